@@ -1,0 +1,148 @@
+//! What a session's rings carry: fixed-size plain data, read once out of shared memory and then validated.
+
+use bytemuck::{Pod, Zeroable};
+
+use crate::types::Handle;
+
+/// What a [`Command`] asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Opcode {
+    /// A collective; [`Command::kind`] says which.
+    Collective = 1,
+    /// Send `count` elements of the send buffer to rank `root`.
+    Send = 2,
+    /// Receive `count` elements from rank `root` into the receive buffer.
+    Recv = 3,
+    /// Completes when all earlier work of the stream has: for `stream_wait` and tests.
+    Nop = 4,
+}
+
+impl Opcode {
+    /// The value for a wire integer.
+    #[must_use]
+    pub fn from_wire(value: u32) -> Option<Self> {
+        match value {
+            1 => Some(Opcode::Collective),
+            2 => Some(Opcode::Send),
+            3 => Some(Opcode::Recv),
+            4 => Some(Opcode::Nop),
+            _ => None,
+        }
+    }
+}
+
+/// Set on every point-to-point command of a group but the last: they start together.
+pub const FLAG_GROUP_CONTINUES: u32 = 1;
+
+/// A buffer as a tenant names it: a registered region and an offset into it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct BufferRef {
+    /// Region, as `AllocMemory` or `RegisterMemory` returned it.
+    pub region: Handle,
+    /// Offset of the first element in the region.
+    pub offset_bytes: u64,
+}
+
+impl BufferRef {
+    /// No buffer.
+    pub const NONE: BufferRef = BufferRef {
+        region: Handle::NONE,
+        offset_bytes: 0,
+    };
+}
+
+/// One operation, tenant to service. All integers are as the tenant wrote them: nothing is valid until checked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C, align(64))]
+pub struct Command {
+    /// [`Opcode`].
+    pub opcode: u32,
+    /// `FLAG_*` bits.
+    pub flags: u32,
+    /// Communicator, as `InitRank` returned it.
+    pub comm: Handle,
+    /// Stream, as `CreateStream` returned it.
+    pub stream: Handle,
+    /// Number of this operation in its stream, from 1, without gaps: the stream's `done` word reaches it on completion.
+    pub ticket: u64,
+    /// [`crate::types::CollectiveKind`].
+    pub kind: u32,
+    /// [`crate::types::DataType`].
+    pub dtype: u32,
+    /// [`crate::types::RedOp`].
+    pub redop: u32,
+    /// Root of a collective, peer of a send or receive.
+    pub root: u32,
+    /// Elements, by the collective's own rule.
+    pub count: u64,
+    /// Source.
+    pub send: BufferRef,
+    /// Destination.
+    pub recv: BufferRef,
+    /// Scalar of a pre-multiplied sum, as `f64` bits for floating types and as the integer's two's complement otherwise.
+    pub scalar_bits: u64,
+    /// Zero.
+    pub reserved: [u64; 4],
+}
+
+/// Longest text of a [`Completion`], in bytes of UTF-8.
+pub const COMPLETION_TEXT_BYTES: usize = 400;
+
+/// A failure, service to tenant. Success needs none: the stream's word says it.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C, align(64))]
+pub struct Completion {
+    /// Communicator that failed, or [`Handle::NONE`].
+    pub comm: Handle,
+    /// Stream of the failed operation, or [`Handle::NONE`] for a failure of the communicator at rest.
+    pub stream: Handle,
+    /// Ticket of the failed operation, or 0.
+    pub ticket: u64,
+    /// [`crate::types::ErrorClass`].
+    pub class: u32,
+    /// Valid bytes of `text`.
+    pub text_bytes: u32,
+    /// Message for a person.
+    pub text: [u8; COMPLETION_TEXT_BYTES],
+    /// Zero.
+    pub reserved: [u64; 2],
+}
+
+const _: () = assert!(size_of::<Command>() == 128 && size_of::<Completion>() == 448);
+
+impl Completion {
+    /// A completion with as much of `message` as fits.
+    #[must_use]
+    pub fn new(
+        comm: Handle,
+        stream: Handle,
+        ticket: u64,
+        class: crate::types::ErrorClass,
+        message: &str,
+    ) -> Self {
+        let mut end = message.len().min(COMPLETION_TEXT_BYTES);
+        while !message.is_char_boundary(end) {
+            end -= 1;
+        }
+        let mut text = [0; COMPLETION_TEXT_BYTES];
+        text[..end].copy_from_slice(&message.as_bytes()[..end]);
+        Completion {
+            comm,
+            stream,
+            ticket,
+            class: class.to_wire(),
+            text_bytes: end as u32,
+            text,
+            reserved: [0; 2],
+        }
+    }
+
+    /// The message; invalid UTF-8 and a length past the end are replaced, not trusted.
+    #[must_use]
+    pub fn message(&self) -> String {
+        let end = (self.text_bytes as usize).min(COMPLETION_TEXT_BYTES);
+        String::from_utf8_lossy(&self.text[..end]).into_owned()
+    }
+}

@@ -1,0 +1,122 @@
+//! Messages of a session's socket: the rare, slow requests. Operations go through the rings instead.
+//!
+//! The socket is a Unix `SOCK_SEQPACKET` one. The first message each way is a fixed-size [`Hello`]; all others are an
+//! envelope in postcard's encoding, at most [`MESSAGE_BYTES_MAX`] long, with file descriptors where the variant says so.
+//! Requests carry an id; replies come in any order.
+
+use bytemuck::{Pod, Zeroable};
+use serde::{Deserialize, Serialize};
+
+use crate::types::{ErrorClass, Handle, UniqueId};
+
+/// First bytes of every [`Hello`].
+pub const MAGIC: [u8; 8] = *b"mccs-ipc";
+/// Version of this wire format. Both sides must have the same: shim and service of different versions refuse each other
+/// with a message that names both.
+pub const VERSION: u32 = 1;
+/// Longest message of a session's socket.
+pub const MESSAGE_BYTES_MAX: usize = 4096;
+/// Most file descriptors in one message.
+pub const MESSAGE_FDS_MAX: usize = 4;
+
+/// Opens a connection, both ways. Its layout never changes between versions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Hello {
+    /// [`MAGIC`].
+    pub magic: [u8; 8],
+    /// [`VERSION`].
+    pub version: u32,
+    /// Zero from a tenant. From the service: 0 for welcome, else an [`ErrorClass`]; a [`Response::Error`] follows.
+    pub status: u32,
+}
+
+/// A request, tenant to service.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RequestEnvelope {
+    /// Chosen by the tenant, repeated in the reply.
+    pub id: u64,
+    /// What is asked.
+    pub request: Request,
+}
+
+/// A reply, service to tenant.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ResponseEnvelope {
+    /// The request's id; 0 for [`Response::Welcome`].
+    pub id: u64,
+    /// The answer.
+    pub response: Response,
+}
+
+/// Asked by a tenant.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Request {
+    /// Allocates memory that tenant and service both map. Reply: [`Response::Region`] with the memfd.
+    AllocMemory { bytes: u64 },
+    /// Registers `bytes` of the memfd that comes with the message. It must be sealed against shrinking. Reply: `Region`.
+    RegisterMemory { bytes: u64 },
+    /// Gives a region back. Operations in flight keep it alive until they end.
+    FreeMemory { region: Handle },
+    /// Makes a stream. Reply: [`Response::Stream`].
+    CreateStream,
+    /// Ends a stream. Refused while work is in flight on it.
+    DestroyStream { stream: Handle },
+    /// Joins a communicator; the reply comes once all ranks have, or the time-out struck. Reply: [`Response::Comm`].
+    InitRank {
+        id: UniqueId,
+        rank: u32,
+        nranks: u32,
+        /// Device index; the host device is 0.
+        device: u32,
+        /// Address of the root's service; empty where all ranks are on this host.
+        root_address: String,
+    },
+    /// Leaves a communicator; the reply comes when this rank's operations have ended.
+    DestroyComm { comm: Handle },
+    /// Ends a communicator now: outstanding operations of all its ranks fail.
+    AbortComm { comm: Handle },
+}
+
+/// Answered by the service.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Response {
+    /// First after the handshake, with two descriptors: the session's shared segment, and the doorbell's eventfd.
+    Welcome {
+        /// Number of the session, as `mccsctl` shows it.
+        session: u64,
+        /// Tenant as the operator named it.
+        tenant: String,
+        /// Where things lie in the segment.
+        layout: SegmentLayout,
+    },
+    /// A region; a memfd comes with it where the service allocated it.
+    Region { region: Handle, bytes: u64 },
+    /// A stream and the index of its word in the segment.
+    Stream { stream: Handle, word: u32 },
+    /// A communicator, ready for use.
+    Comm { comm: Handle },
+    /// Done, nothing to return.
+    Done,
+    /// Refused or failed.
+    Error { class: ErrorClass, message: String },
+}
+
+/// Layout of a session's shared segment, in bytes from its start. Every part is 128-byte aligned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SegmentLayout {
+    /// Size of the whole segment.
+    pub segment_bytes: u64,
+    /// Command ring, tenant to service.
+    pub commands_offset: u64,
+    /// Its slots, a power of two.
+    pub commands_capacity: u32,
+    /// Completion ring, service to tenant.
+    pub completions_offset: u64,
+    /// Its slots, a power of two.
+    pub completions_capacity: u32,
+    /// Array of stream words.
+    pub words_offset: u64,
+    /// Number of words: most streams a session can have.
+    pub words: u32,
+}

@@ -1,0 +1,241 @@
+//! The one home of ids, [`DataType`], [`RedOp`] and [`CollectiveKind`].
+//!
+//! Numeric values of data types and operators are NCCL's (`nccl.h`), so that the C API and a drop-in library can pass
+//! them through. Everything that crosses a process boundary goes as a plain integer and comes back through `from_wire`.
+
+use serde::{Deserialize, Serialize};
+
+macro_rules! wire_enum {
+    ($(#[$meta:meta])* $name:ident { $($(#[$vmeta:meta])* $variant:ident = $value:literal => $text:literal),+ $(,)? }) => {
+        $(#[$meta])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+        #[repr(u32)]
+        pub enum $name { $($(#[$vmeta])* $variant = $value),+ }
+
+        impl $name {
+            /// Every value, in wire order.
+            pub const ALL: &[$name] = &[$($name::$variant),+];
+
+            /// The value for a wire integer, or `None` where the integer names none.
+            #[must_use]
+            pub fn from_wire(value: u32) -> Option<Self> {
+                match value { $($value => Some($name::$variant),)+ _ => None }
+            }
+
+            /// The wire integer.
+            #[must_use]
+            pub fn to_wire(self) -> u32 { self as u32 }
+
+            /// The name used in tables, messages and on command lines.
+            #[must_use]
+            pub fn name(self) -> &'static str {
+                match self { $($name::$variant => $text),+ }
+            }
+        }
+
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result { f.pad(self.name()) }
+        }
+
+        impl std::str::FromStr for $name {
+            type Err = String;
+            fn from_str(text: &str) -> Result<Self, String> {
+                match text {
+                    $($text => Ok($name::$variant),)+
+                    _ => Err(format!("unknown {} {text:?}; known: {}", stringify!($name), [$($text),+].join(", "))),
+                }
+            }
+        }
+    };
+}
+
+wire_enum! {
+    /// Element type of a collective. Values are `ncclDataType_t`'s.
+    DataType {
+        I8 = 0 => "int8", U8 = 1 => "uint8", I32 = 2 => "int32", U32 = 3 => "uint32",
+        I64 = 4 => "int64", U64 = 5 => "uint64", F16 = 6 => "half", F32 = 7 => "float", F64 = 8 => "double",
+        Bf16 = 9 => "bfloat16", F8E4M3 = 10 => "f8e4m3", F8E5M2 = 11 => "f8e5m2",
+    }
+}
+
+impl DataType {
+    /// Size of one element.
+    #[must_use]
+    pub fn size_bytes(self) -> usize {
+        match self {
+            DataType::I8 | DataType::U8 | DataType::F8E4M3 | DataType::F8E5M2 => 1,
+            DataType::F16 | DataType::Bf16 => 2,
+            DataType::I32 | DataType::U32 | DataType::F32 => 4,
+            DataType::I64 | DataType::U64 | DataType::F64 => 8,
+        }
+    }
+}
+
+wire_enum! {
+    /// Reduction operator. The first five values are `ncclRedOp_t`'s.
+    RedOp {
+        Sum = 0 => "sum", Prod = 1 => "prod", Max = 2 => "max", Min = 3 => "min",
+        /// Sum divided by the number of ranks; integers truncate toward zero.
+        Avg = 4 => "avg",
+        /// Every contribution is multiplied by its rank's scalar, then summed.
+        PreMulSum = 5 => "premulsum",
+    }
+}
+
+wire_enum! {
+    /// What a collective operation does. Buffer shapes, with `count` as passed by the caller and n ranks:
+    ///
+    /// | kind | send buffer | receive buffer | in place when |
+    /// | --- | --- | --- | --- |
+    /// | all_reduce | count | count | same address |
+    /// | all_gather | count | n x count | send = receive + rank x count |
+    /// | reduce_scatter | n x count | count | receive = send + rank x count |
+    /// | broadcast | count (root) | count | same address |
+    /// | reduce | count | count (root) | same address |
+    /// | all_to_all | n x count | n x count | never |
+    /// | gather | count | n x count (root) | root: send = receive + root x count |
+    /// | scatter | n x count (root) | count | root: receive = send + root x count |
+    /// | barrier | none | none | |
+    CollectiveKind {
+        AllReduce = 0 => "all_reduce", AllGather = 1 => "all_gather", ReduceScatter = 2 => "reduce_scatter",
+        Broadcast = 3 => "broadcast", Reduce = 4 => "reduce", AllToAll = 5 => "all_to_all", Gather = 6 => "gather",
+        Scatter = 7 => "scatter", Barrier = 8 => "barrier",
+    }
+}
+
+impl CollectiveKind {
+    /// Whether the operation combines elements with a [`RedOp`].
+    #[must_use]
+    pub fn reduces(self) -> bool {
+        matches!(
+            self,
+            CollectiveKind::AllReduce | CollectiveKind::ReduceScatter | CollectiveKind::Reduce
+        )
+    }
+
+    /// Whether the operation has a root rank.
+    #[must_use]
+    pub fn has_root(self) -> bool {
+        matches!(
+            self,
+            CollectiveKind::Broadcast
+                | CollectiveKind::Reduce
+                | CollectiveKind::Gather
+                | CollectiveKind::Scatter
+        )
+    }
+
+    /// Elements of `rank`'s send buffer, or `None` on overflow. Zero where the rank has none.
+    #[must_use]
+    pub fn send_count(self, count: u64, nranks: u32, rank: u32, root: u32) -> Option<u64> {
+        match self {
+            CollectiveKind::AllReduce
+            | CollectiveKind::AllGather
+            | CollectiveKind::Reduce
+            | CollectiveKind::Gather => Some(count),
+            CollectiveKind::Broadcast => Some(if rank == root { count } else { 0 }),
+            CollectiveKind::ReduceScatter | CollectiveKind::AllToAll => {
+                count.checked_mul(u64::from(nranks))
+            }
+            CollectiveKind::Scatter if rank == root => count.checked_mul(u64::from(nranks)),
+            CollectiveKind::Scatter | CollectiveKind::Barrier => Some(0),
+        }
+    }
+
+    /// Elements of `rank`'s receive buffer, or `None` on overflow. Zero where the rank has none.
+    #[must_use]
+    pub fn recv_count(self, count: u64, nranks: u32, rank: u32, root: u32) -> Option<u64> {
+        match self {
+            CollectiveKind::AllReduce
+            | CollectiveKind::ReduceScatter
+            | CollectiveKind::Broadcast
+            | CollectiveKind::Scatter => Some(count),
+            CollectiveKind::Reduce => Some(if rank == root { count } else { 0 }),
+            CollectiveKind::AllGather | CollectiveKind::AllToAll => {
+                count.checked_mul(u64::from(nranks))
+            }
+            CollectiveKind::Gather if rank == root => count.checked_mul(u64::from(nranks)),
+            CollectiveKind::Gather | CollectiveKind::Barrier => Some(0),
+        }
+    }
+}
+
+wire_enum! {
+    /// Why an operation or a request failed, in `ncclResult_t`'s classes: who is at fault.
+    ErrorClass {
+        /// Host: the operating system or the operator's configuration.
+        System = 2 => "system error",
+        /// A bug in mccs.
+        Internal = 3 => "internal error",
+        /// Tenant: an argument is wrong.
+        InvalidArgument = 4 => "invalid argument",
+        /// Tenant: arguments are well-formed and contradict each other, or another rank's, or a quota.
+        InvalidUsage = 5 => "invalid usage",
+        /// Peer: another rank or host failed or left.
+        Remote = 6 => "remote error",
+        /// Somebody did not arrive within the configured time.
+        Timeout = 8 => "timeout",
+    }
+}
+
+/// Names one slot of a table for the time that slot holds one value: a stale handle has an old generation.
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    Hash,
+    Serialize,
+    Deserialize,
+    bytemuck::Pod,
+    bytemuck::Zeroable,
+)]
+#[repr(C)]
+pub struct Handle {
+    /// Slot in the session's table.
+    pub index: u32,
+    /// Generation of that slot; 0 is never valid.
+    pub generation: u32,
+}
+
+impl Handle {
+    /// The handle that names nothing, used where an operation has no such buffer.
+    pub const NONE: Handle = Handle {
+        index: u32::MAX,
+        generation: 0,
+    };
+}
+
+/// Names a communicator across all ranks that join it. Random; a tenant's ids are its own name space.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct UniqueId(pub [u8; 16]);
+
+impl std::fmt::Display for UniqueId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl std::fmt::Debug for UniqueId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "UniqueId({self})")
+    }
+}
+
+impl std::str::FromStr for UniqueId {
+    type Err = String;
+
+    /// Reads 32 hexadecimal digits.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("a unique id is 32 hexadecimal digits, not {text:?}");
+        if text.len() != 32 || !text.is_ascii() {
+            return Err(wrong());
+        }
+        let mut bytes = [0; 16];
+        for (i, byte) in bytes.iter_mut().enumerate() {
+            *byte = u8::from_str_radix(&text[2 * i..2 * i + 2], 16).map_err(|_| wrong())?;
+        }
+        Ok(UniqueId(bytes))
+    }
+}
