@@ -3,5 +3,10 @@
 //! Knows nothing of how collectives are executed.
 
 pub mod command;
+#[cfg(not(loom))]
+pub mod handshake;
 pub mod protocol;
+pub mod queue;
+pub mod shm;
+pub mod sync;
 pub mod types;

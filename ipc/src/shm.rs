@@ -1,0 +1,216 @@
+//! Shared memory: sealed memfds and their mappings.
+//!
+//! The service maps files that hostile processes hold. It takes only memfds that cannot shrink, so that no access to a
+//! mapping can ever raise SIGBUS; their contents may change at any time, and are only touched through raw pointers.
+
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::stat::fstat;
+
+/// Mappings of at least this size are aligned to it and ask for huge pages.
+const HUGE_PAGE_BYTES: usize = 2 << 20;
+
+/// Why memory could not be shared.
+#[derive(Debug, thiserror::Error)]
+pub enum ShmError {
+    /// A size of zero, or one past the address space.
+    #[error("{0} bytes cannot be mapped")]
+    BadLength(u64),
+    /// Not a memfd.
+    #[error("the descriptor is no memfd on tmpfs (huge-page files are not supported)")]
+    NotMemfd,
+    /// It could be truncated under our feet.
+    #[error("the memfd is not sealed against shrinking: add F_SEAL_SHRINK before registering it")]
+    NotSealed,
+    /// It cannot be written.
+    #[error("the memfd is sealed against writing")]
+    ReadOnly,
+    /// It is shorter than said.
+    #[error("the memfd has {actual} bytes, {wanted} were named")]
+    TooShort { actual: u64, wanted: u64 },
+    /// The kernel refused.
+    #[error("the kernel refused to {what}: {errno}")]
+    Os { what: &'static str, errno: Errno },
+}
+
+fn os(what: &'static str) -> impl FnOnce(Errno) -> ShmError {
+    move |errno| ShmError::Os { what, errno }
+}
+
+/// A shared, writable mapping of a memfd, unmapped on drop.
+#[derive(Debug)]
+pub struct Mapping {
+    base: *mut u8,
+    mapped_bytes: usize,
+    start: *mut u8,
+    len_bytes: usize,
+}
+
+// SAFETY: a mapping is an address range; what is in it is accessed through raw pointers and atomics by those who use it.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Makes a memfd of `bytes`, sealed against any change of size, and maps it. The memory is zero.
+    ///
+    /// # Errors
+    /// [`ShmError::BadLength`] or [`ShmError::Os`].
+    pub fn create(name: &str, bytes: u64) -> Result<(OwnedFd, Self), ShmError> {
+        let fd = memfd_create(name, MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING).map_err(os("make a memfd"))?;
+        let length = libc::off_t::try_from(bytes).map_err(|_| ShmError::BadLength(bytes))?;
+        nix::unistd::ftruncate(&fd, length).map_err(os("size a memfd"))?;
+        seal(&fd)?;
+        let mapping = Self::map(std::os::fd::AsFd::as_fd(&fd), bytes)?;
+        Ok((fd, mapping))
+    }
+
+    /// Maps the first `bytes` of a memfd that somebody else made.
+    ///
+    /// # Errors
+    /// A refusal of anything that could change under our feet in a way that matters, or the kernel's.
+    pub fn map(fd: BorrowedFd<'_>, bytes: u64) -> Result<Self, ShmError> {
+        let len_bytes = usize::try_from(bytes).ok().filter(|bytes| *bytes > 0 && *bytes <= isize::MAX as usize / 2);
+        let len_bytes = len_bytes.ok_or(ShmError::BadLength(bytes))?;
+        let seals = fcntl(fd, FcntlArg::F_GET_SEALS).map_err(|_| ShmError::NotMemfd)?;
+        let filesystem = nix::sys::statfs::fstatfs(fd).map_err(os("look at the memfd"))?;
+        if filesystem.filesystem_type() != nix::sys::statfs::TMPFS_MAGIC {
+            return Err(ShmError::NotMemfd);
+        }
+        let seals = SealFlag::from_bits_truncate(seals);
+        if !seals.contains(SealFlag::F_SEAL_SHRINK) {
+            return Err(ShmError::NotSealed);
+        }
+        if seals.contains(SealFlag::F_SEAL_WRITE) {
+            return Err(ShmError::ReadOnly);
+        }
+        let actual = fstat(fd).map_err(os("look at the memfd"))?.st_size as u64;
+        if actual < bytes {
+            return Err(ShmError::TooShort { actual, wanted: bytes });
+        }
+        Self::map_checked(fd, len_bytes)
+    }
+
+    fn map_checked(fd: BorrowedFd<'_>, len_bytes: usize) -> Result<Self, ShmError> {
+        let huge = len_bytes >= HUGE_PAGE_BYTES;
+        // Huge pages need file offset and address to agree modulo their size: reserve more, and map in the middle.
+        let mapped_bytes = if huge { len_bytes + HUGE_PAGE_BYTES } else { len_bytes };
+        // SAFETY: a fresh anonymous reservation at an address of the kernel's choice touches nothing that exists.
+        let base = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                mapped_bytes,
+                libc::PROT_NONE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+                -1,
+                0,
+            )
+        };
+        if base == libc::MAP_FAILED {
+            return Err(ShmError::Os { what: "reserve addresses", errno: Errno::last() });
+        }
+        let base = base.cast::<u8>();
+        let start = if huge { base.wrapping_add(base.align_offset(HUGE_PAGE_BYTES)) } else { base };
+        let mapping = Mapping { base, mapped_bytes, start, len_bytes };
+        // SAFETY: [start, start + len_bytes) lies in the reservation made above, which nobody else knows.
+        let mapped = unsafe {
+            libc::mmap(
+                start.cast(),
+                len_bytes,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED | libc::MAP_FIXED,
+                fd.as_raw_fd(),
+                0,
+            )
+        };
+        if mapped == libc::MAP_FAILED {
+            // The drop of `mapping` gives the reservation back.
+            return Err(ShmError::Os { what: "map the memfd", errno: Errno::last() });
+        }
+        if huge {
+            // SAFETY: the range is the mapping just made; the advice changes no contents. Best effort.
+            unsafe { libc::madvise(start.cast(), len_bytes, libc::MADV_HUGEPAGE) };
+        }
+        Ok(mapping)
+    }
+
+    /// First byte.
+    #[must_use]
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.start
+    }
+
+    /// Usable bytes.
+    #[must_use]
+    pub fn len_bytes(&self) -> usize {
+        self.len_bytes
+    }
+
+    /// Address of `count` values of `T` at `offset_bytes`, if they lie inside and are aligned.
+    #[must_use]
+    pub fn at<T>(&self, offset_bytes: u64, count: usize) -> Option<*mut T> {
+        let offset = usize::try_from(offset_bytes).ok()?;
+        let end = offset.checked_add(size_of::<T>().checked_mul(count)?)?;
+        let ptr = self.start.wrapping_add(offset).cast::<T>();
+        (end <= self.len_bytes && ptr.is_aligned()).then_some(ptr)
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the whole reservation is ours, and whoever used addresses in it held the mapping.
+        unsafe { libc::munmap(self.base.cast(), self.mapped_bytes) };
+    }
+}
+
+/// Seals a memfd against any change of size and of seals.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn seal(fd: &OwnedFd) -> Result<(), ShmError> {
+    let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
+    fcntl(fd, FcntlArg::F_ADD_SEALS(seals)).map_err(os("seal a memfd"))?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    #[test]
+    fn two_mappings_of_one_memfd_are_one_memory() {
+        for bytes in [1, 4096, 10_000, 5 << 20] {
+            let (fd, first) = Mapping::create("test", bytes).expect("create");
+            let second = Mapping::map(fd.as_fd(), bytes).expect("map");
+            let last = bytes as usize - 1;
+            // SAFETY: both pointers are inside their mappings, and nobody else uses them.
+            unsafe {
+                first.as_ptr().add(last).write(42);
+                assert_eq!(second.as_ptr().add(last).read(), 42);
+            }
+            assert!(first.at::<u64>(bytes, 1).is_none());
+            assert!(first.at::<u8>(u64::MAX, 2).is_none());
+        }
+    }
+
+    #[test]
+    fn what_could_change_under_our_feet_is_refused() {
+        let unsealed = memfd_create("test", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING).expect("memfd");
+        nix::unistd::ftruncate(&unsealed, 4096).expect("size");
+        assert!(matches!(Mapping::map(unsealed.as_fd(), 4096), Err(ShmError::NotSealed)));
+        seal(&unsealed).expect("seal");
+        assert!(nix::unistd::ftruncate(&unsealed, 0).is_err(), "sealed");
+        assert!(matches!(Mapping::map(unsealed.as_fd(), 4097), Err(ShmError::TooShort { .. })));
+        assert!(matches!(Mapping::map(unsealed.as_fd(), 0), Err(ShmError::BadLength(0))));
+        assert!(matches!(Mapping::map(unsealed.as_fd(), u64::MAX), Err(ShmError::BadLength(_))));
+        let pipe = nix::unistd::pipe().expect("pipe");
+        assert!(matches!(Mapping::map(pipe.0.as_fd(), 1), Err(ShmError::NotMemfd)));
+        let plain = std::fs::File::open("/proc/self/exe").expect("open");
+        assert!(matches!(Mapping::map(plain.as_fd(), 1), Err(ShmError::NotMemfd)));
+    }
+}

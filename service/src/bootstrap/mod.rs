@@ -1,0 +1,210 @@
+//! How the ranks of a communicator find each other. Pure: no I/O, no clock.
+//!
+//! ```text
+//!              join                     join of the last rank
+//! (nothing) ---------> gathering n of N ----------------------> complete
+//!                        |        |
+//!                 expire |        | a joined rank leaves, or one contradicts another
+//!                        v        v
+//!                   refused: who is missing, who left, who disagrees
+//! ```
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use mccs_ipc::types::{ErrorClass, UniqueId};
+
+/// Most ranks of a communicator: bounds what one `InitRank` can make the service reserve.
+pub const NRANKS_MAX: u32 = 4096;
+
+/// Names a gathering: tenants have separate name spaces, so none can join another's communicator by guessing.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct GatheringKey {
+    /// The tenant's name.
+    pub tenant: String,
+    /// The communicator's id.
+    pub id: UniqueId,
+}
+
+/// Why a gathering failed, for all its ranks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    /// Who is at fault.
+    pub class: ErrorClass,
+    /// Message for a person.
+    pub message: String,
+}
+
+/// What a join led to. `M` is whatever the caller knows a rank by.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Joined<M> {
+    /// Others are missing.
+    Waiting,
+    /// All are there, in rank order.
+    Complete(Vec<M>),
+    /// The gathering failed; all who had joined, the newcomer included.
+    Refused(Refusal, Vec<M>),
+}
+
+struct Gathering<M> {
+    members: Vec<Option<M>>,
+    joined: u32,
+    deadline: Instant,
+}
+
+/// All communicators that wait for ranks.
+pub struct Rendezvous<M> {
+    gatherings: HashMap<GatheringKey, Gathering<M>>,
+    timeout: Duration,
+}
+
+impl<M> Rendezvous<M> {
+    /// Nobody waits; a gathering fails `timeout` after its first rank joined.
+    #[must_use]
+    pub fn new(timeout: Duration) -> Self {
+        Rendezvous { gatherings: HashMap::new(), timeout }
+    }
+
+    /// A rank joins.
+    pub fn join(&mut self, key: GatheringKey, rank: u32, nranks: u32, member: M, now: Instant) -> Joined<M> {
+        let refuse = |message: String, members| {
+            Joined::Refused(Refusal { class: ErrorClass::InvalidArgument, message }, members)
+        };
+        if nranks == 0 || nranks > NRANKS_MAX || rank >= nranks {
+            let message = format!("rank {rank} of {nranks}: rank must be below nranks, and nranks 1 to {NRANKS_MAX}");
+            return refuse(message, vec![member]);
+        }
+        let gathering = self.gatherings.entry(key.clone()).or_insert_with(|| Gathering {
+            members: std::iter::repeat_with(|| None).take(nranks as usize).collect(),
+            joined: 0,
+            deadline: now + self.timeout,
+        });
+        let expected = gathering.members.len() as u32;
+        let contradiction = if expected != nranks {
+            Some(format!("rank {rank} joined communicator {} with nranks {nranks}, the ranks before it with nranks {expected}", key.id))
+        } else if gathering.members[rank as usize].is_some() {
+            Some(format!("rank {rank} joined communicator {} twice: every process needs its own rank", key.id))
+        } else {
+            None
+        };
+        if let Some(message) = contradiction {
+            let mut members = self.end(&key);
+            members.push(member);
+            return refuse(message, members);
+        }
+        gathering.members[rank as usize] = Some(member);
+        gathering.joined += 1;
+        if gathering.joined == nranks { Joined::Complete(self.end(&key)) } else { Joined::Waiting }
+    }
+
+    fn end(&mut self, key: &GatheringKey) -> Vec<M> {
+        self.gatherings.remove(key).map_or_else(Vec::new, |gathering| gathering.members.into_iter().flatten().collect())
+    }
+
+    /// Fails every gathering in which a member matches: its process has gone.
+    pub fn leave(&mut self, has_left: impl Fn(&M) -> bool) -> Vec<(Refusal, Vec<M>)> {
+        let left = |gathering: &Gathering<M>| gathering.members.iter().position(|m| m.as_ref().is_some_and(&has_left));
+        let hit: Vec<_> =
+            self.gatherings.iter().filter_map(|(key, gathering)| Some((key.clone(), left(gathering)?))).collect();
+        let fail = |(key, rank): (GatheringKey, usize)| {
+            let message = format!("rank {rank} left while communicator {} was being set up", key.id);
+            let mut members = self.end(&key);
+            members.retain(|member| !has_left(member));
+            (Refusal { class: ErrorClass::Remote, message }, members)
+        };
+        hit.into_iter().map(fail).collect()
+    }
+
+    /// Fails every gathering whose time is over.
+    pub fn expire(&mut self, now: Instant) -> Vec<(Refusal, Vec<M>)> {
+        let due: Vec<_> =
+            self.gatherings.iter().filter(|(_, g)| g.deadline <= now).map(|(key, _)| key.clone()).collect();
+        let fail = |key: GatheringKey| {
+            let missing = self.gatherings.get(&key).map_or_else(String::new, missing_ranks);
+            let message = format!(
+                "communicator {} was not complete after {:?}: missing {missing}. Did these processes start, with the same \
+                 unique id and tenant?",
+                key.id, self.timeout
+            );
+            (Refusal { class: ErrorClass::Timeout, message }, self.end(&key))
+        };
+        due.into_iter().map(fail).collect()
+    }
+
+    /// When [`Rendezvous::expire`] is next due.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.gatherings.values().map(|gathering| gathering.deadline).min()
+    }
+}
+
+/// Most ranks that a message lists before it says how many more there are.
+const MISSING_LISTED_MAX: usize = 16;
+
+fn missing_ranks<M>(gathering: &Gathering<M>) -> String {
+    let missing: Vec<_> = (gathering.members.iter().enumerate()).filter(|(_, m)| m.is_none()).map(|(r, _)| r).collect();
+    let listed: Vec<_> = missing.iter().take(MISSING_LISTED_MAX).map(ToString::to_string).collect();
+    let more = missing.len().saturating_sub(MISSING_LISTED_MAX);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    format!("rank {}{more} of {}", listed.join(", "), gathering.members.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(byte: u8) -> GatheringKey {
+        GatheringKey { tenant: "a".into(), id: UniqueId([byte; 16]) }
+    }
+
+    #[test]
+    fn ranks_join_in_any_order_and_come_out_in_rank_order() {
+        let (mut rendezvous, now) = (Rendezvous::new(Duration::from_secs(1)), Instant::now());
+        assert_eq!(rendezvous.join(key(1), 2, 3, 'c', now), Joined::Waiting);
+        assert_eq!(rendezvous.join(key(1), 0, 3, 'a', now), Joined::Waiting);
+        assert_eq!(rendezvous.join(key(1), 1, 3, 'b', now), Joined::Complete(vec!['a', 'b', 'c']));
+        assert_eq!(rendezvous.next_deadline(), None);
+    }
+
+    #[test]
+    fn another_tenants_id_is_another_communicator() {
+        let (mut rendezvous, now) = (Rendezvous::new(Duration::from_secs(1)), Instant::now());
+        assert_eq!(rendezvous.join(key(1), 0, 2, 'a', now), Joined::Waiting);
+        let other = GatheringKey { tenant: "b".into(), id: UniqueId([1; 16]) };
+        assert_eq!(rendezvous.join(other, 1, 2, 'x', now), Joined::Waiting);
+    }
+
+    #[test]
+    fn contradictions_fail_all_who_joined() {
+        let (mut rendezvous, now) = (Rendezvous::new(Duration::from_secs(1)), Instant::now());
+        rendezvous.join(key(1), 0, 3, 'a', now);
+        let Joined::Refused(refusal, members) = rendezvous.join(key(1), 1, 2, 'b', now) else { panic!("accepted") };
+        assert!(refusal.message.contains("nranks 2") && refusal.message.contains("nranks 3"), "{refusal:?}");
+        assert_eq!(members, ['a', 'b']);
+        rendezvous.join(key(1), 0, 3, 'a', now);
+        let Joined::Refused(refusal, members) = rendezvous.join(key(1), 0, 3, 'b', now) else { panic!("accepted") };
+        assert!(refusal.message.contains("rank 0") && refusal.message.contains("twice"), "{refusal:?}");
+        assert_eq!(members.len(), 2);
+        for (rank, nranks) in [(0, 0), (3, 3), (0, NRANKS_MAX + 1)] {
+            assert!(matches!(rendezvous.join(key(2), rank, nranks, 'a', now), Joined::Refused(..)));
+        }
+    }
+
+    #[test]
+    fn a_timeout_names_the_missing_and_a_departure_the_departed() {
+        let (mut rendezvous, now) = (Rendezvous::new(Duration::from_secs(1)), Instant::now());
+        rendezvous.join(key(1), 1, 4, 'b', now);
+        rendezvous.join(key(1), 3, 4, 'd', now);
+        assert!(rendezvous.expire(now).is_empty());
+        let expired = rendezvous.expire(now + Duration::from_secs(1));
+        assert_eq!(expired.len(), 1);
+        assert!(expired[0].0.message.contains("missing rank 0, 2 of 4"), "{:?}", expired[0].0);
+        assert_eq!(expired[0].1, ['b', 'd']);
+
+        rendezvous.join(key(1), 1, 4, 'b', now);
+        rendezvous.join(key(1), 3, 4, 'd', now);
+        let left = rendezvous.leave(|member| *member == 'b');
+        assert!(left[0].0.message.contains("rank 1 left"), "{:?}", left[0].0);
+        assert_eq!(left[0].1, ['d']);
+    }
+}

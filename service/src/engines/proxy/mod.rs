@@ -1,0 +1,482 @@
+//! The proxy engine of a device: orders operations, matches ranks, launches plans, completes streams.
+//!
+//! ```text
+//! Operation --> stream queue --head--> communicator --all ranks there--> device --done--> words, next heads
+//! ```
+//!
+//! Everything a tenant can cause here is bounded by its own quotas, and touches only its own sessions and communicators.
+
+mod comm;
+mod operation;
+mod stream;
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use mccs_ipc::types::{ErrorClass, Handle};
+
+use self::comm::{Comm, Failure, Member, describe};
+pub use self::operation::{Action, JoinRequest, Operand, Operation, ProxyMessage, ProxyReply};
+use self::stream::{Entry, Stream, Task};
+use crate::bootstrap::{GatheringKey, Joined, Refusal, Rendezvous};
+
+use crate::devices::{Device, Launched};
+use crate::handles::HandleTable;
+use crate::plans::ScheduleCache;
+use crate::runtime::{Context, Engine, Mailbox, Progress};
+use crate::session::SessionId;
+use crate::telemetry::{CommInfo, RankInfo, Registry};
+
+/// Messages that may wait at a proxy engine: a few bursts of every session's commands.
+pub const PROXY_MAILBOX_MAX: usize = 4096;
+/// Communicators of a device; quotas keep tenants far below.
+const COMMS_MAX: u32 = 1 << 20;
+/// Jobs of a device that run at a time.
+const JOBS_MAX: u32 = 1 << 20;
+
+/// What a running job is for.
+enum Job {
+    Collective { comm: Handle },
+    Pair { comm: Handle, send: Box<Operation>, recv: Box<Operation> },
+}
+
+/// Things to do that other things led to: a queue, so that a chain of completions is not a chain of calls.
+enum Event {
+    /// A stream may start its next operations.
+    Advance { session: SessionId, stream: u32 },
+    /// A communicator may have a collective to start.
+    Ready { comm: Handle },
+}
+
+/// See the module's documentation.
+pub struct ProxyEngine {
+    device: Box<dyn Device>,
+    mailbox: Mailbox<ProxyMessage>,
+    registry: Arc<Registry>,
+    make_schedules: Box<dyn Fn(u32) -> ScheduleCache + Send>,
+    streams: HashMap<SessionId, Vec<Option<Stream>>>,
+    comms: HandleTable<Comm>,
+    jobs: HandleTable<Job>,
+    rendezvous: Rendezvous<Box<JoinRequest>>,
+    events: VecDeque<Event>,
+}
+
+impl ProxyEngine {
+    /// A proxy engine for `device`. `make_schedules` gives the schedules of a communicator of so many ranks.
+    #[must_use]
+    pub fn new(
+        device: Box<dyn Device>,
+        mailbox: Mailbox<ProxyMessage>,
+        registry: Arc<Registry>,
+        make_schedules: Box<dyn Fn(u32) -> ScheduleCache + Send>,
+        init_timeout: Duration,
+    ) -> Self {
+        ProxyEngine {
+            device,
+            mailbox,
+            registry,
+            make_schedules,
+            streams: HashMap::new(),
+            comms: HandleTable::new(COMMS_MAX),
+            jobs: HandleTable::new(JOBS_MAX),
+            rendezvous: Rendezvous::new(init_timeout),
+            events: VecDeque::new(),
+        }
+    }
+
+    fn handle(&mut self, message: ProxyMessage, now: Instant) {
+        match message {
+            ProxyMessage::Operation(operation) => self.enqueue(operation),
+            ProxyMessage::Join(request) => self.join(request, now),
+            ProxyMessage::Leave { comm, rank, request, reply } => {
+                if let Some(member) = self.member(comm, rank) {
+                    member.leaving = Some((request, reply));
+                    self.settle(comm);
+                } else {
+                    let _ = reply.send(ProxyReply::Left { request });
+                }
+            }
+            ProxyMessage::Abort { comm, rank } => {
+                let message = format!("rank {rank} aborted the communicator");
+                self.kill(comm, Failure::new(ErrorClass::Remote, message));
+            }
+            ProxyMessage::SessionClosed { session } => self.close_session(session),
+            ProxyMessage::StreamClosed { session, stream } => {
+                if let Some(slot) = self.streams.get_mut(&session).and_then(|s| s.get_mut(stream as usize)) {
+                    *slot = None;
+                }
+            }
+            ProxyMessage::JobDone { job } => self.finish_job(job, now),
+            ProxyMessage::SetTransports(transports) => self.device.set_transports(transports),
+        }
+    }
+
+    fn member(&mut self, comm: Handle, rank: u32) -> Option<&mut Member> {
+        self.comms.get_mut(comm)?.members.get_mut(rank as usize)
+    }
+
+    fn stream(&mut self, session: SessionId, stream: u32) -> Option<&mut Stream> {
+        self.streams.get_mut(&session)?.get_mut(stream as usize)?.as_mut()
+    }
+
+    fn enqueue(&mut self, operation: Operation) {
+        let (session, handle) = (Arc::clone(&operation.session), operation.stream);
+        let (ticket, group_continues) = (operation.ticket, operation.group_continues);
+        let (comm, rank) = (operation.comm, operation.rank);
+        let task = match (&operation.action, self.comms.get_mut(comm)) {
+            (Action::Collective { .. }, Some(live)) if live.failure.is_none() => {
+                Task::Collective { comm, rank, seq: live.enqueue(operation) }
+            }
+            _ => Task::Own(Box::new(operation)),
+        };
+        let streams = self.streams.entry(session.id).or_default();
+        let index = handle.index as usize;
+        if streams.len() <= index {
+            streams.resize_with(index + 1, || None);
+        }
+        let stream = streams[index].get_or_insert_with(|| Stream::new(Arc::clone(&session), handle));
+        stream.handle = handle;
+        stream.push(Entry { ticket, group_continues, task });
+        self.events.push_back(Event::Advance { session: session.id, stream: handle.index });
+    }
+
+    /// Starts what a stream may start.
+    fn advance(&mut self, session: SessionId, index: u32, now: Instant) {
+        while let Some((ticket, task)) = self.stream(session, index).and_then(Stream::start_next) {
+            match task {
+                Task::Collective { comm, rank, seq } => self.arrive(session, index, ticket, (comm, rank, seq)),
+                Task::Own(operation) => self.start_own(operation, now),
+                Task::Started => {}
+            }
+        }
+    }
+
+    fn arrive(&mut self, session: SessionId, index: u32, ticket: u64, (comm, rank, seq): (Handle, u32, u64)) {
+        if self.comms.get_mut(comm).is_some_and(|live| live.arrive(rank, seq)) {
+            self.events.push_back(Event::Ready { comm });
+            return;
+        }
+        let failure = self.failure_of(comm);
+        let Some(stream) = self.stream(session, index) else { return };
+        let (session, handle) = (Arc::clone(&stream.session), stream.handle);
+        let tenant_comm = self.member(comm, rank).map_or(Handle::NONE, |member| member.tenant_comm);
+        session.report(tenant_comm, handle, ticket, failure.class, &failure.message);
+        self.finish_one(session.id, handle.index);
+    }
+
+    fn failure_of(&self, comm: Handle) -> Failure {
+        let failure = self.comms.get(comm).and_then(|comm| comm.failure.clone());
+        failure.unwrap_or_else(|| Failure::new(ErrorClass::InvalidUsage, "the communicator has been destroyed"))
+    }
+
+    fn start_own(&mut self, operation: Box<Operation>, now: Instant) {
+        let comm = operation.comm;
+        match &operation.action {
+            Action::Nop => self.finish_one(operation.session.id, operation.stream.index),
+            Action::Invalid { class, message } => {
+                let text = format!("rank {} made an invalid call: {message}", operation.rank);
+                let failure = Failure::new(*class, text);
+                self.kill(comm, failure.clone());
+                self.fail(&operation, &failure);
+            }
+            _ if self.comms.get(comm).is_none_or(|live| live.failure.is_some()) => {
+                let failure = self.failure_of(comm);
+                self.fail(&operation, &failure);
+            }
+            _ => {
+                let Some(live) = self.comms.get_mut(comm) else { return };
+                if let Some((send, recv)) = live.offer(operation) {
+                    self.start_pair(comm, send, recv, now);
+                } else {
+                    self.events.push_back(Event::Ready { comm });
+                }
+            }
+        }
+    }
+
+    fn start_pair(&mut self, comm: Handle, send: Box<Operation>, recv: Box<Operation>, now: Instant) {
+        if send.send.bytes != recv.recv.bytes || send.dtype != recv.dtype {
+            let failure = Failure::new(
+                ErrorClass::InvalidUsage,
+                format!(
+                    "a send and its receive disagree: rank {} called {}, rank {} called {}",
+                    send.rank,
+                    describe(&send),
+                    recv.rank,
+                    describe(&recv)
+                ),
+            );
+            self.kill(comm, failure.clone());
+            self.fail(&send, &failure);
+            self.fail(&recv, &failure);
+            return;
+        }
+        let (from, to) = (send.send.clone(), recv.recv.clone());
+        let job = match self.jobs.insert(Job::Pair { comm, send, recv }) {
+            Ok(job) => job,
+            Err(Job::Pair { send, recv, .. }) => {
+                let failure = too_many_jobs();
+                self.kill(comm, failure.clone());
+                self.fail(&send, &failure);
+                self.fail(&recv, &failure);
+                return;
+            }
+            Err(Job::Collective { .. }) => return,
+        };
+        if let Some(live) = self.comms.get_mut(comm) {
+            live.pair_jobs += 1;
+        }
+        if self.device.copy(&from, &to, job) == Launched::Finished {
+            self.finish_job(job, now);
+        }
+    }
+
+    fn start_collective(&mut self, comm: Handle, now: Instant) {
+        let Some(live) = self.comms.get_mut(comm) else { return };
+        if live.failure.is_none()
+            && let Some((rank, departed)) = live.waits_for_departed()
+        {
+            let message = format!("rank {departed} has left the communicator, and rank {rank} waits for it");
+            self.kill(comm, Failure::new(ErrorClass::Remote, message));
+            return;
+        }
+        if !live.is_ready() {
+            return;
+        }
+        let prepared = live.start(now).and_then(|()| {
+            let schedule = live.schedules.schedule_for(&live.running).map_err(|error| {
+                Failure::new(ErrorClass::Internal, format!("no schedule for this collective: {error}"))
+            })?;
+            let job = self.jobs.insert(Job::Collective { comm }).map_err(|_| too_many_jobs())?;
+            Ok((schedule, job))
+        });
+        match prepared {
+            Ok((schedule, job)) => {
+                if self.device.launch(&schedule, &live.running, job) == Launched::Finished {
+                    self.finish_job(job, now);
+                }
+            }
+            Err(failure) => {
+                // Empty unless the operations had already been taken off their queues.
+                let stranded = std::mem::take(&mut live.running);
+                self.kill(comm, failure.clone());
+                stranded.iter().for_each(|operation| self.fail(operation, &failure));
+            }
+        }
+    }
+
+    fn finish_job(&mut self, job: Handle, now: Instant) {
+        match self.jobs.remove(job) {
+            Some(Job::Collective { comm }) => self.finish_collective(comm, now),
+            Some(Job::Pair { comm, send, recv }) => {
+                if let Some(live) = self.comms.get_mut(comm) {
+                    live.pair_jobs -= 1;
+                    live.info.operations.fetch_add(1, Ordering::Relaxed);
+                    live.info.bytes.fetch_add(send.send.bytes, Ordering::Relaxed);
+                }
+                self.finish_one(send.session.id, send.stream.index);
+                self.finish_one(recv.session.id, recv.stream.index);
+                self.settle(comm);
+            }
+            None => {}
+        }
+    }
+
+    fn finish_collective(&mut self, comm: Handle, now: Instant) {
+        let Some(live) = self.comms.get_mut(comm) else { return };
+        let mut running = std::mem::take(&mut live.running);
+        let took = live.started_at.take().map_or(Duration::ZERO, |at| at.elapsed());
+        if let Some(Operation { action: Action::Collective { kind, .. }, count, dtype, .. }) = running.first() {
+            live.info.count_collective(*kind, *count, dtype.size_bytes(), took);
+        }
+        for operation in &running {
+            self.finish_one(operation.session.id, operation.stream.index);
+        }
+        running.clear();
+        if let Some(live) = self.comms.get_mut(comm) {
+            live.running = running;
+        }
+        self.settle(comm);
+        self.start_collective(comm, now);
+    }
+
+    /// One operation of a stream has ended.
+    fn finish_one(&mut self, session: SessionId, index: u32) {
+        if self.stream(session, index).is_some_and(Stream::finish_one) {
+            self.events.push_back(Event::Advance { session, stream: index });
+        }
+    }
+
+    fn fail(&mut self, operation: &Operation, failure: &Failure) {
+        if let Some(live) = self.comms.get(operation.comm) {
+            live.info.failed.fetch_add(1, Ordering::Relaxed);
+        }
+        let (stream, ticket) = (operation.stream, operation.ticket);
+        operation.session.report(operation.tenant_comm, stream, ticket, failure.class, &failure.message);
+        self.finish_one(operation.session.id, stream.index);
+    }
+
+    /// Ends a communicator with an error on every rank. What already runs ends by itself.
+    fn kill(&mut self, comm: Handle, failure: Failure) {
+        let Some(live) = self.comms.get_mut(comm) else { return };
+        if live.failure.is_some() {
+            return;
+        }
+        tracing::warn!(comm = live.info.number, tenant = %live.info.tenant, reason = %failure.message, "communicator failed");
+        let failed = live.die(failure.clone());
+        // Ranks with nothing waiting learn it too.
+        let mut told = vec![false; live.members.len()];
+        failed.iter().for_each(|operation| told[operation.rank as usize] = true);
+        for (member, told) in live.members.iter().zip(told) {
+            if !told && !member.left {
+                member.session.report(member.tenant_comm, Handle::NONE, 0, failure.class, &failure.message);
+            }
+        }
+        failed.iter().for_each(|operation| self.fail(operation, &failure));
+        self.settle(comm);
+    }
+
+    /// Lets ranks go that wanted to leave, and removes a communicator that nobody is in.
+    fn settle(&mut self, comm: Handle) {
+        let Some(live) = self.comms.get_mut(comm) else { return };
+        for rank in 0..live.nranks() {
+            if live.members[rank as usize].leaving.is_some() && live.is_quiet(rank) {
+                live.depart(rank);
+                if let Some((request, reply)) = live.members[rank as usize].leaving.take() {
+                    // A full or gone mailbox means that the session is ending: nobody waits for the answer.
+                    let _ = reply.send(ProxyReply::Left { request });
+                }
+            }
+        }
+        if live.is_over() {
+            self.registry.remove_comm(live.info.number);
+            self.comms.remove(comm);
+        } else {
+            self.events.push_back(Event::Ready { comm });
+        }
+    }
+
+    fn close_session(&mut self, session: SessionId) {
+        for (refusal, members) in self.rendezvous.leave(|request| request.session.id == session) {
+            refuse_all(&refusal, members);
+        }
+        let mut touched = Vec::new();
+        for (handle, comm) in self.comms.iter() {
+            if let Some(rank) = comm.members.iter().position(|member| member.session.id == session && !member.left) {
+                touched.push((handle, rank));
+            }
+        }
+        for (handle, rank) in touched {
+            let Some(live) = self.comms.get_mut(handle) else { continue };
+            let pid = live.members[rank].session.peer.pid;
+            for rank in 0..live.nranks() {
+                if live.members[rank as usize].session.id == session {
+                    live.depart(rank);
+                    live.members[rank as usize].leaving = None;
+                }
+            }
+            let message = format!("rank {rank} (process {pid}) has gone");
+            self.kill(handle, Failure::new(ErrorClass::Remote, message));
+            self.settle(handle);
+        }
+        self.streams.remove(&session);
+    }
+
+    fn join(&mut self, request: Box<JoinRequest>, now: Instant) {
+        let key = GatheringKey { tenant: request.session.tenant.name.clone(), id: request.id };
+        let (rank, nranks, id) = (request.rank, request.nranks, request.id);
+        match self.rendezvous.join(key, rank, nranks, request, now) {
+            Joined::Waiting => {}
+            Joined::Refused(refusal, members) => refuse_all(&refusal, members),
+            Joined::Complete(requests) => self.create_comm(id, requests),
+        }
+    }
+
+    fn create_comm(&mut self, id: mccs_ipc::types::UniqueId, requests: Vec<Box<JoinRequest>>) {
+        let rank_info = |request: &Box<JoinRequest>| RankInfo {
+            session: request.session.id,
+            pid: request.session.peer.pid,
+            enqueued: 0.into(),
+            started: 0.into(),
+            completed: 0.into(),
+        };
+        let info = Arc::new(CommInfo {
+            number: self.registry.next_number(),
+            id,
+            tenant: requests.first().map_or_else(String::new, |request| request.session.tenant.name.clone()),
+            device: self.device.name(),
+            ranks: requests.iter().map(rank_info).collect(),
+            operations: 0.into(),
+            bytes: 0.into(),
+            bus_bytes: 0.into(),
+            busy_ns: 0.into(),
+            failed: 0.into(),
+        });
+        let schedules = (self.make_schedules)(requests.len() as u32);
+        let mut answers = Vec::with_capacity(requests.len());
+        let mut members = Vec::with_capacity(requests.len());
+        for request in requests {
+            let JoinRequest { session, request, tenant_comm, charge, reply, .. } = *request;
+            members.push(Member::new(session, tenant_comm, charge));
+            answers.push((request, tenant_comm, reply));
+        }
+        let Ok(comm) = self.comms.insert(Comm::new(members, schedules, Arc::clone(&info))) else {
+            let message = format!("the service has {COMMS_MAX} communicators, the most it can have");
+            for (request, tenant_comm, reply) in answers {
+                let class = ErrorClass::System;
+                let _ = reply.send(ProxyReply::JoinFailed { request, tenant_comm, class, message: message.clone() });
+            }
+            return;
+        };
+        self.registry.add_comm(Arc::clone(&info));
+        for (request, tenant_comm, reply) in answers {
+            let _ = reply.send(ProxyReply::Joined { request, tenant_comm, comm, info: Arc::clone(&info) });
+        }
+    }
+}
+
+fn too_many_jobs() -> Failure {
+    Failure::new(ErrorClass::System, format!("{JOBS_MAX} operations run on this device, the most it can"))
+}
+
+fn refuse_all(refusal: &Refusal, members: Vec<Box<JoinRequest>>) {
+    for member in members {
+        let JoinRequest { request, tenant_comm, reply, .. } = *member;
+        let (class, message) = (refusal.class, refusal.message.clone());
+        let _ = reply.send(ProxyReply::JoinFailed { request, tenant_comm, class, message });
+    }
+}
+
+impl Engine for ProxyEngine {
+    fn name(&self) -> String {
+        format!("proxy {}", self.device.name())
+    }
+
+    fn poll(&mut self, cx: &Context) -> Progress {
+        let mut left = cx.budget;
+        while left > 0 {
+            left -= 1;
+            if let Some(event) = self.events.pop_front() {
+                match event {
+                    Event::Advance { session, stream } => self.advance(session, stream, cx.now),
+                    Event::Ready { comm } => self.start_collective(comm, cx.now),
+                }
+            } else if let Some(message) = self.mailbox.pop() {
+                self.handle(message, cx.now);
+            } else {
+                break;
+            }
+        }
+        let backlog = self.device.push_backlog();
+        for (refusal, members) in self.rendezvous.expire(cx.now) {
+            refuse_all(&refusal, members);
+        }
+        if left < cx.budget || backlog { Progress::Busy } else { Progress::Idle { wake_at: self.rendezvous.next_deadline() } }
+    }
+
+    fn prepare_to_sleep(&mut self) -> bool {
+        self.mailbox.is_empty()
+    }
+}

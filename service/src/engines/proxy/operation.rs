@@ -1,0 +1,133 @@
+//! What proxy engines are told, and what they tell.
+
+use std::sync::Arc;
+
+use mccs_ipc::types::{CollectiveKind, DataType, ErrorClass, Handle, RedOp, UniqueId};
+
+use crate::engines::transport::TransportHandle;
+use crate::memory::Region;
+use crate::runtime::Sender;
+use crate::session::{Session, SessionId};
+use crate::telemetry::CommInfo;
+use crate::tenants::Charge;
+
+/// A validated range of a tenant's memory, or none.
+#[derive(Clone)]
+pub struct Operand {
+    /// First byte; dangling where `bytes` is 0.
+    pub ptr: *mut u8,
+    /// Length.
+    pub bytes: u64,
+    /// Keeps the range mapped.
+    pub region: Option<Arc<Region>>,
+}
+
+// SAFETY: `ptr` points into `region`, which the operand keeps mapped, on whichever thread it is used. The memory is
+// shared with the tenant's process and only ever accessed through raw pointers.
+unsafe impl Send for Operand {}
+// SAFETY: as above; a shared operand hands out the same raw pointer.
+unsafe impl Sync for Operand {}
+
+impl Operand {
+    /// No buffer.
+    pub const NONE: Operand = Operand { ptr: std::ptr::dangling_mut(), bytes: 0, region: None };
+}
+
+/// What an operation does.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Action {
+    /// A collective over all ranks.
+    Collective {
+        kind: CollectiveKind,
+        redop: RedOp,
+        /// Scalar of a pre-multiplied sum.
+        scalar_bits: u64,
+        root: u32,
+    },
+    /// To `peer`.
+    Send { peer: u32 },
+    /// From `peer`.
+    Recv { peer: u32 },
+    /// Nothing; ends when it reaches the head of its stream.
+    Nop,
+    /// The tenant's command was wrong: this call fails, and its communicator with it, since its peers cannot go on.
+    Invalid { class: ErrorClass, message: Box<str> },
+}
+
+/// One operation of one rank, validated: all memory it names is mapped and long enough.
+pub struct Operation {
+    /// Whose it is.
+    pub session: Arc<Session>,
+    /// Stream as the tenant names it; its index is also that of its word.
+    pub stream: Handle,
+    /// Number in the stream.
+    pub ticket: u64,
+    /// Communicator as the proxy names it, and as the tenant does; [`Handle::NONE`] for [`Action::Nop`].
+    pub comm: Handle,
+    /// See `comm`.
+    pub tenant_comm: Handle,
+    /// The rank.
+    pub rank: u32,
+    /// What to do.
+    pub action: Action,
+    /// Element type.
+    pub dtype: DataType,
+    /// Elements, by the collective's rule.
+    pub count: u64,
+    /// Source.
+    pub send: Operand,
+    /// Destination.
+    pub recv: Operand,
+    /// Starts together with the next operation of its stream.
+    pub group_continues: bool,
+}
+
+/// A rank that wants to join a communicator.
+pub struct JoinRequest {
+    /// Whose it is.
+    pub session: Arc<Session>,
+    /// Request to answer.
+    pub request: u64,
+    /// Communicator to be, as the tenant will name it.
+    pub tenant_comm: Handle,
+    /// Names the communicator.
+    pub id: UniqueId,
+    /// The rank.
+    pub rank: u32,
+    /// How many there are.
+    pub nranks: u32,
+    /// The tenant's quota for it.
+    pub charge: Charge,
+    /// Where to answer.
+    pub reply: Sender<ProxyReply>,
+}
+
+/// To a proxy engine.
+pub enum ProxyMessage {
+    /// An operation was enqueued.
+    Operation(Operation),
+    /// A rank joins.
+    Join(Box<JoinRequest>),
+    /// A rank leaves when its operations have ended. Answered to `request`.
+    Leave { comm: Handle, rank: u32, request: u64, reply: Sender<ProxyReply> },
+    /// A tenant ends a communicator.
+    Abort { comm: Handle, rank: u32 },
+    /// A session has ended: everything it had goes.
+    SessionClosed { session: SessionId },
+    /// A stream has ended.
+    StreamClosed { session: SessionId, stream: u32 },
+    /// Transport engines have finished a job.
+    JobDone { job: Handle },
+    /// The pool of transport engines has changed.
+    SetTransports(Vec<TransportHandle>),
+}
+
+/// From a proxy engine to a session's daemon engine.
+pub enum ProxyReply {
+    /// The communicator is complete.
+    Joined { request: u64, tenant_comm: Handle, comm: Handle, info: Arc<CommInfo> },
+    /// It is not going to be.
+    JoinFailed { request: u64, tenant_comm: Handle, class: ErrorClass, message: String },
+    /// A rank has left.
+    Left { request: u64 },
+}

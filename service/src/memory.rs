@@ -1,0 +1,68 @@
+//! Regions: tenants' memory, mapped in the service.
+
+use std::sync::mpsc;
+
+use mccs_ipc::shm::Mapping;
+
+use crate::tenants::Charge;
+
+/// Memory that a tenant registered or the service allocated. Operations in flight keep it mapped.
+pub struct Region {
+    /// `None` only while dropping.
+    mapping: Option<Mapping>,
+    bytes: u64,
+    reaper: Reaper,
+    _charge: Charge,
+}
+
+impl Region {
+    /// Takes charge of a mapping.
+    #[must_use]
+    pub fn new(mapping: Mapping, bytes: u64, charge: Charge, reaper: Reaper) -> Self {
+        Region { mapping: Some(mapping), bytes, reaper, _charge: charge }
+    }
+
+    /// Usable bytes.
+    #[must_use]
+    pub fn len_bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Address of `len_bytes` bytes at `offset_bytes`, or `None` where they do not all lie inside.
+    #[must_use]
+    pub fn range(&self, offset_bytes: u64, len_bytes: u64) -> Option<*mut u8> {
+        let end = offset_bytes.checked_add(len_bytes)?;
+        let mapping = self.mapping.as_ref()?;
+        (end <= self.bytes).then(|| mapping.as_ptr().wrapping_add(offset_bytes as usize))
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        if let Some(mapping) = self.mapping.take() {
+            self.reaper.unmap_later(mapping);
+        }
+    }
+}
+
+/// Unmaps memory on a thread of its own: giving gigabytes back takes the kernel a good part of a second, and engines
+/// must not wait for it.
+#[derive(Clone)]
+pub struct Reaper(mpsc::Sender<Mapping>);
+
+impl Reaper {
+    /// Starts the thread; it ends when the last clone and the last region are gone.
+    ///
+    /// # Errors
+    /// The kernel's refusal of a thread.
+    pub fn start() -> std::io::Result<Self> {
+        let (sender, receiver) = mpsc::channel::<Mapping>();
+        std::thread::Builder::new().name("mccs-reaper".into()).spawn(move || receiver.iter().for_each(drop))?;
+        Ok(Reaper(sender))
+    }
+
+    fn unmap_later(&self, mapping: Mapping) {
+        // The thread lives as long as any sender does, so this cannot fail; if it did, the mapping would drop here.
+        let _ = self.0.send(mapping);
+    }
+}

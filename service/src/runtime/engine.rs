@@ -1,0 +1,56 @@
+//! The [`Engine`] trait: a state machine that a runtime polls.
+
+use std::os::fd::BorrowedFd;
+use std::time::Instant;
+
+/// What a poll found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Progress {
+    /// Did work; poll again soon.
+    Busy,
+    /// Had nothing to do. Poll again after a wake-up, or at `wake_at` at the latest.
+    Idle {
+        /// When time alone makes work, if it does.
+        wake_at: Option<Instant>,
+    },
+    /// Ended; the runtime drops the engine.
+    Done,
+}
+
+impl Progress {
+    /// Idle until woken.
+    pub const IDLE: Progress = Progress::Idle { wake_at: None };
+}
+
+/// What an engine may use while it is polled.
+#[derive(Debug, Clone, Copy)]
+pub struct Context {
+    /// Time at the start of the runtime's round. Engines use no other clock.
+    pub now: Instant,
+    /// How many items (commands, messages) one poll may take at most.
+    pub budget: usize,
+}
+
+/// A state machine that a runtime polls, round robin with the runtime's other engines.
+///
+/// An engine never blocks, and does a bounded amount of work a poll. It is on one runtime at a time, and can be moved
+/// between polls; all that others hold of it is its [`super::Waker`].
+pub trait Engine: Send {
+    /// Name for the operator, such as `proxy host`.
+    fn name(&self) -> String;
+
+    /// Does some work.
+    fn poll(&mut self, cx: &Context) -> Progress;
+
+    /// Called when polls have been idle for the runtime's spin time: arms doorbells. Returns false if work arrived
+    /// meanwhile; otherwise the engine is not polled again before it is woken, a descriptor of it is readable, or
+    /// `wake_at` has passed.
+    fn prepare_to_sleep(&mut self) -> bool {
+        true
+    }
+
+    /// Descriptors whose readability wakes the engine; the same set for the engine's whole life.
+    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        Vec::new()
+    }
+}

@@ -1,0 +1,496 @@
+//! The runtime's thread, and the table through which engines are started and moved.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crossbeam::queue::ArrayQueue;
+use mccs_ipc::sync::Doorbell;
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+
+use super::mailbox::{ENGINES_MAX, EngineState, NO_RUNTIME, RUNTIMES_MAX, RuntimeState, RuntimeTable, Waker, route};
+use super::{Context, Engine, Progress};
+
+/// Number of an engine, for the life of the service.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+pub struct EngineId(pub u64);
+
+impl std::fmt::Display for EngineId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// How runtimes behave.
+#[derive(Debug, Clone, Copy)]
+pub struct RuntimeOptions {
+    /// How long an engine is polled without finding work before it goes to sleep.
+    pub spin: Duration,
+    /// Items an engine may handle in one poll.
+    pub budget: usize,
+}
+
+/// What the operator sees of an engine.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct EngineInfo {
+    /// Its number.
+    pub id: EngineId,
+    /// Its name.
+    pub name: String,
+    /// The runtime it is on.
+    pub runtime: u32,
+}
+
+/// What the operator sees of a runtime.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct RuntimeInfo {
+    /// Its number.
+    pub index: u32,
+    /// Its thread's name.
+    pub name: String,
+    /// Thread id in the kernel.
+    pub tid: i32,
+    /// Rounds of polling since it started.
+    pub rounds: u64,
+    /// Times it went to sleep.
+    pub parks: u64,
+}
+
+/// Why a runtime or an engine could not be started or moved.
+#[derive(Debug, thiserror::Error)]
+pub enum RuntimeError {
+    /// No such engine.
+    #[error("no engine has number {0}; `mccsctl engines` lists them")]
+    NoSuchEngine(EngineId),
+    /// No such runtime.
+    #[error("no runtime has number {0}; `mccsctl engines` lists them")]
+    NoSuchRuntime(u32),
+    /// The table is full.
+    #[error("the service has {0}, the most it can have")]
+    TooMany(String),
+    /// The kernel refused.
+    #[error("cannot start a runtime")]
+    Os(#[from] std::io::Error),
+}
+
+/// What a runtime is told by the control path.
+pub(super) enum Order {
+    Adopt(Adopted),
+    Move { engine: EngineId, to: u32 },
+}
+
+/// An engine on its way to a runtime.
+pub(super) struct Adopted {
+    engine: Box<dyn Engine>,
+    state: Arc<EngineState>,
+}
+
+struct RuntimeHandle {
+    stats: Arc<RuntimeStats>,
+    name: String,
+    thread: Option<JoinHandle<Vec<Box<dyn Engine>>>>,
+}
+
+#[derive(Default)]
+struct RuntimeStats {
+    tid: AtomicU32,
+    rounds: AtomicU64,
+    parks: AtomicU64,
+}
+
+struct EngineRecord {
+    name: String,
+    state: Arc<EngineState>,
+}
+
+#[derive(Default)]
+struct Tables {
+    runtimes: Vec<RuntimeHandle>,
+    engines: BTreeMap<EngineId, EngineRecord>,
+    next_engine: u64,
+}
+
+/// All runtimes of a service. Shared; its lock is taken on the control path only.
+pub struct Runtimes {
+    table: Arc<RuntimeTable>,
+    tables: Mutex<Tables>,
+    stop: Arc<AtomicBool>,
+    options: RuntimeOptions,
+}
+
+/// Orders that may wait at one runtime: moves and starts are rare, sessions start in bursts.
+const ORDERS_MAX: usize = ENGINES_MAX;
+
+impl Runtimes {
+    /// No runtimes yet.
+    #[must_use]
+    pub fn new(options: RuntimeOptions) -> Arc<Self> {
+        Arc::new(Runtimes {
+            table: Arc::new([const { OnceLock::new() }; RUNTIMES_MAX]),
+            tables: Mutex::default(),
+            stop: Arc::new(AtomicBool::new(false)),
+            options,
+        })
+    }
+
+    fn tables(&self) -> std::sync::MutexGuard<'_, Tables> {
+        self.tables.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Starts a runtime and returns its number.
+    ///
+    /// # Errors
+    /// [`RuntimeError::TooMany`], or the kernel's refusal of a thread or descriptor.
+    pub fn start_runtime(&self, name: &str) -> Result<u32, RuntimeError> {
+        let mut tables = self.tables();
+        let index = tables.runtimes.len();
+        if index == RUNTIMES_MAX {
+            return Err(RuntimeError::TooMany(format!("{RUNTIMES_MAX} runtimes")));
+        }
+        let stats = Arc::new(RuntimeStats::default());
+        let doorbell = Doorbell::new()?;
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(std::io::Error::from)?;
+        epoll.add(&doorbell, EpollEvent::new(EpollFlags::EPOLLIN, DOORBELL_TOKEN)).map_err(std::io::Error::from)?;
+        let state = RuntimeState {
+            ready: ArrayQueue::new(ENGINES_MAX),
+            orders: ArrayQueue::new(ORDERS_MAX),
+            parked: AtomicBool::new(false),
+            doorbell,
+        };
+        // A failed thread start leaves this slot set and unused; the next start overwrites nothing, so report it.
+        if self.table[index].set(state).is_err() {
+            return Err(RuntimeError::TooMany("a runtime slot in use".into()));
+        }
+        let executor = Executor {
+            index: index as u32,
+            table: Arc::clone(&self.table),
+            stats: Arc::clone(&stats),
+            stop: Arc::clone(&self.stop),
+            options: self.options,
+            epoll,
+            slots: BTreeMap::new(),
+            awake: Vec::new(),
+            earliest_timer: None,
+        };
+        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || executor.run())?;
+        tables.runtimes.push(RuntimeHandle { stats, name: name.to_owned(), thread: Some(thread) });
+        Ok(index as u32)
+    }
+
+    /// Starts an engine on a runtime. `make` gets the engine's waker, so that it can hand it to whoever wakes it.
+    ///
+    /// # Errors
+    /// [`RuntimeError::NoSuchRuntime`] or [`RuntimeError::TooMany`].
+    pub fn start_engine(
+        &self,
+        runtime: u32,
+        make: impl FnOnce(Waker) -> Box<dyn Engine>,
+    ) -> Result<EngineId, RuntimeError> {
+        let mut tables = self.tables();
+        if runtime as usize >= tables.runtimes.len() {
+            return Err(RuntimeError::NoSuchRuntime(runtime));
+        }
+        tables.engines.retain(|_, record| record.state.runtime.load(Ordering::Acquire) != NO_RUNTIME);
+        if tables.engines.len() >= ENGINES_MAX {
+            return Err(RuntimeError::TooMany(format!("{ENGINES_MAX} engines")));
+        }
+        let id = EngineId(tables.next_engine);
+        tables.next_engine += 1;
+        let state =
+            Arc::new(EngineState { id, runtime: AtomicU32::new(runtime), notified: AtomicBool::new(false) });
+        let engine = make(Waker { engine: Arc::clone(&state), table: Arc::clone(&self.table) });
+        tables.engines.insert(id, EngineRecord { name: engine.name(), state: Arc::clone(&state) });
+        self.order(runtime, Order::Adopt(Adopted { engine, state }))?;
+        Ok(id)
+    }
+
+    /// Moves an engine to another runtime, between two of its polls. Returns before it has moved.
+    ///
+    /// # Errors
+    /// Where there is no such engine or runtime.
+    pub fn move_engine(&self, engine: EngineId, to: u32) -> Result<(), RuntimeError> {
+        let tables = self.tables();
+        if to as usize >= tables.runtimes.len() {
+            return Err(RuntimeError::NoSuchRuntime(to));
+        }
+        let record = tables.engines.get(&engine).ok_or(RuntimeError::NoSuchEngine(engine))?;
+        let from = record.state.runtime.load(Ordering::Acquire);
+        if from == NO_RUNTIME {
+            return Err(RuntimeError::NoSuchEngine(engine));
+        }
+        self.order(from, Order::Move { engine, to })
+    }
+
+    fn order(&self, runtime: u32, order: Order) -> Result<(), RuntimeError> {
+        let state = self.table.get(runtime as usize).and_then(OnceLock::get);
+        let state = state.ok_or(RuntimeError::NoSuchRuntime(runtime))?;
+        state.orders.push(order).map_err(|_| RuntimeError::TooMany(format!("{ORDERS_MAX} waiting orders")))?;
+        state.unpark();
+        Ok(())
+    }
+
+    /// All engines, by number.
+    #[must_use]
+    pub fn engines(&self) -> Vec<EngineInfo> {
+        let live = |(id, record): (&EngineId, &EngineRecord)| {
+            let runtime = record.state.runtime.load(Ordering::Acquire);
+            (runtime != NO_RUNTIME).then(|| EngineInfo { id: *id, name: record.name.clone(), runtime })
+        };
+        self.tables().engines.iter().filter_map(live).collect()
+    }
+
+    /// All runtimes, by number.
+    #[must_use]
+    pub fn runtimes(&self) -> Vec<RuntimeInfo> {
+        let info = |(index, handle): (usize, &RuntimeHandle)| RuntimeInfo {
+            index: index as u32,
+            name: handle.name.clone(),
+            tid: handle.stats.tid.load(Ordering::Relaxed) as i32,
+            rounds: handle.stats.rounds.load(Ordering::Relaxed),
+            parks: handle.stats.parks.load(Ordering::Relaxed),
+        };
+        self.tables().runtimes.iter().enumerate().map(info).collect()
+    }
+
+    /// Ends all runtimes, drops their engines, and waits for the threads. Not for use on a runtime's own thread.
+    pub fn stop(&self) {
+        self.stop.store(true, Ordering::Release);
+        let threads: Vec<_> = self.tables().runtimes.iter_mut().filter_map(|handle| handle.thread.take()).collect();
+        for state in self.table.iter().filter_map(OnceLock::get) {
+            state.unpark();
+        }
+        // Engines are dropped only when all threads have ended: one may work on memory that another one holds.
+        let engines: Vec<_> = threads.into_iter().map(JoinHandle::join).collect();
+        drop(engines);
+    }
+}
+
+/// Event token of the runtime's own doorbell; engines' tokens are their numbers.
+const DOORBELL_TOKEN: u64 = u64::MAX;
+/// How often descriptors of sleeping engines are looked at while others keep the runtime busy.
+const EVENTS_EVERY: Duration = Duration::from_micros(50);
+/// Readiness events taken at a time.
+const EVENTS_MAX: usize = 64;
+
+struct Slot {
+    engine: Box<dyn Engine>,
+    state: Arc<EngineState>,
+    /// When the engine last found work; `None` while it sleeps.
+    awake_since: Option<Instant>,
+    wake_at: Option<Instant>,
+}
+
+/// State of one runtime's thread.
+struct Executor {
+    index: u32,
+    table: Arc<RuntimeTable>,
+    stats: Arc<RuntimeStats>,
+    stop: Arc<AtomicBool>,
+    options: RuntimeOptions,
+    epoll: Epoll,
+    slots: BTreeMap<EngineId, Slot>,
+    awake: Vec<EngineId>,
+    /// No sleeping engine's timer is due before this.
+    earliest_timer: Option<Instant>,
+}
+
+fn earlier(a: Option<Instant>, b: Option<Instant>) -> Option<Instant> {
+    match (a, b) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        (a, b) => a.or(b),
+    }
+}
+
+impl Executor {
+    /// Returns the engines, to be dropped when no runtime uses what they share any more.
+    fn run(mut self) -> Vec<Box<dyn Engine>> {
+        self.stats.tid.store(nix::unistd::gettid().as_raw() as u32, Ordering::Relaxed);
+        let table = Arc::clone(&self.table);
+        let Some(state) = table[self.index as usize].get() else { return Vec::new() };
+        let mut looked_at_events = Instant::now();
+        while !self.stop.load(Ordering::Acquire) {
+            let now = Instant::now();
+            self.stats.rounds.fetch_add(1, Ordering::Relaxed);
+            self.follow_orders(state, now);
+            self.take_ready(state, now);
+            let busy = self.poll_engines(now);
+            if self.awake.is_empty() {
+                self.park(state);
+                looked_at_events = Instant::now();
+            } else if now.duration_since(looked_at_events) >= EVENTS_EVERY {
+                looked_at_events = now;
+                self.wake_timers(now);
+                self.take_events(EpollTimeout::ZERO);
+            } else if !busy {
+                std::hint::spin_loop();
+            }
+        }
+        let end = |slot: Slot| {
+            slot.state.runtime.store(NO_RUNTIME, Ordering::Release);
+            slot.engine
+        };
+        std::mem::take(&mut self.slots).into_values().map(end).collect()
+    }
+
+    fn follow_orders(&mut self, state: &RuntimeState, now: Instant) {
+        while let Some(order) = state.orders.pop() {
+            match order {
+                Order::Adopt(adopted) => self.adopt(adopted, now),
+                Order::Move { engine, to } => self.give_away(engine, to),
+            }
+        }
+    }
+
+    fn adopt(&mut self, adopted: Adopted, now: Instant) {
+        let Adopted { engine, state } = adopted;
+        for descriptor in engine.descriptors() {
+            if let Err(error) = self.epoll.add(descriptor, EpollEvent::new(EpollFlags::EPOLLIN, state.id.0)) {
+                tracing::error!(engine = %engine.name(), %error, "cannot watch a descriptor");
+            }
+        }
+        // Cleared before the first poll: a wake-up from here on finds the engine on this runtime.
+        state.notified.store(false, Ordering::Release);
+        let id = state.id;
+        self.slots.insert(id, Slot { engine, state, awake_since: Some(now), wake_at: None });
+        self.awake.push(id);
+    }
+
+    fn give_away(&mut self, id: EngineId, to: u32) {
+        let Some(slot) = self.slots.remove(&id) else { return };
+        self.awake.retain(|awake| *awake != id);
+        self.forget_descriptors(slot.engine.as_ref());
+        slot.state.runtime.store(to, Ordering::Release);
+        let order = Order::Adopt(Adopted { engine: slot.engine, state: Arc::clone(&slot.state) });
+        let refused = match self.table.get(to as usize).and_then(OnceLock::get) {
+            Some(target) => target.orders.push(order).map(|()| target.unpark()).err(),
+            None => Some(order),
+        };
+        // A runtime that cannot take it (its orders are full) leaves the engine where it was.
+        if let Some(Order::Adopt(adopted)) = refused {
+            slot.state.runtime.store(self.index, Ordering::Release);
+            self.adopt(adopted, Instant::now());
+        }
+    }
+
+    fn forget_descriptors(&self, engine: &dyn Engine) {
+        for descriptor in engine.descriptors() {
+            let _ = self.epoll.delete(descriptor);
+        }
+    }
+
+    /// Wakes engines that others have notified. One that has moved on is sent after.
+    fn take_ready(&mut self, state: &RuntimeState, now: Instant) {
+        while let Some(engine) = state.ready.pop() {
+            if self.slots.contains_key(&engine.id) {
+                engine.notified.store(false, Ordering::Release);
+                self.wake(engine.id, now);
+            } else if engine.runtime.load(Ordering::Acquire) != self.index {
+                route(&self.table, engine);
+            }
+            // Otherwise it has ended, or its adoption is still in the queue and polls it anyway.
+        }
+    }
+
+    fn wake(&mut self, id: EngineId, now: Instant) {
+        if let Some(slot) = self.slots.get_mut(&id) {
+            if slot.awake_since.is_none() {
+                self.awake.push(id);
+            }
+            slot.awake_since = Some(now);
+            slot.wake_at = None;
+        }
+    }
+
+    /// Polls every awake engine once; returns whether one was busy.
+    fn poll_engines(&mut self, now: Instant) -> bool {
+        let cx = Context { now, budget: self.options.budget };
+        let mut any_busy = false;
+        let mut at = 0;
+        while let Some(id) = self.awake.get(at).copied() {
+            let Some(slot) = self.slots.get_mut(&id) else {
+                self.awake.swap_remove(at);
+                continue;
+            };
+            let keep_awake = match slot.engine.poll(&cx) {
+                Progress::Busy => {
+                    any_busy = true;
+                    slot.awake_since = Some(now);
+                    true
+                }
+                Progress::Idle { wake_at } => {
+                    slot.wake_at = wake_at;
+                    let idle_for = slot.awake_since.map_or(Duration::ZERO, |since| now.duration_since(since));
+                    idle_for < self.options.spin || !slot.engine.prepare_to_sleep()
+                }
+                Progress::Done => {
+                    if let Some(slot) = self.slots.remove(&id) {
+                        self.forget_descriptors(slot.engine.as_ref());
+                        slot.state.runtime.store(NO_RUNTIME, Ordering::Release);
+                    }
+                    false
+                }
+            };
+            if keep_awake {
+                at += 1;
+            } else {
+                if let Some(slot) = self.slots.get_mut(&id) {
+                    slot.awake_since = None;
+                    self.earliest_timer = earlier(self.earliest_timer, slot.wake_at);
+                }
+                self.awake.swap_remove(at);
+            }
+        }
+        any_busy
+    }
+
+    fn wake_timers(&mut self, now: Instant) {
+        if self.earliest_timer.is_none_or(|at| at > now) {
+            return;
+        }
+        let due: Vec<_> = (self.slots.iter())
+            .filter(|(_, slot)| slot.awake_since.is_none() && slot.wake_at.is_some_and(|at| at <= now))
+            .map(|(id, _)| *id)
+            .collect();
+        due.into_iter().for_each(|id| self.wake(id, now));
+        let asleep = self.slots.values().filter(|slot| slot.awake_since.is_none());
+        self.earliest_timer = asleep.fold(None, |earliest, slot| earlier(earliest, slot.wake_at));
+    }
+
+    fn take_events(&mut self, timeout: EpollTimeout) {
+        let mut events = [EpollEvent::empty(); EVENTS_MAX];
+        // An interrupted wait is as good as a timed-out one: the loop comes back.
+        let count = self.epoll.wait(&mut events, timeout).unwrap_or(0);
+        let now = Instant::now();
+        for event in events.iter().take(count) {
+            match event.data() {
+                DOORBELL_TOKEN => {
+                    if let Some(state) = self.table[self.index as usize].get() {
+                        state.doorbell.clear();
+                    }
+                }
+                id => self.wake(EngineId(id), now),
+            }
+        }
+    }
+
+    /// Sleeps until a wake-up, a descriptor, an order, or the earliest timer.
+    fn park(&mut self, state: &RuntimeState) {
+        state.parked.store(true, Ordering::Release);
+        fence(Ordering::SeqCst);
+        let work_arrived = !state.ready.is_empty() || !state.orders.is_empty() || self.stop.load(Ordering::Acquire);
+        if !work_arrived {
+            let now = Instant::now();
+            let wait = self.earliest_timer.map(|at| at.saturating_duration_since(now));
+            // Rounded up: a wait that ends just before the timer would spin through the last fraction of a millisecond.
+            let timeout = wait.map_or(EpollTimeout::NONE, |wait| {
+                EpollTimeout::try_from(wait.as_millis().saturating_add(1).min(60_000) as i32).unwrap_or(EpollTimeout::NONE)
+            });
+            self.stats.parks.fetch_add(1, Ordering::Relaxed);
+            self.take_events(timeout);
+        }
+        state.parked.store(false, Ordering::Release);
+        self.wake_timers(Instant::now());
+    }
+}

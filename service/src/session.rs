@@ -1,0 +1,124 @@
+//! What all engines know of a session: its words, its way to report failures, its counters.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use mccs_ipc::command::Completion;
+use mccs_ipc::handshake::PeerCredentials;
+use mccs_ipc::queue::{Producer, Push};
+use mccs_ipc::shm::Mapping;
+use mccs_ipc::sync::StreamWord;
+use mccs_ipc::types::{ErrorClass, Handle};
+
+use crate::runtime::WakerSlot;
+use crate::tenants::Tenant;
+
+/// Number of a session, for the life of the service.
+pub type SessionId = u64;
+
+/// Shared by the session's daemon engine and the proxy engines that run its operations.
+pub struct Session {
+    /// Its number.
+    pub id: SessionId,
+    /// Who owns it.
+    pub tenant: Arc<Tenant>,
+    /// The process at the other end.
+    pub peer: PeerCredentials,
+    segment: Arc<Mapping>,
+    words_offset: u64,
+    completions: Mutex<Producer<Completion>>,
+    in_flight: AtomicU64,
+    /// Set by the daemon engine while it leaves commands in the ring because too many are in flight.
+    throttled: AtomicBool,
+    /// Wakes the session's daemon engine.
+    pub waker: WakerSlot,
+    /// Counters for the operator.
+    pub counters: SessionCounters,
+}
+
+/// Counters of a session, since it began.
+#[derive(Debug, Default)]
+pub struct SessionCounters {
+    /// Commands taken from the ring.
+    pub commands: AtomicU64,
+    /// Operations that ended, well or not.
+    pub completed: AtomicU64,
+    /// Operations that failed.
+    pub failed: AtomicU64,
+    /// Failures that could not be told because the tenant does not read its completion ring.
+    pub untold: AtomicU64,
+}
+
+impl Session {
+    /// A session over its segment.
+    #[must_use]
+    pub fn new(
+        id: SessionId,
+        tenant: Arc<Tenant>,
+        peer: PeerCredentials,
+        segment: Arc<Mapping>,
+        words_offset: u64,
+        completions: Producer<Completion>,
+        waker: WakerSlot,
+    ) -> Self {
+        Session {
+            id,
+            tenant,
+            peer,
+            segment,
+            words_offset,
+            completions: Mutex::new(completions),
+            in_flight: AtomicU64::new(0),
+            throttled: AtomicBool::new(false),
+            waker,
+            counters: SessionCounters::default(),
+        }
+    }
+
+    /// Operations taken from the ring that have not ended.
+    #[must_use]
+    pub fn in_flight(&self) -> u64 {
+        self.in_flight.load(Ordering::Acquire)
+    }
+
+    /// Counts an operation in. Only the daemon engine does.
+    pub fn begin_operation(&self) {
+        self.in_flight.fetch_add(1, Ordering::AcqRel);
+        self.counters.commands.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Asks to be woken when an operation ends. Returns false if the number in flight fell below `limit` meanwhile.
+    #[must_use]
+    pub fn throttle(&self, limit: u64) -> bool {
+        self.throttled.store(true, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        let still = self.in_flight() >= limit;
+        if !still {
+            self.throttled.store(false, Ordering::Relaxed);
+        }
+        still
+    }
+
+    /// Ends an operation: raises its stream's word to `ticket`. Failures are told with [`Session::report`] before.
+    pub fn end_operations(&self, word: u32, ticket: u64, count: u64) {
+        if let Some(word) = StreamWord::at(&self.segment, self.words_offset, word) {
+            word.publish(ticket);
+        }
+        self.counters.completed.fetch_add(count, Ordering::Relaxed);
+        self.in_flight.fetch_sub(count, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        if self.throttled.load(Ordering::Relaxed) && self.throttled.swap(false, Ordering::AcqRel) {
+            self.waker.wake();
+        }
+    }
+
+    /// Tells the tenant of a failure. The lock is for failures only: the data path never takes it.
+    pub fn report(&self, comm: Handle, stream: Handle, ticket: u64, class: ErrorClass, message: &str) {
+        self.counters.failed.fetch_add(1, Ordering::Relaxed);
+        let completion = Completion::new(comm, stream, ticket, class, message);
+        let mut completions = self.completions.lock().unwrap_or_else(PoisonError::into_inner);
+        if !matches!(completions.try_push(&completion), Ok(Push::Pushed { .. })) {
+            self.counters.untold.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! Counters that engines raise and the operator reads, and the registry in which the control path finds them.
+//!
+//! The data path only touches atomics of the communicator at hand. The registry's lock is taken when something begins
+//! or ends, and by the operator's queries.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use mccs_ipc::types::{CollectiveKind, UniqueId};
+
+use crate::session::{Session, SessionId};
+
+/// How far a rank is: counts of collectives, so the last sequence number plus one.
+#[derive(Debug)]
+pub struct RankInfo {
+    /// Its session.
+    pub session: SessionId,
+    /// Its process.
+    pub pid: i32,
+    /// Enqueued by the tenant.
+    pub enqueued: AtomicU64,
+    /// Started on all ranks.
+    pub started: AtomicU64,
+    /// Completed.
+    pub completed: AtomicU64,
+}
+
+/// A communicator as the operator sees it.
+#[derive(Debug)]
+pub struct CommInfo {
+    /// Its number, for the life of the service.
+    pub number: u64,
+    /// The tenant's name for it.
+    pub id: UniqueId,
+    /// Whose it is.
+    pub tenant: String,
+    /// Device it runs on.
+    pub device: String,
+    /// By rank.
+    pub ranks: Vec<RankInfo>,
+    /// Collectives and point-to-point pairs completed.
+    pub operations: AtomicU64,
+    /// Their payload, counted as nccl-tests does.
+    pub bytes: AtomicU64,
+    /// Payload times the collective's bus factor: what an ideal ring moves over each link.
+    pub bus_bytes: AtomicU64,
+    /// Time in which a collective was running.
+    pub busy_ns: AtomicU64,
+    /// Operations that failed.
+    pub failed: AtomicU64,
+}
+
+impl CommInfo {
+    /// Counts a completed collective.
+    pub fn count_collective(&self, kind: CollectiveKind, count: u64, dtype_bytes: usize, took: Duration) {
+        let nranks = self.ranks.len() as u64;
+        let (bytes, bus_bytes) = traffic(kind, count.saturating_mul(dtype_bytes as u64), nranks);
+        self.operations.fetch_add(1, Ordering::Relaxed);
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.bus_bytes.fetch_add(bus_bytes, Ordering::Relaxed);
+        self.busy_ns.fetch_add(took.as_nanos() as u64, Ordering::Relaxed);
+        for rank in &self.ranks {
+            rank.completed.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Average bus bandwidth while busy, in GB/s.
+    #[must_use]
+    pub fn busbw_gbps(&self) -> f64 {
+        let busy_ns = self.busy_ns.load(Ordering::Relaxed);
+        if busy_ns == 0 { 0.0 } else { self.bus_bytes.load(Ordering::Relaxed) as f64 / busy_ns as f64 }
+    }
+}
+
+/// Payload ("size" in nccl-tests) and bus bytes of a collective with `count_bytes` by its own count rule.
+/// Source: nccl-tests, doc/PERFORMANCE.md.
+#[must_use]
+pub fn traffic(kind: CollectiveKind, count_bytes: u64, nranks: u64) -> (u64, u64) {
+    let total = count_bytes.saturating_mul(nranks);
+    let others = |bytes: u64| (u128::from(bytes) * u128::from(nranks - 1) / u128::from(nranks.max(1))) as u64;
+    match kind {
+        CollectiveKind::AllReduce => (count_bytes, others(count_bytes).saturating_mul(2)),
+        CollectiveKind::Broadcast | CollectiveKind::Reduce => (count_bytes, count_bytes),
+        CollectiveKind::AllGather
+        | CollectiveKind::ReduceScatter
+        | CollectiveKind::AllToAll
+        | CollectiveKind::Gather
+        | CollectiveKind::Scatter => (total, others(total)),
+        CollectiveKind::Barrier => (0, 0),
+    }
+}
+
+/// Everything that lives in the service, by number.
+#[derive(Default)]
+pub struct Registry {
+    sessions: Mutex<BTreeMap<SessionId, Arc<Session>>>,
+    comms: Mutex<BTreeMap<u64, Arc<CommInfo>>>,
+    next_number: AtomicU64,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Registry {
+    /// A number that no session or communicator has had.
+    pub fn next_number(&self) -> u64 {
+        self.next_number.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// A session has begun.
+    pub fn add_session(&self, session: Arc<Session>) {
+        lock(&self.sessions).insert(session.id, session);
+    }
+
+    /// A session has ended.
+    pub fn remove_session(&self, session: SessionId) {
+        lock(&self.sessions).remove(&session);
+    }
+
+    /// A communicator is complete.
+    pub fn add_comm(&self, comm: Arc<CommInfo>) {
+        lock(&self.comms).insert(comm.number, comm);
+    }
+
+    /// A communicator is over.
+    pub fn remove_comm(&self, number: u64) {
+        lock(&self.comms).remove(&number);
+    }
+
+    /// All sessions now.
+    #[must_use]
+    pub fn sessions(&self) -> Vec<Arc<Session>> {
+        lock(&self.sessions).values().cloned().collect()
+    }
+
+    /// All communicators now.
+    #[must_use]
+    pub fn comms(&self) -> Vec<Arc<CommInfo>> {
+        lock(&self.comms).values().cloned().collect()
+    }
+}

@@ -1,0 +1,150 @@
+//! Tenants and what each may use.
+//!
+//! A quota is taken by making a [`Charge`] and given back by dropping it, wherever that happens: nothing that ends can
+//! forget to return what it held.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What a tenant may use, on this host, over all its sessions unless said otherwise.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Quota {
+    /// Bytes of memory allocated from or registered with the service.
+    pub memory_bytes: u64,
+    /// Connected processes.
+    pub sessions: u64,
+    /// Ranks in communicators, those still being set up included.
+    pub communicators: u64,
+    /// Operations a session may have in flight.
+    pub operations_in_flight: u64,
+    /// Streams of a session.
+    pub streams: u32,
+    /// Regions of a session.
+    pub regions: u32,
+}
+
+/// A job's owner as the operator knows it.
+#[derive(Debug)]
+pub struct Tenant {
+    /// Name from the configuration.
+    pub name: String,
+    /// Its limits.
+    pub quota: Quota,
+    memory_bytes: AtomicU64,
+    sessions: AtomicU64,
+    communicators: AtomicU64,
+}
+
+/// What a [`Charge`] counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Resource {
+    /// Bytes of memory.
+    MemoryBytes,
+    /// Sessions.
+    Sessions,
+    /// Ranks in communicators.
+    Communicators,
+}
+
+impl Resource {
+    fn name(self) -> &'static str {
+        match self {
+            Resource::MemoryBytes => "bytes of memory",
+            Resource::Sessions => "sessions",
+            Resource::Communicators => "communicators",
+        }
+    }
+}
+
+/// A refusal: the quota is used up.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error("tenant {tenant} is over its quota: {asked} more {what} asked for, {used} of {limit} in use")]
+pub struct OverQuota {
+    tenant: String,
+    what: &'static str,
+    asked: u64,
+    used: u64,
+    limit: u64,
+}
+
+/// A part of a tenant's quota, held until dropped.
+#[derive(Debug)]
+pub struct Charge {
+    tenant: Arc<Tenant>,
+    resource: Resource,
+    amount: u64,
+}
+
+impl Tenant {
+    /// A tenant that uses nothing yet.
+    #[must_use]
+    pub fn new(name: String, quota: Quota) -> Arc<Self> {
+        Arc::new(Tenant {
+            name,
+            quota,
+            memory_bytes: AtomicU64::new(0),
+            sessions: AtomicU64::new(0),
+            communicators: AtomicU64::new(0),
+        })
+    }
+
+    fn counter(&self, resource: Resource) -> (&AtomicU64, u64) {
+        match resource {
+            Resource::MemoryBytes => (&self.memory_bytes, self.quota.memory_bytes),
+            Resource::Sessions => (&self.sessions, self.quota.sessions),
+            Resource::Communicators => (&self.communicators, self.quota.communicators),
+        }
+    }
+
+    /// How much is in use now.
+    #[must_use]
+    pub fn used(&self, resource: Resource) -> u64 {
+        self.counter(resource).0.load(Ordering::Relaxed)
+    }
+
+    /// Takes `amount` of the quota.
+    ///
+    /// # Errors
+    /// [`OverQuota`], and nothing is taken.
+    pub fn charge(self: &Arc<Self>, resource: Resource, amount: u64) -> Result<Charge, OverQuota> {
+        let (counter, limit) = self.counter(resource);
+        let add = |used: u64| used.checked_add(amount).filter(|sum| *sum <= limit);
+        match counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add) {
+            Ok(_) => Ok(Charge { tenant: Arc::clone(self), resource, amount }),
+            Err(used) => {
+                Err(OverQuota { tenant: self.name.clone(), what: resource.name(), asked: amount, used, limit })
+            }
+        }
+    }
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        self.tenant.counter(self.resource).0.fetch_sub(self.amount, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_charge_is_refused_over_the_quota_and_returned_on_drop() {
+        let quota = Quota {
+            memory_bytes: 100,
+            sessions: 1,
+            communicators: 1,
+            operations_in_flight: 1,
+            streams: 1,
+            regions: 1,
+        };
+        let tenant = Tenant::new("a".into(), quota);
+        let first = tenant.charge(Resource::MemoryBytes, 60).expect("within quota");
+        let refused = tenant.charge(Resource::MemoryBytes, 41).expect_err("over quota");
+        assert!(refused.to_string().contains("60 of 100"), "{refused}");
+        assert!(tenant.charge(Resource::MemoryBytes, u64::MAX).is_err());
+        drop(first);
+        assert_eq!(tenant.used(Resource::MemoryBytes), 0);
+        assert!(tenant.charge(Resource::MemoryBytes, 100).is_ok());
+    }
+}
