@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
+#[cfg(not(loom))]
 use crate::shm::Mapping;
 
 /// Atomics: the standard library's, or loom's when its model checker runs.
@@ -54,12 +55,14 @@ impl AsFd for Doorbell {
     }
 }
 
+#[cfg(not(loom))]
 /// Wakes all who wait for the 32 bits at `word` to change, in any process.
 pub(crate) fn futex_wake_all(word: *const u32) {
     // SAFETY: FUTEX_WAKE only uses the address as a key.
     unsafe { libc::syscall(libc::SYS_futex, word, libc::FUTEX_WAKE, i32::MAX, 0, 0, 0) };
 }
 
+#[cfg(not(loom))]
 /// Sleeps while the 32 bits at `word` are `expected`, for at most `timeout`. May return early.
 pub(crate) fn futex_wait(word: *const u32, expected: u32, timeout: Duration) {
     let timeout = libc::timespec { tv_sec: timeout.as_secs() as _, tv_nsec: timeout.subsec_nanos().into() };

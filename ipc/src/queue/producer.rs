@@ -2,6 +2,7 @@
 
 #[cfg(not(loom))]
 use std::sync::Arc;
+#[cfg(not(loom))]
 use std::time::Duration;
 
 use bytemuck::Pod;

@@ -1,0 +1,246 @@
+//! The block loops. Generic code that the compiler turns into vector code, once for the baseline processor and once for
+//! AVX2, chosen at run time.
+
+use std::mem::MaybeUninit;
+
+use half::{bf16, f16};
+use mccs_ipc::types::{DataType, RedOp};
+
+use crate::element::{Accumulator, E4M3, E5M2, Element};
+
+/// One input of a reduction.
+#[derive(Debug, Clone, Copy)]
+pub struct Source {
+    /// First element; any alignment.
+    pub ptr: *const u8,
+    /// Multiply by this scalar first: a pre-multiplied sum's raw contribution. `f64` bits for floating types, two's
+    /// complement for integers.
+    pub scalar_bits: Option<u64>,
+}
+
+/// How results are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Store {
+    /// Through the cache.
+    Cached,
+    /// Past the cache, for outputs much larger than it: saves the read that an ordinary store causes. Outputs that are
+    /// also inputs are stored through the cache all the same, since their lines are there already.
+    Streaming,
+}
+
+/// Bytes of accumulators worked on at a time: half a first-level cache, less what sources need.
+const BLOCK_BYTES: usize = 8192;
+
+/// Combines `count` elements of all sources, in order, and stores the result to all destinations. With `divisor`, sums
+/// are divided by it at the end; [`RedOp::Avg`] sums, and takes its number of ranks from there.
+///
+/// # Safety
+/// Every source must be readable and every destination writable for `count` elements. A destination may be the same
+/// range as a source; otherwise destinations overlap nothing. Other processes may change the memory meanwhile: the
+/// result is then some mixture, nothing worse.
+pub unsafe fn reduce(
+    dtype: DataType,
+    op: RedOp,
+    srcs: &[Source],
+    dsts: &[*mut u8],
+    count: usize,
+    divisor: Option<u32>,
+    store: Store,
+) {
+    let job = Job { op, srcs, dsts, count, divisor, store };
+    // SAFETY: the caller's contract is passed on.
+    unsafe {
+        match dtype {
+            DataType::I8 => dispatch::<i8>(&job),
+            DataType::U8 => dispatch::<u8>(&job),
+            DataType::I32 => dispatch::<i32>(&job),
+            DataType::U32 => dispatch::<u32>(&job),
+            DataType::I64 => dispatch::<i64>(&job),
+            DataType::U64 => dispatch::<u64>(&job),
+            DataType::F16 => dispatch::<f16>(&job),
+            DataType::F32 => dispatch::<f32>(&job),
+            DataType::F64 => dispatch::<f64>(&job),
+            DataType::Bf16 => dispatch::<bf16>(&job),
+            DataType::F8E4M3 => dispatch::<E4M3>(&job),
+            DataType::F8E5M2 => dispatch::<E5M2>(&job),
+        }
+    }
+}
+
+/// Copies `bytes` from `src` to all destinations, reading once.
+///
+/// # Safety
+/// As for [`reduce`].
+pub unsafe fn copy(src: *const u8, dsts: &[*mut u8], bytes: usize, store: Store) {
+    let mut done = 0;
+    while done < bytes {
+        let block = (bytes - done).min(BLOCK_BYTES);
+        for dst in dsts.iter().filter(|dst| !std::ptr::eq(**dst, src)) {
+            // SAFETY: within the ranges that the caller vouches for, which do not overlap where they differ.
+            unsafe { store_block(src.add(done), dst.add(done), block, store) };
+        }
+        done += block;
+    }
+    fence(store);
+}
+
+struct Job<'a> {
+    op: RedOp,
+    srcs: &'a [Source],
+    dsts: &'a [*mut u8],
+    count: usize,
+    divisor: Option<u32>,
+    store: Store,
+}
+
+/// # Safety
+/// As for [`reduce`].
+unsafe fn dispatch<T: Element>(job: &Job<'_>) {
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx2") {
+        // SAFETY: the processor has what the function is compiled for; the rest is the caller's contract.
+        return unsafe { reduce_avx2::<T>(job) };
+    }
+    // SAFETY: the caller's contract.
+    unsafe { reduce_blocks::<T>(job) }
+}
+
+/// # Safety
+/// As for [`reduce`], on a processor with AVX2.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+unsafe fn reduce_avx2<T: Element>(job: &Job<'_>) {
+    // SAFETY: the caller's contract.
+    unsafe { reduce_blocks::<T>(job) }
+}
+
+/// # Safety
+/// As for [`reduce`].
+#[inline(always)]
+unsafe fn reduce_blocks<T: Element>(job: &Job<'_>) {
+    const { assert!(align_of::<T>() <= 8 && size_of::<T>() <= 8) };
+    let block = job.count.min(BLOCK_BYTES / size_of::<T::Acc>());
+    let mut acc_memory = MaybeUninit::<Aligned>::uninit();
+    let mut next_memory = MaybeUninit::<Aligned>::uninit();
+    let mut raw_memory = MaybeUninit::<Aligned>::uninit();
+    // SAFETY: each buffer is aligned, has BLOCK_BYTES, and holds integers or floats, for which zero is a value.
+    let (acc, next, raw) = unsafe {
+        (
+            as_elements::<T::Acc>(&mut acc_memory, block),
+            as_elements::<T::Acc>(&mut next_memory, block),
+            as_elements::<T>(&mut raw_memory, block),
+        )
+    };
+    let mut done = 0;
+    while done < job.count {
+        let length = (job.count - done).min(block);
+        let (acc, next, raw) = (&mut acc[..length], &mut next[..length], &mut raw[..length]);
+        for (i, source) in job.srcs.iter().enumerate() {
+            // SAFETY: inside the source by the caller's contract; tenants' memory is only ever copied out bytewise,
+            // which allows for any alignment and for changes by other processes.
+            unsafe {
+                let from = source.ptr.add(done * size_of::<T>());
+                std::ptr::copy_nonoverlapping(from, raw.as_mut_ptr().cast::<u8>(), size_of_val(raw));
+            }
+            let target = if i == 0 { &mut *acc } else { &mut *next };
+            T::widen(raw, target);
+            if let Some(bits) = source.scalar_bits {
+                let scalar = T::Acc::scalar(bits);
+                target.iter_mut().for_each(|value| *value = value.multiply(scalar));
+            }
+            if i > 0 {
+                combine(job.op, acc, next);
+            }
+        }
+        if let Some(divisor) = job.divisor {
+            acc.iter_mut().for_each(|value| *value = value.divide(divisor));
+        }
+        T::narrow(acc, raw);
+        for dst in job.dsts {
+            let in_place = job.srcs.iter().any(|source| std::ptr::eq(source.ptr, *dst));
+            let store = if in_place { Store::Cached } else { job.store };
+            // SAFETY: inside the destination by the caller's contract; `raw` is our own.
+            unsafe { store_block(raw.as_ptr().cast(), dst.add(done * size_of::<T>()), size_of_val(raw), store) };
+        }
+        done += length;
+    }
+    fence(job.store);
+}
+
+#[inline(always)]
+fn combine<A: Accumulator>(op: RedOp, acc: &mut [A], next: &[A]) {
+    let pairs = acc.iter_mut().zip(next);
+    match op {
+        RedOp::Sum | RedOp::Avg | RedOp::PreMulSum => pairs.for_each(|(acc, next)| *acc = acc.add(*next)),
+        RedOp::Prod => pairs.for_each(|(acc, next)| *acc = acc.multiply(*next)),
+        RedOp::Max => pairs.for_each(|(acc, next)| *acc = acc.max(*next)),
+        RedOp::Min => pairs.for_each(|(acc, next)| *acc = acc.min(*next)),
+    }
+}
+
+#[repr(C, align(64))]
+struct Aligned([u8; BLOCK_BYTES]);
+
+/// # Safety
+/// `count` values of `T` must fit, be aligned to at most 64, and zero must be a value of `T`.
+#[inline(always)]
+unsafe fn as_elements<T>(memory: &mut MaybeUninit<Aligned>, count: usize) -> &mut [T] {
+    debug_assert!(count * size_of::<T>() <= BLOCK_BYTES);
+    let ptr = memory.as_mut_ptr();
+    // SAFETY: zeroed first, so initialised; size and alignment are the caller's contract.
+    unsafe {
+        ptr.cast::<T>().write_bytes(0, count);
+        std::slice::from_raw_parts_mut(ptr.cast::<T>(), count)
+    }
+}
+
+/// # Safety
+/// Both ranges must be valid for `bytes`, and not overlap.
+#[inline(always)]
+unsafe fn store_block(src: *const u8, dst: *mut u8, bytes: usize, store: Store) {
+    #[cfg(target_arch = "x86_64")]
+    if store == Store::Streaming {
+        // SAFETY: the caller's contract.
+        return unsafe { stream_block(src, dst, bytes) };
+    }
+    let _ = store;
+    // SAFETY: the caller's contract.
+    unsafe { std::ptr::copy_nonoverlapping(src, dst, bytes) }
+}
+
+/// Stores past the cache, 16 bytes at a time (SSE2, which every x86-64 processor has); write-combining makes whole lines
+/// of them.
+///
+/// # Safety
+/// As for [`store_block`].
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+unsafe fn stream_block(src: *const u8, dst: *mut u8, bytes: usize) {
+    use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
+    let head = dst.align_offset(16).min(bytes);
+    let vectors = (bytes - head) / 16;
+    let tail = head + vectors * 16;
+    // SAFETY: all three parts lie in [0, bytes); the middle one is 16-byte aligned at the destination.
+    unsafe {
+        std::ptr::copy_nonoverlapping(src, dst, head);
+        for i in 0..vectors {
+            let value = _mm_loadu_si128(src.add(head + i * 16).cast::<__m128i>());
+            _mm_stream_si128(dst.add(head + i * 16).cast::<__m128i>(), value);
+        }
+        std::ptr::copy_nonoverlapping(src.add(tail), dst.add(tail), bytes - tail);
+    }
+}
+
+/// Streaming stores are not ordered with the flag that tells of them: fence before anybody can be told.
+fn fence(store: Store) {
+    #[cfg(target_arch = "x86_64")]
+    if store == Store::Streaming {
+        // SAFETY: every x86-64 processor has it.
+        unsafe { std::arch::x86_64::_mm_sfence() };
+    }
+    let _ = store;
+}
+
+#[cfg(test)]
+#[path = "simd_tests.rs"]
+mod tests;

@@ -1,0 +1,90 @@
+//! The number of transport engines, and where they run.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::{TRANSPORT_MAILBOX_MAX, TRANSPORTS_MAX, TransportEngine, TransportHandle};
+use crate::engines::proxy::ProxyMessage;
+use crate::runtime::{Mailbox, RuntimeError, Runtimes, Sender};
+
+/// Where engines of the pool are placed.
+pub type Placement = Box<dyn Fn(usize) -> Result<u32, RuntimeError> + Send>;
+
+/// All transport engines of a service. Used on the control path only.
+pub struct TransportPool {
+    runtimes: Arc<Runtimes>,
+    proxies: Vec<Sender<ProxyMessage>>,
+    state: Mutex<State>,
+}
+
+struct State {
+    transports: Vec<TransportHandle>,
+    next_number: u64,
+    /// The runtime of the pool's n-th engine.
+    placement: Placement,
+}
+
+/// Why the pool could not be resized.
+#[derive(Debug, thiserror::Error)]
+pub enum PoolError {
+    /// None, or too many.
+    #[error("a service has 1 to {TRANSPORTS_MAX} transport engines, not {0}")]
+    BadSize(usize),
+    /// A proxy engine is too busy to be told; nothing has changed.
+    #[error("a proxy engine is overloaded and cannot be told of the change; try again")]
+    Overloaded,
+    /// An engine could not be started.
+    #[error(transparent)]
+    Runtime(#[from] RuntimeError),
+}
+
+impl TransportPool {
+    /// An empty pool that serves `proxies`.
+    #[must_use]
+    pub fn new(runtimes: Arc<Runtimes>, proxies: Vec<Sender<ProxyMessage>>, placement: Placement) -> Self {
+        let state = State { transports: Vec::new(), next_number: 0, placement };
+        TransportPool { runtimes, proxies, state: Mutex::new(state) }
+    }
+
+    /// Number of engines now.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).transports.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Starts engines, or has the last ones finish their work and end. Returns before they have.
+    ///
+    /// # Errors
+    /// [`PoolError`]; engines started before a failure stay.
+    pub fn resize(&self, count: usize) -> Result<(), PoolError> {
+        if count == 0 || count > TRANSPORTS_MAX {
+            return Err(PoolError::BadSize(count));
+        }
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = state.transports.clone();
+        while state.transports.len() < count {
+            let mailbox = Mailbox::new(TRANSPORT_MAILBOX_MAX);
+            let handle = TransportHandle { number: state.next_number, sender: mailbox.sender() };
+            let runtime = (state.placement)(state.transports.len())?;
+            self.runtimes.start_engine(runtime, |waker| {
+                mailbox.waker().set(waker);
+                Box::new(TransportEngine::new(handle.number, mailbox))
+            })?;
+            state.next_number += 1;
+            state.transports.push(handle);
+        }
+        state.transports.truncate(count);
+        for proxy in &self.proxies {
+            if proxy.send(ProxyMessage::SetTransports(state.transports.clone())).is_err() {
+                state.transports = before;
+                return Err(PoolError::Overloaded);
+            }
+        }
+        Ok(())
+    }
+}
