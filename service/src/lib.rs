@@ -1,1 +1,2 @@
-//! placeholder
+//! The mccs service.
+pub mod collective;
