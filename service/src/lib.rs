@@ -1,2 +1,17 @@
-//! The mccs service.
+//! The mccs service: one daemon per host that executes collectives for the jobs there.
+//!
+//! See `docs/ARCHITECTURE.md` for the life of an operation through these modules.
+
+pub mod bootstrap;
 pub mod collective;
+pub mod control;
+pub mod devices;
+pub mod engines;
+pub mod handles;
+pub mod memory;
+pub mod plans;
+pub mod runtime;
+pub mod service;
+pub mod session;
+pub mod telemetry;
+pub mod tenants;

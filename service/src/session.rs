@@ -112,6 +112,19 @@ impl Session {
         }
     }
 
+    /// The last ticket that has ended on a stream, as the tenant sees it (and could have changed it).
+    #[must_use]
+    pub fn last_ended(&self, word: u32) -> Option<u64> {
+        StreamWord::at(&self.segment, self.words_offset, word).map(StreamWord::load)
+    }
+
+    /// Makes a stream's word fit for another stream, whose tickets start at 1.
+    pub fn reset_word(&self, word: u32) {
+        if let Some(word) = StreamWord::at(&self.segment, self.words_offset, word) {
+            word.publish(0);
+        }
+    }
+
     /// Tells the tenant of a failure. The lock is for failures only: the data path never takes it.
     pub fn report(&self, comm: Handle, stream: Handle, ticket: u64, class: ErrorClass, message: &str) {
         self.counters.failed.fetch_add(1, Ordering::Relaxed);

@@ -431,8 +431,9 @@ impl ProxyEngine {
             return;
         };
         self.registry.add_comm(Arc::clone(&info));
-        for (request, tenant_comm, reply) in answers {
-            let _ = reply.send(ProxyReply::Joined { request, tenant_comm, comm, info: Arc::clone(&info) });
+        for (rank, (request, tenant_comm, reply)) in answers.into_iter().enumerate() {
+            let rank = rank as u32;
+            let _ = reply.send(ProxyReply::Joined { request, tenant_comm, comm, rank, info: Arc::clone(&info) });
         }
     }
 }

@@ -125,7 +125,7 @@ pub enum ProxyMessage {
 /// From a proxy engine to a session's daemon engine.
 pub enum ProxyReply {
     /// The communicator is complete.
-    Joined { request: u64, tenant_comm: Handle, comm: Handle, info: Arc<CommInfo> },
+    Joined { request: u64, tenant_comm: Handle, comm: Handle, rank: u32, info: Arc<CommInfo> },
     /// It is not going to be.
     JoinFailed { request: u64, tenant_comm: Handle, class: ErrorClass, message: String },
     /// A rank has left.

@@ -7,7 +7,7 @@ use crate::engines::proxy::ProxyMessage;
 use crate::runtime::{Mailbox, RuntimeError, Runtimes, Sender};
 
 /// Where engines of the pool are placed.
-pub type Placement = Box<dyn Fn(usize) -> Result<u32, RuntimeError> + Send>;
+pub type Placement = Box<dyn FnMut(usize) -> Result<u32, RuntimeError> + Send>;
 
 /// All transport engines of a service. Used on the control path only.
 pub struct TransportPool {
@@ -70,7 +70,8 @@ impl TransportPool {
         while state.transports.len() < count {
             let mailbox = Mailbox::new(TRANSPORT_MAILBOX_MAX);
             let handle = TransportHandle { number: state.next_number, sender: mailbox.sender() };
-            let runtime = (state.placement)(state.transports.len())?;
+            let index = state.transports.len();
+            let runtime = (state.placement)(index)?;
             self.runtimes.start_engine(runtime, |waker| {
                 mailbox.waker().set(waker);
                 Box::new(TransportEngine::new(handle.number, mailbox))

@@ -1,0 +1,52 @@
+//! The asking side, for `mccsctl` and tests.
+
+use std::path::Path;
+use std::time::Duration;
+
+use mccs_ipc::handshake::{HandshakeError, SocketError, connect};
+
+use super::{ANSWER_BYTES_MAX, Chunk, ControlAnswer, ControlRequest, chunks};
+
+/// How long the service has to answer: it is idle or busy, never blocked.
+const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum ControlError {
+    /// No connection.
+    #[error(transparent)]
+    Handshake(#[from] HandshakeError),
+    /// It broke.
+    #[error("the service hung up: only root and the service's own user may ask ({0})")]
+    Socket(#[from] SocketError),
+    /// Nothing came.
+    #[error("the service did not answer within {ANSWER_WITHIN:?}")]
+    NoAnswer,
+    /// Not our JSON.
+    #[error("the service's answer cannot be read")]
+    Answer(#[from] serde_json::Error),
+}
+
+/// Asks the service that listens on `path`.
+///
+/// # Errors
+/// [`ControlError`]. A refusal is an answer.
+pub fn call(path: &Path, request: &ControlRequest) -> Result<ControlAnswer, ControlError> {
+    let socket = connect(path)?;
+    for chunk in chunks(&serde_json::to_vec(request)?) {
+        socket.send(&chunk, &[])?;
+    }
+    let mut text = Vec::new();
+    while text.len() < ANSWER_BYTES_MAX {
+        if !socket.wait_readable(ANSWER_WITHIN) {
+            return Err(ControlError::NoAnswer);
+        }
+        if let Some((Chunk { more, bytes }, _)) = socket.recv::<Chunk>()? {
+            text.extend(bytes);
+            if !more {
+                break;
+            }
+        }
+    }
+    Ok(serde_json::from_slice(&text)?)
+}

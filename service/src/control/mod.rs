@@ -1,0 +1,191 @@
+//! The operator's protocol: what `mccsctl` asks, and what the service answers.
+//!
+//! JSON in postcard-framed chunks over the control socket, which only root and the service's own user may use. One
+//! request a connection.
+
+mod client;
+
+pub use client::{ControlError, call};
+
+use std::sync::atomic::Ordering;
+
+use serde::{Deserialize, Serialize};
+
+use crate::runtime::{EngineId, EngineInfo, RuntimeInfo};
+use crate::session::Session;
+use crate::telemetry::CommInfo;
+use crate::tenants::Resource;
+
+/// Bytes of JSON in one chunk: a chunk and its framing fit a message.
+pub const CHUNK_BYTES: usize = 3500;
+/// Longest answer that a client takes.
+pub const ANSWER_BYTES_MAX: usize = 64 << 20;
+
+/// One part of a request or an answer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Chunk {
+    /// Whether another follows.
+    pub more: bool,
+    /// Part of the JSON text.
+    pub bytes: Vec<u8>,
+}
+
+/// Cuts a text into chunks.
+#[must_use]
+pub fn chunks(text: &[u8]) -> Vec<Chunk> {
+    let count = text.len().div_ceil(CHUNK_BYTES).max(1);
+    let chunk = |i: usize| Chunk {
+        more: i + 1 < count,
+        bytes: text[i * CHUNK_BYTES..((i + 1) * CHUNK_BYTES).min(text.len())].to_vec(),
+    };
+    (0..count).map(chunk).collect()
+}
+
+/// What the operator asks.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "ask", rename_all = "snake_case", deny_unknown_fields)]
+pub enum ControlRequest {
+    /// All sessions.
+    Sessions,
+    /// All communicators with their counters.
+    Communicators,
+    /// Engines and runtimes.
+    Engines,
+    /// Have so many transport engines.
+    ScaleTransports {
+        /// How many.
+        count: usize,
+    },
+    /// Move an engine to another runtime.
+    MoveEngine {
+        /// Which.
+        engine: EngineId,
+        /// Where to.
+        runtime: u32,
+    },
+}
+
+/// What the service answers.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ControlAnswer {
+    /// To [`ControlRequest::Sessions`].
+    Sessions(Vec<SessionView>),
+    /// To [`ControlRequest::Communicators`].
+    Communicators(Vec<CommView>),
+    /// To [`ControlRequest::Engines`].
+    Engines {
+        /// The threads.
+        runtimes: Vec<RuntimeInfo>,
+        /// What runs on them.
+        engines: Vec<EngineInfo>,
+    },
+    /// Done.
+    Done,
+    /// Not done, and why.
+    Refused(String),
+}
+
+/// A session.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SessionView {
+    /// Its number.
+    pub session: u64,
+    /// Whose it is.
+    pub tenant: String,
+    /// The process.
+    pub pid: i32,
+    /// Its user.
+    pub uid: u32,
+    /// Operations taken in.
+    pub operations: u64,
+    /// Operations not ended.
+    pub in_flight: u64,
+    /// Operations that failed.
+    pub failed: u64,
+    /// Memory of all the tenant's sessions.
+    pub tenant_memory_bytes: u64,
+}
+
+impl SessionView {
+    /// A session now.
+    #[must_use]
+    pub fn of(session: &Session) -> Self {
+        SessionView {
+            session: session.id,
+            tenant: session.tenant.name.clone(),
+            pid: session.peer.pid,
+            uid: session.peer.uid,
+            operations: session.counters.commands.load(Ordering::Relaxed),
+            in_flight: session.in_flight(),
+            failed: session.counters.failed.load(Ordering::Relaxed),
+            tenant_memory_bytes: session.tenant.used(Resource::MemoryBytes),
+        }
+    }
+}
+
+/// A rank of a communicator. The numbers count collectives: the last sequence number plus one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RankView {
+    /// The rank.
+    pub rank: u32,
+    /// Its session.
+    pub session: u64,
+    /// Its process.
+    pub pid: i32,
+    /// Enqueued by the tenant.
+    pub enqueued: u64,
+    /// Started.
+    pub started: u64,
+    /// Completed.
+    pub completed: u64,
+}
+
+/// A communicator.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct CommView {
+    /// Its number.
+    pub communicator: u64,
+    /// Its unique id.
+    pub unique_id: String,
+    /// Whose it is.
+    pub tenant: String,
+    /// Device.
+    pub device: String,
+    /// Operations completed.
+    pub operations: u64,
+    /// Their payload.
+    pub bytes: u64,
+    /// Average bus bandwidth while busy, GB/s.
+    pub busbw_gbps: f64,
+    /// Operations that failed.
+    pub failed: u64,
+    /// By rank.
+    pub ranks: Vec<RankView>,
+}
+
+impl CommView {
+    /// A communicator now.
+    #[must_use]
+    pub fn of(comm: &CommInfo) -> Self {
+        let rank = |(rank, info): (usize, &crate::telemetry::RankInfo)| RankView {
+            rank: rank as u32,
+            session: info.session,
+            pid: info.pid,
+            enqueued: info.enqueued.load(Ordering::Relaxed),
+            started: info.started.load(Ordering::Relaxed),
+            completed: info.completed.load(Ordering::Relaxed),
+        };
+        CommView {
+            communicator: comm.number,
+            unique_id: comm.id.to_string(),
+            tenant: comm.tenant.clone(),
+            device: comm.device.clone(),
+            operations: comm.operations.load(Ordering::Relaxed),
+            bytes: comm.bytes.load(Ordering::Relaxed),
+            busbw_gbps: comm.busbw_gbps(),
+            failed: comm.failed.load(Ordering::Relaxed),
+            ranks: comm.ranks.iter().enumerate().map(rank).collect(),
+        }
+    }
+}

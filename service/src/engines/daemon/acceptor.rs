@@ -1,0 +1,175 @@
+//! The engine that accepts connections on a socket, and makes a session of each.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use mccs_ipc::command::{Command, Completion};
+use mccs_ipc::handshake::{Listener, PeerCredentials, Socket};
+use mccs_ipc::protocol::{Response, ResponseEnvelope, SegmentLayout};
+use mccs_ipc::queue::{Consumer, Producer, ring_bytes};
+use mccs_ipc::shm::Mapping;
+use mccs_ipc::sync::{Doorbell, StreamWord};
+use mccs_ipc::types::ErrorClass;
+
+use super::{HELLO_WITHIN, SessionEngine, State, Tables};
+use crate::engines::proxy::ProxyMessage;
+use crate::memory::Reaper;
+use crate::runtime::{Context, Engine, Mailbox, Progress, Runtimes, Sender, WakerSlot};
+use crate::session::Session;
+use crate::telemetry::Registry;
+use crate::tenants::{Resource, Tenant};
+
+/// Answers that may wait at a session's engine: one a request in progress, and those are joins and leaves.
+const REPLIES_MAX: usize = 1024;
+/// How long to wait when the process is out of descriptors or memory.
+const ACCEPT_AGAIN_AFTER: Duration = Duration::from_millis(100);
+
+/// Sizes of a session's segment.
+#[derive(Debug, Clone, Copy)]
+pub struct SessionLimits {
+    /// Slots of the command ring, a power of two.
+    pub command_ring: u32,
+    /// Slots of the completion ring, a power of two.
+    pub completion_ring: u32,
+}
+
+/// Makes sessions. Shared by all acceptors.
+pub struct SessionFactory {
+    /// Where their engines run.
+    pub runtimes: Arc<Runtimes>,
+    /// The runtime for the n-th session's engine.
+    pub placement: Box<dyn Fn(u64) -> u32 + Send + Sync>,
+    /// Sizes.
+    pub limits: SessionLimits,
+    /// The proxy engine of the host device.
+    pub proxy: Sender<ProxyMessage>,
+    /// Where sessions are listed.
+    pub registry: Arc<Registry>,
+    /// Unmaps what they leave.
+    pub reaper: Reaper,
+}
+
+fn layout(limits: &SessionLimits, words: u32) -> SegmentLayout {
+    let align = |bytes: u64| bytes.next_multiple_of(128);
+    let completions_offset = align(ring_bytes::<Command>(limits.command_ring));
+    let words_offset = completions_offset + align(ring_bytes::<Completion>(limits.completion_ring));
+    SegmentLayout {
+        segment_bytes: words_offset + u64::from(words) * size_of::<StreamWord>() as u64,
+        commands_offset: 0,
+        commands_capacity: limits.command_ring,
+        completions_offset,
+        completions_capacity: limits.completion_ring,
+        words_offset,
+        words,
+    }
+}
+
+impl SessionFactory {
+    fn start(&self, socket: Socket, peer: PeerCredentials, tenant: Arc<Tenant>) -> anyhow::Result<()> {
+        let charge = match tenant.charge(Resource::Sessions, 1) {
+            Ok(charge) => charge,
+            Err(error) => {
+                refuse(&socket, &error.to_string());
+                return Ok(());
+            }
+        };
+        let layout = layout(&self.limits, tenant.quota.streams);
+        let (segment_fd, segment) = Mapping::create("mccs-session", layout.segment_bytes)?;
+        let segment = Arc::new(segment);
+        let commands = Consumer::new(Arc::clone(&segment), layout.commands_offset, layout.commands_capacity)?;
+        let completions =
+            Producer::new(Arc::clone(&segment), layout.completions_offset, layout.completions_capacity)?;
+        let doorbell = Doorbell::new()?;
+        let replies = Mailbox::new(REPLIES_MAX);
+        let waker: WakerSlot = replies.waker().clone();
+        let id = self.registry.next_number();
+        let quota = tenant.quota;
+        let session =
+            Arc::new(Session::new(id, tenant, peer, segment, layout.words_offset, completions, waker.clone()));
+        self.registry.add_session(Arc::clone(&session));
+        let engine = SessionEngine {
+            state: State::Greeting { deadline: Instant::now() + HELLO_WITHIN },
+            session,
+            socket,
+            doorbell,
+            segment_fd: Some(segment_fd),
+            layout,
+            commands,
+            tables: Tables::new(&quota, layout.words),
+            proxy: self.proxy.clone(),
+            replies,
+            outbox: VecDeque::new(),
+            registry: Arc::clone(&self.registry),
+            reaper: self.reaper.clone(),
+            look_at_socket: Instant::now(),
+            slept: false,
+            _charge: charge,
+        };
+        self.runtimes.start_engine((self.placement)(id), |own| {
+            waker.set(own);
+            Box::new(engine)
+        })?;
+        Ok(())
+    }
+}
+
+/// Tells a connection that there is no session for it.
+fn refuse(socket: &Socket, message: &str) {
+    let class = ErrorClass::InvalidUsage;
+    let response = Response::Error { class, message: message.to_owned() };
+    let _ = socket.send_hello(class.to_wire()).and_then(|()| socket.send(&ResponseEnvelope { id: 0, response }, &[]));
+}
+
+/// A tenant with the users that may connect as it.
+pub type Admission = (Arc<Tenant>, Option<Vec<u32>>);
+
+/// See the module's documentation.
+pub struct Acceptor {
+    listener: Listener,
+    name: String,
+    /// Who may use this socket: the first that admits a user.
+    admissions: Vec<Admission>,
+    factory: Arc<SessionFactory>,
+}
+
+impl Acceptor {
+    /// Accepts for these tenants.
+    #[must_use]
+    pub fn new(listener: Listener, name: String, admissions: Vec<Admission>, factory: Arc<SessionFactory>) -> Self {
+        Acceptor { listener, name, admissions, factory }
+    }
+
+    fn admit(&self, socket: Socket, peer: PeerCredentials) {
+        let admits = |(_, uids): &&Admission| uids.as_ref().is_none_or(|uids| uids.contains(&peer.uid));
+        let Some((tenant, _)) = self.admissions.iter().find(admits) else {
+            refuse(&socket, &format!("user {} is no tenant of this socket; the operator's service.toml lists who is", peer.uid));
+            return;
+        };
+        if let Err(error) = self.factory.start(socket, peer, Arc::clone(tenant)) {
+            tracing::debug!(%error, pid = peer.pid, "cannot start a session");
+        }
+    }
+}
+
+impl Engine for Acceptor {
+    fn name(&self) -> String {
+        format!("acceptor {}", self.name)
+    }
+
+    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        vec![self.listener.as_fd()]
+    }
+
+    fn poll(&mut self, cx: &Context) -> Progress {
+        match self.listener.accept() {
+            Ok(Some((socket, peer))) => {
+                self.admit(socket, peer);
+                Progress::Busy
+            }
+            Ok(None) => Progress::IDLE,
+            Err(_) => Progress::Idle { wake_at: Some(cx.now + ACCEPT_AGAIN_AFTER) },
+        }
+    }
+}

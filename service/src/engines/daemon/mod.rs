@@ -1,0 +1,390 @@
+//! The daemon engine of a session: the boundary between a tenant's process and the service.
+//!
+//! ```text
+//!           hello, version agrees                  socket closed, or fenced
+//! Greeting -----------------------> Serving ------------------------------------> Closing --told--> (done)
+//!     |        no hello in time        | requests (socket) and commands (ring)        ^
+//!     +--------------------------------+----------------------------------------------+
+//! ```
+//!
+//! Everything that crosses here is copied once and checked ([`validate`]) before anything else sees it.
+
+mod acceptor;
+mod tables;
+mod validate;
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use mccs_ipc::command::Command;
+use mccs_ipc::handshake::{Socket, SocketError};
+use mccs_ipc::protocol::{MAGIC, Request, RequestEnvelope, Response, ResponseEnvelope, SegmentLayout, VERSION};
+use mccs_ipc::queue::Consumer;
+use mccs_ipc::shm::Mapping;
+use mccs_ipc::sync::Doorbell;
+use mccs_ipc::types::{ErrorClass, Handle};
+
+pub use self::acceptor::{Acceptor, Admission, SessionFactory, SessionLimits};
+use self::tables::{CommSlot, StreamSlot, Tables};
+use self::validate::{Fence, validate};
+use crate::engines::proxy::{JoinRequest, ProxyMessage, ProxyReply};
+use crate::memory::{Reaper, Region};
+use crate::runtime::{Context, Engine, Mailbox, Progress, Sender};
+use crate::session::Session;
+use crate::telemetry::Registry;
+use crate::tenants::{Charge, Resource};
+
+/// How long a new connection has to say hello.
+const HELLO_WITHIN: Duration = Duration::from_secs(5);
+/// How often the socket is looked at while the ring keeps the engine awake. A sleeping engine is woken by it at once.
+const SOCKET_EVERY: Duration = Duration::from_micros(200);
+
+enum State {
+    Greeting { deadline: Instant },
+    Serving,
+    Closing,
+}
+
+/// The engine of one session. See the module's documentation.
+pub struct SessionEngine {
+    state: State,
+    session: Arc<Session>,
+    socket: Socket,
+    doorbell: Doorbell,
+    /// Sent with the welcome, then dropped.
+    segment_fd: Option<OwnedFd>,
+    layout: SegmentLayout,
+    commands: Consumer<Command>,
+    tables: Tables,
+    proxy: Sender<ProxyMessage>,
+    replies: Mailbox<ProxyReply>,
+    /// Messages that the proxy engine had no room for yet. While there are any, nothing new is taken in.
+    outbox: VecDeque<ProxyMessage>,
+    registry: Arc<Registry>,
+    reaper: Reaper,
+    look_at_socket: Instant,
+    slept: bool,
+    _charge: Charge,
+}
+
+impl SessionEngine {
+    fn send(&mut self, message: ProxyMessage) {
+        if self.outbox.is_empty() {
+            if let Err(message) = self.proxy.send(message) {
+                self.outbox.push_back(message);
+            }
+        } else {
+            self.outbox.push_back(message);
+        }
+    }
+
+    /// Returns whether the outbox is empty.
+    fn flush(&mut self) -> bool {
+        while let Some(message) = self.outbox.pop_front() {
+            if let Err(message) = self.proxy.send(message) {
+                self.outbox.push_front(message);
+                return false;
+            }
+        }
+        true
+    }
+
+    fn answer(&mut self, id: u64, response: Response, fds: &[BorrowedFd<'_>]) {
+        if let Err(error) = self.socket.send(&ResponseEnvelope { id, response }, fds) {
+            // A tenant that does not read its answers, or has gone, is disconnected either way.
+            tracing::debug!(session = self.session.id, %error, "cannot answer");
+            self.close();
+        }
+    }
+
+    fn refuse(&mut self, id: u64, class: ErrorClass, message: impl Into<String>) {
+        self.answer(id, Response::Error { class, message: message.into() }, &[]);
+    }
+
+    /// Ends the session with a reason that the tenant is told.
+    fn fence(&mut self, reason: &str) {
+        tracing::debug!(session = self.session.id, tenant = %self.session.tenant.name, pid = self.session.peer.pid, reason, "session fenced");
+        let message = format!("the service ended this session: {reason}");
+        let response = Response::Error { class: ErrorClass::InvalidUsage, message };
+        let _ = self.socket.send(&ResponseEnvelope { id: 0, response }, &[]);
+        self.close();
+    }
+
+    fn close(&mut self) {
+        if !matches!(self.state, State::Closing) {
+            self.state = State::Closing;
+            self.outbox.push_back(ProxyMessage::SessionClosed { session: self.session.id });
+        }
+    }
+
+    fn greet(&mut self) {
+        match self.socket.recv_hello() {
+            Ok(None) => {}
+            Ok(Some(hello)) if hello.magic == MAGIC && hello.version == VERSION => self.welcome(),
+            Ok(Some(hello)) => {
+                // The other side compares versions itself, and says what to do.
+                tracing::debug!(session = self.session.id, version = hello.version, "another version");
+                let _ = self.socket.send_hello(ErrorClass::InvalidUsage.to_wire());
+                self.close();
+            }
+            Err(_) => self.close(),
+        }
+    }
+
+    fn welcome(&mut self) {
+        let (session, tenant) = (self.session.id, self.session.tenant.name.clone());
+        let welcome = Response::Welcome { session, tenant, layout: self.layout };
+        let sent = self.socket.send_hello(0).and_then(|()| match &self.segment_fd {
+            Some(segment) => {
+                let fds = [segment.as_fd(), self.doorbell.as_fd()];
+                self.socket.send(&ResponseEnvelope { id: 0, response: welcome }, &fds)
+            }
+            None => Ok(()),
+        });
+        self.segment_fd = None;
+        match sent {
+            Ok(()) => self.state = State::Serving,
+            Err(_) => self.close(),
+        }
+    }
+
+    /// Takes requests off the socket. Returns whether there was one.
+    fn serve_socket(&mut self, budget: usize) -> bool {
+        for served in 0..budget {
+            if !matches!(self.state, State::Serving) || !self.outbox.is_empty() {
+                return true;
+            }
+            match self.socket.recv::<RequestEnvelope>() {
+                Ok(None) => return served > 0,
+                Ok(Some((envelope, fds))) => self.serve(envelope, fds),
+                Err(SocketError::Closed) => self.close(),
+                Err(error) => self.fence(&error.to_string()),
+            }
+        }
+        true
+    }
+
+    fn serve(&mut self, envelope: RequestEnvelope, mut fds: Vec<OwnedFd>) {
+        let id = envelope.id;
+        match envelope.request {
+            Request::AllocMemory { bytes } => self.add_region(id, bytes, None),
+            Request::RegisterMemory { bytes } => match fds.pop() {
+                Some(fd) => self.add_region(id, bytes, Some(fd)),
+                None => self.refuse(id, ErrorClass::InvalidArgument, "RegisterMemory comes with a memfd"),
+            },
+            Request::FreeMemory { region } => match self.tables.regions.remove(region) {
+                Some(_) => self.answer(id, Response::Done, &[]),
+                None => self.refuse(id, ErrorClass::InvalidArgument, format!("there is no region {region:?}")),
+            },
+            Request::CreateStream => {
+                let slot = StreamSlot { next_ticket: 1, group_length: 0 };
+                match self.tables.streams.insert(slot) {
+                    Ok(stream) => self.answer(id, Response::Stream { stream, word: stream.index }, &[]),
+                    Err(_) => {
+                        let message = format!("a session has at most {} streams", self.layout.words);
+                        self.refuse(id, ErrorClass::InvalidUsage, message);
+                    }
+                }
+            }
+            Request::DestroyStream { stream } => self.destroy_stream(id, stream),
+            Request::InitRank { id: unique_id, rank, nranks, device, root_address } => {
+                if device != 0 {
+                    let message = format!("device {device} does not exist; this service has the host device, 0");
+                    return self.refuse(id, ErrorClass::InvalidArgument, message);
+                }
+                if !root_address.is_empty() {
+                    let message = format!("root address {root_address:?}: this service joins ranks of its own host only");
+                    return self.refuse(id, ErrorClass::InvalidArgument, message);
+                }
+                self.join(id, unique_id, rank, nranks);
+            }
+            Request::DestroyComm { comm } => match self.tables.comms.get(comm) {
+                Some(CommSlot::Ready { comm: proxy_comm, rank, .. }) => {
+                    let (comm_at_proxy, rank, reply) = (*proxy_comm, *rank, self.replies.sender());
+                    self.tables.comms.remove(comm);
+                    self.send(ProxyMessage::Leave { comm: comm_at_proxy, rank, request: id, reply });
+                }
+                _ => self.refuse(id, ErrorClass::InvalidArgument, format!("there is no communicator {comm:?}")),
+            },
+            Request::AbortComm { comm } => match self.tables.comms.get(comm) {
+                Some(CommSlot::Ready { comm: proxy_comm, rank, .. }) => {
+                    let message = ProxyMessage::Abort { comm: *proxy_comm, rank: *rank };
+                    self.send(message);
+                    self.answer(id, Response::Done, &[]);
+                }
+                _ => self.refuse(id, ErrorClass::InvalidArgument, format!("there is no communicator {comm:?}")),
+            },
+        }
+    }
+
+    fn destroy_stream(&mut self, id: u64, stream: Handle) {
+        let idle = |slot: &StreamSlot| {
+            self.session.last_ended(stream.index).is_some_and(|ended| ended + 1 >= slot.next_ticket)
+        };
+        match self.tables.streams.get(stream).map(idle) {
+            None => self.refuse(id, ErrorClass::InvalidArgument, format!("there is no stream {stream:?}")),
+            Some(false) => {
+                let message = "the stream has work in flight: synchronize it before destroying it";
+                self.refuse(id, ErrorClass::InvalidUsage, message);
+            }
+            Some(true) => {
+                self.tables.streams.remove(stream);
+                self.session.reset_word(stream.index);
+                self.send(ProxyMessage::StreamClosed { session: self.session.id, stream: stream.index });
+                self.answer(id, Response::Done, &[]);
+            }
+        }
+    }
+
+    fn add_region(&mut self, id: u64, bytes: u64, foreign: Option<OwnedFd>) {
+        let charge = match self.session.tenant.charge(Resource::MemoryBytes, bytes) {
+            Ok(charge) => charge,
+            Err(error) => return self.refuse(id, ErrorClass::InvalidUsage, error.to_string()),
+        };
+        let mapped = match foreign {
+            Some(fd) => Mapping::map(fd.as_fd(), bytes).map(|mapping| (None, mapping)),
+            None => Mapping::create("mccs-region", bytes).map(|(fd, mapping)| (Some(fd), mapping)),
+        };
+        let (fd, mapping) = match mapped {
+            Ok(mapped) => mapped,
+            Err(error) => return self.refuse(id, ErrorClass::InvalidArgument, error.to_string()),
+        };
+        let region = Arc::new(Region::new(mapping, bytes, charge, self.reaper.clone()));
+        match self.tables.regions.insert(region) {
+            Ok(region) => {
+                let fds: Vec<_> = fd.iter().map(AsFd::as_fd).collect();
+                self.answer(id, Response::Region { region, bytes }, &fds);
+            }
+            Err(_) => {
+                let message = format!("a session has at most {} regions", self.session.tenant.quota.regions);
+                self.refuse(id, ErrorClass::InvalidUsage, message);
+            }
+        }
+    }
+
+    fn join(&mut self, request: u64, id: mccs_ipc::types::UniqueId, rank: u32, nranks: u32) {
+        let charge = match self.session.tenant.charge(Resource::Communicators, 1) {
+            Ok(charge) => charge,
+            Err(error) => return self.refuse(request, ErrorClass::InvalidUsage, error.to_string()),
+        };
+        let Ok(tenant_comm) = self.tables.comms.insert(CommSlot::Joining) else {
+            let message = "the session has as many communicators as its tenant may have";
+            return self.refuse(request, ErrorClass::InvalidUsage, message);
+        };
+        let (session, reply) = (Arc::clone(&self.session), self.replies.sender());
+        let join = JoinRequest { session, request, tenant_comm, id, rank, nranks, charge, reply };
+        self.send(ProxyMessage::Join(Box::new(join)));
+    }
+
+    fn take_reply(&mut self, reply: ProxyReply) {
+        match reply {
+            ProxyReply::Joined { request, tenant_comm, comm, rank, info } => {
+                if let Some(slot) = self.tables.comms.get_mut(tenant_comm) {
+                    *slot = CommSlot::Ready { comm, rank, info };
+                }
+                self.answer(request, Response::Comm { comm: tenant_comm }, &[]);
+            }
+            ProxyReply::JoinFailed { request, tenant_comm, class, message } => {
+                self.tables.comms.remove(tenant_comm);
+                self.refuse(request, class, message);
+            }
+            ProxyReply::Left { request } => self.answer(request, Response::Done, &[]),
+        }
+    }
+
+    /// Takes commands off the ring. Returns whether there was one.
+    fn take_commands(&mut self, budget: usize) -> Result<bool, Fence> {
+        let limit = self.session.tenant.quota.operations_in_flight;
+        let mut any = false;
+        for _ in 0..budget {
+            if !self.outbox.is_empty() || self.session.in_flight() >= limit {
+                break;
+            }
+            let Some(command) = self.commands.try_pop().map_err(|error| Fence(error.to_string()))? else { break };
+            any = true;
+            self.session.begin_operation();
+            let operation = validate(&self.session, &mut self.tables, &command)?;
+            self.send(ProxyMessage::Operation(operation));
+        }
+        Ok(any)
+    }
+
+    fn serve_ring(&mut self, budget: usize) -> bool {
+        match self.take_commands(budget) {
+            Ok(any) => any,
+            Err(Fence(reason)) => {
+                self.fence(&reason);
+                true
+            }
+        }
+    }
+}
+
+impl Engine for SessionEngine {
+    fn name(&self) -> String {
+        format!("daemon session {}", self.session.id)
+    }
+
+    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        vec![self.socket.as_fd(), self.doorbell.as_fd()]
+    }
+
+    fn poll(&mut self, cx: &Context) -> Progress {
+        if std::mem::take(&mut self.slept) {
+            self.doorbell.clear();
+            self.look_at_socket = cx.now;
+        }
+        let flushed = self.flush();
+        let mut busy = !flushed;
+        match self.state {
+            State::Closing => return if flushed { Progress::Done } else { Progress::Busy },
+            State::Greeting { deadline } => {
+                self.greet();
+                if matches!(self.state, State::Greeting { .. }) {
+                    if cx.now < deadline {
+                        return Progress::Idle { wake_at: Some(deadline) };
+                    }
+                    self.close();
+                }
+                return Progress::Busy;
+            }
+            State::Serving => {}
+        }
+        while let Some(reply) = self.replies.pop() {
+            self.take_reply(reply);
+            busy = true;
+        }
+        if flushed {
+            busy |= self.serve_ring(cx.budget);
+            if cx.now >= self.look_at_socket && matches!(self.state, State::Serving) {
+                self.look_at_socket = cx.now + SOCKET_EVERY;
+                busy |= self.serve_socket(cx.budget);
+            }
+        }
+        if busy || matches!(self.state, State::Closing) { Progress::Busy } else { Progress::IDLE }
+    }
+
+    fn prepare_to_sleep(&mut self) -> bool {
+        if !self.outbox.is_empty() || !self.replies.is_empty() || matches!(self.state, State::Closing) {
+            return false;
+        }
+        let limit = self.session.tenant.quota.operations_in_flight;
+        let may_sleep = if self.session.in_flight() >= limit {
+            // Commands stay in the ring until an operation ends.
+            self.session.throttle(limit)
+        } else {
+            // A corrupt ring is found again, and fenced, by the next poll.
+            self.commands.arm().unwrap_or(false)
+        };
+        self.slept = may_sleep;
+        may_sleep
+    }
+}
+
+impl Drop for SessionEngine {
+    fn drop(&mut self) {
+        self.registry.remove_session(self.session.id);
+    }
+}

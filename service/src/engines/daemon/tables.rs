@@ -1,0 +1,43 @@
+//! What a session has: regions, streams, communicators.
+
+use std::sync::Arc;
+
+use mccs_ipc::types::Handle;
+
+use crate::handles::HandleTable;
+use crate::memory::Region;
+use crate::telemetry::CommInfo;
+use crate::tenants::Quota;
+
+/// A stream, as far as its commands are checked.
+#[derive(Debug)]
+pub(super) struct StreamSlot {
+    pub(super) next_ticket: u64,
+    /// Operations of the group that has not been closed.
+    pub(super) group_length: u64,
+}
+
+/// A communicator of this session.
+pub(super) enum CommSlot {
+    /// Others are missing.
+    Joining,
+    /// Usable; `comm` is the proxy engine's name for it.
+    Ready { comm: Handle, rank: u32, info: Arc<CommInfo> },
+}
+
+/// All handles of a session.
+pub(super) struct Tables {
+    pub(super) regions: HandleTable<Arc<Region>>,
+    pub(super) streams: HandleTable<StreamSlot>,
+    pub(super) comms: HandleTable<CommSlot>,
+}
+
+impl Tables {
+    pub(super) fn new(quota: &Quota, streams: u32) -> Self {
+        Tables {
+            regions: HandleTable::new(quota.regions),
+            streams: HandleTable::new(streams),
+            comms: HandleTable::new(u32::try_from(quota.communicators).unwrap_or(u32::MAX)),
+        }
+    }
+}

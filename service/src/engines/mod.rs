@@ -1,0 +1,6 @@
+//! The state machines that runtimes poll.
+
+pub mod control;
+pub mod daemon;
+pub mod proxy;
+pub mod transport;

@@ -1,0 +1,54 @@
+//! Schedules of a communicator, built once per shape of call.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use crate::collective::{CostModel, Problem, Schedule, Strategy, build};
+use crate::engines::proxy::{Action, Operation};
+
+/// Schedules kept per communicator. A job repeats a few shapes; one that never repeats pays for building each.
+const SCHEDULES_MAX: usize = 256;
+
+/// Why a call has no schedule: a bug, since the proxy engine starts collectives only.
+#[derive(Debug, thiserror::Error)]
+#[error("the operation is no collective")]
+pub struct NotCollective;
+
+/// Picks and keeps the schedules of one communicator under one strategy.
+pub struct ScheduleCache {
+    nranks: u32,
+    strategy: Strategy,
+    model: CostModel,
+    schedules: HashMap<(Problem, usize), Arc<Schedule>>,
+}
+
+impl ScheduleCache {
+    /// An empty cache. The strategy must be valid for `nranks`.
+    #[must_use]
+    pub fn new(nranks: u32, strategy: Strategy, model: CostModel) -> Self {
+        ScheduleCache { nranks, strategy, model, schedules: HashMap::new() }
+    }
+
+    /// The schedule for a collective that all ranks have called alike.
+    ///
+    /// # Errors
+    /// [`NotCollective`].
+    pub fn schedule_for(&mut self, operations: &[Operation]) -> Result<Arc<Schedule>, NotCollective> {
+        let Some(Operation { action: Action::Collective { kind, root, .. }, count, dtype, .. }) = operations.first() else {
+            return Err(NotCollective);
+        };
+        let root = if kind.has_root() { *root } else { 0 };
+        let problem = Problem { kind: *kind, nranks: self.nranks, root, count: *count };
+        let key = (problem, dtype.size_bytes());
+        if let Some(schedule) = self.schedules.get(&key) {
+            return Ok(Arc::clone(schedule));
+        }
+        if self.schedules.len() >= SCHEDULES_MAX {
+            self.schedules.clear();
+        }
+        let algorithm = self.model.choose(&problem, dtype.size_bytes(), &self.strategy);
+        let schedule = Arc::new(build(&problem, algorithm, &self.strategy));
+        self.schedules.insert(key, Arc::clone(&schedule));
+        Ok(schedule)
+    }
+}

@@ -1,0 +1,184 @@
+//! The composition root: the only file that names concrete engines, devices and sockets.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use mccs_ipc::handshake::Listener;
+
+use crate::collective::{Choice, CostModel, Strategy};
+use crate::devices::host::{HostDevice, HostOptions};
+use crate::engines::control::{ControlEngine, Controlled};
+use crate::engines::daemon::{Acceptor, Admission, SessionFactory, SessionLimits};
+use crate::engines::proxy::{PROXY_MAILBOX_MAX, ProxyEngine};
+use crate::engines::transport::TransportPool;
+use crate::memory::Reaper;
+use crate::plans::ScheduleCache;
+use crate::runtime::{Mailbox, RuntimeOptions, Runtimes};
+use crate::telemetry::Registry;
+use crate::tenants::{Quota, Tenant};
+
+/// Items an engine handles in one poll: bounds how long the others of its runtime wait.
+const POLL_BUDGET: usize = 64;
+
+/// Which engines share threads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Placement {
+    /// Daemon, proxy and the first transport engine share a thread; each further transport engine has its own.
+    Shared,
+    /// Daemon engines, the proxy engine and every transport engine have threads of their own.
+    Dedicated,
+}
+
+/// A tenant and how its processes connect.
+#[derive(Debug, Clone)]
+pub struct TenantSettings {
+    /// Name.
+    pub name: String,
+    /// Socket.
+    pub socket: PathBuf,
+    /// Users that may connect; all, if `None`.
+    pub uids: Option<Vec<u32>>,
+    /// Limits.
+    pub quota: Quota,
+}
+
+/// All that a service is told.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// The operator's socket.
+    pub control_socket: PathBuf,
+    /// Who may use the service.
+    pub tenants: Vec<TenantSettings>,
+    /// Sizes of a session.
+    pub limits: SessionLimits,
+    /// How long ranks wait for each other.
+    pub init_timeout: Duration,
+    /// Number of transport engines.
+    pub transport_engines: usize,
+    /// Which engines share threads.
+    pub placement: Placement,
+    /// How long an engine without work is polled.
+    pub spin: Duration,
+    /// The host device.
+    pub host_device: HostOptions,
+    /// Algorithm.
+    pub choice: Choice,
+    /// Channels of rings and trees.
+    pub channels: u32,
+}
+
+/// A running service. Ends when dropped: sockets are removed, sessions closed, threads joined.
+pub struct Service {
+    runtimes: Arc<Runtimes>,
+    /// What the operator sees, for embedding programs and tests.
+    pub registry: Arc<Registry>,
+    /// The pool of transport engines.
+    pub transports: Arc<TransportPool>,
+}
+
+impl Service {
+    /// Starts everything. When it returns, the sockets accept connections.
+    ///
+    /// # Errors
+    /// Sockets in use, directories that cannot be made, threads or descriptors that the kernel refuses.
+    pub fn start(settings: &Settings) -> anyhow::Result<Self> {
+        let runtimes = Runtimes::new(RuntimeOptions { spin: settings.spin, budget: POLL_BUDGET });
+        let registry = Arc::new(Registry::default());
+        let main = runtimes.start_runtime("mccs-main")?;
+        let proxy_runtime = match settings.placement {
+            Placement::Shared => main,
+            Placement::Dedicated => runtimes.start_runtime("mccs-proxy")?,
+        };
+        let mailbox = Mailbox::new(PROXY_MAILBOX_MAX);
+        let proxy = mailbox.sender();
+        let device = Box::new(HostDevice::new(settings.host_device, proxy.clone()));
+        let (choice, channels) = (settings.choice, settings.channels);
+        let make_schedules = move |nranks| {
+            ScheduleCache::new(nranks, Strategy::initial(choice, nranks, channels), CostModel::one_host())
+        };
+        let (proxy_registry, init_timeout) = (Arc::clone(&registry), settings.init_timeout);
+        runtimes.start_engine(proxy_runtime, |waker| {
+            mailbox.waker().set(waker);
+            Box::new(ProxyEngine::new(device, mailbox, proxy_registry, Box::new(make_schedules), init_timeout))
+        })?;
+        let transports = Arc::new(start_transports(&runtimes, settings, main, proxy.clone())?);
+
+        let factory = Arc::new(SessionFactory {
+            runtimes: Arc::clone(&runtimes),
+            placement: Box::new(move |_| main),
+            limits: settings.limits,
+            proxy,
+            registry: Arc::clone(&registry),
+            reaper: Reaper::start()?,
+        });
+        for (socket, admissions) in admissions(&settings.tenants) {
+            let listener = listen(socket, 0o666)?;
+            let name = socket.display().to_string();
+            let factory = Arc::clone(&factory);
+            runtimes.start_engine(main, |_| Box::new(Acceptor::new(listener, name, admissions, factory)))?;
+        }
+        let listener = listen(&settings.control_socket, 0o600)?;
+        let controlled = Controlled {
+            registry: Arc::clone(&registry),
+            runtimes: Arc::clone(&runtimes),
+            transports: Arc::clone(&transports),
+        };
+        let control = ControlEngine::new(listener, controlled)?;
+        runtimes.start_engine(main, |_| Box::new(control))?;
+        Ok(Service { runtimes, registry, transports })
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        self.runtimes.stop();
+    }
+}
+
+fn start_transports(
+    runtimes: &Arc<Runtimes>,
+    settings: &Settings,
+    main: u32,
+    proxy: crate::runtime::Sender<crate::engines::proxy::ProxyMessage>,
+) -> anyhow::Result<TransportPool> {
+    let first_on_main = settings.placement == Placement::Shared;
+    let own_runtimes = Arc::clone(runtimes);
+    // The n-th engine of the pool always has the same runtime, however often the pool is resized.
+    let mut started: Vec<u32> = if first_on_main { vec![main] } else { Vec::new() };
+    let placement = move |index: usize| {
+        while started.len() <= index {
+            started.push(own_runtimes.start_runtime(&format!("mccs-move-{}", started.len()))?);
+        }
+        Ok(started[index])
+    };
+    let pool = TransportPool::new(Arc::clone(runtimes), vec![proxy], Box::new(placement));
+    pool.resize(settings.transport_engines)?;
+    Ok(pool)
+}
+
+/// Tenants by socket, in the order of the file.
+fn admissions(tenants: &[TenantSettings]) -> Vec<(&Path, Vec<Admission>)> {
+    let mut sockets: Vec<(&Path, Vec<Admission>)> = Vec::new();
+    for tenant in tenants {
+        let admission = (Tenant::new(tenant.name.clone(), tenant.quota), tenant.uids.clone());
+        match sockets.iter_mut().find(|(socket, _)| *socket == tenant.socket) {
+            Some((_, admissions)) => admissions.push(admission),
+            None => sockets.push((&tenant.socket, vec![admission])),
+        }
+    }
+    sockets
+}
+
+/// Listens on a path, whose directory is made if it is missing.
+fn listen(path: &Path, mode: u32) -> anyhow::Result<Listener> {
+    use std::os::unix::fs::PermissionsExt;
+    if let Some(directory) = path.parent() {
+        std::fs::create_dir_all(directory).with_context(|| format!("cannot make {}", directory.display()))?;
+    }
+    let listener = Listener::bind(path)?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
+        .with_context(|| format!("cannot set the permissions of {}", path.display()))?;
+    Ok(listener)
+}
