@@ -1,1 +1,24 @@
-//! placeholder
+//! Every file that an operator or a launcher writes: its types, its units, its limits, and what is wrong with it.
+//!
+//! [`service`] is what a host is (`service.toml`), [`job`] what the launcher runs (`job.toml`). Both are read by one path
+//! ([`document`]): TOML to plain structs, then semantic checks ([`validate`]); every complaint becomes a [`Diagnostic`]
+//! with file, line, key and what would be right. `examples/` holds files that the tests parse.
+//!
+//! Invariants: a value of [`service::ServiceConfig`] or [`job::JobFile`] that came from `load` or `parse` has passed all
+//! checks; an unknown key is an error everywhere; every limit stands in [`limits`] with its reason.
+//!
+//! Deliberately absent: merging of several files, environment variables inside values, and any knowledge of how the
+//! values are used.
+
+pub mod document;
+pub mod error;
+pub mod job;
+pub mod limits;
+pub mod service;
+pub mod units;
+pub mod validate;
+
+pub use error::{ConfigError, Diagnostic};
+pub use job::JobFile;
+pub use service::ServiceConfig;
+pub use units::{Bytes, DurationText};

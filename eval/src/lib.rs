@@ -1,1 +1,3 @@
-//! placeholder
+//! What benchmarks and tests share: workloads whose right results are known.
+
+pub mod workload;

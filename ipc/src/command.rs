@@ -47,10 +47,7 @@ pub struct BufferRef {
 
 impl BufferRef {
     /// No buffer.
-    pub const NONE: BufferRef = BufferRef {
-        region: Handle::NONE,
-        offset_bytes: 0,
-    };
+    pub const NONE: BufferRef = BufferRef { region: Handle::NONE, offset_bytes: 0 };
 }
 
 /// One operation, tenant to service. All integers are as the tenant wrote them: nothing is valid until checked.
@@ -115,28 +112,14 @@ const _: () = assert!(size_of::<Command>() == 128 && size_of::<Completion>() == 
 impl Completion {
     /// A completion with as much of `message` as fits.
     #[must_use]
-    pub fn new(
-        comm: Handle,
-        stream: Handle,
-        ticket: u64,
-        class: crate::types::ErrorClass,
-        message: &str,
-    ) -> Self {
+    pub fn new(comm: Handle, stream: Handle, ticket: u64, class: crate::types::ErrorClass, message: &str) -> Self {
         let mut end = message.len().min(COMPLETION_TEXT_BYTES);
         while !message.is_char_boundary(end) {
             end -= 1;
         }
         let mut text = [0; COMPLETION_TEXT_BYTES];
         text[..end].copy_from_slice(&message.as_bytes()[..end]);
-        Completion {
-            comm,
-            stream,
-            ticket,
-            class: class.to_wire(),
-            text_bytes: end as u32,
-            text,
-            reserved: [0; 2],
-        }
+        Completion { comm, stream, ticket, class: class.to_wire(), text_bytes: end as u32, text, reserved: [0; 2] }
     }
 
     /// The message; invalid UTF-8 and a length past the end are replaced, not trusted.

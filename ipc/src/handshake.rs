@@ -40,7 +40,9 @@ pub enum HandshakeError {
     #[error("no mccs-service listens on {path}: is it running, and is this the tenant's socket? ({errno})")]
     NobodyThere { path: PathBuf, errno: Errno },
     /// Both sides were built from different versions.
-    #[error("the other side speaks version {theirs} of the session protocol, this side {ours}: install the same version of mccs on both")]
+    #[error(
+        "the other side speaks version {theirs} of the session protocol, this side {ours}: install the same version of mccs on both"
+    )]
     Version { theirs: u32, ours: u32 },
     /// Not our protocol at all.
     #[error("the other side of {0} is no mccs-service")]
@@ -98,9 +100,7 @@ impl Listener {
     /// Where another service is alive, the path is something else, or the kernel refuses.
     pub fn bind(path: &Path) -> Result<Self, HandshakeError> {
         let os = |what| move |errno| HandshakeError::Os { what, path: path.to_owned(), errno };
-        let io = |what| {
-            move |error: std::io::Error| os(what)(error.raw_os_error().map_or(Errno::EIO, Errno::from_raw))
-        };
+        let io = |what| move |error: std::io::Error| os(what)(error.raw_os_error().map_or(Errno::EIO, Errno::from_raw));
         let lock_path = path.with_added_extension("lock");
         let lock_file = fs::File::options().create(true).truncate(false).write(true).open(lock_path);
         let lock_file = lock_file.map_err(io("make the lock of"))?;
@@ -264,7 +264,9 @@ impl Socket {
             }
         }
         if received.flags.intersects(MsgFlags::MSG_TRUNC | MsgFlags::MSG_CTRUNC) {
-            return Err(SocketError::Malformed(format!("over {MESSAGE_BYTES_MAX} bytes or {MESSAGE_FDS_MAX} descriptors")));
+            return Err(SocketError::Malformed(format!(
+                "over {MESSAGE_BYTES_MAX} bytes or {MESSAGE_FDS_MAX} descriptors"
+            )));
         }
         // A sequential-packet socket reads zero bytes at the end; nobody sends empty messages.
         if received.bytes == 0 { Err(SocketError::Closed) } else { Ok(Some((received.bytes, fds))) }

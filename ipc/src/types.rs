@@ -107,10 +107,7 @@ impl CollectiveKind {
     /// Whether the operation combines elements with a [`RedOp`].
     #[must_use]
     pub fn reduces(self) -> bool {
-        matches!(
-            self,
-            CollectiveKind::AllReduce | CollectiveKind::ReduceScatter | CollectiveKind::Reduce
-        )
+        matches!(self, CollectiveKind::AllReduce | CollectiveKind::ReduceScatter | CollectiveKind::Reduce)
     }
 
     /// Whether the operation has a root rank.
@@ -118,10 +115,7 @@ impl CollectiveKind {
     pub fn has_root(self) -> bool {
         matches!(
             self,
-            CollectiveKind::Broadcast
-                | CollectiveKind::Reduce
-                | CollectiveKind::Gather
-                | CollectiveKind::Scatter
+            CollectiveKind::Broadcast | CollectiveKind::Reduce | CollectiveKind::Gather | CollectiveKind::Scatter
         )
     }
 
@@ -129,14 +123,11 @@ impl CollectiveKind {
     #[must_use]
     pub fn send_count(self, count: u64, nranks: u32, rank: u32, root: u32) -> Option<u64> {
         match self {
-            CollectiveKind::AllReduce
-            | CollectiveKind::AllGather
-            | CollectiveKind::Reduce
-            | CollectiveKind::Gather => Some(count),
-            CollectiveKind::Broadcast => Some(if rank == root { count } else { 0 }),
-            CollectiveKind::ReduceScatter | CollectiveKind::AllToAll => {
-                count.checked_mul(u64::from(nranks))
+            CollectiveKind::AllReduce | CollectiveKind::AllGather | CollectiveKind::Reduce | CollectiveKind::Gather => {
+                Some(count)
             }
+            CollectiveKind::Broadcast => Some(if rank == root { count } else { 0 }),
+            CollectiveKind::ReduceScatter | CollectiveKind::AllToAll => count.checked_mul(u64::from(nranks)),
             CollectiveKind::Scatter if rank == root => count.checked_mul(u64::from(nranks)),
             CollectiveKind::Scatter | CollectiveKind::Barrier => Some(0),
         }
@@ -151,9 +142,7 @@ impl CollectiveKind {
             | CollectiveKind::Broadcast
             | CollectiveKind::Scatter => Some(count),
             CollectiveKind::Reduce => Some(if rank == root { count } else { 0 }),
-            CollectiveKind::AllGather | CollectiveKind::AllToAll => {
-                count.checked_mul(u64::from(nranks))
-            }
+            CollectiveKind::AllGather | CollectiveKind::AllToAll => count.checked_mul(u64::from(nranks)),
             CollectiveKind::Gather if rank == root => count.checked_mul(u64::from(nranks)),
             CollectiveKind::Gather | CollectiveKind::Barrier => Some(0),
         }
@@ -179,18 +168,7 @@ wire_enum! {
 }
 
 /// Names one slot of a table for the time that slot holds one value: a stale handle has an old generation.
-#[derive(
-    Debug,
-    Clone,
-    Copy,
-    PartialEq,
-    Eq,
-    Hash,
-    Serialize,
-    Deserialize,
-    bytemuck::Pod,
-    bytemuck::Zeroable,
-)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 pub struct Handle {
     /// Slot in the session's table.
@@ -201,10 +179,7 @@ pub struct Handle {
 
 impl Handle {
     /// The handle that names nothing, used where an operation has no such buffer.
-    pub const NONE: Handle = Handle {
-        index: u32::MAX,
-        generation: 0,
-    };
+    pub const NONE: Handle = Handle { index: u32::MAX, generation: 0 };
 }
 
 /// Names a communicator across all ranks that join it. Random; a tenant's ids are its own name space.

@@ -116,10 +116,9 @@ mod tests {
 
     #[test]
     fn values_between_codes_go_to_the_nearest_and_ties_to_even() {
-        for (to_f32, from_f32, max) in [
-            (e4m3_to_f32 as fn(u8) -> f32, f32_to_e4m3 as fn(f32) -> u8, 0x7e_u8),
-            (e5m2_to_f32, f32_to_e5m2, 0x7b),
-        ] {
+        for (to_f32, from_f32, max) in
+            [(e4m3_to_f32 as fn(u8) -> f32, f32_to_e4m3 as fn(f32) -> u8, 0x7e_u8), (e5m2_to_f32, f32_to_e5m2, 0x7b)]
+        {
             for code in 0..max {
                 let (low, high) = (to_f32(code), to_f32(code + 1));
                 let middle = (low + high) / 2.0;

@@ -113,8 +113,20 @@ fn combine(op: RedOp, a: Value, b: Value) -> Value {
                 RedOp::Prod => $a * $b,
                 RedOp::Max if $a.is_nan() || $b.is_nan() => $a + $b,
                 RedOp::Min if $a.is_nan() || $b.is_nan() => $a + $b,
-                RedOp::Max => if $b > $a { $b } else { $a },
-                RedOp::Min => if $b < $a { $b } else { $a },
+                RedOp::Max => {
+                    if $b > $a {
+                        $b
+                    } else {
+                        $a
+                    }
+                }
+                RedOp::Min => {
+                    if $b < $a {
+                        $b
+                    } else {
+                        $a
+                    }
+                }
             })
         };
     }

@@ -34,7 +34,8 @@ impl ScheduleCache {
     /// # Errors
     /// [`NotCollective`].
     pub fn schedule_for(&mut self, operations: &[Operation]) -> Result<Arc<Schedule>, NotCollective> {
-        let Some(Operation { action: Action::Collective { kind, root, .. }, count, dtype, .. }) = operations.first() else {
+        let Some(Operation { action: Action::Collective { kind, root, .. }, count, dtype, .. }) = operations.first()
+        else {
             return Err(NotCollective);
         };
         let root = if kind.has_root() { *root } else { 0 };

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use mccs_ipc::handshake::Listener;
 
-use crate::collective::{Choice, CostModel, Strategy};
+use crate::collective::{Algorithm, Choice, CostModel, Strategy};
 use crate::devices::host::{HostDevice, HostOptions};
 use crate::engines::control::{ControlEngine, Controlled};
 use crate::engines::daemon::{Acceptor, Admission, SessionFactory, SessionLimits};
@@ -181,4 +181,52 @@ fn listen(path: &Path, mode: u32) -> anyhow::Result<Listener> {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
         .with_context(|| format!("cannot set the permissions of {}", path.display()))?;
     Ok(listener)
+}
+
+impl Settings {
+    /// The settings that a checked configuration says.
+    #[must_use]
+    pub fn from_config(config: &mccs_config::ServiceConfig) -> Self {
+        use mccs_config::service as file;
+        let tenant = |tenant: &file::TenantConfig| TenantSettings {
+            name: tenant.name.clone(),
+            socket: config.tenant_socket(tenant),
+            uids: tenant.uids.clone(),
+            quota: Quota {
+                memory_bytes: tenant.max_memory.0,
+                sessions: u64::from(tenant.max_sessions),
+                communicators: u64::from(tenant.max_communicators),
+                operations_in_flight: u64::from(tenant.max_operations_in_flight),
+                streams: tenant.max_streams,
+                regions: tenant.max_regions,
+            },
+        };
+        Settings {
+            control_socket: config.control_socket(),
+            tenants: config.tenants.iter().map(tenant).collect(),
+            limits: SessionLimits {
+                command_ring: config.limits.command_ring,
+                completion_ring: config.limits.completion_ring,
+            },
+            init_timeout: config.limits.init_timeout.0,
+            transport_engines: config.runtime.transport_engines as usize,
+            placement: match config.runtime.placement {
+                file::Placement::Shared => Placement::Shared,
+                file::Placement::Dedicated => Placement::Dedicated,
+            },
+            spin: config.runtime.spin.0,
+            host_device: HostOptions {
+                inline_bytes: config.host_device.inline_bytes.0,
+                piece_bytes: config.host_device.piece_bytes.0,
+                streaming_bytes: config.host_device.streaming_threshold.0,
+            },
+            choice: match config.strategy.algorithm {
+                file::Algorithm::Auto => Choice::Auto,
+                file::Algorithm::Direct => Choice::Pinned(Algorithm::Direct),
+                file::Algorithm::Ring => Choice::Pinned(Algorithm::Ring),
+                file::Algorithm::Tree => Choice::Pinned(Algorithm::Tree),
+            },
+            channels: config.strategy.channels,
+        }
+    }
 }

@@ -130,14 +130,8 @@ mod tests {
 
     #[test]
     fn a_charge_is_refused_over_the_quota_and_returned_on_drop() {
-        let quota = Quota {
-            memory_bytes: 100,
-            sessions: 1,
-            communicators: 1,
-            operations_in_flight: 1,
-            streams: 1,
-            regions: 1,
-        };
+        let quota =
+            Quota { memory_bytes: 100, sessions: 1, communicators: 1, operations_in_flight: 1, streams: 1, regions: 1 };
         let tenant = Tenant::new("a".into(), quota);
         let first = tenant.charge(Resource::MemoryBytes, 60).expect("within quota");
         let refused = tenant.charge(Resource::MemoryBytes, 41).expect_err("over quota");

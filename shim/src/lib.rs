@@ -1,1 +1,38 @@
-//! placeholder
+//! The tenant's side of mccs: hands collectives to the host's `mccs-service` over shared memory.
+//!
+//! A [`Client`] is one connected session. Its [`Communicator`]s, [`Stream`]s and [`Region`]s are used from any thread. All
+//! operations return at once and complete in the order of their stream; [`Stream::synchronize`] waits. An operation costs
+//! the caller one copy of 128 bytes into a ring; nothing is allocated for it, in this process or per call.
+//!
+//! The library never panics, prints, starts threads, reads the environment unasked, or changes anything about the process.
+//!
+//! ```no_run
+//! # fn main() -> Result<(), mccs::Error> {
+//! use mccs::{Client, DataType, RedOp};
+//! let client = Client::connect("/run/mccs/mccs.sock")?;
+//! let id: mccs::UniqueId = "00112233445566778899aabbccddeeff".parse().map_err(mccs::Error::InvalidArgument)?;
+//! let comm = client.init_communicator_rank(id, 0, 2, 0, "")?;
+//! let stream = client.register_stream()?;
+//! let memory = client.allocate(1 << 20)?;
+//! comm.all_reduce(memory.at(0), memory.at(0), 1 << 18, DataType::F32, RedOp::Sum, &stream)?;
+//! stream.synchronize()?;
+//! # Ok(())
+//! # }
+//! ```
+
+mod client;
+mod communicator;
+mod error;
+
+mod group;
+mod memory;
+mod requests;
+mod stream;
+
+pub use client::{Client, unique_id};
+pub use communicator::{Communicator, RankSpec, ReduceOperator, Scalar};
+pub use error::Error;
+pub use group::{group_end, group_start};
+pub use mccs_ipc::types::{CollectiveKind, DataType, ErrorClass, RedOp, UniqueId};
+pub use memory::{Region, Span};
+pub use stream::Stream;

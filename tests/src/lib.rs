@@ -1,1 +1,160 @@
-//! placeholder
+//! What tests across crates share: a service of one's own, and ranks that talk to it.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use mccs::{Client, Communicator, Error, ReduceOperator, Scalar, Span, Stream};
+use mccs_config::ServiceConfig;
+use mccs_eval::workload::{Call, POISON};
+use mccs_ipc::types::{CollectiveKind, RedOp};
+use mccs_service::service::{Service, Settings};
+
+/// Ends the test process when a test hangs. Generous: it never decides about speed.
+pub fn watchdog() {
+    static START: std::sync::Once = std::sync::Once::new();
+    START.call_once(|| {
+        std::thread::spawn(|| {
+            std::thread::sleep(Duration::from_secs(300));
+            eprintln!("watchdog: tests hang");
+            std::process::abort();
+        });
+    });
+}
+
+/// A service in this process, with sockets in a directory of its own.
+pub struct TestService {
+    /// `None` after [`TestService::stop`].
+    service: Option<Service>,
+    directory: tempfile::TempDir,
+    tenants: Vec<String>,
+}
+
+impl TestService {
+    /// Starts a service with the given settings, in the form of `service.toml` without `[service]`.
+    ///
+    /// # Panics
+    /// If it does not start.
+    #[must_use]
+    pub fn start(settings: &str) -> Self {
+        watchdog();
+        let directory = tempfile::tempdir().expect("a directory");
+        let head = format!("[service]\nruntime_dir = {:?}\n", directory.path());
+        let config = ServiceConfig::parse(&format!("{head}{settings}"), "test").expect("a valid configuration");
+        let service = Service::start(&Settings::from_config(&config)).expect("a service");
+        let tenants = config.tenants.iter().map(|tenant| tenant.socket.display().to_string()).collect();
+        TestService { service: Some(service), directory, tenants }
+    }
+
+    /// The running service.
+    ///
+    /// # Panics
+    /// After [`TestService::stop`].
+    #[must_use]
+    pub fn service(&self) -> &Service {
+        self.service.as_ref().expect("a running service")
+    }
+
+    /// Socket of the n-th tenant.
+    #[must_use]
+    pub fn socket(&self, tenant: usize) -> PathBuf {
+        self.directory.path().join(&self.tenants[tenant])
+    }
+
+    /// The operator's socket.
+    #[must_use]
+    pub fn control_socket(&self) -> PathBuf {
+        self.directory.path().join("mccs-control.sock")
+    }
+
+    /// A new session of the n-th tenant.
+    ///
+    /// # Panics
+    /// If the service does not let it in.
+    #[must_use]
+    pub fn connect(&self, tenant: usize) -> Client {
+        Client::connect(self.socket(tenant)).expect("a session")
+    }
+
+    /// Ends the service.
+    pub fn stop(&mut self) {
+        self.service = None;
+    }
+
+    /// Runs `body` on a thread for each rank of a new communicator, each with its own session, and returns what they
+    /// returned, in rank order.
+    ///
+    /// # Panics
+    /// If a rank does.
+    pub fn ranks<T: Send>(&self, tenant: usize, nranks: u32, body: impl Fn(Rank) -> T + Sync) -> Vec<T> {
+        let id = mccs::unique_id().expect("an id");
+        std::thread::scope(|scope| {
+            let rank = |rank| {
+                let (client, body) = (self.connect(tenant), &body);
+                scope.spawn(move || {
+                    let comm = client.init_communicator_rank(id, rank, nranks, 0, "").expect("a communicator");
+                    let stream = client.register_stream().expect("a stream");
+                    body(Rank { client, comm, stream })
+                })
+            };
+            let threads: Vec<_> = (0..nranks).map(rank).collect();
+            threads.into_iter().map(|thread| thread.join().expect("a rank")).collect()
+        })
+    }
+}
+
+/// A rank with all it needs.
+pub struct Rank {
+    /// Its session.
+    pub client: Client,
+    /// Its communicator.
+    pub comm: Communicator,
+    /// A stream.
+    pub stream: Stream,
+}
+
+/// Enqueues a call on buffers that are long enough.
+///
+/// # Errors
+/// As the communicator's methods.
+pub fn enqueue(comm: &Communicator, call: &Call, send: Span, recv: Span, stream: &Stream) -> Result<(), Error> {
+    let Call { kind, dtype, redop, root, count, .. } = *call;
+    let op = match redop {
+        RedOp::PreMulSum => ReduceOperator::PreMulSum(Scalar::Integer(call.scalar(comm.rank()))),
+        op => op.into(),
+    };
+    match kind {
+        CollectiveKind::AllReduce => comm.all_reduce(send, recv, count, dtype, op, stream),
+        CollectiveKind::AllGather => comm.all_gather(send, recv, count, dtype, stream),
+        CollectiveKind::ReduceScatter => comm.reduce_scatter(send, recv, count, dtype, op, stream),
+        CollectiveKind::Broadcast => comm.broadcast(send, recv, count, dtype, root, stream),
+        CollectiveKind::Reduce => comm.reduce(send, recv, count, dtype, op, root, stream),
+        CollectiveKind::AllToAll => comm.all_to_all(send, recv, count, dtype, stream),
+        CollectiveKind::Gather => comm.gather(send, recv, count, dtype, root, stream),
+        CollectiveKind::Scatter => comm.scatter(send, recv, count, dtype, root, stream),
+        CollectiveKind::Barrier => comm.barrier(stream),
+    }
+}
+
+/// Runs a call on one rank and returns the number of wrong elements.
+///
+/// # Panics
+/// If the call fails.
+pub fn run_checked(rank: &Rank, call: &Call, in_place: bool) -> u64 {
+    let (me, size) = (rank.comm.rank(), call.dtype.size_bytes());
+    let (send_bytes, recv_bytes) = (call.send_count(me) * size, call.recv_count(me) * size);
+    let elements = if in_place { call.in_place_elements(me) } else { None };
+    let (send_at, recv_at, total) = match elements {
+        Some((send, recv)) => (send as usize * size, recv as usize * size, send_bytes.max(recv_bytes)),
+        None => (0, send_bytes.next_multiple_of(64), send_bytes.next_multiple_of(64) + recv_bytes),
+    };
+    let memory = rank.client.allocate(total.max(1) as u64).expect("memory");
+    // SAFETY: nothing is in flight yet.
+    let bytes = unsafe { memory.as_mut_slice() };
+    bytes.fill(POISON);
+    bytes[send_at..send_at + send_bytes].copy_from_slice(&call.input(me));
+    enqueue(&rank.comm, call, memory.at(send_at as u64), memory.at(recv_at as u64), &rank.stream).expect("enqueued");
+    rank.stream.synchronize().expect("completed");
+    // SAFETY: everything in flight has ended.
+    let bytes = unsafe { memory.as_slice() };
+    call.wrong_elements(me, &bytes[recv_at..recv_at + recv_bytes])
+}

@@ -73,9 +73,7 @@ impl<T: Pod> Ring<T> {
         let slots_offset = offset_bytes.checked_add(size_of::<Header>() as u64);
         let words = slots_offset.and_then(|offset| mapping.at::<AtomicU64>(offset, Self::WORDS * capacity as usize));
         match (mapping.at::<Header>(offset_bytes, 1), words) {
-            (Some(header), Some(words)) => {
-                Ok(Ring { mapping, header, words, capacity, value: PhantomData })
-            }
+            (Some(header), Some(words)) => Ok(Ring { mapping, header, words, capacity, value: PhantomData }),
             _ => Err(bad),
         }
     }

@@ -81,7 +81,10 @@ impl<M> Rendezvous<M> {
         });
         let expected = gathering.members.len() as u32;
         let contradiction = if expected != nranks {
-            Some(format!("rank {rank} joined communicator {} with nranks {nranks}, the ranks before it with nranks {expected}", key.id))
+            Some(format!(
+                "rank {rank} joined communicator {} with nranks {nranks}, the ranks before it with nranks {expected}",
+                key.id
+            ))
         } else if gathering.members[rank as usize].is_some() {
             Some(format!("rank {rank} joined communicator {} twice: every process needs its own rank", key.id))
         } else {

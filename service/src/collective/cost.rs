@@ -124,7 +124,8 @@ impl CostModel {
             _ => {}
         }
         let usable = Algorithm::ALL.into_iter().filter(|algorithm| {
-            (mapped || *algorithm != Algorithm::Direct) && (algorithm.covers(problem.kind) || *algorithm == Algorithm::Ring)
+            (mapped || *algorithm != Algorithm::Direct)
+                && (algorithm.covers(problem.kind) || *algorithm == Algorithm::Ring)
         });
         let timed = usable.map(|a| (a, self.estimate_ns(&build(problem, a, strategy), element_bytes)));
         timed.min_by(|a, b| a.1.total_cmp(&b.1)).map_or(Algorithm::Ring, |(algorithm, _)| algorithm)

@@ -150,9 +150,12 @@ fn the_cost_model_prefers_what_is_known_to_be_better() {
     let pinned = Strategy { choice: Choice::Pinned(Algorithm::Tree), ..strategy.clone() };
     assert_eq!(network.choose(&problem(1 << 24), 4, &pinned), Algorithm::Tree);
     let direct = Strategy { choice: Choice::Pinned(Algorithm::Direct), ..strategy.clone() };
-    assert_ne!(network.choose(&problem(1 << 24), 4, &direct), Algorithm::Direct, "buffers of other hosts are not mapped");
-    let times: Vec<_> = (0..24)
-        .map(|log2| network.estimate_ns(&build(&problem(1 << log2), Algorithm::Ring, &strategy), 4))
-        .collect();
+    assert_ne!(
+        network.choose(&problem(1 << 24), 4, &direct),
+        Algorithm::Direct,
+        "buffers of other hosts are not mapped"
+    );
+    let times: Vec<_> =
+        (0..24).map(|log2| network.estimate_ns(&build(&problem(1 << log2), Algorithm::Ring, &strategy), 4)).collect();
     assert!(times.is_sorted(), "more data never takes less time: {times:?}");
 }

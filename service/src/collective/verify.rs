@@ -180,7 +180,9 @@ impl Access {
     }
 
     fn is(&self, other: &Access) -> bool {
-        self.rank == other.rank && self.buffer == other.buffer && (self.offset, self.count) == (other.offset, other.count)
+        self.rank == other.rank
+            && self.buffer == other.buffer
+            && (self.offset, self.count) == (other.offset, other.count)
     }
 }
 
@@ -248,7 +250,8 @@ impl Machine {
             let count = self.layout.size(rank, Buffer::Recv);
             for (offset, part_count, terms) in expected(&self.layout.problem, rank, count) {
                 let span = Span::new(Buffer::Recv, offset, part_count);
-                let segments = self.access(rank, span).and_then(|access| self.read(&access)).map_err(|what| (rank, what))?;
+                let segments =
+                    self.access(rank, span).and_then(|access| self.read(&access)).map_err(|what| (rank, what))?;
                 for segment in segments {
                     let terms = terms.iter().map(|(rank, offset)| (*rank, offset + segment.start)).collect();
                     let right = Value { terms, raw: !kind.reduces(), finished: kind.reduces() };
@@ -271,7 +274,9 @@ fn expected(problem: &Problem, rank: u32, recv_count: u64) -> Vec<(u64, u64, Vec
         return Vec::new();
     }
     match kind {
-        CollectiveKind::AllReduce | CollectiveKind::Reduce => vec![(0, count, (0..nranks).map(|src| (src, 0)).collect())],
+        CollectiveKind::AllReduce | CollectiveKind::Reduce => {
+            vec![(0, count, (0..nranks).map(|src| (src, 0)).collect())]
+        }
         CollectiveKind::ReduceScatter => vec![(0, count, (0..nranks).map(|src| (src, block(rank))).collect())],
         CollectiveKind::Broadcast => vec![(0, count, vec![(root, 0)])],
         CollectiveKind::Scatter => vec![(0, count, vec![(root, block(rank))])],

@@ -198,8 +198,7 @@ impl Runtimes {
         }
         let id = EngineId(tables.next_engine);
         tables.next_engine += 1;
-        let state =
-            Arc::new(EngineState { id, runtime: AtomicU32::new(runtime), notified: AtomicBool::new(false) });
+        let state = Arc::new(EngineState { id, runtime: AtomicU32::new(runtime), notified: AtomicBool::new(false) });
         let engine = make(Waker { engine: Arc::clone(&state), table: Arc::clone(&self.table) });
         tables.engines.insert(id, EngineRecord { name: engine.name(), state: Arc::clone(&state) });
         self.order(runtime, Order::Adopt(Adopted { engine, state }))?;
@@ -485,7 +484,8 @@ impl Executor {
             let wait = self.earliest_timer.map(|at| at.saturating_duration_since(now));
             // Rounded up: a wait that ends just before the timer would spin through the last fraction of a millisecond.
             let timeout = wait.map_or(EpollTimeout::NONE, |wait| {
-                EpollTimeout::try_from(wait.as_millis().saturating_add(1).min(60_000) as i32).unwrap_or(EpollTimeout::NONE)
+                EpollTimeout::try_from(wait.as_millis().saturating_add(1).min(60_000) as i32)
+                    .unwrap_or(EpollTimeout::NONE)
             });
             self.stats.parks.fetch_add(1, Ordering::Relaxed);
             self.take_events(timeout);

@@ -121,24 +121,34 @@ impl Bound {
 
     /// Runs part of a move: `count` elements from `element` on.
     pub(super) fn run_move(&self, srcs: &[RemoteSpan], dsts: &[RemoteSpan], element: u64, count: u64) {
-        with_addresses(dsts, |remote| self.address(remote.rank, &remote.span, element), |targets| {
-            match (self.redop, srcs) {
+        with_addresses(
+            dsts,
+            |remote| self.address(remote.rank, &remote.span, element),
+            |targets| match (self.redop, srcs) {
                 (None, [src, ..]) => self.copy(self.address(src.rank, &src.span, element), targets, count),
                 (None, []) => {}
                 (Some(_), srcs) => {
-                    with_addresses(srcs, |remote| self.source(remote.rank, &remote.span, element, true), |sources| {
-                        self.reduce(sources, targets, count, true);
-                    });
+                    with_addresses(
+                        srcs,
+                        |remote| self.source(remote.rank, &remote.span, element, true),
+                        |sources| {
+                            self.reduce(sources, targets, count, true);
+                        },
+                    );
                 }
-            }
-        });
+            },
+        );
     }
 }
 
 /// Spans whose addresses are kept on the stack: the data path allocates only for larger communicators.
 const ON_STACK: usize = 16;
 
-fn with_addresses<T: Copy, R>(spans: &[RemoteSpan], address: impl Fn(&RemoteSpan) -> T, run: impl FnOnce(&[T]) -> R) -> R {
+fn with_addresses<T: Copy, R>(
+    spans: &[RemoteSpan],
+    address: impl Fn(&RemoteSpan) -> T,
+    run: impl FnOnce(&[T]) -> R,
+) -> R {
     if let Some(first) = spans.first().filter(|_| spans.len() <= ON_STACK) {
         let mut addresses = [address(first); ON_STACK];
         spans.iter().zip(&mut addresses).for_each(|(span, slot)| *slot = address(span));

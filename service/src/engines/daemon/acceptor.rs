@@ -79,8 +79,7 @@ impl SessionFactory {
         let (segment_fd, segment) = Mapping::create("mccs-session", layout.segment_bytes)?;
         let segment = Arc::new(segment);
         let commands = Consumer::new(Arc::clone(&segment), layout.commands_offset, layout.commands_capacity)?;
-        let completions =
-            Producer::new(Arc::clone(&segment), layout.completions_offset, layout.completions_capacity)?;
+        let completions = Producer::new(Arc::clone(&segment), layout.completions_offset, layout.completions_capacity)?;
         let doorbell = Doorbell::new()?;
         let replies = Mailbox::new(REPLIES_MAX);
         let waker: WakerSlot = replies.waker().clone();
@@ -144,7 +143,10 @@ impl Acceptor {
     fn admit(&self, socket: Socket, peer: PeerCredentials) {
         let admits = |(_, uids): &&Admission| uids.as_ref().is_none_or(|uids| uids.contains(&peer.uid));
         let Some((tenant, _)) = self.admissions.iter().find(admits) else {
-            refuse(&socket, &format!("user {} is no tenant of this socket; the operator's service.toml lists who is", peer.uid));
+            refuse(
+                &socket,
+                &format!("user {} is no tenant of this socket; the operator's service.toml lists who is", peer.uid),
+            );
             return;
         };
         if let Err(error) = self.factory.start(socket, peer, Arc::clone(tenant)) {

@@ -195,7 +195,8 @@ impl SessionEngine {
                     return self.refuse(id, ErrorClass::InvalidArgument, message);
                 }
                 if !root_address.is_empty() {
-                    let message = format!("root address {root_address:?}: this service joins ranks of its own host only");
+                    let message =
+                        format!("root address {root_address:?}: this service joins ranks of its own host only");
                     return self.refuse(id, ErrorClass::InvalidArgument, message);
                 }
                 self.join(id, unique_id, rank, nranks);

@@ -123,7 +123,8 @@ fn operand(
         return Ok(Operand::NONE);
     }
     let region = tables.regions.get(buffer.region);
-    let region = region.ok_or_else(|| argument(format!("the {what} buffer's region {:?} does not exist", buffer.region)))?;
+    let region =
+        region.ok_or_else(|| argument(format!("the {what} buffer's region {:?} does not exist", buffer.region)))?;
     let ptr = region.range(buffer.offset_bytes, bytes).ok_or_else(|| {
         let (offset, size) = (buffer.offset_bytes, region.len_bytes());
         argument(format!("the {what} buffer, {bytes} bytes at offset {offset}, leaves its region of {size} bytes"))
@@ -151,6 +152,9 @@ fn check_overlap(operation: &Operation, kind: CollectiveKind, root: u32) -> Resu
     if disjoint || in_place {
         Ok(())
     } else {
-        Err(Invalid(ErrorClass::InvalidUsage, format!("{kind}: send and receive buffers overlap, and not as in-place calls do")))
+        Err(Invalid(
+            ErrorClass::InvalidUsage,
+            format!("{kind}: send and receive buffers overlap, and not as in-place calls do"),
+        ))
     }
 }

@@ -249,8 +249,10 @@ impl Member {
 
 /// What two ranks' calls differ in, if they do. Scalars of a pre-multiplied sum may differ.
 fn difference(a: &Operation, b: &Operation) -> Option<&'static str> {
-    let (Action::Collective { kind, redop, root, .. }, Action::Collective { kind: kind_b, redop: redop_b, root: root_b, .. }) =
-        (&a.action, &b.action)
+    let (
+        Action::Collective { kind, redop, root, .. },
+        Action::Collective { kind: kind_b, redop: redop_b, root: root_b, .. },
+    ) = (&a.action, &b.action)
     else {
         return Some("kind of operation");
     };

@@ -474,7 +474,11 @@ impl Engine for ProxyEngine {
         for (refusal, members) in self.rendezvous.expire(cx.now) {
             refuse_all(&refusal, members);
         }
-        if left < cx.budget || backlog { Progress::Busy } else { Progress::Idle { wake_at: self.rendezvous.next_deadline() } }
+        if left < cx.budget || backlog {
+            Progress::Busy
+        } else {
+            Progress::Idle { wake_at: self.rendezvous.next_deadline() }
+        }
     }
 
     fn prepare_to_sleep(&mut self) -> bool {

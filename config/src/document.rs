@@ -1,0 +1,150 @@
+//! From TOML text to a checked value: the one path by which every file of this crate is read.
+//!
+//! `text -> serde -> T -> T::validate -> T`. The structs are plain, without source positions; a complaint names a key
+//! path, and the line is looked up in the document when there is something to complain about.
+
+use std::ops::Range;
+use std::path::Path;
+
+use serde::de::DeserializeOwned;
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use crate::error::{ConfigError, Diagnostic};
+use crate::validate::{Problems, Validate, nearest};
+
+/// Reads and checks the file at `path`.
+///
+/// # Errors
+/// The file cannot be read, or its content is refused; see [`parse`].
+pub fn load<T: DeserializeOwned + Validate>(path: &Path) -> Result<T, ConfigError> {
+    let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+    parse(&text, &path.display().to_string())
+}
+
+/// Reads and checks `text`, which complaints call `file_name`.
+///
+/// # Errors
+/// Not TOML, an unknown key, a value of the wrong type (the first such), or values that cannot be (all of them).
+pub fn parse<T: DeserializeOwned + Validate>(text: &str, file_name: &str) -> Result<T, ConfigError> {
+    let value: T =
+        toml::from_str(text).map_err(|error| ConfigError::Invalid(vec![explain(text, file_name, &error)]))?;
+    let mut problems = Problems::default();
+    value.validate(&mut problems);
+    let mut found: Vec<Diagnostic> = problems
+        .into_inner()
+        .into_iter()
+        .map(|(key, message)| diagnostic(text, file_name, offset_of(text, &key), key, message))
+        .collect();
+    if found.is_empty() {
+        return Ok(value);
+    }
+    found.sort_by_key(|d| (d.line, d.column));
+    Err(ConfigError::Invalid(found))
+}
+
+fn diagnostic(text: &str, file: &str, offset: usize, key: String, message: String) -> Diagnostic {
+    let before = text.get(..offset).unwrap_or(text);
+    let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
+    Diagnostic {
+        file: file.to_owned(),
+        line: before.matches('\n').count() + 1,
+        column: before[line_start..].chars().count() + 1,
+        key,
+        message,
+    }
+}
+
+/// Turns what serde or the TOML parser says into a complaint with a key path and, for a misspelling, a suggestion.
+fn explain(text: &str, file: &str, error: &toml::de::Error) -> Diagnostic {
+    let span = error.span().unwrap_or(0..0);
+    let key = match DeTable::parse(text) {
+        Ok(root) => path_to(&root, &span),
+        Err(_) => String::new(),
+    };
+    let message = error.message().trim().replace('\n', "; ");
+    // serde's texts for an unknown name are fixed: the wrong one first, then the known ones, each in backticks.
+    let mut names = message.split('`').skip(1).step_by(2);
+    let suggestion = match names.next() {
+        Some(wrong) if message.starts_with("unknown ") => nearest(wrong, names),
+        _ => None,
+    };
+    let message = match suggestion {
+        Some(name) => format!("{message}; did you mean `{name}`?"),
+        None => message,
+    };
+    diagnostic(text, file, span.start, key, message)
+}
+
+/// The key path of the innermost place that holds `span`.
+fn path_to(root: &Spanned<DeTable<'_>>, span: &Range<usize>) -> String {
+    let mut path = String::new();
+    descend_table(root.get_ref(), span, &mut path);
+    path
+}
+
+fn holds(outer: &Range<usize>, inner: &Range<usize>) -> bool {
+    outer.start <= inner.start && inner.end <= outer.end
+}
+
+/// Appends the way to `span` and says whether it lies in this table.
+fn descend_table(table: &DeTable<'_>, span: &Range<usize>, path: &mut String) -> bool {
+    table.iter().any(|(key, value)| {
+        let before = path.len();
+        if !path.is_empty() {
+            path.push('.');
+        }
+        path.push_str(key.get_ref());
+        let found = descend_value(value, span, path) || holds(&key.span(), span);
+        if !found {
+            path.truncate(before);
+        }
+        found
+    })
+}
+
+fn descend_value(value: &Spanned<DeValue<'_>>, span: &Range<usize>, path: &mut String) -> bool {
+    // A table's own span is only its header, so its content is searched whether or not the span holds.
+    let inside = match value.get_ref() {
+        DeValue::Table(table) => descend_table(table, span, path),
+        DeValue::Array(items) => items.iter().enumerate().any(|(index, item)| {
+            let before = path.len();
+            path.push_str(&format!("[{index}]"));
+            let found = descend_value(item, span, path);
+            if !found {
+                path.truncate(before);
+            }
+            found
+        }),
+        _ => false,
+    };
+    inside || holds(&value.span(), span)
+}
+
+/// Where `path` (`tenant[1].uids`) stands in `text`; its innermost parent that is written where it is a default.
+fn offset_of(text: &str, path: &str) -> usize {
+    let Ok(root) = DeTable::parse(text) else {
+        return 0;
+    };
+    let mut offset = 0;
+    let mut table = Some(root.get_ref());
+    for segment in path.split('.') {
+        let (name, indices) = segment.split_at(segment.find('[').unwrap_or(segment.len()));
+        let Some((key, mut value)) = table.and_then(|t| t.get_key_value(name)) else {
+            break;
+        };
+        offset = key.span().start;
+        for index in indices.split_terminator(']') {
+            let Ok(index) = index.trim_start_matches('[').parse::<usize>() else {
+                return offset;
+            };
+            let Some(item) = value.get_ref().get(index) else {
+                return offset;
+            };
+            value = item;
+            offset = item.span().start;
+        }
+        table = value.get_ref().as_table();
+    }
+    offset
+}

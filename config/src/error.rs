@@ -1,0 +1,61 @@
+//! What is wrong with a file, and where.
+
+use std::fmt;
+use std::path::PathBuf;
+
+/// One complaint about one place of a file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Diagnostic {
+    /// File as the caller named it.
+    pub file: String,
+    /// Line, from 1.
+    pub line: usize,
+    /// Column in characters, from 1.
+    pub column: usize,
+    /// Dotted key, such as `tenant[1].uids`; empty where the complaint is about the file as a whole.
+    pub key: String,
+    /// What is wrong and what would be right.
+    pub message: String,
+}
+
+impl fmt::Display for Diagnostic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}:{}: ", self.file, self.line, self.column)?;
+        if !self.key.is_empty() {
+            write!(f, "{}: ", self.key)?;
+        }
+        f.write_str(&self.message)
+    }
+}
+
+/// Why a file was refused. The operator is at fault, and the text is meant for them.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file could not be read.
+    #[error("{}: {source}", .path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the operating system says.
+        source: std::io::Error,
+    },
+    /// The file says something that cannot be. At least one complaint, in the order of the file.
+    #[error("{}", join(.0))]
+    Invalid(Vec<Diagnostic>),
+}
+
+impl ConfigError {
+    /// The complaints about the file's content; empty where it could not be read.
+    #[must_use]
+    pub fn diagnostics(&self) -> &[Diagnostic] {
+        match self {
+            ConfigError::Read { .. } => &[],
+            ConfigError::Invalid(all) => all,
+        }
+    }
+}
+
+fn join(diagnostics: &[Diagnostic]) -> String {
+    let lines: Vec<String> = diagnostics.iter().map(Diagnostic::to_string).collect();
+    lines.join("\n")
+}

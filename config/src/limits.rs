@@ -1,0 +1,110 @@
+//! Every limit that a file's values are held to, with its reason.
+
+use crate::units::{Bytes, DurationText};
+
+/// Inclusive bounds of a value and why they are.
+#[derive(Debug, Clone, Copy)]
+pub struct Limit<T> {
+    /// Least value.
+    pub min: T,
+    /// Greatest value.
+    pub max: T,
+    /// Why, as the operator is told.
+    pub reason: &'static str,
+}
+
+/// Slots of a session's command ring; a power of two.
+pub const COMMAND_RING: Limit<u32> =
+    Limit { min: 64, max: 65_536, reason: "a ring's indices are masked, and each session pays 128 bytes a slot" };
+
+/// Slots of a session's completion ring; a power of two.
+pub const COMPLETION_RING: Limit<u32> =
+    Limit { min: 16, max: 4_096, reason: "only failures come through it, and each session pays 448 bytes a slot" };
+
+/// Time that ranks have to join a communicator.
+pub const INIT_TIMEOUT: Limit<DurationText> = Limit {
+    min: DurationText::millis(10),
+    max: DurationText::secs(24 * 3600),
+    reason: "a rank must have time to connect, and a waiter must be released some day",
+};
+
+/// Sessions of a tenant at once.
+pub const SESSIONS: Limit<u32> =
+    Limit { min: 1, max: 4_096, reason: "each session takes file descriptors and a shared segment of the service" };
+
+/// Communicators of a tenant at once.
+pub const COMMUNICATORS: Limit<u32> =
+    Limit { min: 1, max: 65_536, reason: "each communicator holds a table slot and its plans in the service" };
+
+/// Operations of a session that have begun and not ended.
+pub const OPERATIONS_IN_FLIGHT: Limit<u32> =
+    Limit { min: 1, max: 1 << 20, reason: "each operation in flight holds memory of the service" };
+
+/// Streams of a session.
+pub const STREAMS: Limit<u32> =
+    Limit { min: 1, max: 16_384, reason: "each stream has a cache line of the session's segment" };
+
+/// Memory regions of a session.
+pub const REGIONS: Limit<u32> =
+    Limit { min: 1, max: 65_536, reason: "each region is a mapping in the service, and Linux allows a process 65,530" };
+
+/// Memory of a tenant, all sessions together.
+pub const MEMORY: Limit<Bytes> =
+    Limit { min: Bytes::kib(4), max: Bytes::gib(1 << 20), reason: "less than a page holds no buffer" };
+
+/// Tenants of a service.
+pub const TENANTS: Limit<u32> =
+    Limit { min: 1, max: 1_024, reason: "each tenant's socket is a listening file descriptor" };
+
+/// Transport engines of a service.
+pub const TRANSPORT_ENGINES: Limit<u32> =
+    Limit { min: 1, max: 64, reason: "each may be a thread of its own; beyond the cores they only take turns" };
+
+/// How long an idle runtime spins before it parks.
+pub const SPIN: Limit<DurationText> =
+    Limit { min: DurationText::micros(0), max: DurationText::millis(10), reason: "an idle service must not burn CPU" };
+
+/// Largest operation that the proxy engine executes itself.
+pub const INLINE_BYTES: Limit<Bytes> = Limit {
+    min: Bytes(0),
+    max: Bytes::mib(16),
+    reason: "the proxy serves all communicators of the device and must not be held by one",
+};
+
+/// Unit of work of a transport engine.
+pub const PIECE_BYTES: Limit<Bytes> = Limit {
+    min: Bytes::kib(4),
+    max: Bytes::mib(64),
+    reason: "below a page the bookkeeping dominates; one poll's work must stay bounded",
+};
+
+/// Size from which stores bypass the cache.
+pub const STREAMING_THRESHOLD: Limit<Bytes> = Limit {
+    min: Bytes::kib(64),
+    max: Bytes::gib(1 << 20),
+    reason: "smaller results are read again while they are still cached",
+};
+
+/// Channels of a communicator.
+pub const CHANNELS: Limit<u32> =
+    Limit { min: 1, max: 64, reason: "each channel has its own connections and its share of every chunk" };
+
+/// Jobs of a job file.
+pub const JOBS: Limit<u32> = Limit { min: 1, max: 1_024, reason: "one launcher watches all of them" };
+
+/// Ranks of a job.
+pub const RANKS: Limit<u32> =
+    Limit { min: 1, max: 4_096, reason: "the launcher holds a process, a pipe and a thread for each on this host" };
+
+/// Time-outs and delays of a job file.
+pub const RUN_TIME: Limit<DurationText> = Limit {
+    min: DurationText::millis(1),
+    max: DurationText::secs(30 * 24 * 3600),
+    reason: "zero would end a run before it began, and a watchdog must bark some day",
+};
+
+/// Longest name of a service, tenant or job.
+pub const NAME_BYTES_MAX: usize = 64;
+
+/// Longest path of a Unix socket: `sun_path` has 108 bytes, the last one zero.
+pub const SOCKET_PATH_BYTES_MAX: usize = 107;

@@ -1,0 +1,451 @@
+//! `service.toml`: what a host's service is. Its sockets, its tenants and their quotas, its runtime and its strategy.
+//!
+//! Every key has a default, so that an empty file is a service for every user of the host; what is in force is shown by
+//! [`ServiceConfig::to_toml`], which reads back to the same value.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::document;
+use crate::error::ConfigError;
+use crate::limits;
+use crate::units::{Bytes, DurationText};
+use crate::validate::{Problems, Validate};
+
+/// A whole `service.toml`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ServiceConfig {
+    /// The service itself.
+    pub service: ServiceSection,
+    /// Sizes and times that hold for every session.
+    pub limits: Limits,
+    /// Threads and engines.
+    pub runtime: Runtime,
+    /// The device of host memory.
+    pub host_device: HostDevice,
+    /// What a communicator starts with.
+    pub strategy: Strategy,
+    /// Who may connect, and what they may hold. At least one.
+    #[serde(rename = "tenant")]
+    pub tenants: Vec<TenantConfig>,
+}
+
+/// `[service]`: its name and where its sockets are.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ServiceSection {
+    /// Name that the operator's tool shows. Absent: the host's name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// Folder of the sockets. Absent: `/run/mccs` for root, else `$XDG_RUNTIME_DIR/mccs`, else `/tmp/mccs-<uid>`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub runtime_dir: Option<PathBuf>,
+    /// Socket of the operator's tool, relative to the runtime folder. Absent: [`CONTROL_SOCKET`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub control_socket: Option<PathBuf>,
+}
+
+/// The control socket's name where the file gives none.
+pub const CONTROL_SOCKET: &str = "mccs-control.sock";
+/// A tenant's socket where the file gives none.
+pub const TENANT_SOCKET: &str = "mccs.sock";
+
+/// `[[tenant]]`: an owner of jobs, its socket and its quotas.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TenantConfig {
+    /// Name that the operator's tool shows.
+    pub name: String,
+    /// Socket, relative to the runtime folder. Tenants that share one are told apart by their users.
+    #[serde(default = "default_socket")]
+    pub socket: PathBuf,
+    /// User ids that may connect. Absent: any that the socket's permissions let in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uids: Option<Vec<u32>>,
+    /// Memory of all its sessions together.
+    #[serde(default = "default_max_memory")]
+    pub max_memory: Bytes,
+    /// Sessions at once.
+    #[serde(default = "default_max_sessions")]
+    pub max_sessions: u32,
+    /// Communicators at once, counted per rank.
+    #[serde(default = "default_max_communicators")]
+    pub max_communicators: u32,
+    /// Operations that one session has begun and not ended.
+    #[serde(default = "default_max_operations_in_flight")]
+    pub max_operations_in_flight: u32,
+    /// Streams of one session; also the stream words in its segment.
+    #[serde(default = "default_max_streams")]
+    pub max_streams: u32,
+    /// Memory regions of one session.
+    #[serde(default = "default_max_regions")]
+    pub max_regions: u32,
+}
+
+fn default_socket() -> PathBuf {
+    TENANT_SOCKET.into()
+}
+
+fn default_max_memory() -> Bytes {
+    Bytes::gib(4)
+}
+
+fn default_max_sessions() -> u32 {
+    64
+}
+
+fn default_max_communicators() -> u32 {
+    64
+}
+
+fn default_max_operations_in_flight() -> u32 {
+    1024
+}
+
+fn default_max_streams() -> u32 {
+    64
+}
+
+fn default_max_regions() -> u32 {
+    1024
+}
+
+impl TenantConfig {
+    /// A tenant with the default quotas, for every user.
+    #[must_use]
+    pub fn new(name: impl Into<String>, socket: impl Into<PathBuf>) -> Self {
+        TenantConfig {
+            name: name.into(),
+            socket: socket.into(),
+            uids: None,
+            max_memory: default_max_memory(),
+            max_sessions: default_max_sessions(),
+            max_communicators: default_max_communicators(),
+            max_operations_in_flight: default_max_operations_in_flight(),
+            max_streams: default_max_streams(),
+            max_regions: default_max_regions(),
+        }
+    }
+
+    /// Whether a process of user `uid` may be this tenant.
+    #[must_use]
+    pub fn admits(&self, uid: u32) -> bool {
+        self.uids.as_ref().is_none_or(|uids| uids.contains(&uid))
+    }
+}
+
+/// `[limits]`: sizes and times that hold for every session.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Limits {
+    /// Slots of a session's command ring.
+    pub command_ring: u32,
+    /// Slots of a session's completion ring.
+    pub completion_ring: u32,
+    /// How long the ranks of a communicator may take to join before those that wait are told who is missing.
+    pub init_timeout: DurationText,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits { command_ring: 1024, completion_ring: 64, init_timeout: DurationText::secs(30) }
+    }
+}
+
+/// `[runtime]`: threads and engines.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Runtime {
+    /// Transport engines at the start. Absent: one for each core.
+    pub transport_engines: u32,
+    /// How long a runtime with nothing to do spins before it parks.
+    pub spin: DurationText,
+    /// Which engines share a thread.
+    pub placement: Placement,
+}
+
+impl Default for Runtime {
+    fn default() -> Self {
+        let cores =
+            std::thread::available_parallelism().map_or(1, |cores| u32::try_from(cores.get()).unwrap_or(u32::MAX));
+        let bounds = limits::TRANSPORT_ENGINES;
+        Runtime {
+            transport_engines: cores.clamp(bounds.min, bounds.max),
+            spin: DurationText::micros(20),
+            placement: Placement::Shared,
+        }
+    }
+}
+
+/// Which engines share a thread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Placement {
+    /// The daemon engines and the proxy share runtimes with transport engines; few threads.
+    Shared,
+    /// A runtime for the daemon engines, one for the proxy, one for each transport engine.
+    Dedicated,
+}
+
+/// `[host_device]`: the device of host memory.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct HostDevice {
+    /// Operations up to here run on the proxy engine; larger ones go to the transport engines.
+    pub inline_bytes: Bytes,
+    /// Unit of work of a transport engine.
+    pub piece_bytes: Bytes,
+    /// Results from here on are written past the cache.
+    pub streaming_threshold: Bytes,
+}
+
+impl Default for HostDevice {
+    fn default() -> Self {
+        HostDevice { inline_bytes: Bytes::kib(64), piece_bytes: Bytes::kib(256), streaming_threshold: Bytes::mib(8) }
+    }
+}
+
+/// `[strategy]`: what a communicator starts with, until the operator decides otherwise.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Strategy {
+    /// How collectives are carried out.
+    pub algorithm: Algorithm,
+    /// Channels of a communicator.
+    pub channels: u32,
+}
+
+impl Default for Strategy {
+    fn default() -> Self {
+        Strategy { algorithm: Algorithm::Auto, channels: 2 }
+    }
+}
+
+/// How collectives are carried out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Algorithm {
+    /// What the cost model picks for the size.
+    Auto,
+    /// All pairs, two shots.
+    Direct,
+    /// Ring.
+    Ring,
+    /// Tree.
+    Tree,
+}
+
+impl Default for ServiceConfig {
+    /// What an empty file means: one tenant for every user.
+    fn default() -> Self {
+        ServiceConfig {
+            service: ServiceSection::default(),
+            limits: Limits::default(),
+            runtime: Runtime::default(),
+            host_device: HostDevice::default(),
+            strategy: Strategy::default(),
+            tenants: vec![TenantConfig::new("default", TENANT_SOCKET)],
+        }
+    }
+}
+
+impl ServiceConfig {
+    /// Reads and checks the file at `path`.
+    ///
+    /// # Errors
+    /// The file cannot be read or is refused; the error's text names file, line, key and what would be right.
+    pub fn load(path: &Path) -> Result<Self, ConfigError> {
+        document::load(path)
+    }
+
+    /// Reads and checks `text`, which complaints call `file_name`.
+    ///
+    /// # Errors
+    /// As [`ServiceConfig::load`].
+    pub fn parse(text: &str, file_name: &str) -> Result<Self, ConfigError> {
+        document::parse(text, file_name)
+    }
+
+    /// The file that says what is in force, defaults included. Reads back to the same value.
+    #[must_use]
+    pub fn to_toml(&self) -> String {
+        toml::to_string(self).expect("invariant: the configuration holds only tables, strings and integers")
+    }
+
+    /// The service's name: the file's, else the host's.
+    #[must_use]
+    pub fn name(&self) -> String {
+        self.service.name.clone().unwrap_or_else(|| {
+            nix::sys::utsname::uname()
+                .map(|host| host.nodename().to_string_lossy().into_owned())
+                .unwrap_or_else(|_| "mccs".to_owned())
+        })
+    }
+
+    /// The folder of the sockets: the file's, else the user's.
+    #[must_use]
+    pub fn runtime_dir(&self) -> PathBuf {
+        if let Some(dir) = &self.service.runtime_dir {
+            return dir.clone();
+        }
+        let uid = nix::unistd::getuid();
+        if uid.is_root() {
+            return "/run/mccs".into();
+        }
+        match std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty()) {
+            Some(dir) => Path::new(&dir).join("mccs"),
+            None => format!("/tmp/mccs-{uid}").into(),
+        }
+    }
+
+    /// The full path of the operator's socket.
+    #[must_use]
+    pub fn control_socket(&self) -> PathBuf {
+        let socket = self.service.control_socket.as_deref();
+        self.runtime_dir().join(socket.unwrap_or(Path::new(CONTROL_SOCKET)))
+    }
+
+    /// The full path of a tenant's socket.
+    #[must_use]
+    pub fn tenant_socket(&self, tenant: &TenantConfig) -> PathBuf {
+        self.runtime_dir().join(&tenant.socket)
+    }
+
+    /// The full paths of all tenants' sockets, each once.
+    #[must_use]
+    pub fn tenant_sockets(&self) -> BTreeSet<PathBuf> {
+        self.tenants.iter().map(|t| self.tenant_socket(t)).collect()
+    }
+
+    /// The tenant that a process of user `uid` is when it connects to `socket` (a full path).
+    #[must_use]
+    pub fn tenant_for(&self, socket: &Path, uid: u32) -> Option<&TenantConfig> {
+        self.tenants.iter().find(|t| t.admits(uid) && self.tenant_socket(t) == socket)
+    }
+}
+
+impl Validate for ServiceConfig {
+    fn validate(&self, problems: &mut Problems) {
+        if let Some(name) = &self.service.name {
+            problems.name("service.name", name);
+        }
+        if let Some(dir) = &self.service.runtime_dir
+            && !dir.is_absolute()
+        {
+            problems.add("service.runtime_dir", format!("must be an absolute path, not {:?}", dir.display()));
+        }
+        socket_path(problems, "service.control_socket", &self.control_socket());
+        problems.ring("limits.command_ring", self.limits.command_ring, &limits::COMMAND_RING);
+        problems.ring("limits.completion_ring", self.limits.completion_ring, &limits::COMPLETION_RING);
+        problems.within("limits.init_timeout", &self.limits.init_timeout, &limits::INIT_TIMEOUT);
+        problems.within("runtime.transport_engines", &self.runtime.transport_engines, &limits::TRANSPORT_ENGINES);
+        problems.within("runtime.spin", &self.runtime.spin, &limits::SPIN);
+        self.host_device.validate(problems);
+        problems.within("strategy.channels", &self.strategy.channels, &limits::CHANNELS);
+        self.validate_tenants(problems);
+    }
+}
+
+impl Validate for HostDevice {
+    fn validate(&self, problems: &mut Problems) {
+        problems.within("host_device.inline_bytes", &self.inline_bytes, &limits::INLINE_BYTES);
+        problems.within("host_device.piece_bytes", &self.piece_bytes, &limits::PIECE_BYTES);
+        if !self.piece_bytes.0.is_multiple_of(4096) {
+            problems.add(
+                "host_device.piece_bytes",
+                format!("must be a multiple of 4KiB so that pieces start on pages, not {}", self.piece_bytes),
+            );
+        }
+        problems.within("host_device.streaming_threshold", &self.streaming_threshold, &limits::STREAMING_THRESHOLD);
+    }
+}
+
+impl ServiceConfig {
+    fn validate_tenants(&self, problems: &mut Problems) {
+        let count = u32::try_from(self.tenants.len()).unwrap_or(u32::MAX);
+        problems.within("tenant", &count, &limits::TENANTS);
+        let control = self.control_socket();
+        for (i, tenant) in self.tenants.iter().enumerate() {
+            tenant.validate_at(&format!("tenant[{i}]"), problems);
+            let socket = self.tenant_socket(tenant);
+            let key = format!("tenant[{i}].socket");
+            socket_path(problems, &key, &socket);
+            if socket == control {
+                problems.add(&key, "is the operator's control socket; give the tenant another");
+            }
+            for (j, other) in self.tenants.iter().enumerate().take(i) {
+                if other.name == tenant.name {
+                    problems
+                        .add(format!("tenant[{i}].name"), format!("tenant[{j}] is already called {:?}", tenant.name));
+                }
+                if self.tenant_socket(other) == socket
+                    && let Some(why) = overlap(other, tenant)
+                {
+                    problems.add(
+                        &key,
+                        format!(
+                            "tenant {:?} listens on {:?} too and {why}; give each a socket of its own, or disjoint uids",
+                            other.name,
+                            tenant.socket.display()
+                        ),
+                    );
+                }
+            }
+        }
+    }
+}
+
+impl TenantConfig {
+    fn validate_at(&self, key: &str, problems: &mut Problems) {
+        problems.name(format!("{key}.name"), &self.name);
+        if self.uids.as_ref().is_some_and(Vec::is_empty) {
+            problems.add(
+                format!("{key}.uids"),
+                "lists nobody; name at least one user id, or leave the key out to admit every user",
+            );
+        }
+        problems.within(format!("{key}.max_memory"), &self.max_memory, &limits::MEMORY);
+        for (name, value, limit) in [
+            ("max_sessions", self.max_sessions, limits::SESSIONS),
+            ("max_communicators", self.max_communicators, limits::COMMUNICATORS),
+            ("max_operations_in_flight", self.max_operations_in_flight, limits::OPERATIONS_IN_FLIGHT),
+            ("max_streams", self.max_streams, limits::STREAMS),
+            ("max_regions", self.max_regions, limits::REGIONS),
+        ] {
+            problems.within(format!("{key}.{name}"), &value, &limit);
+        }
+    }
+}
+
+/// Why two tenants on one socket cannot be told apart, if they cannot.
+fn overlap(a: &TenantConfig, b: &TenantConfig) -> Option<String> {
+    match (&a.uids, &b.uids) {
+        (Some(a_uids), Some(b_uids)) => {
+            a_uids.iter().find(|uid| b_uids.contains(uid)).map(|uid| format!("both admit user {uid}"))
+        }
+        (None, _) => Some(format!("{:?} admits every user", a.name)),
+        (_, None) => Some(format!("{:?} admits every user", b.name)),
+    }
+}
+
+fn socket_path(problems: &mut Problems, key: &str, path: &Path) {
+    let bytes = path.as_os_str().len();
+    if path.file_name().is_none() {
+        problems.add(key, "must name a socket file");
+    } else if bytes > limits::SOCKET_PATH_BYTES_MAX {
+        problems.add(
+            key,
+            format!(
+                "the path {:?} has {bytes} bytes, and a Unix socket's at most {}; choose a shorter service.runtime_dir",
+                path.display(),
+                limits::SOCKET_PATH_BYTES_MAX
+            ),
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests;

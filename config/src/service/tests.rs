@@ -1,0 +1,142 @@
+use super::*;
+use crate::error::Diagnostic;
+
+fn refused(text: &str) -> Vec<Diagnostic> {
+    let error = ServiceConfig::parse(text, "service.toml").expect_err("the file is wrong");
+    error.diagnostics().to_vec()
+}
+
+/// Line, key, and a part of the message, of the only complaint.
+fn only(text: &str, line: usize, key: &str, part: &str) {
+    let all = refused(text);
+    assert_eq!(all.len(), 1, "{all:?}");
+    assert_eq!((all[0].line, all[0].key.as_str()), (line, key), "{}", all[0]);
+    assert!(all[0].message.contains(part), "{}", all[0]);
+}
+
+#[test]
+fn an_empty_file_is_the_default() {
+    let config = ServiceConfig::parse("", "service.toml").unwrap();
+    assert_eq!(config, ServiceConfig::default());
+    assert_eq!(config.tenants[0].name, "default");
+    assert!(config.tenants[0].admits(12345));
+}
+
+#[test]
+fn the_default_and_the_examples_round_trip() {
+    let read = |text: &str| ServiceConfig::parse(text, "service.toml").unwrap();
+    for config in [
+        ServiceConfig::default(),
+        read(include_str!("../../examples/service.toml")),
+        read(include_str!("../../examples/service-minimal.toml")),
+    ] {
+        assert_eq!(read(&config.to_toml()), config, "{}", config.to_toml());
+    }
+}
+
+#[test]
+fn the_full_example_says_every_key() {
+    let example: toml::Table = toml::from_str(include_str!("../../examples/service.toml")).unwrap();
+    let printed: toml::Table = toml::from_str(&ServiceConfig::default().to_toml()).unwrap();
+    for (section, keys) in &printed {
+        let keys = match keys {
+            toml::Value::Table(keys) => keys,
+            toml::Value::Array(tables) => tables[0].as_table().unwrap(),
+            other => panic!("{other}"),
+        };
+        let shown = match &example[section] {
+            toml::Value::Table(shown) => shown.clone(),
+            toml::Value::Array(tables) => tables[0].as_table().unwrap().clone(),
+            other => panic!("{other}"),
+        };
+        for key in keys.keys() {
+            assert!(shown.contains_key(key), "{section}.{key} is not in the example");
+        }
+    }
+}
+
+#[test]
+fn an_unknown_key_gets_its_line_and_a_suggestion() {
+    let text = "[service]\nname = \"h\"\n\n[[tenant]]\nname = \"a\"\n[[tenant]]\nname = \"b\"\nsokcet = \"b.sock\"\n";
+    only(text, 8, "tenant[1].sokcet", "did you mean `socket`?");
+    only("[limit]\n", 1, "limit", "did you mean `limits`?");
+    only("[strategy]\nalgorithm = \"rign\"\n", 2, "strategy.algorithm", "did you mean `ring`?");
+}
+
+#[test]
+fn a_wrong_type_or_unit_gets_its_line() {
+    only("[runtime]\n\nspin = 20\n", 3, "runtime.spin", "\"50ms\"");
+    only("[runtime]\nspin = \"20 sec\"\n", 2, "runtime.spin", "unknown unit \"sec\"");
+    only("[host_device]\npiece_bytes = \"1MB\"\n", 2, "host_device.piece_bytes", "KiB");
+    only("[[tenant]]\nsocket = \"a\"\n", 1, "tenant[0]", "missing field `name`");
+    only("[runtime]\ntransport_engines = -1\n", 2, "runtime.transport_engines", "-1");
+}
+
+#[test]
+fn text_that_is_no_toml_gets_its_line() {
+    let all = refused("[service]\nname = \n");
+    assert_eq!(all[0].line, 2, "{}", all[0]);
+    let all = refused("[service]\nname = \"a\"\nname = \"b\"\n");
+    assert_eq!(all[0].line, 3, "{}", all[0]);
+}
+
+#[test]
+fn values_out_of_range_get_their_line_and_the_range() {
+    only("[limits]\ncommand_ring = 1000\n", 2, "limits.command_ring", "such as 1024");
+    only("[limits]\ncommand_ring = 32\n", 2, "limits.command_ring", "from 64 to 65536");
+    only("[limits]\ninit_timeout = \"0\"\n", 2, "limits.init_timeout", "from 10ms to 24h");
+    only("[runtime]\ntransport_engines = 65\n", 2, "runtime.transport_engines", "from 1 to 64");
+    only("[strategy]\nchannels = 0\n", 2, "strategy.channels", "from 1 to 64");
+    only("[host_device]\npiece_bytes = \"5000\"\n", 2, "host_device.piece_bytes", "4KiB");
+    only("[service]\nruntime_dir = \"x\"\n", 2, "service.runtime_dir", "absolute");
+    only("tenant = []\n", 1, "tenant", "from 1");
+    only("[[tenant]]\nname = \"a\"\nuids = []\n", 3, "tenant[0].uids", "nobody");
+}
+
+#[test]
+fn all_mistakes_are_reported_in_the_order_of_the_file() {
+    let text = "[strategy]\nchannels = 0\n[limits]\ncommand_ring = 3\n[runtime]\nspin = \"1s\"\n";
+    let lines: Vec<usize> = refused(text).iter().map(|d| d.line).collect();
+    assert_eq!(lines, [2, 4, 6]);
+}
+
+#[test]
+fn tenants_that_cannot_be_told_apart_are_refused() {
+    let pair = |a: &str, b: &str| format!("[[tenant]]\nname = \"a\"\n{a}\n[[tenant]]\nname = \"b\"\n{b}\n");
+    only(&pair("", ""), 4, "tenant[1].socket", "\"a\" admits every user");
+    only(&pair("uids = [1, 2]", "uids = [3, 2]"), 4, "tenant[1].socket", "both admit user 2");
+    only(&pair("uids = [1]", ""), 4, "tenant[1].socket", "\"b\" admits every user");
+    for good in [pair("uids = [1]", "uids = [2]"), pair("socket = \"a.sock\"", "socket = \"b.sock\"")] {
+        ServiceConfig::parse(&good, "service.toml").unwrap();
+    }
+    let twice = "[[tenant]]\nname = \"a\"\n[[tenant]]\nname = \"a\"\nsocket = \"b\"\n";
+    only(twice, 4, "tenant[1].name", "tenant[0]");
+    let control = "[[tenant]]\nname = \"a\"\nsocket = \"mccs-control.sock\"\n";
+    only(control, 3, "tenant[0].socket", "control socket");
+}
+
+#[test]
+fn a_socket_and_a_user_name_a_tenant() {
+    let text = "[service]\nruntime_dir = \"/r\"\n[[tenant]]\nname = \"a\"\nuids = [1]\n[[tenant]]\nname = \"b\"\nuids = [2]\n[[tenant]]\nname = \"c\"\nsocket = \"c\"\n";
+    let config = ServiceConfig::parse(text, "service.toml").unwrap();
+    let name = |socket: &str, uid| config.tenant_for(Path::new(socket), uid).map(|t| t.name.as_str());
+    assert_eq!(name("/r/mccs.sock", 1), Some("a"));
+    assert_eq!(name("/r/mccs.sock", 2), Some("b"));
+    assert_eq!(name("/r/mccs.sock", 3), None);
+    assert_eq!(name("/r/c", 3), Some("c"));
+    assert_eq!(config.control_socket(), Path::new("/r/mccs-control.sock"));
+    assert_eq!(config.tenant_sockets().len(), 2);
+}
+
+#[test]
+fn a_socket_path_that_the_kernel_cannot_hold_is_refused() {
+    let text = format!("[service]\nruntime_dir = \"/{}\"\n", "d".repeat(100));
+    let all = refused(&text);
+    assert!(all.iter().any(|d| d.message.contains("at most 107")), "{all:?}");
+}
+
+#[test]
+fn an_unreadable_file_is_named() {
+    let error = ServiceConfig::load(Path::new("/nonexistent/service.toml")).unwrap_err();
+    assert!(error.to_string().starts_with("/nonexistent/service.toml: "), "{error}");
+}

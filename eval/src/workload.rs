@@ -1,0 +1,148 @@
+//! Collectives on random data, and what they must result in.
+//!
+//! Data differ by seed, rank and element, and any rank can make any other's: so each checks its whole output by itself.
+//! Elements are small integers, so that every order of combining them gives the same result in every type.
+
+use mccs_ipc::types::{CollectiveKind, DataType, RedOp};
+use mccs_kernels::reference;
+
+/// Fills outputs before each run: a result that was never written is wrong.
+pub const POISON: u8 = 0xa5;
+
+/// One collective call, as all ranks make it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Call {
+    /// The collective.
+    pub kind: CollectiveKind,
+    /// Element type.
+    pub dtype: DataType,
+    /// Reduction, where the collective has one.
+    pub redop: RedOp,
+    /// Root, where it has one.
+    pub root: u32,
+    /// Elements, by the collective's rule.
+    pub count: u64,
+    /// Number of ranks.
+    pub nranks: u32,
+    /// Makes runs differ.
+    pub seed: u64,
+}
+
+/// SplitMix64, a fixed public-domain mixing function: one call, one well-mixed number.
+fn mix(mut state: u64) -> u64 {
+    state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    state = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    state = (state ^ (state >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    state ^ (state >> 31)
+}
+
+impl Call {
+    /// Elements of a rank's input.
+    ///
+    /// # Panics
+    /// If the call is larger than memory.
+    #[must_use]
+    pub fn send_count(&self, rank: u32) -> usize {
+        let count = self.kind.send_count(self.count, self.nranks, rank, self.root);
+        usize::try_from(count.expect("a call that fits memory")).expect("a call that fits memory")
+    }
+
+    /// Elements of a rank's output.
+    ///
+    /// # Panics
+    /// If the call is larger than memory.
+    #[must_use]
+    pub fn recv_count(&self, rank: u32) -> usize {
+        let count = self.kind.recv_count(self.count, self.nranks, rank, self.root);
+        usize::try_from(count.expect("a call that fits memory")).expect("a call that fits memory")
+    }
+
+    /// Where a rank's input lies in its output buffer, or its output in its input buffer, when called in place: (input
+    /// element, output element). `None` where the collective has no such form for the rank.
+    #[must_use]
+    pub fn in_place_elements(&self, rank: u32) -> Option<(u64, u64)> {
+        let block = u64::from(rank) * self.count;
+        match self.kind {
+            CollectiveKind::AllReduce => Some((0, 0)),
+            CollectiveKind::Broadcast | CollectiveKind::Reduce => (rank == self.root).then_some((0, 0)),
+            CollectiveKind::AllGather => Some((block, 0)),
+            CollectiveKind::Gather => (rank == self.root).then_some((block, 0)),
+            CollectiveKind::ReduceScatter => Some((0, block)),
+            CollectiveKind::Scatter => (rank == self.root).then_some((0, block)),
+            CollectiveKind::AllToAll | CollectiveKind::Barrier => None,
+        }
+    }
+
+    fn element(&self, rank: u32, index: usize) -> i64 {
+        let random = mix(self.seed ^ mix(u64::from(rank) << 40 ^ index as u64));
+        let is_fp8 = matches!(self.dtype, DataType::F8E4M3 | DataType::F8E5M2);
+        match self.redop {
+            // Products of ones and twos stay powers of two.
+            RedOp::Prod if self.kind.reduces() => 1 + i64::from(random.is_multiple_of(8)),
+            _ if is_fp8 => (random % 2) as i64,
+            _ => (random % 5) as i64,
+        }
+    }
+
+    /// A rank's input.
+    #[must_use]
+    pub fn input(&self, rank: u32) -> Vec<u8> {
+        self.input_part(rank, 0, self.send_count(rank))
+    }
+
+    fn input_part(&self, rank: u32, offset: usize, count: usize) -> Vec<u8> {
+        let mut bytes = vec![0; count * self.dtype.size_bytes()];
+        for index in 0..count {
+            let value = reference::from_integer(self.dtype, self.element(rank, offset + index));
+            reference::write(self.dtype, &mut bytes, index, value);
+        }
+        bytes
+    }
+
+    /// A rank's scalar in a pre-multiplied sum.
+    #[must_use]
+    pub fn scalar(&self, rank: u32) -> i64 {
+        1 + i64::from(rank % 2)
+    }
+
+    /// A rank's right output.
+    #[must_use]
+    pub fn expected(&self, rank: u32) -> Vec<u8> {
+        let count = self.count as usize;
+        let (all, block) = (0..self.nranks, rank as usize * count);
+        if self.recv_count(rank) == 0 {
+            return Vec::new();
+        }
+        match self.kind {
+            CollectiveKind::AllReduce | CollectiveKind::Reduce => self.reduced(0, count),
+            CollectiveKind::ReduceScatter => self.reduced(block, count),
+            CollectiveKind::Broadcast => self.input_part(self.root, 0, count),
+            CollectiveKind::Scatter => self.input_part(self.root, block, count),
+            CollectiveKind::AllGather | CollectiveKind::Gather => {
+                all.flat_map(|src| self.input_part(src, 0, count)).collect()
+            }
+            CollectiveKind::AllToAll => all.flat_map(|src| self.input_part(src, block, count)).collect(),
+            CollectiveKind::Barrier => Vec::new(),
+        }
+    }
+
+    fn reduced(&self, offset: usize, count: usize) -> Vec<u8> {
+        let inputs: Vec<_> = (0..self.nranks).map(|rank| self.input_part(rank, offset, count)).collect();
+        let inputs: Vec<_> = inputs.iter().map(Vec::as_slice).collect();
+        let scalars: Vec<_> =
+            (0..self.nranks).map(|rank| reference::scalar_bits(self.dtype, self.scalar(rank))).collect();
+        reference::reduce(self.dtype, self.redop, &inputs, &scalars)
+    }
+
+    /// Elements in which an output differs from the right one.
+    ///
+    /// # Panics
+    /// If the output is not as long as the call makes it.
+    #[must_use]
+    pub fn wrong_elements(&self, rank: u32, output: &[u8]) -> u64 {
+        let (expected, size) = (self.expected(rank), self.dtype.size_bytes());
+        assert_eq!(output.len(), expected.len(), "an output's length");
+        output.chunks_exact(size).zip(expected.chunks_exact(size)).filter(|(actual, right)| actual != right).count()
+            as u64
+    }
+}

@@ -1,0 +1,146 @@
+//! The operator's tool.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use mccs_service::control::{CommView, ControlAnswer, ControlRequest, SessionView, call};
+use mccs_service::runtime::{EngineId, EngineInfo, RuntimeInfo};
+
+/// Shows and steers a running mccs-service.
+#[derive(Parser)]
+#[command(version)]
+struct Arguments {
+    /// The service's control socket.
+    #[arg(long, env = "MCCS_CONTROL_SOCKET", default_value = "/run/mccs/mccs-control.sock")]
+    socket: PathBuf,
+    /// Print JSON instead of tables.
+    #[arg(long)]
+    json: bool,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Sessions, communicators and engines.
+    Show,
+    /// Connected processes.
+    Sessions,
+    /// Communicators and their counters.
+    Communicators,
+    /// Engines and the runtimes they are on.
+    Engines,
+    /// Change the number of transport engines, while work runs.
+    ScaleTransports {
+        /// How many to have.
+        count: usize,
+    },
+    /// Move an engine to another runtime, while it works.
+    MoveEngine {
+        /// Number of the engine.
+        engine: u64,
+        /// Number of the runtime.
+        runtime: u32,
+    },
+}
+
+impl Command {
+    fn requests(&self) -> Vec<ControlRequest> {
+        match *self {
+            Command::Show => vec![ControlRequest::Sessions, ControlRequest::Communicators, ControlRequest::Engines],
+            Command::Sessions => vec![ControlRequest::Sessions],
+            Command::Communicators => vec![ControlRequest::Communicators],
+            Command::Engines => vec![ControlRequest::Engines],
+            Command::ScaleTransports { count } => vec![ControlRequest::ScaleTransports { count }],
+            Command::MoveEngine { engine, runtime } => {
+                vec![ControlRequest::MoveEngine { engine: EngineId(engine), runtime }]
+            }
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    for request in arguments.command.requests() {
+        if let Err(error) = ask(&arguments.socket, arguments.json, &request) {
+            eprintln!("mccsctl: {error:#}");
+            return ExitCode::FAILURE;
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+fn ask(socket: &Path, json: bool, request: &ControlRequest) -> anyhow::Result<()> {
+    let answer = call(socket, request)?;
+    if let ControlAnswer::Refused(reason) = &answer {
+        anyhow::bail!("refused: {reason}");
+    }
+    if json {
+        println!("{}", serde_json::to_string_pretty(&answer)?);
+        return Ok(());
+    }
+    match answer {
+        ControlAnswer::Sessions(sessions) => print_sessions(&sessions),
+        ControlAnswer::Communicators(comms) => print_comms(&comms),
+        ControlAnswer::Engines { runtimes, engines } => print_engines(&runtimes, &engines),
+        ControlAnswer::Done => println!("done"),
+        ControlAnswer::Refused(_) => {}
+    }
+    Ok(())
+}
+
+fn print_sessions(sessions: &[SessionView]) {
+    println!(
+        "{:>8} {:<16} {:>8} {:>6} {:>11} {:>10} {:>7}",
+        "session", "tenant", "pid", "uid", "operations", "in flight", "failed"
+    );
+    for s in sessions {
+        println!(
+            "{:>8} {:<16} {:>8} {:>6} {:>11} {:>10} {:>7}",
+            s.session, s.tenant, s.pid, s.uid, s.operations, s.in_flight, s.failed
+        );
+    }
+    println!();
+}
+
+fn print_comms(comms: &[CommView]) {
+    println!(
+        "{:>6} {:<12} {:<8} {:>6} {:>11} {:>12} {:>9} {:>7}  last enqueued/started/completed by rank",
+        "comm", "tenant", "device", "ranks", "operations", "MiB", "busbw", "failed"
+    );
+    for c in comms {
+        let progress: Vec<_> =
+            c.ranks.iter().map(|rank| format!("{}/{}/{}", rank.enqueued, rank.started, rank.completed)).collect();
+        println!(
+            "{:>6} {:<12} {:<8} {:>6} {:>11} {:>12.1} {:>9.2} {:>7}  {}",
+            c.communicator,
+            c.tenant,
+            c.device,
+            c.ranks.len(),
+            c.operations,
+            c.bytes as f64 / (1 << 20) as f64,
+            c.busbw_gbps,
+            c.failed,
+            progress.join(" ")
+        );
+    }
+    println!();
+}
+
+fn print_engines(runtimes: &[RuntimeInfo], engines: &[EngineInfo]) {
+    println!("{:>8} {:<14} {:>8} {:>14} {:>10}  engines", "runtime", "thread", "tid", "rounds", "sleeps");
+    for runtime in runtimes {
+        let here = engines.iter().filter(|engine| engine.runtime == runtime.index);
+        let names: Vec<_> = here.map(|engine| format!("{}: {}", engine.id, engine.name)).collect();
+        println!(
+            "{:>8} {:<14} {:>8} {:>14} {:>10}  {}",
+            runtime.index,
+            runtime.name,
+            runtime.tid,
+            runtime.rounds,
+            runtime.parks,
+            names.join(", ")
+        );
+    }
+}

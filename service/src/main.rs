@@ -1,0 +1,63 @@
+//! The daemon.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use clap::Parser;
+use mccs_service::service::{Service, Settings};
+use nix::sys::signal::{SigSet, Signal};
+
+/// Executes collectives for the jobs of this host.
+#[derive(Parser)]
+#[command(version)]
+struct Arguments {
+    /// The configuration; defaults where absent.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Check a configuration and exit.
+    #[arg(long, value_name = "FILE", conflicts_with = "config")]
+    check_config: Option<PathBuf>,
+    /// Print the configuration in force, defaults included, and exit.
+    #[arg(long)]
+    print_config: bool,
+}
+
+fn main() -> ExitCode {
+    match run(&Arguments::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("mccs-service: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let config = match arguments.check_config.as_ref().or(arguments.config.as_ref()) {
+        Some(path) => mccs_config::ServiceConfig::load(path)?,
+        None => mccs_config::ServiceConfig::default(),
+    };
+    if let Some(path) = &arguments.check_config {
+        println!("{}: no mistakes found", path.display());
+        return Ok(());
+    }
+    if arguments.print_config {
+        print!("{}", config.to_toml());
+        return Ok(());
+    }
+    let level = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
+    tracing_subscriber::fmt().with_env_filter(level).with_writer(std::io::stderr).init();
+    // Blocked before any thread starts, so that all threads inherit it and only the wait below sees them.
+    let signals = SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM]);
+    signals.thread_block().context("cannot block signals")?;
+    let settings = Settings::from_config(&config);
+    let service = Service::start(&settings)?;
+    tracing::info!(control = %settings.control_socket.display(), tenants = settings.tenants.len(), "listening");
+    // The launcher, and anybody else who starts a service, waits for this line.
+    println!("mccs-service ready");
+    let signal = signals.wait().context("cannot wait for signals")?;
+    tracing::info!(%signal, "stopping");
+    drop(service);
+    Ok(())
+}

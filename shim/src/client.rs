@@ -1,0 +1,295 @@
+//! A session with the service.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io::Read;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::Duration;
+
+use mccs_ipc::command::{Command, Completion};
+use mccs_ipc::handshake::{SocketError, connect};
+use mccs_ipc::protocol::{Request, Response, ResponseEnvelope, SegmentLayout};
+use mccs_ipc::queue::{Consumer, Producer, Push, QueueError};
+use mccs_ipc::shm::Mapping;
+use mccs_ipc::sync::Doorbell;
+use mccs_ipc::types::{ErrorClass, Handle, UniqueId};
+use std::os::fd::AsFd;
+
+use crate::requests::{LIVENESS_EVERY, Requests};
+use crate::stream::StreamShared;
+use crate::{Communicator, Error, RankSpec, Region, Stream};
+
+/// How long the service has to welcome a connection.
+const WELCOME_WITHIN: Duration = Duration::from_secs(10);
+/// How long a synchronize polls before it sleeps: about the time that a sleep and a wake-up cost.
+const SPIN: Duration = Duration::from_micros(10);
+
+/// A connected session. Cheap to clone; the session ends when the last clone, and everything made from it, is gone.
+#[derive(Clone)]
+pub struct Client(pub(crate) Arc<Inner>);
+
+/// Memory that C programs name by address.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct KnownRegion {
+    pub(crate) handle: Handle,
+    pub(crate) bytes: usize,
+}
+
+pub(crate) struct Inner {
+    pub(crate) requests: Requests,
+    doorbell: Doorbell,
+    pub(crate) segment: Arc<Mapping>,
+    pub(crate) layout: SegmentLayout,
+    commands: Mutex<Producer<Command>>,
+    failures: Mutex<Failures>,
+    /// By first address.
+    pub(crate) regions: RwLock<BTreeMap<usize, KnownRegion>>,
+    pub(crate) spin: Duration,
+    tenant: String,
+    session: u64,
+}
+
+/// What the service has told of failures.
+struct Failures {
+    completions: Consumer<Completion>,
+    comms: HashMap<Handle, Error>,
+    streams: HashMap<Handle, Error>,
+}
+
+/// A random id for a new communicator: one rank makes it and tells the others.
+///
+/// # Errors
+/// If the system has no randomness to give.
+pub fn unique_id() -> Result<UniqueId, Error> {
+    let mut bytes = [0; 16];
+    let read = std::fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes));
+    read.map_err(|error| Error::System(format!("/dev/urandom: {error}")))?;
+    Ok(UniqueId(bytes))
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Client {
+    /// Connects to the service that listens on `socket`.
+    ///
+    /// # Errors
+    /// [`Error::Connect`] where nobody listens or versions differ, [`Error::Refused`] where the operator does not admit
+    /// this user or the tenant has too many sessions.
+    pub fn connect(socket: impl AsRef<Path>) -> Result<Self, Error> {
+        let socket = connect(socket.as_ref())?;
+        let lost = |error: SocketError| Error::Connect(format!("the service hung up: {error}"));
+        if !socket.wait_readable(WELCOME_WITHIN) {
+            return Err(Error::Connect("the service did not welcome this process in time".into()));
+        }
+        let (envelope, mut fds) =
+            socket.recv::<ResponseEnvelope>().map_err(lost)?.ok_or_else(|| lost(SocketError::WouldBlock))?;
+        let (session, tenant, layout) = match envelope.response {
+            Response::Welcome { session, tenant, layout } => (session, tenant, layout),
+            Response::Error { class, message } => return Err(Error::Refused { class, message }),
+            other => return Err(Error::Connect(format!("the service answered {other:?} instead of a welcome"))),
+        };
+        let (Some(doorbell), Some(segment)) = (fds.pop(), fds.pop()) else {
+            return Err(Error::Connect("the service's welcome came without its descriptors".into()));
+        };
+        let system =
+            |error: &dyn std::fmt::Display| Error::System(format!("cannot map the session's segment: {error}"));
+        let segment = Arc::new(Mapping::map(segment.as_fd(), layout.segment_bytes).map_err(|error| system(&error))?);
+        let commands = Producer::new(Arc::clone(&segment), layout.commands_offset, layout.commands_capacity);
+        let completions = Consumer::new(Arc::clone(&segment), layout.completions_offset, layout.completions_capacity);
+        let failures = Failures {
+            completions: completions.map_err(|error| system(&error))?,
+            comms: HashMap::new(),
+            streams: HashMap::new(),
+        };
+        Ok(Client(Arc::new(Inner {
+            requests: Requests::new(socket),
+            doorbell: Doorbell::from_fd(doorbell),
+            segment,
+            layout,
+            commands: Mutex::new(commands.map_err(|error| system(&error))?),
+            failures: Mutex::new(failures),
+            regions: RwLock::default(),
+            spin: SPIN,
+            tenant,
+            session,
+        })))
+    }
+
+    /// Connects to the service that the environment variable `MCCS_SOCKET` names.
+    ///
+    /// # Errors
+    /// As [`Client::connect`]; [`Error::InvalidArgument`] if the variable is not set.
+    pub fn from_env() -> Result<Self, Error> {
+        let socket = std::env::var_os("MCCS_SOCKET").ok_or_else(|| Error::argument("MCCS_SOCKET is not set"))?;
+        Self::connect(socket)
+    }
+
+    /// Name of the tenant that the operator takes this process for.
+    #[must_use]
+    pub fn tenant(&self) -> &str {
+        &self.0.tenant
+    }
+
+    /// Number of the session, as `mccsctl` shows it.
+    #[must_use]
+    pub fn session(&self) -> u64 {
+        self.0.session
+    }
+
+    /// Joins communicator `id` as `rank` of `nranks`. Returns when all ranks have joined. `device` 0 is the host's
+    /// memory; `root_address` is empty where all ranks are on this host.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] where ranks contradict each other, are missing at the operator's time-out (it says which), or
+    /// the tenant is over its quota.
+    pub fn init_communicator_rank(
+        &self,
+        id: UniqueId,
+        rank: u32,
+        nranks: u32,
+        device: u32,
+        root_address: &str,
+    ) -> Result<Communicator, Error> {
+        let spec = RankSpec { id, rank, nranks, device, root_address: root_address.to_owned() };
+        let id = self.send_join(&spec)?;
+        self.finish_join(id, &spec)
+    }
+
+    /// Joins several ranks from one thread: none waits for the others before all have been announced.
+    ///
+    /// # Errors
+    /// The first error of any of them.
+    pub fn init_communicator_ranks(&self, specs: &[RankSpec]) -> Result<Vec<Communicator>, Error> {
+        let ids = specs.iter().map(|spec| self.send_join(spec)).collect::<Result<Vec<_>, _>>()?;
+        // All answers are taken, so that none is left over when one is an error.
+        let joined: Vec<_> = ids.into_iter().zip(specs).map(|(id, spec)| self.finish_join(id, spec)).collect();
+        joined.into_iter().collect()
+    }
+
+    pub(crate) fn send_join(&self, spec: &RankSpec) -> Result<u64, Error> {
+        let RankSpec { id, rank, nranks, device, ref root_address } = *spec;
+        let root_address = root_address.clone();
+        self.0.requests.send(Request::InitRank { id, rank, nranks, device, root_address }, &[])
+    }
+
+    pub(crate) fn finish_join(&self, request: u64, spec: &RankSpec) -> Result<Communicator, Error> {
+        match self.0.requests.wait(request)? {
+            (Response::Comm { comm }, _) => {
+                // The handle may have named a communicator that failed.
+                locked(&self.0.failures).comms.remove(&comm);
+                Ok(Communicator::new(self.clone(), comm, spec.rank, spec.nranks))
+            }
+            (other, _) => Err(unexpected(&other)),
+        }
+    }
+
+    /// Makes a stream: operations on it complete in order.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] where the session has as many as it may.
+    pub fn register_stream(&self) -> Result<Stream, Error> {
+        match self.0.requests.call(Request::CreateStream, &[])? {
+            (Response::Stream { stream, word }, _) => {
+                locked(&self.0.failures).streams.remove(&stream);
+                Ok(Stream::new(self.clone(), stream, word))
+            }
+            (other, _) => Err(unexpected(&other)),
+        }
+    }
+
+    /// Allocates memory that the service maps too.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] over the tenant's quota.
+    pub fn allocate(&self, bytes: u64) -> Result<Region, Error> {
+        crate::memory::allocate(self, bytes)
+    }
+
+    /// Registers the caller's own memory: a page-aligned range of whole, private, anonymous pages (as from `mmap`, or
+    /// `aligned_alloc` of a large block). The pages are moved into a shared file that is mapped in their place, contents
+    /// included; addresses stay valid, also after the region is dropped.
+    ///
+    /// # Safety
+    /// Nobody may access the range during the call. A child process forked later shares the range instead of copying it.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a range that is not as above, [`Error::Refused`] over the tenant's quota.
+    pub unsafe fn register(&self, ptr: *mut u8, bytes: usize) -> Result<Region, Error> {
+        // SAFETY: the caller's contract is passed on.
+        unsafe { crate::memory::register(self, ptr, bytes) }
+    }
+
+    /// Registers a memfd of the caller's, sealed against shrinking, and maps it here.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] for a descriptor that is not as above, or over the tenant's quota.
+    pub fn register_fd(&self, fd: std::os::fd::BorrowedFd<'_>, bytes: u64) -> Result<Region, Error> {
+        crate::memory::register_fd(self, fd, bytes)
+    }
+}
+
+pub(crate) fn unexpected(response: &Response) -> Error {
+    Error::ServiceGone(format!("it gave an answer to something else: {response:?}"))
+}
+
+impl Inner {
+    /// Puts operations of one stream into the ring, in order and without others between.
+    pub(crate) fn submit(&self, stream: &StreamShared, operations: &mut [Command]) -> Result<(), Error> {
+        let mut commands = locked(&self.commands);
+        for command in operations {
+            command.stream = stream.handle;
+            command.ticket = stream.next_ticket();
+            loop {
+                match commands.try_push(command).map_err(|error| lost(&error))? {
+                    Push::Pushed { consumer_sleeps } => {
+                        if consumer_sleeps {
+                            self.doorbell.ring();
+                        }
+                        break;
+                    }
+                    Push::Full => {
+                        if !commands.wait_for_space(LIVENESS_EVERY).map_err(|error| lost(&error))? {
+                            self.requests.check_alive()?;
+                        }
+                    }
+                }
+            }
+            stream.enqueued(command.ticket, command.comm);
+        }
+        Ok(())
+    }
+
+    /// Takes in what the service has told of failures.
+    fn failures(&self) -> MutexGuard<'_, Failures> {
+        let mut failures = locked(&self.failures);
+        while let Ok(Some(completion)) = failures.completions.try_pop() {
+            let class = ErrorClass::from_wire(completion.class).unwrap_or(ErrorClass::Internal);
+            let error = Error::Failed { class, message: completion.message() };
+            if completion.comm != Handle::NONE {
+                failures.comms.entry(completion.comm).or_insert_with(|| error.clone());
+            }
+            if completion.stream != Handle::NONE {
+                failures.streams.entry(completion.stream).or_insert(error);
+            }
+        }
+        failures
+    }
+
+    /// The error that ended a communicator, if one did.
+    pub(crate) fn comm_failure(&self, comm: Handle) -> Option<Error> {
+        self.failures().comms.get(&comm).cloned()
+    }
+
+    /// The first error of a stream since the last call, its own or that of a communicator used on it.
+    pub(crate) fn take_stream_failure(&self, stream: Handle, comms: &[Handle]) -> Option<Error> {
+        let mut failures = self.failures();
+        let own = failures.streams.remove(&stream);
+        own.or_else(|| comms.iter().find_map(|comm| failures.comms.get(comm).cloned()))
+    }
+}
+
+fn lost(error: &QueueError) -> Error {
+    Error::ServiceGone(error.to_string())
+}

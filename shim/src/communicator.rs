@@ -1,0 +1,373 @@
+//! Communicators and their collectives.
+
+use bytemuck::Zeroable;
+use mccs_ipc::command::{BufferRef, Command, Opcode};
+use mccs_ipc::protocol::Request;
+use mccs_ipc::types::{CollectiveKind, DataType, Handle, RedOp, UniqueId};
+
+use crate::{Client, Error, Span, Stream, group};
+
+/// What one rank needs to know to join.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RankSpec {
+    /// Names the communicator; the same for all ranks.
+    pub id: UniqueId,
+    /// This rank.
+    pub rank: u32,
+    /// Number of ranks.
+    pub nranks: u32,
+    /// Device; 0 is the host.
+    pub device: u32,
+    /// Address of the root's service; empty where all ranks are on this host.
+    pub root_address: String,
+}
+
+/// A scalar of a pre-multiplied sum; converted to the operation's data type.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Scalar {
+    /// For floating types.
+    Float(f64),
+    /// For integers.
+    Integer(i64),
+}
+
+/// How elements are combined.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum ReduceOperator {
+    /// One of the standard operators, except [`RedOp::PreMulSum`].
+    Standard(RedOp),
+    /// Each rank's contribution times its scalar, then summed. Scalars may differ between ranks.
+    PreMulSum(Scalar),
+}
+
+impl From<RedOp> for ReduceOperator {
+    fn from(op: RedOp) -> Self {
+        ReduceOperator::Standard(op)
+    }
+}
+
+impl ReduceOperator {
+    fn to_wire(self, dtype: DataType) -> Result<(RedOp, u64), Error> {
+        use DataType as D;
+        let is_integer = matches!(dtype, D::I8 | D::U8 | D::I32 | D::U32 | D::I64 | D::U64);
+        match self {
+            ReduceOperator::Standard(RedOp::PreMulSum) => {
+                Err(Error::argument("a pre-multiplied sum needs its scalar: use ReduceOperator::PreMulSum"))
+            }
+            ReduceOperator::Standard(op) => Ok((op, 0)),
+            ReduceOperator::PreMulSum(scalar) => {
+                let bits = match (scalar, is_integer) {
+                    (Scalar::Integer(value), true) => value as u64,
+                    (Scalar::Float(value), true) => value as i64 as u64,
+                    (Scalar::Integer(value), false) => (value as f64).to_bits(),
+                    (Scalar::Float(value), false) => value.to_bits(),
+                };
+                Ok((RedOp::PreMulSum, bits))
+            }
+        }
+    }
+}
+
+/// A rank's membership in a communicator. Operations may be called from any thread; all ranks must call the same
+/// collectives in the same order.
+pub struct Communicator {
+    client: Client,
+    handle: Handle,
+    rank: u32,
+    nranks: u32,
+    destroyed: bool,
+}
+
+/// Arguments of a collective, before they are checked.
+struct Call {
+    kind: CollectiveKind,
+    send: Span,
+    recv: Span,
+    count: u64,
+    dtype: DataType,
+    op: ReduceOperator,
+    root: u32,
+}
+
+impl Communicator {
+    pub(crate) fn new(client: Client, handle: Handle, rank: u32, nranks: u32) -> Self {
+        Communicator { client, handle, rank, nranks, destroyed: false }
+    }
+
+    /// This rank.
+    #[must_use]
+    pub fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    /// Number of ranks.
+    #[must_use]
+    pub fn nranks(&self) -> u32 {
+        self.nranks
+    }
+
+    /// The session it belongs to.
+    #[must_use]
+    pub fn client(&self) -> &Client {
+        &self.client
+    }
+
+    fn bytes(&self, what: &str, span: &Span, count: Option<u64>, dtype: DataType) -> Result<BufferRef, Error> {
+        let bytes = count.and_then(|count| count.checked_mul(dtype.size_bytes() as u64));
+        let bytes = bytes.ok_or_else(|| Error::argument(format!("the {what} buffer would be larger than memory")))?;
+        if bytes > span.available_bytes {
+            let available = span.available_bytes;
+            return Err(Error::argument(format!(
+                "the {what} buffer needs {bytes} bytes, its region has {available} from there on"
+            )));
+        }
+        Ok(if bytes == 0 { BufferRef::NONE } else { span.buffer })
+    }
+
+    fn command(&self, opcode: Opcode, count: u64, dtype: DataType, root: u32) -> Result<Command, Error> {
+        if root >= self.nranks {
+            return Err(Error::argument(format!("rank {root} of a communicator of {}", self.nranks)));
+        }
+        Ok(Command {
+            opcode: opcode as u32,
+            comm: self.handle,
+            dtype: dtype.to_wire(),
+            root,
+            count,
+            send: BufferRef::NONE,
+            recv: BufferRef::NONE,
+            ..Command::zeroed()
+        })
+    }
+
+    fn submit(&self, stream: &Stream, command: Command) -> Result<(), Error> {
+        if !std::sync::Arc::ptr_eq(&self.client.0, &stream.client.0) {
+            return Err(Error::argument("the stream belongs to another session than the communicator"));
+        }
+        group::submit(stream, command)
+    }
+
+    fn collective(&self, call: &Call, stream: &Stream) -> Result<(), Error> {
+        let Call { kind, count, dtype, root, .. } = *call;
+        let mut command = self.command(Opcode::Collective, count, dtype, root)?;
+        let (redop, scalar_bits) = if kind.reduces() { call.op.to_wire(dtype)? } else { (RedOp::Sum, 0) };
+        command.kind = kind.to_wire();
+        command.redop = redop.to_wire();
+        command.scalar_bits = scalar_bits;
+        let (nranks, rank) = (self.nranks, self.rank);
+        command.send = self.bytes("send", &call.send, kind.send_count(count, nranks, rank, root), dtype)?;
+        command.recv = self.bytes("receive", &call.recv, kind.recv_count(count, nranks, rank, root), dtype)?;
+        self.submit(stream, command)
+    }
+
+    /// Combines `count` elements of all ranks; every rank gets the result. In place: the same place twice.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`], and nothing is enqueued. Failures of the operation itself come from the stream.
+    pub fn all_reduce(
+        &self,
+        send: Span,
+        recv: Span,
+        count: u64,
+        dtype: DataType,
+        op: impl Into<ReduceOperator>,
+        stream: &Stream,
+    ) -> Result<(), Error> {
+        let call = Call { kind: CollectiveKind::AllReduce, send, recv, count, dtype, op: op.into(), root: 0 };
+        self.collective(&call, stream)
+    }
+
+    /// Combines `nranks * count` elements of all ranks; rank r gets elements `r * count ..` of the result. In place:
+    /// `recv` at `send + rank * count`.
+    ///
+    /// # Errors
+    /// As [`Communicator::all_reduce`].
+    pub fn reduce_scatter(
+        &self,
+        send: Span,
+        recv: Span,
+        count: u64,
+        dtype: DataType,
+        op: impl Into<ReduceOperator>,
+        stream: &Stream,
+    ) -> Result<(), Error> {
+        let call = Call { kind: CollectiveKind::ReduceScatter, send, recv, count, dtype, op: op.into(), root: 0 };
+        self.collective(&call, stream)
+    }
+
+    /// Combines `count` elements of all ranks; `root` gets the result. In place: the same place twice, at the root.
+    ///
+    /// # Errors
+    /// As [`Communicator::all_reduce`].
+    #[expect(clippy::too_many_arguments, reason = "the field's signature, as in NCCL")]
+    pub fn reduce(
+        &self,
+        send: Span,
+        recv: Span,
+        count: u64,
+        dtype: DataType,
+        op: impl Into<ReduceOperator>,
+        root: u32,
+        stream: &Stream,
+    ) -> Result<(), Error> {
+        let call = Call { kind: CollectiveKind::Reduce, send, recv, count, dtype, op: op.into(), root };
+        self.collective(&call, stream)
+    }
+
+    /// Every rank gets all ranks' `count` elements, in rank order. In place: `send` at `recv + rank * count`.
+    ///
+    /// # Errors
+    /// As [`Communicator::all_reduce`].
+    pub fn all_gather(
+        &self,
+        send: Span,
+        recv: Span,
+        count: u64,
+        dtype: DataType,
+        stream: &Stream,
+    ) -> Result<(), Error> {
+        self.move_data(CollectiveKind::AllGather, (send, recv), count, dtype, 0, stream)
+    }
+
+    /// Every rank gets `root`'s `count` elements. In place: the same place twice, at the root.
+    ///
+    /// # Errors
+    /// As [`Communicator::all_reduce`].
+    pub fn broadcast(
+        &self,
+        send: Span,
+        recv: Span,
+        count: u64,
+        dtype: DataType,
+        root: u32,
+        stream: &Stream,
+    ) -> Result<(), Error> {
+        self.move_data(CollectiveKind::Broadcast, (send, recv), count, dtype, root, stream)
+    }
+
+    /// Rank r's elements `s * count ..` go to rank s, at `r * count`. Never in place.
+    ///
+    /// # Errors
+    /// As [`Communicator::all_reduce`].
+    pub fn all_to_all(
+        &self,
+        send: Span,
+        recv: Span,
+        count: u64,
+        dtype: DataType,
+        stream: &Stream,
+    ) -> Result<(), Error> {
+        self.move_data(CollectiveKind::AllToAll, (send, recv), count, dtype, 0, stream)
+    }
+
+    /// `root` gets all ranks' `count` elements, in rank order. In place: the root's `send` at `recv + root * count`.
+    ///
+    /// # Errors
+    /// As [`Communicator::all_reduce`].
+    pub fn gather(
+        &self,
+        send: Span,
+        recv: Span,
+        count: u64,
+        dtype: DataType,
+        root: u32,
+        stream: &Stream,
+    ) -> Result<(), Error> {
+        self.move_data(CollectiveKind::Gather, (send, recv), count, dtype, root, stream)
+    }
+
+    /// Rank r gets `root`'s elements `r * count ..`. In place: the root's `recv` at `send + root * count`.
+    ///
+    /// # Errors
+    /// As [`Communicator::all_reduce`].
+    pub fn scatter(
+        &self,
+        send: Span,
+        recv: Span,
+        count: u64,
+        dtype: DataType,
+        root: u32,
+        stream: &Stream,
+    ) -> Result<(), Error> {
+        self.move_data(CollectiveKind::Scatter, (send, recv), count, dtype, root, stream)
+    }
+
+    /// Ends when all ranks have called it.
+    ///
+    /// # Errors
+    /// As [`Communicator::all_reduce`].
+    pub fn barrier(&self, stream: &Stream) -> Result<(), Error> {
+        self.move_data(CollectiveKind::Barrier, (Span::NONE, Span::NONE), 0, DataType::U8, 0, stream)
+    }
+
+    fn move_data(
+        &self,
+        kind: CollectiveKind,
+        (send, recv): (Span, Span),
+        count: u64,
+        dtype: DataType,
+        root: u32,
+        stream: &Stream,
+    ) -> Result<(), Error> {
+        self.collective(&Call { kind, send, recv, count, dtype, op: RedOp::Sum.into(), root }, stream)
+    }
+
+    /// Sends to `peer`; ends when the peer has received. Sends and receives that depend on each other belong in a group.
+    ///
+    /// # Errors
+    /// As [`Communicator::all_reduce`].
+    pub fn send(&self, send: Span, count: u64, dtype: DataType, peer: u32, stream: &Stream) -> Result<(), Error> {
+        let mut command = self.command(Opcode::Send, count, dtype, peer)?;
+        command.send = self.bytes("send", &send, Some(count), dtype)?;
+        self.submit(stream, command)
+    }
+
+    /// Receives from `peer`.
+    ///
+    /// # Errors
+    /// As [`Communicator::all_reduce`].
+    pub fn recv(&self, recv: Span, count: u64, dtype: DataType, peer: u32, stream: &Stream) -> Result<(), Error> {
+        let mut command = self.command(Opcode::Recv, count, dtype, peer)?;
+        command.recv = self.bytes("receive", &recv, Some(count), dtype)?;
+        self.submit(stream, command)
+    }
+
+    /// The error that ended the communicator, if one did: on any rank.
+    #[must_use]
+    pub fn async_error(&self) -> Option<Error> {
+        self.client.0.comm_failure(self.handle).or_else(|| self.client.0.requests.check_alive().err())
+    }
+
+    /// Ends the communicator on all ranks: operations outstanding fail.
+    ///
+    /// # Errors
+    /// [`Error::ServiceGone`].
+    pub fn abort(mut self) -> Result<(), Error> {
+        self.client.0.requests.call(Request::AbortComm { comm: self.handle }, &[])?;
+        self.leave()
+    }
+
+    /// Leaves the communicator when this rank's operations have ended.
+    ///
+    /// # Errors
+    /// [`Error::ServiceGone`].
+    pub fn destroy(mut self) -> Result<(), Error> {
+        self.leave()
+    }
+
+    fn leave(&mut self) -> Result<(), Error> {
+        if std::mem::replace(&mut self.destroyed, true) {
+            return Ok(());
+        }
+        self.client.0.requests.call(Request::DestroyComm { comm: self.handle }, &[]).map(drop)
+    }
+}
+
+impl Drop for Communicator {
+    fn drop(&mut self) {
+        if !std::mem::replace(&mut self.destroyed, true) {
+            // Without waiting: a rank that drops its communicator with work outstanding must not hang here.
+            self.client.0.requests.send_and_forget(Request::DestroyComm { comm: self.handle });
+        }
+    }
+}

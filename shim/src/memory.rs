@@ -1,0 +1,208 @@
+//! Memory that tenant and service share.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+
+use mccs_ipc::command::BufferRef;
+use mccs_ipc::protocol::{Request, Response};
+use mccs_ipc::shm::Mapping;
+use mccs_ipc::types::Handle;
+use nix::sys::memfd::{MFdFlags, memfd_create};
+
+use crate::client::{KnownRegion, unexpected};
+use crate::{Client, Error};
+
+/// Memory that the service maps too. Given back on drop; operations in flight still end.
+pub struct Region {
+    client: Client,
+    handle: Handle,
+    ptr: *mut u8,
+    bytes: usize,
+    /// `None` where the caller's own pages are used, which outlive the region.
+    _mapping: Option<Mapping>,
+}
+
+// SAFETY: a region is an address range in shared memory; access to its contents is unsafe and the caller's matter.
+unsafe impl Send for Region {}
+// SAFETY: as above.
+unsafe impl Sync for Region {}
+
+/// A place in a region, where a buffer starts.
+#[derive(Debug, Clone, Copy)]
+pub struct Span {
+    pub(crate) buffer: BufferRef,
+    /// Bytes from here to the region's end.
+    pub(crate) available_bytes: u64,
+}
+
+impl Span {
+    /// No buffer: for ranks whose role in a collective has none.
+    pub const NONE: Span = Span { buffer: BufferRef::NONE, available_bytes: 0 };
+
+    /// The same, further on.
+    #[must_use]
+    pub fn offset(self, bytes: u64) -> Self {
+        let buffer = BufferRef { offset_bytes: self.buffer.offset_bytes.saturating_add(bytes), ..self.buffer };
+        Span { buffer, available_bytes: self.available_bytes.saturating_sub(bytes) }
+    }
+}
+
+impl Region {
+    fn new(client: &Client, handle: Handle, ptr: *mut u8, bytes: usize, mapping: Option<Mapping>) -> Self {
+        let known = KnownRegion { handle, bytes };
+        let mut regions = client.0.regions.write().unwrap_or_else(std::sync::PoisonError::into_inner);
+        regions.insert(ptr as usize, known);
+        Region { client: client.clone(), handle, ptr, bytes, _mapping: mapping }
+    }
+
+    /// First byte.
+    #[must_use]
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.ptr
+    }
+
+    /// Size.
+    #[must_use]
+    pub fn len_bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// A place for a buffer.
+    #[must_use]
+    pub fn at(&self, offset_bytes: u64) -> Span {
+        let all =
+            Span { buffer: BufferRef { region: self.handle, offset_bytes: 0 }, available_bytes: self.bytes as u64 };
+        all.offset(offset_bytes)
+    }
+
+    /// The contents.
+    ///
+    /// # Safety
+    /// No operation that writes here may be in flight, and nobody else may write, while the slice lives.
+    #[must_use]
+    pub unsafe fn as_slice(&self) -> &[u8] {
+        // SAFETY: the range is mapped while `self` lives; the rest is the caller's contract.
+        unsafe { std::slice::from_raw_parts(self.ptr, self.bytes) }
+    }
+
+    /// The contents, to be changed.
+    ///
+    /// # Safety
+    /// No operation that reads or writes here may be in flight, and nobody else may access it, while the slice lives.
+    #[must_use]
+    #[expect(clippy::mut_from_ref, reason = "shared memory: exclusivity is the caller's contract")]
+    pub unsafe fn as_mut_slice(&self) -> &mut [u8] {
+        // SAFETY: as for `as_slice`.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr, self.bytes) }
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        let mut regions = self.client.0.regions.write().unwrap_or_else(std::sync::PoisonError::into_inner);
+        regions.remove(&(self.ptr as usize));
+        drop(regions);
+        // If the service has gone, so has its side of the region.
+        let _ = self.client.0.requests.call(Request::FreeMemory { region: self.handle }, &[]);
+    }
+}
+
+fn system(what: &str) -> impl FnOnce(nix::errno::Errno) -> Error + '_ {
+    move |errno| Error::System(format!("cannot {what}: {errno}"))
+}
+
+pub(crate) fn allocate(client: &Client, bytes: u64) -> Result<Region, Error> {
+    match client.0.requests.call(Request::AllocMemory { bytes }, &[])? {
+        (Response::Region { region, bytes }, fds) => {
+            let fd = fds.first().ok_or_else(|| Error::ServiceGone("memory came without its descriptor".into()))?;
+            let mapping = Mapping::map(fd.as_fd(), bytes).map_err(|error| Error::System(error.to_string()))?;
+            Ok(Region::new(client, region, mapping.as_ptr(), mapping.len_bytes(), Some(mapping)))
+        }
+        (other, _) => Err(unexpected(&other)),
+    }
+}
+
+fn register_with_service(client: &Client, fd: BorrowedFd<'_>, bytes: u64) -> Result<Handle, Error> {
+    match client.0.requests.call(Request::RegisterMemory { bytes }, &[fd])? {
+        (Response::Region { region, .. }, _) => Ok(region),
+        (other, _) => Err(unexpected(&other)),
+    }
+}
+
+pub(crate) fn register_fd(client: &Client, fd: BorrowedFd<'_>, bytes: u64) -> Result<Region, Error> {
+    let mapping = Mapping::map(fd, bytes).map_err(|error| Error::argument(error.to_string()))?;
+    let handle = register_with_service(client, fd, bytes)?;
+    Ok(Region::new(client, handle, mapping.as_ptr(), mapping.len_bytes(), Some(mapping)))
+}
+
+/// # Safety
+/// As for [`Client::register`].
+pub(crate) unsafe fn register(client: &Client, ptr: *mut u8, bytes: usize) -> Result<Region, Error> {
+    // SAFETY: sysconf has no preconditions.
+    let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
+    if ptr.is_null() || bytes == 0 || !(ptr as usize).is_multiple_of(page) || !bytes.is_multiple_of(page) {
+        let message = format!(
+            "{ptr:p} with {bytes} bytes: memory to register starts at a page and has whole pages of {page} bytes; or allocate it from the service"
+        );
+        return Err(Error::argument(message));
+    }
+    check_private_anonymous(ptr as usize, bytes)?;
+    let fd = memfd_create("mccs-registered", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING);
+    let fd = fd.map_err(system("make a memfd"))?;
+    nix::unistd::ftruncate(&fd, bytes as i64).map_err(system("size a memfd"))?;
+    mccs_ipc::shm::seal(&fd).map_err(|error| Error::System(error.to_string()))?;
+    // The service first: if it refuses, nothing has happened to the caller's memory.
+    let handle = register_with_service(client, fd.as_fd(), bytes as u64)?;
+    let undo = |error| {
+        let _ = client.0.requests.call(Request::FreeMemory { region: handle }, &[]);
+        error
+    };
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: a new mapping at an address of the kernel's choice.
+    let moved = unsafe { libc::mmap(std::ptr::null_mut(), bytes, protection, libc::MAP_SHARED, fd.as_raw_fd(), 0) };
+    if moved == libc::MAP_FAILED {
+        return Err(undo(Error::System(format!("cannot map a memfd: {}", std::io::Error::last_os_error()))));
+    }
+    // SAFETY: both ranges have `bytes`, are mapped, and differ; nobody accesses the caller's during the call.
+    unsafe { std::ptr::copy_nonoverlapping(ptr, moved.cast(), bytes) };
+    let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+    // SAFETY: the caller's range consists of whole private anonymous pages (checked) with the same contents.
+    let placed = unsafe { libc::mremap(moved, bytes, bytes, flags, ptr) };
+    if placed == libc::MAP_FAILED {
+        let error = Error::System(format!("cannot place shared pages: {}", std::io::Error::last_os_error()));
+        // SAFETY: the mapping made above, which nobody knows.
+        unsafe { libc::munmap(moved, bytes) };
+        return Err(undo(error));
+    }
+    Ok(Region::new(client, handle, ptr, bytes, None))
+}
+
+/// Only such pages can be replaced without anybody noticing: no file behind them, nobody sharing them, writable.
+fn check_private_anonymous(start: usize, bytes: usize) -> Result<(), Error> {
+    let maps = std::fs::read_to_string("/proc/self/maps");
+    let maps = maps.map_err(|error| Error::System(format!("/proc/self/maps: {error}")))?;
+    let end = start.checked_add(bytes).ok_or_else(|| Error::argument("the range leaves the address space"))?;
+    let mut covered = start;
+    for line in maps.lines() {
+        let mut fields = line.split_ascii_whitespace();
+        let (Some(range), Some(permissions)) = (fields.next(), fields.next()) else { continue };
+        let Some((low, high)) = range.split_once('-') else { continue };
+        let parse = |text| usize::from_str_radix(text, 16).unwrap_or(usize::MAX);
+        let (low, high) = (parse(low), parse(high));
+        if high <= covered || low >= end {
+            continue;
+        }
+        let inode = fields.nth(2);
+        if low > covered || !permissions.starts_with("rw") || !permissions.ends_with('p') || inode != Some("0") {
+            break;
+        }
+        covered = high;
+    }
+    if covered >= end {
+        Ok(())
+    } else {
+        let message = format!(
+            "the page at {covered:#x} is no private, anonymous, writable memory, and cannot be shared in place"
+        );
+        Err(Error::argument(message))
+    }
+}

@@ -1,0 +1,145 @@
+//! Requests over the session's socket. Any number of threads may wait for answers, which come in any order: one of them
+//! reads the socket at a time, and leaves what is not its own for the others.
+
+use std::collections::{HashMap, HashSet};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use mccs_ipc::handshake::{Socket, SocketError};
+use mccs_ipc::protocol::{Request, RequestEnvelope, Response, ResponseEnvelope};
+
+use crate::Error;
+
+/// How long a wait goes on before it looks whether the service still lives.
+pub(crate) const LIVENESS_EVERY: Duration = Duration::from_millis(100);
+
+type Answer = (Response, Vec<OwnedFd>);
+
+#[derive(Default)]
+struct State {
+    last_id: u64,
+    answers: HashMap<u64, Answer>,
+    /// Requests whose answers nobody waits for.
+    forgotten: HashSet<u64>,
+    somebody_reads: bool,
+    gone: Option<String>,
+}
+
+/// The request side of a session.
+pub(crate) struct Requests {
+    socket: Socket,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+impl Requests {
+    pub(crate) fn new(socket: Socket) -> Self {
+        Requests { socket, state: Mutex::default(), changed: Condvar::new() }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sends a request; [`Requests::wait`] gets its answer.
+    pub(crate) fn send(&self, request: Request, fds: &[BorrowedFd<'_>]) -> Result<u64, Error> {
+        let mut state = self.state();
+        state.last_id += 1;
+        let id = state.last_id;
+        // Under the lock, so that requests go out in the order of their ids.
+        loop {
+            match self.socket.send(&RequestEnvelope { id, request: request.clone() }, fds) {
+                Ok(()) => return Ok(id),
+                Err(SocketError::WouldBlock) => std::thread::yield_now(),
+                Err(error) => return Err(self.gone(&mut state, &error)),
+            }
+        }
+    }
+
+    /// Sends a request whose answer does not matter.
+    pub(crate) fn send_and_forget(&self, request: Request) {
+        if let Ok(id) = self.send(request, &[]) {
+            let mut state = self.state();
+            state.forgotten.insert(id);
+            self.take_what_is_there(&mut state);
+        }
+    }
+
+    /// Files answers that have come, so that forgotten ones do not fill the socket.
+    fn take_what_is_there(&self, state: &mut State) {
+        while state.gone.is_none() && !state.somebody_reads && self.socket.wait_readable(Duration::ZERO) {
+            match self.socket.recv::<ResponseEnvelope>() {
+                Ok(Some((envelope, fds))) => self.file(state, envelope, fds),
+                Ok(None) => break,
+                Err(error) => drop(self.gone(state, &error)),
+            }
+        }
+    }
+
+    /// Waits for an answer.
+    pub(crate) fn wait(&self, id: u64) -> Result<Answer, Error> {
+        let mut state = self.state();
+        loop {
+            if let Some(answer) = state.answers.remove(&id) {
+                return match answer {
+                    (Response::Error { class, message }, _) => Err(Error::Refused { class, message }),
+                    answer => Ok(answer),
+                };
+            }
+            if let Some(reason) = &state.gone {
+                return Err(Error::ServiceGone(reason.clone()));
+            }
+            if state.somebody_reads {
+                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
+            state.somebody_reads = true;
+            drop(state);
+            let received = if self.socket.wait_readable(LIVENESS_EVERY) {
+                self.socket.recv::<ResponseEnvelope>()
+            } else {
+                Ok(None)
+            };
+            state = self.state();
+            state.somebody_reads = false;
+            match received {
+                Ok(None) => {}
+                Ok(Some((envelope, fds))) => self.file(&mut state, envelope, fds),
+                Err(error) => drop(self.gone(&mut state, &error)),
+            }
+            self.changed.notify_all();
+        }
+    }
+
+    fn file(&self, state: &mut State, envelope: ResponseEnvelope, fds: Vec<OwnedFd>) {
+        match envelope {
+            // The service says why it is about to hang up.
+            ResponseEnvelope { id: 0, response: Response::Error { message, .. } } => state.gone = Some(message),
+            ResponseEnvelope { id, .. } if state.forgotten.remove(&id) => {}
+            ResponseEnvelope { id, response } => drop(state.answers.insert(id, (response, fds))),
+        }
+    }
+
+    fn gone(&self, state: &mut State, error: &SocketError) -> Error {
+        let reason = state.gone.get_or_insert_with(|| error.to_string());
+        Error::ServiceGone(reason.clone())
+    }
+
+    /// Sends a request and waits for its answer.
+    pub(crate) fn call(&self, request: Request, fds: &[BorrowedFd<'_>]) -> Result<Answer, Error> {
+        let id = self.send(request, fds)?;
+        self.wait(id)
+    }
+
+    /// Fails if the service has gone.
+    pub(crate) fn check_alive(&self) -> Result<(), Error> {
+        if !self.socket.is_closed() {
+            return Ok(());
+        }
+        let mut state = self.state();
+        // What it sent before it hung up may say why.
+        self.take_what_is_there(&mut state);
+        Err(self.gone(&mut state, &SocketError::Closed))
+    }
+}
