@@ -47,7 +47,8 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
         return Ok(());
     }
     let level = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
-    tracing_subscriber::fmt().with_env_filter(level).with_writer(std::io::stderr).init();
+    let colours = std::io::IsTerminal::is_terminal(&std::io::stderr());
+    tracing_subscriber::fmt().with_env_filter(level).with_ansi(colours).with_writer(std::io::stderr).init();
     // Blocked before any thread starts, so that all threads inherit it and only the wait below sees them.
     let signals = SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM]);
     signals.thread_block().context("cannot block signals")?;

@@ -107,7 +107,7 @@ fn main() -> anyhow::Result<()> {
     bench.print_header();
     let mut wrong = 0;
     for kind in kinds {
-        for &dtype in &dtypes {
+        for &dtype in if kind == CollectiveKind::Barrier { &dtypes[..1] } else { &dtypes[..] } {
             for &redop in if kind.reduces() { &redops[..] } else { &redops[..1] } {
                 wrong += bench.run_sizes(kind, dtype, redop, seed)?;
             }
@@ -172,7 +172,7 @@ impl Bench {
         let (mut size, mut all_wrong) = (self.arguments.begin.0, 0);
         while size <= self.arguments.end.0 {
             let (per_count, _) = traffic(kind, 1, nranks);
-            let count = (size / per_count.max(1)).div_ceil(dtype.size_bytes() as u64);
+            let count = size.checked_div(per_count).unwrap_or(0).div_ceil(dtype.size_bytes() as u64);
             let call = Call {
                 kind,
                 dtype,

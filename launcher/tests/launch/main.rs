@@ -1,0 +1,5 @@
+//! The launcher as its users meet it: the executable, with scripts as service and ranks.
+
+mod end;
+mod run;
+mod support;

@@ -1,0 +1,127 @@
+//! A folder with a job file, scripts that play the service and the ranks, and the launcher's executable.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+/// No test waits longer than this for something that must happen.
+const WATCHDOG: Duration = Duration::from_secs(60);
+
+/// Says that it is ready, keeps its configuration's path, ends well on SIGTERM.
+pub const SERVICE: &str = "echo \"config $2\"\n\
+    trap 'echo asked; exit 0' TERM\n\
+    echo mccs-service ready\n\
+    while :; do sleep 0.05; done\n";
+
+pub struct Bed {
+    pub dir: TempDir,
+}
+
+impl Bed {
+    /// A folder whose service is the script `service`, and whose job file is `job_file` with `{dir}` replaced.
+    pub fn new(service: &str, job_file: &str) -> Self {
+        let dir = tempfile::tempdir().expect("a folder for the test");
+        let bed = Bed { dir };
+        bed.script("service", service);
+        let text = job_file.replace("{dir}", &bed.dir.path().display().to_string());
+        std::fs::write(bed.path("job.toml"), text).expect("the job file");
+        bed
+    }
+
+    /// A bed with the usual service; `run` are more lines of `[run]`, `jobs` the rest of the file.
+    pub fn with(run: &str, jobs: &str) -> Self {
+        Bed::new(SERVICE, &format!("{}{run}\n{jobs}", Self::head()))
+    }
+
+    /// The start of a job file, up to within `[run]`.
+    pub fn head() -> &'static str {
+        "service.binary = \"{dir}/service\"\n[run]\noutput_dir = \"{dir}/out\"\n"
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub fn script(&self, name: &str, body: &str) {
+        use std::os::unix::fs::PermissionsExt;
+        let path = self.path(name);
+        std::fs::write(&path, format!("#!/bin/sh\n{body}")).expect("a script");
+        let mode = std::fs::Permissions::from_mode(0o755);
+        std::fs::set_permissions(&path, mode).expect("its mode");
+    }
+
+    pub fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_mccs-launch"));
+        command
+            .args(arguments)
+            .current_dir(self.dir.path())
+            .env("XDG_RUNTIME_DIR", self.dir.path())
+            .env_remove("CARGO")
+            .stdin(Stdio::null());
+        command
+    }
+
+    pub fn run(&self, more: &[&str]) -> Done {
+        let mut arguments = vec!["run", "job.toml"];
+        arguments.extend(more);
+        Done::new(self.command(&arguments).output().expect("the launcher"))
+    }
+
+    pub fn start(&self) -> Child {
+        self.command(&["run", "job.toml"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the launcher")
+    }
+
+    pub fn read(&self, name: &str) -> String {
+        std::fs::read_to_string(self.path(name)).unwrap_or_else(|e| panic!("{name}: {e}"))
+    }
+
+    /// Waits until the file `name` holds a whole line, and returns the number in it.
+    pub fn await_number(&self, name: &str) -> i32 {
+        let read = || std::fs::read_to_string(self.path(name)).unwrap_or_default();
+        wait_until(name, || read().ends_with('\n'));
+        read().trim().parse().expect("a number")
+    }
+
+    /// Private folders of runs that were not removed.
+    pub fn private_folders(&self) -> usize {
+        let entries = std::fs::read_dir(self.dir.path()).expect("the folder");
+        entries.filter_map(Result::ok).filter(|entry| entry.file_name().to_string_lossy().starts_with("mccs-")).count()
+    }
+}
+
+/// What an ended launcher left.
+#[derive(Debug)]
+pub struct Done {
+    pub code: i32,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl Done {
+    pub fn new(output: Output) -> Self {
+        Done {
+            code: output.status.code().unwrap_or(-1),
+            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+        }
+    }
+}
+
+pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < WATCHDOG, "{what} did not happen");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Whether a process exists and is no zombie.
+pub fn is_alive(pid: i32) -> bool {
+    let stat = std::fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("stat"));
+    stat.is_ok_and(|stat| {
+        let state = stat.rsplit(") ").next().unwrap_or_default();
+        !state.starts_with(['Z', 'X'])
+    })
+}
