@@ -456,9 +456,8 @@ impl Engine for ProxyEngine {
     }
 
     fn poll(&mut self, cx: &Context) -> Progress {
-        let mut left = cx.budget;
-        while left > 0 {
-            left -= 1;
+        let mut handled = 0;
+        while handled < cx.budget {
             if let Some(event) = self.events.pop_front() {
                 match event {
                     Event::Advance { session, stream } => self.advance(session, stream, cx.now),
@@ -469,12 +468,13 @@ impl Engine for ProxyEngine {
             } else {
                 break;
             }
+            handled += 1;
         }
         let backlog = self.device.push_backlog();
         for (refusal, members) in self.rendezvous.expire(cx.now) {
             refuse_all(&refusal, members);
         }
-        if left < cx.budget || backlog {
+        if handled > 0 || backlog {
             Progress::Busy
         } else {
             Progress::Idle { wake_at: self.rendezvous.next_deadline() }
