@@ -1,0 +1,118 @@
+//! Sends, receives, groups, streams.
+
+use mccs::{DataType, RankSpec, RedOp, group_end, group_start};
+use mccs_tests::TestService;
+
+/// Every rank sends to and receives from everybody, itself included, in one group.
+#[test]
+fn all_to_all_by_a_group_of_sends_and_receives() {
+    let (nranks, bytes) = (4u32, 5000u64);
+    let service = TestService::start("[host_device]\ninline_bytes = \"1KiB\"\n");
+    service.ranks(0, nranks, |rank| {
+        let me = rank.comm.rank() as u8;
+        let (send, recv) = (rank.client.allocate(bytes * 4).expect("memory"), rank.client.allocate(bytes * 4).expect("memory"));
+        for round in 0..20u8 {
+            // SAFETY: nothing is in flight.
+            let (input, output) = unsafe { (send.as_mut_slice(), recv.as_mut_slice()) };
+            output.fill(0xa5);
+            for peer in 0..nranks as usize {
+                input[peer * bytes as usize..][..bytes as usize].fill(round ^ (me * 16 + peer as u8));
+            }
+            group_start();
+            for peer in 0..nranks {
+                let at = u64::from(peer) * bytes;
+                rank.comm.send(send.at(at), bytes, DataType::U8, peer, &rank.stream).expect("send");
+                rank.comm.recv(recv.at(at), bytes, DataType::U8, peer, &rank.stream).expect("recv");
+            }
+            group_end().expect("group");
+            rank.stream.synchronize().expect("completed");
+            for peer in 0..nranks as usize {
+                let right = round ^ (peer as u8 * 16 + me);
+                assert!(output[peer * bytes as usize..][..bytes as usize].iter().all(|byte| *byte == right));
+            }
+        }
+    });
+}
+
+/// Hundreds of calls in flight on several streams; results depend on the order within each.
+#[test]
+fn operations_complete_in_stream_order() {
+    let service = TestService::start("");
+    service.ranks(0, 2, |rank| {
+        let count = 300u64;
+        let memory = rank.client.allocate(8 * (count + 1)).expect("memory");
+        // SAFETY: nothing is in flight.
+        let bytes = unsafe { memory.as_mut_slice() };
+        bytes[..8].copy_from_slice(&1u64.to_le_bytes());
+        // Each call reads what the one before it wrote: x, 2x, 4x, ... modulo 2^64.
+        for i in 0..count {
+            let (from, to) = (memory.at(8 * i), memory.at(8 * (i + 1)));
+            rank.comm.all_reduce(from, to, 1, DataType::U64, RedOp::Sum, &rank.stream).expect("enqueued");
+        }
+        let other = rank.client.register_stream().expect("a stream");
+        rank.comm.barrier(&other).expect("enqueued");
+        other.synchronize().expect("completed");
+        assert!(rank.stream.query().expect("no error"), "operations of a communicator complete in order");
+        rank.stream.synchronize().expect("completed");
+        // SAFETY: all has ended.
+        let bytes = unsafe { memory.as_slice() };
+        for i in 0..=count as usize {
+            let value = u64::from_le_bytes(bytes[8 * i..8 * i + 8].try_into().expect("eight bytes"));
+            assert_eq!(value, if i < 64 { 1 << i } else { 0 }, "call {i}");
+        }
+        rank.stream.destroy().expect("idle");
+    });
+}
+
+/// One thread, one session, several ranks: joined together, used in a group.
+#[test]
+fn several_ranks_in_one_thread() {
+    let service = TestService::start("");
+    let client = service.connect(0);
+    let id = mccs::unique_id().expect("an id");
+    let spec = |rank| RankSpec { id, rank, nranks: 3, device: 0, root_address: String::new() };
+    let comms = client.init_communicator_ranks(&[spec(0), spec(1), spec(2)]).expect("joined");
+    let memory = client.allocate(3 * 4).expect("memory");
+    let streams: Vec<_> = comms.iter().map(|_| client.register_stream().expect("a stream")).collect();
+    // SAFETY: nothing is in flight.
+    let bytes = unsafe { memory.as_mut_slice() };
+    bytes.copy_from_slice(&[1, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0]);
+    group_start();
+    for (comm, stream) in comms.iter().zip(&streams) {
+        let place = memory.at(4 * u64::from(comm.rank()));
+        comm.all_reduce(place, place, 1, DataType::U32, RedOp::Sum, stream).expect("enqueued");
+    }
+    group_end().expect("group");
+    streams.iter().for_each(|stream| stream.synchronize().expect("completed"));
+    assert_eq!(bytes, [6, 0, 0, 0, 6, 0, 0, 0, 6, 0, 0, 0]);
+    assert!(group_end().is_err(), "no group is open");
+}
+
+/// Memory that the program already had, moved under it into shared pages.
+#[test]
+fn registered_memory_keeps_its_contents_and_address() {
+    let service = TestService::start("");
+    service.ranks(0, 2, |rank| {
+        let bytes = 64 << 10;
+        let layout = std::alloc::Layout::from_size_align(bytes + (1 << 20), 1 << 16).expect("a layout");
+        // SAFETY: a layout of more than zero bytes; large enough that the allocator maps pages of its own.
+        let ptr = unsafe { std::alloc::alloc(layout) };
+        // SAFETY: `bytes` of the allocation.
+        unsafe { ptr.write_bytes(3, bytes) };
+        // SAFETY: nobody else uses the range.
+        let region = unsafe { rank.client.register(ptr, bytes) }.expect("registered");
+        assert_eq!(region.as_ptr(), ptr);
+        let place = region.at(0);
+        rank.comm.all_reduce(place, place, bytes as u64, DataType::U8, RedOp::Sum, &rank.stream).expect("enqueued");
+        rank.stream.synchronize().expect("completed");
+        drop(region);
+        // SAFETY: the pages stay where they are.
+        let contents = unsafe { std::slice::from_raw_parts(ptr, bytes) };
+        assert!(contents.iter().all(|byte| *byte == 6));
+        // SAFETY: misaligned and file-backed ranges are refused before anything is touched.
+        let misaligned = unsafe { rank.client.register(ptr.wrapping_add(8), 4096) };
+        assert!(misaligned.err().expect("refused").to_string().contains("starts at a page"));
+        // SAFETY: the allocation made above, with its layout.
+        unsafe { std::alloc::dealloc(ptr, layout) };
+    });
+}

@@ -1,0 +1,149 @@
+//! Ranks that contradict each other, are missing, or leave: an error on every rank that says who, and no hang.
+
+use mccs::{Client, DataType, Error, ErrorClass, RedOp};
+use mccs_tests::{Rank, TestService};
+
+/// Each rank makes its own call; returns the ranks' messages.
+fn errors(nranks: u32, call: impl Fn(&Rank, &mccs::Region) -> Result<(), Error> + Sync) -> Vec<(ErrorClass, String)> {
+    let service = TestService::start("");
+    service.ranks(0, nranks, |rank| {
+        let memory = rank.client.allocate(1 << 16).expect("memory");
+        call(&rank, &memory).expect("enqueued");
+        let error = rank.stream.synchronize().expect_err("ranks disagree");
+        assert_eq!(rank.comm.async_error().expect("the communicator is dead").to_string(), error.to_string());
+        // What comes after fails too, at once.
+        rank.comm.barrier(&rank.stream).expect("enqueued");
+        rank.stream.synchronize().expect_err("the communicator is dead");
+        (error.class(), error.to_string())
+    })
+}
+
+fn assert_names(errors: &[(ErrorClass, String)], words: &[&str]) {
+    for (class, message) in errors {
+        assert_eq!(*class, ErrorClass::InvalidUsage, "{message}");
+        for word in words {
+            assert!(message.contains(word), "{word:?} is missing in {message:?}");
+        }
+    }
+}
+
+#[test]
+fn different_counts() {
+    let errors = errors(3, |rank, memory| {
+        let count = if rank.comm.rank() == 2 { 11 } else { 10 };
+        rank.comm.all_reduce(memory.at(0), memory.at(0), count, DataType::F32, RedOp::Sum, &rank.stream)
+    });
+    assert_names(&errors, &["rank 0", "10 x float", "rank 2", "11 x float", "count"]);
+}
+
+#[test]
+fn different_types() {
+    let errors = errors(2, |rank, memory| {
+        let dtype = [DataType::F32, DataType::I32][rank.comm.rank() as usize];
+        rank.comm.all_reduce(memory.at(0), memory.at(0), 10, dtype, RedOp::Sum, &rank.stream)
+    });
+    assert_names(&errors, &["rank 0", "float", "rank 1", "int32", "data type"]);
+}
+
+#[test]
+fn different_reductions() {
+    let errors = errors(2, |rank, memory| {
+        let op = [RedOp::Sum, RedOp::Max][rank.comm.rank() as usize];
+        rank.comm.all_reduce(memory.at(0), memory.at(0), 10, DataType::F32, op, &rank.stream)
+    });
+    assert_names(&errors, &["sum", "max", "reduction"]);
+}
+
+#[test]
+fn different_roots() {
+    let errors = errors(2, |rank, memory| {
+        let root = rank.comm.rank();
+        rank.comm.broadcast(memory.at(0), memory.at(0), 10, DataType::F32, root, &rank.stream)
+    });
+    assert_names(&errors, &["root 0", "root 1"]);
+}
+
+#[test]
+fn different_order_of_calls() {
+    let errors = errors(2, |rank, memory| {
+        let (comm, stream, place) = (&rank.comm, &rank.stream, memory.at(0));
+        if comm.rank() == 0 {
+            comm.all_reduce(place, place, 10, DataType::F32, RedOp::Sum, stream)?;
+            comm.broadcast(place, place, 10, DataType::F32, 0, stream)
+        } else {
+            comm.broadcast(place, place, 10, DataType::F32, 0, stream)?;
+            comm.all_reduce(place, place, 10, DataType::F32, RedOp::Sum, stream)
+        }
+    });
+    assert_names(&errors, &["operation 0", "all_reduce", "broadcast"]);
+}
+
+#[test]
+fn different_lengths_of_a_send_and_its_receive() {
+    let errors = errors(2, |rank, memory| match rank.comm.rank() {
+        0 => rank.comm.send(memory.at(0), 10, DataType::F32, 1, &rank.stream),
+        _ => rank.comm.recv(memory.at(0), 9, DataType::F32, 0, &rank.stream),
+    });
+    assert_names(&errors, &["send(10 x float, to 1)", "recv(9 x float, from 0)"]);
+}
+
+#[test]
+fn buffers_that_overlap_are_refused_for_all() {
+    let errors = errors(2, |rank, memory| {
+        let shift = if rank.comm.rank() == 1 { 4 } else { 0 };
+        rank.comm.all_reduce(memory.at(0), memory.at(shift), 10, DataType::F32, RedOp::Sum, &rank.stream)
+    });
+    assert_names(&errors, &["rank 1", "overlap"]);
+}
+
+#[test]
+fn a_missing_rank_is_named() {
+    let service = TestService::start("[limits]\ninit_timeout = \"50ms\"\n");
+    let id = mccs::unique_id().expect("an id");
+    let join = |rank| {
+        let client = service.connect(0);
+        move || client.init_communicator_rank(id, rank, 4, 0, "").err().expect("rank 2 is missing")
+    };
+    let errors = std::thread::scope(|scope| {
+        let threads: Vec<_> = [0, 1, 3].map(|rank| scope.spawn(join(rank))).into_iter().collect();
+        threads.into_iter().map(|thread| thread.join().expect("a rank")).collect::<Vec<_>>()
+    });
+    for error in errors {
+        assert_eq!(error.class(), ErrorClass::Timeout);
+        assert!(error.to_string().contains("missing rank 2 of 4"), "{error}");
+    }
+}
+
+/// Joins as two ranks that contradict each other.
+fn contradict(client: &Client, ranks: [(u32, u32); 2]) -> String {
+    let id = mccs::unique_id().expect("an id");
+    let specs = ranks.map(|(rank, nranks)| mccs::RankSpec { id, rank, nranks, device: 0, root_address: String::new() });
+    client.init_communicator_ranks(&specs).err().expect("a contradiction").to_string()
+}
+
+#[test]
+fn contradictions_when_joining_are_named() {
+    let service = TestService::start("");
+    let client = service.connect(0);
+    assert!(contradict(&client, [(0, 3), (0, 3)]).contains("rank 0 joined"));
+    assert!(contradict(&client, [(0, 3), (1, 2)]).contains("nranks 2"));
+    assert!(contradict(&client, [(3, 3), (0, 0)]).contains("rank 3 of 3"));
+}
+
+#[test]
+fn a_rank_that_leaves_or_aborts_releases_the_others() {
+    for abort in [false, true] {
+        let service = TestService::start("");
+        let messages = service.ranks(0, 3, |rank| {
+            if rank.comm.rank() == 1 {
+                if abort { rank.comm.abort() } else { rank.comm.destroy() }.expect("left");
+                return None;
+            }
+            rank.comm.barrier(&rank.stream).expect("enqueued");
+            Some(rank.stream.synchronize().expect_err("rank 1 never comes").to_string())
+        });
+        for message in messages.into_iter().flatten() {
+            assert!(message.contains("rank 1"), "{message}");
+        }
+    }
+}
