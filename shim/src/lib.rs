@@ -23,6 +23,8 @@
 mod client;
 mod communicator;
 mod error;
+#[allow(non_snake_case, reason = "names of a C API")]
+mod ffi;
 
 mod group;
 mod memory;

@@ -10,7 +10,8 @@ fn all_to_all_by_a_group_of_sends_and_receives() {
     let service = TestService::start("[host_device]\ninline_bytes = \"1KiB\"\n");
     service.ranks(0, nranks, |rank| {
         let me = rank.comm.rank() as u8;
-        let (send, recv) = (rank.client.allocate(bytes * 4).expect("memory"), rank.client.allocate(bytes * 4).expect("memory"));
+        let (send, recv) =
+            (rank.client.allocate(bytes * 4).expect("memory"), rank.client.allocate(bytes * 4).expect("memory"));
         for round in 0..20u8 {
             // SAFETY: nothing is in flight.
             let (input, output) = unsafe { (send.as_mut_slice(), recv.as_mut_slice()) };

@@ -1,0 +1,186 @@
+//! The C API (`include/mccs.h`): the same calls, with NCCL's names and result codes, on raw addresses.
+//!
+//! Every function catches panics, checks pointers for null, and leaves a text for [`mccsGetLastError`]. Addresses are
+//! looked up in the client's table of regions.
+
+mod collectives;
+mod objects;
+
+use std::cell::RefCell;
+use std::ffi::{CString, c_char};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use mccs_ipc::command::BufferRef;
+use mccs_ipc::types::ErrorClass;
+
+use crate::{Client, Communicator, Error, RankSpec, Region, Scalar, Span, Stream};
+
+/// `mccsResult_t`.
+type Status = i32;
+const SUCCESS: Status = 0;
+const IN_PROGRESS: Status = 7;
+
+/// Behind `mccsClient_t`.
+pub struct CClient {
+    client: Client,
+    /// Regions that C owns, by address.
+    regions: std::sync::Mutex<std::collections::BTreeMap<usize, Region>>,
+}
+
+/// Behind `mccsComm_t`.
+pub struct CComm {
+    comm: Communicator,
+    /// Scalars of pre-multiplied sums; operator number `PRE_MUL_FIRST + index`.
+    scalars: std::sync::Mutex<Vec<Option<Scalar>>>,
+}
+
+/// Behind `mccsStream_t`.
+pub struct CStream(Stream);
+
+/// A `mccsCommInitRank` that waits for the end of its group.
+struct PendingJoin {
+    client: Client,
+    request: u64,
+    spec: RankSpec,
+    target: *mut *mut CComm,
+}
+
+#[derive(Default)]
+struct ThreadState {
+    last_error: CString,
+    group_depth: u32,
+    joins: Vec<PendingJoin>,
+}
+
+thread_local! {
+    static THREAD: RefCell<ThreadState> = RefCell::default();
+}
+
+fn status_of(error: &Error) -> Status {
+    match error.class() {
+        ErrorClass::System => 2,
+        ErrorClass::Internal => 3,
+        ErrorClass::InvalidArgument => 4,
+        ErrorClass::InvalidUsage => 5,
+        ErrorClass::Remote => 6,
+        ErrorClass::Timeout => 8,
+    }
+}
+
+/// Runs a call, and turns what it gives into a status and a text.
+fn guard(call: impl FnOnce() -> Result<Status, Error>) -> Status {
+    let result = catch_unwind(AssertUnwindSafe(call));
+    let (status, text) = match result {
+        Ok(Ok(status)) => return status,
+        Ok(Err(error)) => (status_of(&error), error.to_string()),
+        Err(_) => (3, "a bug in mccs: the call panicked".into()),
+    };
+    let text = CString::new(text.replace('\0', " ")).unwrap_or_default();
+    THREAD.with_borrow_mut(|thread| thread.last_error = text);
+    status
+}
+
+/// The object behind a handle.
+///
+/// # Safety
+/// The pointer must be null or come from this library and not have been destroyed.
+unsafe fn object<'a, T>(ptr: *mut T, what: &str) -> Result<&'a T, Error> {
+    // SAFETY: the caller's contract.
+    unsafe { ptr.as_ref() }.ok_or_else(|| Error::argument(format!("{what} is null")))
+}
+
+/// Writes an output argument.
+///
+/// # Safety
+/// The pointer must be null or valid for a write.
+unsafe fn put<T>(target: *mut T, value: T, what: &str) -> Result<Status, Error> {
+    if target.is_null() {
+        return Err(Error::argument(format!("{what} is null")));
+    }
+    // SAFETY: the caller's contract.
+    unsafe { target.write(value) };
+    Ok(SUCCESS)
+}
+
+/// A text argument; `None` for null.
+///
+/// # Safety
+/// The pointer must be null or lead to a zero-terminated string.
+unsafe fn text<'a>(ptr: *const c_char, what: &str) -> Result<Option<&'a str>, Error> {
+    if ptr.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: the caller's contract.
+    let text = unsafe { std::ffi::CStr::from_ptr(ptr) };
+    text.to_str().map(Some).map_err(|_| Error::argument(format!("{what} is no UTF-8")))
+}
+
+/// The place in a region that an address names. Null is no buffer, which calls refuse where they need one.
+fn span(client: &Client, address: usize) -> Result<Span, Error> {
+    if address == 0 {
+        return Ok(Span::NONE);
+    }
+    let regions = client.0.regions.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let known = regions.range(..=address).next_back().filter(|(start, region)| address - **start <= region.bytes);
+    let (start, region) = known.ok_or_else(|| {
+        Error::argument(format!("address {address:#x} is in no region: allocate it with mccsMemAlloc or register it"))
+    })?;
+    let offset_bytes = (address - start) as u64;
+    let buffer = BufferRef { region: region.handle, offset_bytes };
+    Ok(Span { buffer, available_bytes: region.bytes as u64 - offset_bytes })
+}
+
+/// Opens a group; see `mccs.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn mccsGroupStart() -> Status {
+    guard(|| {
+        crate::group_start();
+        THREAD.with_borrow_mut(|thread| thread.group_depth += 1);
+        Ok(SUCCESS)
+    })
+}
+
+/// Closes a group; see `mccs.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn mccsGroupEnd() -> Status {
+    guard(|| {
+        let enqueued = crate::group_end();
+        let joins = THREAD.with_borrow_mut(|thread| {
+            thread.group_depth = thread.group_depth.saturating_sub(1);
+            if thread.group_depth == 0 { std::mem::take(&mut thread.joins) } else { Vec::new() }
+        });
+        // All are finished, so that no answer is left over when one is an error.
+        let finish = |join: PendingJoin| {
+            let comm = join.client.finish_join(join.request, &join.spec)?;
+            // SAFETY: the caller of mccsCommInitRank keeps its output argument valid to the end of the group.
+            unsafe { put(join.target, objects::into_handle(comm), "comm") }
+        };
+        let finished: Vec<_> = joins.into_iter().map(finish).collect();
+        finished.into_iter().collect::<Result<Vec<_>, _>>()?;
+        enqueued.map(|()| SUCCESS)
+    })
+}
+
+/// Text of this thread's last error; see `mccs.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn mccsGetLastError() -> *const c_char {
+    THREAD.with_borrow(|thread| thread.last_error.as_ptr())
+}
+
+/// Name of a result; see `mccs.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn mccsGetErrorString(status: Status) -> *const c_char {
+    let name = match status {
+        SUCCESS => c"no error",
+        1 => c"unhandled CUDA error",
+        2 => c"system error",
+        3 => c"internal error",
+        4 => c"invalid argument",
+        5 => c"invalid usage",
+        6 => c"remote error",
+        IN_PROGRESS => c"in progress",
+        8 => c"timeout",
+        _ => c"unknown result code",
+    };
+    name.as_ptr()
+}

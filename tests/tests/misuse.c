@@ -1,0 +1,82 @@
+/* Misuse of the C API: every call must return the right code, and none may crash. */
+#include <mccs.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#define EXPECT(code, call)                                                                                             \
+    do {                                                                                                               \
+        mccsResult_t result = (call);                                                                                  \
+        if (result != (code)) {                                                                                        \
+            fprintf(stderr, "line %d: %s gave %d (%s)\n", __LINE__, #call, result, mccsGetLastError());                \
+            exit(1);                                                                                                   \
+        }                                                                                                              \
+    } while (0)
+
+int main(void) {
+    mccsClient_t client;
+    mccsComm_t comm, comms[2];
+    mccsStream_t stream;
+    mccsUniqueId id;
+    mccsRedOp_t op;
+    int number, local;
+    float scalar = 3, *data;
+    EXPECT(mccsSystemError, mccsConnect("/nowhere", &client));
+    EXPECT(mccsInvalidArgument, mccsConnect(NULL, NULL));
+    EXPECT(mccsSuccess, mccsConnect(NULL, &client));
+    EXPECT(mccsInvalidArgument, mccsGetUniqueId(NULL));
+    EXPECT(mccsSuccess, mccsGetUniqueId(&id));
+    EXPECT(mccsInvalidArgument, mccsCommInitRank(NULL, client, 1, &id, 0, 0, NULL));
+    EXPECT(mccsInvalidArgument, mccsCommInitRank(&comm, NULL, 1, &id, 0, 0, NULL));
+    EXPECT(mccsInvalidArgument, mccsCommInitRank(&comm, client, 1, &id, -1, 0, NULL));
+    EXPECT(mccsInvalidArgument, mccsCommInitRank(&comm, client, 1, &id, 1, 0, NULL));
+    EXPECT(mccsInvalidArgument, mccsCommInitRank(&comm, client, 1, &id, 0, 7, NULL));
+    EXPECT(mccsSuccess, mccsCommInitRank(&comm, client, 1, &id, 0, 0, NULL));
+    EXPECT(mccsSuccess, mccsCommCount(comm, &number));
+    if (number != 1) return 1;
+    EXPECT(mccsSuccess, mccsStreamCreate(client, &stream));
+    EXPECT(mccsInvalidArgument, mccsMemAlloc(client, (void **)&data, 0));
+    EXPECT(mccsSuccess, mccsMemAlloc(client, (void **)&data, 64));
+    EXPECT(mccsInvalidArgument, mccsAllReduce(data, data, 17, mccsFloat32, mccsSum, comm, stream));
+    EXPECT(mccsInvalidArgument, mccsAllReduce(data, data, (size_t)-1, mccsFloat32, mccsSum, comm, stream));
+    EXPECT(mccsInvalidArgument, mccsAllReduce(&local, &local, 1, mccsInt32, mccsSum, comm, stream));
+    EXPECT(mccsInvalidArgument, mccsAllReduce(NULL, data, 1, mccsFloat32, mccsSum, comm, stream));
+    EXPECT(mccsInvalidArgument, mccsAllReduce(data, data, 1, (mccsDataType_t)12, mccsSum, comm, stream));
+    EXPECT(mccsInvalidArgument, mccsAllReduce(data, data, 1, mccsFloat32, 5, comm, stream));
+    EXPECT(mccsInvalidArgument, mccsAllReduce(data, data, 1, mccsFloat32, 100, comm, stream));
+    EXPECT(mccsInvalidArgument, mccsBroadcast(data, data, 1, mccsFloat32, 1, comm, stream));
+    EXPECT(mccsInvalidArgument, mccsSend(data, 1, mccsFloat32, -1, comm, stream));
+    EXPECT(mccsInvalidArgument, mccsAllReduce(data, data, 1, mccsFloat32, mccsSum, NULL, stream));
+    EXPECT(mccsInvalidArgument, mccsAllReduce(data, data, 1, mccsFloat32, mccsSum, comm, NULL));
+    EXPECT(mccsInvalidArgument, mccsGroupEnd());
+    data[0] = 2;
+    EXPECT(mccsSuccess, mccsRedOpCreatePreMulSum(&op, &scalar, mccsFloat32, comm));
+    EXPECT(mccsSuccess, mccsAllReduce(data, data, 1, mccsFloat32, op, comm, stream));
+    EXPECT(mccsSuccess, mccsStreamSynchronize(stream));
+    EXPECT(mccsSuccess, mccsStreamQuery(stream));
+    if (data[0] != 6) return 1;
+    EXPECT(mccsSuccess, mccsRedOpDestroy(op, comm));
+    EXPECT(mccsInvalidArgument, mccsRedOpDestroy(op, comm));
+    EXPECT(mccsInvalidArgument, mccsMemFree(client, &local));
+    EXPECT(mccsInvalidArgument, mccsMemRegister(client, &local, sizeof local));
+    EXPECT(mccsSuccess, mccsMemFree(client, data));
+    /* Two ranks in one thread: neither may wait for the other before both are announced. */
+    EXPECT(mccsSuccess, mccsGetUniqueId(&id));
+    EXPECT(mccsSuccess, mccsGroupStart());
+    EXPECT(mccsSuccess, mccsCommInitRank(&comms[0], client, 2, &id, 0, 0, ""));
+    EXPECT(mccsSuccess, mccsCommInitRank(&comms[1], client, 2, &id, 1, 0, ""));
+    EXPECT(mccsSuccess, mccsGroupEnd());
+    EXPECT(mccsSuccess, mccsCommUserRank(comms[1], &number));
+    if (number != 1) return 1;
+    EXPECT(mccsSuccess, mccsCommAbort(comms[0]));
+    EXPECT(mccsSuccess, mccsBarrier(comms[1], stream));
+    EXPECT(mccsRemoteError, mccsStreamSynchronize(stream));
+    mccsResult_t error;
+    EXPECT(mccsSuccess, mccsCommGetAsyncError(comms[1], &error));
+    if (error != mccsRemoteError) return 1;
+    EXPECT(mccsSuccess, mccsCommDestroy(comms[1]));
+    EXPECT(mccsSuccess, mccsCommDestroy(comm));
+    EXPECT(mccsSuccess, mccsStreamDestroy(stream));
+    EXPECT(mccsSuccess, mccsDisconnect(client));
+    EXPECT(mccsInvalidArgument, mccsDisconnect(NULL));
+    return 0;
+}
