@@ -1,0 +1,305 @@
+//! A tenant that does not use the shim, but writes what it likes. Each case ends that call or that session with a clear
+//! reason; another tenant's collectives go on, checked.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use mccs_eval::workload::Call;
+use mccs_ipc::command::{BufferRef, Command, FLAG_GROUP_CONTINUES, Opcode};
+use mccs_ipc::handshake::{Socket, connect};
+use mccs_ipc::protocol::{Request, RequestEnvelope, Response, ResponseEnvelope, SegmentLayout};
+use mccs_ipc::queue::{Producer, Push};
+use mccs_ipc::shm::Mapping;
+use mccs_ipc::sync::{Doorbell, StreamWord};
+use mccs_ipc::types::{CollectiveKind, DataType, Handle, RedOp, UniqueId};
+use mccs_tests::{TestService, run_checked};
+
+const SETTINGS: &str = "[[tenant]]\nname = \"hostile\"\nsocket = \"h\"\nmax_operations_in_flight = 64\n\
+                        [[tenant]]\nname = \"honest\"\nsocket = \"g\"\n";
+
+/// A session without the shim.
+struct Raw {
+    socket: Socket,
+    doorbell: Doorbell,
+    segment: Arc<Mapping>,
+    layout: SegmentLayout,
+    commands: Producer<Command>,
+    next_id: u64,
+    stream: Handle,
+    comm: Handle,
+    region: Handle,
+}
+
+impl Raw {
+    fn connect(service: &TestService) -> Self {
+        let socket = connect(&service.socket(0)).expect("connected");
+        let (envelope, mut fds) = receive(&socket).expect("a welcome");
+        let Response::Welcome { layout, .. } = envelope.response else { panic!("{envelope:?}") };
+        let doorbell = Doorbell::from_fd(fds.pop().expect("a doorbell"));
+        let segment = Arc::new(Mapping::map(fds[0].as_fd(), layout.segment_bytes).expect("a segment"));
+        let commands = Producer::new(Arc::clone(&segment), layout.commands_offset, layout.commands_capacity);
+        let mut raw = Raw {
+            socket,
+            doorbell,
+            segment,
+            layout,
+            commands: commands.expect("a ring"),
+            next_id: 0,
+            stream: Handle::NONE,
+            comm: Handle::NONE,
+            region: Handle::NONE,
+        };
+        let Response::Stream { stream, .. } = raw.ask(Request::CreateStream, &[]) else { panic!("no stream") };
+        let id = UniqueId(std::process::id().to_le_bytes().repeat(4).try_into().expect("16 bytes"));
+        let root_address = String::new();
+        let join = Request::InitRank { id, rank: 0, nranks: 1, device: 0, root_address };
+        let Response::Comm { comm } = raw.ask(join, &[]) else { panic!("no communicator") };
+        let Response::Region { region, .. } = raw.ask(Request::AllocMemory { bytes: 4096 }, &[]) else {
+            panic!("no memory")
+        };
+        (raw.stream, raw.comm, raw.region) = (stream, comm, region);
+        raw
+    }
+
+    fn ask(&mut self, request: Request, fds: &[OwnedFd]) -> Response {
+        self.next_id += 1;
+        let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+        self.socket.send(&RequestEnvelope { id: self.next_id, request }, &fds).expect("sent");
+        receive(&self.socket).expect("an answer").0.response
+    }
+
+    /// An all-reduce that would be right.
+    fn command(&self) -> Command {
+        let buffer = |offset_bytes| BufferRef { region: self.region, offset_bytes };
+        Command {
+            opcode: Opcode::Collective as u32,
+            comm: self.comm,
+            stream: self.stream,
+            ticket: 1,
+            kind: CollectiveKind::AllReduce.to_wire(),
+            dtype: DataType::F32.to_wire(),
+            count: 4,
+            send: buffer(0),
+            recv: buffer(2048),
+            ..bytemuck::Zeroable::zeroed()
+        }
+    }
+
+    fn push(&mut self, command: &Command) -> bool {
+        match self.commands.try_push(command).expect("a sound ring") {
+            Push::Full => false,
+            Push::Pushed { consumer_sleeps } => {
+                if consumer_sleeps {
+                    self.doorbell.ring();
+                }
+                true
+            }
+        }
+    }
+
+    /// The reason for which the service ends this session.
+    fn fenced(self) -> String {
+        let (envelope, _) = receive(&self.socket).expect("a reason");
+        let Response::Error { message, .. } = envelope.response else { panic!("{envelope:?}") };
+        assert!(receive(&self.socket).is_none(), "the service hangs up");
+        message
+    }
+
+    fn word(&self) -> &StreamWord {
+        StreamWord::at(&self.segment, self.layout.words_offset, self.stream.index).expect("a word")
+    }
+
+    /// The message with which the call with ticket 1 fails.
+    fn failed(self) -> String {
+        assert!(self.word().wait(1, Duration::ZERO, Duration::from_secs(600)));
+        let (offset, capacity) = (self.layout.completions_offset, self.layout.completions_capacity);
+        let mut completions = mccs_ipc::queue::Consumer::<mccs_ipc::command::Completion>::new(
+            Arc::clone(&self.segment),
+            offset,
+            capacity,
+        )
+        .expect("a ring");
+        completions.try_pop().expect("a sound ring").expect("a failure").message()
+    }
+}
+
+fn receive(socket: &Socket) -> Option<(ResponseEnvelope, Vec<OwnedFd>)> {
+    assert!(socket.wait_readable(Duration::from_secs(600)));
+    socket.recv().ok().flatten()
+}
+
+/// Runs `attack` while an honest tenant works; afterwards the service must be as before.
+fn attack(attack: impl FnOnce(&TestService)) {
+    let service = TestService::start(SETTINGS);
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let honest = scope.spawn(|| {
+            service.ranks(1, 2, |rank| {
+                let mut rounds = 0;
+                loop {
+                    let (kind, dtype, redop) = (CollectiveKind::AllReduce, DataType::F32, RedOp::Sum);
+                    let call = Call { kind, dtype, redop, root: 0, count: 1000, nranks: 2, seed: rounds };
+                    assert_eq!(run_checked(&rank, &call, rounds % 2 == 0), 0);
+                    rounds += 1;
+                    // Both ranks must stop after the same round: rank 0 decides, by a one-element all-reduce.
+                    let vote = rank.client.allocate(4).expect("memory");
+                    // SAFETY: nothing is in flight.
+                    let bytes = unsafe { vote.as_mut_slice() };
+                    let own = u32::from(rank.comm.rank() == 0 && stop.load(Ordering::Relaxed));
+                    bytes.copy_from_slice(&own.to_le_bytes());
+                    let place = vote.at(0);
+                    rank.comm.all_reduce(place, place, 1, DataType::U32, RedOp::Sum, &rank.stream).expect("enqueued");
+                    rank.stream.synchronize().expect("completed");
+                    if bytes[0] == 1 {
+                        break;
+                    }
+                }
+            });
+        });
+        attack(&service);
+        stop.store(true, Ordering::Relaxed);
+        honest.join().expect("the honest tenant");
+    });
+    // A new session of the attacked tenant works: its quotas are free again.
+    Raw::connect(&service);
+}
+
+/// One wrong command; returns the call's failure.
+fn call_fails(change: impl FnOnce(&mut Command)) -> String {
+    let mut message = String::new();
+    attack(|service| {
+        let mut raw = Raw::connect(service);
+        let mut command = raw.command();
+        change(&mut command);
+        raw.push(&command);
+        message = raw.failed();
+    });
+    message
+}
+
+/// One nonsensical command; returns why the session ended.
+fn session_ends(change: impl FnOnce(&mut Command)) -> String {
+    let mut message = String::new();
+    attack(|service| {
+        let mut raw = Raw::connect(service);
+        let mut command = raw.command();
+        change(&mut command);
+        raw.push(&command);
+        message = raw.fenced();
+    });
+    message
+}
+
+#[test]
+fn wrong_numbers_fail_the_call() {
+    assert!(call_fails(|c| c.opcode = 99).contains("unknown opcode 99"));
+    assert!(call_fails(|c| c.dtype = 12).contains("unknown data type 12"));
+    assert!(call_fails(|c| c.redop = u32::MAX).contains("unknown reduction"));
+    assert!(call_fails(|c| c.kind = 9).contains("unknown collective 9"));
+    assert!(call_fails(|c| c.root = 1).contains("1 of 1 ranks"));
+}
+
+#[test]
+fn memory_that_is_not_the_tenants_fails_the_call() {
+    assert!(call_fails(|c| c.send.region.index = 7).contains("does not exist"));
+    assert!(call_fails(|c| c.recv.region.generation += 1).contains("does not exist"));
+    assert!(call_fails(|c| c.count = 1025).contains("leaves its region of 4096 bytes"));
+    assert!(call_fails(|c| c.send.offset_bytes = 4093).contains("leaves its region"));
+    assert!(call_fails(|c| c.send.offset_bytes = u64::MAX - 3).contains("leaves its region"));
+    assert!(call_fails(|c| c.count = u64::MAX / 2).contains("larger than memory"));
+    assert!(call_fails(|c| c.recv.offset_bytes = 4).contains("overlap"));
+}
+
+#[test]
+fn forged_handles_and_tickets_end_the_session() {
+    assert!(session_ends(|c| c.stream.index = 5).contains("stream"));
+    assert!(session_ends(|c| c.stream.generation = 0).contains("stream"));
+    assert!(session_ends(|c| c.comm.index = 5).contains("communicator"));
+    assert!(session_ends(|c| c.ticket = 2).contains("ticket 2"));
+}
+
+#[test]
+fn a_ring_index_that_lies_ends_the_session() {
+    attack(|service| {
+        let raw = Raw::connect(service);
+        let produced = raw.segment.at::<u64>(raw.layout.commands_offset, 1).expect("the ring's header");
+        // SAFETY: inside the mapping; the service reads it atomically.
+        unsafe { produced.write_volatile(u64::MAX / 2) };
+        raw.doorbell.ring();
+        assert!(raw.fenced().contains("contradicts"));
+    });
+}
+
+#[test]
+fn a_group_that_never_ends_ends_the_session() {
+    attack(|service| {
+        let mut raw = Raw::connect(service);
+        let mut command = raw.command();
+        (command.opcode, command.flags) = (Opcode::Send as u32, FLAG_GROUP_CONTINUES);
+        for ticket in 1..=65 {
+            command.ticket = ticket;
+            raw.push(&command);
+        }
+        assert!(raw.fenced().contains("a group has over 64 operations"));
+    });
+}
+
+/// Fills the ring for a while, reads nothing, and leaves without a word.
+#[test]
+fn a_flood_slows_down_only_itself() {
+    attack(|service| {
+        let mut raw = Raw::connect(service);
+        let (mut command, mut ticket) = (raw.command(), 1);
+        while ticket < 200_000 {
+            command.ticket = ticket;
+            if raw.push(&command) {
+                ticket += 1;
+            } else {
+                std::thread::yield_now();
+            }
+        }
+    });
+}
+
+/// Failures pile up unread: the ring of completions is full, the words still rise, the session lives.
+#[test]
+fn a_session_that_never_reads_its_failures_is_released_all_the_same() {
+    attack(|service| {
+        let mut raw = Raw::connect(service);
+        let mut command = raw.command();
+        command.dtype = 99;
+        for ticket in 1..=500 {
+            command.ticket = ticket;
+            while !raw.push(&command) {
+                std::thread::yield_now();
+            }
+        }
+        assert!(raw.word().wait(500, Duration::ZERO, Duration::from_secs(600)));
+        assert!(matches!(raw.ask(Request::CreateStream, &[]), Response::Stream { .. }));
+    });
+}
+
+#[test]
+fn garbage_on_the_socket_ends_the_session() {
+    attack(|service| {
+        let raw = Raw::connect(service);
+        raw.socket.send(&vec![0xffu8; 64], &[]).expect("sent");
+        assert!(raw.fenced().contains("malformed"));
+        // Half a handshake, and none.
+        drop(connect(&service.socket(0)));
+        let mut raw = Raw::connect(service);
+        let pipe = nix::unistd::pipe().expect("a pipe");
+        let refused = |response| matches!(response, Response::Error { .. });
+        assert!(refused(raw.ask(Request::RegisterMemory { bytes: 4096 }, &[pipe.0])));
+        assert!(refused(raw.ask(Request::RegisterMemory { bytes: 4096 }, &[])));
+        let (short, _) = Mapping::create("short", 100).expect("a memfd");
+        assert!(refused(raw.ask(Request::RegisterMemory { bytes: 4096 }, &[short])));
+        assert!(refused(raw.ask(Request::AllocMemory { bytes: 0 }, &[])));
+        assert!(refused(raw.ask(Request::AllocMemory { bytes: u64::MAX }, &[])));
+        assert!(refused(raw.ask(Request::FreeMemory { region: Handle { index: 9, generation: 1 } }, &[])));
+        assert!(refused(raw.ask(Request::DestroyComm { comm: Handle::NONE }, &[])));
+        assert!(refused(raw.ask(Request::DestroyStream { stream: Handle::NONE }, &[])));
+    });
+}
