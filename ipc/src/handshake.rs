@@ -180,7 +180,11 @@ pub struct Socket {
 pub fn connect(path: &Path) -> Result<Socket, HandshakeError> {
     let fd = raw_connect(path).map_err(|errno| HandshakeError::NobodyThere { path: path.to_owned(), errno })?;
     let socket = Socket { fd };
-    socket.send_hello(0)?;
+    match socket.send_hello(0) {
+        // A service that refuses this process has said why, and hung up already: read on.
+        Ok(()) | Err(SocketError::Closed) => {}
+        Err(error) => return Err(error.into()),
+    }
     let not_mccs = || HandshakeError::NotMccs(path.to_owned());
     let hello = socket.recv_hello()?.ok_or_else(not_mccs)?;
     if hello.magic != MAGIC {
@@ -247,6 +251,14 @@ impl Socket {
     }
 
     fn recv_bytes(&self, buffer: &mut [u8]) -> Result<Option<(usize, Vec<OwnedFd>)>, SocketError> {
+        match self.recv_once(buffer) {
+            // A peer that hung up without having read everything is reported once, before what it sent can be read.
+            Err(SocketError::Closed) => self.recv_once(buffer),
+            received => received,
+        }
+    }
+
+    fn recv_once(&self, buffer: &mut [u8]) -> Result<Option<(usize, Vec<OwnedFd>)>, SocketError> {
         let mut control = cmsg_space!([RawFd; MESSAGE_FDS_MAX]);
         let mut slices = [IoSliceMut::new(buffer)];
         let flags = MsgFlags::MSG_CMSG_CLOEXEC;

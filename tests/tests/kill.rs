@@ -1,0 +1,130 @@
+//! Processes killed at any instant: the service frees what they held, peers get an error, waiters are released.
+
+use std::process::{Child, Command};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use mccs::{DataType, Error, RedOp};
+use mccs_tests::TestService;
+
+/// Kills in one run; set MCCS_KILLS for more, such as the 1,000 of a long run.
+fn kills() -> u32 {
+    std::env::var("MCCS_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(100)
+}
+
+fn victim(service: &TestService, id: &mccs::UniqueId, rank: u32, count: u64) -> Child {
+    Command::new(env!("CARGO_BIN_EXE_victim"))
+        .arg(service.socket(0))
+        .args([id.to_string(), rank.to_string(), "2".into(), count.to_string()])
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .expect("a victim")
+}
+
+/// What a service holds: sessions, communicators, bytes of tenants' memory, descriptors, mapped memfds.
+fn held(service: &TestService) -> [usize; 5] {
+    let registry = &service.service().registry;
+    let sessions = registry.sessions();
+    let memory = sessions.first().map_or(0, |s| s.tenant.used(mccs_service::tenants::Resource::MemoryBytes));
+    let count = |path: &str| std::fs::read_dir(path).map_or(0, Iterator::count);
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    let mapped = maps.lines().filter(|line| line.contains("memfd:mccs")).count();
+    [sessions.len(), registry.comms().len(), memory as usize, count("/proc/self/fd"), mapped]
+}
+
+/// Waits until the service holds what it held at the start; the watchdog decides when that is never.
+fn wait_until_freed(service: &TestService, start: [usize; 5]) {
+    while held(service) != start {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn killed_tenants_leave_nothing_behind() {
+    let service =
+        TestService::start("[[tenant]]\nname = \"a\"\nsocket = \"a\"\n[[tenant]]\nname = \"b\"\nsocket = \"b\"\n");
+    // A session that stays: it makes the tenant's counters visible.
+    let _witness = service.connect(0);
+    // The first victims warm up whatever is only ever made once.
+    let mut start = None;
+    let mut seed = 1u64;
+    for round in 0..kills() {
+        let id = mccs::unique_id().expect("an id");
+        let count = if round % 2 == 0 { 64 } else { 100_000 };
+        let mut victims = [victim(&service, &id, 0, count), victim(&service, &id, 1, count)];
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        // From the start of the process to some way into its work.
+        std::thread::sleep(Duration::from_micros((seed >> 33) % 12_000));
+        victims[round as usize % 2].kill().expect("killed");
+        let other = &mut victims[1 - round as usize % 2];
+        // The peer ends by itself: with an error, or as one who never joined. A joined one must not hang.
+        if round % 8 == 7 {
+            other.kill().expect("killed");
+        }
+        let killed = Instant::now();
+        for victim in &mut victims {
+            while victim.try_wait().expect("a child").is_none() {
+                // One whose peer died before it joined waits for the init time-out: not what is tested here.
+                if killed.elapsed() > Duration::from_secs(2) {
+                    victim.kill().expect("killed");
+                }
+                std::thread::sleep(Duration::from_micros(200));
+            }
+        }
+        match start {
+            None => {
+                while service.service().registry.sessions().len() > 1 {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                std::thread::sleep(Duration::from_millis(100));
+                start = Some(held(&service));
+            }
+            Some(start) => wait_until_freed(&service, start),
+        }
+    }
+}
+
+#[test]
+fn a_killed_ranks_peers_are_told_who_has_gone() {
+    let service = TestService::start("");
+    let id = mccs::unique_id().expect("an id");
+    let mut victim = victim(&service, &id, 1, 1000);
+    let client = service.connect(0);
+    let comm = client.init_communicator_rank(id, 0, 2, 0, "").expect("joined");
+    let stream = client.register_stream().expect("a stream");
+    let memory = client.allocate(4000).expect("memory");
+    let call = || {
+        comm.all_reduce(memory.at(0), memory.at(0), 1000, DataType::F32, RedOp::Sum, &stream).expect("enqueued");
+        stream.synchronize()
+    };
+    call().expect("completed");
+    victim.kill().expect("killed");
+    victim.wait().expect("a child");
+    // The victim had up to eight calls enqueued; after those nobody answers.
+    let error = (0..10).find_map(|_| call().err()).expect("the peer is gone");
+    assert!(error.to_string().contains("rank 1") && error.to_string().contains("has gone"), "{error}");
+    let infos = service.service().registry.comms();
+    assert!(infos.iter().all(|info| info.failed.load(Ordering::Relaxed) > 0));
+}
+
+#[test]
+fn waiters_are_released_when_the_service_goes() {
+    let mut service = TestService::start("");
+    let client = service.connect(0);
+    let id = mccs::unique_id().expect("an id");
+    let other = service.connect(0);
+    let join = std::thread::spawn(move || (other.init_communicator_rank(id, 1, 2, 0, "").expect("joined"), other));
+    let comm = client.init_communicator_rank(id, 0, 2, 0, "").expect("joined");
+    let _other = join.join().expect("the other rank");
+    let stream = client.register_stream().expect("a stream");
+    comm.barrier(&stream).expect("enqueued");
+    let waiter = std::thread::spawn({
+        let stream = stream.clone();
+        move || stream.synchronize()
+    });
+    service.stop();
+    let error = waiter.join().expect("the waiter").expect_err("the service has gone");
+    assert!(matches!(error, Error::ServiceGone(_)), "{error}");
+    assert!(matches!(client.register_stream(), Err(Error::ServiceGone(_))));
+    assert!(matches!(comm.async_error(), Some(Error::ServiceGone(_))));
+}

@@ -1,0 +1,148 @@
+//! What the operator sees and changes, while work runs; quotas; sockets that are taken.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use mccs_config::ServiceConfig;
+use mccs_eval::workload::Call;
+use mccs_ipc::types::{CollectiveKind, DataType, RedOp};
+use mccs_service::control::{ControlAnswer, ControlRequest, call};
+use mccs_service::runtime::EngineId;
+use mccs_service::service::{Service, Settings};
+use mccs_tests::{TestService, run_checked};
+
+fn ask(service: &TestService, request: &ControlRequest) -> ControlAnswer {
+    call(&service.control_socket(), request).expect("an answer")
+}
+
+fn engines(service: &TestService) -> (u32, Vec<(EngineId, String)>) {
+    let ControlAnswer::Engines { runtimes, engines } = ask(service, &ControlRequest::Engines) else {
+        panic!("no engines")
+    };
+    (runtimes.len() as u32, engines.into_iter().map(|engine| (engine.id, engine.name)).collect())
+}
+
+#[test]
+fn engines_move_and_the_pool_changes_while_collectives_run() {
+    let service = TestService::start(
+        "[runtime]\ntransport_engines = 2\n[host_device]\ninline_bytes = \"4KiB\"\npiece_bytes = \"4KiB\"\n",
+    );
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let tenant = scope.spawn(|| {
+            service.ranks(0, 2, |rank| {
+                for seed in 0..150 {
+                    let count = if seed % 3 == 0 { 10 } else { 50_000 };
+                    let (kind, dtype, redop) = (CollectiveKind::AllReduce, DataType::F32, RedOp::Sum);
+                    let call = Call { kind, dtype, redop, root: 0, count, nranks: 2, seed };
+                    assert_eq!(run_checked(&rank, &call, seed % 2 == 0), 0);
+                }
+            });
+            done.store(true, Ordering::Release);
+        });
+        let mut changes = 0u32;
+        while !done.load(Ordering::Acquire) && !tenant.is_finished() {
+            let count = 1 + (changes % 4) as usize;
+            assert_eq!(ask(&service, &ControlRequest::ScaleTransports { count }), ControlAnswer::Done);
+            let (runtimes, engines) = engines(&service);
+            for (engine, name) in engines {
+                changes += 1;
+                // An engine may have ended since it was listed; everything else must move.
+                let answer = ask(&service, &ControlRequest::MoveEngine { engine, runtime: changes % runtimes });
+                let may_have_ended = name.contains("session") || name.contains("transport");
+                assert!(answer == ControlAnswer::Done || may_have_ended, "{name}: {answer:?}");
+            }
+        }
+        assert!(changes > 0);
+    });
+}
+
+#[test]
+fn what_the_operator_sees_is_what_happened() {
+    let service = TestService::start("");
+    service.ranks(0, 3, |rank| {
+        let (kind, dtype, redop) = (CollectiveKind::AllReduce, DataType::F32, RedOp::Sum);
+        for seed in 0..5 {
+            let call = Call { kind, dtype, redop, root: 0, count: 1000, nranks: 3, seed };
+            assert_eq!(run_checked(&rank, &call, false), 0);
+        }
+        rank.comm.barrier(&rank.stream).expect("enqueued");
+        rank.stream.synchronize().expect("completed");
+        let ControlAnswer::Communicators(comms) = ask(&service, &ControlRequest::Communicators) else { panic!() };
+        assert_eq!((comms.len(), comms[0].operations, comms[0].bytes), (1, 6, 5 * 4000));
+        assert!(comms[0].busbw_gbps > 0.0 && comms[0].failed == 0);
+        // Others may be on their way to the last barrier.
+        assert!(comms[0].ranks.iter().all(|r| (6..=7).contains(&r.enqueued) && (r.started, r.completed) == (6, 6)));
+        let ControlAnswer::Sessions(sessions) = ask(&service, &ControlRequest::Sessions) else { panic!() };
+        assert!(
+            sessions.iter().all(|s| (6..=7).contains(&s.operations) && s.pid == std::process::id() as i32),
+            "{sessions:?}"
+        );
+        // Nobody leaves before all have looked.
+        rank.comm.barrier(&rank.stream).expect("enqueued");
+        rank.stream.synchronize().expect("completed");
+    });
+}
+
+#[test]
+fn what_the_operator_mistypes_is_refused_with_the_reason() {
+    let service = TestService::start("");
+    let refused = |request| match ask(&service, &request) {
+        ControlAnswer::Refused(reason) => reason,
+        answer => panic!("{answer:?}"),
+    };
+    assert!(refused(ControlRequest::ScaleTransports { count: 0 }).contains("1 to 64"));
+    assert!(refused(ControlRequest::ScaleTransports { count: 65 }).contains("1 to 64"));
+    assert!(
+        refused(ControlRequest::MoveEngine { engine: EngineId(999), runtime: 0 }).contains("no engine has number 999")
+    );
+    assert!(
+        refused(ControlRequest::MoveEngine { engine: EngineId(0), runtime: 99 }).contains("no runtime has number 99")
+    );
+}
+
+#[test]
+fn a_taken_socket_is_refused_with_what_to_do() {
+    let service = TestService::start("");
+    let directory = service.control_socket().parent().expect("a directory").to_owned();
+    let config = ServiceConfig::parse(&format!("[service]\nruntime_dir = {directory:?}\n"), "test").expect("valid");
+    let error = Service::start(&Settings::from_config(&config)).err().expect("the socket is taken");
+    assert!(error.to_string().contains("another service listens on"), "{error:#}");
+    // The first service is unharmed.
+    service.ranks(0, 2, |rank| {
+        rank.comm.barrier(&rank.stream).expect("enqueued");
+        rank.stream.synchronize().expect("completed");
+    });
+}
+
+#[test]
+fn quotas_refuse_and_are_given_back() {
+    let service = TestService::start(
+        "[[tenant]]\nname = \"small\"\nmax_memory = \"1MiB\"\nmax_sessions = 2\nmax_communicators = 2\nmax_streams = 2\nmax_regions = 3\n",
+    );
+    for _ in 0..3 {
+        let (client, second) = (service.connect(0), service.connect(0));
+        let refused = mccs::Client::connect(service.socket(0)).err().expect("a third session");
+        assert!(refused.to_string().contains("2 of 2"), "{refused}");
+        let half = client.allocate(512 << 10).expect("within quota");
+        let over = second.allocate(768 << 10).err().expect("over quota").to_string();
+        assert!(over.contains("small") && over.contains("524288 of 1048576"), "{over}");
+        drop(half);
+        let regions: Vec<_> = (0..3).map(|_| client.allocate(4096).expect("a region")).collect();
+        assert!(client.allocate(4096).err().expect("a fourth").to_string().contains("at most 3 regions"));
+        drop(regions);
+        let streams = [client.register_stream(), client.register_stream()];
+        assert!(client.register_stream().err().expect("a third").to_string().contains("at most 2 streams"));
+        streams.into_iter().for_each(|stream| stream.and_then(mccs::Stream::destroy).expect("a stream"));
+        client.register_stream().expect("a slot is free again");
+        let id = || mccs::unique_id().expect("an id");
+        let join = || client.init_communicator_rank(id(), 0, 1, 0, "");
+        let comms = [join().expect("one"), join().expect("two")];
+        assert!(join().err().expect("a third").to_string().contains("2 of 2"));
+        comms.into_iter().for_each(|comm| comm.destroy().expect("destroyed"));
+        join().expect("free again");
+        drop((client, second));
+        while !service.service().registry.sessions().is_empty() {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+    }
+}
