@@ -266,8 +266,11 @@ impl Machine {
     }
 }
 
-/// What a rank's output must hold: (offset, count, contributions at the offset).
-fn expected(problem: &Problem, rank: u32, recv_count: u64) -> Vec<(u64, u64, Vec<(u32, u64)>)> {
+/// Offset and count of a part of an output, and the contributions that belong at the offset.
+type Expected = (u64, u64, Vec<(u32, u64)>);
+
+/// What a rank's output must hold.
+fn expected(problem: &Problem, rank: u32, recv_count: u64) -> Vec<Expected> {
     let &Problem { kind, nranks, root, count } = problem;
     let block = |rank: u32| u64::from(rank) * count;
     if recv_count == 0 {
@@ -383,6 +386,9 @@ struct Offer {
     consumed_at: Option<u64>,
 }
 
+/// Number of an offer, and its sender's clock.
+type Message = (usize, Vec<u64>);
+
 /// Runs one channel.
 struct Run<'a> {
     machine: &'a mut Machine,
@@ -391,8 +397,8 @@ struct Run<'a> {
     counters: Vec<usize>,
     clocks: Vec<Vec<u64>>,
     offers: Vec<Vec<Offer>>,
-    /// By (sender, receiver): number of the offer, and the sender's clock.
-    links: HashMap<(u32, u32), VecDeque<(usize, Vec<u64>)>>,
+    /// By (sender, receiver).
+    links: HashMap<(u32, u32), VecDeque<Message>>,
     touched: Touched,
 }
 

@@ -7,7 +7,7 @@
 //!     +--------------------------------+----------------------------------------------+
 //! ```
 //!
-//! Everything that crosses here is copied once and checked ([`validate`]) before anything else sees it.
+//! Everything that crosses here is copied once and checked (`validate.rs`) before anything else sees it.
 
 mod acceptor;
 mod tables;

@@ -59,7 +59,7 @@ pub struct ProxyEngine {
     streams: HashMap<SessionId, Vec<Option<Stream>>>,
     comms: HandleTable<Comm>,
     jobs: HandleTable<Job>,
-    rendezvous: Rendezvous<Box<JoinRequest>>,
+    rendezvous: Rendezvous<JoinRequest>,
     events: VecDeque<Event>,
 }
 
@@ -89,7 +89,7 @@ impl ProxyEngine {
     fn handle(&mut self, message: ProxyMessage, now: Instant) {
         match message {
             ProxyMessage::Operation(operation) => self.enqueue(operation),
-            ProxyMessage::Join(request) => self.join(request, now),
+            ProxyMessage::Join(request) => self.join(*request, now),
             ProxyMessage::Leave { comm, rank, request, reply } => {
                 if let Some(member) = self.member(comm, rank) {
                     member.leaving = Some((request, reply));
@@ -384,7 +384,7 @@ impl ProxyEngine {
         self.streams.remove(&session);
     }
 
-    fn join(&mut self, request: Box<JoinRequest>, now: Instant) {
+    fn join(&mut self, request: JoinRequest, now: Instant) {
         let key = GatheringKey { tenant: request.session.tenant.name.clone(), id: request.id };
         let (rank, nranks, id) = (request.rank, request.nranks, request.id);
         match self.rendezvous.join(key, rank, nranks, request, now) {
@@ -394,8 +394,8 @@ impl ProxyEngine {
         }
     }
 
-    fn create_comm(&mut self, id: mccs_ipc::types::UniqueId, requests: Vec<Box<JoinRequest>>) {
-        let rank_info = |request: &Box<JoinRequest>| RankInfo {
+    fn create_comm(&mut self, id: mccs_ipc::types::UniqueId, requests: Vec<JoinRequest>) {
+        let rank_info = |request: &JoinRequest| RankInfo {
             session: request.session.id,
             pid: request.session.peer.pid,
             enqueued: 0.into(),
@@ -418,7 +418,7 @@ impl ProxyEngine {
         let mut answers = Vec::with_capacity(requests.len());
         let mut members = Vec::with_capacity(requests.len());
         for request in requests {
-            let JoinRequest { session, request, tenant_comm, charge, reply, .. } = *request;
+            let JoinRequest { session, request, tenant_comm, charge, reply, .. } = request;
             members.push(Member::new(session, tenant_comm, charge));
             answers.push((request, tenant_comm, reply));
         }
@@ -442,9 +442,9 @@ fn too_many_jobs() -> Failure {
     Failure::new(ErrorClass::System, format!("{JOBS_MAX} operations run on this device, the most it can"))
 }
 
-fn refuse_all(refusal: &Refusal, members: Vec<Box<JoinRequest>>) {
+fn refuse_all(refusal: &Refusal, members: Vec<JoinRequest>) {
     for member in members {
-        let JoinRequest { request, tenant_comm, reply, .. } = *member;
+        let JoinRequest { request, tenant_comm, reply, .. } = member;
         let (class, message) = (refusal.class, refusal.message.clone());
         let _ = reply.send(ProxyReply::JoinFailed { request, tenant_comm, class, message });
     }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use mccs_ipc::types::Handle;
 
-pub use self::pool::TransportPool;
+pub use self::pool::{PoolError, TransportPool};
 use crate::engines::proxy::ProxyMessage;
 use crate::runtime::{Context, Engine, Mailbox, Progress, Sender};
 
