@@ -1,31 +1,30 @@
-//! The session's socket: listening, connecting, and messages with file descriptors.
+//! Making a session: listening, connecting, and the hello that both sides say first.
 //!
-//! A Unix `SOCK_SEQPACKET` socket keeps message boundaries, so that half a message cannot be seen, and tells the peer's
-//! credentials by `SO_PEERCRED`, which the peer cannot forge.
+//! `SO_PEERCRED` tells who connects, which the peer cannot forge. A service owns its path: it holds a lock beside it
+//! while it lives, replaces a dead service's socket, and never removes what it did not make.
 
 use std::fs;
-use std::io::{IoSlice, IoSliceMut};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use nix::cmsg_space;
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::socket::sockopt::PeerCredentials as PeerCredentialsOption;
+use nix::sys::socket::sockopt::{PeerCredentials as PeerCredentialsOption, SendTimeout};
 use nix::sys::socket::{
-    AddressFamily, Backlog, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, UnixAddr, accept4, bind,
-    getsockopt, listen, recvmsg, sendmsg, socket,
+    AddressFamily, Backlog, SockFlag, SockType, UnixAddr, accept4, bind, getsockopt, listen, setsockopt, socket,
 };
-use serde::Serialize;
-use serde::de::DeserializeOwned;
+use nix::sys::time::TimeVal;
 
-use crate::protocol::{Hello, MAGIC, MESSAGE_BYTES_MAX, MESSAGE_FDS_MAX, VERSION};
+use crate::protocol::{MAGIC, VERSION};
+pub use crate::socket::{Socket, SocketError, decode};
 
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 256;
+
+/// How long a service may take to accept a connection and say hello: it does both between two polls.
+const HELLO_WITHIN: Duration = Duration::from_secs(10);
 
 /// Why no connection could be made.
 #[derive(Debug, thiserror::Error)]
@@ -39,6 +38,9 @@ pub enum HandshakeError {
     /// Nobody listens.
     #[error("no mccs-service listens on {path}: is it running, and is this the tenant's socket? ({errno})")]
     NobodyThere { path: PathBuf, errno: Errno },
+    /// Somebody listens, and does nothing else.
+    #[error("the mccs-service on {0} has not answered for {secs} s: it is stopped or overloaded", secs = HELLO_WITHIN.as_secs())]
+    Silent(PathBuf),
     /// Both sides were built from different versions.
     #[error(
         "the other side speaks version {theirs} of the session protocol, this side {ours}: install the same version of mccs on both"
@@ -53,23 +55,6 @@ pub enum HandshakeError {
     /// The connection broke.
     #[error(transparent)]
     Socket(#[from] SocketError),
-}
-
-/// Why a message could not be passed.
-#[derive(Debug, thiserror::Error)]
-pub enum SocketError {
-    /// The other side has gone.
-    #[error("the other side has closed the connection")]
-    Closed,
-    /// The other side does not read what it asked for.
-    #[error("the other side does not read its messages")]
-    WouldBlock,
-    /// Too long, too many descriptors, or not in our encoding.
-    #[error("a message is malformed: {0}")]
-    Malformed(String),
-    /// The kernel refused.
-    #[error("the socket failed: {0}")]
-    Os(Errno),
 }
 
 /// Who is at the other end, as the kernel says.
@@ -104,14 +89,21 @@ impl Listener {
         let lock_path = path.with_added_extension("lock");
         let lock_file = fs::File::options().create(true).truncate(false).write(true).open(lock_path);
         let lock_file = lock_file.map_err(io("make the lock of"))?;
-        let lock = Flock::lock(lock_file, FlockArg::LockExclusiveNonblock)
-            .map_err(|_| HandshakeError::InUse(path.to_owned()))?;
+        let lock = Flock::lock(lock_file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| match errno {
+            Errno::EWOULDBLOCK => HandshakeError::InUse(path.to_owned()),
+            errno => os("lock")(errno),
+        })?;
         if let Ok(metadata) = fs::symlink_metadata(path) {
             if !metadata.file_type().is_socket() {
                 return Err(HandshakeError::NotSocket(path.to_owned()));
             }
-            if raw_connect(path).is_ok() {
-                return Err(HandshakeError::InUse(path.to_owned()));
+            match raw_connect(path, SockFlag::SOCK_NONBLOCK) {
+                Err(Errno::ECONNREFUSED | Errno::ENOENT) => {}
+                // Somebody listens: with as many connections waiting as may, or on a socket of another type.
+                Ok(_) | Err(Errno::EAGAIN | Errno::EPROTOTYPE) => {
+                    return Err(HandshakeError::InUse(path.to_owned()));
+                }
+                Err(errno) => return Err(os("find out who listens on")(errno)),
             }
             fs::remove_file(path).map_err(io("remove the stale socket"))?;
         }
@@ -138,7 +130,7 @@ impl Listener {
         };
         let credentials = getsockopt(&fd, PeerCredentialsOption).map_err(SocketError::Os)?;
         let peer = PeerCredentials { pid: credentials.pid(), uid: credentials.uid(), gid: credentials.gid() };
-        Ok(Some((Socket { fd }, peer)))
+        Ok(Some((Socket::from_fd(fd), peer)))
     }
 }
 
@@ -161,168 +153,52 @@ fn new_socket(flags: SockFlag) -> Result<OwnedFd, Errno> {
     socket(AddressFamily::Unix, SockType::SeqPacket, flags | SockFlag::SOCK_CLOEXEC, None)
 }
 
-fn raw_connect(path: &Path) -> Result<OwnedFd, Errno> {
-    let fd = new_socket(SockFlag::empty())?;
+fn raw_connect(path: &Path, flags: SockFlag) -> Result<OwnedFd, Errno> {
+    let fd = new_socket(flags)?;
+    // How long a blocking `connect` waits for room in the listener's queue.
+    setsockopt(&fd, SendTimeout, &TimeVal::new(HELLO_WITHIN.as_secs() as _, 0))?;
     nix::sys::socket::connect(fd.as_raw_fd(), &UnixAddr::new(path)?)?;
     Ok(fd)
 }
 
-/// A connected session socket.
-#[derive(Debug)]
-pub struct Socket {
-    fd: OwnedFd,
-}
-
-/// Connects to a service and exchanges [`Hello`]s. The socket is blocking.
+/// Connects to a service and exchanges [`Hello`](crate::protocol::Hello)s. The socket is blocking. A service that
+/// refuses the session says hello too; its reason is the message that follows.
 ///
 /// # Errors
-/// Where nobody listens, or the other side is of another version or kind.
+/// Where nobody listens or answers, or the other side is of another version or kind.
 pub fn connect(path: &Path) -> Result<Socket, HandshakeError> {
-    let fd = raw_connect(path).map_err(|errno| HandshakeError::NobodyThere { path: path.to_owned(), errno })?;
-    let socket = Socket { fd };
+    let silent = || HandshakeError::Silent(path.to_owned());
+    let fd = raw_connect(path, SockFlag::empty()).map_err(|errno| match errno {
+        Errno::EAGAIN => silent(),
+        errno => HandshakeError::NobodyThere { path: path.to_owned(), errno },
+    })?;
+    let socket = Socket::from_fd(fd);
     match socket.send_hello(0) {
-        // A service that refuses this process has said why, and hung up already: read on.
+        // One that has refused and gone already has left its reason for us to read.
         Ok(()) | Err(SocketError::Closed) => {}
         Err(error) => return Err(error.into()),
     }
-    let not_mccs = || HandshakeError::NotMccs(path.to_owned());
-    let hello = socket.recv_hello()?.ok_or_else(not_mccs)?;
-    if hello.magic != MAGIC {
-        return Err(not_mccs());
+    if !socket.wait_readable(HELLO_WITHIN) {
+        return Err(silent());
     }
+    let not_mccs = || HandshakeError::NotMccs(path.to_owned());
+    let hello = match socket.recv_hello() {
+        Ok(Some(hello)) if hello.magic == MAGIC => hello,
+        Ok(_) | Err(SocketError::Malformed(_)) => return Err(not_mccs()),
+        Err(error) => return Err(error.into()),
+    };
     if hello.version != VERSION {
         return Err(HandshakeError::Version { theirs: hello.version, ours: VERSION });
     }
     Ok(socket)
 }
 
-impl Socket {
-    /// Sends this side's hello.
-    ///
-    /// # Errors
-    /// [`SocketError`].
-    pub fn send_hello(&self, status: u32) -> Result<(), SocketError> {
-        self.send_bytes(bytemuck::bytes_of(&Hello { magic: MAGIC, version: VERSION, status }), &[])
-    }
-
-    /// Takes the other side's hello; `None` where none has come yet. The caller checks what it says.
-    ///
-    /// # Errors
-    /// [`SocketError`].
-    pub fn recv_hello(&self) -> Result<Option<Hello>, SocketError> {
-        let mut buffer = [0; MESSAGE_BYTES_MAX];
-        let Some((length, _)) = self.recv_bytes(&mut buffer)? else { return Ok(None) };
-        let hello = bytemuck::try_pod_read_unaligned(&buffer[..length]);
-        hello.map(Some).map_err(|_| SocketError::Malformed("it is no hello".into()))
-    }
-
-    /// Sends a message with descriptors. Never blocks: a peer that does not read is [`SocketError::WouldBlock`].
-    ///
-    /// # Errors
-    /// [`SocketError`].
-    pub fn send<M: Serialize>(&self, message: &M, fds: &[BorrowedFd<'_>]) -> Result<(), SocketError> {
-        let mut buffer = [0; MESSAGE_BYTES_MAX];
-        let bytes = postcard::to_slice(message, &mut buffer)
-            .map_err(|error| SocketError::Malformed(format!("it does not fit {MESSAGE_BYTES_MAX} bytes: {error}")))?;
-        self.send_bytes(bytes, fds)
-    }
-
-    fn send_bytes(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), SocketError> {
-        let raw: Vec<RawFd> = fds.iter().map(AsRawFd::as_raw_fd).collect();
-        let rights = [ControlMessage::ScmRights(&raw)];
-        let control = if raw.is_empty() { &rights[..0] } else { &rights[..] };
-        let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
-        match sendmsg::<()>(self.fd.as_raw_fd(), &[IoSlice::new(bytes)], control, flags, None) {
-            Ok(_) => Ok(()),
-            Err(Errno::EAGAIN) => Err(SocketError::WouldBlock),
-            Err(Errno::EPIPE | Errno::ECONNRESET | Errno::ENOTCONN) => Err(SocketError::Closed),
-            Err(errno) => Err(SocketError::Os(errno)),
-        }
-    }
-
-    /// Takes a message and the descriptors that came with it. `None` where a non-blocking socket has none.
-    ///
-    /// # Errors
-    /// [`SocketError`]; a malformed message's descriptors are closed.
-    pub fn recv<M: DeserializeOwned>(&self) -> Result<Option<(M, Vec<OwnedFd>)>, SocketError> {
-        let mut buffer = [0; MESSAGE_BYTES_MAX];
-        let Some((length, fds)) = self.recv_bytes(&mut buffer)? else { return Ok(None) };
-        decode(&buffer[..length]).map(|message| Some((message, fds)))
-    }
-
-    fn recv_bytes(&self, buffer: &mut [u8]) -> Result<Option<(usize, Vec<OwnedFd>)>, SocketError> {
-        match self.recv_once(buffer) {
-            // A peer that hung up without having read everything is reported once, before what it sent can be read.
-            Err(SocketError::Closed) => self.recv_once(buffer),
-            received => received,
-        }
-    }
-
-    fn recv_once(&self, buffer: &mut [u8]) -> Result<Option<(usize, Vec<OwnedFd>)>, SocketError> {
-        let mut control = cmsg_space!([RawFd; MESSAGE_FDS_MAX]);
-        let mut slices = [IoSliceMut::new(buffer)];
-        let flags = MsgFlags::MSG_CMSG_CLOEXEC;
-        let received = match recvmsg::<()>(self.fd.as_raw_fd(), &mut slices, Some(&mut control), flags) {
-            Ok(received) => received,
-            Err(Errno::EAGAIN | Errno::EINTR) => return Ok(None),
-            Err(Errno::ECONNRESET) => return Err(SocketError::Closed),
-            Err(errno) => return Err(SocketError::Os(errno)),
-        };
-        let mut fds = Vec::new();
-        for message in received.cmsgs().map_err(|_| SocketError::Malformed("too many descriptors".into()))? {
-            if let ControlMessageOwned::ScmRights(raw) = message {
-                // SAFETY: the kernel has just given us these descriptors.
-                fds.extend(raw.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
-            }
-        }
-        if received.flags.intersects(MsgFlags::MSG_TRUNC | MsgFlags::MSG_CTRUNC) {
-            return Err(SocketError::Malformed(format!(
-                "over {MESSAGE_BYTES_MAX} bytes or {MESSAGE_FDS_MAX} descriptors"
-            )));
-        }
-        // A sequential-packet socket reads zero bytes at the end; nobody sends empty messages.
-        if received.bytes == 0 { Err(SocketError::Closed) } else { Ok(Some((received.bytes, fds))) }
-    }
-
-    /// Waits until a message can be taken or the other side has gone. Returns whether either is so.
-    #[must_use]
-    pub fn wait_readable(&self, timeout: Duration) -> bool {
-        let timeout = PollTimeout::try_from(timeout).unwrap_or(PollTimeout::MAX);
-        poll(&mut [PollFd::new(self.fd.as_fd(), PollFlags::POLLIN)], timeout).is_ok_and(|ready| ready > 0)
-    }
-
-    /// Whether the other side has gone. Messages it sent before may still be waiting.
-    #[must_use]
-    pub fn is_closed(&self) -> bool {
-        let mut fds = [PollFd::new(self.fd.as_fd(), PollFlags::empty())];
-        let gone = PollFlags::POLLHUP | PollFlags::POLLERR | PollFlags::POLLNVAL;
-        poll(&mut fds, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
-            && fds[0].revents().is_some_and(|events| events.intersects(gone))
-    }
-}
-
-impl AsFd for Socket {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
-    }
-}
-
-/// Reads a message out of bytes that a hostile peer may have written.
-///
-/// # Errors
-/// [`SocketError::Malformed`].
-pub fn decode<M: DeserializeOwned>(bytes: &[u8]) -> Result<M, SocketError> {
-    match postcard::take_from_bytes(bytes) {
-        Ok((message, [])) => Ok(message),
-        Ok((_, rest)) => Err(SocketError::Malformed(format!("{} bytes too many", rest.len()))),
-        Err(error) => Err(SocketError::Malformed(error.to_string())),
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
     use super::*;
-    use crate::protocol::{Request, RequestEnvelope};
+    use crate::protocol::{Hello, Request, RequestEnvelope};
 
     fn socket_path(test: &str) -> (PathBuf, impl Drop) {
         struct Remove(PathBuf);
@@ -384,20 +260,61 @@ mod tests {
         drop(dead);
         assert!(matches!(connect(&path), Err(HandshakeError::NobodyThere { .. })));
         drop(Listener::bind(&path).expect("taken over"));
+        // A living service of another kind keeps its path too.
+        let stream = std::os::unix::net::UnixListener::bind(&path).expect("bind");
+        assert!(matches!(Listener::bind(&path), Err(HandshakeError::InUse(_))));
+        drop(stream);
+        fs::remove_file(&path).expect("remove");
         fs::write(&path, "precious").expect("write");
         assert!(matches!(Listener::bind(&path), Err(HandshakeError::NotSocket(_))));
         assert_eq!(fs::read_to_string(&path).expect("still there"), "precious");
     }
 
     #[test]
-    fn garbage_is_malformed() {
-        assert!(matches!(decode::<RequestEnvelope>(&[]), Err(SocketError::Malformed(_))));
-        assert!(matches!(decode::<RequestEnvelope>(&[1, 200, 3]), Err(SocketError::Malformed(_))));
-        let mut buffer = [0; 64];
-        let length = postcard::to_slice(&RequestEnvelope { id: 1, request: Request::CreateStream }, &mut buffer)
-            .expect("encodes")
-            .len();
-        assert!(decode::<RequestEnvelope>(&buffer[..length]).is_ok());
-        assert!(matches!(decode::<RequestEnvelope>(&buffer[..=length]), Err(SocketError::Malformed(_))));
+    fn a_listener_leaves_alone_what_others_put_in_its_place() {
+        let (path, _dir) = socket_path("place");
+        let listener = Listener::bind(&path).expect("bind");
+        fs::rename(&path, path.with_extension("old")).expect("rename");
+        fs::write(&path, "precious").expect("write");
+        drop(listener);
+        assert_eq!(fs::read_to_string(&path).expect("still there"), "precious");
+    }
+
+    /// What a tenant is told by a service that answers its connection with `answer` and closes at once.
+    fn told(test: &str, answer: impl FnOnce(&Socket) + Send + 'static) -> Result<Socket, HandshakeError> {
+        let (path, _dir) = socket_path(test);
+        let listener = Listener::bind(&path).expect("bind");
+        let service = std::thread::spawn(move || answer(&accept(&listener).0));
+        let told = connect(&path);
+        service.join().expect("service");
+        told
+    }
+
+    #[test]
+    fn another_version_is_named_and_another_program_recognised() {
+        let hello = |magic, version| Hello { magic, version, status: 0 };
+        let newer = hello(MAGIC, VERSION + 1);
+        let error = told("version", move |socket| socket.send_bytes(bytemuck::bytes_of(&newer), &[]).expect("send"));
+        let error = error.expect_err("refused").to_string();
+        assert!(error.contains(&format!("version {}", VERSION + 1)), "{error}");
+        assert!(error.contains(&format!("this side {VERSION}")), "{error}");
+        let other = hello(*b"whatever", VERSION);
+        let error = told("magic", move |socket| socket.send_bytes(bytemuck::bytes_of(&other), &[]).expect("send"));
+        assert!(matches!(error, Err(HandshakeError::NotMccs(_))));
+        let error = told("noise", |socket| socket.send_bytes(b"220 ready", &[]).expect("send"));
+        assert!(matches!(error, Err(HandshakeError::NotMccs(_))));
+        let error = told("gone", |_| {});
+        assert!(matches!(error, Err(HandshakeError::Socket(SocketError::Closed))));
+    }
+
+    #[test]
+    fn a_refused_tenant_hears_why() {
+        let reason = RequestEnvelope { id: 0, request: Request::CreateStream };
+        let told = told("refusal", {
+            let reason = reason.clone();
+            move |socket| socket.send_hello(5).and_then(|()| socket.send(&reason, &[])).expect("send")
+        });
+        let (heard, _) = told.expect("hello").recv::<RequestEnvelope>().expect("recv").expect("message");
+        assert_eq!(heard, reason);
     }
 }

@@ -8,5 +8,7 @@ pub mod handshake;
 pub mod protocol;
 pub mod queue;
 pub mod shm;
+#[cfg(not(loom))]
+mod socket;
 pub mod sync;
 pub mod types;

@@ -80,11 +80,10 @@ impl Mapping {
         if filesystem.filesystem_type() != nix::sys::statfs::TMPFS_MAGIC {
             return Err(ShmError::NotMemfd);
         }
-        let seals = SealFlag::from_bits_truncate(seals);
-        if !seals.contains(SealFlag::F_SEAL_SHRINK) {
+        if seals & libc::F_SEAL_SHRINK == 0 {
             return Err(ShmError::NotSealed);
         }
-        if seals.contains(SealFlag::F_SEAL_WRITE) {
+        if seals & (libc::F_SEAL_WRITE | libc::F_SEAL_FUTURE_WRITE) != 0 {
             return Err(ShmError::ReadOnly);
         }
         let actual = fstat(fd).map_err(os("look at the memfd"))?.st_size as u64;

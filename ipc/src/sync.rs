@@ -1,8 +1,14 @@
 //! Sleeping and waking across processes: doorbells and stream words. Also the switch between real atomics and loom's.
+//!
+//! Who sleeps announces it first, fences, and looks again; who publishes does so first, fences, and looks for sleepers.
+//! One of the two sees the other, so that no wake-up is lost and nobody pays a system call while nobody sleeps.
+//!
+//! A [`Doorbell`] is for a thread that waits for many things in `epoll_wait`, a futex for one that waits for one cell.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 #[cfg(not(loom))]
@@ -43,9 +49,19 @@ impl Doorbell {
         let _ = nix::unistd::write(&self.0, &1u64.to_ne_bytes());
     }
 
-    /// Makes the descriptor unreadable until the next ring.
+    /// Makes the descriptor unreadable until the next ring. Never blocks.
+    ///
+    /// Whether a descriptor blocks is a property that all its holders share, and a tenant may change it: so this read
+    /// says for itself that it does not wait.
     pub fn clear(&self) {
-        let _ = nix::unistd::read(&self.0, &mut [0; 8]);
+        let mut count = [0u8; 8];
+        let buffer = libc::iovec { iov_base: count.as_mut_ptr().cast(), iov_len: count.len() };
+        // SAFETY: one buffer of the stated length, which outlives the call.
+        let read = unsafe { libc::preadv2(self.0.as_raw_fd(), &buffer, 1, -1, libc::RWF_NOWAIT) };
+        if read < 0 && matches!(Errno::last(), Errno::EOPNOTSUPP | Errno::ENOSYS) {
+            // Kernels before 5.8.
+            let _ = nix::unistd::read(&self.0, &mut count);
+        }
     }
 }
 
@@ -55,19 +71,65 @@ impl AsFd for Doorbell {
     }
 }
 
+/// Where threads of any process sleep until a shared cell changes: the kernel's futex on the cell's low half.
+///
+/// A futex has 32 bits. A wake-up is missed only if exactly 2^32 changes happen between the look and the sleep, and then
+/// for one time-out.
 #[cfg(not(loom))]
-/// Wakes all who wait for the 32 bits at `word` to change, in any process.
-pub(crate) fn futex_wake_all(word: *const u32) {
-    // SAFETY: FUTEX_WAKE only uses the address as a key.
-    unsafe { libc::syscall(libc::SYS_futex, word, libc::FUTEX_WAKE, i32::MAX, 0, 0, 0) };
-}
+pub(crate) struct Parking;
 
 #[cfg(not(loom))]
-/// Sleeps while the 32 bits at `word` are `expected`, for at most `timeout`. May return early.
-pub(crate) fn futex_wait(word: *const u32, expected: u32, timeout: Duration) {
-    let timeout = libc::timespec { tv_sec: timeout.as_secs() as _, tv_nsec: timeout.subsec_nanos().into() };
-    // SAFETY: callers pass an address inside a live mapping; the kernel reads it atomically.
-    unsafe { libc::syscall(libc::SYS_futex, word, libc::FUTEX_WAIT, expected, &timeout, 0, 0) };
+impl Parking {
+    pub(crate) fn new() -> Self {
+        Parking
+    }
+
+    fn futex(cell: &AtomicU64) -> *const u32 {
+        let low_half = if cfg!(target_endian = "little") { 0 } else { 1 };
+        cell.as_ptr().cast::<u32>().wrapping_add(low_half)
+    }
+
+    /// Sleeps while `cell` is `seen`, for at most `timeout`. May return early.
+    pub(crate) fn wait(&self, cell: &AtomicU64, seen: u64, timeout: Duration) {
+        let timeout = libc::timespec {
+            tv_sec: timeout.as_secs().try_into().unwrap_or(libc::time_t::MAX),
+            tv_nsec: timeout.subsec_nanos().into(),
+        };
+        let (futex, expected) = (Self::futex(cell), seen as u32);
+        // SAFETY: the address is inside `cell`, which is borrowed; the kernel reads it atomically. Not FUTEX_PRIVATE: the
+        // other side is another process.
+        unsafe { libc::syscall(libc::SYS_futex, futex, libc::FUTEX_WAIT, expected, &timeout, 0, 0) };
+    }
+
+    /// Wakes all who sleep on `cell`.
+    pub(crate) fn wake_all(&self, cell: &AtomicU64) {
+        // SAFETY: FUTEX_WAKE only uses the address as a key.
+        unsafe { libc::syscall(libc::SYS_futex, Self::futex(cell), libc::FUTEX_WAKE, i32::MAX, 0, 0, 0) };
+    }
+}
+
+/// The same under the model checker: compares and sleeps in one step under a lock, as the kernel does. Time never runs
+/// out there, so that a lost wake-up is a deadlock, which the checker reports.
+#[cfg(loom)]
+pub(crate) struct Parking(loom::sync::Mutex<()>, loom::sync::Condvar);
+
+#[cfg(loom)]
+impl Parking {
+    pub(crate) fn new() -> Self {
+        Parking(loom::sync::Mutex::new(()), loom::sync::Condvar::new())
+    }
+
+    pub(crate) fn wait(&self, cell: &AtomicU64, seen: u64, _timeout: Duration) {
+        let held = self.0.lock().expect("invariant: no holder panics");
+        if cell.load(Ordering::Relaxed) == seen {
+            drop(self.1.wait(held));
+        }
+    }
+
+    pub(crate) fn wake_all(&self, _cell: &AtomicU64) {
+        let _held = self.0.lock().expect("invariant: no holder panics");
+        self.1.notify_all();
+    }
 }
 
 /// How far a stream is: the cell that the service raises and the tenant waits for. Lies in the session's segment.
@@ -75,10 +137,11 @@ pub(crate) fn futex_wait(word: *const u32, expected: u32, timeout: Duration) {
 pub struct StreamWord {
     done: AtomicU64,
     waiters: AtomicU32,
-    /// What stands for the kernel's futex queue under the model checker.
-    #[cfg(loom)]
-    parking: (loom::sync::Mutex<()>, loom::sync::Condvar),
+    parking: Parking,
 }
+
+#[cfg(not(loom))]
+const _: () = assert!(size_of::<StreamWord>() == 64 && align_of::<StreamWord>() == 64);
 
 impl StreamWord {
     /// Number `index` of the array of words at `offset_bytes`, or `None` where it does not lie in the mapping.
@@ -94,12 +157,7 @@ impl StreamWord {
     /// A word outside any segment, for tests.
     #[must_use]
     pub fn new() -> Self {
-        StreamWord {
-            done: AtomicU64::new(0),
-            waiters: AtomicU32::new(0),
-            #[cfg(loom)]
-            parking: (loom::sync::Mutex::new(()), loom::sync::Condvar::new()),
-        }
+        StreamWord { done: AtomicU64::new(0), waiters: AtomicU32::new(0), parking: Parking::new() }
     }
 
     /// The last ticket that has ended.
@@ -107,13 +165,16 @@ impl StreamWord {
         self.done.load(Ordering::Acquire)
     }
 
-    /// Raises the word to `done` and wakes whoever waits. No system call where nobody sleeps.
+    /// Sets the word to `done` and wakes whoever waits. No system call where nobody sleeps.
+    ///
+    /// A plain store: one thread at a time publishes a stream's word, and sets it back to 0 only for a new stream. What
+    /// the tenant wrote there meanwhile is not looked at.
     pub fn publish(&self, done: u64) {
         self.done.store(done, Ordering::Release);
         // Pairs with the fence in `wait`: either this load sees the waiter, or the waiter sees the new value.
         fence(Ordering::SeqCst);
         if self.waiters.load(Ordering::Relaxed) != 0 {
-            self.wake();
+            self.parking.wake_all(&self.done);
         }
     }
 
@@ -143,43 +204,10 @@ impl StreamWord {
             if left.is_zero() {
                 break false;
             }
-            self.sleep(seen, left);
+            self.parking.wait(&self.done, seen, left);
         };
         self.waiters.fetch_sub(1, Ordering::Relaxed);
         reached
-    }
-
-    /// The low half of `done`: a futex has 32 bits. A wake-up is missed only if exactly 2^32 operations end between the
-    /// look and the sleep, and then for one time-out.
-    #[cfg(not(loom))]
-    fn futex(&self) -> *const u32 {
-        let low_half = if cfg!(target_endian = "little") { 0 } else { 1 };
-        self.done.as_ptr().cast::<u32>().wrapping_add(low_half)
-    }
-
-    #[cfg(not(loom))]
-    fn wake(&self) {
-        futex_wake_all(self.futex());
-    }
-
-    #[cfg(not(loom))]
-    fn sleep(&self, seen: u64, timeout: Duration) {
-        futex_wait(self.futex(), seen as u32, timeout);
-    }
-
-    #[cfg(loom)]
-    fn wake(&self) {
-        let _held = self.parking.0.lock().expect("invariant: no holder panics");
-        self.parking.1.notify_all();
-    }
-
-    /// Compares and sleeps in one step, as the kernel does.
-    #[cfg(loom)]
-    fn sleep(&self, seen: u64, _: Duration) {
-        let held = self.parking.0.lock().expect("invariant: no holder panics");
-        if self.done.load(Ordering::SeqCst) == seen {
-            drop(self.parking.1.wait(held));
-        }
     }
 }
 
@@ -210,6 +238,36 @@ mod tests {
         assert!(waiter.join().expect("waiter"));
         assert!(word.wait(2, Duration::ZERO, Duration::ZERO));
         assert!(!word.wait(3, Duration::from_micros(1), Duration::from_millis(1)));
+    }
+
+    #[test]
+    fn a_doorbell_is_heard_until_it_is_cleared() {
+        use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+        let bell = Doorbell::new().expect("eventfd");
+        let theirs = Doorbell::from_fd(bell.as_fd().try_clone_to_owned().expect("clone"));
+        let heard = |bell: &Doorbell| {
+            poll(&mut [PollFd::new(bell.as_fd(), PollFlags::POLLIN)], PollTimeout::ZERO).expect("poll") > 0
+        };
+        assert!(!heard(&bell));
+        theirs.ring();
+        theirs.ring();
+        assert!(heard(&bell));
+        bell.clear();
+        assert!(!heard(&bell));
+    }
+
+    /// The flag belongs to the open file, which the tenant shares: without care this clear would hang the service.
+    #[test]
+    fn a_tenant_cannot_make_a_clear_block() {
+        use nix::fcntl::{FcntlArg, OFlag, fcntl};
+        let bell = Doorbell::new().expect("eventfd");
+        fcntl(&bell, FcntlArg::F_SETFL(OFlag::empty())).expect("flags");
+        let (done, cleared) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            bell.clear();
+            let _ = done.send(());
+        });
+        cleared.recv_timeout(Duration::from_secs(60)).expect("watchdog: the clear waits for a ring");
     }
 
     #[test]

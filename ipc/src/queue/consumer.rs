@@ -32,17 +32,15 @@ impl<T: Pod> Consumer<T> {
         Consumer { ring, consumed: 0, produced_cached: 0 }
     }
 
-    fn is_empty(&mut self) -> Result<bool, QueueError> {
+    /// Whether no value waits; looks at the other side's index only where the cached one says so.
+    fn refresh(&mut self) -> Result<bool, QueueError> {
         if self.produced_cached != self.consumed {
             return Ok(false);
         }
         let theirs = self.ring.header().produced.0.load(Ordering::Acquire);
-        let capacity = self.ring.capacity;
-        if theirs.wrapping_sub(self.consumed) > u64::from(capacity) {
-            return Err(QueueError::Corrupt { theirs, ours: self.consumed, capacity });
-        }
+        let length = self.checked_length(theirs)?;
         self.produced_cached = theirs;
-        Ok(theirs == self.consumed)
+        Ok(length == 0)
     }
 
     /// Copies the next value out, once.
@@ -50,7 +48,7 @@ impl<T: Pod> Consumer<T> {
     /// # Errors
     /// [`QueueError::Corrupt`].
     pub fn try_pop(&mut self) -> Result<Option<T>, QueueError> {
-        if self.is_empty()? {
+        if self.refresh()? {
             return Ok(None);
         }
         let value = self.ring.read(self.consumed);
@@ -61,19 +59,41 @@ impl<T: Pod> Consumer<T> {
         Ok(Some(value))
     }
 
-    #[cfg(not(loom))]
     fn wake_producer(&self) {
         let header = self.ring.header();
-        // Pairs with the fence in `Producer::wait_for_space`.
+        // Pairs with the fence in `Producer::wait_for_space`: either this load sees the waiter, or the waiter sees the
+        // room. The flag is left to the producer: taken here, it could be that of the producer's next wait, which would
+        // begin after this wake-up and hear of no other.
         fence(Ordering::SeqCst);
         if header.producer_waits.0.load(Ordering::Relaxed) != 0 {
-            let low_half = if cfg!(target_endian = "little") { 0 } else { 1 };
-            crate::sync::futex_wake_all(header.consumed.0.as_ptr().cast::<u32>().wrapping_add(low_half));
+            header.space.wake_all(&header.consumed.0);
         }
     }
 
-    #[cfg(loom)]
-    fn wake_producer(&self) {}
+    /// Values that wait, as far as the other side's index can be believed; never more than the ring holds.
+    ///
+    /// # Errors
+    /// [`QueueError::Corrupt`].
+    pub fn len(&self) -> Result<u64, QueueError> {
+        let theirs = self.ring.header().produced.0.load(Ordering::Acquire);
+        self.checked_length(theirs)
+    }
+
+    /// Whether no value waits.
+    ///
+    /// # Errors
+    /// [`QueueError::Corrupt`].
+    pub fn is_empty(&self) -> Result<bool, QueueError> {
+        Ok(self.len()? == 0)
+    }
+
+    fn checked_length(&self, theirs: u64) -> Result<u64, QueueError> {
+        let (length, capacity) = (theirs.wrapping_sub(self.consumed), self.ring.capacity);
+        if length > u64::from(capacity) {
+            return Err(QueueError::Corrupt { theirs, ours: self.consumed, capacity });
+        }
+        Ok(length)
+    }
 
     /// Announces that this side is about to sleep. Returns false, and announces nothing, if a value is there.
     ///
@@ -83,10 +103,15 @@ impl<T: Pod> Consumer<T> {
         self.ring.header().consumer_sleeps.0.store(1, Ordering::Relaxed);
         // Pairs with the fence in `Producer::try_push`.
         fence(Ordering::SeqCst);
-        let empty = self.is_empty()?;
+        let empty = self.refresh()?;
         if !empty {
             self.ring.header().consumer_sleeps.0.store(0, Ordering::Relaxed);
         }
         Ok(empty)
+    }
+
+    /// Takes the announcement back after a sleep that something else ended, so that no bell is rung for nothing.
+    pub fn disarm(&mut self) {
+        self.ring.header().consumer_sleeps.0.store(0, Ordering::Relaxed);
     }
 }

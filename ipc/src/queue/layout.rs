@@ -5,9 +5,11 @@ use std::sync::Arc;
 
 use bytemuck::Pod;
 
+#[cfg(not(loom))]
 use super::QueueError;
 #[cfg(not(loom))]
 use crate::shm::Mapping;
+use crate::sync::Parking;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Most slots of a ring: 8 MiB of commands, far more than helps.
@@ -27,7 +29,12 @@ pub(super) struct Header {
     pub(super) consumer_sleeps: Line<AtomicU32>,
     /// 1 while the producer waits for space in a futex on `consumed`.
     pub(super) producer_waits: Line<AtomicU32>,
+    /// Where the producer waits.
+    pub(super) space: Parking,
 }
+
+#[cfg(not(loom))]
+const _: () = assert!(size_of::<Header>() == 4 * 128);
 
 /// Bytes of a ring of `capacity` values of `T`, header included.
 #[must_use]
@@ -125,6 +132,7 @@ impl<T: Pod> Ring<T> {
             consumed: Line(AtomicU64::new(0)),
             consumer_sleeps: Line(AtomicU32::new(0)),
             producer_waits: Line(AtomicU32::new(0)),
+            space: Parking::new(),
         };
         let words = (0..Self::WORDS * capacity as usize).map(|_| AtomicU64::new(0)).collect();
         let memory = Arc::new(LoomMemory { header, words });

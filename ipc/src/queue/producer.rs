@@ -2,7 +2,6 @@
 
 #[cfg(not(loom))]
 use std::sync::Arc;
-#[cfg(not(loom))]
 use std::time::Duration;
 
 use bytemuck::Pod;
@@ -81,19 +80,18 @@ impl<T: Pod> Producer<T> {
         Ok(Push::Pushed { consumer_sleeps })
     }
 
-    /// Waits, asleep, until the ring has room, for at most `timeout`. Returns whether it has.
+    /// Waits, asleep, until the ring has room, for at most `timeout`, or less. Returns whether it has. For tenants: the
+    /// service never waits for the other side of a ring.
     ///
     /// # Errors
     /// [`QueueError::Corrupt`].
-    #[cfg(not(loom))]
     pub fn wait_for_space(&mut self, timeout: Duration) -> Result<bool, QueueError> {
         self.ring.header().producer_waits.0.store(1, Ordering::Relaxed);
         // Pairs with the fence in `Consumer::try_pop`.
         fence(Ordering::SeqCst);
         if self.is_full()? {
-            let low_half = if cfg!(target_endian = "little") { 0 } else { 1 };
-            let futex = self.ring.header().consumed.0.as_ptr().cast::<u32>().wrapping_add(low_half);
-            crate::sync::futex_wait(futex, self.consumed_cached as u32, timeout);
+            let header = self.ring.header();
+            header.space.wait(&header.consumed.0, self.consumed_cached, timeout);
         }
         self.ring.header().producer_waits.0.store(0, Ordering::Relaxed);
         Ok(!self.is_full()?)

@@ -1,5 +1,6 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use proptest::prelude::*;
@@ -22,13 +23,14 @@ enum Act {
     Push(u64),
     Pop,
     Arm,
+    Disarm,
 }
 
 proptest! {
     #[test]
     fn behaves_as_a_bounded_queue(
         capacity_log2 in 0u32..5,
-        acts in prop::collection::vec(prop_oneof![any::<u64>().prop_map(Act::Push), Just(Act::Pop), Just(Act::Arm)], 0..300),
+        acts in prop::collection::vec(prop_oneof![any::<u64>().prop_map(Act::Push), Just(Act::Pop), Just(Act::Arm), Just(Act::Disarm)], 0..300),
     ) {
         let capacity = 1 << capacity_log2;
         let (_mapping, mut producer, mut consumer) = ring::<[u64; 2]>(capacity);
@@ -51,43 +53,82 @@ proptest! {
                     armed = consumer.arm().expect("sound");
                     prop_assert_eq!(armed, model.is_empty());
                 }
+                Act::Disarm => {
+                    consumer.disarm();
+                    armed = false;
+                }
             }
+            prop_assert_eq!(consumer.len().expect("sound"), model.len() as u64);
         }
     }
 
-    /// Whatever the other side writes, nothing is read outside the ring, and a lie is found out.
+    /// Whatever the other side writes, at any time: nothing is read outside the ring, and no more values come out than
+    /// the index allows. Indices near the truth and near the ends of the range are drawn often.
     #[test]
-    fn a_lying_index_is_corrupt_or_harmless(noise in prop::collection::vec(any::<u8>(), 1..2048), pops in 1usize..50) {
+    fn a_lying_producer_is_corrupt_or_harmless(lies in prop::collection::vec(index(), 1..40), noise in any::<u8>()) {
         let capacity = 4;
-        let (mapping, mut producer, mut consumer) = ring::<Command>(capacity);
-        let length = noise.len().min(mapping.len_bytes());
+        let (mapping, _producer, mut consumer) = ring::<Command>(capacity);
         // SAFETY: inside the mapping, which only this thread uses.
-        unsafe { std::ptr::copy_nonoverlapping(noise.as_ptr(), mapping.as_ptr(), length) };
-        let header = mapping.at::<Header>(0, 1).expect("header");
-        // SAFETY: checked to lie in the mapping.
-        let produced = unsafe { &*header }.produced.0.load(std::sync::atomic::Ordering::Relaxed);
-        let mut got = 0;
-        for _ in 0..pops {
-            match consumer.try_pop() {
-                Ok(Some(_)) => got += 1,
-                Ok(None) => break,
-                Err(error) => {
-                    let corrupt = matches!(error, QueueError::Corrupt { .. });
-                    prop_assert!(corrupt, "{}", error);
-                    break;
+        unsafe { mapping.as_ptr().write_bytes(noise, mapping.len_bytes()) };
+        let mut popped = 0u64;
+        for lie in lies {
+            header(&mapping).produced.0.store(lie, Ordering::Relaxed);
+            let believable = lie.wrapping_sub(popped) <= u64::from(capacity);
+            prop_assert_eq!(consumer.len().is_ok(), believable);
+            let before = popped;
+            loop {
+                match consumer.try_pop() {
+                    Ok(Some(command)) => {
+                        popped += 1;
+                        prop_assert!(bytemuck::bytes_of(&command).iter().all(|byte| *byte == noise));
+                    }
+                    Ok(None) => break,
+                    Err(QueueError::Corrupt { theirs, ours, .. }) => {
+                        prop_assert_eq!((theirs, ours), (lie, popped));
+                        break;
+                    }
+                    Err(error) => return Err(TestCaseError::fail(error.to_string())),
                 }
             }
-        }
-        prop_assert!(got <= u64::from(capacity) && got <= produced);
-        let _ = consumer.arm();
-        // SAFETY: as above.
-        let consumed = unsafe { &*header }.consumed.0.load(std::sync::atomic::Ordering::Relaxed);
-        if consumed != 0 && consumed.wrapping_neg() > u64::from(capacity) {
-            for _ in 0..=capacity {
-                let _ = producer.try_push(&bytemuck::Zeroable::zeroed());
-            }
+            prop_assert!(popped - before <= u64::from(capacity));
+            let _ = consumer.arm();
         }
     }
+
+    #[test]
+    fn a_lying_consumer_is_corrupt_or_harmless(lies in prop::collection::vec(index(), 1..40)) {
+        let capacity = 4;
+        let (mapping, mut producer, _consumer) = ring::<Command>(capacity);
+        let mut pushed = 0u64;
+        for lie in lies {
+            header(&mapping).consumed.0.store(lie, Ordering::Relaxed);
+            for _ in 0..=capacity {
+                match producer.try_push(&bytemuck::Zeroable::zeroed()) {
+                    Ok(Push::Pushed { .. }) => pushed += 1,
+                    Ok(Push::Full) => {
+                        prop_assert_eq!(lie, pushed - u64::from(capacity));
+                        break;
+                    }
+                    Err(QueueError::Corrupt { theirs, ours, .. }) => {
+                        prop_assert_eq!((theirs, ours), (lie, pushed));
+                        break;
+                    }
+                    Err(error) => return Err(TestCaseError::fail(error.to_string())),
+                }
+            }
+            prop_assert_eq!(header(&mapping).produced.0.load(Ordering::Relaxed), pushed);
+        }
+    }
+}
+
+fn index() -> impl Strategy<Value = u64> {
+    prop_oneof![0..40u64, (0..8u64).prop_map(u64::wrapping_neg), any::<u64>()]
+}
+
+fn header(mapping: &Mapping) -> &Header {
+    let header = mapping.at::<Header>(0, 1).expect("header");
+    // SAFETY: checked to lie in the mapping; atomics of any bits are valid.
+    unsafe { &*header }
 }
 
 #[test]

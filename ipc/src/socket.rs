@@ -1,0 +1,340 @@
+//! The session's socket: messages with file descriptors.
+//!
+//! A Unix `SOCK_SEQPACKET` socket keeps message boundaries, so that half a message cannot be seen. A message lies in a
+//! buffer of [`MESSAGE_BYTES_MAX`] on the stack and brings at most [`MESSAGE_FDS_MAX`] descriptors, so that no peer
+//! decides how much is allocated. Descriptors of a message that is refused are closed.
+
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::protocol::{Hello, MAGIC, MESSAGE_BYTES_MAX, MESSAGE_FDS_MAX, VERSION};
+
+/// Why a message could not be passed.
+#[derive(Debug, thiserror::Error)]
+pub enum SocketError {
+    /// The other side has gone.
+    #[error("the other side has closed the connection")]
+    Closed,
+    /// The other side does not read what it asked for.
+    #[error("the other side does not read its messages")]
+    WouldBlock,
+    /// Too long, too many descriptors, or not in our encoding.
+    #[error("a message is malformed: {0}")]
+    Malformed(String),
+    /// The kernel refused.
+    #[error("the socket failed: {0}")]
+    Os(Errno),
+}
+
+/// A connected session socket.
+#[derive(Debug)]
+pub struct Socket {
+    fd: OwnedFd,
+}
+
+impl Socket {
+    pub(crate) fn from_fd(fd: OwnedFd) -> Self {
+        Socket { fd }
+    }
+
+    /// Sends this side's hello.
+    ///
+    /// # Errors
+    /// [`SocketError`].
+    pub fn send_hello(&self, status: u32) -> Result<(), SocketError> {
+        self.send_bytes(bytemuck::bytes_of(&Hello { magic: MAGIC, version: VERSION, status }), &[])
+    }
+
+    /// Takes the other side's hello; `None` where none has come yet. The caller checks what it says.
+    ///
+    /// # Errors
+    /// [`SocketError`].
+    pub fn recv_hello(&self) -> Result<Option<Hello>, SocketError> {
+        let mut buffer = [0; MESSAGE_BYTES_MAX];
+        let Some((length, _)) = self.recv_bytes(&mut buffer)? else {
+            return Ok(None);
+        };
+        let hello = bytemuck::try_pod_read_unaligned(&buffer[..length]);
+        hello.map(Some).map_err(|_| SocketError::Malformed("it is no hello".into()))
+    }
+
+    /// Sends a message with descriptors. Never blocks: a peer that does not read is [`SocketError::WouldBlock`].
+    ///
+    /// # Errors
+    /// [`SocketError`].
+    pub fn send<M: Serialize>(&self, message: &M, fds: &[BorrowedFd<'_>]) -> Result<(), SocketError> {
+        let mut buffer = [0; MESSAGE_BYTES_MAX];
+        let bytes = postcard::to_slice(message, &mut buffer)
+            .map_err(|error| SocketError::Malformed(format!("it does not fit {MESSAGE_BYTES_MAX} bytes: {error}")))?;
+        self.send_bytes(bytes, fds)
+    }
+
+    pub(crate) fn send_bytes(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), SocketError> {
+        if bytes.is_empty() {
+            return Err(SocketError::Malformed("an empty message reads as the end of the connection".into()));
+        }
+        let raw: Vec<RawFd> = fds.iter().map(AsRawFd::as_raw_fd).collect();
+        let rights = [ControlMessage::ScmRights(&raw)];
+        let control = if raw.is_empty() { &rights[..0] } else { &rights[..] };
+        let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
+        loop {
+            match sendmsg::<()>(self.fd.as_raw_fd(), &[IoSlice::new(bytes)], control, flags, None) {
+                Ok(_) => return Ok(()),
+                Err(Errno::EINTR) => {}
+                Err(Errno::EAGAIN) => return Err(SocketError::WouldBlock),
+                Err(Errno::EPIPE | Errno::ECONNRESET | Errno::ENOTCONN) => {
+                    return Err(SocketError::Closed);
+                }
+                Err(errno) => return Err(SocketError::Os(errno)),
+            }
+        }
+    }
+
+    /// Takes a message and the descriptors that came with it. `None` where a non-blocking socket has none.
+    ///
+    /// # Errors
+    /// [`SocketError`]; a malformed message's descriptors are closed.
+    pub fn recv<M: DeserializeOwned>(&self) -> Result<Option<(M, Vec<OwnedFd>)>, SocketError> {
+        let mut buffer = [0; MESSAGE_BYTES_MAX];
+        let Some((length, fds)) = self.recv_bytes(&mut buffer)? else {
+            return Ok(None);
+        };
+        decode(&buffer[..length]).map(|message| Some((message, fds)))
+    }
+
+    fn recv_bytes(&self, buffer: &mut [u8]) -> Result<Option<(usize, Vec<OwnedFd>)>, SocketError> {
+        let mut was_reset = false;
+        let received = loop {
+            match receive(self.fd.as_fd(), buffer) {
+                Ok(received) => break received,
+                Err(Errno::EINTR) => {}
+                Err(Errno::EAGAIN) => return Ok(None),
+                // A peer that closes before it has read all we sent resets the connection, and the kernel says so once,
+                // ahead of the peer's last messages. They may say why it closed.
+                Err(Errno::ECONNRESET) if !was_reset => was_reset = true,
+                Err(Errno::ECONNRESET) => return Err(SocketError::Closed),
+                Err(errno) => return Err(SocketError::Os(errno)),
+            }
+        };
+        if received.truncated {
+            let what = format!("it has more than {MESSAGE_BYTES_MAX} bytes or {MESSAGE_FDS_MAX} descriptors");
+            return Err(SocketError::Malformed(what));
+        }
+        // A sequential-packet socket reads zero bytes at the end; nobody sends empty messages.
+        if received.length == 0 { Err(SocketError::Closed) } else { Ok(Some((received.length, received.fds))) }
+    }
+
+    /// Makes [`Socket::recv`] return `None` where it would wait, or wait.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn set_nonblocking(&self, nonblocking: bool) -> Result<(), SocketError> {
+        let flags = fcntl(&self.fd, FcntlArg::F_GETFL).map_err(SocketError::Os)?;
+        let mut flags = OFlag::from_bits_retain(flags);
+        flags.set(OFlag::O_NONBLOCK, nonblocking);
+        fcntl(&self.fd, FcntlArg::F_SETFL(flags)).map(drop).map_err(SocketError::Os)
+    }
+
+    /// Waits until a message can be taken or the other side has gone. Returns whether either is so.
+    #[must_use]
+    pub fn wait_readable(&self, timeout: Duration) -> bool {
+        let start = Instant::now();
+        loop {
+            let left = timeout.saturating_sub(start.elapsed());
+            let left = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
+            match poll(&mut [PollFd::new(self.fd.as_fd(), PollFlags::POLLIN)], left) {
+                Err(Errno::EINTR) => {}
+                ready => return ready.is_ok_and(|ready| ready > 0),
+            }
+        }
+    }
+
+    /// Whether the other side has gone. Messages it sent before may still be waiting.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        let mut fds = [PollFd::new(self.fd.as_fd(), PollFlags::empty())];
+        let gone = PollFlags::POLLHUP | PollFlags::POLLERR | PollFlags::POLLNVAL;
+        poll(&mut fds, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
+            && fds[0].revents().is_some_and(|events| events.intersects(gone))
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// Reads a message out of bytes that a hostile peer may have written.
+///
+/// # Errors
+/// [`SocketError::Malformed`].
+pub fn decode<M: DeserializeOwned>(bytes: &[u8]) -> Result<M, SocketError> {
+    match postcard::take_from_bytes(bytes) {
+        Ok((message, [])) => Ok(message),
+        Ok((_, rest)) => Err(SocketError::Malformed(format!("{} bytes too many", rest.len()))),
+        Err(error) => Err(SocketError::Malformed(error.to_string())),
+    }
+}
+
+struct Received {
+    length: usize,
+    fds: Vec<OwnedFd>,
+    truncated: bool,
+}
+
+/// Room for one control message with [`MESSAGE_FDS_MAX`] descriptors, aligned as its header has to be.
+#[repr(C)]
+union ControlBuffer {
+    _header: libc::cmsghdr,
+    bytes: [u8; CONTROL_BYTES],
+}
+
+// SAFETY: CMSG_SPACE computes; it touches no memory.
+const CONTROL_BYTES: usize = unsafe { libc::CMSG_SPACE((MESSAGE_FDS_MAX * size_of::<RawFd>()) as u32) } as usize;
+
+/// `recvmsg`. The wrapper of the `nix` crate drops the descriptors of a message that had too many without closing them:
+/// a tenant could fill the service's table with them.
+fn receive(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<Received, Errno> {
+    let mut control = MaybeUninit::<ControlBuffer>::zeroed();
+    let mut slice = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
+    // SAFETY: all-zero is a message header without address, buffers or control data.
+    let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
+    header.msg_iov = &raw mut slice;
+    header.msg_iovlen = 1;
+    header.msg_control = control.as_mut_ptr().cast();
+    header.msg_controllen = CONTROL_BYTES as _;
+    // SAFETY: the header names one buffer and one control buffer with their lengths; all outlive the call.
+    let length = unsafe { libc::recvmsg(fd.as_raw_fd(), &mut header, libc::MSG_CMSG_CLOEXEC) };
+    let length = usize::try_from(length).map_err(|_| Errno::last())?;
+    let mut fds = Vec::new();
+    // SAFETY: the kernel has filled in the header and the control buffer that it names.
+    let mut message = unsafe { libc::CMSG_FIRSTHDR(&header) };
+    while !message.is_null() {
+        // SAFETY: CMSG_FIRSTHDR and CMSG_NXTHDR return whole, aligned headers inside the control buffer, or null.
+        let (level, kind, bytes) = unsafe { ((*message).cmsg_level, (*message).cmsg_type, (*message).cmsg_len) };
+        if (level, kind) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
+            // SAFETY: CMSG_LEN computes; it touches no memory.
+            let header_bytes = unsafe { libc::CMSG_LEN(0) } as usize;
+            let count = bytes.saturating_sub(header_bytes) / size_of::<RawFd>();
+            for i in 0..count {
+                // SAFETY: the kernel wrote `count` descriptors behind the header, fresh ones that nobody else owns.
+                fds.push(unsafe {
+                    OwnedFd::from_raw_fd(libc::CMSG_DATA(message).cast::<RawFd>().add(i).read_unaligned())
+                });
+            }
+        }
+        // SAFETY: as for CMSG_FIRSTHDR.
+        message = unsafe { libc::CMSG_NXTHDR(&header, message) };
+    }
+    let truncated = header.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0;
+    Ok(Received { length, fds, truncated })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
+
+    use super::*;
+    use crate::protocol::{Request, RequestEnvelope};
+
+    const FOREVER: Duration = Duration::from_secs(600);
+
+    fn pair() -> (Socket, Socket) {
+        let (ours, theirs) =
+            socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC).expect("socketpair");
+        (Socket::from_fd(ours), Socket::from_fd(theirs))
+    }
+
+    fn request(id: u64) -> RequestEnvelope {
+        RequestEnvelope { id, request: Request::CreateStream }
+    }
+
+    #[test]
+    fn messages_keep_their_boundaries_and_descriptors() {
+        let (ours, theirs) = pair();
+        let (fd, _mapping) = crate::shm::Mapping::create("x", 4096).expect("memfd");
+        ours.send(&request(1), &[]).expect("send");
+        ours.send(&request(2), &[fd.as_fd(); MESSAGE_FDS_MAX]).expect("send");
+        assert!(theirs.wait_readable(FOREVER));
+        let (first, fds) = theirs.recv::<RequestEnvelope>().expect("recv").expect("message");
+        assert_eq!((first, fds.len()), (request(1), 0));
+        let (second, fds) = theirs.recv::<RequestEnvelope>().expect("recv").expect("message");
+        assert_eq!((second, fds.len()), (request(2), MESSAGE_FDS_MAX));
+        for fd in &fds {
+            crate::shm::Mapping::map(fd.as_fd(), 4096).expect("map");
+            let flags = fcntl(fd, FcntlArg::F_GETFD).expect("flags");
+            assert_eq!(flags & libc::FD_CLOEXEC, libc::FD_CLOEXEC);
+        }
+    }
+
+    #[test]
+    fn nothing_waits_forever_for_a_peer() {
+        let (ours, theirs) = pair();
+        theirs.set_nonblocking(true).expect("flag");
+        assert!(theirs.recv::<RequestEnvelope>().expect("recv").is_none());
+        assert!(!theirs.wait_readable(Duration::from_millis(1)));
+        let sent = (0..1_000_000u64).find_map(|id| ours.send(&request(id), &[]).err());
+        assert!(matches!(sent, Some(SocketError::WouldBlock)));
+        assert!(!ours.is_closed());
+        drop(theirs);
+        assert!(ours.is_closed());
+        assert!(matches!(ours.send(&request(0), &[]), Err(SocketError::Closed)));
+    }
+
+    /// What a refused message brought must not stay open: the far end of each pipe sees its last writer go.
+    #[test]
+    fn descriptors_of_refused_messages_are_closed() {
+        for (bytes, descriptors) in [(10, MESSAGE_FDS_MAX + 1), (MESSAGE_BYTES_MAX + 1, 1), (3, 1)] {
+            let (ours, theirs) = pair();
+            let (end, other_end) = UnixStream::pair().expect("pair");
+            // 0xff.. is no encoding of a request.
+            ours.send_bytes(&vec![0xff; bytes], &vec![other_end.as_fd(); descriptors]).expect("send");
+            drop(other_end);
+            assert!(
+                matches!(theirs.recv::<RequestEnvelope>(), Err(SocketError::Malformed(_))),
+                "{bytes} {descriptors}"
+            );
+            let end = Socket::from_fd(end.into());
+            assert!(end.is_closed(), "{bytes} bytes, {descriptors} descriptors: one is still open");
+        }
+    }
+
+    /// A service that refuses a tenant says why and closes, without having read what the tenant said.
+    #[test]
+    fn last_words_are_heard_after_a_reset() {
+        let (ours, theirs) = pair();
+        ours.send_hello(0).expect("send");
+        theirs.send(&request(7), &[]).expect("send");
+        drop(theirs);
+        let (last, _) = ours.recv::<RequestEnvelope>().expect("recv").expect("message");
+        assert_eq!(last, request(7));
+        assert!(matches!(ours.recv::<RequestEnvelope>(), Err(SocketError::Closed)));
+    }
+
+    #[test]
+    fn garbage_is_malformed() {
+        assert!(matches!(decode::<RequestEnvelope>(&[]), Err(SocketError::Malformed(_))));
+        assert!(matches!(decode::<RequestEnvelope>(&[1, 200, 3]), Err(SocketError::Malformed(_))));
+        let mut buffer = [0; 64];
+        let length = postcard::to_slice(&request(1), &mut buffer).expect("encodes").len();
+        assert!(decode::<RequestEnvelope>(&buffer[..length]).is_ok());
+        assert!(matches!(decode::<RequestEnvelope>(&buffer[..=length]), Err(SocketError::Malformed(_))));
+        let (ours, theirs) = pair();
+        ours.send(&request(1), &[]).expect("send");
+        assert!(matches!(theirs.recv_hello(), Err(SocketError::Malformed(_))));
+        let long = vec![0u8; MESSAGE_BYTES_MAX + 1];
+        assert!(matches!(ours.send(&long, &[]), Err(SocketError::Malformed(_))));
+    }
+}
