@@ -192,6 +192,8 @@ impl StreamWord {
                     return true;
                 }
             }
+            // Where there are fewer cores than busy processes, the one waited for may need this one.
+            std::thread::yield_now();
         }
         self.waiters.fetch_add(1, Ordering::SeqCst);
         let reached = loop {

@@ -21,8 +21,9 @@ use crate::{Communicator, Error, RankSpec, Region, Stream};
 
 /// How long the service has to welcome a connection.
 const WELCOME_WITHIN: Duration = Duration::from_secs(10);
-/// How long a synchronize polls before it sleeps: about the time that a sleep and a wake-up cost.
-const SPIN: Duration = Duration::from_micros(10);
+/// How long a synchronize polls, giving its core away to whoever wants it, before it sleeps: about the time that a sleep
+/// and a wake-up cost on a virtual machine.
+const SPIN: Duration = Duration::from_micros(50);
 
 /// A connected session. Cheap to clone; the session ends when the last clone, and everything made from it, is gone.
 #[derive(Clone)]

@@ -323,7 +323,8 @@ impl Executor {
                 self.wake_timers(now);
                 self.take_events(EpollTimeout::ZERO);
             } else if !busy {
-                std::hint::spin_loop();
+                // A tenant, or another runtime, may need this core to make the work waited for.
+                std::thread::yield_now();
             }
         }
         let end = |slot: Slot| {
