@@ -103,7 +103,7 @@ def provenance(peers, arguments):
             "intel mpi": text(str(peers / "bin" / "pip"), "show", "impi-rt").splitlines()[1],
             "gloo": "torch " + text("/usr/bin/python3", "-c", "import torch; print(torch.__version__)"),
         },
-        "command": " ".join(arguments),
+        "command": " ".join(["compare.py", "PEERS", *arguments[2:]]),
     }
 
 

@@ -41,8 +41,9 @@ fn wait_until_freed(service: &TestService, start: [usize; 5]) {
 
 #[test]
 fn killed_tenants_leave_nothing_behind() {
-    let service =
-        TestService::start("[limits]\ninit_timeout = \"300ms\"\n[[tenant]]\nname = \"a\"\nsocket = \"a\"\n[[tenant]]\nname = \"b\"\nsocket = \"b\"\n");
+    let service = TestService::start(
+        "[limits]\ninit_timeout = \"300ms\"\n[[tenant]]\nname = \"a\"\nsocket = \"a\"\n[[tenant]]\nname = \"b\"\nsocket = \"b\"\n",
+    );
     // A session that stays: it makes the tenant's counters visible.
     let _witness = service.connect(0);
     // The first victims warm up whatever is only ever made once.

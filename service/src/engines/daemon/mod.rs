@@ -222,7 +222,7 @@ impl SessionEngine {
 
     fn destroy_stream(&mut self, id: u64, stream: Handle) {
         let idle = |slot: &StreamSlot| {
-            self.session.last_ended(stream.index).is_some_and(|ended| ended + 1 >= slot.next_ticket)
+            self.session.last_ended(stream.index).is_some_and(|ended| ended >= slot.next_ticket - 1)
         };
         match self.tables.streams.get(stream).map(idle) {
             None => self.refuse(id, ErrorClass::InvalidArgument, format!("there is no stream {stream:?}")),
