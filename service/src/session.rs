@@ -125,9 +125,15 @@ impl Session {
         }
     }
 
-    /// Tells the tenant of a failure. The lock is for failures only: the data path never takes it.
-    pub fn report(&self, comm: Handle, stream: Handle, ticket: u64, class: ErrorClass, message: &str) {
+    /// Counts an operation that failed with its communicator.
+    pub fn count_failed(&self) {
         self.counters.failed.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Tells the tenant why a communicator failed: once for each of its ranks, before any of the operations that fail
+    /// with it ends. One for each operation would fill the ring, and hide the next communicator's failure. The lock is
+    /// for failures only: the data path never takes it.
+    pub fn report(&self, comm: Handle, stream: Handle, ticket: u64, class: ErrorClass, message: &str) {
         let completion = Completion::new(comm, stream, ticket, class, message);
         let mut completions = self.completions.lock().unwrap_or_else(PoisonError::into_inner);
         if !matches!(completions.try_push(&completion), Ok(Push::Pushed { .. })) {

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::io::Read;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -25,6 +26,8 @@ const WELCOME_WITHIN: Duration = Duration::from_secs(10);
 /// and a wake-up cost on a virtual machine.
 const SPIN: Duration = Duration::from_micros(50);
 
+static NEXT_NUMBER: AtomicU64 = AtomicU64::new(1);
+
 /// A connected session. Cheap to clone; the session ends when the last clone, and everything made from it, is gone.
 #[derive(Clone)]
 pub struct Client(pub(crate) Arc<Inner>);
@@ -37,6 +40,8 @@ pub(crate) struct KnownRegion {
 }
 
 pub(crate) struct Inner {
+    /// Of this process' sessions, from 1: sessions of two services may have the same number there.
+    pub(crate) number: u64,
     pub(crate) requests: Requests,
     doorbell: Doorbell,
     pub(crate) segment: Arc<Mapping>,
@@ -105,6 +110,7 @@ impl Client {
             streams: HashMap::new(),
         };
         Ok(Client(Arc::new(Inner {
+            number: NEXT_NUMBER.fetch_add(1, Ordering::Relaxed),
             requests: Requests::new(socket),
             doorbell: Doorbell::from_fd(doorbell),
             segment,
@@ -178,8 +184,9 @@ impl Client {
     pub(crate) fn finish_join(&self, request: u64, spec: &RankSpec) -> Result<Communicator, Error> {
         match self.0.requests.wait(request)? {
             (Response::Comm { comm }, _) => {
-                // The handle may have named a communicator that failed.
-                locked(&self.0.failures).comms.remove(&comm);
+                // Keeps the completion ring from filling up in a session that only joins communicators that fail. What
+                // it may hold of this one already stays: a handle never names two communicators.
+                drop(self.0.failures());
                 Ok(Communicator::new(self.clone(), comm, spec.rank, spec.nranks))
             }
             (other, _) => Err(unexpected(&other)),
@@ -192,10 +199,7 @@ impl Client {
     /// [`Error::Refused`] where the session has as many as it may.
     pub fn register_stream(&self) -> Result<Stream, Error> {
         match self.0.requests.call(Request::CreateStream, &[])? {
-            (Response::Stream { stream, word }, _) => {
-                locked(&self.0.failures).streams.remove(&stream);
-                Ok(Stream::new(self.clone(), stream, word))
-            }
+            (Response::Stream { stream, word }, _) => Ok(Stream::new(self.clone(), stream, word)),
             (other, _) => Err(unexpected(&other)),
         }
     }

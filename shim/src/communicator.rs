@@ -1,5 +1,8 @@
 //! Communicators and their collectives.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use bytemuck::Zeroable;
 use mccs_ipc::command::{BufferRef, Command, Opcode};
 use mccs_ipc::protocol::Request;
@@ -75,7 +78,8 @@ pub struct Communicator {
     handle: Handle,
     rank: u32,
     nranks: u32,
-    destroyed: bool,
+    /// Set once it has been destroyed; operations that wait in a group look at it.
+    left: Arc<AtomicBool>,
 }
 
 /// Arguments of a collective, before they are checked.
@@ -91,7 +95,7 @@ struct Call {
 
 impl Communicator {
     pub(crate) fn new(client: Client, handle: Handle, rank: u32, nranks: u32) -> Self {
-        Communicator { client, handle, rank, nranks, destroyed: false }
+        Communicator { client, handle, rank, nranks, left: Arc::default() }
     }
 
     /// This rank.
@@ -121,7 +125,13 @@ impl Communicator {
                 "the {what} buffer needs {bytes} bytes, its region has {available} from there on"
             )));
         }
-        Ok(if bytes == 0 { BufferRef::NONE } else { span.buffer })
+        if bytes == 0 {
+            return Ok(BufferRef::NONE);
+        }
+        if span.client_number != self.client.0.number {
+            return Err(Error::argument(format!("the {what} buffer belongs to another session than the communicator")));
+        }
+        Ok(span.buffer)
     }
 
     fn command(&self, opcode: Opcode, count: u64, dtype: DataType, root: u32) -> Result<Command, Error> {
@@ -141,10 +151,10 @@ impl Communicator {
     }
 
     fn submit(&self, stream: &Stream, command: Command) -> Result<(), Error> {
-        if !std::sync::Arc::ptr_eq(&self.client.0, &stream.client.0) {
+        if !Arc::ptr_eq(&self.client.0, &stream.client.0) {
             return Err(Error::argument("the stream belongs to another session than the communicator"));
         }
-        group::submit(stream, command)
+        group::submit(stream, &self.left, command)
     }
 
     fn collective(&self, call: &Call, stream: &Stream) -> Result<(), Error> {
@@ -342,7 +352,7 @@ impl Communicator {
     ///
     /// # Errors
     /// [`Error::ServiceGone`].
-    pub fn abort(mut self) -> Result<(), Error> {
+    pub fn abort(self) -> Result<(), Error> {
         self.client.0.requests.call(Request::AbortComm { comm: self.handle }, &[])?;
         self.leave()
     }
@@ -351,12 +361,12 @@ impl Communicator {
     ///
     /// # Errors
     /// [`Error::ServiceGone`].
-    pub fn destroy(mut self) -> Result<(), Error> {
+    pub fn destroy(self) -> Result<(), Error> {
         self.leave()
     }
 
-    fn leave(&mut self) -> Result<(), Error> {
-        if std::mem::replace(&mut self.destroyed, true) {
+    fn leave(&self) -> Result<(), Error> {
+        if self.left.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
         self.client.0.requests.call(Request::DestroyComm { comm: self.handle }, &[]).map(drop)
@@ -365,7 +375,7 @@ impl Communicator {
 
 impl Drop for Communicator {
     fn drop(&mut self) {
-        if !std::mem::replace(&mut self.destroyed, true) {
+        if !self.left.swap(true, Ordering::AcqRel) {
             // Without waiting: a rank that drops its communicator with work outstanding must not hang here.
             self.client.0.requests.send_and_forget(Request::DestroyComm { comm: self.handle });
         }

@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use mccs_ipc::command::{Command, FLAG_GROUP_CONTINUES, Opcode};
 
@@ -10,30 +11,48 @@ use crate::{Error, Stream};
 #[derive(Default)]
 struct Group {
     depth: u32,
-    operations: Vec<(Stream, Command)>,
+    operations: Vec<Collected>,
+}
+
+/// An operation that waits for the end of its group.
+struct Collected {
+    stream: Stream,
+    /// Whether its communicator has been destroyed meanwhile. The service ends a session that names such a one.
+    comm_left: Arc<AtomicBool>,
+    command: Command,
 }
 
 thread_local! {
     static GROUP: RefCell<Group> = RefCell::default();
 }
 
+/// `None` while the thread ends and its group is gone: an operation from a destructor there is on its own.
+fn with_group<T>(f: impl FnOnce(&mut Group) -> T) -> Option<T> {
+    GROUP.try_with(|group| f(&mut group.borrow_mut())).ok()
+}
+
 /// Opens a group: operations of this thread are collected until the matching [`group_end`]. Groups nest.
 pub fn group_start() {
-    GROUP.with_borrow_mut(|group| group.depth += 1);
+    with_group(|group| group.depth += 1);
 }
 
 /// Closes a group. The outermost one enqueues what was collected: for each stream first the collectives in their order,
 /// then all sends and receives, which start together.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] without a group, [`Error::ServiceGone`].
+/// [`Error::InvalidArgument`] without a group, or if a communicator was destroyed inside the group: then nothing of the
+/// group is enqueued. [`Error::ServiceGone`].
 pub fn group_end() -> Result<(), Error> {
-    let operations = GROUP.with_borrow_mut(|group| {
-        group.depth = group.depth.checked_sub(1).ok_or_else(|| Error::argument("group_end without group_start"))?;
-        Ok::<_, Error>(if group.depth == 0 { std::mem::take(&mut group.operations) } else { Vec::new() })
-    })?;
+    let operations = with_group(|group| {
+        group.depth = group.depth.checked_sub(1)?;
+        Some(if group.depth == 0 { std::mem::take(&mut group.operations) } else { Vec::new() })
+    });
+    let operations = operations.flatten().ok_or_else(|| Error::argument("group_end without group_start"))?;
     let mut streams: Vec<(Stream, Vec<Command>)> = Vec::new();
-    for (stream, command) in operations {
+    if operations.iter().any(|operation| operation.comm_left.load(Ordering::Acquire)) {
+        return Err(Error::argument("a communicator was destroyed inside a group that uses it; the group is dropped"));
+    }
+    for Collected { stream, command, .. } in operations {
         match streams.iter_mut().find(|(known, _)| Arc::ptr_eq(&known.shared, &stream.shared)) {
             Some((_, commands)) => commands.push(command),
             None => streams.push((stream, vec![command])),
@@ -52,12 +71,12 @@ pub fn group_end() -> Result<(), Error> {
 }
 
 /// Enqueues an operation, or keeps it for the end of the group.
-pub(crate) fn submit(stream: &Stream, command: Command) -> Result<(), Error> {
-    let in_group = GROUP.with_borrow_mut(|group| {
+pub(crate) fn submit(stream: &Stream, comm_left: &Arc<AtomicBool>, command: Command) -> Result<(), Error> {
+    let in_group = with_group(|group| {
         if group.depth > 0 {
-            group.operations.push((stream.clone(), command));
+            group.operations.push(Collected { stream: stream.clone(), comm_left: Arc::clone(comm_left), command });
         }
         group.depth > 0
     });
-    if in_group { Ok(()) } else { stream.client.0.submit(&stream.shared, &mut [command]) }
+    if in_group == Some(true) { Ok(()) } else { stream.client.0.submit(&stream.shared, &mut [command]) }
 }

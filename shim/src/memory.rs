@@ -30,19 +30,21 @@ unsafe impl Sync for Region {}
 #[derive(Debug, Clone, Copy)]
 pub struct Span {
     pub(crate) buffer: BufferRef,
+    /// [`Client`] that the region belongs to: another one's handles would name other memory.
+    pub(crate) client_number: u64,
     /// Bytes from here to the region's end.
     pub(crate) available_bytes: u64,
 }
 
 impl Span {
     /// No buffer: for ranks whose role in a collective has none.
-    pub const NONE: Span = Span { buffer: BufferRef::NONE, available_bytes: 0 };
+    pub const NONE: Span = Span { buffer: BufferRef::NONE, client_number: 0, available_bytes: 0 };
 
     /// The same, further on.
     #[must_use]
     pub fn offset(self, bytes: u64) -> Self {
         let buffer = BufferRef { offset_bytes: self.buffer.offset_bytes.saturating_add(bytes), ..self.buffer };
-        Span { buffer, available_bytes: self.available_bytes.saturating_sub(bytes) }
+        Span { buffer, available_bytes: self.available_bytes.saturating_sub(bytes), ..self }
     }
 }
 
@@ -69,8 +71,8 @@ impl Region {
     /// A place for a buffer.
     #[must_use]
     pub fn at(&self, offset_bytes: u64) -> Span {
-        let all =
-            Span { buffer: BufferRef { region: self.handle, offset_bytes: 0 }, available_bytes: self.bytes as u64 };
+        let buffer = BufferRef { region: self.handle, offset_bytes: 0 };
+        let all = Span { buffer, client_number: self.client.0.number, available_bytes: self.bytes as u64 };
         all.offset(offset_bytes)
     }
 

@@ -44,23 +44,33 @@ impl Requests {
 
     /// Sends a request; [`Requests::wait`] gets its answer.
     pub(crate) fn send(&self, request: Request, fds: &[BorrowedFd<'_>]) -> Result<u64, Error> {
-        let mut state = self.state();
+        self.send_locked(&mut self.state(), request, fds)
+    }
+
+    /// Under the lock, so that requests go out in the order of their ids.
+    fn send_locked(&self, state: &mut State, request: Request, fds: &[BorrowedFd<'_>]) -> Result<u64, Error> {
         state.last_id += 1;
         let id = state.last_id;
-        // Under the lock, so that requests go out in the order of their ids.
+        let envelope = RequestEnvelope { id, request };
         loop {
-            match self.socket.send(&RequestEnvelope { id, request: request.clone() }, fds) {
+            match self.socket.send(&envelope, fds) {
                 Ok(()) => return Ok(id),
                 Err(SocketError::WouldBlock) => std::thread::yield_now(),
-                Err(error) => return Err(self.gone(&mut state, &error)),
+                Err(error @ SocketError::Closed) => return Err(self.gone(state, &error)),
+                // Nothing was sent, and the session is as good as before.
+                Err(SocketError::Malformed(what)) => {
+                    return Err(Error::InvalidArgument(format!("the request cannot be sent: {what}")));
+                }
+                Err(error) => return Err(Error::System(format!("the request cannot be sent: {error}"))),
             }
         }
     }
 
     /// Sends a request whose answer does not matter.
     pub(crate) fn send_and_forget(&self, request: Request) {
-        if let Ok(id) = self.send(request, &[]) {
-            let mut state = self.state();
+        let mut state = self.state();
+        // In one turn of the lock: otherwise another thread could file the answer first, and it would stay for ever.
+        if let Ok(id) = self.send_locked(&mut state, request, &[]) {
             state.forgotten.insert(id);
             self.take_what_is_there(&mut state);
         }

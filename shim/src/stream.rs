@@ -1,6 +1,6 @@
 //! Streams: ordered queues of operations.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -11,7 +11,8 @@ use mccs_ipc::types::Handle;
 use crate::requests::LIVENESS_EVERY;
 use crate::{Client, Error};
 
-/// A stream. Cheap to clone; its work goes on when the last clone is dropped.
+/// A stream. Cheap to clone. When the last clone is dropped its work goes on, and the stream is given back to the service
+/// if it has ended; [`Stream::synchronize`] first, in a program that makes many.
 #[derive(Clone)]
 pub struct Stream {
     pub(crate) client: Client,
@@ -26,6 +27,16 @@ pub(crate) struct StreamShared {
     last_ticket: AtomicU64,
     /// Communicators used since the last synchronize.
     comms: Mutex<Vec<Handle>>,
+    destroyed: AtomicBool,
+}
+
+impl Drop for StreamShared {
+    fn drop(&mut self) {
+        let ended = |word: &StreamWord| word.load() >= self.last_ticket.load(Ordering::Acquire);
+        if !*self.destroyed.get_mut() && self.word().is_ok_and(ended) {
+            self.client.0.requests.send_and_forget(Request::DestroyStream { stream: self.handle });
+        }
+    }
 }
 
 impl StreamShared {
@@ -53,7 +64,8 @@ impl StreamShared {
 impl Stream {
     pub(crate) fn new(client: Client, handle: Handle, word: u32) -> Self {
         let comms = Mutex::default();
-        let shared = StreamShared { client: client.clone(), handle, word, last_ticket: AtomicU64::new(0), comms };
+        let (last_ticket, destroyed) = (AtomicU64::new(0), AtomicBool::new(false));
+        let shared = StreamShared { client: client.clone(), handle, word, last_ticket, comms, destroyed };
         Stream { client, shared: Arc::new(shared) }
     }
 
@@ -97,6 +109,8 @@ impl Stream {
     /// # Errors
     /// [`Error::Refused`] while work is in flight.
     pub fn destroy(self) -> Result<(), Error> {
-        self.client.0.requests.call(Request::DestroyStream { stream: self.shared.handle }, &[]).map(drop)
+        self.client.0.requests.call(Request::DestroyStream { stream: self.shared.handle }, &[])?;
+        self.shared.destroyed.store(true, Ordering::Release);
+        Ok(())
     }
 }

@@ -2,6 +2,7 @@
 
 use std::process::{Child, Command};
 use std::sync::atomic::Ordering;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use mccs::{DataType, Error, RedOp};
@@ -19,6 +20,12 @@ fn victim(service: &TestService, id: &mccs::UniqueId, rank: u32, count: u64) -> 
         .stderr(std::process::Stdio::null())
         .spawn()
         .expect("a victim")
+}
+
+/// Descriptors and mappings are the process': whoever counts them must be the only test that runs.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// What a service holds: sessions, communicators, bytes of tenants' memory, descriptors, mapped memfds.
@@ -42,6 +49,7 @@ fn wait_until_freed(service: &TestService, start: [usize; 5]) {
 
 #[test]
 fn killed_tenants_leave_nothing_behind() {
+    let _alone = alone();
     let service = TestService::start(
         "[limits]\ninit_timeout = \"300ms\"\n[[tenant]]\nname = \"a\"\nsocket = \"a\"\n[[tenant]]\nname = \"b\"\nsocket = \"b\"\n",
     );
@@ -88,6 +96,7 @@ fn killed_tenants_leave_nothing_behind() {
 
 #[test]
 fn a_killed_ranks_peers_are_told_who_has_gone() {
+    let _alone = alone();
     let service = TestService::start("");
     let id = mccs::unique_id().expect("an id");
     let mut victim = victim(&service, &id, 1, 1000);
@@ -111,6 +120,7 @@ fn a_killed_ranks_peers_are_told_who_has_gone() {
 
 #[test]
 fn waiters_are_released_when_the_service_goes() {
+    let _alone = alone();
     let mut service = TestService::start("");
     let client = service.connect(0);
     let id = mccs::unique_id().expect("an id");

@@ -33,6 +33,7 @@ int main(void) {
     EXPECT(mccsSuccess, mccsCommInitRank(&comm, client, 1, &id, 0, 0, NULL));
     EXPECT(mccsSuccess, mccsCommCount(comm, &number));
     if (number != 1) return 1;
+    EXPECT(mccsInvalidArgument, mccsStreamCreate(client, NULL));
     EXPECT(mccsSuccess, mccsStreamCreate(client, &stream));
     EXPECT(mccsInvalidArgument, mccsMemAlloc(client, (void **)&data, 0));
     EXPECT(mccsSuccess, mccsMemAlloc(client, (void **)&data, 64));
@@ -56,6 +57,11 @@ int main(void) {
     if (data[0] != 6) return 1;
     EXPECT(mccsSuccess, mccsRedOpDestroy(op, comm));
     EXPECT(mccsInvalidArgument, mccsRedOpDestroy(op, comm));
+    EXPECT(mccsInvalidArgument, mccsRedOpDestroy(-2147483647 - 1, comm));
+    EXPECT(mccsInvalidArgument, mccsRedOpCreatePreMulSum(NULL, &scalar, mccsFloat32, comm));
+    mccsRedOp_t again;
+    EXPECT(mccsSuccess, mccsRedOpCreatePreMulSum(&again, &scalar, mccsFloat32, comm));
+    if (again != op) return 1; /* numbers are used again */
     EXPECT(mccsInvalidArgument, mccsMemFree(client, &local));
     EXPECT(mccsInvalidArgument, mccsMemRegister(client, &local, sizeof local));
     EXPECT(mccsSuccess, mccsMemFree(client, data));

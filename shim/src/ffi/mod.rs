@@ -127,7 +127,7 @@ fn span(client: &Client, address: usize) -> Result<Span, Error> {
     })?;
     let offset_bytes = (address - start) as u64;
     let buffer = BufferRef { region: region.handle, offset_bytes };
-    Ok(Span { buffer, available_bytes: region.bytes as u64 - offset_bytes })
+    Ok(Span { buffer, client_number: client.0.number, available_bytes: region.bytes as u64 - offset_bytes })
 }
 
 /// Opens a group; see `mccs.h`.

@@ -36,6 +36,9 @@ unsafe fn take<T>(ptr: *mut T, what: &str) -> Result<Box<T>, Error> {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mccsConnect(socket: *const c_char, client: *mut *mut CClient) -> Status {
     guard(|| {
+        if client.is_null() {
+            return Err(Error::argument("client is null"));
+        }
         // SAFETY: the caller's contract.
         let connected = match unsafe { text(socket, "socket") }? {
             Some(socket) => Client::connect(socket)?,
@@ -197,10 +200,18 @@ pub unsafe extern "C" fn mccsRedOpCreatePreMulSum(
         };
         // SAFETY: the caller's contract.
         let comm = unsafe { object(comm, "comm") }?;
+        if op.is_null() {
+            return Err(Error::argument("op is null"));
+        }
         let mut scalars = comm.scalars.lock().unwrap_or_else(PoisonError::into_inner);
-        scalars.push(Some(value));
+        // Frameworks make and destroy one for each call: numbers are used again.
+        let index = scalars.iter().position(Option::is_none).unwrap_or(scalars.len());
+        match scalars.get_mut(index) {
+            Some(slot) => *slot = Some(value),
+            None => scalars.push(Some(value)),
+        }
         // SAFETY: the caller's contract.
-        unsafe { put(op, PRE_MUL_FIRST + scalars.len() as i32 - 1, "op") }
+        unsafe { put(op, PRE_MUL_FIRST + index as i32, "op") }
     })
 }
 
@@ -214,7 +225,8 @@ pub unsafe extern "C" fn mccsRedOpDestroy(op: i32, comm: *mut CComm) -> Status {
         // SAFETY: the caller's contract.
         let comm = unsafe { object(comm, "comm") }?;
         let mut scalars = comm.scalars.lock().unwrap_or_else(PoisonError::into_inner);
-        let slot = usize::try_from(op - PRE_MUL_FIRST).ok().and_then(|index| scalars.get_mut(index));
+        let index = op.checked_sub(PRE_MUL_FIRST).and_then(|index| usize::try_from(index).ok());
+        let slot = index.and_then(|index| scalars.get_mut(index));
         let scalar = slot.and_then(Option::take);
         scalar.map(|_| SUCCESS).ok_or_else(|| Error::argument(format!("there is no operator {op} to destroy")))
     })
@@ -228,7 +240,11 @@ pub unsafe extern "C" fn mccsRedOpDestroy(op: i32, comm: *mut CComm) -> Status {
 pub unsafe extern "C" fn mccsStreamCreate(client: *mut CClient, stream: *mut *mut CStream) -> Status {
     guard(|| {
         // SAFETY: the caller's contract.
-        let made = unsafe { object(client, "client") }?.client.register_stream()?;
+        let client = unsafe { object(client, "client") }?;
+        if stream.is_null() {
+            return Err(Error::argument("stream is null"));
+        }
+        let made = client.client.register_stream()?;
         // SAFETY: the caller's contract.
         unsafe { put(stream, Box::into_raw(Box::new(CStream(made))), "stream") }
     })

@@ -102,6 +102,8 @@ impl SessionFactory {
             outbox: VecDeque::new(),
             registry: Arc::clone(&self.registry),
             reaper: self.reaper.clone(),
+            popped: 0,
+            parked: VecDeque::new(),
             look_at_socket: Instant::now(),
             slept: false,
             _charge: charge,

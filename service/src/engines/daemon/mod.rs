@@ -41,6 +41,10 @@ const HELLO_WITHIN: Duration = Duration::from_secs(5);
 /// How often the socket is looked at while the ring keeps the engine awake. A sleeping engine is woken by it at once.
 const SOCKET_EVERY: Duration = Duration::from_micros(200);
 
+/// Most requests that wait for commands before them; the rest waits in the socket. Covers a tenant that lets go of all it
+/// has at once.
+const PARKED_MAX: usize = 4096;
+
 enum State {
     Greeting { deadline: Instant },
     Serving,
@@ -64,6 +68,11 @@ pub struct SessionEngine {
     outbox: VecDeque<ProxyMessage>,
     registry: Arc<Registry>,
     reaper: Reaper,
+    /// Commands taken from the ring.
+    popped: u64,
+    /// Requests that end something which commands still in the ring may name, in order, each with the number of commands
+    /// to be taken first. The socket would overtake the ring otherwise.
+    parked: VecDeque<(u64, RequestEnvelope)>,
     look_at_socket: Instant,
     slept: bool,
     _charge: Charge,
@@ -156,14 +165,44 @@ impl SessionEngine {
             if !matches!(self.state, State::Serving) || !self.outbox.is_empty() {
                 return true;
             }
+            if self.parked.len() >= PARKED_MAX {
+                return served > 0;
+            }
             match self.socket.recv::<RequestEnvelope>() {
                 Ok(None) => return served > 0,
-                Ok(Some((envelope, fds))) => self.serve(envelope, fds),
+                Ok(Some((envelope, fds))) => self.park_or_serve(envelope, fds),
                 Err(SocketError::Closed) => self.close(),
                 Err(error) => self.fence(&error.to_string()),
             }
         }
         true
+    }
+
+    fn park_or_serve(&mut self, envelope: RequestEnvelope, fds: Vec<OwnedFd>) {
+        let ends_something = matches!(
+            envelope.request,
+            Request::FreeMemory { .. } | Request::DestroyStream { .. } | Request::DestroyComm { .. }
+        );
+        if !ends_something {
+            return self.serve(envelope, fds);
+        }
+        // The tenant wrote the commands before it sent the request. A ring that lies is fenced by the next pop.
+        let after = self.popped + self.commands.len().unwrap_or(0);
+        self.parked.push_back((after, envelope));
+        self.serve_parked();
+    }
+
+    /// Serves requests whose turn has come. Returns whether there was one.
+    fn serve_parked(&mut self) -> bool {
+        let mut any = false;
+        while matches!(self.state, State::Serving)
+            && self.outbox.is_empty()
+            && let Some((_, envelope)) = self.parked.pop_front_if(|(after, _)| *after <= self.popped)
+        {
+            self.serve(envelope, Vec::new());
+            any = true;
+        }
+        any
     }
 
     fn serve(&mut self, envelope: RequestEnvelope, mut fds: Vec<OwnedFd>) {
@@ -305,6 +344,7 @@ impl SessionEngine {
             }
             let Some(command) = self.commands.try_pop().map_err(|error| Fence(error.to_string()))? else { break };
             any = true;
+            self.popped += 1;
             self.session.begin_operation();
             let operation = validate(&self.session, &mut self.tables, &command)?;
             self.send(ProxyMessage::Operation(operation));
@@ -359,6 +399,7 @@ impl Engine for SessionEngine {
         }
         if flushed {
             busy |= self.serve_ring(cx.budget);
+            busy |= self.serve_parked();
             if cx.now >= self.look_at_socket && matches!(self.state, State::Serving) {
                 self.look_at_socket = cx.now + SOCKET_EVERY;
                 busy |= self.serve_socket(cx.budget);

@@ -158,12 +158,8 @@ impl ProxyEngine {
             self.events.push_back(Event::Ready { comm });
             return;
         }
-        let failure = self.failure_of(comm);
-        let Some(stream) = self.stream(session, index) else { return };
-        let (session, handle) = (Arc::clone(&stream.session), stream.handle);
-        let tenant_comm = self.member(comm, rank).map_or(Handle::NONE, |member| member.tenant_comm);
-        session.report(tenant_comm, handle, ticket, failure.class, &failure.message);
-        self.finish_one(session.id, handle.index);
+        self.count_failed(session, index, ticket, (comm, rank));
+        self.finish_one(session, index);
     }
 
     fn failure_of(&self, comm: Handle) -> Failure {
@@ -178,12 +174,11 @@ impl ProxyEngine {
             Action::Invalid { class, message } => {
                 let text = format!("rank {} made an invalid call: {message}", operation.rank);
                 let failure = Failure::new(*class, text);
-                self.kill(comm, failure.clone());
-                self.fail(&operation, &failure);
+                self.kill(comm, failure);
+                self.fail(&operation);
             }
             _ if self.comms.get(comm).is_none_or(|live| live.failure.is_some()) => {
-                let failure = self.failure_of(comm);
-                self.fail(&operation, &failure);
+                self.fail(&operation);
             }
             _ => {
                 let Some(live) = self.comms.get_mut(comm) else { return };
@@ -208,9 +203,9 @@ impl ProxyEngine {
                     describe(&recv)
                 ),
             );
-            self.kill(comm, failure.clone());
-            self.fail(&send, &failure);
-            self.fail(&recv, &failure);
+            self.kill(comm, failure);
+            self.fail(&send);
+            self.fail(&recv);
             return;
         }
         let (from, to) = (send.send.clone(), recv.recv.clone());
@@ -218,9 +213,9 @@ impl ProxyEngine {
             Ok(job) => job,
             Err(Job::Pair { send, recv, .. }) => {
                 let failure = too_many_jobs();
-                self.kill(comm, failure.clone());
-                self.fail(&send, &failure);
-                self.fail(&recv, &failure);
+                self.kill(comm, failure);
+                self.fail(&send);
+                self.fail(&recv);
                 return;
             }
             Err(Job::Collective { .. }) => return,
@@ -261,8 +256,8 @@ impl ProxyEngine {
             Err(failure) => {
                 // Empty unless the operations had already been taken off their queues.
                 let stranded = std::mem::take(&mut live.running);
-                self.kill(comm, failure.clone());
-                stranded.iter().for_each(|operation| self.fail(operation, &failure));
+                self.kill(comm, failure);
+                stranded.iter().for_each(|operation| self.fail(operation));
             }
         }
     }
@@ -309,13 +304,24 @@ impl ProxyEngine {
         }
     }
 
-    fn fail(&mut self, operation: &Operation, failure: &Failure) {
+    fn fail(&mut self, operation: &Operation) {
         if let Some(live) = self.comms.get(operation.comm) {
             live.info.failed.fetch_add(1, Ordering::Relaxed);
         }
-        let (stream, ticket) = (operation.stream, operation.ticket);
-        operation.session.report(operation.tenant_comm, stream, ticket, failure.class, &failure.message);
-        self.finish_one(operation.session.id, stream.index);
+        let (session, index) = (operation.session.id, operation.stream.index);
+        self.count_failed(session, index, operation.ticket, (operation.comm, operation.rank));
+        self.finish_one(session, index);
+    }
+
+    /// An operation fails. Its tenant knows why from the failure of the communicator, unless it has left that one.
+    fn count_failed(&mut self, session: SessionId, index: u32, ticket: u64, (comm, rank): (Handle, u32)) {
+        let is_told = self.member(comm, rank).is_some_and(|member| !member.left);
+        let failure = self.failure_of(comm);
+        let Some(stream) = self.stream(session, index) else { return };
+        stream.session.count_failed();
+        if !is_told && stream.is_news(comm) {
+            stream.session.report(Handle::NONE, stream.handle, ticket, failure.class, &failure.message);
+        }
     }
 
     /// Ends a communicator with an error on every rank. What already runs ends by itself.
@@ -327,14 +333,12 @@ impl ProxyEngine {
         tracing::warn!(comm = live.info.number, tenant = %live.info.tenant, reason = %failure.message, "communicator failed");
         let failed = live.die(failure.clone());
         // Ranks with nothing waiting learn it too.
-        let mut told = vec![false; live.members.len()];
-        failed.iter().for_each(|operation| told[operation.rank as usize] = true);
-        for (member, told) in live.members.iter().zip(told) {
-            if !told && !member.left {
-                member.session.report(member.tenant_comm, Handle::NONE, 0, failure.class, &failure.message);
-            }
+        for (rank, member) in live.members.iter().enumerate().filter(|(_, member)| !member.left) {
+            let first = failed.iter().find(|operation| operation.rank as usize == rank);
+            let (stream, ticket) = first.map_or((Handle::NONE, 0), |operation| (operation.stream, operation.ticket));
+            member.session.report(member.tenant_comm, stream, ticket, failure.class, &failure.message);
         }
-        failed.iter().for_each(|operation| self.fail(operation, &failure));
+        failed.iter().for_each(|operation| self.fail(operation));
         self.settle(comm);
     }
 

@@ -40,15 +40,30 @@ pub(super) struct Stream {
     active: usize,
     pending: usize,
     group_closed: bool,
+    /// The last communicator whose end this stream was told of, after its rank had left it.
+    told: Handle,
 }
 
 impl Stream {
     pub(super) fn new(session: Arc<Session>, handle: Handle) -> Self {
-        Stream { session, handle, queue: VecDeque::new(), active: 0, pending: 0, group_closed: false }
+        Stream {
+            session,
+            handle,
+            queue: VecDeque::new(),
+            active: 0,
+            pending: 0,
+            group_closed: false,
+            told: Handle::NONE,
+        }
     }
 
     pub(super) fn push(&mut self, entry: Entry) {
         self.queue.push_back(entry);
+    }
+
+    /// Whether the stream has not been told yet that `comm` is gone: one message for all operations that fail with it.
+    pub(super) fn is_news(&mut self, comm: Handle) -> bool {
+        std::mem::replace(&mut self.told, comm) != comm
     }
 
     /// The next operation to start, if the head group lets one start now.

@@ -1,0 +1,133 @@
+//! Mistakes and haste of a well-meaning program: they cost at most the call, never the session, and never go unsaid.
+
+use mccs::{Client, Communicator, DataType, Error, RedOp};
+use mccs_tests::{Rank, TestService};
+
+/// More than a poll of the service takes from the ring.
+const MANY_CALLS: usize = 700;
+const COUNT: u64 = 1 << 18;
+
+fn alone(client: &Client) -> Communicator {
+    let id = mccs::unique_id().expect("an id");
+    client.init_communicator_rank(id, 0, 1, 0, "").expect("a communicator")
+}
+
+fn enqueue_many(rank: &Rank, memory: &mccs::Region) {
+    for _ in 0..MANY_CALLS {
+        let (place, stream) = (memory.at(0), &rank.stream);
+        rank.comm.all_reduce(place, place, COUNT, DataType::F32, RedOp::Sum, stream).expect("enqueued");
+    }
+}
+
+#[test]
+fn memory_is_kept_for_calls_made_before_it_was_dropped() {
+    let service = TestService::start("");
+    let results = service.ranks(0, 2, |rank| {
+        let memory = rank.client.allocate(COUNT * 4).expect("memory");
+        enqueue_many(&rank, &memory);
+        drop(memory);
+        rank.stream.synchronize()
+    });
+    assert!(results.iter().all(Result::is_ok), "{results:?}");
+}
+
+#[test]
+fn a_communicator_is_kept_for_calls_made_before_it_was_destroyed() {
+    let service = TestService::start("");
+    let results = service.ranks(0, 2, |rank| {
+        let memory = rank.client.allocate(COUNT * 4).expect("memory");
+        enqueue_many(&rank, &memory);
+        rank.comm.destroy()?;
+        rank.stream.synchronize()?;
+        // The session lives.
+        rank.client.register_stream().map(drop)
+    });
+    assert!(results.iter().all(Result::is_ok), "{results:?}");
+}
+
+#[test]
+fn a_stream_with_work_in_flight_is_not_destroyed() {
+    let service = TestService::start("");
+    let refused = std::sync::Barrier::new(2);
+    let results = service.ranks(0, 2, |rank| {
+        let memory = rank.client.allocate(COUNT * 4).expect("memory");
+        if rank.comm.rank() == 1 {
+            refused.wait();
+            enqueue_many(&rank, &memory);
+        } else {
+            enqueue_many(&rank, &memory);
+            let error = rank.stream.clone().destroy().expect_err("rank 1 has not called yet");
+            assert!(error.to_string().contains("synchronize"), "{error}");
+            refused.wait();
+        }
+        rank.stream.synchronize()
+    });
+    assert!(results.iter().all(Result::is_ok), "{results:?}");
+}
+
+#[test]
+fn streams_that_are_dropped_are_given_back() {
+    let service = TestService::start("[[tenant]]\nname = \"t\"\nmax_streams = 2\n");
+    let client = service.connect(0);
+    let comm = alone(&client);
+    for _ in 0..20 {
+        let stream = client.register_stream().expect("a stream");
+        comm.barrier(&stream).expect("enqueued");
+        stream.synchronize().expect("completed");
+    }
+}
+
+#[test]
+fn a_request_that_cannot_be_sent_is_refused() {
+    let service = TestService::start("");
+    let client = service.connect(0);
+    let id = mccs::unique_id().expect("an id");
+    let refused = client.init_communicator_rank(id, 0, 1, 0, &"x".repeat(5000)).map(drop);
+    assert!(matches!(refused, Err(Error::InvalidArgument(_))), "{refused:?}");
+    client.register_stream().expect("the session lives");
+}
+
+#[test]
+fn memory_of_another_session_is_refused() {
+    let service = TestService::start("");
+    let (client, other) = (service.connect(0), service.connect(0));
+    let (comm, stream) = (alone(&client), client.register_stream().expect("a stream"));
+    // Both sessions' first region has the same handle.
+    let _ours = client.allocate(4096).expect("memory");
+    let theirs = other.allocate(4096).expect("memory");
+    let refused = comm.all_reduce(theirs.at(0), theirs.at(0), 4, DataType::F32, RedOp::Sum, &stream);
+    assert!(matches!(refused, Err(Error::InvalidArgument(_))), "{refused:?}");
+}
+
+#[test]
+fn a_communicator_destroyed_inside_a_group_costs_the_group() {
+    let service = TestService::start("");
+    let client = service.connect(0);
+    let (comm, stream) = (alone(&client), client.register_stream().expect("a stream"));
+    mccs::group_start();
+    comm.barrier(&stream).expect("collected");
+    drop(comm);
+    assert!(matches!(mccs::group_end(), Err(Error::InvalidArgument(_))));
+    stream.synchronize().expect("nothing was enqueued");
+    client.register_stream().expect("the session lives");
+}
+
+/// However many operations fail with one communicator, the failure of the next is told too.
+#[test]
+fn no_failure_hides_another() {
+    let service = TestService::start("");
+    let client = service.connect(0);
+    let memory = client.allocate(64).expect("memory");
+    let [first, second] = [0, 1].map(|_| (alone(&client), client.register_stream().expect("a stream")));
+    // Only the service sees that buffers overlap.
+    let fail = |(comm, stream): &(Communicator, mccs::Stream)| {
+        comm.all_reduce(memory.at(0), memory.at(4), 4, DataType::F32, RedOp::Sum, stream).expect("enqueued");
+    };
+    for _ in 0..5000 {
+        fail(&first);
+    }
+    fail(&second);
+    first.1.synchronize().expect_err("failed");
+    second.1.synchronize().expect_err("failed too");
+    assert!(first.0.async_error().is_some() && second.0.async_error().is_some());
+}
