@@ -107,6 +107,31 @@ def provenance(peers, arguments):
     }
 
 
+def report(options, contenders, times, failures):
+    """Writes what has been measured so far."""
+    rows = []
+    for (nranks, op, size), by_side in times.items():
+        p50 = {side: statistics.median(r["p50_us"] for r in found) for side, found in by_side.items()}
+        spread = {side: [min(r["p50_us"] for r in found), max(r["p50_us"] for r in found)] for side, found in by_side.items()}
+        p99 = {side: statistics.median(r["p99_us"] for r in found) for side, found in by_side.items()}
+        best = min((time, side) for side, time in p50.items() if side != "mccs")
+        rows.append({"nranks": nranks, "op": op, "bytes": size, "p50_us": p50, "p50_spread_us": spread, "p99_us": p99,
+                     "best_peer": best[1], "times_faster_than_best_peer": best[0] / p50["mccs"]})
+    results = ROOT / "eval" / "results"
+    data = {"provenance": provenance(options.peers, sys.argv), "rounds": options.rounds, "rows": rows, "failures": failures}
+    (results / f"{options.name}.json").write_text(json.dumps(data, indent=1) + "\n")
+    with open(results / f"{options.name}.md", "w") as table:
+        table.write(f"Time of a whole call in microseconds, slowest rank, float; median of {options.rounds} rounds (spread in the JSON file).\n"
+                    "Last column: how many times faster mccs is than the best peer.\n\n")
+        names = list(contenders)
+        table.write("| ranks | operation | bytes | " + " | ".join(names) + " | mccs against the best |\n")
+        table.write("| --- " * (len(names) + 4) + "|\n")
+        for row in rows:
+            cells = [f"{row['p50_us'][side]:.1f}" if side in row["p50_us"] else "-" for side in names]
+            table.write(f"| {row['nranks']} | {row['op']} | {row['bytes']} | " + " | ".join(cells)
+                        + f" | {row['times_faster_than_best_peer']:.2f}x ({row['best_peer']}) |\n")
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("peers", type=pathlib.Path)
@@ -137,27 +162,7 @@ def main():
                     except (RuntimeError, subprocess.TimeoutExpired) as error:
                         failures.append(f"{side}, {op}, {nranks} ranks: {error}")
                         print(failures[-1], file=sys.stderr)
-    rows = []
-    for (nranks, op, size), by_side in times.items():
-        p50 = {side: statistics.median(r["p50_us"] for r in found) for side, found in by_side.items()}
-        spread = {side: [min(r["p50_us"] for r in found), max(r["p50_us"] for r in found)] for side, found in by_side.items()}
-        p99 = {side: statistics.median(r["p99_us"] for r in found) for side, found in by_side.items()}
-        best = min((time, side) for side, time in p50.items() if side != "mccs")
-        rows.append({"nranks": nranks, "op": op, "bytes": size, "p50_us": p50, "p50_spread_us": spread, "p99_us": p99,
-                     "best_peer": best[1], "times_faster_than_best_peer": best[0] / p50["mccs"]})
-    results = ROOT / "eval" / "results"
-    data = {"provenance": provenance(options.peers, sys.argv), "rounds": options.rounds, "rows": rows, "failures": failures}
-    (results / f"{options.name}.json").write_text(json.dumps(data, indent=1) + "\n")
-    with open(results / f"{options.name}.md", "w") as table:
-        table.write(f"Time of a whole call in microseconds, slowest rank, float; median of {options.rounds} rounds (spread in the JSON file).\n"
-                    "Last column: how many times faster mccs is than the best peer.\n\n")
-        names = list(contenders)
-        table.write("| ranks | operation | bytes | " + " | ".join(names) + " | mccs against the best |\n")
-        table.write("| --- " * (len(names) + 4) + "|\n")
-        for row in rows:
-            cells = [f"{row['p50_us'][side]:.1f}" if side in row["p50_us"] else "-" for side in names]
-            table.write(f"| {row['nranks']} | {row['op']} | {row['bytes']} | " + " | ".join(cells)
-                        + f" | {row['times_faster_than_best_peer']:.2f}x ({row['best_peer']}) |\n")
+            report(options, contenders, times, failures)
 
 
 main()

@@ -3,16 +3,22 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::collective::{CostModel, Problem, Schedule, Strategy, build};
+use crate::collective::{CostModel, Problem, Schedule, ScheduleError, Strategy, build};
 use crate::engines::proxy::{Action, Operation};
 
 /// Schedules kept per communicator. A job repeats a few shapes; one that never repeats pays for building each.
 const SCHEDULES_MAX: usize = 256;
 
-/// Why a call has no schedule: a bug, since the proxy engine starts collectives only.
+/// Why a call has no schedule: a bug, since the proxy engine starts collectives only, and calls are validated.
 #[derive(Debug, thiserror::Error)]
-#[error("the operation is no collective")]
-pub struct NotCollective;
+pub enum PlanError {
+    /// Sends and receives have none.
+    #[error("the operation is no collective")]
+    NotCollective,
+    /// The problem contradicts the strategy, or itself.
+    #[error(transparent)]
+    Schedule(#[from] ScheduleError),
+}
 
 /// Picks and keeps the schedules of one communicator under one strategy.
 pub struct ScheduleCache {
@@ -32,11 +38,11 @@ impl ScheduleCache {
     /// The schedule for a collective that all ranks have called alike.
     ///
     /// # Errors
-    /// [`NotCollective`].
-    pub fn schedule_for(&mut self, operations: &[Operation]) -> Result<Arc<Schedule>, NotCollective> {
+    /// [`PlanError`].
+    pub fn schedule_for(&mut self, operations: &[Operation]) -> Result<Arc<Schedule>, PlanError> {
         let Some(Operation { action: Action::Collective { kind, root, .. }, count, dtype, .. }) = operations.first()
         else {
-            return Err(NotCollective);
+            return Err(PlanError::NotCollective);
         };
         let root = if kind.has_root() { *root } else { 0 };
         let problem = Problem { kind: *kind, nranks: self.nranks, root, count: *count };
@@ -47,8 +53,8 @@ impl ScheduleCache {
         if self.schedules.len() >= SCHEDULES_MAX {
             self.schedules.clear();
         }
-        let algorithm = self.model.choose(&problem, dtype.size_bytes(), &self.strategy);
-        let schedule = Arc::new(build(&problem, algorithm, &self.strategy));
+        let algorithm = self.model.choose(&problem, dtype.size_bytes(), &self.strategy)?;
+        let schedule = Arc::new(build(&problem, algorithm, &self.strategy)?);
         self.schedules.insert(key, Arc::clone(&schedule));
         Ok(schedule)
     }

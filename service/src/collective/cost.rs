@@ -1,13 +1,14 @@
 //! The cost model: how long a schedule takes on a cluster, by running it on virtual clocks.
 //!
-//! A rank's programs advance as their messages arrive; memory and links have a bandwidth, steps and links a latency. The
-//! figures are parameters, calibrated by measurement (see `eval/results`); the model ranks algorithms, it does not
-//! predict a run.
+//! A rank's programs advance as their messages arrive; memory and hosts' links have a bandwidth that those who use them
+//! share, steps and messages a latency. The figures are parameters, calibrated by measurement (see `eval/results`); the
+//! model ranks algorithms, it does not predict a run. Deliberately absent: paths between hosts and other jobs' traffic,
+//! which are the policy's.
 
 use std::collections::{HashMap, VecDeque};
 
-use super::schedule::{Channel, Problem, Schedule, Shape, Step};
-use super::{Algorithm, Choice, Strategy, build};
+use super::schedule::{Channel, Move, Problem, Schedule, Shape, Step};
+use super::{Algorithm, Choice, ScheduleError, Strategy, build};
 
 /// A cluster as far as costs depend on it.
 #[derive(Debug, Clone, PartialEq)]
@@ -16,7 +17,7 @@ pub struct CostModel {
     pub hosts: Vec<u32>,
     /// Bytes that a host's memory moves in a nanosecond, over all engines.
     pub memory_bytes_per_ns: f64,
-    /// Bytes that a link between hosts moves in a nanosecond.
+    /// Bytes that a host sends to other hosts in a nanosecond, and receives from them at the same time.
     pub link_bytes_per_ns: f64,
     /// What any step costs.
     pub step_ns: f64,
@@ -47,87 +48,178 @@ impl CostModel {
         (1..nranks).all(|rank| self.host(rank) == self.host(0))
     }
 
-    /// Time of a schedule, in nanoseconds.
+    /// Time of a schedule, in nanoseconds. Infinite where it cannot run: moves between hosts, or programs that wait for
+    /// ever.
     #[must_use]
     pub fn estimate_ns(&self, schedule: &Schedule, element_bytes: usize) -> f64 {
+        let element_bytes = element_bytes as f64;
         match &schedule.shape {
-            Shape::Direct(moves) => {
-                let spans = moves.iter().flat_map(|step| step.srcs.iter().chain(&step.dsts));
-                let bytes = spans.map(|remote| remote.span.count).sum::<u64>() as f64 * element_bytes as f64;
-                self.step_ns * moves.len().max(1) as f64 + bytes / self.memory_bytes_per_ns
-            }
+            Shape::Direct(moves) => self.direct_ns(moves, element_bytes),
             Shape::Message(channels) => {
                 // Channels share memory and links: each gets its part of the bandwidth.
                 let share = 1.0 / channels.len().max(1) as f64;
-                let times = channels.iter().map(|channel| self.channel_ns(channel, element_bytes, share));
+                let times = channels.iter().map(|channel| {
+                    let nranks = channel.programs.len();
+                    let sharers = (0..nranks as u32).map(|rank| self.sharers(rank, nranks)).collect();
+                    Clocks::new(self, channel, element_bytes, share, sharers).run()
+                });
                 times.fold(0.0, f64::max)
             }
         }
     }
 
-    fn channel_ns(&self, channel: &Channel, element_bytes: usize, share: f64) -> f64 {
-        let nranks = channel.programs.len();
-        let neighbours = |rank: u32| (0..nranks as u32).filter(|other| self.host(*other) == self.host(rank)).count();
-        let memory_ns = |rank: u32, bytes: f64| bytes * neighbours(rank) as f64 / (self.memory_bytes_per_ns * share);
-        let mut clocks = vec![0.0f64; nranks];
-        let mut counters = vec![0; nranks];
-        let mut link_free = HashMap::<(u32, u32), f64>::new();
-        let mut arrivals = HashMap::<(u32, u32), VecDeque<f64>>::new();
-        loop {
-            let mut moved = false;
-            for rank in 0..nranks as u32 {
-                let at = rank as usize;
-                while let Some(step) = channel.programs[at].get(counters[at]) {
-                    let (peer, span, touched) = match step {
-                        Step::Send { peer, src } => (*peer, src, 0.0),
-                        Step::Recv { peer, dst } => (*peer, dst, 2.0),
-                        Step::RecvReduce { peer, dst, .. } => (*peer, dst, 3.0),
-                        Step::Copy { dst, .. } => (rank, dst, 2.0),
-                    };
-                    let bytes = span.count as f64 * element_bytes as f64;
-                    match step {
-                        Step::Send { .. } => {
-                            clocks[at] += self.step_ns;
-                            let mut arrival = clocks[at];
-                            if self.host(rank) != self.host(peer) {
-                                let free = link_free.entry((rank, peer)).or_default();
-                                *free = free.max(arrival) + bytes / (self.link_bytes_per_ns * share);
-                                arrival = *free + self.link_latency_ns;
-                            }
-                            arrivals.entry((rank, peer)).or_default().push_back(arrival);
-                        }
-                        Step::Copy { .. } => clocks[at] += self.step_ns + memory_ns(rank, touched * bytes),
-                        Step::Recv { .. } | Step::RecvReduce { .. } => {
-                            let Some(arrival) = arrivals.get_mut(&(peer, rank)).and_then(VecDeque::pop_front) else {
-                                break;
-                            };
-                            clocks[at] = clocks[at].max(arrival) + self.step_ns + memory_ns(rank, touched * bytes);
-                        }
-                    }
-                    counters[at] += 1;
-                    moved = true;
-                }
-            }
-            if !moved {
-                return clocks.into_iter().fold(0.0, f64::max);
-            }
+    /// Ranks whose steps compete for the engine and the memory of a rank's host.
+    fn sharers(&self, rank: u32, nranks: usize) -> f64 {
+        (0..nranks as u32).filter(|other| self.host(*other) == self.host(rank)).count() as f64
+    }
+
+    fn direct_ns(&self, moves: &[Move], element_bytes: f64) -> f64 {
+        let mut ns = self.step_ns * moves.len().max(1) as f64;
+        for Move { srcs, dsts } in moves {
+            let mut remotes = srcs.iter().chain(dsts);
+            let Some(first) = remotes.next() else {
+                continue;
+            };
+            let bytes = (srcs.len() + dsts.len()) as f64 * first.span.count as f64 * element_bytes;
+            let is_local = remotes.all(|remote| self.host(remote.rank) == self.host(first.rank));
+            ns += if is_local { bytes / self.memory_bytes_per_ns } else { f64::INFINITY };
         }
+        ns
     }
 
     /// The algorithm for a problem: the operator's, or the one with the least estimated time. Direct is only for ranks
-    /// of one host.
-    #[must_use]
-    pub fn choose(&self, problem: &Problem, element_bytes: usize, strategy: &Strategy) -> Algorithm {
-        let mapped = self.shares_host(problem.nranks);
+    /// of one host: pinned elsewhere, it gives way to the cost model's choice.
+    ///
+    /// # Errors
+    /// As [`build`].
+    pub fn choose(
+        &self,
+        problem: &Problem,
+        element_bytes: usize,
+        strategy: &Strategy,
+    ) -> Result<Algorithm, ScheduleError> {
+        let is_mapped = self.shares_host(problem.nranks);
         match strategy.choice {
-            Choice::Pinned(algorithm) if mapped || algorithm != Algorithm::Direct => return algorithm,
-            _ => {}
+            Choice::Pinned(algorithm) if is_mapped || algorithm != Algorithm::Direct => {
+                return Ok(algorithm);
+            }
+            Choice::Pinned(_) | Choice::Auto => {}
         }
-        let usable = Algorithm::ALL.into_iter().filter(|algorithm| {
-            (mapped || *algorithm != Algorithm::Direct)
-                && (algorithm.covers(problem.kind) || *algorithm == Algorithm::Ring)
-        });
-        let timed = usable.map(|a| (a, self.estimate_ns(&build(problem, a, strategy), element_bytes)));
-        timed.min_by(|a, b| a.1.total_cmp(&b.1)).map_or(Algorithm::Ring, |(algorithm, _)| algorithm)
+        let mut best = (f64::INFINITY, Algorithm::Ring);
+        for algorithm in Algorithm::ALL {
+            // What falls back to the ring is the ring. Where nothing has a form, the ring stands for all.
+            let is_candidate = match algorithm {
+                Algorithm::Direct => is_mapped,
+                Algorithm::Ring => true,
+                Algorithm::Tree => algorithm.covers(problem.kind),
+            };
+            if is_candidate {
+                let ns = self.estimate_ns(&build(problem, algorithm, strategy)?, element_bytes);
+                if ns < best.0 {
+                    best = (ns, algorithm);
+                }
+            }
+        }
+        Ok(best.1)
+    }
+}
+
+/// Runs one channel, always the step that can start first.
+struct Clocks<'a> {
+    model: &'a CostModel,
+    channel: &'a Channel,
+    element_bytes: f64,
+    /// The channel's part of all bandwidths.
+    share: f64,
+    /// By rank: how many ranks its host has.
+    sharers: Vec<f64>,
+    now_ns: Vec<f64>,
+    counters: Vec<usize>,
+    /// By host: when its link can send the next message.
+    egress_free_ns: HashMap<u32, f64>,
+    /// By host: when its link can receive the next message.
+    ingress_free_ns: HashMap<u32, f64>,
+    /// By (sender, receiver): when messages arrive.
+    arrivals_ns: HashMap<(u32, u32), VecDeque<f64>>,
+}
+
+impl<'a> Clocks<'a> {
+    fn new(model: &'a CostModel, channel: &'a Channel, element_bytes: f64, share: f64, sharers: Vec<f64>) -> Self {
+        let nranks = channel.programs.len();
+        Clocks {
+            model,
+            channel,
+            element_bytes,
+            share,
+            sharers,
+            now_ns: vec![0.0; nranks],
+            counters: vec![0; nranks],
+            egress_free_ns: HashMap::new(),
+            ingress_free_ns: HashMap::new(),
+            arrivals_ns: HashMap::new(),
+        }
+    }
+
+    fn run(mut self) -> f64 {
+        let candidates = |clocks: &Self| {
+            let ready = (0..clocks.counters.len()).filter_map(|rank| clocks.next_step(rank));
+            ready.min_by(|a, b| a.1.total_cmp(&b.1))
+        };
+        while let Some((rank, start_ns, step)) = candidates(&self) {
+            self.step(rank, start_ns, step);
+            self.counters[rank] += 1;
+        }
+        let ended = self.channel.programs.iter().zip(&self.counters).all(|(program, at)| *at == program.len());
+        if ended { self.now_ns.into_iter().fold(0.0, f64::max) } else { f64::INFINITY }
+    }
+
+    /// A rank's next step, and when it can start; `None` while it waits for what nobody has sent.
+    fn next_step(&self, rank: usize) -> Option<(usize, f64, Step)> {
+        let step = *self.channel.programs[rank].get(self.counters[rank])?;
+        let start_ns = match step {
+            Step::Send { .. } | Step::Copy { .. } => self.now_ns[rank],
+            Step::Recv { peer, .. } | Step::RecvReduce { peer, .. } => {
+                self.arrivals_ns.get(&(peer, rank as u32))?.front()?.max(self.now_ns[rank])
+            }
+        };
+        Some((rank, start_ns, step))
+    }
+
+    fn step(&mut self, rank: usize, start_ns: f64, step: Step) {
+        let bytes = step.count() as f64 * self.element_bytes;
+        let memory_ns = bytes * self.sharers[rank] / (self.model.memory_bytes_per_ns * self.share);
+        // One engine takes the steps of all ranks of a host.
+        let started_ns = start_ns + self.model.step_ns * self.sharers[rank];
+        // A copy reads and writes; a reduction reads twice.
+        self.now_ns[rank] = match step {
+            Step::Send { peer, .. } => {
+                let arrival_ns = self.transfer(rank as u32, peer, started_ns, bytes);
+                self.arrivals_ns.entry((rank as u32, peer)).or_default().push_back(arrival_ns);
+                started_ns
+            }
+            Step::Copy { .. } => started_ns + 2.0 * memory_ns,
+            Step::Recv { peer, .. } => {
+                self.arrivals_ns.get_mut(&(peer, rank as u32)).and_then(VecDeque::pop_front);
+                started_ns + 2.0 * memory_ns
+            }
+            Step::RecvReduce { peer, .. } => {
+                self.arrivals_ns.get_mut(&(peer, rank as u32)).and_then(VecDeque::pop_front);
+                started_ns + 3.0 * memory_ns
+            }
+        };
+    }
+
+    /// When a message arrives. On one host nothing moves before the receiver reads it.
+    fn transfer(&mut self, rank: u32, peer: u32, sent_ns: f64, bytes: f64) -> f64 {
+        let (src, dst) = (self.model.host(rank), self.model.host(peer));
+        if src == dst {
+            return sent_ns;
+        }
+        let egress_ns = self.egress_free_ns.entry(src).or_default();
+        let ingress_ns = self.ingress_free_ns.entry(dst).or_default();
+        let start_ns = sent_ns.max(*egress_ns).max(*ingress_ns);
+        let end_ns = start_ns + bytes / (self.model.link_bytes_per_ns * self.share);
+        (*egress_ns, *ingress_ns) = (end_ns, end_ns);
+        end_ns + self.model.link_latency_ns
     }
 }

@@ -1,8 +1,11 @@
 //! Schedules: collective algorithms as pure data.
 //!
 //! An algorithm is a pure function from a [`Problem`] to a [`Schedule`]: the steps of every rank over spans of named
-//! buffers. [`verify`] executes any schedule symbolically and proves it right; [`CostModel`] times it; devices and
-//! transports run it. A new algorithm is one more function and one more arm in [`build`]: the proofs are generic.
+//! buffers. [`verify`] executes any schedule symbolically and proves it right for every interleaving; [`CostModel`] times
+//! it; devices and transports run it. A new algorithm is one more function and one more arm in [`build`]: the proofs are
+//! generic.
+//!
+//! Deliberately absent: I/O, clocks, threads, addresses, data types and operators.
 
 mod cost;
 mod direct;
@@ -13,25 +16,72 @@ mod strategy;
 mod tree;
 mod verify;
 
+use mccs_ipc::types::CollectiveKind;
+
 pub use cost::CostModel;
 pub use schedule::{Buffer, Channel, Move, Problem, RemoteSpan, Schedule, Shape, Span, Step};
-pub use strategy::{Algorithm, Choice, Strategy, StrategyError};
-pub use verify::{Violation, verify};
+pub use strategy::{Algorithm, CHANNELS_MAX, Choice, Strategy, StrategyError};
+pub use verify::{Access, Fault, Violation, verify};
+
+/// Why there is no schedule for a problem under a strategy.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ScheduleError {
+    /// Nobody takes part.
+    #[error("a collective needs at least one rank")]
+    NoRanks,
+    /// The root takes no part.
+    #[error("root {root} is none of the {nranks} ranks")]
+    NoSuchRoot {
+        /// As called.
+        root: u32,
+        /// Of the communicator.
+        nranks: u32,
+    },
+    /// Offsets would overflow.
+    #[error("{count} elements for each of {nranks} ranks are more than 2^64")]
+    TooLong {
+        /// As called.
+        count: u64,
+        /// Of the communicator.
+        nranks: u32,
+    },
+    /// The strategy is not one for this communicator.
+    #[error(transparent)]
+    Strategy(#[from] StrategyError),
+}
 
 /// Builds the schedule of `algorithm` for a problem. What the tree has no form for goes round the ring, and what
 /// the ring has none for goes pair by pair ([`Algorithm::covers`]); one rank, and no data, are always direct.
-#[must_use]
-pub fn build(problem: &Problem, algorithm: Algorithm, strategy: &Strategy) -> Schedule {
-    let orders = strategy.orders(problem.nranks);
-    if problem.nranks == 1 || problem.count == 0 {
-        return direct::build(problem);
+///
+/// # Errors
+/// The problem or the strategy contradicts itself or the other.
+pub fn build(problem: &Problem, algorithm: Algorithm, strategy: &Strategy) -> Result<Schedule, ScheduleError> {
+    problem.validate()?;
+    strategy.validate(problem.nranks)?;
+    let is_barrier = problem.kind == CollectiveKind::Barrier;
+    if problem.nranks == 1 || (problem.count == 0 && !is_barrier) {
+        return Ok(direct::build(problem));
     }
-    let chunks = u64::from(strategy.pipeline_chunks).clamp(1, problem.count);
-    let ring = || ring::build(problem, &orders, chunks).unwrap_or_else(|| pairwise::build(problem));
-    match algorithm {
+    let orders = strategy.orders(problem.nranks);
+    let ring = || ring::build(problem, &orders, strategy).unwrap_or_else(|| pairwise::build(problem));
+    let mut schedule = match algorithm {
         Algorithm::Direct => direct::build(problem),
         Algorithm::Ring => ring(),
-        Algorithm::Tree => tree::build(problem, &orders, chunks).unwrap_or_else(ring),
+        Algorithm::Tree => tree::build(problem, &orders, strategy).unwrap_or_else(ring),
+    };
+    if !is_barrier {
+        drop_empty_steps(&mut schedule);
+    }
+    Ok(schedule)
+}
+
+/// Short data leaves some parts empty. Both sides of a message agree on its length, so empty ones can go.
+fn drop_empty_steps(schedule: &mut Schedule) {
+    if let Shape::Message(channels) = &mut schedule.shape {
+        channels.iter_mut().flat_map(|channel| &mut channel.programs).for_each(|program| {
+            program.retain(|step| step.count() > 0);
+        });
+        channels.retain(|channel| channel.programs.iter().any(|program| !program.is_empty()));
     }
 }
 

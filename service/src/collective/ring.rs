@@ -5,6 +5,7 @@
 
 use mccs_ipc::types::CollectiveKind;
 
+use super::Strategy;
 use super::schedule::{Buffer, Channel, Problem, Schedule, Shape, Span, Step, part};
 
 /// One rank's view of one channel.
@@ -15,10 +16,14 @@ struct View<'a> {
     /// The channel's part of `count` elements.
     offset: u64,
     count: u64,
+    /// Where the channel's scratch begins.
+    scratch_offset: u64,
     chunks: u64,
+    align_count: u64,
 }
 
-pub(super) fn build(problem: &Problem, orders: &[Vec<u32>], chunks: u64) -> Option<Schedule> {
+/// The schedule, or `None` for a collective that has no ring form. `orders` are permutations of all ranks.
+pub(super) fn build(problem: &Problem, orders: &[Vec<u32>], strategy: &Strategy) -> Option<Schedule> {
     let program: fn(&View<'_>) -> Vec<Step> = match problem.kind {
         CollectiveKind::AllReduce => all_reduce,
         CollectiveKind::AllGather => all_gather,
@@ -27,23 +32,40 @@ pub(super) fn build(problem: &Problem, orders: &[Vec<u32>], chunks: u64) -> Opti
         CollectiveKind::Reduce => reduce,
         _ => return None,
     };
-    let channel = |(index, order): (usize, &Vec<u32>)| {
-        let (offset, count) = part(problem.count, orders.len() as u64, index as u64);
+    let align_count = strategy.align_count.max(1);
+    let mut scratch_count = 0;
+    let mut channels = Vec::with_capacity(orders.len());
+    for (index, order) in orders.iter().enumerate() {
+        let (offset, count) = part(problem.count, orders.len() as u64, index as u64, align_count);
+        let chunks = strategy.chunks(count);
         let mut programs = vec![Vec::new(); order.len()];
-        for (position, rank) in order.iter().enumerate() {
-            let position = position as u64;
-            let view = View { problem, order, position, offset, count, chunks };
-            programs[*rank as usize] = program(&view);
+        for (position, rank) in (0..).zip(order) {
+            let scratch_offset = scratch_count;
+            let view = View { problem, order, position, offset, count, scratch_offset, chunks, align_count };
+            if let Some(slot) = programs.get_mut(*rank as usize) {
+                *slot = program(&view);
+            }
         }
-        Channel { programs }
-    };
-    let scratch_count = match problem.kind {
-        CollectiveKind::ReduceScatter => problem.count * u64::from(problem.nranks.saturating_sub(2)),
-        CollectiveKind::Reduce => problem.count,
-        _ => 0,
-    };
-    let channels = orders.iter().enumerate().map(channel).collect();
+        scratch_count += match problem.kind {
+            CollectiveKind::ReduceScatter => {
+                partial_slots(order.len() as u64, chunks) * part(count, chunks, 0, align_count).1
+            }
+            CollectiveKind::Reduce => count,
+            _ => 0,
+        };
+        channels.push(Channel { programs });
+    }
     Some(Schedule { problem: *problem, scratch_count, shape: Shape::Message(channels) })
+}
+
+/// Slots for partial results of a reduce-scatter.
+///
+/// A rank learns that its successor has read a partial result when word of it has come round the ring, n iterations
+/// later. Each chunk takes n - 1 iterations and leaves n - 2 partial results, so n - 1 slots in rotation are never
+/// overwritten too early.
+fn partial_slots(nranks: u64, chunks: u64) -> u64 {
+    let partials_per_chunk = nranks.saturating_sub(2);
+    (chunks * partials_per_chunk).min(nranks - 1)
 }
 
 impl View<'_> {
@@ -77,7 +99,7 @@ impl View<'_> {
 
     /// Part `index` of the channel's part, of `parts`.
     fn part(&self, buffer: Buffer, parts: u64, index: u64) -> Span {
-        let (offset, count) = part(self.count, parts, index);
+        let (offset, count) = part(self.count, parts, index, self.align_count);
         Span::new(buffer, self.offset + offset, count)
     }
 }
@@ -120,22 +142,33 @@ fn all_gather(view: &View<'_>) -> Vec<Step> {
 
 fn reduce_scatter(view: &View<'_>) -> Vec<Step> {
     let nranks = view.nranks();
-    // Every partial result has scratch of its own: nothing is overwritten while the next rank may still read it.
-    let scratch = |step: u64| Span::new(Buffer::Scratch, step * view.problem.count + view.offset, view.count);
-    let mut steps = Vec::with_capacity(2 * nranks as usize);
-    for step in 0..nranks - 1 {
-        let src = if step == 0 { view.block(Buffer::Send, view.behind(1)) } else { scratch(step - 1) };
-        let finish = step == nranks - 2;
-        let dst = if finish { Span::new(Buffer::Recv, view.offset, view.count) } else { scratch(step) };
-        steps.push(Step::Send { peer: view.next(), src });
-        steps.push(Step::RecvReduce {
-            peer: view.previous(),
-            local: view.block(Buffer::Send, view.behind(step + 2)),
-            dst,
-            incoming_raw: step == 0,
-            local_raw: true,
-            finish,
-        });
+    let slots = partial_slots(nranks, view.chunks);
+    let slot_count = part(view.count, view.chunks, 0, view.align_count).1;
+    let mut steps = Vec::new();
+    for chunk in 0..view.chunks {
+        let (chunk_offset, count) = part(view.count, view.chunks, chunk, view.align_count);
+        let input = |position| {
+            let block = view.block(Buffer::Send, position);
+            Span::new(Buffer::Send, block.offset + chunk_offset, count)
+        };
+        let partial = |step: u64| {
+            let slot = (chunk * (nranks - 2) + step) % slots;
+            Span::new(Buffer::Scratch, view.scratch_offset + slot * slot_count, count)
+        };
+        for step in 0..nranks - 1 {
+            let finish = step == nranks - 2;
+            let output = || Span::new(Buffer::Recv, view.offset + chunk_offset, count);
+            let src = if step == 0 { input(view.behind(1)) } else { partial(step - 1) };
+            steps.push(Step::Send { peer: view.next(), src });
+            steps.push(Step::RecvReduce {
+                peer: view.previous(),
+                local: input(view.behind(step + 2)),
+                dst: if finish { output() } else { partial(step) },
+                incoming_raw: step == 0,
+                local_raw: true,
+                finish,
+            });
+        }
     }
     steps
 }

@@ -1,8 +1,13 @@
-//! The shape of a schedule.
+//! The shape of a schedule: the words that algorithms, verifier, cost model and executors share.
+//!
+//! All lengths are elements, so that one schedule fits every data type. A schedule says nothing about connections,
+//! addresses or operators: binding it to those makes a plan.
 
 use mccs_ipc::types::CollectiveKind;
 
-/// What a schedule is for. Sizes of buffers follow from [`CollectiveKind`]'s rules.
+use super::ScheduleError;
+
+/// What a schedule is for. Lengths of buffers follow from [`CollectiveKind`]'s rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Problem {
     /// The collective.
@@ -15,6 +20,25 @@ pub struct Problem {
     pub count: u64,
 }
 
+impl Problem {
+    /// Checks what builders and the verifier rely on.
+    ///
+    /// # Errors
+    /// No ranks, a root that is none of them, or buffers that no offset reaches the end of.
+    pub fn validate(&self) -> Result<(), ScheduleError> {
+        let &Problem { kind, nranks, root, count } = self;
+        if nranks == 0 {
+            Err(ScheduleError::NoRanks)
+        } else if kind.has_root() && root >= nranks {
+            Err(ScheduleError::NoSuchRoot { root, nranks })
+        } else if count.checked_mul(u64::from(nranks)).is_none() {
+            Err(ScheduleError::TooLong { count, nranks })
+        } else {
+            Ok(())
+        }
+    }
+}
+
 /// A rank's buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Buffer {
@@ -22,7 +46,7 @@ pub enum Buffer {
     Send,
     /// The caller's output.
     Recv,
-    /// [`Schedule::scratch_count`] elements of the service's own.
+    /// [`Schedule::scratch_count`] elements of the service's own, of no particular content at the start.
     Scratch,
 }
 
@@ -69,13 +93,26 @@ pub struct Move {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
     /// Offers `src` to `peer`. Does not wait, and does not copy: the data is read when the peer's matching step runs.
-    Send { peer: u32, src: Span },
+    Send {
+        /// To whom.
+        peer: u32,
+        /// What; stays untouched until the peer has read it.
+        src: Span,
+    },
     /// Waits for the next offer of `peer`, and copies it.
-    Recv { peer: u32, dst: Span },
+    Recv {
+        /// From whom.
+        peer: u32,
+        /// Where it goes; as long as the offer.
+        dst: Span,
+    },
     /// Waits for the next offer of `peer`, and stores offer and `local`, combined in this order, to `dst`.
     RecvReduce {
+        /// From whom.
         peer: u32,
+        /// This rank's part; as long as the offer.
         local: Span,
+        /// Where the result goes; may be `local`.
         dst: Span,
         /// The offer is the peer's own contribution, not yet pre-multiplied.
         incoming_raw: bool,
@@ -85,7 +122,25 @@ pub enum Step {
         finish: bool,
     },
     /// Copies within the rank; nothing if both are the same memory.
-    Copy { src: Span, dst: Span },
+    Copy {
+        /// From.
+        src: Span,
+        /// To; as long as `src`.
+        dst: Span,
+    },
+}
+
+impl Step {
+    /// Elements that the step moves.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        match self {
+            Step::Send { src: span, .. }
+            | Step::Recv { dst: span, .. }
+            | Step::RecvReduce { dst: span, .. }
+            | Step::Copy { dst: span, .. } => span.count,
+        }
+    }
 }
 
 /// An independent part of a message schedule: channels share no data and run in parallel.
@@ -98,7 +153,7 @@ pub struct Channel {
 /// How a schedule is executed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Shape {
-    /// Independent moves over mapped memory, in any order and in parallel.
+    /// Independent moves over mapped memory, in any order and in parallel, once all ranks have called.
     Direct(Vec<Move>),
     /// Programs that pass messages over links.
     Message(Vec<Channel>),
@@ -115,10 +170,38 @@ pub struct Schedule {
     pub shape: Shape,
 }
 
-/// Part `index` of `count` elements cut into `parts` that differ by at most one element: (offset, count).
+/// Part `index` of `count` elements cut into `parts` at multiples of `align_count`, as (offset, count). Parts differ by
+/// at most one such unit, longer ones first; the last unit may be incomplete.
 #[must_use]
-pub(super) fn part(count: u64, parts: u64, index: u64) -> (u64, u64) {
-    let (base, longer) = (count / parts, count % parts);
-    let offset = index * base + index.min(longer);
-    (offset, base + u64::from(index < longer))
+pub(super) fn part(count: u64, parts: u64, index: u64, align_count: u64) -> (u64, u64) {
+    let units = count.div_ceil(align_count);
+    let (base, longer) = (units / parts, units % parts);
+    let start = |index: u64| {
+        let unit = index * base + index.min(longer);
+        unit.saturating_mul(align_count).min(count)
+    };
+    (start(index), start(index + 1) - start(index))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::part;
+
+    #[test]
+    fn parts_cover_everything_and_differ_by_one_unit() {
+        for (count, parts, align) in [(0, 3, 1), (10, 3, 1), (10, 3, 4), (1000, 7, 64), (64, 8, 64)] {
+            let all: Vec<_> = (0..parts).map(|index| part(count, parts, index, align)).collect();
+            let mut end = 0;
+            for (offset, length) in &all {
+                assert_eq!(*offset, end);
+                assert!(*length == 0 || offset % align == 0);
+                end = offset + length;
+            }
+            assert_eq!(end, count);
+            let lengths = || all.iter().map(|(_, length)| *length);
+            // The last unit may be incomplete, so the last part that has any may be shorter still.
+            assert!(lengths().max() < lengths().min().map(|least| least + 2 * align), "{all:?}");
+            assert!(lengths().is_sorted_by(|a, b| a >= b), "{all:?}");
+        }
+    }
 }

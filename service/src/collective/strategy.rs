@@ -50,22 +50,45 @@ pub struct Strategy {
     pub choice: Choice,
     /// Order of ranks of each channel; empty for one channel in rank order.
     pub ring_orders: Vec<Vec<u32>>,
-    /// Chunks that follow each other along chains and trees.
+    /// Most chunks that follow each other along chains and trees.
     pub pipeline_chunks: u32,
+    /// Elements below which data is not cut into further chunks: each costs a step on every rank.
+    pub chunk_count_min: u64,
+    /// Data is cut at multiples of this many elements; 64 keep cache lines whole with every data type.
+    pub align_count: u64,
 }
 
 /// A strategy that does not fit its communicator.
-#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[derive(Debug, Clone, thiserror::Error, PartialEq, Eq)]
 pub enum StrategyError {
     /// Too short or too long.
     #[error("ring {channel} names {actual} ranks, the communicator has {nranks}")]
-    WrongLength { channel: usize, actual: usize, nranks: u32 },
+    WrongLength {
+        /// Number of the channel.
+        channel: usize,
+        /// Length of its order.
+        actual: usize,
+        /// Of the communicator.
+        nranks: u32,
+    },
     /// No such rank.
     #[error("ring {channel} names rank {rank}, the communicator has ranks 0 to {last}")]
-    NoSuchRank { channel: usize, rank: u32, last: u32 },
+    NoSuchRank {
+        /// Number of the channel.
+        channel: usize,
+        /// As named.
+        rank: u32,
+        /// Highest rank.
+        last: u32,
+    },
     /// Not a permutation.
     #[error("ring {channel} names rank {rank} twice")]
-    RankTwice { channel: usize, rank: u32 },
+    RankTwice {
+        /// Number of the channel.
+        channel: usize,
+        /// As named.
+        rank: u32,
+    },
     /// Too many.
     #[error("{0} channels; a communicator has at most {CHANNELS_MAX}")]
     TooManyChannels(usize),
@@ -79,7 +102,14 @@ impl Strategy {
     #[must_use]
     pub fn initial(choice: Choice, nranks: u32, channels: u32) -> Self {
         let order = |channel: u32| (0..nranks).map(|rank| (rank + channel) % nranks.max(1)).collect();
-        Strategy { epoch: 0, choice, ring_orders: (0..channels).map(order).collect(), pipeline_chunks: 8 }
+        Strategy {
+            epoch: 0,
+            choice,
+            ring_orders: (0..channels).map(order).collect(),
+            pipeline_chunks: 8,
+            chunk_count_min: 4096,
+            align_count: 64,
+        }
     }
 
     /// Checks the strategy against a communicator.
@@ -97,13 +127,20 @@ impl Strategy {
             let mut seen = vec![false; nranks as usize];
             for &rank in order {
                 match seen.get_mut(rank as usize) {
-                    None => return Err(StrategyError::NoSuchRank { channel, rank, last: nranks.saturating_sub(1) }),
+                    None => {
+                        return Err(StrategyError::NoSuchRank { channel, rank, last: nranks.saturating_sub(1) });
+                    }
                     Some(true) => return Err(StrategyError::RankTwice { channel, rank }),
                     Some(seen) => *seen = true,
                 }
             }
         }
         Ok(())
+    }
+
+    /// Chunks for `count` elements of one channel, at least 1.
+    pub(super) fn chunks(&self, count: u64) -> u64 {
+        (count / self.chunk_count_min.max(1)).clamp(1, u64::from(self.pipeline_chunks.max(1)))
     }
 
     /// Order of every channel.

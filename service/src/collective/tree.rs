@@ -3,6 +3,7 @@
 
 use mccs_ipc::types::CollectiveKind;
 
+use super::Strategy;
 use super::schedule::{Buffer, Channel, Problem, Schedule, Shape, Span, Step, part};
 
 struct Node {
@@ -11,21 +12,24 @@ struct Node {
     children: Vec<(u32, bool)>,
 }
 
-pub(super) fn build(problem: &Problem, orders: &[Vec<u32>], chunks: u64) -> Option<Schedule> {
+/// The schedule, or `None` for a collective that has no tree form. `orders` are permutations of all ranks.
+pub(super) fn build(problem: &Problem, orders: &[Vec<u32>], strategy: &Strategy) -> Option<Schedule> {
     let root = match problem.kind {
         CollectiveKind::AllReduce => None,
         CollectiveKind::Broadcast | CollectiveKind::Reduce => Some(problem.root),
         _ => return None,
     };
+    let align_count = strategy.align_count.max(1);
     let channel = |(index, order): (usize, &Vec<u32>)| {
-        let (offset, count) = part(problem.count, orders.len() as u64, index as u64);
+        let (offset, count) = part(problem.count, orders.len() as u64, index as u64, align_count);
+        let chunks = strategy.chunks(count);
         let top = order.iter().position(|rank| Some(*rank) == root).unwrap_or(0);
         let mut programs = vec![Vec::new(); order.len()];
         for place in 0..order.len() {
             let node = node(order, top, place);
             let rank = order[(top + place) % order.len()];
             let spans = |chunk| {
-                let (chunk_offset, chunk_count) = part(count, chunks, chunk);
+                let (chunk_offset, chunk_count) = part(count, chunks, chunk, align_count);
                 move |buffer| Span::new(buffer, offset + chunk_offset, chunk_count)
             };
             let program = &mut programs[rank as usize];

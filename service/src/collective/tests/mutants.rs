@@ -1,0 +1,178 @@
+//! A verifier that accepts broken schedules proves nothing: breaks every step of many schedules in every way below.
+//!
+//! What survives must be equivalent, which the interpreter decides. Two kinds of mutants have such survivors: steps
+//! that may run in either order (sends to two peers; a send, and a later step that needs it no sooner), and in place,
+//! steps of a copy onto itself.
+
+use std::collections::BTreeMap;
+
+use mccs_ipc::types::CollectiveKind;
+
+use super::fine_strategy;
+use super::interpret::{Choices, wrong_rank};
+use crate::collective::*;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Mutation {
+    Drop,
+    SwapWithNext,
+    Repeat,
+    ShiftSource,
+    ShiftLocal,
+    ShiftTarget,
+    Shorten,
+    OtherPeer,
+    FlipIncomingRaw,
+    FlipLocalRaw,
+    FlipFinish,
+    DropTarget,
+    RepeatSource,
+}
+
+impl Mutation {
+    const OF_STEPS: [Mutation; 11] = [
+        Mutation::Drop,
+        Mutation::SwapWithNext,
+        Mutation::Repeat,
+        Mutation::ShiftSource,
+        Mutation::ShiftLocal,
+        Mutation::ShiftTarget,
+        Mutation::Shorten,
+        Mutation::OtherPeer,
+        Mutation::FlipIncomingRaw,
+        Mutation::FlipLocalRaw,
+        Mutation::FlipFinish,
+    ];
+    const OF_MOVES: [Mutation; 7] = [
+        Mutation::Drop,
+        Mutation::Repeat,
+        Mutation::ShiftSource,
+        Mutation::ShiftTarget,
+        Mutation::Shorten,
+        Mutation::DropTarget,
+        Mutation::RepeatSource,
+    ];
+}
+
+/// Breaks one step of a program; `false` where the mutation has no meaning for it.
+fn break_step(program: &mut Vec<Step>, at: usize, mutation: Mutation, nranks: u32) -> bool {
+    use Step::{Copy, Recv, RecvReduce, Send};
+    let repeated = program[at];
+    let has_next = at + 1 < program.len();
+    match (mutation, &mut program[at]) {
+        (Mutation::Drop, _) => drop(program.remove(at)),
+        (Mutation::Repeat, _) => program.insert(at, repeated),
+        (Mutation::SwapWithNext, _) if has_next => program.swap(at, at + 1),
+        (Mutation::ShiftSource, Send { src, .. } | Copy { src, .. }) => src.offset += 1,
+        (Mutation::ShiftLocal, RecvReduce { local, .. }) => local.offset += 1,
+        (Mutation::ShiftTarget, Recv { dst, .. } | RecvReduce { dst, .. } | Copy { dst, .. }) => dst.offset += 1,
+        (Mutation::Shorten, Send { src: span, .. } | Recv { dst: span, .. }) => span.count -= 1,
+        (Mutation::Shorten, Copy { src, dst }) => (src.count, dst.count) = (src.count - 1, dst.count - 1),
+        (Mutation::Shorten, RecvReduce { local, dst, .. }) => {
+            (local.count, dst.count) = (local.count - 1, dst.count - 1);
+        }
+        (Mutation::OtherPeer, Send { peer, .. } | Recv { peer, .. } | RecvReduce { peer, .. }) => {
+            *peer = (*peer + 1) % nranks;
+        }
+        (Mutation::FlipIncomingRaw, RecvReduce { incoming_raw: flag, .. })
+        | (Mutation::FlipLocalRaw, RecvReduce { local_raw: flag, .. })
+        | (Mutation::FlipFinish, RecvReduce { finish: flag, .. }) => *flag = !*flag,
+        _ => return false,
+    }
+    true
+}
+
+/// Breaks one move.
+fn break_move(moves: &mut Vec<Move>, at: usize, mutation: Mutation) -> bool {
+    let repeated = moves[at].clone();
+    let step = &mut moves[at];
+    match mutation {
+        Mutation::Drop => drop(moves.remove(at)),
+        Mutation::Repeat => moves.push(repeated),
+        Mutation::ShiftSource => step.srcs[0].span.offset += 1,
+        Mutation::ShiftTarget => step.dsts[0].span.offset += 1,
+        Mutation::Shorten => step.srcs.iter_mut().chain(&mut step.dsts).for_each(|remote| remote.span.count -= 1),
+        Mutation::DropTarget => drop(step.dsts.pop()),
+        Mutation::RepeatSource => step.srcs.push(repeated.srcs[0]),
+        _ => return false,
+    }
+    true
+}
+
+/// All mutants of a schedule.
+fn mutants(schedule: &Schedule) -> Vec<(Mutation, Schedule)> {
+    let mut all = Vec::new();
+    let nranks = schedule.problem.nranks;
+    match &schedule.shape {
+        Shape::Direct(moves) => {
+            for (at, mutation) in (0..moves.len()).flat_map(|at| Mutation::OF_MOVES.map(|mutation| (at, mutation))) {
+                let mut broken = moves.clone();
+                if break_move(&mut broken, at, mutation) {
+                    all.push((mutation, Schedule { shape: Shape::Direct(broken), ..schedule.clone() }));
+                }
+            }
+        }
+        Shape::Message(channels) => {
+            for (index, rank) in
+                (0..channels.len()).flat_map(|index| (0..nranks as usize).map(move |rank| (index, rank)))
+            {
+                for at in 0..channels[index].programs[rank].len() {
+                    for mutation in Mutation::OF_STEPS {
+                        let mut broken = channels.clone();
+                        if break_step(&mut broken[index].programs[rank], at, mutation, nranks) {
+                            all.push((mutation, Schedule { shape: Shape::Message(broken), ..schedule.clone() }));
+                        }
+                    }
+                }
+            }
+        }
+    }
+    all
+}
+
+/// Whether some interleaving of many gives a wrong result.
+fn is_ever_wrong(schedule: &Schedule, in_place: bool) -> bool {
+    (0..8).any(|seed| wrong_rank(schedule, in_place, &mut Choices(seed)).is_some())
+}
+
+#[test]
+fn mutants_are_refused_or_equivalent() {
+    // By mutation and in-place: how many were refused, and how many survived.
+    let mut tally = BTreeMap::<(Mutation, bool), (usize, usize)>::new();
+    for (kind, algorithm) in
+        CollectiveKind::ALL.iter().flat_map(|kind| Algorithm::ALL.map(|algorithm| (*kind, algorithm)))
+    {
+        let problem = Problem { kind, nranks: 4, root: 2, count: 13 };
+        let strategy = fine_strategy(vec![vec![0, 1, 2, 3], vec![2, 0, 3, 1]]);
+        let original = build(&problem, algorithm, &strategy).expect("valid");
+        if kind == CollectiveKind::Barrier {
+            continue; // Its messages hold nothing: it has a test of its own.
+        }
+        for in_place in [false, true] {
+            assert_eq!(verify(&original, in_place), Ok(()));
+            for (mutation, mutant) in mutants(&original) {
+                let (refused, survived) = tally.entry((mutation, in_place)).or_default();
+                if verify(&mutant, in_place).is_err() {
+                    *refused += 1;
+                    continue;
+                }
+                *survived += 1;
+                assert!(
+                    !is_ever_wrong(&mutant, in_place),
+                    "{kind} {algorithm:?} in place {in_place}: {mutation:?} is not noticed: {mutant:?}"
+                );
+            }
+        }
+    }
+    for ((mutation, in_place), (refused, survived)) in &tally {
+        assert!(*refused > 0, "{mutation:?} in place {in_place} is never noticed");
+        let may_survive = match mutation {
+            Mutation::SwapWithNext => true,
+            // Of a copy: twice gives the same; onto itself it gives nothing.
+            Mutation::Repeat => true,
+            Mutation::Drop | Mutation::Shorten | Mutation::DropTarget => *in_place,
+            _ => false,
+        };
+        assert!(may_survive || *survived == 0, "{mutation:?} in place {in_place}: {survived} survive");
+    }
+}

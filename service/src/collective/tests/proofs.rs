@@ -1,0 +1,181 @@
+//! What [`build`] makes is proven; what it cannot make, and what is broken in known ways, is refused.
+
+use mccs_ipc::types::CollectiveKind;
+use proptest::prelude::*;
+
+use super::{cases, fine_strategy};
+use crate::collective::{Strategy, *};
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn every_schedule_is_proven((problem, strategy) in cases()) {
+        for algorithm in Algorithm::ALL {
+            let schedule = build(&problem, algorithm, &strategy).expect("problem and strategy are valid");
+            for in_place in [false, true] {
+                let proven = verify(&schedule, in_place);
+                prop_assert_eq!(proven, Ok(()), "{:?} in place {}", algorithm, in_place);
+            }
+            if let (Shape::Message(channels), true) = (&schedule.shape, problem.kind != CollectiveKind::Barrier) {
+                let mut steps = channels.iter().flat_map(|channel| &channel.programs).flatten();
+                prop_assert!(steps.all(|step| step.count() > 0), "steps that move nothing cost time");
+            }
+        }
+    }
+}
+
+fn whole(buffer: Buffer) -> Span {
+    Span::new(buffer, 0, 8)
+}
+
+fn message(kind: CollectiveKind, programs: Vec<Vec<Step>>) -> Schedule {
+    let problem = Problem { kind, nranks: programs.len() as u32, root: 0, count: 8 };
+    Schedule { problem, scratch_count: 8, shape: Shape::Message(vec![Channel { programs }]) }
+}
+
+/// The only fault of a schedule, out of place.
+fn fault(schedule: &Schedule) -> Fault {
+    verify(schedule, false).expect_err("the schedule is broken").fault
+}
+
+/// Two ranks that exchange their inputs.
+fn exchange() -> Schedule {
+    let program = |peer| {
+        let reduce = Step::RecvReduce {
+            peer,
+            local: whole(Buffer::Send),
+            dst: whole(Buffer::Recv),
+            incoming_raw: true,
+            local_raw: true,
+            finish: true,
+        };
+        vec![Step::Send { peer, src: whole(Buffer::Send) }, reduce]
+    };
+    message(CollectiveKind::AllReduce, vec![program(1), program(0)])
+}
+
+/// What the vector clocks are for: in place, this program is right in some interleavings, and wrong in others.
+#[test]
+fn overwriting_what_a_peer_may_still_read_is_refused() {
+    assert_eq!(verify(&exchange(), false), Ok(()));
+    let refused = verify(&exchange(), true).expect_err("a race");
+    assert!(matches!(refused.fault, Fault::OverwritesOffer { peer: 0, .. }), "{refused}");
+    let text = refused.to_string();
+    assert_eq!(text, "channel 0, rank 1, step 1: overwrites Recv[0..8] of rank 1, which rank 0 may still read");
+}
+
+#[test]
+fn programs_that_wait_for_each_other_are_refused() {
+    let program =
+        |peer| vec![Step::Recv { peer, dst: whole(Buffer::Recv) }, Step::Send { peer, src: whole(Buffer::Send) }];
+    let schedule = message(CollectiveKind::AllReduce, vec![program(1), program(0)]);
+    assert_eq!(fault(&schedule), Fault::WaitsForEver(1));
+}
+
+#[test]
+fn offers_that_nobody_takes_are_refused() {
+    let send = Step::Send { peer: 0, src: whole(Buffer::Send) };
+    let schedule = message(CollectiveKind::Reduce, vec![vec![], vec![send]]);
+    assert_eq!(fault(&schedule), Fault::NeverReceived(0));
+}
+
+/// Pre-multiplying takes the scalar of the rank whose memory it is: forwarded raw contributions would get another's.
+#[test]
+fn raw_contributions_of_other_ranks_are_refused() {
+    let reduce = |peer, local, finish: bool| Step::RecvReduce {
+        peer,
+        local,
+        dst: whole(Buffer::Recv),
+        incoming_raw: true,
+        local_raw: !finish,
+        finish,
+    };
+    let schedule = message(
+        CollectiveKind::Reduce,
+        vec![
+            vec![reduce(1, whole(Buffer::Send), false), reduce(1, whole(Buffer::Recv), true)],
+            vec![
+                Step::Send { peer: 0, src: whole(Buffer::Send) },
+                Step::Recv { peer: 2, dst: whole(Buffer::Scratch) },
+                Step::Send { peer: 0, src: whole(Buffer::Scratch) },
+            ],
+            vec![Step::Send { peer: 1, src: whole(Buffer::Send) }],
+        ],
+    );
+    let Fault::WrongFlag { operand: "the offer", held, .. } = fault(&schedule) else { panic!("{}", fault(&schedule)) };
+    assert_eq!(held, "raw 2[0]");
+}
+
+#[test]
+fn channels_and_moves_that_meet_are_refused() {
+    let mut twice = exchange();
+    if let Shape::Message(channels) = &mut twice.shape {
+        channels.push(channels[0].clone());
+    }
+    assert!(matches!(fault(&twice), Fault::Conflict { .. }));
+    let problem = Problem { kind: CollectiveKind::Broadcast, nranks: 2, root: 0, count: 8 };
+    let remote = |rank, buffer, offset, count| RemoteSpan { rank, span: Span::new(buffer, offset, count) };
+    let part = |offset, count| Move {
+        srcs: vec![remote(0, Buffer::Send, offset, count)],
+        dsts: (0..2).map(|rank| remote(rank, Buffer::Recv, offset, count)).collect(),
+    };
+    let direct = |moves| Schedule { problem, scratch_count: 0, shape: Shape::Direct(moves) };
+    assert_eq!(verify(&direct(vec![part(0, 5), part(5, 3)]), true), Ok(()));
+    assert!(matches!(fault(&direct(vec![part(0, 5), part(4, 4)])), Fault::Conflict { .. }));
+    assert!(matches!(fault(&direct(vec![part(0, 5)])), Fault::ReadsUnwritten(_)));
+}
+
+#[test]
+fn a_barrier_that_lets_somebody_through_is_refused() {
+    let strategy = fine_strategy(Vec::new());
+    let problem = Problem { kind: CollectiveKind::Barrier, nranks: 9, root: 0, count: 0 };
+    let mut schedule = build(&problem, Algorithm::Ring, &strategy).expect("valid");
+    assert_eq!(verify(&schedule, false), Ok(()));
+    if let Shape::Message(channels) = &mut schedule.shape {
+        for program in &mut channels[0].programs {
+            assert_eq!(program.len(), 2 * 4, "four rounds reach nine ranks");
+            program.truncate(2 * 3);
+        }
+    }
+    assert!(matches!(fault(&schedule), Fault::PassesBefore(_)));
+}
+
+#[test]
+fn strategies_that_do_not_fit_are_refused() {
+    let problem = Problem { kind: CollectiveKind::AllReduce, nranks: 3, root: 0, count: 8 };
+    let check = |order: &[u32]| {
+        let strategy = fine_strategy(vec![vec![0, 1, 2], order.to_vec()]);
+        build(&problem, Algorithm::Ring, &strategy).map(|_| ())
+    };
+    let refused = |error: StrategyError| Err(ScheduleError::Strategy(error));
+    assert_eq!(check(&[2, 1, 0]), Ok(()));
+    assert_eq!(check(&[0, 1]), refused(StrategyError::WrongLength { channel: 1, actual: 2, nranks: 3 }));
+    assert_eq!(check(&[0, 1, 3]), refused(StrategyError::NoSuchRank { channel: 1, rank: 3, last: 2 }));
+    assert_eq!(check(&[0, 1, 1]), refused(StrategyError::RankTwice { channel: 1, rank: 1 }));
+    let many = fine_strategy(vec![vec![0]; CHANNELS_MAX + 1]);
+    assert_eq!(many.validate(1), Err(StrategyError::TooManyChannels(CHANNELS_MAX + 1)));
+}
+
+#[test]
+fn problems_that_contradict_themselves_are_refused() {
+    let broadcast = |nranks, root, count| {
+        let problem = Problem { kind: CollectiveKind::Broadcast, nranks, root, count };
+        build(&problem, Algorithm::Tree, &fine_strategy(Vec::new())).map(|_| ())
+    };
+    assert_eq!(broadcast(3, 2, 8), Ok(()));
+    assert_eq!(broadcast(0, 0, 8), Err(ScheduleError::NoRanks));
+    assert_eq!(broadcast(3, 3, 8), Err(ScheduleError::NoSuchRoot { root: 3, nranks: 3 }));
+    let count = u64::MAX / 2;
+    assert_eq!(broadcast(3, 0, count), Err(ScheduleError::TooLong { count, nranks: 3 }));
+}
+
+/// Scratch is memory that the service pays for: it must not grow with the number of ranks once data is cut into chunks.
+#[test]
+fn a_reduce_scatter_reuses_its_scratch() {
+    let problem = Problem { kind: CollectiveKind::ReduceScatter, nranks: 12, root: 0, count: 1 << 20 };
+    let strategy = Strategy { pipeline_chunks: 64, ..Strategy::initial(Choice::Auto, 12, 2) };
+    let schedule = build(&problem, Algorithm::Ring, &strategy).expect("valid");
+    assert_eq!(verify(&schedule, false), Ok(()));
+    assert!(schedule.scratch_count <= problem.count / 5, "{} elements", schedule.scratch_count);
+}

@@ -1,0 +1,200 @@
+//! The verifier: executes a schedule symbolically and proves it right.
+//!
+//! Memory holds, for every interval, which ranks' input elements are combined there. At the end each output interval must
+//! hold exactly the right contributions, pre-multiplied once and finished once. On the way nothing may wait for ever, be
+//! left over, leave its buffer, or be overwritten while somebody may still read it: a send's source stays in use until
+//! its receive has run, and an overwrite is only allowed where that receive *happened before* it, which vector clocks
+//! decide. Programs wait only for named peers, so they get equally far in every interleaving, and the proof holds for all
+//! of them, not just for the one executed.
+//!
+//! Cost: by steps and spans, never by elements. Deliberately absent: time; that is the cost model's.
+
+mod conflict;
+mod direct;
+mod machine;
+mod memory;
+mod message;
+
+use std::fmt;
+
+use mccs_ipc::types::CollectiveKind;
+
+use self::conflict::{Use, find_conflict};
+pub use self::machine::Access;
+use self::machine::Machine;
+use self::message::Run;
+use super::ScheduleError;
+use super::schedule::{Schedule, Shape, Span};
+
+/// What is wrong with a schedule, and where.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub struct Violation {
+    /// Channel, for message schedules.
+    pub channel: Option<usize>,
+    /// Rank.
+    pub rank: u32,
+    /// Step of the rank's program, or number of the move.
+    pub step: Option<usize>,
+    /// What.
+    #[source]
+    pub fault: Fault,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(channel) = self.channel {
+            write!(f, "channel {channel}, ")?;
+        }
+        write!(f, "rank {}", self.rank)?;
+        if let Some(step) = self.step {
+            write!(f, ", step {step}")?;
+        }
+        write!(f, ": {}", self.fault)
+    }
+}
+
+/// What can be wrong with a schedule. Places are of real memory: of a call in place, the buffer that holds both.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Fault {
+    /// Nothing solves it.
+    #[error(transparent)]
+    Problem(#[from] ScheduleError),
+    /// A channel is not made for all ranks.
+    #[error("the channel has {actual} programs for {nranks} ranks")]
+    ProgramCount {
+        /// Programs of the channel.
+        actual: usize,
+        /// Of the problem.
+        nranks: u32,
+    },
+    /// A span or a link of nobody.
+    #[error("there is no rank {0} to exchange with")]
+    NoSuchPeer(u32),
+    /// Reaches past the end, or into a buffer that this rank has not.
+    #[error("{span:?} is outside the buffer of {buffer_count} elements")]
+    OutsideBuffer {
+        /// As scheduled.
+        span: Span,
+        /// Elements that the rank's buffer has.
+        buffer_count: u64,
+    },
+    /// Inputs are the caller's.
+    #[error("writes the caller's input at {0:?}")]
+    WritesInput(Span),
+    /// Reads what has no content yet.
+    #[error("reads {0}, part of which nobody wrote")]
+    ReadsUnwritten(Access),
+    /// A move without source or destination.
+    #[error("a move without source or destination")]
+    EmptyMove,
+    /// The spans of one step.
+    #[error("combines spans of different lengths")]
+    LengthsDiffer,
+    /// Sources and destinations are either the same or apart.
+    #[error("{0} partly overlaps another span of the same step")]
+    PartialOverlap(Access),
+    /// Elements are combined in a collective that only moves them.
+    #[error("combines elements in a collective that does not")]
+    NotReducing,
+    /// Pre-multiplication would be left out, repeated, or done with another rank's scalar.
+    #[error("takes {operand} for {claimed}, it holds {held}")]
+    WrongFlag {
+        /// Which operand.
+        operand: &'static str,
+        /// What the step says.
+        claimed: &'static str,
+        /// What is there.
+        held: String,
+    },
+    /// An average would be divided twice.
+    #[error("goes on reducing what is finished")]
+    AlreadyFinished,
+    /// Offer and receive disagree.
+    #[error("expects {expected} elements, rank {peer} sends {sent}")]
+    CountMismatch {
+        /// The sender.
+        peer: u32,
+        /// Elements offered.
+        sent: u64,
+        /// Elements that the receiving step takes.
+        expected: u64,
+    },
+    /// Some interleaving changes what the peer is about to read.
+    #[error("overwrites {access}, which rank {peer} may still read")]
+    OverwritesOffer {
+        /// What was offered.
+        access: Access,
+        /// To whom.
+        peer: u32,
+    },
+    /// Deadlock.
+    #[error("waits for ever for rank {0}")]
+    WaitsForEver(u32),
+    /// An offer is left over.
+    #[error("rank {0} never receives what this rank sends")]
+    NeverReceived(u32),
+    /// Two channels, or two moves, that may run at once, and one of them writes.
+    #[error("uses {access}, as number {other} does, in no order")]
+    Conflict {
+        /// What is used twice.
+        access: Access,
+        /// The other channel or move.
+        other: usize,
+    },
+    /// The result.
+    #[error("output {at} holds {held} instead of {right}")]
+    WrongOutput {
+        /// Element of the receive buffer.
+        at: u64,
+        /// What is there.
+        held: String,
+        /// What should be there.
+        right: String,
+    },
+    /// A barrier that is none.
+    #[error("may pass the barrier before rank {0} has come")]
+    PassesBefore(u32),
+}
+
+/// Proves a schedule, for calls in place or out of place. A kind without an in-place form is proven out of place.
+///
+/// # Errors
+/// The first violation found, with its rank, channel and step.
+pub fn verify(schedule: &Schedule, in_place: bool) -> Result<(), Violation> {
+    let nowhere = |fault| Violation { channel: None, rank: 0, step: None, fault };
+    schedule.problem.validate().map_err(|error| nowhere(error.into()))?;
+    let mut machine = Machine::new(schedule.problem, in_place, schedule.scratch_count).map_err(nowhere)?;
+    match &schedule.shape {
+        Shape::Direct(moves) => direct::verify(&mut machine, moves)?,
+        Shape::Message(channels) => {
+            let mut uses = Vec::new();
+            let mut clocks = Vec::new();
+            for (index, channel) in channels.iter().enumerate() {
+                let ended = Run::new(&mut machine, channel, index)?.run()?;
+                uses.extend(ended.uses.into_iter().map(|(access, writes)| Use { owner: index, access, writes }));
+                clocks.push(ended.clocks);
+            }
+            if let Some((one, other)) = find_conflict(uses) {
+                let fault = Fault::Conflict { access: one.access, other };
+                return Err(Violation { channel: Some(one.owner), rank: one.access.rank, step: None, fault });
+            }
+            if schedule.problem.kind == CollectiveKind::Barrier {
+                check_barrier(schedule.problem.nranks as usize, &clocks)?;
+            }
+        }
+    }
+    machine.check_outputs().map_err(|(rank, fault)| Violation { channel: None, rank, step: None, fault })
+}
+
+/// Nobody is through before everybody has come: at its end, each rank must know of a step of every other. `clocks` are
+/// by channel, rank and rank.
+fn check_barrier(nranks: usize, clocks: &[Vec<Vec<u64>>]) -> Result<(), Violation> {
+    for rank in 0..nranks {
+        let has_heard_of = |other: usize| clocks.iter().any(|channel| channel[rank][other] > 0);
+        if let Some(missing) = (0..nranks).find(|other| *other != rank && !has_heard_of(*other)) {
+            let fault = Fault::PassesBefore(missing as u32);
+            return Err(Violation { channel: None, rank: rank as u32, step: None, fault });
+        }
+    }
+    Ok(())
+}
