@@ -194,6 +194,9 @@ pub enum Placement {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct HostDevice {
+    /// Collectives to which a rank contributes up to this much are done by the ranks themselves, on a board that the
+    /// service gives them. 0: everything is done in the service.
+    pub direct_limit: Bytes,
     /// Operations up to here run on the proxy engine; larger ones go to the transport engines.
     pub inline_bytes: Bytes,
     /// Unit of work of a transport engine.
@@ -204,7 +207,12 @@ pub struct HostDevice {
 
 impl Default for HostDevice {
     fn default() -> Self {
-        HostDevice { inline_bytes: Bytes::kib(64), piece_bytes: Bytes::kib(256), streaming_threshold: Bytes::mib(8) }
+        HostDevice {
+            direct_limit: Bytes::kib(16),
+            inline_bytes: Bytes::kib(64),
+            piece_bytes: Bytes::kib(256),
+            streaming_threshold: Bytes::mib(8),
+        }
     }
 }
 
@@ -351,6 +359,7 @@ impl Validate for ServiceConfig {
 
 impl Validate for HostDevice {
     fn validate(&self, problems: &mut Problems) {
+        problems.within("host_device.direct_limit", &self.direct_limit, &limits::DIRECT_LIMIT);
         problems.within("host_device.inline_bytes", &self.inline_bytes, &limits::INLINE_BYTES);
         problems.within("host_device.piece_bytes", &self.piece_bytes, &limits::PIECE_BYTES);
         if !self.piece_bytes.0.is_multiple_of(4096) {

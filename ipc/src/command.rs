@@ -16,6 +16,9 @@ pub enum Opcode {
     Recv = 3,
     /// Completes when all earlier work of the stream has: for `stream_wait` and tests.
     Nop = 4,
+    /// The rank has posted to its communicator's board, and the service wanted to know. No operation: of the command only
+    /// [`Command::comm`] counts.
+    Posted = 5,
 }
 
 impl Opcode {
@@ -27,6 +30,7 @@ impl Opcode {
             2 => Some(Opcode::Send),
             3 => Some(Opcode::Recv),
             4 => Some(Opcode::Nop),
+            5 => Some(Opcode::Posted),
             _ => None,
         }
     }
@@ -34,6 +38,10 @@ impl Opcode {
 
 /// Set on every point-to-point command of a group but the last: they start together.
 pub const FLAG_GROUP_CONTINUES: u32 = 1;
+/// Set on a collective that is a round of its communicator's board: the service is to play this rank's part.
+pub const FLAG_ROUND: u32 = 2;
+/// Set besides, where the rank has posted its contribution itself.
+pub const FLAG_POSTED: u32 = 4;
 
 /// A buffer as a tenant names it: a registered region and an offset into it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
@@ -80,8 +88,10 @@ pub struct Command {
     pub recv: BufferRef,
     /// Scalar of a pre-multiplied sum, as `f64` bits for floating types and as the integer's two's complement otherwise.
     pub scalar_bits: u64,
+    /// Rounds of the communicator's board that the rank has begun, this operation's included if it is one.
+    pub rounds: u64,
     /// Zero.
-    pub reserved: [u64; 4],
+    pub reserved: [u64; 3],
 }
 
 /// Longest text of a [`Completion`], in bytes of UTF-8.

@@ -2,6 +2,7 @@
 //!
 //! Knows nothing of how collectives are executed.
 
+pub mod board;
 pub mod command;
 #[cfg(not(loom))]
 pub mod handshake;

@@ -7,13 +7,14 @@
 use bytemuck::{Pod, Zeroable};
 use serde::{Deserialize, Serialize};
 
+use crate::board::BoardLayout;
 use crate::types::{ErrorClass, Handle, UniqueId};
 
 /// First bytes of every [`Hello`].
 pub const MAGIC: [u8; 8] = *b"mccs-ipc";
 /// Version of this wire format. Both sides must have the same: shim and service of different versions refuse each other
 /// with a message that names both.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Longest message of a session's socket.
 pub const MESSAGE_BYTES_MAX: usize = 4096;
 /// Most file descriptors in one message.
@@ -94,8 +95,8 @@ pub enum Response {
     Region { region: Handle, bytes: u64 },
     /// A stream and the index of its word in the segment.
     Stream { stream: Handle, word: u32 },
-    /// A communicator, ready for use.
-    Comm { comm: Handle },
+    /// A communicator, ready for use. The memfd of its board comes with it, where it has one.
+    Comm { comm: Handle, board: Option<BoardLayout> },
     /// Done, nothing to return.
     Done,
     /// Refused or failed.

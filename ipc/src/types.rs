@@ -119,6 +119,39 @@ impl CollectiveKind {
         )
     }
 
+    /// Whether a rank's buffers, as (first byte, bytes), are apart, or in place by the collective's rule: anything between
+    /// would be read half overwritten.
+    #[must_use]
+    pub fn accepts_buffers(self, rank: u32, root: u32, send: (u64, u64), recv: (u64, u64)) -> bool {
+        let ((send_start, send_bytes), (recv_start, recv_bytes)) = (send, recv);
+        let apart = send_bytes == 0
+            || recv_bytes == 0
+            || send_start.saturating_add(send_bytes) <= recv_start
+            || recv_start.saturating_add(recv_bytes) <= send_start;
+        let block = u64::from(rank).saturating_mul(send_bytes.min(recv_bytes));
+        apart
+            || match self {
+                CollectiveKind::AllReduce | CollectiveKind::Broadcast | CollectiveKind::Reduce => {
+                    send_start == recv_start
+                }
+                CollectiveKind::AllGather => send_start == recv_start.saturating_add(block),
+                CollectiveKind::Gather => rank == root && send_start == recv_start.saturating_add(block),
+                CollectiveKind::ReduceScatter => recv_start == send_start.saturating_add(block),
+                CollectiveKind::Scatter => rank == root && recv_start == send_start.saturating_add(block),
+                CollectiveKind::AllToAll | CollectiveKind::Barrier => false,
+            }
+    }
+
+    /// Elements of payload, as nccl-tests counts it.
+    #[must_use]
+    pub fn payload_count(self, count: u64, nranks: u32) -> u64 {
+        match self {
+            CollectiveKind::AllReduce | CollectiveKind::Broadcast | CollectiveKind::Reduce => count,
+            CollectiveKind::Barrier => 0,
+            _ => count.saturating_mul(u64::from(nranks)),
+        }
+    }
+
     /// Elements of `rank`'s send buffer, or `None` on overflow. Zero where the rank has none.
     #[must_use]
     pub fn send_count(self, count: u64, nranks: u32, rank: u32, root: u32) -> Option<u64> {

@@ -16,6 +16,8 @@
 mod element;
 pub mod fp8;
 pub mod reference;
+mod round;
 mod simd;
 
+pub use round::finish_round;
 pub use simd::{Source, Store, copy, reduce};

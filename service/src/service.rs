@@ -63,6 +63,8 @@ pub struct Settings {
     pub spin: Duration,
     /// The host device.
     pub host_device: HostOptions,
+    /// Longest contribution to a collective that ranks do among themselves; 0 for none.
+    pub board_slot_bytes: u32,
     /// Algorithm.
     pub choice: Choice,
     /// Channels of rings and trees.
@@ -98,10 +100,14 @@ impl Service {
         let make_schedules = move |nranks| {
             ScheduleCache::new(nranks, Strategy::initial(choice, nranks, channels), CostModel::one_host())
         };
+        // Where the operator pins another algorithm than the one that a board's ranks follow, all goes through the service.
+        let follows = matches!(choice, Choice::Auto | Choice::Pinned(Algorithm::Direct));
+        let board_slot_bytes = if follows { settings.board_slot_bytes } else { 0 };
         let (proxy_registry, init_timeout) = (Arc::clone(&registry), settings.init_timeout);
         runtimes.start_engine(proxy_runtime, |waker| {
             mailbox.waker().set(waker);
-            Box::new(ProxyEngine::new(device, mailbox, proxy_registry, Box::new(make_schedules), init_timeout))
+            let make_schedules = Box::new(make_schedules);
+            Box::new(ProxyEngine::new(device, mailbox, proxy_registry, make_schedules, board_slot_bytes, init_timeout))
         })?;
         let transports = Arc::new(start_transports(&runtimes, settings, main, proxy.clone())?);
 
@@ -220,6 +226,7 @@ impl Settings {
                 piece_bytes: config.host_device.piece_bytes.0,
                 streaming_bytes: config.host_device.streaming_threshold.0,
             },
+            board_slot_bytes: config.host_device.direct_limit.0 as u32,
             choice: match config.strategy.algorithm {
                 file::Algorithm::Auto => Choice::Auto,
                 file::Algorithm::Direct => Choice::Pinned(Algorithm::Direct),

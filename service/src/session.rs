@@ -39,10 +39,10 @@ pub struct Session {
 /// Counters of a session, since it began.
 #[derive(Debug, Default)]
 pub struct SessionCounters {
-    /// Commands taken from the ring.
+    /// Operations taken from the ring, without rounds of boards.
     pub commands: AtomicU64,
-    /// Operations that ended, well or not.
-    pub completed: AtomicU64,
+    /// Rounds of communicators that have ended; those of the others stand on their boards.
+    pub rounds: AtomicU64,
     /// Operations that failed.
     pub failed: AtomicU64,
     /// Failures that could not be told because the tenant does not read its completion ring.
@@ -84,7 +84,6 @@ impl Session {
     /// Counts an operation in. Only the daemon engine does.
     pub fn begin_operation(&self) {
         self.in_flight.fetch_add(1, Ordering::AcqRel);
-        self.counters.commands.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Asks to be woken when an operation ends. Returns false if the number in flight fell below `limit` meanwhile.
@@ -104,7 +103,6 @@ impl Session {
         if let Some(word) = StreamWord::at(&self.segment, self.words_offset, word) {
             word.publish(ticket);
         }
-        self.counters.completed.fetch_add(count, Ordering::Relaxed);
         self.in_flight.fetch_sub(count, Ordering::SeqCst);
         fence(Ordering::SeqCst);
         if self.throttled.load(Ordering::Relaxed) && self.throttled.swap(false, Ordering::AcqRel) {

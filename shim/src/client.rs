@@ -1,23 +1,25 @@
 //! A session with the service.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::io::Read;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
-use mccs_ipc::command::{Command, Completion};
+use mccs_ipc::board::Board;
+use mccs_ipc::command::Completion;
 use mccs_ipc::handshake::{SocketError, connect};
 use mccs_ipc::protocol::{Request, Response, ResponseEnvelope, SegmentLayout};
-use mccs_ipc::queue::{Consumer, Producer, Push, QueueError};
+use mccs_ipc::queue::{Consumer, Producer};
 use mccs_ipc::shm::Mapping;
 use mccs_ipc::sync::Doorbell;
 use mccs_ipc::types::{ErrorClass, Handle, UniqueId};
 use std::os::fd::AsFd;
 
-use crate::requests::{LIVENESS_EVERY, Requests};
-use crate::stream::StreamShared;
+use crate::memory::Regions;
+use crate::requests::Requests;
+use crate::submission::Submission;
 use crate::{Communicator, Error, RankSpec, Region, Stream};
 
 /// How long the service has to welcome a connection.
@@ -32,24 +34,16 @@ static NEXT_NUMBER: AtomicU64 = AtomicU64::new(1);
 #[derive(Clone)]
 pub struct Client(pub(crate) Arc<Inner>);
 
-/// Memory that C programs name by address.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct KnownRegion {
-    pub(crate) handle: Handle,
-    pub(crate) bytes: usize,
-}
-
 pub(crate) struct Inner {
     /// Of this process' sessions, from 1: sessions of two services may have the same number there.
     pub(crate) number: u64,
     pub(crate) requests: Requests,
-    doorbell: Doorbell,
+    pub(crate) doorbell: Doorbell,
     pub(crate) segment: Arc<Mapping>,
     pub(crate) layout: SegmentLayout,
-    commands: Mutex<Producer<Command>>,
+    pub(crate) submission: Mutex<Submission>,
     failures: Mutex<Failures>,
-    /// By first address.
-    pub(crate) regions: RwLock<BTreeMap<usize, KnownRegion>>,
+    pub(crate) regions: RwLock<Regions>,
     pub(crate) spin: Duration,
     tenant: String,
     session: u64,
@@ -73,7 +67,7 @@ pub fn unique_id() -> Result<UniqueId, Error> {
     Ok(UniqueId(bytes))
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -115,7 +109,7 @@ impl Client {
             doorbell: Doorbell::from_fd(doorbell),
             segment,
             layout,
-            commands: Mutex::new(commands.map_err(|error| system(&error))?),
+            submission: Mutex::new(Submission::new(commands.map_err(|error| system(&error))?)),
             failures: Mutex::new(failures),
             regions: RwLock::default(),
             spin: SPIN,
@@ -183,11 +177,15 @@ impl Client {
 
     pub(crate) fn finish_join(&self, request: u64, spec: &RankSpec) -> Result<Communicator, Error> {
         match self.0.requests.wait(request)? {
-            (Response::Comm { comm }, _) => {
+            (Response::Comm { comm, board }, fds) => {
+                let map = |(layout, fd): (_, &std::os::fd::OwnedFd)| Board::map(fd.as_fd(), layout);
+                let board = board.zip(fds.first()).map(map).transpose();
+                let board = board.map_err(|error| Error::System(format!("cannot map a board: {error}")))?;
+                self.0.begin_comm(comm);
                 // Keeps the completion ring from filling up in a session that only joins communicators that fail. What
                 // it may hold of this one already stays: a handle never names two communicators.
                 drop(self.0.failures());
-                Ok(Communicator::new(self.clone(), comm, spec.rank, spec.nranks))
+                Ok(Communicator::new(self.clone(), comm, spec.rank, spec.nranks, board))
             }
             (other, _) => Err(unexpected(&other)),
         }
@@ -240,30 +238,9 @@ pub(crate) fn unexpected(response: &Response) -> Error {
 }
 
 impl Inner {
-    /// Puts operations of one stream into the ring, in order and without others between.
-    pub(crate) fn submit(&self, stream: &StreamShared, operations: &mut [Command]) -> Result<(), Error> {
-        let mut commands = locked(&self.commands);
-        for command in operations {
-            command.stream = stream.handle;
-            command.ticket = stream.next_ticket();
-            loop {
-                match commands.try_push(command).map_err(|error| lost(&error))? {
-                    Push::Pushed { consumer_sleeps } => {
-                        if consumer_sleeps {
-                            self.doorbell.ring();
-                        }
-                        break;
-                    }
-                    Push::Full => {
-                        if !commands.wait_for_space(LIVENESS_EVERY).map_err(|error| lost(&error))? {
-                            self.requests.check_alive()?;
-                        }
-                    }
-                }
-            }
-            stream.enqueued(command.ticket, command.comm);
-        }
-        Ok(())
+    /// Memory that the session knows. Nothing in it is unmapped while the guard lives.
+    pub(crate) fn regions(&self) -> RwLockReadGuard<'_, Regions> {
+        self.regions.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes in what the service has told of failures.
@@ -293,8 +270,4 @@ impl Inner {
         let own = failures.streams.remove(&stream);
         own.or_else(|| comms.iter().find_map(|comm| failures.comms.get(comm).cloned()))
     }
-}
-
-fn lost(error: &QueueError) -> Error {
-    Error::ServiceGone(error.to_string())
 }

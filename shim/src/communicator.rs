@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytemuck::Zeroable;
+use mccs_ipc::board::{Board, BoardCall};
 use mccs_ipc::command::{BufferRef, Command, Opcode};
 use mccs_ipc::protocol::Request;
 use mccs_ipc::types::{CollectiveKind, DataType, Handle, RedOp, UniqueId};
@@ -75,11 +76,32 @@ impl ReduceOperator {
 /// collectives in the same order.
 pub struct Communicator {
     client: Client,
-    handle: Handle,
-    rank: u32,
+    shared: Arc<CommShared>,
+}
+
+/// What operations of a communicator need, also those that outlast it.
+pub(crate) struct CommShared {
+    pub(crate) handle: Handle,
+    pub(crate) rank: u32,
     nranks: u32,
-    /// Set once it has been destroyed; operations that wait in a group look at it.
-    left: Arc<AtomicBool>,
+    /// Where small collectives are exchanged, if the operator lets them.
+    pub(crate) board: Option<Board>,
+    /// Set once it has been destroyed.
+    left: AtomicBool,
+}
+
+impl CommShared {
+    pub(crate) fn has_left(&self) -> bool {
+        self.left.load(Ordering::Acquire)
+    }
+
+    /// The call, if it is a round of the board: all ranks, and the service, decide alike.
+    pub(crate) fn round_of(&self, command: &Command) -> Option<(&Board, BoardCall)> {
+        let board = self.board.as_ref().filter(|_| command.opcode == Opcode::Collective as u32)?;
+        let (kind, dtype) = (CollectiveKind::from_wire(command.kind)?, DataType::from_wire(command.dtype)?);
+        let call = BoardCall::new(kind, dtype, RedOp::from_wire(command.redop)?, command.root, command.count);
+        board.layout().takes(&call).then_some((board, call))
+    }
 }
 
 /// Arguments of a collective, before they are checked.
@@ -94,20 +116,21 @@ struct Call {
 }
 
 impl Communicator {
-    pub(crate) fn new(client: Client, handle: Handle, rank: u32, nranks: u32) -> Self {
-        Communicator { client, handle, rank, nranks, left: Arc::default() }
+    pub(crate) fn new(client: Client, handle: Handle, rank: u32, nranks: u32, board: Option<Board>) -> Self {
+        let shared = CommShared { handle, rank, nranks, board, left: AtomicBool::new(false) };
+        Communicator { client, shared: Arc::new(shared) }
     }
 
     /// This rank.
     #[must_use]
     pub fn rank(&self) -> u32 {
-        self.rank
+        self.shared.rank
     }
 
     /// Number of ranks.
     #[must_use]
     pub fn nranks(&self) -> u32 {
-        self.nranks
+        self.shared.nranks
     }
 
     /// The session it belongs to.
@@ -135,12 +158,12 @@ impl Communicator {
     }
 
     fn command(&self, opcode: Opcode, count: u64, dtype: DataType, root: u32) -> Result<Command, Error> {
-        if root >= self.nranks {
-            return Err(Error::argument(format!("rank {root} of a communicator of {}", self.nranks)));
+        if root >= self.shared.nranks {
+            return Err(Error::argument(format!("rank {root} of a communicator of {}", self.shared.nranks)));
         }
         Ok(Command {
             opcode: opcode as u32,
-            comm: self.handle,
+            comm: self.shared.handle,
             dtype: dtype.to_wire(),
             root,
             count,
@@ -154,7 +177,7 @@ impl Communicator {
         if !Arc::ptr_eq(&self.client.0, &stream.client.0) {
             return Err(Error::argument("the stream belongs to another session than the communicator"));
         }
-        group::submit(stream, &self.left, command)
+        group::submit(stream, &self.shared, command)
     }
 
     fn collective(&self, call: &Call, stream: &Stream) -> Result<(), Error> {
@@ -164,7 +187,7 @@ impl Communicator {
         command.kind = kind.to_wire();
         command.redop = redop.to_wire();
         command.scalar_bits = scalar_bits;
-        let (nranks, rank) = (self.nranks, self.rank);
+        let (nranks, rank) = (self.shared.nranks, self.shared.rank);
         command.send = self.bytes("send", &call.send, kind.send_count(count, nranks, rank, root), dtype)?;
         command.recv = self.bytes("receive", &call.recv, kind.recv_count(count, nranks, rank, root), dtype)?;
         self.submit(stream, command)
@@ -345,16 +368,15 @@ impl Communicator {
     /// The error that ended the communicator, if one did: on any rank.
     #[must_use]
     pub fn async_error(&self) -> Option<Error> {
-        self.client.0.comm_failure(self.handle).or_else(|| self.client.0.requests.check_alive().err())
+        self.client.0.comm_failure(self.shared.handle).or_else(|| self.client.0.requests.check_alive().err())
     }
 
-    /// Ends the communicator on all ranks: operations outstanding fail.
+    /// Ends the communicator on all ranks: operations outstanding fail. What is left is to drop it, or to destroy it.
     ///
     /// # Errors
     /// [`Error::ServiceGone`].
-    pub fn abort(self) -> Result<(), Error> {
-        self.client.0.requests.call(Request::AbortComm { comm: self.handle }, &[])?;
-        self.leave()
+    pub fn abort(&self) -> Result<(), Error> {
+        self.client.0.requests.call(Request::AbortComm { comm: self.shared.handle }, &[]).map(drop)
     }
 
     /// Leaves the communicator when this rank's operations have ended.
@@ -366,18 +388,19 @@ impl Communicator {
     }
 
     fn leave(&self) -> Result<(), Error> {
-        if self.left.swap(true, Ordering::AcqRel) {
+        if self.shared.left.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
-        self.client.0.requests.call(Request::DestroyComm { comm: self.handle }, &[]).map(drop)
+        self.client.0.settle_comm(&self.shared)?;
+        self.client.0.requests.call(Request::DestroyComm { comm: self.shared.handle }, &[]).map(drop)
     }
 }
 
 impl Drop for Communicator {
     fn drop(&mut self) {
-        if !self.left.swap(true, Ordering::AcqRel) {
+        if !self.shared.left.swap(true, Ordering::AcqRel) && self.client.0.settle_comm(&self.shared).is_ok() {
             // Without waiting: a rank that drops its communicator with work outstanding must not hang here.
-            self.client.0.requests.send_and_forget(Request::DestroyComm { comm: self.handle });
+            self.client.0.requests.send_and_forget(Request::DestroyComm { comm: self.shared.handle });
         }
     }
 }

@@ -2,10 +2,10 @@
 
 use std::cell::RefCell;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use mccs_ipc::command::{Command, FLAG_GROUP_CONTINUES, Opcode};
 
+use crate::communicator::CommShared;
 use crate::{Error, Stream};
 
 #[derive(Default)]
@@ -17,10 +17,12 @@ struct Group {
 /// An operation that waits for the end of its group.
 struct Collected {
     stream: Stream,
-    /// Whether its communicator has been destroyed meanwhile. The service ends a session that names such a one.
-    comm_left: Arc<AtomicBool>,
+    comm: Arc<CommShared>,
     command: Command,
 }
+
+/// A command with the communicator that numbers it.
+pub(crate) type Numbered = (Arc<CommShared>, Command);
 
 thread_local! {
     static GROUP: RefCell<Group> = RefCell::default();
@@ -48,35 +50,36 @@ pub fn group_end() -> Result<(), Error> {
         Some(if group.depth == 0 { std::mem::take(&mut group.operations) } else { Vec::new() })
     });
     let operations = operations.flatten().ok_or_else(|| Error::argument("group_end without group_start"))?;
-    let mut streams: Vec<(Stream, Vec<Command>)> = Vec::new();
-    if operations.iter().any(|operation| operation.comm_left.load(Ordering::Acquire)) {
+    let mut streams: Vec<(Stream, Vec<Numbered>)> = Vec::new();
+    // The service ends a session that names a communicator that is gone.
+    if operations.iter().any(|operation| operation.comm.has_left()) {
         return Err(Error::argument("a communicator was destroyed inside a group that uses it; the group is dropped"));
     }
-    for Collected { stream, command, .. } in operations {
+    for Collected { stream, comm, command } in operations {
         match streams.iter_mut().find(|(known, _)| Arc::ptr_eq(&known.shared, &stream.shared)) {
-            Some((_, commands)) => commands.push(command),
-            None => streams.push((stream, vec![command])),
+            Some((_, commands)) => commands.push((comm, command)),
+            None => streams.push((stream, vec![(comm, command)])),
         }
     }
     for (stream, commands) in streams {
-        let is_collective = |command: &Command| command.opcode == Opcode::Collective as u32;
+        let is_collective = |(_, command): &Numbered| command.opcode == Opcode::Collective as u32;
         let (mut ordered, mut pairs): (Vec<_>, Vec<_>) = commands.into_iter().partition(is_collective);
         if let Some((_, all_but_last)) = pairs.split_last_mut() {
-            all_but_last.iter_mut().for_each(|command| command.flags |= FLAG_GROUP_CONTINUES);
+            all_but_last.iter_mut().for_each(|(_, command)| command.flags |= FLAG_GROUP_CONTINUES);
         }
         ordered.append(&mut pairs);
-        stream.client.0.submit(&stream.shared, &mut ordered)?;
+        stream.client.0.submit_group(&stream.shared, &ordered)?;
     }
     Ok(())
 }
 
 /// Enqueues an operation, or keeps it for the end of the group.
-pub(crate) fn submit(stream: &Stream, comm_left: &Arc<AtomicBool>, command: Command) -> Result<(), Error> {
+pub(crate) fn submit(stream: &Stream, comm: &Arc<CommShared>, command: Command) -> Result<(), Error> {
     let in_group = with_group(|group| {
         if group.depth > 0 {
-            group.operations.push(Collected { stream: stream.clone(), comm_left: Arc::clone(comm_left), command });
+            group.operations.push(Collected { stream: stream.clone(), comm: Arc::clone(comm), command });
         }
         group.depth > 0
     });
-    if in_group == Some(true) { Ok(()) } else { stream.client.0.submit(&stream.shared, &mut [command]) }
+    if in_group == Some(true) { Ok(()) } else { stream.client.0.submit(&stream.shared, comm, command) }
 }

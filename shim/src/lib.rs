@@ -2,7 +2,8 @@
 //!
 //! A [`Client`] is one connected session. Its [`Communicator`]s, [`Stream`]s and [`Region`]s are used from any thread. All
 //! operations return at once and complete in the order of their stream; [`Stream::synchronize`] waits. An operation costs
-//! the caller one copy of 128 bytes into a ring; nothing is allocated for it, in this process or per call.
+//! the caller one copy of 128 bytes into a ring, a small collective the copy of its contribution to a board where its
+//! peers find it.
 //!
 //! The library never panics, prints, starts threads, reads the environment unasked, or changes anything about the process.
 //!
@@ -29,7 +30,9 @@ mod ffi;
 mod group;
 mod memory;
 mod requests;
+mod round;
 mod stream;
+mod submission;
 
 pub use client::{Client, unique_id};
 pub use communicator::{Communicator, RankSpec, ReduceOperator, Scalar};

@@ -1,5 +1,6 @@
 //! Memory that tenant and service share.
 
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use mccs_ipc::command::BufferRef;
@@ -8,7 +9,7 @@ use mccs_ipc::shm::Mapping;
 use mccs_ipc::types::Handle;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
-use crate::client::{KnownRegion, unexpected};
+use crate::client::unexpected;
 use crate::{Client, Error};
 
 /// Memory that the service maps too. Given back on drop; operations in flight still end.
@@ -48,11 +49,61 @@ impl Span {
     }
 }
 
+/// Memory that a session knows: by address, as C programs name it, and by handle.
+#[derive(Default)]
+pub(crate) struct Regions {
+    by_address: BTreeMap<usize, Known>,
+    /// Slots of the service's table, with the first address.
+    by_index: Vec<Option<(usize, Known)>>,
+}
+
+#[derive(Clone, Copy)]
+struct Known {
+    handle: Handle,
+    bytes: usize,
+}
+
+impl Regions {
+    fn insert(&mut self, address: usize, known: Known) {
+        let index = known.handle.index as usize;
+        if self.by_index.len() <= index {
+            self.by_index.resize(index + 1, None);
+        }
+        self.by_index[index] = Some((address, known));
+        self.by_address.insert(address, known);
+    }
+
+    fn remove(&mut self, address: usize, handle: Handle) {
+        self.by_address.remove(&address);
+        if let Some(slot) = self.by_index.get_mut(handle.index as usize) {
+            *slot = None;
+        }
+    }
+
+    /// The place that an address names, with the bytes from there to the region's end.
+    pub(crate) fn place(&self, address: usize) -> Option<(BufferRef, u64)> {
+        let (start, known) = self.by_address.range(..=address).next_back()?;
+        let offset = address - start;
+        let available_bytes = known.bytes.checked_sub(offset)? as u64;
+        Some((BufferRef { region: known.handle, offset_bytes: offset as u64 }, available_bytes))
+    }
+
+    /// Where `bytes` of a buffer are mapped here. Any address will do for none.
+    pub(crate) fn address(&self, buffer: &BufferRef, bytes: usize) -> Option<*mut u8> {
+        if bytes == 0 {
+            return Some(std::ptr::dangling_mut());
+        }
+        let (start, known) = self.by_index.get(buffer.region.index as usize).copied().flatten()?;
+        let offset = usize::try_from(buffer.offset_bytes).ok()?;
+        let fits = known.handle == buffer.region && offset.checked_add(bytes)? <= known.bytes;
+        fits.then(|| std::ptr::with_exposed_provenance_mut::<u8>(start).wrapping_add(offset))
+    }
+}
+
 impl Region {
     fn new(client: &Client, handle: Handle, ptr: *mut u8, bytes: usize, mapping: Option<Mapping>) -> Self {
-        let known = KnownRegion { handle, bytes };
         let mut regions = client.0.regions.write().unwrap_or_else(std::sync::PoisonError::into_inner);
-        regions.insert(ptr as usize, known);
+        regions.insert(ptr.expose_provenance(), Known { handle, bytes });
         Region { client: client.clone(), handle, ptr, bytes, _mapping: mapping }
     }
 
@@ -100,8 +151,10 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
+        // Rounds that were begun with this memory end with it, on the service's side if need be.
+        let _ = self.client.0.settle_all();
         let mut regions = self.client.0.regions.write().unwrap_or_else(std::sync::PoisonError::into_inner);
-        regions.remove(&(self.ptr as usize));
+        regions.remove(self.ptr as usize, self.handle);
         drop(regions);
         // If the service has gone, so has its side of the region.
         let _ = self.client.0.requests.call(Request::FreeMemory { region: self.handle }, &[]);

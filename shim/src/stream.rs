@@ -1,14 +1,16 @@
 //! Streams: ordered queues of operations.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use mccs_ipc::protocol::Request;
 use mccs_ipc::sync::StreamWord;
 use mccs_ipc::types::Handle;
 
+use crate::client::locked;
 use crate::requests::LIVENESS_EVERY;
+use crate::round::{Attempt, Round};
 use crate::{Client, Error};
 
 /// A stream. Cheap to clone. When the last clone is dropped its work goes on, and the stream is given back to the service
@@ -23,8 +25,11 @@ pub(crate) struct StreamShared {
     client: Client,
     pub(crate) handle: Handle,
     word: u32,
-    /// Ticket of the last operation put into the ring. Raised under the ring's lock.
+    own: Weak<StreamShared>,
+    /// Ticket of the last operation put into the ring. Raised under the submission's lock.
     last_ticket: AtomicU64,
+    /// The round that came last, if it has not ended and the service does not know of it.
+    pub(crate) pending: Mutex<Option<Round>>,
     /// Communicators used since the last synchronize.
     comms: Mutex<Vec<Handle>>,
     destroyed: AtomicBool,
@@ -32,15 +37,30 @@ pub(crate) struct StreamShared {
 
 impl Drop for StreamShared {
     fn drop(&mut self) {
-        let ended = |word: &StreamWord| word.load() >= self.last_ticket.load(Ordering::Acquire);
-        if !*self.destroyed.get_mut() && self.word().is_ok_and(ended) {
+        // The memory of a pending round may outlive the stream, and somebody read it.
+        let settled = self.client.0.settle_stream(self);
+        if settled.is_ok() && !*self.destroyed.get_mut() && self.is_idle() {
             self.client.0.requests.send_and_forget(Request::DestroyStream { stream: self.handle });
         }
     }
 }
 
 impl StreamShared {
-    /// The ticket after the last. Called under the ring's lock.
+    pub(crate) fn weak(&self) -> Weak<StreamShared> {
+        self.own.clone()
+    }
+
+    /// Whether the service has ended an operation.
+    pub(crate) fn has_ended(&self, ticket: u64) -> bool {
+        self.word().is_ok_and(|word| word.load() >= ticket)
+    }
+
+    /// Whether the service has ended all it was given.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.has_ended(self.last_ticket.load(Ordering::Acquire))
+    }
+
+    /// The ticket after the last. Called under the submission's lock.
     pub(crate) fn next_ticket(&self) -> u64 {
         self.last_ticket.load(Ordering::Relaxed) + 1
     }
@@ -48,7 +68,7 @@ impl StreamShared {
     /// An operation is in the ring.
     pub(crate) fn enqueued(&self, ticket: u64, comm: Handle) {
         self.last_ticket.store(ticket, Ordering::Release);
-        let mut comms = self.comms.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut comms = locked(&self.comms);
         if !comms.contains(&comm) {
             comms.push(comm);
         }
@@ -61,12 +81,24 @@ impl StreamShared {
     }
 }
 
+/// Looks at a pending round before each further one gives the core away.
+const LOOKS_BEFORE_YIELD: u32 = 16;
+
 impl Stream {
     pub(crate) fn new(client: Client, handle: Handle, word: u32) -> Self {
         let comms = Mutex::default();
         let (last_ticket, destroyed) = (AtomicU64::new(0), AtomicBool::new(false));
-        let shared = StreamShared { client: client.clone(), handle, word, last_ticket, comms, destroyed };
-        Stream { client, shared: Arc::new(shared) }
+        let shared = Arc::new_cyclic(|own| StreamShared {
+            client: client.clone(),
+            handle,
+            word,
+            own: own.clone(),
+            last_ticket,
+            pending: Mutex::default(),
+            comms,
+            destroyed,
+        });
+        Stream { client, shared }
     }
 
     /// Waits until everything enqueued so far has ended.
@@ -74,6 +106,7 @@ impl Stream {
     /// # Errors
     /// The first operation's failure since the last call; [`Error::ServiceGone`] within a second of the service's death.
     pub fn synchronize(&self) -> Result<(), Error> {
+        self.finish_round()?;
         let target = self.shared.last_ticket.load(Ordering::Acquire);
         let word = self.shared.word()?;
         let mut spin = self.client.0.spin;
@@ -89,6 +122,11 @@ impl Stream {
     /// # Errors
     /// As [`Stream::synchronize`], when it has.
     pub fn query(&self) -> Result<bool, Error> {
+        match self.attempt_round() {
+            Some((Attempt::Waiting, waited)) if waited < self.client.0.spin => return Ok(false),
+            Some((Attempt::Waiting | Attempt::Contradiction, _)) => self.client.0.settle_stream(&self.shared)?,
+            Some((Attempt::Ended, _)) | None => {}
+        }
         let target = self.shared.last_ticket.load(Ordering::Acquire);
         if self.shared.word()?.load() < target {
             self.client.0.requests.check_alive()?;
@@ -97,8 +135,41 @@ impl Stream {
         self.failure().map(|()| true)
     }
 
+    /// Tries to end the pending round, if there is one. Also returns how long it has been pending.
+    fn attempt_round(&self) -> Option<(Attempt, Duration)> {
+        let mut pending = locked(&self.shared.pending);
+        let round = pending.as_ref()?;
+        let attempt = round.attempt(&self.client.0.regions());
+        if attempt == Attempt::Ended {
+            *pending = None;
+            return Some((attempt, Duration::ZERO));
+        }
+        Some((attempt, round.since.elapsed()))
+    }
+
+    /// Ends the pending round, if there is one and the others come soon; otherwise the service is to end it.
+    fn finish_round(&self) -> Result<(), Error> {
+        for look in 0u32.. {
+            match self.attempt_round() {
+                Some((Attempt::Ended, _)) | None => return Ok(()),
+                Some((Attempt::Waiting, waited)) if waited < self.client.0.spin => {}
+                Some(_) => break,
+            }
+            if look < LOOKS_BEFORE_YIELD {
+                std::hint::spin_loop();
+            } else {
+                // Where there are fewer cores than busy processes, the one waited for may need this one.
+                std::thread::yield_now();
+            }
+        }
+        self.client.0.settle_stream(&self.shared)
+    }
+
     fn failure(&self) -> Result<(), Error> {
-        let mut comms = self.shared.comms.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut comms = locked(&self.shared.comms);
+        if comms.is_empty() {
+            return Ok(());
+        }
         let failure = self.client.0.take_stream_failure(self.shared.handle, &comms);
         comms.clear();
         failure.map_or(Ok(()), Err)
@@ -109,6 +180,7 @@ impl Stream {
     /// # Errors
     /// [`Error::Refused`] while work is in flight.
     pub fn destroy(self) -> Result<(), Error> {
+        self.client.0.settle_stream(&self.shared)?;
         self.client.0.requests.call(Request::DestroyStream { stream: self.shared.handle }, &[])?;
         self.shared.destroyed.store(true, Ordering::Release);
         Ok(())

@@ -4,6 +4,9 @@ use mccs_eval::workload::Call;
 use mccs_ipc::types::{CollectiveKind, DataType, RedOp};
 use mccs_tests::{TestService, run_checked};
 
+/// Small collectives are not left to the ranks.
+const IN_THE_SERVICE: &str = "[host_device]\ndirect_limit = \"0\"\n";
+
 /// All ranks run the same calls; returns the calls that were wrong somewhere.
 fn check(settings: &str, nranks: u32, calls: &[(Call, bool)]) {
     let service = TestService::start(settings);
@@ -36,11 +39,18 @@ fn every_type_and_operator() {
     check("", 3, &calls(3, &[0, 1, 1000], DataType::ALL, RedOp::ALL));
 }
 
+/// The same without the ranks' direct way.
+#[test]
+fn every_type_and_operator_in_the_service() {
+    check(IN_THE_SERVICE, 3, &calls(3, &[0, 1, 1000], DataType::ALL, RedOp::ALL));
+}
+
 #[test]
 fn every_number_of_ranks() {
     for nranks in [1, 2, 5, 8] {
         let calls = calls(nranks, &[7, 4099], &[DataType::F32, DataType::Bf16], &[RedOp::Sum, RedOp::PreMulSum]);
         check("", nranks, &calls);
+        check(IN_THE_SERVICE, nranks, &calls);
     }
 }
 

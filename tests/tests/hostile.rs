@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use mccs_eval::workload::Call;
-use mccs_ipc::command::{BufferRef, Command, FLAG_GROUP_CONTINUES, Opcode};
+use mccs_ipc::board::{Board, BoardCall};
+use mccs_ipc::command::{BufferRef, Command, FLAG_GROUP_CONTINUES, FLAG_POSTED, FLAG_ROUND, Opcode};
 use mccs_ipc::handshake::{Socket, connect};
 use mccs_ipc::protocol::{Request, RequestEnvelope, Response, ResponseEnvelope, SegmentLayout};
 use mccs_ipc::queue::{Producer, Push};
@@ -29,11 +30,17 @@ struct Raw {
     next_id: u64,
     stream: Handle,
     comm: Handle,
+    board: Option<Board>,
     region: Handle,
 }
 
 impl Raw {
     fn connect(service: &TestService) -> Self {
+        let id = UniqueId(std::process::id().to_le_bytes().repeat(4).try_into().expect("16 bytes"));
+        Self::join(service, id, 0, 1)
+    }
+
+    fn join(service: &TestService, id: UniqueId, rank: u32, nranks: u32) -> Self {
         let socket = connect(&service.socket(0)).expect("connected");
         let (envelope, mut fds) = receive(&socket).expect("a welcome");
         let Response::Welcome { layout, .. } = envelope.response else { panic!("{envelope:?}") };
@@ -49,13 +56,14 @@ impl Raw {
             next_id: 0,
             stream: Handle::NONE,
             comm: Handle::NONE,
+            board: None,
             region: Handle::NONE,
         };
         let Response::Stream { stream, .. } = raw.ask(Request::CreateStream, &[]) else { panic!("no stream") };
-        let id = UniqueId(std::process::id().to_le_bytes().repeat(4).try_into().expect("16 bytes"));
         let root_address = String::new();
-        let join = Request::InitRank { id, rank: 0, nranks: 1, device: 0, root_address };
-        let Response::Comm { comm } = raw.ask(join, &[]) else { panic!("no communicator") };
+        let join = Request::InitRank { id, rank, nranks, device: 0, root_address };
+        let (Response::Comm { comm, board }, fds) = raw.ask_with_fds(join, &[]) else { panic!("no communicator") };
+        raw.board = board.map(|layout| Board::map(fds[0].as_fd(), layout).expect("a board"));
         let Response::Region { region, .. } = raw.ask(Request::AllocMemory { bytes: 4096 }, &[]) else {
             panic!("no memory")
         };
@@ -64,10 +72,15 @@ impl Raw {
     }
 
     fn ask(&mut self, request: Request, fds: &[OwnedFd]) -> Response {
+        self.ask_with_fds(request, fds).0
+    }
+
+    fn ask_with_fds(&mut self, request: Request, fds: &[OwnedFd]) -> (Response, Vec<OwnedFd>) {
         self.next_id += 1;
         let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
         self.socket.send(&RequestEnvelope { id: self.next_id, request }, &fds).expect("sent");
-        receive(&self.socket).expect("an answer").0.response
+        let (envelope, fds) = receive(&self.socket).expect("an answer");
+        (envelope.response, fds)
     }
 
     /// An all-reduce that would be right.
@@ -302,4 +315,96 @@ fn garbage_on_the_socket_ends_the_session() {
         assert!(refused(raw.ask(Request::DestroyComm { comm: Handle::NONE }, &[])));
         assert!(refused(raw.ask(Request::DestroyStream { stream: Handle::NONE }, &[])));
     });
+}
+
+/// A rank without the shim, whose peer, with it, makes one call of four floats; what the peer gets. `post` says what to
+/// post and to send.
+fn peer_of(hostile: impl FnOnce(&mut Raw, &BoardCall) + Send) -> Result<f32, mccs::Error> {
+    let mut result = Ok(0.0);
+    attack(|service| {
+        let id = mccs::unique_id().expect("an id");
+        std::thread::scope(|scope| {
+            let raw = scope.spawn(move || {
+                let mut raw = Raw::join(service, id, 1, 2);
+                hostile(&mut raw, &BoardCall::new(CollectiveKind::AllReduce, DataType::F32, RedOp::Sum, 0, 4));
+                raw
+            });
+            let client = service.connect(0);
+            let comm = client.init_communicator_rank(id, 0, 2, 0, "").expect("a communicator");
+            let stream = client.register_stream().expect("a stream");
+            let memory = client.allocate(16).expect("memory");
+            // SAFETY: nothing is in flight.
+            unsafe { memory.as_mut_slice() }.copy_from_slice(&1f32.to_le_bytes().repeat(4));
+            let place = memory.at(0);
+            comm.all_reduce(place, place, 4, DataType::F32, RedOp::Sum, &stream).expect("enqueued");
+            result = stream.synchronize().map(|()| {
+                // SAFETY: all work has ended.
+                f32::from_le_bytes(unsafe { memory.as_slice() }[..4].try_into().expect("four bytes"))
+            });
+            drop(raw.join().expect("the hostile rank"));
+        });
+    });
+    result
+}
+
+/// A post, with bytes that the slot has room for.
+fn post(raw: &Raw, round: u64, call: &BoardCall) {
+    let data = [2f32; 4];
+    let board = raw.board.as_ref().expect("a board");
+    // SAFETY: 16 bytes are readable.
+    let _ = unsafe { board.post(1, round, call, 0, data.as_ptr().cast(), 16) };
+}
+
+#[test]
+fn a_board_is_believed_only_as_far_as_its_communicator_goes() {
+    // An honest post, for a start.
+    assert_eq!(peer_of(|raw, call| post(raw, 1, call)).expect("completed"), 3.0);
+    // Posted by command: the service plays the rank's part.
+    let by_command = |raw: &mut Raw, flags, rounds| {
+        let command = Command { flags, rounds, ..raw.command() };
+        raw.push(&command);
+    };
+    peer_of(|raw, _| by_command(raw, FLAG_ROUND, 1)).expect("completed");
+    // Another call than the peer's, on the board only, and both ways at once.
+    let other = BoardCall::new(CollectiveKind::AllReduce, DataType::F32, RedOp::Max, 0, 4);
+    let error = peer_of(|raw, _| post(raw, 1, &other)).expect_err("ranks disagree").to_string();
+    assert!(error.contains("operation 0") && error.contains("max") && error.contains("reduction"), "{error}");
+    // Rounds that nobody else is at, and one that was never begun.
+    for (flags, rounds) in [(FLAG_ROUND, 9), (FLAG_ROUND | FLAG_POSTED, u64::MAX)] {
+        let error = peer_of(|raw, _| by_command(raw, flags, rounds)).expect_err("ranks disagree").to_string();
+        assert!(error.contains("ranks disagree"), "{error}");
+    }
+    // News that are none, as many as the ring takes; then the rank leaves.
+    let error = peer_of(|raw, _| {
+        let news = Command { opcode: Opcode::Posted as u32, ..raw.command() };
+        (0..100).for_each(|_| drop(raw.push(&news)));
+        let Response::Done = raw.ask(Request::DestroyComm { comm: raw.comm }, &[]) else { panic!("not left") };
+    });
+    assert!(error.expect_err("the peer has left").to_string().contains("rank 1"));
+}
+
+#[test]
+fn rounds_that_cannot_be_end_the_session() {
+    let id = || mccs::unique_id().expect("an id");
+    // A communicator of one has no board.
+    assert!(session_ends(|c| c.flags = FLAG_ROUND).contains("round"));
+    assert!(session_ends(|c| c.flags = FLAG_POSTED).contains("round"));
+    let fenced = |change: fn(&mut Command)| {
+        let mut message = String::new();
+        attack(|service| {
+            let id = id();
+            std::thread::scope(|scope| {
+                let peer = scope.spawn(move || Raw::join(service, id, 0, 2));
+                let mut raw = Raw::join(service, id, 1, 2);
+                let mut command = raw.command();
+                change(&mut command);
+                raw.push(&command);
+                message = raw.fenced();
+                drop(peer.join().expect("the peer"));
+            });
+        });
+        message
+    };
+    assert!(fenced(|c| c.flags = 0).contains("round"), "short enough for a round, and not called one");
+    assert!(fenced(|c| (c.flags, c.rounds) = (FLAG_ROUND, 0)).contains("0 rounds before it"));
 }

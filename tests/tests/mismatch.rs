@@ -4,8 +4,20 @@ use mccs::{Client, DataType, Error, ErrorClass, RedOp};
 use mccs_tests::{Rank, TestService};
 
 /// Each rank makes its own call; returns the ranks' messages.
+///
+/// Twice: the calls go through the service, and among the ranks.
 fn errors(nranks: u32, call: impl Fn(&Rank, &mccs::Region) -> Result<(), Error> + Sync) -> Vec<(ErrorClass, String)> {
-    let service = TestService::start("");
+    let mut errors = errors_with("[host_device]\ndirect_limit = \"0\"", nranks, &call);
+    errors.extend(errors_with("", nranks, &call));
+    errors
+}
+
+fn errors_with(
+    settings: &str,
+    nranks: u32,
+    call: &(impl Fn(&Rank, &mccs::Region) -> Result<(), Error> + Sync),
+) -> Vec<(ErrorClass, String)> {
+    let service = TestService::start(settings);
     service.ranks(0, nranks, |rank| {
         let memory = rank.client.allocate(1 << 16).expect("memory");
         call(&rank, &memory).expect("enqueued");

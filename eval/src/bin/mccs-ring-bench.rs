@@ -37,7 +37,8 @@ fn command(ticket: u64) -> Command {
         send: BufferRef::NONE,
         recv: BufferRef::NONE,
         scalar_bits: 0,
-        reserved: [0; 4],
+        rounds: 0,
+        reserved: [0; 3],
     }
 }
 

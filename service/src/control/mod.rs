@@ -7,13 +7,14 @@ mod client;
 
 pub use client::{ControlError, call};
 
-use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::{Deserialize, Serialize};
 
 use crate::runtime::{EngineId, EngineInfo, RuntimeInfo};
 use crate::session::Session;
-use crate::telemetry::CommInfo;
+use crate::telemetry::{CommInfo, RankInfo, RankProgress};
 use crate::tenants::Resource;
 
 /// Bytes of JSON in one chunk: a chunk and its framing fit a message.
@@ -108,17 +109,23 @@ pub struct SessionView {
 }
 
 impl SessionView {
-    /// A session now.
+    /// A session now, which may be in any of `comms`.
     #[must_use]
-    pub fn of(session: &Session) -> Self {
+    pub fn of(session: &Session, comms: &[Arc<CommInfo>]) -> Self {
+        let ranks =
+            comms.iter().flat_map(|comm| comm.ranks.iter().zip(0..).map(move |(info, rank)| (comm, info, rank)));
+        let own = ranks.filter(|(_, info, _)| info.session == session.id);
+        let rounds = own.fold(0, |sum: u64, (comm, _, rank)| sum.saturating_add(comm.rounds(rank)));
+        let counted = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         SessionView {
             session: session.id,
             tenant: session.tenant.name.clone(),
             pid: session.peer.pid,
             uid: session.peer.uid,
-            operations: session.counters.commands.load(Ordering::Relaxed),
+            operations: (counted(&session.counters.commands).saturating_add(counted(&session.counters.rounds)))
+                .saturating_add(rounds),
             in_flight: session.in_flight(),
-            failed: session.counters.failed.load(Ordering::Relaxed),
+            failed: counted(&session.counters.failed),
             tenant_memory_bytes: session.tenant.used(Resource::MemoryBytes),
         }
     }
@@ -168,21 +175,18 @@ impl CommView {
     /// A communicator now.
     #[must_use]
     pub fn of(comm: &CommInfo) -> Self {
-        let rank = |(rank, info): (usize, &crate::telemetry::RankInfo)| RankView {
-            rank: rank as u32,
-            session: info.session,
-            pid: info.pid,
-            enqueued: info.enqueued.load(Ordering::Relaxed),
-            started: info.started.load(Ordering::Relaxed),
-            completed: info.completed.load(Ordering::Relaxed),
+        let rank = |(rank, info): (usize, &RankInfo)| {
+            let RankProgress { enqueued, started, completed } = comm.progress(rank as u32);
+            RankView { rank: rank as u32, session: info.session, pid: info.pid, enqueued, started, completed }
         };
+        let (operations, bytes) = comm.totals();
         CommView {
             communicator: comm.number,
             unique_id: comm.id.to_string(),
             tenant: comm.tenant.clone(),
             device: comm.device.clone(),
-            operations: comm.operations.load(Ordering::Relaxed),
-            bytes: comm.bytes.load(Ordering::Relaxed),
+            operations,
+            bytes,
             busbw_gbps: comm.busbw_gbps(),
             failed: comm.failed.load(Ordering::Relaxed),
             ranks: comm.ranks.iter().enumerate().map(rank).collect(),

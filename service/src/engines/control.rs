@@ -78,7 +78,9 @@ impl ControlEngine {
         let done = |result: Result<(), String>| result.map_or_else(ControlAnswer::Refused, |()| ControlAnswer::Done);
         match serde_json::from_slice(request) {
             Ok(ControlRequest::Sessions) => {
-                ControlAnswer::Sessions(registry.sessions().iter().map(|session| SessionView::of(session)).collect())
+                let comms = registry.comms();
+                let view = |session: &Arc<_>| SessionView::of(session, &comms);
+                ControlAnswer::Sessions(registry.sessions().iter().map(view).collect())
             }
             Ok(ControlRequest::Communicators) => {
                 ControlAnswer::Communicators(registry.comms().iter().map(|comm| CommView::of(comm)).collect())

@@ -8,9 +8,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use mccs_ipc::board::Board;
 use mccs_ipc::types::{CollectiveKind, UniqueId};
 
 use crate::session::{Session, SessionId};
+use crate::tenants::Charge;
 
 /// How far a rank is: counts of collectives, so the last sequence number plus one.
 #[derive(Debug)]
@@ -19,7 +21,9 @@ pub struct RankInfo {
     pub session: SessionId,
     /// Its process.
     pub pid: i32,
-    /// Enqueued by the tenant.
+    /// Rounds of the board that it has begun, as far as it has told.
+    pub rounds: AtomicU64,
+    /// Enqueued by the tenant; this and the following without rounds.
     pub enqueued: AtomicU64,
     /// Started on all ranks.
     pub started: AtomicU64,
@@ -50,6 +54,42 @@ pub struct CommInfo {
     pub busy_ns: AtomicU64,
     /// Operations that failed.
     pub failed: AtomicU64,
+    /// Where its ranks do small collectives among themselves.
+    pub board: Option<Arc<TenantBoard>>,
+}
+
+/// A board, with the tenant's quota for it.
+#[derive(Debug)]
+pub struct TenantBoard {
+    board: Board,
+    _charge: Charge,
+}
+
+impl TenantBoard {
+    /// Takes charge of a board.
+    #[must_use]
+    pub fn new(board: Board, charge: Charge) -> Self {
+        TenantBoard { board, _charge: charge }
+    }
+}
+
+impl std::ops::Deref for TenantBoard {
+    type Target = Board;
+
+    fn deref(&self) -> &Board {
+        &self.board
+    }
+}
+
+/// How far a rank is with all its collectives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RankProgress {
+    /// Begun by the tenant.
+    pub enqueued: u64,
+    /// Begun by all ranks.
+    pub started: u64,
+    /// Ended.
+    pub completed: u64,
 }
 
 impl CommInfo {
@@ -66,7 +106,44 @@ impl CommInfo {
         }
     }
 
-    /// Average bus bandwidth while busy, in GB/s.
+    /// How far a rank is. What a board says is the tenant's word.
+    #[must_use]
+    pub fn progress(&self, rank: u32) -> RankProgress {
+        let info = &self.ranks[rank as usize];
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let (mut by_all, mut ended) = (0, 0);
+        if let Some(board) = &self.board {
+            by_all = self.rank_numbers().map(|rank| board.posted(rank)).min().unwrap_or(0);
+            ended = board.completed(rank).0;
+        }
+        RankProgress {
+            enqueued: load(&info.enqueued).saturating_add(self.rounds(rank)),
+            started: load(&info.started).saturating_add(by_all),
+            completed: load(&info.completed).saturating_add(ended),
+        }
+    }
+
+    /// Rounds that a rank has begun.
+    #[must_use]
+    pub fn rounds(&self, rank: u32) -> u64 {
+        let told = self.ranks[rank as usize].rounds.load(Ordering::Relaxed);
+        self.board.as_ref().map_or(told, |board| board.posted(rank).max(told))
+    }
+
+    fn rank_numbers(&self) -> std::ops::Range<u32> {
+        0..self.ranks.len() as u32
+    }
+
+    /// Operations completed on all ranks, and their payload.
+    #[must_use]
+    pub fn totals(&self) -> (u64, u64) {
+        let rounds = self.board.iter().flat_map(|board| self.rank_numbers().map(|rank| board.completed(rank))).min();
+        let (operations, bytes) = rounds.unwrap_or((0, 0));
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        (load(&self.operations).saturating_add(operations), load(&self.bytes).saturating_add(bytes))
+    }
+
+    /// Average bus bandwidth while busy, in GB/s. Rounds, whose time nobody takes, do not count.
     #[must_use]
     pub fn busbw_gbps(&self) -> f64 {
         let busy_ns = self.busy_ns.load(Ordering::Relaxed);
@@ -78,18 +155,19 @@ impl CommInfo {
 /// Source: nccl-tests, doc/PERFORMANCE.md.
 #[must_use]
 pub fn traffic(kind: CollectiveKind, count_bytes: u64, nranks: u64) -> (u64, u64) {
-    let total = count_bytes.saturating_mul(nranks);
+    let payload_bytes = kind.payload_count(count_bytes, nranks as u32);
     let others = |bytes: u64| (u128::from(bytes) * u128::from(nranks - 1) / u128::from(nranks.max(1))) as u64;
-    match kind {
-        CollectiveKind::AllReduce => (count_bytes, others(count_bytes).saturating_mul(2)),
-        CollectiveKind::Broadcast | CollectiveKind::Reduce => (count_bytes, count_bytes),
+    let bus_bytes = match kind {
+        CollectiveKind::AllReduce => others(count_bytes).saturating_mul(2),
+        CollectiveKind::Broadcast | CollectiveKind::Reduce => count_bytes,
         CollectiveKind::AllGather
         | CollectiveKind::ReduceScatter
         | CollectiveKind::AllToAll
         | CollectiveKind::Gather
-        | CollectiveKind::Scatter => (total, others(total)),
-        CollectiveKind::Barrier => (0, 0),
-    }
+        | CollectiveKind::Scatter => others(payload_bytes),
+        CollectiveKind::Barrier => 0,
+    };
+    (payload_bytes, bus_bytes)
 }
 
 /// Everything that lives in the service, by number.

@@ -10,7 +10,6 @@ use std::cell::RefCell;
 use std::ffi::{CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use mccs_ipc::command::BufferRef;
 use mccs_ipc::types::ErrorClass;
 
 use crate::{Client, Communicator, Error, RankSpec, Region, Scalar, Span, Stream};
@@ -120,14 +119,10 @@ fn span(client: &Client, address: usize) -> Result<Span, Error> {
     if address == 0 {
         return Ok(Span::NONE);
     }
-    let regions = client.0.regions.read().unwrap_or_else(std::sync::PoisonError::into_inner);
-    let known = regions.range(..=address).next_back().filter(|(start, region)| address - **start <= region.bytes);
-    let (start, region) = known.ok_or_else(|| {
+    let (buffer, available_bytes) = client.0.regions().place(address).ok_or_else(|| {
         Error::argument(format!("address {address:#x} is in no region: allocate it with mccsMemAlloc or register it"))
     })?;
-    let offset_bytes = (address - start) as u64;
-    let buffer = BufferRef { region: region.handle, offset_bytes };
-    Ok(Span { buffer, client_number: client.0.number, available_bytes: region.bytes as u64 - offset_bytes })
+    Ok(Span { buffer, client_number: client.0.number, available_bytes })
 }
 
 /// Opens a group; see `mccs.h`.

@@ -16,9 +16,10 @@ mod validate;
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use mccs_ipc::command::Command;
+use mccs_ipc::command::{Command, Opcode};
 use mccs_ipc::handshake::{Socket, SocketError};
 use mccs_ipc::protocol::{MAGIC, Request, RequestEnvelope, Response, ResponseEnvelope, SegmentLayout, VERSION};
 use mccs_ipc::queue::Consumer;
@@ -28,8 +29,8 @@ use mccs_ipc::types::{ErrorClass, Handle};
 
 pub use self::acceptor::{Acceptor, Admission, SessionFactory, SessionLimits};
 use self::tables::{CommSlot, StreamSlot, Tables};
-use self::validate::{Fence, validate};
-use crate::engines::proxy::{JoinRequest, ProxyMessage, ProxyReply};
+use self::validate::{Fence, posted, validate};
+use crate::engines::proxy::{JoinRequest, ProxyMessage, ProxyReply, RoundState};
 use crate::memory::{Reaper, Region};
 use crate::runtime::{Context, Engine, Mailbox, Progress, Sender};
 use crate::session::Session;
@@ -320,11 +321,13 @@ impl SessionEngine {
 
     fn take_reply(&mut self, reply: ProxyReply) {
         match reply {
-            ProxyReply::Joined { request, tenant_comm, comm, rank, info } => {
+            ProxyReply::Joined { request, tenant_comm, comm, rank, info, board } => {
+                let layout = info.board.as_ref().map(|board| board.layout());
                 if let Some(slot) = self.tables.comms.get_mut(tenant_comm) {
-                    *slot = CommSlot::Ready { comm, rank, info };
+                    *slot = CommSlot::Ready { comm, rank, info, rounds: 0 };
                 }
-                self.answer(request, Response::Comm { comm: tenant_comm }, &[]);
+                let fds: Vec<_> = board.iter().map(AsFd::as_fd).collect();
+                self.answer(request, Response::Comm { comm: tenant_comm, board: layout }, &fds);
             }
             ProxyReply::JoinFailed { request, tenant_comm, class, message } => {
                 self.tables.comms.remove(tenant_comm);
@@ -345,8 +348,16 @@ impl SessionEngine {
             let Some(command) = self.commands.try_pop().map_err(|error| Fence(error.to_string()))? else { break };
             any = true;
             self.popped += 1;
+            if command.opcode == Opcode::Posted as u32 {
+                let comm = posted(&self.tables, &command)?;
+                self.send(ProxyMessage::Posted { comm });
+                continue;
+            }
             self.session.begin_operation();
             let operation = validate(&self.session, &mut self.tables, &command)?;
+            if operation.round == RoundState::None {
+                self.session.counters.commands.fetch_add(1, Ordering::Relaxed);
+            }
             self.send(ProxyMessage::Operation(operation));
         }
         Ok(any)

@@ -22,7 +22,13 @@ pub(super) enum CommSlot {
     /// Others are missing.
     Joining,
     /// Usable; `comm` is the proxy engine's name for it.
-    Ready { comm: Handle, rank: u32, info: Arc<CommInfo> },
+    Ready {
+        comm: Handle,
+        rank: u32,
+        info: Arc<CommInfo>,
+        /// Rounds of the board that the rank has begun.
+        rounds: u64,
+    },
 }
 
 /// All handles of a session.

@@ -5,11 +5,11 @@
 
 use std::sync::Arc;
 
-use mccs_ipc::command::{BufferRef, Command, FLAG_GROUP_CONTINUES, Opcode};
+use mccs_ipc::command::{BufferRef, Command, FLAG_GROUP_CONTINUES, FLAG_POSTED, FLAG_ROUND, Opcode};
 use mccs_ipc::types::{CollectiveKind, DataType, ErrorClass, Handle, RedOp};
 
 use super::tables::{CommSlot, Tables};
-use crate::engines::proxy::{Action, Operand, Operation};
+use crate::engines::proxy::{Action, Operand, Operation, RoundState, board_call};
 use crate::session::Session;
 
 /// A session that cannot be trusted to go on: it is told why, and disconnected.
@@ -53,21 +53,48 @@ pub(super) fn validate(session: &Arc<Session>, tables: &mut Tables, command: &Co
         send: Operand::NONE,
         recv: Operand::NONE,
         group_continues,
+        rounds: command.rounds,
+        round: RoundState::None,
     };
     let opcode = Opcode::from_wire(command.opcode);
     if opcode == Some(Opcode::Nop) {
         return Ok(operation);
     }
-    let Some(CommSlot::Ready { comm, rank, info }) = tables.comms.get(command.comm) else {
-        return Err(Fence(format!("a command names communicator {:?}, which does not exist", command.comm)));
+    let Some(CommSlot::Ready { comm, rank, info, rounds }) = tables.comms.get_mut(command.comm) else {
+        return Err(no_comm(command));
     };
     (operation.comm, operation.rank) = (*comm, *rank);
     let nranks = info.ranks.len() as u32;
+    let layout = info.board.as_ref().map(|board| board.layout());
+    let is_round = command.flags & FLAG_ROUND != 0;
+    if command.rounds < *rounds + u64::from(is_round) {
+        return Err(Fence(format!("a command has {} rounds before it, there were {rounds}", command.rounds)));
+    }
+    *rounds = command.rounds;
     if let Err(Invalid(class, message)) = fill(&mut operation, tables, command, opcode, nranks) {
         operation.action = Action::Invalid { class, message: message.into() };
         (operation.send, operation.recv) = (Operand::NONE, Operand::NONE);
+        return Ok(operation);
+    }
+    let must_be_round = board_call(&operation).is_some_and(|call| layout.is_some_and(|layout| layout.takes(&call)));
+    match (must_be_round, is_round, command.flags & FLAG_POSTED != 0) {
+        (true, true, posted) => operation.round = if posted { RoundState::Posted } else { RoundState::ToPost },
+        (false, false, false) => {}
+        _ => return Err(Fence("a command takes a round of the board for none, or the other way round".into())),
     }
     Ok(operation)
+}
+
+/// The communicator, as the proxy engine names it, of a command that tells of a post.
+pub(super) fn posted(tables: &Tables, command: &Command) -> Result<Handle, Fence> {
+    match tables.comms.get(command.comm) {
+        Some(CommSlot::Ready { comm, .. }) => Ok(*comm),
+        _ => Err(no_comm(command)),
+    }
+}
+
+fn no_comm(command: &Command) -> Fence {
+    Fence(format!("a command names communicator {:?}, which does not exist", command.comm))
 }
 
 fn fill(
@@ -86,7 +113,7 @@ fn fill(
     }
     let buffer = |what, buffer, count| operand(tables, what, buffer, count, dtype);
     match opcode {
-        Opcode::Nop => operation.action = Action::Nop,
+        Opcode::Nop | Opcode::Posted => operation.action = Action::Nop,
         Opcode::Send => {
             operation.send = buffer("send", &command.send, Some(command.count))?;
             operation.action = Action::Send { peer: command.root };
@@ -132,24 +159,9 @@ fn operand(
     Ok(Operand { ptr, bytes, region: Some(Arc::clone(region)) })
 }
 
-/// Buffers are apart, or in place by the collective's rule: anything between would be read half overwritten.
 fn check_overlap(operation: &Operation, kind: CollectiveKind, root: u32) -> Result<(), Invalid> {
-    let (send, recv) = (&operation.send, &operation.recv);
-    let (send_start, recv_start) = (send.ptr as usize as u64, recv.ptr as usize as u64);
-    let disjoint = send.bytes == 0
-        || recv.bytes == 0
-        || send_start + send.bytes <= recv_start
-        || recv_start + recv.bytes <= send_start;
-    let block = u64::from(operation.rank) * send.bytes.min(recv.bytes);
-    let in_place = match kind {
-        CollectiveKind::AllReduce | CollectiveKind::Broadcast | CollectiveKind::Reduce => send_start == recv_start,
-        CollectiveKind::AllGather => send_start == recv_start + block,
-        CollectiveKind::Gather => operation.rank == root && send_start == recv_start + block,
-        CollectiveKind::ReduceScatter => recv_start == send_start + block,
-        CollectiveKind::Scatter => operation.rank == root && recv_start == send_start + block,
-        CollectiveKind::AllToAll | CollectiveKind::Barrier => false,
-    };
-    if disjoint || in_place {
+    let range = |operand: &Operand| (operand.ptr as u64, operand.bytes);
+    if kind.accepts_buffers(operation.rank, root, range(&operation.send), range(&operation.recv)) {
         Ok(())
     } else {
         Err(Invalid(

@@ -11,14 +11,17 @@ mod operation;
 mod stream;
 
 use std::collections::{HashMap, VecDeque};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use mccs_ipc::board::{BOARD_RANKS_MAX, Board, BoardLayout};
 use mccs_ipc::types::{ErrorClass, Handle};
 
+pub use self::comm::board_call;
 use self::comm::{Comm, Failure, Member, describe};
-pub use self::operation::{Action, JoinRequest, Operand, Operation, ProxyMessage, ProxyReply};
+pub use self::operation::{Action, JoinRequest, Operand, Operation, ProxyMessage, ProxyReply, RoundState};
 use self::stream::{Entry, Stream, Task};
 use crate::bootstrap::{GatheringKey, Joined, Refusal, Rendezvous};
 
@@ -27,7 +30,8 @@ use crate::handles::HandleTable;
 use crate::plans::ScheduleCache;
 use crate::runtime::{Context, Engine, Mailbox, Progress};
 use crate::session::SessionId;
-use crate::telemetry::{CommInfo, RankInfo, Registry};
+use crate::telemetry::{CommInfo, RankInfo, Registry, TenantBoard};
+use crate::tenants::Resource;
 
 /// Messages that may wait at a proxy engine: a few bursts of every session's commands.
 pub const PROXY_MAILBOX_MAX: usize = 4096;
@@ -56,21 +60,27 @@ pub struct ProxyEngine {
     mailbox: Mailbox<ProxyMessage>,
     registry: Arc<Registry>,
     make_schedules: Box<dyn Fn(u32) -> ScheduleCache + Send>,
+    /// Longest contribution to a round; 0 where there are to be no boards.
+    board_slot_bytes: u32,
     streams: HashMap<SessionId, Vec<Option<Stream>>>,
     comms: HandleTable<Comm>,
     jobs: HandleTable<Job>,
     rendezvous: Rendezvous<JoinRequest>,
     events: VecDeque<Event>,
+    /// Rounds that have ended, for a moment; kept for its memory.
+    ended_rounds: Vec<Operation>,
 }
 
 impl ProxyEngine {
-    /// A proxy engine for `device`. `make_schedules` gives the schedules of a communicator of so many ranks.
+    /// A proxy engine for `device`. `make_schedules` gives the schedules of a communicator of so many ranks. Collectives
+    /// whose contributions have at most `board_slot_bytes` are left to the ranks themselves.
     #[must_use]
     pub fn new(
         device: Box<dyn Device>,
         mailbox: Mailbox<ProxyMessage>,
         registry: Arc<Registry>,
         make_schedules: Box<dyn Fn(u32) -> ScheduleCache + Send>,
+        board_slot_bytes: u32,
         init_timeout: Duration,
     ) -> Self {
         ProxyEngine {
@@ -78,11 +88,13 @@ impl ProxyEngine {
             mailbox,
             registry,
             make_schedules,
+            board_slot_bytes,
             streams: HashMap::new(),
             comms: HandleTable::new(COMMS_MAX),
             jobs: HandleTable::new(JOBS_MAX),
             rendezvous: Rendezvous::new(init_timeout),
             events: VecDeque::new(),
+            ended_rounds: Vec::new(),
         }
     }
 
@@ -102,6 +114,7 @@ impl ProxyEngine {
                 let message = format!("rank {rank} aborted the communicator");
                 self.kill(comm, Failure::new(ErrorClass::Remote, message));
             }
+            ProxyMessage::Posted { comm } => self.events.push_back(Event::Ready { comm }),
             ProxyMessage::SessionClosed { session } => self.close_session(session),
             ProxyMessage::StreamClosed { session, stream } => {
                 if let Some(slot) = self.streams.get_mut(&session).and_then(|s| s.get_mut(stream as usize)) {
@@ -228,7 +241,25 @@ impl ProxyEngine {
         }
     }
 
+    /// Plays the service's part in a communicator's rounds.
+    fn play_rounds(&mut self, comm: Handle) {
+        let Some(live) = self.comms.get_mut(comm) else { return };
+        let mut ended = std::mem::take(&mut self.ended_rounds);
+        let played = live.play_rounds(&mut ended);
+        let any = !ended.is_empty();
+        for operation in ended.drain(..) {
+            self.finish_one(operation.session.id, operation.stream.index);
+        }
+        self.ended_rounds = ended;
+        if let Err(failure) = played {
+            self.kill(comm, failure);
+        } else if any {
+            self.settle(comm);
+        }
+    }
+
     fn start_collective(&mut self, comm: Handle, now: Instant) {
+        self.play_rounds(comm);
         let Some(live) = self.comms.get_mut(comm) else { return };
         if live.failure.is_none()
             && let Some((rank, departed)) = live.waits_for_departed()
@@ -355,6 +386,9 @@ impl ProxyEngine {
             }
         }
         if live.is_over() {
+            for (member, rank) in live.members.iter().zip(0..) {
+                member.session.counters.rounds.fetch_add(live.info.rounds(rank), Ordering::Relaxed);
+            }
             self.registry.remove_comm(live.info.number);
             self.comms.remove(comm);
         } else {
@@ -398,14 +432,31 @@ impl ProxyEngine {
         }
     }
 
+    /// A board for a new communicator, where the operator lets small collectives go without the service, and the tenant
+    /// has memory left. Without one everything works the same, slower.
+    fn make_board(&self, requests: &[JoinRequest]) -> Option<(OwnedFd, Arc<TenantBoard>)> {
+        let nranks = requests.len() as u32;
+        let layout = BoardLayout { nranks, slot_bytes: self.board_slot_bytes };
+        if self.board_slot_bytes == 0 || !(2..=BOARD_RANKS_MAX).contains(&nranks) {
+            return None;
+        }
+        let charge = requests[0].session.tenant.charge(Resource::MemoryBytes, layout.bytes()).ok()?;
+        let made = Board::create(layout);
+        let (fd, board) =
+            made.inspect_err(|error| tracing::debug!(%error, "a communicator goes without a board")).ok()?;
+        Some((fd, Arc::new(TenantBoard::new(board, charge))))
+    }
+
     fn create_comm(&mut self, id: mccs_ipc::types::UniqueId, requests: Vec<JoinRequest>) {
         let rank_info = |request: &JoinRequest| RankInfo {
             session: request.session.id,
             pid: request.session.peer.pid,
+            rounds: 0.into(),
             enqueued: 0.into(),
             started: 0.into(),
             completed: 0.into(),
         };
+        let (board_fd, board) = self.make_board(&requests).unzip();
         let info = Arc::new(CommInfo {
             number: self.registry.next_number(),
             id,
@@ -417,7 +468,9 @@ impl ProxyEngine {
             bus_bytes: 0.into(),
             busy_ns: 0.into(),
             failed: 0.into(),
+            board,
         });
+        let board_fd = board_fd.map(Arc::new);
         let schedules = (self.make_schedules)(requests.len() as u32);
         let mut answers = Vec::with_capacity(requests.len());
         let mut members = Vec::with_capacity(requests.len());
@@ -437,7 +490,8 @@ impl ProxyEngine {
         self.registry.add_comm(Arc::clone(&info));
         for (rank, (request, tenant_comm, reply)) in answers.into_iter().enumerate() {
             let rank = rank as u32;
-            let _ = reply.send(ProxyReply::Joined { request, tenant_comm, comm, rank, info: Arc::clone(&info) });
+            let (info, board) = (Arc::clone(&info), board_fd.clone());
+            let _ = reply.send(ProxyReply::Joined { request, tenant_comm, comm, rank, info, board });
         }
     }
 }

@@ -1,5 +1,6 @@
 //! What proxy engines are told, and what they tell.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use mccs_ipc::types::{CollectiveKind, DataType, ErrorClass, Handle, RedOp, UniqueId};
@@ -80,6 +81,21 @@ pub struct Operation {
     pub recv: Operand,
     /// Starts together with the next operation of its stream.
     pub group_continues: bool,
+    /// Rounds of the board that the rank has begun, this one included if it is one.
+    pub rounds: u64,
+    /// Whether it is a round.
+    pub round: RoundState,
+}
+
+/// What a collective has to do with its communicator's board.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RoundState {
+    /// Nothing.
+    None,
+    /// It is a round, and the rank has not posted its contribution yet.
+    ToPost,
+    /// It is a round, and the rank has posted.
+    Posted,
 }
 
 /// A rank that wants to join a communicator.
@@ -114,6 +130,8 @@ pub enum ProxyMessage {
     Abort { comm: Handle, rank: u32 },
     /// A session has ended: everything it had goes.
     SessionClosed { session: SessionId },
+    /// A rank has posted to a board on which this engine waits for a post.
+    Posted { comm: Handle },
     /// A stream has ended.
     StreamClosed { session: SessionId, stream: u32 },
     /// Transport engines have finished a job.
@@ -125,7 +143,15 @@ pub enum ProxyMessage {
 /// From a proxy engine to a session's daemon engine.
 pub enum ProxyReply {
     /// The communicator is complete.
-    Joined { request: u64, tenant_comm: Handle, comm: Handle, rank: u32, info: Arc<CommInfo> },
+    Joined {
+        request: u64,
+        tenant_comm: Handle,
+        comm: Handle,
+        rank: u32,
+        info: Arc<CommInfo>,
+        /// Of the board, which `info` has.
+        board: Option<Arc<OwnedFd>>,
+    },
     /// It is not going to be.
     JoinFailed { request: u64, tenant_comm: Handle, class: ErrorClass, message: String },
     /// A rank has left.
