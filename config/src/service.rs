@@ -174,7 +174,7 @@ impl Default for Runtime {
         let bounds = limits::TRANSPORT_ENGINES;
         Runtime {
             transport_engines: cores.clamp(bounds.min, bounds.max),
-            spin: DurationText::micros(20),
+            spin: DurationText::micros(100),
             placement: Placement::Shared,
         }
     }
@@ -210,7 +210,7 @@ impl Default for HostDevice {
         HostDevice {
             direct_limit: Bytes::kib(16),
             inline_bytes: Bytes::kib(64),
-            piece_bytes: Bytes::kib(256),
+            piece_bytes: Bytes::kib(128),
             streaming_threshold: Bytes::mib(8),
         }
     }

@@ -97,85 +97,101 @@ struct Job<'a> {
 /// As for [`reduce`].
 unsafe fn dispatch<T: Element>(job: &Job<'_>) {
     #[cfg(target_arch = "x86_64")]
-    if is_x86_feature_detected!("avx2") {
+    if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c") {
         // SAFETY: the processor has what the function is compiled for; the rest is the caller's contract.
         return unsafe { reduce_avx2::<T>(job) };
     }
     // SAFETY: the caller's contract.
-    unsafe { reduce_blocks::<T>(job) }
+    unsafe { reduce_blocks::<T, false>(job) }
 }
 
 /// # Safety
-/// As for [`reduce`], on a processor with AVX2.
+/// As for [`reduce`], on a processor with AVX2 and F16C.
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
+#[target_feature(enable = "avx2,f16c")]
 unsafe fn reduce_avx2<T: Element>(job: &Job<'_>) {
     // SAFETY: the caller's contract.
-    unsafe { reduce_blocks::<T>(job) }
+    unsafe { reduce_blocks::<T, true>(job) }
 }
 
 /// # Safety
-/// As for [`reduce`].
+/// As for [`reduce`], on a processor as `FAST` says.
 #[inline(always)]
-unsafe fn reduce_blocks<T: Element>(job: &Job<'_>) {
+unsafe fn reduce_blocks<T: Element, const FAST: bool>(job: &Job<'_>) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        match job.op {
+            RedOp::Sum | RedOp::Avg | RedOp::PreMulSum => reduce_with::<T, FAST>(job, T::Acc::add),
+            RedOp::Prod => reduce_with::<T, FAST>(job, T::Acc::multiply),
+            RedOp::Max => reduce_with::<T, FAST>(job, T::Acc::max),
+            RedOp::Min => reduce_with::<T, FAST>(job, T::Acc::min),
+        }
+    }
+}
+
+/// # Safety
+/// As for [`reduce_blocks`].
+#[inline(always)]
+unsafe fn reduce_with<T: Element, const FAST: bool>(job: &Job<'_>, op: impl Fn(T::Acc, T::Acc) -> T::Acc + Copy) {
     const { assert!(align_of::<T>() <= 8 && size_of::<T>() <= 8) };
     let block = job.count.min(BLOCK_BYTES / size_of::<T::Acc>());
     let mut acc_memory = MaybeUninit::<Aligned>::uninit();
-    let mut next_memory = MaybeUninit::<Aligned>::uninit();
     let mut raw_memory = MaybeUninit::<Aligned>::uninit();
     // SAFETY: each buffer is aligned, has BLOCK_BYTES, and holds integers or floats, for which zero is a value.
-    let (acc, next, raw) = unsafe {
-        (
-            as_elements::<T::Acc>(&mut acc_memory, block),
-            as_elements::<T::Acc>(&mut next_memory, block),
-            as_elements::<T>(&mut raw_memory, block),
-        )
-    };
+    let (acc, raw) =
+        unsafe { (as_elements::<T::Acc>(&mut acc_memory, block), as_elements::<T>(&mut raw_memory, block)) };
     let mut done = 0;
     while done < job.count {
         let length = (job.count - done).min(block);
-        let (acc, next, raw) = (&mut acc[..length], &mut next[..length], &mut raw[..length]);
-        for (i, source) in job.srcs.iter().enumerate() {
-            // SAFETY: inside the source by the caller's contract; tenants' memory is only ever copied out bytewise,
-            // which allows for any alignment and for changes by other processes.
-            unsafe {
-                let from = source.ptr.add(done * size_of::<T>());
-                std::ptr::copy_nonoverlapping(from, raw.as_mut_ptr().cast::<u8>(), size_of_val(raw));
-            }
-            let target = if i == 0 { &mut *acc } else { &mut *next };
-            T::widen(raw, target);
-            if let Some(bits) = source.scalar_bits {
-                let scalar = T::Acc::scalar(bits);
-                target.iter_mut().for_each(|value| *value = value.multiply(scalar));
-            }
-            if i > 0 {
-                combine(job.op, acc, next);
+        let (acc, raw) = (&mut acc[..length], &mut raw[..length]);
+        let at = done * size_of::<T>();
+        // SAFETY: all blocks lie inside their operands by the caller's contract.
+        unsafe {
+            match job.srcs {
+                // Both in one pass: what most reductions are.
+                [Source { ptr: first, scalar_bits: None }, Source { ptr: second, scalar_bits: None }, ..] => {
+                    let (first, second) = (first.add(at), second.add(at));
+                    if T::TWO_STEPS {
+                        T::widen::<FAST>(first, acc);
+                        T::fold::<FAST>(second, acc, op);
+                    } else {
+                        for (i, acc) in acc.iter_mut().enumerate() {
+                            *acc = op(T::load(first, i), T::load(second, i));
+                        }
+                    }
+                    job.srcs[2..].iter().for_each(|source| T::fold::<FAST>(source.ptr.add(at), acc, op));
+                }
+                [first, rest @ ..] => {
+                    let scalar = |source: &Source| source.scalar_bits.map(T::Acc::scalar);
+                    T::widen::<FAST>(first.ptr.add(at), acc);
+                    if let Some(scalar) = scalar(first) {
+                        acc.iter_mut().for_each(|value| *value = value.multiply(scalar));
+                    }
+                    for source in rest {
+                        let from = source.ptr.add(at);
+                        match scalar(source) {
+                            Some(scalar) => T::fold::<FAST>(from, acc, |acc, next| op(acc, next.multiply(scalar))),
+                            None => T::fold::<FAST>(from, acc, op),
+                        }
+                    }
+                }
+                [] => {}
             }
         }
         if let Some(divisor) = job.divisor {
             acc.iter_mut().for_each(|value| *value = value.divide(divisor));
         }
-        T::narrow(acc, raw);
+        // SAFETY: the processor is as the caller says.
+        let result = unsafe { T::narrow::<FAST>(acc, raw) };
         for dst in job.dsts {
             let in_place = job.srcs.iter().any(|source| std::ptr::eq(source.ptr, *dst));
             let store = if in_place { Store::Cached } else { job.store };
-            // SAFETY: inside the destination by the caller's contract; `raw` is our own.
-            unsafe { store_block(raw.as_ptr().cast(), dst.add(done * size_of::<T>()), size_of_val(raw), store) };
+            // SAFETY: inside the destination by the caller's contract; the result is our own.
+            unsafe { store_block(result, dst.add(at), length * size_of::<T>(), store) };
         }
         done += length;
     }
     fence(job.store);
-}
-
-#[inline(always)]
-fn combine<A: Accumulator>(op: RedOp, acc: &mut [A], next: &[A]) {
-    let pairs = acc.iter_mut().zip(next);
-    match op {
-        RedOp::Sum | RedOp::Avg | RedOp::PreMulSum => pairs.for_each(|(acc, next)| *acc = acc.add(*next)),
-        RedOp::Prod => pairs.for_each(|(acc, next)| *acc = acc.multiply(*next)),
-        RedOp::Max => pairs.for_each(|(acc, next)| *acc = acc.max(*next)),
-        RedOp::Min => pairs.for_each(|(acc, next)| *acc = acc.min(*next)),
-    }
 }
 
 #[repr(C, align(64))]

@@ -70,8 +70,9 @@ fn check(case: Case, random: &mut Random) {
         } else {
             let job = Job { op: case.op, srcs: &srcs, dsts: &dsts, count: case.count, divisor, store: case.store };
             match case.dtype {
-                DataType::F32 => reduce_blocks::<f32>(&job),
-                DataType::Bf16 => reduce_blocks::<bf16>(&job),
+                DataType::F32 => reduce_blocks::<f32, false>(&job),
+                DataType::Bf16 => reduce_blocks::<bf16, false>(&job),
+                DataType::F16 => reduce_blocks::<f16, false>(&job),
                 _ => reduce(case.dtype, case.op, &srcs, &dsts, case.count, divisor, case.store),
             }
         }

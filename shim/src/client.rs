@@ -26,7 +26,7 @@ use crate::{Communicator, Error, RankSpec, Region, Stream};
 const WELCOME_WITHIN: Duration = Duration::from_secs(10);
 /// How long a synchronize polls, giving its core away to whoever wants it, before it sleeps: about the time that a sleep
 /// and a wake-up cost on a virtual machine.
-const SPIN: Duration = Duration::from_micros(50);
+const SPIN: Duration = Duration::from_micros(100);
 
 static NEXT_NUMBER: AtomicU64 = AtomicU64::new(1);
 
