@@ -28,6 +28,13 @@ pub const INIT_TIMEOUT: Limit<DurationText> = Limit {
     reason: "a rank must have time to connect, and a waiter must be released some day",
 };
 
+/// Time that an operation waits for other ranks.
+pub const OPERATION_TIMEOUT: Limit<DurationText> = Limit {
+    min: DurationText::millis(0),
+    max: DurationText::secs(30 * 24 * 3600),
+    reason: "a rank may work for long between two calls, and a waiter must be released some day",
+};
+
 /// Sessions of a tenant at once.
 pub const SESSIONS: Limit<u32> =
     Limit { min: 1, max: 4_096, reason: "each session takes file descriptors and a shared segment of the service" };

@@ -147,11 +147,18 @@ pub struct Limits {
     pub completion_ring: u32,
     /// How long the ranks of a communicator may take to join before those that wait are told who is missing.
     pub init_timeout: DurationText,
+    /// How long an operation may wait for other ranks before its communicator fails, naming who waits for whom. 0: for ever.
+    pub operation_timeout: DurationText,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Limits { command_ring: 1024, completion_ring: 64, init_timeout: DurationText::secs(30) }
+        Limits {
+            command_ring: 1024,
+            completion_ring: 64,
+            init_timeout: DurationText::secs(30),
+            operation_timeout: DurationText::secs(1800),
+        }
     }
 }
 
@@ -163,6 +170,8 @@ pub struct Runtime {
     pub transport_engines: u32,
     /// How long a runtime with nothing to do spins before it parks.
     pub spin: DurationText,
+    /// How long a tenant's process that waits for an operation spins before it sleeps.
+    pub tenant_spin: DurationText,
     /// Which engines share a thread.
     pub placement: Placement,
 }
@@ -175,6 +184,7 @@ impl Default for Runtime {
         Runtime {
             transport_engines: cores.clamp(bounds.min, bounds.max),
             spin: DurationText::micros(100),
+            tenant_spin: DurationText::micros(100),
             placement: Placement::Shared,
         }
     }
@@ -349,8 +359,10 @@ impl Validate for ServiceConfig {
         problems.ring("limits.command_ring", self.limits.command_ring, &limits::COMMAND_RING);
         problems.ring("limits.completion_ring", self.limits.completion_ring, &limits::COMPLETION_RING);
         problems.within("limits.init_timeout", &self.limits.init_timeout, &limits::INIT_TIMEOUT);
+        problems.within("limits.operation_timeout", &self.limits.operation_timeout, &limits::OPERATION_TIMEOUT);
         problems.within("runtime.transport_engines", &self.runtime.transport_engines, &limits::TRANSPORT_ENGINES);
         problems.within("runtime.spin", &self.runtime.spin, &limits::SPIN);
+        problems.within("runtime.tenant_spin", &self.runtime.tenant_spin, &limits::SPIN);
         self.host_device.validate(problems);
         problems.within("strategy.channels", &self.strategy.channels, &limits::CHANNELS);
         self.validate_tenants(problems);

@@ -4,6 +4,8 @@
 //! envelope in postcard's encoding, at most [`MESSAGE_BYTES_MAX`] long, with file descriptors where the variant says so.
 //! Requests carry an id; replies come in any order.
 
+use std::time::Duration;
+
 use bytemuck::{Pod, Zeroable};
 use serde::{Deserialize, Serialize};
 
@@ -90,6 +92,10 @@ pub enum Response {
         tenant: String,
         /// Where things lie in the segment.
         layout: SegmentLayout,
+        /// How long this process may poll before it sleeps.
+        spin: Duration,
+        /// Operations that may have begun and not ended. More wait in the ring; a group cannot.
+        operations_in_flight_max: u64,
     },
     /// A region; a memfd comes with it where the service allocated it.
     Region { region: Handle, bytes: u64 },
@@ -116,7 +122,7 @@ pub struct SegmentLayout {
     pub completions_offset: u64,
     /// Its slots, a power of two.
     pub completions_capacity: u32,
-    /// Array of stream words.
+    /// Array of stream words. One more behind the last counts failures that found no room in the completion ring.
     pub words_offset: u64,
     /// Number of words: most streams a session can have.
     pub words: u32,

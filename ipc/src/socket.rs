@@ -147,11 +147,21 @@ impl Socket {
     /// Waits until a message can be taken or the other side has gone. Returns whether either is so.
     #[must_use]
     pub fn wait_readable(&self, timeout: Duration) -> bool {
+        self.wait_for(PollFlags::POLLIN, timeout)
+    }
+
+    /// Waits until a message can be sent or the other side has gone. Returns whether either is so.
+    #[must_use]
+    pub fn wait_writable(&self, timeout: Duration) -> bool {
+        self.wait_for(PollFlags::POLLOUT, timeout)
+    }
+
+    fn wait_for(&self, what: PollFlags, timeout: Duration) -> bool {
         let start = Instant::now();
         loop {
             let left = timeout.saturating_sub(start.elapsed());
             let left = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
-            match poll(&mut [PollFd::new(self.fd.as_fd(), PollFlags::POLLIN)], left) {
+            match poll(&mut [PollFd::new(self.fd.as_fd(), what)], left) {
                 Err(Errno::EINTR) => {}
                 ready => return ready.is_ok_and(|ready| ready > 0),
             }

@@ -11,7 +11,7 @@ use crate::collective::{Algorithm, Choice, CostModel, Strategy};
 use crate::devices::host::{HostDevice, HostOptions};
 use crate::engines::control::{ControlEngine, Controlled};
 use crate::engines::daemon::{Acceptor, Admission, SessionFactory, SessionLimits};
-use crate::engines::proxy::{PROXY_MAILBOX_MAX, ProxyEngine};
+use crate::engines::proxy::{PROXY_MAILBOX_MAX, ProxyEngine, Timeouts};
 use crate::engines::transport::TransportPool;
 use crate::memory::Reaper;
 use crate::plans::ScheduleCache;
@@ -53,8 +53,10 @@ pub struct Settings {
     pub tenants: Vec<TenantSettings>,
     /// Sizes of a session.
     pub limits: SessionLimits,
-    /// How long ranks wait for each other.
+    /// How long ranks wait for each other when they join.
     pub init_timeout: Duration,
+    /// How long operations wait for other ranks.
+    pub operation_timeout: Option<Duration>,
     /// Number of transport engines.
     pub transport_engines: usize,
     /// Which engines share threads.
@@ -103,11 +105,12 @@ impl Service {
         // Where the operator pins another algorithm than the one that a board's ranks follow, all goes through the service.
         let follows = matches!(choice, Choice::Auto | Choice::Pinned(Algorithm::Direct));
         let board_slot_bytes = if follows { settings.board_slot_bytes } else { 0 };
-        let (proxy_registry, init_timeout) = (Arc::clone(&registry), settings.init_timeout);
+        let timeouts = Timeouts { init: settings.init_timeout, operation: settings.operation_timeout };
+        let proxy_registry = Arc::clone(&registry);
         runtimes.start_engine(proxy_runtime, |waker| {
             mailbox.waker().set(waker);
             let make_schedules = Box::new(make_schedules);
-            Box::new(ProxyEngine::new(device, mailbox, proxy_registry, make_schedules, board_slot_bytes, init_timeout))
+            Box::new(ProxyEngine::new(device, mailbox, proxy_registry, make_schedules, board_slot_bytes, timeouts))
         })?;
         let transports = Arc::new(start_transports(&runtimes, settings, main, proxy.clone())?);
 
@@ -213,7 +216,9 @@ impl Settings {
             limits: SessionLimits {
                 command_ring: config.limits.command_ring,
                 completion_ring: config.limits.completion_ring,
+                spin: config.runtime.tenant_spin.0,
             },
+            operation_timeout: Some(config.limits.operation_timeout.0).filter(|timeout| !timeout.is_zero()),
             init_timeout: config.limits.init_timeout.0,
             transport_engines: config.runtime.transport_engines as usize,
             placement: match config.runtime.placement {

@@ -26,6 +26,8 @@ pub struct Session {
     pub peer: PeerCredentials,
     segment: Arc<Mapping>,
     words_offset: u64,
+    /// Last tickets that have ended, by word: what the tenant cannot change.
+    ended: Box<[AtomicU64]>,
     completions: Mutex<Producer<Completion>>,
     in_flight: AtomicU64,
     /// Set by the daemon engine while it leaves commands in the ring because too many are in flight.
@@ -57,7 +59,7 @@ impl Session {
         tenant: Arc<Tenant>,
         peer: PeerCredentials,
         segment: Arc<Mapping>,
-        words_offset: u64,
+        (words_offset, words): (u64, u32),
         completions: Producer<Completion>,
         waker: WakerSlot,
     ) -> Self {
@@ -67,6 +69,7 @@ impl Session {
             peer,
             segment,
             words_offset,
+            ended: (0..words).map(|_| AtomicU64::new(0)).collect(),
             completions: Mutex::new(completions),
             in_flight: AtomicU64::new(0),
             throttled: AtomicBool::new(false),
@@ -100,6 +103,9 @@ impl Session {
 
     /// Ends an operation: raises its stream's word to `ticket`. Failures are told with [`Session::report`] before.
     pub fn end_operations(&self, word: u32, ticket: u64, count: u64) {
+        if let Some(ended) = self.ended.get(word as usize) {
+            ended.store(ticket, Ordering::Release);
+        }
         if let Some(word) = StreamWord::at(&self.segment, self.words_offset, word) {
             word.publish(ticket);
         }
@@ -110,14 +116,17 @@ impl Session {
         }
     }
 
-    /// The last ticket that has ended on a stream, as the tenant sees it (and could have changed it).
+    /// The last ticket that has ended on a stream.
     #[must_use]
-    pub fn last_ended(&self, word: u32) -> Option<u64> {
-        StreamWord::at(&self.segment, self.words_offset, word).map(StreamWord::load)
+    pub fn last_ended(&self, word: u32) -> u64 {
+        self.ended.get(word as usize).map_or(0, |ended| ended.load(Ordering::Acquire))
     }
 
     /// Makes a stream's word fit for another stream, whose tickets start at 1.
     pub fn reset_word(&self, word: u32) {
+        if let Some(ended) = self.ended.get(word as usize) {
+            ended.store(0, Ordering::Release);
+        }
         if let Some(word) = StreamWord::at(&self.segment, self.words_offset, word) {
             word.publish(0);
         }
@@ -135,7 +144,11 @@ impl Session {
         let completion = Completion::new(comm, stream, ticket, class, message);
         let mut completions = self.completions.lock().unwrap_or_else(PoisonError::into_inner);
         if !matches!(completions.try_push(&completion), Ok(Push::Pushed { .. })) {
-            self.counters.untold.fetch_add(1, Ordering::Relaxed);
+            // Told all the same, if not which: an operation that failed must not look like one that did not.
+            let untold = self.counters.untold.fetch_add(1, Ordering::Relaxed) + 1;
+            if let Some(word) = StreamWord::at(&self.segment, self.words_offset, self.ended.len() as u32) {
+                word.publish(untold);
+            }
         }
     }
 }

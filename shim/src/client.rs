@@ -13,7 +13,7 @@ use mccs_ipc::handshake::{SocketError, connect};
 use mccs_ipc::protocol::{Request, Response, ResponseEnvelope, SegmentLayout};
 use mccs_ipc::queue::{Consumer, Producer};
 use mccs_ipc::shm::Mapping;
-use mccs_ipc::sync::Doorbell;
+use mccs_ipc::sync::{Doorbell, StreamWord};
 use mccs_ipc::types::{ErrorClass, Handle, UniqueId};
 use std::os::fd::AsFd;
 
@@ -24,9 +24,6 @@ use crate::{Communicator, Error, RankSpec, Region, Stream};
 
 /// How long the service has to welcome a connection.
 const WELCOME_WITHIN: Duration = Duration::from_secs(10);
-/// How long a synchronize polls, giving its core away to whoever wants it, before it sleeps: about the time that a sleep
-/// and a wake-up cost on a virtual machine.
-const SPIN: Duration = Duration::from_micros(100);
 
 static NEXT_NUMBER: AtomicU64 = AtomicU64::new(1);
 
@@ -44,7 +41,9 @@ pub(crate) struct Inner {
     pub(crate) submission: Mutex<Submission>,
     failures: Mutex<Failures>,
     pub(crate) regions: RwLock<Regions>,
+    /// How long a wait polls, giving its core away to whoever wants it, before it sleeps.
     pub(crate) spin: Duration,
+    pub(crate) operations_in_flight_max: u64,
     tenant: String,
     session: u64,
 }
@@ -54,6 +53,8 @@ struct Failures {
     completions: Consumer<Completion>,
     comms: HashMap<Handle, Error>,
     streams: HashMap<Handle, Error>,
+    /// Set for good once there was no room for a failure: its operation ended as if it had succeeded.
+    lost: Option<Error>,
 }
 
 /// A random id for a new communicator: one rank makes it and tells the others.
@@ -85,8 +86,10 @@ impl Client {
         }
         let (envelope, mut fds) =
             socket.recv::<ResponseEnvelope>().map_err(lost)?.ok_or_else(|| lost(SocketError::WouldBlock))?;
-        let (session, tenant, layout) = match envelope.response {
-            Response::Welcome { session, tenant, layout } => (session, tenant, layout),
+        let (session, tenant, layout, spin, operations_in_flight_max) = match envelope.response {
+            Response::Welcome { session, tenant, layout, spin, operations_in_flight_max } => {
+                (session, tenant, layout, spin, operations_in_flight_max)
+            }
             Response::Error { class, message } => return Err(Error::Refused { class, message }),
             other => return Err(Error::Connect(format!("the service answered {other:?} instead of a welcome"))),
         };
@@ -102,6 +105,7 @@ impl Client {
             completions: completions.map_err(|error| system(&error))?,
             comms: HashMap::new(),
             streams: HashMap::new(),
+            lost: None,
         };
         Ok(Client(Arc::new(Inner {
             number: NEXT_NUMBER.fetch_add(1, Ordering::Relaxed),
@@ -112,7 +116,8 @@ impl Client {
             submission: Mutex::new(Submission::new(commands.map_err(|error| system(&error))?)),
             failures: Mutex::new(failures),
             regions: RwLock::default(),
-            spin: SPIN,
+            spin,
+            operations_in_flight_max,
             tenant,
             session,
         })))
@@ -210,9 +215,10 @@ impl Client {
         crate::memory::allocate(self, bytes)
     }
 
-    /// Registers the caller's own memory: a page-aligned range of whole, private, anonymous pages (as from `mmap`, or
-    /// `aligned_alloc` of a large block). The pages are moved into a shared file that is mapped in their place, contents
-    /// included; addresses stay valid, also after the region is dropped.
+    /// Registers the caller's own memory: a page-aligned range of whole, private, anonymous pages, as from `mmap`. The
+    /// pages are moved into a shared file that is mapped in their place, contents included; addresses stay valid, also
+    /// after the region is dropped, and the same range can be registered again. Memory of an allocator's is better
+    /// allocated from the service: it may lie beside, or in, what the allocator keeps its books in.
     ///
     /// # Safety
     /// Nobody may access the range during the call. A child process forked later shares the range instead of copying it.
@@ -256,18 +262,26 @@ impl Inner {
                 failures.streams.entry(completion.stream).or_insert(error);
             }
         }
+        let lost =
+            StreamWord::at(&self.segment, self.layout.words_offset, self.layout.words).map_or(0, StreamWord::load);
+        if lost > 0 && failures.lost.is_none() {
+            let message = format!("{lost} failures came that nobody fetched in time: any operation may have failed");
+            failures.lost = Some(Error::Failed { class: ErrorClass::System, message });
+        }
         failures
     }
 
     /// The error that ended a communicator, if one did.
     pub(crate) fn comm_failure(&self, comm: Handle) -> Option<Error> {
-        self.failures().comms.get(&comm).cloned()
+        let failures = self.failures();
+        failures.comms.get(&comm).or(failures.lost.as_ref()).cloned()
     }
 
     /// The first error of a stream since the last call, its own or that of a communicator used on it.
     pub(crate) fn take_stream_failure(&self, stream: Handle, comms: &[Handle]) -> Option<Error> {
         let mut failures = self.failures();
         let own = failures.streams.remove(&stream);
-        own.or_else(|| comms.iter().find_map(|comm| failures.comms.get(comm).cloned()))
+        let of_comms = || comms.iter().find_map(|comm| failures.comms.get(comm).cloned());
+        own.or_else(of_comms).or_else(|| failures.lost.clone())
     }
 }

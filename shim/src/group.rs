@@ -42,8 +42,8 @@ pub fn group_start() {
 /// then all sends and receives, which start together.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] without a group, or if a communicator was destroyed inside the group: then nothing of the
-/// group is enqueued. [`Error::ServiceGone`].
+/// [`Error::InvalidArgument`] without a group, if a communicator was destroyed inside the group, or if it has more sends
+/// and receives than may be in flight: then nothing of the group is enqueued. [`Error::ServiceGone`].
 pub fn group_end() -> Result<(), Error> {
     let operations = with_group(|group| {
         group.depth = group.depth.checked_sub(1)?;
@@ -61,8 +61,17 @@ pub fn group_end() -> Result<(), Error> {
             None => streams.push((stream, vec![(comm, command)])),
         }
     }
+    let is_collective = |(_, command): &Numbered| command.opcode == Opcode::Collective as u32;
+    let pairs = |commands: &[Numbered]| commands.iter().filter(|command| !is_collective(command)).count() as u64;
+    let max = |stream: &Stream| stream.client.0.operations_in_flight_max;
+    if let Some((stream, commands)) = streams.iter().find(|(stream, commands)| pairs(commands) > max(stream)) {
+        return Err(Error::argument(format!(
+            "a group has {} sends and receives on one stream, and the operator allows {} in flight; the group is dropped",
+            pairs(commands),
+            max(stream)
+        )));
+    }
     for (stream, commands) in streams {
-        let is_collective = |(_, command): &Numbered| command.opcode == Opcode::Collective as u32;
         let (mut ordered, mut pairs): (Vec<_>, Vec<_>) = commands.into_iter().partition(is_collective);
         if let Some((_, all_but_last)) = pairs.split_last_mut() {
             all_but_last.iter_mut().for_each(|(_, command)| command.flags |= FLAG_GROUP_CONTINUES);

@@ -1,7 +1,8 @@
 //! Memory that tenant and service share.
 
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::{Mutex, MutexGuard};
 
 use mccs_ipc::command::BufferRef;
 use mccs_ipc::protocol::{Request, Response};
@@ -9,7 +10,7 @@ use mccs_ipc::shm::Mapping;
 use mccs_ipc::types::Handle;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
-use crate::client::unexpected;
+use crate::client::{locked, unexpected};
 use crate::{Client, Error};
 
 /// Memory that the service maps too. Given back on drop; operations in flight still end.
@@ -200,6 +201,10 @@ pub(crate) unsafe fn register(client: &Client, ptr: *mut u8, bytes: usize) -> Re
         );
         return Err(Error::argument(message));
     }
+    if let Some(fd) = registered_before(ptr as usize, bytes) {
+        let handle = register_with_service(client, fd.as_fd(), bytes as u64)?;
+        return Ok(Region::new(client, handle, ptr, bytes, None));
+    }
     check_private_anonymous(ptr as usize, bytes)?;
     let fd = memfd_create("mccs-registered", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING);
     let fd = fd.map_err(system("make a memfd"))?;
@@ -228,7 +233,36 @@ pub(crate) unsafe fn register(client: &Client, ptr: *mut u8, bytes: usize) -> Re
         unsafe { libc::munmap(moved, bytes) };
         return Err(undo(error));
     }
+    former_registrations().insert(ptr as usize, (bytes, fd));
     Ok(Region::new(client, handle, ptr, bytes, None))
+}
+
+/// Ranges of this process whose pages have been moved to a file, by address: the file stays with them.
+static FORMER: Mutex<BTreeMap<usize, (usize, OwnedFd)>> = Mutex::new(BTreeMap::new());
+
+fn former_registrations() -> MutexGuard<'static, BTreeMap<usize, (usize, OwnedFd)>> {
+    locked(&FORMER)
+}
+
+/// The file of a range that was registered before, if the range is still that file's.
+fn registered_before(start: usize, bytes: usize) -> Option<OwnedFd> {
+    let mut former = former_registrations();
+    let (known, fd) = former.get(&start)?;
+    let inode = nix::sys::stat::fstat(fd).ok()?.st_ino.to_string();
+    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
+    let is_whole = |line: &str| {
+        let mut fields = line.split_ascii_whitespace();
+        let range = fields.next().and_then(|range| range.split_once('-'));
+        let parse = |text| usize::from_str_radix(text, 16).unwrap_or(usize::MAX);
+        range.is_some_and(|(low, high)| parse(low) == start && parse(high) >= start + known)
+            && fields.nth(3) == Some(inode.as_str())
+    };
+    if !maps.lines().any(is_whole) {
+        // Unmapped by the caller, and perhaps something else since.
+        former.remove(&start);
+        return None;
+    }
+    (*known == bytes).then(|| fd.try_clone().ok()).flatten()
 }
 
 /// Only such pages can be replaced without anybody noticing: no file behind them, nobody sharing them, writable.

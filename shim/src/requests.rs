@@ -55,7 +55,11 @@ impl Requests {
         loop {
             match self.socket.send(&envelope, fds) {
                 Ok(()) => return Ok(id),
-                Err(SocketError::WouldBlock) => std::thread::yield_now(),
+                // The service is busy, or stopped. What it has answered meanwhile must not keep it from reading.
+                Err(SocketError::WouldBlock) => {
+                    self.take_what_is_there(state);
+                    let _ = self.socket.wait_writable(LIVENESS_EVERY);
+                }
                 Err(error @ SocketError::Closed) => return Err(self.gone(state, &error)),
                 // Nothing was sent, and the session is as good as before.
                 Err(SocketError::Malformed(what)) => {

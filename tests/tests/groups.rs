@@ -95,9 +95,9 @@ fn registered_memory_keeps_its_contents_and_address() {
     let service = TestService::start("");
     service.ranks(0, 2, |rank| {
         let bytes = 64 << 10;
-        let layout = std::alloc::Layout::from_size_align(bytes + (1 << 20), 1 << 16).expect("a layout");
-        // SAFETY: a layout of more than zero bytes; large enough that the allocator maps pages of its own.
-        let ptr = unsafe { std::alloc::alloc(layout) };
+        let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let ptr = unsafe { libc::mmap(std::ptr::null_mut(), bytes, protection, flags, -1, 0) }.cast::<u8>();
         // SAFETY: `bytes` of the allocation.
         unsafe { ptr.write_bytes(3, bytes) };
         // SAFETY: nobody else uses the range.
@@ -110,10 +110,48 @@ fn registered_memory_keeps_its_contents_and_address() {
         // SAFETY: the pages stay where they are.
         let contents = unsafe { std::slice::from_raw_parts(ptr, bytes) };
         assert!(contents.iter().all(|byte| *byte == 6));
+        // SAFETY: as the first time.
+        let again = unsafe { rank.client.register(ptr, bytes) }.expect("registered again");
+        let place = again.at(0);
+        rank.comm.all_reduce(place, place, bytes as u64, DataType::U8, RedOp::Sum, &rank.stream).expect("enqueued");
+        rank.stream.synchronize().expect("completed");
+        assert_eq!(contents[bytes - 1], 12);
+        // SAFETY: part of what is registered: refused before anything is touched.
+        assert!(unsafe { rank.client.register(ptr, bytes / 2) }.is_err());
+        drop(again);
         // SAFETY: misaligned and file-backed ranges are refused before anything is touched.
         let misaligned = unsafe { rank.client.register(ptr.wrapping_add(8), 4096) };
         assert!(misaligned.err().expect("refused").to_string().contains("starts at a page"));
-        // SAFETY: the allocation made above, with its layout.
-        unsafe { std::alloc::dealloc(ptr, layout) };
+        // SAFETY: the mapping made above, which is not used any more; then a new one in its place.
+        let fresh = unsafe {
+            libc::munmap(ptr.cast(), bytes);
+            libc::mmap(ptr.cast(), bytes, protection, flags | libc::MAP_FIXED_NOREPLACE, -1, 0)
+        };
+        if fresh == ptr.cast() {
+            // SAFETY: a new mapping that nobody uses, where a registered one was.
+            let region = unsafe { rank.client.register(ptr, bytes) }.expect("other memory at the same address");
+            // SAFETY: nothing is in flight.
+            assert!(unsafe { region.as_slice() }.iter().all(|byte| *byte == 0));
+        }
+    });
+}
+
+/// Sends and receives of a group start together, so all of them must be allowed in flight.
+#[test]
+fn a_group_over_the_quota_is_refused_and_nothing_else_happens() {
+    let service = TestService::start("[[tenant]]\nname = \"t\"\nmax_operations_in_flight = 8\n");
+    service.ranks(0, 2, |rank| {
+        let (memory, peer) = (rank.client.allocate(4096).expect("memory"), 1 - rank.comm.rank());
+        for pairs in [5, 4] {
+            group_start();
+            for i in 0..pairs {
+                let (send, recv) = (memory.at(i * 8), memory.at(2048 + i * 8));
+                rank.comm.send(send, 1, DataType::U64, peer, &rank.stream).expect("collected");
+                rank.comm.recv(recv, 1, DataType::U64, peer, &rank.stream).expect("collected");
+            }
+            let ended = group_end();
+            assert_eq!(ended.is_ok(), pairs == 4, "{ended:?}");
+            rank.stream.synchronize().expect("completed");
+        }
     });
 }

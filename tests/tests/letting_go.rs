@@ -131,3 +131,18 @@ fn no_failure_hides_another() {
     second.1.synchronize().expect_err("failed too");
     assert!(first.0.async_error().is_some() && second.0.async_error().is_some());
 }
+
+/// More failures than the completion ring holds, of a tenant that does not look: it is told at least that.
+#[test]
+fn failures_that_find_no_room_are_not_taken_for_success() {
+    let service = TestService::start("[limits]\ncompletion_ring = 16\n");
+    let client = service.connect(0);
+    let memory = client.allocate(64).expect("memory");
+    let comms: Vec<_> = (0..20).map(|_| (alone(&client), client.register_stream().expect("a stream"))).collect();
+    for (comm, stream) in &comms {
+        comm.all_reduce(memory.at(0), memory.at(4), 4, DataType::F32, RedOp::Sum, stream).expect("enqueued");
+    }
+    for (_, stream) in &comms {
+        stream.synchronize().expect_err("failed");
+    }
+}

@@ -159,3 +159,50 @@ fn a_rank_that_leaves_or_aborts_releases_the_others() {
         }
     }
 }
+
+/// Calls that can never meet, on streams that wait for them: found by time.
+#[test]
+fn ranks_that_wait_for_each_other_are_told_after_the_operators_time() {
+    for direct_limit in ["0", "16KiB"] {
+        let settings =
+            format!("[limits]\noperation_timeout = \"100ms\"\n[host_device]\ndirect_limit = {direct_limit:?}\n");
+        let service = TestService::start(&settings);
+        let errors = service.ranks(0, 2, |rank| {
+            let memory = rank.client.allocate(64).expect("memory");
+            let place = memory.at(0);
+            // In time: nothing fails while ranks make progress.
+            rank.comm.all_reduce(place, place, 4, DataType::F32, RedOp::Sum, &rank.stream).expect("enqueued");
+            rank.stream.synchronize().expect("completed");
+            if rank.comm.rank() == 0 {
+                rank.comm.all_reduce(place, place, 4, DataType::F32, RedOp::Sum, &rank.stream).expect("enqueued");
+            } else {
+                rank.comm.recv(place, 4, DataType::F32, 0, &rank.stream).expect("enqueued");
+            }
+            let error = rank.stream.synchronize().expect_err("they wait for ever");
+            assert_eq!(error.class(), ErrorClass::Timeout);
+            error.to_string()
+        });
+        for error in errors {
+            assert!(error.contains("rank 0 waits in all_reduce(4 x float, sum)"), "{error}");
+            assert!(error.contains("rank 1 waits in recv(4 x float, from 0)"), "{error}");
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_never_calls_is_named_after_the_operators_time() {
+    let service = TestService::start("[limits]\noperation_timeout = \"100ms\"\n");
+    let told = std::sync::Barrier::new(3);
+    let errors = service.ranks(0, 3, |rank| {
+        let mut error = None;
+        if rank.comm.rank() != 2 {
+            rank.comm.barrier(&rank.stream).expect("enqueued");
+            error = Some(rank.stream.synchronize().expect_err("rank 2 never comes").to_string());
+        }
+        told.wait();
+        error
+    });
+    for error in errors.iter().flatten() {
+        assert!(error.contains("rank 2") && error.contains("has called nothing after operation 0"), "{error}");
+    }
+}

@@ -58,18 +58,19 @@ fn engines_move_and_the_pool_changes_while_collectives_run() {
 
 #[test]
 fn what_the_operator_sees_is_what_happened() {
-    let busbw_gbps = what_the_operator_sees("[host_device]\ndirect_limit = \"0\"");
+    let busbw_gbps = what_the_operator_sees("[host_device]\ndirect_limit = \"0\"", 6);
     assert!(busbw_gbps > 0.0, "{busbw_gbps}");
 }
 
-/// The same where the ranks do all this among themselves, but for the time it takes.
+/// The same where the ranks do all this among themselves, but for the time it takes. A rank that has its result does not
+/// know whether another has fetched its own.
 #[test]
 fn what_the_operator_sees_of_rounds() {
-    what_the_operator_sees("");
+    what_the_operator_sees("", 5);
 }
 
-/// Returns the bus bandwidth shown.
-fn what_the_operator_sees(settings: &str) -> f64 {
+/// Of six operations at least so many have completed on all ranks when one is through. Returns the bus bandwidth shown.
+fn what_the_operator_sees(settings: &str, completed: u64) -> f64 {
     let service = TestService::start(settings);
     let shown = service.ranks(0, 3, |rank| {
         let (kind, dtype, redop) = (CollectiveKind::AllReduce, DataType::F32, RedOp::Sum);
@@ -80,10 +81,12 @@ fn what_the_operator_sees(settings: &str) -> f64 {
         rank.comm.barrier(&rank.stream).expect("enqueued");
         rank.stream.synchronize().expect("completed");
         let ControlAnswer::Communicators(comms) = ask(&service, &ControlRequest::Communicators) else { panic!() };
-        assert_eq!((comms.len(), comms[0].operations, comms[0].bytes), (1, 6, 5 * 4000));
-        assert_eq!(comms[0].failed, 0);
+        assert_eq!((comms.len(), comms[0].bytes, comms[0].failed), (1, 5 * 4000, 0));
+        assert!((completed..=6).contains(&comms[0].operations), "{comms:?}");
         // Others may be on their way to the last barrier.
-        assert!(comms[0].ranks.iter().all(|r| (6..=7).contains(&r.enqueued) && (r.started, r.completed) == (6, 6)));
+        let ranks = &comms[0].ranks;
+        assert!(ranks.iter().all(|r| (6..=7).contains(&r.enqueued) && r.started == 6), "{comms:?}");
+        assert!(ranks.iter().all(|r| (completed..=6).contains(&r.completed)), "{comms:?}");
         let ControlAnswer::Sessions(sessions) = ask(&service, &ControlRequest::Sessions) else { panic!() };
         assert!(
             sessions.iter().all(|s| (6..=7).contains(&s.operations) && s.pid == std::process::id() as i32),

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use mccs_ipc::board::Board;
 use mccs_ipc::types::{CollectiveKind, UniqueId};
@@ -170,6 +170,44 @@ pub fn traffic(kind: CollectiveKind, count_bytes: u64, nranks: u64) -> (u64, u64
     (payload_bytes, bus_bytes)
 }
 
+/// Bounds how many lines something that tenants cause can write.
+#[derive(Debug)]
+pub struct LogBudget {
+    lines: u32,
+    filled_at: Option<Instant>,
+    suppressed: u64,
+}
+
+/// Lines of a [`LogBudget`] in a burst, and in each [`LOG_PERIOD`] after it.
+const LOG_LINES: u32 = 20;
+/// See [`LOG_LINES`].
+const LOG_PERIOD: Duration = Duration::from_secs(10);
+
+impl Default for LogBudget {
+    fn default() -> Self {
+        LogBudget { lines: LOG_LINES, filled_at: None, suppressed: 0 }
+    }
+}
+
+impl LogBudget {
+    /// Takes a line, if one is left. Returns how many were not written since the last one.
+    pub fn take(&mut self, now: Instant) -> Option<u64> {
+        if self.filled_at.is_none_or(|at| now.duration_since(at) >= LOG_PERIOD) {
+            (self.lines, self.filled_at) = (LOG_LINES, Some(now));
+        }
+        match self.lines.checked_sub(1) {
+            Some(left) => {
+                self.lines = left;
+                Some(std::mem::take(&mut self.suppressed))
+            }
+            None => {
+                self.suppressed += 1;
+                None
+            }
+        }
+    }
+}
+
 /// Everything that lives in the service, by number.
 #[derive(Default)]
 pub struct Registry {
@@ -218,5 +256,19 @@ impl Registry {
     #[must_use]
     pub fn comms(&self) -> Vec<Arc<CommInfo>> {
         lock(&self.comms).values().cloned().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flood_of_lines_is_cut_and_counted() {
+        let (mut budget, start) = (LogBudget::default(), Instant::now());
+        let written = (0..100).filter(|_| budget.take(start).is_some()).count();
+        assert_eq!(written, LOG_LINES as usize);
+        assert_eq!(budget.take(start + LOG_PERIOD), Some(100 - u64::from(LOG_LINES)));
+        assert_eq!(budget.take(start + LOG_PERIOD), Some(0));
     }
 }

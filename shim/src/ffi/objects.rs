@@ -8,6 +8,9 @@ use mccs_ipc::types::{DataType, UniqueId};
 use super::{
     CClient, CComm, CStream, IN_PROGRESS, PendingJoin, SUCCESS, Status, THREAD, guard, object, put, status_of, text,
 };
+use half::{bf16, f16};
+use mccs_kernels::fp8;
+
 use crate::{Client, Communicator, Error, RankSpec, Region, Scalar};
 
 /// First number of operators made by `mccsRedOpCreatePreMulSum`.
@@ -195,7 +198,10 @@ pub unsafe extern "C" fn mccsRedOpCreatePreMulSum(
                 DataType::U64 => Scalar::Integer(scalar.cast::<u64>().read_unaligned() as i64),
                 DataType::F32 => Scalar::Float(f64::from(scalar.cast::<f32>().read_unaligned())),
                 DataType::F64 => Scalar::Float(scalar.cast::<f64>().read_unaligned()),
-                _ => return Err(Error::argument(format!("a scalar of type {dtype}: pass it as float"))),
+                DataType::F16 => Scalar::Float(f16::from_bits(scalar.cast::<u16>().read_unaligned()).to_f64()),
+                DataType::Bf16 => Scalar::Float(bf16::from_bits(scalar.cast::<u16>().read_unaligned()).to_f64()),
+                DataType::F8E4M3 => Scalar::Float(fp8::e4m3_to_f32(scalar.cast::<u8>().read()).into()),
+                DataType::F8E5M2 => Scalar::Float(fp8::e5m2_to_f32(scalar.cast::<u8>().read()).into()),
             }
         };
         // SAFETY: the caller's contract.

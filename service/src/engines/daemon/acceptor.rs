@@ -33,6 +33,8 @@ pub struct SessionLimits {
     pub command_ring: u32,
     /// Slots of the completion ring, a power of two.
     pub completion_ring: u32,
+    /// How long a tenant's waits poll before they sleep.
+    pub spin: Duration,
 }
 
 /// Makes sessions. Shared by all acceptors.
@@ -56,7 +58,7 @@ fn layout(limits: &SessionLimits, words: u32) -> SegmentLayout {
     let completions_offset = align(ring_bytes::<Command>(limits.command_ring));
     let words_offset = completions_offset + align(ring_bytes::<Completion>(limits.completion_ring));
     SegmentLayout {
-        segment_bytes: words_offset + u64::from(words) * size_of::<StreamWord>() as u64,
+        segment_bytes: words_offset + (u64::from(words) + 1) * size_of::<StreamWord>() as u64,
         commands_offset: 0,
         commands_capacity: limits.command_ring,
         completions_offset,
@@ -85,8 +87,15 @@ impl SessionFactory {
         let waker: WakerSlot = replies.waker().clone();
         let id = self.registry.next_number();
         let quota = tenant.quota;
-        let session =
-            Arc::new(Session::new(id, tenant, peer, segment, layout.words_offset, completions, waker.clone()));
+        let session = Arc::new(Session::new(
+            id,
+            tenant,
+            peer,
+            segment,
+            (layout.words_offset, layout.words),
+            completions,
+            waker.clone(),
+        ));
         self.registry.add_session(Arc::clone(&session));
         let engine = SessionEngine {
             state: State::Greeting { deadline: Instant::now() + HELLO_WITHIN },
@@ -95,6 +104,7 @@ impl SessionFactory {
             doorbell,
             segment_fd: Some(segment_fd),
             layout,
+            spin: self.limits.spin,
             commands,
             tables: Tables::new(&quota, layout.words),
             proxy: self.proxy.clone(),

@@ -61,6 +61,8 @@ pub struct SessionEngine {
     /// Sent with the welcome, then dropped.
     segment_fd: Option<OwnedFd>,
     layout: SegmentLayout,
+    /// How long the tenant is to poll.
+    spin: Duration,
     commands: Consumer<Command>,
     tables: Tables,
     proxy: Sender<ProxyMessage>,
@@ -145,7 +147,9 @@ impl SessionEngine {
 
     fn welcome(&mut self) {
         let (session, tenant) = (self.session.id, self.session.tenant.name.clone());
-        let welcome = Response::Welcome { session, tenant, layout: self.layout };
+        let operations_in_flight_max = self.session.tenant.quota.operations_in_flight;
+        let welcome =
+            Response::Welcome { session, tenant, layout: self.layout, spin: self.spin, operations_in_flight_max };
         let sent = self.socket.send_hello(0).and_then(|()| match &self.segment_fd {
             Some(segment) => {
                 let fds = [segment.as_fd(), self.doorbell.as_fd()];
@@ -261,9 +265,7 @@ impl SessionEngine {
     }
 
     fn destroy_stream(&mut self, id: u64, stream: Handle) {
-        let idle = |slot: &StreamSlot| {
-            self.session.last_ended(stream.index).is_some_and(|ended| ended >= slot.next_ticket - 1)
-        };
+        let idle = |slot: &StreamSlot| self.session.last_ended(stream.index) >= slot.next_ticket - 1;
         match self.tables.streams.get(stream).map(idle) {
             None => self.refuse(id, ErrorClass::InvalidArgument, format!("there is no stream {stream:?}")),
             Some(false) => {

@@ -22,6 +22,9 @@ use crate::session::Session;
 use crate::telemetry::CommInfo;
 use crate::tenants::Charge;
 
+/// Most ranks that a message tells of.
+const RANKS_DESCRIBED_MAX: usize = 8;
+
 /// Why a communicator is dead.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Failure {
@@ -81,10 +84,12 @@ pub(super) struct Comm {
     departed: Option<u32>,
     /// Point-to-point jobs that run.
     pub(super) pair_jobs: u32,
+    /// When something last happened here.
+    active_at: Instant,
 }
 
 impl Comm {
-    pub(super) fn new(members: Vec<Member>, schedules: ScheduleCache, info: Arc<CommInfo>) -> Self {
+    pub(super) fn new(members: Vec<Member>, schedules: ScheduleCache, info: Arc<CommInfo>, now: Instant) -> Self {
         Comm {
             running: Vec::with_capacity(members.len()),
             members,
@@ -96,6 +101,7 @@ impl Comm {
             info,
             departed: None,
             pair_jobs: 0,
+            active_at: now,
         }
     }
 
@@ -117,7 +123,8 @@ impl Comm {
     }
 
     /// A collective has become the head of its stream. Returns false if it is no longer waiting: the communicator died.
-    pub(super) fn arrive(&mut self, rank: u32, seq: u64) -> bool {
+    pub(super) fn arrive(&mut self, rank: u32, seq: u64, now: Instant) -> bool {
+        self.active_at = now;
         let member = &mut self.members[rank as usize];
         let Some(at) = seq.checked_sub(member.first_seq) else { return false };
         let Some(waiting) = member.waiting.get_mut(at as usize) else { return false };
@@ -183,7 +190,12 @@ impl Comm {
     }
 
     /// Offers a send or receive; returns a matched pair (send, receive).
-    pub(super) fn offer(&mut self, operation: Box<Operation>) -> Option<(Box<Operation>, Box<Operation>)> {
+    pub(super) fn offer(
+        &mut self,
+        operation: Box<Operation>,
+        now: Instant,
+    ) -> Option<(Box<Operation>, Box<Operation>)> {
+        self.active_at = now;
         match operation.action {
             Action::Send { peer } => {
                 let pair = self.pairs.entry((operation.rank, peer)).or_default();
@@ -333,6 +345,38 @@ impl Comm {
             failed.extend(pair.sends.into_iter().chain(pair.recvs).map(|operation| *operation));
         }
         failed
+    }
+
+    /// Since when operations have been waiting for other ranks with nothing happening; `None` where none waits.
+    pub(super) fn waits_since(&self) -> Option<Instant> {
+        let waits = self.members.iter().any(|member| member.arrived().is_some()) || !self.unmatched().is_empty();
+        (waits && self.running.is_empty() && self.pair_jobs == 0).then_some(self.active_at)
+    }
+
+    fn unmatched(&self) -> Vec<&Operation> {
+        let all = self.pairs.values().flat_map(|pair| pair.sends.iter().chain(&pair.recvs));
+        all.map(Box::as_ref).collect()
+    }
+
+    /// Who waits for what, and who has not called anything, in words.
+    pub(super) fn describe_wait(&self) -> String {
+        let unmatched = self.unmatched();
+        let of = |(rank, member): (usize, &Member)| {
+            let pairs = unmatched.iter().filter(|operation| operation.rank as usize == rank);
+            let waiting = member.arrived().into_iter().chain(pairs.copied()).map(describe).collect::<Vec<_>>();
+            let place = member.whole_started + self.info.rounds(rank as u32);
+            match waiting.as_slice() {
+                [] => format!(
+                    "rank {rank} (process {}) has called nothing after operation {place}",
+                    member.session.peer.pid
+                ),
+                calls => format!("rank {rank} waits in {}", calls.join(", ")),
+            }
+        };
+        let ranks: Vec<_> = self.members.iter().enumerate().take(RANKS_DESCRIBED_MAX).map(of).collect();
+        let more = self.members.len().saturating_sub(RANKS_DESCRIBED_MAX);
+        let more = if more > 0 { format!("; and {more} more ranks") } else { String::new() };
+        format!("{}{more}", ranks.join("; "))
     }
 
     /// Whether a rank has nothing waiting and nothing running.

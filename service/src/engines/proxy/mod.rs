@@ -30,7 +30,7 @@ use crate::handles::HandleTable;
 use crate::plans::ScheduleCache;
 use crate::runtime::{Context, Engine, Mailbox, Progress};
 use crate::session::SessionId;
-use crate::telemetry::{CommInfo, RankInfo, Registry, TenantBoard};
+use crate::telemetry::{CommInfo, LogBudget, RankInfo, Registry, TenantBoard};
 use crate::tenants::Resource;
 
 /// Messages that may wait at a proxy engine: a few bursts of every session's commands.
@@ -54,6 +54,15 @@ enum Event {
     Ready { comm: Handle },
 }
 
+/// How long ranks wait for each other.
+#[derive(Debug, Clone, Copy)]
+pub struct Timeouts {
+    /// When they join a communicator.
+    pub init: Duration,
+    /// In an operation; for ever, if `None`.
+    pub operation: Option<Duration>,
+}
+
 /// See the module's documentation.
 pub struct ProxyEngine {
     device: Box<dyn Device>,
@@ -67,6 +76,11 @@ pub struct ProxyEngine {
     jobs: HandleTable<Job>,
     rendezvous: Rendezvous<JoinRequest>,
     events: VecDeque<Event>,
+    timeouts: Timeouts,
+    /// When some operation may have waited for too long.
+    look_for_late_at: Option<Instant>,
+    /// Tenants cause these lines.
+    log_budget: LogBudget,
     /// Rounds that have ended, for a moment; kept for its memory.
     ended_rounds: Vec<Operation>,
 }
@@ -81,7 +95,7 @@ impl ProxyEngine {
         registry: Arc<Registry>,
         make_schedules: Box<dyn Fn(u32) -> ScheduleCache + Send>,
         board_slot_bytes: u32,
-        init_timeout: Duration,
+        timeouts: Timeouts,
     ) -> Self {
         ProxyEngine {
             device,
@@ -92,8 +106,11 @@ impl ProxyEngine {
             streams: HashMap::new(),
             comms: HandleTable::new(COMMS_MAX),
             jobs: HandleTable::new(JOBS_MAX),
-            rendezvous: Rendezvous::new(init_timeout),
+            rendezvous: Rendezvous::new(timeouts.init),
             events: VecDeque::new(),
+            timeouts,
+            look_for_late_at: None,
+            log_budget: LogBudget::default(),
             ended_rounds: Vec::new(),
         }
     }
@@ -159,15 +176,17 @@ impl ProxyEngine {
     fn advance(&mut self, session: SessionId, index: u32, now: Instant) {
         while let Some((ticket, task)) = self.stream(session, index).and_then(Stream::start_next) {
             match task {
-                Task::Collective { comm, rank, seq } => self.arrive(session, index, ticket, (comm, rank, seq)),
+                Task::Collective { comm, rank, seq } => self.arrive(session, index, ticket, (comm, rank, seq), now),
                 Task::Own(operation) => self.start_own(operation, now),
                 Task::Started => {}
             }
         }
     }
 
-    fn arrive(&mut self, session: SessionId, index: u32, ticket: u64, (comm, rank, seq): (Handle, u32, u64)) {
-        if self.comms.get_mut(comm).is_some_and(|live| live.arrive(rank, seq)) {
+    fn arrive(&mut self, session: SessionId, index: u32, ticket: u64, whose: (Handle, u32, u64), now: Instant) {
+        let (comm, rank, seq) = whose;
+        self.expect_progress(now);
+        if self.comms.get_mut(comm).is_some_and(|live| live.arrive(rank, seq, now)) {
             self.events.push_back(Event::Ready { comm });
             return;
         }
@@ -195,7 +214,9 @@ impl ProxyEngine {
             }
             _ => {
                 let Some(live) = self.comms.get_mut(comm) else { return };
-                if let Some((send, recv)) = live.offer(operation) {
+                let pair = live.offer(operation, now);
+                self.expect_progress(now);
+                if let Some((send, recv)) = pair {
                     self.start_pair(comm, send, recv, now);
                 } else {
                     self.events.push_back(Event::Ready { comm });
@@ -238,6 +259,28 @@ impl ProxyEngine {
         }
         if self.device.copy(&from, &to, job) == Launched::Finished {
             self.finish_job(job, now);
+        }
+    }
+
+    /// Something has begun to wait: looks at the time in time.
+    fn expect_progress(&mut self, now: Instant) {
+        if self.look_for_late_at.is_none() {
+            self.look_for_late_at = self.timeouts.operation.map(|timeout| now + timeout);
+        }
+    }
+
+    /// Ends communicators in which operations have waited for too long.
+    fn end_late(&mut self, now: Instant) {
+        let Some(timeout) = self.timeouts.operation.filter(|_| self.look_for_late_at.is_some_and(|at| at <= now))
+        else {
+            return;
+        };
+        let waiting: Vec<_> = self.comms.iter().filter_map(|(comm, live)| Some((comm, live.waits_since()?))).collect();
+        self.look_for_late_at = waiting.iter().map(|(_, since)| *since + timeout).filter(|at| *at > now).min();
+        for (comm, _) in waiting.into_iter().filter(|(_, since)| *since + timeout <= now) {
+            let Some(live) = self.comms.get(comm) else { continue };
+            let message = format!("nothing has happened for {timeout:?}: {}", live.describe_wait());
+            self.kill(comm, Failure::new(ErrorClass::Timeout, message));
         }
     }
 
@@ -361,7 +404,10 @@ impl ProxyEngine {
         if live.failure.is_some() {
             return;
         }
-        tracing::warn!(comm = live.info.number, tenant = %live.info.tenant, reason = %failure.message, "communicator failed");
+        if let Some(suppressed) = self.log_budget.take(Instant::now()) {
+            let (comm, tenant) = (live.info.number, &live.info.tenant);
+            tracing::warn!(comm, %tenant, reason = %failure.message, suppressed, "communicator failed");
+        }
         let failed = live.die(failure.clone());
         // Ranks with nothing waiting learn it too.
         for (rank, member) in live.members.iter().enumerate().filter(|(_, member)| !member.left) {
@@ -428,7 +474,7 @@ impl ProxyEngine {
         match self.rendezvous.join(key, rank, nranks, request, now) {
             Joined::Waiting => {}
             Joined::Refused(refusal, members) => refuse_all(&refusal, members),
-            Joined::Complete(requests) => self.create_comm(id, requests),
+            Joined::Complete(requests) => self.create_comm(id, requests, now),
         }
     }
 
@@ -447,7 +493,7 @@ impl ProxyEngine {
         Some((fd, Arc::new(TenantBoard::new(board, charge))))
     }
 
-    fn create_comm(&mut self, id: mccs_ipc::types::UniqueId, requests: Vec<JoinRequest>) {
+    fn create_comm(&mut self, id: mccs_ipc::types::UniqueId, requests: Vec<JoinRequest>, now: Instant) {
         let rank_info = |request: &JoinRequest| RankInfo {
             session: request.session.id,
             pid: request.session.peer.pid,
@@ -479,7 +525,7 @@ impl ProxyEngine {
             members.push(Member::new(session, tenant_comm, charge));
             answers.push((request, tenant_comm, reply));
         }
-        let Ok(comm) = self.comms.insert(Comm::new(members, schedules, Arc::clone(&info))) else {
+        let Ok(comm) = self.comms.insert(Comm::new(members, schedules, Arc::clone(&info), now)) else {
             let message = format!("the service has {COMMS_MAX} communicators, the most it can have");
             for (request, tenant_comm, reply) in answers {
                 let class = ErrorClass::System;
@@ -532,10 +578,12 @@ impl Engine for ProxyEngine {
         for (refusal, members) in self.rendezvous.expire(cx.now) {
             refuse_all(&refusal, members);
         }
-        if handled > 0 || backlog {
+        self.end_late(cx.now);
+        if handled > 0 || backlog || !self.events.is_empty() {
             Progress::Busy
         } else {
-            Progress::Idle { wake_at: self.rendezvous.next_deadline() }
+            let deadlines = [self.rendezvous.next_deadline(), self.look_for_late_at];
+            Progress::Idle { wake_at: deadlines.into_iter().flatten().min() }
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::{TRANSPORT_MAILBOX_MAX, TRANSPORTS_MAX, TransportEngine, TransportHandle};
+use super::{TRANSPORT_MAILBOX_MAX, TRANSPORTS_MAX, TransportEngine, TransportHandle, TransportMessage};
 use crate::engines::proxy::ProxyMessage;
 use crate::runtime::{Mailbox, RuntimeError, Runtimes, Sender};
 
@@ -82,6 +82,10 @@ impl TransportPool {
         state.transports.truncate(count);
         for proxy in &self.proxies {
             if proxy.send(ProxyMessage::SetTransports(state.transports.clone())).is_err() {
+                // Told to some proxies or to none: engines that nobody gives work end.
+                for started in state.transports.iter().filter(|t| before.iter().all(|b| b.number != t.number)) {
+                    let _ = started.sender.send(TransportMessage::Retire);
+                }
                 state.transports = before;
                 return Err(PoolError::Overloaded);
             }
