@@ -21,4 +21,4 @@ pub mod validate;
 pub use error::{ConfigError, Diagnostic};
 pub use job::JobFile;
 pub use service::ServiceConfig;
-pub use units::{Bytes, DurationText};
+pub use units::{Bytes, DurationText, Rate};

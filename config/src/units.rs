@@ -1,6 +1,6 @@
-//! Values with their unit written beside them: [`Bytes`] ("4MiB") and [`DurationText`] ("50ms").
+//! Values with their unit written beside them: [`Bytes`] ("4MiB"), [`DurationText`] ("50ms") and [`Rate`] ("10Gbit/s").
 //!
-//! Both are whole numbers with one unit, print in the largest unit that is exact, and read back what they print.
+//! All are whole numbers with one unit, print in the largest unit that is exact, and read back what they print.
 //! Deliberately absent: fractions ("1.5GiB") and decimal byte units ("4MB"), which people read in two ways.
 
 use std::fmt;
@@ -22,7 +22,11 @@ const TIME_UNITS: [(&str, u64); 6] = [
     ("ns", 1),
 ];
 
-/// Why a text is no [`Bytes`] or [`DurationText`].
+/// In bits per second, largest first. Decimal, as links are sold.
+const RATE_UNITS: [(&str, u64); 5] =
+    [("Tbit/s", 1_000_000_000_000), ("Gbit/s", 1_000_000_000), ("Mbit/s", 1_000_000), ("kbit/s", 1_000), ("bit/s", 1)];
+
+/// Why a text is no [`Bytes`], [`DurationText`] or [`Rate`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum UnitError {
     /// There are no digits where the number should be.
@@ -161,6 +165,39 @@ impl fmt::Display for DurationText {
     }
 }
 
+/// Bits per second, written "500Mbit/s", "1Gbit/s"; "0" needs no unit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Rate(pub u64);
+
+impl Rate {
+    /// `n` Mbit/s.
+    #[must_use]
+    pub const fn mbit(n: u64) -> Self {
+        Rate(n * 1_000_000)
+    }
+
+    /// `n` Gbit/s.
+    #[must_use]
+    pub const fn gbit(n: u64) -> Self {
+        Rate(n * 1_000_000_000)
+    }
+}
+
+impl FromStr for Rate {
+    type Err = UnitError;
+
+    fn from_str(text: &str) -> Result<Self, UnitError> {
+        let bare = (text.trim() == "0").then_some(1);
+        parse(text, &RATE_UNITS, bare, "10Gbit/s").map(Rate)
+    }
+}
+
+impl fmt::Display for Rate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        print(f, self.0, &RATE_UNITS)
+    }
+}
+
 struct TextVisitor<T> {
     expecting: &'static str,
     value: std::marker::PhantomData<T>,
@@ -196,6 +233,7 @@ macro_rules! serde_as_text {
 
 serde_as_text!(Bytes, "bytes with their unit as a string, such as \"4MiB\"");
 serde_as_text!(DurationText, "a time with its unit as a string, such as \"50ms\"");
+serde_as_text!(Rate, "bits per second with their unit as a string, such as \"10Gbit/s\"");
 
 #[cfg(test)]
 mod tests {
@@ -237,12 +275,31 @@ mod tests {
     }
 
     #[test]
+    fn rates_read_and_print() {
+        for (text, bits, printed) in [
+            ("1Gbit/s", 1_000_000_000, "1Gbit/s"),
+            ("500Mbit/s", 500_000_000, "500Mbit/s"),
+            ("2500 Mbit/s", 2_500_000_000, "2500Mbit/s"),
+            ("0", 0, "0"),
+            ("64kbit/s", 64_000, "64kbit/s"),
+        ] {
+            let value: Rate = text.parse().unwrap();
+            assert_eq!((value.0, value.to_string().as_str()), (bits, printed));
+            assert_eq!(value.to_string().parse(), Ok(value));
+        }
+        assert_eq!((Rate::gbit(1), Rate::mbit(500)), ("1Gbit/s".parse().unwrap(), "500Mbit/s".parse().unwrap()));
+        assert!(matches!("1GB/s".parse::<Rate>(), Err(UnitError::UnknownUnit { .. })));
+        assert!(matches!("1000".parse::<Rate>(), Err(UnitError::UnknownUnit { .. })));
+    }
+
+    #[test]
     fn every_magnitude_round_trips() {
         for shift in 0..64 {
             for value in [1_u64 << shift, (1_u64 << shift) - 1, (1_u64 << shift) | 1] {
                 assert_eq!(Bytes(value).to_string().parse(), Ok(Bytes(value)));
                 let time = DurationText(Duration::from_nanos(value));
                 assert_eq!(time.to_string().parse(), Ok(time));
+                assert_eq!(Rate(value).to_string().parse(), Ok(Rate(value)));
             }
         }
     }
