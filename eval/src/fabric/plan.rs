@@ -23,6 +23,8 @@ const RULE_OWN_RACK: usize = 100;
 const RULE_SOURCE: usize = 200;
 const RULE_DESTINATION: usize = 300;
 const TABLE: usize = 1000;
+/// Addresses (1, 2), protocol (4), and ports (16, 32).
+const FIVE_TUPLE: &str = "55";
 /// Largest packet that the kernel hands to an interface in one piece.
 const LARGEST_PACKET_BYTES: u64 = 65_536;
 
@@ -35,7 +37,7 @@ pub enum Piece {
     Veth,
     /// Addresses and routes.
     Routing,
-    /// Several next hops of a route, chosen by layer-4 hash.
+    /// Several next hops of a route, chosen by a hash of addresses and ports.
     Multipath,
     /// A seed for that hash.
     HashSeed,
@@ -53,7 +55,7 @@ impl fmt::Display for Piece {
             Piece::Namespaces => "network namespaces (CONFIG_NET_NS) and CAP_SYS_ADMIN",
             Piece::Veth => "veth links (CONFIG_VETH)",
             Piece::Routing => "IPv4 routing (CONFIG_INET) and CAP_NET_ADMIN",
-            Piece::Multipath => "multipath routes with layer-4 hash (CONFIG_IP_ROUTE_MULTIPATH)",
+            Piece::Multipath => "multipath routes with a hash of chosen fields (CONFIG_IP_ROUTE_MULTIPATH, Linux 5.13)",
             Piece::HashSeed => "a seed for the multipath hash (Linux 6.11)",
             Piece::PortRules => "routing rules by port (CONFIG_IP_MULTIPLE_TABLES, Linux 4.17)",
             Piece::Htb => "the HTB shaper (CONFIG_NET_SCH_HTB)",
@@ -183,7 +185,10 @@ fn settings(spec: &FabricSpec, topology: &Topology, namespace: &str) -> Vec<Sett
         all.push(setting(key, "0", Some(Piece::Routing)));
     }
     if spec.spines > 0 {
-        all.push(setting("net/ipv4/fib_multipath_hash_policy", "1", Some(Piece::Multipath)));
+        // Policy 1 would hash ports too, but takes the hash that the sender's socket left in the packet, which is random:
+        // a flow repeated would go another way, and one that retransmits would change its way. Policy 3 reads the packet.
+        all.push(setting("net/ipv4/fib_multipath_hash_policy", "3", Some(Piece::Multipath)));
+        all.push(setting("net/ipv4/fib_multipath_hash_fields", FIVE_TUPLE, Some(Piece::Multipath)));
         if let Some(seed) = spec.paths.hash_seed {
             all.push(setting("net/ipv4/fib_multipath_hash_seed", &seed.to_string(), Some(Piece::HashSeed)));
         }
@@ -306,7 +311,7 @@ mod tests {
         leaf("route add default via 172.16.0.7 table 1001");
         leaf("rule add pref 201 sport 20100-20199 lookup 1001");
         leaf("rule add pref 301 dport 20100-20199 lookup 1001");
-        has(&lines, "ip netns exec mccs-testbed-leaf1 sysctl -qw net.ipv4.fib_multipath_hash_policy=1");
+        has(&lines, "ip netns exec mccs-testbed-leaf1 sysctl -qw net.ipv4.fib_multipath_hash_policy=3");
         has(&lines, "ip -n mccs-testbed-spine1 route add 10.1.0.0/16 via 172.16.0.6");
     }
 

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use mccs_config::Rate;
 use nix::errno::Errno;
+use nix::libc::linger;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrIn, bind, connect, setsockopt, socket, sockopt};
 use nix::sys::time::TimeVal;
 
@@ -151,6 +152,8 @@ fn connected(from: SocketAddrV4, to: SocketAddrV4) -> io::Result<TcpStream> {
     let patience = TimeVal::new(PATIENCE.as_secs().cast_signed(), 0);
     setsockopt(&socket, sockopt::ReuseAddr, &true)?;
     setsockopt(&socket, sockopt::SendTimeout, &patience)?;
+    // Closed by a reset: the port is free at once for the next flow.
+    setsockopt(&socket, sockopt::Linger, &linger { l_onoff: 1, l_linger: 0 })?;
     bind(socket.as_raw_fd(), &SockaddrIn::from(from))?;
     connect(socket.as_raw_fd(), &SockaddrIn::from(to)).map_err(|errno| match errno {
         Errno::EINPROGRESS => io::Error::from(ErrorKind::TimedOut),

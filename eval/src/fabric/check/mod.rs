@@ -1,7 +1,8 @@
 //! Whether a fabric that is up keeps its promises, asked by real flows.
 //!
-//! Four questions: does every address reach every other; does a chosen source port lead over its spine, both ways, and
-//! over no other; are flows that choose nothing spread over all spines; and, where asked for, do links carry their rates.
+//! Does every address reach every other; does a chosen source port lead over its spine, both ways, and over no other; are
+//! flows that choose nothing spread over all spines, and the same flow always the same way; and, where asked for, do links
+//! carry their rates.
 //! The fabric should be idle: what others send is counted too.
 
 mod counters;
@@ -29,6 +30,9 @@ const SPREAD_FLOWS: usize = 32;
 const SPREAD_BYTES: u64 = 64 << 10;
 /// Part of a fair share that every spine must get; of 32 flows a spine, fewer than 8 is beyond chance.
 const SPREAD_LEAST: f64 = 0.25;
+/// A port of no spine, and how often the same flow is made from it.
+const REPEATED_PORT: u16 = 40_000;
+const REPEATS: usize = 8;
 /// Bounds of a measured rate, as parts of the configured one. Payload is some percent less than what links carry.
 const RATE_LEAST: f64 = 0.9;
 const RATE_MOST: f64 = 1.05;
@@ -45,7 +49,7 @@ pub fn check(spec: &FabricSpec, rates: Option<Duration>) -> Result<Report> {
     let bed = Bed { spec, topology: &topology, ports: &ports };
     let mut sections = vec![bed.reachability()];
     if bed.rack_pairs().next().is_some() {
-        sections.extend([bed.paths()?, bed.spread()?]);
+        sections.extend([bed.paths()?, bed.spread()?, bed.repeated()?]);
     }
     sections.extend(rates.map(|time| bed.rates(time)));
     Ok(Report { sections })
@@ -153,31 +157,46 @@ impl<'a> Bed<'a> {
     }
 
     fn spread(&self) -> Result<Section> {
-        let spines = self.topology.spines.len();
-        let mut rows = Vec::new();
-        for pair in self.rack_pairs() {
-            let before = Arrivals::read(self.topology)?;
-            let sent = (0..SPREAD_FLOWS * spines).try_for_each(|_| pair.connect(0)?.transfer(SPREAD_BYTES));
-            let seen = Arrivals::read(self.topology)?.since(&before);
-            let bytes: Vec<u64> = (0..spines).map(|spine| seen.at(spine, pair.from.leaf)).collect();
-            let mut cells = self.racks(pair);
-            rows.push(match sent {
-                Ok(()) => {
-                    let names = self.topology.spines.iter().map(|spine| &spine.name);
-                    let shares: Vec<String> = names
-                        .zip(shares(&bytes))
-                        .map(|(name, share)| format!("{name} {:.0}%", 100.0 * share))
-                        .collect();
-                    cells.extend([(SPREAD_FLOWS * spines).to_string(), shares.join(", ")]);
-                    Row { cells, fault: unfair(&bytes) }
-                }
-                Err(error) => fault(cells, &error),
-            });
-        }
+        let flows = SPREAD_FLOWS * self.topology.spines.len();
+        let row = |pair| self.hashed(pair, flows, 0, unfair);
         Ok(Section {
             title: "Are flows that choose no port spread over all spines?",
             columns: &["from", "to", "flows", "shares of bytes"],
-            rows,
+            rows: self.rack_pairs().map(row).collect::<Result<_>>()?,
+        })
+    }
+
+    fn repeated(&self) -> Result<Section> {
+        let row = |pair| self.hashed(pair, REPEATS, REPEATED_PORT, divided);
+        Ok(Section {
+            title: "Does the same flow go the same way each time?",
+            columns: &["from", "to", "flows", "shares of bytes"],
+            rows: self.rack_pairs().map(row).collect::<Result<_>>()?,
+        })
+    }
+
+    /// Sends flows that the leaf spreads by its hash, and looks at which spines they came into.
+    fn hashed(
+        &self,
+        pair: RackPair<'_>,
+        flows: usize,
+        source_port: u16,
+        judge: fn(&[u64]) -> Option<String>,
+    ) -> Result<Row> {
+        let before = Arrivals::read(self.topology)?;
+        let sent = (0..flows).try_for_each(|_| pair.connect(source_port)?.transfer(SPREAD_BYTES));
+        let seen = Arrivals::read(self.topology)?.since(&before);
+        let spines = self.topology.spines.iter().enumerate();
+        let bytes: Vec<u64> = spines.clone().map(|(spine, _)| seen.at(spine, pair.from.leaf)).collect();
+        let shares: Vec<String> = spines
+            .zip(shares(&bytes))
+            .map(|((_, spine), share)| format!("{} {:.0}%", spine.name, 100.0 * share))
+            .collect();
+        let mut cells = self.racks(pair);
+        cells.extend([flows.to_string(), shares.join(", ")]);
+        Ok(match sent {
+            Ok(()) => Row { cells, fault: judge(&bytes) },
+            Err(error) => fault(cells, &error),
         })
     }
 
@@ -265,9 +284,20 @@ fn unfair(bytes: &[u64]) -> Option<String> {
     shares(bytes).position(|share| share < least).map(|spine| format!("spine{spine} is left out"))
 }
 
+fn divided(bytes: &[u64]) -> Option<String> {
+    let used = bytes.iter().filter(|bytes| **bytes > NOISE_BYTES).count();
+    (used != 1).then(|| format!("it took {used} ways"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_flow_repeated_has_one_way() {
+        assert_eq!(divided(&[5000, 300]), None);
+        assert_eq!(divided(&[5000, 3000]), Some("it took 2 ways".to_owned()));
+    }
 
     #[test]
     fn a_flow_belongs_on_its_spine_alone() {
