@@ -36,6 +36,8 @@ const REPEATS: usize = 8;
 /// Bounds of a measured rate, as parts of the configured one. Payload is some percent less than what links carry.
 const RATE_LEAST: f64 = 0.9;
 const RATE_MOST: f64 = 1.05;
+/// How often a rate is measured until it is no less than it should be.
+const RATE_TRIES: u32 = 3;
 /// After so many pairs that do not reach each other the rest is not tried: each takes seconds.
 const UNREACHED_MAX: usize = 10;
 
@@ -219,7 +221,7 @@ impl<'a> Bed<'a> {
         }
         Section {
             title: "Do links carry their rates? (Mbit/s of payload, one TCP flow)",
-            columns: &["from", "to", "over", "source port", "configured", "measured", "ratio"],
+            columns: &["from", "to", "over", "source port", "configured", "measured", "ratio", "tries"],
             rows,
         }
     }
@@ -228,13 +230,25 @@ impl<'a> Bed<'a> {
 fn rate_row(pair: RackPair<'_>, over: String, port: u16, configured: Option<Rate>, time: Duration) -> Row {
     let port_text = if port == 0 { "any".to_owned() } else { port.to_string() };
     let mut cells = vec![pair.from.name.clone(), pair.to.name.clone(), over, port_text];
-    match pair.connect(port).and_then(|flow| flow.rate(time / 4, time)) {
+    let ratio_of = |measured: Rate| configured.map(|configured| measured.0 as f64 / configured.0 as f64);
+    let mut tries = 1;
+    let measured = loop {
+        let measured = pair.connect(port).and_then(|flow| flow.rate(time / 4, time));
+        // What a link carried once it can carry; a flow may fall short because the machine had other work.
+        let is_short = measured.as_ref().is_ok_and(|rate| ratio_of(*rate).is_some_and(|ratio| ratio < RATE_LEAST));
+        if !is_short || tries == RATE_TRIES {
+            break measured;
+        }
+        tries += 1;
+    };
+    match measured {
         Err(error) => fault(cells, &error),
         Ok(measured) => {
             let mbit = |rate: Rate| format!("{:.0}", rate.0 as f64 / 1e6);
-            let ratio = configured.map(|configured| measured.0 as f64 / configured.0 as f64);
+            let ratio = ratio_of(measured);
             cells.push(configured.map_or_else(|| "unshaped".to_owned(), mbit));
             cells.extend([mbit(measured), ratio.map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.3}"))]);
+            cells.push(tries.to_string());
             Row { cells, fault: ratio.and_then(rate_fault) }
         }
     }
