@@ -84,12 +84,6 @@ impl Guard {
         self.send(NO_GROUP)
     }
 
-    /// What it owns.
-    #[must_use]
-    pub fn claim(&self) -> &Claim {
-        &self.claim
-    }
-
     /// Lets the fabric stay, and the guard go.
     ///
     /// # Errors

@@ -7,7 +7,7 @@ use std::process::Command;
 use super::error::{FabricError, Result};
 use super::guard::Guard;
 use super::spec::{FabricSpec, is_name};
-use super::state::{self, Claim};
+use super::state::{self, Draft};
 use super::topology::{Topology, namespace};
 use super::{execute, plan, remove};
 
@@ -17,11 +17,15 @@ use super::{execute, plan, remove};
 /// The machine or its kernel lacks something, the name is taken, or a command fails; then nothing is left.
 pub fn build_guarded(spec: &FabricSpec) -> Result<Guard> {
     execute::require_host()?;
-    let claim = Claim::take(spec)?;
-    // Where it does not start, the name is given back first.
-    let guard = Guard::start(claim).inspect_err(|_| drop(state::forget(&spec.name)))?;
-    let steps = plan::build(spec, &Topology::new(spec));
-    match steps.iter().try_for_each(execute::step).and_then(|()| guard.claim().finish()) {
+    let draft = Draft::new(spec)?;
+    let claim = draft.claim.clone();
+    let guard = Guard::start(claim.clone())?;
+    let build = || {
+        draft.take()?;
+        plan::build(spec, &Topology::new(spec)).iter().try_for_each(execute::step)?;
+        claim.finish()
+    };
+    match build() {
         Ok(()) => {
             guard.share(false)?;
             Ok(guard)

@@ -8,8 +8,8 @@
 //!                        state, remove, check             what is up, its end, and whether it keeps its promises
 //! ```
 //!
-//! Life of a fabric: its name is claimed by a file of [`state`]; a [`guard`] process is started; the plan is executed. From
-//! the claim to the end of the build, and under `run` to the end of the command, the guard owns the fabric: when the
+//! Life of a fabric: a [`guard`] process is started; the name is taken by a file of [`state`]; the plan is executed. From
+//! its start to the end of the build, and under `run` to the end of the command, the guard owns the fabric: when the
 //! builder dies, however it dies, the guard removes everything. After `up` nobody owns it, and `down` removes it.
 //!
 //! Invariants: only namespaces called `mccs-<fabric>-<node>` are made, entered or removed, and only processes inside them

@@ -1,17 +1,22 @@
 //! What is up: one file a fabric, which holds its specification with every default said.
 //!
 //! ```text
-//! claim: NAME.building  ->  finish: NAME.toml  ->  removed with the fabric
+//! draft (no name)  ->  take: NAME.building  ->  finish: NAME.toml  ->  removed with the fabric
 //! ```
 //!
-//! Both files are one inode, which tells a fabric from a later one of the same name.
+//! All three are one inode, which tells a fabric from a later one of the same name. The draft is written and its guard
+//! knows it before it gets a name, so that there is no moment at which a builder could die and leave a file.
 
 use std::fmt;
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Write};
-use std::os::unix::fs::MetadataExt;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use nix::errno::Errno;
+use nix::fcntl::{AT_FDCWD, AtFlags, OFlag};
+use nix::unistd::linkat;
 use serde::Serialize;
 
 use super::error::{FabricError, Result};
@@ -48,41 +53,57 @@ fn file(name: &str, suffix: &str) -> PathBuf {
     Path::new(FOLDER).join(format!("{name}.{suffix}"))
 }
 
-/// A name that is taken.
-#[derive(Debug)]
+/// A file that stands for a fabric, as its guard knows it.
+#[derive(Debug, Clone)]
 pub struct Claim {
     /// The fabric.
     pub name: String,
-    /// Of the file that stands for it.
+    /// The file.
     pub inode: u64,
 }
 
-impl Claim {
-    /// Takes the name of `spec`.
+/// A file that has no name yet, and is gone with this value.
+#[derive(Debug)]
+pub struct Draft {
+    file: File,
+    /// What it will stand for.
+    pub claim: Claim,
+}
+
+impl Draft {
+    /// Writes down `spec`.
+    ///
+    /// # Errors
+    /// The folder cannot be written.
+    pub fn new(spec: &FabricSpec) -> Result<Self> {
+        let failed = |source| FabricError::State { path: FOLDER.into(), source };
+        std::fs::create_dir_all(FOLDER).map_err(failed)?;
+        let nameless = OFlag::O_TMPFILE.bits();
+        let mut file =
+            OpenOptions::new().write(true).custom_flags(nameless).mode(0o644).open(FOLDER).map_err(failed)?;
+        file.write_all(spec.to_toml().as_bytes()).map_err(failed)?;
+        let inode = file.metadata().map_err(failed)?.ino();
+        Ok(Draft { file, claim: Claim { name: spec.name.clone(), inode } })
+    }
+
+    /// Takes the fabric's name.
     ///
     /// # Errors
     /// It is taken, or the folder cannot be written.
-    pub fn take(spec: &FabricSpec) -> Result<Self> {
-        let failed = |path: &Path| {
-            let path = path.to_owned();
-            move |source| FabricError::State { path, source }
-        };
-        std::fs::create_dir_all(FOLDER).map_err(failed(FOLDER.as_ref()))?;
-        let path = file(&spec.name, BUILDING);
-        let taken = |what| FabricError::Taken { name: spec.name.clone(), what };
-        let mut file = match OpenOptions::new().write(true).create_new(true).open(&path) {
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => return Err(taken(Phase::Unfinished)),
-            other => other.map_err(failed(&path))?,
-        };
-        if self::file(&spec.name, UP).exists() {
-            std::fs::remove_file(&path).map_err(failed(&path))?;
-            return Err(taken(Phase::Up));
+    pub fn take(self) -> Result<()> {
+        let name = self.claim.name;
+        let path = file(&name, BUILDING);
+        let draft = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+        match linkat(AT_FDCWD, draft.as_str(), AT_FDCWD, &path, AtFlags::AT_SYMLINK_FOLLOW) {
+            Ok(()) if file(&name, UP).exists() => Err(FabricError::Taken { name, what: Phase::Up }),
+            Ok(()) => Ok(()),
+            Err(Errno::EEXIST) => Err(FabricError::Taken { name, what: Phase::Unfinished }),
+            Err(errno) => Err(FabricError::State { path, source: errno.into() }),
         }
-        file.write_all(spec.to_toml().as_bytes()).map_err(failed(&path))?;
-        let inode = file.metadata().map_err(failed(&path))?.ino();
-        Ok(Claim { name: spec.name.clone(), inode })
     }
+}
 
+impl Claim {
     /// Says that the fabric is up.
     ///
     /// # Errors
@@ -92,16 +113,18 @@ impl Claim {
         std::fs::rename(&path, file(&self.name, UP)).map_err(|source| FabricError::State { path, source })
     }
 
-    /// Removes the fabric, if the name still stands for what was claimed.
+    /// Removes what the file stands for: the fabric, or a mere attempt to take the name of one that is up.
     ///
     /// # Errors
     /// Something cannot be removed.
     pub fn remove(&self) -> Result<()> {
         let inode = |suffix| file(&self.name, suffix).metadata().ok().map(|metadata| metadata.ino());
-        if [BUILDING, UP].into_iter().any(|suffix| inode(suffix) == Some(self.inode)) {
-            remove(&self.name)?;
+        match (inode(BUILDING), inode(UP)) {
+            (_, Some(up)) if up == self.inode => remove(&self.name).map(drop),
+            (Some(building), None) if building == self.inode => remove(&self.name).map(drop),
+            (Some(building), Some(_)) if building == self.inode => unlink(&self.name, BUILDING).map(drop),
+            _ => Ok(()),
         }
-        Ok(())
     }
 }
 
@@ -110,16 +133,16 @@ impl Claim {
 /// # Errors
 /// The folder cannot be written.
 pub fn forget(name: &str) -> Result<bool> {
-    let mut taken = false;
-    for suffix in [UP, BUILDING] {
-        let path = file(name, suffix);
-        match std::fs::remove_file(&path) {
-            Ok(()) => taken = true,
-            Err(error) if error.kind() == ErrorKind::NotFound => {}
-            Err(source) => return Err(FabricError::State { path, source }),
-        }
+    Ok(unlink(name, UP)? | unlink(name, BUILDING)?)
+}
+
+fn unlink(name: &str, suffix: &str) -> Result<bool> {
+    let path = file(name, suffix);
+    match std::fs::remove_file(&path) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+        Err(source) => Err(FabricError::State { path, source }),
     }
-    Ok(taken)
 }
 
 /// The specification of a fabric that is up.
