@@ -1,35 +1,28 @@
 #!/usr/bin/env python3
-"""Compares mccs with its peers: all sides in one run, in turn, several rounds.
+"""Compares mccs with its peers, and with what the host's memory can do: all sides in one run, in turn, several rounds.
 
 usage: compare.py PEERS_FOLDER NAME [--rounds N] [--nranks 2,4] [--operations ...] [--begin BYTES --end BYTES --factor F]
 
 PEERS_FOLDER is what install.sh made. Build mccs first (cargo build --release --workspace). Writes eval/results/NAME.json
-(data and provenance) and NAME.md (a table)."""
+(data and provenance) and NAME.md (a table), anew after every operation."""
 
 import argparse
-import json
 import os
 import pathlib
-import platform
 import secrets
 import statistics
 import subprocess
 import sys
 import tempfile
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-BASELINES = ROOT / "eval" / "baselines"
+BASELINES = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(BASELINES.parent))
 
+import bench  # noqa: E402
+from bench import records, run  # noqa: E402
 
-def run(command, environment=None, timeout=600):
-    done = subprocess.run(command, env={**os.environ, **(environment or {})}, capture_output=True, text=True, timeout=timeout)
-    if done.returncode != 0:
-        raise RuntimeError(f"{command} failed:\n{done.stdout}\n{done.stderr}")
-    return done.stdout
-
-
-def records(text):
-    return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+# What is no service: the least time for the same accesses to memory of the same kind, and to memory in huge pages.
+FLOOR, HUGE_FLOOR = "floor", "floor, huge pages"
 
 
 def ranks(command, nranks, environment):
@@ -42,31 +35,32 @@ def ranks(command, nranks, environment):
     output = processes[0].communicate(timeout=600)[0]
     for process in processes:
         if process.wait(timeout=600) != 0:
-            raise RuntimeError(f"{command} failed:\n{process.stderr.read()}")
+            raise bench.failure(command, process.stderr.read())
     return output
 
 
+def sizes(arguments):
+    """Arguments of mccs' own programs."""
+    op, begin, end, factor, iterations, warmup = arguments
+    return ["--begin", f"{begin}B", "--end", f"{end}B", "--factor", str(factor), "--iterations", str(iterations)]
+
+
 def mccs(arguments, nranks):
-    op, *numbers = arguments
-    begin, end, factor, iterations, warmup = numbers
-    binaries = ROOT / "target" / "release"
-    with tempfile.TemporaryDirectory() as folder:
-        config = pathlib.Path(folder) / "service.toml"
-        config.write_text(f'[service]\nruntime_dir = "{folder}"\n[[tenant]]\nname = "eval"\nmax_memory = "16GiB"\n')
-        service = subprocess.Popen([binaries / "mccs-service", "--config", config], stdout=subprocess.PIPE,
-                                   stderr=subprocess.DEVNULL, text=True)
-        try:
-            assert service.stdout.readline() == "mccs-service ready\n"
-            unique_id = secrets.token_hex(16)
-            command = [binaries / "mccs-perf", "--json", "--operation", op.removesuffix("_in_place"), "--begin", f"{begin}B",
-                       "--end", f"{end}B", "--factor", str(factor), "--iterations", str(iterations), "--warmup", str(warmup)]
-            output = ranks(command, nranks, lambda rank: {
-                "MCCS_SOCKET": f"{folder}/mccs.sock", "MCCS_RANK": str(rank), "MCCS_NRANKS": str(nranks),
-                "MCCS_UNIQUE_ID": unique_id})
-        finally:
-            service.terminate()
-            service.wait(timeout=60)
+    op, *_, warmup = arguments
+    with bench.service('max_memory = "16GiB"') as (_, folder):
+        unique_id = secrets.token_hex(16)
+        command = [bench.BINARIES / "mccs-perf", "--json", "--operation", op.removesuffix("_in_place"), *sizes(arguments),
+                   "--warmup", str(warmup)]
+        output = ranks(command, nranks, lambda rank: {
+            "MCCS_SOCKET": f"{folder}/mccs.sock", "MCCS_RANK": str(rank), "MCCS_NRANKS": str(nranks),
+            "MCCS_UNIQUE_ID": unique_id})
     return [r for r in records(output) if r["in_place"] == op.endswith("_in_place")]
+
+
+def floor(memory):
+    return lambda arguments, nranks: records(run([
+        bench.BINARIES / "mccs-floor", "--memory", memory, "--operation", arguments[0], "--nranks", str(nranks),
+        *sizes(arguments)]))
 
 
 def sides(peers):
@@ -87,49 +81,59 @@ def sides(peers):
             return records(ranks(["/usr/bin/python3", BASELINES / "gloo_bench.py", *map(str, arguments)], nranks, lambda rank: {
                 "RANK": str(rank), "WORLD_SIZE": str(nranks), "GLOO_STORE": f"{folder}/store", "GLOO_SOCKET_IFNAME": "lo"}))
 
-    return {"mccs": mccs, "openmpi": openmpi([]), "openmpi ring": openmpi(ring), "intel mpi": impi, "gloo": gloo}
+    return {"mccs": mccs, "openmpi": openmpi([]), "openmpi ring": openmpi(ring), "intel mpi": impi, "gloo": gloo,
+            FLOOR: floor("memfd"), HUGE_FLOOR: floor("huge")}
 
 
-def provenance(peers, arguments):
+def versions(peers):
     def text(*command):
         return run(list(command)).strip()
 
-    cpu = next(line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name"))
     return {
-        "commit": text("git", "-C", str(ROOT), "rev-parse", "HEAD"),
-        "machine": {"cpu": cpu, "cores": os.cpu_count(), "kernel": platform.release(), "load": os.getloadavg()},
-        "versions": {
-            "openmpi": text("/usr/bin/mpirun", "--version").splitlines()[0],
-            "intel mpi": text(str(peers / "bin" / "pip"), "show", "impi-rt").splitlines()[1],
-            "gloo": "torch " + text("/usr/bin/python3", "-c", "import torch; print(torch.__version__)"),
-        },
-        "command": " ".join(["compare.py", "PEERS", *arguments[2:]]),
+        "openmpi": text("/usr/bin/mpirun", "--version").splitlines()[0],
+        "intel mpi": text(str(peers / "bin" / "pip"), "show", "impi-rt").splitlines()[1],
+        "gloo": "torch " + text("/usr/bin/python3", "-c", "import torch; print(torch.__version__)"),
     }
+
+
+def summary(nranks, op, size, by_side):
+    """Medians over rounds. Ratios are of p50, and absent where a side of theirs is."""
+    p50 = {side: statistics.median(r["p50_us"] for r in found) for side, found in by_side.items()}
+    spread = {side: [min(r["p50_us"] for r in found), max(r["p50_us"] for r in found)] for side, found in by_side.items()}
+    p99 = {side: statistics.median(r["p99_us"] for r in found) for side, found in by_side.items()}
+    row = {"nranks": nranks, "op": op, "bytes": size, "p50_us": p50, "p50_spread_us": spread, "p99_us": p99}
+    peers = [(time, side) for side, time in p50.items() if side not in ("mccs", FLOOR, HUGE_FLOOR)]
+    if peers and "mccs" in p50:
+        row |= {"best_peer": min(peers)[1], "times_faster_than_best_peer": min(peers)[0] / p50["mccs"]}
+    if FLOOR in p50 and "mccs" in p50:
+        row |= {"times_the_floor": p50["mccs"] / p50[FLOOR], "floor_ways": sorted({r["variant"] for r in by_side[FLOOR]})}
+    return row
+
+
+def table(contenders, rows):
+    def against_best(row):
+        return f"{row['times_faster_than_best_peer']:.2f}x ({row['best_peer']})" if "best_peer" in row else "-"
+
+    def against_floor(row):
+        return f"{row['times_the_floor']:.2f}" if "times_the_floor" in row else "-"
+
+    heads = ["ranks", "operation", "bytes", *contenders, "mccs against the best", "mccs against the floor"]
+    return bench.table(heads, [
+        [row["nranks"], row["op"], row["bytes"],
+         *(f"{row['p50_us'][side]:.1f}" if side in row["p50_us"] else "-" for side in contenders),
+         against_best(row), against_floor(row)] for row in rows])
 
 
 def report(options, contenders, times, failures):
     """Writes what has been measured so far."""
-    rows = []
-    for (nranks, op, size), by_side in times.items():
-        p50 = {side: statistics.median(r["p50_us"] for r in found) for side, found in by_side.items()}
-        spread = {side: [min(r["p50_us"] for r in found), max(r["p50_us"] for r in found)] for side, found in by_side.items()}
-        p99 = {side: statistics.median(r["p99_us"] for r in found) for side, found in by_side.items()}
-        best = min((time, side) for side, time in p50.items() if side != "mccs")
-        rows.append({"nranks": nranks, "op": op, "bytes": size, "p50_us": p50, "p50_spread_us": spread, "p99_us": p99,
-                     "best_peer": best[1], "times_faster_than_best_peer": best[0] / p50["mccs"]})
-    results = ROOT / "eval" / "results"
-    data = {"provenance": provenance(options.peers, sys.argv), "rounds": options.rounds, "rows": rows, "failures": failures}
-    (results / f"{options.name}.json").write_text(json.dumps(data, indent=1) + "\n")
-    with open(results / f"{options.name}.md", "w") as table:
-        table.write(f"Time of a whole call in microseconds, slowest rank, float; median of {options.rounds} rounds (spread in the JSON file).\n"
-                    "Last column: how many times faster mccs is than the best peer.\n\n")
-        names = list(contenders)
-        table.write("| ranks | operation | bytes | " + " | ".join(names) + " | mccs against the best |\n")
-        table.write("| --- " * (len(names) + 4) + "|\n")
-        for row in rows:
-            cells = [f"{row['p50_us'][side]:.1f}" if side in row["p50_us"] else "-" for side in names]
-            table.write(f"| {row['nranks']} | {row['op']} | {row['bytes']} | " + " | ".join(cells)
-                        + f" | {row['times_faster_than_best_peer']:.2f}x ({row['best_peer']}) |\n")
+    rows = [summary(*key, by_side) for key, by_side in times.items()]
+    data = {"provenance": bench.provenance(options.versions), "rounds": options.rounds, "rows": rows, "failures": failures}
+    bench.write_results(options.name, data, (
+        f"Time of a whole call in microseconds, slowest rank, float; median of {options.rounds} rounds (spread in the JSON file).\n"
+        "Floor: the least time in which all cores can read the inputs once and write the outputs once, without a service,\n"
+        "queues or other processes; of memory as the service has it, and of memory in huge pages.\n"
+        "Last columns: how many times faster mccs is than the best peer, and how many times the floor it takes.\n\n"
+        + table(contenders, rows)))
 
 
 def main():
@@ -145,14 +149,13 @@ def main():
     parser.add_argument("--iterations", type=int, default=10)
     parser.add_argument("--warmup", type=int, default=3)
     options = parser.parse_args()
-    contenders = sides(options.peers.resolve())
+    peers = options.peers.resolve()
+    options.versions, contenders = versions(peers), sides(peers)
     times, failures = {}, []
     for nranks in map(int, options.nranks.split(",")):
         for op in options.operations.split(","):
             for number in range(options.rounds):
-                # Another side begins each round, so that none always follows the same one.
-                order = list(contenders)[number % len(contenders):] + list(contenders)[:number % len(contenders)]
-                for side in order:
+                for side in bench.in_turn(contenders, number):
                     if side == "openmpi ring" and not op.startswith("all_reduce") or side == "gloo" and op == "reduce_scatter":
                         continue
                     try:
@@ -160,7 +163,7 @@ def main():
                         for record in contenders[side](arguments, nranks):
                             times.setdefault((nranks, op, record["bytes"]), {}).setdefault(side, []).append(record)
                     except (RuntimeError, subprocess.TimeoutExpired) as error:
-                        failures.append(f"{side}, {op}, {nranks} ranks: {error}")
+                        failures.append(bench.without_folders(f"{side}, {op}, {nranks} ranks: {error}"))
                         print(failures[-1], file=sys.stderr)
             report(options, contenders, times, failures)
 

@@ -1,5 +1,8 @@
-//! What benchmarks and tests share: workloads whose right results are known, and the emulated network.
+//! What benchmarks and tests share: workloads whose right results are known, quantiles, cores to run on, the least that
+//! memory must do, and the emulated network.
 
 pub mod fabric;
+pub mod pinning;
 pub mod stats;
+pub mod touch;
 pub mod workload;

@@ -1,0 +1,91 @@
+"""What the evaluation's scripts share: running programs and services, reading their records, writing results."""
+
+import contextlib
+import json
+import os
+import pathlib
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+BINARIES = ROOT / "target" / "release"
+RESULTS = ROOT / "eval" / "results"
+
+
+def without_folders(text):
+    """Absolute paths, reduced to the file's name: results are read on other machines."""
+    return re.sub(r"(?<![\w./])/(?:[^\s/'\"]+/)+", "", text)
+
+
+def failure(command, *output):
+    return RuntimeError(without_folders(f"{' '.join(map(str, command))} failed:\n" + "\n".join(output)))
+
+
+def run(command, environment=None, timeout=600):
+    environment = {**os.environ, "RUST_BACKTRACE": "0", **(environment or {})}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout)
+    if done.returncode != 0:
+        raise failure(command, done.stdout, done.stderr)
+    return done.stdout
+
+
+def records(text):
+    return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+
+
+def in_turn(sides, number):
+    """Sides in the order of round `number`: another one begins each, so that none always follows the same one."""
+    sides = list(sides)
+    return sides[number % len(sides):] + sides[:number % len(sides)]
+
+
+@contextlib.contextmanager
+def service(tenant="", settings=""):
+    """A mccs-service with one tenant, of whose table `tenant` is a part; gives the process and its folder of sockets."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = pathlib.Path(folder) / "service.toml"
+        config.write_text(f'[service]\nruntime_dir = "{folder}"\n{settings}\n[[tenant]]\nname = "eval"\n{tenant}\n')
+        process = subprocess.Popen([BINARIES / "mccs-service", "--config", config], stdout=subprocess.PIPE,
+                                   stderr=subprocess.DEVNULL, text=True)
+        try:
+            if process.stdout.readline() != "mccs-service ready\n":
+                raise RuntimeError("mccs-service did not start")
+            yield process, pathlib.Path(folder)
+        finally:
+            process.terminate()
+            process.wait(timeout=60)
+
+
+def provenance(versions=None):
+    def setting(path):
+        try:
+            return re.search(r"\[(\w+)\]", pathlib.Path(path).read_text()).group(1)
+        except (OSError, AttributeError):
+            return None
+
+    cpu = next(line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name"))
+    pages = "/sys/kernel/mm/transparent_hugepage/"
+    git = ["git", "-C", str(ROOT)]
+    return {
+        "commit": run([*git, "rev-parse", "HEAD"]).strip(),
+        "uncommitted_changes": bool(run([*git, "status", "--porcelain", "--untracked-files=no", "--", ":!eval/results"]).strip()),
+        "machine": {"cpu": cpu, "cores": os.cpu_count(), "kernel": platform.release(), "load": os.getloadavg(),
+                    "huge_pages": {"anonymous": setting(pages + "enabled"), "shared": setting(pages + "shmem_enabled")}},
+        "versions": versions or {},
+        "command": without_folders(" ".join([pathlib.Path(sys.argv[0]).name, *sys.argv[1:]])),
+    }
+
+
+def write_results(name, data, text):
+    """Writes NAME.json and NAME.md."""
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"{name}.json").write_text(json.dumps(data, indent=1) + "\n")
+    (RESULTS / f"{name}.md").write_text(text)
+
+
+def table(heads, rows):
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "".join("| " + " | ".join(map(str, line)) + " |\n" for line in lines)

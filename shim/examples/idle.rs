@@ -1,0 +1,18 @@
+//! A session that does nothing: it joins a communicator of its own, runs one all-reduce, says so, and waits until its
+//! standard input is closed.
+
+use std::io::Read;
+
+use mccs::{Client, DataType, RedOp};
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let client = Client::from_env()?;
+    let comm = client.init_communicator_rank(mccs::unique_id()?, 0, 1, 0, "")?;
+    let stream = client.register_stream()?;
+    let memory = client.allocate(4096)?;
+    comm.all_reduce(memory.at(0), memory.at(0), 1024, DataType::F32, RedOp::Sum, &stream)?;
+    stream.synchronize()?;
+    println!("idle");
+    std::io::stdin().read_to_end(&mut Vec::new())?;
+    Ok(())
+}
