@@ -1,6 +1,6 @@
 //! Mistakes and haste of a well-meaning program: they cost at most the call, never the session, and never go unsaid.
 
-use mccs::{Client, Communicator, DataType, Error, RedOp};
+use mccs::{Client, Communicator, DataType, Error, RankSpec, RedOp};
 use mccs_tests::{Rank, TestService};
 
 /// More than a poll of the service takes from the ring.
@@ -145,4 +145,21 @@ fn failures_that_find_no_room_are_not_taken_for_success() {
     for (_, stream) in &comms {
         stream.synchronize().expect_err("failed");
     }
+}
+
+/// More answers than the socket holds: joins are all asked for before the first answer is read.
+#[test]
+fn answers_wait_for_a_tenant_that_asks_faster_than_it_reads() {
+    let service = TestService::start("[[tenant]]\nname = \"t\"\nmax_communicators = 4000\n");
+    let client = service.connect(0);
+    for _ in 0..2 {
+        let ids: Vec<_> = (0..1000).map(|_| mccs::unique_id().expect("an id")).collect();
+        let spec = |id, rank| RankSpec { id, rank, nranks: 2, device: 0, root_address: String::new() };
+        let specs: Vec<_> = ids.iter().flat_map(|id| [spec(*id, 0), spec(*id, 1)]).collect();
+        let comms = client.init_communicator_ranks(&specs).expect("all of them");
+        assert_eq!(comms.len(), 2000);
+        // And all leave without waiting for answers.
+        drop(comms);
+    }
+    client.register_stream().expect("the session lives");
 }

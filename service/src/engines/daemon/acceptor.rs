@@ -112,6 +112,8 @@ impl SessionFactory {
             outbox: VecDeque::new(),
             registry: Arc::clone(&self.registry),
             reaper: self.reaper.clone(),
+            unsent: VecDeque::new(),
+            unsent_since: None,
             popped: 0,
             parked: VecDeque::new(),
             look_at_socket: Instant::now(),

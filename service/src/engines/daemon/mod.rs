@@ -42,6 +42,11 @@ const HELLO_WITHIN: Duration = Duration::from_secs(5);
 /// How often the socket is looked at while the ring keeps the engine awake. A sleeping engine is woken by it at once.
 const SOCKET_EVERY: Duration = Duration::from_micros(200);
 
+/// How long a tenant may leave a full socket unread.
+const ANSWERED_WITHIN: Duration = Duration::from_secs(10);
+/// How often a full socket is tried again.
+const ANSWER_AGAIN_AFTER: Duration = Duration::from_millis(1);
+
 /// Most requests that wait for commands before them; the rest waits in the socket. Covers a tenant that lets go of all it
 /// has at once.
 const PARKED_MAX: usize = 4096;
@@ -71,6 +76,11 @@ pub struct SessionEngine {
     outbox: VecDeque<ProxyMessage>,
     registry: Arc<Registry>,
     reaper: Reaper,
+    /// Answers for which the socket had no room. While there are any, no request is read: so they are no more than the
+    /// tenant's joins in progress, and what was parked.
+    unsent: VecDeque<(ResponseEnvelope, Vec<OwnedFd>)>,
+    /// Since when the first of them waits.
+    unsent_since: Option<Instant>,
     /// Commands taken from the ring.
     popped: u64,
     /// Requests that end something which commands still in the ring may name, in order, each with the number of commands
@@ -104,11 +114,46 @@ impl SessionEngine {
     }
 
     fn answer(&mut self, id: u64, response: Response, fds: &[BorrowedFd<'_>]) {
-        if let Err(error) = self.socket.send(&ResponseEnvelope { id, response }, fds) {
-            // A tenant that does not read its answers, or has gone, is disconnected either way.
-            tracing::debug!(session = self.session.id, %error, "cannot answer");
-            self.close();
+        let envelope = ResponseEnvelope { id, response };
+        let sent = if self.unsent.is_empty() { self.socket.send(&envelope, fds) } else { Err(SocketError::WouldBlock) };
+        match sent {
+            Ok(()) => {}
+            Err(SocketError::WouldBlock) => {
+                let kept: std::io::Result<Vec<_>> = fds.iter().map(|fd| fd.try_clone_to_owned()).collect();
+                match kept {
+                    Ok(fds) => self.unsent.push_back((envelope, fds)),
+                    Err(error) => self.hang_up(&error),
+                }
+            }
+            Err(error) => self.hang_up(&error),
         }
+    }
+
+    /// The tenant has gone, or cannot be answered, which is as good as gone.
+    fn hang_up(&mut self, error: &dyn std::fmt::Display) {
+        tracing::debug!(session = self.session.id, %error, "cannot answer");
+        self.close();
+    }
+
+    /// Sends answers that found no room before. Returns whether all are on their way.
+    fn send_unsent(&mut self, now: Instant) -> bool {
+        while let Some((envelope, fds)) = self.unsent.front() {
+            let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+            match self.socket.send(envelope, &fds) {
+                Ok(()) => {
+                    self.unsent.pop_front();
+                    self.unsent_since = None;
+                }
+                Err(SocketError::WouldBlock) if now < *self.unsent_since.get_or_insert(now) + ANSWERED_WITHIN => {
+                    return false;
+                }
+                Err(error) => {
+                    self.hang_up(&error);
+                    return true;
+                }
+            }
+        }
+        true
     }
 
     fn refuse(&mut self, id: u64, class: ErrorClass, message: impl Into<String>) {
@@ -410,15 +455,22 @@ impl Engine for SessionEngine {
             self.take_reply(reply);
             busy = true;
         }
+        let answered = self.send_unsent(cx.now);
         if flushed {
             busy |= self.serve_ring(cx.budget);
-            busy |= self.serve_parked();
-            if cx.now >= self.look_at_socket && matches!(self.state, State::Serving) {
+            busy |= answered && self.serve_parked();
+            if answered && cx.now >= self.look_at_socket && matches!(self.state, State::Serving) {
                 self.look_at_socket = cx.now + SOCKET_EVERY;
                 busy |= self.serve_socket(cx.budget);
             }
         }
-        if busy || matches!(self.state, State::Closing) { Progress::Busy } else { Progress::IDLE }
+        if busy || matches!(self.state, State::Closing) {
+            Progress::Busy
+        } else if answered {
+            Progress::IDLE
+        } else {
+            Progress::Idle { wake_at: Some(cx.now + ANSWER_AGAIN_AFTER) }
+        }
     }
 
     fn prepare_to_sleep(&mut self) -> bool {
