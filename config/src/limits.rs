@@ -19,7 +19,7 @@ pub const COMMAND_RING: Limit<u32> =
 
 /// Slots of a session's completion ring; a power of two.
 pub const COMPLETION_RING: Limit<u32> =
-    Limit { min: 16, max: 4_096, reason: "only failures come through it, and each session pays 448 bytes a slot" };
+    Limit { min: 16, max: 4_096, reason: "only failures come through it, and each session pays 512 bytes a slot" };
 
 /// Time that ranks have to join a communicator.
 pub const INIT_TIMEOUT: Limit<DurationText> = Limit {

@@ -221,7 +221,7 @@ impl Default for HostDevice {
             direct_limit: Bytes::kib(16),
             inline_bytes: Bytes::kib(64),
             piece_bytes: Bytes::kib(128),
-            streaming_threshold: Bytes::mib(8),
+            streaming_threshold: Bytes::mib(32),
         }
     }
 }

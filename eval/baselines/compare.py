@@ -32,17 +32,22 @@ def ranks(command, nranks, environment):
                          stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL, stderr=subprocess.PIPE)
         for rank in range(nranks)
     ]
-    output = processes[0].communicate(timeout=600)[0]
-    for process in processes:
-        if process.wait(timeout=600) != 0:
-            raise bench.failure(command, process.stderr.read())
-    return output
+    outputs = [process.communicate(timeout=600) for process in processes]
+    for process, (_, errors) in zip(processes, outputs):
+        if process.returncode != 0:
+            raise bench.failure(command, errors)
+    return outputs[0][0]
 
 
 def sizes(arguments):
     """Arguments of mccs' own programs."""
     op, begin, end, factor, iterations, warmup = arguments
     return ["--begin", f"{begin}B", "--end", f"{end}B", "--factor", str(factor), "--iterations", str(iterations)]
+
+
+def is_in_place(op):
+    """A broadcast of MPI's and Gloo's is in place by nature: one buffer a rank. So it is here."""
+    return op == "broadcast" or op.endswith("_in_place")
 
 
 def mccs(arguments, nranks):
@@ -54,13 +59,16 @@ def mccs(arguments, nranks):
         output = ranks(command, nranks, lambda rank: {
             "MCCS_SOCKET": f"{folder}/mccs.sock", "MCCS_RANK": str(rank), "MCCS_NRANKS": str(nranks),
             "MCCS_UNIQUE_ID": unique_id})
-    return [r for r in records(output) if r["in_place"] == op.endswith("_in_place")]
+    return [r for r in records(output) if r["in_place"] == is_in_place(op)]
 
 
 def floor(memory):
-    return lambda arguments, nranks: records(run([
-        bench.BINARIES / "mccs-floor", "--memory", memory, "--operation", arguments[0], "--nranks", str(nranks),
-        *sizes(arguments)]))
+    def side(arguments, nranks):
+        op = arguments[0].removesuffix("_in_place") + ("_in_place" if is_in_place(arguments[0]) else "")
+        return records(run([bench.BINARIES / "mccs-floor", "--memory", memory, "--operation", op, "--nranks", str(nranks),
+                            *sizes(arguments)]))
+
+    return side
 
 
 def sides(peers):

@@ -1,6 +1,6 @@
 //! Streams: ordered queues of operations.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
@@ -30,6 +30,7 @@ pub(crate) struct StreamShared {
     last_ticket: AtomicU64,
     /// The round that came last, if it has not ended and the service does not know of it.
     pub(crate) pending: Mutex<Option<Round>>,
+    crowding: Crowding,
     /// Communicators used since the last synchronize.
     comms: Mutex<Vec<Handle>>,
     destroyed: AtomicBool,
@@ -84,6 +85,51 @@ impl StreamShared {
 /// Looks at a pending round before each further one gives the core away.
 const LOOKS_BEFORE_YIELD: u32 = 16;
 
+/// Notices that rounds end only when this process gives its core away: then the one waited for is on the same core, and
+/// the scheduler, to which both look busy, may leave them there. A process that sleeps is given a free core when it wakes.
+/// That costs as much as many rounds, so it is tried less and less often where there is no free core.
+struct Crowding {
+    /// Rounds in a row that ended after giving the core away.
+    crowded: AtomicU32,
+    /// Rounds in a row that did not.
+    free: AtomicU32,
+    /// How many crowded ones there have to be.
+    patience: AtomicU32,
+}
+
+/// Least and most rounds before a process tries to get another core.
+const PATIENCE: (u32, u32) = (32, 1 << 14);
+
+impl Default for Crowding {
+    fn default() -> Self {
+        Crowding { crowded: AtomicU32::new(0), free: AtomicU32::new(0), patience: AtomicU32::new(PATIENCE.0) }
+    }
+}
+
+impl Crowding {
+    /// A round has ended. Several threads may wait for one stream: a count that is lost does no harm.
+    fn note(&self, gave_core_away: bool) {
+        let (count, other) = if gave_core_away { (&self.crowded, &self.free) } else { (&self.free, &self.crowded) };
+        other.store(0, Ordering::Relaxed);
+        let in_a_row = count.load(Ordering::Relaxed).saturating_add(1);
+        count.store(in_a_row, Ordering::Relaxed);
+        if !gave_core_away && in_a_row >= PATIENCE.0 {
+            self.patience.store(PATIENCE.0, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether it is time to try for another core.
+    fn wants_to_move(&self) -> bool {
+        let patience = self.patience.load(Ordering::Relaxed);
+        if self.crowded.load(Ordering::Relaxed) < patience {
+            return false;
+        }
+        self.crowded.store(0, Ordering::Relaxed);
+        self.patience.store((patience * 2).min(PATIENCE.1), Ordering::Relaxed);
+        true
+    }
+}
+
 impl Stream {
     pub(crate) fn new(client: Client, handle: Handle, word: u32) -> Self {
         let comms = Mutex::default();
@@ -95,6 +141,7 @@ impl Stream {
             own: own.clone(),
             last_ticket,
             pending: Mutex::default(),
+            crowding: Crowding::default(),
             comms,
             destroyed,
         });
@@ -151,12 +198,18 @@ impl Stream {
     fn finish_round(&self) -> Result<(), Error> {
         for look in 0u32.. {
             match self.attempt_round() {
-                Some((Attempt::Ended, _)) | None => return Ok(()),
+                None => return Ok(()),
+                Some((Attempt::Ended, _)) => {
+                    self.shared.crowding.note(look > LOOKS_BEFORE_YIELD);
+                    return Ok(());
+                }
                 Some((Attempt::Waiting, waited)) if waited < self.client.0.spin => {}
                 Some(_) => break,
             }
             if look < LOOKS_BEFORE_YIELD {
                 std::hint::spin_loop();
+            } else if look == LOOKS_BEFORE_YIELD && self.shared.crowding.wants_to_move() {
+                std::thread::sleep(Duration::from_nanos(1));
             } else {
                 // Where there are fewer cores than busy processes, the one waited for may need this one.
                 std::thread::yield_now();

@@ -237,11 +237,20 @@ fn forged_handles_and_tickets_end_the_session() {
 fn a_ring_index_that_lies_ends_the_session() {
     attack(|service| {
         let raw = Raw::connect(service);
-        let produced = raw.segment.at::<u64>(raw.layout.commands_offset, 1).expect("the ring's header");
+        // The number of the first slot, behind the ring's header of four pairs of lines.
+        let number = raw.segment.at::<u64>(raw.layout.commands_offset + 4 * 128, 1).expect("the first slot");
         // SAFETY: inside the mapping; the service reads it atomically.
-        unsafe { produced.write_volatile(u64::MAX / 2) };
+        unsafe { number.write_volatile(u64::MAX / 2) };
         raw.doorbell.ring();
         assert!(raw.fenced().contains("contradicts"));
+    });
+    // An index that lies is looked at only to count what waits, and harms its own session's order at most.
+    attack(|service| {
+        let mut raw = Raw::connect(service);
+        let produced = raw.segment.at::<u64>(raw.layout.commands_offset, 1).expect("the ring's header");
+        // SAFETY: as above.
+        unsafe { produced.write_volatile(u64::MAX / 2) };
+        let Response::Done = raw.ask(Request::DestroyStream { stream: raw.stream }, &[]) else { panic!("not done") };
     });
 }
 

@@ -124,7 +124,7 @@ fn command(ticket: u64) -> Command {
         recv: BufferRef::NONE,
         scalar_bits: 0,
         rounds: 0,
-        reserved: [0; 3],
+        reserved: 0,
     }
 }
 
@@ -132,8 +132,8 @@ fn push(producer: &mut Producer<Command>, command: &Command) -> anyhow::Result<(
     poll(|| Ok((producer.try_push(command)? != Push::Full).then_some(())))
 }
 
-fn pop(consumer: &mut Consumer<Command>) -> anyhow::Result<Command> {
-    poll(|| Ok(consumer.try_pop()?))
+fn pop(consumer: &mut Consumer<Command>, command: &mut Command) -> anyhow::Result<()> {
+    poll(|| Ok(consumer.try_pop_into(command)?.then_some(())))
 }
 
 fn wait_for(line: &AtomicU64, value: u64) -> anyhow::Result<()> {
@@ -178,22 +178,29 @@ impl Arguments {
     /// Round trips, and commands a second one way.
     fn measure_rings(&self, segment: &Segment) -> anyhow::Result<(RoundTrips, f64)> {
         let (mut to, mut from) = segment.rings(1, 0)?;
+        let mut answer = command(0);
         let trips = self.time(|number| {
             push(&mut to, &command(number))?;
-            ensure!(pop(&mut from)?.ticket == number, "commands out of order");
+            pop(&mut from, &mut answer)?;
+            ensure!(answer.ticket == number, "commands out of order");
             Ok(())
         })?;
         let start = Instant::now();
         (0..self.commands).try_for_each(|number| push(&mut to, &command(number)))?;
-        pop(&mut from)?;
+        pop(&mut from, &mut answer)?;
         Ok((trips, self.commands as f64 / start.elapsed().as_secs_f64()))
     }
 
     fn answer_rings(&self, segment: &Segment) -> anyhow::Result<()> {
         let (mut to, mut from) = segment.rings(0, 1)?;
-        (0..self.all_round_trips()).try_for_each(|_| pop(&mut from).and_then(|command| push(&mut to, &command)))?;
+        let mut taken = command(0);
+        for _ in 0..self.all_round_trips() {
+            pop(&mut from, &mut taken)?;
+            push(&mut to, &taken)?;
+        }
         for number in 0..self.commands {
-            ensure!(pop(&mut from)?.ticket == number, "commands out of order");
+            pop(&mut from, &mut taken)?;
+            ensure!(taken.ticket == number, "commands out of order");
         }
         push(&mut to, &command(0))
     }

@@ -15,7 +15,8 @@ use crate::sync::atomic::{Ordering, fence};
 pub struct Consumer<T> {
     pub(super) ring: Ring<T>,
     consumed: u64,
-    produced_cached: u64,
+    /// Of those, the ones whose slots have been given back.
+    released: u64,
 }
 
 impl<T: Pod> Consumer<T> {
@@ -29,38 +30,55 @@ impl<T: Pod> Consumer<T> {
     }
 
     pub(super) fn over(ring: Ring<T>) -> Self {
-        Consumer { ring, consumed: 0, produced_cached: 0 }
+        Consumer { ring, consumed: 0, released: 0 }
     }
 
-    /// Whether no value waits; looks at the other side's index only where the cached one says so.
-    fn refresh(&mut self) -> Result<bool, QueueError> {
-        if self.produced_cached != self.consumed {
-            return Ok(false);
-        }
-        let theirs = self.ring.header().produced.0.load(Ordering::Acquire);
-        let length = self.checked_length(theirs)?;
-        self.produced_cached = theirs;
-        Ok(length == 0)
-    }
-
-    /// Copies the next value out, once.
+    /// Copies the next value out, once. Slots are given back to the producer a part of the ring at a time, and when the
+    /// ring is found empty; who stops before that calls [`Consumer::release`].
     ///
     /// # Errors
     /// [`QueueError::Corrupt`].
     pub fn try_pop(&mut self) -> Result<Option<T>, QueueError> {
-        if self.refresh()? {
-            return Ok(None);
-        }
-        let value = self.ring.read(self.consumed);
-        self.consumed = self.consumed.wrapping_add(1);
-        let header = self.ring.header();
-        header.consumed.0.store(self.consumed, Ordering::Release);
-        self.wake_producer();
-        Ok(Some(value))
+        let mut value = T::zeroed();
+        Ok(self.try_pop_into(&mut value)?.then_some(value))
     }
 
-    fn wake_producer(&self) {
+    /// As [`Consumer::try_pop`], to a place of the caller's: for those who wait for nanoseconds. Returns whether there was
+    /// one.
+    ///
+    /// # Errors
+    /// [`QueueError::Corrupt`].
+    #[inline]
+    pub fn try_pop_into(&mut self, value: &mut T) -> Result<bool, QueueError> {
+        match self.ring.is_there(self.consumed) {
+            Ok(true) => {
+                self.ring.read(self.consumed, value);
+                self.consumed = self.consumed.wrapping_add(1);
+                if self.consumed.wrapping_sub(self.released) >= u64::from(self.ring.capacity).div_ceil(4) {
+                    self.release();
+                }
+                Ok(true)
+            }
+            Ok(false) => {
+                self.release();
+                Ok(false)
+            }
+            Err(theirs) => Err(self.corrupt(theirs)),
+        }
+    }
+
+    fn corrupt(&self, theirs: u64) -> QueueError {
+        QueueError::Corrupt { theirs, ours: self.consumed, capacity: self.ring.capacity }
+    }
+
+    /// Gives the slots of all values taken so far back to the producer.
+    pub fn release(&mut self) {
+        if self.released == self.consumed {
+            return;
+        }
+        self.released = self.consumed;
         let header = self.ring.header();
+        header.consumed.0.store(self.consumed, Ordering::Release);
         // Pairs with the fence in `Producer::wait_for_space`: either this load sees the waiter, or the waiter sees the
         // room. The flag is left to the producer: taken here, it could be that of the producer's next wait, which would
         // begin after this wake-up and hear of no other.
@@ -74,23 +92,15 @@ impl<T: Pod> Consumer<T> {
     ///
     /// # Errors
     /// [`QueueError::Corrupt`].
-    pub fn len(&self) -> Result<u64, QueueError> {
+    pub fn waiting(&self) -> Result<u64, QueueError> {
         let theirs = self.ring.header().produced.0.load(Ordering::Acquire);
         self.checked_length(theirs)
-    }
-
-    /// Whether no value waits.
-    ///
-    /// # Errors
-    /// [`QueueError::Corrupt`].
-    pub fn is_empty(&self) -> Result<bool, QueueError> {
-        Ok(self.len()? == 0)
     }
 
     fn checked_length(&self, theirs: u64) -> Result<u64, QueueError> {
         let (length, capacity) = (theirs.wrapping_sub(self.consumed), self.ring.capacity);
         if length > u64::from(capacity) {
-            return Err(QueueError::Corrupt { theirs, ours: self.consumed, capacity });
+            return Err(self.corrupt(theirs));
         }
         Ok(length)
     }
@@ -100,14 +110,15 @@ impl<T: Pod> Consumer<T> {
     /// # Errors
     /// [`QueueError::Corrupt`].
     pub fn arm(&mut self) -> Result<bool, QueueError> {
+        self.release();
         self.ring.header().consumer_sleeps.0.store(1, Ordering::Relaxed);
         // Pairs with the fence in `Producer::try_push`.
         fence(Ordering::SeqCst);
-        let empty = self.refresh()?;
-        if !empty {
+        let is_there = self.ring.is_there(self.consumed);
+        if is_there != Ok(false) {
             self.ring.header().consumer_sleeps.0.store(0, Ordering::Relaxed);
         }
-        Ok(empty)
+        is_there.map(|there| !there).map_err(|theirs| self.corrupt(theirs))
     }
 
     /// Takes the announcement back after a sleep that something else ended, so that no bell is rung for nothing.

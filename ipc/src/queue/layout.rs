@@ -21,9 +21,9 @@ pub(super) struct Line<T>(pub(super) T);
 
 #[repr(C)]
 pub(super) struct Header {
-    /// Slots written so far.
+    /// Slots written so far. For counting: what is in a slot says itself whether it is there.
     pub(super) produced: Line<AtomicU64>,
-    /// Slots read so far.
+    /// Slots read so far, as told to the producer.
     pub(super) consumed: Line<AtomicU64>,
     /// 1 while the consumer sleeps and wants its doorbell rung.
     pub(super) consumer_sleeps: Line<AtomicU32>,
@@ -36,10 +36,20 @@ pub(super) struct Header {
 #[cfg(not(loom))]
 const _: () = assert!(size_of::<Header>() == 4 * 128);
 
+/// Words of a slot's line: its number, and what it carries.
+const LINE_WORDS: usize = 8;
+/// Words that a line carries.
+const PAYLOAD_WORDS: usize = LINE_WORDS - 1;
+
+/// Lines of a slot.
+const fn lines<T>() -> usize {
+    (size_of::<T>() / 8).div_ceil(PAYLOAD_WORDS)
+}
+
 /// Bytes of a ring of `capacity` values of `T`, header included.
 #[must_use]
 pub fn ring_bytes<T: Pod>(capacity: u32) -> u64 {
-    (size_of::<Header>() + size_of::<T>() * capacity as usize) as u64
+    (size_of::<Header>() + lines::<T>() * LINE_WORDS * 8 * capacity as usize) as u64
 }
 
 /// A ring in memory, without a side.
@@ -67,8 +77,10 @@ pub(super) struct LoomMemory {
 }
 
 impl<T: Pod> Ring<T> {
-    /// Words that a value is copied in.
-    const WORDS: usize = size_of::<T>() / 8;
+    /// Words of a slot.
+    const WORDS: usize = lines::<T>() * LINE_WORDS;
+    /// Words of a value.
+    const VALUE_WORDS: usize = size_of::<T>() / 8;
 
     #[cfg(not(loom))]
     pub(super) fn new(mapping: Arc<Mapping>, offset_bytes: u64, capacity: u32) -> Result<Self, QueueError> {
@@ -98,23 +110,47 @@ impl<T: Pod> Ring<T> {
         unsafe { &*self.words.add(index) }
     }
 
-    /// Copies a slot out, each word once.
-    pub(super) fn read(&self, index: u64) -> T {
-        let first = self.slot(index) * Self::WORDS;
-        let mut value = T::zeroed();
-        let bytes: &mut [u8] = bytemuck::bytes_of_mut(&mut value);
-        for (i, chunk) in bytes.chunks_exact_mut(8).enumerate() {
-            chunk.copy_from_slice(&self.word(first + i).load(Ordering::Relaxed).to_ne_bytes());
-        }
-        value
+    /// The number of line `line` of the slot of value `index`.
+    fn number(&self, index: u64, line: usize) -> &AtomicU64 {
+        self.word(self.slot(index) * Self::WORDS + line * LINE_WORDS)
     }
 
-    /// Copies a value into a slot.
+    /// Whether value `index` is there; the number that cannot be, if there is one.
+    pub(super) fn is_there(&self, index: u64) -> Result<bool, u64> {
+        let (written, before) = (index.wrapping_add(1), (index + 1).saturating_sub(self.capacity.into()));
+        let mut there = true;
+        // All lines are looked at, and so fetched at the same time, before any of them decides.
+        for line in 0..lines::<T>() {
+            let number = self.number(index, line).load(Ordering::Acquire);
+            if number != written && number != before {
+                return Err(number);
+            }
+            there &= number == written;
+        }
+        Ok(there)
+    }
+
+    /// Copies value `index` out, each word once. It must be there.
+    pub(super) fn read(&self, index: u64, value: &mut T) {
+        let first = self.slot(index) * Self::WORDS;
+        let bytes: &mut [u8] = bytemuck::bytes_of_mut(value);
+        for (i, chunk) in bytes.chunks_exact_mut(8).enumerate() {
+            let word = self.word(first + i / PAYLOAD_WORDS * LINE_WORDS + 1 + i % PAYLOAD_WORDS);
+            chunk.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
+        }
+    }
+
+    /// Writes value `index` into its slot, each line's number last.
     pub(super) fn write(&self, index: u64, value: &T) {
         let first = self.slot(index) * Self::WORDS;
-        for (i, chunk) in bytemuck::bytes_of(value).chunks_exact(8).enumerate() {
-            let word = u64::from_ne_bytes(chunk.try_into().unwrap_or_default());
-            self.word(first + i).store(word, Ordering::Relaxed);
+        let bytes = bytemuck::bytes_of(value);
+        for line in 0..lines::<T>() {
+            let from = line * PAYLOAD_WORDS;
+            for i in from..(from + PAYLOAD_WORDS).min(Self::VALUE_WORDS) {
+                let word = u64::from_ne_bytes(bytes[i * 8..][..8].try_into().unwrap_or_default());
+                self.word(first + line * LINE_WORDS + 1 + i - from).store(word, Ordering::Relaxed);
+            }
+            self.number(index, line).store(index.wrapping_add(1), Ordering::Release);
         }
     }
 

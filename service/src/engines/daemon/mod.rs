@@ -237,7 +237,7 @@ impl SessionEngine {
             return self.serve(envelope, fds);
         }
         // The tenant wrote the commands before it sent the request. A ring that lies is fenced by the next pop.
-        let after = self.popped + self.commands.len().unwrap_or(0);
+        let after = self.popped + self.commands.waiting().unwrap_or(0);
         self.parked.push_back((after, envelope));
         self.serve_parked();
     }
@@ -407,6 +407,8 @@ impl SessionEngine {
             }
             self.send(ProxyMessage::Operation(operation));
         }
+        // Also where commands are left in the ring for now.
+        self.commands.release();
         Ok(any)
     }
 
