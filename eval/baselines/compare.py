@@ -125,10 +125,13 @@ def table(contenders, rows):
     def against_floor(row):
         return f"{row['times_the_floor']:.2f}" if "times_the_floor" in row else "-"
 
+    def time(us):
+        return "-" if us is None else f"{us:.{2 if us < 10 else 1}f}"
+
     heads = ["ranks", "operation", "bytes", *contenders, "mccs against the best", "mccs against the floor"]
     return bench.table(heads, [
         [row["nranks"], row["op"], row["bytes"],
-         *(f"{row['p50_us'][side]:.1f}" if side in row["p50_us"] else "-" for side in contenders),
+         *(time(row["p50_us"].get(side)) for side in contenders),
          against_best(row), against_floor(row)] for row in rows])
 
 

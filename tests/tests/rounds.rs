@@ -181,3 +181,31 @@ fn a_rank_may_leave_after_its_last_round() {
         }
     });
 }
+
+/// Of two ranks that leave, one has posted to the round that the third waits for, and the other has not.
+#[test]
+fn a_round_that_a_leaver_has_not_posted_to_fails() {
+    let service = TestService::start(SETTINGS);
+    let steps = [(); 2].map(|()| std::sync::Barrier::new(3));
+    let errors = service.ranks(0, 3, |rank| {
+        let memory = rank.client.allocate(64).expect("memory");
+        let Rank { comm, stream, client: _client } = rank;
+        let me = comm.rank();
+        if me != 1 {
+            comm.all_reduce(memory.at(0), memory.at(0), 8, DataType::U8, RedOp::Sum, &stream).expect("enqueued");
+        }
+        // Rank 1 leaves without a call, then rank 2 without its result; rank 0 waits.
+        let mut comm = Some(comm);
+        if me == 1 {
+            drop(comm.take());
+        }
+        steps[0].wait();
+        if me == 2 {
+            drop(comm.take());
+        }
+        steps[1].wait();
+        (me == 0).then(|| stream.synchronize().expect_err("rank 1 never called").to_string())
+    });
+    let error = errors[0].as_ref().expect("of rank 0");
+    assert!(error.contains("rank 1 has left"), "{error}");
+}

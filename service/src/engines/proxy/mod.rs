@@ -7,7 +7,9 @@
 //! Everything a tenant can cause here is bounded by its own quotas, and touches only its own sessions and communicators.
 
 mod comm;
+mod describe;
 mod operation;
+mod rounds;
 mod stream;
 
 use std::collections::{HashMap, VecDeque};
@@ -19,8 +21,9 @@ use std::time::{Duration, Instant};
 use mccs_ipc::board::{BOARD_RANKS_MAX, Board, BoardLayout};
 use mccs_ipc::types::{ErrorClass, Handle};
 
-pub use self::comm::board_call;
-use self::comm::{Comm, Failure, Member, describe};
+use self::comm::{Comm, Failure, Member};
+pub use self::describe::board_call;
+use self::describe::describe;
 pub use self::operation::{Action, JoinRequest, Operand, Operation, ProxyMessage, ProxyReply, RoundState};
 use self::stream::{Entry, Stream, Task};
 use crate::bootstrap::{GatheringKey, Joined, Refusal, Rendezvous};

@@ -1,0 +1,105 @@
+//! Calls in words: what messages to tenants and operators say of them.
+
+use mccs_ipc::board::BoardCall;
+use mccs_ipc::types::ErrorClass;
+
+use super::comm::{Comm, Failure, Member};
+use super::operation::{Action, Operation, RoundState};
+
+/// Most ranks that a message tells of.
+const RANKS_DESCRIBED_MAX: usize = 8;
+
+impl Comm {
+    /// Who waits for what, and who has not called anything, in words.
+    pub(super) fn describe_wait(&self) -> String {
+        let unmatched = self.unmatched();
+        let of = |(rank, member): (usize, &Member)| {
+            let pairs = unmatched.iter().filter(|operation| operation.rank as usize == rank);
+            let waiting = member.arrived().into_iter().chain(pairs.copied()).map(describe).collect::<Vec<_>>();
+            let place = member.whole_started + self.info.rounds(rank as u32);
+            match waiting.as_slice() {
+                [] => format!(
+                    "rank {rank} (process {}) has called nothing after operation {place}",
+                    member.session.peer.pid
+                ),
+                calls => format!("rank {rank} waits in {}", calls.join(", ")),
+            }
+        };
+        let ranks: Vec<_> = self.members.iter().enumerate().take(RANKS_DESCRIBED_MAX).map(of).collect();
+        let more = self.members.len().saturating_sub(RANKS_DESCRIBED_MAX);
+        let more = if more > 0 { format!("; and {more} more ranks") } else { String::new() };
+        format!("{}{more}", ranks.join("; "))
+    }
+}
+
+impl Member {
+    /// Number of the next collective among all of this rank, from 0.
+    fn place(&self, operation: &Operation) -> u64 {
+        let rounds_before = operation.rounds - u64::from(operation.round != RoundState::None);
+        self.whole_started + rounds_before
+    }
+
+    /// A failure that names both sides.
+    pub(super) fn disagrees(&self, own: &Operation, other: &Member, theirs: &Operation, difference: &str) -> Failure {
+        let (place, other_place) = (self.place(own), other.place(theirs));
+        let message = format!(
+            "ranks disagree on operation {place}: rank {} called {}, rank {} called {}{} (different {difference})",
+            own.rank,
+            describe(own),
+            theirs.rank,
+            describe(theirs),
+            if place == other_place { String::new() } else { format!(" as its operation {other_place}") }
+        );
+        Failure::new(ErrorClass::InvalidUsage, message)
+    }
+}
+
+/// The call as a board knows it.
+#[must_use]
+pub fn board_call(operation: &Operation) -> Option<BoardCall> {
+    let Action::Collective { kind, redop, root, .. } = operation.action else { return None };
+    Some(BoardCall::new(kind, operation.dtype, redop, root, operation.count))
+}
+
+/// What two ranks' calls differ in, if they do. Scalars of a pre-multiplied sum may differ.
+pub(super) fn difference(a: &Operation, b: &Operation) -> Option<&'static str> {
+    match (board_call(a), board_call(b)) {
+        (Some(a), Some(b)) => call_difference(&a, &b),
+        _ => Some("kind of operation"),
+    }
+}
+
+pub(super) fn call_difference(a: &BoardCall, b: &BoardCall) -> Option<&'static str> {
+    if a.kind != b.kind {
+        Some("collective")
+    } else if a.count != b.count {
+        Some("count")
+    } else if a.dtype != b.dtype {
+        Some("data type")
+    } else if a.redop != b.redop {
+        Some("reduction")
+    } else if a.root != b.root {
+        Some("root")
+    } else {
+        None
+    }
+}
+
+pub(super) fn describe_call(call: &BoardCall) -> String {
+    let BoardCall { kind, dtype, redop, root, count } = call;
+    let redop = if kind.reduces() { format!(", {redop}") } else { String::new() };
+    let root = if kind.has_root() { format!(", root {root}") } else { String::new() };
+    format!("{kind}({count} x {dtype}{redop}{root})")
+}
+
+/// A call in words, as in an error message.
+pub(super) fn describe(operation: &Operation) -> String {
+    let (count, dtype) = (operation.count, operation.dtype);
+    match &operation.action {
+        Action::Collective { .. } => board_call(operation).map_or_else(String::new, |call| describe_call(&call)),
+        Action::Send { peer } => format!("send({count} x {dtype}, to {peer})"),
+        Action::Recv { peer } => format!("recv({count} x {dtype}, from {peer})"),
+        Action::Nop => "nop".into(),
+        Action::Invalid { .. } => "an invalid operation".into(),
+    }
+}
