@@ -27,15 +27,8 @@ pub fn load<T: DeserializeOwned + Validate>(path: &Path) -> Result<T, ConfigErro
 /// # Errors
 /// Not TOML, an unknown key, a value of the wrong type (the first such), or values that cannot be (all of them).
 pub fn parse<T: DeserializeOwned + Validate>(text: &str, file_name: &str) -> Result<T, ConfigError> {
-    let value: T =
-        toml::from_str(text).map_err(|error| ConfigError::Invalid(vec![explain(text, file_name, &error)]))?;
-    let mut problems = Problems::default();
-    value.validate(&mut problems);
-    let mut found: Vec<Diagnostic> = problems
-        .into_inner()
-        .into_iter()
-        .map(|(key, message)| diagnostic(text, file_name, offset_of(text, &key), key, message))
-        .collect();
+    let value: T = read(text, file_name)?;
+    let mut found = check(&value, text, file_name);
     if found.is_empty() {
         return Ok(value);
     }
@@ -43,7 +36,21 @@ pub fn parse<T: DeserializeOwned + Validate>(text: &str, file_name: &str) -> Res
     Err(ConfigError::Invalid(found))
 }
 
-fn diagnostic(text: &str, file: &str, offset: usize, key: String, message: String) -> Diagnostic {
+/// Reads `text` without checks on values.
+pub(crate) fn read<T: DeserializeOwned>(text: &str, file_name: &str) -> Result<T, ConfigError> {
+    toml::from_str(text).map_err(|error| ConfigError::Invalid(vec![explain(text, file_name, &error)]))
+}
+
+/// Everything that is wrong with a value that was read from `text`.
+pub(crate) fn check(value: &impl Validate, text: &str, file_name: &str) -> Vec<Diagnostic> {
+    let mut problems = Problems::default();
+    value.validate(&mut problems);
+    let problems = problems.into_inner().into_iter();
+    problems.map(|(key, message)| diagnostic(text, file_name, offset_of(text, &key), key, message)).collect()
+}
+
+/// A complaint about the byte at `offset` of `text`.
+pub(crate) fn diagnostic(text: &str, file: &str, offset: usize, key: String, message: String) -> Diagnostic {
     let before = text.get(..offset).unwrap_or(text);
     let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
     Diagnostic {

@@ -1,31 +1,50 @@
-//! `job.toml`: what the launcher runs. One service, the jobs that use it, and how they are watched.
+//! `job.toml`: what the launcher runs. Hosts with a service each, the jobs that use them, and how they are watched.
 //!
-//! `service.config_file` and a job's `working_dir` are relative to the job file; `run.output_dir` is relative to where
-//! the launcher is started.
+//! A file without hosts is about this machine. `service.config_file` and a job's `working_dir` are relative to the job
+//! file; `run.output_dir` is relative to where the launcher is started.
+
+mod host;
+mod placement;
+mod source;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+pub use self::host::{Host, LOCAL};
+pub use self::placement::{Place, Placement, Refusal};
 use crate::document;
 use crate::error::ConfigError;
 use crate::limits;
-use crate::service::ServiceConfig;
 use crate::units::DurationText;
-use crate::validate::{Problems, Validate};
+use crate::validate::{Problems, Validate, nearest};
 
 /// Variables that the launcher gives every rank; a job cannot set them.
-pub const RANK_VARIABLES: [&str; 6] =
-    ["MCCS_SOCKET", "MCCS_RANK", "MCCS_NRANKS", "MCCS_UNIQUE_ID", "MCCS_JOB", "MCCS_ROOT_ADDRESS"];
+pub const RANK_VARIABLES: [&str; 8] = [
+    "MCCS_SOCKET",
+    "MCCS_RANK",
+    "MCCS_NRANKS",
+    "MCCS_UNIQUE_ID",
+    "MCCS_JOB",
+    "MCCS_ROOT_ADDRESS",
+    "MCCS_HOST",
+    "MCCS_DEVICE",
+];
 
 /// A whole `job.toml`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct JobFile {
-    /// The service that the jobs use.
+    /// The services that the jobs use, one a host.
     #[serde(default)]
     pub service: ServiceRun,
+    /// How hosts are reached over ssh.
+    #[serde(default)]
+    pub ssh: Ssh,
+    /// The hosts. None: this machine, as [`Host::local`].
+    #[serde(default, rename = "host", skip_serializing_if = "Vec::is_empty")]
+    pub hosts: Vec<Host>,
     /// How the run is watched and where its output goes.
     #[serde(default)]
     pub run: Run,
@@ -35,23 +54,27 @@ pub struct JobFile {
     /// Folder of the file, which relative paths start from. Set by `load` and `parse`.
     #[serde(skip)]
     pub directory: PathBuf,
+    /// The text that it was read from, and the file's name. Set by `load` and `parse`.
+    #[serde(skip)]
+    source: (String, String),
 }
 
-/// `[service]`: the service that the jobs use.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// `[service]`: the services that the jobs use, one a host.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ServiceRun {
-    /// Whether the launcher starts one, in a private runtime folder. Otherwise `config_file` is of the one that runs.
+    /// Whether the launcher starts them, in private runtime folders. Otherwise `config_file` is of those that run.
     pub start: bool,
     /// The executable. Absent: `mccs-service` beside the launcher, then in `PATH`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub binary: Option<PathBuf>,
-    /// A `service.toml`.
+    /// A `service.toml`, or the pattern of one with places such as `{host}`, filled in for each host.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub config_file: Option<PathBuf>,
-    /// The content of a `service.toml`. The launcher adds the tenants that jobs name, and gives each its own socket.
+    /// The content of a `service.toml`, which may have places too; read by [`JobFile::service_config`]. The launcher
+    /// adds the tenants that jobs name, and gives each its own socket.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub config: Option<ServiceConfig>,
+    pub config: Option<toml::Table>,
     /// Time to say that it is ready.
     pub ready_timeout: DurationText,
 }
@@ -62,10 +85,34 @@ impl Default for ServiceRun {
     }
 }
 
+/// `[ssh]`: how hosts are reached over ssh.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Ssh {
+    /// The client.
+    pub program: String,
+    /// Its options for all hosts.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub options: Vec<String>,
+    /// The launcher's executable on those hosts. Absent: where it is here.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub agent: Option<PathBuf>,
+    /// A host that hears nothing from the launcher for so long ends everything. Otherwise a dead network would leave it.
+    pub lost_after: DurationText,
+}
+
+impl Default for Ssh {
+    fn default() -> Self {
+        Ssh { program: "ssh".to_owned(), options: Vec::new(), agent: None, lost_after: DurationText::secs(60) }
+    }
+}
+
 /// `[run]`: how the run is watched and where its output goes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Run {
+    /// Time to reach all hosts.
+    pub connect_timeout: DurationText,
     /// From the first job's start to the last process's end; then everything is ended.
     pub timeout: DurationText,
     /// Time between asking a process to end and killing it.
@@ -85,6 +132,7 @@ pub struct Run {
 impl Default for Run {
     fn default() -> Self {
         Run {
+            connect_timeout: DurationText::secs(30),
             timeout: DurationText::secs(600),
             grace: DurationText::secs(5),
             output_dir: None,
@@ -99,7 +147,7 @@ impl Default for Run {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Prefix {
-    /// `[job rank]`, or the process's role.
+    /// `[job rank]`, or the process's role; and the host's name, where the file has hosts.
     All,
     /// Nothing.
     None,
@@ -111,6 +159,9 @@ pub enum Prefix {
 pub struct OperatorView {
     /// Program and arguments; `{control}` is the path of the control socket, `{output}` the folder of the logs.
     pub command: Vec<String>,
+    /// Host that it runs on. Absent: each.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
     /// From the start of the jobs. Absent, or later than their end: when all ranks have ended well, before the service is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<DurationText>,
@@ -125,8 +176,18 @@ pub struct Job {
     /// Tenant that its ranks connect as. Absent: the job's name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tenant: Option<String>,
-    /// Processes.
-    pub ranks: u32,
+    /// Processes. May be left out beside `place`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ranks: Option<u32>,
+    /// Hosts that they run on. Absent: all, in the file's order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hosts: Vec<String>,
+    /// In which order they go to the hosts.
+    #[serde(default)]
+    pub placement: Placement,
+    /// Instead of the two above: for each rank `host` or `host:device`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub place: Vec<String>,
     /// Program and arguments. A program without a slash is looked up beside the launcher, then in `PATH`.
     pub command: Vec<String>,
     /// Variables added to the launcher's own.
@@ -135,9 +196,12 @@ pub struct Job {
     /// Folder that the processes start in. Absent: the launcher's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub working_dir: Option<PathBuf>,
-    /// From the moment that the service is ready.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub start_after: DurationText,
+    /// From the moment that all services are ready, or that the job of `after` has ended.
+    #[serde(default, alias = "start_after", skip_serializing_if = "is_zero")]
+    pub start: DurationText,
+    /// A job further up in the file that must have ended well before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after: Option<String>,
     /// From the job's start to its last rank's end; then everything is ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout: Option<DurationText>,
@@ -161,7 +225,9 @@ impl JobFile {
     /// # Errors
     /// The file cannot be read or is refused; the error's text names file, line, key and what would be right.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
-        document::load(path).map(|file: JobFile| file.in_folder_of(path))
+        let text =
+            std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+        Self::parse(&text, &path.display().to_string())
     }
 
     /// Reads and checks `text`, which complaints call `file_name`.
@@ -169,27 +235,91 @@ impl JobFile {
     /// # Errors
     /// As [`JobFile::load`].
     pub fn parse(text: &str, file_name: &str) -> Result<Self, ConfigError> {
-        document::parse(text, file_name).map(|file: JobFile| file.in_folder_of(Path::new(file_name)))
+        let mut file: JobFile = document::read(text, file_name)?;
+        Path::new(file_name).parent().unwrap_or(Path::new("")).clone_into(&mut file.directory);
+        file.source = (text.to_owned(), file_name.to_owned());
+        let mut found = document::check(&file, text, file_name);
+        found.extend(file.check_services());
+        if found.is_empty() {
+            return Ok(file);
+        }
+        found.sort_by_key(|d| (d.line, d.column));
+        found.dedup();
+        Err(ConfigError::Invalid(found))
     }
 
-    fn in_folder_of(mut self, path: &Path) -> Self {
-        path.parent().unwrap_or(Path::new("")).clone_into(&mut self.directory);
-        self
+    /// The file's hosts, or this machine.
+    #[must_use]
+    pub fn hosts(&self) -> Vec<Host> {
+        if self.hosts.is_empty() { vec![Host::local()] } else { self.hosts.clone() }
     }
 }
 
 impl Validate for JobFile {
     fn validate(&self, problems: &mut Problems) {
         self.service.validate(problems);
+        self.ssh.validate(problems);
         self.run.validate(problems);
+        self.validate_hosts(problems);
         let count = u32::try_from(self.jobs.len()).unwrap_or(u32::MAX);
         problems.within("job", &count, &limits::JOBS);
+        let hosts = self.hosts();
         for (i, job) in self.jobs.iter().enumerate() {
-            job.validate_at(&format!("job[{i}]"), problems);
+            let key = format!("job[{i}]");
+            job.validate_at(&key, problems);
+            job.validate_places(&key, &hosts, problems);
             if let Some(j) = self.jobs[..i].iter().position(|other| other.name == job.name) {
-                problems.add(format!("job[{i}].name"), format!("job[{j}] is already called {:?}", job.name));
+                problems.add(format!("{key}.name"), format!("job[{j}] is already called {:?}", job.name));
+            }
+            if let Some(after) = &job.after
+                && let Some(why) = self.cannot_follow(i, after)
+            {
+                problems.add(format!("{key}.after"), why);
             }
         }
+        for (i, view) in self.run.operator.iter().enumerate() {
+            if let Some(Err(why)) = view.host.as_ref().map(|host| placement::find(host, &hosts)) {
+                problems.add(format!("run.operator[{i}].host"), why);
+            }
+        }
+    }
+}
+
+impl JobFile {
+    fn validate_hosts(&self, problems: &mut Problems) {
+        let count = u32::try_from(self.hosts.len()).unwrap_or(u32::MAX);
+        if count > limits::HOSTS.max {
+            problems.within("host", &count, &limits::HOSTS);
+        }
+        for (i, host) in self.hosts.iter().enumerate() {
+            host.validate_at(&format!("host[{i}]"), problems);
+            if let Some(j) = self.hosts[..i].iter().position(|other| other.name == host.name) {
+                problems.add(format!("host[{i}].name"), format!("host[{j}] is already called {:?}", host.name));
+            }
+        }
+    }
+
+    /// Why the `i`-th job cannot come after the one called `name`. Only jobs further up can be waited for, so that no
+    /// two ever wait for each other.
+    fn cannot_follow(&self, i: usize, name: &str) -> Option<String> {
+        let above = self.jobs[..i].iter().map(|job| job.name.as_str());
+        if above.clone().any(|job| job == name) {
+            return None;
+        }
+        if self.jobs[i..].iter().any(|job| job.name == name) {
+            return Some(format!("a job waits for one that stands above it, and {name:?} does not"));
+        }
+        let suggestion = nearest(name, above).map(|near| format!("; did you mean {near:?}?")).unwrap_or_default();
+        Some(format!("there is no job {name:?}{suggestion}"))
+    }
+}
+
+impl Validate for Ssh {
+    fn validate(&self, problems: &mut Problems) {
+        if self.program.is_empty() {
+            problems.add("ssh.program", "is empty");
+        }
+        problems.within("ssh.lost_after", &self.lost_after, &limits::RUN_TIME);
     }
 }
 
@@ -210,23 +340,12 @@ impl Validate for ServiceRun {
                 problems.add("service.binary", "has no use where service.start is false");
             }
         }
-        if let Some(config) = &self.config {
-            // The launcher gives each tenant its own socket: one that is not set must not count as shared.
-            let mut config = config.clone();
-            for tenant in &mut config.tenants {
-                tenant.socket = format!("{}.sock", tenant.name).into();
-            }
-            problems.nested("service.config", &config);
-            if config.service.runtime_dir.is_some() {
-                problems
-                    .add("service.config.service.runtime_dir", "is chosen by the launcher for each run; leave it out");
-            }
-        }
     }
 }
 
 impl Validate for Run {
     fn validate(&self, problems: &mut Problems) {
+        problems.within("run.connect_timeout", &self.connect_timeout, &limits::RUN_TIME);
         problems.within("run.timeout", &self.timeout, &limits::RUN_TIME);
         problems.within("run.grace", &self.grace, &limits::RUN_TIME);
         for (i, view) in self.operator.iter().enumerate() {
@@ -245,21 +364,49 @@ impl Job {
         if let Some(tenant) = &self.tenant {
             problems.name(format!("{key}.tenant"), tenant);
         }
-        problems.within(format!("{key}.ranks"), &self.ranks, &limits::RANKS);
         command(problems, key, &self.command);
-        for (name, value) in &self.env {
-            let at = format!("{key}.env.{name}");
-            if RANK_VARIABLES.contains(&name.as_str()) {
-                problems.add(at, "is set by the launcher for each rank; leave it out");
-            } else if name.is_empty() || name.contains(['=', '\0']) || value.contains('\0') {
-                problems.add(at, "a variable has a name without '=', and no NUL in name or value");
-            }
-        }
-        if self.start_after > limits::RUN_TIME.max {
-            problems.within(format!("{key}.start_after"), &self.start_after, &limits::RUN_TIME);
+        environment(problems, key, &self.env);
+        if self.start > limits::RUN_TIME.max {
+            problems.within(format!("{key}.start"), &self.start, &limits::RUN_TIME);
         }
         if let Some(timeout) = &self.timeout {
             problems.within(format!("{key}.timeout"), timeout, &limits::RUN_TIME);
+        }
+    }
+}
+
+impl Job {
+    fn validate_places(&self, key: &str, hosts: &[Host], problems: &mut Problems) {
+        let ranks = self.ranks.unwrap_or_else(|| u32::try_from(self.place.len()).unwrap_or(u32::MAX));
+        if self.ranks.is_some() || !self.place.is_empty() {
+            let before = problems.count();
+            problems.within(format!("{key}.ranks"), &ranks, &limits::RANKS);
+            if problems.count() > before {
+                return;
+            }
+        }
+        match self.places(hosts) {
+            Err((at, why)) => problems.add(format!("{key}.{at}").trim_end_matches('.'), why),
+            Ok(places) => {
+                let root = &hosts[places[0].host];
+                let spread = places.iter().any(|place| place.host != places[0].host);
+                if spread && root.address.is_none() && root.fabric.is_none() {
+                    let why =
+                        format!("runs on several hosts, and {:?}, where its rank 0 is, has no address", root.name);
+                    problems.add(key, why);
+                }
+            }
+        }
+    }
+}
+
+fn environment(problems: &mut Problems, key: &str, env: &BTreeMap<String, String>) {
+    for (name, value) in env {
+        let at = format!("{key}.env.{name}");
+        if RANK_VARIABLES.contains(&name.as_str()) {
+            problems.add(at, "is set by the launcher for each rank; leave it out");
+        } else if name.is_empty() || name.contains(['=', '\0']) || value.contains('\0') {
+            problems.add(at, "a variable has a name without '=', and no NUL in name or value");
         }
     }
 }
@@ -277,75 +424,4 @@ fn command(problems: &mut Problems, key: &str, words: &[String]) {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::error::Diagnostic;
-
-    const JOB: &str = "[[job]]\nname = \"a\"\nranks = 2\ncommand = [\"true\"]\n";
-
-    fn refused(text: &str) -> Vec<Diagnostic> {
-        let error = JobFile::parse(text, "job.toml").expect_err("the file is wrong");
-        error.diagnostics().to_vec()
-    }
-
-    fn only(text: &str, line: usize, key: &str, part: &str) {
-        let all = refused(text);
-        assert_eq!(all.len(), 1, "{all:?}");
-        let found = &all[0];
-        assert_eq!((found.line, found.key.as_str()), (line, key), "{found}");
-        assert!(found.message.contains(part), "{found}");
-    }
-
-    #[test]
-    fn a_job_needs_a_name_ranks_and_a_command() {
-        let file = JobFile::parse(JOB, "jobs/job.toml").unwrap();
-        assert_eq!(file.jobs[0].tenant(), "a");
-        assert!(file.service.start);
-        assert_eq!(file.directory, Path::new("jobs"));
-        only("[[job]]\nname = \"a\"\nranks = 1\n", 1, "job[0]", "missing field `command`");
-        only("", 1, "", "missing field `job`");
-        only("job = []\n", 1, "job", "from 1");
-    }
-
-    #[test]
-    fn the_example_is_read() {
-        let text = include_str!("../examples/job.toml");
-        let file = JobFile::parse(text, "job.toml").unwrap();
-        assert_eq!(file.jobs.len(), 2);
-        assert_eq!(file.run.operator.len(), 2);
-        assert_eq!(file.service.config.unwrap().tenants[0].max_memory.0, 1 << 30);
-    }
-
-    #[test]
-    fn mistakes_in_a_job_get_their_line() {
-        only(&format!("{JOB}start = 1\n"), 5, "job[0].start", "did you mean `start_after`?");
-        only(&JOB.replace("= 2", "= 0"), 3, "job[0].ranks", "from 1 to 4096");
-        only(&JOB.replace("\"true\"", ""), 4, "job[0].command", "is empty");
-        only(&JOB.replace("\"a\"", "\"a/b\""), 2, "job[0].name", "\"a/b\"");
-        only(&format!("{JOB}timeout = \"0\"\n"), 5, "job[0].timeout", "from 1ms");
-        only(&format!("{JOB}[job.env]\nMCCS_RANK = \"1\"\n"), 6, "job[0].env.MCCS_RANK", "launcher");
-        only(&format!("{JOB}{JOB}"), 6, "job[1].name", "job[0]");
-    }
-
-    #[test]
-    fn mistakes_in_the_nested_service_file_get_their_line() {
-        let with = |text: &str| format!("{text}\n{JOB}");
-        only(&with("[service.config.strategy]\nchannels = 0"), 2, "service.config.strategy.channels", "from 1 to 64");
-        only(&with("[service.config.stratgy]"), 1, "service.config.stratgy", "did you mean `strategy`?");
-        only(
-            &with("[service.config.service]\nruntime_dir = \"/run/x\""),
-            2,
-            "service.config.service.runtime_dir",
-            "chosen by the launcher",
-        );
-        let two = "[[service.config.tenant]]\nname = \"a\"\n[[service.config.tenant]]\nname = \"b\"";
-        JobFile::parse(&with(two), "job.toml").unwrap();
-    }
-
-    #[test]
-    fn a_running_service_needs_its_file() {
-        only(&format!("[service]\nstart = false\n{JOB}"), 2, "service.start", "config_file");
-        let text = format!("[service]\nconfig_file = \"x\"\n[service.config]\n{JOB}");
-        only(&text, 3, "service.config", "keep one");
-    }
-}
+mod tests;

@@ -15,6 +15,7 @@ pub mod error;
 pub mod job;
 pub mod limits;
 pub mod service;
+pub mod template;
 pub mod units;
 pub mod validate;
 

@@ -106,9 +106,17 @@ pub const CHANNELS: Limit<u32> =
 /// Jobs of a job file.
 pub const JOBS: Limit<u32> = Limit { min: 1, max: 1_024, reason: "one launcher watches all of them" };
 
+/// Hosts of a job file.
+pub const HOSTS: Limit<u32> =
+    Limit { min: 1, max: 1_024, reason: "the launcher holds a connection and three threads for each" };
+
+/// Devices of a host.
+pub const DEVICES: Limit<u32> =
+    Limit { min: 1, max: 64, reason: "a host without devices runs nothing, and none has more" };
+
 /// Ranks of a job.
 pub const RANKS: Limit<u32> =
-    Limit { min: 1, max: 4_096, reason: "the launcher holds a process, a pipe and a thread for each on this host" };
+    Limit { min: 1, max: 4_096, reason: "the launcher holds a log for each, and its host a process and a thread" };
 
 /// Time-outs and delays of a job file.
 pub const RUN_TIME: Limit<DurationText> = Limit {

@@ -63,6 +63,12 @@ impl Problems {
         self.prefix.truncate(outer);
     }
 
+    /// How many there are.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.found.len()
+    }
+
     /// Key and message of every problem.
     #[must_use]
     pub fn into_inner(self) -> Vec<(String, String)> {

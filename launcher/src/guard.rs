@@ -1,11 +1,11 @@
-//! Ends the launcher's processes when the launcher itself was killed.
+//! Ends an agent's processes when the agent itself was killed.
 //!
-//! A second process of this executable holds the read end of a pipe whose write end only the launcher holds. Each child
-//! writes its process group into the pipe before it executes anything; the launcher takes it out before it reaps the
+//! A second process of this executable holds the read end of a pipe whose write end only the agent holds. Each child
+//! writes its process group into the pipe before it executes anything; the agent takes it out before it reaps the
 //! group's leader, so that the number cannot belong to anybody else in between. When the pipe closes without a farewell,
-//! the guard kills the groups that are left and removes the run's private folder.
+//! the guard kills the groups that are left and removes the agent's private folder.
 //!
-//! It lives in its own process group with the ending signals blocked: what ends the launcher does not end it.
+//! It lives in its own process group with the ending signals blocked: what ends the agent does not end it.
 //! Deliberately absent: processes that leave their group (`setsid`); those are daemons by their own will.
 
 use std::io::{Read, Write};
@@ -18,21 +18,23 @@ use anyhow::{Context, Result};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 
-/// Comes first. Without it this is no launcher's pipe, and nothing is killed or removed.
+/// Comes first. Without it this is no agent's pipe, and nothing is killed or removed.
 const HELLO: i32 = i32::from_ne_bytes(*b"mccs");
-/// The run ended in good order.
+/// The agent ends in good order.
 const FAREWELL: i32 = 0;
-/// The group that was written last never came to be. Negative numbers else take a group out.
-const LAST_FAILED: i32 = i32::MIN;
+/// A child is about to be started. Negative numbers else take a group out.
+const BEGIN: i32 = i32::MIN;
+/// That child could not be executed, whether or not it came as far as writing its group.
+const FAILED: i32 = i32::MIN + 1;
 
-/// The launcher's end.
+/// The agent's end.
 pub struct Guard {
     process: Child,
     pipe: ChildStdin,
 }
 
 impl Guard {
-    /// Starts the guard's process, which will remove `runtime_dir` if the launcher dies.
+    /// Starts the guard's process, which will remove `runtime_dir` if the agent dies.
     ///
     /// # Errors
     /// It cannot be started.
@@ -64,21 +66,26 @@ impl Guard {
         self.send(-group.as_raw());
     }
 
-    /// Forgets the group that was announced last, because its leader could not execute its program.
-    pub fn forget_last(&mut self) {
-        self.send(LAST_FAILED);
+    /// Says that a child is about to be started.
+    pub fn begin(&mut self) {
+        self.send(BEGIN);
+    }
+
+    /// Forgets what was announced since [`Guard::begin`]: that child could not execute its program.
+    pub fn forget_failed(&mut self) {
+        self.send(FAILED);
     }
 
     /// Lets the guard go.
     pub fn dismiss(mut self) {
         self.send(FAREWELL);
         drop(self.pipe);
-        // It ends as soon as it has read the farewell; its status says nothing about the run.
+        // It ends as soon as it has read the farewell; its status says nothing.
         let _ = self.process.wait();
     }
 
     fn send(&mut self, message: i32) {
-        // A guard that was killed cannot be told anything; the run goes on without it.
+        // A guard that was killed cannot be told anything; the agent goes on without it.
         let _ = self.pipe.write_all(&message.to_ne_bytes());
     }
 }
@@ -86,7 +93,7 @@ impl Guard {
 /// Writes the calling process's group to the guard. Async-signal-safe, for the time between fork and exec.
 pub fn announce(descriptor: RawFd) {
     let message = Pid::this().as_raw().to_ne_bytes();
-    // SAFETY: `message` is valid for its length; the descriptor is the guard's pipe, which the launcher keeps open.
+    // SAFETY: `message` is valid for its length; the descriptor is the guard's pipe, which the agent keeps open.
     // Four bytes into a pipe are written whole or not at all. A guard that is gone changes nothing for this child.
     unsafe { nix::libc::write(descriptor, message.as_ptr().cast(), message.len()) };
 }
@@ -101,7 +108,7 @@ pub fn watch(runtime_dir: &Path) -> Result<()> {
     pipe.read_exact(&mut hello)
         .ok()
         .filter(|()| i32::from_ne_bytes(hello) == HELLO)
-        .context("only a launcher starts a guard")?;
+        .context("only an agent starts a guard")?;
     let mut groups = Vec::new();
     if read_groups(&mut pipe, &mut groups)? {
         return Ok(());
@@ -110,12 +117,17 @@ pub fn watch(runtime_dir: &Path) -> Result<()> {
         // A group that has ended meanwhile is what is wanted.
         let _ = killpg(Pid::from_raw(group), Signal::SIGKILL);
     }
-    std::fs::remove_dir_all(runtime_dir).context("the private folder cannot be removed")
+    match std::fs::remove_dir_all(runtime_dir) {
+        // The agent had not made it yet, or removed it already.
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        removed => removed.context("the private folder cannot be removed"),
+    }
 }
 
 /// Follows the messages to their end; says whether there was a farewell.
 fn read_groups(pipe: &mut impl Read, groups: &mut Vec<i32>) -> Result<bool> {
     let mut message = [0; 4];
+    let mut begun = 0;
     loop {
         match pipe.read_exact(&mut message) {
             Ok(()) => {}
@@ -124,7 +136,8 @@ fn read_groups(pipe: &mut impl Read, groups: &mut Vec<i32>) -> Result<bool> {
         }
         match i32::from_ne_bytes(message) {
             FAREWELL => return Ok(true),
-            LAST_FAILED => drop(groups.pop()),
+            BEGIN => begun = groups.len(),
+            FAILED => groups.truncate(begun),
             // Group 1 is init's: never one of ours.
             group if group > 1 => groups.push(group),
             gone => groups.retain(|group| *group != -gone),
@@ -146,7 +159,9 @@ mod tests {
         };
         assert_eq!(follow(&[]), (false, vec![]));
         assert_eq!(follow(&[10, 11, -10]), (false, vec![11]));
-        assert_eq!(follow(&[10, 11, LAST_FAILED, 12]), (false, vec![10, 12]));
+        assert_eq!(follow(&[BEGIN, 10, BEGIN, 11, FAILED, 12]), (false, vec![10, 12]));
+        // A child whose folder is not there never writes its group.
+        assert_eq!(follow(&[BEGIN, 10, BEGIN, FAILED, 12]), (false, vec![10, 12]));
         assert_eq!(follow(&[10, 1, -1, FAREWELL]), (true, vec![10]));
     }
 }

@@ -1,20 +1,19 @@
-//! What a run needs from the host it starts on: executables by name, a private folder, and an id.
+//! What a run needs from the host it is on: executables by name, and places for private folders and logs.
 
-use std::fs::{File, Permissions};
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::fs::File;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use nix::unistd::AccessFlags;
-use tempfile::TempDir;
 
-/// The folder of the launcher's own executable, where its siblings are.
+/// The folder of this program's executable, where its siblings are.
 #[must_use]
 pub fn own_folder() -> Option<PathBuf> {
     std::env::current_exe().ok()?.parent().map(Path::to_path_buf)
 }
 
-/// Finds `program`: with a slash it is a path from `base`, else a name beside the launcher, then in `PATH`.
+/// Finds `program`: with a slash it is a path from `base`, else a name beside this program, then in `PATH`.
 #[must_use]
 pub fn find_program(program: &Path, base: &Path) -> Option<PathBuf> {
     if program.components().count() > 1 || program.is_absolute() {
@@ -37,19 +36,6 @@ pub fn private_parent() -> PathBuf {
         .map(PathBuf::from)
         .filter(|dir| nix::unistd::access(dir, AccessFlags::W_OK).is_ok())
         .unwrap_or_else(|| "/tmp".into())
-}
-
-/// Makes a folder that only this user can enter (mode 0700), removed when dropped.
-///
-/// # Errors
-/// The folder cannot be made.
-pub fn private_dir() -> Result<TempDir> {
-    let parent = private_parent();
-    tempfile::Builder::new()
-        .prefix("mccs-")
-        .permissions(Permissions::from_mode(0o700))
-        .tempdir_in(&parent)
-        .with_context(|| format!("no private folder can be made in {}", parent.display()))
 }
 
 /// Makes the folder of the logs.
@@ -80,12 +66,5 @@ mod tests {
         assert_eq!(find_program(Path::new("/etc"), root), None);
         assert_eq!(find_program(Path::new("/etc/passwd"), root), None);
         assert_eq!(find_program(Path::new("no-such-program"), root), None);
-    }
-
-    #[test]
-    fn the_private_folder_is_private() {
-        let dir = private_dir().unwrap();
-        let mode = dir.path().metadata().unwrap().permissions().mode();
-        assert_eq!(mode & 0o777, 0o700);
     }
 }

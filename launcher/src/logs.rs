@@ -1,25 +1,16 @@
 //! Output of processes: each line to the terminal with its prefix, every byte to the log, the last lines in memory.
 //!
-//! One thread a process reads one pipe that is both its standard output and its standard error, so that their order
-//! stays. A pump never stops reading because the terminal or the disk fails: the process must not block on its output.
+//! A sink never fails because the terminal or the disk does: a process must not block on its output.
 
 use std::collections::VecDeque;
 use std::fs::File;
-use std::io::{BufRead, BufReader, PipeReader, Read, Write};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::io::Write;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
-
-use anyhow::{Context, Result};
-use nix::sys::eventfd::EventFd;
 
 /// Longest line shown whole; longer ones are broken, so that a process without newlines takes no memory.
-const LINE_BYTES_MAX: u64 = 64 * 1024;
+const LINE_BYTES_MAX: usize = 64 * 1024;
 /// Lines kept for error messages.
 const TAIL_LINES: usize = 20;
-/// How long a pump may go on after its process has ended: only a process that left the group can hold the pipe.
-const DRAIN: Duration = Duration::from_secs(2);
 
 /// Where the terminal's lines go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,103 +32,80 @@ impl Screen {
     }
 }
 
-/// A line that somebody waits for: the flag is set and the waiter woken when it comes.
-#[derive(Clone)]
-pub struct Awaited {
-    /// The whole line.
-    pub line: &'static str,
-    /// Set when it came.
-    pub seen: Arc<AtomicBool>,
-    /// Written when it came.
-    pub wake: Arc<EventFd>,
+/// The last lines of a process; shared with whoever explains its end.
+#[derive(Debug, Clone, Default)]
+pub struct Tail(Arc<Mutex<VecDeque<String>>>);
+
+impl Tail {
+    /// Adds a line and drops the oldest beyond the limit.
+    pub fn push(&self, line: &[u8]) {
+        let mut lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if lines.len() == TAIL_LINES {
+            lines.pop_front();
+        }
+        lines.push_back(String::from_utf8_lossy(line).into_owned());
+    }
+
+    /// The lines, oldest first.
+    #[must_use]
+    pub fn lines(&self) -> Vec<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
+    }
 }
 
-/// What a pump does with the lines.
+/// Where one process's output goes.
 pub struct Sink {
-    /// Before each line on the terminal.
-    pub prefix: String,
-    /// The terminal; see [`Screen::writer`].
-    pub screen: Box<dyn Write + Send>,
-    /// Keeps every byte.
-    pub log: File,
-    /// The line to look for.
-    pub awaited: Option<Awaited>,
+    prefix: String,
+    screen: Box<dyn Write + Send>,
+    log: File,
+    awaited: Option<&'static str>,
+    tail: Tail,
+    /// A line that has begun.
+    line: Vec<u8>,
 }
 
-/// The reading thread of one process.
-pub struct Pump {
-    tail: Arc<Mutex<VecDeque<String>>>,
-    done: Receiver<()>,
-}
-
-impl Pump {
-    /// Starts to read `pipe`.
-    ///
-    /// # Errors
-    /// The thread cannot be started.
-    pub fn start(pipe: PipeReader, sink: Sink) -> Result<Self> {
-        let tail = Arc::new(Mutex::new(VecDeque::new()));
-        let (ended, done) = channel();
-        let shared = Arc::clone(&tail);
-        std::thread::Builder::new()
-            .name("log".to_owned())
-            .spawn(move || pump(pipe, sink, &shared, ended))
-            .context("no thread for a process's output")?;
-        Ok(Pump { tail, done })
-    }
-
-    /// Waits until all output of an ended process is written; false where somebody still holds its pipe.
+impl Sink {
+    /// Puts `prefix` before each line on `screen` (see [`Screen::writer`]), and looks for the line `awaited`.
     #[must_use]
-    pub fn drain(&self) -> bool {
-        // The thread sends nothing: it hangs up when it is done.
-        self.done.recv_timeout(DRAIN) == Err(RecvTimeoutError::Disconnected)
+    pub fn new(prefix: String, screen: Box<dyn Write + Send>, log: File, awaited: Option<&'static str>) -> Self {
+        Sink { prefix, screen, log, awaited, tail: Tail::default(), line: Vec::new() }
     }
 
-    /// The last lines.
+    /// Its last lines, now and later.
     #[must_use]
-    pub fn tail(&self) -> Vec<String> {
-        let tail = self.tail.lock().unwrap_or_else(PoisonError::into_inner);
-        tail.iter().cloned().collect()
+    pub fn tail(&self) -> Tail {
+        self.tail.clone()
     }
-}
 
-fn pump(pipe: PipeReader, mut sink: Sink, tail: &Mutex<VecDeque<String>>, ended: Sender<()>) {
-    let mut reader = BufReader::new(pipe);
-    let mut line = Vec::new();
-    let mut shown = Vec::new();
-    loop {
-        line.clear();
-        match reader.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut line) {
-            Ok(0) | Err(_) => break,
-            Ok(_) => {}
-        }
+    /// Takes the next bytes; says whether the awaited line was among them.
+    pub fn write(&mut self, bytes: &[u8]) -> bool {
         // A full disk must not stop the process; its lines still go to the terminal.
-        let _ = sink.log.write_all(&line);
-        let text = line.strip_suffix(b"\n").unwrap_or(&line);
-        shown.clear();
-        shown.extend_from_slice(sink.prefix.as_bytes());
-        shown.extend_from_slice(text);
-        shown.push(b'\n');
-        // A terminal that is gone takes nothing.
-        let _ = sink.screen.write_all(&shown);
-        remember(tail, text);
-        if let Some(awaited) = &sink.awaited
-            && text == awaited.line.as_bytes()
-        {
-            awaited.seen.store(true, Ordering::Release);
-            // The counter cannot overflow by ones, and a waiter that is gone needs no waking.
-            let _ = awaited.wake.write(1);
+        let _ = self.log.write_all(bytes);
+        let mut seen = false;
+        for part in bytes.split_inclusive(|byte| *byte == b'\n') {
+            for piece in part.chunks(LINE_BYTES_MAX) {
+                self.line.extend_from_slice(piece);
+                if self.line.ends_with(b"\n") || self.line.len() >= LINE_BYTES_MAX {
+                    seen |= self.end_line();
+                }
+            }
         }
+        seen
     }
-    drop(ended);
-}
 
-fn remember(tail: &Mutex<VecDeque<String>>, text: &[u8]) {
-    let mut tail = tail.lock().unwrap_or_else(PoisonError::into_inner);
-    if tail.len() == TAIL_LINES {
-        tail.pop_front();
+    /// Shows a last line without its end.
+    pub fn finish(&mut self) -> bool {
+        !self.line.is_empty() && self.end_line()
     }
-    tail.push_back(String::from_utf8_lossy(text).into_owned());
+
+    fn end_line(&mut self) -> bool {
+        let line = std::mem::take(&mut self.line);
+        let text = line.strip_suffix(b"\n").unwrap_or(&line);
+        // A terminal that is gone takes nothing.
+        let _ = self.screen.write_all(&[self.prefix.as_bytes(), text, b"\n"].concat());
+        self.tail.push(text);
+        self.awaited.is_some_and(|awaited| text == awaited.as_bytes())
+    }
 }
 
 #[cfg(test)]
@@ -148,33 +116,24 @@ mod tests {
     fn every_byte_is_kept_and_the_awaited_line_is_seen() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("log");
-        let (reader, mut writer) = std::io::pipe().unwrap();
-        let awaited = Awaited { line: "ready", seen: Arc::default(), wake: Arc::new(EventFd::new().unwrap()) };
-        let sink = Sink {
-            prefix: "[x] ".to_owned(),
-            screen: Box::new(std::io::sink()),
-            log: File::create(&path).unwrap(),
-            awaited: Some(awaited.clone()),
-        };
-        let pump = Pump::start(reader, sink).unwrap();
+        let log = File::create(&path).unwrap();
+        let mut sink = Sink::new("[x] ".to_owned(), Box::new(std::io::sink()), log, Some("ready"));
         let long = vec![b'x'; 200_000];
-        writer.write_all(b"not ready\nready\n\xff\xfe\n").unwrap();
-        writer.write_all(&long).unwrap();
-        writer.write_all(b"\nno newline").unwrap();
-        drop(writer);
-        assert!(pump.drain());
-        assert_eq!(awaited.wake.read().unwrap(), 1);
-        assert!(awaited.seen.load(Ordering::Acquire));
+        assert!(!sink.write(b"not ready\nrea"));
+        assert!(sink.write(b"dy\n\xff\xfe\n"));
+        assert!(!sink.write(&long));
+        assert!(!sink.write(b"\nno newline"));
+        assert!(!sink.finish());
         let expected = [b"not ready\nready\n\xff\xfe\n".as_slice(), &long, b"\nno newline"].concat();
         assert_eq!(std::fs::read(&path).unwrap(), expected);
-        assert_eq!(pump.tail().last().unwrap(), "no newline");
+        assert_eq!(sink.tail().lines().last().unwrap(), "no newline");
+        assert!(sink.line.capacity() <= LINE_BYTES_MAX);
     }
 
     #[test]
     fn the_tail_is_bounded() {
-        let tail = Mutex::default();
-        (0..100).for_each(|i| remember(&tail, i.to_string().as_bytes()));
-        let tail = tail.into_inner().unwrap();
-        assert_eq!((tail.len(), tail[0].as_str()), (TAIL_LINES, "80"));
+        let tail = Tail::default();
+        (0..100).for_each(|i| tail.push(i.to_string().as_bytes()));
+        assert_eq!((tail.lines().len(), tail.lines()[0].as_str()), (TAIL_LINES, "80"));
     }
 }

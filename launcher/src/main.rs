@@ -1,28 +1,37 @@
-//! `mccs-launch`: runs one TOML file's service and jobs, and ends what it started.
+//! `mccs-launch`: runs one TOML file's services and jobs on its hosts, and ends what it started.
 //!
 //! ```text
-//! job.toml -> spec (plan) -> host (executables) -> run (service, ready, ranks, operator's views, end) -> summary
+//! job.toml -> spec (plan) -> run (hosts, services, ready, ranks, operator's views, end) -> summary
+//!                             |
+//!                           link ==(wire: a pipe, `ip netns exec`, ssh)== agent -> process    one agent a host
+//!                                                                           `----> guard
 //! ```
 //!
 //! Exit status: 0 only if every process ended well; else the first failing rank's (128 + n for signal n), 124 on a
-//! time-out, 130 on Ctrl-C (143 on SIGTERM, 129 on SIGHUP), 1 where the service failed, 2 where nothing could be started.
+//! time-out, 130 on Ctrl-C (143 on SIGTERM, 129 on SIGHUP), 1 where a service failed or a host was lost, 2 where nothing
+//! could be started.
 //!
-//! Deliberately absent: other hosts than this one, and restarts of what failed.
+//! Deliberately absent: restarts of what failed, and copies of files to hosts other than a service's configuration.
 
+mod agent;
 mod cargo;
 mod guard;
 mod host;
+mod link;
 mod logs;
+mod outbox;
 mod process;
+mod reach;
 mod run;
 mod signals;
 mod spec;
 mod summary;
+mod wire;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::{Parser, Subcommand};
 use mccs_config::JobFile;
 
@@ -31,7 +40,7 @@ use crate::spec::Plan;
 /// Nothing was started: the file, the command line or the host is at fault.
 const EXIT_REFUSED: u8 = 2;
 
-/// Starts a service and the processes of one or more jobs from one TOML file, and ends what it started.
+/// Starts services and the processes of jobs on the hosts of one TOML file, and ends what it started.
 #[derive(Parser)]
 #[command(name = "mccs-launch", version)]
 struct Arguments {
@@ -55,12 +64,23 @@ enum Command {
         #[arg(long)]
         no_build: bool,
     },
+    /// Only show what a job file would start, as `run --dry-run`.
+    Plan {
+        /// The job file.
+        file: PathBuf,
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+    },
     /// Check a job file.
     Check {
         /// The job file.
         file: PathBuf,
     },
-    /// Internal: ends the launcher's processes when the launcher is gone.
+    /// Internal: starts processes on a host for the launcher that its standard input and output lead to.
+    #[command(hide = true)]
+    Agent,
+    /// Internal: ends an agent's processes when the agent is gone.
     #[command(hide = true)]
     Guard {
         /// Folder to remove with them.
@@ -70,9 +90,10 @@ enum Command {
 
 fn main() -> ExitCode {
     let outcome = match Arguments::parse().command {
-        Command::Run { file, dry_run: true, json, .. } => show(&file, json).map(|()| 0),
+        Command::Run { file, dry_run: true, json, .. } | Command::Plan { file, json } => show(&file, json).map(|()| 0),
         Command::Run { file, json, no_build, .. } => start(&file, json, no_build),
         Command::Check { file } => check(&file).map(|()| 0),
+        Command::Agent => agent::serve(),
         Command::Guard { runtime_dir } => guard::watch(&runtime_dir).map(|()| 0),
     };
     match outcome {
@@ -86,15 +107,22 @@ fn main() -> ExitCode {
 
 fn check(path: &Path) -> Result<()> {
     let file = JobFile::load(path)?;
-    spec::service_config(&file, Path::new("/run/mccs-launch"))?;
-    let ranks: u32 = file.jobs.iter().map(|job| job.ranks).sum();
-    println!("{}: {} jobs, {ranks} ranks, no mistakes", path.display(), file.jobs.len());
+    let hosts = file.hosts();
+    for (index, host) in hosts.iter().enumerate() {
+        // A fabric tells its addresses only while it is up.
+        if host.fabric.is_none() || host.address.is_some() {
+            spec::service_config(&file, index, host, Path::new("/run/mccs-launch"))?;
+        }
+    }
+    let ranks: usize = file.jobs.iter().filter_map(|job| job.places(&hosts).ok()).map(|places| places.len()).sum();
+    let hosts = if file.hosts.is_empty() { String::new() } else { format!("{} hosts, ", hosts.len()) };
+    println!("{}: {hosts}{} jobs, {ranks} ranks, no mistakes", path.display(), file.jobs.len());
     Ok(())
 }
 
 fn show(path: &Path, json: bool) -> Result<()> {
     let file = JobFile::load(path)?;
-    let plan = Plan::new(path, &file, &host::private_parent().join("mccs-XXXXXX"))?;
+    let plan = Plan::new(path, &file, "XXXXXXXX")?;
     if json {
         println!("{}", serde_json::to_string_pretty(&plan)?);
     } else {
@@ -110,11 +138,9 @@ fn start(path: &Path, json: bool, no_build: bool) -> Result<u8> {
     }
     // Before any thread exists, so that no thread receives what the run waits for.
     let signals = signals::Signals::block()?;
-    let runtime_dir = host::private_dir()?;
-    let plan = Plan::new(path, &file, runtime_dir.path())?;
+    let plan = Plan::new(path, &file, &format!("{:08x}", rand::random::<u32>()))?;
     plan.require_programs()?;
     let summary = run::run(&plan, signals, json)?;
-    runtime_dir.close().context("the run's private folder cannot be removed")?;
     if json {
         println!("{}", serde_json::to_string_pretty(&summary)?);
     } else {

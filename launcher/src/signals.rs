@@ -1,4 +1,4 @@
-//! Everything that the supervising thread waits for, in one call: signals, a child's end, a line that a log pump saw.
+//! Everything that a deciding thread waits for, in one call: signals, a child's end, what another thread brought.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
-/// Signals that end a run.
+/// Signals that end a launcher or an agent.
 const ENDING: [Signal; 3] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP];
 
 /// Blocked signals and a wake-up, to wait for. Children unblock them before they execute.
@@ -43,7 +43,7 @@ impl Signals {
         Arc::clone(&self.wake)
     }
 
-    /// Waits until something happens or `deadline` passes; returns a signal that ends the run if one came.
+    /// Waits until something happens or `deadline` passes; returns an ending signal if one came.
     ///
     /// May return early: the caller looks at what it waits for.
     ///

@@ -5,8 +5,7 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-use crate::process::{Process, shell_code, status_text};
-use crate::run::Cause;
+use crate::run::{Cause, Outcome, Process};
 use crate::spec::{Plan, ProcessSpec, Role};
 
 /// What became of one process.
@@ -14,11 +13,16 @@ use crate::spec::{Plan, ProcessSpec, Role};
 pub struct Line {
     /// What it was for.
     pub role: Role,
-    /// Its number; none if it was not started.
+    /// What people call it.
+    #[serde(skip)]
+    pub label: String,
+    /// Name of its host.
+    pub host: String,
+    /// Its number there; none if it was not started.
     pub pid: Option<i32>,
-    /// `exit 3`, `SIGKILL`, `not started`.
-    pub status: String,
-    /// Exit status in the shell's manner.
+    /// `exit 3`, `SIGKILL`, `lost`, `not started`.
+    pub status: Outcome,
+    /// Exit status in the shell's manner; none where nobody knows.
     pub code: Option<u8>,
     /// Whether the launcher asked it to end.
     pub ended_by_launcher: bool,
@@ -42,15 +46,17 @@ pub struct Summary {
 }
 
 impl Line {
-    fn new(spec: &ProcessSpec, process: Option<&Process>) -> Self {
-        let ended = process.and_then(|process| process.ended);
+    fn new(plan: &Plan, spec: &ProcessSpec, process: Option<&Process<'_>>) -> Self {
+        let status = process.and_then(|process| process.outcome).unwrap_or(Outcome::NotStarted);
         Line {
             role: spec.role.clone(),
-            pid: process.map(|process| process.pid.as_raw()),
-            status: ended.map_or_else(|| "not started".to_owned(), |ended| status_text(ended.status)),
-            code: ended.map(|ended| shell_code(ended.status)),
+            label: spec.label.clone(),
+            host: plan.hosts[spec.host].name.clone(),
+            pid: process.and_then(|process| process.pid),
+            status,
+            code: status.code(),
             ended_by_launcher: process.is_some_and(|process| process.asked),
-            seconds: ended.map(|ended| ended.after.as_secs_f64()),
+            seconds: process.and_then(|process| process.after).map(|after| after.as_secs_f64()),
             log: spec.log.clone(),
         }
     }
@@ -59,9 +65,10 @@ impl Line {
 impl Summary {
     /// Sums up a run whose processes have all ended.
     #[must_use]
-    pub fn new(plan: &Plan, processes: &[Process], cause: Option<Cause>) -> Self {
+    pub fn new(plan: &Plan, processes: &[Process<'_>], cause: Option<Cause>) -> Self {
         let exit_code = cause.as_ref().map_or(0, |cause| cause.exit_code);
-        let lines = plan.processes().map(|spec| Line::new(spec, processes.iter().find(|p| p.role == spec.role)));
+        let of = |spec: &ProcessSpec| processes.iter().find(|process| process.spec.id == spec.id);
+        let lines = plan.processes().map(|spec| Line::new(plan, spec, of(spec)));
         Summary {
             exit_code,
             cause: cause.map(|cause| cause.text),
@@ -73,14 +80,13 @@ impl Summary {
 
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names: Vec<String> = self.processes.iter().map(|line| line.role.to_string()).collect();
-        let width = names.iter().map(String::len).max().unwrap_or(0).max(7);
+        let width = self.processes.iter().map(|line| line.label.len()).max().unwrap_or(0).max(7);
         writeln!(f, "\n{:width$}  {:>8}  {:>9}  status", "process", "pid", "seconds")?;
-        for (line, name) in self.processes.iter().zip(&names) {
+        for line in &self.processes {
             let pid = line.pid.map_or("-".to_owned(), |pid| pid.to_string());
             let seconds = line.seconds.map_or("-".to_owned(), |s| format!("{s:.3}"));
             let asked = if line.ended_by_launcher { " (asked to end)" } else { "" };
-            writeln!(f, "{name:width$}  {pid:>8}  {seconds:>9}  {}{asked}", line.status)?;
+            writeln!(f, "{:width$}  {pid:>8}  {seconds:>9}  {}{asked}", line.label, line.status.text())?;
         }
         if let Some(dir) = &self.output_dir {
             writeln!(f, "output in {}", dir.display())?;

@@ -2,29 +2,20 @@
 
 use std::process::Child;
 
-use crate::support::{Bed, Done, is_alive, wait_until};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
+
+use crate::support::{Bed, Done, Pids, is_alive, send, wait_until};
 
 /// Each rank has a child of its own; both write their numbers down.
 const JOB: &str = "[[job]]\nname = \"a\"\nranks = 2\ncommand = [\"{dir}/rank\"]\n";
 
-fn busy() -> (Bed, Child, Vec<i32>) {
+fn busy() -> (Bed, Child, Pids) {
     let bed = Bed::with("", JOB);
     bed.script("rank", "sleep 1000 &\necho $! > child.$MCCS_RANK\necho $$ > rank.$MCCS_RANK\nwait\n");
     let launcher = bed.start();
     let pids = ["rank.0", "rank.1", "child.0", "child.1"].map(|name| bed.await_number(name));
     assert!(pids.iter().all(|pid| is_alive(*pid)));
-    (bed, launcher, pids.to_vec())
-}
-
-fn send(launcher: &Child, signal: Signal) {
-    let pid = Pid::from_raw(i32::try_from(launcher.id()).unwrap());
-    kill(pid, signal).unwrap();
-}
-
-fn gone(pids: &[i32]) {
-    wait_until("the end of all processes", || !pids.iter().any(|pid| is_alive(*pid)));
+    (bed, launcher, Pids(pids.to_vec()))
 }
 
 #[test]
@@ -36,7 +27,7 @@ fn ctrl_c_and_its_like_end_everything() {
         assert_eq!(done.code, code, "{done:?}");
         assert!(done.stderr.contains(&format!("ended by {signal}")), "{done:?}");
         assert!(bed.read("out/service.log").ends_with("asked\n"));
-        gone(&pids);
+        pids.gone();
         assert_eq!(bed.private_folders(), 0);
     }
 }
@@ -46,14 +37,14 @@ fn a_second_ctrl_c_does_not_wait_for_the_grace_time() {
     let bed = Bed::with("grace = \"1h\"", JOB);
     bed.script("rank", "trap ': > asked' TERM\necho $$ > rank.$MCCS_RANK\nwhile :; do sleep 0.02; done\n");
     let launcher = bed.start();
-    let pids = ["rank.0", "rank.1"].map(|name| bed.await_number(name));
+    let pids = Pids(["rank.0", "rank.1"].map(|name| bed.await_number(name)).to_vec());
     send(&launcher, Signal::SIGINT);
     wait_until("the request to end", || bed.path("asked").exists());
     send(&launcher, Signal::SIGINT);
     // The second one ends the ranks; the service ends well within its own time.
     let done = Done::new(launcher.wait_with_output().unwrap());
     assert_eq!(done.code, 130, "{done:?}");
-    gone(&pids);
+    pids.gone();
 }
 
 #[test]
@@ -62,18 +53,16 @@ fn kill_9_of_the_launcher_leaves_nothing() {
     assert_eq!(bed.private_folders(), 1);
     launcher.kill().unwrap();
     launcher.wait().unwrap();
-    gone(&pids);
-    wait_until("the end of the private folder", || bed.private_folders() == 0);
-    // The service's script and the guard were in the launcher's session; none of them still names this folder.
-    let folder = bed.dir.path().display().to_string();
-    let mentions = |entry: std::fs::DirEntry| {
-        let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
-        String::from_utf8_lossy(&line).contains(&folder)
-    };
-    wait_until("the end of service and guard", || {
-        let all = std::fs::read_dir("/proc").unwrap();
-        !all.filter_map(Result::ok).any(mentions)
-    });
+    pids.gone();
+    bed.nobody_is_left();
+}
+
+#[test]
+fn an_agent_that_no_launcher_started_does_nothing() {
+    let bed = Bed::with("", JOB);
+    let done = Done::new(bed.command(&["agent"]).output().unwrap());
+    assert_eq!(done.code, 2, "{done:?}");
+    assert!(done.stderr.contains("only a launcher starts an agent"), "{done:?}");
 }
 
 #[test]

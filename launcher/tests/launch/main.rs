@@ -1,5 +1,6 @@
 //! The launcher as its users meet it: the executable, with scripts as service and ranks.
 
 mod end;
+mod hosts;
 mod run;
 mod support;

@@ -198,9 +198,12 @@ fn a_dry_run_shows_everything_and_starts_nothing() {
     let bed = Bed::with("", "[[job]]\nname = \"a\"\nranks = 2\ncommand = [\"no-such\", \"x y\"]\n");
     let done = bed.run(&["--dry-run"]);
     assert_eq!(done.code, 0, "{done:?}");
-    for part in ["[a 1] ", "MCCS_RANK=1", "no-such (not found) \"x y\"", "[[tenant]]", "service.log"] {
+    for part in ["[a 1] ", "MCCS_RANK=1", "no-such (not found) 'x y'", "[[tenant]]", "service.log"] {
         assert!(done.stdout.contains(part), "{part}: {done:?}");
     }
+    let plan = Done::new(bed.command(&["plan", "job.toml"]).output().unwrap());
+    let without_id = |text: &str| text.lines().filter(|line| !line.contains("MCCS_UNIQUE_ID")).count();
+    assert_eq!(without_id(&plan.stdout), without_id(&done.stdout));
     let json = bed.run(&["--dry-run", "--json"]);
     let plan: serde_json::Value = serde_json::from_str(&json.stdout).expect("JSON");
     assert_eq!(plan["jobs"][0]["ranks"][1]["env"]["MCCS_RANK"], "1");

@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use tempfile::TempDir;
 
 /// No test waits longer than this for something that must happen.
@@ -84,6 +86,19 @@ impl Bed {
         read().trim().parse().expect("a number")
     }
 
+    /// Waits until no process names this folder, and no private folder is left in it.
+    pub fn nobody_is_left(&self) {
+        let folder = self.dir.path().display().to_string();
+        let mentions = |entry: std::fs::DirEntry| {
+            let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+            String::from_utf8_lossy(&line).contains(&folder)
+        };
+        wait_until("the end of services, agents and guards", || {
+            !std::fs::read_dir("/proc").expect("processes").filter_map(Result::ok).any(mentions)
+        });
+        wait_until("the end of the private folders", || self.private_folders() == 0);
+    }
+
     /// Private folders of runs that were not removed.
     pub fn private_folders(&self) -> usize {
         let entries = std::fs::read_dir(self.dir.path()).expect("the folder");
@@ -107,6 +122,20 @@ impl Done {
             stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
         }
     }
+}
+
+/// Processes that must end.
+pub struct Pids(pub Vec<i32>);
+
+impl Pids {
+    pub fn gone(&self) {
+        wait_until("the end of all processes", || !self.0.iter().any(|pid| is_alive(*pid)));
+    }
+}
+
+pub fn send(launcher: &Child, signal: Signal) {
+    let pid = Pid::from_raw(i32::try_from(launcher.id()).expect("a process's number"));
+    kill(pid, signal).expect("a launcher to signal");
 }
 
 pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
