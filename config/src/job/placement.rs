@@ -1,7 +1,7 @@
 //! Which rank of a job goes to which host and device.
 //!
-//! Ranks are dealt to the job's hosts in turn, passing over those whose devices are all taken: every host gets as many as
-//! the others, as far as its devices go. `round_robin` keeps that order; `block` gives each host the same number, as
+//! Ranks are dealt to the job's hosts in turn, passing over those whose devices are all taken: every host gets as many
+//! as the others, as far as its devices go. `round_robin` keeps that order; `block` gives each host the same number, as
 //! consecutive ranks. `place` says it rank by rank instead.
 
 use serde::{Deserialize, Serialize};

@@ -1,7 +1,9 @@
-//! The services' configurations, read from the job file's own text or from another file, with each host's places filled in.
+//! The services' configurations, read from the job file's own text or from another file, with each host's places filled
+//! in.
 //!
-//! Places are filled in the text, before TOML is read, so that in a file of its own `port = {port}` is a number (the job
-//! file is TOML before that, too); lines stay, so that a complaint about `[service.config]` names the job file's line.
+//! Places are filled in the text, before TOML is read, so that in a file of its own `port = {port}` is a number (the
+//! job file is TOML before that, too); lines stay, so that a complaint about `[service.config]` names the job file's
+//! line.
 
 use std::collections::BTreeMap;
 use std::path::Path;

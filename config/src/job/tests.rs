@@ -38,6 +38,35 @@ fn the_example_is_read() {
 }
 
 #[test]
+fn the_example_with_hosts_says_every_key_of_them() {
+    let text = include_str!("../../examples/job-hosts.toml");
+    let file = JobFile::parse(text, "job.toml").unwrap();
+    let places = file.jobs[0].places(&file.hosts()).unwrap();
+    assert_eq!(
+        places.iter().map(|place| (place.host, place.device)).collect::<Vec<_>>(),
+        [(0, 0), (0, 1), (1, 0), (1, 1)]
+    );
+    let keys = [
+        "name",
+        "ssh",
+        "ssh_options",
+        "fabric",
+        "node",
+        "namespace",
+        "agent",
+        "runtime_parent",
+        "address",
+        "port",
+        "devices",
+        "env",
+        "values",
+    ];
+    for key in keys {
+        assert!(text.contains(&format!("\n{key} = ")), "{key}");
+    }
+}
+
+#[test]
 fn mistakes_in_a_job_get_their_line() {
     only(&format!("{JOB}strat = 1\n"), 5, "job[0].strat", "did you mean `start`?");
     only(&JOB.replace("ranks = 2\n", ""), 1, "job[0]", "missing `ranks`");
