@@ -1,13 +1,15 @@
-//! `mccs-launch agent`: the launcher's hand on a host. It starts processes there, and ends all of them with its channel.
+//! `mccs-launch agent`: the launcher's hand on a host. It starts processes there, and ends all of them with its
+//! channel.
 //!
 //! ```text
 //! launcher --(pipe, `ip netns exec`, or ssh)--> agent --> processes, each the leader of its group
 //!                                                 `-----> guard: ends them when the agent itself was killed
 //! ```
 //!
-//! The channel is the agent's standard input and output. When it closes, because the run is over or because the launcher,
-//! the connection or the client of ssh died, everything still running is killed and the private folder removed. Over a
-//! network a channel may also fall silent without closing; there the launcher says so often that it is alive.
+//! The channel is the agent's standard input and output. When it closes, because the run is over or because the
+//! launcher, the connection or the client of ssh died, everything still running is killed and the private folder
+//! removed. Over a network a channel may also fall silent without closing; there the launcher says so often that it is
+//! alive.
 //!
 //! One thread decides; it waits in one place, for messages, children, signals and the deadline of silence.
 

@@ -2,8 +2,8 @@
 //!
 //! A second process of this executable holds the read end of a pipe whose write end only the agent holds. Each child
 //! writes its process group into the pipe before it executes anything; the agent takes it out before it reaps the
-//! group's leader, so that the number cannot belong to anybody else in between. When the pipe closes without a farewell,
-//! the guard kills the groups that are left and removes the agent's private folder.
+//! group's leader, so that the number cannot belong to anybody else in between. When the pipe closes without a
+//! farewell, the guard kills the groups that are left and removes the agent's private folder.
 //!
 //! It lives in its own process group with the ending signals blocked: what ends the agent does not end it.
 //! Deliberately absent: processes that leave their group (`setsid`); those are daemons by their own will.

@@ -37,6 +37,8 @@ struct Site<'a> {
     spec: &'a HostSpec,
     link: Option<Link>,
     state: State,
+    /// Whether its agent has made the private folder.
+    has_folder: bool,
 }
 
 /// The hosts of a run.
@@ -53,7 +55,7 @@ impl<'a> Hosts<'a> {
     /// None of them reached yet; also returns where their news come.
     pub fn new(plan: &'a Plan, signals: &Signals) -> (Self, Receiver<(usize, News)>) {
         let (news, receiver) = channel();
-        let site = |spec| Site { spec, link: None, state: State::Awaited };
+        let site = |spec| Site { spec, link: None, state: State::Awaited, has_folder: false };
         let hosts = Hosts {
             sites: plan.hosts.iter().map(site).collect(),
             desk: Desk { news, wake: signals.waker() },
@@ -135,6 +137,7 @@ impl Run<'_> {
     pub(super) fn prepared(&mut self, host: usize, missing: &[PathBuf]) {
         let site = &mut self.hosts.sites[host];
         site.state = State::Ready;
+        site.has_folder = true;
         if !missing.is_empty() {
             let missing: Vec<String> = missing.iter().map(|program| program.display().to_string()).collect();
             let text = format!(
@@ -221,6 +224,10 @@ impl Run<'_> {
         for host in 0..self.hosts.sites.len() {
             let spec = self.hosts.sites[host].spec;
             let is_ready = self.hosts.sites[host].state == State::Ready;
+            if self.hosts.sites[host].has_folder && !is_ready && !spec.is_far {
+                // Its guard removes it, unless both were killed, as by the removal of a whole namespace.
+                let _ = std::fs::remove_dir_all(&spec.runtime_dir);
+            }
             let in_time = self.wait_for_child(host, deadline)?;
             let Some(link) = &mut self.hosts.sites[host].link else { continue };
             let how = match link.ended()? {

@@ -2,5 +2,6 @@
 
 mod end;
 mod hosts;
+mod real;
 mod run;
 mod support;

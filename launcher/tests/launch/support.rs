@@ -27,9 +27,14 @@ impl Bed {
         let dir = tempfile::tempdir().expect("a folder for the test");
         let bed = Bed { dir };
         bed.script("service", service);
-        let text = job_file.replace("{dir}", &bed.dir.path().display().to_string());
-        std::fs::write(bed.path("job.toml"), text).expect("the job file");
+        bed.job_file(job_file);
         bed
+    }
+
+    /// Writes the job file, with `{dir}` replaced.
+    pub fn job_file(&self, text: &str) {
+        let text = text.replace("{dir}", &self.dir.path().display().to_string());
+        std::fs::write(self.path("job.toml"), text).expect("the job file");
     }
 
     /// A bed with the usual service; `run` are more lines of `[run]`, `jobs` the rest of the file.
