@@ -93,8 +93,9 @@ impl<'a> Run<'a> {
 
     /// Starts a process.
     fn start(&mut self, spec: &'a ProcessSpec) -> Result<()> {
-        // What the operator sees is a table; a prefix on each line would only blur it.
-        let prefix = self.plan.prefix && !matches!(spec.role, Role::Operator { .. });
+        // What the operator sees is a table; a prefix on each line would only blur it, unless hosts are to be told apart.
+        let is_table = matches!(spec.role, Role::Operator { .. }) && !self.plan.names_hosts;
+        let prefix = self.plan.prefix && !is_table;
         let prefix = if prefix { format!("[{}] ", spec.label) } else { String::new() };
         let awaited = (spec.role == Role::Service).then_some(READY_LINE);
         let sink = Sink::new(prefix, self.screen.writer(), host::log_file(&spec.log)?, awaited);

@@ -192,15 +192,12 @@ impl Run<'_> {
         self.lose(host, Some(format!("it did not answer for {}", DurationText(LEAVE))))
     }
 
-    /// Waits for the end of a host's child, which has closed its channel.
-    fn wait_for_child(&mut self, host: usize, deadline: Instant) -> Result<bool> {
+    /// Waits until a host's child has ended, or `deadline` has passed.
+    fn wait_for_child(&mut self, host: usize, deadline: Instant) -> Result<()> {
         loop {
-            let Some(link) = &mut self.hosts.sites[host].link else { return Ok(true) };
-            if link.ended()?.is_some() {
-                return Ok(true);
-            }
-            if Instant::now() >= deadline {
-                return Ok(false);
+            let Some(link) = &mut self.hosts.sites[host].link else { return Ok(()) };
+            if link.ended()?.is_some() || Instant::now() >= deadline {
+                return Ok(());
             }
             // News stay queued meanwhile; only children and time matter here.
             if let Some(signal) = self.signals.wait(Some(deadline))? {
@@ -212,15 +209,8 @@ impl Run<'_> {
     /// Closes all channels, and waits until the agents have removed what they made.
     pub(super) fn leave_hosts(&mut self) -> Result<()> {
         self.hosts.is_leaving = true;
-        for site in &mut self.hosts.sites {
-            match (&mut site.link, site.state) {
-                // Nothing was started there, and it may never answer.
-                (Some(link), State::Awaited) => link.kill(),
-                (Some(link), _) => link.close(),
-                (None, _) => {}
-            }
-        }
-        let deadline = Instant::now() + LEAVE;
+        self.hosts.sites.iter_mut().filter_map(|site| site.link.as_mut()).for_each(Link::close);
+        let now = Instant::now();
         for host in 0..self.hosts.sites.len() {
             let spec = self.hosts.sites[host].spec;
             let is_ready = self.hosts.sites[host].state == State::Ready;
@@ -228,7 +218,8 @@ impl Run<'_> {
                 // Its guard removes it, unless both were killed, as by the removal of a whole namespace.
                 let _ = std::fs::remove_dir_all(&spec.runtime_dir);
             }
-            let in_time = self.wait_for_child(host, deadline)?;
+            // Nothing was started where no agent has answered, and none may ever do.
+            self.wait_for_child(host, now + if is_ready { LEAVE } else { END })?;
             let Some(link) = &mut self.hosts.sites[host].link else { continue };
             let how = match link.ended()? {
                 Some(status) if status.success() => continue,
@@ -237,7 +228,7 @@ impl Run<'_> {
             };
             link.kill();
             let said = indented(&link.complaints());
-            if is_ready || !in_time {
+            if is_ready {
                 self.fail(format!("host {:?}: its agent did not end well ({how}){said}", spec.name), EXIT_FAILED);
             }
         }

@@ -48,9 +48,12 @@ impl Run<'_> {
             self.wait(deadlines.into_iter().min())?;
         }
         for (view, _) in plan.views.iter().zip(viewed).filter(|(_, viewed)| !viewed) {
-            if self.cause.is_none() {
-                view.processes.iter().try_for_each(|process| self.start(process))?;
-                self.wait_for_all_but_services(over)?;
+            // One host after the other, so that their tables stay whole.
+            for process in &view.processes {
+                if self.cause.is_none() {
+                    self.start(process)?;
+                    self.wait_for_all_but_services(over)?;
+                }
             }
         }
         Ok(())
