@@ -103,6 +103,38 @@ pub const STREAMING_THRESHOLD: Limit<Bytes> = Limit {
 pub const CHANNELS: Limit<u32> =
     Limit { min: 1, max: 64, reason: "each channel has its own connections and its share of every chunk" };
 
+/// Hosts of a cluster.
+pub const HOSTS: Limit<u32> =
+    Limit { min: 1, max: 1_024, reason: "each pair of hosts has a link, which is a file descriptor on both" };
+
+/// How often a quiet link says that it lives.
+pub const KEEP_ALIVE: Limit<DurationText> = Limit {
+    min: DurationText::millis(10),
+    max: DurationText::secs(600),
+    reason: "each wakes the service, and its absence is all that tells of a dead host",
+};
+
+/// How long nothing may be heard of a link or a host.
+pub const HOST_TIMEOUT: Limit<DurationText> = Limit {
+    min: DurationText::millis(50),
+    max: DurationText::secs(24 * 3600),
+    reason: "a busy host must have time to answer, and those who wait for a dead one must be released some day",
+};
+
+/// Time that a connection has to prove who it is.
+pub const HANDSHAKE_TIMEOUT: Limit<DurationText> = Limit {
+    min: DurationText::millis(50),
+    max: DurationText::secs(60),
+    reason: "a handshake takes a few round trips, and strangers must not hold connections",
+};
+
+/// Longest pause between two attempts to reach a host.
+pub const RECONNECT_MAX: Limit<DurationText> = Limit {
+    min: DurationText::millis(10),
+    max: DurationText::secs(60),
+    reason: "a host that is back should be found soon, and one that is gone should cost little",
+};
+
 /// Jobs of a job file.
 pub const JOBS: Limit<u32> = Limit { min: 1, max: 1_024, reason: "one launcher watches all of them" };
 

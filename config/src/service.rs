@@ -3,6 +3,8 @@
 //! Every key has a default, so that an empty file is a service for every user of the host; what is in force is shown by
 //! [`ServiceConfig::to_toml`], which reads back to the same value.
 
+mod exchange;
+
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
@@ -13,6 +15,8 @@ use crate::error::ConfigError;
 use crate::limits;
 use crate::units::{Bytes, DurationText};
 use crate::validate::{Problems, Validate};
+
+pub use exchange::{Address, Exchange, HostConfig};
 
 /// A whole `service.toml`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -28,6 +32,12 @@ pub struct ServiceConfig {
     pub host_device: HostDevice,
     /// What a communicator starts with.
     pub strategy: Strategy,
+    /// Links to other hosts' services. Absent: a single host.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub exchange: Option<Exchange>,
+    /// The services of all hosts, this one included. Empty: a single host.
+    #[serde(rename = "host", skip_serializing_if = "Vec::is_empty")]
+    pub hosts: Vec<HostConfig>,
     /// Who may connect, and what they may hold. At least one.
     #[serde(rename = "tenant")]
     pub tenants: Vec<TenantConfig>,
@@ -265,6 +275,8 @@ impl Default for ServiceConfig {
             runtime: Runtime::default(),
             host_device: HostDevice::default(),
             strategy: Strategy::default(),
+            exchange: None,
+            hosts: Vec::new(),
             tenants: vec![TenantConfig::new("default", TENANT_SOCKET)],
         }
     }
@@ -365,6 +377,7 @@ impl Validate for ServiceConfig {
         problems.within("runtime.tenant_spin", &self.runtime.tenant_spin, &limits::SPIN);
         self.host_device.validate(problems);
         problems.within("strategy.channels", &self.strategy.channels, &limits::CHANNELS);
+        self.validate_exchange(problems);
         self.validate_tenants(problems);
     }
 }
@@ -385,6 +398,20 @@ impl Validate for HostDevice {
 }
 
 impl ServiceConfig {
+    fn validate_exchange(&self, problems: &mut Problems) {
+        match &self.exchange {
+            Some(exchange) => {
+                exchange.validate(problems);
+                exchange::validate_hosts(&self.hosts, &self.name(), problems);
+            }
+            None if !self.hosts.is_empty() => problems.add(
+                "host",
+                "hosts are listed, and there is no [exchange] to reach them with; add it, or leave the hosts out",
+            ),
+            None => {}
+        }
+    }
+
     fn validate_tenants(&self, problems: &mut Problems) {
         let count = u32::try_from(self.tenants.len()).unwrap_or(u32::MAX);
         problems.within("tenant", &count, &limits::TENANTS);

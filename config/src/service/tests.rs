@@ -140,3 +140,45 @@ fn an_unreadable_file_is_named() {
     let error = ServiceConfig::load(Path::new("/nonexistent/service.toml")).unwrap_err();
     assert!(error.to_string().starts_with("/nonexistent/service.toml: "), "{error}");
 }
+
+/// A service called "a" of three hosts, with more lines in `[exchange]` and another list of hosts.
+fn cluster(exchange: &str, hosts: &str) -> String {
+    let head = "[service]\nname = \"a\"\n[exchange]\nlisten = \"127.0.0.1:1\"\n";
+    let files = "certificate = \"/c\"\nkey = \"/k\"\nauthority = \"/r\"\n";
+    format!("{head}{files}{exchange}\n{hosts}")
+}
+
+const HOSTS: &str =
+    "[[host]]\nname = \"a\"\naddress = \"127.0.0.1:1\"\n[[host]]\nname = \"b\"\naddress = \"127.0.0.1:2\"\n";
+
+#[test]
+fn a_cluster_is_read_and_printed() {
+    let text = cluster("", HOSTS);
+    let config = ServiceConfig::parse(&text, "service.toml").unwrap();
+    let exchange = config.exchange.as_ref().unwrap();
+    assert_eq!(exchange.host_timeout, DurationText::secs(10));
+    assert_eq!(config.hosts[1].address.to_string(), "127.0.0.1:2");
+    assert_eq!(ServiceConfig::parse(&config.to_toml(), "service.toml").unwrap(), config);
+    assert!(ServiceConfig::parse("", "service.toml").unwrap().exchange.is_none());
+}
+
+#[test]
+fn a_cluster_that_cannot_be_is_refused() {
+    only(HOSTS, 1, "host", "no [exchange]");
+    only(&cluster("", ""), 1, "host", "from 1 to 1024");
+    only(&cluster("", &HOSTS.replace("\"a\"", "\"x\"")), 9, "host", "called \"a\"");
+    only(&cluster("", &HOSTS.replace("\"a\"", "\"aa\"")), 9, "host", "service.name = \"aa\"");
+    only(&cluster("", &HOSTS.replace("127.0.0.1:2", "127.0.0.1:1")), 14, "host[1].address", "\"a\" already has");
+    only(&cluster("", &HOSTS.replace("127.0.0.1:2", "0.0.0.0:2")), 14, "host[1].address", "to connect to");
+    only(&cluster("", &HOSTS.replace("127.0.0.1:2", "host-b:2")), 14, "host[1].address", "names are not looked up");
+    for name in ["B", "b_", "-b", "1.2.3.4", "b..c", ""] {
+        only(&cluster("", &HOSTS.replace("\"b\"", &format!("{name:?}"))), 13, "host[1].name", "DNS name");
+    }
+    only(&cluster("", &format!("{HOSTS}{}", &HOSTS[44..].replace(":2", ":3"))), 16, "host[2].name", "host[1]");
+    only(&cluster("keep_alife = \"1s\"", HOSTS), 8, "exchange.keep_alife", "did you mean `keep_alive`?");
+    only(&cluster("keep_alive = \"0\"", HOSTS), 8, "exchange.keep_alive", "from 10ms to 10m");
+    only(&cluster("keep_alive = \"3s\"", HOSTS), 3, "exchange.link_timeout", "twice");
+    only(&cluster("host_timeout = \"4s\"", HOSTS), 8, "exchange.host_timeout", "link_timeout, 5s");
+    only(&cluster("", HOSTS).replace("\"/k\"", "\"k\""), 6, "exchange.key", "absolute");
+    only(&cluster("", HOSTS).replacen("127.0.0.1:1", "127.0.0.1:0", 1), 4, "exchange.listen", "not 0");
+}
