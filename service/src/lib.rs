@@ -7,6 +7,7 @@ pub mod collective;
 pub mod control;
 pub mod devices;
 pub mod engines;
+pub mod exchange;
 pub mod handles;
 pub mod memory;
 pub mod plans;

@@ -1,0 +1,224 @@
+//! Communicators that are complete: who fails, who leaves, and what is agreed to change.
+//!
+//! A communicator lives here from `Begin` until the proxy closes it or it fails. A failure is told by whoever finds it to all
+//! other hosts; a host that is lost fails, on every host that loses it, each communicator of which a rank is still there. So it
+//! ends on all hosts in bounded time even if messages about it are lost with a host.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use mccs_ipc::types::ErrorClass;
+
+use super::Event;
+use super::agreement::{AgreementFault, AgreementMessage, Coordinator, Decision, Participant};
+use super::member::Membership;
+use super::message::Message;
+use super::root::host_failure;
+use super::session::Lost;
+use super::types::{CommId, Failure, Name, Payload, Text};
+use super::wire::Wire;
+use crate::exchange::limits::CHANGE_WINDOW_MAX;
+
+struct Live {
+    membership: Membership,
+    left: BTreeSet<u32>,
+    participant: Participant,
+    /// Where the root is here, and a change is being decided.
+    coordinator: Option<Coordinator>,
+    last_change: u64,
+}
+
+impl Live {
+    fn host_of(&self, rank: u32) -> Option<&Name> {
+        self.membership.hosts.get(usize::from(*self.membership.host_of_rank.get(rank as usize)?))
+    }
+
+    /// Whether ranks of a host have not left.
+    fn needs(&self, host: &Name) -> bool {
+        let ranks = 0..self.membership.host_of_rank.len() as u32;
+        ranks.into_iter().any(|rank| self.host_of(rank) == Some(host) && !self.left.contains(&rank))
+    }
+}
+
+/// All complete communicators with ranks here.
+#[derive(Default)]
+pub(super) struct Comms {
+    live: BTreeMap<CommId, Live>,
+}
+
+impl Comms {
+    pub(super) fn len(&self) -> usize {
+        self.live.len()
+    }
+
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        self.live.values().filter_map(|live| live.coordinator.as_ref().map(Coordinator::deadline)).min()
+    }
+
+    pub(super) fn begin(&mut self, membership: Membership, wire: &mut Wire) {
+        let (key, comm) = (membership.key.clone(), membership.comm.clone());
+        let (left, participant) = (BTreeSet::new(), Participant::default());
+        self.live.insert(comm.clone(), Live { membership, left, participant, coordinator: None, last_change: 0 });
+        wire.tell(Event::Complete { key, comm });
+    }
+
+    /// Nobody here is interested any more.
+    pub(super) fn close(&mut self, comm: &CommId) {
+        self.live.remove(comm);
+    }
+
+    /// Ends a communicator here, and tells the other hosts.
+    pub(super) fn fail(&mut self, comm: &CommId, failure: &Failure, wire: &mut Wire, now: Instant) {
+        let Some(live) = self.live.remove(comm) else { return };
+        let others: Vec<_> = live.membership.hosts.iter().filter(|host| **host != wire.own).cloned().collect();
+        wire.send_all(&others, &Message::Failed { comm: comm.clone(), failure: failure.clone() }, now);
+    }
+
+    fn fail_here_too(&mut self, comm: &CommId, failure: Failure, wire: &mut Wire, now: Instant) {
+        self.fail(comm, &failure, wire, now);
+        wire.tell(Event::Failed { comm: comm.clone(), failure });
+    }
+
+    /// Another host has ended a communicator.
+    pub(super) fn failed(&mut self, from: &Name, comm: &CommId, failure: Failure, wire: &mut Wire) {
+        if self.live.get(comm).is_some_and(|live| live.membership.hosts.contains(from)) {
+            self.live.remove(comm);
+            wire.tell(Event::Failed { comm: comm.clone(), failure });
+        }
+    }
+
+    /// Local ranks leave in good order.
+    pub(super) fn leave(&mut self, comm: &CommId, ranks: Vec<u32>, wire: &mut Wire, now: Instant) {
+        let Some(live) = self.live.get_mut(comm) else { return };
+        let own = |rank: &u32| live.host_of(*rank) == Some(&wire.own) && !live.left.contains(rank);
+        let ranks: Vec<u32> = ranks.into_iter().filter(own).collect();
+        if ranks.is_empty() {
+            return;
+        }
+        live.left.extend(ranks.iter().copied());
+        let others: Vec<_> = live.membership.hosts.iter().filter(|host| **host != wire.own).cloned().collect();
+        wire.send_all(&others, &Message::Left { comm: comm.clone(), ranks }, now);
+    }
+
+    /// Ranks of another host have left.
+    pub(super) fn left(&mut self, from: &Name, comm: CommId, ranks: Vec<u32>, wire: &mut Wire) {
+        let Some(live) = self.live.get_mut(&comm) else { return };
+        let theirs = |rank: &u32| live.host_of(*rank) == Some(from) && !live.left.contains(rank);
+        let ranks: Vec<u32> = ranks.into_iter().filter(theirs).collect();
+        if !ranks.is_empty() {
+            live.left.extend(ranks.iter().copied());
+            wire.tell(Event::Left { comm, ranks });
+        }
+    }
+
+    /// A host is lost: so are communicators with ranks there.
+    pub(super) fn host_lost(&mut self, host: &Name, lost: &Lost, wire: &mut Wire, now: Instant) {
+        let hit = |(comm, live): (&CommId, &Live)| live.needs(host).then(|| comm.clone());
+        for comm in self.live.iter().filter_map(hit).collect::<Vec<_>>() {
+            let Some(live) = self.live.get(&comm) else { continue };
+            let failure = host_failure(host, lost, live.membership.key.id);
+            self.fail_here_too(&comm, failure, wire, now);
+        }
+    }
+
+    /// Proposes a change; only where the root is.
+    pub(super) fn propose(&mut self, comm: CommId, proposal: Proposal, wire: &mut Wire, now: Instant) {
+        let Proposal { window, body, timeout } = proposal;
+        let refusal = match self.live.get(&comm) {
+            None => Some("no such communicator is complete here"),
+            Some(_) if comm.root != wire.own => Some("a change is proposed where the communicator's root is"),
+            Some(_) if !(1..=CHANGE_WINDOW_MAX).contains(&window) => Some("the window is out of range"),
+            Some(live) if live.coordinator.is_some() => Some("another change is being decided"),
+            Some(_) => None,
+        };
+        let Some(live) = self.live.get_mut(&comm).filter(|_| refusal.is_none()) else {
+            let reason = Text::new(refusal.unwrap_or_default());
+            return wire.tell(Event::ProposalRefused { comm, reason });
+        };
+        live.last_change += 1;
+        let change = live.last_change;
+        let hosts: BTreeSet<_> = live.membership.hosts.iter().cloned().collect();
+        live.coordinator = Some(Coordinator::new(change, window, hosts, now + timeout));
+        let message = AgreementMessage::Propose { change, window, body };
+        wire.send_all(&live.membership.hosts, &Message::Agreement { comm, message }, now);
+    }
+
+    /// This host is prepared for a change.
+    pub(super) fn prepared(&mut self, comm: CommId, change: u64, launched: u64, wire: &mut Wire, now: Instant) {
+        let Some(live) = self.live.get_mut(&comm) else { return };
+        if live.participant.prepared(change, launched).is_some() {
+            let (root, message) = (comm.root.clone(), AgreementMessage::Prepared { change, launched });
+            wire.send(&root, Message::Agreement { comm, message }, now);
+        }
+    }
+
+    /// This host cannot prepare for a change.
+    pub(super) fn refuse(&mut self, comm: CommId, change: u64, reason: Text, wire: &mut Wire, now: Instant) {
+        if self.live.get(&comm).is_some_and(|live| live.participant.is_preparing(change)) {
+            let (root, message) = (comm.root.clone(), AgreementMessage::Refuse { change, reason });
+            wire.send(&root, Message::Agreement { comm, message }, now);
+        }
+    }
+
+    /// Coordinator and participants talk.
+    pub(super) fn agreement(
+        &mut self,
+        from: &Name,
+        comm: CommId,
+        message: AgreementMessage,
+        wire: &mut Wire,
+        now: Instant,
+    ) {
+        let Some(live) = self.live.get_mut(&comm).filter(|live| live.membership.hosts.contains(from)) else { return };
+        match message {
+            AgreementMessage::Prepared { change, launched } => {
+                let decision = live.coordinator.as_mut().and_then(|c| c.prepared(from, change, launched));
+                self.decide(&comm, decision, wire, now);
+            }
+            AgreementMessage::Refuse { change, reason } => {
+                let decision = live.coordinator.as_ref().and_then(|c| c.refused(from, change, &reason));
+                self.decide(&comm, decision, wire, now);
+            }
+            _ if comm.root != *from => {}
+            AgreementMessage::Propose { change, window, body } => match live.participant.propose(change, window) {
+                Ok(()) => wire.tell(Event::Prepare { comm, change, window, body }),
+                Err(fault) => self.blame_root(comm, fault, wire, now),
+            },
+            AgreementMessage::Decide { change, decision } => match live.participant.decided(change, &decision) {
+                Ok(true) => wire.tell(Event::Decided { comm, change, decision }),
+                Ok(false) => {}
+                Err(fault) => self.blame_root(comm, fault, wire, now),
+            },
+        }
+    }
+
+    fn blame_root(&mut self, comm: CommId, fault: AgreementFault, wire: &mut Wire, now: Instant) {
+        let message = format!("host {} broke the protocol: {fault}", comm.root);
+        let failure = Failure::new(ErrorClass::Internal, message).by_host(&comm.root);
+        self.fail_here_too(&comm, failure, wire, now);
+    }
+
+    fn decide(&mut self, comm: &CommId, decision: Option<Decision>, wire: &mut Wire, now: Instant) {
+        let (Some(live), Some(decision)) = (self.live.get_mut(comm), decision) else { return };
+        let Some(coordinator) = live.coordinator.take() else { return };
+        let message = AgreementMessage::Decide { change: coordinator.change(), decision };
+        wire.send_all(&live.membership.hosts, &Message::Agreement { comm: comm.clone(), message }, now);
+    }
+
+    /// Aborts changes that have taken too long.
+    pub(super) fn expire(&mut self, wire: &mut Wire, now: Instant) {
+        let expired = |(comm, live): (&CommId, &Live)| {
+            Some((comm.clone(), live.coordinator.as_ref().and_then(|coordinator| coordinator.expire(now))?))
+        };
+        for (comm, decision) in self.live.iter().filter_map(expired).collect::<Vec<_>>() {
+            self.decide(&comm, Some(decision), wire, now);
+        }
+    }
+}
+
+/// Content of [`super::Request::Propose`].
+pub(super) struct Proposal {
+    pub(super) window: u32,
+    pub(super) body: Payload,
+    pub(super) timeout: Duration,
+}

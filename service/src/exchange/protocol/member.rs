@@ -1,0 +1,378 @@
+//! Every host's side of setting communicators up: local ranks gather, their payloads go round the ring.
+//!
+//! ```text
+//!       join                 Ring             all payloads here          Ready asked            Begin
+//! ( ) ------> gathering -------------> ring ------------------> exchanged ----------> ready -----------> ( ) live
+//!                |                       |                          |                   |
+//!                +--- Refused by the root; a local rank withdraws; the root or a host of the ring is lost ---> ( )
+//! ```
+//!
+//! Invariant: a set-up that ends here for any reason but the root's word is told to the root, and to the hosts of the ring once
+//! it is known, so that it ends everywhere.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Instant;
+
+use mccs_ipc::types::ErrorClass;
+
+use super::message::{Message, Part, RingHost};
+use super::ring::{Ring, RingFault};
+use super::root::host_failure;
+use super::session::Lost;
+use super::types::{CommId, CommKey, Failure, Name, Payload};
+use super::wire::Wire;
+use super::{Event, Join};
+use crate::bootstrap::NRANKS_MAX;
+use crate::exchange::limits::{COMMS_MAX, REPORT_DELAY, REPORT_DELAY_MAX, SETUPS_MAX, SETUPS_PER_TENANT_MAX};
+
+enum Stage {
+    /// Payloads may come before the root's word, which travels on another link.
+    Gathering {
+        early: VecDeque<(Name, Part)>,
+    },
+    Ring(Ring),
+    Exchanged {
+        membership: Membership,
+        ready: bool,
+    },
+}
+
+/// A communicator's hosts and who is where.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Membership {
+    /// What it is called once it is complete.
+    pub comm: CommId,
+    /// What it was called when its ranks joined.
+    pub key: CommKey,
+    /// Its hosts, in ring order.
+    pub hosts: Vec<Name>,
+    /// By rank, its host's place in `hosts`.
+    pub host_of_rank: Vec<u16>,
+}
+
+struct Member {
+    attempt: u64,
+    root: Name,
+    nranks: u32,
+    local: BTreeMap<u32, Payload>,
+    unreported: Vec<u32>,
+    report_at: Option<Instant>,
+    began_at: Instant,
+    stage: Stage,
+    /// The next host of the ring, and what is to be forwarded to it.
+    next: Option<RingHost>,
+    forward: VecDeque<Part>,
+}
+
+impl Member {
+    /// Whether a message of the root is about this set-up.
+    fn is_of(&self, root: &Name, attempt: u64) -> bool {
+        self.attempt == attempt && self.root == *root
+    }
+
+    fn ring_hosts(&self) -> &[Name] {
+        match &self.stage {
+            Stage::Gathering { .. } => &[],
+            Stage::Ring(ring) => ring.hosts(),
+            Stage::Exchanged { membership, .. } => &membership.hosts,
+        }
+    }
+
+    fn comm(&self) -> Option<&CommId> {
+        match &self.stage {
+            Stage::Gathering { .. } => None,
+            Stage::Ring(ring) => Some(ring.comm()),
+            Stage::Exchanged { membership, .. } => Some(&membership.comm),
+        }
+    }
+
+    fn report(&mut self, key: &CommKey, wire: &mut Wire, now: Instant) {
+        self.report_at = None;
+        let ranks = std::mem::take(&mut self.unreported);
+        if !ranks.is_empty() {
+            let (key, attempt, nranks) = (key.clone(), self.attempt, self.nranks);
+            wire.send(&self.root, Message::Report { key, attempt, nranks, ranks }, now);
+        }
+    }
+}
+
+/// All communicators that are set up here.
+#[derive(Default)]
+pub(super) struct Members {
+    members: BTreeMap<CommKey, Member>,
+    by_comm: BTreeMap<CommId, CommKey>,
+    last_attempt: u64,
+}
+
+impl Members {
+    pub(super) fn len(&self) -> usize {
+        self.members.len()
+    }
+
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        self.members.values().filter_map(|member| member.report_at).min()
+    }
+
+    /// A local rank joins.
+    pub(super) fn join(&mut self, join: Join, comms: usize, wire: &mut Wire, now: Instant) {
+        let Join { key, root, rank, nranks, payload } = join;
+        if let Some((class, message)) = self.refusal(&key, &root, (rank, nranks), comms, wire) {
+            let failure = Failure::new(class, message).by_host(&wire.own).by_rank(rank);
+            wire.tell(Event::JoinRefused { key, rank, failure });
+            return;
+        }
+        let last_attempt = &mut self.last_attempt;
+        let member = self.members.entry(key.clone()).or_insert_with(|| {
+            *last_attempt += 1;
+            Member {
+                attempt: *last_attempt,
+                root: root.clone(),
+                nranks,
+                local: BTreeMap::new(),
+                unreported: Vec::new(),
+                report_at: None,
+                began_at: now,
+                stage: Stage::Gathering { early: VecDeque::new() },
+                next: None,
+                forward: VecDeque::new(),
+            }
+        });
+        let (own, id) = (&wire.own, key.id);
+        let contradiction = if member.nranks != nranks {
+            Some(format!(
+                "rank {rank} on host {own} joined communicator {id} with nranks {nranks}, the ranks before it with nranks {}",
+                member.nranks
+            ))
+        } else if member.root != root {
+            Some(format!(
+                "rank {rank} on host {own} joined communicator {id} with root {root}, the ranks before it with root {}",
+                member.root
+            ))
+        } else if member.local.contains_key(&rank) || member.comm().is_some() {
+            Some(format!("rank {rank} joined communicator {id} twice on host {own}: every process needs its own rank"))
+        } else {
+            None
+        };
+        if let Some(message) = contradiction {
+            let failure = Failure::new(ErrorClass::InvalidArgument, message).by_host(own).by_rank(rank);
+            return self.fail(&key, failure, wire, now);
+        }
+        member.local.insert(rank, payload);
+        member.unreported.push(rank);
+        let waited = now.duration_since(member.began_at);
+        member.report_at.get_or_insert(now + (waited / 4).clamp(REPORT_DELAY, REPORT_DELAY_MAX));
+    }
+
+    fn refusal(
+        &self,
+        key: &CommKey,
+        root: &Name,
+        (rank, nranks): (u32, u32),
+        comms: usize,
+        wire: &Wire,
+    ) -> Option<(ErrorClass, String)> {
+        let of_tenant = || self.members.keys().filter(|other| other.tenant == key.tenant).count();
+        if nranks == 0 || nranks > NRANKS_MAX || rank >= nranks {
+            let message = format!("rank {rank} of {nranks}: rank must be below nranks, and nranks 1 to {NRANKS_MAX}");
+            Some((ErrorClass::InvalidArgument, message))
+        } else if !wire.knows(root) {
+            let message = format!("the root address names host {root}, which is not in this service's list of hosts");
+            Some((ErrorClass::InvalidArgument, message))
+        } else if self.members.contains_key(key) {
+            None
+        } else if self.members.len() >= SETUPS_MAX || comms >= COMMS_MAX || of_tenant() >= SETUPS_PER_TENANT_MAX {
+            Some((ErrorClass::System, "the service sets up as many communicators as it can; try again later".into()))
+        } else {
+            None
+        }
+    }
+
+    /// Reports ranks whose time has come.
+    pub(super) fn report_due(&mut self, wire: &mut Wire, now: Instant) {
+        for (key, member) in self.members.iter_mut().filter(|(_, m)| m.report_at.is_some_and(|at| at <= now)) {
+            member.report(key, wire, now);
+        }
+    }
+
+    /// The root has closed the ring.
+    pub(super) fn close_ring(
+        &mut self,
+        from: &Name,
+        (key, attempt, comm): (CommKey, u64, CommId),
+        hosts: &[RingHost],
+        wire: &mut Wire,
+        now: Instant,
+    ) {
+        if comm.root != *from {
+            return;
+        }
+        let Some(member) = self.members.get_mut(&key).filter(|member| member.is_of(from, attempt)) else {
+            // It has ended here, and the root was told of ranks that are no longer there.
+            let message = format!("the ranks of communicator {} on host {} are gone", key.id, wire.own);
+            let failure = Failure::new(ErrorClass::Remote, message).by_host(&wire.own);
+            wire.send(from, Message::Withdraw { key, attempt, failure }, now);
+            return;
+        };
+        let Stage::Gathering { early } = &mut member.stage else { return };
+        let early = std::mem::take(early);
+        let stranger = hosts.iter().find(|host| !wire.knows(&host.name));
+        let ring = match stranger {
+            Some(host) => Err(RingFault::Stranger(host.name.clone())),
+            None => Ring::new(comm.clone(), hosts, &wire.own, attempt, member.nranks),
+        };
+        let (ring, next) = match ring {
+            Ok(ring) => ring,
+            Err(fault) => return self.fail_by(&key, from, &fault, wire, now),
+        };
+        self.by_comm.insert(comm, key.clone());
+        let own_parts = ring.own_parts(&member.local).into_iter();
+        let early = early.into_iter().filter(|(from, part)| ring.is_previous(from) && !ring.is_own(part));
+        let parts: Vec<Part> = own_parts.chain(early.map(|(_, part)| part)).collect();
+        (member.stage, member.next) = (Stage::Ring(ring), Some(next));
+        for part in parts {
+            self.take_part_in(&key, part, wire, now);
+        }
+    }
+
+    /// Payloads have come from the host before in the ring.
+    pub(super) fn block(
+        &mut self,
+        from: &Name,
+        key: &CommKey,
+        attempt: u64,
+        part: Part,
+        wire: &mut Wire,
+        now: Instant,
+    ) {
+        let Some(member) = self.members.get_mut(key).filter(|member| member.attempt == attempt) else { return };
+        match &mut member.stage {
+            Stage::Gathering { early } => {
+                // No more can come before the ring than the ranks there are.
+                let ranks: usize = early.iter().map(|(_, part)| part.ranks.len()).sum();
+                if ranks + part.ranks.len() <= member.nranks as usize {
+                    early.push_back((from.clone(), part));
+                }
+            }
+            Stage::Ring(ring) if ring.is_previous(from) && !ring.is_own(&part) => {
+                self.take_part_in(key, part, wire, now)
+            }
+            Stage::Ring(_) | Stage::Exchanged { .. } => {}
+        }
+    }
+
+    fn take_part_in(&mut self, key: &CommKey, part: Part, wire: &mut Wire, now: Instant) {
+        let Some(member) = self.members.get_mut(key) else { return };
+        let (Stage::Ring(ring), Some(next)) = (&mut member.stage, &member.next) else { return };
+        if let Err(fault) = ring.accept(&part) {
+            let origin = ring.hosts().get(usize::from(part.origin)).unwrap_or(&member.root).clone();
+            return self.fail_by(key, &origin, &fault, wire, now);
+        }
+        if ring.goes_on(&part) {
+            if member.forward.is_empty() {
+                wire.offer_bulk(&next.name, (key.clone(), member.attempt));
+            }
+            member.forward.push_back(part);
+        }
+        match ring.finish(key) {
+            None => {}
+            Some(Ok((membership, payloads))) => {
+                wire.tell(Event::Gathered { membership: membership.clone(), payloads });
+                member.stage = Stage::Exchanged { membership, ready: false };
+            }
+            Some(Err(fault)) => {
+                let root = member.root.clone();
+                self.fail_by(key, &root, &fault, wire, now);
+            }
+        }
+    }
+
+    /// The next payloads that a set-up has for the next host, and whether there are more.
+    pub(super) fn next_block(&mut self, key: &CommKey, attempt: u64) -> Option<(Message, bool)> {
+        let member = self.members.get_mut(key).filter(|member| member.attempt == attempt)?;
+        let part = member.forward.pop_front()?;
+        let attempt = member.next.as_ref()?.attempt;
+        Some((Message::Block { key: key.clone(), attempt, part }, !member.forward.is_empty()))
+    }
+
+    /// This host has all its connections.
+    pub(super) fn ready(&mut self, comm: &CommId, wire: &mut Wire, now: Instant) {
+        let member = self.by_comm.get(comm).and_then(|key| self.members.get_mut(key));
+        if let Some(Member { stage: Stage::Exchanged { ready: ready @ false, .. }, root, .. }) = member {
+            *ready = true;
+            wire.send(root, Message::Ready { comm: comm.clone() }, now);
+        }
+    }
+
+    /// All hosts are ready: what is set up leaves for where live communicators are.
+    pub(super) fn begin(&mut self, from: &Name, comm: &CommId) -> Option<Membership> {
+        let key = self.by_comm.get(comm)?;
+        let member = self.members.get(key)?;
+        if member.root != *from || !matches!(member.stage, Stage::Exchanged { ready: true, .. }) {
+            return None;
+        }
+        let key = self.by_comm.remove(comm)?;
+        match self.members.remove(&key)?.stage {
+            Stage::Exchanged { membership, .. } => Some(membership),
+            Stage::Gathering { .. } | Stage::Ring(_) => None,
+        }
+    }
+
+    /// The root has ended it.
+    pub(super) fn refused(&mut self, from: &Name, key: &CommKey, attempt: u64, failure: Failure, wire: &mut Wire) {
+        if self.members.get(key).is_some_and(|member| member.is_of(from, attempt)) {
+            self.end(key, failure, wire);
+        }
+    }
+
+    /// Another host of the ring has ended it.
+    pub(super) fn failed(&mut self, from: &Name, comm: &CommId, failure: &Failure, wire: &mut Wire) {
+        let Some(key) = self.by_comm.get(comm).cloned() else { return };
+        if self.members.get(&key).is_some_and(|member| member.ring_hosts().contains(from)) {
+            self.end(&key, failure.clone(), wire);
+        }
+    }
+
+    /// The key under which a communicator is being set up.
+    pub(super) fn key_of(&self, comm: &CommId) -> Option<&CommKey> {
+        self.by_comm.get(comm)
+    }
+
+    /// Ends a set-up here and tells all who have to know.
+    pub(super) fn fail(&mut self, key: &CommKey, failure: Failure, wire: &mut Wire, now: Instant) {
+        let Some(member) = self.members.get_mut(key) else { return };
+        // What the root has not heard of it could not end.
+        member.report(key, wire, now);
+        let attempt = member.attempt;
+        let withdraw = Message::Withdraw { key: key.clone(), attempt, failure: failure.clone() };
+        wire.send(&member.root, withdraw, now);
+        if let Some(comm) = member.comm() {
+            let told: BTreeSet<_> = member.ring_hosts().iter().filter(|host| **host != wire.own).cloned().collect();
+            wire.send_all(&told, &Message::Failed { comm: comm.clone(), failure: failure.clone() }, now);
+        }
+        self.end(key, failure, wire);
+    }
+
+    fn fail_by(&mut self, key: &CommKey, host: &Name, fault: &RingFault, wire: &mut Wire, now: Instant) {
+        let message = format!("communicator {} cannot be set up: {fault} (from host {host})", key.id);
+        self.fail(key, Failure::new(ErrorClass::Internal, message).by_host(host), wire, now);
+    }
+
+    fn end(&mut self, key: &CommKey, failure: Failure, wire: &mut Wire) {
+        let Some(member) = self.members.remove(key) else { return };
+        if let Some(comm) = member.comm() {
+            self.by_comm.remove(comm);
+        }
+        wire.tell(Event::SetupFailed { key: key.clone(), failure });
+    }
+
+    /// A host is lost: so are set-ups whose root or ring it is in.
+    pub(super) fn host_lost(&mut self, host: &Name, lost: &Lost, wire: &mut Wire, now: Instant) {
+        let hit = |(key, member): (&CommKey, &Member)| {
+            (member.root == *host || member.ring_hosts().contains(host)).then(|| key.clone())
+        };
+        for key in self.members.iter().filter_map(hit).collect::<Vec<_>>() {
+            let failure = host_failure(host, lost, key.id);
+            self.fail(&key, failure, wire, now);
+        }
+    }
+}

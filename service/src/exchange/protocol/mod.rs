@@ -1,0 +1,445 @@
+//! The exchange protocol of one service, without I/O and clock: inputs in, outputs out.
+//!
+//! ```text
+//! Request ------> members (ranks here) <--> roots (communicators whose rank 0 is here)
+//!                    |  complete                     |
+//! Event <------- comms: failures, leaves, changes    |
+//!                    |                               |
+//! frames <-----> wire: a session for each peer, in order, each message once
+//! ```
+//!
+//! Set-up is NCCL's: every rank reports to the root, the root closes a ring of hosts, what ranks tell each other goes round it,
+//! and a barrier at the end lets all hosts begin together. Messages and connections of a host do not depend on how many ranks it has.
+//! Whoever calls an input then takes all outputs with [`Exchange::poll_output`], and calls [`Exchange::tick`] at
+//! [`Exchange::next_deadline`].
+//!
+//! Every communicator either completes on all its hosts, or fails on all of them with one who is to blame, at the latest
+//! after the root's set-up time and the time after which a host is given up. A host of which nothing was heard for
+//! [`LinkTimes::host_timeout`] fails the communicators it is part of even if it lives: what was said to it is lost.
+//!
+//! Deliberately absent: which transports connect what (payloads are opaque), and the decision to change anything.
+
+mod agreement;
+mod comms;
+mod member;
+mod message;
+mod ring;
+mod root;
+mod session;
+mod types;
+mod wire;
+
+use std::time::{Duration, Instant};
+
+use self::comms::{Comms, Proposal};
+use self::member::Members;
+use self::root::{Report, Roots};
+use self::wire::Wire;
+
+pub use self::agreement::{AgreementFault, AgreementMessage, Coordinator, Decision, Participant};
+pub use self::member::Membership;
+pub use self::message::{DecodeError, Frame, Hello, Known, Message, Part, RingHost, VERSION};
+pub use self::session::{Fault, LinkTimes, Lost};
+pub use self::types::{CommId, CommKey, Failure, Life, LinkId, Name, Payload, Text};
+pub use self::wire::Counters;
+
+/// What a service is told when it starts.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// This host.
+    pub own: Name,
+    /// All hosts, this one included.
+    pub hosts: Vec<Name>,
+    /// Differs each time that the service starts.
+    pub incarnation: u64,
+    /// How long silence is borne.
+    pub times: LinkTimes,
+    /// Time that ranks have to join, and again that hosts have to get ready.
+    pub init_timeout: Duration,
+}
+
+/// A rank that wants to join a communicator across hosts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Join {
+    /// Names the communicator.
+    pub key: CommKey,
+    /// The host of rank 0.
+    pub root: Name,
+    /// The rank.
+    pub rank: u32,
+    /// How many there are.
+    pub nranks: u32,
+    /// What it tells all others: transport handles, device.
+    pub payload: Payload,
+}
+
+/// What the proxy engine asks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Request {
+    /// A rank joins. Ends in [`Event::JoinRefused`], or for all ranks of the key in [`Event::SetupFailed`] or [`Event::Complete`].
+    Join(Box<Join>),
+    /// Ranks of this host are not coming: one is gone, or cannot be connected. Until [`Request::Ready`].
+    Withdraw {
+        /// Which communicator.
+        key: CommKey,
+        /// Why.
+        failure: Failure,
+    },
+    /// After [`Event::Gathered`]: this host has made its connections.
+    Ready {
+        /// Which communicator.
+        comm: CommId,
+    },
+    /// A communicator has failed here; all its other hosts are to know. After [`Event::Gathered`]. Nothing more is heard of
+    /// one that was complete; one that was not ends in [`Event::SetupFailed`].
+    Fail {
+        /// Which communicator.
+        comm: CommId,
+        /// Why.
+        failure: Failure,
+    },
+    /// Ranks of this host leave in good order: their host may go without harm to the others.
+    Leave {
+        /// Which communicator.
+        comm: CommId,
+        /// Which ranks.
+        ranks: Vec<u32>,
+    },
+    /// Nothing more is to be heard of a communicator; its ranks here have all left.
+    Close {
+        /// Which communicator.
+        comm: CommId,
+    },
+    /// A change is to be agreed on; where the communicator's root is. Ends in [`Event::ProposalRefused`] here, or in
+    /// [`Event::Decided`] or [`Event::Failed`] on all hosts.
+    Propose {
+        /// Which communicator.
+        comm: CommId,
+        /// Operations that a host may launch after its report.
+        window: u32,
+        /// What is to change.
+        body: Payload,
+        /// Time that hosts have to prepare.
+        timeout: Duration,
+    },
+    /// After [`Event::Prepare`]: all is prepared, and until [`Event::Decided`] nothing from `launched` + window on is launched.
+    Prepared {
+        /// Which communicator.
+        comm: CommId,
+        /// Which change.
+        change: u64,
+        /// Operations launched so far.
+        launched: u64,
+    },
+    /// After [`Event::Prepare`]: it cannot be done here.
+    Refuse {
+        /// Which communicator.
+        comm: CommId,
+        /// Which change.
+        change: u64,
+        /// Why.
+        reason: Text,
+    },
+}
+
+/// What the proxy engine is told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// A rank cannot join; others of its key are not concerned.
+    JoinRefused {
+        /// Which communicator.
+        key: CommKey,
+        /// Which rank.
+        rank: u32,
+        /// Why.
+        failure: Failure,
+    },
+    /// A communicator is not going to be, for all ranks that joined here.
+    SetupFailed {
+        /// Which communicator.
+        key: CommKey,
+        /// Why.
+        failure: Failure,
+    },
+    /// All ranks are known: connect them, then say [`Request::Ready`].
+    Gathered {
+        /// Who is where.
+        membership: Membership,
+        /// What each rank tells, by rank.
+        payloads: Vec<Payload>,
+    },
+    /// All hosts are ready: operations may begin.
+    Complete {
+        /// What it was called.
+        key: CommKey,
+        /// What it is called.
+        comm: CommId,
+    },
+    /// A complete communicator has failed. The last that is heard of it.
+    Failed {
+        /// Which communicator.
+        comm: CommId,
+        /// Why.
+        failure: Failure,
+    },
+    /// Ranks of another host have left.
+    Left {
+        /// Which communicator.
+        comm: CommId,
+        /// Which ranks.
+        ranks: Vec<u32>,
+    },
+    /// Prepare a change, then say [`Request::Prepared`] or [`Request::Refuse`].
+    Prepare {
+        /// Which communicator.
+        comm: CommId,
+        /// Its number.
+        change: u64,
+        /// Operations that may be launched after the report.
+        window: u32,
+        /// What is to change.
+        body: Payload,
+    },
+    /// A change is decided.
+    Decided {
+        /// Which communicator.
+        comm: CommId,
+        /// Which change.
+        change: u64,
+        /// How.
+        decision: Decision,
+    },
+    /// A change cannot even be proposed.
+    ProposalRefused {
+        /// Which communicator.
+        comm: CommId,
+        /// Why.
+        reason: Text,
+    },
+}
+
+/// What is to be done.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Output {
+    /// Send a frame.
+    Send {
+        /// On which link.
+        link: LinkId,
+        /// Its bytes.
+        frame: Vec<u8>,
+    },
+    /// Close a link. Nothing more from it is heard.
+    Close {
+        /// Which link.
+        link: LinkId,
+        /// Why, for the log.
+        reason: String,
+    },
+    /// A host's service is reachable, for the log.
+    Greeted {
+        /// Which host.
+        host: Name,
+    },
+    /// A host was given up, for the log.
+    GaveUp {
+        /// Which host.
+        host: Name,
+        /// Why.
+        lost: Lost,
+    },
+    /// Tell the proxy engine.
+    Event(Event),
+}
+
+/// How much a service holds, for the operator and for tests that look for leaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Held {
+    /// Communicators that are being set up with ranks here.
+    pub members: usize,
+    /// Communicators that are being set up with their root here.
+    pub roots: usize,
+    /// Complete communicators.
+    pub comms: usize,
+    /// Messages that are not acknowledged.
+    pub backlog: usize,
+}
+
+/// See the module's documentation.
+pub struct Exchange {
+    wire: Wire,
+    members: Members,
+    roots: Roots,
+    comms: Comms,
+}
+
+impl Exchange {
+    /// A service that has just started.
+    #[must_use]
+    pub fn new(options: &Options, now: Instant) -> Self {
+        let Options { own, hosts, incarnation, times, init_timeout } = options;
+        Exchange {
+            wire: Wire::new(own.clone(), hosts, *incarnation, *times, now),
+            members: Members::default(),
+            roots: Roots::new(*incarnation, *init_timeout),
+            comms: Comms::default(),
+        }
+    }
+
+    /// A connection to a host whose name is proven. One that was there before is closed.
+    pub fn link_up(&mut self, host: &Name, link: LinkId, now: Instant) {
+        self.wire.link_up(host, link, now);
+        self.settle(now);
+    }
+
+    /// A connection has broken.
+    pub fn link_down(&mut self, link: LinkId, now: Instant) {
+        self.wire.link_down(link);
+        self.settle(now);
+    }
+
+    /// A frame has come.
+    pub fn receive(&mut self, link: LinkId, frame: &[u8], now: Instant) {
+        if let Some((from, message)) = self.wire.receive(link, frame, now) {
+            self.handle(&from, message, now);
+        }
+        self.settle(now);
+    }
+
+    /// The proxy engine asks.
+    pub fn request(&mut self, request: Request, now: Instant) {
+        let (wire, members, comms) = (&mut self.wire, &mut self.members, &mut self.comms);
+        match request {
+            Request::Join(join) => members.join(*join, comms.len(), wire, now),
+            Request::Withdraw { key, failure } => members.fail(&key, failure, wire, now),
+            Request::Ready { comm } => members.ready(&comm, wire, now),
+            Request::Fail { comm, failure } => match members.key_of(&comm).cloned() {
+                Some(key) => members.fail(&key, failure, wire, now),
+                None => comms.fail(&comm, &failure, wire, now),
+            },
+            Request::Leave { comm, ranks } => comms.leave(&comm, ranks, wire, now),
+            Request::Close { comm } => comms.close(&comm),
+            Request::Propose { comm, window, body, timeout } => {
+                comms.propose(comm, Proposal { window, body, timeout }, wire, now);
+            }
+            Request::Prepared { comm, change, launched } => comms.prepared(comm, change, launched, wire, now),
+            Request::Refuse { comm, change, reason } => comms.refuse(comm, change, reason, wire, now),
+        }
+        self.settle(now);
+    }
+
+    /// Looks at the time.
+    pub fn tick(&mut self, now: Instant) {
+        self.wire.tick(now);
+        self.members.report_due(&mut self.wire, now);
+        self.roots.expire(&mut self.wire, now);
+        self.comms.expire(&mut self.wire, now);
+        self.settle(now);
+    }
+
+    /// When [`Exchange::tick`] is next due.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Instant> {
+        let deadlines = [
+            self.wire.next_deadline(),
+            self.members.next_deadline(),
+            self.roots.next_deadline(),
+            self.comms.next_deadline(),
+        ];
+        deadlines.into_iter().flatten().min()
+    }
+
+    /// The next thing to be done.
+    pub fn poll_output(&mut self) -> Option<Output> {
+        self.wire.outputs.pop_front()
+    }
+
+    /// Whether a host's service can be reached.
+    #[must_use]
+    pub fn is_up(&self, host: &Name) -> bool {
+        self.wire.is_up(host)
+    }
+
+    /// All other hosts, and whether each can be reached.
+    pub fn hosts(&self) -> impl Iterator<Item = (&Name, bool)> {
+        self.wire.hosts()
+    }
+
+    /// What was sent so far.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        self.wire.counters
+    }
+
+    /// What is held now.
+    #[must_use]
+    pub fn held(&self) -> Held {
+        Held {
+            members: self.members.len(),
+            roots: self.roots.len(),
+            comms: self.comms.len(),
+            backlog: self.wire.backlog(),
+        }
+    }
+
+    fn handle(&mut self, from: &Name, message: Message, now: Instant) {
+        let (wire, members, roots) = (&mut self.wire, &mut self.members, &mut self.roots);
+        match message {
+            Message::Report { key, attempt, nranks, ranks } => {
+                roots.report(from, Report { key, attempt, nranks, ranks }, wire, now);
+            }
+            Message::Withdraw { key, attempt, failure } => roots.withdraw(from, (&key, attempt), &failure, wire, now),
+            Message::Ring { key, attempt, comm, hosts } => {
+                members.close_ring(from, (key, attempt, comm), &hosts, wire, now);
+            }
+            Message::Refused { key, attempt, failure } => members.refused(from, &key, attempt, failure, wire),
+            Message::Block { key, attempt, part } => members.block(from, &key, attempt, part, wire, now),
+            Message::Ready { comm } => roots.ready(from, &comm, wire, now),
+            Message::Begin { comm } => {
+                if let Some(membership) = members.begin(from, &comm) {
+                    self.comms.begin(membership, wire);
+                }
+            }
+            Message::Failed { comm, failure } => {
+                roots.failed(from, &comm, &failure, wire, now);
+                members.failed(from, &comm, &failure, wire);
+                self.comms.failed(from, &comm, failure, wire);
+            }
+            Message::Left { comm, ranks } => self.comms.left(from, comm, ranks, wire),
+            Message::Agreement { comm, message } => self.comms.agreement(from, comm, message, wire, now),
+        }
+    }
+
+    /// Handles what an input led to, until nothing is left, and hands out what is due.
+    fn settle(&mut self, now: Instant) {
+        loop {
+            if let Some(message) = self.wire.take_loopback() {
+                let own = self.wire.own.clone();
+                self.handle(&own, message, now);
+            } else if let Some((host, lost)) = self.wire.take_lost() {
+                self.wire.shun(Some(&host));
+                self.roots.host_lost(&host, &lost, &mut self.wire, now);
+                self.members.host_lost(&host, &lost, &mut self.wire, now);
+                self.comms.host_lost(&host, &lost, &mut self.wire, now);
+                self.wire.shun(None);
+                self.wire.outputs.push_back(Output::GaveUp { host, lost });
+            } else if let Some(peer) = self.wire.take_dirty() {
+                self.fill(&peer, now);
+                self.wire.flush(&peer, now);
+            } else {
+                break;
+            }
+        }
+    }
+
+    /// Queues payloads for a peer while it has room, from every set-up in turn.
+    fn fill(&mut self, peer: &Name, now: Instant) {
+        while let Some((key, attempt)) = self.wire.take_bulk(peer) {
+            if let Some((block, more)) = self.members.next_block(&key, attempt) {
+                self.wire.send(peer, block, now);
+                if more {
+                    self.wire.offer_bulk(peer, (key, attempt));
+                }
+            }
+        }
+    }
+}

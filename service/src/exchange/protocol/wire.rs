@@ -1,0 +1,240 @@
+//! The peers of a service: their sessions, and what waits to be sent, told or handled.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Instant;
+
+use super::message::Message;
+use super::session::{Fault, LinkTimes, Lost, Received, Session};
+use super::types::{CommKey, LinkId, Name};
+use super::{Event, Output};
+
+/// A part of a communicator's payloads wants to be sent: whose, and in which attempt.
+pub(super) type Bulk = (CommKey, u64);
+
+struct Peer {
+    session: Session,
+    /// Set-ups that have payloads for this peer, each at most once: they take turns.
+    bulk: VecDeque<Bulk>,
+}
+
+/// Counts, for the operator and for measurements.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Counters {
+    /// Messages to other hosts, each counted once.
+    pub messages: u64,
+    /// Their bytes.
+    pub message_bytes: u64,
+    /// Frames sent, acknowledgements and repetitions included.
+    pub frames: u64,
+    /// Their bytes.
+    pub frame_bytes: u64,
+}
+
+/// See the module's documentation.
+pub(super) struct Wire {
+    pub(super) own: Name,
+    peers: BTreeMap<Name, Peer>,
+    links: BTreeMap<LinkId, Name>,
+    /// Peers to which something may be due.
+    dirty: BTreeSet<Name>,
+    /// Messages from this service to itself: its own ranks are set up like any other's.
+    loopback: VecDeque<Message>,
+    /// Peers that were given up, and are to be dealt with.
+    lost: VecDeque<(Name, Lost)>,
+    /// A lost peer whose loss is being dealt with: it is told nothing about what it no longer knows.
+    shunned: Option<Name>,
+    pub(super) outputs: VecDeque<Output>,
+    pub(super) counters: Counters,
+}
+
+impl Wire {
+    pub(super) fn new(own: Name, hosts: &[Name], incarnation: u64, times: LinkTimes, now: Instant) -> Self {
+        let others = hosts.iter().filter(|host| **host != own);
+        let session = |host: &Name| Session::new(host.clone(), incarnation, times, now);
+        let peer = |host: &Name| (host.clone(), Peer { session: session(host), bulk: VecDeque::new() });
+        Wire {
+            peers: others.map(peer).collect(),
+            own,
+            links: BTreeMap::new(),
+            dirty: BTreeSet::new(),
+            loopback: VecDeque::new(),
+            lost: VecDeque::new(),
+            shunned: None,
+            outputs: VecDeque::new(),
+            counters: Counters::default(),
+        }
+    }
+
+    pub(super) fn knows(&self, host: &Name) -> bool {
+        *host == self.own || self.peers.contains_key(host)
+    }
+
+    pub(super) fn is_up(&self, host: &Name) -> bool {
+        self.peers.get(host).is_some_and(|peer| peer.session.is_up())
+    }
+
+    pub(super) fn hosts(&self) -> impl Iterator<Item = (&Name, bool)> {
+        self.peers.iter().map(|(name, peer)| (name, peer.session.is_up()))
+    }
+
+    /// Messages and payloads that are not acknowledged.
+    pub(super) fn backlog(&self) -> usize {
+        self.peers.values().map(|peer| peer.session.queued() + peer.bulk.len()).sum()
+    }
+
+    pub(super) fn tell(&mut self, event: Event) {
+        self.outputs.push_back(Output::Event(event));
+    }
+
+    pub(super) fn shun(&mut self, peer: Option<&Name>) {
+        self.shunned = peer.cloned();
+    }
+
+    pub(super) fn send(&mut self, to: &Name, message: Message, now: Instant) {
+        if self.shunned.as_ref() == Some(to) {
+            return;
+        }
+        if *to == self.own {
+            self.loopback.push_back(message);
+            return;
+        }
+        let Some(peer) = self.peers.get_mut(to) else { return };
+        let body = message.encode();
+        self.counters.messages += 1;
+        self.counters.message_bytes += body.len() as u64;
+        match peer.session.push(body, now) {
+            Ok(()) => drop(self.dirty.insert(to.clone())),
+            Err(lost) => self.give_up(to, lost),
+        }
+    }
+
+    pub(super) fn send_all<'a>(&mut self, to: impl IntoIterator<Item = &'a Name>, message: &Message, now: Instant) {
+        to.into_iter().for_each(|host| self.send(host, message.clone(), now));
+    }
+
+    /// A set-up has payloads for a peer.
+    pub(super) fn offer_bulk(&mut self, to: &Name, bulk: Bulk) {
+        if let Some(peer) = self.peers.get_mut(to) {
+            peer.bulk.push_back(bulk);
+            self.dirty.insert(to.clone());
+        }
+    }
+
+    /// Whose payloads are to be sent next to a peer that something may be due to, if it has room.
+    pub(super) fn take_bulk(&mut self, to: &Name) -> Option<Bulk> {
+        let peer = self.peers.get_mut(to)?;
+        if peer.session.has_room_for_bulk() { peer.bulk.pop_front() } else { None }
+    }
+
+    pub(super) fn take_dirty(&mut self) -> Option<Name> {
+        self.dirty.pop_first()
+    }
+
+    pub(super) fn take_loopback(&mut self) -> Option<Message> {
+        self.loopback.pop_front()
+    }
+
+    pub(super) fn take_lost(&mut self) -> Option<(Name, Lost)> {
+        self.lost.pop_front()
+    }
+
+    /// Hands out what is due to a peer.
+    pub(super) fn flush(&mut self, to: &Name, now: Instant) {
+        let Some(peer) = self.peers.get_mut(to) else { return };
+        while let Some((link, frame)) = peer.session.next_frame(now) {
+            self.counters.frames += 1;
+            self.counters.frame_bytes += frame.len() as u64;
+            self.outputs.push_back(Output::Send { link, frame });
+        }
+    }
+
+    pub(super) fn link_up(&mut self, host: &Name, link: LinkId, now: Instant) {
+        let Some(peer) = self.peers.get_mut(host) else {
+            self.outputs.push_back(Output::Close { link, reason: format!("host {host} is not in the list") });
+            return;
+        };
+        let before = peer.session.link();
+        let frame = peer.session.link_up(link, &self.own, now);
+        if let Some(before) = before {
+            self.links.remove(&before);
+            let reason = format!("host {host} has connected anew");
+            self.outputs.push_back(Output::Close { link: before, reason });
+        }
+        self.links.insert(link, host.clone());
+        self.outputs.push_back(Output::Send { link, frame });
+    }
+
+    pub(super) fn link_down(&mut self, link: LinkId) {
+        if let Some(host) = self.links.remove(&link)
+            && let Some(peer) = self.peers.get_mut(&host)
+        {
+            peer.session.link_down();
+        }
+    }
+
+    /// Takes a frame. Returns a message, and who sent it.
+    pub(super) fn receive(&mut self, link: LinkId, frame: &[u8], now: Instant) -> Option<(Name, Message)> {
+        let host = self.links.get(&link)?.clone();
+        let peer = self.peers.get_mut(&host)?;
+        self.dirty.insert(host.clone());
+        match peer.session.receive(frame, now) {
+            Ok(Received::Nothing) => None,
+            Ok(Received::Message(message)) => Some((host, message)),
+            Ok(Received::Greeted(lost)) => {
+                if let Some(lost) = lost {
+                    peer.bulk.clear();
+                    self.lost.push_back((host.clone(), lost));
+                }
+                self.outputs.push_back(Output::Greeted { host });
+                None
+            }
+            // A link that is not up yet carries nothing that would be lost; but two that disagree on what was said would do so
+            // on every link.
+            Err(fault) if !peer.session.is_up() && !matches!(fault, Fault::Acknowledgement(_)) => {
+                self.close(&host, fault.to_string());
+                None
+            }
+            Err(fault) => {
+                self.give_up(&host, Lost::Broke(fault));
+                None
+            }
+        }
+    }
+
+    fn close(&mut self, host: &Name, reason: String) {
+        let Some(peer) = self.peers.get_mut(host) else { return };
+        if let Some(link) = peer.session.link() {
+            peer.session.link_down();
+            self.links.remove(&link);
+            self.outputs.push_back(Output::Close { link, reason });
+        }
+    }
+
+    fn give_up(&mut self, host: &Name, lost: Lost) {
+        self.close(host, format!("host {host} {lost}"));
+        if let Some(peer) = self.peers.get_mut(host) {
+            peer.session.forget();
+            peer.bulk.clear();
+        }
+        self.lost.push_back((host.clone(), lost));
+    }
+
+    /// Looks at the time.
+    pub(super) fn tick(&mut self, now: Instant) {
+        let due = |peer: &Peer| peer.session.next_deadline().is_some_and(|at| at <= now);
+        let names: Vec<_> = self.peers.iter().filter(|(_, peer)| due(peer)).map(|(name, _)| name.clone()).collect();
+        for name in names {
+            let Some(session) = self.peers.get(&name).map(|peer| &peer.session) else { continue };
+            if let Some(lost) = session.peer_is_silent(now) {
+                self.give_up(&name, lost);
+            } else if session.link_is_silent(now) {
+                self.close(&name, format!("nothing was heard on the link to host {name} for too long"));
+            }
+            self.dirty.insert(name);
+        }
+    }
+
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        self.peers.values().filter_map(|peer| peer.session.next_deadline()).min()
+    }
+}
