@@ -103,8 +103,28 @@ pub const STREAMING_THRESHOLD: Limit<Bytes> = Limit {
 pub const CHANNELS: Limit<u32> =
     Limit { min: 1, max: 64, reason: "each channel has its own connections and its share of every chunk" };
 
+/// Sockets of a flow. As the transports have it.
+pub const FLOW_CONNECTIONS: Limit<u32> = Limit { min: 1, max: 16, reason: "beyond that a flow only costs" };
+
+/// Code points of differentiated services.
+pub const DSCP: Limit<u32> = Limit { min: 0, max: 63, reason: "the field has six bits" };
+
+/// Priority of a socket.
+pub const PRIORITY: Limit<u32> = Limit { min: 0, max: 6, reason: "higher ones need a capability" };
+
+/// Buffer of a socket.
+pub const SOCKET_BUFFER: Limit<Bytes> =
+    Limit { min: Bytes::kib(4), max: Bytes::gib(1), reason: "the kernel takes no less, and the host has no more to spare" };
+
+/// Time-outs of flows.
+pub const FLOW_TIMEOUT: Limit<DurationText> = Limit {
+    min: DurationText::millis(1),
+    max: DurationText::secs(24 * 3600),
+    reason: "zero would fail every flow, and those who wait for a dead host must be released some day",
+};
+
 /// Hosts of a cluster.
-pub const HOSTS: Limit<u32> =
+pub const CLUSTER_HOSTS: Limit<u32> =
     Limit { min: 1, max: 1_024, reason: "each pair of hosts has a link, which is a file descriptor on both" };
 
 /// How often a quiet link says that it lives.

@@ -4,8 +4,10 @@
 //! [`ServiceConfig::to_toml`], which reads back to the same value.
 
 mod exchange;
+mod tcp;
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -17,6 +19,7 @@ use crate::units::{Bytes, DurationText};
 use crate::validate::{Problems, Validate};
 
 pub use exchange::{Address, Exchange, HostConfig};
+pub use tcp::{Ports, Tcp};
 
 /// A whole `service.toml`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,6 +38,8 @@ pub struct ServiceConfig {
     /// Links to other hosts' services. Absent: a single host.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub exchange: Option<Exchange>,
+    /// Flows to other hosts.
+    pub tcp: Tcp,
     /// The services of all hosts, this one included. Empty: a single host.
     #[serde(rename = "host", skip_serializing_if = "Vec::is_empty")]
     pub hosts: Vec<HostConfig>,
@@ -276,6 +281,7 @@ impl Default for ServiceConfig {
             host_device: HostDevice::default(),
             strategy: Strategy::default(),
             exchange: None,
+            tcp: Tcp::default(),
             hosts: Vec::new(),
             tenants: vec![TenantConfig::new("default", TENANT_SOCKET)],
         }
@@ -350,6 +356,15 @@ impl ServiceConfig {
         self.tenants.iter().map(|t| self.tenant_socket(t)).collect()
     }
 
+    /// The address for flows to and from other hosts, where there are any.
+    #[must_use]
+    pub fn tcp_address(&self) -> Option<IpAddr> {
+        let exchange = self.exchange.as_ref()?;
+        let listen = Some(exchange.listen.0.ip()).filter(|address| !address.is_unspecified());
+        let own = || self.hosts.iter().find(|host| host.name == self.name()).map(|host| host.address.0.ip());
+        self.tcp.address.or(listen).or_else(own)
+    }
+
     /// The tenant that a process of user `uid` is when it connects to `socket` (a full path).
     #[must_use]
     pub fn tenant_for(&self, socket: &Path, uid: u32) -> Option<&TenantConfig> {
@@ -378,6 +393,7 @@ impl Validate for ServiceConfig {
         self.host_device.validate(problems);
         problems.within("strategy.channels", &self.strategy.channels, &limits::CHANNELS);
         self.validate_exchange(problems);
+        self.tcp.validate(problems);
         self.validate_tenants(problems);
     }
 }

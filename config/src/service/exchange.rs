@@ -148,7 +148,7 @@ impl Exchange {
 /// Checks the list of hosts, in which `own` must be.
 pub(super) fn validate_hosts(hosts: &[HostConfig], own: &str, problems: &mut Problems) {
     let count = u32::try_from(hosts.len()).unwrap_or(u32::MAX);
-    problems.within("host", &count, &limits::HOSTS);
+    problems.within("host", &count, &limits::CLUSTER_HOSTS);
     if !hosts.is_empty() && !hosts.iter().any(|host| host.name == own) {
         let hint = nearest(own, hosts.iter().map(|host| host.name.as_str()));
         let hint = hint.map_or_else(

@@ -64,6 +64,18 @@ fn an_unknown_key_gets_its_line_and_a_suggestion() {
 }
 
 #[test]
+fn flows_have_ranges_of_ports_and_an_address_to_connect_to() {
+    let text = "[tcp]\nsource_ports = \"20000-20999\"\naddress = \"10.0.0.1\"\n";
+    let config = read(text);
+    assert_eq!(config.tcp.source_ports, Some(Ports { first: 20_000, last: 20_999 }));
+    assert_eq!(config.tcp_address(), None, "there are no other hosts");
+    only("[tcp]\nsource_ports = \"2-1\"\n", 2, "tcp.source_ports", "the smaller one first");
+    only("[tcp]\naddress = \"0.0.0.0\"\n", 2, "tcp.address", "cannot");
+    only("[tcp]\ndscp = 64\n", 2, "tcp.dscp", "six bits");
+    only("[tcp]\nconnections = 0\n", 2, "tcp.connections", "1 to 16");
+}
+
+#[test]
 fn a_wrong_type_or_unit_gets_its_line() {
     only("[runtime]\n\nspin = 20\n", 3, "runtime.spin", "\"50ms\"");
     only("[runtime]\nspin = \"20 sec\"\n", 2, "runtime.spin", "unknown unit \"sec\"");

@@ -112,10 +112,9 @@ impl SessionView {
     /// A session now, which may be in any of `comms`.
     #[must_use]
     pub fn of(session: &Session, comms: &[Arc<CommInfo>]) -> Self {
-        let ranks =
-            comms.iter().flat_map(|comm| comm.ranks.iter().zip(0..).map(move |(info, rank)| (comm, info, rank)));
-        let own = ranks.filter(|(_, info, _)| info.session == session.id);
-        let rounds = own.fold(0, |sum: u64, (comm, _, rank)| sum.saturating_add(comm.rounds(rank)));
+        let ranks = comms.iter().flat_map(|comm| comm.ranks.iter().map(move |info| (comm, info)));
+        let own = ranks.filter(|(_, info)| info.session == session.id);
+        let rounds = own.fold(0, |sum: u64, (comm, info)| sum.saturating_add(comm.rounds(info)));
         let counted = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         SessionView {
             session: session.id,
@@ -167,7 +166,11 @@ pub struct CommView {
     pub busbw_gbps: f64,
     /// Operations that failed.
     pub failed: u64,
-    /// By rank.
+    /// Ranks on all hosts.
+    pub nranks: u32,
+    /// Its hosts; none where all ranks are on this one.
+    pub hosts: Vec<String>,
+    /// Ranks of this host.
     pub ranks: Vec<RankView>,
 }
 
@@ -175,9 +178,9 @@ impl CommView {
     /// A communicator now.
     #[must_use]
     pub fn of(comm: &CommInfo) -> Self {
-        let rank = |(rank, info): (usize, &RankInfo)| {
-            let RankProgress { enqueued, started, completed } = comm.progress(rank as u32);
-            RankView { rank: rank as u32, session: info.session, pid: info.pid, enqueued, started, completed }
+        let rank = |info: &RankInfo| {
+            let RankProgress { enqueued, started, completed } = comm.progress(info);
+            RankView { rank: info.rank, session: info.session, pid: info.pid, enqueued, started, completed }
         };
         let (operations, bytes) = comm.totals();
         CommView {
@@ -189,7 +192,9 @@ impl CommView {
             bytes,
             busbw_gbps: comm.busbw_gbps(),
             failed: comm.failed.load(Ordering::Relaxed),
-            ranks: comm.ranks.iter().enumerate().map(rank).collect(),
+            nranks: comm.nranks,
+            hosts: comm.hosts.clone(),
+            ranks: comm.ranks.iter().map(rank).collect(),
         }
     }
 }

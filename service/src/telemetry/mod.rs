@@ -17,6 +17,8 @@ use crate::tenants::Charge;
 /// How far a rank is: counts of collectives, so the last sequence number plus one.
 #[derive(Debug)]
 pub struct RankInfo {
+    /// The rank.
+    pub rank: u32,
     /// Its session.
     pub session: SessionId,
     /// Its process.
@@ -42,7 +44,11 @@ pub struct CommInfo {
     pub tenant: String,
     /// Device it runs on.
     pub device: String,
-    /// By rank.
+    /// Its ranks on all hosts.
+    pub nranks: u32,
+    /// Its hosts, this one included; none where all ranks are here.
+    pub hosts: Vec<String>,
+    /// Ranks of this host, ascending.
     pub ranks: Vec<RankInfo>,
     /// Collectives and point-to-point pairs completed.
     pub operations: AtomicU64,
@@ -95,7 +101,7 @@ pub struct RankProgress {
 impl CommInfo {
     /// Counts a completed collective.
     pub fn count_collective(&self, kind: CollectiveKind, count: u64, dtype_bytes: usize, took: Duration) {
-        let nranks = self.ranks.len() as u64;
+        let nranks = u64::from(self.nranks);
         let (bytes, bus_bytes) = traffic(kind, count.saturating_mul(dtype_bytes as u64), nranks);
         self.operations.fetch_add(1, Ordering::Relaxed);
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -106,32 +112,31 @@ impl CommInfo {
         }
     }
 
-    /// How far a rank is. What a board says is the tenant's word.
+    /// How far one of `ranks` is. What a board says is the tenant's word.
     #[must_use]
-    pub fn progress(&self, rank: u32) -> RankProgress {
-        let info = &self.ranks[rank as usize];
+    pub fn progress(&self, info: &RankInfo) -> RankProgress {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let (mut by_all, mut ended) = (0, 0);
         if let Some(board) = &self.board {
             by_all = self.rank_numbers().map(|rank| board.posted(rank)).min().unwrap_or(0);
-            ended = board.completed(rank).0;
+            ended = board.completed(info.rank).0;
         }
         RankProgress {
-            enqueued: load(&info.enqueued).saturating_add(self.rounds(rank)),
+            enqueued: load(&info.enqueued).saturating_add(self.rounds(info)),
             started: load(&info.started).saturating_add(by_all),
             completed: load(&info.completed).saturating_add(ended),
         }
     }
 
-    /// Rounds that a rank has begun.
+    /// Rounds that one of `ranks` has begun.
     #[must_use]
-    pub fn rounds(&self, rank: u32) -> u64 {
-        let told = self.ranks[rank as usize].rounds.load(Ordering::Relaxed);
-        self.board.as_ref().map_or(told, |board| board.posted(rank).max(told))
+    pub fn rounds(&self, info: &RankInfo) -> u64 {
+        let told = info.rounds.load(Ordering::Relaxed);
+        self.board.as_ref().map_or(told, |board| board.posted(info.rank).max(told))
     }
 
     fn rank_numbers(&self) -> std::ops::Range<u32> {
-        0..self.ranks.len() as u32
+        0..self.nranks
     }
 
     /// Operations completed on all ranks, and their payload.

@@ -3,20 +3,31 @@
 use mccs_ipc::types::{DataType, RedOp};
 use mccs_kernels::{Source, Store};
 
-use crate::collective::{Buffer, RemoteSpan, Schedule, Span};
+use crate::collective::{Buffer, RankSpan, Schedule};
 use crate::engines::proxy::{Action, Operand, Operation};
 
+/// A buffer of a rank of this host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct RankBuffer {
+    pub(super) rank: u32,
+    pub(super) buffer: Buffer,
+}
+
 /// One rank's buffers.
-struct RankBuffers {
-    send: *mut u8,
-    recv: *mut u8,
-    scratch: *mut u8,
+struct RankMemory {
+    rank: u32,
+    send: (*mut u8, u64),
+    recv: (*mut u8, u64),
+    scratch: (*mut u8, u64),
     scalar_bits: u64,
 }
 
-/// Where every rank's buffers are, and how elements combine.
+/// Where the buffers of this host's ranks are, and how elements combine.
 pub(super) struct Bound {
-    ranks: Vec<RankBuffers>,
+    /// By rank, ascending.
+    ranks: Vec<RankMemory>,
+    /// Of the communicator, on all hosts.
+    nranks: u32,
     dtype: DataType,
     /// `None` for collectives that only move data.
     redop: Option<RedOp>,
@@ -34,8 +45,8 @@ unsafe impl Send for Bound {}
 unsafe impl Sync for Bound {}
 
 impl Bound {
-    /// Binds a collective. Operations are in rank order, and have been validated: operands are as long as the
-    /// collective's rule says.
+    /// Binds a collective. Operations are those of this host's ranks, in rank order, and have been validated: operands are
+    /// as long as the collective's rule says.
     pub(super) fn new(schedule: &Schedule, operations: &[Operation], streaming_bytes: u64) -> Self {
         let dtype = operations.first().map_or(DataType::U8, |operation| operation.dtype);
         let scratch_bytes = schedule.scratch_count as usize * dtype.size_bytes();
@@ -44,39 +55,42 @@ impl Bound {
         let base = scratch.as_mut_ptr();
         let (mut redop, mut touched_bytes) = (None, 0u64);
         let mut ranks = Vec::with_capacity(operations.len());
-        for (rank, operation) in operations.iter().enumerate() {
+        for (index, operation) in operations.iter().enumerate() {
             let mut scalar_bits = 0;
             if let Action::Collective { kind, redop: op, scalar_bits: bits, .. } = &operation.action {
                 redop = kind.reduces().then_some(*op);
                 scalar_bits = *bits;
             }
             touched_bytes = touched_bytes.saturating_add(operation.send.bytes).saturating_add(operation.recv.bytes);
-            ranks.push(RankBuffers {
-                send: operation.send.ptr,
-                recv: operation.recv.ptr,
-                scratch: base.wrapping_add(rank * scratch_words).cast(),
+            ranks.push(RankMemory {
+                rank: operation.rank,
+                send: (operation.send.ptr, operation.send.bytes),
+                recv: (operation.recv.ptr, operation.recv.bytes),
+                scratch: (base.wrapping_add(index * scratch_words).cast(), scratch_bytes as u64),
                 scalar_bits,
             });
         }
         let store = if touched_bytes > streaming_bytes { Store::Streaming } else { Store::Cached };
-        Bound { ranks, dtype, redop, touched_bytes, store, _scratch: scratch }
+        let nranks = schedule.problem.nranks;
+        Bound { ranks, nranks, dtype, redop, touched_bytes, store, _scratch: scratch }
     }
 
-    /// Binds a copy between two operands: rank 0 sends, rank 1 receives, in bytes.
-    pub(super) fn pair(from: &Operand, to: &Operand, streaming_bytes: u64) -> Self {
-        let rank = |operand: &Operand| RankBuffers {
-            send: operand.ptr,
-            recv: operand.ptr,
-            scratch: std::ptr::dangling_mut(),
+    /// Binds point-to-point operands, in bytes: those of ranks that are here, ascending.
+    pub(super) fn of_operands(operands: &[(u32, &Operand)], streaming_bytes: u64) -> Self {
+        let memory = |(rank, operand): &(u32, &Operand)| RankMemory {
+            rank: *rank,
+            send: (operand.ptr, operand.bytes),
+            recv: (operand.ptr, operand.bytes),
+            scratch: (std::ptr::dangling_mut(), 0),
             scalar_bits: 0,
         };
-        let touched_bytes = from.bytes.saturating_mul(2);
+        let touched_bytes = operands.iter().fold(0u64, |sum, (_, operand)| sum.saturating_add(operand.bytes));
         let store = if touched_bytes > streaming_bytes { Store::Streaming } else { Store::Cached };
-        let ranks = vec![rank(from), rank(to)];
-        Bound { ranks, dtype: DataType::U8, redop: None, touched_bytes, store, _scratch: Vec::new() }
+        let ranks = operands.iter().map(memory).collect();
+        Bound { ranks, nranks: 2, dtype: DataType::U8, redop: None, touched_bytes, store, _scratch: Vec::new() }
     }
 
-    /// Bytes of all operands.
+    /// Bytes of all operands of this host.
     pub(super) fn touched_bytes(&self) -> u64 {
         self.touched_bytes
     }
@@ -85,28 +99,55 @@ impl Bound {
         self.dtype.size_bytes() as u64
     }
 
+    /// Whether a rank is one of this host's.
+    pub(super) fn is_here(&self, rank: u32) -> bool {
+        self.ranks.binary_search_by_key(&rank, |memory| memory.rank).is_ok()
+    }
+
+    /// Of a rank that is here, as a schedule's programs are run where their ranks are.
+    fn memory(&self, rank: u32) -> &RankMemory {
+        // Most often all ranks are here.
+        match self.ranks.get(rank as usize) {
+            Some(memory) if memory.rank == rank => memory,
+            _ => {
+                let at = self.ranks.binary_search_by_key(&rank, |memory| memory.rank);
+                &self.ranks[at.expect("invariant: programs only touch ranks of their host, as the verifier proves")]
+            }
+        }
+    }
+
+    /// A whole buffer: first byte and length.
+    pub(super) fn extent(&self, of: RankBuffer) -> (*mut u8, u64) {
+        let memory = self.memory(of.rank);
+        match of.buffer {
+            Buffer::Send => memory.send,
+            Buffer::Recv => memory.recv,
+            Buffer::Scratch => memory.scratch,
+        }
+    }
+
     /// Address of an element of a span.
-    pub(super) fn address(&self, rank: u32, span: &Span, element: u64) -> *mut u8 {
-        let buffers = &self.ranks[rank as usize];
-        let base = match span.buffer {
-            Buffer::Send => buffers.send,
-            Buffer::Recv => buffers.recv,
-            Buffer::Scratch => buffers.scratch,
-        };
-        base.wrapping_add(((span.offset + element) * self.element_bytes()) as usize)
+    pub(super) fn address(&self, at: &RankSpan, element: u64) -> *mut u8 {
+        let (base, _) = self.extent(RankBuffer { rank: at.rank, buffer: at.span.buffer });
+        base.wrapping_add(((at.span.offset + element) * self.element_bytes()) as usize)
     }
 
     /// A contribution as the kernels take it.
-    pub(super) fn source(&self, rank: u32, span: &Span, element: u64, raw: bool) -> Source {
+    pub(super) fn source(&self, at: &RankSpan, element: u64, raw: bool) -> Source {
         let pre_multiplied = raw && self.redop == Some(RedOp::PreMulSum);
-        let scalar_bits = pre_multiplied.then(|| self.ranks[rank as usize].scalar_bits);
-        Source { ptr: self.address(rank, span, element), scalar_bits }
+        let scalar_bits = pre_multiplied.then(|| self.memory(at.rank).scalar_bits);
+        Source { ptr: self.address(at, element), scalar_bits }
+    }
+
+    /// What another host sent, which is no raw contribution where that makes a difference.
+    pub(super) fn plain_source(ptr: *const u8) -> Source {
+        Source { ptr, scalar_bits: None }
     }
 
     /// Combines `count` elements of `sources` into `targets`, and finishes the result if asked.
     pub(super) fn reduce(&self, sources: &[Source], targets: &[*mut u8], count: u64, finish: bool) {
         let Some(op) = self.redop else { return };
-        let divisor = (finish && op == RedOp::Avg).then_some(self.ranks.len() as u32);
+        let divisor = (finish && op == RedOp::Avg).then_some(self.nranks);
         // SAFETY: all addresses lie in operands that were validated against the collective's sizes and that the proxy
         // engine keeps mapped; the verifier proved the schedule to stay inside them and to conflict with no other step.
         unsafe { mccs_kernels::reduce(self.dtype, op, sources, targets, count as usize, divisor, self.store) };
@@ -119,25 +160,45 @@ impl Bound {
         unsafe { mccs_kernels::copy(source, targets, bytes, self.store) };
     }
 
-    /// Runs part of a move: `count` elements from `element` on.
-    pub(super) fn run_move(&self, srcs: &[RemoteSpan], dsts: &[RemoteSpan], element: u64, count: u64) {
+    /// Copies `count` elements from an address to spans, from their element `element` on.
+    pub(super) fn copy_span(&self, source: *mut u8, dsts: &[RankSpan], element: u64, count: u64) {
+        if !dsts.is_empty() {
+            with_addresses(None, dsts, |at| self.address(at, element), |targets| self.copy(source, targets, count));
+        }
+    }
+
+    /// Combines `count` elements of `first` and of spans, from their element `element` on, in this order.
+    pub(super) fn reduce_spans(
+        &self,
+        first: Option<Source>,
+        (srcs, raw): (&[RankSpan], bool),
+        dsts: &[RankSpan],
+        element: u64,
+        count: u64,
+        finish: bool,
+    ) {
         with_addresses(
+            None,
             dsts,
-            |remote| self.address(remote.rank, &remote.span, element),
-            |targets| match (self.redop, srcs) {
-                (None, [src, ..]) => self.copy(self.address(src.rank, &src.span, element), targets, count),
-                (None, []) => {}
-                (Some(_), srcs) => {
-                    with_addresses(
-                        srcs,
-                        |remote| self.source(remote.rank, &remote.span, element, true),
-                        |sources| {
-                            self.reduce(sources, targets, count, true);
-                        },
-                    );
-                }
+            |at| self.address(at, element),
+            |targets| {
+                with_addresses(
+                    first,
+                    srcs,
+                    |at| self.source(at, element, raw),
+                    |sources| self.reduce(sources, targets, count, finish),
+                );
             },
         );
+    }
+
+    /// Runs part of a move: `count` elements from `element` on.
+    pub(super) fn run_move(&self, srcs: &[RankSpan], dsts: &[RankSpan], element: u64, count: u64) {
+        match (self.redop, srcs) {
+            (None, [src, ..]) => self.copy_span(self.address(src, element), dsts, element, count),
+            (None, []) => {}
+            (Some(_), srcs) => self.reduce_spans(None, (srcs, true), dsts, element, count, true),
+        }
     }
 }
 
@@ -145,15 +206,20 @@ impl Bound {
 const ON_STACK: usize = 16;
 
 fn with_addresses<T: Copy, R>(
-    spans: &[RemoteSpan],
-    address: impl Fn(&RemoteSpan) -> T,
+    first: Option<T>,
+    spans: &[RankSpan],
+    address: impl Fn(&RankSpan) -> T,
     run: impl FnOnce(&[T]) -> R,
 ) -> R {
-    if let Some(first) = spans.first().filter(|_| spans.len() <= ON_STACK) {
-        let mut addresses = [address(first); ON_STACK];
-        spans.iter().zip(&mut addresses).for_each(|(span, slot)| *slot = address(span));
-        run(&addresses[..spans.len()])
-    } else {
-        run(&spans.iter().map(address).collect::<Vec<_>>())
+    let mut all = first.into_iter().chain(spans.iter().map(address));
+    let length = spans.len() + usize::from(first.is_some());
+    match all.next() {
+        Some(any) if length <= ON_STACK => {
+            let mut addresses = [any; ON_STACK];
+            addresses[1..].iter_mut().zip(all).for_each(|(slot, address)| *slot = address);
+            run(&addresses[..length])
+        }
+        None => run(&[]),
+        Some(any) => run(&std::iter::once(any).chain(all).collect::<Vec<_>>()),
     }
 }

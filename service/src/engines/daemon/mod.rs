@@ -25,12 +25,13 @@ use mccs_ipc::protocol::{MAGIC, Request, RequestEnvelope, Response, ResponseEnve
 use mccs_ipc::queue::Consumer;
 use mccs_ipc::shm::Mapping;
 use mccs_ipc::sync::Doorbell;
-use mccs_ipc::types::{ErrorClass, Handle};
+use mccs_ipc::types::{ErrorClass, Handle, UniqueId};
 
 pub use self::acceptor::{Acceptor, Admission, SessionFactory, SessionLimits};
 use self::tables::{CommSlot, StreamSlot, Tables};
 use self::validate::{Fence, posted, validate};
 use crate::engines::proxy::{JoinRequest, ProxyMessage, ProxyReply, RoundState};
+use crate::exchange::protocol::Name;
 use crate::memory::{Reaper, Region};
 use crate::runtime::{Context, Engine, Mailbox, Progress, Sender};
 use crate::session::Session;
@@ -283,12 +284,17 @@ impl SessionEngine {
                     let message = format!("device {device} does not exist; this service has the host device, 0");
                     return self.refuse(id, ErrorClass::InvalidArgument, message);
                 }
-                if !root_address.is_empty() {
-                    let message =
-                        format!("root address {root_address:?}: this service joins ranks of its own host only");
-                    return self.refuse(id, ErrorClass::InvalidArgument, message);
-                }
-                self.join(id, unique_id, rank, nranks);
+                let root = match root_address.as_str() {
+                    "" => None,
+                    address => match Name::new(address) {
+                        Some(root) => Some(root),
+                        None => {
+                            let message = format!("root address {address:?}: it is the name of the host of rank 0");
+                            return self.refuse(id, ErrorClass::InvalidArgument, message);
+                        }
+                    },
+                };
+                self.join(id, (unique_id, root), rank, nranks);
             }
             Request::DestroyComm { comm } => match self.tables.comms.get(comm) {
                 Some(CommSlot::Ready { comm: proxy_comm, rank, .. }) => {
@@ -352,7 +358,7 @@ impl SessionEngine {
         }
     }
 
-    fn join(&mut self, request: u64, id: mccs_ipc::types::UniqueId, rank: u32, nranks: u32) {
+    fn join(&mut self, request: u64, (id, root): (UniqueId, Option<Name>), rank: u32, nranks: u32) {
         let charge = match self.session.tenant.charge(Resource::Communicators, 1) {
             Ok(charge) => charge,
             Err(error) => return self.refuse(request, ErrorClass::InvalidUsage, error.to_string()),
@@ -362,7 +368,7 @@ impl SessionEngine {
             return self.refuse(request, ErrorClass::InvalidUsage, message);
         };
         let (session, reply) = (Arc::clone(&self.session), self.replies.sender());
-        let join = JoinRequest { session, request, tenant_comm, id, rank, nranks, charge, reply };
+        let join = JoinRequest { session, request, tenant_comm, id, rank, nranks, root, charge, reply };
         self.send(ProxyMessage::Join(Box::new(join)));
     }
 

@@ -64,7 +64,7 @@ pub(super) fn validate(session: &Arc<Session>, tables: &mut Tables, command: &Co
         return Err(no_comm(command));
     };
     (operation.comm, operation.rank) = (*comm, *rank);
-    let nranks = info.ranks.len() as u32;
+    let nranks = info.nranks;
     let layout = info.board.as_ref().map(|board| board.layout());
     let is_round = command.flags & FLAG_ROUND != 0;
     if command.rounds < *rounds + u64::from(is_round) {

@@ -1,10 +1,11 @@
-//! A communicator's operations in their order, on all its ranks of this device.
+//! A communicator's operations in their order, on all its ranks of this host.
 //!
-//! A collective starts when operation number n has arrived at every rank. One collective of a communicator runs at a
+//! A collective starts when operation number n has arrived at every rank here; ranks of other hosts meet it in its messages. One collective of a communicator runs at a
 //! time, as in NCCL; sends and receives run as their pairs match.
 //!
 //! Small collectives may be rounds of the communicator's board (`rounds.rs`).
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,6 +15,8 @@ use mccs_ipc::types::{ErrorClass, Handle};
 
 use super::describe::difference;
 use super::operation::{Action, Operation, ProxyReply, RoundState};
+use crate::devices::Network;
+use crate::exchange::protocol::CommId;
 use crate::plans::ScheduleCache;
 use crate::runtime::Sender;
 use crate::session::Session;
@@ -39,8 +42,29 @@ pub(super) struct Waiting {
     pub(super) arrived: bool,
 }
 
-/// One rank.
+/// Sender and receiver.
+fn far_pair(operation: &Operation) -> (u32, u32) {
+    match operation.action {
+        Action::Send { peer } => (operation.rank, peer),
+        Action::Recv { peer } => (peer, operation.rank),
+        _ => (operation.rank, operation.rank),
+    }
+}
+
+/// What a communicator has to do with other hosts.
+pub(super) struct Span {
+    /// What the exchange calls it.
+    pub(super) comm: CommId,
+    pub(super) network: Network,
+    /// A link has broken, and why may be on its way.
+    pub(super) suspected: Option<Failure>,
+    /// Whether the other hosts know, or have been told, that it has failed.
+    pub(super) is_told: bool,
+}
+
+/// One rank of this host.
 pub(super) struct Member {
+    pub(super) rank: u32,
     pub(super) session: Arc<Session>,
     pub(super) tenant_comm: Handle,
     /// Collectives enqueued and not started, in order.
@@ -65,13 +89,22 @@ struct Pair {
 
 /// A communicator.
 pub(super) struct Comm {
+    /// Ranks of this host, ascending.
     pub(super) members: Vec<Member>,
+    /// Ranks of all hosts.
+    nranks: u32,
+    /// Where there are other hosts.
+    pub(super) span: Option<Box<Span>>,
     /// Ranks whose next collective has arrived, and is no round.
     pub(super) ready: u32,
     /// The collective that runs, one operation a rank; empty when none does.
     pub(super) running: Vec<Operation>,
     pub(super) started_at: Option<Instant>,
     pairs: HashMap<(u32, u32), Pair>,
+    /// What waits behind a running operation from one rank to another, of which one is on another host.
+    far_pairs: HashMap<(u32, u32), VecDeque<Box<Operation>>>,
+    /// Operations whose links have broken; they fail with the communicator.
+    pub(super) broken: Vec<Operation>,
     pub(super) failure: Option<Failure>,
     pub(super) schedules: ScheduleCache,
     pub(super) info: Arc<CommInfo>,
@@ -84,13 +117,23 @@ pub(super) struct Comm {
 }
 
 impl Comm {
-    pub(super) fn new(members: Vec<Member>, schedules: ScheduleCache, info: Arc<CommInfo>, now: Instant) -> Self {
+    pub(super) fn new(
+        members: Vec<Member>,
+        schedules: ScheduleCache,
+        info: Arc<CommInfo>,
+        span: Option<Span>,
+        now: Instant,
+    ) -> Self {
         Comm {
             running: Vec::with_capacity(members.len()),
             members,
+            nranks: info.nranks,
+            span: span.map(Box::new),
             ready: 0,
             started_at: None,
             pairs: HashMap::new(),
+            far_pairs: HashMap::new(),
+            broken: Vec::new(),
             failure: None,
             schedules,
             info,
@@ -101,13 +144,31 @@ impl Comm {
     }
 
     pub(super) fn nranks(&self) -> u32 {
-        self.members.len() as u32
+        self.nranks
+    }
+
+    /// Place of a rank among `members`.
+    pub(super) fn index_of(&self, rank: u32) -> Option<usize> {
+        match self.members.get(rank as usize) {
+            Some(member) if member.rank == rank => Some(rank as usize),
+            _ => self.members.binary_search_by_key(&rank, |member| member.rank).ok(),
+        }
+    }
+
+    /// Whether a rank is on another host.
+    pub(super) fn is_far(&self, rank: u32) -> bool {
+        self.span.is_some() && self.index_of(rank).is_none()
+    }
+
+    /// Something has happened.
+    pub(super) fn touch(&mut self, now: Instant) {
+        self.active_at = now;
     }
 
     /// Takes a collective in, and returns its number.
     pub(super) fn enqueue(&mut self, operation: Operation) -> u64 {
-        let rank = operation.rank as usize;
-        let (member, counters) = (&mut self.members[rank], &self.info.ranks[rank]);
+        let Some(at) = self.index_of(operation.rank) else { return u64::MAX };
+        let (member, counters) = (&mut self.members[at], &self.info.ranks[at]);
         counters.rounds.store(operation.rounds, Ordering::Relaxed);
         if operation.round == RoundState::None {
             member.whole_enqueued += 1;
@@ -120,11 +181,11 @@ impl Comm {
     /// A collective has become the head of its stream. Returns false if it is no longer waiting: the communicator died.
     pub(super) fn arrive(&mut self, rank: u32, seq: u64, now: Instant) -> bool {
         self.active_at = now;
-        let member = &mut self.members[rank as usize];
-        let Some(at) = seq.checked_sub(member.first_seq) else { return false };
-        let Some(waiting) = member.waiting.get_mut(at as usize) else { return false };
+        let Some(member) = self.index_of(rank).map(|at| &mut self.members[at]) else { return false };
+        let Some(place) = seq.checked_sub(member.first_seq) else { return false };
+        let Some(waiting) = member.waiting.get_mut(place as usize) else { return false };
         waiting.arrived = true;
-        if at == 0 && waiting.operation.round == RoundState::None {
+        if place == 0 && waiting.operation.round == RoundState::None {
             self.ready += 1;
         }
         true
@@ -132,7 +193,8 @@ impl Comm {
 
     /// Whether a collective can start.
     pub(super) fn is_ready(&self) -> bool {
-        self.ready == self.nranks() && self.running.is_empty()
+        let is_whole = self.span.as_ref().is_none_or(|span| span.suspected.is_none());
+        self.ready as usize == self.members.len() && self.running.is_empty() && is_whole
     }
 
     /// A rank whose operation waits for one that has left, and that one.
@@ -140,14 +202,15 @@ impl Comm {
         if !self.any_left {
             return None;
         }
-        let has_left = |rank: u32| self.members[rank as usize].left;
-        let in_collective = |(member, rank): (&Member, u32)| {
+        // One of another host may have done its part of what a rank here still waits for: broken links tell if not.
+        let has_left = |rank: u32| self.index_of(rank).is_some_and(|at| self.members[at].left);
+        let in_collective = |member: &Member| {
             let operation = member.arrived()?;
             // A rank may post to a round and leave.
             let keeps_waiting =
                 |gone: &u32| operation.round == RoundState::None || !self.has_posted(*gone, operation.rounds);
-            let gone = (0..self.nranks()).filter(|rank| has_left(*rank)).find(keeps_waiting)?;
-            Some((rank, gone))
+            let gone = self.members.iter().map(|member| member.rank).filter(|rank| has_left(*rank)).find(keeps_waiting)?;
+            Some((member.rank, gone))
         };
         let in_pair = |((src, dst), pair): (&(u32, u32), &Pair)| {
             if !pair.sends.is_empty() && has_left(*dst) {
@@ -158,7 +221,7 @@ impl Comm {
                 None
             }
         };
-        self.members.iter().zip(0..).find_map(in_collective).or_else(|| self.pairs.iter().find_map(in_pair))
+        self.members.iter().find_map(in_collective).or_else(|| self.pairs.iter().find_map(in_pair))
     }
 
     /// Checks that all ranks called the same, and moves their operations into `running`.
@@ -224,6 +287,32 @@ impl Comm {
         }
     }
 
+    /// Offers a send or receive whose peer is on another host. Returned if it can start: one at a time of a sender and a
+    /// receiver, so that they match in order.
+    pub(super) fn offer_far(&mut self, operation: Box<Operation>, now: Instant) -> Option<Box<Operation>> {
+        self.active_at = now;
+        match self.far_pairs.entry(far_pair(&operation)) {
+            Entry::Vacant(vacant) => {
+                vacant.insert(VecDeque::new());
+                Some(operation)
+            }
+            Entry::Occupied(mut occupied) => {
+                occupied.get_mut().push_back(operation);
+                None
+            }
+        }
+    }
+
+    /// The next send or receive that can start, after one has ended.
+    pub(super) fn next_far(&mut self, ended: &Operation) -> Option<Box<Operation>> {
+        let pair = far_pair(ended);
+        let next = self.far_pairs.get_mut(&pair)?.pop_front();
+        if next.is_none() {
+            self.far_pairs.remove(&pair);
+        }
+        next
+    }
+
     /// Ends everything that waits. Returns the operations that had arrived, which now fail; those that had not fail when
     /// they become the head of their stream.
     pub(super) fn die(&mut self, failure: Failure) -> Vec<Operation> {
@@ -240,13 +329,18 @@ impl Comm {
         for (_, pair) in self.pairs.drain() {
             failed.extend(pair.sends.into_iter().chain(pair.recvs).map(|operation| *operation));
         }
+        failed.extend(self.far_pairs.drain().flat_map(|(_, waiting)| waiting).map(|operation| *operation));
+        failed.append(&mut self.broken);
         failed
     }
 
-    /// Since when operations have been waiting for other ranks with nothing happening; `None` where none waits.
+    /// Since when operations have been waiting for other ranks with nothing happening; `None` where none waits. What runs
+    /// with ranks of other hosts may be waiting for them.
     pub(super) fn waits_since(&self) -> Option<Instant> {
         let waits = self.members.iter().any(|member| member.arrived().is_some()) || !self.unmatched().is_empty();
-        (waits && self.running.is_empty() && self.pair_jobs == 0).then_some(self.active_at)
+        let runs = !self.running.is_empty() || self.pair_jobs > 0;
+        let may_wait = if self.span.is_some() { waits || runs } else { waits && !runs };
+        may_wait.then_some(self.active_at)
     }
 
     pub(super) fn unmatched(&self) -> Vec<&Operation> {
@@ -257,17 +351,21 @@ impl Comm {
     /// Whether a rank has nothing waiting and nothing running.
     pub(super) fn is_quiet(&self, rank: u32) -> bool {
         let unmatched = |pair: &Pair| pair.sends.iter().chain(&pair.recvs).any(|operation| operation.rank == rank);
-        self.members[rank as usize].waiting.is_empty()
+        let far = || self.far_pairs.values().flatten().any(|operation| operation.rank == rank)
+            || self.broken.iter().any(|operation| operation.rank == rank);
+        self.index_of(rank).is_none_or(|at| self.members[at].waiting.is_empty())
             && self.running.is_empty()
             && self.pair_jobs == 0
             && !self.pairs.values().any(unmatched)
+            && !far()
     }
 
     /// A rank has left for good.
     pub(super) fn depart(&mut self, rank: u32) {
-        let member = &mut self.members[rank as usize];
-        member.left = true;
-        self.any_left = true;
+        if let Some(at) = self.index_of(rank) {
+            self.members[at].left = true;
+            self.any_left = true;
+        }
     }
 
     /// Whether nobody is left and nothing runs.
@@ -277,8 +375,9 @@ impl Comm {
 }
 
 impl Member {
-    pub(super) fn new(session: Arc<Session>, tenant_comm: Handle, charge: Charge) -> Self {
+    pub(super) fn new(rank: u32, session: Arc<Session>, tenant_comm: Handle, charge: Charge) -> Self {
         Member {
+            rank,
             session,
             tenant_comm,
             waiting: VecDeque::new(),

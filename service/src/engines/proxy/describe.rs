@@ -5,6 +5,7 @@ use mccs_ipc::types::ErrorClass;
 
 use super::comm::{Comm, Failure, Member};
 use super::operation::{Action, Operation, RoundState};
+use crate::telemetry::RankInfo;
 
 /// Most ranks that a message tells of.
 const RANKS_DESCRIBED_MAX: usize = 8;
@@ -13,10 +14,11 @@ impl Comm {
     /// Who waits for what, and who has not called anything, in words.
     pub(super) fn describe_wait(&self) -> String {
         let unmatched = self.unmatched();
-        let of = |(rank, member): (usize, &Member)| {
-            let pairs = unmatched.iter().filter(|operation| operation.rank as usize == rank);
+        let of = |(member, info): (&Member, &RankInfo)| {
+            let rank = member.rank;
+            let pairs = unmatched.iter().filter(|operation| operation.rank == rank);
             let waiting = member.arrived().into_iter().chain(pairs.copied()).map(describe).collect::<Vec<_>>();
-            let place = member.whole_started + self.info.rounds(rank as u32);
+            let place = member.whole_started + self.info.rounds(info);
             match waiting.as_slice() {
                 [] => format!(
                     "rank {rank} (process {}) has called nothing after operation {place}",
@@ -25,7 +27,7 @@ impl Comm {
                 calls => format!("rank {rank} waits in {}", calls.join(", ")),
             }
         };
-        let ranks: Vec<_> = self.members.iter().enumerate().take(RANKS_DESCRIBED_MAX).map(of).collect();
+        let ranks: Vec<_> = self.members.iter().zip(&self.info.ranks).take(RANKS_DESCRIBED_MAX).map(of).collect();
         let more = self.members.len().saturating_sub(RANKS_DESCRIBED_MAX);
         let more = if more > 0 { format!("; and {more} more ranks") } else { String::new() };
         format!("{}{more}", ranks.join("; "))

@@ -4,8 +4,11 @@
 //! Operation --> stream queue --head--> communicator --all ranks there--> device --done--> words, next heads
 //! ```
 //!
+//! Communicators with ranks on other hosts are set up and ended with the exchange (`cluster.rs`).
+//!
 //! Everything a tenant can cause here is bounded by its own quotas, and touches only its own sessions and communicators.
 
+mod cluster;
 mod comm;
 mod describe;
 mod operation;
@@ -19,9 +22,11 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use mccs_ipc::board::{BOARD_RANKS_MAX, Board, BoardLayout};
-use mccs_ipc::types::{ErrorClass, Handle};
+use mccs_ipc::types::{ErrorClass, Handle, UniqueId};
 
-use self::comm::{Comm, Failure, Member};
+pub use self::cluster::Cluster;
+use self::cluster::{Across, Setups};
+use self::comm::{Comm, Failure, Member, Span};
 pub use self::describe::board_call;
 use self::describe::describe;
 pub use self::operation::{Action, JoinRequest, Operand, Operation, ProxyMessage, ProxyReply, RoundState};
@@ -29,6 +34,8 @@ use self::stream::{Entry, Stream, Task};
 use crate::bootstrap::{GatheringKey, Joined, Refusal, Rendezvous};
 
 use crate::devices::{Device, Launched};
+use crate::engines::transport::ChannelFault;
+use crate::exchange::protocol::Request;
 use crate::handles::HandleTable;
 use crate::plans::ScheduleCache;
 use crate::runtime::{Context, Engine, Mailbox, Progress};
@@ -47,7 +54,12 @@ const JOBS_MAX: u32 = 1 << 20;
 enum Job {
     Collective { comm: Handle },
     Pair { comm: Handle, send: Box<Operation>, recv: Box<Operation> },
+    /// A send or receive whose peer is on another host.
+    Far { comm: Handle, operation: Box<Operation> },
 }
+
+/// Gives the schedules of a communicator of so many ranks, by host; none where all are here.
+pub type MakeSchedules = Box<dyn Fn(u32, &[Vec<u32>]) -> ScheduleCache + Send>;
 
 /// Things to do that other things led to: a queue, so that a chain of completions is not a chain of calls.
 enum Event {
@@ -71,7 +83,7 @@ pub struct ProxyEngine {
     device: Box<dyn Device>,
     mailbox: Mailbox<ProxyMessage>,
     registry: Arc<Registry>,
-    make_schedules: Box<dyn Fn(u32) -> ScheduleCache + Send>,
+    make_schedules: MakeSchedules,
     /// Longest contribution to a round; 0 where there are to be no boards.
     board_slot_bytes: u32,
     streams: HashMap<SessionId, Vec<Option<Stream>>>,
@@ -84,21 +96,24 @@ pub struct ProxyEngine {
     look_for_late_at: Option<Instant>,
     /// Tenants cause these lines.
     log_budget: LogBudget,
+    /// Communicators with ranks on other hosts.
+    setups: Option<Setups>,
     /// Rounds that have ended, for a moment; kept for its memory.
     ended_rounds: Vec<Operation>,
 }
 
 impl ProxyEngine {
-    /// A proxy engine for `device`. `make_schedules` gives the schedules of a communicator of so many ranks. Collectives
-    /// whose contributions have at most `board_slot_bytes` are left to the ranks themselves.
+    /// A proxy engine for `device`. Collectives whose contributions have at most `board_slot_bytes` are left to the ranks
+    /// themselves. `cluster` where there are other hosts.
     #[must_use]
     pub fn new(
         device: Box<dyn Device>,
         mailbox: Mailbox<ProxyMessage>,
         registry: Arc<Registry>,
-        make_schedules: Box<dyn Fn(u32) -> ScheduleCache + Send>,
+        make_schedules: MakeSchedules,
         board_slot_bytes: u32,
         timeouts: Timeouts,
+        cluster: Option<Cluster>,
     ) -> Self {
         ProxyEngine {
             device,
@@ -114,6 +129,7 @@ impl ProxyEngine {
             timeouts,
             look_for_late_at: None,
             log_budget: LogBudget::default(),
+            setups: cluster.map(Setups::new),
             ended_rounds: Vec::new(),
         }
     }
@@ -141,13 +157,18 @@ impl ProxyEngine {
                     *slot = None;
                 }
             }
-            ProxyMessage::JobDone { job } => self.finish_job(job, now),
+            ProxyMessage::JobDone { job, fault } => self.end_job(job, fault.as_deref(), now),
             ProxyMessage::SetTransports(transports) => self.device.set_transports(transports),
+            ProxyMessage::Listening { links, engine, listener } => self.listening(links, engine, listener),
+            ProxyMessage::LinksFailed { links, fault } => self.links_failed(links, &fault, now),
+            ProxyMessage::Exchange(event) => self.exchange_event(event, now),
         }
     }
 
     fn member(&mut self, comm: Handle, rank: u32) -> Option<&mut Member> {
-        self.comms.get_mut(comm)?.members.get_mut(rank as usize)
+        let live = self.comms.get_mut(comm)?;
+        let at = live.index_of(rank)?;
+        live.members.get_mut(at)
     }
 
     fn stream(&mut self, session: SessionId, stream: u32) -> Option<&mut Stream> {
@@ -215,6 +236,15 @@ impl ProxyEngine {
             _ if self.comms.get(comm).is_none_or(|live| live.failure.is_some()) => {
                 self.fail(&operation);
             }
+            Action::Send { peer } | Action::Recv { peer }
+                if self.comms.get(comm).is_some_and(|live| live.is_far(*peer)) =>
+            {
+                self.expect_progress(now);
+                let starts = self.comms.get_mut(comm).and_then(|live| live.offer_far(operation, now));
+                if let Some(operation) = starts {
+                    self.start_far(comm, operation);
+                }
+            }
             _ => {
                 let Some(live) = self.comms.get_mut(comm) else { return };
                 let pair = live.offer(operation, now);
@@ -255,7 +285,7 @@ impl ProxyEngine {
                 self.fail(&recv);
                 return;
             }
-            Err(Job::Collective { .. }) => return,
+            Err(_) => return,
         };
         if let Some(live) = self.comms.get_mut(comm) {
             live.pair_jobs += 1;
@@ -326,7 +356,8 @@ impl ProxyEngine {
         });
         match prepared {
             Ok((schedule, job)) => {
-                if self.device.launch(&schedule, &live.running, job) == Launched::Finished {
+                let network = live.span.as_ref().map(|span| (&span.network, live.tag()));
+                if self.device.launch(&schedule, &live.running, network, job) == Launched::Finished {
                     self.finish_job(job, now);
                 }
             }
@@ -339,8 +370,17 @@ impl ProxyEngine {
         }
     }
 
+    /// Transport engines have ended a job.
+    fn end_job(&mut self, job: Handle, fault: Option<&ChannelFault>, now: Instant) {
+        match fault {
+            None => self.finish_job(job, now),
+            Some(fault) => self.break_job(job, fault, now),
+        }
+    }
+
     fn finish_job(&mut self, job: Handle, now: Instant) {
         match self.jobs.remove(job) {
+            Some(Job::Far { comm, operation }) => self.finish_far(comm, &operation),
             Some(Job::Collective { comm }) => self.finish_collective(comm, now),
             Some(Job::Pair { comm, send, recv }) => {
                 if let Some(live) = self.comms.get_mut(comm) {
@@ -358,6 +398,7 @@ impl ProxyEngine {
 
     fn finish_collective(&mut self, comm: Handle, now: Instant) {
         let Some(live) = self.comms.get_mut(comm) else { return };
+        live.touch(now);
         let mut running = std::mem::take(&mut live.running);
         let took = live.started_at.take().map_or(Duration::ZERO, |at| at.elapsed());
         if let Some(Operation { action: Action::Collective { kind, .. }, count, dtype, .. }) = running.first() {
@@ -413,11 +454,12 @@ impl ProxyEngine {
         }
         let failed = live.die(failure.clone());
         // Ranks with nothing waiting learn it too.
-        for (rank, member) in live.members.iter().enumerate().filter(|(_, member)| !member.left) {
-            let first = failed.iter().find(|operation| operation.rank as usize == rank);
+        for member in live.members.iter().filter(|member| !member.left) {
+            let first = failed.iter().find(|operation| operation.rank == member.rank);
             let (stream, ticket) = first.map_or((Handle::NONE, 0), |operation| (operation.stream, operation.ticket));
             member.session.report(member.tenant_comm, stream, ticket, failure.class, &failure.message);
         }
+        self.fail_elsewhere(comm, &failure);
         failed.iter().for_each(|operation| self.fail(operation));
         self.settle(comm);
     }
@@ -425,22 +467,32 @@ impl ProxyEngine {
     /// Lets ranks go that wanted to leave, and removes a communicator that nobody is in.
     fn settle(&mut self, comm: Handle) {
         let Some(live) = self.comms.get_mut(comm) else { return };
-        for rank in 0..live.nranks() {
-            if live.members[rank as usize].leaving.is_some() && live.is_quiet(rank) {
+        let mut departed = Vec::new();
+        for at in 0..live.members.len() {
+            let rank = live.members[at].rank;
+            if live.members[at].leaving.is_some() && live.is_quiet(rank) {
                 live.depart(rank);
-                if let Some((request, reply)) = live.members[rank as usize].leaving.take() {
+                departed.push(rank);
+                if let Some((request, reply)) = live.members[at].leaving.take() {
                     // A full or gone mailbox means that the session is ending: nobody waits for the answer.
                     let _ = reply.send(ProxyReply::Left { request });
                 }
             }
         }
         if live.is_over() {
-            for (member, rank) in live.members.iter().zip(0..) {
-                member.session.counters.rounds.fetch_add(live.info.rounds(rank), Ordering::Relaxed);
+            for (member, info) in live.members.iter().zip(&live.info.ranks) {
+                member.session.counters.rounds.fetch_add(live.info.rounds(info), Ordering::Relaxed);
             }
             self.registry.remove_comm(live.info.number);
-            self.comms.remove(comm);
+            if let Some(span) = self.comms.remove(comm).and_then(|live| live.span) {
+                self.leave_cluster(*span);
+            }
         } else {
+            if let (Some(span), Some(setups)) = (&live.span, &mut self.setups)
+                && !departed.is_empty()
+            {
+                setups.ask(Request::Leave { comm: span.comm.clone(), ranks: departed });
+            }
             self.events.push_back(Event::Ready { comm });
         }
     }
@@ -449,19 +501,20 @@ impl ProxyEngine {
         for (refusal, members) in self.rendezvous.leave(|request| request.session.id == session) {
             refuse_all(&refusal, members);
         }
+        self.withdraw(session);
         let mut touched = Vec::new();
         for (handle, comm) in self.comms.iter() {
-            if let Some(rank) = comm.members.iter().position(|member| member.session.id == session && !member.left) {
-                touched.push((handle, rank));
+            let is_live = |member: &&Member| member.session.id == session && !member.left;
+            if let Some(member) = comm.members.iter().find(is_live) {
+                touched.push((handle, member.rank, member.session.peer.pid));
             }
         }
-        for (handle, rank) in touched {
+        for (handle, rank, pid) in touched {
             let Some(live) = self.comms.get_mut(handle) else { continue };
-            let pid = live.members[rank].session.peer.pid;
-            for rank in 0..live.nranks() {
-                if live.members[rank as usize].session.id == session {
-                    live.depart(rank);
-                    live.members[rank as usize].leaving = None;
+            for at in 0..live.members.len() {
+                if live.members[at].session.id == session {
+                    live.depart(live.members[at].rank);
+                    live.members[at].leaving = None;
                 }
             }
             let message = format!("rank {rank} (process {pid}) has gone");
@@ -472,12 +525,15 @@ impl ProxyEngine {
     }
 
     fn join(&mut self, request: JoinRequest, now: Instant) {
+        if request.root.is_some() {
+            return self.join_across(request);
+        }
         let key = GatheringKey { tenant: request.session.tenant.name.clone(), id: request.id };
         let (rank, nranks, id) = (request.rank, request.nranks, request.id);
         match self.rendezvous.join(key, rank, nranks, request, now) {
             Joined::Waiting => {}
             Joined::Refused(refusal, members) => refuse_all(&refusal, members),
-            Joined::Complete(requests) => self.create_comm(id, requests, now),
+            Joined::Complete(requests) => self.create_comm(id, nranks, requests, None, now),
         }
     }
 
@@ -496,8 +552,17 @@ impl ProxyEngine {
         Some((fd, Arc::new(TenantBoard::new(board, charge))))
     }
 
-    fn create_comm(&mut self, id: mccs_ipc::types::UniqueId, requests: Vec<JoinRequest>, now: Instant) {
+    /// Begins a communicator. `requests` are those of this host's ranks, ascending; `across` where there are other hosts.
+    fn create_comm(
+        &mut self,
+        id: UniqueId,
+        nranks: u32,
+        requests: Vec<JoinRequest>,
+        across: Option<Across>,
+        now: Instant,
+    ) {
         let rank_info = |request: &JoinRequest| RankInfo {
+            rank: request.rank,
             session: request.session.id,
             pid: request.session.peer.pid,
             rounds: 0.into(),
@@ -505,12 +570,14 @@ impl ProxyEngine {
             started: 0.into(),
             completed: 0.into(),
         };
-        let (board_fd, board) = self.make_board(&requests).unzip();
+        let (board_fd, board) = if across.is_none() { self.make_board(&requests).unzip() } else { (None, None) };
         let info = Arc::new(CommInfo {
             number: self.registry.next_number(),
             id,
             tenant: requests.first().map_or_else(String::new, |request| request.session.tenant.name.clone()),
             device: self.device.name(),
+            nranks,
+            hosts: across.iter().flat_map(|across| across.hosts.iter().map(ToString::to_string)).collect(),
             ranks: requests.iter().map(rank_info).collect(),
             operations: 0.into(),
             bytes: 0.into(),
@@ -520,25 +587,34 @@ impl ProxyEngine {
             board,
         });
         let board_fd = board_fd.map(Arc::new);
-        let schedules = (self.make_schedules)(requests.len() as u32);
+        let ranks_by_host = across.as_ref().map_or(&[][..], |across| &across.ranks_by_host);
+        let schedules = (self.make_schedules)(nranks, ranks_by_host);
         let mut answers = Vec::with_capacity(requests.len());
         let mut members = Vec::with_capacity(requests.len());
         for request in requests {
-            let JoinRequest { session, request, tenant_comm, charge, reply, .. } = request;
-            members.push(Member::new(session, tenant_comm, charge));
-            answers.push((request, tenant_comm, reply));
+            let JoinRequest { session, request, rank, tenant_comm, charge, reply, .. } = request;
+            members.push(Member::new(rank, session, tenant_comm, charge));
+            answers.push((rank, request, tenant_comm, reply));
         }
-        let Ok(comm) = self.comms.insert(Comm::new(members, schedules, Arc::clone(&info), now)) else {
-            let message = format!("the service has {COMMS_MAX} communicators, the most it can have");
-            for (request, tenant_comm, reply) in answers {
+        let span = across.map(|across| across.span);
+        let comm = match self.comms.insert(Comm::new(members, schedules, Arc::clone(&info), span, now)) {
+            Ok(comm) => comm,
+            Err(refused) => {
+                let message = format!("the service has {COMMS_MAX} communicators, the most it can have");
                 let class = ErrorClass::System;
-                let _ = reply.send(ProxyReply::JoinFailed { request, tenant_comm, class, message: message.clone() });
+                for (_, request, tenant_comm, reply) in answers {
+                    let _ =
+                        reply.send(ProxyReply::JoinFailed { request, tenant_comm, class, message: message.clone() });
+                }
+                if let Some(span) = refused.span {
+                    self.leave_cluster(Span { suspected: Some(Failure::new(class, message)), ..*span });
+                }
+                return;
             }
-            return;
         };
         self.registry.add_comm(Arc::clone(&info));
-        for (rank, (request, tenant_comm, reply)) in answers.into_iter().enumerate() {
-            let rank = rank as u32;
+        self.note_links(comm);
+        for (rank, request, tenant_comm, reply) in answers {
             let (info, board) = (Arc::clone(&info), board_fd.clone());
             let _ = reply.send(ProxyReply::Joined { request, tenant_comm, comm, rank, info, board });
         }
@@ -577,7 +653,8 @@ impl Engine for ProxyEngine {
             }
             handled += 1;
         }
-        let backlog = self.device.push_backlog();
+        let backlog = self.device.push_backlog() | self.setups.as_mut().is_some_and(Setups::push_backlog);
+        self.end_suspected(cx.now);
         for (refusal, members) in self.rendezvous.expire(cx.now) {
             refuse_all(&refusal, members);
         }
@@ -585,7 +662,8 @@ impl Engine for ProxyEngine {
         if handled > 0 || backlog || !self.events.is_empty() {
             Progress::Busy
         } else {
-            let deadlines = [self.rendezvous.next_deadline(), self.look_for_late_at];
+            let suspected_until = self.setups.as_ref().and_then(Setups::suspected_until);
+            let deadlines = [self.rendezvous.next_deadline(), self.look_for_late_at, suspected_until];
             Progress::Idle { wake_at: deadlines.into_iter().flatten().min() }
         }
     }

@@ -5,12 +5,15 @@ use std::sync::Arc;
 
 use mccs_ipc::types::{CollectiveKind, DataType, ErrorClass, Handle, RedOp, UniqueId};
 
-use crate::engines::transport::TransportHandle;
+use crate::engines::transport::links::LinksId;
+use crate::engines::transport::{ChannelFault, TransportHandle};
+use crate::exchange::protocol::{self as exchange, Name};
 use crate::memory::Region;
 use crate::runtime::Sender;
 use crate::session::{Session, SessionId};
 use crate::telemetry::CommInfo;
 use crate::tenants::Charge;
+use crate::transports::{ListenerHandle, TransportError};
 
 /// A validated range of a tenant's memory, or none.
 #[derive(Clone)]
@@ -112,6 +115,8 @@ pub struct JoinRequest {
     pub rank: u32,
     /// How many there are.
     pub nranks: u32,
+    /// The host of rank 0, where ranks may be on several hosts.
+    pub root: Option<Name>,
     /// The tenant's quota for it.
     pub charge: Charge,
     /// Where to answer.
@@ -134,8 +139,14 @@ pub enum ProxyMessage {
     Posted { comm: Handle },
     /// A stream has ended.
     StreamClosed { session: SessionId, stream: u32 },
-    /// Transport engines have finished a job.
-    JobDone { job: Handle },
+    /// Transport engines have finished a job. Nothing uses its operations' memory any more.
+    JobDone { job: Handle, fault: Option<Arc<ChannelFault>> },
+    /// A transport engine listens for a communicator that is to be, or cannot.
+    Listening { links: LinksId, engine: usize, listener: Result<ListenerHandle, TransportError> },
+    /// Links of a communicator have failed at a transport engine.
+    LinksFailed { links: LinksId, fault: Arc<ChannelFault> },
+    /// News from other hosts.
+    Exchange(exchange::Event),
     /// The pool of transport engines has changed.
     SetTransports(Vec<TransportHandle>),
 }

@@ -1,26 +1,36 @@
 //! Transport engines: a pool, shared by all communicators, that moves and reduces bytes.
 //!
-//! A device cuts an operation into pieces and gives the job to the whole pool. Engines take pieces by raising one
-//! counter, so that work spreads by itself, and go round their jobs piece by piece, so that no job waits for another's
-//! end. The pool can grow and shrink while jobs run: an engine that is to leave gets [`TransportMessage::Retire`] as its
-//! last message and ends when the jobs it knows are out of pieces.
+//! There are two kinds of work. A [`TransportJob`] is cut into pieces and given to the whole pool: engines take pieces by
+//! raising one counter, so that work spreads by itself. A [`ChannelJob`] is a channel of a message schedule, with an order
+//! of its own, and belongs to one engine: the one that owns its links to other hosts, where it has any. Engines go round
+//! their work piece by piece, so that none waits for another's end.
+//!
+//! The pool can grow and shrink while work runs: an engine that is to leave gets [`TransportMessage::Retire`], is given no
+//! new communicators, and ends when it has no work and no links left.
 
+mod channel;
+pub mod links;
 mod pool;
 
+use std::collections::VecDeque;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use mccs_ipc::types::Handle;
 
-pub use self::pool::{PoolError, TransportPool};
+pub use self::channel::{ChannelFault, ChannelJob, ChannelWork, Stepped, WholeJob};
+use self::links::{Links, LinksId, Peers};
+pub use self::pool::{MakeLinks, PoolError, TransportPool};
 use crate::engines::proxy::ProxyMessage;
 use crate::runtime::{Context, Engine, Mailbox, Progress, Sender};
+use crate::transports::TransportError;
 
 /// Jobs that may wait at one engine. A device keeps what does not fit.
 pub const TRANSPORT_MAILBOX_MAX: usize = 1024;
 /// Most engines of a pool: more than one a core only costs.
 pub const TRANSPORTS_MAX: usize = 64;
 
-/// What a transport engine runs: made by a device, shared by the engines that work on it.
+/// Work that all engines share: made by a device.
 pub trait TransportJob: Send + Sync {
     /// Takes one piece and runs it.
     fn run_piece(&self) -> Piece;
@@ -50,9 +60,32 @@ pub struct AssignedJob {
 
 /// To a transport engine.
 pub enum TransportMessage {
-    /// Work on this.
+    /// Work on this, with the others of the pool.
     Run(AssignedJob),
-    /// Finish what is there, and end. The last message.
+    /// Do this.
+    RunChannel(ChannelWork),
+    /// Open a listener for a communicator. Answered by [`ProxyMessage::Listening`].
+    Listen {
+        /// Its links, new.
+        links: LinksId,
+        /// To be given back: which of the communicator's engines this is.
+        engine: usize,
+        /// Whom to answer.
+        reply: Sender<ProxyMessage>,
+    },
+    /// A communicator's other hosts are known.
+    SetPeers {
+        /// Its links.
+        links: LinksId,
+        /// Who is where.
+        peers: Arc<Peers>,
+    },
+    /// A communicator is over. Work on its channels ends as failed.
+    CloseLinks {
+        /// Its links.
+        links: LinksId,
+    },
+    /// End when nothing is left to do.
     Retire,
 }
 
@@ -69,25 +102,131 @@ pub struct TransportHandle {
 pub struct TransportEngine {
     number: u64,
     mailbox: Mailbox<TransportMessage>,
+    /// To other hosts, where there are any.
+    links: Option<Links>,
     jobs: Vec<AssignedJob>,
     /// Next job to take a piece of.
     turn: usize,
-    /// Ends that a full mailbox has not taken yet.
-    untold: Vec<AssignedJob>,
+    channels: Vec<ChannelWork>,
+    /// What a full mailbox has not taken yet, in order.
+    untold: VecDeque<(Sender<ProxyMessage>, ProxyMessage)>,
     retiring: bool,
 }
 
 impl TransportEngine {
     /// An engine that reads `mailbox`.
     #[must_use]
-    pub fn new(number: u64, mailbox: Mailbox<TransportMessage>) -> Self {
-        TransportEngine { number, mailbox, jobs: Vec::new(), turn: 0, untold: Vec::new(), retiring: false }
+    pub fn new(number: u64, mailbox: Mailbox<TransportMessage>, links: Option<Links>) -> Self {
+        TransportEngine {
+            number,
+            mailbox,
+            links,
+            jobs: Vec::new(),
+            turn: 0,
+            channels: Vec::new(),
+            untold: VecDeque::new(),
+            retiring: false,
+        }
     }
 
-    fn tell(&mut self, job: AssignedJob) {
-        if job.done.send(ProxyMessage::JobDone { job: job.handle }).is_err() {
-            self.untold.push(job);
+    fn tell(&mut self, to: Sender<ProxyMessage>, message: ProxyMessage) {
+        self.untold.push_back((to, message));
+        self.tell_untold();
+    }
+
+    fn tell_untold(&mut self) {
+        while let Some((to, message)) = self.untold.pop_front() {
+            if let Err(message) = to.send(message) {
+                self.untold.push_front((to, message));
+                return;
+            }
         }
+    }
+
+    fn handle(&mut self, message: TransportMessage) {
+        match message {
+            TransportMessage::Run(job) => self.jobs.push(job),
+            TransportMessage::RunChannel(work) => self.channels.push(work),
+            TransportMessage::Listen { links, engine, reply } => {
+                let no_links = TransportError::NoSuch("network");
+                let listener = self.links.as_mut().map_or(Err(no_links), |own| own.listen(links));
+                self.tell(reply, ProxyMessage::Listening { links, engine, listener });
+            }
+            TransportMessage::SetPeers { links, peers } => {
+                if let Some(own) = &mut self.links {
+                    own.set_peers(links, peers);
+                }
+            }
+            TransportMessage::CloseLinks { links } => {
+                let closed = ChannelFault::Transport(TransportError::NoSuch("communicator"));
+                self.fail_links(links, &Arc::new(closed));
+            }
+            TransportMessage::Retire => self.retiring = true,
+        }
+    }
+
+    /// Closes a communicator's links and ends its channels.
+    fn fail_links(&mut self, links: LinksId, fault: &Arc<ChannelFault>) {
+        let Some(own) = &mut self.links else { return };
+        // First of all: nothing touches the channels' memory after this.
+        own.close(links);
+        let mut ended = Vec::new();
+        for mut work in self.channels.extract_if(.., |work| work.links == Some(links)) {
+            work.job.release(own);
+            ended.extend(work.whole.end(Some(Arc::clone(fault))));
+        }
+        ended.into_iter().for_each(|(to, message)| self.tell(to, message));
+    }
+
+    /// Takes one piece of the next shared job. Returns whether there was one.
+    fn run_piece(&mut self) -> bool {
+        if self.turn >= self.jobs.len() {
+            self.turn = 0;
+        }
+        let Some(job) = self.jobs.get(self.turn) else { return false };
+        match job.job.run_piece() {
+            Piece::Ran => self.turn += 1,
+            Piece::RanLast => {
+                let job = self.jobs.swap_remove(self.turn);
+                self.tell(job.done, ProxyMessage::JobDone { job: job.handle, fault: None });
+            }
+            Piece::NoneLeft => drop(self.jobs.swap_remove(self.turn)),
+        }
+        true
+    }
+
+    /// Steps every channel once. Returns whether any did something.
+    fn step_channels(&mut self, cx: &Context) -> bool {
+        let (mut any, mut index) = (false, 0);
+        while let Some(work) = self.channels.get_mut(index) {
+            match work.job.step(self.links.as_mut(), cx.now) {
+                Ok(Stepped::Moved) => (any, index) = (true, index + 1),
+                Ok(Stepped::Waits) => index += 1,
+                Ok(Stepped::Ended) => {
+                    any = true;
+                    let mut work = self.channels.swap_remove(index);
+                    if let Some(links) = &mut self.links {
+                        work.job.release(links);
+                    }
+                    if let Some((to, message)) = work.whole.end(None) {
+                        self.tell(to, message);
+                    }
+                }
+                Err(fault) => {
+                    any = true;
+                    let fault = Arc::new(fault);
+                    let (links, proxy) = (work.links, work.whole.proxy().clone());
+                    if let Some(links) = links {
+                        self.tell(proxy, ProxyMessage::LinksFailed { links, fault: Arc::clone(&fault) });
+                        self.fail_links(links, &fault);
+                    } else {
+                        debug_assert!(false, "bug: a channel without links failed: {fault}");
+                        self.channels.swap_remove(index);
+                    }
+                }
+            }
+        }
+        any
     }
 }
 
@@ -96,39 +235,36 @@ impl Engine for TransportEngine {
         format!("transport {}", self.number)
     }
 
-    /// Runs at most one piece.
-    fn poll(&mut self, _: &Context) -> Progress {
-        for job in std::mem::take(&mut self.untold) {
-            self.tell(job);
-        }
+    /// Runs at most one piece of shared work, and a step of each channel.
+    fn poll(&mut self, cx: &Context) -> Progress {
+        self.tell_untold();
+        let mut busy = !self.untold.is_empty();
         while let Some(message) = self.mailbox.pop() {
-            match message {
-                TransportMessage::Run(job) => self.jobs.push(job),
-                TransportMessage::Retire => self.retiring = true,
-            }
+            busy = true;
+            self.handle(message);
         }
-        if self.turn >= self.jobs.len() {
-            self.turn = 0;
-        }
-        if let Some(job) = self.jobs.get(self.turn) {
-            match job.job.run_piece() {
-                Piece::Ran => self.turn += 1,
-                Piece::RanLast => {
-                    let job = self.jobs.swap_remove(self.turn);
-                    self.tell(job);
-                }
-                Piece::NoneLeft => drop(self.jobs.swap_remove(self.turn)),
-            }
-            return Progress::Busy;
-        }
-        match (self.untold.is_empty(), self.retiring) {
-            (true, true) => Progress::Done,
-            (true, false) => Progress::IDLE,
-            (false, _) => Progress::Busy,
+        let moved = self.links.as_mut().map_or(Progress::IDLE, |links| links.transport.poll(cx));
+        busy |= moved == Progress::Busy;
+        busy |= self.step_channels(cx);
+        busy |= self.run_piece();
+        let is_done = self.retiring
+            && self.jobs.is_empty()
+            && self.channels.is_empty()
+            && self.untold.is_empty()
+            && self.links.as_ref().is_none_or(Links::is_empty);
+        match moved {
+            _ if is_done => Progress::Done,
+            Progress::Idle { .. } if !busy => moved,
+            _ => Progress::Busy,
         }
     }
 
     fn prepare_to_sleep(&mut self) -> bool {
-        self.mailbox.is_empty()
+        let quiet = self.links.as_mut().is_none_or(|links| links.transport.prepare_to_sleep());
+        quiet && self.mailbox.is_empty()
+    }
+
+    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        self.links.iter().filter_map(|links| links.transport.descriptor()).collect()
     }
 }

@@ -2,12 +2,17 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use super::links::Links;
 use super::{TRANSPORT_MAILBOX_MAX, TRANSPORTS_MAX, TransportEngine, TransportHandle, TransportMessage};
 use crate::engines::proxy::ProxyMessage;
 use crate::runtime::{Mailbox, RuntimeError, Runtimes, Sender};
+use crate::transports::TransportError;
 
 /// Where engines of the pool are placed.
 pub type Placement = Box<dyn FnMut(usize) -> Result<u32, RuntimeError> + Send>;
+
+/// Makes the links of a new engine: none where there are no other hosts.
+pub type MakeLinks = Box<dyn FnMut() -> Result<Option<Links>, TransportError> + Send>;
 
 /// All transport engines of a service. Used on the control path only.
 pub struct TransportPool {
@@ -21,6 +26,7 @@ struct State {
     next_number: u64,
     /// The runtime of the pool's n-th engine.
     placement: Placement,
+    make_links: MakeLinks,
 }
 
 /// Why the pool could not be resized.
@@ -32,6 +38,9 @@ pub enum PoolError {
     /// A proxy engine is too busy to be told; nothing has changed.
     #[error("a proxy engine is overloaded and cannot be told of the change; try again")]
     Overloaded,
+    /// An engine cannot reach other hosts.
+    #[error("a transport engine cannot use the network: {0}")]
+    Links(#[from] TransportError),
     /// An engine could not be started.
     #[error(transparent)]
     Runtime(#[from] RuntimeError),
@@ -40,8 +49,13 @@ pub enum PoolError {
 impl TransportPool {
     /// An empty pool that serves `proxies`.
     #[must_use]
-    pub fn new(runtimes: Arc<Runtimes>, proxies: Vec<Sender<ProxyMessage>>, placement: Placement) -> Self {
-        let state = State { transports: Vec::new(), next_number: 0, placement };
+    pub fn new(
+        runtimes: Arc<Runtimes>,
+        proxies: Vec<Sender<ProxyMessage>>,
+        placement: Placement,
+        make_links: MakeLinks,
+    ) -> Self {
+        let state = State { transports: Vec::new(), next_number: 0, placement, make_links };
         TransportPool { runtimes, proxies, state: Mutex::new(state) }
     }
 
@@ -72,9 +86,10 @@ impl TransportPool {
             let handle = TransportHandle { number: state.next_number, sender: mailbox.sender() };
             let index = state.transports.len();
             let runtime = (state.placement)(index)?;
+            let links = (state.make_links)()?;
             self.runtimes.start_engine(runtime, |waker| {
                 mailbox.waker().set(waker);
-                Box::new(TransportEngine::new(handle.number, mailbox))
+                Box::new(TransportEngine::new(handle.number, mailbox, links))
             })?;
             state.next_number += 1;
             state.transports.push(handle);

@@ -1,0 +1,113 @@
+//! `[tcp]`: how bytes go to other hosts.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::str::FromStr;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+use crate::limits;
+use crate::units::{Bytes, DurationText};
+use crate::validate::Problems;
+
+/// `[tcp]`: flows of the TCP transport.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Tcp {
+    /// This host's address for flows, also the one they are sent from. Absent: that of `exchange.listen`, or where that is
+    /// any, of this host's `[[host]]`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub address: Option<IpAddr>,
+    /// Sockets of a flow.
+    pub connections: u32,
+    /// Ports to send from. The kernel chooses where there are none. With ECMP in the network they decide a flow's path.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub source_ports: Option<Ports>,
+    /// Code point of the packets' differentiated services field.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dscp: Option<u32>,
+    /// Priority in this host's queues.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub priority: Option<u32>,
+    /// Socket buffers, each way. The kernel adapts them where this is absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub socket_buffer: Option<Bytes>,
+    /// How long connecting to a host may take.
+    pub connect_timeout: DurationText,
+    /// How long a host may leave packets unanswered before its flows fail: longer than a link may be down.
+    pub silence_timeout: DurationText,
+}
+
+impl Default for Tcp {
+    fn default() -> Self {
+        Tcp {
+            address: None,
+            connections: 1,
+            source_ports: None,
+            dscp: None,
+            priority: None,
+            socket_buffer: None,
+            connect_timeout: DurationText::secs(10),
+            silence_timeout: DurationText::secs(30),
+        }
+    }
+}
+
+/// Ports from one to another, both included, written `"20000-20999"`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ports {
+    /// At least 1.
+    pub first: u16,
+    /// At least `first`.
+    pub last: u16,
+}
+
+impl FromStr for Ports {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let range = text.split_once('-').and_then(|(first, last)| Some((first.parse().ok()?, last.parse().ok()?)));
+        match range {
+            Some((first, last)) if 0 < first && first <= last => Ok(Ports { first, last }),
+            _ => Err(format!("{text:?} is no range of ports; write for example \"20000-20999\", the smaller one first")),
+        }
+    }
+}
+
+impl fmt::Display for Ports {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}", self.first, self.last)
+    }
+}
+
+impl Serialize for Ports {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Ports {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
+    }
+}
+
+impl Tcp {
+    pub(super) fn validate(&self, problems: &mut Problems) {
+        if let Some(address) = self.address.filter(IpAddr::is_unspecified) {
+            problems.add("tcp.address", format!("other hosts connect to it, and cannot to {address}"));
+        }
+        problems.within("tcp.connections", &self.connections, &limits::FLOW_CONNECTIONS);
+        if let Some(dscp) = self.dscp {
+            problems.within("tcp.dscp", &dscp, &limits::DSCP);
+        }
+        if let Some(priority) = self.priority {
+            problems.within("tcp.priority", &priority, &limits::PRIORITY);
+        }
+        if let Some(bytes) = self.socket_buffer {
+            problems.within("tcp.socket_buffer", &bytes, &limits::SOCKET_BUFFER);
+        }
+        problems.within("tcp.connect_timeout", &self.connect_timeout, &limits::FLOW_TIMEOUT);
+        problems.within("tcp.silence_timeout", &self.silence_timeout, &limits::FLOW_TIMEOUT);
+    }
+}

@@ -1,0 +1,438 @@
+//! A channel of a message schedule: the programs of this host's ranks, stepped until they end.
+//!
+//! Between programs of this host a send only says where its data lies; the receiving step reads it there. That is safe
+//! because the verifier has proven that nothing overwrites it before. To other hosts data goes as messages of at most
+//! [`MESSAGE_BYTES_MAX`], sent from and received into the ranks' buffers; only what is to be reduced is received into staging
+//! memory. A step that receives keeps a few messages ahead of the one it works on.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::bound::{Bound, RankBuffer};
+use crate::devices::Tag;
+use crate::collective::{Channel, RankSpan, Schedule, Shape, Step};
+use crate::engines::transport::links::{LinkKey, Links, LinksId, MESSAGE_BYTES_MAX, Staging};
+use crate::engines::transport::{ChannelFault, ChannelJob, Stepped};
+use crate::transports::{MemoryKey, MemorySpan, RecvFlow, Request, SendFlow, Status, TransportError};
+
+/// Messages that a step asks for before they come: enough for a reduction to overlap with what arrives next.
+const RECEIVES_AHEAD: usize = 3;
+
+/// Where a channel's programs reach other hosts.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Remote {
+    pub(super) links: LinksId,
+    /// As links know the channel; not its place in the schedule.
+    pub(super) channel: u16,
+    pub(super) tag: Tag,
+}
+
+/// A link that leaves this host, and its sends that have not ended.
+struct Outgoing {
+    src: u32,
+    dst: u32,
+    flow: SendFlow,
+    sends: VecDeque<Request>,
+}
+
+struct Incoming {
+    src: u32,
+    dst: u32,
+    flow: RecvFlow,
+}
+
+/// A message that was asked for.
+struct Receive {
+    request: Request,
+    count: u64,
+    /// Where it goes if it is to be reduced.
+    staging: Option<Staging>,
+}
+
+/// Where a program is.
+#[derive(Default)]
+struct Cursor {
+    step: usize,
+    /// Elements of the step that are done.
+    done: u64,
+    /// Elements of the step that were asked for.
+    asked: u64,
+    /// Whether an empty message has moved: the step is over although it has no elements.
+    moved_empty: bool,
+    receives: VecDeque<Receive>,
+}
+
+pub(super) struct ChannelRun {
+    schedule: Arc<Schedule>,
+    index: usize,
+    bound: Arc<Bound>,
+    remote: Option<Remote>,
+    piece_count: u64,
+    message_count: u64,
+    /// Programs of this host, and where they are.
+    cursors: Vec<(u32, Cursor)>,
+    /// What programs of this host offer each other, by (sender, receiver).
+    offers: Vec<((u32, u32), VecDeque<RankSpan>)>,
+    outgoing: Vec<Outgoing>,
+    incoming: Vec<Incoming>,
+    keys: Vec<(RankBuffer, MemoryKey)>,
+    spare_staging: Vec<Staging>,
+}
+
+/// What a step of a program did.
+enum Ran {
+    /// Nothing can be done now.
+    Waits,
+    /// Something, and the step goes on.
+    Part,
+    /// Ended without moving data here: others may go on at once.
+    Offered,
+    /// Ended.
+    Whole,
+}
+
+fn channels(schedule: &Schedule) -> &[Channel] {
+    match &schedule.shape {
+        Shape::Message(channels) => channels,
+        Shape::Direct(_) => &[],
+    }
+}
+
+impl ChannelRun {
+    /// Channel `index` of a message schedule; `remote` where it has programs of other hosts.
+    pub(super) fn new(
+        schedule: Arc<Schedule>,
+        index: usize,
+        bound: Arc<Bound>,
+        piece_bytes: u64,
+        remote: Option<Remote>,
+    ) -> Self {
+        let programs = channels(&schedule).get(index).map_or(&[][..], |channel| &channel.programs);
+        let is_here = |ranks: &[u32]| ranks.first().is_some_and(|rank| bound.is_here(*rank));
+        let here = (0..).zip(programs).filter(|(_, program)| is_here(&program.ranks));
+        let cursors = here.map(|(number, _)| (number, Cursor::default())).collect();
+        ChannelRun {
+            index,
+            piece_count: (piece_bytes / bound.element_bytes()).max(1),
+            message_count: MESSAGE_BYTES_MAX / bound.element_bytes(),
+            schedule,
+            bound,
+            remote,
+            cursors,
+            offers: Vec::new(),
+            outgoing: Vec::new(),
+            incoming: Vec::new(),
+            keys: Vec::new(),
+            spare_staging: Vec::new(),
+        }
+    }
+
+    /// Steps programs until one has moved data.
+    fn advance(&mut self, mut links: Option<&mut Links>, now: Instant) -> Result<Stepped, ChannelFault> {
+        let schedule = Arc::clone(&self.schedule);
+        let Some(channel) = channels(&schedule).get(self.index) else { return Ok(Stepped::Ended) };
+        let mut cursors = std::mem::take(&mut self.cursors);
+        let stepped = self.advance_cursors(channel, &mut cursors, &mut links, now);
+        self.cursors = cursors;
+        match stepped? {
+            Stepped::Ended if self.has_unsent(links)? => Ok(Stepped::Waits),
+            stepped => Ok(stepped),
+        }
+    }
+
+    fn advance_cursors(
+        &mut self,
+        channel: &Channel,
+        cursors: &mut [(u32, Cursor)],
+        links: &mut Option<&mut Links>,
+        now: Instant,
+    ) -> Result<Stepped, ChannelFault> {
+        let mut offered = true;
+        while offered {
+            offered = false;
+            let mut all_ended = true;
+            for (number, cursor) in &mut *cursors {
+                let Some(program) = channel.programs.get(*number as usize) else { continue };
+                while let Some(step) = program.steps.get(cursor.step) {
+                    let ran = self.run(channel, *number, step, cursor, links.as_deref_mut(), now)?;
+                    if matches!(ran, Ran::Offered | Ran::Whole) {
+                        debug_assert!(cursor.receives.is_empty(), "bug: a step has ended with receives in flight");
+                        (cursor.step, cursor.done, cursor.asked, cursor.moved_empty) = (cursor.step + 1, 0, 0, false);
+                    }
+                    match ran {
+                        Ran::Waits => break,
+                        Ran::Part | Ran::Whole => return Ok(Stepped::Moved),
+                        Ran::Offered => offered = true,
+                    }
+                }
+                all_ended &= cursor.step >= program.steps.len();
+            }
+            if all_ended {
+                return Ok(Stepped::Ended);
+            }
+        }
+        Ok(Stepped::Waits)
+    }
+
+    fn run(
+        &mut self,
+        channel: &Channel,
+        own: u32,
+        step: &Step,
+        cursor: &mut Cursor,
+        links: Option<&mut Links>,
+        now: Instant,
+    ) -> Result<Ran, ChannelFault> {
+        let (peer, is_send) = match step {
+            Step::Copy { .. } | Step::Reduce { .. } => return Ok(self.run_local(step, None, cursor)),
+            Step::Send { peer, .. } => (*peer, true),
+            Step::Recv { peer, .. } | Step::RecvReduce { peer, .. } => (*peer, false),
+        };
+        let first_rank = |number: u32| channel.programs.get(number as usize).and_then(|p| p.ranks.first().copied());
+        let (Some(own_rank), Some(peer_rank)) = (first_rank(own), first_rank(peer)) else {
+            return Err(TransportError::NoSuch("program").into());
+        };
+        if self.bound.is_here(peer_rank) {
+            let (src, dst) = if is_send { (own, peer) } else { (peer, own) };
+            return Ok(self.run_here((src, dst), step, cursor));
+        }
+        let (Some(links), Some(remote)) = (links, self.remote) else {
+            return Err(TransportError::NoSuch("link").into());
+        };
+        if is_send {
+            self.send(&remote, (own_rank, peer_rank), step, cursor, links, now)
+        } else {
+            self.receive(&remote, (peer_rank, own_rank), step, cursor, links, now)
+        }
+    }
+
+    /// Between two programs of this host.
+    fn run_here(&mut self, link: (u32, u32), step: &Step, cursor: &mut Cursor) -> Ran {
+        let at = self.offers.iter().position(|(of, _)| *of == link);
+        let at = at.unwrap_or_else(|| {
+            self.offers.push((link, VecDeque::new()));
+            self.offers.len() - 1
+        });
+        if let Step::Send { src, .. } = step {
+            self.offers[at].1.push_back(*src);
+            return Ran::Offered;
+        }
+        let Some(offer) = self.offers[at].1.front().copied() else { return Ran::Waits };
+        let ran = self.run_local(step, Some(offer), cursor);
+        if matches!(ran, Ran::Whole) {
+            self.offers[at].1.pop_front();
+        }
+        ran
+    }
+
+    /// Moves a piece of a step whose data is all on this host.
+    fn run_local(&self, step: &Step, offer: Option<RankSpan>, cursor: &mut Cursor) -> Ran {
+        let total = step.count();
+        let (from, count) = (cursor.done, (total - cursor.done).min(self.piece_count));
+        let bound = &self.bound;
+        match (step, offer) {
+            (Step::Copy { src, dsts }, _) => bound.copy_span(bound.address(src, from), dsts, from, count),
+            (Step::Recv { dsts, .. }, Some(offer)) => bound.copy_span(bound.address(&offer, from), dsts, from, count),
+            (Step::RecvReduce { srcs, dsts, incoming_raw, srcs_raw, finish, .. }, Some(offer)) => {
+                let incoming = bound.source(&offer, from, *incoming_raw);
+                bound.reduce_spans(Some(incoming), (srcs, *srcs_raw), dsts, from, count, *finish);
+            }
+            (Step::Reduce { srcs, dst }, _) => {
+                bound.reduce_spans(None, (srcs, true), std::slice::from_ref(dst), from, count, false);
+            }
+            _ => {}
+        }
+        cursor.done += count;
+        if cursor.done >= total { Ran::Whole } else { Ran::Part }
+    }
+
+    /// Posts what the flow takes of a send to another host.
+    fn send(
+        &mut self,
+        remote: &Remote,
+        (src, dst): (u32, u32),
+        step: &Step,
+        cursor: &mut Cursor,
+        links: &mut Links,
+        now: Instant,
+    ) -> Result<Ran, ChannelFault> {
+        let Step::Send { src: span, .. } = step else { return Ok(Ran::Waits) };
+        let at = match self.outgoing.iter().position(|out| (out.src, out.dst) == (src, dst)) {
+            Some(at) => at,
+            None => {
+                let flow = links.send_flow(remote.links, LinkKey { channel: remote.channel, src, dst }, now)?;
+                self.outgoing.push(Outgoing { src, dst, flow, sends: VecDeque::new() });
+                self.outgoing.len() - 1
+            }
+        };
+        self.outgoing[at].forget_sent(links)?;
+        let (total, mut posted) = (span.span.count, false);
+        while cursor.done < total || (total == 0 && !cursor.moved_empty) {
+            let count = (total - cursor.done).min(self.message_count);
+            let message = self.memory(span, cursor.done, count, links)?;
+            let out = &mut self.outgoing[at];
+            let Some(request) = links.transport.isend(out.flow, message, remote.tag.0)? else {
+                return Ok(if posted { Ran::Part } else { Ran::Waits });
+            };
+            out.sends.push_back(request);
+            (posted, cursor.moved_empty) = (true, true);
+            cursor.done += count;
+        }
+        Ok(Ran::Whole)
+    }
+
+    /// Works on a message from another host, and asks for the next ones.
+    fn receive(
+        &mut self,
+        remote: &Remote,
+        (src, dst): (u32, u32),
+        step: &Step,
+        cursor: &mut Cursor,
+        links: &mut Links,
+        now: Instant,
+    ) -> Result<Ran, ChannelFault> {
+        let flow = match self.incoming.iter().find(|incoming| (incoming.src, incoming.dst) == (src, dst)) {
+            Some(incoming) => incoming.flow,
+            None => {
+                let flow = links.recv_flow(remote.links, LinkKey { channel: remote.channel, src, dst }, now)?;
+                self.incoming.push(Incoming { src, dst, flow });
+                flow
+            }
+        };
+        let asked = self.ask(flow, step, cursor, links)?;
+        let Some(receive) = cursor.receives.front() else { return Ok(Ran::Waits) };
+        let Status::Done { bytes, tag } = links.transport.test(receive.request)? else {
+            return Ok(if asked { Ran::Part } else { Ran::Waits });
+        };
+        let Some(Receive { count, staging, .. }) = cursor.receives.pop_front() else { return Ok(Ran::Waits) };
+        let expected_bytes = count * self.bound.element_bytes();
+        if tag != remote.tag.0 || bytes != expected_bytes {
+            return Err(mismatch(remote, links, src, (bytes, expected_bytes)));
+        }
+        let (from, bound) = (cursor.done, &self.bound);
+        match (step, staging) {
+            (Step::Recv { dsts, .. }, _) => {
+                if let [first, others @ ..] = dsts.as_slice() {
+                    bound.copy_span(bound.address(first, from), others, from, count);
+                }
+            }
+            (Step::RecvReduce { srcs, dsts, srcs_raw, finish, .. }, Some(staging)) => {
+                let incoming = Bound::plain_source(staging.ptr());
+                bound.reduce_spans(Some(incoming), (srcs, *srcs_raw), dsts, from, count, *finish);
+                self.spare_staging.push(staging);
+            }
+            _ => {}
+        }
+        cursor.done += count;
+        if cursor.done >= step.count() {
+            return Ok(Ran::Whole);
+        }
+        self.ask(flow, step, cursor, links)?;
+        Ok(Ran::Part)
+    }
+
+    /// Asks for messages of a step before they come. Returns whether it did.
+    fn ask(
+        &mut self,
+        flow: RecvFlow,
+        step: &Step,
+        cursor: &mut Cursor,
+        links: &mut Links,
+    ) -> Result<bool, ChannelFault> {
+        let (total, before) = (step.count(), cursor.receives.len());
+        while cursor.receives.len() < RECEIVES_AHEAD && (cursor.asked < total || (total == 0 && !cursor.moved_empty)) {
+            let count = (total - cursor.asked).min(self.message_count);
+            let (buffer, staging) = match step {
+                Step::Recv { dsts, .. } => {
+                    let first = dsts.first().ok_or(TransportError::NoSuch("destination"))?;
+                    (self.memory(first, cursor.asked, count, links)?, None)
+                }
+                _ => {
+                    let staging = self.spare_staging.pop().map_or_else(|| links.take_staging(), Ok)?;
+                    (staging.span(count * self.bound.element_bytes()), Some(staging))
+                }
+            };
+            match links.transport.irecv(flow, buffer)? {
+                Some(request) => cursor.receives.push_back(Receive { request, count, staging }),
+                None => {
+                    self.spare_staging.extend(staging);
+                    break;
+                }
+            }
+            cursor.asked += count;
+            cursor.moved_empty = true;
+        }
+        Ok(cursor.receives.len() > before)
+    }
+
+    /// Part of a buffer, as the transport knows it.
+    fn memory(
+        &mut self,
+        at: &RankSpan,
+        from: u64,
+        count: u64,
+        links: &mut Links,
+    ) -> Result<MemorySpan, TransportError> {
+        let buffer = RankBuffer { rank: at.rank, buffer: at.span.buffer };
+        let element_bytes = self.bound.element_bytes();
+        let key = match self.keys.iter().find(|(of, _)| *of == buffer) {
+            Some((_, key)) => *key,
+            None => {
+                let (ptr, bytes) = self.bound.extent(buffer);
+                // SAFETY: the operations in flight keep their regions mapped, and `bound` its scratch memory, until the job
+                // has reported its end; before that, `release` deregisters.
+                let key = unsafe { links.transport.register(ptr, bytes) }?;
+                self.keys.push((buffer, key));
+                key
+            }
+        };
+        Ok(MemorySpan { key, offset: (at.span.offset + from) * element_bytes, bytes: count * element_bytes })
+    }
+
+    /// Whether messages have not left their buffers.
+    fn has_unsent(&mut self, links: Option<&mut Links>) -> Result<bool, ChannelFault> {
+        let Some(links) = links else { return Ok(false) };
+        let mut any = false;
+        for out in &mut self.outgoing {
+            out.forget_sent(links)?;
+            any |= !out.sends.is_empty();
+        }
+        Ok(any)
+    }
+}
+
+impl Outgoing {
+    fn forget_sent(&mut self, links: &mut Links) -> Result<(), TransportError> {
+        while let Some(request) = self.sends.front() {
+            match links.transport.test(*request)? {
+                Status::Done { .. } => drop(self.sends.pop_front()),
+                Status::Running { .. } => break,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Another host's rank has called something else.
+fn mismatch(remote: &Remote, links: &Links, rank: u32, (bytes, expected_bytes): (u64, u64)) -> ChannelFault {
+    let peers = links.peers(remote.links);
+    let host = peers.as_ref().and_then(|peers| peers.host_of(rank)).map(|host| host.name.clone());
+    ChannelFault::Mismatch { rank, host, bytes, expected_bytes }
+}
+
+impl ChannelJob for ChannelRun {
+    fn step(&mut self, links: Option<&mut Links>, now: Instant) -> Result<Stepped, ChannelFault> {
+        self.advance(links, now)
+    }
+
+    fn release(&mut self, links: &mut Links) {
+        for (_, key) in self.keys.drain(..) {
+            let freed = links.transport.deregister(key);
+            debug_assert!(freed.is_ok(), "bug: a channel has ended while requests use its memory: {freed:?}");
+        }
+        let receives = self.cursors.iter_mut().flat_map(|(_, cursor)| cursor.receives.drain(..));
+        let staging = receives.filter_map(|receive| receive.staging).chain(self.spare_staging.drain(..));
+        staging.for_each(|staging| links.give_staging(staging));
+    }
+}

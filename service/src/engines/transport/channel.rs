@@ -1,0 +1,114 @@
+//! Channels of message schedules: work that one engine does from beginning to end, and the account of the whole.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+use mccs_ipc::types::{ErrorClass, Handle};
+
+use super::links::{Links, LinksId};
+use crate::engines::proxy::ProxyMessage;
+use crate::exchange::protocol::Name;
+use crate::runtime::Sender;
+use crate::transports::TransportError;
+
+/// What a step of a channel did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stepped {
+    /// Moved data, or posted a request; there may be more to do.
+    Moved,
+    /// Nothing can be done before requests make progress.
+    Waits,
+    /// The channel has ended, and nothing of it is in flight.
+    Ended,
+}
+
+/// Why a channel failed.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum ChannelFault {
+    /// A link failed.
+    #[error(transparent)]
+    Transport(#[from] TransportError),
+    /// What came is not what this host's ranks have called for.
+    #[error("rank {rank}{} sent {bytes} bytes of another operation, not the {expected_bytes} of this", on(.host.as_ref()))]
+    Mismatch {
+        /// Whose message it was: the first rank of its program.
+        rank: u32,
+        /// Its host.
+        host: Option<Name>,
+        /// Length of the message.
+        bytes: u64,
+        /// Length of what was expected.
+        expected_bytes: u64,
+    },
+}
+
+fn on(host: Option<&Name>) -> String {
+    host.map_or_else(String::new, |host| format!(" on {host}"))
+}
+
+impl ChannelFault {
+    /// Who is at fault.
+    #[must_use]
+    pub fn class(&self) -> ErrorClass {
+        match self {
+            ChannelFault::Transport(error) => error.class(),
+            ChannelFault::Mismatch { .. } => ErrorClass::InvalidUsage,
+        }
+    }
+}
+
+/// A channel of a message schedule, bound to memory.
+pub trait ChannelJob: Send {
+    /// Moves a bounded amount of data. `links` are the engine's; only schedules that stay on this host go without.
+    ///
+    /// # Errors
+    /// A link failed, or another host does something else. The job is not stepped again; [`ChannelJob::release`] follows
+    /// once its links are closed.
+    fn step(&mut self, links: Option<&mut Links>, now: Instant) -> Result<Stepped, ChannelFault>;
+
+    /// Gives back what it holds of the engine. After it has ended, or its links have been closed.
+    fn release(&mut self, links: &mut Links);
+}
+
+/// All channels of one operation.
+pub struct WholeJob {
+    handle: Handle,
+    done: Sender<ProxyMessage>,
+    unfinished: AtomicUsize,
+    fault: OnceLock<Arc<ChannelFault>>,
+}
+
+impl WholeJob {
+    /// An operation of `channels` channels, whose end is told to `done`.
+    #[must_use]
+    pub fn new(handle: Handle, done: Sender<ProxyMessage>, channels: usize) -> Arc<Self> {
+        Arc::new(WholeJob { handle, done, unfinished: AtomicUsize::new(channels), fault: OnceLock::new() })
+    }
+
+    /// One of the channels has ended.
+    pub(super) fn end(&self, fault: Option<Arc<ChannelFault>>) -> Option<(Sender<ProxyMessage>, ProxyMessage)> {
+        if let Some(fault) = fault {
+            let _ = self.fault.set(fault);
+        }
+        // Pairs with the other channels' decrements: the last one sees what all have done, and their faults.
+        let is_last = self.unfinished.fetch_sub(1, Ordering::AcqRel) == 1;
+        is_last.then(|| {
+            (self.done.clone(), ProxyMessage::JobDone { job: self.handle, fault: self.fault.get().cloned() })
+        })
+    }
+
+    pub(super) fn proxy(&self) -> &Sender<ProxyMessage> {
+        &self.done
+    }
+}
+
+/// A channel with its account.
+pub struct ChannelWork {
+    /// The work.
+    pub job: Box<dyn ChannelJob>,
+    /// Links that it uses, if any lead to other hosts.
+    pub links: Option<LinksId>,
+    /// What it is part of.
+    pub whole: Arc<WholeJob>,
+}

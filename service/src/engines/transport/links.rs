@@ -1,0 +1,252 @@
+//! Links of communicators to other hosts: the flows that one transport engine owns, by communicator.
+//!
+//! ```text
+//! proxy:   Listen --> (handles go round the hosts) --> Peers ......... Close
+//! here:    listener                  flows, each made when a schedule first uses it
+//! ```
+//!
+//! A link leads from one program of a schedule to another, on a channel, and is named by the first ranks of the two. Both
+//! hosts run the same schedules, so the one knows to connect and the other to accept without asking.
+//!
+//! Deliberately absent: what is sent (jobs know), and which failure is whose fault (the proxy engine knows more).
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::exchange::protocol::Name;
+use crate::transports::{
+    FlowOptions, FlowSpec, ListenOptions, Listener, ListenerHandle, MemoryKey, MemorySpan, RecvFlow, SendFlow, Transport,
+    TransportError,
+};
+
+/// Longest message of a link; what is longer goes as several. Part of the protocol between hosts: both cut alike. As much
+/// as stays in a core's cache between being received and being reduced.
+pub const MESSAGE_BYTES_MAX: u64 = 256 << 10;
+
+/// Staging buffers that an engine keeps for later; further ones are freed after use.
+const STAGING_KEPT_MAX: usize = 64;
+
+/// A communicator's links on this host: the same number at all its engines, and never used twice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct LinksId(pub u64);
+
+/// Which link of a communicator.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct LinkKey {
+    /// Channel of the schedule, or [`LinkKey::PAIRS`].
+    pub channel: u16,
+    /// First rank of the program that sends.
+    pub src: u32,
+    /// First rank of the program that receives.
+    pub dst: u32,
+}
+
+impl LinkKey {
+    /// The channel of point-to-point operations.
+    pub const PAIRS: u16 = u16::MAX;
+
+    /// Number of the flow at its listener.
+    fn flow_number(self) -> u64 {
+        const RANK_BITS: u32 = 24;
+        u64::from(self.channel) << (2 * RANK_BITS) | u64::from(self.src) << RANK_BITS | u64::from(self.dst)
+    }
+
+    /// Which of a host's `count` engines carries the link. Both hosts compute it for themselves and for each other.
+    #[must_use]
+    pub fn engine(self, count: usize) -> usize {
+        let spread = if self.channel == Self::PAIRS { self.src as usize + self.dst as usize } else { self.channel.into() };
+        spread % count.max(1)
+    }
+}
+
+/// A host of a communicator.
+#[derive(Debug, Clone)]
+pub struct PeerHost {
+    /// Its name.
+    pub name: Name,
+    /// Where its engines accept, by engine.
+    pub listeners: Vec<ListenerHandle>,
+}
+
+/// Who is where in a communicator.
+#[derive(Debug, Clone)]
+pub struct Peers {
+    /// All its hosts.
+    pub hosts: Vec<PeerHost>,
+    /// By rank, its host's place in `hosts`.
+    pub host_of_rank: Vec<u16>,
+}
+
+impl Peers {
+    /// The host of a rank.
+    #[must_use]
+    pub fn host_of(&self, rank: u32) -> Option<&PeerHost> {
+        self.hosts.get(usize::from(*self.host_of_rank.get(rank as usize)?))
+    }
+}
+
+/// Memory for a message that is to be reduced.
+pub struct Staging {
+    words: Box<[u64]>,
+    key: MemoryKey,
+}
+
+impl Staging {
+    /// As the transport knows it.
+    #[must_use]
+    pub fn span(&self, bytes: u64) -> MemorySpan {
+        MemorySpan { key: self.key, offset: 0, bytes }
+    }
+
+    /// First byte; aligned for every data type.
+    #[must_use]
+    pub fn ptr(&self) -> *const u8 {
+        self.words.as_ptr().cast()
+    }
+}
+
+/// One communicator's part.
+struct LinkSet {
+    listener: Listener,
+    peers: Option<Arc<Peers>>,
+    sends: HashMap<LinkKey, SendFlow>,
+    recvs: HashMap<LinkKey, RecvFlow>,
+}
+
+/// How an engine reaches other hosts.
+pub struct Links {
+    /// Requests are posted here by jobs.
+    pub transport: Box<dyn Transport>,
+    listen: ListenOptions,
+    flow: FlowOptions,
+    sets: HashMap<LinksId, LinkSet>,
+    staging: Vec<Staging>,
+}
+
+impl Links {
+    /// No links yet; listeners and flows are made with these options.
+    #[must_use]
+    pub fn new(transport: Box<dyn Transport>, listen: ListenOptions, flow: FlowOptions) -> Self {
+        Links { transport, listen, flow, sets: HashMap::new(), staging: Vec::new() }
+    }
+
+    /// Whether there are no links.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.sets.is_empty()
+    }
+
+    /// Opens a communicator's listener.
+    pub(super) fn listen(&mut self, id: LinksId) -> Result<ListenerHandle, TransportError> {
+        let (listener, handle) = self.transport.listen(&self.listen)?;
+        let set = LinkSet { listener, peers: None, sends: HashMap::new(), recvs: HashMap::new() };
+        self.sets.insert(id, set);
+        Ok(handle)
+    }
+
+    /// Says where a communicator's other hosts are.
+    pub(super) fn set_peers(&mut self, id: LinksId, peers: Arc<Peers>) {
+        if let Some(set) = self.sets.get_mut(&id) {
+            set.peers = Some(peers);
+        }
+    }
+
+    /// Who is where in a communicator.
+    #[must_use]
+    pub fn peers(&self, id: LinksId) -> Option<Arc<Peers>> {
+        self.sets.get(&id)?.peers.clone()
+    }
+
+    /// Ends all of a communicator's links at once. Their requests are forgotten and buffers free when this returns.
+    pub(super) fn close(&mut self, id: LinksId) {
+        let Some(set) = self.sets.remove(&id) else { return };
+        set.sends.into_values().for_each(|flow| self.transport.close(flow.into()));
+        set.recvs.into_values().for_each(|flow| self.transport.close(flow.into()));
+        self.transport.close_listener(set.listener);
+    }
+
+    /// The flow of a link that leaves this host.
+    ///
+    /// # Errors
+    /// It cannot be begun; the communicator has been closed.
+    pub fn send_flow(&mut self, id: LinksId, link: LinkKey, now: Instant) -> Result<SendFlow, TransportError> {
+        let set = self.sets.get_mut(&id).ok_or(TransportError::NoSuch("link"))?;
+        if let Some(flow) = set.sends.get(&link) {
+            return Ok(*flow);
+        }
+        let host = set.peers.as_ref().and_then(|peers| peers.host_of(link.dst)).ok_or(TransportError::NoSuch("peer"))?;
+        let listener = host.listeners.get(link.engine(host.listeners.len())).ok_or(TransportError::NoSuch("listener"))?;
+        let spec = spec(link, link.dst, &host.name, &self.flow);
+        let flow = self.transport.connect(listener, &spec, now)?;
+        set.sends.insert(link, flow);
+        Ok(flow)
+    }
+
+    /// The flow of a link that comes from another host.
+    ///
+    /// # Errors
+    /// As for [`Links::send_flow`].
+    pub fn recv_flow(&mut self, id: LinksId, link: LinkKey, now: Instant) -> Result<RecvFlow, TransportError> {
+        let set = self.sets.get_mut(&id).ok_or(TransportError::NoSuch("link"))?;
+        if let Some(flow) = set.recvs.get(&link) {
+            return Ok(*flow);
+        }
+        let host = set.peers.as_ref().and_then(|peers| peers.host_of(link.src)).ok_or(TransportError::NoSuch("peer"))?;
+        let spec = spec(link, link.src, &host.name, &self.flow);
+        let flow = self.transport.accept(set.listener, &spec, now)?;
+        set.recvs.insert(link, flow);
+        Ok(flow)
+    }
+
+    /// Memory for a message of at most [`MESSAGE_BYTES_MAX`].
+    ///
+    /// # Errors
+    /// The transport has no room for its registration.
+    pub fn take_staging(&mut self) -> Result<Staging, TransportError> {
+        if let Some(staging) = self.staging.pop() {
+            return Ok(staging);
+        }
+        let mut words = vec![0u64; (MESSAGE_BYTES_MAX / 8) as usize].into_boxed_slice();
+        // SAFETY: the words are freed in `give_staging`, after they were deregistered, or with the transport.
+        let key = unsafe { self.transport.register(words.as_mut_ptr().cast(), MESSAGE_BYTES_MAX) }?;
+        Ok(Staging { words, key })
+    }
+
+    /// Gives staging memory back that no request uses any more.
+    pub fn give_staging(&mut self, staging: Staging) {
+        if self.staging.len() < STAGING_KEPT_MAX {
+            self.staging.push(staging);
+        } else if self.transport.deregister(staging.key).is_err() {
+            debug_assert!(false, "bug: staging memory is given back while a request uses it");
+            std::mem::forget(staging);
+        }
+    }
+}
+
+fn spec(link: LinkKey, peer: u32, host: &Name, options: &FlowOptions) -> FlowSpec {
+    FlowSpec { number: link.flow_number(), peer: format!("rank {peer} on {host}"), options: options.clone() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_have_numbers_of_their_own() {
+        let mut numbers = std::collections::HashSet::new();
+        for channel in [0, 1, 63, LinkKey::PAIRS] {
+            for (src, dst) in [(0, 1), (1, 0), (4095, 0), (0, 4095), (4095, 4094)] {
+                assert!(numbers.insert(LinkKey { channel, src, dst }.flow_number()));
+            }
+        }
+    }
+
+    #[test]
+    fn channels_go_round_the_engines() {
+        let link = |channel| LinkKey { channel, src: 3, dst: 5 };
+        assert_eq!((link(0).engine(2), link(1).engine(2), link(2).engine(2)), (0, 1, 0));
+        assert_eq!(link(LinkKey::PAIRS).engine(3), 2);
+        assert_eq!(link(7).engine(0), 0);
+    }
+}
