@@ -16,3 +16,4 @@ pub mod service;
 pub mod session;
 pub mod telemetry;
 pub mod tenants;
+pub mod transports;

@@ -1,0 +1,178 @@
+//! What goes wrong in a transport, with who and what to do.
+
+use mccs_ipc::types::ErrorClass;
+use nix::errno::Errno;
+
+use super::PortRange;
+
+/// Why a call of a transport failed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum TransportError {
+    /// A flow could not be connected, or failed.
+    #[error("flow {number} {direction} {peer}: {fault}")]
+    Flow {
+        /// Who is at the other end, in the caller's words.
+        peer: String,
+        /// `to` or `from`.
+        direction: &'static str,
+        /// Number at its listener.
+        number: u64,
+        /// What happened.
+        fault: Fault,
+    },
+    /// No listener on this address.
+    #[error("cannot listen on {address}: {reason}; choose an address of this host and a free port, or port 0")]
+    Listen {
+        /// As asked for.
+        address: String,
+        /// The kernel's reason.
+        reason: Errno,
+    },
+    /// An option is out of its range.
+    #[error("the flow option `{option}` {problem}")]
+    Option {
+        /// Which.
+        option: &'static str,
+        /// What would be right.
+        problem: String,
+    },
+    /// A peer's handle is not one of this transport's.
+    #[error("a listener's handle is refused: {0}; are both services of one version, with the same transport?")]
+    BadHandle(&'static str),
+    /// A flow, request, listener or registration that is not there (any more).
+    #[error("bug: there is no such {0}, or not any more")]
+    NoSuch(&'static str),
+    /// A span that leaves its memory.
+    #[error("bug: {bytes} bytes at offset {offset} leave the registered {registered}")]
+    OutsideMemory {
+        /// Of the span.
+        offset: u64,
+        /// Of the span.
+        bytes: u64,
+        /// Of the memory.
+        registered: u64,
+    },
+    /// Deregistered while in use.
+    #[error("bug: memory with {0} unfinished requests cannot be deregistered; close their flows first")]
+    MemoryInUse(u32),
+    /// A table is full.
+    #[error("{limit} {what} are the most that one transport engine has; spread them over more engines")]
+    TooMany {
+        /// Of what.
+        what: &'static str,
+        /// How many there may be.
+        limit: u32,
+    },
+    /// The kernel refused something that concerns no flow.
+    #[error("{call} failed: {reason}")]
+    Os {
+        /// Which call.
+        call: &'static str,
+        /// Why.
+        reason: Errno,
+    },
+}
+
+/// What happened to a flow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Fault {
+    /// Nobody listens, or the listener does not want this flow.
+    #[error("the peer refuses it: {0}; is its service up, and was this handle made by it since it started?")]
+    Refused(&'static str),
+    /// The other side did not come or answer in time.
+    #[error(
+        "not connected after {after_ms} ms; is the other service up, and does the network let the two reach each other?"
+    )]
+    ConnectTimeout {
+        /// The option's value.
+        after_ms: u64,
+    },
+    /// The listener was closed while the flow waited.
+    #[error("its listener was closed before the peer had connected")]
+    ListenerClosed,
+    /// The peer closed the flow while requests were unfinished, or was there no longer when one was posted.
+    #[error("the peer has closed it; its service's log says why")]
+    Closed,
+    /// The connection broke.
+    #[error("the connection is lost: {0}; is the other host up?")]
+    Lost(Errno),
+    /// The peer broke the protocol.
+    #[error("the peer broke the protocol: {0}; are both services of one version?")]
+    Protocol(&'static str),
+    /// The peer speaks another version.
+    #[error("the peer speaks version {theirs} of the protocol, this service {ours}; upgrade the older one")]
+    Version {
+        /// The peer's.
+        theirs: u32,
+        /// This side's.
+        ours: u32,
+    },
+    /// The message is longer than the buffer that waits for it.
+    #[error("bug: a message of {message_bytes} bytes for a buffer of {buffer_bytes}")]
+    TooLong {
+        /// Of the message.
+        message_bytes: u64,
+        /// Of the buffer.
+        buffer_bytes: u64,
+    },
+    /// Every source port of the range is taken.
+    #[error(
+        "no source port in {range} is free towards it ({reason}); widen the range, or use fewer flows or connections"
+    )]
+    SourcePorts {
+        /// The option's value.
+        range: PortRange,
+        /// Why the last one was refused.
+        reason: Errno,
+    },
+    /// The source address is none of this host's.
+    #[error("its source address cannot be used: {0}; name an address of this host that reaches the peer")]
+    SourceAddress(Errno),
+    /// The kernel refused something.
+    #[error("{call} failed: {reason}")]
+    Os {
+        /// Which call.
+        call: &'static str,
+        /// Why.
+        reason: Errno,
+    },
+}
+
+impl TransportError {
+    /// Who is at fault.
+    #[must_use]
+    pub fn class(&self) -> ErrorClass {
+        match self {
+            TransportError::Flow { fault, .. } => fault.class(),
+            TransportError::Listen { .. } | TransportError::Option { .. } | TransportError::Os { .. } => {
+                ErrorClass::System
+            }
+            TransportError::TooMany { .. } => ErrorClass::System,
+            TransportError::BadHandle(_) => ErrorClass::Remote,
+            TransportError::NoSuch(_) | TransportError::OutsideMemory { .. } | TransportError::MemoryInUse(_) => {
+                ErrorClass::Internal
+            }
+        }
+    }
+
+    /// What happened to the flow, if the error concerns one.
+    #[must_use]
+    pub fn fault(&self) -> Option<Fault> {
+        if let TransportError::Flow { fault, .. } = self { Some(*fault) } else { None }
+    }
+}
+
+impl Fault {
+    /// Who is at fault.
+    #[must_use]
+    pub fn class(self) -> ErrorClass {
+        match self {
+            Fault::Refused(_) | Fault::Closed | Fault::Lost(_) | Fault::Protocol(_) | Fault::Version { .. } => {
+                ErrorClass::Remote
+            }
+            Fault::ConnectTimeout { .. } => ErrorClass::Timeout,
+            Fault::ListenerClosed | Fault::TooLong { .. } => ErrorClass::Internal,
+            Fault::SourcePorts { .. } | Fault::SourceAddress(_) | Fault::Os { .. } => ErrorClass::System,
+        }
+    }
+}

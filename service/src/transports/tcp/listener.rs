@@ -1,0 +1,179 @@
+//! Listeners: which flows are accepted, and connections that are for one of them.
+//!
+//! ```text
+//! taken --hello--> half open --listener and cookie are right--> arrived --accepted here, all sockets there--> the flow's
+//!     \              |  garbage, wrong cookie, too slow, too many    |  the peer gave up
+//!      \-------------+--> closed                                     +--> closed
+//! ```
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use mccs_ipc::types::Handle;
+
+use super::super::{FLOWS_MAX, FLOWS_PER_LISTENER_MAX, FlowId};
+use super::port::refuse;
+use super::socket::Socket;
+use super::wire::{Cookie, Grid, Hello, Verdict, same_cookie};
+
+/// Sockets of a flow that have come.
+#[derive(Debug)]
+pub(super) struct Arrivals {
+    hello: Hello,
+    sockets: Vec<Option<(Socket, Handle)>>,
+}
+
+impl Arrivals {
+    fn new(hello: Hello) -> Self {
+        Arrivals { hello, sockets: (0..hello.connections).map(|_| None).collect() }
+    }
+
+    fn is_of(&self, hello: &Hello) -> bool {
+        let ours = &self.hello;
+        (ours.attempt, ours.connections, ours.chunk_bytes) == (hello.attempt, hello.connections, hello.chunk_bytes)
+    }
+
+    fn are_all(&self) -> bool {
+        self.sockets.iter().all(Option::is_some)
+    }
+
+    pub(super) fn grid(&self) -> Grid {
+        self.hello.grid()
+    }
+
+    pub(super) fn into_sockets(self) -> impl Iterator<Item = (Socket, Handle)> {
+        self.sockets.into_iter().flatten()
+    }
+}
+
+/// What is known of a flow number that is not connected yet.
+#[derive(Debug, Default)]
+struct Place {
+    /// Accepted here.
+    expected: Option<FlowId>,
+    arrivals: Option<Arrivals>,
+}
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(super) struct Listener {
+    cookie: Cookie,
+    /// Numbers that one side waits for; at most [`FLOWS_MAX`].
+    places: BTreeMap<u64, Place>,
+    /// Numbers that were accepted and connected, or given up; with those above at most [`FLOWS_PER_LISTENER_MAX`].
+    taken: BTreeSet<u64>,
+}
+
+/// What became of a connection with a right cookie.
+#[derive(Debug)]
+pub(super) enum Placed {
+    /// Others are missing, or it is not accepted yet.
+    Waiting,
+    /// All are there.
+    Complete(FlowId, Arrivals),
+}
+
+impl Listener {
+    pub(super) fn new(cookie: Cookie) -> Self {
+        Listener { cookie, places: BTreeMap::new(), taken: BTreeSet::new() }
+    }
+
+    fn has_room(&self) -> bool {
+        self.places.len() < FLOWS_MAX as usize && self.places.len() + self.taken.len() < FLOWS_PER_LISTENER_MAX
+    }
+
+    /// A connection has said what it is for. Watches of sockets that its coming makes useless go to `given_up`.
+    ///
+    /// # Errors
+    /// It is refused and closed; says why.
+    pub(super) fn place(
+        &mut self,
+        hello: &Hello,
+        socket: Socket,
+        watch: Handle,
+        given_up: &mut Vec<Handle>,
+    ) -> Result<Placed, &'static str> {
+        if !same_cookie(&hello.cookie, &self.cookie) {
+            return Err("it does not know the listener's secret");
+        }
+        if self.taken.contains(&hello.flow) {
+            refuse(&socket, Verdict::Taken);
+            return Err("its flow was connected before");
+        }
+        if !self.has_room() && !self.places.contains_key(&hello.flow) {
+            refuse(&socket, Verdict::TooMany);
+            return Err("its listener has as many flows as it may have");
+        }
+        let place = self.places.entry(hello.flow).or_default();
+        // Another attempt means that the peer gave the first one up.
+        if let Some(old) = place.arrivals.take_if(|arrivals| !arrivals.is_of(hello)) {
+            given_up.extend(old.into_sockets().map(|(_, watch)| watch));
+        }
+        let arrivals = place.arrivals.get_or_insert_with(|| Arrivals::new(*hello));
+        match arrivals.sockets.get_mut(usize::from(hello.connection)) {
+            Some(slot) if slot.is_none() => *slot = Some((socket, watch)),
+            _ => {
+                refuse(&socket, Verdict::Taken);
+                return Err("this connection of its flow is there already");
+            }
+        }
+        Ok(self.complete(hello.flow))
+    }
+
+    /// The caller accepts a flow number; `Err` if it was accepted before, or there are too many.
+    pub(super) fn expect(&mut self, number: u64, flow: FlowId) -> Result<Placed, &'static str> {
+        let is_expected = self.places.get(&number).is_some_and(|place| place.expected.is_some());
+        if is_expected || self.taken.contains(&number) {
+            return Err("was accepted before; each is accepted once");
+        }
+        if !self.has_room() && !self.places.contains_key(&number) {
+            return Err("is one too many for its listener");
+        }
+        self.places.entry(number).or_default().expected = Some(flow);
+        Ok(self.complete(number))
+    }
+
+    fn complete(&mut self, number: u64) -> Placed {
+        let is_complete = |place: &Place| place.arrivals.as_ref().is_some_and(Arrivals::are_all);
+        if !self.places.get(&number).is_some_and(|place| place.expected.is_some() && is_complete(place)) {
+            return Placed::Waiting;
+        }
+        match self.places.remove(&number) {
+            Some(Place { expected: Some(flow), arrivals: Some(arrivals) }) => {
+                self.taken.insert(number);
+                Placed::Complete(flow, arrivals)
+            }
+            _ => Placed::Waiting,
+        }
+    }
+
+    /// An accepted flow is no longer waited for. Returns the watches of sockets that had come.
+    pub(super) fn give_up(&mut self, number: u64) -> Vec<Handle> {
+        self.taken.insert(number);
+        self.places.remove(&number).map(Place::into_watches).unwrap_or_default()
+    }
+
+    /// A socket that had come has ended: the peer gave up, so its sisters are useless too. Returns their watches.
+    pub(super) fn lost_arrival(&mut self, number: u64) -> Vec<Handle> {
+        let Some(place) = self.places.remove(&number) else { return Vec::new() };
+        if place.expected.is_some() {
+            self.places.insert(number, Place { expected: place.expected, arrivals: None });
+        }
+        place.into_watches()
+    }
+
+    /// What is left when the listener closes: watches of sockets, and flows that wait in vain.
+    pub(super) fn into_parts(self) -> (Vec<Handle>, Vec<FlowId>) {
+        let (mut watches, mut flows) = (Vec::new(), Vec::new());
+        for place in self.places.into_values() {
+            flows.extend(place.expected);
+            watches.extend(place.into_watches());
+        }
+        (watches, flows)
+    }
+}
+
+impl Place {
+    fn into_watches(self) -> Vec<Handle> {
+        self.arrivals.into_iter().flat_map(Arrivals::into_sockets).map(|(_, watch)| watch).collect()
+    }
+}

@@ -1,0 +1,363 @@
+//! Flows over TCP: several sockets a flow, from source ports of the operator's choice.
+//!
+//! One epoll descriptor watches all sockets of a transport, edge-triggered: a poll takes its events, marks sockets as
+//! readable or writable, and works on the flows that have something to do, each a bounded amount a turn. Sockets that
+//! nobody can use now (no buffer posted, nothing to send) stay marked and cost nothing.
+//!
+//! - `wire.rs`, `arrival.rs`: what travels, and which parts of a message have come; pure.
+//! - `socket.rs`, `watches.rs`: system calls.
+//! - `port.rs`, `listener.rs`, `setup.rs`: until a flow is connected.
+//! - `sender.rs`, `receiver.rs`: the two halves of a flow.
+//!
+//! The receiver's posted buffers do not travel as credits: the kernel's receive window holds a sender back that is ahead,
+//! so the first bytes of a message may leave before its buffer is posted, which saves a packet a message.
+//!
+//! Deliberately absent: `MSG_ZEROCOPY`. The kernel would read a buffer after its flow is closed.
+
+mod arrival;
+mod listener;
+mod port;
+mod receiver;
+mod sender;
+mod setup;
+mod socket;
+#[cfg(test)]
+mod tests;
+mod watches;
+mod wire;
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Instant;
+
+use mccs_ipc::types::Handle;
+use nix::errno::Errno;
+
+use self::port::{HalfOpen, PORTS_MAX, Port};
+use self::receiver::Receiver;
+use self::sender::Sender;
+use self::setup::Waiting;
+use self::watches::{Ready, Watched, Watches};
+use super::region::Regions;
+use super::{
+    DataPath, FLOWS_MAX, Fault, FlowId, FlowSpec, FlowState, LISTENERS_MAX, ListenOptions, Listener, ListenerHandle,
+    MemoryKey, MemorySpan, RecvFlow, Request, RequestKind, SendFlow, Status, Transport, TransportError,
+};
+use crate::handles::HandleTable;
+use crate::runtime::{Context, Progress};
+
+/// Bytes that one flow moves before others have their turn: enough to make the turn's own cost vanish.
+const TURN_BYTES: u64 = 1 << 20;
+
+/// What a turn of a flow came to.
+#[derive(Debug, Clone, Copy, Default)]
+struct Pumped {
+    /// Something moved.
+    moved: bool,
+    /// The turn ended before there was nothing more to do.
+    more: bool,
+}
+
+/// What an error of a connected socket means.
+fn peer_gone(errno: Errno) -> Fault {
+    match errno {
+        Errno::ECONNRESET | Errno::EPIPE | Errno::ENOTCONN => Fault::Closed,
+        Errno::EFAULT | Errno::EBADF | Errno::EINVAL => Fault::Os { call: "moving bytes", reason: errno },
+        errno => Fault::Lost(errno),
+    }
+}
+
+#[derive(Debug)]
+enum Half {
+    Send(Sender),
+    Recv(Receiver),
+}
+
+#[derive(Debug)]
+struct Flow {
+    peer: String,
+    number: u64,
+    half: Half,
+    fault: Option<Fault>,
+    /// Is in the queue of flows with something to do.
+    queued: bool,
+    /// Until it is connected.
+    waiting: Option<Waiting>,
+}
+
+impl Flow {
+    fn error(&self, fault: Fault) -> TransportError {
+        let direction = if matches!(self.half, Half::Send(_)) { "to" } else { "from" };
+        TransportError::Flow { peer: self.peer.clone(), direction, number: self.number, fault }
+    }
+
+    fn check(&self) -> Result<(), TransportError> {
+        self.fault.map_or(Ok(()), |fault| Err(self.error(fault)))
+    }
+
+    fn is_connected(&self) -> bool {
+        match &self.half {
+            Half::Send(sender) => sender.is_connected(),
+            Half::Recv(receiver) => receiver.is_connected(),
+        }
+    }
+}
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub struct TcpTransport {
+    watches: Watches,
+    regions: Regions,
+    ports: HandleTable<Port>,
+    half_open: HandleTable<HalfOpen>,
+    listeners: HandleTable<listener::Listener>,
+    /// Sockets that wait for their sisters, or for their flow to be accepted.
+    arrived: usize,
+    flows: HandleTable<Flow>,
+    /// Flows with something to do.
+    queue: VecDeque<Handle>,
+    /// Ports with connections in the kernel.
+    port_queue: VecDeque<Handle>,
+    /// Flows that wait to be connected.
+    unconnected: Vec<Handle>,
+    /// Nothing is due before.
+    earliest: Option<Instant>,
+    /// Makes attempts to connect differ.
+    attempts: u64,
+    refusals: setup::Refusals,
+}
+
+const NO_FLOW: TransportError = TransportError::NoSuch("flow");
+
+impl TcpTransport {
+    /// A transport without listeners and flows.
+    ///
+    /// # Errors
+    /// The kernel refuses a descriptor.
+    pub fn new() -> Result<Self, TransportError> {
+        let watches = Watches::new().map_err(|reason| TransportError::Os { call: "epoll_create1", reason })?;
+        Ok(TcpTransport {
+            watches,
+            regions: Regions::new(),
+            ports: HandleTable::new(PORTS_MAX),
+            half_open: HandleTable::new(u32::MAX),
+            listeners: HandleTable::new(LISTENERS_MAX),
+            arrived: 0,
+            flows: HandleTable::new(FLOWS_MAX),
+            queue: VecDeque::new(),
+            port_queue: VecDeque::new(),
+            unconnected: Vec::new(),
+            earliest: None,
+            attempts: u64::from_le_bytes(setup::random()?),
+            refusals: setup::Refusals::default(),
+        })
+    }
+
+    /// Connections that were refused so far: strangers, latecomers, other versions.
+    #[must_use]
+    pub fn refused_connections(&self) -> u64 {
+        self.refusals.count
+    }
+
+    fn enqueue(&mut self, handle: Handle) {
+        if let Some(flow) = self.flows.get_mut(handle)
+            && !std::mem::replace(&mut flow.queued, true)
+        {
+            self.queue.push_back(handle);
+        }
+    }
+
+    /// Lets a flow work. Returns whether something moved.
+    fn pump(&mut self, handle: Handle) -> bool {
+        let Some(flow) = self.flows.get_mut(handle).filter(|flow| flow.fault.is_none()) else { return false };
+        let pumped = match &mut flow.half {
+            Half::Send(sender) => sender.pump(TURN_BYTES, &mut self.regions),
+            Half::Recv(receiver) => receiver.pump(TURN_BYTES, &mut self.regions),
+        };
+        match pumped {
+            Ok(pumped) => {
+                if pumped.more {
+                    self.enqueue(handle);
+                }
+                pumped.moved
+            }
+            Err(fault) => {
+                self.fail(handle, fault);
+                true
+            }
+        }
+    }
+
+    /// Ends a flow's sockets and lets its buffers go; it stays in the table and says why.
+    fn fail(&mut self, handle: Handle, fault: Fault) {
+        if let Some(flow) = self.flows.get_mut(handle) {
+            flow.fault.get_or_insert(fault);
+        }
+        self.end(handle);
+    }
+
+    fn end(&mut self, handle: Handle) {
+        let Some(flow) = self.flows.get_mut(handle) else { return };
+        let number = flow.number;
+        let listener = flow.waiting.take().and_then(|waiting| waiting.listener);
+        let watches = match &mut flow.half {
+            Half::Send(sender) => sender.end(&mut self.regions),
+            Half::Recv(receiver) => receiver.end(&mut self.regions),
+        };
+        self.watches.forget(watches);
+        if let Some(listener) = listener.and_then(|listener| self.listeners.get_mut(listener)) {
+            let unwanted = listener.give_up(number);
+            self.forget_arrivals(unwanted);
+        }
+    }
+
+    fn dispatch(&mut self, watched: Watched, watch: Handle, ready: Ready, now: Instant) {
+        match watched {
+            Watched::Port(port) => self.queue_port(port),
+            Watched::HalfOpen(handle) => self.hear(handle, now),
+            Watched::Arrived { listener, number } => {
+                if let Some(listener) = self.listeners.get_mut(listener).filter(|_| ready.hung_up) {
+                    let lost = listener.lost_arrival(number);
+                    self.forget_arrivals(lost);
+                }
+            }
+            Watched::Connection { flow: handle, connection } => {
+                let Some(flow) = self.flows.get_mut(handle) else { return self.watches.forget([watch]) };
+                match &mut flow.half {
+                    Half::Send(sender) => sender.ready(connection, ready),
+                    Half::Recv(receiver) => receiver.ready(connection, ready),
+                }
+                self.enqueue(handle);
+            }
+        }
+    }
+}
+
+impl DataPath for TcpTransport {
+    fn isend(&mut self, flow: SendFlow, message: MemorySpan, tag: u32) -> Result<Option<Request>, TransportError> {
+        let id = FlowId::from(flow);
+        let flow = self.flows.get_mut(id.0).ok_or(NO_FLOW)?;
+        flow.check()?;
+        let buffer = self.regions.resolve(message)?;
+        let Half::Send(sender) = &mut flow.half else { return Err(NO_FLOW) };
+        let number = sender.post(message.key, buffer, tag, &mut self.regions);
+        // At once, not at the next poll: that is what a small message's latency consists of.
+        self.pump(id.0);
+        Ok(number.map(|number| Request { flow: id, kind: RequestKind::Message, number }))
+    }
+
+    fn irecv(&mut self, flow: RecvFlow, buffer: MemorySpan) -> Result<Option<Request>, TransportError> {
+        let id = FlowId::from(flow);
+        let flow = self.flows.get_mut(id.0).ok_or(NO_FLOW)?;
+        flow.check()?;
+        let target = self.regions.resolve(buffer)?;
+        let Half::Recv(receiver) = &mut flow.half else { return Err(NO_FLOW) };
+        let number = receiver.post(buffer.key, target, &mut self.regions);
+        // What has come waits for this buffer.
+        self.enqueue(id.0);
+        Ok(number.map(|number| Request { flow: id, kind: RequestKind::Message, number }))
+    }
+
+    /// Done at once: the processor wrote the bytes.
+    fn flush(&mut self, flow: RecvFlow, buffer: MemorySpan) -> Result<Option<Request>, TransportError> {
+        let id = FlowId::from(flow);
+        self.flows.get(id.0).ok_or(NO_FLOW)?.check()?;
+        self.regions.resolve(buffer)?;
+        Ok(Some(Request { flow: id, kind: RequestKind::Flush, number: 0 }))
+    }
+
+    fn test(&mut self, request: Request) -> Result<Status, TransportError> {
+        let flow = self.flows.get_mut(request.flow.0).ok_or(NO_FLOW)?;
+        if request.kind == RequestKind::Flush {
+            return Ok(Status::Done { bytes: 0, tag: 0 });
+        }
+        let status = match &mut flow.half {
+            Half::Send(sender) => sender.test(request.number)?,
+            Half::Recv(receiver) => receiver.test(request.number)?,
+        };
+        match (status, flow.fault) {
+            (Status::Running { .. }, Some(fault)) => Err(flow.error(fault)),
+            (status, _) => Ok(status),
+        }
+    }
+
+    fn poll(&mut self, cx: &Context) -> Progress {
+        let mut events = Watches::no_events();
+        let count = self.watches.take(&mut events);
+        let mut busy = count > 0;
+        for event in events.iter().take(count) {
+            if let Some((watched, watch, ready)) = self.watches.resolve(event) {
+                self.dispatch(watched, watch, ready, cx.now);
+            }
+        }
+        for _ in 0..self.port_queue.len() {
+            let Some(port) = self.port_queue.pop_front() else { break };
+            busy |= self.take_connections(port, cx.budget.max(1), cx.now);
+        }
+        // Those that come into the queue meanwhile have their turn in the next poll.
+        for _ in 0..self.queue.len().min(cx.budget.max(1)) {
+            let Some(handle) = self.queue.pop_front() else { break };
+            if let Some(flow) = self.flows.get_mut(handle) {
+                flow.queued = false;
+                busy |= self.pump(handle);
+            }
+        }
+        self.expire(cx.now);
+        if busy || !self.queue.is_empty() || !self.port_queue.is_empty() {
+            Progress::Busy
+        } else {
+            Progress::Idle { wake_at: self.earliest }
+        }
+    }
+
+    fn prepare_to_sleep(&mut self) -> bool {
+        self.queue.is_empty() && self.port_queue.is_empty()
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.watches.as_fd())
+    }
+}
+
+impl Transport for TcpTransport {
+    unsafe fn register(&mut self, ptr: *mut u8, bytes: u64) -> Result<MemoryKey, TransportError> {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { self.regions.register(ptr, bytes) }
+    }
+
+    fn deregister(&mut self, key: MemoryKey) -> Result<(), TransportError> {
+        self.regions.deregister(key)
+    }
+
+    fn listen(&mut self, options: &ListenOptions) -> Result<(Listener, ListenerHandle), TransportError> {
+        self.open_listener(options)
+    }
+
+    fn close_listener(&mut self, listener: Listener) {
+        self.drop_listener(listener.0);
+    }
+
+    fn connect(
+        &mut self,
+        listener: &ListenerHandle,
+        spec: &FlowSpec,
+        now: Instant,
+    ) -> Result<SendFlow, TransportError> {
+        self.open_sender(listener, spec, now).map(|handle| SendFlow(FlowId(handle)))
+    }
+
+    fn accept(&mut self, listener: Listener, spec: &FlowSpec, now: Instant) -> Result<RecvFlow, TransportError> {
+        self.open_receiver(listener.0, spec, now).map(|handle| RecvFlow(FlowId(handle)))
+    }
+
+    fn state(&self, flow: FlowId) -> Result<FlowState, TransportError> {
+        let flow = self.flows.get(flow.0).ok_or(NO_FLOW)?;
+        flow.check()?;
+        Ok(if flow.is_connected() { FlowState::Connected } else { FlowState::Connecting })
+    }
+
+    fn close(&mut self, flow: FlowId) {
+        self.end(flow.0);
+        self.flows.remove(flow.0);
+    }
+}

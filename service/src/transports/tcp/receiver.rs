@@ -1,0 +1,302 @@
+//! The receiving half of a flow: reads chunks from its sockets straight into the posted buffers.
+//!
+//! A socket is read into the rest of its chunk and, behind that, into a small *stash*, which so gets the next header and
+//! the first bytes after it in the same system call. Small messages go through the stash whole; of a larger chunk only its
+//! first bytes do.
+
+use mccs_ipc::types::Handle;
+
+use super::super::region::{Buffer, Regions};
+use super::super::request::RequestRing;
+use super::super::{Fault, MemoryKey, Status, TransportError};
+use super::arrival::{Arrival, Claim};
+use super::socket::{Moved, Socket};
+use super::watches::Ready;
+use super::wire::{ChunkHeader, Grid, HEADER_BYTES};
+use super::{Pumped, peer_gone};
+
+/// Room of a stash: small messages need one system call and a copy that costs less than a second call.
+const STASH_BYTES: usize = 4096;
+
+#[derive(Debug)]
+struct Stash {
+    bytes: Box<[u8; STASH_BYTES]>,
+    start: usize,
+    end: usize,
+}
+
+impl Stash {
+    fn len(&self) -> usize {
+        self.end - self.start
+    }
+
+    fn content(&self) -> &[u8] {
+        &self.bytes[self.start..self.end]
+    }
+
+    fn consume(&mut self, bytes: usize) {
+        self.start += bytes;
+    }
+
+    /// Room behind the content, which moves to the front.
+    fn room(&mut self) -> &mut [u8] {
+        if self.start > 0 {
+            self.bytes.copy_within(self.start..self.end, 0);
+            self.end -= self.start;
+            self.start = 0;
+        }
+        &mut self.bytes[self.end..]
+    }
+
+    fn header(&mut self) -> Option<[u8; HEADER_BYTES]> {
+        let header = self.content().first_chunk::<HEADER_BYTES>().copied()?;
+        self.consume(HEADER_BYTES);
+        Some(header)
+    }
+}
+
+/// A chunk on its way out of a socket.
+#[derive(Debug)]
+struct Chunk {
+    message: u64,
+    chunk: u32,
+    /// Offset in the message of what comes next.
+    at: u64,
+    left: u64,
+}
+
+#[derive(Debug)]
+struct Connection {
+    socket: Socket,
+    watch: Handle,
+    readable: bool,
+    /// The end has been signalled: it comes behind what is still to be read.
+    hung_up: bool,
+    ended: bool,
+    stash: Stash,
+    /// Read, and not claimed yet: its buffer is not posted, or it is too far ahead.
+    header: Option<ChunkHeader>,
+    chunk: Option<Chunk>,
+}
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(super) struct Receiver {
+    ring: RequestRing<Arrival>,
+    grid: Grid,
+    connections: Vec<Connection>,
+}
+
+impl Receiver {
+    /// A flow that has no sockets yet.
+    pub(super) fn new(requests: u16) -> Self {
+        Receiver { ring: RequestRing::new(requests), grid: Grid::new(1, 0), connections: Vec::new() }
+    }
+
+    /// The peer has connected.
+    pub(super) fn start(&mut self, grid: Grid, sockets: impl Iterator<Item = (Socket, Handle)>) {
+        self.grid = grid;
+        self.connections = sockets.map(|(socket, watch)| Connection::new(socket, watch)).collect();
+    }
+
+    /// Its sockets, in order.
+    pub(super) fn sockets(&self) -> impl Iterator<Item = (&Socket, Handle)> {
+        self.connections.iter().map(|connection| (&connection.socket, connection.watch))
+    }
+
+    pub(super) fn is_connected(&self) -> bool {
+        !self.connections.is_empty()
+    }
+
+    pub(super) fn ready(&mut self, connection: u16, ready: Ready) {
+        if let Some(connection) = self.connections.get_mut(usize::from(connection)) {
+            connection.readable |= ready.readable || ready.hung_up;
+            connection.hung_up |= ready.hung_up;
+        }
+    }
+
+    pub(super) fn post(&mut self, key: MemoryKey, buffer: Buffer, regions: &mut Regions) -> Option<u64> {
+        self.ring.push(key, buffer, Arrival::default(), regions)
+    }
+
+    /// How far a receive is.
+    pub(super) fn test(&mut self, number: u64) -> Result<Status, TransportError> {
+        if let Some(done) = self.ring.test(number)? {
+            return Ok(done);
+        }
+        let Some(arrival) = self.ring.get(number).map(|entry| &entry.progress) else {
+            return Ok(Status::Running { bytes: 0 });
+        };
+        let frontier = arrival.frontier();
+        let reading = self.connections.iter().filter_map(|connection| connection.chunk.as_ref());
+        let mut at_frontier = reading.filter(|chunk| chunk.message == number && u64::from(chunk.chunk) == frontier);
+        let whole = arrival.whole_bytes(self.grid);
+        Ok(Status::Running { bytes: at_frontier.next().map_or(whole, |chunk| chunk.at) })
+    }
+
+    /// Does what can be done without waiting, up to about `budget_bytes`.
+    pub(super) fn pump(&mut self, budget_bytes: u64, regions: &mut Regions) -> Result<Pumped, Fault> {
+        let mut pumped = Pumped::default();
+        let mut left = budget_bytes;
+        // Again while something moved: one socket's chunk may have opened the window for another.
+        let mut progress = true;
+        while progress {
+            progress = false;
+            for index in 0..self.connections.len() {
+                while self.step(index, &mut left, regions)? {
+                    progress = true;
+                    if left == 0 {
+                        return Ok(Pumped { moved: true, more: true });
+                    }
+                }
+            }
+            pumped.moved |= progress;
+        }
+        let over = |connection: &Connection| connection.ended && connection.header.is_none();
+        if self.is_connected() && self.connections.iter().all(over) {
+            return Err(Fault::Closed);
+        }
+        Ok(pumped)
+    }
+
+    /// One step of a connection; false if it cannot go on now.
+    fn step(&mut self, index: usize, left: &mut u64, regions: &mut Regions) -> Result<bool, Fault> {
+        let Some(connection) = self.connections.get_mut(index) else { return Ok(false) };
+        if let Some(chunk) = &mut connection.chunk {
+            if chunk.left > 0 {
+                let Some(entry) = self.ring.get(chunk.message) else {
+                    return Err(Fault::Protocol("bug: a chunk outlives its message"));
+                };
+                return connection.fill(entry.buffer, left);
+            }
+            let (message, chunk) = (chunk.message, chunk.chunk);
+            connection.chunk = None;
+            let complete = self.ring.get_mut(message).and_then(|entry| entry.progress.finish(chunk, self.grid));
+            if let Some(moved) = complete {
+                self.ring.finish(message, moved, regions);
+            }
+            return Ok(true);
+        }
+        let Some(header) = connection.header else {
+            return connection.next_header(self.grid, self.ring.has_unfinished());
+        };
+        // Numbers on the wire wrap; chunks of messages before the oldest unfinished one come out far ahead.
+        let running = self.ring.running();
+        let ahead = header.message.wrapping_sub(running as u32);
+        if ahead > u32::MAX / 2 {
+            return Err(Fault::Protocol("a chunk of a message that was complete"));
+        }
+        let message = running + u64::from(ahead);
+        if message >= self.ring.next() {
+            return Ok(false);
+        }
+        let Some(entry) = self.ring.get_mut(message) else {
+            return Err(Fault::Protocol("a chunk of a message that was complete"));
+        };
+        match entry.progress.claim(&header, self.grid, entry.buffer.bytes)? {
+            Claim::Later => Ok(false),
+            Claim::Read { offset, bytes } => {
+                connection.header = None;
+                connection.chunk = Some(Chunk { message, chunk: header.chunk, at: offset, left: bytes });
+                Ok(true)
+            }
+        }
+    }
+
+    /// Ends all sockets; buffers are free after. Returns their watches.
+    pub(super) fn end(&mut self, regions: &mut Regions) -> Vec<Handle> {
+        self.ring.abandon(regions);
+        let end = |connection: Connection| {
+            connection.socket.close(false);
+            connection.watch
+        };
+        std::mem::take(&mut self.connections).into_iter().map(end).collect()
+    }
+}
+
+impl Connection {
+    fn new(socket: Socket, watch: Handle) -> Self {
+        Connection {
+            socket,
+            watch,
+            // Something may have come before anybody watched for it.
+            readable: true,
+            hung_up: false,
+            ended: false,
+            stash: Stash { bytes: Box::new([0; STASH_BYTES]), start: 0, end: 0 },
+            header: None,
+            chunk: None,
+        }
+    }
+
+    /// Moves bytes of the chunk into its message's buffer: from the stash, else from the socket.
+    fn fill(&mut self, buffer: Buffer, left: &mut u64) -> Result<bool, Fault> {
+        let Some(chunk) = &mut self.chunk else { return Ok(false) };
+        let mut bytes = 0;
+        if self.stash.len() > 0 {
+            let there = self.stash.len().min(usize::try_from(chunk.left).unwrap_or(usize::MAX));
+            bytes = buffer.write(chunk.at, &self.stash.content()[..there]);
+            self.stash.consume(bytes);
+        } else if self.ended {
+            return Err(Fault::Closed);
+        } else if self.readable {
+            let (payload, room) = buffer.part(chunk.at, chunk.left.min(*left));
+            // Only what follows the chunk may go to the stash.
+            let rest = if room as u64 == chunk.left { self.stash.room() } else { &mut [] };
+            let asked = room + rest.len();
+            // SAFETY: the part lies inside memory that the unfinished request holds, which `register`'s caller keeps
+            // writable.
+            match unsafe { self.socket.read(payload, room, rest) }.map_err(peer_gone)? {
+                Moved::Bytes(count) => {
+                    bytes = count.min(room);
+                    self.stash.end += count - bytes;
+                    self.took(count, asked);
+                }
+                Moved::WouldBlock => self.readable = false,
+                Moved::End => return Err(Fault::Closed),
+            }
+        }
+        if let Some(chunk) = &mut self.chunk {
+            chunk.at += bytes as u64;
+            chunk.left = chunk.left.saturating_sub(bytes as u64);
+        }
+        *left = left.saturating_sub(bytes as u64);
+        Ok(bytes > 0)
+    }
+
+    /// Gets the next header. While nothing is posted the socket is only read to find its end.
+    fn next_header(&mut self, grid: Grid, is_posted: bool) -> Result<bool, Fault> {
+        if let Some(header) = self.stash.header() {
+            self.header = Some(ChunkHeader::decode(&header, grid)?);
+            return Ok(true);
+        }
+        if self.ended || !self.readable || !(is_posted || self.hung_up) {
+            return Ok(false);
+        }
+        let room = self.stash.room();
+        let asked = room.len();
+        match self.socket.read_slice(room).map(Some).or_else(|errno| {
+            // Between two chunks a reset is an end like any other; whether anybody minds is seen when all have ended.
+            if peer_gone(errno) == Fault::Closed { Ok(None) } else { Err(Fault::Lost(errno)) }
+        })? {
+            Some(Moved::Bytes(count)) => {
+                self.stash.end += count;
+                self.took(count, asked);
+            }
+            Some(Moved::WouldBlock) => self.readable = false,
+            Some(Moved::End) | None if self.stash.len() > 0 => return Err(Fault::Protocol("half a header")),
+            Some(Moved::End) | None => {
+                self.ended = true;
+                return Ok(true);
+            }
+        }
+        Ok(self.readable || self.stash.len() >= HEADER_BYTES)
+    }
+
+    /// A socket that gave less than was asked for has no more, and says when it has again. Not so at its end.
+    fn took(&mut self, count: usize, asked: usize) {
+        if count < asked && !self.hung_up {
+            self.readable = false;
+        }
+    }
+}

@@ -1,0 +1,251 @@
+//! Non-blocking sockets: opening them as a flow's options say, and reading and writing tenants' memory.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use nix::errno::Errno;
+use nix::sys::socket::{
+    AddressFamily, Backlog, SockFlag, SockProtocol, SockType, SockaddrLike, SockaddrStorage, accept4, bind, connect,
+    getsockname, getsockopt, listen, setsockopt, socket, sockopt,
+};
+
+use super::super::{Fault, FlowOptions, TransportError};
+
+/// Connections that the kernel keeps for a listener until they are taken.
+const BACKLOG: i32 = 4096;
+/// Keepalive probes before a silent peer is given up.
+const PROBES: u32 = 3;
+
+/// A connected, or connecting, TCP socket.
+#[derive(Debug)]
+pub(super) struct Socket(OwnedFd);
+
+/// What a read or write came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Moved {
+    /// So many bytes.
+    Bytes(usize),
+    /// None now.
+    WouldBlock,
+    /// The peer will send no more.
+    End,
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+fn family(address: &IpAddr) -> AddressFamily {
+    if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 }
+}
+
+fn open(address: &IpAddr) -> Result<OwnedFd, Errno> {
+    let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
+    socket(family(address), SockType::Stream, flags, SockProtocol::Tcp)
+}
+
+/// A listening socket and the address it got.
+pub(super) fn open_listener(address: SocketAddr) -> Result<(OwnedFd, SocketAddr), TransportError> {
+    let refused = |reason| TransportError::Listen { address: address.to_string(), reason };
+    let fd = open(&address.ip()).map_err(refused)?;
+    setsockopt(&fd, sockopt::ReuseAddr, &true).map_err(refused)?;
+    bind(fd.as_raw_fd(), &SockaddrStorage::from(address)).map_err(refused)?;
+    listen(&fd, Backlog::new(BACKLOG).unwrap_or(Backlog::MAXCONN)).map_err(refused)?;
+    let bound: SockaddrStorage = getsockname(fd.as_raw_fd()).map_err(refused)?;
+    let port = match (bound.as_sockaddr_in(), bound.as_sockaddr_in6()) {
+        (Some(v4), _) => v4.port(),
+        (_, Some(v6)) => v6.port(),
+        (None, None) => address.port(),
+    };
+    Ok((fd, SocketAddr::new(address.ip(), port)))
+}
+
+/// The next waiting connection.
+pub(super) fn accept(listener: &OwnedFd) -> Result<Option<Socket>, Errno> {
+    match accept4(listener.as_raw_fd(), SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC) {
+        // SAFETY: the kernel has just made this descriptor; nobody else owns it.
+        Ok(fd) => Ok(Some(Socket(unsafe { OwnedFd::from_raw_fd(fd) }))),
+        Err(Errno::EAGAIN) => Ok(None),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// Sets what concerns packets of an open flow.
+pub(super) fn apply(socket: &impl AsFd, ipv4: bool, options: &FlowOptions) -> Result<(), Fault> {
+    let os = |call| move |reason| Fault::Os { call, reason };
+    setsockopt(socket, sockopt::TcpNoDelay, &true).map_err(os("TCP_NODELAY"))?;
+    if let Some(dscp) = options.dscp {
+        let field = i32::from(dscp) << 2;
+        if ipv4 {
+            setsockopt(socket, sockopt::Ipv4Tos, &field).map_err(os("IP_TOS"))?;
+        } else {
+            setsockopt(socket, sockopt::Ipv6TClass, &field).map_err(os("IPV6_TCLASS"))?;
+        }
+    }
+    // After the field above, which sets the priority as well.
+    if let Some(priority) = options.priority {
+        setsockopt(socket, sockopt::Priority, &(priority as i32)).map_err(os("SO_PRIORITY"))?;
+    }
+    if let Some(bytes) = options.send_buffer_bytes {
+        setsockopt(socket, sockopt::SndBuf, &(bytes as usize)).map_err(os("SO_SNDBUF"))?;
+    }
+    if let Some(bytes) = options.receive_buffer_bytes {
+        setsockopt(socket, sockopt::RcvBuf, &(bytes as usize)).map_err(os("SO_RCVBUF"))?;
+    }
+    // Unacknowledged bytes end the connection after the silence time-out; an idle one is probed within it.
+    let silence_ms = u32::try_from(options.silence_timeout.as_millis()).unwrap_or(u32::MAX);
+    setsockopt(socket, sockopt::TcpUserTimeout, &silence_ms).map_err(os("TCP_USER_TIMEOUT"))?;
+    let interval_s = (silence_ms / 1000 / (PROBES + 1)).clamp(1, 3600);
+    setsockopt(socket, sockopt::KeepAlive, &true).map_err(os("SO_KEEPALIVE"))?;
+    setsockopt(socket, sockopt::TcpKeepIdle, &interval_s).map_err(os("TCP_KEEPIDLE"))?;
+    setsockopt(socket, sockopt::TcpKeepInterval, &interval_s).map_err(os("TCP_KEEPINTVL"))?;
+    setsockopt(socket, sockopt::TcpKeepCount, &PROBES).map_err(os("TCP_KEEPCNT"))
+}
+
+impl Socket {
+    /// Begins to connect the flow's connection number `connection`.
+    pub(super) fn connect(to: SocketAddr, options: &FlowOptions, connection: u16) -> Result<Self, Fault> {
+        let Some(range) = options.source_ports else {
+            return Self::connect_from(to, options, 0).map_err(|refusal| match refusal {
+                FromPort::Taken(reason) => Fault::Os { call: "connect", reason },
+                FromPort::Fault(fault) => fault,
+            });
+        };
+        let mut last = Errno::EADDRINUSE;
+        for port in range.starting_at(u32::from(connection)) {
+            match Self::connect_from(to, options, port) {
+                Ok(socket) => return Ok(socket),
+                Err(FromPort::Taken(reason)) => last = reason,
+                Err(FromPort::Fault(fault)) => return Err(fault),
+            }
+        }
+        Err(Fault::SourcePorts { range, reason: last })
+    }
+
+    fn connect_from(to: SocketAddr, options: &FlowOptions, port: u16) -> Result<Self, FromPort> {
+        let os = |call| move |reason| FromPort::Fault(Fault::Os { call, reason });
+        let fd = open(&to.ip()).map_err(os("socket"))?;
+        apply(&fd, to.is_ipv4(), options).map_err(FromPort::Fault)?;
+        if port != 0 || options.source_address.is_some() {
+            let any = if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+            let source = options.source_address.unwrap_or(any);
+            if port == 0 {
+                // The port is chosen when connecting, when one that is in use towards other peers will do.
+                setsockopt(&fd, sockopt::IpBindAddressNoPort, &true).map_err(os("IP_BIND_ADDRESS_NO_PORT"))?;
+            } else {
+                // Flows to different listeners may have one source port.
+                setsockopt(&fd, sockopt::ReuseAddr, &true).map_err(os("SO_REUSEADDR"))?;
+            }
+            let source = SockaddrStorage::from(SocketAddr::new(source, port));
+            bind(fd.as_raw_fd(), &source).map_err(|reason| match reason {
+                Errno::EADDRINUSE | Errno::EACCES => FromPort::Taken(reason),
+                reason => FromPort::Fault(Fault::SourceAddress(reason)),
+            })?;
+        }
+        match connect(fd.as_raw_fd(), &SockaddrStorage::from(to)) {
+            Ok(()) | Err(Errno::EINPROGRESS) => Ok(Socket(fd)),
+            Err(reason @ (Errno::EADDRNOTAVAIL | Errno::EADDRINUSE)) => Err(FromPort::Taken(reason)),
+            Err(Errno::ECONNREFUSED) => Err(FromPort::Fault(Fault::Refused("nobody listens there"))),
+            Err(reason) => Err(FromPort::Fault(Fault::Os { call: "connect", reason })),
+        }
+    }
+
+    /// What became of a connection that was begun, when the socket is writable or has an error.
+    pub(super) fn connected(&self) -> Result<(), Fault> {
+        match getsockopt(&self.0, sockopt::SocketError).map(Errno::from_raw) {
+            Ok(Errno::UnknownErrno) => Ok(()),
+            Ok(Errno::ECONNREFUSED) => Err(Fault::Refused("nobody listens there")),
+            Ok(errno) | Err(errno) => Err(Fault::Lost(errno)),
+        }
+    }
+
+    /// Whether the socket is one of IPv4.
+    pub(super) fn is_ipv4(&self) -> bool {
+        getsockname::<SockaddrStorage>(self.0.as_raw_fd())
+            .is_ok_and(|address| address.family() == Some(AddressFamily::Inet))
+    }
+
+    /// Writes `header`, then `bytes` bytes at `payload`, as much of them as there is room for.
+    ///
+    /// # Safety
+    /// The bytes at `payload` are readable.
+    pub(super) unsafe fn write(&self, header: &[u8], payload: *const u8, bytes: usize) -> Result<Moved, Errno> {
+        let mut parts = [
+            libc::iovec { iov_base: header.as_ptr().cast_mut().cast(), iov_len: header.len() },
+            libc::iovec { iov_base: payload.cast_mut().cast(), iov_len: bytes },
+        ];
+        // SAFETY: all-zero is a message header without address, buffers or control data.
+        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+        message.msg_iov = parts.as_mut_ptr();
+        message.msg_iovlen = parts.len() as _;
+        let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+        // SAFETY: the header names two buffers: ours, and one that the caller promises to be readable.
+        let written = moved(|| unsafe { libc::sendmsg(self.0.as_raw_fd(), &message, flags) })?;
+        Ok(written.unwrap_or(Moved::Bytes(0)))
+    }
+
+    /// Reads into the `bytes` bytes at `payload`, and what goes beyond into `rest`.
+    ///
+    /// # Safety
+    /// The bytes at `payload` are writable.
+    pub(super) unsafe fn read(&self, payload: *mut u8, bytes: usize, rest: &mut [u8]) -> Result<Moved, Errno> {
+        let parts = [
+            libc::iovec { iov_base: payload.cast(), iov_len: bytes },
+            libc::iovec { iov_base: rest.as_mut_ptr().cast(), iov_len: rest.len() },
+        ];
+        // SAFETY: two buffers: ours, and one that the caller promises to be writable.
+        let read = moved(|| unsafe { libc::readv(self.0.as_raw_fd(), parts.as_ptr(), parts.len() as i32) })?;
+        Ok(read.unwrap_or(Moved::End))
+    }
+
+    /// Reads into memory of ours.
+    pub(super) fn read_slice(&self, buffer: &mut [u8]) -> Result<Moved, Errno> {
+        // SAFETY: no bytes at a dangling address.
+        unsafe { self.read(std::ptr::dangling_mut(), 0, buffer) }
+    }
+
+    /// Writes memory of ours.
+    pub(super) fn write_slice(&self, bytes: &[u8]) -> Result<Moved, Errno> {
+        // SAFETY: no bytes at a dangling address.
+        unsafe { self.write(bytes, std::ptr::dangling(), 0) }
+    }
+
+    /// Closes so that the port is free at once, if nothing is lost by it: the peer has acknowledged everything, or is not
+    /// to get the rest. Otherwise the kernel sends what is left, and keeps the port for a minute after, which a narrow
+    /// range of source ports would soon be out of.
+    pub(super) fn close(self, rest_is_wanted: bool) {
+        let mut unacknowledged: libc::c_int = 0;
+        // SAFETY: the call writes one integer.
+        let asked = unsafe { libc::ioctl(self.0.as_raw_fd(), libc::TIOCOUTQ, &raw mut unacknowledged) };
+        if !rest_is_wanted || (asked == 0 && unacknowledged == 0) {
+            let linger = libc::linger { l_onoff: 1, l_linger: 0 };
+            // Fails only on what is no socket; then the port is kept, which is no harm.
+            let _ = setsockopt(&self.0, sockopt::Linger, &linger);
+        }
+    }
+}
+
+/// Why a connection could not be begun.
+enum FromPort {
+    /// Another port may do.
+    Taken(Errno),
+    /// No port will.
+    Fault(Fault),
+}
+
+/// Makes a call until no signal interrupts it. `None`: zero bytes.
+fn moved(call: impl Fn() -> isize) -> Result<Option<Moved>, Errno> {
+    loop {
+        match usize::try_from(call()) {
+            Ok(0) => return Ok(None),
+            Ok(count) => return Ok(Some(Moved::Bytes(count))),
+            Err(_) => match Errno::last() {
+                Errno::EINTR => {}
+                Errno::EAGAIN => return Ok(Some(Moved::WouldBlock)),
+                errno => return Err(errno),
+            },
+        }
+    }
+}
