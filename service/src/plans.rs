@@ -54,7 +54,7 @@ impl ScheduleCache {
             self.schedules.clear();
         }
         let algorithm = self.model.choose(&problem, dtype.size_bytes(), &self.strategy)?;
-        let schedule = Arc::new(build(&problem, algorithm, &self.strategy)?);
+        let schedule = Arc::new(crate::collective::lifted::lift(&build(&problem, algorithm, &self.strategy)?));
         self.schedules.insert(key, Arc::clone(&schedule));
         Ok(schedule)
     }

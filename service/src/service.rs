@@ -1,5 +1,6 @@
 //! The composition root: the only file that names concrete engines, devices and sockets.
 
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,11 +14,14 @@ use crate::engines::control::{ControlEngine, Controlled};
 use crate::engines::daemon::{Acceptor, Admission, SessionFactory, SessionLimits};
 use crate::engines::proxy::{PROXY_MAILBOX_MAX, ProxyEngine, Timeouts};
 use crate::engines::transport::TransportPool;
+use crate::engines::transport::links::Links;
 use crate::memory::Reaper;
 use crate::plans::ScheduleCache;
 use crate::runtime::{Mailbox, RuntimeOptions, Runtimes};
 use crate::telemetry::Registry;
 use crate::tenants::{Quota, Tenant};
+use crate::transports::tcp::TcpTransport;
+use crate::transports::{FlowOptions, ListenOptions, PortRange};
 
 /// Items an engine handles in one poll: bounds how long the others of its runtime wait.
 const POLL_BUDGET: usize = 64;
@@ -44,6 +48,15 @@ pub struct TenantSettings {
     pub quota: Quota,
 }
 
+/// How bytes go to other hosts.
+#[derive(Debug, Clone)]
+pub struct NetworkSettings {
+    /// This host's address for flows.
+    pub address: IpAddr,
+    /// What flows begin with.
+    pub flow: FlowOptions,
+}
+
 /// All that a service is told.
 #[derive(Debug, Clone)]
 pub struct Settings {
@@ -65,6 +78,8 @@ pub struct Settings {
     pub spin: Duration,
     /// The host device.
     pub host_device: HostOptions,
+    /// How bytes go to other hosts, where there are any.
+    pub network: Option<NetworkSettings>,
     /// Longest contribution to a collective that ranks do among themselves; 0 for none.
     pub board_slot_bytes: u32,
     /// Algorithm.
@@ -99,18 +114,21 @@ impl Service {
         let proxy = mailbox.sender();
         let device = Box::new(HostDevice::new(settings.host_device, proxy.clone()));
         let (choice, channels) = (settings.choice, settings.channels);
-        let make_schedules = move |nranks| {
-            ScheduleCache::new(nranks, Strategy::initial(choice, nranks, channels), CostModel::one_host())
+        let make_schedules = move |nranks, hosts: &[Vec<u32>]| {
+            let model = if hosts.is_empty() { CostModel::one_host() } else { CostModel::one_host() };
+            ScheduleCache::new(nranks, Strategy::initial(if hosts.is_empty() { choice } else { Choice::Pinned(Algorithm::Ring) }, nranks, channels), model)
         };
         // Where the operator pins another algorithm than the one that a board's ranks follow, all goes through the service.
         let follows = matches!(choice, Choice::Auto | Choice::Pinned(Algorithm::Direct));
         let board_slot_bytes = if follows { settings.board_slot_bytes } else { 0 };
         let timeouts = Timeouts { init: settings.init_timeout, operation: settings.operation_timeout };
         let proxy_registry = Arc::clone(&registry);
+        let cluster = None;
         runtimes.start_engine(proxy_runtime, |waker| {
             mailbox.waker().set(waker);
             let make_schedules = Box::new(make_schedules);
-            Box::new(ProxyEngine::new(device, mailbox, proxy_registry, make_schedules, board_slot_bytes, timeouts))
+            let boards = board_slot_bytes;
+            Box::new(ProxyEngine::new(device, mailbox, proxy_registry, make_schedules, boards, timeouts, cluster))
         })?;
         let transports = Arc::new(start_transports(&runtimes, settings, main, proxy.clone())?);
 
@@ -162,7 +180,13 @@ fn start_transports(
         }
         Ok(started[index])
     };
-    let pool = TransportPool::new(Arc::clone(runtimes), vec![proxy], Box::new(placement));
+    let network = settings.network.clone();
+    let make_links = move || {
+        let Some(network) = &network else { return Ok(None) };
+        let transport = Box::new(TcpTransport::new()?);
+        Ok(Some(Links::new(transport, ListenOptions::new(network.address), network.flow.clone())))
+    };
+    let pool = TransportPool::new(Arc::clone(runtimes), vec![proxy], Box::new(placement), Box::new(make_links));
     pool.resize(settings.transport_engines)?;
     Ok(pool)
 }
@@ -190,6 +214,22 @@ fn listen(path: &Path, mode: u32) -> anyhow::Result<Listener> {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
         .with_context(|| format!("cannot set the permissions of {}", path.display()))?;
     Ok(listener)
+}
+
+fn flow_options(tcp: &mccs_config::service::Tcp, address: IpAddr) -> FlowOptions {
+    let socket_buffer_bytes = tcp.socket_buffer.map(|bytes| bytes.0 as u32);
+    FlowOptions {
+        connections: tcp.connections as u16,
+        source_address: Some(address),
+        source_ports: tcp.source_ports.map(|ports| PortRange { first: ports.first, last: ports.last }),
+        dscp: tcp.dscp.map(|dscp| dscp as u8),
+        priority: tcp.priority,
+        send_buffer_bytes: socket_buffer_bytes,
+        receive_buffer_bytes: socket_buffer_bytes,
+        connect_timeout: tcp.connect_timeout.0,
+        silence_timeout: tcp.silence_timeout.0,
+        ..FlowOptions::default()
+    }
 }
 
 impl Settings {
@@ -231,6 +271,7 @@ impl Settings {
                 piece_bytes: config.host_device.piece_bytes.0,
                 streaming_bytes: config.host_device.streaming_threshold.0,
             },
+            network: config.tcp_address().map(|address| NetworkSettings { address, flow: flow_options(&config.tcp, address) }),
             board_slot_bytes: config.host_device.direct_limit.0 as u32,
             choice: match config.strategy.algorithm {
                 file::Algorithm::Auto => Choice::Auto,

@@ -66,7 +66,7 @@ fn an_unknown_key_gets_its_line_and_a_suggestion() {
 #[test]
 fn flows_have_ranges_of_ports_and_an_address_to_connect_to() {
     let text = "[tcp]\nsource_ports = \"20000-20999\"\naddress = \"10.0.0.1\"\n";
-    let config = read(text);
+    let config = ServiceConfig::parse(text, "service.toml").expect("right");
     assert_eq!(config.tcp.source_ports, Some(Ports { first: 20_000, last: 20_999 }));
     assert_eq!(config.tcp_address(), None, "there are no other hosts");
     only("[tcp]\nsource_ports = \"2-1\"\n", 2, "tcp.source_ports", "the smaller one first");

@@ -8,6 +8,7 @@
 //! Deliberately absent: I/O, clocks, threads, addresses, data types and operators.
 
 mod cost;
+pub mod lifted;
 mod direct;
 mod pairwise;
 mod ring;
@@ -19,7 +20,8 @@ mod verify;
 use mccs_ipc::types::CollectiveKind;
 
 pub use cost::CostModel;
-pub use schedule::{Buffer, Channel, Move, Problem, RemoteSpan, Schedule, Shape, Span, Step};
+pub use schedule::{Buffer, Problem, Span};
+pub use lifted::{Channel, Move, Program, RankSpan, Schedule, Shape, Step};
 pub use strategy::{Algorithm, CHANNELS_MAX, Choice, Strategy, StrategyError};
 pub use verify::{Access, Fault, Violation, verify};
 
@@ -55,7 +57,7 @@ pub enum ScheduleError {
 ///
 /// # Errors
 /// The problem or the strategy contradicts itself or the other.
-pub fn build(problem: &Problem, algorithm: Algorithm, strategy: &Strategy) -> Result<Schedule, ScheduleError> {
+pub fn build(problem: &Problem, algorithm: Algorithm, strategy: &Strategy) -> Result<schedule::Schedule, ScheduleError> {
     problem.validate()?;
     strategy.validate(problem.nranks)?;
     let is_barrier = problem.kind == CollectiveKind::Barrier;
@@ -76,8 +78,8 @@ pub fn build(problem: &Problem, algorithm: Algorithm, strategy: &Strategy) -> Re
 }
 
 /// Short data leaves some parts empty. Both sides of a message agree on its length, so empty ones can go.
-fn drop_empty_steps(schedule: &mut Schedule) {
-    if let Shape::Message(channels) = &mut schedule.shape {
+fn drop_empty_steps(schedule: &mut schedule::Schedule) {
+    if let schedule::Shape::Message(channels) = &mut schedule.shape {
         channels.iter_mut().flat_map(|channel| &mut channel.programs).for_each(|program| {
             program.retain(|step| step.count() > 0);
         });

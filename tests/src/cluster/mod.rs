@@ -1,0 +1,310 @@
+//! A cluster in one thread: production proxy engines, transport engines, devices, exchange protocols and in-memory transports,
+//! on a network and a clock that are simulated. Ranks are modelled: they join, call collectives, check what they get, leave
+//! or die. A seed decides everything.
+
+mod host;
+mod job;
+mod wires;
+
+use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::time::{Duration, Instant};
+
+use mccs_service::exchange::protocol::{LinkTimes, Name};
+use mccs_service::transports::memory::{MemoryNetwork, MemoryNetworkOptions};
+use rand::rngs::StdRng;
+use rand::seq::SliceRandom;
+use rand::{Rng, SeedableRng};
+
+pub use self::host::SimHost;
+pub use self::job::{Job, RankEnd};
+use self::job::{SimRank, Sight};
+use self::wires::Wires;
+
+/// Times of all simulated hosts.
+pub const TIMES: LinkTimes = LinkTimes {
+    keep_alive: Duration::from_millis(500),
+    link_timeout: Duration::from_secs(2),
+    host_timeout: Duration::from_secs(4),
+};
+/// Time that ranks have to join, and operations to end.
+pub const TIMEOUT: Duration = Duration::from_secs(20);
+/// After this everything has ended that can.
+pub const ALL_OVER: Duration = Duration::from_secs(90);
+
+/// What a cluster is made of.
+#[derive(Debug, Clone, Copy)]
+pub struct Options {
+    /// Decides everything else.
+    pub seed: u64,
+    /// Number of hosts.
+    pub hosts: usize,
+    /// Transport engines of each.
+    pub engines: usize,
+    /// One way, of frames and of messages.
+    pub latency: Duration,
+    /// Bytes that a flow moves a poll.
+    pub step_bytes: u64,
+}
+
+/// Something that goes wrong.
+#[derive(Debug, Clone, Copy)]
+pub enum Misfortune {
+    /// A host loses power.
+    Crash(usize),
+    /// Its service starts again.
+    Restart(usize),
+    /// Two hosts cannot reach each other, until [`Misfortune::Heal`].
+    Cut(usize, usize),
+    /// All can reach each other again.
+    Heal,
+    /// Connections between two services break, and are made again.
+    BreakLink(usize, usize),
+    /// A second connection is made between two services.
+    DuplicateLink(usize, usize),
+    /// A rank of a job dies.
+    Kill {
+        /// Which job.
+        job: usize,
+        /// Which rank.
+        rank: usize,
+    },
+}
+
+enum Happening {
+    Start(Job),
+    Misfortune(Misfortune),
+}
+
+/// See the module's documentation.
+pub struct Cluster {
+    /// Now.
+    pub now: Instant,
+    began: Instant,
+    rng: StdRng,
+    network: MemoryNetwork,
+    options: Options,
+    names: Vec<Name>,
+    hosts: Vec<Option<SimHost>>,
+    wires: Wires,
+    jobs: Vec<Vec<SimRank>>,
+    happenings: BTreeMap<(Instant, u64), Happening>,
+    happening_count: u64,
+    trace: DefaultHasher,
+    /// What was found wrong.
+    pub faults: Vec<String>,
+}
+
+impl Cluster {
+    /// Hosts whose services have just started.
+    #[must_use]
+    pub fn new(options: Options) -> Self {
+        let mut rng = StdRng::seed_from_u64(options.seed);
+        let network = MemoryNetworkOptions {
+            latency: options.latency,
+            step_bytes: options.step_bytes,
+            seed: rng.random(),
+        };
+        let began = Instant::now();
+        let mut cluster = Cluster {
+            now: began,
+            began,
+            network: MemoryNetwork::new(network),
+            options,
+            names: (0..options.hosts).filter_map(|i| Name::new(&format!("h{i}"))).collect(),
+            hosts: (0..options.hosts).map(|_| None).collect(),
+            wires: Wires::new(options.latency),
+            jobs: Vec::new(),
+            happenings: BTreeMap::new(),
+            happening_count: 0,
+            trace: DefaultHasher::new(),
+            faults: Vec::new(),
+            rng,
+        };
+        (0..options.hosts).for_each(|host| cluster.restart(host));
+        cluster
+    }
+
+    /// A number that any difference between two runs would change.
+    #[must_use]
+    pub fn trace(&self) -> u64 {
+        self.trace.finish()
+    }
+
+    /// How far the simulated clock has gone.
+    #[must_use]
+    pub fn elapsed(&self) -> Duration {
+        self.now - self.began
+    }
+
+    fn restart(&mut self, host: usize) {
+        if self.hosts[host].is_none() {
+            let incarnation = self.rng.random();
+            let names = (&self.names[host], &self.names[..]);
+            self.hosts[host] = Some(SimHost::start(names, incarnation, &self.network, &self.options, self.now));
+            for other in (0..self.hosts.len()).filter(|other| *other != host) {
+                self.connect_soon(host, other);
+            }
+        }
+    }
+
+    fn connect_soon(&mut self, a: usize, b: usize) {
+        let delay = Duration::from_micros(self.rng.random_range(0..20_000));
+        self.wires.connect_at(self.now + delay, a.min(b), a.max(b));
+    }
+
+    fn at(&mut self, after: Duration, happening: Happening) {
+        self.happening_count += 1;
+        self.happenings.insert((self.now + after, self.happening_count), happening);
+    }
+
+    /// Starts a job after some time.
+    pub fn start(&mut self, job: Job, after: Duration) {
+        self.at(after, Happening::Start(job));
+    }
+
+    /// Lets something go wrong after some time.
+    pub fn strike(&mut self, misfortune: Misfortune, after: Duration) {
+        self.at(after, Happening::Misfortune(misfortune));
+    }
+
+    fn happen(&mut self, happening: Happening) {
+        match happening {
+            Happening::Start(job) => {
+                let number = self.jobs.len() as u64;
+                let ranks = job.ranks(number, self.options.seed, &mut self.rng);
+                self.jobs.push(ranks);
+            }
+            Happening::Misfortune(Misfortune::Crash(host)) => {
+                if let Some(dead) = self.hosts[host].take() {
+                    dead.memory_hosts.iter().for_each(|engine| self.network.kill(*engine));
+                    self.wires.crash(host);
+                    self.jobs.iter_mut().flatten().for_each(|rank| rank.host_crashed(host));
+                }
+            }
+            Happening::Misfortune(Misfortune::Restart(host)) => self.restart(host),
+            Happening::Misfortune(Misfortune::Cut(a, b)) => {
+                self.wires.cut(a, b);
+                self.for_engine_pairs(a, b, |network, a, b| network.cut(a, b));
+            }
+            Happening::Misfortune(Misfortune::Heal) => {
+                for (a, b) in self.wires.heal() {
+                    self.for_engine_pairs(a, b, |network, a, b| network.heal(a, b));
+                    self.connect_soon(a, b);
+                }
+            }
+            Happening::Misfortune(Misfortune::BreakLink(a, b)) => {
+                self.break_wire(a, b);
+            }
+            Happening::Misfortune(Misfortune::DuplicateLink(a, b)) => self.connect_soon(a, b),
+            Happening::Misfortune(Misfortune::Kill { job, rank }) => {
+                if let Some(rank) = self.jobs.get_mut(job).and_then(|ranks| ranks.get_mut(rank)) {
+                    rank.kill(&self.hosts);
+                }
+            }
+        }
+    }
+
+    fn for_engine_pairs(
+        &self,
+        a: usize,
+        b: usize,
+        run: impl Fn(&MemoryNetwork, mccs_service::transports::memory::HostId, mccs_service::transports::memory::HostId),
+    ) {
+        let of = |host: usize| self.hosts[host].as_ref().map_or(&[][..], |host| &host.memory_hosts);
+        for a in of(a) {
+            of(b).iter().for_each(|b| run(&self.network, *a, *b));
+        }
+    }
+
+    fn break_wire(&mut self, a: usize, b: usize) {
+        for (host, link) in self.wires.break_between(a, b) {
+            if let Some(host) = &mut self.hosts[host] {
+                host.exchange.link_down(link, self.now);
+            }
+        }
+        self.connect_soon(a, b);
+    }
+
+    /// Does one round: all that is due, and every engine once, in an order that the seed decides. Returns when there is next
+    /// something to do.
+    fn round(&mut self) -> Option<Instant> {
+        while let Some(entry) = self.happenings.first_entry().filter(|entry| entry.key().0 <= self.now) {
+            let happening = entry.remove();
+            self.happen(happening);
+        }
+        self.wires.deliver(self.now, &mut self.hosts, &self.names, &mut self.trace);
+        let mut order: Vec<usize> = (0..self.hosts.len()).collect();
+        order.shuffle(&mut self.rng);
+        let mut next = self.wires.next_at().into_iter().chain(self.happenings.keys().next().map(|(at, _)| *at)).min();
+        for index in order {
+            let Some(host) = &mut self.hosts[index] else { continue };
+            let wake = host.poll(self.now, &mut self.rng);
+            next = next.into_iter().chain(wake).min();
+            for broken in self.wires.send_all(index, host, self.now, &mut self.rng) {
+                self.connect_soon(broken.0, broken.1);
+            }
+        }
+        for rank in self.jobs.iter_mut().flatten() {
+            let sight = Sight { hosts: &self.hosts, now: self.now };
+            match rank.live(&sight, &mut self.rng) {
+                Ok(wake) => next = next.into_iter().chain(wake).min(),
+                Err(fault) => self.faults.push(fault),
+            }
+            rank.hash(&mut self.trace);
+        }
+        next
+    }
+
+    /// Runs until some time has passed, or something is wrong.
+    pub fn run_for(&mut self, time: Duration) {
+        let end = self.now + time;
+        while self.now < end && self.faults.is_empty() {
+            let step = Duration::from_micros(self.rng.random_range(1..20));
+            let next = self.round().map_or(end, |next| next.max(self.now + step));
+            self.now = next.min(end);
+            (self.now - self.began).hash(&mut self.trace);
+        }
+    }
+
+    /// Whether every rank of every job has ended.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.happenings.is_empty() && self.jobs.iter().flatten().all(|rank| rank.end().is_some())
+    }
+
+    /// Runs until all have ended, and everything that can time out has; then looks for what is left.
+    ///
+    /// # Errors
+    /// All that is wrong.
+    pub fn finish(mut self) -> Result<u64, String> {
+        for _ in 0..ALL_OVER.as_secs() {
+            if self.is_over() || !self.faults.is_empty() {
+                break;
+            }
+            self.run_for(Duration::from_secs(1));
+        }
+        // Whatever is told after the end.
+        self.run_for(2 * TIMES.host_timeout);
+        if std::env::var("SHOW").is_ok() {
+            for (number, ranks) in self.jobs.iter().enumerate() {
+                let hosts: Vec<_> = ranks.iter().map(SimRank::host).collect();
+                eprintln!("seed {} job {number} {hosts:?} at {:?}: {:?}", self.options.seed, self.elapsed(), ranks.iter().map(|rank| rank.end()).collect::<Vec<_>>());
+            }
+        }
+        for (number, ranks) in self.jobs.iter().enumerate() {
+            for (rank, state) in ranks.iter().enumerate().filter(|(_, state)| state.end().is_none()) {
+                self.faults.push(format!("job {number} rank {rank} has not ended: {}", state.describe()));
+            }
+            let ends: Vec<_> = ranks.iter().filter_map(SimRank::end).collect();
+            let undisturbed = ranks.iter().all(|rank| !rank.may_fail);
+            if undisturbed && let Some(RankEnd::Failed(why)) = ends.iter().find(|end| matches!(end, RankEnd::Failed(_))) {
+                self.faults.push(format!("job {number} has failed, and nothing was wrong: {why}"));
+            }
+        }
+        for (index, host) in self.hosts.iter().enumerate() {
+            self.faults.extend(host.iter().flat_map(SimHost::leaks).map(|leak| format!("host {index}: {leak}")));
+        }
+        if self.faults.is_empty() { Ok(self.trace.finish()) } else { Err(self.faults.join("\n")) }
+    }
+}
