@@ -269,6 +269,12 @@ pub enum Algorithm {
     Ring,
     /// Tree.
     Tree,
+    /// Ring of hosts, each of which acts for all its ranks.
+    HostRing,
+    /// Tree of hosts.
+    HostTree,
+    /// Every host to every other at once.
+    OneShot,
 }
 
 impl Default for ServiceConfig {

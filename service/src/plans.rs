@@ -3,6 +3,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use mccs_ipc::types::RedOp;
+
 use crate::collective::{CostModel, Problem, Schedule, ScheduleError, Strategy, build};
 use crate::engines::proxy::{Action, Operation};
 
@@ -40,12 +42,14 @@ impl ScheduleCache {
     /// # Errors
     /// [`PlanError`].
     pub fn schedule_for(&mut self, operations: &[Operation]) -> Result<Arc<Schedule>, PlanError> {
-        let Some(Operation { action: Action::Collective { kind, root, .. }, count, dtype, .. }) = operations.first()
+        let Some(Operation { action: Action::Collective { kind, redop, root, .. }, count, dtype, .. }) =
+            operations.first()
         else {
             return Err(PlanError::NotCollective);
         };
         let root = if kind.has_root() { *root } else { 0 };
-        let problem = Problem { kind: *kind, nranks: self.nranks, root, count: *count };
+        let premultiply = self.strategy.hosts.len() > 1 && kind.reduces() && *redop == RedOp::PreMulSum;
+        let problem = Problem { kind: *kind, nranks: self.nranks, root, count: *count, premultiply };
         let key = (problem, dtype.size_bytes());
         if let Some(schedule) = self.schedules.get(&key) {
             return Ok(Arc::clone(schedule));
@@ -54,7 +58,7 @@ impl ScheduleCache {
             self.schedules.clear();
         }
         let algorithm = self.model.choose(&problem, dtype.size_bytes(), &self.strategy)?;
-        let schedule = Arc::new(crate::collective::lifted::lift(&build(&problem, algorithm, &self.strategy)?));
+        let schedule = Arc::new(build(&problem, algorithm, &self.strategy)?);
         self.schedules.insert(key, Arc::clone(&schedule));
         Ok(schedule)
     }

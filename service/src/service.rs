@@ -115,8 +115,7 @@ impl Service {
         let device = Box::new(HostDevice::new(settings.host_device, proxy.clone()));
         let (choice, channels) = (settings.choice, settings.channels);
         let make_schedules = move |nranks, hosts: &[Vec<u32>]| {
-            let model = if hosts.is_empty() { CostModel::one_host() } else { CostModel::one_host() };
-            ScheduleCache::new(nranks, Strategy::initial(if hosts.is_empty() { choice } else { Choice::Pinned(Algorithm::Ring) }, nranks, channels), model)
+            ScheduleCache::new(nranks, Strategy::initial(choice, nranks, channels, hosts), CostModel::for_hosts(hosts))
         };
         // Where the operator pins another algorithm than the one that a board's ranks follow, all goes through the service.
         let follows = matches!(choice, Choice::Auto | Choice::Pinned(Algorithm::Direct));
@@ -278,6 +277,9 @@ impl Settings {
                 file::Algorithm::Direct => Choice::Pinned(Algorithm::Direct),
                 file::Algorithm::Ring => Choice::Pinned(Algorithm::Ring),
                 file::Algorithm::Tree => Choice::Pinned(Algorithm::Tree),
+                file::Algorithm::HostRing => Choice::Pinned(Algorithm::HostRing),
+                file::Algorithm::HostTree => Choice::Pinned(Algorithm::HostTree),
+                file::Algorithm::OneShot => Choice::Pinned(Algorithm::OneShot),
             },
             channels: config.strategy.channels,
         }

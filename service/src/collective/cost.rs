@@ -7,7 +7,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use super::schedule::{Channel, Move, Problem, Schedule, Shape, Step};
+use super::schedule::{Channel, Move, Problem, Program, Schedule, Shape, Step};
 use super::{Algorithm, Choice, ScheduleError, Strategy, build};
 
 /// A cluster as far as costs depend on it.
@@ -21,7 +21,9 @@ pub struct CostModel {
     pub link_bytes_per_ns: f64,
     /// What any step costs.
     pub step_ns: f64,
-    /// What a message between hosts costs.
+    /// What a message between hosts costs either of them, whatever its length.
+    pub message_ns: f64,
+    /// How long a message between hosts is on its way.
     pub link_latency_ns: f64,
 }
 
@@ -34,8 +36,24 @@ impl CostModel {
             memory_bytes_per_ns: 20.0,
             link_bytes_per_ns: 1.0,
             step_ns: 200.0,
+            message_ns: 4_000.0,
             link_latency_ns: 20_000.0,
         }
+    }
+
+    /// Hosts with these ranks: figures of such machines in one rack, joined by TCP. None: one host.
+    #[must_use]
+    pub fn for_hosts(hosts: &[Vec<u32>]) -> Self {
+        let nranks = hosts.iter().map(Vec::len).sum();
+        let mut host_of = vec![0; if hosts.len() > 1 { nranks } else { 0 }];
+        for (host, ranks) in (0..).zip(hosts) {
+            for rank in ranks {
+                if let Some(slot) = host_of.get_mut(*rank as usize) {
+                    *slot = host;
+                }
+            }
+        }
+        CostModel { hosts: host_of, ..CostModel::one_host() }
     }
 
     fn host(&self, rank: u32) -> u32 {
@@ -59,18 +77,16 @@ impl CostModel {
                 // Channels share memory and links: each gets its part of the bandwidth.
                 let share = 1.0 / channels.len().max(1) as f64;
                 let times = channels.iter().map(|channel| {
-                    let nranks = channel.programs.len();
-                    let sharers = (0..nranks as u32).map(|rank| self.sharers(rank, nranks)).collect();
-                    Clocks::new(self, channel, element_bytes, share, sharers).run()
+                    Clocks::new(self, channel, element_bytes, share).run()
                 });
                 times.fold(0.0, f64::max)
             }
         }
     }
 
-    /// Ranks whose steps compete for the engine and the memory of a rank's host.
-    fn sharers(&self, rank: u32, nranks: usize) -> f64 {
-        (0..nranks as u32).filter(|other| self.host(*other) == self.host(rank)).count() as f64
+    /// The host of a program.
+    fn host_of(&self, program: &Program) -> u32 {
+        program.ranks.first().map_or(0, |rank| self.host(*rank))
     }
 
     fn direct_ns(&self, moves: &[Move], element_bytes: f64) -> f64 {
@@ -107,11 +123,13 @@ impl CostModel {
         }
         let mut best = (f64::INFINITY, Algorithm::Ring);
         for algorithm in Algorithm::ALL {
-            // What falls back to the ring is the ring. Where nothing has a form, the ring stands for all.
+            // What falls back to the ring is the ring. Where nothing has a form, the rings stand for all.
             let is_candidate = match algorithm {
                 Algorithm::Direct => is_mapped,
                 Algorithm::Ring => true,
                 Algorithm::Tree => algorithm.covers(problem.kind),
+                Algorithm::HostRing => !is_mapped,
+                Algorithm::HostTree | Algorithm::OneShot => !is_mapped && algorithm.covers(problem.kind),
             };
             if is_candidate {
                 let ns = self.estimate_ns(&build(problem, algorithm, strategy)?, element_bytes);
@@ -131,7 +149,7 @@ struct Clocks<'a> {
     element_bytes: f64,
     /// The channel's part of all bandwidths.
     share: f64,
-    /// By rank: how many ranks its host has.
+    /// By program: how many compete for the engine and the memory of its host.
     sharers: Vec<f64>,
     now_ns: Vec<f64>,
     counters: Vec<usize>,
@@ -144,16 +162,18 @@ struct Clocks<'a> {
 }
 
 impl<'a> Clocks<'a> {
-    fn new(model: &'a CostModel, channel: &'a Channel, element_bytes: f64, share: f64, sharers: Vec<f64>) -> Self {
-        let nranks = channel.programs.len();
+    fn new(model: &'a CostModel, channel: &'a Channel, element_bytes: f64, share: f64) -> Self {
+        let programs = channel.programs.len();
+        let hosts: Vec<u32> = channel.programs.iter().map(|program| model.host_of(program)).collect();
+        let sharers = hosts.iter().map(|host| hosts.iter().filter(|other| *other == host).count() as f64).collect();
         Clocks {
             model,
             channel,
             element_bytes,
             share,
             sharers,
-            now_ns: vec![0.0; nranks],
-            counters: vec![0; nranks],
+            now_ns: vec![0.0; programs],
+            counters: vec![0; programs],
             egress_free_ns: HashMap::new(),
             ingress_free_ns: HashMap::new(),
             arrivals_ns: HashMap::new(),
@@ -162,56 +182,73 @@ impl<'a> Clocks<'a> {
 
     fn run(mut self) -> f64 {
         let candidates = |clocks: &Self| {
-            let ready = (0..clocks.counters.len()).filter_map(|rank| clocks.next_step(rank));
+            let ready = (0..clocks.counters.len()).filter_map(|program| clocks.next_step(program));
             ready.min_by(|a, b| a.1.total_cmp(&b.1))
         };
-        while let Some((rank, start_ns, step)) = candidates(&self) {
-            self.step(rank, start_ns, step);
-            self.counters[rank] += 1;
+        let channel = self.channel;
+        while let Some((program, start_ns)) = candidates(&self) {
+            self.step(program, start_ns, &channel.programs[program].steps[self.counters[program]]);
+            self.counters[program] += 1;
         }
-        let ended = self.channel.programs.iter().zip(&self.counters).all(|(program, at)| *at == program.len());
+        let ended = channel.programs.iter().zip(&self.counters).all(|(program, at)| *at == program.steps.len());
         if ended { self.now_ns.into_iter().fold(0.0, f64::max) } else { f64::INFINITY }
     }
 
-    /// A rank's next step, and when it can start; `None` while it waits for what nobody has sent.
-    fn next_step(&self, rank: usize) -> Option<(usize, f64, Step)> {
-        let step = *self.channel.programs[rank].get(self.counters[rank])?;
-        let start_ns = match step {
-            Step::Send { .. } | Step::Copy { .. } => self.now_ns[rank],
+    /// When a program's next step can start; `None` while it waits for what nobody has sent.
+    fn next_step(&self, program: usize) -> Option<(usize, f64)> {
+        let start_ns = match self.channel.programs[program].steps.get(self.counters[program])? {
             Step::Recv { peer, .. } | Step::RecvReduce { peer, .. } => {
-                self.arrivals_ns.get(&(peer, rank as u32))?.front()?.max(self.now_ns[rank])
+                self.arrivals_ns.get(&(*peer, program as u32))?.front()?.max(self.now_ns[program])
             }
+            Step::Send { .. } | Step::Copy { .. } | Step::Reduce { .. } => self.now_ns[program],
         };
-        Some((rank, start_ns, step))
+        Some((program, start_ns))
     }
 
-    fn step(&mut self, rank: usize, start_ns: f64, step: Step) {
+    fn step(&mut self, program: usize, start_ns: f64, step: &Step) {
         let bytes = step.count() as f64 * self.element_bytes;
-        let memory_ns = bytes * self.sharers[rank] / (self.model.memory_bytes_per_ns * self.share);
-        // One engine takes the steps of all ranks of a host.
-        let started_ns = start_ns + self.model.step_ns * self.sharers[rank];
-        // A copy reads and writes; a reduction reads twice.
-        self.now_ns[rank] = match step {
+        let memory_ns = bytes * self.sharers[program] / (self.model.memory_bytes_per_ns * self.share);
+        // One engine takes the steps of all programs of a host.
+        let message_ns = if self.leaves_host(program, step) { self.model.message_ns } else { 0.0 };
+        let started_ns = start_ns + (self.model.step_ns + message_ns) * self.sharers[program];
+        // Spans that are read and written. An offer is read where it lies, or where it was received.
+        let spans = match step {
             Step::Send { peer, .. } => {
-                let arrival_ns = self.transfer(rank as u32, peer, started_ns, bytes);
-                self.arrivals_ns.entry((rank as u32, peer)).or_default().push_back(arrival_ns);
-                started_ns
+                let arrival_ns = self.transfer(program as u32, *peer, started_ns, bytes);
+                self.arrivals_ns.entry((program as u32, *peer)).or_default().push_back(arrival_ns);
+                0
             }
-            Step::Copy { .. } => started_ns + 2.0 * memory_ns,
-            Step::Recv { peer, .. } => {
-                self.arrivals_ns.get_mut(&(peer, rank as u32)).and_then(VecDeque::pop_front);
-                started_ns + 2.0 * memory_ns
+            Step::Copy { dsts, .. } => 1 + dsts.len(),
+            Step::Reduce { srcs, dsts, .. } => srcs.len() + dsts.len(),
+            Step::Recv { peer, dsts } => {
+                self.arrivals_ns.get_mut(&(*peer, program as u32)).and_then(VecDeque::pop_front);
+                1 + dsts.len()
             }
-            Step::RecvReduce { peer, .. } => {
-                self.arrivals_ns.get_mut(&(peer, rank as u32)).and_then(VecDeque::pop_front);
-                started_ns + 3.0 * memory_ns
+            Step::RecvReduce { peer, srcs, dsts, .. } => {
+                self.arrivals_ns.get_mut(&(*peer, program as u32)).and_then(VecDeque::pop_front);
+                1 + srcs.len() + dsts.len()
             }
         };
+        self.now_ns[program] = started_ns + spans as f64 * memory_ns;
+    }
+
+    fn host(&self, program: u32) -> u32 {
+        self.channel.programs.get(program as usize).map_or(0, |program| self.model.host_of(program))
+    }
+
+    /// Whether a step's message goes to or comes from another host.
+    fn leaves_host(&self, program: usize, step: &Step) -> bool {
+        match step {
+            Step::Send { peer, .. } | Step::Recv { peer, .. } | Step::RecvReduce { peer, .. } => {
+                self.host(*peer) != self.host(program as u32)
+            }
+            Step::Copy { .. } | Step::Reduce { .. } => false,
+        }
     }
 
     /// When a message arrives. On one host nothing moves before the receiver reads it.
-    fn transfer(&mut self, rank: u32, peer: u32, sent_ns: f64, bytes: f64) -> f64 {
-        let (src, dst) = (self.model.host(rank), self.model.host(peer));
+    fn transfer(&mut self, program: u32, peer: u32, sent_ns: f64, bytes: f64) -> f64 {
+        let (src, dst) = (self.host(program), self.host(peer));
         if src == dst {
             return sent_ns;
         }

@@ -3,12 +3,12 @@
 
 use mccs_ipc::types::CollectiveKind;
 
-use super::schedule::{Buffer, Move, Problem, RemoteSpan, Schedule, Shape, Span};
+use super::schedule::{Buffer, Move, Problem, RankSpan, Schedule, Shape, Span};
 
 pub(super) fn build(problem: &Problem) -> Schedule {
-    let &Problem { kind, nranks, root, count } = problem;
+    let &Problem { kind, nranks, root, count, .. } = problem;
     let all = || 0..nranks;
-    let at = |rank, buffer, offset| RemoteSpan { rank, span: Span::new(buffer, offset, count) };
+    let at = |rank, buffer, offset| RankSpan { rank, span: Span::new(buffer, offset, count) };
     let copy = |src, dst| Move { srcs: vec![src], dsts: vec![dst] };
     let block = |rank: u32| u64::from(rank) * count;
     let moves = match kind {

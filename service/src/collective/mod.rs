@@ -8,8 +8,9 @@
 //! Deliberately absent: I/O, clocks, threads, addresses, data types and operators.
 
 mod cost;
-pub mod lifted;
 mod direct;
+mod layout;
+mod one_shot;
 mod pairwise;
 mod ring;
 mod schedule;
@@ -19,9 +20,9 @@ mod verify;
 
 use mccs_ipc::types::CollectiveKind;
 
+use self::layout::Layout;
 pub use cost::CostModel;
-pub use schedule::{Buffer, Problem, Span};
-pub use lifted::{Channel, Move, Program, RankSpan, Schedule, Shape, Step};
+pub use schedule::{Buffer, Channel, Move, Problem, Program, RankSpan, Schedule, Shape, Span, Step};
 pub use strategy::{Algorithm, CHANNELS_MAX, Choice, Strategy, StrategyError};
 pub use verify::{Access, Fault, Violation, verify};
 
@@ -47,29 +48,37 @@ pub enum ScheduleError {
         /// Of the communicator.
         nranks: u32,
     },
+    /// Ranks of several hosts do not map each other's memory.
+    #[error("direct schedules need all ranks on one host")]
+    NotMapped,
     /// The strategy is not one for this communicator.
     #[error(transparent)]
     Strategy(#[from] StrategyError),
 }
 
-/// Builds the schedule of `algorithm` for a problem. What the tree has no form for goes round the ring, and what
-/// the ring has none for goes pair by pair ([`Algorithm::covers`]); one rank, and no data, are always direct.
+/// Builds the schedule of `algorithm` for a problem. What the algorithm has no form for goes round the ring, and what the
+/// ring has none for goes pair by pair ([`Algorithm::covers`]); one rank, and no data, are always direct.
 ///
 /// # Errors
-/// The problem or the strategy contradicts itself or the other.
-pub fn build(problem: &Problem, algorithm: Algorithm, strategy: &Strategy) -> Result<schedule::Schedule, ScheduleError> {
+/// The problem or the strategy contradicts itself or the other; direct moves between hosts.
+pub fn build(problem: &Problem, algorithm: Algorithm, strategy: &Strategy) -> Result<Schedule, ScheduleError> {
     problem.validate()?;
     strategy.validate(problem.nranks)?;
     let is_barrier = problem.kind == CollectiveKind::Barrier;
     if problem.nranks == 1 || (problem.count == 0 && !is_barrier) {
         return Ok(direct::build(problem));
     }
-    let orders = strategy.orders(problem.nranks);
-    let ring = || ring::build(problem, &orders, strategy).unwrap_or_else(|| pairwise::build(problem));
+    let by_rank = || Layout::by_rank(problem, strategy);
+    let by_host = || Layout::by_host(problem, strategy);
+    let ring = |layout: &Layout<'_>| ring::build(layout).unwrap_or_else(|| pairwise::build(layout));
     let mut schedule = match algorithm {
+        Algorithm::Direct if strategy.hosts.len() > 1 => return Err(ScheduleError::NotMapped),
         Algorithm::Direct => direct::build(problem),
-        Algorithm::Ring => ring(),
-        Algorithm::Tree => tree::build(problem, &orders, strategy).unwrap_or_else(ring),
+        Algorithm::Ring => ring(&by_rank()),
+        Algorithm::HostRing => ring(&by_host()),
+        Algorithm::Tree => tree::build(&by_rank()).unwrap_or_else(|| ring(&by_rank())),
+        Algorithm::HostTree => tree::build(&by_host()).unwrap_or_else(|| ring(&by_host())),
+        Algorithm::OneShot => one_shot::build(&by_host()).unwrap_or_else(|| ring(&by_host())),
     };
     if !is_barrier {
         drop_empty_steps(&mut schedule);
@@ -78,12 +87,12 @@ pub fn build(problem: &Problem, algorithm: Algorithm, strategy: &Strategy) -> Re
 }
 
 /// Short data leaves some parts empty. Both sides of a message agree on its length, so empty ones can go.
-fn drop_empty_steps(schedule: &mut schedule::Schedule) {
-    if let schedule::Shape::Message(channels) = &mut schedule.shape {
+fn drop_empty_steps(schedule: &mut Schedule) {
+    if let Shape::Message(channels) = &mut schedule.shape {
         channels.iter_mut().flat_map(|channel| &mut channel.programs).for_each(|program| {
-            program.retain(|step| step.count() > 0);
+            program.steps.retain(|step| step.count() > 0);
         });
-        channels.retain(|channel| channel.programs.iter().any(|program| !program.is_empty()));
+        channels.retain(|channel| channel.programs.iter().any(|program| !program.steps.is_empty()));
     }
 }
 

@@ -1,21 +1,28 @@
-//! Collectives without reduction, pair by pair: each rank starts with another peer, so that no rank is everybody's target
-//! at once. A barrier is a dissemination of empty messages: after round k a rank has heard of 2^k others.
+//! Collectives without reduction, pair by pair of ranks: each rank starts with another peer, so that no rank is everybody's
+//! target at once. A barrier is a dissemination of empty messages, between ranks or hosts: after round k a group has heard of
+//! 2^k others.
 
 use mccs_ipc::types::CollectiveKind;
 
-use super::schedule::{Buffer, Channel, Problem, Schedule, Shape, Span, Step};
+use super::layout::Layout;
+use super::schedule::{Buffer, Channel, Problem, Program, RankSpan, Schedule, Shape, Span, Step};
 
 /// One channel for the kinds that neither ring nor tree has a form for; empty for others.
-pub(super) fn build(problem: &Problem) -> Schedule {
-    let program = |rank| match problem.kind {
-        CollectiveKind::AllToAll => all_to_all(problem, rank),
-        CollectiveKind::Gather => gather(problem, rank),
-        CollectiveKind::Scatter => scatter(problem, rank),
-        CollectiveKind::Barrier => barrier(problem.nranks, rank),
-        _ => Vec::new(),
+pub(super) fn build(layout: &Layout<'_>) -> Schedule {
+    let problem = layout.problem;
+    let of_rank: fn(&Problem, u32) -> Vec<Step> = match problem.kind {
+        CollectiveKind::AllToAll => all_to_all,
+        CollectiveKind::Gather => gather,
+        CollectiveKind::Scatter => scatter,
+        _ => |_, _| Vec::new(),
     };
-    let channel = Channel { programs: (0..problem.nranks).map(program).collect() };
-    Schedule { problem: *problem, scratch_count: 0, shape: Shape::Message(vec![channel]) }
+    let programs = if problem.kind == CollectiveKind::Barrier {
+        let program = |(own, ranks): (u32, &Vec<u32>)| Program { ranks: ranks.clone(), steps: barrier(layout, own) };
+        (0..).zip(&layout.groups).map(program).collect()
+    } else {
+        (0..problem.nranks).map(|rank| Program { ranks: vec![rank], steps: of_rank(problem, rank) }).collect()
+    };
+    Schedule { problem: *problem, scratch_count: 0, shape: Shape::Message(vec![Channel { programs }]) }
 }
 
 fn block(problem: &Problem, buffer: Buffer, rank: u32) -> Span {
@@ -26,6 +33,18 @@ fn whole(problem: &Problem, buffer: Buffer) -> Span {
     Span::new(buffer, 0, problem.count)
 }
 
+fn copy(rank: u32, src: Span, dst: Span) -> Step {
+    Step::Copy { src: RankSpan { rank, span: src }, dsts: vec![RankSpan { rank, span: dst }] }
+}
+
+fn send(rank: u32, peer: u32, span: Span) -> Step {
+    Step::Send { peer, src: RankSpan { rank, span } }
+}
+
+fn recv(rank: u32, peer: u32, span: Span) -> Step {
+    Step::Recv { peer, dsts: vec![RankSpan { rank, span }] }
+}
+
 /// The rank `distance` places after another; both below `nranks`.
 fn after(rank: u32, distance: u32, nranks: u32) -> u32 {
     let places_to_wrap = nranks - distance;
@@ -34,12 +53,11 @@ fn after(rank: u32, distance: u32, nranks: u32) -> u32 {
 
 fn all_to_all(problem: &Problem, rank: u32) -> Vec<Step> {
     let nranks = problem.nranks;
-    let mut steps =
-        vec![Step::Copy { src: block(problem, Buffer::Send, rank), dst: block(problem, Buffer::Recv, rank) }];
+    let mut steps = vec![copy(rank, block(problem, Buffer::Send, rank), block(problem, Buffer::Recv, rank))];
     for distance in 1..nranks {
         let (to, from) = (after(rank, distance, nranks), after(rank, nranks - distance, nranks));
-        steps.push(Step::Send { peer: to, src: block(problem, Buffer::Send, to) });
-        steps.push(Step::Recv { peer: from, dst: block(problem, Buffer::Recv, from) });
+        steps.push(send(rank, to, block(problem, Buffer::Send, to)));
+        steps.push(recv(rank, from, block(problem, Buffer::Recv, from)));
     }
     steps
 }
@@ -47,12 +65,12 @@ fn all_to_all(problem: &Problem, rank: u32) -> Vec<Step> {
 fn gather(problem: &Problem, rank: u32) -> Vec<Step> {
     let own = whole(problem, Buffer::Send);
     if rank != problem.root {
-        return vec![Step::Send { peer: problem.root, src: own }];
+        return vec![send(rank, problem.root, own)];
     }
-    let mut steps = vec![Step::Copy { src: own, dst: block(problem, Buffer::Recv, rank) }];
+    let mut steps = vec![copy(rank, own, block(problem, Buffer::Recv, rank))];
     steps.extend((1..problem.nranks).map(|distance| {
         let peer = after(rank, distance, problem.nranks);
-        Step::Recv { peer, dst: block(problem, Buffer::Recv, peer) }
+        recv(rank, peer, block(problem, Buffer::Recv, peer))
     }));
     steps
 }
@@ -60,25 +78,26 @@ fn gather(problem: &Problem, rank: u32) -> Vec<Step> {
 fn scatter(problem: &Problem, rank: u32) -> Vec<Step> {
     let own = whole(problem, Buffer::Recv);
     if rank != problem.root {
-        return vec![Step::Recv { peer: problem.root, dst: own }];
+        return vec![recv(rank, problem.root, own)];
     }
     let mut steps: Vec<_> = (1..problem.nranks)
         .map(|distance| {
             let peer = after(rank, distance, problem.nranks);
-            Step::Send { peer, src: block(problem, Buffer::Send, peer) }
+            send(rank, peer, block(problem, Buffer::Send, peer))
         })
         .collect();
-    steps.push(Step::Copy { src: block(problem, Buffer::Send, rank), dst: own });
+    steps.push(copy(rank, block(problem, Buffer::Send, rank), own));
     steps
 }
 
-fn barrier(nranks: u32, rank: u32) -> Vec<Step> {
+fn barrier(layout: &Layout<'_>, own: u32) -> Vec<Step> {
+    let (groups, rank) = (layout.groups.len() as u32, layout.first(own));
     let nothing = |buffer| Span::new(buffer, 0, 0);
-    let distances = (0..u32::BITS).map(|round| 1u32 << round).take_while(|distance| *distance < nranks);
+    let distances = (0..u32::BITS).map(|round| 1u32 << round).take_while(|distance| *distance < groups);
     distances
         .flat_map(|distance| {
-            let (to, from) = (after(rank, distance, nranks), after(rank, nranks - distance, nranks));
-            [Step::Send { peer: to, src: nothing(Buffer::Send) }, Step::Recv { peer: from, dst: nothing(Buffer::Recv) }]
+            let (to, from) = (after(own, distance, groups), after(own, groups - distance, groups));
+            [send(rank, to, nothing(Buffer::Send)), recv(rank, from, nothing(Buffer::Recv))]
         })
         .collect()
 }

@@ -1,16 +1,17 @@
-//! Ring algorithms, with any order of ranks and several channels, each with an order of its own.
+//! Ring algorithms, over ranks or over hosts, in any order and on several channels, each with an order of its own.
 //!
-//! Position p of a ring receives from p - 1 and sends to p + 1. Reductions go round once; all-reduce then sends the
-//! results round once more. Broadcast and reduce are chains from and to the root, cut into chunks that follow each other.
+//! Position p of a ring receives from p - 1 and sends to p + 1: first what is its own, then whatever it has received, at once,
+//! so that as much is on its way as was sent first. Reductions go round once; all-reduce then sends the results round once more. Broadcast and reduce are chains from and to the root, cut into chunks that follow each other.
+//! Between hosts, what is passed on together is cut into slices: one is sent on while the next arrives.
 
 use mccs_ipc::types::CollectiveKind;
 
-use super::Strategy;
-use super::schedule::{Buffer, Channel, Problem, Schedule, Shape, Span, Step, part};
+use super::layout::Layout;
+use super::schedule::{Buffer, Channel, Program, RankSpan, Schedule, Shape, Span, Step, part};
 
-/// One rank's view of one channel.
+/// One group's view of one channel.
 struct View<'a> {
-    problem: &'a Problem,
+    layout: &'a Layout<'a>,
     order: &'a [u32],
     position: u64,
     /// The channel's part of `count` elements.
@@ -22,9 +23,10 @@ struct View<'a> {
     align_count: u64,
 }
 
-/// The schedule, or `None` for a collective that has no ring form. `orders` are permutations of all ranks.
-pub(super) fn build(problem: &Problem, orders: &[Vec<u32>], strategy: &Strategy) -> Option<Schedule> {
-    let program: fn(&View<'_>) -> Vec<Step> = match problem.kind {
+/// The schedule, or `None` for a collective that has no ring form.
+pub(super) fn build(layout: &Layout<'_>) -> Option<Schedule> {
+    let (problem, strategy) = (layout.problem, layout.strategy);
+    let steps: fn(&View<'_>) -> Vec<Step> = match problem.kind {
         CollectiveKind::AllReduce => all_reduce,
         CollectiveKind::AllGather => all_gather,
         CollectiveKind::ReduceScatter => reduce_scatter,
@@ -34,48 +36,38 @@ pub(super) fn build(problem: &Problem, orders: &[Vec<u32>], strategy: &Strategy)
     };
     let align_count = strategy.align_count.max(1);
     let mut scratch_count = 0;
-    let mut channels = Vec::with_capacity(orders.len());
-    for (index, order) in orders.iter().enumerate() {
-        let (offset, count) = part(problem.count, orders.len() as u64, index as u64, align_count);
+    let mut channels = Vec::with_capacity(layout.orders.len());
+    for (index, order) in layout.orders.iter().enumerate() {
+        let (offset, count) = part(problem.count, layout.orders.len() as u64, index as u64, align_count);
         let chunks = strategy.chunks(count);
-        let mut programs = vec![Vec::new(); order.len()];
-        for (position, rank) in (0..).zip(order) {
+        let mut programs: Vec<_> =
+            layout.groups.iter().map(|ranks| Program { ranks: ranks.clone(), steps: Vec::new() }).collect();
+        let mut channel_scratch_count = 0;
+        for (position, group) in (0..).zip(order) {
             let scratch_offset = scratch_count;
-            let view = View { problem, order, position, offset, count, scratch_offset, chunks, align_count };
-            if let Some(slot) = programs.get_mut(*rank as usize) {
-                *slot = program(&view);
-            }
+            let view = View { layout, order, position, offset, count, scratch_offset, chunks, align_count };
+            channel_scratch_count = view.scratch_count();
+            programs[*group as usize].steps = steps(&view);
         }
-        scratch_count += match problem.kind {
-            CollectiveKind::ReduceScatter => {
-                partial_slots(order.len() as u64, chunks) * part(count, chunks, 0, align_count).1
-            }
-            CollectiveKind::Reduce => count,
-            _ => 0,
-        };
+        scratch_count += channel_scratch_count;
         channels.push(Channel { programs });
     }
     Some(Schedule { problem: *problem, scratch_count, shape: Shape::Message(channels) })
 }
 
-/// Slots for partial results of a reduce-scatter.
-///
-/// A rank learns that its successor has read a partial result when word of it has come round the ring, n iterations
-/// later. Each chunk takes n - 1 iterations and leaves n - 2 partial results, so n - 1 slots in rotation are never
-/// overwritten too early.
-fn partial_slots(nranks: u64, chunks: u64) -> u64 {
-    let partials_per_chunk = nranks.saturating_sub(2);
-    (chunks * partials_per_chunk).min(nranks - 1)
-}
-
 impl View<'_> {
-    fn nranks(&self) -> u64 {
+    /// Length of the ring.
+    fn groups(&self) -> u64 {
         self.order.len() as u64
     }
 
-    /// Rank at a distance round the ring.
+    fn own(&self) -> u32 {
+        self.order[self.position as usize]
+    }
+
+    /// Group at a distance round the ring.
     fn at(&self, distance: u64) -> u32 {
-        self.order[((self.position + distance) % self.nranks()) as usize]
+        self.order[((self.position + distance) % self.groups()) as usize]
     }
 
     fn next(&self) -> u32 {
@@ -83,18 +75,12 @@ impl View<'_> {
     }
 
     fn previous(&self) -> u32 {
-        self.at(self.nranks() - 1)
+        self.at(self.groups() - 1)
     }
 
     /// Position `back` places behind this one.
     fn behind(&self, back: u64) -> u64 {
-        (self.position + 2 * self.nranks() - back) % self.nranks()
-    }
-
-    /// The channel's part of the block that belongs to the rank at `position`.
-    fn block(&self, buffer: Buffer, position: u64) -> Span {
-        let rank = u64::from(self.order[position as usize]);
-        Span::new(buffer, rank * self.problem.count + self.offset, self.count)
+        (self.position + 2 * self.groups() - back) % self.groups()
     }
 
     /// Part `index` of the channel's part, of `parts`.
@@ -102,95 +88,220 @@ impl View<'_> {
         let (offset, count) = part(self.count, parts, index, self.align_count);
         Span::new(buffer, self.offset + offset, count)
     }
+
+    /// What is passed on together.
+    fn slices(&self, span: Span) -> Vec<Span> {
+        let slices = self.layout.strategy.slices(span.count);
+        let slice = |index| {
+            let (offset, count) = part(span.count, slices, index, self.align_count);
+            Span::new(span.buffer, span.offset + offset, count)
+        };
+        (0..slices).map(slice).collect()
+    }
+
+    fn sends_raw(&self) -> bool {
+        self.layout.sends_raw(self.own())
+    }
+
+    fn at_all(&self, span: Span) -> Vec<RankSpan> {
+        self.layout.at_all(self.own(), span)
+    }
+
+    fn at_first(&self, span: Span) -> RankSpan {
+        self.layout.at_first(self.own(), span)
+    }
+
+    fn send(&self, src: RankSpan) -> Step {
+        Step::Send { peer: self.next(), src }
+    }
+
+    /// Combines this group's contributions into `partial`.
+    fn combine(&self, contribution: Span, partial: Span) -> Step {
+        let (srcs, dsts) = (self.at_all(contribution), vec![self.at_first(partial)]);
+        Step::Reduce { srcs, dsts, srcs_raw: true, finish: false }
+    }
+
+    /// Slots for partial results of a reduce-scatter, each for a chunk of the blocks of a group.
+    ///
+    /// A group learns that its successor has read a partial result when word of it has come round the ring, n iterations
+    /// later. Each chunk takes n - 1 iterations and leaves n - 2 partial results, and one more where a group has to combine
+    /// its own contributions first; so as many slots and one more, in rotation, are never overwritten too early.
+    fn partial_slots(&self) -> u64 {
+        let partials_per_chunk = self.partials_per_chunk();
+        (self.chunks * partials_per_chunk).min(partials_per_chunk + 1)
+    }
+
+    fn partials_per_chunk(&self) -> u64 {
+        let combines = self.order.iter().any(|group| !self.layout.sends_raw(*group));
+        self.groups().saturating_sub(2) + u64::from(combines)
+    }
+
+    /// Elements of a slot.
+    fn slot_count(&self) -> u64 {
+        let ranks = self.layout.groups.iter().map(Vec::len).max().unwrap_or(1);
+        ranks as u64 * self.chunk_count()
+    }
+
+    fn chunk_count(&self) -> u64 {
+        part(self.count, self.chunks, 0, self.align_count).1
+    }
+
+    fn scratch_count(&self) -> u64 {
+        match self.layout.problem.kind {
+            CollectiveKind::ReduceScatter => self.partial_slots() * self.slot_count(),
+            CollectiveKind::Reduce => self.count,
+            _ => 0,
+        }
+    }
 }
 
 fn all_reduce(view: &View<'_>) -> Vec<Step> {
-    let nranks = view.nranks();
-    let chunk = |buffer, position| view.part(buffer, nranks, position);
-    let mut steps = Vec::with_capacity(4 * nranks as usize);
-    for step in 0..nranks - 1 {
-        let (sent, received) = (view.behind(step), view.behind(step + 1));
-        let from = if step == 0 { Buffer::Send } else { Buffer::Recv };
-        steps.push(Step::Send { peer: view.next(), src: chunk(from, sent) });
-        steps.push(Step::RecvReduce {
-            peer: view.previous(),
-            local: chunk(Buffer::Send, received),
-            dst: chunk(Buffer::Recv, received),
-            incoming_raw: step == 0,
-            local_raw: true,
-            finish: step == nranks - 2,
-        });
+    let groups = view.groups();
+    let slices = |buffer, position| view.slices(view.part(buffer, groups, position));
+    if groups == 1 {
+        let (srcs, dsts) = (view.part(Buffer::Send, 1, 0), view.part(Buffer::Recv, 1, 0));
+        let (srcs, dsts) = (view.at_all(srcs), view.at_all(dsts));
+        return vec![Step::Reduce { srcs, dsts, srcs_raw: true, finish: true }];
     }
-    for step in 0..nranks - 1 {
-        let (sent, received) = (view.behind(step + nranks - 1), view.behind(step));
-        steps.push(Step::Send { peer: view.next(), src: chunk(Buffer::Recv, sent) });
-        steps.push(Step::Recv { peer: view.previous(), dst: chunk(Buffer::Recv, received) });
+    let mut steps = Vec::with_capacity(4 * groups as usize);
+    for (contribution, partial) in slices(Buffer::Send, view.position).into_iter().zip(slices(Buffer::Recv, view.position)) {
+        let combines = !view.sends_raw();
+        if combines {
+            steps.push(view.combine(contribution, partial));
+        }
+        steps.push(view.send(view.at_first(if combines { partial } else { contribution })));
+    }
+    for step in 0..groups - 1 {
+        let received = view.behind(step + 1);
+        for (contribution, result) in slices(Buffer::Send, received).into_iter().zip(slices(Buffer::Recv, received)) {
+            let finish = step == groups - 2;
+            steps.push(Step::RecvReduce {
+                peer: view.previous(),
+                srcs: view.at_all(contribution),
+                dsts: if finish { view.at_all(result) } else { vec![view.at_first(result)] },
+                incoming_raw: step == 0 && view.layout.sends_raw(view.previous()),
+                srcs_raw: true,
+                finish,
+            });
+            steps.push(view.send(view.at_first(result)));
+        }
+    }
+    for step in 0..groups - 1 {
+        for result in slices(Buffer::Recv, view.behind(step)) {
+            steps.push(Step::Recv { peer: view.previous(), dsts: view.at_all(result) });
+            if step < groups - 2 {
+                steps.push(view.send(view.at_first(result)));
+            }
+        }
     }
     steps
 }
 
 fn all_gather(view: &View<'_>) -> Vec<Step> {
     let own = Span::new(Buffer::Send, view.offset, view.count);
-    let mut steps = vec![Step::Copy { src: own, dst: view.block(Buffer::Recv, view.position) }];
-    for step in 0..view.nranks() - 1 {
-        let src = if step == 0 { own } else { view.block(Buffer::Recv, view.behind(step)) };
-        steps.push(Step::Send { peer: view.next(), src });
-        steps.push(Step::Recv { peer: view.previous(), dst: view.block(Buffer::Recv, view.behind(step + 1)) });
-    }
-    steps
-}
-
-fn reduce_scatter(view: &View<'_>) -> Vec<Step> {
-    let nranks = view.nranks();
-    let slots = partial_slots(nranks, view.chunks);
-    let slot_count = part(view.count, view.chunks, 0, view.align_count).1;
+    let block = |rank| view.layout.block(Buffer::Recv, rank, view.offset, view.count);
     let mut steps = Vec::new();
-    for chunk in 0..view.chunks {
-        let (chunk_offset, count) = part(view.count, view.chunks, chunk, view.align_count);
-        let input = |position| {
-            let block = view.block(Buffer::Send, position);
-            Span::new(Buffer::Send, block.offset + chunk_offset, count)
-        };
-        let partial = |step: u64| {
-            let slot = (chunk * (nranks - 2) + step) % slots;
-            Span::new(Buffer::Scratch, view.scratch_offset + slot * slot_count, count)
-        };
-        for step in 0..nranks - 1 {
-            let finish = step == nranks - 2;
-            let output = || Span::new(Buffer::Recv, view.offset + chunk_offset, count);
-            let src = if step == 0 { input(view.behind(1)) } else { partial(step - 1) };
-            steps.push(Step::Send { peer: view.next(), src });
-            steps.push(Step::RecvReduce {
-                peer: view.previous(),
-                local: input(view.behind(step + 2)),
-                dst: if finish { output() } else { partial(step) },
-                incoming_raw: step == 0,
-                local_raw: true,
-                finish,
-            });
+    for rank in view.layout.ranks(view.own()).iter().filter(|_| view.groups() > 1) {
+        steps.extend(view.slices(own).into_iter().map(|span| view.send(RankSpan { rank: *rank, span })));
+    }
+    for rank in view.layout.ranks(view.own()) {
+        steps.push(Step::Copy { src: RankSpan { rank: *rank, span: own }, dsts: view.at_all(block(*rank)) });
+    }
+    for step in 1..view.groups() {
+        let received = view.layout.ranks(view.order[view.behind(step) as usize]);
+        for slice in received.iter().flat_map(|rank| view.slices(block(*rank))) {
+            steps.push(Step::Recv { peer: view.previous(), dsts: view.at_all(slice) });
+            if step < view.groups() - 1 {
+                steps.push(view.send(view.at_first(slice)));
+            }
         }
     }
     steps
 }
 
-/// Places behind the root along the ring.
+fn reduce_scatter(view: &View<'_>) -> Vec<Step> {
+    let (groups, slots, layout) = (view.groups(), view.partial_slots(), view.layout);
+    let mut steps = Vec::new();
+    if groups == 1 {
+        for rank in layout.ranks(view.own()) {
+            let srcs = view.at_all(layout.block(Buffer::Send, *rank, view.offset, view.count));
+            let dst = RankSpan { rank: *rank, span: Span::new(Buffer::Recv, view.offset, view.count) };
+            steps.push(Step::Reduce { srcs, dsts: vec![dst], srcs_raw: true, finish: true });
+        }
+        return steps;
+    }
+    // Where no group combines first, the first partial result is that of the first step.
+    let combined_first = view.partials_per_chunk() + 1 - (groups - 1);
+    for chunk in 0..view.chunks {
+        let (chunk_offset, count) = part(view.count, view.chunks, chunk, view.align_count);
+        let input = |rank| layout.block(Buffer::Send, rank, view.offset + chunk_offset, count);
+        // Partial results of a step, one for each rank of the group whose blocks they are.
+        let partial = |number: u64, index: usize| {
+            let slot = (chunk * view.partials_per_chunk() + number) % slots.max(1);
+            let offset = slot * view.slot_count() + index as u64 * view.chunk_count();
+            Span::new(Buffer::Scratch, view.scratch_offset + offset, count)
+        };
+        let sent = layout.ranks(view.order[view.behind(1) as usize]);
+        for (index, rank) in sent.iter().enumerate() {
+            let combines = !view.sends_raw();
+            let held = if combines { partial(0, index) } else { input(*rank) };
+            for (contribution, held) in view.slices(input(*rank)).into_iter().zip(view.slices(held)) {
+                if combines {
+                    steps.push(view.combine(contribution, held));
+                }
+                steps.push(view.send(view.at_first(held)));
+            }
+        }
+        for step in 0..groups - 1 {
+            let finish = step == groups - 2;
+            let received = layout.ranks(view.order[view.behind(step + 2) as usize]);
+            for (index, rank) in received.iter().enumerate() {
+                let result = if finish {
+                    RankSpan { rank: *rank, span: Span::new(Buffer::Recv, view.offset + chunk_offset, count) }
+                } else {
+                    view.at_first(partial(step + combined_first, index))
+                };
+                for (contribution, span) in view.slices(input(*rank)).into_iter().zip(view.slices(result.span)) {
+                    steps.push(Step::RecvReduce {
+                        peer: view.previous(),
+                        srcs: view.at_all(contribution),
+                        dsts: vec![RankSpan { span, ..result }],
+                        incoming_raw: step == 0 && layout.sends_raw(view.previous()),
+                        srcs_raw: true,
+                        finish,
+                    });
+                    if !finish {
+                        steps.push(view.send(RankSpan { span, ..result }));
+                    }
+                }
+            }
+        }
+    }
+    steps
+}
+
+/// Places behind the root's group along the ring.
 fn distance_from_root(view: &View<'_>) -> u64 {
-    let root = view.order.iter().position(|rank| *rank == view.problem.root).unwrap_or(0) as u64;
-    (view.position + view.nranks() - root) % view.nranks()
+    let root = view.layout.group_of(view.layout.problem.root);
+    let root = view.order.iter().position(|group| *group == root).unwrap_or(0) as u64;
+    (view.position + view.groups() - root) % view.groups()
 }
 
 fn broadcast(view: &View<'_>) -> Vec<Step> {
-    let distance = distance_from_root(view);
+    let (distance, root) = (distance_from_root(view), view.layout.problem.root);
     let mut steps = Vec::new();
     for index in 0..view.chunks {
         let (send, recv) = (view.part(Buffer::Send, view.chunks, index), view.part(Buffer::Recv, view.chunks, index));
         if distance == 0 {
-            steps.push(Step::Send { peer: view.next(), src: send });
-            steps.push(Step::Copy { src: send, dst: recv });
+            let src = RankSpan { rank: root, span: send };
+            if view.groups() > 1 {
+                steps.push(Step::Send { peer: view.next(), src });
+            }
+            steps.push(Step::Copy { src, dsts: view.at_all(recv) });
         } else {
-            steps.push(Step::Recv { peer: view.previous(), dst: recv });
-            if distance < view.nranks() - 1 {
-                steps.push(Step::Send { peer: view.next(), src: recv });
+            steps.push(Step::Recv { peer: view.previous(), dsts: view.at_all(recv) });
+            if distance < view.groups() - 1 {
+                steps.push(Step::Send { peer: view.next(), src: view.at_first(recv) });
             }
         }
     }
@@ -198,27 +309,39 @@ fn broadcast(view: &View<'_>) -> Vec<Step> {
 }
 
 fn reduce(view: &View<'_>) -> Vec<Step> {
-    let distance = distance_from_root(view);
+    let (distance, layout) = (distance_from_root(view), view.layout);
+    let root = layout.problem.root;
     let mut steps = Vec::new();
     for index in 0..view.chunks {
         let span = |buffer| view.part(buffer, view.chunks, index);
+        let output = RankSpan { rank: root, span: span(Buffer::Recv) };
+        if view.groups() == 1 {
+            let srcs = view.at_all(span(Buffer::Send));
+            steps.push(Step::Reduce { srcs, dsts: vec![output], srcs_raw: true, finish: true });
+            continue;
+        }
+        // The first of the chain is the group behind the root's.
         if distance == 1 {
-            steps.push(Step::Send { peer: view.next(), src: span(Buffer::Send) });
+            let combines = !view.sends_raw();
+            if combines {
+                steps.push(view.combine(span(Buffer::Send), span(Buffer::Scratch)));
+            }
+            let src = view.at_first(span(if combines { Buffer::Scratch } else { Buffer::Send }));
+            steps.push(Step::Send { peer: view.next(), src });
             continue;
         }
         let is_root = distance == 0;
-        let dst = span(if is_root { Buffer::Recv } else { Buffer::Scratch });
+        let partial = view.at_first(span(Buffer::Scratch));
         steps.push(Step::RecvReduce {
             peer: view.previous(),
-            local: span(Buffer::Send),
-            dst,
-            // The first of the chain is the rank behind the root.
-            incoming_raw: distance == 2 % view.nranks(),
-            local_raw: true,
+            srcs: view.at_all(span(Buffer::Send)),
+            dsts: vec![if is_root { output } else { partial }],
+            incoming_raw: distance == 2 % view.groups() && layout.sends_raw(view.previous()),
+            srcs_raw: true,
             finish: is_root,
         });
         if !is_root {
-            steps.push(Step::Send { peer: view.next(), src: dst });
+            steps.push(Step::Send { peer: view.next(), src: partial });
         }
     }
     steps

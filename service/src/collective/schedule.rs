@@ -18,6 +18,8 @@ pub struct Problem {
     pub root: u32,
     /// Elements, by the collective's own rule.
     pub count: u64,
+    /// Contributions are pre-multiplied by a scalar that does not travel: they leave their rank's host only multiplied.
+    pub premultiply: bool,
 }
 
 impl Problem {
@@ -26,7 +28,7 @@ impl Problem {
     /// # Errors
     /// No ranks, a root that is none of them, or buffers that no offset reaches the end of.
     pub fn validate(&self) -> Result<(), ScheduleError> {
-        let &Problem { kind, nranks, root, count } = self;
+        let &Problem { kind, nranks, root, count, .. } = self;
         if nranks == 0 {
             Err(ScheduleError::NoRanks)
         } else if kind.has_root() && root >= nranks {
@@ -71,7 +73,7 @@ impl Span {
 
 /// A span of a certain rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct RemoteSpan {
+pub struct RankSpan {
     /// Whose.
     pub rank: u32,
     /// Which part.
@@ -84,49 +86,62 @@ pub struct RemoteSpan {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Move {
     /// Combined in this order. One source is a copy.
-    pub srcs: Vec<RemoteSpan>,
+    pub srcs: Vec<RankSpan>,
     /// Where the result goes.
-    pub dsts: Vec<RemoteSpan>,
+    pub dsts: Vec<RankSpan>,
 }
 
-/// One step of a rank's program on a channel. A program's steps run in order; links are first in, first out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// One step of a program. Steps run in order; links are first in, first out. Where a step has several spans, all are equally
+/// long, and lie in memory of the program's ranks.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
-    /// Offers `src` to `peer`. Does not wait, and does not copy: the data is read when the peer's matching step runs.
+    /// Offers `src` to a program. Does not wait, and does not copy: the data is read when the peer's matching step runs.
     Send {
-        /// To whom.
+        /// To which program.
         peer: u32,
         /// What; stays untouched until the peer has read it.
-        src: Span,
+        src: RankSpan,
     },
-    /// Waits for the next offer of `peer`, and copies it.
+    /// Waits for the next offer of a program, and copies it.
     Recv {
-        /// From whom.
+        /// From which program.
         peer: u32,
         /// Where it goes; as long as the offer.
-        dst: Span,
+        dsts: Vec<RankSpan>,
     },
-    /// Waits for the next offer of `peer`, and stores offer and `local`, combined in this order, to `dst`.
+    /// Waits for the next offer of a program, and stores offer and `srcs`, combined in this order, to `dsts`.
     RecvReduce {
-        /// From whom.
+        /// From which program.
         peer: u32,
-        /// This rank's part; as long as the offer.
-        local: Span,
-        /// Where the result goes; may be `local`.
-        dst: Span,
-        /// The offer is the peer's own contribution, not yet pre-multiplied.
+        /// These ranks' parts; as long as the offer.
+        srcs: Vec<RankSpan>,
+        /// Where the result goes; may be among `srcs`.
+        dsts: Vec<RankSpan>,
+        /// The offer is its rank's own contribution, not yet pre-multiplied. Never between hosts, where the operator
+        /// pre-multiplies: the scalar stays with its rank.
         incoming_raw: bool,
-        /// `local` is this rank's own contribution, not yet pre-multiplied.
-        local_raw: bool,
+        /// `srcs` are their ranks' own contributions, not yet pre-multiplied.
+        srcs_raw: bool,
         /// The result is complete: divide it where the operator averages.
         finish: bool,
     },
-    /// Copies within the rank; nothing if both are the same memory.
+    /// Combines `srcs` in this order, and stores the result to `dsts`.
+    Reduce {
+        /// Ranks' parts.
+        srcs: Vec<RankSpan>,
+        /// Where the result goes; may be among `srcs`.
+        dsts: Vec<RankSpan>,
+        /// As for [`Step::RecvReduce`].
+        srcs_raw: bool,
+        /// As for [`Step::RecvReduce`].
+        finish: bool,
+    },
+    /// Copies; nothing where source and destination are the same memory.
     Copy {
         /// From.
-        src: Span,
+        src: RankSpan,
         /// To; as long as `src`.
-        dst: Span,
+        dsts: Vec<RankSpan>,
     },
 }
 
@@ -135,19 +150,29 @@ impl Step {
     #[must_use]
     pub fn count(&self) -> u64 {
         match self {
-            Step::Send { src: span, .. }
-            | Step::Recv { dst: span, .. }
-            | Step::RecvReduce { dst: span, .. }
-            | Step::Copy { dst: span, .. } => span.count,
+            Step::Send { src, .. } => src.span.count,
+            Step::Recv { dsts, .. }
+            | Step::RecvReduce { dsts, .. }
+            | Step::Reduce { dsts, .. }
+            | Step::Copy { dsts, .. } => dsts.first().map_or(0, |dst| dst.span.count),
         }
     }
+}
+
+/// What one host's service does for some of its ranks on a channel.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Program {
+    /// Whose memory its steps use, ascending; all ranks are on one host.
+    pub ranks: Vec<u32>,
+    /// In order.
+    pub steps: Vec<Step>,
 }
 
 /// An independent part of a message schedule: channels share no data and run in parallel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Channel {
-    /// By rank.
-    pub programs: Vec<Vec<Step>>,
+    /// Each rank is part of one.
+    pub programs: Vec<Program>,
 }
 
 /// How a schedule is executed.
@@ -168,6 +193,30 @@ pub struct Schedule {
     pub scratch_count: u64,
     /// The steps.
     pub shape: Shape,
+}
+
+impl Schedule {
+    /// Elements that hosts send each other, by sender and receiver. `hosts` are ranks by host.
+    #[must_use]
+    pub fn counts_between(&self, hosts: &[Vec<u32>]) -> Vec<Vec<u64>> {
+        let host_of = |rank: u32| hosts.iter().position(|ranks| ranks.contains(&rank));
+        let mut counts = vec![vec![0; hosts.len()]; hosts.len()];
+        let Shape::Message(channels) = &self.shape else { return counts };
+        for channel in channels {
+            let host = |program: usize| channel.programs.get(program)?.ranks.first().and_then(|rank| host_of(*rank));
+            for (number, program) in channel.programs.iter().enumerate() {
+                for step in &program.steps {
+                    let Step::Send { peer, .. } = step else { continue };
+                    if let (Some(src), Some(dst)) = (host(number), host(*peer as usize))
+                        && src != dst
+                    {
+                        counts[src][dst] += step.count();
+                    }
+                }
+            }
+        }
+        counts
+    }
 }
 
 /// Part `index` of `count` elements cut into `parts` at multiples of `align_count`, as (offset, count). Parts differ by

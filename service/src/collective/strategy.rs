@@ -4,7 +4,7 @@ use mccs_ipc::types::CollectiveKind;
 
 /// An algorithm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "snake_case")]
 pub enum Algorithm {
     /// One pass over mapped memory.
     Direct,
@@ -12,11 +12,24 @@ pub enum Algorithm {
     Ring,
     /// Binary trees.
     Tree,
+    /// Rings of hosts, each of which acts for all its ranks.
+    HostRing,
+    /// Binary trees of hosts.
+    HostTree,
+    /// Every host sends what its ranks contribute to every other: half a round trip.
+    OneShot,
 }
 
 impl Algorithm {
     /// All of them.
-    pub const ALL: [Algorithm; 3] = [Algorithm::Direct, Algorithm::Ring, Algorithm::Tree];
+    pub const ALL: [Algorithm; 6] = [
+        Algorithm::Direct,
+        Algorithm::Ring,
+        Algorithm::Tree,
+        Algorithm::HostRing,
+        Algorithm::HostTree,
+        Algorithm::OneShot,
+    ];
 
     /// Whether the algorithm has a form of its own for a collective; otherwise it is done pair by pair.
     #[must_use]
@@ -24,10 +37,11 @@ impl Algorithm {
         use CollectiveKind as Kind;
         match self {
             Algorithm::Direct => true,
-            Algorithm::Ring => {
+            Algorithm::Ring | Algorithm::HostRing => {
                 matches!(kind, Kind::AllReduce | Kind::AllGather | Kind::ReduceScatter | Kind::Broadcast | Kind::Reduce)
             }
-            Algorithm::Tree => matches!(kind, Kind::AllReduce | Kind::Broadcast | Kind::Reduce),
+            Algorithm::Tree | Algorithm::HostTree => matches!(kind, Kind::AllReduce | Kind::Broadcast | Kind::Reduce),
+            Algorithm::OneShot => matches!(kind, Kind::AllReduce | Kind::AllGather),
         }
     }
 }
@@ -48,12 +62,18 @@ pub struct Strategy {
     pub epoch: u64,
     /// The algorithm.
     pub choice: Choice,
-    /// Order of ranks of each channel; empty for one channel in rank order.
+    /// Ranks by host, ascending; empty where one host has all.
+    pub hosts: Vec<Vec<u32>>,
+    /// Order of ranks of each channel; empty for one channel in rank order. Hosts follow each other as their first ranks do.
     pub ring_orders: Vec<Vec<u32>>,
     /// Most chunks that follow each other along chains and trees.
     pub pipeline_chunks: u32,
     /// Elements below which data is not cut into further chunks: each costs a step on every rank.
     pub chunk_count_min: u64,
+    /// Most slices of a chunk that follow each other between hosts, so that one is passed on while the next arrives.
+    pub slices: u32,
+    /// Elements below which a chunk is not cut into further slices.
+    pub slice_count_min: u64,
     /// Data is cut at multiples of this many elements; 64 keep cache lines whole with every data type.
     pub align_count: u64,
 }
@@ -89,6 +109,17 @@ pub enum StrategyError {
         /// As named.
         rank: u32,
     },
+    /// No or two hosts.
+    #[error("rank {rank} is on {actual} hosts of the strategy; every rank is on one")]
+    NotOnOneHost {
+        /// As it is.
+        rank: u32,
+        /// How many name it.
+        actual: usize,
+    },
+    /// A host without ranks, ranks that are not there, or not in order.
+    #[error("host {0} of the strategy has no ranks, ranks that the communicator has not, or has them out of order")]
+    BadHost(usize),
     /// Too many.
     #[error("{0} channels; a communicator has at most {CHANNELS_MAX}")]
     TooManyChannels(usize),
@@ -98,14 +129,23 @@ pub enum StrategyError {
 pub const CHANNELS_MAX: usize = 64;
 
 impl Strategy {
-    /// The first strategy of a communicator: `channels` rings, in rank order and each rotated against the others.
+    /// The first strategy of a communicator: `channels` rings, host by host or else in rank order, and each rotated against
+    /// the others. `hosts` are ranks by host; empty where one host has all.
     #[must_use]
-    pub fn initial(choice: Choice, nranks: u32, channels: u32) -> Self {
-        let order = |channel: u32| (0..nranks).map(|rank| (rank + channel) % nranks.max(1)).collect();
+    pub fn initial(choice: Choice, nranks: u32, channels: u32, hosts: &[Vec<u32>]) -> Self {
+        let ring: Vec<u32> = if hosts.is_empty() { (0..nranks).collect() } else { hosts.concat() };
+        let order = |channel: u32| {
+            let mut order = ring.clone();
+            order.rotate_left(channel as usize % ring.len().max(1));
+            order
+        };
         Strategy {
             epoch: 0,
             choice,
+            hosts: hosts.to_vec(),
             ring_orders: (0..channels).map(order).collect(),
+            slices: 8,
+            slice_count_min: 64 << 10,
             pipeline_chunks: 8,
             chunk_count_min: 4096,
             align_count: 64,
@@ -120,6 +160,7 @@ impl Strategy {
         if self.ring_orders.len() > CHANNELS_MAX {
             return Err(StrategyError::TooManyChannels(self.ring_orders.len()));
         }
+        self.validate_hosts(nranks)?;
         for (channel, order) in self.ring_orders.iter().enumerate() {
             if order.len() != nranks as usize {
                 return Err(StrategyError::WrongLength { channel, actual: order.len(), nranks });
@@ -138,12 +179,35 @@ impl Strategy {
         Ok(())
     }
 
+    fn validate_hosts(&self, nranks: u32) -> Result<(), StrategyError> {
+        if self.hosts.is_empty() {
+            return Ok(());
+        }
+        let mut named = vec![0usize; nranks as usize];
+        for (host, ranks) in self.hosts.iter().enumerate() {
+            if ranks.is_empty() || !ranks.is_sorted_by(|a, b| a < b) || ranks.iter().any(|rank| *rank >= nranks) {
+                return Err(StrategyError::BadHost(host));
+            }
+            ranks.iter().for_each(|rank| named[*rank as usize] += 1);
+        }
+        match (0..).zip(&named).find(|(_, count)| **count != 1) {
+            Some((rank, actual)) => Err(StrategyError::NotOnOneHost { rank, actual: *actual }),
+            None => Ok(()),
+        }
+    }
+
+    /// Slices of a chunk of `count` elements, at least 1.
+    pub(super) fn slices(&self, count: u64) -> u64 {
+        let slices = if self.hosts.len() > 1 { u64::from(self.slices.max(1)) } else { 1 };
+        (count / self.slice_count_min.max(1)).clamp(1, slices)
+    }
+
     /// Chunks for `count` elements of one channel, at least 1.
     pub(super) fn chunks(&self, count: u64) -> u64 {
         (count / self.chunk_count_min.max(1)).clamp(1, u64::from(self.pipeline_chunks.max(1)))
     }
 
-    /// Order of every channel.
+    /// Order of ranks of every channel.
     pub(super) fn orders(&self, nranks: u32) -> Vec<Vec<u32>> {
         if self.ring_orders.is_empty() { vec![(0..nranks).collect()] } else { self.ring_orders.clone() }
     }

@@ -54,7 +54,7 @@ impl SimHost {
         let device = Box::new(HostDevice::new(host_options, proxy.clone()));
         let registry = Arc::new(Registry::default());
         let make_schedules = |nranks, hosts: &[Vec<u32>]| {
-            ScheduleCache::new(nranks, Strategy::initial(if hosts.is_empty() { Choice::Auto } else { Choice::Pinned(mccs_service::collective::Algorithm::Ring) }, nranks, 2), CostModel::one_host())
+            ScheduleCache::new(nranks, Strategy::initial(Choice::Auto, nranks, 2, hosts), CostModel::for_hosts(hosts))
         };
         let timeouts = Timeouts { init: TIMEOUT, operation: Some(TIMEOUT) };
         let cluster = ClusterLink { exchange: requests.sender(), engines_per_comm: 2 };

@@ -68,7 +68,7 @@ impl Job {
 fn random_call(nranks: u32, count_max: u64, rng: &mut StdRng) -> Call {
     let kind = CollectiveKind::ALL[rng.random_range(0..CollectiveKind::ALL.len())];
     let dtype = [DataType::I32, DataType::U8, DataType::I64][rng.random_range(0..3)];
-    let redop = [RedOp::Sum, RedOp::Max, RedOp::Prod, RedOp::Min][rng.random_range(0..4)];
+    let redop = [RedOp::Sum, RedOp::Max, RedOp::PreMulSum, RedOp::Min][rng.random_range(0..4)];
     let redop = if kind.reduces() { redop } else { RedOp::Sum };
     let root = if kind.has_root() { rng.random_range(0..nranks) } else { 0 };
     let count = match rng.random_range(0..10) {

@@ -5,16 +5,21 @@ use mccs_ipc::types::CollectiveKind;
 use crate::collective::*;
 
 fn problem(kind: CollectiveKind, count: u64) -> Problem {
-    Problem { kind, nranks: 16, root: 0, count }
+    Problem { kind, nranks: 16, root: 0, count, premultiply: false }
+}
+
+/// Sixteen hosts of one rank.
+fn hosts() -> Vec<Vec<u32>> {
+    (0..16).map(|rank| vec![rank]).collect()
 }
 
 fn network() -> CostModel {
-    CostModel { hosts: (0..16).collect(), ..CostModel::one_host() }
+    CostModel::for_hosts(&hosts())
 }
 
 #[test]
 fn one_host_is_direct_at_every_length() {
-    let strategy = Strategy::initial(Choice::Auto, 16, 2);
+    let strategy = Strategy::initial(Choice::Auto, 16, 2, &[]);
     for kind in CollectiveKind::ALL {
         for count in [0, 1, 1 << 10, 1 << 24] {
             let chosen = CostModel::one_host().choose(&problem(*kind, count), 4, &strategy);
@@ -24,27 +29,28 @@ fn one_host_is_direct_at_every_length() {
 }
 
 #[test]
-fn a_network_takes_trees_for_short_data_and_rings_for_long() {
-    let strategy = Strategy::initial(Choice::Auto, 16, 1);
+fn a_network_takes_one_shot_for_short_data_and_rings_for_long() {
+    let strategy = Strategy::initial(Choice::Auto, 16, 1, &hosts());
     let choose = |count| network().choose(&problem(CollectiveKind::AllReduce, count), 4, &strategy);
-    assert_eq!(choose(2), Ok(Algorithm::Tree));
+    assert_eq!(choose(2), Ok(Algorithm::OneShot));
     assert_eq!(choose(1 << 24), Ok(Algorithm::Ring));
 }
 
 #[test]
 fn the_operator_decides_as_far_as_memory_is_mapped() {
-    let pinned = |algorithm| Strategy::initial(Choice::Pinned(algorithm), 16, 1);
+    let pinned = |algorithm| Strategy::initial(Choice::Pinned(algorithm), 16, 1, &hosts());
     let long = problem(CollectiveKind::AllReduce, 1 << 24);
     assert_eq!(network().choose(&long, 4, &pinned(Algorithm::Tree)), Ok(Algorithm::Tree));
     assert_eq!(CostModel::one_host().choose(&long, 4, &pinned(Algorithm::Ring)), Ok(Algorithm::Ring));
     assert_eq!(network().choose(&long, 4, &pinned(Algorithm::Direct)), Ok(Algorithm::Ring));
-    let direct = build(&long, Algorithm::Direct, &pinned(Algorithm::Direct)).expect("valid");
+    let mapped = Strategy::initial(Choice::Auto, 16, 1, &[]);
+    let direct = build(&long, Algorithm::Direct, &mapped).expect("valid");
     assert_eq!(network().estimate_ns(&direct, 4), f64::INFINITY);
 }
 
 #[test]
 fn more_data_never_takes_less_time() {
-    let strategy = Strategy { pipeline_chunks: 1, ..Strategy::initial(Choice::Auto, 16, 2) };
+    let strategy = Strategy { pipeline_chunks: 1, ..Strategy::initial(Choice::Auto, 16, 2, &[]) };
     for kind in CollectiveKind::ALL {
         for (algorithm, model) in Algorithm::ALL.into_iter().flat_map(|a| [(a, CostModel::one_host()), (a, network())])
         {
@@ -65,10 +71,22 @@ fn rings_that_follow_hosts_are_faster() {
     let model = CostModel { hosts: (0..16).map(|rank| rank / 2).collect(), ..CostModel::one_host() };
     let long = problem(CollectiveKind::AllReduce, 1 << 24);
     let time = |order: Vec<u32>| {
-        let strategy = Strategy { ring_orders: vec![order], ..Strategy::initial(Choice::Auto, 16, 1) };
+        let strategy = Strategy { ring_orders: vec![order], ..Strategy::initial(Choice::Auto, 16, 1, &[]) };
         model.estimate_ns(&build(&long, Algorithm::Ring, &strategy).expect("valid"), 4)
     };
     let to_and_fro = (0..16).map(|place| place % 8 * 2 + place / 8).collect();
     let ratio = time(to_and_fro) / time((0..16).collect());
     assert!((1.5..2.5).contains(&ratio), "{ratio}");
+}
+
+/// Four hosts of two ranks: each host's link carries 6/4 of the data instead of 14/8.
+#[test]
+fn hierarchy_is_faster_where_hosts_have_several_ranks() {
+    let hosts: Vec<Vec<u32>> = (0..4).map(|host| vec![2 * host, 2 * host + 1]).collect();
+    let (model, strategy) = (CostModel::for_hosts(&hosts), Strategy::initial(Choice::Auto, 8, 2, &hosts));
+    let long = Problem { nranks: 8, ..problem(CollectiveKind::AllReduce, 1 << 24) };
+    assert_eq!(model.choose(&long, 4, &strategy), Ok(Algorithm::HostRing));
+    let time = |algorithm| model.estimate_ns(&build(&long, algorithm, &strategy).expect("valid"), 4);
+    let ratio = time(Algorithm::Ring) / time(Algorithm::HostRing);
+    assert!((1.1..1.6).contains(&ratio), "{ratio}");
 }

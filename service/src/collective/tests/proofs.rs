@@ -3,7 +3,7 @@
 use mccs_ipc::types::CollectiveKind;
 use proptest::prelude::*;
 
-use super::{cases, fine_strategy};
+use super::{algorithms, cases, fine_strategy, hosts};
 use crate::collective::{Strategy, *};
 
 proptest! {
@@ -11,14 +11,14 @@ proptest! {
 
     #[test]
     fn every_schedule_is_proven((problem, strategy) in cases()) {
-        for algorithm in Algorithm::ALL {
+        for algorithm in algorithms(&strategy) {
             let schedule = build(&problem, algorithm, &strategy).expect("problem and strategy are valid");
             for in_place in [false, true] {
                 let proven = verify(&schedule, in_place);
                 prop_assert_eq!(proven, Ok(()), "{:?} in place {}", algorithm, in_place);
             }
             if let (Shape::Message(channels), true) = (&schedule.shape, problem.kind != CollectiveKind::Barrier) {
-                let mut steps = channels.iter().flat_map(|channel| &channel.programs).flatten();
+                let mut steps = channels.iter().flat_map(|channel| &channel.programs).flat_map(|program| &program.steps);
                 prop_assert!(steps.all(|step| step.count() > 0), "steps that move nothing cost time");
             }
         }
@@ -30,8 +30,14 @@ fn whole(buffer: Buffer) -> Span {
 }
 
 fn message(kind: CollectiveKind, programs: Vec<Vec<Step>>) -> Schedule {
-    let problem = Problem { kind, nranks: programs.len() as u32, root: 0, count: 8 };
+    let problem = Problem { kind, nranks: programs.len() as u32, root: 0, count: 8, premultiply: false };
+    let program = |(rank, steps)| Program { ranks: vec![rank], steps };
+    let programs = (0..).zip(programs).map(program).collect();
     Schedule { problem, scratch_count: 8, shape: Shape::Message(vec![Channel { programs }]) }
+}
+
+fn at(rank: u32, buffer: Buffer) -> RankSpan {
+    RankSpan { rank, span: whole(buffer) }
 }
 
 /// The only fault of a schedule, out of place.
@@ -41,18 +47,18 @@ fn fault(schedule: &Schedule) -> Fault {
 
 /// Two ranks that exchange their inputs.
 fn exchange() -> Schedule {
-    let program = |peer| {
+    let program = |rank, peer| {
         let reduce = Step::RecvReduce {
             peer,
-            local: whole(Buffer::Send),
-            dst: whole(Buffer::Recv),
+            srcs: vec![at(rank, Buffer::Send)],
+            dsts: vec![at(rank, Buffer::Recv)],
             incoming_raw: true,
-            local_raw: true,
+            srcs_raw: true,
             finish: true,
         };
-        vec![Step::Send { peer, src: whole(Buffer::Send) }, reduce]
+        vec![Step::Send { peer, src: at(rank, Buffer::Send) }, reduce]
     };
-    message(CollectiveKind::AllReduce, vec![program(1), program(0)])
+    message(CollectiveKind::AllReduce, vec![program(0, 1), program(1, 0)])
 }
 
 /// What the vector clocks are for: in place, this program is right in some interleavings, and wrong in others.
@@ -62,20 +68,22 @@ fn overwriting_what_a_peer_may_still_read_is_refused() {
     let refused = verify(&exchange(), true).expect_err("a race");
     assert!(matches!(refused.fault, Fault::OverwritesOffer { peer: 0, .. }), "{refused}");
     let text = refused.to_string();
-    assert_eq!(text, "channel 0, rank 1, step 1: overwrites Recv[0..8] of rank 1, which rank 0 may still read");
+    assert_eq!(text, "channel 0, rank 1, step 1: overwrites Recv[0..8] of rank 1, which program 0 may still read");
 }
 
 #[test]
 fn programs_that_wait_for_each_other_are_refused() {
-    let program =
-        |peer| vec![Step::Recv { peer, dst: whole(Buffer::Recv) }, Step::Send { peer, src: whole(Buffer::Send) }];
-    let schedule = message(CollectiveKind::AllReduce, vec![program(1), program(0)]);
+    let program = |rank, peer| {
+        let recv = Step::Recv { peer, dsts: vec![at(rank, Buffer::Recv)] };
+        vec![recv, Step::Send { peer, src: at(rank, Buffer::Send) }]
+    };
+    let schedule = message(CollectiveKind::AllReduce, vec![program(0, 1), program(1, 0)]);
     assert_eq!(fault(&schedule), Fault::WaitsForEver(1));
 }
 
 #[test]
 fn offers_that_nobody_takes_are_refused() {
-    let send = Step::Send { peer: 0, src: whole(Buffer::Send) };
+    let send = Step::Send { peer: 0, src: at(1, Buffer::Send) };
     let schedule = message(CollectiveKind::Reduce, vec![vec![], vec![send]]);
     assert_eq!(fault(&schedule), Fault::NeverReceived(0));
 }
@@ -85,22 +93,22 @@ fn offers_that_nobody_takes_are_refused() {
 fn raw_contributions_of_other_ranks_are_refused() {
     let reduce = |peer, local, finish: bool| Step::RecvReduce {
         peer,
-        local,
-        dst: whole(Buffer::Recv),
+        srcs: vec![at(0, local)],
+        dsts: vec![at(0, Buffer::Recv)],
         incoming_raw: true,
-        local_raw: !finish,
+        srcs_raw: !finish,
         finish,
     };
     let schedule = message(
         CollectiveKind::Reduce,
         vec![
-            vec![reduce(1, whole(Buffer::Send), false), reduce(1, whole(Buffer::Recv), true)],
+            vec![reduce(1, Buffer::Send, false), reduce(1, Buffer::Recv, true)],
             vec![
-                Step::Send { peer: 0, src: whole(Buffer::Send) },
-                Step::Recv { peer: 2, dst: whole(Buffer::Scratch) },
-                Step::Send { peer: 0, src: whole(Buffer::Scratch) },
+                Step::Send { peer: 0, src: at(1, Buffer::Send) },
+                Step::Recv { peer: 2, dsts: vec![at(1, Buffer::Scratch)] },
+                Step::Send { peer: 0, src: at(1, Buffer::Scratch) },
             ],
-            vec![Step::Send { peer: 1, src: whole(Buffer::Send) }],
+            vec![Step::Send { peer: 1, src: at(2, Buffer::Send) }],
         ],
     );
     let Fault::WrongFlag { operand: "the offer", held, .. } = fault(&schedule) else { panic!("{}", fault(&schedule)) };
@@ -114,8 +122,8 @@ fn channels_and_moves_that_meet_are_refused() {
         channels.push(channels[0].clone());
     }
     assert!(matches!(fault(&twice), Fault::Conflict { .. }));
-    let problem = Problem { kind: CollectiveKind::Broadcast, nranks: 2, root: 0, count: 8 };
-    let remote = |rank, buffer, offset, count| RemoteSpan { rank, span: Span::new(buffer, offset, count) };
+    let problem = Problem { kind: CollectiveKind::Broadcast, nranks: 2, root: 0, count: 8, premultiply: false };
+    let remote = |rank, buffer, offset, count| RankSpan { rank, span: Span::new(buffer, offset, count) };
     let part = |offset, count| Move {
         srcs: vec![remote(0, Buffer::Send, offset, count)],
         dsts: (0..2).map(|rank| remote(rank, Buffer::Recv, offset, count)).collect(),
@@ -129,13 +137,13 @@ fn channels_and_moves_that_meet_are_refused() {
 #[test]
 fn a_barrier_that_lets_somebody_through_is_refused() {
     let strategy = fine_strategy(Vec::new());
-    let problem = Problem { kind: CollectiveKind::Barrier, nranks: 9, root: 0, count: 0 };
+    let problem = Problem { kind: CollectiveKind::Barrier, nranks: 9, root: 0, count: 0, premultiply: false };
     let mut schedule = build(&problem, Algorithm::Ring, &strategy).expect("valid");
     assert_eq!(verify(&schedule, false), Ok(()));
     if let Shape::Message(channels) = &mut schedule.shape {
         for program in &mut channels[0].programs {
-            assert_eq!(program.len(), 2 * 4, "four rounds reach nine ranks");
-            program.truncate(2 * 3);
+            assert_eq!(program.steps.len(), 2 * 4, "four rounds reach nine ranks");
+            program.steps.truncate(2 * 3);
         }
     }
     assert!(matches!(fault(&schedule), Fault::PassesBefore(_)));
@@ -143,7 +151,7 @@ fn a_barrier_that_lets_somebody_through_is_refused() {
 
 #[test]
 fn strategies_that_do_not_fit_are_refused() {
-    let problem = Problem { kind: CollectiveKind::AllReduce, nranks: 3, root: 0, count: 8 };
+    let problem = Problem { kind: CollectiveKind::AllReduce, nranks: 3, root: 0, count: 8, premultiply: false };
     let check = |order: &[u32]| {
         let strategy = fine_strategy(vec![vec![0, 1, 2], order.to_vec()]);
         build(&problem, Algorithm::Ring, &strategy).map(|_| ())
@@ -153,6 +161,16 @@ fn strategies_that_do_not_fit_are_refused() {
     assert_eq!(check(&[0, 1]), refused(StrategyError::WrongLength { channel: 1, actual: 2, nranks: 3 }));
     assert_eq!(check(&[0, 1, 3]), refused(StrategyError::NoSuchRank { channel: 1, rank: 3, last: 2 }));
     assert_eq!(check(&[0, 1, 1]), refused(StrategyError::RankTwice { channel: 1, rank: 1 }));
+    let with_hosts = |hosts: &[&[u32]]| {
+        let hosts = hosts.iter().map(|ranks| ranks.to_vec()).collect();
+        Strategy { hosts, ..fine_strategy(Vec::new()) }.validate(3)
+    };
+    assert_eq!(with_hosts(&[&[0, 2], &[1]]), Ok(()));
+    assert_eq!(with_hosts(&[&[0], &[1]]), Err(StrategyError::NotOnOneHost { rank: 2, actual: 0 }));
+    assert_eq!(with_hosts(&[&[0, 1], &[1, 2]]), Err(StrategyError::NotOnOneHost { rank: 1, actual: 2 }));
+    assert_eq!(with_hosts(&[&[0, 1, 2], &[]]), Err(StrategyError::BadHost(1)));
+    assert_eq!(with_hosts(&[&[1, 0, 2]]), Err(StrategyError::BadHost(0)));
+    assert_eq!(with_hosts(&[&[0, 1, 3]]), Err(StrategyError::BadHost(0)));
     let many = fine_strategy(vec![vec![0]; CHANNELS_MAX + 1]);
     assert_eq!(many.validate(1), Err(StrategyError::TooManyChannels(CHANNELS_MAX + 1)));
 }
@@ -160,7 +178,7 @@ fn strategies_that_do_not_fit_are_refused() {
 #[test]
 fn problems_that_contradict_themselves_are_refused() {
     let broadcast = |nranks, root, count| {
-        let problem = Problem { kind: CollectiveKind::Broadcast, nranks, root, count };
+        let problem = Problem { kind: CollectiveKind::Broadcast, nranks, root, count, premultiply: false };
         build(&problem, Algorithm::Tree, &fine_strategy(Vec::new())).map(|_| ())
     };
     assert_eq!(broadcast(3, 2, 8), Ok(()));
@@ -173,9 +191,57 @@ fn problems_that_contradict_themselves_are_refused() {
 /// Scratch is memory that the service pays for: it must not grow with the number of ranks once data is cut into chunks.
 #[test]
 fn a_reduce_scatter_reuses_its_scratch() {
-    let problem = Problem { kind: CollectiveKind::ReduceScatter, nranks: 12, root: 0, count: 1 << 20 };
-    let strategy = Strategy { pipeline_chunks: 64, ..Strategy::initial(Choice::Auto, 12, 2) };
+    let problem = Problem { kind: CollectiveKind::ReduceScatter, nranks: 12, root: 0, count: 1 << 20, premultiply: false };
+    let strategy = Strategy { pipeline_chunks: 64, ..Strategy::initial(Choice::Auto, 12, 2, &[]) };
     let schedule = build(&problem, Algorithm::Ring, &strategy).expect("valid");
     assert_eq!(verify(&schedule, false), Ok(()));
     assert!(schedule.scratch_count <= problem.count / 5, "{} elements", schedule.scratch_count);
+}
+
+/// What hierarchy is for: a host's link carries what its ranks have in common once.
+#[test]
+fn hosts_send_as_few_bytes_as_their_algorithm_says() {
+    let sent = |algorithm, kind, placement: &[usize], count| {
+        let nranks = placement.len() as u32;
+        let problem = Problem { kind, nranks, root: 0, count, premultiply: false };
+        let strategy = Strategy::initial(Choice::Auto, nranks, 1, &hosts(placement));
+        let schedule = build(&problem, algorithm, &strategy).expect("valid");
+        let between = schedule.counts_between(&strategy.hosts);
+        between.iter().map(|to| to.iter().sum::<u64>()).collect::<Vec<_>>()
+    };
+    use CollectiveKind::{AllGather, AllReduce, Broadcast, ReduceScatter};
+    let four_by_two = [0, 0, 1, 1, 2, 2, 3, 3];
+    let count = 64 * 8 * 4 * 3;
+    assert_eq!(sent(Algorithm::HostRing, AllReduce, &four_by_two, count), [2 * count * 3 / 4; 4]);
+    assert_eq!(sent(Algorithm::Ring, AllReduce, &four_by_two, count), [2 * count * 7 / 8; 4]);
+    assert_eq!(sent(Algorithm::HostRing, AllGather, &four_by_two, count), [6 * count; 4]);
+    assert_eq!(sent(Algorithm::Ring, AllGather, &four_by_two, count), [7 * count; 4]);
+    assert_eq!(sent(Algorithm::HostRing, ReduceScatter, &four_by_two, count), [6 * count; 4]);
+    assert_eq!(sent(Algorithm::HostRing, Broadcast, &four_by_two, count), [count, count, count, 0]);
+    assert_eq!(sent(Algorithm::OneShot, AllReduce, &[0, 1, 0, 1], count), [count, count]);
+    // Ranks that are dealt out to hosts in turn: rings of hosts do not mind.
+    let dealt_out = [0, 1, 2, 3, 0, 1, 2, 3];
+    assert_eq!(sent(Algorithm::HostRing, AllReduce, &dealt_out, count), [2 * count * 3 / 4; 4]);
+}
+
+#[test]
+fn programs_keep_to_their_own_ranks() {
+    let program = |ranks: &[u32], steps| Program { ranks: ranks.to_vec(), steps };
+    let problem = Problem { kind: CollectiveKind::Broadcast, nranks: 2, root: 0, count: 8, premultiply: false };
+    let schedule = |programs| Schedule { problem, scratch_count: 0, shape: Shape::Message(vec![Channel { programs }]) };
+    let both = Step::Copy { src: at(0, Buffer::Send), dsts: vec![at(0, Buffer::Recv), at(1, Buffer::Recv)] };
+    assert_eq!(verify(&schedule(vec![program(&[0, 1], vec![both.clone()])]), true), Ok(()));
+    let apart = vec![program(&[0], vec![both.clone()]), program(&[1], vec![])];
+    assert_eq!(fault(&schedule(apart)), Fault::ForeignRank(1));
+    let twice = vec![program(&[0, 1], vec![both.clone()]), program(&[1], vec![])];
+    assert_eq!(fault(&schedule(twice)), Fault::NotInOneProgram { rank: 1, actual: 2 });
+    assert_eq!(fault(&schedule(vec![program(&[0], vec![])])), Fault::NotInOneProgram { rank: 1, actual: 0 });
+    assert_eq!(fault(&schedule(vec![program(&[0, 1, 2], vec![both])])), Fault::NoSuchRank(2));
+}
+
+#[test]
+fn direct_moves_between_hosts_are_refused() {
+    let problem = Problem { kind: CollectiveKind::AllReduce, nranks: 2, root: 0, count: 8, premultiply: false };
+    let strategy = Strategy::initial(Choice::Auto, 2, 1, &[vec![0], vec![1]]);
+    assert_eq!(build(&problem, Algorithm::Direct, &strategy), Err(ScheduleError::NotMapped));
 }

@@ -4,7 +4,7 @@ use super::conflict::{Use, find_conflict};
 use super::machine::{Access, Machine, check_raw};
 use super::memory::{Segment, combine};
 use super::{Fault, Violation};
-use crate::collective::schedule::{Move, RemoteSpan};
+use crate::collective::schedule::{Move, RankSpan};
 
 /// Runs all moves, and leaves their results in the machine's memory.
 pub(super) fn verify(machine: &mut Machine, moves: &[Move]) -> Result<(), Violation> {
@@ -38,7 +38,7 @@ struct Evaluated {
 fn evaluate(machine: &Machine, step: &Move) -> Result<Evaluated, Fault> {
     let reduces = machine.problem.kind.reduces();
     let count = step.dsts.first().ok_or(Fault::EmptyMove)?.span.count;
-    if step.srcs.iter().chain(&step.dsts).any(|RemoteSpan { span, .. }| span.count != count) {
+    if step.srcs.iter().chain(&step.dsts).any(|RankSpan { span, .. }| span.count != count) {
         return Err(Fault::LengthsDiffer);
     }
     if !reduces && step.srcs.len() > 1 {

@@ -69,7 +69,7 @@ impl Machine {
     }
 
     fn buffer_count(&self, rank: u32, buffer: Buffer) -> u64 {
-        let Problem { kind, nranks, root, count } = self.problem;
+        let Problem { kind, nranks, root, count, .. } = self.problem;
         let buffer_count = match buffer {
             Buffer::Send => kind.send_count(count, nranks, rank, root),
             Buffer::Recv => kind.recv_count(count, nranks, rank, root),
@@ -100,7 +100,7 @@ impl Machine {
     /// Where a span really lies.
     pub(super) fn access(&self, rank: u32, span: Span) -> Result<Access, Fault> {
         if rank >= self.problem.nranks {
-            return Err(Fault::NoSuchPeer(rank));
+            return Err(Fault::NoSuchRank(rank));
         }
         let buffer_count = self.buffer_count(rank, span.buffer);
         if span.offset.checked_add(span.count).is_none_or(|end| end > buffer_count) {
@@ -160,7 +160,7 @@ impl Machine {
     /// What a rank's output must hold: contributions at the start of each span.
     fn expected(&self, rank: u32) -> Vec<(Span, Vec<(u32, u64)>)> {
         use CollectiveKind as Kind;
-        let Problem { kind, nranks, root, count } = self.problem;
+        let Problem { kind, nranks, root, count, .. } = self.problem;
         if self.buffer_count(rank, Buffer::Recv) == 0 {
             return Vec::new();
         }

@@ -24,16 +24,16 @@ pub use self::machine::Access;
 use self::machine::Machine;
 use self::message::Run;
 use super::ScheduleError;
-use super::schedule::{Schedule, Shape, Span};
+use super::schedule::{Channel, Program, Schedule, Shape, Span};
 
 /// What is wrong with a schedule, and where.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub struct Violation {
     /// Channel, for message schedules.
     pub channel: Option<usize>,
-    /// Rank.
+    /// Rank, or first rank of the program.
     pub rank: u32,
-    /// Step of the rank's program, or number of the move.
+    /// Step of the program, or number of the move.
     pub step: Option<usize>,
     /// What.
     #[source]
@@ -60,16 +60,22 @@ pub enum Fault {
     #[error(transparent)]
     Problem(#[from] ScheduleError),
     /// A channel is not made for all ranks.
-    #[error("the channel has {actual} programs for {nranks} ranks")]
-    ProgramCount {
-        /// Programs of the channel.
+    #[error("rank {rank} is part of {actual} programs of the channel, not of one")]
+    NotInOneProgram {
+        /// Which.
+        rank: u32,
+        /// How many.
         actual: usize,
-        /// Of the problem.
-        nranks: u32,
     },
-    /// A span or a link of nobody.
-    #[error("there is no rank {0} to exchange with")]
+    /// Nobody's.
+    #[error("there is no rank {0}")]
+    NoSuchRank(u32),
+    /// A link to nobody.
+    #[error("there is no program {0} to exchange with")]
     NoSuchPeer(u32),
+    /// Programs use the memory of their own ranks.
+    #[error("uses memory of rank {0}, which is not the program's")]
+    ForeignRank(u32),
     /// Reaches past the end, or into a buffer that this rank has not.
     #[error("{span:?} is outside the buffer of {buffer_count} elements")]
     OutsideBuffer {
@@ -110,7 +116,7 @@ pub enum Fault {
     #[error("goes on reducing what is finished")]
     AlreadyFinished,
     /// Offer and receive disagree.
-    #[error("expects {expected} elements, rank {peer} sends {sent}")]
+    #[error("expects {expected} elements, program {peer} sends {sent}")]
     CountMismatch {
         /// The sender.
         peer: u32,
@@ -120,7 +126,7 @@ pub enum Fault {
         expected: u64,
     },
     /// Some interleaving changes what the peer is about to read.
-    #[error("overwrites {access}, which rank {peer} may still read")]
+    #[error("overwrites {access}, which program {peer} may still read")]
     OverwritesOffer {
         /// What was offered.
         access: Access,
@@ -128,10 +134,10 @@ pub enum Fault {
         peer: u32,
     },
     /// Deadlock.
-    #[error("waits for ever for rank {0}")]
+    #[error("waits for ever for program {0}")]
     WaitsForEver(u32),
     /// An offer is left over.
-    #[error("rank {0} never receives what this rank sends")]
+    #[error("program {0} never receives what this one sends")]
     NeverReceived(u32),
     /// Two channels, or two moves, that may run at once, and one of them writes.
     #[error("uses {access}, as number {other} does, in no order")]
@@ -179,21 +185,26 @@ pub fn verify(schedule: &Schedule, in_place: bool) -> Result<(), Violation> {
                 return Err(Violation { channel: Some(one.owner), rank: one.access.rank, step: None, fault });
             }
             if schedule.problem.kind == CollectiveKind::Barrier {
-                check_barrier(schedule.problem.nranks as usize, &clocks)?;
+                check_barrier(channels, &clocks)?;
             }
         }
     }
     machine.check_outputs().map_err(|(rank, fault)| Violation { channel: None, rank, step: None, fault })
 }
 
-/// Nobody is through before everybody has come: at its end, each rank must know of a step of every other. `clocks` are
-/// by channel, rank and rank.
-fn check_barrier(nranks: usize, clocks: &[Vec<Vec<u64>>]) -> Result<(), Violation> {
-    for rank in 0..nranks {
-        let has_heard_of = |other: usize| clocks.iter().any(|channel| channel[rank][other] > 0);
-        if let Some(missing) = (0..nranks).find(|other| *other != rank && !has_heard_of(*other)) {
-            let fault = Fault::PassesBefore(missing as u32);
-            return Err(Violation { channel: None, rank: rank as u32, step: None, fault });
+/// Nobody is through before everybody has come: at its end, each program must know of a step of every other, on some channel.
+/// `clocks` are by channel, program and program.
+fn check_barrier(channels: &[Channel], clocks: &[Vec<Vec<u64>>]) -> Result<(), Violation> {
+    let Some(first) = channels.first() else {
+        return Err(Violation { channel: None, rank: 0, step: None, fault: Fault::PassesBefore(0) });
+    };
+    for (number, program) in first.programs.iter().enumerate() {
+        let has_heard_of = |other: usize| clocks.iter().any(|channel| channel[number][other] > 0);
+        let mut others = first.programs.iter().enumerate().filter(|(other, _)| *other != number);
+        if let Some((_, missing)) = others.find(|(other, _)| !has_heard_of(*other)) {
+            let rank = |program: &Program| program.ranks.first().copied().unwrap_or_default();
+            let fault = Fault::PassesBefore(rank(missing));
+            return Err(Violation { channel: None, rank: rank(program), step: None, fault });
         }
     }
     Ok(())

@@ -160,9 +160,14 @@ impl Bound {
         unsafe { mccs_kernels::copy(source, targets, bytes, self.store) };
     }
 
-    /// Copies `count` elements from an address to spans, from their element `element` on.
+    /// Copies `count` elements from an address to spans, from their element `element` on. Onto itself it copies nothing.
     pub(super) fn copy_span(&self, source: *mut u8, dsts: &[RankSpan], element: u64, count: u64) {
-        if !dsts.is_empty() {
+        let is_source = |at: &RankSpan| std::ptr::eq(self.address(at, element), source);
+        if dsts.iter().any(is_source) {
+            for dst in dsts.iter().filter(|dst| !is_source(dst)) {
+                self.copy(source, &[self.address(dst, element)], count);
+            }
+        } else if !dsts.is_empty() {
             with_addresses(None, dsts, |at| self.address(at, element), |targets| self.copy(source, targets, count));
         }
     }

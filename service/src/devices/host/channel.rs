@@ -238,8 +238,8 @@ impl ChannelRun {
                 let incoming = bound.source(&offer, from, *incoming_raw);
                 bound.reduce_spans(Some(incoming), (srcs, *srcs_raw), dsts, from, count, *finish);
             }
-            (Step::Reduce { srcs, dst }, _) => {
-                bound.reduce_spans(None, (srcs, true), std::slice::from_ref(dst), from, count, false);
+            (Step::Reduce { srcs, dsts, srcs_raw, finish }, _) => {
+                bound.reduce_spans(None, (srcs, *srcs_raw), dsts, from, count, *finish);
             }
             _ => {}
         }
