@@ -175,19 +175,20 @@ impl Faulty {
         Some(Request { flow: FlowId(handle), ..request })
     }
 
-    /// Accepts what is late no longer. Returns when the next one is due.
-    fn accept_late(&mut self, now: Instant) -> Option<Instant> {
+    /// Accepts what is late no longer. Returns whether there was something, and when the next one is due.
+    fn accept_late(&mut self, now: Instant) -> (bool, Option<Instant>) {
         let is_late = |(handle, flow): (Handle, &Flow)| match flow.inner {
             Inner::Late { listener, at } => Some((handle, listener, at)),
             _ => None,
         };
         let late: Vec<_> = self.flows.iter().filter_map(is_late).collect();
-        let mut next: Option<Instant> = None;
+        let (mut busy, mut next) = (false, None::<Instant>);
         for (handle, listener, at) in late {
             if at > now {
                 next = next.into_iter().chain([at]).min();
                 continue;
             }
+            busy = true;
             if let Some(flow) = self.flows.get_mut(handle) {
                 flow.inner = match self.inner.accept(listener, &flow.spec, now) {
                     Ok(inner) => Inner::Recv(inner),
@@ -195,7 +196,7 @@ impl Faulty {
                 };
             }
         }
-        next
+        (busy, next)
     }
 }
 
@@ -272,12 +273,16 @@ impl DataPath for Faulty {
     }
 
     fn poll(&mut self, cx: &Context) -> Progress {
-        self.now = Some(cx.now);
-        let late = self.accept_late(cx.now);
+        let before = self.now.replace(cx.now);
+        let (accepted, late) = self.accept_late(cx.now);
         let progress = self.inner.poll(cx);
-        let stalled = self.flows.iter().filter_map(|(_, flow)| flow.stalled_until).filter(|until| *until > cx.now);
+        let stalls = || self.flows.iter().filter_map(|(_, flow)| flow.stalled_until);
+        // What a stall has held back can be told now: news like any other.
+        let ended = stalls().any(|until| before.is_none_or(|before| before < until) && until <= cx.now);
         match progress {
+            Progress::Idle { .. } if accepted || ended => Progress::Busy,
             Progress::Idle { wake_at } => {
+                let stalled = stalls().filter(|until| *until > cx.now);
                 Progress::Idle { wake_at: wake_at.into_iter().chain(late).chain(stalled).min() }
             }
             progress => progress,

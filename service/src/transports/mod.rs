@@ -21,7 +21,8 @@
 //! - a completed receive holds the whole message; a message longer than its buffer fails the flow instead;
 //! - a completed send means that its buffer may be written again, not that the peer has the message. Whether a send
 //!   completes before the peer has posted a buffer differs between transports;
-//! - when the peer dies, closes, or says what it should not, all unfinished requests fail.
+//! - when the peer dies, closes, or says what it should not, all unfinished requests fail. A receiver that has posted nothing
+//!   may not know before it does.
 //!
 //! Deliberately absent: who the peer is and whether it may connect (bootstrap exchanges handles over authenticated
 //! links), time-outs of operations (engines close flows), retries, pacing, encryption.

@@ -141,6 +141,7 @@ pub(crate) fn both_directions_at_once<F: Fixture>(pair: &mut Pair<F>) {
 /// The receiver posts nothing for long: the sender gets `None`, and what it has posted comes in order later.
 pub(crate) fn sender_ahead_is_held_back<F: Fixture>(pair: &mut Pair<F>) {
     const BYTES: usize = 300_000;
+    pair.shallow();
     let ends = pair.flow(0);
     let room = usize::from(pair.options.requests);
     let source = pair.filled(0, room * BYTES, 1);
@@ -274,15 +275,18 @@ pub(crate) fn sleeping_on_the_descriptor<F: Fixture>(pair: &mut Pair<F>) {
             let now = pair.fixture.now();
             let cx = Context { now, budget: 64 };
             let progress = [0, 1].map(|host| pair.host(host).poll(&cx));
-            let mut wake = Some(now + LIMIT);
-            for progress in progress {
+            let mut wake = now + LIMIT;
+            let mut may_sleep = open.iter().any(Option::is_some);
+            for (host, progress) in progress.into_iter().enumerate() {
                 match progress {
-                    Progress::Idle { wake_at } => wake = wake.into_iter().chain(wake_at).min(),
-                    Progress::Busy | Progress::Done => wake = None,
+                    Progress::Idle { wake_at } => wake = wake_at.map_or(wake, |at| at.min(wake)),
+                    Progress::Busy | Progress::Done => may_sleep = false,
                 }
+                may_sleep &= pair.host(host).prepare_to_sleep();
             }
-            let may_sleep = pair.host(0).prepare_to_sleep() & pair.host(1).prepare_to_sleep();
-            let Some(wake) = wake.filter(|_| may_sleep && open.iter().any(Option::is_some)) else { continue };
+            if !may_sleep {
+                continue;
+            }
             let raw = [0, 1].map(|host| pair.host(host).descriptor().map(|fd| fd.as_raw_fd()));
             let [Some(a), Some(b)] = raw else { continue };
             // SAFETY: descriptors of the transports, which live on.

@@ -153,6 +153,12 @@ impl<F: Fixture> Pair<F> {
         self.hosts[host] = None;
     }
 
+    /// Flows from here on buffer little in between, so that a long message is under way for long.
+    pub(super) fn shallow(&mut self) {
+        self.options.send_buffer_bytes.get_or_insert(32 << 10);
+        self.options.receive_buffer_bytes.get_or_insert(32 << 10);
+    }
+
     /// Poisoned memory, registered on a host.
     pub(super) fn memory(&mut self, host: usize, bytes: usize) -> Memory {
         let all = Box::into_raw(vec![POISON; bytes + 2 * GUARD_BYTES].into_boxed_slice());

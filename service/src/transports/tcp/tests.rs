@@ -84,9 +84,9 @@ mod four_sockets {
 
 /// Every read and write is a partial one.
 fn tiny() -> FlowOptions {
-    let bytes = Some(4096);
     let options = FlowOptions { connections: 3, chunk_bytes: 4096, ..FlowOptions::default() };
-    FlowOptions { send_buffer_bytes: bytes, receive_buffer_bytes: bytes, requests: 3, ..options }
+    // A receive buffer below some of loopback's segments would make the kernel wait for its timers.
+    FlowOptions { send_buffer_bytes: Some(4096), receive_buffer_bytes: Some(256 << 10), requests: 4, ..options }
 }
 
 fixture!(TinyBuffers, TcpTransport, tiny(), 50, std::convert::identity);
@@ -130,7 +130,8 @@ impl Fixture for Deadly {
     }
 
     fn options(&self) -> FlowOptions {
-        several()
+        // Who waits for a peer that was refused waits for so long.
+        FlowOptions { connect_timeout: Duration::from_millis(100), ..several() }
     }
 
     fn flows(&self) -> u64 {
