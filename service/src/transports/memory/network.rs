@@ -117,6 +117,8 @@ struct Outgoing {
 /// Both halves of a flow.
 #[derive(Debug)]
 pub(super) struct Link {
+    /// Its listener and number there; none if it was refused.
+    place: Option<(u64, u64)>,
     /// Of the sender and the receiver, as they have come.
     hosts: [Option<HostId>; 2],
     /// When both had come and reached each other.
@@ -132,9 +134,10 @@ pub(super) struct Link {
 }
 
 impl Link {
-    fn new(requests: u16) -> Self {
+    fn new(requests: u16, place: Option<(u64, u64)>) -> Self {
         let room = usize::from(requests);
         Link {
+            place,
             hosts: [None, None],
             met_at: None,
             connected: false,
@@ -255,7 +258,9 @@ impl World {
                 *link
             }
             None => {
-                let link = links.insert(Link::new(spec.options.requests)).map_err(|_| "the network is full")?;
+                let link = links
+                    .insert(Link::new(spec.options.requests, Some((listener, spec.number))))
+                    .map_err(|_| "the network is full")?;
                 let mut come = [false, false];
                 come[side as usize] = true;
                 state.places.insert(spec.number, (link, come));
@@ -288,7 +293,7 @@ impl World {
         let come = if known { self.come(number, Side::Sender, host, spec) } else { Err("nobody listens there") };
         // Also a refusal takes its time, and comes through the flow.
         come.or_else(|reason| {
-            let mut link = Link::new(1);
+            let mut link = Link::new(1, None);
             link.break_off(Fault::Refused(reason));
             let full = TransportError::TooMany { what: "flows of a memory network", limit: FLOWS_MAX };
             self.links.insert(link).map_err(|_| full)
@@ -310,8 +315,8 @@ impl World {
         link.hosts[side as usize] = None;
         link.faults[other].get_or_insert(Fault::Closed);
         link.break_off(Fault::Closed);
-        let waits = |(link, come): &(Handle, [bool; 2])| *link == handle && *come != [true, true];
-        let is_waited_for = self.listeners.values().any(|listener| listener.places.values().any(waits));
+        let place = link.place.and_then(|(listener, number)| self.listeners.get(&listener)?.places.get(&number));
+        let is_waited_for = place.is_some_and(|(_, come)| *come != [true, true]);
         if alone && !is_waited_for {
             self.links.remove(handle);
         }

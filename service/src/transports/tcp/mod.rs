@@ -22,6 +22,8 @@ mod sender;
 mod setup;
 mod socket;
 #[cfg(test)]
+mod strangers;
+#[cfg(test)]
 mod tests;
 mod watches;
 mod wire;

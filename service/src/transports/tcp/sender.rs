@@ -82,6 +82,12 @@ impl Sender {
         self.connections.push(connection);
     }
 
+    /// Its sockets, in order.
+    #[cfg(test)]
+    pub(super) fn sockets(&self) -> impl Iterator<Item = &Socket> {
+        self.connections.iter().map(|connection| &connection.socket)
+    }
+
     pub(super) fn is_connected(&self) -> bool {
         self.open == usize::from(self.hello.connections)
     }

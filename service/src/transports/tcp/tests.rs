@@ -147,3 +147,94 @@ impl Fixture for Deadly {
 fn flows_die_at_random_bytes() {
     conformance::flows_die_at_random_bytes::<Deadly>();
 }
+
+/// Both ends of a flow, connected.
+fn connected(options: FlowOptions) -> (TcpTransport, TcpTransport, SendFlow, RecvFlow) {
+    let [mut a, mut b] = [0, 1].map(|_| TcpTransport::new().expect("descriptor"));
+    let (listener, handle) = b.listen(&ListenOptions::default()).expect("listens");
+    let spec = FlowSpec { number: 0, peer: "rank 1".into(), options };
+    let send = a.connect(&handle, &spec, Instant::now()).expect("connects");
+    let recv = b.accept(listener, &spec, Instant::now()).expect("accepts");
+    let start = Instant::now();
+    while a.state(send.into()).expect("lives") == FlowState::Connecting
+        || b.state(recv.into()).expect("lives") == FlowState::Connecting
+    {
+        let cx = Context { now: Instant::now(), budget: 64 };
+        a.poll(&cx);
+        b.poll(&cx);
+        assert!(start.elapsed() < Duration::from_secs(60), "not connected");
+    }
+    (a, b, send, recv)
+}
+
+/// What the operator asks for is what the kernel has, on every socket and at both ends.
+#[test]
+fn options_reach_the_sockets() {
+    use std::os::fd::AsRawFd;
+
+    use nix::sys::socket::{SockaddrIn, getpeername, getsockopt, sockopt};
+    // A range that no other test uses, below the ports that the kernel gives out.
+    let source_ports = Some(crate::transports::PortRange { first: 23_410, last: 23_449 });
+    let options = FlowOptions {
+        connections: 3,
+        source_address: Some(std::net::Ipv4Addr::new(127, 0, 0, 2).into()),
+        source_ports,
+        dscp: Some(26),
+        priority: Some(5),
+        send_buffer_bytes: Some(50_000),
+        receive_buffer_bytes: Some(60_000),
+        ..FlowOptions::default()
+    };
+    let (a, b, send, recv) = connected(options);
+    let (Some(sender), Some(receiver)) = (a.flows.get(FlowId::from(send).0), b.flows.get(FlowId::from(recv).0)) else {
+        panic!("no flows")
+    };
+    let (Half::Send(sender), Half::Recv(receiver)) = (&sender.half, &receiver.half) else { panic!("other flows") };
+    let mut ports = Vec::new();
+    for (socket, _) in receiver.sockets() {
+        let peer: SockaddrIn = getpeername(socket.as_fd().as_raw_fd()).expect("peer");
+        assert_eq!(peer.ip(), std::net::Ipv4Addr::new(127, 0, 0, 2));
+        ports.push(peer.port());
+    }
+    assert_eq!(ports.len(), 3);
+    assert!(ports.is_sorted() && ports[0] >= 23_410 && ports[2] <= 23_449, "{ports:?}");
+    for socket in sender.sockets().chain(receiver.sockets().map(|(socket, _)| socket)) {
+        assert_eq!(getsockopt(socket, sockopt::Ipv4Tos).expect("option"), 26 << 2);
+        assert_eq!(getsockopt(socket, sockopt::Priority).expect("option"), 5);
+        // The kernel doubles what is asked for, to have room for its own.
+        assert_eq!(getsockopt(socket, sockopt::SndBuf).expect("option"), 100_000);
+        assert_eq!(getsockopt(socket, sockopt::RcvBuf).expect("option"), 120_000);
+        assert!(getsockopt(socket, sockopt::TcpNoDelay).expect("option"));
+        assert_eq!(getsockopt(socket, sockopt::TcpUserTimeout).expect("option"), 30_000);
+    }
+}
+
+/// A range without a free port, and an address of another host, are told with what to do.
+#[test]
+fn sources_that_cannot_be_had_are_refused() {
+    let mut tcp = TcpTransport::new().expect("descriptor");
+    let (_, handle) = tcp.listen(&ListenOptions::default()).expect("listens");
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("listens");
+    let port = taken.local_addr().expect("address").port();
+    let mut refused = |options: FlowOptions| {
+        let spec = FlowSpec { number: 0, peer: "rank 1".into(), options };
+        tcp.connect(&handle, &spec, Instant::now()).expect_err("refused")
+    };
+    let source_ports = Some(crate::transports::PortRange { first: port, last: port });
+    let source_address = Some(std::net::Ipv4Addr::LOCALHOST.into());
+    let refusal = refused(FlowOptions { source_ports, source_address, ..FlowOptions::default() });
+    assert!(matches!(refusal.fault(), Some(Fault::SourcePorts { .. })), "{refusal}");
+    let source_address = Some(std::net::Ipv4Addr::new(192, 0, 2, 1).into());
+    let refusal = refused(FlowOptions { source_address, ..FlowOptions::default() });
+    assert!(matches!(refusal.fault(), Some(Fault::SourceAddress(_))), "{refusal}");
+}
+
+/// Engines take whichever transport they are given.
+#[test]
+fn any_transport_fits_a_box() {
+    let mut transports: Vec<Box<dyn Transport>> = vec![Box::new(TcpTransport::new().expect("descriptor"))];
+    transports.push(Box::new(crate::transports::memory::MemoryNetwork::new(Default::default()).add_host()));
+    for transport in &mut transports {
+        transport.listen(&ListenOptions::default()).expect("listens");
+    }
+}
