@@ -15,7 +15,8 @@
 //! above its report + window until it knows the decision, so the cut is never below anything launched.
 //!
 //! A host that dies, or cannot be heard for too long, ends the communicator on all hosts (see [`super::comms`]), and
-//! the change with it: nobody can be left that waits for a decision, and no two hosts go on that decided differently.
+//! the change with it: nobody can be left that waits for a decision, and no two hosts go on that decided differently. So does a
+//! coordinator that dies after its ranks have left, if it has not told its decision; ranks that leave abort the change.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -202,6 +203,12 @@ impl Participant {
     #[must_use]
     pub fn is_preparing(&self, change: u64) -> bool {
         matches!(self.stage, Stage::Preparing { change: waited, .. } if waited == change)
+    }
+
+    /// Whether this host waits for a decision.
+    #[must_use]
+    pub fn is_undecided(&self) -> bool {
+        self.stage != Stage::Settled
     }
 
     /// The coordinator has decided. Returns whether this host had not heard yet.

@@ -22,6 +22,8 @@ use crate::exchange::limits::CHANGE_WINDOW_MAX;
 struct Live {
     membership: Membership,
     left: BTreeSet<u32>,
+    /// By place in the ring, how many of a host's ranks have not left.
+    present: Vec<u32>,
     participant: Participant,
     /// Where the root is here, and a change is being decided.
     coordinator: Option<Coordinator>,
@@ -33,10 +35,26 @@ impl Live {
         self.membership.hosts.get(usize::from(*self.membership.host_of_rank.get(rank as usize)?))
     }
 
-    /// Whether ranks of a host have not left.
+    /// Whether ranks of a host have not left, or a decision of it is waited for.
     fn needs(&self, host: &Name) -> bool {
-        let ranks = 0..self.membership.host_of_rank.len() as u32;
-        ranks.into_iter().any(|rank| self.host_of(rank) == Some(host) && !self.left.contains(&rank))
+        let place = self.membership.hosts.iter().position(|other| other == host);
+        let present = place.and_then(|place| self.present.get(place)).is_some_and(|ranks| *ranks > 0);
+        present || (self.membership.comm.root == *host && self.participant.is_undecided())
+    }
+
+    fn others(&self, own: &Name) -> Vec<Name> {
+        self.membership.hosts.iter().filter(|host| *host != own).cloned().collect()
+    }
+
+    /// Notes that ranks of a host leave. Returns those that had not left.
+    fn leave(&mut self, host: &Name, ranks: Vec<u32>) -> Vec<u32> {
+        let mut ranks = ranks;
+        ranks.retain(|rank| self.host_of(*rank) == Some(host) && self.left.insert(*rank));
+        let place = self.membership.hosts.iter().position(|other| other == host);
+        if let Some(present) = place.and_then(|place| self.present.get_mut(place)) {
+            *present = present.saturating_sub(ranks.len() as u32);
+        }
+        ranks
     }
 }
 
@@ -44,6 +62,8 @@ impl Live {
 #[derive(Default)]
 pub(super) struct Comms {
     live: BTreeMap<CommId, Live>,
+    /// Where a change is being decided, by when it is to be.
+    deadlines: BTreeSet<(Instant, CommId)>,
 }
 
 impl Comms {
@@ -51,27 +71,52 @@ impl Comms {
         self.live.len()
     }
 
+    pub(super) fn contains(&self, comm: &CommId) -> bool {
+        self.live.contains_key(comm)
+    }
+
     pub(super) fn next_deadline(&self) -> Option<Instant> {
-        self.live.values().filter_map(|live| live.coordinator.as_ref().map(Coordinator::deadline)).min()
+        self.deadlines.first().map(|(at, _)| *at)
     }
 
-    pub(super) fn begin(&mut self, membership: Membership, wire: &mut Wire) {
+    /// All hosts are ready, and some ranks may already have left.
+    pub(super) fn begin(&mut self, membership: Membership, left: Vec<(Name, Vec<u32>)>, wire: &mut Wire, now: Instant) {
         let (key, comm) = (membership.key.clone(), membership.comm.clone());
-        let (left, participant) = (BTreeSet::new(), Participant::default());
-        self.live.insert(comm.clone(), Live { membership, left, participant, coordinator: None, last_change: 0 });
-        wire.tell(Event::Complete { key, comm });
+        let mut present = vec![0; membership.hosts.len()];
+        for place in &membership.host_of_rank {
+            if let Some(ranks) = present.get_mut(usize::from(*place)) {
+                *ranks += 1;
+            }
+        }
+        let participant = Participant::default();
+        let live = Live { membership, left: BTreeSet::new(), present, participant, coordinator: None, last_change: 0 };
+        self.live.insert(comm.clone(), live);
+        wire.tell(Event::Complete { key, comm: comm.clone() });
+        for (from, ranks) in left {
+            self.left(&from, comm.clone(), ranks, wire, now);
+        }
     }
 
-    /// Nobody here is interested any more.
-    pub(super) fn close(&mut self, comm: &CommId) {
-        self.live.remove(comm);
+    fn remove(&mut self, comm: &CommId) -> Option<Live> {
+        let live = self.live.remove(comm)?;
+        if let Some(coordinator) = &live.coordinator {
+            self.deadlines.remove(&(coordinator.deadline(), comm.clone()));
+        }
+        Some(live)
+    }
+
+    /// Nobody here is interested any more. Ranks that have not said so leave.
+    pub(super) fn close(&mut self, comm: &CommId, wire: &mut Wire, now: Instant) {
+        let Some(live) = self.live.get(comm) else { return };
+        let ranks = 0..live.membership.host_of_rank.len() as u32;
+        self.leave(comm, ranks.collect(), wire, now);
+        self.remove(comm);
     }
 
     /// Ends a communicator here, and tells the other hosts.
     pub(super) fn fail(&mut self, comm: &CommId, failure: &Failure, wire: &mut Wire, now: Instant) {
-        let Some(live) = self.live.remove(comm) else { return };
-        let others: Vec<_> = live.membership.hosts.iter().filter(|host| **host != wire.own).cloned().collect();
-        wire.send_all(&others, &Message::Failed { comm: comm.clone(), failure: failure.clone() }, now);
+        let Some(live) = self.remove(comm) else { return };
+        wire.send_all(&live.others(&wire.own), &Message::Failed { comm: comm.clone(), failure: failure.clone() }, now);
     }
 
     fn fail_here_too(&mut self, comm: &CommId, failure: Failure, wire: &mut Wire, now: Instant) {
@@ -82,7 +127,7 @@ impl Comms {
     /// Another host has ended a communicator.
     pub(super) fn failed(&mut self, from: &Name, comm: &CommId, failure: Failure, wire: &mut Wire) {
         if self.live.get(comm).is_some_and(|live| live.membership.hosts.contains(from)) {
-            self.live.remove(comm);
+            self.remove(comm);
             wire.tell(Event::Failed { comm: comm.clone(), failure });
         }
     }
@@ -90,25 +135,29 @@ impl Comms {
     /// Local ranks leave in good order.
     pub(super) fn leave(&mut self, comm: &CommId, ranks: Vec<u32>, wire: &mut Wire, now: Instant) {
         let Some(live) = self.live.get_mut(comm) else { return };
-        let own = |rank: &u32| live.host_of(*rank) == Some(&wire.own) && !live.left.contains(rank);
-        let ranks: Vec<u32> = ranks.into_iter().filter(own).collect();
+        let ranks = live.leave(&wire.own, ranks);
         if ranks.is_empty() {
             return;
         }
-        live.left.extend(ranks.iter().copied());
-        let others: Vec<_> = live.membership.hosts.iter().filter(|host| **host != wire.own).cloned().collect();
+        let (own, others) = (wire.own.clone(), live.others(&wire.own));
+        self.abort_for(&own, comm, wire, now);
         wire.send_all(&others, &Message::Left { comm: comm.clone(), ranks }, now);
     }
 
     /// Ranks of another host have left.
-    pub(super) fn left(&mut self, from: &Name, comm: CommId, ranks: Vec<u32>, wire: &mut Wire) {
+    pub(super) fn left(&mut self, from: &Name, comm: CommId, ranks: Vec<u32>, wire: &mut Wire, now: Instant) {
         let Some(live) = self.live.get_mut(&comm) else { return };
-        let theirs = |rank: &u32| live.host_of(*rank) == Some(from) && !live.left.contains(rank);
-        let ranks: Vec<u32> = ranks.into_iter().filter(theirs).collect();
+        let ranks = live.leave(from, ranks);
         if !ranks.is_empty() {
-            live.left.extend(ranks.iter().copied());
+            self.abort_for(from, &comm, wire, now);
             wire.tell(Event::Left { comm, ranks });
         }
+    }
+
+    /// Who leaves may never say what it has launched: a change that waits for that would wait in vain.
+    fn abort_for(&mut self, leaver: &Name, comm: &CommId, wire: &mut Wire, now: Instant) {
+        let reason = Text::new(format!("ranks of host {leaver} have left"));
+        self.decide(comm, Some(Decision::Abort { reason }), wire, now);
     }
 
     /// A host is lost: so are communicators with ranks there.
@@ -129,6 +178,7 @@ impl Comms {
             Some(_) if comm.root != wire.own => Some("a change is proposed where the communicator's root is"),
             Some(_) if !(1..=CHANGE_WINDOW_MAX).contains(&window) => Some("the window is out of range"),
             Some(live) if live.coordinator.is_some() => Some("another change is being decided"),
+            Some(live) if !live.left.is_empty() => Some("ranks have left"),
             Some(_) => None,
         };
         let Some(live) = self.live.get_mut(&comm).filter(|_| refusal.is_none()) else {
@@ -139,6 +189,7 @@ impl Comms {
         let change = live.last_change;
         let hosts: BTreeSet<_> = live.membership.hosts.iter().cloned().collect();
         live.coordinator = Some(Coordinator::new(change, window, hosts, now + timeout));
+        self.deadlines.insert((now + timeout, comm.clone()));
         let message = AgreementMessage::Propose { change, window, body };
         wire.send_all(&live.membership.hosts, &Message::Agreement { comm, message }, now);
     }
@@ -201,17 +252,17 @@ impl Comms {
     fn decide(&mut self, comm: &CommId, decision: Option<Decision>, wire: &mut Wire, now: Instant) {
         let (Some(live), Some(decision)) = (self.live.get_mut(comm), decision) else { return };
         let Some(coordinator) = live.coordinator.take() else { return };
+        self.deadlines.remove(&(coordinator.deadline(), comm.clone()));
         let message = AgreementMessage::Decide { change: coordinator.change(), decision };
         wire.send_all(&live.membership.hosts, &Message::Agreement { comm: comm.clone(), message }, now);
     }
 
     /// Aborts changes that have taken too long.
     pub(super) fn expire(&mut self, wire: &mut Wire, now: Instant) {
-        let expired = |(comm, live): (&CommId, &Live)| {
-            Some((comm.clone(), live.coordinator.as_ref().and_then(|coordinator| coordinator.expire(now))?))
-        };
-        for (comm, decision) in self.live.iter().filter_map(expired).collect::<Vec<_>>() {
-            self.decide(&comm, Some(decision), wire, now);
+        while let Some((_, comm)) = self.deadlines.first().filter(|(at, _)| *at <= now).cloned() {
+            let live = self.live.get(&comm);
+            let decision = live.and_then(|live| live.coordinator.as_ref()).and_then(|c| c.expire(now));
+            self.decide(&comm, decision, wire, now);
         }
     }
 }

@@ -25,15 +25,20 @@ use super::{Event, Join};
 use crate::bootstrap::NRANKS_MAX;
 use crate::exchange::limits::{COMMS_MAX, REPORT_DELAY, REPORT_DELAY_MAX, SETUPS_MAX, SETUPS_PER_TENANT_MAX};
 
+/// A communicator that begins, and ranks that have already left it, by host.
+pub(super) type Begun = (Membership, Vec<(Name, Vec<u32>)>);
+
 enum Stage {
     /// Payloads may come before the root's word, which travels on another link.
     Gathering {
         early: VecDeque<(Name, Part)>,
     },
     Ring(Ring),
+    /// Others may have begun, and their ranks may even have left, before the root's word is here.
     Exchanged {
         membership: Membership,
         ready: bool,
+        left: Vec<(Name, Vec<u32>)>,
     },
 }
 
@@ -90,27 +95,35 @@ impl Member {
         self.report_at = None;
         let ranks = std::mem::take(&mut self.unreported);
         if !ranks.is_empty() {
+            let earlier = (self.local.len() - ranks.len()) as u32;
             let (key, attempt, nranks) = (key.clone(), self.attempt, self.nranks);
-            wire.send(&self.root, Message::Report { key, attempt, nranks, ranks }, now);
+            wire.send(&self.root, Message::Report { key, attempt, nranks, earlier, ranks }, now);
         }
     }
 }
 
 /// All communicators that are set up here.
-#[derive(Default)]
 pub(super) struct Members {
     members: BTreeMap<CommKey, Member>,
     by_comm: BTreeMap<CommId, CommKey>,
+    /// When ranks that have joined are to be reported.
+    reports: BTreeSet<(Instant, CommKey)>,
     last_attempt: u64,
 }
 
 impl Members {
+    /// Attempts are numbered from the incarnation on: no life's are taken for another's.
+    pub(super) fn new(incarnation: u64) -> Self {
+        let (members, by_comm, reports) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
+        Members { members, by_comm, reports, last_attempt: incarnation }
+    }
+
     pub(super) fn len(&self) -> usize {
         self.members.len()
     }
 
     pub(super) fn next_deadline(&self) -> Option<Instant> {
-        self.members.values().filter_map(|member| member.report_at).min()
+        self.reports.first().map(|(at, _)| *at)
     }
 
     /// A local rank joins.
@@ -123,7 +136,7 @@ impl Members {
         }
         let last_attempt = &mut self.last_attempt;
         let member = self.members.entry(key.clone()).or_insert_with(|| {
-            *last_attempt += 1;
+            *last_attempt = last_attempt.wrapping_add(1);
             Member {
                 attempt: *last_attempt,
                 root: root.clone(),
@@ -159,8 +172,12 @@ impl Members {
         }
         member.local.insert(rank, payload);
         member.unreported.push(rank);
-        let waited = now.duration_since(member.began_at);
-        member.report_at.get_or_insert(now + (waited / 4).clamp(REPORT_DELAY, REPORT_DELAY_MAX));
+        if member.report_at.is_none() {
+            let waited = now.duration_since(member.began_at);
+            let at = now + (waited / 4).clamp(REPORT_DELAY, REPORT_DELAY_MAX);
+            member.report_at = Some(at);
+            self.reports.insert((at, key));
+        }
     }
 
     fn refusal(
@@ -171,7 +188,7 @@ impl Members {
         comms: usize,
         wire: &Wire,
     ) -> Option<(ErrorClass, String)> {
-        let of_tenant = || self.members.keys().filter(|other| other.tenant == key.tenant).count();
+        let of_tenant = || key.count_of_tenant(&self.members);
         if nranks == 0 || nranks > NRANKS_MAX || rank >= nranks {
             let message = format!("rank {rank} of {nranks}: rank must be below nranks, and nranks 1 to {NRANKS_MAX}");
             Some((ErrorClass::InvalidArgument, message))
@@ -189,17 +206,23 @@ impl Members {
 
     /// Reports ranks whose time has come.
     pub(super) fn report_due(&mut self, wire: &mut Wire, now: Instant) {
-        for (key, member) in self.members.iter_mut().filter(|(_, m)| m.report_at.is_some_and(|at| at <= now)) {
-            member.report(key, wire, now);
+        while let Some((at, key)) = self.reports.pop_first() {
+            if at > now {
+                self.reports.insert((at, key));
+                return;
+            }
+            if let Some(member) = self.members.get_mut(&key) {
+                member.report(&key, wire, now);
+            }
         }
     }
 
-    /// The root has closed the ring.
+    /// The root has closed the ring. `is_live` if a communicator of that name has begun.
     pub(super) fn close_ring(
         &mut self,
         from: &Name,
         (key, attempt, comm): (CommKey, u64, CommId),
-        hosts: &[RingHost],
+        (hosts, is_live): (&[RingHost], bool),
         wire: &mut Wire,
         now: Instant,
     ) {
@@ -218,6 +241,7 @@ impl Members {
         let stranger = hosts.iter().find(|host| !wire.knows(&host.name));
         let ring = match stranger {
             Some(host) => Err(RingFault::Stranger(host.name.clone())),
+            None if is_live || self.by_comm.contains_key(&comm) => Err(RingFault::Reused),
             None => Ring::new(comm.clone(), hosts, &wire.own, attempt, member.nranks),
         };
         let (ring, next) = match ring {
@@ -225,6 +249,7 @@ impl Members {
             Err(fault) => return self.fail_by(&key, from, &fault, wire, now),
         };
         self.by_comm.insert(comm, key.clone());
+        hosts.iter().for_each(|host| wire.expect(&host.name, now));
         let own_parts = ring.own_parts(&member.local).into_iter();
         let early = early.into_iter().filter(|(from, part)| ring.is_previous(from) && !ring.is_own(part));
         let parts: Vec<Part> = own_parts.chain(early.map(|(_, part)| part)).collect();
@@ -277,7 +302,7 @@ impl Members {
             None => {}
             Some(Ok((membership, payloads))) => {
                 wire.tell(Event::Gathered { membership: membership.clone(), payloads });
-                member.stage = Stage::Exchanged { membership, ready: false };
+                member.stage = Stage::Exchanged { membership, ready: false, left: Vec::new() };
             }
             Some(Err(fault)) => {
                 let root = member.root.clone();
@@ -303,18 +328,41 @@ impl Members {
         }
     }
 
-    /// All hosts are ready: what is set up leaves for where live communicators are.
-    pub(super) fn begin(&mut self, from: &Name, comm: &CommId) -> Option<Membership> {
-        let key = self.by_comm.get(comm)?;
-        let member = self.members.get(key)?;
-        if member.root != *from || !matches!(member.stage, Stage::Exchanged { ready: true, .. }) {
+    /// Ranks of another host have left before it was known here that all have begun.
+    pub(super) fn left(&mut self, from: &Name, comm: &CommId, ranks: &[u32]) {
+        let member = self.by_comm.get(comm).and_then(|key| self.members.get_mut(key));
+        if let Some(Member { stage: Stage::Exchanged { membership, ready: true, left }, .. }) = member {
+            let told: usize = left.iter().map(|(_, ranks)| ranks.len()).sum();
+            // Every rank leaves once.
+            if membership.hosts.contains(from) && told + ranks.len() <= membership.host_of_rank.len() {
+                left.push((from.clone(), ranks.to_vec()));
+            }
+        }
+    }
+
+    /// All hosts are ready: what is set up leaves for where live communicators are, with word of ranks that have left.
+    pub(super) fn begin(&mut self, from: &Name, comm: &CommId, wire: &mut Wire, now: Instant) -> Option<Begun> {
+        let key = self.by_comm.get(comm)?.clone();
+        let member = self.members.get(&key).filter(|member| member.root == *from)?;
+        if !matches!(member.stage, Stage::Exchanged { ready: true, .. }) {
+            self.fail_by(&key, from, &RingFault::Early, wire, now);
             return None;
         }
-        let key = self.by_comm.remove(comm)?;
-        match self.members.remove(&key)?.stage {
-            Stage::Exchanged { membership, .. } => Some(membership),
+        match self.remove(&key)?.stage {
+            Stage::Exchanged { membership, left, .. } => Some((membership, left)),
             Stage::Gathering { .. } | Stage::Ring(_) => None,
         }
+    }
+
+    fn remove(&mut self, key: &CommKey) -> Option<Member> {
+        let member = self.members.remove(key)?;
+        if let Some(comm) = member.comm() {
+            self.by_comm.remove(comm);
+        }
+        if let Some(at) = member.report_at {
+            self.reports.remove(&(at, key.clone()));
+        }
+        Some(member)
     }
 
     /// The root has ended it.
@@ -341,6 +389,9 @@ impl Members {
     pub(super) fn fail(&mut self, key: &CommKey, failure: Failure, wire: &mut Wire, now: Instant) {
         let Some(member) = self.members.get_mut(key) else { return };
         // What the root has not heard of it could not end.
+        if let Some(at) = member.report_at {
+            self.reports.remove(&(at, key.clone()));
+        }
         member.report(key, wire, now);
         let attempt = member.attempt;
         let withdraw = Message::Withdraw { key: key.clone(), attempt, failure: failure.clone() };
@@ -358,9 +409,8 @@ impl Members {
     }
 
     fn end(&mut self, key: &CommKey, failure: Failure, wire: &mut Wire) {
-        let Some(member) = self.members.remove(key) else { return };
-        if let Some(comm) = member.comm() {
-            self.by_comm.remove(comm);
+        if self.remove(key).is_none() {
+            return;
         }
         wire.tell(Event::SetupFailed { key: key.clone(), failure });
     }

@@ -206,6 +206,8 @@ pub enum Message {
         attempt: u64,
         /// How many ranks there are to be.
         nranks: u32,
+        /// How many were reported before in this attempt: tells what continues a set-up that was refused from what begins one.
+        earlier: u32,
         /// Those that have joined since the last report.
         ranks: Vec<u32>,
     },
@@ -299,8 +301,9 @@ impl Message {
     fn is_within_limits(&self) -> bool {
         let ranks_max = NRANKS_MAX as usize;
         match self {
-            Message::Report { nranks, ranks, .. } => {
+            Message::Report { nranks, earlier, ranks, .. } => {
                 (1..=NRANKS_MAX).contains(nranks)
+                    && earlier < nranks
                     && (1..=ranks_max).contains(&ranks.len())
                     && ranks.iter().all(|rank| rank < nranks)
             }
@@ -328,9 +331,11 @@ impl Message {
 
 #[cfg(test)]
 mod tests {
-    use mccs_ipc::types::UniqueId;
+    use mccs_ipc::types::{ErrorClass, UniqueId};
     use proptest::prelude::*;
 
+    use super::super::agreement::Decision;
+    use super::super::types::Text;
     use super::*;
 
     fn key() -> CommKey {
@@ -362,7 +367,7 @@ mod tests {
 
     #[test]
     fn numbers_out_of_range_are_refused() {
-        let report = |nranks, ranks| Message::Report { key: key(), attempt: 1, nranks, ranks };
+        let report = |nranks, ranks| Message::Report { key: key(), attempt: 1, nranks, earlier: 0, ranks };
         let part = |origin, ranks| Message::Block {
             key: key(),
             attempt: 1,
@@ -396,13 +401,94 @@ mod tests {
         let ranks: Vec<u32> = (0..NRANKS_MAX).collect();
         for message in [
             Message::Ring { key: key.clone(), attempt: u64::MAX, comm, hosts },
-            Message::Report { key, attempt: u64::MAX, nranks: NRANKS_MAX, ranks },
+            Message::Report { key, attempt: u64::MAX, nranks: NRANKS_MAX, earlier: NRANKS_MAX - 1, ranks },
         ] {
             assert!(message.encode().len() + DATA_HEAD_BYTES <= FRAME_BYTES_MAX);
         }
     }
 
+    fn any_name() -> impl Strategy<Value = Name> {
+        "[!-~]{1,64}".prop_filter_map("a name", |text| Name::new(&text))
+    }
+
+    fn any_payload() -> impl Strategy<Value = Payload> {
+        proptest::collection::vec(any::<u8>(), 0..200).prop_filter_map("short", |bytes| Payload::new(&bytes))
+    }
+
+    fn any_failure() -> impl Strategy<Value = Failure> {
+        let class = proptest::sample::select(vec![ErrorClass::Timeout, ErrorClass::Remote, ErrorClass::System]);
+        let blamed = (proptest::option::of(any_name()), proptest::option::of(any::<u32>()));
+        (class, blamed, ".{0,80}").prop_map(|(class, (host, rank), text)| {
+            let message = Text::new(text);
+            Failure { class, host, rank, message }
+        })
+    }
+
+    fn any_agreement() -> impl Strategy<Value = AgreementMessage> {
+        let change = any::<u64>();
+        prop_oneof![
+            (change, 1..=CHANGE_WINDOW_MAX, any_payload())
+                .prop_map(|(change, window, body)| AgreementMessage::Propose { change, window, body }),
+            (change, any::<u64>()).prop_map(|(change, launched)| AgreementMessage::Prepared { change, launched }),
+            (change, ".{0,80}").prop_map(|(change, why)| AgreementMessage::Refuse { change, reason: Text::new(why) }),
+            (change, any::<u64>())
+                .prop_map(|(change, cut)| AgreementMessage::Decide { change, decision: Decision::Commit { cut } }),
+            (change, ".{0,80}").prop_map(|(change, why)| AgreementMessage::Decide {
+                change,
+                decision: Decision::Abort { reason: Text::new(why) }
+            }),
+        ]
+    }
+
+    fn any_message() -> impl Strategy<Value = Message> {
+        let key = (any_name(), any::<[u8; 16]>()).prop_map(|(tenant, id)| CommKey { tenant, id: UniqueId(id) });
+        let comm = (any_name(), any::<u64>(), any::<u64>()).prop_map(|(root, incarnation, number)| CommId {
+            root,
+            incarnation,
+            number,
+        });
+        let ranks = proptest::collection::vec(0..NRANKS_MAX, 1..40);
+        let hosts = proptest::collection::vec(
+            (any_name(), any::<u64>()).prop_map(|(name, attempt)| RingHost { name, attempt }),
+            1..20,
+        );
+        let part = (0..HOSTS_MAX as u16, any::<u32>(), any::<bool>()).prop_flat_map(|(origin, index, last)| {
+            let ranks = proptest::collection::vec((0..NRANKS_MAX, any_payload()), 1..10);
+            ranks.prop_map(move |ranks| Part { origin, index, last, ranks })
+        });
+        let of = (key, any::<u64>(), comm);
+        (of, any_failure(), ranks, hosts, part, any_agreement()).prop_flat_map(
+            |(of, failure, ranks, hosts, part, message)| {
+                let (key, attempt, comm) = of;
+                let report =
+                    Message::Report { key: key.clone(), attempt, nranks: NRANKS_MAX, earlier: 3, ranks: ranks.clone() };
+                proptest::sample::select(vec![
+                    report,
+                    Message::Withdraw { key: key.clone(), attempt, failure: failure.clone() },
+                    Message::Ring { key: key.clone(), attempt, comm: comm.clone(), hosts },
+                    Message::Refused { key: key.clone(), attempt, failure: failure.clone() },
+                    Message::Block { key, attempt, part },
+                    Message::Ready { comm: comm.clone() },
+                    Message::Begin { comm: comm.clone() },
+                    Message::Failed { comm: comm.clone(), failure },
+                    Message::Left { comm: comm.clone(), ranks },
+                    Message::Agreement { comm, message },
+                ])
+            },
+        )
+    }
+
     proptest! {
+        #[test]
+        fn what_is_encoded_is_decoded(message in any_message(), seq in any::<u64>(), ack in any::<u64>()) {
+            let body = message.encode();
+            let frame = encode_data(seq, ack, &body);
+            prop_assert_eq!(Frame::decode(&frame), Ok(Frame::Data { seq, ack, body: &body }));
+            prop_assert_eq!(Message::decode(&body), Ok(message));
+            // Cut off anywhere, it is refused.
+            prop_assert!((0..body.len()).all(|cut| Message::decode(&body[..cut]).is_err()));
+        }
+
         #[test]
         fn no_bytes_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
             let _ = Frame::decode(&bytes);

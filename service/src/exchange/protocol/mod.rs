@@ -50,7 +50,7 @@ pub struct Options {
     pub own: Name,
     /// All hosts, this one included.
     pub hosts: Vec<Name>,
-    /// Differs each time that the service starts.
+    /// Drawn at random each time that the service starts: names of communicators are unique by it.
     pub incarnation: u64,
     /// How long silence is borne.
     pub times: LinkTimes,
@@ -279,7 +279,7 @@ impl Exchange {
         let Options { own, hosts, incarnation, times, init_timeout } = options;
         Exchange {
             wire: Wire::new(own.clone(), hosts, *incarnation, *times, now),
-            members: Members::default(),
+            members: Members::new(*incarnation),
             roots: Roots::new(*incarnation, *init_timeout),
             comms: Comms::default(),
         }
@@ -317,7 +317,7 @@ impl Exchange {
                 None => comms.fail(&comm, &failure, wire, now),
             },
             Request::Leave { comm, ranks } => comms.leave(&comm, ranks, wire, now),
-            Request::Close { comm } => comms.close(&comm),
+            Request::Close { comm } => comms.close(&comm, wire, now),
             Request::Propose { comm, window, body, timeout } => {
                 comms.propose(comm, Proposal { window, body, timeout }, wire, now);
             }
@@ -384,19 +384,20 @@ impl Exchange {
     fn handle(&mut self, from: &Name, message: Message, now: Instant) {
         let (wire, members, roots) = (&mut self.wire, &mut self.members, &mut self.roots);
         match message {
-            Message::Report { key, attempt, nranks, ranks } => {
-                roots.report(from, Report { key, attempt, nranks, ranks }, wire, now);
+            Message::Report { key, attempt, nranks, earlier, ranks } => {
+                roots.report(from, Report { key, attempt, nranks, earlier, ranks }, wire, now);
             }
             Message::Withdraw { key, attempt, failure } => roots.withdraw(from, (&key, attempt), &failure, wire, now),
             Message::Ring { key, attempt, comm, hosts } => {
-                members.close_ring(from, (key, attempt, comm), &hosts, wire, now);
+                let is_live = self.comms.contains(&comm);
+                members.close_ring(from, (key, attempt, comm), (&hosts, is_live), wire, now);
             }
             Message::Refused { key, attempt, failure } => members.refused(from, &key, attempt, failure, wire),
             Message::Block { key, attempt, part } => members.block(from, &key, attempt, part, wire, now),
             Message::Ready { comm } => roots.ready(from, &comm, wire, now),
             Message::Begin { comm } => {
-                if let Some(membership) = members.begin(from, &comm) {
-                    self.comms.begin(membership, wire);
+                if let Some((membership, left)) = members.begin(from, &comm, wire, now) {
+                    self.comms.begin(membership, left, wire, now);
                 }
             }
             Message::Failed { comm, failure } => {
@@ -404,7 +405,10 @@ impl Exchange {
                 members.failed(from, &comm, &failure, wire);
                 self.comms.failed(from, &comm, failure, wire);
             }
-            Message::Left { comm, ranks } => self.comms.left(from, comm, ranks, wire),
+            Message::Left { comm, ranks } => {
+                members.left(from, &comm, &ranks);
+                self.comms.left(from, comm, ranks, wire, now);
+            }
             Message::Agreement { comm, message } => self.comms.agreement(from, comm, message, wire, now),
         }
     }
@@ -421,7 +425,7 @@ impl Exchange {
                 self.members.host_lost(&host, &lost, &mut self.wire, now);
                 self.comms.host_lost(&host, &lost, &mut self.wire, now);
                 self.wire.shun(None);
-                self.wire.outputs.push_back(Output::GaveUp { host, lost });
+                self.wire.tell_lost(host, lost);
             } else if let Some(peer) = self.wire.take_dirty() {
                 self.fill(&peer, now);
                 self.wire.flush(&peer, now);

@@ -17,6 +17,10 @@ pub(super) enum RingFault {
     Stranger(Name),
     #[error("its ring does not have every host once")]
     Order,
+    #[error("it has the name of another communicator")]
+    Reused,
+    #[error("it began before this host was ready")]
+    Early,
     #[error("payloads came out of order")]
     Part,
     #[error("rank {0} is on two hosts, or out of range")]

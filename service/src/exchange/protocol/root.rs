@@ -20,7 +20,8 @@ use crate::exchange::limits::{RANKS_LISTED_MAX, SETUPS_MAX, SETUPS_PER_TENANT_MA
 
 struct Reporter {
     attempt: u64,
-    ranks: BTreeSet<u32>,
+    first: u32,
+    ranks: u32,
 }
 
 enum Stage {
@@ -30,22 +31,18 @@ enum Stage {
 
 struct Setup {
     hosts: BTreeMap<Name, Reporter>,
+    /// By rank, the host that it has joined on.
+    joined: BTreeMap<u32, Name>,
     nranks: u32,
-    joined: u32,
     deadline: Instant,
     stage: Stage,
-}
-
-impl Setup {
-    fn holder(&self, rank: u32) -> Option<&Name> {
-        self.hosts.iter().find(|(_, reporter)| reporter.ranks.contains(&rank)).map(|(name, _)| name)
-    }
 }
 
 /// All communicators whose root is here.
 pub(super) struct Roots {
     setups: BTreeMap<CommKey, Setup>,
     by_comm: BTreeMap<CommId, CommKey>,
+    deadlines: BTreeSet<(Instant, CommKey)>,
     incarnation: u64,
     next_number: u64,
     timeout: Duration,
@@ -53,7 +50,8 @@ pub(super) struct Roots {
 
 impl Roots {
     pub(super) fn new(incarnation: u64, timeout: Duration) -> Self {
-        Roots { setups: BTreeMap::new(), by_comm: BTreeMap::new(), incarnation, next_number: 0, timeout }
+        let (setups, by_comm, deadlines) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
+        Roots { setups, by_comm, deadlines, incarnation, next_number: 0, timeout }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -61,12 +59,24 @@ impl Roots {
     }
 
     pub(super) fn next_deadline(&self) -> Option<Instant> {
-        self.setups.values().map(|setup| setup.deadline).min()
+        self.deadlines.first().map(|(at, _)| *at)
     }
 
     /// Ranks of a host have joined.
     pub(super) fn report(&mut self, from: &Name, report: Report, wire: &mut Wire, now: Instant) {
-        let Report { key, attempt, nranks, ranks } = report;
+        let Report { key, attempt, nranks, earlier, ranks } = report;
+        let reporter = self.setups.get(&key).and_then(|setup| setup.hosts.get(from));
+        let known = reporter.filter(|reporter| reporter.attempt == attempt).map_or(0, |reporter| reporter.ranks);
+        if known != earlier {
+            // It continues what was refused; the refusal is on its way.
+            return;
+        }
+        if reporter.is_some_and(|reporter| reporter.attempt != attempt) {
+            // Another host's word has ended its part, and has not come here yet.
+            let message = format!("the ranks on host {from} have ended the set-up of communicator {}", key.id);
+            let failure = Failure::new(ErrorClass::Remote, message).by_host(from);
+            self.refuse(&key, &failure, Some(from), wire, now);
+        }
         if !self.setups.contains_key(&key) && self.is_full(&key) {
             let message = format!("host {} sets up as many communicators as it can; try again later", wire.own);
             let failure = Failure::new(ErrorClass::System, message).by_host(&wire.own);
@@ -74,34 +84,27 @@ impl Roots {
             return;
         }
         let deadline = now + self.timeout;
-        let setup = self.setups.entry(key.clone()).or_insert_with(|| Setup {
-            hosts: BTreeMap::new(),
-            nranks,
-            joined: 0,
-            deadline,
-            stage: Stage::Gathering,
+        let setup = self.setups.entry(key.clone()).or_insert_with(|| {
+            self.deadlines.insert((deadline, key.clone()));
+            let (hosts, joined) = (BTreeMap::new(), BTreeMap::new());
+            Setup { hosts, joined, nranks, deadline, stage: Stage::Gathering }
         });
-        // A host that has begun anew had been refused, and this set-up has been begun by what it had said before.
-        if setup.hosts.get(from).is_some_and(|known| known.attempt < attempt)
-            && let (Stage::Gathering, Some(stale)) = (&setup.stage, setup.hosts.remove(from))
-        {
-            setup.joined -= stale.ranks.len() as u32;
-        }
         let contradiction = contradiction(setup, from, &wire.own, key.id, nranks, &ranks);
-        let reporter = setup.hosts.entry(from.clone()).or_insert(Reporter { attempt, ranks: BTreeSet::new() });
+        let first = ranks.iter().min().copied().unwrap_or(0);
+        let reporter = setup.hosts.entry(from.clone()).or_insert(Reporter { attempt, first, ranks: 0 });
         if let Some(failure) = contradiction {
             return self.refuse(&key, &failure, None, wire, now);
         }
-        setup.joined += ranks.len() as u32;
-        reporter.ranks.extend(ranks);
-        if setup.joined == setup.nranks {
+        reporter.first = reporter.first.min(first);
+        reporter.ranks += ranks.len() as u32;
+        setup.joined.extend(ranks.into_iter().map(|rank| (rank, from.clone())));
+        if setup.joined.len() == setup.nranks as usize {
             self.close_ring(&key, wire, now);
         }
     }
 
     fn is_full(&self, key: &CommKey) -> bool {
-        let of_tenant = self.setups.keys().filter(|other| other.tenant == key.tenant).count();
-        self.setups.len() >= SETUPS_MAX || of_tenant >= SETUPS_PER_TENANT_MAX
+        self.setups.len() >= SETUPS_MAX || key.count_of_tenant(&self.setups) >= SETUPS_PER_TENANT_MAX
     }
 
     fn close_ring(&mut self, key: &CommKey, wire: &mut Wire, now: Instant) {
@@ -110,7 +113,7 @@ impl Roots {
         self.next_number += 1;
         // By first rank: where ranks are numbered along the racks, the ring follows them.
         let mut order: Vec<_> = setup.hosts.iter().collect();
-        order.sort_by_key(|(_, reporter)| reporter.ranks.first().copied());
+        order.sort_by_key(|(_, reporter)| reporter.first);
         let hosts: Vec<_> =
             order.iter().map(|(name, r)| RingHost { name: (*name).clone(), attempt: r.attempt }).collect();
         for RingHost { name, attempt } in &hosts {
@@ -118,7 +121,9 @@ impl Roots {
             wire.send(name, Message::Ring { key, attempt: *attempt, comm, hosts }, now);
         }
         self.by_comm.insert(comm.clone(), key.clone());
+        self.deadlines.remove(&(setup.deadline, key.clone()));
         setup.deadline = now + self.timeout;
+        self.deadlines.insert((setup.deadline, key.clone()));
         setup.stage = Stage::Exchanging { comm, waiting: setup.hosts.keys().cloned().collect() };
     }
 
@@ -130,8 +135,8 @@ impl Roots {
         waiting.remove(from);
         if waiting.is_empty() {
             wire.send_all(setup.hosts.keys(), &Message::Begin { comm: comm.clone() }, now);
-            self.setups.remove(key);
-            self.by_comm.remove(comm);
+            let key = key.clone();
+            self.remove(&key);
         }
     }
 
@@ -169,8 +174,11 @@ impl Roots {
 
     /// Fails what has taken too long.
     pub(super) fn expire(&mut self, wire: &mut Wire, now: Instant) {
-        let due = |(key, setup): (&CommKey, &Setup)| (setup.deadline <= now).then(|| key.clone());
-        for key in self.setups.iter().filter_map(due).collect::<Vec<_>>() {
+        while let Some((at, key)) = self.deadlines.pop_first() {
+            if at > now {
+                self.deadlines.insert((at, key));
+                return;
+            }
             let Some(setup) = self.setups.get(&key) else { continue };
             let failure = match &setup.stage {
                 Stage::Gathering => incomplete(&key, setup, self.timeout),
@@ -190,12 +198,18 @@ impl Roots {
         }
     }
 
-    /// Ends a set-up on all hosts, but for one that knows.
-    fn refuse(&mut self, key: &CommKey, failure: &Failure, knows: Option<&Name>, wire: &mut Wire, now: Instant) {
-        let Some(setup) = self.setups.remove(key) else { return };
+    fn remove(&mut self, key: &CommKey) -> Option<Setup> {
+        let setup = self.setups.remove(key)?;
+        self.deadlines.remove(&(setup.deadline, key.clone()));
         if let Stage::Exchanging { comm, .. } = &setup.stage {
             self.by_comm.remove(comm);
         }
+        Some(setup)
+    }
+
+    /// Ends a set-up on all hosts, but for one that knows.
+    fn refuse(&mut self, key: &CommKey, failure: &Failure, knows: Option<&Name>, wire: &mut Wire, now: Instant) {
+        let Some(setup) = self.remove(key) else { return };
         for (host, reporter) in setup.hosts.iter().filter(|(host, _)| Some(*host) != knows) {
             let (key, attempt, failure) = (key.clone(), reporter.attempt, failure.clone());
             wire.send(host, Message::Refused { key, attempt, failure }, now);
@@ -208,6 +222,7 @@ pub(super) struct Report {
     pub(super) key: CommKey,
     pub(super) attempt: u64,
     pub(super) nranks: u32,
+    pub(super) earlier: u32,
     pub(super) ranks: Vec<u32>,
 }
 
@@ -231,7 +246,7 @@ fn contradiction(setup: &Setup, from: &Name, root: &Name, id: UniqueId, nranks: 
     }
     let mut seen = BTreeSet::new();
     ranks.iter().find_map(|rank| {
-        let other = setup.holder(*rank).or_else(|| (!seen.insert(*rank)).then_some(from))?;
+        let other = setup.joined.get(rank).or_else(|| (!seen.insert(*rank)).then_some(from))?;
         let message = format!(
             "rank {rank} joined communicator {id} twice, on host {other} and on host {from}: every process needs its own rank"
         );
@@ -245,13 +260,11 @@ pub(super) fn host_failure(host: &Name, lost: &Lost, id: UniqueId) -> Failure {
 }
 
 fn incomplete(key: &CommKey, setup: &Setup, timeout: Duration) -> Failure {
-    let joined: BTreeSet<u32> = setup.hosts.values().flat_map(|reporter| reporter.ranks.iter().copied()).collect();
-    let missing: Vec<u32> = (0..setup.nranks).filter(|rank| !joined.contains(rank)).collect();
+    let missing: Vec<u32> = (0..setup.nranks).filter(|rank| !setup.joined.contains_key(rank)).collect();
     let listed: Vec<_> = missing.iter().take(RANKS_LISTED_MAX).map(ToString::to_string).collect();
     let more = missing.len().saturating_sub(RANKS_LISTED_MAX);
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-    let there: Vec<_> =
-        setup.hosts.iter().map(|(host, reporter)| format!("{} on {host}", reporter.ranks.len())).collect();
+    let there: Vec<_> = setup.hosts.iter().map(|(host, reporter)| format!("{} on {host}", reporter.ranks)).collect();
     let message = format!(
         "communicator {} was not complete after {timeout:?}: missing rank {}{more} of {}; joined: {}. Did these processes start, \
          with the same unique id, root address and tenant?",

@@ -39,6 +39,9 @@ pub enum Lost {
     /// Nothing was heard of it.
     #[error("cannot be reached: nothing was heard of it for {0:?}")]
     Silent(Duration),
+    /// Nothing could be said to it: what it said last was refused.
+    #[error("cannot be talked to: {0}")]
+    Refused(Fault),
     /// It has another incarnation.
     #[error("has restarted its service")]
     Restarted,
@@ -65,6 +68,9 @@ pub enum Fault {
     /// A hello where none is due, or something else where one is.
     #[error("it greeted at the wrong time")]
     Greeting,
+    /// A connection from before the last one.
+    #[error("it greeted with a life that it has given up")]
+    Stale,
     /// A message's number.
     #[error("it sent message {got} where {due} was due")]
     Sequence {
@@ -117,8 +123,12 @@ pub struct Session {
     said_at: Instant,
     /// When this link was last heard, or came up.
     link_heard_at: Instant,
-    /// When the peer was last heard, or there began to be something to tell it.
+    /// Was not met when it became part of a communicator.
+    is_expected: bool,
+    /// When the peer was last heard, or its silence began to count.
     heard_at: Instant,
+    /// Why the peer's last greeting was refused, if it was.
+    refused: Option<Fault>,
     times: LinkTimes,
 }
 
@@ -142,7 +152,9 @@ impl Session {
             ack_at: None,
             said_at: now,
             link_heard_at: now,
+            is_expected: false,
             heard_at: now,
+            refused: None,
             times,
         }
     }
@@ -174,9 +186,16 @@ impl Session {
         self.queue.len() < BULK_BEHIND_MESSAGES && self.queue_bytes < WINDOW_BYTES
     }
 
-    /// Nothing to lose: the peer was never met, and is to be told nothing.
+    /// Nothing to lose: the peer was never met, is to be told nothing, and is part of nothing.
     fn is_fresh(&self) -> bool {
-        self.peer_life.is_none() && self.queue.is_empty()
+        self.peer_life.is_none() && self.queue.is_empty() && !self.is_expected
+    }
+
+    /// The peer's silence counts from now on, if it did not before.
+    pub fn expect(&mut self, now: Instant) {
+        if self.is_fresh() {
+            (self.is_expected, self.heard_at) = (true, now);
+        }
     }
 
     /// Takes a connection; returns the hello to send on it. A link there was before is no longer heard.
@@ -214,7 +233,7 @@ impl Session {
     /// Begins a new life: nothing said or heard before counts. The link, if there is one, is to be closed.
     pub fn forget(&mut self) {
         self.life.generation = self.life.generation.wrapping_add(1);
-        self.peer_life = None;
+        (self.peer_life, self.is_expected) = (None, false);
         self.link_down();
         self.drop_all();
     }
@@ -232,7 +251,10 @@ impl Session {
     pub fn receive(&mut self, bytes: &[u8], now: Instant) -> Result<Received, Fault> {
         let frame = Frame::decode(bytes)?;
         let received = match (frame, self.link) {
-            (Frame::Hello(hello), Link::Greeting(link)) => self.greet(&hello, link)?,
+            (Frame::Hello(hello), Link::Greeting(link)) => {
+                self.refused = None;
+                self.greet(&hello, link)?
+            }
             (Frame::Data { seq, ack, body }, Link::Up(_)) => {
                 self.acknowledge(ack)?;
                 let due = self.received + 1;
@@ -262,6 +284,8 @@ impl Session {
         }
         let lost = match self.peer_life {
             Some(before) if before.incarnation != hello.life.incarnation => Some(Lost::Restarted),
+            // Connections may be accepted in another order than they were made in.
+            Some(before) if before.is_later_than(hello.life) => return Err(Fault::Stale),
             Some(before) if before != hello.life => Some(Lost::GaveUp),
             _ => None,
         };
@@ -327,7 +351,12 @@ impl Session {
     #[must_use]
     pub fn peer_is_silent(&self, now: Instant) -> Option<Lost> {
         let silent = !self.is_fresh() && self.heard_at + self.times.host_timeout <= now;
-        silent.then_some(Lost::Silent(self.times.host_timeout))
+        silent.then(|| self.refused.clone().map_or(Lost::Silent(self.times.host_timeout), Lost::Refused))
+    }
+
+    /// What was heard on a link that is not up yet was refused: if nothing better comes, that is why the peer is silent.
+    pub fn refuse(&mut self, fault: Fault) {
+        self.refused = Some(fault);
     }
 
     /// When time alone makes something due.
@@ -520,6 +549,38 @@ mod tests {
         assert_eq!(fault(&mut pair, &encode_ack(1)), Fault::Acknowledgement(1));
         assert!(matches!(fault(&mut pair, &encode_data(1, 0, &body[1..])), Fault::Decode(_)));
         assert_eq!(fault(&mut pair, &hello), Fault::Greeting);
+    }
+
+    #[test]
+    fn a_greeting_from_before_the_last_one_is_refused_and_harms_nothing() {
+        let mut pair = Pair::new();
+        pair.sides[1].forget();
+        let stale = pair.sides[1].link_up(LinkId(7), &pair.names[1].clone(), pair.now);
+        pair.sides[1].forget();
+        pair.connect();
+        pair.say(0, 0..3);
+        pair.carry(3);
+        pair.sides[0].link_up(LinkId(8), &pair.names[0].clone(), pair.now);
+        assert_eq!(pair.sides[0].receive(&stale, pair.now), Err(Fault::Stale));
+        pair.connect();
+        pair.carry(usize::MAX);
+        assert_eq!(pair.heard[1], [0, 1, 2]);
+        assert_eq!(pair.lost, [vec![], vec![]]);
+    }
+
+    #[test]
+    fn who_is_expected_and_never_met_is_given_up_with_the_reason_that_is_known() {
+        let mut pair = Pair::new();
+        pair.sides[0].expect(pair.now);
+        assert_eq!(pair.sides[0].next_deadline(), Some(pair.now + TIMES.host_timeout));
+        pair.now += TIMES.host_timeout;
+        assert_eq!(pair.sides[0].peer_is_silent(pair.now), Some(Lost::Silent(TIMES.host_timeout)));
+        pair.sides[0].refuse(Fault::Decode(DecodeError::Version(9)));
+        let text = pair.sides[0].peer_is_silent(pair.now).unwrap().to_string();
+        assert!(text.contains("speaks version 9"), "{text}");
+        pair.connect();
+        pair.now += TIMES.host_timeout;
+        assert_eq!(pair.sides[0].peer_is_silent(pair.now), Some(Lost::Silent(TIMES.host_timeout)));
     }
 
     #[test]

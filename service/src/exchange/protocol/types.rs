@@ -1,6 +1,7 @@
 //! Names, numbers and bounded texts that cross hosts. What comes from a peer is checked while it is decoded.
 
 use std::cmp::Ordering;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
@@ -139,6 +140,14 @@ pub struct CommKey {
     pub id: UniqueId,
 }
 
+impl CommKey {
+    /// How many of these are the same tenant's. Takes no longer than there are of them.
+    pub(super) fn count_of_tenant<T>(&self, of: &BTreeMap<CommKey, T>) -> usize {
+        let first = CommKey { tenant: self.tenant.clone(), id: UniqueId([0; 16]) };
+        of.range(first..).take_while(|(other, _)| other.tenant == self.tenant).count()
+    }
+}
+
 impl Ord for CommKey {
     fn cmp(&self, other: &Self) -> Ordering {
         (&self.tenant, self.id.0).cmp(&(&other.tenant, other.id.0))
@@ -177,11 +186,20 @@ pub struct Life {
     pub generation: u32,
 }
 
+impl Life {
+    /// Whether this life of a service came after another one of the same incarnation.
+    #[must_use]
+    pub fn is_later_than(self, other: Life) -> bool {
+        let ahead = self.generation.wrapping_sub(other.generation);
+        self.incarnation == other.incarnation && ahead != 0 && ahead < 1 << 31
+    }
+}
+
 /// A connection to another host's service, numbered by whoever makes connections. Never used twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LinkId(pub u64);
 
-/// Why a communicator failed, and who is to blame. The same on every rank.
+/// Why a communicator failed, and who is to blame. The same on every rank, unless several things fail at once.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
     /// Who is at fault.

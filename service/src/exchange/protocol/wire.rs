@@ -15,6 +15,8 @@ struct Peer {
     session: Session,
     /// Set-ups that have payloads for this peer, each at most once: they take turns.
     bulk: VecDeque<Bulk>,
+    /// Lost, and not met since: the log knows.
+    is_lost: bool,
 }
 
 /// Counts, for the operator and for measurements.
@@ -24,6 +26,8 @@ pub struct Counters {
     pub messages: u64,
     /// Their bytes.
     pub message_bytes: u64,
+    /// Messages from other hosts.
+    pub received: u64,
     /// Frames sent, acknowledgements and repetitions included.
     pub frames: u64,
     /// Their bytes.
@@ -41,7 +45,8 @@ pub(super) struct Wire {
     loopback: VecDeque<Message>,
     /// Peers that were given up, and are to be dealt with.
     lost: VecDeque<(Name, Lost)>,
-    /// A lost peer whose loss is being dealt with: it is told nothing about what it no longer knows.
+    /// A lost peer whose loss is being dealt with. In its new life it is only told what has failed: it may never have met this
+    /// host, and then does not find out by itself.
     shunned: Option<Name>,
     pub(super) outputs: VecDeque<Output>,
     pub(super) counters: Counters,
@@ -51,7 +56,7 @@ impl Wire {
     pub(super) fn new(own: Name, hosts: &[Name], incarnation: u64, times: LinkTimes, now: Instant) -> Self {
         let others = hosts.iter().filter(|host| **host != own);
         let session = |host: &Name| Session::new(host.clone(), incarnation, times, now);
-        let peer = |host: &Name| (host.clone(), Peer { session: session(host), bulk: VecDeque::new() });
+        let peer = |host: &Name| (host.clone(), Peer { session: session(host), bulk: VecDeque::new(), is_lost: false });
         Wire {
             peers: others.map(peer).collect(),
             own,
@@ -91,7 +96,7 @@ impl Wire {
     }
 
     pub(super) fn send(&mut self, to: &Name, message: Message, now: Instant) {
-        if self.shunned.as_ref() == Some(to) {
+        if self.shunned.as_ref() == Some(to) && !matches!(message, Message::Failed { .. }) {
             return;
         }
         if *to == self.own {
@@ -124,6 +129,22 @@ impl Wire {
     pub(super) fn take_bulk(&mut self, to: &Name) -> Option<Bulk> {
         let peer = self.peers.get_mut(to)?;
         if peer.session.has_room_for_bulk() { peer.bulk.pop_front() } else { None }
+    }
+
+    /// A peer is part of what goes on here: its silence counts, even if it has never been met.
+    pub(super) fn expect(&mut self, host: &Name, now: Instant) {
+        if let Some(peer) = self.peers.get_mut(host) {
+            peer.session.expect(now);
+        }
+    }
+
+    /// A loss has been dealt with.
+    pub(super) fn tell_lost(&mut self, host: Name, lost: Lost) {
+        if let Some(peer) = self.peers.get_mut(&host)
+            && (peer.session.is_up() || !std::mem::replace(&mut peer.is_lost, true))
+        {
+            self.outputs.push_back(Output::GaveUp { host, lost });
+        }
     }
 
     pub(super) fn take_dirty(&mut self) -> Option<Name> {
@@ -179,8 +200,12 @@ impl Wire {
         self.dirty.insert(host.clone());
         match peer.session.receive(frame, now) {
             Ok(Received::Nothing) => None,
-            Ok(Received::Message(message)) => Some((host, message)),
+            Ok(Received::Message(message)) => {
+                self.counters.received += 1;
+                Some((host, message))
+            }
             Ok(Received::Greeted(lost)) => {
+                peer.is_lost = false;
                 if let Some(lost) = lost {
                     peer.bulk.clear();
                     self.lost.push_back((host.clone(), lost));
@@ -191,6 +216,7 @@ impl Wire {
             // A link that is not up yet carries nothing that would be lost; but two that disagree on what was said would do so
             // on every link.
             Err(fault) if !peer.session.is_up() && !matches!(fault, Fault::Acknowledgement(_)) => {
+                peer.session.refuse(fault.clone());
                 self.close(&host, fault.to_string());
                 None
             }
