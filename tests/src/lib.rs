@@ -1,6 +1,7 @@
 //! What tests across crates share: a service of one's own, and ranks that talk to it.
 
 pub mod cluster;
+pub mod sim;
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -1,0 +1,221 @@
+//! The exchange protocol under misfortune: production state machines, simulated network and clock, one seed a run.
+//!
+//! `MCCS_SEED=n` runs that seed only, and says all that happens; `MCCS_SEEDS=n` runs seeds 0 to n.
+
+use std::time::Duration;
+
+use mccs_tests::sim::ledger::Job;
+use mccs_tests::sim::proxy::Manners;
+use mccs_tests::sim::world::{ALL_OVER, INIT_TIMEOUT, Misfortune, TIMES, World};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+const SEEDS: u64 = 400;
+const DELAY: (Duration, Duration) = (Duration::from_micros(20), Duration::from_millis(3));
+
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+/// What may happen in a run.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Weather {
+    /// Nothing.
+    Calm,
+    /// Links break and come back; nobody may be given up, and every communicator completes.
+    Windy,
+    /// Everything.
+    Storm,
+}
+
+/// Jobs, hosts and misfortunes that a seed means. Returns what is wrong, and the trace.
+fn run(seed: u64) -> (Vec<String>, u64) {
+    let mut rng = StdRng::seed_from_u64(!seed);
+    let hosts = if seed.is_multiple_of(20) { rng.random_range(16..=48) } else { rng.random_range(1..=8) };
+    let weather = match seed % 5 {
+        0 => Weather::Calm,
+        1 => Weather::Windy,
+        _ => Weather::Storm,
+    };
+    let manners = Manners { pause: ms(5), withdraws: 40, fails: 40, retries: 2, leaves: 6, changes: 2 };
+    let mut world = World::new(seed, hosts, DELAY, manners);
+    world.is_verbose = std::env::var_os("MCCS_SEED").is_some();
+    world.nobody_may_be_lost = weather != Weather::Storm;
+    world.run_until(ms(rng.random_range(0..800)));
+    let jobs = rng.random_range(1..=if hosts > 8 { 4 } else { 12 });
+    for number in 0..jobs {
+        let most = if hosts > 8 { 256 } else { 24 };
+        let placement: Vec<_> = (0..rng.random_range(1..=most)).map(|_| rng.random_range(0..hosts)).collect();
+        let mut job = Job::new(number, placement);
+        let within = ms(if rng.random_bool(0.5) { 1 } else { rng.random_range(1..4000) });
+        if rng.random_bool(0.15) {
+            world.start_wrong(job, within);
+        } else {
+            job.must_complete = weather != Weather::Storm;
+            world.start(job, within);
+        }
+    }
+    if hosts > 1 {
+        misfortunes(&mut world, &mut rng, hosts, weather);
+    }
+    world.run_until(world.now + ms(15_000));
+    let trace = world.trace();
+    (world.finish(), trace)
+}
+
+fn misfortunes(world: &mut World, rng: &mut StdRng, hosts: usize, weather: Weather) {
+    let now = world.now;
+    let time = |rng: &mut StdRng| {
+        let most = if rng.random_bool(0.5) { 100 } else { 8000 };
+        now + ms(rng.random_range(0..most))
+    };
+    let (count, kinds) = match weather {
+        Weather::Calm => return,
+        Weather::Windy => (rng.random_range(1..40), 6),
+        Weather::Storm => (rng.random_range(1..8), 12),
+    };
+    for _ in 0..count {
+        let (at, a) = (time(rng), rng.random_range(0..hosts));
+        let b = (a + rng.random_range(1..hosts)) % hosts;
+        match rng.random_range(0..kinds) {
+            0..=2 => world.strike(at, Misfortune::Drop { told: rng.random() }),
+            3 | 4 => world.strike(at, Misfortune::Duplicate(a, b)),
+            5 => world.strike(at, Misfortune::Pause(a, ms(rng.random_range(1..1000)))),
+            6 => world.strike(at, Misfortune::Pause(a, ms(rng.random_range(1000..15_000)))),
+            7 | 8 => world.strike(at, Misfortune::Cut(a, b)),
+            9 => world.strike(at, Misfortune::Garbage),
+            _ => {
+                world.strike(at, Misfortune::Crash(a));
+                world.strike(at + ms(rng.random_range(1..4000)), Misfortune::Restart(a));
+            }
+        }
+    }
+    // Some cuts end in time, others only when a host has been given up.
+    world.strike(now + ms(rng.random_range(0..15_000)), Misfortune::Heal);
+}
+
+#[test]
+fn communicators_complete_everywhere_or_fail_everywhere_with_one_who_is_to_blame() {
+    mccs_tests::watchdog();
+    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
+    let seeds = number("MCCS_SEED").map_or(0..number("MCCS_SEEDS").unwrap_or(SEEDS), |seed| seed..seed + 1);
+    for seed in seeds {
+        let (problems, _) = run(seed);
+        assert!(
+            problems.is_empty(),
+            "{}\nrepeat with: MCCS_SEED={seed} cargo test -p mccs-tests --test exchange_sim communicators",
+            problems.join("\n")
+        );
+    }
+}
+
+#[test]
+fn the_same_seed_is_the_same_run() {
+    mccs_tests::watchdog();
+    for seed in 1..12 {
+        assert_eq!(run(seed).1, run(seed).1, "seed {seed}");
+    }
+}
+
+/// `ranks` ranks on each of `hosts` connected hosts.
+fn calm_world(hosts: usize, ranks: usize) -> (World, Job) {
+    let mut world = World::new(1, hosts, DELAY, Manners::default());
+    world.run_until(ms(1000));
+    let placement = (0..hosts).flat_map(|host| std::iter::repeat_n(host, ranks)).collect();
+    (world, Job::new(0, placement))
+}
+
+fn failure(world: &World, job: usize, host: usize) -> String {
+    let failure = world.failure(job, host).unwrap_or_else(|| panic!("job {job} did not fail on host {host}"));
+    failure.message.to_string()
+}
+
+#[test]
+fn a_missing_rank_is_named_on_every_host_when_the_time_is_over() {
+    let (mut world, mut job) = calm_world(3, 2);
+    job.placement.push(2);
+    world.start_missing(job, 6, ms(10));
+    world.run_until(world.now + INIT_TIMEOUT + ms(50));
+    for host in 0..3 {
+        let text = failure(&world, 0, host);
+        assert!(text.contains("missing rank 6 of 7") && text.contains("2 on h000"), "{text}");
+    }
+    assert_eq!(world.finish(), Vec::<String>::new());
+}
+
+#[test]
+fn a_rank_on_two_hosts_is_named_with_both() {
+    let (mut world, job) = calm_world(2, 2);
+    let mut other = job.clone();
+    other.placement = vec![0, 1, 1, 1];
+    world.start_missing(job, 3, ms(1));
+    world.run_until(world.now + ms(20));
+    world.start_only(other, 1, ms(1));
+    world.run_until(world.now + ms(100));
+    let text = failure(&world, 0, 0);
+    assert!(text.contains("rank 1 joined") && text.contains("on host h000 and on host h001"), "{text}");
+}
+
+#[test]
+fn a_host_that_dies_during_set_up_is_named_on_all_others() {
+    let (mut world, job) = calm_world(3, 2);
+    world.start_missing(job, 5, ms(10));
+    world.run_until(world.now + ms(100));
+    world.strike(world.now, Misfortune::Crash(2));
+    world.run_until(world.now + TIMES.host_timeout + ms(100));
+    for host in 0..2 {
+        let text = failure(&world, 0, host);
+        assert!(text.contains("host h002") && text.contains("cannot be reached"), "{text}");
+    }
+}
+
+#[test]
+fn a_host_that_restarts_is_found_out_at_once() {
+    let (mut world, job) = calm_world(3, 2);
+    world.start(job, ms(10));
+    world.run_until(world.now + ms(200));
+    assert!((0..3).all(|host| world.has_begun(0, host)));
+    world.strike(world.now, Misfortune::Crash(1));
+    world.strike(world.now + ms(10), Misfortune::Restart(1));
+    world.run_until(world.now + ms(2000));
+    for host in [0, 2] {
+        let text = failure(&world, 0, host);
+        assert!(text.contains("host h001") && text.contains("restarted"), "{text}");
+    }
+}
+
+#[test]
+fn a_host_whose_ranks_have_left_may_go() {
+    let (mut world, job) = calm_world(3, 1);
+    world.start(job, ms(10));
+    world.run_until(world.now + ms(200));
+    world.leave(0, 1);
+    world.run_until(world.now + ms(200));
+    world.strike(world.now, Misfortune::Crash(1));
+    world.run_until(world.now + ALL_OVER);
+    assert!([0, 2].into_iter().all(|host| world.has_begun(0, host)));
+}
+
+#[test]
+fn the_same_id_can_be_tried_again_after_a_failure() {
+    let (mut world, job) = calm_world(2, 2);
+    world.start_missing(job.clone(), 3, ms(10));
+    world.run_until(world.now + INIT_TIMEOUT + ms(100));
+    failure(&world, 0, 1);
+    world.start_again(0, ms(10));
+    world.run_until(world.now + ms(200));
+    assert!((0..2).all(|host| world.has_begun(0, host)));
+    assert_eq!(world.finish(), Vec::<String>::new());
+}
+
+#[test]
+fn tenants_have_separate_name_spaces() {
+    let (mut world, job) = calm_world(2, 1);
+    let mut other = job.clone();
+    other.key.tenant = mccs_service::exchange::protocol::Name::new("somebody-else").unwrap();
+    world.start_missing(job, 1, ms(1));
+    world.start_missing(other, 0, ms(1));
+    world.run_until(world.now + INIT_TIMEOUT + ms(100));
+    assert!(failure(&world, 0, 0).contains("missing rank 1 of 2"));
+    assert!(failure(&world, 1, 1).contains("missing rank 0 of 2"));
+}
