@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use mccs_service::control::{CommView, ControlAnswer, ControlRequest, SessionView, call};
+use mccs_service::exchange::keys;
 use mccs_service::runtime::{EngineId, EngineInfo, RuntimeInfo};
 
 /// Shows and steers a running mccs-service.
@@ -43,6 +44,18 @@ enum Command {
         /// Number of the runtime.
         runtime: u32,
     },
+    /// Make keys to try a cluster with: an authority, and a certificate and a key for each host. Asks no service.
+    Keys {
+        /// The hosts' names.
+        #[arg(long, required = true, value_delimiter = ',', value_name = "HOST,...")]
+        hosts: Vec<String>,
+        /// Where to write authority.crt, HOST.crt and HOST.key; made if it is missing.
+        #[arg(long, value_name = "DIR")]
+        dir: PathBuf,
+        /// Replace keys that are there.
+        #[arg(long)]
+        force: bool,
+    },
 }
 
 impl Command {
@@ -56,12 +69,25 @@ impl Command {
             Command::MoveEngine { engine, runtime } => {
                 vec![ControlRequest::MoveEngine { engine: EngineId(engine), runtime }]
             }
+            Command::Keys { .. } => Vec::new(),
         }
     }
 }
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
+    if let Command::Keys { hosts, dir, force } = &arguments.command {
+        return match keys::make(hosts, dir, *force) {
+            Ok(()) => {
+                println!("keys of {} hosts are in {}, good for {} days", hosts.len(), dir.display(), keys::VALID_DAYS);
+                ExitCode::SUCCESS
+            }
+            Err(error) => {
+                eprintln!("mccsctl: {error}");
+                ExitCode::FAILURE
+            }
+        };
+    }
     for request in arguments.command.requests() {
         if let Err(error) = ask(&arguments.socket, arguments.json, &request) {
             eprintln!("mccsctl: {error:#}");

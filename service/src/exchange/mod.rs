@@ -8,8 +8,8 @@
 //! [`protocol`] decides everything, and can be simulated under a seed; [`link`] moves frames over mutually authenticated
 //! connections; [`crate::engines::exchange`] joins the two on a runtime. [`keys`] makes certificates to try it with.
 
-//KEYS pub mod keys;
+pub mod keys;
 pub mod limits;
 //LINK pub mod link;
 pub mod protocol;
-//TLS pub mod tls;
+pub mod tls;
