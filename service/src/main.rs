@@ -39,6 +39,10 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
         None => mccs_config::ServiceConfig::default(),
     };
     if let Some(path) = &arguments.check_config {
+        let settings = Settings::from_config(&config);
+        if let Some(exchange) = &settings.exchange {
+            exchange.load_tls().with_context(|| path.display().to_string())?;
+        }
         println!("{}: no mistakes found", path.display());
         return Ok(());
     }

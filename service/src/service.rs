@@ -12,9 +12,12 @@ use crate::collective::{Algorithm, Choice, CostModel, Strategy};
 use crate::devices::host::{HostDevice, HostOptions};
 use crate::engines::control::{ControlEngine, Controlled};
 use crate::engines::daemon::{Acceptor, Admission, SessionFactory, SessionLimits};
-use crate::engines::proxy::{PROXY_MAILBOX_MAX, ProxyEngine, Timeouts};
+use crate::engines::exchange::{EventSink, ExchangeSettings, start_exchange};
+use crate::engines::proxy::{Cluster, PROXY_MAILBOX_MAX, ProxyEngine, ProxyMessage, Timeouts};
 use crate::engines::transport::TransportPool;
 use crate::engines::transport::links::Links;
+use crate::exchange::protocol::{LinkTimes, Name};
+use crate::exchange::tls::TlsFiles;
 use crate::memory::Reaper;
 use crate::plans::ScheduleCache;
 use crate::runtime::{Mailbox, RuntimeOptions, Runtimes};
@@ -86,6 +89,8 @@ pub struct Settings {
     pub choice: Choice,
     /// Channels of rings and trees.
     pub channels: u32,
+    /// Links to other hosts' services, if there are others.
+    pub exchange: Option<ExchangeSettings>,
 }
 
 /// A running service. Ends when dropped: sockets are removed, sessions closed, threads joined.
@@ -122,7 +127,17 @@ impl Service {
         let board_slot_bytes = if follows { settings.board_slot_bytes } else { 0 };
         let timeouts = Timeouts { init: settings.init_timeout, operation: settings.operation_timeout };
         let proxy_registry = Arc::clone(&registry);
-        let cluster = None;
+        let cluster = match &settings.exchange {
+            Some(exchange) => {
+                let runtime = match settings.placement {
+                    Placement::Shared => main,
+                    Placement::Dedicated => runtimes.start_runtime("mccs-exchange")?,
+                };
+                let exchange = start_exchange(&runtimes, runtime, exchange, Arc::clone(&registry), events_to(&proxy))?;
+                Some(Cluster { exchange, engines_per_comm: settings.channels as usize })
+            }
+            None => None,
+        };
         runtimes.start_engine(proxy_runtime, |waker| {
             mailbox.waker().set(waker);
             let make_schedules = Box::new(make_schedules);
@@ -167,7 +182,7 @@ fn start_transports(
     runtimes: &Arc<Runtimes>,
     settings: &Settings,
     main: u32,
-    proxy: crate::runtime::Sender<crate::engines::proxy::ProxyMessage>,
+    proxy: crate::runtime::Sender<ProxyMessage>,
 ) -> anyhow::Result<TransportPool> {
     let first_on_main = settings.placement == Placement::Shared;
     let own_runtimes = Arc::clone(runtimes);
@@ -188,6 +203,17 @@ fn start_transports(
     let pool = TransportPool::new(Arc::clone(runtimes), vec![proxy], Box::new(placement), Box::new(make_links));
     pool.resize(settings.transport_engines)?;
     Ok(pool)
+}
+
+/// Takes the exchange's events to a proxy engine.
+fn events_to(proxy: &crate::runtime::Sender<ProxyMessage>) -> EventSink {
+    let proxy = proxy.clone();
+    #[expect(clippy::result_large_err, reason = "the sink gives events back as they are")]
+    let sink = move |event| match proxy.send(ProxyMessage::Exchange(event)) {
+        Err(ProxyMessage::Exchange(event)) => Err(event),
+        Ok(()) | Err(_) => Ok(()),
+    };
+    Box::new(sink)
 }
 
 /// Tenants by socket, in the order of the file.
@@ -228,6 +254,32 @@ fn flow_options(tcp: &mccs_config::service::Tcp, address: IpAddr) -> FlowOptions
         connect_timeout: tcp.connect_timeout.0,
         silence_timeout: tcp.silence_timeout.0,
         ..FlowOptions::default()
+    }
+}
+
+fn exchange_settings(
+    config: &mccs_config::ServiceConfig,
+    exchange: &mccs_config::service::Exchange,
+) -> ExchangeSettings {
+    let name =
+        |name: &str| Name::new(name).expect("invariant: a checked host's name is a DNS name of at most 64 bytes");
+    ExchangeSettings {
+        own: name(&config.name()),
+        hosts: config.hosts.iter().map(|host| (name(&host.name), host.address.0)).collect(),
+        listen: exchange.listen.0,
+        files: TlsFiles {
+            certificate: exchange.certificate.clone(),
+            key: exchange.key.clone(),
+            authority: exchange.authority.clone(),
+        },
+        times: LinkTimes {
+            keep_alive: exchange.keep_alive.0,
+            link_timeout: exchange.link_timeout.0,
+            host_timeout: exchange.host_timeout.0,
+        },
+        handshake_timeout: exchange.handshake_timeout.0,
+        reconnect_max: exchange.reconnect_max.0,
+        init_timeout: config.limits.init_timeout.0,
     }
 }
 
@@ -282,6 +334,7 @@ impl Settings {
                 file::Algorithm::OneShot => Choice::Pinned(Algorithm::OneShot),
             },
             channels: config.strategy.channels,
+            exchange: config.exchange.as_ref().map(|exchange| exchange_settings(config, exchange)),
         }
     }
 }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use mccs_service::control::{CommView, ControlAnswer, ControlRequest, SessionView, call};
+use mccs_service::control::{CommView, ControlAnswer, ControlRequest, HostView, SessionView, call};
 use mccs_service::exchange::keys;
 use mccs_service::runtime::{EngineId, EngineInfo, RuntimeInfo};
 
@@ -24,8 +24,10 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Sessions, communicators and engines.
+    /// Hosts, sessions, communicators and engines.
     Show,
+    /// Hosts of the cluster, and whether their services can be reached.
+    Hosts,
     /// Connected processes.
     Sessions,
     /// Communicators and their counters.
@@ -61,7 +63,13 @@ enum Command {
 impl Command {
     fn requests(&self) -> Vec<ControlRequest> {
         match *self {
-            Command::Show => vec![ControlRequest::Sessions, ControlRequest::Communicators, ControlRequest::Engines],
+            Command::Show => vec![
+                ControlRequest::Hosts,
+                ControlRequest::Sessions,
+                ControlRequest::Communicators,
+                ControlRequest::Engines,
+            ],
+            Command::Hosts => vec![ControlRequest::Hosts],
             Command::Sessions => vec![ControlRequest::Sessions],
             Command::Communicators => vec![ControlRequest::Communicators],
             Command::Engines => vec![ControlRequest::Engines],
@@ -110,10 +118,36 @@ fn ask(socket: &Path, json: bool, request: &ControlRequest) -> anyhow::Result<()
         ControlAnswer::Sessions(sessions) => print_sessions(&sessions),
         ControlAnswer::Communicators(comms) => print_comms(&comms),
         ControlAnswer::Engines { runtimes, engines } => print_engines(&runtimes, &engines),
+        ControlAnswer::Hosts(hosts) => print_hosts(&hosts),
         ControlAnswer::Done => println!("done"),
         ControlAnswer::Refused(_) => {}
     }
     Ok(())
+}
+
+fn print_hosts(hosts: &[HostView]) {
+    if hosts.is_empty() {
+        println!("a single host: service.toml has no [exchange]\n");
+        return;
+    }
+    println!("{:<24} {:<24} {:<5} {:>10}  last error", "host", "address", "state", "since");
+    for h in hosts {
+        let state = if h.own {
+            "own"
+        } else if h.up {
+            "up"
+        } else {
+            "down"
+        };
+        let since = format!("{} s", h.since_seconds);
+        println!(
+            "{:<24} {:<24} {state:<5} {since:>10}  {}",
+            h.host,
+            h.address.to_string(),
+            h.last_error.as_deref().unwrap_or("-")
+        );
+    }
+    println!();
 }
 
 fn print_sessions(sessions: &[SessionView]) {

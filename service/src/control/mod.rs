@@ -7,14 +7,16 @@ mod client;
 
 pub use client::{ControlError, call};
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
 use crate::runtime::{EngineId, EngineInfo, RuntimeInfo};
 use crate::session::Session;
-use crate::telemetry::{CommInfo, RankInfo, RankProgress};
+use crate::telemetry::{CommInfo, HostInfo, RankInfo, RankProgress};
 use crate::tenants::Resource;
 
 /// Bytes of JSON in one chunk: a chunk and its framing fit a message.
@@ -52,6 +54,8 @@ pub enum ControlRequest {
     Communicators,
     /// Engines and runtimes.
     Engines,
+    /// Hosts of the cluster.
+    Hosts,
     /// Have so many transport engines.
     ScaleTransports {
         /// How many.
@@ -81,10 +85,44 @@ pub enum ControlAnswer {
         /// What runs on them.
         engines: Vec<EngineInfo>,
     },
+    /// To [`ControlRequest::Hosts`]; empty where there is a single host.
+    Hosts(Vec<HostView>),
     /// Done.
     Done,
     /// Not done, and why.
     Refused(String),
+}
+
+/// A host of the cluster.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostView {
+    /// Its name.
+    pub host: String,
+    /// Where other services reach it.
+    pub address: SocketAddr,
+    /// Whether it is the one that answers.
+    pub own: bool,
+    /// Whether its service can be reached.
+    pub up: bool,
+    /// Since how long.
+    pub since_seconds: u64,
+    /// What last went wrong with it.
+    pub last_error: Option<String>,
+}
+
+impl HostView {
+    /// A host now.
+    #[must_use]
+    pub fn of(host: &HostInfo, now: Instant) -> Self {
+        HostView {
+            host: host.name.clone(),
+            address: host.address,
+            own: host.is_own,
+            up: host.is_up,
+            since_seconds: now.saturating_duration_since(host.since).as_secs(),
+            last_error: host.last_error.clone(),
+        }
+    }
 }
 
 /// A session.

@@ -3,12 +3,13 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
+use std::time::Instant;
 
 use mccs_ipc::handshake::{Listener, Socket, SocketError};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
 use super::transport::TransportPool;
-use crate::control::{Chunk, CommView, ControlAnswer, ControlRequest, SessionView, chunks};
+use crate::control::{Chunk, CommView, ControlAnswer, ControlRequest, HostView, SessionView, chunks};
 use crate::runtime::{Context, Engine, Progress, Runtimes};
 use crate::telemetry::Registry;
 
@@ -87,6 +88,10 @@ impl ControlEngine {
             }
             Ok(ControlRequest::Engines) => {
                 ControlAnswer::Engines { runtimes: runtimes.runtimes(), engines: runtimes.engines() }
+            }
+            Ok(ControlRequest::Hosts) => {
+                let now = Instant::now();
+                ControlAnswer::Hosts(registry.hosts().iter().map(|host| HostView::of(host, now)).collect())
             }
             Ok(ControlRequest::ScaleTransports { count }) => {
                 done(transports.resize(count).map_err(|error| error.to_string()))

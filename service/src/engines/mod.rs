@@ -2,5 +2,6 @@
 
 pub mod control;
 pub mod daemon;
+pub mod exchange;
 pub mod proxy;
 pub mod transport;

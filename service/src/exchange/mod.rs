@@ -10,6 +10,6 @@
 
 pub mod keys;
 pub mod limits;
-//LINK pub mod link;
+pub mod link;
 pub mod protocol;
 pub mod tls;

@@ -4,6 +4,7 @@
 //! or ends, and by the operator's queries.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -213,9 +214,27 @@ impl LogBudget {
     }
 }
 
-/// Everything that lives in the service, by number.
+/// A host of the cluster as the operator sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HostInfo {
+    /// Its name.
+    pub name: String,
+    /// Where other services reach it.
+    pub address: SocketAddr,
+    /// Whether it is this host.
+    pub is_own: bool,
+    /// Whether its service can be reached.
+    pub is_up: bool,
+    /// Since when.
+    pub since: Instant,
+    /// What last went wrong with it.
+    pub last_error: Option<String>,
+}
+
+/// Everything that lives in the service, by number; and the hosts it knows, by name.
 #[derive(Default)]
 pub struct Registry {
+    hosts: Mutex<BTreeMap<String, HostInfo>>,
     sessions: Mutex<BTreeMap<SessionId, Arc<Session>>>,
     comms: Mutex<BTreeMap<u64, Arc<CommInfo>>>,
     next_number: AtomicU64,
@@ -239,6 +258,17 @@ impl Registry {
     /// A session has ended.
     pub fn remove_session(&self, session: SessionId) {
         lock(&self.sessions).remove(&session);
+    }
+
+    /// A host's state has changed.
+    pub fn set_host(&self, host: HostInfo) {
+        lock(&self.hosts).insert(host.name.clone(), host);
+    }
+
+    /// All hosts now.
+    #[must_use]
+    pub fn hosts(&self) -> Vec<HostInfo> {
+        lock(&self.hosts).values().cloned().collect()
     }
 
     /// A communicator is complete.
