@@ -113,8 +113,11 @@ pub const DSCP: Limit<u32> = Limit { min: 0, max: 63, reason: "the field has six
 pub const PRIORITY: Limit<u32> = Limit { min: 0, max: 6, reason: "higher ones need a capability" };
 
 /// Buffer of a socket.
-pub const SOCKET_BUFFER: Limit<Bytes> =
-    Limit { min: Bytes::kib(4), max: Bytes::gib(1), reason: "the kernel takes no less, and the host has no more to spare" };
+pub const SOCKET_BUFFER: Limit<Bytes> = Limit {
+    min: Bytes::kib(4),
+    max: Bytes::gib(1),
+    reason: "the kernel takes no less, and the host has no more to spare",
+};
 
 /// Time-outs of flows.
 pub const FLOW_TIMEOUT: Limit<DurationText> = Limit {

@@ -322,7 +322,9 @@ impl Settings {
                 piece_bytes: config.host_device.piece_bytes.0,
                 streaming_bytes: config.host_device.streaming_threshold.0,
             },
-            network: config.tcp_address().map(|address| NetworkSettings { address, flow: flow_options(&config.tcp, address) }),
+            network: config
+                .tcp_address()
+                .map(|address| NetworkSettings { address, flow: flow_options(&config.tcp, address) }),
             board_slot_bytes: config.host_device.direct_limit.0 as u32,
             choice: match config.strategy.algorithm {
                 file::Algorithm::Auto => Choice::Auto,

@@ -1,6 +1,7 @@
 //! What tests across crates share: a service of one's own, and ranks that talk to it.
 
 pub mod cluster;
+pub mod hosts;
 pub mod sim;
 
 use std::path::PathBuf;
@@ -39,9 +40,18 @@ impl TestService {
     /// If it does not start.
     #[must_use]
     pub fn start(settings: &str) -> Self {
+        Self::start_named("test", settings)
+    }
+
+    /// As [`TestService::start`], with a name.
+    ///
+    /// # Panics
+    /// As [`TestService::start`].
+    #[must_use]
+    pub fn start_named(name: &str, settings: &str) -> Self {
         watchdog();
         let directory = tempfile::tempdir().expect("a directory");
-        let head = format!("[service]\nruntime_dir = {:?}\n", directory.path());
+        let head = format!("[service]\nname = {name:?}\nruntime_dir = {:?}\n", directory.path());
         let config = ServiceConfig::parse(&format!("{head}{settings}"), "test").expect("a valid configuration");
         let service = Service::start(&Settings::from_config(&config)).expect("a service");
         let tenants = config.tenants.iter().map(|tenant| tenant.socket.display().to_string()).collect();

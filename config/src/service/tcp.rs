@@ -69,7 +69,9 @@ impl FromStr for Ports {
         let range = text.split_once('-').and_then(|(first, last)| Some((first.parse().ok()?, last.parse().ok()?)));
         match range {
             Some((first, last)) if 0 < first && first <= last => Ok(Ports { first, last }),
-            _ => Err(format!("{text:?} is no range of ports; write for example \"20000-20999\", the smaller one first")),
+            _ => {
+                Err(format!("{text:?} is no range of ports; write for example \"20000-20999\", the smaller one first"))
+            }
         }
     }
 }

@@ -76,9 +76,7 @@ impl CostModel {
             Shape::Message(channels) => {
                 // Channels share memory and links: each gets its part of the bandwidth.
                 let share = 1.0 / channels.len().max(1) as f64;
-                let times = channels.iter().map(|channel| {
-                    Clocks::new(self, channel, element_bytes, share).run()
-                });
+                let times = channels.iter().map(|channel| Clocks::new(self, channel, element_bytes, share).run());
                 times.fold(0.0, f64::max)
             }
         }

@@ -164,7 +164,9 @@ fn all_reduce(view: &View<'_>) -> Vec<Step> {
         return vec![Step::Reduce { srcs, dsts, srcs_raw: true, finish: true }];
     }
     let mut steps = Vec::with_capacity(4 * groups as usize);
-    for (contribution, partial) in slices(Buffer::Send, view.position).into_iter().zip(slices(Buffer::Recv, view.position)) {
+    for (contribution, partial) in
+        slices(Buffer::Send, view.position).into_iter().zip(slices(Buffer::Recv, view.position))
+    {
         let combines = !view.sends_raw();
         if combines {
             steps.push(view.combine(contribution, partial));

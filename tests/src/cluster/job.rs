@@ -156,8 +156,7 @@ fn connect(host: &SimHost, number: u64) -> Connected {
     let peer = PeerCredentials { pid: number as i32, uid: 0, gid: 0 };
     let id = host.registry.next_number();
     let tenant = Arc::clone(&host.tenant);
-    let session =
-        Session::new(id, tenant, peer, segment, (words_offset, words), producer, WakerSlot::default());
+    let session = Session::new(id, tenant, peer, segment, (words_offset, words), producer, WakerSlot::default());
     Connected {
         session: Arc::new(session),
         replies: Mailbox::new(4),

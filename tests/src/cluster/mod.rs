@@ -18,7 +18,7 @@ use rand::{Rng, SeedableRng};
 
 pub use self::host::SimHost;
 pub use self::job::{Job, RankEnd};
-use self::job::{SimRank, Sight};
+use self::job::{Sight, SimRank};
 use self::wires::Wires;
 
 /// Times of all simulated hosts.
@@ -100,11 +100,8 @@ impl Cluster {
     #[must_use]
     pub fn new(options: Options) -> Self {
         let mut rng = StdRng::seed_from_u64(options.seed);
-        let network = MemoryNetworkOptions {
-            latency: options.latency,
-            step_bytes: options.step_bytes,
-            seed: rng.random(),
-        };
+        let network =
+            MemoryNetworkOptions { latency: options.latency, step_bytes: options.step_bytes, seed: rng.random() };
         let began = Instant::now();
         let mut cluster = Cluster {
             now: began,
@@ -289,7 +286,12 @@ impl Cluster {
         if std::env::var("SHOW").is_ok() {
             for (number, ranks) in self.jobs.iter().enumerate() {
                 let hosts: Vec<_> = ranks.iter().map(SimRank::host).collect();
-                eprintln!("seed {} job {number} {hosts:?} at {:?}: {:?}", self.options.seed, self.elapsed(), ranks.iter().map(|rank| rank.end()).collect::<Vec<_>>());
+                eprintln!(
+                    "seed {} job {number} {hosts:?} at {:?}: {:?}",
+                    self.options.seed,
+                    self.elapsed(),
+                    ranks.iter().map(|rank| rank.end()).collect::<Vec<_>>()
+                );
             }
         }
         for (number, ranks) in self.jobs.iter().enumerate() {
@@ -298,7 +300,8 @@ impl Cluster {
             }
             let ends: Vec<_> = ranks.iter().filter_map(SimRank::end).collect();
             let undisturbed = ranks.iter().all(|rank| !rank.may_fail);
-            if undisturbed && let Some(RankEnd::Failed(why)) = ends.iter().find(|end| matches!(end, RankEnd::Failed(_))) {
+            if undisturbed && let Some(RankEnd::Failed(why)) = ends.iter().find(|end| matches!(end, RankEnd::Failed(_)))
+            {
                 self.faults.push(format!("job {number} has failed, and nothing was wrong: {why}"));
             }
         }

@@ -67,8 +67,12 @@ impl Wires {
 
     /// Ends the connections between two hosts. Returns whom to tell.
     pub(super) fn break_between(&mut self, a: usize, b: usize) -> Vec<(usize, LinkId)> {
-        let hit: Vec<u64> =
-            self.wires.iter().filter(|(_, wire)| wire.ends == [a.min(b), a.max(b)]).map(|(number, _)| *number).collect();
+        let hit: Vec<u64> = self
+            .wires
+            .iter()
+            .filter(|(_, wire)| wire.ends == [a.min(b), a.max(b)])
+            .map(|(number, _)| *number)
+            .collect();
         hit.into_iter().flat_map(|number| self.remove(number)).collect()
     }
 

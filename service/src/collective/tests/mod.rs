@@ -24,7 +24,12 @@ fn cases() -> impl Generator<Value = (Problem, Strategy)> {
         let placements = prop_oneof![Just(Vec::new()), prop::collection::vec(0usize..5, nranks as usize)];
         let slices = (1u32..5, prop::sample::select(vec![1u64, 5, 200]));
         (prop::collection::vec(order, channels), cuts, placements, slices).prop_map(
-            move |(ring_orders, (pipeline_chunks, chunk_count_min, align_count), host_of, (slices, slice_count_min))| {
+            move |(
+                ring_orders,
+                (pipeline_chunks, chunk_count_min, align_count),
+                host_of,
+                (slices, slice_count_min),
+            )| {
                 let strategy = Strategy {
                     epoch: 0,
                     choice: Choice::Auto,

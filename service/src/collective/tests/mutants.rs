@@ -138,8 +138,10 @@ fn mutants(schedule: &Schedule) -> Vec<(Mutation, Schedule)> {
             }
         }
         Shape::Message(channels) => {
-            let programs =
-                channels.iter().enumerate().flat_map(|(index, c)| (0..c.programs.len()).map(move |number| (index, number)));
+            let programs = channels
+                .iter()
+                .enumerate()
+                .flat_map(|(index, c)| (0..c.programs.len()).map(move |number| (index, number)));
             for (index, number) in programs {
                 let count = channels[index].programs.len() as u32;
                 for at in 0..channels[index].programs[number].steps.len() {

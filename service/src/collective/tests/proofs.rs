@@ -191,7 +191,8 @@ fn problems_that_contradict_themselves_are_refused() {
 /// Scratch is memory that the service pays for: it must not grow with the number of ranks once data is cut into chunks.
 #[test]
 fn a_reduce_scatter_reuses_its_scratch() {
-    let problem = Problem { kind: CollectiveKind::ReduceScatter, nranks: 12, root: 0, count: 1 << 20, premultiply: false };
+    let problem =
+        Problem { kind: CollectiveKind::ReduceScatter, nranks: 12, root: 0, count: 1 << 20, premultiply: false };
     let strategy = Strategy { pipeline_chunks: 64, ..Strategy::initial(Choice::Auto, 12, 2, &[]) };
     let schedule = build(&problem, Algorithm::Ring, &strategy).expect("valid");
     assert_eq!(verify(&schedule, false), Ok(()));

@@ -54,8 +54,12 @@ fn check_programs(programs: &[Program], nranks: u32) -> Result<(), Fault> {
 
 impl<'a> Run<'a> {
     pub(super) fn new(machine: &'a mut Machine, channel: &'a Channel, index: usize) -> Result<Self, Violation> {
-        check_programs(&channel.programs, machine.problem.nranks)
-            .map_err(|fault| Violation { channel: Some(index), rank: 0, step: None, fault })?;
+        check_programs(&channel.programs, machine.problem.nranks).map_err(|fault| Violation {
+            channel: Some(index),
+            rank: 0,
+            step: None,
+            fault,
+        })?;
         let count = channel.programs.len();
         Ok(Run {
             machine,

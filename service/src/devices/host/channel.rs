@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::bound::{Bound, RankBuffer};
-use crate::devices::Tag;
 use crate::collective::{Channel, RankSpan, Schedule, Shape, Step};
+use crate::devices::Tag;
 use crate::engines::transport::links::{LinkKey, Links, LinksId, MESSAGE_BYTES_MAX, Staging};
 use crate::engines::transport::{ChannelFault, ChannelJob, Stepped};
 use crate::transports::{MemoryKey, MemorySpan, RecvFlow, Request, SendFlow, Status, TransportError};

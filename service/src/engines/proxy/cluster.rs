@@ -123,7 +123,8 @@ impl Setups {
         let network = Network { links, engines };
         self.key_of_links.insert(links, key.clone());
         let listeners = vec![None; count];
-        let setup = Setup { network: network.clone(), listeners, requests: Vec::new(), membership: None, is_lost: false };
+        let setup =
+            Setup { network: network.clone(), listeners, requests: Vec::new(), membership: None, is_lost: false };
         self.setups.insert(key.clone(), setup);
         network
     }
@@ -299,9 +300,9 @@ impl ProxyEngine {
             Event::Left { .. } => {}
             Event::Prepare { comm, change, .. } => {
                 let reason = exchange::Text::new("this service does not change strategies of communicators in use");
-                self.setups
-                    .iter_mut()
-                    .for_each(|setups| setups.ask(Request::Refuse { comm: comm.clone(), change, reason: reason.clone() }));
+                self.setups.iter_mut().for_each(|setups| {
+                    setups.ask(Request::Refuse { comm: comm.clone(), change, reason: reason.clone() })
+                });
             }
             Event::Decided { .. } | Event::ProposalRefused { .. } => {}
         }

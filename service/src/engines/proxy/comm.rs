@@ -209,7 +209,8 @@ impl Comm {
             // A rank may post to a round and leave.
             let keeps_waiting =
                 |gone: &u32| operation.round == RoundState::None || !self.has_posted(*gone, operation.rounds);
-            let gone = self.members.iter().map(|member| member.rank).filter(|rank| has_left(*rank)).find(keeps_waiting)?;
+            let gone =
+                self.members.iter().map(|member| member.rank).filter(|rank| has_left(*rank)).find(keeps_waiting)?;
             Some((member.rank, gone))
         };
         let in_pair = |((src, dst), pair): (&(u32, u32), &Pair)| {
@@ -351,8 +352,10 @@ impl Comm {
     /// Whether a rank has nothing waiting and nothing running.
     pub(super) fn is_quiet(&self, rank: u32) -> bool {
         let unmatched = |pair: &Pair| pair.sends.iter().chain(&pair.recvs).any(|operation| operation.rank == rank);
-        let far = || self.far_pairs.values().flatten().any(|operation| operation.rank == rank)
-            || self.broken.iter().any(|operation| operation.rank == rank);
+        let far = || {
+            self.far_pairs.values().flatten().any(|operation| operation.rank == rank)
+                || self.broken.iter().any(|operation| operation.rank == rank)
+        };
         self.index_of(rank).is_none_or(|at| self.members[at].waiting.is_empty())
             && self.running.is_empty()
             && self.pair_jobs == 0

@@ -52,10 +52,19 @@ const JOBS_MAX: u32 = 1 << 20;
 
 /// What a running job is for.
 enum Job {
-    Collective { comm: Handle },
-    Pair { comm: Handle, send: Box<Operation>, recv: Box<Operation> },
+    Collective {
+        comm: Handle,
+    },
+    Pair {
+        comm: Handle,
+        send: Box<Operation>,
+        recv: Box<Operation>,
+    },
     /// A send or receive whose peer is on another host.
-    Far { comm: Handle, operation: Box<Operation> },
+    Far {
+        comm: Handle,
+        operation: Box<Operation>,
+    },
 }
 
 /// Gives the schedules of a communicator of so many ranks, by host; none where all are here.

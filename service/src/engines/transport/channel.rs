@@ -93,9 +93,8 @@ impl WholeJob {
         }
         // Pairs with the other channels' decrements: the last one sees what all have done, and their faults.
         let is_last = self.unfinished.fetch_sub(1, Ordering::AcqRel) == 1;
-        is_last.then(|| {
-            (self.done.clone(), ProxyMessage::JobDone { job: self.handle, fault: self.fault.get().cloned() })
-        })
+        is_last
+            .then(|| (self.done.clone(), ProxyMessage::JobDone { job: self.handle, fault: self.fault.get().cloned() }))
     }
 
     pub(super) fn proxy(&self) -> &Sender<ProxyMessage> {

@@ -16,8 +16,8 @@ use std::time::Instant;
 
 use crate::exchange::protocol::Name;
 use crate::transports::{
-    FlowOptions, FlowSpec, ListenOptions, Listener, ListenerHandle, MemoryKey, MemorySpan, RecvFlow, SendFlow, Transport,
-    TransportError,
+    FlowOptions, FlowSpec, ListenOptions, Listener, ListenerHandle, MemoryKey, MemorySpan, RecvFlow, SendFlow,
+    Transport, TransportError,
 };
 
 /// Longest message of a link; what is longer goes as several. Part of the protocol between hosts: both cut alike. As much
@@ -55,7 +55,8 @@ impl LinkKey {
     /// Which of a host's `count` engines carries the link. Both hosts compute it for themselves and for each other.
     #[must_use]
     pub fn engine(self, count: usize) -> usize {
-        let spread = if self.channel == Self::PAIRS { self.src as usize + self.dst as usize } else { self.channel.into() };
+        let spread =
+            if self.channel == Self::PAIRS { self.src as usize + self.dst as usize } else { self.channel.into() };
         spread % count.max(1)
     }
 }
@@ -175,8 +176,10 @@ impl Links {
         if let Some(flow) = set.sends.get(&link) {
             return Ok(*flow);
         }
-        let host = set.peers.as_ref().and_then(|peers| peers.host_of(link.dst)).ok_or(TransportError::NoSuch("peer"))?;
-        let listener = host.listeners.get(link.engine(host.listeners.len())).ok_or(TransportError::NoSuch("listener"))?;
+        let host =
+            set.peers.as_ref().and_then(|peers| peers.host_of(link.dst)).ok_or(TransportError::NoSuch("peer"))?;
+        let listener =
+            host.listeners.get(link.engine(host.listeners.len())).ok_or(TransportError::NoSuch("listener"))?;
         let spec = spec(link, link.dst, &host.name, &self.flow);
         let flow = self.transport.connect(listener, &spec, now)?;
         set.sends.insert(link, flow);
@@ -192,7 +195,8 @@ impl Links {
         if let Some(flow) = set.recvs.get(&link) {
             return Ok(*flow);
         }
-        let host = set.peers.as_ref().and_then(|peers| peers.host_of(link.src)).ok_or(TransportError::NoSuch("peer"))?;
+        let host =
+            set.peers.as_ref().and_then(|peers| peers.host_of(link.src)).ok_or(TransportError::NoSuch("peer"))?;
         let spec = spec(link, link.src, &host.name, &self.flow);
         let flow = self.transport.accept(set.listener, &spec, now)?;
         set.recvs.insert(link, flow);

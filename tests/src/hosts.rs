@@ -1,0 +1,105 @@
+//! Several services in this process, as if on several hosts: each on a loopback address of its own.
+
+use std::net::Ipv4Addr;
+use std::sync::atomic::{AtomicU16, Ordering};
+
+use crate::{Rank, TestService};
+
+/// Services that know each other.
+pub struct TestHosts {
+    /// By host.
+    pub services: Vec<Option<TestService>>,
+    settings: Vec<String>,
+    _keys: tempfile::TempDir,
+}
+
+/// Loopback addresses that no other test has: of this process, one after the other.
+fn address() -> Ipv4Addr {
+    static NEXT: AtomicU16 = AtomicU16::new(1);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed).to_be_bytes();
+    let process = (std::process::id() % 65_000).to_be_bytes();
+    // 127.0.0.0/12 and up: far from 127.0.0.1, and process ids and numbers do not meet.
+    Ipv4Addr::new(127, 16 + number[0] * 16 + process[2] % 16, process[3], number[1])
+}
+
+impl TestHosts {
+    /// Starts services called `h0`, `h1` and so on, with settings as for [`TestService::start`].
+    ///
+    /// # Panics
+    /// If one does not start.
+    #[must_use]
+    pub fn start(count: usize, settings: &str) -> Self {
+        Self::start_each(count, |_| settings.to_owned())
+    }
+
+    /// As [`TestHosts::start`], with settings for each.
+    ///
+    /// # Panics
+    /// If one does not start.
+    #[must_use]
+    pub fn start_each(count: usize, settings: impl Fn(usize) -> String) -> Self {
+        let keys = tempfile::tempdir().expect("a directory");
+        let names: Vec<String> = (0..count).map(|host| format!("h{host}")).collect();
+        mccs_service::exchange::keys::make(&names, keys.path(), false).expect("keys");
+        let addresses: Vec<Ipv4Addr> = names.iter().map(|_| address()).collect();
+        let list: String = names
+            .iter()
+            .zip(&addresses)
+            .map(|(name, address)| format!("[[host]]\nname = {name:?}\naddress = \"{address}:7400\"\n"))
+            .collect();
+        let folder = keys.path().display();
+        let settings: Vec<String> = (0..count)
+            .map(|host| {
+                format!(
+                    "{}\n[exchange]\nlisten = \"{}:7400\"\ncertificate = \"{folder}/h{host}.crt\"\nkey = \
+                     \"{folder}/h{host}.key\"\nauthority = \"{folder}/authority.crt\"\n{list}",
+                    settings(host),
+                    addresses[host]
+                )
+            })
+            .collect();
+        let services = names.iter().zip(&settings).map(|(name, text)| Some(TestService::start_named(name, text)));
+        TestHosts { services: services.collect(), settings, _keys: keys }
+    }
+
+    /// A host's service.
+    ///
+    /// # Panics
+    /// If it was stopped.
+    #[must_use]
+    pub fn service(&self, host: usize) -> &TestService {
+        self.services[host].as_ref().expect("a running service")
+    }
+
+    /// Ends a host's service.
+    pub fn stop(&mut self, host: usize) {
+        self.services[host] = None;
+    }
+
+    /// Starts a stopped host's service again.
+    pub fn restart(&mut self, host: usize) {
+        self.services[host] = Some(TestService::start_named(&format!("h{host}"), &self.settings[host]));
+    }
+
+    /// Runs `body` on a thread for each rank of a new communicator, on the host that `placement` says, and returns what they
+    /// returned, in rank order.
+    ///
+    /// # Panics
+    /// If a rank does.
+    pub fn ranks<T: Send>(&self, placement: &[usize], body: impl Fn(Rank) -> T + Sync) -> Vec<T> {
+        let id = mccs::unique_id().expect("an id");
+        let (root, nranks) = (format!("h{}", placement[0]), placement.len() as u32);
+        std::thread::scope(|scope| {
+            let rank = |(rank, host): (u32, &usize)| {
+                let (client, body, root) = (self.service(*host).connect(0), &body, &root);
+                scope.spawn(move || {
+                    let comm = client.init_communicator_rank(id, rank, nranks, 0, root).expect("a communicator");
+                    let stream = client.register_stream().expect("a stream");
+                    body(Rank { client, comm, stream })
+                })
+            };
+            let threads: Vec<_> = (0..).zip(placement).map(rank).collect();
+            threads.into_iter().map(|thread| thread.join().expect("a rank")).collect()
+        })
+    }
+}
