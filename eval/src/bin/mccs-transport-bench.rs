@@ -2,7 +2,9 @@
 //! run: bandwidth and CPU time of messages one way, and round trips of small ones.
 //!
 //! One way, both sides sleep when they have nothing to do: the bare pair in `read` and `write`, the transport on its
-//! descriptor. Round trips are polled for, by both. Every figure is a median over rounds that alternate between the two,
+//! descriptor. Round trips are polled for, by both. A flow goes one way, so that the transport's round trips take two
+//! sockets; they are put beside a bare socket used both ways, whose acknowledgements travel with the answers, and beside
+//! two bare sockets used one way each. Every figure is a median over rounds that alternate between the two,
 //! with the ratio's smallest and largest round.
 
 use std::io::{ErrorKind, Read, Write};
@@ -155,7 +157,14 @@ impl Bare {
         one_way(cores, count * message_bytes, send, recv)
     }
 
-    fn to_and_fro(mut self, cores: &[usize], count: usize, message_bytes: usize) -> anyhow::Result<RoundTrips> {
+    /// Answers come back over `back`, if it is given.
+    fn to_and_fro(
+        mut self,
+        mut back: Option<Bare>,
+        cores: &[usize],
+        count: usize,
+        message_bytes: usize,
+    ) -> anyhow::Result<RoundTrips> {
         fn read(socket: &mut TcpStream, mut buffer: &mut [u8]) -> anyhow::Result<()> {
             while !buffer.is_empty() {
                 match socket.read(buffer) {
@@ -167,20 +176,25 @@ impl Bare {
             }
             Ok(())
         }
+        for socket in self.0.iter().chain(back.iter().flat_map(|back| &back.0)) {
+            socket.set_nonblocking(true)?;
+        }
         let [a, b] = &mut self.0;
-        a.set_nonblocking(true)?;
-        b.set_nonblocking(true)?;
+        let (mut back_a, mut back_b) = match &mut back {
+            Some(Bare([to, from])) => (Some(from), Some(to)),
+            None => (None, None),
+        };
         let (mut ping, mut pong) = (vec![0; message_bytes], vec![0; message_bytes]);
         let ask = || {
             time_round_trips(count, || {
                 a.write_all(&ping)?;
-                read(a, &mut ping)
+                read(back_a.as_deref_mut().unwrap_or(&mut *a), &mut ping)
             })
         };
         let answer = || {
             (0..count + count / 10).try_for_each(|_| {
                 read(b, &mut pong)?;
-                b.write_all(&pong).context("write")
+                back_b.as_deref_mut().unwrap_or(&mut *b).write_all(&pong).context("write")
             })
         };
         both(cores, ask, answer).map(|(trips, ())| trips)
@@ -342,7 +356,7 @@ impl Arguments {
             println!("{record}");
         } else {
             println!(
-                "{message_bytes:>9} B  {what:<14} bare {bare:>9.3} {unit:<5} transport {ours:>9.3} {unit:<5} \
+                "{message_bytes:>9} B  {what:<32} bare {bare:>9.3} {unit:<5} transport {ours:>9.3} {unit:<5} \
                  ratio {ratio:.3} ({least:.3}-{most:.3})"
             );
         }
@@ -374,16 +388,20 @@ fn main() -> anyhow::Result<()> {
         }
     }
     for &message_bytes in &arguments.pings {
-        let (mut bare, mut ours) = (Vec::new(), Vec::new());
+        let (mut one, mut two, mut ours) = (Vec::new(), Vec::new(), Vec::new());
+        let (cores, count) = (&arguments.cores, arguments.round_trips);
         for _ in 0..arguments.rounds {
-            bare.push(Bare::new()?.to_and_fro(&arguments.cores, arguments.round_trips, message_bytes)?);
+            one.push(Bare::new()?.to_and_fro(None, cores, count, message_bytes)?);
+            two.push(Bare::new()?.to_and_fro(Some(Bare::new()?), cores, count, message_bytes)?);
             ours.push(arguments.transport_to_and_fro(message_bytes)?);
         }
         let rows: [(&str, fn(&RoundTrips) -> f64); 2] =
             [("round trip p50", |t| t.p50_ns / 1e3), ("round trip p99", |t| t.p99_ns / 1e3)];
-        for (what, of) in rows {
-            let [bare, ours] = [&bare, &ours].map(|rounds| rounds.iter().map(of).collect::<Vec<_>>());
-            arguments.report(what, message_bytes, "us", &bare, &ours);
+        for (bare_side, bare) in [("one socket", &one), ("two sockets", &two)] {
+            for (what, of) in rows {
+                let [bare, ours] = [bare, &ours].map(|rounds| rounds.iter().map(of).collect::<Vec<_>>());
+                arguments.report(&format!("{what}, bare {bare_side}"), message_bytes, "us", &bare, &ours);
+            }
         }
     }
     Ok(())

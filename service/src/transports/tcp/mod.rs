@@ -51,6 +51,14 @@ use crate::runtime::{Context, Progress};
 /// Bytes that one flow moves before others have their turn: enough to make the turn's own cost vanish.
 const TURN_BYTES: u64 = 1 << 20;
 
+/// Receivers that are read without asking epoll whether there is something: where so few wait for messages, asking costs
+/// more than trying.
+const DIRECT_MAX: usize = 2;
+/// Of the polls in which receivers are read so, every how manieth asks epoll all the same: for everything else.
+const EVENTS_EVERY: u32 = 8;
+/// Flows that a poll looks at to see whether they still wait for messages.
+const WAITING_CHECKED: usize = 4;
+
 /// What a turn of a flow came to.
 #[derive(Debug, Clone, Copy, Default)]
 struct Pumped {
@@ -83,6 +91,8 @@ struct Flow {
     fault: Option<Fault>,
     /// Is in the queue of flows with something to do.
     queued: bool,
+    /// Is among the receivers that may wait for a message.
+    waits: bool,
     /// Until it is connected.
     waiting: Option<Waiting>,
 }
@@ -118,6 +128,10 @@ pub struct TcpTransport {
     flows: HandleTable<Flow>,
     /// Flows with something to do.
     queue: VecDeque<Handle>,
+    /// Receivers that wait for a message, or did a few polls ago.
+    receivers: VecDeque<Handle>,
+    /// Polls since epoll was asked.
+    unasked_polls: u32,
     /// Ports with connections in the kernel.
     port_queue: VecDeque<Handle>,
     /// Flows that wait to be connected.
@@ -147,6 +161,8 @@ impl TcpTransport {
             arrived: 0,
             flows: HandleTable::new(FLOWS_MAX),
             queue: VecDeque::new(),
+            receivers: VecDeque::new(),
+            unasked_polls: 0,
             port_queue: VecDeque::new(),
             unconnected: Vec::new(),
             earliest: None,
@@ -167,6 +183,59 @@ impl TcpTransport {
         {
             self.queue.push_back(handle);
         }
+    }
+
+    /// A receiver waits for a message.
+    fn await_message(&mut self, handle: Handle) {
+        if let Some(flow) = self.flows.get_mut(handle)
+            && !std::mem::replace(&mut flow.waits, true)
+        {
+            self.receivers.push_back(handle);
+        }
+    }
+
+    /// Forgets some receivers that wait no longer.
+    fn check_receivers(&mut self) {
+        for _ in 0..WAITING_CHECKED.min(self.receivers.len()) {
+            let Some(handle) = self.receivers.pop_front() else { break };
+            match self.flows.get_mut(handle) {
+                Some(Flow { half: Half::Recv(receiver), fault: None, .. }) if receiver.awaits_message() => {
+                    // To the other end, so that all have their turn.
+                    self.receivers.push_back(handle);
+                }
+                Some(flow) => flow.waits = false,
+                None => {}
+            }
+        }
+    }
+
+    /// Reads receivers that wait, if they are few. Returns whether it did, and whether something came.
+    fn read_directly(&mut self) -> (bool, bool) {
+        self.check_receivers();
+        if self.receivers.is_empty() || self.receivers.len() > DIRECT_MAX {
+            return (false, false);
+        }
+        let mut came = false;
+        for index in 0..self.receivers.len() {
+            let Some(handle) = self.receivers.get(index).copied() else { break };
+            if let Some(Flow { half: Half::Recv(receiver), .. }) = self.flows.get_mut(handle) {
+                receiver.suppose_readable();
+                came |= self.pump(handle);
+            }
+        }
+        (true, came)
+    }
+
+    /// Asks epoll, and does what it says. Returns whether it said anything.
+    fn take_events(&mut self, now: Instant) -> bool {
+        let mut events = Watches::no_events();
+        let count = self.watches.take(&mut events);
+        for event in events.iter().take(count) {
+            if let Some((watched, watch, ready)) = self.watches.resolve(event) {
+                self.dispatch(watched, watch, ready, now);
+            }
+        }
+        count > 0
     }
 
     /// Lets a flow work. Returns whether something moved.
@@ -257,6 +326,7 @@ impl DataPath for TcpTransport {
         let number = receiver.post(buffer.key, target, &mut self.regions);
         // What has come waits for this buffer.
         self.enqueue(id.0);
+        self.await_message(id.0);
         Ok(number.map(|number| Request { flow: id, kind: RequestKind::Message, number }))
     }
 
@@ -284,13 +354,11 @@ impl DataPath for TcpTransport {
     }
 
     fn poll(&mut self, cx: &Context) -> Progress {
-        let mut events = Watches::no_events();
-        let count = self.watches.take(&mut events);
-        let mut busy = count > 0;
-        for event in events.iter().take(count) {
-            if let Some((watched, watch, ready)) = self.watches.resolve(event) {
-                self.dispatch(watched, watch, ready, cx.now);
-            }
+        let (direct, mut busy) = self.read_directly();
+        self.unasked_polls += 1;
+        if !direct || self.unasked_polls >= EVENTS_EVERY {
+            self.unasked_polls = 0;
+            busy |= self.take_events(cx.now);
         }
         for _ in 0..self.port_queue.len() {
             let Some(port) = self.port_queue.pop_front() else { break };

@@ -15,8 +15,9 @@ use super::watches::Ready;
 use super::wire::{ChunkHeader, Grid, HEADER_BYTES};
 use super::{Pumped, peer_gone};
 
-/// Room of a stash: small messages need one system call and a copy that costs less than a second call.
-const STASH_BYTES: usize = 4096;
+/// Room of a stash: messages of a page, with their header, need one system call and a copy that costs less than a second
+/// call.
+const STASH_BYTES: usize = 4096 + 2 * HEADER_BYTES;
 
 #[derive(Debug)]
 struct Stash {
@@ -106,6 +107,16 @@ impl Receiver {
 
     pub(super) fn is_connected(&self) -> bool {
         !self.connections.is_empty()
+    }
+
+    /// Whether a message is on its way into a posted buffer, or yet to come, over a single socket.
+    pub(super) fn awaits_message(&self) -> bool {
+        self.connections.len() == 1 && self.ring.has_unfinished()
+    }
+
+    /// A guess, which costs a call if it is wrong.
+    pub(super) fn suppose_readable(&mut self) {
+        self.connections.iter_mut().for_each(|connection| connection.readable = true);
     }
 
     pub(super) fn ready(&mut self, connection: u16, ready: Ready) {

@@ -142,6 +142,7 @@ impl TcpTransport {
             half,
             fault: None,
             queued: false,
+            waits: false,
             waiting: Some(waiting),
         };
         let handle = self.flows.insert(flow).ok()?;
@@ -153,6 +154,7 @@ impl TcpTransport {
         self.due(deadline);
         // A flow is in the queue at most once (and closed ones until their turn), so that the data path does not allocate.
         self.queue.reserve(self.flows.len());
+        self.receivers.reserve(self.flows.len());
         Some(handle)
     }
 

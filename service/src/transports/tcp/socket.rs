@@ -202,8 +202,11 @@ impl Socket {
 
     /// Reads into memory of ours.
     pub(super) fn read_slice(&self, buffer: &mut [u8]) -> Result<Moved, Errno> {
-        // SAFETY: no bytes at a dangling address.
-        unsafe { self.read(std::ptr::dangling_mut(), 0, buffer) }
+        let flags = libc::MSG_DONTWAIT;
+        // SAFETY: the buffer is ours, and as long as it says.
+        let read =
+            moved(|| unsafe { libc::recv(self.0.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len(), flags) })?;
+        Ok(read.unwrap_or(Moved::End))
     }
 
     /// Writes memory of ours.
@@ -236,7 +239,7 @@ enum FromPort {
 }
 
 /// Makes a call until no signal interrupts it. `None`: zero bytes.
-fn moved(call: impl Fn() -> isize) -> Result<Option<Moved>, Errno> {
+fn moved(mut call: impl FnMut() -> isize) -> Result<Option<Moved>, Errno> {
     loop {
         match usize::try_from(call()) {
             Ok(0) => return Ok(None),
