@@ -77,6 +77,19 @@ struct RoundTrips {
     p99_ns: f64,
 }
 
+/// A figure of a measurement.
+struct Row<T> {
+    what: &'static str,
+    unit: &'static str,
+    of: fn(&T) -> f64,
+}
+
+impl<T> Row<T> {
+    fn new(what: &'static str, unit: &'static str, of: fn(&T) -> f64) -> Self {
+        Row { what, unit, of }
+    }
+}
+
 fn thread_cpu() -> anyhow::Result<Duration> {
     Ok(Duration::from(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)?))
 }
@@ -158,7 +171,7 @@ impl Bare {
     }
 
     /// Answers come back over `back`, if it is given.
-    fn to_and_fro(
+    fn ping_pong(
         mut self,
         mut back: Option<Bare>,
         cores: &[usize],
@@ -336,7 +349,7 @@ impl Arguments {
         one_way(&self.cores, count * message_bytes, send, recv)
     }
 
-    fn transport_to_and_fro(&self, message_bytes: usize) -> anyhow::Result<RoundTrips> {
+    fn transport_ping_pong(&self, message_bytes: usize) -> anyhow::Result<RoundTrips> {
         let [mut a, mut b] = Side::pair(&self.options(), message_bytes)?;
         let count = self.round_trips;
         let ask = || time_round_trips(count, || a.exchange(false));
@@ -344,20 +357,24 @@ impl Arguments {
         both(&self.cores, ask, answer).map(|(trips, ())| trips)
     }
 
-    fn report(&self, what: &str, message_bytes: usize, unit: &str, bare: &[f64], ours: &[f64]) {
-        let ratios: Vec<f64> = ours.iter().zip(bare).map(|(ours, bare)| ours / bare).collect();
-        let [bare, ours, ratio] = [bare, ours, &ratios].map(median);
+    /// Prints a row; `beside` says which bare side it is.
+    fn report<T>(&self, row: &Row<T>, beside: &str, message_bytes: usize, bare: &[T], ours: &[T]) {
+        let Row { what, unit, of } = row;
+        let [bare, ours] = [bare, ours].map(|rounds| rounds.iter().map(of).collect::<Vec<_>>());
+        let ratios: Vec<f64> = ours.iter().zip(&bare).map(|(ours, bare)| ours / bare).collect();
+        let [bare, ours, ratio] = [&bare, &ours, &ratios].map(|values| median(values));
         let (least, most) = ratios.iter().fold((f64::MAX, f64::MIN), |(least, most), r| (least.min(*r), most.max(*r)));
         if self.json {
             let record = serde_json::json!({
-                "what": what, "message_bytes": message_bytes, "connections": self.connections, "unit": unit,
+                "what": format!("{what}{beside}"), "message_bytes": message_bytes, "connections": self.connections, "unit": unit,
                 "bare": bare, "transport": ours, "ratio": ratio, "ratio_least": least, "ratio_most": most,
             });
             println!("{record}");
         } else {
             println!(
-                "{message_bytes:>9} B  {what:<32} bare {bare:>9.3} {unit:<5} transport {ours:>9.3} {unit:<5} \
-                 ratio {ratio:.3} ({least:.3}-{most:.3})"
+                "{message_bytes:>9} B  {:<29} bare {bare:>9.3} {unit:<5} transport {ours:>9.3} {unit:<5} \
+                 ratio {ratio:.3} ({least:.3}-{most:.3})",
+                format!("{what}{beside}")
             );
         }
     }
@@ -380,27 +397,29 @@ fn main() -> anyhow::Result<()> {
             bare.push(Bare::new()?.one_way(&arguments.cores, count, message_bytes)?);
             ours.push(arguments.transport_one_way(count, message_bytes)?);
         }
-        let rows: [(&str, &str, fn(&Bandwidth) -> f64); 2] =
-            [("bandwidth", "GB/s", |b| b.gigabytes_per_s), ("CPU time", "s/GB", |b| b.cpu_s_per_gigabyte)];
-        for (what, unit, of) in rows {
-            let [bare, ours] = [&bare, &ours].map(|rounds| rounds.iter().map(of).collect::<Vec<_>>());
-            arguments.report(what, message_bytes, unit, &bare, &ours);
+        let rows: [Row<Bandwidth>; 2] = [
+            Row::new("bandwidth", "GB/s", |b| b.gigabytes_per_s),
+            Row::new("CPU time", "s/GB", |b| b.cpu_s_per_gigabyte),
+        ];
+        for row in &rows {
+            arguments.report(row, "", message_bytes, &bare, &ours);
         }
     }
     for &message_bytes in &arguments.pings {
         let (mut one, mut two, mut ours) = (Vec::new(), Vec::new(), Vec::new());
         let (cores, count) = (&arguments.cores, arguments.round_trips);
         for _ in 0..arguments.rounds {
-            one.push(Bare::new()?.to_and_fro(None, cores, count, message_bytes)?);
-            two.push(Bare::new()?.to_and_fro(Some(Bare::new()?), cores, count, message_bytes)?);
-            ours.push(arguments.transport_to_and_fro(message_bytes)?);
+            one.push(Bare::new()?.ping_pong(None, cores, count, message_bytes)?);
+            two.push(Bare::new()?.ping_pong(Some(Bare::new()?), cores, count, message_bytes)?);
+            ours.push(arguments.transport_ping_pong(message_bytes)?);
         }
-        let rows: [(&str, fn(&RoundTrips) -> f64); 2] =
-            [("round trip p50", |t| t.p50_ns / 1e3), ("round trip p99", |t| t.p99_ns / 1e3)];
-        for (bare_side, bare) in [("one socket", &one), ("two sockets", &two)] {
-            for (what, of) in rows {
-                let [bare, ours] = [bare, &ours].map(|rounds| rounds.iter().map(of).collect::<Vec<_>>());
-                arguments.report(&format!("{what}, bare {bare_side}"), message_bytes, "us", &bare, &ours);
+        let rows: [Row<RoundTrips>; 2] = [
+            Row::new("round trip p50", "us", |t| t.p50_ns / 1e3),
+            Row::new("round trip p99", "us", |t| t.p99_ns / 1e3),
+        ];
+        for (beside, bare) in [(" (one socket)", &one), (" (two sockets)", &two)] {
+            for row in &rows {
+                arguments.report(row, beside, message_bytes, bare, &ours);
             }
         }
     }
