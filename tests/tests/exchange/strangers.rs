@@ -1,0 +1,263 @@
+//! Who is not let in, and harms nobody: each test ends with a communicator among the others.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+use mccs_service::exchange::keys;
+use mccs_service::exchange::protocol::{Hello, Life};
+use mccs_service::exchange::tls::{Tls, TlsFiles};
+use rustls::client::WantsClientCert;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::{
+    ClientConfig, ClientConnection, ConfigBuilder, Connection, DigitallySignedStruct, SignatureScheme, StreamOwned,
+};
+
+use crate::bed::{Bed, key, name};
+
+type Stranger = StreamOwned<ClientConnection, TcpStream>;
+
+/// Connects to the second of the bed's hosts, as which it must prove itself, with these files.
+fn connect(bed: &Bed, files: &TlsFiles, own: &str) -> Stranger {
+    let hosts = [name(own), bed.names[1].clone()];
+    let tls = Tls::load(files, &hosts[0], &hosts).unwrap();
+    let Some(Connection::Client(session)) = tls.connect(&bed.names[1]) else { panic!("no client") };
+    StreamOwned::new(session, TcpStream::connect(bed.hosts[1].settings.listen).unwrap())
+}
+
+/// Connects as the first of the bed's hosts, which does not run.
+fn connect_as_first(bed: &Bed) -> Stranger {
+    connect(bed, &keys::files(&bed.keys(), "a"), "a")
+}
+
+/// Writes, then reads until the other side hangs up. Returns whether it said anything.
+fn say(mut stranger: impl Read + Write, bytes: &[u8]) -> bool {
+    let _ = stranger.write_all(bytes).and_then(|()| stranger.flush());
+    let mut heard = Vec::new();
+    let _ = stranger.read_to_end(&mut heard);
+    !heard.is_empty()
+}
+
+/// What a host says first, in a frame.
+fn hello(own: &str) -> Vec<u8> {
+    frame(&Hello { name: name(own), life: Life { incarnation: 1, generation: 0 }, known: None }.encode())
+}
+
+fn frame(bytes: &[u8]) -> Vec<u8> {
+    [&(bytes.len() as u32).to_le_bytes(), bytes].concat()
+}
+
+/// Three hosts, of which the first does not run, so that a stranger may take its place.
+fn bed_without_first(change: impl Fn(&mut mccs_service::engines::exchange::ExchangeSettings)) -> Bed {
+    let mut bed = Bed::new(3);
+    bed.hosts.iter_mut().for_each(|host| change(&mut host.settings));
+    for host in &mut bed.hosts[1..] {
+        host.start().unwrap();
+    }
+    bed
+}
+
+/// The first host starts after all, and a communicator is set up.
+fn all_is_well(mut bed: Bed) {
+    bed.hosts[0].start().unwrap();
+    bed.join(&key(9), 2, 100);
+    bed.complete(&key(9));
+}
+
+#[test]
+fn who_has_a_certificate_of_another_authority_is_refused_on_both_sides() {
+    let mut bed = Bed::new(3);
+    let theirs = bed.directory.path().join("theirs");
+    keys::make(&["a", "b", "c"], &theirs, false).unwrap();
+    let good = bed.hosts[0].settings.files.clone();
+    bed.hosts[0].settings.files = keys::files(&theirs, "a");
+    bed.start();
+    // The one with the wrong keys connects, and finds that it does not trust whom it finds.
+    bed.until(|bed| bed.hosts[0].info("b").last_error.is_some_and(|error| error.contains("TLS")));
+    bed.until(|bed| bed.hosts[1].refused() > 3);
+    assert!(!bed.hosts[1].info("a").is_up);
+    bed.hosts[0].kill();
+    // One that trusts anybody is refused by the other side.
+    let before = bed.hosts[1].refused();
+    let files = keys::files(&theirs, "a");
+    let certificate = CertificateDer::from_pem_file(&files.certificate).unwrap();
+    let key = PrivateKeyDer::from_pem_file(&files.key).unwrap();
+    let stranger = credulous(&bed, |builder| builder.with_client_auth_cert(vec![certificate], key).unwrap());
+    assert!(!bed.during(move || say(stranger, &hello("a"))));
+    bed.until(|bed| bed.hosts[1].refused() > before);
+    bed.hosts[0].settings.files = good;
+    all_is_well(bed);
+}
+
+/// Trusts anybody, as an attacker would.
+#[derive(Debug)]
+struct Credulous;
+
+impl ServerCertVerifier for Credulous {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        vec![SignatureScheme::ECDSA_NISTP256_SHA256]
+    }
+}
+
+/// Connects to the second host without a look at who it is.
+fn credulous(
+    bed: &Bed,
+    identity: impl FnOnce(ConfigBuilder<ClientConfig, WantsClientCert>) -> ClientConfig,
+) -> Stranger {
+    let builder = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .unwrap()
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(Credulous));
+    let session = ClientConnection::new(Arc::new(identity(builder)), ServerName::try_from("b").unwrap()).unwrap();
+    StreamOwned::new(session, TcpStream::connect(bed.hosts[1].settings.listen).unwrap())
+}
+
+#[test]
+fn who_has_no_certificate_is_refused() {
+    let mut bed = bed_without_first(|_| {});
+    let stranger = credulous(&bed, |builder| builder.with_no_client_auth());
+    assert!(!bed.during(move || say(stranger, &hello("a"))));
+    bed.until(|bed| bed.hosts[1].refused() == 1);
+    all_is_well(bed);
+}
+
+#[test]
+fn who_is_not_in_the_list_is_refused() {
+    let mut bed = Bed::new(3);
+    let keys_of_four = bed.directory.path().join("four");
+    keys::make(&["a", "b", "c", "x"], &keys_of_four, false).unwrap();
+    for host in &mut bed.hosts {
+        host.settings.files = keys::files(&keys_of_four, host.settings.own.as_str());
+    }
+    bed.hosts[1].start().unwrap();
+    let stranger = connect(&bed, &keys::files(&keys_of_four, "x"), "x");
+    assert!(!bed.during(move || say(stranger, b"")));
+    bed.until(|bed| bed.hosts[1].refused() == 1);
+    bed.hosts[2].start().unwrap();
+    all_is_well(bed);
+}
+
+#[test]
+fn who_says_another_name_than_its_certificate_is_refused() {
+    let mut bed = bed_without_first(|_| {});
+    let stranger = connect_as_first(&bed);
+    bed.during(move || say(stranger, &hello("c")));
+    let told =
+        |bed: &Bed| bed.hosts[1].info("a").last_error.is_some_and(|error| error.contains("says that it is host c"));
+    bed.until(told);
+    all_is_well(bed);
+}
+
+#[test]
+fn who_should_wait_to_be_connected_to_is_refused() {
+    let mut bed = Bed::new(3);
+    for host in &mut bed.hosts[1..2] {
+        host.start().unwrap();
+    }
+    let stranger = connect(&bed, &keys::files(&bed.keys(), "c"), "c");
+    bed.during(move || say(stranger, b""));
+    bed.until(|bed| bed.hosts[1].refused() == 1);
+    bed.hosts[2].start().unwrap();
+    all_is_well(bed);
+}
+
+#[test]
+fn another_version_is_told_and_refused_each_time() {
+    let mut bed = bed_without_first(|_| {});
+    for _ in 0..3 {
+        let stranger = connect_as_first(&bed);
+        let mut bytes = hello("a");
+        bytes[4 + 5] = 99;
+        // It learns with whom it speaks, and can say so to its operator.
+        assert!(bed.during(move || say(stranger, &bytes)));
+    }
+    let told = |bed: &Bed| bed.hosts[1].info("a").last_error.is_some_and(|error| error.contains("version 99"));
+    bed.until(told);
+    all_is_well(bed);
+}
+
+#[test]
+fn garbage_is_refused_before_and_after_it_is_known_whose() {
+    let mut bed = bed_without_first(|_| {});
+    let address = bed.hosts[1].settings.listen;
+    for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0; 100], &[0x16, 0x03, 0x01, 0xff, 0xff, 1, 2, 3]] {
+        let bytes = bytes.to_vec();
+        let before = bed.hosts[1].refused();
+        bed.during(move || {
+            let mut stranger = TcpStream::connect(address).unwrap();
+            let _ = stranger.write_all(&bytes);
+            let _ = stranger.shutdown(std::net::Shutdown::Write);
+            let _ = stranger.read_to_end(&mut Vec::new());
+        });
+        bed.until(|bed| bed.hosts[1].refused() > before);
+    }
+    let greeted = [hello("a"), frame(b"no frame of ours")].concat();
+    for bytes in [frame(b"no frame of ours"), frame(&[]), u32::MAX.to_le_bytes().to_vec(), greeted] {
+        let stranger = connect_as_first(&bed);
+        bed.during(move || say(stranger, &bytes));
+    }
+    bed.until(|bed| !bed.hosts[1].is_up(&bed.names[0]));
+    all_is_well(bed);
+}
+
+#[test]
+fn who_stops_halfway_is_let_go() {
+    let mut bed = bed_without_first(|settings| settings.handshake_timeout = Duration::from_millis(300));
+    let address = bed.hosts[1].settings.listen;
+    // Nothing, half a TLS record, half a frame.
+    for bytes in [&[][..], &[0x16, 3, 1]] {
+        let bytes = bytes.to_vec();
+        bed.during(move || say(TcpStream::connect(address).unwrap(), &bytes));
+    }
+    assert_eq!(bed.hosts[1].refused(), 2);
+    let stranger = connect_as_first(&bed);
+    bed.during(move || say(stranger, &[100, 0, 0, 0, b'H', b'm']));
+    let told = |bed: &Bed| bed.hosts[1].info("a").last_error.is_some_and(|error| error.contains("did not prove"));
+    bed.until(told);
+    all_is_well(bed);
+}
+
+#[test]
+fn a_crowd_of_strangers_keeps_no_host_out() {
+    let mut bed = bed_without_first(|_| {});
+    let address = bed.hosts[1].settings.listen;
+    let crowd: Vec<_> = (0..40).map(|_| TcpStream::connect(address).unwrap()).collect();
+    // So many of one address may stay until their time is over; the others are sent away.
+    bed.until(|bed| bed.hosts[1].refused() == 8);
+    assert_eq!(bed.hosts[1].engine.as_ref().unwrap().refusals().lines, 1);
+    all_is_well(bed);
+    drop(crowd);
+}
