@@ -3,6 +3,7 @@
 //! A plan is data. `--dry-run` shows it, `run` carries it out; nothing is decided afterwards, except what only a host
 //! reached over ssh knows: whether its programs are there.
 
+mod cluster;
 mod planner;
 mod show;
 
@@ -73,6 +74,21 @@ pub struct ProcessSpec {
     pub log: PathBuf,
 }
 
+/// A file that only its host is to see, and no reader of a plan.
+#[derive(Clone)]
+pub struct PrivateFile {
+    /// Name in the host's private folder.
+    pub name: String,
+    /// Content.
+    pub content: String,
+}
+
+impl fmt::Debug for PrivateFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PrivateFile({:?})", self.name)
+    }
+}
+
 /// A service of a run.
 #[derive(Debug, Clone, Serialize)]
 pub struct ServiceSpec {
@@ -84,6 +100,17 @@ pub struct ServiceSpec {
     pub config_name: String,
     /// Where a copy is kept.
     pub config_copy: PathBuf,
+    /// Its certificates and its key, where services find each other.
+    #[serde(skip)]
+    pub keys: Vec<PrivateFile>,
+}
+
+impl ServiceSpec {
+    /// The files that its host must have in its private folder: names and contents.
+    pub fn files(&self) -> impl Iterator<Item = (String, String)> {
+        let keys = self.keys.iter().map(|file| (file.name.clone(), file.content.clone()));
+        std::iter::once((self.config_name.clone(), self.config.clone())).chain(keys)
+    }
 }
 
 /// A host of a run.

@@ -43,10 +43,11 @@ pub struct Host {
     /// Where its private folder is made. Absent: the user's runtime folder; over ssh `/tmp`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub runtime_parent: Option<PathBuf>,
-    /// Where other hosts' services reach its service. Absent, on a fabric: the node's first address.
+    /// Where other hosts' services reach its service, an IP address where jobs span hosts. Absent, on a fabric: the node's
+    /// first address; where nothing says how to get there: 127.0.0.1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
-    /// Port of its service.
+    /// Port of its service. Absent: 7400, or the next that no other host of the address has; on this machine a free one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub port: Option<u16>,
     /// Devices; a job's ranks there each get one. Absent: all share device 0.
@@ -65,18 +66,6 @@ impl Host {
     #[must_use]
     pub fn local() -> Self {
         Host { name: LOCAL.to_owned(), ..Host::default() }
-    }
-
-    /// Address and port of its service, as a job's root; empty where the file gives no address.
-    #[must_use]
-    pub fn exchange_address(&self) -> String {
-        match (self.address.as_deref().unwrap_or_default(), self.port) {
-            (address, Some(port)) if address.contains(':') && !address.starts_with('[') => {
-                format!("[{address}]:{port}")
-            }
-            (address, Some(port)) if !address.is_empty() => format!("{address}:{port}"),
-            (address, _) => address.to_owned(),
-        }
     }
 
     /// What the places in its service's configuration are filled with.

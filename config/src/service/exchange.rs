@@ -109,6 +109,22 @@ pub struct HostConfig {
 }
 
 impl Exchange {
+    /// Links with these files, and with times that suit most clusters.
+    #[must_use]
+    pub fn new(listen: SocketAddr, certificate: PathBuf, key: PathBuf, authority: PathBuf) -> Self {
+        Exchange {
+            listen: Address(listen),
+            certificate,
+            key,
+            authority,
+            keep_alive: default_keep_alive(),
+            link_timeout: default_link_timeout(),
+            host_timeout: default_host_timeout(),
+            handshake_timeout: default_handshake_timeout(),
+            reconnect_max: default_reconnect_max(),
+        }
+    }
+
     pub(super) fn validate(&self, problems: &mut Problems) {
         if self.listen.0.port() == 0 {
             problems.add("exchange.listen", "must have a port that other hosts know, not 0");

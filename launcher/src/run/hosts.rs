@@ -12,7 +12,7 @@ use super::{EXIT_FAILED, EXIT_REFUSED, EXIT_TIMEOUT, Run};
 use crate::link::{Desk, Link, News};
 use crate::logs::Sink;
 use crate::signals::Signals;
-use crate::spec::{HostSpec, Plan};
+use crate::spec::{HostSpec, Plan, ServiceSpec};
 use crate::wire::{Prepare, Start, ToAgent};
 
 /// How often a far host hears of the launcher within the time after which it gives it up.
@@ -104,7 +104,7 @@ impl Run<'_> {
                 Ok(link) => {
                     link.send(ToAgent::Prepare(Prepare {
                         runtime_dir: host.runtime_dir.clone(),
-                        files: host.service.iter().map(|s| (s.config_name.clone(), s.config.clone())).collect(),
+                        files: host.service.iter().flat_map(ServiceSpec::files).collect(),
                         programs: host.programs.clone(),
                         lost_after: host.is_far.then_some(plan.lost_after),
                     }));

@@ -8,7 +8,8 @@ use mccs_config::job::{Host, Job, OperatorView, Prefix};
 use mccs_config::service::TenantConfig;
 use mccs_config::{JobFile, ServiceConfig};
 
-use super::{HostSpec, JobSpec, Plan, ProcessSpec, Role, ServiceSpec, ViewSpec};
+use super::cluster;
+use super::{HostSpec, JobSpec, Plan, PrivateFile, ProcessSpec, Role, ServiceSpec, ViewSpec};
 use crate::{host, reach};
 
 /// The service's executable where the file names none.
@@ -48,10 +49,11 @@ pub fn service_config(file: &JobFile, index: usize, host: &Host, runtime_dir: &P
 }
 
 /// A host while the plan is made.
-struct Site {
-    host: Host,
-    config: ServiceConfig,
-    runtime_dir: PathBuf,
+pub(super) struct Site {
+    pub(super) host: Host,
+    pub(super) config: ServiceConfig,
+    pub(super) runtime_dir: PathBuf,
+    pub(super) keys: Vec<PrivateFile>,
 }
 
 /// What all processes of a plan have in common while it is made.
@@ -80,16 +82,15 @@ impl Plan {
         reach::find_addresses(&mut hosts)?;
         let site = |(index, host): (usize, Host)| {
             let runtime_dir = runtime_dir(&host, run_name, names_hosts);
-            Ok(Site { config: service_config(file, index, &host, &runtime_dir)?, host, runtime_dir })
+            let config = service_config(file, index, &host, &runtime_dir)?;
+            Ok(Site { config, host, runtime_dir, keys: Vec::new() })
         };
-        let mut planner = Planner {
-            file,
-            sites: hosts.into_iter().enumerate().map(site).collect::<Result<_>>()?,
-            names_hosts,
-            output_dir: current_dir.join(output_dir),
-            current_dir,
-            next_id: 0,
-        };
+        let mut sites: Vec<Site> = hosts.into_iter().enumerate().map(site).collect::<Result<_>>()?;
+        if file.service.start {
+            cluster::connect(file, &mut sites)?;
+        }
+        let mut planner =
+            Planner { file, sites, names_hosts, output_dir: current_dir.join(output_dir), current_dir, next_id: 0 };
         let run = &file.run;
         let mut plan = Plan {
             keep_output: run.keep_output,
@@ -181,6 +182,7 @@ impl Planner<'_> {
     fn service(&mut self, index: usize) -> ServiceSpec {
         let site = &self.sites[index];
         let (config, path) = (site.config.to_toml(), site.runtime_dir.join(SERVICE_FILE));
+        let keys = site.keys.clone();
         let copy = if self.names_hosts { format!("service.{}.toml", site.host.name) } else { SERVICE_FILE.to_owned() };
         let program = self.file.service.binary.as_deref().unwrap_or(Path::new(SERVICE_PROGRAM));
         let words = [program.display().to_string(), "--config".to_owned(), path.display().to_string()];
@@ -189,6 +191,7 @@ impl Planner<'_> {
             config,
             config_name: SERVICE_FILE.to_owned(),
             config_copy: self.output_dir.join(copy),
+            keys,
         }
     }
 
@@ -200,7 +203,7 @@ impl Planner<'_> {
         let root = places.first().context("invariant: a job has ranks")?.host;
         // A service whose host has all ranks joins them by itself.
         let spread = places.iter().any(|place| place.host != root);
-        let root_address = if spread { hosts[root].exchange_address() } else { String::new() };
+        let root_address = if spread { self.sites[root].service_name() } else { String::new() };
         let mut ranks = Vec::new();
         for (rank, place) in (0..).zip(&places) {
             let role = Role::Rank { job: job.name.clone(), rank };
@@ -242,6 +245,11 @@ impl Planner<'_> {
 }
 
 impl Site {
+    /// What other services call this host's.
+    fn service_name(&self) -> String {
+        self.config.service.name.clone().unwrap_or_else(|| self.host.name.clone())
+    }
+
     fn tenant_socket(&self, name: &str) -> Result<String> {
         let tenant = self.config.tenants.iter().find(|tenant| tenant.name == name);
         let tenant = tenant.context("invariant: the configuration has every job's tenant")?;

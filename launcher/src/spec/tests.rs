@@ -1,6 +1,9 @@
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use mccs_config::{JobFile, ServiceConfig};
+use mccs_service::exchange::protocol::Name;
+use mccs_service::exchange::tls::{Tls, TlsFiles};
 
 use super::*;
 
@@ -73,7 +76,7 @@ fn views_name_the_control_socket_and_missing_programs_are_named() {
 
 const FAR: &str = r#"
     [service.config.service]
-    name = "{host}.{port}"
+    name = "{host}-{port}"
     [ssh]
     agent = "/opt/mccs-launch"
     [[host]]
@@ -86,6 +89,7 @@ const FAR: &str = r#"
     [[host]]
     name = "n1"
     ssh = "n1"
+    address = "10.0.0.2"
     port = 7001
     [[run.operator]]
     command = ["sh", "{control}"]
@@ -110,7 +114,7 @@ fn ranks_of_several_hosts_know_theirs_and_the_root() {
     let of = |name: &str| ranks.iter().map(|rank| rank.env[name].as_str()).collect::<Vec<_>>().join(" ");
     assert_eq!(of("MCCS_HOST"), "h0 n1 h0 n1");
     assert_eq!(of("MCCS_DEVICE"), "0 0 1 0");
-    assert_eq!(of("MCCS_ROOT_ADDRESS"), ["10.0.0.1:7000"; 4].join(" "));
+    assert_eq!(of("MCCS_ROOT_ADDRESS"), ["h0-7000"; 4].join(" "));
     assert_eq!((of("X"), ranks[0].env["Y"].as_str()), ("job job job job".to_owned(), "host"));
     assert_eq!(ranks[0].env["MCCS_SOCKET"], "/run/x/mccs-x1-h0/j.sock");
     assert_eq!(ranks[1].env["MCCS_SOCKET"], "/tmp/mccs-x1-n1/j.sock");
@@ -124,7 +128,7 @@ fn ranks_of_several_hosts_know_theirs_and_the_root() {
 #[test]
 fn each_host_has_a_service_and_a_far_one_finds_its_own_programs() {
     let plan = plan(FAR);
-    for (host, name) in plan.hosts.iter().zip(["h0.7000", "n1.7001"]) {
+    for (host, name) in plan.hosts.iter().zip(["h0-7000", "n1-7001"]) {
         let config = ServiceConfig::parse(&host.service.as_ref().unwrap().config, "x").unwrap();
         assert_eq!(config.service.name.unwrap(), name);
         assert_eq!(config.service.runtime_dir.unwrap(), host.runtime_dir);
@@ -137,4 +141,60 @@ fn each_host_has_a_service_and_a_far_one_finds_its_own_programs() {
     for part in [" -- n1 'exec /opt/mccs-launch agent'", "# job k at 2s after the end of j\n[k 0 n1] MCCS_DEVICE=0 "] {
         assert!(shown.contains(part), "{part}: {shown}");
     }
+}
+
+#[test]
+fn services_of_a_run_get_keys_and_addresses_of_their_own() {
+    let file = FAR.replace("port = 7001", "").replace("    port = 7000\n", "").replace("-{port}", "");
+    let local = "[[host]]\nname = \"here\"\n[[host]]\nname = \"there\"\n[[run.operator]]";
+    let file = file.replace("[[run.operator]]", local).replace("10.0.0.1", "127.0.0.1");
+    let plan = plan(&file);
+    let names: Vec<_> = ["h0", "n1", "here", "there"].iter().map(|name| Name::new(name).unwrap()).collect();
+    let mut lists = BTreeSet::new();
+    for (host, name) in plan.hosts.iter().zip(&names) {
+        let service = host.service.as_ref().unwrap();
+        let config = ServiceConfig::parse(&service.config, "x").unwrap();
+        let exchange = config.exchange.unwrap();
+        assert!(config.hosts.iter().any(|host| host.name == name.as_str() && host.address == exchange.listen));
+        let addresses: BTreeSet<_> = config.hosts.iter().map(|host| host.address).collect();
+        assert_eq!(addresses.len(), 4);
+        assert!(addresses.contains(&"10.0.0.2:7400".parse().unwrap()));
+        lists.insert(addresses);
+        // What its host gets is what its file says, and fits the others.
+        let directory = tempfile::tempdir().unwrap();
+        for (file, content) in service.files() {
+            let path = directory.path().join(file);
+            std::fs::write(&path, content).unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+        }
+        let here = |path: &Path| directory.path().join(path.strip_prefix(&host.runtime_dir).unwrap());
+        let (certificate, key) = (here(&exchange.certificate), here(&exchange.key));
+        let files = TlsFiles { certificate, key, authority: here(&exchange.authority) };
+        Tls::load(&files, name, &names).unwrap();
+        let secret = std::fs::read_to_string(&files.key).unwrap();
+        let shown = format!("{plan}{plan:?}{}", serde_json::to_string(&plan).unwrap());
+        assert!(secret.lines().filter(|line| line.len() > 30).all(|line| !shown.contains(line)));
+    }
+    assert_eq!(lists.len(), 1);
+}
+
+#[test]
+fn services_that_need_not_find_each_other_are_left_alone() {
+    let refused = |text: &str| {
+        let file = JobFile::parse(text, "j").unwrap();
+        format!("{:#}", Plan::new(Path::new("j"), &file, "x1").unwrap_err())
+    };
+    let unknown = FAR.replace("    address = \"10.0.0.2\"\n", "");
+    let error = refused(&unknown);
+    assert!(error.contains("job \"j\"") && error.contains("host \"n1\" has no address"), "{error}");
+    let error = refused(&FAR.replace("10.0.0.2", "node1.example"));
+    assert!(error.contains("no IP address"), "{error}");
+    let alone = plan(&unknown.replace("ranks = 4\n    placement = \"round_robin\"", "place = [\"h0\"]"));
+    assert!(alone.hosts.iter().all(|host| !host.service.as_ref().unwrap().config.contains("exchange")));
+    let own = "[service.config.exchange]\nlisten = \"{address}:1\"\ncertificate = \"/c\"\nkey = \"/k\"\nauthority = \"/a\"\n\
+               [[service.config.host]]\nname = \"h0-7000\"\naddress = \"10.0.0.1:1\"\n\
+               [[service.config.host]]\nname = \"n1-7001\"\naddress = \"10.0.0.2:1\"\n[ssh]";
+    let theirs = plan(&FAR.replace("[ssh]", own));
+    assert!(theirs.hosts.iter().all(|host| host.service.as_ref().unwrap().keys.is_empty()));
+    assert!(theirs.hosts[1].service.as_ref().unwrap().config.contains("\"/k\""));
 }

@@ -24,7 +24,7 @@ fn far(destination: &str) -> String {
     format!(
         "[ssh]\nprogram = \"{{dir}}/ssh\"\noptions = [\"-p\", \"2222\"]\nlost_after = \"1m\"\n\
          [[host]]\nname = \"h0\"\naddress = \"127.0.0.1\"\n\
-         [[host]]\nname = \"h1\"\nssh = \"{destination}\"\nruntime_parent = \"{{dir}}\"\n"
+         [[host]]\nname = \"h1\"\nssh = \"{destination}\"\naddress = \"127.0.0.2\"\nruntime_parent = \"{{dir}}\"\n"
     )
 }
 
@@ -46,7 +46,7 @@ fn ranks_are_placed_on_two_hosts_with_a_service_each() {
     assert_eq!(done.code, 0, "{done:?}");
     for (rank, host) in [(0, 0), (1, 1), (2, 0), (3, 1)] {
         let line = bed.read(&format!("out/a.{rank}.log"));
-        assert!(line.starts_with(&format!("{rank}/4 on h{host}.0 at 127.0.0.1:7400 ")), "{line}");
+        assert!(line.starts_with(&format!("{rank}/4 on h{host}.0 at mccs-h0-7400 ")), "{line}");
         assert!(line.ends_with(&format!("-h{host}/a.sock\n")), "{line}");
         assert!(done.stdout.contains(&format!("[a {rank} h{host}] {rank}/4")), "{done:?}");
     }
@@ -65,7 +65,7 @@ fn a_host_over_ssh_is_as_any_other() {
     let bed = bed("", &far("user@n1"), &format!("{ECHO}env = {{ QUOTED = \"it's $HOME\" }}\n"));
     let done = bed.run(&[]);
     assert_eq!(done.code, 0, "{done:?}");
-    assert!(bed.read("out/a.3.log").starts_with("3/4 on h1.0 at 127.0.0.1 "));
+    assert!(bed.read("out/a.3.log").starts_with("3/4 on h1.0 at h0 "));
     let call = bed.read("ssh-calls");
     assert!(call.starts_with("-T -x -p 2222 -o BatchMode=yes "), "{call}");
     assert!(call.ends_with(" agent\n") && call.contains(" -- user@n1 exec "), "{call}");

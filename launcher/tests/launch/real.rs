@@ -61,7 +61,7 @@ fn ranks_run_in_the_namespaces_of_a_fabric() {
     assert_eq!(done.code, 0, "{done:?}");
     for (rank, address) in [(0, "10.0.0.1/"), (1, "10.1.0.1/")] {
         let log = bed.read(&format!("out/a.{rank}.log"));
-        assert!(log.starts_with("root 10.0.0.1:7400\n") && log.contains(address), "{log}");
+        assert!(log.starts_with("root h0\n") && log.contains(address), "{log}");
     }
     bed.nobody_is_left();
 }
@@ -187,7 +187,7 @@ fn over_ssh() -> (Bed, Sshd) {
     let bed = Bed::new(crate::support::SERVICE, "");
     let (sshd, ssh) = Sshd::start(&bed);
     let hosts = "[[host]]\nname = \"h0\"\naddress = \"127.0.0.1\"\n\
-                 [[host]]\nname = \"h1\"\nssh = \"127.0.0.1\"\nruntime_parent = \"{dir}\"\nenv = { OF_HOST = \"it's h1\" }\n\
+                 [[host]]\nname = \"h1\"\nssh = \"127.0.0.1\"\naddress = \"127.0.0.1\"\nruntime_parent = \"{dir}\"\nenv = { OF_HOST = \"it's h1\" }\n\
                  [[job]]\nname = \"a\"\nranks = 2\ncommand = [\"{dir}/rank\", \"$HOME 'x'\"]\nenv = { HERE = \"{dir}\" }\n";
     bed.job_file(&format!("{}{ssh}{hosts}", Bed::head()));
     (bed, sshd)

@@ -60,18 +60,35 @@ pub fn files(directory: &Path, host: &str) -> TlsFiles {
     }
 }
 
-/// Makes an authority, and a certificate and a key for each host, in `directory`: see [`files`]. Only who calls can read
-/// the keys. Files that are there are replaced only if `force` says so, and all or none are written unless the disk fails.
+/// A file of a set of keys.
+pub struct KeyFile {
+    /// Its name: see [`files`].
+    pub name: String,
+    /// Its content.
+    pub pem: String,
+    /// Whether only its owner may read it.
+    pub is_private: bool,
+}
+
+/// An authority, and a certificate and a key for each host, in memory.
+///
+/// # Errors
+/// [`KeysError`], of names.
+pub fn generate(hosts: &[impl AsRef<str>]) -> Result<Vec<KeyFile>, KeysError> {
+    check_names(hosts)?;
+    sign(hosts).map_err(|error| KeysError::Make(error.to_string()))
+}
+
+/// Makes what [`generate`] does, in `directory`. Only who calls can read the keys. Files that are there are replaced only if `force` says so, and all or none are written unless the disk fails.
 ///
 /// # Errors
 /// [`KeysError`].
 pub fn make(hosts: &[impl AsRef<str>], directory: &Path, force: bool) -> Result<(), KeysError> {
-    check_names(hosts)?;
-    let texts = generate(hosts).map_err(|error| KeysError::Make(error.to_string()))?;
+    let texts = generate(hosts)?;
     let failed = |path: &Path, source| KeysError::Write { path: path.to_owned(), source };
     let mut maker = DirBuilder::new();
     maker.recursive(true).mode(0o700).create(directory).map_err(|source| failed(directory, source))?;
-    let texts: Vec<_> = texts.into_iter().map(|text| (directory.join(&text.file), text)).collect();
+    let texts: Vec<_> = texts.into_iter().map(|text| (directory.join(&text.name), text)).collect();
     if let Some((path, _)) = texts.iter().find(|(path, _)| !force && path.symlink_metadata().is_ok()) {
         return Err(KeysError::Exists(path.clone()));
     }
@@ -79,13 +96,6 @@ pub fn make(hosts: &[impl AsRef<str>], directory: &Path, force: bool) -> Result<
         write(&path, &text).map_err(|source| failed(&path, source))?;
     }
     Ok(())
-}
-
-/// A file to be.
-struct Text {
-    file: String,
-    pem: String,
-    mode: u32,
 }
 
 fn check_names(hosts: &[impl AsRef<str>]) -> Result<(), KeysError> {
@@ -117,12 +127,12 @@ fn params(names: Vec<String>, common_name: &str) -> Result<CertificateParams, rc
     Ok(params)
 }
 
-fn generate(hosts: &[impl AsRef<str>]) -> Result<Vec<Text>, rcgen::Error> {
+fn sign(hosts: &[impl AsRef<str>]) -> Result<Vec<KeyFile>, rcgen::Error> {
     let mut of_authority = params(Vec::new(), "mccs test authority")?;
     of_authority.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     of_authority.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
     let authority = CertifiedIssuer::self_signed(of_authority, KeyPair::generate()?)?;
-    let mut texts = vec![Text { file: "authority.crt".into(), pem: authority.pem(), mode: 0o644 }];
+    let mut texts = vec![KeyFile { name: "authority.crt".into(), pem: authority.pem(), is_private: false }];
     for host in hosts.iter().map(AsRef::as_ref) {
         let key = KeyPair::generate()?;
         let mut of_host = params(vec![host.to_owned()], host)?;
@@ -130,14 +140,14 @@ fn generate(hosts: &[impl AsRef<str>]) -> Result<Vec<Text>, rcgen::Error> {
         // A service is a server to some hosts, and a client to the others.
         of_host.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
         let certificate = of_host.signed_by(&key, &authority)?;
-        texts.push(Text { file: format!("{host}.crt"), pem: certificate.pem(), mode: 0o644 });
-        texts.push(Text { file: format!("{host}.key"), pem: key.serialize_pem(), mode: 0o600 });
+        texts.push(KeyFile { name: format!("{host}.crt"), pem: certificate.pem(), is_private: false });
+        texts.push(KeyFile { name: format!("{host}.key"), pem: key.serialize_pem(), is_private: true });
     }
     Ok(texts)
 }
 
 /// Replaces a file, which never has other permissions than it is to have, nor half of its content.
-fn write(path: &Path, text: &Text) -> io::Result<()> {
+fn write(path: &Path, text: &KeyFile) -> io::Result<()> {
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(".new");
     let temporary = PathBuf::from(temporary);
@@ -145,7 +155,8 @@ fn write(path: &Path, text: &Text) -> io::Result<()> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(text.mode).open(&temporary)?;
+    let mode = if text.is_private { 0o600 } else { 0o644 };
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&temporary)?;
     file.write_all(text.pem.as_bytes())?;
     std::fs::rename(&temporary, path)
 }

@@ -59,6 +59,7 @@ impl Host {
         let mailbox = Mailbox::new(MAILBOX_MAX);
         self.sender = Some(mailbox.sender());
         let (events, is_full) = (Arc::clone(&self.events), Arc::clone(&self.is_full));
+        #[expect(clippy::result_large_err, reason = "the sink gives events back as they are")]
         let sink = Box::new(move |event| {
             if is_full.load(Ordering::Relaxed) {
                 return Err(event);
