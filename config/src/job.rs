@@ -385,17 +385,8 @@ impl Job {
                 return;
             }
         }
-        match self.places(hosts) {
-            Err((at, why)) => problems.add(format!("{key}.{at}").trim_end_matches('.'), why),
-            Ok(places) => {
-                let root = &hosts[places[0].host];
-                let spread = places.iter().any(|place| place.host != places[0].host);
-                if spread && root.address.is_none() && root.fabric.is_none() {
-                    let why =
-                        format!("runs on several hosts, and {:?}, where its rank 0 is, has no address", root.name);
-                    problems.add(key, why);
-                }
-            }
+        if let Err((at, why)) = self.places(hosts) {
+            problems.add(format!("{key}.{at}").trim_end_matches('.'), why);
         }
     }
 }

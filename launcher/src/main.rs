@@ -34,6 +34,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use mccs_config::JobFile;
+use mccs_config::job::Host;
 
 use crate::spec::Plan;
 
@@ -108,11 +109,13 @@ fn main() -> ExitCode {
 fn check(path: &Path) -> Result<()> {
     let file = JobFile::load(path)?;
     let hosts = file.hosts();
-    for (index, host) in hosts.iter().enumerate() {
-        // A fabric tells its addresses only while it is up.
-        if host.fabric.is_none() || host.address.is_some() {
-            spec::service_config(&file, index, host, Path::new("/run/mccs-launch"))?;
-        }
+    // A fabric tells its addresses only while it is up.
+    let is_told = |host: &Host| host.fabric.is_none() || host.address.is_some();
+    if hosts.iter().all(is_told) {
+        Plan::new(path, &file, "XXXXXXXX")?;
+    }
+    for (index, host) in hosts.iter().enumerate().filter(|(_, host)| is_told(host)) {
+        spec::service_config(&file, index, host, Path::new("/run/mccs-launch"))?;
     }
     let ranks: usize = file.jobs.iter().filter_map(|job| job.places(&hosts).ok()).map(|places| places.len()).sum();
     let hosts = if file.hosts.is_empty() { String::new() } else { format!("{} hosts, ", hosts.len()) };

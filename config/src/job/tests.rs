@@ -148,8 +148,6 @@ fn mistakes_in_a_host_get_their_line() {
     only(&with("values = { port = \"1\" }"), 7, "host[0].values.port", "given by the launcher");
     only(&with("values = { key = 'a\"b' }"), 7, "host[0].values.key", "no quotes");
     only(&with("env = { MCCS_HOST = \"x\" }"), 7, "host[0].env.MCCS_HOST", "launcher");
-    let two = format!("{JOB}[[host]]\nname = \"a\"\n[[host]]\nname = \"b\"\n");
-    only(&two, 1, "job[0]", "\"a\", where its rank 0 is, has no address");
 }
 
 #[test]
