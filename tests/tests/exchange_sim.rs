@@ -2,8 +2,9 @@
 //!
 //! `MCCS_SEED=n` runs that seed only, and says all that happens; `MCCS_SEEDS=n` runs seeds 0 to n.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use mccs_service::exchange::limits::PART_BYTES;
 use mccs_tests::sim::ledger::Job;
 use mccs_tests::sim::proxy::Manners;
 use mccs_tests::sim::world::{ALL_OVER, INIT_TIMEOUT, Misfortune, TIMES, World};
@@ -31,7 +32,7 @@ enum Weather {
 /// Jobs, hosts and misfortunes that a seed means. Returns what is wrong, and the trace.
 fn run(seed: u64) -> (Vec<String>, u64) {
     let mut rng = StdRng::seed_from_u64(!seed);
-    let hosts = if seed.is_multiple_of(20) { rng.random_range(16..=48) } else { rng.random_range(1..=8) };
+    let hosts = if seed.is_multiple_of(20) { rng.random_range(16..=32) } else { rng.random_range(1..=8) };
     let weather = match seed % 5 {
         0 => Weather::Calm,
         1 => Weather::Windy,
@@ -128,6 +129,47 @@ fn calm_world(hosts: usize, ranks: usize) -> (World, Job) {
 fn failure(world: &World, job: usize, host: usize) -> String {
     let failure = world.failure(job, host).unwrap_or_else(|| panic!("job {job} did not fail on host {host}"));
     failure.message.to_string()
+}
+
+#[test]
+fn set_up_of_4096_ranks_on_64_hosts_takes_messages_per_host_not_per_rank() {
+    mccs_tests::watchdog();
+    const HOSTS: u64 = 64;
+    let (mut world, mut job) = calm_world(HOSTS as usize, 64);
+    (job.must_complete, job.payload_bytes) = (true, 512);
+    let payload_bytes: usize = (0..4096).map(|rank| job.payload(rank).bytes().len()).sum();
+    let (before, started, began) = (world.counters(), world.now, Instant::now());
+    world.start(job, ms(1));
+    world.run_until(started + ms(5_000));
+    let took = began.elapsed();
+    let (first, last) = world.completed[&0];
+    let sent: Vec<_> = before
+        .iter()
+        .zip(world.counters())
+        .map(|(b, a)| (a.messages - b.messages, a.message_bytes - b.message_bytes))
+        .collect();
+    let others = sent.iter().skip(1);
+    let (most, most_bytes) = (others.clone().map(|s| s.0).max().unwrap(), others.map(|s| s.1).max().unwrap());
+    println!(
+        "4096 ranks on {HOSTS} hosts, {payload_bytes} bytes told: complete {:?} to {:?} after the first rank joined, {took:?} of this \
+         machine's time for all hosts; the root's host sent {} messages of {} KiB, no other more than {most} of {} KiB; \
+         {} connections a host, {} in all",
+        first - started,
+        last - started,
+        sent[0].0,
+        sent[0].1 >> 10,
+        most_bytes >> 10,
+        HOSTS - 1,
+        HOSTS * (HOSTS - 1) / 2
+    );
+    // A block from every host goes through every host, in one part or a few; the rest is a handful.
+    let parts = (payload_bytes as u64 / HOSTS).div_ceil(PART_BYTES as u64) + 1;
+    assert!(most <= HOSTS * parts + 8, "{most} messages");
+    assert!(sent[0].0 <= HOSTS * (parts + 2) + 8, "{} messages of the root", sent[0].0);
+    assert!(most_bytes <= 2 * payload_bytes as u64, "{most_bytes} bytes");
+    // Each part waits a delay a hop, and nothing else.
+    assert!(last - started <= DELAY.1 * (HOSTS as u32 + 8) + ms(50), "{:?}", last - started);
+    assert_eq!(world.finish(), Vec::<String>::new());
 }
 
 #[test]

@@ -21,6 +21,8 @@ pub struct Job {
     pub placement: Vec<HostIndex>,
     /// Whether nothing may keep it from completing.
     pub must_complete: bool,
+    /// What each rank tells the others is shorter than this.
+    pub payload_bytes: usize,
 }
 
 impl Job {
@@ -30,13 +32,13 @@ impl Job {
         let mut id = [0; 16];
         id[..4].copy_from_slice(&number.to_le_bytes());
         let tenant = Name::new(&format!("tenant-{}", number % 3)).expect("a name");
-        Job { key: CommKey { tenant, id: UniqueId(id) }, placement, must_complete: false }
+        Job { key: CommKey { tenant, id: UniqueId(id) }, placement, must_complete: false, payload_bytes: 101 }
     }
 
     /// What a rank tells the others.
     #[must_use]
     pub fn payload(&self, rank: u32) -> Payload {
-        let bytes = (rank as usize * 37 + usize::from(self.key.id.0[0])) % 97;
+        let bytes = (rank as usize * 37 + usize::from(self.key.id.0[0])) % (self.payload_bytes - 4);
         let mut payload = rank.to_le_bytes().to_vec();
         payload.extend(std::iter::repeat_n(self.key.id.0[0] ^ rank as u8, bytes));
         Payload::new(&payload).expect("a short payload")

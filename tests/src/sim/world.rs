@@ -26,6 +26,9 @@ pub const INIT_TIMEOUT: Duration = Duration::from_secs(20);
 /// After this everything has ended that can: both phases of a set-up, and the news of a host that was lost in the end.
 pub const ALL_OVER: Duration = Duration::from_secs(2 * 20 + 2 * 10);
 
+/// More than this at one instant is a host that never has done what is due.
+const AT_ONCE_MAX: u32 = 1 << 18;
+
 /// Something that goes wrong.
 #[derive(Debug, Clone, Copy)]
 pub enum Misfortune {
@@ -88,6 +91,8 @@ pub struct World {
     has_lost: bool,
     /// Only what is to be borne happens.
     pub nobody_may_be_lost: bool,
+    /// Happenings since time went on.
+    happened_at_once: u32,
     /// Says all that happens to hosts and is told by them.
     pub is_verbose: bool,
     /// When the first host was told that each job is complete, and the last.
@@ -114,6 +119,7 @@ impl World {
             trace: DefaultHasher::new(),
             has_lost: false,
             nobody_may_be_lost: false,
+            happened_at_once: 0,
             is_verbose: false,
             completed: BTreeMap::new(),
         };
@@ -237,6 +243,13 @@ impl World {
                 break;
             }
             let ((at, _), happening) = entry.remove_entry();
+            self.happened_at_once = if at > self.now { 0 } else { self.happened_at_once + 1 };
+            if self.happened_at_once > AT_ONCE_MAX {
+                self.ledger
+                    .complain(format!("time stands still at {at:?}: a host has something to do that does not end"));
+                self.happenings.clear();
+                break;
+            }
             self.now = at;
             self.happen(happening);
         }
