@@ -329,6 +329,11 @@ impl Ledger {
             if !going_on.is_empty() && (incomplete || comm.states.values().any(stays_behind)) {
                 self.complain(format!("communicator {id} goes on on some hosts only: {:?}", comm.states));
             }
+            let deaf = |(host, rank): &(HostIndex, u32)| !comm.heard_left.contains(&(*host, *rank));
+            let all = going_on.iter().flat_map(|host| comm.leavers.iter().map(|rank| (**host, *rank)));
+            if let Some((host, rank)) = all.into_iter().find(deaf) {
+                self.complain(format!("communicator {id}: host {host} never heard that rank {rank} has left"));
+            }
             for (number, change) in &comm.changes {
                 if let Some(host) = going_on.iter().find(|host| !change.decisions.contains_key(host)) {
                     self.complain(format!("communicator {id}: host {host} never heard how change {number} ended"));

@@ -276,3 +276,74 @@ fn incomplete(key: &CommKey, setup: &Setup, timeout: Duration) -> Failure {
     let failure = Failure::new(ErrorClass::Timeout, message);
     missing.first().map_or(failure.clone(), |rank| failure.by_rank(*rank))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::exchange::protocol::session::LinkTimes;
+
+    struct Root {
+        roots: Roots,
+        wire: Wire,
+        now: Instant,
+    }
+
+    impl Root {
+        fn new() -> Self {
+            let now = Instant::now();
+            let second = Duration::from_secs(1);
+            let times = LinkTimes { keep_alive: second, link_timeout: second, host_timeout: second };
+            let hosts = ["a", "b", "c"].map(name);
+            Root { roots: Roots::new(1, second), wire: Wire::new(name("a"), &hosts, 1, times, now), now }
+        }
+
+        fn report(&mut self, from: &str, attempt: u64, earlier: u32, ranks: &[u32]) {
+            let report = Report { key: key(), attempt, nranks: 3, earlier, ranks: ranks.to_vec() };
+            self.roots.report(&name(from), report, &mut self.wire, self.now);
+        }
+
+        /// What this host itself was told.
+        fn told(&mut self) -> Vec<Message> {
+            std::iter::from_fn(|| self.wire.take_loopback()).collect()
+        }
+    }
+
+    fn name(text: &str) -> Name {
+        Name::new(text).unwrap()
+    }
+
+    fn key() -> CommKey {
+        CommKey { tenant: name("t"), id: UniqueId([0; 16]) }
+    }
+
+    #[test]
+    fn what_continues_a_refused_attempt_does_not_begin_a_set_up() {
+        let mut root = Root::new();
+        root.report("b", 7, 0, &[1]);
+        root.report("a", 1, 0, &[1]);
+        assert!(matches!(&root.told()[..], [Message::Refused { attempt: 1, .. }]));
+        root.report("b", 7, 1, &[2]);
+        assert_eq!(root.roots.len(), 0);
+        assert_eq!(root.roots.next_deadline(), None);
+        root.report("b", 8, 0, &[1, 2]);
+        root.report("a", 2, 0, &[0]);
+        assert!(matches!(&root.told()[..], [Message::Ring { attempt: 2, .. }]));
+    }
+
+    #[test]
+    fn ranks_that_join_again_end_what_they_were_part_of_and_begin_anew() {
+        let mut root = Root::new();
+        root.report("a", 1, 0, &[0]);
+        root.report("b", 7, 0, &[1, 2]);
+        assert!(matches!(&root.told()[..], [Message::Ring { .. }]));
+        root.report("b", 8, 0, &[1]);
+        let told = root.told();
+        let [Message::Refused { failure, .. }] = &told[..] else { panic!("{told:?}") };
+        assert_eq!(failure.host, Some(name("b")));
+        // The new attempt is as good as any.
+        root.report("b", 8, 1, &[2]);
+        root.report("a", 2, 0, &[0]);
+        assert!(matches!(&root.told()[..], [Message::Ring { attempt: 2, .. }]));
+        assert_eq!(root.roots.len(), 1);
+    }
+}
