@@ -60,6 +60,9 @@ struct Arguments {
     nranks: u32,
     #[arg(long, env = "MCCS_UNIQUE_ID")]
     unique_id: String,
+    /// Name of the host of rank 0, where ranks are on several hosts.
+    #[arg(long, env = "MCCS_ROOT_ADDRESS", default_value = "")]
+    root_address: String,
 }
 
 /// A comma-separated list, or everything.
@@ -96,7 +99,7 @@ fn main() -> anyhow::Result<()> {
     let redops = list(&arguments.redops, RedOp::ALL)?;
     let id: UniqueId = arguments.unique_id.parse().map_err(anyhow::Error::msg)?;
     let client = Client::connect(&arguments.socket).context("cannot connect")?;
-    let comm = client.init_communicator_rank(id, arguments.rank, arguments.nranks, 0, "")?;
+    let comm = client.init_communicator_rank(id, arguments.rank, arguments.nranks, 0, &arguments.root_address)?;
     let stream = client.register_stream()?;
     // No buffer is larger than the size as nccl-tests counts it, rounded up to whole elements for each rank.
     let bytes = arguments.end.0.max(arguments.begin.0) + 8 * u64::from(arguments.nranks);
