@@ -17,6 +17,7 @@
 
 mod complaints;
 mod connection;
+mod peers;
 mod socket;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -29,6 +30,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 
 use self::complaints::Complaints;
 use self::connection::{Broken, Connection};
+use self::peers::Peers;
 use super::limits::{STRANGERS_MAX, STRANGERS_PER_ADDRESS_MAX};
 use super::protocol::{LinkId, Name};
 use super::tls::Tls;
@@ -47,8 +49,6 @@ const CREDIT_HANDSHAKE: usize = 32;
 const CREDIT_CONNECTION: usize = 8;
 /// How long to wait when the process is out of descriptors or memory.
 const ACCEPT_AGAIN_AFTER: Duration = Duration::from_millis(100);
-/// Pause after the first failure to reach a host; each further one doubles it.
-const RECONNECT_MIN: Duration = Duration::from_millis(20);
 
 /// What links are told.
 #[derive(Debug, Clone)]
@@ -122,14 +122,6 @@ struct Ended {
     address: IpAddr,
 }
 
-/// A host that this one connects to.
-struct Peer {
-    address: SocketAddr,
-    link: Option<LinkId>,
-    failures: u32,
-    retry_at: Instant,
-}
-
 /// See the module's documentation.
 pub struct Links {
     options: LinkOptions,
@@ -137,7 +129,7 @@ pub struct Links {
     listener: TcpListener,
     epoll: Epoll,
     links: BTreeMap<LinkId, Link>,
-    peers: BTreeMap<Name, Peer>,
+    peers: Peers,
     next: u64,
     ready: VecDeque<LinkId>,
     /// Links with frames to write.
@@ -149,7 +141,6 @@ pub struct Links {
     /// Whether the kernel has told all it knew at the last tick.
     asked: bool,
     complaints: Complaints,
-    random: u64,
 }
 
 impl Links {
@@ -161,17 +152,13 @@ impl Links {
         let listener = socket::listen(options.listen)?;
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         epoll.add(&listener, EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLET, LISTENER_TOKEN))?;
-        let peer = |address: SocketAddr| Peer { address, link: None, failures: 0, retry_at: now };
-        let later = options.hosts.iter().filter(|(host, _)| *host > options.own);
-        let peers = later.map(|(host, address)| (host.clone(), peer(*address))).collect();
-        let random = options.seed;
         Ok(Links {
+            peers: Peers::new(&options, now),
             options,
             tls,
             listener,
             epoll,
             links: BTreeMap::new(),
-            peers,
             next: 1,
             ready: VecDeque::new(),
             unwritten: BTreeSet::new(),
@@ -181,7 +168,6 @@ impl Links {
             credit: 0,
             asked: false,
             complaints: Complaints::default(),
-            random,
         })
     }
 
@@ -210,20 +196,18 @@ impl Links {
         for id in late {
             self.end(id, &Broken::Late(self.options.handshake_timeout), now);
         }
-        let due = |peer: &Peer| peer.link.is_none() && peer.retry_at <= now;
-        let due = self.peers.iter().filter(|(_, peer)| due(peer)).map(|(host, _)| host.clone());
-        for host in due.take(CREDIT / CREDIT_CONNECTION).collect::<Vec<_>>() {
+        let due = self.peers.due(now).take(CREDIT / CREDIT_CONNECTION);
+        for (host, address) in due.map(|(host, address)| (host.clone(), address)).collect::<Vec<_>>() {
             self.spend(CREDIT_CONNECTION);
-            self.start_connect(&host, now);
+            self.start_connect(&host, address, now);
         }
     }
 
     /// When [`Links::tick`] is next due.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
-        let retries = self.peers.values().filter(|peer| peer.link.is_none()).map(|peer| peer.retry_at);
         let deadlines = self.links.values().filter_map(|link| link.deadline);
-        retries.chain(deadlines).chain(self.accept_again_at).min()
+        deadlines.chain(self.peers.next_deadline()).chain(self.accept_again_at).min()
     }
 
     /// Whether work was left at the last tick's end.
@@ -284,9 +268,7 @@ impl Links {
 
     /// The host has answered as a host does: the next failure to reach it is the first.
     pub fn greeted(&mut self, host: &Name) {
-        if let Some(peer) = self.peers.get_mut(host) {
-            peer.failures = 0;
-        }
+        self.peers.greeted(host);
     }
 
     fn spend(&mut self, credit: usize) {
@@ -367,39 +349,20 @@ impl Links {
         }
     }
 
-    fn start_connect(&mut self, host: &Name, now: Instant) {
-        let Some(address) = self.peers.get(host).map(|peer| peer.address) else { return };
+    fn start_connect(&mut self, host: &Name, address: SocketAddr, now: Instant) {
         let source = Some(self.options.listen.ip()).filter(|source| !source.is_unspecified());
         let started = socket::start_connect(address, source).and_then(|stream| {
             let session = self.tls.connect(host).ok_or_else(|| io::Error::other("the host is not in the list"))?;
             self.watch(Connection::new(stream, session, true), Some(host.clone()), address.ip(), now)
         });
         match started {
-            Ok(link) => {
-                if let Some(peer) = self.peers.get_mut(host) {
-                    peer.link = Some(link);
-                }
-            }
+            Ok(link) => self.peers.connecting(host, link),
             Err(error) => {
                 let reason = Broken::Connect(error).to_string();
                 self.events.push_back(LinkEvent::Failed { host: host.clone(), reason });
-                self.retry_later(host, now);
+                self.peers.ended(host, None, now);
             }
         }
-    }
-
-    fn retry_later(&mut self, host: &Name, now: Instant) {
-        // Half of the pause is left to chance (xorshift): hosts that lost one together do not all come back at once.
-        self.random = self.random.max(1);
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        let chance = (self.random >> 40) as f64 / (1u64 << 24) as f64;
-        let Some(peer) = self.peers.get_mut(host) else { return };
-        let pause = RECONNECT_MIN.saturating_mul(1 << peer.failures.min(16)).min(self.options.reconnect_max);
-        peer.failures = peer.failures.saturating_add(1);
-        peer.link = None;
-        peer.retry_at = now + pause.mul_f64(0.5 + chance / 2.0);
     }
 
     /// Lets a link go a step.
@@ -430,10 +393,8 @@ impl Links {
         }
         if !link.is_up {
             let host = self.tls.peer(link.connection.session())?;
-            let expected = link
-                .host
-                .as_ref()
-                .map_or(!self.peers.contains_key(&host) && host != self.options.own, |it| *it == host);
+            let expected =
+                link.host.as_ref().map_or(!self.peers.contains(&host) && host != self.options.own, |it| *it == host);
             if !expected {
                 return Err(Broken::Role(host));
             }
@@ -466,9 +427,8 @@ impl Links {
         self.unwritten.remove(&id);
         let _ = self.epoll.delete(connection.stream());
         connection.hang_up();
-        let made_it = |host: &&Name| self.peers.get(*host).is_some_and(|peer| peer.link == Some(id));
-        if let Some(host) = host.as_ref().filter(made_it) {
-            self.retry_later(host, now);
+        if let Some(host) = &host {
+            self.peers.ended(host, Some(id), now);
         }
         Some(Ended { host, is_up, address })
     }
