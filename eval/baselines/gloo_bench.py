@@ -42,17 +42,21 @@ def main():
         # No zeros: there are processors on which it costs less to write zeros over zeros.
         data.copy_(((torch.arange(count) + rank) % 5).float())
         times = []
+        cpu_before = sum(os.times()[:2])
         for i in range(warmup + iterations):
             start = time.perf_counter()
             call()
             if i >= warmup:
                 times.append((time.perf_counter() - start) * 1e6)
+        used = torch.tensor([sum(os.times()[:2]) - cpu_before])
+        dist.all_reduce(used)
         times.sort()
         own = torch.tensor([times[(iterations + 1) // 2 - 1], times[(iterations * 99 + 99) // 100 - 1], times[0]])
         dist.all_reduce(own, dist.ReduceOp.MAX)
         if rank == 0:
             p50, p99, least = own.tolist()
             record = {"op": op, "bytes": size, "nranks": nranks, "iters": iterations}
+            record |= {"cpu_s_per_call": used.item() / (warmup + iterations)}
             print(json.dumps(record | {"p50_us": p50, "p99_us": p99, "min_us": least}), flush=True)
         size *= factor
 
