@@ -144,7 +144,7 @@ impl Strategy {
             choice,
             hosts: hosts.to_vec(),
             ring_orders: (0..channels).map(order).collect(),
-            slices: 8,
+            slices: 32,
             slice_count_min: 64 << 10,
             pipeline_chunks: 8,
             chunk_count_min: 4096,

@@ -152,7 +152,9 @@ impl Device for HostDevice {
         network: Option<(&Network, Tag)>,
         job: Handle,
     ) -> Launched {
-        let bound = Bound::new(schedule, operations, self.options.streaming_bytes);
+        // What is reduced for another host is sent while it is in the cache.
+        let streaming_bytes = if network.is_some() { u64::MAX } else { self.options.streaming_bytes };
+        let bound = Bound::new(schedule, operations, streaming_bytes);
         match &schedule.shape {
             Shape::Direct(_) => {
                 let touched_bytes = bound.touched_bytes();
