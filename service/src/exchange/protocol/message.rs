@@ -289,6 +289,13 @@ impl Message {
         encode_onto(Vec::new(), self)
     }
 
+    /// Whether its sender may hold nothing of a communicator any more, so that a loss of the message would go unnoticed; to hear it
+    /// twice does no harm.
+    #[must_use]
+    pub fn is_last_word(&self) -> bool {
+        matches!(self, Message::Failed { .. } | Message::Left { .. })
+    }
+
     /// Reads a message, all of whose lengths and numbers are within their limits.
     ///
     /// # Errors

@@ -11,6 +11,9 @@
 //! other's current life, and what came after is sent again. Who forgets begins a new life, so the other one forgets too: both
 //! always agree on what was said, or know that they do not. Invariant: a message is delivered to a life at most once and in
 //! order; messages to a life that has ended are dropped, and whoever sent them is told ([`Lost`]).
+//!
+//! Some messages are last words ([`Message::is_last_word`]): their sender holds nothing any more by which the loss could be dealt
+//! with. They are said once more in the next life of the pair, unless the peer has restarted; to hear them twice does no harm.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -95,6 +98,13 @@ pub enum Received {
     Message(Message),
 }
 
+#[derive(Debug)]
+struct Queued {
+    body: Vec<u8>,
+    /// Is kept when the pair begins a new life.
+    is_kept: bool,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Link {
     Down,
@@ -110,7 +120,7 @@ pub struct Session {
     peer_life: Option<Life>,
     link: Link,
     /// Not acknowledged: the first has number `acked` + 1.
-    queue: VecDeque<Vec<u8>>,
+    queue: VecDeque<Queued>,
     queue_bytes: usize,
     acked: u64,
     /// Of `queue`, sent on this link.
@@ -214,11 +224,11 @@ impl Session {
         (self.in_flight, self.in_flight_bytes, self.ack_at) = (0, 0, None);
     }
 
-    /// Queues a message.
+    /// Queues a message. `is_last_word` as in [`Message::is_last_word`].
     ///
     /// # Errors
     /// [`Lost::Overloaded`], upon which the caller is to [`Session::forget`].
-    pub fn push(&mut self, body: Vec<u8>, now: Instant) -> Result<(), Lost> {
+    pub fn push(&mut self, body: Vec<u8>, is_last_word: bool, now: Instant) -> Result<(), Lost> {
         if self.queue.len() >= QUEUE_MESSAGES_MAX || self.queue_bytes + body.len() > QUEUE_BYTES_MAX {
             return Err(Lost::Overloaded);
         }
@@ -226,21 +236,24 @@ impl Session {
             self.heard_at = now;
         }
         self.queue_bytes += body.len();
-        self.queue.push_back(body);
+        self.queue.push_back(Queued { body, is_kept: is_last_word });
         Ok(())
     }
 
     /// Begins a new life: nothing said or heard before counts. The link, if there is one, is to be closed.
-    pub fn forget(&mut self) {
+    pub fn forget(&mut self, now: Instant) {
         self.life.generation = self.life.generation.wrapping_add(1);
         (self.peer_life, self.is_expected) = (None, false);
         self.link_down();
-        self.drop_all();
+        self.drop_all(true);
+        self.heard_at = now;
     }
 
-    fn drop_all(&mut self) {
-        self.queue.clear();
-        (self.queue_bytes, self.acked, self.received) = (0, 0, 0);
+    fn drop_all(&mut self, but_last_words: bool) {
+        self.queue.retain(|queued| but_last_words && queued.is_kept);
+        self.queue.iter_mut().for_each(|queued| queued.is_kept = false);
+        self.queue_bytes = self.queue.iter().map(|queued| queued.body.len()).sum();
+        (self.acked, self.received) = (0, 0);
         (self.in_flight, self.in_flight_bytes) = (0, 0);
     }
 
@@ -289,8 +302,8 @@ impl Session {
             Some(before) if before != hello.life => Some(Lost::GaveUp),
             _ => None,
         };
-        if lost.is_some() {
-            self.drop_all();
+        if let Some(lost) = &lost {
+            self.drop_all(*lost == Lost::GaveUp);
         }
         let heard = hello.known.as_ref().filter(|known| known.life == self.life).map_or(0, |known| known.received);
         let newly = heard.checked_sub(self.acked).and_then(|newly| usize::try_from(newly).ok());
@@ -304,7 +317,7 @@ impl Session {
     fn acknowledge(&mut self, ack: u64) -> Result<(), Fault> {
         let newly = ack.checked_sub(self.acked).and_then(|newly| usize::try_from(newly).ok());
         let newly = newly.filter(|newly| *newly <= self.in_flight).ok_or(Fault::Acknowledgement(ack))?;
-        let bytes: usize = self.queue.iter().take(newly).map(Vec::len).sum();
+        let bytes: usize = self.queue.iter().take(newly).map(|queued| queued.body.len()).sum();
         self.in_flight -= newly;
         self.in_flight_bytes -= bytes;
         self.drop_acknowledged(newly);
@@ -312,7 +325,7 @@ impl Session {
     }
 
     fn drop_acknowledged(&mut self, count: usize) {
-        self.queue_bytes -= self.queue.drain(..count).map(|body| body.len()).sum::<usize>();
+        self.queue_bytes -= self.queue.drain(..count).map(|queued| queued.body.len()).sum::<usize>();
         self.acked += count as u64;
     }
 
@@ -320,7 +333,7 @@ impl Session {
     pub fn next_frame(&mut self, now: Instant) -> Option<(LinkId, Vec<u8>)> {
         let Link::Up(link) = self.link else { return None };
         let frame = match self.queue.get(self.in_flight) {
-            Some(body) if self.in_flight < WINDOW_MESSAGES && self.in_flight_bytes < WINDOW_BYTES => {
+            Some(Queued { body, .. }) if self.in_flight < WINDOW_MESSAGES && self.in_flight_bytes < WINDOW_BYTES => {
                 self.in_flight += 1;
                 self.in_flight_bytes += body.len();
                 encode_data(self.acked + self.in_flight as u64, self.received, body)
@@ -409,7 +422,7 @@ mod tests {
 
         fn say(&mut self, from: usize, numbers: std::ops::Range<u64>) {
             for number in numbers {
-                self.sides[from].push(message(number).encode(), self.now).unwrap();
+                self.sides[from].push(message(number).encode(), false, self.now).unwrap();
             }
         }
 
@@ -485,7 +498,7 @@ mod tests {
         pair.carry(usize::MAX);
         pair.sides.iter_mut().for_each(Session::link_down);
         pair.say(0, 3..5);
-        pair.sides[1].forget();
+        pair.sides[1].forget(pair.now);
         pair.say(1, 100..102);
         pair.connect();
         assert_eq!(pair.lost, [vec![Lost::GaveUp], vec![]]);
@@ -506,7 +519,7 @@ mod tests {
         pair.connect();
         pair.say(0, 0..3);
         pair.carry(2);
-        pair.sides.iter_mut().for_each(Session::forget);
+        pair.sides.iter_mut().for_each(|side| side.forget(pair.now));
         pair.say(0, 7..8);
         pair.connect();
         pair.carry(usize::MAX);
@@ -532,7 +545,7 @@ mod tests {
         assert!(pair.sides[0].peer_is_silent(pair.now).is_none());
         pair.now = start + TIMES.host_timeout;
         assert!(pair.sides[0].peer_is_silent(pair.now).is_some());
-        pair.sides[0].forget();
+        pair.sides[0].forget(pair.now);
         assert_eq!(pair.sides[0].next_deadline(), None);
     }
 
@@ -552,11 +565,41 @@ mod tests {
     }
 
     #[test]
+    fn last_words_are_said_once_more_unless_the_peer_has_restarted() {
+        let mut pair = Pair::new();
+        let say = |pair: &mut Pair, number| {
+            pair.sides[0].push(message(number).encode(), true, pair.now).unwrap();
+            pair.say(0, number + 1..number + 2);
+        };
+        pair.connect();
+        pair.sides.iter_mut().for_each(Session::link_down);
+        say(&mut pair, 10);
+        pair.sides[1].forget(pair.now);
+        pair.connect();
+        pair.carry(2);
+        pair.sides[0].link_down();
+        // Once: it may be for ever that nobody listens.
+        say(&mut pair, 20);
+        pair.sides[0].forget(pair.now);
+        pair.sides[0].forget(pair.now);
+        assert_eq!(pair.sides[0].queued(), 0);
+        say(&mut pair, 30);
+        pair.sides[0].forget(pair.now);
+        pair.connect();
+        pair.carry(usize::MAX);
+        say(&mut pair, 40);
+        pair.sides[1] = Session::new(pair.names[0].clone(), 777, TIMES, pair.now);
+        pair.connect();
+        pair.carry(usize::MAX);
+        assert_eq!(pair.heard[1], [10, 30]);
+    }
+
+    #[test]
     fn a_greeting_from_before_the_last_one_is_refused_and_harms_nothing() {
         let mut pair = Pair::new();
-        pair.sides[1].forget();
+        pair.sides[1].forget(pair.now);
         let stale = pair.sides[1].link_up(LinkId(7), &pair.names[1].clone(), pair.now);
-        pair.sides[1].forget();
+        pair.sides[1].forget(pair.now);
         pair.connect();
         pair.say(0, 0..3);
         pair.carry(3);
@@ -587,7 +630,7 @@ mod tests {
     fn a_peer_that_takes_nothing_is_given_up() {
         let mut pair = Pair::new();
         let body = vec![0; QUEUE_BYTES_MAX / 4];
-        (0..4).for_each(|_| pair.sides[0].push(body.clone(), pair.now).unwrap());
-        assert_eq!(pair.sides[0].push(body, pair.now), Err(Lost::Overloaded));
+        (0..4).for_each(|_| pair.sides[0].push(body.clone(), false, pair.now).unwrap());
+        assert_eq!(pair.sides[0].push(body, false, pair.now), Err(Lost::Overloaded));
     }
 }

@@ -107,9 +107,9 @@ impl Wire {
         let body = message.encode();
         self.counters.messages += 1;
         self.counters.message_bytes += body.len() as u64;
-        match peer.session.push(body, now) {
+        match peer.session.push(body, message.is_last_word(), now) {
             Ok(()) => drop(self.dirty.insert(to.clone())),
-            Err(lost) => self.give_up(to, lost),
+            Err(lost) => self.give_up(to, lost, now),
         }
     }
 
@@ -221,7 +221,7 @@ impl Wire {
                 None
             }
             Err(fault) => {
-                self.give_up(&host, Lost::Broke(fault));
+                self.give_up(&host, Lost::Broke(fault), now);
                 None
             }
         }
@@ -236,10 +236,10 @@ impl Wire {
         }
     }
 
-    fn give_up(&mut self, host: &Name, lost: Lost) {
+    fn give_up(&mut self, host: &Name, lost: Lost, now: Instant) {
         self.close(host, format!("host {host} {lost}"));
         if let Some(peer) = self.peers.get_mut(host) {
-            peer.session.forget();
+            peer.session.forget(now);
             peer.bulk.clear();
         }
         self.lost.push_back((host.clone(), lost));
@@ -252,7 +252,7 @@ impl Wire {
         for name in names {
             let Some(session) = self.peers.get(&name).map(|peer| &peer.session) else { continue };
             if let Some(lost) = session.peer_is_silent(now) {
-                self.give_up(&name, lost);
+                self.give_up(&name, lost, now);
             } else if session.link_is_silent(now) {
                 self.close(&name, format!("nothing was heard on the link to host {name} for too long"));
             }
