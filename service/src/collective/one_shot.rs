@@ -6,11 +6,14 @@ use mccs_ipc::types::CollectiveKind;
 use super::layout::Layout;
 use super::schedule::{Buffer, Channel, Program, RankSpan, Schedule, Shape, Span, Step};
 
+/// The steps of a group.
+type Steps = fn(&Layout<'_>, u32) -> Vec<Step>;
+
 /// The schedule, of one channel, or `None` for a collective that has no such form.
 pub(super) fn build(layout: &Layout<'_>) -> Option<Schedule> {
-    let (steps, slots): (fn(&Layout<'_>, u32) -> Vec<Step>, u64) = match layout.problem.kind {
-        CollectiveKind::AllReduce => (all_reduce, layout.groups.len() as u64),
-        CollectiveKind::AllGather => (all_gather, 0),
+    let (steps, slots) = match layout.problem.kind {
+        CollectiveKind::AllReduce => (all_reduce as Steps, layout.groups.len() as u64),
+        CollectiveKind::AllGather => (all_gather as Steps, 0),
         _ => return None,
     };
     let program = |(number, ranks): (u32, &Vec<u32>)| Program { ranks: ranks.clone(), steps: steps(layout, number) };

@@ -20,13 +20,21 @@ impl Two {
         Two { directory, addresses: [free_address(), free_address()] }
     }
 
-    /// What follows `[service]` in a host's file.
+    fn name(own: usize) -> &'static str {
+        ["host-a", "host-b"][own]
+    }
+
+    fn start(&self, own: usize, rest: &str) -> TestService {
+        TestService::start_named(Self::name(own), &self.settings(own, rest))
+    }
+
+    /// A host's file, without `[service]`.
     fn settings(&self, own: usize, rest: &str) -> String {
-        let name = ["host-a", "host-b"][own];
+        let name = Self::name(own);
         let files = keys::files(self.directory.path(), name);
         let [a, b] = self.addresses;
         format!(
-            "name = {name:?}\n[exchange]\nlisten = \"{}\"\ncertificate = {:?}\nkey = {:?}\nauthority = {:?}\n\
+            "[exchange]\nlisten = \"{}\"\ncertificate = {:?}\nkey = {:?}\nauthority = {:?}\n\
              reconnect_max = \"50ms\"\n[[host]]\nname = \"host-a\"\naddress = \"{a}\"\n\
              [[host]]\nname = \"host-b\"\naddress = \"{b}\"\n{rest}",
             self.addresses[own], files.certificate, files.key, files.authority
@@ -54,9 +62,9 @@ fn until_shown(service: &TestService, other: &str, up: bool) -> HostView {
 fn services_find_each_other_and_the_operator_sees_it() {
     watchdog();
     let two = Two::new();
-    let a = TestService::start(&two.settings(0, ""));
+    let a = two.start(0, "");
     until_shown(&a, "host-b", false);
-    let mut b = TestService::start(&two.settings(1, "[runtime]\nplacement = \"dedicated\"\n"));
+    let mut b = two.start(1, "[runtime]\nplacement = \"dedicated\"\n");
     let seen = until_shown(&a, "host-b", true);
     assert_eq!((seen.address, seen.own), (two.addresses[1], false));
     until_shown(&b, "host-a", true);
@@ -64,7 +72,7 @@ fn services_find_each_other_and_the_operator_sees_it() {
     b.stop();
     assert!(until_shown(&a, "host-b", false).last_error.is_some());
     drop(b);
-    let b = TestService::start(&two.settings(1, ""));
+    let b = two.start(1, "");
     until_shown(&a, "host-b", true);
     until_shown(&b, "host-a", true);
 }
@@ -78,15 +86,15 @@ fn a_single_host_has_no_hosts() {
 fn a_service_that_cannot_listen_or_prove_itself_does_not_start() {
     watchdog();
     let two = Two::new();
-    let _a = TestService::start(&two.settings(0, ""));
-    let start = |settings: &str| {
-        let directory = tempfile::tempdir().unwrap();
-        let text = format!("[service]\nruntime_dir = {:?}\n{settings}", directory.path());
+    let _a = two.start(0, "");
+    let start = |own: usize, settings: &str| {
+        let (directory, name) = (tempfile::tempdir().unwrap(), Two::name(own));
+        let text = format!("[service]\nname = {name:?}\nruntime_dir = {:?}\n{settings}", directory.path());
         let config = ServiceConfig::parse(&text, "test").unwrap();
         Service::start(&Settings::from_config(&config)).err().map(|error| format!("{error:#}")).unwrap_or_default()
     };
-    let error = start(&two.settings(0, ""));
+    let error = start(0, &two.settings(0, ""));
     assert!(error.contains("exchange.listen") && error.contains(&two.addresses[0].to_string()), "{error}");
-    let error = start(&two.settings(1, "").replace("host-b.key", "host-a.key"));
+    let error = start(1, &two.settings(1, "").replace("host-b.key", "host-a.key"));
     assert!(error.contains("exchange.key") && error.contains("host-a.key"), "{error}");
 }
