@@ -2,8 +2,9 @@
 //!
 //! Between programs of this host a send only says where its data lies; the receiving step reads it there. That is safe
 //! because the verifier has proven that nothing overwrites it before. To other hosts data goes as messages of at most
-//! [`MESSAGE_BYTES_MAX`], sent from and received into the ranks' buffers; only what is to be reduced is received into staging
-//! memory. A step that receives keeps a few messages ahead of the one it works on.
+//! [`Links::message_bytes`], sent from and received into the ranks' buffers; only what is to be reduced is received into staging
+//! memory. A step that receives asks for a few messages ahead of the one it works on; one that sends never waits, as the
+//! verifier assumes: what a flow has no room for is queued.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use std::time::Instant;
 use super::bound::{Bound, RankBuffer};
 use crate::collective::{Channel, RankSpan, Schedule, Shape, Step};
 use crate::devices::Tag;
-use crate::engines::transport::links::{LinkKey, Links, LinksId, MESSAGE_BYTES_MAX, Staging};
+use crate::engines::transport::links::{LinkKey, Links, LinksId, Staging};
 use crate::engines::transport::{ChannelFault, ChannelJob, Stepped};
 use crate::transports::{MemoryKey, MemorySpan, RecvFlow, Request, SendFlow, Status, TransportError};
 
@@ -28,11 +29,15 @@ pub(super) struct Remote {
     pub(super) tag: Tag,
 }
 
-/// A link that leaves this host, and its sends that have not ended.
+/// A link that leaves this host.
 struct Outgoing {
     src: u32,
     dst: u32,
     flow: SendFlow,
+    /// What the flow had no room for, and how many elements of the first of them have been posted.
+    queue: VecDeque<RankSpan>,
+    posted: u64,
+    /// Posted, and not ended.
     sends: VecDeque<Request>,
 }
 
@@ -58,8 +63,8 @@ struct Cursor {
     done: u64,
     /// Elements of the step that were asked for.
     asked: u64,
-    /// Whether an empty message has moved: the step is over although it has no elements.
-    moved_empty: bool,
+    /// Whether the only message of a step without elements was asked for.
+    asked_empty: bool,
     receives: VecDeque<Receive>,
 }
 
@@ -69,7 +74,6 @@ pub(super) struct ChannelRun {
     bound: Arc<Bound>,
     remote: Option<Remote>,
     piece_count: u64,
-    message_count: u64,
     /// Programs of this host, and where they are.
     cursors: Vec<(u32, Cursor)>,
     /// What programs of this host offer each other, by (sender, receiver).
@@ -115,7 +119,6 @@ impl ChannelRun {
         ChannelRun {
             index,
             piece_count: (piece_bytes / bound.element_bytes()).max(1),
-            message_count: MESSAGE_BYTES_MAX / bound.element_bytes(),
             schedule,
             bound,
             remote,
@@ -135,10 +138,13 @@ impl ChannelRun {
         let mut cursors = std::mem::take(&mut self.cursors);
         let stepped = self.advance_cursors(channel, &mut cursors, &mut links, now);
         self.cursors = cursors;
-        match stepped? {
-            Stepped::Ended if self.has_unsent(links)? => Ok(Stepped::Waits),
-            stepped => Ok(stepped),
-        }
+        let (stepped, posted) = (stepped?, self.post_sends(links)?);
+        let all_sent = self.outgoing.iter().all(|out| out.queue.is_empty() && out.sends.is_empty());
+        Ok(match stepped {
+            Stepped::Ended if all_sent => Stepped::Ended,
+            Stepped::Ended | Stepped::Waits if !posted => Stepped::Waits,
+            _ => Stepped::Moved,
+        })
     }
 
     fn advance_cursors(
@@ -158,7 +164,7 @@ impl ChannelRun {
                     let ran = self.run(channel, *number, step, cursor, links.as_deref_mut(), now)?;
                     if matches!(ran, Ran::Offered | Ran::Whole) {
                         debug_assert!(cursor.receives.is_empty(), "bug: a step has ended with receives in flight");
-                        (cursor.step, cursor.done, cursor.asked, cursor.moved_empty) = (cursor.step + 1, 0, 0, false);
+                        (cursor.step, cursor.done, cursor.asked, cursor.asked_empty) = (cursor.step + 1, 0, 0, false);
                     }
                     match ran {
                         Ran::Waits => break,
@@ -200,8 +206,8 @@ impl ChannelRun {
         let (Some(links), Some(remote)) = (links, self.remote) else {
             return Err(TransportError::NoSuch("link").into());
         };
-        if is_send {
-            self.send(&remote, (own_rank, peer_rank), step, cursor, links, now)
+        if let Step::Send { src, .. } = step {
+            self.send(&remote, (own_rank, peer_rank), *src, links, now)
         } else {
             self.receive(&remote, (peer_rank, own_rank), step, cursor, links, now)
         }
@@ -247,39 +253,50 @@ impl ChannelRun {
         if cursor.done >= total { Ran::Whole } else { Ran::Part }
     }
 
-    /// Posts what the flow takes of a send to another host.
+    /// Queues a send to another host.
     fn send(
         &mut self,
         remote: &Remote,
         (src, dst): (u32, u32),
-        step: &Step,
-        cursor: &mut Cursor,
+        span: RankSpan,
         links: &mut Links,
         now: Instant,
     ) -> Result<Ran, ChannelFault> {
-        let Step::Send { src: span, .. } = step else { return Ok(Ran::Waits) };
         let at = match self.outgoing.iter().position(|out| (out.src, out.dst) == (src, dst)) {
             Some(at) => at,
             None => {
                 let flow = links.send_flow(remote.links, LinkKey { channel: remote.channel, src, dst }, now)?;
-                self.outgoing.push(Outgoing { src, dst, flow, sends: VecDeque::new() });
+                let (queue, sends) = (VecDeque::new(), VecDeque::new());
+                self.outgoing.push(Outgoing { src, dst, flow, queue, posted: 0, sends });
                 self.outgoing.len() - 1
             }
         };
-        self.outgoing[at].forget_sent(links)?;
-        let (total, mut posted) = (span.span.count, false);
-        while cursor.done < total || (total == 0 && !cursor.moved_empty) {
-            let count = (total - cursor.done).min(self.message_count);
-            let message = self.memory(span, cursor.done, count, links)?;
-            let out = &mut self.outgoing[at];
-            let Some(request) = links.transport.isend(out.flow, message, remote.tag.0)? else {
-                return Ok(if posted { Ran::Part } else { Ran::Waits });
-            };
-            out.sends.push_back(request);
-            (posted, cursor.moved_empty) = (true, true);
-            cursor.done += count;
+        self.outgoing[at].queue.push_back(span);
+        Ok(Ran::Offered)
+    }
+
+    /// Posts what flows have room for. Returns whether it did.
+    fn post_sends(&mut self, links: Option<&mut Links>) -> Result<bool, ChannelFault> {
+        let (Some(links), Some(remote)) = (links, self.remote) else { return Ok(false) };
+        let (message_count, mut any) = (links.message_bytes() / self.bound.element_bytes(), false);
+        for at in 0..self.outgoing.len() {
+            self.outgoing[at].forget_sent(links)?;
+            while let Some(span) = self.outgoing[at].queue.front().copied() {
+                let posted = self.outgoing[at].posted;
+                let count = (span.span.count - posted).min(message_count);
+                let message = self.memory(&span, posted, count, links)?;
+                let out = &mut self.outgoing[at];
+                let Some(request) = links.transport.isend(out.flow, message, remote.tag.0)? else { break };
+                any = true;
+                out.sends.push_back(request);
+                out.posted += count;
+                if out.posted >= span.span.count {
+                    out.queue.pop_front();
+                    out.posted = 0;
+                }
+            }
         }
-        Ok(Ran::Whole)
+        Ok(any)
     }
 
     /// Works on a message from another host, and asks for the next ones.
@@ -341,8 +358,9 @@ impl ChannelRun {
         links: &mut Links,
     ) -> Result<bool, ChannelFault> {
         let (total, before) = (step.count(), cursor.receives.len());
-        while cursor.receives.len() < RECEIVES_AHEAD && (cursor.asked < total || (total == 0 && !cursor.moved_empty)) {
-            let count = (total - cursor.asked).min(self.message_count);
+        let message_count = links.message_bytes() / self.bound.element_bytes();
+        while cursor.receives.len() < RECEIVES_AHEAD && (cursor.asked < total || (total == 0 && !cursor.asked_empty)) {
+            let count = (total - cursor.asked).min(message_count);
             let (buffer, staging) = match step {
                 Step::Recv { dsts, .. } => {
                     let first = dsts.first().ok_or(TransportError::NoSuch("destination"))?;
@@ -361,7 +379,7 @@ impl ChannelRun {
                 }
             }
             cursor.asked += count;
-            cursor.moved_empty = true;
+            cursor.asked_empty = true;
         }
         Ok(cursor.receives.len() > before)
     }
@@ -388,17 +406,6 @@ impl ChannelRun {
             }
         };
         Ok(MemorySpan { key, offset: (at.span.offset + from) * element_bytes, bytes: count * element_bytes })
-    }
-
-    /// Whether messages have not left their buffers.
-    fn has_unsent(&mut self, links: Option<&mut Links>) -> Result<bool, ChannelFault> {
-        let Some(links) = links else { return Ok(false) };
-        let mut any = false;
-        for out in &mut self.outgoing {
-            out.forget_sent(links)?;
-            any |= !out.sends.is_empty();
-        }
-        Ok(any)
     }
 }
 

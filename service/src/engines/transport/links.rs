@@ -121,6 +121,7 @@ pub struct Links {
     pub transport: Box<dyn Transport>,
     listen: ListenOptions,
     flow: FlowOptions,
+    message_bytes: u64,
     sets: HashMap<LinksId, LinkSet>,
     staging: Vec<Staging>,
 }
@@ -129,7 +130,26 @@ impl Links {
     /// No links yet; listeners and flows are made with these options.
     #[must_use]
     pub fn new(transport: Box<dyn Transport>, listen: ListenOptions, flow: FlowOptions) -> Self {
-        Links { transport, listen, flow, sets: HashMap::new(), staging: Vec::new() }
+        Links {
+            transport,
+            listen,
+            flow,
+            message_bytes: MESSAGE_BYTES_MAX,
+            sets: HashMap::new(),
+            staging: Vec::new(),
+        }
+    }
+
+    /// Cuts messages shorter than [`MESSAGE_BYTES_MAX`]: all hosts alike.
+    #[must_use]
+    pub fn with_message_bytes(self, message_bytes: u64) -> Self {
+        Links { message_bytes: message_bytes.clamp(8, MESSAGE_BYTES_MAX), ..self }
+    }
+
+    /// Longest message of a link.
+    #[must_use]
+    pub fn message_bytes(&self) -> u64 {
+        self.message_bytes
     }
 
     /// Whether there are no links.

@@ -30,7 +30,7 @@ mod wire;
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use mccs_ipc::types::Handle;
 use nix::errno::Errno;
@@ -50,6 +50,8 @@ use crate::runtime::{Context, Progress};
 
 /// Bytes that one flow moves before others have their turn: enough to make the turn's own cost vanish.
 const TURN_BYTES: u64 = 1 << 20;
+/// How often flows that send are looked at for silent peers: a system call for each socket.
+const SILENCE_LOOKED_AT_EVERY: Duration = Duration::from_millis(500);
 
 /// Receivers that are read without asking epoll whether there is something: where so few wait for messages, asking costs
 /// more than trying.
@@ -89,6 +91,7 @@ struct Flow {
     number: u64,
     half: Half,
     fault: Option<Fault>,
+    silence_timeout: Duration,
     /// Is in the queue of flows with something to do.
     queued: bool,
     /// Is among the receivers that may wait for a message.
@@ -138,6 +141,10 @@ pub struct TcpTransport {
     unconnected: Vec<Handle>,
     /// Nothing is due before.
     earliest: Option<Instant>,
+    /// When to look for silent peers, while messages are being sent.
+    look_at_silence: Option<Instant>,
+    /// Messages were posted since the last poll, which knows the time.
+    has_sent: bool,
     /// Makes attempts to connect differ.
     attempts: u64,
     refusals: setup::Refusals,
@@ -166,6 +173,8 @@ impl TcpTransport {
             port_queue: VecDeque::new(),
             unconnected: Vec::new(),
             earliest: None,
+            look_at_silence: None,
+            has_sent: false,
             attempts: u64::from_le_bytes(setup::random()?),
             refusals: setup::Refusals::default(),
         })
@@ -236,6 +245,24 @@ impl TcpTransport {
             }
         }
         count > 0
+    }
+
+    /// Fails flows whose peers have been silent for too long.
+    fn fail_silent(&mut self, now: Instant) {
+        if self.look_at_silence.is_none_or(|at| now < at) {
+            return;
+        }
+        self.look_at_silence = None;
+        let mut silent = Vec::new();
+        for (handle, flow) in self.flows.iter().filter(|(_, flow)| flow.fault.is_none()) {
+            let Half::Send(sender) = &flow.half else { continue };
+            let Some(silence) = sender.silence() else { continue };
+            self.look_at_silence = Some(now + SILENCE_LOOKED_AT_EVERY);
+            if silence >= flow.silence_timeout {
+                silent.push(handle);
+            }
+        }
+        silent.into_iter().for_each(|handle| self.fail(handle, Fault::Lost(Errno::ETIMEDOUT)));
     }
 
     /// Lets a flow work. Returns whether something moved.
@@ -312,6 +339,7 @@ impl DataPath for TcpTransport {
         let buffer = self.regions.resolve(message)?;
         let Half::Send(sender) = &mut flow.half else { return Err(NO_FLOW) };
         let number = sender.post(message.key, buffer, tag, &mut self.regions);
+        self.has_sent = true;
         // At once, not at the next poll: that is what a small message's latency consists of.
         self.pump(id.0);
         Ok(number.map(|number| Request { flow: id, kind: RequestKind::Message, number }))
@@ -354,6 +382,10 @@ impl DataPath for TcpTransport {
     }
 
     fn poll(&mut self, cx: &Context) -> Progress {
+        if self.has_sent {
+            self.has_sent = false;
+            self.look_at_silence.get_or_insert(cx.now + SILENCE_LOOKED_AT_EVERY);
+        }
         let (direct, mut busy) = self.read_directly();
         self.unasked_polls += 1;
         if !direct || self.unasked_polls >= EVENTS_EVERY {
@@ -373,10 +405,11 @@ impl DataPath for TcpTransport {
             }
         }
         self.expire(cx.now);
+        self.fail_silent(cx.now);
         if busy || !self.queue.is_empty() || !self.port_queue.is_empty() {
             Progress::Busy
         } else {
-            Progress::Idle { wake_at: self.earliest }
+            Progress::Idle { wake_at: self.earliest.into_iter().chain(self.look_at_silence).min() }
         }
     }
 

@@ -1,5 +1,7 @@
 //! The sending half of a flow: connects its sockets, then hands out the chunks of its messages to those that have room.
 
+use std::time::Duration;
+
 use mccs_ipc::types::Handle;
 use nix::errno::Errno;
 
@@ -73,6 +75,13 @@ impl Sender {
             open: 0,
             current: 0,
         }
+    }
+
+    /// For how long its peer has left unanswered what it should have answered, while messages are unfinished.
+    pub(super) fn silence(&self) -> Option<Duration> {
+        self.ring.has_unfinished().then(|| {
+            self.connections.iter().map(|connection| connection.socket.silence()).max().unwrap_or_default()
+        })
     }
 
     /// Adds a socket that has begun to connect.

@@ -137,6 +137,7 @@ impl TcpTransport {
         let deadline = now + spec.options.connect_timeout;
         let waiting = Waiting { options: spec.options.clone(), deadline, listener };
         let flow = Flow {
+            silence_timeout: spec.options.silence_timeout,
             peer: spec.peer.clone(),
             number: spec.number,
             half,

@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::sys::socket::{
@@ -94,9 +95,9 @@ pub(super) fn apply(socket: &impl AsFd, ipv4: bool, options: &FlowOptions) -> Re
     if let Some(bytes) = options.receive_buffer_bytes {
         setsockopt(socket, sockopt::RcvBuf, &(bytes as usize)).map_err(os("SO_RCVBUF"))?;
     }
-    // Unacknowledged bytes end the connection after the silence time-out; an idle one is probed within it.
+    // An idle connection is probed within the silence time-out. TCP_USER_TIMEOUT is not what one that sends wants: it also
+    // ends connections whose peer answers that it has no room. See `Socket::silence`.
     let silence_ms = u32::try_from(options.silence_timeout.as_millis()).unwrap_or(u32::MAX);
-    setsockopt(socket, sockopt::TcpUserTimeout, &silence_ms).map_err(os("TCP_USER_TIMEOUT"))?;
     let interval_s = (silence_ms / 1000 / (PROBES + 1)).clamp(1, 3600);
     setsockopt(socket, sockopt::KeepAlive, &true).map_err(os("SO_KEEPALIVE"))?;
     setsockopt(socket, sockopt::TcpKeepIdle, &interval_s).map_err(os("TCP_KEEPIDLE"))?;
@@ -105,6 +106,25 @@ pub(super) fn apply(socket: &impl AsFd, ipv4: bool, options: &FlowOptions) -> Re
 }
 
 impl Socket {
+    /// For how long the peer's kernel has left unanswered what it should have answered. Zero where it owes nothing: it has
+    /// acknowledged all bytes, or said that it has no room for more.
+    pub(super) fn silence(&self) -> Duration {
+        let mut info = std::mem::MaybeUninit::<libc::tcp_info>::zeroed();
+        let mut length = size_of::<libc::tcp_info>() as libc::socklen_t;
+        // SAFETY: `info` has `length` bytes, and all zeroes are a value of it; the kernel writes at most so many.
+        let info = unsafe {
+            let fd = self.0.as_raw_fd();
+            let got = libc::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, info.as_mut_ptr().cast(), &raw mut length);
+            if got != 0 {
+                return Duration::ZERO;
+            }
+            info.assume_init()
+        };
+        // A single probe may be on its way.
+        let owes = info.tcpi_retransmits > 0 || info.tcpi_probes > 1;
+        if owes { Duration::from_millis(info.tcpi_last_ack_recv.into()) } else { Duration::ZERO }
+    }
+
     /// Begins to connect the flow's connection number `connection`.
     pub(super) fn connect(to: SocketAddr, options: &FlowOptions, connection: u16) -> Result<Self, Fault> {
         let Some(range) = options.source_ports else {

@@ -167,6 +167,42 @@ fn connected(options: FlowOptions) -> (TcpTransport, TcpTransport, SendFlow, Rec
     (a, b, send, recv)
 }
 
+/// A peer that has no room answers, so it is not silent, however long that takes. (`TCP_USER_TIMEOUT` would end the connection
+/// here: it counts the time in which a window is closed.)
+#[test]
+fn a_peer_that_does_not_receive_for_long_is_not_silent() {
+    let options = FlowOptions {
+        silence_timeout: Duration::from_millis(200),
+        send_buffer_bytes: Some(50_000),
+        receive_buffer_bytes: Some(50_000),
+        ..FlowOptions::default()
+    };
+    let (mut a, mut b, send, recv) = connected(options);
+    let (mut sent, mut received) = (vec![7u8; 4 << 20], vec![0u8; 4 << 20]);
+    let bytes = sent.len() as u64;
+    // SAFETY: both outlive the transports' use of them.
+    let (from, to) = unsafe {
+        (a.register(sent.as_mut_ptr(), bytes).expect("room"), b.register(received.as_mut_ptr(), bytes).expect("room"))
+    };
+    let span = |key| crate::transports::MemorySpan { key, offset: 0, bytes };
+    let send = a.isend(send, span(from), 0).expect("lives").expect("room");
+    let mut poll = |transport: &mut TcpTransport| transport.poll(&Context { now: Instant::now(), budget: 64 });
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_millis(1800) {
+        poll(&mut a);
+        poll(&mut b);
+        assert!(matches!(a.test(send), Ok(Status::Running { .. })), "it waits for room");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let recv = b.irecv(recv, span(to)).expect("lives").expect("room");
+    while !matches!(b.test(recv).expect("lives"), Status::Done { .. }) {
+        poll(&mut a);
+        poll(&mut b);
+        assert!(start.elapsed() < Duration::from_secs(60), "nothing comes");
+    }
+    assert_eq!(received[received.len() - 1], 7);
+}
+
 /// What the operator asks for is what the kernel has, on every socket and at both ends.
 #[test]
 fn options_reach_the_sockets() {
@@ -205,7 +241,7 @@ fn options_reach_the_sockets() {
         assert_eq!(getsockopt(socket, sockopt::SndBuf).expect("option"), 100_000);
         assert_eq!(getsockopt(socket, sockopt::RcvBuf).expect("option"), 120_000);
         assert!(getsockopt(socket, sockopt::TcpNoDelay).expect("option"));
-        assert_eq!(getsockopt(socket, sockopt::TcpUserTimeout).expect("option"), 30_000);
+        assert_eq!(getsockopt(socket, sockopt::TcpKeepIdle).expect("option"), 30 / 4);
     }
 }
 
