@@ -54,7 +54,9 @@ impl SimHost {
         let device = Box::new(HostDevice::new(host_options, proxy.clone()));
         let registry = Arc::new(Registry::default());
         let make_schedules = |nranks, hosts: &[Vec<u32>]| {
-            ScheduleCache::new(nranks, Strategy::initial(Choice::Auto, nranks, 2, hosts), CostModel::for_hosts(hosts))
+            let initial = Strategy::initial(Choice::Auto, nranks, 2, hosts);
+            let strategy = Strategy { slices: 4, slice_count_min: 16, chunk_count_min: 16, align_count: 4, ..initial };
+            ScheduleCache::new(nranks, strategy, CostModel::for_hosts(hosts))
         };
         let timeouts = Timeouts { init: TIMEOUT, operation: Some(TIMEOUT) };
         let cluster = ClusterLink { exchange: requests.sender(), engines_per_comm: 2 };
@@ -77,7 +79,8 @@ impl SimHost {
                 silence_timeout: Duration::from_secs(5),
                 ..FlowOptions::default()
             };
-            let links = Links::new(Box::new(transport), ListenOptions::default(), flow);
+            // Short, so that one step is many messages, more than a flow takes at a time.
+            let links = Links::new(Box::new(transport), ListenOptions::default(), flow).with_message_bytes(64);
             let own = Mailbox::new(16);
             handles.push(TransportHandle { number, sender: own.sender() });
             transports.push(TransportEngine::new(number, own, Some(links)));

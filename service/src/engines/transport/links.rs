@@ -130,14 +130,7 @@ impl Links {
     /// No links yet; listeners and flows are made with these options.
     #[must_use]
     pub fn new(transport: Box<dyn Transport>, listen: ListenOptions, flow: FlowOptions) -> Self {
-        Links {
-            transport,
-            listen,
-            flow,
-            message_bytes: MESSAGE_BYTES_MAX,
-            sets: HashMap::new(),
-            staging: Vec::new(),
-        }
+        Links { transport, listen, flow, message_bytes: MESSAGE_BYTES_MAX, sets: HashMap::new(), staging: Vec::new() }
     }
 
     /// Cuts messages shorter than [`MESSAGE_BYTES_MAX`]: all hosts alike.

@@ -79,9 +79,9 @@ impl Sender {
 
     /// For how long its peer has left unanswered what it should have answered, while messages are unfinished.
     pub(super) fn silence(&self) -> Option<Duration> {
-        self.ring.has_unfinished().then(|| {
-            self.connections.iter().map(|connection| connection.socket.silence()).max().unwrap_or_default()
-        })
+        self.ring
+            .has_unfinished()
+            .then(|| self.connections.iter().map(|connection| connection.socket.silence()).max().unwrap_or_default())
     }
 
     /// Adds a socket that has begun to connect.

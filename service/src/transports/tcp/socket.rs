@@ -114,7 +114,8 @@ impl Socket {
         // SAFETY: `info` has `length` bytes, and all zeroes are a value of it; the kernel writes at most so many.
         let info = unsafe {
             let fd = self.0.as_raw_fd();
-            let got = libc::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, info.as_mut_ptr().cast(), &raw mut length);
+            let got =
+                libc::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, info.as_mut_ptr().cast(), &raw mut length);
             if got != 0 {
                 return Duration::ZERO;
             }
