@@ -108,7 +108,7 @@ pub enum Fault {
         ours: u32,
     },
     /// The message is longer than the buffer that waits for it.
-    #[error("bug: a message of {message_bytes} bytes for a buffer of {buffer_bytes}")]
+    #[error("a message of {message_bytes} bytes for a buffer of {buffer_bytes}")]
     TooLong {
         /// Of the message.
         message_bytes: u64,

@@ -15,7 +15,7 @@ use crate::collective::{Channel, RankSpan, Schedule, Shape, Step};
 use crate::devices::Tag;
 use crate::engines::transport::links::{LinkKey, Links, LinksId, Staging};
 use crate::engines::transport::{ChannelFault, ChannelJob, Stepped};
-use crate::transports::{MemoryKey, MemorySpan, RecvFlow, Request, SendFlow, Status, TransportError};
+use crate::transports::{Fault, MemoryKey, MemorySpan, RecvFlow, Request, SendFlow, Status, TransportError};
 
 /// Messages that a step asks for before they come: enough for a reduction to overlap with what arrives next.
 const RECEIVES_AHEAD: usize = 3;
@@ -317,9 +317,10 @@ impl ChannelRun {
                 flow
             }
         };
-        let asked = self.ask(flow, step, cursor, links)?;
+        let asked = self.ask((flow, src), remote, step, cursor, links)?;
         let Some(receive) = cursor.receives.front() else { return Ok(Ran::Waits) };
-        let Status::Done { bytes, tag } = links.transport.test(receive.request)? else {
+        let status = links.transport.test(receive.request).map_err(|error| fault_of(error, remote, links, src))?;
+        let Status::Done { bytes, tag } = status else {
             return Ok(if asked { Ran::Part } else { Ran::Waits });
         };
         let Some(Receive { count, staging, .. }) = cursor.receives.pop_front() else { return Ok(Ran::Waits) };
@@ -345,14 +346,15 @@ impl ChannelRun {
         if cursor.done >= step.count() {
             return Ok(Ran::Whole);
         }
-        self.ask(flow, step, cursor, links)?;
+        self.ask((flow, src), remote, step, cursor, links)?;
         Ok(Ran::Part)
     }
 
     /// Asks for messages of a step before they come. Returns whether it did.
     fn ask(
         &mut self,
-        flow: RecvFlow,
+        (flow, src): (RecvFlow, u32),
+        remote: &Remote,
         step: &Step,
         cursor: &mut Cursor,
         links: &mut Links,
@@ -371,7 +373,7 @@ impl ChannelRun {
                     (staging.span(count * self.bound.element_bytes()), Some(staging))
                 }
             };
-            match links.transport.irecv(flow, buffer)? {
+            match links.transport.irecv(flow, buffer).map_err(|error| fault_of(error, remote, links, src))? {
                 Some(request) => cursor.receives.push_back(Receive { request, count, staging }),
                 None => {
                     self.spare_staging.extend(staging);
@@ -418,6 +420,16 @@ impl Outgoing {
             }
         }
         Ok(())
+    }
+}
+
+/// Why a receive from `rank` failed: what is too long for it belongs to another call.
+fn fault_of(error: TransportError, remote: &Remote, links: &Links, rank: u32) -> ChannelFault {
+    match error.fault() {
+        Some(Fault::TooLong { message_bytes, buffer_bytes }) => {
+            mismatch(remote, links, rank, (message_bytes, buffer_bytes))
+        }
+        _ => error.into(),
     }
 }
 
