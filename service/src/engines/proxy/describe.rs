@@ -9,15 +9,23 @@ use crate::telemetry::RankInfo;
 
 /// Most ranks that a message tells of.
 const RANKS_DESCRIBED_MAX: usize = 8;
+/// What is said of an operation that all ranks here have called.
+const AWAITS_HOSTS: &str = " for ranks of other hosts";
 
 impl Comm {
     /// Who waits for what, and who has not called anything, in words.
-    pub(super) fn describe_wait(&self) -> String {
+    ///
+    /// `running_far` are the sends and receives under way to and from other hosts.
+    pub(super) fn describe_wait(&self, running_far: &[&Operation]) -> String {
         let unmatched = self.unmatched();
         let of = |(member, info): (&Member, &RankInfo)| {
             let rank = member.rank;
-            let pairs = unmatched.iter().filter(|operation| operation.rank == rank);
-            let waiting = member.arrived().into_iter().chain(pairs.copied()).map(describe).collect::<Vec<_>>();
+            let begun =
+                self.running.iter().chain(running_far.iter().copied()).map(|operation| (operation, AWAITS_HOSTS));
+            let waiting =
+                member.arrived().into_iter().chain(unmatched.iter().copied()).map(|operation| (operation, ""));
+            let of_rank = begun.chain(waiting).filter(|(operation, _)| operation.rank == rank);
+            let waiting: Vec<_> = of_rank.map(|(operation, more)| format!("{}{more}", describe(operation))).collect();
             let place = member.whole_started + self.info.rounds(info);
             match waiting.as_slice() {
                 [] => format!(
@@ -30,7 +38,9 @@ impl Comm {
         let ranks: Vec<_> = self.members.iter().zip(&self.info.ranks).take(RANKS_DESCRIBED_MAX).map(of).collect();
         let more = self.members.len().saturating_sub(RANKS_DESCRIBED_MAX);
         let more = if more > 0 { format!("; and {more} more ranks") } else { String::new() };
-        format!("{}{more}", ranks.join("; "))
+        let hosts = &self.info.hosts;
+        let hosts = if hosts.is_empty() { String::new() } else { format!(" (ranks are on {})", hosts.join(", ")) };
+        format!("{}{more}{hosts}", ranks.join("; "))
     }
 }
 

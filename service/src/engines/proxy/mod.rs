@@ -321,7 +321,12 @@ impl ProxyEngine {
         self.look_for_late_at = waiting.iter().map(|(_, since)| *since + timeout).filter(|at| *at > now).min();
         for (comm, _) in waiting.into_iter().filter(|(_, since)| *since + timeout <= now) {
             let Some(live) = self.comms.get(comm) else { continue };
-            let message = format!("nothing has happened for {timeout:?}: {}", live.describe_wait());
+            let far = self.jobs.iter().filter_map(|(_, job)| match job {
+                Job::Far { comm: of, operation } if *of == comm => Some(operation.as_ref()),
+                _ => None,
+            });
+            let waits = live.describe_wait(&far.collect::<Vec<_>>());
+            let message = format!("nothing has happened for {timeout:?}: {waits}");
             self.kill(comm, Failure::new(ErrorClass::Timeout, message));
         }
     }
