@@ -33,8 +33,9 @@ use crate::transports::{ListenerHandle, TransportError};
 
 /// Engines that own links of one communicator, at most: more channels share them. Bounds what ranks tell each other.
 const ENGINES_PER_COMM_MAX: usize = 16;
-/// How long the exchange may take to tell why a link has broken.
-const SUSPECT_TIME: Duration = Duration::from_millis(500);
+/// How long the exchange may take to tell why a link has broken. Long enough for hosts that are busy: who is not told in time
+/// blames a neighbour that has only passed the failure on.
+const SUSPECT_TIME: Duration = Duration::from_secs(2);
 
 /// How a proxy engine reaches the exchange.
 pub struct Cluster {
