@@ -1,7 +1,11 @@
 //! Several services in this process, as if on several hosts: each on a loopback address of its own.
 
 use std::net::Ipv4Addr;
-use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
+use std::time::Duration;
+
+use mccs::{Client, UniqueId};
+use mccs_service::telemetry::HostInfo;
 
 use crate::{Rank, TestService};
 
@@ -23,7 +27,8 @@ fn address() -> Ipv4Addr {
 }
 
 impl TestHosts {
-    /// Starts services called `h0`, `h1` and so on, with settings as for [`TestService::start`].
+    /// Starts services called `h0`, `h1` and so on, with settings as for [`TestService::start`]. An `[exchange]` among them
+    /// gets its address and keys here.
     ///
     /// # Panics
     /// If one does not start.
@@ -50,12 +55,14 @@ impl TestHosts {
         let folder = keys.path().display();
         let settings: Vec<String> = (0..count)
             .map(|host| {
-                format!(
-                    "{}\n[exchange]\nlisten = \"{}:7400\"\ncertificate = \"{folder}/h{host}.crt\"\nkey = \
-                     \"{folder}/h{host}.key\"\nauthority = \"{folder}/authority.crt\"\n{list}",
-                    settings(host),
+                let exchange = format!(
+                    "[exchange]\nlisten = \"{}:7400\"\ncertificate = \"{folder}/h{host}.crt\"\nkey = \
+                     \"{folder}/h{host}.key\"\nauthority = \"{folder}/authority.crt\"\n",
                     addresses[host]
-                )
+                );
+                let own = settings(host);
+                let head = if own.contains("[exchange]\n") { "" } else { "\n[exchange]\n" };
+                format!("{own}{head}\n{list}").replacen("[exchange]\n", &exchange, 1)
             })
             .collect();
         let services = names.iter().zip(&settings).map(|(name, text)| Some(TestService::start_named(name, text)));
@@ -76,9 +83,21 @@ impl TestHosts {
         self.services[host] = None;
     }
 
-    /// Starts a stopped host's service again.
+    /// Starts a stopped host's service again, and waits until all that run have met it: what is set up before that may be
+    /// taken for part of its earlier life, and fail with it.
     pub fn restart(&mut self, host: usize) {
         self.services[host] = Some(TestService::start_named(&format!("h{host}"), &self.settings[host]));
+        let running: Vec<String> = (0..self.services.len())
+            .filter(|other| self.services[*other].is_some())
+            .map(|other| format!("h{other}"))
+            .collect();
+        let have_met = |service: &TestService| {
+            let is_there = |other: HostInfo| other.is_own || other.is_up || !running.contains(&other.name);
+            service.service().registry.hosts().into_iter().all(is_there)
+        };
+        while !self.services.iter().flatten().all(have_met) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// Runs `body` on a thread for each rank of a new communicator, on the host that `placement` says, and returns what they
@@ -87,19 +106,61 @@ impl TestHosts {
     /// # Panics
     /// If a rank does.
     pub fn ranks<T: Send>(&self, placement: &[usize], body: impl Fn(Rank) -> T + Sync) -> Vec<T> {
-        let id = mccs::unique_id().expect("an id");
-        let (root, nranks) = (format!("h{}", placement[0]), placement.len() as u32);
-        std::thread::scope(|scope| {
-            let rank = |(rank, host): (u32, &usize)| {
-                let (client, body, root) = (self.service(*host).connect(0), &body, &root);
-                scope.spawn(move || {
-                    let comm = client.init_communicator_rank(id, rank, nranks, 0, root).expect("a communicator");
-                    let stream = client.register_stream().expect("a stream");
-                    body(Rank { client, comm, stream })
-                })
-            };
-            let threads: Vec<_> = (0..).zip(placement).map(rank).collect();
-            threads.into_iter().map(|thread| thread.join().expect("a rank")).collect()
-        })
+        in_threads(self.join(placement), body)
+    }
+
+    /// A new communicator's ranks, each with its own session, on the host that `placement` says.
+    ///
+    /// # Panics
+    /// If a rank cannot join.
+    #[must_use]
+    pub fn join(&self, placement: &[usize]) -> Vec<Rank> {
+        let all: Vec<u32> = (0..placement.len() as u32).collect();
+        self.join_some(0, mccs::unique_id().expect("an id"), placement, &all)
+    }
+
+    /// As [`TestHosts::join`], as the n-th tenant, with an identifier of the caller's choice; only `ranks` of all that
+    /// `placement` names.
+    ///
+    /// # Panics
+    /// As [`TestHosts::join`].
+    #[must_use]
+    pub fn join_some(&self, tenant: usize, id: UniqueId, placement: &[usize], ranks: &[u32]) -> Vec<Rank> {
+        let clients = ranks.iter().map(|rank| (*rank, self.service(placement[*rank as usize]).connect(tenant)));
+        join_all(clients.collect(), id, placement.len() as u32, &format!("h{}", placement[0]))
+    }
+}
+
+/// Joins a communicator of `nranks` ranks as each of `clients`, at once, with the service called `root` on the host of rank 0.
+///
+/// # Panics
+/// If a rank cannot join.
+#[must_use]
+pub fn join_all(clients: Vec<(u32, Client)>, id: UniqueId, nranks: u32, root: &str) -> Vec<Rank> {
+    in_threads(clients, |(rank, client)| {
+        let comm = client.init_communicator_rank(id, rank, nranks, 0, root).expect("a communicator");
+        let stream = client.register_stream().expect("a stream");
+        Rank { client, comm, stream }
+    })
+}
+
+/// Runs `body` on a thread for each of `inputs`, and returns what they returned, in their order.
+///
+/// # Panics
+/// If a thread does.
+pub fn in_threads<I: Send, T: Send>(inputs: Vec<I>, body: impl Fn(I) -> T + Sync) -> Vec<T> {
+    std::thread::scope(|scope| {
+        let body = &body;
+        let threads: Vec<_> = inputs.into_iter().map(|input| scope.spawn(move || body(input))).collect();
+        threads.into_iter().map(|thread| thread.join().expect("a thread")).collect()
+    })
+}
+
+/// Raises a flag when it is dropped, so that threads which wait for it end also when a test fails.
+pub struct Raise<'a>(pub &'a AtomicU64);
+
+impl Drop for Raise<'_> {
+    fn drop(&mut self) {
+        self.0.store(1, Ordering::Relaxed);
     }
 }

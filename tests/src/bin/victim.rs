@@ -4,14 +4,16 @@ use mccs::{Client, DataType, RedOp};
 
 fn main() -> anyhow::Result<()> {
     let mut arguments = std::env::args().skip(1);
-    let mut next = || arguments.next().ok_or_else(|| anyhow::anyhow!("usage: victim SOCKET ID RANK NRANKS COUNT"));
+    let mut next =
+        || arguments.next().ok_or_else(|| anyhow::anyhow!("usage: victim SOCKET ID RANK NRANKS COUNT [ROOT]"));
     let (socket, id, rank, nranks, count) = (next()?, next()?, next()?, next()?, next()?);
+    let root = arguments.next().unwrap_or_default();
     let client = Client::connect(socket)?;
     let id = id.parse().map_err(anyhow::Error::msg)?;
     let count: u64 = count.parse()?;
     let memory = client.allocate(4 * count)?;
     let stream = client.register_stream()?;
-    let comm = client.init_communicator_rank(id, rank.parse()?, nranks.parse()?, 0, "")?;
+    let comm = client.init_communicator_rank(id, rank.parse()?, nranks.parse()?, 0, &root)?;
     loop {
         for _ in 0..8 {
             comm.all_reduce(memory.at(0), memory.at(0), count, DataType::F32, RedOp::Sum, &stream)?;
