@@ -1,0 +1,230 @@
+//! Collectives across the hosts of an emulated fabric, and what becomes of them when links and services fail.
+//!
+//! Needs root, and all programs of the workspace built; `.ci/run` runs it in a lane of its own. Where something is missing it
+//! fails.
+
+mod bed;
+mod loss;
+
+use std::process::Command;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use mccs::{DataType, RedOp};
+use mccs_eval::workload::Call;
+use mccs_ipc::types::CollectiveKind;
+use mccs_tests::hosts::{Raise, in_threads};
+use mccs_tests::{Rank, run_checked};
+
+use crate::bed::{Bed, HOSTS, program, run};
+use crate::loss::Loss;
+
+/// Silence is found out soon.
+const QUICK: (&str, &str) = (
+    "[tcp]\nsilence_timeout = \"2s\"\nconnect_timeout = \"2s\"",
+    "keep_alive = \"200ms\"\nlink_timeout = \"1s\"\nhost_timeout = \"2s\"",
+);
+/// Two ranks on each host.
+const EIGHT: [usize; 8] = [0, 0, 1, 1, 2, 2, 3, 3];
+
+/// Checked collectives of every kind until every rank sees that `stop` is raised. Counts them.
+fn run_until_stopped(rank: &Rank, count: u64, stop: &AtomicU64, done: &AtomicU64) -> Result<u64, String> {
+    let nranks = rank.comm.nranks();
+    for seed in 0.. {
+        let kind = CollectiveKind::ALL[seed as usize % CollectiveKind::ALL.len()];
+        let count = if kind == CollectiveKind::Barrier { 0 } else { count };
+        let call = Call { kind, dtype: DataType::I32, redop: RedOp::Sum, root: 0, count, nranks, seed };
+        if run_checked(rank, &call, false) != 0 {
+            return Err(format!("wrong data in {call:?}"));
+        }
+        done.fetch_add(1, Ordering::Relaxed);
+        let memory = rank.client.allocate(4).map_err(|error| error.to_string())?;
+        // SAFETY: nothing is in flight.
+        let bytes = unsafe { memory.as_mut_slice() };
+        bytes.copy_from_slice(&(stop.load(Ordering::Relaxed) as u32).to_le_bytes());
+        let place = memory.at(0);
+        rank.comm.all_reduce(place, place, 1, DataType::U32, RedOp::Max, &rank.stream).expect("enqueued");
+        rank.stream.synchronize().map_err(|error| error.to_string())?;
+        if bytes[0] != 0 {
+            return Ok(seed + 1);
+        }
+    }
+    unreachable!("seeds do not end")
+}
+
+/// All-reduces until one fails; returns why.
+fn run_until_failure(rank: &Rank, count: u64, done: &AtomicU64) -> String {
+    let memory = rank.client.allocate(4 * count).expect("memory");
+    let place = memory.at(0);
+    loop {
+        rank.comm.all_reduce(place, place, count, DataType::F32, RedOp::Sum, &rank.stream).expect("enqueued");
+        match rank.stream.synchronize() {
+            Ok(()) => done.fetch_add(1, Ordering::Relaxed),
+            Err(error) => return error.to_string(),
+        };
+    }
+}
+
+fn wait_for_more(done: &AtomicU64, more: u64) {
+    let goal = done.load(Ordering::Relaxed) + more;
+    while done.load(Ordering::Relaxed) < goal {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Eight ranks at work, to which `trouble` happens, and which go on for a while after it.
+fn bear(bed: &Bed, count: u64, trouble: impl FnOnce()) {
+    let ranks = bed.join(&EIGHT);
+    let (stop, done) = (AtomicU64::new(0), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        let stopping = Raise(&stop);
+        let work = scope.spawn(|| in_threads(ranks, |rank| run_until_stopped(&rank, count, &stop, &done)));
+        wait_for_more(&done, 50);
+        trouble();
+        wait_for_more(&done, 200);
+        drop(stopping);
+        let rounds = work.join().expect("ranks");
+        let first = rounds[0].clone();
+        assert!(rounds.iter().all(|rounds| rounds.is_ok() && *rounds == first), "{rounds:?}");
+    });
+}
+
+/// Eight ranks at work that end when `trouble` happens to the last host; returns their messages.
+fn end(bed: &mut Bed, count: u64, trouble: impl FnOnce(&mut Bed)) -> Vec<String> {
+    let ranks = bed.join(&EIGHT);
+    let done = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        let work = scope.spawn(|| in_threads(ranks, |rank| run_until_failure(&rank, count, &done)));
+        wait_for_more(&done, 50);
+        trouble(bed);
+        work.join().expect("ranks")
+    })
+}
+
+/// A new communicator on all hosts works.
+fn is_well(bed: &Bed, placement: &[usize]) {
+    let wrong = in_threads(bed.join(placement), |rank| {
+        let nranks = rank.comm.nranks();
+        let (kind, dtype, redop) = (CollectiveKind::AllReduce, DataType::F32, RedOp::Sum);
+        run_checked(&rank, &Call { kind, dtype, redop, root: 0, count: 50_000, nranks, seed: 5 }, false)
+    });
+    assert_eq!(wrong, vec![0; placement.len()]);
+}
+
+/// The repository's job file, on a fabric of another name.
+#[test]
+#[ignore = "needs root"]
+fn the_job_of_four_hosts_checks_every_collective() {
+    let bed = Bed::fabric();
+    let text = include_str!("../../../eval/jobs/four-hosts.toml");
+    assert_eq!(text.matches("fabric = \"rack\"").count(), HOSTS);
+    let text = text.replace("fabric = \"rack\"", &format!("fabric = {:?}", bed.name));
+    std::fs::write(bed.dir.path().join("job.toml"), text).expect("the job's file");
+    let job = Command::new(program("mccs-launch")).args(["run", "job.toml"]).current_dir(bed.dir.path()).output();
+    let job = job.expect("the launcher");
+    let (lines, errors) = (String::from_utf8_lossy(&job.stdout), String::from_utf8_lossy(&job.stderr));
+    assert!(job.status.success(), "{lines}\n{errors}");
+    assert!(lines.contains("# wrong elements: 0"), "{lines}");
+    for kind in CollectiveKind::ALL {
+        assert!(lines.lines().any(|line| line.contains(&format!(" {} ", kind.name()))), "no {}: {lines}", kind.name());
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_link_that_is_down_for_a_second_delays_and_fails_nothing() {
+    // As by default, a dead host is told from a pause by seconds.
+    let bed = Bed::start("", "");
+    bear(&bed, 20_000, || {
+        bed.set_link(2, false);
+        std::thread::sleep(Duration::from_secs(1));
+        bed.set_link(2, true);
+    });
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_link_that_is_down_for_good_is_an_error_that_names_the_host() {
+    let mut bed = Bed::start(QUICK.0, QUICK.1);
+    for count in [100, 1 << 18] {
+        let messages = end(&mut bed, count, |bed| bed.set_link(3, false));
+        for (message, host) in messages.iter().zip(EIGHT) {
+            // Who is cut off cannot know that it is not all the others.
+            let names_other = (0..HOSTS).any(|other| other != host && message.contains(&format!("h{other}")));
+            assert!(if host == 3 { names_other } else { message.contains("h3") }, "h{host}: {message}");
+        }
+        // Others were not disturbed, and the host comes back.
+        is_well(&bed, &[1, 0, 2, 2]);
+        bed.set_link(3, true);
+        is_well(&bed, &EIGHT);
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_link_that_becomes_slow_and_fast_again_changes_no_data() {
+    let bed = Bed::start("", "");
+    bear(&bed, 20_000, || {
+        for rate in ["50mbit", "2gbit", "20mbit", "1gbit"] {
+            bed.set_rate(1, rate);
+            std::thread::sleep(Duration::from_millis(300));
+        }
+    });
+}
+
+#[test]
+#[ignore = "needs root"]
+fn one_lost_packet_in_a_hundred_changes_no_data() {
+    let bed = Bed::start("", "");
+    let before = bed.segments_sent_again();
+    let losses = (0..HOSTS).flat_map(|host| {
+        let at = [(format!("h{host}"), "eth0".to_owned()), ("leaf0".to_owned(), format!("h{host}"))];
+        at.map(|(node, interface)| Loss::start(&bed.namespace(&node), &interface, 100))
+    });
+    let losses: Vec<Loss> = losses.collect();
+    bear(&bed, 20_000, || {});
+    assert!(bed.segments_sent_again() > before, "nothing was lost");
+    drop(losses);
+    is_well(&bed, &EIGHT);
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_service_that_is_killed_is_named_and_comes_back() {
+    let mut bed = Bed::start(QUICK.0, QUICK.1);
+    for count in [100, 1 << 18] {
+        let others = bed.join(&[1, 0, 2]);
+        let (stop, done) = (AtomicU64::new(0), AtomicU64::new(0));
+        std::thread::scope(|scope| {
+            let stopping = Raise(&stop);
+            let work = scope.spawn(|| in_threads(others, |rank| run_until_stopped(&rank, 5000, &stop, &done)));
+            let messages = end(&mut bed, count, |bed| bed.kill(3));
+            for (message, host) in messages.iter().zip(EIGHT) {
+                let expected = if host == 3 { "service has gone" } else { "h3" };
+                assert!(message.contains(expected), "h{host}: {message}");
+            }
+            bed.restart(3);
+            is_well(&bed, &EIGHT);
+            drop(stopping);
+            let rounds = work.join().expect("the other communicator");
+            assert!(rounds.iter().all(Result::is_ok), "{rounds:?}");
+        });
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_port_that_is_in_use_is_named_and_refuses_the_service() {
+    let mut bed = Bed::start(QUICK.0, QUICK.1);
+    bed.kill(1);
+    let namespace = bed.namespace("h1");
+    let listener = loss::inside_namespace(&namespace, || std::net::TcpListener::bind("10.0.1.1:7400").expect("a port"));
+    let refused = bed.service_command(1).output().expect("a service");
+    assert!(!refused.status.success());
+    let log = bed.log(1);
+    assert!(log.contains("another process has 10.0.1.1:7400"), "{log}");
+    drop(listener);
+    bed.restart(1);
+    is_well(&bed, &EIGHT);
+    assert!(run(&["ip", "netns", "pids", &namespace]).lines().count() <= 1, "the refused one has ended");
+}
