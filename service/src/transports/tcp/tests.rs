@@ -186,7 +186,7 @@ fn a_peer_that_does_not_receive_for_long_is_not_silent() {
     };
     let span = |key| crate::transports::MemorySpan { key, offset: 0, bytes };
     let send = a.isend(send, span(from), 0).expect("lives").expect("room");
-    let mut poll = |transport: &mut TcpTransport| transport.poll(&Context { now: Instant::now(), budget: 64 });
+    let poll = |transport: &mut TcpTransport| transport.poll(&Context { now: Instant::now(), budget: 64 });
     let start = Instant::now();
     while start.elapsed() < Duration::from_millis(1800) {
         poll(&mut a);
