@@ -181,8 +181,9 @@ impl Default for Limits {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Runtime {
-    /// Transport engines at the start. Absent: one for each core.
-    pub transport_engines: u32,
+    /// Transport engines at the start. Absent: one for each core of the host that the service runs on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub transport_engines: Option<u32>,
     /// How long a runtime with nothing to do spins before it parks.
     pub spin: DurationText,
     /// How long a tenant's process that waits for an operation spins before it sleeps.
@@ -193,11 +194,8 @@ pub struct Runtime {
 
 impl Default for Runtime {
     fn default() -> Self {
-        let cores =
-            std::thread::available_parallelism().map_or(1, |cores| u32::try_from(cores.get()).unwrap_or(u32::MAX));
-        let bounds = limits::TRANSPORT_ENGINES;
         Runtime {
-            transport_engines: cores.clamp(bounds.min, bounds.max),
+            transport_engines: None,
             spin: DurationText::micros(100),
             tenant_spin: DurationText::micros(100),
             placement: Placement::Shared,
@@ -393,7 +391,9 @@ impl Validate for ServiceConfig {
         problems.ring("limits.completion_ring", self.limits.completion_ring, &limits::COMPLETION_RING);
         problems.within("limits.init_timeout", &self.limits.init_timeout, &limits::INIT_TIMEOUT);
         problems.within("limits.operation_timeout", &self.limits.operation_timeout, &limits::OPERATION_TIMEOUT);
-        problems.within("runtime.transport_engines", &self.runtime.transport_engines, &limits::TRANSPORT_ENGINES);
+        if let Some(engines) = self.runtime.transport_engines {
+            problems.within("runtime.transport_engines", &engines, &limits::TRANSPORT_ENGINES);
+        }
         problems.within("runtime.spin", &self.runtime.spin, &limits::SPIN);
         problems.within("runtime.tenant_spin", &self.runtime.tenant_spin, &limits::SPIN);
         self.host_device.validate(problems);

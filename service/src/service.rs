@@ -14,8 +14,8 @@ use crate::engines::control::{ControlEngine, Controlled};
 use crate::engines::daemon::{Acceptor, Admission, SessionFactory, SessionLimits};
 use crate::engines::exchange::{EventSink, ExchangeSettings, start_exchange};
 use crate::engines::proxy::{Cluster, PROXY_MAILBOX_MAX, ProxyEngine, ProxyMessage, Timeouts};
-use crate::engines::transport::TransportPool;
 use crate::engines::transport::links::Links;
+use crate::engines::transport::{TRANSPORTS_MAX, TransportPool};
 use crate::exchange::protocol::{LinkTimes, Name};
 use crate::exchange::tls::TlsFiles;
 use crate::memory::Reaper;
@@ -73,8 +73,8 @@ pub struct Settings {
     pub init_timeout: Duration,
     /// How long operations wait for other ranks.
     pub operation_timeout: Option<Duration>,
-    /// Number of transport engines.
-    pub transport_engines: usize,
+    /// Number of transport engines; one for each core, if `None`.
+    pub transport_engines: Option<usize>,
     /// Which engines share threads.
     pub placement: Placement,
     /// How long an engine without work is polled.
@@ -201,7 +201,8 @@ fn start_transports(
         Ok(Some(Links::new(transport, ListenOptions::new(network.address), network.flow.clone())))
     };
     let pool = TransportPool::new(Arc::clone(runtimes), vec![proxy], Box::new(placement), Box::new(make_links));
-    pool.resize(settings.transport_engines)?;
+    let cores = || std::thread::available_parallelism().map_or(1, |cores| cores.get().min(TRANSPORTS_MAX));
+    pool.resize(settings.transport_engines.unwrap_or_else(cores))?;
     Ok(pool)
 }
 
@@ -311,7 +312,7 @@ impl Settings {
             },
             operation_timeout: Some(config.limits.operation_timeout.0).filter(|timeout| !timeout.is_zero()),
             init_timeout: config.limits.init_timeout.0,
-            transport_engines: config.runtime.transport_engines as usize,
+            transport_engines: config.runtime.transport_engines.map(|engines| engines as usize),
             placement: match config.runtime.placement {
                 file::Placement::Shared => Placement::Shared,
                 file::Placement::Dedicated => Placement::Dedicated,
