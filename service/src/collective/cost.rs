@@ -5,7 +5,8 @@
 //! model ranks algorithms, it does not predict a run. Deliberately absent: paths between hosts and other jobs' traffic,
 //! which are the policy's.
 
-use std::collections::{HashMap, VecDeque};
+use std::cmp::{Ordering, Reverse};
+use std::collections::{BinaryHeap, HashMap, VecDeque};
 
 use super::schedule::{Channel, Move, Problem, Program, Schedule, Shape, Step};
 use super::{Algorithm, Choice, ScheduleError, Strategy, build};
@@ -102,7 +103,10 @@ impl CostModel {
     }
 
     /// The algorithm for a problem: the operator's, or the one with the least estimated time. Direct is only for ranks
-    /// of one host: pinned elsewhere, it gives way to the cost model's choice.
+    /// of one host: pinned elsewhere, it gives way to the cost model's choice. All hosts come to the same one.
+    ///
+    /// Between hosts those forms are compared whose cost grows with the number of hosts, not of ranks: what goes from rank to
+    /// rank only sends more.
     ///
     /// # Errors
     /// As [`build`].
@@ -119,26 +123,56 @@ impl CostModel {
             }
             Choice::Pinned(_) | Choice::Auto => {}
         }
+        // What falls back to the ring is the ring. Where nothing has a form, the ring stands for all.
+        let one_a_host = strategy.hosts.iter().all(|ranks| ranks.len() == 1);
+        let is_candidate = |algorithm: &Algorithm| match algorithm {
+            Algorithm::Direct => is_mapped,
+            Algorithm::Ring => is_mapped || one_a_host,
+            Algorithm::Tree => is_mapped && algorithm.covers(problem.kind),
+            Algorithm::HostRing => !is_mapped && !one_a_host,
+            Algorithm::HostTree | Algorithm::OneShot => !is_mapped && algorithm.covers(problem.kind),
+        };
+        let candidates: Vec<_> = Algorithm::ALL.into_iter().filter(is_candidate).collect();
+        if let [only] = candidates.as_slice() {
+            return Ok(*only);
+        }
         let mut best = (f64::INFINITY, Algorithm::Ring);
-        for algorithm in Algorithm::ALL {
-            // What falls back to the ring is the ring. Where nothing has a form, the rings stand for all.
-            let is_candidate = match algorithm {
-                Algorithm::Direct => is_mapped,
-                Algorithm::Ring => true,
-                Algorithm::Tree => algorithm.covers(problem.kind),
-                Algorithm::HostRing => !is_mapped,
-                Algorithm::HostTree | Algorithm::OneShot => !is_mapped && algorithm.covers(problem.kind),
-            };
-            if is_candidate {
-                let ns = self.estimate_ns(&build(problem, algorithm, strategy)?, element_bytes);
-                if ns < best.0 {
-                    best = (ns, algorithm);
-                }
+        for algorithm in candidates {
+            let ns = self.estimate_ns(&build(problem, algorithm, strategy)?, element_bytes);
+            if ns < best.0 {
+                best = (ns, algorithm);
             }
         }
         Ok(best.1)
     }
 }
+
+/// When a program's next step starts. Ordered by time, then by program.
+#[derive(Debug, Clone, Copy)]
+struct Start {
+    at_ns: f64,
+    program: usize,
+}
+
+impl Ord for Start {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.at_ns.total_cmp(&other.at_ns).then(self.program.cmp(&other.program))
+    }
+}
+
+impl PartialOrd for Start {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Start {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl Eq for Start {}
 
 /// Runs one channel, always the step that can start first.
 struct Clocks<'a> {
@@ -179,28 +213,35 @@ impl<'a> Clocks<'a> {
     }
 
     fn run(mut self) -> f64 {
-        let candidates = |clocks: &Self| {
-            let ready = (0..clocks.counters.len()).filter_map(|program| clocks.next_step(program));
-            ready.min_by(|a, b| a.1.total_cmp(&b.1))
-        };
         let channel = self.channel;
-        while let Some((program, start_ns)) = candidates(&self) {
-            self.step(program, start_ns, &channel.programs[program].steps[self.counters[program]]);
+        let first = |program| self.next_step(program).map(Reverse);
+        // Each program that does not wait is in it once.
+        let mut ready: BinaryHeap<_> = (0..channel.programs.len()).filter_map(first).collect();
+        while let Some(Reverse(Start { program, at_ns })) = ready.pop() {
+            let step = &channel.programs[program].steps[self.counters[program]];
+            let woken = match step {
+                Step::Send { peer, .. } if self.next_step(*peer as usize).is_none() => Some(*peer as usize),
+                _ => None,
+            };
+            self.step(program, at_ns, step);
             self.counters[program] += 1;
+            ready.extend(
+                [Some(program), woken].into_iter().flatten().filter_map(|next| self.next_step(next)).map(Reverse),
+            );
         }
         let ended = channel.programs.iter().zip(&self.counters).all(|(program, at)| *at == program.steps.len());
         if ended { self.now_ns.into_iter().fold(0.0, f64::max) } else { f64::INFINITY }
     }
 
     /// When a program's next step can start; `None` while it waits for what nobody has sent.
-    fn next_step(&self, program: usize) -> Option<(usize, f64)> {
-        let start_ns = match self.channel.programs[program].steps.get(self.counters[program])? {
+    fn next_step(&self, program: usize) -> Option<Start> {
+        let at_ns = match self.channel.programs.get(program)?.steps.get(self.counters[program])? {
             Step::Recv { peer, .. } | Step::RecvReduce { peer, .. } => {
                 self.arrivals_ns.get(&(*peer, program as u32))?.front()?.max(self.now_ns[program])
             }
             Step::Send { .. } | Step::Copy { .. } | Step::Reduce { .. } => self.now_ns[program],
         };
-        Some((program, start_ns))
+        Some(Start { at_ns, program })
     }
 
     fn step(&mut self, program: usize, start_ns: f64, step: &Step) {
