@@ -9,16 +9,20 @@ use super::schedule::{Buffer, Channel, Program, RankSpan, Schedule, Shape, Span,
 /// The steps of a group.
 type Steps = fn(&Layout<'_>, u32) -> Vec<Step>;
 
-/// The schedule, of one channel, or `None` for a collective that has no such form.
+/// Elements of scratch that all contributions together may take: it grows with their number as well as with their length,
+/// and so much data goes round a ring faster.
+const SCRATCH_COUNT_MAX: u64 = 1 << 20;
+
+/// The schedule, of one channel, or `None` for a collective that has no such form, or data too long for it.
 pub(super) fn build(layout: &Layout<'_>) -> Option<Schedule> {
     let (steps, slots) = match layout.problem.kind {
         CollectiveKind::AllReduce => (all_reduce as Steps, layout.groups.len() as u64),
         CollectiveKind::AllGather => (all_gather as Steps, 0),
         _ => return None,
     };
+    let scratch_count = slots.checked_mul(layout.problem.count).filter(|count| *count <= SCRATCH_COUNT_MAX)?;
     let program = |(number, ranks): (u32, &Vec<u32>)| Program { ranks: ranks.clone(), steps: steps(layout, number) };
     let programs = (0..).zip(&layout.groups).map(program).collect();
-    let scratch_count = slots * layout.problem.count;
     Some(Schedule { problem: *layout.problem, scratch_count, shape: Shape::Message(vec![Channel { programs }]) })
 }
 

@@ -48,7 +48,8 @@ pub enum Buffer {
     Send,
     /// The caller's output.
     Recv,
-    /// [`Schedule::scratch_count`] elements of the service's own, of no particular content at the start.
+    /// [`Schedule::scratch_count`] elements of the service's own, of no particular content at the start. Only of the first
+    /// rank of a program.
     Scratch,
 }
 
@@ -189,13 +190,33 @@ pub enum Shape {
 pub struct Schedule {
     /// What it solves.
     pub problem: Problem,
-    /// Elements of scratch that each rank needs.
+    /// Elements of scratch that the first rank of each program needs.
     pub scratch_count: u64,
     /// The steps.
     pub shape: Shape,
 }
 
 impl Schedule {
+    /// Elements of scratch that a rank needs.
+    #[must_use]
+    pub fn scratch_count_of(&self, rank: u32) -> u64 {
+        let Shape::Message(channels) = &self.shape else { return 0 };
+        let is_first = |program: &Program| program.ranks.first() == Some(&rank);
+        let needs = self.scratch_count > 0 && channels.iter().flat_map(|channel| &channel.programs).any(is_first);
+        if needs { self.scratch_count } else { 0 }
+    }
+
+    /// Steps of all programs, or moves: what a schedule takes of memory.
+    #[must_use]
+    pub fn step_count(&self) -> usize {
+        match &self.shape {
+            Shape::Direct(moves) => moves.len(),
+            Shape::Message(channels) => {
+                channels.iter().flat_map(|channel| &channel.programs).map(|program| program.steps.len()).sum()
+            }
+        }
+    }
+
     /// Elements that hosts send each other, by sender and receiver. `hosts` are ranks by host.
     #[must_use]
     pub fn counts_between(&self, hosts: &[Vec<u32>]) -> Vec<Vec<u64>> {

@@ -7,7 +7,7 @@ use mccs_ipc::types::CollectiveKind;
 
 use super::Fault;
 use super::memory::{Memory, Segment, Value};
-use crate::collective::schedule::{Buffer, Problem, Span};
+use crate::collective::schedule::{Buffer, Problem, Schedule, Span};
 
 /// A range of real memory: where buffers alias, of the one that holds both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,14 +48,17 @@ impl Access {
 pub(super) struct Machine {
     pub(super) problem: Problem,
     in_place: bool,
-    scratch_count: u64,
+    /// Elements of scratch, by rank.
+    scratch_counts: Vec<u64>,
     memory: HashMap<(u32, Buffer), Memory>,
 }
 
 impl Machine {
     /// Memory at the start: inputs hold their own elements, nothing else holds anything. The problem must be valid.
-    pub(super) fn new(problem: Problem, in_place: bool, scratch_count: u64) -> Result<Self, Fault> {
-        let mut machine = Machine { problem, in_place, scratch_count, memory: HashMap::new() };
+    pub(super) fn new(schedule: &Schedule, in_place: bool) -> Result<Self, Fault> {
+        let problem = schedule.problem;
+        let scratch_counts = (0..problem.nranks).map(|rank| schedule.scratch_count_of(rank)).collect();
+        let mut machine = Machine { problem, in_place, scratch_counts, memory: HashMap::new() };
         for rank in 0..problem.nranks {
             for buffer in [Buffer::Send, Buffer::Recv, Buffer::Scratch] {
                 machine.memory.insert((rank, buffer), Memory::new(machine.buffer_count(rank, buffer)));
@@ -73,7 +76,7 @@ impl Machine {
         let buffer_count = match buffer {
             Buffer::Send => kind.send_count(count, nranks, rank, root),
             Buffer::Recv => kind.recv_count(count, nranks, rank, root),
-            Buffer::Scratch => Some(self.scratch_count),
+            Buffer::Scratch => self.scratch_counts.get(rank as usize).copied(),
         };
         buffer_count.unwrap_or(0)
     }

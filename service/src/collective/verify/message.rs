@@ -128,6 +128,9 @@ impl<'a> Run<'a> {
                 let Some((incoming, of_rank)) = self.consume(own, *peer, step.count())? else {
                     return Ok(false);
                 };
+                if *incoming_raw && self.machine.problem.premultiply {
+                    return Err(Fault::LeavesRaw);
+                }
                 check_raw(&incoming, of_rank, *incoming_raw, "the offer")?;
                 self.reduce(own, Some(incoming), (srcs, *srcs_raw), dsts, *finish)?;
             }

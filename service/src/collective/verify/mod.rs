@@ -112,6 +112,9 @@ pub enum Fault {
         /// What is there.
         held: String,
     },
+    /// The scalar stays with its rank.
+    #[error("takes a raw contribution of another program, where contributions are pre-multiplied before they leave")]
+    LeavesRaw,
     /// An average would be divided twice.
     #[error("goes on reducing what is finished")]
     AlreadyFinished,
@@ -169,7 +172,7 @@ pub enum Fault {
 pub fn verify(schedule: &Schedule, in_place: bool) -> Result<(), Violation> {
     let nowhere = |fault| Violation { channel: None, rank: 0, step: None, fault };
     schedule.problem.validate().map_err(|error| nowhere(error.into()))?;
-    let mut machine = Machine::new(schedule.problem, in_place, schedule.scratch_count).map_err(nowhere)?;
+    let mut machine = Machine::new(schedule, in_place).map_err(nowhere)?;
     match &schedule.shape {
         Shape::Direct(moves) => direct::verify(&mut machine, moves)?,
         Shape::Message(channels) => {
@@ -193,13 +196,21 @@ pub fn verify(schedule: &Schedule, in_place: bool) -> Result<(), Violation> {
 }
 
 /// Nobody is through before everybody has come: at its end, each program must know of a step of every other, on some channel.
-/// `clocks` are by channel, program and program.
+/// `clocks` are by channel, program and program. Of channels only those count whose programs are the first one's.
 fn check_barrier(channels: &[Channel], clocks: &[Vec<Vec<u64>>]) -> Result<(), Violation> {
     let Some(first) = channels.first() else {
         return Err(Violation { channel: None, rank: 0, step: None, fault: Fault::PassesBefore(0) });
     };
+    let is_alike = |channel: &Channel| {
+        let ranks =
+            |channel: &Channel| channel.programs.iter().map(|program| program.ranks.clone()).collect::<Vec<_>>();
+        ranks(channel) == ranks(first)
+    };
+    let alike: Vec<_> =
+        channels.iter().zip(clocks).filter(|(channel, _)| is_alike(channel)).map(|(_, clocks)| clocks).collect();
     for (number, program) in first.programs.iter().enumerate() {
-        let has_heard_of = |other: usize| clocks.iter().any(|channel| channel[number][other] > 0);
+        let has_heard_of =
+            |other: usize| alike.iter().any(|clocks| clocks.get(number).and_then(|known| known.get(other)) > Some(&0));
         let mut others = first.programs.iter().enumerate().filter(|(other, _)| *other != number);
         if let Some((_, missing)) = others.find(|(other, _)| !has_heard_of(*other)) {
             let rank = |program: &Program| program.ranks.first().copied().unwrap_or_default();

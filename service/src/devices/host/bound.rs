@@ -49,13 +49,17 @@ impl Bound {
     /// as long as the collective's rule says.
     pub(super) fn new(schedule: &Schedule, operations: &[Operation], streaming_bytes: u64) -> Self {
         let dtype = operations.first().map_or(DataType::U8, |operation| operation.dtype);
-        let scratch_bytes = schedule.scratch_count as usize * dtype.size_bytes();
-        let scratch_words = scratch_bytes.div_ceil(8);
-        let mut scratch = vec![0u64; scratch_words * operations.len()];
-        let base = scratch.as_mut_ptr();
+        let scratch_bytes =
+            |operation: &Operation| schedule.scratch_count_of(operation.rank).saturating_mul(dtype.size_bytes() as u64);
+        let words =
+            operations.iter().map(|operation| scratch_bytes(operation).div_ceil(8)).fold(0, u64::saturating_add);
+        let mut scratch = vec![0u64; words as usize];
+        let mut free = scratch.as_mut_ptr();
         let (mut redop, mut touched_bytes) = (None, 0u64);
         let mut ranks = Vec::with_capacity(operations.len());
-        for (index, operation) in operations.iter().enumerate() {
+        for operation in operations {
+            let own_scratch = (free.cast(), scratch_bytes(operation));
+            free = free.wrapping_add(own_scratch.1.div_ceil(8) as usize);
             let mut scalar_bits = 0;
             if let Action::Collective { kind, redop: op, scalar_bits: bits, .. } = &operation.action {
                 redop = kind.reduces().then_some(*op);
@@ -66,7 +70,7 @@ impl Bound {
                 rank: operation.rank,
                 send: (operation.send.ptr, operation.send.bytes),
                 recv: (operation.recv.ptr, operation.recv.bytes),
-                scratch: (base.wrapping_add(index * scratch_words).cast(), scratch_bytes as u64),
+                scratch: own_scratch,
                 scalar_bits,
             });
         }
@@ -111,7 +115,7 @@ impl Bound {
             Some(memory) if memory.rank == rank => memory,
             _ => {
                 let at = self.ranks.binary_search_by_key(&rank, |memory| memory.rank);
-                &self.ranks[at.expect("invariant: programs only touch ranks of their host, as the verifier proves")]
+                &self.ranks[at.expect("invariant: programs touch their own ranks, as the verifier proves, all of one host, as layouts make them")]
             }
         }
     }

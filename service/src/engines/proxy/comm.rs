@@ -1,7 +1,7 @@
 //! A communicator's operations in their order, on all its ranks of this host.
 //!
-//! A collective starts when operation number n has arrived at every rank here; ranks of other hosts meet it in its messages. One collective of a communicator runs at a
-//! time, as in NCCL; sends and receives run as their pairs match.
+//! A collective starts when operation number n has arrived at every rank here; ranks of other hosts meet it in its messages.
+//! One collective of a communicator runs at a time, as in NCCL; sends and receives run as their pairs match.
 //!
 //! Small collectives may be rounds of the communicator's board (`rounds.rs`).
 
@@ -13,15 +13,19 @@ use std::time::Instant;
 
 use mccs_ipc::types::{ErrorClass, Handle};
 
-use super::describe::difference;
+use super::describe::{describe, difference};
 use super::operation::{Action, Operation, ProxyReply, RoundState};
+use crate::collective::Schedule;
 use crate::devices::Network;
 use crate::exchange::protocol::CommId;
 use crate::plans::ScheduleCache;
 use crate::runtime::Sender;
 use crate::session::Session;
 use crate::telemetry::CommInfo;
-use crate::tenants::Charge;
+use crate::tenants::{Charge, Resource};
+
+/// Scratch memory of an operation that is the service's affair; more is the tenant's.
+const SCRATCH_FREE_BYTES: u64 = 16 << 20;
 
 /// Why a communicator is dead.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -254,6 +258,25 @@ impl Comm {
             }
         }
         Ok(())
+    }
+
+    /// Takes what the running collective needs of scratch memory out of the tenant's quota.
+    pub(super) fn charge_scratch(&self, schedule: &Schedule) -> Result<Option<Charge>, Failure> {
+        let Some(first) = self.running.first().filter(|_| schedule.scratch_count > 0) else { return Ok(None) };
+        let counts = self.members.iter().map(|member| schedule.scratch_count_of(member.rank));
+        let bytes = counts.fold(0, u64::saturating_add).saturating_mul(first.dtype.size_bytes() as u64);
+        if bytes <= SCRATCH_FREE_BYTES {
+            return Ok(None);
+        }
+        let charge = first.session.tenant.charge(Resource::MemoryBytes, bytes).map_err(|refusal| {
+            let message = format!(
+                "rank {} called {}, for which the service needs {bytes} bytes of its own: {refusal}",
+                first.rank,
+                describe(first)
+            );
+            Failure::new(ErrorClass::System, message)
+        })?;
+        Ok(Some(charge))
     }
 
     /// Offers a send or receive; returns a matched pair (send, receive).

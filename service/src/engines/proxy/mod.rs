@@ -41,7 +41,7 @@ use crate::plans::ScheduleCache;
 use crate::runtime::{Context, Engine, Mailbox, Progress};
 use crate::session::SessionId;
 use crate::telemetry::{CommInfo, LogBudget, RankInfo, Registry, TenantBoard};
-use crate::tenants::Resource;
+use crate::tenants::{Charge, Resource};
 
 /// Messages that may wait at a proxy engine: a few bursts of every session's commands.
 pub const PROXY_MAILBOX_MAX: usize = 4096;
@@ -54,6 +54,8 @@ const JOBS_MAX: u32 = 1 << 20;
 enum Job {
     Collective {
         comm: Handle,
+        /// For its scratch memory.
+        _charge: Option<Charge>,
     },
     Pair {
         comm: Handle,
@@ -365,7 +367,8 @@ impl ProxyEngine {
             let schedule = live.schedules.schedule_for(&live.running).map_err(|error| {
                 Failure::new(ErrorClass::Internal, format!("no schedule for this collective: {error}"))
             })?;
-            let job = self.jobs.insert(Job::Collective { comm }).map_err(|_| too_many_jobs())?;
+            let _charge = live.charge_scratch(&schedule)?;
+            let job = self.jobs.insert(Job::Collective { comm, _charge }).map_err(|_| too_many_jobs())?;
             Ok((schedule, job))
         });
         match prepared {
@@ -395,7 +398,7 @@ impl ProxyEngine {
     fn finish_job(&mut self, job: Handle, now: Instant) {
         match self.jobs.remove(job) {
             Some(Job::Far { comm, operation }) => self.finish_far(comm, &operation),
-            Some(Job::Collective { comm }) => self.finish_collective(comm, now),
+            Some(Job::Collective { comm, .. }) => self.finish_collective(comm, now),
             Some(Job::Pair { comm, send, recv }) => {
                 if let Some(live) = self.comms.get_mut(comm) {
                     live.pair_jobs -= 1;
