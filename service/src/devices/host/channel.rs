@@ -88,6 +88,8 @@ pub(super) struct ChannelRun {
 enum Ran {
     /// Nothing can be done now.
     Waits,
+    /// Posted requests, and can do nothing more now.
+    Posted,
     /// Something, and the step goes on.
     Part,
     /// Ended without moving data here: others may go on at once.
@@ -131,7 +133,7 @@ impl ChannelRun {
         }
     }
 
-    /// Steps programs until one has moved data.
+    /// Steps programs until they wait, or have moved a piece.
     fn advance(&mut self, mut links: Option<&mut Links>, now: Instant) -> Result<Stepped, ChannelFault> {
         let schedule = Arc::clone(&self.schedule);
         let Some(channel) = channels(&schedule).get(self.index) else { return Ok(Stepped::Ended) };
@@ -154,7 +156,7 @@ impl ChannelRun {
         links: &mut Option<&mut Links>,
         now: Instant,
     ) -> Result<Stepped, ChannelFault> {
-        let mut offered = true;
+        let (mut offered, mut moved, mut left) = (true, false, self.piece_count);
         while offered {
             offered = false;
             let mut all_ended = true;
@@ -168,8 +170,20 @@ impl ChannelRun {
                     }
                     match ran {
                         Ran::Waits => break,
-                        Ran::Part | Ran::Whole => return Ok(Stepped::Moved),
+                        Ran::Posted => {
+                            moved = true;
+                            break;
+                        }
+                        Ran::Part => return Ok(Stepped::Moved),
                         Ran::Offered => offered = true,
+                        // Short operations end in one go: every further poll would add to their time.
+                        Ran::Whole => {
+                            moved = true;
+                            left = left.saturating_sub(step.count().max(1));
+                            if left == 0 {
+                                return Ok(Stepped::Moved);
+                            }
+                        }
                     }
                 }
                 all_ended &= cursor.step >= program.steps.len();
@@ -178,7 +192,7 @@ impl ChannelRun {
                 return Ok(Stepped::Ended);
             }
         }
-        Ok(Stepped::Waits)
+        Ok(if moved { Stepped::Moved } else { Stepped::Waits })
     }
 
     fn run(
@@ -209,7 +223,8 @@ impl ChannelRun {
         if let Step::Send { src, .. } = step {
             self.send(&remote, (own_rank, peer_rank), *src, links, now)
         } else {
-            self.receive(&remote, (peer_rank, own_rank), step, cursor, links, now)
+            let received = self.receive(&remote, (peer_rank, own_rank), step, cursor, links, now);
+            received.map_err(|fault| too_long(fault, &remote, links, peer_rank))
         }
     }
 
@@ -317,11 +332,10 @@ impl ChannelRun {
                 flow
             }
         };
-        let asked = self.ask((flow, src), remote, step, cursor, links)?;
+        let asked = self.ask(flow, step, cursor, links)?;
         let Some(receive) = cursor.receives.front() else { return Ok(Ran::Waits) };
-        let status = links.transport.test(receive.request).map_err(|error| fault_of(error, remote, links, src))?;
-        let Status::Done { bytes, tag } = status else {
-            return Ok(if asked { Ran::Part } else { Ran::Waits });
+        let Status::Done { bytes, tag } = links.transport.test(receive.request)? else {
+            return Ok(if asked { Ran::Posted } else { Ran::Waits });
         };
         let Some(Receive { count, staging, .. }) = cursor.receives.pop_front() else { return Ok(Ran::Waits) };
         let expected_bytes = count * self.bound.element_bytes();
@@ -346,15 +360,14 @@ impl ChannelRun {
         if cursor.done >= step.count() {
             return Ok(Ran::Whole);
         }
-        self.ask((flow, src), remote, step, cursor, links)?;
+        self.ask(flow, step, cursor, links)?;
         Ok(Ran::Part)
     }
 
     /// Asks for messages of a step before they come. Returns whether it did.
     fn ask(
         &mut self,
-        (flow, src): (RecvFlow, u32),
-        remote: &Remote,
+        flow: RecvFlow,
         step: &Step,
         cursor: &mut Cursor,
         links: &mut Links,
@@ -373,7 +386,7 @@ impl ChannelRun {
                     (staging.span(count * self.bound.element_bytes()), Some(staging))
                 }
             };
-            match links.transport.irecv(flow, buffer).map_err(|error| fault_of(error, remote, links, src))? {
+            match links.transport.irecv(flow, buffer)? {
                 Some(request) => cursor.receives.push_back(Receive { request, count, staging }),
                 None => {
                     self.spare_staging.extend(staging);
@@ -423,21 +436,24 @@ impl Outgoing {
     }
 }
 
-/// Why a receive from `rank` failed: what is too long for it belongs to another call.
-fn fault_of(error: TransportError, remote: &Remote, links: &Links, rank: u32) -> ChannelFault {
-    match error.fault() {
-        Some(Fault::TooLong { message_bytes, buffer_bytes }) => {
-            mismatch(remote, links, rank, (message_bytes, buffer_bytes))
-        }
-        _ => error.into(),
-    }
-}
-
 /// Another host's rank has called something else.
 fn mismatch(remote: &Remote, links: &Links, rank: u32, (bytes, expected_bytes): (u64, u64)) -> ChannelFault {
     let peers = links.peers(remote.links);
     let host = peers.as_ref().and_then(|peers| peers.host_of(rank)).map(|host| host.name.clone());
-    ChannelFault::Mismatch { rank, host, bytes, expected_bytes }
+    ChannelFault::Mismatch { rank, host, bytes, expected_bytes, is_pair: remote.channel == LinkKey::PAIRS }
+}
+
+/// A message that does not fit where one is expected is another call's.
+fn too_long(fault: ChannelFault, remote: &Remote, links: &Links, rank: u32) -> ChannelFault {
+    match &fault {
+        ChannelFault::Transport(error) => match error.fault() {
+            Some(Fault::TooLong { message_bytes, buffer_bytes }) => {
+                mismatch(remote, links, rank, (message_bytes, buffer_bytes))
+            }
+            _ => fault,
+        },
+        ChannelFault::Mismatch { .. } => fault,
+    }
 }
 
 impl ChannelJob for ChannelRun {

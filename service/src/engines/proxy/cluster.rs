@@ -418,9 +418,9 @@ impl ProxyEngine {
             return;
         };
         let Some(live) = self.comms.get_mut(comm).filter(|live| live.failure.is_none()) else { return };
-        if let ChannelFault::Mismatch { rank, host, .. } = fault {
+        if let ChannelFault::Mismatch { rank, host, is_pair, .. } = fault {
             let host = host.as_ref().map_or("another host", |host| host.as_str());
-            let here = live.running.first();
+            let here = live.running.first().filter(|_| !is_pair);
             let message = match here {
                 Some(own) => format!(
                     "ranks disagree on operation {}: rank {} called {}, rank {rank} on {host} something else",
@@ -508,7 +508,7 @@ impl ProxyEngine {
         };
         live.pair_jobs += 1;
         let far = FarPair { rank, peer, operand: &operand, sends };
-        let launched = self.device.exchange(&far, &network, pair_tag(dtype), job);
+        let launched = self.device.exchange(&far, &network, pair_tag(dtype, operand.bytes), job);
         debug_assert_eq!(launched, Launched::Running, "bug: a message to another host ends at once");
     }
 
@@ -537,9 +537,9 @@ fn join_of(key: &CommKey, request: &JoinRequest, payload: Payload) -> Option<Req
     Some(Request::Join(Box::new(Join { key: key.clone(), root, rank: *rank, nranks: *nranks, payload })))
 }
 
-/// Sends and receives match in order; both sides have to mean the same type.
-fn pair_tag(dtype: DataType) -> Tag {
-    tag(u64::MAX, dtype as u64)
+/// Sends and receives match in order; both sides have to mean the same type and length, however it is cut into messages.
+fn pair_tag(dtype: DataType, bytes: u64) -> Tag {
+    tag(u64::MAX, bytes << 8 | dtype as u64)
 }
 
 #[cfg(test)]
