@@ -5,11 +5,13 @@ use std::sync::Arc;
 
 use mccs_ipc::types::RedOp;
 
-use crate::collective::{CostModel, Problem, Schedule, ScheduleError, Strategy, build};
+use crate::collective::{Choice, CostModel, Problem, Schedule, ScheduleError, Strategy, build};
 use crate::engines::proxy::{Action, Operation};
 
 /// Schedules kept per communicator. A job repeats a few shapes; one that never repeats pays for building each.
 const SCHEDULES_MAX: usize = 256;
+/// Steps of the schedules kept, unless a single one has more: about 100 bytes each.
+const STEPS_MAX: usize = 1 << 18;
 
 /// Why a call has no schedule: a bug, since the proxy engine starts collectives only, and calls are validated.
 #[derive(Debug, thiserror::Error)]
@@ -28,13 +30,27 @@ pub struct ScheduleCache {
     strategy: Strategy,
     model: CostModel,
     schedules: HashMap<(Problem, usize), Arc<Schedule>>,
+    /// Of all of them.
+    steps: usize,
 }
 
 impl ScheduleCache {
     /// An empty cache. The strategy must be valid for `nranks`.
     #[must_use]
     pub fn new(nranks: u32, strategy: Strategy, model: CostModel) -> Self {
-        ScheduleCache { nranks, strategy, model, schedules: HashMap::new() }
+        ScheduleCache { nranks, strategy, model, schedules: HashMap::new(), steps: 0 }
+    }
+
+    /// What services of several hosts must have in common, in words: each builds its own schedules, and they fit only if all
+    /// come to the same ones.
+    #[must_use]
+    pub fn terms(&self) -> String {
+        let algorithm = match self.strategy.choice {
+            Choice::Auto => "auto",
+            Choice::Pinned(algorithm) => algorithm.name(),
+        };
+        let (channels, version) = (self.strategy.ring_orders.len(), env!("CARGO_PKG_VERSION"));
+        format!("algorithm {algorithm}, channels {channels}, mccs {version}")
     }
 
     /// The schedule for a collective that all ranks have called alike.
@@ -54,11 +70,13 @@ impl ScheduleCache {
         if let Some(schedule) = self.schedules.get(&key) {
             return Ok(Arc::clone(schedule));
         }
-        if self.schedules.len() >= SCHEDULES_MAX {
-            self.schedules.clear();
-        }
         let algorithm = self.model.choose(&problem, dtype.size_bytes(), &self.strategy)?;
         let schedule = Arc::new(build(&problem, algorithm, &self.strategy)?);
+        self.steps += schedule.step_count();
+        if self.schedules.len() >= SCHEDULES_MAX || self.steps > STEPS_MAX {
+            self.schedules.clear();
+            self.steps = schedule.step_count();
+        }
         self.schedules.insert(key, Arc::clone(&schedule));
         Ok(schedule)
     }

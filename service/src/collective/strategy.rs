@@ -8,15 +8,16 @@ use mccs_ipc::types::CollectiveKind;
 pub enum Algorithm {
     /// One pass over mapped memory.
     Direct,
-    /// Rings.
+    /// Rings of ranks.
     Ring,
-    /// Binary trees.
+    /// Binary trees of ranks.
     Tree,
     /// Rings of hosts, each of which acts for all its ranks.
     HostRing,
     /// Binary trees of hosts.
     HostTree,
-    /// Every host sends what its ranks contribute to every other: half a round trip.
+    /// Every host sends what its ranks contribute to every other: half a round trip, for short data. Longer data goes round
+    /// the ring of hosts.
     OneShot,
 }
 
@@ -31,7 +32,21 @@ impl Algorithm {
         Algorithm::OneShot,
     ];
 
-    /// Whether the algorithm has a form of its own for a collective; otherwise it is done pair by pair.
+    /// As the operator writes it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Algorithm::Direct => "direct",
+            Algorithm::Ring => "ring",
+            Algorithm::Tree => "tree",
+            Algorithm::HostRing => "host_ring",
+            Algorithm::HostTree => "host_tree",
+            Algorithm::OneShot => "one_shot",
+        }
+    }
+
+    /// Whether the algorithm has a form of its own for a collective; otherwise [`super::build`] takes a ring's, or what is
+    /// done pair by pair.
     #[must_use]
     pub fn covers(self, kind: CollectiveKind) -> bool {
         use CollectiveKind as Kind;

@@ -37,6 +37,9 @@ const ENGINES_PER_COMM_MAX: usize = 16;
 /// blames a neighbour that has only passed the failure on.
 const SUSPECT_TIME: Duration = Duration::from_secs(2);
 
+/// Characters of a peer's text that a message shows.
+const TERMS_SHOWN_MAX: usize = 100;
+
 /// How a proxy engine reaches the exchange.
 pub struct Cluster {
     /// The exchange engine.
@@ -67,6 +70,8 @@ struct Setup {
 /// Everything about communicators across hosts that is not the communicators themselves.
 pub(super) struct Setups {
     cluster: Cluster,
+    /// See [`crate::plans::ScheduleCache::terms`].
+    terms: String,
     setups: BTreeMap<CommKey, Setup>,
     key_of_links: HashMap<LinksId, CommKey>,
     comm_of_links: HashMap<LinksId, Handle>,
@@ -79,9 +84,10 @@ pub(super) struct Setups {
 }
 
 impl Setups {
-    pub(super) fn new(cluster: Cluster) -> Self {
+    pub(super) fn new(cluster: Cluster, terms: String) -> Self {
         Setups {
             cluster,
+            terms,
             setups: BTreeMap::new(),
             key_of_links: HashMap::new(),
             comm_of_links: HashMap::new(),
@@ -139,16 +145,29 @@ impl Setups {
 
 impl Setup {
     /// What every rank of this host tells all others, once all engines listen.
-    fn payload(&self) -> Option<Payload> {
+    fn payload(&self, terms: &str) -> Option<Payload> {
         let handles: Option<Vec<&[u8]>> =
             self.listeners.iter().map(|listener| listener.as_ref().map(ListenerHandle::as_bytes)).collect();
-        Payload::new(&postcard::to_stdvec(&handles?).ok()?)
+        Payload::new(&postcard::to_stdvec(&(terms, handles?)).ok()?)
+    }
+
+    /// Whether the exchange has been told of ranks.
+    fn is_known(&self) -> bool {
+        self.listeners.iter().all(Option::is_some)
     }
 }
 
-/// What a host's ranks told.
-fn listeners_of(payload: &Payload) -> Result<Vec<ListenerHandle>, String> {
-    let handles: Vec<Vec<u8>> = postcard::from_bytes(payload.bytes()).map_err(|error| error.to_string())?;
+/// What a host's ranks told, if its schedules fit those of this host.
+fn listeners_of(payload: &Payload, own_terms: &str) -> Result<Vec<ListenerHandle>, String> {
+    let (terms, handles): (&str, Vec<Vec<u8>>) =
+        postcard::from_bytes(payload.bytes()).map_err(|error| format!("what it tells is unusable: {error}"))?;
+    if terms != own_terms {
+        let terms: String = terms.chars().take(TERMS_SHOWN_MAX).collect();
+        return Err(format!(
+            "it has {terms:?}, and this host {own_terms:?}; \
+             all hosts need the same version and the same [strategy] in service.toml"
+        ));
+    }
     if !(1..=ENGINES_PER_COMM_MAX).contains(&handles.len()) {
         return Err(format!("{} listeners, not 1 to {ENGINES_PER_COMM_MAX}", handles.len()));
     }
@@ -156,12 +175,12 @@ fn listeners_of(payload: &Payload) -> Result<Vec<ListenerHandle>, String> {
     handles.collect::<Result<_, _>>().map_err(|error| error.to_string())
 }
 
-fn peers_of(membership: &Membership, payloads: &[Payload]) -> Result<Peers, (Name, String)> {
+fn peers_of(membership: &Membership, payloads: &[Payload], terms: &str) -> Result<Peers, (Name, String)> {
     let mut hosts = Vec::with_capacity(membership.hosts.len());
     for (index, name) in membership.hosts.iter().enumerate() {
         let rank = membership.host_of_rank.iter().position(|host| usize::from(*host) == index);
         let payload = rank.and_then(|rank| payloads.get(rank)).ok_or_else(|| (name.clone(), "nothing".to_owned()))?;
-        let listeners = listeners_of(payload).map_err(|problem| (name.clone(), problem))?;
+        let listeners = listeners_of(payload, terms).map_err(|problem| (name.clone(), problem))?;
         hosts.push(PeerHost { name: name.clone(), listeners });
     }
     Ok(Peers { hosts, host_of_rank: membership.host_of_rank.clone() })
@@ -220,7 +239,11 @@ impl ProxyEngine {
             }
         }
         let Some(setup) = setups.setups.get_mut(&key) else { return };
-        let join = setup.payload().and_then(|payload| join_of(&key, &request, payload));
+        if setup.is_lost {
+            let message = "another rank of this communicator has left while joining";
+            return join_failed(request, ErrorClass::Remote, message);
+        }
+        let join = setup.payload(&setups.terms).and_then(|payload| join_of(&key, &request, payload));
         setup.requests.push(request);
         if let Some(join) = join {
             setups.ask(join);
@@ -240,7 +263,7 @@ impl ProxyEngine {
         match listener {
             Ok(listener) => {
                 setup.listeners[engine] = Some(listener);
-                if let Some(payload) = setup.payload() {
+                if let Some(payload) = setup.payload(&setups.terms) {
                     let join = |request| join_of(&key, request, payload.clone());
                     let joins: Vec<_> = setup.requests.iter().filter_map(join).collect();
                     joins.into_iter().for_each(|join| setups.ask(join));
@@ -273,9 +296,8 @@ impl ProxyEngine {
             let failure = exchange::Failure::new(ErrorClass::Remote, message).by_rank(gone.rank);
             setup.requests.retain(|request| request.session.id != session);
             // Before all engines listen the exchange has not heard of any rank.
-            let is_known = setup.payload().is_some();
+            requests.push((key.clone(), failure, setup.is_known()));
             setup.is_lost = true;
-            requests.push((key.clone(), failure, is_known));
         }
         for (key, failure, is_known) in requests {
             if is_known {
@@ -324,15 +346,19 @@ impl ProxyEngine {
     fn gathered(&mut self, membership: Membership, payloads: &[Payload]) {
         let Some(setups) = &mut self.setups else { return };
         let (comm, key) = (membership.comm.clone(), membership.key.clone());
-        let peers = match peers_of(&membership, payloads) {
+        let peers = match peers_of(&membership, payloads, &setups.terms) {
             Ok(peers) => Arc::new(peers),
             Err((host, problem)) => {
-                let message = format!("what the service of {host} tells of its listeners is unusable: {problem}");
-                let failure = exchange::Failure::new(ErrorClass::Internal, message).by_host(&host);
+                let message = format!("the service of host {host} cannot be joined: {problem}");
+                let failure = exchange::Failure::new(ErrorClass::System, message).by_host(&host);
                 return setups.ask(Request::Fail { comm, failure });
             }
         };
-        let Some(setup) = setups.setups.get_mut(&key) else { return };
+        let Some(setup) = setups.setups.get_mut(&key).filter(|setup| !setup.is_lost) else {
+            // Ranks of another attempt, which has ended here.
+            let failure = exchange::Failure::new(ErrorClass::Remote, "its ranks on this host have gone");
+            return setups.ask(Request::Fail { comm, failure });
+        };
         setup.membership = Some(membership);
         for engine in &setup.network.engines {
             let (links, peers) = (setup.network.links, Arc::clone(&peers));
@@ -357,7 +383,7 @@ impl ProxyEngine {
             self.close_links(&network);
             return self.create_comm(key.id, nranks, requests, None, now);
         }
-        let span = Span { comm, network, suspected: None, is_told: false };
+        let span = Span { comm, network, suspected: None, is_told: false, is_closed: false };
         let ranks_by_host = ranks_by_host(&membership);
         let across = Across { span, hosts: membership.hosts, ranks_by_host };
         self.create_comm(key.id, nranks, requests, Some(across), now);
@@ -392,6 +418,7 @@ impl ProxyEngine {
     pub(super) fn fail_elsewhere(&mut self, comm: Handle, failure: &Failure) {
         let Some(span) = self.comms.get_mut(comm).and_then(|live| live.span.as_mut()) else { return };
         let network = span.network.clone();
+        span.is_closed = true;
         if !std::mem::replace(&mut span.is_told, true)
             && let Some(setups) = &mut self.setups
         {
@@ -403,7 +430,9 @@ impl ProxyEngine {
 
     /// All ranks of this host have left a communicator.
     pub(super) fn leave_cluster(&mut self, span: Span) {
-        self.close_links(&span.network);
+        if !span.is_closed {
+            self.close_links(&span.network);
+        }
         let Some(setups) = &mut self.setups else { return };
         setups.comm_of_links.remove(&span.network.links);
         setups.comm_of_id.remove(&span.comm);
@@ -459,7 +488,7 @@ impl ProxyEngine {
     /// A job's links have broken. Its operations fail with the communicator.
     pub(super) fn break_job(&mut self, job: Handle, fault: &ChannelFault, now: Instant) {
         let (comm, operations) = match self.jobs.remove(job) {
-            Some(Job::Collective { comm }) => {
+            Some(Job::Collective { comm, .. }) => {
                 let running = self.comms.get_mut(comm).map(|live| std::mem::take(&mut live.running));
                 (comm, running.unwrap_or_default())
             }
@@ -512,9 +541,10 @@ impl ProxyEngine {
         debug_assert_eq!(launched, Launched::Running, "bug: a message to another host ends at once");
     }
 
-    pub(super) fn finish_far(&mut self, comm: Handle, operation: &Operation) {
+    pub(super) fn finish_far(&mut self, comm: Handle, operation: &Operation, now: Instant) {
         let mut next = None;
         if let Some(live) = self.comms.get_mut(comm) {
+            live.touch(now);
             live.pair_jobs -= 1;
             next = live.next_far(operation);
             if matches!(operation.action, Action::Send { .. }) {
@@ -559,11 +589,16 @@ mod tests {
 
     #[test]
     fn unusable_payloads_are_refused() {
-        let payload = |handles: &Vec<Vec<u8>>| Payload::new(&postcard::to_stdvec(handles).unwrap()).unwrap();
-        assert_eq!(listeners_of(&payload(&vec![vec![1; 8]; 2])).unwrap().len(), 2);
-        assert!(listeners_of(&payload(&Vec::new())).is_err());
-        assert!(listeners_of(&payload(&vec![vec![1; 8]; ENGINES_PER_COMM_MAX + 1])).is_err());
-        assert!(listeners_of(&payload(&vec![vec![1; 1000]])).is_err());
-        assert!(listeners_of(&Payload::new(&[0xff; 9]).unwrap()).is_err());
+        let payload = |terms: &str, handles: Vec<Vec<u8>>| {
+            Payload::new(&postcard::to_stdvec(&(terms, handles)).unwrap()).unwrap()
+        };
+        let listeners = |payload: &Payload| listeners_of(payload, "ours");
+        assert_eq!(listeners(&payload("ours", vec![vec![1; 8]; 2])).unwrap().len(), 2);
+        assert!(listeners(&payload("ours", Vec::new())).is_err());
+        assert!(listeners(&payload("ours", vec![vec![1; 8]; ENGINES_PER_COMM_MAX + 1])).is_err());
+        assert!(listeners(&payload("ours", vec![vec![1; 1000]])).is_err());
+        assert!(listeners(&Payload::new(&[0xff; 9]).unwrap()).is_err());
+        let problem = listeners(&payload("theirs", vec![vec![1; 8]])).unwrap_err();
+        assert!(problem.contains("theirs") && problem.contains("ours") && problem.contains("[strategy]"), "{problem}");
     }
 }

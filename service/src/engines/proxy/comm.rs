@@ -64,6 +64,8 @@ pub(super) struct Span {
     pub(super) suspected: Option<Failure>,
     /// Whether the other hosts know, or have been told, that it has failed.
     pub(super) is_told: bool,
+    /// Whether the engines have been told to close the links. Once: an engine without links may be gone.
+    pub(super) is_closed: bool,
 }
 
 /// One rank of this host.

@@ -126,6 +126,7 @@ impl ProxyEngine {
         timeouts: Timeouts,
         cluster: Option<Cluster>,
     ) -> Self {
+        let terms = make_schedules(1, &[]).terms();
         ProxyEngine {
             device,
             mailbox,
@@ -140,7 +141,7 @@ impl ProxyEngine {
             timeouts,
             look_for_late_at: None,
             log_budget: LogBudget::default(),
-            setups: cluster.map(Setups::new),
+            setups: cluster.map(|cluster| Setups::new(cluster, terms)),
             ended_rounds: Vec::new(),
         }
     }
@@ -397,10 +398,11 @@ impl ProxyEngine {
 
     fn finish_job(&mut self, job: Handle, now: Instant) {
         match self.jobs.remove(job) {
-            Some(Job::Far { comm, operation }) => self.finish_far(comm, &operation),
+            Some(Job::Far { comm, operation }) => self.finish_far(comm, &operation, now),
             Some(Job::Collective { comm, .. }) => self.finish_collective(comm, now),
             Some(Job::Pair { comm, send, recv }) => {
                 if let Some(live) = self.comms.get_mut(comm) {
+                    live.touch(now);
                     live.pair_jobs -= 1;
                     live.info.operations.fetch_add(1, Ordering::Relaxed);
                     live.info.bytes.fetch_add(send.send.bytes, Ordering::Relaxed);
