@@ -36,7 +36,6 @@ const ENGINES_PER_COMM_MAX: usize = 16;
 /// How long the exchange may take to tell why a link has broken. Long enough for hosts that are busy: who is not told in time
 /// blames a neighbour that has only passed the failure on.
 const SUSPECT_TIME: Duration = Duration::from_secs(2);
-
 /// Characters of a peer's text that a message shows.
 const TERMS_SHOWN_MAX: usize = 100;
 
@@ -369,7 +368,7 @@ impl ProxyEngine {
 
     fn complete(&mut self, key: &CommKey, comm: CommId, now: Instant) {
         let Some(setups) = &mut self.setups else { return };
-        if setups.setups.get(key).is_none_or(|setup| setup.is_lost) {
+        if setups.setups.get(key).is_none_or(|setup| setup.is_lost || setup.membership.is_none()) {
             // It went while the exchange completed it.
             let failure = exchange::Failure::new(ErrorClass::Remote, "a rank left while joining");
             return self.end_complete(key, comm, failure);
@@ -426,6 +425,15 @@ impl ProxyEngine {
             setups.ask(Request::Fail { comm: span.comm.clone(), failure });
         }
         self.close_links(&network);
+    }
+
+    /// A communicator could not begin here, and has elsewhere.
+    pub(super) fn never_begun(&mut self, span: Span, failure: &Failure) {
+        self.close_links(&span.network);
+        let failure = exchange::Failure::new(failure.class, &*failure.message);
+        self.setups.iter_mut().for_each(|setups| {
+            setups.ask(Request::Fail { comm: span.comm.clone(), failure: failure.clone() });
+        });
     }
 
     /// All ranks of this host have left a communicator.
@@ -507,9 +515,10 @@ impl ProxyEngine {
         }
         let links = live.span.as_ref().map(|span| span.network.links);
         live.broken.extend(operations);
-        // Told by the engine whose link it was, if that could tell; now in any case.
-        if let Some(links) = links {
-            self.links_failed(links, fault, now);
+        match links {
+            // Told by the engine whose link it was, if that could tell; now in any case.
+            Some(links) => self.links_failed(links, fault, now),
+            None => self.kill(comm, Failure::new(ErrorClass::Internal, format!("an operation failed: {fault}"))),
         }
     }
 

@@ -26,7 +26,7 @@ use mccs_ipc::types::{ErrorClass, Handle, UniqueId};
 
 pub use self::cluster::Cluster;
 use self::cluster::{Across, Setups};
-use self::comm::{Comm, Failure, Member, Span};
+use self::comm::{Comm, Failure, Member};
 pub use self::describe::board_call;
 use self::describe::describe;
 pub use self::operation::{Action, JoinRequest, Operand, Operation, ProxyMessage, ProxyReply, RoundState};
@@ -626,7 +626,7 @@ impl ProxyEngine {
                         reply.send(ProxyReply::JoinFailed { request, tenant_comm, class, message: message.clone() });
                 }
                 if let Some(span) = refused.span {
-                    self.leave_cluster(Span { suspected: Some(Failure::new(class, message)), ..*span });
+                    self.never_begun(*span, &Failure::new(class, message));
                 }
                 return;
             }

@@ -10,7 +10,7 @@
 //!
 //! Deliberately absent: what is sent (jobs know), and which failure is whose fault (the proxy engine knows more).
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -28,7 +28,7 @@ pub const MESSAGE_BYTES_MAX: u64 = 256 << 10;
 const STAGING_KEPT_MAX: usize = 64;
 
 /// A communicator's links on this host: the same number at all its engines, and never used twice.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LinksId(pub u64);
 
 /// Which link of a communicator.
@@ -123,6 +123,8 @@ pub struct Links {
     flow: FlowOptions,
     message_bytes: u64,
     sets: HashMap<LinksId, LinkSet>,
+    /// Communicators whose links have broken, and which are not over yet: more work may be on its way.
+    broken: BTreeSet<LinksId>,
     staging: Vec<Staging>,
 }
 
@@ -130,7 +132,8 @@ impl Links {
     /// No links yet; listeners and flows are made with these options.
     #[must_use]
     pub fn new(transport: Box<dyn Transport>, listen: ListenOptions, flow: FlowOptions) -> Self {
-        Links { transport, listen, flow, message_bytes: MESSAGE_BYTES_MAX, sets: HashMap::new(), staging: Vec::new() }
+        let (sets, broken, staging) = (HashMap::new(), BTreeSet::new(), Vec::new());
+        Links { transport, listen, flow, message_bytes: MESSAGE_BYTES_MAX, sets, broken, staging }
     }
 
     /// Cuts messages shorter than [`MESSAGE_BYTES_MAX`]: all hosts alike.
@@ -145,10 +148,10 @@ impl Links {
         self.message_bytes
     }
 
-    /// Whether there are no links.
+    /// Whether no communicator has links here, or thinks that it has.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.sets.is_empty()
+        self.sets.is_empty() && self.broken.is_empty()
     }
 
     /// Opens a communicator's listener.
@@ -172,8 +175,18 @@ impl Links {
         self.sets.get(&id)?.peers.clone()
     }
 
-    /// Ends all of a communicator's links at once. Their requests are forgotten and buffers free when this returns.
+    /// Ends all of a communicator's links at once, because one has broken. Their requests are forgotten and buffers free
+    /// when this returns. Until [`Links::close`] it is not forgotten: an engine that retires stays to fail what still comes.
+    pub(super) fn break_off(&mut self, id: LinksId) {
+        if self.sets.contains_key(&id) {
+            self.close(id);
+            self.broken.insert(id);
+        }
+    }
+
+    /// A communicator is over: as [`Links::break_off`], and it is forgotten.
     pub(super) fn close(&mut self, id: LinksId) {
+        self.broken.remove(&id);
         let Some(set) = self.sets.remove(&id) else { return };
         set.sends.into_values().for_each(|flow| self.transport.close(flow.into()));
         set.recvs.into_values().for_each(|flow| self.transport.close(flow.into()));

@@ -158,18 +158,19 @@ impl TransportEngine {
                 }
             }
             TransportMessage::CloseLinks { links } => {
+                if let Some(own) = &mut self.links {
+                    own.close(links);
+                }
                 let closed = ChannelFault::Transport(TransportError::NoSuch("communicator"));
-                self.fail_links(links, &Arc::new(closed));
+                self.fail_channels(links, &Arc::new(closed));
             }
             TransportMessage::Retire => self.retiring = true,
         }
     }
 
-    /// Closes a communicator's links and ends its channels.
-    fn fail_links(&mut self, links: LinksId, fault: &Arc<ChannelFault>) {
+    /// Ends a communicator's channels. Its links are closed: nothing touches the channels' memory any more.
+    fn fail_channels(&mut self, links: LinksId, fault: &Arc<ChannelFault>) {
         let Some(own) = &mut self.links else { return };
-        // First of all: nothing touches the channels' memory after this.
-        own.close(links);
         let mut ended = Vec::new();
         for mut work in self.channels.extract_if(.., |work| work.links == Some(links)) {
             work.job.release(own);
@@ -216,12 +217,16 @@ impl TransportEngine {
                     any = true;
                     let fault = Arc::new(fault);
                     let (links, proxy) = (work.links, work.whole.proxy().clone());
-                    if let Some(links) = links {
+                    if let (Some(links), Some(own)) = (links, &mut self.links) {
+                        own.break_off(links);
                         self.tell(proxy, ProxyMessage::LinksFailed { links, fault: Arc::clone(&fault) });
-                        self.fail_links(links, &fault);
+                        self.fail_channels(links, &fault);
                     } else {
-                        debug_assert!(false, "bug: a channel without links failed: {fault}");
-                        self.channels.swap_remove(index);
+                        // Also work for other hosts on an engine that reaches none: both would be a bug, and neither may hang.
+                        let work = self.channels.swap_remove(index);
+                        if let Some((to, message)) = work.whole.end(Some(fault)) {
+                            self.tell(to, message);
+                        }
                     }
                 }
             }
@@ -268,3 +273,6 @@ impl Engine for TransportEngine {
         self.links.iter().filter_map(|links| links.transport.descriptor()).collect()
     }
 }
+
+#[cfg(test)]
+mod tests;

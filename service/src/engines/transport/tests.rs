@@ -1,0 +1,88 @@
+use std::time::Instant;
+
+use super::*;
+use crate::transports::memory::{MemoryNetwork, MemoryNetworkOptions};
+use crate::transports::{FlowOptions, ListenOptions};
+
+/// A channel whose links are broken.
+struct Broken;
+
+impl ChannelJob for Broken {
+    fn step(&mut self, _: Option<&mut Links>, _: Instant) -> Result<Stepped, ChannelFault> {
+        Err(TransportError::NoSuch("link").into())
+    }
+
+    fn release(&mut self, _: &mut Links) {}
+}
+
+struct Setup {
+    engine: TransportEngine,
+    to_engine: Sender<TransportMessage>,
+    to_proxy: Sender<ProxyMessage>,
+    proxy: Mailbox<ProxyMessage>,
+}
+
+impl Setup {
+    fn new() -> Self {
+        let mailbox = Mailbox::new(TRANSPORT_MAILBOX_MAX);
+        let to_engine = mailbox.sender();
+        let transport = MemoryNetwork::new(MemoryNetworkOptions::default()).add_host();
+        let listen = ListenOptions::new([127, 0, 0, 1].into());
+        let links = Links::new(Box::new(transport), listen, FlowOptions::default());
+        let proxy = Mailbox::new(64);
+        Setup { engine: TransportEngine::new(0, mailbox, Some(links)), to_engine, to_proxy: proxy.sender(), proxy }
+    }
+
+    fn tell(&self, message: TransportMessage) {
+        assert!(self.to_engine.send(message).is_ok());
+    }
+
+    fn run(&self, job: Handle, links: Option<LinksId>) {
+        let whole = WholeJob::new(job, self.to_proxy.clone(), 1);
+        self.tell(TransportMessage::RunChannel(ChannelWork { job: Box::new(Broken), links, whole }));
+    }
+
+    fn poll(&mut self) -> Progress {
+        self.engine.poll(&Context { now: Instant::now(), budget: 64 })
+    }
+
+    /// Jobs that have ended, all as failed.
+    fn failed_jobs(&mut self) -> Vec<Handle> {
+        let messages = std::iter::from_fn(|| self.proxy.pop());
+        let failed = messages.filter_map(|message| match message {
+            ProxyMessage::JobDone { job, fault } => Some((job, fault)),
+            _ => None,
+        });
+        failed.map(|(job, fault)| fault.map(|_| job).unwrap()).collect()
+    }
+}
+
+fn handle(index: u32) -> Handle {
+    Handle { index, generation: 1 }
+}
+
+#[test]
+fn retired_engine_fails_what_comes_until_broken_links_are_closed() {
+    let mut setup = Setup::new();
+    let links = LinksId(7);
+    setup.tell(TransportMessage::Listen { links, engine: 0, reply: setup.to_proxy.clone() });
+    setup.tell(TransportMessage::Retire);
+    assert_ne!(setup.poll(), Progress::Done, "a communicator may still use its links");
+    setup.run(handle(1), Some(links));
+    assert_ne!(setup.poll(), Progress::Done, "the communicator has not heard that its links have broken");
+    assert_eq!(setup.failed_jobs(), [handle(1)]);
+    // On its way before the proxy engine knew.
+    setup.run(handle(2), Some(links));
+    assert_ne!(setup.poll(), Progress::Done);
+    assert_eq!(setup.failed_jobs(), [handle(2)]);
+    setup.tell(TransportMessage::CloseLinks { links });
+    assert_eq!(setup.poll(), Progress::Done);
+}
+
+#[test]
+fn channel_that_fails_without_links_ends_its_job() {
+    let mut setup = Setup::new();
+    setup.run(handle(3), None);
+    setup.poll();
+    assert_eq!(setup.failed_jobs(), [handle(3)]);
+}
