@@ -162,7 +162,8 @@ pub struct Limits {
     pub completion_ring: u32,
     /// How long the ranks of a communicator may take to join before those that wait are told who is missing.
     pub init_timeout: DurationText,
-    /// How long an operation may wait for other ranks before its communicator fails, naming who waits for whom. 0: for ever.
+    /// How long an operation may wait for other ranks with nothing moving before its communicator fails, naming who waits for
+    /// whom. 0: for ever.
     pub operation_timeout: DurationText,
 }
 
@@ -239,7 +240,8 @@ impl Default for HostDevice {
     }
 }
 
-/// `[strategy]`: what a communicator starts with, until the operator decides otherwise.
+/// `[strategy]`: what a communicator starts with, until the operator decides otherwise. Hosts that share communicators need the
+/// same: set-up fails, and names the host, where they differ.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Strategy {
@@ -261,17 +263,17 @@ impl Default for Strategy {
 pub enum Algorithm {
     /// What the cost model picks for the size.
     Auto,
-    /// All pairs, two shots.
+    /// One pass over memory, for ranks of one host. Across hosts: as `auto`.
     Direct,
-    /// Ring.
+    /// Ring of ranks.
     Ring,
-    /// Tree.
+    /// Tree of ranks. Like the other forms but the rings, only for some collectives: the rest goes round the ring.
     Tree,
     /// Ring of hosts, each of which acts for all its ranks.
     HostRing,
     /// Tree of hosts.
     HostTree,
-    /// Every host to every other at once.
+    /// Every host to every other at once, for short data.
     OneShot,
 }
 

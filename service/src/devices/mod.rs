@@ -9,7 +9,7 @@ use mccs_ipc::types::Handle;
 use crate::collective::Schedule;
 use crate::engines::proxy::{Operand, Operation};
 use crate::engines::transport::links::LinksId;
-use crate::engines::transport::{TransportHandle, TransportMessage};
+use crate::engines::transport::{Activity, TransportHandle, TransportMessage};
 
 /// What became of a launch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,6 +28,8 @@ pub struct Network {
     pub links: LinksId,
     /// The engines that own them; [`crate::engines::transport::links::LinkKey::engine`] says which owns what.
     pub engines: Vec<TransportHandle>,
+    /// When they last moved something for it.
+    pub activity: Activity,
 }
 
 /// What messages to other hosts say of the operation that they belong to: the same on all hosts if they call the same.

@@ -90,7 +90,8 @@ impl HostDevice {
             (0..count).for_each(|index| run_to_end(run(index, None)));
             return Launched::Finished;
         }
-        let whole = WholeJob::new(handle, self.done.clone(), count);
+        let activity = network.map(|(network, _)| &network.activity);
+        let whole = WholeJob::new(handle, self.done.clone(), count, activity);
         for index in 0..count {
             let link = LinkKey { channel: index as u16, src: 0, dst: 0 };
             let (remote, engines) = match network {
@@ -185,7 +186,7 @@ impl Device for HostDevice {
         };
         let remote = Remote { links: network.links, channel: link.channel, tag };
         let run = ChannelRun::new(schedule, 0, bound, self.options.piece_bytes, Some(remote));
-        let whole = WholeJob::new(job, self.done.clone(), 1);
+        let whole = WholeJob::new(job, self.done.clone(), 1, Some(&network.activity));
         let work = ChannelWork { job: Box::new(run), links: Some(network.links), whole };
         self.tell(&engine, TransportMessage::RunChannel(work));
         Launched::Running

@@ -25,7 +25,7 @@ use super::operation::{Action, JoinRequest, Operation, ProxyReply};
 use super::{Job, ProxyEngine, too_many_jobs};
 use crate::devices::{FarPair, Launched, Network, Tag};
 use crate::engines::transport::links::{LinksId, PeerHost, Peers};
-use crate::engines::transport::{ChannelFault, TransportHandle, TransportMessage};
+use crate::engines::transport::{Activity, ChannelFault, TransportHandle, TransportMessage};
 use crate::exchange::protocol::{self as exchange, CommId, CommKey, Event, Join, Membership, Name, Payload, Request};
 use crate::runtime::Sender;
 use crate::session::SessionId;
@@ -119,14 +119,14 @@ impl Setups {
     }
 
     /// Begins to set a communicator up, with links on some of `engines`.
-    fn begin(&mut self, key: &CommKey, engines: &[TransportHandle]) -> Network {
+    fn begin(&mut self, key: &CommKey, engines: &[TransportHandle], now: Instant) -> Network {
         let links = LinksId(self.next_links);
         self.next_links += 1;
         let count = self.cluster.engines_per_comm.clamp(1, ENGINES_PER_COMM_MAX).min(engines.len());
         // Communicators take turns, so that those with few channels do not all share the first engines.
         let first = (links.0 as usize).wrapping_mul(count);
         let engines = (0..count).map(|index| engines[(first + index) % engines.len()].clone()).collect();
-        let network = Network { links, engines };
+        let network = Network { links, engines, activity: Activity::new(now) };
         self.key_of_links.insert(links, key.clone());
         let listeners = vec![None; count];
         let setup =
@@ -224,14 +224,14 @@ fn tag(place: u64, call: u64) -> Tag {
 
 impl ProxyEngine {
     /// A rank joins a communicator whose ranks may be on other hosts.
-    pub(super) fn join_across(&mut self, request: JoinRequest) {
+    pub(super) fn join_across(&mut self, request: JoinRequest, now: Instant) {
         let (Some(setups), Some(tenant)) = (&mut self.setups, Name::new(&request.session.tenant.name)) else {
             let message = "this service joins ranks of its own host only: its configuration names no other hosts";
             return join_failed(request, ErrorClass::InvalidUsage, message);
         };
         let key = CommKey { tenant, id: request.id };
         if !setups.setups.contains_key(&key) {
-            let network = setups.begin(&key, self.device.transports());
+            let network = setups.begin(&key, self.device.transports(), now);
             for (engine, handle) in network.engines.iter().enumerate() {
                 let (links, reply) = (network.links, self.mailbox.sender());
                 self.device.tell(handle, TransportMessage::Listen { links, engine, reply });
@@ -562,6 +562,7 @@ impl ProxyEngine {
             }
         }
         self.finish_one(operation.session.id, operation.stream.index);
+        self.expect_progress(now);
         if let Some(next) = next {
             self.start_far(comm, next);
         }

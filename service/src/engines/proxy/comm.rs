@@ -361,12 +361,13 @@ impl Comm {
     }
 
     /// Since when operations have been waiting for other ranks with nothing happening; `None` where none waits. What runs
-    /// with ranks of other hosts may be waiting for them.
+    /// with ranks of other hosts may be waiting for them, unless it moves.
     pub(super) fn waits_since(&self) -> Option<Instant> {
         let waits = self.members.iter().any(|member| member.arrived().is_some()) || !self.unmatched().is_empty();
         let runs = !self.running.is_empty() || self.pair_jobs > 0;
         let may_wait = if self.span.is_some() { waits || runs } else { waits && !runs };
-        may_wait.then_some(self.active_at)
+        let moved_at = self.span.as_ref().map(|span| span.network.activity.last());
+        may_wait.then(|| moved_at.map_or(self.active_at, |at| at.max(self.active_at)))
     }
 
     pub(super) fn unmatched(&self) -> Vec<&Operation> {

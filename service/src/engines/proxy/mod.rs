@@ -409,6 +409,7 @@ impl ProxyEngine {
                 }
                 self.finish_one(send.session.id, send.stream.index);
                 self.finish_one(recv.session.id, recv.stream.index);
+                self.expect_progress(now);
                 self.settle(comm);
             }
             None => {}
@@ -430,6 +431,8 @@ impl ProxyEngine {
         if let Some(live) = self.comms.get_mut(comm) {
             live.running = running;
         }
+        // What waits behind it was not late while it ran.
+        self.expect_progress(now);
         self.settle(comm);
         self.start_collective(comm, now);
     }
@@ -545,7 +548,7 @@ impl ProxyEngine {
 
     fn join(&mut self, request: JoinRequest, now: Instant) {
         if request.root.is_some() {
-            return self.join_across(request);
+            return self.join_across(request, now);
         }
         let key = GatheringKey { tenant: request.session.tenant.name.clone(), id: request.id };
         let (rank, nranks, id) = (request.rank, request.nranks, request.id);

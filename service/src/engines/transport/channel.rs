@@ -1,8 +1,8 @@
 //! Channels of message schedules: work that one engine does from beginning to end, and the account of the whole.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use mccs_ipc::types::{ErrorClass, Handle};
 
@@ -73,19 +73,57 @@ pub trait ChannelJob: Send {
     fn release(&mut self, links: &mut Links);
 }
 
+/// When something of a communicator last moved between hosts: an operation that takes long is not one that waits.
+#[derive(Debug, Clone)]
+pub struct Activity {
+    since: Instant,
+    moved_ns: Arc<AtomicU64>,
+}
+
+impl Activity {
+    /// Nothing has moved before `now`.
+    #[must_use]
+    pub fn new(now: Instant) -> Self {
+        Activity { since: now, moved_ns: Arc::default() }
+    }
+
+    /// Something moves.
+    pub fn note(&self, now: Instant) {
+        let moved_ns = u64::try_from(now.saturating_duration_since(self.since).as_nanos()).unwrap_or(u64::MAX);
+        // Nothing else is read by it, and engines' clocks differ by next to nothing: the last one to store is right.
+        self.moved_ns.store(moved_ns, Ordering::Relaxed);
+    }
+
+    /// When something last moved.
+    #[must_use]
+    pub fn last(&self) -> Instant {
+        self.since + Duration::from_nanos(self.moved_ns.load(Ordering::Relaxed))
+    }
+}
+
 /// All channels of one operation.
 pub struct WholeJob {
     handle: Handle,
     done: Sender<ProxyMessage>,
     unfinished: AtomicUsize,
     fault: OnceLock<Arc<ChannelFault>>,
+    activity: Option<Activity>,
 }
 
 impl WholeJob {
-    /// An operation of `channels` channels, whose end is told to `done`.
+    /// An operation of `channels` channels, whose end is told to `done`. `activity` is its communicator's, where that has
+    /// other hosts.
     #[must_use]
-    pub fn new(handle: Handle, done: Sender<ProxyMessage>, channels: usize) -> Arc<Self> {
-        Arc::new(WholeJob { handle, done, unfinished: AtomicUsize::new(channels), fault: OnceLock::new() })
+    pub fn new(handle: Handle, done: Sender<ProxyMessage>, channels: usize, activity: Option<&Activity>) -> Arc<Self> {
+        let (unfinished, activity) = (AtomicUsize::new(channels), activity.cloned());
+        Arc::new(WholeJob { handle, done, unfinished, fault: OnceLock::new(), activity })
+    }
+
+    /// One of the channels has moved something.
+    pub(super) fn note_moved(&self, now: Instant) {
+        if let Some(activity) = &self.activity {
+            activity.note(now);
+        }
     }
 
     /// One of the channels has ended.

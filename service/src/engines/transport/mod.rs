@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use mccs_ipc::types::Handle;
 
-pub use self::channel::{ChannelFault, ChannelJob, ChannelWork, Stepped, WholeJob};
+pub use self::channel::{Activity, ChannelFault, ChannelJob, ChannelWork, Stepped, WholeJob};
 use self::links::{Links, LinksId, Peers};
 pub use self::pool::{MakeLinks, PoolError, TransportPool};
 use crate::engines::proxy::ProxyMessage;
@@ -201,7 +201,10 @@ impl TransportEngine {
         let (mut any, mut index) = (false, 0);
         while let Some(work) = self.channels.get_mut(index) {
             match work.job.step(self.links.as_mut(), cx.now) {
-                Ok(Stepped::Moved) => (any, index) = (true, index + 1),
+                Ok(Stepped::Moved) => {
+                    work.whole.note_moved(cx.now);
+                    (any, index) = (true, index + 1);
+                }
                 Ok(Stepped::Waits) => index += 1,
                 Ok(Stepped::Ended) => {
                     any = true;
