@@ -246,3 +246,36 @@ fn direct_moves_between_hosts_are_refused() {
     let strategy = Strategy::initial(Choice::Auto, 2, 1, &[vec![0], vec![1]]);
     assert_eq!(build(&problem, Algorithm::Direct, &strategy), Err(ScheduleError::NotMapped));
 }
+
+#[test]
+fn raw_contributions_stay_where_their_scalar_is() {
+    let mut schedule = exchange();
+    assert_eq!(verify(&schedule, false), Ok(()));
+    schedule.problem.premultiply = true;
+    assert_eq!(fault(&schedule), Fault::LeavesRaw);
+}
+
+#[test]
+fn scratch_is_of_first_ranks() {
+    let problem = Problem { kind: CollectiveKind::AllReduce, nranks: 4, root: 0, count: 100, premultiply: false };
+    let strategy = Strategy::initial(Choice::Auto, 4, 2, &hosts(&[0, 0, 1, 1]));
+    let mut schedule = build(&problem, Algorithm::OneShot, &strategy).expect("valid");
+    let counts: Vec<_> = (0..4).map(|rank| schedule.scratch_count_of(rank)).collect();
+    assert_eq!(counts, [200, 0, 200, 0]);
+    let Shape::Message(channels) = &mut schedule.shape else { panic!("one shot passes messages") };
+    channels[0].programs[0].ranks.reverse();
+    assert!(matches!(fault(&schedule), Fault::OutsideBuffer { buffer_count: 0, .. }), "{}", fault(&schedule));
+}
+
+#[test]
+fn long_data_goes_round_the_ring_instead_of_into_scratch() {
+    let strategy = Strategy::initial(Choice::Auto, 4, 2, &hosts(&[0, 1, 2, 3]));
+    let built = |algorithm, count| {
+        let problem = Problem { kind: CollectiveKind::AllReduce, nranks: 4, root: 0, count, premultiply: false };
+        build(&problem, algorithm, &strategy).expect("valid")
+    };
+    let long = 1 << 24;
+    assert_ne!(built(Algorithm::OneShot, 1 << 18), built(Algorithm::HostRing, 1 << 18));
+    assert_eq!(built(Algorithm::OneShot, long), built(Algorithm::HostRing, long));
+    assert_eq!(built(Algorithm::OneShot, u64::MAX / 64), built(Algorithm::HostRing, u64::MAX / 64));
+}
