@@ -11,6 +11,7 @@ use mccs_config::Bytes;
 use mccs_eval::stats::Latencies;
 use mccs_eval::workload::{Call, POISON};
 use mccs_service::telemetry::traffic;
+use nix::time::{ClockId, clock_gettime};
 
 /// Runs collectives over a range of sizes, checks every element, and prints nccl-tests' columns.
 #[derive(Parser)]
@@ -86,6 +87,8 @@ struct Bench {
 /// One side of a line: out of place or in place.
 struct Side {
     latencies: Latencies,
+    /// CPU time of this process, warm-up included.
+    cpu: Duration,
     /// Over all ranks; `None` where nothing was checked.
     wrong: Option<u64>,
 }
@@ -117,6 +120,11 @@ fn main() -> anyhow::Result<()> {
         }
     }
     bench.finish(wrong)
+}
+
+/// CPU time that this process has used.
+fn cpu_time() -> anyhow::Result<Duration> {
+    Ok(Duration::from(clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID)?))
 }
 
 fn unix_time_ns() -> u64 {
@@ -229,6 +237,7 @@ impl Bench {
         let wrong = if self.arguments.check { Some(self.check(call, in_place)?) } else { None };
         self.fill(call, in_place);
         let mut latencies = Latencies::default();
+        let cpu_before = cpu_time()?;
         for iteration in 0..self.arguments.warmup + self.arguments.iterations {
             let start = Instant::now();
             self.enqueue(call, in_place)?;
@@ -237,7 +246,8 @@ impl Bench {
                 latencies.add(start.elapsed());
             }
         }
-        Ok(Side { latencies, wrong })
+        let cpu = cpu_time()?.saturating_sub(cpu_before);
+        Ok(Side { latencies, cpu, wrong })
     }
 
     /// Puts data into output and input, for calls that are not checked: there are processors on which it costs less to
@@ -317,6 +327,8 @@ impl Bench {
             };
             let [p50, p99, least] = [0.5, 0.99, 0.0].map(|quantile| self.slowest(side, quantile));
             let (p50, p99, least) = (p50?, p99?, least?);
+            let cpu_ns = self.exchange(side.cpu.as_nanos() as u64, RedOp::Sum, true)?;
+            let calls = self.arguments.warmup + self.arguments.iterations;
             let bandwidth = |bytes: u64| bytes as f64 / p50.as_nanos().max(1) as f64;
             let us = |time: Duration| time.as_nanos() as f64 / 1000.0;
             if self.is_first() && self.arguments.json {
@@ -324,7 +336,7 @@ impl Bench {
                     "op": call.kind.name(), "bytes": bytes, "count": call.count, "dtype": call.dtype.name(),
                     "redop": redop, "nranks": nranks, "in_place": in_place == 1, "iters": self.arguments.iterations,
                     "median_us": us(p50), "p50_us": us(p50), "p99_us": us(p99), "min_us": us(least),
-                    "algbw_gbps": bandwidth(bytes), "busbw_gbps": bandwidth(bus_bytes), "wrong": side.wrong,
+                    "ranks_cpu_s_per_call": cpu_ns as f64 / 1e9 / calls as f64, "algbw_gbps": bandwidth(bytes), "busbw_gbps": bandwidth(bus_bytes), "wrong": side.wrong,
                 });
                 println!("{record}");
             }

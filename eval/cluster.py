@@ -1,0 +1,160 @@
+"""What the scripts about several hosts share: an emulated fabric that is up, services on its hosts, ranks, counters."""
+
+import contextlib
+import json
+import os
+import pathlib
+import re
+import statistics
+import subprocess
+import tempfile
+import time
+
+import bench
+from bench import BINARIES, run
+
+FABRIC = BINARIES / "mccs-fabric"
+STATISTICS = ["tx_bytes", "rx_bytes", "tx_packets"]
+
+
+class Fabric:
+    """A fabric that is up."""
+
+    def __init__(self, spec):
+        self.spec = spec
+        self.name = re.search(r'^name = "(.*)"', pathlib.Path(spec).read_text(), re.M).group(1)
+
+    def __enter__(self):
+        run([FABRIC, "down", self.name])
+        run([FABRIC, "up", self.spec])
+        view = next(one for one in json.loads(run([FABRIC, "list", "--json"])) if one["name"] == self.name)
+        self.hosts = [host["name"] for host in view["spec"]["host"]]
+        self.addresses = {host: self._address(host) for host in self.hosts}
+        return self
+
+    def __exit__(self, *_):
+        run([FABRIC, "down", self.name])
+
+    def command(self, host, command):
+        return [FABRIC, "exec", self.name, host, "--", *command]
+
+    def _address(self, host):
+        return re.search(r"inet ([\d.]+)", run(self.command(host, ["ip", "-4", "address", "show", "eth0"]))).group(1)
+
+    def counters(self):
+        """What each host's interface has sent and received, as the kernel counts it."""
+        def counts(host):
+            files = [f"/sys/class/net/eth0/statistics/{name}" for name in STATISTICS]
+            return dict(zip(STATISTICS, map(int, run(self.command(host, ["cat", *files])).split())))
+
+        return {host: counts(host) for host in self.hosts}
+
+    def link_gbps(self, seconds=3):
+        """What one TCP flow (iperf3) moves from the first host to the last, GB/s of payload."""
+        first, last = self.hosts[0], self.hosts[-1]
+        server = subprocess.Popen(self.command(last, ["iperf3", "-s", "-1"]), stdout=subprocess.DEVNULL)
+        # The server listens a moment after it was started.
+        for _ in range(50):
+            client = subprocess.run(self.command(first, ["iperf3", "-c", self.addresses[last], "-t", str(seconds), "-J"]),
+                                    capture_output=True, text=True)
+            if client.returncode == 0:
+                break
+            time.sleep(0.1)
+        else:
+            server.kill()
+            raise bench.failure(["iperf3"], client.stdout)
+        server.wait(timeout=60)
+        return json.loads(client.stdout)["end"]["sum_received"]["bits_per_second"] / 8e9
+
+    def versions(self):
+        return {"iperf3": run(["iperf3", "--version"]).splitlines()[0]}
+
+
+def difference(before, after):
+    return {host: {name: after[host][name] - count for name, count in counts.items()} for host, counts in before.items()}
+
+
+def dealt(fabric, per_host, placement):
+    """The host of each rank: consecutive ranks of a host, or hosts in turn."""
+    nranks = per_host * len(fabric.hosts)
+    block = placement == "block"
+    return [fabric.hosts[rank // per_host if block else rank % len(fabric.hosts)] for rank in range(nranks)]
+
+
+def of_hosts(fabric, placed):
+    """Ranks by host, as mccs-between reads them."""
+    ranks = lambda host: ",".join(str(rank) for rank, where in enumerate(placed) if where == host)
+    return "/".join(map(ranks, fabric.hosts))
+
+
+@contextlib.contextmanager
+def services(fabric, settings=()):
+    """A service on each host; gives their processes and folders of sockets. `settings` are lines of service.toml outside
+    of all tables: dotted keys."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        run([BINARIES / "mccsctl", "keys", "--hosts", ",".join(fabric.hosts), "--dir", folder])
+        hosts = "".join(f'[[host]]\nname = "{h}"\naddress = "{fabric.addresses[h]}:7400"\n' for h in fabric.hosts)
+        started = {}
+        for host in fabric.hosts:
+            config = pathlib.Path(folder) / f"{host}.toml"
+            config.write_text("\n".join(settings) + f'''
+service.name = "{host}"
+service.runtime_dir = "{folder}/{host}"
+exchange.listen = "{fabric.addresses[host]}:7400"
+exchange.certificate = "{folder}/{host}.crt"
+exchange.key = "{folder}/{host}.key"
+exchange.authority = "{folder}/authority.crt"
+{hosts}
+[[tenant]]
+name = "eval"
+max_memory = "16GiB"
+''')
+            log = stack.enter_context(open(config.with_suffix(".log"), "w"))
+            process = subprocess.Popen(fabric.command(host, [BINARIES / "mccs-service", "--config", config]), text=True,
+                                       stdout=subprocess.PIPE, stderr=log)
+            stack.callback(process.wait, timeout=60)
+            stack.callback(process.terminate)
+            if process.stdout.readline() != "mccs-service ready\n":
+                raise bench.failure(["mccs-service"], config.with_suffix(".log").read_text())
+            started[host] = process
+        yield started, folder
+
+
+def cpu_seconds(processes):
+    def of(process):
+        fields = pathlib.Path(f"/proc/{process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    return sum(map(of, processes))
+
+
+def run_ranks(fabric, placed, command, environment):
+    """Starts a process a rank on the hosts of `placed`; returns what rank 0 printed."""
+    processes = [
+        subprocess.Popen(fabric.command(host, command), env={**os.environ, **environment(rank, host)}, text=True,
+                         stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL, stderr=subprocess.PIPE)
+        for rank, host in enumerate(placed)
+    ]
+    try:
+        outputs = [process.communicate(timeout=300) for process in processes]
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.kill()
+    for process, (_, errors) in zip(processes, outputs):
+        if process.returncode != 0:
+            raise bench.failure(command, errors)
+    return outputs[0][0]
+
+
+def perf(fabric, folder, placed, unique_id, arguments):
+    """mccs-perf on ranks of `placed`; returns its records."""
+    command = [BINARIES / "mccs-perf", "--json", *map(str, arguments)]
+    root = placed[0] if len(set(placed)) > 1 else ""
+    return bench.records(run_ranks(fabric, placed, command, lambda rank, host: {
+        "MCCS_SOCKET": f"{folder}/{host}/mccs.sock", "MCCS_RANK": str(rank), "MCCS_NRANKS": str(len(placed)),
+        "MCCS_UNIQUE_ID": unique_id, "MCCS_ROOT_ADDRESS": root}))
+
+
+def spread(values, digits=3):
+    return f"{statistics.median(values):.{digits}g} ({min(values):.{digits}g} to {max(values):.{digits}g})"
