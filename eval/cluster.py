@@ -5,8 +5,10 @@ import json
 import os
 import pathlib
 import re
+import signal
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 
@@ -25,6 +27,8 @@ class Fabric:
         self.name = re.search(r'^name = "(.*)"', pathlib.Path(spec).read_text(), re.M).group(1)
 
     def __enter__(self):
+        # Also when it is told to end: what was started is ended, and the fabric removed.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
         run([FABRIC, "down", self.name])
         run([FABRIC, "up", self.spec])
         view = next(one for one in json.loads(run([FABRIC, "list", "--json"])) if one["name"] == self.name)
@@ -53,18 +57,19 @@ class Fabric:
         """What one TCP flow (iperf3) moves from the first host to the last, GB/s of payload."""
         first, last = self.hosts[0], self.hosts[-1]
         server = subprocess.Popen(self.command(last, ["iperf3", "-s", "-1"]), stdout=subprocess.DEVNULL)
-        # The server listens a moment after it was started.
-        for _ in range(50):
-            client = subprocess.run(self.command(first, ["iperf3", "-c", self.addresses[last], "-t", str(seconds), "-J"]),
-                                    capture_output=True, text=True)
-            if client.returncode == 0:
-                break
-            time.sleep(0.1)
-        else:
+        try:
+            # The server listens a moment after it was started. A client that finds none says so, and exits with 0.
+            for _ in range(50):
+                client = subprocess.run(self.command(first, ["iperf3", "-c", self.addresses[last], "-t", str(seconds), "-J"]),
+                                        capture_output=True, text=True, timeout=60)
+                end = json.loads(client.stdout or "{}").get("end", {})
+                if "sum_received" in end:
+                    return end["sum_received"]["bits_per_second"] / 8e9
+                time.sleep(0.1)
+            raise bench.failure(["iperf3"], client.stdout, client.stderr)
+        finally:
             server.kill()
-            raise bench.failure(["iperf3"], client.stdout)
-        server.wait(timeout=60)
-        return json.loads(client.stdout)["end"]["sum_received"]["bits_per_second"] / 8e9
+            server.wait()
 
     def versions(self):
         return {"iperf3": run(["iperf3", "--version"]).splitlines()[0]}
