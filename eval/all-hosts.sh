@@ -16,11 +16,9 @@ figure eval/hosts.py eval/fabric/rack.toml hosts-rack --rounds 5
 figure eval/hosts.py eval/fabric/rack-shaped.toml hosts-shaped --rounds 3 --iterations 3 --warmup 1 --sides mccs,gloo
 # A small call, beside a bare ping-pong.
 figure eval/latency.py eval/fabric/pair.toml hosts-latency --rounds 9
-# Several ranks a host: each host as one, beside a ring of ranks, which crosses links more often the worse ranks are dealt.
+# Several ranks a host: each host as one, beside a ring of ranks.
 figure eval/hosts.py eval/fabric/rack-shaped.toml hosts-hierarchy --ranks-per-host 2 --algorithms host_ring,ring --sides mccs \
-    --rounds 3 --iterations 3 --warmup 1
-figure eval/hosts.py eval/fabric/rack-shaped.toml hosts-hierarchy-dealt --ranks-per-host 2 --placement round_robin \
-    --algorithms host_ring,ring --sides mccs --bytes 33554432 --rounds 3 --iterations 3 --warmup 1
+    --rounds 5 --iterations 3 --warmup 1
 # Many ranks.
 figure eval/setup_time.py eval/fabric/rack.toml hosts-setup
 
