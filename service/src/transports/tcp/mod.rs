@@ -58,6 +58,8 @@ const SILENCE_LOOKED_AT_EVERY: Duration = Duration::from_millis(500);
 const DIRECT_MAX: usize = 2;
 /// Of the polls in which receivers are read so, every how manieth asks epoll all the same: for everything else.
 const EVENTS_EVERY: u32 = 8;
+/// After so many times that epoll had nothing to say, it is asked as seldom: an engine that waits for its tenants polls on.
+const FRUITLESS_MAX: u32 = 2;
 /// Flows that a poll looks at to see whether they still wait for messages.
 const WAITING_CHECKED: usize = 4;
 
@@ -135,6 +137,8 @@ pub struct TcpTransport {
     receivers: VecDeque<Handle>,
     /// Polls since epoll was asked.
     unasked_polls: u32,
+    /// Times that epoll had nothing to say, one after the other.
+    fruitless_asks: u32,
     /// Ports with connections in the kernel.
     port_queue: VecDeque<Handle>,
     /// Flows that wait to be connected.
@@ -170,6 +174,7 @@ impl TcpTransport {
             queue: VecDeque::new(),
             receivers: VecDeque::new(),
             unasked_polls: 0,
+            fruitless_asks: 0,
             port_queue: VecDeque::new(),
             unconnected: Vec::new(),
             earliest: None,
@@ -388,9 +393,12 @@ impl DataPath for TcpTransport {
         }
         let (direct, mut busy) = self.read_directly();
         self.unasked_polls += 1;
-        if !direct || self.unasked_polls >= EVENTS_EVERY {
+        let seldom = direct || self.fruitless_asks >= FRUITLESS_MAX;
+        if !seldom || self.unasked_polls >= EVENTS_EVERY {
             self.unasked_polls = 0;
-            busy |= self.take_events(cx.now);
+            let any = self.take_events(cx.now);
+            self.fruitless_asks = if any { 0 } else { self.fruitless_asks.saturating_add(1) };
+            busy |= any;
         }
         for _ in 0..self.port_queue.len() {
             let Some(port) = self.port_queue.pop_front() else { break };
@@ -414,6 +422,8 @@ impl DataPath for TcpTransport {
     }
 
     fn prepare_to_sleep(&mut self) -> bool {
+        // What wakes the engine is for epoll to say.
+        self.fruitless_asks = 0;
         self.queue.is_empty() && self.port_queue.is_empty()
     }
 
