@@ -12,7 +12,7 @@ use nix::errno::Errno;
 
 use super::{
     DataPath, FLOWS_MAX, Fault, FlowId, FlowSpec, FlowState, ListenOptions, Listener, ListenerHandle, MemoryKey,
-    MemorySpan, RecvFlow, Request, RequestKind, SendFlow, Status, Transport, TransportError,
+    MemorySpan, RecvFlow, Request, RequestKind, SendFlow, Status, Transport, TransportError, Usage,
 };
 use crate::handles::HandleTable;
 use crate::runtime::{Context, Progress};
@@ -352,5 +352,9 @@ impl Transport for Faulty {
         if let Some(inner) = self.flows.remove(flow.0).and_then(|flow| flow.inner_id()) {
             self.inner.close(inner);
         }
+    }
+
+    fn usage(&self) -> Usage {
+        Usage { flows: self.flows.len(), ..self.inner.usage() }
     }
 }

@@ -179,6 +179,17 @@ pub enum FlowState {
     Connected,
 }
 
+/// What users of a transport hold, and have to give back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Usage {
+    /// Open listeners.
+    pub listeners: usize,
+    /// Flows that were not closed, failed ones included.
+    pub flows: usize,
+    /// Registered memory.
+    pub registrations: usize,
+}
+
 /// Posting and finishing requests, and driving the transport.
 pub trait DataPath: Send {
     /// Sends a message, and `tag` with it, which means nothing to the transport. `None`: as many requests as [`FlowOptions::requests`] are unfinished or untested; try later.
@@ -269,4 +280,7 @@ pub trait Transport: DataPath {
     /// Ends a flow at once, whatever it is doing. Requests are forgotten and their buffers free when this returns; what
     /// completed sends have handed over still arrives, unless the peer closes too. Unknown flows are ignored.
     fn close(&mut self, flow: FlowId);
+
+    /// What users hold now.
+    fn usage(&self) -> Usage;
 }

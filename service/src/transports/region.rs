@@ -80,6 +80,11 @@ impl Regions {
         Ok(())
     }
 
+    /// Number of registrations.
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
     /// The bytes that a span names.
     pub(super) fn resolve(&self, span: MemorySpan) -> Result<Buffer, TransportError> {
         let region = self.0.get(span.key.0).ok_or(TransportError::NoSuch("registered memory"))?;

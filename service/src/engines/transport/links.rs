@@ -10,14 +10,14 @@
 //!
 //! Deliberately absent: what is sent (jobs know), and which failure is whose fault (the proxy engine knows more).
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Instant;
 
 use crate::exchange::protocol::Name;
 use crate::transports::{
     FlowOptions, FlowSpec, ListenOptions, Listener, ListenerHandle, MemoryKey, MemorySpan, RecvFlow, SendFlow,
-    Transport, TransportError,
+    Transport, TransportError, Usage,
 };
 
 /// Longest message of a link; what is longer goes as several. Part of the protocol between hosts: both cut alike. As much
@@ -32,7 +32,7 @@ const STAGING_KEPT_MAX: usize = 64;
 pub struct LinksId(pub u64);
 
 /// Which link of a communicator.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LinkKey {
     /// Channel of the schedule, or [`LinkKey::PAIRS`].
     pub channel: u16,
@@ -111,8 +111,9 @@ impl Staging {
 struct LinkSet {
     listener: Listener,
     peers: Option<Arc<Peers>>,
-    sends: HashMap<LinkKey, SendFlow>,
-    recvs: HashMap<LinkKey, RecvFlow>,
+    /// Ordered, like `recvs`, so that a simulation closes them in the same order each time.
+    sends: BTreeMap<LinkKey, SendFlow>,
+    recvs: BTreeMap<LinkKey, RecvFlow>,
 }
 
 /// How an engine reaches other hosts.
@@ -154,10 +155,21 @@ impl Links {
         self.sets.is_empty() && self.broken.is_empty()
     }
 
+    /// What is held although it belongs to no communicator: 0, unless something was forgotten. Staging memory that is kept
+    /// for later is not counted.
+    #[must_use]
+    pub fn leaked(&self) -> usize {
+        let Usage { listeners, flows, registrations } = self.transport.usage();
+        let in_sets = |count: fn(&LinkSet) -> usize| self.sets.values().map(count).sum::<usize>();
+        listeners.saturating_sub(self.sets.len())
+            + flows.saturating_sub(in_sets(|set| set.sends.len() + set.recvs.len()))
+            + if self.sets.is_empty() { registrations.saturating_sub(self.staging.len()) } else { 0 }
+    }
+
     /// Opens a communicator's listener.
     pub(super) fn listen(&mut self, id: LinksId) -> Result<ListenerHandle, TransportError> {
         let (listener, handle) = self.transport.listen(&self.listen)?;
-        let set = LinkSet { listener, peers: None, sends: HashMap::new(), recvs: HashMap::new() };
+        let set = LinkSet { listener, peers: None, sends: BTreeMap::new(), recvs: BTreeMap::new() };
         self.sets.insert(id, set);
         Ok(handle)
     }

@@ -129,6 +129,13 @@ impl TransportEngine {
         }
     }
 
+    /// What the engine holds: 0 when no communicator is left and nothing runs.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        let links = self.links.as_ref().map_or(0, |links| usize::from(!links.is_empty()) + links.leaked());
+        links + self.jobs.len() + self.channels.len() + self.untold.len()
+    }
+
     fn tell(&mut self, to: Sender<ProxyMessage>, message: ProxyMessage) {
         self.untold.push_back((to, message));
         self.tell_untold();

@@ -20,7 +20,7 @@ use super::region::Regions;
 use super::request::RequestRing;
 use super::{
     DataPath, FLOWS_MAX, Fault, FlowId, FlowSpec, FlowState, LISTENERS_MAX, ListenOptions, Listener, ListenerHandle,
-    MemoryKey, MemorySpan, RecvFlow, Request, RequestKind, SendFlow, Status, Transport, TransportError,
+    MemoryKey, MemorySpan, RecvFlow, Request, RequestKind, SendFlow, Status, Transport, TransportError, Usage,
 };
 use crate::handles::HandleTable;
 use crate::runtime::{Context, Progress};
@@ -264,6 +264,10 @@ impl Transport for MemoryTransport {
             self.network.lock().end(flow.link, flow.side);
             flow.ring.abandon(&mut self.regions);
         }
+    }
+
+    fn usage(&self) -> Usage {
+        Usage { listeners: self.listeners.len(), flows: self.flows.len(), registrations: self.regions.len() }
     }
 }
 

@@ -43,7 +43,7 @@ use self::watches::{Ready, Watched, Watches};
 use super::region::Regions;
 use super::{
     DataPath, FLOWS_MAX, Fault, FlowId, FlowSpec, FlowState, LISTENERS_MAX, ListenOptions, Listener, ListenerHandle,
-    MemoryKey, MemorySpan, RecvFlow, Request, RequestKind, SendFlow, Status, Transport, TransportError,
+    MemoryKey, MemorySpan, RecvFlow, Request, RequestKind, SendFlow, Status, Transport, TransportError, Usage,
 };
 use crate::handles::HandleTable;
 use crate::runtime::{Context, Progress};
@@ -472,5 +472,9 @@ impl Transport for TcpTransport {
     fn close(&mut self, flow: FlowId) {
         self.end(flow.0);
         self.flows.remove(flow.0);
+    }
+
+    fn usage(&self) -> Usage {
+        Usage { listeners: self.listeners.len(), flows: self.flows.len(), registrations: self.regions.len() }
     }
 }
