@@ -114,6 +114,16 @@ impl Setups {
         false
     }
 
+    /// What is left of communicators.
+    pub(super) fn held(&self) -> usize {
+        self.setups.len()
+            + self.key_of_links.len()
+            + self.comm_of_links.len()
+            + self.comm_of_id.len()
+            + self.backlog.len()
+            + self.suspected.len()
+    }
+
     pub(super) fn suspected_until(&self) -> Option<Instant> {
         self.suspected.front().map(|(until, _)| *until)
     }
@@ -410,7 +420,15 @@ impl ProxyEngine {
         if let Some(span) = self.comms.get_mut(handle).and_then(|live| live.span.as_mut()) {
             span.is_told = true;
         }
-        self.kill(handle, failure_of(failure));
+        let mut failure = failure_of(failure);
+        if failure.class == ErrorClass::Timeout {
+            // The host that waited for too long does not know which ranks here it waited for.
+            let far = self.far_jobs(handle);
+            let mut silent = self.comms.get(handle).map_or_else(Vec::new, |live| live.silent(&far));
+            silent.push(failure.message.to_string());
+            failure = Failure::new(failure.class, silent.join("; "));
+        }
+        self.kill(handle, failure);
     }
 
     /// A communicator has failed here: other hosts are told, and its links closed.

@@ -5,8 +5,8 @@
 //!
 //! Small collectives may be rounds of the communicator's board (`rounds.rs`).
 
-use std::collections::hash_map::Entry;
-use std::collections::{HashMap, VecDeque};
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -106,9 +106,10 @@ pub(super) struct Comm {
     /// The collective that runs, one operation a rank; empty when none does.
     pub(super) running: Vec<Operation>,
     pub(super) started_at: Option<Instant>,
-    pairs: HashMap<(u32, u32), Pair>,
+    /// Ordered, like `far_pairs`, so that the same calls fail in the same order each time.
+    pairs: BTreeMap<(u32, u32), Pair>,
     /// What waits behind a running operation from one rank to another, of which one is on another host.
-    far_pairs: HashMap<(u32, u32), VecDeque<Box<Operation>>>,
+    far_pairs: BTreeMap<(u32, u32), VecDeque<Box<Operation>>>,
     /// Operations whose links have broken; they fail with the communicator.
     pub(super) broken: Vec<Operation>,
     pub(super) failure: Option<Failure>,
@@ -137,8 +138,8 @@ impl Comm {
             span: span.map(Box::new),
             ready: 0,
             started_at: None,
-            pairs: HashMap::new(),
-            far_pairs: HashMap::new(),
+            pairs: BTreeMap::new(),
+            far_pairs: BTreeMap::new(),
             broken: Vec::new(),
             failure: None,
             schedules,
@@ -352,10 +353,10 @@ impl Comm {
             member.first_seq += member.waiting.len() as u64;
             failed.extend(member.waiting.drain(..).filter(|waiting| waiting.arrived).map(|waiting| waiting.operation));
         }
-        for (_, pair) in self.pairs.drain() {
+        for pair in std::mem::take(&mut self.pairs).into_values() {
             failed.extend(pair.sends.into_iter().chain(pair.recvs).map(|operation| *operation));
         }
-        failed.extend(self.far_pairs.drain().flat_map(|(_, waiting)| waiting).map(|operation| *operation));
+        failed.extend(std::mem::take(&mut self.far_pairs).into_values().flatten().map(|operation| *operation));
         failed.append(&mut self.broken);
         failed
     }
@@ -373,6 +374,11 @@ impl Comm {
     pub(super) fn unmatched(&self) -> Vec<&Operation> {
         let all = self.pairs.values().flat_map(|pair| pair.sends.iter().chain(&pair.recvs));
         all.map(Box::as_ref).collect()
+    }
+
+    /// Sends and receives that wait for earlier ones with other hosts.
+    pub(super) fn far_waiting(&self) -> impl Iterator<Item = &Operation> {
+        self.far_pairs.values().flatten().map(Box::as_ref)
     }
 
     /// Whether a rank has nothing waiting and nothing running.

@@ -13,34 +13,41 @@ const RANKS_DESCRIBED_MAX: usize = 8;
 const AWAITS_HOSTS: &str = " for ranks of other hosts";
 
 impl Comm {
-    /// Who waits for what, and who has not called anything, in words.
-    ///
-    /// `running_far` are the sends and receives under way to and from other hosts.
-    pub(super) fn describe_wait(&self, running_far: &[&Operation]) -> String {
-        let unmatched = self.unmatched();
-        let of = |(member, info): (&Member, &RankInfo)| {
-            let rank = member.rank;
-            let begun =
-                self.running.iter().chain(running_far.iter().copied()).map(|operation| (operation, AWAITS_HOSTS));
-            let waiting =
-                member.arrived().into_iter().chain(unmatched.iter().copied()).map(|operation| (operation, ""));
-            let of_rank = begun.chain(waiting).filter(|(operation, _)| operation.rank == rank);
-            let waiting: Vec<_> = of_rank.map(|(operation, more)| format!("{}{more}", describe(operation))).collect();
-            let place = member.whole_started + self.info.rounds(info);
-            match waiting.as_slice() {
-                [] => format!(
-                    "rank {rank} (process {}) has called nothing after operation {place}",
-                    member.session.peer.pid
-                ),
-                calls => format!("rank {rank} waits in {}", calls.join(", ")),
-            }
+    /// Who waits for what, and who has not called anything, in words. `far` are operations whose peers are on other hosts.
+    /// First those who called nothing, as messages are cut where they get too long.
+    pub(super) fn describe_wait(&self, far: &[&Operation]) -> String {
+        let mut ranks = self.silent(far);
+        let of = |member: &Member| {
+            let calls = self.calls(member, far);
+            let calls: Vec<_> = calls.into_iter().map(|(call, more)| format!("{}{more}", describe(call))).collect();
+            (!calls.is_empty()).then(|| format!("rank {} waits in {}", member.rank, calls.join(", ")))
         };
-        let ranks: Vec<_> = self.members.iter().zip(&self.info.ranks).take(RANKS_DESCRIBED_MAX).map(of).collect();
-        let more = self.members.len().saturating_sub(RANKS_DESCRIBED_MAX);
+        ranks.extend(self.members.iter().filter_map(of));
+        let more = ranks.len().saturating_sub(RANKS_DESCRIBED_MAX);
+        ranks.truncate(RANKS_DESCRIBED_MAX);
         let more = if more > 0 { format!("; and {more} more ranks") } else { String::new() };
         let hosts = &self.info.hosts;
         let hosts = if hosts.is_empty() { String::new() } else { format!(" (ranks are on {})", hosts.join(", ")) };
         format!("{}{more}{hosts}", ranks.join("; "))
+    }
+
+    /// Ranks of this host that have called nothing, in words.
+    pub(super) fn silent(&self, far: &[&Operation]) -> Vec<String> {
+        let of = |(member, info): (&Member, &RankInfo)| {
+            let place = member.whole_started + self.info.rounds(info);
+            let (rank, pid) = (member.rank, member.session.peer.pid);
+            let is_silent = !member.left && self.calls(member, far).is_empty();
+            is_silent.then(|| format!("rank {rank} (process {pid}) has called nothing after operation {place}"))
+        };
+        self.members.iter().zip(&self.info.ranks).filter_map(of).collect()
+    }
+
+    /// What a rank waits in: what others have not called, and what runs with ranks of other hosts. With what to say of it.
+    fn calls<'a>(&'a self, member: &'a Member, far: &[&'a Operation]) -> Vec<(&'a Operation, &'static str)> {
+        let begun = self.running.iter().chain(far.iter().copied()).map(|operation| (operation, AWAITS_HOSTS));
+        let waiting = member.arrived().into_iter().chain(self.far_waiting()).chain(self.unmatched());
+        let all = begun.chain(waiting.map(|operation| (operation, "")));
+        all.filter(|(operation, _)| operation.rank == member.rank).collect()
     }
 }
 

@@ -146,6 +146,13 @@ impl ProxyEngine {
         }
     }
 
+    /// What the engine holds: 0 when all sessions are closed and all communicators over.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        let setups = self.setups.as_ref().map_or(0, Setups::held);
+        self.streams.len() + self.comms.len() + self.jobs.len() + setups
+    }
+
     fn handle(&mut self, message: ProxyMessage, now: Instant) {
         match message {
             ProxyMessage::Operation(operation) => self.enqueue(operation),
@@ -314,6 +321,16 @@ impl ProxyEngine {
         }
     }
 
+    /// Operations that run, and whose peers are on other hosts.
+    fn far_jobs(&self, of: Handle) -> Vec<&Operation> {
+        let jobs = self.jobs.iter().map(|(_, job)| job);
+        jobs.filter_map(|job| match job {
+            Job::Far { comm, operation } if *comm == of => Some(operation.as_ref()),
+            _ => None,
+        })
+        .collect()
+    }
+
     /// Ends communicators in which operations have waited for too long.
     fn end_late(&mut self, now: Instant) {
         let Some(timeout) = self.timeouts.operation.filter(|_| self.look_for_late_at.is_some_and(|at| at <= now))
@@ -324,12 +341,7 @@ impl ProxyEngine {
         self.look_for_late_at = waiting.iter().map(|(_, since)| *since + timeout).filter(|at| *at > now).min();
         for (comm, _) in waiting.into_iter().filter(|(_, since)| *since + timeout <= now) {
             let Some(live) = self.comms.get(comm) else { continue };
-            let far = self.jobs.iter().filter_map(|(_, job)| match job {
-                Job::Far { comm: of, operation } if *of == comm => Some(operation.as_ref()),
-                _ => None,
-            });
-            let waits = live.describe_wait(&far.collect::<Vec<_>>());
-            let message = format!("nothing has happened for {timeout:?}: {waits}");
+            let message = format!("nothing has happened for {timeout:?}: {}", live.describe_wait(&self.far_jobs(comm)));
             self.kill(comm, Failure::new(ErrorClass::Timeout, message));
         }
     }
