@@ -253,6 +253,8 @@ fn flow_options(tcp: &mccs_config::service::Tcp, address: IpAddr) -> FlowOptions
         send_buffer_bytes: socket_buffer_bytes,
         receive_buffer_bytes: socket_buffer_bytes,
         connect_timeout: tcp.connect_timeout.0,
+        // Ranks begin their first operation when they like: the proxy engine knows who is late, the exchange who is gone.
+        peer_timeout: None,
         silence_timeout: tcp.silence_timeout.0,
         ..FlowOptions::default()
     }

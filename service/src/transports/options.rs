@@ -113,8 +113,11 @@ pub struct FlowOptions {
     pub chunk_bytes: u32,
     /// Requests that may be unfinished or untested, 1 to [`REQUESTS_MAX`].
     pub requests: u16,
-    /// How long connecting, or waiting for the peer to connect, may take.
+    /// How long it may take to reach the peer's host.
     pub connect_timeout: Duration,
+    /// How long the peer may take to come to the flow, once its host is reached, or for who accepts, at all. Both count from
+    /// the start. `None`: for ever, as its user may have reasons to be late, and others know when it never comes.
+    pub peer_timeout: Option<Duration>,
     /// How long the peer's host may leave packets unanswered before the flow fails. Longer than a link may be down.
     pub silence_timeout: Duration,
 }
@@ -132,6 +135,7 @@ impl Default for FlowOptions {
             chunk_bytes: 256 << 10,
             requests: 64,
             connect_timeout: Duration::from_secs(10),
+            peer_timeout: Some(Duration::from_secs(10)),
             silence_timeout: Duration::from_secs(30),
         }
     }
@@ -171,6 +175,7 @@ impl FlowOptions {
             })?;
         }
         check_timeout("connect_timeout", self.connect_timeout)?;
+        self.peer_timeout.map_or(Ok(()), |timeout| check_timeout("peer_timeout", timeout))?;
         check_timeout("silence_timeout", self.silence_timeout)
     }
 }
@@ -210,6 +215,7 @@ mod tests {
         assert_eq!(refused(|o| o.priority = Some(7)), "priority");
         assert_eq!(refused(|o| o.receive_buffer_bytes = Some(u32::MAX)), "receive_buffer_bytes");
         assert_eq!(refused(|o| o.connect_timeout = Duration::ZERO), "connect_timeout");
+        assert_eq!(refused(|o| o.peer_timeout = Some(Duration::ZERO)), "peer_timeout");
         assert_eq!(refused(|o| o.silence_timeout = Duration::MAX), "silence_timeout");
     }
 

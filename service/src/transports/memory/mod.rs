@@ -10,7 +10,7 @@ mod network;
 mod tests;
 
 use std::os::fd::BorrowedFd;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use mccs_ipc::types::Handle;
 
@@ -36,8 +36,11 @@ struct Flow {
     /// Bytes of the oldest unfinished message that have moved.
     moved: u64,
     fault: Option<Fault>,
-    deadline: Instant,
-    timeout_ms: u64,
+    since: Instant,
+    connect_timeout: Duration,
+    peer_timeout: Option<Duration>,
+    /// Whether the peer's host can be, or could be reached.
+    reached: bool,
 }
 
 impl Flow {
@@ -53,6 +56,7 @@ impl Flow {
     /// Lets the link move bytes and takes what it has done. Returns whether it did anything.
     fn pump(&mut self, world: &mut World, regions: &mut Regions, now: Instant) -> bool {
         let mut busy = world.step(self.link, now);
+        self.reached = self.reached || world.reaches_listener(self.link);
         let Some(link) = world.link(self.link) else { return busy };
         self.connected |= link.is_connected();
         while let Some(moved) = link.take_finished(self.side) {
@@ -60,14 +64,24 @@ impl Flow {
             busy = true;
         }
         self.moved = link.moved();
+        let late = self.patience().filter(|(deadline, _)| *deadline <= now);
         if let Some(fault) = link.fault(self.side) {
             self.fail(fault, world, regions);
             busy = true;
-        } else if !self.connected && now >= self.deadline {
-            self.fail(Fault::ConnectTimeout { after_ms: self.timeout_ms }, world, regions);
+        } else if let Some((_, timeout)) = late {
+            self.fail(Fault::ConnectTimeout { after_ms: timeout.as_millis() as u64 }, world, regions);
             busy = true;
         }
         busy
+    }
+
+    /// Until when it may stay unconnected, and how long that is.
+    fn patience(&self) -> Option<(Instant, Duration)> {
+        if self.connected || self.fault.is_some() {
+            return None;
+        }
+        let timeout = if self.reached { self.peer_timeout? } else { self.connect_timeout };
+        Some((self.since + timeout, timeout))
     }
 
     fn fail(&mut self, fault: Fault, world: &mut World, regions: &mut Regions) {
@@ -121,7 +135,6 @@ impl MemoryTransport {
             return Err(too_many);
         }
         let link = link(&mut self.network.lock())?;
-        let timeout = spec.options.connect_timeout;
         let flow = Flow {
             peer: spec.peer.clone(),
             number: spec.number,
@@ -131,8 +144,10 @@ impl MemoryTransport {
             connected: false,
             moved: 0,
             fault: None,
-            deadline: now + timeout,
-            timeout_ms: timeout.as_millis() as u64,
+            since: now,
+            connect_timeout: spec.options.connect_timeout,
+            peer_timeout: spec.options.peer_timeout,
+            reached: side == Side::Receiver,
         };
         self.flows.insert(flow).map(FlowId).map_err(|_| too_many)
     }
@@ -190,7 +205,7 @@ impl DataPath for MemoryTransport {
             let Some(flow) = self.flows.get_mut(*handle).filter(|flow| flow.fault.is_none()) else { continue };
             busy |= flow.pump(&mut world, &mut self.regions, cx.now);
             let due = world.link(flow.link).and_then(Link::due);
-            let deadline = (!flow.connected && flow.fault.is_none()).then_some(flow.deadline);
+            let deadline = flow.patience().map(|(deadline, _)| deadline);
             wake_at = wake_at.into_iter().chain(due).chain(deadline).min();
         }
         self.turn = start + 1;

@@ -322,6 +322,15 @@ impl World {
         }
     }
 
+    /// Whether a link's sender reaches the host whose listener it goes to.
+    pub(super) fn reaches_listener(&self, handle: Handle) -> bool {
+        let Some(Link { place: Some((listener, _)), hosts: [Some(sender), _], .. }) = self.links.get(handle) else {
+            return false;
+        };
+        let host = self.listeners.get(listener).map(|listener| listener.host);
+        host.is_some_and(|host| !self.cuts.contains(&(host.min(*sender), host.max(*sender))))
+    }
+
     /// Connects a link, or moves a step's bytes, if it is time. Returns whether anything happened.
     pub(super) fn step(&mut self, handle: Handle, now: Instant) -> bool {
         let Some(link) = self.links.get_mut(handle) else { return false };

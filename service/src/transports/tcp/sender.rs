@@ -97,6 +97,12 @@ impl Sender {
         self.connections.iter().map(|connection| &connection.socket)
     }
 
+    /// Whether all its sockets are connected, though perhaps nobody has accepted them.
+    pub(super) fn has_reached_peer(&self) -> bool {
+        let is_there = |connection: &Connection| matches!(connection.stage, Stage::Waiting { .. } | Stage::Open);
+        self.connections.iter().filter(|connection| is_there(connection)).count() == usize::from(self.hello.connections)
+    }
+
     pub(super) fn is_connected(&self) -> bool {
         self.open == usize::from(self.hello.connections)
     }

@@ -28,9 +28,22 @@ const ARRIVED_MAX: usize = 65_536;
 #[derive(Debug)]
 pub(super) struct Waiting {
     options: FlowOptions,
-    deadline: Instant,
+    since: Instant,
     /// Of an accepted flow.
     pub(super) listener: Option<Handle>,
+}
+
+impl Flow {
+    /// Until when it may stay unconnected, and how long that is.
+    fn patience(&self) -> Option<(Instant, Duration)> {
+        let waiting = self.waiting.as_ref()?;
+        let has_reached = match &self.half {
+            Half::Send(sender) => sender.has_reached_peer(),
+            Half::Recv(_) => true,
+        };
+        let timeout = if has_reached { waiting.options.peer_timeout? } else { waiting.options.connect_timeout };
+        Some((waiting.since + timeout, timeout))
+    }
 }
 
 /// Counts and logs refused connections. Strangers decide how many there are.
@@ -134,8 +147,7 @@ impl TcpTransport {
     }
 
     fn add_flow(&mut self, spec: &FlowSpec, half: Half, listener: Option<Handle>, now: Instant) -> Option<Handle> {
-        let deadline = now + spec.options.connect_timeout;
-        let waiting = Waiting { options: spec.options.clone(), deadline, listener };
+        let waiting = Waiting { options: spec.options.clone(), since: now, listener };
         let flow = Flow {
             silence_timeout: spec.options.silence_timeout,
             peer: spec.peer.clone(),
@@ -146,13 +158,16 @@ impl TcpTransport {
             waits: false,
             waiting: Some(waiting),
         };
+        let patience = flow.patience();
         let handle = self.flows.insert(flow).ok()?;
         // Those that were connected or closed since are dropped before they are many.
         if self.unconnected.len() > 2 * self.flows.len() + 64 {
             self.unconnected.retain(|handle| self.flows.get(*handle).is_some_and(|flow| !flow.is_connected()));
         }
-        self.unconnected.push(handle);
-        self.due(deadline);
+        if let Some((deadline, _)) = patience {
+            self.unconnected.push(handle);
+            self.due(deadline);
+        }
         // A flow is in the queue at most once (and closed ones until their turn), so that the data path does not allocate.
         self.queue.reserve(self.flows.len());
         self.receivers.reserve(self.flows.len());
@@ -377,9 +392,10 @@ impl TcpTransport {
         }
         for handle in std::mem::take(&mut self.unconnected) {
             let flow = self.flows.get(handle).filter(|flow| flow.fault.is_none() && !flow.is_connected());
-            let Some(waiting) = flow.and_then(|flow| flow.waiting.as_ref()) else { continue };
-            if waiting.deadline <= now {
-                let after_ms = waiting.options.connect_timeout.as_millis() as u64;
+            // None has no limit from now on either.
+            let Some((deadline, timeout)) = flow.and_then(Flow::patience) else { continue };
+            if deadline <= now {
+                let after_ms = timeout.as_millis() as u64;
                 self.fail(handle, Fault::ConnectTimeout { after_ms });
             } else {
                 self.unconnected.push(handle);
@@ -394,9 +410,9 @@ impl TcpTransport {
             self.queue_port(handle);
         }
         let half_open = self.half_open.iter().map(|(_, half_open)| half_open.deadline);
-        let flows = self.unconnected.iter().filter_map(|handle| self.flows.get(*handle)?.waiting.as_ref());
+        let flows = self.unconnected.iter().filter_map(|handle| self.flows.get(*handle)?.patience());
         let ports = self.ports.iter().filter_map(|(_, port)| port.retry_at);
-        self.earliest = half_open.chain(flows.map(|waiting| waiting.deadline)).chain(ports).min();
+        self.earliest = half_open.chain(flows.map(|(deadline, _)| deadline)).chain(ports).min();
     }
 }
 

@@ -131,7 +131,8 @@ impl Fixture for Deadly {
 
     fn options(&self) -> FlowOptions {
         // Who waits for a peer that was refused waits for so long.
-        FlowOptions { connect_timeout: Duration::from_millis(100), ..several() }
+        let timeout = Duration::from_millis(100);
+        FlowOptions { connect_timeout: timeout, peer_timeout: Some(timeout), ..several() }
     }
 
     fn flows(&self) -> u64 {
