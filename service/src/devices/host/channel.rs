@@ -360,6 +360,8 @@ impl ChannelRun {
         let Some(Receive { count, staging, .. }) = cursor.receives.pop_front() else { return Ok(Ran::Waits) };
         let expected_bytes = count * self.bound.element_bytes();
         if tag != remote.tag.0 || bytes != expected_bytes {
+            // Still registered: `release` gives it back.
+            self.spare_staging.extend(staging);
             return Err(mismatch(remote, links, src, (bytes, expected_bytes)));
         }
         let (from, bound) = (cursor.done, &self.bound);
@@ -406,10 +408,11 @@ impl ChannelRun {
                     (staging.span(count * self.bound.element_bytes()), Some(staging))
                 }
             };
-            match links.transport.irecv(flow, buffer)? {
-                Some(request) => cursor.receives.push_back(Receive { request, count, staging }),
-                None => {
+            match links.transport.irecv(flow, buffer) {
+                Ok(Some(request)) => cursor.receives.push_back(Receive { request, count, staging }),
+                not_posted => {
                     self.spare_staging.extend(staging);
+                    not_posted?;
                     break;
                 }
             }
