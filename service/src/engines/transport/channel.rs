@@ -36,6 +36,8 @@ pub enum ChannelFault {
         rank: u32,
         /// Its host.
         host: Option<Name>,
+        /// Whether it was of a send, not of a collective.
+        is_pair: bool,
         /// Length of the message.
         bytes: u64,
         /// Length of what was expected.
