@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use mccs_service::collective::{Choice, CostModel, Strategy};
+use mccs_service::collective::{CostModel, Strategy};
 use mccs_service::devices::host::{HostDevice, HostOptions};
 use mccs_service::engines::proxy::{Cluster as ClusterLink, ProxyEngine, ProxyMessage, Timeouts};
 use mccs_service::engines::transport::links::Links;
@@ -14,8 +14,9 @@ use mccs_service::plans::ScheduleCache;
 use mccs_service::runtime::{Context, Engine, Mailbox, Progress, Sender};
 use mccs_service::telemetry::Registry;
 use mccs_service::tenants::{Quota, Resource, Tenant};
+use mccs_service::transports::faulty::{Faults, Faulty};
 use mccs_service::transports::memory::{HostId, MemoryNetwork};
-use mccs_service::transports::{FlowOptions, ListenOptions};
+use mccs_service::transports::{FlowOptions, ListenOptions, Transport};
 use rand::Rng;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
@@ -30,9 +31,20 @@ pub struct SimHost {
     pub(super) exchange: Exchange,
     pub(super) registry: Arc<Registry>,
     pub(super) tenant: Arc<Tenant>,
+    /// Of all transport engines that were, for the network.
     pub(super) memory_hosts: Vec<HostId>,
     engine: ProxyEngine,
+    /// Those that work, and those that retire.
     transports: Vec<TransportEngine>,
+    /// The pool.
+    handles: Vec<TransportHandle>,
+    next_engine: u64,
+    options: Options,
+    network: MemoryNetwork,
+    /// Engines are polled no sooner again.
+    asleep_until: Option<Instant>,
+    /// Time between polls; for ever so small, if zero.
+    pub(super) poll_every: Duration,
     requests: Mailbox<Request>,
     /// What the proxy engine's mailbox had no room for.
     untold: VecDeque<Event>,
@@ -53,8 +65,9 @@ impl SimHost {
         let host_options = HostOptions { inline_bytes: 256, piece_bytes: 512, streaming_bytes: 1 << 20 };
         let device = Box::new(HostDevice::new(host_options, proxy.clone()));
         let registry = Arc::new(Registry::default());
-        let make_schedules = |nranks, hosts: &[Vec<u32>]| {
-            let initial = Strategy::initial(Choice::Auto, nranks, 2, hosts);
+        let (choice, channels) = (options.choice, options.channels);
+        let make_schedules = move |nranks, hosts: &[Vec<u32>]| {
+            let initial = Strategy::initial(choice, nranks, channels, hosts);
             let strategy = Strategy { slices: 4, slice_count_min: 16, chunk_count_min: 16, align_count: 4, ..initial };
             ScheduleCache::new(nranks, strategy, CostModel::for_hosts(hosts))
         };
@@ -69,24 +82,6 @@ impl SimHost {
             timeouts,
             Some(cluster),
         );
-        let (mut transports, mut handles, mut memory_hosts) = (Vec::new(), Vec::new(), Vec::new());
-        for number in 0..options.engines as u64 {
-            let transport = network.add_host();
-            memory_hosts.push(transport.host());
-            let flow = FlowOptions {
-                requests: 4,
-                connect_timeout: Duration::from_secs(5),
-                silence_timeout: Duration::from_secs(5),
-                ..FlowOptions::default()
-            };
-            // Short, so that one step is many messages, more than a flow takes at a time.
-            let links = Links::new(Box::new(transport), ListenOptions::default(), flow).with_message_bytes(64);
-            let own = Mailbox::new(16);
-            handles.push(TransportHandle { number, sender: own.sender() });
-            transports.push(TransportEngine::new(number, own, Some(links)));
-        }
-        let told = proxy.send(ProxyMessage::SetTransports(handles));
-        assert!(told.is_ok(), "an empty mailbox has room");
         let quota = Quota {
             memory_bytes: 1 << 30,
             sessions: 4096,
@@ -102,26 +97,80 @@ impl SimHost {
             times: TIMES,
             init_timeout: TIMEOUT,
         };
-        SimHost {
+        let mut host = SimHost {
             incarnation,
             proxy,
             exchange: Exchange::new(&exchange_options, now),
             registry,
             tenant: Tenant::new("tenant".into(), quota),
-            memory_hosts,
+            memory_hosts: Vec::new(),
             engine,
-            transports,
+            transports: Vec::new(),
+            handles: Vec::new(),
+            next_engine: 0,
+            options: *options,
+            network: network.clone(),
+            asleep_until: None,
+            poll_every: Duration::ZERO,
             requests,
             untold: VecDeque::new(),
+        };
+        host.resize(options.engines);
+        host
+    }
+
+    /// Changes the pool of transport engines, unless the proxy engine has no room to be told.
+    pub(super) fn resize(&mut self, count: usize) {
+        let mut handles = self.handles.clone();
+        handles.truncate(count);
+        let mut started = Vec::new();
+        while handles.len() < count {
+            let number = self.next_engine + started.len() as u64;
+            let mailbox = Mailbox::new(16);
+            handles.push(TransportHandle { number, sender: mailbox.sender() });
+            started.push((number, mailbox));
         }
+        if self.proxy.send(ProxyMessage::SetTransports(handles.clone())).is_err() {
+            return;
+        }
+        self.handles = handles;
+        for (number, mailbox) in started {
+            let links = self.make_links(number);
+            self.transports.push(TransportEngine::new(number, mailbox, Some(links)));
+            self.next_engine += 1;
+        }
+    }
+
+    fn make_links(&mut self, number: u64) -> Links {
+        let transport = self.network.add_host();
+        self.memory_hosts.push(transport.host());
+        let flow = FlowOptions {
+            requests: 4,
+            connect_timeout: Duration::from_secs(5),
+            peer_timeout: None,
+            silence_timeout: Duration::from_secs(5),
+            ..FlowOptions::default()
+        };
+        let transport: Box<dyn Transport> = if self.options.faults == Faults::default() {
+            Box::new(transport)
+        } else {
+            let seed = self.options.seed ^ self.incarnation ^ number;
+            Box::new(Faulty::new(Box::new(transport), Faults { seed, ..self.options.faults }))
+        };
+        // Short, so that one step is many messages, more than a flow takes at a time.
+        Links::new(transport, ListenOptions::default(), flow).with_message_bytes(64)
     }
 
     pub(super) fn tell_proxy(&mut self, event: Event) {
         self.untold.push_back(event);
     }
 
-    /// Polls every engine once. Returns when there is next something to do.
+    /// Polls every engine once, if it is time. Returns when there is next something to do.
     pub(super) fn poll(&mut self, now: Instant, rng: &mut StdRng) -> Option<Instant> {
+        if self.asleep_until.is_some_and(|until| until > now) {
+            return self.asleep_until;
+        }
+        self.asleep_until = (!self.poll_every.is_zero()).then(|| now + self.poll_every);
         let cx = Context { now, budget: rng.random_range(1..16) };
         let (mut busy, mut wake_at) = (false, None);
         let mut note = |progress| match progress {
@@ -137,7 +186,16 @@ impl SimHost {
         note(self.engine.poll(&cx));
         let mut order: Vec<usize> = (0..self.transports.len()).collect();
         order.shuffle(rng);
-        order.into_iter().for_each(|index| note(self.transports[index].poll(&cx)));
+        let mut retired = Vec::new();
+        for index in order {
+            let progress = self.transports[index].poll(&cx);
+            if progress == Progress::Done {
+                retired.push(index);
+            }
+            note(progress);
+        }
+        retired.sort_unstable();
+        retired.into_iter().rev().for_each(|index| drop(self.transports.remove(index)));
         while let Some(request) = self.requests.pop() {
             note(Progress::Busy);
             self.exchange.request(request, now);
@@ -159,6 +217,11 @@ impl SimHost {
         look("set-ups", (held.members + held.roots) as u64);
         look("communicators of the exchange", held.comms as u64);
         look("communicators", self.registry.comms().len() as u64);
+        look("things at the proxy engine", self.engine.held() as u64);
+        for engine in &self.transports {
+            look(&format!("things at {}", engine.name()), engine.held() as u64);
+        }
+        look("retired transport engines", self.transports.len().saturating_sub(self.handles.len()) as u64);
         look("charged communicators", self.tenant.used(Resource::Communicators));
         leaks
     }

@@ -1,17 +1,17 @@
-//! Modelled jobs: ranks that join, call collectives with data that can be checked, and leave.
+//! Modelled ranks: they join communicators, make the calls of their job's script, check what they get, and leave.
 
+use std::collections::VecDeque;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use mccs_eval::workload::{Call, POISON};
 use mccs_ipc::command::Completion;
 use mccs_ipc::handshake::PeerCredentials;
 use mccs_ipc::queue::{Consumer, Producer, ring_bytes};
 use mccs_ipc::shm::Mapping;
 use mccs_ipc::sync::StreamWord;
-use mccs_ipc::types::{CollectiveKind, DataType, Handle, RedOp, UniqueId};
-use mccs_service::engines::proxy::{Action, JoinRequest, Operand, Operation, ProxyMessage, ProxyReply, RoundState};
+use mccs_ipc::types::{ErrorClass, Handle};
+use mccs_service::engines::proxy::{JoinRequest, Operation, ProxyMessage, ProxyReply};
 use mccs_service::exchange::protocol::Name;
 use mccs_service::runtime::{Mailbox, WakerSlot};
 use mccs_service::session::Session;
@@ -19,65 +19,40 @@ use mccs_service::tenants::Resource;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
+use super::flight::{Caller, Flight};
 use super::host::SimHost;
+use super::script::{Job, Phase, Trouble, Unit};
 
-/// Bytes around every buffer that nobody may write.
-const MARGIN_BYTES: usize = 64;
-/// Operations that a rank has in flight at most.
+/// Units of its script that a rank has in flight at most.
 const IN_FLIGHT_MAX: usize = 3;
-
-/// What is to run.
-#[derive(Debug, Clone)]
-pub struct Job {
-    /// By rank, its host.
-    pub placement: Vec<usize>,
-    /// Number of collectives.
-    pub calls: usize,
-    /// Most elements of one.
-    pub count_max: u64,
-    /// Whether something may go wrong while it runs: then it may fail, on all ranks.
-    pub may_fail: bool,
-}
 
 impl Job {
     pub(super) fn ranks(&self, number: u64, seed: u64, rng: &mut StdRng) -> Vec<SimRank> {
         let mut own = StdRng::seed_from_u64(seed.wrapping_mul(1_000_003) ^ number);
+        let script = self.script(&mut own);
         let nranks = self.placement.len() as u32;
-        let calls: Vec<Call> = (0..self.calls).map(|_| random_call(nranks, self.count_max, &mut own)).collect();
-        let id = UniqueId(own.random());
-        (0..)
-            .zip(&self.placement)
-            .map(|(rank, host)| SimRank {
-                id,
-                rank,
-                nranks,
-                host: *host,
-                root: self.placement[0],
-                calls: calls.clone(),
-                may_fail: self.may_fail,
-                pause: Duration::from_micros(rng.random_range(0..50_000)),
-                state: State::Waiting { until: None },
-                flights: Vec::new(),
-                next_call: 0,
-                done: 0,
-            })
-            .collect()
+        let rank = |(rank, host): (u32, &usize)| SimRank {
+            script: Arc::clone(&script),
+            phase: 0,
+            rank,
+            nranks,
+            host: *host,
+            root: self.placement[0],
+            trouble: self.trouble,
+            late: self.late.filter(|(late, _)| *late == rank).map_or(Duration::ZERO, |(_, time)| time),
+            calls_from: None,
+            pause: Duration::from_micros(rng.random_range(0..50_000)),
+            state: State::Waiting { until: None },
+            connected: None,
+            tickets: vec![0; self.streams as usize],
+            unsent: VecDeque::new(),
+            flying: VecDeque::new(),
+            ended: Vec::new(),
+            next_unit: 0,
+            is_stuck: false,
+        };
+        (0..).zip(&self.placement).map(rank).collect()
     }
-}
-
-fn random_call(nranks: u32, count_max: u64, rng: &mut StdRng) -> Call {
-    let kind = CollectiveKind::ALL[rng.random_range(0..CollectiveKind::ALL.len())];
-    let dtype = [DataType::I32, DataType::U8, DataType::I64][rng.random_range(0..3)];
-    let redop = [RedOp::Sum, RedOp::Max, RedOp::PreMulSum, RedOp::Min][rng.random_range(0..4)];
-    let redop = if kind.reduces() { redop } else { RedOp::Sum };
-    let root = if kind.has_root() { rng.random_range(0..nranks) } else { 0 };
-    let count = match rng.random_range(0..10) {
-        _ if kind == CollectiveKind::Barrier => 0,
-        0 => 0,
-        1 => 1,
-        _ => rng.random_range(1..=count_max),
-    };
-    Call { kind, dtype, redop, root, count, nranks, seed: rng.random() }
 }
 
 /// How a rank's job went.
@@ -86,16 +61,34 @@ pub enum RankEnd {
     /// All its calls ended well, and it has left.
     Well,
     /// It was told why it cannot go on.
-    Failed(String),
+    Failed(Option<ErrorClass>, String),
     /// It died, by itself or with its host.
     Dead,
 }
 
+#[derive(Debug, Clone, PartialEq, Eq)]
 enum State {
-    Waiting { until: Option<Instant> },
-    Joining(Connected),
-    Running { connected: Connected, comm: Handle },
-    Leaving(Connected),
+    Waiting {
+        until: Option<Instant>,
+    },
+    Joining,
+    Running {
+        comm: Handle,
+    },
+    /// All calls have ended well; it leaves after a while.
+    Lingering {
+        comm: Handle,
+        until: Instant,
+    },
+    /// The communicator has failed: what was called has to end in bounded time.
+    Draining {
+        comm: Handle,
+        end: RankEnd,
+    },
+    /// As its communicator's failure has left it.
+    Leaving(Option<RankEnd>),
+    /// Its process ends.
+    Closing(RankEnd),
     Ended(RankEnd),
 }
 
@@ -107,16 +100,6 @@ struct Connected {
     incarnation: u64,
 }
 
-/// An operation in flight: memory with margins. Kept until the rank is dropped, as what has failed may still be moving.
-struct Flight {
-    memory: Vec<u64>,
-    send_at: usize,
-    recv_at: usize,
-    call: Call,
-    ticket: u64,
-    is_checked: bool,
-}
-
 /// What a rank sees of the world.
 pub(super) struct Sight<'a> {
     pub(super) hosts: &'a [Option<SimHost>],
@@ -125,28 +108,43 @@ pub(super) struct Sight<'a> {
 
 /// A rank.
 pub(super) struct SimRank {
-    id: UniqueId,
+    script: Arc<[Phase]>,
+    phase: usize,
     rank: u32,
     nranks: u32,
     host: usize,
     root: usize,
-    calls: Vec<Call>,
-    pub(super) may_fail: bool,
+    trouble: Trouble,
+    /// How long it does something else before its first call.
+    late: Duration,
+    calls_from: Option<Instant>,
     pause: Duration,
     state: State,
-    flights: Vec<Flight>,
-    next_call: usize,
-    done: usize,
+    /// From the first join to the end of its process.
+    connected: Option<Connected>,
+    /// Last ones, by stream.
+    tickets: Vec<u64>,
+    /// Operations that the service's mailbox had no room for.
+    unsent: VecDeque<Operation>,
+    /// Units in flight.
+    flying: VecDeque<Vec<Flight>>,
+    ended: Vec<Flight>,
+    next_unit: usize,
+    /// It went wrong by calling nothing more.
+    is_stuck: bool,
 }
 
 impl Hash for SimRank {
     fn hash<H: Hasher>(&self, hasher: &mut H) {
-        (self.next_call, self.done, std::mem::discriminant(&self.state)).hash(hasher);
+        (self.phase, self.next_unit, self.flying.len(), std::mem::discriminant(&self.state)).hash(hasher);
+        if let State::Ended(RankEnd::Failed(_, why)) = &self.state {
+            why.hash(hasher);
+        }
     }
 }
 
-fn connect(host: &SimHost, number: u64) -> Connected {
-    let (completions_capacity, words) = (16u32, 1u32);
+fn connect(host: &SimHost, number: u64, words: u32) -> Connected {
+    let completions_capacity = 16u32;
     let words_offset = ring_bytes::<Completion>(completions_capacity);
     let segment_bytes = words_offset + (u64::from(words) + 1) * size_of::<StreamWord>() as u64;
     let (_, segment) = Mapping::create("mccs-sim", segment_bytes).expect("memory");
@@ -173,38 +171,41 @@ impl SimRank {
         }
     }
 
-    pub(super) fn host(&self) -> usize {
-        self.host
+    pub(super) fn describe(&self) -> String {
+        let unit = self.script.get(self.phase).and_then(|phase| phase.units.get(self.next_unit));
+        format!(
+            "{:?} on host {} in communicator {}, {} units in flight, next {unit:?}",
+            self.state,
+            self.host,
+            self.phase,
+            self.flying.len()
+        )
     }
 
-    pub(super) fn describe(&self) -> String {
-        let state = match &self.state {
-            State::Waiting { .. } => "waits to begin",
-            State::Joining(_) => "joins",
-            State::Running { .. } => "runs",
-            State::Leaving(_) => "leaves",
-            State::Ended(_) => "has ended",
-        };
-        format!("{state} on host {}, {} of {} calls done, next {:?}", self.host, self.done, self.calls.len(), {
-            self.calls.get(self.done)
-        })
+    /// What is wrong with memory that nobody should have touched.
+    pub(super) fn check_memory(&self) -> Result<(), String> {
+        self.ended.iter().try_for_each(Flight::check_ended)?;
+        self.flying.iter().flatten().try_for_each(Flight::check_margins)
     }
 
     pub(super) fn host_crashed(&mut self, host: usize) {
-        if self.host == host && !matches!(self.state, State::Waiting { .. } | State::Ended(_)) {
+        if self.host == host && self.connected.take().is_some() {
+            self.unsent.clear();
             self.state = State::Ended(RankEnd::Dead);
         }
     }
 
     /// Its process dies.
-    pub(super) fn kill(&mut self, hosts: &[Option<SimHost>]) {
-        if let State::Joining(connected) | State::Running { connected, .. } | State::Leaving(connected) = &self.state {
-            let message = ProxyMessage::SessionClosed { session: connected.session.id };
-            let told = hosts[self.host].as_ref().is_none_or(|host| host.proxy.send(message).is_ok());
-            if told {
-                self.state = State::Ended(RankEnd::Dead);
-            }
+    pub(super) fn kill(&mut self) {
+        if self.connected.is_some() {
+            self.unsent.clear();
+            self.state = State::Closing(RankEnd::Dead);
         }
+    }
+
+    /// As the tenant names the communicator of now.
+    fn tenant_comm(&self) -> Handle {
+        Handle { index: self.phase as u32, generation: 1 }
     }
 
     /// Does what it can do now. Returns when it wants to be asked again, if not because of news.
@@ -212,11 +213,13 @@ impl SimRank {
         let now = sight.now;
         match &mut self.state {
             State::Ended(_) => return Ok(None),
-            State::Waiting { until: None } => {
-                self.state = State::Waiting { until: Some(now + self.pause) };
-                return Ok(Some(now + self.pause));
+            State::Waiting { until: until @ None } => {
+                *until = Some(now + self.pause);
+                return Ok(*until);
             }
-            State::Waiting { until: Some(until) } if *until > now => return Ok(Some(*until)),
+            State::Waiting { until: Some(until) } | State::Lingering { until, .. } if *until > now => {
+                return Ok(Some(*until));
+            }
             _ => {}
         }
         let Some(host) = &sight.hosts[self.host] else {
@@ -224,183 +227,197 @@ impl SimRank {
             self.state = State::Ended(RankEnd::Dead);
             return Ok(None);
         };
-        match std::mem::replace(&mut self.state, State::Ended(RankEnd::Dead)) {
-            State::Waiting { .. } => self.join(host, now),
-            State::Joining(connected) => self.joining(connected),
-            State::Running { connected, comm } => return self.run(connected, comm, host, now, rng),
-            State::Leaving(connected) => self.leaving(connected),
-            State::Ended(end) => self.state = State::Ended(end),
+        if let Some(connected) = &self.connected {
+            assert_eq!(connected.incarnation, host.incarnation, "a rank outlives its service");
         }
-        Ok(None)
+        while let Some(operation) = self.unsent.pop_front() {
+            if let Err(ProxyMessage::Operation(operation)) = host.proxy.send(ProxyMessage::Operation(operation)) {
+                self.unsent.push_front(operation);
+                return Ok(Some(now));
+            }
+        }
+        match self.state.clone() {
+            State::Waiting { .. } => Ok(self.join(host, now)),
+            State::Joining => self.joining(),
+            State::Running { comm } => self.run(comm, host, now, rng),
+            State::Lingering { comm, .. } => Ok(self.leave(comm, None, host, now)),
+            State::Draining { comm, end } => self.drain(comm, end, host, now),
+            State::Leaving(end) => self.leaving(end, now, rng),
+            State::Closing(end) => Ok(self.close(end, host, now)),
+            State::Ended(_) => Ok(None),
+        }
     }
 
-    fn join(&mut self, host: &SimHost, now: Instant) {
-        let connected = connect(host, u64::from(self.rank));
+    fn join(&mut self, host: &SimHost, now: Instant) -> Option<Instant> {
+        let words = self.tickets.len() as u32;
+        let connected = self.connected.get_or_insert_with(|| connect(host, u64::from(self.rank), words));
         let Ok(charge) = connected.session.tenant.charge(Resource::Communicators, 1) else {
-            self.state = State::Ended(RankEnd::Failed("no quota".into()));
-            return;
+            self.state = State::Closing(RankEnd::Failed(None, "no quota".into()));
+            return Some(now);
         };
         let request = JoinRequest {
             session: Arc::clone(&connected.session),
             request: 1,
-            tenant_comm: Handle { index: 0, generation: 1 },
-            id: self.id,
+            tenant_comm: Handle { index: self.phase as u32, generation: 1 },
+            id: self.script[self.phase].id,
             rank: self.rank,
             nranks: self.nranks,
             root: Name::new(&format!("h{}", self.root)),
             charge,
             reply: connected.replies.sender(),
         };
-        match host.proxy.send(ProxyMessage::Join(Box::new(request))) {
-            Ok(()) => self.state = State::Joining(connected),
-            // The mailbox is full; another session next time.
-            Err(_) => self.state = State::Waiting { until: Some(now) },
+        if host.proxy.send(ProxyMessage::Join(Box::new(request))).is_err() {
+            return Some(now);
         }
+        self.state = State::Joining;
+        None
     }
 
-    fn joining(&mut self, connected: Connected) {
-        self.state = match connected.replies.pop() {
-            None => State::Joining(connected),
-            Some(ProxyReply::Joined { comm, .. }) => State::Running { connected, comm },
-            Some(ProxyReply::JoinFailed { message, .. }) => State::Ended(RankEnd::Failed(message)),
-            Some(ProxyReply::Left { .. }) => State::Ended(RankEnd::Failed("left before it had joined".into())),
-        };
-    }
-
-    fn leaving(&mut self, connected: Connected) {
-        self.state = match connected.replies.pop() {
-            None => State::Leaving(connected),
-            Some(_) => State::Ended(RankEnd::Well),
-        };
-    }
-
-    fn run(
-        &mut self,
-        mut connected: Connected,
-        comm: Handle,
-        host: &SimHost,
-        now: Instant,
-        rng: &mut StdRng,
-    ) -> Result<Option<Instant>, String> {
-        assert_eq!(connected.incarnation, host.incarnation, "a rank outlives its service");
-        if let Some(failure) = connected.completions.try_pop().expect("a sound ring") {
-            let why = failure.message().to_owned();
-            // As the shim does: it lets go of what has failed.
-            let message = ProxyMessage::SessionClosed { session: connected.session.id };
-            if host.proxy.send(message).is_err() {
-                return Err("a mailbox is full; make it larger".into());
+    fn joining(&mut self) -> Result<Option<Instant>, String> {
+        self.state = match self.connected.as_ref().and_then(|connected| connected.replies.pop()) {
+            None => return Ok(None),
+            Some(ProxyReply::Joined { comm, .. }) => State::Running { comm },
+            Some(ProxyReply::JoinFailed { class, message, .. }) => {
+                State::Closing(RankEnd::Failed(Some(class), message))
             }
-            self.state = State::Ended(RankEnd::Failed(why));
-            return Ok(None);
+            Some(ProxyReply::Left { .. }) => return Err(format!("rank {} left before it had joined", self.rank)),
+        };
+        Ok(None)
+    }
+
+    /// What the service tells of the communicator of now; of earlier ones the rank has left nothing counts.
+    fn told(&mut self) -> Result<Option<RankEnd>, String> {
+        let own = self.tenant_comm();
+        let Some(connected) = &mut self.connected else { return Ok(None) };
+        while let Some(completion) = connected.completions.try_pop().expect("a sound ring") {
+            if completion.comm == own {
+                return Ok(Some(RankEnd::Failed(ErrorClass::from_wire(completion.class), completion.message())));
+            }
+            if completion.comm == Handle::NONE || completion.comm.index > own.index {
+                return Err(format!("rank {} was told of {:?}: {}", self.rank, completion.comm, completion.message()));
+            }
         }
-        let ended = connected.session.last_ended(0);
-        while let Some(flight) = self.flights.iter_mut().find(|flight| flight.ticket <= ended && !flight.is_checked) {
-            flight.is_checked = true;
-            flight.check(self.rank)?;
-            self.done += 1;
+        Ok(None)
+    }
+
+    /// Takes note of units that have ended.
+    fn land(&mut self, is_checked: bool) -> Result<(), String> {
+        let Some(connected) = &self.connected else { return Ok(()) };
+        let session = &connected.session;
+        let has_ended =
+            |unit: &Vec<Flight>| unit.iter().all(|flight| flight.ticket <= session.last_ended(flight.stream));
+        if !self.flying.iter().any(has_ended) {
+            return Ok(());
         }
-        if self.done == self.calls.len() {
-            let reply = connected.replies.sender();
-            let message = ProxyMessage::Leave { comm, rank: self.rank, request: 2, reply };
-            self.state = match host.proxy.send(message) {
-                Ok(()) => State::Leaving(connected),
-                Err(_) => State::Running { connected, comm },
-            };
+        let (ended, flying): (Vec<_>, Vec<_>) = std::mem::take(&mut self.flying).into_iter().partition(has_ended);
+        self.flying = flying.into();
+        for mut flight in ended.into_iter().flatten() {
+            if is_checked {
+                flight.check()?;
+            } else {
+                flight.check_margins()?;
+            }
+            flight.end();
+            self.ended.push(flight);
+        }
+        Ok(())
+    }
+
+    fn run(&mut self, comm: Handle, host: &SimHost, now: Instant, rng: &mut StdRng) -> Result<Option<Instant>, String> {
+        if let Some(end) = self.told()? {
+            // Some programs end at once, others tidy up.
+            self.state = if rng.random_bool(0.3) { State::Closing(end) } else { State::Draining { comm, end } };
             return Ok(Some(now));
         }
-        let mut again = None;
-        if self.next_call < self.calls.len() && self.next_call - self.done < IN_FLIGHT_MAX {
-            again = Some(now + Duration::from_micros(rng.random_range(0..100)));
-            let in_place = rng.random_bool(0.3);
-            let flight = Flight::new(self.calls[self.next_call], self.rank, self.next_call as u64 + 1, in_place);
-            let operation = flight.operation(&connected.session, comm, self.rank);
-            connected.session.begin_operation();
-            if host.proxy.send(ProxyMessage::Operation(operation)).is_ok() {
-                self.flights.push(flight);
-                self.next_call += 1;
-            }
+        self.land(true)?;
+        let script = Arc::clone(&self.script);
+        let units = &script[self.phase].units;
+        if self.flying.is_empty() && self.next_unit == units.len() {
+            let until = now + Duration::from_micros(rng.random_range(0..20_000));
+            self.state = State::Lingering { comm, until };
+            return Ok(Some(until));
         }
-        self.state = State::Running { connected, comm };
-        Ok(again)
-    }
-}
-
-impl Flight {
-    fn new(call: Call, rank: u32, ticket: u64, in_place: bool) -> Self {
-        let size = call.dtype.size_bytes();
-        let (send_bytes, recv_bytes) = (call.send_count(rank) * size, call.recv_count(rank) * size);
-        let elements = if in_place { call.in_place_elements(rank) } else { None };
-        let (send_at, recv_at, bytes) = match elements {
-            Some((send, recv)) => (send as usize * size, recv as usize * size, send_bytes.max(recv_bytes)),
-            None => (0, send_bytes.next_multiple_of(64) + MARGIN_BYTES, {
-                send_bytes.next_multiple_of(64) + MARGIN_BYTES + recv_bytes
-            }),
-        };
-        let words = (bytes + 2 * MARGIN_BYTES).div_ceil(8);
-        let mut flight = Flight {
-            memory: vec![u64::from_ne_bytes([POISON; 8]); words],
-            send_at: MARGIN_BYTES + send_at,
-            recv_at: MARGIN_BYTES + recv_at,
-            call,
-            ticket,
-            is_checked: false,
-        };
-        let send_at = flight.send_at;
-        flight.bytes_mut()[send_at..send_at + send_bytes].copy_from_slice(&call.input(rank));
-        flight
-    }
-
-    fn bytes_mut(&mut self) -> &mut [u8] {
-        bytemuck::cast_slice_mut(&mut self.memory)
-    }
-
-    fn operation(&self, session: &Arc<Session>, comm: Handle, rank: u32) -> Operation {
-        let Call { kind, dtype, redop, root, count, .. } = self.call;
-        let size = dtype.size_bytes();
-        let operand = |at: usize, elements: usize| Operand {
-            ptr: self.memory.as_ptr().cast_mut().cast::<u8>().wrapping_add(at),
-            bytes: (elements * size) as u64,
-            region: None,
-        };
-        Operation {
-            session: Arc::clone(session),
-            stream: Handle { index: 0, generation: 1 },
-            ticket: self.ticket,
-            comm,
-            tenant_comm: Handle { index: 0, generation: 1 },
-            rank,
-            action: Action::Collective { kind, redop, scalar_bits: self.scalar_bits(rank), root },
-            dtype,
-            count,
-            send: operand(self.send_at, self.call.send_count(rank)),
-            recv: operand(self.recv_at, self.call.recv_count(rank)),
-            group_continues: false,
-            rounds: 0,
-            round: RoundState::None,
+        if self.is_stuck || self.next_unit == units.len() || self.flying.len() >= IN_FLIGHT_MAX {
+            return Ok(None);
         }
-    }
-
-    /// Bits of the scalar in the call's type, as the shim writes them.
-    fn scalar_bits(&self, rank: u32) -> u64 {
-        self.call.scalar(rank) as u64
-    }
-
-    fn check(&mut self, rank: u32) -> Result<(), String> {
-        let call = self.call;
-        let size = call.dtype.size_bytes();
-        let (send_at, recv_at) = (self.send_at, self.recv_at);
-        let (send_bytes, recv_bytes) = (call.send_count(rank) * size, call.recv_count(rank) * size);
-        let bytes = self.bytes_mut();
-        let wrong = call.wrong_elements(rank, &bytes[recv_at..recv_at + recv_bytes]);
-        if wrong > 0 {
-            return Err(format!("rank {rank} of {call:?} has {wrong} wrong elements"));
+        let calls_from = *self.calls_from.get_or_insert(now + self.late);
+        if calls_from > now {
+            return Ok(Some(calls_from));
         }
-        let is_outside = |at: usize| {
-            !(send_at..send_at + send_bytes).contains(&at) && !(recv_at..recv_at + recv_bytes).contains(&at)
+        self.call(&units[self.next_unit], comm, host, rng);
+        Ok(Some(now + Duration::from_micros(rng.random_range(0..100))))
+    }
+
+    fn call(&mut self, unit: &Unit, comm: Handle, host: &SimHost, rng: &mut StdRng) {
+        let (rank, tenant_comm) = (self.rank, self.tenant_comm());
+        let Some(connected) = &self.connected else { return };
+        let Some(mut flights) = unit.flights((rank, self.nranks), self.trouble, rng) else {
+            self.is_stuck = match self.trouble {
+                Trouble::Abort(_) => host.proxy.send(ProxyMessage::Abort { comm, rank }).is_ok(),
+                _ => true,
+            };
+            return;
         };
-        match bytes.iter().enumerate().find(|(at, byte)| is_outside(*at) && **byte != POISON) {
-            Some((at, _)) => Err(format!("rank {rank} of {call:?}: byte {at} outside its buffers was written")),
-            None => Ok(()),
+        let stream = match unit {
+            Unit::Single(_) | Unit::Group(_) => 0,
+            _ => rng.random_range(0..self.tickets.len() as u32),
+        };
+        let caller = Caller { session: &connected.session, comm, tenant_comm, rank, stream };
+        let last_ticket = &mut self.tickets[stream as usize];
+        let operations = flights.iter_mut().flat_map(|flight| flight.operations(&caller, last_ticket));
+        self.unsent.extend(operations);
+        if let Unit::Group(_) = unit {
+            let others = self.unsent.len().saturating_sub(1);
+            self.unsent.iter_mut().take(others).for_each(|operation| operation.group_continues = true);
         }
+        // What starts together ends together.
+        flights.iter_mut().for_each(|flight| flight.ticket = *last_ticket);
+        self.unsent.iter().for_each(|_| connected.session.begin_operation());
+        if !flights.is_empty() {
+            self.flying.push_back(flights);
+        }
+        self.next_unit += 1;
+    }
+
+    fn leave(&mut self, comm: Handle, end: Option<RankEnd>, host: &SimHost, now: Instant) -> Option<Instant> {
+        let Some(connected) = &self.connected else { return None };
+        let message = ProxyMessage::Leave { comm, rank: self.rank, request: 2, reply: connected.replies.sender() };
+        if host.proxy.send(message).is_ok() {
+            self.state = State::Leaving(end);
+        }
+        Some(now)
+    }
+
+    fn drain(&mut self, comm: Handle, end: RankEnd, host: &SimHost, now: Instant) -> Result<Option<Instant>, String> {
+        self.land(false)?;
+        if !self.flying.is_empty() {
+            return Ok(None);
+        }
+        Ok(self.leave(comm, Some(end), host, now))
+    }
+
+    fn leaving(&mut self, end: Option<RankEnd>, now: Instant, rng: &mut StdRng) -> Result<Option<Instant>, String> {
+        let reply = self.connected.as_ref().and_then(|connected| connected.replies.pop());
+        let Some(reply) = reply else { return Ok(None) };
+        if !matches!(reply, ProxyReply::Left { request: 2 }) {
+            return Err(format!("rank {} wanted to leave and was told something else", self.rank));
+        }
+        (self.phase, self.next_unit) = (self.phase + 1, 0);
+        self.state = match end {
+            Some(end) => State::Closing(end),
+            None if self.phase == self.script.len() => State::Closing(RankEnd::Well),
+            None => State::Waiting { until: Some(now + Duration::from_micros(rng.random_range(0..5000))) },
+        };
+        Ok(Some(now))
+    }
+
+    fn close(&mut self, end: RankEnd, host: &SimHost, now: Instant) -> Option<Instant> {
+        let Some(connected) = &self.connected else { return None };
+        if host.proxy.send(ProxyMessage::SessionClosed { session: connected.session.id }).is_err() {
+            return Some(now);
+        }
+        self.connected = None;
+        self.state = State::Ended(end);
+        None
     }
 }

@@ -2,23 +2,29 @@
 //! on a network and a clock that are simulated. Ranks are modelled: they join, call collectives, check what they get, leave
 //! or die. A seed decides everything.
 
+mod flight;
 mod host;
 mod job;
+mod script;
+mod verdict;
 mod wires;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::{Duration, Instant};
 
+use mccs_service::collective::Choice;
 use mccs_service::exchange::protocol::{LinkTimes, Name};
-use mccs_service::transports::memory::{MemoryNetwork, MemoryNetworkOptions};
+use mccs_service::transports::faulty::Faults;
+use mccs_service::transports::memory::{HostId, MemoryNetwork, MemoryNetworkOptions};
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 
 pub use self::host::SimHost;
-pub use self::job::{Job, RankEnd};
+pub use self::job::RankEnd;
 use self::job::{Sight, SimRank};
+pub use self::script::{Job, Trouble};
 use self::wires::Wires;
 
 /// Times of all simulated hosts.
@@ -29,6 +35,8 @@ pub const TIMES: LinkTimes = LinkTimes {
 };
 /// Time that ranks have to join, and operations to end.
 pub const TIMEOUT: Duration = Duration::from_secs(20);
+/// Cuts of this length harm no job.
+const CUT_BORNE: Duration = Duration::from_secs(1);
 /// After this everything has ended that can.
 pub const ALL_OVER: Duration = Duration::from_secs(90);
 
@@ -45,6 +53,12 @@ pub struct Options {
     pub latency: Duration,
     /// Bytes that a flow moves a poll.
     pub step_bytes: u64,
+    /// Who chooses algorithms.
+    pub choice: Choice,
+    /// Channels of a communicator.
+    pub channels: u32,
+    /// Bad luck of transports; the seed in it counts for nothing. If flows die of it, no job has to end well.
+    pub faults: Faults,
 }
 
 /// Something that goes wrong.
@@ -60,6 +74,14 @@ pub enum Misfortune {
     Heal,
     /// Connections between two services break, and are made again.
     BreakLink(usize, usize),
+    /// Frames on their way between two services are lost with their connection, of which only the first is told.
+    HalfOpen(usize, usize),
+    /// A host polls its engines only so often.
+    Slow(usize, Duration),
+    /// The clock of all leaps ahead.
+    Leap(Duration),
+    /// A host gets another number of transport engines.
+    Resize(usize, usize),
     /// A second connection is made between two services.
     DuplicateLink(usize, usize),
     /// A rank of a job dies.
@@ -76,6 +98,13 @@ enum Happening {
     Misfortune(Misfortune),
 }
 
+struct RunningJob {
+    job: Job,
+    ranks: Vec<SimRank>,
+    /// Whether one of its ranks was killed.
+    is_struck: bool,
+}
+
 /// See the module's documentation.
 pub struct Cluster {
     /// Now.
@@ -87,7 +116,9 @@ pub struct Cluster {
     names: Vec<Name>,
     hosts: Vec<Option<SimHost>>,
     wires: Wires,
-    jobs: Vec<Vec<SimRank>>,
+    jobs: Vec<RunningJob>,
+    /// Hosts whose jobs may fail.
+    struck: BTreeSet<usize>,
     happenings: BTreeMap<(Instant, u64), Happening>,
     happening_count: u64,
     trace: DefaultHasher,
@@ -112,6 +143,7 @@ impl Cluster {
             hosts: (0..options.hosts).map(|_| None).collect(),
             wires: Wires::new(options.latency),
             jobs: Vec::new(),
+            struck: BTreeSet::new(),
             happenings: BTreeMap::new(),
             happening_count: 0,
             trace: DefaultHasher::new(),
@@ -142,12 +174,17 @@ impl Cluster {
             for other in (0..self.hosts.len()).filter(|other| *other != host) {
                 self.connect_soon(host, other);
             }
+            self.cut_engines();
         }
     }
 
     fn connect_soon(&mut self, a: usize, b: usize) {
         let delay = Duration::from_micros(self.rng.random_range(0..20_000));
         self.wires.connect_at(self.now + delay, a.min(b), a.max(b));
+    }
+
+    fn all_ranks(&mut self) -> impl Iterator<Item = &mut SimRank> {
+        self.jobs.iter_mut().flat_map(|job| &mut job.ranks)
     }
 
     fn at(&mut self, after: Duration, happening: Happening) {
@@ -170,54 +207,84 @@ impl Cluster {
             Happening::Start(job) => {
                 let number = self.jobs.len() as u64;
                 let ranks = job.ranks(number, self.options.seed, &mut self.rng);
-                self.jobs.push(ranks);
+                self.jobs.push(RunningJob { job, ranks, is_struck: false });
             }
             Happening::Misfortune(Misfortune::Crash(host)) => {
+                self.struck.insert(host);
                 if let Some(dead) = self.hosts[host].take() {
                     dead.memory_hosts.iter().for_each(|engine| self.network.kill(*engine));
                     self.wires.crash(host);
-                    self.jobs.iter_mut().flatten().for_each(|rank| rank.host_crashed(host));
+                    self.all_ranks().for_each(|rank| rank.host_crashed(host));
                 }
             }
             Happening::Misfortune(Misfortune::Restart(host)) => self.restart(host),
             Happening::Misfortune(Misfortune::Cut(a, b)) => {
-                self.wires.cut(a, b);
-                self.for_engine_pairs(a, b, |network, a, b| network.cut(a, b));
+                self.wires.cut(a, b, self.now);
+                self.cut_engines();
             }
             Happening::Misfortune(Misfortune::Heal) => {
-                for (a, b) in self.wires.heal() {
-                    self.for_engine_pairs(a, b, |network, a, b| network.heal(a, b));
-                    self.connect_soon(a, b);
-                }
+                self.heal();
             }
-            Happening::Misfortune(Misfortune::BreakLink(a, b)) => {
-                self.break_wire(a, b);
-            }
+            Happening::Misfortune(Misfortune::BreakLink(a, b)) => self.break_wire((a, b), true),
+            Happening::Misfortune(Misfortune::HalfOpen(a, b)) => self.break_wire((a, b), false),
             Happening::Misfortune(Misfortune::DuplicateLink(a, b)) => self.connect_soon(a, b),
             Happening::Misfortune(Misfortune::Kill { job, rank }) => {
-                if let Some(rank) = self.jobs.get_mut(job).and_then(|ranks| ranks.get_mut(rank)) {
-                    rank.kill(&self.hosts);
+                if let Some(job) = self.jobs.get_mut(job)
+                    && let Some(rank) = job.ranks.get_mut(rank)
+                {
+                    rank.kill();
+                    job.is_struck = true;
+                }
+            }
+            Happening::Misfortune(Misfortune::Slow(host, poll_every)) => {
+                if let Some(host) = &mut self.hosts[host] {
+                    host.poll_every = poll_every;
+                }
+            }
+            Happening::Misfortune(Misfortune::Leap(time)) => {
+                // Longer than what peers bear to hear nothing.
+                if time >= TIMES.keep_alive + TIMES.keep_alive / 2 {
+                    self.struck.extend(0..self.hosts.len());
+                }
+                self.now += time;
+            }
+            Happening::Misfortune(Misfortune::Resize(host, count)) => {
+                if let Some(host) = &mut self.hosts[host] {
+                    host.resize(count);
+                    self.cut_engines();
                 }
             }
         }
     }
 
-    fn for_engine_pairs(
-        &self,
-        a: usize,
-        b: usize,
-        run: impl Fn(&MemoryNetwork, mccs_service::transports::memory::HostId, mccs_service::transports::memory::HostId),
-    ) {
+    fn for_engine_pairs(&self, (a, b): (usize, usize), run: impl Fn(&MemoryNetwork, HostId, HostId)) {
         let of = |host: usize| self.hosts[host].as_ref().map_or(&[][..], |host| &host.memory_hosts);
         for a in of(a) {
             of(b).iter().for_each(|b| run(&self.network, *a, *b));
         }
     }
 
-    fn break_wire(&mut self, a: usize, b: usize) {
+    /// Also between engines that are new.
+    fn cut_engines(&self) {
+        for pair in self.wires.cuts() {
+            self.for_engine_pairs(pair, MemoryNetwork::cut);
+        }
+    }
+
+    fn heal(&mut self) {
+        for ((a, b), since) in self.wires.heal() {
+            if self.now - since >= CUT_BORNE {
+                self.struck.extend([a, b]);
+            }
+            self.for_engine_pairs((a, b), MemoryNetwork::heal);
+            self.connect_soon(a, b);
+        }
+    }
+
+    fn break_wire(&mut self, (a, b): (usize, usize), also_tell_b: bool) {
         for (host, link) in self.wires.break_between(a, b) {
-            if let Some(host) = &mut self.hosts[host] {
-                host.exchange.link_down(link, self.now);
+            if let Some(end) = self.hosts[host].as_mut().filter(|_| host == a || also_tell_b) {
+                end.exchange.link_down(link, self.now);
             }
         }
         self.connect_soon(a, b);
@@ -242,7 +309,7 @@ impl Cluster {
                 self.connect_soon(broken.0, broken.1);
             }
         }
-        for rank in self.jobs.iter_mut().flatten() {
+        for rank in self.jobs.iter_mut().flat_map(|job| &mut job.ranks) {
             let sight = Sight { hosts: &self.hosts, now: self.now };
             match rank.live(&sight, &mut self.rng) {
                 Ok(wake) => next = next.into_iter().chain(wake).min(),
@@ -267,7 +334,7 @@ impl Cluster {
     /// Whether every rank of every job has ended.
     #[must_use]
     pub fn is_over(&self) -> bool {
-        self.happenings.is_empty() && self.jobs.iter().flatten().all(|rank| rank.end().is_some())
+        self.happenings.is_empty() && self.jobs.iter().flat_map(|job| &job.ranks).all(|rank| rank.end().is_some())
     }
 
     /// Runs until all have ended, and everything that can time out has; then looks for what is left.
@@ -283,26 +350,20 @@ impl Cluster {
         }
         // Whatever is told after the end.
         self.run_for(2 * TIMES.host_timeout);
-        if std::env::var("SHOW").is_ok() {
-            for (number, ranks) in self.jobs.iter().enumerate() {
-                let hosts: Vec<_> = ranks.iter().map(SimRank::host).collect();
-                eprintln!(
-                    "seed {} job {number} {hosts:?} at {:?}: {:?}",
-                    self.options.seed,
-                    self.elapsed(),
-                    ranks.iter().map(|rank| rank.end()).collect::<Vec<_>>()
-                );
+        self.heal();
+        let flows_die = self.options.faults.death_bytes.is_some() || self.options.faults.refusals_percent > 0;
+        for (number, RunningJob { job, ranks, is_struck }) in self.jobs.iter().enumerate() {
+            let is_struck = *is_struck || job.placement.iter().any(|host| self.struck.contains(host));
+            let is_excused = flows_die || (job.may_fail && is_struck);
+            let ends: Vec<_> = ranks.iter().filter_map(|rank| rank.end().cloned()).collect();
+            for (rank, state) in ranks.iter().enumerate() {
+                if state.end().is_none() {
+                    self.faults.push(format!("job {number} rank {rank} has not ended: {}", state.describe()));
+                }
+                self.faults.extend(state.check_memory().err().map(|fault| format!("job {number}: {fault}")));
             }
-        }
-        for (number, ranks) in self.jobs.iter().enumerate() {
-            for (rank, state) in ranks.iter().enumerate().filter(|(_, state)| state.end().is_none()) {
-                self.faults.push(format!("job {number} rank {rank} has not ended: {}", state.describe()));
-            }
-            let ends: Vec<_> = ranks.iter().filter_map(SimRank::end).collect();
-            let undisturbed = ranks.iter().all(|rank| !rank.may_fail);
-            if undisturbed && let Some(RankEnd::Failed(why)) = ends.iter().find(|end| matches!(end, RankEnd::Failed(_)))
-            {
-                self.faults.push(format!("job {number} has failed, and nothing was wrong: {why}"));
+            if ends.len() == ranks.len() && !is_excused {
+                self.faults.extend(verdict::judge(job, &ends).err().map(|fault| format!("job {number}: {fault}")));
             }
         }
         for (index, host) in self.hosts.iter().enumerate() {

@@ -24,7 +24,8 @@ pub(super) struct Wires {
     wires: BTreeMap<u64, Wire>,
     by_link: BTreeMap<LinkId, (u64, usize)>,
     next: u64,
-    cuts: BTreeSet<(usize, usize)>,
+    /// Since when.
+    cuts: BTreeMap<(usize, usize), Instant>,
     connects: BTreeSet<(Instant, usize, usize)>,
     /// Ends that have to be told that their connection is gone.
     broken: Vec<(usize, LinkId)>,
@@ -37,7 +38,7 @@ impl Wires {
             wires: BTreeMap::new(),
             by_link: BTreeMap::new(),
             next: 0,
-            cuts: BTreeSet::new(),
+            cuts: BTreeMap::new(),
             connects: BTreeSet::new(),
             broken: Vec::new(),
         }
@@ -54,14 +55,19 @@ impl Wires {
     }
 
     /// Frames on their way are lost, and nobody is told.
-    pub(super) fn cut(&mut self, a: usize, b: usize) {
-        self.cuts.insert((a.min(b), a.max(b)));
+    pub(super) fn cut(&mut self, a: usize, b: usize, now: Instant) {
+        self.cuts.entry((a.min(b), a.max(b))).or_insert(now);
         for wire in self.wires.values_mut().filter(|wire| wire.ends == [a.min(b), a.max(b)]) {
             wire.frames.iter_mut().for_each(VecDeque::clear);
         }
     }
 
-    pub(super) fn heal(&mut self) -> BTreeSet<(usize, usize)> {
+    pub(super) fn cuts(&self) -> impl Iterator<Item = (usize, usize)> {
+        self.cuts.keys().copied()
+    }
+
+    /// Returns what was cut, and since when.
+    pub(super) fn heal(&mut self) -> BTreeMap<(usize, usize), Instant> {
         std::mem::take(&mut self.cuts)
     }
 
@@ -109,7 +115,7 @@ impl Wires {
         }
         while let Some((_, a, b)) = self.connects.first().copied().filter(|(at, ..)| *at <= now) {
             self.connects.pop_first();
-            if self.cuts.contains(&(a, b)) || hosts[a].is_none() || hosts[b].is_none() {
+            if self.cuts.contains_key(&(a, b)) || hosts[a].is_none() || hosts[b].is_none() {
                 continue;
             }
             let links = [LinkId(2 * self.next), LinkId(2 * self.next + 1)];
@@ -150,7 +156,7 @@ impl Wires {
                 Output::Send { link, frame } => {
                     let Some((number, end)) = self.by_link.get(&link).copied() else { continue };
                     let Some(wire) = self.wires.get_mut(&number) else { continue };
-                    if self.cuts.contains(&(wire.ends[0], wire.ends[1])) {
+                    if self.cuts.contains_key(&(wire.ends[0], wire.ends[1])) {
                         continue;
                     }
                     let frames = &mut wire.frames[1 - end];
