@@ -42,8 +42,6 @@ pub enum ChannelFault {
         bytes: u64,
         /// Length of what was expected.
         expected_bytes: u64,
-        /// Whether it was to be a send's and not a collective's.
-        is_pair: bool,
     },
 }
 
