@@ -13,6 +13,7 @@
 //! fp8 saturates: a finite sum beyond the largest value becomes the largest value, as CUDA's conversions do by default.
 //! `max` and `min` propagate NaN. Sources are combined in the order given, so results repeat bit for bit.
 
+pub mod cuda;
 mod element;
 pub mod fp8;
 pub mod reference;

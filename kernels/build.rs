@@ -1,0 +1,76 @@
+//! Compiles cuda/mccs.cu into one image for all GPU generations, where there is an nvcc; without one the crate builds all
+//! the same, and `mccs_kernels::cuda::IMAGE` is `None`.
+
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+/// Machine code for these, and portable code of the last for GPUs that come later.
+const ARCHITECTURES: [u32; 3] = [80, 90, 100];
+/// What names a compiler, in the order of preference.
+const VARIABLES: [&str; 4] = ["MCCS_NVCC", "CUDA_HOME", "CUDA_PATH", "PATH"];
+
+fn main() -> ExitCode {
+    println!("cargo:rerun-if-changed=build.rs");
+    println!("cargo:rerun-if-changed=cuda/mccs.cu");
+    println!("cargo:rerun-if-changed=cuda/include");
+    VARIABLES.iter().for_each(|name| println!("cargo:rerun-if-env-changed={name}"));
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
+    let image = match nvcc() {
+        Some(nvcc) => match compile(&nvcc, &out.join("mccs.fatbin")) {
+            Ok(()) => "Some(&Aligned(*include_bytes!(concat!(env!(\"OUT_DIR\"), \"/mccs.fatbin\"))))",
+            Err(error) => {
+                println!("cargo:warning={} cannot compile the GPU kernels: {error}", nvcc.display());
+                return ExitCode::FAILURE;
+            }
+        },
+        None => {
+            println!("cargo:warning=no nvcc (looked at {}): built without GPU kernels", VARIABLES.join(", "));
+            "None"
+        }
+    };
+    let source = format!("static COMPILED: Option<&'static Aligned<[u8]>> = {image};\n");
+    match std::fs::write(out.join("image.rs"), source) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            println!("cargo:warning=cannot write to OUT_DIR: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn nvcc() -> Option<PathBuf> {
+    if let Some(named) = env::var_os("MCCS_NVCC") {
+        // Named: used as it is, so that a wrong name is an error and not a build without kernels.
+        return (!named.is_empty()).then(|| PathBuf::from(named));
+    }
+    let homes = ["CUDA_HOME", "CUDA_PATH"].iter().filter_map(env::var_os).map(|home| Path::new(&home).join("bin"));
+    let paths = env::var_os("PATH").map(|path| env::split_paths(&path).collect::<Vec<_>>()).unwrap_or_default();
+    homes.chain(paths).chain(python_packages()).map(|folder| folder.join("nvcc")).find(|nvcc| nvcc.is_file())
+}
+
+/// Where the compiler's Python packages put it, if the python3 on the path has them.
+fn python_packages() -> Option<PathBuf> {
+    let script = "import sysconfig; print(sysconfig.get_path('purelib'))";
+    let output = Command::new("python3").args(["-c", script]).output().ok().filter(|output| output.status.success())?;
+    let folder = String::from_utf8(output.stdout).ok()?;
+    Some(Path::new(folder.trim()).join("nvidia/cu13/bin"))
+}
+
+fn compile(nvcc: &Path, image: &Path) -> Result<(), String> {
+    let mut command = Command::new(nvcc);
+    // No contraction of multiply and add: the reference rounds both.
+    command.args(["-std=c++17", "-O3", "-fmad=false", "-fatbin", "-Werror", "all-warnings", "-o"]).arg(image);
+    command.arg("--threads").arg(env::var("NUM_JOBS").unwrap_or_else(|_| "1".into()));
+    for architecture in ARCHITECTURES {
+        command.arg("-gencode").arg(format!("arch=compute_{architecture},code=sm_{architecture}"));
+    }
+    let [.., newest] = ARCHITECTURES;
+    command.arg("-gencode").arg(format!("arch=compute_{newest},code=compute_{newest}"));
+    let output = command.arg("cuda/mccs.cu").output().map_err(|error| error.to_string())?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let lines = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
+    Err(lines.trim().replace('\n', "; "))
+}

@@ -1,0 +1,76 @@
+// What the host hands to kernels, by value: the mirror of kernels/src/cuda/abi.rs. Every field is plain data.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace mccs {
+
+constexpr uint32_t RANKS_MAX = 8;
+
+// Flags of DirectArgs.
+constexpr uint32_t HEADS = 1;   // exchange heads: they carry scalars, and make a full exchange of any operation
+constexpr uint32_t OWN = 2;     // what this rank sends to itself goes straight from send to receive buffer
+constexpr uint32_t KEEP = 4;    // the receiver's result goes to the receive buffer (and not only to other ranks)
+constexpr uint32_t SCALED = 8;  // contributions are multiplied by their rank's scalar first
+
+struct DirectArgs {
+    uint64_t send;
+    uint64_t recv;
+    uint64_t areas[RANKS_MAX];
+    uint64_t abort_word;
+    uint64_t done_word;
+    uint64_t scalar_bits;
+    uint64_t bytes;        // one shot: of a message between two ranks; two shots: of the whole buffer
+    uint64_t shard_bytes;  // two shots: of a shard, a multiple of 16; one shot: 0
+    uint64_t send_stride;  // one shot: from the part for one rank to the next rank's
+    uint64_t recv_stride;  // one shot: from the part of one rank to the next rank's
+    uint64_t packets_offset;
+    uint64_t packet_slot_bytes;
+    uint64_t bulk_offset;
+    uint32_t sequence;
+    uint32_t rank;
+    uint32_t nranks;
+    uint32_t flags;
+    uint32_t unsharded;   // the rank that owns no shard, or RANKS_MAX
+    uint32_t divisor;     // sums are divided by it; 0: they are not
+    uint32_t send_mask;   // ranks that get a message
+    uint32_t recv_mask;   // ranks that send one
+    uint32_t relay_mask;  // two shots: ranks that get this rank's shard
+    uint32_t out_mask;    // two shots: ranks whose shard this rank gets
+    uint32_t area_blocks;
+    uint32_t slots;
+    uint32_t slot_bytes;
+    uint32_t chunk_bytes;
+    uint32_t push_warps;
+    uint32_t middle_warps;
+    uint32_t out_warps;
+    uint32_t op;  // sum, prod, max, min: 0 to 3
+};
+static_assert(sizeof(DirectArgs) == 232 && offsetof(DirectArgs, sequence) == 160, "as in abi.rs");
+
+struct ReduceArgs {
+    uint64_t sources[RANKS_MAX];       // in the order they are combined in
+    uint64_t destinations[RANKS_MAX];
+    uint64_t scalars[RANKS_MAX];
+    uint64_t flags[RANKS_MAX];         // a word that tells of each source's arrival; 0: it is there
+    uint64_t flag_value;               // piece 0 is there when its flag is at least this
+    uint64_t flag_step;                // added to flag_value for each further piece
+    uint64_t flag_stride;              // bytes from a piece's flag to the next piece's
+    uint64_t done_word;                // 0: nobody is told
+    uint64_t done_value;
+    uint64_t done_step;
+    uint64_t done_stride;
+    uint64_t counters;                 // u32 a piece, zero before and after; needed where done_word is set
+    uint64_t abort_word;
+    uint64_t bytes;                    // of a source
+    uint64_t piece_bytes;              // a multiple of 16
+    uint32_t pieces;
+    uint32_t source_count;
+    uint32_t destination_count;
+    uint32_t divisor;
+    uint32_t scaled;
+    uint32_t op;
+};
+static_assert(sizeof(ReduceArgs) == 368 && offsetof(ReduceArgs, flag_value) == 256, "as in abi.rs");
+
+}  // namespace mccs

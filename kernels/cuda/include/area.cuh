@@ -1,0 +1,86 @@
+// Where things lie in areas, and which part of a buffer belongs to which rank. The mirror of kernels/src/cuda/area.rs.
+#pragma once
+#include "abi.cuh"
+#include "memory.cuh"
+
+namespace mccs {
+
+// An area begins with the count of blocks that ended; then come heads, flags and acknowledgements.
+constexpr uint64_t HEADS_OFFSET = 256;                              // [parity][rank] packets
+constexpr uint64_t FLAGS_OFFSET = 1024;                             // [phase][block][rank] words
+constexpr uint64_t PHASES = 2;
+
+// A rank's place among the peers of another.
+__device__ inline uint32_t peer_index(uint32_t rank, uint32_t other) { return rank < other ? rank : rank - 1; }
+
+__device__ inline uint64_t head_at(const DirectArgs& a, uint32_t in, uint32_t from) {
+    return a.areas[in] + HEADS_OFFSET + ((a.sequence & 1) * RANKS_MAX + from) * 16;
+}
+__device__ inline uint64_t flag_at(const DirectArgs& a, uint32_t in, uint32_t from, uint32_t phase, uint32_t block) {
+    return a.areas[in] + FLAGS_OFFSET + ((phase * a.area_blocks + block) * RANKS_MAX + from) * 8;
+}
+__device__ inline uint64_t ack_at(const DirectArgs& a, uint32_t in, uint32_t from, uint32_t phase, uint32_t block) {
+    return flag_at(a, in, from, PHASES + phase, block);
+}
+__device__ inline uint64_t packets_at(const DirectArgs& a, uint32_t in, uint32_t from) {
+    uint64_t slot = (a.sequence & 1) * (a.nranks - 1) + peer_index(from, in);
+    return a.areas[in] + a.packets_offset + slot * a.packet_slot_bytes;
+}
+// Of the slot for a step, in the area of a rank for which the sender is its `index`th peer.
+__device__ inline uint64_t slot_offset(const DirectArgs& a, uint32_t index, uint32_t phase, uint32_t block, uint32_t step) {
+    uint64_t ring = ((a.sequence & 1) * PHASES + phase) * a.area_blocks + block;
+    uint64_t slot = (ring * (a.nranks - 1) + index) * a.slots + step % a.slots;
+    return a.bulk_offset + slot * a.slot_bytes;
+}
+
+// Two shots: a rank's place among those that own a shard.
+__device__ inline uint64_t shard_offset(const DirectArgs& a, uint32_t rank) {
+    return (rank - (rank > a.unsharded)) * a.shard_bytes;
+}
+// Bytes of the message that ends at, or starts from, the owner of a part.
+__device__ inline uint64_t part_bytes(const DirectArgs& a, uint32_t owner) {
+    if (a.shard_bytes == 0) return a.bytes;
+    uint64_t offset = shard_offset(a, owner);
+    return offset >= a.bytes ? 0 : min(a.shard_bytes, a.bytes - offset);
+}
+// Where the part of the send buffer for a rank begins.
+__device__ inline uint64_t send_part(const DirectArgs& a, uint32_t rank) {
+    return a.send + (a.shard_bytes != 0 ? shard_offset(a, rank) : rank * a.send_stride);
+}
+// Where the part of the receive buffer that a rank sends, or owns, begins.
+__device__ inline uint64_t recv_part(const DirectArgs& a, uint32_t rank) {
+    return a.recv + (a.shard_bytes != 0 ? shard_offset(a, rank) : rank * a.recv_stride);
+}
+
+// Sends this rank's head to all peers: one thread a peer.
+__device__ inline void send_head(const DirectArgs& a, uint32_t peer) {
+    if (peer < a.nranks && peer != a.rank) store_packet(head_at(a, peer, a.rank), a.scalar_bits, a.sequence);
+}
+
+// Waits for a peer's head, and gives its scalar; false: aborted.
+__device__ inline bool wait_head(const DirectArgs& a, uint32_t peer, uint64_t& scalar_bits) {
+    if (peer >= a.nranks || peer == a.rank) {
+        scalar_bits = a.scalar_bits;
+        return true;
+    }
+    uint64_t from = head_at(a, a.rank, peer);
+    uint4 packet = load_packet(from);
+    bool arrived = wait_packet(from, a.sequence, a.abort_word, packet);
+    scalar_bits = packet_data(packet);
+    return arrived;
+}
+
+// Ends an operation: called by all threads of all blocks.
+__device__ inline void finish(const DirectArgs& a, bool aborted) {
+    if (a.done_word == 0) return;
+    aborted = __syncthreads_or(aborted);
+    if (threadIdx.x != 0 || aborted) return;
+    uint32_t* ended = reinterpret_cast<uint32_t*>(a.areas[a.rank]);
+    __threadfence();
+    if (atomicAdd(ended, 1) + 1 == gridDim.x) {
+        *ended = 0;
+        store_release(a.done_word, a.sequence);
+    }
+}
+
+}  // namespace mccs

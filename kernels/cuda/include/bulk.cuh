@@ -1,0 +1,260 @@
+// Middle sizes: bulk chunks through slots of the areas, with flags behind them.
+//
+// Every block owns a slice of each message, with its slots, flags and acknowledgements; no block waits for another of
+// its grid. Inside a block three roles run side by side, so that a chunk is pushed, an earlier one combined and passed on,
+// and one before that taken out at the same time:
+//
+//   push    send buffer -> slots of phase 0 in the areas of those who own the parts
+//   middle  slots of phase 0 -> combined or copied -> receive buffer, and slots of phase 1 in others' areas
+//   out     slots of phase 1 -> receive buffer
+//
+// A role is a gate warp (waits for what a step needs), workers (move bytes), and a post warp (fence, then tells others).
+//
+//   gate, workers: meet at `go` -> workers: work -> workers, post: meet at `did` -> post: tell
+//
+// Words are operation number << 32 | steps, so they only grow. Within an operation a slot is written again when the
+// receiver has acknowledged the step that used it. Between operations the halves of the area alternate, which is safe for
+// the reason given for packets: heads make every operation here a full exchange. An acknowledgement that nobody waits for
+// is not sent.
+#pragma once
+#include "area.cuh"
+#include "packets.cuh"
+#include "vectors.cuh"
+
+namespace mccs {
+
+constexpr uint32_t BULK_THREADS_MAX = 768;
+
+// A barrier of some of the block's warps that also tells all of them whether any is to stop.
+__device__ inline bool meet(uint32_t barrier, uint32_t threads, bool stop) {
+    uint32_t stopped;
+    asm volatile(
+        "{ .reg .pred p, q; setp.ne.u32 p, %3, 0; barrier.cta.red.or.pred q, %1, %2, p; selp.u32 %0, 1, 0, q; }"
+        : "=r"(stopped)
+        : "r"(barrier), "r"(threads), "r"(uint32_t(stop))
+        : "memory");
+    return stopped != 0;
+}
+
+struct Worker {
+    uint32_t thread, threads;
+};
+
+// Runs the caller's part of a role for all steps. True: aborted.
+template <class GATE, class WORK, class POST>
+__device__ bool play(uint32_t role, uint32_t workers, uint32_t warp, uint32_t steps, GATE gate, WORK work, POST post) {
+    uint32_t go = 1 + 2 * role, did = go + 1, threads = 32 * (workers + 1), lane = threadIdx.x % 32;
+    for (uint32_t step = 0; step < steps; step++) {
+        bool stop;
+        if (warp == 0) {
+            stop = meet(go, threads, !gate(step, lane));
+        } else if (warp == 1) {
+            stop = meet(did, threads, false);
+            if (!stop) post(step, lane);
+        } else {
+            stop = meet(go, threads, false);
+            if (!stop) work(step, Worker{(warp - 2) * 32 + lane, workers * 32});
+            stop = meet(did, threads, stop);
+        }
+        if (stop) return true;
+    }
+    return false;
+}
+
+// This block's slice of a message, cut in chunks.
+struct Slice {
+    uint64_t begin, end;
+    uint32_t chunk;
+    __device__ Slice(const DirectArgs& a, uint64_t bytes) : chunk(a.chunk_bytes) {
+        uint64_t each = ((bytes + gridDim.x - 1) / gridDim.x + 127) / 128 * 128;
+        begin = min(bytes, blockIdx.x * each);
+        end = min(bytes, begin + each);
+    }
+    __device__ uint32_t steps() const { return uint32_t((end - begin + chunk - 1) / chunk); }
+    __device__ uint64_t at(uint32_t step) const { return begin + uint64_t(step) * chunk; }
+    __device__ uint32_t bytes(uint32_t step) const {
+        return at(step) >= end ? 0 : uint32_t(min(uint64_t(chunk), end - at(step)));
+    }
+};
+
+__device__ inline Slice slice_of(const DirectArgs& a, uint32_t owner) { return Slice(a, part_bytes(a, owner)); }
+__device__ inline uint64_t word(const DirectArgs& a, uint32_t steps) { return uint64_t(a.sequence) << 32 | steps; }
+
+template <class SLICE>
+__device__ uint32_t steps_of(const DirectArgs& a, uint32_t mask, SLICE slice) {
+    uint32_t steps = 0;
+    for (uint32_t r = 0; r < a.nranks; r++) steps = in(mask, r) ? max(steps, slice(r).steps()) : steps;
+    return steps;
+}
+
+// Waits until a peer has emptied the slot that a step fills.
+__device__ inline bool await_slot(const DirectArgs& a, uint32_t peer, uint32_t phase, uint32_t step) {
+    return step < a.slots ||
+           wait_word(ack_at(a, a.rank, peer, phase, blockIdx.x), word(a, step - a.slots + 1), a.abort_word);
+}
+__device__ inline bool await_data(const DirectArgs& a, uint32_t peer, uint32_t phase, uint32_t step) {
+    return wait_word(flag_at(a, a.rank, peer, phase, blockIdx.x), word(a, step + 1), a.abort_word);
+}
+__device__ inline void tell_data(const DirectArgs& a, uint32_t peer, uint32_t phase, uint32_t step) {
+    fence_system();
+    store_relaxed(flag_at(a, peer, a.rank, phase, blockIdx.x), word(a, step + 1));
+}
+__device__ inline void acknowledge(const DirectArgs& a, uint32_t peer, uint32_t phase, uint32_t step, uint32_t steps) {
+    if (step + a.slots < steps) store_release(ack_at(a, peer, a.rank, phase, blockIdx.x), word(a, step + 1));
+}
+
+// Where a chunk goes: slots in the areas of some peers, and this rank's receive buffer (unless `result` is 0).
+struct Destinations {
+    const DirectArgs& a;
+    uint32_t mask;
+    uint64_t below, above;  // the slot's offset in areas of lower and of higher ranks
+    uint64_t result;
+    __device__ Destinations(const DirectArgs& args, uint32_t peers, uint32_t phase, uint32_t step, uint64_t keep)
+        : a(args), mask(peers), result(keep) {
+        above = slot_offset(a, a.rank, phase, blockIdx.x, step);
+        below = above - uint64_t(a.slots) * a.slot_bytes;
+    }
+    __device__ bool aligned() const { return (result & 15) == 0; }
+    __device__ void store_part(uint32_t at, uint4 data, uint32_t bytes) const {
+#pragma unroll 1
+        for (uint32_t left = mask; left != 0; left &= left - 1) {
+            uint32_t peer = __ffs(left) - 1;
+            store_aligned(a.areas[peer] + (peer < a.rank ? below : above) + at, data);
+        }
+        if (result != 0) store_plain(result + at, data, bytes);
+    }
+};
+
+// What a chunk is made of: peers' slots of phase 0, and this rank's own part.
+struct SlotSources {
+    uint32_t rank;
+    uint64_t first, stride, own;
+    __device__ SlotSources(const DirectArgs& a, uint32_t step, uint64_t own_part)
+        : rank(a.rank), stride(uint64_t(a.slots) * a.slot_bytes), own(own_part) {
+        first = a.areas[a.rank] + slot_offset(a, 0, 0, blockIdx.x, step);
+    }
+    __device__ uint64_t address(uint32_t source) const {
+        return source == rank ? own : first + (source - (source > rank)) * stride;
+    }
+    __device__ bool aligned(uint32_t) const { return (own & 15) == 0; }
+};
+
+// Not inlined, like the out role: compiled once for all data types.
+__device__ __noinline__ bool bulk_push(const DirectArgs& a, uint32_t warp) {
+    bool shared = a.shard_bytes == 0 && a.send_stride == 0;
+    uint64_t own_from = send_part(a, a.rank), own_to = recv_part(a, a.rank);
+    bool own = (a.flags & OWN) != 0 && (a.shard_bytes != 0 ? a.send != a.recv : own_from != own_to);
+    uint32_t mask = a.send_mask | (own && a.shard_bytes == 0 ? 1u << a.rank : 0);
+    auto slice = [&](uint32_t peer) { return slice_of(a, peer); };
+    return play(
+        0, a.push_warps, warp, steps_of(a, mask, slice),
+        [&](uint32_t step, uint32_t lane) {
+            return !in(a.send_mask, lane) || slice(lane).bytes(step) == 0 || await_slot(a, lane, 0, step);
+        },
+        [&](uint32_t step, Worker w) {
+            if (shared) {
+                Slice s(a, a.bytes);
+                Destinations to(a, a.send_mask, 0, step, own ? own_to + s.at(step) : 0);
+                copy_vectors<false>(to, a.send + s.at(step), s.bytes(step), w.thread, w.threads);
+                return;
+            }
+            for (uint32_t i = 1; i <= a.nranks; i++) {
+                uint32_t peer = (a.rank + i) % a.nranks;
+                if (!in(mask, peer)) continue;
+                Slice s = slice(peer);
+                uint64_t from = send_part(a, peer) + s.at(step);
+                uint64_t keep = peer == a.rank || a.shard_bytes != 0 ? recv_part(a, peer) + s.at(step) : 0;
+                Destinations to(a, peer == a.rank ? 0 : 1u << peer, 0, step, own ? keep : 0);
+                copy_vectors<false>(to, from, s.bytes(step), w.thread, w.threads);
+            }
+        },
+        [&](uint32_t step, uint32_t lane) {
+            if (in(a.send_mask, lane) && slice(lane).bytes(step) != 0) tell_data(a, lane, 0, step);
+        });
+}
+
+// The middle role: `work(step, at, bytes, worker)` makes a chunk of the result.
+template <class WORK>
+__device__ bool bulk_middle(const DirectArgs& a, uint32_t warp, WORK work) {
+    if (a.recv_mask == 0) return false;
+    Slice s = slice_of(a, a.rank);
+    uint32_t steps = s.steps();
+    return play(
+        1, a.middle_warps, warp, steps,
+        [&](uint32_t step, uint32_t lane) {
+            return (!in(a.recv_mask, lane) || await_data(a, lane, 0, step)) &&
+                   (!in(a.relay_mask, lane) || await_slot(a, lane, 1, step));
+        },
+        [&](uint32_t step, Worker w) { work(step, s.at(step), s.bytes(step), w); },
+        [&](uint32_t step, uint32_t lane) {
+            if (in(a.relay_mask, lane)) tell_data(a, lane, 1, step);
+            if (in(a.recv_mask, lane)) acknowledge(a, lane, 0, step, steps);
+        });
+}
+
+__device__ __noinline__ bool bulk_out(const DirectArgs& a, uint32_t warp) {
+    auto slice = [&](uint32_t peer) { return slice_of(a, peer); };
+    return play(
+        2, a.out_warps, warp, steps_of(a, a.out_mask, slice),
+        [&](uint32_t step, uint32_t lane) {
+            return !in(a.out_mask, lane) || slice(lane).bytes(step) == 0 || await_data(a, lane, 1, step);
+        },
+        [&](uint32_t step, Worker w) {
+            for (uint32_t i = 1; i < a.nranks; i++) {
+                uint32_t peer = (a.rank + i) % a.nranks;
+                if (!in(a.out_mask, peer)) continue;
+                Slice s = slice(peer);
+                uint64_t from = a.areas[a.rank] + slot_offset(a, peer_index(peer, a.rank), 1, blockIdx.x, step);
+                copy_vectors<true>(Destinations(a, 0, 1, step, recv_part(a, peer) + s.at(step)), from, s.bytes(step),
+                                   w.thread, w.threads);
+            }
+        },
+        [&](uint32_t step, uint32_t lane) {
+            if (in(a.out_mask, lane)) acknowledge(a, lane, 1, step, slice(lane).steps());
+        });
+}
+
+// Gives each warp its role. MIDDLE(warp) plays the middle role.
+template <class MIDDLE>
+__device__ void bulk(const DirectArgs& a, MIDDLE middle) {
+    if (blockIdx.x == 0) send_head(a, threadIdx.x);
+    uint32_t warp = threadIdx.x / 32, push = 2 + a.push_warps, both = push + 2 + a.middle_warps;
+    bool aborted = warp < push ? bulk_push(a, warp) : warp < both ? middle(warp - push) : bulk_out(a, warp - both);
+    uint64_t scalar;
+    if (blockIdx.x == 0 && !aborted) aborted = !wait_head(a, threadIdx.x, scalar);
+    finish(a, aborted);
+}
+
+__device__ inline void bulk_copy(const DirectArgs& a) {
+    bulk(a, [&](uint32_t warp) {
+        return bulk_middle(a, warp, [&](uint32_t step, uint64_t at, uint32_t bytes, Worker w) {
+            for (uint32_t i = 1; i < a.nranks; i++) {
+                uint32_t peer = (a.rank + i) % a.nranks;
+                if (!in(a.recv_mask, peer)) continue;
+                uint64_t result = recv_part(a, a.shard_bytes != 0 ? a.rank : peer) + at;
+                uint64_t from = a.areas[a.rank] + slot_offset(a, peer_index(peer, a.rank), 0, blockIdx.x, step);
+                copy_vectors<true>(Destinations(a, a.relay_mask, 1, step, result), from, bytes, w.thread, w.threads);
+            }
+        });
+    });
+}
+
+template <class T>
+__device__ void bulk_reduce(const DirectArgs& a) {
+    __shared__ uint64_t scalars[RANKS_MAX];
+    if ((a.flags & SCALED) != 0) {
+        if (blockIdx.x == 0) send_head(a, threadIdx.x);
+        if (!gather_scalars(a, scalars)) return;
+    }
+    bulk(a, [&](uint32_t warp) {
+        return bulk_middle(a, warp, [&](uint32_t step, uint64_t at, uint32_t bytes, Worker w) {
+            uint64_t result = (a.flags & KEEP) != 0 ? recv_part(a, a.rank) + at : 0;
+            Arithmetic how{Op(a.op), a.divisor, (a.flags & SCALED) != 0 ? scalars : nullptr};
+            reduce_vectors<T>(Destinations(a, a.relay_mask, 1, step, result),
+                                  SlotSources(a, step, send_part(a, a.rank) + at), a.nranks, bytes, how,
+                                  w.thread, w.threads);
+        });
+    });
+}
+
+}  // namespace mccs

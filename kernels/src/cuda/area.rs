@@ -1,0 +1,82 @@
+//! Shape of an area: the memory through which direct kernels of a communicator's ranks speak. The mirror of
+//! cuda/include/area.cuh.
+//!
+//! ```text
+//! blocks ended | heads [parity][rank] | flags, acknowledgements [phase][block][rank]
+//! packets [parity][peer] | bulk slots [parity][phase][block][peer][slot]
+//! ```
+
+use bytemuck::{Pod, Zeroable};
+
+use super::RANKS_MAX;
+
+/// Where flags begin.
+const FLAGS_OFFSET: u64 = 1024;
+/// Phases of a bulk operation, each with flags and acknowledgements.
+const PHASES: u64 = 2;
+const PARITIES: u64 = 2;
+const PAGE_BYTES: u64 = 4096;
+
+/// The layout of a communicator's areas: the same on all ranks, for as long as the areas live.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct AreaLayout {
+    /// Ranks, 2 to 8.
+    pub nranks: u32,
+    /// Most blocks of a bulk kernel.
+    pub blocks: u32,
+    /// Slots in a ring from one block to its counterpart on another rank; at least 2.
+    pub slots: u32,
+    /// Bytes of a slot: the longest chunk. A multiple of 128.
+    pub slot_bytes: u32,
+    /// Most bytes that one rank sends another as packets in one operation. A multiple of 128.
+    pub packet_bytes: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+impl AreaLayout {
+    /// The layout that measured best for that many ranks of one NVLink domain.
+    #[must_use]
+    pub fn initial(nranks: u32) -> AreaLayout {
+        AreaLayout { nranks, blocks: 32, slots: 4, slot_bytes: 16 << 10, packet_bytes: 256 << 10, reserved: 0 }
+    }
+
+    /// Whether kernels can work with it: what comes from elsewhere is checked once.
+    #[must_use]
+    pub fn is_valid(&self) -> bool {
+        (2..=RANKS_MAX as u32).contains(&self.nranks)
+            && (1..=128).contains(&self.blocks)
+            && (2..=64).contains(&self.slots)
+            && (128..=1 << 20).contains(&self.slot_bytes)
+            && (128..=16 << 20).contains(&self.packet_bytes)
+            && self.slot_bytes.is_multiple_of(128)
+            && self.packet_bytes.is_multiple_of(128)
+            && self.reserved == 0
+    }
+
+    fn peers(&self) -> u64 {
+        u64::from(self.nranks) - 1
+    }
+
+    pub(crate) fn packets_offset(&self) -> u64 {
+        let words = 2 * PHASES * u64::from(self.blocks) * RANKS_MAX as u64;
+        (FLAGS_OFFSET + words * 8).next_multiple_of(PAGE_BYTES)
+    }
+
+    /// Bytes of one rank's packets in one half: half data, half flags.
+    pub(crate) fn packet_slot_bytes(&self) -> u64 {
+        2 * u64::from(self.packet_bytes)
+    }
+
+    pub(crate) fn bulk_offset(&self) -> u64 {
+        (self.packets_offset() + PARITIES * self.peers() * self.packet_slot_bytes()).next_multiple_of(PAGE_BYTES)
+    }
+
+    /// Bytes of an area.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        let rings = PARITIES * PHASES * u64::from(self.blocks) * self.peers();
+        self.bulk_offset() + rings * u64::from(self.slots) * u64::from(self.slot_bytes)
+    }
+}

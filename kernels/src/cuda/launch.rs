@@ -1,0 +1,279 @@
+//! From an operation to a launch: which function, how many threads, and who sends which part to whom.
+//!
+//! All collectives are exchanges of *messages* between pairs of ranks. In one shot, every message is what the sender's
+//! buffer holds for the receiver, who combines or copies it. In two shots, the buffer is cut into shards: messages
+//! of the first phase bring each shard to its owner, who combines (or copies) it and sends it on in the second phase to
+//! whoever wants it. Masks, strides and the shards' owners say it all; kernels know no collectives.
+
+use bytemuck::Zeroable;
+use mccs_ipc::types::{CollectiveKind, DataType, RedOp};
+
+use super::abi::{HEADS, KEEP, OWN, SCALED};
+use super::{AreaLayout, DirectArgs, RANKS_MAX, ReduceArgs};
+
+/// How a direct operation moves its bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u32)]
+pub enum Algorithm {
+    /// Data and flags together, every message from its origin to its end.
+    PacketsOneShot = 1,
+    /// The same by way of the shards' owners: all_reduce, and broadcast and reduce of at least 3 ranks.
+    PacketsTwoShot = 2,
+    /// Chunks through slots with flags behind them, every message from its origin to its end.
+    BulkOneShot = 3,
+    /// The same by way of the shards' owners.
+    BulkTwoShot = 4,
+}
+
+impl Algorithm {
+    /// Every algorithm.
+    pub const ALL: [Algorithm; 4] =
+        [Algorithm::PacketsOneShot, Algorithm::PacketsTwoShot, Algorithm::BulkOneShot, Algorithm::BulkTwoShot];
+
+    /// The algorithm that an integer names.
+    #[must_use]
+    pub fn from_wire(value: u32) -> Option<Algorithm> {
+        Algorithm::ALL.into_iter().find(|algorithm| *algorithm as u32 == value)
+    }
+
+    fn is_packets(self) -> bool {
+        matches!(self, Algorithm::PacketsOneShot | Algorithm::PacketsTwoShot)
+    }
+
+    fn is_two_shot(self) -> bool {
+        matches!(self, Algorithm::PacketsTwoShot | Algorithm::BulkTwoShot)
+    }
+}
+
+/// One rank's part in a collective. Everything but `rank` and `scalar_bits` is the same on all ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DirectCall {
+    /// The collective.
+    pub kind: CollectiveKind,
+    /// Element type.
+    pub dtype: DataType,
+    /// Reduction; [`RedOp::Sum`] where the collective has none.
+    pub op: RedOp,
+    /// Elements, by the collective's rule.
+    pub count: u64,
+    /// Root; 0 where the collective has none.
+    pub root: u32,
+    /// This rank's factor in a pre-multiplied sum.
+    pub scalar_bits: u64,
+    /// This rank.
+    pub rank: u32,
+    /// Ranks.
+    pub nranks: u32,
+}
+
+/// A kernel launch, but for addresses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Launch<A> {
+    /// Name of the function in the image.
+    pub function: &'static str,
+    /// Blocks.
+    pub grid: u32,
+    /// Threads a block.
+    pub block: u32,
+    /// The one parameter.
+    pub args: A,
+}
+
+const PACKETS_THREADS_MAX: u64 = 512;
+const REDUCE_THREADS: u32 = 512;
+const WARP: u32 = 32;
+/// Shorter chunks cost more in flags than they gain in overlap.
+const CHUNK_BYTES_MIN: u64 = 4096;
+/// Chunks that a block's slice is cut into where they are not too short: so many are on their way through the roles.
+const CHUNKS_WANTED: u64 = 4;
+
+macro_rules! per_dtype {
+    ($dtype:expr, $family:literal) => {
+        match $dtype {
+            DataType::I8 => concat!("mccs_", $family, "_int8"),
+            DataType::U8 => concat!("mccs_", $family, "_uint8"),
+            DataType::I32 => concat!("mccs_", $family, "_int32"),
+            DataType::U32 => concat!("mccs_", $family, "_uint32"),
+            DataType::I64 => concat!("mccs_", $family, "_int64"),
+            DataType::U64 => concat!("mccs_", $family, "_uint64"),
+            DataType::F16 => concat!("mccs_", $family, "_half"),
+            DataType::F32 => concat!("mccs_", $family, "_float"),
+            DataType::F64 => concat!("mccs_", $family, "_double"),
+            DataType::Bf16 => concat!("mccs_", $family, "_bfloat16"),
+            DataType::F8E4M3 => concat!("mccs_", $family, "_f8e4m3"),
+            DataType::F8E5M2 => concat!("mccs_", $family, "_f8e5m2"),
+        }
+    };
+}
+
+/// The operator as kernels know it.
+fn op_code(op: RedOp) -> u32 {
+    match op {
+        RedOp::Sum | RedOp::Avg | RedOp::PreMulSum => 0,
+        RedOp::Prod => 1,
+        RedOp::Max => 2,
+        RedOp::Min => 3,
+    }
+}
+
+impl Launch<DirectArgs> {
+    /// What `call.rank` launches. `blocks` is the most it may take. `None` where the algorithm has no such collective, or
+    /// the operation does not fit the layout; all ranks get the same answer.
+    #[must_use]
+    pub fn direct(
+        call: &DirectCall,
+        layout: &AreaLayout,
+        algorithm: Algorithm,
+        blocks: u32,
+    ) -> Option<Launch<DirectArgs>> {
+        let valid = layout.is_valid() && call.nranks == layout.nranks && call.rank < call.nranks;
+        if !valid || call.root >= call.nranks || blocks == 0 {
+            return None;
+        }
+        // The longest buffer of any rank must be addressable.
+        call.kind.payload_count(call.count, call.nranks).checked_mul(8).filter(|bytes| *bytes < 1 << 56)?;
+        let mut args = DirectArgs {
+            scalar_bits: call.scalar_bits,
+            packets_offset: layout.packets_offset(),
+            packet_slot_bytes: layout.packet_slot_bytes(),
+            bulk_offset: layout.bulk_offset(),
+            rank: call.rank,
+            nranks: call.nranks,
+            unsharded: RANKS_MAX as u32,
+            divisor: if call.op == RedOp::Avg { call.nranks } else { 0 },
+            area_blocks: layout.blocks,
+            slots: layout.slots,
+            slot_bytes: layout.slot_bytes,
+            op: op_code(call.op),
+            ..DirectArgs::zeroed()
+        };
+        if call.kind.reduces() && call.op == RedOp::PreMulSum {
+            args.flags |= SCALED | HEADS;
+        }
+        if call.kind != CollectiveKind::Barrier {
+            args.bytes = call.count * call.dtype.size_bytes() as u64;
+        }
+        if algorithm.is_two_shot() {
+            two_shots(call, algorithm, &mut args)?;
+        } else {
+            one_shot(call, &mut args);
+        }
+        let part = if args.shard_bytes != 0 { args.shard_bytes.min(args.bytes) } else { args.bytes };
+        let reduces = call.kind.reduces();
+        if algorithm.is_packets() {
+            let room = u64::from(layout.packet_bytes) / if algorithm.is_two_shot() { 2 } else { 1 };
+            if part > room {
+                return None;
+            }
+            let packets = part.div_ceil(8).max(1);
+            let block = packets.next_multiple_of(u64::from(WARP)).min(PACKETS_THREADS_MAX);
+            let grid = packets.div_ceil(block).min(u64::from(blocks)) as u32;
+            let function = if reduces { per_dtype!(call.dtype, "packets") } else { "mccs_packets_copy" };
+            return Some(Launch { function, grid, block: block as u32, args });
+        }
+        args.flags |= HEADS;
+        let grid = u64::from(blocks.min(layout.blocks)).min(part.div_ceil(CHUNK_BYTES_MIN).max(1)) as u32;
+        let slice = part.div_ceil(u64::from(grid));
+        let wanted = (slice / CHUNKS_WANTED).max(CHUNK_BYTES_MIN).next_multiple_of(128);
+        args.chunk_bytes = wanted.min(u64::from(layout.slot_bytes)) as u32;
+        // Workers in proportion to what the roles move, and two warps of control each.
+        (args.push_warps, args.middle_warps, args.out_warps) =
+            if algorithm.is_two_shot() { (6, 8, 4) } else { (8, 10, 0) };
+        let block = WARP * (args.push_warps + args.middle_warps + args.out_warps + 6);
+        let function = if reduces { per_dtype!(call.dtype, "bulk") } else { "mccs_bulk_copy" };
+        Some(Launch { function, grid, block, args })
+    }
+}
+
+/// All ranks' bits but one's.
+fn all_but(nranks: u32, rank: u32) -> u32 {
+    ((1 << nranks) - 1) & !(1 << rank)
+}
+
+fn one_shot(call: &DirectCall, args: &mut DirectArgs) {
+    use CollectiveKind as Kind;
+    let &DirectCall { kind, rank, root, nranks, .. } = call;
+    let (others, root_bit, is_root) = (all_but(nranks, rank), 1 << root, rank == root);
+    let to_root = if is_root { (0, others) } else { (root_bit, 0) };
+    let from_root = if is_root { (others, 0) } else { (0, root_bit) };
+    (args.send_mask, args.recv_mask) = match kind {
+        Kind::AllReduce | Kind::AllGather | Kind::ReduceScatter | Kind::AllToAll => (others, others),
+        Kind::Broadcast | Kind::Scatter => from_root,
+        Kind::Reduce | Kind::Gather => to_root,
+        Kind::Barrier => (0, 0),
+    };
+    if matches!(kind, Kind::ReduceScatter | Kind::AllToAll | Kind::Scatter) {
+        args.send_stride = args.bytes;
+    }
+    if matches!(kind, Kind::AllGather | Kind::AllToAll | Kind::Gather) {
+        args.recv_stride = args.bytes;
+    }
+    let keeps = match kind {
+        Kind::AllReduce | Kind::ReduceScatter => KEEP,
+        Kind::Reduce if is_root => KEEP,
+        Kind::AllGather | Kind::AllToAll => OWN,
+        Kind::Broadcast | Kind::Scatter | Kind::Gather if is_root => OWN,
+        _ => 0,
+    };
+    args.flags |= keeps;
+    // Where every rank sends every other a message, that is the full exchange that areas need.
+    if call.kind.has_root() || args.bytes == 0 || args.send_mask == 0 {
+        args.flags |= HEADS;
+    }
+}
+
+fn two_shots(call: &DirectCall, algorithm: Algorithm, args: &mut DirectArgs) -> Option<()> {
+    use CollectiveKind as Kind;
+    let &DirectCall { kind, rank, root, nranks, .. } = call;
+    let (others, is_root) = (all_but(nranks, rank), rank == root);
+    // The root of a rooted collective owns no shard: its link is busy with the whole buffer already.
+    let owners = if kind.has_root() { nranks - 1 } else { nranks };
+    let unit = if algorithm.is_packets() { 16 } else { 128 };
+    args.shard_bytes = args.bytes.div_ceil(u64::from(owners)).next_multiple_of(unit).max(unit);
+    args.flags |= HEADS;
+    match kind {
+        Kind::AllReduce => {
+            (args.send_mask, args.recv_mask, args.relay_mask, args.out_mask) = (others, others, others, others);
+            args.flags |= KEEP;
+        }
+        Kind::Broadcast if nranks > 2 => {
+            args.unsharded = root;
+            if is_root {
+                args.send_mask = others;
+                args.flags |= OWN;
+            } else {
+                args.recv_mask = 1 << root;
+                args.relay_mask = others & !(1 << root);
+                args.out_mask = args.relay_mask;
+                args.flags |= KEEP;
+            }
+        }
+        Kind::Reduce if nranks > 2 => {
+            args.unsharded = root;
+            args.send_mask = others & !(1 << root);
+            if is_root {
+                args.out_mask = others;
+            } else {
+                args.recv_mask = others;
+                args.relay_mask = 1 << root;
+            }
+        }
+        _ => return None,
+    }
+    Some(())
+}
+
+impl Launch<ReduceArgs> {
+    /// A local reduction by `blocks` blocks. The caller fills in addresses, sizes and words; `scaled` multiplies each source by
+    /// its scalar first, `divisor` divides sums at the end ([`RedOp::Avg`] sums, and takes its number of ranks from there).
+    #[must_use]
+    pub fn reduce(dtype: DataType, op: RedOp, divisor: Option<u32>, scaled: bool, blocks: u32) -> Launch<ReduceArgs> {
+        let args = ReduceArgs {
+            divisor: divisor.unwrap_or(0),
+            scaled: u32::from(scaled),
+            op: op_code(op),
+            ..ReduceArgs::zeroed()
+        };
+        Launch { function: per_dtype!(dtype, "reduce"), grid: blocks, block: REDUCE_THREADS, args }
+    }
+}

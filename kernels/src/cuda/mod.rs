@@ -1,0 +1,56 @@
+//! GPU kernels: their compiled image, and what to launch for an operation. No CUDA calls: whoever has a context loads
+//! [`IMAGE`], looks functions up by [`Launch::function`], fills in addresses and launches.
+//!
+//! # Direct operations
+//!
+//! Every rank of a communicator runs one kernel, in its own stream, over *areas*: one allocation a rank, zeroed, mapped by
+//! all, of [`AreaLayout::bytes`]. A rank's kernel writes to peers' areas and reads its own.
+//!
+//! ```text
+//! let (algorithm, blocks) = strategy.choose(call.kind, bytes)?;          // None: not an operation for this way
+//! let mut launch = Launch::direct(&call, &layout, algorithm, blocks)?;   // None: does not fit the layout
+//! launch.args.send = ...;  launch.args.recv = ...;   // device addresses; 0 where the rank has no such buffer
+//! launch.args.areas[rank] = ...;                     // every rank's area, as mapped here
+//! launch.args.sequence = ...;                        // from 1, the same on all ranks, one more each operation
+//! launch.args.abort_word = ...; launch.args.done_word = ...;   // 0: none
+//! // launch.function, grid launch.grid x 1 x 1, block launch.block x 1 x 1, no shared memory, one parameter: args by value
+//! ```
+//!
+//! Rules, the same on all ranks: the operations of an area form one order, with numbers without gaps, and run in it: the
+//! kernel of one has ended on a rank before that rank's next starts (one stream, or events between streams). `algorithm`,
+//! `blocks` and layout are the same for one operation, and may change from one to the next (but not the layout). After
+//! an abort an area is of no use. An area is never used for 2^32 operations.
+//!
+//! All ranks' kernels must be able to run at the same time; load functions before the first operation
+//! (`cuFuncLoad`), since loading at the first launch may wait for kernels that wait for that launch.
+//!
+//! # Local reductions
+//!
+//! [`Launch::reduce`]: sources on this GPU (or mapped there) into destinations, piece by piece as flags tell that the
+//! sources have arrived; see [`ReduceArgs`].
+//!
+//! Arithmetic is that of the CPU, bit for bit, but for the payloads of NaN.
+
+mod abi;
+mod area;
+mod launch;
+mod strategy;
+#[cfg(test)]
+mod tests;
+
+pub use abi::{DirectArgs, RANKS_MAX, ReduceArgs};
+pub use area::AreaLayout;
+pub use launch::{Algorithm, DirectCall, Launch};
+pub use strategy::{DirectStrategy, Rule};
+
+include!(concat!(env!("OUT_DIR"), "/image.rs"));
+
+/// As the driver wants to find the image: it reads words.
+#[repr(C, align(64))]
+struct Aligned<T: ?Sized>(T);
+
+/// The compiled kernels for `cuModuleLoadData`, or `None` where the build found no compiler.
+pub static IMAGE: Option<&'static [u8]> = match COMPILED {
+    Some(image) => Some(&image.0),
+    None => None,
+};
