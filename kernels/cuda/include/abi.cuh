@@ -41,12 +41,14 @@ struct DirectArgs {
     uint32_t slots;
     uint32_t slot_bytes;
     uint32_t chunk_bytes;
+    uint32_t slice_bytes;  // a block's part of the longest message
     uint32_t push_warps;
     uint32_t middle_warps;
     uint32_t out_warps;
     uint32_t op;  // sum, prod, max, min: 0 to 3
+    uint32_t reserved;
 };
-static_assert(sizeof(DirectArgs) == 232 && offsetof(DirectArgs, sequence) == 160, "as in abi.rs");
+static_assert(sizeof(DirectArgs) == 240 && offsetof(DirectArgs, sequence) == 160, "as in abi.rs");
 
 struct ReduceArgs {
     uint64_t sources[RANKS_MAX];       // in the order they are combined in

@@ -38,6 +38,16 @@ __device__ inline bool meet(uint32_t barrier, uint32_t threads, bool stop) {
 
 struct Worker {
     uint32_t thread, threads;
+    // The workers' part in the `index`th of `count` copies that they make side by side, by warps; empty-handed beyond.
+    __device__ bool share(uint32_t index, uint32_t count, Worker& part) const {
+        uint32_t warp = thread / 32, warps = threads / 32;
+        if (warps < count) {  // too few: everybody for each in turn
+            part = *this;
+            return true;
+        }
+        part = Worker{warp / count * 32 + thread % 32, (warps - index + count - 1) / count * 32};
+        return warp % count == index;
+    }
 };
 
 // Runs the caller's part of a role for all steps. True: aborted.
@@ -50,7 +60,10 @@ __device__ bool play(uint32_t role, uint32_t workers, uint32_t warp, uint32_t st
             stop = meet(go, threads, !gate(step, lane));
         } else if (warp == 1) {
             stop = meet(did, threads, false);
-            if (!stop) post(step, lane);
+            if (!stop) {
+                fence_system();
+                post(step, lane);
+            }
         } else {
             stop = meet(go, threads, false);
             if (!stop) work(step, Worker{(warp - 2) * 32 + lane, workers * 32});
@@ -66,11 +79,10 @@ struct Slice {
     uint64_t begin, end;
     uint32_t chunk;
     __device__ Slice(const DirectArgs& a, uint64_t bytes) : chunk(a.chunk_bytes) {
-        uint64_t each = ((bytes + gridDim.x - 1) / gridDim.x + 127) / 128 * 128;
-        begin = min(bytes, blockIdx.x * each);
-        end = min(bytes, begin + each);
+        begin = min(bytes, blockIdx.x * uint64_t(a.slice_bytes));
+        end = min(bytes, begin + a.slice_bytes);
     }
-    __device__ uint32_t steps() const { return uint32_t((end - begin + chunk - 1) / chunk); }
+    __device__ uint32_t steps() const { return (uint32_t(end - begin) + chunk - 1) / chunk; }
     __device__ uint64_t at(uint32_t step) const { return begin + uint64_t(step) * chunk; }
     __device__ uint32_t bytes(uint32_t step) const {
         return at(step) >= end ? 0 : uint32_t(min(uint64_t(chunk), end - at(step)));
@@ -87,6 +99,15 @@ __device__ uint32_t steps_of(const DirectArgs& a, uint32_t mask, SLICE slice) {
     return steps;
 }
 
+// Waits until this block has sent a step's chunk; false: aborted.
+__device__ inline bool await_pushed(const volatile uint32_t* pushed, uint32_t step, uint64_t abort_word) {
+    Patience patience(abort_word);
+    while (*pushed <= step) {
+        if (patience.exhausted()) return false;
+    }
+    return true;
+}
+
 // Waits until a peer has emptied the slot that a step fills.
 __device__ inline bool await_slot(const DirectArgs& a, uint32_t peer, uint32_t phase, uint32_t step) {
     return step < a.slots ||
@@ -95,12 +116,12 @@ __device__ inline bool await_slot(const DirectArgs& a, uint32_t peer, uint32_t p
 __device__ inline bool await_data(const DirectArgs& a, uint32_t peer, uint32_t phase, uint32_t step) {
     return wait_word(flag_at(a, a.rank, peer, phase, blockIdx.x), word(a, step + 1), a.abort_word);
 }
+// After a fence.
 __device__ inline void tell_data(const DirectArgs& a, uint32_t peer, uint32_t phase, uint32_t step) {
-    fence_system();
     store_relaxed(flag_at(a, peer, a.rank, phase, blockIdx.x), word(a, step + 1));
 }
 __device__ inline void acknowledge(const DirectArgs& a, uint32_t peer, uint32_t phase, uint32_t step, uint32_t steps) {
-    if (step + a.slots < steps) store_release(ack_at(a, peer, a.rank, phase, blockIdx.x), word(a, step + 1));
+    if (step + a.slots < steps) store_relaxed(ack_at(a, peer, a.rank, phase, blockIdx.x), word(a, step + 1));
 }
 
 // Where a chunk goes: slots in the areas of some peers, and this rank's receive buffer (unless `result` is 0).
@@ -139,8 +160,7 @@ struct SlotSources {
     __device__ bool aligned(uint32_t) const { return (own & 15) == 0; }
 };
 
-// Not inlined, like the out role: compiled once for all data types.
-__device__ __noinline__ bool bulk_push(const DirectArgs& a, uint32_t warp) {
+__device__ inline bool bulk_push(const DirectArgs& a, uint32_t warp, volatile uint32_t* pushed) {
     bool shared = a.shard_bytes == 0 && a.send_stride == 0;
     uint64_t own_from = send_part(a, a.rank), own_to = recv_part(a, a.rank);
     bool own = (a.flags & OWN) != 0 && (a.shard_bytes != 0 ? a.send != a.recv : own_from != own_to);
@@ -158,32 +178,39 @@ __device__ __noinline__ bool bulk_push(const DirectArgs& a, uint32_t warp) {
                 copy_vectors<false>(to, a.send + s.at(step), s.bytes(step), w.thread, w.threads);
                 return;
             }
+            uint32_t count = __popc(mask), index = 0;
             for (uint32_t i = 1; i <= a.nranks; i++) {
                 uint32_t peer = (a.rank + i) % a.nranks;
-                if (!in(mask, peer)) continue;
+                Worker part;
+                if (!in(mask, peer) || !w.share(index++, count, part)) continue;
                 Slice s = slice(peer);
                 uint64_t from = send_part(a, peer) + s.at(step);
                 uint64_t keep = peer == a.rank || a.shard_bytes != 0 ? recv_part(a, peer) + s.at(step) : 0;
                 Destinations to(a, peer == a.rank ? 0 : 1u << peer, 0, step, own ? keep : 0);
-                copy_vectors<false>(to, from, s.bytes(step), w.thread, w.threads);
+                copy_vectors<false>(to, from, s.bytes(step), part.thread, part.threads);
             }
         },
         [&](uint32_t step, uint32_t lane) {
+            if (lane == a.rank) *pushed = step + 1;
             if (in(a.send_mask, lane) && slice(lane).bytes(step) != 0) tell_data(a, lane, 0, step);
         });
 }
 
 // The middle role: `work(step, at, bytes, worker)` makes a chunk of the result.
 template <class WORK>
-__device__ bool bulk_middle(const DirectArgs& a, uint32_t warp, WORK work) {
+__device__ bool bulk_middle(const DirectArgs& a, uint32_t warp, const volatile uint32_t* pushed, WORK work) {
     if (a.recv_mask == 0) return false;
+    // One shot, in place, everybody's data for everybody: a chunk of the result lies where one is still to be sent from. (In
+    // two shots a part comes back only after it was sent; elsewhere what is sent is not where results go.)
+    bool in_place = a.send == a.recv && a.shard_bytes == 0 && a.send_stride == 0 && a.send_mask != 0;
     Slice s = slice_of(a, a.rank);
     uint32_t steps = s.steps();
     return play(
         1, a.middle_warps, warp, steps,
         [&](uint32_t step, uint32_t lane) {
             return (!in(a.recv_mask, lane) || await_data(a, lane, 0, step)) &&
-                   (!in(a.relay_mask, lane) || await_slot(a, lane, 1, step));
+                   (!in(a.relay_mask, lane) || await_slot(a, lane, 1, step)) &&
+                   (!in_place || lane != a.rank || await_pushed(pushed, step, a.abort_word));
         },
         [&](uint32_t step, Worker w) { work(step, s.at(step), s.bytes(step), w); },
         [&](uint32_t step, uint32_t lane) {
@@ -192,7 +219,7 @@ __device__ bool bulk_middle(const DirectArgs& a, uint32_t warp, WORK work) {
         });
 }
 
-__device__ __noinline__ bool bulk_out(const DirectArgs& a, uint32_t warp) {
+__device__ inline bool bulk_out(const DirectArgs& a, uint32_t warp) {
     auto slice = [&](uint32_t peer) { return slice_of(a, peer); };
     return play(
         2, a.out_warps, warp, steps_of(a, a.out_mask, slice),
@@ -200,13 +227,15 @@ __device__ __noinline__ bool bulk_out(const DirectArgs& a, uint32_t warp) {
             return !in(a.out_mask, lane) || slice(lane).bytes(step) == 0 || await_data(a, lane, 1, step);
         },
         [&](uint32_t step, Worker w) {
+            uint32_t count = __popc(a.out_mask), index = 0;
             for (uint32_t i = 1; i < a.nranks; i++) {
                 uint32_t peer = (a.rank + i) % a.nranks;
-                if (!in(a.out_mask, peer)) continue;
+                Worker part;
+                if (!in(a.out_mask, peer) || !w.share(index++, count, part)) continue;
                 Slice s = slice(peer);
                 uint64_t from = a.areas[a.rank] + slot_offset(a, peer_index(peer, a.rank), 1, blockIdx.x, step);
                 copy_vectors<true>(Destinations(a, 0, 1, step, recv_part(a, peer) + s.at(step)), from, s.bytes(step),
-                                   w.thread, w.threads);
+                                   part.thread, part.threads);
             }
         },
         [&](uint32_t step, uint32_t lane) {
@@ -214,26 +243,31 @@ __device__ __noinline__ bool bulk_out(const DirectArgs& a, uint32_t warp) {
         });
 }
 
-// Gives each warp its role. MIDDLE(warp) plays the middle role.
+// Gives each warp its role. MIDDLE(warp, pushed) plays the middle role.
 template <class MIDDLE>
 __device__ void bulk(const DirectArgs& a, MIDDLE middle) {
+    __shared__ volatile uint32_t pushed;
+    if (threadIdx.x == 0) pushed = 0;
     if (blockIdx.x == 0) send_head(a, threadIdx.x);
+    __syncthreads();
     uint32_t warp = threadIdx.x / 32, push = 2 + a.push_warps, both = push + 2 + a.middle_warps;
-    bool aborted = warp < push ? bulk_push(a, warp) : warp < both ? middle(warp - push) : bulk_out(a, warp - both);
+    bool aborted = warp < push ? bulk_push(a, warp, &pushed) : warp < both ? middle(warp - push, &pushed) : bulk_out(a, warp - both);
     uint64_t scalar;
     if (blockIdx.x == 0 && !aborted) aborted = !wait_head(a, threadIdx.x, scalar);
     finish(a, aborted);
 }
 
 __device__ inline void bulk_copy(const DirectArgs& a) {
-    bulk(a, [&](uint32_t warp) {
-        return bulk_middle(a, warp, [&](uint32_t step, uint64_t at, uint32_t bytes, Worker w) {
+    bulk(a, [&](uint32_t warp, const volatile uint32_t* pushed) {
+        return bulk_middle(a, warp, pushed, [&](uint32_t step, uint64_t at, uint32_t bytes, Worker w) {
+            uint32_t count = __popc(a.recv_mask), index = 0;
             for (uint32_t i = 1; i < a.nranks; i++) {
                 uint32_t peer = (a.rank + i) % a.nranks;
-                if (!in(a.recv_mask, peer)) continue;
+                Worker part;
+                if (!in(a.recv_mask, peer) || !w.share(index++, count, part)) continue;
                 uint64_t result = recv_part(a, a.shard_bytes != 0 ? a.rank : peer) + at;
                 uint64_t from = a.areas[a.rank] + slot_offset(a, peer_index(peer, a.rank), 0, blockIdx.x, step);
-                copy_vectors<true>(Destinations(a, a.relay_mask, 1, step, result), from, bytes, w.thread, w.threads);
+                copy_vectors<true>(Destinations(a, a.relay_mask, 1, step, result), from, bytes, part.thread, part.threads);
             }
         });
     });
@@ -246,8 +280,8 @@ __device__ void bulk_reduce(const DirectArgs& a) {
         if (blockIdx.x == 0) send_head(a, threadIdx.x);
         if (!gather_scalars(a, scalars)) return;
     }
-    bulk(a, [&](uint32_t warp) {
-        return bulk_middle(a, warp, [&](uint32_t step, uint64_t at, uint32_t bytes, Worker w) {
+    bulk(a, [&](uint32_t warp, const volatile uint32_t* pushed) {
+        return bulk_middle(a, warp, pushed, [&](uint32_t step, uint64_t at, uint32_t bytes, Worker w) {
             uint64_t result = (a.flags & KEEP) != 0 ? recv_part(a, a.rank) + at : 0;
             Arithmetic how{Op(a.op), a.divisor, (a.flags & SCALED) != 0 ? scalars : nullptr};
             reduce_vectors<T>(Destinations(a, a.relay_mask, 1, step, result),

@@ -6,12 +6,6 @@ namespace mccs {
 
 constexpr uint32_t TURNS_BETWEEN_ABORT_POLLS = 1000;
 
-// The largest power of two up to 16 that divides an address.
-__device__ inline uint32_t alignment(uint64_t address) {
-    uint32_t low = uint32_t(address) | 16;
-    return low & -low;
-}
-
 __device__ inline uint4 load_aligned(uint64_t from) {
     uint4 v;
     asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
@@ -32,49 +26,60 @@ __device__ inline void store_aligned(uint64_t to, uint4 v) {
     asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
 
-// `bytes` (at most 8) of memory at any address, in the low bytes of the result, by accesses of `align` bytes.
-__device__ inline uint64_t load8(uint64_t from, uint32_t align, uint32_t bytes) {
-    uint64_t v = 0;
-    if (bytes == 8 && align >= 8) {
-        v = *reinterpret_cast<const volatile uint64_t*>(from);
-    } else if (bytes % 4 == 0 && align >= 4) {
-        for (uint32_t i = 0; i < bytes; i += 4) v |= uint64_t(*reinterpret_cast<const volatile uint32_t*>(from + i)) << 8 * i;
-    } else if (bytes % 2 == 0 && align >= 2) {
-        for (uint32_t i = 0; i < bytes; i += 2) v |= uint64_t(*reinterpret_cast<const volatile uint16_t*>(from + i)) << 8 * i;
-    } else {
-        for (uint32_t i = 0; i < bytes; i++) v |= uint64_t(*reinterpret_cast<const volatile uint8_t*>(from + i)) << 8 * i;
-    }
-    return v;
-}
-
-__device__ inline void store8(uint64_t to, uint64_t v, uint32_t align, uint32_t bytes) {
-    if (bytes == 8 && align >= 8) {
-        *reinterpret_cast<volatile uint64_t*>(to) = v;
-    } else if (bytes % 4 == 0 && align >= 4) {
-        for (uint32_t i = 0; i < bytes; i += 4) *reinterpret_cast<volatile uint32_t*>(to + i) = uint32_t(v >> 8 * i);
-    } else if (bytes % 2 == 0 && align >= 2) {
-        for (uint32_t i = 0; i < bytes; i += 2) *reinterpret_cast<volatile uint16_t*>(to + i) = uint16_t(v >> 8 * i);
-    } else {
-        for (uint32_t i = 0; i < bytes; i++) *reinterpret_cast<volatile uint8_t*>(to + i) = uint8_t(v >> 8 * i);
-    }
-}
-
 __device__ inline uint4 vector(uint64_t low, uint64_t high) {
     return make_uint4(uint32_t(low), uint32_t(low >> 32), uint32_t(high), uint32_t(high >> 32));
 }
 __device__ inline uint64_t low(uint4 v) { return v.x | uint64_t(v.y) << 32; }
 __device__ inline uint64_t high(uint4 v) { return v.z | uint64_t(v.w) << 32; }
 
+// A piece of memory of 1, 2, 4 or 8 bytes at a time.
+template <class WORD>
+__device__ inline uint64_t load_words(uint64_t from, uint32_t bytes) {
+    uint64_t v = 0;
+    for (uint32_t i = 0; i < bytes; i += sizeof(WORD)) {
+        v |= uint64_t(*reinterpret_cast<const volatile WORD*>(from + i)) << 8 * i;
+    }
+    return v;
+}
+template <class WORD>
+__device__ inline void store_words(uint64_t to, uint64_t v, uint32_t bytes) {
+    for (uint32_t i = 0; i < bytes; i += sizeof(WORD)) *reinterpret_cast<volatile WORD*>(to + i) = WORD(v >> 8 * i);
+}
+
+// `bytes` (at most 8) of memory at any address, in the low bytes of the result.
+__device__ __noinline__ uint64_t load8_part(uint64_t from, uint32_t bytes) {
+    uint32_t together = uint32_t(from) | bytes;
+    if ((together & 7) == 0) return load_words<uint64_t>(from, bytes);
+    if ((together & 3) == 0) return load_words<uint32_t>(from, bytes);
+    if ((together & 1) == 0) return load_words<uint16_t>(from, bytes);
+    return load_words<uint8_t>(from, bytes);
+}
+__device__ __noinline__ void store8_part(uint64_t to, uint64_t v, uint32_t bytes) {
+    uint32_t together = uint32_t(to) | bytes;
+    if ((together & 7) == 0) return store_words<uint64_t>(to, v, bytes);
+    if ((together & 3) == 0) return store_words<uint32_t>(to, v, bytes);
+    if ((together & 1) == 0) return store_words<uint16_t>(to, v, bytes);
+    store_words<uint8_t>(to, v, bytes);
+}
+
+// The usual case inline.
+__device__ inline uint64_t load8(uint64_t from, uint32_t bytes) {
+    if ((from & 7) != 0 || bytes != 8) return load8_part(from, bytes);
+    return *reinterpret_cast<const volatile uint64_t*>(from);
+}
+__device__ inline void store8(uint64_t to, uint64_t v, uint32_t bytes) {
+    if ((to & 7) != 0 || bytes != 8) return store8_part(to, v, bytes);
+    *reinterpret_cast<volatile uint64_t*>(to) = v;
+}
+
 // The rare cases of a vector: an address that is not a multiple of 16, or fewer than 16 bytes left.
 __device__ __noinline__ uint4 load_part(uint64_t from, uint32_t bytes) {
-    uint32_t align = alignment(from), first = bytes < 8 ? bytes : 8;
-    uint64_t head = load8(from, align, first);
-    return vector(head, bytes > 8 ? load8(from + 8, align, bytes - 8) : 0);
+    uint64_t head = load8_part(from, min(8u, bytes));
+    return vector(head, bytes > 8 ? load8_part(from + 8, bytes - 8) : 0);
 }
 __device__ __noinline__ void store_part(uint64_t to, uint4 v, uint32_t bytes) {
-    uint32_t align = alignment(to), first = bytes < 8 ? bytes : 8;
-    store8(to, low(v), align, first);
-    if (bytes > 8) store8(to + 8, high(v), align, bytes - 8);
+    store8_part(to, low(v), min(8u, bytes));
+    if (bytes > 8) store8_part(to + 8, high(v), bytes - 8);
 }
 
 __device__ inline void fence_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }

@@ -68,16 +68,25 @@ __device__ void reduce_step(const TO& to, const FROM& from, uint32_t count, uint
         return ALIGNED || ((address & 15) == 0 && length == 16) ? load_fresh(address) : load_part(address, length);
     };
     auto scalar = [&](uint32_t source) { return how.scalars != nullptr ? how.scalars + source : nullptr; };
+    // The next source's loads are in flight while one is combined.
     VectorFold<T> folds[UNROLL];
-    uint4 data[UNROLL];
+    uint4 data[UNROLL], next[UNROLL];
 #pragma unroll
     for (uint32_t u = 0; u < UNROLL; u++) data[u] = load(from.address(0) + (v + u * stride) * 16);
+    if (count > 1) {
+#pragma unroll
+        for (uint32_t u = 0; u < UNROLL; u++) next[u] = load(from.address(1) + (v + u * stride) * 16);
+    }
 #pragma unroll
     for (uint32_t u = 0; u < UNROLL; u++) folds[u].first(data[u], scalar(0));
 #pragma unroll 1
     for (uint32_t s = 1; s < count; s++) {
 #pragma unroll
-        for (uint32_t u = 0; u < UNROLL; u++) data[u] = load(from.address(s) + (v + u * stride) * 16);
+        for (uint32_t u = 0; u < UNROLL; u++) data[u] = next[u];
+        if (s + 1 < count) {
+#pragma unroll
+            for (uint32_t u = 0; u < UNROLL; u++) next[u] = load(from.address(s + 1) + (v + u * stride) * 16);
+        }
 #pragma unroll
         for (uint32_t u = 0; u < UNROLL; u++) folds[u].next(how.op, data[u], scalar(s));
     }
@@ -90,7 +99,7 @@ template <class T, class FROM, class TO>
 __device__ void reduce_vectors(const TO& to, const FROM& from, uint32_t count, uint32_t bytes, Arithmetic how,
                                uint32_t thread, uint32_t threads) {
     // Several vectors at a time, so that enough loads are in flight; small types need many registers a vector.
-    constexpr uint32_t UNROLL = sizeof(typename T::Raw) == 1 ? 2 : 4;
+    constexpr uint32_t UNROLL = sizeof(typename T::Raw) == 1 ? 1 : 2;
     uint32_t whole = bytes / 16, v = thread;
     if (from.aligned(count) && to.aligned()) {
         for (; v + (UNROLL - 1) * threads < whole; v += UNROLL * threads) {

@@ -92,7 +92,8 @@ fn main() {
     let driver = Driver::open().expect("a CUDA driver");
     let devices = driver.devices().min(std::env::var("GPUS").ok().and_then(|n| n.parse().ok()).unwrap_or(8));
     assert!(devices >= 2, "needs two GPUs, has {devices}");
-    let image = IMAGE.expect("kernels were compiled");
+    let other = std::env::var("IMAGE").ok().map(|path| std::fs::read(path).expect("readable"));
+    let image = other.as_deref().or(IMAGE).expect("kernels were compiled");
     let started = Instant::now();
     let gpus: Vec<Gpu> = (0..devices).map(|device| Gpu::open(&driver, device, image)).collect();
     for (a, gpu) in gpus.iter().enumerate() {

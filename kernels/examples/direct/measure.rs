@@ -12,6 +12,23 @@ use mccs_kernels::cuda::{Algorithm, Launch};
 use crate::Bench;
 use crate::nccl::Nccl;
 
+const SIZES: [u64; 14] = [
+    8,
+    8 << 10,
+    32 << 10,
+    64 << 10,
+    128 << 10,
+    256 << 10,
+    512 << 10,
+    1 << 20,
+    2 << 20,
+    4 << 20,
+    8 << 20,
+    16 << 20,
+    32 << 20,
+    128 << 20,
+];
+
 /// Times in microseconds: back to back, and launched and waited for.
 type Times = (f64, f64);
 
@@ -30,28 +47,17 @@ pub fn all(bench: &Bench, nccl: &str, mode: Option<&str>) {
             CollectiveKind::AllToAll,
         ],
     };
-    let sizes = [
-        8,
-        8 << 10,
-        32 << 10,
-        64 << 10,
-        128 << 10,
-        256 << 10,
-        512 << 10,
-        1 << 20,
-        2 << 20,
-        4 << 20,
-        8 << 20,
-        32 << 20,
-        128 << 20,
-    ];
+    let sizes: Vec<u64> = match std::env::var("SIZES") {
+        Ok(text) => text.split(',').filter_map(|n| n.parse::<f64>().ok()).map(|kib| (kib * 1024.0) as u64).collect(),
+        Err(_) => SIZES.to_vec(),
+    };
     let grids: Vec<u32> = match std::env::var("GRIDS") {
         Ok(text) => text.split(',').filter_map(|n| n.parse().ok()).collect(),
         Err(_) => vec![8, 16, 32],
     };
     for &kind in kinds {
         println!("{kind}, {} GPUs: us back to back (us launched and waited for); busbw in GB/s", bench.nranks());
-        for size in sizes {
+        for &size in &sizes {
             let parts = kind.payload_count(1, bench.nranks());
             let count = (size / 4 / parts).max(1);
             let bytes = kind.payload_count(count, bench.nranks()) * 4;
@@ -61,7 +67,7 @@ pub fn all(bench: &Bench, nccl: &str, mode: Option<&str>) {
                     let call = crate::call(kind, count, 0, bench.nranks());
                     let Some(launch) = Launch::direct(&call, &bench.layout, algorithm, blocks) else { continue };
                     let packets = matches!(algorithm, Algorithm::PacketsOneShot | Algorithm::PacketsTwoShot);
-                    let sensible = if packets { size <= 1 << 20 } else { size >= 64 << 10 };
+                    let sensible = if packets { size <= 4 << 20 } else { size >= 256 << 10 };
                     let smaller_too = grids.iter().any(|other| *other < blocks && *other >= launch.grid);
                     if sensible && !smaller_too {
                         variants.push(Some((algorithm, blocks)));

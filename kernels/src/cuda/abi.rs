@@ -47,10 +47,12 @@ pub struct DirectArgs {
     pub(crate) slots: u32,
     pub(crate) slot_bytes: u32,
     pub(crate) chunk_bytes: u32,
+    pub(crate) slice_bytes: u32,
     pub(crate) push_warps: u32,
     pub(crate) middle_warps: u32,
     pub(crate) out_warps: u32,
     pub(crate) op: u32,
+    pub(crate) reserved: u32,
 }
 
 /// The parameter of local reductions: for each piece in turn, wait until its sources are there, combine them in order, store
@@ -103,5 +105,5 @@ pub struct ReduceArgs {
     pub(crate) op: u32,
 }
 
-const _: () = assert!(size_of::<DirectArgs>() == 232 && std::mem::offset_of!(DirectArgs, sequence) == 160);
+const _: () = assert!(size_of::<DirectArgs>() == 240 && std::mem::offset_of!(DirectArgs, sequence) == 160);
 const _: () = assert!(size_of::<ReduceArgs>() == 368 && std::mem::offset_of!(ReduceArgs, flag_value) == 256);

@@ -39,7 +39,7 @@ impl AreaLayout {
     /// The layout that measured best for that many ranks of one NVLink domain.
     #[must_use]
     pub fn initial(nranks: u32) -> AreaLayout {
-        AreaLayout { nranks, blocks: 32, slots: 4, slot_bytes: 16 << 10, packet_bytes: 256 << 10, reserved: 0 }
+        AreaLayout { nranks, blocks: 64, slots: 4, slot_bytes: 16 << 10, packet_bytes: 512 << 10, reserved: 0 }
     }
 
     /// Whether kernels can work with it: what comes from elsewhere is checked once.

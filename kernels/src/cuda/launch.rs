@@ -79,13 +79,22 @@ pub struct Launch<A> {
     pub args: A,
 }
 
-const PACKETS_THREADS_MAX: u64 = 512;
+const PACKETS_WARPS_MAX: u64 = 16;
+/// What a warp moves at a time.
+const PACKETS_UNIT_BYTES: u64 = 512;
+/// Warps of a block while there are blocks left to spread over.
+const PACKETS_WARPS_WANTED: u64 = 4;
 const REDUCE_THREADS: u32 = 512;
 const WARP: u32 = 32;
+/// Warps that move bytes in a bulk kernel's block.
+const WORKER_WARPS: u32 = 18;
 /// Shorter chunks cost more in flags than they gain in overlap.
 const CHUNK_BYTES_MIN: u64 = 4096;
 /// Chunks that a block's slice is cut into where they are not too short: so many are on their way through the roles.
 const CHUNKS_WANTED: u64 = 4;
+
+/// Of a block's part of a message: offsets have 32 bits.
+const SLICE_BYTES_MAX: u32 = 1 << 31;
 
 macro_rules! per_dtype {
     ($dtype:expr, $family:literal) => {
@@ -165,20 +174,28 @@ impl Launch<DirectArgs> {
             if part > room {
                 return None;
             }
-            let packets = part.div_ceil(8).max(1);
-            let block = packets.next_multiple_of(u64::from(WARP)).min(PACKETS_THREADS_MAX);
-            let grid = packets.div_ceil(block).min(u64::from(blocks)) as u32;
+            // A warp a unit; spread over blocks before blocks grow.
+            let warps = part.div_ceil(PACKETS_UNIT_BYTES).max(1);
+            let each = warps.div_ceil(u64::from(blocks)).clamp(PACKETS_WARPS_WANTED.min(warps), PACKETS_WARPS_MAX);
+            let grid = warps.div_ceil(each).min(u64::from(blocks)) as u32;
+            let block = WARP * each as u32;
             let function = if reduces { per_dtype!(call.dtype, "packets") } else { "mccs_packets_copy" };
-            return Some(Launch { function, grid, block: block as u32, args });
+            return Some(Launch { function, grid, block, args });
         }
         args.flags |= HEADS;
         let grid = u64::from(blocks.min(layout.blocks)).min(part.div_ceil(CHUNK_BYTES_MIN).max(1)) as u32;
-        let slice = part.div_ceil(u64::from(grid));
+        let slice = part.div_ceil(u64::from(grid)).next_multiple_of(128);
+        args.slice_bytes = u32::try_from(slice).ok().filter(|bytes| *bytes <= SLICE_BYTES_MAX)?;
         let wanted = (slice / CHUNKS_WANTED).max(CHUNK_BYTES_MIN).next_multiple_of(128);
         args.chunk_bytes = wanted.min(u64::from(layout.slot_bytes)) as u32;
-        // Workers in proportion to what the roles move, and two warps of control each.
-        (args.push_warps, args.middle_warps, args.out_warps) =
-            if algorithm.is_two_shot() { (6, 8, 4) } else { (8, 10, 0) };
+        // Two warps of control a role. Pushing and taking out go side by side for all peers: the same number of warps for each.
+        let peers = call.nranks - 1;
+        let fair = |most: u32| peers * (most / peers).max(1);
+        (args.push_warps, args.middle_warps, args.out_warps) = if algorithm.is_two_shot() {
+            (fair(WORKER_WARPS / 3), WORKER_WARPS - 2 * fair(WORKER_WARPS / 3), fair(WORKER_WARPS / 3))
+        } else {
+            (fair(WORKER_WARPS / 2), WORKER_WARPS - fair(WORKER_WARPS / 2), 0)
+        };
         let block = WARP * (args.push_warps + args.middle_warps + args.out_warps + 6);
         let function = if reduces { per_dtype!(call.dtype, "bulk") } else { "mccs_bulk_copy" };
         Some(Launch { function, grid, block, args })

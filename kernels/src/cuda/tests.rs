@@ -1,1 +1,225 @@
+//! Launches, played by a model that moves bytes as kernels do, against the CPU's way to make the same results.
 
+use mccs_ipc::board::BoardCall;
+use mccs_ipc::types::{CollectiveKind, DataType, RedOp};
+
+use super::abi::{HEADS, KEEP, OWN};
+use super::*;
+use crate::reference::{Value, read, write};
+use crate::{Source, Store, finish_round, reduce};
+
+fn calls(kind: CollectiveKind, nranks: u32, root: u32, count: u64) -> Vec<DirectCall> {
+    let (dtype, op) = (DataType::I32, RedOp::Sum);
+    (0..nranks).map(|rank| DirectCall { kind, dtype, op, count, root, scalar_bits: 0, rank, nranks }).collect()
+}
+
+fn has(mask: u32, rank: usize) -> bool {
+    mask >> rank & 1 == 1
+}
+
+/// Where a part begins in a buffer that is strided or sharded, and its length: area.cuh's rules.
+fn part(args: &DirectArgs, stride: u64, owner: usize) -> (usize, usize) {
+    let owner = owner as u64;
+    if args.shard_bytes == 0 {
+        return ((owner * stride) as usize, args.bytes as usize);
+    }
+    let offset = (owner - u64::from(owner > u64::from(args.unsharded))) * args.shard_bytes;
+    (offset.min(args.bytes) as usize, args.shard_bytes.min(args.bytes.saturating_sub(offset)) as usize)
+}
+
+/// All ranks' results, made as kernels make them.
+fn play(launches: &[DirectArgs], reduces: bool, sends: &[Vec<u8>], recvs: &mut [Vec<u8>]) {
+    let message = |from: usize, owner: usize| {
+        let (at, bytes) = part(&launches[from], launches[from].send_stride, owner);
+        sends[from][at..at + bytes].to_vec()
+    };
+    let mut results = vec![Vec::new(); launches.len()];
+    for (rank, args) in launches.iter().enumerate() {
+        if args.flags & OWN != 0 {
+            let bytes = args.bytes as usize;
+            let from = if args.shard_bytes == 0 { rank * args.send_stride as usize } else { 0 };
+            let to = if args.shard_bytes == 0 { rank * args.recv_stride as usize } else { 0 };
+            recvs[rank][to..to + bytes].copy_from_slice(&sends[rank][from..from + bytes]);
+        }
+        if args.recv_mask == 0 {
+            continue;
+        }
+        if reduces {
+            let parts: Vec<Vec<u8>> = (0..launches.len()).map(|from| message(from, rank)).collect();
+            let sources: Vec<Source> =
+                parts.iter().map(|part| Source { ptr: part.as_ptr(), scalar_bits: None }).collect();
+            results[rank] = vec![0; parts[0].len()];
+            let (to, count) = (results[rank].as_mut_ptr(), parts[0].len() / 4);
+            // SAFETY: all parts of a rank have one length.
+            unsafe { reduce(DataType::I32, RedOp::Sum, &sources, &[to], count, None, Store::Cached) };
+            if args.flags & KEEP != 0 {
+                let (at, bytes) = part(args, args.recv_stride, rank);
+                recvs[rank][at..at + bytes].copy_from_slice(&results[rank]);
+            }
+        } else {
+            for from in (0..launches.len()).filter(|from| has(args.recv_mask, *from)) {
+                results[rank] = message(from, rank);
+                let (at, _) = part(args, args.recv_stride, if args.shard_bytes != 0 { rank } else { from });
+                recvs[rank][at..at + results[rank].len()].copy_from_slice(&results[rank]);
+            }
+        }
+    }
+    for (rank, args) in launches.iter().enumerate() {
+        for from in (0..launches.len()).filter(|from| has(args.out_mask, *from)) {
+            let (at, bytes) = part(args, 0, from);
+            recvs[rank][at..at + bytes].copy_from_slice(&results[from]);
+        }
+    }
+}
+
+#[test]
+fn every_collective_of_every_algorithm_is_what_the_cpu_makes() {
+    for nranks in 2..=8 {
+        for &kind in CollectiveKind::ALL {
+            for (algorithm, count) in Algorithm::ALL.into_iter().flat_map(|a| [0, 1, 7, 1000, 4099].map(|n| (a, n))) {
+                for root in [0, nranks - 1, nranks / 2] {
+                    check(kind, nranks, root, count, algorithm);
+                }
+            }
+        }
+    }
+}
+
+fn check(kind: CollectiveKind, nranks: u32, root: u32, count: u64, algorithm: Algorithm) {
+    let layout = AreaLayout::initial(nranks);
+    let calls = calls(kind, nranks, root, count);
+    let launches: Vec<_> = calls.iter().map(|call| Launch::direct(call, &layout, algorithm, 8)).collect();
+    let Some(launches) = launches.iter().copied().collect::<Option<Vec<_>>>() else {
+        assert!(launches.iter().all(Option::is_none), "ranks disagree");
+        return;
+    };
+    let what = format!("{kind} {nranks} {root} {count} {algorithm:?}");
+    let shape = |launch: &Launch<DirectArgs>| (launch.function, launch.grid, launch.block, launch.args.chunk_bytes);
+    assert!(launches.iter().all(|launch| shape(launch) == shape(&launches[0])), "{what}");
+    let launches: Vec<DirectArgs> = launches.into_iter().map(|launch| launch.args).collect();
+    for (a, from) in launches.iter().enumerate() {
+        for (b, to) in launches.iter().enumerate() {
+            assert!(from.shard_bytes != 0 || has(from.send_mask, b) == has(to.recv_mask, a), "{what}");
+            assert_eq!(has(from.relay_mask, b), has(to.out_mask, a), "{what}");
+            let full = from.flags & HEADS != 0 || a == b || (has(from.send_mask, b) && from.bytes > 0);
+            assert!(full, "{what}: {a} sends {b} nothing");
+        }
+    }
+    let elements = |n: Option<u64>| n.expect("small") as usize;
+    let sends: Vec<Vec<u8>> = (0..nranks)
+        .map(|rank| {
+            let mut data = vec![0; 4 * elements(kind.send_count(count, nranks, rank, root))];
+            for index in 0..data.len() / 4 {
+                let value = i64::from(rank + 1) * 100_000 + index as i64;
+                write(DataType::I32, &mut data, index, Value::Signed(value));
+            }
+            data
+        })
+        .collect();
+    let empty = |rank| vec![0xa5; 4 * elements(kind.recv_count(count, nranks, rank, root))];
+    let mut got: Vec<Vec<u8>> = (0..nranks).map(empty).collect();
+    play(&launches, kind.reduces(), &sends, &mut got);
+    let sources: Vec<Source> = sends.iter().map(|data| Source { ptr: data.as_ptr(), scalar_bits: None }).collect();
+    for (rank, got) in got.iter().enumerate() {
+        let mut wanted = empty(rank as u32);
+        let call = BoardCall { kind, dtype: DataType::I32, redop: RedOp::Sum, root, count };
+        // SAFETY: contributions and results have the lengths that the kind says.
+        unsafe { finish_round(&call, rank as u32, &sources, wanted.as_mut_ptr()) };
+        let wrong = (0..wanted.len() / 4).find(|i| read(DataType::I32, got, *i) != read(DataType::I32, &wanted, *i));
+        assert_eq!(wrong, None, "{what} on rank {rank}");
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_refused() {
+    let layout = AreaLayout::initial(4);
+    let launch =
+        |kind, count, algorithm, blocks| Launch::direct(&calls(kind, 4, 0, count)[1], &layout, algorithm, blocks);
+    let fits = u64::from(layout.packet_bytes) / 4;
+    let one_shot = Algorithm::PacketsOneShot;
+    assert!(launch(CollectiveKind::AllReduce, fits, one_shot, 8).is_some());
+    assert!(launch(CollectiveKind::AllReduce, fits + 1, one_shot, 8).is_none());
+    assert!(launch(CollectiveKind::AllReduce, 2 * fits, Algorithm::PacketsTwoShot, 8).is_some());
+    assert!(launch(CollectiveKind::AllReduce, 2 * fits + 1, Algorithm::PacketsTwoShot, 8).is_none());
+    assert!(launch(CollectiveKind::AllGather, 100, Algorithm::PacketsTwoShot, 8).is_none());
+    assert!(launch(CollectiveKind::AllReduce, 100, one_shot, 0).is_none());
+    assert!(launch(CollectiveKind::AllReduce, u64::MAX / 4, Algorithm::BulkTwoShot, 8).is_none());
+    // A block's offsets have 32 bits.
+    assert!(launch(CollectiveKind::AllReduce, 1 << 32, Algorithm::BulkOneShot, 1).is_none());
+    assert!(launch(CollectiveKind::AllReduce, 1 << 32, Algorithm::BulkOneShot, 64).is_some());
+    let foreign = DirectCall { nranks: 3, ..calls(CollectiveKind::AllReduce, 4, 0, 8)[1] };
+    assert!(Launch::direct(&foreign, &layout, one_shot, 8).is_none());
+}
+
+#[test]
+fn packets_of_two_shots_stay_in_their_halves_and_chunks_in_their_slots() {
+    for nranks in 2..=8 {
+        let layout = AreaLayout::initial(nranks);
+        for &kind in CollectiveKind::ALL {
+            for count in (0..24).map(|power| (1u64 << power) + 3) {
+                for (algorithm, call) in Algorithm::ALL.map(|a| (a, calls(kind, nranks, 0, count)[0])) {
+                    let Some(launch) = Launch::direct(&call, &layout, algorithm, 64) else { continue };
+                    let args = launch.args;
+                    assert!(launch.block <= 768 && launch.grid <= 64);
+                    let (part, half) = match args.shard_bytes {
+                        0 => (args.bytes, args.packet_slot_bytes),
+                        shard => (shard, args.packet_slot_bytes / 2),
+                    };
+                    match algorithm {
+                        Algorithm::PacketsOneShot | Algorithm::PacketsTwoShot => {
+                            assert!(part.next_multiple_of(16) * 2 <= half, "{call:?}");
+                        }
+                        _ => {
+                            assert!(args.chunk_bytes <= layout.slot_bytes && args.chunk_bytes.is_multiple_of(16));
+                            assert!(u64::from(args.slice_bytes) * u64::from(launch.grid) >= part.min(args.bytes));
+                            let warps = args.push_warps + args.middle_warps + args.out_warps;
+                            assert!(args.push_warps > 0 && args.middle_warps > 0, "{args:?}");
+                            assert!(args.shard_bytes == 0 || args.out_warps > 0);
+                            assert!(args.middle_warps < 32 && warps + 6 == launch.block / 32);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn areas_hold_all_that_lies_in_them() {
+    let layout = AreaLayout { nranks: 3, blocks: 5, slots: 2, slot_bytes: 256, packet_bytes: 384, reserved: 0 };
+    assert!(layout.is_valid());
+    // Heads and four sets of words, then two halves of two peers' packets, then slots.
+    assert!(layout.packets_offset() >= 1024 + 4 * 5 * 8 * 8);
+    assert_eq!(layout.bulk_offset(), (layout.packets_offset() + 2 * 2 * 768).next_multiple_of(4096));
+    assert_eq!(layout.bytes(), layout.bulk_offset() + 2 * 2 * 5 * 2 * 2 * 256);
+    assert!(!AreaLayout { nranks: 9, ..layout }.is_valid());
+    assert!(!AreaLayout { slots: 1, ..layout }.is_valid());
+    assert!(!AreaLayout { slot_bytes: 200, ..layout }.is_valid());
+}
+
+#[test]
+fn strategies_choose_by_size_and_never_trust_a_number() {
+    for nranks in 2..=8 {
+        let (strategy, layout) = (DirectStrategy::initial(nranks), AreaLayout::initial(nranks));
+        for &kind in CollectiveKind::ALL {
+            for count in (0..23).map(|power| 1u64 << power) {
+                let call = calls(kind, nranks, 0, count)[0];
+                let payload = kind.payload_count(count, nranks) * 4;
+                if let Some((algorithm, blocks)) = strategy.choose(kind, payload) {
+                    assert!(Launch::direct(&call, &layout, algorithm, blocks).is_some(), "{call:?} {algorithm:?}");
+                }
+            }
+        }
+        assert!(strategy.choose(CollectiveKind::AllReduce, 8).is_some());
+        assert_eq!(strategy.choose(CollectiveKind::AllReduce, u64::MAX), None);
+        let mut forged = strategy;
+        forged.rules[0][0].algorithm = 77;
+        assert_eq!(forged.choose(CollectiveKind::AllReduce, 8), None);
+    }
+}
+
+#[test]
+fn the_image_has_what_launches_name() {
+    let Some(image) = IMAGE else { return };
+    assert!(image.len() > 100_000 && image.as_ptr().addr().is_multiple_of(64));
+}
