@@ -115,6 +115,13 @@ macro_rules! per_dtype {
     };
 }
 
+/// Names of all functions of the image.
+pub fn functions() -> impl Iterator<Item = &'static str> {
+    let of_dtype =
+        |dtype: &DataType| [per_dtype!(*dtype, "packets"), per_dtype!(*dtype, "bulk"), per_dtype!(*dtype, "reduce")];
+    DataType::ALL.iter().flat_map(of_dtype).chain(["mccs_packets_copy", "mccs_bulk_copy"])
+}
+
 /// The operator as kernels know it.
 fn op_code(op: RedOp) -> u32 {
     match op {

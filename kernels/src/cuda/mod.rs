@@ -40,7 +40,7 @@ mod tests;
 
 pub use abi::{DirectArgs, RANKS_MAX, ReduceArgs};
 pub use area::AreaLayout;
-pub use launch::{Algorithm, DirectCall, Launch};
+pub use launch::{Algorithm, DirectCall, Launch, functions};
 pub use strategy::{DirectStrategy, Rule};
 
 include!(concat!(env!("OUT_DIR"), "/image.rs"));
