@@ -1,0 +1,135 @@
+//! GPUs of this machine.
+
+use std::ffi::{CStr, c_char, c_int};
+
+use crate::api;
+use crate::error::DriverError;
+
+/// Names a GPU everywhere: its UUID. Ordinals differ between processes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct GpuId(pub [u8; 16]);
+
+impl std::fmt::Display for GpuId {
+    /// As `nvidia-smi -L` prints it.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("GPU-")?;
+        for (index, byte) in self.0.iter().enumerate() {
+            if matches!(index, 4 | 6 | 8 | 10) {
+                f.write_str("-")?;
+            }
+            write!(f, "{byte:02x}")?;
+        }
+        Ok(())
+    }
+}
+
+/// A GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Gpu {
+    /// `CUdevice`: valid in this process only.
+    pub(crate) device: c_int,
+    /// Its UUID.
+    pub id: GpuId,
+    /// Product.
+    pub name: String,
+    /// Where it sits, as `0000:17:00.0`.
+    pub pci_bus_id: String,
+    /// Multiprocessors.
+    pub multiprocessors: u32,
+    /// Compute capability.
+    pub capability: (u32, u32),
+    /// Memory.
+    pub memory_bytes: u64,
+    /// Whether streams can wait for and write words of 64 bits.
+    pub has_stream_words: bool,
+}
+
+/// `CU_DEVICE_ATTRIBUTE_*`.
+mod attribute {
+    pub(super) const MULTIPROCESSORS: u32 = 16;
+    pub(super) const CAPABILITY_MAJOR: u32 = 75;
+    pub(super) const CAPABILITY_MINOR: u32 = 76;
+    pub(super) const CAN_USE_64_BIT_STREAM_MEM_OPS: u32 = 122;
+}
+
+impl Gpu {
+    fn of(device: c_int) -> Result<Self, DriverError> {
+        let (mut id, mut memory_bytes) = ([0; 16], 0);
+        let (mut name, mut bus): ([c_char; 128], [c_char; 32]) = ([0; 128], [0; 32]);
+        // SAFETY: all outputs live, and have the lengths that are passed; the last byte of the texts stays zero.
+        unsafe {
+            api::cuDeviceGetUuid_v2(&mut id, device)?;
+            api::cuDeviceTotalMem_v2(&mut memory_bytes, device)?;
+            api::cuDeviceGetName(name.as_mut_ptr(), name.len() as c_int - 1, device)?;
+            api::cuDeviceGetPCIBusId(bus.as_mut_ptr(), bus.len() as c_int - 1, device)?;
+        }
+        let attribute = |attribute| {
+            let mut value = 0;
+            // SAFETY: `value` is an integer to write to.
+            unsafe { api::cuDeviceGetAttribute(&mut value, attribute, device) }.map(|()| value.unsigned_abs())
+        };
+        // SAFETY: terminated, since the driver was told of one byte less.
+        let text = |chars: &[c_char]| unsafe { CStr::from_ptr(chars.as_ptr()) }.to_string_lossy().into_owned();
+        Ok(Gpu {
+            device,
+            id: GpuId(id),
+            name: text(&name),
+            pci_bus_id: text(&bus),
+            multiprocessors: attribute(attribute::MULTIPROCESSORS)?,
+            capability: (attribute(attribute::CAPABILITY_MAJOR)?, attribute(attribute::CAPABILITY_MINOR)?),
+            memory_bytes: memory_bytes as u64,
+            has_stream_words: attribute(attribute::CAN_USE_64_BIT_STREAM_MEM_OPS)? != 0,
+        })
+    }
+
+    /// The GPU of the calling thread's current context.
+    ///
+    /// # Errors
+    /// [`DriverError`], also where no context is current.
+    pub fn current() -> Result<Self, DriverError> {
+        let mut device = 0;
+        // SAFETY: `device` is an integer to write to.
+        unsafe { api::cuCtxGetDevice(&mut device)? };
+        Gpu::of(device)
+    }
+
+    /// Whether this GPU can reach the other's memory.
+    ///
+    /// # Errors
+    /// [`DriverError`].
+    pub fn reaches(&self, peer: &Gpu) -> Result<bool, DriverError> {
+        let mut can = 0;
+        // SAFETY: `can` is an integer to write to.
+        unsafe { api::cuDeviceCanAccessPeer(&mut can, self.device, peer.device)? };
+        Ok(self.device == peer.device || can != 0)
+    }
+}
+
+/// All GPUs that this process sees, in its own order.
+///
+/// # Errors
+/// [`DriverError`], also where there is no driver.
+pub fn gpus() -> Result<Vec<Gpu>, DriverError> {
+    let mut count = 0;
+    // SAFETY: `count` is an integer to write to.
+    unsafe { api::cuDeviceGetCount(&mut count)? };
+    (0..count)
+        .map(|ordinal| {
+            let mut device = 0;
+            // SAFETY: `device` is an integer to write to.
+            unsafe { api::cuDeviceGet(&mut device, ordinal)? };
+            Gpu::of(device)
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_look_as_the_vendors_tool_prints_them() {
+        let id = GpuId(std::array::from_fn(|index| index as u8 * 17));
+        assert_eq!(id.to_string(), "GPU-00112233-4455-6677-8899-aabbccddeeff");
+    }
+}

@@ -1,0 +1,37 @@
+//! The CUDA driver, opened at run time: as much of it as the service and the shim use.
+//!
+//! One binary runs with and without a GPU: [`driver`] says in one line what is missing. Types and constants are cudarc's;
+//! entry points are looked up once, into a table, since cudarc's own look a symbol up at every call and panic where an
+//! older driver lacks it. Nothing here panics, and every error names the call and the driver's own word for it.
+//!
+//! Addresses in a GPU's memory are plain [`DeviceAddress`]es: they are never dereferenced on the processor. What the
+//! driver cannot check (a stream of another context, memory that was freed) is the caller's contract, so those calls are
+//! unsafe.
+//!
+//! Absent on purpose: managed memory, textures, multicast, and everything of the runtime API.
+
+mod api;
+mod context;
+mod error;
+mod gpu;
+mod memory;
+mod module;
+mod stream;
+
+pub use context::{Context, Entered};
+pub use error::{DriverError, Unavailable};
+pub use gpu::{Gpu, GpuId, gpus};
+pub use memory::{
+    DeviceAddress, DeviceMemory, HostRegistration, ImportedMemory, IpcHandle, PointerKind, allocation_of,
+    copy_from_host, copy_to_host, export, pointer_kind,
+};
+pub use module::{Function, Module};
+pub use stream::{Event, OwnedStream, RawStream};
+
+/// Looks for the driver, and initialises it. Costs nothing after the first call.
+///
+/// # Errors
+/// [`Unavailable`], with what to install or mend.
+pub fn driver() -> Result<(), Unavailable> {
+    api::table().map(drop).map_err(Clone::clone)
+}

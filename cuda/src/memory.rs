@@ -1,0 +1,245 @@
+//! Memory: of a GPU, imported from other processes, and of the host where a GPU may use it.
+
+use std::ffi::c_void;
+
+use cudarc::driver::sys;
+
+use crate::api;
+use crate::context::Context;
+use crate::error::DriverError;
+
+/// An address in a GPU's address space.
+pub type DeviceAddress = u64;
+
+/// Names an allocation to other processes (`CUipcMemHandle`).
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct IpcHandle(pub [u8; 64]);
+
+impl std::fmt::Debug for IpcHandle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // Whoever has all of it can open the memory.
+        write!(f, "IpcHandle({:02x}{:02x}..)", self.0[0], self.0[1])
+    }
+}
+
+/// Memory of a GPU, allocated here. Freed on drop.
+#[derive(Debug)]
+pub struct DeviceMemory {
+    context: Context,
+    address: DeviceAddress,
+    bytes: usize,
+}
+
+impl DeviceMemory {
+    /// Allocates memory full of zeros.
+    ///
+    /// # Errors
+    /// [`DriverError`]; [`DriverError::is_out_of_memory`] tells.
+    pub fn zeroed(context: &Context, bytes: usize) -> Result<Self, DriverError> {
+        let _entered = context.enter()?;
+        let mut address = 0;
+        // SAFETY: `address` is an integer to write to.
+        unsafe { api::cuMemAlloc_v2(&mut address, bytes)? };
+        let memory = DeviceMemory { context: context.clone(), address, bytes };
+        // SAFETY: the memory was allocated above, with that size. The call waits for its end.
+        unsafe { api::cuMemsetD8_v2(address, 0, bytes)? };
+        Ok(memory)
+    }
+
+    /// First byte.
+    #[must_use]
+    pub fn address(&self) -> DeviceAddress {
+        self.address
+    }
+
+    /// Size.
+    #[must_use]
+    pub fn len_bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Its name for other processes.
+    ///
+    /// # Errors
+    /// [`DriverError`].
+    pub fn export(&self) -> Result<IpcHandle, DriverError> {
+        let _entered = self.context.enter()?;
+        export(self.address)
+    }
+}
+
+impl Drop for DeviceMemory {
+    fn drop(&mut self) {
+        if let Ok(_entered) = self.context.enter() {
+            // SAFETY: allocated here, freed once; whoever uses it keeps it. The driver waits for work that does.
+            let _ = unsafe { api::cuMemFree_v2(self.address) };
+        }
+    }
+}
+
+/// The name, for other processes, of an allocation that begins at `base`; its context must be current.
+///
+/// # Errors
+/// [`DriverError`], also for memory of a kind that cannot be named so.
+pub fn export(base: DeviceAddress) -> Result<IpcHandle, DriverError> {
+    let mut handle = [0; 64];
+    // SAFETY: `handle` has the driver's size of a handle; an address that is none is refused.
+    unsafe { api::cuIpcGetMemHandle(&mut handle, base)? };
+    Ok(IpcHandle(handle))
+}
+
+/// The allocation that an address lies in, as base and size; a context must be current.
+///
+/// # Errors
+/// [`DriverError`] for an address that no allocation has.
+pub fn allocation_of(address: DeviceAddress) -> Result<(DeviceAddress, u64), DriverError> {
+    let (mut base, mut bytes) = (0, 0);
+    // SAFETY: both are integers to write to; an address that is none is refused.
+    unsafe { api::cuMemGetAddressRange_v2(&mut base, &mut bytes, address)? };
+    Ok((base, bytes as u64))
+}
+
+/// How an address's memory can be handed to another process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PointerKind {
+    /// By an [`IpcHandle`] of its allocation.
+    Ipc,
+    /// By file descriptors (`cuMemCreate`).
+    Descriptors,
+    /// Not at all.
+    Private,
+}
+
+/// What kind of memory an address is of; a context must be current.
+///
+/// # Errors
+/// [`DriverError`] for an address that the driver does not know.
+pub fn pointer_kind(address: DeviceAddress) -> Result<PointerKind, DriverError> {
+    const IS_LEGACY_IPC_CAPABLE: u32 = 10;
+    const ALLOWED_HANDLE_TYPES: u32 = 14;
+    const POSIX_FD: u64 = 1;
+    let (mut is_ipc, mut types) = (0_u32, 0_u64);
+    // SAFETY: the outputs have the attributes' sizes, a bool in a wider integer and a mask of 64 bits.
+    unsafe {
+        api::cuPointerGetAttribute((&raw mut is_ipc).cast(), IS_LEGACY_IPC_CAPABLE, address)?;
+        api::cuPointerGetAttribute((&raw mut types).cast(), ALLOWED_HANDLE_TYPES, address)?;
+    }
+    Ok(match (is_ipc & 0xff != 0, types & POSIX_FD != 0) {
+        (true, _) => PointerKind::Ipc,
+        (false, true) => PointerKind::Descriptors,
+        (false, false) => PointerKind::Private,
+    })
+}
+
+/// Another process' allocation, mapped in one context. Unmapped on drop. A context can open a handle once at a time.
+#[derive(Debug)]
+pub struct ImportedMemory {
+    context: Context,
+    address: DeviceAddress,
+}
+
+impl ImportedMemory {
+    /// Opens a handle in `context`, which may be of another GPU than the memory.
+    ///
+    /// # Errors
+    /// [`DriverError`], for a handle that is stale or forged, or of a GPU that cannot be reached.
+    pub fn open(context: &Context, handle: &IpcHandle) -> Result<Self, DriverError> {
+        const LAZY_ENABLE_PEER_ACCESS: u32 = 1;
+        let _entered = context.enter()?;
+        let mut address = 0;
+        let raw = sys::CUipcMemHandle { reserved: handle.0.map(|byte| byte as std::ffi::c_char) };
+        // SAFETY: `address` is an integer to write to; the driver checks the handle.
+        unsafe { api::cuIpcOpenMemHandle_v2(&mut address, raw, LAZY_ENABLE_PEER_ACCESS)? };
+        Ok(ImportedMemory { context: context.clone(), address })
+    }
+
+    /// First byte of the allocation, in this context.
+    #[must_use]
+    pub fn address(&self) -> DeviceAddress {
+        self.address
+    }
+}
+
+impl Drop for ImportedMemory {
+    fn drop(&mut self) {
+        if let Ok(_entered) = self.context.enter() {
+            // SAFETY: opened here, closed once.
+            let _ = unsafe { api::cuIpcCloseMemHandle(self.address) };
+        }
+    }
+}
+
+/// A range of host memory that GPUs may read and write while this lives.
+#[derive(Debug)]
+pub struct HostRegistration {
+    context: Context,
+    ptr: *mut c_void,
+    address: DeviceAddress,
+}
+
+// SAFETY: the range belongs to whoever registered it; this value only undoes the registration.
+unsafe impl Send for HostRegistration {}
+// SAFETY: as above.
+unsafe impl Sync for HostRegistration {}
+
+impl HostRegistration {
+    /// Registers whole pages for all contexts of this process.
+    ///
+    /// # Safety
+    /// The range must be mapped while the value lives.
+    ///
+    /// # Errors
+    /// [`DriverError`].
+    pub unsafe fn register(context: &Context, ptr: *mut u8, bytes: usize) -> Result<Self, DriverError> {
+        const PORTABLE_AND_MAPPED: u32 = 1 | 2;
+        let _entered = context.enter()?;
+        let ptr = ptr.cast();
+        let mut address = 0;
+        // SAFETY: the caller keeps the range mapped.
+        unsafe { api::cuMemHostRegister_v2(ptr, bytes, PORTABLE_AND_MAPPED)? };
+        let mut registration = HostRegistration { context: context.clone(), ptr, address };
+        // SAFETY: registered above, as mapped.
+        unsafe { api::cuMemHostGetDevicePointer_v2(&mut address, ptr, 0)? };
+        registration.address = address;
+        Ok(registration)
+    }
+
+    /// First byte, as a GPU sees it.
+    #[must_use]
+    pub fn address(&self) -> DeviceAddress {
+        self.address
+    }
+}
+
+impl Drop for HostRegistration {
+    fn drop(&mut self) {
+        if let Ok(_entered) = self.context.enter() {
+            // SAFETY: registered here, once.
+            let _ = unsafe { api::cuMemHostUnregister(self.ptr) };
+        }
+    }
+}
+
+/// Copies to a GPU, and waits. A context must be current.
+///
+/// # Safety
+/// `dst` must have room, and nobody may use it meanwhile.
+///
+/// # Errors
+/// [`DriverError`].
+pub unsafe fn copy_to_host(dst: &mut [u8], src: DeviceAddress) -> Result<(), DriverError> {
+    // SAFETY: the slice has that length; the rest is the caller's contract.
+    unsafe { api::cuMemcpyDtoH_v2(dst.as_mut_ptr().cast(), src, dst.len()) }
+}
+
+/// Copies from a GPU, and waits. A context must be current.
+///
+/// # Safety
+/// `src` must have as many bytes, and nobody may write there meanwhile.
+///
+/// # Errors
+/// [`DriverError`].
+pub unsafe fn copy_from_host(dst: DeviceAddress, src: &[u8]) -> Result<(), DriverError> {
+    // SAFETY: the slice has that length; the rest is the caller's contract.
+    unsafe { api::cuMemcpyHtoD_v2(dst, src.as_ptr().cast(), src.len()) }
+}

@@ -1,0 +1,117 @@
+//! Code: modules and their functions.
+
+use std::ffi::{CString, c_void};
+
+use cudarc::driver::sys;
+
+use crate::api;
+use crate::context::Context;
+use crate::error::DriverError;
+use crate::stream::RawStream;
+
+/// Code loaded into a context. Unloaded on drop.
+#[derive(Debug)]
+pub struct Module {
+    context: Context,
+    raw: sys::CUmodule,
+}
+
+// SAFETY: the driver's modules may be used from any thread.
+unsafe impl Send for Module {}
+// SAFETY: as above.
+unsafe impl Sync for Module {}
+
+/// A kernel. Valid while its module lives.
+#[derive(Debug, Clone, Copy)]
+pub struct Function(sys::CUfunction);
+
+// SAFETY: the driver's functions may be used from any thread.
+unsafe impl Send for Function {}
+// SAFETY: as above.
+unsafe impl Sync for Function {}
+
+impl Module {
+    /// Loads a fatbin, cubin or PTX.
+    ///
+    /// # Errors
+    /// [`DriverError`], for an image without code for this GPU.
+    pub fn load(context: &Context, image: &[u8]) -> Result<Self, DriverError> {
+        let _entered = context.enter()?;
+        let mut raw = std::ptr::null_mut();
+        // PTX is text, and ends with a zero byte.
+        let mut text = Vec::new();
+        let is_text = image.starts_with(b"//") || image.starts_with(b".version") || image.first() == Some(&b'\n');
+        let image = if is_text {
+            text.extend_from_slice(image);
+            text.push(0);
+            &text
+        } else {
+            image
+        };
+        // SAFETY: `raw` is a pointer to write to; the image is whole, or terminated.
+        unsafe { api::cuModuleLoadData(&mut raw, image.as_ptr().cast())? };
+        Ok(Module { context: context.clone(), raw })
+    }
+
+    /// A kernel by name, loaded: at its first launch the driver might wait for kernels that wait for that one.
+    ///
+    /// # Errors
+    /// [`DriverError`], where there is none.
+    pub fn function(&self, name: &str) -> Result<Function, DriverError> {
+        let _entered = self.context.enter()?;
+        let owned =
+            CString::new(name).map_err(|_| DriverError::own("cuModuleGetFunction", "a name with a zero byte"))?;
+        let mut function = std::ptr::null_mut();
+        // SAFETY: `function` is a pointer to write to, and the name is terminated.
+        unsafe {
+            api::cuModuleGetFunction(&mut function, self.raw, owned.as_ptr())?;
+            api::cuFuncLoad(function)?;
+        }
+        Ok(Function(function))
+    }
+}
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        if let Ok(_entered) = self.context.enter() {
+            // SAFETY: loaded here, unloaded once.
+            let _ = unsafe { api::cuModuleUnload(self.raw) };
+        }
+    }
+}
+
+impl Function {
+    /// Launches it with one argument, passed by value.
+    ///
+    /// # Safety
+    /// The kernel must take one argument of type `T`, whatever that points to must live until the kernel has ended, the
+    /// stream must live, and its context, which is the module's, be current.
+    ///
+    /// # Errors
+    /// [`DriverError`].
+    pub unsafe fn launch<T>(
+        &self,
+        stream: RawStream,
+        blocks: u32,
+        threads: u32,
+        argument: &T,
+    ) -> Result<(), DriverError> {
+        let mut params = [std::ptr::from_ref(argument).cast_mut().cast::<c_void>()];
+        // SAFETY: the driver copies the argument before it returns; the rest is the caller's contract.
+        unsafe {
+            api::cuLaunchKernel(
+                self.0,
+                blocks,
+                1,
+                1,
+                threads,
+                1,
+                1,
+                0,
+                stream.0,
+                params.as_mut_ptr(),
+                std::ptr::null_mut(),
+            )
+        }
+    }
+}
