@@ -4,6 +4,7 @@
 
 pub mod board;
 pub mod command;
+pub mod direct;
 #[cfg(not(loom))]
 pub mod handshake;
 pub mod protocol;

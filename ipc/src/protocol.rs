@@ -10,13 +10,14 @@ use bytemuck::{Pod, Zeroable};
 use serde::{Deserialize, Serialize};
 
 use crate::board::BoardLayout;
+use crate::direct::{DirectShare, GpuUuid};
 use crate::types::{ErrorClass, Handle, UniqueId};
 
 /// First bytes of every [`Hello`].
 pub const MAGIC: [u8; 8] = *b"mccs-ipc";
 /// Version of this wire format. Both sides must have the same: shim and service of different versions refuse each other
 /// with a message that names both.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 /// Longest message of a session's socket.
 pub const MESSAGE_BYTES_MAX: usize = 4096;
 /// Most file descriptors in one message.
@@ -70,8 +71,8 @@ pub enum Request {
         id: UniqueId,
         rank: u32,
         nranks: u32,
-        /// Device index; the host device is 0.
-        device: u32,
+        /// The GPU that its buffers are on; none for memory of the host.
+        gpu: Option<GpuUuid>,
         /// Address of the root's service; empty where all ranks are on this host.
         root_address: String,
     },
@@ -101,8 +102,8 @@ pub enum Response {
     Region { region: Handle, bytes: u64 },
     /// A stream and the index of its word in the segment.
     Stream { stream: Handle, word: u32 },
-    /// A communicator, ready for use. The memfd of its board comes with it, where it has one.
-    Comm { comm: Handle, board: Option<BoardLayout> },
+    /// A communicator, ready for use. The memfd of its board comes with it, or that of its page where it is one of GPUs.
+    Comm { comm: Handle, board: Option<BoardLayout>, direct: Option<DirectShare> },
     /// Done, nothing to return.
     Done,
     /// Refused or failed.

@@ -61,8 +61,8 @@ impl Raw {
         };
         let Response::Stream { stream, .. } = raw.ask(Request::CreateStream, &[]) else { panic!("no stream") };
         let root_address = String::new();
-        let join = Request::InitRank { id, rank, nranks, device: 0, root_address };
-        let (Response::Comm { comm, board }, fds) = raw.ask_with_fds(join, &[]) else { panic!("no communicator") };
+        let join = Request::InitRank { id, rank, nranks, gpu: None, root_address };
+        let (Response::Comm { comm, board, .. }, fds) = raw.ask_with_fds(join, &[]) else { panic!("no communicator") };
         raw.board = board.map(|layout| Board::map(fds[0].as_fd(), layout).expect("a board"));
         let Response::Region { region, .. } = raw.ask(Request::AllocMemory { bytes: 4096 }, &[]) else {
             panic!("no memory")
