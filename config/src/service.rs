@@ -3,6 +3,7 @@
 //! Every key has a default, so that an empty file is a service for every user of the host; what is in force is shown by
 //! [`ServiceConfig::to_toml`], which reads back to the same value.
 
+mod cuda;
 mod exchange;
 mod tcp;
 
@@ -18,6 +19,7 @@ use crate::limits;
 use crate::units::{Bytes, DurationText};
 use crate::validate::{Problems, Validate};
 
+pub use cuda::{Cuda, CudaUse};
 pub use exchange::{Address, Exchange, HostConfig};
 pub use tcp::{Ports, Tcp};
 
@@ -33,6 +35,8 @@ pub struct ServiceConfig {
     pub runtime: Runtime,
     /// The device of host memory.
     pub host_device: HostDevice,
+    /// GPUs.
+    pub cuda: Cuda,
     /// What a communicator starts with.
     pub strategy: Strategy,
     /// Links to other hosts' services. Absent: a single host.
@@ -285,6 +289,7 @@ impl Default for ServiceConfig {
             limits: Limits::default(),
             runtime: Runtime::default(),
             host_device: HostDevice::default(),
+            cuda: Cuda::default(),
             strategy: Strategy::default(),
             exchange: None,
             tcp: Tcp::default(),

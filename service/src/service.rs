@@ -9,9 +9,10 @@ use anyhow::Context as _;
 use mccs_ipc::handshake::Listener;
 
 use crate::collective::{Algorithm, Choice, CostModel, Strategy};
+use crate::devices::cuda::{CudaDevice, Gpus, NoCuda};
 use crate::devices::host::{HostDevice, HostOptions};
 use crate::engines::control::{ControlEngine, Controlled};
-use crate::engines::daemon::{Acceptor, Admission, SessionFactory, SessionLimits};
+use crate::engines::daemon::{Acceptor, Admission, GpuProxy, Proxies, SessionFactory, SessionLimits};
 use crate::engines::exchange::{EventSink, ExchangeSettings, start_exchange};
 use crate::engines::proxy::{Cluster, PROXY_MAILBOX_MAX, ProxyEngine, ProxyMessage, Timeouts};
 use crate::engines::transport::links::Links;
@@ -60,6 +61,17 @@ pub struct NetworkSettings {
     pub flow: FlowOptions,
 }
 
+/// Whether a service uses GPUs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CudaUse {
+    /// If there are any.
+    Auto,
+    /// It does not start without.
+    Required,
+    /// It does not look for any.
+    Off,
+}
+
 /// All that a service is told.
 #[derive(Debug, Clone)]
 pub struct Settings {
@@ -81,6 +93,8 @@ pub struct Settings {
     pub spin: Duration,
     /// The host device.
     pub host_device: HostOptions,
+    /// GPUs.
+    pub cuda: CudaUse,
     /// How bytes go to other hosts, where there are any.
     pub network: Option<NetworkSettings>,
     /// Longest contribution to a collective that ranks do among themselves; 0 for none.
@@ -146,11 +160,12 @@ impl Service {
         })?;
         let transports = Arc::new(start_transports(&runtimes, settings, main, proxy.clone())?);
 
+        let gpus = start_gpus(&runtimes, settings, proxy_runtime, &registry)?;
         let factory = Arc::new(SessionFactory {
             runtimes: Arc::clone(&runtimes),
             placement: Box::new(move |_| main),
             limits: settings.limits,
-            proxy,
+            proxies: Proxies { host: proxy, gpus },
             registry: Arc::clone(&registry),
             reaper: Reaper::start()?,
         });
@@ -176,6 +191,48 @@ impl Drop for Service {
     fn drop(&mut self) {
         self.runtimes.stop();
     }
+}
+
+/// Starts the proxy engine of the GPUs, or says why there is none.
+fn start_gpus(
+    runtimes: &Arc<Runtimes>,
+    settings: &Settings,
+    runtime: u32,
+    registry: &Arc<Registry>,
+) -> anyhow::Result<Result<GpuProxy, Arc<str>>> {
+    let found = match settings.cuda {
+        CudaUse::Off => return Ok(Err("the operator has switched them off".into())),
+        CudaUse::Auto | CudaUse::Required => Gpus::find(),
+    };
+    let gpus = match found {
+        Ok(gpus) => gpus,
+        Err(reason) if settings.cuda == CudaUse::Required => return Err(reason).context("[cuda] use = \"required\""),
+        Err(reason) => {
+            let level_is_high = !matches!(reason, NoCuda::Unavailable(_) | NoCuda::NoGpu);
+            if level_is_high {
+                tracing::warn!(%reason, "no GPUs");
+            } else {
+                tracing::info!(%reason, "no GPUs");
+            }
+            return Ok(Err(reason.to_string().into()));
+        }
+    };
+    tracing::info!(gpus = gpus.describe(), "GPUs");
+    let ids = gpus.ids().into();
+    let mailbox = Mailbox::new(PROXY_MAILBOX_MAX);
+    let sender = mailbox.sender();
+    let device = Box::new(CudaDevice::new(gpus, sender.clone())?);
+    let timeouts = Timeouts { init: settings.init_timeout, operation: settings.operation_timeout };
+    let make_schedules = |nranks, hosts: &[Vec<u32>]| {
+        let strategy = Strategy::initial(Choice::Pinned(Algorithm::Direct), nranks, 1, hosts);
+        ScheduleCache::new(nranks, strategy, CostModel::for_hosts(hosts))
+    };
+    let registry = Arc::clone(registry);
+    runtimes.start_engine(runtime, |waker| {
+        mailbox.waker().set(waker);
+        Box::new(ProxyEngine::new(device, mailbox, registry, Box::new(make_schedules), 0, timeouts, None))
+    })?;
+    Ok(Ok(GpuProxy { sender, ids }))
 }
 
 fn start_transports(
@@ -324,6 +381,11 @@ impl Settings {
                 inline_bytes: config.host_device.inline_bytes.0,
                 piece_bytes: config.host_device.piece_bytes.0,
                 streaming_bytes: config.host_device.streaming_threshold.0,
+            },
+            cuda: match config.cuda.usage {
+                file::CudaUse::Auto => CudaUse::Auto,
+                file::CudaUse::Required => CudaUse::Required,
+                file::CudaUse::Off => CudaUse::Off,
             },
             network: config
                 .tcp_address()

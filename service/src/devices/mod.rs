@@ -1,9 +1,13 @@
 //! Devices: where buffers live and reductions run.
 
+pub mod cuda;
 pub mod host;
 
+use std::any::Any;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use mccs_ipc::direct::{DirectPage, DirectShare};
 use mccs_ipc::types::Handle;
 
 use crate::collective::Schedule;
@@ -19,6 +23,53 @@ pub enum Launched {
     /// It runs; [`crate::engines::proxy::ProxyMessage::JobDone`] tells when it has ended. Until then the caller keeps
     /// the operations, which keep their memory mapped.
     Running,
+}
+
+/// What became of [`Device::prepare`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Prepare {
+    /// There is nothing to prepare.
+    Nothing,
+    /// [`crate::engines::proxy::ProxyMessage::Prepared`] tells when it is done.
+    Begun,
+}
+
+/// A group of ranks that run collectives themselves, in streams of their own, as the page says.
+pub struct DirectGroup {
+    page: DirectPage,
+    /// The ranks' areas: kept until all ranks have left.
+    _areas: Box<dyn Any + Send + Sync>,
+}
+
+impl DirectGroup {
+    /// Takes charge of a page and the memory that goes with it.
+    #[must_use]
+    pub fn new(page: DirectPage, areas: Box<dyn Any + Send + Sync>) -> Self {
+        DirectGroup { page, _areas: areas }
+    }
+
+    /// What service and ranks tell each other.
+    #[must_use]
+    pub fn page(&self) -> &DirectPage {
+        &self.page
+    }
+}
+
+impl std::fmt::Debug for DirectGroup {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("DirectGroup").field("page", &self.page).finish_non_exhaustive()
+    }
+}
+
+/// What a new communicator's ranks are given.
+#[derive(Debug)]
+pub struct Prepared {
+    /// What they need to know.
+    pub share: DirectShare,
+    /// The page's descriptor.
+    pub page: OwnedFd,
+    /// The service's side.
+    pub group: DirectGroup,
 }
 
 /// How a communicator with ranks on other hosts reaches them.
@@ -52,6 +103,11 @@ pub struct FarPair<'a> {
 pub trait Device: Send {
     /// Name for the operator.
     fn name(&self) -> String;
+
+    /// Makes what the ranks of a new communicator share; `gpus` by rank, as the device counts its GPUs.
+    fn prepare(&mut self, _gpus: &[usize], _key: Handle) -> Prepare {
+        Prepare::Nothing
+    }
 
     /// Runs a collective, or this host's part of it: `operations` are those of this host's ranks, in rank order. `network`
     /// where there are others.

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use mccs_ipc::board::Board;
 use mccs_ipc::types::{CollectiveKind, UniqueId};
 
+use crate::devices::DirectGroup;
 use crate::session::{Session, SessionId};
 use crate::tenants::Charge;
 
@@ -63,6 +64,8 @@ pub struct CommInfo {
     pub failed: AtomicU64,
     /// Where its ranks do small collectives among themselves.
     pub board: Option<Arc<TenantBoard>>,
+    /// Where its ranks, on GPUs, do collectives among themselves.
+    pub direct: Option<Arc<DirectGroup>>,
 }
 
 /// A board, with the tenant's quota for it.
@@ -122,6 +125,11 @@ impl CommInfo {
             by_all = self.rank_numbers().map(|rank| board.posted(rank)).min().unwrap_or(0);
             ended = board.completed(info.rank).0;
         }
+        if let Some(direct) = &self.direct {
+            let launched = |rank| direct.page().progress_of(rank).0;
+            by_all = self.rank_numbers().map(launched).min().unwrap_or(0);
+            ended = direct.page().progress_of(info.rank).1;
+        }
         RankProgress {
             enqueued: load(&info.enqueued).saturating_add(self.rounds(info)),
             started: load(&info.started).saturating_add(by_all),
@@ -133,7 +141,8 @@ impl CommInfo {
     #[must_use]
     pub fn rounds(&self, info: &RankInfo) -> u64 {
         let told = info.rounds.load(Ordering::Relaxed);
-        self.board.as_ref().map_or(told, |board| board.posted(info.rank).max(told))
+        let launched = self.direct.as_ref().map_or(0, |direct| direct.page().progress_of(info.rank).0);
+        self.board.as_ref().map_or(told, |board| board.posted(info.rank).max(told)).max(launched)
     }
 
     fn rank_numbers(&self) -> std::ops::Range<u32> {
@@ -144,7 +153,10 @@ impl CommInfo {
     #[must_use]
     pub fn totals(&self) -> (u64, u64) {
         let rounds = self.board.iter().flat_map(|board| self.rank_numbers().map(|rank| board.completed(rank))).min();
-        let (operations, bytes) = rounds.unwrap_or((0, 0));
+        let (mut operations, bytes) = rounds.unwrap_or((0, 0));
+        if let Some(direct) = &self.direct {
+            operations = self.rank_numbers().map(|rank| direct.page().progress_of(rank).1).min().unwrap_or(0);
+        }
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         (load(&self.operations).saturating_add(operations), load(&self.bytes).saturating_add(bytes))
     }

@@ -13,10 +13,9 @@ use mccs_ipc::shm::Mapping;
 use mccs_ipc::sync::{Doorbell, StreamWord};
 use mccs_ipc::types::ErrorClass;
 
-use super::{HELLO_WITHIN, SessionEngine, State, Tables};
-use crate::engines::proxy::ProxyMessage;
+use super::{HELLO_WITHIN, Proxies, SessionEngine, State, Tables};
 use crate::memory::Reaper;
-use crate::runtime::{Context, Engine, Mailbox, Progress, Runtimes, Sender, WakerSlot};
+use crate::runtime::{Context, Engine, Mailbox, Progress, Runtimes, WakerSlot};
 use crate::session::Session;
 use crate::telemetry::Registry;
 use crate::tenants::{Resource, Tenant};
@@ -45,8 +44,8 @@ pub struct SessionFactory {
     pub placement: Box<dyn Fn(u64) -> u32 + Send + Sync>,
     /// Sizes.
     pub limits: SessionLimits,
-    /// The proxy engine of the host device.
-    pub proxy: Sender<ProxyMessage>,
+    /// The proxy engines.
+    pub proxies: Proxies,
     /// Where sessions are listed.
     pub registry: Arc<Registry>,
     /// Unmaps what they leave.
@@ -107,7 +106,7 @@ impl SessionFactory {
             spin: self.limits.spin,
             commands,
             tables: Tables::new(&quota, layout.words),
-            proxy: self.proxy.clone(),
+            proxies: self.proxies.clone(),
             replies,
             outbox: VecDeque::new(),
             registry: Arc::clone(&self.registry),

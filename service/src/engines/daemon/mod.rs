@@ -20,6 +20,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use mccs_ipc::command::{Command, Opcode};
+use mccs_ipc::direct::GpuUuid;
 use mccs_ipc::handshake::{Socket, SocketError};
 use mccs_ipc::protocol::{MAGIC, Request, RequestEnvelope, Response, ResponseEnvelope, SegmentLayout, VERSION};
 use mccs_ipc::queue::Consumer;
@@ -52,6 +53,42 @@ const ANSWER_AGAIN_AFTER: Duration = Duration::from_millis(1);
 /// has at once.
 const PARKED_MAX: usize = 4096;
 
+/// The proxy engines of a service.
+#[derive(Clone)]
+pub struct Proxies {
+    /// Of the host device.
+    pub host: Sender<ProxyMessage>,
+    /// Of the GPUs; or why there are none.
+    pub gpus: Result<GpuProxy, Arc<str>>,
+}
+
+/// The proxy engine of the GPUs.
+#[derive(Clone)]
+pub struct GpuProxy {
+    /// Where to send to.
+    pub sender: Sender<ProxyMessage>,
+    /// UUIDs of the GPUs, as the device counts them.
+    pub ids: Arc<[GpuUuid]>,
+}
+
+/// Which proxy engine something is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Host,
+    Gpus,
+}
+
+impl Proxies {
+    #[expect(clippy::result_large_err, reason = "a message that finds no room is given back as it is")]
+    fn send(&self, place: Place, message: ProxyMessage) -> Result<(), ProxyMessage> {
+        match (place, &self.gpus) {
+            (Place::Host, _) => self.host.send(message),
+            (Place::Gpus, Ok(gpus)) => gpus.sender.send(message),
+            (Place::Gpus, Err(_)) => Ok(()),
+        }
+    }
+}
+
 enum State {
     Greeting { deadline: Instant },
     Serving,
@@ -71,10 +108,10 @@ pub struct SessionEngine {
     spin: Duration,
     commands: Consumer<Command>,
     tables: Tables,
-    proxy: Sender<ProxyMessage>,
+    proxies: Proxies,
     replies: Mailbox<ProxyReply>,
     /// Messages that the proxy engine had no room for yet. While there are any, nothing new is taken in.
-    outbox: VecDeque<ProxyMessage>,
+    outbox: VecDeque<(Place, ProxyMessage)>,
     registry: Arc<Registry>,
     reaper: Reaper,
     /// Answers for which the socket had no room. While there are any, no request is read: so they are no more than the
@@ -93,21 +130,21 @@ pub struct SessionEngine {
 }
 
 impl SessionEngine {
-    fn send(&mut self, message: ProxyMessage) {
+    fn send(&mut self, place: Place, message: ProxyMessage) {
         if self.outbox.is_empty() {
-            if let Err(message) = self.proxy.send(message) {
-                self.outbox.push_back(message);
+            if let Err(message) = self.proxies.send(place, message) {
+                self.outbox.push_back((place, message));
             }
         } else {
-            self.outbox.push_back(message);
+            self.outbox.push_back((place, message));
         }
     }
 
     /// Returns whether the outbox is empty.
     fn flush(&mut self) -> bool {
-        while let Some(message) = self.outbox.pop_front() {
-            if let Err(message) = self.proxy.send(message) {
-                self.outbox.push_front(message);
+        while let Some((place, message)) = self.outbox.pop_front() {
+            if let Err(message) = self.proxies.send(place, message) {
+                self.outbox.push_front((place, message));
                 return false;
             }
         }
@@ -173,7 +210,9 @@ impl SessionEngine {
     fn close(&mut self) {
         if !matches!(self.state, State::Closing) {
             self.state = State::Closing;
-            self.outbox.push_back(ProxyMessage::SessionClosed { session: self.session.id });
+            let session = self.session.id;
+            let closed = [Place::Host, Place::Gpus].map(|place| (place, ProxyMessage::SessionClosed { session }));
+            self.outbox.extend(closed);
         }
     }
 
@@ -279,11 +318,11 @@ impl SessionEngine {
                 }
             }
             Request::DestroyStream { stream } => self.destroy_stream(id, stream),
-            Request::InitRank { id: unique_id, rank, nranks, device, root_address } => {
-                if device != 0 {
-                    let message = format!("device {device} does not exist; this service has the host device, 0");
-                    return self.refuse(id, ErrorClass::InvalidArgument, message);
-                }
+            Request::InitRank { id: unique_id, rank, nranks, gpu, root_address } => {
+                let gpu = match gpu.map(|gpu| self.find_gpu(&gpu)).transpose() {
+                    Ok(gpu) => gpu,
+                    Err(message) => return self.refuse(id, ErrorClass::InvalidArgument, message),
+                };
                 let root = match root_address.as_str() {
                     "" => None,
                     address => match Name::new(address) {
@@ -294,20 +333,24 @@ impl SessionEngine {
                         }
                     },
                 };
-                self.join(id, (unique_id, root), rank, nranks);
+                if gpu.is_some() && root.is_some() {
+                    let message = "a communicator of GPUs has all its ranks on one host so far: give no root address";
+                    return self.refuse(id, ErrorClass::InvalidArgument, message);
+                }
+                self.join(id, (unique_id, root), (rank, nranks), gpu);
             }
             Request::DestroyComm { comm } => match self.tables.comms.get(comm) {
-                Some(CommSlot::Ready { comm: proxy_comm, rank, .. }) => {
-                    let (comm_at_proxy, rank, reply) = (*proxy_comm, *rank, self.replies.sender());
+                Some(CommSlot::Ready { comm: proxy_comm, place, rank, .. }) => {
+                    let (comm_at_proxy, place, rank, reply) = (*proxy_comm, *place, *rank, self.replies.sender());
                     self.tables.comms.remove(comm);
-                    self.send(ProxyMessage::Leave { comm: comm_at_proxy, rank, request: id, reply });
+                    self.send(place, ProxyMessage::Leave { comm: comm_at_proxy, rank, request: id, reply });
                 }
                 _ => self.refuse(id, ErrorClass::InvalidArgument, format!("there is no communicator {comm:?}")),
             },
             Request::AbortComm { comm } => match self.tables.comms.get(comm) {
-                Some(CommSlot::Ready { comm: proxy_comm, rank, .. }) => {
-                    let message = ProxyMessage::Abort { comm: *proxy_comm, rank: *rank };
-                    self.send(message);
+                Some(CommSlot::Ready { comm: proxy_comm, place, rank, .. }) => {
+                    let (place, message) = (*place, ProxyMessage::Abort { comm: *proxy_comm, rank: *rank });
+                    self.send(place, message);
                     self.answer(id, Response::Done, &[]);
                 }
                 _ => self.refuse(id, ErrorClass::InvalidArgument, format!("there is no communicator {comm:?}")),
@@ -326,7 +369,7 @@ impl SessionEngine {
             Some(true) => {
                 self.tables.streams.remove(stream);
                 self.session.reset_word(stream.index);
-                self.send(ProxyMessage::StreamClosed { session: self.session.id, stream: stream.index });
+                self.send(Place::Host, ProxyMessage::StreamClosed { session: self.session.id, stream: stream.index });
                 self.answer(id, Response::Done, &[]);
             }
         }
@@ -358,29 +401,51 @@ impl SessionEngine {
         }
     }
 
-    fn join(&mut self, request: u64, (id, root): (UniqueId, Option<Name>), rank: u32, nranks: u32) {
+    /// The place of a GPU among those of the service.
+    fn find_gpu(&self, uuid: &GpuUuid) -> Result<usize, String> {
+        match &self.proxies.gpus {
+            Err(reason) => Err(format!("this service has no GPUs: {reason}")),
+            Ok(GpuProxy { ids: known, .. }) => known.iter().position(|gpu| gpu == uuid).ok_or_else(|| {
+                let hex: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
+                format!("the service does not have the GPU with UUID {hex}; it has {} others", known.len())
+            }),
+        }
+    }
+
+    fn join(
+        &mut self,
+        request: u64,
+        (id, root): (UniqueId, Option<Name>),
+        (rank, nranks): (u32, u32),
+        gpu: Option<usize>,
+    ) {
         let charge = match self.session.tenant.charge(Resource::Communicators, 1) {
             Ok(charge) => charge,
             Err(error) => return self.refuse(request, ErrorClass::InvalidUsage, error.to_string()),
         };
-        let Ok(tenant_comm) = self.tables.comms.insert(CommSlot::Joining) else {
+        let place = if gpu.is_some() { Place::Gpus } else { Place::Host };
+        let Ok(tenant_comm) = self.tables.comms.insert(CommSlot::Joining { place }) else {
             let message = "the session has as many communicators as its tenant may have";
             return self.refuse(request, ErrorClass::InvalidUsage, message);
         };
         let (session, reply) = (Arc::clone(&self.session), self.replies.sender());
-        let join = JoinRequest { session, request, tenant_comm, id, rank, nranks, root, charge, reply };
-        self.send(ProxyMessage::Join(Box::new(join)));
+        let gpu = gpu.unwrap_or(0);
+        let join = JoinRequest { session, request, tenant_comm, id, rank, nranks, gpu, root, charge, reply };
+        self.send(place, ProxyMessage::Join(Box::new(join)));
     }
 
     fn take_reply(&mut self, reply: ProxyReply) {
         match reply {
-            ProxyReply::Joined { request, tenant_comm, comm, rank, info, board } => {
-                let layout = info.board.as_ref().map(|board| board.layout());
-                if let Some(slot) = self.tables.comms.get_mut(tenant_comm) {
-                    *slot = CommSlot::Ready { comm, rank, info, rounds: 0 };
+            ProxyReply::Joined { request, tenant_comm, comm, rank, info, memory, share } => {
+                let board = info.board.as_ref().map(|board| board.layout());
+                if let Some(slot) = self.tables.comms.get_mut(tenant_comm)
+                    && let CommSlot::Joining { place } = *slot
+                {
+                    *slot = CommSlot::Ready { comm, place, rank, info, rounds: 0 };
                 }
-                let fds: Vec<_> = board.iter().map(AsFd::as_fd).collect();
-                self.answer(request, Response::Comm { comm: tenant_comm, board: layout }, &fds);
+                let fds: Vec<_> = memory.iter().map(AsFd::as_fd).collect();
+                let direct = share.as_deref().cloned();
+                self.answer(request, Response::Comm { comm: tenant_comm, board, direct }, &fds);
             }
             ProxyReply::JoinFailed { request, tenant_comm, class, message } => {
                 self.tables.comms.remove(tenant_comm);
@@ -403,7 +468,7 @@ impl SessionEngine {
             self.popped += 1;
             if command.opcode == Opcode::Posted as u32 {
                 let comm = posted(&self.tables, &command)?;
-                self.send(ProxyMessage::Posted { comm });
+                self.send(Place::Host, ProxyMessage::Posted { comm });
                 continue;
             }
             self.session.begin_operation();
@@ -411,7 +476,7 @@ impl SessionEngine {
             if operation.round == RoundState::None {
                 self.session.counters.commands.fetch_add(1, Ordering::Relaxed);
             }
-            self.send(ProxyMessage::Operation(operation));
+            self.send(Place::Host, ProxyMessage::Operation(operation));
         }
         // Also where commands are left in the ring for now.
         self.commands.release();

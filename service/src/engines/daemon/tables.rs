@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use mccs_ipc::types::Handle;
 
+use super::Place;
 use crate::handles::HandleTable;
 use crate::memory::Region;
 use crate::telemetry::CommInfo;
@@ -20,10 +21,12 @@ pub(super) struct StreamSlot {
 /// A communicator of this session.
 pub(super) enum CommSlot {
     /// Others are missing.
-    Joining,
+    Joining { place: Place },
     /// Usable; `comm` is the proxy engine's name for it.
     Ready {
         comm: Handle,
+        /// Which proxy engine that is.
+        place: Place,
         rank: u32,
         info: Arc<CommInfo>,
         /// Rounds of the board that the rank has begun.

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use mccs_ipc::command::{BufferRef, Command, FLAG_GROUP_CONTINUES, FLAG_POSTED, FLAG_ROUND, Opcode};
 use mccs_ipc::types::{CollectiveKind, DataType, ErrorClass, Handle, RedOp};
 
+use super::Place;
 use super::tables::{CommSlot, Tables};
 use crate::engines::proxy::{Action, Operand, Operation, RoundState, board_call};
 use crate::session::Session;
@@ -60,9 +61,12 @@ pub(super) fn validate(session: &Arc<Session>, tables: &mut Tables, command: &Co
     if opcode == Some(Opcode::Nop) {
         return Ok(operation);
     }
-    let Some(CommSlot::Ready { comm, rank, info, rounds }) = tables.comms.get_mut(command.comm) else {
+    let Some(CommSlot::Ready { comm, place, rank, info, rounds }) = tables.comms.get_mut(command.comm) else {
         return Err(no_comm(command));
     };
+    if *place != Place::Host {
+        return Err(Fence("a command names a communicator of GPUs".into()));
+    }
     (operation.comm, operation.rank) = (*comm, *rank);
     let nranks = info.nranks;
     let layout = info.board.as_ref().map(|board| board.layout());
@@ -88,7 +92,7 @@ pub(super) fn validate(session: &Arc<Session>, tables: &mut Tables, command: &Co
 /// The communicator, as the proxy engine names it, of a command that tells of a post.
 pub(super) fn posted(tables: &Tables, command: &Command) -> Result<Handle, Fence> {
     match tables.comms.get(command.comm) {
-        Some(CommSlot::Ready { comm, .. }) => Ok(*comm),
+        Some(CommSlot::Ready { comm, place: Place::Host, .. }) => Ok(*comm),
         _ => Err(no_comm(command)),
     }
 }

@@ -390,12 +390,12 @@ impl ProxyEngine {
             // All ranks are here after all.
             setups.ask(Request::Close { comm });
             self.close_links(&network);
-            return self.create_comm(key.id, nranks, requests, None, now);
+            return self.create_comm(key.id, nranks, requests, None, None, now);
         }
         let span = Span { comm, network, suspected: None, is_told: false, is_closed: false };
         let ranks_by_host = ranks_by_host(&membership);
         let across = Across { span, hosts: membership.hosts, ranks_by_host };
-        self.create_comm(key.id, nranks, requests, Some(across), now);
+        self.create_comm(key.id, nranks, requests, Some(across), None, now);
     }
 
     /// A communicator is complete everywhere else, and cannot be here.

@@ -14,6 +14,7 @@ use std::time::Instant;
 use mccs_ipc::types::{ErrorClass, Handle};
 
 use super::describe::{describe, difference};
+use super::direct::Watch;
 use super::operation::{Action, Operation, ProxyReply, RoundState};
 use crate::collective::Schedule;
 use crate::devices::Network;
@@ -121,6 +122,8 @@ pub(super) struct Comm {
     pub(super) pair_jobs: u32,
     /// When something last happened here.
     active_at: Instant,
+    /// Of the page of ranks on GPUs.
+    pub(super) watch: Watch,
 }
 
 impl Comm {
@@ -147,6 +150,7 @@ impl Comm {
             any_left: false,
             pair_jobs: 0,
             active_at: now,
+            watch: Watch::default(),
         }
     }
 
@@ -196,6 +200,10 @@ impl Comm {
             self.ready += 1;
         }
         true
+    }
+
+    pub(super) fn active_since(&self) -> Instant {
+        self.active_at
     }
 
     /// Whether a collective can start.
@@ -347,6 +355,9 @@ impl Comm {
         self.ready = 0;
         if let Some(board) = &self.info.board {
             board.allow(0);
+        }
+        if let Some(direct) = &self.info.direct {
+            direct.page().abort();
         }
         let mut failed = Vec::new();
         for member in &mut self.members {

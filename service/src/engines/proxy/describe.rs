@@ -44,7 +44,12 @@ impl Comm {
 
     /// What a rank waits in: what others have not called, and what runs with ranks of other hosts. With what to say of it.
     fn calls<'a>(&'a self, member: &'a Member, far: &[&'a Operation]) -> Vec<(&'a Operation, &'static str)> {
-        let begun = self.running.iter().chain(&self.broken).chain(far.iter().copied()).map(|operation| (operation, AWAITS_HOSTS));
+        let begun = self
+            .running
+            .iter()
+            .chain(&self.broken)
+            .chain(far.iter().copied())
+            .map(|operation| (operation, AWAITS_HOSTS));
         let waiting = member.arrived().into_iter().chain(self.far_waiting()).chain(self.unmatched());
         let all = begun.chain(waiting.map(|operation| (operation, "")));
         all.filter(|(operation, _)| operation.rank == member.rank).collect()

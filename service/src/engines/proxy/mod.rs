@@ -11,6 +11,7 @@
 mod cluster;
 mod comm;
 mod describe;
+mod direct;
 mod operation;
 mod rounds;
 mod stream;
@@ -33,7 +34,7 @@ pub use self::operation::{Action, JoinRequest, Operand, Operation, ProxyMessage,
 use self::stream::{Entry, Stream, Task};
 use crate::bootstrap::{GatheringKey, Joined, Refusal, Rendezvous};
 
-use crate::devices::{Device, Launched};
+use crate::devices::{Device, Launched, Prepare, Prepared};
 use crate::engines::transport::ChannelFault;
 use crate::exchange::protocol::Request;
 use crate::handles::HandleTable;
@@ -47,6 +48,10 @@ use crate::tenants::{Charge, Resource};
 pub const PROXY_MAILBOX_MAX: usize = 4096;
 /// Communicators of a device; quotas keep tenants far below.
 const COMMS_MAX: u32 = 1 << 20;
+/// How often pages of GPUs are looked at in the time that an operation may wait.
+const LOOKS_AT_PAGES: u32 = 4;
+/// Communicators of a device that are being prepared at a time.
+const PREPARING_MAX: u32 = 1 << 16;
 /// Jobs of a device that run at a time.
 const JOBS_MAX: u32 = 1 << 20;
 
@@ -71,6 +76,12 @@ enum Job {
 
 /// Gives the schedules of a communicator of so many ranks, by host; none where all are here.
 pub type MakeSchedules = Box<dyn Fn(u32, &[Vec<u32>]) -> ScheduleCache + Send>;
+
+/// A communicator whose ranks are all there.
+struct Preparing {
+    id: UniqueId,
+    requests: Vec<JoinRequest>,
+}
 
 /// Things to do that other things led to: a queue, so that a chain of completions is not a chain of calls.
 enum Event {
@@ -101,10 +112,14 @@ pub struct ProxyEngine {
     comms: HandleTable<Comm>,
     jobs: HandleTable<Job>,
     rendezvous: Rendezvous<JoinRequest>,
+    /// Communicators whose ranks are all there, while the device prepares what they share.
+    preparing: HandleTable<Preparing>,
     events: VecDeque<Event>,
     timeouts: Timeouts,
     /// When some operation may have waited for too long.
     look_for_late_at: Option<Instant>,
+    /// When to look at pages of GPUs next, while there are any.
+    look_at_pages_at: Option<Instant>,
     /// Tenants cause these lines.
     log_budget: LogBudget,
     /// Communicators with ranks on other hosts.
@@ -137,9 +152,11 @@ impl ProxyEngine {
             comms: HandleTable::new(COMMS_MAX),
             jobs: HandleTable::new(JOBS_MAX),
             rendezvous: Rendezvous::new(timeouts.init),
+            preparing: HandleTable::new(PREPARING_MAX),
             events: VecDeque::new(),
             timeouts,
             look_for_late_at: None,
+            look_at_pages_at: None,
             log_budget: LogBudget::default(),
             setups: cluster.map(|cluster| Setups::new(cluster, terms)),
             ended_rounds: Vec::new(),
@@ -180,6 +197,7 @@ impl ProxyEngine {
             ProxyMessage::SetTransports(transports) => self.device.set_transports(transports),
             ProxyMessage::Listening { links, engine, listener } => self.listening(links, engine, listener),
             ProxyMessage::LinksFailed { links, fault } => self.links_failed(links, &fault, now),
+            ProxyMessage::Prepared { key, prepared } => self.prepared(key, prepared, now),
             ProxyMessage::Exchange(event) => self.exchange_event(event, now),
         }
     }
@@ -329,6 +347,25 @@ impl ProxyEngine {
             _ => None,
         })
         .collect()
+    }
+
+    /// Ends communicators of GPUs in which operations have waited for too long. Nothing tells when such operations begin, so
+    /// they are looked at several times in the time that they have.
+    fn end_late_direct(&mut self, now: Instant) {
+        let Some(timeout) = self.timeouts.operation.filter(|_| self.look_at_pages_at.is_some_and(|at| at <= now))
+        else {
+            return;
+        };
+        let of_gpus = |(comm, live): (Handle, &Comm)| live.info.direct.is_some().then_some(comm);
+        let comms: Vec<_> = self.comms.iter().filter_map(of_gpus).collect();
+        self.look_at_pages_at = (!comms.is_empty()).then(|| now + timeout / LOOKS_AT_PAGES);
+        for comm in comms {
+            let Some(live) = self.comms.get_mut(comm) else { continue };
+            if live.direct_waits_since(now).is_some_and(|since| since + timeout <= now) {
+                let message = format!("nothing has happened for {timeout:?}: {}", live.describe_direct_wait());
+                self.kill(comm, Failure::new(ErrorClass::Timeout, message));
+            }
+        }
     }
 
     /// Ends communicators in which operations have waited for too long.
@@ -536,6 +573,7 @@ impl ProxyEngine {
             refuse_all(&refusal, members);
         }
         self.withdraw(session);
+        self.stop_preparing(session);
         let mut touched = Vec::new();
         for (handle, comm) in self.comms.iter() {
             let is_live = |member: &&Member| member.session.id == session && !member.left;
@@ -567,7 +605,49 @@ impl ProxyEngine {
         match self.rendezvous.join(key, rank, nranks, request, now) {
             Joined::Waiting => {}
             Joined::Refused(refusal, members) => refuse_all(&refusal, members),
-            Joined::Complete(requests) => self.create_comm(id, nranks, requests, None, now),
+            Joined::Complete(requests) => self.prepare(id, requests, now),
+        }
+    }
+
+    /// All ranks of a communicator of this host alone are there.
+    fn prepare(&mut self, id: UniqueId, requests: Vec<JoinRequest>, now: Instant) {
+        let gpus: Vec<_> = requests.iter().map(|request| request.gpu).collect();
+        let nranks = requests.len() as u32;
+        let key = match self.preparing.insert(Preparing { id, requests }) {
+            Ok(key) => key,
+            Err(Preparing { requests, .. }) => {
+                let message = format!("the service prepares {PREPARING_MAX} communicators, the most it can");
+                return refuse_all(&Refusal { class: ErrorClass::System, message }, requests);
+            }
+        };
+        if self.device.prepare(&gpus, key) == Prepare::Nothing
+            && let Some(Preparing { id, requests }) = self.preparing.remove(key)
+        {
+            self.create_comm(id, nranks, requests, None, None, now);
+        }
+    }
+
+    /// The device has prepared, or cannot. A key that is not known any more is of ranks that have gone.
+    fn prepared(&mut self, key: Handle, prepared: Result<Prepared, String>, now: Instant) {
+        let Some(Preparing { id, requests }) = self.preparing.remove(key) else { return };
+        match prepared {
+            Ok(prepared) => self.create_comm(id, requests.len() as u32, requests, None, Some(prepared), now),
+            Err(message) => refuse_all(&Refusal { class: ErrorClass::System, message }, requests),
+        }
+    }
+
+    /// A session has ended: communicators that it was to be in are not to be.
+    fn stop_preparing(&mut self, session: SessionId) {
+        let of_session = |preparing: &Preparing| preparing.requests.iter().any(|request| request.session.id == session);
+        let hit: Vec<_> =
+            self.preparing.iter().filter(|(_, preparing)| of_session(preparing)).map(|(key, _)| key).collect();
+        for Preparing { id, requests } in
+            hit.into_iter().filter_map(|key| self.preparing.remove(key)).collect::<Vec<_>>()
+        {
+            let (gone, others): (Vec<_>, _) = requests.into_iter().partition(|request| request.session.id == session);
+            let rank = gone.first().map_or(0, |request| request.rank);
+            let message = format!("rank {rank} left while communicator {id} was being set up");
+            refuse_all(&Refusal { class: ErrorClass::Remote, message }, others);
         }
     }
 
@@ -593,6 +673,7 @@ impl ProxyEngine {
         nranks: u32,
         requests: Vec<JoinRequest>,
         across: Option<Across>,
+        prepared: Option<Prepared>,
         now: Instant,
     ) {
         let rank_info = |request: &JoinRequest| RankInfo {
@@ -604,7 +685,12 @@ impl ProxyEngine {
             started: 0.into(),
             completed: 0.into(),
         };
-        let (board_fd, board) = if across.is_none() { self.make_board(&requests).unzip() } else { (None, None) };
+        let may_have_board = across.is_none() && prepared.is_none();
+        let (board_fd, board) = if may_have_board { self.make_board(&requests).unzip() } else { (None, None) };
+        let (share, page_fd, direct) = match prepared {
+            Some(Prepared { share, page, group }) => (Some(Arc::new(share)), Some(page), Some(Arc::new(group))),
+            None => (None, None, None),
+        };
         let info = Arc::new(CommInfo {
             number: self.registry.next_number(),
             id,
@@ -619,8 +705,9 @@ impl ProxyEngine {
             busy_ns: 0.into(),
             failed: 0.into(),
             board,
+            direct,
         });
-        let board_fd = board_fd.map(Arc::new);
+        let memory = board_fd.or(page_fd).map(Arc::new);
         let ranks_by_host = across.as_ref().map_or(&[][..], |across| &across.ranks_by_host);
         let schedules = (self.make_schedules)(nranks, ranks_by_host);
         let mut answers = Vec::with_capacity(requests.len());
@@ -647,10 +734,13 @@ impl ProxyEngine {
             }
         };
         self.registry.add_comm(Arc::clone(&info));
+        if info.direct.is_some() && self.look_at_pages_at.is_none() {
+            self.look_at_pages_at = self.timeouts.operation.map(|timeout| now + timeout / LOOKS_AT_PAGES);
+        }
         self.note_links(comm);
         for (rank, request, tenant_comm, reply) in answers {
-            let (info, board) = (Arc::clone(&info), board_fd.clone());
-            let _ = reply.send(ProxyReply::Joined { request, tenant_comm, comm, rank, info, board });
+            let (info, memory, share) = (Arc::clone(&info), memory.clone(), share.clone());
+            let _ = reply.send(ProxyReply::Joined { request, tenant_comm, comm, rank, info, memory, share });
         }
     }
 }
@@ -693,12 +783,14 @@ impl Engine for ProxyEngine {
             refuse_all(&refusal, members);
         }
         self.end_late(cx.now);
+        self.end_late_direct(cx.now);
         if handled > 0 || backlog || !self.events.is_empty() {
             Progress::Busy
         } else {
             let suspected_until = self.setups.as_ref().and_then(Setups::suspected_until);
-            let deadlines = [self.rendezvous.next_deadline(), self.look_for_late_at, suspected_until];
-            Progress::Idle { wake_at: deadlines.into_iter().flatten().min() }
+            let looks = [self.look_for_late_at, self.look_at_pages_at];
+            let deadlines = [self.rendezvous.next_deadline(), suspected_until].into_iter().chain(looks);
+            Progress::Idle { wake_at: deadlines.flatten().min() }
         }
     }
 

@@ -3,8 +3,10 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use mccs_ipc::direct::DirectShare;
 use mccs_ipc::types::{CollectiveKind, DataType, ErrorClass, Handle, RedOp, UniqueId};
 
+use crate::devices::Prepared;
 use crate::engines::transport::links::LinksId;
 use crate::engines::transport::{ChannelFault, TransportHandle};
 use crate::exchange::protocol::{self as exchange, Name};
@@ -115,6 +117,8 @@ pub struct JoinRequest {
     pub rank: u32,
     /// How many there are.
     pub nranks: u32,
+    /// Its GPU, as the device counts them; 0 on the host device.
+    pub gpu: usize,
     /// The host of rank 0, where ranks may be on several hosts.
     pub root: Option<Name>,
     /// The tenant's quota for it.
@@ -145,6 +149,8 @@ pub enum ProxyMessage {
     Listening { links: LinksId, engine: usize, listener: Result<ListenerHandle, TransportError> },
     /// Links of a communicator have failed at a transport engine.
     LinksFailed { links: LinksId, fault: Arc<ChannelFault> },
+    /// A device has made what the ranks of a communicator share, or cannot.
+    Prepared { key: Handle, prepared: Result<Prepared, String> },
     /// News from other hosts.
     Exchange(exchange::Event),
     /// The pool of transport engines has changed.
@@ -160,8 +166,10 @@ pub enum ProxyReply {
         comm: Handle,
         rank: u32,
         info: Arc<CommInfo>,
-        /// Of the board, which `info` has.
-        board: Option<Arc<OwnedFd>>,
+        /// Of the board or the page, which `info` has.
+        memory: Option<Arc<OwnedFd>>,
+        /// What the rank needs to know of the areas.
+        share: Option<Arc<DirectShare>>,
     },
     /// It is not going to be.
     JoinFailed { request: u64, tenant_comm: Handle, class: ErrorClass, message: String },

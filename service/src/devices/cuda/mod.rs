@@ -1,0 +1,174 @@
+//! The CUDA device: all GPUs of this host that the service may use.
+//!
+//! A communicator's ranks get an *area* each, in their GPU's memory, and a page of shared host memory
+//! ([`mccs_ipc::direct`]). Collectives are kernels that the shim launches into its caller's stream; they meet in the areas,
+//! by the strategy that the service publishes. The service allocates, maps, publishes, watches, and stops; it launches
+//! nothing on a GPU that a tenant uses.
+//!
+//! What the driver takes long for (memory, handles) is done by one thread (`setup.rs`), never by an engine.
+
+mod setup;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use mccs_cuda::{Context, DriverError, Gpu, Unavailable, gpus};
+use mccs_ipc::direct::{DIRECT_RANKS_MAX, GpuUuid};
+use mccs_ipc::types::Handle;
+
+use self::setup::{Order, Orders, Setup};
+use super::{Device, FarPair, Launched, Network, Prepare, Prepared, Tag};
+use crate::collective::Schedule;
+use crate::engines::proxy::{Operand, Operation, ProxyMessage};
+use crate::engines::transport::{TransportHandle, TransportMessage};
+use crate::runtime::Sender;
+
+/// Why this host has no CUDA device.
+#[derive(Debug, thiserror::Error)]
+pub enum NoCuda {
+    /// No driver.
+    #[error(transparent)]
+    Unavailable(#[from] Unavailable),
+    /// A driver without GPUs.
+    #[error("the CUDA driver shows no GPU")]
+    NoGpu,
+    /// No kernels in this binary.
+    #[error("this binary was built without CUDA kernels: there was no nvcc (docs/CUDA.md)")]
+    NoKernels,
+    /// A GPU does not work.
+    #[error("a GPU does not work: {0}")]
+    Driver(#[from] DriverError),
+    /// No thread.
+    #[error("cannot start a thread: {0}")]
+    Thread(#[from] std::io::Error),
+}
+
+/// GPUs that work, as they are counted from here on.
+pub struct Gpus {
+    gpus: Vec<(Gpu, Context)>,
+}
+
+impl Gpus {
+    /// Looks for GPUs.
+    ///
+    /// # Errors
+    /// [`NoCuda`], with what is missing.
+    pub fn find() -> Result<Self, NoCuda> {
+        mccs_cuda::driver()?;
+        if mccs_kernels::cuda::IMAGE.is_none() {
+            return Err(NoCuda::NoKernels);
+        }
+        let found = gpus()?.into_iter().map(|gpu| Context::primary(&gpu).map(|context| (gpu, context)));
+        let gpus = found.collect::<Result<Vec<_>, _>>()?;
+        if gpus.is_empty() { Err(NoCuda::NoGpu) } else { Ok(Gpus { gpus }) }
+    }
+
+    /// Their UUIDs, in order.
+    #[must_use]
+    pub fn ids(&self) -> Vec<GpuUuid> {
+        self.gpus.iter().map(|(gpu, _)| gpu.id.0).collect()
+    }
+
+    /// A line for the log.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        let names: Vec<_> = self.gpus.iter().map(|(gpu, _)| format!("{} at {}", gpu.name, gpu.pci_bus_id)).collect();
+        names.join(", ")
+    }
+
+    /// Why ranks on these GPUs cannot work together, if they cannot.
+    fn objection(&self, ranks: &[usize]) -> Option<String> {
+        if ranks.len() > DIRECT_RANKS_MAX as usize {
+            return Some(format!("a communicator of GPUs has at most {DIRECT_RANKS_MAX} ranks on a host"));
+        }
+        let named = |gpu: usize| format!("{} ({})", self.gpus[gpu].0.id, self.gpus[gpu].0.pci_bus_id);
+        ranks.iter().flat_map(|from| ranks.iter().map(move |to| (*from, *to))).find_map(|(from, to)| {
+            match self.gpus[from].0.reaches(&self.gpus[to].0) {
+                Ok(true) => None,
+                Ok(false) => Some(format!("GPU {} cannot reach the memory of {}", named(from), named(to))),
+                Err(error) => Some(format!("GPU {}: {error}", named(from))),
+            }
+        })
+    }
+}
+
+/// See the module's documentation.
+pub struct CudaDevice {
+    gpus: Arc<Gpus>,
+    setup: Arc<Orders>,
+    done: Sender<ProxyMessage>,
+    /// What its proxy engine had no room for.
+    untold: VecDeque<ProxyMessage>,
+}
+
+impl CudaDevice {
+    /// A device whose news go to `done`.
+    ///
+    /// # Errors
+    /// [`NoCuda::Thread`].
+    pub fn new(gpus: Gpus, done: Sender<ProxyMessage>) -> Result<Self, NoCuda> {
+        let gpus = Arc::new(gpus);
+        let setup = Setup::start(Arc::clone(&gpus), done.clone())?;
+        Ok(CudaDevice { gpus, setup, done, untold: VecDeque::new() })
+    }
+
+    fn tell_proxy(&mut self, message: ProxyMessage) {
+        self.untold.push_back(message);
+        self.push_backlog();
+    }
+
+    fn refuse(&mut self, key: Handle, reason: String) {
+        self.tell_proxy(ProxyMessage::Prepared { key, prepared: Err(reason) });
+    }
+}
+
+impl Device for CudaDevice {
+    fn name(&self) -> String {
+        "cuda".into()
+    }
+
+    fn prepare(&mut self, gpus: &[usize], key: Handle) -> Prepare {
+        if let Some(reason) = self.gpus.objection(gpus) {
+            self.refuse(key, reason);
+        } else if self.setup.send(Order::Prepare { gpus: gpus.to_vec(), key }).is_err() {
+            self.refuse(key, "the thread that sets up GPUs has ended".into());
+        }
+        Prepare::Begun
+    }
+
+    fn launch(
+        &mut self,
+        _schedule: &Arc<Schedule>,
+        _operations: &[Operation],
+        _network: Option<(&Network, Tag)>,
+        _job: Handle,
+    ) -> Launched {
+        Launched::Finished
+    }
+
+    fn copy(&mut self, _from: &Operand, _to: &Operand, _job: Handle) -> Launched {
+        Launched::Finished
+    }
+
+    fn exchange(&mut self, _pair: &FarPair<'_>, _network: &Network, _tag: Tag, _job: Handle) -> Launched {
+        Launched::Finished
+    }
+
+    fn set_transports(&mut self, _transports: Vec<TransportHandle>) {}
+
+    fn transports(&self) -> &[TransportHandle] {
+        &[]
+    }
+
+    fn tell(&mut self, _engine: &TransportHandle, _message: TransportMessage) {}
+
+    fn push_backlog(&mut self) -> bool {
+        while let Some(message) = self.untold.pop_front() {
+            if let Err(message) = self.done.send(message) {
+                self.untold.push_front(message);
+                return true;
+            }
+        }
+        false
+    }
+}
