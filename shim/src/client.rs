@@ -176,13 +176,16 @@ impl Client {
 
     pub(crate) fn send_join(&self, spec: &RankSpec) -> Result<u64, Error> {
         let RankSpec { id, rank, nranks, device, ref root_address } = *spec;
+        if device != 0 {
+            return Err(Error::argument(format!("device {device}: 0 is the host; for GPUs see mccs::cuda")));
+        }
         let root_address = root_address.clone();
-        self.0.requests.send(Request::InitRank { id, rank, nranks, device, root_address }, &[])
+        self.0.requests.send(Request::InitRank { id, rank, nranks, gpu: None, root_address }, &[])
     }
 
     pub(crate) fn finish_join(&self, request: u64, spec: &RankSpec) -> Result<Communicator, Error> {
         match self.0.requests.wait(request)? {
-            (Response::Comm { comm, board }, fds) => {
+            (Response::Comm { comm, board, .. }, fds) => {
                 let map = |(layout, fd): (_, &std::os::fd::OwnedFd)| Board::map(fd.as_fd(), layout);
                 let board = board.zip(fds.first()).map(map).transpose();
                 let board = board.map_err(|error| Error::System(format!("cannot map a board: {error}")))?;

@@ -51,7 +51,7 @@ impl From<RedOp> for ReduceOperator {
 }
 
 impl ReduceOperator {
-    fn to_wire(self, dtype: DataType) -> Result<(RedOp, u64), Error> {
+    pub(crate) fn to_wire(self, dtype: DataType) -> Result<(RedOp, u64), Error> {
         use DataType as D;
         let is_integer = matches!(dtype, D::I8 | D::U8 | D::I32 | D::U32 | D::I64 | D::U64);
         match self {

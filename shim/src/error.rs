@@ -31,6 +31,9 @@ pub enum Error {
     /// The service has died, or has ended this session.
     #[error("the mccs-service has gone: {0}")]
     ServiceGone(String),
+    /// The CUDA driver, or what is missing for it.
+    #[error("CUDA: {0}")]
+    Cuda(String),
     /// The operating system refused something on this side.
     #[error("system error: {0}")]
     System(String),
@@ -44,7 +47,7 @@ impl Error {
             Error::InvalidArgument(_) => ErrorClass::InvalidArgument,
             Error::Refused { class, .. } | Error::Failed { class, .. } => *class,
             Error::ServiceGone(_) => ErrorClass::Remote,
-            Error::Connect(_) | Error::System(_) => ErrorClass::System,
+            Error::Connect(_) | Error::System(_) | Error::Cuda(_) => ErrorClass::System,
         }
     }
 

@@ -23,6 +23,7 @@
 
 mod client;
 mod communicator;
+pub mod cuda;
 mod error;
 #[allow(non_snake_case, reason = "names of a C API")]
 mod ffi;

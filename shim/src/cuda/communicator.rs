@@ -1,0 +1,419 @@
+//! Communicators of GPUs and their collectives.
+
+use std::ffi::c_void;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytemuck::Zeroable;
+use mccs_cuda::{Context, DeviceAddress, HostRegistration, ImportedMemory, IpcHandle, RawStream};
+use mccs_ipc::direct::{DIRECT_RANKS_MAX, DirectPage, DirectShare, DirectTerms};
+use mccs_ipc::protocol::{Request, Response};
+use mccs_ipc::types::{CollectiveKind, DataType, Handle, RedOp, UniqueId};
+use mccs_kernels::cuda::{Algorithm, AreaLayout, DirectCall, DirectStrategy, Launch};
+
+use super::cuda_error;
+use super::resources::{Kernels, import};
+use crate::client::{locked, unexpected};
+use crate::{Client, Error, ReduceOperator};
+
+/// A stream of the communicator's context, as `CUstream` or `cudaStream_t`; null is the default stream.
+pub type CudaStream = *mut c_void;
+
+/// How long a call that the operator holds back sleeps before it looks again.
+const HELD_BACK_FOR: Duration = Duration::from_micros(20);
+
+/// A rank's membership in a communicator of GPUs. Operations may be called from any thread; all ranks must call the same
+/// collectives in the same order.
+pub struct CudaCommunicator {
+    client: Client,
+    handle: Handle,
+    rank: u32,
+    nranks: u32,
+    context: Context,
+    kernels: Arc<Kernels>,
+    layout: AreaLayout,
+    /// First bytes of the ranks' areas, as this context sees them.
+    areas: [DeviceAddress; DIRECT_RANKS_MAX as usize],
+    _imports: Vec<Arc<ImportedMemory>>,
+    /// Before the page, whose memory it names.
+    registration: HostRegistration,
+    page: DirectPage,
+    order: Mutex<Order>,
+}
+
+/// What is done in one order, under one lock.
+struct Order {
+    /// Operations launched, without those that went into graphs.
+    launched: u64,
+    /// The stream of the last one. Another stream waits for it: kernels of a communicator use the same areas.
+    last_stream: Option<RawStream>,
+    /// Whether operations went into graphs: then the GPU counts more than were launched here.
+    has_captured: bool,
+    /// The strategy in force, as it was when so many had been published.
+    strategy: (u64, DirectStrategy),
+    left: bool,
+}
+
+impl Client {
+    /// Joins communicator `id` as `rank` of `nranks`, with buffers on the GPU of the calling thread's current CUDA context.
+    /// Returns when all ranks have joined.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`] where no context is current or the driver refuses, [`Error::Refused`] where the service has no such
+    /// GPU, ranks contradict each other or are missing, or the tenant is over its quota.
+    pub fn init_cuda_communicator_rank(&self, id: UniqueId, rank: u32, nranks: u32) -> Result<CudaCommunicator, Error> {
+        mccs_cuda::driver().map_err(|reason| Error::Cuda(reason.to_string()))?;
+        let context = Context::current().map_err(cuda_error)?;
+        let gpu = Some(context.gpu().id.0);
+        let request = Request::InitRank { id, rank, nranks, gpu, root_address: String::new() };
+        match self.0.requests.call(request, &[])? {
+            (Response::Comm { comm, direct: Some(share), .. }, fds) => {
+                let made = CudaCommunicator::new(self.clone(), comm, (rank, nranks), context, &share, &fds);
+                if made.is_err() {
+                    self.0.requests.send_and_forget(Request::AbortComm { comm });
+                    self.0.requests.send_and_forget(Request::DestroyComm { comm });
+                }
+                made
+            }
+            (other, _) => Err(unexpected(&other)),
+        }
+    }
+}
+
+/// A collective, before it is checked.
+struct Call {
+    kind: CollectiveKind,
+    send: DeviceAddress,
+    recv: DeviceAddress,
+    count: u64,
+    dtype: DataType,
+    op: ReduceOperator,
+    root: u32,
+}
+
+impl CudaCommunicator {
+    fn new(
+        client: Client,
+        handle: Handle,
+        (rank, nranks): (u32, u32),
+        context: Context,
+        share: &DirectShare,
+        fds: &[OwnedFd],
+    ) -> Result<Self, Error> {
+        let malformed = |what: &str| Error::ServiceGone(format!("it sent a communicator without {what}"));
+        if share.areas.len() != nranks as usize || nranks > DIRECT_RANKS_MAX {
+            return Err(malformed("all areas"));
+        }
+        let layout: AreaLayout = bytemuck::cast(share.layout);
+        if !layout.is_valid() || layout.nranks != nranks.max(2) {
+            return Err(malformed("a layout of its areas"));
+        }
+        let page = fds.first().ok_or_else(|| malformed("its page"))?;
+        let page = DirectPage::map(page.as_fd()).map_err(|error| Error::System(error.to_string()))?;
+        // SAFETY: the page is mapped longer than it is registered: fields are dropped in order.
+        let registration = unsafe {
+            HostRegistration::register(&context, page.as_ptr(), mccs_ipc::direct::DIRECT_PAGE_BYTES as usize)
+        };
+        let registration = registration.map_err(cuda_error)?;
+        let (mut areas, mut imports) = ([0; DIRECT_RANKS_MAX as usize], Vec::new());
+        for (address, area) in areas.iter_mut().zip(&share.areas) {
+            let bytes = area.ipc_handle.as_slice().try_into().map_err(|_| malformed("whole handles"))?;
+            let imported = import(&context, IpcHandle(bytes))?;
+            *address = imported.address();
+            imports.push(imported);
+        }
+        let kernels = Kernels::of(&context)?;
+        let order = Order {
+            launched: 0,
+            last_stream: None,
+            has_captured: false,
+            strategy: (0, DirectStrategy::zeroed()),
+            left: false,
+        };
+        let _imports = imports;
+        Ok(CudaCommunicator {
+            client,
+            handle,
+            rank,
+            nranks,
+            context,
+            kernels,
+            layout,
+            areas,
+            _imports,
+            registration,
+            page,
+            order: Mutex::new(order),
+        })
+    }
+
+    /// This rank.
+    #[must_use]
+    pub fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    /// Number of ranks.
+    #[must_use]
+    pub fn nranks(&self) -> u32 {
+        self.nranks
+    }
+
+    /// The session it belongs to.
+    #[must_use]
+    pub fn client(&self) -> &Client {
+        &self.client
+    }
+
+    fn check(&self, call: &Call) -> Result<DirectCall, Error> {
+        let Call { kind, send, recv, count, dtype, op, root } = *call;
+        let (rank, nranks) = (self.rank, self.nranks);
+        if root >= nranks {
+            return Err(Error::argument(format!("rank {root} of a communicator of {nranks}")));
+        }
+        let size = dtype.size_bytes() as u64;
+        let bytes = |what: &str, count: Option<u64>, address: DeviceAddress| {
+            let bytes =
+                count.and_then(|count| count.checked_mul(size)).filter(|bytes| bytes.checked_add(address).is_some());
+            let bytes =
+                bytes.ok_or_else(|| Error::argument(format!("the {what} buffer would be larger than memory")))?;
+            if bytes > 0 && (address == 0 || !address.is_multiple_of(size)) {
+                return Err(Error::argument(format!("the {what} buffer at {address:#x} is no place for {dtype}")));
+            }
+            Ok(bytes)
+        };
+        let send_bytes = bytes("send", kind.send_count(count, nranks, rank, root), send)?;
+        let recv_bytes = bytes("receive", kind.recv_count(count, nranks, rank, root), recv)?;
+        if !kind.accepts_buffers(rank, root, (send, send_bytes), (recv, recv_bytes)) {
+            return Err(Error::argument(format!(
+                "{kind}: send and receive buffers overlap, and not as in-place calls do"
+            )));
+        }
+        let (op, scalar_bits) = if kind.reduces() { op.to_wire(dtype)? } else { (RedOp::Sum, 0) };
+        Ok(DirectCall { kind, dtype, op, count, root, scalar_bits, rank, nranks })
+    }
+
+    /// Launches a collective.
+    ///
+    /// # Safety
+    /// As for [`CudaCommunicator::all_reduce`].
+    unsafe fn collective(&self, call: &Call, stream: CudaStream) -> Result<(), Error> {
+        let checked = self.check(call)?;
+        let stream = RawStream::from_ptr(stream);
+        let mut order = locked(&self.order);
+        let number = order.launched + 1;
+        while self.page.limit() < number {
+            self.check_whole()?;
+            self.client.0.requests.check_alive()?;
+            std::thread::sleep(HELD_BACK_FOR);
+        }
+        if self.nranks == 1 {
+            return self.run_alone(&checked, call, stream);
+        }
+        let strategy = self.strategy(&mut order, number)?;
+        let payload_bytes = checked.kind.payload_count(checked.count, self.nranks) * checked.dtype.size_bytes() as u64;
+        let launch = strategy.choose(checked.kind, payload_bytes);
+        // What does not fit the areas goes in chunks that do; all ranks come to the same.
+        let launch = launch.and_then(|(chosen, blocks)| {
+            let ways = [chosen, Algorithm::BulkTwoShot, Algorithm::BulkOneShot];
+            ways.into_iter().find_map(|algorithm| Launch::direct(&checked, &self.layout, algorithm, blocks))
+        });
+        let mut launch = launch.ok_or_else(|| {
+            Error::argument(format!("the operator has no way for {} of {payload_bytes} bytes", checked.kind))
+        })?;
+        let base = self.registration.address();
+        (launch.args.send, launch.args.recv) = (call.send, call.recv);
+        launch.args.areas = self.areas;
+        launch.args.sequence = number as u32;
+        launch.args.abort_word = base + DirectPage::ABORT_OFFSET;
+        launch.args.done_word = base + DirectPage::done_offset(self.rank);
+        let function = self.kernels.function(launch.function)?;
+        let _entered = self.context.enter().map_err(cuda_error)?;
+        // SAFETY: the caller vouches for stream and buffers; areas and page live as long as `self`, which is not dropped
+        // before its kernels have ended.
+        unsafe {
+            let is_captured = stream.is_capturing().map_err(cuda_error)?;
+            if !is_captured && order.last_stream.is_some_and(|last| last != stream) {
+                stream.wait_word(launch.args.done_word, order.launched).map_err(cuda_error)?;
+            }
+            function.launch(stream, launch.grid, launch.block, &launch.args).map_err(cuda_error)?;
+            if is_captured {
+                order.has_captured = true;
+                return Ok(());
+            }
+        }
+        order.launched = number;
+        order.last_stream = Some(stream);
+        self.page.launched(self.rank, number);
+        Ok(())
+    }
+
+    /// What a collective is to a single rank: its contribution becomes its result.
+    fn run_alone(&self, checked: &DirectCall, call: &Call, stream: RawStream) -> Result<(), Error> {
+        const BLOCKS: u32 = 64;
+        let bytes = checked.count * checked.dtype.size_bytes() as u64;
+        if bytes == 0 || checked.kind == CollectiveKind::Barrier {
+            return Ok(());
+        }
+        let _entered = self.context.enter().map_err(cuda_error)?;
+        // SAFETY: the caller of the collective vouches for stream and buffers.
+        unsafe {
+            if checked.op == RedOp::PreMulSum {
+                let mut launch = Launch::reduce(checked.dtype, checked.op, None, true, BLOCKS);
+                let args = &mut launch.args;
+                (args.sources[0], args.destinations[0], args.scalars[0]) = (call.send, call.recv, checked.scalar_bits);
+                (args.source_count, args.destination_count, args.pieces) = (1, 1, 1);
+                (args.bytes, args.piece_bytes) = (bytes, bytes.next_multiple_of(16));
+                let function = self.kernels.function(launch.function)?;
+                function.launch(stream, launch.grid, launch.block, &launch.args).map_err(cuda_error)
+            } else if call.send == call.recv {
+                Ok(())
+            } else {
+                stream.copy(call.recv, call.send, bytes as usize).map_err(cuda_error)
+            }
+        }
+    }
+
+    /// The strategy for operation `number`.
+    fn strategy(&self, order: &mut Order, number: u64) -> Result<DirectStrategy, Error> {
+        let epochs = self.page.epochs();
+        if order.strategy.0 == epochs {
+            return Ok(order.strategy.1);
+        }
+        let terms = self.page.terms(number);
+        let DirectTerms { words, from, .. } =
+            terms.ok_or_else(|| Error::ServiceGone("it published no strategy".into()))?;
+        let bytes = &bytemuck::cast_slice(&words)[..size_of::<DirectStrategy>()];
+        let strategy = bytemuck::pod_read_unaligned(bytes);
+        // Until its number comes, the next strategy is looked for at every call.
+        let is_last = self.page.terms(u64::MAX).is_some_and(|last| last.from == from);
+        order.strategy = (if is_last { epochs } else { 0 }, strategy);
+        Ok(strategy)
+    }
+
+    /// Fails if the communicator has.
+    fn check_whole(&self) -> Result<(), Error> {
+        if !self.page.is_aborted() {
+            return Ok(());
+        }
+        Err(self.async_error().unwrap_or_else(|| {
+            let class = mccs_ipc::types::ErrorClass::Remote;
+            Error::Failed { class, message: "the communicator was aborted".into() }
+        }))
+    }
+
+    /// The error that ended the communicator, if one did: on any rank. To be asked for after a stream was synchronized:
+    /// kernels of a communicator that has failed end at once, whatever is in their buffers.
+    #[must_use]
+    pub fn async_error(&self) -> Option<Error> {
+        self.client.0.comm_failure(self.handle).or_else(|| self.client.0.requests.check_alive().err())
+    }
+
+    /// Ends the communicator on all ranks: operations outstanding end without a result.
+    ///
+    /// # Errors
+    /// [`Error::ServiceGone`].
+    pub fn abort(&self) -> Result<(), Error> {
+        self.page.abort();
+        self.client.0.requests.call(Request::AbortComm { comm: self.handle }, &[]).map(drop)
+    }
+
+    /// Leaves the communicator when this rank's operations have ended, and waits for that.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`] where the GPU has failed, [`Error::ServiceGone`].
+    pub fn destroy(self) -> Result<(), Error> {
+        self.leave()
+    }
+
+    /// The service may free areas once all ranks have left: so not before this one's kernels have ended.
+    fn leave(&self) -> Result<(), Error> {
+        let mut order = locked(&self.order);
+        if std::mem::replace(&mut order.left, true) {
+            return Ok(());
+        }
+        let ended = self.wait_for_kernels(&order);
+        self.client.0.requests.call(Request::DestroyComm { comm: self.handle }, &[])?;
+        ended
+    }
+
+    fn wait_for_kernels(&self, order: &Order) -> Result<(), Error> {
+        if order.has_captured {
+            return self.context.synchronize().map_err(cuda_error);
+        }
+        while self.page.progress_of(self.rank).1 < order.launched && !self.page.is_aborted() {
+            if self.client.0.requests.check_alive().is_err() {
+                // Nobody else would stop kernels that wait for a rank that has gone.
+                self.page.abort();
+            }
+            std::thread::sleep(HELD_BACK_FOR);
+        }
+        // Kernels that were stopped do not count.
+        if self.page.is_aborted() { self.context.synchronize().map_err(cuda_error) } else { Ok(()) }
+    }
+}
+
+impl Drop for CudaCommunicator {
+    fn drop(&mut self) {
+        let _ = self.leave();
+    }
+}
+
+/// Defines the collectives.
+macro_rules! collectives {
+    ($($(#[$meta:meta])* $name:ident($($arg:ident: $type:ty),*) => $kind:ident, $op:expr, $root:expr;)+) => {
+        impl CudaCommunicator {
+            $(
+                $(#[$meta])*
+                ///
+                /// # Safety
+                /// Buffers must be of the communicator's context, or of memory that it reaches, as long as
+                /// [`CollectiveKind`] says, and stay so until the operation has ended; nobody else may use them meanwhile.
+                /// The stream must be of that context, and live until then.
+                ///
+                /// # Errors
+                /// [`Error::InvalidArgument`], and nothing is enqueued; [`Error::Failed`] once the communicator has failed;
+                /// [`Error::Cuda`] where the driver refuses the launch. Failures of the operation itself:
+                /// [`CudaCommunicator::async_error`].
+                #[allow(clippy::too_many_arguments, reason = "the field's signature, as in NCCL")]
+                pub unsafe fn $name(
+                    &self,
+                    send: DeviceAddress,
+                    recv: DeviceAddress,
+                    count: u64,
+                    dtype: DataType,
+                    $($arg: $type,)*
+                    stream: CudaStream,
+                ) -> Result<(), Error> {
+                    let (op, root) = ($op, $root);
+                    let call = Call { kind: CollectiveKind::$kind, send, recv, count, dtype, op, root };
+                    // SAFETY: the caller's contract is passed on.
+                    unsafe { self.collective(&call, stream) }
+                }
+            )+
+        }
+    };
+}
+
+collectives! {
+    /// Combines `count` elements of all ranks; every rank gets the result. In place: the same address twice.
+    all_reduce(op: ReduceOperator) => AllReduce, op, 0;
+    /// Combines `nranks * count` elements of all ranks; rank r gets elements `r * count ..` of the result. In place: `recv`
+    /// at `send + rank * count`.
+    reduce_scatter(op: ReduceOperator) => ReduceScatter, op, 0;
+    /// Combines `count` elements of all ranks; `root` gets the result. In place: the same address twice, at the root.
+    reduce(op: ReduceOperator, root: u32) => Reduce, op, root;
+    /// Every rank gets all ranks' `count` elements, in rank order. In place: `send` at `recv + rank * count`.
+    all_gather() => AllGather, RedOp::Sum.into(), 0;
+    /// Every rank gets `root`'s `count` elements. In place: the same address twice, at the root.
+    broadcast(root: u32) => Broadcast, RedOp::Sum.into(), root;
+    /// Rank r's elements `s * count ..` go to rank s, at `r * count`. Never in place.
+    all_to_all() => AllToAll, RedOp::Sum.into(), 0;
+    /// `root` gets all ranks' `count` elements, in rank order. In place: the root's `send` at `recv + root * count`.
+    gather(root: u32) => Gather, RedOp::Sum.into(), root;
+    /// Rank r gets `root`'s elements `r * count ..`. In place: the root's `recv` at `send + root * count`.
+    scatter(root: u32) => Scatter, RedOp::Sum.into(), root;
+    /// Ends when all ranks have come to it. Buffers and count do not matter.
+    barrier() => Barrier, RedOp::Sum.into(), 0;
+}

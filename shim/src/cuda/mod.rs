@@ -1,0 +1,23 @@
+//! Collectives on GPUs, in the caller's own streams.
+//!
+//! A [`CudaCommunicator`] belongs to the CUDA context that was current when it was made. A call launches one kernel into
+//! the stream that it is given, and returns: no round trip, no copy of the buffers' addresses to anybody. Kernels of all
+//! ranks meet in areas of GPU memory that the service has made and mapped for them, under the strategy that the service
+//! publishes; see [`mccs_ipc::direct`].
+//!
+//! Works in CUDA graphs: what a captured call does depends on how often it has run, which the GPU counts. A graph must not
+//! run at the same time as other operations of the same communicator; nor as another graph with some.
+
+mod communicator;
+mod resources;
+
+pub use communicator::{CudaCommunicator, CudaStream};
+
+use mccs_cuda::DriverError;
+
+use crate::Error;
+
+/// A call of the driver's on the caller's behalf has failed.
+fn cuda_error(error: DriverError) -> Error {
+    Error::Cuda(error.to_string())
+}

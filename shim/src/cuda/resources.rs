@@ -1,0 +1,67 @@
+//! What communicators of one context share: loaded kernels, and other ranks' areas.
+//!
+//! A context may open a handle once at a time, and several ranks of a process may be in one context.
+
+use std::collections::HashMap;
+use std::sync::{Arc, LazyLock, Mutex, Weak};
+
+use mccs_cuda::{Context, Function, ImportedMemory, IpcHandle, Module};
+
+use super::cuda_error;
+use crate::Error;
+use crate::client::locked;
+
+/// By context, and what is loaded there.
+type Shared<K, T> = LazyLock<Mutex<HashMap<(usize, K), Weak<T>>>>;
+
+static KERNELS: Shared<(), Kernels> = LazyLock::new(Mutex::default);
+static IMPORTS: Shared<IpcHandle, ImportedMemory> = LazyLock::new(Mutex::default);
+
+/// Finds what others use already, or makes it.
+fn shared<K: std::hash::Hash + Eq + Clone, T>(
+    all: &Shared<K, T>,
+    context: &Context,
+    key: &K,
+    make: impl FnOnce() -> Result<T, Error>,
+) -> Result<Arc<T>, Error> {
+    let mut all = locked(all);
+    all.retain(|_, weak| weak.strong_count() > 0);
+    let key = (context.key(), key.clone());
+    if let Some(found) = all.get(&key).and_then(Weak::upgrade) {
+        return Ok(found);
+    }
+    let made = Arc::new(make()?);
+    all.insert(key, Arc::downgrade(&made));
+    Ok(made)
+}
+
+/// The kernels, loaded into a context: all of them, since loading one may wait for others that run.
+pub(super) struct Kernels {
+    functions: HashMap<&'static str, Function>,
+    _module: Module,
+}
+
+impl Kernels {
+    /// The kernels in `context`.
+    pub(super) fn of(context: &Context) -> Result<Arc<Self>, Error> {
+        shared(&KERNELS, context, &(), || {
+            let image = mccs_kernels::cuda::IMAGE;
+            let image = image.ok_or_else(|| Error::Cuda("this library was built without CUDA kernels".into()))?;
+            let module = Module::load(context, image).map_err(cuda_error)?;
+            let load = |name| Ok((name, module.function(name).map_err(cuda_error)?));
+            let functions = mccs_kernels::cuda::functions().map(load).collect::<Result<_, Error>>()?;
+            Ok(Kernels { functions, _module: module })
+        })
+    }
+
+    /// A kernel by name.
+    pub(super) fn function(&self, name: &'static str) -> Result<Function, Error> {
+        let function = self.functions.get(name).copied();
+        function.ok_or_else(|| Error::Cuda(format!("a bug in mccs: there is no kernel {name}")))
+    }
+}
+
+/// Another process' memory, opened in `context`.
+pub(super) fn import(context: &Context, handle: IpcHandle) -> Result<Arc<ImportedMemory>, Error> {
+    shared(&IMPORTS, context, &handle, || ImportedMemory::open(context, &handle).map_err(cuda_error))
+}
