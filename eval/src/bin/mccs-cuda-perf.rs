@@ -1,0 +1,309 @@
+//! Checks and measures collectives on GPUs, beside NCCL: starts one process a rank.
+
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use clap::Parser;
+use mccs::{CollectiveKind, DataType, RedOp, UniqueId};
+use mccs_config::Bytes;
+use mccs_eval::cuda::rank::{Rank, Side};
+use mccs_eval::workload::Call;
+use mccs_service::telemetry::traffic;
+use serde::Serialize;
+
+/// Runs collectives on GPUs over a range of sizes. With `--check` every element is checked; otherwise mccs and NCCL are
+/// measured in turn.
+#[derive(Parser, Clone)]
+#[command(version)]
+struct Arguments {
+    /// Ranks, one process each.
+    #[arg(long, default_value_t = 1)]
+    nranks: u32,
+    /// GPUs to use; ranks go round them. Default: all that the service's host shows.
+    #[arg(long, default_value_t = 0)]
+    gpus: usize,
+    /// Collectives, comma-separated, or "all".
+    #[arg(long, default_value = "all_reduce")]
+    operation: String,
+    /// Smallest size, as nccl-tests counts it.
+    #[arg(long, default_value = "8B")]
+    begin: Bytes,
+    /// Largest size.
+    #[arg(long, default_value = "128MiB")]
+    end: Bytes,
+    /// From one size to the next.
+    #[arg(long, default_value_t = 4)]
+    factor: u64,
+    /// Check instead of measuring: every collective, element type, reduction and place in `--operation`, up to `--end`.
+    #[arg(long)]
+    check: bool,
+    /// Element types to check, comma-separated, or "all".
+    #[arg(long, default_value = "all")]
+    dtypes: String,
+    /// Reductions to check, comma-separated, or "all".
+    #[arg(long, default_value = "all")]
+    redops: String,
+    /// NCCL's library, to compare with.
+    #[arg(long)]
+    nccl: Option<PathBuf>,
+    /// Rounds, in each of which both sides are measured in turn.
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// Seed of the data; differs from run to run unless given.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Write results here.
+    #[arg(long)]
+    json: Option<PathBuf>,
+    #[arg(long, env = "MCCS_SOCKET")]
+    socket: PathBuf,
+    /// Set for the processes that this one starts: this rank.
+    #[arg(long, hide = true)]
+    rank: Option<u32>,
+    /// As above: the communicators.
+    #[arg(long, hide = true, num_args = 2)]
+    ids: Vec<String>,
+}
+
+/// One size, measured.
+#[derive(Serialize)]
+struct Line {
+    operation: &'static str,
+    bytes: u64,
+    side: Side,
+    /// Back to back, as the stream sees it; of every round.
+    stream_us: Vec<f64>,
+    /// From the call to the end of `synchronize`.
+    single_us: Vec<f64>,
+    /// The call alone.
+    call_us: Vec<f64>,
+    busbw_gbps: f64,
+}
+
+#[derive(Serialize)]
+struct Results {
+    gpu: String,
+    nranks: u32,
+    nccl: Option<String>,
+    version: &'static str,
+    command: Vec<String>,
+    lines: Vec<Line>,
+}
+
+fn list<T: std::str::FromStr<Err = String> + Copy>(text: &str, all: &[T]) -> anyhow::Result<Vec<T>> {
+    if text == "all" {
+        return Ok(all.to_vec());
+    }
+    text.split(',').map(|name| name.parse().map_err(anyhow::Error::msg)).collect()
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let done = match arguments.rank {
+        Some(rank) => run_rank(&arguments, rank).with_context(|| format!("rank {rank}")),
+        None => start_ranks(&arguments),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("mccs-cuda-perf: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Starts a process for each rank, and waits for all.
+fn start_ranks(arguments: &Arguments) -> anyhow::Result<()> {
+    ensure!(arguments.nranks > 0, "--nranks must be at least 1");
+    ensure!(arguments.factor >= 2, "--factor must be at least 2");
+    let ids = [mccs::unique_id()?.to_string(), mccs::unique_id()?.to_string()];
+    let seed = arguments.seed.unwrap_or_else(|| u64::from(std::process::id()) << 20 ^ unix_time_ns());
+    let own = std::env::current_exe()?;
+    let start = |rank: u32| {
+        let mut command = Command::new(&own);
+        command.args(std::env::args_os().skip(1)).args(["--rank", &rank.to_string(), "--ids"]).args(&ids);
+        if arguments.seed.is_none() {
+            command.args(["--seed", &seed.to_string()]);
+        }
+        command.spawn()
+    };
+    let mut ranks = (0..arguments.nranks).map(start).collect::<Result<Vec<_>, _>>()?;
+    let mut failed = Vec::new();
+    for (rank, process) in ranks.iter_mut().enumerate() {
+        let status = process.wait()?;
+        if !status.success() {
+            failed.push(format!("rank {rank}: {status}"));
+        }
+    }
+    ensure!(failed.is_empty(), "{}", failed.join("; "));
+    Ok(())
+}
+
+fn unix_time_ns() -> u64 {
+    std::time::UNIX_EPOCH.elapsed().map_or(0, |time| time.as_nanos() as u64)
+}
+
+fn run_rank(arguments: &Arguments, rank: u32) -> anyhow::Result<()> {
+    let id = |index: usize| -> anyhow::Result<UniqueId> {
+        arguments.ids.get(index).context("an id is missing")?.parse().map_err(anyhow::Error::msg)
+    };
+    mccs_cuda::driver()?;
+    let gpus = match arguments.gpus {
+        0 => mccs_cuda::gpus()?.len(),
+        gpus => gpus,
+    };
+    ensure!(gpus > 0, "there is no GPU");
+    let (ids, nranks) = ((id(0)?, id(1)?), arguments.nranks);
+    let bytes = arguments.end.0 + 64 * u64::from(nranks);
+    let place = (rank, nranks);
+    let own = Rank::join(&arguments.socket, place, rank as usize % gpus, ids, bytes, arguments.nccl.as_deref())?;
+    if arguments.check { check(arguments, &own) } else { measure(arguments, &own) }
+}
+
+/// A call of a size as nccl-tests counts it.
+fn call_of(kind: CollectiveKind, dtype: DataType, redop: RedOp, size: u64, nranks: u32, seed: u64) -> Call {
+    let (per_count, _) = traffic(kind, 1, u64::from(nranks));
+    let count = size.checked_div(per_count).unwrap_or(0) / dtype.size_bytes() as u64;
+    Call { kind, dtype, redop, root: (seed % u64::from(nranks)) as u32, count, nranks, seed }
+}
+
+fn check(arguments: &Arguments, own: &Rank) -> anyhow::Result<()> {
+    let kinds = list(&arguments.operation, CollectiveKind::ALL)?;
+    let dtypes = list(&arguments.dtypes, DataType::ALL)?;
+    let all_redops = list(&arguments.redops, RedOp::ALL)?;
+    let (mut checked, mut wrong, mut seed) = (0_u64, 0.0, arguments.seed.unwrap_or(0));
+    for kind in kinds {
+        let redops = if kind.reduces() { &all_redops[..] } else { &RedOp::ALL[..1] };
+        let mut of_kind = 0.0;
+        for &dtype in &dtypes {
+            for &redop in redops {
+                let mut size = arguments.begin.0.max(1);
+                while size <= arguments.end.0 {
+                    // Odd counts at every second size.
+                    let mut call = call_of(kind, dtype, redop, size, own.nranks(), seed);
+                    call.count = call.count.max(1) + if checked.is_multiple_of(2) { 0 } else { 1 };
+                    let most = arguments.end.0 / dtype.size_bytes() as u64 / u64::from(own.nranks());
+                    call.count = call.count.min(most.max(1));
+                    if kind == CollectiveKind::Barrier {
+                        call.count = 0;
+                    }
+                    let (in_place, shift) = (checked % 3 == 2, [0, 0, 1, 3][(checked % 4) as usize]);
+                    let wrong_here = own.sum(own.check(Side::Mccs, &call, in_place, shift)? as f64)?;
+                    if wrong_here > 0.0 && own.rank() == 0 {
+                        println!("WRONG: {wrong_here} elements of {call:?}, in place: {in_place}, shift {shift}");
+                    }
+                    of_kind += wrong_here;
+                    checked += 1;
+                    seed = seed.wrapping_add(1);
+                    size = size.saturating_mul(arguments.factor);
+                }
+            }
+        }
+        if own.rank() == 0 {
+            println!("{kind:>15}: {of_kind} wrong elements");
+        }
+        wrong += of_kind;
+    }
+    if own.rank() == 0 {
+        println!("checked {checked} calls on {} ranks on {}: {wrong} wrong elements", own.nranks(), own.gpu_name());
+    }
+    ensure!(wrong == 0.0, "{wrong} wrong elements");
+    Ok(())
+}
+
+fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+fn measure(arguments: &Arguments, own: &Rank) -> anyhow::Result<()> {
+    let kinds = list(&arguments.operation, CollectiveKind::ALL)?;
+    let sides: &[Side] = if arguments.nccl.is_some() { &[Side::Mccs, Side::Nccl] } else { &[Side::Mccs] };
+    own.fill(arguments.seed.unwrap_or(0))?;
+    let mut results = Results {
+        gpu: own.gpu_name(),
+        nranks: own.nranks(),
+        nccl: own.nccl_version(),
+        version: env!("CARGO_PKG_VERSION"),
+        command: std::env::args().collect(),
+        lines: Vec::new(),
+    };
+    if own.rank() == 0 {
+        println!(
+            "# {} ranks on {}; NCCL {:?}; float sum, out of place; us and GB/s, median of {} rounds",
+            own.nranks(),
+            results.gpu,
+            results.nccl,
+            arguments.rounds
+        );
+        println!(
+            "{:>15} {:>10} | {:>9} {:>9} {:>6} | {:>8} {:>8} {:>6} | {:>8} {:>8} | {:>6} {:>6}",
+            "operation",
+            "bytes",
+            "mccs us",
+            "nccl us",
+            "ratio",
+            "busbw",
+            "nccl",
+            "ratio",
+            "single",
+            "nccl",
+            "call",
+            "nccl"
+        );
+    }
+    for kind in kinds.into_iter().filter(|kind| *kind != CollectiveKind::Barrier) {
+        let mut size = arguments.begin.0;
+        while size <= arguments.end.0 {
+            let mut call = call_of(kind, DataType::F32, RedOp::Sum, size, own.nranks(), 0);
+            call.count = call.count.max(1);
+            let mut times = vec![[const { Vec::new() }; 3]; sides.len()];
+            let estimate = own.time_back_to_back(sides[0], &call, 5)?;
+            let fitting = Duration::from_millis(20).as_secs_f64() / estimate.as_secs_f64().max(1e-6);
+            let iterations = (fitting as u32).clamp(5, 200);
+            for _ in 0..arguments.rounds {
+                for (times, side) in times.iter_mut().zip(sides) {
+                    let us = |time: Duration| time.as_secs_f64() * 1e6;
+                    times[0].push(us(own.time_back_to_back(*side, &call, iterations)?));
+                    let (single, alone) = own.time_single(*side, &call, iterations.min(50))?;
+                    times[1].push(us(single));
+                    times[2].push(us(alone));
+                }
+            }
+            let payload = call.count * call.dtype.size_bytes() as u64;
+            let (bytes, bus_bytes) = traffic(kind, payload, u64::from(own.nranks()));
+            let busbw = |times: &[Vec<f64>; 3]| bus_bytes as f64 / 1e3 / median(&times[0]);
+            if own.rank() == 0 {
+                let of = |side: usize, which: usize| times.get(side).map_or(f64::NAN, |times| median(&times[which]));
+                let bandwidth = |side: usize| times.get(side).map_or(f64::NAN, busbw);
+                println!(
+                    "{kind:>15} {bytes:>10} | {:>9.2} {:>9.2} {:>6.2} | {:>8.1} {:>8.1} {:>6.2} | {:>8.2} {:>8.2} | {:>6.2} {:>6.2}",
+                    of(0, 0),
+                    of(1, 0),
+                    of(1, 0) / of(0, 0),
+                    bandwidth(0),
+                    bandwidth(1),
+                    bandwidth(0) / bandwidth(1),
+                    of(0, 1),
+                    of(1, 1),
+                    of(0, 2),
+                    of(1, 2)
+                );
+            }
+            for (times, side) in times.into_iter().zip(sides) {
+                let busbw_gbps = busbw(&times);
+                let [stream_us, single_us, call_us] = times;
+                let operation = kind.name();
+                results.lines.push(Line { operation, bytes, side: *side, stream_us, single_us, call_us, busbw_gbps });
+            }
+            size = size.saturating_mul(arguments.factor);
+        }
+    }
+    if let (Some(path), 0) = (&arguments.json, own.rank()) {
+        std::fs::write(path, serde_json::to_string_pretty(&results)?)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,161 @@
+//! NCCL as it is shipped, opened at run time: the other side of comparisons.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::path::Path;
+
+use anyhow::{Context as _, bail};
+use libloading::{Library, Symbol};
+use mccs::CollectiveKind;
+
+use crate::workload::Call;
+
+/// `ncclUniqueId`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct NcclId(pub [u8; 128]);
+
+type Comm = *mut c_void;
+type Stream = *mut c_void;
+
+/// The library, and this rank's communicator.
+pub struct Nccl {
+    library: &'static Library,
+    comm: Comm,
+    rank: u32,
+    nranks: u32,
+}
+
+/// A function of the library.
+macro_rules! call {
+    ($library:expr, $name:literal ($($arg:expr => $type:ty),*)) => {{
+        // SAFETY: the signature is that of nccl.h.
+        let function: Symbol<'_, unsafe extern "C" fn($($type),*) -> c_int> = unsafe { $library.get($name)? };
+        // SAFETY: arguments are as the function's documentation asks: objects of this library, and live buffers.
+        check($library, $name, unsafe { function($($arg),*) })?;
+    }};
+}
+
+fn check(library: &Library, name: &[u8], status: c_int) -> anyhow::Result<()> {
+    const IN_PROGRESS: c_int = 7;
+    if status == 0 || status == IN_PROGRESS {
+        return Ok(());
+    }
+    let name = String::from_utf8_lossy(name);
+    // SAFETY: the signature is that of nccl.h, and the function returns static text.
+    let text = unsafe {
+        let text: Symbol<'_, unsafe extern "C" fn(c_int) -> *const c_char> = library.get(b"ncclGetErrorString")?;
+        CStr::from_ptr(text(status)).to_string_lossy().into_owned()
+    };
+    bail!("{name}: {text} ({status})")
+}
+
+/// Opens the library, for good: it has threads of its own.
+fn open(path: &Path) -> anyhow::Result<&'static Library> {
+    // SAFETY: the operator names a library that is NCCL.
+    let library = unsafe { Library::new(path) }.with_context(|| format!("cannot open {}", path.display()))?;
+    Ok(Box::leak(Box::new(library)))
+}
+
+impl Nccl {
+    /// A new communicator's name, made by one rank.
+    ///
+    /// # Errors
+    /// NCCL's.
+    pub fn unique_id(path: &Path) -> anyhow::Result<NcclId> {
+        let (library, mut id) = (open(path)?, NcclId([0; 128]));
+        call!(library, b"ncclGetUniqueId"(&raw mut id => *mut NcclId));
+        Ok(id)
+    }
+
+    /// Joins as a rank, on the GPU of the current context.
+    ///
+    /// # Errors
+    /// NCCL's.
+    pub fn join(path: &Path, id: NcclId, rank: u32, nranks: u32) -> anyhow::Result<Self> {
+        let (library, mut comm) = (open(path)?, std::ptr::null_mut());
+        call!(library, b"ncclCommInitRank"(
+            &raw mut comm => *mut Comm, nranks as c_int => c_int, id => NcclId, rank as c_int => c_int
+        ));
+        Ok(Nccl { library, comm, rank, nranks })
+    }
+
+    /// Its version, as `2.28.9`.
+    ///
+    /// # Errors
+    /// NCCL's.
+    pub fn version(&self) -> anyhow::Result<String> {
+        let mut version = 0;
+        call!(self.library, b"ncclGetVersion"(&raw mut version => *mut c_int));
+        Ok(format!("{}.{}.{}", version / 10000, version / 100 % 100, version % 100))
+    }
+
+    /// Enqueues a collective. Kinds that NCCL has no call for are groups of sends and receives, as nccl-tests makes them.
+    ///
+    /// # Errors
+    /// NCCL's; also for pre-multiplied sums, which are not compared.
+    pub fn enqueue(&self, call: &Call, send: u64, recv: u64, stream: Stream) -> anyhow::Result<()> {
+        type Buffer = *mut c_void;
+        let (library, comm) = (self.library, self.comm);
+        let (source, target) = (send as Buffer, recv as Buffer);
+        let (count, dtype) = (call.count as usize, call.dtype.to_wire() as c_int);
+        let (op, root) = (call.redop.to_wire() as c_int, call.root as c_int);
+        match call.kind {
+            CollectiveKind::AllReduce => call!(library, b"ncclAllReduce"(
+                source => Buffer, target => Buffer, count => usize, dtype => c_int, op => c_int, comm => Comm, stream => Stream
+            )),
+            CollectiveKind::ReduceScatter => call!(library, b"ncclReduceScatter"(
+                source => Buffer, target => Buffer, count => usize, dtype => c_int, op => c_int, comm => Comm, stream => Stream
+            )),
+            CollectiveKind::AllGather => call!(library, b"ncclAllGather"(
+                source => Buffer, target => Buffer, count => usize, dtype => c_int, comm => Comm, stream => Stream
+            )),
+            CollectiveKind::Broadcast => call!(library, b"ncclBroadcast"(
+                source => Buffer, target => Buffer, count => usize, dtype => c_int, root => c_int, comm => Comm,
+                stream => Stream
+            )),
+            CollectiveKind::Reduce => call!(library, b"ncclReduce"(
+                source => Buffer, target => Buffer, count => usize, dtype => c_int, op => c_int, root => c_int, comm => Comm,
+                stream => Stream
+            )),
+            CollectiveKind::AllToAll | CollectiveKind::Gather | CollectiveKind::Scatter => {
+                let block = call.count * call.dtype.size_bytes() as u64;
+                let sends_to_all = call.kind != CollectiveKind::Gather
+                    && (call.kind == CollectiveKind::AllToAll || self.rank == call.root);
+                let takes_from_all = call.kind != CollectiveKind::Scatter
+                    && (call.kind == CollectiveKind::AllToAll || self.rank == call.root);
+                call!(library, b"ncclGroupStart"());
+                for peer in 0..self.nranks {
+                    let offset = u64::from(peer) * block;
+                    if sends_to_all || (call.kind == CollectiveKind::Gather && peer == call.root) {
+                        let from = if sends_to_all { send + offset } else { send };
+                        call!(library, b"ncclSend"(
+                            from as Buffer => Buffer, count => usize, dtype => c_int, peer as c_int => c_int, comm => Comm,
+                            stream => Stream
+                        ));
+                    }
+                    if takes_from_all || (call.kind == CollectiveKind::Scatter && peer == call.root) {
+                        let to = if takes_from_all { recv + offset } else { recv };
+                        call!(library, b"ncclRecv"(
+                            to as Buffer => Buffer, count => usize, dtype => c_int, peer as c_int => c_int, comm => Comm,
+                            stream => Stream
+                        ));
+                    }
+                }
+                call!(library, b"ncclGroupEnd"());
+            }
+            CollectiveKind::Barrier => bail!("NCCL has no barrier"),
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Nccl {
+    fn drop(&mut self) {
+        // SAFETY: the signature is that of nccl.h; the communicator is destroyed once.
+        unsafe {
+            if let Ok(destroy) = self.library.get::<unsafe extern "C" fn(Comm) -> c_int>(b"ncclCommDestroy") {
+                destroy(self.comm);
+            }
+        }
+    }
+}

@@ -1,0 +1,322 @@
+//! One rank: its context, buffers and communicators, checks and times.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use mccs::cuda::CudaCommunicator;
+use mccs::{Client, CollectiveKind, Communicator, DataType, RedOp, ReduceOperator, Scalar, Stream, UniqueId};
+use mccs_cuda::{Context, DeviceMemory, Event, OwnedStream, copy_from_host, copy_to_host, gpus};
+
+use super::nccl::{Nccl, NcclId};
+use crate::workload::{Call, POISON};
+
+/// Who does a collective.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Side {
+    /// This project.
+    Mccs,
+    /// NCCL.
+    Nccl,
+}
+
+/// A rank, ready to work.
+pub struct Rank {
+    /// On the host: to meet, and to exchange numbers.
+    meeting: Communicator,
+    meeting_stream: Stream,
+    client: Client,
+    comm: CudaCommunicator,
+    nccl: Option<Nccl>,
+    stream: OwnedStream,
+    events: (Event, Event),
+    send: DeviceMemory,
+    recv: DeviceMemory,
+    context: Context,
+}
+
+/// Room beside buffers, for places that are not aligned.
+const MARGIN_BYTES: u64 = 256;
+
+impl Rank {
+    /// Joins: `ids` name the communicators of the host and of the GPUs. Buffers have `bytes`.
+    ///
+    /// # Errors
+    /// Whatever is missing.
+    pub fn join(
+        socket: &Path,
+        (rank, nranks): (u32, u32),
+        gpu: usize,
+        ids: (UniqueId, UniqueId),
+        bytes: u64,
+        nccl: Option<&Path>,
+    ) -> anyhow::Result<Self> {
+        mccs_cuda::driver()?;
+        let all = gpus()?;
+        let gpu = all.get(gpu).with_context(|| format!("GPU {gpu} of {}", all.len()))?;
+        let context = Context::primary(gpu)?;
+        let _entered = context.enter()?;
+        let client = Client::connect(socket)?;
+        let meeting = client.init_communicator_rank(ids.0, rank, nranks, 0, "")?;
+        let meeting_stream = client.register_stream()?;
+        let comm = client.init_cuda_communicator_rank(ids.1, rank, nranks)?;
+        let stream = OwnedStream::new(&context)?;
+        let events = (Event::new(&context, true)?, Event::new(&context, true)?);
+        let room = (bytes + MARGIN_BYTES) as usize;
+        let (send, recv) = (DeviceMemory::zeroed(&context, room)?, DeviceMemory::zeroed(&context, room)?);
+        drop(_entered);
+        let mut own = Rank { meeting, meeting_stream, client, comm, nccl: None, stream, events, send, recv, context };
+        if let Some(path) = nccl {
+            let id = if rank == 0 { Nccl::unique_id(path)?.0 } else { [0; 128] };
+            let id = NcclId(own.broadcast(&id)?.try_into().map_err(|_| anyhow::anyhow!("128 bytes"))?);
+            let context = own.context.clone();
+            let _entered = context.enter()?;
+            own.nccl = Some(Nccl::join(path, id, rank, nranks)?);
+        }
+        Ok(own)
+    }
+
+    /// This rank.
+    #[must_use]
+    pub fn rank(&self) -> u32 {
+        self.comm.rank()
+    }
+
+    /// Number of ranks.
+    #[must_use]
+    pub fn nranks(&self) -> u32 {
+        self.comm.nranks()
+    }
+
+    /// NCCL's version, where it takes part.
+    #[must_use]
+    pub fn nccl_version(&self) -> Option<String> {
+        self.nccl.as_ref().and_then(|nccl| nccl.version().ok())
+    }
+
+    /// Name of the GPU.
+    #[must_use]
+    pub fn gpu_name(&self) -> String {
+        self.context.gpu().name.clone()
+    }
+
+    fn broadcast(&self, bytes: &[u8]) -> anyhow::Result<Vec<u8>> {
+        let memory = self.client.allocate(bytes.len() as u64)?;
+        // SAFETY: nothing in flight uses this new region.
+        unsafe { memory.as_mut_slice()[..bytes.len()].copy_from_slice(bytes) };
+        self.meeting.broadcast(
+            memory.at(0),
+            memory.at(0),
+            bytes.len() as u64,
+            DataType::U8,
+            0,
+            &self.meeting_stream,
+        )?;
+        self.meeting_stream.synchronize()?;
+        // SAFETY: the operation has ended.
+        Ok(unsafe { memory.as_slice() }[..bytes.len()].to_vec())
+    }
+
+    /// The largest of all ranks' numbers, on all ranks; also a barrier.
+    ///
+    /// # Errors
+    /// The service's.
+    pub fn largest(&self, number: f64) -> anyhow::Result<f64> {
+        self.combine(number, RedOp::Max)
+    }
+
+    /// The sum of all ranks' numbers.
+    ///
+    /// # Errors
+    /// The service's.
+    pub fn sum(&self, number: f64) -> anyhow::Result<f64> {
+        self.combine(number, RedOp::Sum)
+    }
+
+    fn combine(&self, number: f64, op: RedOp) -> anyhow::Result<f64> {
+        let memory = self.client.allocate(8)?;
+        // SAFETY: nothing in flight uses this new region.
+        unsafe { memory.as_mut_slice()[..8].copy_from_slice(&number.to_le_bytes()) };
+        self.meeting.all_reduce(memory.at(0), memory.at(0), 1, DataType::F64, op, &self.meeting_stream)?;
+        self.meeting_stream.synchronize()?;
+        // SAFETY: the operation has ended.
+        Ok(f64::from_le_bytes(unsafe { memory.as_slice() }[..8].try_into()?))
+    }
+
+    fn operator(&self, call: &Call) -> ReduceOperator {
+        match call.redop {
+            RedOp::PreMulSum => ReduceOperator::PreMulSum(Scalar::Integer(call.scalar(self.rank()))),
+            op => op.into(),
+        }
+    }
+
+    /// Enqueues a collective on buffers at these addresses.
+    fn enqueue(&self, side: Side, call: &Call, send: u64, recv: u64) -> anyhow::Result<()> {
+        let stream = self.stream.raw().as_ptr();
+        let Call { kind, count, dtype, root, .. } = *call;
+        if side == Side::Nccl {
+            return self.nccl.as_ref().context("there is no NCCL here")?.enqueue(call, send, recv, stream);
+        }
+        let (comm, op) = (&self.comm, self.operator(call));
+        // SAFETY: the buffers are this rank's own, long enough for the call (checked by the caller), and used by it alone.
+        unsafe {
+            match kind {
+                CollectiveKind::AllReduce => comm.all_reduce(send, recv, count, dtype, op, stream)?,
+                CollectiveKind::ReduceScatter => comm.reduce_scatter(send, recv, count, dtype, op, stream)?,
+                CollectiveKind::Reduce => comm.reduce(send, recv, count, dtype, op, root, stream)?,
+                CollectiveKind::AllGather => comm.all_gather(send, recv, count, dtype, stream)?,
+                CollectiveKind::Broadcast => comm.broadcast(send, recv, count, dtype, root, stream)?,
+                CollectiveKind::AllToAll => comm.all_to_all(send, recv, count, dtype, stream)?,
+                CollectiveKind::Gather => comm.gather(send, recv, count, dtype, root, stream)?,
+                CollectiveKind::Scatter => comm.scatter(send, recv, count, dtype, root, stream)?,
+                CollectiveKind::Barrier => comm.barrier(0, 0, 0, DataType::U8, stream)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs a collective on poisoned outputs, and counts wrong elements, also those written outside of the buffer.
+    /// `shift` moves buffers by so many elements from their alignment.
+    ///
+    /// # Errors
+    /// What failed.
+    pub fn check(&self, side: Side, call: &Call, in_place: bool, shift: u64) -> anyhow::Result<u64> {
+        let (rank, size) = (self.rank(), call.dtype.size_bytes() as u64);
+        let input = call.input(rank);
+        let received = call.recv_count(rank) as u64 * size;
+        let shift_bytes = shift * size;
+        ensure!(
+            input.len().max(received as usize) as u64 + shift_bytes + MARGIN_BYTES / 2 <= self.send.len_bytes() as u64,
+            "buffers are too small for {call:?}"
+        );
+        let context = self.context.clone();
+        let _entered = context.enter()?;
+        let place = if in_place { call.in_place_elements(rank) } else { None };
+        let (base, send, recv) = match place {
+            Some((send, recv)) => {
+                let base = self.recv.address() + shift_bytes;
+                (base, base + send * size, base + recv * size)
+            }
+            None => {
+                let recv = self.recv.address() + shift_bytes;
+                (recv, self.send.address() + shift_bytes, recv)
+            }
+        };
+        // SAFETY: all ranges lie in buffers of this rank, as checked above; nothing is in flight.
+        unsafe {
+            copy_from_host(
+                self.recv.address(),
+                &vec![
+                    POISON;
+                    self.recv
+                        .len_bytes()
+                        .min((received + shift_bytes + MARGIN_BYTES) as usize)
+                        .max(input.len() + shift_bytes as usize)
+                ],
+            )?;
+            copy_from_host(send, &input)?;
+        }
+        self.largest(0.0)?;
+        self.enqueue(side, call, send, recv)?;
+        // SAFETY: the stream lives.
+        unsafe { self.stream.raw().synchronize()? };
+        if let Some(error) = self.comm.async_error() {
+            return Err(error.into());
+        }
+        let mut output = vec![0; received as usize];
+        let mut around = [vec![0; shift_bytes.min(64) as usize], vec![0; 64]];
+        // SAFETY: as above, and the operation has ended.
+        unsafe {
+            copy_to_host(&mut output, recv)?;
+            if place.is_none() {
+                let before = around[0].len() as u64;
+                copy_to_host(&mut around[0], base - before)?;
+                copy_to_host(&mut around[1], recv + received)?;
+            }
+        }
+        let strayed = if place.is_none() { around.iter().flatten().filter(|byte| **byte != POISON).count() } else { 0 };
+        Ok(call.wrong_elements(rank, &output) + strayed as u64)
+    }
+
+    /// Average time of `iterations` collectives enqueued back to back, as the stream sees it: the slowest rank's.
+    ///
+    /// # Errors
+    /// What failed.
+    pub fn time_back_to_back(&self, side: Side, call: &Call, iterations: u32) -> anyhow::Result<Duration> {
+        let context = self.context.clone();
+        let _entered = context.enter()?;
+        let (send, recv) = (self.send.address(), self.recv.address());
+        self.largest(0.0)?;
+        for _ in 0..(iterations / 5).clamp(2, 20) {
+            self.enqueue(side, call, send, recv)?;
+        }
+        // SAFETY: stream and events live, and are of one context.
+        unsafe { self.events.0.record(self.stream.raw())? };
+        for _ in 0..iterations {
+            self.enqueue(side, call, send, recv)?;
+        }
+        // SAFETY: as above.
+        unsafe {
+            self.events.1.record(self.stream.raw())?;
+            self.stream.raw().synchronize()?;
+        }
+        let own = self.events.1.elapsed_since(&self.events.0)?.as_secs_f64() / f64::from(iterations);
+        Ok(Duration::from_secs_f64(self.largest(own)?))
+    }
+
+    /// Median time of a collective from the call to the end of `synchronize`, and the median time of the call alone; of the
+    /// slowest rank.
+    ///
+    /// # Errors
+    /// What failed.
+    pub fn time_single(&self, side: Side, call: &Call, iterations: u32) -> anyhow::Result<(Duration, Duration)> {
+        let context = self.context.clone();
+        let _entered = context.enter()?;
+        let (send, recv) = (self.send.address(), self.recv.address());
+        let (mut whole, mut calls) = (Vec::new(), Vec::new());
+        self.largest(0.0)?;
+        for _ in 0..iterations {
+            let start = Instant::now();
+            self.enqueue(side, call, send, recv)?;
+            calls.push(start.elapsed());
+            // SAFETY: the stream lives.
+            unsafe { self.stream.raw().synchronize()? };
+            whole.push(start.elapsed());
+        }
+        let median = |mut times: Vec<Duration>| {
+            times.sort_unstable();
+            times.get(times.len() / 2).copied().unwrap_or_default().as_secs_f64()
+        };
+        let (whole, calls) = (self.largest(median(whole))?, self.largest(median(calls))?);
+        Ok((Duration::from_secs_f64(whole), Duration::from_secs_f64(calls)))
+    }
+
+    /// Random data in the buffers that are timed: zeros move faster than data.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn fill(&self, seed: u64) -> anyhow::Result<()> {
+        let call = Call {
+            kind: CollectiveKind::AllReduce,
+            dtype: DataType::F32,
+            redop: RedOp::Sum,
+            root: 0,
+            count: 1 << 20,
+            nranks: self.nranks(),
+            seed,
+        };
+        let (data, context) = (call.input(self.rank()), self.context.clone());
+        let _entered = context.enter()?;
+        for memory in [&self.send, &self.recv] {
+            let mut at = 0;
+            while at < memory.len_bytes() {
+                let part = data.len().min(memory.len_bytes() - at);
+                // SAFETY: inside the buffer; nothing is in flight.
+                unsafe { copy_from_host(memory.address() + at as u64, &data[..part])? };
+                at += part;
+            }
+        }
+        Ok(())
+    }
+}
