@@ -14,7 +14,8 @@ fn main() -> ExitCode {
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rerun-if-changed=cuda/mccs.cu");
     println!("cargo:rerun-if-changed=cuda/include");
-    VARIABLES.iter().for_each(|name| println!("cargo:rerun-if-env-changed={name}"));
+    // Not PATH: it changes for reasons of its own, and a compilation takes a minute or two.
+    VARIABLES.iter().filter(|name| **name != "PATH").for_each(|name| println!("cargo:rerun-if-env-changed={name}"));
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
     let image = match nvcc() {
         Some(nvcc) => match compile(&nvcc, &out.join("mccs.fatbin")) {

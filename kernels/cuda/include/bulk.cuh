@@ -284,7 +284,7 @@ __device__ void bulk_reduce(const DirectArgs& a) {
         return bulk_middle(a, warp, pushed, [&](uint32_t step, uint64_t at, uint32_t bytes, Worker w) {
             uint64_t result = (a.flags & KEEP) != 0 ? recv_part(a, a.rank) + at : 0;
             Arithmetic how{Op(a.op), a.divisor, (a.flags & SCALED) != 0 ? scalars : nullptr};
-            reduce_vectors<T>(Destinations(a, a.relay_mask, 1, step, result),
+            reduce_vectors<T, 32>(Destinations(a, a.relay_mask, 1, step, result),
                                   SlotSources(a, step, send_part(a, a.rank) + at), a.nranks, bytes, how,
                                   w.thread, w.threads);
         });

@@ -69,7 +69,7 @@ __device__ void reduce_pieces(const ReduceArgs& a) {
         for (; mine < end; mine += 1u << 30) {
             uint64_t at = begin + mine;
             uint32_t part = uint32_t(min(uint64_t(1) << 30, end - mine));
-            reduce_vectors<T>(LocalDestinations{a, at}, LocalSources{a, at}, a.source_count, part, how,
+            reduce_vectors<T, 64>(LocalDestinations{a, at}, LocalSources{a, at}, a.source_count, part, how,
                               threadIdx.x, blockDim.x);
         }
         tell_piece(a, piece);

@@ -94,12 +94,12 @@ __device__ void reduce_step(const TO& to, const FROM& from, uint32_t count, uint
     for (uint32_t u = 0; u < UNROLL; u++) to.store_part((v + u * stride) * 16, folds[u].result(how.divisor), length);
 }
 
-// Combines `bytes` of `count` sources, in order.
-template <class T, class FROM, class TO>
+// Combines `bytes` of `count` sources, in order, several vectors a thread at a time (BYTES of each source), so that enough
+// loads are in flight; small types need many registers a vector.
+template <class T, uint32_t BYTES, class FROM, class TO>
 __device__ void reduce_vectors(const TO& to, const FROM& from, uint32_t count, uint32_t bytes, Arithmetic how,
                                uint32_t thread, uint32_t threads) {
-    // Several vectors at a time, so that enough loads are in flight; small types need many registers a vector.
-    constexpr uint32_t UNROLL = sizeof(typename T::Raw) == 1 ? 1 : 2;
+    constexpr uint32_t UNROLL = BYTES / 16 / (sizeof(typename T::Raw) == 1 ? 2 : 1);
     uint32_t whole = bytes / 16, v = thread;
     if (from.aligned(count) && to.aligned()) {
         for (; v + (UNROLL - 1) * threads < whole; v += UNROLL * threads) {

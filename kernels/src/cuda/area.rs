@@ -36,10 +36,17 @@ pub struct AreaLayout {
 }
 
 impl AreaLayout {
-    /// The layout that measured best for that many ranks of one NVLink domain.
+    /// The layout that measured best for that many ranks of one NVLink domain: 36 MiB for 2 ranks, 54 for 4, 64 for 8. Smaller
+    /// ones work as well; long operations are slower then.
     #[must_use]
     pub fn initial(nranks: u32) -> AreaLayout {
-        AreaLayout { nranks, blocks: 64, slots: 4, slot_bytes: 16 << 10, packet_bytes: 512 << 10, reserved: 0 }
+        // What is on its way at a time is shared out among peers.
+        let (slot_bytes, packet_bytes) = match nranks {
+            ..=2 => (32 << 10, 1 << 20),
+            3..=4 => (16 << 10, 512 << 10),
+            _ => (8 << 10, 256 << 10),
+        };
+        AreaLayout { nranks, blocks: 64, slots: 4, slot_bytes, packet_bytes, reserved: 0 }
     }
 
     /// Whether kernels can work with it: what comes from elsewhere is checked once.
