@@ -10,40 +10,97 @@
 
 namespace mccs {
 
-struct F16 {
-    using Acc = float;
-    using Raw = uint16_t;
-    static __device__ float widen(Raw raw) { return __half2float(__ushort_as_half(raw)); }
-    static __device__ Raw narrow(float value) { return __half_as_ushort(__float2half_rn(value)); }
+// Each type turns eight bytes into values to accumulate, and back. The small floating types do so in pairs, for which the
+// processor has instructions.
+template <class ELEMENT>
+struct OneByOne {
+    template <class ACC>
+    static __device__ void unpack(uint64_t pack, ACC* values) {
+        using Raw = typename ELEMENT::Raw;
+#pragma unroll
+        for (int i = 0; i < int(8 / sizeof(Raw)); i++) values[i] = ELEMENT::widen(Raw(pack >> (i * 8 * int(sizeof(Raw)))));
+    }
+    template <class ACC>
+    static __device__ uint64_t pack(const ACC* values) {
+        using Raw = typename ELEMENT::Raw;
+        uint64_t pack = 0;
+#pragma unroll
+        for (int i = 0; i < int(8 / sizeof(Raw)); i++) {
+            pack |= uint64_t(ELEMENT::narrow(values[i])) << (i * 8 * int(sizeof(Raw)));
+        }
+        return pack;
+    }
 };
 
-struct Bf16 {
+template <class ELEMENT>
+struct InPairs {
+    static constexpr int BITS = 16 * int(sizeof(typename ELEMENT::Raw));
+    static __device__ void unpack(uint64_t pack, float* values) {
+#pragma unroll
+        for (int i = 0; i < 64 / BITS; i++) {
+            float2 pair = ELEMENT::widen(typename ELEMENT::Pair(pack >> (i * BITS)));
+            values[2 * i] = pair.x;
+            values[2 * i + 1] = pair.y;
+        }
+    }
+    static __device__ uint64_t pack(const float* values) {
+        uint64_t pack = 0;
+#pragma unroll
+        for (int i = 0; i < 64 / BITS; i++) {
+            pack |= uint64_t(ELEMENT::narrow(make_float2(values[2 * i], values[2 * i + 1]))) << (i * BITS);
+        }
+        return pack;
+    }
+};
+
+struct F16 : InPairs<F16> {
     using Acc = float;
     using Raw = uint16_t;
-    static __device__ float widen(Raw raw) { return __uint_as_float(uint32_t(raw) << 16); }
-    static __device__ Raw narrow(float value) { return __bfloat16_as_ushort(__float2bfloat16_rn(value)); }
+    using Pair = uint32_t;
+    static __device__ float2 widen(Pair pair) {
+        return make_float2(__half2float(__ushort_as_half(Raw(pair))), __half2float(__ushort_as_half(Raw(pair >> 16))));
+    }
+    static __device__ Pair narrow(float2 values) {
+        __half2 pair = __floats2half2_rn(values.x, values.y);
+        return __half_as_ushort(__low2half(pair)) | Pair(__half_as_ushort(__high2half(pair))) << 16;
+    }
+};
+
+struct Bf16 : InPairs<Bf16> {
+    using Acc = float;
+    using Raw = uint16_t;
+    using Pair = uint32_t;
+    static __device__ float2 widen(Pair pair) {
+        return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000));
+    }
+    static __device__ Pair narrow(float2 values) {
+        __nv_bfloat162 pair = __floats2bfloat162_rn(values.x, values.y);
+        return __bfloat16_as_ushort(__low2bfloat16(pair)) | Pair(__bfloat16_as_ushort(__high2bfloat16(pair))) << 16;
+    }
 };
 
 template <__nv_fp8_interpretation_t KIND>
-struct Fp8 {
+struct Fp8 : InPairs<Fp8<KIND>> {
     using Acc = float;
     using Raw = uint8_t;
-    static __device__ float widen(Raw raw) {
-        return __half2float(__ushort_as_half(__nv_cvt_fp8_to_halfraw(raw, KIND).x));
+    using Pair = uint16_t;
+    static __device__ float2 widen(Pair pair) {
+        __half2_raw halves = __nv_cvt_fp8x2_to_halfraw2(pair, KIND);
+        return make_float2(__half2float(__ushort_as_half(halves.x)), __half2float(__ushort_as_half(halves.y)));
     }
-    static __device__ Raw narrow(float value) { return __nv_cvt_float_to_fp8(value, __NV_SATFINITE, KIND); }
+    static __device__ Pair narrow(float2 values) { return __nv_cvt_float2_to_fp8x2(values, __NV_SATFINITE, KIND); }
 };
 using F8E4M3 = Fp8<__NV_E4M3>;
 using F8E5M2 = Fp8<__NV_E5M2>;
 
-struct F32 {
+struct F32 : OneByOne<F32> {
     using Acc = float;
     using Raw = uint32_t;
     static __device__ float widen(Raw raw) { return __uint_as_float(raw); }
     static __device__ Raw narrow(float value) { return __float_as_uint(value); }
 };
 
-struct F64 {
+struct F64 : OneByOne<F64> {
     using Acc = double;
     using Raw = uint64_t;
     static __device__ double widen(Raw raw) { return __longlong_as_double(raw); }
@@ -52,7 +109,7 @@ struct F64 {
 
 // Sums and products of integers need only their low bits; comparisons and divisions see the value of the type.
 template <class T, class WIDE, class RAW>
-struct Integer {
+struct Integer : OneByOne<Integer<T, WIDE, RAW>> {
     using Acc = WIDE;
     using Raw = RAW;
     static __device__ Acc widen(Raw raw) { return Acc(T(raw)); }
@@ -119,16 +176,15 @@ struct Fold {
     static constexpr int COUNT = 8 / sizeof(Raw);
     Acc acc[COUNT];
 
-    static __device__ constexpr int shift(int index) { return index * 8 * int(sizeof(Raw)); }
     // `scalar`: the factor of a contribution, or null.
-    static __device__ Acc element(uint64_t pack, int index, const uint64_t* scalar) {
-        Acc value = T::widen(Raw(pack >> shift(index)));
-        return scalar != nullptr ? multiply(value, to_scalar(*scalar, Acc())) : value;
-    }
-    __device__ void first(uint64_t pack, const uint64_t* scalar) {
+    static __device__ void unpack(uint64_t pack, const uint64_t* scalar, Acc (&values)[COUNT]) {
+        T::unpack(pack, values);
+        if (scalar == nullptr) return;
+        Acc factor = to_scalar(*scalar, Acc());
 #pragma unroll
-        for (int i = 0; i < COUNT; i++) acc[i] = element(pack, i, scalar);
+        for (int i = 0; i < COUNT; i++) values[i] = multiply(values[i], factor);
     }
+    __device__ void first(uint64_t pack, const uint64_t* scalar) { unpack(pack, scalar, acc); }
     // The operator is a run-time value, the same for all threads: a fourth of the kernels to compile and to load.
     __device__ void next(Op op, uint64_t pack, const uint64_t* scalar) {
         switch (op) {
@@ -140,17 +196,17 @@ struct Fold {
     }
     template <Op OP>
     __device__ void next(uint64_t pack, const uint64_t* scalar) {
+        Acc more[COUNT];
+        unpack(pack, scalar, more);
 #pragma unroll
-        for (int i = 0; i < COUNT; i++) acc[i] = combine<OP>(acc[i], element(pack, i, scalar));
+        for (int i = 0; i < COUNT; i++) acc[i] = combine<OP>(acc[i], more[i]);
     }
     __device__ uint64_t result(uint32_t divisor) {
-        uint64_t pack = 0;
+        if (divisor != 0) {
 #pragma unroll
-        for (int i = 0; i < COUNT; i++) {
-            if (divisor != 0) acc[i] = divide<T>(acc[i], divisor);
-            pack |= uint64_t(T::narrow(acc[i])) << shift(i);
+            for (int i = 0; i < COUNT; i++) acc[i] = divide<T>(acc[i], divisor);
         }
-        return pack;
+        return T::pack(acc);
     }
 };
 
