@@ -18,7 +18,9 @@ struct OneByOne {
     static __device__ void unpack(uint64_t pack, ACC* values) {
         using Raw = typename ELEMENT::Raw;
 #pragma unroll
-        for (int i = 0; i < int(8 / sizeof(Raw)); i++) values[i] = ELEMENT::widen(Raw(pack >> (i * 8 * int(sizeof(Raw)))));
+        for (int i = 0; i < int(8 / sizeof(Raw)); i++) {
+            values[i] = ELEMENT::widen(Raw(pack >> (i * 8 * int(sizeof(Raw)))));
+        }
     }
     template <class ACC>
     static __device__ uint64_t pack(const ACC* values) {

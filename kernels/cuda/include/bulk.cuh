@@ -251,7 +251,9 @@ __device__ void bulk(const DirectArgs& a, MIDDLE middle) {
     if (blockIdx.x == 0) send_head(a, threadIdx.x);
     __syncthreads();
     uint32_t warp = threadIdx.x / 32, push = 2 + a.push_warps, both = push + 2 + a.middle_warps;
-    bool aborted = warp < push ? bulk_push(a, warp, &pushed) : warp < both ? middle(warp - push, &pushed) : bulk_out(a, warp - both);
+    bool aborted = warp < push   ? bulk_push(a, warp, &pushed)
+                   : warp < both ? middle(warp - push, &pushed)
+                                 : bulk_out(a, warp - both);
     uint64_t scalar;
     if (blockIdx.x == 0 && !aborted) aborted = !wait_head(a, threadIdx.x, scalar);
     finish(a, aborted);
@@ -267,7 +269,8 @@ __device__ inline void bulk_copy(const DirectArgs& a) {
                 if (!in(a.recv_mask, peer) || !w.share(index++, count, part)) continue;
                 uint64_t result = recv_part(a, a.shard_bytes != 0 ? a.rank : peer) + at;
                 uint64_t from = a.areas[a.rank] + slot_offset(a, peer_index(peer, a.rank), 0, blockIdx.x, step);
-                copy_vectors<true>(Destinations(a, a.relay_mask, 1, step, result), from, bytes, part.thread, part.threads);
+                Destinations to(a, a.relay_mask, 1, step, result);
+                copy_vectors<true>(to, from, bytes, part.thread, part.threads);
             }
         });
     });

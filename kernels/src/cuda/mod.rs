@@ -24,6 +24,13 @@
 //! All ranks' kernels must be able to run at the same time; load functions before the first operation
 //! (`cuFuncLoad`), since loading at the first launch may wait for kernels that wait for that launch.
 //!
+//! Deliberately absent: replays of captured launches (an operation's number is a constant in them), and any use of peers'
+//! send and receive buffers. Blocks wait for their counterparts on other ranks, never for blocks of their own grid, so it is
+//! enough that blocks start in order.
+//!
+//! Why slots are never overwritten while somebody may read them is said in cuda/include/packets.cuh and bulk.cuh.
+//! `cargo run --release -p mccs-kernels --example direct -- check` tests all of it on two GPUs or more.
+//!
 //! # Local reductions
 //!
 //! [`Launch::reduce`]: sources on this GPU (or mapped there) into destinations, piece by piece as flags tell that the
