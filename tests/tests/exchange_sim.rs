@@ -227,6 +227,61 @@ fn a_host_that_restarts_is_found_out_at_once() {
 }
 
 #[test]
+fn a_host_that_has_restarted_is_part_of_what_begins_before_all_have_met_it_again() {
+    mccs_tests::watchdog();
+    // With the root on the host that restarts, on one that has not met it again, and on one that has.
+    for placement in [[2, 1, 0, 3], [1, 0, 2, 3], [0, 1, 2, 3], [0, 2, 3, 1]] {
+        let (mut world, _) = calm_world(4, 1);
+        let old = Job::new(0, vec![1, 2]);
+        world.start(old, ms(10));
+        world.run_until(world.now + ms(200));
+        assert!([1, 2].into_iter().all(|host| world.has_begun(0, host)));
+        world.strike(world.now, Misfortune::Cut(1, 2));
+        world.strike(world.now + ms(1), Misfortune::Crash(2));
+        world.strike(world.now + ms(10), Misfortune::Restart(2));
+        world.run_until(world.now + ms(800));
+        assert!(world.have_met(0, 2));
+        world.start(Job::new(1, placement.to_vec()), ms(10));
+        world.run_until(world.now + ms(200));
+        world.strike(world.now, Misfortune::Heal);
+        world.run_until(world.now + ms(2000));
+        assert!((0..4).all(|host| world.has_begun(1, host)), "{placement:?}: {:?}", world.failure(1, placement[0]));
+        // What began with the life before has failed.
+        assert!(failure(&world, 0, 1).contains("restarted"));
+        assert_eq!(world.finish(), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn what_begins_when_hosts_have_just_restarted_completes() {
+    mccs_tests::watchdog();
+    for seed in 0..100 {
+        let mut rng = StdRng::seed_from_u64(seed);
+        let hosts = rng.random_range(2..=8);
+        let mut world = World::new(seed, hosts, DELAY, Manners { pause: ms(5), ..Manners::default() });
+        world.run_until(ms(1000));
+        let anywhere = |rng: &mut StdRng| (0..12).map(|_| rng.random_range(0..hosts)).collect();
+        for number in 0..4 {
+            world.start(Job::new(number, anywhere(&mut rng)), ms(1000));
+        }
+        world.run_until(world.now + ms(rng.random_range(0..1500)));
+        let (now, most) = (world.now, rng.random_range(1..=hosts));
+        for _ in 0..most {
+            let host = rng.random_range(0..hosts);
+            world.strike(now + ms(rng.random_range(0..50)), Misfortune::Crash(host));
+            world.strike(now + ms(50), Misfortune::Restart(host));
+        }
+        world.run_until(now + ms(50));
+        for number in 4..8 {
+            let mut job = Job::new(number, anywhere(&mut rng));
+            job.must_complete = true;
+            world.start(job, ms(if rng.random_bool(0.5) { 1 } else { 400 }));
+        }
+        assert_eq!(world.finish(), Vec::<String>::new(), "seed {seed}");
+    }
+}
+
+#[test]
 fn a_host_whose_ranks_have_left_may_go() {
     let (mut world, job) = calm_world(3, 1);
     world.start(job, ms(10));

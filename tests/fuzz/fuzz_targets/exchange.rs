@@ -16,6 +16,8 @@ use mccs_service::exchange::protocol::{
 };
 
 const INCARNATION: u64 = 1 << 40;
+/// Of the other hosts; each greeting is a new one.
+const PEER_INCARNATIONS: u64 = 1000;
 const HOSTS: [&str; 3] = ["a", "b", "c"];
 
 /// The script.
@@ -55,6 +57,12 @@ impl<'a> Script<'a> {
         INCARNATION + self.below(4)
     }
 
+    fn ring_host(&mut self) -> RingHost {
+        let (name, attempt) = (self.host(), self.attempt());
+        let incarnation = if name.as_str() == HOSTS[0] { INCARNATION } else { PEER_INCARNATIONS + self.below(8) };
+        RingHost { name, incarnation, attempt }
+    }
+
     fn ranks(&mut self) -> Vec<u32> {
         (0..=self.below(4)).map(|_| self.below(6) as u32).collect()
     }
@@ -76,7 +84,7 @@ impl<'a> Script<'a> {
             1 => Message::Withdraw { key: self.key(), attempt: self.attempt(), failure: self.failure() },
             2 => {
                 let (key, attempt, comm) = (self.key(), self.attempt(), self.comm());
-                let hosts = (0..=self.below(3)).map(|_| RingHost { name: self.host(), attempt: self.attempt() });
+                let hosts = (0..=self.below(3)).map(|_| self.ring_host());
                 Message::Ring { key, attempt, comm, hosts: hosts.collect() }
             }
             3 => Message::Refused { key: self.key(), attempt: self.attempt(), failure: self.failure() },
@@ -184,7 +192,7 @@ impl Harness {
         self.exchange.link_up(&host, link, self.now);
         self.drain();
         // Every connection is of a new life: what was said before is void, and the numbers are known.
-        let life = Life { incarnation: 1000 + self.next_link, generation: 0 };
+        let life = Life { incarnation: PEER_INCARNATIONS + self.next_link, generation: 0 };
         self.exchange.receive(link, &Hello { name: host, life, known: None }.encode(), self.now);
     }
 

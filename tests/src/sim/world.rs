@@ -151,6 +151,12 @@ impl World {
         self.hosts[host].exchange.as_ref().expect("a host that lives")
     }
 
+    /// Whether one host can reach another.
+    #[must_use]
+    pub fn have_met(&self, host: HostIndex, other: HostIndex) -> bool {
+        self.exchange(host).is_up(&self.names[other])
+    }
+
     /// What all hosts have sent.
     #[must_use]
     pub fn counters(&self) -> Vec<Counters> {

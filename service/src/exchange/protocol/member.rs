@@ -1,14 +1,15 @@
 //! Every host's side of setting communicators up: local ranks gather, their payloads go round the ring.
 //!
 //! ```text
-//!       join                 Ring             all payloads here          Ready asked            Begin
+//!       join                 Ring             all payloads here      Ready asked, all met     Begin
 //! ( ) ------> gathering -------------> ring ------------------> exchanged ----------> ready -----------> ( ) live
 //!                |                       |                          |                   |
 //!                +--- Refused by the root; a local rank withdraws; the root or a host of the ring is lost ---> ( )
 //! ```
 //!
 //! Invariant: a set-up that ends here for any reason but the root's word is told to the root, and to the hosts of the ring once
-//! it is known, so that it ends everywhere.
+//! it is known, so that it ends everywhere. A host is ready only when it has met each host of the ring in the life in which that
+//! is part of it: so every host of what is live here was met, and a new life of one is noticed.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Instant;
@@ -20,7 +21,7 @@ use super::ring::{Ring, RingFault};
 use super::root::host_failure;
 use super::session::Lost;
 use super::types::{CommId, CommKey, Failure, Name, Payload};
-use super::wire::Wire;
+use super::wire::{Loss, Wire};
 use super::{Event, Join};
 use crate::bootstrap::NRANKS_MAX;
 use crate::exchange::limits::{COMMS_MAX, REPORT_DELAY, REPORT_DELAY_MAX, SETUPS_MAX, SETUPS_PER_TENANT_MAX};
@@ -37,9 +38,19 @@ enum Stage {
     /// Others may have begun, and their ranks may even have left, before the root's word is here.
     Exchanged {
         membership: Membership,
-        ready: bool,
+        ready: Ready,
         left: Vec<(Name, Vec<u32>)>,
     },
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ready {
+    /// Connections are being made.
+    No,
+    /// This host has its connections, and has not met all others.
+    Asked,
+    /// The root was told.
+    Said,
 }
 
 /// A communicator's hosts and who is where.
@@ -64,7 +75,9 @@ struct Member {
     report_at: Option<Instant>,
     began_at: Instant,
     stage: Stage,
-    /// The next host of the ring, and what is to be forwarded to it.
+    /// The ring, once it is known.
+    hosts: Vec<RingHost>,
+    /// The next host of the ring, and what is to be forwarded to it, once it is met.
     next: Option<RingHost>,
     forward: VecDeque<Part>,
 }
@@ -75,12 +88,29 @@ impl Member {
         self.attempt == attempt && self.root == *root
     }
 
-    fn ring_hosts(&self) -> &[Name] {
-        match &self.stage {
-            Stage::Gathering { .. } => &[],
-            Stage::Ring(ring) => ring.hosts(),
-            Stage::Exchanged { membership, .. } => &membership.hosts,
+    fn has_in_ring(&self, host: &Name) -> bool {
+        self.hosts.iter().any(|other| other.name == *host)
+    }
+
+    /// Says that this host is ready, if that was asked and all hosts of the ring are there.
+    fn say_ready(&mut self, wire: &mut Wire, now: Instant) {
+        if let Stage::Exchanged { membership, ready: ready @ Ready::Asked, .. } = &mut self.stage
+            && self.hosts.iter().all(|host| wire.has_met(host))
+        {
+            *ready = Ready::Said;
+            wire.send(&self.root, Message::Ready { comm: membership.comm.clone() }, now);
         }
+    }
+
+    /// Whether the root's new life is to be told of the ranks here: the life before was not, or has not heard. If it was, they
+    /// are part of what has ended with it.
+    fn is_news(&self, key: &CommKey, unheard: &[Message]) -> bool {
+        let is_first = |message: &Message| match message {
+            Message::Report { key: of, attempt, earlier, .. } => (of, *attempt, *earlier) == (key, self.attempt, 0),
+            _ => false,
+        };
+        matches!(self.stage, Stage::Gathering { .. })
+            && (self.unreported.len() == self.local.len() || unheard.iter().any(is_first))
     }
 
     fn comm(&self) -> Option<&CommId> {
@@ -146,6 +176,7 @@ impl Members {
                 report_at: None,
                 began_at: now,
                 stage: Stage::Gathering { early: VecDeque::new() },
+                hosts: Vec::new(),
                 next: None,
                 forward: VecDeque::new(),
             }
@@ -253,7 +284,7 @@ impl Members {
         let own_parts = ring.own_parts(&member.local).into_iter();
         let early = early.into_iter().filter(|(from, part)| ring.is_previous(from) && !ring.is_own(part));
         let parts: Vec<Part> = own_parts.chain(early.map(|(_, part)| part)).collect();
-        (member.stage, member.next) = (Stage::Ring(ring), Some(next));
+        (member.stage, member.hosts, member.next) = (Stage::Ring(ring), hosts.to_vec(), Some(next));
         for part in parts {
             self.take_part_in(&key, part, wire, now);
         }
@@ -293,7 +324,7 @@ impl Members {
             return self.fail_by(key, &origin, &fault, wire, now);
         }
         if ring.goes_on(&part) {
-            if member.forward.is_empty() {
+            if member.forward.is_empty() && wire.has_met(next) {
                 wire.offer_bulk(&next.name, (key.clone(), member.attempt));
             }
             member.forward.push_back(part);
@@ -302,7 +333,7 @@ impl Members {
             None => {}
             Some(Ok((membership, payloads))) => {
                 wire.tell(Event::Gathered { membership: membership.clone(), payloads });
-                member.stage = Stage::Exchanged { membership, ready: false, left: Vec::new() };
+                member.stage = Stage::Exchanged { membership, ready: Ready::No, left: Vec::new() };
             }
             Some(Err(fault)) => {
                 let root = member.root.clone();
@@ -322,16 +353,17 @@ impl Members {
     /// This host has all its connections.
     pub(super) fn ready(&mut self, comm: &CommId, wire: &mut Wire, now: Instant) {
         let member = self.by_comm.get(comm).and_then(|key| self.members.get_mut(key));
-        if let Some(Member { stage: Stage::Exchanged { ready: ready @ false, .. }, root, .. }) = member {
-            *ready = true;
-            wire.send(root, Message::Ready { comm: comm.clone() }, now);
+        let Some(member) = member else { return };
+        if let Stage::Exchanged { ready: ready @ Ready::No, .. } = &mut member.stage {
+            *ready = Ready::Asked;
+            member.say_ready(wire, now);
         }
     }
 
     /// Ranks of another host have left before it was known here that all have begun.
     pub(super) fn left(&mut self, from: &Name, comm: &CommId, ranks: &[u32]) {
         let member = self.by_comm.get(comm).and_then(|key| self.members.get_mut(key));
-        if let Some(Member { stage: Stage::Exchanged { membership, ready: true, left }, .. }) = member {
+        if let Some(Member { stage: Stage::Exchanged { membership, ready: Ready::Said, left }, .. }) = member {
             let told: usize = left.iter().map(|(_, ranks)| ranks.len()).sum();
             // Every rank leaves once.
             if membership.hosts.contains(from) && told + ranks.len() <= membership.host_of_rank.len() {
@@ -344,7 +376,7 @@ impl Members {
     pub(super) fn begin(&mut self, from: &Name, comm: &CommId, wire: &mut Wire, now: Instant) -> Option<Begun> {
         let key = self.by_comm.get(comm)?.clone();
         let member = self.members.get(&key).filter(|member| member.root == *from)?;
-        if !matches!(member.stage, Stage::Exchanged { ready: true, .. }) {
+        if !matches!(member.stage, Stage::Exchanged { ready: Ready::Said, .. }) {
             self.fail_by(&key, from, &RingFault::Early, wire, now);
             return None;
         }
@@ -375,7 +407,7 @@ impl Members {
     /// Another host of the ring has ended it.
     pub(super) fn failed(&mut self, from: &Name, comm: &CommId, failure: &Failure, wire: &mut Wire) {
         let Some(key) = self.by_comm.get(comm).cloned() else { return };
-        if self.members.get(&key).is_some_and(|member| member.ring_hosts().contains(from)) {
+        if self.members.get(&key).is_some_and(|member| member.has_in_ring(from)) {
             self.end(&key, failure.clone(), wire);
         }
     }
@@ -397,7 +429,8 @@ impl Members {
         let withdraw = Message::Withdraw { key: key.clone(), attempt, failure: failure.clone() };
         wire.send(&member.root, withdraw, now);
         if let Some(comm) = member.comm() {
-            let told: BTreeSet<_> = member.ring_hosts().iter().filter(|host| **host != wire.own).cloned().collect();
+            let told: BTreeSet<_> =
+                member.hosts.iter().map(|host| &host.name).filter(|host| **host != wire.own).cloned().collect();
             wire.send_all(&told, &Message::Failed { comm: comm.clone(), failure: failure.clone() }, now);
         }
         self.end(key, failure, wire);
@@ -415,14 +448,42 @@ impl Members {
         wire.tell(Event::SetupFailed { key: key.clone(), failure });
     }
 
-    /// A host is lost: so are set-ups whose root or ring it is in.
-    pub(super) fn host_lost(&mut self, host: &Name, lost: &Lost, wire: &mut Wire, now: Instant) {
-        let hit = |(key, member): (&CommKey, &Member)| {
-            (member.root == *host || member.ring_hosts().contains(host)).then(|| key.clone())
-        };
-        for key in self.members.iter().filter_map(hit).collect::<Vec<_>>() {
+    /// A host is lost: so are set-ups whose root or ring it is in; of one that has restarted, in a life before.
+    pub(super) fn host_lost(&mut self, loss: &Loss, wire: &mut Wire, now: Instant) {
+        let Loss { host, lost, unheard } = loss;
+        let mut hit = Vec::new();
+        for (key, member) in &mut self.members {
+            let in_ring = member.hosts.iter().find(|other| other.name == *host);
+            let is_hit = match (lost, in_ring) {
+                (Lost::Restarted, Some(in_ring)) => !wire.has_met(in_ring),
+                (Lost::Restarted, None) => member.root == *host && !member.is_news(key, unheard),
+                (_, in_ring) => in_ring.is_some() || member.root == *host,
+            };
+            if is_hit {
+                hit.push(key.clone());
+            } else if in_ring.is_none() && member.root == *host && member.unreported.len() < member.local.len() {
+                // With a number of its own: the root may have passed the other one on before it ended.
+                self.last_attempt = self.last_attempt.wrapping_add(1);
+                member.attempt = self.last_attempt;
+                member.stage = Stage::Gathering { early: VecDeque::new() };
+                member.unreported = member.local.keys().copied().collect();
+                self.reports.insert((*member.report_at.get_or_insert(now), key.clone()));
+            }
+        }
+        for key in hit {
             let failure = host_failure(host, lost, key.id);
             self.fail(&key, failure, wire, now);
+        }
+    }
+
+    /// A host was met in a life that is new here: what waited for that goes on.
+    pub(super) fn host_met(&mut self, host: &Name, wire: &mut Wire, now: Instant) {
+        for (key, member) in self.members.iter_mut().filter(|(_, member)| member.has_in_ring(host)) {
+            let next = member.next.as_ref().filter(|next| next.name == *host && wire.has_met(next));
+            if next.is_some() && !member.forward.is_empty() {
+                wire.offer_bulk(host, (key.clone(), member.attempt));
+            }
+            member.say_ready(wire, now);
         }
     }
 }

@@ -19,7 +19,7 @@ use crate::bootstrap::NRANKS_MAX;
 use crate::exchange::limits::{CHANGE_WINDOW_MAX, FRAME_BYTES_MAX, HELLO_BYTES_MAX, HOSTS_MAX};
 
 /// Version of the protocol. Services of different versions refuse each other.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 
 const MAGIC: &[u8; 4] = b"mccs";
 const KIND_HELLO: u8 = b'H';
@@ -178,6 +178,8 @@ pub fn encode_ack(ack: u64) -> Vec<u8> {
 pub struct RingHost {
     /// Who.
     pub name: Name,
+    /// Its [`Life::incarnation`], in which it has reported: what is begun with one life of a service is not meant for another.
+    pub incarnation: u64,
     /// Its number for its part of this set-up.
     pub attempt: u64,
 }
@@ -404,7 +406,7 @@ mod tests {
         let long = Name::new(&"n".repeat(64)).unwrap();
         let key = CommKey { tenant: long.clone(), id: UniqueId([255; 16]) };
         let comm = CommId { root: long.clone(), incarnation: u64::MAX, number: u64::MAX };
-        let hosts = vec![RingHost { name: long, attempt: u64::MAX }; HOSTS_MAX];
+        let hosts = vec![RingHost { name: long, incarnation: u64::MAX, attempt: u64::MAX }; HOSTS_MAX];
         let ranks: Vec<u32> = (0..NRANKS_MAX).collect();
         for message in [
             Message::Ring { key: key.clone(), attempt: u64::MAX, comm, hosts },
@@ -456,7 +458,11 @@ mod tests {
         });
         let ranks = proptest::collection::vec(0..NRANKS_MAX, 1..40);
         let hosts = proptest::collection::vec(
-            (any_name(), any::<u64>()).prop_map(|(name, attempt)| RingHost { name, attempt }),
+            (any_name(), any::<u64>(), any::<u64>()).prop_map(|(name, incarnation, attempt)| RingHost {
+                name,
+                incarnation,
+                attempt,
+            }),
             1..20,
         );
         let part = (0..HOSTS_MAX as u16, any::<u32>(), any::<bool>()).prop_flat_map(|(origin, index, last)| {

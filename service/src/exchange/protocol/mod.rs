@@ -17,6 +17,10 @@
 //! after the root's set-up time and the time after which a host is given up. A host of which nothing was heard for
 //! [`LinkTimes::host_timeout`] fails the communicators it is part of even if it lives: what was said to it is lost.
 //!
+//! A host that restarts is met again by others one after the other. What its new life takes part in may reach a host that has not
+//! noticed: the ring says in which life each host is part of it, a host speaks in a set-up only to that life, and is ready only when
+//! it has met all hosts so. A life that ends thus fails what was begun with it, and nothing else.
+//!
 //! Deliberately absent: which transports connect what (payloads are opaque), and the decision to change anything.
 
 mod agreement;
@@ -419,13 +423,15 @@ impl Exchange {
             if let Some(message) = self.wire.take_loopback() {
                 let own = self.wire.own.clone();
                 self.handle(&own, message, now);
-            } else if let Some((host, lost)) = self.wire.take_lost() {
-                self.wire.shun(Some(&host));
-                self.roots.host_lost(&host, &lost, &mut self.wire, now);
-                self.members.host_lost(&host, &lost, &mut self.wire, now);
-                self.comms.host_lost(&host, &lost, &mut self.wire, now);
+            } else if let Some(loss) = self.wire.take_lost() {
+                self.wire.shun(Some(&loss.host));
+                self.roots.host_lost(&loss.host, &loss.lost, &mut self.wire, now);
+                self.members.host_lost(&loss, &mut self.wire, now);
+                self.comms.host_lost(&loss.host, &loss.lost, &mut self.wire, now);
                 self.wire.shun(None);
-                self.wire.tell_lost(host, lost);
+                self.wire.tell_lost(loss.host, loss.lost);
+            } else if let Some(host) = self.wire.take_met() {
+                self.members.host_met(&host, &mut self.wire, now);
             } else if let Some(peer) = self.wire.take_dirty() {
                 self.fill(&peer, now);
                 self.wire.flush(&peer, now);

@@ -19,6 +19,7 @@ use super::wire::Wire;
 use crate::exchange::limits::{RANKS_LISTED_MAX, SETUPS_MAX, SETUPS_PER_TENANT_MAX};
 
 struct Reporter {
+    incarnation: u64,
     attempt: u64,
     first: u32,
     ranks: u32,
@@ -65,6 +66,7 @@ impl Roots {
     /// Ranks of a host have joined.
     pub(super) fn report(&mut self, from: &Name, report: Report, wire: &mut Wire, now: Instant) {
         let Report { key, attempt, nranks, earlier, ranks } = report;
+        let Some(incarnation) = wire.incarnation_of(from) else { return };
         let reporter = self.setups.get(&key).and_then(|setup| setup.hosts.get(from));
         let known = reporter.filter(|reporter| reporter.attempt == attempt).map_or(0, |reporter| reporter.ranks);
         if known != earlier {
@@ -91,7 +93,7 @@ impl Roots {
         });
         let contradiction = contradiction(setup, from, &wire.own, key.id, nranks, &ranks);
         let first = ranks.iter().min().copied().unwrap_or(0);
-        let reporter = setup.hosts.entry(from.clone()).or_insert(Reporter { attempt, first, ranks: 0 });
+        let reporter = setup.hosts.entry(from.clone()).or_insert(Reporter { incarnation, attempt, first, ranks: 0 });
         if let Some(failure) = contradiction {
             return self.refuse(&key, &failure, None, wire, now);
         }
@@ -114,9 +116,12 @@ impl Roots {
         // By first rank: where ranks are numbered along the racks, the ring follows them.
         let mut order: Vec<_> = setup.hosts.iter().collect();
         order.sort_by_key(|(_, reporter)| reporter.first);
-        let hosts: Vec<_> =
-            order.iter().map(|(name, r)| RingHost { name: (*name).clone(), attempt: r.attempt }).collect();
-        for RingHost { name, attempt } in &hosts {
+        let ring_host = |(name, reporter): &(&Name, &Reporter)| {
+            let Reporter { incarnation, attempt, .. } = **reporter;
+            RingHost { name: (*name).clone(), incarnation, attempt }
+        };
+        let hosts: Vec<_> = order.iter().map(ring_host).collect();
+        for RingHost { name, attempt, .. } in &hosts {
             let (key, comm, hosts) = (key.clone(), comm.clone(), hosts.clone());
             wire.send(name, Message::Ring { key, attempt: *attempt, comm, hosts }, now);
         }
@@ -280,7 +285,9 @@ fn incomplete(key: &CommKey, setup: &Setup, timeout: Duration) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::exchange::protocol::message::Hello;
     use crate::exchange::protocol::session::LinkTimes;
+    use crate::exchange::protocol::types::{Life, LinkId};
 
     struct Root {
         roots: Roots,
@@ -294,7 +301,13 @@ mod tests {
             let second = Duration::from_secs(1);
             let times = LinkTimes { keep_alive: second, link_timeout: second, host_timeout: second };
             let hosts = ["a", "b", "c"].map(name);
-            Root { roots: Roots::new(1, second), wire: Wire::new(name("a"), &hosts, 1, times, now), now }
+            let mut wire = Wire::new(name("a"), &hosts, 1, times, now);
+            for (link, host) in (0..).map(LinkId).zip(&hosts[1..]) {
+                wire.link_up(host, link, now);
+                let life = Life { incarnation: 2, generation: 0 };
+                wire.receive(link, &Hello { name: host.clone(), life, known: None }.encode(), now);
+            }
+            Root { roots: Roots::new(1, second), wire, now }
         }
 
         fn report(&mut self, from: &str, attempt: u64, earlier: u32, ranks: &[u32]) {

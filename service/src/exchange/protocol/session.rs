@@ -10,10 +10,11 @@
 //! Every message has a number and is kept until the peer has acknowledged it. A hello says how far its sender has heard the
 //! other's current life, and what came after is sent again. Who forgets begins a new life, so the other one forgets too: both
 //! always agree on what was said, or know that they do not. Invariant: a message is delivered to a life at most once and in
-//! order; messages to a life that has ended are dropped, and whoever sent them is told ([`Lost`]).
+//! order; messages to a life that has ended are dropped, and whoever sent them is told ([`Lost`]), and which of them a peer that
+//! has restarted had not acknowledged: they may have been meant for its new life.
 //!
 //! Some messages are last words ([`Message::is_last_word`]): their sender holds nothing any more by which the loss could be dealt
-//! with. They are said once more in the next life of the pair, unless the peer has restarted; to hear them twice does no harm.
+//! with. They are said once more in the next life of the pair; to hear them twice, or without need, does no harm.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -92,8 +93,13 @@ pub enum Fault {
 pub enum Received {
     /// Nothing to tell.
     Nothing,
-    /// The link is up; whether all that was said before is void.
-    Greeted(Option<Lost>),
+    /// The link is up.
+    Greeted {
+        /// Whether all that was said before is void.
+        lost: Option<Lost>,
+        /// Bodies of messages to the peer's life before that it had not acknowledged, if it has restarted.
+        unheard: Vec<Vec<u8>>,
+    },
     /// A message.
     Message(Message),
 }
@@ -184,6 +190,12 @@ impl Session {
         matches!(self.link, Link::Up(_))
     }
 
+    /// The [`Life::incarnation`] in which the peer was met last, unless it was given up since.
+    #[must_use]
+    pub fn peer_incarnation(&self) -> Option<u64> {
+        self.peer_life.map(|life| life.incarnation)
+    }
+
     /// Messages that are not acknowledged.
     #[must_use]
     pub fn queued(&self) -> usize {
@@ -245,12 +257,13 @@ impl Session {
         self.life.generation = self.life.generation.wrapping_add(1);
         (self.peer_life, self.is_expected) = (None, false);
         self.link_down();
-        self.drop_all(true);
+        self.drop_all();
         self.heard_at = now;
     }
 
-    fn drop_all(&mut self, but_last_words: bool) {
-        self.queue.retain(|queued| but_last_words && queued.is_kept);
+    /// Drops all but last words.
+    fn drop_all(&mut self) {
+        self.queue.retain(|queued| queued.is_kept);
         self.queue.iter_mut().for_each(|queued| queued.is_kept = false);
         self.queue_bytes = self.queue.iter().map(|queued| queued.body.len()).sum();
         (self.acked, self.received) = (0, 0);
@@ -302,8 +315,13 @@ impl Session {
             Some(before) if before != hello.life => Some(Lost::GaveUp),
             _ => None,
         };
-        if let Some(lost) = &lost {
-            self.drop_all(*lost == Lost::GaveUp);
+        let mut unheard = Vec::new();
+        if lost == Some(Lost::Restarted) {
+            let dropped = self.queue.iter_mut().filter(|queued| !queued.is_kept);
+            unheard.extend(dropped.map(|queued| std::mem::take(&mut queued.body)));
+        }
+        if lost.is_some() {
+            self.drop_all();
         }
         let heard = hello.known.as_ref().filter(|known| known.life == self.life).map_or(0, |known| known.received);
         let newly = heard.checked_sub(self.acked).and_then(|newly| usize::try_from(newly).ok());
@@ -311,7 +329,7 @@ impl Session {
         self.drop_acknowledged(newly);
         self.peer_life = Some(hello.life);
         self.link = Link::Up(link);
-        Ok(Received::Greeted(lost))
+        Ok(Received::Greeted { lost, unheard })
     }
 
     fn acknowledge(&mut self, ack: u64) -> Result<(), Fault> {
@@ -429,7 +447,7 @@ mod tests {
         fn deliver(&mut self, to: usize, bytes: &[u8]) {
             match self.sides[to].receive(bytes, self.now).unwrap() {
                 Received::Message(Message::Ready { comm }) => self.heard[to].push(comm.number),
-                Received::Greeted(Some(lost)) => self.lost[to].push(lost),
+                Received::Greeted { lost: Some(lost), .. } => self.lost[to].push(lost),
                 _ => {}
             }
         }
@@ -514,6 +532,28 @@ mod tests {
     }
 
     #[test]
+    fn what_a_life_before_has_not_acknowledged_is_known_when_the_peer_has_restarted() {
+        let mut pair = Pair::new();
+        pair.connect();
+        pair.say(0, 0..2);
+        pair.carry(usize::MAX);
+        pair.now += ACK_DELAY;
+        pair.carry(usize::MAX);
+        pair.say(0, 2..3);
+        assert!(pair.sides[0].next_frame(pair.now).is_some(), "sent, and nobody takes it");
+        pair.sides[0].link_down();
+        pair.say(0, 3..4);
+        pair.sides[1] = Session::new(pair.names[0].clone(), 777, TIMES, pair.now);
+        let hello = pair.sides[1].link_up(LinkId(9), &pair.names[1].clone(), pair.now);
+        pair.sides[0].link_up(LinkId(9), &pair.names[0].clone(), pair.now);
+        assert_eq!(pair.sides[0].peer_incarnation(), Some(101));
+        let unheard = [2, 3].map(|number| message(number).encode()).to_vec();
+        let greeted = Received::Greeted { lost: Some(Lost::Restarted), unheard };
+        assert_eq!(pair.sides[0].receive(&hello, pair.now), Ok(greeted));
+        assert_eq!((pair.sides[0].peer_incarnation(), pair.sides[0].queued()), (Some(777), 0));
+    }
+
+    #[test]
     fn both_may_give_up_at_once() {
         let mut pair = Pair::new();
         pair.connect();
@@ -565,7 +605,7 @@ mod tests {
     }
 
     #[test]
-    fn last_words_are_said_once_more_unless_the_peer_has_restarted() {
+    fn last_words_are_said_once_more() {
         let mut pair = Pair::new();
         let say = |pair: &mut Pair, number| {
             pair.sides[0].push(message(number).encode(), true, pair.now).unwrap();
@@ -591,7 +631,7 @@ mod tests {
         pair.sides[1] = Session::new(pair.names[0].clone(), 777, TIMES, pair.now);
         pair.connect();
         pair.carry(usize::MAX);
-        assert_eq!(pair.heard[1], [10, 30]);
+        assert_eq!(pair.heard[1], [10, 30, 40]);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Instant;
 
-use super::message::Message;
+use super::message::{Message, RingHost};
 use super::session::{Fault, LinkTimes, Lost, Received, Session};
 use super::types::{CommKey, LinkId, Name};
 use super::{Event, Output};
@@ -17,6 +17,14 @@ struct Peer {
     bulk: VecDeque<Bulk>,
     /// Lost, and not met since: the log knows.
     is_lost: bool,
+}
+
+/// A peer that was given up, and is to be dealt with.
+pub(super) struct Loss {
+    pub(super) host: Name,
+    pub(super) lost: Lost,
+    /// Of a peer that has restarted: what its life before has not acknowledged.
+    pub(super) unheard: Vec<Message>,
 }
 
 /// Counts, for the operator and for measurements.
@@ -37,14 +45,16 @@ pub struct Counters {
 /// See the module's documentation.
 pub(super) struct Wire {
     pub(super) own: Name,
+    incarnation: u64,
     peers: BTreeMap<Name, Peer>,
     links: BTreeMap<LinkId, Name>,
     /// Peers to which something may be due.
     dirty: BTreeSet<Name>,
     /// Messages from this service to itself: its own ranks are set up like any other's.
     loopback: VecDeque<Message>,
-    /// Peers that were given up, and are to be dealt with.
-    lost: VecDeque<(Name, Lost)>,
+    lost: VecDeque<Loss>,
+    /// Peers that were met in a life that is new to this host, and what waits for them is to go on. After their losses.
+    met: VecDeque<Name>,
     /// A lost peer whose loss is being dealt with. In its new life it is only told what has failed: it may never have met this
     /// host, and then does not find out by itself.
     shunned: Option<Name>,
@@ -60,10 +70,12 @@ impl Wire {
         Wire {
             peers: others.map(peer).collect(),
             own,
+            incarnation,
             links: BTreeMap::new(),
             dirty: BTreeSet::new(),
             loopback: VecDeque::new(),
             lost: VecDeque::new(),
+            met: VecDeque::new(),
             shunned: None,
             outputs: VecDeque::new(),
             counters: Counters::default(),
@@ -76,6 +88,19 @@ impl Wire {
 
     pub(super) fn is_up(&self, host: &Name) -> bool {
         self.peers.get(host).is_some_and(|peer| peer.session.is_up())
+    }
+
+    /// The life in which a host was met last. Whoever says something was met in the life that says it.
+    pub(super) fn incarnation_of(&self, host: &Name) -> Option<u64> {
+        if *host == self.own {
+            return Some(self.incarnation);
+        }
+        self.peers.get(host)?.session.peer_incarnation()
+    }
+
+    /// Whether a host was met in the life in which it is part of a ring, and not lost since.
+    pub(super) fn has_met(&self, host: &RingHost) -> bool {
+        self.incarnation_of(&host.name) == Some(host.incarnation)
     }
 
     pub(super) fn hosts(&self) -> impl Iterator<Item = (&Name, bool)> {
@@ -155,8 +180,12 @@ impl Wire {
         self.loopback.pop_front()
     }
 
-    pub(super) fn take_lost(&mut self) -> Option<(Name, Lost)> {
+    pub(super) fn take_lost(&mut self) -> Option<Loss> {
         self.lost.pop_front()
+    }
+
+    pub(super) fn take_met(&mut self) -> Option<Name> {
+        self.met.pop_front()
     }
 
     /// Hands out what is due to a peer.
@@ -198,17 +227,22 @@ impl Wire {
         let host = self.links.get(&link)?.clone();
         let peer = self.peers.get_mut(&host)?;
         self.dirty.insert(host.clone());
+        let before = peer.session.peer_incarnation();
         match peer.session.receive(frame, now) {
             Ok(Received::Nothing) => None,
             Ok(Received::Message(message)) => {
                 self.counters.received += 1;
                 Some((host, message))
             }
-            Ok(Received::Greeted(lost)) => {
+            Ok(Received::Greeted { lost, unheard }) => {
                 peer.is_lost = false;
+                if before != peer.session.peer_incarnation() || lost.is_some() {
+                    self.met.push_back(host.clone());
+                }
                 if let Some(lost) = lost {
                     peer.bulk.clear();
-                    self.lost.push_back((host.clone(), lost));
+                    let unheard = unheard.iter().filter_map(|body| Message::decode(body).ok()).collect();
+                    self.lost.push_back(Loss { host: host.clone(), lost, unheard });
                 }
                 self.outputs.push_back(Output::Greeted { host });
                 None
@@ -242,7 +276,7 @@ impl Wire {
             peer.session.forget(now);
             peer.bulk.clear();
         }
-        self.lost.push_back((host.clone(), lost));
+        self.lost.push_back(Loss { host: host.clone(), lost, unheard: Vec::new() });
     }
 
     /// Looks at the time.
