@@ -262,7 +262,10 @@ impl Runtimes {
         }
         // Engines are dropped only when all threads have ended: one may work on memory that another one holds.
         let engines: Vec<_> = threads.into_iter().map(JoinHandle::join).collect();
-        drop(engines);
+        // One that was on its way would stay for ever: what it holds may keep this alive.
+        let orders = self.table.iter().filter_map(OnceLock::get).map(|state| &state.orders);
+        let on_their_way: Vec<_> = orders.flat_map(|orders| std::iter::from_fn(|| orders.pop())).collect();
+        drop((engines, on_their_way));
     }
 }
 
@@ -493,5 +496,41 @@ impl Executor {
         }
         state.parked.store(false, Ordering::Release);
         self.wake_timers(Instant::now());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Context, Progress};
+    use super::*;
+
+    struct Holder {
+        _held: Arc<()>,
+        /// As an engine that starts others has.
+        _runtimes: Arc<Runtimes>,
+    }
+
+    impl Engine for Holder {
+        fn name(&self) -> String {
+            "holder".into()
+        }
+
+        fn poll(&mut self, _: &Context) -> Progress {
+            Progress::IDLE
+        }
+    }
+
+    #[test]
+    fn who_stops_at_once_keeps_no_engine_that_was_on_its_way() {
+        for _ in 0..200 {
+            let runtimes = Runtimes::new(RuntimeOptions { spin: Duration::ZERO, budget: 1 });
+            let (held, runtime) = (Arc::new(()), runtimes.start_runtime("test").unwrap());
+            for _ in 0..8 {
+                let holder = Holder { _held: Arc::clone(&held), _runtimes: Arc::clone(&runtimes) };
+                runtimes.start_engine(runtime, |_| Box::new(holder)).unwrap();
+            }
+            runtimes.stop();
+            assert_eq!(Arc::strong_count(&held), 1);
+        }
     }
 }
