@@ -118,6 +118,37 @@ fn a_send_and_its_receive_that_disagree() {
     }
 }
 
+/// What runs beside a send and its receive has nothing to do with it.
+#[test]
+fn a_send_and_its_receive_that_disagree_while_a_collective_runs() {
+    let hosts = TestHosts::start(2, "");
+    let errors = hosts.ranks(&[0, 1, 1], |rank| {
+        let memory = rank.client.allocate(1 << 20).expect("memory");
+        let (place, beside) = (memory.at(0), rank.client.register_stream().expect("a stream"));
+        match rank.comm.rank() {
+            0 => {
+                // Rank 0 never takes part in the barrier that the others are in.
+                std::thread::sleep(std::time::Duration::from_millis(50));
+                rank.comm.send(place, 10, DataType::F32, 1, &rank.stream).expect("enqueued");
+                rank.comm.recv(place, 1, DataType::F32, 1, &rank.stream).expect("enqueued");
+            }
+            number => {
+                rank.comm.barrier(&beside).expect("enqueued");
+                if number == 1 {
+                    rank.comm.recv(place, 11, DataType::F32, 0, &rank.stream).expect("enqueued");
+                } else {
+                    return beside.synchronize().expect_err("they disagree").to_string();
+                }
+            }
+        }
+        rank.stream.synchronize().expect_err("they disagree").to_string()
+    });
+    for error in errors {
+        assert!(error.contains("a send and its receive disagree: rank 1 called recv(11 x"), "{error}");
+        assert!(!error.contains("barrier"), "{error}");
+    }
+}
+
 /// Every host sends and none receives: found at the next call, if not at once.
 #[test]
 fn different_roots() {

@@ -474,16 +474,32 @@ impl ProxyEngine {
         };
         let Some(live) = self.comms.get_mut(comm).filter(|live| live.failure.is_none()) else { return };
         if let ChannelFault::Mismatch { rank, host, is_pair, .. } = fault {
-            let host = host.as_ref().map_or("another host", |host| host.as_str());
-            let here = live.running.first().filter(|_| !is_pair);
-            let message = match here {
-                Some(own) => format!(
-                    "ranks disagree on operation {}: rank {} called {}, rank {rank} on {host} something else",
+            let far = self.jobs.iter().filter_map(|(_, job)| match job {
+                Job::Far { comm: of, operation } if *of == comm => Some(operation.as_ref()),
+                _ => None,
+            });
+            // A job that has reported its end has left its operations with what is broken.
+            let known = live.running.iter().chain(&live.broken).chain(far);
+            let from = host.as_ref().map_or("another host", |host| host.as_str());
+            let message = if *is_pair {
+                let mut receives = known.filter(|own| own.action == Action::Recv { peer: *rank });
+                match (receives.next(), receives.next()) {
+                    (Some(own), None) => format!(
+                        "a send and its receive disagree: rank {} called {}, rank {rank} on {from} sent something else",
+                        own.rank,
+                        describe(own),
+                    ),
+                    // Which of several it was meant for is not known here.
+                    _ => format!("a send and its receive disagree: {fault}"),
+                }
+            } else {
+                let mut collectives = known.filter(|own| matches!(own.action, Action::Collective { .. }));
+                let own = collectives.next().map(|own| format!("rank {} called {}", own.rank, describe(own)));
+                format!(
+                    "ranks disagree on operation {}: {}, rank {rank} on {from} something else",
                     live.members.first().map_or(0, |member| member.whole_started.saturating_sub(1)),
-                    own.rank,
-                    describe(own),
-                ),
-                None => format!("a send and its receive disagree: {fault}"),
+                    own.unwrap_or_else(|| "one was called here".into()),
+                )
             };
             return self.kill(comm, Failure::new(ErrorClass::InvalidUsage, message));
         }
