@@ -102,8 +102,8 @@ impl Member {
         }
     }
 
-    /// Whether the root's new life is to be told of the ranks here: the life before was not, or has not heard. If it was, they
-    /// are part of what has ended with it.
+    /// Whether another life of the root is to be told of the ranks here: the one that was lost was not, or has not heard. If it
+    /// was, they are part of what has ended with it.
     fn is_news(&self, key: &CommKey, unheard: &[Message]) -> bool {
         let is_first = |message: &Message| match message {
             Message::Report { key: of, attempt, earlier, .. } => (of, *attempt, *earlier) == (key, self.attempt, 0),
@@ -448,20 +448,28 @@ impl Members {
         wire.tell(Event::SetupFailed { key: key.clone(), failure });
     }
 
-    /// A host is lost: so are set-ups whose root or ring it is in; of one that has restarted, in a life before.
+    /// A host is lost: so are set-ups whose root or ring it is in, with the life that was lost. What is meant for another life
+    /// waits for it as for a host that was never met.
     pub(super) fn host_lost(&mut self, loss: &Loss, wire: &mut Wire, now: Instant) {
-        let Loss { host, lost, unheard } = loss;
+        let Loss { host, lost, incarnation, unheard } = loss;
         let mut hit = Vec::new();
         for (key, member) in &mut self.members {
             let in_ring = member.hosts.iter().find(|other| other.name == *host);
-            let is_hit = match (lost, in_ring) {
-                (Lost::Restarted, Some(in_ring)) => !wire.has_met(in_ring),
-                (Lost::Restarted, None) => member.root == *host && !member.is_news(key, unheard),
-                (_, in_ring) => in_ring.is_some() || member.root == *host,
+            if in_ring.is_none() && member.root != *host {
+                continue;
+            }
+            let goes_on = match in_ring {
+                _ if incarnation.is_none() => false,
+                Some(in_ring) if *lost == Lost::Restarted => wire.has_met(in_ring),
+                Some(in_ring) => *incarnation != Some(in_ring.incarnation),
+                None => member.is_news(key, unheard),
             };
-            if is_hit {
+            if !goes_on {
                 hit.push(key.clone());
-            } else if in_ring.is_none() && member.root == *host && member.unreported.len() < member.local.len() {
+                continue;
+            }
+            wire.expect(host, now);
+            if in_ring.is_none() && member.unreported.len() < member.local.len() {
                 // With a number of its own: the root may have passed the other one on before it ended.
                 self.last_attempt = self.last_attempt.wrapping_add(1);
                 member.attempt = self.last_attempt;

@@ -10,8 +10,8 @@
 //! Every message has a number and is kept until the peer has acknowledged it. A hello says how far its sender has heard the
 //! other's current life, and what came after is sent again. Who forgets begins a new life, so the other one forgets too: both
 //! always agree on what was said, or know that they do not. Invariant: a message is delivered to a life at most once and in
-//! order; messages to a life that has ended are dropped, and whoever sent them is told ([`Lost`]), and which of them a peer that
-//! has restarted had not acknowledged: they may have been meant for its new life.
+//! order; messages to a life that has ended are dropped, and whoever sent them is told ([`Lost`]), and which of them that life
+//! cannot have heard: they may be meant for the next.
 //!
 //! Some messages are last words ([`Message::is_last_word`]): their sender holds nothing any more by which the loss could be dealt
 //! with. They are said once more in the next life of the pair; to hear them twice, or without need, does no harm.
@@ -97,7 +97,7 @@ pub enum Received {
     Greeted {
         /// Whether all that was said before is void.
         lost: Option<Lost>,
-        /// Bodies of messages to the peer's life before that it had not acknowledged, if it has restarted.
+        /// Bodies of messages that the life before is not to have heard, if there was one.
         unheard: Vec<Vec<u8>>,
     },
     /// A message.
@@ -109,6 +109,8 @@ struct Queued {
     body: Vec<u8>,
     /// Is kept when the pair begins a new life.
     is_kept: bool,
+    /// Was sent at least once.
+    is_sent: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -248,26 +250,30 @@ impl Session {
             self.heard_at = now;
         }
         self.queue_bytes += body.len();
-        self.queue.push_back(Queued { body, is_kept: is_last_word });
+        self.queue.push_back(Queued { body, is_kept: is_last_word, is_sent: false });
         Ok(())
     }
 
-    /// Begins a new life: nothing said or heard before counts. The link, if there is one, is to be closed.
-    pub fn forget(&mut self, now: Instant) {
+    /// Begins a new life: nothing said or heard before counts. The link, if there is one, is to be closed. Returns the bodies
+    /// of messages that were never sent.
+    pub fn forget(&mut self, now: Instant) -> Vec<Vec<u8>> {
         self.life.generation = self.life.generation.wrapping_add(1);
         (self.peer_life, self.is_expected) = (None, false);
         self.link_down();
-        self.drop_all();
         self.heard_at = now;
+        self.drop_all(false)
     }
 
-    /// Drops all but last words.
-    fn drop_all(&mut self) {
+    /// Drops all but last words. Returns what was dropped and not sent; with `also_sent` all that was not acknowledged.
+    fn drop_all(&mut self, also_sent: bool) -> Vec<Vec<u8>> {
+        let unheard = self.queue.iter_mut().filter(|queued| !queued.is_kept && (also_sent || !queued.is_sent));
+        let unheard = unheard.map(|queued| std::mem::take(&mut queued.body)).collect();
         self.queue.retain(|queued| queued.is_kept);
         self.queue.iter_mut().for_each(|queued| queued.is_kept = false);
         self.queue_bytes = self.queue.iter().map(|queued| queued.body.len()).sum();
         (self.acked, self.received) = (0, 0);
         (self.in_flight, self.in_flight_bytes) = (0, 0);
+        unheard
     }
 
     /// Takes a frame from the current link.
@@ -315,14 +321,8 @@ impl Session {
             Some(before) if before != hello.life => Some(Lost::GaveUp),
             _ => None,
         };
-        let mut unheard = Vec::new();
-        if lost == Some(Lost::Restarted) {
-            let dropped = self.queue.iter_mut().filter(|queued| !queued.is_kept);
-            unheard.extend(dropped.map(|queued| std::mem::take(&mut queued.body)));
-        }
-        if lost.is_some() {
-            self.drop_all();
-        }
+        // What the dead have heard without acknowledging it has ended with them.
+        let unheard = lost.as_ref().map_or_else(Vec::new, |lost| self.drop_all(*lost == Lost::Restarted));
         let heard = hello.known.as_ref().filter(|known| known.life == self.life).map_or(0, |known| known.received);
         let newly = heard.checked_sub(self.acked).and_then(|newly| usize::try_from(newly).ok());
         let newly = newly.filter(|newly| *newly <= self.queue.len()).ok_or(Fault::Acknowledgement(heard))?;
@@ -350,16 +350,16 @@ impl Session {
     /// The next frame to send, if one is due and the window is open.
     pub fn next_frame(&mut self, now: Instant) -> Option<(LinkId, Vec<u8>)> {
         let Link::Up(link) = self.link else { return None };
-        let frame = match self.queue.get(self.in_flight) {
-            Some(Queued { body, .. }) if self.in_flight < WINDOW_MESSAGES && self.in_flight_bytes < WINDOW_BYTES => {
-                self.in_flight += 1;
-                self.in_flight_bytes += body.len();
-                encode_data(self.acked + self.in_flight as u64, self.received, body)
-            }
-            _ if self.acknowledgement_is_due(now) || self.said_at + self.times.keep_alive <= now => {
-                encode_ack(self.received)
-            }
-            _ => return None,
+        let is_open = self.in_flight < WINDOW_MESSAGES && self.in_flight_bytes < WINDOW_BYTES;
+        let frame = if let Some(queued) = self.queue.get_mut(self.in_flight).filter(|_| is_open) {
+            queued.is_sent = true;
+            self.in_flight += 1;
+            self.in_flight_bytes += queued.body.len();
+            encode_data(self.acked + self.in_flight as u64, self.received, &queued.body)
+        } else if self.acknowledgement_is_due(now) || self.said_at + self.times.keep_alive <= now {
+            encode_ack(self.received)
+        } else {
+            return None;
         };
         (self.owed_messages, self.owed_bytes, self.ack_at) = (0, 0, None);
         self.said_at = now;
@@ -532,7 +532,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_life_before_has_not_acknowledged_is_known_when_the_peer_has_restarted() {
+    fn what_a_life_that_has_ended_has_not_heard_is_known() {
         let mut pair = Pair::new();
         pair.connect();
         pair.say(0, 0..2);
@@ -546,6 +546,10 @@ mod tests {
         pair.sides[1] = Session::new(pair.names[0].clone(), 777, TIMES, pair.now);
         let hello = pair.sides[1].link_up(LinkId(9), &pair.names[1].clone(), pair.now);
         pair.sides[0].link_up(LinkId(9), &pair.names[0].clone(), pair.now);
+        let mut silent = Session::new(pair.names[1].clone(), 100, TIMES, pair.now);
+        silent.push(message(5).encode(), false, pair.now).unwrap();
+        silent.push(message(6).encode(), true, pair.now).unwrap();
+        assert_eq!(silent.forget(pair.now), [message(5).encode()]);
         assert_eq!(pair.sides[0].peer_incarnation(), Some(101));
         let unheard = [2, 3].map(|number| message(number).encode()).to_vec();
         let greeted = Received::Greeted { lost: Some(Lost::Restarted), unheard };
@@ -559,7 +563,7 @@ mod tests {
         pair.connect();
         pair.say(0, 0..3);
         pair.carry(2);
-        pair.sides.iter_mut().for_each(|side| side.forget(pair.now));
+        pair.sides.iter_mut().for_each(|side| drop(side.forget(pair.now)));
         pair.say(0, 7..8);
         pair.connect();
         pair.carry(usize::MAX);

@@ -23,8 +23,19 @@ struct Peer {
 pub(super) struct Loss {
     pub(super) host: Name,
     pub(super) lost: Lost,
-    /// Of a peer that has restarted: what its life before has not acknowledged.
+    /// The life that was lost; `None` if it was not met.
+    pub(super) incarnation: Option<u64>,
+    /// What that life is not to have heard, and another may be told.
     pub(super) unheard: Vec<Message>,
+}
+
+impl Loss {
+    fn new(host: Name, lost: Lost, incarnation: Option<u64>, unheard: &[Vec<u8>]) -> Self {
+        // What is too much for a peer, or offends it, would be so again.
+        let again = !matches!(lost, Lost::Overloaded | Lost::Broke(_));
+        let unheard = unheard.iter().filter(|_| again).filter_map(|body| Message::decode(body).ok()).collect();
+        Loss { host, lost, incarnation, unheard }
+    }
 }
 
 /// Counts, for the operator and for measurements.
@@ -241,8 +252,7 @@ impl Wire {
                 }
                 if let Some(lost) = lost {
                     peer.bulk.clear();
-                    let unheard = unheard.iter().filter_map(|body| Message::decode(body).ok()).collect();
-                    self.lost.push_back(Loss { host: host.clone(), lost, unheard });
+                    self.lost.push_back(Loss::new(host.clone(), lost, before, &unheard));
                 }
                 self.outputs.push_back(Output::Greeted { host });
                 None
@@ -272,11 +282,11 @@ impl Wire {
 
     fn give_up(&mut self, host: &Name, lost: Lost, now: Instant) {
         self.close(host, format!("host {host} {lost}"));
-        if let Some(peer) = self.peers.get_mut(host) {
-            peer.session.forget(now);
-            peer.bulk.clear();
-        }
-        self.lost.push_back(Loss { host: host.clone(), lost, unheard: Vec::new() });
+        let Some(peer) = self.peers.get_mut(host) else { return };
+        let incarnation = peer.session.peer_incarnation();
+        let unheard = peer.session.forget(now);
+        peer.bulk.clear();
+        self.lost.push_back(Loss::new(host.clone(), lost, incarnation, &unheard));
     }
 
     /// Looks at the time.
