@@ -93,6 +93,12 @@ impl Gpu {
         Gpu::of(device)
     }
 
+    /// Its number in this process (`CUdevice`).
+    #[must_use]
+    pub fn ordinal(&self) -> i32 {
+        self.device
+    }
+
     /// Whether this GPU can reach the other's memory.
     ///
     /// # Errors

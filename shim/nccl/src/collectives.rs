@@ -1,0 +1,109 @@
+//! Collectives on device pointers.
+
+use std::ffi::{c_int, c_void};
+
+use mccs::Error;
+
+use super::communicators::Comm;
+use super::operators::{data_type, operator};
+use super::{Status, absent, guard, object};
+
+fn rank(value: c_int) -> Result<u32, Error> {
+    u32::try_from(value).map_err(|_| Error::InvalidArgument(format!("rank {value} is negative")))
+}
+
+/// Defines a collective's function: the arguments that only it has, and the call.
+macro_rules! collective {
+    ($name:ident($($arg:ident: $type:ty),*), |$c:ident, $send:ident, $recv:ident, $count:ident, $dtype:ident, $stream:ident| $body:expr) => {
+        /// See `nccl.h`.
+        ///
+        /// # Safety
+        /// Pointers as `nccl.h` says.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(
+            send: *const c_void,
+            recv: *mut c_void,
+            count: usize,
+            dtype: c_int,
+            $($arg: $type,)*
+            comm: *mut Comm,
+            $stream: *mut c_void,
+        ) -> Status {
+            guard(|| {
+                // SAFETY: the caller's contract.
+                let $c = unsafe { object(comm, "comm")? };
+                let ($send, $recv, $count, $dtype) = (send as u64, recv as u64, count as u64, data_type(dtype)?);
+                // SAFETY: buffers and stream are the caller's contract.
+                unsafe { $body }
+            })
+        }
+    };
+}
+
+collective!(ncclAllReduce(op: c_int), |c, send, recv, count, dtype, stream| {
+    c.comm()?.all_reduce(send, recv, count, dtype, operator(c, op)?, stream)
+});
+collective!(ncclReduceScatter(op: c_int), |c, send, recv, count, dtype, stream| {
+    c.comm()?.reduce_scatter(send, recv, count, dtype, operator(c, op)?, stream)
+});
+collective!(ncclReduce(op: c_int, root: c_int), |c, send, recv, count, dtype, stream| {
+    c.comm()?.reduce(send, recv, count, dtype, operator(c, op)?, rank(root)?, stream)
+});
+collective!(ncclAllGather(), |c, send, recv, count, dtype, stream| {
+    c.comm()?.all_gather(send, recv, count, dtype, stream)
+});
+collective!(ncclAlltoAll(), |c, send, recv, count, dtype, stream| {
+    c.comm()?.all_to_all(send, recv, count, dtype, stream)
+});
+collective!(ncclBroadcast(root: c_int), |c, send, recv, count, dtype, stream| {
+    c.comm()?.broadcast(send, recv, count, dtype, rank(root)?, stream)
+});
+collective!(ncclGather(root: c_int), |c, send, recv, count, dtype, stream| {
+    c.comm()?.gather(send, recv, count, dtype, rank(root)?, stream)
+});
+collective!(ncclScatter(root: c_int), |c, send, recv, count, dtype, stream| {
+    c.comm()?.scatter(send, recv, count, dtype, rank(root)?, stream)
+});
+
+/// See `nccl.h`: a broadcast in place.
+///
+/// # Safety
+/// Pointers as `nccl.h` says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclBcast(
+    buffer: *mut c_void,
+    count: usize,
+    dtype: c_int,
+    root: c_int,
+    comm: *mut Comm,
+    stream: *mut c_void,
+) -> Status {
+    // SAFETY: the caller's contract.
+    unsafe { ncclBroadcast(buffer, buffer, count, dtype, root, comm, stream) }
+}
+
+/// Not there.
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclSend(
+    _send: *const c_void,
+    _count: usize,
+    _dtype: c_int,
+    _peer: c_int,
+    _comm: *mut Comm,
+    _stream: *mut c_void,
+) -> Status {
+    guard(|| Err(absent("sends and receives between GPUs")))
+}
+
+/// Not there.
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclRecv(
+    _recv: *mut c_void,
+    _count: usize,
+    _dtype: c_int,
+    _peer: c_int,
+    _comm: *mut Comm,
+    _stream: *mut c_void,
+) -> Status {
+    guard(|| Err(absent("sends and receives between GPUs")))
+}

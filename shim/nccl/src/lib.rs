@@ -1,0 +1,144 @@
+//! NCCL's library, on mccs: `LD_PRELOAD` it, or put it where `libnccl.so.2` is looked for, and a program that uses NCCL runs
+//! on the host's service, whose socket `MCCS_SOCKET` names.
+//!
+//! What is there: communicators of one process a GPU on one host, made by any of NCCL's calls but `ncclCommInitAll`, split
+//! or not; every collective; pre-multiplied sums with a factor on the host; groups; CUDA graphs. Registration of memory
+//! and windows is accepted, and not needed. What is not there returns `ncclInvalidUsage`, and `ncclGetLastError` says
+//! what: sends and receives, factors in a GPU's memory, the calls for kernels of the caller's.
+//!
+//! Calls return what NCCL's documentation says; names, numbers and signatures are those of `nccl.h`. A communicator that
+//! could not wait for its peers (`blocking = 0`) is made as any other: the call returns when it is there.
+
+mod collectives;
+mod communicators;
+mod memory;
+mod operators;
+
+use std::cell::RefCell;
+use std::ffi::{CString, c_char, c_int};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use mccs::{Error, ErrorClass};
+
+/// `ncclResult_t`.
+type Status = c_int;
+const SUCCESS: Status = 0;
+
+/// The version of NCCL whose calls these are.
+const VERSION: c_int = 22809;
+
+thread_local! {
+    static LAST_ERROR: RefCell<CString> = RefCell::default();
+}
+
+fn status_of(error: &Error) -> Status {
+    match error {
+        Error::Cuda(_) => 1,
+        error => match error.class() {
+            ErrorClass::System => 2,
+            ErrorClass::Internal => 3,
+            ErrorClass::InvalidArgument => 4,
+            ErrorClass::InvalidUsage => 5,
+            ErrorClass::Remote | ErrorClass::Timeout => 6,
+        },
+    }
+}
+
+fn remember(text: &str) {
+    let text = CString::new(text.replace('\0', " ")).unwrap_or_default();
+    LAST_ERROR.with_borrow_mut(|last| *last = text);
+}
+
+/// Runs a call, and turns what it gives into a status and a text.
+fn guard(call: impl FnOnce() -> Result<(), Error>) -> Status {
+    match catch_unwind(AssertUnwindSafe(call)) {
+        Ok(Ok(())) => SUCCESS,
+        Ok(Err(error)) => {
+            remember(&error.to_string());
+            status_of(&error)
+        }
+        Err(_) => {
+            remember("a bug in mccs: the call panicked");
+            3
+        }
+    }
+}
+
+/// An error for what is not there.
+fn absent(what: &str) -> Error {
+    Error::Refused { class: ErrorClass::InvalidUsage, message: format!("mccs does not have {what}") }
+}
+
+/// The object behind a handle.
+///
+/// # Safety
+/// The pointer must be null or come from this library and not have been destroyed.
+unsafe fn object<'a, T>(ptr: *mut T, what: &str) -> Result<&'a T, Error> {
+    // SAFETY: the caller's contract.
+    unsafe { ptr.as_ref() }.ok_or_else(|| Error::InvalidArgument(format!("{what} is null")))
+}
+
+/// Writes an output argument.
+///
+/// # Safety
+/// The pointer must be null or valid for a write.
+unsafe fn put<T>(target: *mut T, value: T, what: &str) -> Result<(), Error> {
+    if target.is_null() {
+        return Err(Error::InvalidArgument(format!("{what} is null")));
+    }
+    // SAFETY: the caller's contract.
+    unsafe { target.write(value) };
+    Ok(())
+}
+
+/// See `nccl.h`.
+///
+/// # Safety
+/// The pointer must be null or valid for a write.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclGetVersion(version: *mut c_int) -> Status {
+    // SAFETY: the caller's contract.
+    guard(|| unsafe { put(version, VERSION, "version") })
+}
+
+/// See `nccl.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclGetErrorString(status: Status) -> *const c_char {
+    let name = match status {
+        SUCCESS => c"no error",
+        1 => c"unhandled CUDA error (ncclGetLastError says more)",
+        2 => c"system error (ncclGetLastError says more)",
+        3 => c"internal error (ncclGetLastError says more)",
+        4 => c"invalid argument (ncclGetLastError says more)",
+        5 => c"invalid usage (ncclGetLastError says more)",
+        6 => c"remote process exited, or did not come in time (ncclGetLastError says more)",
+        7 => c"in progress",
+        _ => c"unknown result code",
+    };
+    name.as_ptr()
+}
+
+/// Text of this thread's last error; see `nccl.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclGetLastError(_comm: *mut communicators::Comm) -> *const c_char {
+    LAST_ERROR.with_borrow(|last| last.as_ptr())
+}
+
+/// Opens a group: nothing here waits for other ranks, so calls are made as they come.
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclGroupStart() -> Status {
+    communicators::group_start();
+    SUCCESS
+}
+
+/// Closes a group; communicators begun in it are there when it returns.
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclGroupEnd() -> Status {
+    guard(communicators::group_end)
+}
+
+/// See `nccl.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclGroupSimulateEnd(_info: *mut std::ffi::c_void) -> Status {
+    guard(|| Err(absent("an estimate of a group's time (ncclGroupSimulateEnd)")))
+}

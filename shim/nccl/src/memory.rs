@@ -1,0 +1,110 @@
+//! Memory: plain allocations; registration, which nothing here needs.
+
+use std::collections::BTreeMap;
+use std::ffi::{c_int, c_void};
+use std::sync::{Mutex, PoisonError};
+
+use mccs::Error;
+use mccs_cuda::{Context, DeviceMemory};
+
+use super::communicators::Comm;
+use super::{Status, absent, guard, object, put};
+
+/// What [`ncclMemAlloc`] has given out, by address.
+static ALLOCATED: Mutex<BTreeMap<usize, DeviceMemory>> = Mutex::new(BTreeMap::new());
+
+/// What registrations are answered with: any pointer that is not null.
+static REGISTERED: u8 = 0;
+
+/// See `nccl.h`.
+///
+/// # Safety
+/// The pointer must be null or valid for a write.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclMemAlloc(ptr: *mut *mut c_void, bytes: usize) -> Status {
+    guard(|| {
+        mccs_cuda::driver().map_err(|reason| Error::Cuda(reason.to_string()))?;
+        let made = Context::current().and_then(|context| DeviceMemory::zeroed(&context, bytes.max(1)));
+        let memory = made.map_err(|error| Error::Cuda(error.to_string()))?;
+        let address = memory.address() as usize;
+        // SAFETY: the caller's contract.
+        unsafe { put(ptr, address as *mut c_void, "ptr")? };
+        ALLOCATED.lock().unwrap_or_else(PoisonError::into_inner).insert(address, memory);
+        Ok(())
+    })
+}
+
+/// See `nccl.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclMemFree(ptr: *mut c_void) -> Status {
+    guard(|| {
+        let taken = ALLOCATED.lock().unwrap_or_else(PoisonError::into_inner).remove(&(ptr as usize));
+        let is_ours = taken.is_some() || ptr.is_null();
+        is_ours.then_some(()).ok_or_else(|| Error::InvalidArgument(format!("{ptr:p} is not from ncclMemAlloc")))
+    })
+}
+
+/// Accepted: buffers need no registration.
+///
+/// # Safety
+/// Pointers as `nccl.h` says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommRegister(
+    comm: *const Comm,
+    _buffer: *mut c_void,
+    _bytes: usize,
+    handle: *mut *mut c_void,
+) -> Status {
+    guard(|| {
+        // SAFETY: the caller's contract.
+        unsafe {
+            object(comm.cast_mut(), "comm")?;
+            put(handle, (&raw const REGISTERED).cast_mut().cast(), "handle")
+        }
+    })
+}
+
+/// See [`ncclCommRegister`].
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclCommDeregister(_comm: *const Comm, _handle: *mut c_void) -> Status {
+    super::SUCCESS
+}
+
+/// Accepted, with no window: programs that get none go on without.
+///
+/// # Safety
+/// Pointers as `nccl.h` says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommWindowRegister(
+    comm: *mut Comm,
+    _buffer: *mut c_void,
+    _bytes: usize,
+    window: *mut *mut c_void,
+    _flags: c_int,
+) -> Status {
+    guard(|| {
+        // SAFETY: the caller's contract.
+        unsafe {
+            object(comm, "comm")?;
+            put(window, std::ptr::null_mut(), "window")
+        }
+    })
+}
+
+/// See [`ncclCommWindowRegister`].
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclCommWindowDeregister(_comm: *mut Comm, _window: *mut c_void) -> Status {
+    super::SUCCESS
+}
+
+/// Not there.
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclDevCommCreate(_comm: *mut Comm, _wanted: *const c_void, _made: *mut c_void) -> Status {
+    guard(|| Err(absent("communicators for kernels of the caller's (ncclDevCommCreate)")))
+}
+
+/// Not there.
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclDevCommDestroy(_comm: *mut Comm, _made: *const c_void) -> Status {
+    guard(|| Err(absent("communicators for kernels of the caller's (ncclDevCommDestroy)")))
+}
