@@ -160,6 +160,25 @@ impl OwnedStream {
     pub fn context(&self) -> &Context {
         &self.context
     }
+
+    /// Reads a word of a GPU's memory when all before it on this stream has ended, by a copy engine: kernels of other streams
+    /// do not hold it up.
+    ///
+    /// # Safety
+    /// The word must be mapped in the stream's context.
+    ///
+    /// # Errors
+    /// [`DriverError`].
+    pub unsafe fn read_word(&self, word: DeviceAddress) -> Result<u64, DriverError> {
+        let _entered = self.context.enter()?;
+        let mut value = 0_u64;
+        // SAFETY: the caller's contract is passed on; `value` lives until the copy has ended.
+        unsafe {
+            self.raw.copy((&raw mut value) as DeviceAddress, word, size_of::<u64>())?;
+            self.raw.synchronize()?;
+        }
+        Ok(value)
+    }
 }
 
 impl Drop for OwnedStream {

@@ -5,12 +5,13 @@
 //! kernel in the caller's own stream: no process hop, and the operator still decides. The page:
 //!
 //! ```text
-//! head: abort, limit, strategy in force | strategy, even epochs | strategy, odd epochs | rank 0: launched, done | rank 1 ...
+//! head: abort, limit, strategy in force | strategy, even epochs | strategy, odd epochs | rank 0: launched | rank 1 ...
 //! ```
 //!
 //! *Abort* is read by kernels that wait. *Limit* is a credit: ranks launch operations up to that number only, so the service
 //! can agree with all ranks on a place at which something changes, without asking any of them. A strategy holds from a
-//! number on, under an epoch; the page has room for the one in force and the next.
+//! number on, under an epoch; the page has room for the one in force and the next. How many operations have *ended* is counted
+//! in the areas: a word on the host would cost every operation more than a small one takes.
 //!
 //! The page is shared by processes of one tenant; what they write there harms their own communicator. The service reads
 //! numbers from it, never an address or a length.
@@ -80,7 +81,6 @@ struct Slot {
 #[repr(C, align(128))]
 struct Progress {
     launched: AtomicU64,
-    done: AtomicU64,
 }
 
 const HEAD_BYTES: u64 = size_of::<Head>() as u64;
@@ -122,15 +122,6 @@ impl DirectPage {
 
     /// Where kernels find the word that stops them.
     pub const ABORT_OFFSET: u64 = std::mem::offset_of!(Head, abort) as u64;
-
-    /// Where a rank's kernels write the number of the last operation that has ended.
-    ///
-    /// # Panics
-    /// If a page has no such rank.
-    #[must_use]
-    pub fn done_offset(rank: u32) -> u64 {
-        Self::progress_offset(rank) + std::mem::offset_of!(Progress, done) as u64
-    }
 
     fn progress_offset(rank: u32) -> u64 {
         assert!(rank < DIRECT_RANKS_MAX, "rank {rank} on a page for {DIRECT_RANKS_MAX}");
@@ -224,19 +215,17 @@ impl DirectPage {
     ///
     /// # Panics
     /// If a page has no such rank.
-    pub fn launched(&self, rank: u32, operation: u64) {
+    pub fn launch(&self, rank: u32, operation: u64) {
         self.progress(rank).launched.store(operation, Ordering::Release);
     }
 
-    /// Operations that a rank has enqueued, and those that have ended.
+    /// Operations that a rank has enqueued, but for those in graphs.
     ///
     /// # Panics
     /// If a page has no such rank.
     #[must_use]
-    pub fn progress_of(&self, rank: u32) -> (u64, u64) {
-        let Progress { launched, done } = self.progress(rank);
-        let done = done.load(Ordering::Acquire);
-        (launched.load(Ordering::Acquire), done)
+    pub fn launched(&self, rank: u32) -> u64 {
+        self.progress(rank).launched.load(Ordering::Acquire)
     }
 }
 
@@ -268,12 +257,8 @@ mod tests {
         let (fd, service) = DirectPage::create().expect("a page");
         let rank = DirectPage::map(fd.as_fd()).expect("the same page");
         assert_eq!(rank.limit(), u64::MAX);
-        rank.launched(7, 3);
-        assert_eq!((service.progress_of(7), service.progress_of(6)), ((3, 0), (0, 0)));
-        // What a kernel does.
-        // SAFETY: a word of the page, which nobody else writes.
-        unsafe { rank.as_ptr().add(DirectPage::done_offset(7) as usize).cast::<u64>().write(2) };
-        assert_eq!(service.progress_of(7), (3, 2));
+        rank.launch(7, 3);
+        assert_eq!((service.launched(7), service.launched(6)), (3, 0));
         service.allow(5);
         assert_eq!((rank.limit(), rank.is_aborted()), (5, false));
         service.abort();

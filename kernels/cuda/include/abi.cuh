@@ -18,7 +18,6 @@ struct DirectArgs {
     uint64_t recv;
     uint64_t areas[RANKS_MAX];
     uint64_t abort_word;
-    uint64_t done_word;
     uint64_t scalar_bits;
     uint64_t bytes;        // one shot: of a message between two ranks; two shots: of the whole buffer
     uint64_t shard_bytes;  // two shots: of a shard, a multiple of 16; one shot: 0
@@ -27,7 +26,7 @@ struct DirectArgs {
     uint64_t packets_offset;
     uint64_t packet_slot_bytes;
     uint64_t bulk_offset;
-    uint32_t sequence;
+    uint32_t sequence;    // 0: one more than have ended on this area
     uint32_t rank;
     uint32_t nranks;
     uint32_t flags;
@@ -48,7 +47,7 @@ struct DirectArgs {
     uint32_t op;  // sum, prod, max, min: 0 to 3
     uint32_t reserved;
 };
-static_assert(sizeof(DirectArgs) == 240 && offsetof(DirectArgs, sequence) == 160, "as in abi.rs");
+static_assert(sizeof(DirectArgs) == 232 && offsetof(DirectArgs, sequence) == 152, "as in abi.rs");
 
 struct ReduceArgs {
     uint64_t sources[RANKS_MAX];       // in the order they are combined in

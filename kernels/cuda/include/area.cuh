@@ -5,16 +5,22 @@
 
 namespace mccs {
 
-// An area begins with the count of blocks that ended; then come heads, flags and acknowledgements.
+// An area begins with the word that counts operations; then come heads, flags and acknowledgements.
 constexpr uint64_t HEADS_OFFSET = 256;                              // [parity][rank] packets
 constexpr uint64_t FLAGS_OFFSET = 1024;                             // [phase][block][rank] words
 constexpr uint64_t PHASES = 2;
+
+// The operation's number. The upper half of the word that counts does not change before the kernel's last block has ended.
+__device__ inline uint32_t number_of(const DirectArgs& a) {
+    if (a.sequence != 0) return a.sequence;
+    return __ldg(reinterpret_cast<const uint32_t*>(a.areas[a.rank]) + 1) + 1;
+}
 
 // A rank's place among the peers of another.
 __device__ inline uint32_t peer_index(uint32_t rank, uint32_t other) { return rank < other ? rank : rank - 1; }
 
 __device__ inline uint64_t head_at(const DirectArgs& a, uint32_t in, uint32_t from) {
-    return a.areas[in] + HEADS_OFFSET + ((a.sequence & 1) * RANKS_MAX + from) * 16;
+    return a.areas[in] + HEADS_OFFSET + ((number_of(a) & 1) * RANKS_MAX + from) * 16;
 }
 __device__ inline uint64_t flag_at(const DirectArgs& a, uint32_t in, uint32_t from, uint32_t phase, uint32_t block) {
     return a.areas[in] + FLAGS_OFFSET + ((phase * a.area_blocks + block) * RANKS_MAX + from) * 8;
@@ -23,12 +29,12 @@ __device__ inline uint64_t ack_at(const DirectArgs& a, uint32_t in, uint32_t fro
     return flag_at(a, in, from, PHASES + phase, block);
 }
 __device__ inline uint64_t packets_at(const DirectArgs& a, uint32_t in, uint32_t from) {
-    uint64_t slot = (a.sequence & 1) * (a.nranks - 1) + peer_index(from, in);
+    uint64_t slot = (number_of(a) & 1) * (a.nranks - 1) + peer_index(from, in);
     return a.areas[in] + a.packets_offset + slot * a.packet_slot_bytes;
 }
 // Of the slot for a step, in the area of a rank for which the sender is its `index`th peer.
 __device__ inline uint64_t slot_offset(const DirectArgs& a, uint32_t index, uint32_t phase, uint32_t block, uint32_t step) {
-    uint64_t ring = ((a.sequence & 1) * PHASES + phase) * a.area_blocks + block;
+    uint64_t ring = ((number_of(a) & 1) * PHASES + phase) * a.area_blocks + block;
     uint64_t slot = (ring * (a.nranks - 1) + index) * a.slots + step % a.slots;
     return a.bulk_offset + slot * a.slot_bytes;
 }
@@ -54,7 +60,7 @@ __device__ inline uint64_t recv_part(const DirectArgs& a, uint32_t rank) {
 
 // Sends this rank's head to all peers: one thread a peer.
 __device__ inline void send_head(const DirectArgs& a, uint32_t peer) {
-    if (peer < a.nranks && peer != a.rank) store_packet(head_at(a, peer, a.rank), a.scalar_bits, a.sequence);
+    if (peer < a.nranks && peer != a.rank) store_packet(head_at(a, peer, a.rank), a.scalar_bits, number_of(a));
 }
 
 // Waits for a peer's head, and gives its scalar; false: aborted.
@@ -65,22 +71,19 @@ __device__ inline bool wait_head(const DirectArgs& a, uint32_t peer, uint64_t& s
     }
     uint64_t from = head_at(a, a.rank, peer);
     uint4 packet = load_packet(from);
-    bool arrived = wait_packet(from, a.sequence, a.abort_word, packet);
+    bool arrived = wait_packet(from, number_of(a), a.abort_word, packet);
     scalar_bits = packet_data(packet);
     return arrived;
 }
 
-// Ends an operation: called by all threads of all blocks.
+// Ends an operation: called by all threads of all blocks. Operations are the upper half of the area's first word: every
+// block adds its share, without waiting for an answer, and all shares make one operation. Nobody polls the word on another
+// GPU, and nothing goes to the host: that would take longer than a small operation does.
 __device__ inline void finish(const DirectArgs& a, bool aborted) {
-    if (a.done_word == 0) return;
     aborted = __syncthreads_or(aborted);
     if (threadIdx.x != 0 || aborted) return;
-    uint32_t* ended = reinterpret_cast<uint32_t*>(a.areas[a.rank]);
-    __threadfence();
-    if (atomicAdd(ended, 1) + 1 == gridDim.x) {
-        *ended = 0;
-        store_release(a.done_word, a.sequence);
-    }
+    constexpr uint64_t OPERATION = uint64_t(1) << 32;
+    add_release(a.areas[a.rank], blockIdx.x == 0 ? OPERATION - (gridDim.x - 1) : 1);
 }
 
 }  // namespace mccs

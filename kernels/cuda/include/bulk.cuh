@@ -90,7 +90,7 @@ struct Slice {
 };
 
 __device__ inline Slice slice_of(const DirectArgs& a, uint32_t owner) { return Slice(a, part_bytes(a, owner)); }
-__device__ inline uint64_t word(const DirectArgs& a, uint32_t steps) { return uint64_t(a.sequence) << 32 | steps; }
+__device__ inline uint64_t word(const DirectArgs& a, uint32_t steps) { return uint64_t(number_of(a)) << 32 | steps; }
 
 template <class SLICE>
 __device__ uint32_t steps_of(const DirectArgs& a, uint32_t mask, SLICE slice) {

@@ -94,8 +94,9 @@ __device__ inline void store_relaxed(uint64_t to, uint64_t v) {
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(to), "l"(v) : "memory");
 }
 
-__device__ inline void store_release(uint64_t to, uint64_t v) {
-    asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(to), "l"(v) : "memory");
+// For readers on this GPU, its copy engines and its streams.
+__device__ inline void add_release(uint64_t to, uint64_t v) {
+    asm volatile("red.release.gpu.global.add.u64 [%0], %1;" ::"l"(to), "l"(v) : "memory");
 }
 
 // Counts the turns of a wait, and looks at the abort word now and then.

@@ -46,8 +46,8 @@ __device__ inline void store_lane(uint64_t to, uint64_t bytes, uint64_t at, uint
 
 // The packets for the data at `at` lie at twice the offset.
 __device__ inline void send_lane(const DirectArgs& a, uint64_t slot, uint64_t bytes, uint64_t at, uint4 data) {
-    if (at < bytes) store_packet(slot + at * 2, low(data), a.sequence);
-    if (at + SECOND < bytes) store_packet(slot + (at + SECOND) * 2, high(data), a.sequence);
+    if (at < bytes) store_packet(slot + at * 2, low(data), number_of(a));
+    if (at + SECOND < bytes) store_packet(slot + (at + SECOND) * 2, high(data), number_of(a));
 }
 
 // Sends each peer its message. All of a rank's sends come before its first wait.
@@ -114,8 +114,8 @@ __device__ bool await_lane(const DirectArgs& a, uint32_t mask, uint64_t offset, 
         }
 #pragma unroll
         for (uint32_t s = 0; s < RANKS_MAX; s++) {
-            complete &= !in(first, s) || packet_complete(packets[s][0], a.sequence);
-            complete &= !in(second, s) || packet_complete(packets[s][1], a.sequence);
+            complete &= !in(first, s) || packet_complete(packets[s][0], number_of(a));
+            complete &= !in(second, s) || packet_complete(packets[s][1], number_of(a));
         }
         if (complete) break;
         if (patience.exhausted()) return false;

@@ -22,8 +22,6 @@ pub struct DirectArgs {
     pub areas: [u64; RANKS_MAX],
     /// A word in pinned host memory that ends the kernel when it is not 0; 0: none.
     pub abort_word: u64,
-    /// A word in pinned host memory that gets `sequence` when the operation is done on this rank; 0: none.
-    pub done_word: u64,
     pub(crate) scalar_bits: u64,
     pub(crate) bytes: u64,
     pub(crate) shard_bytes: u64,
@@ -32,7 +30,8 @@ pub struct DirectArgs {
     pub(crate) packets_offset: u64,
     pub(crate) packet_slot_bytes: u64,
     pub(crate) bulk_offset: u64,
-    /// The operation's number on the areas: from 1, without gaps, the same on all ranks.
+    /// The operation's number on the areas: from 1, without gaps, the same on all ranks. 0: one more than have ended on this
+    /// rank's area ([`AreaLayout::ended`](super::AreaLayout::ended)), for launches that are replayed.
     pub sequence: u32,
     pub(crate) rank: u32,
     pub(crate) nranks: u32,
@@ -105,5 +104,5 @@ pub struct ReduceArgs {
     pub(crate) op: u32,
 }
 
-const _: () = assert!(size_of::<DirectArgs>() == 240 && std::mem::offset_of!(DirectArgs, sequence) == 160);
+const _: () = assert!(size_of::<DirectArgs>() == 232 && std::mem::offset_of!(DirectArgs, sequence) == 152);
 const _: () = assert!(size_of::<ReduceArgs>() == 368 && std::mem::offset_of!(ReduceArgs, flag_value) == 256);

@@ -2,7 +2,7 @@
 //! cuda/include/area.cuh.
 //!
 //! ```text
-//! blocks ended | heads [parity][rank] | flags, acknowledgements [phase][block][rank]
+//! operations ended | heads [parity][rank] | flags, acknowledgements [phase][block][rank]
 //! packets [parity][peer] | bulk slots [parity][phase][block][peer][slot]
 //! ```
 
@@ -60,6 +60,21 @@ impl AreaLayout {
             && self.slot_bytes.is_multiple_of(128)
             && self.packet_bytes.is_multiple_of(128)
             && self.reserved == 0
+    }
+
+    /// Where an area's kernels count: from its begin.
+    pub const COUNTER_OFFSET: u64 = 0;
+
+    /// How many operations have ended on an area, by the word that counts them. Its lower half is of one that has begun to end.
+    #[must_use]
+    pub fn ended(word: u64) -> u64 {
+        word >> 32
+    }
+
+    /// What the word that counts is, at least, when an operation has ended.
+    #[must_use]
+    pub fn word_of(number: u64) -> u64 {
+        number << 32
     }
 
     fn peers(&self) -> u64 {

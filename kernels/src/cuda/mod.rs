@@ -11,8 +11,8 @@
 //! let mut launch = Launch::direct(&call, &layout, algorithm, blocks)?;   // None: does not fit the layout
 //! launch.args.send = ...;  launch.args.recv = ...;   // device addresses; 0 where the rank has no such buffer
 //! launch.args.areas[rank] = ...;                     // every rank's area, as mapped here
-//! launch.args.sequence = ...;                        // from 1, the same on all ranks, one more each operation
-//! launch.args.abort_word = ...; launch.args.done_word = ...;   // 0: none
+//! launch.args.sequence = ...;                        // from 1, the same on all ranks, one more each operation; 0: GPUs count
+//! launch.args.abort_word = ...;                      // 0: none
 //! // launch.function, grid launch.grid x 1 x 1, block launch.block x 1 x 1, no shared memory, one parameter: args by value
 //! ```
 //!
@@ -24,8 +24,10 @@
 //! All ranks' kernels must be able to run at the same time; load functions before the first operation
 //! (`cuFuncLoad`), since loading at the first launch may wait for kernels that wait for that launch.
 //!
-//! Deliberately absent: replays of captured launches (an operation's number is a constant in them), and any use of peers'
-//! send and receive buffers. Blocks wait for their counterparts on other ranks, never for blocks of their own grid, so it is
+//! An area counts the operations that have ended on it ([`AreaLayout::ended`]): streams and copy engines may read the word.
+//!
+//! Deliberately absent: any use of peers' send and receive buffers, and words on the host that tell of an operation's end: the
+//! store alone takes 3 us. Blocks wait for their counterparts on other ranks, never for blocks of their own grid, so it is
 //! enough that blocks start in order.
 //!
 //! Why slots are never overwritten while somebody may read them is said in cuda/include/packets.cuh and bulk.cuh.

@@ -213,9 +213,10 @@ pub struct CommView {
 }
 
 impl CommView {
-    /// A communicator now.
+    /// A communicator now; how far its GPUs are, when they were last asked, as they are here.
     #[must_use]
     pub fn of(comm: &CommInfo) -> Self {
+        comm.ask();
         let rank = |info: &RankInfo| {
             let RankProgress { enqueued, started, completed } = comm.progress(info);
             RankView { rank: info.rank, session: info.session, pid: info.pid, enqueued, started, completed }

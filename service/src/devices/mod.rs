@@ -3,11 +3,11 @@
 pub mod cuda;
 pub mod host;
 
-use std::any::Any;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
-use mccs_ipc::direct::{DirectPage, DirectShare};
+use mccs_ipc::direct::{DIRECT_RANKS_MAX, DirectPage, DirectShare};
 use mccs_ipc::types::Handle;
 
 use crate::collective::Schedule;
@@ -34,24 +34,80 @@ pub enum Prepare {
     Begun,
 }
 
+/// The memory in which ranks of a group meet: kept until all ranks have left.
+pub trait Areas: Send + Sync {
+    /// Reads how far each rank is, as soon as may be, and [tells](Ended::tell). Returns at once.
+    fn read(&self, ended: &Arc<Ended>);
+}
+
+/// How many operations of a group had ended when that was last read, which somebody has to ask for.
+#[derive(Debug, Default)]
+pub struct Ended {
+    by_rank: [AtomicU64; DIRECT_RANKS_MAX as usize],
+    is_asked: AtomicBool,
+    fault: OnceLock<String>,
+}
+
+impl Ended {
+    /// An answer: by rank, or why the GPU does not say.
+    pub fn tell(&self, read: Result<Vec<u64>, String>) {
+        match read {
+            Ok(read) => {
+                for (of_rank, ended) in self.by_rank.iter().zip(read) {
+                    of_rank.store(ended, Ordering::Relaxed);
+                }
+            }
+            Err(fault) => {
+                let _ = self.fault.set(fault);
+            }
+        }
+        self.is_asked.store(false, Ordering::Release);
+    }
+}
+
 /// A group of ranks that run collectives themselves, in streams of their own, as the page says.
 pub struct DirectGroup {
     page: DirectPage,
-    /// The ranks' areas: kept until all ranks have left.
-    _areas: Box<dyn Any + Send + Sync>,
+    ended: Arc<Ended>,
+    areas: Box<dyn Areas>,
 }
 
 impl DirectGroup {
     /// Takes charge of a page and the memory that goes with it.
     #[must_use]
-    pub fn new(page: DirectPage, areas: Box<dyn Any + Send + Sync>) -> Self {
-        DirectGroup { page, _areas: areas }
+    pub fn new(page: DirectPage, areas: Box<dyn Areas>) -> Self {
+        DirectGroup { page, ended: Arc::default(), areas }
     }
 
     /// What service and ranks tell each other.
     #[must_use]
     pub fn page(&self) -> &DirectPage {
         &self.page
+    }
+
+    /// Asks how many operations have ended. [`DirectGroup::ended`] says so in a moment.
+    pub fn ask(&self) {
+        if !self.ended.is_asked.swap(true, Ordering::AcqRel) {
+            self.areas.read(&self.ended);
+        }
+    }
+
+    /// Whether all that was asked has been answered.
+    #[must_use]
+    pub fn is_answered(&self) -> bool {
+        !self.ended.is_asked.load(Ordering::Acquire)
+    }
+
+    /// How many operations of a rank had ended when it was last asked.
+    #[must_use]
+    pub fn ended(&self, rank: u32) -> u64 {
+        self.ended.by_rank.get(rank as usize).map_or(0, |ended| ended.load(Ordering::Relaxed))
+    }
+
+    /// Why a GPU does not say how far it is, if one does not.
+    #[must_use]
+    pub fn fault(&self) -> Option<&str> {
+        self.ended.fault.get().map(String::as_str)
     }
 }
 

@@ -116,6 +116,13 @@ impl CommInfo {
         }
     }
 
+    /// Asks GPUs how far they are: [`CommInfo::progress`] and [`CommInfo::totals`] tell what was last known.
+    pub fn ask(&self) {
+        if let Some(direct) = &self.direct {
+            direct.ask();
+        }
+    }
+
     /// How far one of `ranks` is. What a board says is the tenant's word.
     #[must_use]
     pub fn progress(&self, info: &RankInfo) -> RankProgress {
@@ -126,9 +133,8 @@ impl CommInfo {
             ended = board.completed(info.rank).0;
         }
         if let Some(direct) = &self.direct {
-            let launched = |rank| direct.page().progress_of(rank).0;
-            by_all = self.rank_numbers().map(launched).min().unwrap_or(0);
-            ended = direct.page().progress_of(info.rank).1;
+            by_all = self.rank_numbers().map(|rank| direct.page().launched(rank)).min().unwrap_or(0);
+            ended = direct.ended(info.rank);
         }
         RankProgress {
             enqueued: load(&info.enqueued).saturating_add(self.rounds(info)),
@@ -141,7 +147,7 @@ impl CommInfo {
     #[must_use]
     pub fn rounds(&self, info: &RankInfo) -> u64 {
         let told = info.rounds.load(Ordering::Relaxed);
-        let launched = self.direct.as_ref().map_or(0, |direct| direct.page().progress_of(info.rank).0);
+        let launched = self.direct.as_ref().map_or(0, |direct| direct.page().launched(info.rank));
         self.board.as_ref().map_or(told, |board| board.posted(info.rank).max(told)).max(launched)
     }
 
@@ -155,7 +161,7 @@ impl CommInfo {
         let rounds = self.board.iter().flat_map(|board| self.rank_numbers().map(|rank| board.completed(rank))).min();
         let (mut operations, bytes) = rounds.unwrap_or((0, 0));
         if let Some(direct) = &self.direct {
-            operations = self.rank_numbers().map(|rank| direct.page().progress_of(rank).1).min().unwrap_or(0);
+            operations = self.rank_numbers().map(|rank| direct.ended(rank)).min().unwrap_or(0);
         }
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         (load(&self.operations).saturating_add(operations), load(&self.bytes).saturating_add(bytes))

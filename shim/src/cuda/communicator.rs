@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytemuck::Zeroable;
-use mccs_cuda::{Context, DeviceAddress, HostRegistration, ImportedMemory, IpcHandle, RawStream};
+use mccs_cuda::{Context, DeviceAddress, Event, HostRegistration, ImportedMemory, IpcHandle, OwnedStream, RawStream};
 use mccs_ipc::direct::{DIRECT_RANKS_MAX, DirectPage, DirectShare, DirectTerms};
 use mccs_ipc::protocol::{Request, Response};
 use mccs_ipc::types::{CollectiveKind, DataType, Handle, RedOp, UniqueId};
@@ -48,8 +48,11 @@ struct Order {
     launched: u64,
     /// The stream of the last one. Another stream waits for it: kernels of a communicator use the same areas.
     last_stream: Option<RawStream>,
-    /// Whether operations went into graphs: then the GPU counts more than were launched here.
+    /// Whether operations went into graphs: then nobody but the GPU knows how many have run.
     has_captured: bool,
+    /// Recorded behind every launch from then on.
+    last_launch: Event,
+    is_recorded: bool,
     /// The strategy in force, as it was when so many had been published.
     strategy: (u64, DirectStrategy),
     left: bool,
@@ -128,6 +131,8 @@ impl CudaCommunicator {
             launched: 0,
             last_stream: None,
             has_captured: false,
+            last_launch: Event::new(&context, false).map_err(cuda_error)?,
+            is_recorded: false,
             strategy: (0, DirectStrategy::zeroed()),
             left: false,
         };
@@ -222,31 +227,48 @@ impl CudaCommunicator {
         let mut launch = launch.ok_or_else(|| {
             Error::argument(format!("the operator has no way for {} of {payload_bytes} bytes", checked.kind))
         })?;
-        let base = self.registration.address();
         (launch.args.send, launch.args.recv) = (call.send, call.recv);
         launch.args.areas = self.areas;
-        launch.args.sequence = number as u32;
-        launch.args.abort_word = base + DirectPage::ABORT_OFFSET;
-        launch.args.done_word = base + DirectPage::done_offset(self.rank);
+        launch.args.abort_word = self.registration.address() + DirectPage::ABORT_OFFSET;
+        // A constant is faster, and wrong in what is replayed.
+        launch.args.sequence = u32::try_from(number)
+            .map_err(|_| Error::argument("a communicator of GPUs does 2^32 operations: make another".to_owned()))?;
         let function = self.kernels.function(launch.function)?;
         let _entered = self.context.enter().map_err(cuda_error)?;
         // SAFETY: the caller vouches for stream and buffers; areas and page live as long as `self`, which is not dropped
         // before its kernels have ended.
         unsafe {
             let is_captured = stream.is_capturing().map_err(cuda_error)?;
+            order.has_captured |= is_captured;
+            if order.has_captured {
+                launch.args.sequence = 0;
+            }
             if !is_captured && order.last_stream.is_some_and(|last| last != stream) {
-                stream.wait_word(launch.args.done_word, order.launched).map_err(cuda_error)?;
+                let waits = if order.is_recorded {
+                    stream.wait(&order.last_launch)
+                } else {
+                    stream.wait_word(self.counter(), AreaLayout::word_of(order.launched))
+                };
+                waits.map_err(cuda_error)?;
             }
             function.launch(stream, launch.grid, launch.block, &launch.args).map_err(cuda_error)?;
             if is_captured {
-                order.has_captured = true;
                 return Ok(());
             }
+            order.launched = number;
+            order.last_stream = Some(stream);
+            self.page.launch(self.rank, number);
+            if order.has_captured {
+                order.last_launch.record(stream).map_err(cuda_error)?;
+                order.is_recorded = true;
+            }
         }
-        order.launched = number;
-        order.last_stream = Some(stream);
-        self.page.launched(self.rank, number);
         Ok(())
+    }
+
+    /// The word in which this rank's kernels count.
+    fn counter(&self) -> DeviceAddress {
+        self.areas[self.rank as usize] + AreaLayout::COUNTER_OFFSET
     }
 
     /// What a collective is to a single rank: its contribution becomes its result.
@@ -339,18 +361,25 @@ impl CudaCommunicator {
     }
 
     fn wait_for_kernels(&self, order: &Order) -> Result<(), Error> {
-        if order.has_captured {
-            return self.context.synchronize().map_err(cuda_error);
+        if order.launched == 0 && !order.has_captured {
+            return Ok(());
         }
-        while self.page.progress_of(self.rank).1 < order.launched && !self.page.is_aborted() {
+        let stream = OwnedStream::new(&self.context).map_err(cuda_error)?;
+        let has_ended = || {
+            // SAFETY: the area is mapped in this context as long as `self` lives.
+            let word = unsafe { stream.read_word(self.counter()) }.map_err(cuda_error)?;
+            Ok::<_, Error>(AreaLayout::ended(word) >= order.launched)
+        };
+        while !self.page.is_aborted() && !has_ended()? {
             if self.client.0.requests.check_alive().is_err() {
                 // Nobody else would stop kernels that wait for a rank that has gone.
                 self.page.abort();
             }
             std::thread::sleep(HELD_BACK_FOR);
         }
-        // Kernels that were stopped do not count.
-        if self.page.is_aborted() { self.context.synchronize().map_err(cuda_error) } else { Ok(()) }
+        // Kernels that were stopped do not count, and those in graphs only by number.
+        let is_known = !order.has_captured && !self.page.is_aborted();
+        if is_known { Ok(()) } else { self.context.synchronize().map_err(cuda_error) }
     }
 }
 

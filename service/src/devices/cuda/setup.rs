@@ -1,15 +1,15 @@
-//! The thread that allocates and frees: calls that the driver may take milliseconds for, or wait for a GPU in.
+//! The thread that allocates, reads and frees: calls that the driver may take milliseconds for, or wait for a GPU in.
 
 use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Weak};
 
-use mccs_cuda::{DeviceMemory, DriverError};
+use mccs_cuda::{DeviceMemory, DriverError, OwnedStream};
 use mccs_ipc::direct::{AreaName, DirectPage, DirectShare, DirectTerms, STRATEGY_WORDS};
 use mccs_ipc::types::Handle;
 use mccs_kernels::cuda::{AreaLayout, DirectStrategy};
 
 use super::{Gpus, NoCuda, Prepared};
-use crate::devices::DirectGroup;
+use crate::devices::{Areas, DirectGroup, Ended};
 use crate::engines::proxy::ProxyMessage;
 use crate::runtime::Sender;
 
@@ -17,20 +17,35 @@ use crate::runtime::Sender;
 pub(super) enum Order {
     /// Make what the ranks of a communicator share. Answered by [`ProxyMessage::Prepared`].
     Prepare { gpus: Vec<usize>, key: Handle },
-    /// Free areas that nobody maps any more.
-    Free(Vec<DeviceMemory>),
+    /// Read what areas have counted.
+    Read { areas: Arc<Memory>, ended: Arc<Ended> },
+    /// Let go of areas that nobody maps any more.
+    Free(Arc<Memory>),
 }
 
+/// The ranks' areas, and their GPUs as the device counts them.
+pub(super) type Memory = Vec<(usize, DeviceMemory)>;
+
 /// Areas in use; go back to the thread when dropped, since freeing waits for the GPU.
-struct Areas {
-    memory: Vec<DeviceMemory>,
+struct AreasInUse {
+    memory: Arc<Memory>,
     orders: Arc<Orders>,
 }
+
+impl Areas for AreasInUse {
+    fn read(&self, ended: &Arc<Ended>) {
+        let order = Order::Read { areas: Arc::clone(&self.memory), ended: Arc::clone(ended) };
+        if self.orders.send(order).is_err() {
+            ended.tell(Err("the thread that reads GPUs has ended".into()));
+        }
+    }
+}
+
 
 /// To the thread, which ends when nobody has this any more.
 pub(super) type Orders = mpsc::Sender<Order>;
 
-impl Drop for Areas {
+impl Drop for AreasInUse {
     fn drop(&mut self) {
         // If the thread could not be reached the memory would be freed here.
         let _ = self.orders.send(Order::Free(std::mem::take(&mut self.memory)));
@@ -40,6 +55,8 @@ impl Drop for Areas {
 /// The thread's state.
 pub(super) struct Setup {
     gpus: Arc<Gpus>,
+    /// A GPU's, for what is read there.
+    streams: Vec<OwnedStream>,
     /// To hand to areas.
     own: Weak<Orders>,
     orders: Receiver<Order>,
@@ -52,7 +69,8 @@ impl Setup {
         let (sender, orders) = mpsc::channel();
         let sender = Arc::new(sender);
         let own = Arc::downgrade(&sender);
-        let setup = Setup { gpus, own, orders, done };
+        let streams = gpus.gpus.iter().map(|(_, context)| OwnedStream::new(context)).collect::<Result<_, _>>()?;
+        let setup = Setup { gpus, streams, own, orders, done };
         std::thread::Builder::new().name("mccs-cuda-setup".into()).spawn(move || setup.run())?;
         Ok(sender)
     }
@@ -61,12 +79,21 @@ impl Setup {
         while let Ok(order) = self.orders.recv() {
             match order {
                 Order::Free(memory) => drop(memory),
+                Order::Read { areas, ended } => ended.tell(self.read(&areas).map_err(|error| error.to_string())),
                 Order::Prepare { gpus, key } => {
                     let prepared = self.prepare(&gpus).map_err(|error| error.to_string());
                     self.answer(ProxyMessage::Prepared { key, prepared });
                 }
             }
         }
+    }
+
+    fn read(&self, areas: &Memory) -> Result<Vec<u64>, DriverError> {
+        let counted = areas.iter().map(|(gpu, area)| {
+            // SAFETY: the area is mapped while it is held, in its GPU's context, which is the stream's.
+            unsafe { self.streams[*gpu].read_word(area.address() + AreaLayout::COUNTER_OFFSET) }.map(AreaLayout::ended)
+        });
+        counted.collect()
     }
 
     /// Waits for room: this thread has nothing better to do, and orders behind this one can wait.
@@ -83,13 +110,13 @@ impl Setup {
         // A single rank has nobody to meet, and an area that nobody uses.
         let layout = AreaLayout::initial(nranks.max(2));
         let (mut memory, mut areas) = (Vec::new(), Vec::new());
-        for (rank, gpu) in gpus.iter().enumerate() {
-            let (gpu, context) = &self.gpus.gpus[*gpu];
+        for (rank, number) in gpus.iter().enumerate() {
+            let (gpu, context) = &self.gpus.gpus[*number];
             let failed = |error| PrepareError::Driver { rank, gpu: gpu.id.to_string(), error };
             let area = DeviceMemory::zeroed(context, layout.bytes() as usize).map_err(failed)?;
             let ipc_handle = area.export().map_err(failed)?.0.to_vec();
             areas.push(AreaName { ipc_handle, gpu: gpu.id.0 });
-            memory.push(area);
+            memory.push((*number, area));
         }
         let (fd, page) = DirectPage::create()?;
         let mut strategy = DirectStrategy::initial(nranks);
@@ -102,7 +129,7 @@ impl Setup {
         page.publish(&DirectTerms { epoch: 0, from: 1, words: words_of(&strategy) });
         let share = DirectShare { layout: bytemuck::cast(layout), areas };
         let orders = self.own.upgrade().ok_or(PrepareError::Stopping)?;
-        let areas = Areas { memory, orders };
+        let areas = AreasInUse { memory: Arc::new(memory), orders };
         Ok(Prepared { share, page: fd, group: DirectGroup::new(page, Box::new(areas)) })
     }
 }

@@ -1,25 +1,85 @@
 //! Operations that ranks on GPUs run among themselves: seen from their page, since nothing of them passes through here.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use mccs_ipc::direct::DIRECT_RANKS_MAX;
+use mccs_ipc::types::{ErrorClass, Handle};
 
-use super::comm::Comm;
+use super::ProxyEngine;
+use super::comm::{Comm, Failure};
 
-/// What a page said when it was last looked at.
+/// How often GPUs are looked at in the time that an operation may wait.
+const LOOKS: u32 = 4;
+/// From asking GPUs how far they are to looking at the answer: a few times what it takes.
+const ANSWER_WITHIN: Duration = Duration::from_millis(5);
+
+/// What was known at the last look: operations launched and ended, by rank. Those in graphs were never launched here, and
+/// nobody waits for them.
 #[derive(Debug, Default)]
 pub(super) struct Watch {
     seen: [(u64, u64); DIRECT_RANKS_MAX as usize],
 }
 
+/// The next time to look at communicators of GPUs.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Look {
+    /// To ask GPUs how far they are.
+    Ask(Instant),
+    /// To look at what they answered.
+    Judge(Instant),
+}
+
+impl Look {
+    /// When it is due.
+    pub(super) fn at(self) -> Instant {
+        match self {
+            Look::Ask(at) | Look::Judge(at) => at,
+        }
+    }
+}
+
+impl ProxyEngine {
+    /// Looks at communicators of GPUs from now on.
+    pub(super) fn watch_gpus(&mut self, now: Instant) {
+        if self.look_at_gpus.is_none() {
+            self.look_at_gpus = self.timeouts.operation.map(|timeout| Look::Ask(now + timeout / LOOKS));
+        }
+    }
+
+    /// Ends communicators of GPUs in which operations have waited for too long. Nothing tells when such operations begin, so
+    /// they are looked at several times in the time that they have.
+    pub(super) fn end_late_direct(&mut self, now: Instant) {
+        let due = self.look_at_gpus.filter(|look| look.at() <= now);
+        let Some((look, timeout)) = due.zip(self.timeouts.operation) else { return };
+        let of_gpus = |(comm, live): (Handle, &Comm)| live.info.direct.is_some().then_some(comm);
+        let comms: Vec<_> = self.comms.iter().filter_map(of_gpus).collect();
+        if let Look::Ask(_) = look {
+            self.look_at_gpus = (!comms.is_empty()).then(|| Look::Judge(now + ANSWER_WITHIN));
+            comms.iter().filter_map(|comm| self.comms.get(*comm)).for_each(|live| live.info.ask());
+            return;
+        }
+        self.look_at_gpus = Some(Look::Ask(now + timeout / LOOKS));
+        for comm in comms {
+            let Some(live) = self.comms.get_mut(comm) else { continue };
+            let fault = live.info.direct.as_ref().and_then(|direct| direct.fault().map(str::to_owned));
+            if let Some(fault) = fault {
+                self.kill(comm, Failure::new(ErrorClass::System, format!("a GPU does not say how far it is: {fault}")));
+            } else if live.direct_waits_since(now).is_some_and(|since| since + timeout <= now) {
+                let message = format!("nothing has happened for {timeout:?}: {}", live.describe_direct_wait());
+                self.kill(comm, Failure::new(ErrorClass::Timeout, message));
+            }
+        }
+    }
+}
+
 impl Comm {
-    /// Looks at the page. Returns since when ranks have been waiting for others with nothing happening, as far as looks
-    /// tell; `None` where none waits.
-    pub(super) fn direct_waits_since(&mut self, now: Instant) -> Option<Instant> {
-        let direct = self.info.direct.as_ref()?;
+    /// Looks at page and answers. Returns since when ranks have been waiting for others with nothing happening, as far as
+    /// looks tell; `None` where none waits, or GPUs have not answered.
+    fn direct_waits_since(&mut self, now: Instant) -> Option<Instant> {
+        let direct = self.info.direct.as_ref().filter(|direct| direct.is_answered())?;
         let mut seen = [(0, 0); DIRECT_RANKS_MAX as usize];
         for (progress, rank) in seen.iter_mut().zip(0..self.nranks()) {
-            *progress = direct.page().progress_of(rank);
+            *progress = (direct.page().launched(rank), direct.ended(rank));
         }
         if seen != self.watch.seen {
             self.watch.seen = seen;
@@ -30,7 +90,7 @@ impl Comm {
     }
 
     /// Who waits for whom, in words; as of the last look.
-    pub(super) fn describe_direct_wait(&self) -> String {
+    fn describe_direct_wait(&self) -> String {
         let ranks = || self.members.iter().zip(self.watch.seen);
         let next = ranks().map(|(_, (_, done))| done).min().unwrap_or(0) + 1;
         let of = |is_there: bool| {

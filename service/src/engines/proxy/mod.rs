@@ -30,6 +30,7 @@ use self::cluster::{Across, Setups};
 use self::comm::{Comm, Failure, Member};
 pub use self::describe::board_call;
 use self::describe::describe;
+use self::direct::Look;
 pub use self::operation::{Action, JoinRequest, Operand, Operation, ProxyMessage, ProxyReply, RoundState};
 use self::stream::{Entry, Stream, Task};
 use crate::bootstrap::{GatheringKey, Joined, Refusal, Rendezvous};
@@ -48,8 +49,6 @@ use crate::tenants::{Charge, Resource};
 pub const PROXY_MAILBOX_MAX: usize = 4096;
 /// Communicators of a device; quotas keep tenants far below.
 const COMMS_MAX: u32 = 1 << 20;
-/// How often pages of GPUs are looked at in the time that an operation may wait.
-const LOOKS_AT_PAGES: u32 = 4;
 /// Communicators of a device that are being prepared at a time.
 const PREPARING_MAX: u32 = 1 << 16;
 /// Jobs of a device that run at a time.
@@ -118,8 +117,8 @@ pub struct ProxyEngine {
     timeouts: Timeouts,
     /// When some operation may have waited for too long.
     look_for_late_at: Option<Instant>,
-    /// When to look at pages of GPUs next, while there are any.
-    look_at_pages_at: Option<Instant>,
+    /// When to look at communicators of GPUs next, while there are any.
+    look_at_gpus: Option<Look>,
     /// Tenants cause these lines.
     log_budget: LogBudget,
     /// Communicators with ranks on other hosts.
@@ -156,7 +155,7 @@ impl ProxyEngine {
             events: VecDeque::new(),
             timeouts,
             look_for_late_at: None,
-            look_at_pages_at: None,
+            look_at_gpus: None,
             log_budget: LogBudget::default(),
             setups: cluster.map(|cluster| Setups::new(cluster, terms)),
             ended_rounds: Vec::new(),
@@ -347,25 +346,6 @@ impl ProxyEngine {
             _ => None,
         })
         .collect()
-    }
-
-    /// Ends communicators of GPUs in which operations have waited for too long. Nothing tells when such operations begin, so
-    /// they are looked at several times in the time that they have.
-    fn end_late_direct(&mut self, now: Instant) {
-        let Some(timeout) = self.timeouts.operation.filter(|_| self.look_at_pages_at.is_some_and(|at| at <= now))
-        else {
-            return;
-        };
-        let of_gpus = |(comm, live): (Handle, &Comm)| live.info.direct.is_some().then_some(comm);
-        let comms: Vec<_> = self.comms.iter().filter_map(of_gpus).collect();
-        self.look_at_pages_at = (!comms.is_empty()).then(|| now + timeout / LOOKS_AT_PAGES);
-        for comm in comms {
-            let Some(live) = self.comms.get_mut(comm) else { continue };
-            if live.direct_waits_since(now).is_some_and(|since| since + timeout <= now) {
-                let message = format!("nothing has happened for {timeout:?}: {}", live.describe_direct_wait());
-                self.kill(comm, Failure::new(ErrorClass::Timeout, message));
-            }
-        }
     }
 
     /// Ends communicators in which operations have waited for too long.
@@ -734,8 +714,8 @@ impl ProxyEngine {
             }
         };
         self.registry.add_comm(Arc::clone(&info));
-        if info.direct.is_some() && self.look_at_pages_at.is_none() {
-            self.look_at_pages_at = self.timeouts.operation.map(|timeout| now + timeout / LOOKS_AT_PAGES);
+        if info.direct.is_some() {
+            self.watch_gpus(now);
         }
         self.note_links(comm);
         for (rank, request, tenant_comm, reply) in answers {
@@ -788,7 +768,7 @@ impl Engine for ProxyEngine {
             Progress::Busy
         } else {
             let suspected_until = self.setups.as_ref().and_then(Setups::suspected_until);
-            let looks = [self.look_for_late_at, self.look_at_pages_at];
+            let looks = [self.look_for_late_at, self.look_at_gpus.map(Look::at)];
             let deadlines = [self.rendezvous.next_deadline(), suspected_until].into_iter().chain(looks);
             Progress::Idle { wake_at: deadlines.flatten().min() }
         }
