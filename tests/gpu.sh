@@ -11,8 +11,9 @@ what=${1:-checks}
 nvidia-smi -L >/dev/null 2>&1 || { echo "tests/gpu.sh: there is no GPU here (nvidia-smi -L)" >&2; exit 1; }
 gpus=$(nvidia-smi -L | grep -c '^GPU')
 if [ -z "${MCCS_BIN:-}" ]; then
-    cargo build --release --quiet -p mccs-service -p mccs-eval --bins
+    cargo build --release --quiet -p mccs-service -p mccs-eval -p mccs-nccl
     MCCS_BIN=$PWD/target/release
+    ln -sf libnccl.so "$MCCS_BIN/libnccl.so.2"
 fi
 work=$(mktemp -d)
 service=
@@ -50,6 +51,12 @@ checks() {
         "$perf" --check --nranks "$nranks" --operation all --begin 1B --end 48KiB --factor 37
         "$perf" --check --nranks "$nranks" --operation all --begin 1MiB --end 3MiB --factor 3 --dtypes float,bfloat16 --redops sum,premulsum
     done
+    echo "== PyTorch, unchanged"
+    if python3 -c 'import torch' 2>/dev/null; then
+        LD_PRELOAD=$MCCS_BIN/libnccl.so.2 python3 tests/pytorch.py "$gpus"
+    else
+        echo "there is no PyTorch here: not run"
+    fi
     if [ "$gpus" = 1 ]; then
         # Time slices of two milliseconds: few calls.
         echo "== two ranks on one GPU, which take turns"
