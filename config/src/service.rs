@@ -21,7 +21,7 @@ use crate::validate::{Problems, Validate};
 
 pub use cuda::{Cuda, CudaUse};
 pub use exchange::{Address, Exchange, HostConfig};
-pub use tcp::{Ports, Tcp};
+pub use tcp::{FlowPath, Ports, Tcp};
 
 /// A whole `service.toml`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -253,11 +253,14 @@ pub struct Strategy {
     pub algorithm: Algorithm,
     /// Channels of a communicator.
     pub channels: u32,
+    /// Ways through the network: channels go round them. None: all flows are as `[tcp]` says.
+    #[serde(rename = "path", skip_serializing_if = "Vec::is_empty")]
+    pub paths: Vec<FlowPath>,
 }
 
 impl Default for Strategy {
     fn default() -> Self {
-        Strategy { algorithm: Algorithm::Auto, channels: 2 }
+        Strategy { algorithm: Algorithm::Auto, channels: 2, paths: Vec::new() }
     }
 }
 
@@ -406,6 +409,7 @@ impl Validate for ServiceConfig {
         self.host_device.validate(problems);
         problems.within("strategy.channels", &self.strategy.channels, &limits::CHANNELS);
         self.validate_exchange(problems);
+        self.strategy.paths.iter().for_each(|path| path.validate(problems));
         self.tcp.validate(problems);
         self.validate_tenants(problems);
     }

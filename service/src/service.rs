@@ -25,7 +25,7 @@ use crate::runtime::{Mailbox, RuntimeOptions, Runtimes};
 use crate::telemetry::Registry;
 use crate::tenants::{Quota, Tenant};
 use crate::transports::tcp::TcpTransport;
-use crate::transports::{FlowOptions, ListenOptions, PortRange};
+use crate::transports::{FlowOptions, FlowPath, ListenOptions, PortRange};
 
 /// Items an engine handles in one poll: bounds how long the others of its runtime wait.
 const POLL_BUDGET: usize = 64;
@@ -103,6 +103,8 @@ pub struct Settings {
     pub choice: Choice,
     /// Channels of rings and trees.
     pub channels: u32,
+    /// Ways through the network that channels go round; none: all flows are alike.
+    pub paths: Vec<FlowPath>,
     /// Links to other hosts' services, if there are others.
     pub exchange: Option<ExchangeSettings>,
 }
@@ -148,7 +150,8 @@ impl Service {
                     Placement::Dedicated => runtimes.start_runtime("mccs-exchange")?,
                 };
                 let exchange = start_exchange(&runtimes, runtime, exchange, Arc::clone(&registry), events_to(&proxy))?;
-                Some(Cluster { exchange, engines_per_comm: settings.channels as usize })
+                let (engines_per_comm, paths) = (settings.channels as usize, settings.paths.clone());
+                Some(Cluster { exchange, engines_per_comm, paths })
             }
             None => None,
         };
@@ -317,6 +320,14 @@ fn flow_options(tcp: &mccs_config::service::Tcp, address: IpAddr) -> FlowOptions
     }
 }
 
+fn flow_path(path: &mccs_config::service::FlowPath) -> FlowPath {
+    FlowPath {
+        source_ports: path.source_ports.map(|ports| PortRange { first: ports.first, last: ports.last }),
+        dscp: path.dscp.map(|dscp| dscp as u8),
+        priority: path.priority,
+    }
+}
+
 fn exchange_settings(
     config: &mccs_config::ServiceConfig,
     exchange: &mccs_config::service::Exchange,
@@ -401,6 +412,7 @@ impl Settings {
                 file::Algorithm::OneShot => Choice::Pinned(Algorithm::OneShot),
             },
             channels: config.strategy.channels,
+            paths: config.strategy.paths.iter().map(flow_path).collect(),
             exchange: config.exchange.as_ref().map(|exchange| exchange_settings(config, exchange)),
         }
     }

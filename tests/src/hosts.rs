@@ -12,6 +12,7 @@ pub struct TestHosts {
     /// By host.
     pub services: Vec<Option<TestService>>,
     settings: Vec<String>,
+    addresses: Vec<Ipv4Addr>,
     _keys: tempfile::TempDir,
 }
 
@@ -64,7 +65,7 @@ impl TestHosts {
             })
             .collect();
         let services = names.iter().zip(&settings).map(|(name, text)| Some(TestService::start_named(name, text)));
-        TestHosts { services: services.collect(), settings, _keys: keys }
+        TestHosts { services: services.collect(), settings, addresses, _keys: keys }
     }
 
     /// A host's service.
@@ -74,6 +75,12 @@ impl TestHosts {
     #[must_use]
     pub fn service(&self, host: usize) -> &TestService {
         self.services[host].as_ref().expect("a running service")
+    }
+
+    /// A host's address.
+    #[must_use]
+    pub fn address(&self, host: usize) -> Ipv4Addr {
+        self.addresses[host]
     }
 
     /// Ends a host's service.

@@ -94,6 +94,32 @@ impl<'de> Deserialize<'de> for Ports {
     }
 }
 
+/// `[[strategy.path]]`: a way through the network. What is absent is as `[tcp]` says.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct FlowPath {
+    /// Ports to send from. With explicit rules or ECMP in the network they decide the path.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub source_ports: Option<Ports>,
+    /// Code point of the packets' differentiated services field.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dscp: Option<u32>,
+    /// Priority in this host's queues.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub priority: Option<u32>,
+}
+
+impl FlowPath {
+    pub(super) fn validate(&self, problems: &mut Problems) {
+        if let Some(dscp) = self.dscp {
+            problems.within("strategy.path.dscp", &dscp, &limits::DSCP);
+        }
+        if let Some(priority) = self.priority {
+            problems.within("strategy.path.priority", &priority, &limits::PRIORITY);
+        }
+    }
+}
+
 impl Tcp {
     pub(super) fn validate(&self, problems: &mut Problems) {
         if let Some(address) = self.address.filter(IpAddr::is_unspecified) {

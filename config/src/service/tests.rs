@@ -69,6 +69,10 @@ fn flows_have_ranges_of_ports_and_an_address_to_connect_to() {
     let config = ServiceConfig::parse(text, "service.toml").expect("right");
     assert_eq!(config.tcp.source_ports, Some(Ports { first: 20_000, last: 20_999 }));
     assert_eq!(config.tcp_address(), None, "there are no other hosts");
+    let text = "[[strategy.path]]\nsource_ports = \"1-2\"\n[[strategy.path]]\ndscp = 10\n";
+    let config = ServiceConfig::parse(text, "x").expect("paths");
+    assert_eq!(config.strategy.paths.iter().map(|path| path.dscp).collect::<Vec<_>>(), [None, Some(10)]);
+    only("[[strategy.path]]\ndscp = 64\n", 2, "strategy.path.dscp", "63");
     only("[tcp]\nsource_ports = \"2-1\"\n", 2, "tcp.source_ports", "the smaller one first");
     only("[tcp]\naddress = \"0.0.0.0\"\n", 2, "tcp.address", "cannot");
     only("[tcp]\ndscp = 64\n", 2, "tcp.dscp", "six bits");

@@ -43,7 +43,7 @@ use std::time::Instant;
 use mccs_ipc::types::Handle;
 
 pub use self::error::{Fault, TransportError};
-pub use self::options::{FlowOptions, FlowSpec, ListenOptions, PortRange};
+pub use self::options::{FlowOptions, FlowPath, FlowSpec, ListenOptions, PortRange};
 use crate::runtime::{Context, Progress};
 
 /// Most flows of one transport: as many as an engine can look after, far above what a host needs.

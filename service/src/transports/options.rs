@@ -47,6 +47,31 @@ impl std::fmt::Display for PortRange {
     }
 }
 
+/// What steers a flow through the network, as far as it differs from one flow of a communicator to the next. What is not
+/// given is as for all flows.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct FlowPath {
+    /// See [`FlowOptions::source_ports`].
+    pub source_ports: Option<PortRange>,
+    /// See [`FlowOptions::dscp`].
+    pub dscp: Option<u8>,
+    /// See [`FlowOptions::priority`].
+    pub priority: Option<u32>,
+}
+
+impl FlowPath {
+    /// Options of a flow on this path.
+    #[must_use]
+    pub fn apply(&self, options: &FlowOptions) -> FlowOptions {
+        FlowOptions {
+            source_ports: self.source_ports.or(options.source_ports),
+            dscp: self.dscp.or(options.dscp),
+            priority: self.priority.or(options.priority),
+            ..options.clone()
+        }
+    }
+}
+
 /// What a listener is opened with.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListenOptions {

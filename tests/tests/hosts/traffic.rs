@@ -37,6 +37,44 @@ fn every_collective_runs_with_every_algorithm_that_can_be_pinned() {
     }
 }
 
+/// Ports from which this machine's connections to a port that is not `listener` go out of `address`.
+fn ports_of(address: std::net::Ipv4Addr, listener: u16) -> Vec<u16> {
+    let table = std::fs::read_to_string("/proc/net/tcp").expect("a table of connections");
+    let field = |text: &str| {
+        let (ip, port) = text.split_once(':').expect("address and port");
+        let ip = u32::from_str_radix(ip, 16).expect("an address").to_le_bytes();
+        (std::net::Ipv4Addr::from(ip), u16::from_str_radix(port, 16).expect("a port"))
+    };
+    let connection = |line: &str| {
+        let mut fields = line.split_ascii_whitespace().skip(1);
+        let (from, to) = (field(fields.next()?), field(fields.next()?));
+        (from.0 == address && to.1 != listener && from.1 != listener && to.1 != 0).then_some(from.1)
+    };
+    table.lines().skip(1).filter_map(connection).collect()
+}
+
+#[test]
+fn channels_go_the_ways_that_the_strategy_gives_them() {
+    const EXCHANGE_PORT: u16 = 7400;
+    let paths =
+        "[[strategy.path]]\nsource_ports = \"21000-21009\"\n[[strategy.path]]\nsource_ports = \"22000-22009\"\n";
+    let hosts = TestHosts::start(2, &format!("[strategy]\nalgorithm = \"ring\"\nchannels = 4\n{paths}"));
+    let counts = [(200_003, RedOp::Sum)];
+    // Looked at before the communicator, and its flows, go.
+    let found = hosts.ranks(&[0, 1], |rank| {
+        let wrong = run_all(&rank, &counts);
+        (wrong, [0, 1].map(|host| ports_of(hosts.address(host), EXCHANGE_PORT)))
+    });
+    for (wrong, ports) in found {
+        assert_eq!(wrong, 0);
+        for ports in ports {
+            // Two channels a path; a flow's other end has the listener's port.
+            let within = |first: u16| ports.iter().filter(|port| (first..first + 10).contains(*port)).count();
+            assert!(within(21_000) >= 2 && within(22_000) >= 2, "{ports:?}");
+        }
+    }
+}
+
 #[test]
 fn every_type_and_reduction_runs_across_hosts() {
     let hosts = TestHosts::start(2, "");

@@ -41,7 +41,6 @@ impl Areas for AreasInUse {
     }
 }
 
-
 /// To the thread, which ends when nobody has this any more.
 pub(super) type Orders = mpsc::Sender<Order>;
 

@@ -29,7 +29,7 @@ use crate::engines::transport::{Activity, ChannelFault, TransportHandle, Transpo
 use crate::exchange::protocol::{self as exchange, CommId, CommKey, Event, Join, Membership, Name, Payload, Request};
 use crate::runtime::Sender;
 use crate::session::SessionId;
-use crate::transports::{ListenerHandle, TransportError};
+use crate::transports::{FlowPath, ListenerHandle, TransportError};
 
 /// Engines that own links of one communicator, at most: more channels share them. Bounds what ranks tell each other.
 const ENGINES_PER_COMM_MAX: usize = 16;
@@ -45,6 +45,8 @@ pub struct Cluster {
     pub exchange: Sender<Request>,
     /// Most engines that a communicator uses: one for each channel.
     pub engines_per_comm: usize,
+    /// Ways through the network; a communicator's channels go round them.
+    pub paths: Vec<FlowPath>,
 }
 
 /// What a communicator is made of that spans hosts.
@@ -184,7 +186,12 @@ fn listeners_of(payload: &Payload, own_terms: &str) -> Result<Vec<ListenerHandle
     handles.collect::<Result<_, _>>().map_err(|error| error.to_string())
 }
 
-fn peers_of(membership: &Membership, payloads: &[Payload], terms: &str) -> Result<Peers, (Name, String)> {
+fn peers_of(
+    membership: &Membership,
+    payloads: &[Payload],
+    terms: &str,
+    paths: &[FlowPath],
+) -> Result<Peers, (Name, String)> {
     let mut hosts = Vec::with_capacity(membership.hosts.len());
     for (index, name) in membership.hosts.iter().enumerate() {
         let rank = membership.host_of_rank.iter().position(|host| usize::from(*host) == index);
@@ -192,7 +199,7 @@ fn peers_of(membership: &Membership, payloads: &[Payload], terms: &str) -> Resul
         let listeners = listeners_of(payload, terms).map_err(|problem| (name.clone(), problem))?;
         hosts.push(PeerHost { name: name.clone(), listeners });
     }
-    Ok(Peers { hosts, host_of_rank: membership.host_of_rank.clone() })
+    Ok(Peers { hosts, host_of_rank: membership.host_of_rank.clone(), paths: paths.to_vec() })
 }
 
 fn ranks_by_host(membership: &Membership) -> Vec<Vec<u32>> {
@@ -355,7 +362,7 @@ impl ProxyEngine {
     fn gathered(&mut self, membership: Membership, payloads: &[Payload]) {
         let Some(setups) = &mut self.setups else { return };
         let (comm, key) = (membership.comm.clone(), membership.key.clone());
-        let peers = match peers_of(&membership, payloads, &setups.terms) {
+        let peers = match peers_of(&membership, payloads, &setups.terms, &setups.cluster.paths) {
             Ok(peers) => Arc::new(peers),
             Err((host, problem)) => {
                 let message = format!("the service of host {host} cannot be joined: {problem}");

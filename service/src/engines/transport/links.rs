@@ -16,8 +16,8 @@ use std::time::Instant;
 
 use crate::exchange::protocol::Name;
 use crate::transports::{
-    FlowOptions, FlowSpec, ListenOptions, Listener, ListenerHandle, MemoryKey, MemorySpan, RecvFlow, SendFlow,
-    Transport, TransportError, Usage,
+    FlowOptions, FlowPath, FlowSpec, ListenOptions, Listener, ListenerHandle, MemoryKey, MemorySpan, RecvFlow,
+    SendFlow, Transport, TransportError, Usage,
 };
 
 /// Longest message of a link; what is longer goes as several. Part of the protocol between hosts: both cut alike. As much
@@ -77,6 +77,8 @@ pub struct Peers {
     pub hosts: Vec<PeerHost>,
     /// By rank, its host's place in `hosts`.
     pub host_of_rank: Vec<u16>,
+    /// Ways through the network that the strategy gives the communicator: channels go round them. None: all flows are alike.
+    pub paths: Vec<FlowPath>,
 }
 
 impl Peers {
@@ -84,6 +86,16 @@ impl Peers {
     #[must_use]
     pub fn host_of(&self, rank: u32) -> Option<&PeerHost> {
         self.hosts.get(usize::from(*self.host_of_rank.get(rank as usize)?))
+    }
+}
+
+impl Peers {
+    /// How a link's flow is carried.
+    fn options(&self, link: LinkKey, options: &FlowOptions) -> FlowOptions {
+        match self.paths.len() {
+            0 => options.clone(),
+            count => self.paths[link.engine(count)].apply(options),
+        }
     }
 }
 
@@ -214,11 +226,11 @@ impl Links {
         if let Some(flow) = set.sends.get(&link) {
             return Ok(*flow);
         }
-        let host =
-            set.peers.as_ref().and_then(|peers| peers.host_of(link.dst)).ok_or(TransportError::NoSuch("peer"))?;
+        let peers = set.peers.as_ref().ok_or(TransportError::NoSuch("peer"))?;
+        let host = peers.host_of(link.dst).ok_or(TransportError::NoSuch("peer"))?;
         let listener =
             host.listeners.get(link.engine(host.listeners.len())).ok_or(TransportError::NoSuch("listener"))?;
-        let spec = spec(link, link.dst, &host.name, &self.flow);
+        let spec = spec(link, link.dst, &host.name, &peers.options(link, &self.flow));
         let flow = self.transport.connect(listener, &spec, now)?;
         set.sends.insert(link, flow);
         Ok(flow)
@@ -273,6 +285,7 @@ fn spec(link: LinkKey, peer: u32, host: &Name, options: &FlowOptions) -> FlowSpe
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::transports::PortRange;
 
     #[test]
     fn links_have_numbers_of_their_own() {
@@ -288,6 +301,13 @@ mod tests {
     fn channels_go_round_the_engines() {
         let link = |channel| LinkKey { channel, src: 3, dst: 5 };
         assert_eq!((link(0).engine(2), link(1).engine(2), link(2).engine(2)), (0, 1, 0));
+        let port = |port| FlowPath { source_ports: Some(PortRange { first: port, last: port }), ..FlowPath::default() };
+        let peers = Peers { hosts: Vec::new(), host_of_rank: Vec::new(), paths: vec![port(7), port(8)] };
+        let options = FlowOptions { dscp: Some(3), ..FlowOptions::default() };
+        let ports =
+            [0, 1, 2].map(|channel| peers.options(link(channel), &options).source_ports.map(|ports| ports.first));
+        assert_eq!(ports, [Some(7), Some(8), Some(7)]);
+        assert_eq!(peers.options(link(0), &options).dscp, Some(3));
         assert_eq!(link(LinkKey::PAIRS).engine(3), 2);
         assert_eq!(link(7).engine(0), 0);
     }
