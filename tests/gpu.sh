@@ -1,6 +1,7 @@
 #!/bin/bash
 # Everything that needs a GPU: fails where there is none. Runs what cargo builds, or what is in the folder MCCS_BIN, so
-# that binaries built elsewhere can be carried to a machine with GPUs and without Rust.
+# that binaries built elsewhere can be carried to a machine with GPUs and without Rust: there the tests of
+# `cargo test --no-run --release -p mccs-tests --test gpu` are called gpu-tests.
 #
 #   tests/gpu.sh [checks|figures|all]      default: checks
 #
@@ -12,8 +13,10 @@ nvidia-smi -L >/dev/null 2>&1 || { echo "tests/gpu.sh: there is no GPU here (nvi
 gpus=$(nvidia-smi -L | grep -c '^GPU')
 if [ -z "${MCCS_BIN:-}" ]; then
     cargo build --release --quiet -p mccs-service -p mccs-eval -p mccs-nccl
+    cargo test --release --quiet --no-run -p mccs-tests --test gpu
     MCCS_BIN=$PWD/target/release
     ln -sf libnccl.so "$MCCS_BIN/libnccl.so.2"
+    gpu_tests=$(ls -t target/release/deps/gpu-* | grep -v '\.d$' | head -1)
 fi
 work=$(mktemp -d)
 service=
@@ -51,6 +54,9 @@ checks() {
         "$perf" --check --nranks "$nranks" --operation all --begin 1B --end 48KiB --factor 37
         "$perf" --check --nranks "$nranks" --operation all --begin 1MiB --end 3MiB --factor 3 --dtypes float,bfloat16 --redops sum,premulsum
     done
+    echo "== graphs, streams, tenants, failures"
+    # One at a time: they look at the GPUs' free memory.
+    "${gpu_tests:-$MCCS_BIN/gpu-tests}" --ignored --test-threads 1
     echo "== PyTorch, unchanged"
     if python3 -c 'import torch' 2>/dev/null; then
         LD_PRELOAD=$MCCS_BIN/libnccl.so.2 python3 tests/pytorch.py "$gpus"

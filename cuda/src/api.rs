@@ -67,6 +67,7 @@ entry_points! {
     fn cuCtxSynchronize();
     fn cuCtxGetDevice(device: *mut c_int);
     fn cuCtxEnablePeerAccess(peer: sys::CUcontext, flags: c_uint);
+    fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
     fn cuMemAlloc_v2(address: *mut u64, bytes: usize);
     fn cuMemFree_v2(address: u64);
     fn cuMemsetD8_v2(address: u64, value: u8, bytes: usize);
@@ -89,6 +90,12 @@ entry_points! {
     fn cuStreamWriteValue64_v2(stream: sys::CUstream, address: u64, value: u64, flags: c_uint);
     fn cuStreamWaitValue64_v2(stream: sys::CUstream, address: u64, value: u64, flags: c_uint);
     fn cuStreamIsCapturing(stream: sys::CUstream, status: *mut c_uint);
+    fn cuStreamBeginCapture_v2(stream: sys::CUstream, mode: c_uint);
+    fn cuStreamEndCapture(stream: sys::CUstream, graph: *mut sys::CUgraph);
+    fn cuGraphInstantiateWithFlags(executable: *mut sys::CUgraphExec, graph: sys::CUgraph, flags: u64);
+    fn cuGraphLaunch(executable: sys::CUgraphExec, stream: sys::CUstream);
+    fn cuGraphExecDestroy(executable: sys::CUgraphExec);
+    fn cuGraphDestroy(graph: sys::CUgraph);
     fn cuEventCreate(event: *mut sys::CUevent, flags: c_uint);
     fn cuEventRecord(event: sys::CUevent, stream: sys::CUstream);
     fn cuEventQuery(event: sys::CUevent);

@@ -84,6 +84,18 @@ impl Context {
         unsafe { api::cuCtxSynchronize() }
     }
 
+    /// Memory of its GPU that nobody has, of any process.
+    ///
+    /// # Errors
+    /// [`DriverError`].
+    pub fn free_bytes(&self) -> Result<u64, DriverError> {
+        let _entered = self.enter()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: both are integers to write to.
+        unsafe { api::cuMemGetInfo_v2(&mut free, &mut total)? };
+        Ok(free as u64)
+    }
+
     /// Lets this context reach memory of the other's.
     ///
     /// # Errors

@@ -14,6 +14,7 @@ mod api;
 mod context;
 mod error;
 mod gpu;
+mod graph;
 mod memory;
 mod module;
 mod stream;
@@ -21,6 +22,7 @@ mod stream;
 pub use context::{Context, Entered};
 pub use error::{DriverError, Unavailable};
 pub use gpu::{Gpu, GpuId, gpus};
+pub use graph::Graph;
 pub use memory::{
     DeviceAddress, DeviceMemory, HostRegistration, ImportedMemory, IpcHandle, PointerKind, allocation_of,
     copy_from_host, copy_to_host, export, pointer_kind,

@@ -110,12 +110,13 @@ pub struct FlowPath {
 }
 
 impl FlowPath {
-    pub(super) fn validate(&self, problems: &mut Problems) {
+    /// Of the `index`th path.
+    pub(super) fn validate(&self, index: usize, problems: &mut Problems) {
         if let Some(dscp) = self.dscp {
-            problems.within("strategy.path.dscp", &dscp, &limits::DSCP);
+            problems.within(&format!("strategy.path[{index}].dscp"), &dscp, &limits::DSCP);
         }
         if let Some(priority) = self.priority {
-            problems.within("strategy.path.priority", &priority, &limits::PRIORITY);
+            problems.within(&format!("strategy.path[{index}].priority"), &priority, &limits::PRIORITY);
         }
     }
 }

@@ -72,7 +72,7 @@ fn flows_have_ranges_of_ports_and_an_address_to_connect_to() {
     let text = "[[strategy.path]]\nsource_ports = \"1-2\"\n[[strategy.path]]\ndscp = 10\n";
     let config = ServiceConfig::parse(text, "x").expect("paths");
     assert_eq!(config.strategy.paths.iter().map(|path| path.dscp).collect::<Vec<_>>(), [None, Some(10)]);
-    only("[[strategy.path]]\ndscp = 64\n", 2, "strategy.path.dscp", "63");
+    only("[[strategy.path]]\ndscp = 64\n", 2, "strategy.path[0].dscp", "63");
     only("[tcp]\nsource_ports = \"2-1\"\n", 2, "tcp.source_ports", "the smaller one first");
     only("[tcp]\naddress = \"0.0.0.0\"\n", 2, "tcp.address", "cannot");
     only("[tcp]\ndscp = 64\n", 2, "tcp.dscp", "six bits");

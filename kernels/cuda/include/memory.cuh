@@ -62,14 +62,20 @@ __device__ __noinline__ void store8_part(uint64_t to, uint64_t v, uint32_t bytes
     store_words<uint8_t>(to, v, bytes);
 }
 
-// The usual case inline.
+// The usual cases inline: code that is not there yet is what the smallest operations wait for.
 __device__ inline uint64_t load8(uint64_t from, uint32_t bytes) {
-    if ((from & 7) != 0 || bytes != 8) return load8_part(from, bytes);
-    return *reinterpret_cast<const volatile uint64_t*>(from);
+    if ((from & 7) == 0 && bytes == 8) return *reinterpret_cast<const volatile uint64_t*>(from);
+    if ((from & 3) == 0 && bytes == 4) return *reinterpret_cast<const volatile uint32_t*>(from);
+    return load8_part(from, bytes);
 }
 __device__ inline void store8(uint64_t to, uint64_t v, uint32_t bytes) {
-    if ((to & 7) != 0 || bytes != 8) return store8_part(to, v, bytes);
-    *reinterpret_cast<volatile uint64_t*>(to) = v;
+    if ((to & 7) == 0 && bytes == 8) {
+        *reinterpret_cast<volatile uint64_t*>(to) = v;
+    } else if ((to & 3) == 0 && bytes == 4) {
+        *reinterpret_cast<volatile uint32_t*>(to) = uint32_t(v);
+    } else {
+        store8_part(to, v, bytes);
+    }
 }
 
 // The rare cases of a vector: an address that is not a multiple of 16, or fewer than 16 bytes left.

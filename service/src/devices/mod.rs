@@ -193,3 +193,38 @@ pub trait Device: Send {
     /// Hands out what found no room before. Returns whether some still waits.
     fn push_backlog(&mut self) -> bool;
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+
+    /// Areas that answer when the test does.
+    #[derive(Default)]
+    struct Asked(Arc<Mutex<Vec<Arc<Ended>>>>);
+
+    impl Areas for Asked {
+        fn read(&self, ended: &Arc<Ended>) {
+            self.0.lock().expect("no panic").push(Arc::clone(ended));
+        }
+    }
+
+    #[test]
+    fn gpus_are_asked_once_at_a_time_and_what_they_said_stays_known() {
+        let asked = Asked::default();
+        let questions = Arc::clone(&asked.0);
+        let (_fd, page) = DirectPage::create().expect("a page");
+        let group = DirectGroup::new(page, Box::new(asked));
+        assert!(group.is_answered());
+        group.ask();
+        group.ask();
+        let ended = questions.lock().expect("no panic").pop().expect("a question");
+        assert_eq!((questions.lock().expect("no panic").len(), group.is_answered(), group.ended(1)), (0, false, 0));
+        ended.tell(Ok(vec![3, 4]));
+        assert_eq!((group.is_answered(), group.ended(0), group.ended(1), group.ended(9)), (true, 3, 4, 0));
+        group.ask();
+        questions.lock().expect("no panic").pop().expect("another question").tell(Err("CUDA_ERROR_UNKNOWN".into()));
+        assert_eq!((group.is_answered(), group.ended(1), group.fault()), (true, 4, Some("CUDA_ERROR_UNKNOWN")));
+    }
+}

@@ -1,0 +1,71 @@
+//! Graphs: work that is captured once and launched many times.
+
+use cudarc::driver::sys;
+
+use crate::api;
+use crate::context::Context;
+use crate::error::DriverError;
+use crate::stream::{OwnedStream, RawStream};
+
+/// Captured work, ready to be launched.
+#[derive(Debug)]
+pub struct Graph {
+    context: Context,
+    raw: sys::CUgraphExec,
+}
+
+// SAFETY: the driver's graphs may be used from any thread, one at a time, which `&mut` sees to.
+unsafe impl Send for Graph {}
+
+impl Graph {
+    /// Captures what `enqueue` enqueues on a stream; nothing of it runs yet. Other threads may use the driver meanwhile.
+    ///
+    /// # Errors
+    /// [`DriverError`], or the error of `enqueue`.
+    pub fn capture<E: From<DriverError>>(
+        stream: &OwnedStream,
+        enqueue: impl FnOnce(RawStream) -> Result<(), E>,
+    ) -> Result<Self, E> {
+        const THREAD_LOCAL: u32 = 1;
+        let context = stream.context().clone();
+        let _entered = context.enter()?;
+        let (mut graph, mut raw) = (std::ptr::null_mut(), std::ptr::null_mut());
+        // SAFETY: the stream lives; `graph` and `raw` are pointers to write to.
+        let made = unsafe {
+            api::cuStreamBeginCapture_v2(stream.raw().0, THREAD_LOCAL)?;
+            let enqueued = enqueue(stream.raw());
+            // Also after a failure: the stream is of no use before.
+            let ended = api::cuStreamEndCapture(stream.raw().0, &mut graph);
+            enqueued?;
+            ended?;
+            let made = api::cuGraphInstantiateWithFlags(&mut raw, graph, 0);
+            let _ = api::cuGraphDestroy(graph);
+            made
+        };
+        made?;
+        drop(_entered);
+        Ok(Graph { context, raw })
+    }
+
+    /// Launches it.
+    ///
+    /// # Safety
+    /// As for everything that was captured.
+    ///
+    /// # Errors
+    /// [`DriverError`].
+    pub unsafe fn launch(&mut self, stream: RawStream) -> Result<(), DriverError> {
+        let _entered = self.context.enter()?;
+        // SAFETY: the caller's contract is passed on.
+        unsafe { api::cuGraphLaunch(self.raw, stream.0) }
+    }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        if let Ok(_entered) = self.context.enter() {
+            // SAFETY: made here, destroyed once. The driver lets it run to its end.
+            let _ = unsafe { api::cuGraphExecDestroy(self.raw) };
+        }
+    }
+}

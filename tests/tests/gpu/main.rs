@@ -1,0 +1,340 @@
+//! Ranks on GPUs, from the outside: graphs, streams, tenants, and what happens when something goes wrong. Run by
+//! `tests/gpu.sh` where there are GPUs; the service is in this process, and ranks are in others.
+
+mod ranks;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::ensure;
+use mccs::Error;
+use mccs_cuda::{Context, Graph, OwnedStream, RawStream, gpus};
+use mccs_eval::workload::Call;
+use mccs_ipc::handshake::{Socket, connect};
+use mccs_ipc::protocol::{Request, RequestEnvelope, ResponseEnvelope};
+use mccs_tests::{TestService, watchdog};
+
+use self::ranks::{Buffers, Place, Player, Rank, Role, call, enqueue, everybody};
+
+const TENANTS: &str = "[cuda]\nuse = \"required\"\n[[tenant]]\nname = \"a\"\nsocket = \"a\"\n\
+                       [[tenant]]\nname = \"b\"\nsocket = \"b\"\n";
+
+const ROLES: &[(&str, Role)] = &[
+    ("checks", checks),
+    ("replays", replays),
+    ("mixes_streams", mixes_streams),
+    ("mixes_communicators", mixes_communicators),
+    ("aborts", aborts),
+    ("waits_alone", waits_alone),
+    ("runs", runs),
+];
+
+/// Not a test: what this binary does when a test has started it as a process of ranks.
+#[test]
+#[ignore = "needs a GPU"]
+fn plays_its_role() {
+    watchdog();
+    ranks::play(ROLES);
+}
+
+/// Calls of many kinds and sizes, each checked.
+fn checks(place: &Place) -> anyhow::Result<()> {
+    place.each_rank(|Rank { context, comm, stream, together }| {
+        let calls: Vec<_> = (0..40).map(|n| call(n, place.nranks, 1 + n * 531)).collect();
+        let at = calls.iter().map(|call| Buffers::of(&context, call)).collect::<Result<Vec<_>, _>>()?;
+        together.wait();
+        for (call, at) in calls.iter().zip(&at) {
+            at.fill(call, comm.rank())?;
+            enqueue(&comm, call, at, stream.raw())?;
+            // SAFETY: the stream lives.
+            unsafe { stream.raw().synchronize()? };
+            at.check(call, comm.rank())?;
+        }
+        Ok(())
+    })
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn two_tenants_at_once_get_their_own_results() {
+    let service = TestService::start(TENANTS);
+    let players = [0, 1].map(|tenant| Player::start("checks", &everybody(&service, tenant)));
+    players.into_iter().for_each(|player| drop(player.ends_well()));
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn four_ranks_on_one_gpu_work_together() {
+    let service = TestService::start(TENANTS);
+    let place = Place { nranks: 4, ranks: 0..4, gpus: 1, ..everybody(&service, 0) };
+    Player::start("checks", &place).ends_well();
+}
+
+/// Graphs of several calls, replayed with other data each time, between calls of their own.
+fn replays(place: &Place) -> anyhow::Result<()> {
+    const REPLAYS: u64 = 100;
+    place.each_rank(|Rank { context, comm, stream, together }| {
+        let (rank, nranks, other) = (comm.rank(), place.nranks, OwnedStream::new(&context)?);
+        let captured = [call(0, nranks, 1000), call(1, nranks, 300_000), call(2, nranks, 200_001), call(4, nranks, 77)];
+        let single = call(3, nranks, 5000);
+        let at = captured.iter().map(|call| Buffers::of(&context, call)).collect::<Result<Vec<_>, _>>()?;
+        let at_single = Buffers::of(&context, &single)?;
+        let with = |call: &Call, seed: u64| Call { seed, ..*call };
+        let run_single = |seed: u64, stream: RawStream| {
+            at_single.fill(&with(&single, seed), rank)?;
+            enqueue(&comm, &single, &at_single, stream)?;
+            // SAFETY: the stream lives.
+            unsafe { stream.synchronize()? };
+            at_single.check(&with(&single, seed), rank)
+        };
+        together.wait();
+        run_single(1000, stream.raw())?;
+        let mut graph = Graph::capture(&stream, |stream| {
+            captured.iter().zip(&at).try_for_each(|(call, at)| enqueue(&comm, call, at, stream))
+        })?;
+        for replay in 0..REPLAYS {
+            captured.iter().zip(&at).try_for_each(|(call, at)| at.fill(&with(call, replay), rank))?;
+            // SAFETY: communicator, buffers and stream live.
+            unsafe { graph.launch(stream.raw())? };
+            if replay % 10 == 3 {
+                run_single(replay, stream.raw())?;
+            }
+            // SAFETY: the stream lives.
+            unsafe { stream.raw().synchronize()? };
+            captured.iter().zip(&at).try_for_each(|(call, at)| at.check(&with(call, replay), rank))?;
+            if replay % 10 == 7 {
+                run_single(replay, other.raw())?;
+                run_single(replay + 1, stream.raw())?;
+            }
+        }
+        ensure!(comm.async_error().is_none());
+        Ok(())
+    })
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn captured_calls_are_replayed() {
+    let service = TestService::start(TENANTS);
+    Player::start("replays", &everybody(&service, 0)).ends_well();
+}
+
+/// One call after the other, each on another stream than the one before, without waiting.
+fn mixes_streams(place: &Place) -> anyhow::Result<()> {
+    place.each_rank(|Rank { context, comm, stream, together }| {
+        let more = [OwnedStream::new(&context)?, OwnedStream::new(&context)?];
+        let mut streams = vec![stream.raw(), more[0].raw(), more[1].raw()];
+        if place.gpus >= place.nranks as usize {
+            // A context's ranks would share it, and wait behind each other.
+            streams.push(RawStream::NULL);
+        }
+        let calls: Vec<_> = (0..60).map(|n| call(n, place.nranks, 1 + n * 777)).collect();
+        let at = calls.iter().map(|call| Buffers::of(&context, call)).collect::<Result<Vec<_>, _>>()?;
+        calls.iter().zip(&at).try_for_each(|(call, at)| at.fill(call, comm.rank()))?;
+        together.wait();
+        for (index, (call, at)) in calls.iter().zip(&at).enumerate() {
+            enqueue(&comm, call, at, streams[index % streams.len()])?;
+        }
+        for stream in streams {
+            // SAFETY: all streams live.
+            unsafe { stream.synchronize()? };
+        }
+        calls.iter().zip(&at).try_for_each(|(call, at)| at.check(call, comm.rank()))
+    })
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn calls_keep_their_order_across_streams() {
+    let service = TestService::start(TENANTS);
+    Player::start("mixes_streams", &everybody(&service, 0)).ends_well();
+}
+
+/// Several communicators of the same ranks, each on a stream of its own, called in another order by each rank.
+fn mixes_communicators(place: &Place) -> anyhow::Result<()> {
+    let ids = [mccs::unique_id()?, mccs::unique_id()?];
+    place.each_rank(|first| {
+        let rank = first.comm.rank();
+        let more =
+            ids.iter().map(|id| place.join(rank, *id, Arc::clone(&first.together))).collect::<Result<Vec<_>, _>>()?;
+        let all: Vec<_> = [first].into_iter().chain(more).collect();
+        let calls: Vec<_> = (0..20).map(|n| call(n, place.nranks, 1 + n * 97)).collect();
+        let mut at = Vec::new();
+        for (index, call) in all.iter().flat_map(|_| &calls).enumerate() {
+            let call = Call { seed: index as u64, ..*call };
+            let buffers = Buffers::of(&all[0].context, &call)?;
+            buffers.fill(&call, rank)?;
+            at.push((call, buffers));
+        }
+        all[0].together.wait();
+        for number in 0..calls.len() {
+            for turn in 0..all.len() {
+                let of = (turn + rank as usize) % all.len();
+                let (call, buffers) = &at[of * calls.len() + number];
+                enqueue(&all[of].comm, call, buffers, all[of].stream.raw())?;
+            }
+        }
+        for Rank { stream, .. } in &all {
+            // SAFETY: the stream lives.
+            unsafe { stream.raw().synchronize()? };
+        }
+        at.iter().try_for_each(|(call, buffers)| buffers.check(call, rank))
+    })
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn communicators_do_not_wait_for_each_other() {
+    let service = TestService::start(TENANTS);
+    Player::start("mixes_communicators", &everybody(&service, 0)).ends_well();
+}
+
+/// Why a communicator has failed, once it has.
+fn told(rank: &Rank) -> Error {
+    loop {
+        if let Some(error) = rank.comm.async_error() {
+            return error;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Rank 0 calls, and waits for the others, who never come.
+fn wait_for_others(rank: &Rank, nranks: u32) -> anyhow::Result<()> {
+    let call = call(0, nranks, 1000);
+    let at = Buffers::of(&rank.context, &call)?;
+    enqueue(&rank.comm, &call, &at, rank.stream.raw())?;
+    // SAFETY: the stream lives.
+    unsafe { rank.stream.raw().synchronize()? };
+    Ok(())
+}
+
+fn aborts(place: &Place) -> anyhow::Result<()> {
+    place.each_rank(|rank| {
+        rank.together.wait();
+        match rank.comm.rank() {
+            0 => wait_for_others(&rank, place.nranks)?,
+            1 => {
+                std::thread::sleep(Duration::from_millis(100));
+                rank.comm.abort()?;
+            }
+            _ => {}
+        }
+        let error = told(&rank).to_string();
+        ensure!(error.contains("rank 1 aborted"), "{error}");
+        Ok(())
+    })
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn an_abort_ends_kernels_that_wait() {
+    let service = TestService::start(TENANTS);
+    Player::start("aborts", &everybody(&service, 0)).ends_well();
+}
+
+fn waits_alone(place: &Place) -> anyhow::Result<()> {
+    place.each_rank(|rank| {
+        rank.together.wait();
+        if rank.comm.rank() == 0 {
+            wait_for_others(&rank, place.nranks)?;
+        }
+        let error = told(&rank);
+        println!("rank {} was told: {error}", rank.comm.rank());
+        Ok(())
+    })
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn a_rank_that_does_not_come_is_named() {
+    let service = TestService::start(&format!("{TENANTS}[limits]\noperation_timeout = \"1s\"\n"));
+    let player = Player::start("waits_alone", &everybody(&service, 0));
+    let pid = player.process.id();
+    let said = player.ends_well();
+    assert!(said.contains(&format!("rank 0 (process {pid}) called operation 1, rank 1 (process {pid})")), "{said}");
+    assert!(said.contains("did not"), "{said}");
+}
+
+/// Large calls until the communicator fails.
+fn runs(place: &Place) -> anyhow::Result<()> {
+    place.each_rank(|rank| {
+        let call = call(0, place.nranks, 4 << 20);
+        let at = Buffers::of(&rank.context, &call)?;
+        for turn in 0.. {
+            let called = enqueue(&rank.comm, &call, &at, rank.stream.raw());
+            // SAFETY: the stream lives.
+            unsafe { rank.stream.raw().synchronize()? };
+            if called.is_err() || rank.comm.async_error().is_some() {
+                break;
+            }
+            if turn == 3 {
+                println!("runs");
+            }
+        }
+        println!("was told: {}", told(&rank));
+        Ok(())
+    })
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn a_killed_rank_is_named_and_its_memory_comes_back() {
+    let service = TestService::start(TENANTS);
+    let contexts: Vec<_> = gpus().expect("GPUs").iter().map(|gpu| Context::primary(gpu).expect("a context")).collect();
+    let free = || -> Vec<_> { contexts.iter().map(|context| context.free_bytes().expect("a number")).collect() };
+    // What is only ever made once.
+    Player::start("checks", &everybody(&service, 0)).ends_well();
+    wait_until(|| service.service().registry.comms().is_empty());
+    let before = free();
+    for _ in 0..3 {
+        let id = mccs::unique_id().expect("an id");
+        let mut players: Vec<_> = (0..2)
+            .map(|rank| {
+                let place = Place { id, ranks: rank..rank + 1, nranks: 2, ..everybody(&service, 0) };
+                Player::start("runs", &place)
+            })
+            .collect();
+        players.iter_mut().for_each(|player| player.hears("runs"));
+        let mut victim = players.pop().expect("two");
+        let pid = victim.process.id();
+        victim.process.kill().expect("killed");
+        victim.process.wait().expect("its end");
+        let said = players.pop().expect("the other").ends_well();
+        assert!(said.contains(&format!("rank 1 (process {pid}) has gone")), "{said}");
+        wait_until(|| service.service().registry.comms().is_empty());
+        wait_until(|| free().iter().zip(&before).all(|(now, before)| now + (1 << 20) >= *before));
+    }
+}
+
+/// The watchdog decides when that is never.
+fn wait_until(is_so: impl Fn() -> bool) {
+    while !is_so() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Asks to join with a GPU, as a client that says whatever it likes.
+fn join_with_gpu(service: &TestService, gpu: [u8; 16]) -> String {
+    let receive = |socket: &Socket| -> ResponseEnvelope {
+        assert!(socket.wait_readable(Duration::from_secs(300)));
+        socket.recv().expect("an answer").expect("not the end").0
+    };
+    let socket = connect(&service.socket(0)).expect("connected");
+    receive(&socket);
+    let id = mccs::unique_id().expect("an id");
+    let request = Request::InitRank { id, rank: 0, nranks: 1, gpu: Some(gpu), root_address: String::new() };
+    socket.send(&RequestEnvelope { id: 1, request }, &[]).expect("sent");
+    format!("{:?}", receive(&socket).response)
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn a_gpu_that_is_not_there_is_refused() {
+    let service = TestService::start(TENANTS);
+    let answer = join_with_gpu(&service, [7; 16]);
+    assert!(answer.contains("does not have the GPU with UUID 0707"), "{answer}");
+    let off = TestService::start("[cuda]\nuse = \"off\"\n[[tenant]]\nname = \"a\"\nsocket = \"a\"\n");
+    let answer = join_with_gpu(&off, gpus().expect("GPUs")[0].id.0);
+    assert!(answer.contains("no GPUs: the operator has switched them off"), "{answer}");
+}

@@ -1,0 +1,205 @@
+//! Ranks on GPUs, in processes of their own: memory cannot be imported into the process that exports it, which is the
+//! service's, and the service of a test is in the test's own. A process runs a [`Role`], by this very binary.
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Barrier};
+
+use anyhow::{Context as _, ensure};
+use mccs::cuda::CudaCommunicator;
+use mccs::{Client, CollectiveKind, DataType, RedOp, UniqueId};
+use mccs_cuda::{Context, DeviceMemory, OwnedStream, RawStream, copy_from_host, copy_to_host, gpus};
+use mccs_eval::workload::{Call, POISON};
+use mccs_tests::TestService;
+
+/// Names the role to the process.
+const ROLE: &str = "MCCS_GPU_ROLE";
+
+/// What a process does, as one of those that run at the same time.
+pub type Role = fn(&Place) -> anyhow::Result<()>;
+
+/// Where a process finds itself.
+#[derive(Debug, Clone)]
+pub struct Place {
+    pub socket: PathBuf,
+    pub id: UniqueId,
+    /// This process' ranks: all of them, or one.
+    pub ranks: std::ops::Range<u32>,
+    pub nranks: u32,
+    /// GPUs that ranks go round.
+    pub gpus: usize,
+}
+
+/// A process that plays a role.
+pub struct Player {
+    pub process: Child,
+    out: BufReader<std::process::ChildStdout>,
+}
+
+impl Player {
+    /// Starts a process. `place` says which ranks it plays.
+    pub fn start(role: &str, place: &Place) -> Player {
+        let Place { socket, id, ranks, nranks, gpus } = place;
+        let text = format!("{role} {id} {} {} {nranks} {gpus} {}", ranks.start, ranks.end, socket.display());
+        let own = std::env::current_exe().expect("this binary");
+        let mut process = Command::new(own)
+            .args(["--ignored", "--exact", "--nocapture", "--quiet", "plays_its_role"])
+            .env(ROLE, text)
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("a process");
+        let out = BufReader::new(process.stdout.take().expect("its output"));
+        Player { process, out }
+    }
+
+    /// Waits until it has said something.
+    pub fn hears(&mut self, what: &str) {
+        let mut line = String::new();
+        while !line.contains(what) {
+            line.clear();
+            assert_ne!(self.out.read_line(&mut line).expect("its output"), 0, "it ended, and did not say {what:?}");
+        }
+    }
+
+    /// Waits until it ends well, and returns what it has said.
+    pub fn ends_well(mut self) -> String {
+        let mut said = String::new();
+        self.out.read_to_string(&mut said).expect("its output");
+        let status = self.process.wait().expect("its end");
+        assert!(status.success(), "{status}: {said}");
+        said
+    }
+}
+
+/// A communicator of every test's: all ranks, at least two, on all GPUs.
+pub fn everybody(service: &TestService, tenant: usize) -> Place {
+    let gpus = gpus().expect("GPUs").len();
+    let nranks = gpus.clamp(2, 8) as u32;
+    let id = mccs::unique_id().expect("an id");
+    Place { socket: service.socket(tenant), id, ranks: 0..nranks, nranks, gpus }
+}
+
+/// In a process that is to play a role: plays it.
+pub fn play(roles: &[(&str, Role)]) {
+    let Ok(text) = std::env::var(ROLE) else { return };
+    let words: Vec<_> = text.splitn(7, ' ').collect();
+    let number = |index: usize| words[index].parse::<u32>().expect("a number");
+    let place = Place {
+        socket: words[6].into(),
+        id: words[1].parse().expect("an id"),
+        ranks: number(2)..number(3),
+        nranks: number(4),
+        gpus: number(5) as usize,
+    };
+    let (_, role) = roles.iter().find(|(name, _)| *name == words[0]).expect("a role that exists");
+    role(&place).expect("a role played well");
+}
+
+/// A rank: its context, session and communicator.
+pub struct Rank {
+    pub context: Context,
+    pub comm: CudaCommunicator,
+    pub stream: OwnedStream,
+    /// All ranks of this process. Ranks of one GPU are in one context, in which some of the driver's calls wait for kernels, and
+    /// those for ranks that have not called yet: so everything is made before anything is called.
+    pub together: Arc<Barrier>,
+}
+
+impl Place {
+    /// Runs `body` on a thread for each rank of this process.
+    pub fn each_rank(&self, body: impl Fn(Rank) -> anyhow::Result<()> + Sync) -> anyhow::Result<()> {
+        let together = Arc::new(Barrier::new(self.ranks.len()));
+        std::thread::scope(|scope| {
+            let run = |rank| {
+                let (body, together) = (&body, Arc::clone(&together));
+                scope.spawn(move || body(self.join(rank, self.id, together)?).with_context(|| format!("rank {rank}")))
+            };
+            let ranks: Vec<_> = self.ranks.clone().map(run).collect();
+            ranks.into_iter().try_for_each(|rank| rank.join().expect("a rank that does not panic"))
+        })
+    }
+
+    /// A rank of a communicator. Its GPU's context stays current.
+    pub fn join(&self, rank: u32, id: UniqueId, together: Arc<Barrier>) -> anyhow::Result<Rank> {
+        mccs_cuda::driver()?;
+        let all = gpus()?;
+        let context = Context::primary(&all[rank as usize % self.gpus])?;
+        // Current on this thread until it ends, and there until the process does.
+        std::mem::forget(context.enter()?);
+        std::mem::forget(context.clone());
+        let client = Client::connect(&self.socket)?;
+        let comm = client.init_cuda_communicator_rank(id, rank, self.nranks)?;
+        let stream = OwnedStream::new(&context)?;
+        Ok(Rank { context, comm, stream, together })
+    }
+}
+
+/// Buffers of a call, out of place.
+pub struct Buffers {
+    pub send: DeviceMemory,
+    pub recv: DeviceMemory,
+}
+
+impl Buffers {
+    /// Buffers with room for a call on any rank.
+    pub fn of(context: &Context, call: &Call) -> anyhow::Result<Self> {
+        let bytes = |count: usize| (count * call.dtype.size_bytes()).max(1);
+        let send = (0..call.nranks).map(|rank| bytes(call.send_count(rank))).max().unwrap_or(1);
+        let recv = (0..call.nranks).map(|rank| bytes(call.recv_count(rank))).max().unwrap_or(1);
+        Ok(Buffers { send: DeviceMemory::zeroed(context, send)?, recv: DeviceMemory::zeroed(context, recv)? })
+    }
+
+    /// The call's input, and poison where its output goes. Nothing may be in flight.
+    pub fn fill(&self, call: &Call, rank: u32) -> anyhow::Result<()> {
+        // SAFETY: both have that room, as `of` sees to.
+        unsafe {
+            copy_from_host(self.send.address(), &call.input(rank))?;
+            Ok(copy_from_host(self.recv.address(), &vec![POISON; self.recv.len_bytes()])?)
+        }
+    }
+
+    /// Fails if the output is wrong. Nothing may be in flight.
+    pub fn check(&self, call: &Call, rank: u32) -> anyhow::Result<()> {
+        let mut output = vec![0; call.recv_count(rank) * call.dtype.size_bytes()];
+        // SAFETY: it has that many bytes.
+        unsafe { copy_to_host(&mut output, self.recv.address())? };
+        let wrong = call.wrong_elements(rank, &output);
+        ensure!(wrong == 0, "{wrong} wrong elements of {call:?} on rank {rank}");
+        Ok(())
+    }
+}
+
+/// A call that differs from others by its number.
+pub fn call(number: u64, nranks: u32, count: u64) -> Call {
+    let kinds = [
+        CollectiveKind::AllReduce,
+        CollectiveKind::AllGather,
+        CollectiveKind::ReduceScatter,
+        CollectiveKind::AllToAll,
+        CollectiveKind::Broadcast,
+        CollectiveKind::Reduce,
+    ];
+    let kind = kinds[number as usize % kinds.len()];
+    let root = if kind.has_root() { number as u32 % nranks } else { 0 };
+    Call { kind, dtype: DataType::F32, redop: RedOp::Sum, root, count, nranks, seed: number }
+}
+
+/// Enqueues a call.
+pub fn enqueue(comm: &CudaCommunicator, call: &Call, at: &Buffers, stream: RawStream) -> anyhow::Result<()> {
+    let Call { kind, count, dtype, redop, root, .. } = *call;
+    let (send, recv, stream) = (at.send.address(), at.recv.address(), stream.as_ptr());
+    // SAFETY: buffers have room for the call; tests keep them until their streams were synchronized, or the process ends.
+    unsafe {
+        match kind {
+            CollectiveKind::AllReduce => comm.all_reduce(send, recv, count, dtype, redop.into(), stream)?,
+            CollectiveKind::ReduceScatter => comm.reduce_scatter(send, recv, count, dtype, redop.into(), stream)?,
+            CollectiveKind::Reduce => comm.reduce(send, recv, count, dtype, redop.into(), root, stream)?,
+            CollectiveKind::AllGather => comm.all_gather(send, recv, count, dtype, stream)?,
+            CollectiveKind::Broadcast => comm.broadcast(send, recv, count, dtype, root, stream)?,
+            CollectiveKind::AllToAll => comm.all_to_all(send, recv, count, dtype, stream)?,
+            other => anyhow::bail!("no test calls {other}"),
+        }
+    }
+    Ok(())
+}
