@@ -113,10 +113,10 @@ impl FlowPath {
     /// Of the `index`th path.
     pub(super) fn validate(&self, index: usize, problems: &mut Problems) {
         if let Some(dscp) = self.dscp {
-            problems.within(&format!("strategy.path[{index}].dscp"), &dscp, &limits::DSCP);
+            problems.within(format!("strategy.path[{index}].dscp"), &dscp, &limits::DSCP);
         }
         if let Some(priority) = self.priority {
-            problems.within(&format!("strategy.path[{index}].priority"), &priority, &limits::PRIORITY);
+            problems.within(format!("strategy.path[{index}].priority"), &priority, &limits::PRIORITY);
         }
     }
 }
