@@ -41,8 +41,12 @@ impl DeviceMemory {
         // SAFETY: `address` is an integer to write to.
         unsafe { api::cuMemAlloc_v2(&mut address, bytes)? };
         let memory = DeviceMemory { context: context.clone(), address, bytes };
-        // SAFETY: the memory was allocated above, with that size. The call waits for its end.
-        unsafe { api::cuMemsetD8_v2(address, 0, bytes)? };
+        // SAFETY: the memory was allocated above, with that size. The driver only enqueues it, on the default stream: on a GPU
+        // that others use, zeros could come after what is written first.
+        unsafe {
+            api::cuMemsetD8_v2(address, 0, bytes)?;
+            api::cuStreamSynchronize(std::ptr::null_mut())?;
+        }
         Ok(memory)
     }
 
@@ -240,6 +244,10 @@ pub unsafe fn copy_to_host(dst: &mut [u8], src: DeviceAddress) -> Result<(), Dri
 /// # Errors
 /// [`DriverError`].
 pub unsafe fn copy_from_host(dst: DeviceAddress, src: &[u8]) -> Result<(), DriverError> {
-    // SAFETY: the slice has that length; the rest is the caller's contract.
-    unsafe { api::cuMemcpyHtoD_v2(dst, src.as_ptr().cast(), src.len()) }
+    // SAFETY: the slice has that length; the rest is the caller's contract. The driver returns when it has read the slice: what
+    // it has not written by then is on the default stream.
+    unsafe {
+        api::cuMemcpyHtoD_v2(dst, src.as_ptr().cast(), src.len())?;
+        api::cuStreamSynchronize(std::ptr::null_mut())
+    }
 }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Barrier};
 
-use anyhow::{Context as _, ensure};
+use anyhow::ensure;
 use mccs::cuda::CudaCommunicator;
 use mccs::{Client, CollectiveKind, DataType, RedOp, UniqueId};
 use mccs_cuda::{Context, DeviceMemory, OwnedStream, RawStream, copy_from_host, copy_to_host, gpus};
@@ -113,11 +113,19 @@ impl Place {
         std::thread::scope(|scope| {
             let run = |rank| {
                 let (body, together) = (&body, Arc::clone(&together));
-                scope.spawn(move || body(self.join(rank, self.id, together)?).with_context(|| format!("rank {rank}")))
+                scope.spawn(move || {
+                    let done = self.join(rank, self.id, together).and_then(body);
+                    if let Err(error) = done {
+                        // Others wait for it.
+                        eprintln!("rank {rank}: {error:#}");
+                        std::process::exit(1);
+                    }
+                })
             };
             let ranks: Vec<_> = self.ranks.clone().map(run).collect();
-            ranks.into_iter().try_for_each(|rank| rank.join().expect("a rank that does not panic"))
-        })
+            ranks.into_iter().for_each(|rank| rank.join().expect("a rank that does not panic"));
+        });
+        Ok(())
     }
 
     /// A rank of a communicator. Its GPU's context stays current.
