@@ -356,12 +356,14 @@ fn peer_of(hostile: impl FnOnce(&mut Raw, &BoardCall) + Send) -> Result<f32, mcc
     result
 }
 
-/// A post, with bytes that the slot has room for.
-fn post(raw: &Raw, round: u64, call: &BoardCall) {
+/// A post, with bytes that the slot has room for. The service is told if it wants to know, as the shim would.
+fn post(raw: &mut Raw, round: u64, call: &BoardCall) {
     let data = [2f32; 4];
     let board = raw.board.as_ref().expect("a board");
     // SAFETY: 16 bytes are readable.
-    let _ = unsafe { board.post(1, round, call, 0, data.as_ptr().cast(), 16) };
+    if unsafe { board.post(1, round, call, 0, data.as_ptr().cast(), 16) } {
+        raw.push(&Command { opcode: Opcode::Posted as u32, ..raw.command() });
+    }
 }
 
 #[test]
