@@ -1,13 +1,16 @@
 //! Communicators and their collectives.
 
+use std::ffi::c_void;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytemuck::Zeroable;
+use half::{bf16, f16};
 use mccs_ipc::board::{Board, BoardCall};
 use mccs_ipc::command::{BufferRef, Command, Opcode};
 use mccs_ipc::protocol::Request;
 use mccs_ipc::types::{CollectiveKind, DataType, Handle, RedOp, UniqueId};
+use mccs_kernels::fp8;
 
 use crate::{Client, Error, Span, Stream, group};
 
@@ -33,6 +36,33 @@ pub enum Scalar {
     Float(f64),
     /// For integers.
     Integer(i64),
+}
+
+impl Scalar {
+    /// One element, as a factor.
+    ///
+    /// # Safety
+    /// `at` must lead to an element of the type, aligned or not.
+    #[must_use]
+    pub unsafe fn read(at: *const c_void, dtype: DataType) -> Scalar {
+        // SAFETY: the caller's contract, for the type of each case.
+        unsafe {
+            match dtype {
+                DataType::I8 => Scalar::Integer(at.cast::<i8>().read().into()),
+                DataType::U8 => Scalar::Integer(at.cast::<u8>().read().into()),
+                DataType::I32 => Scalar::Integer(at.cast::<i32>().read_unaligned().into()),
+                DataType::U32 => Scalar::Integer(at.cast::<u32>().read_unaligned().into()),
+                DataType::I64 => Scalar::Integer(at.cast::<i64>().read_unaligned()),
+                DataType::U64 => Scalar::Integer(at.cast::<u64>().read_unaligned() as i64),
+                DataType::F16 => Scalar::Float(f16::from_bits(at.cast::<u16>().read_unaligned()).to_f64()),
+                DataType::Bf16 => Scalar::Float(bf16::from_bits(at.cast::<u16>().read_unaligned()).to_f64()),
+                DataType::F32 => Scalar::Float(at.cast::<f32>().read_unaligned().into()),
+                DataType::F64 => Scalar::Float(at.cast::<f64>().read_unaligned()),
+                DataType::F8E4M3 => Scalar::Float(fp8::e4m3_to_f32(at.cast::<u8>().read()).into()),
+                DataType::F8E5M2 => Scalar::Float(fp8::e5m2_to_f32(at.cast::<u8>().read()).into()),
+            }
+        }
+    }
 }
 
 /// How elements are combined.

@@ -3,7 +3,7 @@
 use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 
-use mccs::{Client, UniqueId};
+use mccs::{Client, DataType, RedOp, UniqueId};
 
 use crate::{Rank, TestService};
 
@@ -155,5 +155,22 @@ pub struct Raise<'a>(pub &'a AtomicU64);
 impl Drop for Raise<'_> {
     fn drop(&mut self) {
         self.0.store(1, Ordering::Relaxed);
+    }
+}
+
+/// All-reduces until one fails; returns why. Counts those that have not.
+///
+/// # Panics
+/// If a call cannot be enqueued.
+#[must_use]
+pub fn run_until_failure(rank: &Rank, count: u64, done: &AtomicU64) -> String {
+    let memory = rank.client.allocate(4 * count).expect("memory");
+    let place = memory.at(0);
+    loop {
+        rank.comm.all_reduce(place, place, count, DataType::F32, RedOp::Sum, &rank.stream).expect("enqueued");
+        match rank.stream.synchronize() {
+            Ok(()) => done.fetch_add(1, Ordering::Relaxed),
+            Err(error) => return error.to_string(),
+        };
     }
 }

@@ -8,6 +8,7 @@ use anyhow::{Context as _, ensure};
 use clap::Parser;
 use mccs::{CollectiveKind, DataType, RedOp, UniqueId};
 use mccs_config::Bytes;
+use mccs_eval::arguments::{list, unix_time_ns};
 use mccs_eval::cuda::rank::{Rank, Side};
 use mccs_eval::workload::Call;
 use mccs_service::telemetry::traffic;
@@ -92,13 +93,6 @@ struct Results {
     lines: Vec<Line>,
 }
 
-fn list<T: std::str::FromStr<Err = String> + Copy>(text: &str, all: &[T]) -> anyhow::Result<Vec<T>> {
-    if text == "all" {
-        return Ok(all.to_vec());
-    }
-    text.split(',').map(|name| name.parse().map_err(anyhow::Error::msg)).collect()
-}
-
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let done = match arguments.rank {
@@ -139,10 +133,6 @@ fn start_ranks(arguments: &Arguments) -> anyhow::Result<()> {
     }
     ensure!(failed.is_empty(), "{}", failed.join("; "));
     Ok(())
-}
-
-fn unix_time_ns() -> u64 {
-    std::time::UNIX_EPOCH.elapsed().map_or(0, |time| time.as_nanos() as u64)
 }
 
 fn run_rank(arguments: &Arguments, rank: u32) -> anyhow::Result<()> {

@@ -8,6 +8,7 @@ use mccs::{
     Client, CollectiveKind, Communicator, DataType, RedOp, ReduceOperator, Region, Scalar, Span, Stream, UniqueId,
 };
 use mccs_config::Bytes;
+use mccs_eval::arguments::{list, unix_time_ns};
 use mccs_eval::stats::Latencies;
 use mccs_eval::workload::{Call, POISON};
 use mccs_service::telemetry::traffic;
@@ -66,14 +67,6 @@ struct Arguments {
     root_address: String,
 }
 
-/// A comma-separated list, or everything.
-fn list<T: std::str::FromStr<Err = String> + Copy>(text: &str, all: &[T]) -> anyhow::Result<Vec<T>> {
-    if text == "all" {
-        return Ok(all.to_vec());
-    }
-    text.split(',').map(|name| name.parse().map_err(anyhow::Error::msg)).collect()
-}
-
 /// This rank's side of the measurement.
 struct Bench {
     comm: Communicator,
@@ -125,10 +118,6 @@ fn main() -> anyhow::Result<()> {
 /// CPU time that this process has used.
 fn cpu_time() -> anyhow::Result<Duration> {
     Ok(Duration::from(clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID)?))
-}
-
-fn unix_time_ns() -> u64 {
-    std::time::UNIX_EPOCH.elapsed().map_or(0, |time| time.as_nanos() as u64)
 }
 
 impl Bench {

@@ -2,9 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use half::{bf16, f16};
 use mccs::{DataType, Error, RedOp, ReduceOperator, Scalar};
-use mccs_kernels::fp8;
 
 use super::communicators::Comm;
 use super::{Status, absent, guard, object, put};
@@ -29,36 +27,6 @@ pub(crate) fn operator(comm: &Comm, value: c_int) -> Result<ReduceOperator, Erro
     op.map(ReduceOperator::Standard).ok_or_else(missing)
 }
 
-/// One element, as a factor.
-///
-/// # Safety
-/// `at` must lead to an element of the type.
-unsafe fn read_scalar(at: *const c_void, dtype: DataType) -> Scalar {
-    /// # Safety
-    /// As for the function around.
-    unsafe fn read<T>(at: *const c_void) -> T {
-        // SAFETY: the caller's contract; NCCL asks for no alignment.
-        unsafe { at.cast::<T>().read_unaligned() }
-    }
-    // SAFETY: the caller's contract, for the type of each case.
-    unsafe {
-        match dtype {
-            DataType::I8 => Scalar::Integer(read::<i8>(at).into()),
-            DataType::U8 => Scalar::Integer(read::<u8>(at).into()),
-            DataType::I32 => Scalar::Integer(read::<i32>(at).into()),
-            DataType::U32 => Scalar::Integer(read::<u32>(at).into()),
-            DataType::I64 => Scalar::Integer(read::<i64>(at)),
-            DataType::U64 => Scalar::Integer(read::<u64>(at) as i64),
-            DataType::F16 => Scalar::Float(f16::from_bits(read::<u16>(at)).to_f64()),
-            DataType::Bf16 => Scalar::Float(bf16::from_bits(read::<u16>(at)).to_f64()),
-            DataType::F32 => Scalar::Float(read::<f32>(at).into()),
-            DataType::F64 => Scalar::Float(read::<f64>(at)),
-            DataType::F8E4M3 => Scalar::Float(fp8::e4m3_to_f32(read::<u8>(at)).into()),
-            DataType::F8E5M2 => Scalar::Float(fp8::e5m2_to_f32(read::<u8>(at)).into()),
-        }
-    }
-}
-
 /// See `nccl.h`; the factor must lie in host memory.
 ///
 /// # Safety
@@ -76,14 +44,14 @@ pub unsafe extern "C" fn ncclRedOpCreatePreMulSum(
         // SAFETY: the caller's contract.
         let comm = unsafe { object(comm, "comm")? };
         let dtype = data_type(dtype)?;
-        if scalar.is_null() {
-            return Err(Error::InvalidArgument("scalar is null".into()));
+        if scalar.is_null() || op.is_null() {
+            return Err(Error::InvalidArgument("scalar or op is null".into()));
         }
         if residence != HOST_IMMEDIATE {
             return Err(absent("factors of a pre-multiplied sum in a GPU's memory"));
         }
         // SAFETY: the caller's contract.
-        let scalar = unsafe { read_scalar(scalar, dtype) };
+        let scalar = unsafe { Scalar::read(scalar, dtype) };
         let mut scalars = comm.scalars();
         let free = scalars.iter().position(Option::is_none).unwrap_or(scalars.len());
         if free == scalars.len() {

@@ -3,13 +3,11 @@
 use std::ffi::{c_char, c_void};
 use std::sync::{Mutex, PoisonError};
 
-use mccs_ipc::types::{DataType, UniqueId};
+use mccs_ipc::types::UniqueId;
 
 use super::{
     CClient, CComm, CStream, IN_PROGRESS, PendingJoin, SUCCESS, Status, THREAD, guard, object, put, status_of, text,
 };
-use half::{bf16, f16};
-use mccs_kernels::fp8;
 
 use crate::{Client, Communicator, Error, RankSpec, Region, Scalar};
 
@@ -187,23 +185,8 @@ pub unsafe extern "C" fn mccsRedOpCreatePreMulSum(
         if scalar.is_null() {
             return Err(Error::argument("scalar is null"));
         }
-        // SAFETY: the caller's contract: `scalar` leads to one element of `dtype`, not necessarily aligned.
-        let value = unsafe {
-            match dtype {
-                DataType::I8 => Scalar::Integer(i64::from(scalar.cast::<i8>().read_unaligned())),
-                DataType::U8 => Scalar::Integer(i64::from(scalar.cast::<u8>().read_unaligned())),
-                DataType::I32 => Scalar::Integer(i64::from(scalar.cast::<i32>().read_unaligned())),
-                DataType::U32 => Scalar::Integer(i64::from(scalar.cast::<u32>().read_unaligned())),
-                DataType::I64 => Scalar::Integer(scalar.cast::<i64>().read_unaligned()),
-                DataType::U64 => Scalar::Integer(scalar.cast::<u64>().read_unaligned() as i64),
-                DataType::F32 => Scalar::Float(f64::from(scalar.cast::<f32>().read_unaligned())),
-                DataType::F64 => Scalar::Float(scalar.cast::<f64>().read_unaligned()),
-                DataType::F16 => Scalar::Float(f16::from_bits(scalar.cast::<u16>().read_unaligned()).to_f64()),
-                DataType::Bf16 => Scalar::Float(bf16::from_bits(scalar.cast::<u16>().read_unaligned()).to_f64()),
-                DataType::F8E4M3 => Scalar::Float(fp8::e4m3_to_f32(scalar.cast::<u8>().read()).into()),
-                DataType::F8E5M2 => Scalar::Float(fp8::e5m2_to_f32(scalar.cast::<u8>().read()).into()),
-            }
-        };
+        // SAFETY: the caller's contract: `scalar` leads to one element of `dtype`.
+        let value = unsafe { Scalar::read(scalar, dtype) };
         // SAFETY: the caller's contract.
         let comm = unsafe { object(comm, "comm") }?;
         if op.is_null() {

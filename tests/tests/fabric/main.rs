@@ -13,7 +13,7 @@ use std::time::Duration;
 use mccs::{DataType, RedOp};
 use mccs_eval::workload::Call;
 use mccs_ipc::types::CollectiveKind;
-use mccs_tests::hosts::{Raise, in_threads};
+use mccs_tests::hosts::{Raise, in_threads, run_until_failure};
 use mccs_tests::{Rank, run_checked};
 
 use crate::bed::{Bed, HOSTS, program, run};
@@ -50,19 +50,6 @@ fn run_until_stopped(rank: &Rank, count: u64, stop: &AtomicU64, done: &AtomicU64
         }
     }
     unreachable!("seeds do not end")
-}
-
-/// All-reduces until one fails; returns why.
-fn run_until_failure(rank: &Rank, count: u64, done: &AtomicU64) -> String {
-    let memory = rank.client.allocate(4 * count).expect("memory");
-    let place = memory.at(0);
-    loop {
-        rank.comm.all_reduce(place, place, count, DataType::F32, RedOp::Sum, &rank.stream).expect("enqueued");
-        match rank.stream.synchronize() {
-            Ok(()) => done.fetch_add(1, Ordering::Relaxed),
-            Err(error) => return error.to_string(),
-        };
-    }
 }
 
 fn wait_for_more(done: &AtomicU64, more: u64) {

@@ -1,5 +1,7 @@
 //! Data that goes from host to host arrives as it was sent, whatever else goes on.
 
+use std::sync::Barrier;
+
 use mccs::{DataType, RedOp, group_end, group_start};
 use mccs_ipc::types::CollectiveKind;
 use mccs_tests::hosts::{TestHosts, in_threads};
@@ -60,10 +62,13 @@ fn channels_go_the_ways_that_the_strategy_gives_them() {
         "[[strategy.path]]\nsource_ports = \"21000-21009\"\n[[strategy.path]]\nsource_ports = \"22000-22009\"\n";
     let hosts = TestHosts::start(2, &format!("[strategy]\nalgorithm = \"ring\"\nchannels = 4\n{paths}"));
     let counts = [(200_003, RedOp::Sum)];
-    // Looked at before the communicator, and its flows, go.
+    // The communicator, and its flows, go when the first rank goes: none does before both have looked.
+    let looked = Barrier::new(2);
     let found = hosts.ranks(&[0, 1], |rank| {
         let wrong = run_all(&rank, &counts);
-        (wrong, [0, 1].map(|host| ports_of(hosts.address(host), EXCHANGE_PORT)))
+        let ports = [0, 1].map(|host| ports_of(hosts.address(host), EXCHANGE_PORT));
+        looked.wait();
+        (wrong, ports)
     });
     for (wrong, ports) in found {
         assert_eq!(wrong, 0);

@@ -5,26 +5,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use mccs::{DataType, RedOp};
 use mccs_ipc::types::CollectiveKind;
-use mccs_tests::hosts::{Raise, TestHosts, in_threads};
+use mccs_tests::hosts::{Raise, TestHosts, in_threads, run_until_failure};
 use mccs_tests::{Rank, run_checked};
 
 use crate::call;
 
 /// Silence is found out soon; nothing else depends on time.
 const QUICK: &str = "[tcp]\nsilence_timeout = \"2s\"\n[exchange]\nkeep_alive = \"200ms\"\nlink_timeout = \"1s\"\nhost_timeout = \"2s\"\n";
-
-/// All-reduces until one fails; returns why. Counts those that have not.
-fn run_until_failure(rank: &Rank, count: u64, done: &AtomicU64) -> String {
-    let memory = rank.client.allocate(4 * count).expect("memory");
-    let place = memory.at(0);
-    loop {
-        rank.comm.all_reduce(place, place, count, DataType::F32, RedOp::Sum, &rank.stream).expect("enqueued");
-        match rank.stream.synchronize() {
-            Ok(()) => done.fetch_add(1, Ordering::Relaxed),
-            Err(error) => return error.to_string(),
-        };
-    }
-}
 
 /// Checked collectives until every rank sees that `stop` is raised; returns how many there were.
 fn run_until_stopped(rank: &Rank, stop: &AtomicU64) -> u64 {

@@ -314,28 +314,8 @@ impl ChannelRun {
         Ok(any)
     }
 
-    /// Works on messages from another host. One that is longer than what this step asked for is of another operation, too.
-    fn receive(
-        &mut self,
-        remote: &Remote,
-        (src, dst): (u32, u32),
-        step: &Step,
-        cursor: &mut Cursor,
-        links: &mut Links,
-        now: Instant,
-    ) -> Result<Ran, ChannelFault> {
-        let received = self.receive_next(remote, (src, dst), step, cursor, links, now);
-        received.map_err(|fault| match fault {
-            ChannelFault::Transport(TransportError::Flow {
-                fault: Fault::TooLong { message_bytes, buffer_bytes },
-                ..
-            }) => mismatch(remote, links, src, (message_bytes, buffer_bytes)),
-            other => other,
-        })
-    }
-
     /// Works on a message from another host, and asks for the next ones.
-    fn receive_next(
+    fn receive(
         &mut self,
         remote: &Remote,
         (src, dst): (u32, u32),

@@ -13,6 +13,7 @@ mod comm;
 mod describe;
 mod direct;
 mod operation;
+mod preparing;
 mod rounds;
 mod stream;
 
@@ -32,10 +33,11 @@ pub use self::describe::board_call;
 use self::describe::describe;
 use self::direct::Look;
 pub use self::operation::{Action, JoinRequest, Operand, Operation, ProxyMessage, ProxyReply, RoundState};
+use self::preparing::{PREPARING_MAX, Preparing};
 use self::stream::{Entry, Stream, Task};
 use crate::bootstrap::{GatheringKey, Joined, Refusal, Rendezvous};
 
-use crate::devices::{Device, Launched, Prepare, Prepared};
+use crate::devices::{Device, Launched, Prepared};
 use crate::engines::transport::ChannelFault;
 use crate::exchange::protocol::Request;
 use crate::handles::HandleTable;
@@ -49,8 +51,6 @@ use crate::tenants::{Charge, Resource};
 pub const PROXY_MAILBOX_MAX: usize = 4096;
 /// Communicators of a device; quotas keep tenants far below.
 const COMMS_MAX: u32 = 1 << 20;
-/// Communicators of a device that are being prepared at a time.
-const PREPARING_MAX: u32 = 1 << 16;
 /// Jobs of a device that run at a time.
 const JOBS_MAX: u32 = 1 << 20;
 
@@ -75,12 +75,6 @@ enum Job {
 
 /// Gives the schedules of a communicator of so many ranks, by host; none where all are here.
 pub type MakeSchedules = Box<dyn Fn(u32, &[Vec<u32>]) -> ScheduleCache + Send>;
-
-/// A communicator whose ranks are all there.
-struct Preparing {
-    id: UniqueId,
-    requests: Vec<JoinRequest>,
-}
 
 /// Things to do that other things led to: a queue, so that a chain of completions is not a chain of calls.
 enum Event {
@@ -586,48 +580,6 @@ impl ProxyEngine {
             Joined::Waiting => {}
             Joined::Refused(refusal, members) => refuse_all(&refusal, members),
             Joined::Complete(requests) => self.prepare(id, requests, now),
-        }
-    }
-
-    /// All ranks of a communicator of this host alone are there.
-    fn prepare(&mut self, id: UniqueId, requests: Vec<JoinRequest>, now: Instant) {
-        let gpus: Vec<_> = requests.iter().map(|request| request.gpu).collect();
-        let nranks = requests.len() as u32;
-        let key = match self.preparing.insert(Preparing { id, requests }) {
-            Ok(key) => key,
-            Err(Preparing { requests, .. }) => {
-                let message = format!("the service prepares {PREPARING_MAX} communicators, the most it can");
-                return refuse_all(&Refusal { class: ErrorClass::System, message }, requests);
-            }
-        };
-        if self.device.prepare(&gpus, key) == Prepare::Nothing
-            && let Some(Preparing { id, requests }) = self.preparing.remove(key)
-        {
-            self.create_comm(id, nranks, requests, None, None, now);
-        }
-    }
-
-    /// The device has prepared, or cannot. A key that is not known any more is of ranks that have gone.
-    fn prepared(&mut self, key: Handle, prepared: Result<Prepared, String>, now: Instant) {
-        let Some(Preparing { id, requests }) = self.preparing.remove(key) else { return };
-        match prepared {
-            Ok(prepared) => self.create_comm(id, requests.len() as u32, requests, None, Some(prepared), now),
-            Err(message) => refuse_all(&Refusal { class: ErrorClass::System, message }, requests),
-        }
-    }
-
-    /// A session has ended: communicators that it was to be in are not to be.
-    fn stop_preparing(&mut self, session: SessionId) {
-        let of_session = |preparing: &Preparing| preparing.requests.iter().any(|request| request.session.id == session);
-        let hit: Vec<_> =
-            self.preparing.iter().filter(|(_, preparing)| of_session(preparing)).map(|(key, _)| key).collect();
-        for Preparing { id, requests } in
-            hit.into_iter().filter_map(|key| self.preparing.remove(key)).collect::<Vec<_>>()
-        {
-            let (gone, others): (Vec<_>, _) = requests.into_iter().partition(|request| request.session.id == session);
-            let rank = gone.first().map_or(0, |request| request.rank);
-            let message = format!("rank {rank} left while communicator {id} was being set up");
-            refuse_all(&Refusal { class: ErrorClass::Remote, message }, others);
         }
     }
 
