@@ -1,6 +1,7 @@
 //! Every file that an operator or a launcher writes: its types, its units, its limits, and what is wrong with it.
 //!
-//! [`service`] is what a host is (`service.toml`), [`job`] what the launcher runs (`job.toml`). Both are read by one path
+//! [`service`] is what a host is (`service.toml`), [`change`] what changes of a strategy (`change.toml`), [`job`] what the
+//! launcher runs (`job.toml`). All are read by one path
 //! ([`document`]): TOML to plain structs, then semantic checks ([`validate`]); every complaint becomes a [`Diagnostic`]
 //! with file, line, key and what would be right. `examples/` holds files that the tests parse.
 //!
@@ -10,6 +11,7 @@
 //! Deliberately absent: merging of several files, environment variables inside values, and any knowledge of how the
 //! values are used.
 
+pub mod change;
 pub mod document;
 pub mod error;
 pub mod job;

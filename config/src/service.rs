@@ -409,7 +409,9 @@ impl Validate for ServiceConfig {
         self.host_device.validate(problems);
         problems.within("strategy.channels", &self.strategy.channels, &limits::CHANNELS);
         self.validate_exchange(problems);
-        self.strategy.paths.iter().enumerate().for_each(|(index, path)| path.validate(index, problems));
+        for (index, path) in self.strategy.paths.iter().enumerate() {
+            path.validate(&format!("strategy.path[{index}]"), problems);
+        }
         self.tcp.validate(problems);
         self.validate_tenants(problems);
     }

@@ -1,17 +1,21 @@
 //! Schedules of a communicator, built once per shape of call.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-use mccs_ipc::types::RedOp;
+use mccs_config::change::StrategyChange;
+use mccs_ipc::types::{CollectiveKind, RedOp};
 
-use crate::collective::{Choice, CostModel, Problem, Schedule, ScheduleError, Strategy, build};
+use crate::collective::{Choice, CostModel, Problem, Schedule, ScheduleError, Strategy, StrategyError, build};
 use crate::engines::proxy::{Action, Operation};
 
 /// Schedules kept per communicator. A job repeats a few shapes; one that never repeats pays for building each.
 const SCHEDULES_MAX: usize = 256;
 /// Steps of the schedules kept, unless a single one has more: about 100 bytes each.
 const STEPS_MAX: usize = 1 << 18;
+
+/// Elements of a long collective, which uses the links of most of a job's traffic.
+const LONG_COUNT: u64 = 16 << 20;
 
 /// Why a call has no schedule: a bug, since the proxy engine starts collectives only, and calls are validated.
 #[derive(Debug, thiserror::Error)]
@@ -51,6 +55,36 @@ impl ScheduleCache {
         };
         let (channels, version) = (self.strategy.ring_orders.len(), env!("CARGO_PKG_VERSION"));
         format!("algorithm {algorithm}, channels {channels}, mccs {version}")
+    }
+
+    /// What a change makes of it: the same communicator and model under another strategy.
+    ///
+    /// # Errors
+    /// It does not fit the communicator.
+    pub fn changed(&self, change: &StrategyChange, epoch: u64) -> Result<Self, StrategyError> {
+        let strategy = self.strategy.changed(change, epoch, self.nranks)?;
+        Ok(ScheduleCache::new(self.nranks, strategy, self.model.clone()))
+    }
+
+    /// The strategy.
+    #[must_use]
+    pub fn strategy(&self) -> &Strategy {
+        &self.strategy
+    }
+
+    /// Links of a short and of a long all-reduce; see [`Schedule::links`].
+    ///
+    /// # Errors
+    /// [`PlanError`].
+    pub fn links(&self) -> Result<BTreeSet<(u16, u32, u32)>, PlanError> {
+        let mut links = BTreeSet::new();
+        for count in [1, LONG_COUNT] {
+            let problem =
+                Problem { kind: CollectiveKind::AllReduce, nranks: self.nranks, root: 0, count, premultiply: false };
+            let algorithm = self.model.choose(&problem, size_of::<f32>(), &self.strategy)?;
+            links.extend(build(&problem, algorithm, &self.strategy)?.links());
+        }
+        Ok(links)
     }
 
     /// The schedule for a collective that all ranks have called alike.

@@ -15,7 +15,7 @@ use crate::engines::control::{ControlEngine, Controlled};
 use crate::engines::daemon::{Acceptor, Admission, GpuProxy, Proxies, SessionFactory, SessionLimits};
 use crate::engines::exchange::{EventSink, ExchangeSettings, start_exchange};
 use crate::engines::proxy::{Cluster, PROXY_MAILBOX_MAX, ProxyEngine, ProxyMessage, Timeouts};
-use crate::engines::transport::links::Links;
+use crate::engines::transport::links::{Links, Ways};
 use crate::engines::transport::{TRANSPORTS_MAX, TransportPool};
 use crate::exchange::protocol::{LinkTimes, Name};
 use crate::exchange::tls::TlsFiles;
@@ -150,8 +150,8 @@ impl Service {
                     Placement::Dedicated => runtimes.start_runtime("mccs-exchange")?,
                 };
                 let exchange = start_exchange(&runtimes, runtime, exchange, Arc::clone(&registry), events_to(&proxy))?;
-                let (engines_per_comm, paths) = (settings.channels as usize, settings.paths.clone());
-                Some(Cluster { exchange, engines_per_comm, paths })
+                let ways = Arc::new(Ways { paths: settings.paths.clone(), ..Ways::default() });
+                Some(Cluster { exchange, engines_per_comm: settings.channels as usize, ways })
             }
             None => None,
         };
@@ -163,6 +163,7 @@ impl Service {
         })?;
         let transports = Arc::new(start_transports(&runtimes, settings, main, proxy.clone())?);
 
+        let control_proxy = proxy.clone();
         let gpus = start_gpus(&runtimes, settings, proxy_runtime, &registry)?;
         let factory = Arc::new(SessionFactory {
             runtimes: Arc::clone(&runtimes),
@@ -183,9 +184,13 @@ impl Service {
             registry: Arc::clone(&registry),
             runtimes: Arc::clone(&runtimes),
             transports: Arc::clone(&transports),
+            proxy: control_proxy,
         };
         let control = ControlEngine::new(listener, controlled)?;
-        runtimes.start_engine(main, |_| Box::new(control))?;
+        runtimes.start_engine(main, |waker| {
+            control.waker().set(waker);
+            Box::new(control)
+        })?;
         Ok(Service { runtimes, registry, transports })
     }
 }
@@ -320,14 +325,6 @@ fn flow_options(tcp: &mccs_config::service::Tcp, address: IpAddr) -> FlowOptions
     }
 }
 
-fn flow_path(path: &mccs_config::service::FlowPath) -> FlowPath {
-    FlowPath {
-        source_ports: path.source_ports.map(|ports| PortRange { first: ports.first, last: ports.last }),
-        dscp: path.dscp.map(|dscp| dscp as u8),
-        priority: path.priority,
-    }
-}
-
 fn exchange_settings(
     config: &mccs_config::ServiceConfig,
     exchange: &mccs_config::service::Exchange,
@@ -402,17 +399,9 @@ impl Settings {
                 .tcp_address()
                 .map(|address| NetworkSettings { address, flow: flow_options(&config.tcp, address) }),
             board_slot_bytes: config.host_device.direct_limit.0 as u32,
-            choice: match config.strategy.algorithm {
-                file::Algorithm::Auto => Choice::Auto,
-                file::Algorithm::Direct => Choice::Pinned(Algorithm::Direct),
-                file::Algorithm::Ring => Choice::Pinned(Algorithm::Ring),
-                file::Algorithm::Tree => Choice::Pinned(Algorithm::Tree),
-                file::Algorithm::HostRing => Choice::Pinned(Algorithm::HostRing),
-                file::Algorithm::HostTree => Choice::Pinned(Algorithm::HostTree),
-                file::Algorithm::OneShot => Choice::Pinned(Algorithm::OneShot),
-            },
+            choice: config.strategy.algorithm.into(),
             channels: config.strategy.channels,
-            paths: config.strategy.paths.iter().map(flow_path).collect(),
+            paths: config.strategy.paths.iter().map(FlowPath::from).collect(),
             exchange: config.exchange.as_ref().map(|exchange| exchange_settings(config, exchange)),
         }
     }

@@ -4,8 +4,9 @@ use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 
 use mccs::{Client, DataType, RedOp, UniqueId};
+use mccs_eval::workload::Call;
 
-use crate::{Rank, TestService};
+use crate::{Rank, TestService, run_checked};
 
 /// Services that know each other.
 pub struct TestHosts {
@@ -173,4 +174,28 @@ pub fn run_until_failure(rank: &Rank, count: u64, done: &AtomicU64) -> String {
             Err(error) => return error.to_string(),
         };
     }
+}
+
+/// Checked calls, of which `call` gives number n, until every rank sees that `stop` is raised; returns how many there were, and
+/// counts them.
+///
+/// # Panics
+/// If a call fails, or a result is wrong.
+pub fn run_until_stopped(rank: &Rank, stop: &AtomicU64, done: &AtomicU64, call: impl Fn(u64) -> Call) -> u64 {
+    let memory = rank.client.allocate(4).expect("memory");
+    for number in 0.. {
+        let call = call(number);
+        assert_eq!(run_checked(rank, &call, false), 0, "wrong data in {call:?}");
+        done.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: nothing is in flight.
+        let bytes = unsafe { memory.as_mut_slice() };
+        bytes.copy_from_slice(&(stop.load(Ordering::Relaxed) as u32).to_le_bytes());
+        let place = memory.at(0);
+        rank.comm.all_reduce(place, place, 1, DataType::U32, RedOp::Max, &rank.stream).expect("enqueued");
+        rank.stream.synchronize().expect("completed");
+        if bytes[0] != 0 {
+            return number + 1;
+        }
+    }
+    unreachable!("numbers do not end")
 }

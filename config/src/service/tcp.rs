@@ -110,13 +110,13 @@ pub struct FlowPath {
 }
 
 impl FlowPath {
-    /// Of the `index`th path.
-    pub(super) fn validate(&self, index: usize, problems: &mut Problems) {
+    /// Of the path at `key`.
+    pub(crate) fn validate(&self, key: &str, problems: &mut Problems) {
         if let Some(dscp) = self.dscp {
-            problems.within(format!("strategy.path[{index}].dscp"), &dscp, &limits::DSCP);
+            problems.within(format!("{key}.dscp"), &dscp, &limits::DSCP);
         }
         if let Some(priority) = self.priority {
-            problems.within(format!("strategy.path[{index}].priority"), &priority, &limits::PRIORITY);
+            problems.within(format!("{key}.priority"), &priority, &limits::PRIORITY);
         }
     }
 }

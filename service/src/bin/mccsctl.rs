@@ -3,7 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use anyhow::Context as _;
 use clap::{Parser, Subcommand};
+use mccs_config::change::StrategyChange;
+use mccs_config::service::{FlowPath, Ports};
 use mccs_service::control::{CommView, ControlAnswer, ControlRequest, HostView, SessionView, call};
 use mccs_service::exchange::keys;
 use mccs_service::runtime::{EngineId, EngineInfo, RuntimeInfo};
@@ -46,6 +49,8 @@ enum Command {
         /// Number of the runtime.
         runtime: u32,
     },
+    /// Change the strategy of a communicator, while its job runs. Returns when all its hosts have agreed.
+    Reconfigure(Reconfigure),
     /// Make keys to try a cluster with: an authority, and a certificate and a key for each host. Asks no service.
     Keys {
         /// The hosts' names.
@@ -60,9 +65,57 @@ enum Command {
     },
 }
 
+#[derive(clap::Args)]
+struct Reconfigure {
+    /// Number of the communicator, as `communicators` shows it on the host of its root.
+    communicator: u64,
+    /// File with the change; see config/examples/change.toml. Options below come on top.
+    #[arg(long, value_name = "FILE")]
+    file: Option<PathBuf>,
+    /// How collectives are carried out: auto, ring, tree, host_ring, host_tree, one_shot or direct.
+    #[arg(long)]
+    algorithm: Option<String>,
+    /// So many channels, with rings as a new communicator has them.
+    #[arg(long, conflicts_with = "ring")]
+    channels: Option<u32>,
+    /// Order of ranks of a channel's ring, such as 0,2,1,3; once for each channel.
+    #[arg(long, value_name = "RANK,...")]
+    ring: Vec<String>,
+    /// Source ports of a way through the network, such as 21000-21999; once for each.
+    #[arg(long, value_name = "PORTS")]
+    path: Vec<Ports>,
+    /// Collectives that may start while hosts agree; chosen by their length, if not given.
+    #[arg(long)]
+    window: Option<u32>,
+}
+
+impl Reconfigure {
+    fn request(&self) -> anyhow::Result<ControlRequest> {
+        let mut change = self.file.as_deref().map(StrategyChange::load).transpose()?.unwrap_or_default();
+        if let Some(name) = &self.algorithm {
+            let text = format!("algorithm = {name:?}");
+            change.algorithm = StrategyChange::parse(&text, "--algorithm")?.algorithm;
+        }
+        if self.channels.is_some() {
+            (change.channels, change.rings) = (self.channels, None);
+        }
+        if !self.ring.is_empty() {
+            let ring = |text: &String| text.split(',').map(|rank| rank.trim().parse()).collect::<Result<Vec<u32>, _>>();
+            let rings = self.ring.iter().map(|text| ring(text).with_context(|| format!("--ring {text}")));
+            (change.rings, change.channels) = (Some(rings.collect::<anyhow::Result<_>>()?), None);
+        }
+        if !self.path.is_empty() {
+            let path = |ports: &Ports| FlowPath { source_ports: Some(*ports), ..FlowPath::default() };
+            change.paths = Some(self.path.iter().map(path).collect());
+        }
+        anyhow::ensure!(!change.is_empty(), "nothing is to change: see --help");
+        Ok(ControlRequest::Reconfigure { communicator: self.communicator, change, window: self.window })
+    }
+}
+
 impl Command {
-    fn requests(&self) -> Vec<ControlRequest> {
-        match *self {
+    fn requests(&self) -> anyhow::Result<Vec<ControlRequest>> {
+        Ok(match *self {
             Command::Show => vec![
                 ControlRequest::Hosts,
                 ControlRequest::Sessions,
@@ -77,8 +130,9 @@ impl Command {
             Command::MoveEngine { engine, runtime } => {
                 vec![ControlRequest::MoveEngine { engine: EngineId(engine), runtime }]
             }
+            Command::Reconfigure(ref reconfigure) => vec![reconfigure.request()?],
             Command::Keys { .. } => Vec::new(),
-        }
+        })
     }
 }
 
@@ -96,11 +150,13 @@ fn main() -> ExitCode {
             }
         };
     }
-    for request in arguments.command.requests() {
-        if let Err(error) = ask(&arguments.socket, arguments.json, &request) {
-            eprintln!("mccsctl: {error:#}");
-            return ExitCode::FAILURE;
-        }
+    let asked = arguments
+        .command
+        .requests()
+        .and_then(|requests| requests.iter().try_for_each(|request| ask(&arguments.socket, arguments.json, request)));
+    if let Err(error) = asked {
+        eprintln!("mccsctl: {error:#}");
+        return ExitCode::FAILURE;
     }
     ExitCode::SUCCESS
 }
@@ -119,6 +175,7 @@ fn ask(socket: &Path, json: bool, request: &ControlRequest) -> anyhow::Result<()
         ControlAnswer::Communicators(comms) => print_comms(&comms),
         ControlAnswer::Engines { runtimes, engines } => print_engines(&runtimes, &engines),
         ControlAnswer::Hosts(hosts) => print_hosts(&hosts),
+        ControlAnswer::Reconfigured { epoch, cut } => println!("strategy {epoch} holds from collective {cut} on"),
         ControlAnswer::Done => println!("done"),
         ControlAnswer::Refused(_) => {}
     }
@@ -166,14 +223,14 @@ fn print_sessions(sessions: &[SessionView]) {
 
 fn print_comms(comms: &[CommView]) {
     println!(
-        "{:>6} {:<12} {:<8} {:>6} {:>11} {:>12} {:>9} {:>7}  last enqueued/started/completed by rank",
-        "comm", "tenant", "device", "ranks", "operations", "MiB", "busbw", "failed"
+        "{:>6} {:<12} {:<8} {:>6} {:>11} {:>12} {:>9} {:>7} {:>6}  last enqueued/started/completed by rank",
+        "comm", "tenant", "device", "ranks", "operations", "MiB", "busbw", "failed", "epoch"
     );
     for c in comms {
         let progress: Vec<_> =
             c.ranks.iter().map(|rank| format!("{}/{}/{}", rank.enqueued, rank.started, rank.completed)).collect();
         println!(
-            "{:>6} {:<12} {:<8} {:>6} {:>11} {:>12.1} {:>9.2} {:>7}  {}",
+            "{:>6} {:<12} {:<8} {:>6} {:>11} {:>12.1} {:>9.2} {:>7} {:>6}  {}",
             c.communicator,
             c.tenant,
             c.device,
@@ -182,6 +239,7 @@ fn print_comms(comms: &[CommView]) {
             c.bytes as f64 / (1 << 20) as f64,
             c.busbw_gbps,
             c.failed,
+            c.epoch,
             progress.join(" ")
         );
     }

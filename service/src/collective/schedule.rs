@@ -3,6 +3,8 @@
 //! All lengths are elements, so that one schedule fits every data type. A schedule says nothing about connections,
 //! addresses or operators: binding it to those makes a plan.
 
+use std::collections::BTreeSet;
+
 use mccs_ipc::types::CollectiveKind;
 
 use super::ScheduleError;
@@ -215,6 +217,24 @@ impl Schedule {
                 channels.iter().flat_map(|channel| &channel.programs).map(|program| program.steps.len()).sum()
             }
         }
+    }
+
+    /// Which programs send to which, on which channel: (channel, first rank of the sender, first rank of the receiver).
+    #[must_use]
+    pub fn links(&self) -> BTreeSet<(u16, u32, u32)> {
+        let Shape::Message(channels) = &self.shape else { return BTreeSet::new() };
+        let mut links = BTreeSet::new();
+        for (index, channel) in (0..).zip(channels) {
+            let first = |program: u32| channel.programs.get(program as usize)?.ranks.first().copied();
+            for (number, program) in (0..).zip(&channel.programs) {
+                let sends = program.steps.iter().filter_map(|step| match step {
+                    Step::Send { peer, .. } => Some(*peer),
+                    _ => None,
+                });
+                links.extend(sends.filter_map(|peer| Some((index, first(number)?, first(peer)?))));
+            }
+        }
+        links
     }
 
     /// Elements that hosts send each other, by sender and receiver. `hosts` are ranks by host.

@@ -1,5 +1,6 @@
 //! What the operator decides for a communicator, as far as schedules depend on it.
 
+use mccs_config::change::StrategyChange;
 use mccs_ipc::types::CollectiveKind;
 
 /// An algorithm.
@@ -57,6 +58,21 @@ impl Algorithm {
             }
             Algorithm::Tree | Algorithm::HostTree => matches!(kind, Kind::AllReduce | Kind::Broadcast | Kind::Reduce),
             Algorithm::OneShot => matches!(kind, Kind::AllReduce | Kind::AllGather),
+        }
+    }
+}
+
+impl From<mccs_config::service::Algorithm> for Choice {
+    fn from(algorithm: mccs_config::service::Algorithm) -> Self {
+        use mccs_config::service::Algorithm as File;
+        match algorithm {
+            File::Auto => Choice::Auto,
+            File::Direct => Choice::Pinned(Algorithm::Direct),
+            File::Ring => Choice::Pinned(Algorithm::Ring),
+            File::Tree => Choice::Pinned(Algorithm::Tree),
+            File::HostRing => Choice::Pinned(Algorithm::HostRing),
+            File::HostTree => Choice::Pinned(Algorithm::HostTree),
+            File::OneShot => Choice::Pinned(Algorithm::OneShot),
         }
     }
 }
@@ -165,6 +181,22 @@ impl Strategy {
             chunk_count_min: 4096,
             align_count: 64,
         }
+    }
+
+    /// The strategy that a change makes of this one.
+    ///
+    /// # Errors
+    /// It does not fit a communicator of `nranks`.
+    pub fn changed(&self, change: &StrategyChange, epoch: u64, nranks: u32) -> Result<Self, StrategyError> {
+        let choice = change.algorithm.map_or(self.choice, Choice::from);
+        let ring_orders = match (&change.rings, change.channels) {
+            (Some(rings), _) => rings.clone(),
+            (None, Some(channels)) => Strategy::initial(choice, nranks, channels, &self.hosts).ring_orders,
+            (None, None) => self.ring_orders.clone(),
+        };
+        let changed = Strategy { epoch, choice, ring_orders, ..self.clone() };
+        changed.validate(nranks)?;
+        Ok(changed)
     }
 
     /// Checks the strategy against a communicator.

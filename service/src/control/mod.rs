@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
+use mccs_config::change::StrategyChange;
 use serde::{Deserialize, Serialize};
 
 use crate::runtime::{EngineId, EngineInfo, RuntimeInfo};
@@ -21,6 +22,8 @@ use crate::tenants::Resource;
 
 /// Bytes of JSON in one chunk: a chunk and its framing fit a message.
 pub const CHUNK_BYTES: usize = 3500;
+/// Longest request that the service takes: a change of a communicator of thousands of ranks.
+pub const REQUEST_BYTES_MAX: usize = 256 << 10;
 /// Longest answer that a client takes.
 pub const ANSWER_BYTES_MAX: usize = 64 << 20;
 
@@ -68,6 +71,15 @@ pub enum ControlRequest {
         /// Where to.
         runtime: u32,
     },
+    /// Change a communicator's strategy while its job runs. Where it has ranks on several hosts: on the host of its root.
+    Reconfigure {
+        /// Its number.
+        communicator: u64,
+        /// What to change.
+        change: StrategyChange,
+        /// Collectives that may start while hosts agree; the service chooses, if `None`.
+        window: Option<u32>,
+    },
 }
 
 /// What the service answers.
@@ -87,6 +99,13 @@ pub enum ControlAnswer {
     },
     /// To [`ControlRequest::Hosts`]; empty where there is a single host.
     Hosts(Vec<HostView>),
+    /// To [`ControlRequest::Reconfigure`], when all hosts have agreed.
+    Reconfigured {
+        /// Number of the new strategy.
+        epoch: u64,
+        /// Number of the first collective under it, from 0.
+        cut: u64,
+    },
     /// Done.
     Done,
     /// Not done, and why.
@@ -204,6 +223,8 @@ pub struct CommView {
     pub busbw_gbps: f64,
     /// Operations that failed.
     pub failed: u64,
+    /// Number of the strategy in force.
+    pub epoch: u64,
     /// Ranks on all hosts.
     pub nranks: u32,
     /// Its hosts; none where all ranks are on this one.
@@ -231,6 +252,7 @@ impl CommView {
             bytes,
             busbw_gbps: comm.busbw_gbps(),
             failed: comm.failed.load(Ordering::Relaxed),
+            epoch: comm.epoch.load(Ordering::Relaxed),
             nranks: comm.nranks,
             hosts: comm.hosts.clone(),
             ranks: comm.ranks.iter().map(rank).collect(),

@@ -133,6 +133,8 @@ pub struct Prepared {
 pub struct Network {
     /// Its links.
     pub links: LinksId,
+    /// Number of its strategy.
+    pub epoch: u32,
     /// The engines that own them; [`crate::engines::transport::links::LinkKey::engine`] says which owns what.
     pub engines: Vec<TransportHandle>,
     /// When they last moved something for it.

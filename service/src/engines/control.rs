@@ -5,23 +5,45 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
+use mccs_config::validate::{Problems, Validate};
 use mccs_ipc::handshake::{Listener, Socket, SocketError};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
+use super::proxy::{Asked, ProxyMessage, ReconfigureReply, Reconfigured};
 use super::transport::TransportPool;
 use crate::control::{Chunk, CommView, ControlAnswer, ControlRequest, HostView, SessionView, chunks};
-use crate::runtime::{Context, Engine, Progress, Runtimes};
+use crate::runtime::{Context, Engine, Mailbox, Progress, Runtimes, Sender, WakerSlot};
 use crate::telemetry::Registry;
 
 /// Operators at a time; more wait to be accepted.
 const CONNECTIONS_MAX: usize = 16;
+/// Answers of other engines that may wait: each connection asks once, and some go before they are answered.
+const REPLIES_MAX: usize = 1024;
 
 struct Connection {
     socket: Socket,
     greeted: bool,
     request: Vec<u8>,
     answer: VecDeque<Chunk>,
-    answered: bool,
+    stage: Stage,
+}
+
+/// How far a request is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// It is being read.
+    Asking,
+    /// A proxy engine will answer.
+    Waiting,
+    /// The answer is being written.
+    Answered,
+}
+
+impl Connection {
+    fn set_answer(&mut self, answer: &ControlAnswer) {
+        self.answer = chunks(&serde_json::to_vec(answer).unwrap_or_default()).into();
+        self.stage = Stage::Answered;
+    }
 }
 
 /// What the operator may see and change.
@@ -32,6 +54,8 @@ pub struct Controlled {
     pub runtimes: Arc<Runtimes>,
     /// Transport engines.
     pub transports: Arc<TransportPool>,
+    /// Who has the communicators of the host device.
+    pub proxy: Sender<ProxyMessage>,
 }
 
 /// See the module's documentation.
@@ -42,6 +66,8 @@ pub struct ControlEngine {
     connections: BTreeMap<u64, Connection>,
     next: u64,
     controlled: Controlled,
+    /// Answers of proxy engines, by connection.
+    replies: Mailbox<ReconfigureReply>,
 }
 
 impl ControlEngine {
@@ -52,7 +78,14 @@ impl ControlEngine {
     pub fn new(listener: Listener, controlled: Controlled) -> std::io::Result<Self> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         epoll.add(&listener, EpollEvent::new(EpollFlags::EPOLLIN, u64::MAX))?;
-        Ok(ControlEngine { listener, epoll, connections: BTreeMap::new(), next: 0, controlled })
+        let replies = Mailbox::new(REPLIES_MAX);
+        Ok(ControlEngine { listener, epoll, connections: BTreeMap::new(), next: 0, controlled, replies })
+    }
+
+    /// To be set before the engine is polled: answers of other engines wake it.
+    #[must_use]
+    pub fn waker(&self) -> &WakerSlot {
+        self.replies.waker()
     }
 
     fn accept(&mut self) -> bool {
@@ -66,18 +99,19 @@ impl ControlEngine {
             return true;
         }
         if self.epoll.add(&socket, EpollEvent::new(EpollFlags::EPOLLIN, self.next)).is_ok() {
-            let connection =
-                Connection { socket, greeted: false, request: Vec::new(), answer: VecDeque::new(), answered: false };
+            let (request, answer, stage) = (Vec::new(), VecDeque::new(), Stage::Asking);
+            let connection = Connection { socket, greeted: false, request, answer, stage };
             self.connections.insert(self.next, connection);
             self.next += 1;
         }
         true
     }
 
-    fn answer(&self, request: &[u8]) -> ControlAnswer {
-        let Controlled { registry, runtimes, transports } = &self.controlled;
+    /// The answer; `None` if another engine will give it to connection `number`.
+    fn answer(&self, number: u64, request: &[u8]) -> Option<ControlAnswer> {
+        let Controlled { registry, runtimes, transports, proxy } = &self.controlled;
         let done = |result: Result<(), String>| result.map_or_else(ControlAnswer::Refused, |()| ControlAnswer::Done);
-        match serde_json::from_slice(request) {
+        Some(match serde_json::from_slice(request) {
             Ok(ControlRequest::Sessions) => {
                 let comms = registry.comms();
                 let view = |session: &Arc<_>| SessionView::of(session, &comms);
@@ -99,12 +133,26 @@ impl ControlEngine {
             Ok(ControlRequest::MoveEngine { engine, runtime }) => {
                 done(runtimes.move_engine(engine, runtime).map_err(|error| error.to_string()))
             }
+            Ok(ControlRequest::Reconfigure { communicator, change, window }) => {
+                let mut problems = Problems::default();
+                change.validate(&mut problems);
+                if problems.count() > 0 {
+                    let problems = problems.into_inner().into_iter().map(|(key, problem)| format!("{key}: {problem}"));
+                    return Some(ControlAnswer::Refused(problems.collect::<Vec<_>>().join("; ")));
+                }
+                let asked = Asked::new(number, self.replies.sender());
+                let change = Box::new(change);
+                match proxy.send(ProxyMessage::Reconfigure { number: communicator, change, window, asked }) {
+                    Ok(()) => return None,
+                    Err(_) => ControlAnswer::Refused("the proxy engine is too busy; try again".into()),
+                }
+            }
             Err(error) => ControlAnswer::Refused(format!("the request cannot be read: {error}")),
-        }
+        })
     }
 
     /// Serves one connection a little. Returns whether it is to be kept.
-    fn serve(&self, connection: &mut Connection) -> Result<(), SocketError> {
+    fn serve(&self, number: u64, connection: &mut Connection) -> Result<(), SocketError> {
         if !connection.greeted {
             if connection.socket.recv_hello()?.is_none() {
                 return Ok(());
@@ -112,16 +160,19 @@ impl ControlEngine {
             connection.socket.send_hello(0)?;
             connection.greeted = true;
         }
-        if !connection.answered {
+        if connection.stage == Stage::Asking {
             let Some((Chunk { more, bytes }, _)) = connection.socket.recv::<Chunk>()? else { return Ok(()) };
             connection.request.extend(bytes);
-            if more && connection.request.len() < crate::control::CHUNK_BYTES {
+            if more && connection.request.len() < crate::control::REQUEST_BYTES_MAX {
                 return Ok(());
             }
-            let answer = self.answer(&connection.request);
-            let text = serde_json::to_vec(&answer).unwrap_or_default();
-            connection.answer = chunks(&text).into();
-            connection.answered = true;
+            match self.answer(number, &connection.request) {
+                Some(answer) => connection.set_answer(&answer),
+                None => connection.stage = Stage::Waiting,
+            }
+        }
+        if connection.stage == Stage::Waiting {
+            return Ok(());
         }
         while let Some(chunk) = connection.answer.front() {
             match connection.socket.send(chunk, &[]) {
@@ -145,9 +196,19 @@ impl Engine for ControlEngine {
 
     fn poll(&mut self, _: &Context) -> Progress {
         let mut busy = self.accept();
+        while let Some((number, answer)) = self.replies.pop() {
+            busy = true;
+            // An operator who has gone has no connection any more.
+            if let Some(connection) = self.connections.get_mut(&number) {
+                connection.set_answer(&match answer {
+                    Ok(Reconfigured { epoch, cut }) => ControlAnswer::Reconfigured { epoch, cut },
+                    Err(reason) => ControlAnswer::Refused(reason),
+                });
+            }
+        }
         for (number, mut connection) in std::mem::take(&mut self.connections) {
             let before = (connection.greeted, connection.request.len(), connection.answer.len());
-            if self.serve(&mut connection).is_ok() {
+            if self.serve(number, &mut connection).is_ok() {
                 // A reader that is slower than its answer keeps the engine awake: at most the few that may connect.
                 busy |= before != (connection.greeted, connection.request.len(), connection.answer.len())
                     || !connection.answer.is_empty();
@@ -158,5 +219,9 @@ impl Engine for ControlEngine {
             }
         }
         if busy { Progress::Busy } else { Progress::IDLE }
+    }
+
+    fn prepare_to_sleep(&mut self) -> bool {
+        self.replies.is_empty()
     }
 }

@@ -62,6 +62,8 @@ pub struct CommInfo {
     pub busy_ns: AtomicU64,
     /// Operations that failed.
     pub failed: AtomicU64,
+    /// Number of the strategy in force.
+    pub epoch: AtomicU64,
     /// Where its ranks do small collectives among themselves.
     pub board: Option<Arc<TenantBoard>>,
     /// Where its ranks, on GPUs, do collectives among themselves.

@@ -316,6 +316,10 @@ impl Transport for Faulty {
         self.inner.close_listener(listener);
     }
 
+    fn end_numbers(&mut self, listener: Listener, below: u64) {
+        self.inner.end_numbers(listener, below);
+    }
+
     fn connect(
         &mut self,
         listener: &ListenerHandle,

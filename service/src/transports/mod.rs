@@ -50,7 +50,7 @@ use crate::runtime::{Context, Progress};
 pub const FLOWS_MAX: u32 = 65_536;
 /// Most listeners of one transport: one a communicator costs a table entry, no descriptor.
 pub const LISTENERS_MAX: u32 = 65_536;
-/// Most flow numbers that one listener takes while it lives; each costs a few words for so long.
+/// Most flow numbers that one listener takes until they are over; each costs a few words for so long.
 pub const FLOWS_PER_LISTENER_MAX: usize = 1 << 20;
 /// Most registrations of one transport.
 pub const REGIONS_MAX: u32 = 65_536;
@@ -256,6 +256,10 @@ pub trait Transport: DataPath {
 
     /// Closes a listener. Flows that are connected stay; those still waiting fail.
     fn close_listener(&mut self, listener: Listener);
+
+    /// Flow numbers below `number` are over: those still waiting fail, none is accepted or can be connected any more, and the
+    /// listener keeps nothing of them. So one that lives for long, and counts upwards, stays small.
+    fn end_numbers(&mut self, listener: Listener, below: u64);
 
     /// Begins to connect flow number `spec.number` of a listener.
     ///

@@ -59,6 +59,16 @@ pub struct FlowPath {
     pub priority: Option<u32>,
 }
 
+impl From<&mccs_config::service::FlowPath> for FlowPath {
+    fn from(path: &mccs_config::service::FlowPath) -> Self {
+        FlowPath {
+            source_ports: path.source_ports.map(|ports| PortRange { first: ports.first, last: ports.last }),
+            dscp: path.dscp.map(|dscp| dscp as u8),
+            priority: path.priority,
+        }
+    }
+}
+
 impl FlowPath {
     /// Options of a flow on this path.
     #[must_use]

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use mccs_ipc::types::ErrorClass;
-use mccs_service::exchange::protocol::{CommId, Event, Failure, Payload, Request, Text};
+use mccs_service::exchange::protocol::{ChangeBody, CommId, Event, Failure, Request, Text};
 use rand::Rng;
 
 use super::ledger::State;
@@ -158,7 +158,7 @@ impl World {
     }
 
     fn propose(&mut self, host: HostIndex, comm: CommId) {
-        let body = Payload::new(b"another ring").expect("a short payload");
+        let body = ChangeBody::new(b"another ring").expect("a short payload");
         self.ask(host, Request::Propose { comm, window: WINDOW, body, timeout: Duration::from_secs(1) });
     }
 

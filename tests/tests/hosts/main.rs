@@ -1,5 +1,6 @@
 //! Communicators whose ranks are on several hosts: real services, sockets and certificates, on loopback addresses.
 
+mod changes;
 mod contradictions;
 mod traffic;
 mod trouble;

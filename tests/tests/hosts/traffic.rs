@@ -39,8 +39,12 @@ fn every_collective_runs_with_every_algorithm_that_can_be_pinned() {
     }
 }
 
-/// Ports from which this machine's connections to a port that is not `listener` go out of `address`.
-fn ports_of(address: std::net::Ipv4Addr, listener: u16) -> Vec<u16> {
+/// Where services of [`TestHosts`] listen for each other.
+pub(crate) const EXCHANGE_PORT: u16 = 7400;
+
+/// Ports from which this machine's open connections to a port that is not `listener` go out of `address`.
+pub(crate) fn ports_of(address: std::net::Ipv4Addr, listener: u16) -> Vec<u16> {
+    const ESTABLISHED: &str = "01";
     let table = std::fs::read_to_string("/proc/net/tcp").expect("a table of connections");
     let field = |text: &str| {
         let (ip, port) = text.split_once(':').expect("address and port");
@@ -50,14 +54,14 @@ fn ports_of(address: std::net::Ipv4Addr, listener: u16) -> Vec<u16> {
     let connection = |line: &str| {
         let mut fields = line.split_ascii_whitespace().skip(1);
         let (from, to) = (field(fields.next()?), field(fields.next()?));
-        (from.0 == address && to.1 != listener && from.1 != listener && to.1 != 0).then_some(from.1)
+        let is_open = fields.next()? == ESTABLISHED;
+        (is_open && from.0 == address && to.1 != listener && from.1 != listener).then_some(from.1)
     };
     table.lines().skip(1).filter_map(connection).collect()
 }
 
 #[test]
 fn channels_go_the_ways_that_the_strategy_gives_them() {
-    const EXCHANGE_PORT: u16 = 7400;
     let paths =
         "[[strategy.path]]\nsource_ports = \"21000-21009\"\n[[strategy.path]]\nsource_ports = \"22000-22009\"\n";
     let hosts = TestHosts::start(2, &format!("[strategy]\nalgorithm = \"ring\"\nchannels = 4\n{paths}"));

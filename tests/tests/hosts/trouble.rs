@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use mccs::{DataType, RedOp};
 use mccs_ipc::types::CollectiveKind;
-use mccs_tests::hosts::{Raise, TestHosts, in_threads, run_until_failure};
+use mccs_tests::hosts::{Raise, TestHosts, in_threads, run_until_failure, run_until_stopped};
 use mccs_tests::{Rank, run_checked};
 
 use crate::call;
@@ -14,22 +14,10 @@ use crate::call;
 const QUICK: &str = "[tcp]\nsilence_timeout = \"2s\"\n[exchange]\nkeep_alive = \"200ms\"\nlink_timeout = \"1s\"\nhost_timeout = \"2s\"\n";
 
 /// Checked collectives until every rank sees that `stop` is raised; returns how many there were.
-fn run_until_stopped(rank: &Rank, stop: &AtomicU64) -> u64 {
-    let memory = rank.client.allocate(4).expect("memory");
-    for seed in 0.. {
-        let call = call(CollectiveKind::AllReduce, DataType::I32, RedOp::Sum, 30_000, rank.comm.nranks(), seed);
-        assert_eq!(run_checked(rank, &call, false), 0);
-        // SAFETY: nothing is in flight.
-        let bytes = unsafe { memory.as_mut_slice() };
-        bytes.copy_from_slice(&(stop.load(Ordering::Relaxed) as u32).to_le_bytes());
-        let place = memory.at(0);
-        rank.comm.all_reduce(place, place, 1, DataType::U32, RedOp::Max, &rank.stream).expect("enqueued");
-        rank.stream.synchronize().expect("completed");
-        if bytes[0] != 0 {
-            return seed + 1;
-        }
-    }
-    unreachable!("seeds do not end")
+fn go_on(rank: &Rank, stop: &AtomicU64) -> u64 {
+    let all_reduce =
+        |seed| call(CollectiveKind::AllReduce, DataType::I32, RedOp::Sum, 30_000, rank.comm.nranks(), seed);
+    run_until_stopped(rank, stop, &AtomicU64::new(0), all_reduce)
 }
 
 fn wait_for(counter: &AtomicU64, least: u64) {
@@ -59,7 +47,7 @@ fn a_killed_process_is_named_on_every_host_and_others_go_on() {
         std::thread::scope(|scope| {
             let stopping = Raise(&stop);
             let messages = scope.spawn(|| in_threads(ranks, |rank| run_until_failure(&rank, count, &done)));
-            let others = scope.spawn(|| in_threads(others, |rank| run_until_stopped(&rank, &stop)));
+            let others = scope.spawn(|| in_threads(others, |rank| go_on(&rank, &stop)));
             wait_for(&done, 10);
             victim.kill().expect("killed");
             for message in messages.join().expect("ranks") {
@@ -122,7 +110,7 @@ fn a_stopped_service_is_named_others_go_on_and_it_comes_back() {
         std::thread::scope(|scope| {
             let stopping = Raise(&stop);
             let messages = scope.spawn(|| in_threads(doomed, |rank| run_until_failure(&rank, count, &done)));
-            let others = scope.spawn(|| in_threads(others, |rank| run_until_stopped(&rank, &stop)));
+            let others = scope.spawn(|| in_threads(others, |rank| go_on(&rank, &stop)));
             wait_for(&done, 10);
             hosts.stop(2);
             let messages = messages.join().expect("ranks");

@@ -24,9 +24,17 @@ const RECEIVES_AHEAD: usize = 3;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Remote {
     pub(super) links: LinksId,
+    /// As links know the strategy.
+    pub(super) epoch: u32,
     /// As links know the channel; not its place in the schedule.
     pub(super) channel: u16,
     pub(super) tag: Tag,
+}
+
+impl Remote {
+    fn link(&self, src: u32, dst: u32) -> LinkKey {
+        LinkKey { epoch: self.epoch, channel: self.channel, src, dst }
+    }
 }
 
 /// A link that leaves this host.
@@ -280,7 +288,7 @@ impl ChannelRun {
         let at = match self.outgoing.iter().position(|out| (out.src, out.dst) == (src, dst)) {
             Some(at) => at,
             None => {
-                let flow = links.send_flow(remote.links, LinkKey { channel: remote.channel, src, dst }, now)?;
+                let flow = links.send_flow(remote.links, remote.link(src, dst), now)?;
                 let (queue, sends) = (VecDeque::new(), VecDeque::new());
                 self.outgoing.push(Outgoing { src, dst, flow, queue, posted: 0, sends });
                 self.outgoing.len() - 1
@@ -327,7 +335,7 @@ impl ChannelRun {
         let flow = match self.incoming.iter().find(|incoming| (incoming.src, incoming.dst) == (src, dst)) {
             Some(incoming) => incoming.flow,
             None => {
-                let flow = links.recv_flow(remote.links, LinkKey { channel: remote.channel, src, dst }, now)?;
+                let flow = links.recv_flow(remote.links, remote.link(src, dst), now)?;
                 self.incoming.push(Incoming { src, dst, flow });
                 flow
             }

@@ -93,10 +93,11 @@ impl HostDevice {
         let activity = network.map(|(network, _)| &network.activity);
         let whole = WholeJob::new(handle, self.done.clone(), count, activity);
         for index in 0..count {
-            let link = LinkKey { channel: index as u16, src: 0, dst: 0 };
+            let link = LinkKey { epoch: 0, channel: index as u16, src: 0, dst: 0 };
             let (remote, engines) = match network {
                 Some((network, tag)) => {
-                    (Some(Remote { links: network.links, channel: link.channel, tag }), &network.engines)
+                    let (links, epoch) = (network.links, network.epoch);
+                    (Some(Remote { links, epoch, channel: link.channel, tag }), &network.engines)
                 }
                 None => (None, &self.transports),
             };
@@ -180,11 +181,11 @@ impl Device for HostDevice {
         let (src, dst) = if sends { (rank, peer) } else { (peer, rank) };
         let schedule = Arc::new(pair_schedule(src, dst, operand.bytes));
         let bound = Arc::new(Bound::of_operands(&[(rank, operand)], self.options.streaming_bytes));
-        let link = LinkKey { channel: LinkKey::PAIRS, src, dst };
+        let link = LinkKey::of_pair(src, dst);
         let Some(engine) = network.engines.get(link.engine(network.engines.len())).cloned() else {
             return Launched::Finished;
         };
-        let remote = Remote { links: network.links, channel: link.channel, tag };
+        let remote = Remote { links: network.links, epoch: link.epoch, channel: link.channel, tag };
         let run = ChannelRun::new(schedule, 0, bound, self.options.piece_bytes, Some(remote));
         let whole = WholeJob::new(job, self.done.clone(), 1, Some(&network.activity));
         let work = ChannelWork { job: Box::new(run), links: Some(network.links), whole };

@@ -24,12 +24,12 @@ use super::describe::{board_call, describe};
 use super::operation::{Action, JoinRequest, Operation, ProxyReply};
 use super::{Job, ProxyEngine, too_many_jobs};
 use crate::devices::{FarPair, Launched, Network, Tag};
-use crate::engines::transport::links::{LinksId, PeerHost, Peers};
+use crate::engines::transport::links::{LinksId, PeerHost, Peers, Ways};
 use crate::engines::transport::{Activity, ChannelFault, TransportHandle, TransportMessage};
 use crate::exchange::protocol::{self as exchange, CommId, CommKey, Event, Join, Membership, Name, Payload, Request};
 use crate::runtime::Sender;
 use crate::session::SessionId;
-use crate::transports::{FlowPath, ListenerHandle, TransportError};
+use crate::transports::{ListenerHandle, TransportError};
 
 /// Engines that own links of one communicator, at most: more channels share them. Bounds what ranks tell each other.
 const ENGINES_PER_COMM_MAX: usize = 16;
@@ -45,8 +45,8 @@ pub struct Cluster {
     pub exchange: Sender<Request>,
     /// Most engines that a communicator uses: one for each channel.
     pub engines_per_comm: usize,
-    /// Ways through the network; a communicator's channels go round them.
-    pub paths: Vec<FlowPath>,
+    /// Ways through the network of a communicator's first strategy.
+    pub ways: Arc<Ways>,
 }
 
 /// What a communicator is made of that spans hosts.
@@ -126,6 +126,11 @@ impl Setups {
             + self.suspected.len()
     }
 
+    /// See [`Cluster::ways`].
+    pub(super) fn first_ways(&self) -> Arc<Ways> {
+        Arc::clone(&self.cluster.ways)
+    }
+
     pub(super) fn suspected_until(&self) -> Option<Instant> {
         self.suspected.front().map(|(until, _)| *until)
     }
@@ -138,13 +143,23 @@ impl Setups {
         // Communicators take turns, so that those with few channels do not all share the first engines.
         let first = (links.0 as usize).wrapping_mul(count);
         let engines = (0..count).map(|index| engines[(first + index) % engines.len()].clone()).collect();
-        let network = Network { links, engines, activity: Activity::new(now) };
+        let network = Network { links, epoch: 0, engines, activity: Activity::new(now) };
         self.key_of_links.insert(links, key.clone());
         let listeners = vec![None; count];
         let setup =
             Setup { network: network.clone(), listeners, requests: Vec::new(), membership: None, is_lost: false };
         self.setups.insert(key.clone(), setup);
         network
+    }
+
+    /// The communicator with these links.
+    pub(super) fn comm_with(&self, links: LinksId) -> Option<Handle> {
+        self.comm_of_links.get(&links).copied()
+    }
+
+    /// The communicator that others call so.
+    pub(super) fn comm_called(&self, comm: &CommId) -> Option<Handle> {
+        self.comm_of_id.get(comm).copied()
     }
 
     fn end(&mut self, key: &CommKey) -> Option<Setup> {
@@ -190,7 +205,7 @@ fn peers_of(
     membership: &Membership,
     payloads: &[Payload],
     terms: &str,
-    paths: &[FlowPath],
+    ways: &Arc<Ways>,
 ) -> Result<Peers, (Name, String)> {
     let mut hosts = Vec::with_capacity(membership.hosts.len());
     for (index, name) in membership.hosts.iter().enumerate() {
@@ -199,7 +214,7 @@ fn peers_of(
         let listeners = listeners_of(payload, terms).map_err(|problem| (name.clone(), problem))?;
         hosts.push(PeerHost { name: name.clone(), listeners });
     }
-    Ok(Peers { hosts, host_of_rank: membership.host_of_rank.clone(), paths: paths.to_vec() })
+    Ok(Peers { hosts, host_of_rank: membership.host_of_rank.clone(), ways: Arc::clone(ways) })
 }
 
 fn ranks_by_host(membership: &Membership) -> Vec<Vec<u32>> {
@@ -337,13 +352,9 @@ impl ProxyEngine {
             Event::Failed { comm, failure } => self.failed_elsewhere(&comm, &failure),
             // Nothing depends on it: what waits for ranks that have left ends with their links.
             Event::Left { .. } => {}
-            Event::Prepare { comm, change, .. } => {
-                let reason = exchange::Text::new("this service does not change strategies of communicators in use");
-                self.setups.iter_mut().for_each(|setups| {
-                    setups.ask(Request::Refuse { comm: comm.clone(), change, reason: reason.clone() })
-                });
-            }
-            Event::Decided { .. } | Event::ProposalRefused { .. } => {}
+            Event::Prepare { comm, change, window, body } => self.prepare_change(&comm, change, window, &body),
+            Event::Decided { comm, change, decision } => self.change_decided(&comm, change, decision),
+            Event::ProposalRefused { comm, reason } => self.proposal_refused(&comm, &reason),
         }
     }
 
@@ -362,7 +373,7 @@ impl ProxyEngine {
     fn gathered(&mut self, membership: Membership, payloads: &[Payload]) {
         let Some(setups) = &mut self.setups else { return };
         let (comm, key) = (membership.comm.clone(), membership.key.clone());
-        let peers = match peers_of(&membership, payloads, &setups.terms, &setups.cluster.paths) {
+        let peers = match peers_of(&membership, payloads, &setups.terms, &setups.cluster.ways) {
             Ok(peers) => Arc::new(peers),
             Err((host, problem)) => {
                 let message = format!("the service of host {host} cannot be joined: {problem}");
@@ -423,7 +434,7 @@ impl ProxyEngine {
     }
 
     fn failed_elsewhere(&mut self, comm: &CommId, failure: &exchange::Failure) {
-        let Some(handle) = self.setups.as_ref().and_then(|setups| setups.comm_of_id.get(comm)).copied() else { return };
+        let Some(handle) = self.setups.as_ref().and_then(|setups| setups.comm_called(comm)) else { return };
         if let Some(span) = self.comms.get_mut(handle).and_then(|live| live.span.as_mut()) {
             span.is_told = true;
         }
@@ -476,9 +487,7 @@ impl ProxyEngine {
 
     /// A link has broken: see the module's documentation.
     pub(super) fn links_failed(&mut self, links: LinksId, fault: &ChannelFault, now: Instant) {
-        let Some(comm) = self.setups.as_ref().and_then(|setups| setups.comm_of_links.get(&links)).copied() else {
-            return;
-        };
+        let Some(comm) = self.setups.as_ref().and_then(|setups| setups.comm_with(links)) else { return };
         let Some(live) = self.comms.get_mut(comm).filter(|live| live.failure.is_none()) else { return };
         if let ChannelFault::Mismatch { rank, host, is_pair, .. } = fault {
             let far = self.jobs.iter().filter_map(|(_, job)| match job {

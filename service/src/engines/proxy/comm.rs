@@ -9,15 +9,17 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use mccs_ipc::types::{ErrorClass, Handle};
 
 use super::describe::{describe, difference};
 use super::direct::Watch;
 use super::operation::{Action, Operation, ProxyReply, RoundState};
+use super::reconfigure::Changes;
 use crate::collective::Schedule;
 use crate::devices::Network;
+use crate::engines::transport::links::Ways;
 use crate::exchange::protocol::CommId;
 use crate::plans::ScheduleCache;
 use crate::runtime::Sender;
@@ -114,7 +116,12 @@ pub(super) struct Comm {
     /// Operations whose links have broken; they fail with the communicator.
     pub(super) broken: Vec<Operation>,
     pub(super) failure: Option<Failure>,
+    /// Of the strategy in force.
     pub(super) schedules: ScheduleCache,
+    /// Of those to come.
+    pub(super) changes: Changes,
+    /// How long collectives run, the last ones counting most.
+    pub(super) average_took: Duration,
     pub(super) info: Arc<CommInfo>,
     /// Whether a rank has left.
     any_left: bool,
@@ -130,6 +137,7 @@ impl Comm {
     pub(super) fn new(
         members: Vec<Member>,
         schedules: ScheduleCache,
+        ways: Arc<Ways>,
         info: Arc<CommInfo>,
         span: Option<Span>,
         now: Instant,
@@ -146,6 +154,8 @@ impl Comm {
             broken: Vec::new(),
             failure: None,
             schedules,
+            changes: Changes::new(ways),
+            average_took: Duration::ZERO,
             info,
             any_left: false,
             pair_jobs: 0,
@@ -209,7 +219,8 @@ impl Comm {
     /// Whether a collective can start.
     pub(super) fn is_ready(&self) -> bool {
         let is_whole = self.span.as_ref().is_none_or(|span| span.suspected.is_none());
-        self.ready as usize == self.members.len() && self.running.is_empty() && is_whole
+        let number = self.members.first().map_or(0, |member| member.whole_started);
+        self.ready as usize == self.members.len() && self.running.is_empty() && is_whole && self.changes.allow(number)
     }
 
     /// A rank whose operation waits for one that has left, and that one.
@@ -352,6 +363,7 @@ impl Comm {
     /// they become the head of their stream.
     pub(super) fn die(&mut self, failure: Failure) -> Vec<Operation> {
         self.failure.get_or_insert(failure);
+        self.changes.end();
         self.ready = 0;
         if let Some(board) = &self.info.board {
             board.allow(0);

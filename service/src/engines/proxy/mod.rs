@@ -14,6 +14,7 @@ mod describe;
 mod direct;
 mod operation;
 mod preparing;
+mod reconfigure;
 mod rounds;
 mod stream;
 
@@ -34,6 +35,7 @@ use self::describe::describe;
 use self::direct::Look;
 pub use self::operation::{Action, JoinRequest, Operand, Operation, ProxyMessage, ProxyReply, RoundState};
 use self::preparing::{PREPARING_MAX, Preparing};
+pub use self::reconfigure::{Asked, ReconfigureReply, Reconfigured};
 use self::stream::{Entry, Stream, Task};
 use crate::bootstrap::{GatheringKey, Joined, Refusal, Rendezvous};
 
@@ -192,6 +194,10 @@ impl ProxyEngine {
             ProxyMessage::LinksFailed { links, fault } => self.links_failed(links, &fault, now),
             ProxyMessage::Prepared { key, prepared } => self.prepared(key, prepared, now),
             ProxyMessage::Exchange(event) => self.exchange_event(event, now),
+            ProxyMessage::EpochPrepared { links, epoch, made } => self.epoch_prepared(links, epoch, made),
+            ProxyMessage::Reconfigure { number, change, window, asked } => {
+                self.reconfigure(number, &change, window, asked);
+            }
         }
     }
 
@@ -387,6 +393,8 @@ impl ProxyEngine {
         if !live.is_ready() {
             return;
         }
+        self.choose_strategy(comm);
+        let Some(live) = self.comms.get_mut(comm) else { return };
         let prepared = live.start(now).and_then(|()| {
             let schedule = live.schedules.schedule_for(&live.running).map_err(|error| {
                 Failure::new(ErrorClass::Internal, format!("no schedule for this collective: {error}"))
@@ -444,6 +452,7 @@ impl ProxyEngine {
         live.touch(now);
         let mut running = std::mem::take(&mut live.running);
         let took = live.started_at.take().map_or(Duration::ZERO, |at| at.elapsed());
+        live.average_took = (live.average_took * 7 + took) / 8;
         if let Some(Operation { action: Action::Collective { kind, .. }, count, dtype, .. }) = running.first() {
             live.info.count_collective(*kind, *count, dtype.size_bytes(), took);
         }
@@ -636,6 +645,7 @@ impl ProxyEngine {
             bus_bytes: 0.into(),
             busy_ns: 0.into(),
             failed: 0.into(),
+            epoch: 0.into(),
             board,
             direct,
         });
@@ -650,7 +660,8 @@ impl ProxyEngine {
             answers.push((rank, request, tenant_comm, reply));
         }
         let span = across.map(|across| across.span);
-        let comm = match self.comms.insert(Comm::new(members, schedules, Arc::clone(&info), span, now)) {
+        let ways = self.setups.as_ref().map(Setups::first_ways).unwrap_or_default();
+        let comm = match self.comms.insert(Comm::new(members, schedules, ways, Arc::clone(&info), span, now)) {
             Ok(comm) => comm,
             Err(refused) => {
                 let message = format!("the service has {COMMS_MAX} communicators, the most it can have");

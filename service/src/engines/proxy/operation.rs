@@ -3,9 +3,11 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use mccs_config::change::StrategyChange;
 use mccs_ipc::direct::DirectShare;
 use mccs_ipc::types::{CollectiveKind, DataType, ErrorClass, Handle, RedOp, UniqueId};
 
+use super::reconfigure::Asked;
 use crate::devices::Prepared;
 use crate::engines::transport::links::LinksId;
 use crate::engines::transport::{ChannelFault, TransportHandle};
@@ -151,6 +153,11 @@ pub enum ProxyMessage {
     LinksFailed { links: LinksId, fault: Arc<ChannelFault> },
     /// A device has made what the ranks of a communicator share, or cannot.
     Prepared { key: Handle, prepared: Result<Prepared, String> },
+    /// A transport engine has made the links of a strategy to come, or cannot.
+    EpochPrepared { links: LinksId, epoch: u32, made: Result<(), TransportError> },
+    /// The operator changes the strategy of the communicator with this number; see [`CommInfo::number`]. At most `window` more
+    /// collectives start while hosts agree.
+    Reconfigure { number: u64, change: Box<StrategyChange>, window: Option<u32>, asked: Asked },
     /// News from other hosts.
     Exchange(exchange::Event),
     /// The pool of transport engines has changed.

@@ -1,12 +1,14 @@
 //! Links of communicators to other hosts: the flows that one transport engine owns, by communicator.
 //!
 //! ```text
-//! proxy:   Listen --> (handles go round the hosts) --> Peers ......... Close
+//! proxy:   Listen --> (handles go round the hosts) --> Peers .................. EndEpoch, Close
 //! here:    listener                  flows, each made when a schedule first uses it
+//!                                    or, of a strategy to come, when it is prepared
 //! ```
 //!
-//! A link leads from one program of a schedule to another, on a channel, and is named by the first ranks of the two. Both
-//! hosts run the same schedules, so the one knows to connect and the other to accept without asking.
+//! A link leads from one program of a schedule to another, on a channel, and is named by the first ranks of the two and the
+//! epoch of the strategy. Both hosts run the same schedules, so the one knows to connect and the other to accept without asking.
+//! Links of two epochs share nothing but the listener: those of the next are there before those of the last go.
 //!
 //! Deliberately absent: what is sent (jobs know), and which failure is whose fault (the proxy engine knows more).
 
@@ -14,10 +16,12 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Instant;
 
+use crate::bootstrap::NRANKS_MAX;
+use crate::collective::CHANNELS_MAX;
 use crate::exchange::protocol::Name;
 use crate::transports::{
-    FlowOptions, FlowPath, FlowSpec, ListenOptions, Listener, ListenerHandle, MemoryKey, MemorySpan, RecvFlow,
-    SendFlow, Transport, TransportError, Usage,
+    FlowId, FlowOptions, FlowPath, FlowSpec, FlowState, ListenOptions, Listener, ListenerHandle, MemoryKey, MemorySpan,
+    RecvFlow, SendFlow, Transport, TransportError, Usage,
 };
 
 /// Longest message of a link; what is longer goes as several. Part of the protocol between hosts: both cut alike. As much
@@ -34,6 +38,8 @@ pub struct LinksId(pub u64);
 /// Which link of a communicator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LinkKey {
+    /// Epoch of the strategy, at most [`EPOCH_MAX`]; [`LinkKey::PAIRS_EPOCH`] of point-to-point operations.
+    pub epoch: u32,
     /// Channel of the schedule, or [`LinkKey::PAIRS`].
     pub channel: u16,
     /// First rank of the program that sends.
@@ -42,14 +48,39 @@ pub struct LinkKey {
     pub dst: u32,
 }
 
+/// A listener tells epochs apart by so many bits of a flow's number.
+const EPOCH_BITS: u32 = 28;
+/// A communicator's strategy changes at most so often: once a second, for eight years.
+pub const EPOCH_MAX: u32 = LinkKey::PAIRS_EPOCH - 1;
+/// Of a flow's number; above are its epoch's.
+const LINK_BITS: u32 = u64::BITS - EPOCH_BITS;
+
 impl LinkKey {
     /// The channel of point-to-point operations.
-    pub const PAIRS: u16 = u16::MAX;
+    pub const PAIRS: u16 = (1 << Self::CHANNEL_BITS) - 1;
+    /// Point-to-point operations are of no strategy: their links stay.
+    pub const PAIRS_EPOCH: u32 = (1 << EPOCH_BITS) - 1;
+
+    const CHANNEL_BITS: u32 = 8;
+    const RANK_BITS: u32 = 14;
+
+    /// No link of the epoch comes before it.
+    fn first_of(epoch: u32) -> Self {
+        LinkKey { epoch, channel: 0, src: 0, dst: 0 }
+    }
+
+    /// A link of point-to-point operations.
+    #[must_use]
+    pub fn of_pair(src: u32, dst: u32) -> Self {
+        LinkKey { epoch: Self::PAIRS_EPOCH, channel: Self::PAIRS, src, dst }
+    }
 
     /// Number of the flow at its listener.
     fn flow_number(self) -> u64 {
-        const RANK_BITS: u32 = 24;
-        u64::from(self.channel) << (2 * RANK_BITS) | u64::from(self.src) << RANK_BITS | u64::from(self.dst)
+        let low = u64::from(self.channel) << (2 * Self::RANK_BITS)
+            | u64::from(self.src) << Self::RANK_BITS
+            | u64::from(self.dst);
+        first_number(self.epoch) | low
     }
 
     /// Which of a host's `count` engines carries the link. Both hosts compute it for themselves and for each other.
@@ -60,6 +91,16 @@ impl LinkKey {
         spread % count.max(1)
     }
 }
+
+/// Lowest number of an epoch's flows.
+fn first_number(epoch: u32) -> u64 {
+    u64::from(epoch) << LINK_BITS
+}
+
+const _: () = {
+    assert!(LinkKey::CHANNEL_BITS + 2 * LinkKey::RANK_BITS == LINK_BITS);
+    assert!(NRANKS_MAX <= 1 << LinkKey::RANK_BITS && CHANNELS_MAX < LinkKey::PAIRS as usize);
+};
 
 /// A host of a communicator.
 #[derive(Debug, Clone)]
@@ -77,8 +118,38 @@ pub struct Peers {
     pub hosts: Vec<PeerHost>,
     /// By rank, its host's place in `hosts`.
     pub host_of_rank: Vec<u16>,
-    /// Ways through the network that the strategy gives the communicator: channels go round them. None: all flows are alike.
+    /// Ways through the network of its first strategy, and of point-to-point operations.
+    pub ways: Arc<Ways>,
+}
+
+/// Ways through the network that a strategy gives a communicator.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Ways {
+    /// Channels go round them. None: all flows are alike.
     pub paths: Vec<FlowPath>,
+    /// Flows that go another way than their channel, by channel and places of the two hosts: the place of theirs in `paths`.
+    pub chosen: BTreeMap<(u16, u16, u16), u16>,
+}
+
+impl Ways {
+    fn path(&self, channel: u16, hosts: Option<(u16, u16)>) -> Option<&FlowPath> {
+        let round = usize::from(channel).checked_rem(self.paths.len())?;
+        let chosen = hosts.and_then(|(from, to)| self.chosen.get(&(channel, from, to)));
+        self.paths.get(chosen.map_or(round, |chosen| usize::from(*chosen)))
+    }
+}
+
+/// Links of a strategy to come, at one engine.
+#[derive(Debug, Clone)]
+pub struct NextEpoch {
+    /// Its number.
+    pub epoch: u32,
+    /// Where its flows go.
+    pub ways: Arc<Ways>,
+    /// Links that are made before its first operation; others as for the first strategy.
+    pub sends: Vec<LinkKey>,
+    /// As `sends`, in the other direction.
+    pub recvs: Vec<LinkKey>,
 }
 
 impl Peers {
@@ -87,15 +158,16 @@ impl Peers {
     pub fn host_of(&self, rank: u32) -> Option<&PeerHost> {
         self.hosts.get(usize::from(*self.host_of_rank.get(rank as usize)?))
     }
-}
 
-impl Peers {
     /// How a link's flow is carried.
-    fn options(&self, link: LinkKey, options: &FlowOptions) -> FlowOptions {
-        match self.paths.len() {
-            0 => options.clone(),
-            count => self.paths[link.engine(count)].apply(options),
-        }
+    fn options(&self, link: LinkKey, ways: &Ways, options: &FlowOptions) -> FlowOptions {
+        let place = |rank: u32| self.host_of_rank.get(rank as usize).copied();
+        let path = if link.channel == LinkKey::PAIRS {
+            ways.path((link.src + link.dst) as u16, None)
+        } else {
+            ways.path(link.channel, place(link.src).zip(place(link.dst)))
+        };
+        path.map_or_else(|| options.clone(), |path| path.apply(options))
     }
 }
 
@@ -123,6 +195,8 @@ impl Staging {
 struct LinkSet {
     listener: Listener,
     peers: Option<Arc<Peers>>,
+    /// Of strategies that are not over.
+    epochs: BTreeMap<u32, Arc<Ways>>,
     /// Ordered, like `recvs`, so that a simulation closes them in the same order each time.
     sends: BTreeMap<LinkKey, SendFlow>,
     recvs: BTreeMap<LinkKey, RecvFlow>,
@@ -136,6 +210,8 @@ pub struct Links {
     flow: FlowOptions,
     message_bytes: u64,
     sets: HashMap<LinksId, LinkSet>,
+    /// Epochs whose flows are not all connected yet.
+    preparing: BTreeSet<(LinksId, u32)>,
     /// Communicators whose links have broken, and which are not over yet: more work may be on its way.
     broken: BTreeSet<LinksId>,
     staging: Vec<Staging>,
@@ -146,7 +222,8 @@ impl Links {
     #[must_use]
     pub fn new(transport: Box<dyn Transport>, listen: ListenOptions, flow: FlowOptions) -> Self {
         let (sets, broken, staging) = (HashMap::new(), BTreeSet::new(), Vec::new());
-        Links { transport, listen, flow, message_bytes: MESSAGE_BYTES_MAX, sets, broken, staging }
+        let preparing = BTreeSet::new();
+        Links { transport, listen, flow, message_bytes: MESSAGE_BYTES_MAX, sets, preparing, broken, staging }
     }
 
     /// Cuts messages shorter than [`MESSAGE_BYTES_MAX`]: all hosts alike.
@@ -181,7 +258,8 @@ impl Links {
     /// Opens a communicator's listener.
     pub(super) fn listen(&mut self, id: LinksId) -> Result<ListenerHandle, TransportError> {
         let (listener, handle) = self.transport.listen(&self.listen)?;
-        let set = LinkSet { listener, peers: None, sends: BTreeMap::new(), recvs: BTreeMap::new() };
+        let set =
+            LinkSet { listener, peers: None, epochs: BTreeMap::new(), sends: BTreeMap::new(), recvs: BTreeMap::new() };
         self.sets.insert(id, set);
         Ok(handle)
     }
@@ -189,6 +267,7 @@ impl Links {
     /// Says where a communicator's other hosts are.
     pub(super) fn set_peers(&mut self, id: LinksId, peers: Arc<Peers>) {
         if let Some(set) = self.sets.get_mut(&id) {
+            set.epochs.insert(0, Arc::clone(&peers.ways));
             set.peers = Some(peers);
         }
     }
@@ -211,10 +290,64 @@ impl Links {
     /// A communicator is over: as [`Links::break_off`], and it is forgotten.
     pub(super) fn close(&mut self, id: LinksId) {
         self.broken.remove(&id);
+        self.preparing.retain(|(of, _)| *of != id);
         let Some(set) = self.sets.remove(&id) else { return };
         set.sends.into_values().for_each(|flow| self.transport.close(flow.into()));
         set.recvs.into_values().for_each(|flow| self.transport.close(flow.into()));
         self.transport.close_listener(set.listener);
+    }
+
+    /// Begins to make the links of a strategy to come. [`Links::prepared`] tells when they are there, if this does not fail.
+    ///
+    /// # Errors
+    /// A flow cannot be begun; [`Links::end_epoch`] closes the others.
+    pub(super) fn prepare(&mut self, id: LinksId, next: &NextEpoch, now: Instant) -> Result<(), TransportError> {
+        let set = self.sets.get_mut(&id).ok_or(TransportError::NoSuch("link"))?;
+        set.epochs.insert(next.epoch, Arc::clone(&next.ways));
+        next.sends.iter().try_for_each(|link| self.send_flow(id, *link, now).map(drop))?;
+        next.recvs.iter().try_for_each(|link| self.recv_flow(id, *link, now).map(drop))?;
+        self.preparing.insert((id, next.epoch));
+        Ok(())
+    }
+
+    /// Takes an epoch whose flows are all connected, or one of whose flows has failed, out of those that are being prepared.
+    pub(super) fn prepared(&mut self) -> Option<(LinksId, u32, Result<(), TransportError>)> {
+        let (at, connected) = self.preparing.iter().find_map(|at| Some((*at, self.connected(*at)?)))?;
+        self.preparing.remove(&at);
+        Some((at.0, at.1, connected))
+    }
+
+    /// Whether all flows of an epoch are connected, or one has failed.
+    fn connected(&self, (id, epoch): (LinksId, u32)) -> Option<Result<(), TransportError>> {
+        let set = self.sets.get(&id)?;
+        let of_epoch = LinkKey::first_of(epoch)..LinkKey::first_of(epoch + 1);
+        let sends = set.sends.range(of_epoch.clone()).map(|(_, flow)| FlowId::from(*flow));
+        let recvs = set.recvs.range(of_epoch).map(|(_, flow)| FlowId::from(*flow));
+        let mut is_waiting = false;
+        for flow in sends.chain(recvs) {
+            match self.transport.state(flow) {
+                Ok(state) => is_waiting |= state == FlowState::Connecting,
+                Err(error) => return Some(Err(error)),
+            }
+        }
+        (!is_waiting).then_some(Ok(()))
+    }
+
+    /// A strategy is over, or is not going to be: its links are closed.
+    pub(super) fn end_epoch(&mut self, id: LinksId, epoch: u32) {
+        let Some(set) = self.sets.get_mut(&id) else { return };
+        set.epochs.remove(&epoch);
+        self.preparing.remove(&(id, epoch));
+        let of_epoch = |link: &LinkKey| link.epoch == epoch;
+        for (_, flow) in set.sends.extract_if(.., |link, _| of_epoch(link)) {
+            self.transport.close(flow.into());
+        }
+        for (_, flow) in set.recvs.extract_if(.., |link, _| of_epoch(link)) {
+            self.transport.close(flow.into());
+        }
+        if let Some(first) = set.epochs.keys().next() {
+            self.transport.end_numbers(set.listener, first_number(*first));
+        }
     }
 
     /// The flow of a link that leaves this host.
@@ -230,7 +363,9 @@ impl Links {
         let host = peers.host_of(link.dst).ok_or(TransportError::NoSuch("peer"))?;
         let listener =
             host.listeners.get(link.engine(host.listeners.len())).ok_or(TransportError::NoSuch("listener"))?;
-        let spec = spec(link, link.dst, &host.name, &peers.options(link, &self.flow));
+        let ways = if link.epoch == LinkKey::PAIRS_EPOCH { Some(&peers.ways) } else { set.epochs.get(&link.epoch) };
+        let ways = ways.ok_or(TransportError::NoSuch("strategy"))?;
+        let spec = spec(link, link.dst, &host.name, &peers.options(link, ways, &self.flow));
         let flow = self.transport.connect(listener, &spec, now)?;
         set.sends.insert(link, flow);
         Ok(flow)
@@ -290,25 +425,36 @@ mod tests {
     #[test]
     fn links_have_numbers_of_their_own() {
         let mut numbers = std::collections::HashSet::new();
-        for channel in [0, 1, 63, LinkKey::PAIRS] {
-            for (src, dst) in [(0, 1), (1, 0), (4095, 0), (0, 4095), (4095, 4094)] {
-                assert!(numbers.insert(LinkKey { channel, src, dst }.flow_number()));
+        for (src, dst) in [(0, 1), (1, 0), (4095, 0), (0, 4095), (4095, 4094)] {
+            for (epoch, channel) in [(0, 0), (0, 1), (0, 63), (1, 0), (EPOCH_MAX, 63)] {
+                let number = LinkKey { epoch, channel, src, dst }.flow_number();
+                assert!(numbers.insert(number));
+                assert!((first_number(epoch)..first_number(epoch + 1)).contains(&number));
             }
+            assert!(numbers.insert(LinkKey::of_pair(src, dst).flow_number()));
         }
     }
 
     #[test]
     fn channels_go_round_the_engines() {
-        let link = |channel| LinkKey { channel, src: 3, dst: 5 };
+        let link = |channel| LinkKey { epoch: 0, channel, src: 0, dst: 1 };
         assert_eq!((link(0).engine(2), link(1).engine(2), link(2).engine(2)), (0, 1, 0));
         let port = |port| FlowPath { source_ports: Some(PortRange { first: port, last: port }), ..FlowPath::default() };
-        let peers = Peers { hosts: Vec::new(), host_of_rank: Vec::new(), paths: vec![port(7), port(8)] };
+        let mut ways = Ways { paths: vec![port(7), port(8)], chosen: BTreeMap::new() };
+        let peers = Peers { hosts: Vec::new(), host_of_rank: vec![0, 1], ways: Arc::default() };
         let options = FlowOptions { dscp: Some(3), ..FlowOptions::default() };
-        let ports =
-            [0, 1, 2].map(|channel| peers.options(link(channel), &options).source_ports.map(|ports| ports.first));
-        assert_eq!(ports, [Some(7), Some(8), Some(7)]);
-        assert_eq!(peers.options(link(0), &options).dscp, Some(3));
-        assert_eq!(link(LinkKey::PAIRS).engine(3), 2);
+        let ports = |ways: &Ways| {
+            let port =
+                |channel| peers.options(link(channel), ways, &options).source_ports.map_or(0, |ports| ports.first);
+            [0, 1, 2].map(port)
+        };
+        assert_eq!(ports(&ways), [7, 8, 7]);
+        assert_eq!(peers.options(link(0), &ways, &options).dscp, Some(3));
+        ways.chosen.insert((2, 0, 1), 1);
+        ways.chosen.insert((0, 1, 0), 1);
+        assert_eq!(ports(&ways), [7, 8, 8]);
+        assert_eq!(ports(&Ways::default()), [0; 3]);
+        assert_eq!(LinkKey::of_pair(3, 5).engine(3), 2);
         assert_eq!(link(7).engine(0), 0);
     }
 }

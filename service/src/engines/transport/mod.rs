@@ -15,11 +15,12 @@ mod pool;
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::time::Instant;
 
 use mccs_ipc::types::Handle;
 
 pub use self::channel::{Activity, ChannelFault, ChannelJob, ChannelWork, Stepped, WholeJob};
-use self::links::{Links, LinksId, Peers};
+use self::links::{Links, LinksId, NextEpoch, Peers};
 pub use self::pool::{MakeLinks, PoolError, TransportPool};
 use crate::engines::proxy::ProxyMessage;
 use crate::runtime::{Context, Engine, Mailbox, Progress, Sender};
@@ -80,6 +81,22 @@ pub enum TransportMessage {
         /// Who is where.
         peers: Arc<Peers>,
     },
+    /// Make links of a strategy to come. Answered by [`ProxyMessage::EpochPrepared`].
+    PrepareEpoch {
+        /// The communicator's links.
+        links: LinksId,
+        /// The strategy.
+        next: Box<NextEpoch>,
+        /// Whom to answer.
+        reply: Sender<ProxyMessage>,
+    },
+    /// A strategy is over, or is not going to be.
+    EndEpoch {
+        /// The communicator's links.
+        links: LinksId,
+        /// Its number.
+        epoch: u32,
+    },
     /// A communicator is over. Work on its channels ends as failed.
     CloseLinks {
         /// Its links.
@@ -108,6 +125,8 @@ pub struct TransportEngine {
     /// Next job to take a piece of.
     turn: usize,
     channels: Vec<ChannelWork>,
+    /// Whom to tell of strategies that are prepared; one proxy engine has them all.
+    prepares_for: Option<Sender<ProxyMessage>>,
     /// What a full mailbox has not taken yet, in order.
     untold: VecDeque<(Sender<ProxyMessage>, ProxyMessage)>,
     retiring: bool,
@@ -124,6 +143,7 @@ impl TransportEngine {
             jobs: Vec::new(),
             turn: 0,
             channels: Vec::new(),
+            prepares_for: None,
             untold: VecDeque::new(),
             retiring: false,
         }
@@ -150,7 +170,16 @@ impl TransportEngine {
         }
     }
 
-    fn handle(&mut self, message: TransportMessage) {
+    /// Tells of strategies whose links are there, or cannot be.
+    fn tell_prepared(&mut self) {
+        while let Some((links, epoch, made)) = self.links.as_mut().and_then(Links::prepared)
+            && let Some(proxy) = self.prepares_for.clone()
+        {
+            self.tell(proxy, ProxyMessage::EpochPrepared { links, epoch, made });
+        }
+    }
+
+    fn handle(&mut self, message: TransportMessage, now: Instant) {
         match message {
             TransportMessage::Run(job) => self.jobs.push(job),
             TransportMessage::RunChannel(work) => self.channels.push(work),
@@ -162,6 +191,21 @@ impl TransportEngine {
             TransportMessage::SetPeers { links, peers } => {
                 if let Some(own) = &mut self.links {
                     own.set_peers(links, peers);
+                }
+            }
+            TransportMessage::PrepareEpoch { links, next, reply } => {
+                let made = self
+                    .links
+                    .as_mut()
+                    .map_or(Err(TransportError::NoSuch("network")), |own| own.prepare(links, &next, now));
+                match made {
+                    Ok(()) => self.prepares_for = Some(reply),
+                    Err(_) => self.tell(reply, ProxyMessage::EpochPrepared { links, epoch: next.epoch, made }),
+                }
+            }
+            TransportMessage::EndEpoch { links, epoch } => {
+                if let Some(own) = &mut self.links {
+                    own.end_epoch(links, epoch);
                 }
             }
             TransportMessage::CloseLinks { links } => {
@@ -256,10 +300,11 @@ impl Engine for TransportEngine {
         let mut busy = !self.untold.is_empty();
         while let Some(message) = self.mailbox.pop() {
             busy = true;
-            self.handle(message);
+            self.handle(message, cx.now);
         }
         let moved = self.links.as_mut().map_or(Progress::IDLE, |links| links.transport.poll(cx));
         busy |= moved == Progress::Busy;
+        self.tell_prepared();
         busy |= self.step_channels(cx);
         busy |= self.run_piece();
         let is_done = self.retiring

@@ -23,7 +23,7 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
-use super::types::{Name, Payload, Text};
+use super::types::{ChangeBody, Name, Text};
 
 /// What coordinator and participants tell each other.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,7 +35,7 @@ pub enum AgreementMessage {
         /// Operations that a host may launch after its report.
         window: u32,
         /// What is to change.
-        body: Payload,
+        body: ChangeBody,
     },
     /// All is prepared.
     Prepared {
@@ -316,7 +316,7 @@ mod tests {
             let deadline = now + Duration::from_secs(1);
             let mut coordinator = Some(Coordinator::new(1, window, names.iter().cloned().collect(), deadline));
             let mut all: Vec<Host> = names.iter().map(|_| Host::default()).collect();
-            let propose = AgreementMessage::Propose { change: 1, window, body: Payload::new(b"").unwrap() };
+            let propose = AgreementMessage::Propose { change: 1, window, body: ChangeBody::new(b"").unwrap() };
             all.iter_mut().for_each(|host| host.to.push_back(propose.clone()));
             // Whatever happened, in the end everything that was said is heard, and the time is over.
             let end = (0..hosts).flat_map(|h| [Step::ToHost(h), Step::Prepare(h), Step::FromHost(h)]);

@@ -15,7 +15,7 @@ use super::member::Membership;
 use super::message::Message;
 use super::root::host_failure;
 use super::session::Lost;
-use super::types::{CommId, Failure, Name, Payload, Text};
+use super::types::{ChangeBody, CommId, Failure, Name, Text};
 use super::wire::Wire;
 use crate::exchange::limits::CHANGE_WINDOW_MAX;
 
@@ -173,12 +173,15 @@ impl Comms {
     /// Proposes a change; only where the root is.
     pub(super) fn propose(&mut self, comm: CommId, proposal: Proposal, wire: &mut Wire, now: Instant) {
         let Proposal { window, body, timeout } = proposal;
+        let elsewhere = || format!("a change is proposed where the communicator's root is: on host {}", comm.root);
         let refusal = match self.live.get(&comm) {
-            None => Some("no such communicator is complete here"),
-            Some(_) if comm.root != wire.own => Some("a change is proposed where the communicator's root is"),
-            Some(_) if !(1..=CHANGE_WINDOW_MAX).contains(&window) => Some("the window is out of range"),
-            Some(live) if live.coordinator.is_some() => Some("another change is being decided"),
-            Some(live) if !live.left.is_empty() => Some("ranks have left"),
+            None => Some("no such communicator is complete here".into()),
+            Some(_) if comm.root != wire.own => Some(elsewhere()),
+            Some(_) if !(1..=CHANGE_WINDOW_MAX).contains(&window) => {
+                Some(format!("the window is 1 to {CHANGE_WINDOW_MAX} operations, not {window}"))
+            }
+            Some(live) if live.coordinator.is_some() => Some("another change is being decided".into()),
+            Some(live) if !live.left.is_empty() => Some("ranks have left".into()),
             Some(_) => None,
         };
         let Some(live) = self.live.get_mut(&comm).filter(|_| refusal.is_none()) else {
@@ -270,6 +273,6 @@ impl Comms {
 /// Content of [`super::Request::Propose`].
 pub(super) struct Proposal {
     pub(super) window: u32,
-    pub(super) body: Payload,
+    pub(super) body: ChangeBody,
     pub(super) timeout: Duration,
 }

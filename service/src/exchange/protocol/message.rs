@@ -344,7 +344,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::super::agreement::Decision;
-    use super::super::types::Text;
+    use super::super::types::{ChangeBody, Text};
     use super::*;
 
     fn key() -> CommKey {
@@ -420,6 +420,10 @@ mod tests {
         "[!-~]{1,64}".prop_filter_map("a name", |text| Name::new(&text))
     }
 
+    fn any_body() -> impl Strategy<Value = ChangeBody> {
+        proptest::collection::vec(any::<u8>(), 0..200).prop_filter_map("short", |bytes| ChangeBody::new(&bytes))
+    }
+
     fn any_payload() -> impl Strategy<Value = Payload> {
         proptest::collection::vec(any::<u8>(), 0..200).prop_filter_map("short", |bytes| Payload::new(&bytes))
     }
@@ -436,8 +440,11 @@ mod tests {
     fn any_agreement() -> impl Strategy<Value = AgreementMessage> {
         let change = any::<u64>();
         prop_oneof![
-            (change, 1..=CHANGE_WINDOW_MAX, any_payload())
-                .prop_map(|(change, window, body)| AgreementMessage::Propose { change, window, body }),
+            (change, 1..=CHANGE_WINDOW_MAX, any_body()).prop_map(|(change, window, body)| AgreementMessage::Propose {
+                change,
+                window,
+                body
+            }),
             (change, any::<u64>()).prop_map(|(change, launched)| AgreementMessage::Prepared { change, launched }),
             (change, ".{0,80}").prop_map(|(change, why)| AgreementMessage::Refuse { change, reason: Text::new(why) }),
             (change, any::<u64>())

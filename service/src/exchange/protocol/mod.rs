@@ -44,7 +44,7 @@ pub use self::agreement::{AgreementFault, AgreementMessage, Coordinator, Decisio
 pub use self::member::Membership;
 pub use self::message::{DecodeError, Frame, Hello, Known, Message, Part, RingHost, VERSION};
 pub use self::session::{Fault, LinkTimes, Lost};
-pub use self::types::{CommId, CommKey, Failure, Life, LinkId, Name, Payload, Text};
+pub use self::types::{ChangeBody, CommId, CommKey, Failure, Life, LinkId, Name, Payload, Text};
 pub use self::wire::Counters;
 
 /// What a service is told when it starts.
@@ -122,7 +122,7 @@ pub enum Request {
         /// Operations that a host may launch after its report.
         window: u32,
         /// What is to change.
-        body: Payload,
+        body: ChangeBody,
         /// Time that hosts have to prepare.
         timeout: Duration,
     },
@@ -202,7 +202,7 @@ pub enum Event {
         /// Operations that may be launched after the report.
         window: u32,
         /// What is to change.
-        body: Payload,
+        body: ChangeBody,
     },
     /// A change is decided.
     Decided {

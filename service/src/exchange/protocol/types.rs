@@ -9,7 +9,7 @@ use mccs_ipc::types::{ErrorClass, UniqueId};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::exchange::limits::{NAME_BYTES_MAX, PAYLOAD_BYTES_MAX, TEXT_BYTES_MAX};
+use crate::exchange::limits::{CHANGE_BYTES_MAX, NAME_BYTES_MAX, PAYLOAD_BYTES_MAX, TEXT_BYTES_MAX};
 
 /// Name of a host or of a tenant: 1 to [`NAME_BYTES_MAX`] printable ASCII characters. Cheap to clone.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -54,15 +54,20 @@ impl<'de> Deserialize<'de> for Name {
     }
 }
 
-/// Bytes that a rank tells all others: opaque here, at most [`PAYLOAD_BYTES_MAX`]. Cheap to clone.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Payload(Arc<[u8]>);
+/// What a rank tells all others.
+pub type Payload = Opaque<PAYLOAD_BYTES_MAX>;
+/// What is to change of a communicator.
+pub type ChangeBody = Opaque<CHANGE_BYTES_MAX>;
 
-impl Payload {
-    /// The payload, unless it is too long.
+/// Bytes that mean nothing here, at most `BYTES_MAX`. Cheap to clone.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Opaque<const BYTES_MAX: usize>(Arc<[u8]>);
+
+impl<const BYTES_MAX: usize> Opaque<BYTES_MAX> {
+    /// The bytes, unless there are too many.
     #[must_use]
     pub fn new(bytes: &[u8]) -> Option<Self> {
-        (bytes.len() <= PAYLOAD_BYTES_MAX).then(|| Payload(bytes.into()))
+        (bytes.len() <= BYTES_MAX).then(|| Opaque(bytes.into()))
     }
 
     /// Its bytes.
@@ -72,21 +77,21 @@ impl Payload {
     }
 }
 
-impl fmt::Debug for Payload {
+impl<const BYTES_MAX: usize> fmt::Debug for Opaque<BYTES_MAX> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Payload({} bytes)", self.0.len())
+        write!(f, "Opaque({} bytes)", self.0.len())
     }
 }
 
-impl Serialize for Payload {
+impl<const BYTES_MAX: usize> Serialize for Opaque<BYTES_MAX> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_bytes(&self.0)
     }
 }
 
-impl<'de> Deserialize<'de> for Payload {
+impl<'de, const BYTES_MAX: usize> Deserialize<'de> for Opaque<BYTES_MAX> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Payload::new(<&[u8]>::deserialize(deserializer)?).ok_or_else(|| D::Error::custom("payload too long"))
+        Opaque::new(<&[u8]>::deserialize(deserializer)?).ok_or_else(|| D::Error::custom("too many bytes"))
     }
 }
 

@@ -63,8 +63,8 @@ macro_rules! suite {
             sleeping_on_the_descriptor, thousands_of_flows
         ]);
         suite!($fixture; setup: [
-            late_accepts, nobody_accepts, nobody_connects, numbers_are_used_once, refused_handles, closed_listeners,
-            thousands_of_listeners,            options_are_checked, stale_names_find_nothing, memory_in_use_stays
+            late_accepts, nobody_accepts, nobody_connects, numbers_are_used_once, numbers_end, refused_handles,
+            closed_listeners, thousands_of_listeners, options_are_checked, stale_names_find_nothing, memory_in_use_stays
         ]);
         suite!($fixture; endings: [
             sender_closes_at_every_stage, receiver_closes_at_every_stage, peer_dies_at_every_stage,

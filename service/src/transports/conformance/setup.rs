@@ -105,6 +105,33 @@ pub(crate) fn numbers_are_used_once<F: Fixture>(pair: &mut Pair<F>) {
     pair.transfer(third, 1000, 3);
 }
 
+/// What is connected stays; what waits fails; what comes later is refused; higher numbers are as ever.
+pub(crate) fn numbers_end<F: Fixture>(pair: &mut Pair<F>) {
+    let (listener, handle) = pair.listen(1);
+    let connected = Ends { from: 0, send: pair.connect(0, &handle, 3), recv: pair.accept(1, listener, 3) };
+    pair.until_connected(connected);
+    let (early, late) = (pair.connect(0, &handle, 4), pair.accept(1, listener, 5));
+    let higher = Ends { from: 0, send: pair.connect(0, &handle, 9), recv: pair.accept(1, listener, 9) };
+    pair.until_connected(higher);
+    pair.host(1).end_numbers(listener, 9);
+    for (host, flow) in [(0, early.into()), (1, late.into())] {
+        let refusal = pair.failure_of(host, flow);
+        assert!(
+            matches!(refusal.fault(), Some(Fault::Refused(_) | Fault::Closed | Fault::ListenerClosed)),
+            "{refusal}"
+        );
+    }
+    for over in [3, 6] {
+        let send = pair.connect(0, &handle, over);
+        let refusal = pair.failure_of(0, send.into());
+        assert!(matches!(refusal.fault(), Some(Fault::Refused(_) | Fault::Closed)), "{refusal}");
+    }
+    pair.transfer(connected, 1000, 1);
+    pair.transfer(higher, 1000, 2);
+    let next = Ends { from: 0, send: pair.connect(0, &handle, 10), recv: pair.accept(1, listener, 10) };
+    pair.transfer(next, 1000, 3);
+}
+
 /// One a communicator: each takes its own flows, whatever the others do.
 pub(crate) fn thousands_of_listeners<F: Fixture>(pair: &mut Pair<F>) {
     let listeners: Vec<_> = (0..2000).map(|_| pair.listen(1)).collect();

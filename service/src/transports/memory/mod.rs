@@ -250,6 +250,12 @@ impl Transport for MemoryTransport {
         }
     }
 
+    fn end_numbers(&mut self, listener: Listener, below: u64) {
+        if let Some(number) = self.listeners.get(listener.0) {
+            self.network.lock().end_numbers(*number, below);
+        }
+    }
+
     fn connect(
         &mut self,
         listener: &ListenerHandle,

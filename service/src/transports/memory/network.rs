@@ -197,6 +197,8 @@ struct ListenerState {
     cookie: u64,
     /// By number: the link, and whether the sender and the receiver have come.
     places: BTreeMap<u64, (Handle, [bool; 2])>,
+    /// Lower numbers are over.
+    first: u64,
 }
 
 /// See the module's documentation.
@@ -220,7 +222,7 @@ impl World {
         self.next_listener += 1;
         // As hard to guess as the seed is, which is all that a simulation needs.
         let cookie = (self.options.seed ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
-        self.listeners.insert(number, ListenerState { host, cookie, places: BTreeMap::new() });
+        self.listeners.insert(number, ListenerState { host, cookie, places: BTreeMap::new(), first: 0 });
         let mut bytes = b"mem\0".to_vec();
         bytes.extend_from_slice(&number.to_le_bytes());
         bytes.extend_from_slice(&cookie.to_le_bytes());
@@ -228,8 +230,21 @@ impl World {
     }
 
     pub(super) fn close_listener(&mut self, number: u64) {
-        let Some(listener) = self.listeners.remove(&number) else { return };
-        for (handle, come) in listener.places.into_values() {
+        if let Some(listener) = self.listeners.remove(&number) {
+            self.end_places(listener.places);
+        }
+    }
+
+    pub(super) fn end_numbers(&mut self, listener: u64, below: u64) {
+        let Some(listener) = self.listeners.get_mut(&listener) else { return };
+        listener.first = listener.first.max(below);
+        let left = listener.places.split_off(&listener.first);
+        let over = std::mem::replace(&mut listener.places, left);
+        self.end_places(over);
+    }
+
+    fn end_places(&mut self, places: BTreeMap<u64, (Handle, [bool; 2])>) {
+        for (handle, come) in places.into_values() {
             if come == [true, true] {
                 continue;
             }
@@ -247,6 +262,9 @@ impl World {
     /// A side comes to a place, which the first of the two makes.
     fn come(&mut self, listener: u64, side: Side, host: HostId, spec: &FlowSpec) -> Result<Handle, &'static str> {
         let Some(state) = self.listeners.get_mut(&listener) else { return Err("nobody listens there") };
+        if spec.number < state.first {
+            return Err("was taken before; each is taken once");
+        }
         if state.places.len() >= FLOWS_PER_LISTENER_MAX && !state.places.contains_key(&spec.number) {
             return Err("is one too many for its listener");
         }

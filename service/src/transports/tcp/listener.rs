@@ -61,6 +61,8 @@ pub(super) struct Listener {
     places: BTreeMap<u64, Place>,
     /// Numbers that were accepted and connected, or given up; with those above at most [`FLOWS_PER_LISTENER_MAX`].
     taken: BTreeSet<u64>,
+    /// Lower numbers are over.
+    first: u64,
 }
 
 /// What became of a connection with a right cookie.
@@ -74,7 +76,11 @@ pub(super) enum Placed {
 
 impl Listener {
     pub(super) fn new(cookie: Cookie) -> Self {
-        Listener { cookie, places: BTreeMap::new(), taken: BTreeSet::new() }
+        Listener { cookie, places: BTreeMap::new(), taken: BTreeSet::new(), first: 0 }
+    }
+
+    fn is_taken(&self, number: u64) -> bool {
+        number < self.first || self.taken.contains(&number)
     }
 
     fn has_room(&self) -> bool {
@@ -95,7 +101,7 @@ impl Listener {
         if !same_cookie(&hello.cookie, &self.cookie) {
             return Err("it does not know the listener's secret");
         }
-        if self.taken.contains(&hello.flow) {
+        if self.is_taken(hello.flow) {
             refuse(&socket, Verdict::Taken);
             return Err("its flow was connected before");
         }
@@ -122,7 +128,7 @@ impl Listener {
     /// The caller accepts a flow number; `Err` if it was accepted before, or there are too many.
     pub(super) fn expect(&mut self, number: u64, flow: FlowId) -> Result<Placed, &'static str> {
         let is_expected = self.places.get(&number).is_some_and(|place| place.expected.is_some());
-        if is_expected || self.taken.contains(&number) {
+        if is_expected || self.is_taken(number) {
             return Err("was accepted before; each is accepted once");
         }
         if !self.has_room() && !self.places.contains_key(&number) {
@@ -148,7 +154,9 @@ impl Listener {
 
     /// An accepted flow is no longer waited for. Returns the watches of sockets that had come.
     pub(super) fn give_up(&mut self, number: u64) -> Vec<Handle> {
-        self.taken.insert(number);
+        if number >= self.first {
+            self.taken.insert(number);
+        }
         self.places.remove(&number).map(Place::into_watches).unwrap_or_default()
     }
 
@@ -161,15 +169,27 @@ impl Listener {
         place.into_watches()
     }
 
-    /// What is left when the listener closes: watches of sockets, and flows that wait in vain.
-    pub(super) fn into_parts(self) -> (Vec<Handle>, Vec<FlowId>) {
-        let (mut watches, mut flows) = (Vec::new(), Vec::new());
-        for place in self.places.into_values() {
-            flows.extend(place.expected);
-            watches.extend(place.into_watches());
-        }
-        (watches, flows)
+    /// Numbers below are over. Returns what they leave, as [`Listener::into_waiting`] does.
+    pub(super) fn end_numbers(&mut self, below: u64) -> (Vec<Handle>, Vec<FlowId>) {
+        self.first = self.first.max(below);
+        self.taken = self.taken.split_off(&self.first);
+        let left = self.places.split_off(&self.first);
+        waiting(std::mem::replace(&mut self.places, left))
     }
+
+    /// What is left when the listener closes: watches of sockets, and flows that wait in vain.
+    pub(super) fn into_waiting(self) -> (Vec<Handle>, Vec<FlowId>) {
+        waiting(self.places)
+    }
+}
+
+fn waiting(places: BTreeMap<u64, Place>) -> (Vec<Handle>, Vec<FlowId>) {
+    let (mut watches, mut flows) = (Vec::new(), Vec::new());
+    for place in places.into_values() {
+        flows.extend(place.expected);
+        watches.extend(place.into_watches());
+    }
+    (watches, flows)
 }
 
 impl Place {

@@ -450,6 +450,10 @@ impl Transport for TcpTransport {
         self.drop_listener(listener.0);
     }
 
+    fn end_numbers(&mut self, listener: Listener, below: u64) {
+        self.drop_places(listener.0, below);
+    }
+
     fn connect(
         &mut self,
         listener: &ListenerHandle,

@@ -132,8 +132,18 @@ impl TcpTransport {
 
     /// Its port stays: the next listener finds it where the operator's firewall knows it.
     pub(super) fn drop_listener(&mut self, handle: Handle) {
-        let Some(listener) = self.listeners.remove(handle) else { return };
-        let (watches, flows) = listener.into_parts();
+        if let Some(listener) = self.listeners.remove(handle) {
+            self.drop_waiting(listener.into_waiting());
+        }
+    }
+
+    pub(super) fn drop_places(&mut self, handle: Handle, below: u64) {
+        if let Some(waiting) = self.listeners.get_mut(handle).map(|listener| listener.end_numbers(below)) {
+            self.drop_waiting(waiting);
+        }
+    }
+
+    fn drop_waiting(&mut self, (watches, flows): (Vec<Handle>, Vec<FlowId>)) {
         self.forget_arrivals(watches);
         for flow in flows {
             self.fail(flow.0, Fault::ListenerClosed);

@@ -1,0 +1,121 @@
+//! `change.toml`: what an operator changes of a communicator's strategy while its job runs.
+
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::document;
+use crate::error::ConfigError;
+use crate::limits;
+use crate::service::{Algorithm, FlowPath};
+use crate::validate::{Problems, Validate};
+
+/// A change. What is absent stays as it is.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct StrategyChange {
+    /// How collectives are carried out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub algorithm: Option<Algorithm>,
+    /// So many channels, with rings as a new communicator has them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub channels: Option<u32>,
+    /// Order of ranks of each channel's ring; ranks of a host follow each other where hosts act for them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rings: Option<Vec<Vec<u32>>>,
+    /// Ways through the network: channels go round them. Replaces all there were, and all of `flows`.
+    #[serde(rename = "path", skip_serializing_if = "Option::is_none")]
+    pub paths: Option<Vec<FlowPath>>,
+    /// Flows that go another way than their channel. Replaces all there were.
+    #[serde(rename = "flow", skip_serializing_if = "Option::is_none")]
+    pub flows: Option<Vec<FlowChoice>>,
+}
+
+/// `[[flow]]`: the way of one flow.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FlowChoice {
+    /// Its channel.
+    pub channel: u32,
+    /// Host that sends.
+    pub from: String,
+    /// Host that receives.
+    pub to: String,
+    /// Place of its way among the paths, from 0.
+    pub path: u32,
+}
+
+impl StrategyChange {
+    /// Reads and checks the file at `path`.
+    ///
+    /// # Errors
+    /// The file cannot be read or is refused; the error's text names file, line, key and what would be right.
+    pub fn load(path: &Path) -> Result<Self, ConfigError> {
+        document::load(path)
+    }
+
+    /// Reads and checks `text`, which complaints call `file_name`.
+    ///
+    /// # Errors
+    /// As [`StrategyChange::load`].
+    pub fn parse(text: &str, file_name: &str) -> Result<Self, ConfigError> {
+        document::parse(text, file_name)
+    }
+
+    /// Whether nothing is to change.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        *self == StrategyChange::default()
+    }
+}
+
+impl Validate for StrategyChange {
+    /// What can be said without knowing the communicator.
+    fn validate(&self, problems: &mut Problems) {
+        if let Some(channels) = &self.channels {
+            problems.within("channels", channels, &limits::CHANNELS);
+            if self.rings.is_some() {
+                problems.add("channels", "there are as many as rings: give one of the two");
+            }
+        }
+        if let Some(rings) = &self.rings {
+            problems.within("rings", &(rings.len() as u32), &limits::CHANNELS);
+        }
+        for (index, path) in self.paths.iter().flatten().enumerate() {
+            path.validate(&format!("path[{index}]"), problems);
+        }
+        if let (Some(flows), Some(paths)) = (&self.flows, &self.paths) {
+            for (index, flow) in flows.iter().enumerate().filter(|(_, flow)| flow.path as usize >= paths.len()) {
+                problems
+                    .add(format!("flow[{index}].path"), format!("there is no path {}, but {}", flow.path, paths.len()));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_example_is_read_and_written_back() {
+        let change = StrategyChange::parse(include_str!("../examples/change.toml"), "change.toml").unwrap();
+        assert!(!change.is_empty());
+        assert_eq!(change.rings.as_ref().map(Vec::len), Some(2));
+        let text = serde_json::to_vec(&change).unwrap();
+        assert_eq!(serde_json::from_slice::<StrategyChange>(&text).unwrap(), change);
+    }
+
+    #[test]
+    fn contradictions_are_refused_and_named() {
+        let refusal = |text: &str| StrategyChange::parse(text, "change.toml").unwrap_err().to_string();
+        assert!(refusal("channels = 2\nrings = [[0, 1]]").contains("one of the two"));
+        assert!(refusal("channels = 0").contains("channels"));
+        assert!(refusal("rings = []").contains("rings"));
+        assert!(refusal("ring = [[0, 1]]").contains("ring"));
+        assert!(refusal("[[path]]\ndscp = 64").contains("path[0].dscp"));
+        let flow = "[[flow]]\nchannel = 0\nfrom = \"a\"\nto = \"b\"\npath = 1\n[[path]]\ndscp = 3";
+        assert!(refusal(flow).contains("flow[0].path"));
+        assert!(StrategyChange::parse("", "change.toml").unwrap().is_empty());
+    }
+}

@@ -1,0 +1,414 @@
+//! A communicator's strategy changes while its operations go on: make before break.
+//!
+//! ```text
+//! operator:  Reconfigure --> Propose, where the root is --> exchange
+//! exchange:  Prepare     --> transport engines make the links of the next strategy; operations go on under the old one
+//!            all there   --> Prepared(launched): from launched + window on nothing starts
+//!            Decided     --> Commit(cut): operations from number `cut` on run under it; the old one's links go with the first
+//!                            Abort: its links go, and all is as it was
+//! ```
+//!
+//! Several changes may be decided before the first of their operations comes. One whose cut is not below that of a later change
+//! is never in force: on all hosts alike, since all hear the same decisions in the same order.
+//!
+//! A communicator of one host has nobody to agree with: its next collective runs under the new strategy.
+//!
+//! Deliberately absent: sends and receives, which belong to no strategy; rounds on a board, which have one way only.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use mccs_config::change::StrategyChange;
+use mccs_ipc::types::{ErrorClass, Handle};
+
+use super::comm::{Comm, Failure};
+use super::{Event, ProxyEngine};
+use crate::devices::Network;
+use crate::engines::transport::TransportMessage;
+use crate::engines::transport::links::{EPOCH_MAX, LinkKey, LinksId, NextEpoch, Ways};
+use crate::exchange::protocol::{ChangeBody, CommId, Decision, Request, Text};
+use crate::plans::ScheduleCache;
+use crate::runtime::Sender;
+use crate::transports::{FlowPath, TransportError};
+
+/// Time that hosts have to prepare for a change. Shorter than the operator waits for an answer.
+const PREPARE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time that hosts may need to agree, once they are prepared: as many operations as fit may start meanwhile.
+const AGREEMENT_TIME: Duration = Duration::from_millis(20);
+/// The window: operations that may start while hosts agree, of a communicator that has not run any.
+const WINDOW: u32 = 16;
+/// Smallest window that is chosen.
+const WINDOW_MIN: u32 = 2;
+/// Largest window that is chosen.
+const WINDOW_MAX: u32 = 4096;
+/// Changes that are decided and not in force. Each holds links.
+const DECIDED_MAX: usize = 8;
+
+/// What became of a change that the operator asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Reconfigured {
+    /// Number of the new strategy.
+    pub epoch: u64,
+    /// First collective under it.
+    pub cut: u64,
+}
+
+/// How the operator's question is answered: its number, and what became of the change.
+pub type ReconfigureReply = (u64, Result<Reconfigured, String>);
+
+/// Somebody waits for what becomes of a change. Answered when dropped, if not before.
+pub struct Asked {
+    question: u64,
+    reply: Option<Sender<ReconfigureReply>>,
+}
+
+impl Asked {
+    /// To be answered as `question`.
+    #[must_use]
+    pub fn new(question: u64, reply: Sender<ReconfigureReply>) -> Self {
+        Asked { question, reply: Some(reply) }
+    }
+
+    fn answer(mut self, answer: Result<Reconfigured, String>) {
+        self.send(answer);
+    }
+
+    fn send(&mut self, answer: Result<Reconfigured, String>) {
+        if let Some(reply) = self.reply.take() {
+            // A full or gone mailbox means that nobody waits for the answer.
+            let _ = reply.send((self.question, answer));
+        }
+    }
+}
+
+impl Drop for Asked {
+    fn drop(&mut self) {
+        self.send(Err("the communicator has ended".into()));
+    }
+}
+
+/// A strategy that is not in force yet.
+struct Next {
+    epoch: u32,
+    schedules: ScheduleCache,
+    ways: Arc<Ways>,
+}
+
+struct Preparing {
+    next: Next,
+    window: u32,
+    /// Transport engines that have not made its links.
+    engines_left: usize,
+}
+
+/// Strategies of a communicator besides the one in force.
+pub(super) struct Changes {
+    /// Of the strategy in force.
+    ways: Arc<Ways>,
+    /// With the first operation of each; ascending, also by number.
+    decided: VecDeque<(u64, Next)>,
+    preparing: Option<Preparing>,
+    /// No collective from this number on may start before the change is decided.
+    limit: Option<u64>,
+    asked: Option<Asked>,
+}
+
+impl Changes {
+    /// None, after a first strategy with these ways.
+    pub(super) fn new(ways: Arc<Ways>) -> Self {
+        Changes { ways, decided: VecDeque::new(), preparing: None, limit: None, asked: None }
+    }
+
+    /// Whether collective number `number` may start.
+    pub(super) fn allow(&self, number: u64) -> bool {
+        self.limit.is_none_or(|limit| number < limit)
+    }
+
+    /// The communicator has failed: whoever waits is told.
+    pub(super) fn end(&mut self) {
+        self.asked = None;
+    }
+}
+
+impl Comm {
+    /// Number of the next collective.
+    fn next_number(&self) -> u64 {
+        self.members.first().map_or(0, |member| member.whole_started)
+    }
+
+    /// What the last change that is decided, or else the strategy in force, with `change` comes to.
+    fn next(&self, change: &StrategyChange, epoch: u64) -> Result<Next, String> {
+        let (schedules, ways) = match self.changes.decided.back() {
+            Some((_, next)) => (&next.schedules, &next.ways),
+            None => (&self.schedules, &self.changes.ways),
+        };
+        let number = u32::try_from(epoch).ok().filter(|epoch| *epoch <= EPOCH_MAX);
+        let number = number.ok_or_else(|| format!("a communicator has at most {EPOCH_MAX} changes"))?;
+        let schedules = schedules.changed(change, epoch).map_err(|error| error.to_string())?;
+        let channels = schedules.strategy().ring_orders.len();
+        let ways = Arc::new(changed_ways(ways, change, channels, &self.info.hosts)?);
+        Ok(Next { epoch: number, schedules, ways })
+    }
+
+    /// Links of a strategy between this host and others, as one of the network's engines has them.
+    fn links_of(&self, next: &Next, engine: usize, engines: usize, links: &[LinkKey]) -> NextEpoch {
+        let is_here = |rank: u32| self.index_of(rank).is_some();
+        let own = |key: &&LinkKey| key.engine(engines) == engine;
+        let of = |sends: bool| {
+            let wanted = |key: &&LinkKey| is_here(key.src) == sends && is_here(key.dst) != sends;
+            links.iter().filter(own).filter(wanted).copied().collect()
+        };
+        NextEpoch { epoch: next.epoch, ways: Arc::clone(&next.ways), sends: of(true), recvs: of(false) }
+    }
+
+    /// Takes the strategy of the next collective. Returns the numbers of those that are over.
+    fn take_next(&mut self) -> Vec<u32> {
+        let (number, mut over) = (self.next_number(), Vec::new());
+        while let Some((_, next)) = self.changes.decided.pop_front_if(|(cut, _)| *cut <= number) {
+            self.put_in_force(next, &mut over);
+        }
+        over
+    }
+
+    fn put_in_force(&mut self, next: Next, over: &mut Vec<u32>) {
+        self.info.epoch.store(next.epoch.into(), Ordering::Relaxed);
+        (self.schedules, self.changes.ways) = (next.schedules, next.ways);
+        if let Some(span) = &mut self.span {
+            over.push(std::mem::replace(&mut span.network.epoch, next.epoch));
+        }
+    }
+
+    /// As many operations as may start while hosts agree.
+    fn window(&self) -> u32 {
+        let fits = AGREEMENT_TIME.as_nanos().checked_div(self.average_took.as_nanos());
+        fits.map_or(WINDOW, |fits| u32::try_from(fits).unwrap_or(WINDOW_MAX).clamp(WINDOW_MIN, WINDOW_MAX))
+    }
+}
+
+/// What a change makes of a strategy's ways through the network. `hosts` are the communicator's.
+fn changed_ways(ways: &Ways, change: &StrategyChange, channels: usize, hosts: &[String]) -> Result<Ways, String> {
+    let paths = change.paths.as_ref().map(|paths| paths.iter().map(FlowPath::from).collect());
+    let keeps_chosen = change.flows.is_none() && paths.is_none();
+    let mut changed = Ways { paths: paths.unwrap_or_else(|| ways.paths.clone()), chosen: ways.chosen.clone() };
+    if !keeps_chosen {
+        changed.chosen.clear();
+    }
+    if hosts.is_empty() && (change.paths.is_some() || change.flows.is_some()) {
+        return Err("all ranks of the communicator are on this host: it has no flows".into());
+    }
+    let place = |host: &String| {
+        let at = hosts.iter().position(|known| known == host);
+        at.ok_or_else(|| format!("the communicator has no ranks on host {host}; its hosts are {}", hosts.join(", ")))
+    };
+    for flow in change.flows.iter().flatten() {
+        let (from, to) = (place(&flow.from)?, place(&flow.to)?);
+        if from == to {
+            return Err(format!("host {} needs no flow to itself", flow.from));
+        }
+        if flow.channel as usize >= channels {
+            return Err(format!("there is no channel {}: the strategy has {channels}", flow.channel));
+        }
+        if flow.path as usize >= changed.paths.len() {
+            return Err(format!("there is no path {}: the strategy has {}", flow.path, changed.paths.len()));
+        }
+        let (channel, path) = (flow.channel as u16, flow.path as u16);
+        changed.chosen.insert((channel, from as u16, to as u16), path);
+    }
+    Ok(changed)
+}
+
+impl ProxyEngine {
+    /// The operator changes the strategy of the communicator with a number.
+    pub(super) fn reconfigure(&mut self, number: u64, change: &StrategyChange, window: Option<u32>, asked: Asked) {
+        let comm = self.comms.iter().find(|(_, live)| live.info.number == number).map(|(comm, _)| comm);
+        let Some(live) = comm.and_then(|comm| self.comms.get_mut(comm)) else {
+            return asked.answer(Err(format!("there is no communicator {number} here")));
+        };
+        let next = match live.next(change, live.info.epoch.load(Ordering::Relaxed) + 1) {
+            _ if live.failure.is_some() => Err("the communicator has failed".into()),
+            _ if live.info.direct.is_some() => Err("the strategy of communicators of GPUs cannot be changed".into()),
+            _ if live.changes.asked.is_some() => Err("another change is being decided".into()),
+            next => next,
+        };
+        let (next, body) = match (next, serde_json::to_vec(change).ok().and_then(|json| ChangeBody::new(&json))) {
+            (Ok(next), Some(body)) => (next, body),
+            (Err(reason), _) => return asked.answer(Err(reason)),
+            (_, None) => return asked.answer(Err("the change is too long to be told to other hosts".into())),
+        };
+        match (&live.span, &mut self.setups) {
+            (Some(span), Some(setups)) => {
+                let (comm, window) = (span.comm.clone(), window.unwrap_or_else(|| live.window()));
+                live.changes.asked = Some(asked);
+                setups.ask(Request::Propose { comm, window, body, timeout: PREPARE_TIMEOUT });
+            }
+            _ => {
+                let epoch = next.epoch.into();
+                live.put_in_force(next, &mut Vec::new());
+                asked.answer(Ok(Reconfigured { epoch, cut: live.next_number() }));
+            }
+        }
+    }
+
+    /// The exchange would not propose a change.
+    pub(super) fn proposal_refused(&mut self, comm: &CommId, reason: &Text) {
+        let live = self.comm_of(comm).and_then(|comm| self.comms.get_mut(comm));
+        if let Some(asked) = live.and_then(|live| live.changes.asked.take()) {
+            asked.answer(Err(reason.as_str().into()));
+        }
+    }
+
+    /// A change is proposed: its links are to be made.
+    pub(super) fn prepare_change(&mut self, id: &CommId, change: u64, window: u32, body: &ChangeBody) {
+        if let Err(reason) = self.begin_to_prepare(id, change, window, body) {
+            let (comm, reason) = (id.clone(), Text::new(reason));
+            self.setups.iter_mut().for_each(|setups| {
+                setups.ask(Request::Refuse { comm: comm.clone(), change, reason: reason.clone() });
+            });
+        }
+    }
+
+    fn begin_to_prepare(&mut self, id: &CommId, change: u64, window: u32, body: &ChangeBody) -> Result<(), String> {
+        let comm = self.comm_of(id).ok_or("the communicator has ended here")?;
+        let live = self.comms.get_mut(comm).ok_or("the communicator has ended here")?;
+        if live.changes.decided.len() >= DECIDED_MAX {
+            return Err(format!("{DECIDED_MAX} changes wait for their first operation already"));
+        }
+        let body = serde_json::from_slice(body.bytes()).map_err(|error| format!("it cannot be read: {error}"))?;
+        let next = live.next(&body, change)?;
+        let links = next.schedules.links().map_err(|error| error.to_string())?;
+        let key = |(channel, src, dst)| LinkKey { epoch: next.epoch, channel, src, dst };
+        let links: Vec<_> = links.into_iter().map(key).collect();
+        let span = live.span.as_ref().ok_or("the communicator has no other hosts")?;
+        let Network { links: id, engines, .. } = span.network.clone();
+        for (index, engine) in engines.iter().enumerate() {
+            let next = Box::new(live.links_of(&next, index, engines.len(), &links));
+            let message = TransportMessage::PrepareEpoch { links: id, next, reply: self.mailbox.sender() };
+            self.device.tell(engine, message);
+        }
+        live.changes.preparing = Some(Preparing { next, window, engines_left: engines.len() });
+        Ok(())
+    }
+
+    /// A transport engine has made the links of a strategy, or cannot.
+    pub(super) fn epoch_prepared(&mut self, links: LinksId, epoch: u32, made: Result<(), TransportError>) {
+        let comm = self.setups.as_ref().and_then(|setups| setups.comm_with(links));
+        let Some(live) = comm.and_then(|comm| self.comms.get_mut(comm)) else { return };
+        let (Some(span), launched) = (&live.span, live.next_number()) else { return };
+        let (id, change) = (span.comm.clone(), u64::from(epoch));
+        let Some(preparing) = live.changes.preparing.as_mut().filter(|preparing| preparing.next.epoch == epoch) else {
+            return;
+        };
+        let request = match made {
+            Ok(()) => {
+                preparing.engines_left = preparing.engines_left.saturating_sub(1);
+                if preparing.engines_left > 0 {
+                    return;
+                }
+                live.changes.limit = Some(launched.saturating_add(preparing.window.into()));
+                Request::Prepared { comm: id, change, launched }
+            }
+            Err(error) => {
+                live.changes.preparing = None;
+                let network = span.network.clone();
+                self.end_epochs(&network, &[epoch]);
+                Request::Refuse { comm: id, change, reason: Text::new(error.to_string()) }
+            }
+        };
+        self.setups.iter_mut().for_each(|setups| setups.ask(request.clone()));
+    }
+
+    /// A change is decided on all hosts.
+    pub(super) fn change_decided(&mut self, id: &CommId, change: u64, decision: Decision) {
+        let Some(comm) = self.comm_of(id) else { return };
+        let Some(live) = self.comms.get_mut(comm).filter(|live| live.failure.is_none()) else { return };
+        let Some(network) = live.span.as_ref().map(|span| span.network.clone()) else { return };
+        let (changes, mut over) = (&mut live.changes, Vec::new());
+        changes.limit = None;
+        let preparing = changes.preparing.take();
+        let answer = match decision {
+            Decision::Commit { cut } => {
+                let Some(Preparing { next, .. }) = preparing.filter(|p| u64::from(p.next.epoch) == change) else {
+                    let message = format!("change {change} is decided, and was not prepared here");
+                    return self.kill(comm, Failure::new(ErrorClass::Internal, message));
+                };
+                while let Some((_, never)) = changes.decided.pop_back_if(|(earlier, _)| *earlier >= cut) {
+                    over.push(never.epoch);
+                }
+                changes.decided.push_back((cut, next));
+                Ok(Reconfigured { epoch: change, cut })
+            }
+            Decision::Abort { reason } => {
+                over.extend(preparing.map(|preparing| preparing.next.epoch));
+                Err(reason.as_str().to_owned())
+            }
+        };
+        if let Some(asked) = changes.asked.take() {
+            asked.answer(answer);
+        }
+        self.end_epochs(&network, &over);
+        self.events.push_back(Event::Ready { comm });
+    }
+
+    /// The next collective is about to start: under which strategy.
+    pub(super) fn choose_strategy(&mut self, comm: Handle) {
+        let Some(live) = self.comms.get_mut(comm) else { return };
+        let over = live.take_next();
+        if let Some(network) = live.span.as_ref().filter(|_| !over.is_empty()).map(|span| span.network.clone()) {
+            self.end_epochs(&network, &over);
+        }
+    }
+
+    fn end_epochs(&mut self, network: &Network, epochs: &[u32]) {
+        for epoch in epochs {
+            for engine in &network.engines {
+                self.device.tell(engine, TransportMessage::EndEpoch { links: network.links, epoch: *epoch });
+            }
+        }
+    }
+
+    fn comm_of(&self, id: &CommId) -> Option<Handle> {
+        self.setups.as_ref()?.comm_called(id)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn change(toml: &str) -> StrategyChange {
+        StrategyChange::parse(toml, "change.toml").unwrap()
+    }
+
+    #[test]
+    fn ways_are_kept_replaced_or_refused() {
+        let hosts = ["a".to_owned(), "b".to_owned()];
+        let first =
+            change("[[path]]\ndscp = 1\n[[path]]\ndscp = 2\n[[flow]]\nchannel = 0\nfrom = 'a'\nto = 'b'\npath = 1");
+        let made = changed_ways(&Ways::default(), &first, 2, &hosts).unwrap();
+        assert_eq!((made.paths.len(), made.chosen.get(&(0, 0, 1))), (2, Some(&1)));
+        assert_eq!(changed_ways(&made, &change("algorithm = 'ring'"), 2, &hosts).unwrap(), made);
+        assert!(changed_ways(&made, &change("[[path]]\ndscp = 3"), 2, &hosts).unwrap().chosen.is_empty());
+        let flow = |from: &str, to: &str, channel: u32, path: u32| {
+            let text = format!("[[flow]]\nchannel = {channel}\nfrom = {from:?}\nto = {to:?}\npath = {path}");
+            changed_ways(&made, &change(&text), 2, &hosts)
+        };
+        assert_eq!(flow("b", "a", 1, 0).unwrap().chosen.into_iter().collect::<Vec<_>>(), [((1, 1, 0), 0)]);
+        assert!(flow("c", "a", 0, 0).unwrap_err().contains("its hosts are a, b"));
+        assert!(flow("a", "a", 0, 0).unwrap_err().contains("itself"));
+        assert!(flow("a", "b", 2, 0).unwrap_err().contains("channel 2"));
+        assert!(flow("a", "b", 0, 2).unwrap_err().contains("path 2"));
+        assert!(changed_ways(&made, &first, 2, &[]).unwrap_err().contains("no flows"));
+    }
+
+    #[test]
+    fn whoever_asks_is_answered_once() {
+        let mailbox = crate::runtime::Mailbox::new(4);
+        Asked::new(7, mailbox.sender()).answer(Ok(Reconfigured { epoch: 1, cut: 2 }));
+        drop(Asked::new(8, mailbox.sender()));
+        assert_eq!(mailbox.pop(), Some((7, Ok(Reconfigured { epoch: 1, cut: 2 }))));
+        assert!(matches!(mailbox.pop(), Some((8, Err(_)))));
+        assert!(mailbox.pop().is_none());
+    }
+}
