@@ -62,6 +62,13 @@ fn slow(cluster: &mut Cluster, host: usize, at: Duration, rng: &mut StdRng) {
     cluster.strike(Misfortune::Slow(host, ms(0)), at + ms(rng.random_range(1..1500)));
 }
 
+/// The operator changes strategies now and then, or all the time.
+fn change_strategies(cluster: &mut Cluster, hosts: usize, rng: &mut StdRng) {
+    for _ in 0..[0, 10, 100][rng.random_range(0..3)] {
+        cluster.strike(Misfortune::Change(rng.random_range(0..hosts)), ms(rng.random_range(0..800)));
+    }
+}
+
 /// Jobs on hosts that nothing happens to.
 fn calm(seed: u64) -> Result<u64, String> {
     let mut rng = StdRng::seed_from_u64(!seed);
@@ -70,6 +77,7 @@ fn calm(seed: u64) -> Result<u64, String> {
     for _ in 0..rng.random_range(1..=4) {
         cluster.start(job(options.hosts, false, &mut rng), ms(rng.random_range(0..300)));
     }
+    change_strategies(&mut cluster, options.hosts, &mut rng);
     cluster.finish()
 }
 
@@ -100,6 +108,7 @@ fn hiccups(seed: u64) -> Result<u64, String> {
             _ => cluster.strike(Misfortune::Resize(a, rng.random_range(1..=4)), at),
         }
     }
+    change_strategies(&mut cluster, options.hosts, &mut rng);
     cluster.finish()
 }
 
@@ -151,6 +160,7 @@ fn storm(seed: u64) -> Result<u64, String> {
     for _ in 0..2 {
         cluster.start(job(options.hosts, false, &mut rng), healed + ms(20_000));
     }
+    change_strategies(&mut cluster, options.hosts, &mut rng);
     cluster.finish()
 }
 

@@ -5,6 +5,7 @@
 mod flight;
 mod host;
 mod job;
+mod operator;
 mod script;
 mod verdict;
 mod wires;
@@ -24,6 +25,7 @@ use rand::{Rng, SeedableRng};
 pub use self::host::SimHost;
 pub use self::job::RankEnd;
 use self::job::{Sight, SimRank};
+use self::operator::Operator;
 pub use self::script::{Job, Trouble};
 use self::wires::Wires;
 
@@ -91,6 +93,8 @@ pub enum Misfortune {
         /// Which rank.
         rank: usize,
     },
+    /// The operator of a host changes the strategy of a communicator that it has, if any. Nobody may notice.
+    Change(usize),
 }
 
 enum Happening {
@@ -121,6 +125,7 @@ pub struct Cluster {
     struck: BTreeSet<usize>,
     happenings: BTreeMap<(Instant, u64), Happening>,
     happening_count: u64,
+    operator: Operator,
     trace: DefaultHasher,
     /// What was found wrong.
     pub faults: Vec<String>,
@@ -146,6 +151,7 @@ impl Cluster {
             struck: BTreeSet::new(),
             happenings: BTreeMap::new(),
             happening_count: 0,
+            operator: Operator::default(),
             trace: DefaultHasher::new(),
             faults: Vec::new(),
             rng,
@@ -247,6 +253,11 @@ impl Cluster {
                     self.struck.extend(0..self.hosts.len());
                 }
                 self.now += time;
+            }
+            Happening::Misfortune(Misfortune::Change(host)) => {
+                if let Some(host) = &self.hosts[host] {
+                    self.operator.change(host, &mut self.rng);
+                }
             }
             Happening::Misfortune(Misfortune::Resize(host, count)) => {
                 if let Some(host) = &mut self.hosts[host] {
@@ -351,6 +362,7 @@ impl Cluster {
         // Whatever is told after the end.
         self.run_for(2 * TIMES.host_timeout);
         self.heal();
+        self.faults.extend(self.operator.unanswered());
         let flows_die = self.options.faults.death_bytes.is_some() || self.options.faults.refusals_percent > 0;
         for (number, RunningJob { job, ranks, is_struck }) in self.jobs.iter().enumerate() {
             let is_struck = *is_struck || job.placement.iter().any(|host| self.struck.contains(host));
