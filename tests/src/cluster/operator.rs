@@ -34,7 +34,7 @@ impl Operator {
         }
         let comm = &comms[rng.random_range(0..comms.len())];
         let change = Box::new(change_of(comm, rng));
-        let window = rng.random_bool(0.5).then(|| rng.random_range(1..5));
+        let window = rng.random_bool(0.7).then(|| rng.random_range(1..4));
         let asked = Asked::new(self.asked, self.answers.sender());
         self.asked += 1;
         // A full mailbox drops the question, and so answers it.

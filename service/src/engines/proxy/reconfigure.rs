@@ -324,13 +324,15 @@ impl ProxyEngine {
         let Some(comm) = self.comm_of(id) else { return };
         let Some(live) = self.comms.get_mut(comm).filter(|live| live.failure.is_none()) else { return };
         let Some(network) = live.span.as_ref().map(|span| span.network.clone()) else { return };
+        let started = live.next_number();
         let (changes, mut over) = (&mut live.changes, Vec::new());
         changes.limit = None;
         let preparing = changes.preparing.take();
         let answer = match decision {
             Decision::Commit { cut } => {
-                let Some(Preparing { next, .. }) = preparing.filter(|p| u64::from(p.next.epoch) == change) else {
-                    let message = format!("change {change} is decided, and was not prepared here");
+                let prepared = preparing.filter(|p| u64::from(p.next.epoch) == change && started <= cut);
+                let Some(Preparing { next, .. }) = prepared else {
+                    let message = format!("change {change} holds from {cut} on, for which this host is not prepared");
                     return self.kill(comm, Failure::new(ErrorClass::Internal, message));
                 };
                 while let Some((_, never)) = changes.decided.pop_back_if(|(earlier, _)| *earlier >= cut) {
