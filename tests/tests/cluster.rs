@@ -62,10 +62,16 @@ fn slow(cluster: &mut Cluster, host: usize, at: Duration, rng: &mut StdRng) {
     cluster.strike(Misfortune::Slow(host, ms(0)), at + ms(rng.random_range(1..1500)));
 }
 
-/// The operator changes strategies now and then, or all the time.
+/// The operator changes strategies now and then, or all the time. Links between services break meanwhile, so that some hosts
+/// learn late what is decided.
 fn change_strategies(cluster: &mut Cluster, hosts: usize, rng: &mut StdRng) {
     for _ in 0..[0, 10, 100][rng.random_range(0..3)] {
-        cluster.strike(Misfortune::Change(rng.random_range(0..hosts)), ms(rng.random_range(0..800)));
+        let (host, at) = (rng.random_range(0..hosts), ms(rng.random_range(0..400)));
+        cluster.strike(Misfortune::Change(host), at);
+        if hosts > 1 && rng.random_bool(0.3) {
+            let other = (host + rng.random_range(1..hosts)) % hosts;
+            cluster.strike(Misfortune::BreakLink(host, other), at + Duration::from_micros(rng.random_range(0..1500)));
+        }
     }
 }
 
