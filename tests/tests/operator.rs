@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use mccs_config::ServiceConfig;
+use mccs_config::change::StrategyChange;
 use mccs_eval::workload::Call;
 use mccs_ipc::types::{CollectiveKind, DataType, RedOp};
 use mccs_service::control::{ControlAnswer, ControlRequest, call};
@@ -53,6 +54,38 @@ fn engines_move_and_the_pool_changes_while_collectives_run() {
             }
         }
         assert!(changes > 0);
+    });
+}
+
+#[test]
+fn the_strategy_of_one_host_changes_with_the_next_collective() {
+    // No rounds: all collectives are the service's.
+    let service = TestService::start("[host_device]\ndirect_limit = \"0\"\n");
+    let reconfigure = |change: &str| {
+        let communicator = service.service().registry.comms()[0].number;
+        let change = StrategyChange::parse(change, "a change").expect("well-formed");
+        ask(&service, &ControlRequest::Reconfigure { communicator, change, window: None })
+    };
+    let barrier = std::sync::Barrier::new(3);
+    service.ranks(0, 3, |rank| {
+        for (epoch, algorithm) in (1..).zip(["ring", "tree", "direct", "auto"]) {
+            if rank.comm.rank() == 0 {
+                let answer = reconfigure(&format!("algorithm = {algorithm:?}\nrings = [[2, 0, 1], [0, 1, 2]]"));
+                let cut = (epoch - 1) * 7;
+                assert_eq!(answer, ControlAnswer::Reconfigured { epoch, cut });
+                assert!(matches!(reconfigure("rings = [[0, 1, 3]]"), ControlAnswer::Refused(text) if text.contains("rank 3")));
+                assert!(matches!(reconfigure("[[path]]\ndscp = 3"), ControlAnswer::Refused(text) if text.contains("no flows")));
+            }
+            barrier.wait();
+            for (seed, kind) in (0..7).zip(CollectiveKind::ALL) {
+                let redop = RedOp::Sum;
+                let call = Call { kind: *kind, dtype: DataType::I32, redop, root: 1, count: 5000, nranks: 3, seed };
+                let root = if kind.has_root() { 1 } else { 0 };
+                let count = if *kind == CollectiveKind::Barrier { 0 } else { 5000 };
+                assert_eq!(run_checked(&rank, &Call { root, count, ..call }, false), 0, "{algorithm} {kind:?}");
+            }
+            barrier.wait();
+        }
     });
 }
 

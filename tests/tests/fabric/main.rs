@@ -45,10 +45,10 @@ fn wait_for_more(done: &AtomicU64, more: u64) {
 fn bear(bed: &Bed, count: u64, trouble: impl FnOnce()) {
     let ranks = bed.join(&EIGHT);
     let (stop, done) = (AtomicU64::new(0), AtomicU64::new(0));
+    let run = |rank: Rank| run_until_stopped(&rank, &stop, &done, |seed| any_kind(count, 8, seed));
     std::thread::scope(|scope| {
         let stopping = Raise(&stop);
-        let run = |rank: Rank| run_until_stopped(&rank, &stop, &done, |seed| any_kind(count, 8, seed));
-        let work = scope.spawn(|| in_threads(ranks, run));
+        let work = scope.spawn(move || in_threads(ranks, run));
         wait_for_more(&done, 50);
         trouble();
         wait_for_more(&done, 200);
@@ -164,10 +164,10 @@ fn a_service_that_is_killed_is_named_and_comes_back() {
     for count in [100, 1 << 18] {
         let others = bed.join(&[1, 0, 2]);
         let (stop, done) = (AtomicU64::new(0), AtomicU64::new(0));
+        let run = |rank: Rank| run_until_stopped(&rank, &stop, &done, |seed| any_kind(5000, 3, seed));
         std::thread::scope(|scope| {
             let stopping = Raise(&stop);
-            let run = |rank: Rank| run_until_stopped(&rank, &stop, &done, |seed| any_kind(5000, 3, seed));
-            let work = scope.spawn(|| in_threads(others, run));
+            let work = scope.spawn(move || in_threads(others, run));
             let messages = end(&mut bed, count, |bed| bed.kill(3));
             for (message, host) in messages.iter().zip(EIGHT) {
                 let expected = if host == 3 { "service has gone" } else { "h3" };
