@@ -133,7 +133,7 @@ def cpu_seconds(processes):
     return sum(map(of, processes))
 
 
-def run_ranks(fabric, placed, command, environment):
+def run_ranks(fabric, placed, command, environment, timeout=300):
     """Starts a process a rank on the hosts of `placed`; returns what rank 0 printed."""
     processes = [
         subprocess.Popen(fabric.command(host, command), env={**os.environ, **environment(rank, host)}, text=True,
@@ -141,7 +141,7 @@ def run_ranks(fabric, placed, command, environment):
         for rank, host in enumerate(placed)
     ]
     try:
-        outputs = [process.communicate(timeout=300) for process in processes]
+        outputs = [process.communicate(timeout=timeout) for process in processes]
     finally:
         for process in processes:
             if process.poll() is None:
