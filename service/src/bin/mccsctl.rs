@@ -10,6 +10,7 @@ use mccs_config::service::{FlowPath, Ports};
 use mccs_service::control::{CommView, ControlAnswer, ControlRequest, HostView, SessionView, call};
 use mccs_service::exchange::keys;
 use mccs_service::runtime::{EngineId, EngineInfo, RuntimeInfo};
+use mccs_service::telemetry::stuck::{StuckClass, StuckReport};
 
 /// Shows and steers a running mccs-service.
 #[derive(Parser)]
@@ -48,6 +49,11 @@ enum Command {
         engine: u64,
         /// Number of the runtime.
         runtime: u32,
+    },
+    /// Say who or what a communicator waits for, asking all its hosts.
+    WhyStuck {
+        /// Number of the communicator, as `communicators` shows it.
+        communicator: u64,
     },
     /// Change the strategy of a communicator, while its job runs. Returns when all its hosts have agreed.
     Reconfigure(Reconfigure),
@@ -130,6 +136,7 @@ impl Command {
             Command::MoveEngine { engine, runtime } => {
                 vec![ControlRequest::MoveEngine { engine: EngineId(engine), runtime }]
             }
+            Command::WhyStuck { communicator } => vec![ControlRequest::WhyStuck { communicator }],
             Command::Reconfigure(ref reconfigure) => vec![reconfigure.request()?],
             Command::Keys { .. } => Vec::new(),
         })
@@ -176,10 +183,39 @@ fn ask(socket: &Path, json: bool, request: &ControlRequest) -> anyhow::Result<()
         ControlAnswer::Engines { runtimes, engines } => print_engines(&runtimes, &engines),
         ControlAnswer::Hosts(hosts) => print_hosts(&hosts),
         ControlAnswer::Reconfigured { epoch, cut } => println!("strategy {epoch} holds from collective {cut} on"),
+        ControlAnswer::Stuck(report) => print_stuck(&report),
         ControlAnswer::Done => println!("done"),
         ControlAnswer::Refused(_) => {}
     }
     Ok(())
+}
+
+fn print_stuck(report: &StuckReport) {
+    let verdict = match report.class {
+        StuckClass::NotStuck => "nobody waits",
+        StuckClass::Rank => "waits for ranks that have not called",
+        StuckClass::Flow => "waits for data that does not come",
+        StuckClass::Host => "hosts do not answer",
+        StuckClass::Failed => "has failed",
+    };
+    println!("communicator {}: {verdict}", report.communicator);
+    for culprit in &report.culprits {
+        let rank = culprit.rank.map_or_else(String::new, |rank| format!(" rank {rank}"));
+        let pid = culprit.pid.map_or_else(String::new, |pid| format!(" (process {pid})"));
+        println!("  {}{rank}{pid}: {}", culprit.host, culprit.what);
+    }
+    for (host, account) in &report.hosts {
+        let Some(account) = account else { continue };
+        let last = if account.last.is_empty() { String::new() } else { format!(", last {}", account.last) };
+        let state = if account.is_running { "runs" } else { "idle" };
+        println!(
+            "  {host}: {} collectives started{last}; {state}, nothing moved for {} ms",
+            account.started, account.idle_ms
+        );
+        for rank in account.ranks.iter().filter(|rank| !rank.waits_in.is_empty()) {
+            println!("    rank {} (process {}) waits in {}", rank.rank, rank.pid, rank.waits_in.join(", "));
+        }
+    }
 }
 
 fn print_hosts(hosts: &[HostView]) {

@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::runtime::{EngineId, EngineInfo, RuntimeInfo};
 use crate::session::Session;
+use crate::telemetry::stuck::StuckReport;
 use crate::telemetry::{CommInfo, HostInfo, RankInfo, RankProgress};
 use crate::tenants::Resource;
 
@@ -80,6 +81,11 @@ pub enum ControlRequest {
         /// Collectives that may start while hosts agree; the service chooses, if `None`.
         window: Option<u32>,
     },
+    /// Say why a communicator is stuck.
+    WhyStuck {
+        /// Its number.
+        communicator: u64,
+    },
 }
 
 /// What the service answers.
@@ -99,6 +105,8 @@ pub enum ControlAnswer {
     },
     /// To [`ControlRequest::Hosts`]; empty where there is a single host.
     Hosts(Vec<HostView>),
+    /// To [`ControlRequest::WhyStuck`], when all its hosts have answered, or two seconds are over.
+    Stuck(Box<StuckReport>),
     /// To [`ControlRequest::Reconfigure`], when all hosts have agreed.
     Reconfigured {
         /// Number of the new strategy.

@@ -9,7 +9,7 @@ use mccs_config::validate::{Problems, Validate};
 use mccs_ipc::handshake::{Listener, Socket, SocketError};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
-use super::proxy::{Asked, ProxyMessage, ReconfigureReply, Reconfigured};
+use super::proxy::{Asked, OperatorAnswer, OperatorReply, ProxyMessage};
 use super::transport::TransportPool;
 use crate::control::{Chunk, CommView, ControlAnswer, ControlRequest, HostView, SessionView, chunks};
 use crate::runtime::{Context, Engine, Mailbox, Progress, Runtimes, Sender, WakerSlot};
@@ -67,7 +67,7 @@ pub struct ControlEngine {
     next: u64,
     controlled: Controlled,
     /// Answers of proxy engines, by connection.
-    replies: Mailbox<ReconfigureReply>,
+    replies: Mailbox<OperatorReply>,
 }
 
 impl ControlEngine {
@@ -111,6 +111,10 @@ impl ControlEngine {
     fn answer(&self, number: u64, request: &[u8]) -> Option<ControlAnswer> {
         let Controlled { registry, runtimes, transports, proxy } = &self.controlled;
         let done = |result: Result<(), String>| result.map_or_else(ControlAnswer::Refused, |()| ControlAnswer::Done);
+        let ask = |message| match proxy.send(message) {
+            Ok(()) => None,
+            Err(_) => Some(ControlAnswer::Refused("the proxy engine is too busy; try again".into())),
+        };
         Some(match serde_json::from_slice(request) {
             Ok(ControlRequest::Sessions) => {
                 let comms = registry.comms();
@@ -140,12 +144,12 @@ impl ControlEngine {
                     let problems = problems.into_inner().into_iter().map(|(key, problem)| format!("{key}: {problem}"));
                     return Some(ControlAnswer::Refused(problems.collect::<Vec<_>>().join("; ")));
                 }
+                let (asked, change) = (Asked::new(number, self.replies.sender()), Box::new(change));
+                return ask(ProxyMessage::Reconfigure { number: communicator, change, window, asked });
+            }
+            Ok(ControlRequest::WhyStuck { communicator }) => {
                 let asked = Asked::new(number, self.replies.sender());
-                let change = Box::new(change);
-                match proxy.send(ProxyMessage::Reconfigure { number: communicator, change, window, asked }) {
-                    Ok(()) => return None,
-                    Err(_) => ControlAnswer::Refused("the proxy engine is too busy; try again".into()),
-                }
+                return ask(ProxyMessage::WhyStuck { number: communicator, asked });
             }
             Err(error) => ControlAnswer::Refused(format!("the request cannot be read: {error}")),
         })
@@ -201,7 +205,10 @@ impl Engine for ControlEngine {
             // An operator who has gone has no connection any more.
             if let Some(connection) = self.connections.get_mut(&number) {
                 connection.set_answer(&match answer {
-                    Ok(Reconfigured { epoch, cut }) => ControlAnswer::Reconfigured { epoch, cut },
+                    Ok(OperatorAnswer::Reconfigured(made)) => {
+                        ControlAnswer::Reconfigured { epoch: made.epoch, cut: made.cut }
+                    }
+                    Ok(OperatorAnswer::Stuck(report)) => ControlAnswer::Stuck(report),
                     Err(reason) => ControlAnswer::Refused(reason),
                 });
             }

@@ -3,6 +3,8 @@
 //! The data path only touches atomics of the communicator at hand. The registry's lock is taken when something begins
 //! or ends, and by the operator's queries.
 
+pub mod stuck;
+
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -67,6 +67,14 @@ impl<'a> Script<'a> {
         (0..=self.below(4)).map(|_| self.below(6) as u32).collect()
     }
 
+    fn change(&mut self) -> ChangeBody {
+        ChangeBody::new(self.bytes()).expect("short")
+    }
+
+    fn account(&mut self) -> AccountBody {
+        AccountBody::new(self.bytes()).expect("short")
+    }
+
     fn payload(&mut self) -> Payload {
         Payload::new(self.bytes()).expect("short")
     }
@@ -76,7 +84,7 @@ impl<'a> Script<'a> {
     }
 
     fn message(&mut self) -> Message {
-        match self.below(13) {
+        match self.below(15) {
             0 => {
                 let (key, attempt, earlier) = (self.key(), self.attempt(), self.below(3) as u32);
                 Message::Report { key, attempt, nranks: 1 + self.below(6) as u32, earlier, ranks: self.ranks() }
@@ -98,12 +106,14 @@ impl<'a> Script<'a> {
             6 => Message::Begin { comm: self.comm() },
             7 => Message::Failed { comm: self.comm(), failure: self.failure() },
             8 => Message::Left { comm: self.comm(), ranks: self.ranks() },
+            9 => Message::Inquiry { comm: self.comm(), question: self.number() },
+            10 => Message::Account { comm: self.comm(), question: self.number(), body: self.account() },
             kind => {
                 let (comm, change) = (self.comm(), self.below(3));
                 let message = match kind {
-                    9 => AgreementMessage::Propose { change, window: 1 + self.below(8) as u32, body: self.payload() },
-                    10 => AgreementMessage::Prepared { change, launched: self.number() },
-                    11 => AgreementMessage::Refuse { change, reason: Text::new("no") },
+                    11 => AgreementMessage::Propose { change, window: 1 + self.below(8) as u32, body: self.change() },
+                    12 => AgreementMessage::Prepared { change, launched: self.number() },
+                    13 => AgreementMessage::Refuse { change, reason: Text::new("no") },
                     _ => AgreementMessage::Decide { change, decision: Decision::Commit { cut: self.number() } },
                 };
                 Message::Agreement { comm, message }
@@ -112,7 +122,7 @@ impl<'a> Script<'a> {
     }
 
     fn request(&mut self) -> Request {
-        match self.below(9) {
+        match self.below(11) {
             0 | 1 => {
                 let (key, root) = (self.key(), self.host());
                 let (rank, nranks) = (self.below(6) as u32, 1 + self.below(6) as u32);
@@ -125,7 +135,12 @@ impl<'a> Script<'a> {
             6 => Request::Close { comm: self.comm() },
             7 => {
                 let (comm, timeout) = (self.comm(), Duration::from_secs(1));
-                Request::Propose { comm, window: self.number() as u32, body: self.payload(), timeout }
+                Request::Propose { comm, window: self.number() as u32, body: self.change(), timeout }
+            }
+            8 => Request::Inquire { comm: self.comm(), question: self.number() },
+            9 => {
+                let (comm, to, question) = (self.comm(), self.host(), self.number());
+                Request::Account { comm, to, question, body: self.account() }
             }
             _ => Request::Prepared { comm: self.comm(), change: self.below(3), launched: self.number() },
         }

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use mccs_config::change::{FlowChoice, StrategyChange};
 use mccs_config::service::{Algorithm, FlowPath};
-use mccs_service::engines::proxy::{Asked, ProxyMessage, ReconfigureReply};
+use mccs_service::engines::proxy::{Asked, OperatorReply, ProxyMessage};
 use mccs_service::runtime::Mailbox;
 use mccs_service::telemetry::CommInfo;
 use rand::Rng;
@@ -16,7 +16,7 @@ use super::host::SimHost;
 /// See the module's documentation.
 pub(super) struct Operator {
     asked: u64,
-    answers: Mailbox<ReconfigureReply>,
+    answers: Mailbox<OperatorReply>,
 }
 
 impl Default for Operator {

@@ -71,6 +71,8 @@ impl World {
             | Event::Left { comm, .. }
             | Event::Prepare { comm, .. }
             | Event::Decided { comm, .. }
+            | Event::Inquiry { comm, .. }
+            | Event::Account { comm, .. }
             | Event::ProposalRefused { comm, .. } => self.ledger.job_of(comm),
         };
         let Some(job) = job else {

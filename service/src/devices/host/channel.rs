@@ -14,7 +14,7 @@ use super::bound::{Bound, RankBuffer};
 use crate::collective::{Channel, RankSpan, Schedule, Shape, Step};
 use crate::devices::Tag;
 use crate::engines::transport::links::{LinkKey, Links, LinksId, Staging};
-use crate::engines::transport::{ChannelFault, ChannelJob, Stepped};
+use crate::engines::transport::{ChannelFault, ChannelJob, FlowWait, Stepped};
 use crate::transports::{Fault, MemoryKey, MemorySpan, RecvFlow, Request, SendFlow, Status, TransportError};
 
 /// Messages that a step asks for before they come: enough for a reduction to overlap with what arrives next.
@@ -470,6 +470,24 @@ fn too_long(fault: ChannelFault, remote: &Remote, links: &Links, rank: u32) -> C
 impl ChannelJob for ChannelRun {
     fn step(&mut self, links: Option<&mut Links>, now: Instant) -> Result<Stepped, ChannelFault> {
         self.advance(links, now)
+    }
+
+    fn waits(&self) -> Vec<FlowWait> {
+        let (Some(remote), Some(channel)) = (self.remote, channels(&self.schedule).get(self.index)) else {
+            return Vec::new();
+        };
+        let first_rank = |number: u32| channel.programs.get(number as usize).and_then(|p| p.ranks.first().copied());
+        let channel_number = remote.channel;
+        let wait = |from, to, is_receive, step| FlowWait { channel: channel_number, from, to, is_receive, step };
+        let receives =
+            self.cursors.iter().filter(|(_, cursor)| !cursor.receives.is_empty()).filter_map(|(own, cursor)| {
+                let step = channel.programs.get(*own as usize)?.steps.get(cursor.step)?;
+                let (Step::Recv { peer, .. } | Step::RecvReduce { peer, .. }) = step else { return None };
+                Some(wait(first_rank(*peer)?, first_rank(*own)?, true, cursor.step as u64))
+            });
+        let is_left = |out: &&Outgoing| !out.queue.is_empty() || !out.sends.is_empty();
+        let sends = self.outgoing.iter().filter(is_left).map(|out| wait(out.src, out.dst, false, 0));
+        receives.chain(sends).collect()
     }
 
     fn release(&mut self, links: &mut Links) {

@@ -354,6 +354,8 @@ impl ProxyEngine {
             Event::Left { .. } => {}
             Event::Prepare { comm, change, window, body } => self.prepare_change(&comm, change, window, &body),
             Event::Decided { comm, change, decision } => self.change_decided(&comm, change, decision),
+            Event::Inquiry { comm, from, question } => self.inquired(&comm, &from, question, now),
+            Event::Account { from, question, body, .. } => self.accounted(&from, question, &body),
             Event::ProposalRefused { comm, reason } => self.proposal_refused(&comm, &reason),
         }
     }

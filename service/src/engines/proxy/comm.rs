@@ -11,9 +11,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use mccs_ipc::board::BoardCall;
 use mccs_ipc::types::{ErrorClass, Handle};
 
-use super::describe::{describe, difference};
+use super::describe::{board_call, describe, difference};
 use super::direct::Watch;
 use super::operation::{Action, Operation, ProxyReply, RoundState};
 use super::reconfigure::Changes;
@@ -120,6 +121,8 @@ pub(super) struct Comm {
     pub(super) schedules: ScheduleCache,
     /// Of those to come.
     pub(super) changes: Changes,
+    /// The last collective that has started.
+    pub(super) last_call: Option<BoardCall>,
     /// How long collectives run, the last ones counting most.
     pub(super) average_took: Duration,
     pub(super) info: Arc<CommInfo>,
@@ -155,6 +158,7 @@ impl Comm {
             failure: None,
             schedules,
             changes: Changes::new(ways),
+            last_call: None,
             average_took: Duration::ZERO,
             info,
             any_left: false,
@@ -266,6 +270,7 @@ impl Comm {
                 return Err(self.members[0].disagrees(first, member, &other.operation, difference));
             }
         }
+        self.last_call = board_call(first);
         self.ready = 0;
         self.started_at = Some(now);
         for (member, counters) in self.members.iter_mut().zip(&self.info.ranks) {

@@ -43,7 +43,7 @@ impl Comm {
     }
 
     /// What a rank waits in: what others have not called, and what runs with ranks of other hosts. With what to say of it.
-    fn calls<'a>(&'a self, member: &'a Member, far: &[&'a Operation]) -> Vec<(&'a Operation, &'static str)> {
+    pub(super) fn calls<'a>(&'a self, member: &'a Member, far: &[&'a Operation]) -> Vec<(&'a Operation, &'static str)> {
         let begun = self
             .running
             .iter()

@@ -8,10 +8,12 @@
 //!
 //! Everything a tenant can cause here is bounded by its own quotas, and touches only its own sessions and communicators.
 
+mod asked;
 mod cluster;
 mod comm;
 mod describe;
 mod direct;
+mod inquiry;
 mod operation;
 mod preparing;
 mod reconfigure;
@@ -27,15 +29,17 @@ use std::time::{Duration, Instant};
 use mccs_ipc::board::{BOARD_RANKS_MAX, Board, BoardLayout};
 use mccs_ipc::types::{ErrorClass, Handle, UniqueId};
 
+pub use self::asked::{Asked, OperatorAnswer, OperatorReply};
 pub use self::cluster::Cluster;
 use self::cluster::{Across, Setups};
 use self::comm::{Comm, Failure, Member};
 pub use self::describe::board_call;
 use self::describe::describe;
 use self::direct::Look;
+use self::inquiry::Inquiries;
 pub use self::operation::{Action, JoinRequest, Operand, Operation, ProxyMessage, ProxyReply, RoundState};
 use self::preparing::{PREPARING_MAX, Preparing};
-pub use self::reconfigure::{Asked, ReconfigureReply, Reconfigured};
+pub use self::reconfigure::Reconfigured;
 use self::stream::{Entry, Stream, Task};
 use crate::bootstrap::{GatheringKey, Joined, Refusal, Rendezvous};
 
@@ -119,6 +123,8 @@ pub struct ProxyEngine {
     log_budget: LogBudget,
     /// Communicators with ranks on other hosts.
     setups: Option<Setups>,
+    /// Why communicators are stuck.
+    inquiries: Inquiries,
     /// Rounds that have ended, for a moment; kept for its memory.
     ended_rounds: Vec<Operation>,
 }
@@ -154,6 +160,7 @@ impl ProxyEngine {
             look_at_gpus: None,
             log_budget: LogBudget::default(),
             setups: cluster.map(|cluster| Setups::new(cluster, terms)),
+            inquiries: Inquiries::default(),
             ended_rounds: Vec::new(),
         }
     }
@@ -195,6 +202,8 @@ impl ProxyEngine {
             ProxyMessage::Prepared { key, prepared } => self.prepared(key, prepared, now),
             ProxyMessage::Exchange(event) => self.exchange_event(event, now),
             ProxyMessage::EpochPrepared { links, epoch, made } => self.epoch_prepared(links, epoch, made),
+            ProxyMessage::FlowWaits { question, waits } => self.flow_waits(question, waits, now),
+            ProxyMessage::WhyStuck { number, asked } => self.why_stuck(number, asked, now),
             ProxyMessage::Reconfigure { number, change, window, asked } => {
                 self.reconfigure(number, &change, window, asked);
             }
@@ -727,12 +736,14 @@ impl Engine for ProxyEngine {
         }
         self.end_late(cx.now);
         self.end_late_direct(cx.now);
+        self.end_late_inquiries(cx.now);
         if handled > 0 || backlog || !self.events.is_empty() {
             Progress::Busy
         } else {
             let suspected_until = self.setups.as_ref().and_then(Setups::suspected_until);
             let looks = [self.look_for_late_at, self.look_at_gpus.map(Look::at)];
-            let deadlines = [self.rendezvous.next_deadline(), suspected_until].into_iter().chain(looks);
+            let deadlines = [self.rendezvous.next_deadline(), suspected_until, self.inquiries.deadline()];
+            let deadlines = deadlines.into_iter().chain(looks);
             Progress::Idle { wake_at: deadlines.flatten().min() }
         }
     }

@@ -7,10 +7,10 @@ use mccs_config::change::StrategyChange;
 use mccs_ipc::direct::DirectShare;
 use mccs_ipc::types::{CollectiveKind, DataType, ErrorClass, Handle, RedOp, UniqueId};
 
-use super::reconfigure::Asked;
+use super::asked::Asked;
 use crate::devices::Prepared;
 use crate::engines::transport::links::LinksId;
-use crate::engines::transport::{ChannelFault, TransportHandle};
+use crate::engines::transport::{ChannelFault, FlowWait, TransportHandle};
 use crate::exchange::protocol::{self as exchange, Name};
 use crate::memory::Region;
 use crate::runtime::Sender;
@@ -155,6 +155,10 @@ pub enum ProxyMessage {
     Prepared { key: Handle, prepared: Result<Prepared, String> },
     /// A transport engine has made the links of a strategy to come, or cannot.
     EpochPrepared { links: LinksId, epoch: u32, made: Result<(), TransportError> },
+    /// A transport engine has told what a communicator's channels wait for.
+    FlowWaits { question: u64, waits: Vec<FlowWait> },
+    /// The operator asks why the communicator with this number is stuck.
+    WhyStuck { number: u64, asked: Asked },
     /// The operator changes the strategy of the communicator with this number; see [`CommInfo::number`]. At most `window` more
     /// collectives start while hosts agree.
     Reconfigure { number: u64, change: Box<StrategyChange>, window: Option<u32>, asked: Asked },

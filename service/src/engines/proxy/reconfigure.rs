@@ -23,6 +23,7 @@ use std::time::Duration;
 use mccs_config::change::StrategyChange;
 use mccs_ipc::types::{ErrorClass, Handle};
 
+use super::asked::{Asked, OperatorAnswer};
 use super::comm::{Comm, Failure};
 use super::{Event, ProxyEngine};
 use crate::devices::Network;
@@ -30,7 +31,6 @@ use crate::engines::transport::TransportMessage;
 use crate::engines::transport::links::{EPOCH_MAX, LinkKey, LinksId, NextEpoch, Ways};
 use crate::exchange::protocol::{ChangeBody, CommId, Decision, Request, Text};
 use crate::plans::ScheduleCache;
-use crate::runtime::Sender;
 use crate::transports::{FlowPath, TransportError};
 
 /// Time that hosts have to prepare for a change. Shorter than the operator waits for an answer.
@@ -53,40 +53,6 @@ pub struct Reconfigured {
     pub epoch: u64,
     /// First collective under it.
     pub cut: u64,
-}
-
-/// How the operator's question is answered: its number, and what became of the change.
-pub type ReconfigureReply = (u64, Result<Reconfigured, String>);
-
-/// Somebody waits for what becomes of a change. Answered when dropped, if not before.
-pub struct Asked {
-    question: u64,
-    reply: Option<Sender<ReconfigureReply>>,
-}
-
-impl Asked {
-    /// To be answered as `question`.
-    #[must_use]
-    pub fn new(question: u64, reply: Sender<ReconfigureReply>) -> Self {
-        Asked { question, reply: Some(reply) }
-    }
-
-    fn answer(mut self, answer: Result<Reconfigured, String>) {
-        self.send(answer);
-    }
-
-    fn send(&mut self, answer: Result<Reconfigured, String>) {
-        if let Some(reply) = self.reply.take() {
-            // A full or gone mailbox means that nobody waits for the answer.
-            let _ = reply.send((self.question, answer));
-        }
-    }
-}
-
-impl Drop for Asked {
-    fn drop(&mut self) {
-        self.send(Err("the communicator has ended".into()));
-    }
 }
 
 /// A strategy that is not in force yet.
@@ -246,7 +212,7 @@ impl ProxyEngine {
             _ => {
                 let epoch = next.epoch.into();
                 live.put_in_force(next, &mut Vec::new());
-                asked.answer(Ok(Reconfigured { epoch, cut: live.next_number() }));
+                asked.answer(Ok(OperatorAnswer::Reconfigured(Reconfigured { epoch, cut: live.next_number() })));
             }
         }
     }
@@ -339,7 +305,7 @@ impl ProxyEngine {
                     over.push(never.epoch);
                 }
                 changes.decided.push_back((cut, next));
-                Ok(Reconfigured { epoch: change, cut })
+                Ok(OperatorAnswer::Reconfigured(Reconfigured { epoch: change, cut }))
             }
             Decision::Abort { reason } => {
                 over.extend(preparing.map(|preparing| preparing.next.epoch));
@@ -402,15 +368,5 @@ mod tests {
         assert!(flow("a", "b", 2, 0).unwrap_err().contains("channel 2"));
         assert!(flow("a", "b", 0, 2).unwrap_err().contains("path 2"));
         assert!(changed_ways(&made, &first, 2, &[]).unwrap_err().contains("no flows"));
-    }
-
-    #[test]
-    fn whoever_asks_is_answered_once() {
-        let mailbox = crate::runtime::Mailbox::new(4);
-        Asked::new(7, mailbox.sender()).answer(Ok(Reconfigured { epoch: 1, cut: 2 }));
-        drop(Asked::new(8, mailbox.sender()));
-        assert_eq!(mailbox.pop(), Some((7, Ok(Reconfigured { epoch: 1, cut: 2 }))));
-        assert!(matches!(mailbox.pop(), Some((8, Err(_)))));
-        assert!(mailbox.pop().is_none());
     }
 }

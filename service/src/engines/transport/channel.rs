@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use mccs_ipc::types::{ErrorClass, Handle};
+use serde::{Deserialize, Serialize};
 
 use super::links::{Links, LinksId};
 use crate::engines::proxy::ProxyMessage;
@@ -60,6 +61,21 @@ impl ChannelFault {
     }
 }
 
+/// What a channel waits for: between two ranks, of which one is on another host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct FlowWait {
+    /// The channel, as [`LinkKey::channel`](super::links::LinkKey).
+    pub channel: u16,
+    /// Rank whose data it is.
+    pub from: u32,
+    /// Rank that is to get it.
+    pub to: u32,
+    /// Whether this host is to get it; otherwise it cannot get rid of it.
+    pub is_receive: bool,
+    /// Of a receive: steps that the receiver has done before. Who has done least holds up the others.
+    pub step: u64,
+}
+
 /// A channel of a message schedule, bound to memory.
 pub trait ChannelJob: Send {
     /// Moves a bounded amount of data. `links` are the engine's; only schedules that stay on this host go without.
@@ -68,6 +84,9 @@ pub trait ChannelJob: Send {
     /// A link failed, or another host does something else. The job is not stepped again; [`ChannelJob::release`] follows
     /// once its links are closed.
     fn step(&mut self, links: Option<&mut Links>, now: Instant) -> Result<Stepped, ChannelFault>;
+
+    /// What it waits for on other hosts.
+    fn waits(&self) -> Vec<FlowWait>;
 
     /// Gives back what it holds of the engine. After it has ended, or its links have been closed.
     fn release(&mut self, links: &mut Links);

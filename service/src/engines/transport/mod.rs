@@ -19,7 +19,7 @@ use std::time::Instant;
 
 use mccs_ipc::types::Handle;
 
-pub use self::channel::{Activity, ChannelFault, ChannelJob, ChannelWork, Stepped, WholeJob};
+pub use self::channel::{Activity, ChannelFault, ChannelJob, ChannelWork, FlowWait, Stepped, WholeJob};
 use self::links::{Links, LinksId, NextEpoch, Peers};
 pub use self::pool::{MakeLinks, PoolError, TransportPool};
 use crate::engines::proxy::ProxyMessage;
@@ -96,6 +96,15 @@ pub enum TransportMessage {
         links: LinksId,
         /// Its number.
         epoch: u32,
+    },
+    /// Say what a communicator's channels wait for. Answered by [`ProxyMessage::FlowWaits`].
+    TellWaits {
+        /// Its links.
+        links: LinksId,
+        /// To be given back.
+        question: u64,
+        /// Whom to answer.
+        reply: Sender<ProxyMessage>,
     },
     /// A communicator is over. Work on its channels ends as failed.
     CloseLinks {
@@ -207,6 +216,11 @@ impl TransportEngine {
                 if let Some(own) = &mut self.links {
                     own.end_epoch(links, epoch);
                 }
+            }
+            TransportMessage::TellWaits { links, question, reply } => {
+                let of_links = self.channels.iter().filter(|work| work.links == Some(links));
+                let waits = of_links.flat_map(|work| work.job.waits()).collect();
+                self.tell(reply, ProxyMessage::FlowWaits { question, waits });
             }
             TransportMessage::CloseLinks { links } => {
                 if let Some(own) = &mut self.links {

@@ -12,6 +12,10 @@ impl ChannelJob for Broken {
         Err(TransportError::NoSuch("link").into())
     }
 
+    fn waits(&self) -> Vec<FlowWait> {
+        Vec::new()
+    }
+
     fn release(&mut self, _: &mut Links) {}
 }
 

@@ -15,7 +15,7 @@ use super::member::Membership;
 use super::message::Message;
 use super::root::host_failure;
 use super::session::Lost;
-use super::types::{ChangeBody, CommId, Failure, Name, Text};
+use super::types::{AccountBody, ChangeBody, CommId, Failure, Name, Text};
 use super::wire::Wire;
 use crate::exchange::limits::CHANGE_WINDOW_MAX;
 
@@ -244,6 +244,45 @@ impl Comms {
                 Err(fault) => self.blame_root(comm, fault, wire, now),
             },
         }
+    }
+
+    /// Asks all hosts of a communicator.
+    pub(super) fn inquire(&self, comm: &CommId, question: u64, wire: &mut Wire, now: Instant) {
+        if let Some(live) = self.live.get(comm) {
+            wire.send_all(&live.membership.hosts, &Message::Inquiry { comm: comm.clone(), question }, now);
+        }
+    }
+
+    /// A host asks.
+    pub(super) fn inquired(&self, from: &Name, comm: CommId, question: u64, wire: &mut Wire) {
+        if self.has_host(&comm, from) {
+            wire.tell(Event::Inquiry { comm, from: from.clone(), question });
+        }
+    }
+
+    /// This host answers.
+    pub(super) fn account(
+        &self,
+        to: &Name,
+        comm: CommId,
+        (question, body): (u64, AccountBody),
+        wire: &mut Wire,
+        now: Instant,
+    ) {
+        if self.has_host(&comm, to) {
+            wire.send(to, Message::Account { comm, question, body }, now);
+        }
+    }
+
+    /// A host has answered.
+    pub(super) fn accounted(&self, from: &Name, comm: CommId, (question, body): (u64, AccountBody), wire: &mut Wire) {
+        if self.has_host(&comm, from) {
+            wire.tell(Event::Account { comm, from: from.clone(), question, body });
+        }
+    }
+
+    fn has_host(&self, comm: &CommId, host: &Name) -> bool {
+        self.live.get(comm).is_some_and(|live| live.membership.hosts.contains(host))
     }
 
     fn blame_root(&mut self, comm: CommId, fault: AgreementFault, wire: &mut Wire, now: Instant) {

@@ -14,12 +14,12 @@
 use serde::{Deserialize, Serialize};
 
 use super::agreement::AgreementMessage;
-use super::types::{CommId, CommKey, Failure, Life, Name, Payload};
+use super::types::{AccountBody, CommId, CommKey, Failure, Life, Name, Payload};
 use crate::bootstrap::NRANKS_MAX;
 use crate::exchange::limits::{CHANGE_WINDOW_MAX, FRAME_BYTES_MAX, HELLO_BYTES_MAX, HOSTS_MAX};
 
 /// Version of the protocol. Services of different versions refuse each other.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 
 const MAGIC: &[u8; 4] = b"mccs";
 const KIND_HELLO: u8 = b'H';
@@ -282,6 +282,22 @@ pub enum Message {
         /// What.
         message: AgreementMessage,
     },
+    /// To all hosts of a communicator: how is it there?
+    Inquiry {
+        /// Which communicator.
+        comm: CommId,
+        /// To be given back.
+        question: u64,
+    },
+    /// The answer.
+    Account {
+        /// Which communicator.
+        comm: CommId,
+        /// Of the inquiry.
+        question: u64,
+        /// How it is.
+        body: AccountBody,
+    },
 }
 
 impl Message {
@@ -333,7 +349,9 @@ impl Message {
             | Message::Ready { .. }
             | Message::Begin { .. }
             | Message::Failed { .. }
-            | Message::Agreement { .. } => true,
+            | Message::Agreement { .. }
+            | Message::Inquiry { .. }
+            | Message::Account { .. } => true,
         }
     }
 }
@@ -492,6 +510,8 @@ mod tests {
                     Message::Begin { comm: comm.clone() },
                     Message::Failed { comm: comm.clone(), failure },
                     Message::Left { comm: comm.clone(), ranks },
+                    Message::Inquiry { comm: comm.clone(), question: 7 },
+                    Message::Account { comm: comm.clone(), question: 8, body: AccountBody::new(b"well").unwrap() },
                     Message::Agreement { comm, message },
                 ])
             },

@@ -44,7 +44,7 @@ pub use self::agreement::{AgreementFault, AgreementMessage, Coordinator, Decisio
 pub use self::member::Membership;
 pub use self::message::{DecodeError, Frame, Hello, Known, Message, Part, RingHost, VERSION};
 pub use self::session::{Fault, LinkTimes, Lost};
-pub use self::types::{ChangeBody, CommId, CommKey, Failure, Life, LinkId, Name, Payload, Text};
+pub use self::types::{AccountBody, ChangeBody, CommId, CommKey, Failure, Life, LinkId, Name, Payload, Text};
 pub use self::wire::Counters;
 
 /// What a service is told when it starts.
@@ -144,6 +144,25 @@ pub enum Request {
         /// Why.
         reason: Text,
     },
+    /// Asks all hosts of a communicator, this one too, how it is there. Nothing comes from those that cannot be reached, or do not
+    /// know it.
+    Inquire {
+        /// Which communicator.
+        comm: CommId,
+        /// To be given back.
+        question: u64,
+    },
+    /// After [`Event::Inquiry`]: how it is here.
+    Account {
+        /// Which communicator.
+        comm: CommId,
+        /// Who asked.
+        to: Name,
+        /// Of the inquiry.
+        question: u64,
+        /// How it is.
+        body: AccountBody,
+    },
 }
 
 /// What the proxy engine is told.
@@ -212,6 +231,26 @@ pub enum Event {
         change: u64,
         /// How.
         decision: Decision,
+    },
+    /// A host asks how a communicator is here: say [`Request::Account`].
+    Inquiry {
+        /// Which communicator.
+        comm: CommId,
+        /// Who asks.
+        from: Name,
+        /// To be given back.
+        question: u64,
+    },
+    /// How a communicator is on a host.
+    Account {
+        /// Which communicator.
+        comm: CommId,
+        /// Which host.
+        from: Name,
+        /// Of the inquiry.
+        question: u64,
+        /// How it is.
+        body: AccountBody,
     },
     /// A change cannot even be proposed.
     ProposalRefused {
@@ -327,6 +366,8 @@ impl Exchange {
             }
             Request::Prepared { comm, change, launched } => comms.prepared(comm, change, launched, wire, now),
             Request::Refuse { comm, change, reason } => comms.refuse(comm, change, reason, wire, now),
+            Request::Inquire { comm, question } => comms.inquire(&comm, question, wire, now),
+            Request::Account { comm, to, question, body } => comms.account(&to, comm, (question, body), wire, now),
         }
         self.settle(now);
     }
@@ -414,6 +455,8 @@ impl Exchange {
                 self.comms.left(from, comm, ranks, wire, now);
             }
             Message::Agreement { comm, message } => self.comms.agreement(from, comm, message, wire, now),
+            Message::Inquiry { comm, question } => self.comms.inquired(from, comm, question, wire),
+            Message::Account { comm, question, body } => self.comms.accounted(from, comm, (question, body), wire),
         }
     }
 

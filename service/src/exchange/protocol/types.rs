@@ -9,7 +9,7 @@ use mccs_ipc::types::{ErrorClass, UniqueId};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::exchange::limits::{CHANGE_BYTES_MAX, NAME_BYTES_MAX, PAYLOAD_BYTES_MAX, TEXT_BYTES_MAX};
+use crate::exchange::limits::{ACCOUNT_BYTES_MAX, CHANGE_BYTES_MAX, NAME_BYTES_MAX, PAYLOAD_BYTES_MAX, TEXT_BYTES_MAX};
 
 /// Name of a host or of a tenant: 1 to [`NAME_BYTES_MAX`] printable ASCII characters. Cheap to clone.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -58,6 +58,8 @@ impl<'de> Deserialize<'de> for Name {
 pub type Payload = Opaque<PAYLOAD_BYTES_MAX>;
 /// What is to change of a communicator.
 pub type ChangeBody = Opaque<CHANGE_BYTES_MAX>;
+/// How a communicator is on a host.
+pub type AccountBody = Opaque<ACCOUNT_BYTES_MAX>;
 
 /// Bytes that mean nothing here, at most `BYTES_MAX`. Cheap to clone.
 #[derive(Clone, PartialEq, Eq)]

@@ -1,0 +1,251 @@
+//! Why a communicator is stuck: this host's account of it, and the accounts of all its hosts.
+//!
+//! ```text
+//! operator --> WhyStuck --> Inquire --> every host:  Inquiry --> transport engines: what channels wait for
+//!                                                    all told --> Account --> the host that asked
+//!              all accounts, or the time is over --> telemetry/stuck.rs --> operator
+//! ```
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use mccs_ipc::types::Handle;
+
+use super::ProxyEngine;
+use super::asked::{Asked, OperatorAnswer};
+use super::comm::{Comm, Member};
+use super::describe::describe;
+use super::operation::Operation;
+use crate::engines::transport::{FlowWait, TransportMessage};
+use crate::exchange::protocol::{AccountBody, CommId, Name, Request};
+use crate::telemetry::RankInfo;
+use crate::telemetry::stuck::{FLOWS_TOLD_MAX, HostAccount, RANKS_TOLD_MAX, RankAccount, diagnose};
+
+/// Time that hosts have to answer.
+const ACCOUNT_TIME: Duration = Duration::from_secs(2);
+/// Questions of operators and other hosts that are being answered at a time; more are refused or not heard.
+const INQUIRIES_MAX: usize = 64;
+
+/// Who wants an account of this host.
+enum Wanted {
+    /// An operator here, of a communicator of this host alone.
+    Here(Asked),
+    /// A host, this one too, of a communicator of several.
+    By { host: Name, question: u64, comm: CommId },
+}
+
+/// An account for which transport engines are asked.
+struct Gathering {
+    comm: Handle,
+    wanted: Wanted,
+    engines_left: usize,
+    flows: Vec<FlowWait>,
+    until: Instant,
+}
+
+/// An operator's question that other hosts are asked.
+struct Inquiring {
+    asked: Asked,
+    communicator: u64,
+    accounts: Vec<(String, Option<HostAccount>)>,
+    until: Instant,
+}
+
+/// Questions that are being answered, by number.
+#[derive(Default)]
+pub(super) struct Inquiries {
+    next: u64,
+    gathering: BTreeMap<u64, Gathering>,
+    inquiring: BTreeMap<u64, Inquiring>,
+}
+
+impl Inquiries {
+    /// When the first of them has taken too long.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        let gathering = self.gathering.values().map(|gathering| gathering.until);
+        gathering.chain(self.inquiring.values().map(|inquiring| inquiring.until)).min()
+    }
+
+    fn number(&mut self) -> Option<u64> {
+        self.next += 1;
+        (self.gathering.len() + self.inquiring.len() < INQUIRIES_MAX).then_some(self.next)
+    }
+}
+
+impl Comm {
+    /// `far` are operations whose peers are on other hosts.
+    fn account(&self, far: &[&Operation], mut flows: Vec<FlowWait>, now: Instant) -> HostAccount {
+        let of = |(member, info): (&Member, &RankInfo)| {
+            let calls = self.calls(member, far).into_iter().map(|(operation, _)| describe(operation));
+            RankAccount {
+                rank: member.rank,
+                pid: member.session.peer.pid,
+                called: self.info.progress(info).enqueued,
+                is_behind: member.arrived().is_none() && !member.waiting.is_empty() && self.running.is_empty(),
+                waits_in: calls.collect(),
+                has_left: member.left,
+            }
+        };
+        let mut ranks: Vec<_> = self.members.iter().zip(&self.info.ranks).map(of).collect();
+        ranks.sort_by_key(|rank| (rank.called, rank.rank));
+        ranks.truncate(RANKS_TOLD_MAX);
+        flows.truncate(FLOWS_TOLD_MAX);
+        let moved_at = self.span.as_ref().map_or(self.active_since(), |span| span.network.activity.last());
+        let idle = now.saturating_duration_since(moved_at.max(self.active_since()));
+        HostAccount {
+            ranks,
+            started: self.members.first().map_or(0, |member| member.whole_started),
+            last: self.last_call.map_or_else(String::new, |call| super::describe::describe_call(&call)),
+            is_running: !self.running.is_empty(),
+            idle_ms: idle.as_millis() as u64,
+            flows,
+            failure: self.failure.as_ref().map(|failure| failure.message.to_string()),
+        }
+    }
+}
+
+impl ProxyEngine {
+    /// An operator asks why the communicator with a number is stuck.
+    pub(super) fn why_stuck(&mut self, number: u64, asked: Asked, now: Instant) {
+        let comm = self.comms.iter().find(|(_, live)| live.info.number == number).map(|(comm, _)| comm);
+        let Some((comm, live)) = comm.and_then(|comm| Some((comm, self.comms.get(comm)?))) else {
+            return asked.answer(Err(format!("there is no communicator {number} here")));
+        };
+        let Some(question) = self.inquiries.number() else {
+            return asked.answer(Err(format!("{INQUIRIES_MAX} questions are being answered; try again")));
+        };
+        let until = now + ACCOUNT_TIME;
+        // Nobody else knows more of one that has failed.
+        let id = live.span.as_ref().filter(|_| live.failure.is_none()).map(|span| span.comm.clone());
+        match (id, &mut self.setups) {
+            (Some(comm), Some(setups)) => {
+                let accounts = live.info.hosts.iter().map(|host| (host.clone(), None)).collect();
+                let inquiring = Inquiring { asked, communicator: number, accounts, until };
+                self.inquiries.inquiring.insert(question, inquiring);
+                setups.ask(Request::Inquire { comm, question });
+            }
+            _ => {
+                let wanted = Wanted::Here(asked);
+                self.tell_account(Gathering { comm, wanted, engines_left: 0, flows: Vec::new(), until }, now);
+            }
+        }
+    }
+
+    /// A host asks how a communicator is here.
+    pub(super) fn inquired(&mut self, id: &CommId, host: &Name, question: u64, now: Instant) {
+        let comm = self.setups.as_ref().and_then(|setups| setups.comm_called(id));
+        let Some((comm, live)) = comm.and_then(|comm| Some((comm, self.comms.get(comm)?))) else { return };
+        let (Some(network), Some(number)) =
+            (live.span.as_ref().map(|span| span.network.clone()), self.inquiries.number())
+        else {
+            return;
+        };
+        for engine in &network.engines {
+            let (links, reply) = (network.links, self.mailbox.sender());
+            self.device.tell(engine, TransportMessage::TellWaits { links, question: number, reply });
+        }
+        let wanted = Wanted::By { host: host.clone(), question, comm: id.clone() };
+        let (engines_left, until) = (network.engines.len(), now + ACCOUNT_TIME / 2);
+        let gathering = Gathering { comm, wanted, engines_left, flows: Vec::new(), until };
+        self.inquiries.gathering.insert(number, gathering);
+    }
+
+    /// A transport engine has told what channels wait for.
+    pub(super) fn flow_waits(&mut self, number: u64, waits: Vec<FlowWait>, now: Instant) {
+        let Some(gathering) = self.inquiries.gathering.get_mut(&number) else { return };
+        gathering.flows.extend(waits);
+        gathering.engines_left = gathering.engines_left.saturating_sub(1);
+        if gathering.engines_left == 0
+            && let Some(gathering) = self.inquiries.gathering.remove(&number)
+        {
+            self.tell_account(gathering, now);
+        }
+    }
+
+    fn tell_account(&mut self, gathering: Gathering, now: Instant) {
+        let Some(live) = self.comms.get(gathering.comm) else { return };
+        let account = live.account(&self.far_jobs(gathering.comm), gathering.flows, now);
+        match gathering.wanted {
+            Wanted::Here(asked) => {
+                let report = diagnose(live.info.number, vec![(String::from("this host"), Some(account))]);
+                asked.answer(Ok(OperatorAnswer::Stuck(Box::new(report))));
+            }
+            Wanted::By { host, question, comm } => {
+                let Some(body) = encode(account) else { return };
+                self.setups.iter_mut().for_each(|setups| {
+                    let (comm, to, body) = (comm.clone(), host.clone(), body.clone());
+                    setups.ask(Request::Account { comm, to, question, body });
+                });
+            }
+        }
+    }
+
+    /// A host has told how a communicator is there.
+    pub(super) fn accounted(&mut self, host: &Name, question: u64, body: &AccountBody) {
+        let Some(inquiring) = self.inquiries.inquiring.get_mut(&question) else { return };
+        let told = inquiring.accounts.iter_mut().find(|(name, _)| name == host.as_str());
+        if let (Some((_, account)), Ok(told)) = (told, serde_json::from_slice(body.bytes())) {
+            *account = Some(told);
+        }
+        if inquiring.accounts.iter().all(|(_, account)| account.is_some()) {
+            self.end_inquiry(question);
+        }
+    }
+
+    fn end_inquiry(&mut self, question: u64) {
+        if let Some(Inquiring { asked, communicator, accounts, .. }) = self.inquiries.inquiring.remove(&question) {
+            asked.answer(Ok(OperatorAnswer::Stuck(Box::new(diagnose(communicator, accounts)))));
+        }
+    }
+
+    /// Answers with what there is where others have taken too long.
+    pub(super) fn end_late_inquiries(&mut self, now: Instant) {
+        if self.inquiries.deadline().is_none_or(|deadline| deadline > now) {
+            return;
+        }
+        let late = self.inquiries.gathering.extract_if(.., |_, gathering| gathering.until <= now);
+        for (_, gathering) in late.collect::<Vec<_>>() {
+            self.tell_account(gathering, now);
+        }
+        let late = self.inquiries.inquiring.iter().filter(|(_, inquiring)| inquiring.until <= now);
+        for question in late.map(|(question, _)| *question).collect::<Vec<_>>() {
+            self.end_inquiry(question);
+        }
+    }
+}
+
+/// As much as fits: ranks that lag come first.
+fn encode(mut account: HostAccount) -> Option<AccountBody> {
+    loop {
+        let json = serde_json::to_vec(&account).ok()?;
+        if let Some(body) = AccountBody::new(&json) {
+            return Some(body);
+        }
+        if account.ranks.len() + account.flows.len() <= 2 {
+            return None;
+        }
+        account.ranks.truncate(account.ranks.len().div_ceil(2));
+        account.flows.truncate(account.flows.len().div_ceil(2));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn accounts_are_cut_until_they_fit() {
+        let rank = |rank| RankAccount {
+            rank,
+            pid: 7,
+            called: rank.into(),
+            is_behind: false,
+            waits_in: vec!["x".repeat(2000)],
+            has_left: false,
+        };
+        let account = HostAccount { ranks: (0..RANKS_TOLD_MAX as u32).map(rank).collect(), ..HostAccount::default() };
+        let body = encode(account).unwrap();
+        let told: HostAccount = serde_json::from_slice(body.bytes()).unwrap();
+        assert!(!told.ranks.is_empty() && told.ranks[0].rank == 0);
+    }
+}
