@@ -1,10 +1,34 @@
 //! Regions: tenants' memory, mapped in the service.
 
-use std::sync::mpsc;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{PoisonError, RwLock, mpsc};
 
 use mccs_ipc::shm::Mapping;
 
 use crate::tenants::Charge;
+
+/// Regions that are mapped, by address: length and number.
+static MAPPED: RwLock<BTreeMap<usize, (u64, u64)>> = RwLock::new(BTreeMap::new());
+/// Number of the next region.
+static NEXT: AtomicU64 = AtomicU64::new(0);
+static GONE: AtomicU64 = AtomicU64::new(0);
+
+/// Number of the region that memory lies in, which no other region ever has: what is known about memory (its registration
+/// with a device) holds as long as this is the same. `None` for memory of the service's own.
+#[must_use]
+pub fn region_number(address: usize, bytes: u64) -> Option<u64> {
+    let mapped = MAPPED.read().unwrap_or_else(PoisonError::into_inner);
+    let (start, (length, number)) = mapped.range(..=address).next_back()?;
+    let end = ((address - start) as u64).checked_add(bytes)?;
+    (end <= *length).then_some(*number)
+}
+
+/// How many regions have gone so far: as long as it stays, all are there that were.
+#[must_use]
+pub fn regions_gone() -> u64 {
+    GONE.load(Ordering::Acquire)
+}
 
 /// Memory that a tenant registered or the service allocated. Operations in flight keep it mapped.
 pub struct Region {
@@ -19,6 +43,9 @@ impl Region {
     /// Takes charge of a mapping.
     #[must_use]
     pub fn new(mapping: Mapping, bytes: u64, charge: Charge, reaper: Reaper) -> Self {
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let start = mapping.as_ptr() as usize;
+        MAPPED.write().unwrap_or_else(PoisonError::into_inner).insert(start, (bytes, number));
         Region { mapping: Some(mapping), bytes, reaper, _charge: charge }
     }
 
@@ -40,6 +67,9 @@ impl Region {
 impl Drop for Region {
     fn drop(&mut self) {
         if let Some(mapping) = self.mapping.take() {
+            // Before it is unmapped: afterwards another region may be mapped there.
+            MAPPED.write().unwrap_or_else(PoisonError::into_inner).remove(&(mapping.as_ptr() as usize));
+            GONE.fetch_add(1, Ordering::Release);
             self.reaper.unmap_later(mapping);
         }
     }

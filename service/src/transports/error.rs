@@ -4,6 +4,7 @@ use mccs_ipc::types::ErrorClass;
 use nix::errno::Errno;
 
 use super::PortRange;
+use super::rdma::{is_of_peer, status_text};
 
 /// Why a call of a transport failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -62,6 +63,17 @@ pub enum TransportError {
         what: &'static str,
         /// How many there may be.
         limit: u32,
+    },
+    /// A device cannot pin memory, since the process may not lock so much.
+    #[error(
+        "registering {bytes} bytes with the RDMA device failed: the limit on locked memory (RLIMIT_MEMLOCK) is {limit_bytes} \
+         bytes; raise it with LimitMEMLOCK=infinity in the service's unit, or `ulimit -l unlimited`"
+    )]
+    LockedMemory {
+        /// Of the registration.
+        bytes: u64,
+        /// The limit in force.
+        limit_bytes: u64,
     },
     /// The kernel refused something that concerns no flow.
     #[error("{call} failed: {reason}")]
@@ -128,6 +140,22 @@ pub enum Fault {
     /// The source address is none of this host's.
     #[error("its source address cannot be used: {0}; name an address of this host that reaches the peer")]
     SourceAddress(Errno),
+    /// A queue pair failed, for good.
+    #[error("its queue pair {qp:#x} failed: {}", status_text(*.status))]
+    QueuePair {
+        /// Number of this side's.
+        qp: u32,
+        /// Code of the completion.
+        status: u32,
+    },
+    /// No port to send from.
+    #[error("no port of this host's RDMA devices is up; look at the links, `ibv_devinfo` shows them")]
+    NoPort,
+    /// The device does not take its memory.
+    #[error(
+        "its memory cannot be registered with the RDMA device; is the limit on locked memory (`ulimit -l`) high enough?"
+    )]
+    Unregistered,
     /// The kernel refused something.
     #[error("{call} failed: {reason}")]
     Os {
@@ -147,7 +175,7 @@ impl TransportError {
             TransportError::Listen { .. } | TransportError::Option { .. } | TransportError::Os { .. } => {
                 ErrorClass::System
             }
-            TransportError::TooMany { .. } => ErrorClass::System,
+            TransportError::TooMany { .. } | TransportError::LockedMemory { .. } => ErrorClass::System,
             TransportError::BadHandle(_) => ErrorClass::Remote,
             TransportError::NoSuch(_) | TransportError::OutsideMemory { .. } | TransportError::MemoryInUse(_) => {
                 ErrorClass::Internal
@@ -173,6 +201,9 @@ impl Fault {
             Fault::ConnectTimeout { .. } => ErrorClass::Timeout,
             Fault::ListenerClosed | Fault::TooLong { .. } => ErrorClass::Internal,
             Fault::SourcePorts { .. } | Fault::SourceAddress(_) | Fault::Os { .. } => ErrorClass::System,
+            Fault::NoPort | Fault::Unregistered => ErrorClass::System,
+            Fault::QueuePair { status, .. } if is_of_peer(status) => ErrorClass::Remote,
+            Fault::QueuePair { .. } => ErrorClass::System,
         }
     }
 }

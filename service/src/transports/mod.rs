@@ -33,6 +33,7 @@ mod error;
 pub mod faulty;
 pub mod memory;
 mod options;
+pub mod rdma;
 mod region;
 mod request;
 pub mod tcp;

@@ -54,28 +54,32 @@ pub(crate) trait Fixture {
     }
 }
 
-/// The whole suite for a fixture.
+/// The whole suite for a fixture; with an attribute for every test, if need be.
 macro_rules! suite {
-    ($fixture:ty) => {
-        suite!($fixture; carrying: [
+    (@each $attributes:tt $fixture:ty; $module:ident: [$($test:ident),+]) => {
+        $(suite!(@one $attributes $fixture; $module: $test);)+
+    };
+    (@one [$(#[$attribute:meta])?] $fixture:ty; $module:ident: $test:ident) => {
+        #[test]
+        $(#[$attribute])?
+        fn $test() {
+            $crate::transports::conformance::run::<$fixture>($crate::transports::conformance::$module::$test);
+        }
+    };
+    ($(#[$attribute:meta])? $fixture:ty) => {
+        suite!(@each [$(#[$attribute])?] $fixture; carrying: [
             sizes_and_what_lies_around, many_requests_in_order, both_directions_at_once, sender_ahead_is_held_back,
-            receiver_ahead_waits, progress_is_true_and_never_falls, posted_before_connected, tags_come_with_messages, flush_completes,
-            sleeping_on_the_descriptor, thousands_of_flows
+            receiver_ahead_waits, progress_is_true_and_never_falls, posted_before_connected, tags_come_with_messages,
+            flush_completes, sleeping_on_the_descriptor, thousands_of_flows
         ]);
-        suite!($fixture; setup: [
+        suite!(@each [$(#[$attribute])?] $fixture; setup: [
             late_accepts, nobody_accepts, nobody_connects, numbers_are_used_once, numbers_end, refused_handles,
             closed_listeners, thousands_of_listeners, options_are_checked, stale_names_find_nothing, memory_in_use_stays
         ]);
-        suite!($fixture; endings: [
+        suite!(@each [$(#[$attribute])?] $fixture; endings: [
             sender_closes_at_every_stage, receiver_closes_at_every_stage, peer_dies_at_every_stage,
             completed_messages_survive_the_senders_close, too_long_a_message_fails_the_flow, tables_have_room_again
         ]);
-    };
-    ($fixture:ty; $module:ident: [$($test:ident),+]) => {
-        $(#[test]
-        fn $test() {
-            $crate::transports::conformance::run::<$fixture>($crate::transports::conformance::$module::$test);
-        })+
     };
 }
 pub(super) use suite;

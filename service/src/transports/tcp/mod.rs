@@ -98,6 +98,8 @@ struct Flow {
     queued: bool,
     /// Is among the receivers that may wait for a message.
     waits: bool,
+    /// Is in the queue of news.
+    is_news: bool,
     /// Until it is connected.
     waiting: Option<Waiting>,
 }
@@ -152,6 +154,8 @@ pub struct TcpTransport {
     /// Makes attempts to connect differ.
     attempts: u64,
     refusals: setup::Refusals,
+    /// Flows to which something has happened, where somebody asks.
+    news: Option<VecDeque<Handle>>,
 }
 
 const NO_FLOW: TransportError = TransportError::NoSuch("flow");
@@ -182,7 +186,39 @@ impl TcpTransport {
             has_sent: false,
             attempts: u64::from_le_bytes(setup::random()?),
             refusals: setup::Refusals::default(),
+            news: None,
         })
+    }
+
+    /// From here on it keeps what [`TcpTransport::take_news`] gives: for who has many flows and little to do on them.
+    pub(super) fn with_news(self) -> Self {
+        TcpTransport { news: Some(VecDeque::new()), ..self }
+    }
+
+    /// A flow that has connected, moved or failed since it was told last.
+    pub(super) fn take_news(&mut self) -> Option<FlowId> {
+        let handle = self.news.as_mut()?.pop_front()?;
+        if let Some(flow) = self.flows.get_mut(handle) {
+            flow.is_news = false;
+        }
+        Some(FlowId(handle))
+    }
+
+    /// Address of this host that a flow is sent from.
+    pub(super) fn source_address(&self, flow: SendFlow) -> Option<std::net::IpAddr> {
+        match &self.flows.get(FlowId::from(flow).0)?.half {
+            Half::Send(sender) => sender.sockets().next()?.source_address(),
+            Half::Recv(_) => None,
+        }
+    }
+
+    fn tell(&mut self, handle: Handle) {
+        if let Some(news) = &mut self.news
+            && let Some(flow) = self.flows.get_mut(handle)
+            && !std::mem::replace(&mut flow.is_news, true)
+        {
+            news.push_back(handle);
+        }
     }
 
     /// Connections that were refused so far: strangers, latecomers, other versions.
@@ -282,6 +318,9 @@ impl TcpTransport {
                 if pumped.more {
                     self.enqueue(handle);
                 }
+                if pumped.moved {
+                    self.tell(handle);
+                }
                 pumped.moved
             }
             Err(fault) => {
@@ -296,6 +335,7 @@ impl TcpTransport {
         if let Some(flow) = self.flows.get_mut(handle) {
             flow.fault.get_or_insert(fault);
         }
+        self.tell(handle);
         self.end(handle);
     }
 

@@ -92,7 +92,6 @@ impl Sender {
     }
 
     /// Its sockets, in order.
-    #[cfg(test)]
     pub(super) fn sockets(&self) -> impl Iterator<Item = &Socket> {
         self.connections.iter().map(|connection| &connection.socket)
     }

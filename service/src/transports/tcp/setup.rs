@@ -166,6 +166,7 @@ impl TcpTransport {
             fault: None,
             queued: false,
             waits: false,
+            is_news: false,
             waiting: Some(waiting),
         };
         let patience = flow.patience();
@@ -271,6 +272,7 @@ impl TcpTransport {
             self.watches.change(watch, Watched::Connection { flow: id.0, connection: connection as u16 });
             welcomed = welcomed.and_then(|()| welcome(socket, &waiting.options));
         }
+        self.tell(id.0);
         match welcomed {
             Ok(()) => self.enqueue(id.0),
             Err(fault) => self.fail(id.0, fault),

@@ -182,6 +182,16 @@ impl Socket {
         }
     }
 
+    /// This side's address.
+    pub(super) fn source_address(&self) -> Option<IpAddr> {
+        let address: SockaddrStorage = getsockname(self.0.as_raw_fd()).ok()?;
+        match (address.as_sockaddr_in(), address.as_sockaddr_in6()) {
+            (Some(v4), _) => Some(v4.ip().into()),
+            (_, Some(v6)) => Some(v6.ip().into()),
+            (None, None) => None,
+        }
+    }
+
     /// Whether the socket is one of IPv4.
     pub(super) fn is_ipv4(&self) -> bool {
         getsockname::<SockaddrStorage>(self.0.as_raw_fd())

@@ -1,0 +1,146 @@
+//! What devices say: completions of flows' work requests, and events.
+
+use mccs_ipc::types::Handle;
+
+use super::super::Fault;
+use super::RdmaTransport;
+use super::setup::{Half, Stage};
+use super::verbs::{AsyncEvent, Completion, WcStatus, is_of_way};
+use super::way::of_wr_id;
+
+/// Code of a work request that was not done because its queue pair had failed.
+const FLUSHED: u32 = 5;
+
+impl RdmaTransport {
+    /// A work request has ended.
+    pub(super) fn completed(&mut self, completion: &Completion) {
+        let (name, is_receive) = of_wr_id(completion.wr_id);
+        // Of a way that is no more, perhaps.
+        let Some(owner) = self.owners.get(name).copied() else { return };
+        let status = match completion.status {
+            WcStatus::Success => None,
+            WcStatus::Flushed => Some(FLUSHED),
+            WcStatus::Failed(code) => Some(code),
+        };
+        let Some(flow) = self.flows.get_mut(owner.flow) else { return };
+        let Some(lane) = flow.way.as_mut().and_then(|way| way.lanes.get_mut(usize::from(owner.lane))) else { return };
+        if let Some(status) = status {
+            let fault = Fault::QueuePair { qp: lane.qp().number, status };
+            return if is_of_way(status) { self.break_way(owner.flow, fault) } else { self.fail(owner.flow, fault) };
+        }
+        let regions = &mut self.memory.regions;
+        let done = match (&mut flow.half, is_receive) {
+            (Half::Send(sender), true) => lane.received().and_then(|()| sender.credit(completion.imm)),
+            (Half::Send(sender), false) => {
+                sender.arrived(owner.lane, lane.sent(), regions);
+                Ok(())
+            }
+            (Half::Recv(receiver), true) => {
+                lane.received().and_then(|()| receiver.part(owner.lane, completion.bytes, completion.imm, regions))
+            }
+            (Half::Recv(_), false) => {
+                lane.sent();
+                Ok(())
+            }
+        };
+        flow.note_progress();
+        match done {
+            Ok(()) => self.enqueue(owner.flow),
+            Err(fault) => self.fail(owner.flow, fault),
+        }
+    }
+
+    /// Takes the devices' events. Returns whether there were any.
+    pub(super) fn take_events(&mut self) -> bool {
+        let mut any = false;
+        for port in 0..self.ports.len() {
+            while let Some(event) = self.ports.get(port).and_then(|port| port.context.next_event()) {
+                any = true;
+                self.happened(port, event);
+            }
+        }
+        any
+    }
+
+    fn happened(&mut self, index: usize, event: AsyncEvent) {
+        let Some(port) = self.ports.get_mut(index) else { return };
+        let (device, number) = (port.context.name.clone(), port.number);
+        match event {
+            AsyncEvent::PortUp(up) if up == number => {
+                // What cannot be asked is as it was.
+                let _ = port.refresh(&self.options);
+                port.is_up = true;
+                tracing::info!(device, port = number, "an RDMA port is up");
+                self.come_home(index);
+            }
+            AsyncEvent::PortDown(down) if down == number => {
+                port.is_up = false;
+                tracing::warn!(device, port = number, "an RDMA port is down");
+                // Where no other port is up, its queue pairs go on if it comes back in time.
+                if self.ports.iter().any(|port| port.is_up) {
+                    self.leave_port(index, Fault::NoPort);
+                }
+            }
+            AsyncEvent::AddressChange(changed) if changed == number => {
+                if port.refresh(&self.options).unwrap_or(true) {
+                    tracing::warn!(device, port = number, gid = %port.gid, "an RDMA port has another address");
+                    self.leave_port(index, Fault::NoPort);
+                }
+            }
+            AsyncEvent::QpFatal { qp } => {
+                let is_broken = |lane: &super::way::Lane| lane.qp().is(qp);
+                let found = self.flows.iter().find_map(|(handle, flow)| {
+                    let lane =
+                        flow.way.as_ref().filter(|way| way.port == index)?.lanes.iter().find(|lane| is_broken(lane))?;
+                    Some((handle, lane.qp().number))
+                });
+                // Its completions say more, where there are any: why it failed.
+                while self.take_completions(usize::MAX) {}
+                if let Some((handle, qp)) = found
+                    && self.flows.get(handle).is_some_and(|flow| {
+                        flow.way.as_ref().is_some_and(|way| way.lanes.iter().any(|lane| lane.qp().number == qp))
+                    })
+                {
+                    self.break_way(handle, Fault::QueuePair { qp, status: FLUSHED });
+                }
+            }
+            AsyncEvent::CqFailed | AsyncEvent::DeviceFatal => {
+                tracing::error!(device, ?event, "an RDMA device has failed");
+                self.lose_port(index);
+            }
+            AsyncEvent::PortUp(_) | AsyncEvent::PortDown(_) | AsyncEvent::AddressChange(_) | AsyncEvent::Other(_) => {}
+        }
+    }
+
+    /// A device cannot be used any more.
+    pub(super) fn lose_port(&mut self, index: usize) {
+        if let Some(port) = self.ports.get_mut(index) {
+            port.is_up = false;
+        }
+        self.leave_port(index, Fault::NoPort);
+    }
+
+    /// Flows on a port need other ways.
+    fn leave_port(&mut self, index: usize, fault: Fault) {
+        self.on_ports(|port| port == index).into_iter().for_each(|handle| self.break_way(handle, fault));
+    }
+
+    /// A port is back: flows on ports that come after it return.
+    fn come_home(&mut self, index: usize) {
+        self.on_ports(|port| port > index).into_iter().for_each(|handle| self.break_way(handle, Fault::NoPort));
+        // Those that wait for a port need not wait on.
+        let now = self.now;
+        for handle in self.unsettled.clone() {
+            if let Some(flow) = self.flows.get_mut(handle).filter(|flow| flow.stage == Stage::Broken) {
+                flow.due = now;
+            }
+        }
+    }
+
+    fn on_ports(&self, matches: impl Fn(usize) -> bool) -> Vec<Handle> {
+        let is_on = |(handle, flow): (Handle, &super::setup::Flow)| {
+            flow.way.as_ref().is_some_and(|way| matches(way.port)).then_some(handle)
+        };
+        self.flows.iter().filter_map(is_on).collect()
+    }
+}

@@ -1,0 +1,197 @@
+//! Registered memory: keys of the transport's users, and what the devices know.
+//!
+//! Registering with a device pins pages, which takes the kernel long. So registrations of tenants' regions are kept when
+//! their last user deregisters them, as long as the region lives: collectives use the same buffers again and again. The
+//! service names every region with a number that is never used again, so that memory which comes to lie at the same address
+//! later is never taken for the one that was there. Other memory is never kept: nobody says when it goes.
+//!
+//! A device other than the first learns of memory when a flow first uses it there.
+
+use std::collections::HashMap;
+
+use nix::errno::Errno;
+use nix::sys::resource::{Resource, getrlimit};
+
+use super::super::region::Regions;
+use super::super::{MemoryKey, TransportError};
+use super::ports::Port;
+use super::verbs::{MemoryRegion, VerbsError};
+use crate::memory::{region_number, regions_gone};
+
+/// Registrations that are kept without a user.
+const KEPT_MAX: usize = 256;
+/// Ports of a transport.
+pub(super) const PORTS_MAX: usize = 16;
+
+#[derive(Debug, Default)]
+struct Registration {
+    address: u64,
+    bytes: u64,
+    users: u32,
+    /// Number of the tenant's region that it lies in.
+    region: Option<u64>,
+    /// By port.
+    mrs: [Option<MemoryRegion>; PORTS_MAX],
+}
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(super) struct Memory {
+    pub(super) regions: Regions,
+    /// By key's index: place of its registration.
+    places: Vec<usize>,
+    registrations: Vec<Registration>,
+    free: Vec<usize>,
+    by_extent: HashMap<(u64, u64), usize>,
+    /// Places without a user, oldest first.
+    kept: Vec<usize>,
+    gone_before: u64,
+}
+
+/// Keys of memory for work requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Keys {
+    pub(super) lkey: u32,
+    pub(super) rkey: u32,
+}
+
+/// What a refusal means.
+pub(super) fn refusal(error: VerbsError, bytes: u64) -> TransportError {
+    if error.errno == Errno::ENOMEM {
+        let (limit_bytes, _) = getrlimit(Resource::RLIMIT_MEMLOCK).unwrap_or((0, 0));
+        return TransportError::LockedMemory { bytes, limit_bytes };
+    }
+    TransportError::Os { call: error.call, reason: error.errno }
+}
+
+impl Memory {
+    pub(super) fn new() -> Self {
+        Memory {
+            regions: Regions::new(),
+            places: Vec::new(),
+            registrations: Vec::new(),
+            free: Vec::new(),
+            by_extent: HashMap::new(),
+            kept: Vec::new(),
+            gone_before: regions_gone(),
+        }
+    }
+
+    /// Makes memory known, to the first port at once so that a refusal is told here.
+    ///
+    /// # Safety
+    /// As of [`super::super::Transport::register`].
+    pub(super) unsafe fn register(
+        &mut self,
+        ptr: *mut u8,
+        bytes: u64,
+        ports: &[Port],
+    ) -> Result<MemoryKey, TransportError> {
+        self.forget_gone();
+        // SAFETY: the caller's promise, passed on.
+        let key = unsafe { self.regions.register(ptr, bytes) }?;
+        let place = self.place(ptr as u64, bytes);
+        self.registrations[place].users += 1;
+        self.kept.retain(|kept| *kept != place);
+        let index = key.0.index as usize;
+        if self.places.len() <= index {
+            self.places.resize(index + 1, usize::MAX);
+        }
+        self.places[index] = place;
+        if let Err(error) = self.keys(key, 0, ports) {
+            // Nothing uses it yet.
+            let _ = self.deregister(key);
+            return Err(error);
+        }
+        Ok(key)
+    }
+
+    fn place(&mut self, address: u64, bytes: u64) -> usize {
+        let region = region_number(address as usize, bytes);
+        if let Some(place) = self.by_extent.get(&(address, bytes)).copied()
+            && (self.registrations[place].users > 0 || self.registrations[place].region == region)
+        {
+            return place;
+        }
+        let registration = Registration { address, bytes, region, ..Registration::default() };
+        let place = match self.free.pop() {
+            Some(place) => {
+                self.registrations[place] = registration;
+                place
+            }
+            None => {
+                self.registrations.push(registration);
+                self.registrations.len() - 1
+            }
+        };
+        self.by_extent.insert((address, bytes), place);
+        place
+    }
+
+    pub(super) fn deregister(&mut self, key: MemoryKey) -> Result<(), TransportError> {
+        self.regions.deregister(key)?;
+        let Some(place) = self.places.get(key.0.index as usize).copied() else { return Ok(()) };
+        let Some(registration) = self.registrations.get_mut(place) else { return Ok(()) };
+        registration.users -= 1;
+        if registration.users == 0 {
+            self.kept.push(place);
+            if registration.region.is_none() {
+                self.forget(place);
+            } else if self.kept.len() > KEPT_MAX {
+                self.forget(self.kept[0]);
+            }
+        }
+        Ok(())
+    }
+
+    fn forget(&mut self, place: usize) {
+        self.kept.retain(|kept| *kept != place);
+        let registration = std::mem::take(&mut self.registrations[place]);
+        let extent = (registration.address, registration.bytes);
+        // Another region may lie there by now, with a registration of its own.
+        if self.by_extent.get(&extent) == Some(&place) {
+            self.by_extent.remove(&extent);
+        }
+        self.free.push(place);
+    }
+
+    /// Lets go of memory whose regions are gone.
+    pub(super) fn forget_gone(&mut self) {
+        let gone = regions_gone();
+        if std::mem::replace(&mut self.gone_before, gone) == gone {
+            return;
+        }
+        for place in self.kept.clone() {
+            let Registration { address, bytes, region, .. } = self.registrations[place];
+            if region_number(address as usize, bytes) != region {
+                self.forget(place);
+            }
+        }
+    }
+
+    /// Whether memory is kept that nobody uses.
+    pub(super) fn keeps(&self) -> bool {
+        !self.kept.is_empty()
+    }
+
+    /// Keys for work requests on a port.
+    pub(super) fn keys(&mut self, key: MemoryKey, port: usize, ports: &[Port]) -> Result<Keys, TransportError> {
+        let no_such = TransportError::NoSuch("registered memory");
+        let place = self.places.get(key.0.index as usize).copied().ok_or(no_such.clone())?;
+        let registration = self.registrations.get_mut(place).ok_or(no_such.clone())?;
+        if registration.bytes == 0 {
+            return Ok(Keys { lkey: 0, rkey: 0 });
+        }
+        let slot = registration.mrs.get_mut(port).ok_or(no_such.clone())?;
+        let mr = match slot {
+            Some(mr) => mr,
+            None => {
+                let pd = &ports.get(port).ok_or(no_such)?.pd;
+                // SAFETY: whoever registered the memory keeps it until it deregisters it, and regions that are kept live.
+                let made = unsafe { pd.register(registration.address, registration.bytes) };
+                slot.insert(made.map_err(|error| refusal(error, registration.bytes))?)
+            }
+        };
+        Ok(Keys { lkey: mr.lkey, rkey: mr.rkey })
+    }
+}

@@ -1,0 +1,409 @@
+//! Flows over RDMA: messages are written straight into the peer's posted buffers by reliable queue pairs.
+//!
+//! ```text
+//! sender                                                   receiver
+//!   isend -->  message ------ RDMA writes, in parts ------> posted buffer --> test: Done
+//!              credit ring <- RDMA write, with immediate -- irecv (address, key, length)
+//!   line: two TCP flows, by which the two find each other, agree on ways, and know that the other lives
+//! ```
+//!
+//! Every write carries an immediate: of a part the message's tag, of credits their number. So nobody polls memory, no header
+//! travels, and a completion says that the bytes in front of it are there. The parts of all messages go round the flow's
+//! queue pairs, and the receiver takes them in the same round.
+//!
+//! A flow's *way* (`way.rs`) is a port and queue pairs on either side. When it breaks (link down, retries exceeded, queue
+//! pair failed, address changed), the sender offers another one, on another port where one is up, or else on the same again.
+//! The receiver says how many messages have come; those behind them are sent again. A flow fails when no way has carried
+//! anything for its `silence_timeout`, when its line breaks, or at once where another way could not help (a key that
+//! is no good).
+//!
+//! - `verbs/`: libibverbs, and the fake driver that stands in for it in tests.
+//! - `ports.rs`, `queues.rs`, `memory.rs`: devices, completion queues, registered memory.
+//! - `wire.rs`, `line.rs`: what the two sides tell each other.
+//! - `way.rs`, `sender.rs`, `receiver.rs`: a connected flow.
+//! - `setup.rs`, `events.rs`: until it is connected, and when it breaks.
+//!
+//! Deliberately absent: atomics and two-sided sends; shared receive queues and connection sharing, which save memory where
+//! a host talks to thousands and cost order; protection of a receiver from its sender: who has a credit's key may write all of
+//! the registered memory it is from, so flows are between services that trust each other.
+
+mod events;
+mod line;
+mod memory;
+mod options;
+mod ports;
+mod queues;
+mod receiver;
+mod sender;
+mod setup;
+#[cfg(test)]
+mod tests;
+mod verbs;
+mod way;
+mod wire;
+
+use std::collections::{HashMap, VecDeque};
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use mccs_ipc::types::Handle;
+use nix::errno::Errno;
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
+
+use self::memory::{Memory, PORTS_MAX};
+pub use self::options::{DeviceChoice, RdmaOptions};
+pub use self::ports::NoRdma;
+use self::ports::Port;
+use self::queues::Taken;
+use self::setup::{Back, Flow, Half, Stage};
+pub use self::verbs::{Driver, Unavailable, Verbs, VerbsError};
+pub(super) use self::verbs::{is_of_peer, status_text};
+use self::way::Owners;
+use super::tcp::TcpTransport;
+use super::{
+    DataPath, FLOWS_MAX, FlowId, FlowSpec, FlowState, ListenOptions, Listener, ListenerHandle, MemoryKey, MemorySpan,
+    RecvFlow, Request, RequestKind, SendFlow, Status, Transport, TransportError, Usage,
+};
+use crate::handles::HandleTable;
+use crate::runtime::{Context, Progress};
+
+/// The library's file where the operator names none.
+pub const LIBRARY: &str = "libibverbs.so.1";
+/// Bytes that one flow posts before others have their turn.
+const TURN_BYTES: u64 = 4 << 20;
+/// Times that a poll takes completions: bounds how long it takes.
+const TAKES_MAX: usize = 8;
+/// Of the polls with nothing to set up, how every manieth looks at the lines: system calls, for what seldom happens.
+const LINES_EVERY: u32 = 16;
+/// How often devices are asked for events while the engine does not sleep.
+const EVENTS_EVERY: Duration = Duration::from_millis(5);
+/// How often memory whose region has gone is looked for while nothing else happens.
+const MEMORY_LOOKED_AT_EVERY: Duration = Duration::from_millis(500);
+
+const NO_FLOW: TransportError = TransportError::NoSuch("flow");
+
+/// One engine's transport. See the module's documentation.
+#[derive(Debug)]
+pub struct RdmaTransport {
+    /// Carries the lines. In front of the flows: it knows memory of theirs.
+    tcp: TcpTransport,
+    flows: HandleTable<Flow>,
+    options: RdmaOptions,
+    owners: Owners,
+    memory: Memory,
+    ports: Vec<Port>,
+    by_line: HashMap<FlowId, Handle>,
+    /// By this host's address, where receivers come back to senders.
+    backs: HashMap<IpAddr, Back>,
+    /// Flows with something to do.
+    queue: VecDeque<Handle>,
+    /// Flows that wait for something with a deadline.
+    unsettled: Vec<Handle>,
+    epoll: Epoll,
+    is_armed: bool,
+    polls: u32,
+    lines_said: Progress,
+    look_for_events: Option<Instant>,
+    /// Of the last call that brought the time.
+    now: Option<Instant>,
+    random: u64,
+}
+
+impl RdmaTransport {
+    /// A transport without listeners and flows, on the ports that the options choose.
+    ///
+    /// # Errors
+    /// No port can be used, or the kernel refuses a descriptor.
+    pub fn new(driver: &Arc<dyn Driver>, options: RdmaOptions) -> Result<Self, NoRdma> {
+        let mut ports = ports::find(driver, &options)?;
+        ports.truncate(PORTS_MAX);
+        let refused = |call| move |errno| VerbsError { call, errno };
+        let tcp = TcpTransport::new().map_err(|error| match error {
+            TransportError::Os { call, reason } => VerbsError { call, errno: reason },
+            _ => VerbsError { call: "epoll_create1", errno: Errno::EIO },
+        })?;
+        let tcp = tcp.with_news();
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(refused("epoll_create1"))?;
+        let watch =
+            |fd: BorrowedFd<'_>| epoll.add(fd, EpollEvent::new(EpollFlags::EPOLLIN, 0)).map_err(refused("epoll_ctl"));
+        if let Some(fd) = tcp.descriptor() {
+            watch(fd)?;
+        }
+        for port in &ports {
+            for fd in [port.queues.channel.fd, port.context.events_fd()] {
+                // SAFETY: descriptors of the channel and the context, which live in `port`.
+                watch(unsafe { BorrowedFd::borrow_raw(fd) })?;
+            }
+        }
+        let mut seed = [0; 8];
+        nix::fcntl::open("/dev/urandom", nix::fcntl::OFlag::O_CLOEXEC, nix::sys::stat::Mode::empty())
+            .and_then(|file| nix::unistd::read(&file, &mut seed))
+            .map_err(refused("/dev/urandom"))?;
+        Ok(RdmaTransport {
+            tcp,
+            flows: HandleTable::new(FLOWS_MAX),
+            options,
+            owners: Owners::new(u32::MAX >> 1),
+            memory: Memory::new(),
+            ports,
+            by_line: HashMap::new(),
+            backs: HashMap::new(),
+            queue: VecDeque::new(),
+            unsettled: Vec::new(),
+            epoll,
+            is_armed: false,
+            polls: 0,
+            lines_said: Progress::Busy,
+            look_for_events: None,
+            now: None,
+            random: u64::from_le_bytes(seed),
+        })
+    }
+
+    /// The ports that it uses, for the operator, the preferred one first.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        self.ports.iter().map(Port::describe).collect::<Vec<_>>().join("; ")
+    }
+
+    fn enqueue(&mut self, handle: Handle) {
+        if let Some(flow) = self.flows.get_mut(handle)
+            && !std::mem::replace(&mut flow.is_queued, true)
+        {
+            self.queue.push_back(handle);
+        }
+    }
+
+    /// Takes completions of all ports, some or, to drain them, all. Returns whether there were any.
+    fn take_completions(&mut self, takes_max: usize) -> bool {
+        let (mut taken, mut any) = (Taken::NONE, false);
+        for port in 0..self.ports.len() {
+            for _ in 0..takes_max {
+                let Some(queues) = self.ports.get_mut(port).map(|port| &mut port.queues) else { break };
+                if queues.take(&mut taken).is_err() {
+                    self.lose_port(port);
+                    break;
+                }
+                if taken.get().is_empty() {
+                    break;
+                }
+                any = true;
+                taken.get().iter().for_each(|completion| self.completed(completion));
+            }
+        }
+        any
+    }
+
+    /// Lets a flow post what it can. Returns whether something moved.
+    fn pump(&mut self, handle: Handle) -> bool {
+        let Some(flow) = self.flows.get_mut(handle).filter(|flow| flow.fault.is_none()) else { return false };
+        let open = flow.way.as_mut().filter(|_| flow.stage == Stage::Open);
+        let pumped = match (&mut flow.half, open) {
+            (Half::Send(sender), Some(way)) => sender.pump(way, &mut self.memory, &self.ports, TURN_BYTES),
+            (Half::Recv(receiver), Some(way)) => {
+                let pumped = receiver.pump(way, &mut self.memory, &self.ports);
+                pumped.map(|moved| sender::Pumped { moved, ..sender::Pumped::default() })
+            }
+            (_, None) => Ok(sender::Pumped::default()),
+        };
+        match pumped {
+            Ok(pumped) => {
+                if let Some((message, bytes)) = pumped.too_long {
+                    self.say(handle, wire::Record::TooLong { message, bytes });
+                }
+                if pumped.more {
+                    self.enqueue(handle);
+                }
+                self.check_end(handle);
+                pumped.moved
+            }
+            Err(fault) => {
+                self.fail(handle, fault);
+                true
+            }
+        }
+    }
+
+    /// Looks at the lines. Returns whether there was anything.
+    fn look_at_lines(&mut self, cx: &Context) -> bool {
+        self.lines_said = self.tcp.poll(cx);
+        let mut any = self.lines_said == Progress::Busy;
+        while let Some(line) = self.tcp.take_news() {
+            any = true;
+            if let Some(handle) = self.by_line.get(&line).copied() {
+                self.heard(handle, cx.now);
+            }
+        }
+        any
+    }
+
+    fn waits_until(&self, now: Instant) -> Option<Instant> {
+        let lines = if let Progress::Idle { wake_at } = self.lines_said { wake_at } else { None };
+        let flows = self.unsettled.iter().filter_map(|handle| self.flows.get(*handle)?.due);
+        let memory = self.memory.keeps().then(|| now + MEMORY_LOOKED_AT_EVERY);
+        flows.chain(lines).chain(memory).min()
+    }
+}
+
+impl DataPath for RdmaTransport {
+    fn isend(&mut self, flow: SendFlow, message: MemorySpan, tag: u32) -> Result<Option<Request>, TransportError> {
+        let id = FlowId::from(flow);
+        let flow = self.flows.get_mut(id.0).ok_or(NO_FLOW)?;
+        flow.check()?;
+        let buffer = self.memory.regions.resolve(message)?;
+        let Half::Send(sender) = &mut flow.half else { return Err(NO_FLOW) };
+        let number = sender.post(message.key, buffer, tag, &mut self.memory.regions);
+        // At once, not at the next poll: that is what a small message's latency consists of.
+        if number.is_some() {
+            self.pump(id.0);
+        }
+        Ok(number.map(|number| Request { flow: id, kind: RequestKind::Message, number }))
+    }
+
+    fn irecv(&mut self, flow: RecvFlow, buffer: MemorySpan) -> Result<Option<Request>, TransportError> {
+        let id = FlowId::from(flow);
+        let flow = self.flows.get_mut(id.0).ok_or(NO_FLOW)?;
+        flow.check()?;
+        let target = self.memory.regions.resolve(buffer)?;
+        let Half::Recv(receiver) = &mut flow.half else { return Err(NO_FLOW) };
+        let number = receiver.post(buffer.key, target, &mut self.memory.regions);
+        // At the next poll: credits of all that is posted until then go together.
+        self.enqueue(id.0);
+        Ok(number.map(|number| Request { flow: id, kind: RequestKind::Message, number }))
+    }
+
+    /// Done at once: what a device writes to host memory is visible when its completion is.
+    fn flush(&mut self, flow: RecvFlow, buffer: MemorySpan) -> Result<Option<Request>, TransportError> {
+        let id = FlowId::from(flow);
+        self.flows.get(id.0).ok_or(NO_FLOW)?.check()?;
+        self.memory.regions.resolve(buffer)?;
+        Ok(Some(Request { flow: id, kind: RequestKind::Flush, number: 0 }))
+    }
+
+    fn test(&mut self, request: Request) -> Result<Status, TransportError> {
+        let flow = self.flows.get_mut(request.flow.0).ok_or(NO_FLOW)?;
+        if request.kind == RequestKind::Flush {
+            return Ok(Status::Done { bytes: 0, tag: 0 });
+        }
+        let status = match &mut flow.half {
+            Half::Send(sender) => sender.test(request.number)?,
+            Half::Recv(receiver) => receiver.test(request.number)?,
+        };
+        match (status, flow.fault) {
+            (Status::Running { .. }, Some(fault)) => Err(flow.error(fault)),
+            (status, _) => Ok(status),
+        }
+    }
+
+    fn poll(&mut self, cx: &Context) -> Progress {
+        self.now = Some(cx.now);
+        let has_slept = std::mem::take(&mut self.is_armed);
+        if has_slept {
+            self.ports.iter().for_each(|port| port.queues.channel.drain());
+        }
+        let mut busy = self.take_completions(TAKES_MAX);
+        for _ in 0..self.queue.len().min(cx.budget.max(1)) {
+            let Some(handle) = self.queue.pop_front() else { break };
+            if let Some(flow) = self.flows.get_mut(handle) {
+                flow.is_queued = false;
+                busy |= self.pump(handle);
+            }
+        }
+        if has_slept || self.look_for_events.is_none_or(|at| at <= cx.now) {
+            self.look_for_events = Some(cx.now + EVENTS_EVERY);
+            self.memory.forget_gone();
+            busy |= self.take_events();
+        }
+        self.polls = self.polls.wrapping_add(1);
+        if has_slept
+            || !self.unsettled.is_empty()
+            || self.polls.is_multiple_of(LINES_EVERY)
+            || matches!(self.lines_said, Progress::Idle { wake_at: Some(at) } if at <= cx.now)
+        {
+            busy |= self.look_at_lines(cx);
+        }
+        busy |= self.look_at_unsettled(cx.now);
+        if busy || !self.queue.is_empty() || self.lines_said == Progress::Busy {
+            Progress::Busy
+        } else {
+            Progress::Idle { wake_at: self.waits_until(cx.now) }
+        }
+    }
+
+    fn prepare_to_sleep(&mut self) -> bool {
+        if !self.queue.is_empty() || !self.tcp.prepare_to_sleep() {
+            return false;
+        }
+        let armed = self.ports.iter().all(|port| port.queues.arm().is_ok());
+        // What came before it was armed makes no event.
+        if !armed || self.take_completions(1) {
+            return false;
+        }
+        self.is_armed = true;
+        true
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.epoll.0.as_fd())
+    }
+}
+
+impl Transport for RdmaTransport {
+    unsafe fn register(&mut self, ptr: *mut u8, bytes: u64) -> Result<MemoryKey, TransportError> {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { self.memory.register(ptr, bytes, &self.ports) }
+    }
+
+    fn deregister(&mut self, key: MemoryKey) -> Result<(), TransportError> {
+        self.memory.deregister(key)
+    }
+
+    fn listen(&mut self, options: &ListenOptions) -> Result<(Listener, ListenerHandle), TransportError> {
+        self.tcp.listen(options).map(|(listener, handle)| (listener, wire::to_handle(&handle)))
+    }
+
+    fn close_listener(&mut self, listener: Listener) {
+        self.tcp.close_listener(listener);
+        self.lines_said = Progress::Busy;
+    }
+
+    fn end_numbers(&mut self, listener: Listener, below: u64) {
+        self.tcp.end_numbers(listener, below);
+        self.lines_said = Progress::Busy;
+    }
+
+    fn connect(
+        &mut self,
+        listener: &ListenerHandle,
+        spec: &FlowSpec,
+        now: Instant,
+    ) -> Result<SendFlow, TransportError> {
+        self.open_sender(listener, spec, now).map(|handle| SendFlow(FlowId(handle)))
+    }
+
+    fn accept(&mut self, listener: Listener, spec: &FlowSpec, now: Instant) -> Result<RecvFlow, TransportError> {
+        self.open_receiver(listener, spec, now).map(|handle| RecvFlow(FlowId(handle)))
+    }
+
+    fn state(&self, flow: FlowId) -> Result<FlowState, TransportError> {
+        let flow = self.flows.get(flow.0).ok_or(NO_FLOW)?;
+        flow.check()?;
+        Ok(if flow.is_connected { FlowState::Connected } else { FlowState::Connecting })
+    }
+
+    fn close(&mut self, flow: FlowId) {
+        self.say_bye(flow.0);
+        self.end(flow.0);
+        self.flows.remove(flow.0);
+    }
+
+    fn usage(&self) -> Usage {
+        Usage {
+            listeners: self.tcp.usage().listeners.saturating_sub(self.backs.len()),
+            flows: self.flows.len(),
+            registrations: self.memory.regions.len(),
+        }
+    }
+}

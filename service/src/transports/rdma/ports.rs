@@ -1,0 +1,223 @@
+//! Finding devices and ports, and which address of a port to use.
+
+use std::sync::Arc;
+
+use super::options::{DeviceChoice, RdmaOptions};
+use super::queues::Queues;
+use super::verbs::{
+    Context, DeviceLimits, Driver, Gid, GidKind, LinkLayer, PortAttributes, ProtectionDomain, Unavailable, VerbsError,
+};
+
+/// Why a host cannot use RDMA.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NoRdma {
+    /// There are no verbs.
+    #[error(transparent)]
+    Unavailable(#[from] Unavailable),
+    /// A call failed.
+    #[error(transparent)]
+    Verbs(#[from] VerbsError),
+    /// No device at all.
+    #[error("this host has no RDMA device that the service may use; `ibv_devices` lists them")]
+    NoDevice,
+    /// Devices, but no usable port.
+    #[error("no RDMA port can be used: {0}")]
+    NoPort(String),
+}
+
+/// A port that the transport uses.
+#[derive(Debug)]
+pub(super) struct Port {
+    pub(super) context: Arc<Context>,
+    pub(super) pd: Arc<ProtectionDomain>,
+    pub(super) queues: Queues,
+    pub(super) limits: DeviceLimits,
+    pub(super) number: u8,
+    pub(super) attributes: PortAttributes,
+    pub(super) gid_index: u8,
+    pub(super) gid: Gid,
+    /// Carries packets, as far as is known.
+    pub(super) is_up: bool,
+}
+
+impl Port {
+    /// As the operator knows it.
+    pub(super) fn describe(&self) -> String {
+        let Port { context, number, attributes, gid_index, .. } = self;
+        let address = match attributes.link_layer {
+            LinkLayer::Ethernet => format!("RoCE, {} (GID {gid_index})", self.gid),
+            LinkLayer::InfiniBand => format!("InfiniBand, LID {}", attributes.lid),
+            LinkLayer::Other => "of an unknown kind".into(),
+        };
+        format!("{} port {number}: {address}, {} Gbit/s", context.name, attributes.gbit_per_s)
+    }
+
+    /// Looks at the port again. Returns whether its address is another one.
+    pub(super) fn refresh(&mut self, options: &RdmaOptions) -> Result<bool, VerbsError> {
+        self.attributes = self.context.port(self.number)?;
+        self.is_up = self.attributes.is_active;
+        let (gid_index, gid) = match choose_gid(&self.context, self.number, &self.attributes, options)? {
+            Ok(chosen) => chosen,
+            Err(_) => (self.gid_index, Gid::default()),
+        };
+        let changed = (gid_index, gid) != (self.gid_index, self.gid);
+        (self.gid_index, self.gid) = (gid_index, gid);
+        Ok(changed)
+    }
+}
+
+/// The GID to use, or what is missing.
+fn choose_gid(
+    context: &Context,
+    port: u8,
+    attributes: &PortAttributes,
+    options: &RdmaOptions,
+) -> Result<Result<(u8, Gid), String>, VerbsError> {
+    if let Some(index) = options.gid_index {
+        let entry = context.gid(port, index.into())?;
+        return Ok(entry.map(|(gid, _)| (index, gid)).ok_or(format!("GID {index} is empty")));
+    }
+    let wanted = options.address.map(Gid::of);
+    let mut best: Option<(u32, u8, Gid)> = None;
+    for index in 0..attributes.gids.min(u8::MAX.into()) as u8 {
+        let Some((gid, kind)) = context.gid(port, index.into())? else { continue };
+        let address = gid.address();
+        let is_local = matches!(address, std::net::IpAddr::V6(address) if address.is_unicast_link_local());
+        let rank = match (attributes.link_layer, kind) {
+            (LinkLayer::InfiniBand, _) => 1,
+            (_, GidKind::V1) => continue,
+            _ if Some(gid) == wanted => 4,
+            _ if address.is_ipv4() => 3,
+            _ if !is_local => 2,
+            _ => 1,
+        };
+        if best.is_none_or(|(before, ..)| before < rank) {
+            best = Some((rank, index, gid));
+        }
+    }
+    Ok(best
+        .map(|(_, index, gid)| (index, gid))
+        .ok_or("it has no RoCE v2 address; give its interface an IP address".into()))
+}
+
+fn open_port(
+    driver: &Arc<dyn Driver>,
+    name: &str,
+    number: u8,
+    options: &RdmaOptions,
+) -> Result<Result<Port, String>, VerbsError> {
+    let context = Context::open(Arc::clone(driver), name)?;
+    let (limits, attributes) = (context.limits()?, context.port(number)?);
+    if attributes.link_layer == LinkLayer::Other {
+        return Ok(Err("it is neither Ethernet nor InfiniBand".into()));
+    }
+    Ok(match choose_gid(&context, number, &attributes, options)? {
+        Ok((gid_index, gid)) => {
+            let pd = ProtectionDomain::new(&context)?;
+            let queues = Queues::new(&context, limits.cq_entries)?;
+            let is_up = attributes.is_active;
+            Ok(Port { context, pd, queues, limits, number, attributes, gid_index, gid, is_up })
+        }
+        Err(lacks) => Err(lacks),
+    })
+}
+
+/// Ports that can be used, the preferred one first. Ports that are down are among them if they were named: they may come
+/// up.
+pub(super) fn find(driver: &Arc<dyn Driver>, options: &RdmaOptions) -> Result<Vec<Port>, NoRdma> {
+    let all = driver.devices()?;
+    let named = !options.devices.is_empty();
+    let choices = if named {
+        options.devices.clone()
+    } else {
+        all.into_iter().map(|name| DeviceChoice { name, port: None }).collect()
+    };
+    if choices.is_empty() {
+        return Err(NoRdma::NoDevice);
+    }
+    let (mut ports, mut lacks) = (Vec::new(), Vec::new());
+    for DeviceChoice { name, port } in choices {
+        let numbers = match port {
+            Some(port) => port..=port,
+            None => match Context::open(Arc::clone(driver), &name).and_then(|context| context.limits()) {
+                Ok(limits) => 1..=limits.ports.max(1),
+                Err(error) => {
+                    lacks.push(format!("{name}: {error}"));
+                    continue;
+                }
+            },
+        };
+        for number in numbers {
+            let problem = match open_port(driver, &name, number, options) {
+                Ok(Ok(port)) if port.is_up || named => {
+                    ports.push(port);
+                    continue;
+                }
+                Ok(Ok(_)) => "its link is down".into(),
+                Ok(Err(problem)) => problem,
+                Err(error) => error.to_string(),
+            };
+            lacks.push(format!("{name} port {number}: {problem}"));
+        }
+    }
+    if ports.is_empty() {
+        return Err(NoRdma::NoPort(lacks.join("; ")));
+    }
+    let wanted = options.address.map(Gid::of);
+    if !named && ports.iter().any(|port| Some(port.gid) == wanted) {
+        ports.retain(|port| Some(port.gid) == wanted);
+    }
+    let turn = options.turn % ports.len();
+    ports.rotate_left(turn);
+    Ok(ports)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::verbs::fake::{Fabric, FabricOptions};
+    use super::*;
+
+    fn found(options: &RdmaOptions) -> Result<Vec<String>, String> {
+        let fabric = Fabric::new(FabricOptions::default());
+        let _other = fabric.add_host(1);
+        let driver: Arc<dyn Driver> = fabric.add_host(3);
+        let ports = find(&driver, options).map_err(|error| error.to_string())?;
+        Ok(ports.iter().map(Port::describe).collect())
+    }
+
+    #[test]
+    fn the_address_picks_device_and_gid() {
+        let options = RdmaOptions { address: Some(Fabric::address(1, 1).into()), ..RdmaOptions::default() };
+        assert_eq!(found(&options), Ok(vec!["fake1 port 1: RoCE, 10.0.1.2 (GID 3), 100 Gbit/s".into()]));
+    }
+
+    #[test]
+    fn engines_go_round_the_devices() {
+        for (turn, first) in [(0, "fake0"), (1, "fake1"), (5, "fake2")] {
+            let ports = found(&RdmaOptions { turn, ..RdmaOptions::default() }).expect("ports");
+            assert!(ports.len() == 3 && ports[0].starts_with(first), "{ports:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_missing_is_named() {
+        let one = |name: &str, gid_index| RdmaOptions {
+            devices: vec![DeviceChoice { name: name.into(), port: Some(1) }],
+            gid_index,
+            ..RdmaOptions::default()
+        };
+        let refusal = found(&one("mlx5_7", None)).expect_err("not there");
+        assert!(refusal.contains("mlx5_7 port 1: ibv_open_device failed"), "{refusal}");
+        let refusal = found(&one("fake2", Some(9))).expect_err("empty");
+        assert!(refusal.contains("fake2 port 1: GID 9 is empty"), "{refusal}");
+        let fabric = Fabric::new(FabricOptions::default());
+        let host = fabric.add_host(1);
+        fabric.set_link(&host, 0, false);
+        let driver: Arc<dyn Driver> = host;
+        let refusal = find(&driver, &RdmaOptions::default()).expect_err("down").to_string();
+        assert!(refusal.contains("fake0 port 1: its link is down"), "{refusal}");
+        assert!(find(&driver, &one("fake0", None)).is_ok(), "named ones may come up");
+        let none: Arc<dyn Driver> = fabric.add_host(0);
+        assert_eq!(find(&none, &RdmaOptions::default()).expect_err("none"), NoRdma::NoDevice);
+    }
+}

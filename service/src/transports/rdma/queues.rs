@@ -1,0 +1,108 @@
+//! Completion queues of a port, which many queue pairs share.
+//!
+//! A queue pair's work requests, sends and receives, can never make more completions than places that it has reserved, so
+//! that no queue overruns. Places of a queue pair that is gone are free once its queue has been seen empty, since its
+//! completions may still lie there.
+
+use std::sync::Arc;
+
+use super::verbs::{Completion, CompletionChannel, CompletionQueue, Context, VerbsError};
+
+/// Places of a completion queue: enough for some tens of flows.
+const ENTRIES: u32 = 8192;
+/// Completions that are taken at a time.
+const TAKEN_AT_ONCE: usize = 32;
+
+#[derive(Debug)]
+struct Queue {
+    cq: Arc<CompletionQueue>,
+    entries: u32,
+    reserved: u32,
+    /// Of queue pairs that are gone; counted in `reserved`.
+    leaving: u32,
+}
+
+/// Places in a queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Places {
+    queue: usize,
+    count: u32,
+}
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(super) struct Queues {
+    pub(super) channel: Arc<CompletionChannel>,
+    queues: Vec<Queue>,
+    entries_max: u32,
+    /// Next queue to take completions from, so that all have their turn.
+    turn: usize,
+}
+
+impl Queues {
+    pub(super) fn new(context: &Arc<Context>, entries_max: u32) -> Result<Self, VerbsError> {
+        let channel = CompletionChannel::new(context)?;
+        Ok(Queues { channel, queues: Vec::new(), entries_max, turn: 0 })
+    }
+
+    /// Reserves places in one queue, which is made if none has room.
+    pub(super) fn reserve(&mut self, count: u32) -> Result<(Places, Arc<CompletionQueue>), VerbsError> {
+        let has_room = |queue: &Queue| queue.entries - queue.reserved >= count;
+        let index = match self.queues.iter().position(has_room) {
+            Some(index) => index,
+            None => {
+                let entries = ENTRIES.min(self.entries_max).max(count);
+                let cq = CompletionQueue::new(&self.channel, entries)?;
+                self.queues.push(Queue { cq, entries, reserved: 0, leaving: 0 });
+                self.queues.len() - 1
+            }
+        };
+        let queue = &mut self.queues[index];
+        queue.reserved += count;
+        Ok((Places { queue: index, count }, Arc::clone(&queue.cq)))
+    }
+
+    /// The queue pairs of reserved places are gone.
+    pub(super) fn release(&mut self, places: Places) {
+        if let Some(queue) = self.queues.get_mut(places.queue) {
+            queue.leaving += places.count;
+        }
+    }
+
+    /// Takes some completions of the next queue that has any.
+    pub(super) fn take(&mut self, taken: &mut Taken) -> Result<(), VerbsError> {
+        taken.count = 0;
+        for _ in 0..self.queues.len() {
+            self.turn = if self.turn + 1 < self.queues.len() { self.turn + 1 } else { 0 };
+            let Some(queue) = self.queues.get_mut(self.turn) else { continue };
+            taken.count = queue.cq.poll(&mut taken.completions)?;
+            if taken.count < TAKEN_AT_ONCE {
+                queue.reserved -= std::mem::take(&mut queue.leaving);
+            }
+            if taken.count > 0 {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Has the next completions wake the engine. What came before does not: it is to be taken after this.
+    pub(super) fn arm(&self) -> Result<(), VerbsError> {
+        self.queues.iter().try_for_each(|queue| queue.cq.arm())
+    }
+}
+
+/// Completions that were taken.
+#[derive(Debug)]
+pub(super) struct Taken {
+    completions: [Completion; TAKEN_AT_ONCE],
+    count: usize,
+}
+
+impl Taken {
+    pub(super) const NONE: Taken = Taken { completions: [Completion::EMPTY; TAKEN_AT_ONCE], count: 0 };
+
+    pub(super) fn get(&self) -> &[Completion] {
+        &self.completions[..self.count]
+    }
+}

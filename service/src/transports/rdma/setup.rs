@@ -1,0 +1,520 @@
+//! Flows until they are connected, and from way to way.
+//!
+//! ```text
+//! sender    Calling --reached--> Offered --Answer--> Open --broken--> Broken --a pause--> Offered ...
+//! receiver  Waiting --Offer----> Answered --Ready--> Open --broken, tells--> Waiting ...
+//! ```
+
+use std::time::{Duration, Instant};
+
+use mccs_ipc::types::Handle;
+
+use super::super::{
+    CONNECTIONS_MAX, FLOWS_MAX, FLOWS_PER_LISTENER_MAX, Fault, FlowSpec, ListenOptions, Listener, ListenerHandle,
+    Transport, TransportError,
+};
+use super::line::Line;
+use super::options::SOURCE_PORT_MIN;
+use super::receiver::Receiver;
+use super::sender::Sender;
+use super::way::{Making, Shape, Way};
+use super::wire::{self, Record, RingAddress, SideAddress};
+use super::{NO_FLOW, RdmaTransport};
+
+/// How long messages that have gone may take to come when their sender has closed.
+const LAST_MESSAGES: Duration = Duration::from_secs(1);
+/// Pause before a broken way is tried again; doubles with every attempt.
+const PAUSE: Duration = Duration::from_millis(10);
+/// Longest pause.
+const PAUSE_MAX: Duration = Duration::from_secs(1);
+
+#[derive(Debug)]
+pub(super) enum Half {
+    Send(Sender),
+    Recv(Receiver),
+}
+
+/// See the module's documentation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stage {
+    Calling,
+    Offered,
+    Waiting,
+    Answered,
+    Open,
+    Broken,
+}
+
+/// Ways have broken, and nothing has come through since.
+#[derive(Debug, Clone, Copy)]
+struct Trouble {
+    since: Instant,
+    attempts: u32,
+    /// The first one's.
+    fault: Fault,
+}
+
+#[derive(Debug)]
+pub(super) struct Flow {
+    pub(super) spec: FlowSpec,
+    /// In front of what it reads and writes.
+    pub(super) way: Option<Way>,
+    pub(super) half: Half,
+    pub(super) line: Line,
+    pub(super) stage: Stage,
+    /// Ways so far.
+    pub(super) ways: u32,
+    pub(super) is_connected: bool,
+    pub(super) fault: Option<Fault>,
+    pub(super) is_queued: bool,
+    trouble: Option<Trouble>,
+    /// When something must have happened, or is to be done.
+    pub(super) due: Option<Instant>,
+    /// Messages that the sender said have gone, when it closed.
+    bye: Option<u64>,
+    /// The line has ended, and only what `bye` says is waited for.
+    is_hung_up: bool,
+}
+
+/// A listener to which receivers come back.
+#[derive(Debug)]
+pub(super) struct Back {
+    listener: Listener,
+    handle: ListenerHandle,
+    next_number: u64,
+}
+
+impl Flow {
+    fn new(spec: &FlowSpec, half: Half, line: Line, stage: Stage) -> Self {
+        Flow {
+            spec: spec.clone(),
+            way: None,
+            half,
+            line,
+            stage,
+            ways: 0,
+            is_connected: false,
+            fault: None,
+            is_queued: false,
+            trouble: None,
+            due: None,
+            bye: None,
+            is_hung_up: false,
+        }
+    }
+
+    pub(super) fn error(&self, fault: Fault) -> TransportError {
+        let direction = if matches!(self.half, Half::Send(_)) { "to" } else { "from" };
+        TransportError::Flow { peer: self.spec.peer.clone(), direction, number: self.spec.number, fault }
+    }
+
+    pub(super) fn check(&self) -> Result<(), TransportError> {
+        self.fault.map_or(Ok(()), |fault| Err(self.error(fault)))
+    }
+
+    /// Something has come through.
+    pub(super) fn note_progress(&mut self) {
+        self.trouble = None;
+    }
+}
+
+fn fault_of(error: &TransportError) -> Fault {
+    match error {
+        TransportError::Flow { fault, .. } => *fault,
+        TransportError::Os { call, reason } => Fault::Os { call, reason: *reason },
+        _ => Fault::Protocol("its side of the line cannot be made"),
+    }
+}
+
+impl RdmaTransport {
+    pub(super) fn open_sender(
+        &mut self,
+        listener: &ListenerHandle,
+        spec: &FlowSpec,
+        now: Instant,
+    ) -> Result<Handle, TransportError> {
+        self.now = Some(now);
+        let options = &spec.options;
+        options.validate()?;
+        if let Some(range) = options.source_ports.filter(|range| range.first < SOURCE_PORT_MIN) {
+            let problem = format!("must be within {SOURCE_PORT_MIN}-65535, where RoCE v2 sends from, not {range}");
+            return Err(TransportError::Option { option: "source_ports", problem });
+        }
+        let tcp = wire::from_handle(listener)?;
+        let message_bytes = self.ports.iter().map(|port| port.attributes.message_bytes).min().unwrap_or(u32::MAX);
+        let part_bytes = options.chunk_bytes.min(message_bytes.max(super::super::options::CHUNK_BYTES_MIN));
+        let half = Half::Send(Sender::new(options.requests, part_bytes, options.connections.min(CONNECTIONS_MAX)));
+        let line = Line::call(&mut self.tcp, &tcp, spec, now)?;
+        self.add(Flow::new(spec, half, line, Stage::Calling))
+    }
+
+    pub(super) fn open_receiver(
+        &mut self,
+        listener: Listener,
+        spec: &FlowSpec,
+        now: Instant,
+    ) -> Result<Handle, TransportError> {
+        self.now = Some(now);
+        spec.options.validate()?;
+        let half = Half::Recv(Receiver::new(spec.options.requests));
+        let line = Line::answer(&mut self.tcp, listener, spec, now)?;
+        self.add(Flow::new(spec, half, line, Stage::Waiting))
+    }
+
+    fn add(&mut self, flow: Flow) -> Result<Handle, TransportError> {
+        let lines: Vec<_> = flow.line.flows().collect();
+        match self.flows.insert(flow) {
+            Ok(handle) => {
+                self.by_line.extend(lines.into_iter().map(|line| (line, handle)));
+                // A flow is in the queue at most once, so that the data path does not allocate.
+                self.queue.reserve(self.flows.len());
+                self.lines_said = crate::runtime::Progress::Busy;
+                Ok(handle)
+            }
+            Err(mut flow) => {
+                flow.line.end(&mut self.tcp);
+                Err(TransportError::TooMany { what: "flows", limit: FLOWS_MAX })
+            }
+        }
+    }
+
+    /// A flow has to be looked at when this has passed.
+    fn settle_by(&mut self, handle: Handle, due: Option<Instant>) {
+        if let Some(flow) = self.flows.get_mut(handle) {
+            flow.due = due;
+            if due.is_some() && !self.unsettled.contains(&handle) {
+                self.unsettled.push(handle);
+            }
+        }
+    }
+
+    /// Does what is due.
+    pub(super) fn look_at_unsettled(&mut self, now: Instant) -> bool {
+        if self.unsettled.is_empty() {
+            return false;
+        }
+        let is_unsettled = |flow: &Flow| flow.fault.is_none() && flow.due.is_some();
+        self.unsettled.retain(|handle| self.flows.get(*handle).is_some_and(is_unsettled));
+        let is_due = |handle: &Handle| self.flows.get(*handle).and_then(|flow| flow.due).is_some_and(|due| due <= now);
+        let due: Vec<Handle> = self.unsettled.iter().copied().filter(is_due).collect();
+        for handle in &due {
+            let Some(flow) = self.flows.get_mut(*handle) else { continue };
+            flow.due = None;
+            let timeout = flow.spec.options.connect_timeout;
+            match flow.stage {
+                _ if flow.is_hung_up => self.fail(*handle, Fault::Closed),
+                Stage::Broken => self.begin_way(*handle, now),
+                Stage::Offered | Stage::Answered if !flow.is_connected => {
+                    self.fail(*handle, Fault::ConnectTimeout { after_ms: timeout.as_millis() as u64 });
+                }
+                Stage::Offered | Stage::Answered => self.break_way(*handle, Fault::Lost(nix::errno::Errno::ETIMEDOUT)),
+                Stage::Waiting => {
+                    let fault = flow.trouble.map_or(Fault::Closed, |trouble| trouble.fault);
+                    self.fail(*handle, fault);
+                }
+                Stage::Calling | Stage::Open => {}
+            }
+        }
+        !due.is_empty()
+    }
+
+    /// The port to use now: the first that is up.
+    pub(super) fn best_port(&self) -> usize {
+        self.ports.iter().position(|port| port.is_up).unwrap_or(0)
+    }
+
+    /// New queue pairs for a flow.
+    fn make_way(&mut self, handle: Handle, lanes: u16) -> Result<Way, Fault> {
+        let port = self.best_port();
+        let limit = self.ports.get(port).ok_or(Fault::NoPort)?.limits.queue_wrs.max(1);
+        let flow = self.flows.get_mut(handle).ok_or(Fault::Closed)?;
+        let outstanding = self.options.outstanding.clamp(1, limit);
+        let (sends, receives, ring) = match &mut flow.half {
+            // Each message needs a credit; as many may lie in the ring as are taken from it.
+            Half::Send(sender) => ([outstanding; 2], [(2 * u32::from(sender.slots())).min(limit), 1], sender.credits()),
+            // Twice what a sender has under way: half of them are posted anew when the other half is used up.
+            Half::Recv(receiver) => {
+                ([receiver.slots().min(limit), 1], [(2 * outstanding).min(limit); 2], receiver.written())
+            }
+        };
+        let making = Making {
+            ports: &mut self.ports,
+            owners: &mut self.owners,
+            options: &self.options,
+            random: &mut self.random,
+        };
+        // SAFETY: the ring belongs to the flow's half, which lives longer than its way.
+        unsafe { Way::new(making, handle, port, Shape { lanes, sends, receives }, ring) }
+    }
+
+    fn end_way(&mut self, handle: Handle) {
+        if let Some(way) = self.flows.get_mut(handle).and_then(|flow| flow.way.take()) {
+            way.end(&mut self.ports, &mut self.owners);
+        }
+    }
+
+    /// The sender offers a way.
+    fn begin_way(&mut self, handle: Handle, now: Instant) {
+        let Some(flow) = self.flows.get(handle) else { return };
+        let (is_connected, lanes) = (flow.is_connected, flow.spec.options.connections);
+        if let Err(fault) = self.offer(handle, lanes, now) {
+            if is_connected { self.break_way(handle, fault) } else { self.fail(handle, fault) }
+        }
+    }
+
+    fn offer(&mut self, handle: Handle, lanes: u16, now: Instant) -> Result<(), Fault> {
+        let way = self.make_way(handle, lanes)?;
+        let side = way.address(&self.ports, &self.options);
+        let rkey = way.ring.rkey;
+        let flow = self.flows.get_mut(handle).ok_or(Fault::Closed)?;
+        flow.way = Some(way);
+        flow.ways += 1;
+        flow.stage = Stage::Offered;
+        let (number, connect_timeout) = (flow.ways, flow.spec.options.connect_timeout);
+        let Half::Send(sender) = &mut flow.half else { return Err(Fault::Protocol("bug: a receiver offers")) };
+        let ring = RingAddress { address: sender.credits().0, rkey, slots: sender.slots() };
+        let part_bytes = sender.part_bytes();
+        let back = self.await_back(handle, now).map_err(|error| fault_of(&error))?;
+        self.settle_by(handle, Some(now + connect_timeout));
+        self.say(handle, Record::Offer { way: number, side, ring, part_bytes, back });
+        Ok(())
+    }
+
+    /// Where the receiver comes back to; after the first time that means nothing.
+    fn await_back(&mut self, handle: Handle, now: Instant) -> Result<(Vec<u8>, u64), TransportError> {
+        let flow = self.flows.get_mut(handle).ok_or(NO_FLOW)?;
+        if flow.ways > 1 {
+            return Ok((Vec::new(), 0));
+        }
+        let source = flow.line.source_address(&self.tcp).ok_or(TransportError::NoSuch("address of this host"))?;
+        if self.backs.get(&source).is_some_and(|back| back.next_number as usize >= FLOWS_PER_LISTENER_MAX / 2) {
+            // Flows that are connected stay; a listener remembers the numbers of all that were.
+            if let Some(back) = self.backs.remove(&source) {
+                self.tcp.close_listener(back.listener);
+            }
+        }
+        if !self.backs.contains_key(&source) {
+            let (listener, listener_handle) = self.tcp.listen(&ListenOptions::new(source))?;
+            self.backs.insert(source, Back { listener, handle: listener_handle, next_number: 0 });
+        }
+        let back = self.backs.get_mut(&source).ok_or(NO_FLOW)?;
+        let number = back.next_number;
+        back.next_number += 1;
+        let spec = FlowSpec { number, ..flow.spec.clone() };
+        flow.line.await_back(&mut self.tcp, back.listener, &spec, now)?;
+        self.by_line.extend(flow.line.flows().map(|line| (line, handle)));
+        Ok((back.handle.as_bytes().to_vec(), number))
+    }
+
+    /// Something has happened on a flow's line.
+    pub(super) fn heard(&mut self, handle: Handle, now: Instant) {
+        let Some(flow) = self.flows.get(handle).filter(|flow| flow.fault.is_none() && !flow.is_hung_up) else { return };
+        if flow.stage == Stage::Calling && flow.line.has_reached(&self.tcp) {
+            self.begin_way(handle, now);
+        }
+        while let Some(flow) = self.flows.get_mut(handle).filter(|flow| flow.fault.is_none() && !flow.is_hung_up) {
+            match flow.line.hear(&mut self.tcp) {
+                Ok(None) => return,
+                Ok(Some(record)) => {
+                    if let Err(fault) = self.told(handle, record, now) {
+                        self.fail(handle, fault);
+                    }
+                }
+                Err(error) => self.hung_up(handle, fault_of(&error), now),
+            }
+        }
+    }
+
+    /// The line has ended. What the peer's device has written counts, and so does what it said was to come.
+    fn hung_up(&mut self, handle: Handle, fault: Fault, now: Instant) {
+        while self.take_completions(usize::MAX) {}
+        let Some(flow) = self.flows.get_mut(handle) else { return };
+        match (&flow.half, flow.bye) {
+            (Half::Recv(receiver), Some(sent)) if fault == Fault::Closed && receiver.received() < sent => {
+                flow.is_hung_up = true;
+                self.settle_by(handle, Some(now + LAST_MESSAGES));
+            }
+            _ => self.fail(handle, fault),
+        }
+    }
+
+    fn told(&mut self, handle: Handle, record: Record, now: Instant) -> Result<(), Fault> {
+        let flow = self.flows.get_mut(handle).ok_or(Fault::Closed)?;
+        let is_sender = matches!(flow.half, Half::Send(_));
+        match record {
+            Record::Offer { way, side, ring, part_bytes, back } if !is_sender && way > flow.ways => {
+                flow.ways = way;
+                let answered = self.answer(handle, &side, (ring, part_bytes), &back, now);
+                match answered {
+                    Err(_) if self.flows.get(handle).is_some_and(|flow| flow.is_connected) => {
+                        self.end_way(handle);
+                        self.say(handle, Record::Again { way });
+                    }
+                    answered => answered?,
+                }
+            }
+            Record::Answer { way, side, received } if is_sender && way == flow.ways => {
+                if flow.stage == Stage::Offered {
+                    self.answered(handle, &side, received)?;
+                }
+            }
+            Record::Ready { way } if !is_sender && way == flow.ways && flow.stage == Stage::Answered => {
+                (flow.stage, flow.is_connected, flow.trouble) = (Stage::Open, true, None);
+                self.settle_by(handle, None);
+                self.enqueue(handle);
+            }
+            Record::Again { way } if is_sender => {
+                if way == flow.ways && matches!(flow.stage, Stage::Open | Stage::Offered) {
+                    self.break_way(handle, Fault::Lost(nix::errno::Errno::ENETDOWN));
+                }
+            }
+            Record::TooLong { message, bytes } => {
+                let Half::Recv(receiver) = &mut flow.half else { return Err(Fault::Protocol("a receiver sends")) };
+                receiver.refuse(message, bytes);
+                self.enqueue(handle);
+            }
+            Record::Bye { sent } if !is_sender => flow.bye = Some(sent),
+            // Of a way that is no more.
+            Record::Offer { .. } | Record::Answer { .. } | Record::Ready { .. } => {}
+            Record::Again { .. } | Record::Bye { .. } => return Err(Fault::Protocol("a record is the other side's")),
+        }
+        Ok(())
+    }
+
+    /// The receiver takes an offer.
+    fn answer(
+        &mut self,
+        handle: Handle,
+        side: &SideAddress,
+        (ring, part_bytes): (RingAddress, u32),
+        (back, number): &(Vec<u8>, u64),
+        now: Instant,
+    ) -> Result<(), Fault> {
+        // What has come on the way before counts; nothing may come on it any more.
+        while self.take_completions(usize::MAX) {}
+        self.end_way(handle);
+        let mut way = self.make_way(handle, side.lanes.len() as u16)?;
+        let flow = self.flows.get_mut(handle).ok_or(Fault::Closed)?;
+        let connected = way.connect(side, &self.ports, &self.options, &flow.spec.options);
+        let ours = way.address(&self.ports, &self.options);
+        flow.way = Some(way);
+        connected?;
+        let Half::Recv(receiver) = &mut flow.half else { return Err(Fault::Protocol("bug: a sender answers")) };
+        receiver.restart(side.lanes.len(), part_bytes, ring);
+        let received = receiver.received();
+        if !back.is_empty() {
+            let listener = ListenerHandle::from_bytes(back).map_err(|error| fault_of(&error))?;
+            let spec = FlowSpec { number: *number, ..flow.spec.clone() };
+            flow.line.call_back(&mut self.tcp, &listener, &spec, now).map_err(|error| fault_of(&error))?;
+            self.by_line.extend(flow.line.flows().map(|line| (line, handle)));
+        }
+        flow.stage = Stage::Answered;
+        let (way, timeout) = (flow.ways, flow.spec.options.connect_timeout);
+        self.settle_by(handle, Some(now + timeout));
+        self.say(handle, Record::Answer { way, side: ours, received });
+        Ok(())
+    }
+
+    /// The sender has its answer.
+    fn answered(&mut self, handle: Handle, side: &SideAddress, received: u64) -> Result<(), Fault> {
+        let flow = self.flows.get_mut(handle).ok_or(Fault::Closed)?;
+        let (Half::Send(sender), Some(way)) = (&mut flow.half, &mut flow.way) else { return Ok(()) };
+        sender.restart(received, &mut self.memory.regions)?;
+        if let Err(fault) = way.connect(side, &self.ports, &self.options, &flow.spec.options) {
+            if !flow.is_connected {
+                return Err(fault);
+            }
+            self.break_way(handle, fault);
+            return Ok(());
+        }
+        if !sender.has_unfinished() {
+            flow.trouble = None;
+        }
+        (flow.stage, flow.is_connected) = (Stage::Open, true);
+        let number = flow.ways;
+        self.settle_by(handle, None);
+        self.say(handle, Record::Ready { way: number });
+        self.enqueue(handle);
+        Ok(())
+    }
+
+    /// A flow's way carries nothing any more: another one, unless it has been so for too long.
+    pub(super) fn break_way(&mut self, handle: Handle, fault: Fault) {
+        let Some(now) = self.now else { return };
+        self.end_way(handle);
+        let Some(flow) = self.flows.get_mut(handle).filter(|flow| flow.fault.is_none()) else { return };
+        if !flow.is_connected {
+            return self.fail(handle, fault);
+        }
+        let trouble = flow.trouble.get_or_insert(Trouble { since: now, attempts: 0, fault });
+        trouble.attempts += 1;
+        let (give_up_at, attempts, first) =
+            (trouble.since + flow.spec.options.silence_timeout, trouble.attempts, trouble.fault);
+        if now >= give_up_at {
+            return self.fail(handle, first);
+        }
+        tracing::debug!(peer = flow.spec.peer, flow = flow.spec.number, way = flow.ways, %fault, "a way has broken");
+        let way = flow.ways;
+        if matches!(flow.half, Half::Send(_)) {
+            flow.stage = Stage::Broken;
+            let pause = PAUSE.saturating_mul(1 << (attempts - 1).min(10)).min(PAUSE_MAX);
+            let due = if attempts == 1 { now } else { (now + pause).min(give_up_at) };
+            self.settle_by(handle, Some(due));
+        } else {
+            flow.stage = Stage::Waiting;
+            self.settle_by(handle, Some(give_up_at));
+            self.say(handle, Record::Again { way });
+        }
+    }
+
+    /// Says something to the peer; a line that has ended is heard of elsewhere.
+    pub(super) fn say(&mut self, handle: Handle, record: Record) {
+        if let Some(flow) = self.flows.get_mut(handle) {
+            let _ = flow.line.say(&mut self.tcp, record);
+            self.lines_said = crate::runtime::Progress::Busy;
+        }
+    }
+
+    pub(super) fn say_bye(&mut self, handle: Handle) {
+        let Some(flow) = self.flows.get(handle).filter(|flow| flow.fault.is_none() && flow.is_connected) else {
+            return;
+        };
+        if let Half::Send(sender) = &flow.half {
+            let sent = sender.sent();
+            self.say(handle, Record::Bye { sent });
+        }
+    }
+
+    /// Whether a receiver has come to its end: a message that is too long, or the last one that its sender had.
+    pub(super) fn check_end(&mut self, handle: Handle) {
+        let Some(flow) = self.flows.get(handle) else { return };
+        let Half::Recv(receiver) = &flow.half else { return };
+        if let Some(fault) = receiver.refused() {
+            self.fail(handle, fault);
+        } else if flow.is_hung_up && flow.bye.is_some_and(|sent| receiver.received() >= sent) {
+            self.fail(handle, Fault::Closed);
+        }
+    }
+
+    /// Ends a flow's queue pairs and lets its buffers go; it stays in the table and says why.
+    pub(super) fn fail(&mut self, handle: Handle, fault: Fault) {
+        if let Some(flow) = self.flows.get_mut(handle) {
+            flow.fault.get_or_insert(fault);
+        }
+        self.end(handle);
+    }
+
+    pub(super) fn end(&mut self, handle: Handle) {
+        self.end_way(handle);
+        let Some(flow) = self.flows.get_mut(handle) else { return };
+        flow.due = None;
+        match &mut flow.half {
+            Half::Send(sender) => sender.abandon(&mut self.memory.regions),
+            Half::Recv(receiver) => receiver.abandon(&mut self.memory.regions),
+        }
+        for line in flow.line.flows() {
+            self.by_line.remove(&line);
+        }
+        flow.line.end(&mut self.tcp);
+    }
+}

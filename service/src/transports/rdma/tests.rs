@@ -1,0 +1,228 @@
+//! The suite over RDMA: on the fake driver in several settings and under bad luck, and on real devices.
+
+use super::verbs::fake::{Fabric, FabricOptions};
+use super::*;
+use crate::transports::FlowOptions;
+use crate::transports::conformance::{self, Fixture, suite};
+use crate::transports::faulty::{Faults, Faulty};
+
+/// Real time, and what was skipped of it.
+struct Bed {
+    fabric: Fabric,
+    skipped: Duration,
+}
+
+impl Bed {
+    fn new(options: FabricOptions) -> Self {
+        Bed { fabric: Fabric::new(options), skipped: Duration::ZERO }
+    }
+
+    fn now(&self) -> Instant {
+        let now = Instant::now() + self.skipped;
+        self.fabric.set_now(now);
+        now
+    }
+
+    fn transport(&self) -> RdmaTransport {
+        let driver: Arc<dyn Driver> = self.fabric.add_host(2);
+        RdmaTransport::new(&driver, RdmaOptions::default()).expect("devices")
+    }
+}
+
+impl Drop for Bed {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            assert_eq!(self.fabric.overruns(), 0, "a completion queue had no room");
+        }
+    }
+}
+
+macro_rules! fixture {
+    ($name:ident, $transport:ty, $fabric:expr, $options:expr, $flows:expr, $wrap:expr) => {
+        struct $name(Bed);
+
+        impl Fixture for $name {
+            type Transport = $transport;
+
+            fn new() -> Self {
+                $name(Bed::new($fabric))
+            }
+
+            fn transport(&mut self) -> $transport {
+                $wrap(self.0.transport())
+            }
+
+            fn now(&mut self) -> Instant {
+                self.0.now()
+            }
+
+            fn skip(&mut self, by: Duration) {
+                self.0.skipped += by;
+            }
+
+            fn options(&self) -> FlowOptions {
+                $options
+            }
+
+            fn flows(&self) -> u64 {
+                $flows
+            }
+        }
+    };
+}
+
+fixture!(OneLane, RdmaTransport, FabricOptions::default(), FlowOptions::default(), 200, std::convert::identity);
+mod one_lane {
+    use super::*;
+    suite!(OneLane);
+}
+
+fn several() -> FlowOptions {
+    FlowOptions { connections: 4, chunk_bytes: 20_000, requests: 16, ..FlowOptions::default() }
+}
+
+fn small_steps() -> FabricOptions {
+    FabricOptions { step_bytes: 7000, late_polls: 5, ..FabricOptions::default() }
+}
+
+fixture!(FourLanes, RdmaTransport, small_steps(), several(), 50, std::convert::identity);
+mod four_lanes_and_late_completions {
+    use super::*;
+    suite!(FourLanes);
+}
+
+fn delays() -> Faults {
+    let stall = Duration::from_micros(200);
+    Faults { seed: 5, stalls_percent: 20, stall, accept_delay: stall, ..Faults::default() }
+}
+
+fixture!(Delayed, Faulty, FabricOptions::default(), several(), 50, |rdma| Faulty::new(Box::new(rdma), delays()));
+mod delayed {
+    use super::*;
+    suite!(Delayed);
+}
+
+struct Deadly(Bed, u64);
+
+impl Fixture for Deadly {
+    type Transport = Faulty;
+
+    fn new() -> Self {
+        Deadly(Bed::new(small_steps()), 0)
+    }
+
+    fn transport(&mut self) -> Self::Transport {
+        self.1 += 1;
+        let faults = Faults { seed: self.1, death_bytes: Some(1_000_000), refusals_percent: 5, ..delays() };
+        Faulty::new(Box::new(self.0.transport()), faults)
+    }
+
+    fn now(&mut self) -> Instant {
+        self.0.now()
+    }
+
+    fn skip(&mut self, by: Duration) {
+        self.0.skipped += by;
+    }
+
+    fn options(&self) -> FlowOptions {
+        // Who waits for a peer that was refused waits for so long.
+        let timeout = Duration::from_millis(100);
+        FlowOptions { connect_timeout: timeout, peer_timeout: Some(timeout), ..several() }
+    }
+
+    fn flows(&self) -> u64 {
+        50
+    }
+
+    fn is_deadly(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn flows_die_at_random_bytes() {
+    conformance::flows_die_at_random_bytes::<Deadly>();
+}
+
+/// Two hosts in one process, each on a device of its own: the first two that there are, or those that
+/// `MCCS_TEST_RDMA_DEVICES` names, with a comma between them.
+struct OnDevices {
+    devices: Vec<String>,
+    made: usize,
+    skipped: Duration,
+}
+
+impl Fixture for OnDevices {
+    type Transport = RdmaTransport;
+
+    fn new() -> Self {
+        let named = std::env::var("MCCS_TEST_RDMA_DEVICES").ok();
+        let there = || Verbs::open(LIBRARY).expect("libibverbs").devices().expect("devices");
+        let devices = named.map_or_else(there, |named| named.split(',').map(str::to_owned).collect());
+        assert!(!devices.is_empty(), "no RDMA device");
+        OnDevices { devices, made: 0, skipped: Duration::ZERO }
+    }
+
+    fn transport(&mut self) -> RdmaTransport {
+        let name = self.devices[self.made % self.devices.len()].clone();
+        self.made += 1;
+        let driver: Arc<dyn Driver> = Arc::new(Verbs::open(LIBRARY).expect("libibverbs"));
+        let devices = vec![DeviceChoice { name, port: None }];
+        RdmaTransport::new(&driver, RdmaOptions { devices, ..RdmaOptions::default() }).expect("a port")
+    }
+
+    fn now(&mut self) -> Instant {
+        Instant::now() + self.skipped
+    }
+
+    fn skip(&mut self, by: Duration) {
+        self.skipped += by;
+    }
+
+    fn options(&self) -> FlowOptions {
+        FlowOptions { connections: 2, chunk_bytes: 64 << 10, requests: 16, ..FlowOptions::default() }
+    }
+
+    fn flows(&self) -> u64 {
+        20
+    }
+
+    fn thrift(&self) -> u64 {
+        20
+    }
+}
+
+mod on_devices {
+    use super::*;
+    suite!(
+        #[ignore = "needs RDMA devices: tests/rdma-vm/run -- cargo test -p mccs-service --lib on_devices -- --ignored --test-threads 1"]
+        OnDevices
+    );
+}
+
+/// Source ports below those of RoCE v2 would be promises that no device keeps.
+#[test]
+fn source_ports_are_those_of_roce() {
+    let bed = Bed::new(FabricOptions::default());
+    let (mut a, mut b) = (bed.transport(), bed.transport());
+    let (_, handle) = b.listen(&ListenOptions::default()).expect("listens");
+    let mut connect = |first, last| {
+        let source_ports = Some(crate::transports::PortRange { first, last });
+        let options = FlowOptions { source_ports, ..FlowOptions::default() };
+        a.connect(&handle, &FlowSpec { number: 0, peer: "rank 1".into(), options }, bed.now()).map(drop)
+    };
+    let refusal = connect(20_000, 60_000).expect_err("below").to_string();
+    assert!(refusal.contains("source_ports") && refusal.contains("49152"), "{refusal}");
+    connect(50_000, 60_000).expect("within");
+}
+
+/// A handle of the other kind of transport says what to compare.
+#[test]
+fn handles_of_tcp_are_refused() {
+    let bed = Bed::new(FabricOptions::default());
+    let (_, handle) = TcpTransport::new().expect("descriptor").listen(&ListenOptions::default()).expect("listens");
+    let spec = FlowSpec { number: 0, peer: "rank 1".into(), options: FlowOptions::default() };
+    let refusal = bed.transport().connect(&handle, &spec, bed.now()).expect_err("refused").to_string();
+    assert!(refusal.contains("rdma.use"), "{refusal}");
+}

@@ -1,0 +1,289 @@
+//! A verbs driver in one process, for tests: devices of several hosts on one fabric.
+//!
+//! Queue pairs move bytes from registered memory into registered memory, in order, as they are polled; keys and bounds are
+//! checked, receivers may not be ready, and queues hold what they were made for. Time is what the test says. Bad luck is
+//! what the test says, too: links go down, queue pairs break, memory is refused, completions are late.
+
+mod world;
+
+use std::net::Ipv4Addr;
+use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Instant;
+
+use nix::errno::Errno;
+
+use self::world::{Device, OpenDevice, World, event_fd};
+use super::driver::{
+    Access, AsyncEvent, Completion, DeviceLimits, Driver, Gid, GidKind, LinkLayer, MadeQp, PortAttributes, QpShape,
+    QpStep, Raw, Registered, Write,
+};
+use super::error::VerbsError;
+
+/// How a fabric behaves.
+#[derive(Debug, Clone, Copy)]
+pub struct FabricOptions {
+    /// Bytes of a write that move at a time.
+    pub step_bytes: u64,
+    /// Polls by which a completion is late at most.
+    pub late_polls: u64,
+    /// Decides how late they are.
+    pub seed: u64,
+    /// Memory that a host may register.
+    pub locked_bytes: Option<u64>,
+}
+
+impl Default for FabricOptions {
+    fn default() -> Self {
+        FabricOptions { step_bytes: 64 << 10, late_polls: 0, seed: 1, locked_bytes: None }
+    }
+}
+
+/// See the module's documentation. Clones are the same fabric.
+#[derive(Debug, Clone)]
+pub struct Fabric(Arc<Mutex<World>>);
+
+/// A host of a fabric.
+#[derive(Debug)]
+pub struct Host {
+    fabric: Fabric,
+    number: u32,
+}
+
+impl Fabric {
+    pub fn new(options: FabricOptions) -> Self {
+        Fabric(Arc::new(Mutex::new(World::new(options))))
+    }
+
+    fn world(&self) -> MutexGuard<'_, World> {
+        self.0.lock().expect("no test has panicked in here")
+    }
+
+    /// Adds a host with devices `fake0`, `fake1`...; a device's address is 10.0.HOST.DEVICE + 1.
+    pub fn add_host(&self, devices: u8) -> Arc<Host> {
+        let mut world = self.world();
+        let host = world.hosts;
+        world.hosts += 1;
+        for device in 0..devices {
+            let gid = Gid::of(Self::address(host, device).into());
+            let link_local = Gid([0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, host as u8, device]);
+            let gids = vec![
+                (link_local, GidKind::V1),
+                (link_local, GidKind::RoceV2),
+                (gid, GidKind::V1),
+                (gid, GidKind::RoceV2),
+            ];
+            world.devices.push(Device { host, name: format!("fake{device}"), is_up: true, gids });
+        }
+        drop(world);
+        Arc::new(Host { fabric: self.clone(), number: host })
+    }
+
+    /// Address of a device.
+    pub fn address(host: u32, device: u8) -> Ipv4Addr {
+        Ipv4Addr::new(10, 0, host as u8, device + 1)
+    }
+
+    /// The time, which only goes forward.
+    pub fn set_now(&self, now: Instant) {
+        self.world().now = Some(now);
+    }
+
+    /// Plugs a device's port in or out.
+    pub fn set_link(&self, host: &Host, device: u8, is_up: bool) {
+        let mut world = self.world();
+        let name = format!("fake{device}");
+        let index = world.devices.iter().position(|it| it.host == host.number && it.name == name).expect("a device");
+        world.devices[index].is_up = is_up;
+        world.tell(index, if is_up { AsyncEvent::PortUp(1) } else { AsyncEvent::PortDown(1) });
+    }
+
+    /// A device gets another address.
+    pub fn change_address(&self, host: &Host, device: u8, address: Ipv4Addr) {
+        let mut world = self.world();
+        let name = format!("fake{device}");
+        let index = world.devices.iter().position(|it| it.host == host.number && it.name == name).expect("a device");
+        for (gid, _) in world.devices[index].gids.iter_mut().skip(2) {
+            *gid = Gid::of(address.into());
+        }
+        world.tell(index, AsyncEvent::AddressChange(1));
+    }
+
+    /// All queue pairs of a host fail.
+    pub fn break_qps(&self, host: &Host) {
+        self.world().break_qps(host.number);
+    }
+
+    /// The keys of a host's memory are no longer good.
+    pub fn revoke_memory(&self, host: &Host) {
+        self.world().revoke(host.number);
+    }
+
+    /// The next write of a host ends with this status.
+    pub fn fail_next_write(&self, host: &Host, status: u32) {
+        self.world().bad_luck.push((host.number, status));
+    }
+
+    /// How much memory a host may register from here on.
+    pub fn limit_locked(&self, bytes: Option<u64>) {
+        self.world().options.locked_bytes = bytes;
+    }
+
+    /// Completions that found no room in their queue. There must be none.
+    pub fn overruns(&self) -> u64 {
+        self.world().overruns
+    }
+
+    /// Queue pairs and registrations of all hosts.
+    pub fn held(&self) -> (usize, usize) {
+        let world = self.world();
+        (world.qps.len(), world.registrations())
+    }
+}
+
+impl Host {
+    fn world(&self) -> MutexGuard<'_, World> {
+        self.fabric.world()
+    }
+}
+
+fn refused(call: &'static str) -> impl Fn(Errno) -> VerbsError {
+    move |errno| VerbsError::new(call, errno)
+}
+
+impl Driver for Host {
+    fn devices(&self) -> Result<Vec<String>, VerbsError> {
+        let world = self.world();
+        Ok(world.devices.iter().filter(|it| it.host == self.number).map(|it| it.name.clone()).collect())
+    }
+
+    fn open(&self, device: &str) -> Result<Raw, VerbsError> {
+        let mut world = self.world();
+        let device = world.devices.iter().position(|it| it.host == self.number && it.name == device);
+        let device = device.ok_or(VerbsError::new("ibv_open_device", Errno::ENODEV))?;
+        let raw = world.name();
+        world.open.insert(raw, OpenDevice { device, events: Default::default(), fd: event_fd() });
+        Ok(raw)
+    }
+
+    fn close(&self, context: Raw) {
+        let mut world = self.world();
+        assert!(!world.pds.values().any(|of| *of == context), "closed while in use");
+        world.open.remove(&context);
+    }
+
+    fn limits(&self, _: Raw) -> Result<DeviceLimits, VerbsError> {
+        Ok(DeviceLimits { ports: 1, queue_wrs: 1 << 14, cq_entries: 1 << 16, qps: 1 << 17, mr_bytes: u64::MAX })
+    }
+
+    fn port(&self, context: Raw, _: u8) -> Result<PortAttributes, VerbsError> {
+        let world = self.world();
+        let device = &world.devices[world.open[&context].device];
+        Ok(PortAttributes {
+            is_active: device.is_up,
+            link_layer: LinkLayer::Ethernet,
+            mtu: 3,
+            gids: device.gids.len() as u32,
+            message_bytes: 1 << 30,
+            lid: 0,
+            gbit_per_s: 100,
+        })
+    }
+
+    fn gid(&self, context: Raw, _: &str, _: u8, index: u32) -> Result<Option<(Gid, GidKind)>, VerbsError> {
+        let world = self.world();
+        Ok(world.devices[world.open[&context].device].gids.get(index as usize).copied())
+    }
+
+    fn events_fd(&self, context: Raw) -> RawFd {
+        self.world().open[&context].fd.as_fd().as_raw_fd()
+    }
+
+    fn next_event(&self, context: Raw) -> Option<AsyncEvent> {
+        let mut world = self.world();
+        let open = world.open.get_mut(&context)?;
+        let event = open.events.pop_front();
+        if event.is_none() {
+            // Nothing to read is as good as read.
+            let _ = open.fd.read();
+        }
+        event
+    }
+
+    fn alloc_pd(&self, context: Raw) -> Result<Raw, VerbsError> {
+        let mut world = self.world();
+        let raw = world.name();
+        world.pds.insert(raw, context);
+        Ok(raw)
+    }
+
+    fn dealloc_pd(&self, pd: Raw) {
+        self.world().pds.remove(&pd);
+    }
+
+    unsafe fn register(&self, pd: Raw, address: u64, bytes: u64, access: Access) -> Result<Registered, VerbsError> {
+        if access.relaxed_ordering {
+            return Err(VerbsError::new("ibv_reg_mr_iova2", Errno::EOPNOTSUPP));
+        }
+        self.world().register(pd, address, bytes, access.remote_write).map_err(refused("ibv_reg_mr"))
+    }
+
+    fn deregister(&self, mr: Raw) {
+        self.world().deregister(mr);
+    }
+
+    fn create_channel(&self, _: Raw) -> Result<(Raw, RawFd), VerbsError> {
+        let mut world = self.world();
+        let (raw, fd) = (world.name(), event_fd());
+        let raw_fd = fd.as_fd().as_raw_fd();
+        world.channels.insert(raw, fd);
+        Ok((raw, raw_fd))
+    }
+
+    fn destroy_channel(&self, channel: Raw) {
+        self.world().channels.remove(&channel);
+    }
+
+    fn drain_channel(&self, channel: Raw) {
+        // Nothing to read is as good as read.
+        let _ = self.world().channels.get(&channel).map(|fd| fd.read());
+    }
+
+    fn create_cq(&self, _: Raw, channel: Raw, entries: u32) -> Result<Raw, VerbsError> {
+        Ok(self.world().create_cq(channel, entries))
+    }
+
+    fn destroy_cq(&self, cq: Raw) {
+        self.world().cqs.remove(&cq);
+    }
+
+    fn arm_cq(&self, _: Raw, cq: Raw) -> Result<(), VerbsError> {
+        self.world().arm(cq);
+        Ok(())
+    }
+
+    fn poll_cq(&self, _: Raw, cq: Raw, completions: &mut [Completion]) -> Result<usize, VerbsError> {
+        Ok(self.world().poll(cq, completions))
+    }
+
+    fn create_qp(&self, pd: Raw, cq: Raw, shape: QpShape) -> Result<MadeQp, VerbsError> {
+        let made = self.world().create_qp(pd, cq, shape).ok_or(VerbsError::new("ibv_create_qp", Errno::EINVAL));
+        made.map(|(raw, number)| MadeQp { raw, number, inline_bytes: shape.inline_bytes })
+    }
+
+    fn modify_qp(&self, qp: Raw, step: QpStep) -> Result<(), VerbsError> {
+        self.world().modify_qp(qp, step).map_err(refused("ibv_modify_qp"))
+    }
+
+    fn destroy_qp(&self, qp: Raw) {
+        self.world().destroy_qp(qp);
+    }
+
+    unsafe fn post_writes(&self, qp: Raw, writes: &[Write]) -> Result<(), VerbsError> {
+        self.world().post_writes(qp, writes).map_err(refused("ibv_post_send"))
+    }
+
+    fn post_receives(&self, qp: Raw, wr_id: u64, count: u32) -> Result<(), VerbsError> {
+        self.world().post_receives(qp, wr_id, count).map_err(refused("ibv_post_recv"))
+    }
+}

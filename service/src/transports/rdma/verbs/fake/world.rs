@@ -1,0 +1,465 @@
+//! What hosts of a fake fabric share: devices, memory that is registered, queue pairs and how they move bytes.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+use super::super::driver::{
+    AsyncEvent, Completion, Gid, GidKind, QpPath, QpShape, QpStep, QpTimers, Raw, Registered, WcStatus, Write,
+};
+use super::FabricOptions;
+
+const LOCAL_PROTECTION: u32 = 4;
+const REMOTE_ACCESS: u32 = 10;
+const RETRY_EXCEEDED: u32 = 12;
+const RNR_EXCEEDED: u32 = 13;
+/// What a receiver that is not ready asks for.
+const RNR_DELAY: Duration = Duration::from_millis(1);
+
+#[derive(Debug)]
+pub(super) struct Device {
+    pub(super) host: u32,
+    pub(super) name: String,
+    pub(super) is_up: bool,
+    pub(super) gids: Vec<(Gid, GidKind)>,
+}
+
+#[derive(Debug)]
+pub(super) struct OpenDevice {
+    pub(super) device: usize,
+    pub(super) events: VecDeque<AsyncEvent>,
+    pub(super) fd: EventFd,
+}
+
+#[derive(Debug)]
+struct Region {
+    pd: Raw,
+    address: u64,
+    bytes: u64,
+    remote_write: bool,
+}
+
+#[derive(Debug)]
+struct Entry {
+    completion: Completion,
+    qp: Raw,
+    /// Send work requests that are over with this completion; of a receive `None`.
+    sends_done: Option<u64>,
+    /// Number of the poll that sees it.
+    visible_at: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct Cq {
+    channel: Raw,
+    entries: u32,
+    waiting: VecDeque<Entry>,
+    polls: u64,
+    is_armed: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd)]
+enum State {
+    Reset,
+    Init,
+    Receives,
+    Sends,
+    Failed,
+}
+
+#[derive(Debug)]
+struct Posted {
+    write: Write,
+    inline: Option<Vec<u8>>,
+    index: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct Qp {
+    number: u32,
+    pub(super) context: Raw,
+    pd: Raw,
+    cq: Raw,
+    shape: QpShape,
+    state: State,
+    path: Option<QpPath>,
+    timers: Option<QpTimers>,
+    sends: VecDeque<Posted>,
+    posted: u64,
+    /// Send work requests whose places are free again: a signaled completion at or after them was polled.
+    retired: u64,
+    /// Bytes of the first send that have moved.
+    moved: u64,
+    receives: VecDeque<u64>,
+    /// Receives whose places are taken: posted, and their completions not polled.
+    receives_held: u32,
+    stuck_since: Option<Instant>,
+}
+
+#[derive(Debug)]
+pub(super) struct World {
+    pub(super) options: FabricOptions,
+    pub(super) now: Option<Instant>,
+    pub(super) hosts: u32,
+    pub(super) devices: Vec<Device>,
+    pub(super) open: BTreeMap<Raw, OpenDevice>,
+    pub(super) pds: BTreeMap<Raw, Raw>,
+    regions: BTreeMap<u32, Region>,
+    pub(super) channels: BTreeMap<Raw, EventFd>,
+    pub(super) cqs: BTreeMap<Raw, Cq>,
+    pub(super) qps: BTreeMap<Raw, Qp>,
+    next: usize,
+    /// Completions that found no room.
+    pub(super) overruns: u64,
+    /// What the next write of a host ends with.
+    pub(super) bad_luck: Vec<(u32, u32)>,
+    random: u64,
+}
+
+pub(super) fn event_fd() -> EventFd {
+    EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC).expect("descriptor")
+}
+
+impl World {
+    pub(super) fn new(options: FabricOptions) -> Self {
+        World {
+            options,
+            now: None,
+            hosts: 0,
+            devices: Vec::new(),
+            open: BTreeMap::new(),
+            pds: BTreeMap::new(),
+            regions: BTreeMap::new(),
+            channels: BTreeMap::new(),
+            cqs: BTreeMap::new(),
+            qps: BTreeMap::new(),
+            next: 0,
+            overruns: 0,
+            bad_luck: Vec::new(),
+            random: options.seed,
+        }
+    }
+
+    pub(super) fn name(&mut self) -> Raw {
+        self.next += 1;
+        Raw(self.next)
+    }
+
+    fn random_up_to(&mut self, most: u64) -> u64 {
+        self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.random >> 33) % (most + 1)
+    }
+
+    fn device_of(&self, context: Raw) -> Option<&Device> {
+        self.devices.get(self.open.get(&context)?.device)
+    }
+
+    fn host_of(&self, qp: &Qp) -> Option<u32> {
+        self.device_of(qp.context).map(|device| device.host)
+    }
+
+    pub(super) fn tell(&mut self, device: usize, event: AsyncEvent) {
+        for open in self.open.values_mut().filter(|open| open.device == device) {
+            open.events.push_back(event);
+            open.fd.write(1).expect("counts");
+        }
+    }
+
+    pub(super) fn register(
+        &mut self,
+        pd: Raw,
+        address: u64,
+        bytes: u64,
+        remote_write: bool,
+    ) -> Result<Registered, Errno> {
+        let host = |pd: Raw| Some(self.device_of(*self.pds.get(&pd)?)?.host);
+        let ours = host(pd);
+        let pinned = self.regions.values().filter(|region| host(region.pd) == ours).map(|region| region.bytes);
+        if bytes == 0 {
+            return Err(Errno::EINVAL);
+        }
+        if self.options.locked_bytes.is_some_and(|limit| pinned.sum::<u64>() + bytes > limit) {
+            return Err(Errno::ENOMEM);
+        }
+        let raw = self.name();
+        let key = raw.0 as u32;
+        self.regions.insert(key, Region { pd, address, bytes, remote_write });
+        Ok(Registered { raw, lkey: key, rkey: key })
+    }
+
+    pub(super) fn deregister(&mut self, mr: Raw) {
+        self.regions.remove(&(mr.0 as u32));
+    }
+
+    /// Takes all of a host's memory away, whatever it has registered.
+    pub(super) fn revoke(&mut self, host: u32) {
+        let (pds, open, devices) = (&self.pds, &self.open, &self.devices);
+        let host_of = |pd: &Raw| devices.get(open.get(pds.get(pd)?)?.device).map(|device| device.host);
+        self.regions.retain(|_, region| host_of(&region.pd) != Some(host));
+    }
+
+    pub(super) fn registrations(&self) -> usize {
+        self.regions.len()
+    }
+
+    pub(super) fn create_cq(&mut self, channel: Raw, entries: u32) -> Raw {
+        let raw = self.name();
+        let cq = Cq { channel, entries, waiting: VecDeque::new(), polls: 0, is_armed: false };
+        self.cqs.insert(raw, cq);
+        raw
+    }
+
+    pub(super) fn arm(&mut self, cq: Raw) {
+        if let Some(cq) = self.cqs.get_mut(&cq) {
+            cq.is_armed = true;
+        }
+        // Who sleeps does not poll: what can happen now happens now.
+        while self.run() {}
+        for cq in self.cqs.values_mut() {
+            cq.waiting.iter_mut().for_each(|entry| entry.visible_at = 0);
+        }
+    }
+
+    pub(super) fn poll(&mut self, cq: Raw, completions: &mut [Completion]) -> usize {
+        self.run();
+        let Some(cq) = self.cqs.get_mut(&cq) else { return 0 };
+        cq.polls += 1;
+        let mut count = 0;
+        while let Some(place) = completions.get_mut(count)
+            && let Some(entry) = cq.waiting.pop_front_if(|entry| entry.visible_at <= cq.polls)
+        {
+            *place = entry.completion;
+            count += 1;
+            let Some(qp) = self.qps.get_mut(&entry.qp) else { continue };
+            match entry.sends_done {
+                Some(done) => qp.retired = qp.retired.max(done),
+                None => qp.receives_held -= 1,
+            }
+        }
+        count
+    }
+
+    fn complete(&mut self, qp: Raw, completion: Completion, sends_done: Option<u64>) {
+        let late = self.random_up_to(self.options.late_polls);
+        let Some(cq) = self.qps.get(&qp).and_then(|qp| self.cqs.get_mut(&qp.cq)) else { return };
+        if cq.waiting.len() >= cq.entries as usize {
+            self.overruns += 1;
+            return;
+        }
+        let behind = cq.waiting.back().map_or(0, |entry| entry.visible_at);
+        cq.waiting.push_back(Entry { completion, qp, sends_done, visible_at: behind.max(cq.polls + late) });
+        if std::mem::take(&mut cq.is_armed)
+            && let Some(fd) = self.channels.get(&cq.channel)
+        {
+            fd.write(1).expect("counts");
+        }
+    }
+
+    pub(super) fn create_qp(&mut self, pd: Raw, cq: Raw, shape: QpShape) -> Option<(Raw, u32)> {
+        let context = *self.pds.get(&pd)?;
+        let raw = self.name();
+        let number = raw.0 as u32;
+        let (sends, receives) = (VecDeque::new(), VecDeque::new());
+        let (state, path, timers) = (State::Reset, None, None);
+        let (posted, retired, moved, receives_held, stuck_since) = (0, 0, 0, 0, None);
+        let qp = Qp {
+            number,
+            context,
+            pd,
+            cq,
+            shape,
+            state,
+            path,
+            timers,
+            sends,
+            posted,
+            retired,
+            moved,
+            receives,
+            receives_held,
+            stuck_since,
+        };
+        self.qps.insert(raw, qp);
+        Some((raw, number))
+    }
+
+    pub(super) fn modify_qp(&mut self, qp: Raw, step: QpStep) -> Result<(), Errno> {
+        let qp = self.qps.get_mut(&qp).ok_or(Errno::EINVAL)?;
+        match (qp.state, step) {
+            (State::Reset, QpStep::Init { port: 1, .. }) => qp.state = State::Init,
+            (State::Init, QpStep::Receive(path)) if path.port == 1 && (1..=5).contains(&path.mtu) => {
+                (qp.state, qp.path) = (State::Receives, Some(path));
+            }
+            (State::Receives, QpStep::Send(timers)) => (qp.state, qp.timers) = (State::Sends, Some(timers)),
+            _ => return Err(Errno::EINVAL),
+        }
+        Ok(())
+    }
+
+    pub(super) fn post_writes(&mut self, qp: Raw, writes: &[Write]) -> Result<(), Errno> {
+        let qp = self.qps.get_mut(&qp).ok_or(Errno::EINVAL)?;
+        if qp.state < State::Sends {
+            return Err(Errno::EINVAL);
+        }
+        for write in writes {
+            if qp.posted - qp.retired >= qp.shape.send_wrs.into() {
+                return Err(Errno::ENOMEM);
+            }
+            if write.inline && write.bytes > qp.shape.inline_bytes {
+                return Err(Errno::EINVAL);
+            }
+            // SAFETY: who posts promises that the bytes are readable.
+            let bytes = || unsafe { std::slice::from_raw_parts(write.local as *const u8, write.bytes as usize) };
+            let inline = write.inline.then(|| if write.bytes == 0 { Vec::new() } else { bytes().to_vec() });
+            qp.posted += 1;
+            qp.sends.push_back(Posted { write: *write, inline, index: qp.posted });
+        }
+        Ok(())
+    }
+
+    pub(super) fn post_receives(&mut self, qp: Raw, wr_id: u64, count: u32) -> Result<(), Errno> {
+        let qp = self.qps.get_mut(&qp).ok_or(Errno::EINVAL)?;
+        if qp.state == State::Reset {
+            return Err(Errno::EINVAL);
+        }
+        if qp.receives_held + count > qp.shape.recv_wrs {
+            return Err(Errno::ENOMEM);
+        }
+        qp.receives_held += count;
+        qp.receives.extend((0..count).map(|_| wr_id));
+        Ok(())
+    }
+
+    /// Every queue pair gets a step further. Returns whether anything happened.
+    fn run(&mut self) -> bool {
+        let qps: Vec<Raw> = self.qps.keys().copied().collect();
+        qps.into_iter().fold(false, |any, raw| any | self.step(raw))
+    }
+
+    /// The queue pair at the other end, if packets get there.
+    fn peer(&self, qp: &Qp) -> Option<Raw> {
+        let path = qp.path?;
+        if !self.device_of(qp.context)?.is_up {
+            return None;
+        }
+        let raw = Raw(path.peer_qp as usize);
+        let peer = self.qps.get(&raw)?;
+        let device = self.device_of(peer.context)?;
+        let knows = device.is_up && device.gids.iter().any(|(gid, _)| Some(*gid) == path.peer_gid);
+        let is_ready = matches!(peer.state, State::Receives | State::Sends);
+        (knows && is_ready && peer.path.is_some_and(|back| back.peer_qp == qp.number)).then_some(raw)
+    }
+
+    fn covers(&self, pd: Raw, key: u32, address: u64, bytes: u64, is_remote: bool) -> bool {
+        self.regions.get(&key).is_some_and(|region| {
+            let inside = address >= region.address && address + bytes <= region.address + region.bytes;
+            region.pd == pd && inside && (region.remote_write || !is_remote)
+        })
+    }
+
+    fn step(&mut self, raw: Raw) -> bool {
+        let Some(qp) = self.qps.get(&raw).filter(|qp| qp.state == State::Sends) else { return false };
+        let (Some(posted), Some(timers)) = (qp.sends.front(), qp.timers) else { return false };
+        let (write, moved, pd, index) = (posted.write, qp.moved, qp.pd, posted.index);
+        let host = self.host_of(qp);
+        if let Some(at) = self.bad_luck.iter().position(|(of, _)| Some(*of) == host) {
+            let (_, status) = self.bad_luck.remove(at);
+            return self.fail(raw, status);
+        }
+        let Some(peer_raw) = self.peer(qp) else {
+            let patience = Duration::from_nanos((4096u64 << timers.timeout) * (u64::from(timers.retries) + 1));
+            return self.stuck(raw, patience, RETRY_EXCEEDED);
+        };
+        let Some(peer) = self.qps.get(&peer_raw) else { return false };
+        if write.imm.is_some() && peer.receives.is_empty() {
+            let forever = timers.rnr_retries == 7;
+            let patience = if forever { Duration::MAX } else { RNR_DELAY * (u32::from(timers.rnr_retries) + 1) };
+            return self.stuck(raw, patience, RNR_EXCEEDED);
+        }
+        let bytes = u64::from(write.bytes);
+        if bytes > 0 && !write.inline && !self.covers(pd, write.lkey, write.local, bytes, false) {
+            return self.fail(raw, LOCAL_PROTECTION);
+        }
+        if bytes > 0 && !self.covers(peer.pd, write.rkey, write.remote, bytes, true) {
+            self.break_qp(peer_raw);
+            return self.fail(raw, REMOTE_ACCESS);
+        }
+        let part = (bytes - moved).min(self.options.step_bytes);
+        let source = posted.inline.as_ref().map_or(write.local as *const u8, |inline| inline.as_ptr());
+        // SAFETY: both ranges were found inside registered memory, or the source is the copy of an inline write.
+        unsafe {
+            let target = (write.remote + moved) as *mut u8;
+            std::ptr::copy(source.wrapping_add(moved as usize), target, part as usize);
+        }
+        if let Some(qp) = self.qps.get_mut(&raw) {
+            qp.stuck_since = None;
+            qp.moved += part;
+            if qp.moved < bytes {
+                return true;
+            }
+            (qp.moved, _) = (0, qp.sends.pop_front());
+        }
+        let done = |wr_id, bytes, imm| Completion { wr_id, status: WcStatus::Success, bytes, imm };
+        let receive = write.imm.and_then(|imm| Some((imm, self.qps.get_mut(&peer_raw)?.receives.pop_front()?)));
+        if let Some((imm, wr_id)) = receive {
+            self.complete(peer_raw, done(wr_id, write.bytes, imm), None);
+        }
+        if write.signaled {
+            self.complete(raw, done(write.wr_id, 0, 0), Some(index));
+        }
+        true
+    }
+
+    /// Nothing can move. Returns whether that has been so for too long.
+    fn stuck(&mut self, raw: Raw, patience: Duration, status: u32) -> bool {
+        let (Some(now), Some(qp)) = (self.now, self.qps.get_mut(&raw)) else { return false };
+        let since = *qp.stuck_since.get_or_insert(now);
+        now.saturating_duration_since(since) >= patience && self.fail(raw, status)
+    }
+
+    /// The first send ends badly, and with it the queue pair.
+    fn fail(&mut self, raw: Raw, status: u32) -> bool {
+        if let Some(posted) = self.qps.get_mut(&raw).and_then(|qp| qp.sends.pop_front()) {
+            let completion =
+                Completion { wr_id: posted.write.wr_id, status: WcStatus::Failed(status), bytes: 0, imm: 0 };
+            self.complete(raw, completion, Some(posted.index));
+        }
+        self.flush(raw);
+        true
+    }
+
+    fn flush(&mut self, raw: Raw) {
+        let Some(qp) = self.qps.get_mut(&raw) else { return };
+        (qp.state, qp.moved) = (State::Failed, 0);
+        let sends: Vec<_> = qp.sends.drain(..).map(|posted| (posted.write.wr_id, Some(posted.index))).collect();
+        let receives: Vec<_> = qp.receives.drain(..).map(|wr_id| (wr_id, None)).collect();
+        for (wr_id, sends_done) in sends.into_iter().chain(receives) {
+            self.complete(raw, Completion { wr_id, status: WcStatus::Flushed, bytes: 0, imm: 0 }, sends_done);
+        }
+    }
+
+    /// A queue pair fails by itself, and its host is told.
+    pub(super) fn break_qp(&mut self, raw: Raw) {
+        self.flush(raw);
+        let Some(open) = self.qps.get(&raw).and_then(|qp| self.open.get_mut(&qp.context)) else { return };
+        open.events.push_back(AsyncEvent::QpFatal { qp: raw });
+        open.fd.write(1).expect("counts");
+    }
+
+    pub(super) fn destroy_qp(&mut self, raw: Raw) {
+        let Some(qp) = self.qps.remove(&raw) else { return };
+        // Its completions stay, as with some devices; nothing is late that was there before.
+        if let Some(cq) = self.cqs.get_mut(&qp.cq) {
+            cq.waiting.iter_mut().for_each(|entry| entry.visible_at = 0);
+        }
+    }
+
+    /// Breaks all queue pairs of a host.
+    pub(super) fn break_qps(&mut self, host: u32) {
+        let of_host = |(raw, qp): (&Raw, &Qp)| (self.host_of(qp) == Some(host)).then_some(*raw);
+        let broken: Vec<Raw> = self.qps.iter().filter_map(of_host).collect();
+        broken.into_iter().for_each(|raw| self.break_qp(raw));
+    }
+}

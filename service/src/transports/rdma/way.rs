@@ -1,0 +1,306 @@
+//! A way from one side of a flow to the other: queue pairs of one port, called lanes, connected to as many of the peer's.
+//!
+//! A flow has one way at a time, and another one when that breaks. What can be unfinished on a lane is bounded: sends have
+//! their places in its queue, only the last one of those posted together makes a completion, and receives are posted
+//! anew when half of them are used up.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use mccs_ipc::types::Handle;
+use nix::errno::Errno;
+
+use super::super::{Fault, FlowOptions};
+use super::options::{RdmaOptions, flow_label};
+use super::ports::Port;
+use super::queues::Places;
+use super::verbs::{
+    CompletionQueue, Gid, LinkLayer, MemoryRegion, QpPath, QpShape, QpStep, QpTimers, QueuePair, VerbsError, Write,
+};
+use super::wire::{LaneAddress, SideAddress};
+use crate::handles::HandleTable;
+
+/// Bytes that are asked to fit into a work request itself.
+const INLINE_BYTES: u32 = 128;
+/// How long a sender is asked to wait when nothing is posted for it: 0.64 ms, as verbs count it.
+const MIN_RNR_TIMER: u8 = 12;
+/// Packet numbers have 24 bits.
+const PSN_MASK: u64 = 0xff_ffff;
+
+/// Which lane of which flow a completion is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Owner {
+    pub(super) flow: Handle,
+    pub(super) lane: u16,
+}
+
+pub(super) type Owners = HandleTable<Owner>;
+
+/// Names a lane in work requests, with the direction: a completion with an error does not say it otherwise.
+pub(super) fn wr_id(lane: Handle, is_receive: bool) -> u64 {
+    u64::from(lane.generation) << 32 | u64::from(lane.index) << 1 | u64::from(is_receive)
+}
+
+/// What [`wr_id`] named.
+pub(super) fn of_wr_id(wr_id: u64) -> (Handle, bool) {
+    (Handle { index: wr_id as u32 >> 1, generation: (wr_id >> 32) as u32 }, wr_id & 1 == 1)
+}
+
+/// Work requests of a flow's lanes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Shape {
+    pub(super) lanes: u16,
+    /// Of the first lane, and of each of the others.
+    pub(super) sends: [u32; 2],
+    pub(super) receives: [u32; 2],
+}
+
+impl Shape {
+    fn of(&self, lane: usize) -> (u32, u32) {
+        let other = usize::from(lane > 0);
+        (self.sends[other].max(1), self.receives[other].max(1))
+    }
+
+    /// Completions that all of them can make at most.
+    fn completions(&self) -> u32 {
+        (0..usize::from(self.lanes)).map(|lane| self.of(lane)).map(|(sends, receives)| sends + receives).sum()
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Lane {
+    qp: QueuePair,
+    name: Handle,
+    psn: u32,
+    sends_max: u32,
+    receives_max: u32,
+    /// Posted sends whose places are not free again.
+    sends: u32,
+    /// How many of them each completion to come stands for.
+    marks: VecDeque<u32>,
+    /// To be posted together.
+    batch: Vec<Write>,
+    receives: u32,
+}
+
+impl Lane {
+    /// Sends that there is room for.
+    pub(super) fn room(&self) -> u32 {
+        self.sends_max - self.sends - self.batch.len() as u32
+    }
+
+    /// Longest write that needs no registered memory.
+    pub(super) fn inline_bytes(&self) -> u32 {
+        self.qp.inline_bytes
+    }
+
+    /// Adds a write to the next batch; there is room.
+    pub(super) fn push(&mut self, write: Write) {
+        self.batch.push(Write { wr_id: wr_id(self.name, false), signaled: false, ..write });
+    }
+
+    /// Posts the batch.
+    ///
+    /// # Safety
+    /// The bytes of its writes stay readable until they have completed, or the lane is dropped.
+    pub(super) unsafe fn post(&mut self) -> Result<(), Fault> {
+        let Some(last) = self.batch.last_mut() else { return Ok(()) };
+        last.signaled = true;
+        let count = self.batch.len() as u32;
+        // SAFETY: the caller's promise, passed on.
+        let posted = unsafe { self.qp.post_writes(&self.batch) };
+        self.batch.clear();
+        self.sends += count;
+        self.marks.push_back(count);
+        posted.map_err(fault)
+    }
+
+    /// A signaled send has completed. Returns for how many that stands.
+    pub(super) fn sent(&mut self) -> u32 {
+        let count = self.marks.pop_front().unwrap_or(0);
+        self.sends = self.sends.saturating_sub(count);
+        count
+    }
+
+    /// A receive has completed. Posts new ones if few are left.
+    pub(super) fn received(&mut self) -> Result<(), Fault> {
+        self.receives = self.receives.saturating_sub(1);
+        if self.receives <= self.receives_max / 2 { self.post_receives() } else { Ok(()) }
+    }
+
+    fn post_receives(&mut self) -> Result<(), Fault> {
+        let count = self.receives_max - self.receives;
+        self.receives += count;
+        self.qp.post_receives(wr_id(self.name, true), count).map_err(fault)
+    }
+
+    pub(super) fn qp(&self) -> &QueuePair {
+        &self.qp
+    }
+}
+
+/// What a refused call means for a flow.
+pub(super) fn fault(error: VerbsError) -> Fault {
+    Fault::Os { call: error.call, reason: error.errno }
+}
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(super) struct Way {
+    /// Which of the transport's ports.
+    pub(super) port: usize,
+    places: Places,
+    pub(super) lanes: Vec<Lane>,
+    /// The flow's ring of credits, as the port knows it. Behind the lanes: it goes after them.
+    pub(super) ring: MemoryRegion,
+}
+
+/// What [`Way::new`] needs of the transport.
+pub(super) struct Making<'a> {
+    pub(super) ports: &'a mut [Port],
+    pub(super) owners: &'a mut Owners,
+    pub(super) options: &'a RdmaOptions,
+    /// Makes first packet numbers that differ from those of earlier ways.
+    pub(super) random: &'a mut u64,
+}
+
+impl Way {
+    /// Queue pairs that are ready to be connected, with receives posted.
+    ///
+    /// # Safety
+    /// The `ring` (address and length) stays accessible until the way is dropped.
+    pub(super) unsafe fn new(
+        making: Making<'_>,
+        flow: Handle,
+        port_index: usize,
+        shape: Shape,
+        ring: (u64, u64),
+    ) -> Result<Self, Fault> {
+        let Making { ports, owners, options, random } = making;
+        let port = ports.get_mut(port_index).ok_or(Fault::NoPort)?;
+        // SAFETY: the caller's promise, passed on.
+        let ring = unsafe { port.pd.register(ring.0, ring.1) }.map_err(|error| match error.errno {
+            Errno::ENOMEM => Fault::Unregistered,
+            _ => fault(error),
+        })?;
+        let (places, cq) = port.queues.reserve(shape.completions()).map_err(fault)?;
+        let mut way = Way { port: port_index, places, lanes: Vec::with_capacity(shape.lanes.into()), ring };
+        for lane in 0..shape.lanes {
+            if let Err(fault) = way.add_lane(port, &cq, owners, Owner { flow, lane }, shape, options, random) {
+                way.end(ports, owners);
+                return Err(fault);
+            }
+        }
+        Ok(way)
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "parts of one value that is taken apart for the borrow checker")]
+    fn add_lane(
+        &mut self,
+        port: &Port,
+        cq: &Arc<CompletionQueue>,
+        owners: &mut Owners,
+        owner: Owner,
+        shape: Shape,
+        options: &RdmaOptions,
+        random: &mut u64,
+    ) -> Result<(), Fault> {
+        let (sends_max, receives_max) = shape.of(owner.lane.into());
+        let shape = QpShape { send_wrs: sends_max, recv_wrs: receives_max, inline_bytes: INLINE_BYTES };
+        let qp = match QueuePair::new(&port.pd, cq, shape) {
+            Err(VerbsError { errno: Errno::EINVAL, .. }) => {
+                QueuePair::new(&port.pd, cq, QpShape { inline_bytes: 0, ..shape })
+            }
+            made => made,
+        };
+        let mut qp = qp.map_err(fault)?;
+        qp.modify(QpStep::Init { port: port.number, pkey_index: options.pkey_index }).map_err(fault)?;
+        *random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let psn = (*random >> 32 & PSN_MASK) as u32;
+        let name = owners.insert(owner).map_err(|_| Fault::NoPort)?;
+        let (marks, batch) = (VecDeque::with_capacity(sends_max as usize), Vec::with_capacity(sends_max as usize));
+        let mut lane = Lane { qp, name, psn, sends_max, receives_max, sends: 0, marks, batch, receives: 0 };
+        let posted = lane.post_receives();
+        self.lanes.push(lane);
+        posted
+    }
+
+    /// This side, for the peer.
+    pub(super) fn address(&self, ports: &[Port], options: &RdmaOptions) -> SideAddress {
+        let (mut gid, mut lid, mut is_ethernet, mut mtu) = (Gid::default(), 0, false, 1);
+        if let Some(port) = ports.get(self.port) {
+            (gid, lid) = (port.gid, port.attributes.lid);
+            is_ethernet = port.attributes.link_layer == LinkLayer::Ethernet;
+            mtu = options.mtu().map_or(port.attributes.mtu, |wanted| wanted.min(port.attributes.mtu));
+        }
+        let lanes = self.lanes.iter().map(|lane| LaneAddress { qp: lane.qp.number, psn: lane.psn }).collect();
+        SideAddress { gid: gid.0, lid, is_ethernet, mtu: mtu.clamp(1, 5), lanes }
+    }
+
+    /// Connects every lane to the peer's of the same place: ready to receive and to send.
+    pub(super) fn connect(
+        &mut self,
+        peer: &SideAddress,
+        ports: &[Port],
+        options: &RdmaOptions,
+        flow: &FlowOptions,
+    ) -> Result<(), Fault> {
+        let ours = self.address(ports, options);
+        let port = ports.get(self.port).ok_or(Fault::NoPort)?;
+        if ours.is_ethernet != peer.is_ethernet {
+            return Err(Fault::Protocol("one side's device is on Ethernet, the other's on InfiniBand"));
+        }
+        if peer.lanes.len() != self.lanes.len() {
+            return Err(Fault::Protocol("the two sides have not as many queue pairs"));
+        }
+        let class = flow.dscp.map_or(options.traffic_class, |dscp| dscp << 2 | options.traffic_class & 3);
+        let service_level = flow.priority.map_or(options.service_level, |priority| priority as u8);
+        for (index, (lane, to)) in self.lanes.iter_mut().zip(&peer.lanes).enumerate() {
+            let label = |range: super::super::PortRange| range.starting_at(index as u32).next().map(flow_label);
+            let path = QpPath {
+                port: port.number,
+                gid_index: port.gid_index,
+                mtu: ours.mtu.min(peer.mtu),
+                peer_qp: to.qp,
+                peer_psn: to.psn,
+                peer_gid: (ours.is_ethernet || peer.lid == 0).then(|| peer.gid()),
+                peer_lid: peer.lid,
+                service_level,
+                traffic_class: class,
+                flow_label: flow.source_ports.and_then(label).unwrap_or(0),
+                min_rnr_timer: MIN_RNR_TIMER,
+            };
+            let RdmaOptions { timeout, retries, rnr_retries, .. } = *options;
+            let timers = QpTimers { psn: lane.psn, timeout, retries, rnr_retries };
+            lane.qp.modify(QpStep::Receive(path)).map_err(fault)?;
+            lane.qp.modify(QpStep::Send(timers)).map_err(fault)?;
+        }
+        Ok(())
+    }
+
+    /// Destroys the queue pairs: after it nothing reads or writes for them.
+    pub(super) fn end(self, ports: &mut [Port], owners: &mut Owners) {
+        for lane in &self.lanes {
+            owners.remove(lane.name);
+        }
+        let (port, places) = (self.port, self.places);
+        drop(self);
+        if let Some(port) = ports.get_mut(port) {
+            port.queues.release(places);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_requests_name_lanes_and_directions() {
+        for (index, generation) in [(0, 1), (u32::MAX >> 1, u32::MAX), (77, 1 << 31)] {
+            let lane = Handle { index, generation };
+            assert_eq!(of_wr_id(wr_id(lane, true)), (lane, true));
+            assert_eq!(of_wr_id(wr_id(lane, false)), (lane, false));
+        }
+    }
+}

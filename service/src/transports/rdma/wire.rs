@@ -1,0 +1,259 @@
+//! What the two sides of a flow tell each other beside the queue pairs. Pure; everything that comes in is checked here.
+//!
+//! ```text
+//! sender                                          receiver
+//!    | -- Offer: queue pairs, where credits go ----> |   makes queue pairs, ready to receive
+//!    | <-- Answer: queue pairs, what has come ------ |
+//!    | -- Ready ------------------------------------>|   may write credits
+//!    |  (credits and messages by RDMA writes)        |
+//!    | <-- Again: my side of the way is broken ----- |
+//!    | -- Offer, on other queue pairs -------------->|
+//!    | -- TooLong, or Bye: how many have gone ------>|
+//! ```
+//!
+//! Records travel in messages of two TCP flows, one each way, which are the way's conscience: when one breaks, the flow is
+//! over. Each begins with [`MAGIC`] and [`VERSION`], which never change their place.
+
+use serde::{Deserialize, Serialize};
+
+use super::super::options::{CHUNK_BYTES_MAX, CHUNK_BYTES_MIN};
+use super::super::{CONNECTIONS_MAX, Fault, HANDLE_BYTES_MAX, ListenerHandle, REQUESTS_MAX, TransportError};
+use super::verbs::Gid;
+
+/// Version of the protocol; both sides must have the same.
+pub(super) const VERSION: u32 = 1;
+const MAGIC: [u8; 4] = *b"rdma";
+const HEAD_BYTES: usize = 8;
+/// Longest record: an offer of as many queue pairs as there can be.
+pub(super) const RECORD_BYTES_MAX: usize = 512;
+
+/// A queue pair, as its peer needs to know it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct LaneAddress {
+    pub(super) qp: u32,
+    /// First packet number.
+    pub(super) psn: u32,
+}
+
+/// One side of the way: a port and its queue pairs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct SideAddress {
+    pub(super) gid: [u8; 16],
+    pub(super) lid: u16,
+    pub(super) is_ethernet: bool,
+    /// Code of the path MTU.
+    pub(super) mtu: u8,
+    pub(super) lanes: Vec<LaneAddress>,
+}
+
+impl SideAddress {
+    pub(super) fn gid(&self) -> Gid {
+        Gid(self.gid)
+    }
+}
+
+/// Where the receiver writes credits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct RingAddress {
+    pub(super) address: u64,
+    pub(super) rkey: u32,
+    pub(super) slots: u16,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Record {
+    Offer {
+        /// Counts the ways of this flow, from 1.
+        way: u32,
+        side: SideAddress,
+        ring: RingAddress,
+        /// Longest part of a message.
+        part_bytes: u32,
+        /// The sender's listener for the flow the other way, and its number there.
+        back: (Vec<u8>, u64),
+    },
+    Answer {
+        way: u32,
+        side: SideAddress,
+        /// Messages that have come, all of them in order.
+        received: u64,
+    },
+    Ready {
+        way: u32,
+    },
+    /// The receiver's side of this way is broken, or a better one is there.
+    Again {
+        way: u32,
+    },
+    /// A message does not fit its buffer; it is not sent.
+    TooLong {
+        message: u64,
+        bytes: u64,
+    },
+    /// The sender closes; so many messages have gone.
+    Bye {
+        sent: u64,
+    },
+}
+
+impl Record {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut bytes = MAGIC.to_vec();
+        bytes.extend_from_slice(&VERSION.to_le_bytes());
+        postcard::to_extend(self, bytes).expect("invariant: integers, bytes and lists of them can be written")
+    }
+
+    /// Reads a record as it came from a peer.
+    pub(super) fn decode(bytes: &[u8]) -> Result<Self, Fault> {
+        let (Some(head), Some(body)) = (bytes.first_chunk::<HEAD_BYTES>(), bytes.get(HEAD_BYTES..)) else {
+            return Err(Fault::Protocol("a record is too short"));
+        };
+        let [m0, m1, m2, m3, v0, v1, v2, v3] = *head;
+        if [m0, m1, m2, m3] != MAGIC {
+            return Err(Fault::Protocol("a record is none of rdma's"));
+        }
+        let theirs = u32::from_le_bytes([v0, v1, v2, v3]);
+        if theirs != VERSION {
+            return Err(Fault::Version { theirs, ours: VERSION });
+        }
+        let record: Record = match postcard::take_from_bytes(body) {
+            Ok((record, [])) => record,
+            Ok(_) | Err(_) => return Err(Fault::Protocol("a record is garbled")),
+        };
+        let is_side = |side: &SideAddress| {
+            (1..=usize::from(CONNECTIONS_MAX)).contains(&side.lanes.len()) && (1..=5).contains(&side.mtu)
+        };
+        let is_right = match &record {
+            Record::Offer { side, ring, part_bytes, back: (handle, _), .. } => {
+                is_side(side)
+                    && (1..=REQUESTS_MAX).contains(&ring.slots)
+                    && (CHUNK_BYTES_MIN..=CHUNK_BYTES_MAX).contains(part_bytes)
+                    && handle.len() <= HANDLE_BYTES_MAX
+            }
+            Record::Answer { side, .. } => is_side(side),
+            Record::Ready { .. } | Record::Again { .. } | Record::TooLong { .. } | Record::Bye { .. } => true,
+        };
+        if is_right { Ok(record) } else { Err(Fault::Protocol("a record's numbers are out of range")) }
+    }
+}
+
+/// A listener's handle: that of its TCP listener behind a head.
+pub(super) fn to_handle(tcp: &ListenerHandle) -> ListenerHandle {
+    let mut bytes = MAGIC.to_vec();
+    bytes.extend_from_slice(&VERSION.to_le_bytes());
+    bytes.extend_from_slice(tcp.as_bytes());
+    ListenerHandle(bytes)
+}
+
+/// The TCP listener's handle in a listener's.
+pub(super) fn from_handle(handle: &ListenerHandle) -> Result<ListenerHandle, TransportError> {
+    let bytes = handle.as_bytes();
+    let (Some(head), Some(tcp)) = (bytes.first_chunk::<HEAD_BYTES>(), bytes.get(HEAD_BYTES..)) else {
+        return Err(TransportError::BadHandle("it is none of rdma's"));
+    };
+    if !head.starts_with(&MAGIC) {
+        return Err(TransportError::BadHandle("it is none of rdma's; do all hosts have the same `rdma.use`?"));
+    }
+    if head[4..] != VERSION.to_le_bytes() {
+        return Err(TransportError::BadHandle("it was made by another version"));
+    }
+    ListenerHandle::from_bytes(tcp)
+}
+
+/// Room for the next message, as it lies in the sender's ring.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
+pub(super) struct Credit {
+    pub(super) address: u64,
+    pub(super) bytes: u64,
+    pub(super) rkey: u32,
+    /// Low bits of the message's number.
+    pub(super) message: u32,
+}
+
+pub(super) const CREDIT_BYTES: usize = size_of::<Credit>();
+
+/// How messages are cut into parts, which go round the queue pairs.
+///
+/// A part shorter than the longest one ends its message, and so does one that fills the buffer: the receiver needs no
+/// header, only the lengths of the writes. A message that does neither has an empty part behind it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Cut {
+    pub(super) part_bytes: u32,
+}
+
+impl Cut {
+    /// Number of parts of a message for a buffer of `buffer_bytes`.
+    pub(super) fn parts(self, message_bytes: u64, buffer_bytes: u64) -> u64 {
+        let part_bytes = u64::from(self.part_bytes);
+        let open = message_bytes.is_multiple_of(part_bytes) && message_bytes < buffer_bytes;
+        message_bytes.div_ceil(part_bytes).max(1) + u64::from(open && message_bytes > 0)
+    }
+
+    /// Offset and length of a part.
+    pub(super) fn part(self, part: u64, message_bytes: u64) -> (u64, u32) {
+        let offset = part.saturating_mul(self.part_bytes.into()).min(message_bytes);
+        (offset, (message_bytes - offset).min(self.part_bytes.into()) as u32)
+    }
+
+    /// Whether a message ends with a part of `bytes`, with which `got` have come.
+    pub(super) fn ends(self, bytes: u32, got: u64, buffer_bytes: u64) -> bool {
+        bytes < self.part_bytes || got == buffer_bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn offer(lanes: usize) -> Record {
+        let lane = LaneAddress { qp: 0xff_ffff, psn: 0xff_ffff };
+        let side = SideAddress { gid: [7; 16], lid: 9, is_ethernet: true, mtu: 5, lanes: vec![lane; lanes] };
+        let ring = RingAddress { address: u64::MAX, rkey: u32::MAX, slots: REQUESTS_MAX };
+        let back = (vec![1; HANDLE_BYTES_MAX], u64::MAX);
+        Record::Offer { way: u32::MAX, side, ring, part_bytes: CHUNK_BYTES_MAX, back }
+    }
+
+    #[test]
+    fn records_come_as_they_went_and_fit() {
+        let most = offer(CONNECTIONS_MAX.into());
+        for record in
+            [most, Record::Ready { way: 1 }, Record::TooLong { message: 3, bytes: 4 }, Record::Bye { sent: 5 }]
+        {
+            let bytes = record.encode();
+            assert!(bytes.len() <= RECORD_BYTES_MAX, "{}", bytes.len());
+            assert_eq!(Record::decode(&bytes), Ok(record));
+            assert!(matches!(Record::decode(&bytes[..bytes.len() - 1]), Err(Fault::Protocol(_))));
+            let mut other = bytes.clone();
+            other[4] = 9;
+            assert_eq!(Record::decode(&other), Err(Fault::Version { theirs: 9, ours: VERSION }));
+        }
+        for wrong in [offer(0), offer(usize::from(CONNECTIONS_MAX) + 1)] {
+            assert!(matches!(Record::decode(&wrong.encode()), Err(Fault::Protocol(_))));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn garbage_is_refused_or_read(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let _ = Record::decode(&bytes);
+            let _ = Record::decode(&[&MAGIC[..], &VERSION.to_le_bytes(), &bytes].concat());
+        }
+
+        /// The receiver finds the end of each message from the lengths alone.
+        #[test]
+        fn parts_end_where_messages_do(part_bytes in 1u32..50, message_bytes in 0u64..400, spare in 0u64..60) {
+            let (cut, buffer_bytes) = (Cut { part_bytes }, message_bytes + spare);
+            let (parts, mut got) = (cut.parts(message_bytes, buffer_bytes), 0);
+            for part in 0..parts {
+                let (offset, bytes) = cut.part(part, message_bytes);
+                prop_assert_eq!(offset, got);
+                got += u64::from(bytes);
+                prop_assert_eq!(cut.ends(bytes, got, buffer_bytes), part + 1 == parts, "part {} of {}", part, parts);
+            }
+            prop_assert_eq!(got, message_bytes);
+        }
+    }
+}
