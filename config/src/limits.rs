@@ -126,6 +126,36 @@ pub const FLOW_TIMEOUT: Limit<DurationText> = Limit {
     reason: "zero would fail every flow, and those who wait for a dead host must be released some day",
 };
 
+/// Part of a message on a queue pair. As the transports have it.
+pub const RDMA_PART: Limit<Bytes> = Limit {
+    min: Bytes::kib(4),
+    max: Bytes::gib(1),
+    reason: "below a page work requests cost more than bytes, and devices take no longer message",
+};
+
+/// Unfinished writes of a queue pair.
+pub const RDMA_OUTSTANDING: Limit<u32> =
+    Limit { min: 1, max: 4_096, reason: "each has places in the device's queues on both hosts" };
+
+/// Index of a GID.
+pub const GID_INDEX: Limit<u32> = Limit { min: 0, max: 255, reason: "work requests say it in a byte" };
+
+/// Time-out of a queue pair, as a power of two.
+pub const RDMA_TIMEOUT: Limit<u32> =
+    Limit { min: 1, max: 31, reason: "the field has five bits, and 0 would wait for ever on a lost packet" };
+
+/// Retries of a queue pair.
+pub const RDMA_RETRIES: Limit<u32> = Limit { min: 0, max: 7, reason: "the field has three bits" };
+
+/// Service level.
+pub const SERVICE_LEVEL: Limit<u32> = Limit { min: 0, max: 15, reason: "the field has four bits" };
+
+/// Traffic class.
+pub const TRAFFIC_CLASS: Limit<u32> = Limit { min: 0, max: 255, reason: "the field has eight bits" };
+
+/// Index of a partition key.
+pub const PKEY_INDEX: Limit<u32> = Limit { min: 0, max: 65_535, reason: "devices have no larger table" };
+
 /// Hosts of a cluster.
 pub const CLUSTER_HOSTS: Limit<u32> =
     Limit { min: 1, max: 1_024, reason: "each pair of hosts has a link, which is a file descriptor on both" };

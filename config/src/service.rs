@@ -5,6 +5,7 @@
 
 mod cuda;
 mod exchange;
+mod rdma;
 mod tcp;
 
 use std::collections::BTreeSet;
@@ -21,6 +22,7 @@ use crate::validate::{Problems, Validate};
 
 pub use cuda::{Cuda, CudaUse};
 pub use exchange::{Address, Exchange, HostConfig};
+pub use rdma::{Device, Rdma, RdmaUse};
 pub use tcp::{FlowPath, Ports, Tcp};
 
 /// A whole `service.toml`.
@@ -44,6 +46,8 @@ pub struct ServiceConfig {
     pub exchange: Option<Exchange>,
     /// Flows to other hosts.
     pub tcp: Tcp,
+    /// Flows to other hosts over RDMA.
+    pub rdma: Rdma,
     /// The services of all hosts, this one included. Empty: a single host.
     #[serde(rename = "host", skip_serializing_if = "Vec::is_empty")]
     pub hosts: Vec<HostConfig>,
@@ -296,6 +300,7 @@ impl Default for ServiceConfig {
             strategy: Strategy::default(),
             exchange: None,
             tcp: Tcp::default(),
+            rdma: Rdma::default(),
             hosts: Vec::new(),
             tenants: vec![TenantConfig::new("default", TENANT_SOCKET)],
         }
@@ -413,6 +418,7 @@ impl Validate for ServiceConfig {
             path.validate(&format!("strategy.path[{index}]"), problems);
         }
         self.tcp.validate(problems);
+        self.rdma.validate(&self.strategy.paths, problems);
         self.validate_tenants(problems);
     }
 }

@@ -24,8 +24,9 @@ use crate::plans::ScheduleCache;
 use crate::runtime::{Mailbox, RuntimeOptions, Runtimes};
 use crate::telemetry::Registry;
 use crate::tenants::{Quota, Tenant};
+use crate::transports::rdma::{DeviceChoice, Driver, NoRdma, RdmaOptions, RdmaTransport, Verbs};
 use crate::transports::tcp::TcpTransport;
-use crate::transports::{FlowOptions, FlowPath, ListenOptions, PortRange};
+use crate::transports::{FlowOptions, FlowPath, ListenOptions, PortRange, Transport};
 
 /// Items an engine handles in one poll: bounds how long the others of its runtime wait.
 const POLL_BUDGET: usize = 64;
@@ -57,6 +58,21 @@ pub struct TenantSettings {
 pub struct NetworkSettings {
     /// This host's address for flows.
     pub address: IpAddr,
+    /// What flows begin with.
+    pub flow: FlowOptions,
+    /// RDMA in the place of TCP, where that is wanted.
+    pub rdma: Option<RdmaSettings>,
+}
+
+/// How a service uses RDMA.
+#[derive(Debug, Clone)]
+pub struct RdmaSettings {
+    /// It does not start without.
+    pub is_required: bool,
+    /// The library's file.
+    pub library: String,
+    /// Devices and queue pairs.
+    pub options: RdmaOptions,
     /// What flows begin with.
     pub flow: FlowOptions,
 }
@@ -260,15 +276,45 @@ fn start_transports(
         Ok(started[index])
     };
     let network = settings.network.clone();
+    let rdma = network.as_ref().and_then(|network| network.rdma.clone()).map(open_rdma).transpose()?.flatten();
+    let mut turn = 0;
     let make_links = move || {
         let Some(network) = &network else { return Ok(None) };
-        let transport = Box::new(TcpTransport::new()?);
-        Ok(Some(Links::new(transport, ListenOptions::new(network.address), network.flow.clone())))
+        let listen = ListenOptions::new(network.address);
+        let (transport, flow): (Box<dyn Transport>, _) = match &rdma {
+            Some((driver, rdma)) => {
+                let options = RdmaOptions { turn, ..rdma.options.clone() };
+                turn += 1;
+                (Box::new(RdmaTransport::new(driver, options)?), &rdma.flow)
+            }
+            None => (Box::new(TcpTransport::new()?), &network.flow),
+        };
+        Ok(Some(Links::new(transport, listen, flow.clone())))
     };
     let pool = TransportPool::new(Arc::clone(runtimes), vec![proxy], Box::new(placement), Box::new(make_links));
     let cores = || std::thread::available_parallelism().map_or(1, |cores| cores.get().min(TRANSPORTS_MAX));
     pool.resize(settings.transport_engines.unwrap_or_else(cores))?;
     Ok(pool)
+}
+
+/// Opens the verbs library and looks at the devices; says what it has found, or what it lacks.
+fn open_rdma(settings: RdmaSettings) -> anyhow::Result<Option<(Arc<dyn Driver>, RdmaSettings)>> {
+    let found = || -> Result<_, NoRdma> {
+        let driver: Arc<dyn Driver> = Arc::new(Verbs::open(&settings.library)?);
+        let ports = RdmaTransport::new(&driver, settings.options.clone())?.describe();
+        Ok((driver, ports))
+    };
+    match found() {
+        Ok((driver, ports)) => {
+            tracing::info!(ports, "flows go over RDMA");
+            Ok(Some((driver, settings)))
+        }
+        Err(reason) if settings.is_required => Err(reason).context("[rdma] use = \"required\""),
+        Err(reason) => {
+            tracing::warn!(%reason, "no RDMA: flows go over TCP");
+            Ok(None)
+        }
+    }
 }
 
 /// Takes the exchange's events to a proxy engine.
@@ -323,6 +369,37 @@ fn flow_options(tcp: &mccs_config::service::Tcp, address: IpAddr) -> FlowOptions
         silence_timeout: tcp.silence_timeout.0,
         ..FlowOptions::default()
     }
+}
+
+fn rdma_settings(config: &mccs_config::ServiceConfig, address: IpAddr) -> Option<RdmaSettings> {
+    use mccs_config::service::RdmaUse;
+    let rdma = &config.rdma;
+    let choice = |device: &mccs_config::service::Device| DeviceChoice { name: device.name.clone(), port: device.port };
+    let options = RdmaOptions {
+        devices: rdma.devices.iter().map(choice).collect(),
+        address: Some(address),
+        turn: 0,
+        gid_index: rdma.gid_index.map(|index| index as u8),
+        pkey_index: rdma.pkey_index as u16,
+        mtu_bytes: rdma.mtu,
+        timeout: rdma.timeout as u8,
+        retries: rdma.retries as u8,
+        rnr_retries: rdma.rnr_retries as u8,
+        service_level: rdma.service_level as u8,
+        traffic_class: rdma.traffic_class as u8,
+        outstanding: rdma.outstanding,
+    };
+    let flow = FlowOptions {
+        connections: rdma.qps as u16,
+        chunk_bytes: rdma.stripe_from.0 as u32,
+        // The device's, where a path does not say; sockets have others.
+        source_ports: None,
+        dscp: None,
+        priority: None,
+        ..flow_options(&config.tcp, address)
+    };
+    let is_required = rdma.usage == RdmaUse::Required;
+    (rdma.usage != RdmaUse::Off).then(|| RdmaSettings { is_required, library: rdma.library.clone(), options, flow })
 }
 
 fn exchange_settings(
@@ -395,9 +472,11 @@ impl Settings {
                 file::CudaUse::Required => CudaUse::Required,
                 file::CudaUse::Off => CudaUse::Off,
             },
-            network: config
-                .tcp_address()
-                .map(|address| NetworkSettings { address, flow: flow_options(&config.tcp, address) }),
+            network: config.tcp_address().map(|address| NetworkSettings {
+                address,
+                flow: flow_options(&config.tcp, address),
+                rdma: rdma_settings(config, address),
+            }),
             board_slot_bytes: config.host_device.direct_limit.0 as u32,
             choice: config.strategy.algorithm.into(),
             channels: config.strategy.channels,

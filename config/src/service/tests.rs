@@ -80,6 +80,24 @@ fn flows_have_ranges_of_ports_and_an_address_to_connect_to() {
 }
 
 #[test]
+fn rdma_names_devices_and_what_they_cannot_do() {
+    let text = "[rdma]\nuse = \"required\"\ndevices = [\"mlx5_0\", \"mlx5_1:2\"]\nmtu = 2048\n";
+    let config = ServiceConfig::parse(text, "service.toml").expect("right");
+    let device = |name: &str, port| Device { name: name.into(), port };
+    assert_eq!(config.rdma.devices, [device("mlx5_0", None), device("mlx5_1", Some(2))]);
+    assert_eq!(ServiceConfig::parse(&config.to_toml(), "x").expect("reads back"), config);
+    only("[rdma]\ndevices = [\"mlx5_0:0\"]\n", 2, "rdma.devices", "mlx5_0:1");
+    only("[rdma]\nuse = \"must\"\n", 2, "rdma.use", "required");
+    only("[rdma]\nmtu = 1500\n", 2, "rdma.mtu", "1024, 2048");
+    only("[rdma]\ntimeout = 0\n", 2, "rdma.timeout", "for ever");
+    only("[rdma]\nretries = 8\n", 2, "rdma.retries", "three bits");
+    only("[rdma]\nstripe_from = \"1KiB\"\n", 2, "rdma.stripe_from", "4KiB");
+    let paths = "[[strategy.path]]\nsource_ports = \"20000-20499\"\n";
+    assert!(ServiceConfig::parse(paths, "x").is_ok());
+    only(&format!("{paths}[rdma]\nuse = \"auto\"\n"), 2, "strategy.path[0].source_ports", "49152-65535");
+}
+
+#[test]
 fn a_wrong_type_or_unit_gets_its_line() {
     only("[runtime]\n\nspin = 20\n", 3, "runtime.spin", "\"50ms\"");
     only("[runtime]\nspin = \"20 sec\"\n", 2, "runtime.spin", "unknown unit \"sec\"");

@@ -148,6 +148,15 @@ pub enum Fault {
         /// Code of the completion.
         status: u32,
     },
+    /// The peer's queue pair failed.
+    #[error("the peer's queue pair failed: {}", status_text(*.status))]
+    PeerQueuePair {
+        /// Code of its completion.
+        status: u32,
+    },
+    /// The peer has no port to send from.
+    #[error("no port of the peer's RDMA devices carries it; its service's log says why")]
+    NoPeerPort,
     /// No port to send from.
     #[error("no port of this host's RDMA devices is up; look at the links, `ibv_devinfo` shows them")]
     NoPort,
@@ -201,6 +210,7 @@ impl Fault {
             Fault::ConnectTimeout { .. } => ErrorClass::Timeout,
             Fault::ListenerClosed | Fault::TooLong { .. } => ErrorClass::Internal,
             Fault::SourcePorts { .. } | Fault::SourceAddress(_) | Fault::Os { .. } => ErrorClass::System,
+            Fault::PeerQueuePair { .. } | Fault::NoPeerPort => ErrorClass::Remote,
             Fault::NoPort | Fault::Unregistered => ErrorClass::System,
             Fault::QueuePair { status, .. } if is_of_peer(status) => ErrorClass::Remote,
             Fault::QueuePair { .. } => ErrorClass::System,

@@ -11,7 +11,7 @@ mod sizes;
 
 use std::time::{Duration, Instant};
 
-pub(super) use self::harness::raise_descriptor_limit;
+pub(super) use self::harness::{Random, raise_descriptor_limit};
 use super::{FlowOptions, ListenOptions, Transport};
 
 /// A transport under test.

@@ -38,6 +38,8 @@ mod sender;
 mod setup;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod trouble;
 mod verbs;
 mod way;
 mod wire;

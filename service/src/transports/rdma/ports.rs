@@ -2,6 +2,9 @@
 
 use std::sync::Arc;
 
+use nix::errno::Errno;
+
+use super::super::TransportError;
 use super::options::{DeviceChoice, RdmaOptions};
 use super::queues::Queues;
 use super::verbs::{
@@ -23,6 +26,17 @@ pub enum NoRdma {
     /// Devices, but no usable port.
     #[error("no RDMA port can be used: {0}")]
     NoPort(String),
+}
+
+impl From<NoRdma> for TransportError {
+    fn from(error: NoRdma) -> Self {
+        match error {
+            NoRdma::Verbs(VerbsError { call, errno }) => TransportError::Os { call, reason: errno },
+            NoRdma::Unavailable(_) | NoRdma::NoDevice | NoRdma::NoPort(_) => {
+                TransportError::Os { call: "looking for RDMA ports", reason: Errno::ENODEV }
+            }
+        }
+    }
 }
 
 /// A port that the transport uses.

@@ -348,7 +348,7 @@ impl RdmaTransport {
                 match answered {
                     Err(_) if self.flows.get(handle).is_some_and(|flow| flow.is_connected) => {
                         self.end_way(handle);
-                        self.say(handle, Record::Again { way });
+                        self.say(handle, Record::Again { way, status: 0 });
                     }
                     answered => answered?,
                 }
@@ -363,9 +363,10 @@ impl RdmaTransport {
                 self.settle_by(handle, None);
                 self.enqueue(handle);
             }
-            Record::Again { way } if is_sender => {
+            Record::Again { way, status } if is_sender => {
                 if way == flow.ways && matches!(flow.stage, Stage::Open | Stage::Offered) {
-                    self.break_way(handle, Fault::Lost(nix::errno::Errno::ENETDOWN));
+                    let fault = if status == 0 { Fault::NoPeerPort } else { Fault::PeerQueuePair { status } };
+                    self.break_way(handle, fault);
                 }
             }
             Record::TooLong { message, bytes } => {
@@ -463,7 +464,8 @@ impl RdmaTransport {
         } else {
             flow.stage = Stage::Waiting;
             self.settle_by(handle, Some(give_up_at));
-            self.say(handle, Record::Again { way });
+            let status = if let Fault::QueuePair { status, .. } = fault { status } else { 0 };
+            self.say(handle, Record::Again { way, status });
         }
     }
 

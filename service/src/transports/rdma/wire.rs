@@ -81,9 +81,10 @@ pub(super) enum Record {
     Ready {
         way: u32,
     },
-    /// The receiver's side of this way is broken, or a better one is there.
+    /// The receiver's side of this way is broken, as the code of a completion says, or a better one is there (0).
     Again {
         way: u32,
+        status: u32,
     },
     /// A message does not fit its buffer; it is not sent.
     TooLong {

@@ -1,0 +1,169 @@
+//! `[rdma]`: queue pairs that carry data to other hosts, in the place of `[tcp]`'s sockets.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+use super::tcp::FlowPath;
+use crate::limits;
+use crate::units::Bytes;
+use crate::validate::Problems;
+
+/// First UDP port from which RoCE v2 sends.
+const SOURCE_PORT_MIN: u16 = 49_152;
+
+/// `[rdma]`: flows over RDMA. Hosts that share communicators need the same `use`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Rdma {
+    /// Whether flows go over RDMA.
+    #[serde(rename = "use")]
+    pub usage: RdmaUse,
+    /// Devices, the preferred one first. Empty: those with this host's address for flows, or else all whose link is up.
+    pub devices: Vec<Device>,
+    /// Index of the GID on every device. Absent: RoCE v2 with this host's address, else RoCE v2 with an IPv4 address.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gid_index: Option<u32>,
+    /// Queue pairs of a flow.
+    pub qps: u32,
+    /// Messages longer than this are cut into parts of this length, which go round the queue pairs.
+    pub stripe_from: Bytes,
+    /// Writes of a queue pair that may be unfinished.
+    pub outstanding: u32,
+    /// Path MTU in bytes. Absent: that of the port. Both sides take the smaller one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mtu: Option<u32>,
+    /// A packet is sent again when nothing has come for 4.096 us times 2 to this power.
+    pub timeout: u32,
+    /// How often.
+    pub retries: u32,
+    /// How often a receiver that is not ready is tried again; 7 for ever.
+    pub rnr_retries: u32,
+    /// Service level. On Ethernet it is the priority of the packets, where the device makes it so.
+    pub service_level: u32,
+    /// Traffic class: on Ethernet the eight bits of which the upper six are the code point.
+    pub traffic_class: u32,
+    /// Index of the partition key, on InfiniBand.
+    pub pkey_index: u32,
+    /// File of libibverbs.
+    pub library: String,
+}
+
+impl Default for Rdma {
+    fn default() -> Self {
+        Rdma {
+            usage: RdmaUse::Off,
+            devices: Vec::new(),
+            gid_index: None,
+            qps: 1,
+            stripe_from: Bytes::kib(256),
+            outstanding: 64,
+            mtu: None,
+            timeout: 14,
+            retries: 7,
+            rnr_retries: 7,
+            service_level: 0,
+            traffic_class: 0,
+            pkey_index: 0,
+            library: "libibverbs.so.1".into(),
+        }
+    }
+}
+
+/// Whether flows go over RDMA.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RdmaUse {
+    /// If there is a device; else over TCP. For hosts that are all alike.
+    Auto,
+    /// The service does not start without.
+    Required,
+    /// Over TCP.
+    #[default]
+    Off,
+}
+
+/// A device, written `"mlx5_0"`, or one port of it, written `"mlx5_0:1"`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Device {
+    /// Name.
+    pub name: String,
+    /// Number, from 1.
+    pub port: Option<u8>,
+}
+
+impl FromStr for Device {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, port) = match text.split_once(':') {
+            Some((name, port)) => (name, Some(port)),
+            None => (text, None),
+        };
+        let number = port.map(str::parse::<u8>).transpose().ok().filter(|port| *port != Some(0));
+        match number {
+            Some(port) if !name.is_empty() && !name.contains(['/', ' ']) => Ok(Device { name: name.into(), port }),
+            _ => {
+                Err(format!("{text:?} is no device; write for example \"mlx5_0\", or \"mlx5_0:1\" for its first port"))
+            }
+        }
+    }
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.port {
+            Some(port) => write!(f, "{}:{port}", self.name),
+            None => f.write_str(&self.name),
+        }
+    }
+}
+
+impl Serialize for Device {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Device {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
+    }
+}
+
+impl Rdma {
+    pub(super) fn validate(&self, paths: &[FlowPath], problems: &mut Problems) {
+        problems.within("rdma.qps", &self.qps, &limits::FLOW_CONNECTIONS);
+        problems.within("rdma.stripe_from", &self.stripe_from, &limits::RDMA_PART);
+        problems.within("rdma.outstanding", &self.outstanding, &limits::RDMA_OUTSTANDING);
+        if let Some(index) = self.gid_index {
+            problems.within("rdma.gid_index", &index, &limits::GID_INDEX);
+        }
+        if let Some(mtu) = self.mtu.filter(|mtu| ![256, 512, 1024, 2048, 4096].contains(mtu)) {
+            problems.add("rdma.mtu", format!("must be 256, 512, 1024, 2048 or 4096, as devices have it, not {mtu}"));
+        }
+        problems.within("rdma.timeout", &self.timeout, &limits::RDMA_TIMEOUT);
+        problems.within("rdma.retries", &self.retries, &limits::RDMA_RETRIES);
+        problems.within("rdma.rnr_retries", &self.rnr_retries, &limits::RDMA_RETRIES);
+        problems.within("rdma.service_level", &self.service_level, &limits::SERVICE_LEVEL);
+        problems.within("rdma.traffic_class", &self.traffic_class, &limits::TRAFFIC_CLASS);
+        problems.within("rdma.pkey_index", &self.pkey_index, &limits::PKEY_INDEX);
+        if self.library.is_empty() {
+            problems.add("rdma.library", "must name the file of libibverbs, such as \"libibverbs.so.1\"");
+        }
+        if self.usage == RdmaUse::Off {
+            return;
+        }
+        for (index, path) in paths.iter().enumerate() {
+            if let Some(ports) = path.source_ports.filter(|ports| ports.first < SOURCE_PORT_MIN) {
+                problems.add(
+                    format!("strategy.path[{index}].source_ports"),
+                    format!(
+                        "RoCE v2 sends from ports {SOURCE_PORT_MIN}-65535, so with rdma.use it cannot from {ports}"
+                    ),
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,442 @@
+//! Bad luck on the fake driver: what the transport gets over, and what it says about the rest. Time is the test's own.
+
+use super::verbs::fake::{Fabric, FabricOptions, Host};
+use super::*;
+use crate::transports::conformance::Random;
+use crate::transports::{Fault, FlowOptions};
+
+/// The clock gets on by this much a round.
+const ROUND: Duration = Duration::from_micros(100);
+/// Rounds after which a test hangs: a minute.
+const ROUNDS_MAX: usize = 600_000;
+const BYTES: usize = 50_000;
+const MESSAGES: usize = 40;
+
+/// Two hosts with some devices each, and a flow from the first to the second.
+struct Bench {
+    sides: [RdmaTransport; 2],
+    hosts: [Arc<Host>; 2],
+    fabric: Fabric,
+    now: Instant,
+    send: SendFlow,
+    recv: RecvFlow,
+}
+
+/// Messages under way.
+struct Traffic {
+    memory: [Box<[u8]>; 2],
+    keys: [MemoryKey; 2],
+    requests: [Vec<Option<Request>>; 2],
+}
+
+fn flow_options() -> FlowOptions {
+    FlowOptions { connections: 2, chunk_bytes: 20_000, requests: 8, ..FlowOptions::default() }
+}
+
+impl Bench {
+    fn new(devices: u8) -> Self {
+        Self::with(
+            devices,
+            RdmaOptions::default(),
+            flow_options(),
+            FabricOptions { step_bytes: 5000, ..Default::default() },
+        )
+    }
+
+    fn with(devices: u8, options: RdmaOptions, flow: FlowOptions, fabric: FabricOptions) -> Self {
+        let fabric = Fabric::new(fabric);
+        let hosts = [0, 1].map(|_| fabric.add_host(devices));
+        let mut sides = [0, 1].map(|side: usize| {
+            let driver: Arc<dyn Driver> = hosts[side].clone();
+            RdmaTransport::new(&driver, options.clone()).expect("devices")
+        });
+        let now = Instant::now();
+        fabric.set_now(now);
+        let spec = FlowSpec { number: 7, peer: "rank 5 on host-b".into(), options: flow };
+        let (listener, handle) = sides[1].listen(&ListenOptions::default()).expect("listens");
+        let send = sides[0].connect(&handle, &spec, now).expect("connects");
+        let recv = sides[1].accept(listener, &spec, now).expect("accepts");
+        let mut bench = Bench { sides, hosts, fabric, now, send, recv };
+        bench.until("connected", |bench| bench.states() == [Ok(FlowState::Connected), Ok(FlowState::Connected)]);
+        bench
+    }
+
+    fn states(&self) -> [Result<FlowState, TransportError>; 2] {
+        [self.sides[0].state(self.send.into()), self.sides[1].state(self.recv.into())]
+    }
+
+    fn flow(&self, side: usize) -> &Flow {
+        let id = [FlowId::from(self.send), FlowId::from(self.recv)][side];
+        self.sides[side].flows.get(id.0).expect("a flow")
+    }
+
+    /// Ports of the flow's way, on either side.
+    fn ports(&self) -> [Option<usize>; 2] {
+        [0, 1].map(|side| self.flow(side).way.as_ref().map(|way| way.port))
+    }
+
+    fn poll(&mut self, sides: &[usize]) {
+        self.now += ROUND;
+        self.fabric.set_now(self.now);
+        for side in sides {
+            self.sides[*side].poll(&Context { now: self.now, budget: 64 });
+        }
+    }
+
+    fn rounds(&mut self, count: usize, sides: &[usize]) {
+        (0..count).for_each(|_| self.poll(sides));
+    }
+
+    fn until(&mut self, what: &str, mut holds: impl FnMut(&mut Self) -> bool) {
+        for _ in 0..ROUNDS_MAX {
+            if holds(self) {
+                return;
+            }
+            self.poll(&[0, 1]);
+        }
+        panic!("still not {what}");
+    }
+
+    fn traffic(&mut self, bytes: usize, messages: usize) -> Traffic {
+        let mut random = Random(3);
+        let source: Box<[u8]> = (0..bytes * messages).map(|_| random.next() as u8).collect();
+        let mut memory = [source, vec![0; bytes * messages].into_boxed_slice()];
+        let keys = [0, 1].map(|side: usize| {
+            let (ptr, bytes) = (memory[side].as_mut_ptr(), memory[side].len() as u64);
+            // SAFETY: tests keep the traffic until nothing polls any more.
+            unsafe { self.sides[side].register(ptr, bytes) }.expect("registers")
+        });
+        let requests = [0, 1].map(|_| Vec::new());
+        Traffic { memory, keys, requests }
+    }
+
+    /// Posts what there is room for, and takes what is done. Returns how many are done at either side.
+    fn turn(&mut self, traffic: &mut Traffic, bytes: usize, messages: usize) -> Result<[usize; 2], TransportError> {
+        let mut done = [0, 0];
+        for side in [0, 1] {
+            let posted = traffic.requests[side].len();
+            let span = MemorySpan { key: traffic.keys[side], offset: (posted * bytes) as u64, bytes: bytes as u64 };
+            if posted < messages {
+                let request = match side {
+                    0 => self.sides[0].isend(self.send, span, posted as u32)?,
+                    _ => self.sides[1].irecv(self.recv, span)?,
+                };
+                traffic.requests[side].extend(request.map(Some));
+            }
+            for (message, slot) in traffic.requests[side].iter_mut().enumerate() {
+                let Some(request) = *slot else { continue };
+                if let Status::Done { bytes: got, tag } = self.sides[side].test(request)? {
+                    assert_eq!(got, bytes as u64);
+                    assert_eq!(tag, if side == 0 { 0 } else { message as u32 }, "in order");
+                    *slot = None;
+                }
+            }
+            done[side] = traffic.requests[side].iter().filter(|slot| slot.is_none()).count();
+        }
+        Ok(done)
+    }
+
+    /// Sends messages, and lets `happen` do something between them: for each number once, when so many have come. All must
+    /// come.
+    fn stream(&mut self, mut happen: impl FnMut(&mut Self, usize)) {
+        let mut traffic = self.traffic(BYTES, MESSAGES);
+        let mut before = 0;
+        self.until("all messages moved", |bench| {
+            let done = bench.turn(&mut traffic, BYTES, MESSAGES).expect("lives");
+            while before < done[1] {
+                before += 1;
+                happen(bench, before);
+            }
+            done == [MESSAGES, MESSAGES]
+        });
+        assert!(traffic.memory[0] == traffic.memory[1], "other bytes came than went");
+        for side in [0, 1] {
+            self.sides[side].deregister(traffic.keys[side]).expect("unused");
+        }
+    }
+
+    /// Sends messages until the flow fails. Returns what either side says.
+    fn stream_until_failed(&mut self, mut happen: impl FnMut(&mut Self, usize)) -> [TransportError; 2] {
+        let mut traffic = self.traffic(BYTES, MESSAGES);
+        let mut done = [0, 0];
+        self.until("failed", |bench| {
+            happen(bench, done[1]);
+            if let Ok(now) = bench.turn(&mut traffic, BYTES, MESSAGES) {
+                done = now;
+            }
+            bench.states().iter().all(Result::is_err)
+        });
+        assert_eq!(self.fabric.held().0, 0, "queue pairs of a flow that has failed");
+        let failures = self.states().map(|state| state.expect_err("failed"));
+        for side in [0, 1] {
+            self.sides[side].deregister(traffic.keys[side]).expect("a flow that has failed holds nothing");
+        }
+        failures
+    }
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            assert_eq!(self.fabric.overruns(), 0, "a completion queue had no room");
+        }
+    }
+}
+
+/// A cable is pulled and put back: no message is lost, repeated or late for ever, on the only port that there is.
+#[test]
+fn a_link_that_comes_back() {
+    for side in [0, 1] {
+        let mut bench = Bench::new(1);
+        bench.stream(|bench, come| {
+            if come == 10 {
+                bench.fabric.set_link(&bench.hosts[side].clone(), 0, false);
+                bench.rounds(30_000, &[0, 1]);
+                bench.fabric.set_link(&bench.hosts[side].clone(), 0, true);
+            }
+        });
+        assert!(bench.flow(0).ways > 1, "three seconds are longer than the retries");
+    }
+}
+
+/// Another port takes over, and gives back.
+#[test]
+fn flows_fail_over_and_come_home() {
+    for side in [0, 1] {
+        let mut bench = Bench::new(2);
+        assert_eq!(bench.ports(), [Some(0), Some(0)]);
+        let mut away = false;
+        bench.stream(|bench, come| {
+            let host = bench.hosts[side].clone();
+            away |= bench.ports()[side] == Some(1);
+            match come {
+                5 => bench.fabric.set_link(&host, 0, false),
+                30 => bench.fabric.set_link(&host, 0, true),
+                _ => {}
+            }
+        });
+        assert!(away, "it went on over the second port");
+        bench.until("at home", |bench| bench.ports() == [Some(0), Some(0)]);
+        bench.stream(|_, _| {});
+    }
+}
+
+/// The link between stays up, and the other host's way out is gone: the retries find out.
+#[test]
+fn a_link_that_stays_down_ends_the_flow() {
+    let flow = FlowOptions { silence_timeout: Duration::from_secs(3), ..flow_options() };
+    let mut bench = Bench::with(1, RdmaOptions::default(), flow, FabricOptions::default());
+    let [sender, receiver] = bench.stream_until_failed(|bench, come| {
+        if come == 10 {
+            bench.fabric.set_link(&bench.hosts[1].clone(), 0, false);
+        }
+    });
+    let text = sender.to_string();
+    assert!(text.contains("flow 7 to rank 5 on host-b") && text.contains("transport retry counter exceeded"), "{text}");
+    assert_eq!(receiver.fault(), Some(Fault::Closed));
+}
+
+#[test]
+fn queue_pairs_that_fail_are_replaced() {
+    for side in [0, 1] {
+        let mut bench = Bench::new(1);
+        bench.stream(|bench, come| {
+            if come % 10 == 5 {
+                bench.fabric.break_qps(&bench.hosts[side].clone());
+            }
+        });
+        assert!(bench.flow(0).ways > 3);
+    }
+}
+
+/// Both sides break at once, again and again.
+#[test]
+fn trouble_on_both_sides_is_got_over() {
+    let mut bench = Bench::new(2);
+    let mut random = Random(17);
+    bench.stream(|bench, _| {
+        for side in [0, 1] {
+            let host = bench.hosts[side].clone();
+            match random.below(6) {
+                0 => bench.fabric.break_qps(&host),
+                1 => bench.fabric.fail_next_write(&host, 12),
+                2 => bench.fabric.set_link(&host, 0, false),
+                3 => bench.fabric.set_link(&host, 0, true),
+                _ => {}
+            }
+        }
+    });
+}
+
+#[test]
+fn a_key_that_is_no_good_ends_the_flow() {
+    let mut bench = Bench::new(2);
+    let [sender, receiver] = bench.stream_until_failed(|bench, come| {
+        if come == 3 {
+            bench.fabric.revoke_memory(&bench.hosts[1].clone());
+        }
+    });
+    let text = sender.to_string();
+    assert!(text.contains("rank 5 on host-b: its queue pair 0x") && text.contains("remote access error"), "{text}");
+    assert_eq!(receiver.class(), mccs_ipc::types::ErrorClass::Remote, "{receiver}");
+}
+
+/// What is wrong with the request itself is not tried again.
+#[test]
+fn local_errors_end_the_flow() {
+    let mut bench = Bench::new(2);
+    let [sender, _] = bench.stream_until_failed(|bench, come| {
+        if come == 3 {
+            bench.fabric.fail_next_write(&bench.hosts[0].clone(), 4);
+        }
+    });
+    assert!(sender.to_string().contains("local protection error"), "{sender}");
+    assert_eq!(sender.class(), mccs_ipc::types::ErrorClass::System);
+}
+
+/// One message of more parts than the receiver has receives for, and a receiver that does not look.
+#[test]
+fn a_receiver_that_is_not_ready_for_long_is_waited_for() {
+    let flow = FlowOptions { connections: 1, chunk_bytes: 4096, ..flow_options() };
+    let mut bench = Bench::with(1, RdmaOptions::default(), flow, FabricOptions::default());
+    let bytes = 4096 * 1000;
+    let mut traffic = bench.traffic(bytes, 1);
+    bench.turn(&mut traffic, bytes, 1).expect("lives");
+    bench.rounds(2, &[0, 1]);
+    bench.rounds(50_000, &[0]);
+    assert_eq!(bench.turn(&mut traffic, bytes, 1), Ok([0, 0]));
+    bench.until("done", |bench| bench.turn(&mut traffic, bytes, 1).expect("lives") == [1, 1]);
+    assert!(traffic.memory[0] == traffic.memory[1]);
+    assert_eq!(bench.flow(0).ways, 1);
+}
+
+#[test]
+fn a_receiver_that_is_not_ready_ends_the_flow_where_retries_are_bounded() {
+    let flow = FlowOptions { connections: 1, chunk_bytes: 4096, ..flow_options() };
+    let mut bench =
+        Bench::with(1, RdmaOptions { rnr_retries: 2, ..Default::default() }, flow, FabricOptions::default());
+    let bytes = 4096 * 1000;
+    let mut traffic = bench.traffic(bytes, 1);
+    bench.turn(&mut traffic, bytes, 1).expect("lives");
+    bench.rounds(2, &[0, 1]);
+    bench.rounds(1000, &[0]);
+    let text = bench.states()[0].clone().expect_err("gave up").to_string();
+    assert!(text.contains("receiver-not-ready") && text.contains("rdma.rnr_retries"), "{text}");
+}
+
+/// The message says which limit, and how to raise it.
+#[test]
+fn memory_that_cannot_be_locked() {
+    let mut bench = Bench::new(1);
+    bench.fabric.limit_locked(Some(1 << 20));
+    let mut memory = vec![0u8; 2 << 20];
+    // SAFETY: the memory outlives the bench's use of it: it is refused.
+    let refusal = unsafe { bench.sides[0].register(memory.as_mut_ptr(), 2 << 20) }.expect_err("refused").to_string();
+    for word in ["2097152 bytes", "RLIMIT_MEMLOCK", "LimitMEMLOCK=infinity"] {
+        assert!(refusal.contains(word), "{refusal}");
+    }
+    assert_eq!(bench.sides[0].usage().registrations, 0);
+    bench.fabric.limit_locked(None);
+    bench.stream(|_, _| {});
+}
+
+/// An interface gets another address: the flow goes on from there.
+#[test]
+fn an_address_that_changes() {
+    for side in [0, 1] {
+        let mut bench = Bench::new(1);
+        bench.stream(|bench, come| {
+            if come == 10 {
+                let other = std::net::Ipv4Addr::new(10, 9, 8, 7);
+                bench.fabric.change_address(&bench.hosts[side].clone(), 0, other);
+            }
+        });
+        assert!(bench.flow(0).ways > 1);
+    }
+}
+
+/// Peers that come through the door, and then say what they should not.
+#[test]
+fn other_versions_and_garbage_end_the_flow() {
+    let mut bench = Bench::new(1);
+    let (sides, now) = (&mut bench.sides, bench.now);
+    let mut newer = wire::Record::Ready { way: 1 }.encode();
+    newer[4] = 2;
+    let garbage = vec![7; 100];
+    let (listener, handle) = sides[1].listen(&ListenOptions::default()).expect("listens");
+    for (number, says) in [newer, garbage].into_iter().enumerate() {
+        let number = number as u64;
+        let spec = FlowSpec { number, peer: "rank 5 on host-b".into(), options: FlowOptions::default() };
+        let mut peer = TcpTransport::new().expect("descriptor");
+        let mut says = says;
+        // SAFETY: the bytes live until the peer is dropped, at the end of this turn.
+        let key = unsafe { peer.register(says.as_mut_ptr(), says.len() as u64) }.expect("room");
+        let send = peer.connect(&wire::from_handle(&handle).expect("handle"), &spec, now).expect("connects");
+        let recv = sides[1].accept(listener, &spec, now).expect("accepts");
+        let span = MemorySpan { key, offset: 0, bytes: says.len() as u64 };
+        peer.isend(send, span, 0).expect("lives").expect("room");
+        let start = Instant::now();
+        let failure = loop {
+            peer.poll(&Context { now, budget: 64 });
+            sides[1].poll(&Context { now, budget: 64 });
+            if let Err(failure) = sides[1].state(recv.into()) {
+                break failure;
+            }
+            assert!(start.elapsed() < Duration::from_secs(60), "it still lives");
+        };
+        let expected = if number == 0 { "version 2 of the protocol" } else { "none of rdma's" };
+        assert!(failure.to_string().contains(expected), "{failure}");
+    }
+}
+
+/// Handles carry the version, too.
+#[test]
+fn handles_of_other_versions_are_refused() {
+    let mut bench = Bench::new(1);
+    let (_, handle) = bench.sides[1].listen(&ListenOptions::default()).expect("listens");
+    let mut bytes = handle.as_bytes().to_vec();
+    bytes[4] += 1;
+    let spec = FlowSpec { number: 0, peer: "rank 5".into(), options: FlowOptions::default() };
+    let other = ListenerHandle::from_bytes(&bytes).expect("short");
+    let refusal = bench.sides[0].connect(&other, &spec, bench.now).expect_err("refused");
+    assert!(refusal.to_string().contains("another version"), "{refusal}");
+}
+
+/// The same memory is registered once, and not kept when nobody vouches for it; a tenant's is kept while its region lives.
+#[test]
+fn registrations_are_shared_and_kept_as_long_as_regions_live() {
+    let mut bench = Bench::new(1);
+    let (_, before) = bench.fabric.held();
+    let registrations = |bench: &Bench| bench.fabric.held().1 - before;
+    let mut memory = vec![0u8; 4096];
+    // SAFETY: the memory outlives the bench's use of it.
+    let register = |bench: &mut Bench, ptr| unsafe { bench.sides[0].register(ptr, 4096) }.expect("registers");
+    let [first, second] = [0, 1].map(|_| register(&mut bench, memory.as_mut_ptr()));
+    assert_eq!(registrations(&bench), 1);
+    bench.sides[0].deregister(first).expect("unused");
+    assert_eq!(registrations(&bench), 1);
+    bench.sides[0].deregister(second).expect("unused");
+    assert_eq!(registrations(&bench), 0);
+
+    let quota = crate::tenants::Quota {
+        memory_bytes: 1 << 20,
+        sessions: 1,
+        communicators: 1,
+        operations_in_flight: 1,
+        streams: 1,
+        regions: 1,
+    };
+    let tenant = crate::tenants::Tenant::new("a".into(), quota);
+    let charge = tenant.charge(crate::tenants::Resource::MemoryBytes, 4096).expect("room");
+    let (_, mapping) = mccs_ipc::shm::Mapping::create("region", 4096).expect("memory");
+    let region = crate::memory::Region::new(mapping, 4096, charge, crate::memory::Reaper::start().expect("thread"));
+    let ptr = region.range(0, 4096).expect("inside");
+    let key = register(&mut bench, ptr);
+    bench.sides[0].deregister(key).expect("unused");
+    assert_eq!(registrations(&bench), 1, "it will be used again");
+    let key = register(&mut bench, ptr);
+    bench.sides[0].deregister(key).expect("unused");
+    drop(region);
+    bench.rounds(100, &[0]);
+    assert_eq!(registrations(&bench), 0, "its pages are free");
+}
