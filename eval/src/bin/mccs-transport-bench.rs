@@ -6,10 +6,12 @@
 //! sockets; they are put beside a bare socket used both ways, whose acknowledgements travel with the answers, and beside
 //! two bare sockets used one way each. Every figure is a median over rounds that alternate between the two,
 //! with the ratio's smallest and largest round.
+//!
+//! With `--rdma A,B` the transport is rdma's, from the one device to the other; the bare sockets stay where they are.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
-use std::sync::Barrier;
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
@@ -17,6 +19,7 @@ use clap::Parser;
 use mccs_eval::pinning::pin;
 use mccs_eval::stats::Latencies;
 use mccs_service::runtime::{Context, Progress};
+use mccs_service::transports::rdma::{DeviceChoice, Driver, LIBRARY, RdmaOptions, RdmaTransport, Verbs};
 use mccs_service::transports::tcp::TcpTransport;
 use mccs_service::transports::{
     DataPath, FlowOptions, FlowSpec, FlowState, ListenOptions, MemorySpan, RecvFlow, Request, SendFlow, Status,
@@ -30,7 +33,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Messages under way at a time.
 const WINDOW: usize = 8;
 
-/// Measures the tcp transport beside a bare socket pair.
+/// Measures a transport beside a bare socket pair.
 #[derive(Parser)]
 #[command(version)]
 struct Arguments {
@@ -49,12 +52,15 @@ struct Arguments {
     /// How often each is measured.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
-    /// Sockets of the transport's flow; the bare side has one.
+    /// Sockets, or queue pairs, of the transport's flow; the bare side has one socket.
     #[arg(long, default_value_t = 1)]
     connections: u16,
-    /// Bytes of a chunk, with several sockets.
+    /// Bytes of a chunk, with several sockets, and of a part with queue pairs.
     #[arg(long, default_value_t = 256 << 10)]
     chunk_bytes: u32,
+    /// RDMA devices of the two sides; without them the transport is tcp.
+    #[arg(long, value_delimiter = ',')]
+    rdma: Vec<String>,
     /// Cores of the two threads.
     #[arg(long, value_delimiter = ',', default_value = "0,1")]
     cores: Vec<usize>,
@@ -216,7 +222,7 @@ impl Bare {
 
 /// A side of the transport: a flow each way, and memory.
 struct Side {
-    tcp: Box<dyn Transport>,
+    transport: Box<dyn Transport>,
     send: SendFlow,
     recv: RecvFlow,
     span: MemorySpan,
@@ -225,45 +231,45 @@ struct Side {
 }
 
 impl Side {
-    fn pair(options: &FlowOptions, message_bytes: usize) -> anyhow::Result<[Side; 2]> {
-        let mut tcps = [TcpTransport::new()?, TcpTransport::new()?];
-        let spec = FlowSpec { number: 0, peer: "the other thread".into(), options: options.clone() };
+    fn pair(arguments: &Arguments, message_bytes: usize) -> anyhow::Result<[Side; 2]> {
+        let mut transports = arguments.transports()?;
+        let spec = FlowSpec { number: 0, peer: "the other thread".into(), options: arguments.options() };
         let now = Instant::now();
-        let [a, b] = &mut tcps;
+        let [a, b] = &mut transports;
         let ((listener_a, handle_a), (listener_b, handle_b)) =
             (a.listen(&ListenOptions::default())?, b.listen(&ListenOptions::default())?);
         let sends = [a.connect(&handle_b, &spec, now)?, b.connect(&handle_a, &spec, now)?];
         let recvs = [a.accept(listener_a, &spec, now)?, b.accept(listener_b, &spec, now)?];
-        let connected = |tcps: &[TcpTransport; 2]| -> anyhow::Result<bool> {
+        let connected = |transports: &[Box<dyn Transport>; 2]| -> anyhow::Result<bool> {
             let mut all = true;
-            for (tcp, (send, recv)) in tcps.iter().zip(sends.iter().zip(recvs)) {
-                all &= tcp.state((*send).into())? == FlowState::Connected
-                    && tcp.state(recv.into())? == FlowState::Connected;
+            for (transport, (send, recv)) in transports.iter().zip(sends.iter().zip(recvs)) {
+                all &= transport.state((*send).into())? == FlowState::Connected
+                    && transport.state(recv.into())? == FlowState::Connected;
             }
             Ok(all)
         };
-        while !connected(&tcps)? {
-            tcps.iter_mut().for_each(|tcp| {
-                tcp.poll(&Context { now: Instant::now(), budget: 64 });
+        while !connected(&transports)? {
+            transports.iter_mut().for_each(|transport| {
+                transport.poll(&Context { now: Instant::now(), budget: 64 });
             });
         }
-        let mut sides = sends.into_iter().zip(recvs).zip(tcps).map(|((send, recv), mut tcp)| {
+        let mut sides = sends.into_iter().zip(recvs).zip(transports).map(|((send, recv), mut transport)| {
             let mut memory = vec![1u8; message_bytes];
             // SAFETY: the memory's content does not move with the vector, and is freed after the transport.
-            let key = unsafe { tcp.register(memory.as_mut_ptr(), message_bytes as u64) }?;
+            let key = unsafe { transport.register(memory.as_mut_ptr(), message_bytes as u64) }?;
             let span = MemorySpan { key, offset: 0, bytes: message_bytes as u64 };
-            anyhow::Ok(Side { tcp: Box::new(tcp), send, recv, span, _memory: memory })
+            anyhow::Ok(Side { transport, send, recv, span, _memory: memory })
         });
         let (Some(a), Some(b)) = (sides.next(), sides.next()) else { bail!("bug: two sides are two") };
         Ok([a?, b?])
     }
 
     fn poll(&mut self) -> Progress {
-        self.tcp.poll(&Context { now: Instant::now(), budget: 64 })
+        self.transport.poll(&Context { now: Instant::now(), budget: 64 })
     }
 
     fn sleep(&mut self) -> anyhow::Result<()> {
-        if let Some(descriptor) = self.tcp.descriptor()
+        if let Some(descriptor) = self.transport.descriptor()
             && poll(&mut [PollFd::new(descriptor, PollFlags::POLLIN)], PollTimeout::from(60_000u16))? == 0
         {
             bail!("the other side has not moved for a minute");
@@ -286,13 +292,13 @@ impl Side {
                 further = true;
             }
             while let Some(first) = open.front()
-                && matches!(self.tcp.test(*first)?, Status::Done { .. })
+                && matches!(self.transport.test(*first)?, Status::Done { .. })
             {
                 open.pop_front();
                 further = true;
             }
             let idle = matches!(self.poll(), Progress::Idle { .. });
-            if idle && !further && self.tcp.prepare_to_sleep() {
+            if idle && !further && self.transport.prepare_to_sleep() {
                 self.sleep()?;
             }
         }
@@ -300,11 +306,11 @@ impl Side {
     }
 
     fn isend(&mut self) -> anyhow::Result<Option<Request>> {
-        Ok(self.tcp.isend(self.send, self.span, 0)?)
+        Ok(self.transport.isend(self.send, self.span, 0)?)
     }
 
     fn irecv(&mut self) -> anyhow::Result<Option<Request>> {
-        Ok(self.tcp.irecv(self.recv, self.span)?)
+        Ok(self.transport.irecv(self.recv, self.span)?)
     }
 
     fn finish(&mut self, request: Request) -> anyhow::Result<()> {
@@ -312,7 +318,7 @@ impl Side {
         let start = Instant::now();
         while start.elapsed() < PATIENCE {
             for _ in 0..POLLS_BETWEEN_CLOCKS {
-                if matches!(self.tcp.test(request)?, Status::Done { .. }) {
+                if matches!(self.transport.test(request)?, Status::Done { .. }) {
                     return Ok(());
                 }
                 // As a runtime does: one look at the clock a round.
@@ -342,15 +348,27 @@ impl Arguments {
         FlowOptions { connections: self.connections, chunk_bytes: self.chunk_bytes, ..FlowOptions::default() }
     }
 
+    fn transports(&self) -> anyhow::Result<[Box<dyn Transport>; 2]> {
+        let [a, b] = self.rdma.as_slice() else {
+            return Ok([Box::new(TcpTransport::new()?), Box::new(TcpTransport::new()?)]);
+        };
+        let driver: Arc<dyn Driver> = Arc::new(Verbs::open(LIBRARY)?);
+        let on = |name: &String| {
+            let devices = vec![DeviceChoice { name: name.clone(), port: None }];
+            RdmaTransport::new(&driver, RdmaOptions { devices, ..RdmaOptions::default() })
+        };
+        Ok([Box::new(on(a)?), Box::new(on(b)?)])
+    }
+
     fn transport_one_way(&self, count: usize, message_bytes: usize) -> anyhow::Result<Bandwidth> {
-        let [mut a, mut b] = Side::pair(&self.options(), message_bytes)?;
+        let [mut a, mut b] = Side::pair(self, message_bytes)?;
         let send = || a.stream(count, Side::isend);
         let recv = || b.stream(count, Side::irecv);
         one_way(&self.cores, count * message_bytes, send, recv)
     }
 
     fn transport_ping_pong(&self, message_bytes: usize) -> anyhow::Result<RoundTrips> {
-        let [mut a, mut b] = Side::pair(&self.options(), message_bytes)?;
+        let [mut a, mut b] = Side::pair(self, message_bytes)?;
         let count = self.round_trips;
         let ask = || time_round_trips(count, || a.exchange(false));
         let answer = || (0..count + count / 10).try_for_each(|_| b.exchange(true));
@@ -389,6 +407,7 @@ fn median(values: &[f64]) -> f64 {
 fn main() -> anyhow::Result<()> {
     let arguments = Arguments::parse();
     ensure!(arguments.cores.len() == 2, "--cores takes two, as in 0,1");
+    ensure!([0, 2].contains(&arguments.rdma.len()), "--rdma takes two devices, as in rxe0,rxe1");
     ensure!(arguments.rounds > 0 && arguments.round_trips > 0, "--rounds and --round-trips must be above 0");
     for &message_bytes in &arguments.messages {
         let count = (arguments.bytes / message_bytes.max(1)).max(1);

@@ -158,9 +158,12 @@ impl Bench {
     /// Sends messages until the flow fails. Returns what either side says.
     fn stream_until_failed(&mut self, mut happen: impl FnMut(&mut Self, usize)) -> [TransportError; 2] {
         let mut traffic = self.traffic(BYTES, MESSAGES);
-        let mut done = [0, 0];
+        let (mut done, mut before) = ([0, 0], 0);
         self.until("failed", |bench| {
-            happen(bench, done[1]);
+            while before < done[1] {
+                before += 1;
+                happen(bench, before);
+            }
             if let Ok(now) = bench.turn(&mut traffic, BYTES, MESSAGES) {
                 done = now;
             }
