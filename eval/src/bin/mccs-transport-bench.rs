@@ -22,8 +22,7 @@ use mccs_service::runtime::{Context, Progress};
 use mccs_service::transports::rdma::{DeviceChoice, Driver, LIBRARY, RdmaOptions, RdmaTransport, Verbs};
 use mccs_service::transports::tcp::TcpTransport;
 use mccs_service::transports::{
-    DataPath, FlowOptions, FlowSpec, FlowState, ListenOptions, MemorySpan, RecvFlow, Request, SendFlow, Status,
-    Transport,
+    FlowOptions, FlowSpec, FlowState, ListenOptions, MemorySpan, RecvFlow, Request, SendFlow, Status, Transport,
 };
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::time::{ClockId, clock_gettime};
