@@ -75,6 +75,17 @@ pub enum TransportError {
         /// The limit in force.
         limit_bytes: u64,
     },
+    /// A device cannot reach a GPU's memory.
+    #[error(
+        "registering {bytes} bytes of a GPU's memory with the RDMA device failed ({reason}), by dma-buf and by its address; \
+         load nvidia_peermem, or stage through host memory"
+    )]
+    GpuMemory {
+        /// Of the registration.
+        bytes: u64,
+        /// Why.
+        reason: Errno,
+    },
     /// The kernel refused something that concerns no flow.
     #[error("{call} failed: {reason}")]
     Os {
@@ -184,7 +195,9 @@ impl TransportError {
             TransportError::Listen { .. } | TransportError::Option { .. } | TransportError::Os { .. } => {
                 ErrorClass::System
             }
-            TransportError::TooMany { .. } | TransportError::LockedMemory { .. } => ErrorClass::System,
+            TransportError::TooMany { .. } | TransportError::LockedMemory { .. } | TransportError::GpuMemory { .. } => {
+                ErrorClass::System
+            }
             TransportError::BadHandle(_) => ErrorClass::Remote,
             TransportError::NoSuch(_) | TransportError::OutsideMemory { .. } | TransportError::MemoryInUse(_) => {
                 ErrorClass::Internal

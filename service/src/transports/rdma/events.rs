@@ -4,6 +4,7 @@ use mccs_ipc::types::Handle;
 
 use super::super::Fault;
 use super::RdmaTransport;
+use super::flusher::FLUSHER;
 use super::setup::{Half, Stage};
 use super::verbs::{AsyncEvent, Completion, WcStatus, is_of_way};
 use super::way::of_wr_id;
@@ -22,6 +23,9 @@ impl RdmaTransport {
             WcStatus::Flushed => Some(FLUSHED),
             WcStatus::Failed(code) => Some(code),
         };
+        if owner.lane == FLUSHER {
+            return self.flushed(owner.flow.index as usize, status);
+        }
         let Some(flow) = self.flows.get_mut(owner.flow) else { return };
         let Some(lane) = flow.way.as_mut().and_then(|way| way.lanes.get_mut(usize::from(owner.lane))) else { return };
         if let Some(status) = status {
@@ -47,6 +51,19 @@ impl RdmaTransport {
         match done {
             Ok(()) => self.enqueue(owner.flow),
             Err(fault) => self.fail(owner.flow, fault),
+        }
+    }
+
+    /// A read of a port's flusher has ended. A flusher that fails is no more: unfinished flushes fail, the next one makes another.
+    fn flushed(&mut self, port: usize, status: Option<u32>) {
+        let Some(port) = self.ports.get_mut(port) else { return };
+        match (&mut port.flusher, status) {
+            (Some(flusher), None) => flusher.completed(),
+            (flusher, _) => {
+                if let Some(flusher) = flusher.take() {
+                    flusher.end(&mut port.queues, &mut self.owners);
+                }
+            }
         }
     }
 

@@ -8,6 +8,7 @@
 //! A device other than the first learns of memory when a flow first uses it there.
 
 use std::collections::HashMap;
+use std::os::fd::{AsRawFd, OwnedFd};
 
 use nix::errno::Errno;
 use nix::sys::resource::{Resource, getrlimit};
@@ -15,7 +16,7 @@ use nix::sys::resource::{Resource, getrlimit};
 use super::super::region::Regions;
 use super::super::{MemoryKey, TransportError};
 use super::ports::Port;
-use super::verbs::{MemoryRegion, VerbsError};
+use super::verbs::{DmaBuffer, MemoryRegion, VerbsError};
 use crate::memory::{region_number, regions_gone};
 
 /// Registrations that are kept without a user.
@@ -30,8 +31,15 @@ struct Registration {
     users: u32,
     /// Number of the tenant's region that it lies in.
     region: Option<u64>,
+    /// A GPU's memory, by a descriptor where there is one.
+    gpu: Option<GpuBuffer>,
     /// By port.
     mrs: [Option<MemoryRegion>; PORTS_MAX],
+}
+
+#[derive(Debug)]
+struct GpuBuffer {
+    buffer: Option<(OwnedFd, u64)>,
 }
 
 /// See the module's documentation.
@@ -53,6 +61,7 @@ pub(super) struct Memory {
 pub(super) struct Keys {
     pub(super) lkey: u32,
     pub(super) rkey: u32,
+    pub(super) is_gpu: bool,
 }
 
 /// What a refusal means.
@@ -91,8 +100,31 @@ impl Memory {
         // SAFETY: the caller's promise, passed on.
         let key = unsafe { self.regions.register(ptr, bytes) }?;
         let place = self.place(ptr as u64, bytes);
-        self.registrations[place].users += 1;
         self.kept.retain(|kept| *kept != place);
+        self.name(key, place, ports)
+    }
+
+    /// Makes a GPU's memory known. Never kept, and not shared with other registrations.
+    ///
+    /// # Safety
+    /// As of [`super::RdmaTransport::register_gpu`].
+    pub(super) unsafe fn register_gpu(
+        &mut self,
+        address: u64,
+        bytes: u64,
+        buffer: Option<(OwnedFd, u64)>,
+        ports: &[Port],
+    ) -> Result<MemoryKey, TransportError> {
+        // SAFETY: the caller's promise; only devices use the address.
+        let key = unsafe { self.regions.register(address as *mut u8, bytes) }?;
+        let gpu = Some(GpuBuffer { buffer });
+        let place = self.add(Registration { address, bytes, gpu, ..Registration::default() });
+        self.name(key, place, ports)
+    }
+
+    /// Gives a registration another user's key, after the first port has taken it.
+    fn name(&mut self, key: MemoryKey, place: usize, ports: &[Port]) -> Result<MemoryKey, TransportError> {
+        self.registrations[place].users += 1;
         let index = key.0.index as usize;
         if self.places.len() <= index {
             self.places.resize(index + 1, usize::MAX);
@@ -113,8 +145,13 @@ impl Memory {
         {
             return place;
         }
-        let registration = Registration { address, bytes, region, ..Registration::default() };
-        let place = match self.free.pop() {
+        let place = self.add(Registration { address, bytes, region, ..Registration::default() });
+        self.by_extent.insert((address, bytes), place);
+        place
+    }
+
+    fn add(&mut self, registration: Registration) -> usize {
+        match self.free.pop() {
             Some(place) => {
                 self.registrations[place] = registration;
                 place
@@ -123,9 +160,7 @@ impl Memory {
                 self.registrations.push(registration);
                 self.registrations.len() - 1
             }
-        };
-        self.by_extent.insert((address, bytes), place);
-        place
+        }
     }
 
     pub(super) fn deregister(&mut self, key: MemoryKey) -> Result<(), TransportError> {
@@ -180,18 +215,29 @@ impl Memory {
         let place = self.places.get(key.0.index as usize).copied().ok_or(no_such.clone())?;
         let registration = self.registrations.get_mut(place).ok_or(no_such.clone())?;
         if registration.bytes == 0 {
-            return Ok(Keys { lkey: 0, rkey: 0 });
+            return Ok(Keys { lkey: 0, rkey: 0, is_gpu: false });
         }
-        let slot = registration.mrs.get_mut(port).ok_or(no_such.clone())?;
+        let Registration { address, bytes, ref gpu, ref mut mrs, .. } = *registration;
+        let slot = mrs.get_mut(port).ok_or(no_such.clone())?;
         let mr = match slot {
             Some(mr) => mr,
             None => {
                 let pd = &ports.get(port).ok_or(no_such)?.pd;
                 // SAFETY: whoever registered the memory keeps it until it deregisters it, and regions that are kept live.
-                let made = unsafe { pd.register(registration.address, registration.bytes) };
-                slot.insert(made.map_err(|error| refusal(error, registration.bytes))?)
+                let made = unsafe {
+                    match gpu {
+                        None => pd.register(address, bytes).map_err(|error| refusal(error, bytes)),
+                        Some(GpuBuffer { buffer }) => {
+                            let buffer =
+                                buffer.as_ref().map(|(fd, offset)| DmaBuffer { fd: fd.as_raw_fd(), offset: *offset });
+                            let refused = |VerbsError { errno, .. }| TransportError::GpuMemory { bytes, reason: errno };
+                            pd.register_gpu(address, bytes, buffer).map_err(refused)
+                        }
+                    }
+                };
+                slot.insert(made?)
             }
         };
-        Ok(Keys { lkey: mr.lkey, rkey: mr.rkey })
+        Ok(Keys { lkey: mr.lkey, rkey: mr.rkey, is_gpu: gpu.is_some() })
     }
 }

@@ -28,6 +28,7 @@
 //! the registered memory it is from, so flows are between services that trust each other.
 
 mod events;
+mod flusher;
 mod line;
 mod memory;
 mod options;
@@ -46,7 +47,7 @@ mod wire;
 
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -54,6 +55,7 @@ use mccs_ipc::types::Handle;
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
+use self::flusher::Flusher;
 use self::memory::{Memory, PORTS_MAX};
 pub use self::options::{DeviceChoice, RdmaOptions};
 pub use self::ports::NoRdma;
@@ -83,6 +85,9 @@ const LINES_EVERY: u32 = 16;
 const EVENTS_EVERY: Duration = Duration::from_millis(5);
 /// How often memory whose region has gone is looked for while nothing else happens.
 const MEMORY_LOOKED_AT_EVERY: Duration = Duration::from_millis(500);
+
+/// A flush's number is its read's, and above it the port's.
+const FLUSH_PORT_SHIFT: u32 = 56;
 
 const NO_FLOW: TransportError = TransportError::NoSuch("flow");
 
@@ -168,6 +173,25 @@ impl RdmaTransport {
     #[must_use]
     pub fn describe(&self) -> String {
         self.ports.iter().map(Port::describe).collect::<Vec<_>>().join("; ")
+    }
+
+    /// Makes a GPU's memory known, for messages like other memory: by a dma-buf (descriptor, and offset of the memory in it) if
+    /// there is one and the kernel takes it, else by its address, where a module of the GPU's driver speaks for it.
+    /// [`DataPath::flush`] is what makes received bytes visible to the GPU.
+    ///
+    /// # Safety
+    /// As of [`Transport::register`], with the address as the GPU and this process know it; the dma-buf names the same bytes.
+    ///
+    /// # Errors
+    /// The device cannot reach it: stage through host memory.
+    pub unsafe fn register_gpu(
+        &mut self,
+        address: u64,
+        bytes: u64,
+        dma_buffer: Option<(OwnedFd, u64)>,
+    ) -> Result<MemoryKey, TransportError> {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { self.memory.register_gpu(address, bytes, dma_buffer, &self.ports) }
     }
 
     fn enqueue(&mut self, handle: Handle) {
@@ -276,18 +300,41 @@ impl DataPath for RdmaTransport {
         Ok(number.map(|number| Request { flow: id, kind: RequestKind::Message, number }))
     }
 
-    /// Done at once: what a device writes to host memory is visible when its completion is.
+    /// Done at once for host memory: what a device writes there is visible when its completion is. A GPU's is read.
     fn flush(&mut self, flow: RecvFlow, buffer: MemorySpan) -> Result<Option<Request>, TransportError> {
         let id = FlowId::from(flow);
-        self.flows.get(id.0).ok_or(NO_FLOW)?.check()?;
-        self.memory.regions.resolve(buffer)?;
-        Ok(Some(Request { flow: id, kind: RequestKind::Flush, number: 0 }))
+        let flow = self.flows.get(id.0).ok_or(NO_FLOW)?;
+        flow.check()?;
+        let target = self.memory.regions.resolve(buffer)?;
+        let port = flow.way.as_ref().map_or(0, |way| way.port);
+        let keys = self.memory.keys(buffer.key, port, &self.ports)?;
+        let done = Some(Request { flow: id, kind: RequestKind::Flush, number: 0 });
+        let Some(at) = self.ports.get_mut(port).filter(|_| keys.is_gpu && target.bytes > 0) else { return Ok(done) };
+        let flusher = match &mut at.flusher {
+            Some(flusher) => flusher,
+            None => {
+                let made = Flusher::new(port, at, &mut self.owners, &self.options);
+                at.flusher.insert(made.map_err(|fault| flow.error(fault))?)
+            }
+        };
+        let (address, _) = target.part(0, 1);
+        let read = flusher.read(address as u64, keys.rkey).map_err(|fault| flow.error(fault))?;
+        at.flushes = at.flushes.max(read.unwrap_or(0));
+        let number = |read| (port as u64) << FLUSH_PORT_SHIFT | read;
+        Ok(read.map(|read| Request { flow: id, kind: RequestKind::Flush, number: number(read) }))
     }
 
     fn test(&mut self, request: Request) -> Result<Status, TransportError> {
         let flow = self.flows.get_mut(request.flow.0).ok_or(NO_FLOW)?;
         if request.kind == RequestKind::Flush {
-            return Ok(Status::Done { bytes: 0, tag: 0 });
+            let port = self.ports.get((request.number >> FLUSH_PORT_SHIFT) as usize);
+            let read = request.number & ((1 << FLUSH_PORT_SHIFT) - 1);
+            return match port.and_then(|port| port.flusher.as_ref()?.is_done(read)) {
+                _ if read == 0 => Ok(Status::Done { bytes: 0, tag: 0 }),
+                Some(true) => Ok(Status::Done { bytes: 0, tag: 0 }),
+                Some(false) => flow.check().map(|()| Status::Running { bytes: 0 }),
+                None => Err(flow.error(super::Fault::NoPort)),
+            };
         }
         let status = match &mut flow.half {
             Half::Send(sender) => sender.test(request.number)?,

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use nix::errno::Errno;
 
 use super::super::TransportError;
+use super::flusher::Flusher;
 use super::options::{DeviceChoice, RdmaOptions};
 use super::queues::Queues;
 use super::verbs::{
@@ -44,6 +45,10 @@ impl From<NoRdma> for TransportError {
 pub(super) struct Port {
     pub(super) context: Arc<Context>,
     pub(super) pd: Arc<ProtectionDomain>,
+    /// In front of the queues that it completes to.
+    pub(super) flusher: Option<Flusher>,
+    /// Reads of all its flushers.
+    pub(super) flushes: u64,
     pub(super) queues: Queues,
     pub(super) limits: DeviceLimits,
     pub(super) number: u8,
@@ -130,7 +135,19 @@ fn open_port(
             let pd = ProtectionDomain::new(&context)?;
             let queues = Queues::new(&context, limits.cq_entries)?;
             let is_up = attributes.is_active;
-            Ok(Port { context, pd, queues, limits, number, attributes, gid_index, gid, is_up })
+            Ok(Port {
+                context,
+                pd,
+                flusher: None,
+                flushes: 0,
+                queues,
+                limits,
+                number,
+                attributes,
+                gid_index,
+                gid,
+                is_up,
+            })
         }
         Err(lacks) => Err(lacks),
     })

@@ -172,7 +172,8 @@ impl Sender {
                     rkey: credit.rkey,
                     imm: Some(entry.progress.tag),
                     signaled: false,
-                    inline: bytes > 0 && bytes <= lane.inline_bytes(),
+                    // The processor copies what is inline, and cannot read a GPU's memory.
+                    inline: bytes > 0 && bytes <= lane.inline_bytes() && !keys.is_gpu,
                 });
                 left = left.saturating_sub(u64::from(bytes).max(1));
                 self.posted += 1;

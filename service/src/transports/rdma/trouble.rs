@@ -443,3 +443,39 @@ fn registrations_are_shared_and_kept_as_long_as_regions_live() {
     bench.rounds(100, &[0]);
     assert_eq!(registrations(&bench), 0, "its pages are free");
 }
+
+/// A GPU's memory: by dma-buf, else by its address, else not at all; and what is written there is visible after a flush.
+#[test]
+fn memory_of_a_gpu_is_flushed_by_a_read() {
+    let mut bench = Bench::new(2);
+    let (source, memory) = (vec![7u8; 1000], vec![0u8; 1000]);
+    let file = || std::fs::File::open("/dev/null").expect("a file");
+    let register = |bench: &mut Bench, buffer: Option<u64>| {
+        let buffer = buffer.map(|offset| (file().into(), offset));
+        // SAFETY: the memory outlives the bench's use of it.
+        unsafe { bench.sides[1].register_gpu(memory.as_ptr() as u64, 1000, buffer) }
+    };
+    bench.fabric.be_gpu(&memory, false);
+    for buffer in [None, Some(4096)] {
+        let refusal = register(&mut bench, buffer).expect_err("nobody speaks for it").to_string();
+        assert!(refusal.contains("nvidia_peermem") && refusal.contains("stage through host memory"), "{refusal}");
+    }
+    let by_buffer = register(&mut bench, Some(0)).expect("by dma-buf");
+    bench.sides[1].deregister(by_buffer).expect("unused");
+    bench.fabric.be_gpu(&memory, true);
+    let target = register(&mut bench, Some(4096)).expect("by address");
+    // SAFETY: as above; the peer only reads it.
+    let from = unsafe { bench.sides[0].register(source.as_ptr().cast_mut(), 1000) }.expect("registers");
+    for bytes in [1, 100, 1000] {
+        let span = |key| MemorySpan { key, offset: 0, bytes };
+        let recv = bench.sides[1].irecv(bench.recv, span(target)).expect("lives").expect("room");
+        bench.sides[0].isend(bench.send, span(from), 0).expect("lives").expect("room");
+        bench.until("received", |bench| matches!(bench.sides[1].test(recv), Ok(Status::Done { .. })));
+        // SAFETY: a byte of the vector, which others write by its address.
+        let last = || unsafe { std::ptr::read_volatile(&raw const memory[bytes as usize - 1]) };
+        assert_eq!(last(), 0, "it is on the bus");
+        let flush = bench.sides[1].flush(bench.recv, span(target)).expect("lives").expect("room");
+        bench.until("flushed", |bench| matches!(bench.sides[1].test(flush), Ok(Status::Done { .. })));
+        assert_eq!(last(), 7);
+    }
+}

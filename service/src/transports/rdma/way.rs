@@ -214,7 +214,8 @@ impl Way {
             made => made,
         };
         let mut qp = qp.map_err(fault)?;
-        qp.modify(QpStep::Init { port: port.number, pkey_index: options.pkey_index }).map_err(fault)?;
+        qp.modify(QpStep::Init { port: port.number, pkey_index: options.pkey_index, may_be_read: false })
+            .map_err(fault)?;
         *random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let psn = (*random >> 32 & PSN_MASK) as u32;
         let name = owners.insert(owner).map_err(|_| Fault::NoPort)?;

@@ -195,6 +195,8 @@ pub enum QpStep {
         port: u8,
         /// Index of the partition key.
         pkey_index: u16,
+        /// The peer may read, too, where the memory's registration says so.
+        may_be_read: bool,
     },
     /// To RTR: receives are possible.
     Receive(QpPath),
@@ -223,6 +225,32 @@ pub struct Write {
     pub signaled: bool,
     /// The bytes are copied when posted.
     pub inline: bool,
+}
+
+/// A read of the peer's memory; always makes a completion.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Read {
+    /// Given back in the completion.
+    pub wr_id: u64,
+    /// Where the bytes go.
+    pub local: u64,
+    /// Key of that.
+    pub lkey: u32,
+    /// Length in bytes.
+    pub bytes: u32,
+    /// What is read.
+    pub remote: u64,
+    /// Key of that.
+    pub rkey: u32,
+}
+
+/// Memory of another device, as the kernel names it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DmaBuffer {
+    /// The descriptor.
+    pub fd: RawFd,
+    /// Where the memory begins in it.
+    pub offset: u64,
 }
 
 /// How a work request ended, in the words of the specification.
@@ -304,6 +332,18 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// # Safety
     /// The `bytes` bytes at `address` stay accessible until [`Driver::deregister`].
     unsafe fn register(&self, pd: Raw, address: u64, bytes: u64, access: Access) -> Result<Registered, VerbsError>;
+    /// Registers memory of another device.
+    ///
+    /// # Safety
+    /// As of [`Driver::register`]; `buffer` names the same bytes.
+    unsafe fn register_dma_buffer(
+        &self,
+        pd: Raw,
+        buffer: DmaBuffer,
+        address: u64,
+        bytes: u64,
+        access: Access,
+    ) -> Result<Registered, VerbsError>;
     /// Ends a registration: after it the device does not touch the memory.
     fn deregister(&self, mr: Raw);
     /// Makes a channel for completion events, whose descriptor does not block.
@@ -331,6 +371,11 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// # Safety
     /// The bytes named by each write stay readable until it has completed, or the queue pair is destroyed.
     unsafe fn post_writes(&self, qp: Raw, writes: &[Write]) -> Result<(), VerbsError>;
+    /// Posts a read.
+    ///
+    /// # Safety
+    /// The bytes that it goes to stay writable until it has completed, or the queue pair is destroyed.
+    unsafe fn post_read(&self, qp: Raw, read: &Read) -> Result<(), VerbsError>;
     /// Posts receives without memory, which immediate data consumes.
     fn post_receives(&self, qp: Raw, wr_id: u64, count: u32) -> Result<(), VerbsError>;
 }

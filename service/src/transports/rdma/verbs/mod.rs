@@ -14,8 +14,8 @@ mod result;
 mod sys;
 
 pub use self::driver::{
-    AsyncEvent, Completion, DeviceLimits, Driver, Gid, GidKind, LinkLayer, PortAttributes, QpPath, QpShape, QpStep,
-    QpTimers, WcStatus, Write, is_of_peer, is_of_way, status_text,
+    AsyncEvent, Completion, DeviceLimits, DmaBuffer, Driver, Gid, GidKind, LinkLayer, PortAttributes, QpPath, QpShape,
+    QpStep, QpTimers, Read, WcStatus, Write, is_of_peer, is_of_way, status_text,
 };
 pub use self::error::{Unavailable, VerbsError};
 pub use self::own::{CompletionChannel, CompletionQueue, Context, MemoryRegion, ProtectionDomain, QueuePair};

@@ -11,7 +11,8 @@ use std::sync::Arc;
 use nix::errno::Errno;
 
 use super::driver::{
-    Access, AsyncEvent, Completion, DeviceLimits, Driver, Gid, GidKind, PortAttributes, QpShape, QpStep, Raw, Write,
+    Access, AsyncEvent, Completion, DeviceLimits, DmaBuffer, Driver, Gid, GidKind, PortAttributes, QpShape, QpStep,
+    Raw, Read, Write,
 };
 use super::error::VerbsError;
 
@@ -109,6 +110,34 @@ impl ProtectionDomain {
             }
             made => made,
         }?;
+        Ok(MemoryRegion { pd: Arc::clone(self), raw: made.raw, lkey: made.lkey, rkey: made.rkey })
+    }
+
+    /// Registers a GPU's memory for peers to write, and this host to read: by `buffer` if there is one and the kernel takes it,
+    /// else by its address, which works where a module of the GPU's driver speaks for it (`nvidia_peermem`).
+    ///
+    /// # Safety
+    /// As of [`ProtectionDomain::register`]; `buffer` names the same bytes.
+    ///
+    /// # Errors
+    /// The driver's, of the second attempt.
+    pub unsafe fn register_gpu(
+        self: &Arc<Self>,
+        address: u64,
+        bytes: u64,
+        buffer: Option<DmaBuffer>,
+    ) -> Result<MemoryRegion, VerbsError> {
+        let access = Access { remote_write: true, remote_read: true, relaxed_ordering: false };
+        let driver = &self.context.driver;
+        let by_buffer = buffer.and_then(|buffer| {
+            // SAFETY: the caller's promise, passed on.
+            unsafe { driver.register_dma_buffer(self.raw, buffer, address, bytes, access) }.ok()
+        });
+        let made = match by_buffer {
+            Some(made) => made,
+            // SAFETY: the caller's promise, passed on.
+            None => unsafe { driver.register(self.raw, address, bytes, access) }?,
+        };
         Ok(MemoryRegion { pd: Arc::clone(self), raw: made.raw, lkey: made.lkey, rkey: made.rkey })
     }
 }
@@ -250,6 +279,18 @@ impl QueuePair {
     pub unsafe fn post_writes(&mut self, writes: &[Write]) -> Result<(), VerbsError> {
         // SAFETY: the caller's promise, passed on.
         unsafe { self.pd.context.driver.post_writes(self.raw, writes) }
+    }
+
+    /// Posts a read.
+    ///
+    /// # Safety
+    /// The bytes that it goes to stay writable until it has completed, or the queue pair is dropped.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub unsafe fn post_read(&mut self, read: &Read) -> Result<(), VerbsError> {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { self.pd.context.driver.post_read(self.raw, read) }
     }
 
     /// Posts receives without memory.

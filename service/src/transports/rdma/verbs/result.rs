@@ -11,8 +11,8 @@ use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
 use super::driver::{
-    Access, AsyncEvent, Completion, DeviceLimits, Driver, Gid, GidKind, LinkLayer, MadeQp, PortAttributes, QpShape,
-    QpStep, Raw, Registered, WcStatus, Write,
+    Access, AsyncEvent, Completion, DeviceLimits, DmaBuffer, Driver, Gid, GidKind, LinkLayer, MadeQp, PortAttributes,
+    QpShape, QpStep, Raw, Read, Registered, WcStatus, Write,
 };
 use super::error::{Unavailable, VerbsError};
 use super::sys;
@@ -105,6 +105,21 @@ fn gbit_per_s(width: u8, speed: u8) -> u32 {
     lanes * lane_mbit_per_s / 1000
 }
 
+fn access_flags(access: Access) -> u32 {
+    let flag = |wanted: bool, flag| if wanted { flag } else { 0 };
+    sys::ACCESS_LOCAL_WRITE
+        | flag(access.remote_write, sys::ACCESS_REMOTE_WRITE)
+        | flag(access.remote_read, sys::ACCESS_REMOTE_READ)
+        | flag(access.relaxed_ordering, sys::ACCESS_RELAXED_ORDERING)
+}
+
+/// What the library has just made.
+fn registered(mr: *mut sys::ibv_mr) -> Registered {
+    // SAFETY: made by the library, and not null.
+    let (lkey, rkey) = unsafe { ((*mr).lkey, (*mr).rkey) };
+    Registered { raw: Raw::of(mr), lkey, rkey }
+}
+
 fn event(event: &sys::ibv_async_event) -> AsyncEvent {
     let (qp, port) = (Raw::of(event.element), event.element as usize as u8);
     match event.event_type {
@@ -124,10 +139,11 @@ fn attributes(step: QpStep) -> (sys::ibv_qp_attr, u32) {
     // SAFETY: integers only; all zeroes are a value.
     let mut attr: sys::ibv_qp_attr = unsafe { std::mem::zeroed() };
     let mask = match step {
-        QpStep::Init { port, pkey_index } => {
+        QpStep::Init { port, pkey_index, may_be_read } => {
             attr.qp_state = sys::QPS_INIT;
             (attr.port_num, attr.pkey_index) = (port, pkey_index);
-            attr.qp_access_flags = sys::ACCESS_REMOTE_WRITE;
+            let read = if may_be_read { sys::ACCESS_REMOTE_READ } else { 0 };
+            attr.qp_access_flags = sys::ACCESS_REMOTE_WRITE | read;
             sys::QP_PKEY_INDEX | sys::QP_PORT | sys::QP_ACCESS_FLAGS
         }
         QpStep::Receive(path) => {
@@ -281,11 +297,7 @@ impl Driver for Verbs {
     }
 
     unsafe fn register(&self, pd: Raw, address: u64, bytes: u64, access: Access) -> Result<Registered, VerbsError> {
-        let flag = |wanted: bool, flag| if wanted { flag } else { 0 };
-        let access_flags = sys::ACCESS_LOCAL_WRITE
-            | flag(access.remote_write, sys::ACCESS_REMOTE_WRITE)
-            | flag(access.remote_read, sys::ACCESS_REMOTE_READ)
-            | flag(access.relaxed_ordering, sys::ACCESS_RELAXED_ORDERING);
+        let access_flags = access_flags(access);
         let ptr = address as *mut std::ffi::c_void;
         // SAFETY: a protection domain that lives; the caller keeps the memory.
         let mr = unsafe {
@@ -299,9 +311,23 @@ impl Driver for Verbs {
                 }
             }
         }?;
-        // SAFETY: the library has just made it.
-        let (lkey, rkey) = unsafe { ((*mr).lkey, (*mr).rkey) };
-        Ok(Registered { raw: Raw::of(mr), lkey, rkey })
+        Ok(registered(mr))
+    }
+
+    unsafe fn register_dma_buffer(
+        &self,
+        pd: Raw,
+        buffer: DmaBuffer,
+        address: u64,
+        bytes: u64,
+        access: Access,
+    ) -> Result<Registered, VerbsError> {
+        let missing = VerbsError::new("ibv_reg_dmabuf_mr", Errno::EOPNOTSUPP);
+        let register = self.0.ibv_reg_dmabuf_mr.ok_or(missing)?;
+        let (DmaBuffer { fd, offset }, flags) = (buffer, access_flags(access) as c_int);
+        // SAFETY: a protection domain that lives; the caller keeps the memory, and says that the descriptor names it.
+        let mr = unsafe { register(pd.ptr(), offset, bytes as usize, address, fd, flags) };
+        made("ibv_reg_dmabuf_mr", mr).map(registered)
     }
 
     fn deregister(&self, mr: Raw) {
@@ -439,6 +465,25 @@ impl Driver for Verbs {
             check("ibv_post_send", unsafe { (self.qp_ops(qp).post_send)(qp.ptr(), first, &raw mut refused) })?;
         }
         Ok(())
+    }
+
+    unsafe fn post_read(&self, qp: Raw, read: &Read) -> Result<(), VerbsError> {
+        let mut part = sys::ibv_sge { addr: read.local, length: read.bytes, lkey: read.lkey };
+        let mut request = sys::ibv_send_wr {
+            wr_id: read.wr_id,
+            next: std::ptr::null_mut(),
+            sg_list: &raw mut part,
+            num_sge: 1,
+            opcode: sys::WR_RDMA_READ,
+            send_flags: sys::SEND_SIGNALED,
+            imm_data: 0,
+            remote_addr: read.remote,
+            rkey: read.rkey,
+            _others: [0; 9],
+        };
+        let mut refused = std::ptr::null_mut();
+        // SAFETY: a queue pair that lives, and one request; the caller keeps the bytes.
+        check("ibv_post_send", unsafe { (self.qp_ops(qp).post_send)(qp.ptr(), &raw mut request, &raw mut refused) })
     }
 
     fn post_receives(&self, qp: Raw, wr_id: u64, count: u32) -> Result<(), VerbsError> {

@@ -302,6 +302,7 @@ pub const CONSTANTS: &[(&str, u32)] = &[
     ("IBV_QPS_RTS", QPS_RTS),
     ("IBV_WR_RDMA_WRITE", WR_RDMA_WRITE),
     ("IBV_WR_RDMA_WRITE_WITH_IMM", WR_RDMA_WRITE_WITH_IMM),
+    ("IBV_WR_RDMA_READ", WR_RDMA_READ),
     ("IBV_SEND_SIGNALED", SEND_SIGNALED),
     ("IBV_SEND_INLINE", SEND_INLINE),
     ("IBV_ACCESS_LOCAL_WRITE", ACCESS_LOCAL_WRITE),
@@ -345,6 +346,7 @@ pub const QPS_RTR: u32 = 2;
 pub const QPS_RTS: u32 = 3;
 pub const WR_RDMA_WRITE: u32 = 0;
 pub const WR_RDMA_WRITE_WITH_IMM: u32 = 1;
+pub const WR_RDMA_READ: u32 = 4;
 pub const SEND_SIGNALED: u32 = 1 << 1;
 pub const SEND_INLINE: u32 = 1 << 3;
 pub const ACCESS_LOCAL_WRITE: u32 = 1;
@@ -464,6 +466,7 @@ entry_points! {
     }
     optional {
         ibv_reg_mr_iova2: fn(*mut ibv_pd, *mut c_void, usize, u64, c_uint) -> *mut ibv_mr;
+        ibv_reg_dmabuf_mr: fn(*mut ibv_pd, u64, usize, u64, c_int, c_int) -> *mut ibv_mr;
     }
 }
 

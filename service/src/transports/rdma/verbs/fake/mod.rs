@@ -15,8 +15,8 @@ use nix::errno::Errno;
 
 use self::world::{Device, OpenDevice, World, event_fd};
 use super::driver::{
-    Access, AsyncEvent, Completion, DeviceLimits, Driver, Gid, GidKind, LinkLayer, MadeQp, PortAttributes, QpShape,
-    QpStep, Raw, Registered, Write,
+    Access, AsyncEvent, Completion, DeviceLimits, DmaBuffer, Driver, Gid, GidKind, LinkLayer, MadeQp, PortAttributes,
+    QpShape, QpStep, Raw, Read, Registered, Write,
 };
 use super::error::VerbsError;
 
@@ -73,7 +73,7 @@ impl Fabric {
                 (gid, GidKind::V1),
                 (gid, GidKind::RoceV2),
             ];
-            world.devices.push(Device { host, name: format!("fake{device}"), is_up: true, gids });
+            world.devices.push(Device::new(host, format!("fake{device}"), gids));
         }
         drop(world);
         Arc::new(Host { fabric: self.clone(), number: host })
@@ -127,6 +127,12 @@ impl Fabric {
     /// How much memory a host may register from here on.
     pub fn limit_locked(&self, bytes: Option<u64>) {
         self.world().options.locked_bytes = bytes;
+    }
+
+    /// This memory is a GPU's: written bytes come when a read pushes them. Its driver may speak for it (`nvidia_peermem`).
+    pub fn be_gpu(&self, memory: &[u8], has_driver: bool) {
+        let start = memory.as_ptr() as u64;
+        self.world().gpu = Some((start..start + memory.len() as u64, has_driver));
     }
 
     /// Completions that found no room in their queue. There must be none.
@@ -225,7 +231,22 @@ impl Driver for Host {
         if access.relaxed_ordering {
             return Err(VerbsError::new("ibv_reg_mr_iova2", Errno::EOPNOTSUPP));
         }
-        self.world().register(pd, address, bytes, access.remote_write).map_err(refused("ibv_reg_mr"))
+        self.world().register(pd, address, bytes, access, false).map_err(refused("ibv_reg_mr"))
+    }
+
+    unsafe fn register_dma_buffer(
+        &self,
+        pd: Raw,
+        buffer: DmaBuffer,
+        address: u64,
+        bytes: u64,
+        access: Access,
+    ) -> Result<Registered, VerbsError> {
+        // Devices of this fabric take those that begin where the memory does.
+        if buffer.offset != 0 {
+            return Err(VerbsError::new("ibv_reg_dmabuf_mr", Errno::EOPNOTSUPP));
+        }
+        self.world().register(pd, address, bytes, access, true).map_err(refused("ibv_reg_dmabuf_mr"))
     }
 
     fn deregister(&self, mr: Raw) {
@@ -281,6 +302,10 @@ impl Driver for Host {
 
     unsafe fn post_writes(&self, qp: Raw, writes: &[Write]) -> Result<(), VerbsError> {
         self.world().post_writes(qp, writes).map_err(refused("ibv_post_send"))
+    }
+
+    unsafe fn post_read(&self, qp: Raw, read: &Read) -> Result<(), VerbsError> {
+        self.world().post_read(qp, read).map_err(refused("ibv_post_send"))
     }
 
     fn post_receives(&self, qp: Raw, wr_id: u64, count: u32) -> Result<(), VerbsError> {

@@ -7,7 +7,8 @@ use nix::errno::Errno;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use super::super::driver::{
-    AsyncEvent, Completion, Gid, GidKind, QpPath, QpShape, QpStep, QpTimers, Raw, Registered, WcStatus, Write,
+    Access, AsyncEvent, Completion, Gid, GidKind, QpPath, QpShape, QpStep, QpTimers, Raw, Read, Registered, WcStatus,
+    Write,
 };
 use super::FabricOptions;
 
@@ -24,6 +25,14 @@ pub(super) struct Device {
     pub(super) name: String,
     pub(super) is_up: bool,
     pub(super) gids: Vec<(Gid, GidKind)>,
+    /// Written to a GPU's memory, and still on the bus.
+    on_the_bus: Vec<(u64, Vec<u8>)>,
+}
+
+impl Device {
+    pub(super) fn new(host: u32, name: String, gids: Vec<(Gid, GidKind)>) -> Self {
+        Device { host, name, is_up: true, gids, on_the_bus: Vec::new() }
+    }
 }
 
 #[derive(Debug)]
@@ -39,6 +48,7 @@ struct Region {
     address: u64,
     bytes: u64,
     remote_write: bool,
+    remote_read: bool,
 }
 
 #[derive(Debug)]
@@ -73,6 +83,7 @@ enum State {
 struct Posted {
     write: Write,
     inline: Option<Vec<u8>>,
+    is_read: bool,
     index: u64,
 }
 
@@ -113,6 +124,8 @@ pub(super) struct World {
     next: usize,
     /// Completions that found no room.
     pub(super) overruns: u64,
+    /// Memory that is a GPU's, and whether its driver speaks for it.
+    pub(super) gpu: Option<(std::ops::Range<u64>, bool)>,
     /// What the next write of a host ends with.
     pub(super) bad_luck: Vec<(u32, u32)>,
     random: u64,
@@ -137,6 +150,7 @@ impl World {
             qps: BTreeMap::new(),
             next: 0,
             overruns: 0,
+            gpu: None,
             bad_luck: Vec::new(),
             random: options.seed,
         }
@@ -172,7 +186,8 @@ impl World {
         pd: Raw,
         address: u64,
         bytes: u64,
-        remote_write: bool,
+        access: Access,
+        is_dma_buffer: bool,
     ) -> Result<Registered, Errno> {
         let host = |pd: Raw| Some(self.device_of(*self.pds.get(&pd)?)?.host);
         let ours = host(pd);
@@ -183,9 +198,14 @@ impl World {
         if self.options.locked_bytes.is_some_and(|limit| pinned.sum::<u64>() + bytes > limit) {
             return Err(Errno::ENOMEM);
         }
+        let has_driver = |(gpu, speaks): &(std::ops::Range<u64>, bool)| *speaks || !gpu.contains(&address);
+        if !is_dma_buffer && !self.gpu.as_ref().is_none_or(has_driver) {
+            return Err(Errno::EFAULT);
+        }
         let raw = self.name();
         let key = raw.0 as u32;
-        self.regions.insert(key, Region { pd, address, bytes, remote_write });
+        let Access { remote_write, remote_read, .. } = access;
+        self.regions.insert(key, Region { pd, address, bytes, remote_write, remote_read });
         Ok(Registered { raw, lkey: key, rkey: key })
     }
 
@@ -313,9 +333,26 @@ impl World {
             // SAFETY: who posts promises that the bytes are readable.
             let bytes = || unsafe { std::slice::from_raw_parts(write.local as *const u8, write.bytes as usize) };
             let inline = write.inline.then(|| if write.bytes == 0 { Vec::new() } else { bytes().to_vec() });
+            let of_gpu = |(gpu, _): &(std::ops::Range<u64>, bool)| gpu.contains(&write.local);
+            assert!(!write.inline || !self.gpu.as_ref().is_some_and(of_gpu), "the processor cannot read it");
             qp.posted += 1;
-            qp.sends.push_back(Posted { write: *write, inline, index: qp.posted });
+            qp.sends.push_back(Posted { write: *write, inline, is_read: false, index: qp.posted });
         }
+        Ok(())
+    }
+
+    pub(super) fn post_read(&mut self, qp: Raw, read: &Read) -> Result<(), Errno> {
+        let qp = self.qps.get_mut(&qp).ok_or(Errno::EINVAL)?;
+        if qp.state < State::Sends {
+            return Err(Errno::EINVAL);
+        }
+        if qp.posted - qp.retired >= qp.shape.send_wrs.into() {
+            return Err(Errno::ENOMEM);
+        }
+        let Read { wr_id, local, lkey, bytes, remote, rkey } = *read;
+        let write = Write { wr_id, local, lkey, bytes, remote, rkey, imm: None, signaled: true, inline: false };
+        qp.posted += 1;
+        qp.sends.push_back(Posted { write, inline: None, is_read: true, index: qp.posted });
         Ok(())
     }
 
@@ -352,10 +389,10 @@ impl World {
         (knows && is_ready && peer.path.is_some_and(|back| back.peer_qp == qp.number)).then_some(raw)
     }
 
-    fn covers(&self, pd: Raw, key: u32, address: u64, bytes: u64, is_remote: bool) -> bool {
+    fn covers(&self, pd: Raw, key: u32, address: u64, bytes: u64, may: impl Fn(&Region) -> bool) -> bool {
         self.regions.get(&key).is_some_and(|region| {
             let inside = address >= region.address && address + bytes <= region.address + region.bytes;
-            region.pd == pd && inside && (region.remote_write || !is_remote)
+            region.pd == pd && inside && may(region)
         })
     }
 
@@ -379,19 +416,37 @@ impl World {
             return self.stuck(raw, patience, RNR_EXCEEDED);
         }
         let bytes = u64::from(write.bytes);
-        if bytes > 0 && !write.inline && !self.covers(pd, write.lkey, write.local, bytes, false) {
+        let is_read = posted.is_read;
+        let may = |region: &Region| if is_read { region.remote_read } else { region.remote_write };
+        if bytes > 0 && !write.inline && !self.covers(pd, write.lkey, write.local, bytes, |_| true) {
             return self.fail(raw, LOCAL_PROTECTION);
         }
-        if bytes > 0 && !self.covers(peer.pd, write.rkey, write.remote, bytes, true) {
+        if bytes > 0 && !self.covers(peer.pd, write.rkey, write.remote, bytes, may) {
             self.break_qp(peer_raw);
             return self.fail(raw, REMOTE_ACCESS);
         }
         let part = (bytes - moved).min(self.options.step_bytes);
         let source = posted.inline.as_ref().map_or(write.local as *const u8, |inline| inline.as_ptr());
-        // SAFETY: both ranges were found inside registered memory, or the source is the copy of an inline write.
-        unsafe {
-            let target = (write.remote + moved) as *mut u8;
-            std::ptr::copy(source.wrapping_add(moved as usize), target, part as usize);
+        let (source, target) = if is_read { (write.remote as *const u8, write.local) } else { (source, write.remote) };
+        let (source, target) = (source.wrapping_add(moved as usize), target + moved);
+        let device = self.open.get(&peer.context).map(|open| open.device);
+        let is_gpu = self.gpu.as_ref().is_some_and(|(gpu, _)| gpu.contains(&target));
+        if let Some(device) = device.and_then(|device| self.devices.get_mut(device)) {
+            // A read pushes the writes in front of it along.
+            let arrive = if is_read { std::mem::take(&mut device.on_the_bus) } else { Vec::new() };
+            for (target, bytes) in arrive {
+                // SAFETY: was found inside registered memory; tests keep what they let a GPU have.
+                unsafe { std::ptr::copy(bytes.as_ptr(), target as *mut u8, bytes.len()) };
+            }
+            if is_gpu {
+                // SAFETY: as below.
+                let bytes = unsafe { std::slice::from_raw_parts(source, part as usize) };
+                device.on_the_bus.push((target, bytes.to_vec()));
+            }
+        }
+        if !is_gpu {
+            // SAFETY: both ranges were found inside registered memory, or the source is the copy of an inline write.
+            unsafe { std::ptr::copy(source, target as *mut u8, part as usize) };
         }
         if let Some(qp) = self.qps.get_mut(&raw) {
             qp.stuck_since = None;
