@@ -84,9 +84,10 @@ impl RdmaTransport {
         let (device, number) = (port.context.name.clone(), port.number);
         match event {
             AsyncEvent::PortUp(up) if up == number => {
-                // What cannot be asked is as it was.
-                let _ = port.refresh(&self.options);
-                port.is_up = true;
+                if port.refresh(&self.options).is_err() {
+                    // What cannot be asked is as it was.
+                    port.is_up = true;
+                }
                 tracing::info!(device, port = number, "an RDMA port is up");
                 self.come_home(index);
             }
@@ -102,6 +103,7 @@ impl RdmaTransport {
                 if port.refresh(&self.options).unwrap_or(true) {
                     tracing::warn!(device, port = number, gid = %port.gid, "an RDMA port has another address");
                     self.leave_port(index, Fault::NoPort);
+                    self.come_home(index);
                 }
             }
             AsyncEvent::QpFatal { qp } => {
@@ -144,6 +146,9 @@ impl RdmaTransport {
 
     /// A port is back: flows on ports that come after it return.
     fn come_home(&mut self, index: usize) {
+        if !self.ports.get(index).is_some_and(|port| port.is_up) {
+            return;
+        }
         self.on_ports(|port| port > index).into_iter().for_each(|handle| self.break_way(handle, Fault::NoPort));
         // Those that wait for a port need not wait on.
         let now = self.now;

@@ -93,7 +93,10 @@ impl Line {
                 return Err(error);
             }
         }
-        line.listen(tcp)?;
+        if let Err(error) = line.listen(tcp) {
+            line.end(tcp);
+            return Err(error);
+        }
         Ok(line)
     }
 

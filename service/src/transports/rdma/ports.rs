@@ -74,11 +74,10 @@ impl Port {
     /// Looks at the port again. Returns whether its address is another one.
     pub(super) fn refresh(&mut self, options: &RdmaOptions) -> Result<bool, VerbsError> {
         self.attributes = self.context.port(self.number)?;
-        self.is_up = self.attributes.is_active;
-        let (gid_index, gid) = match choose_gid(&self.context, self.number, &self.attributes, options)? {
-            Ok(chosen) => chosen,
-            Err(_) => (self.gid_index, Gid::default()),
-        };
+        let chosen = choose_gid(&self.context, self.number, &self.attributes, options)?;
+        // Without an address it reaches nobody, until it has one again.
+        self.is_up = self.attributes.is_active && chosen.is_ok();
+        let (gid_index, gid) = chosen.unwrap_or((self.gid_index, Gid::default()));
         let changed = (gid_index, gid) != (self.gid_index, self.gid);
         (self.gid_index, self.gid) = (gid_index, gid);
         Ok(changed)

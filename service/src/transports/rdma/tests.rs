@@ -197,9 +197,64 @@ impl Fixture for OnDevices {
 mod on_devices {
     use super::*;
     suite!(
-        #[ignore = "needs RDMA devices: tests/rdma-vm/run -- cargo test -p mccs-service --lib on_devices -- --ignored --test-threads 1"]
+        #[ignore = "needs RDMA devices: in tests/rdma-vm/run, the test binary with --ignored on_devices"]
         OnDevices
     );
+
+    fn set_link(device: &str, state: &str) {
+        let interface = format!("/sys/class/infiniband/{device}/ports/1/gid_attrs/ndevs/0");
+        let interface = std::fs::read_to_string(interface).expect("a network interface");
+        let status = std::process::Command::new("ip").args(["link", "set", interface.trim(), state]).status();
+        assert!(status.expect("ip").success());
+    }
+
+    /// A cable is pulled for longer than the device tries, and put back: messages go on.
+    #[test]
+    #[ignore = "takes an interface down: in tests/rdma-vm/run, the test binary with --ignored on_devices"]
+    fn a_link_that_comes_back() {
+        const DOWN: Duration = Duration::from_millis(1500);
+        const BYTES: usize = 100_000;
+        let mut bed = OnDevices::new();
+        let mut sides = [bed.transport(), bed.transport()];
+        let spec = FlowSpec { number: 0, peer: "rank 1".into(), options: FlowOptions::default() };
+        let (listener, handle) = sides[1].listen(&ListenOptions::default()).expect("listens");
+        let send = sides[0].connect(&handle, &spec, Instant::now()).expect("connects");
+        let recv = sides[1].accept(listener, &spec, Instant::now()).expect("accepts");
+        let mut memory = [vec![0u8; BYTES], vec![0u8; BYTES]];
+        let spans = [0, 1].map(|side: usize| {
+            // SAFETY: the memory lives until after the last poll.
+            let key = unsafe { sides[side].register(memory[side].as_mut_ptr(), BYTES as u64) }.expect("registers");
+            MemorySpan { key, offset: 0, bytes: BYTES as u64 }
+        });
+        for message in 0..30u8 {
+            memory[0].fill(message);
+            let mut is_down = message == 10;
+            if is_down {
+                set_link(&bed.devices[0], "down");
+            }
+            let requests = [
+                sides[0].isend(send, spans[0], message.into()).expect("lives").expect("room"),
+                sides[1].irecv(recv, spans[1]).expect("lives").expect("room"),
+            ];
+            let start = Instant::now();
+            let mut done = [false; 2];
+            while done != [true, true] {
+                for side in [0, 1] {
+                    sides[side].poll(&crate::runtime::Context { now: Instant::now(), budget: 64 });
+                    done[side] |= matches!(sides[side].test(requests[side]), Ok(Status::Done { .. }) | Err(_));
+                }
+                if is_down && start.elapsed() > DOWN {
+                    set_link(&bed.devices[0], "up");
+                    is_down = false;
+                }
+                assert!(start.elapsed() < Duration::from_secs(60), "message {message} does not come");
+            }
+            for (side, flow) in [(0, FlowId::from(send)), (1, FlowId::from(recv))] {
+                sides[side].state(flow).unwrap_or_else(|error| panic!("message {message}: {error}"));
+            }
+            assert!(memory[1].iter().all(|byte| *byte == message), "message {message} is another one");
+        }
+    }
 }
 
 /// Source ports below those of RoCE v2 would be promises that no device keeps.

@@ -358,6 +358,24 @@ fn an_address_that_changes() {
     }
 }
 
+/// An interface loses its address: flows go over the other port, and come home when it has one again.
+#[test]
+fn an_address_that_goes_and_comes() {
+    let mut bench = Bench::new(2);
+    let mut away = false;
+    bench.stream(|bench, come| {
+        away |= bench.ports()[0] == Some(1);
+        let host = bench.hosts[0].clone();
+        match come {
+            5 => bench.fabric.change_address(&host, 0, std::net::Ipv4Addr::UNSPECIFIED),
+            30 => bench.fabric.change_address(&host, 0, Fabric::address(0, 0)),
+            _ => {}
+        }
+    });
+    assert!(away, "it went on over the second port");
+    bench.until("at home", |bench| bench.ports() == [Some(0), Some(0)]);
+}
+
 /// Peers that come through the door, and then say what they should not.
 #[test]
 fn other_versions_and_garbage_end_the_flow() {

@@ -98,13 +98,17 @@ impl Fabric {
         world.tell(index, if is_up { AsyncEvent::PortUp(1) } else { AsyncEvent::PortDown(1) });
     }
 
-    /// A device gets another address.
+    /// A device gets another address, or loses it: the unspecified one is none.
     pub fn change_address(&self, host: &Host, device: u8, address: Ipv4Addr) {
         let mut world = self.world();
         let name = format!("fake{device}");
         let index = world.devices.iter().position(|it| it.host == host.number && it.name == name).expect("a device");
-        for (gid, _) in world.devices[index].gids.iter_mut().skip(2) {
-            *gid = Gid::of(address.into());
+        let gids = &mut world.devices[index].gids;
+        if address.is_unspecified() {
+            gids.clear();
+        } else {
+            let gid = Gid::of(address.into());
+            *gids = vec![(gid, GidKind::V1), (gid, GidKind::RoceV2)];
         }
         world.tell(index, AsyncEvent::AddressChange(1));
     }
