@@ -1,7 +1,8 @@
 //! Every file that an operator or a launcher writes: its types, its units, its limits, and what is wrong with it.
 //!
 //! [`service`] is what a host is (`service.toml`), [`change`] what changes of a strategy (`change.toml`), [`job`] what the
-//! launcher runs (`job.toml`). All are read by one path
+//! launcher runs (`job.toml`), [`topology`] what the network is, and [`policy`] how the operator wants it used. All are read by
+//! one path
 //! ([`document`]): TOML to plain structs, then semantic checks ([`validate`]); every complaint becomes a [`Diagnostic`]
 //! with file, line, key and what would be right. `examples/` holds files that the tests parse.
 //!
@@ -16,12 +17,16 @@ pub mod document;
 pub mod error;
 pub mod job;
 pub mod limits;
+pub mod policy;
 pub mod service;
 pub mod template;
+pub mod topology;
 pub mod units;
 pub mod validate;
 
 pub use error::{ConfigError, Diagnostic};
 pub use job::JobFile;
+pub use policy::PolicyFile;
 pub use service::ServiceConfig;
+pub use topology::TopologyFile;
 pub use units::{Bytes, DurationText, Rate};

@@ -1,6 +1,6 @@
 //! Every limit that a file's values are held to, with its reason.
 
-use crate::units::{Bytes, DurationText};
+use crate::units::{Bytes, DurationText, Rate};
 
 /// Inclusive bounds of a value and why they are.
 #[derive(Debug, Clone, Copy)]
@@ -208,6 +208,41 @@ pub const RUN_TIME: Limit<DurationText> = Limit {
     min: DurationText::millis(1),
     max: DurationText::secs(30 * 24 * 3600),
     reason: "zero would end a run before it began, and a watchdog must bark some day",
+};
+
+/// Rates of links.
+pub const LINK_RATE: Limit<Rate> = Limit {
+    min: Rate::mbit(1),
+    max: Rate::gbit(10_000),
+    reason: "slower ones carry no collective, and none is faster",
+};
+
+/// Leaves of a topology.
+pub const LEAVES: Limit<u32> = Limit { min: 1, max: 4_096, reason: "every leaf has a link to every spine" };
+
+/// Spines of a topology.
+pub const SPINES: Limit<u32> = Limit { min: 0, max: 256, reason: "a policy weighs a path a spine for every flow" };
+
+/// Hosts of a topology.
+pub const TOPOLOGY_HOSTS: Limit<u32> =
+    Limit { min: 1, max: 65_536, reason: "a policy must answer in a second, however large the cluster" };
+
+/// Weights of tenants.
+pub const WEIGHT: Limit<u32> = Limit { min: 1, max: 1_000, reason: "less than a thousandth of a link is no share" };
+
+/// Guaranteed shares of tenants.
+pub const SHARE_PERCENT: Limit<u32> =
+    Limit { min: 1, max: 100, reason: "a share is a part of every link that is contended" };
+
+/// Rates that tenants are held to.
+pub const CAP: Limit<Rate> =
+    Limit { min: Rate::mbit(1), max: Rate::gbit(10_000), reason: "a lower cap would stop the tenant" };
+
+/// Periods of windows.
+pub const WINDOW_PERIOD: Limit<DurationText> = Limit {
+    min: DurationText::millis(1),
+    max: DurationText::secs(600),
+    reason: "hosts' clocks agree to some tens of microseconds, and a tenant waits for up to a period",
 };
 
 /// Longest name of a service, tenant or job.

@@ -1,0 +1,307 @@
+//! `policy.toml`: how the operator wants the network used. The policy by name, and what tenants may have: weights, shares,
+//! caps, priorities, paths of their own, windows in time.
+//!
+//! A file is checked as a whole, against the topology that it is for and the policies that there are, before any of it is in
+//! force ([`PolicyFile::parse_for`]); what is in force stays when a file is refused.
+//!
+//! Deliberately absent: what policies do with it (`service/src/policy`), and who is which tenant (`service.toml`).
+
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::document;
+use crate::error::ConfigError;
+use crate::limits;
+use crate::topology::TopologyFile;
+use crate::units::{DurationText, Rate};
+use crate::validate::{Problems, Validate, nearest};
+
+/// A whole `policy.toml`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct PolicyFile {
+    /// Which policy.
+    pub policy: PolicySection,
+    /// What tenants may have. A tenant that is not listed has the defaults.
+    #[serde(rename = "tenant", skip_serializing_if = "Vec::is_empty")]
+    pub tenants: Vec<TenantRule>,
+    /// Paths that only certain tenants use, under policies that reserve.
+    #[serde(rename = "reserve", skip_serializing_if = "Vec::is_empty")]
+    pub reserves: Vec<Reserve>,
+    /// Times at which tenants may send.
+    #[serde(rename = "window", skip_serializing_if = "Vec::is_empty")]
+    pub windows: Vec<Window>,
+}
+
+/// `[policy]`: who decides.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct PolicySection {
+    /// Name of the policy.
+    pub name: String,
+    /// Orders of ranks.
+    pub rings: Rings,
+}
+
+impl Default for PolicySection {
+    fn default() -> Self {
+        PolicySection { name: "ffa".to_owned(), rings: Rings::Local }
+    }
+}
+
+/// Where ring orders come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Rings {
+    /// The policy: as few crossings between racks as possible.
+    Local,
+    /// The communicator's strategy keeps those it has: rank order, or what the operator set by hand.
+    Kept,
+}
+
+/// `[[tenant]]`: what a tenant may have.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TenantRule {
+    /// As in `service.toml`.
+    pub name: String,
+    /// Its part of a contended link, against tenants without `share_percent`.
+    #[serde(default = "default_weight")]
+    pub weight: u32,
+    /// Part of every contended link that it gets at least; the others share the rest by weight.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub share_percent: Option<u32>,
+    /// Most that each of its flows between two hosts sends.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cap: Option<Rate>,
+    /// Higher goes first, under policies that have priorities.
+    #[serde(default)]
+    pub priority: u32,
+}
+
+fn default_weight() -> u32 {
+    1
+}
+
+/// `[[reserve]]`: paths that other tenants keep off.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Reserve {
+    /// Whose.
+    pub tenant: String,
+    /// Names of spines.
+    pub paths: Vec<String>,
+}
+
+/// `[[window]]`: a time at which a tenant may send, once a period of the cluster's common clock.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Window {
+    /// Whose.
+    pub tenant: String,
+    /// From one opening to the next.
+    pub period: DurationText,
+    /// Of the opening, from the start of the period.
+    #[serde(default)]
+    pub offset: DurationText,
+    /// How long it stays open.
+    pub length: DurationText,
+}
+
+impl PolicyFile {
+    /// Reads and checks the file at `path`, by itself.
+    ///
+    /// # Errors
+    /// The file cannot be read or is refused; the error's text names file, line, key and what would be right.
+    pub fn load(path: &Path) -> Result<Self, ConfigError> {
+        document::load(path)
+    }
+
+    /// Reads and checks `text`, by itself, which complaints call `file_name`.
+    ///
+    /// # Errors
+    /// As [`PolicyFile::load`].
+    pub fn parse(text: &str, file_name: &str) -> Result<Self, ConfigError> {
+        document::parse(text, file_name)
+    }
+
+    /// As [`PolicyFile::parse`], and against the topology and the policies that there are.
+    ///
+    /// # Errors
+    /// As [`PolicyFile::load`]; also a path or a policy that does not exist, a cap that no NIC reaches, and reservations that
+    /// leave nothing to the others.
+    pub fn parse_for(
+        text: &str,
+        file_name: &str,
+        topology: &TopologyFile,
+        policies: &[&str],
+    ) -> Result<Self, ConfigError> {
+        let file: PolicyFile = document::parse(text, file_name)?;
+        let mut found = document::check(&Against { file: &file, topology, policies }, text, file_name);
+        found.sort_by_key(|diagnostic| (diagnostic.line, diagnostic.column));
+        if found.is_empty() { Ok(file) } else { Err(ConfigError::Invalid(found)) }
+    }
+
+    /// The file's text with every default said; reads back to the same value.
+    #[must_use]
+    pub fn to_toml(&self) -> String {
+        toml::to_string(self).expect("invariant: plain structs with string keys are TOML")
+    }
+}
+
+impl Validate for PolicyFile {
+    fn validate(&self, problems: &mut Problems) {
+        problems.name("policy.name", &self.policy.name);
+        let mut shares_percent = 0;
+        for (i, tenant) in self.tenants.iter().enumerate() {
+            tenant.validate_at(&format!("tenant[{i}]"), problems);
+            if let Some(j) = self.tenants[..i].iter().position(|other| other.name == tenant.name) {
+                problems.add(format!("tenant[{i}].name"), format!("tenant[{j}] is already called {:?}", tenant.name));
+            }
+            let before = shares_percent;
+            shares_percent += tenant.share_percent.unwrap_or(0).min(limits::SHARE_PERCENT.max);
+            if before <= 100 && shares_percent > 100 {
+                let key = format!("tenant[{i}].share_percent");
+                problems.add(key, format!("brings the shares to {shares_percent}%; all together are at most 100%"));
+            }
+        }
+        let rest = self.tenants.iter().position(|tenant| tenant.share_percent.is_none());
+        if let (100, Some(i)) = (shares_percent, rest) {
+            let name = &self.tenants[i].name;
+            problems.add(format!("tenant[{i}]"), format!("{name:?} would starve: the shares of others are 100%"));
+        }
+        self.validate_reserves(problems);
+        self.validate_windows(problems);
+    }
+}
+
+impl PolicyFile {
+    fn validate_reserves(&self, problems: &mut Problems) {
+        for (i, reserve) in self.reserves.iter().enumerate() {
+            problems.name(format!("reserve[{i}].tenant"), &reserve.tenant);
+            if reserve.paths.is_empty() {
+                problems.add(format!("reserve[{i}].paths"), "reserves nothing; name at least one path");
+            }
+            for (j, path) in reserve.paths.iter().enumerate() {
+                if reserve.paths[..j].contains(path) {
+                    problems.add(format!("reserve[{i}].paths"), format!("names {path:?} twice"));
+                }
+            }
+        }
+    }
+
+    fn validate_windows(&self, problems: &mut Problems) {
+        for (i, window) in self.windows.iter().enumerate() {
+            problems.name(format!("window[{i}].tenant"), &window.tenant);
+            problems.within(format!("window[{i}].period"), &window.period, &limits::WINDOW_PERIOD);
+            if window.offset >= window.period {
+                let key = format!("window[{i}].offset");
+                problems.add(key, format!("must be below the period, {}, not {}", window.period, window.offset));
+            }
+            if window.length > window.period {
+                let key = format!("window[{i}].length");
+                problems.add(key, format!("must be at most the period, {}, not {}", window.period, window.length));
+            } else if window.length.0.as_nanos() * STARVES_BELOW < window.period.0.as_nanos() {
+                let key = format!("window[{i}].length");
+                let reason = format!("{:?} would starve: less than 1/{STARVES_BELOW} of the period", window.tenant);
+                problems.add(key, reason);
+            }
+            for (j, other) in self.windows.iter().enumerate().take(i) {
+                if other.tenant == window.tenant {
+                    problems.add(format!("window[{i}].tenant"), format!("window[{j}] is already {:?}'s", other.tenant));
+                } else if overlap(window, other) {
+                    let other = format!("window[{j}] of {:?}", other.tenant);
+                    problems.add(format!("window[{i}]"), format!("overlaps {other}: both would send at once"));
+                }
+            }
+        }
+    }
+}
+
+/// A window shorter than this part of its period is no way to get work done.
+const STARVES_BELOW: u128 = 100;
+
+/// Whether two windows are ever open at once. Their openings drift against each other by the common divisor of the periods.
+fn overlap(a: &Window, b: &Window) -> bool {
+    let ns = |text: DurationText| text.0.as_nanos();
+    let common = gcd(ns(a.period), ns(b.period));
+    if common == 0 {
+        return false; // A period of zero is a complaint of its own.
+    }
+    let lag = (ns(b.offset) % common + common - ns(a.offset) % common) % common;
+    lag < ns(a.length) || lag + ns(b.length) > common
+}
+
+fn gcd(a: u128, b: u128) -> u128 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+impl TenantRule {
+    fn validate_at(&self, key: &str, problems: &mut Problems) {
+        problems.name(format!("{key}.name"), &self.name);
+        problems.within(format!("{key}.weight"), &self.weight, &limits::WEIGHT);
+        problems.within(format!("{key}.priority"), &self.priority, &limits::PRIORITY);
+        if let Some(share) = &self.share_percent {
+            problems.within(format!("{key}.share_percent"), share, &limits::SHARE_PERCENT);
+        }
+        if let Some(cap) = &self.cap {
+            problems.within(format!("{key}.cap"), cap, &limits::CAP);
+        }
+    }
+}
+
+/// A policy file beside what it is for.
+struct Against<'a> {
+    file: &'a PolicyFile,
+    topology: &'a TopologyFile,
+    policies: &'a [&'a str],
+}
+
+impl Validate for Against<'_> {
+    fn validate(&self, problems: &mut Problems) {
+        let name = &self.file.policy.name;
+        if !self.policies.contains(&name.as_str()) {
+            let hint = nearest(name, self.policies.iter().copied()).map(|near| format!("; did you mean {near:?}?"));
+            let all = self.policies.join(", ");
+            problems.add(
+                "policy.name",
+                format!("there is no policy {name:?}{}; there are {all}", hint.unwrap_or_default()),
+            );
+        }
+        let known: Vec<&str> = self.topology.spines.iter().map(|spine| spine.name.as_str()).collect();
+        let mut reserved = Vec::new();
+        for (i, reserve) in self.file.reserves.iter().enumerate() {
+            for path in &reserve.paths {
+                let Some(spine) = self.topology.spines.iter().find(|spine| spine.name == *path) else {
+                    let hint = nearest(path, known.iter().copied()).map(|near| format!("; did you mean {near:?}?"));
+                    let message = format!("there is no path {path:?} in the topology{}", hint.unwrap_or_default());
+                    problems.add(format!("reserve[{i}].paths"), message);
+                    continue;
+                };
+                if spine.source_ports.is_none() && spine.dscp.is_none() {
+                    let message = format!("nothing steers a flow over {path:?}: give it source_ports or dscp");
+                    problems.add(format!("reserve[{i}].paths"), message);
+                }
+                if !reserved.contains(path) {
+                    reserved.push(path.clone());
+                }
+            }
+            if reserved.len() == known.len() && !known.is_empty() {
+                let message = "leaves no path to other tenants, who would starve; reserve fewer";
+                problems.add(format!("reserve[{i}].paths"), message);
+            }
+        }
+        let rates = self.topology.hosts.iter().flat_map(|host| host.nics.iter().filter_map(|nic| nic.rate));
+        let fastest = rates.chain([self.topology.rates.host_leaf]).max().unwrap_or_default();
+        for (i, tenant) in self.file.tenants.iter().enumerate() {
+            if let Some(cap) = tenant.cap.filter(|cap| *cap > fastest) {
+                let message = format!("{cap} is beyond the fastest NIC, {fastest}, and caps nothing; leave it out");
+                problems.add(format!("tenant[{i}].cap"), message);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,92 @@
+use super::*;
+use crate::error::Diagnostic;
+
+const POLICIES: [&str; 3] = ["ecmp", "ffa", "pfa"];
+
+fn topology() -> TopologyFile {
+    TopologyFile::parse(include_str!("../../examples/topology.toml"), "topology.toml").expect("the example is right")
+}
+
+fn parse(text: &str) -> Result<PolicyFile, ConfigError> {
+    PolicyFile::parse_for(text, "policy.toml", &topology(), &POLICIES)
+}
+
+/// Line, key, and a part of the message, of the only complaint.
+fn only(text: &str, line: usize, key: &str, part: &str) {
+    let all: Vec<Diagnostic> = parse(text).expect_err("the file is wrong").diagnostics().to_vec();
+    assert_eq!(all.len(), 1, "{all:?}");
+    assert_eq!((all[0].line, all[0].key.as_str()), (line, key), "{}", all[0]);
+    assert!(all[0].message.contains(part), "{}", all[0]);
+}
+
+#[test]
+fn an_empty_file_is_the_default_and_the_example_round_trips() {
+    assert_eq!(parse("").expect("empty"), PolicyFile::default());
+    let file = parse(include_str!("../../examples/policy.toml")).expect("the example is right");
+    assert_eq!(parse(&file.to_toml()).expect("reads back"), file);
+}
+
+#[test]
+fn shares_are_at_most_the_whole() {
+    let tenant = |name: &str, rest: &str| format!("[[tenant]]\nname = \"{name}\"\n{rest}\n");
+    let share = |name: &str, percent: u32| tenant(name, &format!("share_percent = {percent}"));
+    parse(&(share("a", 60) + &share("b", 40))).expect("100%");
+    only(&(share("a", 60) + &share("b", 41)), 6, "tenant[1].share_percent", "101%");
+    only(&(share("a", 60) + &share("b", 40) + &tenant("c", "")), 7, "tenant[2]", "starve");
+    only(&share("a", 101), 3, "tenant[0].share_percent", "from 1 to 100");
+    only(&tenant("a", "weight = 0"), 3, "tenant[0].weight", "from 1 to 1000");
+    only(&tenant("a", "cap = \"200Gbit/s\""), 3, "tenant[0].cap", "100Gbit/s");
+}
+
+#[test]
+fn paths_and_policies_exist_and_something_is_left() {
+    let reserve = |tenant: &str, paths: &str| format!("[[reserve]]\ntenant = \"{tenant}\"\npaths = [{paths}]\n");
+    parse(&reserve("a", "\"spine0\"")).expect("one of two");
+    only(&reserve("a", "\"spine2\""), 3, "reserve[0].paths", "no path \"spine2\"");
+    only(&reserve("a", "\"spine0\", \"spine1\""), 3, "reserve[0].paths", "starve");
+    only(&(reserve("a", "\"spine0\"") + &reserve("b", "\"spine1\"")), 6, "reserve[1].paths", "starve");
+    only(&reserve("a", ""), 3, "reserve[0].paths", "reserves nothing");
+    only("[policy]\nname = \"pfaa\"\n", 2, "policy.name", "did you mean \"pfa\"?");
+    let mut blind = topology();
+    blind.spines[0].source_ports = None;
+    let error = PolicyFile::parse_for(&reserve("a", "\"spine0\""), "p", &blind, &POLICIES).expect_err("no steering");
+    assert!(error.to_string().contains("nothing steers"), "{error}");
+}
+
+#[test]
+fn windows_neither_overlap_nor_starve() {
+    let window = |tenant: &str, period: u32, offset: u32, length: u32| {
+        format!(
+            "[[window]]\ntenant = \"{tenant}\"\nperiod = \"{period}ms\"\noffset = \"{offset}ms\"\nlength = \"{length}ms\"\n"
+        )
+    };
+    parse(&(window("a", 20, 0, 10) + &window("b", 20, 10, 10))).expect("side by side");
+    parse(&(window("a", 20, 0, 5) + &window("b", 40, 15, 5))).expect("in every other gap");
+    only(&(window("a", 20, 0, 10) + &window("b", 20, 9, 10)), 6, "window[1]", "overlaps window[0]");
+    only(&(window("a", 20, 0, 10) + &window("b", 30, 10, 5)), 6, "window[1]", "overlaps window[0]");
+    only(&window("a", 200, 0, 1), 5, "window[0].length", "starve");
+    only(&window("a", 20, 20, 1), 4, "window[0].offset", "below the period");
+    only(&window("a", 20, 0, 21), 5, "window[0].length", "at most the period");
+    only(&(window("a", 20, 0, 1) + &window("a", 20, 10, 1)), 7, "window[1].tenant", "already");
+}
+
+#[test]
+fn windows_that_meet_late_are_found() {
+    // Against a simulation of openings, for all small cases.
+    for (pa, pb) in [(4_u64, 6_u64), (3, 5), (6, 6), (4, 8)] {
+        for (oa, ob) in (0..pa).flat_map(|oa| (0..pb).map(move |ob| (oa, ob))) {
+            for (la, lb) in [(1, 1), (1, 2), (2, 1)] {
+                let open = |t: u64, period, offset, length| (t + period - offset) % period < length;
+                let meets = (0..pa * pb).any(|t| open(t, pa, oa, la) && open(t, pb, ob, lb));
+                let window = |period, offset, length| Window {
+                    tenant: String::new(),
+                    period: DurationText::millis(period),
+                    offset: DurationText::millis(offset),
+                    length: DurationText::millis(length),
+                };
+                let said = overlap(&window(pa, oa, la), &window(pb, ob, lb));
+                assert_eq!(said, meets, "{pa} {oa} {la}, {pb} {ob} {lb}");
+            }
+        }
+    }
+}

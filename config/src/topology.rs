@@ -1,0 +1,286 @@
+//! `topology.toml`: what the cluster's network looks like. Hosts and their NICs, leaves, spines, what links carry, and how a
+//! flow is steered over each spine.
+//!
+//! Two tiers: every NIC hangs on a leaf, every leaf has a link to every spine, so a flow between two leaves has one path a
+//! spine. NICs of one host may hang on different leaves (rails). The words are those of the emulated fabric's file.
+//!
+//! Deliberately absent: addresses (`service.toml` has them), the state of links, which the service measures, and networks of
+//! three tiers, which the simulator generates.
+
+use std::collections::{HashMap, HashSet};
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::document;
+use crate::error::ConfigError;
+use crate::limits;
+use crate::service::Ports;
+use crate::units::Rate;
+use crate::validate::{Problems, Validate, nearest};
+
+/// A whole `topology.toml`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TopologyFile {
+    /// What links carry.
+    pub rates: Rates,
+    /// Switches that hosts hang on; a rack each, unless hosts' NICs hang on several.
+    #[serde(rename = "leaf")]
+    pub leaves: Vec<Leaf>,
+    /// Switches that join leaves. None: a single leaf.
+    #[serde(default, rename = "spine", skip_serializing_if = "Vec::is_empty")]
+    pub spines: Vec<Spine>,
+    /// Links between leaves and spines whose rate is not `rates.leaf_spine`.
+    #[serde(default, rename = "link", skip_serializing_if = "Vec::is_empty")]
+    pub links: Vec<LinkRate>,
+    /// The hosts, at least one.
+    #[serde(rename = "host")]
+    pub hosts: Vec<Host>,
+}
+
+/// `[rates]`: bits per second of each direction of a link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Rates {
+    /// Between a host and its leaf; each NIC of a host that lists its NICs may say otherwise.
+    pub host_leaf: Rate,
+    /// Between a leaf and a spine. Absent where there are no spines.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub leaf_spine: Option<Rate>,
+}
+
+/// `[[leaf]]`: a switch that hosts hang on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Leaf {
+    /// Name.
+    pub name: String,
+}
+
+/// `[[spine]]`: a switch that joins leaves, and how a flow is steered over it. With neither ports nor a code point nothing
+/// can be steered there, and flows reach it by the switches' hash only.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Spine {
+    /// Name, also of the path over it.
+    pub name: String,
+    /// Source ports that lead over it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source_ports: Option<Ports>,
+    /// Code point of the differentiated services field that leads over it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dscp: Option<u32>,
+}
+
+/// `[[link]]`: the rate of one link between a leaf and a spine.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LinkRate {
+    /// Lower end.
+    pub leaf: String,
+    /// Upper end.
+    pub spine: String,
+    /// Of each direction.
+    pub rate: Rate,
+}
+
+/// `[[host]]`: a host, by its `service.name`. Either `leaf`, for one NIC that all devices share, or a list of NICs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Host {
+    /// Name.
+    pub name: String,
+    /// Devices.
+    #[serde(default = "default_devices")]
+    pub devices: u32,
+    /// Leaf of its only NIC.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub leaf: Option<String>,
+    /// Its NICs, where it has several or one of another rate.
+    #[serde(default, rename = "nic", skip_serializing_if = "Vec::is_empty")]
+    pub nics: Vec<Nic>,
+}
+
+fn default_devices() -> u32 {
+    1
+}
+
+/// `[[host.nic]]`: a NIC.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Nic {
+    /// Where it hangs.
+    pub leaf: String,
+    /// Of each direction. Absent: `rates.host_leaf`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rate: Option<Rate>,
+    /// Devices that are nearest to it. Each device of a host belongs to exactly one of its NICs.
+    pub devices: Vec<u32>,
+}
+
+impl TopologyFile {
+    /// Reads and checks the file at `path`.
+    ///
+    /// # Errors
+    /// The file cannot be read or is refused; the error's text names file, line, key and what would be right.
+    pub fn load(path: &Path) -> Result<Self, ConfigError> {
+        document::load(path)
+    }
+
+    /// Reads and checks `text`, which complaints call `file_name`.
+    ///
+    /// # Errors
+    /// As [`TopologyFile::load`].
+    pub fn parse(text: &str, file_name: &str) -> Result<Self, ConfigError> {
+        document::parse(text, file_name)
+    }
+
+    /// The file's text with every default said; reads back to the same value.
+    #[must_use]
+    pub fn to_toml(&self) -> String {
+        toml::to_string(self).expect("invariant: plain structs with string keys are TOML")
+    }
+
+    /// What contradicts the hosts that are really there, given as names and numbers of devices: one complaint each. A host
+    /// of the file that is not there yet is none: it may be down.
+    #[must_use]
+    pub fn contradictions<'a>(&self, actual: impl IntoIterator<Item = (&'a str, u32)>) -> Vec<String> {
+        let known: HashMap<&str, u32> = self.hosts.iter().map(|host| (host.name.as_str(), host.devices)).collect();
+        let complain = |(name, devices): (&str, u32)| match known.get(name) {
+            None => {
+                let hint = nearest(name, known.keys().copied());
+                let hint = hint.map(|near| format!("; it has {near:?}")).unwrap_or_default();
+                Some(format!("host {name:?} is in the cluster and not in the topology{hint}"))
+            }
+            Some(&said) if said != devices => {
+                Some(format!("host {name:?} has {devices} devices, the topology says {said}"))
+            }
+            Some(_) => None,
+        };
+        actual.into_iter().filter_map(complain).collect()
+    }
+}
+
+impl Validate for TopologyFile {
+    fn validate(&self, problems: &mut Problems) {
+        problems.within("rates.host_leaf", &self.rates.host_leaf, &limits::LINK_RATE);
+        if let Some(rate) = &self.rates.leaf_spine {
+            problems.within("rates.leaf_spine", rate, &limits::LINK_RATE);
+        }
+        let counted = |len: usize| u32::try_from(len).unwrap_or(u32::MAX);
+        problems.within("leaf", &counted(self.leaves.len()), &limits::LEAVES);
+        problems.within("spine", &counted(self.spines.len()), &limits::SPINES);
+        problems.within("host", &counted(self.hosts.len()), &limits::TOPOLOGY_HOSTS);
+        match (self.leaves.len(), self.spines.is_empty(), self.rates.leaf_spine) {
+            (2.., true, _) => problems.add("leaf", "more than one leaf needs spines between them; add [[spine]]"),
+            (_, true, Some(_)) => {
+                problems.add("rates.leaf_spine", "has no use where there are no spines; leave it out")
+            }
+            (_, false, None) => problems.add("rates", "leaf_spine must be said where there are spines"),
+            _ => {}
+        }
+        let leaves = names("leaf", self.leaves.iter().map(|leaf| leaf.name.as_str()), problems);
+        let spines = names("spine", self.spines.iter().map(|spine| spine.name.as_str()), problems);
+        names("host", self.hosts.iter().map(|host| host.name.as_str()), problems);
+        self.validate_steering(problems);
+        self.validate_links(&leaves, &spines, problems);
+        for (i, host) in self.hosts.iter().enumerate() {
+            host.validate_at(&format!("host[{i}]"), &leaves, problems);
+        }
+    }
+}
+
+/// Checks names of one kind and returns them.
+fn names<'a>(kind: &str, all: impl Iterator<Item = &'a str>, problems: &mut Problems) -> HashSet<&'a str> {
+    let mut seen = HashMap::new();
+    for (i, name) in all.enumerate() {
+        problems.name(format!("{kind}[{i}].name"), name);
+        if let Some(j) = seen.insert(name, i) {
+            problems.add(format!("{kind}[{i}].name"), format!("{kind}[{j}] is already called {name:?}"));
+        }
+    }
+    seen.into_keys().collect()
+}
+
+/// Reports a switch that does not exist.
+fn exists(key: String, kind: &str, name: &str, known: &HashSet<&str>, problems: &mut Problems) {
+    if !known.contains(name) {
+        let hint = nearest(name, known.iter().copied()).map(|near| format!("; did you mean {near:?}?"));
+        problems.add(key, format!("there is no {kind} {name:?}{}", hint.unwrap_or_default()));
+    }
+}
+
+impl TopologyFile {
+    fn validate_steering(&self, problems: &mut Problems) {
+        for (i, spine) in self.spines.iter().enumerate() {
+            if let Some(dscp) = &spine.dscp {
+                problems.within(format!("spine[{i}].dscp"), dscp, &limits::DSCP);
+            }
+            let same_dscp = |other: &Spine| spine.dscp.is_some() && other.dscp == spine.dscp;
+            let same_ports = |other: &Spine| match (spine.source_ports, other.source_ports) {
+                (Some(a), Some(b)) => a.first <= b.last && b.first <= a.last,
+                (None, None) => true,
+                _ => false,
+            };
+            for (j, other) in self.spines.iter().enumerate().take(i) {
+                if spine.source_ports.is_some() && other.source_ports.is_some() && same_ports(other) {
+                    let key = format!("spine[{i}].source_ports");
+                    problems.add(key, format!("spine[{j}] has some of these ports; a port leads over one spine"));
+                } else if same_dscp(other) && same_ports(other) {
+                    let key = format!("spine[{i}].dscp");
+                    problems.add(key, format!("spine[{j}] has the same; nothing tells their flows apart"));
+                }
+            }
+        }
+    }
+
+    fn validate_links(&self, leaves: &HashSet<&str>, spines: &HashSet<&str>, problems: &mut Problems) {
+        let mut seen = HashMap::new();
+        for (i, link) in self.links.iter().enumerate() {
+            problems.within(format!("link[{i}].rate"), &link.rate, &limits::LINK_RATE);
+            exists(format!("link[{i}].leaf"), "leaf", &link.leaf, leaves, problems);
+            exists(format!("link[{i}].spine"), "spine", &link.spine, spines, problems);
+            if let Some(j) = seen.insert((&link.leaf, &link.spine), i) {
+                problems.add(format!("link[{i}]"), format!("link[{j}] already says the rate of this link"));
+            }
+        }
+    }
+}
+
+impl Host {
+    fn validate_at(&self, key: &str, leaves: &HashSet<&str>, problems: &mut Problems) {
+        problems.within(format!("{key}.devices"), &self.devices, &limits::DEVICES);
+        match (&self.leaf, self.nics.is_empty()) {
+            (Some(leaf), true) => exists(format!("{key}.leaf"), "leaf", leaf, leaves, problems),
+            (Some(_), false) => problems.add(format!("{key}.leaf"), "each NIC of the list has its own; leave it out"),
+            (None, true) => problems.add(key, "hangs on no leaf: say leaf = \"...\" or list its NICs"),
+            (None, false) => self.validate_nics(key, leaves, problems),
+        }
+    }
+
+    fn validate_nics(&self, key: &str, leaves: &HashSet<&str>, problems: &mut Problems) {
+        let mut nic_of = HashMap::new();
+        for (i, nic) in self.nics.iter().enumerate() {
+            exists(format!("{key}.nic[{i}].leaf"), "leaf", &nic.leaf, leaves, problems);
+            if let Some(rate) = &nic.rate {
+                problems.within(format!("{key}.nic[{i}].rate"), rate, &limits::LINK_RATE);
+            }
+            for device in &nic.devices {
+                let at = format!("{key}.nic[{i}].devices");
+                if *device >= self.devices {
+                    problems.add(at, format!("names device {device}, the host has devices 0 to {}", self.devices - 1));
+                } else if let Some(j) = nic_of.insert(*device, i) {
+                    problems.add(at, format!("device {device} already belongs to nic[{j}]"));
+                }
+            }
+        }
+        let missing = (0..self.devices.min(limits::DEVICES.max)).find(|device| !nic_of.contains_key(device));
+        if let Some(device) = missing {
+            problems.add(format!("{key}.nic"), format!("device {device} belongs to none of the host's NICs"));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,83 @@
+use super::*;
+use crate::error::Diagnostic;
+
+const HEAD: &str = "[rates]\nhost_leaf = \"1Gbit/s\"\nleaf_spine = \"1Gbit/s\"\n";
+const SWITCHES: &str = "[[leaf]]\nname = \"l0\"\n[[leaf]]\nname = \"l1\"\n[[spine]]\nname = \"s0\"\n";
+
+fn refused(text: &str) -> Vec<Diagnostic> {
+    TopologyFile::parse(text, "topology.toml").expect_err("the file is wrong").diagnostics().to_vec()
+}
+
+/// Line, key, and a part of the message, of the only complaint about `rest` after head and switches.
+fn only(rest: &str, line: usize, key: &str, part: &str) {
+    let all = refused(&format!("{HEAD}{SWITCHES}{rest}"));
+    assert_eq!(all.len(), 1, "{all:?}");
+    assert_eq!((all[0].line - 9, all[0].key.as_str()), (line, key), "{}", all[0]);
+    assert!(all[0].message.contains(part), "{}", all[0]);
+}
+
+#[test]
+fn the_examples_round_trip() {
+    for text in [include_str!("../../examples/topology.toml"), include_str!("../../examples/topology-rails.toml")] {
+        let file = TopologyFile::parse(text, "topology.toml").expect("the example is right");
+        assert_eq!(TopologyFile::parse(&file.to_toml(), "again").expect("reads back"), file);
+    }
+}
+
+#[test]
+fn names_must_exist_and_differ() {
+    only("[[host]]\nname = \"h\"\nleaf = \"l2\"\n", 3, "host[0].leaf", "no leaf \"l2\"");
+    only(
+        "[[host]]\nname = \"h\"\nleaf = \"l0\"\n[[host]]\nname = \"h\"\nleaf = \"l1\"\n",
+        5,
+        "host[1].name",
+        "already",
+    );
+    let host = "[[host]]\nname = \"h\"\nleaf = \"l0\"\n";
+    let link = "[[link]]\nleaf = \"l0\"\nspine = \"s1\"\nrate = \"1Gbit/s\"\n";
+    only(&format!("{host}{link}"), 6, "link[0].spine", "did you mean \"s0\"?");
+    let link = link.replace("s1", "s0");
+    only(&format!("{host}{link}{link}"), 8, "link[1]", "already says");
+}
+
+#[test]
+fn every_device_has_one_nic() {
+    let host = |nics: &str| format!("[[host]]\nname = \"h\"\ndevices = 2\n{nics}");
+    only(&host(""), 1, "host[0]", "hangs on no leaf");
+    let nic = |leaf: &str, devices: &str| format!("[[host.nic]]\nleaf = \"{leaf}\"\ndevices = [{devices}]\n");
+    only(&host(&nic("l0", "0")), 4, "host[0].nic", "device 1 belongs to none");
+    only(&host(&(nic("l0", "0, 1") + &nic("l1", "1"))), 9, "host[0].nic[1].devices", "already belongs to nic[0]");
+    only(&host(&nic("l0", "0, 1, 2")), 6, "host[0].nic[0].devices", "device 2");
+    let text = format!("{HEAD}{SWITCHES}{}", host(&(nic("l0", "0") + &nic("l1", "1"))));
+    TopologyFile::parse(&text, "topology.toml").expect("a NIC a device");
+}
+
+#[test]
+fn a_port_leads_over_one_spine() {
+    let spine = |name: &str, ports: &str| format!("[[spine]]\nname = \"{name}\"\nsource_ports = \"{ports}\"\n");
+    let host = "[[host]]\nname = \"h\"\nleaf = \"l0\"\n";
+    only(&(spine("s1", "10-20") + &spine("s2", "20-30") + host), 6, "spine[2].source_ports", "spine[1]");
+    let dscp = |name: &str| format!("[[spine]]\nname = \"{name}\"\ndscp = 8\n");
+    only(&(dscp("s1") + &dscp("s2") + host), 6, "spine[2].dscp", "tells their flows apart");
+}
+
+#[test]
+fn leaves_need_spines_and_spines_a_rate() {
+    let host = "[[host]]\nname = \"h\"\nleaf = \"l0\"\n";
+    let text = format!("[rates]\nhost_leaf = \"1Gbit/s\"\n[[leaf]]\nname = \"l0\"\n[[leaf]]\nname = \"l1\"\n{host}");
+    assert!(refused(&text)[0].message.contains("needs spines"));
+    let text = format!("[rates]\nhost_leaf = \"1Gbit/s\"\n{SWITCHES}{host}");
+    assert!(refused(&text)[0].message.contains("leaf_spine"));
+    let text = format!("{HEAD}[[leaf]]\nname = \"l0\"\n{host}");
+    assert!(refused(&text)[0].message.contains("no use"));
+}
+
+#[test]
+fn hosts_that_are_there_are_compared() {
+    let file = TopologyFile::parse(include_str!("../../examples/topology.toml"), "x").expect("right");
+    assert_eq!(file.contradictions([("host-a", 2), ("host-b", 2)]), Vec::<String>::new());
+    let all = file.contradictions([("host-a", 4), ("host-bb", 2)]);
+    assert_eq!(all.len(), 2, "{all:?}");
+    assert!(all[0].contains("4 devices, the topology says 2"), "{all:?}");
+    assert!(all[1].contains("it has \"host-b\""), "{all:?}");
+}
