@@ -1,0 +1,104 @@
+//! What a policy decides.
+
+use super::view::CommId;
+use crate::topology::{HostId, Port};
+
+/// What all communicators are to do, in the view's order.
+#[derive(Debug, Clone, PartialEq, Default, serde::Serialize)]
+pub struct Decisions(pub Vec<Decision>);
+
+impl Decisions {
+    /// The decision about a communicator.
+    #[must_use]
+    pub fn of(&self, comm: CommId) -> Option<&Decision> {
+        self.0.iter().find(|decision| decision.comm == comm)
+    }
+}
+
+/// What one communicator is to do.
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+pub struct Decision {
+    /// Which.
+    pub comm: CommId,
+    /// Order of ranks of every channel.
+    pub ring_orders: Vec<Vec<u32>>,
+    /// Every flow between hosts that the rings have, channel by channel in the order of the ring.
+    pub flows: Vec<Flow>,
+    /// Part of a contended link that each of its flows has, against other flows' weights.
+    pub weight: f64,
+    /// Most bits per second that each flow sends.
+    pub cap_bps: Option<f64>,
+    /// Traffic class: what is higher goes first wherever the network has queues for it.
+    pub priority: u32,
+    /// When it may send. Absent: always.
+    pub window: Option<Window>,
+    /// When its flows send less.
+    pub yields: Vec<Yield>,
+}
+
+/// A flow between two hosts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+pub struct Flow {
+    /// Channel of the communicator.
+    pub channel: u32,
+    /// Sender and its NIC.
+    pub from: Port,
+    /// Receiver and its NIC.
+    pub to: Port,
+    /// How it goes.
+    pub way: Way,
+}
+
+impl Flow {
+    /// Sending and receiving host: what identifies a flow of a channel.
+    #[must_use]
+    pub fn hosts(&self) -> (HostId, HostId) {
+        (self.from.host, self.to.host)
+    }
+}
+
+/// How a flow goes through the network.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Way {
+    /// As the switches' hash has it.
+    Hash,
+    /// Over this path of [`crate::topology::Topology::route`].
+    Path(u32),
+}
+
+/// A time that comes again every period, on the cluster's common clock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+pub struct Window {
+    /// From one opening to the next; at least 1.
+    pub period_ns: u64,
+    /// Of the opening, below the period.
+    pub offset_ns: u64,
+    /// How long it stays open, at most the period.
+    pub length_ns: u64,
+}
+
+impl Window {
+    /// Whether it is open, and when that changes next.
+    #[must_use]
+    pub fn at(&self, now_ns: u64) -> (bool, u64) {
+        if self.length_ns >= self.period_ns {
+            return (true, u64::MAX);
+        }
+        let since_ns = (now_ns % self.period_ns + self.period_ns - self.offset_ns) % self.period_ns;
+        if since_ns < self.length_ns {
+            (true, now_ns.saturating_add(self.length_ns - since_ns))
+        } else {
+            (false, now_ns.saturating_add(self.period_ns - since_ns))
+        }
+    }
+}
+
+/// A time at which a communicator makes room for another.
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
+pub struct Yield {
+    /// When.
+    pub window: Window,
+    /// Most bits per second that each of its flows sends then.
+    pub cap_bps: f64,
+}

@@ -1,0 +1,219 @@
+//! From ring orders to flows between hosts, and from flows to paths.
+//!
+//! A flow wants as much as its NICs give it: what the NIC carries, divided among the flows of its job there. [`Loads`] keeps
+//! what has been put on every link, and finds the path on which a further flow makes the fullest link least full.
+
+use std::collections::HashMap;
+
+use super::decision::{Decision, Decisions, Flow, Way};
+use super::rings;
+use super::view::{Job, View};
+use crate::topology::{LinkId, Port, Topology};
+
+/// A flow before it has a path.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Hop {
+    /// Channel of the job.
+    pub channel: u32,
+    /// Sender.
+    pub from: Port,
+    /// Receiver.
+    pub to: Port,
+    /// Bits per second that it could use.
+    pub demand_bps: f64,
+}
+
+/// Every flow between hosts that rings of a job have, channel by channel in the order of the ring.
+///
+/// In a ring that visits every host once, a channel uses the NIC of the same device in and out: the one whose rank is first
+/// there. Otherwise a flow leaves from the sending rank's NIC and arrives at the receiving rank's.
+#[must_use]
+pub fn hops(view: &View<'_>, job: &Job, orders: &[Vec<u32>]) -> Vec<Hop> {
+    let topology = view.topology;
+    let mut places = vec![(0_usize, 0_u32); job.nranks() as usize];
+    for (number, placed) in job.hosts.iter().enumerate() {
+        for (rank, device) in &placed.ranks {
+            places[*rank as usize] = (number, *device);
+        }
+    }
+    let mut hops = Vec::new();
+    for (channel, order) in (0..).zip(orders) {
+        // Where a ring enters hosts: the host's number and the device of the first rank.
+        let previous = order.iter().cycle().skip(order.len().saturating_sub(1));
+        let pairs = previous.zip(order).map(|(from, to)| (places[*from as usize], places[*to as usize]));
+        let entries: Vec<_> = pairs.filter(|((from, _), (to, _))| from != to).collect();
+        let visits_once = entries.len() == job.hosts.len();
+        let entered: HashMap<usize, u32> = entries.iter().map(|(_, (host, device))| (*host, *device)).collect();
+        for ((from, from_device), (to, to_device)) in entries {
+            let out_device = if visits_once { entered[&from] } else { from_device };
+            hops.push(Hop {
+                channel,
+                from: topology.port_of(job.hosts[from].host, out_device),
+                to: topology.port_of(job.hosts[to].host, to_device),
+                demand_bps: 0.0,
+            });
+        }
+    }
+    let mut users: HashMap<LinkId, u32> = HashMap::with_capacity(2 * hops.len());
+    let ends = |hop: &Hop| [topology.up_link(hop.from), topology.up_link(hop.to).reverse()];
+    for link in hops.iter().flat_map(ends) {
+        *users.entry(link).or_default() += 1;
+    }
+    let cap_bps = view.rules.of(&job.tenant).and_then(|terms| terms.cap_bps).unwrap_or(f64::INFINITY);
+    for hop in &mut hops {
+        let share = |link: LinkId| view.capacities[link.index()] / f64::from(users[&link]);
+        hop.demand_bps = ends(hop).into_iter().map(share).fold(cap_bps, f64::min);
+    }
+    hops
+}
+
+/// What was put on every link.
+#[derive(Debug)]
+pub struct Loads<'a> {
+    topology: &'a Topology,
+    capacities: &'a [f64],
+    /// One over what links carry.
+    inverses: Vec<f64>,
+    loads_bps: Vec<f64>,
+}
+
+impl<'a> Loads<'a> {
+    /// Nothing on any link.
+    #[must_use]
+    pub fn new(view: &View<'a>) -> Self {
+        Loads {
+            topology: view.topology,
+            capacities: view.capacities,
+            inverses: view.capacities.iter().map(|capacity| capacity.recip()).collect(),
+            loads_bps: vec![0.0; view.capacities.len()],
+        }
+    }
+
+    /// What was put on a link.
+    #[must_use]
+    pub fn of(&self, link: LinkId) -> f64 {
+        self.loads_bps[link.index()]
+    }
+
+    /// The best path for a flow among those that are allowed, by the number of their spine: least excess on its fullest link,
+    /// then least load on all. All, if none is allowed. Where paths are alike, the one after `first` comes first.
+    #[must_use]
+    pub fn best(&self, hop: &Hop, first: u32, allowed: impl Fn(u32) -> bool) -> u32 {
+        let count = self.topology.path_count(hop.from, hop.to);
+        let paths = || (0..count).map(|path| (first % count + path) % count);
+        let admits = |path: &u32| self.topology.spine_of(hop.from, hop.to, *path).is_none_or(&allowed);
+        let cost = |path: u32| {
+            // NICs are the same for all paths.
+            let links = self.topology.route(hop.from, hop.to, path);
+            let between = links.links().iter().filter(|link| !self.topology.is_edge(**link));
+            let filled = |link: &LinkId| (self.of(*link) + hop.demand_bps) * self.inverses[link.index()];
+            between.map(filled).fold((0.0_f64, 0.0), |(most, sum), filled| (most.max(filled), sum + filled))
+        };
+        // A path that fits loses to none: what counts is excess, then balance.
+        let least = |paths: &mut dyn Iterator<Item = u32>| {
+            let mut best: Option<(u32, (f64, f64))> = None;
+            for path in paths {
+                let cost = cost(path);
+                if best.is_none_or(|(_, least)| is_less(cost, least)) {
+                    best = Some((path, cost));
+                }
+            }
+            best.map(|(path, _)| path)
+        };
+        least(&mut paths().filter(admits)).or_else(|| least(&mut paths())).unwrap_or(0)
+    }
+
+    /// Whether no link between switches on a flow's path has more than it carries.
+    fn fits(&self, hop: &Hop, path: u32) -> bool {
+        let route = self.topology.route(hop.from, hop.to, path);
+        let mut between = route.links().iter().filter(|link| !self.topology.is_edge(**link));
+        between.all(|link| self.of(*link) <= self.capacities[link.index()] * (1.0 + 1e-9))
+    }
+
+    /// Puts a flow on a path, or with a factor of -1 takes it off.
+    pub fn put(&mut self, hop: &Hop, path: u32, factor: f64) {
+        for link in self.topology.route(hop.from, hop.to, path).links() {
+            self.loads_bps[link.index()] += factor * hop.demand_bps;
+        }
+    }
+}
+
+/// Compares costs; sums of loads in another order differ in their last bits, which must not decide.
+fn is_less(a: (f64, f64), b: (f64, f64)) -> bool {
+    const NEAR: f64 = 1e-9;
+    if a.0.is_finite() != b.0.is_finite() || (a.0 - b.0).abs() > NEAR {
+        return a.0 < b.0;
+    }
+    a.1 + NEAR < b.1
+}
+
+/// Flows on paths.
+#[derive(Debug)]
+pub struct Assigned {
+    /// Every way is a path; otherwise as [`leave_to_hash`].
+    pub decisions: Decisions,
+    /// Every flow of the decisions, in their order.
+    pub hops: Vec<Vec<Hop>>,
+}
+
+/// Fair flow assignment: flows in descending order of demand, each to the path with the least excess, then once more those that
+/// are on a link with too much. `allowed` says which spines a job may use.
+#[must_use]
+pub fn assign(view: &View<'_>, allowed: impl Fn(&Job, u32) -> bool) -> Assigned {
+    let mut assigned = derive(view);
+    let mut loads = Loads::new(view);
+    let mut order: Vec<(usize, usize)> = Vec::new();
+    for (number, hops) in assigned.hops.iter().enumerate() {
+        order.extend((0..hops.len()).map(|flow| (number, flow)));
+    }
+    let demand_bps = |(number, flow): &(usize, usize)| assigned.hops[*number][*flow].demand_bps;
+    order.sort_by(|a, b| demand_bps(b).total_cmp(&demand_bps(a)));
+    for second in [false, true] {
+        for (number, flow) in &order {
+            let hop = &assigned.hops[*number][*flow];
+            let slot = &mut assigned.decisions.0[*number].flows[*flow];
+            let first = match slot.way {
+                Way::Path(path) => path,
+                Way::Hash => hop.channel,
+            };
+            if second {
+                if loads.fits(hop, first) {
+                    continue;
+                }
+                loads.put(hop, first, -1.0);
+            }
+            let path = loads.best(hop, first, |spine| allowed(&view.jobs[*number], spine));
+            loads.put(hop, path, 1.0);
+            slot.way = Way::Path(path);
+        }
+    }
+    assigned
+}
+
+/// Rings and flows as wanted, every way left to the hash, and what the rules say of cap and window.
+#[must_use]
+pub fn leave_to_hash(view: &View<'_>) -> Decisions {
+    derive(view).decisions
+}
+
+fn derive(view: &View<'_>) -> Assigned {
+    let mut assigned = Assigned { decisions: Decisions::default(), hops: Vec::with_capacity(view.jobs.len()) };
+    for job in view.jobs {
+        let ring_orders = rings::orders(view, job);
+        let hops = hops(view, job, &ring_orders);
+        let flow = |hop: &Hop| Flow { channel: hop.channel, from: hop.from, to: hop.to, way: Way::Hash };
+        let terms = view.rules.of(&job.tenant);
+        assigned.decisions.0.push(Decision {
+            comm: job.comm,
+            ring_orders,
+            flows: hops.iter().map(flow).collect(),
+            weight: 1.0,
+            cap_bps: terms.and_then(|terms| terms.cap_bps),
+            priority: 0,
+            window: terms.and_then(|terms| terms.window),
+            yields: Vec::new(),
+        });
+        assigned.hops.push(hops);
+    }
+    assigned
+}

@@ -1,0 +1,56 @@
+//! Policies: from a view of the cluster to what every communicator is to do.
+//!
+//! `decide(view) -> decisions` is pure: no I/O, no clock, no state, and the same view gives the same decisions. The controller
+//! calls it on arrival, departure, fault and change of the file; the simulator runs the same code. A decision says ring orders,
+//! the NIC and path of every flow between hosts, weights, caps, priorities, and times to send; transports and engines carry
+//! it out.
+//!
+//! A new policy is one file with one `impl Policy`, and one line in [`ALL`]. What policies share: [`rings`] orders ranks,
+//! [`flows`] derives flows from orders and puts them on paths, [`shares`] allocates rates.
+//!
+//! Deliberately absent: when a change takes effect (the exchange agrees on that), and how it is enforced.
+
+mod decision;
+mod ecmp;
+mod ffa;
+pub mod flows;
+mod pfa;
+mod priority;
+pub mod random;
+pub mod rings;
+pub mod shares;
+mod ts;
+mod view;
+pub mod windows;
+mod yielding;
+
+pub use decision::{Decision, Decisions, Flow, Way, Window, Yield};
+pub use view::{CommId, Job, Placed, Profile, RingChoice, Rules, TenantTerms, View};
+
+/// A way to decide.
+pub trait Policy: Sync {
+    /// As `policy.toml` names it.
+    fn name(&self) -> &'static str;
+
+    /// What every communicator of the view is to do, in the view's order.
+    fn decide(&self, view: &View<'_>) -> Decisions;
+}
+
+/// All policies.
+pub const ALL: &[&dyn Policy] =
+    &[&ecmp::Ecmp, &ffa::Ffa, &pfa::Pfa, &ts::PfaTs, &priority::Priority, &yielding::Yielding];
+
+/// The policy of a name.
+#[must_use]
+pub fn by_name(name: &str) -> Option<&'static dyn Policy> {
+    ALL.iter().copied().find(|policy| policy.name() == name)
+}
+
+/// Names of all policies, for checks of `policy.toml`.
+#[must_use]
+pub fn names() -> Vec<&'static str> {
+    ALL.iter().map(|policy| policy.name()).collect()
+}
+
+#[cfg(test)]
+mod tests;

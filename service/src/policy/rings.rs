@@ -1,0 +1,90 @@
+//! Orders of ranks: rings that cross racks as seldom as can be, and bad ones to compare with.
+//!
+//! A ring that is in several racks leaves each at least once, so one crossing a rack and channel is optimal; [`local`] reaches
+//! it by visiting pods, racks and hosts in order. Channels share the order of hosts, and start with another device of each, so that
+//! they spread over devices and NICs.
+
+use super::random::Random;
+use super::view::{Job, Placed, RingChoice, View};
+use crate::topology::Topology;
+
+/// The orders of a job's channels, as the operator wants them.
+#[must_use]
+pub fn orders(view: &View<'_>, job: &Job) -> Vec<Vec<u32>> {
+    let kept = view.rules.rings == RingChoice::Kept && !job.ring_orders.is_empty();
+    if kept { job.ring_orders.clone() } else { local(view.topology, job) }
+}
+
+/// Orders with as few crossings between racks, and between pods, as possible.
+#[must_use]
+pub fn local(topology: &Topology, job: &Job) -> Vec<Vec<u32>> {
+    let mut hosts: Vec<&Placed> = job.hosts.iter().collect();
+    hosts.sort_by_key(|placed| (topology.pod(placed.host), topology.rack(placed.host), placed.host));
+    host_by_host(&hosts, job.channels)
+}
+
+/// Orders that visit hosts in an order that a seed decides, the same for all channels.
+#[must_use]
+pub fn shuffled_hosts(job: &Job, seed: u64) -> Vec<Vec<u32>> {
+    let mut hosts: Vec<&Placed> = job.hosts.iter().collect();
+    hosts.sort_by_key(|placed| placed.host);
+    Random::new(seed).shuffle(&mut hosts);
+    host_by_host(&hosts, job.channels)
+}
+
+/// Orders that a seed decides rank by rank, the same for all channels: what ranks get that were numbered without
+/// knowledge of the network.
+#[must_use]
+pub fn shuffled_ranks(job: &Job, seed: u64) -> Vec<Vec<u32>> {
+    let mut ranks: Vec<u32> = (0..job.nranks()).collect();
+    Random::new(seed).shuffle(&mut ranks);
+    vec![ranks; job.channels as usize]
+}
+
+/// Orders that leave the rack after every host, for as long as there is another rack to go to.
+#[must_use]
+pub fn scattered(topology: &Topology, job: &Job) -> Vec<Vec<u32>> {
+    let mut hosts: Vec<&Placed> = job.hosts.iter().collect();
+    hosts.sort_by_key(|placed| (topology.rack(placed.host), placed.host));
+    // The first host of every rack, then the second of every rack, and so on.
+    let mut turns: Vec<(usize, &Placed)> = Vec::with_capacity(hosts.len());
+    for placed in &hosts {
+        let same = |(_, other): &&(usize, &Placed)| topology.rack(other.host) == topology.rack(placed.host);
+        let turn = turns.iter().filter(same).count();
+        turns.push((turn, placed));
+    }
+    turns.sort_by_key(|(turn, _)| *turn);
+    let hosts: Vec<&Placed> = turns.into_iter().map(|(_, placed)| placed).collect();
+    host_by_host(&hosts, job.channels)
+}
+
+/// Crossings between racks of a ring.
+#[must_use]
+pub fn rack_crossings(topology: &Topology, job: &Job, order: &[u32]) -> usize {
+    let mut rack_of = vec![0; order.len()];
+    for placed in &job.hosts {
+        placed.ranks.iter().for_each(|(rank, _)| rack_of[*rank as usize] = topology.rack(placed.host));
+    }
+    let racks: Vec<u32> = order.iter().map(|rank| rack_of[*rank as usize]).collect();
+    let next = racks.iter().cycle().skip(1);
+    racks.iter().zip(next).filter(|(a, b)| a != b).count()
+}
+
+fn host_by_host(hosts: &[&Placed], channels: u32) -> Vec<Vec<u32>> {
+    let by_device: Vec<Vec<u32>> = hosts
+        .iter()
+        .map(|placed| {
+            let mut ranks = placed.ranks.clone();
+            ranks.sort_by_key(|(rank, device)| (*device, *rank));
+            ranks.into_iter().map(|(rank, _)| rank).collect()
+        })
+        .collect();
+    let order = |channel: usize| {
+        let ranks = |ranks: &Vec<u32>| {
+            let first = channel % ranks.len().max(1);
+            [&ranks[first..], &ranks[..first]].concat()
+        };
+        by_device.iter().flat_map(ranks).collect()
+    };
+    (0..channels.max(1) as usize).map(order).collect()
+}

@@ -1,0 +1,249 @@
+//! Shares of links: weighted max-min fairness with caps and priorities.
+//!
+//! All rates rise together, each as fast as its weight, until a link is full or a cap reached; who is concerned stays there, and the
+//! rest rises on. Higher priorities are filled first, lower ones have what is left. The same code says what rates tenants
+//! will get, and moves the simulator's flows.
+
+use std::cmp::Ordering;
+use std::collections::{BinaryHeap, HashMap};
+
+use super::decision::{Decisions, Flow, Way};
+use super::view::View;
+
+/// What wants a rate.
+#[derive(Debug, Clone, Copy)]
+pub struct Demand<'a> {
+    /// Above 0.
+    pub weight: f64,
+    /// Most that it takes.
+    pub cap: f64,
+    /// Higher goes first.
+    pub priority: u32,
+    /// Links, each once, and what a rate of 1 takes of them.
+    pub uses: &'a [(u32, f64)],
+}
+
+/// Allocates rates; keeps its memory from one time to the next.
+#[derive(Debug, Default)]
+pub struct Filler {
+    /// By link: its place among the links of this time.
+    places: Vec<u32>,
+    links: Vec<Link>,
+    /// Demands by place.
+    users: Vec<Vec<u32>>,
+    heap: BinaryHeap<Event>,
+    order: Vec<u32>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Link {
+    number: u32,
+    left: f64,
+    /// Sum of weights times use of those that rise.
+    weight: f64,
+    rising: u32,
+}
+
+impl Link {
+    /// Rate of weight 1 at which it is full.
+    fn level(&self) -> f64 {
+        self.left.max(0.0) / self.weight.max(f64::MIN_POSITIVE)
+    }
+}
+
+/// Something gets full.
+#[derive(Debug, Clone, Copy)]
+struct Event {
+    /// Rate of weight 1 at which it happens.
+    level: f64,
+    what: Full,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Full {
+    Demand(u32),
+    Link(u32),
+}
+
+impl PartialEq for Event {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+
+impl Eq for Event {}
+
+impl PartialOrd for Event {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Event {
+    /// The heap's greatest is the lowest level.
+    fn cmp(&self, other: &Self) -> Ordering {
+        other.level.total_cmp(&self.level).then_with(|| other.what.cmp(&self.what))
+    }
+}
+
+const NOWHERE: u32 = u32::MAX;
+
+impl Filler {
+    /// Rates of `demands`, in their order, on links of these capacities. A demand that uses no link gets its cap.
+    pub fn fill(&mut self, capacities: &[f64], demands: &[Demand<'_>], rates: &mut Vec<f64>) {
+        rates.clear();
+        rates.resize(demands.len(), f64::NAN);
+        self.places.resize(capacities.len().max(self.places.len()), NOWHERE);
+        self.order.clear();
+        self.order.extend(0..demands.len() as u32);
+        self.order.sort_by_key(|number| std::cmp::Reverse(demands[*number as usize].priority));
+        let order = std::mem::take(&mut self.order);
+        for class in order.chunk_by(|a, b| demands[*a as usize].priority == demands[*b as usize].priority) {
+            self.begin(capacities, demands, class);
+            self.rise(demands, rates);
+        }
+        self.order = order;
+        for link in self.links.drain(..) {
+            self.places[link.number as usize] = NOWHERE;
+        }
+    }
+
+    /// Lets the demands of a priority rise from nothing.
+    fn begin(&mut self, capacities: &[f64], demands: &[Demand<'_>], class: &[u32]) {
+        for users in &mut self.users {
+            users.clear();
+        }
+        for number in class {
+            let demand = &demands[*number as usize];
+            for (link, part) in demand.uses {
+                let place = &mut self.places[*link as usize];
+                if *place == NOWHERE {
+                    *place = self.links.len() as u32;
+                    let left = capacities[*link as usize];
+                    self.links.push(Link { number: *link, left, weight: 0.0, rising: 0 });
+                }
+                let place = *place as usize;
+                if self.users.len() <= place {
+                    self.users.resize_with(place + 1, Vec::new);
+                }
+                self.users[place].push(*number);
+                let link = &mut self.links[place];
+                // What is left of the weights of the class before is rounding.
+                link.weight = if link.rising == 0 { 0.0 } else { link.weight } + demand.weight * part;
+                link.rising += 1;
+            }
+            if demand.cap.is_finite() || demand.uses.is_empty() {
+                self.heap.push(Event { level: demand.cap / demand.weight, what: Full::Demand(*number) });
+            }
+        }
+        for (place, link) in (0..).zip(&self.links).filter(|(_, link)| link.rising > 0) {
+            self.heap.push(Event { level: link.level(), what: Full::Link(place) });
+        }
+    }
+
+    /// A link's level only rises while demands stop elsewhere, so what the heap says of it is a lower bound: looked at when it
+    /// comes up, and put back where it has risen.
+    fn rise(&mut self, demands: &[Demand<'_>], rates: &mut [f64]) {
+        while let Some(Event { level, what }) = self.heap.pop() {
+            match what {
+                Full::Demand(number) => self.stop(demands, rates, number, level),
+                Full::Link(place) => {
+                    let link = self.links[place as usize];
+                    if link.rising == 0 {
+                        continue;
+                    }
+                    if link.level() > level * (1.0 + 1e-12) {
+                        self.heap.push(Event { level: link.level(), what });
+                        continue;
+                    }
+                    let users = std::mem::take(&mut self.users[place as usize]);
+                    for number in &users {
+                        self.stop(demands, rates, *number, level);
+                    }
+                    self.users[place as usize] = users;
+                }
+            }
+        }
+    }
+
+    /// A demand stays where it is.
+    fn stop(&mut self, demands: &[Demand<'_>], rates: &mut [f64], number: u32, level: f64) {
+        let (demand, rate) = (&demands[number as usize], &mut rates[number as usize]);
+        if !rate.is_nan() {
+            return;
+        }
+        *rate = (level * demand.weight).min(demand.cap);
+        for (link, part) in demand.uses {
+            let link = &mut self.links[self.places[*link as usize] as usize];
+            link.left -= *rate * part;
+            link.weight -= demand.weight * part;
+            link.rising -= 1;
+        }
+    }
+}
+
+/// Gives communicators the weights that make tenants' shares right: on each link that tenants share, a tenant's weight is divided
+/// among its flows there. Of a communicator whose flows meet different numbers of their tenant's, the most crowded link counts.
+pub fn weigh(view: &View<'_>, decisions: &mut Decisions) {
+    if view.rules.tenants.iter().all(|terms| terms.weight.is_none()) {
+        return;
+    }
+    let mut numbers: HashMap<&str, u32> = HashMap::new();
+    let tenants: Vec<u32> = view
+        .jobs
+        .iter()
+        .map(|job| {
+            let next = numbers.len() as u32;
+            *numbers.entry(&job.tenant).or_insert(next)
+        })
+        .collect();
+    // By link: tenants and how many flows they have there.
+    let mut users: Vec<Vec<(u32, u32)>> = vec![Vec::new(); view.topology.link_count()];
+    for (tenant, decision) in tenants.iter().zip(&decisions.0) {
+        for link in decision.flows.iter().flat_map(|flow| known_links(view, flow)) {
+            let users = &mut users[link as usize];
+            match users.iter_mut().find(|(user, _)| user == tenant) {
+                Some((_, flows)) => *flows += 1,
+                None => users.push((*tenant, 1)),
+            }
+        }
+    }
+    for ((job, tenant), decision) in view.jobs.iter().zip(&tenants).zip(&mut decisions.0) {
+        let links = decision.flows.iter().flat_map(|flow| known_links(view, flow));
+        let shared = links.map(|link| &users[link as usize]).filter(|users| users.len() > 1);
+        let own = |users: &Vec<(u32, u32)>| users.iter().find(|(user, _)| user == tenant).map(|(_, flows)| *flows);
+        let most = shared.filter_map(own).max().unwrap_or(1);
+        decision.weight = view.rules.of(&job.tenant).and_then(|terms| terms.weight).unwrap_or(1.0) / f64::from(most);
+    }
+}
+
+/// The links that a flow goes over, as far as is known: a hashed one may go anywhere between its leaves.
+fn known_links(view: &View<'_>, flow: &Flow) -> impl Iterator<Item = u32> + use<> {
+    let (path, is_decided) = if let Way::Path(path) = flow.way { (path, true) } else { (0, false) };
+    let route = view.topology.route(flow.from, flow.to, path);
+    let mut links = route.links().to_vec();
+    links.retain(|link| is_decided || view.topology.is_edge(*link));
+    links.into_iter().map(|link| link.0)
+}
+
+/// What every flow gets when all send at once, in bits per second, by decision and flow. Hashed flows count for the links of
+/// their NICs only.
+#[must_use]
+pub fn rates(view: &View<'_>, decisions: &Decisions) -> Vec<Vec<f64>> {
+    let flows = || decisions.0.iter().flat_map(|decision| decision.flows.iter().map(move |flow| (decision, flow)));
+    let uses: Vec<Vec<(u32, f64)>> =
+        flows().map(|(_, flow)| known_links(view, flow).map(|link| (link, 1.0)).collect()).collect();
+    let demands: Vec<Demand<'_>> = flows()
+        .zip(&uses)
+        .map(|((decision, _), uses)| Demand {
+            weight: decision.weight,
+            cap: decision.cap_bps.unwrap_or(f64::INFINITY),
+            priority: decision.priority,
+            uses,
+        })
+        .collect();
+    let mut all = Vec::new();
+    Filler::default().fill(view.capacities, &demands, &mut all);
+    let mut all = all.into_iter();
+    decisions.0.iter().map(|decision| all.by_ref().take(decision.flows.len()).collect()).collect()
+}

@@ -1,0 +1,121 @@
+//! Policies on MCCS's testbed: A on all four hosts, B and C on a pair each, as in its figure 9.
+
+use super::*;
+
+fn testbed() -> Topology {
+    Topology::clos(&Clos::testbed(50.0)).expect("makes sense")
+}
+
+/// Device 0 of all hosts for A, device 1 of two hosts each for B and C.
+fn jobs() -> Vec<Job> {
+    let placed = |host, rank, device| Placed { host: HostId(host), ranks: vec![(rank, device)] };
+    let job = |comm, tenant: &str, hosts, period_ns, busy_ns| Job {
+        comm,
+        tenant: tenant.to_owned(),
+        hosts,
+        channels: 2,
+        ring_orders: Vec::new(),
+        profile: Some(Profile { period_ns, busy_ns, phase_ns: 5 }),
+    };
+    vec![
+        job(1, "a", (0..4).map(|host| placed(host, host, 0)).collect(), 300_000, 140_000),
+        job(2, "b", vec![placed(0, 0, 1), placed(2, 1, 1)], 20_000, 13_000),
+        job(3, "c", vec![placed(1, 0, 1), placed(3, 1, 1)], 20_000, 13_000),
+    ]
+}
+
+fn rules() -> Rules {
+    let tenant = |name: &str, priority, spines: &[u32]| TenantTerms {
+        priority,
+        spines: spines.to_vec(),
+        ..TenantTerms::new(name)
+    };
+    Rules { tenants: vec![tenant("a", 2, &[0]), tenant("b", 1, &[]), tenant("c", 0, &[])], ..Rules::default() }
+}
+
+fn decide(policy: &str, rules: &Rules) -> Decisions {
+    let (topology, jobs) = (testbed(), jobs());
+    let view = View { topology: &topology, capacities: topology.rates(), jobs: &jobs, rules };
+    by_name(policy).expect("there").decide(&view)
+}
+
+fn paths(decision: &Decision) -> Vec<Way> {
+    decision.flows.iter().filter(|flow| flow.from.host.0 / 2 != flow.to.host.0 / 2).map(|flow| flow.way).collect()
+}
+
+#[test]
+fn fair_assignment_spreads_every_job() {
+    for decision in decide("ffa", &rules()).0 {
+        let (zero, one): (Vec<_>, Vec<_>) = paths(&decision).into_iter().partition(|way| *way == Way::Path(0));
+        assert_eq!((zero.len(), one.len()), (2, 2), "{}", decision.comm);
+    }
+}
+
+#[test]
+fn reserved_paths_are_kept() {
+    let decisions = decide("pfa", &rules());
+    assert_eq!(paths(&decisions.0[0]), [Way::Path(0); 4]);
+    assert_eq!(paths(&decisions.0[1]), [Way::Path(1); 4]);
+    assert_eq!(paths(&decisions.0[2]), [Way::Path(1); 4]);
+}
+
+#[test]
+fn the_second_sends_in_the_gaps_of_the_first() {
+    let decisions = decide("pfa_ts", &rules());
+    assert_eq!(decisions.0[0].window, None);
+    assert_eq!(decisions.0[1].window, None);
+    let window = decisions.0[2].window.expect("C waits for B");
+    assert_eq!(window, Window { period_ns: 20_000, offset_ns: 13_005, length_ns: 7_000 });
+}
+
+#[test]
+fn jobs_that_fit_beside_each_other_are_turned() {
+    let (topology, mut jobs) = (testbed(), jobs());
+    for job in &mut jobs[1..] {
+        job.profile = Some(Profile { period_ns: 32_000, busy_ns: 15_000, phase_ns: 0 });
+    }
+    let rules = rules();
+    let view = View { topology: &topology, capacities: topology.rates(), jobs: &jobs, rules: &rules };
+    let decisions = by_name("pfa_ts").expect("there").decide(&view);
+    let (b, c) = (decisions.0[1].window.expect("B"), decisions.0[2].window.expect("C"));
+    assert!(!meet(&b, &c) && b.length_ns == 15_000 && c.length_ns == 15_000, "{b:?} {c:?}");
+}
+
+#[test]
+fn others_make_room_while_the_first_sends() {
+    let decisions = decide("yield", &rules());
+    assert!(decisions.0[0].yields.is_empty());
+    // Two flows of B or C and one of A on each path: the rest of 50 after A's 25, for B and C together.
+    let for_a = |decision: &Decision| decision.yields.iter().find(|held| held.window.period_ns == 300_000).copied();
+    for decision in &decisions.0[1..] {
+        let held = for_a(decision).expect("makes room for A");
+        assert!((held.cap_bps - 12.5).abs() < 1e-9, "{held:?}");
+        assert_eq!(held.window, Window { period_ns: 300_000, offset_ns: 295_805, length_ns: 148_400 });
+    }
+}
+
+#[test]
+fn windows_that_the_operator_gave_stay() {
+    let mut rules = rules();
+    let fixed = Window { period_ns: 50, offset_ns: 1, length_ns: 20 };
+    rules.tenants[2].window = Some(fixed);
+    for policy in ALL {
+        assert_eq!(decide(policy.name(), &rules).0[2].window, Some(fixed), "{}", policy.name());
+    }
+}
+
+#[test]
+fn rules_come_from_files() {
+    let read =
+        |name: &str| std::fs::read_to_string(format!("{}/../config/examples/{name}", env!("CARGO_MANIFEST_DIR")));
+    let topology = mccs_config::TopologyFile::parse(&read("topology.toml").expect("there"), "t").expect("right");
+    let file = mccs_config::PolicyFile::parse_for(&read("policy.toml").expect("there"), "p", &topology, &names());
+    let rules = Rules::from_file(&file.expect("right"), &Topology::from_file(&topology).expect("right"));
+    let training = rules.of("training").expect("listed");
+    assert_eq!((training.weight, training.priority, training.spines.as_slice()), (Some(40.0), 2, [0].as_slice()));
+    let batch = rules.of("batch").expect("listed");
+    assert_eq!((batch.weight, batch.cap_bps), (Some(60.0), Some(40e9)));
+    assert_eq!(batch.window, Some(Window { period_ns: 20_000_000, offset_ns: 4_000_000, length_ns: 10_000_000 }));
+    assert!(rules.admits("training", 0) && !rules.admits("training", 1));
+    assert!(!rules.admits("batch", 0) && rules.admits("another", 1));
+}

@@ -1,0 +1,184 @@
+//! What a policy sees: the network, the jobs, and what the operator wants.
+
+use mccs_config::PolicyFile;
+use mccs_config::policy::Rings;
+
+use crate::topology::{HostId, Topology};
+
+/// A communicator, by the number that the controller gives it.
+pub type CommId = u64;
+
+/// The cluster at a moment.
+#[derive(Debug, Clone, Copy)]
+pub struct View<'a> {
+    /// The network as it is when it is well.
+    pub topology: &'a Topology,
+    /// Bits per second that every link carries now, by link; 0 for one that is down.
+    pub capacities: &'a [f64],
+    /// All communicators, each once.
+    pub jobs: &'a [Job],
+    /// What the operator wants.
+    pub rules: &'a Rules,
+}
+
+/// A communicator.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Job {
+    /// Which.
+    pub comm: CommId,
+    /// Whose.
+    pub tenant: String,
+    /// Where its ranks are, each rank once; every host once.
+    pub hosts: Vec<Placed>,
+    /// Channels wanted, at least 1.
+    pub channels: u32,
+    /// Order of ranks of every channel as it is in force.
+    pub ring_orders: Vec<Vec<u32>>,
+    /// How it uses the network, where that was measured.
+    pub profile: Option<Profile>,
+}
+
+/// Ranks on a host.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Placed {
+    /// The host.
+    pub host: HostId,
+    /// Rank and its device.
+    pub ranks: Vec<(u32, u32)>,
+}
+
+impl Job {
+    /// Number of ranks.
+    #[must_use]
+    pub fn nranks(&self) -> u32 {
+        self.hosts.iter().map(|placed| placed.ranks.len() as u32).sum()
+    }
+}
+
+/// How a job uses the network, iteration by iteration, when nobody is in its way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Profile {
+    /// From the start of an iteration to the start of the next, at least 1.
+    pub period_ns: u64,
+    /// How long it sends of that, in one piece.
+    pub busy_ns: u64,
+    /// When it last began to send, on the cluster's common clock.
+    pub phase_ns: u64,
+}
+
+/// Where ring orders come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum RingChoice {
+    /// The policy.
+    #[default]
+    Local,
+    /// They stay as they are in force.
+    Kept,
+}
+
+/// What the operator wants.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Rules {
+    /// Orders of ranks.
+    pub rings: RingChoice,
+    /// Tenants that are not as all others.
+    pub tenants: Vec<TenantTerms>,
+}
+
+/// What a tenant may have.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TenantTerms {
+    /// Who.
+    pub name: String,
+    /// Part of a contended link, against other tenants' weights; absent: 1. Where no tenant has one, there are no shares of
+    /// tenants, and each flow counts for itself.
+    pub weight: Option<f64>,
+    /// Most bits per second that each of its flows sends.
+    pub cap_bps: Option<f64>,
+    /// Higher goes first, where a policy has priorities.
+    pub priority: u32,
+    /// Spines that are for this tenant, where a policy reserves.
+    pub spines: Vec<u32>,
+    /// When it may send, whatever the policy.
+    pub window: Option<super::Window>,
+}
+
+impl TenantTerms {
+    /// A tenant like all others.
+    #[must_use]
+    pub fn new(name: impl Into<String>) -> Self {
+        TenantTerms { name: name.into(), weight: None, cap_bps: None, priority: 0, spines: Vec::new(), window: None }
+    }
+}
+
+impl Rules {
+    /// What a file says that was checked against this topology.
+    ///
+    /// Tenants with a guaranteed share have it as their weight, in percent; what is left of the hundred is divided by weight
+    /// among the others that are listed. Without any share, weights are as written, and none where all are 1.
+    #[must_use]
+    pub fn from_file(file: &PolicyFile, topology: &Topology) -> Self {
+        let rings = match file.policy.rings {
+            Rings::Local => RingChoice::Local,
+            Rings::Kept => RingChoice::Kept,
+        };
+        let shares: u32 = file.tenants.iter().filter_map(|tenant| tenant.share_percent).sum();
+        let others: u32 =
+            file.tenants.iter().filter(|tenant| tenant.share_percent.is_none()).map(|tenant| tenant.weight).sum();
+        let has_shares = shares > 0 || file.tenants.iter().any(|tenant| tenant.weight != 1);
+        let mut rules = Rules { rings, tenants: Vec::new() };
+        for tenant in &file.tenants {
+            let weight = match tenant.share_percent {
+                Some(percent) => f64::from(percent),
+                None if shares == 0 => f64::from(tenant.weight),
+                None => f64::from(100_u32.saturating_sub(shares)) * f64::from(tenant.weight) / f64::from(others),
+            };
+            let terms = rules.entry(&tenant.name);
+            terms.weight = has_shares.then_some(weight);
+            terms.cap_bps = tenant.cap.map(|cap| cap.0 as f64);
+            terms.priority = tenant.priority;
+        }
+        for reserve in &file.reserves {
+            let spines = reserve.paths.iter().filter_map(|path| topology.spine_named(path));
+            rules.entry(&reserve.tenant).spines.extend(spines);
+        }
+        for window in &file.windows {
+            let ns = |text: mccs_config::DurationText| u64::try_from(text.0.as_nanos()).unwrap_or(u64::MAX);
+            rules.entry(&window.tenant).window = Some(super::Window {
+                period_ns: ns(window.period),
+                offset_ns: ns(window.offset),
+                length_ns: ns(window.length),
+            });
+        }
+        rules
+    }
+
+    /// The terms of a tenant; `None` for one like all others.
+    #[must_use]
+    pub fn of(&self, tenant: &str) -> Option<&TenantTerms> {
+        self.tenants.iter().find(|terms| terms.name == tenant)
+    }
+
+    /// Priority of a tenant.
+    #[must_use]
+    pub fn priority(&self, tenant: &str) -> u32 {
+        self.of(tenant).map_or(0, |terms| terms.priority)
+    }
+
+    /// Whether a tenant may use a spine, where spines are reserved: its own if it has any, otherwise those that nobody has.
+    #[must_use]
+    pub fn admits(&self, tenant: &str, spine: u32) -> bool {
+        match self.of(tenant) {
+            Some(terms) if !terms.spines.is_empty() => terms.spines.contains(&spine),
+            _ => self.tenants.iter().all(|terms| !terms.spines.contains(&spine)),
+        }
+    }
+
+    fn entry(&mut self, name: &str) -> &mut TenantTerms {
+        let position = self.tenants.iter().position(|terms| terms.name == name).unwrap_or_else(|| {
+            self.tenants.push(TenantTerms::new(name));
+            self.tenants.len() - 1
+        });
+        &mut self.tenants[position]
+    }
+}

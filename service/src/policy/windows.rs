@@ -1,0 +1,285 @@
+//! Times on a circle: who meets whom on which link, and when each may send so that they do not.
+//!
+//! A job that sends for `busy` of every `period` is an arc on a circle of one period. On a circle of the common multiple of several
+//! periods it is several arcs, which turn together. Two arcs are apart for ever if, and only if, they are apart on the circle of
+//! the common divisor of their periods; so all is decided pair by pair.
+
+use super::decision::Window;
+use super::flows::Assigned;
+use super::view::{Profile, View};
+use crate::topology::LinkId;
+
+/// Periods that differ by less than this part of them are made the same.
+const ALIKE_PERCENT: u64 = 3;
+/// Other periods are rounded up to multiples of this part of the shortest, so that they have a common divisor.
+const GRID: u64 = 16;
+/// Positions that are tried before a search is given up.
+const TRIES_MAX: usize = 20_000;
+/// Larger groups are not searched: with so many in each other's way there is no time that is free of all.
+const GROUP_MAX: usize = 8;
+/// Periods of a circle on which gaps are looked for.
+const TURNS_MAX: u64 = 64;
+/// A gap that is less than this part of its circle is no way to get work done.
+const GAP_LEAST: u64 = 20;
+
+/// What a job takes of the circle.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Arc {
+    /// Circle; at least 1.
+    pub period_ns: u64,
+    /// Arc, at most the circle.
+    pub busy_ns: u64,
+    /// Where it begins now.
+    pub offset_ns: u64,
+}
+
+impl Arc {
+    /// Of a profile.
+    #[must_use]
+    pub fn of(profile: Profile) -> Self {
+        let period_ns = profile.period_ns.max(1);
+        Arc { period_ns, busy_ns: profile.busy_ns.min(period_ns), offset_ns: profile.phase_ns % period_ns }
+    }
+
+    /// The window that is open during the arc.
+    #[must_use]
+    pub fn window(&self) -> Window {
+        Window { period_ns: self.period_ns, offset_ns: self.offset_ns, length_ns: self.busy_ns }
+    }
+}
+
+/// Arcs with periods that have a common divisor worth the name: nearly equal ones become equal, others are rounded up.
+#[must_use]
+pub fn commensurable(arcs: &[Arc]) -> Vec<Arc> {
+    let mut sorted: Vec<u64> = arcs.iter().map(|arc| arc.period_ns).collect();
+    sorted.sort_unstable();
+    let shortest = sorted.first().copied().unwrap_or(1);
+    let alike = |a: u64, b: u64| b - a <= a / 100 * ALIKE_PERCENT;
+    let base = sorted.iter().copied().take_while(|period| alike(shortest, *period)).last().unwrap_or(shortest);
+    let grid = base.div_ceil(GRID);
+    let base = grid * GRID;
+    let period_ns = |period: u64| if period <= base { base } else { period.div_ceil(grid) * grid };
+    arcs.iter().map(|arc| Arc { period_ns: period_ns(arc.period_ns), ..*arc }).collect()
+}
+
+/// Whether two windows are ever open at once.
+#[must_use]
+pub fn meet(a: &Window, b: &Window) -> bool {
+    let common = gcd(a.period_ns, b.period_ns).max(1);
+    let lag = (b.offset_ns % common + common - a.offset_ns % common) % common;
+    a.length_ns > 0 && b.length_ns > 0 && (lag < a.length_ns || lag + b.length_ns > common)
+}
+
+/// Offsets at which no two rivals ever meet, if there are any and the search finds them: groups of up to four are searched
+/// completely, those beyond eight not at all. The first arc stays where it is; earlier ones are placed first.
+#[must_use]
+pub fn place(arcs: &[Arc], rivals: &[Vec<usize>]) -> Option<Vec<u64>> {
+    if arcs.len() > GROUP_MAX {
+        return None;
+    }
+    let mut search = Search { arcs, rivals, placed: vec![None; arcs.len()], tries: 0 };
+    search.run().then(|| search.placed.into_iter().flatten().collect())
+}
+
+struct Search<'a> {
+    arcs: &'a [Arc],
+    rivals: &'a [Vec<usize>],
+    placed: Vec<Option<u64>>,
+    tries: usize,
+}
+
+impl Search<'_> {
+    /// In any solution arcs can be turned back until each touches another, so only such positions are tried: after or before
+    /// a rival that has its place. Which arc comes next is part of the search.
+    fn run(&mut self) -> bool {
+        if self.placed.iter().all(Option::is_some) {
+            return true;
+        }
+        let free: Vec<usize> = (0..self.arcs.len()).filter(|arc| self.placed[*arc].is_none()).collect();
+        let touching: Vec<usize> = free
+            .iter()
+            .copied()
+            .filter(|arc| self.rivals[*arc].iter().any(|rival| self.placed[*rival].is_some()))
+            .collect();
+        if touching.is_empty() {
+            // A part of the group that nothing placed so far concerns: its first stays where it is.
+            self.placed[free[0]] = Some(self.arcs[free[0]].offset_ns % self.arcs[free[0]].period_ns);
+            let found = self.run();
+            if !found {
+                self.placed[free[0]] = None;
+            }
+            return found;
+        }
+        for arc in touching {
+            for offset in self.positions(arc) {
+                self.tries += 1;
+                if self.tries > TRIES_MAX {
+                    return false;
+                }
+                if self.fits(arc, offset) {
+                    self.placed[arc] = Some(offset);
+                    if self.run() {
+                        return true;
+                    }
+                    self.placed[arc] = None;
+                }
+            }
+        }
+        false
+    }
+
+    fn positions(&self, arc: usize) -> Vec<u64> {
+        let this = &self.arcs[arc];
+        let mut positions = Vec::new();
+        for rival in &self.rivals[arc] {
+            let (Some(offset), other) = (self.placed[*rival], &self.arcs[*rival]) else { continue };
+            let common = gcd(this.period_ns, other.period_ns).max(1);
+            let after = (offset + other.busy_ns) % common;
+            let before = (offset % common + common - this.busy_ns % common) % common;
+            for first in [after, before] {
+                positions.extend((0..this.period_ns / common).map(|turn| first + turn * common));
+            }
+        }
+        positions
+    }
+
+    fn fits(&self, arc: usize, offset_ns: u64) -> bool {
+        let this = Arc { offset_ns, ..self.arcs[arc] }.window();
+        self.rivals[arc].iter().all(|rival| {
+            let placed = self.placed[*rival].map(|offset_ns| Arc { offset_ns, ..self.arcs[*rival] }.window());
+            placed.is_none_or(|other| !meet(&this, &other))
+        })
+    }
+}
+
+/// The longest time that none of some windows is open, on the circle of their common multiple; `None` where there are none,
+/// where the circle would be too long, or the gap too short.
+#[must_use]
+pub fn longest_gap(windows: &[Window]) -> Option<Window> {
+    let longest = windows.iter().map(|window| window.period_ns).max()?;
+    let mut circle = 1_u64;
+    for window in windows {
+        circle = (circle / gcd(circle, window.period_ns)).checked_mul(window.period_ns)?;
+        if circle / longest > TURNS_MAX {
+            return None;
+        }
+    }
+    let arcs = windows.iter().flat_map(|window| {
+        (0..circle / window.period_ns)
+            .map(|turn| (window.offset_ns % window.period_ns + turn * window.period_ns, window.length_ns))
+    });
+    let mut arcs: Vec<(u64, u64)> = arcs.collect();
+    arcs.sort_unstable();
+    let first = arcs.first()?.0;
+    let mut best = (0, 0);
+    // The latest end so far, which may be that of an arc that lasts beyond the turn of the circle.
+    let mut end = arcs.iter().map(|(offset, length)| offset + length).max().unwrap_or(0).saturating_sub(circle);
+    for (offset, length) in arcs.iter().copied().chain([(first + circle, 0)]) {
+        if offset > end && offset - end > best.1 {
+            best = (end, offset - end);
+        }
+        end = end.max(offset + length);
+    }
+    let (offset, length_ns) = best;
+    (length_ns >= circle / GAP_LEAST && length_ns > 0).then_some(Window {
+        period_ns: circle,
+        offset_ns: offset % circle,
+        length_ns,
+    })
+}
+
+fn gcd(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+/// What a job puts on a link.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Use {
+    /// The job, by its place in the view.
+    pub job: usize,
+    /// Its flows there.
+    pub flows: u32,
+    /// What they want together.
+    pub demand_bps: f64,
+}
+
+/// Links that jobs share and that cannot carry them all, as far as paths are decided.
+#[derive(Debug)]
+pub struct Shared {
+    /// Ascending.
+    crowded: Vec<(LinkId, Vec<Use>)>,
+    /// By job: those with which it shares a link that cannot carry both, ascending.
+    pub rivals: Vec<Vec<usize>>,
+}
+
+impl Shared {
+    /// From flows on paths.
+    #[must_use]
+    pub fn new(view: &View<'_>, assigned: &Assigned) -> Self {
+        let mut by_link: Vec<Vec<Use>> = vec![Vec::new(); view.topology.link_count()];
+        for (job, (decision, hops)) in assigned.decisions.0.iter().zip(&assigned.hops).enumerate() {
+            for (hop, flow) in hops.iter().zip(&decision.flows) {
+                let super::Way::Path(path) = flow.way else { continue };
+                for link in view.topology.route(flow.from, flow.to, path).links() {
+                    let uses = &mut by_link[link.index()];
+                    match uses.last_mut().filter(|last| last.job == job) {
+                        Some(last) => {
+                            last.flows += 1;
+                            last.demand_bps += hop.demand_bps;
+                        }
+                        None => uses.push(Use { job, flows: 1, demand_bps: hop.demand_bps }),
+                    }
+                }
+            }
+        }
+        // A little less than too much is no contention.
+        let capacity = |link: LinkId| view.capacities[link.index()] * 1.001;
+        let mut crowded: Vec<(LinkId, Vec<Use>)> = (0..).map(LinkId).zip(by_link).collect();
+        crowded.retain(|(link, uses)| uses.iter().map(|used| used.demand_bps).sum::<f64>() > capacity(*link));
+        let mut rivals = vec![Vec::new(); view.jobs.len()];
+        for (link, uses) in &crowded {
+            for (i, a) in uses.iter().enumerate() {
+                for b in uses[..i].iter().filter(|b| a.demand_bps + b.demand_bps > capacity(*link)) {
+                    rivals[a.job].push(b.job);
+                    rivals[b.job].push(a.job);
+                }
+            }
+        }
+        for jobs in &mut rivals {
+            jobs.sort_unstable();
+            jobs.dedup();
+        }
+        Shared { crowded, rivals }
+    }
+
+    /// Links that cannot carry all who use them, and who that is.
+    pub fn crowded(&self) -> impl Iterator<Item = (LinkId, &[Use])> {
+        self.crowded.iter().map(|(link, uses)| (*link, uses.as_slice()))
+    }
+
+    /// Jobs that are rivals of each other, directly or over others; each group ascending.
+    #[must_use]
+    pub fn groups(&self) -> Vec<Vec<usize>> {
+        let mut seen = vec![false; self.rivals.len()];
+        let mut groups = Vec::new();
+        for first in 0..seen.len() {
+            if seen[first] || self.rivals[first].is_empty() {
+                continue;
+            }
+            seen[first] = true;
+            let mut group = vec![first];
+            let mut next = 0;
+            while let Some(job) = group.get(next).copied() {
+                next += 1;
+                for rival in self.rivals[job].iter().copied() {
+                    if !std::mem::replace(&mut seen[rival], true) {
+                        group.push(rival);
+                    }
+                }
+            }
+            group.sort_unstable();
+            groups.push(group);
+        }
+        groups
+    }
+}
