@@ -4,8 +4,8 @@ use mccs_ipc::types::Handle;
 
 use super::super::Fault;
 use super::RdmaTransport;
+use super::flow::{Flow, Half, Stage};
 use super::flusher::FLUSHER;
-use super::setup::{Half, Stage};
 use super::verbs::{AsyncEvent, Completion, WcStatus, is_of_way};
 use super::way::of_wr_id;
 
@@ -160,9 +160,8 @@ impl RdmaTransport {
     }
 
     fn on_ports(&self, matches: impl Fn(usize) -> bool) -> Vec<Handle> {
-        let is_on = |(handle, flow): (Handle, &super::setup::Flow)| {
-            flow.way.as_ref().is_some_and(|way| matches(way.port)).then_some(handle)
-        };
+        let is_on =
+            |(handle, flow): (Handle, &Flow)| flow.way.as_ref().is_some_and(|way| matches(way.port)).then_some(handle);
         self.flows.iter().filter_map(is_on).collect()
     }
 }

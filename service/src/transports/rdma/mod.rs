@@ -20,7 +20,7 @@
 //! - `verbs/`: libibverbs, and the fake driver that stands in for it in tests.
 //! - `ports.rs`, `queues.rs`, `memory.rs`: devices, completion queues, registered memory.
 //! - `wire.rs`, `line.rs`: what the two sides tell each other.
-//! - `way.rs`, `sender.rs`, `receiver.rs`: a connected flow.
+//! - `flow.rs`, `way.rs`, `sender.rs`, `receiver.rs`: a connected flow; `flusher.rs`: what GPU memory needs besides.
 //! - `setup.rs`, `events.rs`: until it is connected, and when it breaks.
 //!
 //! Deliberately absent: atomics and two-sided sends; shared receive queues and connection sharing, which save memory where
@@ -28,6 +28,7 @@
 //! the registered memory it is from, so flows are between services that trust each other.
 
 mod events;
+mod flow;
 mod flusher;
 mod line;
 mod memory;
@@ -55,13 +56,14 @@ use mccs_ipc::types::Handle;
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
+use self::flow::{Flow, Half, Stage};
 use self::flusher::Flusher;
 use self::memory::{Memory, PORTS_MAX};
 pub use self::options::{DeviceChoice, RdmaOptions};
 pub use self::ports::NoRdma;
 use self::ports::Port;
 use self::queues::Taken;
-use self::setup::{Back, Flow, Half, Stage};
+use self::setup::Back;
 pub use self::verbs::{Driver, Unavailable, Verbs, VerbsError};
 pub(super) use self::verbs::{is_of_peer, status_text};
 use self::way::Owners;

@@ -13,6 +13,7 @@ use super::super::{
     CONNECTIONS_MAX, FLOWS_MAX, FLOWS_PER_LISTENER_MAX, Fault, FlowSpec, ListenOptions, Listener, ListenerHandle,
     Transport, TransportError,
 };
+use super::flow::{Flow, Half, Stage, Trouble};
 use super::line::Line;
 use super::options::SOURCE_PORT_MIN;
 use super::receiver::Receiver;
@@ -28,94 +29,12 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// Longest pause.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
-#[derive(Debug)]
-pub(super) enum Half {
-    Send(Sender),
-    Recv(Receiver),
-}
-
-/// See the module's documentation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Stage {
-    Calling,
-    Offered,
-    Waiting,
-    Answered,
-    Open,
-    Broken,
-}
-
-/// Ways have broken, and nothing has come through since.
-#[derive(Debug, Clone, Copy)]
-struct Trouble {
-    since: Instant,
-    attempts: u32,
-    /// The first one's.
-    fault: Fault,
-}
-
-#[derive(Debug)]
-pub(super) struct Flow {
-    pub(super) spec: FlowSpec,
-    /// In front of what it reads and writes.
-    pub(super) way: Option<Way>,
-    pub(super) half: Half,
-    pub(super) line: Line,
-    pub(super) stage: Stage,
-    /// Ways so far.
-    pub(super) ways: u32,
-    pub(super) is_connected: bool,
-    pub(super) fault: Option<Fault>,
-    pub(super) is_queued: bool,
-    trouble: Option<Trouble>,
-    /// When something must have happened, or is to be done.
-    pub(super) due: Option<Instant>,
-    /// Messages that the sender said have gone, when it closed.
-    bye: Option<u64>,
-    /// The line has ended, and only what `bye` says is waited for.
-    is_hung_up: bool,
-}
-
 /// A listener to which receivers come back.
 #[derive(Debug)]
 pub(super) struct Back {
     listener: Listener,
     handle: ListenerHandle,
     next_number: u64,
-}
-
-impl Flow {
-    fn new(spec: &FlowSpec, half: Half, line: Line, stage: Stage) -> Self {
-        Flow {
-            spec: spec.clone(),
-            way: None,
-            half,
-            line,
-            stage,
-            ways: 0,
-            is_connected: false,
-            fault: None,
-            is_queued: false,
-            trouble: None,
-            due: None,
-            bye: None,
-            is_hung_up: false,
-        }
-    }
-
-    pub(super) fn error(&self, fault: Fault) -> TransportError {
-        let direction = if matches!(self.half, Half::Send(_)) { "to" } else { "from" };
-        TransportError::Flow { peer: self.spec.peer.clone(), direction, number: self.spec.number, fault }
-    }
-
-    pub(super) fn check(&self) -> Result<(), TransportError> {
-        self.fault.map_or(Ok(()), |fault| Err(self.error(fault)))
-    }
-
-    /// Something has come through.
-    pub(super) fn note_progress(&mut self) {
-        self.trouble = None;
-    }
 }
 
 fn fault_of(error: &TransportError) -> Fault {

@@ -1,0 +1,93 @@
+//! A flow as the transport keeps it: one side's half, its line, and its way.
+
+use std::time::Instant;
+
+use super::super::{Fault, FlowSpec, TransportError};
+use super::line::Line;
+use super::receiver::Receiver;
+use super::sender::Sender;
+use super::way::Way;
+
+/// Which side of the flow this is.
+#[derive(Debug)]
+pub(super) enum Half {
+    Send(Sender),
+    Recv(Receiver),
+}
+
+/// How far a flow is; `setup.rs` has the picture.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stage {
+    Calling,
+    Offered,
+    Waiting,
+    Answered,
+    Open,
+    Broken,
+}
+
+/// Ways have broken, and nothing has come through since.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Trouble {
+    pub(super) since: Instant,
+    pub(super) attempts: u32,
+    /// The first one's.
+    pub(super) fault: Fault,
+}
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(super) struct Flow {
+    pub(super) spec: FlowSpec,
+    /// In front of what it reads and writes.
+    pub(super) way: Option<Way>,
+    pub(super) half: Half,
+    pub(super) line: Line,
+    pub(super) stage: Stage,
+    /// Ways so far.
+    pub(super) ways: u32,
+    pub(super) is_connected: bool,
+    pub(super) fault: Option<Fault>,
+    pub(super) is_queued: bool,
+    pub(super) trouble: Option<Trouble>,
+    /// When something must have happened, or is to be done.
+    pub(super) due: Option<Instant>,
+    /// Messages that the sender said have gone, when it closed.
+    pub(super) bye: Option<u64>,
+    /// The line has ended, and only what `bye` says is waited for.
+    pub(super) is_hung_up: bool,
+}
+
+impl Flow {
+    pub(super) fn new(spec: &FlowSpec, half: Half, line: Line, stage: Stage) -> Self {
+        Flow {
+            spec: spec.clone(),
+            way: None,
+            half,
+            line,
+            stage,
+            ways: 0,
+            is_connected: false,
+            fault: None,
+            is_queued: false,
+            trouble: None,
+            due: None,
+            bye: None,
+            is_hung_up: false,
+        }
+    }
+
+    pub(super) fn error(&self, fault: Fault) -> TransportError {
+        let direction = if matches!(self.half, Half::Send(_)) { "to" } else { "from" };
+        TransportError::Flow { peer: self.spec.peer.clone(), direction, number: self.spec.number, fault }
+    }
+
+    pub(super) fn check(&self) -> Result<(), TransportError> {
+        self.fault.map_or(Ok(()), |fault| Err(self.error(fault)))
+    }
+
+    /// Something has come through.
+    pub(super) fn note_progress(&mut self) {
+        self.trouble = None;
+    }
+}
