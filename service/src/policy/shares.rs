@@ -100,7 +100,7 @@ impl Filler {
         let order = std::mem::take(&mut self.order);
         for class in order.chunk_by(|a, b| demands[*a as usize].priority == demands[*b as usize].priority) {
             self.begin(capacities, demands, class);
-            self.rise(demands, rates);
+            self.rise(demands, rates, class.len());
         }
         self.order = order;
         for link in self.links.drain(..) {
@@ -110,9 +110,6 @@ impl Filler {
 
     /// Lets the demands of a priority rise from nothing.
     fn begin(&mut self, capacities: &[f64], demands: &[Demand<'_>], class: &[u32]) {
-        for users in &mut self.users {
-            users.clear();
-        }
         for number in class {
             let demand = &demands[*number as usize];
             for (link, part) in demand.uses {
@@ -136,17 +133,18 @@ impl Filler {
                 self.heap.push(Event { level: demand.cap / demand.weight, what: Full::Demand(*number) });
             }
         }
-        for (place, link) in (0..).zip(&self.links).filter(|(_, link)| link.rising > 0) {
-            self.heap.push(Event { level: link.level(), what: Full::Link(place) });
-        }
+        let links = (0..).zip(&self.links).filter(|(_, link)| link.rising > 0);
+        self.heap.extend(links.map(|(place, link)| Event { level: link.level(), what: Full::Link(place) }));
     }
 
     /// A link's level only rises while demands stop elsewhere, so what the heap says of it is a lower bound: looked at when it
     /// comes up, and put back where it has risen.
-    fn rise(&mut self, demands: &[Demand<'_>], rates: &mut [f64]) {
-        while let Some(Event { level, what }) = self.heap.pop() {
+    fn rise(&mut self, demands: &[Demand<'_>], rates: &mut [f64], mut rising: usize) {
+        while rising > 0
+            && let Some(Event { level, what }) = self.heap.pop()
+        {
             match what {
-                Full::Demand(number) => self.stop(demands, rates, number, level),
+                Full::Demand(number) => rising -= self.stop(demands, rates, number, level),
                 Full::Link(place) => {
                     let link = self.links[place as usize];
                     if link.rising == 0 {
@@ -158,19 +156,21 @@ impl Filler {
                     }
                     let users = std::mem::take(&mut self.users[place as usize]);
                     for number in &users {
-                        self.stop(demands, rates, *number, level);
+                        rising -= self.stop(demands, rates, *number, level);
                     }
                     self.users[place as usize] = users;
                 }
             }
         }
+        self.heap.clear();
+        self.users.iter_mut().take(self.links.len()).for_each(Vec::clear);
     }
 
-    /// A demand stays where it is.
-    fn stop(&mut self, demands: &[Demand<'_>], rates: &mut [f64], number: u32, level: f64) {
+    /// A demand that rises stays where it is: returns how many that were.
+    fn stop(&mut self, demands: &[Demand<'_>], rates: &mut [f64], number: u32, level: f64) -> usize {
         let (demand, rate) = (&demands[number as usize], &mut rates[number as usize]);
         if !rate.is_nan() {
-            return;
+            return 0;
         }
         *rate = (level * demand.weight).min(demand.cap);
         for (link, part) in demand.uses {
@@ -179,6 +179,7 @@ impl Filler {
             link.weight -= demand.weight * part;
             link.rising -= 1;
         }
+        1
     }
 }
 

@@ -1,0 +1,54 @@
+#!/usr/bin/env python3
+"""Draws what mccs-sim has written: `plot.py eval/results/sim-qos.json ...` makes an SVG beside each file.
+
+Needs matplotlib. Bars are means over runs, lines from the least to the most.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+
+def panels(variants, jobs):
+    """What is drawn: a title, and a figure of each variant."""
+    if not jobs:
+        yield "all jobs, bus bandwidth, GB/s", [variant["aggregate_gb_s"] for variant in variants]
+        yield "speed-up of collectives", [variant["speedup"] for variant in variants]
+        return
+    for job in jobs:
+        yield f"{job}: bus bandwidth, GB/s", [variant["jobs"][job]["busbw_gb_s"] for variant in variants]
+    for job in jobs:
+        yield f"{job}: completion, s", [variant["jobs"][job]["completion_s"] for variant in variants]
+
+
+def draw(path):
+    data = json.loads(path.read_text())
+    variants = data["variants"]
+    jobs = [job["name"] for job in data["scenario"]["job"]]
+    drawn = list(panels(variants, jobs))
+    columns = max(len(jobs), 1) if jobs else 2
+    rows = -(-len(drawn) // columns)
+    figure, axes = plt.subplots(rows, columns, figsize=(4.2 * columns, 3.0 * rows), squeeze=False)
+    names = [variant["name"] for variant in variants]
+    for axis, (title, figures) in zip(axes.flat, drawn):
+        means = [each["mean"] for each in figures]
+        spread = [[each["mean"] - each["min"] for each in figures], [each["max"] - each["mean"] for each in figures]]
+        axis.bar(range(len(names)), means, yerr=spread, capsize=3, color="0.6")
+        axis.set_title(title, fontsize=9)
+        axis.set_xticks(range(len(names)), names, rotation=25, ha="right", fontsize=7)
+    figure.suptitle(data["scenario"]["question"], fontsize=9, wrap=True)
+    figure.tight_layout()
+    figure.savefig(path.with_suffix(".svg"))
+    plt.close(figure)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
+    for name in sys.argv[1:]:
+        draw(Path(name))

@@ -1,0 +1,327 @@
+//! `eval/scenarios/*.toml`: a network, jobs, and the variants to be compared. The same file can drive a run on an emulated
+//! fabric: hosts, devices and tenants are named as there.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use mccs_config::limits::{self, Limit};
+use mccs_config::policy::{Reserve, TenantRule};
+use mccs_config::validate::{Problems, Validate};
+use mccs_config::{Bytes, ConfigError, DurationText, Rate, document};
+use serde::{Deserialize, Serialize};
+
+/// Runs of a variant.
+const SEEDS: Limit<u32> = Limit { min: 1, max: 10_000, reason: "each is a run" };
+/// Jobs of a scenario.
+const JOBS: Limit<u32> = Limit { min: 0, max: 100_000, reason: "each has its state" };
+/// Pauses between decisions.
+const REFRESH: Limit<DurationText> = Limit {
+    min: DurationText::millis(1),
+    max: DurationText::secs(24 * 3600),
+    reason: "each asks the policy about all jobs",
+};
+/// Times that are repeated.
+const ITERATIONS: Limit<u64> = Limit { min: 1, max: 1 << 32, reason: "each is an operation" };
+
+/// A whole scenario.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Scenario {
+    /// Name, also of the results.
+    pub name: String,
+    /// What it asks, in a sentence.
+    pub question: String,
+    /// Runs of each variant: each has hashes and placements of its own.
+    #[serde(default = "one")]
+    pub seeds: u32,
+    /// File of the emulated fabric that is this network in small, relative to this one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fabric: Option<String>,
+    /// The network.
+    pub topology: Network,
+    /// What is compared; the first is the baseline.
+    #[serde(rename = "variant")]
+    pub variants: Vec<Variant>,
+    /// As in `policy.toml`.
+    #[serde(default, rename = "tenant")]
+    pub tenants: Vec<TenantRule>,
+    /// As in `policy.toml`.
+    #[serde(default, rename = "reserve")]
+    pub reserves: Vec<Reserve>,
+    /// Jobs, one by one.
+    #[serde(default, rename = "job")]
+    pub jobs: Vec<JobSpec>,
+    /// Jobs in numbers.
+    #[serde(default)]
+    pub arrivals: Option<Arrivals>,
+    /// How often the policy is asked anew though nothing came, went or failed: profiles change. Absent: never.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refresh: Option<DurationText>,
+    /// What changes while jobs run.
+    #[serde(default, rename = "phase")]
+    pub phases: Vec<Phase>,
+}
+
+fn one() -> u32 {
+    1
+}
+
+/// `[topology]`: a regular network.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Network {
+    /// Parts that only cores join.
+    #[serde(default = "one")]
+    pub pods: u32,
+    /// Racks of a pod.
+    pub racks_per_pod: u32,
+    /// Hosts of a rack.
+    pub hosts_per_rack: u32,
+    /// Devices of a host.
+    pub devices_per_host: u32,
+    /// NICs of a host.
+    pub nics_per_host: u32,
+    /// Each NIC of a host hangs on a leaf of its own.
+    #[serde(default)]
+    pub rails: bool,
+    /// Spines of a pod.
+    #[serde(default)]
+    pub spines_per_pod: u32,
+    /// Cores that each spine has links to.
+    #[serde(default)]
+    pub cores_per_spine: u32,
+    /// Between a NIC and its leaf.
+    pub nic: Rate,
+    /// Between a leaf and a spine.
+    #[serde(default)]
+    pub leaf_spine: Rate,
+    /// Between a spine and a core.
+    #[serde(default)]
+    pub spine_core: Rate,
+}
+
+/// `[[variant]]`: a way to run the same jobs.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Variant {
+    /// Name.
+    pub name: String,
+    /// Name of the policy.
+    pub policy: String,
+    /// Orders of ranks.
+    #[serde(default)]
+    pub rings: RingOrders,
+}
+
+/// Where ring orders come from.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RingOrders {
+    /// The policy: as few crossings between racks as possible.
+    #[default]
+    Local,
+    /// Another rack after every host.
+    Scattered,
+    /// Hosts at random.
+    RandomHosts,
+    /// Ranks at random.
+    RandomRanks,
+}
+
+/// A collective.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Collective {
+    /// Everybody gets the sum.
+    #[default]
+    AllReduce,
+    /// Everybody gets everything.
+    AllGather,
+    /// Everybody gets a part of the sum.
+    ReduceScatter,
+}
+
+/// Who goes round the ring.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Ring {
+    /// Ranks.
+    #[default]
+    Ring,
+    /// Hosts, each for all its ranks.
+    HostRing,
+}
+
+/// `[[job]]`: a job.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct JobSpec {
+    /// Name, also its tenant's.
+    pub name: String,
+    /// Host and device of every rank, such as `"h0:1"`.
+    pub ranks: Vec<String>,
+    /// What it does.
+    #[serde(flatten)]
+    pub work: Work,
+    /// When it starts.
+    #[serde(default)]
+    pub start: DurationText,
+}
+
+/// What a job does, again and again: it computes, then there is one collective.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Work {
+    /// Channels.
+    #[serde(default = "two")]
+    pub channels: u32,
+    /// The collective.
+    #[serde(default)]
+    pub collective: Collective,
+    /// The algorithm.
+    #[serde(default)]
+    pub algorithm: Ring,
+    /// Length of the longest buffer, as in nccl-tests.
+    pub bytes: Bytes,
+    /// Between two collectives.
+    #[serde(default)]
+    pub compute: DurationText,
+    /// How much longer or shorter than `compute` it computes, at random.
+    #[serde(default)]
+    pub jitter_percent: u32,
+    /// How often.
+    pub iterations: u64,
+}
+
+fn two() -> u32 {
+    2
+}
+
+/// `[arrivals]`: jobs that come as a seed decides.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Arrivals {
+    /// How many.
+    pub jobs: u32,
+    /// Numbers of devices that they want, each equally likely.
+    pub devices: Vec<u32>,
+    /// Mean time from one to the next; 0: all at once.
+    #[serde(default)]
+    pub interval: DurationText,
+    /// Least and most iterations; every magnitude is equally likely.
+    pub iterations: [u64; 2],
+    /// Lengths of collectives, each equally likely.
+    pub bytes: Vec<Bytes>,
+    /// Times between collectives, each equally likely.
+    pub compute: Vec<DurationText>,
+    /// Channels.
+    #[serde(default = "two")]
+    pub channels: u32,
+    /// The algorithm.
+    #[serde(default)]
+    pub algorithm: Ring,
+    /// Where they go.
+    pub placement: Placement,
+}
+
+/// Where jobs go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Placement {
+    /// Free devices host by host, rack by rack.
+    Packed,
+    /// Hosts in random order, all free devices of one before the next.
+    Hosts,
+    /// Any free devices.
+    Devices,
+}
+
+/// `[[phase]]`: from a time on, a link carries something else.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Phase {
+    /// When.
+    pub at: DurationText,
+    /// Lower and upper end, such as `["leaf0", "spine1"]`.
+    pub link: [String; 2],
+    /// Each direction; 0: the link is down.
+    pub rate: Rate,
+}
+
+impl Scenario {
+    /// Reads and checks the file at `path`.
+    ///
+    /// # Errors
+    /// The file cannot be read or is refused; the error's text names file, line, key and what would be right.
+    pub fn load(path: &Path) -> Result<Self, ConfigError> {
+        document::load(path)
+    }
+
+    /// Reads and checks `text`, which complaints call `file_name`.
+    ///
+    /// # Errors
+    /// As [`Scenario::load`].
+    pub fn parse(text: &str, file_name: &str) -> Result<Self, ConfigError> {
+        document::parse(text, file_name)
+    }
+}
+
+impl Validate for Scenario {
+    fn validate(&self, problems: &mut Problems) {
+        problems.name("name", &self.name);
+        problems.within("seeds", &self.seeds, &SEEDS);
+        if self.variants.is_empty() {
+            problems.add("variant", "there is nothing to compare; add [[variant]]");
+        }
+        if let Some(refresh) = &self.refresh {
+            problems.within("refresh", refresh, &REFRESH);
+        }
+        let policies = mccs_service::policy::names();
+        for (i, variant) in self.variants.iter().enumerate() {
+            if !policies.contains(&variant.policy.as_str()) {
+                problems.add(format!("variant[{i}].policy"), format!("there are {}", policies.join(", ")));
+            }
+        }
+        if self.jobs.is_empty() && self.arrivals.is_none() {
+            problems.add("job", "nobody does anything; add [[job]] or [arrivals]");
+        }
+        let mut names = BTreeSet::new();
+        for (i, job) in self.jobs.iter().enumerate() {
+            let key = format!("job[{i}]");
+            problems.name(format!("{key}.name"), &job.name);
+            problems.within(format!("{key}.iterations"), &job.work.iterations, &ITERATIONS);
+            problems.within(format!("{key}.channels"), &job.work.channels, &limits::CHANNELS);
+            if job.work.jitter_percent > 100 {
+                problems.add(format!("{key}.jitter_percent"), "no time is negative: at most 100");
+            }
+            if job.ranks.is_empty() {
+                problems.add(format!("{key}.ranks"), "has no ranks");
+            }
+            if !names.insert(&job.name) {
+                problems.add(format!("{key}.name"), format!("there is another {:?}", job.name));
+            }
+        }
+        if let Some(arrivals) = &self.arrivals {
+            arrivals.validate(problems);
+        }
+    }
+}
+
+impl Arrivals {
+    fn validate(&self, problems: &mut Problems) {
+        problems.within("arrivals.jobs", &self.jobs, &JOBS);
+        problems.within("arrivals.channels", &self.channels, &limits::CHANNELS);
+        for count in self.iterations {
+            problems.within("arrivals.iterations", &count, &ITERATIONS);
+        }
+        if self.iterations[0] > self.iterations[1] {
+            problems.add("arrivals.iterations", "the smaller one first");
+        }
+        let lists = [("devices", self.devices.len()), ("bytes", self.bytes.len()), ("compute", self.compute.len())];
+        for (key, _) in lists.iter().filter(|(_, len)| *len == 0) {
+            problems.add(format!("arrivals.{key}"), "lists nothing");
+        }
+        if self.devices.contains(&0) {
+            problems.add("arrivals.devices", "a job has at least one device");
+        }
+    }
+}

@@ -1,0 +1,212 @@
+use mccs_service::collective::{self, Algorithm, Choice, Problem, Strategy};
+
+use super::cluster::{Free, Wants, topology};
+use super::scenario::{Collective, Placement, Ring, Work};
+use super::*;
+
+const TESTBED: &str = "name = \"t\"\nquestion = \"\"\n[topology]\nracks_per_pod = 2\nhosts_per_rack = 2\ndevices_per_host = 2\n\
+    nics_per_host = 2\nspines_per_pod = 2\nnic = \"50Gbit/s\"\nleaf_spine = \"50Gbit/s\"\n";
+const ALL: &str = "\"h0:0\", \"h0:1\", \"h1:0\", \"h1:1\", \"h2:0\", \"h2:1\", \"h3:0\", \"h3:1\"";
+
+fn variant(policy: &str, rings: &str) -> String {
+    format!("[[variant]]\nname = \"v\"\npolicy = \"{policy}\"\nrings = \"{rings}\"\n")
+}
+
+fn job(name: &str, ranks: &str, rest: &str) -> String {
+    format!("[[job]]\nname = \"{name}\"\nranks = [{ranks}]\n{rest}\n")
+}
+
+fn run(text: &str, seed: u64) -> Vec<JobResult> {
+    let scenario = Scenario::parse(&format!("{TESTBED}{text}"), "scenario.toml").expect("right");
+    simulate(&scenario, &scenario.variants[0], seed).expect("ends")
+}
+
+fn near(actual: f64, expected: f64) {
+    assert!((actual - expected).abs() <= 1e-6 * expected.abs(), "{actual}, not {expected}");
+}
+
+#[test]
+fn one_job_is_as_fast_as_arithmetic_says() {
+    let job = job("A", ALL, "bytes = \"512MiB\"\niterations = 3\ncompute = \"10ms\"");
+    // Two channels, each a flow of 50 Gbit/s over a spine of its own.
+    let good = &run(&(variant("ffa", "local") + &job), 1)[0];
+    near(good.busbw, 12.5e9);
+    let operation_s = 2.0 * 7.0 / 8.0 * f64::from(512 << 20) / 12.5e9;
+    near(good.ended_ns as f64 / 1e9, 3.0 * (operation_s + 0.01));
+    // Hosts in turns: both channels cross twice each way, four flows on two paths.
+    near(run(&(variant("ffa", "scattered") + &job), 1)[0].busbw, 6.25e9);
+    // A hash puts two flows of one direction on one spine, or not.
+    for seed in 0..50 {
+        let hashed = run(&(variant("ecmp", "local") + &job), seed)[0].busbw;
+        assert!([6.25e9, 12.5e9].iter().any(|rate| (hashed / rate - 1.0).abs() < 1e-6), "{hashed}");
+    }
+    let gather = job.replace("bytes", "collective = \"all_gather\"\nbytes");
+    near(run(&(variant("ffa", "local") + &gather), 1)[0].busbw, 12.5e9);
+}
+
+#[test]
+fn jobs_share_links_fairly_until_one_ends() {
+    // Both on the same two hosts, each with one channel and its own NIC; the reserved spine is nobody's they know.
+    let tenant = "[[tenant]]\nname = \"X\"\n[[reserve]]\ntenant = \"X\"\npaths = [\"spine0\"]\n";
+    let rest = |iterations: u64| format!("channels = 1\nbytes = \"125000000\"\niterations = {iterations}");
+    let text = variant("pfa", "local")
+        + tenant
+        + &job("A", "\"h0:0\", \"h2:0\"", &rest(10))
+        + &job("B", "\"h0:1\", \"h2:1\"", &rest(30));
+    let results = run(&text, 1);
+    // 1 Gbit each time: 40 ms at half the link, 20 ms alone.
+    assert_eq!((results[0].name.as_str(), results[1].name.as_str()), ("A", "B"));
+    near(results[0].ended_ns as f64, 400e6);
+    near(results[1].ended_ns as f64, 400e6 + 20.0 * 20e6);
+}
+
+#[test]
+fn priorities_weights_and_caps_hold() {
+    let jobs = |tenants: &str, policy: &str| {
+        let rest = "channels = 1\nbytes = \"125000000\"\niterations = 10";
+        let text = variant(policy, "local")
+            + tenants
+            + "[[reserve]]\ntenant = \"X\"\npaths = [\"spine0\"]\n"
+            + &job("A", "\"h0:0\", \"h2:0\"", rest)
+            + &job("B", "\"h0:1\", \"h2:1\"", rest);
+        let results = run(&text, 1);
+        results.into_iter().map(|job| (job.name, job.ended_ns as f64 / 1e6)).collect::<Vec<_>>()
+    };
+    let tenant = |name: &str, rest: &str| format!("[[tenant]]\nname = \"{name}\"\n{rest}\n");
+    // Three to one: A ends at 10 Gbit / 37.5, B has sent a third of its own by then.
+    let weighted = jobs(&(tenant("A", "weight = 3") + &tenant("B", "")), "pfa");
+    near(weighted[0].1, 10e3 / 37.5);
+    near(weighted[1].1, 400.0);
+    let capped = jobs(&tenant("A", "cap = \"10Gbit/s\""), "pfa");
+    assert_eq!(capped[0].0, "B");
+    near(capped[0].1, 10e3 / 40.0);
+    near(capped[1].1, 1000.0);
+}
+
+#[test]
+fn what_is_skipped_is_as_if_simulated() {
+    let quiet = variant("ffa", "local") + &job("A", ALL, "bytes = \"64MiB\"\niterations = 100\ncompute = \"3ms\"");
+    let expected = &run(&quiet, 1)[0];
+    // Changes that change nothing, in the middle of computing and of sending.
+    for at in ["1us", "2ms", "5ms", "500ms", "777777us"] {
+        let phase = format!("[[phase]]\nat = \"{at}\"\nlink = [\"leaf0\", \"spine0\"]\nrate = \"50Gbit/s\"\n");
+        let disturbed = &run(&(quiet.clone() + &phase), 1)[0];
+        assert!(disturbed.ended_ns.abs_diff(expected.ended_ns) <= 200, "{at}: {disturbed:?}, not {expected:?}");
+        assert!(disturbed.sending_ns.abs_diff(expected.sending_ns) <= 200, "{at}: {disturbed:?}, not {expected:?}");
+    }
+}
+
+#[test]
+fn a_link_that_fails_is_avoided_or_waited_for() {
+    let phases = "[[phase]]\nat = \"1s\"\nlink = [\"leaf0\", \"spine0\"]\nrate = \"0\"\n[[phase]]\nat = \"2s\"\n\
+        link = [\"leaf0\", \"spine0\"]\nrate = \"50Gbit/s\"\n";
+    // 12.5 GB/s of bus bandwidth: 1.75 times the bytes in 40 operations.
+    let job = job("A", ALL, "bytes = \"512MiB\"\niterations = 40") + phases;
+    let alone_s = 40.0 * 1.75 * f64::from(512 << 20) / 12.5e9;
+    let assigned = &run(&(variant("ffa", "local") + &job), 1)[0];
+    near(assigned.ended_ns as f64 / 1e9, alone_s + 0.5);
+    let hit = (0..20).map(|seed| run(&(variant("ecmp", "local") + &job), seed)[0].ended_ns as f64 / 1e9);
+    assert!(hit.fold(0.0, f64::max) >= 2.0 * alone_s, "some hash puts both channels on one spine");
+}
+
+#[test]
+fn the_same_seed_is_the_same_run() {
+    let text = variant("ecmp", "random_ranks")
+        + "[arrivals]\njobs = 30\ndevices = [1, 2, 4]\ninterval = \"10ms\"\niterations = [3, 30]\nbytes = [\"8MiB\", \"1MiB\"]\n\
+           compute = [\"0\", \"2ms\"]\nplacement = \"devices\"\n";
+    assert_eq!(run(&text, 7), run(&text, 7));
+    assert_ne!(run(&text, 7), run(&text, 8));
+    // First come, first served, and never more devices than there are.
+    let mut results = run(&text, 7);
+    assert_eq!(results.len(), 30);
+    results.sort_by_key(|job| (job.came_ns, job.name.clone()));
+    assert!(results.is_sorted_by_key(|job| job.started_ns));
+}
+
+#[test]
+fn devices_are_given_once() {
+    let scenario = Scenario::parse(
+        &format!("{TESTBED}{}{}", variant("ffa", "local"), job("A", ALL, "bytes = \"1\"\niterations = 1")),
+        "x",
+    );
+    let network = topology(&scenario.expect("right")).expect("right");
+    for placement in [Placement::Packed, Placement::Hosts, Placement::Devices] {
+        let mut free = Free::all(&network, 3);
+        let wants = |count| Wants::Devices(count, placement);
+        let (a, b) = (free.take(&wants(3)).expect("free"), free.take(&wants(5)).expect("free"));
+        let mut all = [a.clone(), b].concat();
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!(all.len(), 8, "{placement:?}");
+        assert!(free.take(&wants(1)).is_none());
+        free.give_back(&wants(3), &a);
+        assert_eq!(free.take(&wants(3)).expect("free again").len(), 3);
+    }
+}
+
+#[test]
+fn bytes_are_those_of_the_services_schedules() {
+    use mccs_ipc::types::CollectiveKind as Kind;
+    let hosts = vec![vec![0, 1], vec![2, 3], vec![4, 5, 6]];
+    for (ring, algorithm) in [(Ring::Ring, Algorithm::Ring), (Ring::HostRing, Algorithm::HostRing)] {
+        for (collective, kind) in [
+            (Collective::AllReduce, Kind::AllReduce),
+            (Collective::AllGather, Kind::AllGather),
+            (Collective::ReduceScatter, Kind::ReduceScatter),
+        ] {
+            // Host rings of these kinds move blocks of ranks: a host of three has more of them.
+            if ring == Ring::HostRing && collective != Collective::AllReduce {
+                continue;
+            }
+            let count = 7 * 6 * 64 * 1024;
+            let elements = if collective == Collective::AllReduce { count } else { count / 7 };
+            let strategy = Strategy::initial(Choice::Pinned(algorithm), 7, 2, &hosts);
+            let problem = Problem { kind, nranks: 7, root: 0, count: elements, premultiply: false };
+            let counts = collective::build(&problem, algorithm, &strategy).expect("has a form").counts_between(&hosts);
+            let work = Work {
+                channels: 2,
+                collective,
+                algorithm: ring,
+                bytes: mccs_config::Bytes(4 * count),
+                compute: mccs_config::DurationText::default(),
+                jitter_percent: 0,
+                iterations: 1,
+            };
+            let bytes = 2.0 * traffic::bits_per_flow(&work, 7, 3) / 8.0;
+            for (from, to) in [(0, 1), (1, 2), (2, 0)] {
+                let actual = 4.0 * counts[from][to] as f64;
+                assert!(
+                    (actual / bytes - 1.0).abs() < 0.01,
+                    "{collective:?} {ring:?} {from} {to}: {actual}, not {bytes}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn scenarios_are_read_and_mistakes_named() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/scenarios");
+    let files = std::fs::read_dir(folder).expect("there");
+    let mut count = 0;
+    for file in files {
+        let scenario = Scenario::load(&file.expect("readable").path()).expect("right");
+        topology(&scenario).expect("a network");
+        count += 1;
+    }
+    assert!(count >= 10, "{count}");
+    let refused = |text: &str| Scenario::parse(&format!("{TESTBED}{text}"), "x").expect_err("wrong").to_string();
+    let good = job("A", ALL, "bytes = \"1\"\niterations = 1");
+    assert!(refused(&(variant("fffa", "local") + &good)).contains("there are ecmp"));
+    assert!(refused(&variant("ffa", "local")).contains("nobody does anything"));
+    assert!(
+        refused(&(variant("ffa", "local") + &job("A", ALL, "bytes = \"1\"\niteratoins = 1"))).contains("iterations")
+    );
+    let nowhere = variant("ffa", "local") + &job("A", "\"h9:0\"", "bytes = \"1\"\niterations = 1");
+    let scenario = Scenario::parse(&format!("{TESTBED}{nowhere}"), "x").expect("reads");
+    assert!(matches!(simulate(&scenario, &scenario.variants[0], 1), Err(SimulationError::NoSuchPlace { .. })));
+    let endless = variant("ffa", "local")
+        + "[arrivals]\njobs = 1\ndevices = [9]\niterations = [1, 1]\nbytes = [\"1\"]\ncompute = [\"0\"]\nplacement = \"packed\"\n";
+    let scenario = Scenario::parse(&format!("{TESTBED}{endless}"), "x").expect("reads");
+    assert!(matches!(simulate(&scenario, &scenario.variants[0], 1), Err(SimulationError::Stuck(1))));
+}

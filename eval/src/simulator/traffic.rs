@@ -1,0 +1,50 @@
+//! What a collective puts on flows, and where a hash puts a flow.
+
+use mccs_service::policy::random::mix;
+use mccs_service::policy::{CommId, Flow, Way};
+use mccs_service::topology::Topology;
+
+use super::scenario::{Collective, Ring, Work};
+
+/// Bits that every flow between two neighbours of a ring carries in one collective of a job with these numbers of ranks and
+/// hosts: what the service's ring schedules send, less the rounding of their parts.
+#[must_use]
+pub fn bits_per_flow(work: &Work, nranks: u32, hosts: u32) -> f64 {
+    let groups = match work.algorithm {
+        Ring::Ring => nranks,
+        Ring::HostRing => hosts,
+    };
+    let parts = if groups == 0 { 0.0 } else { f64::from(groups - 1) / f64::from(groups) };
+    8.0 * work.bytes.0 as f64 * rounds(work.collective) * parts / f64::from(work.channels)
+}
+
+/// What nccl-tests call the bus bandwidth of a collective that took so long, in bytes per second; 0 where nothing was sent.
+#[must_use]
+pub fn bus_bandwidth(work: &Work, nranks: u32, seconds: f64) -> f64 {
+    let parts = f64::from(nranks.saturating_sub(1)) / f64::from(nranks.max(1));
+    if seconds > 0.0 { work.bytes.0 as f64 * rounds(work.collective) * parts / seconds } else { 0.0 }
+}
+
+/// How often a collective's data goes round.
+fn rounds(collective: Collective) -> f64 {
+    match collective {
+        Collective::AllReduce => 2.0,
+        Collective::AllGather | Collective::ReduceScatter => 1.0,
+    }
+}
+
+/// The path of a flow: the decided one, or one that a hash of its ends decides, as switches do it.
+#[must_use]
+pub fn path(topology: &Topology, comm: CommId, flow: &Flow, seed: u64) -> u32 {
+    match flow.way {
+        Way::Path(path) => path,
+        Way::Hash => {
+            let ends = u64::from(flow.from.host.0) << 32 | u64::from(flow.to.host.0);
+            let nics = u64::from(flow.from.nic) << 32 | u64::from(flow.to.nic) << 16 | u64::from(flow.channel);
+            let hash = [comm, ends, nics]
+                .into_iter()
+                .fold(mix(seed ^ 0x6d63_6373), |hash, part| mix(hash ^ part.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
+            ((u128::from(hash) * u128::from(topology.path_count(flow.from, flow.to))) >> 64) as u32
+        }
+    }
+}
