@@ -77,12 +77,20 @@ impl ScheduleCache {
     /// # Errors
     /// [`PlanError`].
     pub fn links(&self) -> Result<BTreeSet<(u16, u32, u32)>, PlanError> {
+        let problem = |count| Problem {
+            kind: CollectiveKind::AllReduce,
+            nranks: self.nranks,
+            root: 0,
+            count,
+            premultiply: false,
+        };
+        // Few steps, but a part for every rank on every channel: it has all links that a longer one has.
+        let channels = self.strategy.ring_orders.len().max(1) as u64;
+        let enough = channels * u64::from(self.nranks) * self.strategy.align_count.max(1);
         let mut links = BTreeSet::new();
-        for count in [1, LONG_COUNT] {
-            let problem =
-                Problem { kind: CollectiveKind::AllReduce, nranks: self.nranks, root: 0, count, premultiply: false };
-            let algorithm = self.model.choose(&problem, size_of::<f32>(), &self.strategy)?;
-            links.extend(build(&problem, algorithm, &self.strategy)?.links());
+        for (length, count) in [(1, 1), (LONG_COUNT, enough)] {
+            let algorithm = self.model.choose(&problem(length), size_of::<f32>(), &self.strategy)?;
+            links.extend(build(&problem(count), algorithm, &self.strategy)?.links());
         }
         Ok(links)
     }
@@ -113,5 +121,29 @@ impl ScheduleCache {
         }
         self.schedules.insert(key, Arc::clone(&schedule));
         Ok(schedule)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::collective::Algorithm;
+
+    #[test]
+    fn the_links_of_a_strategy_are_those_of_its_long_collectives() {
+        let hosts: Vec<Vec<u32>> = vec![vec![0, 3], vec![1], vec![2, 4, 5], vec![6]];
+        for algorithm in [Algorithm::Ring, Algorithm::HostRing, Algorithm::Tree, Algorithm::HostTree] {
+            for channels in [1, 3] {
+                let strategy = Strategy::initial(Choice::Pinned(algorithm), 7, channels, &hosts);
+                let cache = ScheduleCache::new(7, strategy, CostModel::for_hosts(&hosts));
+                let links = cache.links().unwrap();
+                for count in [1, 1000, 1 << 20] {
+                    let (kind, nranks) = (CollectiveKind::AllReduce, 7);
+                    let problem = Problem { kind, nranks, root: 0, count, premultiply: false };
+                    let long = build(&problem, algorithm, &cache.strategy).unwrap().links();
+                    assert!(long.is_subset(&links), "{algorithm:?}, {channels} channels, {count}: {long:?} {links:?}");
+                }
+            }
+        }
     }
 }
