@@ -2,8 +2,8 @@
 //! run: bandwidth and CPU time of messages one way, and round trips of small ones.
 //!
 //! One way, both sides sleep when they have nothing to do: the bare pair in `read` and `write`, the transport on its
-//! descriptor. Round trips are polled for, by both. A flow goes one way, so that the transport's round trips take two
-//! sockets; they are put beside a bare socket used both ways, whose acknowledgements travel with the answers, and beside
+//! descriptor. Round trips are polled for, by both, or slept for with `--sleep`. A flow goes one way, so that the
+//! transport's round trips take two sockets; they are put beside a bare socket used both ways, whose acknowledgements travel with the answers, and beside
 //! two bare sockets used one way each. Every figure is a median over rounds that alternate between the two,
 //! with the ratio's smallest and largest round.
 //!
@@ -60,6 +60,9 @@ struct Arguments {
     /// RDMA devices of the two sides; without them the transport is tcp.
     #[arg(long, value_delimiter = ',')]
     rdma: Vec<String>,
+    /// Sleep for answers instead of polling for them: for cores that the two sides share.
+    #[arg(long)]
+    sleep: bool,
     /// Cores of the two threads.
     #[arg(long, value_delimiter = ',', default_value = "0,1")]
     cores: Vec<usize>,
@@ -179,8 +182,7 @@ impl Bare {
     fn ping_pong(
         mut self,
         mut back: Option<Bare>,
-        cores: &[usize],
-        count: usize,
+        arguments: &Arguments,
         message_bytes: usize,
     ) -> anyhow::Result<RoundTrips> {
         fn read(socket: &mut TcpStream, mut buffer: &mut [u8]) -> anyhow::Result<()> {
@@ -195,8 +197,9 @@ impl Bare {
             Ok(())
         }
         for socket in self.0.iter().chain(back.iter().flat_map(|back| &back.0)) {
-            socket.set_nonblocking(true)?;
+            socket.set_nonblocking(!arguments.sleep)?;
         }
+        let count = arguments.round_trips;
         let [a, b] = &mut self.0;
         let (mut back_a, mut back_b) = match &mut back {
             Some(Bare([to, from])) => (Some(from), Some(to)),
@@ -215,7 +218,7 @@ impl Bare {
                 back_b.as_deref_mut().unwrap_or(&mut *b).write_all(&pong).context("write")
             })
         };
-        both(cores, ask, answer).map(|(trips, ())| trips)
+        both(&arguments.cores, ask, answer).map(|(trips, ())| trips)
     }
 }
 
@@ -225,6 +228,7 @@ struct Side {
     send: SendFlow,
     recv: RecvFlow,
     span: MemorySpan,
+    sleeps: bool,
     /// Declared behind the transport, which is dropped first.
     _memory: Vec<u8>,
 }
@@ -257,7 +261,7 @@ impl Side {
             // SAFETY: the memory's content does not move with the vector, and is freed after the transport.
             let key = unsafe { transport.register(memory.as_mut_ptr(), message_bytes as u64) }?;
             let span = MemorySpan { key, offset: 0, bytes: message_bytes as u64 };
-            anyhow::Ok(Side { transport, send, recv, span, _memory: memory })
+            anyhow::Ok(Side { transport, send, recv, span, sleeps: arguments.sleep, _memory: memory })
         });
         let (Some(a), Some(b)) = (sides.next(), sides.next()) else { bail!("bug: two sides are two") };
         Ok([a?, b?])
@@ -321,7 +325,10 @@ impl Side {
                     return Ok(());
                 }
                 // As a runtime does: one look at the clock a round.
-                self.poll();
+                let idle = matches!(self.poll(), Progress::Idle { .. });
+                if self.sleeps && idle && self.transport.prepare_to_sleep() {
+                    self.sleep()?;
+                }
             }
         }
         bail!("the other thread has not answered for {PATIENCE:?}")
@@ -425,10 +432,9 @@ fn main() -> anyhow::Result<()> {
     }
     for &message_bytes in &arguments.pings {
         let (mut one, mut two, mut ours) = (Vec::new(), Vec::new(), Vec::new());
-        let (cores, count) = (&arguments.cores, arguments.round_trips);
         for _ in 0..arguments.rounds {
-            one.push(Bare::new()?.ping_pong(None, cores, count, message_bytes)?);
-            two.push(Bare::new()?.ping_pong(Some(Bare::new()?), cores, count, message_bytes)?);
+            one.push(Bare::new()?.ping_pong(None, &arguments, message_bytes)?);
+            two.push(Bare::new()?.ping_pong(Some(Bare::new()?), &arguments, message_bytes)?);
             ours.push(arguments.transport_ping_pong(message_bytes)?);
         }
         let rows: [Row<RoundTrips>; 2] = [
