@@ -210,3 +210,42 @@ fn scenarios_are_read_and_mistakes_named() {
     let scenario = Scenario::parse(&format!("{TESTBED}{endless}"), "x").expect("reads");
     assert!(matches!(simulate(&scenario, &scenario.variants[0], 1), Err(SimulationError::Stuck(1))));
 }
+
+/// A scenario of the folder, shortened.
+fn scenario(name: &str, shorter: u64, seeds: u32) -> Vec<report::VariantFigures> {
+    let path = format!("{}/scenarios/{name}.toml", env!("CARGO_MANIFEST_DIR"));
+    let mut scenario = Scenario::load(std::path::Path::new(&path)).expect("right");
+    scenario.seeds = seeds;
+    scenario.jobs.iter_mut().for_each(|job| job.work.iterations = (job.work.iterations / shorter).max(1));
+    report::run(&scenario).expect("ends")
+}
+
+#[test]
+fn ring_order_and_flow_assignment_are_worth_what_mccs_found_or_more() {
+    let all = scenario("single", 20, 60);
+    let busbw = |number: usize| all[number].jobs["A"].busbw_gb_s;
+    assert!(busbw(3).mean / busbw(0).mean >= 2.6, "{} against {}", busbw(3).mean, busbw(0).mean);
+    assert!(busbw(3).cv <= 0.01 && busbw(0).cv > 0.1 && busbw(2).cv > 0.1);
+}
+
+#[test]
+fn what_matters_first_gains_the_same_and_the_others_lose_less() {
+    for name in ["qos", "qos-second"] {
+        let all = scenario(name, 8, 1);
+        let seconds = |variant: &str, job: &str| {
+            let variant = all.iter().find(|figures| figures.name == variant).expect("there");
+            variant.jobs[job].completion_s.mean
+        };
+        for ours in ["ours, queues", "ours, paced"] {
+            near(seconds(ours, "A"), seconds("PFA", "A"));
+            for other in ["B", "C"] {
+                let (ours_s, pfa_s) = (seconds(ours, other), seconds("PFA", other));
+                assert!(ours_s < pfa_s, "{name}, {ours}, {other}: {ours_s} s, {pfa_s} s with a reserved path");
+            }
+        }
+        if name == "qos-second" {
+            let sum = |variant: &str| seconds(variant, "B") + seconds(variant, "C");
+            assert!(sum("ours, queues") < sum("PFA+TS"));
+        }
+    }
+}

@@ -1,7 +1,7 @@
 //! What a policy decides.
 
 use super::view::CommId;
-use crate::topology::{HostId, Port};
+use crate::topology::Port;
 
 /// What all communicators are to do, in the view's order.
 #[derive(Debug, Clone, PartialEq, Default, serde::Serialize)]
@@ -47,14 +47,6 @@ pub struct Flow {
     pub to: Port,
     /// How it goes.
     pub way: Way,
-}
-
-impl Flow {
-    /// Sending and receiving host: what identifies a flow of a channel.
-    #[must_use]
-    pub fn hosts(&self) -> (HostId, HostId) {
-        (self.from.host, self.to.host)
-    }
 }
 
 /// How a flow goes through the network.

@@ -95,8 +95,9 @@ impl<'a> Loads<'a> {
         self.loads_bps[link.index()]
     }
 
-    /// The best path for a flow among those that are allowed, by the number of their spine: least excess on its fullest link,
-    /// then least load on all. All, if none is allowed. Where paths are alike, the one after `first` comes first.
+    /// The best path for a flow among those that are allowed, by the number of their spine: the one whose fullest link is least
+    /// full, then the one with the least on all links. Any, if none that is allowed carries anything; of paths that are alike, the
+    /// first from `first` on.
     #[must_use]
     pub fn best(&self, hop: &Hop, first: u32, allowed: impl Fn(u32) -> bool) -> u32 {
         let count = self.topology.path_count(hop.from, hop.to);
@@ -109,7 +110,6 @@ impl<'a> Loads<'a> {
             let filled = |link: &LinkId| (self.of(*link) + hop.demand_bps) * self.inverses[link.index()];
             between.map(filled).fold((0.0_f64, 0.0), |(most, sum), filled| (most.max(filled), sum + filled))
         };
-        // A path that fits loses to none: what counts is excess, then balance.
         let least = |paths: &mut dyn Iterator<Item = u32>| {
             let mut best: Option<(u32, (f64, f64))> = None;
             for path in paths {
@@ -118,7 +118,7 @@ impl<'a> Loads<'a> {
                     best = Some((path, cost));
                 }
             }
-            best.map(|(path, _)| path)
+            best.filter(|(_, cost)| cost.0.is_finite()).map(|(path, _)| path)
         };
         least(&mut paths().filter(admits)).or_else(|| least(&mut paths())).unwrap_or(0)
     }

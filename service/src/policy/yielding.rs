@@ -35,6 +35,9 @@ impl Policy for Yielding {
         let mut left_bps: Vec<BTreeMap<usize, f64>> = vec![BTreeMap::new(); view.jobs.len()];
         for (link, uses) in shared.crowded() {
             let capacity = view.capacities[link.index()];
+            if capacity <= 0.0 {
+                continue; // Nobody gets anything there, and must not be held back elsewhere for it.
+            }
             for high in uses.iter().filter(|high| view.jobs[high.job].profile.is_some()) {
                 let is_low = |low: &&Use| priorities[low.job] < priorities[high.job];
                 if !uses.iter().any(|low| is_low(&low)) {

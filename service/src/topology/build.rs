@@ -125,7 +125,6 @@ impl Topology {
             hosts,
             leaves,
             spines: (0..spec.spines_per_pod).map(spine).collect(),
-            pods: spec.pods,
             cores_per_spine: spec.cores_per_spine,
             nics,
             rates,
@@ -180,7 +179,6 @@ impl Topology {
             hosts,
             leaves: file.leaves.iter().map(|leaf| (leaf.name.clone(), 0)).collect(),
             spines: spines.collect(),
-            pods: 1,
             cores_per_spine: 0,
             nics,
             rates,
@@ -194,11 +192,5 @@ impl Topology {
             }
         }
         Ok(topology)
-    }
-
-    /// Number of pods.
-    #[must_use]
-    pub fn pod_count(&self) -> u32 {
-        self.pods
     }
 }

@@ -96,7 +96,6 @@ pub struct Topology {
     leaves: Vec<(String, u32)>,
     /// Spines of a pod; each pod has as many.
     spines: Vec<Spine>,
-    pods: u32,
     /// Cores that each spine of a pod has links to.
     cores_per_spine: u32,
     nics: u32,

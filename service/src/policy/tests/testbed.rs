@@ -54,7 +54,8 @@ fn fair_assignment_spreads_every_job() {
 #[test]
 fn reserved_paths_are_kept() {
     let decisions = decide("pfa", &rules());
-    assert_eq!(paths(&decisions.0[0]), [Way::Path(0); 4]);
+    assert_eq!(paths(decisions.of(1).expect("A")), [Way::Path(0); 4]);
+    assert!(decisions.of(4).is_none());
     assert_eq!(paths(&decisions.0[1]), [Way::Path(1); 4]);
     assert_eq!(paths(&decisions.0[2]), [Way::Path(1); 4]);
 }
