@@ -4,7 +4,7 @@
 //! priority that share a link with it hold their flows to what it leaves them there. At all other times nobody is held back, so
 //! nothing is reserved while the first computes. Ours; the times come from profiles, as in CASSINI (NSDI 2024).
 
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 
 use super::windows::{Shared, Use};
 use super::{Decisions, Policy, Profile, View, Window, Yield, flows, shares};
@@ -32,32 +32,36 @@ impl Policy for Yielding {
         let shared = Shared::new(view, &assigned);
         let mut decisions = assigned.decisions;
         // What a job that makes room for another has left: by both, on the link where it is least.
-        let mut left_bps: Vec<BTreeMap<usize, f64>> = vec![BTreeMap::new(); view.jobs.len()];
+        let mut left_bps: Vec<HashMap<usize, f64>> = vec![HashMap::new(); view.jobs.len()];
         for (link, uses) in shared.crowded() {
             let capacity = view.capacities[link.index()];
             if capacity <= 0.0 {
                 continue; // Nobody gets anything there, and must not be held back elsewhere for it.
             }
-            for high in uses.iter().filter(|high| view.jobs[high.job].profile.is_some()) {
-                let is_low = |low: &&Use| priorities[low.job] < priorities[high.job];
-                if !uses.iter().any(|low| is_low(&low)) {
-                    continue;
-                }
-                let taken: f64 = uses.iter().filter(|other| !is_low(other)).map(|other| other.demand_bps).sum();
-                let flows: u32 = uses.iter().filter(is_low).map(|low| low.flows).sum();
+            let mut classes: Vec<u32> = uses.iter().map(|used| priorities[used.job]).collect();
+            classes.sort_unstable();
+            classes.dedup();
+            for class in classes.into_iter().skip(1) {
+                let (low, first): (Vec<&Use>, Vec<&Use>) = uses.iter().partition(|used| priorities[used.job] < class);
+                let taken: f64 = first.iter().map(|used| used.demand_bps).sum();
+                let flows: u32 = low.iter().map(|used| used.flows).sum();
                 let cap_bps = (capacity - taken).max(LEAST * capacity) / f64::from(flows);
-                for low in uses.iter().filter(is_low) {
-                    let least = left_bps[low.job].entry(high.job).or_insert(f64::INFINITY);
-                    *least = least.min(cap_bps);
+                for high in first.iter().filter(|high| priorities[high.job] == class) {
+                    for low in low.iter().filter(|_| view.jobs[high.job].profile.is_some()) {
+                        let least = left_bps[low.job].entry(high.job).or_insert(f64::INFINITY);
+                        *least = least.min(cap_bps);
+                    }
                 }
             }
         }
         for (decision, left_bps) in decisions.0.iter_mut().zip(left_bps) {
-            let held =
-                |(high, cap_bps): (usize, f64)| Some(Yield { window: expected(view.jobs[high].profile?), cap_bps });
-            decision.yields = left_bps.into_iter().filter_map(held).collect();
-            decision.yields.sort_by(|a, b| a.cap_bps.total_cmp(&b.cap_bps));
-            decision.yields.truncate(YIELDS_MAX);
+            let mut left_bps: Vec<(usize, f64)> = left_bps.into_iter().collect();
+            left_bps.sort_unstable_by(|a, b| a.1.total_cmp(&b.1).then(a.0.cmp(&b.0)));
+            left_bps.truncate(YIELDS_MAX);
+            decision.yields = left_bps
+                .into_iter()
+                .filter_map(|(high, cap_bps)| Some(Yield { window: expected(view.jobs[high].profile?), cap_bps }))
+                .collect();
         }
         shares::weigh(view, &mut decisions);
         decisions
