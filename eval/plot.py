@@ -11,6 +11,8 @@ from pathlib import Path
 import matplotlib
 
 matplotlib.use("Agg")
+matplotlib.rcParams["svg.hashsalt"] = "mccs"
+matplotlib.rcParams["svg.fonttype"] = "none"
 import matplotlib.pyplot as plt
 
 
@@ -37,13 +39,16 @@ def draw(path):
     names = [variant["name"] for variant in variants]
     for axis, (title, figures) in zip(axes.flat, drawn):
         means = [each["mean"] for each in figures]
-        spread = [[each["mean"] - each["min"] for each in figures], [each["max"] - each["mean"] for each in figures]]
-        axis.bar(range(len(names)), means, yerr=spread, capsize=3, color="0.6")
+        # A mean of equal figures may be rounded to less than they are.
+        below = [max(each["mean"] - each["min"], 0) for each in figures]
+        above = [max(each["max"] - each["mean"], 0) for each in figures]
+        axis.bar(range(len(names)), means, yerr=[below, above], capsize=3, color="0.6")
         axis.set_title(title, fontsize=9)
         axis.set_xticks(range(len(names)), names, rotation=25, ha="right", fontsize=7)
     figure.suptitle(data["scenario"]["question"], fontsize=9, wrap=True)
     figure.tight_layout()
-    figure.savefig(path.with_suffix(".svg"))
+    # The same data, the same file.
+    figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
     plt.close(figure)
 
 
