@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use libfuzzer_sys::fuzz_target;
 use mccs_ipc::types::{ErrorClass, UniqueId};
 use mccs_service::exchange::protocol::{
-    AgreementMessage, CommId, CommKey, Decision, Event, Exchange, Failure, Frame, Hello, Join, Life, LinkId, LinkTimes,
-    Message, Name, Options, Output, Part, Payload, Request, RingHost, Text,
+    AccountBody, AgreementMessage, ChangeBody, CommId, CommKey, Decision, Event, Exchange, Failure, Frame, Hello, Join,
+    Life, LinkId, LinkTimes, Message, Name, Options, Output, Part, Payload, Request, RingHost, Text,
 };
 
 const INCARNATION: u64 = 1 << 40;
