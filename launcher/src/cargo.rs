@@ -20,14 +20,13 @@ struct Build {
 }
 
 impl Build {
-    /// `None` where `exe_dir` is not `<target dir>/<profile>` of the workspace that holds `package_dir`.
+    /// `None` where the package that cargo runs is not this one, or `exe_dir` is no `<target dir>/<profile>`.
     fn new(package_dir: &Path, exe_dir: &Path) -> Option<Build> {
-        let manifest = package_dir.parent()?.join("Cargo.toml");
-        let target_dir = exe_dir.parent()?.to_path_buf();
-        // Cargo marks a target folder so; an installed launcher's folder has no such neighbour.
-        if !manifest.is_file() || !target_dir.join("CACHEDIR.TAG").is_file() {
+        if package_dir != Path::new(env!("CARGO_MANIFEST_DIR")) {
             return None;
         }
+        let manifest = package_dir.parent()?.join("Cargo.toml");
+        let target_dir = exe_dir.parent()?.to_path_buf();
         let profile = match exe_dir.file_name()?.to_str()? {
             "debug" => "dev",
             other => other,
@@ -73,19 +72,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_target_folder_of_a_workspace_is_built() {
-        let root = tempfile::tempdir().unwrap();
-        let (package, release) = (root.path().join("launcher"), root.path().join("t/release"));
-        std::fs::create_dir_all(&package).unwrap();
-        std::fs::create_dir_all(&release).unwrap();
-        std::fs::write(root.path().join("Cargo.toml"), "").unwrap();
-        assert_eq!(Build::new(&package, &release), None);
-        std::fs::write(root.path().join("t/CACHEDIR.TAG"), "").unwrap();
-        let build = Build::new(&package, &release).unwrap();
+    fn builds_for_cargo_run_of_this_package_only() {
+        let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+        // Whatever the target folder holds: cargo does not mark one that was there before it.
+        let build = Build::new(package, Path::new("/t/release")).unwrap();
+        assert_eq!(build.manifest, package.parent().unwrap().join("Cargo.toml"));
+        assert_eq!(build.target_dir, Path::new("/t"));
         assert_eq!(build.profile, "release");
-        assert_eq!(build.target_dir, root.path().join("t"));
-        let debug = Build::new(&package, &root.path().join("t/debug")).unwrap();
-        assert_eq!(debug.profile, "dev");
-        assert_eq!(Build::new(Path::new("/"), &release), None);
+        assert_eq!(Build::new(package, Path::new("/t/debug")).unwrap().profile, "dev");
+        assert_eq!(Build::new(Path::new("/another/package"), Path::new("/t/release")), None);
+        assert_eq!(Build::new(package, Path::new("/")), None);
     }
 }
