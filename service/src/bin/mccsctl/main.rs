@@ -1,0 +1,145 @@
+//! The operator's tool.
+
+mod reconfigure;
+mod show;
+mod stuck;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use mccs_service::control::{ControlAnswer, ControlRequest, call};
+use mccs_service::exchange::keys;
+use mccs_service::runtime::EngineId;
+
+use crate::reconfigure::Reconfigure;
+
+/// Shows and steers a running mccs-service.
+#[derive(Parser)]
+#[command(version)]
+struct Arguments {
+    /// The service's control socket.
+    #[arg(long, env = "MCCS_CONTROL_SOCKET", default_value = "/run/mccs/mccs-control.sock")]
+    socket: PathBuf,
+    /// Print JSON instead of tables.
+    #[arg(long)]
+    json: bool,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Hosts, sessions, communicators and engines.
+    Show,
+    /// Hosts of the cluster, and whether their services can be reached.
+    Hosts,
+    /// Connected processes.
+    Sessions,
+    /// Communicators and their counters.
+    Communicators,
+    /// Engines and the runtimes they are on.
+    Engines,
+    /// Change the number of transport engines, while work runs.
+    ScaleTransports {
+        /// How many to have.
+        count: usize,
+    },
+    /// Move an engine to another runtime, while it works.
+    MoveEngine {
+        /// Number of the engine.
+        engine: u64,
+        /// Number of the runtime.
+        runtime: u32,
+    },
+    /// Say who or what a communicator waits for, asking all its hosts.
+    WhyStuck {
+        /// Number of the communicator, as `communicators` shows it.
+        communicator: u64,
+    },
+    /// Change the strategy of a communicator, while its job runs. Returns when all its hosts have agreed.
+    Reconfigure(Reconfigure),
+    /// Make keys to try a cluster with: an authority, and a certificate and a key for each host. Asks no service.
+    Keys {
+        /// The hosts' names.
+        #[arg(long, required = true, value_delimiter = ',', value_name = "HOST,...")]
+        hosts: Vec<String>,
+        /// Where to write authority.crt, HOST.crt and HOST.key; made if it is missing.
+        #[arg(long, value_name = "DIR")]
+        dir: PathBuf,
+        /// Replace keys that are there.
+        #[arg(long)]
+        force: bool,
+    },
+}
+
+impl Command {
+    fn requests(&self) -> anyhow::Result<Vec<ControlRequest>> {
+        Ok(match *self {
+            Command::Show => vec![
+                ControlRequest::Hosts,
+                ControlRequest::Sessions,
+                ControlRequest::Communicators,
+                ControlRequest::Engines,
+            ],
+            Command::Hosts => vec![ControlRequest::Hosts],
+            Command::Sessions => vec![ControlRequest::Sessions],
+            Command::Communicators => vec![ControlRequest::Communicators],
+            Command::Engines => vec![ControlRequest::Engines],
+            Command::ScaleTransports { count } => vec![ControlRequest::ScaleTransports { count }],
+            Command::MoveEngine { engine, runtime } => {
+                vec![ControlRequest::MoveEngine { engine: EngineId(engine), runtime }]
+            }
+            Command::WhyStuck { communicator } => vec![ControlRequest::WhyStuck { communicator }],
+            Command::Reconfigure(ref reconfigure) => vec![reconfigure.request()?],
+            Command::Keys { .. } => Vec::new(),
+        })
+    }
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    if let Command::Keys { hosts, dir, force } = &arguments.command {
+        return match keys::make(hosts, dir, *force) {
+            Ok(()) => {
+                println!("keys of {} hosts are in {}, good for {} days", hosts.len(), dir.display(), keys::VALID_DAYS);
+                ExitCode::SUCCESS
+            }
+            Err(error) => {
+                eprintln!("mccsctl: {error}");
+                ExitCode::FAILURE
+            }
+        };
+    }
+    let asked = arguments
+        .command
+        .requests()
+        .and_then(|requests| requests.iter().try_for_each(|request| ask(&arguments.socket, arguments.json, request)));
+    if let Err(error) = asked {
+        eprintln!("mccsctl: {error:#}");
+        return ExitCode::FAILURE;
+    }
+    ExitCode::SUCCESS
+}
+
+fn ask(socket: &Path, json: bool, request: &ControlRequest) -> anyhow::Result<()> {
+    let answer = call(socket, request)?;
+    if let ControlAnswer::Refused(reason) = &answer {
+        anyhow::bail!("refused: {reason}");
+    }
+    if json {
+        println!("{}", serde_json::to_string_pretty(&answer)?);
+        return Ok(());
+    }
+    match answer {
+        ControlAnswer::Sessions(sessions) => show::sessions(&sessions),
+        ControlAnswer::Communicators(comms) => show::comms(&comms),
+        ControlAnswer::Engines { runtimes, engines } => show::engines(&runtimes, &engines),
+        ControlAnswer::Hosts(hosts) => show::hosts(&hosts),
+        ControlAnswer::Reconfigured { epoch, cut } => println!("strategy {epoch} holds from collective {cut} on"),
+        ControlAnswer::Stuck(report) => stuck::print(&report),
+        ControlAnswer::Done => println!("done"),
+        ControlAnswer::Refused(_) => {}
+    }
+    Ok(())
+}

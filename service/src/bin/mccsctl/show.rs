@@ -1,0 +1,89 @@
+//! Tables of what a service has: hosts, sessions, communicators, engines.
+
+use mccs_service::control::{CommView, HostView, SessionView};
+use mccs_service::runtime::{EngineInfo, RuntimeInfo};
+
+/// Who can be reached.
+pub fn hosts(hosts: &[HostView]) {
+    if hosts.is_empty() {
+        println!("a single host: service.toml has no [exchange]\n");
+        return;
+    }
+    println!("{:<24} {:<24} {:<5} {:>10}  last error", "host", "address", "state", "since");
+    for h in hosts {
+        let state = if h.own {
+            "own"
+        } else if h.up {
+            "up"
+        } else {
+            "down"
+        };
+        let since = format!("{} s", h.since_seconds);
+        println!(
+            "{:<24} {:<24} {state:<5} {since:>10}  {}",
+            h.host,
+            h.address.to_string(),
+            h.last_error.as_deref().unwrap_or("-")
+        );
+    }
+    println!();
+}
+
+/// Connected processes.
+pub fn sessions(sessions: &[SessionView]) {
+    println!(
+        "{:>8} {:<16} {:>8} {:>6} {:>11} {:>10} {:>7}",
+        "session", "tenant", "pid", "uid", "operations", "in flight", "failed"
+    );
+    for s in sessions {
+        println!(
+            "{:>8} {:<16} {:>8} {:>6} {:>11} {:>10} {:>7}",
+            s.session, s.tenant, s.pid, s.uid, s.operations, s.in_flight, s.failed
+        );
+    }
+    println!();
+}
+
+/// Communicators and their counters.
+pub fn comms(comms: &[CommView]) {
+    println!(
+        "{:>6} {:<12} {:<8} {:>6} {:>11} {:>12} {:>9} {:>7} {:>6}  last enqueued/started/completed by rank",
+        "comm", "tenant", "device", "ranks", "operations", "MiB", "busbw", "failed", "epoch"
+    );
+    for c in comms {
+        let progress: Vec<_> =
+            c.ranks.iter().map(|rank| format!("{}/{}/{}", rank.enqueued, rank.started, rank.completed)).collect();
+        println!(
+            "{:>6} {:<12} {:<8} {:>6} {:>11} {:>12.1} {:>9.2} {:>7} {:>6}  {}",
+            c.communicator,
+            c.tenant,
+            c.device,
+            c.ranks.len(),
+            c.operations,
+            c.bytes as f64 / (1 << 20) as f64,
+            c.busbw_gbps,
+            c.failed,
+            c.epoch,
+            progress.join(" ")
+        );
+    }
+    println!();
+}
+
+/// Runtimes, and engines on them.
+pub fn engines(runtimes: &[RuntimeInfo], engines: &[EngineInfo]) {
+    println!("{:>8} {:<14} {:>8} {:>14} {:>10}  engines", "runtime", "thread", "tid", "rounds", "sleeps");
+    for runtime in runtimes {
+        let here = engines.iter().filter(|engine| engine.runtime == runtime.index);
+        let names: Vec<_> = here.map(|engine| format!("{}: {}", engine.id, engine.name)).collect();
+        println!(
+            "{:>8} {:<14} {:>8} {:>14} {:>10}  {}",
+            runtime.index,
+            runtime.name,
+            runtime.tid,
+            runtime.rounds,
+            runtime.parks,
+            names.join(", ")
+        );
+    }
+}
