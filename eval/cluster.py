@@ -53,23 +53,30 @@ class Fabric:
 
         return {host: counts(host) for host in self.hosts}
 
-    def link_gbps(self, seconds=3):
+    def link_gbps(self):
         """What one TCP flow (iperf3) moves from the first host to the last, GB/s of payload."""
-        first, last = self.hosts[0], self.hosts[-1]
-        server = subprocess.Popen(self.command(last, ["iperf3", "-s", "-1"]), stdout=subprocess.DEVNULL)
-        try:
-            # The server listens a moment after it was started. A client that finds none says so, and exits with 0.
-            for _ in range(50):
-                client = subprocess.run(self.command(first, ["iperf3", "-c", self.addresses[last], "-t", str(seconds), "-J"]),
-                                        capture_output=True, text=True, timeout=60)
-                end = json.loads(client.stdout or "{}").get("end", {})
-                if "sum_received" in end:
-                    return end["sum_received"]["bits_per_second"] / 8e9
-                time.sleep(0.1)
-            raise bench.failure(["iperf3"], client.stdout, client.stderr)
-        finally:
-            server.kill()
-            server.wait()
+        return self._flows_gbps([(self.hosts[0], self.hosts[-1])])
+
+    def ring_gbps(self):
+        """What TCP flows (iperf3) from each host to the next one move together, GB/s of payload."""
+        return self._flows_gbps(list(zip(self.hosts, self.hosts[1:] + self.hosts[:1])))
+
+    def _flows_gbps(self, pairs, seconds=3):
+        with contextlib.ExitStack() as stack:
+            for _, receiver in pairs:
+                server = subprocess.Popen(self.command(receiver, ["iperf3", "-s", "-1", "--forceflush"]),
+                                          stdout=subprocess.PIPE, text=True)
+                stack.callback(server.wait)
+                stack.callback(server.kill)
+                if not any("listening" in line for line in server.stdout):
+                    raise RuntimeError(f"iperf3 does not listen on {receiver}")
+            command = lambda sender, receiver: self.command(sender, [
+                "iperf3", "-c", self.addresses[receiver], "-t", str(seconds), "-J"])
+            clients = [subprocess.Popen(command(*pair), stdout=subprocess.PIPE, text=True) for pair in pairs]
+            for client in clients:
+                stack.callback(client.kill)
+            ends = [json.loads(client.communicate(timeout=60)[0])["end"] for client in clients]
+        return sum(end["sum_received"]["bits_per_second"] for end in ends) / 8e9
 
     def versions(self):
         return {"iperf3": run(["iperf3", "--version"]).splitlines()[0]}

@@ -130,7 +130,13 @@ def arguments():
     return parser.parse_args()
 
 
-def row(one, by_side, link_gbps):
+def of_ceiling(one, ring_gbps):
+    """The bytes between hosts of each call, in its time, against what bare TCP flows round the hosts move together."""
+    between = sum(map(sum, one["expected"]["bytes_between"]))
+    return [between / record["p50_us"] / 1e3 / statistics.mean(ring_gbps) for record in one["records"]]
+
+
+def row(one, by_side, link_gbps, ring_gbps):
     op, found = one["op"], one["records"]
     ratio = "-"
     if "gloo" in by_side and one["side"] != "gloo":
@@ -138,7 +144,8 @@ def row(one, by_side, link_gbps):
     bandwidths = [busbw(op, record) for record in found]
     cpu = [record["cpu_s_per_call"] / (one["bytes"] / 1e9) for record in found]
     return [op, one["bytes"], one["side"], spread([algbw(record) for record in found]), spread(bandwidths),
-            spread([bandwidth / statistics.mean(link_gbps) for bandwidth in bandwidths]), ratio, spread(cpu)]
+            spread([bandwidth / statistics.mean(link_gbps) for bandwidth in bandwidths]), ratio,
+            spread(of_ceiling(one, ring_gbps)) if "expected" in one else "-", spread(cpu)]
 
 
 def main():
@@ -153,7 +160,7 @@ def main():
             sides |= {name: mccs(fabric, options, placed, algorithm) for name, algorithm in algorithms.items()}
         if "gloo" in options.sides.split(","):
             sides["gloo"] = gloo(fabric, placed)
-        link_gbps = [fabric.link_gbps()]
+        link_gbps, ring_gbps = [fabric.link_gbps()], [fabric.ring_gbps()]
         for number in range(options.rounds):
             for op in options.operations.split(","):
                 for size in map(int, options.bytes.split(",")):
@@ -162,6 +169,7 @@ def main():
                         times.setdefault((op, size), {}).setdefault(name, []).append(record)
                         print(op, size, name, f"{algbw(record):.3f} GB/s", flush=True)
         link_gbps.append(fabric.link_gbps())
+        ring_gbps.append(fabric.ring_gbps())
     measurements, rows = [], []
     for (op, size), by_side in times.items():
         for name in sides:
@@ -169,20 +177,23 @@ def main():
             if name in algorithms:
                 one["expected"] = expected(fabric, options, placed, algorithms[name], op, size)
             measurements.append(one)
-            rows.append(row(one, by_side, link_gbps))
-    heads = ["operation", "bytes", "side", "algbw GB/s", "busbw GB/s", "busbw / iperf3", "algbw against Gloo", "CPU s per GB"]
+            rows.append(row(one, by_side, link_gbps, ring_gbps))
+    heads = ["operation", "bytes", "side", "algbw GB/s", "busbw GB/s", "busbw / iperf3", "algbw against Gloo", "of all flows at once",
+             "CPU s per GB"]
     settings = "".join(f", {line}" for line in options.settings)
     text = (
         f"Fabric {fabric.name}: {len(fabric.hosts)} hosts x {options.ranks_per_host} ranks ({options.placement}){settings}; median "
         f"(least to greatest) of {options.rounds} rounds, sides in turn. One TCP flow (iperf3) moves {link_gbps[0]:.4f} GB/s before "
-        f"and {link_gbps[1]:.4f} GB/s after. CPU: of all hosts' services and ranks, for a GB of data as algbw counts it.\n\n"
+        f"and {link_gbps[1]:.4f} GB/s after; flows from each host to the next, all at once, {ring_gbps[0]:.4f} and {ring_gbps[1]:.4f} "
+        f"GB/s together. CPU: of all hosts' services and ranks, for a GB of data as algbw counts it.\n\n"
         + bench.table(heads, rows)
         + "\nThe kernel's counters of each host's link in a call (median of the rounds), beside the schedule's data. The rest is "
           "headers and acknowledgements.\n\n" + links_table(fabric, measurements) + "\n" + times_table(measurements))
     versions = fabric.versions()
     if "gloo" in sides:
         versions["gloo"] = "torch " + run(["/usr/bin/python3", "-c", "import torch; print(torch.__version__)"]).strip()
-    bench.write_results(options.name, bench.provenance(versions) | {"iperf3_gbps": link_gbps, "measurements": measurements}, text)
+    data = {"iperf3_gbps": link_gbps, "iperf3_ring_gbps": ring_gbps, "measurements": measurements}
+    bench.write_results(options.name, bench.provenance(versions) | data, text)
     print(text)
 
 

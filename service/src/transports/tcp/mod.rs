@@ -58,7 +58,8 @@ const SILENCE_LOOKED_AT_EVERY: Duration = Duration::from_millis(500);
 const DIRECT_MAX: usize = 2;
 /// Of the polls in which receivers are read so, every how manieth asks epoll all the same: for everything else.
 const EVENTS_EVERY: u32 = 8;
-/// After so many times that epoll had nothing to say, it is asked as seldom: an engine that waits for its tenants polls on.
+/// After so many times that what epoll said moved nothing, it is asked as seldom: an engine that waits for its tenants
+/// polls on, and bytes that are read directly are announced all the same.
 const FRUITLESS_MAX: u32 = 2;
 /// Flows that a poll looks at to see whether they still wait for messages.
 const WAITING_CHECKED: usize = 4;
@@ -276,16 +277,18 @@ impl TcpTransport {
         (true, came)
     }
 
-    /// Asks epoll, and does what it says. Returns whether it said anything.
+    /// Asks epoll, and notes what it says. Returns whether there is news but of connected flows, which their turns tell.
     fn take_events(&mut self, now: Instant) -> bool {
+        let mut told = false;
         let mut events = Watches::no_events();
         let count = self.watches.take(&mut events);
         for event in events.iter().take(count) {
             if let Some((watched, watch, ready)) = self.watches.resolve(event) {
+                told |= !matches!(watched, Watched::Connection { .. });
                 self.dispatch(watched, watch, ready, now);
             }
         }
-        count > 0
+        told
     }
 
     /// Fails flows whose peers have been silent for too long.
@@ -434,11 +437,11 @@ impl DataPath for TcpTransport {
         let (direct, mut busy) = self.read_directly();
         self.unasked_polls += 1;
         let seldom = direct || self.fruitless_asks >= FRUITLESS_MAX;
-        if !seldom || self.unasked_polls >= EVENTS_EVERY {
+        let asks = !seldom || self.unasked_polls >= EVENTS_EVERY;
+        let mut told = false;
+        if asks {
             self.unasked_polls = 0;
-            let any = self.take_events(cx.now);
-            self.fruitless_asks = if any { 0 } else { self.fruitless_asks.saturating_add(1) };
-            busy |= any;
+            told = self.take_events(cx.now);
         }
         for _ in 0..self.port_queue.len() {
             let Some(port) = self.port_queue.pop_front() else { break };
@@ -449,9 +452,14 @@ impl DataPath for TcpTransport {
             let Some(handle) = self.queue.pop_front() else { break };
             if let Some(flow) = self.flows.get_mut(handle) {
                 flow.queued = false;
-                busy |= self.pump(handle);
+                told |= self.pump(handle);
             }
         }
+        if asks {
+            // News of bytes that were read directly is no news.
+            self.fruitless_asks = if told { 0 } else { self.fruitless_asks.saturating_add(1) };
+        }
+        busy |= told;
         self.expire(cx.now);
         self.fail_silent(cx.now);
         if busy || !self.queue.is_empty() || !self.port_queue.is_empty() {
