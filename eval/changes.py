@@ -46,7 +46,8 @@ def main():
             print(measured[-1], flush=True)
         checked = []
         if options.checked:
-            checked.append(run(fabric, placed, ["--bytes", "4KiB", "--changes", options.checked, "--check", *ways]))
+            checked.append(run(fabric, placed, ["--bytes", "4KiB", "--changes", options.checked, "--window", 2, "--check",
+                                                *ways]))
             print(checked[-1], flush=True)
     us = lambda record, name: f"{record[name]:.0f}"
     rows = [[one["bytes"], one["changes"], one["calls"], us(one, "quiet_p50_us"), us(one, "quiet_p99_us"),

@@ -1,5 +1,39 @@
 //! What the command lines of benchmarks share.
 
+use std::path::PathBuf;
+
+use anyhow::Context as _;
+use mccs::{Client, Communicator, UniqueId};
+
+/// Which rank of which communicator a process is, as the launcher tells it.
+#[derive(Debug, Clone, clap::Args)]
+pub struct RankArguments {
+    /// The tenant's socket.
+    #[arg(long, env = "MCCS_SOCKET")]
+    pub socket: PathBuf,
+    #[arg(long, env = "MCCS_RANK")]
+    pub rank: u32,
+    #[arg(long, env = "MCCS_NRANKS")]
+    pub nranks: u32,
+    #[arg(long, env = "MCCS_UNIQUE_ID")]
+    pub unique_id: UniqueId,
+    /// Name of the host of rank 0, where ranks are on several hosts.
+    #[arg(long, env = "MCCS_ROOT_ADDRESS", default_value = "")]
+    pub root_address: String,
+}
+
+impl RankArguments {
+    /// Connects, and makes the communicator with the other ranks.
+    ///
+    /// # Errors
+    /// There is no service, or it refuses.
+    pub fn join(&self) -> anyhow::Result<(Client, Communicator)> {
+        let client = Client::connect(&self.socket).context("cannot connect")?;
+        let comm = client.init_communicator_rank(self.unique_id, self.rank, self.nranks, 0, &self.root_address)?;
+        Ok((client, comm))
+    }
+}
+
 /// A comma-separated list, or everything.
 ///
 /// # Errors

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
 use clap::Parser;
-use mccs::{Client, Communicator, DataType, RedOp, Region, Stream, UniqueId};
+use mccs::{Communicator, DataType, RedOp, Region, Stream};
 use mccs_config::Bytes;
 use mccs_config::change::StrategyChange;
 use mccs_config::service::{Algorithm, FlowPath, Ports};
-use mccs_eval::arguments::unix_time_ns;
+use mccs_eval::arguments::{RankArguments, unix_time_ns};
 use mccs_eval::stats::Latencies;
 use mccs_service::control::{ControlAnswer, ControlRequest, call};
 
@@ -37,16 +37,11 @@ struct Arguments {
     /// Changes in a row, then as long without: so are times with and without compared.
     #[arg(long, default_value_t = 20)]
     row: u64,
-    #[arg(long, env = "MCCS_SOCKET")]
-    socket: PathBuf,
-    #[arg(long, env = "MCCS_RANK")]
-    rank: u32,
-    #[arg(long, env = "MCCS_NRANKS")]
-    nranks: u32,
-    #[arg(long, env = "MCCS_UNIQUE_ID")]
-    unique_id: String,
-    #[arg(long, env = "MCCS_ROOT_ADDRESS", default_value = "")]
-    root_address: String,
+    /// Collectives that may start while hosts agree; chosen by the service, if not given.
+    #[arg(long)]
+    window: Option<u32>,
+    #[command(flatten)]
+    place: RankArguments,
 }
 
 /// A change that took place.
@@ -69,17 +64,15 @@ struct Operated {
 fn main() -> anyhow::Result<()> {
     let arguments = Arguments::parse();
     ensure!(arguments.bytes.0 >= 8, "--bytes must be at least 8: the last element says whether to go on");
-    let id: UniqueId = arguments.unique_id.parse().map_err(anyhow::Error::msg)?;
-    let client = Client::connect(&arguments.socket).context("cannot connect")?;
-    let comm = client.init_communicator_rank(id, arguments.rank, arguments.nranks, 0, &arguments.root_address)?;
+    let (client, comm) = arguments.place.join()?;
     let stream = client.register_stream()?;
     let count = arguments.bytes.0 / 4;
     let (send, recv) = (client.allocate(4 * count)?, client.allocate(4 * count)?);
-    let (stop, done) = (AtomicBool::new(arguments.rank != 0), AtomicU64::new(0));
+    let (stop, done) = (AtomicBool::new(arguments.place.rank != 0), AtomicU64::new(0));
     let rank = Rank { comm, stream, send, recv, count, arguments: &arguments };
     let (operated, ran) = std::thread::scope(|scope| {
         let operator = scope.spawn(|| {
-            let operated = if arguments.rank == 0 { operate(&arguments, &id, &done) } else { Ok(Operated::default()) };
+            let operated = if arguments.place.rank == 0 { operate(&arguments, &done) } else { Ok(Operated::default()) };
             stop.store(true, Ordering::Relaxed);
             operated
         });
@@ -90,7 +83,7 @@ fn main() -> anyhow::Result<()> {
     });
     let ends = ran?;
     let Ok(operated) = operated else { bail!("the operator's thread has panicked") };
-    if arguments.rank == 0 {
+    if arguments.place.rank == 0 {
         report(&arguments, &operated?, &ends);
     }
     Ok(())
@@ -115,7 +108,7 @@ fn value(rank: u32, number: u64, at: u64) -> u32 {
 impl Rank<'_> {
     /// All-reduces until rank 0 is told to stop. Returns when each has ended.
     fn run(&self, stop: &AtomicBool, done: &AtomicU64) -> anyhow::Result<Vec<Instant>> {
-        let (rank, nranks, last) = (self.arguments.rank, self.arguments.nranks, self.count - 1);
+        let (rank, nranks, last) = (self.arguments.place.rank, self.arguments.place.nranks, self.count - 1);
         let mut ends = Vec::new();
         for number in 0.. {
             // SAFETY: nothing is in flight.
@@ -151,19 +144,17 @@ fn words(bytes: &mut [u8]) -> &mut [u32] {
 }
 
 /// Changes the strategy, as often as was asked for.
-fn operate(arguments: &Arguments, id: &UniqueId, done: &AtomicU64) -> anyhow::Result<Operated> {
+fn operate(arguments: &Arguments, done: &AtomicU64) -> anyhow::Result<Operated> {
     let ControlAnswer::Communicators(comms) = call(&arguments.control_socket, &ControlRequest::Communicators)? else {
         bail!("the service does not tell of its communicators")
     };
-    let comm = comms
-        .iter()
-        .find(|comm| comm.unique_id == id.to_string())
-        .context("the service does not know the communicator")?;
+    let id = arguments.place.unique_id.to_string();
+    let comm = comms.iter().find(|comm| comm.unique_id == id).context("the service does not know the communicator")?;
     let mut random = unix_time_ns() | 1;
     let mut operated = Operated::default();
     while (operated.made.len() as u64) < arguments.changes {
         let change = change(arguments, &mut random);
-        let request = ControlRequest::Reconfigure { communicator: comm.communicator, change, window: None };
+        let request = ControlRequest::Reconfigure { communicator: comm.communicator, change, window: arguments.window };
         let asked = Instant::now();
         match call(&arguments.control_socket, &request)? {
             ControlAnswer::Reconfigured { cut, .. } => {
@@ -198,7 +189,7 @@ fn change(arguments: &Arguments, random: &mut u64) -> StrategyChange {
         *random ^= *random << 17;
         (*random >> 11) % limit
     };
-    let mut ring: Vec<u32> = (0..arguments.nranks).collect();
+    let mut ring: Vec<u32> = (0..arguments.place.nranks).collect();
     let mut rings = Vec::new();
     for _ in 0..1 + below(3) {
         (1..ring.len()).for_each(|at| ring.swap(at, below(at as u64 + 1) as usize));
@@ -232,7 +223,7 @@ fn report(arguments: &Arguments, operated: &Operated, ends: &[Instant]) {
     }
     let us = |latencies: &Latencies, quantile| latencies.quantile(quantile).as_nanos() as f64 / 1e3;
     let line = serde_json::json!({
-        "bytes": arguments.bytes.0, "nranks": arguments.nranks, "checked": arguments.check,
+        "bytes": arguments.bytes.0, "nranks": arguments.place.nranks, "checked": arguments.check,
         "changes": operated.made.len(), "calls": ends.len(),
         "quiet_p50_us": us(&quiet, 0.5), "quiet_p99_us": us(&quiet, 0.99), "quiet_max_us": us(&quiet, 1.0),
         "longest_gap_p50_us": us(&longest, 0.5), "longest_gap_p99_us": us(&longest, 0.99), "longest_gap_max_us": us(&longest, 1.0),

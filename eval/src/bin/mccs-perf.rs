@@ -2,13 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{bail, ensure};
 use clap::Parser;
-use mccs::{
-    Client, CollectiveKind, Communicator, DataType, RedOp, ReduceOperator, Region, Scalar, Span, Stream, UniqueId,
-};
+use mccs::{Client, CollectiveKind, Communicator, DataType, RedOp, ReduceOperator, Region, Scalar, Span, Stream};
 use mccs_config::Bytes;
-use mccs_eval::arguments::{list, unix_time_ns};
+use mccs_eval::arguments::{RankArguments, list, unix_time_ns};
 use mccs_eval::stats::Latencies;
 use mccs_eval::workload::{Call, POISON};
 use mccs_service::telemetry::traffic;
@@ -54,17 +52,8 @@ struct Arguments {
     /// Print JSON lines instead of a table.
     #[arg(long)]
     json: bool,
-    #[arg(long, env = "MCCS_SOCKET")]
-    socket: std::path::PathBuf,
-    #[arg(long, env = "MCCS_RANK")]
-    rank: u32,
-    #[arg(long, env = "MCCS_NRANKS")]
-    nranks: u32,
-    #[arg(long, env = "MCCS_UNIQUE_ID")]
-    unique_id: String,
-    /// Name of the host of rank 0, where ranks are on several hosts.
-    #[arg(long, env = "MCCS_ROOT_ADDRESS", default_value = "")]
-    root_address: String,
+    #[command(flatten)]
+    place: RankArguments,
 }
 
 /// This rank's side of the measurement.
@@ -93,12 +82,10 @@ fn main() -> anyhow::Result<()> {
     let kinds = list(&arguments.operation, CollectiveKind::ALL)?;
     let dtypes = list(&arguments.dtypes, DataType::ALL)?;
     let redops = list(&arguments.redops, RedOp::ALL)?;
-    let id: UniqueId = arguments.unique_id.parse().map_err(anyhow::Error::msg)?;
-    let client = Client::connect(&arguments.socket).context("cannot connect")?;
-    let comm = client.init_communicator_rank(id, arguments.rank, arguments.nranks, 0, &arguments.root_address)?;
+    let (client, comm) = arguments.place.join()?;
     let stream = client.register_stream()?;
     // No buffer is larger than the size as nccl-tests counts it, rounded up to whole elements for each rank.
-    let bytes = arguments.end.0.max(arguments.begin.0) + 8 * u64::from(arguments.nranks);
+    let bytes = arguments.end.0.max(arguments.begin.0) + 8 * u64::from(arguments.place.nranks);
     let (send, recv) = (client.allocate(bytes)?, client.allocate(bytes)?);
     let seed = arguments.seed.unwrap_or_else(|| u64::from(std::process::id()) ^ unix_time_ns());
     let mut bench = Bench { comm, stream, client, send, recv, arguments };
@@ -122,7 +109,7 @@ fn cpu_time() -> anyhow::Result<Duration> {
 
 impl Bench {
     fn is_first(&self) -> bool {
-        self.arguments.rank == 0
+        self.arguments.place.rank == 0
     }
 
     /// Rank 0's number, on all ranks.
@@ -145,7 +132,7 @@ impl Bench {
 
     fn print_header(&self) {
         if self.is_first() && !self.arguments.json {
-            println!("# tenant {}, {} ranks, host device", self.client.tenant(), self.arguments.nranks);
+            println!("# tenant {}, {} ranks, host device", self.client.tenant(), self.arguments.place.nranks);
             println!("# size and count as in nccl-tests; time is p50 of whole calls, slowest rank; busbw in GB/s");
             println!(
                 "{:>14} {:>10} {:>10} {:>9} {:>9} {:>4}  {:>9} {:>7} {:>7} {:>6}  {:>9} {:>7} {:>7} {:>6}",
@@ -168,7 +155,7 @@ impl Bench {
     }
 
     fn run_sizes(&self, kind: CollectiveKind, dtype: DataType, redop: RedOp, seed: u64) -> anyhow::Result<u64> {
-        let nranks = u64::from(self.arguments.nranks);
+        let nranks = u64::from(self.arguments.place.nranks);
         let (mut size, mut all_wrong) = (self.arguments.begin.0, 0);
         while size <= self.arguments.end.0 {
             let (per_count, _) = traffic(kind, 1, nranks);
@@ -179,12 +166,12 @@ impl Bench {
                 redop,
                 root: self.arguments.root,
                 count,
-                nranks: self.arguments.nranks,
+                nranks: self.arguments.place.nranks,
                 seed: seed ^ size,
             };
             let out_of_place = self.measure(&call, false)?;
             // A rooted collective is in place where the root is; without any such form the column stays empty.
-            let has_in_place = (0..self.arguments.nranks).any(|rank| call.in_place_elements(rank).is_some());
+            let has_in_place = (0..self.arguments.place.nranks).any(|rank| call.in_place_elements(rank).is_some());
             let in_place = if has_in_place { Some(self.measure(&call, true)?) } else { None };
             let sides = [Some(&out_of_place), in_place.as_ref()];
             all_wrong += sides.iter().flatten().filter_map(|side| side.wrong).sum::<u64>();
@@ -199,7 +186,7 @@ impl Bench {
 
     fn spans(&self, call: &Call, in_place: bool) -> (Span, Span) {
         let size = call.dtype.size_bytes() as u64;
-        match call.in_place_elements(self.arguments.rank).filter(|_| in_place) {
+        match call.in_place_elements(self.arguments.place.rank).filter(|_| in_place) {
             Some((send, recv)) => (self.recv.at(send * size), self.recv.at(recv * size)),
             None => (self.send.at(0), self.recv.at(0)),
         }
@@ -207,7 +194,7 @@ impl Bench {
 
     /// Where a span's bytes are in this process.
     fn bytes(&self, call: &Call, in_place: bool, output: bool) -> (*mut u8, usize) {
-        let (rank, size) = (self.arguments.rank, call.dtype.size_bytes());
+        let (rank, size) = (self.arguments.place.rank, call.dtype.size_bytes());
         let count = if output { call.recv_count(rank) } else { call.send_count(rank) };
         let ptr = match call.in_place_elements(rank).filter(|_| in_place) {
             Some((send, recv)) => self.recv.as_ptr().wrapping_add(if output { recv } else { send } as usize * size),
@@ -242,7 +229,7 @@ impl Bench {
     /// Puts data into output and input, for calls that are not checked: there are processors on which it costs less to
     /// write zeros over zeros.
     fn fill(&self, call: &Call, in_place: bool) {
-        let few = Call { kind: CollectiveKind::AllReduce, count: 1 << 12, ..*call }.input(self.arguments.rank);
+        let few = Call { kind: CollectiveKind::AllReduce, count: 1 << 12, ..*call }.input(self.arguments.place.rank);
         for output in [true, false] {
             let (ptr, bytes) = self.bytes(call, in_place, output);
             for offset in (0..bytes).step_by(few.len()) {
@@ -257,7 +244,7 @@ impl Bench {
     fn check(&self, call: &Call, in_place: bool) -> anyhow::Result<u64> {
         let (output, output_bytes) = self.bytes(call, in_place, true);
         let (input, input_bytes) = self.bytes(call, in_place, false);
-        let data = call.input(self.arguments.rank);
+        let data = call.input(self.arguments.place.rank);
         ensure!(data.len() == input_bytes, "bug: an input of {} bytes in {input_bytes}", data.len());
         // SAFETY: both ranges lie in this process' regions, and nothing is in flight.
         unsafe {
@@ -268,7 +255,7 @@ impl Bench {
         self.stream.synchronize()?;
         // SAFETY: as above; the operation has ended.
         let result = unsafe { std::slice::from_raw_parts(output, output_bytes) };
-        self.exchange(call.wrong_elements(self.arguments.rank, result), RedOp::Sum, true)
+        self.exchange(call.wrong_elements(self.arguments.place.rank, result), RedOp::Sum, true)
     }
 
     fn enqueue(&self, call: &Call, in_place: bool) -> Result<(), mccs::Error> {
@@ -276,7 +263,7 @@ impl Bench {
         let (comm, stream) = (&self.comm, &self.stream);
         let Call { kind, dtype, redop, root, count, .. } = *call;
         let op = match redop {
-            RedOp::PreMulSum => ReduceOperator::PreMulSum(Scalar::Integer(call.scalar(self.arguments.rank))),
+            RedOp::PreMulSum => ReduceOperator::PreMulSum(Scalar::Integer(call.scalar(self.arguments.place.rank))),
             op => op.into(),
         };
         match kind {
