@@ -100,12 +100,15 @@ def of_hosts(fabric, placed):
 
 
 @contextlib.contextmanager
-def services(fabric, settings=()):
+def services(fabric, settings=(), tenants=()):
     """A service on each host; gives their processes and folders of sockets. `settings` are lines of service.toml outside
-    of all tables: dotted keys."""
+    of all tables: dotted keys. Sockets are called as their tenants; without any there is one, mccs.sock."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         run([BINARIES / "mccsctl", "keys", "--hosts", ",".join(fabric.hosts), "--dir", folder])
         hosts = "".join(f'[[host]]\nname = "{h}"\naddress = "{fabric.addresses[h]}:7400"\n' for h in fabric.hosts)
+        sockets = {name: f"{name}.sock" for name in tenants} or {"eval": "mccs.sock"}
+        tenants = "".join(f'[[tenant]]\nname = "{name}"\nsocket = "{socket}"\nmax_memory = "16GiB"\n'
+                          for name, socket in sockets.items())
         started = {}
         for host in fabric.hosts:
             config = pathlib.Path(folder) / f"{host}.toml"
@@ -117,9 +120,7 @@ exchange.certificate = "{folder}/{host}.crt"
 exchange.key = "{folder}/{host}.key"
 exchange.authority = "{folder}/authority.crt"
 {hosts}
-[[tenant]]
-name = "eval"
-max_memory = "16GiB"
+{tenants}
 ''')
             log = stack.enter_context(open(config.with_suffix(".log"), "w"))
             process = subprocess.Popen(fabric.command(host, [BINARIES / "mccs-service", "--config", config]), text=True,

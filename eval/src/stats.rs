@@ -12,6 +12,12 @@ impl Latencies {
         self.0.push(latency);
     }
 
+    /// All of them together.
+    #[must_use]
+    pub fn total(&self) -> Duration {
+        self.0.iter().sum()
+    }
+
     /// The smallest time that at least this part of the calls stays within; zero if there are none.
     #[must_use]
     pub fn quantile(&self, quantile: f64) -> Duration {

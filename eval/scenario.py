@@ -1,0 +1,222 @@
+#!/usr/bin/env python3
+"""Runs a scenario of the simulator on its emulated fabric, with real services, processes and packets, and compares the two.
+
+Lengths are scaled by the rates of the two networks, times are not: a run takes as long as the simulator says that the scenario
+itself does. Policies are carried out by the service that is the controller; where the switches' hash decides, there is none.
+
+usage: scenario.py SCENARIO.toml [--rounds 5] [--settle 2s]
+
+Needs root. Build first: cargo build --release --workspace. Writes eval/results/fabric-SCENARIO.json (data and provenance) and
+.md; fails if a variant's completion times are further than a tenth from the simulator's."""
+
+import argparse
+import concurrent.futures
+import json
+import pathlib
+import re
+import secrets
+import statistics
+import tempfile
+import time
+import tomllib
+
+import bench
+import cluster
+from bench import BINARIES, records, run
+from cluster import Fabric
+
+ALLOWED = 0.1
+UNITS = {"": 1, "K": 1e3, "M": 1e6, "G": 1e9, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30}
+SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1}
+
+
+def number(text, unit):
+    """Of a text such as "50Gbit/s", "512MiB" or "160ms"."""
+    value, prefix = re.fullmatch(rf"([\d.]+) *([KMG]?i?){unit}", text).groups()
+    return float(value) * UNITS[prefix]
+
+
+def seconds(text):
+    value, unit = re.fullmatch(r"([\d.]+) *(us|ms|s)", text).groups()
+    return float(value) * SECONDS[unit]
+
+
+class Scenario:
+    def __init__(self, path):
+        self.path = pathlib.Path(path)
+        self.toml = tomllib.loads(self.path.read_text())
+        self.fabric_path = self.path.parent / self.toml["fabric"]
+        self.fabric = tomllib.loads(self.fabric_path.read_text())
+        rates = self.fabric["rates"]
+        self.scale = number(rates["leaf_spine"], "bit/s") / number(self.toml["topology"]["leaf_spine"], "bit/s")
+        self.jobs = self.toml["job"]
+        for job in self.jobs:
+            # Elements of every rank, whatever the collective.
+            unit = 4 * len(job["ranks"])
+            job["bytes"] = round(number(job["bytes"], "B") * self.scale / unit) * unit
+        [self.algorithm] = {job.get("algorithm", "ring") for job in self.jobs}
+        [self.channels] = {job.get("channels", 2) for job in self.jobs}
+
+    def in_small(self):
+        """The scenario, with the rates of the fabric and lengths to match: what the simulator is to foretell."""
+        toml = json.loads(json.dumps(self.toml))
+        del toml["fabric"]
+        toml["topology"] |= {"nics_per_host": 1, "nic": self.fabric["rates"]["host_leaf"],
+                             "leaf_spine": self.fabric["rates"]["leaf_spine"]}
+        for job in toml["job"]:
+            job["bytes"] = f"{job['bytes']}B"
+        return to_toml(toml)
+
+    def rack(self, host):
+        return next(one.get("leaf", 0) for one in self.fabric["host"] if one["name"] == host)
+
+    def placed(self, job, rings):
+        """Hosts of a job's ranks. A bad ring is rank order, of ranks that were numbered without knowledge of the network: the
+        first host of every rack, then the second."""
+        hosts = [rank.split(":")[0] for rank in job["ranks"]]
+        if rings == "local":
+            return sorted(hosts, key=lambda host: (self.rack(host), host))
+        assert rings == "scattered", f"on the fabric there are no rings {rings}"
+        turn = lambda host: sorted(other for other in set(hosts) if self.rack(other) == self.rack(host)).index(host)
+        return sorted(hosts, key=lambda host: (turn(host), self.rack(host)))
+
+    def topology(self, fabric):
+        """topology.toml of the fabric."""
+        rates, paths = self.fabric["rates"], self.fabric["paths"]
+        first = lambda spine: paths["first_port"] + spine * paths["ports"]
+        return to_toml({
+            "rates": {name: rates[name] for name in ("host_leaf", "leaf_spine")},
+            "leaf": [{"name": f"leaf{leaf}"} for leaf in range(self.fabric["leaves"])],
+            "spine": [{"name": f"spine{spine}", "source_ports": f"{first(spine)}-{first(spine) + paths['ports'] - 1}"}
+                      for spine in range(self.fabric["spines"])],
+            "host": [{"name": host["name"], "devices": host.get("devices", 1), "leaf": f"leaf{host.get('leaf', 0)}"}
+                     for host in self.fabric["host"]]})
+
+    def policy(self, variant):
+        """policy.toml of a variant."""
+        rings = "kept" if variant.get("rings", "local") == "scattered" else "local"
+        rules = {name: self.toml[name] for name in ("tenant", "reserve") if name in self.toml}
+        return to_toml({"policy": {"name": variant["policy"], "rings": rings}, **rules})
+
+
+def to_toml(tables):
+    """TOML of tables of plain values, and of lists of such tables."""
+    value = lambda value: json.dumps(value)
+    lines = lambda table: "".join(f"{key} = {value(entry)}\n" for key, entry in table.items())
+    is_list = lambda entry: isinstance(entry, list) and entry and isinstance(entry[0], dict)
+    plain = {key: entry for key, entry in tables.items() if not isinstance(entry, dict) and not is_list(entry)}
+    text = lines(plain)
+    for key, entry in tables.items():
+        if isinstance(entry, dict):
+            text += f"\n[{key}]\n{lines(entry)}"
+        elif is_list(entry):
+            text += "".join(f"\n[[{key}]]\n{lines(one)}" for one in entry)
+    return text
+
+
+def simulated(scenario):
+    """Of every variant: the simulator's figures."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "in-small.toml"
+        path.write_text(scenario.in_small())
+        run([BINARIES / "mccs-sim", "run", path, "--out", folder])
+        found = json.loads((pathlib.Path(folder) / f"sim-{scenario.toml['name']}.json").read_text())
+    return {variant["name"]: variant for variant in found["variants"]}
+
+
+def measure(scenario, fabric, variant, settle):
+    """One run of all jobs under a variant; their records by name."""
+    settings = [f'strategy.algorithm = "{scenario.algorithm}"', f"strategy.channels = {scenario.channels}"]
+    with tempfile.TemporaryDirectory() as files:
+        if variant["policy"] != "ecmp":
+            for name, text in [("topology", scenario.topology(fabric)), ("policy", scenario.policy(variant))]:
+                (pathlib.Path(files) / f"{name}.toml").write_text(text)
+                settings.append(f'controller.{name} = "{files}/{name}.toml"')
+            settings.append(f'controller.host = "{fabric.hosts[0]}"')
+        tenants = [job["name"] for job in scenario.jobs]
+        with cluster.services(fabric, settings, tenants) as (_, folder):
+            began = time.monotonic()
+
+            def work(job):
+                placed = scenario.placed(job, variant.get("rings", "local"))
+                time.sleep(max(0, began + seconds(job.get("start", "0s")) - time.monotonic()))
+                command = [BINARIES / "mccs-traffic", "--collective", job.get("collective", "all_reduce"), "--bytes", f"{job['bytes']}B",
+                           "--compute", job.get("compute", "0s"), "--iterations", str(job["iterations"]), "--settle", settle]
+                id = secrets.token_hex(16)
+                return records(cluster.run_ranks(fabric, placed, command, lambda rank, host: {
+                    "MCCS_SOCKET": f"{folder}/{host}/{job['name']}.sock", "MCCS_RANK": str(rank), "MCCS_NRANKS": str(len(placed)),
+                    "MCCS_UNIQUE_ID": id, "MCCS_ROOT_ADDRESS": placed[0] if len(set(placed)) > 1 else ""}, timeout=1800))[0]
+
+            with concurrent.futures.ThreadPoolExecutor(len(scenario.jobs)) as pool:
+                found = dict(zip(tenants, pool.map(work, scenario.jobs)))
+            if variant["policy"] != "ecmp":
+                check_strategies(fabric, folder)
+            return found
+
+
+def check_strategies(fabric, folder):
+    """All that the controller has ordered is in force."""
+    control = f"{folder}/{fabric.hosts[0]}/mccs-control.sock"
+    history = json.loads(run([BINARIES / "mccsctl", "--socket", control, "--json", "policy", "history"]))
+    print("   ", json.dumps(history)[:200], flush=True)
+
+
+def jain(values):
+    return sum(values) ** 2 / (len(values) * sum(value * value for value in values))
+
+
+def cv(values):
+    return statistics.pstdev(values) / statistics.mean(values)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("scenario")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--settle", default="2s")
+    parser.add_argument("--variants", help="only these, comma-separated")
+    options = parser.parse_args()
+    scenario = Scenario(options.scenario)
+    variants = {variant["name"]: variant for variant in scenario.toml["variant"]}
+    if options.variants:
+        variants = {name: variants[name] for name in options.variants.split(",")}
+    foretold = simulated(scenario)
+    found = {name: [] for name in variants}
+    with Fabric(scenario.fabric_path) as fabric:
+        for number in range(options.rounds):
+            for name in bench.in_turn(variants, number):
+                found[name].append(measure(scenario, fabric, variants[name], options.settle))
+                times = ", ".join(f"{job} {record['seconds']:.2f} s" for job, record in found[name][-1].items())
+                print(f"{name}: {times}", flush=True)
+    jobs = [job["name"] for job in scenario.jobs]
+    rows, good = [], True
+    first = found[next(iter(variants))]
+    for name, rounds in found.items():
+        row = [name, variants[name]["policy"]]
+        for job in jobs:
+            completions = [one[job]["seconds"] for one in rounds]
+            busbw = [one[job]["busbw_gbps"] for one in rounds]
+            ratio = statistics.mean(completions) / foretold[name]["jobs"][job]["completion_s"]["mean"]
+            good &= abs(ratio - 1) <= ALLOWED
+            row += [f"{statistics.mean(completions):.2f} ({min(completions):.2f} to {max(completions):.2f})",
+                    f"{statistics.mean(busbw) * 8:.3f} ({100 * cv(busbw):.1f}%)", f"{ratio:.3f}"]
+        speedups = [statistics.mean(a[job]["busbw_gbps"] and b[job]["busbw_gbps"] / a[job]["busbw_gbps"] for job in jobs)
+                    for a, b in zip(first, rounds)]
+        row += [f"{statistics.mean(jain([one[job]['busbw_gbps'] for job in jobs]) for one in rounds):.3f}", cluster.spread(speedups)]
+        rows.append(row)
+    heads = ["variant", "policy"]
+    for job in jobs:
+        heads += [f"{job}: s", f"{job}: busbw Gbit/s (CV)", f"{job}: of the simulated time"]
+    heads += ["Jain", "speed-up"]
+    text = (f"{scenario.toml['question']}\n\nOn the emulated fabric {fabric.name}, lengths scaled by {scenario.scale:g}: mean (least to "
+            f"greatest) of {options.rounds} rounds, variants in turn. Speed-up: of the jobs' bus bandwidth against the first variant's, "
+            "round by round.\n\n" + bench.table(heads, rows))
+    data = bench.provenance(fabric.versions()) | {"scenario": scenario.toml, "scale": scenario.scale, "simulated": foretold,
+                                                  "rounds": found}
+    bench.write_results(f"fabric-{scenario.toml['name']}", data, text)
+    print(text)
+    raise SystemExit(0 if good else 1)
+
+
+if __name__ == "__main__":
+    main()
