@@ -3,6 +3,7 @@
 //! Every key has a default, so that an empty file is a service for every user of the host; what is in force is shown by
 //! [`ServiceConfig::to_toml`], which reads back to the same value.
 
+mod controller;
 mod cuda;
 mod exchange;
 mod rdma;
@@ -20,6 +21,7 @@ use crate::limits;
 use crate::units::{Bytes, DurationText};
 use crate::validate::{Problems, Validate};
 
+pub use controller::Controller;
 pub use cuda::{Cuda, CudaUse};
 pub use exchange::{Address, Exchange, HostConfig};
 pub use rdma::{Device, Rdma, RdmaUse};
@@ -44,6 +46,9 @@ pub struct ServiceConfig {
     /// Links to other hosts' services. Absent: a single host.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub exchange: Option<Exchange>,
+    /// Who decides for the whole cluster. Absent: nobody, communicators keep what they start with.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub controller: Option<Controller>,
     /// Flows to other hosts.
     pub tcp: Tcp,
     /// Flows to other hosts over RDMA.
@@ -299,6 +304,7 @@ impl Default for ServiceConfig {
             cuda: Cuda::default(),
             strategy: Strategy::default(),
             exchange: None,
+            controller: None,
             tcp: Tcp::default(),
             rdma: Rdma::default(),
             hosts: Vec::new(),
@@ -450,6 +456,9 @@ impl ServiceConfig {
                 "hosts are listed, and there is no [exchange] to reach them with; add it, or leave the hosts out",
             ),
             None => {}
+        }
+        if let Some(controller) = &self.controller {
+            controller.validate(&self.name(), &self.hosts, problems);
         }
     }
 

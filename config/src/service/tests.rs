@@ -216,3 +216,17 @@ fn a_cluster_that_cannot_be_is_refused() {
     only(&cluster("", HOSTS).replace("\"/k\"", "\"k\""), 6, "exchange.key", "absolute");
     only(&cluster("", HOSTS).replacen("127.0.0.1:1", "127.0.0.1:0", 1), 4, "exchange.listen", "not 0");
 }
+
+#[test]
+fn a_controller_is_one_of_the_hosts_and_says_its_files() {
+    let with = |lines: &str| cluster(&format!("[controller]\n{lines}\n"), HOSTS);
+    let files = "topology = \"/t.toml\"\npolicy = \"/p.toml\"";
+    for good in [with(&format!("host = \"a\"\n{files}")), with("host = \"b\"")] {
+        let config = ServiceConfig::parse(&good, "service.toml").unwrap();
+        assert_eq!(ServiceConfig::parse(&config.to_toml(), "service.toml").unwrap(), config);
+    }
+    only(&with(&format!("host = \"bb\"\n{files}")), 9, "controller.host", "did you mean \"b\"?");
+    only(&with("host = \"a\"\ntopology = \"/t.toml\""), 8, "controller.policy", "\"a\", the controller");
+    only(&with("host = \"b\"\npolicy = \"p.toml\""), 10, "controller.policy", "absolute");
+    only("[controller]\nhost = \"a\"\n", 1, "controller", "needs [exchange]");
+}
