@@ -5,6 +5,7 @@
 pub mod bootstrap;
 pub mod collective;
 pub mod control;
+pub mod controller;
 pub mod devices;
 pub mod engines;
 pub mod exchange;

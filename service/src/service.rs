@@ -12,16 +12,17 @@ use crate::collective::{Algorithm, Choice, CostModel, Strategy};
 use crate::devices::cuda::{CudaDevice, Gpus, NoCuda};
 use crate::devices::host::{HostDevice, HostOptions};
 use crate::engines::control::{ControlEngine, Controlled};
+use crate::engines::controller::{CONTROLLER_MAILBOX_MAX, ControllerEngine, ControllerInput, ControllerSettings};
 use crate::engines::daemon::{Acceptor, Admission, GpuProxy, Proxies, SessionFactory, SessionLimits};
 use crate::engines::exchange::{EventSink, ExchangeSettings, start_exchange};
 use crate::engines::proxy::{Cluster, PROXY_MAILBOX_MAX, ProxyEngine, ProxyMessage, Timeouts};
 use crate::engines::transport::links::{Links, Ways};
 use crate::engines::transport::{TRANSPORTS_MAX, TransportPool};
-use crate::exchange::protocol::{LinkTimes, Name};
+use crate::exchange::protocol::{Event, LinkTimes, Name, Request};
 use crate::exchange::tls::TlsFiles;
 use crate::memory::Reaper;
 use crate::plans::ScheduleCache;
-use crate::runtime::{Mailbox, RuntimeOptions, Runtimes};
+use crate::runtime::{Mailbox, RuntimeOptions, Runtimes, Sender};
 use crate::telemetry::Registry;
 use crate::tenants::{Quota, Tenant};
 use crate::transports::rdma::{DeviceChoice, Driver, NoRdma, RdmaOptions, RdmaTransport, Verbs};
@@ -123,6 +124,8 @@ pub struct Settings {
     pub paths: Vec<FlowPath>,
     /// Links to other hosts' services, if there are others.
     pub exchange: Option<ExchangeSettings>,
+    /// Who decides for the whole cluster, if anybody does.
+    pub controller: Option<ControllerSettings>,
 }
 
 /// A running service. Ends when dropped: sockets are removed, sessions closed, threads joined.
@@ -159,13 +162,21 @@ impl Service {
         let board_slot_bytes = if follows { settings.board_slot_bytes } else { 0 };
         let timeouts = Timeouts { init: settings.init_timeout, operation: settings.operation_timeout };
         let proxy_registry = Arc::clone(&registry);
+        let mut controller = None;
         let cluster = match &settings.exchange {
             Some(exchange) => {
                 let runtime = match settings.placement {
                     Placement::Shared => main,
                     Placement::Dedicated => runtimes.start_runtime("mccs-exchange")?,
                 };
-                let exchange = start_exchange(&runtimes, runtime, exchange, Arc::clone(&registry), events_to(&proxy))?;
+                let inputs = settings.controller.as_ref().map(|_| Mailbox::new(CONTROLLER_MAILBOX_MAX));
+                controller = inputs.as_ref().map(Mailbox::sender);
+                let sink = events_to(&proxy, controller.clone());
+                let exchange = start_exchange(&runtimes, runtime, exchange, Arc::clone(&registry), sink)?;
+                if let (Some(inputs), Some(settings)) = (inputs, &settings.controller) {
+                    let outputs = (exchange.clone(), proxy.clone());
+                    start_controller(&runtimes, main, settings, inputs, outputs, &registry)?;
+                }
                 let ways = Arc::new(Ways { paths: settings.paths.clone(), ..Ways::default() });
                 Some(Cluster { exchange, engines_per_comm: settings.channels as usize, ways })
             }
@@ -201,6 +212,7 @@ impl Service {
             runtimes: Arc::clone(&runtimes),
             transports: Arc::clone(&transports),
             proxy: control_proxy,
+            controller,
         };
         let control = ControlEngine::new(listener, controlled)?;
         runtimes.start_engine(main, |waker| {
@@ -317,13 +329,41 @@ fn open_rdma(settings: RdmaSettings) -> anyhow::Result<Option<(Arc<dyn Driver>, 
     }
 }
 
-/// Takes the exchange's events to a proxy engine.
-fn events_to(proxy: &crate::runtime::Sender<ProxyMessage>) -> EventSink {
+/// Starts the agent of this host; with the controller, where that is, on a thread of its own: to decide for a large cluster takes
+/// a while.
+fn start_controller(
+    runtimes: &Arc<Runtimes>,
+    main: u32,
+    settings: &ControllerSettings,
+    inputs: Mailbox<ControllerInput>,
+    (exchange, proxy): (Sender<Request>, Sender<ProxyMessage>),
+    registry: &Arc<Registry>,
+) -> anyhow::Result<()> {
+    let runtime = if settings.is_here() { runtimes.start_runtime("mccs-controller")? } else { main };
+    let engine = ControllerEngine::new(settings, inputs, exchange, proxy, Arc::clone(registry));
+    runtimes.start_engine(runtime, |waker| {
+        engine.wakers().into_iter().for_each(|slot| slot.set(waker.clone()));
+        Box::new(engine)
+    })?;
+    Ok(())
+}
+
+/// Takes the exchange's events to a proxy engine, and some to the controller's.
+fn events_to(proxy: &Sender<ProxyMessage>, controller: Option<Sender<ControllerInput>>) -> EventSink {
     let proxy = proxy.clone();
     #[expect(clippy::result_large_err, reason = "the sink gives events back as they are")]
-    let sink = move |event| match proxy.send(ProxyMessage::Exchange(event)) {
-        Err(ProxyMessage::Exchange(event)) => Err(event),
-        Ok(()) | Err(_) => Ok(()),
+    let sink = move |event| match (event, &controller) {
+        (Event::Met { .. } | Event::Lost { .. } | Event::Told { .. }, None) => Ok(()),
+        (event @ (Event::Met { .. } | Event::Lost { .. } | Event::Told { .. }), Some(controller)) => {
+            match controller.send(ControllerInput::Exchange(event)) {
+                Err(ControllerInput::Exchange(event)) => Err(event),
+                Ok(()) | Err(_) => Ok(()),
+            }
+        }
+        (event, _) => match proxy.send(ProxyMessage::Exchange(event)) {
+            Err(ProxyMessage::Exchange(event)) => Err(event),
+            Ok(()) | Err(_) => Ok(()),
+        },
     };
     Box::new(sink)
 }
@@ -482,6 +522,7 @@ impl Settings {
             channels: config.strategy.channels,
             paths: config.strategy.paths.iter().map(FlowPath::from).collect(),
             exchange: config.exchange.as_ref().map(|exchange| exchange_settings(config, exchange)),
+            controller: config.controller.as_ref().map(|controller| ControllerSettings::new(config, controller)),
         }
     }
 }

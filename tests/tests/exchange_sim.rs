@@ -38,7 +38,7 @@ fn run(seed: u64) -> (Vec<String>, u64) {
         1 => Weather::Windy,
         _ => Weather::Storm,
     };
-    let manners = Manners { pause: ms(5), withdraws: 40, fails: 40, retries: 2, leaves: 6, changes: 2 };
+    let manners = Manners { pause: ms(5), withdraws: 40, fails: 40, retries: 2, leaves: 6, changes: 2, tells: 1 };
     let mut world = World::new(seed, hosts, DELAY, manners);
     world.is_verbose = std::env::var_os("MCCS_SEED").is_some();
     world.nobody_may_be_lost = weather != Weather::Storm;

@@ -20,8 +20,8 @@ pub enum ControlError {
     #[error("the service hung up: only root and the service's own user may ask ({0})")]
     Socket(#[from] SocketError),
     /// Nothing came.
-    #[error("the service did not answer within {ANSWER_WITHIN:?}")]
-    NoAnswer,
+    #[error("the service did not answer within {0:?}")]
+    NoAnswer(Duration),
     /// Not our JSON.
     #[error("the service's answer cannot be read")]
     Answer(#[from] serde_json::Error),
@@ -32,14 +32,22 @@ pub enum ControlError {
 /// # Errors
 /// [`ControlError`]. A refusal is an answer.
 pub fn call(path: &Path, request: &ControlRequest) -> Result<ControlAnswer, ControlError> {
+    call_within(path, request, ANSWER_WITHIN)
+}
+
+/// As [`call`], for what takes other hosts some time.
+///
+/// # Errors
+/// As [`call`].
+pub fn call_within(path: &Path, request: &ControlRequest, within: Duration) -> Result<ControlAnswer, ControlError> {
     let socket = connect(path)?;
     for chunk in chunks(&serde_json::to_vec(request)?) {
         socket.send(&chunk, &[])?;
     }
     let mut text = Vec::new();
     while text.len() < ANSWER_BYTES_MAX {
-        if !socket.wait_readable(ANSWER_WITHIN) {
-            return Err(ControlError::NoAnswer);
+        if !socket.wait_readable(within) {
+            return Err(ControlError::NoAnswer(within));
         }
         if let Some((Chunk { more, bytes }, _)) = socket.recv::<Chunk>()? {
             text.extend(bytes);

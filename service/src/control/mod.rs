@@ -5,7 +5,7 @@
 
 mod client;
 
-pub use client::{ControlError, call};
+pub use client::{ControlError, call, call_within};
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -15,6 +15,7 @@ use std::time::Instant;
 use mccs_config::change::StrategyChange;
 use serde::{Deserialize, Serialize};
 
+use crate::controller::answer::{ControllerAnswer, ControllerRequest};
 use crate::runtime::{EngineId, EngineInfo, RuntimeInfo};
 use crate::session::Session;
 use crate::telemetry::stuck::StuckReport;
@@ -86,6 +87,11 @@ pub enum ControlRequest {
         /// Its number.
         communicator: u64,
     },
+    /// Ask the controller, on its host.
+    Controller {
+        /// What.
+        request: ControllerRequest,
+    },
 }
 
 /// What the service answers.
@@ -114,6 +120,8 @@ pub enum ControlAnswer {
         /// Number of the first collective under it, from 0.
         cut: u64,
     },
+    /// To [`ControlRequest::Controller`].
+    Controller(Box<ControllerAnswer>),
     /// Done.
     Done,
     /// Not done, and why.

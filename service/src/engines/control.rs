@@ -9,6 +9,7 @@ use mccs_config::validate::{Problems, Validate};
 use mccs_ipc::handshake::{Listener, Socket, SocketError};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
+use super::controller::ControllerInput;
 use super::proxy::{Asked, OperatorAnswer, OperatorReply, ProxyMessage};
 use super::transport::TransportPool;
 use crate::control::{Chunk, CommView, ControlAnswer, ControlRequest, HostView, SessionView, chunks};
@@ -56,6 +57,8 @@ pub struct Controlled {
     pub transports: Arc<TransportPool>,
     /// Who has the communicators of the host device.
     pub proxy: Sender<ProxyMessage>,
+    /// Who has, or knows, the controller role; where there is one.
+    pub controller: Option<Sender<ControllerInput>>,
 }
 
 /// See the module's documentation.
@@ -109,7 +112,7 @@ impl ControlEngine {
 
     /// The answer; `None` if another engine will give it to connection `number`.
     fn answer(&self, number: u64, request: &[u8]) -> Option<ControlAnswer> {
-        let Controlled { registry, runtimes, transports, proxy } = &self.controlled;
+        let Controlled { registry, runtimes, transports, proxy, controller } = &self.controlled;
         let done = |result: Result<(), String>| result.map_or_else(ControlAnswer::Refused, |()| ControlAnswer::Done);
         let ask = |message| match proxy.send(message) {
             Ok(()) => None,
@@ -145,11 +148,20 @@ impl ControlEngine {
                     return Some(ControlAnswer::Refused(problems.collect::<Vec<_>>().join("; ")));
                 }
                 let (asked, change) = (Asked::new(number, self.replies.sender()), Box::new(change));
-                return ask(ProxyMessage::Reconfigure { number: communicator, change, window, asked });
+                return ask(ProxyMessage::Reconfigure { number: communicator, change, window, expected: None, asked });
             }
             Ok(ControlRequest::WhyStuck { communicator }) => {
                 let asked = Asked::new(number, self.replies.sender());
                 return ask(ProxyMessage::WhyStuck { number: communicator, asked });
+            }
+            Ok(ControlRequest::Controller { request }) => {
+                let none = "service.toml names no [controller]: nobody decides for the cluster";
+                let Some(controller) = controller else { return Some(ControlAnswer::Refused(none.into())) };
+                let asked = Asked::new(number, self.replies.sender());
+                match controller.send(ControllerInput::Asked { request, asked }) {
+                    Ok(()) => return None,
+                    Err(_) => ControlAnswer::Refused("the controller is too busy; try again".into()),
+                }
             }
             Err(error) => ControlAnswer::Refused(format!("the request cannot be read: {error}")),
         })
@@ -209,6 +221,7 @@ impl Engine for ControlEngine {
                         ControlAnswer::Reconfigured { epoch: made.epoch, cut: made.cut }
                     }
                     Ok(OperatorAnswer::Stuck(report)) => ControlAnswer::Stuck(report),
+                    Ok(OperatorAnswer::Controller(answer)) => ControlAnswer::Controller(answer),
                     Err(reason) => ControlAnswer::Refused(reason),
                 });
             }

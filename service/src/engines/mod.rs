@@ -1,6 +1,7 @@
 //! The state machines that runtimes poll.
 
 pub mod control;
+pub mod controller;
 pub mod daemon;
 pub mod exchange;
 pub mod proxy;

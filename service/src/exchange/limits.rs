@@ -14,6 +14,8 @@ pub const PAYLOAD_BYTES_MAX: usize = 4096;
 pub const CHANGE_BYTES_MAX: usize = 64 << 10;
 /// Bytes of a host's account of a communicator: some words about each of hundreds of ranks.
 pub const ACCOUNT_BYTES_MAX: usize = 64 << 10;
+/// Bytes of what a controller and an agent tell each other at once: a change, or a strategy, and who is where.
+pub const CONTROL_BYTES_MAX: usize = 96 << 10;
 /// Bytes of payloads in one message: large ones are cut, so that no communicator holds a link for long.
 pub const PART_BYTES: usize = 32 << 10;
 /// Bytes of a frame. The largest are parts of payloads, lists of all hosts, and lists of all ranks of a host.

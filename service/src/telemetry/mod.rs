@@ -3,18 +3,21 @@
 //! The data path only touches atomics of the communicator at hand. The registry's lock is taken when something begins
 //! or ends, and by the operator's queries.
 
+pub mod placed;
 pub mod stuck;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use mccs_ipc::board::Board;
 use mccs_ipc::types::{CollectiveKind, UniqueId};
 
+use self::placed::Placed;
 use crate::devices::DirectGroup;
+use crate::runtime::WakerSlot;
 use crate::session::{Session, SessionId};
 use crate::tenants::Charge;
 
@@ -70,6 +73,8 @@ pub struct CommInfo {
     pub board: Option<Arc<TenantBoard>>,
     /// Where its ranks, on GPUs, do collectives among themselves.
     pub direct: Option<Arc<DirectGroup>>,
+    /// What a controller has to know, where there are other hosts.
+    pub placed: Option<Placed>,
 }
 
 /// A board, with the tenant's quota for it.
@@ -260,6 +265,9 @@ pub struct Registry {
     sessions: Mutex<BTreeMap<SessionId, Arc<Session>>>,
     comms: Mutex<BTreeMap<u64, Arc<CommInfo>>>,
     next_number: AtomicU64,
+    /// Grows when a communicator begins, ends, or gets another strategy.
+    comm_changes: AtomicU64,
+    watcher: OnceLock<WakerSlot>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -296,11 +304,32 @@ impl Registry {
     /// A communicator is complete.
     pub fn add_comm(&self, comm: Arc<CommInfo>) {
         lock(&self.comms).insert(comm.number, comm);
+        self.note_comms();
     }
 
     /// A communicator is over.
     pub fn remove_comm(&self, number: u64) {
         lock(&self.comms).remove(&number);
+        self.note_comms();
+    }
+
+    /// Something has become of a communicator: who watches is woken.
+    pub fn note_comms(&self) {
+        self.comm_changes.fetch_add(1, Ordering::Release);
+        if let Some(watcher) = self.watcher.get() {
+            watcher.wake();
+        }
+    }
+
+    /// Differs after something has become of a communicator.
+    #[must_use]
+    pub fn comm_changes(&self) -> u64 {
+        self.comm_changes.load(Ordering::Acquire)
+    }
+
+    /// Whom to wake when something becomes of a communicator; the first counts.
+    pub fn set_watcher(&self, watcher: WakerSlot) {
+        let _ = self.watcher.set(watcher);
     }
 
     /// All sessions now.

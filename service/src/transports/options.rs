@@ -69,6 +69,17 @@ impl From<&mccs_config::service::FlowPath> for FlowPath {
     }
 }
 
+impl From<&FlowPath> for mccs_config::service::FlowPath {
+    fn from(path: &FlowPath) -> Self {
+        let ports = |ports: PortRange| mccs_config::service::Ports { first: ports.first, last: ports.last };
+        mccs_config::service::FlowPath {
+            source_ports: path.source_ports.map(ports),
+            dscp: path.dscp.map(u32::from),
+            priority: path.priority,
+        }
+    }
+}
+
 impl FlowPath {
     /// Options of a flow on this path.
     #[must_use]

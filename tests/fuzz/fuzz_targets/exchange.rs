@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use libfuzzer_sys::fuzz_target;
 use mccs_ipc::types::{ErrorClass, UniqueId};
 use mccs_service::exchange::protocol::{
-    AccountBody, AgreementMessage, ChangeBody, CommId, CommKey, Decision, Event, Exchange, Failure, Frame, Hello, Join,
+    AccountBody, AgreementMessage, ChangeBody, CommId, CommKey, ControlBody, Decision, Event, Exchange, Failure, Frame, Hello, Join,
     Life, LinkId, LinkTimes, Message, Name, Options, Output, Part, Payload, Request, RingHost, Text,
 };
 
@@ -84,7 +84,7 @@ impl<'a> Script<'a> {
     }
 
     fn message(&mut self) -> Message {
-        match self.below(15) {
+        match self.below(16) {
             0 => {
                 let (key, attempt, earlier) = (self.key(), self.attempt(), self.below(3) as u32);
                 Message::Report { key, attempt, nranks: 1 + self.below(6) as u32, earlier, ranks: self.ranks() }
@@ -108,6 +108,7 @@ impl<'a> Script<'a> {
             8 => Message::Left { comm: self.comm(), ranks: self.ranks() },
             9 => Message::Inquiry { comm: self.comm(), question: self.number() },
             10 => Message::Account { comm: self.comm(), question: self.number(), body: self.account() },
+            15 => Message::Control { body: ControlBody::new(self.bytes()).expect("short") },
             kind => {
                 let (comm, change) = (self.comm(), self.below(3));
                 let message = match kind {
@@ -122,7 +123,7 @@ impl<'a> Script<'a> {
     }
 
     fn request(&mut self) -> Request {
-        match self.below(11) {
+        match self.below(12) {
             0 | 1 => {
                 let (key, root) = (self.key(), self.host());
                 let (rank, nranks) = (self.below(6) as u32, 1 + self.below(6) as u32);
@@ -142,6 +143,7 @@ impl<'a> Script<'a> {
                 let (comm, to, question) = (self.comm(), self.host(), self.number());
                 Request::Account { comm, to, question, body: self.account() }
             }
+            10 => Request::Tell { to: self.host(), body: ControlBody::new(self.bytes()).expect("short") },
             _ => Request::Prepared { comm: self.comm(), change: self.below(3), launched: self.number() },
         }
     }

@@ -38,7 +38,8 @@ impl Operator {
         let asked = Asked::new(self.asked, self.answers.sender());
         self.asked += 1;
         // A full mailbox drops the question, and so answers it.
-        let _ = host.proxy.send(ProxyMessage::Reconfigure { number: comm.number, change, window, asked });
+        let _ =
+            host.proxy.send(ProxyMessage::Reconfigure { number: comm.number, change, window, expected: None, asked });
     }
 
     /// At the end: whether a question was not answered, or more than once.

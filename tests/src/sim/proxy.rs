@@ -25,6 +25,8 @@ pub struct Manners {
     pub leaves: u32,
     /// Communicators are changed, several times.
     pub changes: u32,
+    /// Whoever meets a host tells it something, so many times.
+    pub tells: u32,
 }
 
 const WINDOW: u32 = 16;
@@ -62,6 +64,7 @@ impl World {
 
     /// A proxy engine is told something.
     pub(super) fn hear(&mut self, host: HostIndex, event: Event) {
+        let Some(event) = self.talk(host, event) else { return };
         let job = match &event {
             Event::JoinRefused { key, .. } | Event::SetupFailed { key, .. } | Event::Complete { key, .. } => {
                 self.jobs.iter().position(|job| job.key == *key)
@@ -74,6 +77,7 @@ impl World {
             | Event::Inquiry { comm, .. }
             | Event::Account { comm, .. }
             | Event::ProposalRefused { comm, .. } => self.ledger.job_of(comm),
+            Event::Met { .. } | Event::Lost { .. } | Event::Told { .. } => None,
         };
         let Some(job) = job else {
             return self.ledger.complain(format!("host {host} was told {event:?}, which nothing explains"));

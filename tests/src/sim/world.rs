@@ -14,6 +14,7 @@ use rand::{Rng, SeedableRng};
 use super::ledger::{Job, Ledger, State};
 use super::network::{HostIndex, Network, Time};
 use super::proxy::Manners;
+use super::talks::Talks;
 
 /// Times of all simulated hosts.
 pub const TIMES: LinkTimes = LinkTimes {
@@ -86,6 +87,7 @@ pub struct World {
     pub jobs: Vec<Job>,
     pub(super) ledger: Ledger,
     pub(super) manners: Manners,
+    pub(super) talks: Talks,
     trace: DefaultHasher,
     /// A host was given up or has crashed.
     has_lost: bool,
@@ -116,6 +118,7 @@ impl World {
             jobs: Vec::new(),
             ledger: Ledger::default(),
             manners,
+            talks: Talks::default(),
             trace: DefaultHasher::new(),
             has_lost: false,
             nobody_may_be_lost: false,

@@ -2,6 +2,7 @@
 
 mod changes;
 mod contradictions;
+mod policy;
 mod stuck;
 mod traffic;
 mod trouble;

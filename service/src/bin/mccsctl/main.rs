@@ -1,5 +1,6 @@
 //! The operator's tool.
 
+mod policy;
 mod reconfigure;
 mod show;
 mod stuck;
@@ -8,10 +9,11 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use mccs_service::control::{ControlAnswer, ControlRequest, call};
+use mccs_service::control::{ControlAnswer, ControlRequest, call, call_within};
 use mccs_service::exchange::keys;
 use mccs_service::runtime::EngineId;
 
+use crate::policy::{Link, PolicyCommand};
 use crate::reconfigure::Reconfigure;
 
 /// Shows and steers a running mccs-service.
@@ -59,6 +61,11 @@ enum Command {
     },
     /// Change the strategy of a communicator, while its job runs. Returns when all its hosts have agreed.
     Reconfigure(Reconfigure),
+    /// Check, compare and put in force how the whole cluster's network is used. On the controller's host.
+    #[command(subcommand)]
+    Policy(PolicyCommand),
+    /// Say that a link is out of order, or in order again: flows are put elsewhere. On the controller's host.
+    Link(Link),
     /// Make keys to try a cluster with: an authority, and a certificate and a key for each host. Asks no service.
     Keys {
         /// The hosts' names.
@@ -74,7 +81,7 @@ enum Command {
 }
 
 impl Command {
-    fn requests(&self) -> anyhow::Result<Vec<ControlRequest>> {
+    fn requests(&self, json: bool) -> anyhow::Result<Vec<ControlRequest>> {
         Ok(match *self {
             Command::Show => vec![
                 ControlRequest::Hosts,
@@ -92,6 +99,8 @@ impl Command {
             }
             Command::WhyStuck { communicator } => vec![ControlRequest::WhyStuck { communicator }],
             Command::Reconfigure(ref reconfigure) => vec![reconfigure.request()?],
+            Command::Policy(ref policy) => policy.request(json)?.into_iter().collect(),
+            Command::Link(ref link) => vec![link.request()],
             Command::Keys { .. } => Vec::new(),
         })
     }
@@ -113,7 +122,7 @@ fn main() -> ExitCode {
     }
     let asked = arguments
         .command
-        .requests()
+        .requests(arguments.json)
         .and_then(|requests| requests.iter().try_for_each(|request| ask(&arguments.socket, arguments.json, request)));
     if let Err(error) = asked {
         eprintln!("mccsctl: {error:#}");
@@ -123,12 +132,22 @@ fn main() -> ExitCode {
 }
 
 fn ask(socket: &Path, json: bool, request: &ControlRequest) -> anyhow::Result<()> {
-    let answer = call(socket, request)?;
+    let answer = match request {
+        ControlRequest::Controller { .. } => call_within(socket, request, policy::ANSWER_WITHIN)?,
+        _ => call(socket, request)?,
+    };
     if let ControlAnswer::Refused(reason) = &answer {
         anyhow::bail!("refused: {reason}");
     }
     if json {
         println!("{}", serde_json::to_string_pretty(&answer)?);
+    }
+    if let ControlAnswer::Controller(answer) = &answer
+        && let Some(reason) = policy::failure(answer)
+    {
+        anyhow::bail!("{reason}");
+    }
+    if json {
         return Ok(());
     }
     match answer {
@@ -138,6 +157,7 @@ fn ask(socket: &Path, json: bool, request: &ControlRequest) -> anyhow::Result<()
         ControlAnswer::Hosts(hosts) => show::hosts(&hosts),
         ControlAnswer::Reconfigured { epoch, cut } => println!("strategy {epoch} holds from collective {cut} on"),
         ControlAnswer::Stuck(report) => stuck::print(&report),
+        ControlAnswer::Controller(answer) => policy::print(&answer),
         ControlAnswer::Done => println!("done"),
         ControlAnswer::Refused(_) => {}
     }

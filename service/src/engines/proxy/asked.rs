@@ -1,6 +1,7 @@
 //! Questions of the operator that are answered later.
 
 use super::reconfigure::Reconfigured;
+use crate::controller::answer::ControllerAnswer;
 use crate::runtime::Sender;
 use crate::telemetry::stuck::StuckReport;
 
@@ -11,6 +12,8 @@ pub enum OperatorAnswer {
     Reconfigured(Reconfigured),
     /// Why a communicator is stuck.
     Stuck(Box<StuckReport>),
+    /// The controller's.
+    Controller(Box<ControllerAnswer>),
 }
 
 /// The question's number, and its answer or why there is none.
@@ -29,7 +32,8 @@ impl Asked {
         Asked { question, reply: Some(reply) }
     }
 
-    pub(super) fn answer(mut self, answer: Result<OperatorAnswer, String>) {
+    /// Answers it.
+    pub fn answer(mut self, answer: Result<OperatorAnswer, String>) {
         self.send(answer);
     }
 

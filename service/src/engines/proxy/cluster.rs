@@ -29,6 +29,7 @@ use crate::engines::transport::{Activity, ChannelFault, TransportHandle, Transpo
 use crate::exchange::protocol::{self as exchange, CommId, CommKey, Event, Join, Membership, Name, Payload, Request};
 use crate::runtime::Sender;
 use crate::session::SessionId;
+use crate::telemetry::placed::{HostRanks, Placed};
 use crate::transports::{ListenerHandle, TransportError};
 
 /// Engines that own links of one communicator, at most: more channels share them. Bounds what ranks tell each other.
@@ -55,6 +56,14 @@ pub(super) struct Across {
     pub(super) hosts: Vec<Name>,
     /// As strategies take it.
     pub(super) ranks_by_host: Vec<Vec<u32>>,
+}
+
+impl Across {
+    /// As a controller sees it.
+    pub(super) fn placed(&self) -> Placed {
+        let ranks = |(host, ranks): (&Name, &Vec<u32>)| HostRanks { host: host.to_string(), ranks: ranks.clone() };
+        Placed::new(self.span.comm.clone(), self.hosts.iter().zip(&self.ranks_by_host).map(ranks).collect())
+    }
 }
 
 /// A communicator that is being set up.
@@ -352,6 +361,8 @@ impl ProxyEngine {
             Event::Failed { comm, failure } => self.failed_elsewhere(&comm, &failure),
             // Nothing depends on it: what waits for ranks that have left ends with their links.
             Event::Left { .. } => {}
+            // The controller's business.
+            Event::Met { .. } | Event::Lost { .. } | Event::Told { .. } => {}
             Event::Prepare { comm, change, window, body } => self.prepare_change(&comm, change, window, &body),
             Event::Decided { comm, change, decision } => self.change_decided(&comm, change, decision),
             Event::Inquiry { comm, from, question } => self.inquired(&comm, &from, question, now),

@@ -204,8 +204,8 @@ impl ProxyEngine {
             ProxyMessage::EpochPrepared { links, epoch, made } => self.epoch_prepared(links, epoch, made),
             ProxyMessage::FlowWaits { question, waits } => self.flow_waits(question, waits, now),
             ProxyMessage::WhyStuck { number, asked } => self.why_stuck(number, asked, now),
-            ProxyMessage::Reconfigure { number, change, window, asked } => {
-                self.reconfigure(number, &change, window, asked);
+            ProxyMessage::Reconfigure { number, change, window, expected, asked } => {
+                self.reconfigure(number, &change, (window, expected), asked);
             }
         }
     }
@@ -515,6 +515,10 @@ impl ProxyEngine {
             let (comm, tenant) = (live.info.number, &live.info.tenant);
             tracing::warn!(comm, %tenant, reason = %failure.message, suppressed, "communicator failed");
         }
+        if let Some(placed) = &live.info.placed {
+            placed.set_chosen(None);
+            self.registry.note_comms();
+        }
         let failed = live.die(failure.clone());
         // Ranks with nothing waiting learn it too.
         for member in live.members.iter().filter(|member| !member.left) {
@@ -657,6 +661,7 @@ impl ProxyEngine {
             epoch: 0.into(),
             board,
             direct,
+            placed: across.as_ref().map(Across::placed),
         });
         let memory = board_fd.or(page_fd).map(Arc::new);
         let ranks_by_host = across.as_ref().map_or(&[][..], |across| &across.ranks_by_host);
@@ -685,6 +690,7 @@ impl ProxyEngine {
                 return;
             }
         };
+        self.comms.get(comm).into_iter().for_each(Comm::tell_chosen);
         self.registry.add_comm(Arc::clone(&info));
         if info.direct.is_some() {
             self.watch_gpus(now);

@@ -160,8 +160,8 @@ pub enum ProxyMessage {
     /// The operator asks why the communicator with this number is stuck.
     WhyStuck { number: u64, asked: Asked },
     /// The operator changes the strategy of the communicator with this number; see [`CommInfo::number`]. At most `window` more
-    /// collectives start while hosts agree.
-    Reconfigure { number: u64, change: Box<StrategyChange>, window: Option<u32>, asked: Asked },
+    /// collectives start while hosts agree. Refused if the strategy that was decided last is not that of epoch `expected`, where given.
+    Reconfigure { number: u64, change: Box<StrategyChange>, window: Option<u32>, expected: Option<u64>, asked: Asked },
     /// News from other hosts.
     Exchange(exchange::Event),
     /// The pool of transport engines has changed.

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use mccs_config::change::StrategyChange;
+use mccs_config::change::{FlowChoice, StrategyChange};
 use mccs_ipc::types::{ErrorClass, Handle};
 
 use super::asked::{Asked, OperatorAnswer};
@@ -31,6 +31,7 @@ use crate::engines::transport::TransportMessage;
 use crate::engines::transport::links::{EPOCH_MAX, LinkKey, LinksId, NextEpoch, Ways};
 use crate::exchange::protocol::{ChangeBody, CommId, Decision, Request, Text};
 use crate::plans::ScheduleCache;
+use crate::telemetry::placed::Chosen;
 use crate::transports::{FlowPath, TransportError};
 
 /// Time that hosts have to prepare for a change. Shorter than the operator waits for an answer.
@@ -106,16 +107,39 @@ impl Comm {
 
     /// What the last change that is decided, or else the strategy in force, with `change` comes to.
     fn next(&self, change: &StrategyChange, epoch: u64) -> Result<Next, String> {
-        let (schedules, ways) = match self.changes.decided.back() {
-            Some((_, next)) => (&next.schedules, &next.ways),
-            None => (&self.schedules, &self.changes.ways),
-        };
+        let (_, schedules, ways) = self.last_decided();
         let number = u32::try_from(epoch).ok().filter(|epoch| *epoch <= EPOCH_MAX);
         let number = number.ok_or_else(|| format!("a communicator has at most {EPOCH_MAX} changes"))?;
         let schedules = schedules.changed(change, epoch).map_err(|error| error.to_string())?;
         let channels = schedules.strategy().ring_orders.len();
         let ways = Arc::new(changed_ways(ways, change, channels, &self.info.hosts)?);
         Ok(Next { epoch: number, schedules, ways })
+    }
+
+    /// The strategy that was decided last, and its ways.
+    fn last_decided(&self) -> (u64, &ScheduleCache, &Ways) {
+        match self.changes.decided.back() {
+            Some((_, next)) => (next.epoch.into(), &next.schedules, &next.ways),
+            None => (self.info.epoch.load(Ordering::Relaxed), &self.schedules, &self.changes.ways),
+        }
+    }
+
+    /// Tells who watches what was decided last.
+    pub(super) fn tell_chosen(&self) {
+        let Some(placed) = &self.info.placed else { return };
+        let (epoch, schedules, ways) = self.last_decided();
+        let host = |place: u16| self.info.hosts.get(usize::from(place)).cloned().unwrap_or_default();
+        let flow = |((channel, from, to), path): (&(u16, u16, u16), &u16)| FlowChoice {
+            channel: (*channel).into(),
+            from: host(*from),
+            to: host(*to),
+            path: (*path).into(),
+        };
+        let mut flows: Vec<FlowChoice> = ways.chosen.iter().map(flow).collect();
+        flows.sort_by(|a, b| (a.channel, &a.from, &a.to).cmp(&(b.channel, &b.from, &b.to)));
+        let rings = schedules.strategy().ring_orders.clone();
+        let paths = ways.paths.iter().map(mccs_config::service::FlowPath::from).collect();
+        placed.set_chosen(Some(Chosen { epoch, rings, paths, flows }));
     }
 
     /// Links of a strategy between this host and others, as one of the network's engines has them.
@@ -186,8 +210,15 @@ fn changed_ways(ways: &Ways, change: &StrategyChange, channels: usize, hosts: &[
 }
 
 impl ProxyEngine {
-    /// The operator changes the strategy of the communicator with a number.
-    pub(super) fn reconfigure(&mut self, number: u64, change: &StrategyChange, window: Option<u32>, asked: Asked) {
+    /// The operator or the controller changes the strategy of the communicator with a number; with the terms of
+    /// [`super::ProxyMessage::Reconfigure`].
+    pub(super) fn reconfigure(
+        &mut self,
+        number: u64,
+        change: &StrategyChange,
+        (window, expected): (Option<u32>, Option<u64>),
+        asked: Asked,
+    ) {
         let comm = self.comms.iter().find(|(_, live)| live.info.number == number).map(|(comm, _)| comm);
         let Some(live) = comm.and_then(|comm| self.comms.get_mut(comm)) else {
             return asked.answer(Err(format!("there is no communicator {number} here")));
@@ -196,6 +227,9 @@ impl ProxyEngine {
             _ if live.failure.is_some() => Err("the communicator has failed".into()),
             _ if live.info.direct.is_some() => Err("the strategy of communicators of GPUs cannot be changed".into()),
             _ if live.changes.asked.is_some() => Err("another change is being decided".into()),
+            _ if expected.is_some_and(|expected| expected != live.last_decided().0) => {
+                Err(format!("its strategy is number {} meanwhile", live.last_decided().0))
+            }
             next => next,
         };
         let (next, body) = match (next, serde_json::to_vec(change).ok().and_then(|json| ChangeBody::new(&json))) {
@@ -305,6 +339,8 @@ impl ProxyEngine {
                     over.push(never.epoch);
                 }
                 changes.decided.push_back((cut, next));
+                live.tell_chosen();
+                self.registry.note_comms();
                 Ok(OperatorAnswer::Reconfigured(Reconfigured { epoch: change, cut }))
             }
             Decision::Abort { reason } => {
@@ -312,7 +348,8 @@ impl ProxyEngine {
                 Err(reason.as_str().to_owned())
             }
         };
-        if let Some(asked) = changes.asked.take() {
+        let asked = self.comms.get_mut(comm).and_then(|live| live.changes.asked.take());
+        if let Some(asked) = asked {
             asked.answer(answer);
         }
         self.end_epochs(&network, &over);

@@ -14,12 +14,12 @@
 use serde::{Deserialize, Serialize};
 
 use super::agreement::AgreementMessage;
-use super::types::{AccountBody, CommId, CommKey, Failure, Life, Name, Payload};
+use super::types::{AccountBody, CommId, CommKey, ControlBody, Failure, Life, Name, Payload};
 use crate::bootstrap::NRANKS_MAX;
 use crate::exchange::limits::{CHANGE_WINDOW_MAX, FRAME_BYTES_MAX, HELLO_BYTES_MAX, HOSTS_MAX};
 
 /// Version of the protocol. Services of different versions refuse each other.
-pub const VERSION: u16 = 3;
+pub const VERSION: u16 = 4;
 
 const MAGIC: &[u8; 4] = b"mccs";
 const KIND_HELLO: u8 = b'H';
@@ -298,6 +298,11 @@ pub enum Message {
         /// How it is.
         body: AccountBody,
     },
+    /// Between a controller and an agent.
+    Control {
+        /// What.
+        body: ControlBody,
+    },
 }
 
 impl Message {
@@ -351,7 +356,8 @@ impl Message {
             | Message::Failed { .. }
             | Message::Agreement { .. }
             | Message::Inquiry { .. }
-            | Message::Account { .. } => true,
+            | Message::Account { .. }
+            | Message::Control { .. } => true,
         }
     }
 }
@@ -364,6 +370,7 @@ mod tests {
     use super::super::agreement::Decision;
     use super::super::types::{ChangeBody, Text};
     use super::*;
+    use crate::exchange::limits::CONTROL_BYTES_MAX;
 
     fn key() -> CommKey {
         CommKey { tenant: Name::new("t").unwrap(), id: UniqueId([7; 16]) }
@@ -429,6 +436,7 @@ mod tests {
         for message in [
             Message::Ring { key: key.clone(), attempt: u64::MAX, comm, hosts },
             Message::Report { key, attempt: u64::MAX, nranks: NRANKS_MAX, earlier: NRANKS_MAX - 1, ranks },
+            Message::Control { body: ControlBody::new(&[0; CONTROL_BYTES_MAX]).unwrap() },
         ] {
             assert!(message.encode().len() + DATA_HEAD_BYTES <= FRAME_BYTES_MAX);
         }
@@ -513,6 +521,7 @@ mod tests {
                     Message::Inquiry { comm: comm.clone(), question: 7 },
                     Message::Account { comm: comm.clone(), question: 8, body: AccountBody::new(b"well").unwrap() },
                     Message::Agreement { comm, message },
+                    Message::Control { body: ControlBody::new(b"do").unwrap() },
                 ])
             },
         )

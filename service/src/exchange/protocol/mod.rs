@@ -44,7 +44,9 @@ pub use self::agreement::{AgreementFault, AgreementMessage, Coordinator, Decisio
 pub use self::member::Membership;
 pub use self::message::{DecodeError, Frame, Hello, Known, Message, Part, RingHost, VERSION};
 pub use self::session::{Fault, LinkTimes, Lost};
-pub use self::types::{AccountBody, ChangeBody, CommId, CommKey, Failure, Life, LinkId, Name, Payload, Text};
+pub use self::types::{
+    AccountBody, ChangeBody, CommId, CommKey, ControlBody, Failure, Life, LinkId, Name, Payload, Text,
+};
 pub use self::wire::Counters;
 
 /// What a service is told when it starts.
@@ -163,9 +165,17 @@ pub enum Request {
         /// How it is.
         body: AccountBody,
     },
+    /// Tells something to a host, this one too, in order. A host that has not been met, or was lost since, hears nothing: who wants
+    /// to be heard waits for [`Event::Met`].
+    Tell {
+        /// Whom.
+        to: Name,
+        /// What.
+        body: ControlBody,
+    },
 }
 
-/// What the proxy engine is told.
+/// What the proxy engine is told, and what the controller's: the last three.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     /// A rank cannot join; others of its key are not concerned.
@@ -258,6 +268,23 @@ pub enum Event {
         comm: CommId,
         /// Why.
         reason: Text,
+    },
+    /// Another host has been met, in a life that has heard nothing yet.
+    Met {
+        /// Which host.
+        host: Name,
+    },
+    /// Another host is lost: what was said to it may not have been heard.
+    Lost {
+        /// Which host.
+        host: Name,
+    },
+    /// A host tells something.
+    Told {
+        /// Which host.
+        from: Name,
+        /// What.
+        body: ControlBody,
     },
 }
 
@@ -368,6 +395,11 @@ impl Exchange {
             Request::Refuse { comm, change, reason } => comms.refuse(comm, change, reason, wire, now),
             Request::Inquire { comm, question } => comms.inquire(&comm, question, wire, now),
             Request::Account { comm, to, question, body } => comms.account(&to, comm, (question, body), wire, now),
+            Request::Tell { to, body } => {
+                if wire.incarnation_of(&to).is_some() {
+                    wire.send(&to, Message::Control { body }, now);
+                }
+            }
         }
         self.settle(now);
     }
@@ -457,6 +489,7 @@ impl Exchange {
             Message::Agreement { comm, message } => self.comms.agreement(from, comm, message, wire, now),
             Message::Inquiry { comm, question } => self.comms.inquired(from, comm, question, wire),
             Message::Account { comm, question, body } => self.comms.accounted(from, comm, (question, body), wire),
+            Message::Control { body } => wire.tell(Event::Told { from: from.clone(), body }),
         }
     }
 
@@ -472,9 +505,11 @@ impl Exchange {
                 self.members.host_lost(&loss, &mut self.wire, now);
                 self.comms.host_lost(&loss.host, &loss.lost, &mut self.wire, now);
                 self.wire.shun(None);
+                self.wire.tell(Event::Lost { host: loss.host.clone() });
                 self.wire.tell_lost(loss.host, loss.lost);
             } else if let Some(host) = self.wire.take_met() {
                 self.members.host_met(&host, &mut self.wire, now);
+                self.wire.tell(Event::Met { host });
             } else if let Some(peer) = self.wire.take_dirty() {
                 self.fill(&peer, now);
                 self.wire.flush(&peer, now);

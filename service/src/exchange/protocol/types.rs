@@ -9,7 +9,9 @@ use mccs_ipc::types::{ErrorClass, UniqueId};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::exchange::limits::{ACCOUNT_BYTES_MAX, CHANGE_BYTES_MAX, NAME_BYTES_MAX, PAYLOAD_BYTES_MAX, TEXT_BYTES_MAX};
+use crate::exchange::limits::{
+    ACCOUNT_BYTES_MAX, CHANGE_BYTES_MAX, CONTROL_BYTES_MAX, NAME_BYTES_MAX, PAYLOAD_BYTES_MAX, TEXT_BYTES_MAX,
+};
 
 /// Name of a host or of a tenant: 1 to [`NAME_BYTES_MAX`] printable ASCII characters. Cheap to clone.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -60,6 +62,8 @@ pub type Payload = Opaque<PAYLOAD_BYTES_MAX>;
 pub type ChangeBody = Opaque<CHANGE_BYTES_MAX>;
 /// How a communicator is on a host.
 pub type AccountBody = Opaque<ACCOUNT_BYTES_MAX>;
+/// What controllers and their agents tell each other.
+pub type ControlBody = Opaque<CONTROL_BYTES_MAX>;
 
 /// Bytes that mean nothing here, at most `BYTES_MAX`. Cheap to clone.
 #[derive(Clone, PartialEq, Eq)]

@@ -1,0 +1,230 @@
+//! `mccsctl policy` and `mccsctl link`.
+
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::Subcommand;
+use mccs_config::{PolicyFile, Rate, TopologyFile};
+use mccs_service::control::ControlRequest;
+use mccs_service::controller::answer::{
+    Applied, ControllerAnswer, ControllerRequest, DiffView, HistoryView, PolicyView, Standing, StrategyView,
+};
+use mccs_service::controller::basis::not_enforced;
+use mccs_service::controller::history::Went;
+use mccs_service::controller::links::LinkState;
+use mccs_service::policy;
+
+/// Hosts may take seconds to agree, and again to go back.
+pub const ANSWER_WITHIN: Duration = Duration::from_secs(90);
+
+#[derive(Subcommand)]
+pub enum PolicyCommand {
+    /// Check a policy file. Asks no service.
+    Check {
+        /// The file.
+        file: PathBuf,
+        /// The topology it is for; without, paths and caps are not checked against one.
+        #[arg(long, value_name = "FILE")]
+        topology: Option<PathBuf>,
+    },
+    /// Show what a policy file would change of every communicator.
+    Diff {
+        /// The file.
+        file: PathBuf,
+    },
+    /// Put a policy in force. Returns when all hosts have agreed; what was in force before is again if one cannot.
+    Apply {
+        /// The file.
+        file: PathBuf,
+    },
+    /// What is in force.
+    Show,
+    /// What the controller did, when, why, and how it went.
+    History,
+}
+
+#[derive(clap::Args)]
+pub struct Link {
+    /// Its lower end: a leaf; or a host.
+    lower: String,
+    /// Its upper end: a spine; or a leaf.
+    upper: String,
+    /// "up", as the topology says; "down"; or what each direction carries, such as 25Gbit/s.
+    state: State,
+}
+
+#[derive(Clone, Copy)]
+struct State(LinkState);
+
+impl FromStr for State {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Ok(State(match text {
+            "up" => LinkState::Up,
+            "down" => LinkState::Down,
+            rate => LinkState::Rate(rate.parse::<Rate>().map_err(|error| error.to_string())?),
+        }))
+    }
+}
+
+impl Link {
+    pub fn request(&self) -> ControlRequest {
+        let (lower, upper, State(state)) = (self.lower.clone(), self.upper.clone(), self.state);
+        ControlRequest::Controller { request: ControllerRequest::Link { lower, upper, state } }
+    }
+}
+
+fn read(file: &Path) -> anyhow::Result<(String, String)> {
+    let text = std::fs::read_to_string(file).with_context(|| file.display().to_string())?;
+    Ok((file.display().to_string(), text))
+}
+
+impl PolicyCommand {
+    /// What the service is asked for; nothing where the file alone says it all.
+    pub fn request(&self, json: bool) -> anyhow::Result<Option<ControlRequest>> {
+        let request = match self {
+            PolicyCommand::Check { file, topology } => {
+                check(file, topology.as_deref(), json)?;
+                return Ok(None);
+            }
+            PolicyCommand::Diff { file } => {
+                let (name, text) = read(file)?;
+                ControllerRequest::Diff { name, text }
+            }
+            PolicyCommand::Apply { file } => {
+                let (name, text) = read(file)?;
+                ControllerRequest::Apply { name, text }
+            }
+            PolicyCommand::Show => ControllerRequest::Show,
+            PolicyCommand::History => ControllerRequest::History,
+        };
+        Ok(Some(ControlRequest::Controller { request }))
+    }
+}
+
+fn check(file: &Path, topology: Option<&Path>, json: bool) -> anyhow::Result<()> {
+    let (name, text) = read(file)?;
+    let policy = match topology {
+        Some(topology) => PolicyFile::parse_for(&text, &name, &TopologyFile::load(topology)?, &policy::names())?,
+        None => PolicyFile::parse(&text, &name)?,
+    };
+    let policies = policy::names();
+    anyhow::ensure!(
+        policies.contains(&policy.policy.name.as_str()),
+        "{name}: there is no policy {:?}; there are {}",
+        policy.policy.name,
+        policies.join(", ")
+    );
+    let besides = not_enforced(&policy);
+    if json {
+        let answer = serde_json::json!({ "policy": policy.policy.name, "not_enforced": besides });
+        println!("{}", serde_json::to_string_pretty(&answer)?);
+        return Ok(());
+    }
+    println!("{name}: no mistakes found");
+    for what in besides {
+        println!("  decided, not enforced: {what}");
+    }
+    Ok(())
+}
+
+/// A controller's answer. What was asked for and did not come about is an error.
+pub fn print(answer: &ControllerAnswer) {
+    match answer {
+        ControllerAnswer::Show(view) => show(view),
+        ControllerAnswer::History(entries) => entries.iter().for_each(history),
+        ControllerAnswer::Diff(all) => diff(all),
+        ControllerAnswer::Applied(applied) => print_applied(applied),
+    }
+}
+
+/// Why an answer is a failure, if it is one.
+pub fn failure(answer: &ControllerAnswer) -> Option<String> {
+    let ControllerAnswer::Applied(applied) = answer else { return None };
+    let (comm, reason) = applied.failed.first()?;
+    let kind = if applied.rolled_back { "rolled back" } else { "not everywhere in force" };
+    Some(format!("{kind}: communicator {comm}: {reason}"))
+}
+
+fn print_applied(applied: &Applied) {
+    println!("in force; {} communicators changed", applied.changed.len());
+    applied.changed.iter().for_each(|comm| println!("  {comm}"));
+}
+
+fn strategy(strategy: &StrategyView, indent: &str) {
+    for (channel, ring) in (0..).zip(&strategy.rings) {
+        let ranks: Vec<String> = ring.iter().map(u32::to_string).collect();
+        println!("{indent}channel {channel}: ring {}", ranks.join(" "));
+        for flow in strategy.flows.iter().filter(|flow| flow.channel == channel) {
+            println!("{indent}  {} -> {}: {}", flow.from, flow.to, flow.way);
+        }
+    }
+}
+
+fn show(view: &PolicyView) {
+    match (&view.policy, &view.policy_file, &view.topology_file) {
+        (Some(policy), Some(file), Some(topology)) => println!("policy {policy} of {file}, topology of {topology}"),
+        _ => println!("no policy is in force: `mccsctl policy history` says why"),
+    }
+    if let Some(life) = view.superseded_by {
+        println!("life {life} of the controller has replaced this one, {}: it orders nothing", view.life);
+    }
+    for (host, reports) in &view.hosts {
+        println!("  host {host}: {}", if *reports { "reports" } else { "not there" });
+    }
+    for (lower, upper, state) in &view.links {
+        println!("  link {lower} {upper}: {state}");
+    }
+    if view.refused_bodies > 0 {
+        println!("  {} messages of hosts were refused: the log says why", view.refused_bodies);
+    }
+    for comm in &view.communicators {
+        let state = match &comm.state {
+            Standing::AsDecided => "as decided".to_owned(),
+            Standing::Ordered => "a change is ordered".to_owned(),
+            Standing::Undecided => "nothing is decided yet".to_owned(),
+            Standing::Refused(reason) => format!("change refused: {reason}"),
+            Standing::Outside(reason) => format!("left as it is: {reason}"),
+        };
+        println!(
+            "communicator {} ({} there), tenant {}, strategy {}: {state}",
+            comm.name, comm.number, comm.tenant, comm.epoch
+        );
+        strategy(&comm.strategy, "  ");
+        comm.not_enforced.iter().for_each(|what| println!("  decided, not enforced: {what}"));
+    }
+}
+
+fn diff(all: &[DiffView]) {
+    if !all.iter().any(|view| view.changes) {
+        println!("nothing would change");
+    }
+    for view in all {
+        match &view.after {
+            Err(reason) => println!("communicator {}, tenant {}: left as it is: {reason}", view.name, view.tenant),
+            Ok(after) if view.changes => {
+                println!("communicator {}, tenant {}", view.name, view.tenant);
+                println!("  now:");
+                strategy(&view.before, "    ");
+                println!("  then:");
+                strategy(after, "    ");
+            }
+            Ok(_) => println!("communicator {}, tenant {}: stays", view.name, view.tenant),
+        }
+        view.not_enforced.iter().for_each(|what| println!("  decided, not enforced: {what}"));
+    }
+}
+
+fn history(entry: &HistoryView) {
+    let went = match &entry.went {
+        Went::Pending => "under way".to_owned(),
+        Went::Done => "done".to_owned(),
+        Went::Failed(reason) => format!("not done: {reason}"),
+    };
+    let why = if entry.why.is_empty() { String::new() } else { format!(" ({})", entry.why) };
+    let seconds = Duration::from_millis(entry.age_ms).as_secs_f64();
+    println!("{:>5} {seconds:>10.1} s ago  {}{why}: {went}", entry.number, entry.what);
+}

@@ -1,0 +1,189 @@
+//! The agent of a host: tells the controller of communicators whose root is here, and carries out its orders.
+//!
+//! ```text
+//! controller: Sync(life) --> Report for each communicator, Synced --> from then on Report, Gone as things become
+//!             Order      --> compare the epoch, change, --> Answer, after the Report that the change led to
+//! ```
+//!
+//! It obeys the host alone that the configuration names, and of it only the life that has asked to be told last. An order for a
+//! strategy that is not the last one decided is stale, and harms nothing.
+//!
+//! Without I/O and clock: inputs in, outputs out.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use mccs_config::change::StrategyChange;
+
+use super::message::{AgentMessage, ControllerMessage, Order, Outcome, Report};
+use crate::exchange::protocol::{CommId, Name};
+use crate::telemetry::placed::{Chosen, HostRanks};
+
+/// Orders that are carried out at a time. A controller gives fewer.
+const ORDERS_MAX: usize = 1024;
+
+/// A communicator whose root is here.
+#[derive(Debug, Clone)]
+pub struct Live {
+    /// What all hosts call it.
+    pub comm: CommId,
+    /// Its number here.
+    pub number: u64,
+    /// Whose it is.
+    pub tenant: String,
+    /// Where its ranks are.
+    pub hosts: Vec<HostRanks>,
+    /// The strategy that was decided last.
+    pub chosen: Arc<Chosen>,
+}
+
+/// What is to be done.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum AgentOutput {
+    /// Tell the controller.
+    Tell(AgentMessage),
+    /// Change the communicator with a number, then say [`Agent::answered`].
+    Change {
+        /// To be given back.
+        question: u64,
+        /// Which communicator.
+        number: u64,
+        /// The strategy that it is to replace.
+        expected_epoch: u64,
+        /// How.
+        change: StrategyChange,
+    },
+}
+
+/// Whom the agent does not obey.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("host {from} orders, and the controller is {controller}")]
+pub struct NotObeyed {
+    /// Who ordered.
+    pub from: Name,
+    /// Who may.
+    pub controller: Name,
+}
+
+struct Carried {
+    life: u64,
+    order: u64,
+    comm: CommId,
+    expected_epoch: u64,
+}
+
+/// See the module's documentation.
+pub struct Agent {
+    controller: Name,
+    life: Option<u64>,
+    known: BTreeMap<CommId, Report>,
+    carried: BTreeMap<u64, Carried>,
+    next_question: u64,
+}
+
+impl Agent {
+    /// Of a host that obeys `controller`.
+    #[must_use]
+    pub fn new(controller: Name) -> Self {
+        Agent { controller, life: None, known: BTreeMap::new(), carried: BTreeMap::new(), next_question: 0 }
+    }
+
+    /// Whom it obeys.
+    #[must_use]
+    pub fn controller(&self) -> &Name {
+        &self.controller
+    }
+
+    /// These are all communicators whose root is here now.
+    pub fn look(&mut self, live: impl IntoIterator<Item = Live>, unix_ms: u64) -> Vec<AgentOutput> {
+        let mut gone = std::mem::take(&mut self.known);
+        let mut told = Vec::new();
+        for Live { comm, number, tenant, hosts, chosen } in live {
+            let before = gone.remove(&comm);
+            let is_news = before.as_ref().is_none_or(|before| before.chosen.epoch != chosen.epoch);
+            let report = match before {
+                Some(before) if !is_news => before,
+                Some(before) => Report { chosen: Chosen::clone(&chosen), ..before },
+                None => {
+                    let chosen = Chosen::clone(&chosen);
+                    Report { comm: comm.clone(), number, tenant, hosts, began_ms: unix_ms, chosen }
+                }
+            };
+            if is_news {
+                told.push(AgentMessage::Report(Box::new(report.clone())));
+            }
+            self.known.insert(comm, report);
+        }
+        told.extend(gone.into_keys().map(|comm| AgentMessage::Gone { comm }));
+        if self.life.is_none() {
+            told.clear();
+        }
+        told.into_iter().map(AgentOutput::Tell).collect()
+    }
+
+    /// A controller speaks.
+    ///
+    /// # Errors
+    /// [`NotObeyed`].
+    pub fn hear(&mut self, from: &Name, message: ControllerMessage) -> Result<Vec<AgentOutput>, NotObeyed> {
+        if *from != self.controller {
+            return Err(NotObeyed { from: from.clone(), controller: self.controller.clone() });
+        }
+        let tell = |message| vec![AgentOutput::Tell(message)];
+        Ok(match message {
+            ControllerMessage::Sync { life } => match self.life {
+                Some(by) if by > life => tell(AgentMessage::Superseded { by }),
+                _ => {
+                    self.life = Some(life);
+                    let reports = self.known.values().map(|report| AgentMessage::Report(Box::new(report.clone())));
+                    reports.chain([AgentMessage::Synced { life }]).map(AgentOutput::Tell).collect()
+                }
+            },
+            ControllerMessage::Order(order) if self.life != Some(order.life) => match self.life {
+                Some(by) => tell(AgentMessage::Superseded { by }),
+                // It has not asked to be told: it has not heard yet that this host has forgotten it.
+                None => Vec::new(),
+            },
+            ControllerMessage::Order(order) => vec![self.carry_out(*order)],
+        })
+    }
+
+    fn carry_out(&mut self, order: Order) -> AgentOutput {
+        let Order { life, order, comm, expected_epoch, change } = order;
+        let known = self.known.get(&comm);
+        let epoch = known.map_or(0, |report| report.chosen.epoch);
+        let outcome = match known {
+            Some(_) if self.carried.len() >= ORDERS_MAX => {
+                Outcome::Refused { reason: format!("{ORDERS_MAX} orders are being carried out") }
+            }
+            Some(report) if epoch == expected_epoch => {
+                self.next_question += 1;
+                let question = self.next_question;
+                self.carried.insert(question, Carried { life, order, comm, expected_epoch });
+                return AgentOutput::Change { question, number: report.number, expected_epoch, change };
+            }
+            _ => Outcome::Stale { epoch },
+        };
+        AgentOutput::Tell(AgentMessage::Answer { order, outcome })
+    }
+
+    /// A change was made, or could not be. Whatever has become of communicators meanwhile was looked at before.
+    pub fn answered(&mut self, question: u64, made: Result<(u64, u64), String>) -> Option<AgentOutput> {
+        let Carried { life, order, comm, expected_epoch } = self.carried.remove(&question)?;
+        let epoch = self.known.get(&comm).map_or(0, |report| report.chosen.epoch);
+        let outcome = match made {
+            Ok((epoch, cut)) => Outcome::Done { epoch, cut },
+            Err(_) if epoch != expected_epoch => Outcome::Stale { epoch },
+            Err(reason) => Outcome::Refused { reason },
+        };
+        // Another life does not know the order.
+        (self.life == Some(life)).then_some(AgentOutput::Tell(AgentMessage::Answer { order, outcome }))
+    }
+
+    /// A host is lost. A controller that comes back asks anew.
+    pub fn lost(&mut self, host: &Name) {
+        if *host == self.controller {
+            self.life = None;
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! What the operator asks of a controller, and is answered.
+
+use serde::{Deserialize, Serialize};
+
+use super::history::Went;
+use super::links::LinkState;
+
+/// What the operator asks of the controller.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum ControllerRequest {
+    /// What is in force.
+    Show,
+    /// What it has done.
+    History,
+    /// What a policy would change.
+    Diff {
+        /// What complaints call the file.
+        name: String,
+        /// Its content.
+        text: String,
+    },
+    /// Put a policy in force. Answered when all orders are.
+    Apply {
+        /// What complaints call the file.
+        name: String,
+        /// Its content.
+        text: String,
+    },
+    /// Say how a link is. Answered as [`ControllerRequest::Apply`].
+    Link {
+        /// Leaf, or host.
+        lower: String,
+        /// Spine, or leaf.
+        upper: String,
+        /// How it is.
+        state: LinkState,
+    },
+}
+
+/// What the controller answers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ControllerAnswer {
+    /// To [`ControllerRequest::Show`].
+    Show(PolicyView),
+    /// To [`ControllerRequest::History`], from the oldest on.
+    History(Vec<HistoryView>),
+    /// To [`ControllerRequest::Diff`], of every communicator.
+    Diff(Vec<DiffView>),
+    /// To [`ControllerRequest::Apply`] and [`ControllerRequest::Link`].
+    Applied(Applied),
+}
+
+/// What is in force.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PolicyView {
+    /// The controller's life.
+    pub life: u64,
+    /// A life that has replaced it: it orders nothing more.
+    pub superseded_by: Option<u64>,
+    /// Name of the policy; none before there is one.
+    pub policy: Option<String>,
+    /// Where it was read.
+    pub policy_file: Option<String>,
+    /// Where the topology was read.
+    pub topology_file: Option<String>,
+    /// The policy file's content.
+    pub policy_text: Option<String>,
+    /// Hosts, and whether they report.
+    pub hosts: Vec<(String, bool)>,
+    /// Links that are out of order.
+    pub links: Vec<(String, String, LinkState)>,
+    /// All communicators of several hosts.
+    pub communicators: Vec<CommunicatorView>,
+    /// What could not be read of what services have told.
+    pub refused_bodies: u64,
+}
+
+/// A communicator as the controller sees it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CommunicatorView {
+    /// Its name in the cluster.
+    pub name: String,
+    /// Its number on the root's host, which [`CommunicatorView::name`] begins with.
+    pub number: u64,
+    /// Whose it is.
+    pub tenant: String,
+    /// The strategy that was decided last.
+    pub epoch: u64,
+    /// How it stands to what the policy wants.
+    pub state: Standing,
+    /// The strategy.
+    pub strategy: StrategyView,
+    /// What was decided besides, and is not carried out.
+    pub not_enforced: Vec<String>,
+}
+
+/// How a communicator stands to what the policy wants.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Standing {
+    /// As it is to be.
+    AsDecided,
+    /// A change is being agreed on.
+    Ordered,
+    /// Nothing is decided yet.
+    Undecided,
+    /// It could not be changed, and why.
+    Refused(String),
+    /// The policy cannot see it, and why.
+    Outside(String),
+}
+
+/// Rings and ways.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StrategyView {
+    /// Order of ranks of each channel.
+    pub rings: Vec<Vec<u32>>,
+    /// Flows of the rings between hosts.
+    pub flows: Vec<FlowView>,
+}
+
+/// A flow of a ring.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FlowView {
+    /// Its channel.
+    pub channel: u32,
+    /// Host that sends.
+    pub from: String,
+    /// Host that receives.
+    pub to: String,
+    /// A spine, ports, a code point, or the switches' hash.
+    pub way: String,
+}
+
+/// What would change of a communicator.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiffView {
+    /// Its name in the cluster.
+    pub name: String,
+    /// Whose it is.
+    pub tenant: String,
+    /// As it is.
+    pub before: StrategyView,
+    /// As it would be; or why nothing can be said.
+    pub after: Result<StrategyView, String>,
+    /// Whether that is a change.
+    pub changes: bool,
+    /// What would be decided besides, and not carried out.
+    pub not_enforced: Vec<String>,
+}
+
+/// What came of an apply.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Applied {
+    /// Communicators that have changed.
+    pub changed: Vec<String>,
+    /// Communicators that could not, and why.
+    pub failed: Vec<(String, String)>,
+    /// Whether what was in force before is again, because of them.
+    pub rolled_back: bool,
+}
+
+/// Something the controller did.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HistoryView {
+    /// Its number.
+    pub number: u64,
+    /// How long ago.
+    pub age_ms: u64,
+    /// What.
+    pub what: String,
+    /// Why.
+    pub why: String,
+    /// How it went.
+    pub went: Went,
+}

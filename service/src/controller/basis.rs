@@ -1,0 +1,88 @@
+//! What decisions rest on: the network and the operator's policy, checked as a whole and against each other.
+//!
+//! A basis never changes: another file makes another basis, and whoever rolls back takes the one before.
+
+use std::collections::HashMap;
+
+use mccs_config::{PolicyFile, TopologyFile};
+
+use crate::policy::{self, Policy, Rules};
+use crate::topology::{HostId, Topology};
+
+/// A file's text, and what complaints call it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Text {
+    /// Name.
+    pub name: String,
+    /// Content.
+    pub text: String,
+}
+
+/// See the module's documentation.
+pub struct Basis {
+    /// As it was read.
+    pub topology_text: Text,
+    /// As it was read.
+    pub policy_text: Text,
+    /// The network.
+    pub topology: Topology,
+    /// Its hosts.
+    pub hosts: HashMap<String, HostId>,
+    /// What tenants may have.
+    pub rules: Rules,
+    /// Who decides.
+    pub policy: &'static dyn Policy,
+}
+
+impl Basis {
+    /// Reads and checks both files, for a cluster of these hosts.
+    ///
+    /// # Errors
+    /// What is wrong, in the operator's words: file, line, key and what would be right.
+    pub fn new(topology_text: Text, policy_text: Text, cluster: &[String]) -> Result<Self, String> {
+        let file = TopologyFile::parse(&topology_text.text, &topology_text.name).map_err(|error| error.to_string())?;
+        let said: HashMap<&str, u32> = file.hosts.iter().map(|host| (host.name.as_str(), host.devices)).collect();
+        // Devices of host memory are as many as the topology says; hosts have to be there.
+        let actual = cluster.iter().map(|host| (host.as_str(), said.get(host.as_str()).copied().unwrap_or_default()));
+        let contradictions = file.contradictions(actual);
+        if !contradictions.is_empty() {
+            return Err(format!("{}: {}", topology_text.name, contradictions.join("; ")));
+        }
+        let policy_file = PolicyFile::parse_for(&policy_text.text, &policy_text.name, &file, &policy::names())
+            .map_err(|error| error.to_string())?;
+        let topology = Topology::from_file(&file).map_err(|error| format!("{}: {error}", topology_text.name))?;
+        let policy = policy::by_name(&policy_file.policy.name)
+            .ok_or_else(|| format!("{}: there is no policy {:?}", policy_text.name, policy_file.policy.name))?;
+        let rules = Rules::from_file(&policy_file, &topology);
+        let hosts = (0..topology.host_count() as u32).map(HostId);
+        let hosts = hosts.map(|host| (topology.host_name(host).to_owned(), host)).collect();
+        Ok(Basis { topology_text, policy_text, topology, hosts, rules, policy })
+    }
+}
+
+/// What of a policy file services do not carry out yet: it is decided, and shown, and has no effect.
+#[must_use]
+pub fn not_enforced(file: &PolicyFile) -> Vec<String> {
+    let mut all = Vec::new();
+    let mut add = |present: bool, what: String| {
+        if present {
+            all.push(what);
+        }
+    };
+    for tenant in &file.tenants {
+        let name = &tenant.name;
+        add(tenant.weight != 1, format!("weight {} of tenant {name}", tenant.weight));
+        let share = tenant.share_percent.map(|share| format!("share of {share}% of tenant {name}"));
+        add(share.is_some(), share.unwrap_or_default());
+        let cap = tenant.cap.map(|cap| format!("cap {cap} of tenant {name}"));
+        add(cap.is_some(), cap.unwrap_or_default());
+    }
+    for window in &file.windows {
+        add(true, format!("window of tenant {}", window.tenant));
+    }
+    let name = file.policy.name.as_str();
+    add(name == "pfa_ts", "windows of policy pfa_ts: profiles are not measured".to_owned());
+    add(name == "yield", "yields of policy yield: profiles are not measured".to_owned());
+    add(name == "priority", "priorities in switches: only the hosts' own queues follow them".to_owned());
+    all
+}

@@ -1,0 +1,105 @@
+//! What the controller did, why, and how it went; the last so many.
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+
+/// Entries that are kept: a policy for a hundred communicators, and what came of it.
+pub const HISTORY_MAX: usize = 512;
+/// Bytes of a text of an entry; what is longer is cut.
+const TEXT_BYTES_MAX: usize = 2048;
+
+/// How something went.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Went {
+    /// It is under way.
+    Pending,
+    /// As it was to.
+    Done,
+    /// It is not in force, and why.
+    Failed(String),
+}
+
+/// Something that was done.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// Its number, for the life of the controller.
+    pub number: u64,
+    /// When.
+    pub at: Instant,
+    /// What.
+    pub what: String,
+    /// Why.
+    pub why: String,
+    /// How it went.
+    pub went: Went,
+}
+
+/// See the module's documentation.
+#[derive(Debug, Default)]
+pub struct History {
+    entries: VecDeque<Entry>,
+    next: u64,
+}
+
+impl History {
+    /// Notes something. Returns its number.
+    pub fn note(&mut self, what: impl Into<String>, why: impl Into<String>, went: Went, now: Instant) -> u64 {
+        self.next += 1;
+        if self.entries.len() >= HISTORY_MAX {
+            self.entries.pop_front();
+        }
+        let (what, why) = (cut(what.into()), cut(why.into()));
+        self.entries.push_back(Entry { number: self.next, at: now, what, why, went: cut_went(went) });
+        self.next
+    }
+
+    /// Says how something went that is not forgotten.
+    pub fn went(&mut self, number: u64, went: Went) {
+        if let Ok(place) = self.entries.binary_search_by_key(&number, |entry| entry.number) {
+            self.entries[place].went = cut_went(went);
+        }
+    }
+
+    /// From the oldest on.
+    pub fn iter(&self) -> impl Iterator<Item = &Entry> {
+        self.entries.iter()
+    }
+}
+
+fn cut_went(went: Went) -> Went {
+    match went {
+        Went::Failed(reason) => Went::Failed(cut(reason)),
+        went => went,
+    }
+}
+
+fn cut(mut text: String) -> String {
+    if text.len() > TEXT_BYTES_MAX {
+        let end = (0..=TEXT_BYTES_MAX).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
+        text.truncate(end);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_are_kept_and_texts_are_cut() {
+        let (mut history, now) = (History::default(), Instant::now());
+        let first = history.note("first", "", Went::Pending, now);
+        for number in 0..HISTORY_MAX {
+            history.note("x".repeat(number * 100), "why", Went::Pending, now);
+        }
+        history.went(first, Went::Done);
+        history.went(first + 1, Went::Failed("ä".repeat(TEXT_BYTES_MAX)));
+        let entries: Vec<_> = history.iter().collect();
+        assert_eq!((entries.len(), entries[0].number), (HISTORY_MAX, first + 1));
+        assert!(matches!(&entries[0].went, Went::Failed(reason) if reason.len() <= TEXT_BYTES_MAX));
+        assert!(entries.iter().all(|entry| entry.what.len() <= TEXT_BYTES_MAX));
+    }
+}

@@ -1,0 +1,293 @@
+//! What a controller and the agents tell each other: JSON in bodies that the exchange carries without reading them.
+//!
+//! Bodies come from services of the cluster, which may be of another mind, or broken: every one is checked as a whole before
+//! anything is done with it.
+
+use mccs_config::change::{FlowChoice, StrategyChange};
+use mccs_config::service::FlowPath;
+use mccs_config::validate::{Problems, Validate};
+use serde::{Deserialize, Serialize};
+
+use crate::bootstrap::NRANKS_MAX;
+use crate::collective::CHANNELS_MAX;
+use crate::exchange::protocol::{CommId, ControlBody, Name};
+use crate::telemetry::placed::{Chosen, HostRanks};
+
+/// A communicator whose root is on the host that tells of it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Report {
+    /// What all hosts call it.
+    pub comm: CommId,
+    /// Its number on the root's host, for the operator.
+    pub number: u64,
+    /// Whose it is.
+    pub tenant: String,
+    /// Where its ranks are.
+    pub hosts: Vec<HostRanks>,
+    /// When it was first seen, in milliseconds of the Unix epoch; orders communicators, nothing else.
+    pub began_ms: u64,
+    /// The strategy that was decided last.
+    pub chosen: Chosen,
+}
+
+/// From an agent to its controller.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum AgentMessage {
+    /// A communicator began, or has another strategy.
+    Report(Box<Report>),
+    /// A communicator has ended or failed.
+    Gone {
+        /// Which.
+        comm: CommId,
+    },
+    /// All communicators of the host were reported to this life of the controller.
+    Synced {
+        /// Which life.
+        life: u64,
+    },
+    /// What has become of an order.
+    Answer {
+        /// Its number.
+        order: u64,
+        /// How it went.
+        outcome: Outcome,
+    },
+    /// A controller of another life is obeyed.
+    Superseded {
+        /// That life.
+        by: u64,
+    },
+}
+
+/// What has become of an order.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Outcome {
+    /// All hosts have agreed.
+    Done {
+        /// Number of the new strategy.
+        epoch: u64,
+        /// First collective under it.
+        cut: u64,
+    },
+    /// The strategy is another than the one the order was for.
+    Stale {
+        /// Number of the last strategy, or 0 if there is no such communicator.
+        epoch: u64,
+    },
+    /// The hosts would not, or could not.
+    Refused {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// A change that a controller wants.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Order {
+    /// The controller's life.
+    pub life: u64,
+    /// Its number, in that life.
+    pub order: u64,
+    /// Of which communicator.
+    pub comm: CommId,
+    /// The strategy that it is to replace: compare and swap.
+    pub expected_epoch: u64,
+    /// What to change.
+    pub change: StrategyChange,
+}
+
+/// From a controller to an agent.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum ControllerMessage {
+    /// Report everything from now on to this life.
+    Sync {
+        /// Which.
+        life: u64,
+    },
+    /// Change a communicator.
+    Order(Box<Order>),
+}
+
+/// What is wrong with a body.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BodyError {
+    /// Not ours.
+    #[error("it cannot be read: {0}")]
+    Unreadable(String),
+    /// Says what cannot be.
+    #[error("{0}")]
+    Impossible(&'static str),
+    /// Does not fit a message.
+    #[error("it has {0} bytes, more than a message carries")]
+    TooLong(usize),
+}
+
+fn encode(value: &impl Serialize) -> Result<ControlBody, BodyError> {
+    let json = serde_json::to_vec(value).map_err(|error| BodyError::Unreadable(error.to_string()))?;
+    ControlBody::new(&json).ok_or(BodyError::TooLong(json.len()))
+}
+
+impl AgentMessage {
+    /// The message's bytes.
+    ///
+    /// # Errors
+    /// [`BodyError::TooLong`].
+    pub fn encode(&self) -> Result<ControlBody, BodyError> {
+        encode(self)
+    }
+
+    /// Reads what `from` has told.
+    ///
+    /// # Errors
+    /// [`BodyError`], for whatever bytes.
+    pub fn decode(body: &ControlBody, from: &Name) -> Result<Self, BodyError> {
+        let message: AgentMessage =
+            serde_json::from_slice(body.bytes()).map_err(|error| BodyError::Unreadable(error.to_string()))?;
+        let comm = match &message {
+            AgentMessage::Report(report) => {
+                report.check()?;
+                Some(&report.comm)
+            }
+            AgentMessage::Gone { comm } => Some(comm),
+            _ => None,
+        };
+        if comm.is_some_and(|comm| comm.root != *from) {
+            return Err(BodyError::Impossible("it tells of a communicator whose root is on another host"));
+        }
+        Ok(message)
+    }
+}
+
+impl ControllerMessage {
+    /// The message's bytes.
+    ///
+    /// # Errors
+    /// [`BodyError::TooLong`].
+    pub fn encode(&self) -> Result<ControlBody, BodyError> {
+        encode(self)
+    }
+
+    /// Reads what a controller has told.
+    ///
+    /// # Errors
+    /// [`BodyError`], for whatever bytes.
+    pub fn decode(body: &ControlBody) -> Result<Self, BodyError> {
+        let message: ControllerMessage =
+            serde_json::from_slice(body.bytes()).map_err(|error| BodyError::Unreadable(error.to_string()))?;
+        if let ControllerMessage::Order(order) = &message {
+            let mut problems = Problems::default();
+            order.change.validate(&mut problems);
+            if problems.count() > 0 {
+                return Err(BodyError::Impossible("it orders a change that cannot be"));
+            }
+        }
+        Ok(message)
+    }
+}
+
+impl Report {
+    /// Number of ranks.
+    #[must_use]
+    pub fn nranks(&self) -> u32 {
+        self.hosts.iter().map(|host| host.ranks.len() as u32).sum()
+    }
+
+    fn check(&self) -> Result<(), BodyError> {
+        let total: usize = self.hosts.iter().map(|host| host.ranks.len()).sum();
+        if !(1..=NRANKS_MAX as usize).contains(&total) {
+            return Err(BodyError::Impossible("a communicator has ranks, and not too many"));
+        }
+        let is_permutation = |ranks: &mut dyn Iterator<Item = u32>| {
+            let mut seen = vec![false; total];
+            let fresh = |rank: u32| seen.get_mut(rank as usize).is_some_and(|seen| !std::mem::replace(seen, true));
+            ranks.map(fresh).filter(|fresh| *fresh).count() == total
+        };
+        if !is_permutation(&mut self.hosts.iter().flat_map(|host| host.ranks.iter().copied())) {
+            return Err(BodyError::Impossible("every rank is on one host"));
+        }
+        let twice =
+            |(place, host): (usize, &HostRanks)| self.hosts[..place].iter().any(|other| other.host == host.host);
+        if self.hosts.iter().enumerate().any(twice) {
+            return Err(BodyError::Impossible("it names a host twice"));
+        }
+        let Chosen { rings, paths, flows, .. } = &self.chosen;
+        let is_ring = |ring: &Vec<u32>| ring.len() == total && is_permutation(&mut ring.iter().copied());
+        if rings.len() > CHANNELS_MAX || !rings.iter().all(is_ring) {
+            return Err(BodyError::Impossible("a ring names every rank once"));
+        }
+        if flows.iter().any(|flow: &FlowChoice| flow.path as usize >= paths.len()) {
+            return Err(BodyError::Impossible("a flow goes a way that there is not"));
+        }
+        Ok(())
+    }
+}
+
+/// A change to what is wanted, whole: nothing of the strategy before stays but the algorithm.
+#[must_use]
+pub fn whole_change(rings: Vec<Vec<u32>>, paths: Vec<FlowPath>, flows: Vec<FlowChoice>) -> StrategyChange {
+    StrategyChange { rings: Some(rings), paths: Some(paths), flows: Some(flows), ..StrategyChange::default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report() -> Report {
+        let host = |host: &str, ranks: &[u32]| HostRanks { host: host.into(), ranks: ranks.to_vec() };
+        Report {
+            comm: CommId { root: Name::new("a").unwrap(), incarnation: u64::MAX, number: 3 },
+            number: 7,
+            tenant: "t".into(),
+            hosts: vec![host("a", &[0, 2]), host("b", &[1])],
+            began_ms: 5,
+            chosen: Chosen { rings: vec![vec![2, 0, 1]], ..Chosen::default() },
+        }
+    }
+
+    fn decoded(report: Report) -> Result<AgentMessage, BodyError> {
+        let body = AgentMessage::Report(Box::new(report)).encode().unwrap();
+        AgentMessage::decode(&body, &Name::new("a").unwrap())
+    }
+
+    #[test]
+    fn what_is_told_is_understood() {
+        assert_eq!(decoded(report()), Ok(AgentMessage::Report(Box::new(report()))));
+        let change = whole_change(vec![vec![0, 1]], vec![FlowPath::default()], Vec::new());
+        let order = Order { life: u64::MAX, order: 2, comm: report().comm, expected_epoch: 4, change };
+        let message = ControllerMessage::Order(Box::new(order));
+        assert_eq!(ControllerMessage::decode(&message.encode().unwrap()), Ok(message));
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        let refused = |spoil: &dyn Fn(&mut Report)| {
+            let mut report = report();
+            spoil(&mut report);
+            decoded(report).unwrap_err()
+        };
+        refused(&|report| report.hosts.clear());
+        refused(&|report| report.hosts[1].ranks = vec![2]);
+        refused(&|report| report.hosts[1].ranks = vec![9]);
+        refused(&|report| report.hosts[1].host = "a".into());
+        refused(&|report| report.chosen.rings = vec![vec![0, 1]]);
+        refused(&|report| report.chosen.rings = vec![vec![0, 1, 1]]);
+        refused(&|report| report.chosen.rings = vec![vec![0, 1, 2]; CHANNELS_MAX + 1]);
+        refused(&|report| {
+            report.chosen.flows = vec![FlowChoice { channel: 0, from: "a".into(), to: "b".into(), path: 0 }];
+        });
+        assert!(refused(&|report| report.comm.root = Name::new("b").unwrap()).to_string().contains("another host"));
+        for garbage in [&b""[..], b"{}", b"\xff", b"{\"sync\":{\"life\":-1}}", b"{\"sync\":{\"life\":1,\"x\":2}}"] {
+            let body = ControlBody::new(garbage).unwrap();
+            assert!(ControllerMessage::decode(&body).is_err(), "{garbage:?}");
+            assert!(AgentMessage::decode(&body, &Name::new("a").unwrap()).is_err(), "{garbage:?}");
+        }
+        let long = whole_change(vec![(0..NRANKS_MAX).collect(); 8], Vec::new(), Vec::new());
+        let order = Order { life: 1, order: 2, comm: report().comm, expected_epoch: 4, change: long };
+        assert!(matches!(ControllerMessage::Order(Box::new(order)).encode(), Err(BodyError::TooLong(_))));
+    }
+}

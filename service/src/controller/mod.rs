@@ -1,0 +1,31 @@
+//! The controller role: who decides for the whole cluster, and how that reaches the hosts.
+//!
+//! ```text
+//! host of the controller            every host
+//! Controller --Sync, Order--> Agent --Reconfigure--> proxy engine --> exchange: agreed by the hosts of the communicator
+//!            <-Report, Answer--     <-- communicators that began, changed, ended
+//! ```
+//!
+//! [`state`] holds the view and orders, [`plan`] turns decisions of a policy into changes, [`agent`] reports and carries out,
+//! [`message`] is what the two say. All of it is without I/O and clock; `engines/controller.rs` connects it with the exchange, the
+//! registry, the operator and the files.
+//!
+//! Invariants: an order names the strategy that it replaces, so that whoever knows less changes nothing; what is as decided is
+//! left alone; what is refused is in the history with the reason.
+//!
+//! Deliberately absent: election (the configuration names the host), memory on disk (agents report anew), and what services do
+//! not carry out yet: weights, caps, windows, yields. They are decided, and named as not enforced.
+
+pub mod agent;
+pub mod answer;
+mod application;
+pub mod basis;
+pub mod history;
+pub mod links;
+pub mod message;
+mod operator;
+pub mod plan;
+pub mod state;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,195 @@
+//! The operator asks the controller.
+
+use std::time::Instant;
+
+use super::answer::{
+    CommunicatorView, ControllerAnswer, ControllerRequest, DiffView, FlowView, HistoryView, PolicyView, Standing,
+    StrategyView,
+};
+use super::basis::Text;
+use super::links::LinkState;
+use super::message::Report;
+use super::plan::{Plan, plan_all};
+use super::state::{Controller, Held, Output, Ticket};
+use crate::topology::Topology;
+use mccs_config::change::FlowChoice;
+use mccs_config::service::FlowPath;
+
+impl Controller {
+    /// An operator asks; `refused_bodies` are those that the caller could not read.
+    pub fn asked(&mut self, request: ControllerRequest, ticket: Ticket, refused_bodies: u64, now: Instant) {
+        let answer = match request {
+            ControllerRequest::Show => Ok(ControllerAnswer::Show(self.show(refused_bodies))),
+            ControllerRequest::History => Ok(ControllerAnswer::History(self.told_history(now))),
+            ControllerRequest::Diff { name, text } => self.diff(Text { name, text }).map(ControllerAnswer::Diff),
+            ControllerRequest::Apply { name, text } => match self.apply(Text { name, text }, ticket, now) {
+                Ok(()) => return,
+                Err(reason) => Err(reason),
+            },
+            ControllerRequest::Link { lower, upper, state } => match self.link(&lower, &upper, state, ticket, now) {
+                Ok(()) => return,
+                Err(reason) => Err(reason),
+            },
+        };
+        self.outputs.push_back(Output::Answer { ticket, answer: answer.map(Box::new) });
+    }
+
+    fn refuse_if_replaced(&self) -> Result<(), String> {
+        let by = self.superseded_by().map(|life| format!("life {life} of the controller has replaced this one"));
+        by.map_or(Ok(()), Err)
+    }
+
+    fn apply(&mut self, policy: Text, ticket: Ticket, now: Instant) -> Result<(), String> {
+        self.refuse_if_replaced()?;
+        let file = policy.name.clone();
+        let basis = self.basis_of(self.topology_text()?, policy).inspect_err(|reason| {
+            tracing::warn!(file, reason, "policy refused; what was in force stays");
+        });
+        let basis = basis?;
+        if self.application.is_some() {
+            return Err("something else is being put in force; try again when it is".into());
+        }
+        self.begin(basis, "an operator asked", Some(ticket), now);
+        Ok(())
+    }
+
+    fn link(&mut self, lower: &str, upper: &str, state: LinkState, ticket: Ticket, now: Instant) -> Result<(), String> {
+        self.refuse_if_replaced()?;
+        let basis = self.basis.clone().ok_or("there is no topology in force")?;
+        let is_news = self.links.set(&basis.topology, lower, upper, state)?;
+        let what = format!("link {lower} {upper} {state}");
+        tracing::info!(lower, upper, %state, "link noted");
+        if self.application.is_some() {
+            // It counts from now on all the same.
+            self.because(what);
+            return Err("noted; something else is being put in force, with it".into());
+        }
+        let why = if is_news { "an operator said so" } else { "an operator said so again" };
+        self.start(what, why, (None, Some(ticket)), now);
+        Ok(())
+    }
+
+    fn show(&self, refused_bodies: u64) -> PolicyView {
+        let basis = self.basis.as_deref();
+        let view = |held: &Held| {
+            let strategy = match basis {
+                Some(basis) => strategy_of(&held.report, &basis.topology),
+                None => StrategyView { rings: held.report.chosen.rings.clone(), flows: Vec::new() },
+            };
+            let not_enforced = match &held.plan {
+                Some(Ok(plan)) => plan.not_enforced.clone(),
+                _ => Vec::new(),
+            };
+            CommunicatorView {
+                name: held.report.comm.to_string(),
+                number: held.report.number,
+                tenant: held.report.tenant.clone(),
+                epoch: held.report.chosen.epoch,
+                state: held.standing(),
+                strategy,
+                not_enforced,
+            }
+        };
+        PolicyView {
+            life: self.life,
+            superseded_by: self.superseded_by(),
+            policy: basis.map(|basis| basis.policy.name().to_owned()),
+            policy_file: basis.map(|basis| basis.policy_text.name.clone()),
+            topology_file: basis.map(|basis| basis.topology_text.name.clone()),
+            policy_text: basis.map(|basis| basis.policy_text.text.clone()),
+            hosts: self.hosts().map(|(host, reports)| (host.to_string(), reports)).collect(),
+            links: self.links.iter().map(|(lower, upper, state)| (lower.to_owned(), upper.to_owned(), state)).collect(),
+            communicators: self.comms.values().map(view).collect(),
+            refused_bodies,
+        }
+    }
+
+    fn told_history(&self, now: Instant) -> Vec<HistoryView> {
+        let view = |entry: &super::history::Entry| HistoryView {
+            number: entry.number,
+            age_ms: now.saturating_duration_since(entry.at).as_millis() as u64,
+            what: entry.what.clone(),
+            why: entry.why.clone(),
+            went: entry.went.clone(),
+        };
+        self.history.iter().map(view).collect()
+    }
+
+    fn diff(&self, policy: Text) -> Result<Vec<DiffView>, String> {
+        let basis = self.basis_of(self.topology_text()?, policy)?;
+        let mut reports: Vec<&Report> = self.comms.values().map(|held| &held.report).collect();
+        reports.sort_by(|a, b| (a.began_ms, &a.comm).cmp(&(b.began_ms, &b.comm)));
+        let view = |(report, plan): (&Report, Result<Plan, String>)| DiffView {
+            name: report.comm.to_string(),
+            tenant: report.tenant.clone(),
+            before: strategy_of(report, &basis.topology),
+            changes: plan.as_ref().is_ok_and(|plan| !plan.is_met_by(&report.chosen)),
+            not_enforced: plan.as_ref().map(|plan| plan.not_enforced.clone()).unwrap_or_default(),
+            after: plan.map(|plan| view_of(report, (&plan.rings, &plan.paths, &plan.flows), &basis.topology)),
+        };
+        Ok(plan_all(&basis, &self.links, &reports).into_iter().map(view).collect())
+    }
+}
+
+impl Held {
+    fn standing(&self) -> Standing {
+        match (&self.plan, &self.refusal) {
+            _ if self.order.is_some() => Standing::Ordered,
+            (None, _) => Standing::Undecided,
+            (Some(Err(reason)), _) => Standing::Outside(reason.clone()),
+            (Some(Ok(plan)), _) if plan.is_met_by(&self.report.chosen) => Standing::AsDecided,
+            (_, Some(refusal)) => Standing::Refused(refusal.reason.clone()),
+            (Some(Ok(_)), None) => Standing::Ordered,
+        }
+    }
+}
+
+fn strategy_of(report: &Report, topology: &Topology) -> StrategyView {
+    let chosen = &report.chosen;
+    view_of(report, (&chosen.rings, &chosen.paths, &chosen.flows), topology)
+}
+
+/// Rings, and where each flow that they have between hosts goes.
+fn view_of(
+    report: &Report,
+    (rings, paths, flows): (&[Vec<u32>], &[FlowPath], &[FlowChoice]),
+    topology: &Topology,
+) -> StrategyView {
+    let mut host_of = vec![""; report.nranks() as usize];
+    for host in &report.hosts {
+        host.ranks.iter().for_each(|rank| host_of[*rank as usize] = &host.host);
+    }
+    let mut seen = Vec::new();
+    for (channel, ring) in (0_u32..).zip(rings) {
+        for (from, to) in ring.iter().zip(ring.iter().cycle().skip(1)) {
+            let (from, to) = (host_of[*from as usize], host_of[*to as usize]);
+            if from == to
+                || seen.iter().any(|flow: &FlowView| (flow.channel, &*flow.from, &*flow.to) == (channel, from, to))
+            {
+                continue;
+            }
+            let chosen = flows.iter().find(|flow| (flow.channel, &*flow.from, &*flow.to) == (channel, from, to));
+            let round = (channel as usize).checked_rem(paths.len());
+            let path = chosen.map(|flow| flow.path as usize).or(round).and_then(|place| paths.get(place));
+            let way = path.map_or_else(|| "hash".to_owned(), |path| way_name(path, topology));
+            seen.push(FlowView { channel, from: from.to_owned(), to: to.to_owned(), way });
+        }
+    }
+    StrategyView { rings: rings.to_vec(), flows: seen }
+}
+
+fn way_name(path: &FlowPath, topology: &Topology) -> String {
+    let is_same = |spine: &u32| {
+        let steering = topology.steering(*spine);
+        (steering.source_ports, steering.dscp) == (path.source_ports, path.dscp)
+    };
+    match (path.source_ports, path.dscp) {
+        (None, None) => "hash".to_owned(),
+        _ if (0..topology.spine_count()).any(|spine| is_same(&spine)) => {
+            let spine = (0..topology.spine_count()).find(is_same).unwrap_or_default();
+            topology.spine_name(spine).to_owned()
+        }
+        (Some(ports), _) => format!("source ports {ports}"),
+        (None, Some(dscp)) => format!("code point {dscp}"),
+    }
+}

@@ -1,0 +1,156 @@
+//! From reports to jobs, and from decisions to strategies in the words of a change.
+//!
+//! A flow of a ring goes the way that its spine's `source_ports` or `dscp` say. Flows that the policy leaves to the switches' hash, or
+//! that stay below their leaf, have a way of their own that steers nothing: they must not go round the others. Flows that no ring has
+//! (trees, sends and receives) go round the ways in use.
+//!
+//! Deliberately absent: what services do not carry out yet. It is named in [`Plan::not_enforced`].
+
+use std::collections::BTreeMap;
+
+use mccs_config::change::{FlowChoice, StrategyChange};
+use mccs_config::service::FlowPath;
+
+use super::basis::Basis;
+use super::links::Links;
+use super::message::{Report, whole_change};
+use crate::policy::{Decision, Flow, Job, Placed, View, Way};
+use crate::telemetry::placed::Chosen;
+use crate::topology::Topology;
+
+/// Highest priority that a socket can have without a capability.
+const PRIORITY_MAX: u32 = 6;
+
+/// What a communicator is to do.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// Order of ranks of each channel's ring.
+    pub rings: Vec<Vec<u32>>,
+    /// Ways through the network, in the order of spines; one that steers nothing is the last.
+    pub paths: Vec<FlowPath>,
+    /// The way of every flow that a ring has between hosts; by channel and hosts.
+    pub flows: Vec<FlowChoice>,
+    /// What was decided besides, and is not carried out.
+    pub not_enforced: Vec<String>,
+}
+
+impl Plan {
+    /// Whether a strategy is as planned.
+    #[must_use]
+    pub fn is_met_by(&self, chosen: &Chosen) -> bool {
+        self.rings == chosen.rings && self.paths == chosen.paths && self.flows == chosen.flows
+    }
+
+    /// As a change of any strategy.
+    #[must_use]
+    pub fn change(&self) -> StrategyChange {
+        whole_change(self.rings.clone(), self.paths.clone(), self.flows.clone())
+    }
+}
+
+/// What all communicators are to do, in their order; or why one has no place in the network.
+#[must_use]
+pub fn plan_all<'a>(basis: &Basis, links: &Links, reports: &[&'a Report]) -> Vec<(&'a Report, Result<Plan, String>)> {
+    let jobs: Vec<_> = (0..).zip(reports).map(|(number, report)| job_of(basis, number, report)).collect();
+    let placed: Vec<Job> = jobs.iter().filter_map(|job| job.as_ref().ok().cloned()).collect();
+    let capacities = links.capacities(&basis.topology);
+    let view = View { topology: &basis.topology, capacities: &capacities, jobs: &placed, rules: &basis.rules };
+    let decisions = basis.policy.decide(&view);
+    let plan = |job: &Job| {
+        let decision = decisions.of(job.comm).ok_or("the policy has not decided")?;
+        Ok(plan(&basis.topology, decision))
+    };
+    reports.iter().copied().zip(jobs.iter().map(|job| plan(job.as_ref().map_err(Clone::clone)?))).collect()
+}
+
+/// Ranks of a host are at its devices in their order, round and round: host memory has no devices of its own.
+fn job_of(basis: &Basis, number: u64, report: &Report) -> Result<Job, String> {
+    let mut hosts = Vec::with_capacity(report.hosts.len());
+    for place in &report.hosts {
+        let host =
+            *basis.hosts.get(&place.host).ok_or_else(|| format!("host {} is not in the topology", place.host))?;
+        let devices = basis.topology.device_count(host).max(1);
+        let ranks = place.ranks.iter().zip(0..).map(|(rank, place)| (*rank, place % devices)).collect();
+        hosts.push(Placed { host, ranks });
+    }
+    Ok(Job {
+        comm: number,
+        tenant: report.tenant.clone(),
+        hosts,
+        channels: (report.chosen.rings.len() as u32).max(1),
+        ring_orders: report.chosen.rings.clone(),
+        profile: None,
+    })
+}
+
+/// What a decision comes to.
+#[must_use]
+pub fn plan(topology: &Topology, decision: &Decision) -> Plan {
+    let mut not_enforced = Vec::new();
+    let mut ways: BTreeMap<(u32, &str, &str), Option<u32>> = BTreeMap::new();
+    for flow in &decision.flows {
+        let spine = spine_of(topology, flow);
+        let steered = spine.filter(|spine| is_steerable(topology.steering(*spine)));
+        if let (Some(spine), None) = (spine, steered) {
+            let note = format!("path {}: nothing steers a flow there", topology.spine_name(spine));
+            if !not_enforced.contains(&note) {
+                not_enforced.push(note);
+            }
+        }
+        // A ring that comes by twice has one flow there: the first counts.
+        let key = (flow.channel, topology.host_name(flow.from.host), topology.host_name(flow.to.host));
+        ways.entry(key).or_insert(steered);
+    }
+    let mut spines: Vec<u32> = ways.values().flatten().copied().collect();
+    spines.sort_unstable();
+    spines.dedup();
+    let priority = Some(decision.priority.min(PRIORITY_MAX)).filter(|priority| *priority > 0);
+    let mut paths: Vec<FlowPath> =
+        spines.iter().map(|spine| FlowPath { priority, ..topology.steering(*spine).clone() }).collect();
+    if priority.is_some() || (!spines.is_empty() && ways.values().any(Option::is_none)) {
+        paths.push(FlowPath { priority, ..FlowPath::default() });
+    }
+    let place = |spine: Option<u32>| match spine.and_then(|spine| spines.binary_search(&spine).ok()) {
+        Some(place) => place as u32,
+        None => spines.len() as u32,
+    };
+    let flow = |((channel, from, to), spine): (&(u32, &str, &str), &Option<u32>)| FlowChoice {
+        channel: *channel,
+        from: (*from).to_owned(),
+        to: (*to).to_owned(),
+        path: place(*spine),
+    };
+    let flows = if paths.is_empty() { Vec::new() } else { ways.iter().map(flow).collect() };
+    not_enforced.extend(besides(decision));
+    Plan { rings: decision.ring_orders.clone(), paths, flows, not_enforced }
+}
+
+fn spine_of(topology: &Topology, flow: &Flow) -> Option<u32> {
+    match flow.way {
+        Way::Hash => None,
+        Way::Path(path) => topology.spine_of(flow.from, flow.to, path),
+    }
+}
+
+fn is_steerable(path: &FlowPath) -> bool {
+    path.source_ports.is_some() || path.dscp.is_some()
+}
+
+fn besides(decision: &Decision) -> Vec<String> {
+    let mut all = Vec::new();
+    if (decision.weight - 1.0).abs() > f64::EPSILON {
+        all.push(format!("weight {:.3}", decision.weight));
+    }
+    all.extend(decision.cap_bps.map(|cap| format!("cap of {:.3} Gbit/s a flow", cap / 1e9)));
+    if let Some(window) = decision.window {
+        let ms = |ns: u64| ns as f64 / 1e6;
+        all.push(format!("window of {:.1} ms each {:.1} ms", ms(window.length_ns), ms(window.period_ns)));
+    }
+    if !decision.yields.is_empty() {
+        all.push(format!("{} times to yield", decision.yields.len()));
+    }
+    if decision.priority > 0 {
+        all.push(format!("priority {} in switches", decision.priority));
+    }
+    all
+}

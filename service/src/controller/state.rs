@@ -1,0 +1,435 @@
+//! The controller: holds the cluster's view, decides, and orders what is not yet as decided.
+//!
+//! ```text
+//! Met --> Sync --> Report, Synced --+
+//! Report, Gone, Lost, Link, files --+--> decide --> compare with what was decided last --> Order (compare and swap)
+//! Answer: done, stale, refused -----+                                                   --> nothing, where equal
+//! ```
+//!
+//! Nothing is decided before the hosts that are there have reported, so that a controller that has just started decides as the one
+//! before it. An order that is refused leaves the strategy as it is, and is not given again before something else has
+//! changed and a pause is over. Orders that belong to a policy, file or link that was put in force are its application: when one of
+//! them is refused, what was in force before is again.
+//!
+//! Without I/O and clock. Whoever calls an input then calls [`Controller::settle`], takes the outputs, and comes back at
+//! [`Controller::next_deadline`]. Invariant: at most one order of a communicator is under way.
+//!
+//! Deliberately absent: when a change takes effect (the hosts agree on that), and memory of former lives: everything is
+//! reported again.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::answer::ControllerAnswer;
+use super::application::Application;
+use super::basis::{Basis, Text};
+use super::history::{History, Went};
+use super::links::Links;
+use super::message::{AgentMessage, ControllerMessage, Order, Outcome, Report};
+use super::plan::{Plan, plan_all};
+use crate::exchange::protocol::{CommId, Name};
+
+/// Orders that are under way at a time: bounds what waits in mailboxes on the way.
+pub const ORDERS_MAX: usize = 64;
+/// Communicators of the cluster that are looked after; those beyond keep what they have.
+pub const COMMS_MAX: usize = 1 << 16;
+/// How long hosts that are not there are waited for at the start.
+pub const GRACE: Duration = Duration::from_secs(3);
+/// How long a host that was met may take to report.
+pub const SYNC_TIME: Duration = Duration::from_secs(10);
+/// Longer than hosts may take to agree.
+pub const ORDER_TIME: Duration = Duration::from_secs(30);
+/// Pause after a first refusal; it doubles with each that follows.
+pub const PAUSE: Duration = Duration::from_secs(1);
+/// Longest pause.
+pub const PAUSE_MAX: Duration = Duration::from_secs(60);
+
+/// Who asked, to be given back with the answer.
+pub type Ticket = u64;
+
+/// What is to be done.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Output {
+    /// Tell an agent.
+    Tell {
+        /// Its host.
+        to: Name,
+        /// What.
+        message: ControllerMessage,
+    },
+    /// Answer an operator.
+    Answer {
+        /// Who.
+        ticket: Ticket,
+        /// What.
+        answer: Result<Box<ControllerAnswer>, String>,
+    },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum HostState {
+    /// Not there, or no longer.
+    Away,
+    /// Asked to report.
+    Asked { until: Instant },
+    /// Has reported.
+    Synced,
+}
+
+/// An order that was not carried out.
+pub(super) struct Refusal {
+    plan: Plan,
+    epoch: u64,
+    pub(super) reason: String,
+    pause: Duration,
+    until: Instant,
+    /// Something has changed since.
+    may_retry: bool,
+}
+
+/// A communicator.
+pub(super) struct Held {
+    pub(super) report: Report,
+    /// Or why it has none; `None` before there was a decision.
+    pub(super) plan: Option<Result<Plan, String>>,
+    pub(super) order: Option<u64>,
+    pub(super) refusal: Option<Refusal>,
+}
+
+struct Pending {
+    comm: CommId,
+    plan: Plan,
+    expected_epoch: u64,
+    /// In the history.
+    entry: u64,
+    until: Instant,
+}
+
+/// See the module's documentation.
+pub struct Controller {
+    pub(super) life: u64,
+    hosts: BTreeMap<Name, HostState>,
+    grace_until: Instant,
+    pub(super) basis: Option<Arc<Basis>>,
+    /// What was last read, whatever was thought of it.
+    pub(super) texts: (Option<Text>, Option<Text>),
+    pub(super) links: Links,
+    pub(super) comms: BTreeMap<CommId, Held>,
+    orders: BTreeMap<u64, Pending>,
+    next_order: u64,
+    /// Why everything is to be decided again.
+    cause: Option<String>,
+    /// Why it was decided last.
+    last_cause: String,
+    is_to_order: bool,
+    pub(super) application: Option<Application>,
+    /// Hosts that obey another life, and which.
+    superseded: BTreeMap<Name, u64>,
+    pub(super) history: History,
+    pub(super) outputs: VecDeque<Output>,
+}
+
+impl Controller {
+    /// A controller that knows nothing yet, of a cluster of these hosts, of which `own` is there.
+    #[must_use]
+    pub fn new(life: u64, own: &Name, hosts: &[Name], now: Instant) -> Self {
+        let mut controller = Controller {
+            life,
+            hosts: hosts.iter().map(|host| (host.clone(), HostState::Away)).collect(),
+            grace_until: now + GRACE,
+            basis: None,
+            texts: (None, None),
+            links: Links::default(),
+            comms: BTreeMap::new(),
+            orders: BTreeMap::new(),
+            next_order: 0,
+            cause: None,
+            last_cause: String::new(),
+            is_to_order: false,
+            application: None,
+            superseded: BTreeMap::new(),
+            history: History::default(),
+            outputs: VecDeque::new(),
+        };
+        controller.met(own, now);
+        controller
+    }
+
+    /// The next thing to be done.
+    pub fn poll_output(&mut self) -> Option<Output> {
+        self.outputs.pop_front()
+    }
+
+    /// A life of the controller that hosts obey in the place of this one.
+    #[must_use]
+    pub fn superseded_by(&self) -> Option<u64> {
+        self.superseded.values().copied().max()
+    }
+
+    /// Hosts of the cluster, and whether they report.
+    pub fn hosts(&self) -> impl Iterator<Item = (&Name, bool)> {
+        self.hosts.iter().map(|(host, state)| (host, *state == HostState::Synced))
+    }
+
+    /// A host is there, and has heard nothing yet.
+    pub fn met(&mut self, host: &Name, now: Instant) {
+        self.forget(host);
+        self.superseded.remove(host);
+        if let Some(state) = self.hosts.get_mut(host) {
+            *state = HostState::Asked { until: now + SYNC_TIME };
+            let message = ControllerMessage::Sync { life: self.life };
+            self.outputs.push_back(Output::Tell { to: host.clone(), message });
+        }
+    }
+
+    /// A host is no longer there. Communicators with their root there have failed, or are out of reach.
+    pub fn lost(&mut self, host: &Name, now: Instant) {
+        let Some(state) = self.hosts.get_mut(host) else { return };
+        self.superseded.remove(host);
+        if std::mem::replace(state, HostState::Away) != HostState::Away {
+            self.history.note(format!("host {host} lost"), "", Went::Done, now);
+        }
+        if self.forget(host) {
+            self.because(format!("host {host} was lost"));
+        }
+    }
+
+    /// Forgets communicators with their root on a host. Returns whether there were any.
+    fn forget(&mut self, host: &Name) -> bool {
+        let before = self.comms.len();
+        self.comms.retain(|comm, _| comm.root != *host);
+        self.orders.retain(|_, pending| pending.comm.root != *host);
+        before != self.comms.len()
+    }
+
+    /// An agent speaks, whose message was checked for it.
+    pub fn hear(&mut self, from: &Name, message: AgentMessage, now: Instant) {
+        match message {
+            // A host that is away, or was forgotten, begins with a report for a Sync.
+            _ if self.hosts.get(from).is_none_or(|state| *state == HostState::Away) => {}
+            AgentMessage::Report(report) => self.report(*report, now),
+            AgentMessage::Gone { comm } => {
+                if let Some(held) = self.comms.remove(&comm) {
+                    let pending = held.order.and_then(|order| self.orders.remove(&order));
+                    if let Some(Pending { entry, .. }) = pending {
+                        self.history.went(entry, Went::Failed("the communicator has ended".into()));
+                    }
+                    self.because(format!("communicator {comm} ended"));
+                }
+            }
+            AgentMessage::Synced { life } if life == self.life => {
+                self.hosts.insert(from.clone(), HostState::Synced);
+                self.superseded.remove(from);
+                self.is_to_order = true;
+            }
+            AgentMessage::Synced { .. } => {}
+            AgentMessage::Answer { order, outcome } => self.answered(from, order, outcome, now),
+            AgentMessage::Superseded { by } => {
+                if self.superseded.insert(from.clone(), by) != Some(by) {
+                    let what = format!("replaced by the controller's life {by}, as host {from} says");
+                    self.history.note(what, "", Went::Done, now);
+                }
+            }
+        }
+    }
+
+    fn report(&mut self, report: Report, now: Instant) {
+        self.is_to_order = true;
+        let is_full = self.comms.len() >= COMMS_MAX;
+        match self.comms.get_mut(&report.comm) {
+            Some(held) => {
+                let is_as_planned = match &held.plan {
+                    Some(Ok(plan)) => plan.rings == report.chosen.rings,
+                    _ => false,
+                };
+                // Who chose other rings by hand may mean them to be kept, or more channels.
+                let has_other_rings = held.report.chosen.rings != report.chosen.rings && !is_as_planned;
+                let cause = has_other_rings.then(|| format!("communicator {} was changed by hand", report.comm));
+                held.report = report;
+                cause.into_iter().for_each(|cause| self.because(cause));
+            }
+            None if is_full => {
+                let what = format!("communicator {} left as it is", report.comm);
+                self.history.note(what, "", Went::Failed(format!("there are {COMMS_MAX} communicators")), now);
+            }
+            None => {
+                self.because(format!("communicator {} of tenant {} began", report.comm, report.tenant));
+                let comm = report.comm.clone();
+                self.comms.insert(comm, Held { report, plan: None, order: None, refusal: None });
+            }
+        }
+    }
+
+    fn answered(&mut self, from: &Name, order: u64, outcome: Outcome, now: Instant) {
+        if self.orders.get(&order).is_none_or(|pending| pending.comm.root != *from) {
+            return;
+        }
+        let Some(pending) = self.orders.remove(&order) else { return };
+        self.is_to_order = true;
+        let Some(held) = self.comms.get_mut(&pending.comm) else { return };
+        held.order = None;
+        let (reason, is_fault) = match outcome {
+            Outcome::Done { .. } => {
+                held.refusal = None;
+                self.history.went(pending.entry, Went::Done);
+                if let Some(application) = &mut self.application {
+                    application.changed.push(pending.comm);
+                }
+                return;
+            }
+            Outcome::Stale { epoch } => (format!("its strategy was number {epoch} meanwhile"), false),
+            Outcome::Refused { reason } => (reason, true),
+        };
+        self.history.went(pending.entry, Went::Failed(reason.clone()));
+        let before = held.refusal.take().filter(|refusal| refusal.plan == pending.plan);
+        let pause = before.map_or(PAUSE, |refusal| (refusal.pause * 2).min(PAUSE_MAX));
+        held.refusal = Some(Refusal {
+            plan: pending.plan,
+            epoch: pending.expected_epoch,
+            reason: reason.clone(),
+            pause,
+            until: now + pause,
+            may_retry: false,
+        });
+        if let Some(application) = self.application.as_mut().filter(|_| is_fault) {
+            application.failed.push((pending.comm, reason));
+        }
+    }
+
+    /// All is to be decided again.
+    pub(super) fn because(&mut self, cause: String) {
+        self.cause = Some(match self.cause.take() {
+            // The first says enough.
+            Some(first) if first.contains(", and more") => first,
+            Some(first) => format!("{first}, and more"),
+            None => cause,
+        });
+    }
+
+    /// Orders that were refused may be given again at once: the operator wants something anew.
+    pub(super) fn forgive(&mut self) {
+        self.comms.values_mut().for_each(|held| held.refusal = None);
+    }
+
+    /// Until when hosts are waited for.
+    fn waits_until(&self, now: Instant) -> Option<Instant> {
+        let until = |state: &HostState| match state {
+            HostState::Away => Some(self.grace_until),
+            HostState::Asked { until } => Some(*until),
+            HostState::Synced => None,
+        };
+        self.hosts.values().filter_map(until).filter(|until| *until > now).max()
+    }
+
+    /// Does what inputs and time have made due.
+    pub fn settle(&mut self, now: Instant) {
+        self.expire(now);
+        if self.superseded_by().is_some() {
+            return self.give_up_application("another life of the controller has replaced this one");
+        }
+        if self.waits_until(now).is_some() {
+            return;
+        }
+        loop {
+            if let Some(cause) = self.cause.take() {
+                self.last_cause = cause;
+                self.decide();
+            }
+            if std::mem::take(&mut self.is_to_order) {
+                self.place_orders(now);
+            }
+            let is_quiet = self.orders.is_empty() && !self.is_to_order && self.cause.is_none();
+            if !is_quiet || !self.finish_application(now) {
+                break;
+            }
+        }
+    }
+
+    fn decide(&mut self) {
+        let Some(basis) = self.basis.clone() else { return };
+        // In the order in which they began: who comes later does not move those that are there.
+        let mut reports: Vec<&Report> = self.comms.values().map(|held| &held.report).collect();
+        reports.sort_by(|a, b| (a.began_ms, &a.comm).cmp(&(b.began_ms, &b.comm)));
+        let plans = plan_all(&basis, &self.links, &reports);
+        let plans: Vec<_> = plans.into_iter().map(|(report, plan)| (report.comm.clone(), plan)).collect();
+        for (comm, plan) in plans {
+            if let Some(held) = self.comms.get_mut(&comm) {
+                held.plan = Some(plan);
+                held.refusal.iter_mut().for_each(|refusal| refusal.may_retry = true);
+            }
+        }
+        self.is_to_order = true;
+    }
+
+    fn place_orders(&mut self, now: Instant) {
+        for (comm, held) in &mut self.comms {
+            let Some(Ok(plan)) = &held.plan else { continue };
+            if held.order.is_some() {
+                continue;
+            }
+            if plan.is_met_by(&held.report.chosen) {
+                held.refusal = None;
+                continue;
+            }
+            let expected_epoch = held.report.chosen.epoch;
+            let is_refused = |refusal: &Refusal| {
+                refusal.plan == *plan && refusal.epoch == expected_epoch && !(refusal.may_retry && refusal.until <= now)
+            };
+            if held.refusal.as_ref().is_some_and(is_refused) {
+                continue;
+            }
+            if self.orders.len() >= ORDERS_MAX {
+                // Whoever answers makes room.
+                break;
+            }
+            self.next_order += 1;
+            let order = self.next_order;
+            let flows = plan.flows.len();
+            let what = format!(
+                "order {order}: communicator {comm} of tenant {}: {} rings, {flows} flows, after strategy {expected_epoch}{}",
+                held.report.tenant,
+                plan.rings.len(),
+                besides(&plan.not_enforced)
+            );
+            let entry = self.history.note(what, self.last_cause.clone(), Went::Pending, now);
+            held.order = Some(order);
+            let (plan, until) = (plan.clone(), now + ORDER_TIME);
+            let message = Order { life: self.life, order, comm: comm.clone(), expected_epoch, change: plan.change() };
+            self.orders.insert(order, Pending { comm: comm.clone(), plan, expected_epoch, entry, until });
+            let message = ControllerMessage::Order(Box::new(message));
+            self.outputs.push_back(Output::Tell { to: comm.root.clone(), message });
+        }
+    }
+
+    /// Gives up what has taken too long, and looks again at what was refused.
+    fn expire(&mut self, now: Instant) {
+        let late: Vec<_> = self.orders.iter().filter(|(_, pending)| pending.until <= now).collect();
+        let late: Vec<_> = late.into_iter().map(|(order, pending)| (*order, pending.comm.root.clone())).collect();
+        for (order, host) in late {
+            let reason = format!("host {host} did not answer within {ORDER_TIME:?}");
+            self.answered(&host, order, Outcome::Refused { reason }, now);
+        }
+        let is_due = |refusal: &Refusal| refusal.may_retry && refusal.until <= now;
+        self.is_to_order |= self.comms.values().any(|held| held.refusal.as_ref().is_some_and(is_due));
+    }
+
+    /// When [`Controller::settle`] is next due, if time alone makes it.
+    #[must_use]
+    pub fn next_deadline(&self, now: Instant) -> Option<Instant> {
+        let retry =
+            |held: &Held| held.refusal.as_ref().filter(|refusal| refusal.may_retry).map(|refusal| refusal.until);
+        let retries = self.comms.values().filter_map(retry);
+        let has_work = self.cause.is_some() || self.is_to_order || self.application.is_some();
+        let waits = self.waits_until(now).filter(|_| has_work && self.superseded_by().is_none());
+        let orders = self.orders.values().map(|pending| pending.until);
+        orders.chain(retries.filter(|at| *at > now)).chain(waits).min()
+    }
+}
+
+fn besides(not_enforced: &[String]) -> String {
+    if not_enforced.is_empty() {
+        return String::new();
+    }
+    format!("; decided, not enforced: {}", not_enforced.join(", "))
+}

@@ -1,0 +1,5 @@
+//! A controller, agents and hosts that do what orders say, in one thread on a clock of the test's.
+
+mod bed;
+mod properties;
+mod story;

@@ -1,0 +1,276 @@
+//! Hosts with agents, and messages between them and controllers that are delivered when the test says so.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use mccs_config::change::StrategyChange;
+
+use crate::controller::agent::{Agent, AgentOutput, Live};
+use crate::controller::answer::{ControllerAnswer, ControllerRequest, HistoryView, PolicyView};
+use crate::controller::basis::Text;
+use crate::controller::message::{AgentMessage, ControllerMessage};
+use crate::controller::state::{Controller, Output, Ticket};
+use crate::exchange::protocol::{CommId, Name};
+use crate::telemetry::placed::{Chosen, HostRanks};
+
+pub const TOPOLOGY: &str = include_str!("../../../../config/examples/topology.toml");
+
+pub fn name(text: &str) -> Name {
+    Name::new(text).unwrap()
+}
+
+pub fn text(name: &str, text: &str) -> Text {
+    Text { name: name.into(), text: text.into() }
+}
+
+pub fn policy(name: &str) -> Text {
+    text("policy.toml", &format!("[policy]\nname = {name:?}\n"))
+}
+
+/// What a host has of a communicator, and what it does with changes.
+pub struct Host {
+    pub agent: Agent,
+    pub comms: BTreeMap<CommId, Live>,
+    /// Changes that were asked for and not made yet.
+    pub asked: VecDeque<(u64, u64, u64, StrategyChange)>,
+    /// Why changes are refused, if they are.
+    pub refuses: Option<String>,
+    pub changes_made: u64,
+}
+
+/// See the module's documentation.
+pub struct Bed {
+    pub now: Instant,
+    pub unix_ms: u64,
+    pub hosts: BTreeMap<Name, Host>,
+    pub controller: Controller,
+    pub own: Name,
+    /// On their way, in order.
+    pub to_agents: VecDeque<(Name, ControllerMessage)>,
+    pub to_controller: VecDeque<(Name, AgentMessage)>,
+    pub answers: BTreeMap<Ticket, Result<ControllerAnswer, String>>,
+    next_comm: u64,
+    next_ticket: Ticket,
+}
+
+impl Bed {
+    /// The hosts of the example, with a controller on the first that has read a policy.
+    pub fn new(policy_name: &str) -> Self {
+        let names = ["host-a", "host-b", "host-c", "host-d"].map(name);
+        let now = Instant::now();
+        let host = |host: &Name| {
+            let agent = Agent::new(names[0].clone());
+            let (comms, asked) = (BTreeMap::new(), VecDeque::new());
+            (host.clone(), Host { agent, comms, asked, refuses: None, changes_made: 0 })
+        };
+        let mut bed = Bed {
+            now,
+            unix_ms: 1,
+            hosts: names.iter().map(host).collect(),
+            controller: Controller::new(1, &names[0], &names, now),
+            own: names[0].clone(),
+            to_agents: VecDeque::new(),
+            to_controller: VecDeque::new(),
+            answers: BTreeMap::new(),
+            next_comm: 0,
+            next_ticket: 0,
+        };
+        bed.controller.files(Some(text("topology.toml", TOPOLOGY)), Some(policy(policy_name)), now);
+        bed.meet_all();
+        bed
+    }
+
+    fn meet_all(&mut self) {
+        for host in self.hosts.keys().filter(|host| **host != self.own) {
+            self.controller.met(host, self.now);
+        }
+    }
+
+    /// The controller's service ends and starts again, with another life; what was on its way is lost.
+    pub fn restart_controller(&mut self, life: u64, policy_name: &str) {
+        self.to_agents.clear();
+        self.to_controller.clear();
+        let names: Vec<Name> = self.hosts.keys().cloned().collect();
+        for host in self.hosts.values_mut() {
+            host.agent.lost(&self.own);
+        }
+        self.controller = Controller::new(life, &self.own, &names, self.now);
+        self.controller.files(Some(text("topology.toml", TOPOLOGY)), Some(policy(policy_name)), self.now);
+        self.meet_all();
+    }
+
+    /// A communicator begins, with its root on the first of its hosts; strategies begin with rings in rank order.
+    pub fn begin(&mut self, tenant: &str, hosts: &[(&str, &[u32])]) -> CommId {
+        self.next_comm += 1;
+        let comm = CommId { root: name(hosts[0].0), incarnation: 1, number: self.next_comm };
+        let nranks = hosts.iter().map(|(_, ranks)| ranks.len() as u32).sum();
+        let chosen = Chosen { rings: vec![(0..nranks).collect(); 2], ..Chosen::default() };
+        let hosts = hosts.iter().map(|(host, ranks)| HostRanks { host: (*host).into(), ranks: ranks.to_vec() });
+        let (number, tenant) = (self.next_comm, tenant.to_owned());
+        let live = Live { comm: comm.clone(), number, tenant, hosts: hosts.collect(), chosen: Arc::new(chosen) };
+        self.host(&comm.root.clone()).comms.insert(comm.clone(), live);
+        self.look(&comm.root.clone());
+        comm
+    }
+
+    /// One over all four hosts, with rings that leave the rack after every rank.
+    pub fn begin_wide(&mut self, tenant: &str) -> CommId {
+        self.begin(tenant, &[("host-a", &[0, 4]), ("host-b", &[2, 6]), ("host-c", &[1, 5]), ("host-d", &[3, 7])])
+    }
+
+    pub fn end(&mut self, comm: &CommId) {
+        self.host(&comm.root).comms.remove(comm);
+        self.look(&comm.root);
+    }
+
+    pub fn host(&mut self, host: &Name) -> &mut Host {
+        self.hosts.get_mut(host).unwrap()
+    }
+
+    pub fn chosen(&self, comm: &CommId) -> &Chosen {
+        &self.hosts[&comm.root].comms[comm].chosen
+    }
+
+    /// The agent of a host looks at its communicators.
+    pub fn look(&mut self, host: &Name) {
+        self.unix_ms += 1;
+        let unix_ms = self.unix_ms;
+        let host_of = self.host(host);
+        let live: Vec<Live> = host_of.comms.values().cloned().collect();
+        let outputs = host_of.agent.look(live, unix_ms);
+        self.carry_out(host, outputs);
+    }
+
+    pub fn carry_out(&mut self, host: &Name, outputs: impl IntoIterator<Item = AgentOutput>) {
+        for output in outputs {
+            match output {
+                AgentOutput::Tell(message) => self.to_controller.push_back((host.clone(), message)),
+                AgentOutput::Change { question, number, expected_epoch, change } => {
+                    self.host(host).asked.push_back((question, number, expected_epoch, change));
+                }
+            }
+        }
+    }
+
+    pub fn outputs(&mut self) {
+        while let Some(output) = self.controller.poll_output() {
+            match output {
+                Output::Tell { to, message } => self.to_agents.push_back((to, message)),
+                Output::Answer { ticket, answer } => {
+                    let before = self.answers.insert(ticket, answer.map(|answer| *answer));
+                    assert!(before.is_none(), "answered twice");
+                }
+            }
+        }
+    }
+
+    /// One message arrives, or one change is made. Returns whether there was any.
+    pub fn step(&mut self) -> bool {
+        self.controller.settle(self.now);
+        self.outputs();
+        if let Some((to, message)) = self.to_agents.pop_front() {
+            let body = message.encode().unwrap();
+            let message = ControllerMessage::decode(&body).unwrap();
+            let own = self.own.clone();
+            let outputs = self.host(&to).agent.hear(&own, message).unwrap();
+            self.carry_out(&to, outputs);
+            return true;
+        }
+        if let Some((from, message)) = self.to_controller.pop_front() {
+            let message = AgentMessage::decode(&message.encode().unwrap(), &from).unwrap();
+            self.controller.hear(&from, message, self.now);
+            return true;
+        }
+        let busy = self.hosts.iter().find(|(_, host)| !host.asked.is_empty()).map(|(name, _)| name.clone());
+        busy.is_some_and(|host| self.make_change(&host))
+    }
+
+    /// A host makes the change that it was asked for first, as proxy engines do.
+    pub fn make_change(&mut self, name: &Name) -> bool {
+        let host = self.host(name);
+        let Some((question, number, expected, change)) = host.asked.pop_front() else { return false };
+        let refuses = host.refuses.clone();
+        let live = host.comms.values_mut().find(|live| live.number == number);
+        let made = match (live, refuses) {
+            (None, _) => Err(format!("there is no communicator {number} here")),
+            (_, Some(reason)) => Err(reason),
+            (Some(live), None) if live.chosen.epoch != expected => {
+                Err(format!("its strategy is number {} meanwhile", live.chosen.epoch))
+            }
+            (Some(live), None) => {
+                let epoch = expected + 1;
+                change_by(live, change, epoch);
+                host.changes_made += 1;
+                Ok((epoch, 17))
+            }
+        };
+        self.look(name);
+        let output = self.host(name).agent.answered(question, made);
+        self.carry_out(name, output);
+        true
+    }
+
+    /// Until nothing is under way.
+    pub fn run(&mut self) {
+        let mut steps = 0;
+        while self.step() {
+            steps += 1;
+            assert!(steps < 100_000, "it does not end");
+        }
+    }
+
+    /// Time goes by, and everything that it makes due happens.
+    pub fn pass(&mut self, time: Duration) {
+        let until = self.now + time;
+        self.run();
+        while let Some(at) = self.controller.next_deadline(self.now).filter(|at| *at <= until) {
+            self.now = at.max(self.now + Duration::from_nanos(1));
+            self.run();
+        }
+        self.now = until;
+        self.run();
+    }
+
+    pub fn ask(&mut self, request: ControllerRequest) -> Ticket {
+        self.next_ticket += 1;
+        self.controller.asked(request, self.next_ticket, 0, self.now);
+        self.next_ticket
+    }
+
+    /// Asks, and waits for the answer.
+    pub fn answer(&mut self, request: ControllerRequest) -> Result<ControllerAnswer, String> {
+        let ticket = self.ask(request);
+        self.run();
+        self.answers.remove(&ticket).expect("an answer")
+    }
+
+    pub fn show(&mut self) -> PolicyView {
+        match self.answer(ControllerRequest::Show) {
+            Ok(ControllerAnswer::Show(view)) => view,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub fn history(&mut self) -> Vec<HistoryView> {
+        match self.answer(ControllerRequest::History) {
+            Ok(ControllerAnswer::History(entries)) => entries,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub fn changes_made(&self) -> u64 {
+        self.hosts.values().map(|host| host.changes_made).sum()
+    }
+}
+
+/// What a change makes of a communicator's strategy.
+pub fn change_by(live: &mut Live, change: StrategyChange, epoch: u64) {
+    let before = Chosen::clone(&live.chosen);
+    live.chosen = Arc::new(Chosen {
+        epoch,
+        rings: change.rings.unwrap_or(before.rings),
+        paths: change.paths.unwrap_or(before.paths),
+        flows: change.flows.unwrap_or(before.flows),
+    });
+}

@@ -1,0 +1,147 @@
+//! Whatever happens in whatever order: in the end every communicator is as one decision over all that is there says, nothing was
+//! ordered twice for one strategy, and agents harm nothing.
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use super::bed::{Bed, TOPOLOGY, change_by, name, policy, text};
+use crate::controller::answer::{ControllerRequest, Standing};
+use crate::controller::links::LinkState;
+use mccs_config::change::StrategyChange;
+
+#[derive(Debug, Clone)]
+enum Happens {
+    Begin(usize),
+    End(usize),
+    Steps(usize),
+    Pass(u64),
+    Lose(usize),
+    Meet(usize),
+    Restart(bool),
+    ByHand(usize),
+    Refuse(usize, bool),
+    Policy(usize),
+    Apply(usize),
+    Link(bool),
+}
+
+fn happens() -> impl Strategy<Value = Happens> {
+    prop_oneof![
+        5 => (0usize..4).prop_map(Happens::Begin),
+        2 => (0usize..8).prop_map(Happens::End),
+        12 => (1usize..12).prop_map(Happens::Steps),
+        3 => (1u64..15_000).prop_map(Happens::Pass),
+        1 => (1usize..4).prop_map(Happens::Lose),
+        2 => (1usize..4).prop_map(Happens::Meet),
+        1 => any::<bool>().prop_map(Happens::Restart),
+        2 => (0usize..8).prop_map(Happens::ByHand),
+        2 => (0usize..4, any::<bool>()).prop_map(|(host, refuses)| Happens::Refuse(host, refuses)),
+        2 => (0usize..3).prop_map(Happens::Policy),
+        2 => (0usize..3).prop_map(Happens::Apply),
+        1 => any::<bool>().prop_map(Happens::Link),
+    ]
+}
+
+const HOSTS: [&str; 4] = ["host-a", "host-b", "host-c", "host-d"];
+const POLICIES: [&str; 3] = ["ffa", "ecmp", "pfa"];
+
+fn befall(bed: &mut Bed, what: Happens, life: &mut u64, away: &mut [bool; 4]) {
+    let some_comm = |bed: &Bed, pick: usize| {
+        let all: Vec<_> = bed.hosts.values().flat_map(|host| host.comms.keys().cloned()).collect();
+        (!all.is_empty()).then(|| all[pick % all.len()].clone())
+    };
+    match what {
+        Happens::Begin(host) => {
+            let (other, third) = (HOSTS[(host + 1) % 4], HOSTS[(host + 2) % 4]);
+            bed.begin("t", &[(HOSTS[host], &[0, 3]), (other, &[1]), (third, &[2])]);
+        }
+        Happens::End(pick) => {
+            if let Some(comm) = some_comm(bed, pick) {
+                bed.end(&comm);
+            }
+        }
+        Happens::Steps(steps) => drop((0..steps).take_while(|_| bed.step()).count()),
+        Happens::Pass(ms) => bed.pass(Duration::from_millis(ms)),
+        Happens::Lose(host) => {
+            away[host] = true;
+            let host = name(HOSTS[host]);
+            bed.to_agents.retain(|(to, _)| *to != host);
+            bed.to_controller.retain(|(from, _)| *from != host);
+            bed.controller.lost(&host, bed.now);
+            bed.host(&host).agent.lost(&name("host-a"));
+        }
+        Happens::Meet(host) => {
+            if std::mem::take(&mut away[host]) {
+                bed.controller.met(&name(HOSTS[host]), bed.now);
+            }
+        }
+        Happens::Restart(with_ffa) => {
+            *life += 1;
+            *away = [false; 4];
+            bed.restart_controller(*life, if with_ffa { "ffa" } else { "ecmp" });
+        }
+        Happens::ByHand(pick) => {
+            if let Some(comm) = some_comm(bed, pick) {
+                let live = bed.host(&comm.root).comms.get_mut(&comm).unwrap();
+                let (epoch, rings) = (live.chosen.epoch + 1, Some(vec![vec![3, 2, 1, 0]]));
+                change_by(live, StrategyChange { rings, ..StrategyChange::default() }, epoch);
+                bed.look(&comm.root);
+            }
+        }
+        Happens::Refuse(host, refuses) => {
+            bed.host(&name(HOSTS[host])).refuses = refuses.then(|| "it cannot".to_owned());
+        }
+        Happens::Policy(which) => bed.controller.files(None, Some(policy(POLICIES[which])), bed.now),
+        Happens::Apply(which) => {
+            let text = format!("[policy]\nname = {:?}\n", POLICIES[which]);
+            bed.ask(ControllerRequest::Apply { name: "apply.toml".into(), text });
+        }
+        Happens::Link(down) => {
+            let state = if down { LinkState::Down } else { LinkState::Up };
+            bed.ask(ControllerRequest::Link { lower: "leaf1".into(), upper: "spine0".into(), state });
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+    #[test]
+    fn in_the_end_all_is_as_decided(happenings in proptest::collection::vec(happens(), 0..60)) {
+        let (mut bed, mut life, mut away) = (Bed::new("ffa"), 1, [false; 4]);
+        for what in happenings {
+            befall(&mut bed, what, &mut life, &mut away);
+        }
+        // All is well again, and something changes.
+        bed.hosts.values_mut().for_each(|host| host.refuses = None);
+        for host in 1..4 {
+            befall(&mut bed, Happens::Meet(host), &mut life, &mut away);
+        }
+        bed.pass(Duration::from_secs(100));
+        bed.controller.files(Some(text("topology.toml", &format!("{TOPOLOGY}\n# again"))), None, bed.now);
+        bed.pass(Duration::from_secs(100));
+        let view = bed.show();
+        let there: usize = bed.hosts.values().map(|host| host.comms.len()).sum();
+        prop_assert_eq!(view.communicators.len(), there);
+        for comm in &view.communicators {
+            prop_assert_eq!(&comm.state, &Standing::AsDecided, "{:?}", bed.history());
+        }
+        // A controller that knows nothing comes to the same.
+        let made = bed.changes_made();
+        let (policy, file) = (view.policy.unwrap(), view.policy_text.unwrap());
+        let topology = bed.controller.topology_text().unwrap();
+        let links = view.links;
+        bed.restart_controller(life + 1, &policy);
+        bed.controller.files(Some(topology), Some(text("policy.toml", &file)), bed.now);
+        bed.run();
+        for (lower, upper, state) in links {
+            // Links are not remembered: whoever watches them says so again.
+            bed.ask(ControllerRequest::Link { lower, upper, state });
+            bed.run();
+            return Ok(());
+        }
+        prop_assert_eq!(bed.changes_made(), made);
+        // Every question was answered.
+        prop_assert!(bed.hosts.values().all(|host| host.asked.is_empty()));
+    }
+}

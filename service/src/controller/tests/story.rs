@@ -1,0 +1,375 @@
+//! What becomes of communicators, hosts, files and controllers, one story each.
+
+use std::time::Duration;
+
+use mccs_config::change::StrategyChange;
+
+use super::bed::{Bed, TOPOLOGY, change_by, name, policy, text};
+use crate::controller::answer::{ControllerAnswer, ControllerRequest, Standing};
+use crate::controller::history::{HISTORY_MAX, Went};
+use crate::controller::links::LinkState;
+use crate::controller::message::{ControllerMessage, Order};
+use crate::controller::state::{GRACE, ORDERS_MAX, PAUSE, SYNC_TIME};
+
+fn apply(policy: &str) -> ControllerRequest {
+    ControllerRequest::Apply { name: "new.toml".into(), text: format!("[policy]\nname = {policy:?}\n") }
+}
+
+fn refuse(bed: &mut Bed, reason: Option<&str>) {
+    bed.hosts.values_mut().for_each(|host| host.refuses = reason.map(str::to_owned));
+}
+
+#[test]
+fn who_arrives_gets_what_the_policy_says_and_who_is_as_decided_is_left_alone() {
+    let mut bed = Bed::new("ffa");
+    let comm = bed.begin_wide("t");
+    bed.run();
+    let chosen = bed.chosen(&comm);
+    assert_eq!(chosen.epoch, 1);
+    // Hosts of a rack one after the other, channels beginning with different devices.
+    assert_eq!(chosen.rings, [[0, 4, 2, 6, 1, 5, 3, 7], [4, 0, 6, 2, 5, 1, 7, 3]]);
+    let ports: Vec<String> =
+        chosen.paths.iter().filter_map(|path| path.source_ports.map(|ports| ports.to_string())).collect();
+    assert_eq!(ports, ["20000-20099", "20100-20199"]);
+    let crossing = |channel: u32| {
+        let flows = chosen.flows.iter().filter(|flow| flow.channel == channel);
+        let between = flows.filter(|flow| (&*flow.from, &*flow.to) == ("host-b", "host-c"));
+        between.map(|flow| flow.path).next().unwrap()
+    };
+    assert_ne!(crossing(0), crossing(1), "both channels on one spine: {:?}", chosen.flows);
+    // What stays below its leaf goes no spine's way.
+    let within = chosen.flows.iter().find(|flow| (&*flow.from, &*flow.to) == ("host-a", "host-b")).unwrap();
+    assert_eq!(chosen.paths[within.path as usize].source_ports, None);
+    assert_eq!(bed.show().communicators[0].state, Standing::AsDecided);
+    bed.pass(Duration::from_secs(300));
+    bed.controller.files(None, Some(policy("ffa")), bed.now);
+    bed.run();
+    assert_eq!(bed.changes_made(), 1, "{:?}", bed.history());
+}
+
+#[test]
+fn who_comes_later_and_goes_does_not_move_who_is_there() {
+    let mut bed = Bed::new("ffa");
+    let first = bed.begin_wide("t");
+    bed.run();
+    let before = bed.chosen(&first).clone();
+    let second = bed.begin("u", &[("host-b", &[0]), ("host-d", &[1])]);
+    bed.run();
+    assert_eq!((bed.chosen(&first), bed.chosen(&second).epoch), (&before, 1));
+    bed.end(&second);
+    bed.run();
+    assert_eq!(bed.show().communicators.len(), 1);
+    assert_eq!(bed.chosen(&first), &before);
+}
+
+#[test]
+fn a_controller_that_starts_waits_for_reports_and_changes_nothing_that_is_as_decided() {
+    let mut bed = Bed::new("ffa");
+    let comms = [bed.begin_wide("t"), bed.begin("u", &[("host-c", &[0]), ("host-a", &[1])]), bed.begin_wide("v")];
+    bed.run();
+    let before: Vec<_> = comms.iter().map(|comm| bed.chosen(comm).clone()).collect();
+    let made = bed.changes_made();
+    bed.restart_controller(2, "ffa");
+    bed.pass(Duration::from_secs(60));
+    assert_eq!(comms.iter().map(|comm| bed.chosen(comm).clone()).collect::<Vec<_>>(), before);
+    assert_eq!((bed.changes_made(), bed.show().communicators.len()), (made, 3));
+}
+
+#[test]
+fn a_controller_that_dies_while_a_change_is_agreed_on_learns_how_it_went() {
+    for goes_through in [true, false] {
+        let mut bed = Bed::new("ffa");
+        let comm = bed.begin_wide("t");
+        while bed.hosts[&comm.root].asked.is_empty() {
+            assert!(bed.step());
+        }
+        bed.restart_controller(2, "ffa");
+        if !goes_through {
+            refuse(&mut bed, Some("a host is away"));
+        }
+        // The hosts end it by themselves: while the controller is away, or after it has asked for reports.
+        if goes_through {
+            bed.make_change(&comm.root);
+        }
+        bed.run();
+        refuse(&mut bed, None);
+        bed.look(&comm.root);
+        bed.end(&comm);
+        let again = bed.begin_wide("t");
+        bed.pass(Duration::from_secs(60));
+        assert_eq!(bed.chosen(&again).epoch, 1);
+        assert_eq!(bed.changes_made(), if goes_through { 2 } else { 1 });
+    }
+}
+
+#[test]
+fn a_stale_order_harms_nothing_and_is_given_anew_for_what_is_in_force() {
+    let mut bed = Bed::new("ffa");
+    let comm = bed.begin_wide("t");
+    while bed.hosts[&comm.root].asked.is_empty() {
+        assert!(bed.step());
+    }
+    // An operator is faster.
+    let by_hand = StrategyChange::parse("channels = 2", "change").unwrap();
+    let live = bed.host(&comm.root).comms.get_mut(&comm).unwrap();
+    change_by(live, StrategyChange { rings: Some(vec![vec![7, 6, 5, 4, 3, 2, 1, 0]; 2]), ..by_hand }, 5);
+    bed.pass(Duration::from_secs(5));
+    assert_eq!(bed.chosen(&comm).epoch, 6);
+    let history = bed.history();
+    assert!(history.iter().any(|entry| matches!(&entry.went, Went::Failed(why) if why.contains("number 5"))));
+    assert!(bed.show().communicators[0].state == Standing::AsDecided);
+}
+
+#[test]
+fn an_order_of_another_host_or_another_life_is_not_obeyed() {
+    let mut bed = Bed::new("ffa");
+    let comm = bed.begin_wide("t");
+    bed.run();
+    let order = |life: u64| {
+        let change = StrategyChange { channels: Some(1), ..StrategyChange::default() };
+        ControllerMessage::Order(Box::new(Order { life, order: 1, comm: comm.clone(), expected_epoch: 1, change }))
+    };
+    let agent = &mut bed.host(&comm.root).agent;
+    assert!(agent.hear(&name("host-b"), order(1)).is_err());
+    assert!(agent.hear(&name("host-b"), ControllerMessage::Sync { life: 9 }).is_err());
+    let told = agent.hear(&name("host-a"), order(7)).unwrap();
+    assert!(format!("{told:?}").contains("Superseded"), "{told:?}");
+    assert!(bed.hosts[&comm.root].asked.is_empty());
+}
+
+#[test]
+fn an_old_controller_that_comes_back_orders_nothing() {
+    let mut bed = Bed::new("ffa");
+    let comm = bed.begin_wide("t");
+    bed.run();
+    // All hosts obey a newer life; the old one, which knows nothing of it, wants something else.
+    for host in bed.hosts.values_mut() {
+        host.agent.hear(&name("host-a"), ControllerMessage::Sync { life: 8 }).unwrap();
+    }
+    let ticket = bed.ask(apply("ecmp"));
+    bed.run();
+    let answer = bed.answers.remove(&ticket).expect("an answer");
+    assert!(answer.unwrap_err().contains("replaced"));
+    assert_eq!((bed.chosen(&comm).epoch, bed.show().superseded_by), (1, Some(8)));
+    assert!(bed.answer(apply("ffa")).unwrap_err().contains("life 8"));
+    // It comes back in a life of its own.
+    bed.restart_controller(9, "ecmp");
+    bed.run();
+    assert_eq!((bed.chosen(&comm).epoch, bed.show().superseded_by), (2, None));
+}
+
+#[test]
+fn a_host_that_is_lost_takes_its_communicators_and_is_asked_anew_when_it_is_back() {
+    let mut bed = Bed::new("ffa");
+    let comm = bed.begin("t", &[("host-b", &[0, 1]), ("host-c", &[2, 3])]);
+    bed.run();
+    let made = bed.changes_made();
+    let host = name("host-b");
+    bed.controller.lost(&host, bed.now);
+    bed.host(&host).agent.lost(&name("host-a"));
+    bed.run();
+    assert_eq!((bed.show().communicators.len(), bed.show().hosts[1].1), (0, false));
+    // Nothing is said to it, whatever happens; the others go on.
+    let other = bed.begin("u", &[("host-a", &[0]), ("host-d", &[1])]);
+    bed.run();
+    assert_eq!(bed.chosen(&other).epoch, 1);
+    bed.controller.met(&host, bed.now);
+    bed.run();
+    assert_eq!((bed.show().communicators.len(), bed.chosen(&comm).epoch), (2, 1));
+    assert_eq!(bed.changes_made(), made + 1);
+}
+
+#[test]
+fn hosts_that_are_not_there_or_do_not_report_are_waited_for_no_longer_than_is_due() {
+    let mut bed = Bed::new("ffa");
+    bed.restart_controller(2, "ffa");
+    bed.to_agents.retain(|(to, _)| *to == name("host-a"));
+    bed.controller.lost(&name("host-d"), bed.now);
+    let comm = bed.begin_wide("t");
+    bed.outputs();
+    // Of those that were met two do not report.
+    bed.to_agents.retain(|(to, _)| *to == name("host-a"));
+    bed.pass(GRACE);
+    assert_eq!(bed.chosen(&comm).epoch, 0);
+    bed.pass(SYNC_TIME);
+    assert_eq!(bed.chosen(&comm).epoch, 1);
+}
+
+#[test]
+fn a_refused_order_is_given_again_only_after_something_has_changed_and_a_pause() {
+    let mut bed = Bed::new("ffa");
+    refuse(&mut bed, Some("a port is taken"));
+    let comm = bed.begin_wide("t");
+    bed.run();
+    assert!(matches!(&bed.show().communicators[0].state, Standing::Refused(why) if why.contains("port")));
+    refuse(&mut bed, None);
+    bed.pass(100 * PAUSE);
+    assert_eq!(bed.chosen(&comm).epoch, 0, "nothing has changed");
+    let other = bed.begin("u", &[("host-c", &[0]), ("host-d", &[1])]);
+    bed.run();
+    assert_eq!((bed.chosen(&comm).epoch, bed.chosen(&other).epoch), (1, 1));
+    // Within the pause nothing is asked again, and after it once.
+    refuse(&mut bed, Some("a port is taken"));
+    let third = bed.begin_wide("v");
+    bed.run();
+    refuse(&mut bed, None);
+    let fourth = bed.begin("u", &[("host-c", &[0]), ("host-d", &[1])]);
+    bed.run();
+    assert_eq!((bed.chosen(&third).epoch, bed.chosen(&fourth).epoch), (0, 1));
+    bed.pass(PAUSE);
+    assert_eq!(bed.chosen(&third).epoch, 1);
+}
+
+#[test]
+fn a_policy_that_a_host_refuses_is_taken_back() {
+    let mut bed = Bed::new("ffa");
+    let comms = [bed.begin_wide("t"), bed.begin("u", &[("host-c", &[0]), ("host-b", &[1])])];
+    bed.run();
+    let before: Vec<_> = comms.iter().map(|comm| bed.chosen(comm).paths.clone()).collect();
+    bed.host(&name("host-c")).refuses = Some("no port is free".into());
+    let answer = bed.answer(apply("ecmp"));
+    let Ok(ControllerAnswer::Applied(applied)) = answer else { panic!("{answer:?}") };
+    assert!(applied.rolled_back && applied.failed[0].1.contains("no port"), "{applied:?}");
+    assert_eq!(comms.iter().map(|comm| bed.chosen(comm).paths.clone()).collect::<Vec<_>>(), before);
+    let view = bed.show();
+    assert_eq!((view.policy.as_deref(), view.policy_file.as_deref()), (Some("ffa"), Some("policy.toml")));
+    assert!(bed.history().iter().any(|entry| entry.why.starts_with("rolled back")));
+    // Once the host can, it is in force everywhere.
+    refuse(&mut bed, None);
+    let answer = bed.answer(apply("ecmp"));
+    let Ok(ControllerAnswer::Applied(applied)) = answer else { panic!("{answer:?}") };
+    assert!(!applied.rolled_back && applied.failed.is_empty() && applied.changed.len() == 2, "{applied:?}");
+    assert!(comms.iter().all(|comm| bed.chosen(comm).paths.is_empty()));
+}
+
+#[test]
+fn what_is_wrong_with_a_file_is_said_and_changes_nothing() {
+    let mut bed = Bed::new("ffa");
+    let comm = bed.begin_wide("t");
+    bed.run();
+    let wrong = [
+        (None, Some(text("policy.toml", "[policy]\nname = \"fa\"\n")), "policy.toml:2:1: policy.name"),
+        (None, Some(text("policy.toml", "[[reserve]]\ntenant = \"t\"\npaths = [\"spine7\"]\n")), "policy.toml:3"),
+        (Some(text("topology.toml", &TOPOLOGY.replace("host-d", "host-x"))), None, "host \"host-d\" is in the cluster"),
+        (Some(text("topology.toml", "[rates]\nhost_leaf = 3\n")), None, "topology.toml:"),
+    ];
+    for (topology, policy, reason) in wrong {
+        bed.controller.files(topology, policy, bed.now);
+        bed.run();
+        let last = bed.history().pop().unwrap();
+        assert!(matches!(&last.went, Went::Failed(why) if why.contains(reason)), "{reason}: {last:?}");
+    }
+    let refused = bed.answer(ControllerRequest::Apply { name: "x.toml".into(), text: "[polcy]".into() });
+    assert!(refused.unwrap_err().contains("did you mean `policy`"));
+    let refused = bed.answer(ControllerRequest::Diff { name: "x.toml".into(), text: "[policy]\nname = 1".into() });
+    assert!(refused.unwrap_err().starts_with("x.toml:2"));
+    assert_eq!((bed.chosen(&comm).epoch, bed.show().policy.as_deref()), (1, Some("ffa")));
+    // Both at once, which would not do one after the other.
+    let topology = TOPOLOGY.replace("spine1", "spine-east");
+    let reserves = "[policy]\nname = \"pfa\"\n[[reserve]]\ntenant = \"u\"\npaths = [\"spine-east\"]\n";
+    bed.controller.files(Some(text("topology.toml", &topology)), Some(text("policy.toml", reserves)), bed.now);
+    bed.run();
+    assert_eq!(bed.show().policy.as_deref(), Some("pfa"));
+    assert!(bed.chosen(&comm).paths.iter().all(|path| path.source_ports.is_none_or(|ports| ports.first == 20_000)));
+}
+
+#[test]
+fn a_first_policy_may_come_later_and_topology_and_policy_in_any_order() {
+    let mut bed = Bed::new("nonsense");
+    let comm = bed.begin_wide("t");
+    bed.run();
+    assert_eq!((bed.chosen(&comm).epoch, bed.show().policy), (0, None));
+    bed.controller.files(None, Some(policy("ffa")), bed.now);
+    bed.run();
+    assert_eq!((bed.chosen(&comm).epoch, bed.show().policy.as_deref()), (1, Some("ffa")));
+}
+
+#[test]
+fn a_diff_says_what_an_apply_then_does() {
+    let mut bed = Bed::new("ffa");
+    bed.begin_wide("t");
+    bed.run();
+    let made = bed.changes_made();
+    let request = ControllerRequest::Diff { name: "e.toml".into(), text: "[policy]\nname = \"ecmp\"\n".into() };
+    let Ok(ControllerAnswer::Diff(diff)) = bed.answer(request) else { panic!("no diff") };
+    assert_eq!((diff.len(), diff[0].changes, bed.changes_made()), (1, true, made));
+    let way = |flows: &[crate::controller::answer::FlowView]| {
+        flows.iter().find(|flow| (&*flow.from, &*flow.to) == ("host-b", "host-c")).unwrap().way.clone()
+    };
+    assert!(way(&diff[0].before.flows).starts_with("spine"), "{:?}", diff[0].before);
+    assert_eq!(way(&diff[0].after.as_ref().unwrap().flows), "hash");
+    bed.answer(apply("ecmp")).unwrap();
+    assert_eq!(bed.show().communicators[0].strategy, *diff[0].after.as_ref().unwrap());
+}
+
+#[test]
+fn flows_leave_a_link_that_is_down_and_come_back() {
+    let mut bed = Bed::new("ffa");
+    let comm = bed.begin_wide("t");
+    bed.run();
+    let before = bed.chosen(&comm).clone();
+    let link = |state| ControllerRequest::Link { lower: "leaf0".into(), upper: "spine1".into(), state };
+    let answer = bed.answer(link(LinkState::Down));
+    assert!(matches!(&answer, Ok(ControllerAnswer::Applied(applied)) if applied.changed.len() == 1), "{answer:?}");
+    let ports: Vec<_> = bed.chosen(&comm).paths.iter().filter_map(|path| path.source_ports).collect();
+    assert_eq!(ports.iter().map(|ports| ports.first).collect::<Vec<_>>(), [20_000]);
+    assert_eq!(bed.show().links, [("leaf0".into(), "spine1".into(), LinkState::Down)]);
+    bed.answer(link(LinkState::Up)).unwrap();
+    assert_eq!((&bed.chosen(&comm).paths, &bed.chosen(&comm).flows), (&before.paths, &before.flows));
+    let wrong = ControllerRequest::Link { lower: "leaf0".into(), upper: "spine9".into(), state: LinkState::Down };
+    assert!(bed.answer(wrong).unwrap_err().contains("spine9"));
+}
+
+#[test]
+fn rings_that_are_kept_stay_as_they_are_in_force() {
+    let mut bed = Bed::new("ffa");
+    bed.controller.files(None, Some(text("policy.toml", "[policy]\nname = \"ffa\"\nrings = \"kept\"\n")), bed.now);
+    let comm = bed.begin_wide("t");
+    bed.run();
+    assert_eq!(bed.chosen(&comm).rings, [[0, 1, 2, 3, 4, 5, 6, 7]; 2]);
+    let by_hand = vec![vec![1, 0, 2, 3, 4, 5, 6, 7]];
+    let live = bed.host(&comm.root).comms.get_mut(&comm).unwrap();
+    change_by(live, StrategyChange { rings: Some(by_hand.clone()), ..StrategyChange::default() }, 5);
+    bed.look(&comm.root);
+    bed.run();
+    assert_eq!((&bed.chosen(&comm).rings, bed.chosen(&comm).epoch), (&by_hand, 6));
+}
+
+#[test]
+fn what_is_decided_and_not_carried_out_is_said() {
+    let mut bed = Bed::new("ffa");
+    let rules = "[policy]\nname = \"ffa\"\n[[tenant]]\nname = \"t\"\nweight = 3\ncap = \"10Gbit/s\"\n";
+    bed.controller.files(None, Some(text("policy.toml", rules)), bed.now);
+    bed.begin_wide("t");
+    bed.run();
+    let view = bed.show();
+    let all = view.communicators[0].not_enforced.join("; ");
+    assert!(all.contains("weight") && all.contains("cap of 10.000 Gbit/s"), "{all}");
+    assert!(bed.history().iter().any(|entry| entry.what.contains("decided, not enforced: weight")));
+}
+
+#[test]
+fn a_communicator_outside_the_topology_keeps_what_it_has() {
+    let mut bed = Bed::new("ffa");
+    let comm = bed.begin("t", &[("host-a", &[0]), ("host-z", &[1])]);
+    bed.run();
+    assert_eq!(bed.chosen(&comm).epoch, 0);
+    let state = &bed.show().communicators[0].state;
+    assert!(matches!(state, Standing::Outside(why) if why.contains("host-z")), "{state:?}");
+}
+
+#[test]
+fn many_communicators_are_changed_a_few_at_a_time_and_the_history_is_bounded() {
+    let mut bed = Bed::new("ffa");
+    let comms: Vec<_> = (0..3 * ORDERS_MAX).map(|_| bed.begin_wide("t")).collect();
+    while bed.step() {
+        let under_way: usize = bed.hosts.values().map(|host| host.asked.len()).sum();
+        assert!(under_way <= ORDERS_MAX);
+    }
+    for policy in ["ecmp", "ffa", "ecmp"] {
+        let Ok(ControllerAnswer::Applied(applied)) = bed.answer(apply(policy)) else { panic!("not applied") };
+        assert_eq!(applied.changed.len(), comms.len());
+    }
+    assert_eq!(bed.history().len(), HISTORY_MAX);
+    assert!(comms.iter().all(|comm| bed.chosen(comm).paths.is_empty()));
+}

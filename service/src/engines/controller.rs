@@ -1,0 +1,353 @@
+//! The engine of the controller role, one in every service of a cluster that has one: the agent of its host and, where the
+//! configuration says so, the controller.
+//!
+//! ```text
+//! exchange: Met, Lost, Told --+                      +--> Tell --> exchange
+//! registry: comms changed ----+--> agent, controller +--> Reconfigure --> proxy engine
+//! operator: Asked, files -----+                      +--> answers
+//! ```
+//!
+//! What other hosts tell is read with care: what cannot be read is counted, and logged within a budget. The registry is looked at
+//! when it says that something has changed, before the answer to a change is passed on, so that a controller knows of a strategy
+//! before it hears that its order was carried out.
+//!
+//! Deliberately absent: decisions (`controller/state.rs`), and polling: an engine with nothing to do sleeps.
+
+mod files;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::os::fd::BorrowedFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use self::files::{Changed, Files};
+use super::proxy::{Asked, OperatorAnswer, OperatorReply, ProxyMessage};
+use crate::controller::agent::{Agent, AgentOutput, Live};
+use crate::controller::answer::ControllerRequest;
+use crate::controller::message::{AgentMessage, BodyError, ControllerMessage};
+use crate::controller::state::{Controller, Output, Ticket};
+use crate::exchange::protocol::{ControlBody, Event, Name, Request};
+use crate::runtime::{Context, Engine, Mailbox, Progress, Sender, WakerSlot};
+use crate::telemetry::{CommInfo, LogBudget, Registry};
+
+/// Inputs that may wait: what a burst of arrivals on all hosts tells, while the controller decides.
+pub const CONTROLLER_MAILBOX_MAX: usize = 16_384;
+/// Answers of proxy engines that may wait; an agent has no more orders.
+const REPLIES_MAX: usize = 1024;
+/// How soon requests are offered again: nothing tells when the exchange has room.
+const OFFER_AGAIN_AFTER: Duration = Duration::from_millis(1);
+/// Inputs that follow each other are taken in together, for so long at most, before anything is decided.
+const SETTLE_WITHIN: Duration = Duration::from_millis(50);
+
+/// To the engine.
+pub enum ControllerInput {
+    /// A host was met or lost, or tells something.
+    Exchange(Event),
+    /// The operator asks.
+    Asked {
+        /// What.
+        request: ControllerRequest,
+        /// To be answered.
+        asked: Asked,
+    },
+}
+
+/// What the engine is told.
+#[derive(Debug, Clone)]
+pub struct ControllerSettings {
+    /// This host.
+    pub own: Name,
+    /// The host that is obeyed.
+    pub host: Name,
+    /// All hosts.
+    pub hosts: Vec<Name>,
+    /// `topology.toml` and `policy.toml`, where this is the controller.
+    pub files: Option<(PathBuf, PathBuf)>,
+}
+
+impl ControllerSettings {
+    /// Of a checked configuration.
+    #[must_use]
+    pub fn new(config: &mccs_config::ServiceConfig, controller: &mccs_config::service::Controller) -> Self {
+        let name = |name: &str| Name::new(name).expect("invariant: a checked host's name is a DNS name");
+        let is_here = controller.host == config.name();
+        let files = controller.topology.clone().zip(controller.policy.clone());
+        ControllerSettings {
+            own: name(&config.name()),
+            host: name(&controller.host),
+            hosts: config.hosts.iter().map(|host| name(&host.name)).collect(),
+            files: files.filter(|_| is_here),
+        }
+    }
+
+    /// Whether this host has the controller role.
+    #[must_use]
+    pub fn is_here(&self) -> bool {
+        self.own == self.host
+    }
+}
+
+/// The controller and what belongs to it.
+struct Role {
+    controller: Controller,
+    files: Option<Files>,
+    asked: BTreeMap<Ticket, Asked>,
+    next_ticket: Ticket,
+    /// Inputs came that nothing was made of yet.
+    unsettled_since: Option<Instant>,
+}
+
+/// See the module's documentation.
+pub struct ControllerEngine {
+    own: Name,
+    agent: Agent,
+    role: Option<Role>,
+    mailbox: Mailbox<ControllerInput>,
+    replies: Mailbox<OperatorReply>,
+    exchange: Sender<Request>,
+    proxy: Sender<ProxyMessage>,
+    registry: Arc<Registry>,
+    seen_changes: Option<u64>,
+    /// What the exchange had no room for, in order.
+    backlog: VecDeque<Request>,
+    /// What was told and could not be read, or was none of the teller's business.
+    refused: u64,
+    budget: LogBudget,
+}
+
+impl ControllerEngine {
+    /// Reads the files, where this is the controller. Whoever runs it sets its wakers.
+    #[must_use]
+    pub fn new(
+        settings: &ControllerSettings,
+        mailbox: Mailbox<ControllerInput>,
+        exchange: Sender<Request>,
+        proxy: Sender<ProxyMessage>,
+        registry: Arc<Registry>,
+    ) -> Self {
+        let now = Instant::now();
+        let role = settings.is_here().then(|| Role {
+            // Ascends from one start of the service to the next.
+            controller: Controller::new(unix().as_nanos() as u64, &settings.own, &settings.hosts, now),
+            files: settings.files.clone().map(|(topology, policy)| Files::new(topology, policy, now)),
+            asked: BTreeMap::new(),
+            next_ticket: 0,
+            unsettled_since: Some(now),
+        });
+        registry.set_watcher(mailbox.waker().clone());
+        ControllerEngine {
+            own: settings.own.clone(),
+            agent: Agent::new(settings.host.clone()),
+            role,
+            mailbox,
+            replies: Mailbox::new(REPLIES_MAX),
+            exchange,
+            proxy,
+            registry,
+            seen_changes: None,
+            backlog: VecDeque::new(),
+            refused: 0,
+            budget: LogBudget::default(),
+        }
+    }
+
+    /// To be set before the engine is polled.
+    #[must_use]
+    pub fn wakers(&self) -> [WakerSlot; 2] {
+        [self.mailbox.waker().clone(), self.replies.waker().clone()]
+    }
+
+    /// Looks at communicators, if something has become of any. Returns whether it has.
+    fn look(&mut self) -> bool {
+        let changes = self.registry.comm_changes();
+        if self.seen_changes.replace(changes) == Some(changes) {
+            return false;
+        }
+        let live = |info: Arc<CommInfo>| {
+            let placed = info.placed.as_ref().filter(|placed| placed.comm.root == self.own)?;
+            Some(Live {
+                comm: placed.comm.clone(),
+                number: info.number,
+                tenant: info.tenant.clone(),
+                hosts: placed.hosts.clone(),
+                chosen: placed.chosen()?,
+            })
+        };
+        let live: Vec<Live> = self.registry.comms().into_iter().filter_map(live).collect();
+        let outputs = self.agent.look(live, unix().as_millis() as u64);
+        self.carry_out(outputs);
+        true
+    }
+
+    fn carry_out(&mut self, outputs: impl IntoIterator<Item = AgentOutput>) {
+        for output in outputs {
+            match output {
+                AgentOutput::Tell(message) => self.tell(self.agent.controller().clone(), message.encode()),
+                AgentOutput::Change { question, number, expected_epoch, change } => {
+                    let asked = Asked::new(question, self.replies.sender());
+                    let (change, expected) = (Box::new(change), Some(expected_epoch));
+                    let message = ProxyMessage::Reconfigure { number, change, window: None, expected, asked };
+                    if let Err(ProxyMessage::Reconfigure { asked, .. }) = self.proxy.send(message) {
+                        asked.answer(Err("the proxy engine is too busy".into()));
+                    }
+                }
+            }
+        }
+    }
+
+    fn tell(&mut self, to: Name, body: Result<ControlBody, BodyError>) {
+        match body {
+            Ok(body) => self.backlog.push_back(Request::Tell { to, body }),
+            Err(error) => {
+                if let Some(suppressed) = self.budget.take(Instant::now()) {
+                    tracing::warn!(%to, %error, suppressed, "a host is not told: its communicators keep what they have");
+                }
+            }
+        }
+    }
+
+    fn take(&mut self, input: ControllerInput, now: Instant) {
+        match input {
+            ControllerInput::Exchange(Event::Met { host }) => {
+                self.role.iter_mut().for_each(|role| role.controller.met(&host, now));
+            }
+            ControllerInput::Exchange(Event::Lost { host }) => {
+                self.agent.lost(&host);
+                self.role.iter_mut().for_each(|role| role.controller.lost(&host, now));
+            }
+            ControllerInput::Exchange(Event::Told { from, body }) => self.hear(&from, &body, now),
+            // The proxy engine's.
+            ControllerInput::Exchange(_) => {}
+            ControllerInput::Asked { request, asked } => match &mut self.role {
+                Some(role) => {
+                    role.next_ticket += 1;
+                    role.asked.insert(role.next_ticket, asked);
+                    role.controller.asked(request, role.next_ticket, self.refused, now);
+                }
+                None => asked.answer(Err(format!("the controller is on host {}: ask there", self.agent.controller()))),
+            },
+        }
+        if let Some(role) = &mut self.role {
+            role.unsettled_since.get_or_insert(now);
+        }
+    }
+
+    fn hear(&mut self, from: &Name, body: &ControlBody, now: Instant) {
+        let refusal = match (ControllerMessage::decode(body), &mut self.role) {
+            (Ok(message), _) => {
+                self.look();
+                match self.agent.hear(from, message) {
+                    Ok(outputs) => return self.carry_out(outputs),
+                    Err(refusal) => refusal.to_string(),
+                }
+            }
+            (Err(_), Some(role)) => match AgentMessage::decode(body, from) {
+                Ok(message) => return role.controller.hear(from, message, now),
+                Err(error) => error.to_string(),
+            },
+            (Err(error), None) => error.to_string(),
+        };
+        self.refused += 1;
+        if let Some(suppressed) = self.budget.take(now) {
+            tracing::warn!(%from, reason = refusal, suppressed, "what a host told about control is refused");
+        }
+    }
+
+    /// Lets the controller decide, and does what it says.
+    fn settle(&mut self, now: Instant) -> bool {
+        let Some(role) = &mut self.role else { return false };
+        let mut is_due = role.files.as_mut().is_some_and(|files| match files.changed(now) {
+            Some(Changed { topology, policy, unreadable }) => {
+                unreadable.into_iter().for_each(|(file, error)| role.controller.unreadable(&file, error, now));
+                role.controller.files(topology, policy, now);
+                true
+            }
+            None => false,
+        });
+        is_due |= role.controller.next_deadline(now).is_some_and(|at| at <= now);
+        let has_waited = |since: Instant| self.mailbox.is_empty() || now.duration_since(since) >= SETTLE_WITHIN;
+        if is_due || role.unsettled_since.is_some_and(has_waited) {
+            role.unsettled_since = None;
+            role.controller.settle(now);
+            is_due = true;
+        }
+        let mut told = Vec::new();
+        while let Some(output) = role.controller.poll_output() {
+            match output {
+                Output::Tell { to, message } => told.push((to, message.encode())),
+                Output::Answer { ticket, answer } => {
+                    if let Some(asked) = role.asked.remove(&ticket) {
+                        asked.answer(answer.map(OperatorAnswer::Controller));
+                    }
+                }
+            }
+        }
+        told.into_iter().for_each(|(to, body)| self.tell(to, body));
+        is_due
+    }
+
+    /// Hands out what found no room before. Returns whether some still waits.
+    fn push_backlog(&mut self) -> bool {
+        while let Some(request) = self.backlog.pop_front() {
+            if let Err(request) = self.exchange.send(request) {
+                self.backlog.push_front(request);
+                return true;
+            }
+        }
+        false
+    }
+}
+
+fn unix() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+impl Engine for ControllerEngine {
+    fn name(&self) -> String {
+        if self.role.is_some() { "controller".into() } else { "controller's agent".into() }
+    }
+
+    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        self.role.iter().filter_map(|role| role.files.as_ref()?.descriptor()).collect()
+    }
+
+    fn poll(&mut self, cx: &Context) -> Progress {
+        let mut busy = self.look();
+        for _ in 0..cx.budget {
+            let (reply, input) = (self.replies.pop(), self.mailbox.pop());
+            if reply.is_none() && input.is_none() {
+                break;
+            }
+            busy = true;
+            if let Some((question, answer)) = reply {
+                self.look();
+                let made = match answer {
+                    Ok(OperatorAnswer::Reconfigured(made)) => Ok((made.epoch, made.cut)),
+                    Ok(_) => Err("it was answered with something else".into()),
+                    Err(reason) => Err(reason),
+                };
+                let output = self.agent.answered(question, made);
+                self.carry_out(output);
+            }
+            if let Some(input) = input {
+                self.take(input, cx.now);
+            }
+        }
+        busy |= self.settle(cx.now);
+        let waits = self.push_backlog();
+        if busy {
+            return Progress::Busy;
+        }
+        let again = waits.then(|| cx.now + OFFER_AGAIN_AFTER);
+        let deadlines = self.role.iter().flat_map(|role| {
+            let files = role.files.as_ref().and_then(Files::next_deadline);
+            [role.controller.next_deadline(cx.now), files]
+        });
+        Progress::Idle { wake_at: deadlines.chain([again]).flatten().min() }
+    }
+
+    fn prepare_to_sleep(&mut self) -> bool {
+        self.mailbox.is_empty() && self.replies.is_empty() && self.seen_changes == Some(self.registry.comm_changes())
+    }
+}

@@ -1,0 +1,63 @@
+//! Where the ranks of a communicator of several hosts are, and which strategy was last decided for it: what a controller has to
+//! know. Written by the proxy engine when a communicator begins, changes or fails; read by the agent.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use mccs_config::change::FlowChoice;
+use mccs_config::service::FlowPath;
+use serde::{Deserialize, Serialize};
+
+use crate::exchange::protocol::CommId;
+
+/// Ranks of one host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HostRanks {
+    /// The host.
+    pub host: String,
+    /// Its ranks, ascending.
+    pub ranks: Vec<u32>,
+}
+
+/// A strategy, in the words of a change.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Chosen {
+    /// Its number.
+    pub epoch: u64,
+    /// Order of ranks of each channel's ring.
+    pub rings: Vec<Vec<u32>>,
+    /// Ways through the network.
+    pub paths: Vec<FlowPath>,
+    /// Flows that go another way than their channel, by channel and hosts.
+    pub flows: Vec<FlowChoice>,
+}
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub struct Placed {
+    /// What all hosts call it.
+    pub comm: CommId,
+    /// Who is where.
+    pub hosts: Vec<HostRanks>,
+    chosen: Mutex<Option<Arc<Chosen>>>,
+}
+
+impl Placed {
+    /// A communicator that is about to begin.
+    #[must_use]
+    pub fn new(comm: CommId, hosts: Vec<HostRanks>) -> Self {
+        Placed { comm, hosts, chosen: Mutex::new(None) }
+    }
+
+    /// The strategy that was decided last, in force from its first collective on; `None` once the communicator has failed.
+    #[must_use]
+    pub fn chosen(&self) -> Option<Arc<Chosen>> {
+        self.chosen.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Another strategy was decided, or the communicator has failed.
+    pub fn set_chosen(&self, chosen: Option<Chosen>) {
+        *self.chosen.lock().unwrap_or_else(PoisonError::into_inner) = chosen.map(Arc::new);
+    }
+}

@@ -1,0 +1,217 @@
+//! A controller decides for real services: who arrives gets the policy's rings and ways, mistakes change nothing, policies change under
+//! load, and jobs outlive the controller.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use mccs::{DataType, RedOp};
+use mccs_ipc::types::CollectiveKind;
+use mccs_service::control::{ControlAnswer, ControlRequest, call as ask};
+use mccs_service::controller::answer::{ControllerAnswer, ControllerRequest, HistoryView, PolicyView, Standing};
+use mccs_service::controller::history::Went;
+use mccs_service::controller::links::LinkState;
+use mccs_tests::Rank;
+use mccs_tests::hosts::{Raise, TestHosts, in_threads, run_until_stopped};
+
+use crate::call;
+use crate::traffic::{EXCHANGE_PORT, ports_of};
+
+/// Host 2, which has no ranks, decides.
+const CONTROLLER: usize = 2;
+const SPINES: [u16; 2] = [23_000, 24_000];
+const FFA: &str = "[policy]\nname = \"ffa\"\n";
+const ECMP: &str = "[policy]\nname = \"ecmp\"\n";
+
+fn topology() -> String {
+    let mut text = "[rates]\nhost_leaf = \"100Gbit/s\"\nleaf_spine = \"50Gbit/s\"\n".to_owned();
+    for host in 0..3 {
+        text += &format!(
+            "[[leaf]]\nname = \"leaf{host}\"\n[[host]]\nname = \"h{host}\"\ndevices = 2\nleaf = \"leaf{host}\"\n"
+        );
+    }
+    for (spine, first) in SPINES.iter().enumerate() {
+        text += &format!("[[spine]]\nname = \"spine{spine}\"\nsource_ports = \"{first}-{}\"\n", first + 19);
+    }
+    text
+}
+
+/// Three hosts, whose controller reads its files in `folder`.
+fn start(folder: &Path, policy: &str) -> TestHosts {
+    std::fs::write(folder.join("topology.toml"), topology()).expect("a file");
+    std::fs::write(folder.join("policy.toml"), policy).expect("a file");
+    let (topology, policy) = (folder.join("topology.toml"), folder.join("policy.toml"));
+    let controller = format!("[controller]\nhost = \"h{CONTROLLER}\"\ntopology = {topology:?}\npolicy = {policy:?}\n");
+    let times = "[exchange]\nkeep_alive = \"200ms\"\nlink_timeout = \"1s\"\nhost_timeout = \"2s\"\n";
+    TestHosts::start(3, &format!("[strategy]\nalgorithm = \"ring\"\n{controller}{times}"))
+}
+
+fn request(hosts: &TestHosts, host: usize, request: ControllerRequest) -> Result<ControllerAnswer, String> {
+    let socket = hosts.service(host).control_socket();
+    match ask(&socket, &ControlRequest::Controller { request }).expect("an answer") {
+        ControlAnswer::Controller(answer) => Ok(*answer),
+        ControlAnswer::Refused(reason) => Err(reason),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn show(hosts: &TestHosts) -> PolicyView {
+    match request(hosts, CONTROLLER, ControllerRequest::Show) {
+        Ok(ControllerAnswer::Show(view)) => view,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn history(hosts: &TestHosts) -> Vec<HistoryView> {
+    match request(hosts, CONTROLLER, ControllerRequest::History) {
+        Ok(ControllerAnswer::History(entries)) => entries,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn apply(hosts: &TestHosts, policy: &str) -> Result<ControllerAnswer, String> {
+    request(hosts, CONTROLLER, ControllerRequest::Apply { name: "apply.toml".into(), text: policy.into() })
+}
+
+/// Whether one communicator has changed, and none could not.
+fn is_applied(answer: &ControllerAnswer) -> bool {
+    match answer {
+        ControllerAnswer::Applied(applied) => applied.changed.len() == 1 && applied.failed.is_empty(),
+        _ => false,
+    }
+}
+
+/// On both hosts of the job.
+fn epochs(hosts: &TestHosts) -> Vec<u64> {
+    let epoch = |host: usize| hosts.service(host).service().registry.comms()[0].epoch.load(Ordering::Relaxed);
+    (0..2).map(epoch).collect()
+}
+
+/// Flows from each of the job's hosts over each spine.
+fn flows(hosts: &TestHosts) -> [[usize; 2]; 2] {
+    [0, 1].map(|host| {
+        let ports = ports_of(hosts.address(host), EXCHANGE_PORT);
+        SPINES.map(|first| ports.iter().filter(|port| (first..first + 20).contains(*port)).count())
+    })
+}
+
+/// Runs a checked job of four ranks on two hosts while `meanwhile` goes on; `is_over` says that the job has ended by mistake.
+fn with_job(hosts: &mut TestHosts, meanwhile: impl FnOnce(&mut TestHosts, &AtomicU64, &dyn Fn() -> bool)) {
+    let ranks = hosts.join(&[0, 1, 0, 1]);
+    let (stop, done) = (AtomicU64::new(0), AtomicU64::new(0));
+    let kinds = [CollectiveKind::AllReduce, CollectiveKind::AllGather, CollectiveKind::ReduceScatter];
+    let call = |seed: u64| {
+        let count = [1000, 40_001, 200_003][(seed / 3) as usize % 3];
+        call(kinds[seed as usize % 3], DataType::I32, RedOp::Sum, count, 4, seed)
+    };
+    let run = |rank: Rank| run_until_stopped(&rank, &stop, &done, call);
+    std::thread::scope(|scope| {
+        let stopping = Raise(&stop);
+        let work = scope.spawn(move || in_threads(ranks, run));
+        meanwhile(hosts, &done, &|| work.is_finished());
+        drop(stopping);
+        work.join().expect("ranks");
+    });
+}
+
+fn wait_until(is_over: &dyn Fn() -> bool, mut condition: impl FnMut() -> bool) {
+    while !condition() {
+        assert!(!is_over(), "the job has ended");
+        std::thread::sleep(std::time::Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn who_arrives_gets_the_policys_rings_and_ways_without_being_asked() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut hosts = start(folder.path(), FFA);
+    with_job(&mut hosts, |hosts, done, is_over| {
+        // Hosts one after the other, and each channel's flows over a spine of their own.
+        wait_until(is_over, || epochs(hosts) == [1, 1]);
+        wait_until(is_over, || flows(hosts) == [[1, 1], [1, 1]]);
+        let view = show(hosts);
+        let [comm] = &view.communicators[..] else { panic!("{view:?}") };
+        assert_eq!((comm.epoch, &comm.state), (1, &Standing::AsDecided));
+        assert_eq!(comm.strategy.rings, [[0, 2, 1, 3], [2, 0, 3, 1]]);
+        assert!(comm.strategy.flows.iter().all(|flow| flow.way.starts_with("spine")), "{comm:?}");
+        // Asked elsewhere, it says where to.
+        let refused = request(hosts, 0, ControllerRequest::Show);
+        assert!(refused.as_ref().is_err_and(|why| why.contains("on host h2")), "{refused:?}");
+        // A link breaks: all go over the other spine.
+        let link = |state| ControllerRequest::Link { lower: "leaf0".into(), upper: "spine0".into(), state };
+        let answer = request(hosts, CONTROLLER, link(LinkState::Down));
+        assert!(matches!(answer, Ok(ControllerAnswer::Applied(_))), "{answer:?}");
+        wait_until(is_over, || flows(hosts) == [[0, 2], [0, 2]]);
+        let goal = done.load(Ordering::Relaxed) + 10;
+        wait_until(is_over, || done.load(Ordering::Relaxed) >= goal);
+    });
+    // Who has gone is forgotten.
+    wait_until(&|| false, || show(&hosts).communicators.is_empty());
+}
+
+#[test]
+fn files_are_watched_and_mistakes_in_them_change_nothing() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut hosts = start(folder.path(), FFA);
+    let file = folder.path().join("policy.toml");
+    with_job(&mut hosts, |hosts, _, is_over| {
+        wait_until(is_over, || epochs(hosts) == [1, 1]);
+        std::fs::write(&file, "[policy]\nname = \"ffa\"\nring = \"local\"\n").expect("a file");
+        let refused = |entry: &HistoryView| matches!(&entry.went, Went::Failed(why) if why.contains("policy.toml:3:1"));
+        wait_until(is_over, || history(hosts).iter().any(refused));
+        assert_eq!((epochs(hosts), show(hosts).policy.as_deref()), (vec![1, 1], Some("ffa")));
+        // As editors do it: another file in the place of this one.
+        std::fs::write(folder.path().join("new"), ECMP).expect("a file");
+        std::fs::rename(folder.path().join("new"), &file).expect("renamed");
+        wait_until(is_over, || epochs(hosts) == [2, 2]);
+        wait_until(is_over, || flows(hosts) == [[0, 0], [0, 0]]);
+        assert_eq!(show(hosts).policy.as_deref(), Some("ecmp"));
+    });
+}
+
+#[test]
+fn policies_are_put_in_force_under_load_and_taken_back_where_a_host_cannot() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut hosts = start(folder.path(), FFA);
+    with_job(&mut hosts, |hosts, done, is_over| {
+        wait_until(is_over, || epochs(hosts) == [1, 1]);
+        for change in 2..20 {
+            let policy = if change % 2 == 0 { ECMP } else { FFA };
+            let answer = apply(hosts, policy);
+            assert!(answer.as_ref().is_ok_and(is_applied), "{answer:?}");
+            let goal = done.load(Ordering::Relaxed) + 5;
+            wait_until(is_over, || done.load(Ordering::Relaxed) >= goal && epochs(hosts) == [change, change]);
+        }
+        let refused = apply(hosts, "[policy]\nname = \"fa\"\n");
+        assert!(refused.as_ref().is_err_and(|why| why.contains("apply.toml:2:1")), "{refused:?}");
+        // One spine by a port that host 1 does not have: another program's.
+        let taken = std::net::TcpListener::bind((hosts.address(1), 0)).expect("a port");
+        let port = taken.local_addr().expect("an address").port();
+        let text = topology().replacen(&format!("{}-{}", SPINES[0], SPINES[0] + 19), &format!("{port}-{port}"), 1);
+        std::fs::write(folder.path().join("topology.toml"), text).expect("a file");
+        let taken_back = |entry: &HistoryView| matches!(&entry.went, Went::Failed(why) if why.contains("rolled back"));
+        wait_until(is_over, || history(hosts).iter().any(taken_back));
+        let view = show(hosts);
+        assert_eq!(view.policy.as_deref(), Some("ffa"));
+        wait_until(is_over, || flows(hosts) == [[1, 1], [1, 1]]);
+        drop(taken);
+    });
+}
+
+#[test]
+fn a_job_outlives_its_controller_and_the_next_one_finds_what_the_last_one_left() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut hosts = start(folder.path(), FFA);
+    with_job(&mut hosts, |hosts, done, is_over| {
+        wait_until(is_over, || epochs(hosts) == [1, 1]);
+        let before = show(hosts).communicators;
+        hosts.stop(CONTROLLER);
+        let goal = done.load(Ordering::Relaxed) + 20;
+        wait_until(is_over, || done.load(Ordering::Relaxed) >= goal);
+        hosts.restart(CONTROLLER);
+        wait_until(is_over, || show(hosts).communicators == before);
+        assert!(history(hosts).iter().all(|entry| !entry.what.contains("order")), "{:?}", history(hosts));
+        // And it decides.
+        apply(hosts, ECMP).expect("in force");
+        wait_until(is_over, || epochs(hosts) == [2, 2]);
+    });
+}
