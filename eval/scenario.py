@@ -2,9 +2,9 @@
 """Runs a scenario of the simulator on its emulated fabric, with real services, processes and packets, and compares the two.
 
 Lengths are scaled by the rates of the two networks, times are not: a run takes as long as the simulator says that the scenario
-itself does. Policies are carried out by the service that is the controller; where the switches' hash decides, there is none.
+itself does. With --longer N, fewer and longer iterations take the same time. Policies are carried out by the service that is the controller; where the switches' hash decides, there is none.
 
-usage: scenario.py SCENARIO.toml [--rounds 5] [--settle 2s]
+usage: scenario.py SCENARIO.toml [--rounds 5] [--longer N] [--settle 2s] [--variants NAME,...]
 
 Needs root. Build first: cargo build --release --workspace. Writes eval/results/fabric-SCENARIO.json (data and provenance) and
 .md; fails if a variant's completion times are further than a tenth from the simulator's."""
@@ -42,7 +42,7 @@ def seconds(text):
 
 
 class Scenario:
-    def __init__(self, path):
+    def __init__(self, path, longer):
         self.path = pathlib.Path(path)
         self.toml = tomllib.loads(self.path.read_text())
         self.fabric_path = self.path.parent / self.toml["fabric"]
@@ -53,7 +53,9 @@ class Scenario:
         for job in self.jobs:
             # Elements of every rank, whatever the collective.
             unit = 4 * len(job["ranks"])
-            job["bytes"] = round(number(job["bytes"], "B") * self.scale / unit) * unit
+            job["bytes"] = round(number(job["bytes"], "B") * self.scale * longer / unit) * unit
+            job["compute"] = f"{round(seconds(job.get('compute', '0s')) * longer * 1e6)}us"
+            job["iterations"] = max(1, round(job["iterations"] / longer))
         [self.algorithm] = {job.get("algorithm", "ring") for job in self.jobs}
         [self.channels] = {job.get("channels", 2) for job in self.jobs}
 
@@ -141,7 +143,7 @@ def measure(scenario, fabric, variant, settle):
                 placed = scenario.placed(job, variant.get("rings", "local"))
                 time.sleep(max(0, began + seconds(job.get("start", "0s")) - time.monotonic()))
                 command = [BINARIES / "mccs-traffic", "--collective", job.get("collective", "all_reduce"), "--bytes", f"{job['bytes']}B",
-                           "--compute", job.get("compute", "0s"), "--iterations", str(job["iterations"]), "--settle", settle]
+                           "--compute", job["compute"], "--iterations", str(job["iterations"]), "--settle", settle]
                 id = secrets.token_hex(16)
                 return records(cluster.run_ranks(fabric, placed, command, lambda rank, host: {
                     "MCCS_SOCKET": f"{folder}/{host}/{job['name']}.sock", "MCCS_RANK": str(rank), "MCCS_NRANKS": str(len(placed)),
@@ -155,10 +157,12 @@ def measure(scenario, fabric, variant, settle):
 
 
 def check_strategies(fabric, folder):
-    """All that the controller has ordered is in force."""
+    """All that the controller has ordered came into force."""
     control = f"{folder}/{fabric.hosts[0]}/mccs-control.sock"
-    history = json.loads(run([BINARIES / "mccsctl", "--socket", control, "--json", "policy", "history"]))
-    print("   ", json.dumps(history)[:200], flush=True)
+    history = json.loads(run([BINARIES / "mccsctl", "--socket", control, "--json", "policy", "history"]))["controller"]["history"]
+    bad = [entry for entry in history if entry["went"] != "done"]
+    if bad or not any("order" in entry["what"] or "ring" in entry["what"] for entry in history):
+        raise RuntimeError(f"the controller's orders: {json.dumps(history)}")
 
 
 def jain(values):
@@ -173,10 +177,11 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("scenario")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--longer", type=float, default=1, help="how much longer iterations are, and how much fewer")
     parser.add_argument("--settle", default="2s")
     parser.add_argument("--variants", help="only these, comma-separated")
     options = parser.parse_args()
-    scenario = Scenario(options.scenario)
+    scenario = Scenario(options.scenario, options.longer)
     variants = {variant["name"]: variant for variant in scenario.toml["variant"]}
     if options.variants:
         variants = {name: variants[name] for name in options.variants.split(",")}
@@ -208,8 +213,8 @@ def main():
     for job in jobs:
         heads += [f"{job}: s", f"{job}: busbw Gbit/s (CV)", f"{job}: of the simulated time"]
     heads += ["Jain", "speed-up"]
-    text = (f"{scenario.toml['question']}\n\nOn the emulated fabric {fabric.name}, lengths scaled by {scenario.scale:g}: mean (least to "
-            f"greatest) of {options.rounds} rounds, variants in turn. Speed-up: of the jobs' bus bandwidth against the first variant's, "
+    text = (f"{scenario.toml['question']}\n\nOn the emulated fabric {fabric.name}, lengths scaled by {scenario.scale:g}, iterations {options.longer:g} times "
+            f"as long and so much fewer: mean (least to greatest) of {options.rounds} rounds, variants in turn. Speed-up: of the jobs' bus bandwidth against the first variant's, "
             "round by round.\n\n" + bench.table(heads, rows))
     data = bench.provenance(fabric.versions()) | {"scenario": scenario.toml, "scale": scenario.scale, "simulated": foretold,
                                                   "rounds": found}

@@ -38,9 +38,7 @@ use crate::transports::{FlowPath, TransportError};
 const PREPARE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time that hosts may need to agree, once they are prepared: as many operations as fit may start meanwhile.
 const AGREEMENT_TIME: Duration = Duration::from_millis(20);
-/// The window: operations that may start while hosts agree, of a communicator that has not run any.
-const WINDOW: u32 = 16;
-/// Smallest window that is chosen.
+/// Smallest window that is chosen: also of a communicator that has not run anything, whose operations may be long.
 const WINDOW_MIN: u32 = 2;
 /// Largest window that is chosen.
 const WINDOW_MAX: u32 = 4096;
@@ -173,7 +171,7 @@ impl Comm {
     /// As many operations as may start while hosts agree.
     fn window(&self) -> u32 {
         let fits = AGREEMENT_TIME.as_nanos().checked_div(self.average_took.as_nanos());
-        fits.map_or(WINDOW, |fits| u32::try_from(fits).unwrap_or(WINDOW_MAX).clamp(WINDOW_MIN, WINDOW_MAX))
+        fits.map_or(WINDOW_MIN, |fits| u32::try_from(fits).unwrap_or(WINDOW_MAX).clamp(WINDOW_MIN, WINDOW_MAX))
     }
 }
 
