@@ -5,6 +5,8 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::Parser;
+use mccs_service::controller::basis::{Basis, Text};
+use mccs_service::engines::controller::ControllerSettings;
 use mccs_service::service::{Service, Settings};
 use nix::sys::signal::{SigSet, Signal};
 
@@ -33,6 +35,19 @@ fn main() -> ExitCode {
     }
 }
 
+/// Topology and policy, where this host is the controller.
+fn check_files(controller: &ControllerSettings) -> anyhow::Result<()> {
+    let Some((topology, policy)) = &controller.files else { return Ok(()) };
+    let read = |path: &PathBuf| -> anyhow::Result<Text> {
+        let name = path.display().to_string();
+        let text = std::fs::read_to_string(path).with_context(|| name.clone())?;
+        Ok(Text { name, text })
+    };
+    let cluster: Vec<String> = controller.hosts.iter().map(ToString::to_string).collect();
+    Basis::new(read(topology)?, read(policy)?, &cluster).map_err(anyhow::Error::msg)?;
+    Ok(())
+}
+
 fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let config = match arguments.check_config.as_ref().or(arguments.config.as_ref()) {
         Some(path) => mccs_config::ServiceConfig::load(path)?,
@@ -43,6 +58,7 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
         if let Some(exchange) = &settings.exchange {
             exchange.load_tls().with_context(|| path.display().to_string())?;
         }
+        settings.controller.as_ref().map_or(Ok(()), check_files)?;
         println!("{}: no mistakes found", path.display());
         return Ok(());
     }

@@ -160,6 +160,8 @@ pub struct Applied {
     pub failed: Vec<(String, String)>,
     /// Whether what was in force before is again, because of them.
     pub rolled_back: bool,
+    /// What the policy in force says besides, and services do not carry out.
+    pub not_enforced: Vec<String>,
 }
 
 /// Something the controller did.

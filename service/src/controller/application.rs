@@ -6,7 +6,7 @@ use std::time::Instant;
 use super::answer::{Applied, ControllerAnswer};
 use super::basis::{Basis, Text};
 use super::history::Went;
-use super::state::{Controller, Output, Ticket};
+use super::state::{Controller, Output, Ticket, besides};
 use crate::exchange::protocol::CommId;
 
 /// What is being put in force.
@@ -82,7 +82,8 @@ impl Controller {
     /// Puts a basis in force.
     pub(super) fn begin(&mut self, basis: Basis, why: &str, ticket: Option<Ticket>, now: Instant) {
         let (policy, file) = (basis.policy.name(), &basis.policy_text.name);
-        let what = format!("policy {policy} of {file}, topology of {}", basis.topology_text.name);
+        let besides = besides(&basis.not_enforced);
+        let what = format!("policy {policy} of {file}, topology of {}{besides}", basis.topology_text.name);
         tracing::info!(policy, %file, why, "policy put in force");
         let before = self.basis.replace(Arc::new(basis));
         self.start(what, why, (before, ticket), now);
@@ -138,7 +139,8 @@ impl Controller {
         changed.dedup();
         let failed = failed.into_iter().map(|(comm, reason)| (comm.to_string(), reason)).collect();
         if let Some(ticket) = ticket {
-            let applied = Applied { changed, failed, rolled_back: is_rolled_back };
+            let not_enforced = self.basis.as_ref().map(|basis| basis.not_enforced.clone()).unwrap_or_default();
+            let applied = Applied { changed, failed, rolled_back: is_rolled_back, not_enforced };
             let answer = Ok(Box::new(ControllerAnswer::Applied(applied)));
             self.outputs.push_back(Output::Answer { ticket, answer });
         }

@@ -32,6 +32,8 @@ pub struct Basis {
     pub rules: Rules,
     /// Who decides.
     pub policy: &'static dyn Policy,
+    /// See [`not_enforced`].
+    pub not_enforced: Vec<String>,
 }
 
 impl Basis {
@@ -53,10 +55,10 @@ impl Basis {
         let topology = Topology::from_file(&file).map_err(|error| format!("{}: {error}", topology_text.name))?;
         let policy = policy::by_name(&policy_file.policy.name)
             .ok_or_else(|| format!("{}: there is no policy {:?}", policy_text.name, policy_file.policy.name))?;
-        let rules = Rules::from_file(&policy_file, &topology);
+        let (rules, not_enforced) = (Rules::from_file(&policy_file, &topology), not_enforced(&policy_file));
         let hosts = (0..topology.host_count() as u32).map(HostId);
         let hosts = hosts.map(|host| (topology.host_name(host).to_owned(), host)).collect();
-        Ok(Basis { topology_text, policy_text, topology, hosts, rules, policy })
+        Ok(Basis { topology_text, policy_text, topology, hosts, rules, policy, not_enforced })
     }
 }
 

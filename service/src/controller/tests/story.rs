@@ -163,6 +163,7 @@ fn a_host_that_is_lost_takes_its_communicators_and_is_asked_anew_when_it_is_back
     let mut bed = Bed::new("ffa");
     let comm = bed.begin("t", &[("host-b", &[0, 1]), ("host-c", &[2, 3])]);
     bed.run();
+    bed.pass(GRACE);
     let made = bed.changes_made();
     let host = name("host-b");
     bed.controller.lost(&host, bed.now);
@@ -205,7 +206,7 @@ fn a_refused_order_is_given_again_only_after_something_has_changed_and_a_pause()
     refuse(&mut bed, None);
     bed.pass(100 * PAUSE);
     assert_eq!(bed.chosen(&comm).epoch, 0, "nothing has changed");
-    let other = bed.begin("u", &[("host-c", &[0]), ("host-d", &[1])]);
+    let other = bed.begin("u", &[("host-b", &[0]), ("host-d", &[1])]);
     bed.run();
     assert_eq!((bed.chosen(&comm).epoch, bed.chosen(&other).epoch), (1, 1));
     // Within the pause nothing is asked again, and after it once.
@@ -213,7 +214,7 @@ fn a_refused_order_is_given_again_only_after_something_has_changed_and_a_pause()
     let third = bed.begin_wide("v");
     bed.run();
     refuse(&mut bed, None);
-    let fourth = bed.begin("u", &[("host-c", &[0]), ("host-d", &[1])]);
+    let fourth = bed.begin("u", &[("host-b", &[0]), ("host-d", &[1])]);
     bed.run();
     assert_eq!((bed.chosen(&third).epoch, bed.chosen(&fourth).epoch), (0, 1));
     bed.pass(PAUSE);
@@ -323,6 +324,7 @@ fn flows_leave_a_link_that_is_down_and_come_back() {
 #[test]
 fn rings_that_are_kept_stay_as_they_are_in_force() {
     let mut bed = Bed::new("ffa");
+    bed.run();
     bed.controller.files(None, Some(text("policy.toml", "[policy]\nname = \"ffa\"\nrings = \"kept\"\n")), bed.now);
     let comm = bed.begin_wide("t");
     bed.run();
@@ -339,13 +341,15 @@ fn rings_that_are_kept_stay_as_they_are_in_force() {
 fn what_is_decided_and_not_carried_out_is_said() {
     let mut bed = Bed::new("ffa");
     let rules = "[policy]\nname = \"ffa\"\n[[tenant]]\nname = \"t\"\nweight = 3\ncap = \"10Gbit/s\"\n";
+    bed.run();
     bed.controller.files(None, Some(text("policy.toml", rules)), bed.now);
     bed.begin_wide("t");
     bed.run();
     let view = bed.show();
     let all = view.communicators[0].not_enforced.join("; ");
     assert!(all.contains("weight") && all.contains("cap of 10.000 Gbit/s"), "{all}");
-    assert!(bed.history().iter().any(|entry| entry.what.contains("decided, not enforced: weight")));
+    let said = bed.history().into_iter().filter(|entry| entry.what.contains("decided, not enforced: weight")).count();
+    assert_eq!(said, 2, "once of the file, once of the communicator");
 }
 
 #[test]
