@@ -6,6 +6,7 @@
 mod controller;
 mod cuda;
 mod exchange;
+mod metrics;
 mod rdma;
 mod tcp;
 
@@ -24,6 +25,7 @@ use crate::validate::{Problems, Validate};
 pub use controller::Controller;
 pub use cuda::{Cuda, CudaUse};
 pub use exchange::{Address, Exchange, HostConfig};
+pub use metrics::Metrics;
 pub use rdma::{Device, Rdma, RdmaUse};
 pub use tcp::{FlowPath, Ports, Tcp};
 
@@ -49,6 +51,9 @@ pub struct ServiceConfig {
     /// Who decides for the whole cluster. Absent: nobody, communicators keep what they start with.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub controller: Option<Controller>,
+    /// Where metrics are told. Absent: nowhere.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub metrics: Option<Metrics>,
     /// Flows to other hosts.
     pub tcp: Tcp,
     /// Flows to other hosts over RDMA.
@@ -305,6 +310,7 @@ impl Default for ServiceConfig {
             strategy: Strategy::default(),
             exchange: None,
             controller: None,
+            metrics: None,
             tcp: Tcp::default(),
             rdma: Rdma::default(),
             hosts: Vec::new(),

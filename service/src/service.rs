@@ -1,20 +1,22 @@
 //! The composition root: the only file that names concrete engines, devices and sockets.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use mccs_ipc::handshake::Listener;
 
 use crate::collective::{Algorithm, Choice, CostModel, Strategy};
+use crate::control::overview::Overseer;
 use crate::devices::cuda::{CudaDevice, Gpus, NoCuda};
 use crate::devices::host::{HostDevice, HostOptions};
 use crate::engines::control::{ControlEngine, Controlled};
 use crate::engines::controller::{CONTROLLER_MAILBOX_MAX, ControllerEngine, ControllerInput, ControllerSettings};
 use crate::engines::daemon::{Acceptor, Admission, GpuProxy, Proxies, SessionFactory, SessionLimits};
 use crate::engines::exchange::{EventSink, ExchangeSettings, start_exchange};
+use crate::engines::metrics::start_metrics;
 use crate::engines::proxy::{Cluster, PROXY_MAILBOX_MAX, ProxyEngine, ProxyMessage, Timeouts};
 use crate::engines::transport::links::{Links, Ways};
 use crate::engines::transport::{TRANSPORTS_MAX, TransportPool};
@@ -92,6 +94,8 @@ pub enum CudaUse {
 /// All that a service is told.
 #[derive(Debug, Clone)]
 pub struct Settings {
+    /// The service's name.
+    pub name: String,
     /// The operator's socket.
     pub control_socket: PathBuf,
     /// Who may use the service.
@@ -126,6 +130,8 @@ pub struct Settings {
     pub exchange: Option<ExchangeSettings>,
     /// Who decides for the whole cluster, if anybody does.
     pub controller: Option<ControllerSettings>,
+    /// Where metrics are told, if they are.
+    pub metrics: Option<SocketAddr>,
 }
 
 /// A running service. Ends when dropped: sockets are removed, sessions closed, threads joined.
@@ -135,6 +141,8 @@ pub struct Service {
     pub registry: Arc<Registry>,
     /// The pool of transport engines.
     pub transports: Arc<TransportPool>,
+    /// Where metrics are told: with the port that the kernel has chosen, if the settings left that to it.
+    pub metrics: Option<SocketAddr>,
 }
 
 impl Service {
@@ -188,7 +196,7 @@ impl Service {
             let boards = board_slot_bytes;
             Box::new(ProxyEngine::new(device, mailbox, proxy_registry, make_schedules, boards, timeouts, cluster))
         })?;
-        let transports = Arc::new(start_transports(&runtimes, settings, main, proxy.clone())?);
+        let transports = Arc::new(start_transports(&runtimes, settings, main, proxy.clone(), &registry)?);
 
         let control_proxy = proxy.clone();
         let gpus = start_gpus(&runtimes, settings, proxy_runtime, &registry)?;
@@ -201,25 +209,27 @@ impl Service {
             reaper: Reaper::start()?,
         });
         for (socket, admissions) in admissions(&settings.tenants) {
+            admissions.iter().for_each(|(tenant, _)| registry.add_tenant(Arc::clone(tenant)));
             let listener = listen(socket, 0o666)?;
             let name = socket.display().to_string();
             let factory = Arc::clone(&factory);
             runtimes.start_engine(main, |_| Box::new(Acceptor::new(listener, name, admissions, factory)))?;
         }
         let listener = listen(&settings.control_socket, 0o600)?;
-        let controlled = Controlled {
+        let overseer = Overseer {
+            host: settings.name.clone(),
+            since: Instant::now(),
             registry: Arc::clone(&registry),
             runtimes: Arc::clone(&runtimes),
-            transports: Arc::clone(&transports),
-            proxy: control_proxy,
-            controller,
         };
+        let metrics = settings.metrics.map(|at| start_metrics(&runtimes, main, at, overseer.clone())).transpose()?;
+        let controlled = Controlled { overseer, transports: Arc::clone(&transports), proxy: control_proxy, controller };
         let control = ControlEngine::new(listener, controlled)?;
         runtimes.start_engine(main, |waker| {
             control.waker().set(waker);
             Box::new(control)
         })?;
-        Ok(Service { runtimes, registry, transports })
+        Ok(Service { runtimes, registry, transports, metrics })
     }
 }
 
@@ -276,7 +286,9 @@ fn start_transports(
     settings: &Settings,
     main: u32,
     proxy: crate::runtime::Sender<ProxyMessage>,
+    registry: &Arc<Registry>,
 ) -> anyhow::Result<TransportPool> {
+    let (meters, recorders) = (Arc::clone(&registry.flows), Arc::clone(&registry.recorders));
     let first_on_main = settings.placement == Placement::Shared;
     let own_runtimes = Arc::clone(runtimes);
     // The n-th engine of the pool always has the same runtime, however often the pool is resized.
@@ -301,9 +313,10 @@ fn start_transports(
             }
             None => (Box::new(TcpTransport::new()?), &network.flow),
         };
-        Ok(Some(Links::new(transport, listen, flow.clone())))
+        Ok(Some(Links::new(transport, listen, flow.clone()).with_meters(Arc::clone(&meters))))
     };
-    let pool = TransportPool::new(Arc::clone(runtimes), vec![proxy], Box::new(placement), Box::new(make_links));
+    let pool =
+        TransportPool::new(Arc::clone(runtimes), vec![proxy], Box::new(placement), Box::new(make_links), recorders);
     let cores = || std::thread::available_parallelism().map_or(1, |cores| cores.get().min(TRANSPORTS_MAX));
     pool.resize(settings.transport_engines.unwrap_or_else(cores))?;
     Ok(pool)
@@ -487,6 +500,7 @@ impl Settings {
             },
         };
         Settings {
+            name: config.name(),
             control_socket: config.control_socket(),
             tenants: config.tenants.iter().map(tenant).collect(),
             limits: SessionLimits {
@@ -523,6 +537,7 @@ impl Settings {
             paths: config.strategy.paths.iter().map(FlowPath::from).collect(),
             exchange: config.exchange.as_ref().map(|exchange| exchange_settings(config, exchange)),
             controller: config.controller.as_ref().map(|controller| ControllerSettings::new(config, controller)),
+            metrics: config.metrics.as_ref().map(|metrics| metrics.listen.0),
         }
     }
 }

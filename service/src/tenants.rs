@@ -6,6 +6,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::telemetry::traffic::TenantTraffic;
+
 /// What a tenant may use, on this host, over all its sessions unless said otherwise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Quota {
@@ -30,6 +32,8 @@ pub struct Tenant {
     pub name: String,
     /// Its limits.
     pub quota: Quota,
+    /// Its collectives.
+    pub traffic: Arc<TenantTraffic>,
     memory_bytes: AtomicU64,
     sessions: AtomicU64,
     communicators: AtomicU64,
@@ -82,6 +86,7 @@ impl Tenant {
         Arc::new(Tenant {
             name,
             quota,
+            traffic: Arc::default(),
             memory_bytes: AtomicU64::new(0),
             sessions: AtomicU64::new(0),
             communicators: AtomicU64::new(0),

@@ -4,21 +4,26 @@
 //! request a connection.
 
 mod client;
+pub mod overview;
+pub mod window;
 
 pub use client::{ControlError, call, call_within};
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use mccs_config::change::StrategyChange;
+use overview::Overview;
 use serde::{Deserialize, Serialize};
 
 use crate::controller::answer::{ControllerAnswer, ControllerRequest};
 use crate::runtime::{EngineId, EngineInfo, RuntimeInfo};
 use crate::session::Session;
+use crate::telemetry::recorder::{Records, RingView};
 use crate::telemetry::stuck::StuckReport;
+use crate::telemetry::traffic::KindView;
 use crate::telemetry::{CommInfo, HostInfo, RankInfo, RankProgress};
 use crate::tenants::Resource;
 
@@ -61,6 +66,20 @@ pub enum ControlRequest {
     Engines,
     /// Hosts of the cluster.
     Hosts,
+    /// All of it, at one moment.
+    Overview,
+    /// Have engines record what they do. Ends by itself.
+    Trace {
+        /// For how long.
+        duration_ms: u64,
+    },
+    /// What an engine has recorded.
+    TraceRead {
+        /// Its ring.
+        ring: u64,
+        /// Number of the first record.
+        from: u64,
+    },
     /// Have so many transport engines.
     ScaleTransports {
         /// How many.
@@ -111,6 +130,12 @@ pub enum ControlAnswer {
     },
     /// To [`ControlRequest::Hosts`]; empty where there is a single host.
     Hosts(Vec<HostView>),
+    /// To [`ControlRequest::Overview`].
+    Overview(Box<Overview>),
+    /// To [`ControlRequest::Trace`].
+    Tracing(TraceBegun),
+    /// To [`ControlRequest::TraceRead`].
+    TraceRecords(Records),
     /// To [`ControlRequest::WhyStuck`], when all its hosts have answered, or two seconds are over.
     Stuck(Box<StuckReport>),
     /// To [`ControlRequest::Reconfigure`], when all hosts have agreed.
@@ -126,6 +151,20 @@ pub enum ControlAnswer {
     Done,
     /// Not done, and why.
     Refused(String),
+}
+
+/// Longest window of a trace: whoever asked may be gone.
+pub const TRACE_MAX: Duration = Duration::from_secs(600);
+
+/// Engines record.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TraceBegun {
+    /// Since when, as records have time.
+    pub from_ns: u64,
+    /// The same in wall-clock time, since 1970.
+    pub wall_ns: u64,
+    /// Where.
+    pub rings: Vec<RingView>,
 }
 
 /// A host of the cluster.
@@ -218,6 +257,8 @@ pub struct RankView {
     pub started: u64,
     /// Completed.
     pub completed: u64,
+    /// Time by which it has come later to started collectives than the first rank of this host.
+    pub late_ns: u64,
 }
 
 /// A communicator.
@@ -233,8 +274,16 @@ pub struct CommView {
     pub device: String,
     /// Operations completed.
     pub operations: u64,
+    /// Of those, the point-to-point pairs.
+    pub pairs: u64,
     /// Their payload.
     pub bytes: u64,
+    /// What collectives that the service has run have moved over each link of an ideal ring.
+    pub bus_bytes: u64,
+    /// Time that these took.
+    pub busy_ns: u64,
+    /// The last of them, by kind.
+    pub kinds: Vec<KindView>,
     /// Average bus bandwidth while busy, GB/s.
     pub busbw_gbps: f64,
     /// Operations that failed.
@@ -245,6 +294,8 @@ pub struct CommView {
     pub nranks: u32,
     /// Its hosts; none where all ranks are on this one.
     pub hosts: Vec<String>,
+    /// What flows' names say of it, where there are other hosts.
+    pub links: Option<u64>,
     /// Ranks of this host.
     pub ranks: Vec<RankView>,
 }
@@ -256,7 +307,8 @@ impl CommView {
         comm.ask();
         let rank = |info: &RankInfo| {
             let RankProgress { enqueued, started, completed } = comm.progress(info);
-            RankView { rank: info.rank, session: info.session, pid: info.pid, enqueued, started, completed }
+            let late_ns = info.late_ns.load(Ordering::Relaxed);
+            RankView { rank: info.rank, session: info.session, pid: info.pid, enqueued, started, completed, late_ns }
         };
         let (operations, bytes) = comm.totals();
         CommView {
@@ -265,12 +317,17 @@ impl CommView {
             tenant: comm.tenant.clone(),
             device: comm.device.clone(),
             operations,
+            pairs: comm.pairs.load(Ordering::Relaxed),
             bytes,
+            bus_bytes: comm.bus_bytes.load(Ordering::Relaxed),
+            busy_ns: comm.busy_ns.load(Ordering::Relaxed),
+            kinds: comm.recent.view(),
             busbw_gbps: comm.busbw_gbps(),
             failed: comm.failed.load(Ordering::Relaxed),
             epoch: comm.epoch.load(Ordering::Relaxed),
             nranks: comm.nranks,
             hosts: comm.hosts.clone(),
+            links: comm.links,
             ranks: comm.ranks.iter().map(rank).collect(),
         }
     }

@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::time::Instant;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use mccs_config::validate::{Problems, Validate};
 use mccs_ipc::handshake::{Listener, Socket, SocketError};
@@ -12,9 +13,12 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 use super::controller::ControllerInput;
 use super::proxy::{Asked, OperatorAnswer, OperatorReply, ProxyMessage};
 use super::transport::TransportPool;
-use crate::control::{Chunk, CommView, ControlAnswer, ControlRequest, HostView, SessionView, chunks};
-use crate::runtime::{Context, Engine, Mailbox, Progress, Runtimes, Sender, WakerSlot};
-use crate::telemetry::Registry;
+use crate::control::overview::Overseer;
+use crate::control::{
+    Chunk, CommView, ControlAnswer, ControlRequest, HostView, SessionView, TRACE_MAX, TraceBegun, chunks,
+};
+use crate::runtime::{Context, Engine, Mailbox, Progress, Sender, WakerSlot};
+use crate::telemetry::recorder::{Recorders, Records};
 
 /// Operators at a time; more wait to be accepted.
 const CONNECTIONS_MAX: usize = 16;
@@ -49,10 +53,8 @@ impl Connection {
 
 /// What the operator may see and change.
 pub struct Controlled {
-    /// Sessions and communicators.
-    pub registry: Arc<Registry>,
-    /// Engines and where they run.
-    pub runtimes: Arc<Runtimes>,
+    /// Sessions and communicators, engines and where they run.
+    pub overseer: Overseer,
     /// Transport engines.
     pub transports: Arc<TransportPool>,
     /// Who has the communicators of the host device.
@@ -71,6 +73,8 @@ pub struct ControlEngine {
     controlled: Controlled,
     /// Answers of proxy engines, by connection.
     replies: Mailbox<OperatorReply>,
+    /// Until when engines record: whoever asked for it may be gone.
+    tracing_until: Option<Instant>,
 }
 
 impl ControlEngine {
@@ -82,7 +86,8 @@ impl ControlEngine {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         epoll.add(&listener, EpollEvent::new(EpollFlags::EPOLLIN, u64::MAX))?;
         let replies = Mailbox::new(REPLIES_MAX);
-        Ok(ControlEngine { listener, epoll, connections: BTreeMap::new(), next: 0, controlled, replies })
+        let (connections, tracing_until) = (BTreeMap::new(), None);
+        Ok(ControlEngine { listener, epoll, connections, next: 0, controlled, replies, tracing_until })
     }
 
     /// To be set before the engine is polled: answers of other engines wake it.
@@ -99,6 +104,7 @@ impl ControlEngine {
         let own = nix::unistd::geteuid().as_raw();
         if peer.uid != 0 && peer.uid != own {
             tracing::debug!(peer.uid, "control connection refused");
+            self.controlled.overseer.registry.refused.control.fetch_add(1, Ordering::Relaxed);
             return true;
         }
         if self.epoll.add(&socket, EpollEvent::new(EpollFlags::EPOLLIN, self.next)).is_ok() {
@@ -111,8 +117,9 @@ impl ControlEngine {
     }
 
     /// The answer; `None` if another engine will give it to connection `number`.
-    fn answer(&self, number: u64, request: &[u8]) -> Option<ControlAnswer> {
-        let Controlled { registry, runtimes, transports, proxy, controller } = &self.controlled;
+    fn answer(&mut self, number: u64, request: &[u8]) -> Option<ControlAnswer> {
+        let Controlled { overseer, transports, proxy, controller } = &self.controlled;
+        let Overseer { registry, runtimes, .. } = overseer;
         let done = |result: Result<(), String>| result.map_or_else(ControlAnswer::Refused, |()| ControlAnswer::Done);
         let ask = |message| match proxy.send(message) {
             Ok(()) => None,
@@ -134,6 +141,16 @@ impl ControlEngine {
                 let now = Instant::now();
                 ControlAnswer::Hosts(registry.hosts().iter().map(|host| HostView::of(host, now)).collect())
             }
+            Ok(ControlRequest::Overview) => ControlAnswer::Overview(Box::new(overseer.look())),
+            Ok(ControlRequest::Trace { duration_ms }) => {
+                let recorders = Arc::clone(&registry.recorders);
+                return Some(self.begin_trace(&recorders, Duration::from_millis(duration_ms)));
+            }
+            Ok(ControlRequest::TraceRead { ring, from }) => match registry.recorders.read(ring, from) {
+                Some(records) => ControlAnswer::TraceRecords(records),
+                // Of an engine that ended before a window that was begun meanwhile.
+                None => ControlAnswer::TraceRecords(Records { next: from, ..Records::default() }),
+            },
             Ok(ControlRequest::ScaleTransports { count }) => {
                 done(transports.resize(count).map_err(|error| error.to_string()))
             }
@@ -167,8 +184,24 @@ impl ControlEngine {
         })
     }
 
+    /// Has engines record for so long, or for as long as somebody else wants, if that is longer.
+    fn begin_trace(&mut self, recorders: &Recorders, duration: Duration) -> ControlAnswer {
+        if duration.is_zero() || duration > TRACE_MAX {
+            return ControlAnswer::Refused(format!("a trace takes up to {TRACE_MAX:?}, and more than nothing"));
+        }
+        let until = Instant::now() + duration;
+        self.tracing_until = Some(self.tracing_until.map_or(until, |other| other.max(until)));
+        recorders.begin();
+        let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        ControlAnswer::Tracing(TraceBegun {
+            from_ns: recorders.now_ns(),
+            wall_ns: wall.as_nanos() as u64,
+            rings: recorders.rings(),
+        })
+    }
+
     /// Serves one connection a little. Returns whether it is to be kept.
-    fn serve(&self, number: u64, connection: &mut Connection) -> Result<(), SocketError> {
+    fn serve(&mut self, number: u64, connection: &mut Connection) -> Result<(), SocketError> {
         if !connection.greeted {
             if connection.socket.recv_hello()?.is_none() {
                 return Ok(());
@@ -210,8 +243,12 @@ impl Engine for ControlEngine {
         vec![self.epoll.0.as_fd()]
     }
 
-    fn poll(&mut self, _: &Context) -> Progress {
+    fn poll(&mut self, cx: &Context) -> Progress {
         let mut busy = self.accept();
+        if self.tracing_until.is_some_and(|until| until <= cx.now) {
+            self.tracing_until = None;
+            self.controlled.overseer.registry.recorders.end();
+        }
         while let Some((number, answer)) = self.replies.pop() {
             busy = true;
             // An operator who has gone has no connection any more.
@@ -238,7 +275,7 @@ impl Engine for ControlEngine {
                 busy = true;
             }
         }
-        if busy { Progress::Busy } else { Progress::IDLE }
+        if busy { Progress::Busy } else { Progress::Idle { wake_at: self.tracing_until } }
     }
 
     fn prepare_to_sleep(&mut self) -> bool {

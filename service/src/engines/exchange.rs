@@ -16,6 +16,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::exchange::limits::MAILBOX_MAX;
@@ -312,6 +313,7 @@ impl Engine for ExchangeEngine {
         busy |= self.take_in(cx.budget, cx.now);
         self.links.flush(cx.now);
         busy |= self.hand_over();
+        self.registry.refused.exchange.store(self.links.refusals().connections, Ordering::Relaxed);
         let is_full = self.waiting.len() >= EVENTS_MAX;
         if busy || (!is_full && self.links.has_work()) {
             return Progress::Busy;

@@ -4,5 +4,6 @@ pub mod control;
 pub mod controller;
 pub mod daemon;
 pub mod exchange;
+pub mod metrics;
 pub mod proxy;
 pub mod transport;

@@ -3,8 +3,14 @@
 //! The data path only touches atomics of the communicator at hand. The registry's lock is taken when something begins
 //! or ends, and by the operator's queries.
 
+pub mod flows;
+pub mod histogram;
 pub mod placed;
+pub mod prometheus;
+pub mod recorder;
 pub mod stuck;
+pub mod trace;
+pub mod traffic;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -15,11 +21,14 @@ use std::time::{Duration, Instant};
 use mccs_ipc::board::Board;
 use mccs_ipc::types::{CollectiveKind, UniqueId};
 
+use self::flows::FlowTable;
 use self::placed::Placed;
+use self::recorder::Recorders;
+use self::traffic::{RecentTraffic, TenantTraffic};
 use crate::devices::DirectGroup;
 use crate::runtime::WakerSlot;
 use crate::session::{Session, SessionId};
-use crate::tenants::Charge;
+use crate::tenants::{Charge, Tenant};
 
 /// How far a rank is: counts of collectives, so the last sequence number plus one.
 #[derive(Debug)]
@@ -38,6 +47,8 @@ pub struct RankInfo {
     pub started: AtomicU64,
     /// Completed.
     pub completed: AtomicU64,
+    /// Time by which it has come later to started collectives than the first rank of this host. Rounds do not count.
+    pub late_ns: AtomicU64,
 }
 
 /// A communicator as the operator sees it.
@@ -65,6 +76,14 @@ pub struct CommInfo {
     pub bus_bytes: AtomicU64,
     /// Time in which a collective was running.
     pub busy_ns: AtomicU64,
+    /// Of `operations`, the point-to-point pairs.
+    pub pairs: AtomicU64,
+    /// What its collectives are like now.
+    pub recent: RecentTraffic,
+    /// All its tenant's collectives.
+    pub traffic: Arc<TenantTraffic>,
+    /// What flows' names say of it, where it has other hosts.
+    pub links: Option<u64>,
     /// Operations that failed.
     pub failed: AtomicU64,
     /// Number of the strategy in force.
@@ -120,9 +139,18 @@ impl CommInfo {
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
         self.bus_bytes.fetch_add(bus_bytes, Ordering::Relaxed);
         self.busy_ns.fetch_add(took.as_nanos() as u64, Ordering::Relaxed);
+        self.recent.count(kind, bus_bytes, took);
+        self.traffic.count(kind, bytes, took);
         for rank in &self.ranks {
             rank.completed.fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    /// Counts a completed send and its receive; where they are on two hosts, the sender's counts.
+    pub fn count_pair(&self, bytes: u64) {
+        self.operations.fetch_add(1, Ordering::Relaxed);
+        self.pairs.fetch_add(1, Ordering::Relaxed);
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
     /// Asks GPUs how far they are: [`CommInfo::progress`] and [`CommInfo::totals`] tell what was last known.
@@ -203,6 +231,15 @@ pub fn traffic(kind: CollectiveKind, count_bytes: u64, nranks: u64) -> (u64, u64
     (payload_bytes, bus_bytes)
 }
 
+/// Lines that no [`LogBudget`] of this process had room for.
+static LINES_SUPPRESSED: AtomicU64 = AtomicU64::new(0);
+
+/// How many lines were not written, of all that tenants and strangers have caused in this process.
+#[must_use]
+pub fn lines_suppressed() -> u64 {
+    LINES_SUPPRESSED.load(Ordering::Relaxed)
+}
+
 /// Bounds how many lines something that tenants cause can write.
 #[derive(Debug)]
 pub struct LogBudget {
@@ -235,6 +272,7 @@ impl LogBudget {
             }
             None => {
                 self.suppressed += 1;
+                LINES_SUPPRESSED.fetch_add(1, Ordering::Relaxed);
                 None
             }
         }
@@ -258,16 +296,66 @@ pub struct HostInfo {
     pub last_error: Option<String>,
 }
 
-/// Everything that lives in the service, by number; and the hosts it knows, by name.
+/// What a tenant's communicators have done, those included that have ended.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct TenantTotals {
+    /// Operations completed.
+    pub operations: u64,
+    /// Of those, point-to-point pairs.
+    pub pairs: u64,
+    /// Their payload.
+    pub bytes: u64,
+    /// Operations that failed.
+    pub failed: u64,
+}
+
+impl TenantTotals {
+    fn add(&mut self, comm: &CommInfo) {
+        let (operations, bytes) = comm.totals();
+        self.operations = self.operations.saturating_add(operations);
+        self.pairs = self.pairs.saturating_add(comm.pairs.load(Ordering::Relaxed));
+        self.bytes = self.bytes.saturating_add(bytes);
+        self.failed = self.failed.saturating_add(comm.failed.load(Ordering::Relaxed));
+    }
+}
+
+/// Live ones, and what those that have ended have left behind, by tenant: together, so that nothing counts twice.
+#[derive(Default)]
+struct Comms {
+    live: BTreeMap<u64, Arc<CommInfo>>,
+    ended: BTreeMap<String, TenantTotals>,
+}
+
+/// Connections that were refused, by who would have served them.
+#[derive(Debug, Default)]
+pub struct Refused {
+    /// Tenants' sockets: no tenant, or over a quota.
+    pub tenants: AtomicU64,
+    /// The operator's socket.
+    pub control: AtomicU64,
+    /// The exchange: strangers.
+    pub exchange: AtomicU64,
+    /// Metrics: too many at once, too slow, or not HTTP.
+    pub metrics: AtomicU64,
+}
+
+/// Everything that lives in the service, by number; and the hosts and tenants it knows, by name.
 #[derive(Default)]
 pub struct Registry {
     hosts: Mutex<BTreeMap<String, HostInfo>>,
+    tenants: Mutex<BTreeMap<String, Arc<Tenant>>>,
     sessions: Mutex<BTreeMap<SessionId, Arc<Session>>>,
-    comms: Mutex<BTreeMap<u64, Arc<CommInfo>>>,
+    comms: Mutex<Comms>,
     next_number: AtomicU64,
     /// Grows when a communicator begins, ends, or gets another strategy.
     comm_changes: AtomicU64,
     watcher: OnceLock<WakerSlot>,
+    /// Flows to and from other hosts.
+    pub flows: Arc<FlowTable>,
+    /// Connections refused.
+    pub refused: Refused,
+    /// What engines did last.
+    pub recorders: Arc<Recorders>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -301,15 +389,30 @@ impl Registry {
         lock(&self.hosts).values().cloned().collect()
     }
 
+    /// A tenant that may connect.
+    pub fn add_tenant(&self, tenant: Arc<Tenant>) {
+        lock(&self.tenants).insert(tenant.name.clone(), tenant);
+    }
+
+    /// All tenants.
+    #[must_use]
+    pub fn tenants(&self) -> Vec<Arc<Tenant>> {
+        lock(&self.tenants).values().cloned().collect()
+    }
+
     /// A communicator is complete.
     pub fn add_comm(&self, comm: Arc<CommInfo>) {
-        lock(&self.comms).insert(comm.number, comm);
+        lock(&self.comms).live.insert(comm.number, comm);
         self.note_comms();
     }
 
     /// A communicator is over.
     pub fn remove_comm(&self, number: u64) {
-        lock(&self.comms).remove(&number);
+        let mut comms = lock(&self.comms);
+        if let Some(comm) = comms.live.remove(&number) {
+            comms.ended.entry(comm.tenant.clone()).or_default().add(&comm);
+        }
+        drop(comms);
         self.note_comms();
     }
 
@@ -332,6 +435,17 @@ impl Registry {
         let _ = self.watcher.set(watcher);
     }
 
+    /// What each tenant's communicators have done since the service began, and those of them that live.
+    #[must_use]
+    pub fn totals(&self) -> (BTreeMap<String, TenantTotals>, Vec<Arc<CommInfo>>) {
+        let comms = lock(&self.comms);
+        let mut totals = comms.ended.clone();
+        for comm in comms.live.values() {
+            totals.entry(comm.tenant.clone()).or_default().add(comm);
+        }
+        (totals, comms.live.values().cloned().collect())
+    }
+
     /// All sessions now.
     #[must_use]
     pub fn sessions(&self) -> Vec<Arc<Session>> {
@@ -341,7 +455,7 @@ impl Registry {
     /// All communicators now.
     #[must_use]
     pub fn comms(&self) -> Vec<Arc<CommInfo>> {
-        lock(&self.comms).values().cloned().collect()
+        lock(&self.comms).live.values().cloned().collect()
     }
 }
 

@@ -4,6 +4,9 @@ mod policy;
 mod reconfigure;
 mod show;
 mod stuck;
+mod trace;
+mod view;
+mod watch;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -15,6 +18,8 @@ use mccs_service::runtime::EngineId;
 
 use crate::policy::{Link, PolicyCommand};
 use crate::reconfigure::Reconfigure;
+use crate::trace::Trace;
+use crate::watch::Watch;
 
 /// Shows and steers a running mccs-service.
 #[derive(Parser)]
@@ -66,6 +71,8 @@ enum Command {
     Policy(PolicyCommand),
     /// Say that a link is out of order, or in order again: flows are put elsewhere. On the controller's host.
     Link(Link),
+    Watch(Watch),
+    Trace(Trace),
     /// Make keys to try a cluster with: an authority, and a certificate and a key for each host. Asks no service.
     Keys {
         /// The hosts' names.
@@ -101,7 +108,7 @@ impl Command {
             Command::Reconfigure(ref reconfigure) => vec![reconfigure.request()?],
             Command::Policy(ref policy) => policy.request(json)?.into_iter().collect(),
             Command::Link(ref link) => vec![link.request()],
-            Command::Keys { .. } => Vec::new(),
+            Command::Watch(_) | Command::Trace(_) | Command::Keys { .. } => Vec::new(),
         })
     }
 }
@@ -120,10 +127,15 @@ fn main() -> ExitCode {
             }
         };
     }
-    let asked = arguments
-        .command
-        .requests(arguments.json)
-        .and_then(|requests| requests.iter().try_for_each(|request| ask(&arguments.socket, arguments.json, request)));
+    let (socket, json) = (&arguments.socket, arguments.json);
+    let asked = match &arguments.command {
+        Command::Watch(watch) => watch.run(socket, json),
+        Command::Trace(trace) => trace.run(socket),
+        command => {
+            let requests = command.requests(json);
+            requests.and_then(|requests| requests.iter().try_for_each(|request| ask(socket, json, request)))
+        }
+    };
     if let Err(error) = asked {
         eprintln!("mccsctl: {error:#}");
         return ExitCode::FAILURE;
@@ -159,6 +171,8 @@ fn ask(socket: &Path, json: bool, request: &ControlRequest) -> anyhow::Result<()
         ControlAnswer::Stuck(report) => stuck::print(&report),
         ControlAnswer::Controller(answer) => policy::print(&answer),
         ControlAnswer::Done => println!("done"),
+        // Asked for by `watch` and `trace`, which show them themselves.
+        ControlAnswer::Overview(_) | ControlAnswer::Tracing(_) | ControlAnswer::TraceRecords(_) => {}
         ControlAnswer::Refused(_) => {}
     }
     Ok(())

@@ -15,6 +15,8 @@ use crate::collective::{Channel, RankSpan, Schedule, Shape, Step};
 use crate::devices::Tag;
 use crate::engines::transport::links::{LinkKey, Links, LinksId, Staging};
 use crate::engines::transport::{ChannelFault, ChannelJob, FlowWait, Stepped};
+use crate::telemetry::flows::FlowMeter;
+use crate::telemetry::recorder::Record;
 use crate::transports::{Fault, MemoryKey, MemorySpan, RecvFlow, Request, SendFlow, Status, TransportError};
 
 /// Messages that a step asks for before they come: enough for a reduction to overlap with what arrives next.
@@ -29,6 +31,8 @@ pub(super) struct Remote {
     /// As links know the channel; not its place in the schedule.
     pub(super) channel: u16,
     pub(super) tag: Tag,
+    /// As recorders know the job.
+    pub(super) job: u64,
 }
 
 impl Remote {
@@ -42,23 +46,35 @@ struct Outgoing {
     src: u32,
     dst: u32,
     flow: SendFlow,
+    meter: Arc<FlowMeter>,
     /// What the flow had no room for, and how many elements of the first of them have been posted.
     queue: VecDeque<RankSpan>,
     posted: u64,
     /// Posted, and not ended.
-    sends: VecDeque<Request>,
+    sends: VecDeque<Sent>,
+}
+
+/// A message that was posted.
+struct Sent {
+    request: Request,
+    bytes: u64,
+    /// When, if that is recorded.
+    since_ns: u64,
 }
 
 struct Incoming {
     src: u32,
     dst: u32,
     flow: RecvFlow,
+    meter: Arc<FlowMeter>,
 }
 
 /// A message that was asked for.
 struct Receive {
     request: Request,
     count: u64,
+    /// When it was, if that is recorded.
+    since_ns: u64,
     /// Where it goes if it is to be reduced.
     staging: Option<Staging>,
 }
@@ -288,9 +304,9 @@ impl ChannelRun {
         let at = match self.outgoing.iter().position(|out| (out.src, out.dst) == (src, dst)) {
             Some(at) => at,
             None => {
-                let flow = links.send_flow(remote.links, remote.link(src, dst), now)?;
+                let (flow, meter) = links.send_flow(remote.links, remote.link(src, dst), now)?;
                 let (queue, sends) = (VecDeque::new(), VecDeque::new());
-                self.outgoing.push(Outgoing { src, dst, flow, queue, posted: 0, sends });
+                self.outgoing.push(Outgoing { src, dst, flow, meter, queue, posted: 0, sends });
                 self.outgoing.len() - 1
             }
         };
@@ -303,7 +319,7 @@ impl ChannelRun {
         let (Some(links), Some(remote)) = (links, self.remote) else { return Ok(false) };
         let (message_count, mut any) = (links.message_bytes() / self.bound.element_bytes(), false);
         for at in 0..self.outgoing.len() {
-            self.outgoing[at].forget_sent(links)?;
+            self.outgoing[at].forget_sent(&remote, links)?;
             while let Some(span) = self.outgoing[at].queue.front().copied() {
                 let posted = self.outgoing[at].posted;
                 let count = (span.span.count - posted).min(message_count);
@@ -311,7 +327,8 @@ impl ChannelRun {
                 let out = &mut self.outgoing[at];
                 let Some(request) = links.transport.isend(out.flow, message, remote.tag.0)? else { break };
                 any = true;
-                out.sends.push_back(request);
+                out.meter.count(message.bytes);
+                out.sends.push_back(Sent { request, bytes: message.bytes, since_ns: links.recorder().now_ns() });
                 out.posted += count;
                 if out.posted >= span.span.count {
                     out.queue.pop_front();
@@ -332,26 +349,32 @@ impl ChannelRun {
         links: &mut Links,
         now: Instant,
     ) -> Result<Ran, ChannelFault> {
-        let flow = match self.incoming.iter().find(|incoming| (incoming.src, incoming.dst) == (src, dst)) {
-            Some(incoming) => incoming.flow,
+        let at = self.incoming.iter().position(|incoming| (incoming.src, incoming.dst) == (src, dst));
+        let at = match at {
+            Some(at) => at,
             None => {
-                let flow = links.recv_flow(remote.links, remote.link(src, dst), now)?;
-                self.incoming.push(Incoming { src, dst, flow });
-                flow
+                let (flow, meter) = links.recv_flow(remote.links, remote.link(src, dst), now)?;
+                self.incoming.push(Incoming { src, dst, flow, meter });
+                self.incoming.len() - 1
             }
         };
+        let flow = self.incoming[at].flow;
         let asked = self.ask(flow, step, cursor, links)?;
         let Some(receive) = cursor.receives.front() else { return Ok(Ran::Waits) };
         let Status::Done { bytes, tag } = links.transport.test(receive.request)? else {
             return Ok(if asked { Ran::Posted } else { Ran::Waits });
         };
-        let Some(Receive { count, staging, .. }) = cursor.receives.pop_front() else { return Ok(Ran::Waits) };
+        let Some(Receive { count, since_ns, staging, .. }) = cursor.receives.pop_front() else { return Ok(Ran::Waits) };
         let expected_bytes = count * self.bound.element_bytes();
         if tag != remote.tag.0 || bytes != expected_bytes {
             // Still registered: `release` gives it back.
             self.spare_staging.extend(staging);
             return Err(mismatch(remote, links, src, (bytes, expected_bytes)));
         }
+        self.incoming[at].meter.count(bytes);
+        let (job, channel, from, to) = (remote.job, remote.channel, src, dst);
+        let chunk = |at_ns| Record::Chunk { since_ns, at_ns, job, channel, from, to, sends: false, bytes };
+        links.recorder().record(chunk);
         let (from, bound) = (cursor.done, &self.bound);
         match (step, staging) {
             (Step::Recv { dsts, .. }, _) => {
@@ -397,7 +420,10 @@ impl ChannelRun {
                 }
             };
             match links.transport.irecv(flow, buffer) {
-                Ok(Some(request)) => cursor.receives.push_back(Receive { request, count, staging }),
+                Ok(Some(request)) => {
+                    let since_ns = links.recorder().now_ns();
+                    cursor.receives.push_back(Receive { request, count, since_ns, staging });
+                }
                 not_posted => {
                     self.spare_staging.extend(staging);
                     not_posted?;
@@ -436,12 +462,16 @@ impl ChannelRun {
 }
 
 impl Outgoing {
-    fn forget_sent(&mut self, links: &mut Links) -> Result<(), TransportError> {
-        while let Some(request) = self.sends.front() {
-            match links.transport.test(*request)? {
-                Status::Done { .. } => drop(self.sends.pop_front()),
-                Status::Running { .. } => break,
+    fn forget_sent(&mut self, remote: &Remote, links: &mut Links) -> Result<(), TransportError> {
+        let (job, channel, from, to) = (remote.job, remote.channel, self.src, self.dst);
+        while let Some(Sent { request, bytes, since_ns }) = self.sends.front() {
+            let (bytes, since_ns) = (*bytes, *since_ns);
+            if matches!(links.transport.test(*request)?, Status::Running { .. }) {
+                break;
             }
+            self.sends.pop_front();
+            let chunk = |at_ns| Record::Chunk { since_ns, at_ns, job, channel, from, to, sends: true, bytes };
+            links.recorder().record(chunk);
         }
         Ok(())
     }

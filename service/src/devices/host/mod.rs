@@ -25,6 +25,7 @@ use crate::engines::transport::{
     AssignedJob, ChannelJob, ChannelWork, Piece, Stepped, TransportHandle, TransportJob, TransportMessage, WholeJob,
 };
 use crate::runtime::Sender;
+use crate::telemetry::recorder::job_number;
 
 /// Sizes that decide how work is done; from `service.toml`.
 #[derive(Debug, Clone, Copy)]
@@ -97,7 +98,8 @@ impl HostDevice {
             let (remote, engines) = match network {
                 Some((network, tag)) => {
                     let (links, epoch) = (network.links, network.epoch);
-                    (Some(Remote { links, epoch, channel: link.channel, tag }), &network.engines)
+                    let (channel, job) = (link.channel, job_number(handle));
+                    (Some(Remote { links, epoch, channel, tag, job }), &network.engines)
                 }
                 None => (None, &self.transports),
             };
@@ -106,7 +108,8 @@ impl HostDevice {
                 continue;
             };
             let links = remote.as_ref().map(|remote| remote.links);
-            let work = ChannelWork { job: Box::new(run(index, remote)), links, whole: Arc::clone(&whole) };
+            let (job, whole) = (Box::new(run(index, remote)), Arc::clone(&whole));
+            let work = ChannelWork { job, channel: link.channel, links, whole };
             self.tell(&engine, TransportMessage::RunChannel(work));
         }
         self.turn = self.turn.wrapping_add(count);
@@ -185,10 +188,11 @@ impl Device for HostDevice {
         let Some(engine) = network.engines.get(link.engine(network.engines.len())).cloned() else {
             return Launched::Finished;
         };
-        let remote = Remote { links: network.links, epoch: link.epoch, channel: link.channel, tag };
+        let (links, epoch, channel) = (network.links, link.epoch, link.channel);
+        let remote = Remote { links, epoch, channel, tag, job: job_number(job) };
         let run = ChannelRun::new(schedule, 0, bound, self.options.piece_bytes, Some(remote));
         let whole = WholeJob::new(job, self.done.clone(), 1, Some(&network.activity));
-        let work = ChannelWork { job: Box::new(run), links: Some(network.links), whole };
+        let work = ChannelWork { job: Box::new(run), channel: link.channel, links: Some(network.links), whole };
         self.tell(&engine, TransportMessage::RunChannel(work));
         Launched::Running
     }

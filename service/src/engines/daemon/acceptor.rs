@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use mccs_ipc::command::{Command, Completion};
@@ -72,6 +73,7 @@ impl SessionFactory {
         let charge = match tenant.charge(Resource::Sessions, 1) {
             Ok(charge) => charge,
             Err(error) => {
+                self.registry.refused.tenants.fetch_add(1, Ordering::Relaxed);
                 refuse(&socket, &error.to_string());
                 return Ok(());
             }
@@ -156,6 +158,7 @@ impl Acceptor {
     fn admit(&self, socket: Socket, peer: PeerCredentials) {
         let admits = |(_, uids): &&Admission| uids.as_ref().is_none_or(|uids| uids.contains(&peer.uid));
         let Some((tenant, _)) = self.admissions.iter().find(admits) else {
+            self.factory.registry.refused.tenants.fetch_add(1, Ordering::Relaxed);
             refuse(
                 &socket,
                 &format!("user {} is no tenant of this socket; the operator's service.toml lists who is", peer.uid),

@@ -14,7 +14,6 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use mccs_ipc::types::{DataType, ErrorClass, Handle};
@@ -30,6 +29,7 @@ use crate::exchange::protocol::{self as exchange, CommId, CommKey, Event, Join, 
 use crate::runtime::Sender;
 use crate::session::SessionId;
 use crate::telemetry::placed::{HostRanks, Placed};
+use crate::telemetry::recorder::{Record, job_number};
 use crate::transports::{ListenerHandle, TransportError};
 
 /// Engines that own links of one communicator, at most: more channels share them. Bounds what ranks tell each other.
@@ -558,6 +558,7 @@ impl ProxyEngine {
 
     /// A job's links have broken. Its operations fail with the communicator.
     pub(super) fn break_job(&mut self, job: Handle, fault: &ChannelFault, now: Instant) {
+        self.recorder.record(|at_ns| Record::Ended { at_ns, job: job_number(job), is_failed: true });
         let (comm, operations) = match self.jobs.remove(job) {
             Some(Job::Collective { comm, .. }) => {
                 let running = self.comms.get_mut(comm).map(|live| std::mem::take(&mut live.running));
@@ -608,6 +609,10 @@ impl ProxyEngine {
             }
         };
         live.pair_jobs += 1;
+        let (number, from, to) = if sends { (live.info.number, rank, peer) } else { (live.info.number, peer, rank) };
+        let (job_as_recorded, bytes) = (job_number(job), operand.bytes);
+        let pair = |at_ns| Record::PairStarted { at_ns, comm: number, job: job_as_recorded, from, to, bytes };
+        self.recorder.record(pair);
         let far = FarPair { rank, peer, operand: &operand, sends };
         let launched = self.device.exchange(&far, &network, pair_tag(dtype, operand.bytes), job);
         debug_assert_eq!(launched, Launched::Running, "bug: a message to another host ends at once");
@@ -620,8 +625,7 @@ impl ProxyEngine {
             live.pair_jobs -= 1;
             next = live.next_far(operation);
             if matches!(operation.action, Action::Send { .. }) {
-                live.info.operations.fetch_add(1, Ordering::Relaxed);
-                live.info.bytes.fetch_add(operation.send.bytes, Ordering::Relaxed);
+                live.info.count_pair(operation.send.bytes);
             }
         }
         self.finish_one(operation.session.id, operation.stream.index);

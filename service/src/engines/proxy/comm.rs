@@ -26,6 +26,7 @@ use crate::plans::ScheduleCache;
 use crate::runtime::Sender;
 use crate::session::Session;
 use crate::telemetry::CommInfo;
+use crate::telemetry::recorder::{Record, Recorder, job_number};
 use crate::tenants::{Charge, Resource};
 
 /// Scratch memory of an operation that is the service's affair; more is the tenant's.
@@ -47,7 +48,10 @@ impl Failure {
 /// A collective of one rank that waits for the others.
 pub(super) struct Waiting {
     pub(super) operation: Operation,
-    pub(super) arrived: bool,
+    /// Its place among its rank's calls, as recorders know it: the same on all ranks.
+    place: u64,
+    /// Since when it has been the head of its stream.
+    pub(super) arrived: Option<Instant>,
 }
 
 /// Sender and receiver.
@@ -191,25 +195,32 @@ impl Comm {
     }
 
     /// Takes a collective in, and returns its number.
-    pub(super) fn enqueue(&mut self, operation: Operation) -> u64 {
+    pub(super) fn enqueue(&mut self, operation: Operation, recorder: &Recorder) -> u64 {
         let Some(at) = self.index_of(operation.rank) else { return u64::MAX };
         let (member, counters) = (&mut self.members[at], &self.info.ranks[at]);
+        let place = member.whole_enqueued.saturating_add(operation.rounds);
         counters.rounds.store(operation.rounds, Ordering::Relaxed);
         if operation.round == RoundState::None {
             member.whole_enqueued += 1;
             counters.enqueued.store(member.whole_enqueued, Ordering::Relaxed);
+            let (comm, rank) = (self.info.number, operation.rank);
+            recorder.record(|at_ns| Record::Enqueued { at_ns, comm, rank, seq: place });
         }
-        member.waiting.push_back(Waiting { operation, arrived: false });
+        member.waiting.push_back(Waiting { operation, place, arrived: None });
         member.first_seq + member.waiting.len() as u64 - 1
     }
 
     /// A collective has become the head of its stream. Returns false if it is no longer waiting: the communicator died.
-    pub(super) fn arrive(&mut self, rank: u32, seq: u64, now: Instant) -> bool {
+    pub(super) fn arrive(&mut self, rank: u32, seq: u64, now: Instant, recorder: &Recorder) -> bool {
         self.active_at = now;
         let Some(member) = self.index_of(rank).map(|at| &mut self.members[at]) else { return false };
         let Some(place) = seq.checked_sub(member.first_seq) else { return false };
         let Some(waiting) = member.waiting.get_mut(place as usize) else { return false };
-        waiting.arrived = true;
+        waiting.arrived = Some(now);
+        if waiting.operation.round == RoundState::None {
+            let (comm, seq) = (self.info.number, waiting.place);
+            recorder.record(|at_ns| Record::Arrived { at_ns, comm, rank, seq });
+        }
         if place == 0 && waiting.operation.round == RoundState::None {
             self.ready += 1;
         }
@@ -273,6 +284,7 @@ impl Comm {
         self.last_call = board_call(first);
         self.ready = 0;
         self.started_at = Some(now);
+        self.note_late();
         for (member, counters) in self.members.iter_mut().zip(&self.info.ranks) {
             if let Some(waiting) = member.waiting.pop_front() {
                 self.running.push(waiting.operation);
@@ -285,6 +297,32 @@ impl Comm {
             }
         }
         Ok(())
+    }
+
+    /// Records that what has just become `running` begins, as a job.
+    pub(super) fn record_start(&self, job: Handle, recorder: &Recorder) {
+        let (Some(first), Some(member)) = (self.running.first(), self.members.first()) else { return };
+        let Action::Collective { kind, .. } = first.action else { return };
+        recorder.record(|at_ns| Record::Started {
+            at_ns,
+            comm: self.info.number,
+            seq: member.whole_started.saturating_sub(1).saturating_add(first.rounds),
+            job: job_number(job),
+            kind,
+            bytes: kind.payload_count(first.count, self.nranks).saturating_mul(first.dtype.size_bytes() as u64),
+        });
+    }
+
+    /// Counts by how much ranks have come later to the next collective than the first of them.
+    fn note_late(&self) {
+        let arrival = |member: &Member| member.waiting.front().and_then(|waiting| waiting.arrived);
+        let Some(first) = self.members.iter().filter_map(arrival).min() else { return };
+        for (member, counters) in self.members.iter().zip(&self.info.ranks) {
+            let late = arrival(member).map_or(Duration::ZERO, |at| at.saturating_duration_since(first));
+            // Nobody else counts.
+            let before_ns = counters.late_ns.load(Ordering::Relaxed);
+            counters.late_ns.store(before_ns.saturating_add(late.as_nanos() as u64), Ordering::Relaxed);
+        }
     }
 
     /// Takes what the running collective needs of scratch memory out of the tenant's quota.
@@ -379,7 +417,9 @@ impl Comm {
         let mut failed = Vec::new();
         for member in &mut self.members {
             member.first_seq += member.waiting.len() as u64;
-            failed.extend(member.waiting.drain(..).filter(|waiting| waiting.arrived).map(|waiting| waiting.operation));
+            failed.extend(
+                member.waiting.drain(..).filter(|waiting| waiting.arrived.is_some()).map(|waiting| waiting.operation),
+            );
         }
         for pair in std::mem::take(&mut self.pairs).into_values() {
             failed.extend(pair.sends.into_iter().chain(pair.recvs).map(|operation| *operation));
@@ -455,10 +495,10 @@ impl Member {
 
     /// The next collective, if it is the head of its stream.
     pub(super) fn arrived(&self) -> Option<&Operation> {
-        self.waiting.front().filter(|waiting| waiting.arrived).map(|waiting| &waiting.operation)
+        self.waiting.front().filter(|waiting| waiting.arrived.is_some()).map(|waiting| &waiting.operation)
     }
 
     pub(super) fn arrived_mut(&mut self) -> Option<&mut Operation> {
-        self.waiting.front_mut().filter(|waiting| waiting.arrived).map(|waiting| &mut waiting.operation)
+        self.waiting.front_mut().filter(|waiting| waiting.arrived.is_some()).map(|waiting| &mut waiting.operation)
     }
 }

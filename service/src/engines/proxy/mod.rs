@@ -50,6 +50,8 @@ use crate::handles::HandleTable;
 use crate::plans::ScheduleCache;
 use crate::runtime::{Context, Engine, Mailbox, Progress};
 use crate::session::SessionId;
+use crate::telemetry::recorder::{Record, Recorder, job_number};
+use crate::telemetry::traffic::RecentTraffic;
 use crate::telemetry::{CommInfo, LogBudget, RankInfo, Registry, TenantBoard};
 use crate::tenants::{Charge, Resource};
 
@@ -127,6 +129,7 @@ pub struct ProxyEngine {
     inquiries: Inquiries,
     /// Rounds that have ended, for a moment; kept for its memory.
     ended_rounds: Vec<Operation>,
+    recorder: Recorder,
 }
 
 impl ProxyEngine {
@@ -143,6 +146,7 @@ impl ProxyEngine {
         cluster: Option<Cluster>,
     ) -> Self {
         let terms = make_schedules(1, &[]).terms();
+        let recorder = registry.recorders.recorder(name(device.as_ref()));
         ProxyEngine {
             device,
             mailbox,
@@ -162,6 +166,7 @@ impl ProxyEngine {
             setups: cluster.map(|cluster| Setups::new(cluster, terms)),
             inquiries: Inquiries::default(),
             ended_rounds: Vec::new(),
+            recorder,
         }
     }
 
@@ -226,7 +231,7 @@ impl ProxyEngine {
         let (comm, rank) = (operation.comm, operation.rank);
         let task = match (&operation.action, self.comms.get_mut(comm)) {
             (Action::Collective { .. }, Some(live)) if live.failure.is_none() => {
-                Task::Collective { comm, rank, seq: live.enqueue(operation) }
+                Task::Collective { comm, rank, seq: live.enqueue(operation, &self.recorder) }
             }
             _ => Task::Own(Box::new(operation)),
         };
@@ -255,7 +260,7 @@ impl ProxyEngine {
     fn arrive(&mut self, session: SessionId, index: u32, ticket: u64, whose: (Handle, u32, u64), now: Instant) {
         let (comm, rank, seq) = whose;
         self.expect_progress(now);
-        if self.comms.get_mut(comm).is_some_and(|live| live.arrive(rank, seq, now)) {
+        if self.comms.get_mut(comm).is_some_and(|live| live.arrive(rank, seq, now, &self.recorder)) {
             self.events.push_back(Event::Ready { comm });
             return;
         }
@@ -321,6 +326,7 @@ impl ProxyEngine {
             return;
         }
         let (from, to) = (send.send.clone(), recv.recv.clone());
+        let ranks = (send.rank, recv.rank);
         let job = match self.jobs.insert(Job::Pair { comm, send, recv }) {
             Ok(job) => job,
             Err(Job::Pair { send, recv, .. }) => {
@@ -334,6 +340,9 @@ impl ProxyEngine {
         };
         if let Some(live) = self.comms.get_mut(comm) {
             live.pair_jobs += 1;
+            let (comm, job) = (live.info.number, job_number(job));
+            let pair = |at_ns| Record::PairStarted { at_ns, comm, job, from: ranks.0, to: ranks.1, bytes: from.bytes };
+            self.recorder.record(pair);
         }
         if self.device.copy(&from, &to, job) == Launched::Finished {
             self.finish_job(job, now);
@@ -414,6 +423,7 @@ impl ProxyEngine {
         });
         match prepared {
             Ok((schedule, job)) => {
+                live.record_start(job, &self.recorder);
                 let network = live.span.as_ref().map(|span| (&span.network, live.tag()));
                 if self.device.launch(&schedule, &live.running, network, job) == Launched::Finished {
                     self.finish_job(job, now);
@@ -437,6 +447,8 @@ impl ProxyEngine {
     }
 
     fn finish_job(&mut self, job: Handle, now: Instant) {
+        let ended = |at_ns| Record::Ended { at_ns, job: job_number(job), is_failed: false };
+        self.recorder.record(ended);
         match self.jobs.remove(job) {
             Some(Job::Far { comm, operation }) => self.finish_far(comm, &operation, now),
             Some(Job::Collective { comm, .. }) => self.finish_collective(comm, now),
@@ -444,8 +456,7 @@ impl ProxyEngine {
                 if let Some(live) = self.comms.get_mut(comm) {
                     live.touch(now);
                     live.pair_jobs -= 1;
-                    live.info.operations.fetch_add(1, Ordering::Relaxed);
-                    live.info.bytes.fetch_add(send.send.bytes, Ordering::Relaxed);
+                    live.info.count_pair(send.send.bytes);
                 }
                 self.finish_one(send.session.id, send.stream.index);
                 self.finish_one(recv.session.id, recv.stream.index);
@@ -638,6 +649,7 @@ impl ProxyEngine {
             enqueued: 0.into(),
             started: 0.into(),
             completed: 0.into(),
+            late_ns: 0.into(),
         };
         let may_have_board = across.is_none() && prepared.is_none();
         let (board_fd, board) = if may_have_board { self.make_board(&requests).unzip() } else { (None, None) };
@@ -657,6 +669,10 @@ impl ProxyEngine {
             bytes: 0.into(),
             bus_bytes: 0.into(),
             busy_ns: 0.into(),
+            pairs: 0.into(),
+            recent: RecentTraffic::default(),
+            traffic: requests.first().map(|request| Arc::clone(&request.session.tenant.traffic)).unwrap_or_default(),
+            links: across.as_ref().map(|across| across.span.network.links.0),
             failed: 0.into(),
             epoch: 0.into(),
             board,
@@ -703,6 +719,10 @@ impl ProxyEngine {
     }
 }
 
+fn name(device: &dyn Device) -> String {
+    format!("proxy {}", device.name())
+}
+
 fn too_many_jobs() -> Failure {
     Failure::new(ErrorClass::System, format!("{JOBS_MAX} operations run on this device, the most it can"))
 }
@@ -717,7 +737,7 @@ fn refuse_all(refusal: &Refusal, members: Vec<JoinRequest>) {
 
 impl Engine for ProxyEngine {
     fn name(&self) -> String {
-        format!("proxy {}", self.device.name())
+        name(self.device.as_ref())
     }
 
     fn poll(&mut self, cx: &Context) -> Progress {

@@ -156,6 +156,11 @@ impl WholeJob {
             .then(|| (self.done.clone(), ProxyMessage::JobDone { job: self.handle, fault: self.fault.get().cloned() }))
     }
 
+    /// The job of which they are.
+    pub(super) fn handle(&self) -> Handle {
+        self.handle
+    }
+
     pub(super) fn proxy(&self) -> &Sender<ProxyMessage> {
         &self.done
     }
@@ -165,6 +170,8 @@ impl WholeJob {
 pub struct ChannelWork {
     /// The work.
     pub job: Box<dyn ChannelJob>,
+    /// Number of the channel, as links know it.
+    pub channel: u16,
     /// Links that it uses, if any lead to other hosts.
     pub links: Option<LinksId>,
     /// What it is part of.

@@ -19,6 +19,8 @@ use std::time::Instant;
 use crate::bootstrap::NRANKS_MAX;
 use crate::collective::CHANNELS_MAX;
 use crate::exchange::protocol::Name;
+use crate::telemetry::flows::{FlowMeter, FlowName, FlowTable, path_name};
+use crate::telemetry::recorder::Recorder;
 use crate::transports::{
     FlowId, FlowOptions, FlowPath, FlowSpec, FlowState, ListenOptions, Listener, ListenerHandle, MemoryKey, MemorySpan,
     RecvFlow, SendFlow, Transport, TransportError, Usage,
@@ -159,15 +161,14 @@ impl Peers {
         self.hosts.get(usize::from(*self.host_of_rank.get(rank as usize)?))
     }
 
-    /// How a link's flow is carried.
-    fn options(&self, link: LinkKey, ways: &Ways, options: &FlowOptions) -> FlowOptions {
+    /// The path of a link's flow, if it has one.
+    fn path<'a>(&self, link: LinkKey, ways: &'a Ways) -> Option<&'a FlowPath> {
         let place = |rank: u32| self.host_of_rank.get(rank as usize).copied();
-        let path = if link.channel == LinkKey::PAIRS {
+        if link.channel == LinkKey::PAIRS {
             ways.path((link.src + link.dst) as u16, None)
         } else {
             ways.path(link.channel, place(link.src).zip(place(link.dst)))
-        };
-        path.map_or_else(|| options.clone(), |path| path.apply(options))
+        }
     }
 }
 
@@ -198,8 +199,8 @@ struct LinkSet {
     /// Of strategies that are not over.
     epochs: BTreeMap<u32, Arc<Ways>>,
     /// Ordered, like `recvs`, so that a simulation closes them in the same order each time.
-    sends: BTreeMap<LinkKey, SendFlow>,
-    recvs: BTreeMap<LinkKey, RecvFlow>,
+    sends: BTreeMap<LinkKey, (SendFlow, Arc<FlowMeter>)>,
+    recvs: BTreeMap<LinkKey, (RecvFlow, Arc<FlowMeter>)>,
 }
 
 /// How an engine reaches other hosts.
@@ -215,6 +216,10 @@ pub struct Links {
     /// Communicators whose links have broken, and which are not over yet: more work may be on its way.
     broken: BTreeSet<LinksId>,
     staging: Vec<Staging>,
+    /// Where what flows carry is counted.
+    meters: Arc<FlowTable>,
+    /// The engine's.
+    recorder: Recorder,
 }
 
 impl Links {
@@ -223,7 +228,14 @@ impl Links {
     pub fn new(transport: Box<dyn Transport>, listen: ListenOptions, flow: FlowOptions) -> Self {
         let (sets, broken, staging) = (HashMap::new(), BTreeSet::new(), Vec::new());
         let preparing = BTreeSet::new();
-        Links { transport, listen, flow, message_bytes: MESSAGE_BYTES_MAX, sets, preparing, broken, staging }
+        let (message_bytes, meters, recorder) = (MESSAGE_BYTES_MAX, Arc::default(), Recorder::default());
+        Links { transport, listen, flow, message_bytes, sets, preparing, broken, staging, meters, recorder }
+    }
+
+    /// Counts what flows carry in a table that others look at.
+    #[must_use]
+    pub fn with_meters(self, meters: Arc<FlowTable>) -> Self {
+        Links { meters, ..self }
     }
 
     /// Cuts messages shorter than [`MESSAGE_BYTES_MAX`]: all hosts alike.
@@ -236,6 +248,18 @@ impl Links {
     #[must_use]
     pub fn message_bytes(&self) -> u64 {
         self.message_bytes
+    }
+
+    /// Records messages as the engine does that owns the links.
+    #[must_use]
+    pub(super) fn with_recorder(self, recorder: Recorder) -> Self {
+        Links { recorder, ..self }
+    }
+
+    /// Where messages are recorded.
+    #[must_use]
+    pub fn recorder(&self) -> &Recorder {
+        &self.recorder
     }
 
     /// Whether no communicator has links here, or thinks that it has.
@@ -292,8 +316,8 @@ impl Links {
         self.broken.remove(&id);
         self.preparing.retain(|(of, _)| *of != id);
         let Some(set) = self.sets.remove(&id) else { return };
-        set.sends.into_values().for_each(|flow| self.transport.close(flow.into()));
-        set.recvs.into_values().for_each(|flow| self.transport.close(flow.into()));
+        set.sends.into_values().for_each(|(flow, _)| self.transport.close(flow.into()));
+        set.recvs.into_values().for_each(|(flow, _)| self.transport.close(flow.into()));
         self.transport.close_listener(set.listener);
     }
 
@@ -321,8 +345,8 @@ impl Links {
     fn connected(&self, (id, epoch): (LinksId, u32)) -> Option<Result<(), TransportError>> {
         let set = self.sets.get(&id)?;
         let of_epoch = LinkKey::first_of(epoch)..LinkKey::first_of(epoch + 1);
-        let sends = set.sends.range(of_epoch.clone()).map(|(_, flow)| FlowId::from(*flow));
-        let recvs = set.recvs.range(of_epoch).map(|(_, flow)| FlowId::from(*flow));
+        let sends = set.sends.range(of_epoch.clone()).map(|(_, (flow, _))| FlowId::from(*flow));
+        let recvs = set.recvs.range(of_epoch).map(|(_, (flow, _))| FlowId::from(*flow));
         let mut is_waiting = false;
         for flow in sends.chain(recvs) {
             match self.transport.state(flow) {
@@ -339,10 +363,10 @@ impl Links {
         set.epochs.remove(&epoch);
         self.preparing.remove(&(id, epoch));
         let of_epoch = |link: &LinkKey| link.epoch == epoch;
-        for (_, flow) in set.sends.extract_if(.., |link, _| of_epoch(link)) {
+        for (_, (flow, _)) in set.sends.extract_if(.., |link, _| of_epoch(link)) {
             self.transport.close(flow.into());
         }
-        for (_, flow) in set.recvs.extract_if(.., |link, _| of_epoch(link)) {
+        for (_, (flow, _)) in set.recvs.extract_if(.., |link, _| of_epoch(link)) {
             self.transport.close(flow.into());
         }
         if let Some(first) = set.epochs.keys().next() {
@@ -350,14 +374,19 @@ impl Links {
         }
     }
 
-    /// The flow of a link that leaves this host.
+    /// The flow of a link that leaves this host, and what counts what it carries.
     ///
     /// # Errors
     /// It cannot be begun; the communicator has been closed.
-    pub fn send_flow(&mut self, id: LinksId, link: LinkKey, now: Instant) -> Result<SendFlow, TransportError> {
+    pub fn send_flow(
+        &mut self,
+        id: LinksId,
+        link: LinkKey,
+        now: Instant,
+    ) -> Result<(SendFlow, Arc<FlowMeter>), TransportError> {
         let set = self.sets.get_mut(&id).ok_or(TransportError::NoSuch("link"))?;
         if let Some(flow) = set.sends.get(&link) {
-            return Ok(*flow);
+            return Ok(flow.clone());
         }
         let peers = set.peers.as_ref().ok_or(TransportError::NoSuch("peer"))?;
         let host = peers.host_of(link.dst).ok_or(TransportError::NoSuch("peer"))?;
@@ -365,27 +394,35 @@ impl Links {
             host.listeners.get(link.engine(host.listeners.len())).ok_or(TransportError::NoSuch("listener"))?;
         let ways = if link.epoch == LinkKey::PAIRS_EPOCH { Some(&peers.ways) } else { set.epochs.get(&link.epoch) };
         let ways = ways.ok_or(TransportError::NoSuch("strategy"))?;
-        let spec = spec(link, link.dst, &host.name, &peers.options(link, ways, &self.flow));
-        let flow = self.transport.connect(listener, &spec, now)?;
-        set.sends.insert(link, flow);
-        Ok(flow)
+        let path = peers.path(link, ways);
+        let options = path.map_or_else(|| self.flow.clone(), |path| path.apply(&self.flow));
+        let flow = self.transport.connect(listener, &spec(link, link.dst, &host.name, &options), now)?;
+        let meter = Arc::new(self.meters.begin(flow_name(id, link, true, &host.name, path)));
+        set.sends.insert(link, (flow, Arc::clone(&meter)));
+        Ok((flow, meter))
     }
 
-    /// The flow of a link that comes from another host.
+    /// The flow of a link that comes from another host, and what counts what it carries.
     ///
     /// # Errors
     /// As for [`Links::send_flow`].
-    pub fn recv_flow(&mut self, id: LinksId, link: LinkKey, now: Instant) -> Result<RecvFlow, TransportError> {
+    pub fn recv_flow(
+        &mut self,
+        id: LinksId,
+        link: LinkKey,
+        now: Instant,
+    ) -> Result<(RecvFlow, Arc<FlowMeter>), TransportError> {
         let set = self.sets.get_mut(&id).ok_or(TransportError::NoSuch("link"))?;
         if let Some(flow) = set.recvs.get(&link) {
-            return Ok(*flow);
+            return Ok(flow.clone());
         }
         let host =
             set.peers.as_ref().and_then(|peers| peers.host_of(link.src)).ok_or(TransportError::NoSuch("peer"))?;
         let spec = spec(link, link.src, &host.name, &self.flow);
         let flow = self.transport.accept(set.listener, &spec, now)?;
-        set.recvs.insert(link, flow);
-        Ok(flow)
+        let meter = Arc::new(self.meters.begin(flow_name(id, link, false, &host.name, None)));
+        set.recvs.insert(link, (flow, Arc::clone(&meter)));
+        Ok((flow, meter))
     }
 
     /// Memory for a message of at most [`MESSAGE_BYTES_MAX`].
@@ -417,6 +454,20 @@ fn spec(link: LinkKey, peer: u32, host: &Name, options: &FlowOptions) -> FlowSpe
     FlowSpec { number: link.flow_number(), peer: format!("rank {peer} on {host}"), options: options.clone() }
 }
 
+/// What the operator is told of a flow.
+fn flow_name(id: LinksId, link: LinkKey, sends: bool, peer: &Name, path: Option<&FlowPath>) -> FlowName {
+    FlowName {
+        links: id.0,
+        epoch: (link.epoch != LinkKey::PAIRS_EPOCH).then_some(link.epoch),
+        channel: link.channel,
+        from: link.src,
+        to: link.dst,
+        sends,
+        peer: peer.to_string(),
+        path: path_name(path),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -442,14 +493,11 @@ mod tests {
         let port = |port| FlowPath { source_ports: Some(PortRange { first: port, last: port }), ..FlowPath::default() };
         let mut ways = Ways { paths: vec![port(7), port(8)], chosen: BTreeMap::new() };
         let peers = Peers { hosts: Vec::new(), host_of_rank: vec![0, 1], ways: Arc::default() };
-        let options = FlowOptions { dscp: Some(3), ..FlowOptions::default() };
         let ports = |ways: &Ways| {
-            let port =
-                |channel| peers.options(link(channel), ways, &options).source_ports.map_or(0, |ports| ports.first);
-            [0, 1, 2].map(port)
+            let path = |channel| peers.path(link(channel), ways).and_then(|path| path.source_ports);
+            [0, 1, 2].map(|channel| path(channel).map_or(0, |ports| ports.first))
         };
         assert_eq!(ports(&ways), [7, 8, 7]);
-        assert_eq!(peers.options(link(0), &ways, &options).dscp, Some(3));
         ways.chosen.insert((2, 0, 1), 1);
         ways.chosen.insert((0, 1, 0), 1);
         assert_eq!(ports(&ways), [7, 8, 8]);

@@ -23,7 +23,8 @@ pub use self::channel::{Activity, ChannelFault, ChannelJob, ChannelWork, FlowWai
 use self::links::{Links, LinksId, NextEpoch, Peers};
 pub use self::pool::{MakeLinks, PoolError, TransportPool};
 use crate::engines::proxy::ProxyMessage;
-use crate::runtime::{Context, Engine, Mailbox, Progress, Sender};
+use crate::runtime::{Context, Engine, Mailbox, Progress, Sender, WakerSlot};
+use crate::telemetry::recorder::{Record, Recorder, job_number};
 use crate::transports::TransportError;
 
 /// Jobs that may wait at one engine. A device keeps what does not fit.
@@ -133,12 +134,20 @@ pub struct TransportEngine {
     jobs: Vec<AssignedJob>,
     /// Next job to take a piece of.
     turn: usize,
-    channels: Vec<ChannelWork>,
+    channels: Vec<Running>,
     /// Whom to tell of strategies that are prepared; one proxy engine has them all.
     prepares_for: Option<Sender<ProxyMessage>>,
     /// What a full mailbox has not taken yet, in order.
     untold: VecDeque<(Sender<ProxyMessage>, ProxyMessage)>,
     retiring: bool,
+    recorder: Recorder,
+}
+
+/// A channel that is worked on.
+struct Running {
+    work: ChannelWork,
+    /// When it began, if that is recorded.
+    since_ns: u64,
 }
 
 impl TransportEngine {
@@ -155,7 +164,20 @@ impl TransportEngine {
             prepares_for: None,
             untold: VecDeque::new(),
             retiring: false,
+            recorder: Recorder::default(),
         }
+    }
+
+    /// Records what it does, where that is wanted.
+    #[must_use]
+    pub fn with_recorder(self, recorder: Recorder) -> Self {
+        let links = self.links.map(|links| links.with_recorder(recorder.clone()));
+        TransportEngine { recorder, links, ..self }
+    }
+
+    /// Wakes the engine when there is a message for it. To be set before it is polled.
+    pub(super) fn waker(&self) -> &WakerSlot {
+        self.mailbox.waker()
     }
 
     /// What the engine holds: 0 when no communicator is left and nothing runs.
@@ -191,7 +213,10 @@ impl TransportEngine {
     fn handle(&mut self, message: TransportMessage, now: Instant) {
         match message {
             TransportMessage::Run(job) => self.jobs.push(job),
-            TransportMessage::RunChannel(work) => self.channels.push(work),
+            TransportMessage::RunChannel(work) => {
+                let since_ns = self.recorder.now_ns();
+                self.channels.push(Running { work, since_ns });
+            }
             TransportMessage::Listen { links, engine, reply } => {
                 let no_links = TransportError::NoSuch("network");
                 let listener = self.links.as_mut().map_or(Err(no_links), |own| own.listen(links));
@@ -218,8 +243,8 @@ impl TransportEngine {
                 }
             }
             TransportMessage::TellWaits { links, question, reply } => {
-                let of_links = self.channels.iter().filter(|work| work.links == Some(links));
-                let waits = of_links.flat_map(|work| work.job.waits()).collect();
+                let of_links = self.channels.iter().filter(|running| running.work.links == Some(links));
+                let waits = of_links.flat_map(|running| running.work.job.waits()).collect();
                 self.tell(reply, ProxyMessage::FlowWaits { question, waits });
             }
             TransportMessage::CloseLinks { links } => {
@@ -237,7 +262,7 @@ impl TransportEngine {
     fn fail_channels(&mut self, links: LinksId, fault: &Arc<ChannelFault>) {
         let Some(own) = &mut self.links else { return };
         let mut ended = Vec::new();
-        for mut work in self.channels.extract_if(.., |work| work.links == Some(links)) {
+        for Running { mut work, .. } in self.channels.extract_if(.., |running| running.work.links == Some(links)) {
             work.job.release(own);
             ended.extend(work.whole.end(Some(Arc::clone(fault))));
         }
@@ -250,7 +275,13 @@ impl TransportEngine {
             self.turn = 0;
         }
         let Some(job) = self.jobs.get(self.turn) else { return false };
-        match job.job.run_piece() {
+        let since_ns = self.recorder.now_ns();
+        let piece = job.job.run_piece();
+        if piece != Piece::NoneLeft {
+            let number = job_number(job.handle);
+            self.recorder.record(|at_ns| Record::Piece { since_ns, at_ns, job: number });
+        }
+        match piece {
             Piece::Ran => self.turn += 1,
             Piece::RanLast => {
                 let job = self.jobs.swap_remove(self.turn);
@@ -264,7 +295,7 @@ impl TransportEngine {
     /// Steps every channel once. Returns whether any did something.
     fn step_channels(&mut self, cx: &Context) -> bool {
         let (mut any, mut index) = (false, 0);
-        while let Some(work) = self.channels.get_mut(index) {
+        while let Some(Running { work, since_ns }) = self.channels.get_mut(index) {
             match work.job.step(self.links.as_mut(), cx.now) {
                 Ok(Stepped::Moved) => {
                     work.whole.note_moved(cx.now);
@@ -273,7 +304,9 @@ impl TransportEngine {
                 Ok(Stepped::Waits) => index += 1,
                 Ok(Stepped::Ended) => {
                     any = true;
-                    let mut work = self.channels.swap_remove(index);
+                    let (since_ns, job, channel) = (*since_ns, job_number(work.whole.handle()), work.channel);
+                    self.recorder.record(|at_ns| Record::Channel { since_ns, at_ns, job, channel });
+                    let Running { mut work, .. } = self.channels.swap_remove(index);
                     if let Some(links) = &mut self.links {
                         work.job.release(links);
                     }
@@ -291,7 +324,7 @@ impl TransportEngine {
                         self.fail_channels(links, &fault);
                     } else {
                         // Also work for other hosts on an engine that reaches none: both would be a bug, and neither may hang.
-                        let work = self.channels.swap_remove(index);
+                        let Running { work, .. } = self.channels.swap_remove(index);
                         if let Some((to, message)) = work.whole.end(Some(fault)) {
                             self.tell(to, message);
                         }

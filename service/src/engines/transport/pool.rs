@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::links::Links;
 use super::{TRANSPORT_MAILBOX_MAX, TRANSPORTS_MAX, TransportEngine, TransportHandle, TransportMessage};
 use crate::engines::proxy::ProxyMessage;
-use crate::runtime::{Mailbox, RuntimeError, Runtimes, Sender};
+use crate::runtime::{Engine as _, Mailbox, RuntimeError, Runtimes, Sender};
+use crate::telemetry::recorder::Recorders;
 use crate::transports::TransportError;
 
 /// Where engines of the pool are placed.
@@ -19,6 +20,8 @@ pub struct TransportPool {
     runtimes: Arc<Runtimes>,
     proxies: Vec<Sender<ProxyMessage>>,
     state: Mutex<State>,
+    /// Where engines record what they do.
+    recorders: Arc<Recorders>,
 }
 
 struct State {
@@ -54,9 +57,10 @@ impl TransportPool {
         proxies: Vec<Sender<ProxyMessage>>,
         placement: Placement,
         make_links: MakeLinks,
+        recorders: Arc<Recorders>,
     ) -> Self {
         let state = State { transports: Vec::new(), next_number: 0, placement, make_links };
-        TransportPool { runtimes, proxies, state: Mutex::new(state) }
+        TransportPool { runtimes, proxies, state: Mutex::new(state), recorders }
     }
 
     /// Number of engines now.
@@ -87,9 +91,11 @@ impl TransportPool {
             let index = state.transports.len();
             let runtime = (state.placement)(index)?;
             let links = (state.make_links)()?;
+            let engine = TransportEngine::new(handle.number, mailbox, links);
+            let recorder = self.recorders.recorder(engine.name());
             self.runtimes.start_engine(runtime, |waker| {
-                mailbox.waker().set(waker);
-                Box::new(TransportEngine::new(handle.number, mailbox, links))
+                engine.waker().set(waker);
+                Box::new(engine.with_recorder(recorder))
             })?;
             state.next_number += 1;
             state.transports.push(handle);

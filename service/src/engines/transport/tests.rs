@@ -43,7 +43,7 @@ impl Setup {
 
     fn run(&self, job: Handle, links: Option<LinksId>) {
         let whole = WholeJob::new(job, self.to_proxy.clone(), 1, None);
-        self.tell(TransportMessage::RunChannel(ChannelWork { job: Box::new(Broken), links, whole }));
+        self.tell(TransportMessage::RunChannel(ChannelWork { job: Box::new(Broken), channel: 0, links, whole }));
     }
 
     fn poll(&mut self) -> Progress {

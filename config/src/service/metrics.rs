@@ -1,0 +1,13 @@
+//! `[metrics]`: where a scraper reads what the service counts.
+
+use serde::{Deserialize, Serialize};
+
+use super::Address;
+
+/// `[metrics]`: metrics over HTTP, for Prometheus.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Metrics {
+    /// Where to listen. Whoever reaches it may read; port 0: the kernel chooses one.
+    pub listen: Address,
+}

@@ -1,0 +1,43 @@
+//! `mccsctl trace`: a window of operations, for Perfetto.
+
+use std::fs::File;
+use std::io::{BufWriter, Write as _};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::Args;
+use mccs_service::control::window::trace;
+use mccs_service::telemetry::trace::write;
+
+/// Record what ranks, channels and messages do for a while, as a file that https://ui.perfetto.dev loads.
+#[derive(Args)]
+pub struct Trace {
+    /// Only this communicator.
+    #[arg(long, value_name = "NUMBER")]
+    communicator: Option<u64>,
+    /// How long.
+    #[arg(long, default_value_t = 1.0, value_name = "SECONDS")]
+    seconds: f64,
+    /// Where to write it.
+    #[arg(long, value_name = "FILE")]
+    out: PathBuf,
+}
+
+impl Trace {
+    /// Records, reads, and writes the file.
+    pub fn run(&self, socket: &Path) -> anyhow::Result<()> {
+        anyhow::ensure!(self.seconds.is_finite() && self.seconds > 0.0, "--seconds is more than 0");
+        // Before the window: a trace that cannot be written is not worth waiting for.
+        let file = File::create(&self.out).with_context(|| format!("cannot write {}", self.out.display()))?;
+        let window = trace(socket, Duration::try_from_secs_f64(self.seconds)?, self.communicator, &|| false)?;
+        let mut out = BufWriter::new(file);
+        write(&window, &mut out)
+            .and_then(|()| out.flush())
+            .with_context(|| format!("cannot write {}", self.out.display()))?;
+        let records: usize = window.engines.iter().map(|(_, records)| records.len()).sum();
+        let lost = if window.lost == 0 { String::new() } else { format!("; {} more came too fast", window.lost) };
+        println!("{records} records in {}{lost}", self.out.display());
+        Ok(())
+    }
+}

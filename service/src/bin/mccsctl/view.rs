@@ -1,0 +1,372 @@
+//! What `mccsctl watch` shows: two overviews go in, text comes out.
+
+use std::fmt::Write as _;
+
+use mccs_service::control::overview::{Overview, TenantView};
+use mccs_service::control::{CommView, RankView};
+use mccs_service::telemetry::flows::{FlowView, PathView};
+use mccs_service::telemetry::histogram::HistogramView;
+
+/// How much room there is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Size {
+    /// Characters of a line.
+    pub columns: usize,
+    /// Lines.
+    pub lines: usize,
+}
+
+/// Flows that are shown, the fastest first.
+const FLOWS_SHOWN: usize = 12;
+
+/// How things are, and what has happened since `before`.
+pub fn view(before: &Overview, now: &Overview, size: Size) -> String {
+    let seconds = now.at_ns.saturating_sub(before.at_ns).max(1) as f64 / 1e9;
+    let mut text = String::new();
+    head(&mut text, now);
+    tenants(&mut text, before, now, seconds);
+    communicators(&mut text, before, now, seconds);
+    network(&mut text, before, now, seconds);
+    engines(&mut text, before, now, seconds);
+    fit(&text, size)
+}
+
+/// Cuts lines, and leaves those out for which there is no room, saying so.
+fn fit(text: &str, size: Size) -> String {
+    let lines: Vec<&str> = text.trim_end().lines().collect();
+    let shown = if lines.len() > size.lines { size.lines.saturating_sub(1) } else { lines.len() };
+    let cut = |line: &&str| line.chars().take(size.columns).collect::<String>().trim_end().to_owned();
+    let mut fitting: Vec<String> = lines[..shown].iter().map(cut).collect();
+    if shown < lines.len() {
+        fitting.push(cut(&&*format!("({} more lines)", lines.len() - shown)));
+    }
+    fitting.join("\n")
+}
+
+fn head(text: &mut String, now: &Overview) {
+    let others = now.hosts.iter().filter(|host| !host.own);
+    let (up, all) = (others.clone().filter(|host| host.up).count(), others.count());
+    let hosts = if all == 0 { String::from("a single host") } else { format!("{up} of {all} peers up") };
+    let uptime = now.at_ns / 1_000_000_000;
+    let (hours, minutes, seconds) = (uptime / 3600, uptime / 60 % 60, uptime % 60);
+    let _ =
+        writeln!(text, "mccs-service {} on {}, up {hours}:{minutes:02}:{seconds:02}, {hosts}", now.version, now.host);
+    for host in now.hosts.iter().filter(|host| !host.own && !host.up) {
+        let reason = host.last_error.as_deref().unwrap_or("not reached yet");
+        let _ = writeln!(text, "  {} is down since {} s: {reason}", host.host, host.since_seconds);
+    }
+    let refused: u64 = now.refused.iter().map(|refused| refused.connections).sum();
+    if refused + now.lines_suppressed > 0 {
+        let _ = writeln!(text, "  {refused} connections refused, {} lines not logged", now.lines_suppressed);
+    }
+}
+
+/// Lines of a table under their heads, which are as wide as the widest entry. The first `left` columns are words.
+fn table(text: &mut String, left: usize, heads: &[&str], rows: &[Vec<String>]) {
+    if rows.is_empty() {
+        return;
+    }
+    let width = |at: usize| {
+        let cells = rows.iter().filter_map(|row| row.get(at)).map(|cell| cell.chars().count());
+        cells.chain([heads[at].chars().count()]).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..heads.len()).map(width).collect();
+    let heads: Vec<String> = heads.iter().map(ToString::to_string).collect();
+    text.push('\n');
+    for row in [&heads].into_iter().chain(rows) {
+        for (at, (cell, width)) in row.iter().zip(&widths).enumerate() {
+            let gap = if at == 0 { "" } else { "  " };
+            let _ = if at < left { write!(text, "{gap}{cell:<width$}") } else { write!(text, "{gap}{cell:>width$}") };
+        }
+        text.push('\n');
+    }
+}
+
+/// Number of bytes, or of bytes a second, in few characters.
+fn bytes(bytes: f64) -> String {
+    match bytes {
+        _ if bytes >= 1e12 => format!("{:.2} T", bytes / 1e12),
+        _ if bytes >= 1e9 => format!("{:.2} G", bytes / 1e9),
+        _ if bytes >= 1e6 => format!("{:.1} M", bytes / 1e6),
+        _ if bytes >= 1e3 => format!("{:.1} k", bytes / 1e3),
+        _ => format!("{bytes:.0}"),
+    }
+}
+
+/// A time in few characters; nothing, if there is none.
+fn time(seconds: Option<f64>) -> String {
+    match seconds {
+        None => "-".into(),
+        Some(seconds) if seconds >= 1.0 => format!("{seconds:.1} s"),
+        Some(seconds) if seconds >= 1e-3 => format!("{:.1} ms", seconds * 1e3),
+        Some(seconds) => format!("{:.0} us", seconds * 1e6),
+    }
+}
+
+fn rate(now: u64, before: Option<u64>, seconds: f64) -> f64 {
+    now.saturating_sub(before.unwrap_or(0)) as f64 / seconds
+}
+
+fn tenants(text: &mut String, before: &Overview, now: &Overview, seconds: f64) {
+    let row = |tenant: &TenantView| {
+        let then = before.tenants.iter().find(|then| then.tenant == tenant.tenant);
+        let held = |resource: &str| tenant.quotas.iter().find(|quota| quota.resource == resource);
+        let used = |resource: &str| held(resource).map_or(0, |quota| quota.used);
+        let of_quota = held("memory_bytes").map_or(0.0, |quota| 100.0 * quota.used as f64 / quota.limit.max(1) as f64);
+        let took = durations(tenant, then);
+        vec![
+            tenant.tenant.clone(),
+            used("sessions").to_string(),
+            tenant.communicators.to_string(),
+            format!("{} ({of_quota:.0}%)", bytes(used("memory_bytes") as f64)),
+            tenant.in_flight.to_string(),
+            format!("{:.0}", rate(tenant.operations, then.map(|then| then.operations), seconds)),
+            bytes(rate(tenant.bytes, then.map(|then| then.bytes), seconds)),
+            time(took.quantile_seconds(0.5)),
+            time(took.quantile_seconds(0.99)),
+            tenant.failed.to_string(),
+        ]
+    };
+    let rows: Vec<_> = now.tenants.iter().map(row).collect();
+    let heads = ["tenant", "sessions", "comms", "memory", "in flight", "ops/s", "B/s", "p50 <=", "p99 <=", "failed"];
+    table(text, 1, &heads, &rows);
+}
+
+/// Durations of all a tenant's collectives since then.
+fn durations(tenant: &TenantView, then: Option<&TenantView>) -> HistogramView {
+    let mut all = HistogramView::default();
+    for kind in &tenant.kinds {
+        let before = then.and_then(|then| then.kinds.iter().find(|old| old.collective == kind.collective));
+        let since = before.map_or_else(|| kind.durations.clone(), |before| kind.durations.since(&before.durations));
+        all.buckets.resize(all.buckets.len().max(since.buckets.len()), 0);
+        all.buckets.iter_mut().zip(&since.buckets).for_each(|(sum, count)| *sum += count);
+        all.sum_ns += since.sum_ns;
+    }
+    all
+}
+
+/// The rank that came last, by how much on average, of collectives since then.
+fn straggler(comm: &CommView, then: Option<&CommView>) -> Option<(u32, f64)> {
+    let late = |rank: &RankView| {
+        let before = then.and_then(|then| then.ranks.iter().find(|old| old.rank == rank.rank));
+        let started = rank.started.saturating_sub(before.map_or(0, |before| before.started));
+        let late_ns = rank.late_ns.saturating_sub(before.map_or(0, |before| before.late_ns));
+        (started > 0 && late_ns > 0).then(|| (rank.rank, late_ns as f64 / started as f64 / 1e9))
+    };
+    comm.ranks.iter().filter_map(late).max_by(|a, b| a.1.total_cmp(&b.1))
+}
+
+fn communicators(text: &mut String, before: &Overview, now: &Overview, seconds: f64) {
+    let row = |comm: &CommView| {
+        let then = before.communicators.iter().find(|then| then.communicator == comm.communicator);
+        let busy_ns = comm.busy_ns.saturating_sub(then.map_or(0, |then| then.busy_ns));
+        let bus_bytes = comm.bus_bytes.saturating_sub(then.map_or(0, |then| then.bus_bytes));
+        let busbw = if busy_ns == 0 { "-".into() } else { bytes(bus_bytes as f64 / busy_ns as f64 * 1e9) };
+        let late = straggler(comm, then);
+        vec![
+            comm.communicator.to_string(),
+            comm.tenant.clone(),
+            if comm.hosts.is_empty() { comm.device.clone() } else { format!("{} hosts", comm.hosts.len()) },
+            format!("{}/{}", comm.ranks.len(), comm.nranks),
+            format!("{:.0}", rate(comm.operations, then.map(|then| then.operations), seconds)),
+            bytes(rate(comm.bytes, then.map(|then| then.bytes), seconds)),
+            busbw,
+            format!("{:.0}%", (busy_ns as f64 / seconds / 1e7).min(100.0)),
+            comm.epoch.to_string(),
+            comm.failed.to_string(),
+            late.map_or_else(|| "-".into(), |(rank, late)| format!("rank {rank} +{}", time(Some(late)))),
+        ]
+    };
+    let rows: Vec<_> = now.communicators.iter().map(row).collect();
+    let heads = ["comm", "tenant", "on", "ranks", "ops/s", "B/s", "busbw B/s", "busy", "epoch", "failed", "comes last"];
+    table(text, 3, &heads, &rows);
+    if now.omitted.communicators > 0 {
+        let _ = writeln!(text, "and {} more", now.omitted.communicators);
+    }
+}
+
+fn network(text: &mut String, before: &Overview, now: &Overview, seconds: f64) {
+    let direction = |sends: bool| String::from(if sends { "to" } else { "from" });
+    let row = |path: &PathView| {
+        let same = |old: &&PathView| (&old.peer, &old.path, old.sends) == (&path.peer, &path.path, path.sends);
+        let then = before.paths.iter().find(same);
+        vec![
+            direction(path.sends),
+            path.peer.clone(),
+            path.path.clone(),
+            path.flows.to_string(),
+            bytes(rate(path.bytes, then.map(|then| then.bytes), seconds)),
+            format!("{:.0}", rate(path.messages, then.map(|then| then.messages), seconds)),
+            bytes(path.bytes as f64),
+        ]
+    };
+    let rows: Vec<_> = now.paths.iter().map(row).collect();
+    table(text, 3, &["", "peer", "path", "flows", "B/s", "messages/s", "bytes"], &rows);
+    let mut flows: Vec<(f64, &FlowView)> = now
+        .flows
+        .iter()
+        .map(|flow| {
+            let then = before.flows.iter().find(|old| old.name == flow.name);
+            (rate(flow.bytes, then.map(|then| then.bytes), seconds), flow)
+        })
+        .filter(|(rate, _)| *rate > 0.0)
+        .collect();
+    flows.sort_by(|a, b| b.0.total_cmp(&a.0));
+    let row = |(rate, flow): &(f64, &FlowView)| {
+        let name = &flow.name;
+        let comm = now.communicators.iter().find(|comm| comm.links == Some(name.links));
+        vec![
+            comm.map_or_else(|| "-".into(), |comm| comm.communicator.to_string()),
+            name.epoch.map_or_else(|| "send/recv".into(), |_| name.channel.to_string()),
+            format!("{} -> {}", name.from, name.to),
+            format!("{} {}", direction(name.sends), name.peer),
+            name.path.clone(),
+            bytes(*rate),
+        ]
+    };
+    let rows: Vec<_> = flows.iter().take(FLOWS_SHOWN).map(row).collect();
+    table(text, 5, &["comm", "channel", "ranks", "flow", "path", "B/s"], &rows);
+    if flows.len() > FLOWS_SHOWN {
+        let _ = writeln!(text, "and {} slower flows", flows.len() - FLOWS_SHOWN);
+    }
+}
+
+fn engines(text: &mut String, before: &Overview, now: &Overview, seconds: f64) {
+    let rows: Vec<_> = (now.runtimes.iter())
+        .map(|runtime| {
+            let then = before.runtimes.iter().find(|then| then.index == runtime.index);
+            let here: Vec<_> = now.engines.iter().filter(|engine| engine.runtime == runtime.index).collect();
+            let names: Vec<&str> = here.iter().map(|engine| engine.name.as_str()).take(4).collect();
+            let more = if here.len() > 4 { format!(" and {} more", here.len() - 4) } else { String::new() };
+            vec![
+                runtime.name.clone(),
+                format!("{}{more}", names.join(", ")),
+                format!("{:.0}", rate(runtime.rounds, then.map(|then| then.rounds), seconds)),
+                format!("{:.0}", rate(runtime.parks, then.map(|then| then.parks), seconds)),
+            ]
+        })
+        .collect();
+    table(text, 2, &["runtime", "engines", "rounds/s", "sleeps/s"], &rows);
+}
+
+#[cfg(test)]
+mod tests {
+    use mccs_service::control::overview::{Omitted, QuotaView};
+    use mccs_service::telemetry::flows::FlowName;
+    use mccs_service::telemetry::traffic::TenantKindView;
+
+    use super::*;
+
+    /// A service after so many seconds, in each of which the same has happened.
+    fn overview(seconds: u64) -> Overview {
+        let rank = |rank: u32, late_us: u64| RankView {
+            rank,
+            session: 1,
+            pid: 1,
+            enqueued: 10 * seconds,
+            started: 10 * seconds,
+            completed: 10 * seconds,
+            late_ns: late_us * 1000 * 10 * seconds,
+        };
+        let mut buckets = vec![0; 27];
+        (buckets[4], buckets[10]) = (9 * seconds, seconds);
+        let durations = HistogramView { buckets, sum_ns: 1 };
+        let name = FlowName {
+            links: 7,
+            epoch: Some(0),
+            channel: 1,
+            from: 0,
+            to: 2,
+            sends: true,
+            peer: "h1".into(),
+            path: "ports 1-2".into(),
+        };
+        Overview {
+            host: "h0".into(),
+            version: "1".into(),
+            at_ns: seconds * 1_000_000_000,
+            tenants: vec![TenantView {
+                tenant: "blue".into(),
+                quotas: vec![QuotaView { resource: "memory_bytes".into(), used: 1 << 20, limit: 1 << 21 }],
+                in_flight: 3,
+                communicators: 1,
+                operations: 10 * seconds,
+                pairs: 0,
+                bytes: 5_000_000 * seconds,
+                failed: 1,
+                kinds: vec![TenantKindView { collective: "all_reduce".into(), bytes: 1, durations }],
+            }],
+            communicators: vec![CommView {
+                communicator: 42,
+                unique_id: "u".into(),
+                tenant: "blue".into(),
+                device: "host".into(),
+                operations: 10 * seconds,
+                pairs: 0,
+                bytes: 5_000_000 * seconds,
+                bus_bytes: 1_000_000_000 * seconds,
+                busy_ns: 500_000_000 * seconds,
+                kinds: Vec::new(),
+                busbw_gbps: 2.0,
+                failed: 0,
+                epoch: 3,
+                nranks: 4,
+                hosts: vec!["h0".into(), "h1".into()],
+                links: Some(7),
+                ranks: vec![rank(0, 0), rank(1, 250)],
+            }],
+            flows: vec![FlowView { name: name.clone(), bytes: 3_000_000 * seconds, messages: seconds }],
+            paths: vec![PathView {
+                peer: name.peer,
+                path: name.path,
+                sends: true,
+                flows: 1,
+                bytes: 3_000_000 * seconds,
+                messages: 12 * seconds,
+            }],
+            hosts: Vec::new(),
+            runtimes: Vec::new(),
+            engines: Vec::new(),
+            lines_suppressed: 0,
+            refused: Vec::new(),
+            omitted: Omitted::default(),
+        }
+    }
+
+    fn words(text: &str, of: &str) -> Vec<String> {
+        let line =
+            text.lines().find(|line| line.trim_start().starts_with(of)).unwrap_or_else(|| panic!("{of} in {text}"));
+        line.split_whitespace().map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn rates_are_of_the_time_between_two_looks() {
+        for looks in [(2, 4), (100, 101)] {
+            let text = view(&overview(looks.0), &overview(looks.1), Size { columns: 200, lines: 100 });
+            let tenant = "blue 0 1 1.0 M (50%) 3 10 5.0 M 16 us 1.0 ms 1";
+            assert_eq!(words(&text, "blue").join(" "), tenant, "{text}");
+            let comm = "42 blue 2 hosts 2/4 10 5.0 M 2.00 G 50% 3 0 rank 1 +250 us";
+            assert_eq!(words(&text, "42 ").join(" "), comm, "{text}");
+            assert!(words(&text, "to ").join(" ").starts_with("to h1 ports 1-2 1 3.0 M 12 "), "{text}");
+            assert!(text.lines().any(
+                |line| line.split_whitespace().collect::<Vec<_>>().join(" ") == "42 1 0 -> 2 to h1 ports 1-2 3.0 M"
+            ));
+        }
+    }
+
+    #[test]
+    fn what_stands_still_has_no_rate_and_nobody_is_late() {
+        let text = view(&overview(5), &overview(5), Size { columns: 200, lines: 100 });
+        assert_eq!(words(&text, "42 ").join(" "), "42 blue 2 hosts 2/4 0 0 - 0% 3 0 -", "{text}");
+        assert!(!text.contains("0 -> 2"), "{text}");
+    }
+
+    #[test]
+    fn it_fits_the_terminal() {
+        let size = Size { columns: 30, lines: 6 };
+        let text = view(&overview(1), &overview(2), size);
+        assert_eq!(text.lines().count(), 6);
+        assert!(text.lines().all(|line| line.chars().count() <= 30), "{text}");
+        assert!(text.ends_with("more lines)"), "{text}");
+    }
+}

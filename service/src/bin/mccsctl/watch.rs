@@ -1,0 +1,110 @@
+//! `mccsctl watch`: how things are, again and again.
+
+use std::io::{IsTerminal as _, Write as _};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use clap::Args;
+use mccs_service::control::overview::Overview;
+use mccs_service::control::{ControlAnswer, ControlRequest, call};
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
+
+use crate::view::{Size, view};
+
+/// Shown where the output is no terminal that says how large it is.
+const SIZE: Size = Size { columns: 120, lines: usize::MAX };
+/// Clears the screen and what has scrolled off it, and begins at the top; the cursor would only flicker.
+const BEGIN: &str = "\x1b[?25l\x1b[2J\x1b[H";
+/// Gives the cursor back.
+const END: &str = "\x1b[?25h\n";
+
+/// Watch tenants, communicators, ranks that come late, and paths, until interrupted.
+#[derive(Args)]
+pub struct Watch {
+    /// Seconds between two looks; rates are of the time between them.
+    #[arg(long, default_value_t = 1.0, value_name = "SECONDS")]
+    interval: f64,
+    /// Look twice, show once, and end.
+    #[arg(long)]
+    once: bool,
+}
+
+/// Set by the handler of SIGINT and SIGTERM.
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn interrupt(_: libc::c_int) {
+    INTERRUPTED.store(true, Ordering::Relaxed);
+}
+
+impl Watch {
+    /// Looks and shows until it is interrupted. JSON: a line a look.
+    pub fn run(&self, socket: &Path, json: bool) -> anyhow::Result<()> {
+        anyhow::ensure!((0.05..=3600.0).contains(&self.interval), "--interval is from 0.05 to 3600 seconds");
+        let interval = Duration::from_secs_f64(self.interval);
+        let on_screen = std::io::stdout().is_terminal() && !self.once && !json;
+        if on_screen {
+            let action = SigAction::new(SigHandler::Handler(interrupt), SaFlags::empty(), SigSet::empty());
+            for signal in [Signal::SIGINT, Signal::SIGTERM] {
+                // SAFETY: the handler only stores to an atomic.
+                unsafe { sigaction(signal, &action) }?;
+            }
+        }
+        let watched = self.look_on(socket, json, on_screen, interval);
+        if on_screen {
+            print!("{END}");
+            std::io::stdout().flush()?;
+        }
+        watched
+    }
+
+    fn look_on(&self, socket: &Path, json: bool, on_screen: bool, interval: Duration) -> anyhow::Result<()> {
+        let mut before = look(socket)?;
+        if json && !self.once {
+            println!("{}", serde_json::to_string(&before)?);
+        }
+        loop {
+            // A signal ends the sleep: `std::thread::sleep` would go on.
+            let _ = nix::poll::poll(
+                &mut [],
+                nix::poll::PollTimeout::try_from(interval).unwrap_or(nix::poll::PollTimeout::MAX),
+            );
+            if INTERRUPTED.load(Ordering::Relaxed) {
+                return Ok(());
+            }
+            let now = look(socket)?;
+            let text = if json {
+                serde_json::to_string(&now)?
+            } else if on_screen {
+                format!("{BEGIN}{}", view(&before, &now, size_of_terminal()))
+            } else {
+                view(&before, &now, SIZE)
+            };
+            let mut out = std::io::stdout().lock();
+            // Whoever reads may have seen enough, as `head` does.
+            if writeln!(out, "{text}").and_then(|()| out.flush()).is_err() || self.once {
+                return Ok(());
+            }
+            before = now;
+        }
+    }
+}
+
+fn look(socket: &Path) -> anyhow::Result<Overview> {
+    match call(socket, &ControlRequest::Overview)? {
+        ControlAnswer::Overview(overview) => Ok(*overview),
+        ControlAnswer::Refused(reason) => anyhow::bail!("refused: {reason}"),
+        _ => anyhow::bail!("the service answered something else"),
+    }
+}
+
+fn size_of_terminal() -> Size {
+    let mut size = libc::winsize { ws_row: 0, ws_col: 0, ws_xpixel: 0, ws_ypixel: 0 };
+    // SAFETY: the request writes a `winsize`, which lives until the call has returned.
+    let asked = unsafe { libc::ioctl(libc::STDOUT_FILENO, libc::TIOCGWINSZ, &raw mut size) };
+    if asked != 0 || size.ws_col == 0 || size.ws_row < 2 {
+        return SIZE;
+    }
+    // The last line stays free, or the first would scroll off.
+    Size { columns: size.ws_col.into(), lines: usize::from(size.ws_row) - 1 }
+}

@@ -1,0 +1,203 @@
+//! Everything the operator may want to see at once: what `mccsctl watch` shows and what metrics are made of, so that both say
+//! the same. Numbers only rise, but where the words say otherwise; who looks twice finds rates.
+//!
+//! Bounded: of very many communicators, ranks or flows the first are told, and how many were left out.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+
+use super::{CommView, HostView};
+use crate::runtime::{EngineInfo, RuntimeInfo, Runtimes};
+use crate::telemetry::flows::{FlowView, PathView};
+use crate::telemetry::traffic::TenantKindView;
+use crate::telemetry::{Registry, lines_suppressed};
+use crate::tenants::{Resource, Tenant};
+
+/// Communicators that are told of, at most: each is some ten series.
+pub const COMMUNICATORS_TOLD_MAX: usize = 1024;
+/// Ranks that are told of, at most, of all communicators together.
+pub const RANKS_TOLD_MAX: usize = 4096;
+/// Flows that are told of, at most.
+pub const FLOWS_TOLD_MAX: usize = 4096;
+
+/// How much of a quota is in use.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QuotaView {
+    /// Of what.
+    pub resource: String,
+    /// In use now.
+    pub used: u64,
+    /// May be in use.
+    pub limit: u64,
+}
+
+/// A tenant.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TenantView {
+    /// Its name.
+    pub tenant: String,
+    /// What it holds.
+    pub quotas: Vec<QuotaView>,
+    /// Operations not ended, now.
+    pub in_flight: u64,
+    /// Communicators now.
+    pub communicators: u64,
+    /// Operations completed, of communicators that have ended, too; here and below.
+    pub operations: u64,
+    /// Of those, point-to-point pairs.
+    pub pairs: u64,
+    /// Their payload.
+    pub bytes: u64,
+    /// Operations that failed.
+    pub failed: u64,
+    /// Collectives that the service has run, by kind.
+    pub kinds: Vec<TenantKindView>,
+}
+
+/// What was left out of an [`Overview`].
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Omitted {
+    /// Communicators.
+    pub communicators: u64,
+    /// Ranks of communicators that were not.
+    pub ranks: u64,
+    /// Flows.
+    pub flows: u64,
+}
+
+/// Connections refused.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RefusedView {
+    /// By whom.
+    pub endpoint: String,
+    /// How many.
+    pub connections: u64,
+}
+
+/// A service at a moment.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Overview {
+    /// Its name.
+    pub host: String,
+    /// Its version.
+    pub version: String,
+    /// When, since it began.
+    pub at_ns: u64,
+    /// Tenants, by name.
+    pub tenants: Vec<TenantView>,
+    /// Communicators, by number.
+    pub communicators: Vec<CommView>,
+    /// Flows to and from other hosts.
+    pub flows: Vec<FlowView>,
+    /// What they carry, by peer and path.
+    pub paths: Vec<PathView>,
+    /// Hosts of the cluster.
+    pub hosts: Vec<HostView>,
+    /// Threads.
+    pub runtimes: Vec<RuntimeInfo>,
+    /// What runs on them.
+    pub engines: Vec<EngineInfo>,
+    /// Lines that were not logged, since there were too many.
+    pub lines_suppressed: u64,
+    /// Connections that were refused.
+    pub refused: Vec<RefusedView>,
+    /// What is not told.
+    pub omitted: Omitted,
+}
+
+/// Where an overview comes from.
+#[derive(Clone)]
+pub struct Overseer {
+    /// The service's name.
+    pub host: String,
+    /// When it began.
+    pub since: Instant,
+    /// Sessions, communicators, flows.
+    pub registry: Arc<Registry>,
+    /// Engines and where they run.
+    pub runtimes: Arc<Runtimes>,
+}
+
+impl Overseer {
+    /// How things are.
+    #[must_use]
+    pub fn look(&self) -> Overview {
+        let (registry, now) = (&self.registry, Instant::now());
+        let (totals, comms) = registry.totals();
+        let mut omitted = Omitted::default();
+        omitted.communicators = comms.len().saturating_sub(COMMUNICATORS_TOLD_MAX) as u64;
+        let mut ranks_left = RANKS_TOLD_MAX;
+        let view = |comm: &Arc<_>| {
+            let mut view = CommView::of(comm);
+            omitted.ranks += view.ranks.len().saturating_sub(ranks_left) as u64;
+            view.ranks.truncate(ranks_left);
+            ranks_left -= view.ranks.len();
+            view
+        };
+        let communicators = comms.iter().take(COMMUNICATORS_TOLD_MAX).map(view).collect();
+        let (flows, more_flows) = registry.flows.flows(FLOWS_TOLD_MAX);
+        omitted.flows = more_flows;
+        let mut in_flight: BTreeMap<String, u64> = BTreeMap::new();
+        for session in registry.sessions() {
+            *in_flight.entry(session.tenant.name.clone()).or_default() += session.in_flight();
+        }
+        let tenant = |tenant: &Arc<Tenant>| {
+            let totals = totals.get(&tenant.name).copied().unwrap_or_default();
+            TenantView {
+                tenant: tenant.name.clone(),
+                quotas: quotas(tenant),
+                in_flight: in_flight.get(&tenant.name).copied().unwrap_or(0),
+                communicators: comms.iter().filter(|comm| comm.tenant == tenant.name).count() as u64,
+                operations: totals.operations,
+                pairs: totals.pairs,
+                bytes: totals.bytes,
+                failed: totals.failed,
+                kinds: tenant.traffic.view(),
+            }
+        };
+        Overview {
+            host: self.host.clone(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            at_ns: now.saturating_duration_since(self.since).as_nanos() as u64,
+            tenants: registry.tenants().iter().map(tenant).collect(),
+            communicators,
+            flows,
+            paths: registry.flows.paths(),
+            hosts: registry.hosts().iter().map(|host| HostView::of(host, now)).collect(),
+            runtimes: self.runtimes.runtimes(),
+            engines: self.runtimes.engines(),
+            lines_suppressed: lines_suppressed(),
+            refused: refused(registry),
+            omitted,
+        }
+    }
+}
+
+fn quotas(tenant: &Tenant) -> Vec<QuotaView> {
+    let quota = &tenant.quota;
+    let view = |resource: &str, which, limit| QuotaView { resource: resource.into(), used: tenant.used(which), limit };
+    vec![
+        view("memory_bytes", Resource::MemoryBytes, quota.memory_bytes),
+        view("sessions", Resource::Sessions, quota.sessions),
+        view("communicator_ranks", Resource::Communicators, quota.communicators),
+    ]
+}
+
+fn refused(registry: &Registry) -> Vec<RefusedView> {
+    let refused = &registry.refused;
+    let endpoints = [
+        ("tenants", &refused.tenants),
+        ("control", &refused.control),
+        ("exchange", &refused.exchange),
+        ("metrics", &refused.metrics),
+    ];
+    let view = |(endpoint, count): (&str, &std::sync::atomic::AtomicU64)| RefusedView {
+        endpoint: endpoint.into(),
+        connections: count.load(Ordering::Relaxed),
+    };
+    endpoints.into_iter().map(view).collect()
+}

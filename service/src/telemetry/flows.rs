@@ -1,0 +1,241 @@
+//! What flows to and from other hosts carry: a counter a flow, written by the engine that owns it, and what flows that have ended
+//! have left behind, by peer and path.
+//!
+//! The table's lock is taken when a flow begins or ends, and by whoever looks.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use serde::{Deserialize, Serialize};
+
+use super::lock;
+use crate::transports::FlowPath;
+
+/// Pairs of peer and path, by direction, that are counted apart after their flows have ended. Peers are the configuration's; an
+/// operator who invents ever new paths gets them counted as [`OTHER_PATHS`].
+const PATHS_MAX: usize = 4096;
+/// See [`PATHS_MAX`].
+const OTHER_PATHS: &str = "other";
+/// Name of the path of flows for which nobody has chosen one; also of those that come in, whose path the sender chooses.
+const NO_PATH: &str = "-";
+
+/// What an operator calls a path: what steers flows to it.
+#[must_use]
+pub fn path_name(path: Option<&FlowPath>) -> String {
+    let Some(path) = path else { return NO_PATH.into() };
+    let ports = path.source_ports.map(|ports| format!("ports {}-{}", ports.first, ports.last));
+    let dscp = path.dscp.map(|dscp| format!("dscp {dscp}"));
+    let priority = path.priority.map(|priority| format!("priority {priority}"));
+    let parts: Vec<_> = [ports, dscp, priority].into_iter().flatten().collect();
+    if parts.is_empty() { NO_PATH.into() } else { parts.join(" ") }
+}
+
+/// Which flow it is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FlowName {
+    /// The communicator's links on this host.
+    pub links: u64,
+    /// Number of the strategy; none of point-to-point operations.
+    pub epoch: Option<u32>,
+    /// Channel of the schedule.
+    pub channel: u16,
+    /// First rank of the program that sends.
+    pub from: u32,
+    /// First rank of the program that receives.
+    pub to: u32,
+    /// Whether this host sends.
+    pub sends: bool,
+    /// The other host.
+    pub peer: String,
+    /// See [`path_name`].
+    pub path: String,
+}
+
+#[derive(Debug)]
+struct Counters {
+    name: FlowName,
+    bytes: AtomicU64,
+    messages: AtomicU64,
+}
+
+impl Counters {
+    fn totals(&self) -> (u64, u64) {
+        (self.bytes.load(Ordering::Relaxed), self.messages.load(Ordering::Relaxed))
+    }
+}
+
+/// A flow's counters, as the engine has them that owns it. The flow has ended when this is dropped.
+#[derive(Debug)]
+pub struct FlowMeter {
+    counters: Arc<Counters>,
+    number: u64,
+    table: Arc<FlowTable>,
+}
+
+impl FlowMeter {
+    /// A message has been posted, or has come. Nobody else counts, so nothing is lost.
+    pub fn count(&self, bytes: u64) {
+        let Counters { bytes: all_bytes, messages, .. } = &*self.counters;
+        all_bytes.store(all_bytes.load(Ordering::Relaxed) + bytes, Ordering::Relaxed);
+        messages.store(messages.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    }
+}
+
+impl Drop for FlowMeter {
+    fn drop(&mut self) {
+        self.table.end(self.number);
+    }
+}
+
+/// A flow as the operator sees it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FlowView {
+    /// Which.
+    #[serde(flatten)]
+    pub name: FlowName,
+    /// Payload.
+    pub bytes: u64,
+    /// Messages.
+    pub messages: u64,
+}
+
+/// All flows of a path to or from a peer, those that have ended included.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PathView {
+    /// The other host.
+    pub peer: String,
+    /// See [`path_name`].
+    pub path: String,
+    /// Whether this host sends.
+    pub sends: bool,
+    /// Flows now.
+    pub flows: u64,
+    /// Payload.
+    pub bytes: u64,
+    /// Messages.
+    pub messages: u64,
+}
+
+/// Peer, path, and whether this host sends.
+type PathKey = (String, String, bool);
+
+#[derive(Debug, Default)]
+struct Flows {
+    next: u64,
+    live: BTreeMap<u64, Arc<Counters>>,
+    /// Bytes and messages of flows that have ended.
+    ended: BTreeMap<PathKey, (u64, u64)>,
+}
+
+/// All flows of a service.
+#[derive(Debug, Default)]
+pub struct FlowTable {
+    flows: Mutex<Flows>,
+}
+
+impl FlowTable {
+    /// A flow begins.
+    #[must_use]
+    pub fn begin(self: &Arc<Self>, name: FlowName) -> FlowMeter {
+        let counters = Arc::new(Counters { name, bytes: AtomicU64::new(0), messages: AtomicU64::new(0) });
+        let mut flows = lock(&self.flows);
+        let number = flows.next;
+        flows.next += 1;
+        flows.live.insert(number, Arc::clone(&counters));
+        FlowMeter { counters, number, table: Arc::clone(self) }
+    }
+
+    fn end(&self, number: u64) {
+        let mut flows = lock(&self.flows);
+        let Some(counters) = flows.live.remove(&number) else { return };
+        let (bytes, messages) = counters.totals();
+        let FlowName { peer, path, sends, .. } = &counters.name;
+        let mut key = (peer.clone(), path.clone(), *sends);
+        if !flows.ended.contains_key(&key) && flows.ended.len() >= PATHS_MAX {
+            key.1 = OTHER_PATHS.into();
+        }
+        let ended = flows.ended.entry(key).or_default();
+        *ended = (ended.0 + bytes, ended.1 + messages);
+    }
+
+    /// The first `most` flows, and how many more there are.
+    #[must_use]
+    pub fn flows(&self, most: usize) -> (Vec<FlowView>, u64) {
+        let flows = lock(&self.flows);
+        let view = |counters: &Arc<Counters>| {
+            let (bytes, messages) = counters.totals();
+            FlowView { name: counters.name.clone(), bytes, messages }
+        };
+        (flows.live.values().take(most).map(view).collect(), flows.live.len().saturating_sub(most) as u64)
+    }
+
+    /// What peers and paths have carried.
+    #[must_use]
+    pub fn paths(&self) -> Vec<PathView> {
+        let flows = lock(&self.flows);
+        let mut paths: BTreeMap<PathKey, (u64, u64, u64)> = BTreeMap::new();
+        for (key, (bytes, messages)) in &flows.ended {
+            paths.insert(key.clone(), (0, *bytes, *messages));
+        }
+        for counters in flows.live.values() {
+            let FlowName { peer, path, sends, .. } = &counters.name;
+            let (bytes, messages) = counters.totals();
+            let all = paths.entry((peer.clone(), path.clone(), *sends)).or_default();
+            *all = (all.0 + 1, all.1 + bytes, all.2 + messages);
+        }
+        let view =
+            |((peer, path, sends), (flows, bytes, messages))| PathView { peer, path, sends, flows, bytes, messages };
+        paths.into_iter().map(view).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transports::PortRange;
+
+    fn name(peer: &str, path: &str, to: u32) -> FlowName {
+        let (peer, path) = (peer.into(), path.into());
+        FlowName { links: 1, epoch: Some(0), channel: 0, from: 0, to, sends: true, peer, path }
+    }
+
+    #[test]
+    fn what_flows_have_carried_stays_when_they_end() {
+        let table = Arc::new(FlowTable::default());
+        let meters: Vec<_> = (0..4).map(|to| table.begin(name("b", if to < 2 { "x" } else { "y" }, to))).collect();
+        for (bytes, meter) in (1..).zip(&meters) {
+            (0..10).for_each(|_| meter.count(bytes));
+        }
+        let carried = || table.paths().iter().map(|path| (path.bytes, path.messages)).collect::<Vec<_>>();
+        assert_eq!(carried(), [(30, 20), (70, 20)]);
+        assert_eq!(table.paths().iter().map(|path| path.flows).collect::<Vec<_>>(), [2, 2]);
+        let (flows, more) = table.flows(3);
+        assert_eq!((flows.len(), more, flows[1].bytes, flows[1].name.to), (3, 1, 20, 1));
+        drop(meters);
+        assert_eq!(carried(), [(30, 20), (70, 20)]);
+        assert!(table.paths().iter().all(|path| path.flows == 0));
+        assert_eq!(table.flows(10), (Vec::new(), 0));
+    }
+
+    #[test]
+    fn ever_new_paths_do_not_fill_the_table() {
+        let table = Arc::new(FlowTable::default());
+        for path in 0..PATHS_MAX + 10 {
+            table.begin(name("b", &path.to_string(), 1)).count(1);
+        }
+        let paths = table.paths();
+        assert_eq!(paths.len(), PATHS_MAX + 1);
+        assert_eq!(paths.iter().map(|path| path.bytes).sum::<u64>(), PATHS_MAX as u64 + 10);
+        assert!(paths.iter().any(|path| path.path == OTHER_PATHS && path.messages == 10));
+    }
+
+    #[test]
+    fn paths_are_called_by_what_steers_to_them() {
+        assert_eq!(path_name(None), "-");
+        assert_eq!(path_name(Some(&FlowPath::default())), "-");
+        let ports = Some(PortRange { first: 20, last: 30 });
+        let path = FlowPath { source_ports: ports, dscp: Some(10), priority: None };
+        assert_eq!(path_name(Some(&path)), "ports 20-30 dscp 10");
+    }
+}

@@ -1,0 +1,343 @@
+//! What the service counts, in Prometheus' text format 0.0.4. Pure: an overview goes in, text comes out.
+//!
+//! Names that begin with `nccl_` are those of NCCL's Inspector plugin, with its labels where they mean something here, so that its
+//! dashboards find them; `tenant` is ours. Ours begin with `mccs_`. `docs/OPERATING.md` says what each means, and a test compares.
+//! Series are bounded as [`crate::control::overview`] is; those of a communicator end with it.
+
+use std::fmt::{Display, Write as _};
+
+use crate::control::overview::{Overview, TenantView};
+use crate::control::{CommView, RankView};
+use crate::telemetry::histogram::{BUCKETS, HistogramView, bound_seconds};
+
+/// What the values of a metric are.
+#[derive(Debug, Clone, Copy)]
+enum Kind {
+    /// Rises, or begins again at 0 with the service.
+    Counter,
+    /// Rises and falls.
+    Gauge,
+    /// Counts by upper bound.
+    Histogram,
+}
+
+type Labels<'a> = [(&'a str, &'a dyn Display)];
+
+/// The text as it grows.
+#[derive(Default)]
+struct Text(String);
+
+/// A label's value, with what the format gives a meaning escaped.
+struct Escaped<T>(T);
+
+impl<T: Display> Display for Escaped<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let text = self.0.to_string();
+        text.chars().try_for_each(|c| match c {
+            '\\' => f.write_str("\\\\"),
+            '"' => f.write_str("\\\""),
+            '\n' => f.write_str("\\n"),
+            c => f.write_char(c),
+        })
+    }
+}
+
+/// A metric whose samples follow.
+struct Family<'a> {
+    text: &'a mut String,
+    name: &'static str,
+}
+
+impl Text {
+    fn family(&mut self, name: &'static str, kind: Kind, help: &str) -> Family<'_> {
+        let kind = match kind {
+            Kind::Counter => "counter",
+            Kind::Gauge => "gauge",
+            Kind::Histogram => "histogram",
+        };
+        let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
+        Family { text: &mut self.0, name }
+    }
+}
+
+impl Family<'_> {
+    fn sample(&mut self, labels: &Labels<'_>, value: impl Display) {
+        self.sample_of("", labels, value);
+    }
+
+    fn sample_of(&mut self, suffix: &str, labels: &Labels<'_>, value: impl Display) {
+        // Writing into a text does not fail.
+        let _ = write!(self.text, "{}{suffix}", self.name);
+        for (at, (label, text)) in labels.iter().enumerate() {
+            let _ = write!(self.text, "{}{label}=\"{}\"", if at == 0 { '{' } else { ',' }, Escaped(text));
+        }
+        let _ = writeln!(self.text, "{} {value}", if labels.is_empty() { "" } else { "}" });
+    }
+
+    fn histogram(&mut self, labels: &Labels<'_>, view: &HistogramView) {
+        let mut so_far = 0;
+        for (bucket, count) in view.buckets.iter().enumerate().take(BUCKETS) {
+            so_far += count;
+            let bound = bound_seconds(bucket);
+            self.sample_of("_bucket", &[labels, &[("le", &bound)]].concat(), so_far);
+        }
+        let total = view.total();
+        self.sample_of("_bucket", &[labels, &[("le", &"+Inf")]].concat(), total);
+        self.sample_of("_sum", labels, seconds(view.sum_ns));
+        self.sample_of("_count", labels, total);
+    }
+}
+
+fn seconds(ns: u64) -> f64 {
+    ns as f64 / 1e9
+}
+
+/// The whole text.
+#[must_use]
+pub fn render(overview: &Overview) -> String {
+    let mut text = Text::default();
+    inspector(&mut text, overview);
+    service(&mut text, overview);
+    tenants(&mut text, overview);
+    communicators(&mut text, overview);
+    ranks(&mut text, overview);
+    paths(&mut text, overview);
+    text.0
+}
+
+/// What NCCL's Inspector tells, where it is known here.
+fn inspector(text: &mut Text, overview: &Overview) {
+    let node = &overview.host;
+    let kinds = || overview.communicators.iter().flat_map(|comm| comm.kinds.iter().map(move |kind| (comm, kind)));
+    let mut family = text.family(
+        "nccl_bus_bandwidth_gbs",
+        Kind::Gauge,
+        "Bus bandwidth of a communicator's last collectives of a kind, in GB/s.",
+    );
+    for (comm, kind) in kinds() {
+        let n_nodes = comm.hosts.len().max(1);
+        family.sample(&by_kind(node, comm, &n_nodes, &kind.collective), kind.busbw_gbps);
+    }
+    let mut family = text.family(
+        "nccl_collective_exec_time_microseconds",
+        Kind::Gauge,
+        "How long a communicator's last collectives of a kind took.",
+    );
+    for (comm, kind) in kinds() {
+        let n_nodes = comm.hosts.len().max(1);
+        family.sample(&by_kind(node, comm, &n_nodes, &kind.collective), kind.exec_us);
+    }
+    let mut family = text.family(
+        "nccl_collectives_total",
+        Kind::Counter,
+        "Collectives that a tenant's communicators have completed.",
+    );
+    for tenant in &overview.tenants {
+        family.sample(&[("tenant", &tenant.tenant), ("node", node)], tenant.operations.saturating_sub(tenant.pairs));
+    }
+    let mut family = text.family(
+        "nccl_p2p_total",
+        Kind::Counter,
+        "Sends with their receives that a tenant's communicators have completed; between two hosts the sender's counts.",
+    );
+    for tenant in &overview.tenants {
+        family.sample(&[("tenant", &tenant.tenant), ("node", node)], tenant.pairs);
+    }
+}
+
+fn by_kind<'a>(
+    node: &'a String,
+    comm: &'a CommView,
+    n_nodes: &'a usize,
+    kind: &'a String,
+) -> [(&'a str, &'a dyn Display); 6] {
+    [
+        ("tenant", &comm.tenant),
+        ("node", node),
+        ("comm_name", &comm.communicator),
+        ("n_nodes", n_nodes),
+        ("nranks", &comm.nranks),
+        ("collective", kind),
+    ]
+}
+
+/// The service itself, and its cluster.
+fn service(text: &mut Text, overview: &Overview) {
+    text.family("mccs_info", Kind::Gauge, "The service that answers; always 1.")
+        .sample(&[("host", &overview.host), ("version", &overview.version)], 1);
+    text.family("mccs_uptime_seconds", Kind::Gauge, "Time since the service began.")
+        .sample(&[], seconds(overview.at_ns));
+    let mut family = text.family("mccs_host_up", Kind::Gauge, "Whether a host's service can be reached: 1, or 0.");
+    for host in &overview.hosts {
+        family.sample(&[("peer", &host.host)], u8::from(host.up));
+    }
+    let mut family = text.family("mccs_runtime_rounds_total", Kind::Counter, "Rounds of polling of a runtime.");
+    for runtime in &overview.runtimes {
+        family.sample(&[("runtime", &runtime.name)], runtime.rounds);
+    }
+    let mut family = text.family("mccs_runtime_parks_total", Kind::Counter, "Times that a runtime went to sleep.");
+    for runtime in &overview.runtimes {
+        family.sample(&[("runtime", &runtime.name)], runtime.parks);
+    }
+    let mut family = text.family("mccs_engines", Kind::Gauge, "Engines on a runtime.");
+    for runtime in &overview.runtimes {
+        let here = overview.engines.iter().filter(|engine| engine.runtime == runtime.index);
+        family.sample(&[("runtime", &runtime.name)], here.count());
+    }
+    text.family(
+        "mccs_log_lines_suppressed_total",
+        Kind::Counter,
+        "Lines not logged, since tenants or strangers caused too many.",
+    )
+    .sample(&[], overview.lines_suppressed);
+    let mut family = text.family(
+        "mccs_connections_refused_total",
+        Kind::Counter,
+        "Connections refused, by who would have served them.",
+    );
+    for refused in &overview.refused {
+        family.sample(&[("endpoint", &refused.endpoint)], refused.connections);
+    }
+    let mut family =
+        text.family("mccs_omitted", Kind::Gauge, "What has no series, since there are too many of its kind.");
+    let omitted = &overview.omitted;
+    for (of, count) in [("communicators", omitted.communicators), ("ranks", omitted.ranks), ("flows", omitted.flows)] {
+        family.sample(&[("of", &of)], count);
+    }
+}
+
+fn tenants(text: &mut Text, overview: &Overview) {
+    let tenants = &overview.tenants;
+    let quotas = || tenants.iter().flat_map(|tenant| tenant.quotas.iter().map(move |quota| (tenant, quota)));
+    let mut family = text.family("mccs_tenant_used", Kind::Gauge, "How much of a quota a tenant holds now.");
+    for (tenant, quota) in quotas() {
+        family.sample(&[("tenant", &tenant.tenant), ("resource", &quota.resource)], quota.used);
+    }
+    let mut family = text.family("mccs_tenant_quota", Kind::Gauge, "How much a tenant may hold.");
+    for (tenant, quota) in quotas() {
+        family.sample(&[("tenant", &tenant.tenant), ("resource", &quota.resource)], quota.limit);
+    }
+    type Value = fn(&TenantView) -> u64;
+    let values: [(&'static str, Kind, &str, Value); 5] = [
+        ("mccs_tenant_in_flight", Kind::Gauge, "Operations of a tenant that have not ended.", |t| t.in_flight),
+        ("mccs_tenant_communicators", Kind::Gauge, "Communicators of a tenant.", |t| t.communicators),
+        (
+            "mccs_tenant_operations_total",
+            Kind::Counter,
+            "Operations that a tenant's communicators have completed.",
+            |t| t.operations,
+        ),
+        ("mccs_tenant_bytes_total", Kind::Counter, "Their payload, counted as nccl-tests does.", |t| t.bytes),
+        ("mccs_tenant_failed_total", Kind::Counter, "Operations of a tenant's communicators that failed.", |t| {
+            t.failed
+        }),
+    ];
+    for (name, kind, help, value) in values {
+        let mut family = text.family(name, kind, help);
+        for tenant in tenants {
+            family.sample(&[("tenant", &tenant.tenant)], value(tenant));
+        }
+    }
+    let kinds = || tenants.iter().flat_map(|tenant| tenant.kinds.iter().map(move |kind| (tenant, kind)));
+    let mut family = text.family(
+        "mccs_collective_duration_seconds",
+        Kind::Histogram,
+        "How long collectives run, from the last rank's arrival on this host. Without those that ranks do among themselves.",
+    );
+    for (tenant, kind) in kinds() {
+        family.histogram(&[("tenant", &tenant.tenant), ("collective", &kind.collective)], &kind.durations);
+    }
+    let mut family = text.family("mccs_collective_bytes_total", Kind::Counter, "Payload of the same collectives.");
+    for (tenant, kind) in kinds() {
+        family.sample(&[("tenant", &tenant.tenant), ("collective", &kind.collective)], kind.bytes);
+    }
+}
+
+fn communicators(text: &mut Text, overview: &Overview) {
+    type Value = fn(&CommView) -> u64;
+    let comms = &overview.communicators;
+    let values: [(&'static str, Kind, &str, Value); 5] = [
+        ("mccs_communicator_operations_total", Kind::Counter, "Operations that a communicator has completed.", |c| {
+            c.operations
+        }),
+        ("mccs_communicator_bytes_total", Kind::Counter, "Their payload, counted as nccl-tests does.", |c| c.bytes),
+        ("mccs_communicator_failed_total", Kind::Counter, "Operations of a communicator that failed.", |c| c.failed),
+        ("mccs_communicator_epoch", Kind::Gauge, "Number of the strategy in force.", |c| c.epoch),
+        (
+            "mccs_communicator_bus_bytes_total",
+            Kind::Counter,
+            "What an ideal ring would have moved over each link for the collectives that the service has run.",
+            |c| c.bus_bytes,
+        ),
+    ];
+    for (name, kind, help, value) in values {
+        let mut family = text.family(name, kind, help);
+        for comm in comms {
+            family.sample(
+                &[("tenant", &comm.tenant), ("communicator", &comm.communicator), ("device", &comm.device)],
+                value(comm),
+            );
+        }
+    }
+    let mut family = text.family(
+        "mccs_communicator_busy_seconds_total",
+        Kind::Counter,
+        "Time in which such a collective was running.",
+    );
+    for comm in comms {
+        let labels: &Labels<'_> =
+            &[("tenant", &comm.tenant), ("communicator", &comm.communicator), ("device", &comm.device)];
+        family.sample(labels, seconds(comm.busy_ns));
+    }
+}
+
+fn ranks(text: &mut Text, overview: &Overview) {
+    type Value = fn(&RankView) -> u64;
+    let ranks = || overview.communicators.iter().flat_map(|comm| comm.ranks.iter().map(move |rank| (comm, rank)));
+    let values: [(&'static str, &str, Value); 3] = [
+        ("mccs_rank_enqueued_total", "Collectives that a rank has called.", |r| r.enqueued),
+        ("mccs_rank_started_total", "Collectives that have begun on all ranks of this host.", |r| r.started),
+        ("mccs_rank_completed_total", "Collectives of a rank that have ended.", |r| r.completed),
+    ];
+    for (name, help, value) in values {
+        let mut family = text.family(name, Kind::Counter, help);
+        for (comm, rank) in ranks() {
+            let labels: &Labels<'_> =
+                &[("tenant", &comm.tenant), ("communicator", &comm.communicator), ("rank", &rank.rank)];
+            family.sample(labels, value(rank));
+        }
+    }
+    let mut family = text.family(
+        "mccs_rank_late_seconds_total",
+        Kind::Counter,
+        "Time by which a rank has come later to collectives than the first of its host.",
+    );
+    for (comm, rank) in ranks() {
+        let labels: &Labels<'_> =
+            &[("tenant", &comm.tenant), ("communicator", &comm.communicator), ("rank", &rank.rank)];
+        family.sample(labels, seconds(rank.late_ns));
+    }
+}
+
+fn paths(text: &mut Text, overview: &Overview) {
+    let direction = |sends: bool| if sends { "send" } else { "receive" };
+    let mut family = text.family("mccs_path_flows", Kind::Gauge, "Flows to or from a host on a path.");
+    for path in &overview.paths {
+        family.sample(&[("peer", &path.peer), ("path", &path.path), ("direction", &direction(path.sends))], path.flows);
+    }
+    let mut family =
+        text.family("mccs_path_bytes_total", Kind::Counter, "What flows to or from a host on a path have carried.");
+    for path in &overview.paths {
+        family.sample(&[("peer", &path.peer), ("path", &path.path), ("direction", &direction(path.sends))], path.bytes);
+    }
+    let mut family = text.family("mccs_path_messages_total", Kind::Counter, "Messages of the same flows.");
+    for path in &overview.paths {
+        family.sample(
+            &[("peer", &path.peer), ("path", &path.path), ("direction", &direction(path.sends))],
+            path.messages,
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,194 @@
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use super::*;
+use crate::control::HostView;
+use crate::control::overview::{Omitted, QuotaView, RefusedView};
+use crate::runtime::RuntimeInfo;
+use crate::telemetry::flows::PathView;
+use crate::telemetry::histogram::Histogram;
+use crate::telemetry::traffic::{KindView, TenantKindView};
+
+/// One of everything there can be.
+fn overview() -> Overview {
+    let durations = Histogram::default();
+    [1, 3, 1000].iter().for_each(|us| durations.count(Duration::from_micros(*us)));
+    let (collective, tenant) = (String::from("all_reduce"), String::from("a"));
+    let rank = RankView { rank: 1, session: 3, pid: 4, enqueued: 9, started: 8, completed: 7, late_ns: 1_500_000_000 };
+    let kinds = vec![KindView { collective: collective.clone(), busbw_gbps: 2.5, exec_us: 12.0 }];
+    let runtime = RuntimeInfo { index: 0, name: "mccs-main".into(), tid: 1, rounds: 11, parks: 2 };
+    let peer = HostView {
+        host: "h1".into(),
+        address: ([127, 0, 0, 1], 1).into(),
+        own: false,
+        up: true,
+        since_seconds: 1,
+        last_error: None,
+    };
+    Overview {
+        host: "h0".into(),
+        version: "1".into(),
+        at_ns: 2_000_000_000,
+        tenants: vec![TenantView {
+            tenant: tenant.clone(),
+            quotas: vec![QuotaView { resource: "memory_bytes".into(), used: 5, limit: 6 }],
+            in_flight: 1,
+            communicators: 1,
+            operations: 10,
+            pairs: 4,
+            bytes: 4096,
+            failed: 2,
+            kinds: vec![TenantKindView { collective, bytes: 77, durations: durations.view() }],
+        }],
+        communicators: vec![CommView {
+            communicator: 5,
+            unique_id: "u".into(),
+            tenant,
+            device: "host".into(),
+            operations: 10,
+            pairs: 4,
+            bytes: 4096,
+            bus_bytes: 100,
+            busy_ns: 500_000_000,
+            kinds,
+            busbw_gbps: 0.2,
+            failed: 2,
+            epoch: 3,
+            nranks: 4,
+            hosts: vec!["h0".into(), "h1".into()],
+            links: Some(0),
+            ranks: vec![rank],
+        }],
+        flows: Vec::new(),
+        paths: vec![PathView { peer: "h1".into(), path: "-".into(), sends: true, flows: 2, bytes: 8, messages: 3 }],
+        hosts: vec![peer],
+        runtimes: vec![runtime],
+        engines: Vec::new(),
+        lines_suppressed: 6,
+        refused: vec![RefusedView { endpoint: "metrics".into(), connections: 1 }],
+        omitted: Omitted::default(),
+    }
+}
+
+/// Values by series, checked as a scraper would: announced before, each once, names and numbers as they may be.
+fn parse(text: &str) -> BTreeMap<String, f64> {
+    let (mut series, mut kinds) = (BTreeMap::new(), BTreeMap::new());
+    assert!(text.ends_with('\n'));
+    for line in text.lines() {
+        if let Some(rest) = line.strip_prefix("# TYPE ") {
+            let (name, kind) = rest.split_once(' ').unwrap();
+            assert!(kinds.insert(name.to_owned(), kind.to_owned()).is_none(), "{name} is announced twice");
+        } else if !line.starts_with("# HELP ") {
+            let (key, value) = line.rsplit_once(' ').unwrap();
+            let name = key.split('{').next().unwrap();
+            let family = ["_bucket", "_sum", "_count"].iter().find_map(|suffix| name.strip_suffix(suffix));
+            let announced = |name: &str| kinds.contains_key(name);
+            assert!(announced(name) || family.is_some_and(announced), "{name} is not announced");
+            assert!(series.insert(key.to_owned(), value.parse().unwrap()).is_none(), "{key} comes twice");
+        }
+    }
+    series
+}
+
+fn names(text: &str) -> BTreeSet<String> {
+    let name = |line: &str| Some(line.strip_prefix("# TYPE ")?.split(' ').next()?.to_owned());
+    text.lines().filter_map(name).collect()
+}
+
+#[test]
+fn numbers_are_where_they_belong() {
+    let series = parse(&render(&overview()));
+    for (key, value) in [
+        ("mccs_tenant_operations_total{tenant=\"a\"}", 10.0),
+        ("nccl_collectives_total{tenant=\"a\",node=\"h0\"}", 6.0),
+        ("nccl_p2p_total{tenant=\"a\",node=\"h0\"}", 4.0),
+        ("mccs_tenant_used{tenant=\"a\",resource=\"memory_bytes\"}", 5.0),
+        ("mccs_tenant_quota{tenant=\"a\",resource=\"memory_bytes\"}", 6.0),
+        ("mccs_communicator_busy_seconds_total{tenant=\"a\",communicator=\"5\",device=\"host\"}", 0.5),
+        ("mccs_communicator_epoch{tenant=\"a\",communicator=\"5\",device=\"host\"}", 3.0),
+        ("mccs_rank_late_seconds_total{tenant=\"a\",communicator=\"5\",rank=\"1\"}", 1.5),
+        ("mccs_path_bytes_total{peer=\"h1\",path=\"-\",direction=\"send\"}", 8.0),
+        ("mccs_host_up{peer=\"h1\"}", 1.0),
+        ("mccs_runtime_parks_total{runtime=\"mccs-main\"}", 2.0),
+        ("mccs_uptime_seconds", 2.0),
+        (
+            "nccl_bus_bandwidth_gbs{tenant=\"a\",node=\"h0\",comm_name=\"5\",n_nodes=\"2\",nranks=\"4\",collective=\"all_reduce\"}",
+            2.5,
+        ),
+    ] {
+        assert_eq!(series.get(key), Some(&value), "{key}");
+    }
+}
+
+#[test]
+fn buckets_hold_all_below_their_bound() {
+    let series = parse(&render(&overview()));
+    let labels = "tenant=\"a\",collective=\"all_reduce\"";
+    let bucket = |le: &str| series[&format!("mccs_collective_duration_seconds_bucket{{{labels},le=\"{le}\"}}")];
+    assert_eq!((bucket("0.000001"), bucket("0.000002"), bucket("0.000004")), (1.0, 1.0, 2.0));
+    assert_eq!((bucket("0.000512"), bucket("0.001024"), bucket("33.554432"), bucket("+Inf")), (2.0, 3.0, 3.0, 3.0));
+    let of = |suffix: &str| series[&format!("mccs_collective_duration_seconds_{suffix}{{{labels}}}")];
+    assert_eq!((of("count"), of("sum")), (3.0, 0.001004));
+}
+
+#[test]
+fn labels_say_what_they_are_given() {
+    let mut text = Text::default();
+    text.family("m", Kind::Gauge, "h").sample(&[("a", &"x\"y\\z\nw"), ("b", &"ü{}=,")], 1.5);
+    assert_eq!(text.0, "# HELP m h\n# TYPE m gauge\nm{a=\"x\\\"y\\\\z\\nw\",b=\"ü{}=,\"} 1.5\n");
+    let mut text = Text::default();
+    text.family("m", Kind::Counter, "h").sample(&[], u64::MAX);
+    assert!(text.0.ends_with("\nm 18446744073709551615\n"));
+}
+
+/// All words of a text that look like a metric's name.
+fn mentioned(text: &str) -> BTreeSet<String> {
+    let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
+    let is_name = |word: &&str| (word.starts_with("mccs_") && word.len() > "mccs_".len()) || word.starts_with("nccl_");
+    words.filter(is_name).map(str::to_owned).collect()
+}
+
+#[test]
+fn the_guide_says_what_each_metric_means() {
+    let guide = include_str!("../../../../docs/OPERATING.md");
+    let (told, names) = (mentioned(guide), names(&render(&overview())));
+    let untold: Vec<_> = names.difference(&told).collect();
+    assert!(untold.is_empty(), "docs/OPERATING.md does not say what these mean: {untold:?}");
+    let suffixes = ["_bucket", "_sum", "_count"];
+    let is_known = |name: &&String| {
+        names.contains(*name)
+            || suffixes.iter().any(|suffix| name.strip_suffix(suffix).is_some_and(|n| names.contains(n)))
+    };
+    let unknown: Vec<_> = told.iter().filter(|name| !is_known(name)).collect();
+    assert!(unknown.is_empty(), "docs/OPERATING.md speaks of what there is not: {unknown:?}");
+}
+
+#[test]
+fn the_dashboard_shows_what_there_is() {
+    let dashboard: serde_json::Value =
+        serde_json::from_str(include_str!("../../../../eval/grafana/mccs.json")).unwrap();
+    let names = names(&render(&overview()));
+    let mut expressions = Vec::new();
+    expressions_of(&dashboard, &mut expressions);
+    assert!(expressions.len() >= 10, "{expressions:?}");
+    for expression in expressions {
+        let metrics: Vec<_> = mentioned(&expression).into_iter().collect();
+        assert!(!metrics.is_empty(), "{expression} shows no metric");
+        for metric in metrics {
+            let family = metric.strip_suffix("_bucket").unwrap_or(&metric);
+            assert!(names.contains(family), "{expression}: there is no {metric}");
+        }
+    }
+}
+
+/// What panels and variables ask for.
+fn expressions_of(value: &serde_json::Value, found: &mut Vec<String>) {
+    match value {
+        serde_json::Value::Object(fields) => fields.iter().for_each(|(name, field)| match field.as_str() {
+            Some(text) if name == "expr" || name == "definition" => found.push(text.into()),
+            _ => expressions_of(field, found),
+        }),
+        serde_json::Value::Array(items) => items.iter().for_each(|item| expressions_of(item, found)),
+        _ => {}
+    }
+}

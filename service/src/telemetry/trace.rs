@@ -1,0 +1,368 @@
+//! A window of operations in the Trace Event Format, which Perfetto and chrome://tracing load. Pure: records go in, JSON comes out.
+//!
+//! A tenant is a process there, and so is the service with its engines. Tracks of a tenant's communicator: each rank (waiting for the
+//! others, then the collective), each channel, each link to or from another host with its messages. Slices of a track never
+//! overlap: a message that was posted while an earlier one was on its way begins when that has ended, and says when it was posted.
+//! Sends and receives have a track for each pair of ranks, collectives that have not ended end with the window, and say so.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write;
+
+use serde_json::{Value, json};
+
+use super::recorder::Record;
+use crate::engines::transport::links::LinkKey;
+
+/// What is known of a communicator besides its records.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct CommName {
+    /// Whose it is.
+    pub tenant: String,
+    /// Ranks of this host.
+    pub ranks: BTreeSet<u32>,
+}
+
+/// What was recorded.
+#[derive(Debug, Clone, Default)]
+pub struct Window {
+    /// The service's name.
+    pub host: String,
+    /// When it began, as records have time.
+    pub from_ns: u64,
+    /// When it ended.
+    pub until_ns: u64,
+    /// Wall-clock time when it began, since 1970.
+    pub wall_ns: u64,
+    /// Engines' names and records, in their order.
+    pub engines: Vec<(String, Vec<Record>)>,
+    /// Communicators by number.
+    pub comms: BTreeMap<u64, CommName>,
+    /// The only communicator that is wanted, if one is.
+    pub only: Option<u64>,
+    /// Records that were written over before they were read.
+    pub lost: u64,
+}
+
+/// Where a slice is drawn; ordered as it is shown.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+enum Track {
+    Rank { comm: u64, rank: u32 },
+    Channel { comm: u64, channel: u16 },
+    Flow { comm: u64, channel: u16, from: u32, to: u32, sends: bool },
+    Pair { comm: u64, from: u32, to: u32 },
+    Engine { engine: usize },
+}
+
+/// The process of the service's own tracks comes after all tenants.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+enum Process {
+    Tenant(String),
+    Engines,
+}
+
+struct Event {
+    place: (Process, Track),
+    name: String,
+    from_ns: u64,
+    /// `None`: a moment.
+    until_ns: Option<u64>,
+    args: Value,
+}
+
+/// A job: a collective, or a send or receive.
+struct Job {
+    comm: u64,
+    name: String,
+    /// `None` of a pair.
+    seq: Option<u64>,
+    ranks: (u32, u32),
+    bytes: u64,
+    started_ns: u64,
+    ended: Option<(u64, bool)>,
+}
+
+/// When ranks came to a collective.
+#[derive(Default, Clone, Copy)]
+struct Came {
+    enqueued_ns: Option<u64>,
+    arrived_ns: Option<u64>,
+}
+
+/// Records put in order.
+#[derive(Default)]
+struct Told {
+    jobs: BTreeMap<u64, Job>,
+    came: BTreeMap<(u64, u64), BTreeMap<u32, Came>>,
+    ranks: BTreeMap<u64, BTreeSet<u32>>,
+}
+
+impl Window {
+    fn is_wanted(&self, comm: u64) -> bool {
+        self.only.is_none_or(|only| only == comm)
+    }
+
+    fn process(&self, comm: u64) -> Process {
+        let tenant = self.comms.get(&comm).map(|name| name.tenant.clone());
+        Process::Tenant(tenant.unwrap_or_else(|| "tenant unknown".into()))
+    }
+
+    fn told(&self) -> Told {
+        let mut told = Told::default();
+        for (comm, name) in &self.comms {
+            told.ranks.insert(*comm, name.ranks.clone());
+        }
+        let records = || self.engines.iter().flat_map(|(_, records)| records);
+        for record in records() {
+            match *record {
+                Record::Enqueued { at_ns, comm, rank, seq } if self.is_wanted(comm) => {
+                    told.came(comm, seq, rank).enqueued_ns = Some(at_ns);
+                }
+                Record::Arrived { at_ns, comm, rank, seq } if self.is_wanted(comm) => {
+                    told.came(comm, seq, rank).arrived_ns = Some(at_ns);
+                }
+                Record::Started { at_ns, comm, seq, job, kind, bytes } if self.is_wanted(comm) => {
+                    let (name, ranks) = (kind.to_string(), (0, 0));
+                    let started = Job { comm, name, seq: Some(seq), ranks, bytes, started_ns: at_ns, ended: None };
+                    told.jobs.insert(job, started);
+                }
+                Record::PairStarted { at_ns, comm, job, from, to, bytes } if self.is_wanted(comm) => {
+                    let (name, ranks) = (String::from("send/recv"), (from, to));
+                    told.jobs.insert(job, Job { comm, name, seq: None, ranks, bytes, started_ns: at_ns, ended: None });
+                }
+                _ => {}
+            }
+        }
+        for record in records() {
+            if let Record::Ended { at_ns, job, is_failed } = *record
+                && let Some(job) = told.jobs.get_mut(&job)
+            {
+                job.ended = Some((at_ns, is_failed));
+            }
+        }
+        told
+    }
+}
+
+impl Told {
+    fn came(&mut self, comm: u64, seq: u64, rank: u32) -> &mut Came {
+        self.ranks.entry(comm).or_default().insert(rank);
+        self.came.entry((comm, seq)).or_default().entry(rank).or_default()
+    }
+}
+
+/// Writes the window as one JSON object.
+///
+/// # Errors
+/// What `out` says.
+pub fn write(window: &Window, out: &mut impl Write) -> std::io::Result<()> {
+    let events = events(window);
+    let places: BTreeSet<&(Process, Track)> = events.iter().map(|event| &event.place).collect();
+    let processes: BTreeSet<&Process> = places.iter().map(|(process, _)| process).collect();
+    let pids: BTreeMap<&Process, usize> = processes.iter().copied().zip(1..).collect();
+    let tids: BTreeMap<&(Process, Track), usize> = places.iter().copied().zip(1..).collect();
+    let about = json!({ "host": window.host, "begin_unix_ns": window.wall_ns, "records_lost": window.lost });
+    write!(out, "{{\"displayTimeUnit\":\"ns\",\"otherData\":{about},\"traceEvents\":[")?;
+    let mut separator = "\n";
+    let mut line = |value: &Value, out: &mut dyn Write| {
+        let written = write!(out, "{separator}{value}");
+        separator = ",\n";
+        written
+    };
+    for (process, pid) in &pids {
+        let name = match process {
+            Process::Tenant(tenant) => format!("{} / {tenant}", window.host),
+            Process::Engines => format!("{} / engines", window.host),
+        };
+        line(&json!({ "ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": { "name": name } }), out)?;
+        line(
+            &json!({ "ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": { "sort_index": pid } }),
+            out,
+        )?;
+    }
+    for ((process, track), tid) in &tids {
+        let pid = pids.get(process);
+        let name = track_name(window, track);
+        line(&json!({ "ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": { "name": name } }), out)?;
+        line(
+            &json!({ "ph": "M", "name": "thread_sort_index", "pid": pid, "tid": tid, "args": { "sort_index": tid } }),
+            out,
+        )?;
+    }
+    let us = |ns: u64| ns as f64 / 1e3;
+    for event in &events {
+        let (pid, tid) = (pids.get(&event.place.0), tids.get(&event.place));
+        let ts = us(event.from_ns.saturating_sub(window.from_ns));
+        let Event { name, args, .. } = event;
+        let value = match event.until_ns {
+            Some(until_ns) => {
+                let dur = us(until_ns.saturating_sub(event.from_ns));
+                json!({ "ph": "X", "name": name, "pid": pid, "tid": tid, "ts": ts, "dur": dur, "args": args })
+            }
+            None => json!({ "ph": "i", "s": "t", "name": name, "pid": pid, "tid": tid, "ts": ts, "args": args }),
+        };
+        line(&value, out)?;
+    }
+    out.write_all(b"\n]}\n")
+}
+
+fn track_name(window: &Window, track: &Track) -> String {
+    let channel_name = |channel: &u16| match *channel {
+        LinkKey::PAIRS => "send/recv".into(),
+        channel => format!("channel {channel}"),
+    };
+    match track {
+        Track::Rank { comm, rank } => format!("comm {comm} rank {rank}"),
+        Track::Channel { comm, channel } => format!("comm {comm} {}", channel_name(channel)),
+        Track::Flow { comm, channel, from, to, sends } => {
+            let what = if *sends { "sends" } else { "receives" };
+            format!("comm {comm} {} {what} {from} -> {to}", channel_name(channel))
+        }
+        Track::Pair { comm, from, to } => format!("comm {comm} send/recv {from} -> {to}"),
+        Track::Engine { engine } => window.engines.get(*engine).map_or_else(String::new, |(name, _)| name.clone()),
+    }
+}
+
+/// All that is drawn, each track's slices in their order.
+fn events(window: &Window) -> Vec<Event> {
+    let told = window.told();
+    let mut events = Vec::new();
+    collectives(window, &told, &mut events);
+    for (engine, (name, records)) in window.engines.iter().enumerate() {
+        let of = |job: u64| told.jobs.get(&job);
+        for record in records {
+            match *record {
+                Record::Channel { since_ns, at_ns, job, channel } => events.extend(of(job).map(|job| Event {
+                    place: (window.process(job.comm), Track::Channel { comm: job.comm, channel }),
+                    name: job.name.clone(),
+                    from_ns: since_ns.max(window.from_ns),
+                    until_ns: Some(at_ns),
+                    args: json!({ "seq": job.seq, "engine": name }),
+                })),
+                Record::Piece { since_ns, at_ns, job } => events.extend(of(job).map(|job| Event {
+                    place: (Process::Engines, Track::Engine { engine }),
+                    name: format!("piece of {}", job.name),
+                    from_ns: since_ns.max(window.from_ns),
+                    until_ns: Some(at_ns),
+                    args: json!({ "communicator": job.comm, "seq": job.seq }),
+                })),
+                Record::Chunk { since_ns, at_ns, job, channel, from, to, sends, bytes } => {
+                    events.extend(of(job).map(|job| Event {
+                        place: (window.process(job.comm), Track::Flow { comm: job.comm, channel, from, to, sends }),
+                        name: if sends { "send".into() } else { "receive".into() },
+                        from_ns: since_ns.max(window.from_ns),
+                        until_ns: Some(at_ns),
+                        args: json!({
+                            "seq": job.seq,
+                            "bytes": bytes,
+                            "peer": if sends { to } else { from },
+                            "posted_us": since_ns.max(window.from_ns).saturating_sub(window.from_ns) as f64 / 1e3,
+                            "engine": name,
+                        }),
+                    }));
+                }
+                _ => {}
+            }
+        }
+    }
+    in_line(&mut events);
+    events
+}
+
+/// Collectives on the tracks of their ranks, sends and receives on those of their pairs.
+fn collectives(window: &Window, told: &Told, events: &mut Vec<Event>) {
+    let us = |ns: u64| ns.saturating_sub(window.from_ns) as f64 / 1e3;
+    let mut started = BTreeSet::new();
+    for job in told.jobs.values() {
+        let (until_ns, is_failed) = job.ended.unwrap_or((window.until_ns.max(job.started_ns), false));
+        let process = window.process(job.comm);
+        let mut args = json!({ "communicator": job.comm, "bytes": job.bytes });
+        if job.ended.is_none() {
+            args["unfinished"] = true.into();
+        }
+        if is_failed {
+            args["failed"] = true.into();
+        }
+        let slice = |track, args| Event {
+            place: (process.clone(), track),
+            name: job.name.clone(),
+            from_ns: job.started_ns,
+            until_ns: Some(until_ns),
+            args,
+        };
+        let Some(seq) = job.seq else {
+            let (from, to) = job.ranks;
+            events.push(slice(Track::Pair { comm: job.comm, from, to }, args));
+            continue;
+        };
+        started.insert((job.comm, seq));
+        args["seq"] = seq.into();
+        for rank in told.ranks.get(&job.comm).into_iter().flatten() {
+            let came = told.came.get(&(job.comm, seq)).and_then(|came| came.get(rank)).copied().unwrap_or_default();
+            let mut args = args.clone();
+            for (name, at) in [("enqueued_us", came.enqueued_ns), ("arrived_us", came.arrived_ns)] {
+                if let Some(at) = at {
+                    args[name] = us(at).into();
+                }
+            }
+            let track = Track::Rank { comm: job.comm, rank: *rank };
+            events.extend(waiting(window, (process.clone(), track.clone()), seq, came, Some(job.started_ns)));
+            events.push(slice(track, args));
+        }
+    }
+    // Ranks that wait for one that has not come.
+    for ((comm, seq), came) in told.came.iter().filter(|(place, _)| !started.contains(place)) {
+        for (rank, came) in came {
+            let place = (window.process(*comm), Track::Rank { comm: *comm, rank: *rank });
+            events.extend(waiting(window, place, *seq, *came, None));
+        }
+    }
+}
+
+/// When a rank has called, and how long it has waited for the others.
+fn waiting(
+    window: &Window,
+    place: (Process, Track),
+    seq: u64,
+    came: Came,
+    started_ns: Option<u64>,
+) -> impl Iterator<Item = Event> {
+    let enqueued = came.enqueued_ns.map(|at_ns| Event {
+        place: place.clone(),
+        name: "enqueued".into(),
+        from_ns: at_ns,
+        until_ns: None,
+        args: json!({ "seq": seq }),
+    });
+    let wait = came.arrived_ns.map(|at_ns| Event {
+        place,
+        name: "wait".into(),
+        from_ns: at_ns,
+        until_ns: Some(started_ns.unwrap_or(window.until_ns).max(at_ns)),
+        args: match started_ns {
+            Some(_) => json!({ "seq": seq }),
+            None => json!({ "seq": seq, "unfinished": true }),
+        },
+    });
+    enqueued.into_iter().chain(wait)
+}
+
+/// Puts each track's slices one behind the other: where they overlap, the later one begins when the earlier one has ended.
+fn in_line(events: &mut [Event]) {
+    events.sort_by(|a, b| {
+        let end = |event: &Event| event.until_ns.unwrap_or(event.from_ns);
+        (&a.place, end(a), a.from_ns).cmp(&(&b.place, end(b), b.from_ns))
+    });
+    let mut before: Option<((Process, Track), u64)> = None;
+    for event in events.iter_mut() {
+        let Some(until_ns) = event.until_ns else { continue };
+        if let Some((place, ended_ns)) = &before
+            && *place == event.place
+        {
+            event.from_ns = event.from_ns.max(*ended_ns).min(until_ns);
+        }
+        before = Some((event.place.clone(), until_ns));
+    }
+}
+
+#[cfg(test)]
+mod tests;

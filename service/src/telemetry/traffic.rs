@@ -1,0 +1,140 @@
+//! What collectives move and how long they take: by kind, of a tenant since the service began, and of a communicator lately.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use mccs_ipc::types::CollectiveKind;
+use serde::{Deserialize, Serialize};
+
+use super::histogram::{Histogram, HistogramView};
+
+/// How many kinds of collectives there are.
+const KINDS: usize = CollectiveKind::ALL.len();
+
+/// A tenant's collectives on this host, by kind, since the service began: they outlive its communicators. Rounds of boards and
+/// collectives of GPUs, which the service does not time, are not among them.
+#[derive(Debug, Default)]
+pub struct TenantTraffic {
+    kinds: [KindTotals; KINDS],
+}
+
+#[derive(Debug, Default)]
+struct KindTotals {
+    durations: Histogram,
+    bytes: AtomicU64,
+}
+
+/// A tenant's collectives of one kind.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TenantKindView {
+    /// The kind.
+    pub collective: String,
+    /// Payload, as nccl-tests counts it.
+    pub bytes: u64,
+    /// From the last rank's arrival to the end.
+    pub durations: HistogramView,
+}
+
+impl TenantTraffic {
+    /// Counts a collective.
+    pub(super) fn count(&self, kind: CollectiveKind, bytes: u64, took: Duration) {
+        if let Some(totals) = self.kinds.get(kind as usize) {
+            totals.durations.count(took);
+            totals.bytes.fetch_add(bytes, Ordering::Relaxed);
+        }
+    }
+
+    /// Kinds that there were.
+    #[must_use]
+    pub fn view(&self) -> Vec<TenantKindView> {
+        let view = |(kind, totals): (&CollectiveKind, &KindTotals)| TenantKindView {
+            collective: kind.to_string(),
+            bytes: totals.bytes.load(Ordering::Relaxed),
+            durations: totals.durations.view(),
+        };
+        let views = CollectiveKind::ALL.iter().zip(&self.kinds).map(view);
+        views.filter(|view| view.durations.total() > 0).collect()
+    }
+}
+
+/// A communicator's collectives by kind, the last ones counting most. Written by its proxy engine alone.
+#[derive(Debug, Default)]
+pub struct RecentTraffic {
+    kinds: [KindRecent; KINDS],
+}
+
+#[derive(Debug, Default)]
+struct KindRecent {
+    took_ns: AtomicU64,
+    bus_bytes: AtomicU64,
+}
+
+/// A communicator's last collectives of one kind.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct KindView {
+    /// The kind.
+    pub collective: String,
+    /// Bus bandwidth, GB/s.
+    pub busbw_gbps: f64,
+    /// How long one takes.
+    pub exec_us: f64,
+}
+
+impl RecentTraffic {
+    /// Counts a collective.
+    pub(super) fn count(&self, kind: CollectiveKind, bus_bytes: u64, took: Duration) {
+        let Some(recent) = self.kinds.get(kind as usize) else { return };
+        let before_ns = recent.took_ns.load(Ordering::Relaxed);
+        let took_ns = (took.as_nanos() as u64).max(1);
+        // The first one stands for all before it.
+        let mix = |old: u64, new: u64| if before_ns == 0 { new } else { old - old / 8 + new / 8 };
+        recent.bus_bytes.store(mix(recent.bus_bytes.load(Ordering::Relaxed), bus_bytes), Ordering::Relaxed);
+        recent.took_ns.store(mix(before_ns, took_ns).max(1), Ordering::Relaxed);
+    }
+
+    /// Kinds that there were.
+    #[must_use]
+    pub fn view(&self) -> Vec<KindView> {
+        let view = |(kind, recent): (&CollectiveKind, &KindRecent)| {
+            let took_ns = recent.took_ns.load(Ordering::Relaxed);
+            (took_ns > 0).then(|| KindView {
+                collective: kind.to_string(),
+                busbw_gbps: recent.bus_bytes.load(Ordering::Relaxed) as f64 / took_ns as f64,
+                exec_us: took_ns as f64 / 1e3,
+            })
+        };
+        CollectiveKind::ALL.iter().zip(&self.kinds).filter_map(view).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_are_at_their_own_places() {
+        let (tenant, recent) = (TenantTraffic::default(), RecentTraffic::default());
+        for (place, kind) in (1..).zip(CollectiveKind::ALL) {
+            tenant.count(*kind, place, Duration::from_micros(place));
+            recent.count(*kind, 1000 * place, Duration::from_nanos(100));
+        }
+        for (place, (kind, (tenant, recent))) in
+            (1..).zip(CollectiveKind::ALL.iter().zip(tenant.view().iter().zip(recent.view())))
+        {
+            assert_eq!((&tenant.collective, tenant.bytes), (&kind.to_string(), place));
+            assert_eq!(tenant.durations.sum_ns, 1000 * place);
+            assert_eq!((recent.collective, recent.busbw_gbps), (kind.to_string(), 10.0 * place as f64));
+        }
+        assert!(TenantTraffic::default().view().is_empty() && RecentTraffic::default().view().is_empty());
+    }
+
+    #[test]
+    fn the_last_ones_count_most() {
+        let recent = RecentTraffic::default();
+        (0..50).for_each(|_| recent.count(CollectiveKind::AllReduce, 1 << 20, Duration::from_micros(1000)));
+        (0..50).for_each(|_| recent.count(CollectiveKind::AllReduce, 1 << 20, Duration::from_micros(100)));
+        let view = &recent.view()[0];
+        assert!((99.0..103.0).contains(&view.exec_us), "{view:?}");
+        assert!((10.1..10.6).contains(&view.busbw_gbps), "{view:?}");
+    }
+}

@@ -1,0 +1,256 @@
+//! What the operator sees of a service while a job runs, and whether the numbers add up: metrics over loopback, and traces.
+
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use mccs::{DataType, RedOp};
+use mccs_service::control::window::trace;
+use mccs_service::telemetry::recorder::Record;
+use mccs_tests::hosts::TestHosts;
+use mccs_tests::{Rank, TestService};
+
+const METRICS: &str = "[metrics]\nlisten = \"127.0.0.1:0\"\n";
+
+/// What a service tells, by series.
+fn scrape(address: SocketAddr) -> BTreeMap<String, f64> {
+    // The text may be a tenth of a second old; and operations end for their callers before they are counted.
+    std::thread::sleep(Duration::from_millis(250));
+    let mut socket = TcpStream::connect(address).expect("a connection");
+    socket.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").expect("asked");
+    let mut text = String::new();
+    socket.read_to_string(&mut text).expect("answered");
+    let (head, body) = text.split_once("\r\n\r\n").expect("a head");
+    assert!(head.starts_with("HTTP/1.1 200 OK"), "{head}");
+    assert!(head.contains(&format!("Content-Length: {}", body.len())), "{head}");
+    let samples = body.lines().filter(|line| !line.starts_with('#'));
+    let sample = |line: &str| {
+        let (series, value) = line.rsplit_once(' ').expect("a value");
+        (series.to_owned(), value.parse().expect("a number"))
+    };
+    samples.map(sample).collect()
+}
+
+fn address(service: &TestService) -> SocketAddr {
+    service.service().metrics.expect("an address")
+}
+
+/// Sum of all series whose name and labels have these parts.
+fn sum(series: &BTreeMap<String, f64>, parts: &[&str]) -> f64 {
+    let wanted = |name: &str| {
+        parts
+            .iter()
+            .enumerate()
+            .all(|(at, part)| if at == 0 { name.split('{').next() == Some(part) } else { name.contains(part) })
+    };
+    series.iter().filter(|(name, _)| wanted(name)).map(|(_, value)| value).sum()
+}
+
+/// So many all-reduces of so many elements.
+fn all_reduce(rank: &Rank, times: u64, count: u64) {
+    let memory = rank.client.allocate(4 * count).expect("memory");
+    for _ in 0..times {
+        let place = memory.at(0);
+        rank.comm.all_reduce(place, place, count, DataType::F32, RedOp::Sum, &rank.stream).expect("enqueued");
+    }
+    rank.stream.synchronize().expect("completed");
+}
+
+#[test]
+fn metrics_say_what_the_job_did() {
+    let service = TestService::start(&format!("{METRICS}[host_device]\ndirect_limit = \"0\"\n"));
+    let barrier = std::sync::Barrier::new(3);
+    service.ranks(0, 3, |rank| {
+        all_reduce(&rank, 20, 10_000);
+        let memory = rank.client.allocate(3 * 4000).expect("memory");
+        for _ in 0..10 {
+            let send = rank.client.allocate(4000).expect("memory");
+            rank.comm.all_gather(send.at(0), memory.at(0), 1000, DataType::F32, &rank.stream).expect("enqueued");
+            rank.stream.synchronize().expect("completed");
+        }
+        match rank.comm.rank() {
+            0 => (0..5)
+                .for_each(|_| rank.comm.send(memory.at(0), 3000, DataType::U8, 2, &rank.stream).expect("enqueued")),
+            2 => (0..5)
+                .for_each(|_| rank.comm.recv(memory.at(0), 3000, DataType::U8, 0, &rank.stream).expect("enqueued")),
+            _ => {}
+        }
+        rank.stream.synchronize().expect("completed");
+        barrier.wait();
+        if rank.comm.rank() == 0 {
+            let series = scrape(address(&service));
+            let sum = |parts: &[&str]| sum(&series, parts);
+            assert_eq!(sum(&["mccs_tenant_operations_total", "tenant=\"default\""]), 35.0);
+            assert_eq!(sum(&["nccl_collectives_total"]), 30.0);
+            assert_eq!(sum(&["nccl_p2p_total"]), 5.0);
+            let (reduced, gathered) = (20.0 * 40_000.0, 10.0 * 12_000.0);
+            assert_eq!(sum(&["mccs_tenant_bytes_total"]), reduced + gathered + 15_000.0);
+            assert_eq!(sum(&["mccs_communicator_bytes_total"]), reduced + gathered + 15_000.0);
+            assert_eq!(sum(&["mccs_collective_bytes_total", "all_reduce"]), reduced);
+            assert_eq!(sum(&["mccs_collective_bytes_total", "all_gather"]), gathered);
+            // Whole bytes of each operation.
+            let bus_bytes = reduced * 4.0 / 3.0 + gathered * 2.0 / 3.0;
+            assert!((sum(&["mccs_communicator_bus_bytes_total"]) - bus_bytes).abs() < 100.0);
+            let durations = |part: &str| sum(&["mccs_collective_duration_seconds_count", part]);
+            assert_eq!((durations("all_reduce"), durations("all_gather")), (20.0, 10.0));
+            assert_eq!(sum(&["mccs_collective_duration_seconds_bucket", "all_reduce", "+Inf"]), 20.0);
+            let busy = sum(&["mccs_communicator_busy_seconds_total"]);
+            let took = sum(&["mccs_collective_duration_seconds_sum"]);
+            assert!(busy > 0.0 && (busy - took).abs() < 1e-6, "{busy} {took}");
+            for progress in ["enqueued", "started", "completed"] {
+                assert_eq!(sum(&[&format!("mccs_rank_{progress}_total")]), 90.0, "{progress}");
+            }
+            assert!(sum(&["nccl_bus_bandwidth_gbs", "all_reduce"]) > 0.0);
+            assert!(sum(&["nccl_collective_exec_time_microseconds", "all_gather"]) > 0.0);
+            assert_eq!(sum(&["mccs_tenant_failed_total"]) + sum(&["mccs_tenant_in_flight"]), 0.0);
+            assert_eq!(sum(&["mccs_tenant_used", "resource=\"sessions\""]), 3.0);
+            assert_eq!(sum(&["mccs_tenant_used", "resource=\"communicator_ranks\""]), 3.0);
+            assert!(sum(&["mccs_tenant_used", "memory_bytes"]) >= 3.0 * 12_000.0);
+            assert!(sum(&["mccs_engines"]) >= 5.0);
+        }
+        barrier.wait();
+    });
+    // Its communicator's series end with it, its tenant's stay.
+    let series = std::iter::repeat_with(|| scrape(address(&service)))
+        .find(|series| sum(series, &["mccs_tenant_communicators"]) == 0.0)
+        .expect("an end");
+    assert!(!series.keys().any(|name| name.starts_with("mccs_communicator") || name.starts_with("mccs_rank")));
+    assert_eq!(sum(&series, &["mccs_tenant_operations_total"]), 35.0);
+    assert_eq!(sum(&series, &["mccs_collective_duration_seconds_count"]), 30.0);
+}
+
+#[test]
+fn a_rank_that_comes_late_is_named() {
+    let service = TestService::start(&format!("{METRICS}[host_device]\ndirect_limit = \"0\"\n"));
+    let barrier = std::sync::Barrier::new(2);
+    service.ranks(0, 2, |rank| {
+        for number in 0..5 {
+            let comm = &service.service().registry.comms()[0];
+            // Rank 0 is there, and waits.
+            while rank.comm.rank() == 1 && comm.ranks[0].enqueued.load(Ordering::Relaxed) <= number {
+                std::thread::yield_now();
+            }
+            std::thread::sleep(Duration::from_millis(if rank.comm.rank() == 1 { 10 } else { 0 }));
+            all_reduce(&rank, 1, 100);
+        }
+        barrier.wait();
+        if rank.comm.rank() == 0 {
+            let series = scrape(address(&service));
+            let late = |rank| sum(&series, &["mccs_rank_late_seconds_total", rank]);
+            // Times are those of the beginning of a runtime's round.
+            assert!(late("rank=\"1\"") > 0.025, "{series:?}");
+            assert_eq!(late("rank=\"0\""), 0.0);
+        }
+        barrier.wait();
+    });
+}
+
+#[test]
+fn what_one_host_sends_the_other_receives() {
+    let settings =
+        format!("{METRICS}[strategy]\nalgorithm = \"host_ring\"\n[[strategy.path]]\nsource_ports = \"21000-21999\"\n");
+    let hosts = TestHosts::start(2, &settings);
+    let barrier = std::sync::Barrier::new(2);
+    let series = hosts.ranks(&[0, 1], |rank| {
+        all_reduce(&rank, 8, 1 << 18);
+        barrier.wait();
+        let own = hosts.service(rank.comm.rank() as usize);
+        let series = scrape(address(own));
+        // Nobody leaves before both have looked.
+        barrier.wait();
+        series
+    });
+    for (own, peer) in [(0, "peer=\"h1\""), (1, "peer=\"h0\"")] {
+        let of = |what: &str, direction: &str| sum(&series[own], &[what, peer, &format!("direction=\"{direction}\"")]);
+        // Round a ring of two hosts each link carries what there is to reduce, once.
+        assert_eq!(of("mccs_path_bytes_total", "send"), 8.0 * 4.0 * f64::from(1 << 18));
+        assert_eq!(of("mccs_path_bytes_total", "send"), of("mccs_path_bytes_total", "receive"));
+        assert!(of("mccs_path_flows", "send") >= 1.0 && of("mccs_path_messages_total", "send") >= 32.0);
+        assert_eq!(
+            sum(&series[own], &["mccs_path_bytes_total", "ports 21000-21999"]),
+            of("mccs_path_bytes_total", "send")
+        );
+        assert_eq!(sum(&series[own], &["mccs_host_up"]), 2.0);
+        assert_eq!(sum(&series[own], &["nccl_collectives_total"]), 8.0);
+        assert!(sum(&series[own], &["nccl_bus_bandwidth_gbs", "n_nodes=\"2\"", "nranks=\"2\""]) > 0.0);
+    }
+}
+
+#[test]
+fn a_trace_has_all_that_the_job_did_in_its_window() {
+    let hosts = TestHosts::start(2, "[strategy]\nalgorithm = \"host_ring\"\n");
+    let ranks = hosts.join(&[0, 0, 1]);
+    let (socket, done) = (hosts.service(0).control_socket(), AtomicBool::new(false));
+    let window = std::thread::scope(|scope| {
+        let is_done = || done.load(Ordering::Acquire);
+        let traced = scope.spawn(move || trace(&socket, Duration::from_secs(250), None, &is_done).expect("a trace"));
+        // The window has begun when engines record; operations before it are not in it.
+        let recorders = &hosts.service(0).service().registry.recorders;
+        while !recorders.is_on() {
+            std::thread::yield_now();
+        }
+        mccs_tests::hosts::in_threads(ranks, |rank| {
+            all_reduce(&rank, 6, 1 << 17);
+            let memory = rank.client.allocate(64).expect("memory");
+            match rank.comm.rank() {
+                0 => rank.comm.send(memory.at(0), 64, DataType::U8, 2, &rank.stream),
+                2 => rank.comm.recv(memory.at(0), 64, DataType::U8, 0, &rank.stream),
+                _ => Ok(()),
+            }
+            .expect("enqueued");
+            rank.stream.synchronize().expect("completed");
+        });
+        done.store(true, Ordering::Release);
+        traced.join().expect("a trace")
+    });
+    assert_eq!((window.host.as_str(), window.lost), ("h0", 0));
+    let records: Vec<Record> = window.engines.iter().flat_map(|(_, records)| records.iter().copied()).collect();
+    let count = |is: &dyn Fn(&Record) -> bool| records.iter().filter(|record| is(record)).count();
+    assert_eq!(count(&|record| matches!(record, Record::Enqueued { .. })), 12);
+    assert_eq!(count(&|record| matches!(record, Record::Arrived { .. })), 12);
+    assert_eq!(count(&|record| matches!(record, Record::Started { bytes: 524_288, .. })), 6);
+    assert_eq!(count(&|record| matches!(record, Record::PairStarted { from: 0, to: 2, bytes: 64, .. })), 1);
+    assert_eq!(count(&|record| matches!(record, Record::Ended { is_failed: false, .. })), 7);
+    let sent = |record: &Record| match *record {
+        Record::Chunk { sends: true, bytes, since_ns, at_ns, .. } => {
+            assert!(window.from_ns <= since_ns && since_ns <= at_ns, "{record:?}");
+            bytes
+        }
+        _ => 0,
+    };
+    assert_eq!(records.iter().map(sent).sum::<u64>(), 6 * 524_288 + 64);
+    let mut text = Vec::new();
+    mccs_service::telemetry::trace::write(&window, &mut text).expect("written");
+    check_trace(&String::from_utf8(text).expect("text"));
+}
+
+/// That slices of a track do not overlap, lie in the window, and that every rank has its collectives.
+fn check_trace(text: &str) {
+    let trace: serde_json::Value = serde_json::from_str(text).expect("JSON");
+    let events = trace["traceEvents"].as_array().expect("events");
+    let mut ends: BTreeMap<String, f64> = BTreeMap::new();
+    for event in events.iter().filter(|event| event["ph"] == "X") {
+        let (ts, dur) = (event["ts"].as_f64().expect("a time"), event["dur"].as_f64().expect("a time"));
+        assert!(ts >= 0.0 && dur >= 0.0, "{event}");
+        let place = format!("{} {}", event["pid"], event["tid"]);
+        // Times are thousandths of what is written.
+        assert!(ends.insert(place, ts + dur).is_none_or(|end| end <= ts + 0.002), "{event}");
+    }
+    let tid = |name: &str| {
+        let is_name =
+            |event: &&serde_json::Value| event["args"]["name"].as_str().is_some_and(|own| own.ends_with(name));
+        events.iter().find(is_name).unwrap_or_else(|| panic!("no {name}"))["tid"].clone()
+    };
+    for rank in ["rank 0", "rank 1"] {
+        let tid = tid(rank);
+        let runs = events.iter().filter(|event| event["tid"] == tid && event["name"] == "all_reduce");
+        let mut seqs: Vec<_> = runs.map(|event| event["args"]["seq"].as_u64().expect("a number")).collect();
+        seqs.sort_unstable();
+        assert_eq!(seqs, [0, 1, 2, 3, 4, 5], "{rank}");
+    }
+    for track in ["channel 0", "sends 0 -> 2", "receives 2 -> 0", "send/recv 0 -> 2"] {
+        tid(track);
+    }
+}
