@@ -128,8 +128,8 @@ impl Overseer {
     pub fn look(&self) -> Overview {
         let (registry, now) = (&self.registry, Instant::now());
         let (totals, comms) = registry.totals();
-        let mut omitted = Omitted::default();
-        omitted.communicators = comms.len().saturating_sub(COMMUNICATORS_TOLD_MAX) as u64;
+        let more_comms = comms.len().saturating_sub(COMMUNICATORS_TOLD_MAX) as u64;
+        let mut omitted = Omitted { communicators: more_comms, ..Omitted::default() };
         let mut ranks_left = RANKS_TOLD_MAX;
         let view = |comm: &Arc<_>| {
             let mut view = CommView::of(comm);

@@ -146,10 +146,10 @@ fn inspector(text: &mut Text, overview: &Overview) {
 }
 
 fn by_kind<'a>(
-    node: &'a String,
+    node: &'a dyn Display,
     comm: &'a CommView,
     n_nodes: &'a usize,
-    kind: &'a String,
+    kind: &'a dyn Display,
 ) -> [(&'a str, &'a dyn Display); 6] {
     [
         ("tenant", &comm.tenant),
