@@ -347,7 +347,7 @@ pub struct Registry {
     sessions: Mutex<BTreeMap<SessionId, Arc<Session>>>,
     comms: Mutex<Comms>,
     next_number: AtomicU64,
-    /// Grows when a communicator begins, ends, or gets another strategy.
+    /// Grows when a communicator of several hosts begins, ends, or gets another strategy.
     comm_changes: AtomicU64,
     watcher: OnceLock<WakerSlot>,
     /// Flows to and from other hosts.
@@ -402,21 +402,25 @@ impl Registry {
 
     /// A communicator is complete.
     pub fn add_comm(&self, comm: Arc<CommInfo>) {
+        let is_watched = comm.placed.is_some();
         lock(&self.comms).live.insert(comm.number, comm);
-        self.note_comms();
+        if is_watched {
+            self.note_comms();
+        }
     }
 
     /// A communicator is over.
     pub fn remove_comm(&self, number: u64) {
         let mut comms = lock(&self.comms);
-        if let Some(comm) = comms.live.remove(&number) {
-            comms.ended.entry(comm.tenant.clone()).or_default().add(&comm);
-        }
+        let Some(comm) = comms.live.remove(&number) else { return };
+        comms.ended.entry(comm.tenant.clone()).or_default().add(&comm);
         drop(comms);
-        self.note_comms();
+        if comm.placed.is_some() {
+            self.note_comms();
+        }
     }
 
-    /// Something has become of a communicator: who watches is woken.
+    /// Something has become of a communicator of several hosts: who watches is woken.
     pub fn note_comms(&self) {
         self.comm_changes.fetch_add(1, Ordering::Release);
         if let Some(watcher) = self.watcher.get() {
