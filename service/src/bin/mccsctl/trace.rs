@@ -10,7 +10,7 @@ use clap::Args;
 use mccs_service::control::window::trace;
 use mccs_service::telemetry::trace::write;
 
-/// Record what ranks, channels and messages do for a while, as a file that https://ui.perfetto.dev loads.
+/// Record what ranks, channels and messages do for a while, as a file that Perfetto (ui.perfetto.dev) loads.
 #[derive(Args)]
 pub struct Trace {
     /// Only this communicator.
