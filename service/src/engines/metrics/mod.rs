@@ -7,7 +7,7 @@
 //!
 //! Nothing here waits: sockets do not block, the engine sleeps on one descriptor that watches all of them, and on the earliest
 //! deadline. Whoever connects may be hostile. So there are few connections, each has little time and one request, and the text is made
-//! anew at most every [`RENDER_EVERY`], however many ask: a flood costs a bounded share of the runtime.
+//! anew at most ten times a second, however many ask: a flood costs a bounded share of the runtime.
 //!
 //! Deliberately absent: TLS and passwords. The address says who may read; a proxy in front can say it better.
 
