@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Draws what mccs-sim has written: `plot.py eval/results/sim-qos.json ...` makes an SVG beside each file.
+"""Draws what mccs-sim and scenario.py have written: `plot.py eval/results/sim-qos.json ...` makes an SVG beside each file.
 
-Needs matplotlib. Bars are means over runs, lines from the least to the most.
+Needs matplotlib. Bars are means over runs, lines from the least to the most, and crosses what was simulated of a run on the
+emulated network.
 """
 
 import json
+import statistics
 import sys
 from pathlib import Path
 
@@ -14,6 +16,19 @@ matplotlib.use("Agg")
 matplotlib.rcParams["svg.hashsalt"] = "mccs"
 matplotlib.rcParams["svg.fonttype"] = "none"
 import matplotlib.pyplot as plt
+
+
+def spread(values):
+    return {"mean": statistics.mean(values), "min": min(values), "max": max(values)}
+
+
+def measured(data, jobs):
+    """What scenario.py has found, as the simulator tells its figures."""
+    def of(rounds):
+        return {job: {"busbw_gb_s": spread([one[job]["busbw_gbps"] for one in rounds]),
+                      "completion_s": spread([one[job]["seconds"] for one in rounds])} for job in jobs}
+
+    return [{"name": name, "jobs": of(rounds)} for name, rounds in data["rounds"].items()]
 
 
 def panels(variants, jobs):
@@ -30,13 +45,16 @@ def panels(variants, jobs):
 
 def draw(path):
     data = json.loads(path.read_text())
-    variants = data["variants"]
     jobs = [job["name"] for job in data["scenario"]["job"]]
+    variants = measured(data, jobs) if "rounds" in data else data["variants"]
     drawn = list(panels(variants, jobs))
+    foretold = list(panels([data["simulated"][variant["name"]] for variant in variants], jobs)) if "rounds" in data else []
     columns = max(len(jobs), 1) if jobs else 2
     rows = -(-len(drawn) // columns)
     figure, axes = plt.subplots(rows, columns, figsize=(4.2 * columns, 3.0 * rows), squeeze=False)
     names = [variant["name"] for variant in variants]
+    for axis, (_, figures) in zip(axes.flat, foretold):
+        axis.plot(range(len(names)), [each["mean"] for each in figures], "x", color="black", zorder=3)
     for axis, (title, figures) in zip(axes.flat, drawn):
         means = [each["mean"] for each in figures]
         # A mean of equal figures may be rounded to less than they are.
