@@ -5,7 +5,8 @@ pub mod hosts;
 pub mod sim;
 
 use std::path::PathBuf;
-use std::time::Duration;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use mccs::{Client, Communicator, Error, ReduceOperator, Scalar, Span, Stream};
 use mccs_config::ServiceConfig;
@@ -13,16 +14,42 @@ use mccs_eval::workload::{Call, POISON};
 use mccs_ipc::types::{CollectiveKind, RedOp};
 use mccs_service::service::{Service, Settings};
 
+/// When the watchdog last saw that the process lives.
+static ALIVE: Mutex<Option<Instant>> = Mutex::new(None);
+
 /// Ends the test process when a test hangs. Generous: it never decides about speed.
 pub fn watchdog() {
+    const HANGS_AFTER: Duration = Duration::from_secs(300);
     static START: std::sync::Once = std::sync::Once::new();
+    *ALIVE.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
     START.call_once(|| {
         std::thread::spawn(|| {
-            std::thread::sleep(Duration::from_secs(300));
+            loop {
+                let alive = ALIVE.lock().unwrap_or_else(PoisonError::into_inner).unwrap_or_else(Instant::now);
+                let Some(left) = HANGS_AFTER.checked_sub(alive.elapsed()) else { break };
+                std::thread::sleep(left + Duration::from_millis(1));
+            }
             eprintln!("watchdog: tests hang");
             std::process::abort();
         });
     });
+}
+
+/// The seeds that a simulation runs, from 0: `default` of them, `MCCS_SEEDS=n` so many, `MCCS_SECONDS=n` as many as begin within
+/// that time; or `MCCS_SEED=n` alone. The watchdog gives each of them its time.
+pub fn seeds(default: u64) -> impl Iterator<Item = u64> {
+    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
+    let (only, count, began) = (number("MCCS_SEED"), number("MCCS_SEEDS").unwrap_or(default), Instant::now());
+    let limit = number("MCCS_SECONDS").map(Duration::from_secs);
+    let first = only.unwrap_or(0);
+    (first..).take_while(move |seed| {
+        watchdog();
+        match (only, limit) {
+            (Some(only), _) => *seed == only,
+            (None, Some(limit)) => began.elapsed() < limit,
+            (None, None) => *seed < count,
+        }
+    })
 }
 
 /// A service in this process, with sockets in a directory of its own.

@@ -1,4 +1,5 @@
-//! Jobs on simulated clusters, in good times and bad. `MCCS_SEED=n` runs that seed only; `MCCS_SEEDS=n` runs seeds 0 to n.
+//! Jobs on simulated clusters, in good times and bad. `MCCS_SEED=n` runs that seed only; `MCCS_SEEDS=n` so many,
+//! `MCCS_SECONDS=n` for so long.
 
 use std::time::Duration;
 
@@ -171,10 +172,8 @@ fn storm(seed: u64) -> Result<u64, String> {
 }
 
 fn run_seeds(name: &str, default: u64, run: fn(u64) -> Result<u64, String>) {
-    mccs_tests::watchdog();
-    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
-    let seeds = number("MCCS_SEED").map_or(0..number("MCCS_SEEDS").unwrap_or(default), |seed| seed..seed + 1);
-    for seed in seeds {
+    let mut seeds = 0;
+    for seed in mccs_tests::seeds(default) {
         let result = run(seed);
         if let Err(faults) = &result {
             panic!("{faults}\nrepeat with: MCCS_SEED={seed} cargo test -p mccs-tests --test cluster {name}");
@@ -182,7 +181,9 @@ fn run_seeds(name: &str, default: u64, run: fn(u64) -> Result<u64, String>) {
         if seed % 50 == 0 {
             assert_eq!(run(seed), result, "seed {seed} gives another trace the second time");
         }
+        seeds += 1;
     }
+    println!("{name}: {seeds} seeds");
 }
 
 #[test]

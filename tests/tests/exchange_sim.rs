@@ -1,6 +1,7 @@
 //! The exchange protocol under misfortune: production state machines, simulated network and clock, one seed a run.
 //!
-//! `MCCS_SEED=n` runs that seed only, and says all that happens; `MCCS_SEEDS=n` runs seeds 0 to n.
+//! `MCCS_SEED=n` runs that seed only, and says all that happens; `MCCS_SEEDS=n` so many,
+//! `MCCS_SECONDS=n` for so long.
 
 use std::time::{Duration, Instant};
 
@@ -97,17 +98,17 @@ fn misfortunes(world: &mut World, rng: &mut StdRng, hosts: usize, weather: Weath
 
 #[test]
 fn communicators_complete_everywhere_or_fail_everywhere_with_one_who_is_to_blame() {
-    mccs_tests::watchdog();
-    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
-    let seeds = number("MCCS_SEED").map_or(0..number("MCCS_SEEDS").unwrap_or(SEEDS), |seed| seed..seed + 1);
-    for seed in seeds {
+    let mut seeds = 0;
+    for seed in mccs_tests::seeds(SEEDS) {
         let (problems, _) = run(seed);
         assert!(
             problems.is_empty(),
             "{}\nrepeat with: MCCS_SEED={seed} cargo test -p mccs-tests --test exchange_sim communicators",
             problems.join("\n")
         );
+        seeds += 1;
     }
+    println!("{seeds} seeds");
 }
 
 #[test]
