@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use mccs::{DataType, RedOp};
@@ -182,9 +182,10 @@ fn what_one_host_sends_the_other_receives() {
 fn a_trace_has_all_that_the_job_did_in_its_window() {
     let hosts = TestHosts::start(2, "[strategy]\nalgorithm = \"host_ring\"\n");
     let ranks = hosts.join(&[0, 0, 1]);
-    let (socket, done) = (hosts.service(0).control_socket(), AtomicBool::new(false));
+    let (socket, done, barrier) = (hosts.service(0).control_socket(), AtomicU64::new(0), std::sync::Barrier::new(3));
     let window = std::thread::scope(|scope| {
-        let is_done = || done.load(Ordering::Acquire);
+        let raise = mccs_tests::hosts::Raise(&done);
+        let is_done = || done.load(Ordering::Relaxed) != 0;
         let traced = scope.spawn(move || trace(&socket, Duration::from_secs(250), None, &is_done).expect("a trace"));
         // The window has begun when engines record; operations before it are not in it.
         let recorders = &hosts.service(0).service().registry.recorders;
@@ -201,8 +202,10 @@ fn a_trace_has_all_that_the_job_did_in_its_window() {
             }
             .expect("enqueued");
             rank.stream.synchronize().expect("completed");
+            // A rank that goes takes its communicator with it.
+            barrier.wait();
         });
-        done.store(true, Ordering::Release);
+        drop(raise);
         traced.join().expect("a trace")
     });
     assert_eq!((window.host.as_str(), window.lost), ("h0", 0));
