@@ -20,7 +20,7 @@ figure eval/latency.py eval/fabric/pair.toml hosts-latency --rounds 9
 figure eval/hosts.py eval/fabric/rack-shaped.toml hosts-hierarchy --ranks-per-host 2 --algorithms host_ring,ring --sides mccs \
     --rounds 5 --iterations 3 --warmup 1
 # Strategies that change all the time.
-figure eval/changes.py eval/fabric/rack.toml changes
+figure eval/changes.py eval/fabric/pair.toml changes
 # Many ranks.
 figure eval/setup_time.py eval/fabric/rack.toml hosts-setup
 
