@@ -164,6 +164,16 @@ pub struct Applied {
     pub not_enforced: Vec<String>,
 }
 
+impl Applied {
+    /// Why it is a failure, if it is one.
+    #[must_use]
+    pub fn failure(&self) -> Option<String> {
+        let (comm, reason) = self.failed.first()?;
+        let kind = if self.rolled_back { "rolled back" } else { "not everywhere in force" };
+        Some(format!("{kind}: communicator {comm}: {reason}"))
+    }
+}
+
 /// Something the controller did.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HistoryView {

@@ -126,21 +126,14 @@ impl Controller {
         }
         let Some(application) = self.application.take() else { return false };
         let Application { ticket, entry, changed, failed, is_rolled_back, next, .. } = application;
-        let went = match failed.first() {
-            None => Went::Done,
-            Some((comm, reason)) => {
-                let kind = if is_rolled_back { "rolled back" } else { "not everywhere in force" };
-                Went::Failed(format!("{kind}: communicator {comm}: {reason}"))
-            }
-        };
-        self.history.went(entry, went);
         let mut changed: Vec<String> = changed.iter().map(ToString::to_string).collect();
         changed.sort_unstable();
         changed.dedup();
         let failed = failed.into_iter().map(|(comm, reason)| (comm.to_string(), reason)).collect();
+        let not_enforced = self.basis.as_ref().map(|basis| basis.not_enforced.clone()).unwrap_or_default();
+        let applied = Applied { changed, failed, rolled_back: is_rolled_back, not_enforced };
+        self.history.went(entry, applied.failure().map_or(Went::Done, Went::Failed));
         if let Some(ticket) = ticket {
-            let not_enforced = self.basis.as_ref().map(|basis| basis.not_enforced.clone()).unwrap_or_default();
-            let applied = Applied { changed, failed, rolled_back: is_rolled_back, not_enforced };
             let answer = Ok(Box::new(ControllerAnswer::Applied(applied)));
             self.outputs.push_back(Output::Answer { ticket, answer });
         }

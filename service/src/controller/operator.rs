@@ -117,8 +117,6 @@ impl Controller {
 
     fn diff(&self, policy: Text) -> Result<Vec<DiffView>, String> {
         let basis = self.basis_of(self.topology_text()?, policy)?;
-        let mut reports: Vec<&Report> = self.comms.values().map(|held| &held.report).collect();
-        reports.sort_by(|a, b| (a.began_ms, &a.comm).cmp(&(b.began_ms, &b.comm)));
         let view = |(report, plan): (&Report, Result<Plan, String>)| DiffView {
             name: report.comm.to_string(),
             tenant: report.tenant.clone(),
@@ -127,7 +125,7 @@ impl Controller {
             not_enforced: plan.as_ref().map(|plan| plan.not_enforced.clone()).unwrap_or_default(),
             after: plan.map(|plan| view_of(report, (&plan.rings, &plan.paths, &plan.flows), &basis.topology)),
         };
-        Ok(plan_all(&basis, &self.links, &reports).into_iter().map(view).collect())
+        Ok(plan_all(&basis, &self.links, &self.reports()).into_iter().map(view).collect())
     }
 }
 
@@ -183,13 +181,11 @@ fn way_name(path: &FlowPath, topology: &Topology) -> String {
         let steering = topology.steering(*spine);
         (steering.source_ports, steering.dscp) == (path.source_ports, path.dscp)
     };
-    match (path.source_ports, path.dscp) {
-        (None, None) => "hash".to_owned(),
-        _ if (0..topology.spine_count()).any(|spine| is_same(&spine)) => {
-            let spine = (0..topology.spine_count()).find(is_same).unwrap_or_default();
-            topology.spine_name(spine).to_owned()
-        }
-        (Some(ports), _) => format!("source ports {ports}"),
-        (None, Some(dscp)) => format!("code point {dscp}"),
+    let spine = (0..topology.spine_count()).find(is_same);
+    match (path.source_ports, path.dscp, spine) {
+        (None, None, _) => "hash".to_owned(),
+        (_, _, Some(spine)) => topology.spine_name(spine).to_owned(),
+        (Some(ports), _, None) => format!("source ports {ports}"),
+        (None, Some(dscp), None) => format!("code point {dscp}"),
     }
 }

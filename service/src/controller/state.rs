@@ -346,12 +346,16 @@ impl Controller {
         }
     }
 
-    fn decide(&mut self) {
-        let Some(basis) = self.basis.clone() else { return };
-        // In the order in which they began: who comes later does not move those that are there.
+    /// All communicators in the order in which they began: who comes later does not move those that are there.
+    pub(super) fn reports(&self) -> Vec<&Report> {
         let mut reports: Vec<&Report> = self.comms.values().map(|held| &held.report).collect();
         reports.sort_by(|a, b| (a.began_ms, &a.comm).cmp(&(b.began_ms, &b.comm)));
-        let plans = plan_all(&basis, &self.links, &reports);
+        reports
+    }
+
+    fn decide(&mut self) {
+        let Some(basis) = self.basis.clone() else { return };
+        let plans = plan_all(&basis, &self.links, &self.reports());
         let plans: Vec<_> = plans.into_iter().map(|(report, plan)| (report.comm.clone(), plan)).collect();
         for (comm, plan) in plans {
             if let Some(held) = self.comms.get_mut(&comm) {

@@ -8,6 +8,7 @@ use std::fmt::{Display, Write as _};
 
 use crate::control::overview::{Overview, TenantView};
 use crate::control::{CommView, RankView};
+use crate::telemetry::flows::PathView;
 use crate::telemetry::histogram::{BUCKETS, HistogramView, bound_seconds};
 
 /// What the values of a metric are.
@@ -253,6 +254,14 @@ fn tenants(text: &mut Text, overview: &Overview) {
     }
 }
 
+fn of_comm(comm: &CommView) -> [(&str, &dyn Display); 3] {
+    [("tenant", &comm.tenant), ("communicator", &comm.communicator), ("device", &comm.device)]
+}
+
+fn of_rank<'a>(comm: &'a CommView, rank: &'a RankView) -> [(&'a str, &'a dyn Display); 3] {
+    [("tenant", &comm.tenant), ("communicator", &comm.communicator), ("rank", &rank.rank)]
+}
+
 fn communicators(text: &mut Text, overview: &Overview) {
     type Value = fn(&CommView) -> u64;
     let comms = &overview.communicators;
@@ -273,10 +282,7 @@ fn communicators(text: &mut Text, overview: &Overview) {
     for (name, kind, help, value) in values {
         let mut family = text.family(name, kind, help);
         for comm in comms {
-            family.sample(
-                &[("tenant", &comm.tenant), ("communicator", &comm.communicator), ("device", &comm.device)],
-                value(comm),
-            );
+            family.sample(&of_comm(comm), value(comm));
         }
     }
     let mut family = text.family(
@@ -285,9 +291,7 @@ fn communicators(text: &mut Text, overview: &Overview) {
         "Time in which such a collective was running.",
     );
     for comm in comms {
-        let labels: &Labels<'_> =
-            &[("tenant", &comm.tenant), ("communicator", &comm.communicator), ("device", &comm.device)];
-        family.sample(labels, seconds(comm.busy_ns));
+        family.sample(&of_comm(comm), seconds(comm.busy_ns));
     }
 }
 
@@ -302,9 +306,7 @@ fn ranks(text: &mut Text, overview: &Overview) {
     for (name, help, value) in values {
         let mut family = text.family(name, Kind::Counter, help);
         for (comm, rank) in ranks() {
-            let labels: &Labels<'_> =
-                &[("tenant", &comm.tenant), ("communicator", &comm.communicator), ("rank", &rank.rank)];
-            family.sample(labels, value(rank));
+            family.sample(&of_rank(comm, rank), value(rank));
         }
     }
     let mut family = text.family(
@@ -313,29 +315,23 @@ fn ranks(text: &mut Text, overview: &Overview) {
         "Time by which a rank has come later to collectives than the first of its host.",
     );
     for (comm, rank) in ranks() {
-        let labels: &Labels<'_> =
-            &[("tenant", &comm.tenant), ("communicator", &comm.communicator), ("rank", &rank.rank)];
-        family.sample(labels, seconds(rank.late_ns));
+        family.sample(&of_rank(comm, rank), seconds(rank.late_ns));
     }
 }
 
 fn paths(text: &mut Text, overview: &Overview) {
-    let direction = |sends: bool| if sends { "send" } else { "receive" };
-    let mut family = text.family("mccs_path_flows", Kind::Gauge, "Flows to or from a host on a path.");
-    for path in &overview.paths {
-        family.sample(&[("peer", &path.peer), ("path", &path.path), ("direction", &direction(path.sends))], path.flows);
-    }
-    let mut family =
-        text.family("mccs_path_bytes_total", Kind::Counter, "What flows to or from a host on a path have carried.");
-    for path in &overview.paths {
-        family.sample(&[("peer", &path.peer), ("path", &path.path), ("direction", &direction(path.sends))], path.bytes);
-    }
-    let mut family = text.family("mccs_path_messages_total", Kind::Counter, "Messages of the same flows.");
-    for path in &overview.paths {
-        family.sample(
-            &[("peer", &path.peer), ("path", &path.path), ("direction", &direction(path.sends))],
-            path.messages,
-        );
+    type Value = fn(&PathView) -> u64;
+    let values: [(&'static str, Kind, &str, Value); 3] = [
+        ("mccs_path_flows", Kind::Gauge, "Flows to or from a host on a path.", |p| p.flows),
+        ("mccs_path_bytes_total", Kind::Counter, "What flows to or from a host on a path have carried.", |p| p.bytes),
+        ("mccs_path_messages_total", Kind::Counter, "Messages of the same flows.", |p| p.messages),
+    ];
+    for (name, kind, help, value) in values {
+        let mut family = text.family(name, kind, help);
+        for path in &overview.paths {
+            let direction = if path.sends { "send" } else { "receive" };
+            family.sample(&[("peer", &path.peer), ("path", &path.path), ("direction", &direction)], value(path));
+        }
     }
 }
 

@@ -144,9 +144,7 @@ pub fn print(answer: &ControllerAnswer) {
 /// Why an answer is a failure, if it is one.
 pub fn failure(answer: &ControllerAnswer) -> Option<String> {
     let ControllerAnswer::Applied(applied) = answer else { return None };
-    let (comm, reason) = applied.failed.first()?;
-    let kind = if applied.rolled_back { "rolled back" } else { "not everywhere in force" };
-    Some(format!("{kind}: communicator {comm}: {reason}"))
+    applied.failure()
 }
 
 fn print_applied(applied: &Applied) {

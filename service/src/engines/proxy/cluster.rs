@@ -248,7 +248,7 @@ fn failure_of(failure: &exchange::Failure) -> Failure {
 impl Comm {
     /// What messages of the next or running collective say of it.
     pub(super) fn tag(&self) -> Tag {
-        let place = self.members.first().map_or(0, |member| member.whole_started);
+        let place = self.next_number();
         let call = self.running.first().and_then(board_call).map_or(0, |call| call.to_wire());
         tag(place, call)
     }
@@ -526,7 +526,7 @@ impl ProxyEngine {
                 let own = collectives.next().map(|own| format!("rank {} called {}", own.rank, describe(own)));
                 format!(
                     "ranks disagree on operation {}: {}, rank {rank} on {from} something else",
-                    live.members.first().map_or(0, |member| member.whole_started.saturating_sub(1)),
+                    live.next_number().saturating_sub(1),
                     own.unwrap_or_else(|| "one was called here".into()),
                 )
             };

@@ -231,11 +231,18 @@ impl Comm {
         self.active_at
     }
 
+    /// Number of the next collective that is no round: how many have started.
+    pub(super) fn next_number(&self) -> u64 {
+        self.members.first().map_or(0, |member| member.whole_started)
+    }
+
     /// Whether a collective can start.
     pub(super) fn is_ready(&self) -> bool {
         let is_whole = self.span.as_ref().is_none_or(|span| span.suspected.is_none());
-        let number = self.members.first().map_or(0, |member| member.whole_started);
-        self.ready as usize == self.members.len() && self.running.is_empty() && is_whole && self.changes.allow(number)
+        self.ready as usize == self.members.len()
+            && self.running.is_empty()
+            && is_whole
+            && self.changes.allow(self.next_number())
     }
 
     /// A rank whose operation waits for one that has left, and that one.

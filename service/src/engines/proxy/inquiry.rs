@@ -94,7 +94,7 @@ impl Comm {
         let idle = now.saturating_duration_since(moved_at.max(self.active_since()));
         HostAccount {
             ranks,
-            started: self.members.first().map_or(0, |member| member.whole_started),
+            started: self.next_number(),
             last: self.last_call.map_or_else(String::new, |call| super::describe::describe_call(&call)),
             is_running: !self.running.is_empty(),
             idle_ms: idle.as_millis() as u64,
@@ -107,7 +107,7 @@ impl Comm {
 impl ProxyEngine {
     /// An operator asks why the communicator with a number is stuck.
     pub(super) fn why_stuck(&mut self, number: u64, asked: Asked, now: Instant) {
-        let comm = self.comms.iter().find(|(_, live)| live.info.number == number).map(|(comm, _)| comm);
+        let comm = self.comm_numbered(number);
         let Some((comm, live)) = comm.and_then(|comm| Some((comm, self.comms.get(comm)?))) else {
             return asked.answer(Err(format!("there is no communicator {number} here")));
         };

@@ -98,11 +98,6 @@ impl Changes {
 }
 
 impl Comm {
-    /// Number of the next collective.
-    fn next_number(&self) -> u64 {
-        self.members.first().map_or(0, |member| member.whole_started)
-    }
-
     /// What the last change that is decided, or else the strategy in force, with `change` comes to.
     fn next(&self, change: &StrategyChange, epoch: u64) -> Result<Next, String> {
         let (_, schedules, ways) = self.last_decided();
@@ -208,6 +203,11 @@ fn changed_ways(ways: &Ways, change: &StrategyChange, channels: usize, hosts: &[
 }
 
 impl ProxyEngine {
+    /// The communicator that operators call by a number.
+    pub(super) fn comm_numbered(&self, number: u64) -> Option<Handle> {
+        self.comms.iter().find(|(_, live)| live.info.number == number).map(|(comm, _)| comm)
+    }
+
     /// The operator or the controller changes the strategy of the communicator with a number; with the terms of
     /// [`super::ProxyMessage::Reconfigure`].
     pub(super) fn reconfigure(
@@ -217,7 +217,7 @@ impl ProxyEngine {
         (window, expected): (Option<u32>, Option<u64>),
         asked: Asked,
     ) {
-        let comm = self.comms.iter().find(|(_, live)| live.info.number == number).map(|(comm, _)| comm);
+        let comm = self.comm_numbered(number);
         let Some(live) = comm.and_then(|comm| self.comms.get_mut(comm)) else {
             return asked.answer(Err(format!("there is no communicator {number} here")));
         };
