@@ -3,6 +3,8 @@
 //! ```text
 //! controller: Sync(life) --> Report for each communicator, Synced --> from then on Report, Gone as things become
 //!             Order      --> compare the epoch, change, --> Answer, after the Report that the change led to
+//!             Pace       --> kept until the communicator is here, then told to engines; where it speaks of times they are this
+//!                            host's, and told again as the estimate of the common clock changes
 //! ```
 //!
 //! It obeys the host alone that the configuration names, and of it only the life that has asked to be told last. An order for a
@@ -10,17 +12,25 @@
 //!
 //! Without I/O and clock: inputs in, outputs out.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use mccs_config::change::StrategyChange;
 
+use super::clock::CommonClock;
 use super::message::{AgentMessage, ControllerMessage, Order, Outcome, Report};
+use super::pace::HostPace;
+use crate::engines::transport::pace::Pace;
 use crate::exchange::protocol::{CommId, Name};
 use crate::telemetry::placed::{Chosen, HostRanks};
 
 /// Orders that are carried out at a time. A controller gives fewer.
 const ORDERS_MAX: usize = 1024;
+/// Paces that are kept. A controller tells one for each communicator that is here.
+const PACES_MAX: usize = 1 << 16;
+/// Engines are told anew when their times are wrong by more than this and more than the clock's own error.
+const TIME_SLACK: Duration = Duration::from_micros(20);
 
 /// A communicator whose root is here.
 #[derive(Debug, Clone)]
@@ -53,6 +63,20 @@ pub enum AgentOutput {
         /// How.
         change: StrategyChange,
     },
+    /// Have the flows of a communicator leave this host so.
+    Pace {
+        /// Which communicator.
+        comm: CommId,
+        /// How.
+        pace: Pace,
+    },
+}
+
+/// A pace that was told.
+struct Paced {
+    pace: HostPace,
+    /// When engines were told last, and what the common clock showed by what was known then.
+    told: Option<(Instant, u64)>,
 }
 
 /// Whom the agent does not obey.
@@ -79,13 +103,23 @@ pub struct Agent {
     known: BTreeMap<CommId, Report>,
     carried: BTreeMap<u64, Carried>,
     next_question: u64,
+    paces: BTreeMap<CommId, Paced>,
+    clock: CommonClock,
 }
 
 impl Agent {
     /// Of a host that obeys `controller`.
     #[must_use]
     pub fn new(controller: Name) -> Self {
-        Agent { controller, life: None, known: BTreeMap::new(), carried: BTreeMap::new(), next_question: 0 }
+        Agent {
+            controller,
+            life: None,
+            known: BTreeMap::new(),
+            carried: BTreeMap::new(),
+            next_question: 0,
+            paces: BTreeMap::new(),
+            clock: CommonClock::default(),
+        }
     }
 
     /// Whom it obeys.
@@ -125,7 +159,12 @@ impl Agent {
     ///
     /// # Errors
     /// [`NotObeyed`].
-    pub fn hear(&mut self, from: &Name, message: ControllerMessage) -> Result<Vec<AgentOutput>, NotObeyed> {
+    pub fn hear(
+        &mut self,
+        from: &Name,
+        message: ControllerMessage,
+        now: Instant,
+    ) -> Result<Vec<AgentOutput>, NotObeyed> {
         if *from != self.controller {
             return Err(NotObeyed { from: from.clone(), controller: self.controller.clone() });
         }
@@ -134,9 +173,13 @@ impl Agent {
             ControllerMessage::Sync { life } => match self.life {
                 Some(by) if by > life => tell(AgentMessage::Superseded { by }),
                 _ => {
+                    if self.life != Some(life) {
+                        self.clock.forget();
+                    }
                     self.life = Some(life);
                     let reports = self.known.values().map(|report| AgentMessage::Report(Box::new(report.clone())));
-                    reports.chain([AgentMessage::Synced { life }]).map(AgentOutput::Tell).collect()
+                    let synced = AgentMessage::Synced { life, is_paced: !self.paces.is_empty() };
+                    reports.chain([synced]).map(AgentOutput::Tell).collect()
                 }
             },
             ControllerMessage::Order(order) if self.life != Some(order.life) => match self.life {
@@ -145,6 +188,17 @@ impl Agent {
                 None => Vec::new(),
             },
             ControllerMessage::Order(order) => vec![self.carry_out(*order)],
+            ControllerMessage::Pace { life, comm, pace } if self.life == Some(life) => {
+                if self.paces.len() < PACES_MAX || self.paces.contains_key(&comm) {
+                    self.paces.insert(comm, Paced { pace, told: None });
+                }
+                Vec::new()
+            }
+            ControllerMessage::Pace { .. } => Vec::new(),
+            ControllerMessage::Time { question, common_ns } => {
+                self.clock.answered(question, common_ns, now);
+                Vec::new()
+            }
         })
     }
 
@@ -178,6 +232,47 @@ impl Agent {
         };
         // Another life does not know the order.
         (self.life == Some(life)).then_some(AgentOutput::Tell(AgentMessage::Answer { order, outcome }))
+    }
+
+    /// Tells engines the paces of communicators that are `here` and do not know them yet, or know the time no more, and asks
+    /// what the time is where that matters. Called when something was heard, communicators have changed, or
+    /// [`Agent::next_deadline`] is over.
+    pub fn pace(&mut self, here: &BTreeSet<CommId>, now: Instant) -> Vec<AgentOutput> {
+        self.paces.retain(|comm, paced| paced.told.is_none() || here.contains(comm));
+        let mut outputs = Vec::new();
+        if self.life.is_some() && self.is_timed() {
+            let asked = self.clock.ask(now).map(|question| AgentOutput::Tell(AgentMessage::AskTime { question }));
+            outputs.extend(asked);
+        }
+        let time = self.clock.now(now);
+        for (comm, paced) in self.paces.iter_mut().filter(|(comm, _)| here.contains(comm)) {
+            let due = match (paced.told, time) {
+                (Some(_), _) if !paced.pace.is_timed() => None,
+                (None, _) if !paced.pace.is_timed() => Some(0),
+                (_, None) => None,
+                (None, Some((common_ns, _))) => Some(common_ns),
+                (Some((at, told_ns)), Some((common_ns, error))) => {
+                    let thought_ns = told_ns.saturating_add(now.saturating_duration_since(at).as_nanos() as u64);
+                    let wrong = Duration::from_nanos(thought_ns.abs_diff(common_ns));
+                    (wrong > error.max(TIME_SLACK)).then_some(common_ns)
+                }
+            };
+            if let Some(common_ns) = due {
+                paced.told = Some((now, common_ns));
+                outputs.push(AgentOutput::Pace { comm: comm.clone(), pace: paced.pace.here(now, common_ns) });
+            }
+        }
+        outputs
+    }
+
+    fn is_timed(&self) -> bool {
+        self.paces.values().any(|paced| paced.pace.is_timed())
+    }
+
+    /// When [`Agent::pace`] is next due, if time alone makes it.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.clock.next_question().filter(|_| self.life.is_some() && self.is_timed())
     }
 
     /// A host is lost. A controller that comes back asks anew.

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::history::Went;
 use super::links::LinkState;
+use super::pace::HostPace;
 
 /// What the operator asks of the controller.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -92,6 +93,8 @@ pub struct CommunicatorView {
     pub state: Standing,
     /// The strategy.
     pub strategy: StrategyView,
+    /// How fast and when flows leave its hosts, as they were told.
+    pub paces: Vec<(String, HostPace)>,
     /// What was decided besides, and is not carried out.
     pub not_enforced: Vec<String>,
 }

@@ -8,6 +8,7 @@ use mccs_config::service::FlowPath;
 use mccs_config::validate::{Problems, Validate};
 use serde::{Deserialize, Serialize};
 
+use super::pace::HostPace;
 use crate::bootstrap::NRANKS_MAX;
 use crate::collective::CHANNELS_MAX;
 use crate::exchange::protocol::{CommId, ControlBody, Name};
@@ -46,6 +47,8 @@ pub enum AgentMessage {
     Synced {
         /// Which life.
         life: u64,
+        /// Whether an earlier life has told it paces: they hold until this one says otherwise.
+        is_paced: bool,
     },
     /// What has become of an order.
     Answer {
@@ -53,6 +56,11 @@ pub enum AgentMessage {
         order: u64,
         /// How it went.
         outcome: Outcome,
+    },
+    /// What the time is; answered by [`ControllerMessage::Time`].
+    AskTime {
+        /// To be given back.
+        question: u64,
     },
     /// A controller of another life is obeyed.
     Superseded {
@@ -111,6 +119,22 @@ pub enum ControllerMessage {
     },
     /// Change a communicator.
     Order(Box<Order>),
+    /// How a communicator's flows are to leave the host that is told, from now on.
+    Pace {
+        /// The controller's life.
+        life: u64,
+        /// Which communicator.
+        comm: CommId,
+        /// How.
+        pace: HostPace,
+    },
+    /// The time.
+    Time {
+        /// The question.
+        question: u64,
+        /// What the common clock shows.
+        common_ns: u64,
+    },
 }
 
 /// What is wrong with a body.
@@ -179,12 +203,16 @@ impl ControllerMessage {
     pub fn decode(body: &ControlBody) -> Result<Self, BodyError> {
         let message: ControllerMessage =
             serde_json::from_slice(body.bytes()).map_err(|error| BodyError::Unreadable(error.to_string()))?;
-        if let ControllerMessage::Order(order) = &message {
-            let mut problems = Problems::default();
-            order.change.validate(&mut problems);
-            if problems.count() > 0 {
-                return Err(BodyError::Impossible("it orders a change that cannot be"));
+        match &message {
+            ControllerMessage::Order(order) => {
+                let mut problems = Problems::default();
+                order.change.validate(&mut problems);
+                if problems.count() > 0 {
+                    return Err(BodyError::Impossible("it orders a change that cannot be"));
+                }
             }
+            ControllerMessage::Pace { pace, .. } => pace.check().map_err(BodyError::Impossible)?,
+            ControllerMessage::Sync { .. } | ControllerMessage::Time { .. } => {}
         }
         Ok(message)
     }

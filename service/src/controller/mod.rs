@@ -6,24 +6,25 @@
 //!            <-Report, Answer--     <-- communicators that began, changed, ended
 //! ```
 //!
-//! [`state`] holds the view and orders, [`plan`] turns decisions of a policy into changes, [`agent`] reports and carries out,
-//! [`message`] is what the two say. All of it is without I/O and clock; `engines/controller.rs` connects it with the exchange, the
+//! [`state`] holds the view and orders, [`plan`] turns decisions of a policy into changes and [`pace`]s, [`agent`] reports and
+//! carries out, [`message`] is what the two say, [`clock`] what time it is for all. All of it is without I/O and clock; `engines/controller.rs` connects it with the exchange, the
 //! registry, the operator and the files.
 //!
 //! Invariants: an order names the strategy that it replaces, so that whoever knows less changes nothing; what is as decided is
 //! left alone; what is refused is in the history with the reason.
 //!
-//! Deliberately absent: election (the configuration names the host), memory on disk (agents report anew), and what services do
-//! not carry out yet: weights, caps, windows, yields. They are decided, and named as not enforced.
+//! Deliberately absent: election (the configuration names the host), and memory on disk (agents report anew).
 
 pub mod agent;
 pub mod answer;
 mod application;
 pub mod basis;
+pub mod clock;
 pub mod history;
 pub mod links;
 pub mod message;
 mod operator;
+pub mod pace;
 pub mod plan;
 pub mod state;
 

@@ -87,6 +87,7 @@ impl Controller {
                 epoch: held.report.chosen.epoch,
                 state: held.standing(),
                 strategy,
+                paces: held.paces(),
                 not_enforced,
             }
         };

@@ -4,7 +4,7 @@
 //! that stay below their leaf, have a way of their own that steers nothing: they must not go round the others. Flows that no ring has
 //! (trees, sends and receives) go round the ways in use.
 //!
-//! Deliberately absent: what services do not carry out yet. It is named in [`Plan::not_enforced`].
+//! Deliberately absent: what services cannot carry out. It is named in [`Plan::not_enforced`].
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,8 @@ use mccs_config::service::FlowPath;
 use super::basis::Basis;
 use super::links::Links;
 use super::message::{Report, whole_change};
-use crate::policy::{Decision, Flow, Job, Placed, View, Way};
+use super::pace::{HostPace, host_paces};
+use crate::policy::{Decision, Flow, Job, Placed, View, Way, shares};
 use crate::telemetry::placed::Chosen;
 use crate::topology::Topology;
 
@@ -30,6 +31,8 @@ pub struct Plan {
     pub paths: Vec<FlowPath>,
     /// The way of every flow that a ring has between hosts; by channel and hosts.
     pub flows: Vec<FlowChoice>,
+    /// How fast and when flows leave each host that has some.
+    pub paces: Vec<(String, HostPace)>,
     /// What was decided besides, and is not carried out.
     pub not_enforced: Vec<String>,
 }
@@ -39,6 +42,12 @@ impl Plan {
     #[must_use]
     pub fn is_met_by(&self, chosen: &Chosen) -> bool {
         self.rings == chosen.rings && self.paths == chosen.paths && self.flows == chosen.flows
+    }
+
+    /// Whether another plan is of the same strategy.
+    #[must_use]
+    pub fn is_same_strategy(&self, other: &Plan) -> bool {
+        self.rings == other.rings && self.paths == other.paths && self.flows == other.flows
     }
 
     /// As a change of any strategy.
@@ -56,9 +65,13 @@ pub fn plan_all<'a>(basis: &Basis, links: &Links, reports: &[&'a Report]) -> Vec
     let capacities = links.capacities(&basis.topology);
     let view = View { topology: &basis.topology, capacities: &capacities, jobs: &placed, rules: &basis.rules };
     let decisions = basis.policy.decide(&view);
+    // Where tenants have shares each flow is held to what it is allotted: the network itself would divide by flows.
+    let has_shares = basis.rules.tenants.iter().any(|terms| terms.weight.is_some());
+    let rates = if has_shares { shares::rates(&view, &decisions) } else { Vec::new() };
     let plan = |job: &Job| {
-        let decision = decisions.of(job.comm).ok_or("the policy has not decided")?;
-        Ok(plan(&basis.topology, decision))
+        let place = decisions.0.iter().position(|decision| decision.comm == job.comm);
+        let place = place.ok_or("the policy has not decided")?;
+        Ok(plan(&basis.topology, &decisions.0[place], rates.get(place).map(Vec::as_slice)))
     };
     reports.iter().copied().zip(jobs.iter().map(|job| plan(job.as_ref().map_err(Clone::clone)?))).collect()
 }
@@ -83,9 +96,9 @@ fn job_of(basis: &Basis, number: u64, report: &Report) -> Result<Job, String> {
     })
 }
 
-/// What a decision comes to.
+/// What a decision comes to; `rates` are what its flows are allotted, where tenants have shares.
 #[must_use]
-pub fn plan(topology: &Topology, decision: &Decision) -> Plan {
+pub fn plan(topology: &Topology, decision: &Decision, rates: Option<&[f64]>) -> Plan {
     let mut not_enforced = Vec::new();
     let mut ways: BTreeMap<(u32, &str, &str), Option<u32>> = BTreeMap::new();
     for flow in &decision.flows {
@@ -121,8 +134,16 @@ pub fn plan(topology: &Topology, decision: &Decision) -> Plan {
         path: place(*spine),
     };
     let flows = if paths.is_empty() { Vec::new() } else { ways.iter().map(flow).collect() };
-    not_enforced.extend(besides(decision));
-    Plan { rings: decision.ring_orders.clone(), paths, flows, not_enforced }
+    if decision.priority > 0 {
+        not_enforced.push(format!("priority {} in switches", decision.priority));
+    }
+    let crosses =
+        |flow: &Flow| topology.route(flow.from, flow.to, 0).links().iter().any(|link| !topology.is_edge(*link));
+    if rates.is_some() && decision.flows.iter().any(|flow| flow.way == Way::Hash && crosses(flow)) {
+        not_enforced.push("shares of links that the switches' hash chooses: NICs' are".to_owned());
+    }
+    let paces = host_paces(topology, decision, rates);
+    Plan { rings: decision.ring_orders.clone(), paths, flows, paces, not_enforced }
 }
 
 fn spine_of(topology: &Topology, flow: &Flow) -> Option<u32> {
@@ -134,23 +155,4 @@ fn spine_of(topology: &Topology, flow: &Flow) -> Option<u32> {
 
 fn is_steerable(path: &FlowPath) -> bool {
     path.source_ports.is_some() || path.dscp.is_some()
-}
-
-fn besides(decision: &Decision) -> Vec<String> {
-    let mut all = Vec::new();
-    if (decision.weight - 1.0).abs() > f64::EPSILON {
-        all.push(format!("weight {:.3}", decision.weight));
-    }
-    all.extend(decision.cap_bps.map(|cap| format!("cap of {:.3} Gbit/s a flow", cap / 1e9)));
-    if let Some(window) = decision.window {
-        let ms = |ns: u64| ns as f64 / 1e6;
-        all.push(format!("window of {:.1} ms each {:.1} ms", ms(window.length_ns), ms(window.period_ns)));
-    }
-    if !decision.yields.is_empty() {
-        all.push(format!("{} times to yield", decision.yields.len()));
-    }
-    if decision.priority > 0 {
-        all.push(format!("priority {} in switches", decision.priority));
-    }
-    all
 }

@@ -4,6 +4,7 @@
 //! Met --> Sync --> Report, Synced --+
 //! Report, Gone, Lost, Link, files --+--> decide --> compare with what was decided last --> Order (compare and swap)
 //! Answer: done, stale, refused -----+                                                   --> nothing, where equal
+//!                                   +--> compare with what hosts were told              --> Pace, which holds at once
 //! ```
 //!
 //! Nothing is decided before the hosts that are there have reported, so that a controller that has just started decides as the one
@@ -17,7 +18,7 @@
 //! Deliberately absent: when a change takes effect (the hosts agree on that), and memory of former lives: everything is
 //! reported again.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -27,6 +28,7 @@ use super::basis::{Basis, Text};
 use super::history::{History, Went};
 use super::links::Links;
 use super::message::{AgentMessage, ControllerMessage, Order, Outcome, Report};
+use super::pace::HostPace;
 use super::plan::{Plan, plan_all};
 use crate::exchange::protocol::{CommId, Name};
 
@@ -95,6 +97,16 @@ pub(super) struct Held {
     pub(super) plan: Option<Result<Plan, String>>,
     pub(super) order: Option<u64>,
     pub(super) refusal: Option<Refusal>,
+    /// What hosts were told of how flows leave them; those that were told nothing are free.
+    paced: BTreeMap<Name, HostPace>,
+}
+
+impl Held {
+    /// What hosts were told, where that is something.
+    pub(super) fn paces(&self) -> Vec<(String, HostPace)> {
+        let paced = self.paced.iter().filter(|(_, pace)| !pace.is_free());
+        paced.map(|(host, pace)| (host.to_string(), pace.clone())).collect()
+    }
 }
 
 struct Pending {
@@ -109,6 +121,8 @@ struct Pending {
 /// See the module's documentation.
 pub struct Controller {
     pub(super) life: u64,
+    /// When the common clock showed `life`.
+    born: Instant,
     hosts: BTreeMap<Name, HostState>,
     grace_until: Instant,
     pub(super) basis: Option<Arc<Basis>>,
@@ -116,6 +130,8 @@ pub struct Controller {
     pub(super) texts: (Option<Text>, Option<Text>),
     pub(super) links: Links,
     pub(super) comms: BTreeMap<CommId, Held>,
+    /// Hosts that keep to paces which an earlier life has told.
+    unsure: BTreeSet<Name>,
     orders: BTreeMap<u64, Pending>,
     next_order: u64,
     /// Why everything is to be decided again.
@@ -136,12 +152,14 @@ impl Controller {
     pub fn new(life: u64, own: &Name, hosts: &[Name], now: Instant) -> Self {
         let mut controller = Controller {
             life,
+            born: now,
             hosts: hosts.iter().map(|host| (host.clone(), HostState::Away)).collect(),
             grace_until: now + GRACE,
             basis: None,
             texts: (None, None),
             links: Links::default(),
             comms: BTreeMap::new(),
+            unsure: BTreeSet::new(),
             orders: BTreeMap::new(),
             next_order: 0,
             cause: None,
@@ -176,6 +194,8 @@ impl Controller {
     pub fn met(&mut self, host: &Name, now: Instant) {
         self.forget(host);
         self.superseded.remove(host);
+        self.comms.values_mut().for_each(|held| drop(held.paced.remove(host)));
+        self.unsure.remove(host);
         if let Some(state) = self.hosts.get_mut(host) {
             *state = HostState::Asked { until: now + SYNC_TIME };
             let message = ControllerMessage::Sync { life: self.life };
@@ -198,7 +218,10 @@ impl Controller {
     /// Forgets communicators with their root on a host. Returns whether there were any.
     fn forget(&mut self, host: &Name) -> bool {
         let before = self.comms.len();
-        self.comms.retain(|comm, _| comm.root != *host);
+        for (_, held) in self.comms.extract_if(.., |comm, _| comm.root == *host) {
+            // It may come back, and then has what its other hosts were told.
+            self.unsure.extend(held.paced.into_keys());
+        }
         self.orders.retain(|_, pending| pending.comm.root != *host);
         before != self.comms.len()
     }
@@ -218,10 +241,18 @@ impl Controller {
                     self.because(format!("communicator {comm} ended"));
                 }
             }
-            AgentMessage::Synced { life } if life == self.life => {
+            AgentMessage::Synced { life, is_paced } if life == self.life => {
+                if is_paced {
+                    self.unsure.insert(from.clone());
+                }
                 self.hosts.insert(from.clone(), HostState::Synced);
                 self.superseded.remove(from);
                 self.is_to_order = true;
+            }
+            AgentMessage::AskTime { question } => {
+                let since_ns = now.saturating_duration_since(self.born).as_nanos() as u64;
+                let message = ControllerMessage::Time { question, common_ns: self.life.saturating_add(since_ns) };
+                self.outputs.push_back(Output::Tell { to: from.clone(), message });
             }
             AgentMessage::Synced { .. } => {}
             AgentMessage::Answer { order, outcome } => self.answered(from, order, outcome, now),
@@ -256,7 +287,8 @@ impl Controller {
             None => {
                 self.because(format!("communicator {} of tenant {} began", report.comm, report.tenant));
                 let comm = report.comm.clone();
-                self.comms.insert(comm, Held { report, plan: None, order: None, refusal: None });
+                self.comms
+                    .insert(comm, Held { report, plan: None, order: None, refusal: None, paced: BTreeMap::new() });
             }
         }
     }
@@ -282,7 +314,7 @@ impl Controller {
             Outcome::Refused { reason } => (reason, true),
         };
         self.history.went(pending.entry, Went::Failed(reason.clone()));
-        let before = held.refusal.take().filter(|refusal| refusal.plan == pending.plan);
+        let before = held.refusal.take().filter(|refusal| refusal.plan.is_same_strategy(&pending.plan));
         let pause = before.map_or(PAUSE, |refusal| (refusal.pause * 2).min(PAUSE_MAX));
         held.refusal = Some(Refusal {
             plan: pending.plan,
@@ -337,6 +369,7 @@ impl Controller {
                 self.decide();
             }
             if std::mem::take(&mut self.is_to_order) {
+                self.tell_paces();
                 self.place_orders(now);
             }
             let is_quiet = self.orders.is_empty() && !self.is_to_order && self.cause.is_none();
@@ -366,6 +399,30 @@ impl Controller {
         self.is_to_order = true;
     }
 
+    /// Tells hosts how flows are to leave them, where that is not what they were told last.
+    fn tell_paces(&mut self) {
+        for (comm, held) in &mut self.comms {
+            let Some(plan) = &held.plan else { continue };
+            let paces = plan.as_ref().map_or(&[][..], |plan| &plan.paces);
+            for host in held.report.hosts.iter().filter_map(|host| Name::new(&host.host)) {
+                if self.hosts.get(&host) != Some(&HostState::Synced) {
+                    continue;
+                }
+                let pace = paces.iter().find(|(of, _)| of == host.as_str()).map(|(_, pace)| pace.clone());
+                let pace = pace.unwrap_or_default();
+                let is_news = match held.paced.get(&host) {
+                    Some(told) => *told != pace,
+                    None => !pace.is_free() || self.unsure.contains(&host),
+                };
+                if is_news {
+                    held.paced.insert(host.clone(), pace.clone());
+                    let message = ControllerMessage::Pace { life: self.life, comm: comm.clone(), pace };
+                    self.outputs.push_back(Output::Tell { to: host, message });
+                }
+            }
+        }
+    }
+
     fn place_orders(&mut self, now: Instant) {
         for (comm, held) in &mut self.comms {
             let Some(Ok(plan)) = &held.plan else { continue };
@@ -378,7 +435,9 @@ impl Controller {
             }
             let expected_epoch = held.report.chosen.epoch;
             let is_refused = |refusal: &Refusal| {
-                refusal.plan == *plan && refusal.epoch == expected_epoch && !(refusal.may_retry && refusal.until <= now)
+                refusal.plan.is_same_strategy(plan)
+                    && refusal.epoch == expected_epoch
+                    && !(refusal.may_retry && refusal.until <= now)
             };
             if held.refusal.as_ref().is_some_and(is_refused) {
                 continue;

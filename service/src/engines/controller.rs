@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! exchange: Met, Lost, Told --+                      +--> Tell --> exchange
-//! registry: comms changed ----+--> agent, controller +--> Reconfigure --> proxy engine
+//! registry: comms changed ----+--> agent, controller +--> Reconfigure, SetPace --> proxy engine
 //! operator: Asked, files -----+                      +--> answers
 //! ```
 //!
@@ -15,7 +15,7 @@
 
 mod files;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ use crate::controller::agent::{Agent, AgentOutput, Live};
 use crate::controller::answer::ControllerRequest;
 use crate::controller::message::{AgentMessage, BodyError, ControllerMessage};
 use crate::controller::state::{Controller, Output, Ticket};
-use crate::exchange::protocol::{ControlBody, Event, Name, Request};
+use crate::exchange::protocol::{CommId, ControlBody, Event, Name, Request};
 use crate::runtime::{Context, Engine, Mailbox, Progress, Sender, WakerSlot};
 use crate::telemetry::{CommInfo, LogBudget, Registry};
 
@@ -109,8 +109,12 @@ pub struct ControllerEngine {
     proxy: Sender<ProxyMessage>,
     registry: Arc<Registry>,
     seen_changes: Option<u64>,
+    /// Communicators with ranks here.
+    here: BTreeSet<CommId>,
     /// What the exchange had no room for, in order.
     backlog: VecDeque<Request>,
+    /// What the proxy engine had no room for.
+    untold: VecDeque<ProxyMessage>,
     /// What was told and could not be read, or was none of the teller's business.
     refused: u64,
     budget: LogBudget,
@@ -146,7 +150,9 @@ impl ControllerEngine {
             proxy,
             registry,
             seen_changes: None,
+            here: BTreeSet::new(),
             backlog: VecDeque::new(),
+            untold: VecDeque::new(),
             refused: 0,
             budget: LogBudget::default(),
         }
@@ -164,6 +170,8 @@ impl ControllerEngine {
         if self.seen_changes.replace(changes) == Some(changes) {
             return false;
         }
+        let comms = self.registry.comms();
+        self.here = comms.iter().filter_map(|info| Some(info.placed.as_ref()?.comm.clone())).collect();
         let live = |info: Arc<CommInfo>| {
             let placed = info.placed.as_ref().filter(|placed| placed.comm.root == self.own)?;
             Some(Live {
@@ -174,7 +182,7 @@ impl ControllerEngine {
                 chosen: placed.chosen()?,
             })
         };
-        let live: Vec<Live> = self.registry.comms().into_iter().filter_map(live).collect();
+        let live: Vec<Live> = comms.into_iter().filter_map(live).collect();
         let outputs = self.agent.look(live, unix().as_millis() as u64);
         self.carry_out(outputs);
         true
@@ -191,6 +199,10 @@ impl ControllerEngine {
                     if let Err(ProxyMessage::Reconfigure { asked, .. }) = self.proxy.send(message) {
                         asked.answer(Err("the proxy engine is too busy".into()));
                     }
+                }
+                AgentOutput::Pace { comm, pace } => {
+                    let message = ProxyMessage::SetPace { comm, pace: Arc::new(pace) };
+                    self.untold.extend(self.proxy.send(message).err());
                 }
             }
         }
@@ -237,7 +249,7 @@ impl ControllerEngine {
         let refusal = match (ControllerMessage::decode(body), &mut self.role) {
             (Ok(message), _) => {
                 self.look();
-                match self.agent.hear(from, message) {
+                match self.agent.hear(from, message, now) {
                     Ok(outputs) => return self.carry_out(outputs),
                     Err(refusal) => refusal.to_string(),
                 }
@@ -292,10 +304,16 @@ impl ControllerEngine {
         while let Some(request) = self.backlog.pop_front() {
             if let Err(request) = self.exchange.send(request) {
                 self.backlog.push_front(request);
-                return true;
+                break;
             }
         }
-        false
+        while let Some(message) = self.untold.pop_front() {
+            if let Err(message) = self.proxy.send(message) {
+                self.untold.push_front(message);
+                break;
+            }
+        }
+        !self.backlog.is_empty() || !self.untold.is_empty()
     }
 }
 
@@ -335,6 +353,8 @@ impl Engine for ControllerEngine {
             }
         }
         busy |= self.settle(cx.now);
+        let paces = self.agent.pace(&self.here, cx.now);
+        self.carry_out(paces);
         let waits = self.push_backlog();
         if busy {
             return Progress::Busy;
@@ -344,7 +364,7 @@ impl Engine for ControllerEngine {
             let files = role.files.as_ref().and_then(Files::next_deadline);
             [role.controller.next_deadline(cx.now), files]
         });
-        Progress::Idle { wake_at: deadlines.chain([again]).flatten().min() }
+        Progress::Idle { wake_at: deadlines.chain([again, self.agent.next_deadline()]).flatten().min() }
     }
 
     fn prepare_to_sleep(&mut self) -> bool {

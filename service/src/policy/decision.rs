@@ -60,7 +60,8 @@ pub enum Way {
 }
 
 /// A time that comes again every period, on the cluster's common clock.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Window {
     /// From one opening to the next; at least 1.
     pub period_ns: u64,

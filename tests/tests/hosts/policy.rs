@@ -215,3 +215,43 @@ fn a_job_outlives_its_controller_and_the_next_one_finds_what_the_last_one_left()
         wait_until(is_over, || epochs(hosts) == [2, 2]);
     });
 }
+
+#[test]
+fn flows_keep_to_a_cap_and_to_a_window_while_they_are_in_force() {
+    /// Of each flow, in bits per second; far below what the loopback carries.
+    const CAP_BPS: f64 = 40e6;
+    /// What a host sends over its two flows may be ahead of a clock that is read beside it: the longest call, and credits.
+    const SLACK_BYTES: f64 = 2.5e6;
+    const WINDOW: &str = "period = \"100ms\"\noffset = \"0ms\"\nlength = \"25ms\"\n";
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut hosts = start(folder.path(), FFA);
+    with_job(&mut hosts, |hosts, done, is_over| {
+        wait_until(is_over, || epochs(hosts) == [1, 1]);
+        let tenant = &hosts.service(0).service().registry.comms()[0].tenant;
+        let capped = format!("{FFA}[[tenant]]\nname = {tenant:?}\ncap = \"40Mbit/s\"\n");
+        let windowed = format!("{capped}[[window]]\ntenant = {tenant:?}\n{WINDOW}");
+        for (policy, part) in [(capped, 1.0), (windowed, 0.25)] {
+            let applied = apply(hosts, &policy);
+            assert!(matches!(applied, Ok(ControllerAnswer::Applied(_))), "{applied:?}");
+            let is_told = |view: &PolicyView| {
+                let paces = &view.communicators[0].paces;
+                paces.len() == 2 && paces.iter().all(|(_, pace)| pace.window.is_some() == (part < 1.0))
+            };
+            wait_until(is_over, || is_told(&show(hosts)));
+            // Told is not yet heard; two calls later it is.
+            let heard = done.load(Ordering::Relaxed) + 2 * 4;
+            wait_until(is_over, || done.load(Ordering::Relaxed) >= heard);
+            let sent_bytes = || hosts.service(0).service().registry.comms()[0].bus_bytes.load(Ordering::Relaxed) as f64;
+            let (begin, before) = (std::time::Instant::now(), sent_bytes());
+            wait_until(is_over, || begin.elapsed() >= std::time::Duration::from_millis(1500));
+            let carried = sent_bytes() - before;
+            let allowed = 2.0 * CAP_BPS / 8.0 * part * begin.elapsed().as_secs_f64();
+            assert!(carried <= allowed * 1.03 + SLACK_BYTES, "{carried} bytes, {allowed} allowed");
+        }
+        let applied = apply(hosts, FFA);
+        assert!(matches!(applied, Ok(ControllerAnswer::Applied(_))), "{applied:?}");
+        wait_until(is_over, || show(hosts).communicators[0].paces.is_empty());
+        let freed = done.load(Ordering::Relaxed) + 40;
+        wait_until(is_over, || done.load(Ordering::Relaxed) >= freed);
+    });
+}

@@ -193,6 +193,7 @@ fn show(view: &PolicyView) {
             comm.name, comm.number, comm.tenant, comm.epoch
         );
         strategy(&comm.strategy, "  ");
+        comm.paces.iter().for_each(|(host, pace)| println!("  from {host}: {pace}"));
         comm.not_enforced.iter().for_each(|what| println!("  decided, not enforced: {what}"));
     }
 }

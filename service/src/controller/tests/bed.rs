@@ -1,6 +1,6 @@
 //! Hosts with agents, and messages between them and controllers that are delivered when the test says so.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -11,6 +11,7 @@ use crate::controller::answer::{ControllerAnswer, ControllerRequest, HistoryView
 use crate::controller::basis::Text;
 use crate::controller::message::{AgentMessage, ControllerMessage};
 use crate::controller::state::{Controller, Output, Ticket};
+use crate::engines::transport::pace::Pace;
 use crate::exchange::protocol::{CommId, Name};
 use crate::telemetry::placed::{Chosen, HostRanks};
 
@@ -37,6 +38,8 @@ pub struct Host {
     /// Why changes are refused, if they are.
     pub refuses: Option<String>,
     pub changes_made: u64,
+    /// What its engines were told of how flows leave it.
+    pub paces: BTreeMap<CommId, Pace>,
 }
 
 /// See the module's documentation.
@@ -62,7 +65,8 @@ impl Bed {
         let host = |host: &Name| {
             let agent = Agent::new(names[0].clone());
             let (comms, asked) = (BTreeMap::new(), VecDeque::new());
-            (host.clone(), Host { agent, comms, asked, refuses: None, changes_made: 0 })
+            let paces = BTreeMap::new();
+            (host.clone(), Host { agent, comms, asked, refuses: None, changes_made: 0, paces })
         };
         let mut bed = Bed {
             now,
@@ -88,7 +92,7 @@ impl Bed {
     }
 
     /// The controller's service ends and starts again, with another life; what was on its way is lost.
-    pub fn restart_controller(&mut self, life: u64, policy_name: &str) {
+    pub fn restart_controller(&mut self, life: u64, policy: Text) {
         self.to_agents.clear();
         self.to_controller.clear();
         let names: Vec<Name> = self.hosts.keys().cloned().collect();
@@ -96,7 +100,7 @@ impl Bed {
             host.agent.lost(&self.own);
         }
         self.controller = Controller::new(life, &self.own, &names, self.now);
-        self.controller.files(Some(text("topology.toml", TOPOLOGY)), Some(policy(policy_name)), self.now);
+        self.controller.files(Some(text("topology.toml", TOPOLOGY)), Some(policy), self.now);
         self.meet_all();
     }
 
@@ -149,8 +153,21 @@ impl Bed {
                 AgentOutput::Change { question, number, expected_epoch, change } => {
                     self.host(host).asked.push_back((question, number, expected_epoch, change));
                 }
+                AgentOutput::Pace { comm, pace } => drop(self.host(host).paces.insert(comm, pace)),
             }
         }
+    }
+
+    /// The agent of a host tells its engines what they do not know.
+    pub fn pace(&mut self, host: &Name) {
+        let live = self.hosts.values().flat_map(|host| host.comms.values());
+        let with_ranks_there = live.filter(|live| live.hosts.iter().any(|ranks| ranks.host == host.as_str()));
+        let here: BTreeSet<CommId> = with_ranks_there.map(|live| live.comm.clone()).collect();
+        let now = self.now;
+        let host_of = self.host(host);
+        host_of.paces.retain(|comm, _| here.contains(comm));
+        let outputs = host_of.agent.pace(&here, now);
+        self.carry_out(host, outputs);
     }
 
     pub fn outputs(&mut self) {
@@ -173,8 +190,10 @@ impl Bed {
             let body = message.encode().unwrap();
             let message = ControllerMessage::decode(&body).unwrap();
             let own = self.own.clone();
-            let outputs = self.host(&to).agent.hear(&own, message).unwrap();
+            let now = self.now;
+            let outputs = self.host(&to).agent.hear(&own, message, now).unwrap();
             self.carry_out(&to, outputs);
+            self.pace(&to);
             return true;
         }
         if let Some((from, message)) = self.to_controller.pop_front() {
@@ -224,8 +243,15 @@ impl Bed {
     pub fn pass(&mut self, time: Duration) {
         let until = self.now + time;
         self.run();
-        while let Some(at) = self.controller.next_deadline(self.now).filter(|at| *at <= until) {
+        let next = |bed: &Bed| {
+            let of_agents = bed.hosts.values().filter_map(|host| host.agent.next_deadline());
+            of_agents.chain(bed.controller.next_deadline(bed.now)).min()
+        };
+        while let Some(at) = next(self).filter(|at| *at <= until) {
             self.now = at.max(self.now + Duration::from_nanos(1));
+            let due = self.hosts.iter().filter(|(_, host)| host.agent.next_deadline().is_some_and(|at| at <= self.now));
+            let due: Vec<Name> = due.map(|(name, _)| name.clone()).collect();
+            due.iter().for_each(|host| self.pace(host));
             self.run();
         }
         self.now = until;

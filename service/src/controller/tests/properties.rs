@@ -21,7 +21,7 @@ enum Happens {
     Restart(bool),
     ByHand(usize),
     Refuse(usize, bool),
-    Policy(usize),
+    Policy(usize, usize),
     Apply(usize),
     Link(bool),
 }
@@ -37,7 +37,7 @@ fn happens() -> impl Strategy<Value = Happens> {
         1 => any::<bool>().prop_map(Happens::Restart),
         2 => (0usize..8).prop_map(Happens::ByHand),
         2 => (0usize..4, any::<bool>()).prop_map(|(host, refuses)| Happens::Refuse(host, refuses)),
-        2 => (0usize..3).prop_map(Happens::Policy),
+        3 => (0usize..3, 0usize..4).prop_map(|(policy, terms)| Happens::Policy(policy, terms)),
         2 => (0usize..3).prop_map(Happens::Apply),
         1 => any::<bool>().prop_map(Happens::Link),
     ]
@@ -45,6 +45,13 @@ fn happens() -> impl Strategy<Value = Happens> {
 
 const HOSTS: [&str; 4] = ["host-a", "host-b", "host-c", "host-d"];
 const POLICIES: [&str; 3] = ["ffa", "ecmp", "pfa"];
+/// What a file says of tenants besides.
+const TERMS: [&str; 4] = [
+    "",
+    "[[tenant]]\nname = \"t\"\ncap = \"3Gbit/s\"\n",
+    "[[tenant]]\nname = \"t\"\nweight = 3\n",
+    "[[tenant]]\nname = \"t\"\n[[window]]\ntenant = \"t\"\nperiod = \"100ms\"\noffset = \"10ms\"\nlength = \"40ms\"\n",
+];
 
 fn befall(bed: &mut Bed, what: Happens, life: &mut u64, away: &mut [bool; 4]) {
     let some_comm = |bed: &Bed, pick: usize| {
@@ -79,7 +86,7 @@ fn befall(bed: &mut Bed, what: Happens, life: &mut u64, away: &mut [bool; 4]) {
         Happens::Restart(with_ffa) => {
             *life += 1;
             *away = [false; 4];
-            bed.restart_controller(*life, if with_ffa { "ffa" } else { "ecmp" });
+            bed.restart_controller(*life, policy(if with_ffa { "ffa" } else { "ecmp" }));
         }
         Happens::ByHand(pick) => {
             if let Some(comm) = some_comm(bed, pick) {
@@ -92,7 +99,10 @@ fn befall(bed: &mut Bed, what: Happens, life: &mut u64, away: &mut [bool; 4]) {
         Happens::Refuse(host, refuses) => {
             bed.host(&name(HOSTS[host])).refuses = refuses.then(|| "it cannot".to_owned());
         }
-        Happens::Policy(which) => bed.controller.files(None, Some(policy(POLICIES[which])), bed.now),
+        Happens::Policy(which, terms) => {
+            let file = format!("{}{}", policy(POLICIES[which]).text, TERMS[terms]);
+            bed.controller.files(None, Some(text("policy.toml", &file)), bed.now);
+        }
         Happens::Apply(which) => {
             let text = format!("[policy]\nname = {:?}\n", POLICIES[which]);
             bed.ask(ControllerRequest::Apply { name: "apply.toml".into(), text });
@@ -102,6 +112,17 @@ fn befall(bed: &mut Bed, what: Happens, life: &mut u64, away: &mut [bool; 4]) {
             bed.ask(ControllerRequest::Link { lower: "leaf1".into(), upper: "spine0".into(), state });
         }
     }
+}
+
+/// What engines were told, but for times, which are of one life's clock.
+fn paces(bed: &Bed) -> Vec<(String, String, Option<u64>, usize, bool)> {
+    let told =
+        bed.hosts.iter().flat_map(|(host, state)| state.paces.iter().map(move |(comm, pace)| (host, comm, pace)));
+    let told = told.filter(|(_, _, pace)| !pace.is_free());
+    told.map(|(host, comm, pace)| {
+        (host.to_string(), comm.to_string(), pace.cap_bps, pace.flows.len(), pace.window.is_some())
+    })
+    .collect()
 }
 
 proptest! {
@@ -126,18 +147,28 @@ proptest! {
         for comm in &view.communicators {
             prop_assert_eq!(&comm.state, &Standing::AsDecided, "{:?}", bed.history());
         }
+        HOSTS.iter().for_each(|host| bed.pace(&name(host)));
+        let told = paces(&bed);
+        for host in bed.hosts.values() {
+            for (comm, pace) in &host.paces {
+                let shown = view.communicators.iter().any(|view| view.name == comm.to_string() && !view.paces.is_empty());
+                prop_assert_eq!(shown, !pace.is_free(), "{:?}", &pace);
+            }
+        }
         // A controller that knows nothing comes to the same.
         let made = bed.changes_made();
-        let (policy, file) = (view.policy.unwrap(), view.policy_text.unwrap());
+        let file = view.policy_text.unwrap();
         let topology = bed.controller.topology_text().unwrap();
         if !view.links.is_empty() {
             // Links are not remembered: whoever watches them says so again.
             return Ok(());
         }
-        bed.restart_controller(life + 1, &policy);
-        bed.controller.files(Some(topology), Some(text("policy.toml", &file)), bed.now);
+        bed.restart_controller(life + 1, text("policy.toml", &file));
+        bed.controller.files(Some(topology), None, bed.now);
         bed.run();
         prop_assert_eq!(bed.changes_made(), made);
+        bed.pass(Duration::from_secs(1));
+        prop_assert_eq!(paces(&bed), told);
         // Every question was answered.
         prop_assert!(bed.hosts.values().all(|host| host.asked.is_empty()));
     }

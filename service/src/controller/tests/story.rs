@@ -1,6 +1,6 @@
 //! What becomes of communicators, hosts, files and controllers, one story each.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use mccs_config::change::StrategyChange;
 
@@ -69,7 +69,7 @@ fn a_controller_that_starts_waits_for_reports_and_changes_nothing_that_is_as_dec
     bed.run();
     let before: Vec<_> = comms.iter().map(|comm| bed.chosen(comm).clone()).collect();
     let made = bed.changes_made();
-    bed.restart_controller(2, "ffa");
+    bed.restart_controller(2, policy("ffa"));
     bed.pass(Duration::from_secs(60));
     assert_eq!(comms.iter().map(|comm| bed.chosen(comm).clone()).collect::<Vec<_>>(), before);
     assert_eq!((bed.changes_made(), bed.show().communicators.len()), (made, 3));
@@ -83,7 +83,7 @@ fn a_controller_that_dies_while_a_change_is_agreed_on_learns_how_it_went() {
         while bed.hosts[&comm.root].asked.is_empty() {
             assert!(bed.step());
         }
-        bed.restart_controller(2, "ffa");
+        bed.restart_controller(2, policy("ffa"));
         if !goes_through {
             refuse(&mut bed, Some("a host is away"));
         }
@@ -130,9 +130,9 @@ fn an_order_of_another_host_or_another_life_is_not_obeyed() {
         ControllerMessage::Order(Box::new(Order { life, order: 1, comm: comm.clone(), expected_epoch: 1, change }))
     };
     let agent = &mut bed.host(&comm.root).agent;
-    assert!(agent.hear(&name("host-b"), order(1)).is_err());
-    assert!(agent.hear(&name("host-b"), ControllerMessage::Sync { life: 9 }).is_err());
-    let told = agent.hear(&name("host-a"), order(7)).unwrap();
+    assert!(agent.hear(&name("host-b"), order(1), Instant::now()).is_err());
+    assert!(agent.hear(&name("host-b"), ControllerMessage::Sync { life: 9 }, Instant::now()).is_err());
+    let told = agent.hear(&name("host-a"), order(7), Instant::now()).unwrap();
     assert!(format!("{told:?}").contains("Superseded"), "{told:?}");
     assert!(bed.hosts[&comm.root].asked.is_empty());
 }
@@ -144,7 +144,7 @@ fn an_old_controller_that_comes_back_orders_nothing() {
     bed.run();
     // All hosts obey a newer life; the old one, which knows nothing of it, wants something else.
     for host in bed.hosts.values_mut() {
-        host.agent.hear(&name("host-a"), ControllerMessage::Sync { life: 8 }).unwrap();
+        host.agent.hear(&name("host-a"), ControllerMessage::Sync { life: 8 }, Instant::now()).unwrap();
     }
     let ticket = bed.ask(apply("ecmp"));
     bed.run();
@@ -153,7 +153,7 @@ fn an_old_controller_that_comes_back_orders_nothing() {
     assert_eq!((bed.chosen(&comm).epoch, bed.show().superseded_by), (1, Some(8)));
     assert!(bed.answer(apply("ffa")).unwrap_err().contains("life 8"));
     // It comes back in a life of its own.
-    bed.restart_controller(9, "ecmp");
+    bed.restart_controller(9, policy("ecmp"));
     bed.run();
     assert_eq!((bed.chosen(&comm).epoch, bed.show().superseded_by), (2, None));
 }
@@ -183,7 +183,7 @@ fn a_host_that_is_lost_takes_its_communicators_and_is_asked_anew_when_it_is_back
 #[test]
 fn hosts_that_are_not_there_or_do_not_report_are_waited_for_no_longer_than_is_due() {
     let mut bed = Bed::new("ffa");
-    bed.restart_controller(2, "ffa");
+    bed.restart_controller(2, policy("ffa"));
     bed.to_agents.retain(|(to, _)| *to == name("host-a"));
     bed.controller.lost(&name("host-d"), bed.now);
     let comm = bed.begin_wide("t");
@@ -337,19 +337,64 @@ fn rings_that_are_kept_stay_as_they_are_in_force() {
     assert_eq!((&bed.chosen(&comm).rings, bed.chosen(&comm).epoch), (&by_hand, 6));
 }
 
-#[test]
-fn what_is_decided_and_not_carried_out_is_said() {
-    let mut bed = Bed::new("ffa");
-    let rules = "[policy]\nname = \"ffa\"\n[[tenant]]\nname = \"t\"\nweight = 3\ncap = \"10Gbit/s\"\n";
-    bed.run();
-    bed.controller.files(None, Some(text("policy.toml", rules)), bed.now);
-    bed.begin_wide("t");
-    bed.run();
+const T_AND_U: [&str; 2] = ["t", "u"];
+
+/// Every tenant's flows over `spine` from rack to rack, as what its hosts were told.
+fn allotted(bed: &mut Bed) -> [u64; 2] {
     let view = bed.show();
-    let all = view.communicators[0].not_enforced.join("; ");
-    assert!(all.contains("weight") && all.contains("cap of 10.000 Gbit/s"), "{all}");
-    let said = bed.history().into_iter().filter(|entry| entry.what.contains("decided, not enforced: weight")).count();
-    assert_eq!(said, 2, "once of the file, once of the communicator");
+    T_AND_U.map(|tenant| {
+        let of_tenant = view.communicators.iter().filter(|comm| comm.tenant == tenant);
+        let across = |from: &str, to: &str| (from < "host-c") && (to >= "host-c");
+        let flows = of_tenant.flat_map(|comm| comm.paces.iter());
+        flows
+            .flat_map(|(from, pace)| pace.flows.iter().map(move |flow| (from, flow)))
+            .filter(|(from, flow)| across(from, &flow.to))
+            .map(|(_, flow)| flow.cap_bps)
+            .sum()
+    })
+}
+
+#[test]
+fn caps_and_shares_are_told_to_hosts_and_taken_back() {
+    let mut bed = Bed::new("ffa");
+    let comms = T_AND_U.map(|tenant| bed.begin_wide(tenant));
+    bed.run();
+    assert!(bed.hosts.values().all(|host| host.paces.is_empty()));
+    let rules = "[policy]\nname = \"ffa\"\n[[tenant]]\nname = \"t\"\nweight = 3\n[[tenant]]\nname = \"u\"\ncap = \"30Gbit/s\"\n";
+    bed.controller.files(None, Some(text("policy.toml", rules)), bed.now);
+    bed.run();
+    let [t, u] = allotted(&mut bed);
+    assert!((t as f64 / u as f64 - 3.0).abs() < 0.01, "{t} and {u}");
+    let of_u = &bed.hosts[&name("host-b")].paces[&comms[1]];
+    assert_eq!(of_u.cap_bps, Some(30_000_000_000));
+    assert!(bed.show().communicators.iter().all(|comm| comm.not_enforced.is_empty()));
+    // A host that was away is told again; what is over is taken back everywhere.
+    let host = name("host-b");
+    bed.controller.lost(&host, bed.now);
+    bed.host(&host).agent.lost(&name("host-a"));
+    bed.host(&host).paces.clear();
+    bed.controller.met(&host, bed.now);
+    bed.run();
+    assert!(!bed.hosts[&host].paces[&comms[0]].is_free());
+    bed.controller.files(None, Some(policy("ffa")), bed.now);
+    bed.run();
+    assert!(bed.hosts.values().flat_map(|host| host.paces.values()).all(|pace| pace.is_free()));
+}
+
+#[test]
+fn windows_are_on_the_controllers_clock_on_every_host() {
+    let mut bed = Bed::new("ffa");
+    let comm = bed.begin_wide("t");
+    let window = "period = \"100ms\"\noffset = \"10ms\"\nlength = \"40ms\"\n";
+    let rules = format!("[policy]\nname = \"ffa\"\n[[tenant]]\nname = \"t\"\n[[window]]\ntenant = \"t\"\n{window}");
+    bed.controller.files(None, Some(text("policy.toml", &rules)), bed.now);
+    bed.run();
+    bed.pass(Duration::from_secs(10));
+    let looks = (0..10).map(|tenth| bed.now + Duration::from_millis(tenth * 10));
+    let open: Vec<Vec<bool>> =
+        looks.map(|at| bed.hosts.values().map(|host| host.paces[&comm].window.unwrap().at(at).0).collect()).collect();
+    assert!(open.iter().all(|hosts| hosts.len() == 4 && hosts.iter().all(|is_open| *is_open == hosts[0])), "{open:?}");
+    assert_eq!(open.iter().filter(|hosts| hosts[0]).count(), 4, "{open:?}");
 }
 
 #[test]

@@ -164,7 +164,7 @@ impl ChannelRun {
         let mut cursors = std::mem::take(&mut self.cursors);
         let stepped = self.advance_cursors(channel, &mut cursors, &mut links, now);
         self.cursors = cursors;
-        let (stepped, posted) = (stepped?, self.post_sends(links)?);
+        let (stepped, posted) = (stepped?, self.post_sends(links, now)?);
         let all_sent = self.outgoing.iter().all(|out| out.queue.is_empty() && out.sends.is_empty());
         Ok(match stepped {
             Stepped::Ended if all_sent => Stepped::Ended,
@@ -315,12 +315,16 @@ impl ChannelRun {
     }
 
     /// Posts what flows have room for. Returns whether it did.
-    fn post_sends(&mut self, links: Option<&mut Links>) -> Result<bool, ChannelFault> {
+    fn post_sends(&mut self, links: Option<&mut Links>, now: Instant) -> Result<bool, ChannelFault> {
         let (Some(links), Some(remote)) = (links, self.remote) else { return Ok(false) };
         let (message_count, mut any) = (links.message_bytes() / self.bound.element_bytes(), false);
         for at in 0..self.outgoing.len() {
             self.outgoing[at].forget_sent(&remote, links)?;
+            let link = remote.link(self.outgoing[at].src, self.outgoing[at].dst);
             while let Some(span) = self.outgoing[at].queue.front().copied() {
+                if !links.may_send(remote.links, link, now) {
+                    break;
+                }
                 let posted = self.outgoing[at].posted;
                 let count = (span.span.count - posted).min(message_count);
                 let message = self.memory(&span, posted, count, links)?;
@@ -328,6 +332,7 @@ impl ChannelRun {
                 let Some(request) = links.transport.isend(out.flow, message, remote.tag.0)? else { break };
                 any = true;
                 out.meter.count(message.bytes);
+                links.sent(remote.links, link, message.bytes);
                 out.sends.push_back(Sent { request, bytes: message.bytes, since_ns: links.recorder().now_ns() });
                 out.posted += count;
                 if out.posted >= span.span.count {

@@ -206,6 +206,7 @@ impl ProxyEngine {
             ProxyMessage::LinksFailed { links, fault } => self.links_failed(links, &fault, now),
             ProxyMessage::Prepared { key, prepared } => self.prepared(key, prepared, now),
             ProxyMessage::Exchange(event) => self.exchange_event(event, now),
+            ProxyMessage::SetPace { comm, pace } => self.set_pace(&comm, &pace),
             ProxyMessage::EpochPrepared { links, epoch, made } => self.epoch_prepared(links, epoch, made),
             ProxyMessage::FlowWaits { question, waits } => self.flow_waits(question, waits, now),
             ProxyMessage::WhyStuck { number, asked } => self.why_stuck(number, asked, now),

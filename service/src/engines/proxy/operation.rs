@@ -10,8 +10,9 @@ use mccs_ipc::types::{CollectiveKind, DataType, ErrorClass, Handle, RedOp, Uniqu
 use super::asked::Asked;
 use crate::devices::Prepared;
 use crate::engines::transport::links::LinksId;
+use crate::engines::transport::pace::Pace;
 use crate::engines::transport::{ChannelFault, FlowWait, TransportHandle};
-use crate::exchange::protocol::{self as exchange, Name};
+use crate::exchange::protocol::{self as exchange, CommId, Name};
 use crate::memory::Region;
 use crate::runtime::Sender;
 use crate::session::{Session, SessionId};
@@ -139,6 +140,8 @@ pub enum ProxyMessage {
     Leave { comm: Handle, rank: u32, request: u64, reply: Sender<ProxyReply> },
     /// A tenant ends a communicator.
     Abort { comm: Handle, rank: u32 },
+    /// How the flows of a communicator are to leave this host.
+    SetPace { comm: CommId, pace: Arc<Pace> },
     /// A session has ended: everything it had goes.
     SessionClosed { session: SessionId },
     /// A rank has posted to a board on which this engine waits for a post.

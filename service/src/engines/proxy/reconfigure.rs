@@ -29,6 +29,7 @@ use super::{Event, ProxyEngine};
 use crate::devices::Network;
 use crate::engines::transport::TransportMessage;
 use crate::engines::transport::links::{EPOCH_MAX, LinkKey, LinksId, NextEpoch, Ways};
+use crate::engines::transport::pace::Pace;
 use crate::exchange::protocol::{ChangeBody, CommId, Decision, Request, Text};
 use crate::plans::ScheduleCache;
 use crate::telemetry::placed::Chosen;
@@ -368,6 +369,15 @@ impl ProxyEngine {
             for engine in &network.engines {
                 self.device.tell(engine, TransportMessage::EndEpoch { links: network.links, epoch: *epoch });
             }
+        }
+    }
+
+    /// From now on a communicator's flows leave this host so. Nothing is agreed on: results are the same whatever it is.
+    pub(super) fn set_pace(&mut self, id: &CommId, pace: &Arc<Pace>) {
+        let live = self.comm_of(id).and_then(|comm| self.comms.get(comm));
+        let Some(network) = live.and_then(|live| live.span.as_ref()).map(|span| span.network.clone()) else { return };
+        for engine in &network.engines {
+            self.device.tell(engine, TransportMessage::SetPace { links: network.links, pace: Arc::clone(pace) });
         }
     }
 

@@ -16,6 +16,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::pace::{Bucket, Pace};
 use crate::bootstrap::NRANKS_MAX;
 use crate::collective::CHANNELS_MAX;
 use crate::exchange::protocol::Name;
@@ -192,6 +193,15 @@ impl Staging {
     }
 }
 
+/// A flow that leaves this host.
+struct Sending {
+    flow: SendFlow,
+    meter: Arc<FlowMeter>,
+    /// What the communicator's pace says of it, in bits per second.
+    cap_bps: Option<u64>,
+    bucket: Bucket,
+}
+
 /// One communicator's part.
 struct LinkSet {
     listener: Listener,
@@ -199,8 +209,10 @@ struct LinkSet {
     /// Of strategies that are not over.
     epochs: BTreeMap<u32, Arc<Ways>>,
     /// Ordered, like `recvs`, so that a simulation closes them in the same order each time.
-    sends: BTreeMap<LinkKey, (SendFlow, Arc<FlowMeter>)>,
+    sends: BTreeMap<LinkKey, Sending>,
     recvs: BTreeMap<LinkKey, (RecvFlow, Arc<FlowMeter>)>,
+    /// How fast and when it may send, if not as it likes.
+    pace: Option<Arc<Pace>>,
 }
 
 /// How an engine reaches other hosts.
@@ -216,6 +228,8 @@ pub struct Links {
     /// Communicators whose links have broken, and which are not over yet: more work may be on its way.
     broken: BTreeSet<LinksId>,
     staging: Vec<Staging>,
+    /// When something that has to wait by its pace may go on.
+    wake_at: Option<Instant>,
     /// Where what flows carry is counted.
     meters: Arc<FlowTable>,
     /// The engine's.
@@ -227,9 +241,9 @@ impl Links {
     #[must_use]
     pub fn new(transport: Box<dyn Transport>, listen: ListenOptions, flow: FlowOptions) -> Self {
         let (sets, broken, staging) = (HashMap::new(), BTreeSet::new(), Vec::new());
-        let preparing = BTreeSet::new();
+        let (preparing, wake_at) = (BTreeSet::new(), None);
         let (message_bytes, meters, recorder) = (MESSAGE_BYTES_MAX, Arc::default(), Recorder::default());
-        Links { transport, listen, flow, message_bytes, sets, preparing, broken, staging, meters, recorder }
+        Links { transport, listen, flow, message_bytes, sets, preparing, broken, staging, wake_at, meters, recorder }
     }
 
     /// Counts what flows carry in a table that others look at.
@@ -282,9 +296,8 @@ impl Links {
     /// Opens a communicator's listener.
     pub(super) fn listen(&mut self, id: LinksId) -> Result<ListenerHandle, TransportError> {
         let (listener, handle) = self.transport.listen(&self.listen)?;
-        let set =
-            LinkSet { listener, peers: None, epochs: BTreeMap::new(), sends: BTreeMap::new(), recvs: BTreeMap::new() };
-        self.sets.insert(id, set);
+        let (epochs, sends, recvs) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        self.sets.insert(id, LinkSet { listener, peers: None, epochs, sends, recvs, pace: None });
         Ok(handle)
     }
 
@@ -316,7 +329,7 @@ impl Links {
         self.broken.remove(&id);
         self.preparing.retain(|(of, _)| *of != id);
         let Some(set) = self.sets.remove(&id) else { return };
-        set.sends.into_values().for_each(|(flow, _)| self.transport.close(flow.into()));
+        set.sends.into_values().for_each(|sending| self.transport.close(sending.flow.into()));
         set.recvs.into_values().for_each(|(flow, _)| self.transport.close(flow.into()));
         self.transport.close_listener(set.listener);
     }
@@ -345,7 +358,7 @@ impl Links {
     fn connected(&self, (id, epoch): (LinksId, u32)) -> Option<Result<(), TransportError>> {
         let set = self.sets.get(&id)?;
         let of_epoch = LinkKey::first_of(epoch)..LinkKey::first_of(epoch + 1);
-        let sends = set.sends.range(of_epoch.clone()).map(|(_, (flow, _))| FlowId::from(*flow));
+        let sends = set.sends.range(of_epoch.clone()).map(|(_, sending)| FlowId::from(sending.flow));
         let recvs = set.recvs.range(of_epoch).map(|(_, (flow, _))| FlowId::from(*flow));
         let mut is_waiting = false;
         for flow in sends.chain(recvs) {
@@ -363,8 +376,8 @@ impl Links {
         set.epochs.remove(&epoch);
         self.preparing.remove(&(id, epoch));
         let of_epoch = |link: &LinkKey| link.epoch == epoch;
-        for (_, (flow, _)) in set.sends.extract_if(.., |link, _| of_epoch(link)) {
-            self.transport.close(flow.into());
+        for (_, sending) in set.sends.extract_if(.., |link, _| of_epoch(link)) {
+            self.transport.close(sending.flow.into());
         }
         for (_, (flow, _)) in set.recvs.extract_if(.., |link, _| of_epoch(link)) {
             self.transport.close(flow.into());
@@ -385,8 +398,8 @@ impl Links {
         now: Instant,
     ) -> Result<(SendFlow, Arc<FlowMeter>), TransportError> {
         let set = self.sets.get_mut(&id).ok_or(TransportError::NoSuch("link"))?;
-        if let Some(flow) = set.sends.get(&link) {
-            return Ok(flow.clone());
+        if let Some(sending) = set.sends.get(&link) {
+            return Ok((sending.flow, Arc::clone(&sending.meter)));
         }
         let peers = set.peers.as_ref().ok_or(TransportError::NoSuch("peer"))?;
         let host = peers.host_of(link.dst).ok_or(TransportError::NoSuch("peer"))?;
@@ -398,8 +411,47 @@ impl Links {
         let options = path.map_or_else(|| self.flow.clone(), |path| path.apply(&self.flow));
         let flow = self.transport.connect(listener, &spec(link, link.dst, &host.name, &options), now)?;
         let meter = Arc::new(self.meters.begin(flow_name(id, link, true, &host.name, path)));
-        set.sends.insert(link, (flow, Arc::clone(&meter)));
+        let cap_bps = set.pace.as_ref().and_then(|pace| pace.cap_of(link.channel, &host.name));
+        let sending = Sending { flow, meter: Arc::clone(&meter), cap_bps, bucket: Bucket::new(now) };
+        set.sends.insert(link, sending);
         Ok((flow, meter))
+    }
+
+    /// From now on a communicator's flows keep to this.
+    pub(super) fn set_pace(&mut self, id: LinksId, pace: Arc<Pace>, now: Instant) {
+        let Some(set) = self.sets.get_mut(&id) else { return };
+        for (link, sending) in &mut set.sends {
+            let host = set.peers.as_ref().and_then(|peers| peers.host_of(link.dst));
+            sending.cap_bps = host.and_then(|host| pace.cap_of(link.channel, &host.name));
+            // What was owed was owed to another pace.
+            sending.bucket = Bucket::new(now);
+        }
+        set.pace = Some(pace).filter(|pace| !pace.is_free());
+    }
+
+    /// Whether a link may send now, by its communicator's pace. If not the engine is woken when it may.
+    pub fn may_send(&mut self, id: LinksId, link: LinkKey, now: Instant) -> bool {
+        let Some((pace, sending)) = self.paced(id, link) else { return true };
+        let Err(at) = sending.bucket.may_send(pace, sending.cap_bps, now) else { return true };
+        self.wake_at = Some(self.wake_at.map_or(at, |other| other.min(at)));
+        false
+    }
+
+    /// A link has sent.
+    pub fn sent(&mut self, id: LinksId, link: LinkKey, bytes: u64) {
+        if let Some((_, sending)) = self.paced(id, link) {
+            sending.bucket.sent(bytes);
+        }
+    }
+
+    fn paced(&mut self, id: LinksId, link: LinkKey) -> Option<(&Pace, &mut Sending)> {
+        let LinkSet { pace, sends, .. } = self.sets.get_mut(&id)?;
+        Some((pace.as_deref()?, sends.get_mut(&link)?))
+    }
+
+    /// When something that was refused since this was last asked may go on.
+    pub(super) fn take_wake_at(&mut self) -> Option<Instant> {
+        self.wake_at.take()
     }
 
     /// The flow of a link that comes from another host, and what counts what it carries.

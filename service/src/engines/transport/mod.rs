@@ -10,6 +10,7 @@
 
 mod channel;
 pub mod links;
+pub mod pace;
 mod pool;
 
 use std::collections::VecDeque;
@@ -21,6 +22,7 @@ use mccs_ipc::types::Handle;
 
 pub use self::channel::{Activity, ChannelFault, ChannelJob, ChannelWork, FlowWait, Stepped, WholeJob};
 use self::links::{Links, LinksId, NextEpoch, Peers};
+use self::pace::Pace;
 pub use self::pool::{MakeLinks, PoolError, TransportPool};
 use crate::engines::proxy::ProxyMessage;
 use crate::runtime::{Context, Engine, Mailbox, Progress, Sender, WakerSlot};
@@ -97,6 +99,13 @@ pub enum TransportMessage {
         links: LinksId,
         /// Its number.
         epoch: u32,
+    },
+    /// Let a communicator's flows send so fast, and then, from now on.
+    SetPace {
+        /// The communicator's links.
+        links: LinksId,
+        /// How.
+        pace: Arc<Pace>,
     },
     /// Say what a communicator's channels wait for. Answered by [`ProxyMessage::FlowWaits`].
     TellWaits {
@@ -242,6 +251,11 @@ impl TransportEngine {
                     own.end_epoch(links, epoch);
                 }
             }
+            TransportMessage::SetPace { links, pace } => {
+                if let Some(own) = &mut self.links {
+                    own.set_pace(links, pace, now);
+                }
+            }
             TransportMessage::TellWaits { links, question, reply } => {
                 let of_links = self.channels.iter().filter(|running| running.work.links == Some(links));
                 let waits = of_links.flat_map(|running| running.work.job.waits()).collect();
@@ -354,6 +368,7 @@ impl Engine for TransportEngine {
         self.tell_prepared();
         busy |= self.step_channels(cx);
         busy |= self.run_piece();
+        let paced = self.links.as_mut().and_then(Links::take_wake_at);
         let is_done = self.retiring
             && self.jobs.is_empty()
             && self.channels.is_empty()
@@ -361,7 +376,9 @@ impl Engine for TransportEngine {
             && self.links.as_ref().is_none_or(Links::is_empty);
         match moved {
             _ if is_done => Progress::Done,
-            Progress::Idle { .. } if !busy => moved,
+            Progress::Idle { wake_at } if !busy => {
+                Progress::Idle { wake_at: [wake_at, paced].into_iter().flatten().min() }
+            }
             _ => Progress::Busy,
         }
     }

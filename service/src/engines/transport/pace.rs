@@ -1,0 +1,272 @@
+//! How fast and when the flows of a communicator may send: caps, windows, times to yield.
+//!
+//! A flow has a bucket that fills at the rate it may send at, by the clock. A message leaves while the bucket is not below
+//! empty, and takes all its bits at once, so that long messages leave whole and the rate is right over a few of them. What is
+//! left over is kept for [`CREDIT`]: an engine that comes late catches up.
+//!
+//! Pacing is no promise: it only ever makes messages wait. Deliberately absent: who may have how much (policies decide), and
+//! clocks of other hosts (`controller/clock.rs`): times here are this process's.
+
+use std::time::{Duration, Instant};
+
+use crate::exchange::protocol::Name;
+
+/// For how long a flow may send later what it could have sent: longer than engines sleep by mistake, shorter than queues in
+/// switches are patient.
+const CREDIT: Duration = Duration::from_millis(5);
+/// Edges of windows that a bucket is filled over one by one; who has been silent for longer is full or empty anyway.
+const EDGES_MAX: usize = 64;
+
+/// What all flows of a communicator that leave this host keep to. Replaced as a whole.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Pace {
+    /// Payload in bits per second, of each flow that has no cap of its own.
+    pub cap_bps: Option<u64>,
+    /// Flows with a cap of their own: channel, the host they go to, payload in bits per second.
+    pub flows: Vec<(u16, Name, u64)>,
+    /// When they may send. Absent: always.
+    pub window: Option<LocalWindow>,
+    /// When each of them sends less: payload in bits per second.
+    pub yields: Vec<(LocalWindow, u64)>,
+}
+
+/// A time that comes again and again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LocalWindow {
+    /// When it opened, some time ago.
+    pub opened: Instant,
+    /// From one opening to the next.
+    pub period: Duration,
+    /// How long it stays open.
+    pub length: Duration,
+}
+
+impl LocalWindow {
+    /// Whether it is open, and when that changes; `None` for never.
+    #[must_use]
+    pub fn at(&self, now: Instant) -> (bool, Option<Instant>) {
+        if self.length >= self.period {
+            return (true, None);
+        }
+        let since_ns = now.saturating_duration_since(self.opened).as_nanos() % self.period.as_nanos().max(1);
+        let since = Duration::from_nanos(since_ns as u64);
+        if since < self.length {
+            (true, Some(now + (self.length - since)))
+        } else {
+            (false, Some(now + (self.period - since)))
+        }
+    }
+}
+
+/// What a flow may do at a moment.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Rate {
+    Closed,
+    BitsPerSecond(f64),
+    Unlimited,
+}
+
+impl Pace {
+    /// Whether flows are as they would be without.
+    #[must_use]
+    pub fn is_free(&self) -> bool {
+        *self == Pace::default()
+    }
+
+    /// Cap of the flow of `channel` to `host`, in bits per second.
+    #[must_use]
+    pub fn cap_of(&self, channel: u16, host: &Name) -> Option<u64> {
+        let own = self.flows.iter().find(|(of, to, _)| *of == channel && to == host).map(|(_, _, cap_bps)| *cap_bps);
+        own.or(self.cap_bps)
+    }
+
+    /// What a flow with this cap may do, and until when that stays so.
+    fn rate_at(&self, cap_bps: Option<u64>, now: Instant) -> (Rate, Option<Instant>) {
+        let mut until: Option<Instant> = None;
+        let mut look = |window: &LocalWindow| {
+            let (is_open, changes) = window.at(now);
+            until = [until, changes].into_iter().flatten().min();
+            is_open
+        };
+        let is_closed = self.window.as_ref().is_some_and(|window| !look(window));
+        let yields = self.yields.iter().filter_map(|(window, cap_bps)| look(window).then_some(*cap_bps)).min();
+        let rate = match [cap_bps, yields].into_iter().flatten().min() {
+            _ if is_closed => Rate::Closed,
+            Some(cap_bps) => Rate::BitsPerSecond(cap_bps as f64),
+            None => Rate::Unlimited,
+        };
+        (rate, until)
+    }
+}
+
+/// What a flow may send now.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Bucket {
+    level_bits: f64,
+    at: Instant,
+}
+
+impl Bucket {
+    /// Of a flow that begins.
+    pub(super) fn new(now: Instant) -> Self {
+        Bucket { level_bits: 0.0, at: now }
+    }
+
+    /// Whether the flow may send now.
+    ///
+    /// # Errors
+    /// When to ask again.
+    pub(super) fn may_send(&mut self, pace: &Pace, cap_bps: Option<u64>, now: Instant) -> Result<(), Instant> {
+        self.fill(pace, cap_bps, now);
+        let (rate, until) = pace.rate_at(cap_bps, now);
+        let ready = match rate {
+            Rate::Unlimited => return Ok(()),
+            Rate::BitsPerSecond(_) if self.level_bits >= 0.0 => return Ok(()),
+            Rate::BitsPerSecond(bps) => {
+                let wait = Duration::from_secs_f64(-self.level_bits / bps.max(1.0));
+                Some(now + wait.max(Duration::from_nanos(1)))
+            }
+            Rate::Closed => None,
+        };
+        // A window that stays shut is refused by whoever checks paces; a day is as good as never.
+        Err([ready, until].into_iter().flatten().min().unwrap_or(now + Duration::from_secs(86_400)))
+    }
+
+    /// The flow has sent.
+    pub(super) fn sent(&mut self, bytes: u64) {
+        self.level_bits -= bytes as f64 * 8.0;
+    }
+
+    fn fill(&mut self, pace: &Pace, cap_bps: Option<u64>, now: Instant) {
+        for _ in 0..EDGES_MAX {
+            if self.at >= now {
+                return;
+            }
+            let (rate, until) = pace.rate_at(cap_bps, self.at);
+            let to = until.map_or(now, |until| until.min(now));
+            match rate {
+                Rate::Closed => {}
+                Rate::Unlimited => self.level_bits = self.level_bits.max(0.0),
+                Rate::BitsPerSecond(bps) => {
+                    let filled = self.level_bits + (to - self.at).as_secs_f64() * bps;
+                    self.level_bits = filled.min(CREDIT.as_secs_f64() * bps);
+                }
+            }
+            self.at = to;
+        }
+        (self.level_bits, self.at) = (self.level_bits.max(0.0), now);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const MESSAGE_BYTES: u64 = 256 << 10;
+
+    /// Bits that a flow with endless data sends from `from_ms` to `to_ms`, when it is looked at when it wants, or late by up
+    /// to `late_us`.
+    fn sent_bits(pace: &Pace, cap_bps: Option<u64>, (from_ms, to_ms): (u64, u64), late_us: u64, begin: Instant) -> f64 {
+        let mut bucket = Bucket::new(begin);
+        let (mut now, mut bits, mut round) = (begin, 0.0, 0_u64);
+        while now < begin + Duration::from_millis(to_ms) {
+            match bucket.may_send(pace, cap_bps, now) {
+                Ok(()) => {
+                    bucket.sent(MESSAGE_BYTES);
+                    if now >= begin + Duration::from_millis(from_ms) {
+                        bits += MESSAGE_BYTES as f64 * 8.0;
+                    }
+                    // A link of 100 Gbit/s.
+                    now += Duration::from_nanos(20_972);
+                }
+                Err(at) => {
+                    assert!(at > now, "who is refused has to wait");
+                    round += 1;
+                    now = at + Duration::from_micros(if late_us == 0 { 0 } else { round * 7919 % late_us });
+                }
+            }
+        }
+        bits
+    }
+
+    fn window(opened: Instant, period_ms: u64, length_ms: u64) -> LocalWindow {
+        LocalWindow { opened, period: Duration::from_millis(period_ms), length: Duration::from_millis(length_ms) }
+    }
+
+    proptest! {
+        /// Whatever the cap, and however late an engine comes within the credit: what leaves is the cap to a hundredth.
+        #[test]
+        fn a_cap_is_kept_and_used(cap_mbps in 50_u64..20_000, late_us in 0_u64..3_000) {
+            let begin = Instant::now();
+            let pace = Pace { cap_bps: Some(cap_mbps * 1_000_000), ..Pace::default() };
+            let bits = sent_bits(&pace, pace.cap_bps, (0, 4_000), late_us, begin);
+            let expected = cap_mbps as f64 * 1e6 * 4.0;
+            let message = MESSAGE_BYTES as f64 * 8.0;
+            prop_assert!((bits - expected).abs() <= 0.01 * expected + 2.0 * message, "{bits} of {expected}");
+        }
+
+        /// Under a window nothing leaves while it is shut, and the cap holds while it is open.
+        #[test]
+        fn nothing_leaves_through_a_shut_window(period_ms in 20_u64..200, part in 10_u64..90, late_us in 0_u64..500) {
+            let begin = Instant::now();
+            let (length_ms, cap_bps) = ((period_ms * part / 100).max(1), Some(10_000_000_000));
+            let pace = Pace { window: Some(window(begin, period_ms, length_ms)), ..Pace::default() };
+            let mut bucket = Bucket::new(begin);
+            let (mut now, mut bits) = (begin, 0.0);
+            let end = begin + Duration::from_millis(period_ms * 20);
+            while now < end {
+                match bucket.may_send(&pace, cap_bps, now) {
+                    Ok(()) => {
+                        let since = (now - begin).as_nanos() % Duration::from_millis(period_ms).as_nanos();
+                        prop_assert!(since < Duration::from_millis(length_ms).as_nanos());
+                        bucket.sent(MESSAGE_BYTES);
+                        bits += MESSAGE_BYTES as f64 * 8.0;
+                    }
+                    Err(at) => now = at + Duration::from_micros(late_us),
+                }
+            }
+            let expected = 10e9 * (length_ms * 20) as f64 / 1e3;
+            let slack = 0.01 * expected + 20.0 * (MESSAGE_BYTES as f64 * 8.0 + 10e9 * late_us as f64 / 1e6);
+            prop_assert!((bits - expected).abs() <= slack, "{bits} of {expected}");
+        }
+    }
+
+    #[test]
+    fn a_time_to_yield_slows_down_and_ends() {
+        let begin = Instant::now();
+        let yields = vec![(window(begin, 1_000, 500), 1_000_000_000)];
+        let pace = Pace { yields, ..Pace::default() };
+        let cap_bps = Some(10_000_000_000);
+        let slow = sent_bits(&pace, cap_bps, (0, 500), 0, begin);
+        let both = sent_bits(&pace, cap_bps, (0, 1_000), 0, begin);
+        assert!((slow / 0.5e9 - 1.0).abs() < 0.02, "{slow}");
+        assert!(((both - slow) / 5e9 - 1.0).abs() < 0.02, "{both}");
+        // A debt made under a low cap is not paid at it once the cap is gone.
+        let mut bucket = Bucket::new(begin);
+        let late = begin + Duration::from_millis(499);
+        assert!(bucket.may_send(&pace, None, late).is_ok());
+        bucket.sent(100 << 20);
+        assert_eq!(bucket.may_send(&pace, None, late), Err(begin + Duration::from_millis(500)));
+        assert_eq!(bucket.may_send(&pace, None, begin + Duration::from_millis(500)), Ok(()));
+    }
+
+    #[test]
+    fn who_was_silent_for_long_has_no_more_than_a_credit() {
+        let begin = Instant::now();
+        let pace = Pace { window: Some(window(begin, 2, 1)), ..Pace::default() };
+        let mut bucket = Bucket::new(begin);
+        let later = begin + Duration::from_secs(1000);
+        assert_eq!(bucket.may_send(&pace, Some(1_000_000_000), later), Ok(()));
+        assert!(bucket.level_bits <= CREDIT.as_secs_f64() * 1e9);
+    }
+
+    #[test]
+    fn flows_have_their_own_cap_or_the_common_one() {
+        let host = |name| Name::new(name).unwrap();
+        let pace = Pace { cap_bps: Some(5), flows: vec![(1, host("b"), 7)], ..Pace::default() };
+        assert_eq!([pace.cap_of(1, &host("b")), pace.cap_of(0, &host("b"))], [Some(7), Some(5)]);
+        assert!(Pace::default().is_free() && !pace.is_free());
+    }
+}
