@@ -23,7 +23,9 @@ use super::message::{AgentMessage, ControllerMessage, Order, Outcome, Report};
 use super::pace::HostPace;
 use crate::engines::transport::pace::Pace;
 use crate::exchange::protocol::{CommId, Name};
+use crate::policy::Profile;
 use crate::telemetry::placed::{Chosen, HostRanks};
+use crate::telemetry::profile::Measured;
 
 /// Orders that are carried out at a time. A controller gives fewer.
 const ORDERS_MAX: usize = 1024;
@@ -45,6 +47,16 @@ pub struct Live {
     pub hosts: Vec<HostRanks>,
     /// The strategy that was decided last.
     pub chosen: Arc<Chosen>,
+    /// When it sends, by this host's clock.
+    pub profile: Option<Measured>,
+}
+
+/// What was told of a communicator.
+struct Known {
+    report: Report,
+    profile: Option<Measured>,
+    /// The profile in the report.
+    told: Option<Measured>,
 }
 
 /// What is to be done.
@@ -100,11 +112,23 @@ struct Carried {
 pub struct Agent {
     controller: Name,
     life: Option<u64>,
-    known: BTreeMap<CommId, Report>,
+    with_profiles: bool,
+    known: BTreeMap<CommId, Known>,
     carried: BTreeMap<u64, Carried>,
     next_question: u64,
     paces: BTreeMap<CommId, Paced>,
     clock: CommonClock,
+}
+
+/// On the common clock, which shows `common_ns` now.
+fn profile_of(measured: Measured, now: Instant, common_ns: u64) -> Profile {
+    let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+    let period_ns = ns(measured.period).max(1);
+    Profile {
+        period_ns,
+        busy_ns: ns(measured.busy).min(period_ns),
+        phase_ns: common_ns.saturating_sub(ns(now.saturating_duration_since(measured.began))),
+    }
 }
 
 impl Agent {
@@ -114,6 +138,7 @@ impl Agent {
         Agent {
             controller,
             life: None,
+            with_profiles: false,
             known: BTreeMap::new(),
             carried: BTreeMap::new(),
             next_question: 0,
@@ -132,21 +157,24 @@ impl Agent {
     pub fn look(&mut self, live: impl IntoIterator<Item = Live>, unix_ms: u64) -> Vec<AgentOutput> {
         let mut gone = std::mem::take(&mut self.known);
         let mut told = Vec::new();
-        for Live { comm, number, tenant, hosts, chosen } in live {
+        for Live { comm, number, tenant, hosts, chosen, profile } in live {
             let before = gone.remove(&comm);
-            let is_news = before.as_ref().is_none_or(|before| before.chosen.epoch != chosen.epoch);
-            let report = match before {
-                Some(before) if !is_news => before,
-                Some(before) => Report { chosen: Chosen::clone(&chosen), ..before },
+            let is_news = before.as_ref().is_none_or(|before| before.report.chosen.epoch != chosen.epoch);
+            let known = match before {
+                Some(before) if !is_news => Known { profile, ..before },
+                Some(Known { report, told, .. }) => {
+                    Known { report: Report { chosen: Chosen::clone(&chosen), ..report }, profile, told }
+                }
                 None => {
-                    let chosen = Chosen::clone(&chosen);
-                    Report { comm: comm.clone(), number, tenant, hosts, began_ms: unix_ms, chosen }
+                    let (chosen, began_ms) = (Chosen::clone(&chosen), unix_ms);
+                    let report = Report { comm: comm.clone(), number, tenant, hosts, began_ms, chosen, profile: None };
+                    Known { report, profile, told: None }
                 }
             };
             if is_news {
-                told.push(AgentMessage::Report(Box::new(report.clone())));
+                told.push(AgentMessage::Report(Box::new(known.report.clone())));
             }
-            self.known.insert(comm, report);
+            self.known.insert(comm, known);
         }
         told.extend(gone.into_keys().map(|comm| AgentMessage::Gone { comm }));
         if self.life.is_none() {
@@ -170,14 +198,17 @@ impl Agent {
         }
         let tell = |message| vec![AgentOutput::Tell(message)];
         Ok(match message {
-            ControllerMessage::Sync { life } => match self.life {
+            ControllerMessage::Sync { life, with_profiles } => match self.life {
                 Some(by) if by > life => tell(AgentMessage::Superseded { by }),
                 _ => {
                     if self.life != Some(life) {
                         self.clock.forget();
                     }
                     self.life = Some(life);
-                    let reports = self.known.values().map(|report| AgentMessage::Report(Box::new(report.clone())));
+                    self.with_profiles = with_profiles;
+                    // They are of another clock, or not wanted.
+                    self.known.values_mut().for_each(|known| (known.report.profile, known.told) = (None, None));
+                    let reports = self.known.values().map(|known| AgentMessage::Report(Box::new(known.report.clone())));
                     let synced = AgentMessage::Synced { life, is_paced: !self.paces.is_empty() };
                     reports.chain([synced]).map(AgentOutput::Tell).collect()
                 }
@@ -205,12 +236,12 @@ impl Agent {
     fn carry_out(&mut self, order: Order) -> AgentOutput {
         let Order { life, order, comm, expected_epoch, change } = order;
         let known = self.known.get(&comm);
-        let epoch = known.map_or(0, |report| report.chosen.epoch);
+        let epoch = known.map_or(0, |known| known.report.chosen.epoch);
         let outcome = match known {
             Some(_) if self.carried.len() >= ORDERS_MAX => {
                 Outcome::Refused { reason: format!("{ORDERS_MAX} orders are being carried out") }
             }
-            Some(report) if epoch == expected_epoch => {
+            Some(Known { report, .. }) if epoch == expected_epoch => {
                 self.next_question += 1;
                 let question = self.next_question;
                 self.carried.insert(question, Carried { life, order, comm, expected_epoch });
@@ -224,7 +255,7 @@ impl Agent {
     /// A change was made, or could not be. Whatever has become of communicators meanwhile was looked at before.
     pub fn answered(&mut self, question: u64, made: Result<(u64, u64), String>) -> Option<AgentOutput> {
         let Carried { life, order, comm, expected_epoch } = self.carried.remove(&question)?;
-        let epoch = self.known.get(&comm).map_or(0, |report| report.chosen.epoch);
+        let epoch = self.known.get(&comm).map_or(0, |known| known.report.chosen.epoch);
         let outcome = match made {
             Ok((epoch, cut)) => Outcome::Done { epoch, cut },
             Err(_) if epoch != expected_epoch => Outcome::Stale { epoch },
@@ -234,17 +265,24 @@ impl Agent {
         (self.life == Some(life)).then_some(AgentOutput::Tell(AgentMessage::Answer { order, outcome }))
     }
 
-    /// Tells engines the paces of communicators that are `here` and do not know them yet, or know the time no more, and asks
-    /// what the time is where that matters. Called when something was heard, communicators have changed, or
+    /// Tells engines the paces of communicators that are `here` and do not know them yet, or know the time no more, and the controller
+    /// when communicators send; asks what the time is where that matters. Called when something was heard, communicators have changed, or
     /// [`Agent::next_deadline`] is over.
     pub fn pace(&mut self, here: &BTreeSet<CommId>, now: Instant) -> Vec<AgentOutput> {
         self.paces.retain(|comm, paced| paced.told.is_none() || here.contains(comm));
         let mut outputs = Vec::new();
-        if self.life.is_some() && self.is_timed() {
+        if self.life.is_some() && self.needs_time() {
             let asked = self.clock.ask(now).map(|question| AgentOutput::Tell(AgentMessage::AskTime { question }));
             outputs.extend(asked);
         }
         let time = self.clock.now(now);
+        if let Some((common_ns, _)) = time.filter(|_| self.life.is_some() && self.with_profiles) {
+            for known in self.known.values_mut().filter(|known| known.told != known.profile) {
+                known.told = known.profile;
+                known.report.profile = known.profile.map(|profile| profile_of(profile, now, common_ns));
+                outputs.push(AgentOutput::Tell(AgentMessage::Report(Box::new(known.report.clone()))));
+            }
+        }
         for (comm, paced) in self.paces.iter_mut().filter(|(comm, _)| here.contains(comm)) {
             let due = match (paced.told, time) {
                 (Some(_), _) if !paced.pace.is_timed() => None,
@@ -265,14 +303,16 @@ impl Agent {
         outputs
     }
 
-    fn is_timed(&self) -> bool {
+    fn needs_time(&self) -> bool {
+        let has_news = |known: &Known| known.told != known.profile;
         self.paces.values().any(|paced| paced.pace.is_timed())
+            || (self.with_profiles && self.known.values().any(has_news))
     }
 
     /// When [`Agent::pace`] is next due, if time alone makes it.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
-        self.clock.next_question().filter(|_| self.life.is_some() && self.is_timed())
+        self.clock.next_question().filter(|_| self.life.is_some() && self.needs_time())
     }
 
     /// A host is lost. A controller that comes back asks anew.

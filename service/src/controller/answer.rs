@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::history::Went;
 use super::links::LinkState;
 use super::pace::HostPace;
+use crate::policy::Profile;
 
 /// What the operator asks of the controller.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -93,6 +94,8 @@ pub struct CommunicatorView {
     pub state: Standing,
     /// The strategy.
     pub strategy: StrategyView,
+    /// When it sends, where the policy wants to know and hosts have found out.
+    pub profile: Option<Profile>,
     /// How fast and when flows leave its hosts, as they were told.
     pub paces: Vec<(String, HostPace)>,
     /// What was decided besides, and is not carried out.

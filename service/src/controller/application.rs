@@ -85,6 +85,7 @@ impl Controller {
         let besides = besides(&basis.not_enforced);
         let what = format!("policy {policy} of {file}, topology of {}{besides}", basis.topology_text.name);
         tracing::info!(policy, %file, why, "policy put in force");
+        self.uses_profiles(basis.policy.uses_profiles());
         let before = self.basis.replace(Arc::new(basis));
         self.start(what, why, (before, ticket), now);
     }

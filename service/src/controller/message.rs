@@ -12,6 +12,7 @@ use super::pace::HostPace;
 use crate::bootstrap::NRANKS_MAX;
 use crate::collective::CHANNELS_MAX;
 use crate::exchange::protocol::{CommId, ControlBody, Name};
+use crate::policy::Profile;
 use crate::telemetry::placed::{Chosen, HostRanks};
 
 /// A communicator whose root is on the host that tells of it.
@@ -30,6 +31,9 @@ pub struct Report {
     pub began_ms: u64,
     /// The strategy that was decided last.
     pub chosen: Chosen,
+    /// When it sends, on the common clock; where that is known, and was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub profile: Option<Profile>,
 }
 
 /// From an agent to its controller.
@@ -116,6 +120,8 @@ pub enum ControllerMessage {
     Sync {
         /// Which.
         life: u64,
+        /// Whether reports are to say when communicators send.
+        with_profiles: bool,
     },
     /// Change a communicator.
     Order(Box<Order>),
@@ -243,6 +249,9 @@ impl Report {
         if self.hosts.iter().enumerate().any(twice) {
             return Err(BodyError::Impossible("it names a host twice"));
         }
+        if self.profile.is_some_and(|profile| profile.period_ns == 0 || profile.busy_ns > profile.period_ns) {
+            return Err(BodyError::Impossible("it sends for longer than there is time"));
+        }
         let Chosen { rings, paths, flows, .. } = &self.chosen;
         let is_ring = |ring: &Vec<u32>| ring.len() == total && is_permutation(&mut ring.iter().copied());
         if rings.len() > CHANNELS_MAX || !rings.iter().all(is_ring) {
@@ -273,6 +282,7 @@ mod tests {
             tenant: "t".into(),
             hosts: vec![host("a", &[0, 2]), host("b", &[1])],
             began_ms: 5,
+            profile: Some(Profile { period_ns: 9, busy_ns: 9, phase_ns: 1000 }),
             chosen: Chosen { rings: vec![vec![2, 0, 1]], ..Chosen::default() },
         }
     }
@@ -299,6 +309,7 @@ mod tests {
             decoded(report).unwrap_err()
         };
         refused(&|report| report.hosts.clear());
+        refused(&|report| report.profile = Some(Profile { period_ns: 0, busy_ns: 0, phase_ns: 0 }));
         refused(&|report| report.hosts[1].ranks = vec![2]);
         refused(&|report| report.hosts[1].ranks = vec![9]);
         refused(&|report| report.hosts[1].host = "a".into());

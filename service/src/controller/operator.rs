@@ -87,6 +87,7 @@ impl Controller {
                 epoch: held.report.chosen.epoch,
                 state: held.standing(),
                 strategy,
+                profile: held.report.profile,
                 paces: held.paces(),
                 not_enforced,
             }

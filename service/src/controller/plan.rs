@@ -92,7 +92,7 @@ fn job_of(basis: &Basis, number: u64, report: &Report) -> Result<Job, String> {
         hosts,
         channels: (report.chosen.rings.len() as u32).max(1),
         ring_orders: report.chosen.rings.clone(),
-        profile: None,
+        profile: report.profile,
     })
 }
 

@@ -126,6 +126,7 @@ pub struct Controller {
     hosts: BTreeMap<Name, HostState>,
     grace_until: Instant,
     pub(super) basis: Option<Arc<Basis>>,
+    with_profiles: bool,
     /// What was last read, whatever was thought of it.
     pub(super) texts: (Option<Text>, Option<Text>),
     pub(super) links: Links,
@@ -156,6 +157,7 @@ impl Controller {
             hosts: hosts.iter().map(|host| (host.clone(), HostState::Away)).collect(),
             grace_until: now + GRACE,
             basis: None,
+            with_profiles: false,
             texts: (None, None),
             links: Links::default(),
             comms: BTreeMap::new(),
@@ -198,8 +200,21 @@ impl Controller {
         self.unsure.remove(host);
         if let Some(state) = self.hosts.get_mut(host) {
             *state = HostState::Asked { until: now + SYNC_TIME };
-            let message = ControllerMessage::Sync { life: self.life };
-            self.outputs.push_back(Output::Tell { to: host.clone(), message });
+            self.ask_for_reports(host.clone());
+        }
+    }
+
+    fn ask_for_reports(&mut self, host: Name) {
+        let message = ControllerMessage::Sync { life: self.life, with_profiles: self.with_profiles };
+        self.outputs.push_back(Output::Tell { to: host, message });
+    }
+
+    /// Another policy is in force: it may want to know more, or less.
+    pub(super) fn uses_profiles(&mut self, with_profiles: bool) {
+        if std::mem::replace(&mut self.with_profiles, with_profiles) != with_profiles {
+            let there = self.hosts.iter().filter(|(_, state)| **state != HostState::Away);
+            let there: Vec<Name> = there.map(|(host, _)| host.clone()).collect();
+            there.into_iter().for_each(|host| self.ask_for_reports(host));
         }
     }
 
@@ -276,7 +291,12 @@ impl Controller {
                 };
                 // Who chose other rings by hand may mean them to be kept, or more channels.
                 let has_other_rings = held.report.chosen.rings != report.chosen.rings && !is_as_planned;
-                let cause = has_other_rings.then(|| format!("communicator {} was changed by hand", report.comm));
+                let sends_otherwise = held.report.profile != report.profile;
+                let cause = match (has_other_rings, sends_otherwise) {
+                    (true, _) => Some(format!("communicator {} was changed by hand", report.comm)),
+                    (_, true) => Some(format!("communicator {} sends at other times", report.comm)),
+                    _ => None,
+                };
                 held.report = report;
                 cause.into_iter().for_each(|cause| self.because(cause));
             }

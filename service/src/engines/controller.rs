@@ -180,6 +180,7 @@ impl ControllerEngine {
                 tenant: info.tenant.clone(),
                 hosts: placed.hosts.clone(),
                 chosen: placed.chosen()?,
+                profile: placed.profile(),
             })
         };
         let live: Vec<Live> = comms.into_iter().filter_map(live).collect();

@@ -32,6 +32,11 @@ pub trait Policy: Sync {
     /// As `policy.toml` names it.
     fn name(&self) -> &'static str;
 
+    /// Whether it looks at profiles: measuring them is work for hosts.
+    fn uses_profiles(&self) -> bool {
+        false
+    }
+
     /// What every communicator of the view is to do, in the view's order.
     fn decide(&self, view: &View<'_>) -> Decisions;
 }

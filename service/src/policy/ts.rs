@@ -15,6 +15,10 @@ impl Policy for PfaTs {
         "pfa_ts"
     }
 
+    fn uses_profiles(&self) -> bool {
+        true
+    }
+
     fn decide(&self, view: &View<'_>) -> Decisions {
         let assigned = flows::assign(view, |job, spine| view.rules.admits(&job.tenant, spine));
         let shared = Shared::new(view, &assigned);

@@ -56,7 +56,8 @@ impl Job {
 }
 
 /// How a job uses the network, iteration by iteration, when nobody is in its way.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Profile {
     /// From the start of an iteration to the start of the next, at least 1.
     pub period_ns: u64,

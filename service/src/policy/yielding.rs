@@ -26,6 +26,10 @@ impl Policy for Yielding {
         "yield"
     }
 
+    fn uses_profiles(&self) -> bool {
+        true
+    }
+
     fn decide(&self, view: &View<'_>) -> Decisions {
         let assigned = flows::assign(view, |_, _| true);
         let priorities: Vec<u32> = view.jobs.iter().map(|job| view.rules.priority(&job.tenant)).collect();

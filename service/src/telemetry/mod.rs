@@ -6,6 +6,7 @@
 pub mod flows;
 pub mod histogram;
 pub mod placed;
+pub mod profile;
 pub mod prometheus;
 pub mod recorder;
 pub mod stuck;

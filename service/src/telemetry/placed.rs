@@ -7,6 +7,7 @@ use mccs_config::change::FlowChoice;
 use mccs_config::service::FlowPath;
 use serde::{Deserialize, Serialize};
 
+use super::profile::Measured;
 use crate::exchange::protocol::CommId;
 
 /// Ranks of one host.
@@ -41,19 +42,31 @@ pub struct Placed {
     /// Who is where.
     pub hosts: Vec<HostRanks>,
     chosen: Mutex<Option<Arc<Chosen>>>,
+    profile: Mutex<Option<Measured>>,
 }
 
 impl Placed {
     /// A communicator that is about to begin.
     #[must_use]
     pub fn new(comm: CommId, hosts: Vec<HostRanks>) -> Self {
-        Placed { comm, hosts, chosen: Mutex::new(None) }
+        Placed { comm, hosts, chosen: Mutex::new(None), profile: Mutex::new(None) }
     }
 
     /// The strategy that was decided last, in force from its first collective on; `None` once the communicator has failed.
     #[must_use]
     pub fn chosen(&self) -> Option<Arc<Chosen>> {
         self.chosen.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// How it uses the network over time, if that is known.
+    #[must_use]
+    pub fn profile(&self) -> Option<Measured> {
+        *self.profile.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// It uses the network otherwise.
+    pub fn set_profile(&self, profile: Option<Measured>) {
+        *self.profile.lock().unwrap_or_else(PoisonError::into_inner) = profile;
     }
 
     /// Another strategy was decided, or the communicator has failed.

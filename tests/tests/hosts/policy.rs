@@ -3,6 +3,7 @@
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use mccs::{DataType, RedOp};
 use mccs_ipc::types::CollectiveKind;
@@ -96,11 +97,22 @@ fn flows(hosts: &TestHosts) -> [[usize; 2]; 2] {
 
 /// Runs a checked job of four ranks on two hosts while `meanwhile` goes on; `is_over` says that the job has ended by mistake.
 fn with_job(hosts: &mut TestHosts, meanwhile: impl FnOnce(&mut TestHosts, &AtomicU64, &dyn Fn() -> bool)) {
+    with_iterations(hosts, Duration::ZERO, [1000, 40_001, 200_003], meanwhile);
+}
+
+/// As [`with_job`], with a job that computes for so long between collectives of these lengths.
+fn with_iterations(
+    hosts: &mut TestHosts,
+    compute: Duration,
+    counts: [u64; 3],
+    meanwhile: impl FnOnce(&mut TestHosts, &AtomicU64, &dyn Fn() -> bool),
+) {
     let ranks = hosts.join(&[0, 1, 0, 1]);
     let (stop, done) = (AtomicU64::new(0), AtomicU64::new(0));
     let kinds = [CollectiveKind::AllReduce, CollectiveKind::AllGather, CollectiveKind::ReduceScatter];
     let call = |seed: u64| {
-        let count = [1000, 40_001, 200_003][(seed / 3) as usize % 3];
+        std::thread::sleep(compute);
+        let count = counts[(seed / 3) as usize % 3];
         call(kinds[seed as usize % 3], DataType::I32, RedOp::Sum, count, 4, seed)
     };
     let run = |rank: Rank| run_until_stopped(&rank, &stop, &done, call);
@@ -116,7 +128,7 @@ fn with_job(hosts: &mut TestHosts, meanwhile: impl FnOnce(&mut TestHosts, &Atomi
 fn wait_until(is_over: &dyn Fn() -> bool, mut condition: impl FnMut() -> bool) {
     while !condition() {
         assert!(!is_over(), "the job has ended");
-        std::thread::sleep(std::time::Duration::from_millis(2));
+        std::thread::sleep(Duration::from_millis(2));
     }
 }
 
@@ -242,8 +254,8 @@ fn flows_keep_to_a_cap_and_to_a_window_while_they_are_in_force() {
             let heard = done.load(Ordering::Relaxed) + 2 * 4;
             wait_until(is_over, || done.load(Ordering::Relaxed) >= heard);
             let sent_bytes = || hosts.service(0).service().registry.comms()[0].bus_bytes.load(Ordering::Relaxed) as f64;
-            let (begin, before) = (std::time::Instant::now(), sent_bytes());
-            wait_until(is_over, || begin.elapsed() >= std::time::Duration::from_millis(1500));
+            let (begin, before) = (Instant::now(), sent_bytes());
+            wait_until(is_over, || begin.elapsed() >= Duration::from_millis(1500));
             let carried = sent_bytes() - before;
             let allowed = 2.0 * CAP_BPS / 8.0 * part * begin.elapsed().as_secs_f64();
             assert!(carried <= allowed * 1.03 + SLACK_BYTES, "{carried} bytes, {allowed} allowed");
@@ -253,5 +265,23 @@ fn flows_keep_to_a_cap_and_to_a_window_while_they_are_in_force() {
         wait_until(is_over, || show(hosts).communicators[0].paces.is_empty());
         let freed = done.load(Ordering::Relaxed) + 40;
         wait_until(is_over, || done.load(Ordering::Relaxed) >= freed);
+    });
+}
+
+#[test]
+fn hosts_find_out_when_a_job_sends_if_the_policy_wants_to_know() {
+    const COMPUTE: Duration = Duration::from_millis(150);
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut hosts = start(folder.path(), FFA);
+    with_iterations(&mut hosts, COMPUTE, [1000; 3], |hosts, _, is_over| {
+        wait_until(is_over, || epochs(hosts) == [1, 1]);
+        assert_eq!(show(hosts).communicators[0].profile, None);
+        apply(hosts, "[policy]\nname = \"yield\"\n").expect("applied");
+        wait_until(is_over, || show(hosts).communicators[0].profile.is_some());
+        let profile = show(hosts).communicators[0].profile.expect("a profile");
+        let period = Duration::from_nanos(profile.period_ns);
+        assert!(period >= COMPUTE && profile.busy_ns < profile.period_ns, "{profile:?}");
+        apply(hosts, FFA).expect("applied");
+        wait_until(is_over, || show(hosts).communicators[0].profile.is_none());
     });
 }

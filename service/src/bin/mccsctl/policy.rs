@@ -14,7 +14,7 @@ use mccs_service::controller::answer::{
 use mccs_service::controller::basis::not_enforced;
 use mccs_service::controller::history::Went;
 use mccs_service::controller::links::LinkState;
-use mccs_service::policy;
+use mccs_service::policy::{self, Profile};
 
 /// Hosts may take seconds to agree, and again to go back.
 pub const ANSWER_WITHIN: Duration = Duration::from_secs(90);
@@ -193,6 +193,9 @@ fn show(view: &PolicyView) {
             comm.name, comm.number, comm.tenant, comm.epoch
         );
         strategy(&comm.strategy, "  ");
+        if let Some(Profile { period_ns, busy_ns, .. }) = comm.profile {
+            println!("  sends for {:.2} ms of each {:.2}", busy_ns as f64 / 1e6, period_ns as f64 / 1e6);
+        }
         comm.paces.iter().for_each(|(host, pace)| println!("  from {host}: {pace}"));
         comm.not_enforced.iter().for_each(|what| println!("  decided, not enforced: {what}"));
     }

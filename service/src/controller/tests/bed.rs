@@ -112,7 +112,8 @@ impl Bed {
         let chosen = Chosen { rings: vec![(0..nranks).collect(); 2], ..Chosen::default() };
         let hosts = hosts.iter().map(|(host, ranks)| HostRanks { host: (*host).into(), ranks: ranks.to_vec() });
         let (number, tenant) = (self.next_comm, tenant.to_owned());
-        let live = Live { comm: comm.clone(), number, tenant, hosts: hosts.collect(), chosen: Arc::new(chosen) };
+        let (hosts, chosen) = (hosts.collect(), Arc::new(chosen));
+        let live = Live { comm: comm.clone(), number, tenant, hosts, chosen, profile: None };
         self.host(&comm.root.clone()).comms.insert(comm.clone(), live);
         self.look(&comm.root.clone());
         comm

@@ -10,6 +10,7 @@ use crate::controller::history::{HISTORY_MAX, Went};
 use crate::controller::links::LinkState;
 use crate::controller::message::{ControllerMessage, Order};
 use crate::controller::state::{GRACE, ORDERS_MAX, PAUSE, SYNC_TIME};
+use crate::telemetry::profile::Measured;
 
 fn apply(policy: &str) -> ControllerRequest {
     ControllerRequest::Apply { name: "new.toml".into(), text: format!("[policy]\nname = {policy:?}\n") }
@@ -131,7 +132,9 @@ fn an_order_of_another_host_or_another_life_is_not_obeyed() {
     };
     let agent = &mut bed.host(&comm.root).agent;
     assert!(agent.hear(&name("host-b"), order(1), Instant::now()).is_err());
-    assert!(agent.hear(&name("host-b"), ControllerMessage::Sync { life: 9 }, Instant::now()).is_err());
+    assert!(
+        agent.hear(&name("host-b"), ControllerMessage::Sync { life: 9, with_profiles: false }, Instant::now()).is_err()
+    );
     let told = agent.hear(&name("host-a"), order(7), Instant::now()).unwrap();
     assert!(format!("{told:?}").contains("Superseded"), "{told:?}");
     assert!(bed.hosts[&comm.root].asked.is_empty());
@@ -144,7 +147,9 @@ fn an_old_controller_that_comes_back_orders_nothing() {
     bed.run();
     // All hosts obey a newer life; the old one, which knows nothing of it, wants something else.
     for host in bed.hosts.values_mut() {
-        host.agent.hear(&name("host-a"), ControllerMessage::Sync { life: 8 }, Instant::now()).unwrap();
+        host.agent
+            .hear(&name("host-a"), ControllerMessage::Sync { life: 8, with_profiles: false }, Instant::now())
+            .unwrap();
     }
     let ticket = bed.ask(apply("ecmp"));
     bed.run();
@@ -421,4 +426,34 @@ fn many_communicators_are_changed_a_few_at_a_time_and_the_history_is_bounded() {
     }
     assert_eq!(bed.history().len(), HISTORY_MAX);
     assert!(comms.iter().all(|comm| bed.chosen(comm).paths.is_empty()));
+}
+
+#[test]
+fn who_sends_at_certain_times_makes_others_yield_then_on_the_common_clock() {
+    let mut bed = Bed::new("ffa");
+    let [high, low] = T_AND_U.map(|tenant| bed.begin_wide(tenant));
+    bed.run();
+    let rules = "[policy]\nname = \"yield\"\n[[tenant]]\nname = \"t\"\npriority = 3\n";
+    bed.controller.files(None, Some(text("policy.toml", rules)), bed.now);
+    bed.pass(Duration::from_secs(1));
+    assert!(bed.hosts.values().all(|host| host.paces.is_empty()));
+    let (period, busy) = (Duration::from_millis(100), Duration::from_millis(30));
+    let measured = Measured { period, busy, began: bed.now - Duration::from_millis(250) };
+    bed.host(&high.root).comms.get_mut(&high).unwrap().profile = Some(measured);
+    bed.look(&high.root);
+    bed.pace(&high.root);
+    bed.pass(Duration::from_secs(1));
+    for host in bed.hosts.values() {
+        let [(window, cap_bps)] = host.paces[&low].yields[..] else { panic!("{:?}", host.paces) };
+        assert!(!host.paces.contains_key(&high) && cap_bps >= 1_000_000);
+        // It sends from 50 ms of the second on, with a margin at both ends.
+        let open_at = |ms: u64| window.at(bed.now + Duration::from_millis(1_000 + ms)).0;
+        assert_eq!([40, 51, 70, 79, 90, 120].map(open_at), [false, true, true, true, false, false]);
+    }
+    // It sends all the time: nobody knows when to yield.
+    bed.host(&high.root).comms.get_mut(&high).unwrap().profile = None;
+    bed.look(&high.root);
+    bed.pace(&high.root);
+    bed.pass(Duration::from_secs(1));
+    assert!(bed.hosts.values().flat_map(|host| host.paces.values()).all(|pace| pace.is_free()));
 }

@@ -26,6 +26,7 @@ use crate::plans::ScheduleCache;
 use crate::runtime::Sender;
 use crate::session::Session;
 use crate::telemetry::CommInfo;
+use crate::telemetry::profile::ProfileMeter;
 use crate::telemetry::recorder::{Record, Recorder, job_number};
 use crate::tenants::{Charge, Resource};
 
@@ -138,6 +139,10 @@ pub(super) struct Comm {
     active_at: Instant,
     /// Of the page of ranks on GPUs.
     pub(super) watch: Watch,
+    /// When it sends, where a controller may want to know.
+    pub(super) meter: ProfileMeter,
+    /// Whether it may send at certain times only: then those are its profile, and say nothing of the job.
+    pub(super) is_windowed: bool,
 }
 
 impl Comm {
@@ -169,6 +174,8 @@ impl Comm {
             pair_jobs: 0,
             active_at: now,
             watch: Watch::default(),
+            meter: ProfileMeter::default(),
+            is_windowed: false,
         }
     }
 

@@ -18,7 +18,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use mccs_config::change::{FlowChoice, StrategyChange};
 use mccs_ipc::types::{ErrorClass, Handle};
@@ -374,8 +374,9 @@ impl ProxyEngine {
 
     /// From now on a communicator's flows leave this host so. Nothing is agreed on: results are the same whatever it is.
     pub(super) fn set_pace(&mut self, id: &CommId, pace: &Arc<Pace>) {
-        let live = self.comm_of(id).and_then(|comm| self.comms.get(comm));
-        let Some(network) = live.and_then(|live| live.span.as_ref()).map(|span| span.network.clone()) else { return };
+        let Some(live) = self.comm_of(id).and_then(|comm| self.comms.get_mut(comm)) else { return };
+        live.is_windowed = pace.window.is_some();
+        let Some(network) = live.span.as_ref().map(|span| span.network.clone()) else { return };
         for engine in &network.engines {
             self.device.tell(engine, TransportMessage::SetPace { links: network.links, pace: Arc::clone(pace) });
         }
@@ -383,6 +384,16 @@ impl ProxyEngine {
 
     fn comm_of(&self, id: &CommId) -> Option<Handle> {
         self.setups.as_ref()?.comm_called(id)
+    }
+}
+
+impl Comm {
+    /// A collective has ended. Returns whether the communicator's profile is another one now.
+    pub(super) fn note_burst(&mut self, began: Instant, ended: Instant) -> bool {
+        let Some(placed) = self.info.placed.as_ref().filter(|_| !self.is_windowed) else { return false };
+        let Some(profile) = self.meter.note(began, ended) else { return false };
+        placed.set_profile(profile);
+        true
     }
 }
 

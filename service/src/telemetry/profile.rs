@@ -1,0 +1,219 @@
+//! What a communicator's use of the network looks like over time: a period, how long it sends of that, and when it began last.
+//!
+//! Training computes and communicates in turn. Collectives with short pauses between them are one *burst*; the long pauses, of which
+//! there is one an iteration, divide bursts. A profile is there while bursts come at a steady period, and is told anew
+//! when it no longer says when the next burst comes.
+//!
+//! Deliberately absent: what the network would allow. How long a burst takes is what it took when least was in its way, among the last.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+/// Collectives that are looked at: some iterations of a job with a hundred buckets.
+const COLLECTIVES_MAX: usize = 1024;
+/// Bursts without which nothing is said.
+const BURSTS_MIN: usize = 6;
+/// The longest pauses may be a job's own (a checkpoint), and say nothing of iterations.
+const OUTLIERS: usize = 2;
+/// Shorter pauses are no computation.
+const PAUSE_MIN: Duration = Duration::from_micros(200);
+/// Of the period, in percent: where pauses are shorter the network is busy all the time.
+const PAUSE_PERCENT: u32 = 3;
+/// By how much periods may differ, in percent: of ten, the second longest and the second shortest.
+const SPREAD_PERCENT: u32 = 20;
+/// How often a profile is worked out, and told, at most.
+const EVERY: Duration = Duration::from_secs(1);
+
+/// See the module's documentation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Measured {
+    /// From the beginning of a burst to the beginning of the next.
+    pub period: Duration,
+    /// How long a burst takes.
+    pub busy: Duration,
+    /// When one began.
+    pub began: Instant,
+}
+
+impl Measured {
+    /// Whether this one is worth telling where `told` was: periods and lengths differ, or bursts come at other times.
+    fn differs(&self, told: &Measured) -> bool {
+        let apart = |a: Duration, b: Duration, percent: u32| a.abs_diff(b) * 100 > a.max(b) * percent;
+        if apart(self.period, told.period, 3) || apart(self.busy, told.busy, 10) {
+            return true;
+        }
+        let since = self.began.saturating_duration_since(told.began).as_nanos();
+        let late = Duration::from_nanos((since % told.period.as_nanos().max(1)) as u64);
+        late.min(told.period.saturating_sub(late)) * 100 > self.period * 5
+    }
+}
+
+/// The profile of a communicator as its collectives go by. Belongs to its proxy engine.
+#[derive(Debug, Default)]
+pub struct ProfileMeter {
+    /// Beginning and end of the last collectives.
+    collectives: VecDeque<(Instant, Instant)>,
+    worked_out: Option<Instant>,
+    told: Option<Measured>,
+}
+
+impl ProfileMeter {
+    /// A collective has ended. Returns the communicator's profile if that is news: `None` in it where there is none any more.
+    pub fn note(&mut self, began: Instant, ended: Instant) -> Option<Option<Measured>> {
+        if self.collectives.len() == COLLECTIVES_MAX {
+            self.collectives.pop_front();
+        }
+        self.collectives.push_back((began, ended));
+        let is_due = self.worked_out.is_none_or(|at| ended.saturating_duration_since(at) >= EVERY);
+        if self.collectives.len() <= BURSTS_MIN || !is_due {
+            return None;
+        }
+        self.worked_out = Some(ended);
+        let measured = measure(&self.collectives);
+        let is_news = match (&measured, &self.told) {
+            (Some(measured), Some(told)) => measured.differs(told),
+            (measured, told) => measured.is_some() != told.is_some(),
+        };
+        is_news.then(|| {
+            self.told = measured;
+            measured
+        })
+    }
+}
+
+/// The value at a part of the sorted values, in tenths.
+fn tenth(sorted: &[Duration], tenths: usize) -> Duration {
+    sorted.get((sorted.len().saturating_sub(1)) * tenths / 10).copied().unwrap_or_default()
+}
+
+fn measure(collectives: &VecDeque<(Instant, Instant)>) -> Option<Measured> {
+    let pause =
+        |(before, after): (&(Instant, Instant), &(Instant, Instant))| after.0.saturating_duration_since(before.1);
+    let pauses = || collectives.iter().zip(collectives.iter().skip(1)).map(pause);
+    let mut sorted: Vec<Duration> = pauses().collect();
+    sorted.sort_unstable();
+    let long = *sorted.get(sorted.len().checked_sub(1 + OUTLIERS)?)?;
+    if long < PAUSE_MIN {
+        return None;
+    }
+    // The first burst may have begun before what is remembered.
+    let mut bursts: Vec<(Instant, Instant)> = Vec::new();
+    for ((began, ended), pause) in collectives.iter().skip(1).zip(pauses()) {
+        match bursts.last_mut() {
+            _ if pause >= long / 2 => bursts.push((*began, *ended)),
+            Some(burst) => burst.1 = *ended,
+            None => {}
+        }
+    }
+    // The last may not have ended.
+    let (last, _) = bursts.pop()?;
+    if bursts.len() < BURSTS_MIN {
+        return None;
+    }
+    let begins = bursts.iter().map(|burst| burst.0).chain([last]);
+    let mut periods: Vec<Duration> = begins.clone().zip(begins.skip(1)).map(|(a, b)| b.duration_since(a)).collect();
+    periods.sort_unstable();
+    let period = tenth(&periods, 5);
+    let mut lengths: Vec<Duration> =
+        bursts.iter().map(|(began, ended)| ended.saturating_duration_since(*began)).collect();
+    lengths.sort_unstable();
+    let is_steady = (tenth(&periods, 9) - tenth(&periods, 1)) * 100 <= period * SPREAD_PERCENT;
+    let has_pauses = long * 100 >= period * PAUSE_PERCENT;
+    (is_steady && has_pauses).then(|| Measured { period, busy: tenth(&lengths, 1), began: last })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Collectives of a job, in microseconds: iterations of `buckets` collectives of `length` with `small` pauses between, then
+    /// computing for `pause`; everything longer by up to `jitter_percent`, by turns.
+    fn job(
+        iterations: u64,
+        (buckets, length, small, pause): (u64, u64, u64, u64),
+        jitter_percent: u64,
+        begin: Instant,
+    ) -> Vec<(Instant, Instant)> {
+        let (mut at, mut all, mut seed) = (begin, Vec::new(), 1_u64);
+        let mut vary = |us: u64| {
+            seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            Duration::from_nanos(us * 1000 + us * 10 * ((seed >> 33) % (jitter_percent + 1)))
+        };
+        for _ in 0..iterations {
+            for bucket in 0..buckets {
+                let ended = at + vary(length);
+                all.push((at, ended));
+                at = ended + vary(if bucket + 1 == buckets { pause } else { small });
+            }
+        }
+        all
+    }
+
+    fn last_told(collectives: Vec<(Instant, Instant)>) -> Option<Measured> {
+        let mut meter = ProfileMeter::default();
+        collectives.into_iter().filter_map(|(began, ended)| meter.note(began, ended)).last().flatten()
+    }
+
+    proptest! {
+        /// Of whatever iterations, period and length are found, and where bursts begin.
+        #[test]
+        fn iterations_are_found(
+            buckets in 1_u64..20,
+            length in 100_u64..50_000,
+            small in 0_u64..100,
+            pause in 1_000_u64..200_000,
+            jitter_percent in 0_u64..5,
+        ) {
+            let begin = Instant::now();
+            let (burst, small) = (buckets * length, small.min(pause / 5));
+            prop_assume!(pause * 100 >= (burst + pause) * u64::from(2 * PAUSE_PERCENT));
+            let period = burst + (buckets - 1) * small + pause;
+            let iterations = (3_000_000 / period + 10).min(20_000);
+            let found = last_told(job(iterations, (buckets, length, small, pause), jitter_percent, begin));
+            let found = found.expect("a profile");
+            let is_near = |found: Duration, us: u64| {
+                let us = us as f64;
+                (found.as_secs_f64() * 1e6 - us).abs() <= us * (0.01 + 0.01 * jitter_percent as f64)
+            };
+            prop_assert!(is_near(found.period, period), "{found:?} of {period}");
+            prop_assert!(is_near(found.busy, period - pause), "{found:?} of {period} - {pause}");
+        }
+    }
+
+    #[test]
+    fn who_is_always_busy_or_comes_at_random_has_none() {
+        let begin = Instant::now();
+        assert_eq!(last_told(job(5_000, (1, 1_000, 0, 0), 3, begin)), None);
+        assert_eq!(last_told(job(5_000, (1, 20_000, 0, 300), 3, begin)), None);
+        let (mut seed, mut at) = (7_u64, begin);
+        let mut random = Vec::new();
+        for _ in 0..4_000 {
+            seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            at += Duration::from_micros(1_000 + (seed >> 40) % 30_000);
+            random.push((at, at + Duration::from_micros(500)));
+        }
+        assert_eq!(last_told(random), None);
+    }
+
+    #[test]
+    fn it_is_told_anew_when_it_no_longer_holds_and_not_before() {
+        let begin = Instant::now();
+        let mut meter = ProfileMeter::default();
+        let mut told = |collectives: &[(Instant, Instant)]| {
+            collectives.iter().filter_map(|(began, ended)| meter.note(*began, *ended)).collect::<Vec<_>>()
+        };
+        let first = job(1_000, (2, 5_000, 50, 10_000), 0, begin);
+        let news = told(&first);
+        assert_eq!(news.len(), 1, "{news:?}");
+        // The same, half a period later.
+        let last = first.last().map(|(_, ended)| *ended).unwrap_or(begin);
+        let news = told(&job(1_000, (2, 5_000, 50, 10_000), 0, last + Duration::from_millis(17)));
+        assert_eq!(news.len(), 1, "{news:?}");
+        assert!(news[0].is_some_and(|profile| profile.period == Duration::from_micros(20_050)));
+        // It stops being one.
+        let news = told(&job(9_000, (1, 5_000, 0, 0), 0, last + Duration::from_secs(60)));
+        assert_eq!(news.last(), Some(&None));
+    }
+}
