@@ -27,7 +27,13 @@ finish() {
 }
 trap finish EXIT
 
-cat > "$work/service.toml" <<TOML
+# With lines for the section [cuda].
+serve() {
+    if [ -n "$service" ]; then
+        kill "$service"
+        wait "$service" || { echo "tests/gpu.sh: the service has died" >&2; exit 1; }
+    fi
+    cat > "$work/service.toml" <<TOML
 [service]
 name = "gpu-host"
 runtime_dir = "$work/run"
@@ -35,15 +41,20 @@ runtime_dir = "$work/run"
 operation_timeout = "60s"
 [cuda]
 use = "required"
+${1:-}
 [[tenant]]
 name = "tests"
+max_memory = "64GiB"
 TOML
-"$MCCS_BIN/mccs-service" --config "$work/service.toml" > "$work/ready" 2> >(tee "$work/service.log" >&2) &
-service=$!
-until grep -q ready "$work/ready"; do
-    kill -0 "$service" 2>/dev/null || { echo "tests/gpu.sh: the service did not start" >&2; exit 1; }
-    sleep 0.1
-done
+    : > "$work/ready"
+    "$MCCS_BIN/mccs-service" --config "$work/service.toml" > "$work/ready" 2> >(tee "$work/service.log" >&2) &
+    service=$!
+    until grep -q ready "$work/ready"; do
+        kill -0 "$service" 2>/dev/null || { echo "tests/gpu.sh: the service did not start" >&2; exit 1; }
+        sleep 0.1
+    done
+}
+serve
 export MCCS_SOCKET=$work/run/mccs.sock
 nvidia-smi -L | sed 's/ (UUID.*//'
 perf=$MCCS_BIN/mccs-cuda-perf
@@ -54,6 +65,13 @@ checks() {
         "$perf" --check --nranks "$nranks" --operation all --begin 1B --end 48KiB --factor 37
         "$perf" --check --nranks "$nranks" --operation all --begin 1MiB --end 3MiB --factor 3 --dtypes float,bfloat16 --redops sum,premulsum
     done
+    for nranks in $(seq 2 "$gpus"); do
+        echo "== by copy engines, $nranks ranks"
+        serve 'large_from = "4KiB"
+slot = "1MiB"'
+        "$perf" --check --nranks "$nranks" --operation all --begin 1B --end 3MiB --factor 19 --dtypes float,bfloat16,uint8 --redops sum,avg
+    done
+    serve
     echo "== graphs, streams, tenants, failures"
     # One at a time: they look at the GPUs' free memory.
     "${gpu_tests:-$MCCS_BIN/gpu-tests}" --ignored --test-threads 1
@@ -77,6 +95,8 @@ figures() {
         [ "$nranks" -le "$gpus" ] || continue
         "$perf" --nranks "$nranks" --operation "${MCCS_OPERATIONS:-all_reduce,all_gather,reduce_scatter,all_to_all,broadcast}" \
             --begin 8B --end "${MCCS_END:-512MiB}" --factor 4 --rounds "${MCCS_ROUNDS:-3}" --nccl "$nccl" ${OUT:+--json "$OUT/cuda-$nranks.json"}
+        "$perf" --nranks "$nranks" --operation all_gather,all_reduce --begin 256MiB --end 256MiB --rounds "${MCCS_ROUNDS:-3}" \
+            --busy-sms 100 --nccl "$nccl" ${OUT:+--json "$OUT/cuda-overlap-$nranks.json"}
     done
 }
 

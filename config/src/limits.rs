@@ -35,6 +35,13 @@ pub const OPERATION_TIMEOUT: Limit<DurationText> = Limit {
     reason: "a rank may work for long between two calls, and a waiter must be released some day",
 };
 
+/// Memory for parts to be combined.
+pub const CUDA_SLOT: Limit<Bytes> = Limit {
+    min: Bytes::kib(256),
+    max: Bytes::gib(1),
+    reason: "every communicator takes two of them on each of its GPUs, and pieces below some 100 KiB are slow",
+};
+
 /// Sessions of a tenant at once.
 pub const SESSIONS: Limit<u32> =
     Limit { min: 1, max: 4_096, reason: "each session takes file descriptors and a shared segment of the service" };

@@ -414,6 +414,7 @@ impl Validate for ServiceConfig {
             problems.add("service.runtime_dir", format!("must be an absolute path, not {:?}", dir.display()));
         }
         socket_path(problems, "service.control_socket", &self.control_socket());
+        self.cuda.validate(problems);
         problems.ring("limits.command_ring", self.limits.command_ring, &limits::COMMAND_RING);
         problems.ring("limits.completion_ring", self.limits.completion_ring, &limits::COMPLETION_RING);
         problems.within("limits.init_timeout", &self.limits.init_timeout, &limits::INIT_TIMEOUT);

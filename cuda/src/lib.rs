@@ -24,11 +24,11 @@ pub use error::{DriverError, Unavailable};
 pub use gpu::{Gpu, GpuId, gpus};
 pub use graph::Graph;
 pub use memory::{
-    DeviceAddress, DeviceMemory, HostRegistration, ImportedMemory, IpcHandle, PointerKind, allocation_of,
-    copy_from_host, copy_to_host, export, pointer_kind,
+    DeviceAddress, DeviceMemory, HostRegistration, ImportedMemory, IpcHandle, LARGE_PAGE_BYTES, PointerKind,
+    allocation_of, buffer_id, copy_from_host, copy_to_host, export, pointer_kind,
 };
 pub use module::{Function, Module};
-pub use stream::{Event, OwnedStream, RawStream};
+pub use stream::{Event, OwnedStream, RawStream, WordOperation};
 
 /// Looks for the driver, and initialises it. Costs nothing after the first call.
 ///

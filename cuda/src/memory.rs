@@ -22,6 +22,9 @@ impl std::fmt::Debug for IpcHandle {
     }
 }
 
+/// Allocations of so many bytes, or of a multiple, are the fastest for other GPUs to reach.
+pub const LARGE_PAGE_BYTES: usize = 2 << 20;
+
 /// Memory of a GPU, allocated here. Freed on drop.
 #[derive(Debug)]
 pub struct DeviceMemory {
@@ -31,15 +34,17 @@ pub struct DeviceMemory {
 }
 
 impl DeviceMemory {
-    /// Allocates memory full of zeros.
+    /// Allocates memory full of zeros, in whole large pages where it needs more than one: of any other size the driver maps
+    /// all of it in small pages, and copies from other GPUs take nearly twice as long.
     ///
     /// # Errors
     /// [`DriverError`]; [`DriverError::is_out_of_memory`] tells.
     pub fn zeroed(context: &Context, bytes: usize) -> Result<Self, DriverError> {
         let _entered = context.enter()?;
         let mut address = 0;
+        let room = if bytes > LARGE_PAGE_BYTES { bytes.next_multiple_of(LARGE_PAGE_BYTES) } else { bytes };
         // SAFETY: `address` is an integer to write to.
-        unsafe { api::cuMemAlloc_v2(&mut address, bytes)? };
+        unsafe { api::cuMemAlloc_v2(&mut address, room)? };
         let memory = DeviceMemory { context: context.clone(), address, bytes };
         // SAFETY: the memory was allocated above, with that size. The driver only enqueues it, on the default stream: on a GPU
         // that others use, zeros could come after what is written first.
@@ -135,6 +140,18 @@ pub fn pointer_kind(address: DeviceAddress) -> Result<PointerKind, DriverError> 
     })
 }
 
+/// A number that no other allocation of this process has or had: addresses come again.
+///
+/// # Errors
+/// [`DriverError`] for an address that the driver does not know.
+pub fn buffer_id(address: DeviceAddress) -> Result<u64, DriverError> {
+    const BUFFER_ID: u32 = 7;
+    let mut id = 0_u64;
+    // SAFETY: the output has the attribute's size.
+    unsafe { api::cuPointerGetAttribute((&raw mut id).cast(), BUFFER_ID, address)? };
+    Ok(id)
+}
+
 /// Another process' allocation, mapped in one context. Unmapped on drop. A context can open a handle once at a time.
 #[derive(Debug)]
 pub struct ImportedMemory {
@@ -161,6 +178,16 @@ impl ImportedMemory {
     #[must_use]
     pub fn address(&self) -> DeviceAddress {
         self.address
+    }
+
+    /// Bytes that are mapped.
+    ///
+    /// # Errors
+    /// [`DriverError`].
+    pub fn len_bytes(&self) -> Result<u64, DriverError> {
+        let _entered = self.context.enter()?;
+        let (base, bytes) = allocation_of(self.address)?;
+        Ok((base + bytes).saturating_sub(self.address))
     }
 }
 

@@ -69,6 +69,25 @@ impl RawStream {
         unsafe { api::cuStreamWaitValue64_v2(self.0, word, value, GREATER_OR_EQUAL) }
     }
 
+    /// Writes words and waits for words, in order: cheaper than one call each.
+    ///
+    /// # Safety
+    /// As [`RawStream::write_word`].
+    ///
+    /// # Errors
+    /// [`DriverError`].
+    pub unsafe fn words(self, operations: &[WordOperation]) -> Result<(), DriverError> {
+        for batch in operations.chunks(WORD_OPERATIONS_MAX) {
+            let mut parameters = [[0; 6]; WORD_OPERATIONS_MAX];
+            for (parameter, operation) in parameters.iter_mut().zip(batch) {
+                *parameter = operation.parameter();
+            }
+            // SAFETY: so many parameters are there; the rest is the caller's contract.
+            unsafe { api::cuStreamBatchMemOp_v2(self.0, batch.len() as u32, parameters.as_mut_ptr(), 0)? };
+        }
+        Ok(())
+    }
+
     /// Waits for an event.
     ///
     /// # Safety
@@ -117,6 +136,31 @@ impl RawStream {
         // SAFETY: `status` is an integer to write to; the rest is the caller's contract.
         unsafe { api::cuStreamIsCapturing(self.0, &mut status)? };
         Ok(status != 0)
+    }
+}
+
+/// Something that a stream does with a word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WordOperation {
+    /// As [`RawStream::wait_word`].
+    Wait(DeviceAddress, u64),
+    /// As [`RawStream::write_word`].
+    Write(DeviceAddress, u64),
+}
+
+/// Of one call to the driver.
+const WORD_OPERATIONS_MAX: usize = 32;
+
+impl WordOperation {
+    /// `CUstreamBatchMemOpParams`: operation, address, value, flags, alias, and room.
+    fn parameter(self) -> [u64; 6] {
+        const WAIT_VALUE_64: u64 = 4;
+        const WRITE_VALUE_64: u64 = 5;
+        match self {
+            // Flags 0: greater or equal, as difference of integers with a sign.
+            WordOperation::Wait(word, value) => [WAIT_VALUE_64, word, value, 0, 0, 0],
+            WordOperation::Write(word, value) => [WRITE_VALUE_64, word, value, 0, 0, 0],
+        }
     }
 }
 

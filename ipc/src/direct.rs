@@ -6,6 +6,7 @@
 //!
 //! ```text
 //! head: abort, limit, strategy in force | strategy, even epochs | strategy, odd epochs | rank 0: launched | rank 1 ...
+//! words of large operations (`large.rs`)
 //! ```
 //!
 //! *Abort* is read by kernels that wait. *Limit* is a credit: ranks launch operations up to that number only, so the service
@@ -20,6 +21,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 
 use serde::{Deserialize, Serialize};
 
+use crate::large::{LARGE_WORDS_BYTES, LargeLayout};
 use crate::shm::{Mapping, ShmError};
 use crate::sync::atomic::{AtomicU64, Ordering, fence};
 
@@ -50,6 +52,8 @@ pub struct DirectShare {
     pub layout: [u32; LAYOUT_WORDS],
     /// Areas of all ranks, by rank.
     pub areas: Vec<AreaName>,
+    /// Where there are copy engines for large operations.
+    pub large: Option<LargeLayout>,
 }
 
 /// A strategy as the page has it: what the words mean is the kernels' matter.
@@ -87,8 +91,7 @@ const HEAD_BYTES: u64 = size_of::<Head>() as u64;
 const SLOT_BYTES: u64 = size_of::<Slot>() as u64;
 const PROGRESS_BYTES: u64 = size_of::<Progress>() as u64;
 /// Size of a page: whole pages of the system's, since GPUs map it.
-pub const DIRECT_PAGE_BYTES: u64 =
-    (HEAD_BYTES + 2 * SLOT_BYTES + DIRECT_RANKS_MAX as u64 * PROGRESS_BYTES).next_multiple_of(4096);
+pub const DIRECT_PAGE_BYTES: u64 = (DirectPage::LARGE_OFFSET + LARGE_WORDS_BYTES).next_multiple_of(4096);
 
 /// A mapped page.
 #[derive(Debug)]
@@ -120,6 +123,9 @@ impl DirectPage {
         self.0.as_ptr()
     }
 
+    /// Where words of large operations begin.
+    pub(crate) const LARGE_OFFSET: u64 = HEAD_BYTES + 2 * SLOT_BYTES + DIRECT_RANKS_MAX as u64 * PROGRESS_BYTES;
+
     /// Where kernels find the word that stops them.
     pub const ABORT_OFFSET: u64 = std::mem::offset_of!(Head, abort) as u64;
 
@@ -128,10 +134,10 @@ impl DirectPage {
         HEAD_BYTES + 2 * SLOT_BYTES + u64::from(rank) * PROGRESS_BYTES
     }
 
-    fn at<T>(&self, offset_bytes: u64) -> &T {
+    pub(crate) fn at<T>(&self, offset_bytes: u64) -> &T {
         let ptr = self.0.as_ptr().wrapping_add(offset_bytes as usize).cast::<T>();
         debug_assert!(ptr.is_aligned() && offset_bytes + size_of::<T>() as u64 <= DIRECT_PAGE_BYTES);
-        // SAFETY: private callers name head, slots and progress of ranks that exist: aligned, inside the mapping, and made
+        // SAFETY: callers of this crate name head, slots, progress and words of ranks that exist: aligned, inside the mapping, and made
         // of atomics.
         unsafe { &*ptr }
     }

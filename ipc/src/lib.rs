@@ -7,6 +7,7 @@ pub mod command;
 pub mod direct;
 #[cfg(not(loom))]
 pub mod handshake;
+pub mod large;
 pub mod protocol;
 pub mod queue;
 pub mod shm;

@@ -17,7 +17,7 @@ use crate::types::{ErrorClass, Handle, UniqueId};
 pub const MAGIC: [u8; 8] = *b"mccs-ipc";
 /// Version of this wire format. Both sides must have the same: shim and service of different versions refuse each other
 /// with a message that names both.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 /// Longest message of a session's socket.
 pub const MESSAGE_BYTES_MAX: usize = 4096;
 /// Most file descriptors in one message.
@@ -62,6 +62,10 @@ pub enum Request {
     RegisterMemory { bytes: u64 },
     /// Gives a region back. Operations in flight keep it alive until they end.
     FreeMemory { region: Handle },
+    /// Registers an allocation of a GPU's by the driver's handle for other processes, 64 bytes. Reply: `Region`.
+    RegisterGpuMemory { gpu: GpuUuid, ipc_handle: Vec<u8>, bytes: u64 },
+    /// Gives such a region back. Operations in flight keep it open until they end.
+    FreeGpuMemory { region: Handle },
     /// Makes a stream. Reply: [`Response::Stream`].
     CreateStream,
     /// Ends a stream. Refused while work is in flight on it.

@@ -10,7 +10,7 @@ use mccs_ipc::handshake::Listener;
 
 use crate::collective::{Algorithm, Choice, CostModel, Strategy};
 use crate::control::overview::Overseer;
-use crate::devices::cuda::{CudaDevice, Gpus, NoCuda};
+use crate::devices::cuda::{CudaDevice, CudaOptions, Gpus, LargeFrom, NoCuda};
 use crate::devices::host::{HostDevice, HostOptions};
 use crate::engines::control::{ControlEngine, Controlled};
 use crate::engines::controller::{CONTROLLER_MAILBOX_MAX, ControllerEngine, ControllerInput, ControllerSettings};
@@ -116,6 +116,8 @@ pub struct Settings {
     pub host_device: HostOptions,
     /// GPUs.
     pub cuda: CudaUse,
+    /// How they are used.
+    pub cuda_options: CudaOptions,
     /// How bytes go to other hosts, where there are any.
     pub network: Option<NetworkSettings>,
     /// Longest contribution to a collective that ranks do among themselves; 0 for none.
@@ -267,7 +269,8 @@ fn start_gpus(
     let ids = gpus.ids().into();
     let mailbox = Mailbox::new(PROXY_MAILBOX_MAX);
     let sender = mailbox.sender();
-    let device = Box::new(CudaDevice::new(gpus, sender.clone())?);
+    let device = Box::new(CudaDevice::new(gpus, settings.cuda_options, sender.clone())?);
+    let importer = device.importer();
     let timeouts = Timeouts { init: settings.init_timeout, operation: settings.operation_timeout };
     let make_schedules = |nranks, hosts: &[Vec<u32>]| {
         let strategy = Strategy::initial(Choice::Pinned(Algorithm::Direct), nranks, 1, hosts);
@@ -278,7 +281,7 @@ fn start_gpus(
         mailbox.waker().set(waker);
         Box::new(ProxyEngine::new(device, mailbox, registry, Box::new(make_schedules), 0, timeouts, None))
     })?;
-    Ok(Ok(GpuProxy { sender, ids }))
+    Ok(Ok(GpuProxy { sender, ids, importer }))
 }
 
 fn start_transports(
@@ -525,6 +528,14 @@ impl Settings {
                 file::CudaUse::Auto => CudaUse::Auto,
                 file::CudaUse::Required => CudaUse::Required,
                 file::CudaUse::Off => CudaUse::Off,
+            },
+            cuda_options: CudaOptions {
+                large_from: match config.cuda.large_from.map(|from| from.0) {
+                    None => LargeFrom::Measured,
+                    Some(0) => LargeFrom::Never,
+                    Some(bytes) => LargeFrom::Pinned(bytes),
+                },
+                slot_bytes: config.cuda.slot.0,
             },
             network: config.tcp_address().map(|address| NetworkSettings {
                 address,

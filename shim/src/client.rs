@@ -17,6 +17,7 @@ use mccs_ipc::sync::{Doorbell, StreamWord};
 use mccs_ipc::types::{ErrorClass, Handle, UniqueId};
 use std::os::fd::AsFd;
 
+use crate::cuda::GpuRegions;
 use crate::memory::Regions;
 use crate::requests::Requests;
 use crate::submission::Submission;
@@ -41,6 +42,7 @@ pub(crate) struct Inner {
     pub(crate) submission: Mutex<Submission>,
     failures: Mutex<Failures>,
     pub(crate) regions: RwLock<Regions>,
+    pub(crate) gpu_regions: Mutex<GpuRegions>,
     /// How long a wait polls, giving its core away to whoever wants it, before it sleeps.
     pub(crate) spin: Duration,
     pub(crate) operations_in_flight_max: u64,
@@ -116,6 +118,7 @@ impl Client {
             submission: Mutex::new(Submission::new(commands.map_err(|error| system(&error))?)),
             failures: Mutex::new(failures),
             regions: RwLock::default(),
+            gpu_regions: Mutex::default(),
             spin,
             operations_in_flight_max,
             tenant,

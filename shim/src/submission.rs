@@ -119,6 +119,11 @@ impl Inner {
         streams.iter().try_for_each(|stream| self.settle(&mut submission, stream))
     }
 
+    /// Puts an operation of ranks on GPUs into the ring.
+    pub(crate) fn submit_on_gpus(&self, command: &Command) -> Result<(), Error> {
+        self.push(&mut self.submission(), command)
+    }
+
     pub(crate) fn begin_comm(&self, comm: Handle) {
         self.submission().begin_comm(comm);
     }

@@ -2,13 +2,34 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::limits;
+use crate::units::Bytes;
+use crate::validate::Problems;
+
 /// `[cuda]`: GPUs of this host.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Cuda {
     /// Whether the service uses them.
     #[serde(rename = "use")]
     pub usage: CudaUse,
+    /// Payload from which collectives go by the service's copy engines (decision 012), whatever the collective; "0" for never.
+    /// Default: what measured best, by collective and number of ranks.
+    pub large_from: Option<Bytes>,
+    /// Memory, of which each rank's GPU has two, that parts to be combined come into.
+    pub slot: Bytes,
+}
+
+impl Default for Cuda {
+    fn default() -> Self {
+        Cuda { usage: CudaUse::default(), large_from: None, slot: Bytes::mib(192) }
+    }
+}
+
+impl Cuda {
+    pub(super) fn validate(&self, problems: &mut Problems) {
+        problems.within("cuda.slot", &self.slot, &limits::CUDA_SLOT);
+    }
 }
 
 /// Whether the service uses GPUs.

@@ -9,6 +9,7 @@ use clap::Parser;
 use mccs::{CollectiveKind, DataType, RedOp, UniqueId};
 use mccs_config::Bytes;
 use mccs_eval::arguments::{list, unix_time_ns};
+use mccs_eval::cuda::beside::{Bench, Beside};
 use mccs_eval::cuda::rank::{Rank, Side};
 use mccs_eval::workload::Call;
 use mccs_service::telemetry::traffic;
@@ -52,6 +53,9 @@ struct Arguments {
     /// Rounds, in each of which both sides are measured in turn.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
+    /// Measure beside a computation of each rank's own, on so many multiprocessors of its GPU.
+    #[arg(long, default_value_t = 0)]
+    busy_sms: u32,
     /// Seed of the data; differs from run to run unless given.
     #[arg(long)]
     seed: Option<u64>,
@@ -149,7 +153,11 @@ fn run_rank(arguments: &Arguments, rank: u32) -> anyhow::Result<()> {
     let bytes = arguments.end.0 + 64 * u64::from(nranks);
     let place = (rank, nranks);
     let own = Rank::join(&arguments.socket, place, rank as usize % gpus, ids, bytes, arguments.nccl.as_deref())?;
-    if arguments.check { check(arguments, &own) } else { measure(arguments, &own) }
+    match (arguments.check, arguments.busy_sms) {
+        (true, _) => check(arguments, &own),
+        (false, 0) => measure(arguments, &own),
+        (false, sms) => measure_beside(arguments, &own, sms),
+    }
 }
 
 /// A call of a size as nccl-tests counts it.
@@ -207,6 +215,56 @@ fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// One size beside a computation, measured: of every round.
+#[derive(Serialize)]
+struct BesideLine {
+    operation: &'static str,
+    bytes: u64,
+    side: Side,
+    busy_sms: u32,
+    rounds: Vec<Beside>,
+}
+
+fn measure_beside(arguments: &Arguments, own: &Rank, sms: u32) -> anyhow::Result<()> {
+    let kinds = list(&arguments.operation, CollectiveKind::ALL)?;
+    let sides: &[Side] = if arguments.nccl.is_some() { &[Side::Mccs, Side::Nccl] } else { &[Side::Mccs] };
+    own.fill(arguments.seed.unwrap_or(0))?;
+    let bench = Bench::new(own, sms)?;
+    let mut lines = Vec::new();
+    for kind in kinds.into_iter().filter(|kind| *kind != CollectiveKind::Barrier) {
+        let mut size = arguments.begin.0;
+        while size <= arguments.end.0 {
+            let call = call_of(kind, DataType::F32, RedOp::Sum, size, own.nranks(), 0);
+            let mut rounds = vec![Vec::new(); sides.len()];
+            for _ in 0..arguments.rounds {
+                for (rounds, side) in rounds.iter_mut().zip(sides) {
+                    rounds.push(bench.measure(*side, &call)?);
+                }
+            }
+            for (rounds, side) in rounds.into_iter().zip(sides) {
+                let of = |which: fn(&Beside) -> f64| median(&rounds.iter().map(which).collect::<Vec<_>>());
+                let (alone, beside) = (of(|of| of.alone_us), of(|of| of.beside_us));
+                let (load_alone, load_beside) = (of(|of| of.load_alone_us), of(|of| of.load_beside_us));
+                if own.rank() == 0 {
+                    println!(
+                        "{kind:>15} {size:>10} {side:?}: alone {alone:.1} us, beside {sms} busy SMs {beside:.1} us ({:.3}); \
+                         computation {load_alone:.0} us, beside collectives {load_beside:.0} us ({:.3}); both {:.0} us",
+                        beside / alone,
+                        load_beside / load_alone,
+                        of(|of| of.both_us),
+                    );
+                }
+                lines.push(BesideLine { operation: kind.name(), bytes: size, side: *side, busy_sms: sms, rounds });
+            }
+            size = size.saturating_mul(arguments.factor);
+        }
+    }
+    if let (Some(path), 0) = (&arguments.json, own.rank()) {
+        std::fs::write(path, serde_json::to_string_pretty(&lines)?)?;
+    }
+    Ok(())
 }
 
 fn measure(arguments: &Arguments, own: &Rank) -> anyhow::Result<()> {

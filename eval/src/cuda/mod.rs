@@ -1,4 +1,6 @@
 //! Collectives on GPUs: one process a rank, checked element by element, and measured beside NCCL.
 
+pub mod beside;
+pub mod load;
 pub mod nccl;
 pub mod rank;

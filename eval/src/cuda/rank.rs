@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, ensure};
 use mccs::cuda::CudaCommunicator;
 use mccs::{Client, CollectiveKind, Communicator, DataType, RedOp, ReduceOperator, Scalar, Stream, UniqueId};
-use mccs_cuda::{Context, DeviceMemory, Event, OwnedStream, copy_from_host, copy_to_host, gpus};
+use mccs_cuda::{Context, DeviceMemory, Event, OwnedStream, RawStream, copy_from_host, copy_to_host, gpus};
 
 use super::nccl::{Nccl, NcclId};
 use crate::workload::{Call, POISON};
@@ -99,6 +99,21 @@ impl Rank {
     #[must_use]
     pub fn gpu_name(&self) -> String {
         self.context.gpu().name.clone()
+    }
+
+    /// Its context.
+    pub(super) fn context(&self) -> &Context {
+        &self.context
+    }
+
+    /// The stream of its collectives.
+    pub(super) fn stream(&self) -> RawStream {
+        self.stream.raw()
+    }
+
+    /// Enqueues a collective on the buffers that are timed. The context must be current.
+    pub(super) fn enqueue_timed(&self, side: Side, call: &Call) -> anyhow::Result<()> {
+        self.enqueue(side, call, self.send.address(), self.recv.address())
     }
 
     fn broadcast(&self, bytes: &[u8]) -> anyhow::Result<Vec<u8>> {

@@ -10,6 +10,7 @@ use std::sync::{Arc, OnceLock};
 use mccs_ipc::direct::{DIRECT_RANKS_MAX, DirectPage, DirectShare};
 use mccs_ipc::types::Handle;
 
+use self::cuda::CopyEngines;
 use crate::collective::Schedule;
 use crate::engines::proxy::{Operand, Operation};
 use crate::engines::transport::links::LinksId;
@@ -67,16 +68,18 @@ impl Ended {
 
 /// A group of ranks that run collectives themselves, in streams of their own, as the page says.
 pub struct DirectGroup {
-    page: DirectPage,
+    page: Arc<DirectPage>,
     ended: Arc<Ended>,
+    /// For what is too large for the ranks alone.
+    large: Option<Arc<CopyEngines>>,
     areas: Box<dyn Areas>,
 }
 
 impl DirectGroup {
     /// Takes charge of a page and the memory that goes with it.
     #[must_use]
-    pub fn new(page: DirectPage, areas: Box<dyn Areas>) -> Self {
-        DirectGroup { page, ended: Arc::default(), areas }
+    pub fn new(page: Arc<DirectPage>, large: Option<Arc<CopyEngines>>, areas: Box<dyn Areas>) -> Self {
+        DirectGroup { page, ended: Arc::default(), large, areas }
     }
 
     /// What service and ranks tell each other.
@@ -108,6 +111,29 @@ impl DirectGroup {
     #[must_use]
     pub fn fault(&self) -> Option<&str> {
         self.ended.fault.get().map(String::as_str)
+    }
+
+    /// Copy engines for large operations, where there are some.
+    #[must_use]
+    pub fn large(&self) -> Option<&Arc<CopyEngines>> {
+        self.large.as_ref()
+    }
+
+    /// Ends what runs, and lets nothing begin. For good.
+    pub fn abort(&self) {
+        self.page.abort();
+        if let Some(large) = &self.large {
+            large.release();
+        }
+    }
+}
+
+impl Drop for DirectGroup {
+    fn drop(&mut self) {
+        // A rank may have left while its stream never came to what it had called.
+        if let Some(large) = &self.large {
+            large.release();
+        }
     }
 }
 
@@ -217,7 +243,7 @@ mod tests {
         let asked = Asked::default();
         let questions = Arc::clone(&asked.0);
         let (_fd, page) = DirectPage::create().expect("a page");
-        let group = DirectGroup::new(page, Box::new(asked));
+        let group = DirectGroup::new(Arc::new(page), None, Box::new(asked));
         assert!(group.is_answered());
         group.ask();
         group.ask();

@@ -8,11 +8,13 @@ use std::time::Duration;
 use bytemuck::Zeroable;
 use mccs_cuda::{Context, DeviceAddress, Event, HostRegistration, ImportedMemory, IpcHandle, OwnedStream, RawStream};
 use mccs_ipc::direct::{DIRECT_RANKS_MAX, DirectPage, DirectShare, DirectTerms};
+use mccs_ipc::large::LargeLayout;
 use mccs_ipc::protocol::{Request, Response};
 use mccs_ipc::types::{CollectiveKind, DataType, Handle, RedOp, UniqueId};
 use mccs_kernels::cuda::{Algorithm, AreaLayout, DirectCall, DirectStrategy, Launch};
 
 use super::cuda_error;
+use super::large::LargeOrder;
 use super::resources::{Kernels, import};
 use crate::client::{locked, unexpected};
 use crate::{Client, Error, ReduceOperator};
@@ -20,30 +22,34 @@ use crate::{Client, Error, ReduceOperator};
 /// A stream of the communicator's context, as `CUstream` or `cudaStream_t`; null is the default stream.
 pub type CudaStream = *mut c_void;
 
+/// Blocks of what is longer than the strategy's table, where it does not go by copy engines.
+const LONGEST_BLOCKS: u32 = 64;
 /// How long a call that the operator holds back sleeps before it looks again.
 const HELD_BACK_FOR: Duration = Duration::from_micros(20);
 
 /// A rank's membership in a communicator of GPUs. Operations may be called from any thread; all ranks must call the same
 /// collectives in the same order.
 pub struct CudaCommunicator {
-    client: Client,
-    handle: Handle,
-    rank: u32,
-    nranks: u32,
-    context: Context,
-    kernels: Arc<Kernels>,
+    pub(super) client: Client,
+    pub(super) handle: Handle,
+    pub(super) rank: u32,
+    pub(super) nranks: u32,
+    pub(super) context: Context,
+    pub(super) kernels: Arc<Kernels>,
     layout: AreaLayout,
+    /// Where the service has copy engines for it.
+    pub(super) large: Option<LargeLayout>,
     /// First bytes of the ranks' areas, as this context sees them.
-    areas: [DeviceAddress; DIRECT_RANKS_MAX as usize],
+    pub(super) areas: [DeviceAddress; DIRECT_RANKS_MAX as usize],
     _imports: Vec<Arc<ImportedMemory>>,
     /// Before the page, whose memory it names.
-    registration: HostRegistration,
-    page: DirectPage,
+    pub(super) registration: HostRegistration,
+    pub(super) page: DirectPage,
     order: Mutex<Order>,
 }
 
 /// What is done in one order, under one lock.
-struct Order {
+pub(super) struct Order {
     /// Operations launched, without those that went into graphs.
     launched: u64,
     /// The stream of the last one. Another stream waits for it: kernels of a communicator use the same areas.
@@ -56,6 +62,7 @@ struct Order {
     /// The strategy in force, as it was when so many had been published.
     strategy: (u64, DirectStrategy),
     left: bool,
+    pub(super) large: LargeOrder,
 }
 
 impl Client {
@@ -85,14 +92,14 @@ impl Client {
 }
 
 /// A collective, before it is checked.
-struct Call {
-    kind: CollectiveKind,
-    send: DeviceAddress,
-    recv: DeviceAddress,
-    count: u64,
-    dtype: DataType,
-    op: ReduceOperator,
-    root: u32,
+pub(super) struct Call {
+    pub(super) kind: CollectiveKind,
+    pub(super) send: DeviceAddress,
+    pub(super) recv: DeviceAddress,
+    pub(super) count: u64,
+    pub(super) dtype: DataType,
+    pub(super) op: ReduceOperator,
+    pub(super) root: u32,
 }
 
 impl CudaCommunicator {
@@ -135,6 +142,7 @@ impl CudaCommunicator {
             is_recorded: false,
             strategy: (0, DirectStrategy::zeroed()),
             left: false,
+            large: LargeOrder::default(),
         };
         let _imports = imports;
         Ok(CudaCommunicator {
@@ -145,6 +153,7 @@ impl CudaCommunicator {
             context,
             kernels,
             layout,
+            large: share.large,
             areas,
             _imports,
             registration,
@@ -219,6 +228,23 @@ impl CudaCommunicator {
         let strategy = self.strategy(&mut order, number)?;
         let payload_bytes = checked.kind.payload_count(checked.count, self.nranks) * checked.dtype.size_bytes() as u64;
         let launch = strategy.choose(checked.kind, payload_bytes);
+        let _entered = self.context.enter().map_err(cuda_error)?;
+        // SAFETY: the caller vouches for the stream.
+        let is_captured = unsafe { stream.is_capturing().map_err(cuda_error)? };
+        // Commands cannot be part of a graph: there everything goes the direct way, on all ranks alike.
+        if launch.is_none()
+            && !is_captured
+            && let Some(layout) = self.large_way(&checked)
+        {
+            // SAFETY: the caller's contract is passed on.
+            unsafe {
+                self.follow(&order, stream)?;
+                self.enqueue_large(&mut order, layout, &checked, call, stream)?;
+            }
+            order.last_stream = Some(stream);
+            return Ok(());
+        }
+        let launch = launch.or_else(|| self.large.map(|_| (Algorithm::BulkTwoShot, LONGEST_BLOCKS)));
         // What does not fit the areas goes in chunks that do; all ranks come to the same.
         let launch = launch.and_then(|(chosen, blocks)| {
             let ways = [chosen, Algorithm::BulkTwoShot, Algorithm::BulkOneShot];
@@ -234,22 +260,15 @@ impl CudaCommunicator {
         launch.args.sequence = u32::try_from(number)
             .map_err(|_| Error::argument("a communicator of GPUs does 2^32 operations: make another".to_owned()))?;
         let function = self.kernels.function(launch.function)?;
-        let _entered = self.context.enter().map_err(cuda_error)?;
         // SAFETY: the caller vouches for stream and buffers; areas and page live as long as `self`, which is not dropped
         // before its kernels have ended.
         unsafe {
-            let is_captured = stream.is_capturing().map_err(cuda_error)?;
             order.has_captured |= is_captured;
             if order.has_captured {
                 launch.args.sequence = 0;
             }
-            if !is_captured && order.last_stream.is_some_and(|last| last != stream) {
-                let waits = if order.is_recorded {
-                    stream.wait(&order.last_launch)
-                } else {
-                    stream.wait_word(self.counter(), AreaLayout::word_of(order.launched))
-                };
-                waits.map_err(cuda_error)?;
+            if !is_captured {
+                self.follow(&order, stream)?;
             }
             function.launch(stream, launch.grid, launch.block, &launch.args).map_err(cuda_error)?;
             if is_captured {
@@ -264,6 +283,26 @@ impl CudaCommunicator {
             }
         }
         Ok(())
+    }
+
+    /// Has a stream wait for the operations before, if they are on another one.
+    ///
+    /// # Safety
+    /// The stream must live.
+    unsafe fn follow(&self, order: &Order, stream: RawStream) -> Result<(), Error> {
+        if order.last_stream.is_none_or(|last| last == stream) {
+            return Ok(());
+        }
+        // SAFETY: the area is mapped, and the event lives, as long as `self`; the rest is the caller's contract.
+        unsafe {
+            let waits = if order.is_recorded {
+                stream.wait(&order.last_launch)
+            } else {
+                stream.wait_word(self.counter(), AreaLayout::word_of(order.launched))
+            };
+            waits.map_err(cuda_error)?;
+            self.wait_for_large(order, stream)
+        }
     }
 
     /// The word in which this rank's kernels count.
@@ -357,6 +396,7 @@ impl CudaCommunicator {
         }
         let ended = self.wait_for_kernels(&order);
         self.client.0.requests.call(Request::DestroyComm { comm: self.handle }, &[])?;
+        self.end_large(&mut order);
         ended
     }
 
@@ -368,12 +408,13 @@ impl CudaCommunicator {
         let has_ended = || {
             // SAFETY: the area is mapped in this context as long as `self` lives.
             let word = unsafe { stream.read_word(self.counter()) }.map_err(cuda_error)?;
-            Ok::<_, Error>(AreaLayout::ended(word) >= order.launched)
+            Ok::<_, Error>(AreaLayout::ended(word) >= order.launched && self.has_finished_large(order))
         };
         while !self.page.is_aborted() && !has_ended()? {
             if self.client.0.requests.check_alive().is_err() {
-                // Nobody else would stop kernels that wait for a rank that has gone.
+                // Nobody else would stop what waits for a rank that has gone.
                 self.page.abort();
+                self.page.release_all();
             }
             std::thread::sleep(HELD_BACK_FOR);
         }

@@ -5,15 +5,23 @@
 //! ranks meet in areas of GPU memory that the service has made and mapped for them, under the strategy that the service
 //! publishes; see [`mccs_ipc::direct`].
 //!
+//! What is too large for that is a command to the service, whose copy engines push between the ranks' own buffers
+//! ([`mccs_ipc::large`]), or copies of those that no other process can open (`staging.rs`).
+//!
 //! Works in CUDA graphs: what a captured call does depends on how often it has run, which the GPU counts. A graph must not
 //! run at the same time as other operations of the same communicator; nor as another graph with some.
 
 mod communicator;
+mod large;
+mod regions;
 mod resources;
+mod staging;
 
 pub use communicator::{CudaCommunicator, CudaStream};
 
 use mccs_cuda::DriverError;
+
+pub(crate) use self::regions::GpuRegions;
 
 use crate::Error;
 

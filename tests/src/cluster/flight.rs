@@ -154,6 +154,7 @@ impl Flight {
                 group_continues: false,
                 rounds: 0,
                 round: RoundState::None,
+                on_gpus: None,
             }
         };
         let operations = self.actions.iter().map(operation).collect();

@@ -19,6 +19,10 @@ use self::ranks::{Buffers, Place, Player, Rank, Role, call, enqueue, everybody};
 const TENANTS: &str = "[cuda]\nuse = \"required\"\n[[tenant]]\nname = \"a\"\nsocket = \"a\"\n\
                        [[tenant]]\nname = \"b\"\nsocket = \"b\"\n";
 
+/// The same, with nearly everything by copy engines.
+const LARGE: &str = "[cuda]\nuse = \"required\"\nlarge_from = \"1KiB\"\nslot = \"256KiB\"\n[[tenant]]\nname = \"a\"\n\
+                     socket = \"a\"\n[[tenant]]\nname = \"b\"\nsocket = \"b\"\n";
+
 const ROLES: &[(&str, Role)] = &[
     ("checks", checks),
     ("replays", replays),
@@ -57,9 +61,11 @@ fn checks(place: &Place) -> anyhow::Result<()> {
 #[test]
 #[ignore = "needs a GPU"]
 fn two_tenants_at_once_get_their_own_results() {
-    let service = TestService::start(TENANTS);
-    let players = [0, 1].map(|tenant| Player::start("checks", &everybody(&service, tenant)));
-    players.into_iter().for_each(|player| drop(player.ends_well()));
+    for config in [TENANTS, LARGE] {
+        let service = TestService::start(config);
+        let players = [0, 1].map(|tenant| Player::start("checks", &everybody(&service, tenant)));
+        players.into_iter().for_each(|player| drop(player.ends_well()));
+    }
 }
 
 #[test]
@@ -115,8 +121,10 @@ fn replays(place: &Place) -> anyhow::Result<()> {
 #[test]
 #[ignore = "needs a GPU"]
 fn captured_calls_are_replayed() {
-    let service = TestService::start(TENANTS);
-    Player::start("replays", &everybody(&service, 0)).ends_well();
+    for config in [TENANTS, LARGE] {
+        let service = TestService::start(config);
+        Player::start("replays", &everybody(&service, 0)).ends_well();
+    }
 }
 
 /// One call after the other, each on another stream than the one before, without waiting.
@@ -146,8 +154,10 @@ fn mixes_streams(place: &Place) -> anyhow::Result<()> {
 #[test]
 #[ignore = "needs a GPU"]
 fn calls_keep_their_order_across_streams() {
-    let service = TestService::start(TENANTS);
-    Player::start("mixes_streams", &everybody(&service, 0)).ends_well();
+    for config in [TENANTS, LARGE] {
+        let service = TestService::start(config);
+        Player::start("mixes_streams", &everybody(&service, 0)).ends_well();
+    }
 }
 
 /// Several communicators of the same ranks, each on a stream of its own, called in another order by each rank.
@@ -185,8 +195,10 @@ fn mixes_communicators(place: &Place) -> anyhow::Result<()> {
 #[test]
 #[ignore = "needs a GPU"]
 fn communicators_do_not_wait_for_each_other() {
-    let service = TestService::start(TENANTS);
-    Player::start("mixes_communicators", &everybody(&service, 0)).ends_well();
+    for config in [TENANTS, LARGE] {
+        let service = TestService::start(config);
+        Player::start("mixes_communicators", &everybody(&service, 0)).ends_well();
+    }
 }
 
 /// Why a communicator has failed, once it has.
@@ -228,9 +240,11 @@ fn aborts(place: &Place) -> anyhow::Result<()> {
 
 #[test]
 #[ignore = "needs a GPU"]
-fn an_abort_ends_kernels_that_wait() {
-    let service = TestService::start(TENANTS);
-    Player::start("aborts", &everybody(&service, 0)).ends_well();
+fn an_abort_ends_what_waits() {
+    for config in [TENANTS, LARGE] {
+        let service = TestService::start(config);
+        Player::start("aborts", &everybody(&service, 0)).ends_well();
+    }
 }
 
 fn waits_alone(place: &Place) -> anyhow::Result<()> {
@@ -280,7 +294,11 @@ fn runs(place: &Place) -> anyhow::Result<()> {
 #[test]
 #[ignore = "needs a GPU"]
 fn a_killed_rank_is_named_and_its_memory_comes_back() {
-    let service = TestService::start(TENANTS);
+    [TENANTS, LARGE].iter().for_each(|config| kill_ranks(config));
+}
+
+fn kill_ranks(config: &str) {
+    let service = TestService::start(config);
     let contexts: Vec<_> = gpus().expect("GPUs").iter().map(|gpu| Context::primary(gpu).expect("a context")).collect();
     let free = || -> Vec<_> { contexts.iter().map(|context| context.free_bytes().expect("a number")).collect() };
     // What is only ever made once.

@@ -5,8 +5,16 @@
 //! by the strategy that the service publishes. The service allocates, maps, publishes, watches, and stops; it launches
 //! nothing on a GPU that a tenant uses.
 //!
+//! What is too large for that goes by the service's copy engines (`engines.rs`, `issue.rs`, decision 012), between the ranks' own
+//! buffers (`imports.rs`).
+//!
 //! What the driver takes long for (memory, handles) is done by one thread (`setup.rs`), never by an engine.
 
+mod crossover;
+mod engines;
+mod imports;
+mod issue;
+mod large;
 mod setup;
 
 use std::collections::VecDeque;
@@ -16,6 +24,9 @@ use mccs_cuda::{Context, DriverError, Gpu, Unavailable, gpus};
 use mccs_ipc::direct::{DIRECT_RANKS_MAX, GpuUuid};
 use mccs_ipc::types::Handle;
 
+pub use self::crossover::LargeFrom;
+pub use self::engines::CopyEngines;
+pub use self::imports::{GpuOperand, GpuRegion, Importer};
 use self::setup::{Order, Orders, Setup};
 use super::{Device, FarPair, Launched, Network, Prepare, Prepared, Tag};
 use crate::collective::Schedule;
@@ -41,6 +52,15 @@ pub enum NoCuda {
     /// No thread.
     #[error("cannot start a thread: {0}")]
     Thread(#[from] std::io::Error),
+}
+
+/// How GPUs are used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CudaOptions {
+    /// Payload from which collectives go by copy engines.
+    pub large_from: LargeFrom,
+    /// Bytes, of which each rank's GPU has two, that parts to be combined come into.
+    pub slot_bytes: u64,
 }
 
 /// GPUs that work, as they are counted from here on.
@@ -106,10 +126,16 @@ impl CudaDevice {
     ///
     /// # Errors
     /// [`NoCuda::Thread`].
-    pub fn new(gpus: Gpus, done: Sender<ProxyMessage>) -> Result<Self, NoCuda> {
+    pub fn new(gpus: Gpus, options: CudaOptions, done: Sender<ProxyMessage>) -> Result<Self, NoCuda> {
         let gpus = Arc::new(gpus);
-        let setup = Setup::start(Arc::clone(&gpus), done.clone())?;
+        let setup = Setup::start(Arc::clone(&gpus), options, done.clone())?;
         Ok(CudaDevice { gpus, setup, done, untold: VecDeque::new() })
+    }
+
+    /// Makes regions of tenants' memory.
+    #[must_use]
+    pub fn importer(&self) -> Importer {
+        Importer::new(Arc::clone(&self.setup), self.gpus.gpus.len())
     }
 
     fn tell_proxy(&mut self, message: ProxyMessage) {
@@ -144,12 +170,16 @@ impl Device for CudaDevice {
 
     fn launch(
         &mut self,
-        _schedule: &Arc<Schedule>,
-        _operations: &[Operation],
+        schedule: &Arc<Schedule>,
+        operations: &[Operation],
         _network: Option<(&Network, Tag)>,
-        _job: Handle,
+        job: Handle,
     ) -> Launched {
-        nothing_to_launch()
+        let group = operations.first().and_then(|operation| operation.on_gpus.as_ref()).map(|own| &own.group);
+        match group.and_then(|group| group.large()) {
+            Some(large) => large.launch(schedule, operations, job),
+            None => nothing_to_launch(),
+        }
     }
 
     fn copy(&mut self, _from: &Operand, _to: &Operand, _job: Handle) -> Launched {

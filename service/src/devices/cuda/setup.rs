@@ -1,14 +1,19 @@
 //! The thread that allocates, reads and frees: calls that the driver may take milliseconds for, or wait for a GPU in.
 
+use std::any::Any;
 use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Weak};
 
-use mccs_cuda::{DeviceMemory, DriverError, OwnedStream};
+use mccs_cuda::{DeviceAddress, DeviceMemory, DriverError, OwnedStream};
 use mccs_ipc::direct::{AreaName, DirectPage, DirectShare, DirectTerms, STRATEGY_WORDS};
+use mccs_ipc::large::LargeLayout;
 use mccs_ipc::types::Handle;
 use mccs_kernels::cuda::{AreaLayout, DirectStrategy};
 
-use super::{Gpus, NoCuda, Prepared};
+use super::crossover::{LargeFrom, strategy};
+use super::engines::{CopyEngines, Flight, tell};
+use super::imports::Imports;
+use super::{CudaOptions, Gpus, NoCuda, Prepared, issue};
 use crate::devices::{Areas, DirectGroup, Ended};
 use crate::engines::proxy::ProxyMessage;
 use crate::runtime::Sender;
@@ -19,17 +24,27 @@ pub(super) enum Order {
     Prepare { gpus: Vec<usize>, key: Handle },
     /// Read what areas have counted.
     Read { areas: Arc<Memory>, ended: Arc<Ended> },
-    /// Let go of areas that nobody maps any more.
-    Free(Arc<Memory>),
+    /// Open what an operation uses, and hand it out.
+    Import(Flight),
+    /// Drop what nobody uses any more, and what the driver may take long for.
+    Free(Box<dyn Any + Send>),
 }
 
 /// The ranks' areas, and their GPUs as the device counts them.
 pub(super) type Memory = Vec<(usize, DeviceMemory)>;
 
 /// Areas in use; go back to the thread when dropped, since freeing waits for the GPU.
-struct AreasInUse {
+#[derive(Clone)]
+pub(super) struct AreasInUse {
     memory: Arc<Memory>,
     orders: Arc<Orders>,
+}
+
+impl AreasInUse {
+    /// First byte of a rank's, as this process sees it.
+    pub(super) fn address(&self, rank: usize) -> DeviceAddress {
+        self.memory[rank].1.address()
+    }
 }
 
 impl Areas for AreasInUse {
@@ -47,7 +62,7 @@ pub(super) type Orders = mpsc::Sender<Order>;
 impl Drop for AreasInUse {
     fn drop(&mut self) {
         // If the thread could not be reached the memory would be freed here.
-        let _ = self.orders.send(Order::Free(std::mem::take(&mut self.memory)));
+        let _ = self.orders.send(Order::Free(Box::new(std::mem::take(&mut self.memory))));
     }
 }
 
@@ -60,28 +75,40 @@ pub(super) struct Setup {
     own: Weak<Orders>,
     orders: Receiver<Order>,
     done: Sender<ProxyMessage>,
+    options: CudaOptions,
+    /// Threads that issue copies, by GPU.
+    issuers: Vec<mpsc::Sender<issue::Order>>,
+    imports: Imports,
 }
 
 impl Setup {
     /// Starts the thread. It ends when nobody can give it orders any more: with the device and the last areas.
-    pub(super) fn start(gpus: Arc<Gpus>, done: Sender<ProxyMessage>) -> Result<Arc<Orders>, NoCuda> {
+    pub(super) fn start(
+        gpus: Arc<Gpus>,
+        options: CudaOptions,
+        done: Sender<ProxyMessage>,
+    ) -> Result<Arc<Orders>, NoCuda> {
         let (sender, orders) = mpsc::channel();
         let sender = Arc::new(sender);
         let own = Arc::downgrade(&sender);
         let streams = gpus.gpus.iter().map(|(_, context)| OwnedStream::new(context)).collect::<Result<_, _>>()?;
-        let setup = Setup { gpus, streams, own, orders, done };
+        let start = |(gpu, (_, context)): (usize, &(_, _))| issue::start(gpu, context);
+        let issuers = gpus.gpus.iter().enumerate().map(start).collect::<Result<_, _>>()?;
+        let imports = Imports::default();
+        let setup = Setup { gpus, streams, own, orders, done, options, issuers, imports };
         std::thread::Builder::new().name("mccs-cuda-setup".into()).spawn(move || setup.run())?;
         Ok(sender)
     }
 
-    fn run(self) {
+    fn run(mut self) {
         while let Ok(order) = self.orders.recv() {
             match order {
-                Order::Free(memory) => drop(memory),
+                Order::Free(unused) => drop(unused),
                 Order::Read { areas, ended } => ended.tell(self.read(&areas).map_err(|error| error.to_string())),
+                Order::Import(flight) => flight.import(&self.gpus, &mut self.imports),
                 Order::Prepare { gpus, key } => {
                     let prepared = self.prepare(&gpus).map_err(|error| error.to_string());
-                    self.answer(ProxyMessage::Prepared { key, prepared });
+                    tell(&self.done, ProxyMessage::Prepared { key, prepared });
                 }
             }
         }
@@ -95,41 +122,42 @@ impl Setup {
         counted.collect()
     }
 
-    /// Waits for room: this thread has nothing better to do, and orders behind this one can wait.
-    fn answer(&self, message: ProxyMessage) {
-        let mut message = message;
-        while let Err(back) = self.done.send(message) {
-            message = back;
-            std::thread::yield_now();
-        }
+    /// Whether copy engines can work for ranks on these GPUs: words in streams, and no two on one GPU, where a copy would be a
+    /// kernel.
+    fn may_be_large(&self, gpus: &[usize]) -> bool {
+        let has_words = |gpu: &usize| self.gpus.gpus[*gpu].0.has_stream_words;
+        let are_apart = (1..gpus.len()).all(|at| !gpus[..at].contains(&gpus[at]));
+        self.options.large_from != LargeFrom::Never && gpus.len() > 1 && are_apart && gpus.iter().all(has_words)
     }
 
     fn prepare(&self, gpus: &[usize]) -> Result<Prepared, PrepareError> {
         let nranks = gpus.len() as u32;
         // A single rank has nobody to meet, and an area that nobody uses.
         let layout = AreaLayout::initial(nranks.max(2));
+        let large = self.may_be_large(gpus).then(|| LargeLayout::behind(layout.bytes(), self.options.slot_bytes));
+        let area_bytes = large.map_or(layout.bytes(), |large| large.area_bytes());
         let (mut memory, mut areas) = (Vec::new(), Vec::new());
         for (rank, number) in gpus.iter().enumerate() {
             let (gpu, context) = &self.gpus.gpus[*number];
             let failed = |error| PrepareError::Driver { rank, gpu: gpu.id.to_string(), error };
-            let area = DeviceMemory::zeroed(context, layout.bytes() as usize).map_err(failed)?;
+            let area = DeviceMemory::zeroed(context, area_bytes as usize).map_err(failed)?;
             let ipc_handle = area.export().map_err(failed)?.0.to_vec();
             areas.push(AreaName { ipc_handle, gpu: gpu.id.0 });
             memory.push((*number, area));
         }
         let (fd, page) = DirectPage::create()?;
-        let mut strategy = DirectStrategy::initial(nranks);
-        // There is no other way yet: the last rule takes all that is longer.
-        for rules in &mut strategy.rules {
-            if let Some(last) = rules.iter_mut().rev().find(|rule| rule.up_to_bytes != 0) {
-                last.up_to_bytes = u64::MAX;
-            }
-        }
+        let page = Arc::new(page);
+        let strategy = strategy(nranks, large.map_or(LargeFrom::Never, |_| self.options.large_from));
         page.publish(&DirectTerms { epoch: 0, from: 1, words: words_of(&strategy) });
-        let share = DirectShare { layout: bytemuck::cast(layout), areas };
+        let share = DirectShare { layout: bytemuck::cast(layout), areas, large };
         let orders = self.own.upgrade().ok_or(PrepareError::Stopping)?;
-        let areas = AreasInUse { memory: Arc::new(memory), orders };
-        Ok(Prepared { share, page: fd, group: DirectGroup::new(page, Box::new(areas)) })
+        let areas = AreasInUse { memory: Arc::new(memory), orders: Arc::clone(&orders) };
+        let copies = |layout| {
+            let (shared, ways) = ((&page, &areas), (&orders, &self.done));
+            CopyEngines::new(&self.gpus, gpus, shared, layout, &self.issuers, ways).map(Arc::new)
+        };
+        let copies = large.map(copies).transpose().map_err(PrepareError::Streams)?;
+        Ok(Prepared { share, page: fd, group: DirectGroup::new(page, copies, Box::new(areas)) })
     }
 }
 
@@ -148,6 +176,8 @@ const _: () = assert!(size_of::<DirectStrategy>() <= STRATEGY_WORDS * 8);
 enum PrepareError {
     #[error("no area for rank {rank} on {gpu}: {error}")]
     Driver { rank: usize, gpu: String, error: DriverError },
+    #[error("no streams for copies: {0}")]
+    Streams(DriverError),
     #[error("the service is stopping")]
     Stopping,
     #[error("no page: {0}")]

@@ -10,6 +10,7 @@
 //! Everything that crosses here is copied once and checked (`validate.rs`) before anything else sees it.
 
 mod acceptor;
+mod on_gpus;
 mod tables;
 mod validate;
 
@@ -31,6 +32,7 @@ use mccs_ipc::types::{ErrorClass, Handle, UniqueId};
 pub use self::acceptor::{Acceptor, Admission, SessionFactory, SessionLimits};
 use self::tables::{CommSlot, StreamSlot, Tables};
 use self::validate::{Fence, posted, validate};
+use crate::devices::cuda::Importer;
 use crate::engines::proxy::{JoinRequest, ProxyMessage, ProxyReply, RoundState};
 use crate::exchange::protocol::Name;
 use crate::memory::{Reaper, Region};
@@ -69,6 +71,8 @@ pub struct GpuProxy {
     pub sender: Sender<ProxyMessage>,
     /// UUIDs of the GPUs, as the device counts them.
     pub ids: Arc<[GpuUuid]>,
+    /// Makes regions of tenants' memory there.
+    pub importer: Importer,
 }
 
 /// Which proxy engine something is for.
@@ -271,7 +275,10 @@ impl SessionEngine {
     fn park_or_serve(&mut self, envelope: RequestEnvelope, fds: Vec<OwnedFd>) {
         let ends_something = matches!(
             envelope.request,
-            Request::FreeMemory { .. } | Request::DestroyStream { .. } | Request::DestroyComm { .. }
+            Request::FreeMemory { .. }
+                | Request::FreeGpuMemory { .. }
+                | Request::DestroyStream { .. }
+                | Request::DestroyComm { .. }
         );
         if !ends_something {
             return self.serve(envelope, fds);
@@ -304,6 +311,13 @@ impl SessionEngine {
                 None => self.refuse(id, ErrorClass::InvalidArgument, "RegisterMemory comes with a memfd"),
             },
             Request::FreeMemory { region } => match self.tables.regions.remove(region) {
+                Some(_) => self.answer(id, Response::Done, &[]),
+                None => self.refuse(id, ErrorClass::InvalidArgument, format!("there is no region {region:?}")),
+            },
+            Request::RegisterGpuMemory { gpu, ipc_handle, bytes } => {
+                self.add_gpu_region(id, &gpu, &ipc_handle, bytes);
+            }
+            Request::FreeGpuMemory { region } => match self.tables.gpu_regions.remove(region) {
                 Some(_) => self.answer(id, Response::Done, &[]),
                 None => self.refuse(id, ErrorClass::InvalidArgument, format!("there is no region {region:?}")),
             },
@@ -369,7 +383,9 @@ impl SessionEngine {
             Some(true) => {
                 self.tables.streams.remove(stream);
                 self.session.reset_word(stream.index);
-                self.send(Place::Host, ProxyMessage::StreamClosed { session: self.session.id, stream: stream.index });
+                for place in [Place::Host, Place::Gpus] {
+                    self.send(place, ProxyMessage::StreamClosed { session: self.session.id, stream: stream.index });
+                }
                 self.answer(id, Response::Done, &[]);
             }
         }
@@ -396,6 +412,30 @@ impl SessionEngine {
             }
             Err(_) => {
                 let message = format!("a session has at most {} regions", self.session.tenant.quota.regions);
+                self.refuse(id, ErrorClass::InvalidUsage, message);
+            }
+        }
+    }
+
+    /// Registers an allocation of a GPU's.
+    fn add_gpu_region(&mut self, id: u64, gpu: &GpuUuid, ipc_handle: &[u8], bytes: u64) {
+        let found = self.find_gpu(gpu).and_then(|_| match &self.proxies.gpus {
+            Ok(gpus) => Ok(gpus.importer.clone()),
+            Err(reason) => Err(reason.to_string()),
+        });
+        let importer = match found {
+            Ok(importer) => importer,
+            Err(message) => return self.refuse(id, ErrorClass::InvalidArgument, message),
+        };
+        // The memory is the tenant's own: what it costs the service is limited by the number of regions.
+        let Some(region) = importer.region(ipc_handle, bytes) else {
+            let message = format!("a handle of {} bytes names no memory of a GPU", ipc_handle.len());
+            return self.refuse(id, ErrorClass::InvalidArgument, message);
+        };
+        match self.tables.gpu_regions.insert(Arc::new(region)) {
+            Ok(region) => self.answer(id, Response::Region { region, bytes }, &[]),
+            Err(_) => {
+                let message = format!("a session has at most {} regions of GPUs", self.session.tenant.quota.regions);
                 self.refuse(id, ErrorClass::InvalidUsage, message);
             }
         }
@@ -472,11 +512,11 @@ impl SessionEngine {
                 continue;
             }
             self.session.begin_operation();
-            let operation = validate(&self.session, &mut self.tables, &command)?;
+            let (place, operation) = validate(&self.session, &mut self.tables, &command)?;
             if operation.round == RoundState::None {
                 self.session.counters.commands.fetch_add(1, Ordering::Relaxed);
             }
-            self.send(Place::Host, ProxyMessage::Operation(operation));
+            self.send(place, ProxyMessage::Operation(operation));
         }
         // Also where commands are left in the ring for now.
         self.commands.release();

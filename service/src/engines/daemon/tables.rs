@@ -5,6 +5,7 @@ use std::sync::Arc;
 use mccs_ipc::types::Handle;
 
 use super::Place;
+use crate::devices::cuda::GpuRegion;
 use crate::handles::HandleTable;
 use crate::memory::Region;
 use crate::telemetry::CommInfo;
@@ -37,6 +38,7 @@ pub(super) enum CommSlot {
 /// All handles of a session.
 pub(super) struct Tables {
     pub(super) regions: HandleTable<Arc<Region>>,
+    pub(super) gpu_regions: HandleTable<Arc<GpuRegion>>,
     pub(super) streams: HandleTable<StreamSlot>,
     pub(super) comms: HandleTable<CommSlot>,
 }
@@ -45,6 +47,7 @@ impl Tables {
     pub(super) fn new(quota: &Quota, streams: u32) -> Self {
         Tables {
             regions: HandleTable::new(quota.regions),
+            gpu_regions: HandleTable::new(quota.regions),
             streams: HandleTable::new(streams),
             comms: HandleTable::new(u32::try_from(quota.communicators).unwrap_or(u32::MAX)),
         }

@@ -9,6 +9,7 @@ use mccs_ipc::command::{BufferRef, Command, FLAG_GROUP_CONTINUES, FLAG_POSTED, F
 use mccs_ipc::types::{CollectiveKind, DataType, ErrorClass, Handle, RedOp};
 
 use super::Place;
+use super::on_gpus::fill_on_gpus;
 use super::tables::{CommSlot, Tables};
 use crate::engines::proxy::{Action, Operand, Operation, RoundState, board_call};
 use crate::session::Session;
@@ -19,14 +20,18 @@ use crate::session::Session;
 pub(super) struct Fence(pub(super) String);
 
 /// A call that fails, with its communicator.
-struct Invalid(ErrorClass, String);
+pub(super) struct Invalid(ErrorClass, String);
 
-fn argument(message: impl Into<String>) -> Invalid {
+pub(super) fn argument(message: impl Into<String>) -> Invalid {
     Invalid(ErrorClass::InvalidArgument, message.into())
 }
 
-/// Turns a command into an operation.
-pub(super) fn validate(session: &Arc<Session>, tables: &mut Tables, command: &Command) -> Result<Operation, Fence> {
+/// Turns a command into an operation, of one proxy engine or the other.
+pub(super) fn validate(
+    session: &Arc<Session>,
+    tables: &mut Tables,
+    command: &Command,
+) -> Result<(Place, Operation), Fence> {
     let group_max = session.tenant.quota.operations_in_flight;
     let Some(stream) = tables.streams.get_mut(command.stream) else {
         return Err(Fence(format!("a command names stream {:?}, which does not exist", command.stream)));
@@ -56,29 +61,33 @@ pub(super) fn validate(session: &Arc<Session>, tables: &mut Tables, command: &Co
         group_continues,
         rounds: command.rounds,
         round: RoundState::None,
+        on_gpus: None,
     };
     let opcode = Opcode::from_wire(command.opcode);
     if opcode == Some(Opcode::Nop) {
-        return Ok(operation);
+        return Ok((Place::Host, operation));
     }
     let Some(CommSlot::Ready { comm, place, rank, info, rounds }) = tables.comms.get_mut(command.comm) else {
         return Err(no_comm(command));
     };
-    if *place != Place::Host {
-        return Err(Fence("a command names a communicator of GPUs".into()));
-    }
+    let place = *place;
     (operation.comm, operation.rank) = (*comm, *rank);
     let nranks = info.nranks;
+    let group = info.direct.clone();
     let layout = info.board.as_ref().map(|board| board.layout());
     let is_round = command.flags & FLAG_ROUND != 0;
     if command.rounds < *rounds + u64::from(is_round) {
         return Err(Fence(format!("a command has {} rounds before it, there were {rounds}", command.rounds)));
     }
     *rounds = command.rounds;
-    if let Err(Invalid(class, message)) = fill(&mut operation, tables, command, opcode, nranks) {
+    let filled = match place {
+        Place::Host => fill(&mut operation, tables, command, opcode, nranks),
+        Place::Gpus => fill_on_gpus(&mut operation, tables, command, group.as_ref(), nranks)?,
+    };
+    if let Err(Invalid(class, message)) = filled {
         operation.action = Action::Invalid { class, message: message.into() };
         (operation.send, operation.recv) = (Operand::NONE, Operand::NONE);
-        return Ok(operation);
+        return Ok((place, operation));
     }
     let must_be_round = board_call(&operation).is_some_and(|call| layout.is_some_and(|layout| layout.takes(&call)));
     match (must_be_round, is_round, command.flags & FLAG_POSTED != 0) {
@@ -86,7 +95,7 @@ pub(super) fn validate(session: &Arc<Session>, tables: &mut Tables, command: &Co
         (false, false, false) => {}
         _ => return Err(Fence("a command takes a round of the board for none, or the other way round".into())),
     }
-    Ok(operation)
+    Ok((place, operation))
 }
 
 /// The communicator, as the proxy engine names it, of a command that tells of a post.

@@ -426,7 +426,7 @@ impl Comm {
             board.allow(0);
         }
         if let Some(direct) = &self.info.direct {
-            direct.page().abort();
+            direct.abort();
         }
         let mut failed = Vec::new();
         for member in &mut self.members {

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use mccs_ipc::direct::DIRECT_RANKS_MAX;
+use mccs_ipc::large::LargeWord;
 use mccs_ipc::types::{ErrorClass, Handle};
 
 use super::ProxyEngine;
@@ -18,6 +19,8 @@ const ANSWER_WITHIN: Duration = Duration::from_millis(5);
 #[derive(Debug, Default)]
 pub(super) struct Watch {
     seen: [(u64, u64); DIRECT_RANKS_MAX as usize],
+    /// Large operations begun and ended.
+    large: (u64, u64),
 }
 
 /// The next time to look at communicators of GPUs.
@@ -81,16 +84,30 @@ impl Comm {
         for (progress, rank) in seen.iter_mut().zip(0..self.nranks()) {
             *progress = (direct.page().launched(rank), direct.ended(rank));
         }
-        if seen != self.watch.seen {
-            self.watch.seen = seen;
+        let large = direct.large().map_or((0, 0), |large| large.begun_and_ended());
+        if (seen, large) != (self.watch.seen, self.watch.large) {
+            (self.watch.seen, self.watch.large) = (seen, large);
             self.touch(now);
         }
-        let waits = seen.iter().any(|(launched, done)| launched > done);
+        let waits = seen.iter().any(|(launched, done)| launched > done) || large.0 > large.1;
         (waits && self.failure.is_none()).then(|| self.active_since())
     }
 
     /// Who waits for whom, in words; as of the last look.
     fn describe_direct_wait(&self) -> String {
+        let (begun, ended) = self.watch.large;
+        if begun > ended {
+            let page = self.info.direct.as_ref().map(|direct| direct.page());
+            let is_late = |rank| page.is_some_and(|page| page.large_word(rank, LargeWord::Ready) <= ended);
+            let late = self.members.iter().filter(|member| is_late(member.rank));
+            let late: Vec<_> =
+                late.map(|member| format!("rank {} (process {})", member.rank, member.session.peer.pid)).collect();
+            let late = if late.is_empty() { "none".to_owned() } else { late.join(", ") };
+            return format!(
+                "copies of large operation {} do not end; ranks whose streams have not come to it: {late}",
+                ended + 1
+            );
+        }
         let ranks = || self.members.iter().zip(self.watch.seen);
         let next = ranks().map(|(_, (_, done))| done).min().unwrap_or(0) + 1;
         let of = |is_there: bool| {

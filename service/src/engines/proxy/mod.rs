@@ -37,7 +37,7 @@ pub use self::describe::board_call;
 use self::describe::describe;
 use self::direct::Look;
 use self::inquiry::Inquiries;
-pub use self::operation::{Action, JoinRequest, Operand, Operation, ProxyMessage, ProxyReply, RoundState};
+pub use self::operation::{Action, JoinRequest, OnGpus, Operand, Operation, ProxyMessage, ProxyReply, RoundState};
 use self::preparing::{PREPARING_MAX, Preparing};
 pub use self::reconfigure::Reconfigured;
 use self::stream::{Entry, Stream, Task};
@@ -205,6 +205,7 @@ impl ProxyEngine {
             ProxyMessage::Listening { links, engine, listener } => self.listening(links, engine, listener),
             ProxyMessage::LinksFailed { links, fault } => self.links_failed(links, &fault, now),
             ProxyMessage::Prepared { key, prepared } => self.prepared(key, prepared, now),
+            ProxyMessage::DeviceFailed { comm, message } => self.kill(comm, Failure::new(ErrorClass::System, message)),
             ProxyMessage::Exchange(event) => self.exchange_event(event, now),
             ProxyMessage::SetPace { comm, pace } => self.set_pace(&comm, &pace),
             ProxyMessage::EpochPrepared { links, epoch, made } => self.epoch_prepared(links, epoch, made),

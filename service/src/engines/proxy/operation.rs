@@ -8,7 +8,8 @@ use mccs_ipc::direct::DirectShare;
 use mccs_ipc::types::{CollectiveKind, DataType, ErrorClass, Handle, RedOp, UniqueId};
 
 use super::asked::Asked;
-use crate::devices::Prepared;
+use crate::devices::cuda::GpuOperand;
+use crate::devices::{DirectGroup, Prepared};
 use crate::engines::transport::links::LinksId;
 use crate::engines::transport::pace::Pace;
 use crate::engines::transport::{ChannelFault, FlowWait, TransportHandle};
@@ -93,6 +94,18 @@ pub struct Operation {
     pub rounds: u64,
     /// Whether it is a round.
     pub round: RoundState,
+    /// Where its communicator is one of GPUs: `send` and `recv` have nothing then.
+    pub on_gpus: Option<Box<OnGpus>>,
+}
+
+/// What a large operation of ranks on GPUs uses.
+pub struct OnGpus {
+    /// The communicator's.
+    pub group: Arc<DirectGroup>,
+    /// Source.
+    pub send: Option<GpuOperand>,
+    /// Destination.
+    pub recv: Option<GpuOperand>,
 }
 
 /// What a collective has to do with its communicator's board.
@@ -165,6 +178,8 @@ pub enum ProxyMessage {
     /// The operator changes the strategy of the communicator with this number; see [`CommInfo::number`]. At most `window` more
     /// collectives start while hosts agree. Refused if the strategy that was decided last is not that of epoch `expected`, where given.
     Reconfigure { number: u64, change: Box<StrategyChange>, window: Option<u32>, expected: Option<u64>, asked: Asked },
+    /// A device cannot do what it was given: the communicator ends.
+    DeviceFailed { comm: Handle, message: String },
     /// News from other hosts.
     Exchange(exchange::Event),
     /// The pool of transport engines has changed.

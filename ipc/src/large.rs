@@ -1,0 +1,291 @@
+//! Large collectives of ranks on GPUs: the service's copy engines push between the ranks' own buffers, and the ranks'
+//! streams do what is left.
+//!
+//! A call is a command, like one on the host, and a few entries in the caller's stream: *ready* is written, the rank does its
+//! own part, and the stream waits until words say of all ranks that their copies have ended. Words lie on the communicator's
+//! page ([`crate::direct`]), and grow; numbers are those of the communicator's large operations, from 1.
+//!
+//! Where elements are combined each rank owns a *shard* of them. Its peers' parts come, piece by piece, into a *slot* of the
+//! rank's area; a kernel in the rank's own stream combines each when words tell that it is there.
+//!
+//! ```text
+//! area: what kernels use by themselves | header: counter | slot 0 | slot 1
+//! ```
+
+use std::sync::atomic::Ordering;
+
+use serde::{Deserialize, Serialize};
+
+use crate::direct::{DIRECT_RANKS_MAX, DirectPage};
+use crate::sync::atomic::AtomicU64;
+use crate::types::{CollectiveKind, RedOp};
+
+/// What releases everybody who waits for a word: streams compare by difference, so it is no larger than this.
+pub const RELEASED: u64 = 1 << 62;
+/// Pieces of an operation that its words can count.
+const PIECES_MAX: u64 = 1 << 20;
+/// Shards of at least this size come in more than one piece, so that reducing and copying overlap.
+const SPLIT_FROM_BYTES: u64 = 4 << 20;
+const HEADER_BYTES: u64 = 4096;
+/// Pieces begin at such places, which all element types divide.
+const PIECE_ALIGN: u64 = 4096;
+/// Slots of a rank.
+const SLOTS: u64 = 2;
+
+/// A word of a rank's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum LargeWord {
+    /// The rank's stream has come to an operation. Written by that stream.
+    Ready,
+    /// The rank's copy engine has come to a round of an operation: [`stage`]. Written by the service's stream there.
+    Round,
+    /// The rank's parts of a piece have come to those who combine them: [`stage`]. Written by the service's stream there.
+    Pushed,
+    /// A piece of an operation has come from this rank to the next, which passes it on: [`stage`]. Written by the service's stream
+    /// there.
+    Relayed,
+    /// A piece of the rank's shard is combined: [`stage`]. Written by the rank's kernel.
+    Reduced,
+    /// What this rank had to send in an operation has arrived, and its own buffers are not needed any more. Written by the
+    /// service's stream there.
+    Arrived,
+    /// The rank's stream is past an operation. Written by that stream.
+    Finished,
+}
+
+const WORDS: u64 = 7;
+/// A line each: words are polled over the bus.
+const LINE_BYTES: u64 = 128;
+/// All words of a page.
+pub(crate) const LARGE_WORDS_BYTES: u64 = DIRECT_RANKS_MAX as u64 * WORDS * LINE_BYTES;
+
+impl LargeWord {
+    /// Every word.
+    pub const ALL: [LargeWord; WORDS as usize] = [
+        LargeWord::Ready,
+        LargeWord::Round,
+        LargeWord::Pushed,
+        LargeWord::Relayed,
+        LargeWord::Reduced,
+        LargeWord::Arrived,
+        LargeWord::Finished,
+    ];
+}
+
+impl DirectPage {
+    /// Where a rank's word lies.
+    ///
+    /// # Panics
+    /// If a page has no such rank.
+    #[must_use]
+    pub fn large_offset(rank: u32, word: LargeWord) -> u64 {
+        assert!(rank < DIRECT_RANKS_MAX, "rank {rank} on a page for {DIRECT_RANKS_MAX}");
+        Self::LARGE_OFFSET + (u64::from(rank) * WORDS + word as u64) * LINE_BYTES
+    }
+
+    fn large(&self, rank: u32, word: LargeWord) -> &AtomicU64 {
+        self.at(Self::large_offset(rank, word))
+    }
+
+    /// What a rank's word says.
+    ///
+    /// # Panics
+    /// If a page has no such rank.
+    #[must_use]
+    pub fn large_word(&self, rank: u32, word: LargeWord) -> u64 {
+        self.large(rank, word).load(Ordering::Acquire)
+    }
+
+    /// Lets everybody go on who waits for a word of any rank's. Called where the service has gone.
+    pub fn release_all(&self) {
+        for rank in 0..DIRECT_RANKS_MAX {
+            LargeWord::ALL.iter().for_each(|word| self.release(rank, *word));
+        }
+    }
+
+    /// Lets everybody go on who waits for a rank's word. Called by the service.
+    ///
+    /// # Panics
+    /// If a page has no such rank.
+    pub fn release(&self, rank: u32, word: LargeWord) {
+        self.large(rank, word).store(RELEASED, Ordering::Release);
+    }
+}
+
+/// The value of a word that counts pieces, when `piece` of an operation is done.
+#[must_use]
+pub fn stage(operation: u64, piece: u64) -> u64 {
+    operation * PIECES_MAX + piece + 1
+}
+
+/// Whether there is a large form of a collective.
+#[must_use]
+pub fn has_large(kind: CollectiveKind, op: RedOp) -> bool {
+    match kind {
+        CollectiveKind::AllReduce | CollectiveKind::ReduceScatter => op != RedOp::PreMulSum,
+        CollectiveKind::Reduce | CollectiveKind::Barrier => false,
+        _ => true,
+    }
+}
+
+/// Where slots lie in an area.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LargeLayout {
+    /// Of the header, in every area.
+    pub offset: u64,
+    /// Bytes of a slot: the pieces of all peers.
+    pub slot_bytes: u64,
+}
+
+impl LargeLayout {
+    /// Smallest slot: a piece for every peer that there can be.
+    pub const SLOT_BYTES_MIN: u64 = PIECE_ALIGN * DIRECT_RANKS_MAX as u64;
+
+    /// A layout behind what kernels use by themselves.
+    #[must_use]
+    pub fn behind(bytes: u64, slot_bytes: u64) -> Self {
+        let slot_bytes = slot_bytes.max(Self::SLOT_BYTES_MIN).next_multiple_of(PIECE_ALIGN);
+        LargeLayout { offset: bytes.next_multiple_of(PIECE_ALIGN), slot_bytes }
+    }
+
+    /// Bytes of the whole area.
+    #[must_use]
+    pub fn area_bytes(&self) -> u64 {
+        self.offset + HEADER_BYTES + SLOTS * self.slot_bytes
+    }
+
+    /// Where the rank's kernels count blocks.
+    #[must_use]
+    pub fn counter_offset(&self) -> u64 {
+        self.offset
+    }
+}
+
+/// How a collective that combines is cut: the same on all ranks, and in the service.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shards {
+    layout: LargeLayout,
+    nranks: u32,
+    /// Of all shards together.
+    total_bytes: u64,
+    shard_bytes: u64,
+    piece_bytes: u64,
+}
+
+impl Shards {
+    /// The shards of a collective whose ranks pass a `count` of so many bytes.
+    #[must_use]
+    pub fn new(layout: LargeLayout, kind: CollectiveKind, nranks: u32, bytes: u64) -> Self {
+        let ranks = u64::from(nranks.max(1));
+        let (total_bytes, shard_bytes) = match kind {
+            CollectiveKind::ReduceScatter => (bytes * ranks, bytes),
+            _ => (bytes, bytes.div_ceil(ranks).next_multiple_of(LINE_BYTES)),
+        };
+        let peers = ranks.saturating_sub(1).max(1);
+        let most = (layout.slot_bytes / peers / PIECE_ALIGN * PIECE_ALIGN).max(PIECE_ALIGN);
+        let fewest = match kind {
+            _ if shard_bytes < SPLIT_FROM_BYTES => 1,
+            // Nothing goes out while the last piece is combined: it had better be short.
+            CollectiveKind::ReduceScatter => 3,
+            _ => 2,
+        };
+        let pieces = shard_bytes.div_ceil(most).max(fewest);
+        let piece_bytes = shard_bytes.div_ceil(pieces).next_multiple_of(PIECE_ALIGN).clamp(PIECE_ALIGN, most);
+        Shards { layout, nranks, total_bytes, shard_bytes, piece_bytes }
+    }
+
+    /// Pieces of every shard. Some may be empty.
+    #[must_use]
+    pub fn pieces(&self) -> u64 {
+        self.shard_bytes.div_ceil(self.piece_bytes).max(1)
+    }
+
+    /// A piece of `owner`'s shard in the whole, as offset and length.
+    #[must_use]
+    pub fn piece(&self, owner: u32, piece: u64) -> (u64, u64) {
+        let shard = u64::from(owner) * self.shard_bytes;
+        let shard_end = (shard + self.shard_bytes).min(self.total_bytes);
+        let begin = (shard + piece * self.piece_bytes).min(shard_end);
+        (begin, (begin + self.piece_bytes).min(shard_end) - begin)
+    }
+
+    /// Where a piece of `source` comes to lie in the area of `owner`.
+    #[must_use]
+    pub fn slot_offset(&self, owner: u32, source: u32, piece: u64) -> u64 {
+        let place = source - u32::from(source > owner);
+        let slot = self.layout.offset + HEADER_BYTES + piece % SLOTS * self.layout.slot_bytes;
+        slot + u64::from(place) * self.piece_bytes
+    }
+
+    /// The piece that must have been combined before one of this number may come: it lies in the same slot.
+    #[must_use]
+    pub fn before(&self, piece: u64) -> Option<u64> {
+        piece.checked_sub(SLOTS)
+    }
+
+    /// Number of ranks.
+    #[must_use]
+    pub fn nranks(&self) -> u32 {
+        self.nranks
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_cover_the_whole_once_and_slots_do_not_overlap() {
+        for nranks in 2..=8_u32 {
+            for bytes in [8, 1000, 4096, 100_008, (9 << 20) + 8, (64 << 20) + 16] {
+                let layout = LargeLayout::behind(12345, 1 << 20);
+                for kind in [CollectiveKind::AllReduce, CollectiveKind::ReduceScatter] {
+                    let shards = Shards::new(layout, kind, nranks, bytes);
+                    let mut at = 0;
+                    for owner in 0..nranks {
+                        for piece in 0..shards.pieces() {
+                            let (begin, len) = shards.piece(owner, piece);
+                            assert!(len == 0 || begin == at, "{nranks} ranks, {bytes} bytes: {begin} after {at}");
+                            at += len;
+                        }
+                    }
+                    let total = if kind == CollectiveKind::ReduceScatter { bytes * u64::from(nranks) } else { bytes };
+                    assert_eq!(at, total);
+                    for owner in 0..nranks {
+                        let mut ends = Vec::new();
+                        for source in (0..nranks).filter(|source| *source != owner) {
+                            for piece in 0..2 {
+                                let begin = shards.slot_offset(owner, source, piece);
+                                ends.push((begin, begin + shards.piece_bytes));
+                            }
+                        }
+                        ends.sort_unstable();
+                        assert!(ends.windows(2).all(|pair| pair[0].1 <= pair[1].0), "{ends:?}");
+                        assert!(ends[ends.len() - 1].1 <= layout.area_bytes());
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn stages_grow_and_stay_below_what_releases() {
+        assert!(stage(1, 0) > 0 && stage(1, 7) < stage(2, 0));
+        assert!(stage(1 << 40, 0) < RELEASED);
+        // As streams compare.
+        assert!(RELEASED.wrapping_sub(stage(1 << 40, 5)).cast_signed() >= 0);
+    }
+
+    #[test]
+    fn every_word_of_a_page_has_a_place_of_its_own() {
+        let mut places: Vec<_> = (0..DIRECT_RANKS_MAX)
+            .flat_map(|rank| LargeWord::ALL.map(|word| DirectPage::large_offset(rank, word)))
+            .collect();
+        places.dedup();
+        assert_eq!(places.len(), DIRECT_RANKS_MAX as usize * LargeWord::ALL.len());
+        let (_fd, page) = DirectPage::create().expect("a page");
+        page.release(7, LargeWord::Finished);
+        assert_eq!(page.large_word(7, LargeWord::Finished), RELEASED);
+        assert_eq!(page.large_word(7, LargeWord::Reduced), 0);
+    }
+}

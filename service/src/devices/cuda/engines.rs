@@ -1,0 +1,272 @@
+//! The copy engines of a communicator: a stream on the GPU of each rank, and the operations that are on their way.
+//!
+//! ```text
+//! proxy engine: launch --imports missing--> set-up thread --+
+//!                  |                                         |
+//!                  +-----------------------------------------+--> a thread a GPU (issue.rs): steps into the stream
+//! last rank's copies have ended: memory is let go of, and if the proxy engine was held back it goes on
+//! ```
+//!
+//! Several operations may be on their way: the proxy engine takes them for finished once they are handed out, and is held
+//! back ([`Launched::Running`]) while there are more than [`FLIGHTS_MAX`]. Nothing waits for a GPU but streams.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+
+use mccs_cuda::{DeviceAddress, DriverError, HostRegistration, OwnedStream};
+use mccs_ipc::direct::{DIRECT_PAGE_BYTES, DirectPage};
+use mccs_ipc::large::{LargeLayout, LargeWord};
+use mccs_ipc::types::Handle;
+
+use super::Gpus;
+use super::imports::{GpuOperand, ImportError, Imports};
+use super::issue;
+use super::large::LargeCall;
+use super::setup::{AreasInUse, Order, Orders};
+use crate::collective::Schedule;
+use crate::devices::Launched;
+use crate::engines::proxy::{Operation, ProxyMessage};
+use crate::runtime::Sender;
+
+/// Operations of a communicator that are on their way before the proxy engine is held back: enough that streams never wait for
+/// it.
+const FLIGHTS_MAX: u64 = 8;
+
+/// See the module's documentation.
+pub struct CopyEngines {
+    /// `None` only while dropping.
+    parts: Option<Parts>,
+    pub(super) layout: LargeLayout,
+    /// The ranks' GPUs.
+    gpus: Box<[usize]>,
+    /// Threads that issue, by rank.
+    issuers: Vec<mpsc::Sender<issue::Order>>,
+    is_released: AtomicBool,
+    progress: Mutex<Progress>,
+    /// Operations that wait for imports, at the set-up thread.
+    importing: AtomicU64,
+    setup: Arc<Orders>,
+    done: Sender<ProxyMessage>,
+}
+
+/// What is dropped on the set-up thread, in this order.
+struct Parts {
+    streams: Vec<OwnedStream>,
+    registration: HostRegistration,
+    page: Arc<DirectPage>,
+    areas: AreasInUse,
+}
+
+#[derive(Default)]
+struct Progress {
+    begun: u64,
+    ended: u64,
+    /// The job that holds the proxy engine back.
+    held_back: Option<Handle>,
+}
+
+/// An operation on its way.
+pub(super) struct Flight {
+    pub(super) engines: Arc<CopyEngines>,
+    pub(super) call: LargeCall,
+    pub(super) schedule: Arc<Schedule>,
+    /// For failures.
+    pub(super) comm: Handle,
+    /// What ranks send and receive.
+    pub(super) buffers: Vec<[Option<GpuOperand>; 2]>,
+}
+
+impl CopyEngines {
+    /// Streams for ranks on these GPUs. Called on the set-up thread.
+    pub(super) fn new(
+        gpus: &Gpus,
+        ranks: &[usize],
+        (page, areas): (&Arc<DirectPage>, &AreasInUse),
+        layout: LargeLayout,
+        issuers: &[mpsc::Sender<issue::Order>],
+        (setup, done): (&Arc<Orders>, &Sender<ProxyMessage>),
+    ) -> Result<Self, DriverError> {
+        for (from, to) in ranks.iter().flat_map(|from| ranks.iter().map(move |to| (*from, *to))) {
+            if from != to {
+                gpus.gpus[from].1.enable_peer(&gpus.gpus[to].1)?;
+            }
+        }
+        let streams = ranks.iter().map(|gpu| OwnedStream::new(&gpus.gpus[*gpu].1)).collect::<Result<_, _>>()?;
+        // SAFETY: the page is mapped longer than it is registered: parts are dropped in order.
+        let registration =
+            unsafe { HostRegistration::register(&gpus.gpus[ranks[0]].1, page.as_ptr(), DIRECT_PAGE_BYTES as usize)? };
+        let parts = Parts { streams, registration, page: Arc::clone(page), areas: areas.clone() };
+        Ok(CopyEngines {
+            parts: Some(parts),
+            layout,
+            gpus: ranks.into(),
+            issuers: ranks.iter().map(|gpu| issuers[*gpu].clone()).collect(),
+            is_released: AtomicBool::new(false),
+            progress: Mutex::default(),
+            importing: AtomicU64::new(0),
+            setup: Arc::clone(setup),
+            done: done.clone(),
+        })
+    }
+
+    fn parts(&self) -> &Parts {
+        self.parts.as_ref().expect("invariant: parts are taken by drop only")
+    }
+
+    pub(super) fn page(&self) -> &DirectPage {
+        &self.parts().page
+    }
+
+    pub(super) fn stream(&self, rank: u32) -> &OwnedStream {
+        &self.parts().streams[rank as usize]
+    }
+
+    /// A rank's word, as GPUs see it.
+    pub(super) fn word(&self, rank: u32, word: LargeWord) -> DeviceAddress {
+        self.parts().registration.address() + DirectPage::large_offset(rank, word)
+    }
+
+    /// A place in a rank's area.
+    pub(super) fn area(&self, rank: u32, offset: u64) -> DeviceAddress {
+        self.parts().areas.address(rank as usize) + offset
+    }
+
+    /// Number of ranks.
+    pub(super) fn nranks(&self) -> u32 {
+        self.gpus.len() as u32
+    }
+
+    /// Whether [`CopyEngines::release`] was called.
+    pub(super) fn is_released(&self) -> bool {
+        self.is_released.load(Ordering::Acquire)
+    }
+
+    fn progress(&self) -> std::sync::MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Operations that were handed out, and those whose copies have ended.
+    #[must_use]
+    pub fn begun_and_ended(&self) -> (u64, u64) {
+        let progress = self.progress();
+        (progress.begun, progress.ended)
+    }
+
+    /// Lets go of everything that waits, once no copy touches the ranks' buffers any more. No operation may be launched
+    /// afterwards.
+    pub(crate) fn release(self: &Arc<Self>) {
+        if self.is_released.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        for (rank, issuer) in (0..).zip(&self.issuers) {
+            // Threads live as long as somebody can send to them.
+            let _ = issuer.send(issue::Order::Release { engines: Arc::clone(self), rank });
+        }
+    }
+
+    /// Begins an operation that all ranks have called.
+    pub(super) fn launch(
+        self: &Arc<Self>,
+        schedule: &Arc<Schedule>,
+        operations: &[Operation],
+        job: Handle,
+    ) -> Launched {
+        let Some(first) = operations.first() else { return Launched::Finished };
+        let (number, launched) = {
+            let mut progress = self.progress();
+            progress.begun += 1;
+            let is_too_many = progress.begun - progress.ended > FLIGHTS_MAX;
+            progress.held_back = is_too_many.then_some(job);
+            (progress.begun, if is_too_many { Launched::Running } else { Launched::Finished })
+        };
+        let buffers = operations.iter().map(|operation| {
+            operation.on_gpus.as_ref().map_or([None, None], |own| [own.send.clone(), own.recv.clone()])
+        });
+        let flight = Flight {
+            engines: Arc::clone(self),
+            call: LargeCall { number, element_bytes: first.dtype.size_bytes() as u64, layout: self.layout },
+            schedule: Arc::clone(schedule),
+            comm: first.comm,
+            buffers: buffers.collect(),
+        };
+        // What comes behind an operation that waits for imports goes the same way.
+        if self.importing.load(Ordering::Acquire) == 0 && flight.is_open() {
+            Arc::new(flight).hand_out();
+        } else {
+            self.importing.fetch_add(1, Ordering::Relaxed);
+            if self.setup.send(Order::Import(flight)).is_err() {
+                tracing::error!("the thread that sets up GPUs has ended");
+            }
+        }
+        launched
+    }
+}
+
+impl Drop for CopyEngines {
+    fn drop(&mut self) {
+        if let Some(parts) = self.parts.take() {
+            // If the thread could not be reached they would be dropped here.
+            let _ = self.setup.send(Order::Free(Box::new(parts)));
+        }
+    }
+}
+
+impl Flight {
+    /// Which regions must be open where: a rank's own, and what the others receive into, on the rank's GPU.
+    fn needs(&self) -> impl Iterator<Item = (usize, &GpuOperand)> {
+        self.engines.gpus.iter().zip(&self.buffers).flat_map(move |(gpu, [send, _])| {
+            let received = self.buffers.iter().filter_map(|[_, recv]| recv.as_ref());
+            send.iter().chain(received).map(move |operand| (*gpu, operand))
+        })
+    }
+
+    fn is_open(&self) -> bool {
+        self.needs().all(|(gpu, operand)| operand.region.is_open(gpu))
+    }
+
+    /// Opens what is missing. Called on the set-up thread.
+    pub(super) fn import(self, gpus: &Gpus, imports: &mut Imports) {
+        let opened: Result<(), ImportError> =
+            self.needs().try_for_each(|(gpu, operand)| imports.open(gpus, gpu, &operand.region));
+        let engines = Arc::clone(&self.engines);
+        match opened {
+            Ok(()) => Arc::new(self).hand_out(),
+            Err(error) => self.fail(&error),
+        }
+        engines.importing.fetch_sub(1, Ordering::Release);
+    }
+
+    fn hand_out(self: Arc<Self>) {
+        for (rank, issuer) in (0..).zip(&self.engines.issuers) {
+            // Threads live as long as somebody can send to them.
+            let _ = issuer.send(issue::Order::Run { flight: Arc::clone(&self), rank });
+        }
+    }
+
+    /// Ends the communicator.
+    pub(super) fn fail(&self, error: &dyn std::fmt::Display) {
+        let message = format!("copy engines, operation {}: {error}", self.call.number);
+        tell(&self.engines.done, ProxyMessage::DeviceFailed { comm: self.comm, message });
+    }
+}
+
+impl Drop for Flight {
+    fn drop(&mut self) {
+        let mut progress = self.engines.progress();
+        progress.ended += 1;
+        let goes_on = if progress.begun - progress.ended <= FLIGHTS_MAX { progress.held_back.take() } else { None };
+        drop(progress);
+        if let Some(job) = goes_on {
+            tell(&self.engines.done, ProxyMessage::JobDone { job, fault: None });
+        }
+    }
+}
+
+/// Waits for room: threads that set up and issue have nothing better to do.
+pub(super) fn tell(done: &Sender<ProxyMessage>, message: ProxyMessage) {
+    let mut message = message;
+    while let Err(back) = done.send(message) {
+        message = back;
+        std::thread::yield_now();
+    }
+}

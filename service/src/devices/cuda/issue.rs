@@ -1,0 +1,282 @@
+//! A thread for each GPU, which issues copies into the streams of all communicators there. One thread for all GPUs would take
+//! 300 us for an operation on four.
+//!
+//! The driver blocks when a stream holds about a thousand entries, which may wait for a tenant. So an operation is issued
+//! in portions, each with an event behind it, and no stream holds more than [`ENTRIES_MAX`]; the rest of it waits in its
+//! communicator's *lane*, and nobody else waits with it.
+//!
+//! When a communicator has failed its words are released until its lanes are empty, and only then the ranks' streams: what
+//! a tenant gets back nobody writes any more.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::time::Duration;
+
+use mccs_cuda::{Context, DriverError, Event, WordOperation};
+use mccs_ipc::large::LargeWord;
+
+use super::NoCuda;
+use super::engines::{CopyEngines, Flight};
+use super::large::{Place, Step, steps_of};
+
+/// Most entries of a stream that have not ended.
+const ENTRIES_MAX: usize = 384;
+/// Entries with one event behind them.
+const PORTION: usize = 128;
+/// Words that streams of the service wait for.
+const WAITED_FOR: [LargeWord; 5] =
+    [LargeWord::Ready, LargeWord::Round, LargeWord::Pushed, LargeWord::Relayed, LargeWord::Reduced];
+/// Words that streams of the service write.
+const TOLD: [LargeWord; 4] = [LargeWord::Round, LargeWord::Pushed, LargeWord::Relayed, LargeWord::Arrived];
+/// How often streams are looked at while they have work: between the shortest wait and the longest, doubled while nothing
+/// ends.
+const LOOK_AFTER: Duration = Duration::from_micros(100);
+const LOOK_AFTER_MAX: Duration = Duration::from_millis(5);
+
+/// To a thread.
+pub(super) enum Order {
+    /// Issue a rank's part.
+    Run { flight: Arc<Flight>, rank: u32 },
+    /// End a rank's part in everything.
+    Release { engines: Arc<CopyEngines>, rank: u32 },
+}
+
+/// A rank's part that is not wholly issued.
+struct Run {
+    flight: Arc<Flight>,
+    steps: VecDeque<Step>,
+}
+
+/// What was issued up to an event.
+struct Portion {
+    event: Event,
+    entries: usize,
+    /// Keeps the memory.
+    _flight: Arc<Flight>,
+}
+
+/// A rank's stream.
+struct Lane {
+    engines: Arc<CopyEngines>,
+    rank: u32,
+    waiting: VecDeque<Run>,
+    issued: VecDeque<Portion>,
+    entries: usize,
+    is_releasing: bool,
+    /// Whether the ranks were told that nothing touches their buffers any more.
+    has_released: bool,
+}
+
+/// Why a step cannot be issued.
+#[derive(Debug, thiserror::Error)]
+enum IssueError {
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+    #[error("a bug in mccs: memory of rank {0} is not open")]
+    NotOpen(u32),
+}
+
+struct Issuer {
+    gpu: usize,
+    context: Context,
+    orders: Receiver<Order>,
+    lanes: Vec<Lane>,
+    /// To be used again.
+    events: Vec<Event>,
+}
+
+/// Starts a GPU's thread. It ends when nobody can give it orders any more.
+pub(super) fn start(gpu: usize, context: &Context) -> Result<mpsc::Sender<Order>, NoCuda> {
+    let (sender, orders) = mpsc::channel();
+    let issuer = Issuer { gpu, context: context.clone(), orders, lanes: Vec::new(), events: Vec::new() };
+    std::thread::Builder::new().name(format!("mccs-gpu-{gpu}")).spawn(move || issuer.run())?;
+    Ok(sender)
+}
+
+impl Issuer {
+    fn run(mut self) {
+        let context = self.context.clone();
+        let entered = context.enter();
+        if let Err(error) = &entered {
+            tracing::error!(gpu = self.gpu, %error, "a GPU's context cannot be used");
+        }
+        let mut look_after = LOOK_AFTER;
+        loop {
+            let order = if self.lanes.is_empty() {
+                self.orders.recv().map_err(|_| RecvTimeoutError::Disconnected)
+            } else {
+                self.orders.recv_timeout(look_after)
+            };
+            let mut moved = order.is_ok();
+            match order {
+                Ok(order) => self.take(order),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+            while let Ok(order) = self.orders.try_recv() {
+                self.take(order);
+            }
+            for lane in &mut self.lanes {
+                moved |= lane.look(self.gpu, &mut self.events);
+            }
+            self.lanes.retain(|lane| !lane.is_over());
+            look_after = if moved { LOOK_AFTER } else { (look_after * 2).min(LOOK_AFTER_MAX) };
+        }
+    }
+
+    fn take(&mut self, order: Order) {
+        let (engines, rank) = match &order {
+            Order::Run { flight, rank } => (&flight.engines, *rank),
+            Order::Release { engines, rank } => (engines, *rank),
+        };
+        let of_it = |lane: &Lane| lane.rank == rank && Arc::ptr_eq(&lane.engines, engines);
+        let at = self.lanes.iter().position(of_it).unwrap_or_else(|| {
+            self.lanes.push(Lane::new(engines, rank));
+            self.lanes.len() - 1
+        });
+        let lane = &mut self.lanes[at];
+        match order {
+            // Its communicator failed while its memory was being opened.
+            Order::Run { flight, .. } if flight.engines.is_released() => drop(flight),
+            Order::Run { flight, rank } => {
+                let steps = steps_of(&flight.call, &flight.schedule, rank).into();
+                lane.waiting.push_back(Run { flight, steps });
+                lane.issue(self.gpu, &mut self.events);
+            }
+            Order::Release { .. } => {
+                // What was not issued is not going to be; portions that were keep their memory.
+                lane.waiting.clear();
+                lane.is_releasing = true;
+            }
+        }
+    }
+}
+
+impl Lane {
+    fn new(engines: &Arc<CopyEngines>, rank: u32) -> Self {
+        let engines = Arc::clone(engines);
+        Lane {
+            engines,
+            rank,
+            waiting: VecDeque::new(),
+            issued: VecDeque::new(),
+            entries: 0,
+            is_releasing: false,
+            has_released: false,
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.waiting.is_empty() && self.issued.is_empty() && self.is_releasing == self.has_released
+    }
+
+    /// Lets go of what has ended, and issues what there is room for. Returns whether anything has ended.
+    fn look(&mut self, gpu: usize, events: &mut Vec<Event>) -> bool {
+        let mut any = false;
+        // A stream that has failed does not go on: its error was told when something was issued, or is told by the next.
+        while self.issued.front().is_some_and(|portion| portion.event.has_happened().unwrap_or(true)) {
+            let Some(portion) = self.issued.pop_front() else { break };
+            self.entries -= portion.entries;
+            events.push(portion.event);
+            any = true;
+        }
+        if !self.is_releasing {
+            self.issue(gpu, events);
+            return any;
+        }
+        if self.issued.is_empty() {
+            // Nothing of this rank's touches anybody's buffers any more, and nothing else writes these words.
+            for word in TOLD {
+                self.engines.page().release(self.rank, word);
+            }
+            self.has_released = true;
+            return true;
+        }
+        // Again and again: tenants and streams still write, too.
+        for rank in 0..self.engines.nranks() {
+            for word in WAITED_FOR {
+                self.engines.page().release(rank, word);
+            }
+        }
+        any
+    }
+
+    fn issue(&mut self, gpu: usize, events: &mut Vec<Event>) {
+        while self.entries < ENTRIES_MAX
+            && let Some(run) = self.waiting.front_mut()
+        {
+            let count = run.steps.len().min(PORTION);
+            let steps: Vec<_> = run.steps.drain(..count).collect();
+            let flight = Arc::clone(&run.flight);
+            if run.steps.is_empty() {
+                self.waiting.pop_front();
+            }
+            let issued = self.issue_steps(&flight, gpu, &steps);
+            let marked = self.mark(events);
+            if let Err(error) = issued {
+                flight.fail(&error);
+                self.waiting.clear();
+            }
+            match marked {
+                // A step is two entries at most, and there is the event.
+                Ok(event) => {
+                    let entries = 2 * count + 1;
+                    self.entries += entries;
+                    self.issued.push_back(Portion { event, entries, _flight: flight });
+                }
+                Err(error) => {
+                    flight.fail(&error);
+                    self.waiting.clear();
+                }
+            }
+        }
+    }
+
+    fn mark(&self, events: &mut Vec<Event>) -> Result<Event, DriverError> {
+        let stream = self.engines.stream(self.rank);
+        let event = events.pop().map_or_else(|| Event::new(stream.context(), false), Ok)?;
+        // SAFETY: the stream lives as long as the engines, and events of this thread are of its GPU's context.
+        unsafe { event.record(stream.raw())? };
+        Ok(event)
+    }
+
+    fn issue_steps(&self, flight: &Flight, gpu: usize, steps: &[Step]) -> Result<(), IssueError> {
+        let (engines, stream) = (&self.engines, self.engines.stream(self.rank).raw());
+        let mut words = Vec::new();
+        for step in steps {
+            match *step {
+                Step::Wait { word, rank, value } => words.push(WordOperation::Wait(engines.word(rank, word), value)),
+                Step::Tell { word, value } => words.push(WordOperation::Write(engines.word(self.rank, word), value)),
+                Step::Push { bytes: 0, .. } => {}
+                Step::Push { from, to, at, bytes } => {
+                    let from = address(flight, gpu, self.rank, from)?;
+                    let to = address(flight, gpu, to, at)?;
+                    // SAFETY: the stream and its context live with the engines. Ranges were validated when ranks called,
+                    // and regions are open, and as long as was said, until the flight has ended.
+                    unsafe {
+                        stream.words(&words)?;
+                        stream.copy(to, from, bytes as usize)?;
+                    }
+                    words.clear();
+                }
+            }
+        }
+        // SAFETY: as above.
+        unsafe { stream.words(&words)? };
+        Ok(())
+    }
+}
+
+/// A place of a rank's, as a GPU sees it.
+fn address(flight: &Flight, gpu: usize, rank: u32, place: Place) -> Result<u64, IssueError> {
+    let of = |which: usize, offset: u64| {
+        let operand = flight.buffers.get(rank as usize).and_then(|buffers| buffers[which].as_ref());
+        operand.and_then(|operand| operand.address(gpu)).map(|base| base + offset).ok_or(IssueError::NotOpen(rank))
+    };
+    match place {
+        Place::Send(offset) => of(0, offset),
+        Place::Recv(offset) => of(1, offset),
+        Place::Area(offset) => Ok(flight.engines.area(rank, offset)),
+    }
+}
