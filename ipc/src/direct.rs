@@ -6,6 +6,7 @@
 //!
 //! ```text
 //! head: abort, limit, strategy in force | strategy, even epochs | strategy, odd epochs | rank 0: launched | rank 1 ...
+//!     | rank 0: sends and receives | rank 1 ...
 //! ```
 //!
 //! *Abort* is read by kernels that wait. *Limit* is a credit: ranks launch operations up to that number only, so the service
@@ -16,12 +17,16 @@
 //! The page is shared by processes of one tenant; what they write there harms their own communicator. The service reads
 //! numbers from it, never an address or a length.
 
+mod points;
+
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use serde::{Deserialize, Serialize};
 
 use crate::shm::{Mapping, ShmError};
 use crate::sync::atomic::{AtomicU64, Ordering, fence};
+
+pub use self::points::{PointsFault, PointsLaunched};
 
 /// Most ranks that reach each other's areas: GPUs of one host.
 pub const DIRECT_RANKS_MAX: u32 = 8;
@@ -88,7 +93,8 @@ const SLOT_BYTES: u64 = size_of::<Slot>() as u64;
 const PROGRESS_BYTES: u64 = size_of::<Progress>() as u64;
 /// Size of a page: whole pages of the system's, since GPUs map it.
 pub const DIRECT_PAGE_BYTES: u64 =
-    (HEAD_BYTES + 2 * SLOT_BYTES + DIRECT_RANKS_MAX as u64 * PROGRESS_BYTES).next_multiple_of(4096);
+    (HEAD_BYTES + 2 * SLOT_BYTES + DIRECT_RANKS_MAX as u64 * (PROGRESS_BYTES + points::POINTS_BYTES))
+        .next_multiple_of(4096);
 
 /// A mapped page.
 #[derive(Debug)]
@@ -128,10 +134,11 @@ impl DirectPage {
         HEAD_BYTES + 2 * SLOT_BYTES + u64::from(rank) * PROGRESS_BYTES
     }
 
+    /// `T` must be made of atomics.
     fn at<T>(&self, offset_bytes: u64) -> &T {
         let ptr = self.0.as_ptr().wrapping_add(offset_bytes as usize).cast::<T>();
         debug_assert!(ptr.is_aligned() && offset_bytes + size_of::<T>() as u64 <= DIRECT_PAGE_BYTES);
-        // SAFETY: private callers name head, slots and progress of ranks that exist: aligned, inside the mapping, and made
+        // SAFETY: private callers name head, slots and what is there of ranks that exist: aligned, inside the mapping, and made
         // of atomics.
         unsafe { &*ptr }
     }

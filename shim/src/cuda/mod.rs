@@ -5,10 +5,13 @@
 //! ranks meet in areas of GPU memory that the service has made and mapped for them, under the strategy that the service
 //! publishes; see [`mccs_ipc::direct`].
 //!
+//! Sends and receives are one kernel a group, beside collectives and in no order with them.
+//!
 //! Works in CUDA graphs: what a captured call does depends on how often it has run, which the GPU counts. A graph must not
 //! run at the same time as other operations of the same communicator; nor as another graph with some.
 
 mod communicator;
+pub(crate) mod points;
 mod resources;
 
 pub use communicator::{CudaCommunicator, CudaStream};

@@ -9,7 +9,7 @@ use mccs_ipc::types::Handle;
 use mccs_kernels::cuda::{AreaLayout, DirectStrategy};
 
 use super::{Gpus, NoCuda, Prepared};
-use crate::devices::{Areas, DirectGroup, Ended};
+use crate::devices::{Areas, Counted, DirectGroup, Ended};
 use crate::engines::proxy::ProxyMessage;
 use crate::runtime::Sender;
 
@@ -87,10 +87,14 @@ impl Setup {
         }
     }
 
-    fn read(&self, areas: &Memory) -> Result<Vec<u64>, DriverError> {
+    fn read(&self, areas: &Memory) -> Result<Vec<Counted>, DriverError> {
         let counted = areas.iter().map(|(gpu, area)| {
             // SAFETY: the area is mapped while it is held, in its GPU's context, which is the stream's.
-            unsafe { self.streams[*gpu].read_word(area.address() + AreaLayout::COUNTER_OFFSET) }.map(AreaLayout::ended)
+            let read = |offset| unsafe { self.streams[*gpu].read_word(area.address() + offset) }.map(AreaLayout::ended);
+            Ok(Counted {
+                operations: read(AreaLayout::COUNTER_OFFSET)?,
+                groups: read(AreaLayout::POINTS_COUNTER_OFFSET)?,
+            })
         });
         counted.collect()
     }
