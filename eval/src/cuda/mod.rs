@@ -1,4 +1,5 @@
 //! Collectives on GPUs: one process a rank, checked element by element, and measured beside NCCL.
 
 pub mod nccl;
+pub mod points;
 pub mod rank;
