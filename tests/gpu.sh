@@ -3,24 +3,35 @@
 # that binaries built elsewhere can be carried to a machine with GPUs and without Rust: there the tests of
 # `cargo test --no-run --release -p mccs-tests --test gpu` are called gpu-tests.
 #
-#   tests/gpu.sh [checks|figures|all]      default: checks
+#   tests/gpu.sh [checks|memcheck|mps|figures|all]      default: checks, memcheck and mps
 #
-# MCCS_NCCL names NCCL's library, for figures beside it. Results go to the folder OUT, if it is set.
+# MCCS_NCCL names NCCL's library, for figures beside it. Results go to the folder OUT, if it is set: gpu-checks.md says what was
+# checked, and where (MCCS_COMMIT names the commit where there is no git).
 set -euo pipefail
 cd "$(dirname "$0")/.."
-what=${1:-checks}
+what=${1:-}
 nvidia-smi -L >/dev/null 2>&1 || { echo "tests/gpu.sh: there is no GPU here (nvidia-smi -L)" >&2; exit 1; }
 gpus=$(nvidia-smi -L | grep -c '^GPU')
 if [ -z "${MCCS_BIN:-}" ]; then
     cargo build --release --quiet -p mccs-service -p mccs-eval -p mccs-nccl
+    cargo build --release --quiet -p mccs --lib --example cuda_all_reduce
     cargo test --release --quiet --no-run -p mccs-tests --test gpu
     MCCS_BIN=$PWD/target/release
     ln -sf libnccl.so "$MCCS_BIN/libnccl.so.2"
     gpu_tests=$(ls -t target/release/deps/gpu-* | grep -v '\.d$' | head -1)
 fi
+gpu_tests=${gpu_tests:-$MCCS_BIN/gpu-tests}
 work=$(mktemp -d)
 service=
+mps_control=$(PATH=$PATH:/usr/local/nvidia/bin type -P nvidia-cuda-mps-control || true)
+# An MPS server of our own, which only those find who are told its folder.
+end_mps() {
+    [ -d "$work/mps" ] || return 0
+    echo quit | CUDA_MPS_PIPE_DIRECTORY=$work/mps timeout 20 "$mps_control" >/dev/null 2>&1 || true
+    rm -rf "$work/mps"
+}
 finish() {
+    end_mps
     [ -z "$service" ] || kill "$service" 2>/dev/null || true
     wait 2>/dev/null || true
     rm -rf "$work"
@@ -58,34 +69,110 @@ serve
 export MCCS_SOCKET=$work/run/mccs.sock
 nvidia-smi -L | sed 's/ (UUID.*//'
 perf=$MCCS_BIN/mccs-cuda-perf
+summary=${OUT:-$work}/gpu-checks.md
+{
+    echo "# What was checked on GPUs"
+    echo
+    echo "- commit: ${MCCS_COMMIT:-$(git rev-parse --short HEAD 2>/dev/null || echo unknown)}; command: \`tests/gpu.sh $what\`; $(date -u +%F)"
+    echo "- machine: $gpus x $(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | head -1 | sed 's/, /, driver /'), $(nproc) cores"
+    echo
+    echo "| check | result | s |"
+    echo "| --- | --- | --- |"
+} > "$summary"
+
+# Runs a check, and notes what became of it: its last line says what it did.
+lane() {
+    local name=$1 begin=$SECONDS status=0
+    shift
+    echo "== $name"
+    "$@" > "$work/lane.log" 2>&1 || status=$?
+    cat "$work/lane.log"
+    if [ $status = 0 ]; then
+        echo "| $name | $(grep -v '^ *$' "$work/lane.log" | tail -1 | tr '|' ' ') | $((SECONDS - begin)) |" >> "$summary"
+    else
+        echo "| $name | **FAILED** ($status) | $((SECONDS - begin)) |" >> "$summary"
+        echo "tests/gpu.sh: failed: $name" >&2
+        exit 1
+    fi
+}
+
+absent() {
+    echo "== $1: not run: $2"
+    echo "| $1 | not run: $2 | 0 |" >> "$summary"
+}
+
+# As many processes as ranks, told who they are as mccs-launch tells them.
+ranks() {
+    local nranks=$1 id rank pids=() status=0
+    shift
+    id=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
+    for rank in $(seq 0 $((nranks - 1))); do
+        MCCS_UNIQUE_ID=$id MCCS_NRANKS=$nranks MCCS_RANK=$rank "$@" &
+        pids+=($!)
+    done
+    for pid in "${pids[@]}"; do wait "$pid" || status=1; done
+    return $status
+}
 
 checks() {
     for nranks in 1 $(seq 2 "$gpus"); do
-        echo "== every collective, $nranks ranks"
-        "$perf" --check --nranks "$nranks" --operation all --begin 1B --end 48KiB --factor 37
-        "$perf" --check --nranks "$nranks" --operation all --begin 1MiB --end 3MiB --factor 3 --dtypes float,bfloat16 --redops sum,premulsum
+        lane "every collective, type and reduction; $nranks ranks, 1 B to 48 KiB" \
+            "$perf" --check --nranks "$nranks" --operation all --begin 1B --end 48KiB --factor 37
+        lane "every collective; $nranks ranks, 1 and 3 MiB" \
+            "$perf" --check --nranks "$nranks" --operation all --begin 1MiB --end 3MiB --factor 3 --dtypes float,bfloat16 --redops sum,premulsum
     done
     for nranks in $(seq 2 "$gpus"); do
-        echo "== by copy engines, $nranks ranks"
         serve 'large_from = "4KiB"
 slot = "1MiB"'
-        "$perf" --check --nranks "$nranks" --operation all --begin 1B --end 3MiB --factor 19 --dtypes float,bfloat16,uint8 --redops sum,avg
+        lane "by copy engines, $nranks ranks" \
+            "$perf" --check --nranks "$nranks" --operation all --begin 1B --end 3MiB --factor 19 --dtypes float,bfloat16,uint8 --redops sum,avg
     done
     serve
-    echo "== graphs, streams, tenants, failures"
     # One at a time: they look at the GPUs' free memory.
-    "${gpu_tests:-$MCCS_BIN/gpu-tests}" --ignored --test-threads 1
-    echo "== PyTorch, unchanged"
+    lane "graphs, streams, sends and receives, tenants, failures, crashes" "$gpu_tests" --ignored --test-threads 1 --skip under_mps
     if python3 -c 'import torch' 2>/dev/null; then
-        LD_PRELOAD=$MCCS_BIN/libnccl.so.2 python3 tests/pytorch.py "$gpus"
+        lane "PyTorch, unchanged" env LD_PRELOAD="$MCCS_BIN/libnccl.so.2" python3 tests/pytorch.py "$gpus"
     else
-        echo "there is no PyTorch here: not run"
+        absent "PyTorch, unchanged" "there is no PyTorch here"
+    fi
+    lane "the example in Rust" ranks 2 "$MCCS_BIN/examples/cuda_all_reduce"
+    if type -P cc >/dev/null; then
+        cc -I shim/include shim/examples/c/cuda_all_reduce.c -L "$MCCS_BIN" -lmccs -ldl -o "$work/cuda_all_reduce"
+        lane "the example in C" ranks 2 env LD_LIBRARY_PATH="$MCCS_BIN" "$work/cuda_all_reduce"
+    else
+        absent "the example in C" "there is no C compiler here"
     fi
     if [ "$gpus" = 1 ]; then
         # Time slices of two milliseconds: few calls.
-        echo "== two ranks on one GPU, which take turns"
-        "$perf" --check --nranks 2 --operation all_reduce,all_to_all --begin 100B --end 40KiB --factor 400
+        lane "two ranks on one GPU, which take turns" \
+            "$perf" --check --nranks 2 --operation all_reduce,all_to_all --begin 100B --end 40KiB --factor 400
     fi
+}
+
+# Few calls of every kernel, under the memory checker, which makes them some hundred times slower.
+memcheck() {
+    local checker
+    checker=$(PATH=$PATH:/usr/local/cuda/bin type -P compute-sanitizer || true)
+    if [ -z "$checker" ]; then
+        absent "memory checker" "there is no compute-sanitizer here"
+        return
+    fi
+    lane "memory checker: collectives of two ranks" "$checker" --tool memcheck --target-processes all --error-exitcode 9 \
+        "$perf" --check --nranks 2 --operation all --begin 1KiB --end 1MiB --factor 900 --dtypes float --redops sum
+    lane "memory checker: sends and receives of two ranks" ranks 2 "$checker" --tool memcheck --error-exitcode 9 \
+        "$MCCS_BIN/examples/cuda_all_reduce"
+}
+
+mps() {
+    if [ -z "$mps_control" ]; then
+        absent "tenants under MPS" "there is no nvidia-cuda-mps-control here"
+        return
+    fi
+    mkdir "$work/mps"
+    CUDA_MPS_PIPE_DIRECTORY=$work/mps CUDA_MPS_LOG_DIRECTORY=$work/mps "$mps_control" -d
+    lane "tenants under MPS, the service not" env MCCS_GPU_MPS="$work/mps" "$gpu_tests" --ignored --test-threads 1 under_mps
+    grep -q 'NEW CLIENT' "$work/mps/control.log" || { echo "tests/gpu.sh: nobody used the MPS server" >&2; exit 1; }
+    end_mps
 }
 
 figures() {
@@ -97,15 +184,18 @@ figures() {
             --begin 8B --end "${MCCS_END:-512MiB}" --factor 4 --rounds "${MCCS_ROUNDS:-3}" --nccl "$nccl" ${OUT:+--json "$OUT/cuda-$nranks.json"}
         "$perf" --nranks "$nranks" --operation all_gather,all_reduce --begin 256MiB --end 256MiB --rounds "${MCCS_ROUNDS:-3}" \
             --busy-sms 100 --nccl "$nccl" ${OUT:+--json "$OUT/cuda-overlap-$nranks.json"}
+        "$perf" --nranks "$nranks" --points ring,one_way,uneven \
+            --begin 8B --end "${MCCS_END:-512MiB}" --factor 4 --rounds "${MCCS_ROUNDS:-3}" --nccl "$nccl" ${OUT:+--json "$OUT/cuda-points-$nranks.json"}
     done
 }
 
 case $what in
-checks) checks ;;
-figures) figures ;;
-all) checks; figures ;;
-*) echo "usage: tests/gpu.sh [checks|figures|all]" >&2; exit 2 ;;
+'') checks; memcheck; mps ;;
+checks | memcheck | mps | figures) "$what" ;;
+all) checks; memcheck; mps; figures ;;
+*) echo "usage: tests/gpu.sh [checks|memcheck|mps|figures|all]" >&2; exit 2 ;;
 esac
 "$MCCS_BIN/mccsctl" --help >/dev/null
+[ -z "${OUT:-}" ] || cat "$summary"
 kill -0 "$service" || { echo "tests/gpu.sh: the service has died" >&2; exit 1; }
 echo "tests/gpu.sh: done"

@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! head: abort, limit, strategy in force | strategy, even epochs | strategy, odd epochs | rank 0: launched | rank 1 ...
-//! words of large operations (`large.rs`)
+//!     | rank 0: sends and receives | rank 1 ... | words of large operations (`large.rs`)
 //! ```
 //!
 //! *Abort* is read by kernels that wait. *Limit* is a credit: ranks launch operations up to that number only, so the service
@@ -17,6 +17,8 @@
 //! The page is shared by processes of one tenant; what they write there harms their own communicator. The service reads
 //! numbers from it, never an address or a length.
 
+mod points;
+
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use serde::{Deserialize, Serialize};
@@ -24,6 +26,8 @@ use serde::{Deserialize, Serialize};
 use crate::large::{LARGE_WORDS_BYTES, LargeLayout};
 use crate::shm::{Mapping, ShmError};
 use crate::sync::atomic::{AtomicU64, Ordering, fence};
+
+pub use self::points::{PointsFault, PointsLaunched};
 
 /// Most ranks that reach each other's areas: GPUs of one host.
 pub const DIRECT_RANKS_MAX: u32 = 8;
@@ -124,7 +128,8 @@ impl DirectPage {
     }
 
     /// Where words of large operations begin.
-    pub(crate) const LARGE_OFFSET: u64 = HEAD_BYTES + 2 * SLOT_BYTES + DIRECT_RANKS_MAX as u64 * PROGRESS_BYTES;
+    pub(crate) const LARGE_OFFSET: u64 =
+        HEAD_BYTES + 2 * SLOT_BYTES + DIRECT_RANKS_MAX as u64 * (PROGRESS_BYTES + points::POINTS_BYTES);
 
     /// Where kernels find the word that stops them.
     pub const ABORT_OFFSET: u64 = std::mem::offset_of!(Head, abort) as u64;
@@ -134,10 +139,11 @@ impl DirectPage {
         HEAD_BYTES + 2 * SLOT_BYTES + u64::from(rank) * PROGRESS_BYTES
     }
 
+    /// `T` must be made of atomics.
     pub(crate) fn at<T>(&self, offset_bytes: u64) -> &T {
         let ptr = self.0.as_ptr().wrapping_add(offset_bytes as usize).cast::<T>();
         debug_assert!(ptr.is_aligned() && offset_bytes + size_of::<T>() as u64 <= DIRECT_PAGE_BYTES);
-        // SAFETY: callers of this crate name head, slots, progress and words of ranks that exist: aligned, inside the mapping, and made
+        // SAFETY: callers of this crate name head, slots and what is there of ranks that exist: aligned, inside the mapping, and made
         // of atomics.
         unsafe { &*ptr }
     }

@@ -1,6 +1,7 @@
 // All kernels of mccs, under the names that kernels/src/cuda looks up: one module.
 #include "include/bulk.cuh"
 #include "include/packets.cuh"
+#include "include/points.cuh"
 #include "include/reduce.cuh"
 
 using namespace mccs;
@@ -9,6 +10,9 @@ using namespace mccs;
     extern "C" __global__ void __launch_bounds__(threads, 1) name(const __grid_constant__ DirectArgs a) { body(a); }
 #define LOCAL(name, threads, body) \
     extern "C" __global__ void __launch_bounds__(threads, 1) name(const __grid_constant__ ReduceArgs a) { body(a); }
+#define POINTS(name, count)                                             \
+    extern "C" __global__ void __launch_bounds__(POINTS_THREADS_MAX, 1) \
+        name(const __grid_constant__ PointsArgs<count> a) { points(a.head, a.messages); }
 #define DATA_TYPE(name, TYPE)                                                  \
     DIRECT(mccs_packets_##name, PACKETS_THREADS_MAX, packets_reduce<TYPE>)     \
     DIRECT(mccs_bulk_##name, BULK_THREADS_MAX, bulk_reduce<TYPE>)              \
@@ -16,6 +20,8 @@ using namespace mccs;
 
 DIRECT(mccs_packets_copy, PACKETS_THREADS_MAX, packets_copy)
 DIRECT(mccs_bulk_copy, BULK_THREADS_MAX, bulk_copy)
+POINTS(mccs_points_few, MESSAGES_FEW)
+POINTS(mccs_points_many, MESSAGES_MANY)
 
 DATA_TYPE(int8, I8)
 DATA_TYPE(uint8, U8)

@@ -18,6 +18,7 @@ extern "C" {
 typedef struct mccsClient *mccsClient_t;
 typedef struct mccsComm *mccsComm_t;
 typedef struct mccsStream *mccsStream_t;
+typedef struct mccsCudaComm *mccsCudaComm_t;
 
 /* Names a communicator across its ranks: one rank makes it and tells the others. */
 typedef struct { unsigned char internal[16]; } mccsUniqueId;
@@ -98,7 +99,47 @@ mccsResult_t mccsRecv(void *recvbuff, size_t count, mccsDataType_t dtype, int pe
                       mccsStream_t stream);
 mccsResult_t mccsBarrier(mccsComm_t comm, mccsStream_t stream);
 
-/* Operations of this thread between start and end are enqueued together; sends and receives start together. */
+/* Communicators of GPUs. A rank's GPU is that of the calling thread's current CUDA context, as after cudaSetDevice; the call
+ * waits for all ranks, so a process with several calls it from as many threads. Buffers are device pointers, which need no
+ * registration; `stream` is a cudaStream_t or CUstream of that context, null for its default stream. Calls return at once;
+ * failures of operations are told by mccsCudaCommGetAsyncError, after the stream was synchronized. */
+mccsResult_t mccsCudaCommInitRank(mccsCudaComm_t *comm, mccsClient_t client, int nranks, const mccsUniqueId *id, int rank);
+mccsResult_t mccsCudaCommDestroy(mccsCudaComm_t comm); /* waits for this rank's operations */
+mccsResult_t mccsCudaCommAbort(mccsCudaComm_t comm);   /* outstanding operations end without a result on all ranks */
+mccsResult_t mccsCudaCommGetAsyncError(mccsCudaComm_t comm, mccsResult_t *error);
+mccsResult_t mccsCudaCommCount(mccsCudaComm_t comm, int *count);
+mccsResult_t mccsCudaCommUserRank(mccsCudaComm_t comm, int *rank);
+
+/* As mccsRedOpCreatePreMulSum; where `is_on_device` is not 0, `scalar` is a device pointer, read when a collective runs. */
+mccsResult_t mccsCudaRedOpCreatePreMulSum(mccsRedOp_t *op, const void *scalar, mccsDataType_t dtype, int is_on_device,
+                                          mccsCudaComm_t comm);
+mccsResult_t mccsCudaRedOpDestroy(mccsRedOp_t op, mccsCudaComm_t comm);
+
+mccsResult_t mccsCudaAllReduce(const void *sendbuff, void *recvbuff, size_t count, mccsDataType_t dtype, mccsRedOp_t op,
+                               mccsCudaComm_t comm, void *stream);
+mccsResult_t mccsCudaReduceScatter(const void *sendbuff, void *recvbuff, size_t recvcount, mccsDataType_t dtype,
+                                   mccsRedOp_t op, mccsCudaComm_t comm, void *stream);
+mccsResult_t mccsCudaReduce(const void *sendbuff, void *recvbuff, size_t count, mccsDataType_t dtype, mccsRedOp_t op,
+                            int root, mccsCudaComm_t comm, void *stream);
+mccsResult_t mccsCudaAllGather(const void *sendbuff, void *recvbuff, size_t sendcount, mccsDataType_t dtype,
+                               mccsCudaComm_t comm, void *stream);
+mccsResult_t mccsCudaAllToAll(const void *sendbuff, void *recvbuff, size_t count, mccsDataType_t dtype,
+                              mccsCudaComm_t comm, void *stream);
+mccsResult_t mccsCudaBroadcast(const void *sendbuff, void *recvbuff, size_t count, mccsDataType_t dtype, int root,
+                               mccsCudaComm_t comm, void *stream);
+mccsResult_t mccsCudaGather(const void *sendbuff, void *recvbuff, size_t sendcount, mccsDataType_t dtype, int root,
+                            mccsCudaComm_t comm, void *stream);
+mccsResult_t mccsCudaScatter(const void *sendbuff, void *recvbuff, size_t recvcount, mccsDataType_t dtype, int root,
+                             mccsCudaComm_t comm, void *stream);
+mccsResult_t mccsCudaBarrier(mccsCudaComm_t comm, void *stream);
+/* Outside of a group each is on its own; to oneself only inside. Both ends say the same count and type. */
+mccsResult_t mccsCudaSend(const void *sendbuff, size_t count, mccsDataType_t dtype, int peer, mccsCudaComm_t comm,
+                          void *stream);
+mccsResult_t mccsCudaRecv(void *recvbuff, size_t count, mccsDataType_t dtype, int peer, mccsCudaComm_t comm,
+                          void *stream);
+
+/* Operations of this thread between start and end are enqueued together; sends and receives start together. Collectives on
+ * GPUs are enqueued as they are called. */
 mccsResult_t mccsGroupStart(void);
 mccsResult_t mccsGroupEnd(void);
 

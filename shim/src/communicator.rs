@@ -72,6 +72,10 @@ pub enum ReduceOperator {
     Standard(RedOp),
     /// Each rank's contribution times its scalar, then summed. Scalars may differ between ranks.
     PreMulSum(Scalar),
+    /// The same with a scalar that lies in the GPU's memory, as an element of the collective's type, and is read when the
+    /// operation runs: part of what the callers of [`CudaCommunicator`](crate::cuda::CudaCommunicator)'s calls vouch for.
+    /// Only there.
+    PreMulSumAt(u64),
 }
 
 impl From<RedOp> for ReduceOperator {
@@ -89,6 +93,9 @@ impl ReduceOperator {
                 Err(Error::argument("a pre-multiplied sum needs its scalar: use ReduceOperator::PreMulSum"))
             }
             ReduceOperator::Standard(op) => Ok((op, 0)),
+            ReduceOperator::PreMulSumAt(_) => {
+                Err(Error::argument("a factor in a GPU's memory is for communicators of GPUs"))
+            }
             ReduceOperator::PreMulSum(scalar) => {
                 let bits = match (scalar, is_integer) {
                     (Scalar::Integer(value), true) => value as u64,

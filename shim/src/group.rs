@@ -6,12 +6,15 @@ use std::sync::Arc;
 use mccs_ipc::command::{Command, FLAG_GROUP_CONTINUES, Opcode};
 
 use crate::communicator::CommShared;
+use crate::cuda::points::{self, Collected as CollectedPoint};
 use crate::{Error, Stream};
 
 #[derive(Default)]
 struct Group {
     depth: u32,
     operations: Vec<Collected>,
+    /// Sends and receives between GPUs.
+    points: Vec<CollectedPoint>,
 }
 
 /// An operation that waits for the end of its group.
@@ -39,7 +42,8 @@ pub fn group_start() {
 }
 
 /// Closes a group. The outermost one enqueues what was collected: for each stream first the collectives in their order,
-/// then all sends and receives, which start together.
+/// then all sends and receives, which start together; on each communicator of GPUs all sends and receives, in one kernel.
+/// Collectives on GPUs do not wait for the group's end.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] without a group, if a communicator was destroyed inside the group, or if it has more sends
@@ -47,9 +51,14 @@ pub fn group_start() {
 pub fn group_end() -> Result<(), Error> {
     let operations = with_group(|group| {
         group.depth = group.depth.checked_sub(1)?;
-        Some(if group.depth == 0 { std::mem::take(&mut group.operations) } else { Vec::new() })
+        let is_over = group.depth == 0;
+        Some(if is_over {
+            (std::mem::take(&mut group.operations), std::mem::take(&mut group.points))
+        } else {
+            Default::default()
+        })
     });
-    let operations = operations.flatten().ok_or_else(|| Error::argument("group_end without group_start"))?;
+    let (operations, points) = operations.flatten().ok_or_else(|| Error::argument("group_end without group_start"))?;
     let mut streams: Vec<(Stream, Vec<Numbered>)> = Vec::new();
     // The service ends a session that names a communicator that is gone.
     if operations.iter().any(|operation| operation.comm.has_left()) {
@@ -79,7 +88,18 @@ pub fn group_end() -> Result<(), Error> {
         ordered.append(&mut pairs);
         stream.client.0.submit_group(&stream.shared, &ordered)?;
     }
-    Ok(())
+    points::launch_together(points)
+}
+
+/// Keeps a send or receive between GPUs for the end of the group; `None` where there is no group.
+pub(crate) fn collect_point(point: impl FnOnce() -> CollectedPoint) -> Option<Result<(), Error>> {
+    with_group(|group| {
+        (group.depth > 0).then(|| {
+            group.points.push(point());
+            Ok(())
+        })
+    })
+    .flatten()
 }
 
 /// Enqueues an operation, or keeps it for the end of the group.

@@ -53,6 +53,9 @@ fn c_programs_run_and_misuse_is_refused() {
     for mut rank in ranks {
         assert!(rank.wait().expect("a rank").success());
     }
+    // As far as it goes where there is no GPU.
+    let cuda = directory.path().join("cuda_all_reduce");
+    compile(&workspace().join("shim/examples/c/cuda_all_reduce.c"), &library, &cuda);
     let misuse = directory.path().join("misuse");
     compile(&workspace().join("tests/tests/misuse.c"), &library, &misuse);
     assert!(start(&misuse, 0).wait().expect("misuse").success());

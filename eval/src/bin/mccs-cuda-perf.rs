@@ -10,6 +10,7 @@ use mccs::{CollectiveKind, DataType, RedOp, UniqueId};
 use mccs_config::Bytes;
 use mccs_eval::arguments::{list, unix_time_ns};
 use mccs_eval::cuda::beside::{Bench, Beside};
+use mccs_eval::cuda::points::Pattern;
 use mccs_eval::cuda::rank::{Rank, Side};
 use mccs_eval::workload::Call;
 use mccs_service::telemetry::traffic;
@@ -47,6 +48,9 @@ struct Arguments {
     /// Reductions to check, comma-separated, or "all".
     #[arg(long, default_value = "all")]
     redops: String,
+    /// Measure groups of sends and receives instead of collectives: patterns, comma-separated (ring, one_way, uneven).
+    #[arg(long)]
+    points: Option<String>,
     /// NCCL's library, to compare with.
     #[arg(long)]
     nccl: Option<PathBuf>,
@@ -150,9 +154,21 @@ fn run_rank(arguments: &Arguments, rank: u32) -> anyhow::Result<()> {
     };
     ensure!(gpus > 0, "there is no GPU");
     let (ids, nranks) = ((id(0)?, id(1)?), arguments.nranks);
-    let bytes = arguments.end.0 + 64 * u64::from(nranks);
+    let bytes = arguments.end.0 + 128 * u64::from(nranks);
     let place = (rank, nranks);
     let own = Rank::join(&arguments.socket, place, rank as usize % gpus, ids, bytes, arguments.nccl.as_deref())?;
+    if let Some(patterns) = &arguments.points {
+        let sizes = (arguments.begin.0, arguments.end.0, arguments.factor);
+        let lines = own.measure_points(&list(patterns, &Pattern::ALL)?, sizes, arguments.rounds)?;
+        if let (Some(path), 0) = (&arguments.json, rank) {
+            let results = serde_json::json!({
+                "gpu": own.gpu_name(), "nranks": nranks, "nccl": own.nccl_version(),
+                "version": env!("CARGO_PKG_VERSION"), "command": std::env::args().collect::<Vec<_>>(), "lines": lines,
+            });
+            std::fs::write(path, serde_json::to_string_pretty(&results)?)?;
+        }
+        return Ok(());
+    }
     match (arguments.check, arguments.busy_sms) {
         (true, _) => check(arguments, &own),
         (false, 0) => measure(arguments, &own),

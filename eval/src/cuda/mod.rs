@@ -3,4 +3,5 @@
 pub mod beside;
 pub mod load;
 pub mod nccl;
+pub mod points;
 pub mod rank;

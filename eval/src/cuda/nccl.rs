@@ -5,8 +5,9 @@ use std::path::Path;
 
 use anyhow::{Context as _, bail};
 use libloading::{Library, Symbol};
-use mccs::CollectiveKind;
+use mccs::{CollectiveKind, DataType};
 
+use super::points::Point;
 use crate::workload::Call;
 
 /// `ncclUniqueId`.
@@ -27,7 +28,7 @@ pub struct Nccl {
 
 /// A function of the library.
 macro_rules! call {
-    ($library:expr, $name:literal ($($arg:expr => $type:ty),*)) => {{
+    ($library:expr, $name:tt ($($arg:expr => $type:ty),*)) => {{
         // SAFETY: the signature is that of nccl.h.
         let function: Symbol<'_, unsafe extern "C" fn($($type),*) -> c_int> = unsafe { $library.get($name)? };
         // SAFETY: arguments are as the function's documentation asks: objects of this library, and live buffers.
@@ -145,6 +146,26 @@ impl Nccl {
             }
             CollectiveKind::Barrier => bail!("NCCL has no barrier"),
         }
+        Ok(())
+    }
+}
+
+impl Nccl {
+    /// Enqueues sends and receives as a group.
+    ///
+    /// # Errors
+    /// NCCL's.
+    pub fn enqueue_points(&self, points: &[Point], stream: Stream) -> anyhow::Result<()> {
+        let (library, comm, bytes) = (self.library, self.comm, DataType::U8.to_wire() as c_int);
+        call!(library, b"ncclGroupStart"());
+        for point in points {
+            let name: &[u8] = if point.is_send { b"ncclSend" } else { b"ncclRecv" };
+            call!(library, name(
+                point.buffer as *mut c_void => *mut c_void, point.bytes as usize => usize, bytes => c_int,
+                point.peer as c_int => c_int, comm => Comm, stream => Stream
+            ));
+        }
+        call!(library, b"ncclGroupEnd"());
         Ok(())
     }
 }

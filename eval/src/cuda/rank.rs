@@ -27,12 +27,12 @@ pub struct Rank {
     meeting: Communicator,
     meeting_stream: Stream,
     client: Client,
-    comm: CudaCommunicator,
-    nccl: Option<Nccl>,
-    stream: OwnedStream,
+    pub(super) comm: CudaCommunicator,
+    pub(super) nccl: Option<Nccl>,
+    pub(super) stream: OwnedStream,
     events: (Event, Event),
-    send: DeviceMemory,
-    recv: DeviceMemory,
+    pub(super) send: DeviceMemory,
+    pub(super) recv: DeviceMemory,
     context: Context,
 }
 
@@ -259,17 +259,26 @@ impl Rank {
     /// # Errors
     /// What failed.
     pub fn time_back_to_back(&self, side: Side, call: &Call, iterations: u32) -> anyhow::Result<Duration> {
+        let (send, recv) = (self.send.address(), self.recv.address());
+        self.time_stream(iterations, || self.enqueue(side, call, send, recv))
+    }
+
+    /// The same of what `enqueue` does.
+    pub(super) fn time_stream(
+        &self,
+        iterations: u32,
+        enqueue: impl Fn() -> anyhow::Result<()>,
+    ) -> anyhow::Result<Duration> {
         let context = self.context.clone();
         let _entered = context.enter()?;
-        let (send, recv) = (self.send.address(), self.recv.address());
         self.largest(0.0)?;
         for _ in 0..(iterations / 5).clamp(2, 20) {
-            self.enqueue(side, call, send, recv)?;
+            enqueue()?;
         }
         // SAFETY: stream and events live, and are of one context.
         unsafe { self.events.0.record(self.stream.raw())? };
         for _ in 0..iterations {
-            self.enqueue(side, call, send, recv)?;
+            enqueue()?;
         }
         // SAFETY: as above.
         unsafe {

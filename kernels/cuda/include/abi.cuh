@@ -12,6 +12,7 @@ constexpr uint32_t HEADS = 1;   // exchange heads: they carry scalars, and make 
 constexpr uint32_t OWN = 2;     // what this rank sends to itself goes straight from send to receive buffer
 constexpr uint32_t KEEP = 4;    // the receiver's result goes to the receive buffer (and not only to other ranks)
 constexpr uint32_t SCALED = 8;  // contributions are multiplied by their rank's scalar first
+constexpr uint32_t SCALAR_AT = 16;  // scalar_bits is where the scalar lies, as an element of scalar_dtype
 
 struct DirectArgs {
     uint64_t send;
@@ -45,7 +46,7 @@ struct DirectArgs {
     uint32_t middle_warps;
     uint32_t out_warps;
     uint32_t op;  // sum, prod, max, min: 0 to 3
-    uint32_t reserved;
+    uint32_t scalar_dtype;
 };
 static_assert(sizeof(DirectArgs) == 232 && offsetof(DirectArgs, sequence) == 152, "as in abi.rs");
 
@@ -69,7 +70,7 @@ struct ReduceArgs {
     uint32_t source_count;
     uint32_t destination_count;
     uint32_t divisor;
-    uint32_t scaled;
+    uint32_t scaled;  // 2: scalars[0] is where the only source's scalar lies
     uint32_t op;
 };
 static_assert(sizeof(ReduceArgs) == 368 && offsetof(ReduceArgs, flag_value) == 256, "as in abi.rs");

@@ -2,10 +2,11 @@
 #pragma once
 #include "abi.cuh"
 #include "memory.cuh"
+#include "scalar.cuh"
 
 namespace mccs {
 
-// An area begins with the word that counts operations; then come heads, flags and acknowledgements.
+// An area begins with the word that counts operations, and two of points.cuh; then come heads, flags and acknowledgements.
 constexpr uint64_t HEADS_OFFSET = 256;                              // [parity][rank] packets
 constexpr uint64_t FLAGS_OFFSET = 1024;                             // [phase][block][rank] words
 constexpr uint64_t PHASES = 2;
@@ -58,15 +59,20 @@ __device__ inline uint64_t recv_part(const DirectArgs& a, uint32_t rank) {
     return a.recv + (a.shard_bytes != 0 ? shard_offset(a, rank) : rank * a.recv_stride);
 }
 
+// This rank's scalar.
+__device__ inline uint64_t own_scalar(const DirectArgs& a) {
+    return (a.flags & SCALAR_AT) != 0 ? load_scalar(a.scalar_bits, a.scalar_dtype) : a.scalar_bits;
+}
+
 // Sends this rank's head to all peers: one thread a peer.
 __device__ inline void send_head(const DirectArgs& a, uint32_t peer) {
-    if (peer < a.nranks && peer != a.rank) store_packet(head_at(a, peer, a.rank), a.scalar_bits, number_of(a));
+    if (peer < a.nranks && peer != a.rank) store_packet(head_at(a, peer, a.rank), own_scalar(a), number_of(a));
 }
 
 // Waits for a peer's head, and gives its scalar; false: aborted.
 __device__ inline bool wait_head(const DirectArgs& a, uint32_t peer, uint64_t& scalar_bits) {
     if (peer >= a.nranks || peer == a.rank) {
-        scalar_bits = a.scalar_bits;
+        scalar_bits = own_scalar(a);
         return true;
     }
     uint64_t from = head_at(a, a.rank, peer);

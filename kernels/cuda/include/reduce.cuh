@@ -5,6 +5,7 @@
 #pragma once
 #include "abi.cuh"
 #include "memory.cuh"
+#include "scalar.cuh"
 #include "vectors.cuh"
 
 namespace mccs {
@@ -59,7 +60,11 @@ __device__ inline bool await_piece(const ReduceArgs& a, uint32_t piece) {
 
 template <class T>
 __device__ void reduce_pieces(const ReduceArgs& a) {
-    Arithmetic how{Op(a.op), a.divisor, a.scaled != 0 ? a.scalars : nullptr};
+    __shared__ uint64_t scalar;
+    bool lies_there = a.scaled == 2;
+    if (lies_there && threadIdx.x == 0) scalar = load_scalar<T>(a.scalars[0]);
+    __syncthreads();
+    Arithmetic how{Op(a.op), a.divisor, lies_there ? &scalar : a.scaled != 0 ? a.scalars : nullptr};
     for (uint32_t piece = 0; piece < a.pieces; piece++) {
         if (await_piece(a, piece)) return;
         uint64_t begin = piece * a.piece_bytes, bytes = min(a.piece_bytes, a.bytes - begin);

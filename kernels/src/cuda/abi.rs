@@ -9,6 +9,7 @@ pub(crate) const HEADS: u32 = 1;
 pub(crate) const OWN: u32 = 2;
 pub(crate) const KEEP: u32 = 4;
 pub(crate) const SCALED: u32 = 8;
+pub(crate) const SCALAR_AT: u32 = 16;
 
 /// The parameter of direct kernels. [`crate::cuda::Launch::direct`] fills everything but the public fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
@@ -51,7 +52,7 @@ pub struct DirectArgs {
     pub(crate) middle_warps: u32,
     pub(crate) out_warps: u32,
     pub(crate) op: u32,
-    pub(crate) reserved: u32,
+    pub(crate) scalar_dtype: u32,
 }
 
 /// The parameter of local reductions: for each piece in turn, wait until its sources are there, combine them in order, store
@@ -67,7 +68,8 @@ pub struct ReduceArgs {
     pub sources: [u64; RANKS_MAX],
     /// First elements of the destinations; one may be a source.
     pub destinations: [u64; RANKS_MAX],
-    /// The sources' factors where `scaled` is set, as `f64` bits or two's complement.
+    /// The sources' factors where `scaled` is set, as `f64` bits or two's complement; or where the only source's lies
+    /// ([`Launch::scaled_from`](super::Launch::scaled_from)).
     pub scalars: [u64; RANKS_MAX],
     /// Words that tell of the sources' arrival, in this GPU's or in pinned host memory; 0: that source is there.
     pub flags: [u64; RANKS_MAX],

@@ -8,7 +8,7 @@
 use bytemuck::Zeroable;
 use mccs_ipc::types::{CollectiveKind, DataType, RedOp};
 
-use super::abi::{HEADS, KEEP, OWN, SCALED};
+use super::abi::{HEADS, KEEP, OWN, SCALAR_AT, SCALED};
 use super::{AreaLayout, DirectArgs, RANKS_MAX, ReduceArgs};
 
 /// How a direct operation moves its bytes.
@@ -60,6 +60,8 @@ pub struct DirectCall {
     pub root: u32,
     /// This rank's factor in a pre-multiplied sum.
     pub scalar_bits: u64,
+    /// Whether `scalar_bits` is where the factor lies in a GPU's memory, as an element of `dtype`.
+    pub is_scalar_address: bool,
     /// This rank.
     pub rank: u32,
     /// Ranks.
@@ -119,7 +121,11 @@ macro_rules! per_dtype {
 pub fn functions() -> impl Iterator<Item = &'static str> {
     let of_dtype =
         |dtype: &DataType| [per_dtype!(*dtype, "packets"), per_dtype!(*dtype, "bulk"), per_dtype!(*dtype, "reduce")];
-    DataType::ALL.iter().flat_map(of_dtype).chain(["mccs_packets_copy", "mccs_bulk_copy"])
+    DataType::ALL
+        .iter()
+        .flat_map(of_dtype)
+        .chain(["mccs_packets_copy", "mccs_bulk_copy"])
+        .chain(super::points::FUNCTIONS)
 }
 
 /// The operator as kernels know it.
@@ -164,7 +170,8 @@ impl Launch<DirectArgs> {
             ..DirectArgs::zeroed()
         };
         if call.kind.reduces() && call.op == RedOp::PreMulSum {
-            args.flags |= SCALED | HEADS;
+            args.flags |= SCALED | HEADS | if call.is_scalar_address { SCALAR_AT } else { 0 };
+            args.scalar_dtype = call.dtype as u32;
         }
         if call.kind != CollectiveKind::Barrier {
             args.bytes = call.count * call.dtype.size_bytes() as u64;
@@ -288,6 +295,12 @@ fn two_shots(call: &DirectCall, algorithm: Algorithm, args: &mut DirectArgs) -> 
 }
 
 impl Launch<ReduceArgs> {
+    /// For a single source: its factor lies at this address, as an element.
+    pub fn scaled_from(&mut self, address: u64) {
+        self.args.scaled = 2;
+        self.args.scalars[0] = address;
+    }
+
     /// A local reduction by `blocks` blocks. The caller fills in addresses, sizes and words; `scaled` multiplies each source by
     /// its scalar first, `divisor` divides sums at the end ([`RedOp::Avg`] sums, and takes its number of ranks from there).
     #[must_use]

@@ -33,6 +33,11 @@
 //! Why slots are never overwritten while somebody may read them is said in cuda/include/packets.cuh and bulk.cuh.
 //! `cargo run --release -p mccs-kernels --example direct -- check` tests all of it on two GPUs or more.
 //!
+//! # Sends and receives
+//!
+//! [`PointsLaunch::new`]: all of a group's in one kernel, beside the direct operations and in no order with them. One rank's
+//! groups run one after the other. They count in a word of their own ([`AreaLayout::POINTS_COUNTER_OFFSET`]).
+//!
 //! # Local reductions
 //!
 //! [`Launch::reduce`]: sources on this GPU (or mapped there) into destinations, piece by piece as flags tell that the
@@ -43,6 +48,7 @@
 mod abi;
 mod area;
 mod launch;
+mod points;
 mod strategy;
 #[cfg(test)]
 mod tests;
@@ -50,6 +56,7 @@ mod tests;
 pub use abi::{DirectArgs, RANKS_MAX, ReduceArgs};
 pub use area::AreaLayout;
 pub use launch::{Algorithm, DirectCall, Launch, functions};
+pub use points::{MESSAGES_MAX, Point, PointsArgs, PointsError, PointsHead, PointsLaunch, contradiction, header_parts};
 pub use strategy::{DirectStrategy, Rule};
 
 include!(concat!(env!("OUT_DIR"), "/image.rs"));

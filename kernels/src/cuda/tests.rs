@@ -10,7 +10,9 @@ use crate::{Source, Store, finish_round, reduce};
 
 fn calls(kind: CollectiveKind, nranks: u32, root: u32, count: u64) -> Vec<DirectCall> {
     let (dtype, op) = (DataType::I32, RedOp::Sum);
-    (0..nranks).map(|rank| DirectCall { kind, dtype, op, count, root, scalar_bits: 0, rank, nranks }).collect()
+    (0..nranks)
+        .map(|rank| DirectCall { kind, dtype, op, count, root, scalar_bits: 0, is_scalar_address: false, rank, nranks })
+        .collect()
 }
 
 fn has(mask: u32, rank: usize) -> bool {
@@ -191,7 +193,7 @@ fn areas_hold_all_that_lies_in_them() {
     // Heads and four sets of words, then two halves of two peers' packets, then slots.
     assert!(layout.packets_offset() >= 1024 + 4 * 5 * 8 * 8);
     assert_eq!(layout.bulk_offset(), (layout.packets_offset() + 2 * 2 * 768).next_multiple_of(4096));
-    assert_eq!(layout.bytes(), layout.bulk_offset() + 2 * 2 * 5 * 2 * 2 * 256);
+    assert_eq!(layout.points().lanes_offset, (layout.bulk_offset() + 2 * 2 * 5 * 2 * 2 * 256).next_multiple_of(4096));
     assert!(!AreaLayout { nranks: 9, ..layout }.is_valid());
     assert!(!AreaLayout { slots: 1, ..layout }.is_valid());
     assert!(!AreaLayout { slot_bytes: 200, ..layout }.is_valid());

@@ -2,7 +2,7 @@
 //!
 //! A host asks the time and gets it back with its own question. The answer was true at some moment between asking and hearing,
 //! so that half of that time is the most by which its middle can be wrong; of the last few answers the one that took least
-//! counts. Between answers clocks drift apart, by [`DRIFT`] at most.
+//! counts. Between answers clocks drift apart, by `DRIFT` at most.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};

@@ -41,21 +41,32 @@ pub trait Areas: Send + Sync {
     fn read(&self, ended: &Arc<Ended>);
 }
 
+/// What one rank's GPU has counted: operations, and groups of sends and receives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Counted {
+    /// Collectives that have ended.
+    pub operations: u64,
+    /// Groups that have ended.
+    pub groups: u64,
+}
+
 /// How many operations of a group had ended when that was last read, which somebody has to ask for.
 #[derive(Debug, Default)]
 pub struct Ended {
     by_rank: [AtomicU64; DIRECT_RANKS_MAX as usize],
+    groups_by_rank: [AtomicU64; DIRECT_RANKS_MAX as usize],
     is_asked: AtomicBool,
     fault: OnceLock<String>,
 }
 
 impl Ended {
     /// An answer: by rank, or why the GPU does not say.
-    pub fn tell(&self, read: Result<Vec<u64>, String>) {
+    pub fn tell(&self, read: Result<Vec<Counted>, String>) {
         match read {
             Ok(read) => {
-                for (of_rank, ended) in self.by_rank.iter().zip(read) {
-                    of_rank.store(ended, Ordering::Relaxed);
+                for ((operations, groups), ended) in self.by_rank.iter().zip(&self.groups_by_rank).zip(read) {
+                    operations.store(ended.operations, Ordering::Relaxed);
+                    groups.store(ended.groups, Ordering::Relaxed);
                 }
             }
             Err(fault) => {
@@ -105,6 +116,12 @@ impl DirectGroup {
     #[must_use]
     pub fn ended(&self, rank: u32) -> u64 {
         self.ended.by_rank.get(rank as usize).map_or(0, |ended| ended.load(Ordering::Relaxed))
+    }
+
+    /// The same of groups of sends and receives.
+    #[must_use]
+    pub fn groups_ended(&self, rank: u32) -> u64 {
+        self.ended.groups_by_rank.get(rank as usize).map_or(0, |ended| ended.load(Ordering::Relaxed))
     }
 
     /// Why a GPU does not say how far it is, if one does not.
@@ -249,8 +266,9 @@ mod tests {
         group.ask();
         let ended = questions.lock().expect("no panic").pop().expect("a question");
         assert_eq!((questions.lock().expect("no panic").len(), group.is_answered(), group.ended(1)), (0, false, 0));
-        ended.tell(Ok(vec![3, 4]));
+        ended.tell(Ok([3, 4].map(|n| Counted { operations: n, groups: 10 * n }).to_vec()));
         assert_eq!((group.is_answered(), group.ended(0), group.ended(1), group.ended(9)), (true, 3, 4, 0));
+        assert_eq!([1, 9].map(|rank| group.groups_ended(rank)), [40, 0]);
         group.ask();
         questions.lock().expect("no panic").pop().expect("another question").tell(Err("CUDA_ERROR_UNKNOWN".into()));
         assert_eq!((group.is_answered(), group.ended(1), group.fault()), (true, 4, Some("CUDA_ERROR_UNKNOWN")));

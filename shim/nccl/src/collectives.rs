@@ -6,9 +6,9 @@ use mccs::Error;
 
 use super::communicators::Comm;
 use super::operators::{data_type, operator};
-use super::{Status, absent, guard, object};
+use super::{Status, guard, object};
 
-fn rank(value: c_int) -> Result<u32, Error> {
+pub(crate) fn rank(value: c_int) -> Result<u32, Error> {
     u32::try_from(value).map_err(|_| Error::InvalidArgument(format!("rank {value} is negative")))
 }
 
@@ -80,30 +80,4 @@ pub unsafe extern "C" fn ncclBcast(
 ) -> Status {
     // SAFETY: the caller's contract.
     unsafe { ncclBroadcast(buffer, buffer, count, dtype, root, comm, stream) }
-}
-
-/// Not there.
-#[unsafe(no_mangle)]
-pub extern "C" fn ncclSend(
-    _send: *const c_void,
-    _count: usize,
-    _dtype: c_int,
-    _peer: c_int,
-    _comm: *mut Comm,
-    _stream: *mut c_void,
-) -> Status {
-    guard(|| Err(absent("sends and receives between GPUs")))
-}
-
-/// Not there.
-#[unsafe(no_mangle)]
-pub extern "C" fn ncclRecv(
-    _recv: *mut c_void,
-    _count: usize,
-    _dtype: c_int,
-    _peer: c_int,
-    _comm: *mut Comm,
-    _stream: *mut c_void,
-) -> Status {
-    guard(|| Err(absent("sends and receives between GPUs")))
 }

@@ -1,14 +1,14 @@
 //! Communicators.
 
-use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use mccs::cuda::CudaCommunicator;
-use mccs::{Client, Error, Scalar, UniqueId};
-use mccs_cuda::{Context, DeviceMemory, OwnedStream, copy_from_host, copy_to_host};
+use mccs::{Client, Error, ReduceOperator, UniqueId};
+use mccs_cuda::Context;
 
-use super::{Status, absent, guard, object, put, status_of};
+use super::group::{begin, joining};
+use super::{Status, guard, object, put, status_of};
 
 /// `ncclUniqueId`: the communicator's name, in the first of its bytes.
 #[derive(Clone, Copy)]
@@ -42,17 +42,19 @@ impl NcclUniqueId {
 pub struct Comm {
     /// `None` once it was finalized.
     comm: Mutex<Option<&'static CudaCommunicator>>,
-    id: UniqueId,
-    rank: u32,
-    nranks: u32,
+    pub(crate) id: UniqueId,
+    pub(crate) rank: u32,
+    pub(crate) nranks: u32,
     device: c_int,
-    /// Factors of pre-multiplied sums, by number.
-    scalars: Mutex<Vec<Option<Scalar>>>,
-    /// Communicators split off so far.
-    splits: Mutex<u64>,
+    /// Pre-multiplied sums, by number.
+    operators: Mutex<Vec<Option<ReduceOperator>>>,
+    /// Communicators made of it so far.
+    pub(crate) derived: Mutex<u64>,
+    /// Kept until it is destroyed, where nobody else may have it.
+    _context: Option<Context>,
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -68,7 +70,7 @@ fn client() -> Result<Client, Error> {
 }
 
 impl Comm {
-    fn join(id: UniqueId, rank: c_int, nranks: c_int) -> Result<Self, Error> {
+    pub(crate) fn join(id: UniqueId, rank: c_int, nranks: c_int) -> Result<Self, Error> {
         let number = |value: c_int, what: &str| {
             u32::try_from(value).map_err(|_| Error::InvalidArgument(format!("{what} {value} is negative")))
         };
@@ -77,7 +79,12 @@ impl Comm {
         let device = Context::current().map_err(cuda_error)?.gpu().ordinal();
         // Taken back when it is finalized or destroyed; until then threads may be in calls.
         let comm = Mutex::new(Some(&*Box::leak(Box::new(comm))));
-        Ok(Comm { comm, id, rank, nranks, device, scalars: Mutex::default(), splits: Mutex::new(0) })
+        Ok(Comm { comm, id, rank, nranks, device, operators: Mutex::default(), derived: Mutex::new(0), _context: None })
+    }
+
+    /// With its context, which this library has made current by itself.
+    pub(crate) fn keeping(self, context: Context) -> Self {
+        Comm { _context: Some(context), ..self }
     }
 
     /// The communicator.
@@ -86,9 +93,9 @@ impl Comm {
         comm.ok_or_else(|| Error::InvalidArgument("the communicator has been finalized".into()))
     }
 
-    /// Factors of pre-multiplied sums.
-    pub(crate) fn scalars(&self) -> MutexGuard<'_, Vec<Option<Scalar>>> {
-        locked(&self.scalars)
+    /// Pre-multiplied sums.
+    pub(crate) fn operators(&self) -> MutexGuard<'_, Vec<Option<ReduceOperator>>> {
+        locked(&self.operators)
     }
 
     /// Leaves, once.
@@ -101,96 +108,10 @@ impl Comm {
         let comm = unsafe { Box::from_raw(std::ptr::from_ref(comm).cast_mut()) };
         comm.destroy()
     }
-
-    /// All ranks' pairs of numbers, by rank.
-    fn gather(&self, own: [i32; 2]) -> Result<Vec<[i32; 2]>, Error> {
-        let context = Context::current().map_err(cuda_error)?;
-        let (stream, bytes) = (OwnedStream::new(&context).map_err(cuda_error)?, 8 * self.nranks as usize);
-        let memory = DeviceMemory::zeroed(&context, 8 + bytes).map_err(cuda_error)?;
-        let (send, recv) = (memory.address() + bytes as u64, memory.address());
-        let own: Vec<u8> = own.iter().flat_map(|number| number.to_le_bytes()).collect();
-        let mut all = vec![0; bytes];
-        // SAFETY: the ranges lie in memory of this function's, which is used by nobody else and outlives the operation.
-        unsafe {
-            copy_from_host(send, &own).map_err(cuda_error)?;
-            self.comm()?.all_gather(send, recv, 8, mccs::DataType::U8, stream.raw().as_ptr())?;
-            stream.raw().synchronize().map_err(cuda_error)?;
-            copy_to_host(&mut all, recv).map_err(cuda_error)?;
-        }
-        if let Some(error) = self.comm()?.async_error() {
-            return Err(error);
-        }
-        let number = |bytes: &[u8]| i32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
-        Ok(all.chunks_exact(8).map(|pair| [number(pair), number(&pair[4..])]).collect())
-    }
 }
 
-fn cuda_error(error: mccs_cuda::DriverError) -> Error {
+pub(crate) fn cuda_error(error: mccs_cuda::DriverError) -> Error {
     Error::Cuda(error.to_string())
-}
-
-/// A communicator to be made at the end of a group.
-struct Pending {
-    id: UniqueId,
-    rank: c_int,
-    nranks: c_int,
-    context: Context,
-    target: *mut *mut Comm,
-}
-
-#[derive(Default)]
-struct Group {
-    depth: u32,
-    pending: Vec<Pending>,
-}
-
-thread_local! {
-    static GROUP: RefCell<Group> = RefCell::default();
-}
-
-pub(crate) fn group_start() {
-    GROUP.with_borrow_mut(|group| group.depth += 1);
-}
-
-/// Makes what was begun: each on a thread, since ranks of one process wait for each other.
-pub(crate) fn group_end() -> Result<(), Error> {
-    let pending = GROUP.with_borrow_mut(|group| {
-        group.depth = group.depth.saturating_sub(1);
-        if group.depth == 0 { std::mem::take(&mut group.pending) } else { Vec::new() }
-    });
-    let join = |pending: &Pending| {
-        let (id, rank, nranks, context) = (pending.id, pending.rank, pending.nranks, pending.context.clone());
-        std::thread::spawn(move || {
-            let _entered = context.enter().map_err(cuda_error)?;
-            Comm::join(id, rank, nranks)
-        })
-    };
-    let threads: Vec<_> = pending.iter().map(join).collect();
-    let mut result = Ok(());
-    for (thread, Pending { target, .. }) in threads.into_iter().zip(&pending) {
-        let joined = thread.join().unwrap_or_else(|_| Err(Error::System("a thread of this library panicked".into())));
-        // SAFETY: who begins a communicator in a group keeps its place to the group's end.
-        let placed = joined.and_then(|comm| unsafe { put(*target, Box::into_raw(Box::new(comm)), "comm") });
-        result = result.and(placed);
-    }
-    result
-}
-
-/// # Safety
-/// The pointer must be null or valid for a write, to the end of a group if there is one.
-unsafe fn begin(target: *mut *mut Comm, id: UniqueId, rank: c_int, nranks: c_int) -> Result<(), Error> {
-    if target.is_null() {
-        return Err(Error::InvalidArgument("comm is null".into()));
-    }
-    if GROUP.with_borrow(|group| group.depth > 0) {
-        mccs_cuda::driver().map_err(|reason| Error::Cuda(reason.to_string()))?;
-        let context = Context::current().map_err(cuda_error)?;
-        GROUP.with_borrow_mut(|group| group.pending.push(Pending { id, rank, nranks, context, target }));
-        return Ok(());
-    }
-    let comm = Comm::join(id, rank, nranks)?;
-    // SAFETY: the caller's contract.
-    unsafe { put(target, Box::into_raw(Box::new(comm)), "comm") }
 }
 
 /// See `nccl.h`.
@@ -215,7 +136,7 @@ pub unsafe extern "C" fn ncclCommInitRank(
     rank: c_int,
 ) -> Status {
     // SAFETY: the caller's contract.
-    guard(|| unsafe { begin(comm, id.id()?, rank, nranks) })
+    guard(|| unsafe { begin(comm, joining(id.id()?, rank, nranks)) })
 }
 
 /// See `nccl.h`. The operator's strategy decides what the configuration would.
@@ -231,7 +152,7 @@ pub unsafe extern "C" fn ncclCommInitRankConfig(
     _config: *mut c_void,
 ) -> Status {
     // SAFETY: the caller's contract.
-    guard(|| unsafe { begin(comm, id.id()?, rank, nranks) })
+    guard(|| unsafe { begin(comm, joining(id.id()?, rank, nranks)) })
 }
 
 /// See `nccl.h`: the first of the ids does.
@@ -252,70 +173,8 @@ pub unsafe extern "C" fn ncclCommInitRankScalable(
         let id = unsafe { id.as_ref() }.filter(|_| ids > 0);
         let id = id.ok_or_else(|| Error::InvalidArgument("there is no unique id".into()))?;
         // SAFETY: the caller's contract.
-        unsafe { begin(comm, id.id()?, rank, nranks) }
+        unsafe { begin(comm, joining(id.id()?, rank, nranks)) }
     })
-}
-
-/// Not there.
-#[unsafe(no_mangle)]
-pub extern "C" fn ncclCommInitAll(_comms: *mut *mut Comm, _devices: c_int, _list: *const c_int) -> Status {
-    guard(|| Err(absent("ncclCommInitAll: begin each rank with ncclCommInitRank in a group")))
-}
-
-/// See `nccl.h`.
-///
-/// # Safety
-/// Pointers as `nccl.h` says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclCommSplit(
-    comm: *mut Comm,
-    color: c_int,
-    key: c_int,
-    new: *mut *mut Comm,
-    _config: *mut c_void,
-) -> Status {
-    const NO_COLOR: c_int = -1;
-    guard(|| {
-        // SAFETY: the caller's contract.
-        let parent = unsafe { object(comm, "comm")? };
-        let number = {
-            let mut splits = locked(&parent.splits);
-            *splits += 1;
-            *splits
-        };
-        let all = parent.gather([color, key])?;
-        if color == NO_COLOR {
-            // SAFETY: the caller's contract.
-            return unsafe { put(new, std::ptr::null_mut(), "newcomm") };
-        }
-        let mut members: Vec<_> = all.iter().enumerate().filter(|(_, pair)| pair[0] == color).collect();
-        members.sort_by_key(|(rank, pair)| (pair[1], *rank));
-        let own = members.iter().position(|(rank, _)| *rank == parent.rank as usize).unwrap_or(0);
-        let id = split_id(parent.id, number, color);
-        // SAFETY: the caller's contract.
-        unsafe { begin(new, id, own as c_int, members.len() as c_int) }
-    })
-}
-
-/// The name of what is split off: the same on all its ranks, and no other communicator's. 128 bits of FNV-1a.
-fn split_id(parent: UniqueId, number: u64, color: c_int) -> UniqueId {
-    const BASIS: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
-    const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
-    let bytes = parent.0.into_iter().chain(number.to_le_bytes()).chain(color.to_le_bytes());
-    UniqueId(bytes.fold(BASIS, |hash, byte| (hash ^ u128::from(byte)).wrapping_mul(PRIME)).to_le_bytes())
-}
-
-/// Not there.
-#[unsafe(no_mangle)]
-pub extern "C" fn ncclCommShrink(
-    _comm: *mut Comm,
-    _without: *mut c_int,
-    _count: c_int,
-    _new: *mut *mut Comm,
-    _config: *mut c_void,
-    _flags: c_int,
-) -> Status {
-    guard(|| Err(absent("ncclCommShrink")))
 }
 
 /// See `nccl.h`.
@@ -359,6 +218,16 @@ pub unsafe extern "C" fn ncclCommAbort(comm: *mut Comm) -> Status {
         // SAFETY: the caller's contract.
         unsafe { comm.leave() }.and(aborted)
     })
+}
+
+/// See `nccl.h`: ends what is outstanding, on all ranks. The communicator is to be destroyed, or others to be made of it.
+///
+/// # Safety
+/// Pointers as `nccl.h` says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommRevoke(comm: *mut Comm, _flags: c_int) -> Status {
+    // SAFETY: the caller's contract.
+    guard(|| unsafe { object(comm, "comm")? }.comm()?.abort())
 }
 
 /// See `nccl.h`.

@@ -1,18 +1,21 @@
 //! NCCL's library, on mccs: `LD_PRELOAD` it, or put it where `libnccl.so.2` is looked for, and a program that uses NCCL runs
 //! on the host's service, whose socket `MCCS_SOCKET` names.
 //!
-//! What is there: communicators of one process a GPU on one host, made by any of NCCL's calls but `ncclCommInitAll`, split
-//! or not; every collective; pre-multiplied sums with a factor on the host; groups; CUDA graphs. Registration of memory
-//! and windows is accepted, and not needed. What is not there returns `ncclInvalidUsage`, and `ncclGetLastError` says
-//! what: sends and receives, factors in a GPU's memory, the calls for kernels of the caller's.
+//! What is there: communicators of GPUs of one host, made by any of NCCL's calls, split, shrunk; every collective; sends and
+//! receives; pre-multiplied sums; groups; CUDA graphs. Registration of memory and windows is accepted, and not needed.
+//! What is not there returns `ncclInvalidUsage`, and `ncclGetLastError` says what: the calls for kernels of the caller's, and
+//! estimates of a group's time.
 //!
 //! Calls return what NCCL's documentation says; names, numbers and signatures are those of `nccl.h`. A communicator that
 //! could not wait for its peers (`blocking = 0`) is made as any other: the call returns when it is there.
 
 mod collectives;
 mod communicators;
+mod derived;
+mod group;
 mod memory;
 mod operators;
+mod points;
 
 use std::cell::RefCell;
 use std::ffi::{CString, c_char, c_int};
@@ -124,21 +127,12 @@ pub extern "C" fn ncclGetLastError(_comm: *mut communicators::Comm) -> *const c_
     LAST_ERROR.with_borrow(|last| last.as_ptr())
 }
 
-/// Opens a group: nothing here waits for other ranks, so calls are made as they come.
-#[unsafe(no_mangle)]
-pub extern "C" fn ncclGroupStart() -> Status {
-    communicators::group_start();
-    SUCCESS
-}
-
-/// Closes a group; communicators begun in it are there when it returns.
-#[unsafe(no_mangle)]
-pub extern "C" fn ncclGroupEnd() -> Status {
-    guard(communicators::group_end)
-}
-
 /// See `nccl.h`.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclGroupSimulateEnd(_info: *mut std::ffi::c_void) -> Status {
     guard(|| Err(absent("an estimate of a group's time (ncclGroupSimulateEnd)")))
 }
+
+/// See `nccl.h`: there is nothing to read again.
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclResetDebugInit() {}

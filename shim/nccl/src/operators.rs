@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_void};
 use mccs::{DataType, Error, RedOp, ReduceOperator, Scalar};
 
 use super::communicators::Comm;
-use super::{Status, absent, guard, object, put};
+use super::{Status, guard, object, put};
 
 /// First number of operators that programs make.
 const OWN_FIRST: c_int = 100;
@@ -20,14 +20,13 @@ pub(crate) fn data_type(value: c_int) -> Result<DataType, Error> {
 pub(crate) fn operator(comm: &Comm, value: c_int) -> Result<ReduceOperator, Error> {
     let missing = || Error::InvalidArgument(format!("reduction {value} does not exist"));
     if value >= OWN_FIRST {
-        let scalar = comm.scalars().get((value - OWN_FIRST) as usize).copied().flatten();
-        return scalar.map(ReduceOperator::PreMulSum).ok_or_else(missing);
+        return comm.operators().get((value - OWN_FIRST) as usize).copied().flatten().ok_or_else(missing);
     }
     let op = u32::try_from(value).ok().and_then(RedOp::from_wire).filter(|op| *op != RedOp::PreMulSum);
     op.map(ReduceOperator::Standard).ok_or_else(missing)
 }
 
-/// See `nccl.h`; the factor must lie in host memory.
+/// See `nccl.h`. A factor in a GPU's memory is read when a collective runs.
 ///
 /// # Safety
 /// Pointers as `nccl.h` says.
@@ -39,6 +38,7 @@ pub unsafe extern "C" fn ncclRedOpCreatePreMulSum(
     residence: c_int,
     comm: *mut Comm,
 ) -> Status {
+    const DEVICE: c_int = 0;
     const HOST_IMMEDIATE: c_int = 1;
     guard(|| {
         // SAFETY: the caller's contract.
@@ -47,17 +47,18 @@ pub unsafe extern "C" fn ncclRedOpCreatePreMulSum(
         if scalar.is_null() || op.is_null() {
             return Err(Error::InvalidArgument("scalar or op is null".into()));
         }
-        if residence != HOST_IMMEDIATE {
-            return Err(absent("factors of a pre-multiplied sum in a GPU's memory"));
+        let operator = match residence {
+            DEVICE => ReduceOperator::PreMulSumAt(scalar as u64),
+            // SAFETY: the caller's contract.
+            HOST_IMMEDIATE => ReduceOperator::PreMulSum(unsafe { Scalar::read(scalar, dtype) }),
+            other => return Err(Error::InvalidArgument(format!("a scalar's residence {other} does not exist"))),
+        };
+        let mut operators = comm.operators();
+        let free = operators.iter().position(Option::is_none).unwrap_or(operators.len());
+        if free == operators.len() {
+            operators.push(None);
         }
-        // SAFETY: the caller's contract.
-        let scalar = unsafe { Scalar::read(scalar, dtype) };
-        let mut scalars = comm.scalars();
-        let free = scalars.iter().position(Option::is_none).unwrap_or(scalars.len());
-        if free == scalars.len() {
-            scalars.push(None);
-        }
-        scalars[free] = Some(scalar);
+        operators[free] = Some(operator);
         // SAFETY: the caller's contract.
         unsafe { put(op, OWN_FIRST + free as c_int, "op") }
     })
@@ -71,8 +72,8 @@ pub unsafe extern "C" fn ncclRedOpCreatePreMulSum(
 pub unsafe extern "C" fn ncclRedOpDestroy(op: c_int, comm: *mut Comm) -> Status {
     guard(|| {
         // SAFETY: the caller's contract.
-        let mut scalars = unsafe { object(comm, "comm")? }.scalars();
-        let slot = usize::try_from(op - OWN_FIRST).ok().and_then(|index| scalars.get_mut(index));
+        let mut operators = unsafe { object(comm, "comm")? }.operators();
+        let slot = usize::try_from(op - OWN_FIRST).ok().and_then(|index| operators.get_mut(index));
         let taken = slot.and_then(Option::take);
         taken.map(drop).ok_or_else(|| Error::InvalidArgument(format!("reduction {op} was not made here")))
     })

@@ -2,6 +2,7 @@
 
 use std::ffi::c_void;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -15,6 +16,7 @@ use mccs_kernels::cuda::{Algorithm, AreaLayout, DirectCall, DirectStrategy, Laun
 
 use super::cuda_error;
 use super::large::LargeOrder;
+use super::points::{Points, PointsOrder};
 use super::resources::{Kernels, import};
 use crate::client::{locked, unexpected};
 use crate::{Client, Error, ReduceOperator};
@@ -43,9 +45,10 @@ pub struct CudaCommunicator {
     pub(super) areas: [DeviceAddress; DIRECT_RANKS_MAX as usize],
     _imports: Vec<Arc<ImportedMemory>>,
     /// Before the page, whose memory it names.
-    pub(super) registration: HostRegistration,
-    pub(super) page: DirectPage,
+    pub(super) registration: Arc<HostRegistration>,
+    pub(super) page: Arc<DirectPage>,
     order: Mutex<Order>,
+    points: Arc<Points>,
 }
 
 /// What is done in one order, under one lock.
@@ -125,7 +128,7 @@ impl CudaCommunicator {
         let registration = unsafe {
             HostRegistration::register(&context, page.as_ptr(), mccs_ipc::direct::DIRECT_PAGE_BYTES as usize)
         };
-        let registration = registration.map_err(cuda_error)?;
+        let (registration, page) = (Arc::new(registration.map_err(cuda_error)?), Arc::new(page));
         let (mut areas, mut imports) = ([0; DIRECT_RANKS_MAX as usize], Vec::new());
         for (address, area) in areas.iter_mut().zip(&share.areas) {
             let bytes = area.ipc_handle.as_slice().try_into().map_err(|_| malformed("whole handles"))?;
@@ -145,6 +148,21 @@ impl CudaCommunicator {
             large: LargeOrder::default(),
         };
         let _imports = imports;
+        let points = Arc::new(Points {
+            client: client.clone(),
+            handle,
+            rank,
+            nranks,
+            context: context.clone(),
+            kernels: Arc::clone(&kernels),
+            layout,
+            areas,
+            _imports: _imports.clone(),
+            registration: Arc::clone(&registration),
+            page: Arc::clone(&page),
+            order: Mutex::new(PointsOrder::new(&context)?),
+            is_told: AtomicBool::new(false),
+        });
         Ok(CudaCommunicator {
             client,
             handle,
@@ -159,6 +177,7 @@ impl CudaCommunicator {
             registration,
             page,
             order: Mutex::new(order),
+            points,
         })
     }
 
@@ -172,6 +191,10 @@ impl CudaCommunicator {
     #[must_use]
     pub fn nranks(&self) -> u32 {
         self.nranks
+    }
+
+    pub(super) fn points(&self) -> &Arc<Points> {
+        &self.points
     }
 
     /// The session it belongs to.
@@ -204,8 +227,15 @@ impl CudaCommunicator {
                 "{kind}: send and receive buffers overlap, and not as in-place calls do"
             )));
         }
-        let (op, scalar_bits) = if kind.reduces() { op.to_wire(dtype)? } else { (RedOp::Sum, 0) };
-        Ok(DirectCall { kind, dtype, op, count, root, scalar_bits, rank, nranks })
+        let (op, scalar_bits, is_scalar_address) = match op {
+            _ if !kind.reduces() => (RedOp::Sum, 0, false),
+            ReduceOperator::PreMulSumAt(address) if address == 0 || !address.is_multiple_of(size) => {
+                return Err(Error::argument(format!("the factor at {address:#x} is no place for {dtype}")));
+            }
+            ReduceOperator::PreMulSumAt(address) => (RedOp::PreMulSum, address, true),
+            op => op.to_wire(dtype).map(|(op, bits)| (op, bits, false))?,
+        };
+        Ok(DirectCall { kind, dtype, op, count, root, scalar_bits, is_scalar_address, rank, nranks })
     }
 
     /// Launches a collective.
@@ -326,6 +356,9 @@ impl CudaCommunicator {
                 (args.sources[0], args.destinations[0], args.scalars[0]) = (call.send, call.recv, checked.scalar_bits);
                 (args.source_count, args.destination_count, args.pieces) = (1, 1, 1);
                 (args.bytes, args.piece_bytes) = (bytes, bytes.next_multiple_of(16));
+                if checked.is_scalar_address {
+                    launch.scaled_from(checked.scalar_bits);
+                }
                 let function = self.kernels.function(launch.function)?;
                 function.launch(stream, launch.grid, launch.block, &launch.args).map_err(cuda_error)
             } else if call.send == call.recv {
@@ -368,7 +401,8 @@ impl CudaCommunicator {
     /// kernels of a communicator that has failed end at once, whatever is in their buffers.
     #[must_use]
     pub fn async_error(&self) -> Option<Error> {
-        self.client.0.comm_failure(self.handle).or_else(|| self.client.0.requests.check_alive().err())
+        let failure = self.points.contradiction().or_else(|| self.client.0.comm_failure(self.handle));
+        failure.or_else(|| self.client.0.requests.check_alive().err())
     }
 
     /// Ends the communicator on all ranks: operations outstanding end without a result.
@@ -394,21 +428,31 @@ impl CudaCommunicator {
         if std::mem::replace(&mut order.left, true) {
             return Ok(());
         }
-        let ended = self.wait_for_kernels(&order);
+        let (groups, has_captured) = self.points.leave();
+        let ended = self.wait_for_kernels(self.points.counter(), groups, has_captured, &|| true);
+        let large = || self.has_finished_large(&order);
+        let ended = ended.and(self.wait_for_kernels(self.counter(), order.launched, order.has_captured, &large));
         self.client.0.requests.call(Request::DestroyComm { comm: self.handle }, &[])?;
         self.end_large(&mut order);
         ended
     }
 
-    fn wait_for_kernels(&self, order: &Order) -> Result<(), Error> {
-        if order.launched == 0 && !order.has_captured {
+    /// Waits for kernels that count in a word, and for what else there is.
+    fn wait_for_kernels(
+        &self,
+        counter: DeviceAddress,
+        launched: u64,
+        has_captured: bool,
+        has_rest_ended: &dyn Fn() -> bool,
+    ) -> Result<(), Error> {
+        if launched == 0 && !has_captured {
             return Ok(());
         }
         let stream = OwnedStream::new(&self.context).map_err(cuda_error)?;
         let has_ended = || {
             // SAFETY: the area is mapped in this context as long as `self` lives.
-            let word = unsafe { stream.read_word(self.counter()) }.map_err(cuda_error)?;
-            Ok::<_, Error>(AreaLayout::ended(word) >= order.launched && self.has_finished_large(order))
+            let word = unsafe { stream.read_word(counter) }.map_err(cuda_error)?;
+            Ok::<_, Error>(AreaLayout::ended(word) >= launched && has_rest_ended())
         };
         while !self.page.is_aborted() && !has_ended()? {
             if self.client.0.requests.check_alive().is_err() {
@@ -419,7 +463,7 @@ impl CudaCommunicator {
             std::thread::sleep(HELD_BACK_FOR);
         }
         // Kernels that were stopped do not count, and those in graphs only by number.
-        let is_known = !order.has_captured && !self.page.is_aborted();
+        let is_known = !has_captured && !self.page.is_aborted();
         if is_known { Ok(()) } else { self.context.synchronize().map_err(cuda_error) }
     }
 }

@@ -213,7 +213,18 @@ mod tests {
     fn what_a_rank_keeps_goes_where_the_collective_says() {
         let of = |kind, rank| {
             let (dtype, op) = (DataType::F32, RedOp::Sum);
-            own_part(&DirectCall { kind, dtype, op, count: 10, root: 1, scalar_bits: 0, rank, nranks: 4 })
+            let (scalar_bits, is_scalar_address) = (0, false);
+            own_part(&DirectCall {
+                kind,
+                dtype,
+                op,
+                count: 10,
+                root: 1,
+                scalar_bits,
+                is_scalar_address,
+                rank,
+                nranks: 4,
+            })
         };
         assert_eq!(of(CollectiveKind::AllGather, 3), Some((0, 30, 10)));
         assert_eq!(of(CollectiveKind::AllToAll, 2), Some((20, 20, 10)));

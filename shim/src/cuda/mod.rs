@@ -7,12 +7,14 @@
 //!
 //! What is too large for that is a command to the service, whose copy engines push between the ranks' own buffers
 //! ([`mccs_ipc::large`]), or copies of those that no other process can open (`staging.rs`).
+//! Sends and receives are one kernel a group, beside collectives and in no order with them.
 //!
 //! Works in CUDA graphs: what a captured call does depends on how often it has run, which the GPU counts. A graph must not
 //! run at the same time as other operations of the same communicator; nor as another graph with some.
 
 mod communicator;
 mod large;
+pub(crate) mod points;
 mod regions;
 mod resources;
 mod staging;

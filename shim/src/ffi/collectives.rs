@@ -25,7 +25,7 @@ fn operator(comm: &CComm, value: i32) -> Result<ReduceOperator, Error> {
     op.map(ReduceOperator::Standard).ok_or_else(missing)
 }
 
-fn rank(value: i32) -> Result<u32, Error> {
+pub(super) fn rank(value: i32) -> Result<u32, Error> {
     u32::try_from(value).map_err(|_| Error::argument(format!("rank {value} is negative")))
 }
 

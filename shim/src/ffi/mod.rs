@@ -4,6 +4,7 @@
 //! looked up in the client's table of regions.
 
 mod collectives;
+mod cuda;
 mod objects;
 
 use std::cell::RefCell;
@@ -56,6 +57,9 @@ thread_local! {
 }
 
 fn status_of(error: &Error) -> Status {
+    if matches!(error, Error::Cuda(_)) {
+        return 1;
+    }
     match error.class() {
         ErrorClass::System => 2,
         ErrorClass::Internal => 3,
@@ -74,9 +78,14 @@ fn guard(call: impl FnOnce() -> Result<Status, Error>) -> Status {
         Ok(Err(error)) => (status_of(&error), error.to_string()),
         Err(_) => (3, "a bug in mccs: the call panicked".into()),
     };
+    remember(&text);
+    status
+}
+
+/// Keeps a text for [`mccsGetLastError`].
+fn remember(text: &str) {
     let text = CString::new(text.replace('\0', " ")).unwrap_or_default();
     THREAD.with_borrow_mut(|thread| thread.last_error = text);
-    status
 }
 
 /// The object behind a handle.

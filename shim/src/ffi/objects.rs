@@ -22,7 +22,7 @@ pub(super) fn into_handle(comm: Communicator) -> *mut CComm {
 ///
 /// # Safety
 /// As for [`object`]; the handle is of no use afterwards.
-unsafe fn take<T>(ptr: *mut T, what: &str) -> Result<Box<T>, Error> {
+pub(super) unsafe fn take<T>(ptr: *mut T, what: &str) -> Result<Box<T>, Error> {
     if ptr.is_null() {
         return Err(Error::argument(format!("{what} is null")));
     }

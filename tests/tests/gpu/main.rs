@@ -1,6 +1,8 @@
 //! Ranks on GPUs, from the outside: graphs, streams, tenants, and what happens when something goes wrong. Run by
 //! `tests/gpu.sh` where there are GPUs; the service is in this process, and ranks are in others.
 
+mod mps;
+mod points;
 mod ranks;
 
 use std::sync::Arc;
@@ -38,7 +40,7 @@ const ROLES: &[(&str, Role)] = &[
 #[ignore = "needs a GPU"]
 fn plays_its_role() {
     watchdog();
-    ranks::play(ROLES);
+    ranks::play(&[ROLES, points::ROLES, mps::ROLES].concat());
 }
 
 /// Calls of many kinds and sizes, each checked.

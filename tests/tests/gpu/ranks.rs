@@ -40,12 +40,18 @@ pub struct Player {
 impl Player {
     /// Starts a process. `place` says which ranks it plays.
     pub fn start(role: &str, place: &Place) -> Player {
+        Player::start_with(role, place, &[])
+    }
+
+    /// The same, with more in its environment.
+    pub fn start_with(role: &str, place: &Place, environment: &[(&str, PathBuf)]) -> Player {
         let Place { socket, id, ranks, nranks, gpus } = place;
         let text = format!("{role} {id} {} {} {nranks} {gpus} {}", ranks.start, ranks.end, socket.display());
         let own = std::env::current_exe().expect("this binary");
         let mut process = Command::new(own)
             .args(["--ignored", "--exact", "--nocapture", "--quiet", "plays_its_role"])
             .env(ROLE, text)
+            .envs(environment.iter().map(|(name, value)| (name, value)))
             .stdout(Stdio::piped())
             .spawn()
             .expect("a process");

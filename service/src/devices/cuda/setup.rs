@@ -14,7 +14,7 @@ use super::crossover::{LargeFrom, strategy};
 use super::engines::{CopyEngines, Flight, tell};
 use super::imports::Imports;
 use super::{CudaOptions, Gpus, NoCuda, Prepared, issue};
-use crate::devices::{Areas, DirectGroup, Ended};
+use crate::devices::{Areas, Counted, DirectGroup, Ended};
 use crate::engines::proxy::ProxyMessage;
 use crate::runtime::Sender;
 
@@ -114,10 +114,14 @@ impl Setup {
         }
     }
 
-    fn read(&self, areas: &Memory) -> Result<Vec<u64>, DriverError> {
+    fn read(&self, areas: &Memory) -> Result<Vec<Counted>, DriverError> {
         let counted = areas.iter().map(|(gpu, area)| {
             // SAFETY: the area is mapped while it is held, in its GPU's context, which is the stream's.
-            unsafe { self.streams[*gpu].read_word(area.address() + AreaLayout::COUNTER_OFFSET) }.map(AreaLayout::ended)
+            let read = |offset| unsafe { self.streams[*gpu].read_word(area.address() + offset) }.map(AreaLayout::ended);
+            Ok(Counted {
+                operations: read(AreaLayout::COUNTER_OFFSET)?,
+                groups: read(AreaLayout::POINTS_COUNTER_OFFSET)?,
+            })
         });
         counted.collect()
     }

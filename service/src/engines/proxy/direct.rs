@@ -2,9 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use mccs_ipc::direct::DIRECT_RANKS_MAX;
+use mccs_ipc::direct::{DIRECT_RANKS_MAX, DirectPage};
 use mccs_ipc::large::LargeWord;
 use mccs_ipc::types::{ErrorClass, Handle};
+use mccs_kernels::cuda::contradiction;
 
 use super::ProxyEngine;
 use super::comm::{Comm, Failure};
@@ -14,14 +15,17 @@ const LOOKS: u32 = 4;
 /// From asking GPUs how far they are to looking at the answer: a few times what it takes.
 const ANSWER_WITHIN: Duration = Duration::from_millis(5);
 
-/// What was known at the last look: operations launched and ended, by rank. Those in graphs were never launched here, and
+/// What was known at the last look: operations launched and ended, by rank, and groups of sends and receives. Those in graphs were never launched here, and
 /// nobody waits for them.
 #[derive(Debug, Default)]
 pub(super) struct Watch {
-    seen: [(u64, u64); DIRECT_RANKS_MAX as usize],
+    seen: Seen,
+    seen_groups: Seen,
     /// Large operations begun and ended.
     large: (u64, u64),
 }
+
+type Seen = [(u64, u64); DIRECT_RANKS_MAX as usize];
 
 /// The next time to look at communicators of GPUs.
 #[derive(Debug, Clone, Copy)]
@@ -65,7 +69,9 @@ impl ProxyEngine {
         for comm in comms {
             let Some(live) = self.comms.get_mut(comm) else { continue };
             let fault = live.info.direct.as_ref().and_then(|direct| direct.fault().map(str::to_owned));
-            if let Some(fault) = fault {
+            if let Some(failure) = live.contradiction().filter(|_| live.failure.is_none()) {
+                self.kill(comm, failure);
+            } else if let Some(fault) = fault {
                 self.kill(comm, Failure::new(ErrorClass::System, format!("a GPU does not say how far it is: {fault}")));
             } else if live.direct_waits_since(now).is_some_and(|since| since + timeout <= now) {
                 let message = format!("nothing has happened for {timeout:?}: {}", live.describe_direct_wait());
@@ -80,17 +86,25 @@ impl Comm {
     /// looks tell; `None` where none waits, or GPUs have not answered.
     fn direct_waits_since(&mut self, now: Instant) -> Option<Instant> {
         let direct = self.info.direct.as_ref().filter(|direct| direct.is_answered())?;
-        let mut seen = [(0, 0); DIRECT_RANKS_MAX as usize];
-        for (progress, rank) in seen.iter_mut().zip(0..self.nranks()) {
+        let (mut seen, mut groups): (Seen, Seen) = Default::default();
+        for (rank, (progress, group)) in (0..self.nranks()).zip(seen.iter_mut().zip(&mut groups)) {
             *progress = (direct.page().launched(rank), direct.ended(rank));
+            *group = (direct.page().points_launched(rank).groups, direct.groups_ended(rank));
         }
         let large = direct.large().map_or((0, 0), |large| large.begun_and_ended());
-        if (seen, large) != (self.watch.seen, self.watch.large) {
-            (self.watch.seen, self.watch.large) = (seen, large);
+        if (seen, groups, large) != (self.watch.seen, self.watch.seen_groups, self.watch.large) {
+            (self.watch.seen, self.watch.seen_groups, self.watch.large) = (seen, groups, large);
             self.touch(now);
         }
-        let waits = seen.iter().any(|(launched, done)| launched > done) || large.0 > large.1;
+        let waits = seen.iter().chain(&groups).any(|(launched, done)| launched > done) || large.0 > large.1;
         (waits && self.failure.is_none()).then(|| self.active_since())
+    }
+
+    /// Two ends of a message that do not mean the same, if a GPU has told of such.
+    pub(super) fn contradiction(&self) -> Option<Failure> {
+        let fault = self.info.direct.as_ref()?.page().fault()?;
+        let message = contradiction(fault.sender, fault.came, fault.receiver, fault.expected);
+        Some(Failure::new(ErrorClass::InvalidUsage, message))
     }
 
     /// Who waits for whom, in words; as of the last look.
@@ -108,6 +122,23 @@ impl Comm {
                 ended + 1
             );
         }
+        let waits = |seen: &Seen| seen.iter().any(|(launched, done)| launched > done);
+        match &self.info.direct {
+            Some(direct) if waits(&self.watch.seen_groups) && !waits(&self.watch.seen) => {
+                let named = |rank: u32| {
+                    let member = self.members.iter().find(|member| member.rank == rank);
+                    member.map_or_else(
+                        || format!("rank {rank}"),
+                        |m| format!("rank {rank} (process {})", m.session.peer.pid),
+                    )
+                };
+                describe_points_wait(direct.page(), &self.watch.seen_groups[..self.nranks() as usize], named)
+            }
+            _ => self.describe_operation_wait(),
+        }
+    }
+
+    fn describe_operation_wait(&self) -> String {
         let ranks = || self.members.iter().zip(self.watch.seen);
         let next = ranks().map(|(_, (_, done))| done).min().unwrap_or(0) + 1;
         let of = |is_there: bool| {
@@ -123,5 +154,55 @@ impl Comm {
         } else {
             format!("{there} called operation {next}, {missing} did not")
         }
+    }
+}
+
+/// Which ranks whose groups do not end wait for whom. `seen` has the groups that each rank has launched and ended.
+fn describe_points_wait(page: &DirectPage, seen: &[(u64, u64)], named: impl Fn(u32) -> String) -> String {
+    let all: Vec<_> = (0..seen.len() as u32).map(|rank| page.points_launched(rank)).collect();
+    let mut waits = Vec::new();
+    for (rank, own) in all.iter().enumerate().filter(|(rank, _)| seen[*rank].0 > seen[*rank].1) {
+        for (peer, theirs) in all.iter().enumerate() {
+            let named = || (named(rank as u32), named(peer as u32));
+            if own.received[peer] > theirs.sent[rank] {
+                let ((waiter, missing), (number, sent)) = (named(), (theirs.sent[rank] + 1, theirs.sent[rank]));
+                waits.push(format!("{waiter} waits for message {number} from {missing}, which has sent {sent}"));
+            }
+            if own.sent[peer] > theirs.received[rank] {
+                let ((waiter, missing), received) = (named(), theirs.received[rank]);
+                waits.push(format!(
+                    "{waiter} sends message {} to {missing}, which has received {received}",
+                    received + 1
+                ));
+            }
+        }
+    }
+    if waits.is_empty() {
+        return "all sends have their receives, and do not end: what is before them in a stream does not".into();
+    }
+    waits.join("; ")
+}
+
+#[cfg(test)]
+mod tests {
+    use mccs_ipc::direct::PointsLaunched;
+
+    use super::*;
+
+    #[test]
+    fn a_message_that_does_not_come_is_named_with_both_ends() {
+        let (_fd, page) = DirectPage::create().expect("a page");
+        let launched = |groups, sent: [u64; 2], received: [u64; 2]| {
+            let wide = |counts: [u64; 2]| std::array::from_fn(|peer| counts.get(peer).copied().unwrap_or(0));
+            PointsLaunched { groups, sent: wide(sent), received: wide(received) }
+        };
+        let said = |seen: [(u64, u64); 2]| describe_points_wait(&page, &seen, |rank| format!("rank {rank}"));
+        page.launch_points(0, &launched(3, [0, 2], [0, 5]));
+        page.launch_points(1, &launched(2, [4, 0], [2, 0]));
+        assert_eq!(said([(3, 2), (2, 2)]), "rank 0 waits for message 5 from rank 1, which has sent 4");
+        page.launch_points(0, &launched(3, [0, 4], [0, 4]));
+        assert_eq!(said([(3, 2), (2, 2)]), "rank 0 sends message 3 to rank 1, which has received 2");
+        // Short messages may have been sent without anybody waiting.
+        assert!(said([(3, 3), (2, 1)]).starts_with("all sends have their receives"));
     }
 }

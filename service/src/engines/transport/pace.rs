@@ -2,7 +2,7 @@
 //!
 //! A flow has a bucket that fills at the rate it may send at, by the clock. A message leaves while the bucket is not below
 //! empty, and takes all its bits at once, so that long messages leave whole and the rate is right over a few of them. What is
-//! left over is kept for [`CREDIT`]: an engine that comes late catches up.
+//! left over is kept for `CREDIT`: an engine that comes late catches up.
 //!
 //! Pacing is no promise: it only ever makes messages wait. Deliberately absent: who may have how much (policies decide), and
 //! clocks of other hosts (`controller/clock.rs`): times here are this process's.

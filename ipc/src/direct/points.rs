@@ -1,0 +1,130 @@
+//! What a page says of sends and receives: how many groups a rank has enqueued, how many messages to and from each peer,
+//! and a contradiction between the two ends of one, which GPUs find and write here themselves.
+
+use super::{DIRECT_RANKS_MAX, DirectPage, HEAD_BYTES, PROGRESS_BYTES, SLOT_BYTES};
+use crate::sync::atomic::{AtomicU64, Ordering};
+
+const RANKS: usize = DIRECT_RANKS_MAX as usize;
+
+#[repr(C, align(128))]
+struct Points {
+    groups: AtomicU64,
+    /// The sender's number plus 1, what this rank expected, what has come.
+    fault: [AtomicU64; 3],
+    sent: [AtomicU64; RANKS],
+    received: [AtomicU64; RANKS],
+}
+
+pub(super) const POINTS_BYTES: u64 = size_of::<Points>() as u64;
+
+/// What a rank has enqueued, but for what went into graphs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PointsLaunched {
+    /// Groups.
+    pub groups: u64,
+    /// Messages to each peer.
+    pub sent: [u64; RANKS],
+    /// Messages from each peer.
+    pub received: [u64; RANKS],
+}
+
+/// Two ends of a message that do not mean the same, as a GPU has told. The words are the kernels' matter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PointsFault {
+    /// Who sent it.
+    pub sender: u32,
+    /// Who was to receive it.
+    pub receiver: u32,
+    /// What the receiver expected.
+    pub expected: u64,
+    /// What has come.
+    pub came: u64,
+}
+
+impl DirectPage {
+    fn points_offset(rank: u32) -> u64 {
+        assert!(rank < DIRECT_RANKS_MAX, "rank {rank} on a page for {DIRECT_RANKS_MAX}");
+        HEAD_BYTES + 2 * SLOT_BYTES + u64::from(DIRECT_RANKS_MAX) * PROGRESS_BYTES + u64::from(rank) * POINTS_BYTES
+    }
+
+    fn of_points(&self, rank: u32) -> &Points {
+        self.at(Self::points_offset(rank))
+    }
+
+    /// Where a rank's kernels tell of a contradiction: three words.
+    ///
+    /// # Panics
+    /// If a page has no such rank.
+    #[must_use]
+    pub fn fault_offset(rank: u32) -> u64 {
+        Self::points_offset(rank) + std::mem::offset_of!(Points, fault) as u64
+    }
+
+    /// A rank has enqueued groups with so many messages. Called by the rank.
+    ///
+    /// # Panics
+    /// If a page has no such rank.
+    pub fn launch_points(&self, rank: u32, launched: &PointsLaunched) {
+        let points = self.of_points(rank);
+        let messages = points.sent.iter().zip(launched.sent).chain(points.received.iter().zip(launched.received));
+        messages.for_each(|(target, count)| target.store(count, Ordering::Relaxed));
+        points.groups.store(launched.groups, Ordering::Release);
+    }
+
+    /// What a rank has enqueued.
+    ///
+    /// # Panics
+    /// If a page has no such rank.
+    #[must_use]
+    pub fn points_launched(&self, rank: u32) -> PointsLaunched {
+        let points = self.of_points(rank);
+        let groups = points.groups.load(Ordering::Acquire);
+        let read = |counts: &[AtomicU64; RANKS]| std::array::from_fn(|peer| counts[peer].load(Ordering::Relaxed));
+        PointsLaunched { groups, sent: read(&points.sent), received: read(&points.received) }
+    }
+
+    /// The first contradiction that a rank's GPU has told of.
+    #[must_use]
+    pub fn fault(&self) -> Option<PointsFault> {
+        (0..DIRECT_RANKS_MAX).find_map(|receiver| {
+            let [sender, expected, came] = &self.of_points(receiver).fault;
+            let sender = sender.load(Ordering::Acquire).checked_sub(1)?;
+            let sender = u32::try_from(sender).ok().filter(|sender| *sender < DIRECT_RANKS_MAX)?;
+            let (expected, came) = (expected.load(Ordering::Relaxed), came.load(Ordering::Relaxed));
+            Some(PointsFault { sender, receiver, expected, came })
+        })
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    #[test]
+    fn ranks_tell_what_they_have_enqueued() {
+        let (fd, service) = DirectPage::create().expect("a page");
+        let rank = DirectPage::map(fd.as_fd()).expect("the same page");
+        let launched =
+            PointsLaunched { groups: 3, sent: [1; RANKS], received: std::array::from_fn(|peer| peer as u64) };
+        rank.launch_points(7, &launched);
+        assert_eq!([6, 7].map(|rank| service.points_launched(rank)), [PointsLaunched::default(), launched]);
+        assert_eq!(service.launched(7), 0);
+    }
+
+    #[test]
+    fn a_contradiction_is_there_once_it_was_told_whole() {
+        let (fd, service) = DirectPage::create().expect("a page");
+        let rank = DirectPage::map(fd.as_fd()).expect("the same page");
+        // As a GPU writes it.
+        let word = |index: u64| rank.at::<AtomicU64>(DirectPage::fault_offset(5) + 8 * index);
+        word(1).store(77, Ordering::Relaxed);
+        word(2).store(78, Ordering::Relaxed);
+        assert_eq!(service.fault(), None);
+        word(0).store(4, Ordering::Release);
+        assert_eq!(service.fault(), Some(PointsFault { sender: 3, receiver: 5, expected: 77, came: 78 }));
+        word(0).store(99, Ordering::Release);
+        assert_eq!(service.fault(), None, "no such rank: a tenant can write anything");
+    }
+}

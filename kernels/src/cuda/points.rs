@@ -1,0 +1,396 @@
+//! Sends and receives: from a group's list to a launch. The host's side of cuda/include/points.cuh, which says how they work.
+//!
+//! ```text
+//! behind what collectives use: words of lanes [peer][lane] | packets [peer][lane][slot] | chunks [peer][lane][slot]
+//! ```
+//!
+//! Lanes are matched by order alone, and their counters lie in areas: a launch holds no number, and may be replayed.
+
+use mccs_ipc::types::DataType;
+
+use super::abi::RANKS_MAX;
+use super::{AreaLayout, Launch};
+
+/// Most messages of a group on one communicator: what a kernel's parameter has room for.
+pub const MESSAGES_MAX: usize = 1024;
+/// Messages that the short parameter has room for.
+const MESSAGES_FEW: usize = 32;
+/// Words of a lane: two lines of 64 bytes, the second written by the peer.
+const LANE_BYTES: u64 = 128;
+const LANES_MAX: u32 = 64;
+/// Lanes of all pairs of a rank, about: a block each, when it exchanges with all others.
+const LANES_WANTED: u32 = 64;
+/// Steps of a lane that may be on their way.
+const SLOTS: u32 = 4;
+/// The longest chunk.
+const SLOT_BYTES: u32 = 32 << 10;
+/// Most data of a step of packets.
+const PART_BYTES: u32 = 16 << 10;
+/// Shorter parts of a message are not worth a lane.
+const SPREAD_BYTES: u32 = 2 << 10;
+const HEADER_BYTES: u64 = 16;
+const PAGE_BYTES: u64 = 4096;
+/// A header has seven bytes for a message's length.
+const MESSAGE_BYTES_MAX: u64 = 1 << 56;
+
+/// Threads where every part is short.
+const THREADS_SHORT: u32 = 256;
+const THREADS: u32 = 640;
+
+/// A send or a receive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Point {
+    /// Whether it is a send.
+    pub is_send: bool,
+    /// To or from whom.
+    pub peer: u32,
+    /// First element.
+    pub buffer: u64,
+    /// Length.
+    pub bytes: u64,
+    /// Element type: both ends have the same.
+    pub dtype: DataType,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+struct Message {
+    buffer: u64,
+    header: u64,
+}
+
+/// The parameter without its list: the mirror of `PointsHead`. [`PointsLaunch::new`] fills everything but the public fields.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub struct PointsHead {
+    /// Every rank's area, as mapped for this GPU.
+    pub areas: [u64; RANKS_MAX],
+    /// A word in pinned host memory that ends the kernel when it is not 0, and that the kernel sets when two ends of a message
+    /// contradict each other.
+    pub abort_word: u64,
+    /// Three words in pinned host memory that then tell: the sender's number plus 1, this rank's header, the sender's
+    /// ([`header_parts`]).
+    pub fault: u64,
+    lanes_offset: u64,
+    packets_offset: u64,
+    bulk_offset: u64,
+    rank: u32,
+    nranks: u32,
+    lanes: u32,
+    slots: u32,
+    slot_bytes: u32,
+    part_bytes: u32,
+    spread_bytes: u32,
+    reserved: u32,
+    first: [u32; 2 * RANKS_MAX + 2],
+    blocks: [u32; RANKS_MAX],
+}
+
+/// The parameter of a kernel of sends and receives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub struct PointsArgs<const COUNT: usize> {
+    /// What is not the list.
+    pub head: PointsHead,
+    messages: [Message; COUNT],
+}
+
+const _: () = assert!(size_of::<PointsHead>() == 240 && std::mem::offset_of!(PointsHead, first) == 136);
+// What a kernel's parameters may have since CUDA 12.1.
+const _: () = assert!(size_of::<PointsArgs<MESSAGES_MAX>>() <= 32_764);
+
+/// Length and element type of a message, as a header has them: `None` for what is no header.
+#[must_use]
+pub fn header_parts(header: u64) -> Option<(u64, DataType)> {
+    Some((header % MESSAGE_BYTES_MAX, DataType::from_wire((header >> 56) as u32)?))
+}
+
+/// In words, what two headers say that were to be the same.
+#[must_use]
+pub fn contradiction(sender: u32, sent: u64, receiver: u32, expected: u64) -> String {
+    let of = |header: u64| match header_parts(header) {
+        Some((bytes, dtype)) => format!("{} elements of {dtype}", bytes / dtype.size_bytes() as u64),
+        None => format!("what is no message ({header:#x})"),
+    };
+    format!("rank {sender} sends {} to rank {receiver}, which receives {}", of(sent), of(expected))
+}
+
+/// Why a group cannot be launched.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PointsError {
+    /// A peer that does not exist.
+    #[error("rank {peer} of a communicator of {nranks}")]
+    NoPeer {
+        /// Named so.
+        peer: u32,
+        /// Ranks that exist.
+        nranks: u32,
+    },
+    /// Longer than memory.
+    #[error("a message of {bytes} bytes is longer than memory")]
+    TooLong {
+        /// Its length.
+        bytes: u64,
+    },
+    /// More than a kernel is told at a time.
+    #[error("a group has {count} sends and receives on one communicator; at most {MESSAGES_MAX} go together")]
+    TooMany {
+        /// So many.
+        count: usize,
+    },
+    /// Not every send to oneself has a receive in the same group, or the other way round.
+    #[error(
+        "sends to and receives from oneself must be in one group, in the same order, with the same count and type: \
+         there are {sends} and {recvs}, and number {number} differs"
+    )]
+    OwnUnmatched {
+        /// Sends to oneself.
+        sends: usize,
+        /// Receives from oneself.
+        recvs: usize,
+        /// The first that has no match, from 1.
+        number: usize,
+    },
+}
+
+/// Where a communicator's lanes lie in its areas.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PointsLayout {
+    pub(crate) lanes: u32,
+    pub(crate) lanes_offset: u64,
+    pub(crate) packets_offset: u64,
+    pub(crate) bulk_offset: u64,
+    pub(crate) end: u64,
+}
+
+impl PointsLayout {
+    /// Behind `begin`, for so many ranks.
+    pub(crate) fn new(begin: u64, nranks: u32) -> Self {
+        let peers = nranks.max(2) - 1;
+        let lanes = (LANES_WANTED / peers).clamp(8, LANES_MAX);
+        let slots = u64::from(peers) * u64::from(lanes) * u64::from(SLOTS);
+        let lanes_offset = begin.next_multiple_of(PAGE_BYTES);
+        let packets_offset = lanes_offset + RANKS_MAX as u64 * u64::from(LANES_MAX) * LANE_BYTES;
+        let packets_bytes = slots * (HEADER_BYTES + 2 * u64::from(PART_BYTES));
+        let bulk_offset = (packets_offset + packets_bytes).next_multiple_of(PAGE_BYTES);
+        PointsLayout {
+            lanes,
+            lanes_offset,
+            packets_offset,
+            bulk_offset,
+            end: bulk_offset + slots * u64::from(SLOT_BYTES),
+        }
+    }
+}
+
+/// What of a message goes through a lane, and how: the mirror of `Share` in points.cuh, for what the host must know of it.
+fn lanes_of(bytes: u64, lanes: u32) -> u32 {
+    if bytes > u64::from(lanes) * u64::from(PART_BYTES) {
+        return lanes;
+    }
+    (bytes.div_ceil(u64::from(SPREAD_BYTES)) as u32).clamp(1, lanes)
+}
+
+/// A group's launch, with the shorter parameter where it does.
+#[allow(clippy::large_enum_variant, reason = "the large one is what nearly all calls make, and must not allocate")]
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PointsLaunch {
+    /// Up to some messages.
+    Few(Launch<PointsArgs<MESSAGES_FEW>>),
+    /// Up to [`MESSAGES_MAX`].
+    Many(Box<Launch<PointsArgs<MESSAGES_MAX>>>),
+}
+
+impl PointsLaunch {
+    /// What `rank` launches for a group. Messages of one direction and peer keep their order.
+    ///
+    /// # Errors
+    /// [`PointsError`].
+    pub fn new(points: &[Point], layout: &AreaLayout, (rank, nranks): (u32, u32)) -> Result<Self, PointsError> {
+        if points.len() > MESSAGES_MAX {
+            return Err(PointsError::TooMany { count: points.len() });
+        }
+        for point in points {
+            if point.peer >= nranks.min(RANKS_MAX as u32) {
+                return Err(PointsError::NoPeer { peer: point.peer, nranks });
+            }
+            if point.bytes >= MESSAGE_BYTES_MAX {
+                return Err(PointsError::TooLong { bytes: point.bytes });
+            }
+        }
+        check_own(points, rank)?;
+        let (head, grid, block) = head(points, layout, (rank, nranks));
+        if points.len() <= MESSAGES_FEW {
+            let args = PointsArgs { head, messages: messages(points) };
+            return Ok(PointsLaunch::Few(Launch { function: FUNCTIONS[0], grid, block, args }));
+        }
+        let args = PointsArgs { head, messages: messages(points) };
+        Ok(PointsLaunch::Many(Box::new(Launch { function: FUNCTIONS[1], grid, block, args })))
+    }
+
+    /// What is to be filled in before the launch.
+    pub fn head_mut(&mut self) -> &mut PointsHead {
+        match self {
+            PointsLaunch::Few(launch) => &mut launch.args.head,
+            PointsLaunch::Many(launch) => &mut launch.args.head,
+        }
+    }
+}
+
+/// Names of the kernels, for few and for many messages.
+pub(super) const FUNCTIONS: [&str; 2] = ["mccs_points_few", "mccs_points_many"];
+
+/// In the order of the parameter: sends, then receives, each by peer.
+fn place(point: &Point) -> usize {
+    point.peer as usize + if point.is_send { 0 } else { RANKS_MAX }
+}
+
+fn header(point: &Point) -> u64 {
+    point.bytes | u64::from(point.dtype as u32) << 56
+}
+
+fn check_own(points: &[Point], rank: u32) -> Result<(), PointsError> {
+    let own = |is_send| points.iter().filter(move |point| point.peer == rank && point.is_send == is_send);
+    let (sends, recvs) = (own(true).count(), own(false).count());
+    let same = own(true).zip(own(false)).take_while(|(send, recv)| header(send) == header(recv)).count();
+    if same == sends && same == recvs {
+        return Ok(());
+    }
+    Err(PointsError::OwnUnmatched { sends, recvs, number: same + 1 })
+}
+
+fn messages<const COUNT: usize>(points: &[Point]) -> [Message; COUNT] {
+    let mut messages = [Message { buffer: 0, header: 0 }; COUNT];
+    let ordered = (0..2 * RANKS_MAX).flat_map(|at| points.iter().filter(move |point| place(point) == at));
+    for (message, point) in messages.iter_mut().zip(ordered) {
+        *message = Message { buffer: point.buffer, header: header(point) };
+    }
+    messages
+}
+
+fn head(points: &[Point], layout: &AreaLayout, (rank, nranks): (u32, u32)) -> (PointsHead, u32, u32) {
+    let lanes = layout.points();
+    let mut head = PointsHead {
+        areas: [0; RANKS_MAX],
+        abort_word: 0,
+        fault: 0,
+        lanes_offset: lanes.lanes_offset,
+        packets_offset: lanes.packets_offset,
+        bulk_offset: lanes.bulk_offset,
+        rank,
+        nranks,
+        lanes: lanes.lanes,
+        slots: SLOTS,
+        slot_bytes: SLOT_BYTES,
+        part_bytes: PART_BYTES,
+        spread_bytes: SPREAD_BYTES,
+        reserved: 0,
+        first: [0; 2 * RANKS_MAX + 2],
+        blocks: [0; RANKS_MAX],
+    };
+    let mut is_short = true;
+    for point in points {
+        head.first[place(point) + 1] += 1;
+        let wanted = lanes_of(point.bytes, lanes.lanes);
+        let blocks = &mut head.blocks[point.peer as usize];
+        *blocks = (*blocks).max(wanted);
+        is_short &= point.bytes <= u64::from(wanted) * u64::from(SPREAD_BYTES);
+    }
+    for at in 1..head.first.len() {
+        head.first[at] += head.first[at - 1];
+    }
+    let grid = head.blocks.iter().sum();
+    (head, grid, if is_short { THREADS_SHORT } else { THREADS })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn point(is_send: bool, peer: u32, bytes: u64) -> Point {
+        Point { is_send, peer, buffer: 0x1000 + bytes, bytes, dtype: DataType::U8 }
+    }
+
+    fn few(points: &[Point], rank: u32, nranks: u32) -> Launch<PointsArgs<MESSAGES_FEW>> {
+        match PointsLaunch::new(points, &AreaLayout::initial(nranks), (rank, nranks)).expect("a launch") {
+            PointsLaunch::Few(launch) => launch,
+            PointsLaunch::Many(_) => panic!("many"),
+        }
+    }
+
+    #[test]
+    fn lists_are_by_direction_and_peer_and_keep_their_order() {
+        let points = [point(false, 2, 5), point(true, 1, 3), point(true, 0, 1), point(true, 1, 2), point(false, 0, 4)];
+        let launch = few(&points, 3, 4);
+        let head = launch.args.head;
+        let bytes = |from: usize, to: usize| -> Vec<u64> {
+            launch.args.messages[head.first[from] as usize..head.first[to] as usize]
+                .iter()
+                .map(|m| m.buffer - 0x1000)
+                .collect()
+        };
+        assert_eq!([bytes(0, 1), bytes(1, 2), bytes(2, 8)], [vec![1], vec![3, 2], vec![]]);
+        assert_eq!([bytes(8, 9), bytes(9, 10), bytes(10, 11), bytes(11, 17)], [vec![4], vec![], vec![5], vec![]]);
+        assert_eq!((launch.grid, launch.block, head.blocks), (3, THREADS_SHORT, [1, 1, 1, 0, 0, 0, 0, 0]));
+    }
+
+    #[test]
+    fn long_messages_take_all_lanes_and_short_ones_few() {
+        for nranks in 2..=8 {
+            let lanes = AreaLayout::initial(nranks).points().lanes;
+            assert!(lanes <= LANES_MAX && lanes * (nranks - 1) <= 64, "{nranks}: {lanes}");
+            for power in 0..40 {
+                let bytes = (1_u64 << power) + 3;
+                let launch = few(&[point(true, 1, bytes)], 0, nranks);
+                assert_eq!(launch.grid, lanes_of(bytes, lanes));
+                assert!(launch.grid == lanes || u64::from(launch.grid) * u64::from(PART_BYTES) >= bytes);
+            }
+            assert_eq!(few(&[point(true, 1, 0)], 0, nranks).grid, 1, "a header goes in any case");
+        }
+    }
+
+    #[test]
+    fn what_lies_in_an_area_does_not_overlap() {
+        for nranks in 2..=8 {
+            let (layout, points) = (AreaLayout::initial(nranks), AreaLayout::initial(nranks).points());
+            let rings = u64::from(nranks - 1) * u64::from(points.lanes) * u64::from(SLOTS);
+            assert!(points.lanes_offset >= layout.bulk_offset());
+            assert!(points.packets_offset - points.lanes_offset >= 8 * u64::from(LANES_MAX) * LANE_BYTES);
+            assert!(points.bulk_offset - points.packets_offset >= rings * (HEADER_BYTES + 2 * u64::from(PART_BYTES)));
+            assert_eq!(layout.bytes(), points.bulk_offset + rings * u64::from(SLOT_BYTES));
+            assert!(SLOTS.is_power_of_two() && SLOT_BYTES.is_multiple_of(128) && PART_BYTES.is_multiple_of(16));
+        }
+    }
+
+    #[test]
+    fn groups_that_cannot_be_are_refused() {
+        let layout = AreaLayout::initial(2);
+        let launch = |points: &[Point]| PointsLaunch::new(points, &layout, (0, 2)).map(drop);
+        assert_eq!(launch(&[point(true, 2, 1)]), Err(PointsError::NoPeer { peer: 2, nranks: 2 }));
+        assert_eq!(launch(&[point(true, 1, 1 << 56)]), Err(PointsError::TooLong { bytes: 1 << 56 }));
+        assert_eq!(launch(&vec![point(true, 1, 1); 1025]), Err(PointsError::TooMany { count: 1025 }));
+        assert_eq!(launch(&vec![point(true, 1, 1); 1024]), Ok(()));
+        let unmatched = |sends, recvs, number| Err(PointsError::OwnUnmatched { sends, recvs, number });
+        assert_eq!(launch(&[point(true, 0, 1)]), unmatched(1, 0, 1));
+        assert_eq!(launch(&[point(true, 0, 1), point(false, 0, 1), point(false, 0, 2)]), unmatched(1, 2, 2));
+        assert_eq!(launch(&[point(true, 0, 1), point(false, 0, 2)]), unmatched(1, 1, 1));
+        assert_eq!(launch(&[point(false, 0, 7), point(true, 0, 7)]), Ok(()));
+    }
+
+    #[test]
+    fn headers_are_read_back() {
+        let of = Point { dtype: DataType::F8E5M2, ..point(true, 0, 123) };
+        assert_eq!(header_parts(header(&of)), Some((123, DataType::F8E5M2)));
+        assert_eq!(header_parts(u64::MAX), None);
+        let float = header(&Point { dtype: DataType::F32, bytes: 40, ..of });
+        let said = contradiction(1, header(&of), 0, float);
+        assert_eq!(
+            said,
+            format!(
+                "rank 1 sends 123 elements of {} to rank 0, which receives 10 elements of {}",
+                DataType::F8E5M2,
+                DataType::F32
+            )
+        );
+    }
+}

@@ -1,0 +1,283 @@
+//! Sends and receives between GPUs. Those of a group go together, in one kernel a communicator: none of them waits for
+//! another one of the group. One outside of a group is a group of its own.
+//!
+//! They are in no order with the communicator's collectives but that of streams. Groups run one after the other, in the
+//! order of the calls that end them, whatever their streams. Deliberately absent: numbers that ranks would have to agree
+//! on; messages of a direction are matched by their order, which GPUs count (`kernels/cuda/include/points.cuh`).
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use mccs_cuda::{Context, DeviceAddress, Event, HostRegistration, ImportedMemory, RawStream};
+use mccs_ipc::direct::{DIRECT_RANKS_MAX, DirectPage, PointsLaunched};
+use mccs_ipc::protocol::Request;
+use mccs_ipc::types::{DataType, ErrorClass, Handle};
+use mccs_kernels::cuda::{AreaLayout, MESSAGES_MAX, Point, PointsError, PointsLaunch, contradiction};
+
+use super::communicator::{CudaCommunicator, CudaStream};
+use super::cuda_error;
+use super::resources::Kernels;
+use crate::client::locked;
+use crate::{Client, Error};
+
+/// Packets' flags have 32 bits.
+const MESSAGES_OF_A_PAIR_MAX: u64 = u32::MAX as u64 - MESSAGES_MAX as u64;
+
+/// What a communicator's sends and receives need: kept by the communicator, and by groups to their end.
+pub(crate) struct Points {
+    pub(super) client: Client,
+    pub(super) handle: Handle,
+    pub(super) rank: u32,
+    pub(super) nranks: u32,
+    pub(super) context: Context,
+    pub(super) kernels: Arc<Kernels>,
+    pub(super) layout: AreaLayout,
+    pub(super) areas: [DeviceAddress; DIRECT_RANKS_MAX as usize],
+    pub(super) _imports: Vec<Arc<ImportedMemory>>,
+    /// Before the page, whose memory it names.
+    pub(super) registration: Arc<HostRegistration>,
+    pub(super) page: Arc<DirectPage>,
+    pub(super) order: Mutex<PointsOrder>,
+    /// Whether the service knows of the contradiction on the page.
+    pub(super) is_told: AtomicBool,
+}
+
+/// What is done in one order, under one lock: as for collectives, but apart from them.
+pub(super) struct PointsOrder {
+    /// Without what went into graphs.
+    launched: PointsLaunched,
+    last_stream: Option<RawStream>,
+    /// Whether groups went into graphs: then nobody but the GPU knows how many have run.
+    has_captured: bool,
+    /// Recorded behind every launch from then on.
+    last_launch: Event,
+    is_recorded: bool,
+    /// To order streams of one group.
+    joint: Event,
+    left: bool,
+}
+
+impl PointsOrder {
+    pub(super) fn new(context: &Context) -> Result<Self, Error> {
+        let event = || Event::new(context, false).map_err(cuda_error);
+        Ok(PointsOrder {
+            launched: PointsLaunched::default(),
+            last_stream: None,
+            has_captured: false,
+            last_launch: event()?,
+            is_recorded: false,
+            joint: event()?,
+            left: false,
+        })
+    }
+}
+
+/// A send or receive that waits for the end of its group.
+pub(crate) struct Collected {
+    points: Arc<Points>,
+    point: Point,
+    stream: RawStream,
+}
+
+/// A communicator's part of a group.
+struct Part {
+    points: Arc<Points>,
+    list: Vec<Point>,
+    /// Without repetition; the first one runs the kernel.
+    streams: Vec<RawStream>,
+}
+
+/// Launches what a group has collected, on each communicator together.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] if a communicator was destroyed or its list cannot be, and [`Error::Failed`] if it has failed:
+/// then nothing is launched. [`Error::Cuda`].
+pub(crate) fn launch_together(collected: Vec<Collected>) -> Result<(), Error> {
+    let mut parts: Vec<Part> = Vec::new();
+    for Collected { points, point, stream } in collected {
+        let index = parts.iter().position(|part| Arc::ptr_eq(&part.points, &points)).unwrap_or_else(|| {
+            parts.push(Part { points, list: Vec::new(), streams: Vec::new() });
+            parts.len() - 1
+        });
+        parts[index].list.push(point);
+        if !parts[index].streams.contains(&stream) {
+            parts[index].streams.push(stream);
+        }
+    }
+    let launches = parts.iter().map(|part| part.points.plan(&part.list)).collect::<Result<Vec<_>, _>>()?;
+    parts.iter().zip(launches).try_for_each(|(part, launch)| part.points.launch(&part.list, launch, &part.streams))
+}
+
+impl Points {
+    /// The word in which this rank's kernels count groups.
+    pub(super) fn counter(&self) -> DeviceAddress {
+        self.areas[self.rank as usize] + AreaLayout::POINTS_COUNTER_OFFSET
+    }
+
+    /// How many groups were launched, and whether some went into graphs. None is from here on.
+    pub(super) fn leave(&self) -> (u64, bool) {
+        let mut order = locked(&self.order);
+        order.left = true;
+        (order.launched.groups, order.has_captured)
+    }
+
+    /// Why the communicator has failed, if this is because two ends of a message did not mean the same.
+    pub(super) fn contradiction(&self) -> Option<Error> {
+        let fault = self.page.is_aborted().then(|| self.page.fault()).flatten()?;
+        if !self.is_told.swap(true, Ordering::Relaxed) {
+            // It finds the same on the page, and tells all ranks.
+            self.client.0.requests.send_and_forget(Request::AbortComm { comm: self.handle });
+        }
+        let message = contradiction(fault.sender, fault.came, fault.receiver, fault.expected);
+        Some(Error::Failed { class: ErrorClass::InvalidUsage, message })
+    }
+
+    fn check(
+        &self,
+        is_send: bool,
+        buffer: DeviceAddress,
+        count: u64,
+        dtype: DataType,
+        peer: u32,
+    ) -> Result<Point, Error> {
+        let size = dtype.size_bytes() as u64;
+        let bytes = count.checked_mul(size).filter(|bytes| bytes.checked_add(buffer).is_some());
+        let bytes = bytes.ok_or_else(|| Error::argument("the buffer would be larger than memory"))?;
+        if bytes > 0 && (buffer == 0 || !buffer.is_multiple_of(size)) {
+            return Err(Error::argument(format!("the buffer at {buffer:#x} is no place for {dtype}")));
+        }
+        if peer >= self.nranks {
+            return Err(Error::argument(PointsError::NoPeer { peer, nranks: self.nranks }.to_string()));
+        }
+        Ok(Point { is_send, peer, buffer, bytes, dtype })
+    }
+
+    fn plan(&self, list: &[Point]) -> Result<PointsLaunch, Error> {
+        let order = locked(&self.order);
+        if order.left {
+            return Err(Error::argument(
+                "a communicator was destroyed inside a group that uses it; the group is dropped",
+            ));
+        }
+        let counts = order.launched.sent.iter().chain(&order.launched.received);
+        if counts.max().is_some_and(|most| *most >= MESSAGES_OF_A_PAIR_MAX) {
+            return Err(Error::argument("two ranks of a communicator of GPUs exchange 2^32 messages: make another"));
+        }
+        drop(order);
+        if self.page.is_aborted() {
+            let failure = self.contradiction().or_else(|| self.client.0.comm_failure(self.handle));
+            return Err(failure.unwrap_or_else(|| Error::Failed {
+                class: ErrorClass::Remote,
+                message: "the communicator was aborted".into(),
+            }));
+        }
+        PointsLaunch::new(list, &self.layout, (self.rank, self.nranks))
+            .map_err(|error| Error::argument(error.to_string()))
+    }
+
+    /// Launches a group. Its streams and buffers are as the callers of [`CudaCommunicator::send`] and
+    /// [`CudaCommunicator::recv`] have promised.
+    fn launch(&self, list: &[Point], mut launch: PointsLaunch, streams: &[RawStream]) -> Result<(), Error> {
+        let Some((&main, others)) = streams.split_first() else { return Ok(()) };
+        let head = launch.head_mut();
+        head.areas = self.areas;
+        head.abort_word = self.registration.address() + DirectPage::ABORT_OFFSET;
+        head.fault = self.registration.address() + DirectPage::fault_offset(self.rank);
+        let mut order = locked(&self.order);
+        let order = &mut *order;
+        let _entered = self.context.enter().map_err(cuda_error)?;
+        // SAFETY: callers vouch for streams and buffers; areas and page live as long as the communicator, which does not go
+        // before its kernels have ended.
+        unsafe {
+            let is_captured = main.is_capturing().map_err(cuda_error)?;
+            order.has_captured |= is_captured;
+            for other in others {
+                order.joint.record(*other).and_then(|()| main.wait(&order.joint)).map_err(cuda_error)?;
+            }
+            if !is_captured && order.last_stream.is_some_and(|last| last != main) {
+                let waits = if order.is_recorded {
+                    main.wait(&order.last_launch)
+                } else {
+                    main.wait_word(self.counter(), AreaLayout::word_of(order.launched.groups))
+                };
+                waits.map_err(cuda_error)?;
+            }
+            match &launch {
+                PointsLaunch::Few(few) => {
+                    self.kernels.function(few.function)?.launch(main, few.grid, few.block, &few.args)
+                }
+                PointsLaunch::Many(many) => {
+                    self.kernels.function(many.function)?.launch(main, many.grid, many.block, &many.args)
+                }
+            }
+            .map_err(cuda_error)?;
+            if !is_captured {
+                self.count(&mut order.launched, list);
+                order.last_stream = Some(main);
+                if order.has_captured {
+                    order.last_launch.record(main).map_err(cuda_error)?;
+                    order.is_recorded = true;
+                }
+            }
+            if !others.is_empty() {
+                order.joint.record(main).map_err(cuda_error)?;
+                others.iter().try_for_each(|other| other.wait(&order.joint)).map_err(cuda_error)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells the page of a group.
+    fn count(&self, launched: &mut PointsLaunched, list: &[Point]) {
+        launched.groups += 1;
+        for point in list.iter().filter(|point| point.peer != self.rank) {
+            let counts = if point.is_send { &mut launched.sent } else { &mut launched.received };
+            counts[point.peer as usize] += 1;
+        }
+        self.page.launch_points(self.rank, launched);
+    }
+}
+
+/// Defines `send` and `recv`.
+macro_rules! points {
+    ($($(#[$meta:meta])* $name:ident => $is_send:expr;)+) => {
+        impl CudaCommunicator {
+            $(
+                $(#[$meta])*
+                ///
+                /// # Safety
+                /// The buffer must be of the communicator's context, or of memory that it reaches, `count` elements long, and
+                /// stay so until the operation has ended; nobody else may use it meanwhile, but others may send from it.
+                /// The stream must be of that context, and live until then.
+                ///
+                /// # Errors
+                /// [`Error::InvalidArgument`], and nothing is enqueued; outside of a group also those of
+                /// [`group_end`](crate::group_end). Failures of the operation itself: [`CudaCommunicator::async_error`].
+                pub unsafe fn $name(
+                    &self,
+                    buffer: DeviceAddress,
+                    count: u64,
+                    dtype: DataType,
+                    peer: u32,
+                    stream: CudaStream,
+                ) -> Result<(), Error> {
+                    let points = self.points();
+                    let point = points.check($is_send, buffer, count, dtype, peer)?;
+                    let stream = RawStream::from_ptr(stream);
+                    let alone = |point| points.plan(&[point]).and_then(|plan| points.launch(&[point], plan, &[stream]));
+                    crate::group::collect_point(|| Collected { points: Arc::clone(points), point, stream })
+                        .unwrap_or_else(|| alone(point))
+                }
+            )+
+        }
+    };
+}
+
+points! {
+    /// Sends `count` elements to rank `peer`, which receives as many of the same type; its receives from this rank match
+    /// this rank's sends to it by their order. Inside a group the message goes with the group; to oneself only there.
+    /// Short messages are on their way when the receiver has not called yet; long ones wait for it.
+    send => true;
+    /// Receives `count` elements from rank `peer`: see [`CudaCommunicator::send`].
+    recv => false;
+}

@@ -1,0 +1,95 @@
+/* NCCL's library without a service and without a GPU: what it answers then. Declarations as in nccl.h. */
+#define _POSIX_C_SOURCE 200809L
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct ncclComm *ncclComm_t;
+typedef struct { char internal[128]; } ncclUniqueId;
+int ncclGetVersion(int *);
+int ncclGetUniqueId(ncclUniqueId *);
+int ncclCommInitRank(ncclComm_t *, int, ncclUniqueId, int);
+int ncclCommInitAll(ncclComm_t *, int, const int *);
+int ncclCommDestroy(ncclComm_t);
+int ncclCommAbort(ncclComm_t);
+int ncclCommFinalize(ncclComm_t);
+int ncclCommRevoke(ncclComm_t, int);
+int ncclCommSplit(ncclComm_t, int, int, ncclComm_t *, void *);
+int ncclCommShrink(ncclComm_t, int *, int, ncclComm_t *, void *, int);
+int ncclCommCount(ncclComm_t, int *);
+int ncclCommGetAsyncError(ncclComm_t, int *);
+int ncclSend(const void *, size_t, int, int, ncclComm_t, void *);
+int ncclRecv(void *, size_t, int, int, ncclComm_t, void *);
+int ncclAllReduce(const void *, void *, size_t, int, int, ncclComm_t, void *);
+int ncclRedOpCreatePreMulSum(int *, void *, int, int, ncclComm_t);
+int ncclMemFree(void *);
+int ncclGroupStart(void);
+int ncclGroupEnd(void);
+int ncclGroupSimulateEnd(void *);
+const char *ncclGetErrorString(int);
+const char *ncclGetLastError(ncclComm_t);
+
+static int failures;
+static void expect(const char *call, int got, int wanted) {
+    if (got == wanted) return;
+    fprintf(stderr, "%s: %d, not %d: %s\n", call, got, wanted, ncclGetLastError(NULL));
+    failures++;
+}
+#define EXPECT(wanted, call) expect(#call, call, wanted)
+#define TOLD(text) expect("tells of " text, strstr(ncclGetLastError(NULL), text) != NULL, 1)
+
+int main(void) {
+    enum { success, cudaError, systemError, internalError, invalidArgument, invalidUsage };
+    int version = 0, number = 0;
+    float value = 2;
+    ncclComm_t comm = NULL;
+    ncclUniqueId id, foreign;
+    EXPECT(success, ncclGetVersion(&version));
+    EXPECT(22809, version);
+    EXPECT(invalidArgument, ncclGetVersion(NULL));
+    for (int code = 0; code < 9; code++) EXPECT(1, strlen(ncclGetErrorString(code)) > 5);
+
+    EXPECT(success, ncclGetUniqueId(&id));
+    EXPECT(invalidArgument, ncclGetUniqueId(NULL));
+    memset(&foreign, 7, sizeof foreign);
+    EXPECT(invalidArgument, ncclCommInitRank(&comm, 1, foreign, 0));
+    TOLD("was not made by this library");
+    EXPECT(invalidArgument, ncclCommInitRank(NULL, 1, id, 0));
+    EXPECT(invalidArgument, ncclCommInitRank(&comm, -1, id, 0));
+    EXPECT(invalidArgument, ncclCommInitRank(&comm, 1, id, 0));
+    TOLD("MCCS_SOCKET is not set");
+    setenv("MCCS_SOCKET", "/nonexistent/mccs.sock", 1);
+    EXPECT(systemError, ncclCommInitRank(&comm, 1, id, 0));
+    TOLD("/nonexistent/mccs.sock");
+    EXPECT(invalidArgument, ncclCommInitAll(NULL, 1, NULL));
+    EXPECT(invalidArgument, ncclCommInitAll(&comm, 0, NULL));
+    EXPECT(1, ncclCommInitAll(&comm, 1, NULL) != success);
+    EXPECT(1, comm == NULL);
+
+    /* Groups nest; what is closed was opened. */
+    EXPECT(invalidUsage, ncclGroupEnd());
+    TOLD("ncclGroupEnd without ncclGroupStart");
+    EXPECT(success, ncclGroupStart());
+    EXPECT(success, ncclGroupStart());
+    EXPECT(invalidArgument, ncclSend(&value, 1, 7, 0, NULL, NULL));
+    EXPECT(success, ncclGroupEnd());
+    EXPECT(success, ncclGroupEnd());
+    EXPECT(invalidUsage, ncclGroupEnd());
+    EXPECT(invalidUsage, ncclGroupSimulateEnd(NULL));
+
+    EXPECT(invalidArgument, ncclRecv(&value, 1, 7, 0, NULL, NULL));
+    EXPECT(invalidArgument, ncclAllReduce(&value, &value, 1, 7, 0, NULL, NULL));
+    EXPECT(invalidArgument, ncclRedOpCreatePreMulSum(&number, &value, 7, 1, NULL));
+    EXPECT(invalidArgument, ncclCommSplit(NULL, 0, 0, &comm, NULL));
+    EXPECT(invalidArgument, ncclCommShrink(NULL, &number, 1, &comm, NULL, 0));
+    EXPECT(invalidArgument, ncclCommFinalize(NULL));
+    EXPECT(invalidArgument, ncclCommRevoke(NULL, 0));
+    EXPECT(invalidArgument, ncclCommCount(NULL, &number));
+    EXPECT(invalidArgument, ncclCommGetAsyncError(NULL, &number));
+    EXPECT(success, ncclCommDestroy(NULL));
+    EXPECT(success, ncclCommAbort(NULL));
+    EXPECT(success, ncclMemFree(NULL));
+    EXPECT(invalidArgument, ncclMemFree(&value));
+    return failures != 0;
+}
