@@ -6,6 +6,8 @@ pub mod board;
 pub mod command;
 pub mod direct;
 #[cfg(not(loom))]
+pub mod gate;
+#[cfg(not(loom))]
 pub mod handshake;
 pub mod protocol;
 pub mod queue;

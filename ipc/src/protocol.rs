@@ -17,7 +17,7 @@ use crate::types::{ErrorClass, Handle, UniqueId};
 pub const MAGIC: [u8; 8] = *b"mccs-ipc";
 /// Version of this wire format. Both sides must have the same: shim and service of different versions refuse each other
 /// with a message that names both.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 /// Longest message of a session's socket.
 pub const MESSAGE_BYTES_MAX: usize = 4096;
 /// Most file descriptors in one message.
@@ -80,6 +80,9 @@ pub enum Request {
     DestroyComm { comm: Handle },
     /// Ends a communicator now: outstanding operations of all its ranks fail.
     AbortComm { comm: Handle },
+    /// Makes a stream whose operations start when a GPU says so: at the [`crate::gate::Gate`] that lies `offset_bytes` into a
+    /// region. Reply: [`Response::Stream`].
+    CreateGatedStream { region: Handle, offset_bytes: u64 },
 }
 
 /// Answered by the service.
@@ -97,12 +100,15 @@ pub enum Response {
         spin: Duration,
         /// Operations that may have begun and not ended. More wait in the ring; a group cannot.
         operations_in_flight_max: u64,
+        /// What ranks of other hosts name as root address where rank 0 is here; empty on a host that knows no others.
+        root_address: String,
     },
     /// A region; a memfd comes with it where the service allocated it.
     Region { region: Handle, bytes: u64 },
     /// A stream and the index of its word in the segment.
     Stream { stream: Handle, word: u32 },
     /// A communicator, ready for use. The memfd of its board comes with it, or that of its page where it is one of GPUs.
+    /// One of GPUs without `direct` is staged: to the service, its buffers are memory of the host.
     Comm { comm: Handle, board: Option<BoardLayout>, direct: Option<DirectShare> },
     /// Done, nothing to return.
     Done,

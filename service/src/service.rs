@@ -116,6 +116,10 @@ pub struct Settings {
     pub host_device: HostOptions,
     /// GPUs.
     pub cuda: CudaUse,
+    /// Which of them, by UUID or PCI bus id; all, if it names none.
+    pub cuda_gpus: Vec<String>,
+    /// Whether collectives of GPUs of one host, too, are carried out by the service in host memory.
+    pub stages_all: bool,
     /// How bytes go to other hosts, where there are any.
     pub network: Option<NetworkSettings>,
     /// Longest contribution to a collective that ranks do among themselves; 0 for none.
@@ -169,6 +173,8 @@ impl Service {
         let follows = matches!(choice, Choice::Auto | Choice::Pinned(Algorithm::Direct));
         let board_slot_bytes = if follows { settings.board_slot_bytes } else { 0 };
         let timeouts = Timeouts { init: settings.init_timeout, operation: settings.operation_timeout };
+        let gpus = start_gpus(&runtimes, settings, proxy_runtime, &registry)?;
+        let direct_gpus = gpus.as_ref().ok().filter(|_| !settings.stages_all).map(|gpus| gpus.sender.clone());
         let proxy_registry = Arc::clone(&registry);
         let mut controller = None;
         let cluster = match &settings.exchange {
@@ -186,7 +192,7 @@ impl Service {
                     start_controller(&runtimes, main, settings, inputs, outputs, &registry)?;
                 }
                 let ways = Arc::new(Ways { paths: settings.paths.clone(), ..Ways::default() });
-                Some(Cluster { exchange, engines_per_comm: settings.channels as usize, ways })
+                Some(Cluster { exchange, engines_per_comm: settings.channels as usize, ways, gpus: direct_gpus })
             }
             None => None,
         };
@@ -199,12 +205,12 @@ impl Service {
         let transports = Arc::new(start_transports(&runtimes, settings, main, proxy.clone(), &registry)?);
 
         let control_proxy = proxy.clone();
-        let gpus = start_gpus(&runtimes, settings, proxy_runtime, &registry)?;
+        let root_address = settings.exchange.as_ref().map_or_else(String::new, |exchange| exchange.own.to_string());
         let factory = Arc::new(SessionFactory {
             runtimes: Arc::clone(&runtimes),
             placement: Box::new(move |_| main),
             limits: settings.limits,
-            proxies: Proxies { host: proxy, gpus },
+            proxies: Proxies { host: proxy, gpus, stages_all: settings.stages_all, root_address: root_address.into() },
             registry: Arc::clone(&registry),
             reaper: Reaper::start()?,
         });
@@ -248,11 +254,12 @@ fn start_gpus(
 ) -> anyhow::Result<Result<GpuProxy, Arc<str>>> {
     let found = match settings.cuda {
         CudaUse::Off => return Ok(Err("the operator has switched them off".into())),
-        CudaUse::Auto | CudaUse::Required => Gpus::find(),
+        CudaUse::Auto | CudaUse::Required => Gpus::find(&settings.cuda_gpus),
     };
     let gpus = match found {
         Ok(gpus) => gpus,
         Err(reason) if settings.cuda == CudaUse::Required => return Err(reason).context("[cuda] use = \"required\""),
+        Err(reason @ NoCuda::NoSuchGpu { .. }) => return Err(reason.into()),
         Err(reason) => {
             let level_is_high = !matches!(reason, NoCuda::Unavailable(_) | NoCuda::NoGpu);
             if level_is_high {
@@ -526,6 +533,8 @@ impl Settings {
                 file::CudaUse::Required => CudaUse::Required,
                 file::CudaUse::Off => CudaUse::Off,
             },
+            cuda_gpus: config.cuda.gpus.clone(),
+            stages_all: config.cuda.execution == file::CudaExecution::Service,
             network: config.tcp_address().map(|address| NetworkSettings {
                 address,
                 flow: flow_options(&config.tcp, address),

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::validate::Problems;
+
 /// `[cuda]`: GPUs of this host.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -9,6 +11,42 @@ pub struct Cuda {
     /// Whether the service uses them.
     #[serde(rename = "use")]
     pub usage: CudaUse,
+    /// Those of them that are the service's, by UUID or PCI bus id as `nvidia-smi` prints them. None: all.
+    pub gpus: Vec<String>,
+    /// Who carries collectives out.
+    pub execution: CudaExecution,
+}
+
+impl Cuda {
+    pub(super) fn validate(&self, problems: &mut Problems) {
+        for (index, gpu) in self.gpus.iter().enumerate() {
+            let key = format!("cuda.gpus[{index}]");
+            let is_uuid = gpu.strip_prefix("GPU-").is_some_and(|rest| {
+                rest.len() == 36 && rest.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-')
+            });
+            let is_bus_id =
+                gpu.contains(':') && gpu.bytes().all(|byte| byte.is_ascii_hexdigit() || b":.".contains(&byte));
+            if !is_uuid && !is_bus_id {
+                problems.add(
+                    key,
+                    format!("{gpu:?} is no GPU's name: give its UUID (GPU-...) or PCI bus id (0000:17:00.0), as nvidia-smi does"),
+                );
+            } else if self.gpus[..index].contains(gpu) {
+                problems.add(key, format!("{gpu:?} is named twice"));
+            }
+        }
+    }
+}
+
+/// Who carries collectives out between GPUs of one host. Across hosts, services always do.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CudaExecution {
+    /// Kernels in the ranks' own streams, as the service says.
+    #[default]
+    Ranks,
+    /// The service, in host memory that data is staged through: slower, and nothing of it is in the tenants' hands.
+    Service,
 }
 
 /// Whether the service uses GPUs.

@@ -10,7 +10,7 @@ use mccs_cuda::{Context, DeviceMemory, OwnedStream, copy_from_host, copy_to_host
 
 use super::{Status, absent, guard, object, put, status_of};
 
-/// `ncclUniqueId`: the communicator's name, in the first of its bytes.
+/// `ncclUniqueId`: the communicator's name and its root's address, behind a mark.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct NcclUniqueId([u8; 128]);
@@ -19,30 +19,62 @@ pub struct NcclUniqueId([u8; 128]);
 const MARK: [u8; 8] = *b"mccs-id\0";
 
 impl NcclUniqueId {
-    fn of(id: UniqueId) -> Self {
+    fn of(name: &Name) -> Self {
         let mut bytes = [0; 128];
         bytes[..8].copy_from_slice(&MARK);
-        bytes[8..24].copy_from_slice(&id.0);
+        bytes[8..24].copy_from_slice(&name.id.0);
+        bytes[ROOT_AT..].copy_from_slice(&name.root);
         NcclUniqueId(bytes)
     }
 
-    fn id(&self) -> Result<UniqueId, Error> {
+    fn name(&self) -> Result<Name, Error> {
         if self.0[..8] != MARK {
             return Err(Error::InvalidArgument(
                 "the unique id was not made by this library: does every rank use it?".into(),
             ));
         }
-        let mut id = [0; 16];
-        id.copy_from_slice(&self.0[8..24]);
-        Ok(UniqueId(id))
+        let mut name = Name { id: UniqueId([0; 16]), root: [0; ROOT_BYTES] };
+        name.id.0.copy_from_slice(&self.0[8..24]);
+        name.root.copy_from_slice(&self.0[ROOT_AT..]);
+        Ok(name)
     }
+}
+
+/// Where the root's address begins in an id.
+const ROOT_AT: usize = 24;
+/// Room for a root's address: the name of a host, filled up with zeros.
+const ROOT_BYTES: usize = 128 - ROOT_AT;
+
+/// What all ranks of a communicator must know of it.
+#[derive(Clone, Copy)]
+struct Name {
+    id: UniqueId,
+    root: [u8; ROOT_BYTES],
+}
+
+impl Name {
+    /// The address as the service wants it.
+    fn root_address(&self) -> Result<&str, Error> {
+        let end = self.root.iter().position(|byte| *byte == 0).unwrap_or(ROOT_BYTES);
+        std::str::from_utf8(&self.root[..end])
+            .map_err(|_| Error::InvalidArgument("the unique id has no root address that is text".into()))
+    }
+}
+
+/// The address of this process' service, for communicators whose rank 0 is here.
+fn own_root() -> Result<[u8; ROOT_BYTES], Error> {
+    let (client, mut root) = (client()?, [0; ROOT_BYTES]);
+    let address = client.root_address().as_bytes();
+    let too_long = || Error::InvalidArgument("the service's name is too long for a unique id".into());
+    root.get_mut(..address.len()).ok_or_else(too_long)?.copy_from_slice(address);
+    Ok(root)
 }
 
 /// Behind `ncclComm_t`.
 pub struct Comm {
     /// `None` once it was finalized.
     comm: Mutex<Option<&'static CudaCommunicator>>,
-    id: UniqueId,
+    name: Name,
     rank: u32,
     nranks: u32,
     device: c_int,
@@ -68,16 +100,16 @@ fn client() -> Result<Client, Error> {
 }
 
 impl Comm {
-    fn join(id: UniqueId, rank: c_int, nranks: c_int) -> Result<Self, Error> {
+    fn join(name: Name, rank: c_int, nranks: c_int) -> Result<Self, Error> {
         let number = |value: c_int, what: &str| {
             u32::try_from(value).map_err(|_| Error::InvalidArgument(format!("{what} {value} is negative")))
         };
         let (rank, nranks) = (number(rank, "rank")?, number(nranks, "nranks")?);
-        let comm = client()?.init_cuda_communicator_rank(id, rank, nranks)?;
+        let comm = client()?.init_cuda_communicator_rank_at(name.id, rank, nranks, name.root_address()?)?;
         let device = Context::current().map_err(cuda_error)?.gpu().ordinal();
         // Taken back when it is finalized or destroyed; until then threads may be in calls.
         let comm = Mutex::new(Some(&*Box::leak(Box::new(comm))));
-        Ok(Comm { comm, id, rank, nranks, device, scalars: Mutex::default(), splits: Mutex::new(0) })
+        Ok(Comm { comm, name, rank, nranks, device, scalars: Mutex::default(), splits: Mutex::new(0) })
     }
 
     /// The communicator.
@@ -102,28 +134,52 @@ impl Comm {
         comm.destroy()
     }
 
-    /// All ranks' pairs of numbers, by rank.
-    fn gather(&self, own: [i32; 2]) -> Result<Vec<[i32; 2]>, Error> {
+    /// All ranks' bytes, of which each has as many, by rank.
+    fn gather(&self, own: &[u8]) -> Result<Vec<u8>, Error> {
         let context = Context::current().map_err(cuda_error)?;
-        let (stream, bytes) = (OwnedStream::new(&context).map_err(cuda_error)?, 8 * self.nranks as usize);
-        let memory = DeviceMemory::zeroed(&context, 8 + bytes).map_err(cuda_error)?;
+        let (stream, bytes) = (OwnedStream::new(&context).map_err(cuda_error)?, own.len() * self.nranks as usize);
+        let memory = DeviceMemory::zeroed(&context, own.len() + bytes).map_err(cuda_error)?;
         let (send, recv) = (memory.address() + bytes as u64, memory.address());
-        let own: Vec<u8> = own.iter().flat_map(|number| number.to_le_bytes()).collect();
         let mut all = vec![0; bytes];
         // SAFETY: the ranges lie in memory of this function's, which is used by nobody else and outlives the operation.
         unsafe {
-            copy_from_host(send, &own).map_err(cuda_error)?;
-            self.comm()?.all_gather(send, recv, 8, mccs::DataType::U8, stream.raw().as_ptr())?;
+            copy_from_host(send, own).map_err(cuda_error)?;
+            self.comm()?.all_gather(send, recv, own.len() as u64, mccs::DataType::U8, stream.raw().as_ptr())?;
             stream.raw().synchronize().map_err(cuda_error)?;
             copy_to_host(&mut all, recv).map_err(cuda_error)?;
         }
         if let Some(error) = self.comm()?.async_error() {
             return Err(error);
         }
-        let number = |bytes: &[u8]| i32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
-        Ok(all.chunks_exact(8).map(|pair| [number(pair), number(&pair[4..])]).collect())
+        Ok(all)
+    }
+
+    /// What every rank says when the communicator is split, by rank.
+    fn gather_shares(&self, color: c_int, key: c_int) -> Result<Vec<Share>, Error> {
+        let mut own = [0; SHARE_BYTES];
+        own[..4].copy_from_slice(&color.to_le_bytes());
+        own[4..8].copy_from_slice(&key.to_le_bytes());
+        own[8..].copy_from_slice(&own_root()?);
+        let number = |bytes: &[u8]| c_int::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+        let share = |bytes: &[u8]| {
+            let mut root = [0; ROOT_BYTES];
+            root.copy_from_slice(&bytes[8..]);
+            Share { color: number(bytes), key: number(&bytes[4..]), root }
+        };
+        Ok(self.gather(&own)?.chunks_exact(SHARE_BYTES).map(share).collect())
     }
 }
+
+/// What a rank says when its communicator is split.
+struct Share {
+    color: c_int,
+    key: c_int,
+    /// Of a communicator of which it becomes rank 0.
+    root: [u8; ROOT_BYTES],
+}
+
+/// A share, as it is sent.
+const SHARE_BYTES: usize = 8 + ROOT_BYTES;
 
 fn cuda_error(error: mccs_cuda::DriverError) -> Error {
     Error::Cuda(error.to_string())
@@ -131,7 +187,7 @@ fn cuda_error(error: mccs_cuda::DriverError) -> Error {
 
 /// A communicator to be made at the end of a group.
 struct Pending {
-    id: UniqueId,
+    name: Name,
     rank: c_int,
     nranks: c_int,
     context: Context,
@@ -159,10 +215,10 @@ pub(crate) fn group_end() -> Result<(), Error> {
         if group.depth == 0 { std::mem::take(&mut group.pending) } else { Vec::new() }
     });
     let join = |pending: &Pending| {
-        let (id, rank, nranks, context) = (pending.id, pending.rank, pending.nranks, pending.context.clone());
+        let (name, rank, nranks, context) = (pending.name, pending.rank, pending.nranks, pending.context.clone());
         std::thread::spawn(move || {
             let _entered = context.enter().map_err(cuda_error)?;
-            Comm::join(id, rank, nranks)
+            Comm::join(name, rank, nranks)
         })
     };
     let threads: Vec<_> = pending.iter().map(join).collect();
@@ -178,17 +234,17 @@ pub(crate) fn group_end() -> Result<(), Error> {
 
 /// # Safety
 /// The pointer must be null or valid for a write, to the end of a group if there is one.
-unsafe fn begin(target: *mut *mut Comm, id: UniqueId, rank: c_int, nranks: c_int) -> Result<(), Error> {
+unsafe fn begin(target: *mut *mut Comm, name: Name, rank: c_int, nranks: c_int) -> Result<(), Error> {
     if target.is_null() {
         return Err(Error::InvalidArgument("comm is null".into()));
     }
     if GROUP.with_borrow(|group| group.depth > 0) {
         mccs_cuda::driver().map_err(|reason| Error::Cuda(reason.to_string()))?;
         let context = Context::current().map_err(cuda_error)?;
-        GROUP.with_borrow_mut(|group| group.pending.push(Pending { id, rank, nranks, context, target }));
+        GROUP.with_borrow_mut(|group| group.pending.push(Pending { name, rank, nranks, context, target }));
         return Ok(());
     }
-    let comm = Comm::join(id, rank, nranks)?;
+    let comm = Comm::join(name, rank, nranks)?;
     // SAFETY: the caller's contract.
     unsafe { put(target, Box::into_raw(Box::new(comm)), "comm") }
 }
@@ -200,7 +256,7 @@ unsafe fn begin(target: *mut *mut Comm, id: UniqueId, rank: c_int, nranks: c_int
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclGetUniqueId(id: *mut NcclUniqueId) -> Status {
     // SAFETY: the caller's contract.
-    guard(|| unsafe { put(id, NcclUniqueId::of(mccs::unique_id()?), "id") })
+    guard(|| unsafe { put(id, NcclUniqueId::of(&Name { id: mccs::unique_id()?, root: own_root()? }), "id") })
 }
 
 /// See `nccl.h`.
@@ -215,7 +271,7 @@ pub unsafe extern "C" fn ncclCommInitRank(
     rank: c_int,
 ) -> Status {
     // SAFETY: the caller's contract.
-    guard(|| unsafe { begin(comm, id.id()?, rank, nranks) })
+    guard(|| unsafe { begin(comm, id.name()?, rank, nranks) })
 }
 
 /// See `nccl.h`. The operator's strategy decides what the configuration would.
@@ -231,7 +287,7 @@ pub unsafe extern "C" fn ncclCommInitRankConfig(
     _config: *mut c_void,
 ) -> Status {
     // SAFETY: the caller's contract.
-    guard(|| unsafe { begin(comm, id.id()?, rank, nranks) })
+    guard(|| unsafe { begin(comm, id.name()?, rank, nranks) })
 }
 
 /// See `nccl.h`: the first of the ids does.
@@ -252,7 +308,7 @@ pub unsafe extern "C" fn ncclCommInitRankScalable(
         let id = unsafe { id.as_ref() }.filter(|_| ids > 0);
         let id = id.ok_or_else(|| Error::InvalidArgument("there is no unique id".into()))?;
         // SAFETY: the caller's contract.
-        unsafe { begin(comm, id.id()?, rank, nranks) }
+        unsafe { begin(comm, id.name()?, rank, nranks) }
     })
 }
 
@@ -283,17 +339,18 @@ pub unsafe extern "C" fn ncclCommSplit(
             *splits += 1;
             *splits
         };
-        let all = parent.gather([color, key])?;
+        let all = parent.gather_shares(color, key)?;
         if color == NO_COLOR {
             // SAFETY: the caller's contract.
             return unsafe { put(new, std::ptr::null_mut(), "newcomm") };
         }
-        let mut members: Vec<_> = all.iter().enumerate().filter(|(_, pair)| pair[0] == color).collect();
-        members.sort_by_key(|(rank, pair)| (pair[1], *rank));
+        let mut members: Vec<_> = all.iter().enumerate().filter(|(_, share)| share.color == color).collect();
+        members.sort_by_key(|(rank, share)| (share.key, *rank));
         let own = members.iter().position(|(rank, _)| *rank == parent.rank as usize).unwrap_or(0);
-        let id = split_id(parent.id, number, color);
+        let root = members.first().map_or(parent.name.root, |(_, share)| share.root);
+        let name = Name { id: split_id(parent.name.id, number, color), root };
         // SAFETY: the caller's contract.
-        unsafe { begin(new, id, own as c_int, members.len() as c_int) }
+        unsafe { begin(new, name, own as c_int, members.len() as c_int) }
     })
 }
 

@@ -5,13 +5,19 @@
 //! ranks meet in areas of GPU memory that the service has made and mapped for them, under the strategy that the service
 //! publishes; see [`mccs_ipc::direct`].
 //!
-//! Works in CUDA graphs: what a captured call does depends on how often it has run, which the GPU counts. A graph must not
+//! Ranks on several hosts, or of an operator who wants it so, are *staged*: the service carries their collectives out in host
+//! memory (`staged.rs`).
+//!
+//! Direct collectives work in CUDA graphs: what a captured call does depends on how often it has run, which the GPU counts. A graph must not
 //! run at the same time as other operations of the same communicator; nor as another graph with some.
 
 mod communicator;
+mod either;
+mod pieces;
 mod resources;
+mod staged;
 
-pub use communicator::{CudaCommunicator, CudaStream};
+pub use either::{CudaCommunicator, CudaStream};
 
 use mccs_cuda::DriverError;
 
