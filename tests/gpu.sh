@@ -21,7 +21,7 @@ fi
 work=$(mktemp -d)
 service=
 finish() {
-    [ -z "$service" ] || kill "$service" 2>/dev/null || true
+    for process in $service ${more:-}; do kill "$process" 2>/dev/null || true; done
     wait 2>/dev/null || true
     rm -rf "$work"
 }
@@ -38,15 +38,69 @@ use = "required"
 [[tenant]]
 name = "tests"
 TOML
-"$MCCS_BIN/mccs-service" --config "$work/service.toml" > "$work/ready" 2> >(tee "$work/service.log" >&2) &
-service=$!
-until grep -q ready "$work/ready"; do
-    kill -0 "$service" 2>/dev/null || { echo "tests/gpu.sh: the service did not start" >&2; exit 1; }
-    sleep 0.1
-done
+# Starts the service called $1, whose configuration is there; its process is in `started`.
+start() {
+    "$MCCS_BIN/mccs-service" --config "$work/$1.toml" > "$work/$1.ready" 2> >(tee "$work/$1.log" >&2) &
+    started=$!
+    until grep -q ready "$work/$1.ready"; do
+        kill -0 "$started" 2>/dev/null || { echo "tests/gpu.sh: the service $1 did not start" >&2; exit 1; }
+        sleep 0.1
+    done
+}
+start service
+service=$started
 export MCCS_SOCKET=$work/run/mccs.sock
 nvidia-smi -L | sed 's/ (UUID.*//'
 perf=$MCCS_BIN/mccs-cuda-perf
+
+# Two services on this machine, joined by TCP, and one that carries everything out itself: their sockets in `two` and `strict`.
+more=
+start_more() {
+    "$MCCS_BIN/mccsctl" keys make --dir "$work/keys" h0 h1 >/dev/null
+    for host in 0 1; do
+        cat > "$work/h$host.toml" <<TOML
+[service]
+name = "h$host"
+runtime_dir = "$work/h$host"
+[cuda]
+use = "required"
+[exchange]
+listen = "127.0.0.$((host + 2)):7400"
+certificate = "$work/keys/h$host.crt"
+key = "$work/keys/h$host.key"
+authority = "$work/keys/authority.crt"
+[[host]]
+name = "h0"
+address = "127.0.0.2:7400"
+[[host]]
+name = "h1"
+address = "127.0.0.3:7400"
+TOML
+        start "h$host"
+        more+=" $started"
+    done
+    sed "s|$work/run|$work/strict|; s|use = \"required\"|use = \"required\"\nexecution = \"service\"|" "$work/service.toml" > "$work/strict.toml"
+    start strict
+    more+=" $started"
+    two=$work/h0/mccs.sock,$work/h1/mccs.sock
+    strict=$work/strict/mccs.sock
+}
+
+# Through services: every collective, element type and reduction; PyTorch.
+staged_checks() {
+    start_more
+    for sockets in "$two" "$strict"; do
+        for nranks in 2 $([ "$gpus" -le 2 ] || echo "$gpus"); do
+            echo "== through $(tr , ' ' <<< "$sockets" | wc -w) services, $nranks ranks"
+            "$perf" --check --socket "$sockets" --nranks "$nranks" --operation all --begin 1B --end 48KiB --factor 37
+            "$perf" --check --socket "$sockets" --nranks "$nranks" --operation all --begin 1MiB --end 9MiB --factor 3 --dtypes float,bfloat16 --redops sum,premulsum
+        done
+    done
+    if [ "$gpus" -gt 1 ] && python3 -c 'import torch' 2>/dev/null; then
+        LD_PRELOAD=$MCCS_BIN/libnccl.so.2 python3 tests/pytorch.py "$gpus" ${two/,/ }
+        LD_PRELOAD=$MCCS_BIN/libnccl.so.2 MCCS_STAGED=1 python3 tests/pytorch.py "$gpus" "$strict"
+    fi
+}
 
 checks() {
     for nranks in 1 $(seq 2 "$gpus"); do
@@ -63,6 +117,7 @@ checks() {
     else
         echo "there is no PyTorch here: not run"
     fi
+    staged_checks
     if [ "$gpus" = 1 ]; then
         # Time slices of two milliseconds: few calls.
         echo "== two ranks on one GPU, which take turns"

@@ -2,6 +2,7 @@
 //! `tests/gpu.sh` where there are GPUs; the service is in this process, and ranks are in others.
 
 mod ranks;
+mod staged;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,7 +35,7 @@ const ROLES: &[(&str, Role)] = &[
 #[ignore = "needs a GPU"]
 fn plays_its_role() {
     watchdog();
-    ranks::play(ROLES);
+    ranks::play(&[ROLES, staged::ROLES].concat());
 }
 
 /// Calls of many kinds and sizes, each checked.
