@@ -56,7 +56,7 @@ perf=$MCCS_BIN/mccs-cuda-perf
 # Two services on this machine, joined by TCP, and one that carries everything out itself: their sockets in `two` and `strict`.
 more=
 start_more() {
-    "$MCCS_BIN/mccsctl" keys make --dir "$work/keys" h0 h1 >/dev/null
+    "$MCCS_BIN/mccsctl" keys --hosts h0,h1 --dir "$work/keys" >/dev/null
     for host in 0 1; do
         cat > "$work/h$host.toml" <<TOML
 [service]

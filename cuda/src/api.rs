@@ -89,6 +89,7 @@ entry_points! {
     fn cuStreamWaitEvent(stream: sys::CUstream, event: sys::CUevent, flags: c_uint);
     fn cuStreamWriteValue64_v2(stream: sys::CUstream, address: u64, value: u64, flags: c_uint);
     fn cuStreamWaitValue64_v2(stream: sys::CUstream, address: u64, value: u64, flags: c_uint);
+    fn cuStreamBatchMemOp_v2(stream: sys::CUstream, count: c_uint, ops: *mut sys::CUstreamBatchMemOpParams, flags: c_uint);
     fn cuStreamIsCapturing(stream: sys::CUstream, status: *mut c_uint);
     fn cuStreamBeginCapture_v2(stream: sys::CUstream, mode: c_uint);
     fn cuStreamEndCapture(stream: sys::CUstream, graph: *mut sys::CUgraph);

@@ -69,6 +69,33 @@ impl RawStream {
         unsafe { api::cuStreamWaitValue64_v2(self.0, word, value, GREATER_OR_EQUAL) }
     }
 
+    /// [`RawStream::write_word`] and then [`RawStream::wait_word`], in one go.
+    ///
+    /// # Safety
+    /// As [`RawStream::write_word`].
+    ///
+    /// # Errors
+    /// [`DriverError`].
+    pub unsafe fn write_and_wait(
+        self,
+        (written, value): (DeviceAddress, u64),
+        (awaited, at_least): (DeviceAddress, u64),
+    ) -> Result<(), DriverError> {
+        use sys::CUstreamBatchMemOpType as Type;
+        // SAFETY: plain data, of which all zeros is a value.
+        let mut ops: [sys::CUstreamBatchMemOpParams; 2] = unsafe { std::mem::zeroed() };
+        ops[0].writeValue.operation = Type::CU_STREAM_MEM_OP_WRITE_VALUE_64;
+        ops[1].waitValue.operation = Type::CU_STREAM_MEM_OP_WAIT_VALUE_64;
+        // SAFETY: the fields of the members that were just chosen; the rest is the caller's contract.
+        unsafe {
+            ops[0].writeValue.address = written;
+            ops[0].writeValue.__bindgen_anon_1.value64 = value;
+            ops[1].waitValue.address = awaited;
+            ops[1].waitValue.__bindgen_anon_1.value64 = at_least;
+            api::cuStreamBatchMemOp_v2(self.0, ops.len() as u32, ops.as_mut_ptr(), 0)
+        }
+    }
+
     /// Waits for an event.
     ///
     /// # Safety

@@ -11,6 +11,20 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use serde::{Deserialize, Serialize};
+
+/// How a GPU's streams tell a gate, and wait at it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum GateAccess {
+    /// By a kernel that also copies where data is short, otherwise by the driver's stream memory operations.
+    #[default]
+    Auto,
+    /// By stream memory operations: nothing runs on multiprocessors.
+    Words,
+    /// By kernels.
+    Kernels,
+}
+
 /// A gate, in shared memory.
 #[derive(Debug)]
 #[repr(C, align(128))]
@@ -76,7 +90,7 @@ impl Gate {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

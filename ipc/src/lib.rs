@@ -5,7 +5,6 @@
 pub mod board;
 pub mod command;
 pub mod direct;
-#[cfg(not(loom))]
 pub mod gate;
 #[cfg(not(loom))]
 pub mod handshake;

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::board::BoardLayout;
 use crate::direct::{DirectShare, GpuUuid};
+use crate::gate::GateAccess;
 use crate::types::{ErrorClass, Handle, UniqueId};
 
 /// First bytes of every [`Hello`].
@@ -108,8 +109,9 @@ pub enum Response {
     /// A stream and the index of its word in the segment.
     Stream { stream: Handle, word: u32 },
     /// A communicator, ready for use. The memfd of its board comes with it, or that of its page where it is one of GPUs.
-    /// One of GPUs without `direct` is staged: to the service, its buffers are memory of the host.
-    Comm { comm: Handle, board: Option<BoardLayout>, direct: Option<DirectShare> },
+    /// One of GPUs without `direct` is staged: to the service, its buffers are memory of the host, and `access` says how streams
+    /// use their gates.
+    Comm { comm: Handle, board: Option<BoardLayout>, direct: Option<DirectShare>, access: GateAccess },
     /// Done, nothing to return.
     Done,
     /// Refused or failed.

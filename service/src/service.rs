@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use mccs_ipc::gate::GateAccess;
 use mccs_ipc::handshake::Listener;
 
 use crate::collective::{Algorithm, Choice, CostModel, Strategy};
@@ -120,6 +121,8 @@ pub struct Settings {
     pub cuda_gpus: Vec<String>,
     /// Whether collectives of GPUs of one host, too, are carried out by the service in host memory.
     pub stages_all: bool,
+    /// How streams of GPUs tell the service, and wait for it.
+    pub gate_access: GateAccess,
     /// How bytes go to other hosts, where there are any.
     pub network: Option<NetworkSettings>,
     /// Longest contribution to a collective that ranks do among themselves; 0 for none.
@@ -210,7 +213,13 @@ impl Service {
             runtimes: Arc::clone(&runtimes),
             placement: Box::new(move |_| main),
             limits: settings.limits,
-            proxies: Proxies { host: proxy, gpus, stages_all: settings.stages_all, root_address: root_address.into() },
+            proxies: Proxies {
+                host: proxy,
+                gpus,
+                stages_all: settings.stages_all,
+                access: settings.gate_access,
+                root_address: root_address.into(),
+            },
             registry: Arc::clone(&registry),
             reaper: Reaper::start()?,
         });
@@ -535,6 +544,11 @@ impl Settings {
             },
             cuda_gpus: config.cuda.gpus.clone(),
             stages_all: config.cuda.execution == file::CudaExecution::Service,
+            gate_access: match config.cuda.ordering {
+                file::CudaOrdering::Auto => GateAccess::Auto,
+                file::CudaOrdering::Words => GateAccess::Words,
+                file::CudaOrdering::Kernels => GateAccess::Kernels,
+            },
             network: config.tcp_address().map(|address| NetworkSettings {
                 address,
                 flow: flow_options(&config.tcp, address),

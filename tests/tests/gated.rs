@@ -110,6 +110,40 @@ fn gates_may_be_opened_for_many_operations_at_once_and_before_they_are_called() 
     assert!((0..1000).all(|turn| a.number(turn) == 2 * turn as u32));
 }
 
+/// A gate may open in any moment between two looks at it.
+#[test]
+fn no_opening_is_missed() {
+    const TURNS: u64 = 20_000;
+    let service = TestService::start("[limits]\noperation_timeout = \"20s\"\n");
+    let ranks = pair(&service);
+    std::thread::scope(|scope| {
+        for rank in &ranks {
+            scope.spawn(move || {
+                for turn in 0..TURNS {
+                    // Far enough ahead that the service often finds the next operation there and its gate closed.
+                    wait_until_done(rank.gate(), turn.saturating_sub(8));
+                    rank.add(1, turn % 16);
+                }
+            });
+            scope.spawn(move || {
+                for ticket in 1..=TURNS {
+                    wait_until_done(rank.gate(), ticket - 1);
+                    (0..ticket % 64).for_each(|_| std::hint::spin_loop());
+                    rank.gate().open(ticket);
+                }
+                wait_until_done(rank.gate(), TURNS);
+            });
+        }
+    });
+    ranks.iter().for_each(|rank| rank.stream.synchronize().expect("none failed"));
+}
+
+fn wait_until_done(gate: &Gate, ticket: u64) {
+    while gate.done() < ticket {
+        std::thread::yield_now();
+    }
+}
+
 #[test]
 fn hosts_meet_although_words_come_at_different_times() {
     let hosts = TestHosts::start(2, "[[tenant]]\nname = \"a\"\nsocket = \"a\"\n");

@@ -15,6 +15,8 @@ pub struct Cuda {
     pub gpus: Vec<String>,
     /// Who carries collectives out.
     pub execution: CudaExecution,
+    /// How ranks' streams tell the service that data is there, and wait for results, where the service carries collectives out.
+    pub ordering: CudaOrdering,
 }
 
 impl Cuda {
@@ -47,6 +49,19 @@ pub enum CudaExecution {
     Ranks,
     /// The service, in host memory that data is staged through: slower, and nothing of it is in the tenants' hands.
     Service,
+}
+
+/// How streams and the service wait for each other.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CudaOrdering {
+    /// Short data by a kernel that copies and waits, longer data by the driver's stream memory operations.
+    #[default]
+    Auto,
+    /// By stream memory operations only: nothing of it runs on multiprocessors.
+    Words,
+    /// By kernels only: for drivers without such operations.
+    Kernels,
 }
 
 /// Whether the service uses GPUs.

@@ -64,8 +64,8 @@ impl Client {
                 }
                 made.map(|made| CudaCommunicator(Way::Direct(Box::new(made))))
             }
-            (Response::Comm { comm, .. }, _) => {
-                let made = StagedCommunicator::new(self.clone(), comm, place, context);
+            (Response::Comm { comm, access, .. }, _) => {
+                let made = StagedCommunicator::new(self.clone(), comm, place, context, access);
                 made.map(|made| CudaCommunicator(Way::Staged(Box::new(made))))
             }
             (other, _) => Err(unexpected(&other)),

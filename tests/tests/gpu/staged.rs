@@ -74,6 +74,12 @@ fn two_services_reduce_what_their_gpus_have() {
 #[test]
 #[ignore = "needs a GPU"]
 fn a_strict_service_does_everything_itself() {
+    for ordering in ["words", "kernels"] {
+        let settings = STRICT.replacen("[cuda]\n", &format!("[cuda]\nordering = {ordering:?}\n"), 1);
+        let service = TestService::start(&settings);
+        Player::start("stages", &everybody(&service, 0)).ends_well();
+        Player::start("checks", &everybody(&service, 0)).ends_well();
+    }
     let service = TestService::start(STRICT);
     Player::start("stages", &everybody(&service, 0)).ends_well();
     let players = [0, 1].map(|tenant| Player::start("checks", &everybody(&service, tenant)));

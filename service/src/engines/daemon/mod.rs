@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 
 use mccs_ipc::command::{Command, Opcode};
 use mccs_ipc::direct::GpuUuid;
+use mccs_ipc::gate::GateAccess;
 use mccs_ipc::handshake::{Socket, SocketError};
 use mccs_ipc::protocol::{MAGIC, Request, RequestEnvelope, Response, ResponseEnvelope, SegmentLayout, VERSION};
 use mccs_ipc::queue::Consumer;
@@ -62,6 +63,8 @@ pub struct Proxies {
     pub gpus: Result<GpuProxy, Arc<str>>,
     /// Whether ranks on GPUs of this host alone are staged, too.
     pub stages_all: bool,
+    /// How streams of GPUs tell the service, and wait for it.
+    pub access: GateAccess,
     /// This host, as ranks of others name it when rank 0 is here; empty where there are no others.
     pub root_address: Arc<str>,
 }
@@ -466,7 +469,8 @@ impl SessionEngine {
                 }
                 let fds: Vec<_> = memory.iter().map(AsFd::as_fd).collect();
                 let direct = share.as_deref().cloned();
-                self.answer(request, Response::Comm { comm: tenant_comm, board, direct }, &fds);
+                let access = self.proxies.access;
+                self.answer(request, Response::Comm { comm: tenant_comm, board, direct, access }, &fds);
             }
             ProxyReply::JoinFailed { request, tenant_comm, class, message } => {
                 self.tables.comms.remove(tenant_comm);

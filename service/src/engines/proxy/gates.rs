@@ -79,9 +79,9 @@ impl Gates {
 }
 
 impl ProxyEngine {
-    /// Watches a stream if its next operation waits for a GPU.
+    /// Watches a stream if its next operation has not started and waits for a GPU.
     pub(super) fn watch_gate(&mut self, session: SessionId, index: u32, now: Instant) {
-        if self.stream(session, index).is_some_and(|stream| stream.is_held_back() && stream.note_watched(true)) {
+        if self.stream(session, index).is_some_and(|stream| stream.may_be_held_back() && stream.note_watched(true)) {
             self.gates.watched.push((session, index));
             self.gates.since = Some(now);
         }

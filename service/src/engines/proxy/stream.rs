@@ -100,6 +100,12 @@ impl Stream {
         next.zip(self.gate.as_ref()).is_some_and(|(entry, gate)| !gate.is_open(entry.ticket))
     }
 
+    /// Whether there is a next operation for which the gate has to be looked at. That it was closed a moment ago does not count:
+    /// it may have opened since, and nobody would tell.
+    pub(super) fn may_be_held_back(&self) -> bool {
+        self.gate.is_some() && !self.group_closed && self.active < self.queue.len()
+    }
+
     /// Notes whether the gate is being looked at. Returns whether that is news.
     pub(super) fn note_watched(&mut self, is_watched: bool) -> bool {
         std::mem::replace(&mut self.is_watched, is_watched) != is_watched
