@@ -61,11 +61,10 @@ fn wait_until(is_so: impl Fn() -> bool) {
 /// Ranks of one service, two of them.
 fn pair(service: &TestService) -> [Rank; 2] {
     let id = mccs::unique_id().expect("an id");
-    let ranks = std::thread::scope(|scope| {
+    std::thread::scope(|scope| {
         let join = |rank| scope.spawn(move || Rank::join(service.connect(0), id, rank, 2, ""));
         [0, 1].map(join).map(|thread| thread.join().expect("a rank"))
-    });
-    ranks
+    })
 }
 
 /// With rounds and without: a gated stream's rounds are played by the service.
