@@ -3,7 +3,7 @@
 //! A GPU cannot ring a doorbell, so somebody has to look at its words. The engine does while an operation is the head of a
 //! gated stream and its word has not come: at every poll for as long as the runtime spins, and then with pauses that grow with the
 //! wait, an eighth of it, up to [`PAUSE_MAX`]. So what waited long starts at most an eighth later, and what waits for ever costs
-//! about a thousand looks a second, half a percent of a core. Without such operations nobody looks.
+//! about a thousand looks a second, which by estimate is half a percent of a core. Without such operations nobody looks.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
