@@ -1,4 +1,4 @@
-//! Compiles cuda/mccs.cu into one image for all GPU generations, where there is an nvcc; without one the crate builds all
+//! Compiles cuda/*.cu into an image each for all GPU generations, where there is an nvcc; without one the crate builds all
 //! the same, and `mccs_kernels::cuda::IMAGE` is `None`.
 
 use std::env;
@@ -7,37 +7,40 @@ use std::process::{Command, ExitCode};
 
 /// Machine code for these, and portable code of the last for GPUs that come later.
 const ARCHITECTURES: [u32; 3] = [80, 90, 100];
+/// Sources, by the variable that is to hold the image.
+const SOURCES: [(&str, &str); 2] = [("mccs", "COMPILED"), ("stage", "STAGE_COMPILED")];
 /// What names a compiler, in the order of preference.
 const VARIABLES: [&str; 4] = ["MCCS_NVCC", "CUDA_HOME", "CUDA_PATH", "PATH"];
 
 fn main() -> ExitCode {
     println!("cargo:rerun-if-changed=build.rs");
-    println!("cargo:rerun-if-changed=cuda/mccs.cu");
-    println!("cargo:rerun-if-changed=cuda/include");
+    println!("cargo:rerun-if-changed=cuda");
     // Not PATH: it changes for reasons of its own, and a compilation takes a minute or two.
     VARIABLES.iter().filter(|name| **name != "PATH").for_each(|name| println!("cargo:rerun-if-env-changed={name}"));
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
-    let image = match nvcc() {
-        Some(nvcc) => match compile(&nvcc, &out.join("mccs.fatbin")) {
-            Ok(()) => "Some(&Aligned(*include_bytes!(concat!(env!(\"OUT_DIR\"), \"/mccs.fatbin\"))))",
-            Err(error) => {
-                println!("cargo:warning={} cannot compile the GPU kernels: {error}", nvcc.display());
-                return ExitCode::FAILURE;
+    let nvcc = nvcc();
+    if nvcc.is_none() {
+        println!("cargo:warning=no nvcc (looked at {}): built without GPU kernels", VARIABLES.join(", "));
+    }
+    for (name, variable) in SOURCES {
+        let fatbin = out.join(format!("{name}.fatbin"));
+        let image = match &nvcc {
+            Some(nvcc) => {
+                if let Err(error) = compile(nvcc, &format!("cuda/{name}.cu"), &fatbin) {
+                    println!("cargo:warning={} cannot compile the GPU kernels: {error}", nvcc.display());
+                    return ExitCode::FAILURE;
+                }
+                format!("Some(&Aligned(*include_bytes!({:?})))", fatbin.display().to_string())
             }
-        },
-        None => {
-            println!("cargo:warning=no nvcc (looked at {}): built without GPU kernels", VARIABLES.join(", "));
-            "None"
-        }
-    };
-    let source = format!("static COMPILED: Option<&'static Aligned<[u8]>> = {image};\n");
-    match std::fs::write(out.join("image.rs"), source) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
+            None => "None".into(),
+        };
+        let source = format!("static {variable}: Option<&'static Aligned<[u8]>> = {image};\n");
+        if let Err(error) = std::fs::write(out.join(format!("{name}.rs")), source) {
             println!("cargo:warning=cannot write to OUT_DIR: {error}");
-            ExitCode::FAILURE
+            return ExitCode::FAILURE;
         }
     }
+    ExitCode::SUCCESS
 }
 
 fn nvcc() -> Option<PathBuf> {
@@ -58,7 +61,7 @@ fn python_packages() -> Option<PathBuf> {
     Some(Path::new(folder.trim()).join("nvidia/cu13/bin"))
 }
 
-fn compile(nvcc: &Path, image: &Path) -> Result<(), String> {
+fn compile(nvcc: &Path, source: &str, image: &Path) -> Result<(), String> {
     let mut command = Command::new(nvcc);
     // No contraction of multiply and add: the reference rounds both.
     command.args(["-std=c++17", "-O3", "-fmad=false", "-fatbin", "-Werror", "all-warnings", "-o"]).arg(image);
@@ -70,7 +73,7 @@ fn compile(nvcc: &Path, image: &Path) -> Result<(), String> {
     }
     let [.., newest] = ARCHITECTURES;
     command.arg("-gencode").arg(format!("arch=compute_{newest},code=compute_{newest}"));
-    let output = command.arg("cuda/mccs.cu").output().map_err(|error| error.to_string())?;
+    let output = command.arg(source).output().map_err(|error| error.to_string())?;
     if output.status.success() {
         return Ok(());
     }

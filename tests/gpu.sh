@@ -32,11 +32,22 @@ end_mps() {
 }
 finish() {
     end_mps
-    [ -z "$service" ] || kill "$service" 2>/dev/null || true
+    for process in $service ${more:-}; do kill "$process" 2>/dev/null || true; done
     wait 2>/dev/null || true
     rm -rf "$work"
 }
 trap finish EXIT
+
+# Starts the service called $1, whose configuration is there; its process is in `started`.
+start() {
+    : > "$work/$1.ready"
+    "$MCCS_BIN/mccs-service" --config "$work/$1.toml" > "$work/$1.ready" 2> >(tee "$work/$1.log" >&2) &
+    started=$!
+    until grep -q ready "$work/$1.ready"; do
+        kill -0 "$started" 2>/dev/null || { echo "tests/gpu.sh: the service $1 did not start" >&2; exit 1; }
+        sleep 0.1
+    done
+}
 
 # With lines for the section [cuda].
 serve() {
@@ -57,13 +68,8 @@ ${1:-}
 name = "tests"
 max_memory = "64GiB"
 TOML
-    : > "$work/ready"
-    "$MCCS_BIN/mccs-service" --config "$work/service.toml" > "$work/ready" 2> >(tee "$work/service.log" >&2) &
-    service=$!
-    until grep -q ready "$work/ready"; do
-        kill -0 "$service" 2>/dev/null || { echo "tests/gpu.sh: the service did not start" >&2; exit 1; }
-        sleep 0.1
-    done
+    start service
+    service=$started
 }
 serve
 export MCCS_SOCKET=$work/run/mccs.sock
@@ -114,6 +120,58 @@ ranks() {
     return $status
 }
 
+# Two services on this machine, joined by TCP, and one that carries everything out itself: their sockets in `two` and `strict`.
+more=
+start_more() {
+    "$MCCS_BIN/mccsctl" keys --hosts h0,h1 --dir "$work/keys" >/dev/null
+    for host in 0 1; do
+        cat > "$work/h$host.toml" <<TOML
+[service]
+name = "h$host"
+runtime_dir = "$work/h$host"
+[cuda]
+use = "required"
+[exchange]
+listen = "127.0.0.$((host + 2)):7400"
+certificate = "$work/keys/h$host.crt"
+key = "$work/keys/h$host.key"
+authority = "$work/keys/authority.crt"
+[[host]]
+name = "h0"
+address = "127.0.0.2:7400"
+[[host]]
+name = "h1"
+address = "127.0.0.3:7400"
+TOML
+        start "h$host"
+        more+=" $started"
+    done
+    sed "s|$work/run|$work/strict|; s|use = \"required\"|use = \"required\"\nexecution = \"service\"|" "$work/service.toml" > "$work/strict.toml"
+    start strict
+    more+=" $started"
+    two=$work/h0/mccs.sock,$work/h1/mccs.sock
+    strict=$work/strict/mccs.sock
+}
+
+# Through services: every collective, element type and reduction; PyTorch.
+staged_checks() {
+    start_more
+    for sockets in "$two" "$strict"; do
+        for nranks in 2 $([ "$gpus" -le 2 ] || echo "$gpus"); do
+            local through
+            through="through $(tr , ' ' <<< "$sockets" | wc -w) services, $nranks ranks"
+            lane "$through, 1 B to 48 KiB" \
+                "$perf" --check --socket "$sockets" --nranks "$nranks" --operation all --begin 1B --end 48KiB --factor 37
+            lane "$through, 1 to 9 MiB" \
+                "$perf" --check --socket "$sockets" --nranks "$nranks" --operation all --begin 1MiB --end 9MiB --factor 3 --dtypes float,bfloat16 --redops sum,premulsum
+        done
+    done
+    if [ "$gpus" -gt 1 ] && python3 -c 'import torch' 2>/dev/null; then
+        lane "PyTorch over two services" env LD_PRELOAD="$MCCS_BIN/libnccl.so.2" python3 tests/pytorch.py "$gpus" ${two/,/ }
+        lane "PyTorch through one service" env LD_PRELOAD="$MCCS_BIN/libnccl.so.2" MCCS_STAGED=1 python3 tests/pytorch.py "$gpus" "$strict"
+    fi
+}
+
 checks() {
     for nranks in 1 $(seq 2 "$gpus"); do
         lane "every collective, type and reduction; $nranks ranks, 1 B to 48 KiB" \
@@ -142,6 +200,7 @@ slot = "1MiB"'
     else
         absent "the example in C" "there is no C compiler here"
     fi
+    staged_checks
     if [ "$gpus" = 1 ]; then
         # Time slices of two milliseconds: few calls.
         lane "two ranks on one GPU, which take turns" \

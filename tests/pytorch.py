@@ -2,7 +2,8 @@
 """PyTorch, unchanged, on mccs: its NCCL back end loads our libnccl.so.2. One process a GPU; results are compared with what
 they must be, and training in parallel with the same training on one GPU.
 
-usage: pytorch.py NRANKS, with LD_PRELOAD naming the library and MCCS_SOCKET the service"""
+usage: pytorch.py NRANKS [SOCKET ...], with LD_PRELOAD naming the library and MCCS_SOCKET the service; or with the sockets of
+several services, which get as many ranks each. MCCS_STAGED=1 where the service is to carry everything out itself"""
 
 import ctypes
 import os
@@ -211,28 +212,34 @@ def one_process(nranks):
         call("ncclCommDestroy", ctypes.c_void_p(comm))
 
 
-def run(rank, nranks):
+def run(rank, nranks, sockets):
     os.environ.update(MASTER_ADDR="127.0.0.1", RANK=str(rank), WORLD_SIZE=str(nranks))
-    device = torch.device("cuda", rank)
+    if sockets:
+        os.environ["MCCS_SOCKET"] = sockets[rank * len(sockets) // nranks]
+    staged = len(sockets) > 1 or os.environ.get("MCCS_STAGED") == "1"
+    device = torch.device("cuda", rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     torch.backends.cuda.matmul.allow_tf32 = False
     dist.init_process_group("nccl", device_id=device)
     collectives(rank, nranks, device)
     # Both libraries may be loaded; the service's page is mapped only where ours was called.
     with open("/proc/self/maps") as maps:
-        if not any("mccs-direct" in line for line in maps):
+        if not any(("mccs-region" if staged else "mccs-direct") in line for line in maps):
             raise SystemExit("PyTorch has used another NCCL: is LD_PRELOAD set?")
-    points(rank, nranks, device)
     training(rank, nranks, device)
-    if nranks > 1:
-        pipeline(rank, nranks, device)
-    graph(rank, nranks, device)
+    if not staged:
+        points(rank, nranks, device)
+        if nranks > 1:
+            pipeline(rank, nranks, device)
+        graph(rank, nranks, device)
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     nranks = int(sys.argv[1])
     os.environ.setdefault("MASTER_PORT", str(20000 + os.getpid() % 20000))
-    processes.spawn(run, args=(nranks,), nprocs=nranks)
-    one_process(nranks)
-    print(f"PyTorch {torch.__version__} on {nranks} GPUs: collectives, sends and receives, training in parallel and in a pipeline, and captured graphs are right")
+    sockets = sys.argv[2:]
+    processes.spawn(run, args=(nranks, sockets), nprocs=nranks)
+    if not sockets:
+        one_process(nranks)
+    print(f"PyTorch {torch.__version__}, {nranks} ranks, {max(len(sockets), 1)} services: all results are right")

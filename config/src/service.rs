@@ -23,7 +23,7 @@ use crate::units::{Bytes, DurationText};
 use crate::validate::{Problems, Validate};
 
 pub use controller::Controller;
-pub use cuda::{Cuda, CudaUse};
+pub use cuda::{Cuda, CudaExecution, CudaOrdering, CudaUse};
 pub use exchange::{Address, Exchange, HostConfig};
 pub use metrics::Metrics;
 pub use rdma::{Device, Rdma, RdmaUse};
@@ -425,6 +425,7 @@ impl Validate for ServiceConfig {
         problems.within("runtime.spin", &self.runtime.spin, &limits::SPIN);
         problems.within("runtime.tenant_spin", &self.runtime.tenant_spin, &limits::SPIN);
         self.host_device.validate(problems);
+        self.cuda.validate(problems);
         problems.within("strategy.channels", &self.strategy.channels, &limits::CHANNELS);
         self.validate_exchange(problems);
         for (index, path) in self.strategy.paths.iter().enumerate() {

@@ -93,6 +93,12 @@ impl Gpu {
         Gpu::of(device)
     }
 
+    /// Whether this is a name of it: its UUID, or its PCI bus id with or without a domain of any number of digits.
+    #[must_use]
+    pub fn is_called(&self, name: &str) -> bool {
+        self.id.to_string().eq_ignore_ascii_case(name) || is_same_bus_id(&self.pci_bus_id, name)
+    }
+
     /// Its number in this process (`CUdevice`).
     #[must_use]
     pub fn ordinal(&self) -> i32 {
@@ -109,6 +115,19 @@ impl Gpu {
         unsafe { api::cuDeviceCanAccessPeer(&mut can, self.device, peer.device)? };
         Ok(self.device == peer.device || can != 0)
     }
+}
+
+/// Compares bus ids, of which some tools print eight digits of the domain, some four, and some none where it is 0.
+fn is_same_bus_id(a: &str, b: &str) -> bool {
+    let parts = |id: &str| {
+        let id = id.to_ascii_lowercase();
+        match id.splitn(3, ':').collect::<Vec<_>>()[..] {
+            [domain, bus, place] => Some((u32::from_str_radix(domain, 16).ok()?, bus.to_owned(), place.to_owned())),
+            [bus, place] => Some((0, bus.to_owned(), place.to_owned())),
+            _ => None,
+        }
+    };
+    parts(a).is_some_and(|a| parts(b) == Some(a))
 }
 
 /// All GPUs that this process sees, in its own order.
@@ -132,6 +151,17 @@ pub fn gpus() -> Result<Vec<Gpu>, DriverError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn bus_ids_are_the_same_however_long_their_domain_is_printed() {
+        for name in ["0000:17:00.0", "00000000:17:00.0", "17:00.0", "0:17:00.0"] {
+            assert!(is_same_bus_id("0000:17:00.0", name), "{name}");
+        }
+        assert!(is_same_bus_id("0000:AB:00.0", "ab:00.0"));
+        for name in ["0001:17:00.0", "18:00.0", "17:00.1", "", "GPU-17", "x:17:00.0"] {
+            assert!(!is_same_bus_id("0000:17:00.0", name), "{name}");
+        }
+    }
 
     #[test]
     fn ids_look_as_the_vendors_tool_prints_them() {

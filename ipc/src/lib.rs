@@ -5,6 +5,7 @@
 pub mod board;
 pub mod command;
 pub mod direct;
+pub mod gate;
 #[cfg(not(loom))]
 pub mod handshake;
 pub mod large;

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::board::BoardLayout;
 use crate::direct::{DirectShare, GpuUuid};
+use crate::gate::GateAccess;
 use crate::types::{ErrorClass, Handle, UniqueId};
 
 /// First bytes of every [`Hello`].
@@ -84,6 +85,9 @@ pub enum Request {
     DestroyComm { comm: Handle },
     /// Ends a communicator now: outstanding operations of all its ranks fail.
     AbortComm { comm: Handle },
+    /// Makes a stream whose operations start when a GPU says so: at the [`crate::gate::Gate`] that lies `offset_bytes` into a
+    /// region. Reply: [`Response::Stream`].
+    CreateGatedStream { region: Handle, offset_bytes: u64 },
 }
 
 /// Answered by the service.
@@ -101,13 +105,17 @@ pub enum Response {
         spin: Duration,
         /// Operations that may have begun and not ended. More wait in the ring; a group cannot.
         operations_in_flight_max: u64,
+        /// What ranks of other hosts name as root address where rank 0 is here; empty on a host that knows no others.
+        root_address: String,
     },
     /// A region; a memfd comes with it where the service allocated it.
     Region { region: Handle, bytes: u64 },
     /// A stream and the index of its word in the segment.
     Stream { stream: Handle, word: u32 },
     /// A communicator, ready for use. The memfd of its board comes with it, or that of its page where it is one of GPUs.
-    Comm { comm: Handle, board: Option<BoardLayout>, direct: Option<DirectShare> },
+    /// One of GPUs without `direct` is staged: to the service, its buffers are memory of the host, and `access` says how streams
+    /// use their gates.
+    Comm { comm: Handle, board: Option<BoardLayout>, direct: Option<DirectShare>, access: GateAccess },
     /// Done, nothing to return.
     Done,
     /// Refused or failed.

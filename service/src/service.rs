@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use mccs_ipc::gate::GateAccess;
 use mccs_ipc::handshake::Listener;
 
 use crate::collective::{Algorithm, Choice, CostModel, Strategy};
@@ -118,6 +119,12 @@ pub struct Settings {
     pub cuda: CudaUse,
     /// How they are used.
     pub cuda_options: CudaOptions,
+    /// Which of them, by UUID or PCI bus id; all, if it names none.
+    pub cuda_gpus: Vec<String>,
+    /// Whether collectives of GPUs of one host, too, are carried out by the service in host memory.
+    pub stages_all: bool,
+    /// How streams of GPUs tell the service, and wait for it.
+    pub gate_access: GateAccess,
     /// How bytes go to other hosts, where there are any.
     pub network: Option<NetworkSettings>,
     /// Longest contribution to a collective that ranks do among themselves; 0 for none.
@@ -171,6 +178,8 @@ impl Service {
         let follows = matches!(choice, Choice::Auto | Choice::Pinned(Algorithm::Direct));
         let board_slot_bytes = if follows { settings.board_slot_bytes } else { 0 };
         let timeouts = Timeouts { init: settings.init_timeout, operation: settings.operation_timeout };
+        let gpus = start_gpus(&runtimes, settings, proxy_runtime, &registry)?;
+        let direct_gpus = gpus.as_ref().ok().filter(|_| !settings.stages_all).map(|gpus| gpus.sender.clone());
         let proxy_registry = Arc::clone(&registry);
         let mut controller = None;
         let cluster = match &settings.exchange {
@@ -188,7 +197,7 @@ impl Service {
                     start_controller(&runtimes, main, settings, inputs, outputs, &registry)?;
                 }
                 let ways = Arc::new(Ways { paths: settings.paths.clone(), ..Ways::default() });
-                Some(Cluster { exchange, engines_per_comm: settings.channels as usize, ways })
+                Some(Cluster { exchange, engines_per_comm: settings.channels as usize, ways, gpus: direct_gpus })
             }
             None => None,
         };
@@ -201,12 +210,18 @@ impl Service {
         let transports = Arc::new(start_transports(&runtimes, settings, main, proxy.clone(), &registry)?);
 
         let control_proxy = proxy.clone();
-        let gpus = start_gpus(&runtimes, settings, proxy_runtime, &registry)?;
+        let root_address = settings.exchange.as_ref().map_or_else(String::new, |exchange| exchange.own.to_string());
         let factory = Arc::new(SessionFactory {
             runtimes: Arc::clone(&runtimes),
             placement: Box::new(move |_| main),
             limits: settings.limits,
-            proxies: Proxies { host: proxy, gpus },
+            proxies: Proxies {
+                host: proxy,
+                gpus,
+                stages_all: settings.stages_all,
+                access: settings.gate_access,
+                root_address: root_address.into(),
+            },
             registry: Arc::clone(&registry),
             reaper: Reaper::start()?,
         });
@@ -250,11 +265,12 @@ fn start_gpus(
 ) -> anyhow::Result<Result<GpuProxy, Arc<str>>> {
     let found = match settings.cuda {
         CudaUse::Off => return Ok(Err("the operator has switched them off".into())),
-        CudaUse::Auto | CudaUse::Required => Gpus::find(),
+        CudaUse::Auto | CudaUse::Required => Gpus::find(&settings.cuda_gpus),
     };
     let gpus = match found {
         Ok(gpus) => gpus,
         Err(reason) if settings.cuda == CudaUse::Required => return Err(reason).context("[cuda] use = \"required\""),
+        Err(reason @ NoCuda::NoSuchGpu { .. }) => return Err(reason.into()),
         Err(reason) => {
             let level_is_high = !matches!(reason, NoCuda::Unavailable(_) | NoCuda::NoGpu);
             if level_is_high {
@@ -536,6 +552,13 @@ impl Settings {
                     Some(bytes) => LargeFrom::Pinned(bytes),
                 },
                 slot_bytes: config.cuda.slot.0,
+            },
+            cuda_gpus: config.cuda.gpus.clone(),
+            stages_all: config.cuda.execution == file::CudaExecution::Service,
+            gate_access: match config.cuda.ordering {
+                file::CudaOrdering::Auto => GateAccess::Auto,
+                file::CudaOrdering::Words => GateAccess::Words,
+                file::CudaOrdering::Kernels => GateAccess::Kernels,
             },
             network: config.tcp_address().map(|address| NetworkSettings {
                 address,

@@ -48,6 +48,7 @@ pub(crate) struct Inner {
     pub(crate) operations_in_flight_max: u64,
     tenant: String,
     session: u64,
+    root_address: String,
 }
 
 /// What the service has told of failures.
@@ -88,9 +89,9 @@ impl Client {
         }
         let (envelope, mut fds) =
             socket.recv::<ResponseEnvelope>().map_err(lost)?.ok_or_else(|| lost(SocketError::WouldBlock))?;
-        let (session, tenant, layout, spin, operations_in_flight_max) = match envelope.response {
-            Response::Welcome { session, tenant, layout, spin, operations_in_flight_max } => {
-                (session, tenant, layout, spin, operations_in_flight_max)
+        let (session, tenant, layout, spin, operations_in_flight_max, root_address) = match envelope.response {
+            Response::Welcome { session, tenant, layout, spin, operations_in_flight_max, root_address } => {
+                (session, tenant, layout, spin, operations_in_flight_max, root_address)
             }
             Response::Error { class, message } => return Err(Error::Refused { class, message }),
             other => return Err(Error::Connect(format!("the service answered {other:?} instead of a welcome"))),
@@ -123,6 +124,7 @@ impl Client {
             operations_in_flight_max,
             tenant,
             session,
+            root_address,
         })))
     }
 
@@ -145,6 +147,13 @@ impl Client {
     #[must_use]
     pub fn session(&self) -> u64 {
         self.0.session
+    }
+
+    /// What ranks on other hosts name as root address of a communicator whose rank 0 is in this process; empty where the
+    /// service knows no other hosts.
+    #[must_use]
+    pub fn root_address(&self) -> &str {
+        &self.0.root_address
     }
 
     /// Joins communicator `id` as `rank` of `nranks`. Returns when all ranks have joined. `device` 0 is the host's
@@ -208,7 +217,21 @@ impl Client {
     /// [`Error::Refused`] where the session has as many as it may.
     pub fn register_stream(&self) -> Result<Stream, Error> {
         match self.0.requests.call(Request::CreateStream, &[])? {
-            (Response::Stream { stream, word }, _) => Ok(Stream::new(self.clone(), stream, word)),
+            (Response::Stream { stream, word }, _) => Ok(Stream::new(self.clone(), stream, word, false)),
+            (other, _) => Err(unexpected(&other)),
+        }
+    }
+
+    /// Makes a stream whose operations wait for a device that orders them by words: operation n, from 1, starts when that device
+    /// has opened the [`Gate`](mccs_ipc::gate::Gate) that lies `offset_bytes` into `region` up to n, and the gate says when it has
+    /// ended. Nothing on such a stream is done by the caller's thread.
+    ///
+    /// # Errors
+    /// As [`Client::register_stream`], and for a place that is not aligned as gates are, or not all in the region.
+    pub fn register_gated_stream(&self, region: &Region, offset_bytes: u64) -> Result<Stream, Error> {
+        let region = region.handle();
+        match self.0.requests.call(Request::CreateGatedStream { region, offset_bytes }, &[])? {
+            (Response::Stream { stream, word }, _) => Ok(Stream::new(self.clone(), stream, word, true)),
             (other, _) => Err(unexpected(&other)),
         }
     }

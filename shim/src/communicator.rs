@@ -142,14 +142,14 @@ impl CommShared {
 }
 
 /// Arguments of a collective, before they are checked.
-struct Call {
-    kind: CollectiveKind,
-    send: Span,
-    recv: Span,
-    count: u64,
-    dtype: DataType,
-    op: ReduceOperator,
-    root: u32,
+pub(crate) struct Call {
+    pub(crate) kind: CollectiveKind,
+    pub(crate) send: Span,
+    pub(crate) recv: Span,
+    pub(crate) count: u64,
+    pub(crate) dtype: DataType,
+    pub(crate) op: ReduceOperator,
+    pub(crate) root: u32,
 }
 
 impl Communicator {
@@ -218,6 +218,17 @@ impl Communicator {
     }
 
     fn collective(&self, call: &Call, stream: &Stream) -> Result<(), Error> {
+        self.submit(stream, self.collective_command(call)?)
+    }
+
+    /// Enqueues a collective, in a group or not, on a stream that nobody else enqueues on. Returns its ticket.
+    pub(crate) fn submit_alone(&self, call: &Call, stream: &Stream) -> Result<u64, Error> {
+        let ticket = stream.shared.next_ticket();
+        self.client.0.submit(&stream.shared, &self.shared, self.collective_command(call)?)?;
+        Ok(ticket)
+    }
+
+    fn collective_command(&self, call: &Call) -> Result<Command, Error> {
         let Call { kind, count, dtype, root, .. } = *call;
         let mut command = self.command(Opcode::Collective, count, dtype, root)?;
         let (redop, scalar_bits) = if kind.reduces() { call.op.to_wire(dtype)? } else { (RedOp::Sum, 0) };
@@ -227,7 +238,7 @@ impl Communicator {
         let (nranks, rank) = (self.shared.nranks, self.shared.rank);
         command.send = self.bytes("send", &call.send, kind.send_count(count, nranks, rank, root), dtype)?;
         command.recv = self.bytes("receive", &call.recv, kind.recv_count(count, nranks, rank, root), dtype)?;
-        self.submit(stream, command)
+        Ok(command)
     }
 
     /// Combines `count` elements of all ranks; every rank gets the result. In place: the same place twice.
@@ -424,7 +435,11 @@ impl Communicator {
         self.leave()
     }
 
-    fn leave(&self) -> Result<(), Error> {
+    pub(crate) fn handle(&self) -> Handle {
+        self.shared.handle
+    }
+
+    pub(crate) fn leave(&self) -> Result<(), Error> {
         if self.shared.left.swap(true, Ordering::AcqRel) {
             return Ok(());
         }

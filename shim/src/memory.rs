@@ -120,6 +120,10 @@ impl Region {
         self.bytes
     }
 
+    pub(crate) fn handle(&self) -> Handle {
+        self.handle
+    }
+
     /// A place for a buffer.
     #[must_use]
     pub fn at(&self, offset_bytes: u64) -> Span {

@@ -87,7 +87,8 @@ impl Inner {
     ) -> Result<(), Error> {
         let mut submission = self.submission();
         self.settle(&mut submission, stream)?;
-        if let Some((board, call)) = comm.round_of(&command)
+        if !stream.is_gated
+            && let Some((board, call)) = comm.round_of(&command)
             && self.play(&mut submission, stream, (comm, board), call, &command)?
         {
             return Ok(());

@@ -18,18 +18,71 @@ pub struct Cuda {
     pub large_from: Option<Bytes>,
     /// Memory, of which each rank's GPU has two, that parts to be combined come into.
     pub slot: Bytes,
+    /// Those of them that are the service's, by UUID or PCI bus id as `nvidia-smi` prints them. None: all.
+    pub gpus: Vec<String>,
+    /// Who carries collectives out.
+    pub execution: CudaExecution,
+    /// How ranks' streams tell the service that data is there, and wait for results, where the service carries collectives out.
+    pub ordering: CudaOrdering,
 }
 
 impl Default for Cuda {
     fn default() -> Self {
-        Cuda { usage: CudaUse::default(), large_from: None, slot: Bytes::mib(192) }
+        Cuda {
+            usage: CudaUse::default(),
+            large_from: None,
+            slot: Bytes::mib(192),
+            gpus: Vec::new(),
+            execution: CudaExecution::default(),
+            ordering: CudaOrdering::default(),
+        }
     }
 }
 
 impl Cuda {
     pub(super) fn validate(&self, problems: &mut Problems) {
         problems.within("cuda.slot", &self.slot, &limits::CUDA_SLOT);
+        for (index, gpu) in self.gpus.iter().enumerate() {
+            let key = format!("cuda.gpus[{index}]");
+            let is_uuid = gpu.strip_prefix("GPU-").is_some_and(|rest| {
+                rest.len() == 36 && rest.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-')
+            });
+            let is_bus_id =
+                gpu.contains(':') && gpu.bytes().all(|byte| byte.is_ascii_hexdigit() || b":.".contains(&byte));
+            if !is_uuid && !is_bus_id {
+                problems.add(
+                    key,
+                    format!("{gpu:?} is no GPU's name: give its UUID (GPU-...) or PCI bus id (0000:17:00.0), as nvidia-smi does"),
+                );
+            } else if self.gpus[..index].contains(gpu) {
+                problems.add(key, format!("{gpu:?} is named twice"));
+            }
+        }
     }
+}
+
+/// Who carries collectives out between GPUs of one host. Across hosts, services always do.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CudaExecution {
+    /// Kernels in the ranks' own streams, as the service says.
+    #[default]
+    Ranks,
+    /// The service, in host memory that data is staged through: slower, and nothing of it is in the tenants' hands.
+    Service,
+}
+
+/// How streams and the service wait for each other.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CudaOrdering {
+    /// Short data by a kernel that copies and waits, longer data by the driver's stream memory operations.
+    #[default]
+    Auto,
+    /// By stream memory operations only: nothing of it runs on multiprocessors.
+    Words,
+    /// By kernels only: for drivers without such operations.
+    Kernels,
 }
 
 /// Whether the service uses GPUs.

@@ -230,3 +230,18 @@ fn a_controller_is_one_of_the_hosts_and_says_its_files() {
     only(&with("host = \"b\"\npolicy = \"p.toml\""), 10, "controller.policy", "absolute");
     only("[controller]\nhost = \"a\"\n", 1, "controller", "needs [exchange]");
 }
+
+#[test]
+fn gpus_are_named_as_the_vendors_tool_prints_them() {
+    let uuid = "GPU-00112233-4455-6677-8899-aabbccddeeff";
+    let good = format!("[cuda]\ngpus = [{uuid:?}, \"0000:17:00.0\", \"00000000:9A:00.0\"]\n");
+    assert_eq!(ServiceConfig::parse(&good, "service.toml").unwrap().cuda.gpus.len(), 3);
+    for (names, key, part) in [
+        ("\"0\"", "cuda.gpus[0]", "no GPU's name"),
+        ("\"0000:17:00.0\", \"GPU-1\"", "cuda.gpus[1]", "no GPU's name"),
+        ("\"17:00.0\", \"17:00.0\"", "cuda.gpus[1]", "named twice"),
+    ] {
+        let all = refused(&format!("[cuda]\ngpus = [{names}]\n"));
+        assert!(all.len() == 1 && all[0].key == key && all[0].message.contains(part), "{all:?}");
+    }
+}

@@ -66,14 +66,18 @@ struct Arguments {
     /// Write results here.
     #[arg(long)]
     json: Option<PathBuf>,
-    #[arg(long, env = "MCCS_SOCKET")]
-    socket: PathBuf,
+    /// The service's socket; of several services, comma-separated: each has as many ranks as the others, and the first ones.
+    #[arg(long, env = "MCCS_SOCKET", value_delimiter = ',')]
+    socket: Vec<PathBuf>,
     /// Set for the processes that this one starts: this rank.
     #[arg(long, hide = true)]
     rank: Option<u32>,
     /// As above: the communicators.
     #[arg(long, hide = true, num_args = 2)]
     ids: Vec<String>,
+    /// As above: the root's address.
+    #[arg(long, hide = true, default_value = "")]
+    root: String,
 }
 
 /// One size, measured.
@@ -123,9 +127,17 @@ fn start_ranks(arguments: &Arguments) -> anyhow::Result<()> {
     let ids = [mccs::unique_id()?.to_string(), mccs::unique_id()?.to_string()];
     let seed = arguments.seed.unwrap_or_else(|| u64::from(std::process::id()) << 20 ^ unix_time_ns());
     let own = std::env::current_exe()?;
+    let root = match &arguments.socket[..] {
+        [] => anyhow::bail!("--socket names no service"),
+        [_] => String::new(),
+        [first, ..] => mccs::Client::connect(first)?.root_address().to_owned(),
+    };
     let start = |rank: u32| {
         let mut command = Command::new(&own);
-        command.args(std::env::args_os().skip(1)).args(["--rank", &rank.to_string(), "--ids"]).args(&ids);
+        command
+            .args(std::env::args_os().skip(1))
+            .args(["--rank", &rank.to_string(), "--root", &root, "--ids"])
+            .args(&ids);
         if arguments.seed.is_none() {
             command.args(["--seed", &seed.to_string()]);
         }
@@ -156,7 +168,9 @@ fn run_rank(arguments: &Arguments, rank: u32) -> anyhow::Result<()> {
     let (ids, nranks) = ((id(0)?, id(1)?), arguments.nranks);
     let bytes = arguments.end.0 + 128 * u64::from(nranks);
     let place = (rank, nranks);
-    let own = Rank::join(&arguments.socket, place, rank as usize % gpus, ids, bytes, arguments.nccl.as_deref())?;
+    let socket = &arguments.socket[rank as usize * arguments.socket.len() / nranks as usize];
+    let service = (socket.as_path(), arguments.root.as_str());
+    let own = Rank::join(service, place, rank as usize % gpus, ids, bytes, arguments.nccl.as_deref())?;
     if let Some(patterns) = &arguments.points {
         let sizes = (arguments.begin.0, arguments.end.0, arguments.factor);
         let lines = own.measure_points(&list(patterns, &Pattern::ALL)?, sizes, arguments.rounds)?;

@@ -40,12 +40,13 @@ pub struct Rank {
 const MARGIN_BYTES: u64 = 256;
 
 impl Rank {
-    /// Joins: `ids` name the communicators of the host and of the GPUs. Buffers have `bytes`.
+    /// Joins, at a service's socket and with a root address: `ids` name the communicators of the host and of the GPUs. Buffers
+    /// have `bytes`.
     ///
     /// # Errors
     /// Whatever is missing.
     pub fn join(
-        socket: &Path,
+        (socket, root): (&Path, &str),
         (rank, nranks): (u32, u32),
         gpu: usize,
         ids: (UniqueId, UniqueId),
@@ -58,9 +59,9 @@ impl Rank {
         let context = Context::primary(gpu)?;
         let _entered = context.enter()?;
         let client = Client::connect(socket)?;
-        let meeting = client.init_communicator_rank(ids.0, rank, nranks, 0, "")?;
+        let meeting = client.init_communicator_rank(ids.0, rank, nranks, 0, root)?;
         let meeting_stream = client.register_stream()?;
-        let comm = client.init_cuda_communicator_rank(ids.1, rank, nranks)?;
+        let comm = client.init_cuda_communicator_rank_at(ids.1, rank, nranks, root)?;
         let stream = OwnedStream::new(&context)?;
         let events = (Event::new(&context, true)?, Event::new(&context, true)?);
         let room = (bytes + MARGIN_BYTES) as usize;

@@ -49,6 +49,7 @@ mod abi;
 mod area;
 mod launch;
 mod points;
+mod stage;
 mod strategy;
 #[cfg(test)]
 mod tests;
@@ -57,9 +58,10 @@ pub use abi::{DirectArgs, RANKS_MAX, ReduceArgs};
 pub use area::AreaLayout;
 pub use launch::{Algorithm, DirectCall, Launch, functions};
 pub use points::{MESSAGES_MAX, Point, PointsArgs, PointsError, PointsHead, PointsLaunch, contradiction, header_parts};
+pub use stage::{STAGE_FUNCTION, STAGE_IMAGE, StageArgs};
 pub use strategy::{DirectStrategy, Rule};
 
-include!(concat!(env!("OUT_DIR"), "/image.rs"));
+include!(concat!(env!("OUT_DIR"), "/mccs.rs"));
 
 /// As the driver wants to find the image: it reads words.
 #[repr(C, align(64))]

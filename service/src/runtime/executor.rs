@@ -1,6 +1,7 @@
 //! The runtime's thread, and the table through which engines are started and moved.
 
 use std::collections::BTreeMap;
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
@@ -8,7 +9,9 @@ use std::time::{Duration, Instant};
 
 use crossbeam::queue::ArrayQueue;
 use mccs_ipc::sync::Doorbell;
+use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::time::TimeSpec;
 
 use super::mailbox::{ENGINES_MAX, EngineState, NO_RUNTIME, RUNTIMES_MAX, RuntimeState, RuntimeTable, Waker, route};
 use super::{Context, Engine, Progress};
@@ -273,6 +276,8 @@ impl Runtimes {
 const DOORBELL_TOKEN: u64 = u64::MAX;
 /// How often descriptors of sleeping engines are looked at while others keep the runtime busy.
 const EVENTS_EVERY: Duration = Duration::from_micros(50);
+/// Sleeps shorter than this are timed to the microsecond.
+const FINE_BELOW: Duration = Duration::from_millis(5);
 /// Readiness events taken at a time.
 const EVENTS_MAX: usize = 64;
 
@@ -456,7 +461,13 @@ impl Executor {
             .filter(|(_, slot)| slot.awake_since.is_none() && slot.wake_at.is_some_and(|at| at <= now))
             .map(|(id, _)| *id)
             .collect();
-        due.into_iter().for_each(|id| self.wake(id, now));
+        for id in due {
+            self.wake(id, now);
+            // Who finds nothing sleeps again at once: its time has come, and tells of no work that more may follow.
+            if let Some(slot) = self.slots.get_mut(&id) {
+                slot.awake_since = now.checked_sub(self.options.spin).or(Some(now));
+            }
+        }
         let asleep = self.slots.values().filter(|slot| slot.awake_since.is_none());
         self.earliest_timer = asleep.fold(None, |earliest, slot| earlier(earliest, slot.wake_at));
     }
@@ -486,11 +497,18 @@ impl Executor {
         if !work_arrived {
             let now = Instant::now();
             let wait = self.earliest_timer.map(|at| at.saturating_duration_since(now));
+            let is_short = wait.is_some_and(|wait| wait < FINE_BELOW);
+            if let Some(wait) = wait.filter(|_| is_short) {
+                // Waits for the same as below, on a finer clock; an interrupted one is as good as a timed-out one.
+                let mut events = [PollFd::new(self.epoll.0.as_fd(), PollFlags::POLLIN)];
+                let _ = ppoll(&mut events, Some(TimeSpec::from_duration(wait)), None);
+            }
             // Rounded up: a wait that ends just before the timer would spin through the last fraction of a millisecond.
-            let timeout = wait.map_or(EpollTimeout::NONE, |wait| {
+            let timeout = wait.filter(|_| !is_short).map(|wait| {
                 EpollTimeout::try_from(wait.as_millis().saturating_add(1).min(60_000) as i32)
                     .unwrap_or(EpollTimeout::NONE)
             });
+            let timeout = timeout.unwrap_or(if is_short { EpollTimeout::ZERO } else { EpollTimeout::NONE });
             self.stats.parks.fetch_add(1, Ordering::Relaxed);
             self.take_events(timeout);
         }

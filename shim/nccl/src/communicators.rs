@@ -10,7 +10,7 @@ use mccs_cuda::Context;
 use super::group::{begin, joining};
 use super::{Status, guard, object, put, status_of};
 
-/// `ncclUniqueId`: the communicator's name, in the first of its bytes.
+/// `ncclUniqueId`: the communicator's name and its root's address, behind a mark.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct NcclUniqueId([u8; 128]);
@@ -19,30 +19,70 @@ pub struct NcclUniqueId([u8; 128]);
 const MARK: [u8; 8] = *b"mccs-id\0";
 
 impl NcclUniqueId {
-    fn of(id: UniqueId) -> Self {
+    fn of(name: &Name) -> Self {
         let mut bytes = [0; 128];
         bytes[..8].copy_from_slice(&MARK);
-        bytes[8..24].copy_from_slice(&id.0);
+        bytes[8..24].copy_from_slice(&name.id.0);
+        bytes[ROOT_AT..].copy_from_slice(&name.root);
         NcclUniqueId(bytes)
     }
 
-    fn id(&self) -> Result<UniqueId, Error> {
+    fn name(&self) -> Result<Name, Error> {
         if self.0[..8] != MARK {
             return Err(Error::InvalidArgument(
                 "the unique id was not made by this library: does every rank use it?".into(),
             ));
         }
-        let mut id = [0; 16];
-        id.copy_from_slice(&self.0[8..24]);
-        Ok(UniqueId(id))
+        let mut name = Name { id: UniqueId([0; 16]), root: [0; ROOT_BYTES] };
+        name.id.0.copy_from_slice(&self.0[8..24]);
+        name.root.copy_from_slice(&self.0[ROOT_AT..]);
+        Ok(name)
     }
+}
+
+/// Where the root's address begins in an id.
+const ROOT_AT: usize = 24;
+/// Room for a root's address: the name of a host, filled up with zeros.
+pub(crate) const ROOT_BYTES: usize = 128 - ROOT_AT;
+
+/// What all ranks of a communicator must know of it.
+#[derive(Clone, Copy)]
+pub(crate) struct Name {
+    pub(crate) id: UniqueId,
+    pub(crate) root: Root,
+}
+
+/// The address of a service, filled up with zeros.
+pub(crate) type Root = [u8; ROOT_BYTES];
+
+impl Name {
+    /// Of a communicator that is new, with rank 0 in this process.
+    pub(crate) fn new() -> Result<Self, Error> {
+        Ok(Name { id: mccs::unique_id()?, root: own_root()? })
+    }
+
+    /// The address as the service wants it.
+    fn root_address(&self) -> Result<&str, Error> {
+        let end = self.root.iter().position(|byte| *byte == 0).unwrap_or(ROOT_BYTES);
+        std::str::from_utf8(&self.root[..end])
+            .map_err(|_| Error::InvalidArgument("the unique id has no root address that is text".into()))
+    }
+}
+
+/// The address of this process' service, for communicators whose rank 0 is here.
+pub(crate) fn own_root() -> Result<Root, Error> {
+    let (client, mut root) = (client()?, [0; ROOT_BYTES]);
+    let address = client.root_address().as_bytes();
+    let too_long = || Error::InvalidArgument("the service's name is too long for a unique id".into());
+    root.get_mut(..address.len()).ok_or_else(too_long)?.copy_from_slice(address);
+    Ok(root)
 }
 
 /// Behind `ncclComm_t`.
 pub struct Comm {
     /// `None` once it was finalized.
     comm: Mutex<Option<&'static CudaCommunicator>>,
-    pub(crate) id: UniqueId,
+    pub(crate) name: Name,
     pub(crate) rank: u32,
     pub(crate) nranks: u32,
     device: c_int,
@@ -70,16 +110,25 @@ fn client() -> Result<Client, Error> {
 }
 
 impl Comm {
-    pub(crate) fn join(id: UniqueId, rank: c_int, nranks: c_int) -> Result<Self, Error> {
+    pub(crate) fn join(name: Name, rank: c_int, nranks: c_int) -> Result<Self, Error> {
         let number = |value: c_int, what: &str| {
             u32::try_from(value).map_err(|_| Error::InvalidArgument(format!("{what} {value} is negative")))
         };
         let (rank, nranks) = (number(rank, "rank")?, number(nranks, "nranks")?);
-        let comm = client()?.init_cuda_communicator_rank(id, rank, nranks)?;
+        let comm = client()?.init_cuda_communicator_rank_at(name.id, rank, nranks, name.root_address()?)?;
         let device = Context::current().map_err(cuda_error)?.gpu().ordinal();
         // Taken back when it is finalized or destroyed; until then threads may be in calls.
         let comm = Mutex::new(Some(&*Box::leak(Box::new(comm))));
-        Ok(Comm { comm, id, rank, nranks, device, operators: Mutex::default(), derived: Mutex::new(0), _context: None })
+        Ok(Comm {
+            comm,
+            name,
+            rank,
+            nranks,
+            device,
+            operators: Mutex::default(),
+            derived: Mutex::new(0),
+            _context: None,
+        })
     }
 
     /// With its context, which this library has made current by itself.
@@ -121,7 +170,7 @@ pub(crate) fn cuda_error(error: mccs_cuda::DriverError) -> Error {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclGetUniqueId(id: *mut NcclUniqueId) -> Status {
     // SAFETY: the caller's contract.
-    guard(|| unsafe { put(id, NcclUniqueId::of(mccs::unique_id()?), "id") })
+    guard(|| unsafe { put(id, NcclUniqueId::of(&Name::new()?), "id") })
 }
 
 /// See `nccl.h`.
@@ -136,7 +185,7 @@ pub unsafe extern "C" fn ncclCommInitRank(
     rank: c_int,
 ) -> Status {
     // SAFETY: the caller's contract.
-    guard(|| unsafe { begin(comm, joining(id.id()?, rank, nranks)) })
+    guard(|| unsafe { begin(comm, joining(id.name()?, rank, nranks)) })
 }
 
 /// See `nccl.h`. The operator's strategy decides what the configuration would.
@@ -152,7 +201,7 @@ pub unsafe extern "C" fn ncclCommInitRankConfig(
     _config: *mut c_void,
 ) -> Status {
     // SAFETY: the caller's contract.
-    guard(|| unsafe { begin(comm, joining(id.id()?, rank, nranks)) })
+    guard(|| unsafe { begin(comm, joining(id.name()?, rank, nranks)) })
 }
 
 /// See `nccl.h`: the first of the ids does.
@@ -173,7 +222,7 @@ pub unsafe extern "C" fn ncclCommInitRankScalable(
         let id = unsafe { id.as_ref() }.filter(|_| ids > 0);
         let id = id.ok_or_else(|| Error::InvalidArgument("there is no unique id".into()))?;
         // SAFETY: the caller's contract.
-        unsafe { begin(comm, joining(id.id()?, rank, nranks)) }
+        unsafe { begin(comm, joining(id.name()?, rank, nranks)) }
     })
 }
 

@@ -6,7 +6,7 @@ use mccs::cuda::CudaCommunicator;
 use mccs::{Error, UniqueId};
 use mccs_cuda::{Context, DeviceMemory, OwnedStream, copy_from_host, copy_to_host};
 
-use super::communicators::{Comm, cuda_error, locked};
+use super::communicators::{Comm, Name, ROOT_BYTES, Root, cuda_error, locked, own_root};
 use super::group::{begin, joining};
 use super::{Status, guard, object};
 
@@ -18,26 +18,53 @@ impl Comm {
         *derived
     }
 
-    /// All ranks' pairs of numbers, by rank.
-    fn gather(&self, own: [i32; 2]) -> Result<Vec<[i32; 2]>, Error> {
+    /// What every rank says when the communicator is split, by rank.
+    fn gather_shares(&self, own: &Share) -> Result<Vec<Share>, Error> {
         let context = Context::current().map_err(cuda_error)?;
-        let (stream, bytes) = (OwnedStream::new(&context).map_err(cuda_error)?, 8 * self.nranks as usize);
-        let memory = DeviceMemory::zeroed(&context, 8 + bytes).map_err(cuda_error)?;
+        let (stream, bytes) = (OwnedStream::new(&context).map_err(cuda_error)?, SHARE_BYTES * self.nranks as usize);
+        let memory = DeviceMemory::zeroed(&context, SHARE_BYTES + bytes).map_err(cuda_error)?;
         let (send, recv) = (memory.address() + bytes as u64, memory.address());
-        let own: Vec<u8> = own.iter().flat_map(|number| number.to_le_bytes()).collect();
         let mut all = vec![0; bytes];
         // SAFETY: the ranges lie in memory of this function's, which is used by nobody else and outlives the operation.
         unsafe {
-            copy_from_host(send, &own).map_err(cuda_error)?;
-            self.comm()?.all_gather(send, recv, 8, mccs::DataType::U8, stream.raw().as_ptr())?;
+            copy_from_host(send, &own.to_bytes()).map_err(cuda_error)?;
+            self.comm()?.all_gather(send, recv, SHARE_BYTES as u64, mccs::DataType::U8, stream.raw().as_ptr())?;
             stream.raw().synchronize().map_err(cuda_error)?;
             copy_to_host(&mut all, recv).map_err(cuda_error)?;
         }
         if let Some(error) = self.comm()?.async_error() {
             return Err(error);
         }
-        let number = |bytes: &[u8]| i32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
-        Ok(all.chunks_exact(8).map(|pair| [number(pair), number(&pair[4..])]).collect())
+        Ok(all.chunks_exact(SHARE_BYTES).map(Share::from_bytes).collect())
+    }
+}
+
+/// What a rank says when its communicator is split.
+struct Share {
+    color: c_int,
+    key: c_int,
+    /// Of a communicator of which it becomes rank 0.
+    root: Root,
+}
+
+/// A share, as it is sent.
+const SHARE_BYTES: usize = 8 + ROOT_BYTES;
+
+impl Share {
+    fn to_bytes(&self) -> [u8; SHARE_BYTES] {
+        let mut bytes = [0; SHARE_BYTES];
+        bytes[..4].copy_from_slice(&self.color.to_le_bytes());
+        bytes[4..8].copy_from_slice(&self.key.to_le_bytes());
+        bytes[8..].copy_from_slice(&self.root);
+        bytes
+    }
+
+    /// Of [`SHARE_BYTES`].
+    fn from_bytes(bytes: &[u8]) -> Self {
+        let number = |bytes: &[u8]| c_int::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+        let mut root = [0; ROOT_BYTES];
+        root.copy_from_slice(&bytes[8..]);
+        Share { color: number(bytes), key: number(&bytes[4..]), root }
     }
 }
 
@@ -59,15 +86,16 @@ pub unsafe extern "C" fn ncclCommSplit(
         let parent = unsafe { object(comm, "comm")? };
         let number = parent.next_derived();
         let split = move || {
-            let all = parent.gather([color, key])?;
+            let all = parent.gather_shares(&Share { color, key, root: own_root()? })?;
             if color == NO_COLOR {
                 return Ok(None);
             }
-            let mut members: Vec<_> = all.iter().enumerate().filter(|(_, pair)| pair[0] == color).collect();
-            members.sort_by_key(|(rank, pair)| (pair[1], *rank));
+            let mut members: Vec<_> = all.iter().enumerate().filter(|(_, share)| share.color == color).collect();
+            members.sort_by_key(|(rank, share)| (share.key, *rank));
             let own = members.iter().position(|(rank, _)| *rank == parent.rank as usize).unwrap_or(0);
-            let id = derived_id(parent.id, number, color.to_le_bytes());
-            Comm::join(id, own as c_int, members.len() as c_int).map(Some)
+            let root = members.first().map_or(parent.name.root, |(_, share)| share.root);
+            let name = Name { id: derived_id(parent.name.id, number, color.to_le_bytes()), root };
+            Comm::join(name, own as c_int, members.len() as c_int).map(Some)
         };
         // SAFETY: the caller's contract.
         unsafe { begin(new, Box::new(split)) }
@@ -101,9 +129,17 @@ pub unsafe extern "C" fn ncclCommShrink(
         let left: Vec<_> = (0..parent.nranks as c_int).filter(|rank| !without.contains(rank)).collect();
         let own = left.iter().position(|rank| *rank == parent.rank as c_int);
         let own = own.ok_or_else(|| Error::InvalidArgument("a rank that is left out calls ncclCommShrink".into()))?;
-        let id = derived_id(parent.id, number, left.iter().flat_map(|rank| rank.to_le_bytes()));
+        let root = match left.first() {
+            Some(0) => parent.name.root,
+            _ if !parent.comm()?.is_staged() => own_root()?,
+            _ => {
+                let message = "ncclCommShrink: across services rank 0 has to stay: nobody else's address is known";
+                return Err(Error::InvalidArgument(message.into()));
+            }
+        };
+        let id = derived_id(parent.name.id, number, left.iter().flat_map(|rank| rank.to_le_bytes()));
         // SAFETY: the caller's contract.
-        unsafe { begin(new, joining(id, own as c_int, left.len() as c_int)) }
+        unsafe { begin(new, joining(Name { id, root }, own as c_int, left.len() as c_int)) }
     })
 }
 

@@ -3,10 +3,10 @@
 use std::cell::RefCell;
 use std::ffi::c_int;
 
-use mccs::{Error, ErrorClass, UniqueId};
+use mccs::{Error, ErrorClass};
 use mccs_cuda::{Context, gpus};
 
-use super::communicators::{Comm, cuda_error};
+use super::communicators::{Comm, Name, cuda_error};
 use super::{Status, guard, put};
 
 /// A communicator to be made at the end of a group.
@@ -20,8 +20,8 @@ struct Pending {
 pub(crate) type Make = Box<dyn FnOnce() -> Result<Option<Comm>, Error> + Send>;
 
 /// Joins one that is new.
-pub(crate) fn joining(id: UniqueId, rank: c_int, nranks: c_int) -> Make {
-    Box::new(move || Comm::join(id, rank, nranks).map(Some))
+pub(crate) fn joining(name: Name, rank: c_int, nranks: c_int) -> Make {
+    Box::new(move || Comm::join(name, rank, nranks).map(Some))
 }
 
 #[derive(Default)]
@@ -123,7 +123,7 @@ pub unsafe extern "C" fn ncclCommInitAll(comms: *mut *mut Comm, devices: c_int, 
             return Err(wrong("comms is null".into()));
         }
         mccs_cuda::driver().map_err(|reason| Error::Cuda(reason.to_string()))?;
-        let (all, id) = (gpus().map_err(cuda_error)?, mccs::unique_id()?);
+        let (all, name) = (gpus().map_err(cuda_error)?, Name::new()?);
         let begin = |rank: usize| {
             // SAFETY: the caller's contract: a list that is there has as many numbers, and `comms` as many places.
             let (device, target) =
@@ -133,7 +133,7 @@ pub unsafe extern "C" fn ncclCommInitAll(comms: *mut *mut Comm, devices: c_int, 
             let context = Context::primary(gpu).map_err(cuda_error)?;
             let primary = context.clone();
             let make = move || {
-                let joined = Comm::join(id, rank as c_int, devices)?;
+                let joined = Comm::join(name, rank as c_int, devices)?;
                 Ok(Some(joined.keeping(primary)))
             };
             Ok(Pending { context, make: Box::new(make), target })

@@ -1,6 +1,5 @@
-//! Communicators of GPUs and their collectives.
+//! Communicators of GPUs that reach each other, and their collectives.
 
-use std::ffi::c_void;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
@@ -10,28 +9,24 @@ use bytemuck::Zeroable;
 use mccs_cuda::{Context, DeviceAddress, Event, HostRegistration, ImportedMemory, IpcHandle, OwnedStream, RawStream};
 use mccs_ipc::direct::{DIRECT_RANKS_MAX, DirectPage, DirectShare, DirectTerms};
 use mccs_ipc::large::LargeLayout;
-use mccs_ipc::protocol::{Request, Response};
-use mccs_ipc::types::{CollectiveKind, DataType, Handle, RedOp, UniqueId};
+use mccs_ipc::protocol::Request;
+use mccs_ipc::types::{CollectiveKind, DataType, Handle, RedOp};
 use mccs_kernels::cuda::{Algorithm, AreaLayout, DirectCall, DirectStrategy, Launch};
 
-use super::cuda_error;
 use super::large::LargeOrder;
 use super::points::{Points, PointsOrder};
 use super::resources::{Kernels, import};
-use crate::client::{locked, unexpected};
+use super::{CudaStream, cuda_error};
+use crate::client::locked;
 use crate::{Client, Error, ReduceOperator};
-
-/// A stream of the communicator's context, as `CUstream` or `cudaStream_t`; null is the default stream.
-pub type CudaStream = *mut c_void;
 
 /// Blocks of what is longer than the strategy's table, where it does not go by copy engines.
 const LONGEST_BLOCKS: u32 = 64;
 /// How long a call that the operator holds back sleeps before it looks again.
 const HELD_BACK_FOR: Duration = Duration::from_micros(20);
 
-/// A rank's membership in a communicator of GPUs. Operations may be called from any thread; all ranks must call the same
-/// collectives in the same order.
-pub struct CudaCommunicator {
+/// A rank whose collectives are kernels that meet those of the other ranks.
+pub(super) struct DirectCommunicator {
     pub(super) client: Client,
     pub(super) handle: Handle,
     pub(super) rank: u32,
@@ -68,32 +63,6 @@ pub(super) struct Order {
     pub(super) large: LargeOrder,
 }
 
-impl Client {
-    /// Joins communicator `id` as `rank` of `nranks`, with buffers on the GPU of the calling thread's current CUDA context.
-    /// Returns when all ranks have joined.
-    ///
-    /// # Errors
-    /// [`Error::Cuda`] where no context is current or the driver refuses, [`Error::Refused`] where the service has no such
-    /// GPU, ranks contradict each other or are missing, or the tenant is over its quota.
-    pub fn init_cuda_communicator_rank(&self, id: UniqueId, rank: u32, nranks: u32) -> Result<CudaCommunicator, Error> {
-        mccs_cuda::driver().map_err(|reason| Error::Cuda(reason.to_string()))?;
-        let context = Context::current().map_err(cuda_error)?;
-        let gpu = Some(context.gpu().id.0);
-        let request = Request::InitRank { id, rank, nranks, gpu, root_address: String::new() };
-        match self.0.requests.call(request, &[])? {
-            (Response::Comm { comm, direct: Some(share), .. }, fds) => {
-                let made = CudaCommunicator::new(self.clone(), comm, (rank, nranks), context, &share, &fds);
-                if made.is_err() {
-                    self.0.requests.send_and_forget(Request::AbortComm { comm });
-                    self.0.requests.send_and_forget(Request::DestroyComm { comm });
-                }
-                made
-            }
-            (other, _) => Err(unexpected(&other)),
-        }
-    }
-}
-
 /// A collective, before it is checked.
 pub(super) struct Call {
     pub(super) kind: CollectiveKind,
@@ -105,8 +74,40 @@ pub(super) struct Call {
     pub(super) root: u32,
 }
 
-impl CudaCommunicator {
-    fn new(
+/// Checks a call's arguments.
+pub(super) fn checked(call: &Call, rank: u32, nranks: u32) -> Result<DirectCall, Error> {
+    let Call { kind, send, recv, count, dtype, op, root } = *call;
+    if root >= nranks {
+        return Err(Error::argument(format!("rank {root} of a communicator of {nranks}")));
+    }
+    let size = dtype.size_bytes() as u64;
+    let bytes = |what: &str, count: Option<u64>, address: DeviceAddress| {
+        let bytes =
+            count.and_then(|count| count.checked_mul(size)).filter(|bytes| bytes.checked_add(address).is_some());
+        let bytes = bytes.ok_or_else(|| Error::argument(format!("the {what} buffer would be larger than memory")))?;
+        if bytes > 0 && (address == 0 || !address.is_multiple_of(size)) {
+            return Err(Error::argument(format!("the {what} buffer at {address:#x} is no place for {dtype}")));
+        }
+        Ok(bytes)
+    };
+    let send_bytes = bytes("send", kind.send_count(count, nranks, rank, root), send)?;
+    let recv_bytes = bytes("receive", kind.recv_count(count, nranks, rank, root), recv)?;
+    if !kind.accepts_buffers(rank, root, (send, send_bytes), (recv, recv_bytes)) {
+        return Err(Error::argument(format!("{kind}: send and receive buffers overlap, and not as in-place calls do")));
+    }
+    let (op, scalar_bits, is_scalar_address) = match op {
+        _ if !kind.reduces() => (RedOp::Sum, 0, false),
+        ReduceOperator::PreMulSumAt(address) if address == 0 || !address.is_multiple_of(size) => {
+            return Err(Error::argument(format!("the factor at {address:#x} is no place for {dtype}")));
+        }
+        ReduceOperator::PreMulSumAt(address) => (RedOp::PreMulSum, address, true),
+        op => op.to_wire(dtype).map(|(op, bits)| (op, bits, false))?,
+    };
+    Ok(DirectCall { kind, dtype, op, count, root, scalar_bits, is_scalar_address, rank, nranks })
+}
+
+impl DirectCommunicator {
+    pub(super) fn new(
         client: Client,
         handle: Handle,
         (rank, nranks): (u32, u32),
@@ -163,7 +164,7 @@ impl CudaCommunicator {
             order: Mutex::new(PointsOrder::new(&context)?),
             is_told: AtomicBool::new(false),
         });
-        Ok(CudaCommunicator {
+        Ok(DirectCommunicator {
             client,
             handle,
             rank,
@@ -182,14 +183,12 @@ impl CudaCommunicator {
     }
 
     /// This rank.
-    #[must_use]
-    pub fn rank(&self) -> u32 {
+    pub(super) fn rank(&self) -> u32 {
         self.rank
     }
 
     /// Number of ranks.
-    #[must_use]
-    pub fn nranks(&self) -> u32 {
+    pub(super) fn nranks(&self) -> u32 {
         self.nranks
     }
 
@@ -198,52 +197,16 @@ impl CudaCommunicator {
     }
 
     /// The session it belongs to.
-    #[must_use]
-    pub fn client(&self) -> &Client {
+    pub(super) fn client(&self) -> &Client {
         &self.client
-    }
-
-    fn check(&self, call: &Call) -> Result<DirectCall, Error> {
-        let Call { kind, send, recv, count, dtype, op, root } = *call;
-        let (rank, nranks) = (self.rank, self.nranks);
-        if root >= nranks {
-            return Err(Error::argument(format!("rank {root} of a communicator of {nranks}")));
-        }
-        let size = dtype.size_bytes() as u64;
-        let bytes = |what: &str, count: Option<u64>, address: DeviceAddress| {
-            let bytes =
-                count.and_then(|count| count.checked_mul(size)).filter(|bytes| bytes.checked_add(address).is_some());
-            let bytes =
-                bytes.ok_or_else(|| Error::argument(format!("the {what} buffer would be larger than memory")))?;
-            if bytes > 0 && (address == 0 || !address.is_multiple_of(size)) {
-                return Err(Error::argument(format!("the {what} buffer at {address:#x} is no place for {dtype}")));
-            }
-            Ok(bytes)
-        };
-        let send_bytes = bytes("send", kind.send_count(count, nranks, rank, root), send)?;
-        let recv_bytes = bytes("receive", kind.recv_count(count, nranks, rank, root), recv)?;
-        if !kind.accepts_buffers(rank, root, (send, send_bytes), (recv, recv_bytes)) {
-            return Err(Error::argument(format!(
-                "{kind}: send and receive buffers overlap, and not as in-place calls do"
-            )));
-        }
-        let (op, scalar_bits, is_scalar_address) = match op {
-            _ if !kind.reduces() => (RedOp::Sum, 0, false),
-            ReduceOperator::PreMulSumAt(address) if address == 0 || !address.is_multiple_of(size) => {
-                return Err(Error::argument(format!("the factor at {address:#x} is no place for {dtype}")));
-            }
-            ReduceOperator::PreMulSumAt(address) => (RedOp::PreMulSum, address, true),
-            op => op.to_wire(dtype).map(|(op, bits)| (op, bits, false))?,
-        };
-        Ok(DirectCall { kind, dtype, op, count, root, scalar_bits, is_scalar_address, rank, nranks })
     }
 
     /// Launches a collective.
     ///
     /// # Safety
-    /// As for [`CudaCommunicator::all_reduce`].
-    unsafe fn collective(&self, call: &Call, stream: CudaStream) -> Result<(), Error> {
-        let checked = self.check(call)?;
+    /// As for [`super::CudaCommunicator::all_reduce`].
+    pub(super) unsafe fn collective(&self, call: &Call, stream: CudaStream) -> Result<(), Error> {
+        let checked = checked(call, self.rank, self.nranks)?;
         let stream = RawStream::from_ptr(stream);
         let mut order = locked(&self.order);
         let number = order.launched + 1;
@@ -399,8 +362,7 @@ impl CudaCommunicator {
 
     /// The error that ended the communicator, if one did: on any rank. To be asked for after a stream was synchronized:
     /// kernels of a communicator that has failed end at once, whatever is in their buffers.
-    #[must_use]
-    pub fn async_error(&self) -> Option<Error> {
+    pub(super) fn async_error(&self) -> Option<Error> {
         let failure = self.points.contradiction().or_else(|| self.client.0.comm_failure(self.handle));
         failure.or_else(|| self.client.0.requests.check_alive().err())
     }
@@ -409,21 +371,13 @@ impl CudaCommunicator {
     ///
     /// # Errors
     /// [`Error::ServiceGone`].
-    pub fn abort(&self) -> Result<(), Error> {
+    pub(super) fn abort(&self) -> Result<(), Error> {
         self.page.abort();
         self.client.0.requests.call(Request::AbortComm { comm: self.handle }, &[]).map(drop)
     }
 
-    /// Leaves the communicator when this rank's operations have ended, and waits for that.
-    ///
-    /// # Errors
-    /// [`Error::Cuda`] where the GPU has failed, [`Error::ServiceGone`].
-    pub fn destroy(self) -> Result<(), Error> {
-        self.leave()
-    }
-
     /// The service may free areas once all ranks have left: so not before this one's kernels have ended.
-    fn leave(&self) -> Result<(), Error> {
+    pub(super) fn leave(&self) -> Result<(), Error> {
         let mut order = locked(&self.order);
         if std::mem::replace(&mut order.left, true) {
             return Ok(());
@@ -468,66 +422,8 @@ impl CudaCommunicator {
     }
 }
 
-impl Drop for CudaCommunicator {
+impl Drop for DirectCommunicator {
     fn drop(&mut self) {
         let _ = self.leave();
     }
-}
-
-/// Defines the collectives.
-macro_rules! collectives {
-    ($($(#[$meta:meta])* $name:ident($($arg:ident: $type:ty),*) => $kind:ident, $op:expr, $root:expr;)+) => {
-        impl CudaCommunicator {
-            $(
-                $(#[$meta])*
-                ///
-                /// # Safety
-                /// Buffers must be of the communicator's context, or of memory that it reaches, as long as
-                /// [`CollectiveKind`] says, and stay so until the operation has ended; nobody else may use them meanwhile.
-                /// The stream must be of that context, and live until then.
-                ///
-                /// # Errors
-                /// [`Error::InvalidArgument`], and nothing is enqueued; [`Error::Failed`] once the communicator has failed;
-                /// [`Error::Cuda`] where the driver refuses the launch. Failures of the operation itself:
-                /// [`CudaCommunicator::async_error`].
-                #[allow(clippy::too_many_arguments, reason = "the field's signature, as in NCCL")]
-                pub unsafe fn $name(
-                    &self,
-                    send: DeviceAddress,
-                    recv: DeviceAddress,
-                    count: u64,
-                    dtype: DataType,
-                    $($arg: $type,)*
-                    stream: CudaStream,
-                ) -> Result<(), Error> {
-                    let (op, root) = ($op, $root);
-                    let call = Call { kind: CollectiveKind::$kind, send, recv, count, dtype, op, root };
-                    // SAFETY: the caller's contract is passed on.
-                    unsafe { self.collective(&call, stream) }
-                }
-            )+
-        }
-    };
-}
-
-collectives! {
-    /// Combines `count` elements of all ranks; every rank gets the result. In place: the same address twice.
-    all_reduce(op: ReduceOperator) => AllReduce, op, 0;
-    /// Combines `nranks * count` elements of all ranks; rank r gets elements `r * count ..` of the result. In place: `recv`
-    /// at `send + rank * count`.
-    reduce_scatter(op: ReduceOperator) => ReduceScatter, op, 0;
-    /// Combines `count` elements of all ranks; `root` gets the result. In place: the same address twice, at the root.
-    reduce(op: ReduceOperator, root: u32) => Reduce, op, root;
-    /// Every rank gets all ranks' `count` elements, in rank order. In place: `send` at `recv + rank * count`.
-    all_gather() => AllGather, RedOp::Sum.into(), 0;
-    /// Every rank gets `root`'s `count` elements. In place: the same address twice, at the root.
-    broadcast(root: u32) => Broadcast, RedOp::Sum.into(), root;
-    /// Rank r's elements `s * count ..` go to rank s, at `r * count`. Never in place.
-    all_to_all() => AllToAll, RedOp::Sum.into(), 0;
-    /// `root` gets all ranks' `count` elements, in rank order. In place: the root's `send` at `recv + root * count`.
-    gather(root: u32) => Gather, RedOp::Sum.into(), root;
-    /// Rank r gets `root`'s elements `r * count ..`. In place: the root's `recv` at `send + root * count`.
-    scatter(root: u32) => Scatter, RedOp::Sum.into(), root;
-    /// Ends when all ranks have come to it. Buffers and count do not matter.
-    barrier() => Barrier, RedOp::Sum.into(), 0;
 }

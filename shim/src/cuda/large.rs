@@ -10,7 +10,7 @@ use mccs_ipc::protocol::{Request, Response};
 use mccs_ipc::types::{CollectiveKind, Handle, RedOp};
 use mccs_kernels::cuda::{DirectCall, Launch};
 
-use super::communicator::{Call, CudaCommunicator, Order};
+use super::communicator::{Call, DirectCommunicator, Order};
 use super::cuda_error;
 use super::staging::Staging;
 use crate::Error;
@@ -45,7 +45,7 @@ fn own_part(call: &DirectCall) -> Option<(u64, u64, u64)> {
     }
 }
 
-impl CudaCommunicator {
+impl DirectCommunicator {
     /// How a call goes that is too large for the ranks alone; `None` where the service has no way for it.
     pub(super) fn large_way(&self, call: &DirectCall) -> Option<LargeLayout> {
         self.large.filter(|_| has_large(call.kind, call.op))

@@ -8,18 +8,23 @@
 //! What is too large for that is a command to the service, whose copy engines push between the ranks' own buffers
 //! ([`mccs_ipc::large`]), or copies of those that no other process can open (`staging.rs`).
 //! Sends and receives are one kernel a group, beside collectives and in no order with them.
+//! Ranks on several hosts, or of an operator who wants it so, are *staged*: the service carries their collectives out in host
+//! memory (`staged.rs`).
 //!
-//! Works in CUDA graphs: what a captured call does depends on how often it has run, which the GPU counts. A graph must not
+//! Direct collectives work in CUDA graphs: what a captured call does depends on how often it has run, which the GPU counts. A graph must not
 //! run at the same time as other operations of the same communicator; nor as another graph with some.
 
 mod communicator;
+mod either;
 mod large;
+mod pieces;
 pub(crate) mod points;
 mod regions;
 mod resources;
+mod staged;
 mod staging;
 
-pub use communicator::{CudaCommunicator, CudaStream};
+pub use either::{CudaCommunicator, CudaStream};
 
 use mccs_cuda::DriverError;
 

@@ -14,8 +14,8 @@ use mccs_ipc::protocol::Request;
 use mccs_ipc::types::{DataType, ErrorClass, Handle};
 use mccs_kernels::cuda::{AreaLayout, MESSAGES_MAX, Point, PointsError, PointsLaunch, contradiction};
 
-use super::communicator::{CudaCommunicator, CudaStream};
 use super::cuda_error;
+use super::either::{CudaCommunicator, CudaStream};
 use super::resources::Kernels;
 use crate::client::locked;
 use crate::{Client, Error};
@@ -261,7 +261,7 @@ macro_rules! points {
                     peer: u32,
                     stream: CudaStream,
                 ) -> Result<(), Error> {
-                    let points = self.points();
+                    let points = self.points()?;
                     let point = points.check($is_send, buffer, count, dtype, peer)?;
                     let stream = RawStream::from_ptr(stream);
                     let alone = |point| points.plan(&[point]).and_then(|plan| points.launch(&[point], plan, &[stream]));

@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, Weak};
 
 use mccs_cuda::{Context, Function, ImportedMemory, IpcHandle, Module};
+use mccs_kernels::cuda::{STAGE_FUNCTION, STAGE_IMAGE};
 
 use super::cuda_error;
 use crate::Error;
@@ -15,6 +16,7 @@ use crate::client::locked;
 type Shared<K, T> = LazyLock<Mutex<HashMap<(usize, K), Weak<T>>>>;
 
 static KERNELS: Shared<(), Kernels> = LazyLock::new(Mutex::default);
+static STAGE: Shared<(), StageKernel> = LazyLock::new(Mutex::default);
 static IMPORTS: Shared<IpcHandle, ImportedMemory> = LazyLock::new(Mutex::default);
 
 /// Finds what others use already, or makes it.
@@ -58,6 +60,24 @@ impl Kernels {
     pub(super) fn function(&self, name: &'static str) -> Result<Function, Error> {
         let function = self.functions.get(name).copied();
         function.ok_or_else(|| Error::Cuda(format!("a bug in mccs: there is no kernel {name}")))
+    }
+}
+
+/// The kernel of short staged collectives, loaded into a context.
+pub(super) struct StageKernel {
+    pub(super) function: Function,
+    _module: Module,
+}
+
+impl StageKernel {
+    /// The kernel in `context`; none where this library was built without.
+    pub(super) fn of(context: &Context) -> Result<Option<Arc<Self>>, Error> {
+        let Some(image) = STAGE_IMAGE else { return Ok(None) };
+        let load = || {
+            let module = Module::load(context, image).map_err(cuda_error)?;
+            Ok(StageKernel { function: module.function(STAGE_FUNCTION).map_err(cuda_error)?, _module: module })
+        };
+        shared(&STAGE, context, &(), load).map(Some)
     }
 }
 

@@ -262,7 +262,7 @@ impl SimRank {
             id: self.script[self.phase].id,
             rank: self.rank,
             nranks: self.nranks,
-            gpu: 0,
+            gpu: None,
             root: Name::new(&format!("h{}", self.root)),
             charge,
             reply: connected.replies.sender(),

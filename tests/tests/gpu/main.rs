@@ -4,6 +4,7 @@
 mod mps;
 mod points;
 mod ranks;
+mod staged;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,7 +41,7 @@ const ROLES: &[(&str, Role)] = &[
 #[ignore = "needs a GPU"]
 fn plays_its_role() {
     watchdog();
-    ranks::play(&[ROLES, points::ROLES, mps::ROLES].concat());
+    ranks::play(&[ROLES, points::ROLES, mps::ROLES, staged::ROLES].concat());
 }
 
 /// Calls of many kinds and sizes, each checked.

@@ -29,6 +29,8 @@ pub struct Place {
     pub nranks: u32,
     /// GPUs that ranks go round.
     pub gpus: usize,
+    /// The root's address, where ranks are at several services.
+    pub root: String,
 }
 
 /// A process that plays a role.
@@ -45,8 +47,9 @@ impl Player {
 
     /// The same, with more in its environment.
     pub fn start_with(role: &str, place: &Place, environment: &[(&str, PathBuf)]) -> Player {
-        let Place { socket, id, ranks, nranks, gpus } = place;
-        let text = format!("{role} {id} {} {} {nranks} {gpus} {}", ranks.start, ranks.end, socket.display());
+        let Place { socket, id, ranks, nranks, gpus, root } = place;
+        let (first, end, socket) = (ranks.start, ranks.end, socket.display());
+        let text = format!("{role} {id} {first} {end} {nranks} {gpus} {root} {socket}");
         let own = std::env::current_exe().expect("this binary");
         let mut process = Command::new(own)
             .args(["--ignored", "--exact", "--nocapture", "--quiet", "plays_its_role"])
@@ -83,16 +86,17 @@ pub fn everybody(service: &TestService, tenant: usize) -> Place {
     let gpus = gpus().expect("GPUs").len();
     let nranks = gpus.clamp(2, 8) as u32;
     let id = mccs::unique_id().expect("an id");
-    Place { socket: service.socket(tenant), id, ranks: 0..nranks, nranks, gpus }
+    Place { socket: service.socket(tenant), id, ranks: 0..nranks, nranks, gpus, root: String::new() }
 }
 
 /// In a process that is to play a role: plays it.
 pub fn play(roles: &[(&str, Role)]) {
     let Ok(text) = std::env::var(ROLE) else { return };
-    let words: Vec<_> = text.splitn(7, ' ').collect();
+    let words: Vec<_> = text.splitn(8, ' ').collect();
     let number = |index: usize| words[index].parse::<u32>().expect("a number");
     let place = Place {
-        socket: words[6].into(),
+        socket: words[7].into(),
+        root: words[6].into(),
         id: words[1].parse().expect("an id"),
         ranks: number(2)..number(3),
         nranks: number(4),
@@ -143,7 +147,7 @@ impl Place {
         std::mem::forget(context.enter()?);
         std::mem::forget(context.clone());
         let client = Client::connect(&self.socket)?;
-        let comm = client.init_cuda_communicator_rank(id, rank, self.nranks)?;
+        let comm = client.init_cuda_communicator_rank_at(id, rank, self.nranks, &self.root)?;
         let stream = OwnedStream::new(&context)?;
         Ok(Rank { context, comm, stream, together })
     }

@@ -43,6 +43,14 @@ pub enum NoCuda {
     /// A driver without GPUs.
     #[error("the CUDA driver shows no GPU")]
     NoGpu,
+    /// One that the operator has named is not there.
+    #[error("[cuda] gpus names {name:?}, which is none of this host's GPUs: {known}")]
+    NoSuchGpu {
+        /// As in the configuration.
+        name: String,
+        /// Those that are there.
+        known: String,
+    },
     /// No kernels in this binary.
     #[error("this binary was built without CUDA kernels: there was no nvcc (docs/CUDA.md)")]
     NoKernels,
@@ -69,16 +77,17 @@ pub struct Gpus {
 }
 
 impl Gpus {
-    /// Looks for GPUs.
+    /// Looks for GPUs: those that `names` names, by UUID or PCI bus id; all, if it names none.
     ///
     /// # Errors
     /// [`NoCuda`], with what is missing.
-    pub fn find() -> Result<Self, NoCuda> {
+    pub fn find(names: &[String]) -> Result<Self, NoCuda> {
         mccs_cuda::driver()?;
         if mccs_kernels::cuda::IMAGE.is_none() {
             return Err(NoCuda::NoKernels);
         }
-        let found = gpus()?.into_iter().map(|gpu| Context::primary(&gpu).map(|context| (gpu, context)));
+        let named = choose(gpus()?, names)?;
+        let found = named.into_iter().map(|gpu| Context::primary(&gpu).map(|context| (gpu, context)));
         let gpus = found.collect::<Result<Vec<_>, _>>()?;
         if gpus.is_empty() { Err(NoCuda::NoGpu) } else { Ok(Gpus { gpus }) }
     }
@@ -110,6 +119,21 @@ impl Gpus {
             }
         })
     }
+}
+
+/// The GPUs that are named, in the order of the names.
+fn choose(all: Vec<Gpu>, names: &[String]) -> Result<Vec<Gpu>, NoCuda> {
+    if names.is_empty() {
+        return Ok(all);
+    }
+    let find = |name: &String| {
+        let missing = || {
+            let known: Vec<_> = all.iter().map(|gpu| format!("{} at {}", gpu.id, gpu.pci_bus_id)).collect();
+            NoCuda::NoSuchGpu { name: name.clone(), known: known.join(", ") }
+        };
+        all.iter().find(|gpu| gpu.is_called(name)).cloned().ok_or_else(missing)
+    };
+    names.iter().map(find).collect()
 }
 
 /// See the module's documentation.

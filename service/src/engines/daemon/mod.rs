@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 
 use mccs_ipc::command::{Command, Opcode};
 use mccs_ipc::direct::GpuUuid;
+use mccs_ipc::gate::GateAccess;
 use mccs_ipc::handshake::{Socket, SocketError};
 use mccs_ipc::protocol::{MAGIC, Request, RequestEnvelope, Response, ResponseEnvelope, SegmentLayout, VERSION};
 use mccs_ipc::queue::Consumer;
@@ -33,7 +34,7 @@ pub use self::acceptor::{Acceptor, Admission, SessionFactory, SessionLimits};
 use self::tables::{CommSlot, StreamSlot, Tables};
 use self::validate::{Fence, posted, validate};
 use crate::devices::cuda::Importer;
-use crate::engines::proxy::{JoinRequest, ProxyMessage, ProxyReply, RoundState};
+use crate::engines::proxy::{JoinRequest, ProxyMessage, ProxyReply, RoundState, StreamGate};
 use crate::exchange::protocol::Name;
 use crate::memory::{Reaper, Region};
 use crate::runtime::{Context, Engine, Mailbox, Progress, Sender};
@@ -62,6 +63,12 @@ pub struct Proxies {
     pub host: Sender<ProxyMessage>,
     /// Of the GPUs; or why there are none.
     pub gpus: Result<GpuProxy, Arc<str>>,
+    /// Whether ranks on GPUs of this host alone are staged, too.
+    pub stages_all: bool,
+    /// How streams of GPUs tell the service, and wait for it.
+    pub access: GateAccess,
+    /// This host, as ranks of others name it when rank 0 is here; empty where there are no others.
+    pub root_address: Arc<str>,
 }
 
 /// The proxy engine of the GPUs.
@@ -237,8 +244,8 @@ impl SessionEngine {
     fn welcome(&mut self) {
         let (session, tenant) = (self.session.id, self.session.tenant.name.clone());
         let operations_in_flight_max = self.session.tenant.quota.operations_in_flight;
-        let welcome =
-            Response::Welcome { session, tenant, layout: self.layout, spin: self.spin, operations_in_flight_max };
+        let (layout, spin, root_address) = (self.layout, self.spin, self.proxies.root_address.to_string());
+        let welcome = Response::Welcome { session, tenant, layout, spin, operations_in_flight_max, root_address };
         let sent = self.socket.send_hello(0).and_then(|()| match &self.segment_fd {
             Some(segment) => {
                 let fds = [segment.as_fd(), self.doorbell.as_fd()];
@@ -322,15 +329,11 @@ impl SessionEngine {
                 None => self.refuse(id, ErrorClass::InvalidArgument, format!("there is no region {region:?}")),
             },
             Request::CreateStream => {
-                let slot = StreamSlot { next_ticket: 1, group_length: 0 };
-                match self.tables.streams.insert(slot) {
-                    Ok(stream) => self.answer(id, Response::Stream { stream, word: stream.index }, &[]),
-                    Err(_) => {
-                        let message = format!("a session has at most {} streams", self.layout.words);
-                        self.refuse(id, ErrorClass::InvalidUsage, message);
-                    }
+                if let Some(stream) = self.add_stream(id) {
+                    self.answer(id, Response::Stream { stream, word: stream.index }, &[]);
                 }
             }
+            Request::CreateGatedStream { region, offset_bytes } => self.create_gated_stream(id, region, offset_bytes),
             Request::DestroyStream { stream } => self.destroy_stream(id, stream),
             Request::InitRank { id: unique_id, rank, nranks, gpu, root_address } => {
                 let gpu = match gpu.map(|gpu| self.find_gpu(&gpu)).transpose() {
@@ -347,10 +350,6 @@ impl SessionEngine {
                         }
                     },
                 };
-                if gpu.is_some() && root.is_some() {
-                    let message = "a communicator of GPUs has all its ranks on one host so far: give no root address";
-                    return self.refuse(id, ErrorClass::InvalidArgument, message);
-                }
                 self.join(id, (unique_id, root), (rank, nranks), gpu);
             }
             Request::DestroyComm { comm } => match self.tables.comms.get(comm) {
@@ -370,6 +369,28 @@ impl SessionEngine {
                 _ => self.refuse(id, ErrorClass::InvalidArgument, format!("there is no communicator {comm:?}")),
             },
         }
+    }
+
+    /// A new stream, unless there are too many, which is answered.
+    fn add_stream(&mut self, id: u64) -> Option<Handle> {
+        let stream = self.tables.streams.insert(StreamSlot { next_ticket: 1, group_length: 0 });
+        if stream.is_err() {
+            let message = format!("a session has at most {} streams", self.layout.words);
+            self.refuse(id, ErrorClass::InvalidUsage, message);
+        }
+        stream.ok()
+    }
+
+    fn create_gated_stream(&mut self, id: u64, region: Handle, offset_bytes: u64) {
+        let known = self.tables.regions.get(region).map(Arc::clone);
+        let Some(gate) = known.and_then(|region| StreamGate::new(region, offset_bytes)) else {
+            let message = format!("there is no place for a gate at {offset_bytes} bytes of region {region:?}");
+            return self.refuse(id, ErrorClass::InvalidArgument, message);
+        };
+        let Some(stream) = self.add_stream(id) else { return };
+        let session = Arc::clone(&self.session);
+        self.send(Place::Host, ProxyMessage::StreamGated { session, stream, gate });
+        self.answer(id, Response::Stream { stream, word: stream.index }, &[]);
     }
 
     fn destroy_stream(&mut self, id: u64, stream: Handle) {
@@ -463,13 +484,14 @@ impl SessionEngine {
             Ok(charge) => charge,
             Err(error) => return self.refuse(request, ErrorClass::InvalidUsage, error.to_string()),
         };
-        let place = if gpu.is_some() { Place::Gpus } else { Place::Host };
-        let Ok(tenant_comm) = self.tables.comms.insert(CommSlot::Joining { place }) else {
+        // Ranks that name a root may be on several hosts: then their data goes through memory of the host.
+        let is_direct = gpu.is_some() && root.is_none() && !self.proxies.stages_all;
+        let place = if is_direct { Place::Gpus } else { Place::Host };
+        let Ok(tenant_comm) = self.tables.comms.insert(CommSlot::Joining) else {
             let message = "the session has as many communicators as its tenant may have";
             return self.refuse(request, ErrorClass::InvalidUsage, message);
         };
         let (session, reply) = (Arc::clone(&self.session), self.replies.sender());
-        let gpu = gpu.unwrap_or(0);
         let join = JoinRequest { session, request, tenant_comm, id, rank, nranks, gpu, root, charge, reply };
         self.send(place, ProxyMessage::Join(Box::new(join)));
     }
@@ -479,13 +501,16 @@ impl SessionEngine {
             ProxyReply::Joined { request, tenant_comm, comm, rank, info, memory, share } => {
                 let board = info.board.as_ref().map(|board| board.layout());
                 if let Some(slot) = self.tables.comms.get_mut(tenant_comm)
-                    && let CommSlot::Joining { place } = *slot
+                    && matches!(slot, CommSlot::Joining)
                 {
+                    // Who was to be staged may have been found to have all peers on this host.
+                    let place = if info.direct.is_some() { Place::Gpus } else { Place::Host };
                     *slot = CommSlot::Ready { comm, place, rank, info, rounds: 0 };
                 }
                 let fds: Vec<_> = memory.iter().map(AsFd::as_fd).collect();
                 let direct = share.as_deref().cloned();
-                self.answer(request, Response::Comm { comm: tenant_comm, board, direct }, &fds);
+                let access = self.proxies.access;
+                self.answer(request, Response::Comm { comm: tenant_comm, board, direct, access }, &fds);
             }
             ProxyReply::JoinFailed { request, tenant_comm, class, message } => {
                 self.tables.comms.remove(tenant_comm);

@@ -22,7 +22,7 @@ pub(super) struct StreamSlot {
 /// A communicator of this session.
 pub(super) enum CommSlot {
     /// Others are missing.
-    Joining { place: Place },
+    Joining,
     /// Usable; `comm` is the proxy engine's name for it.
     Ready {
         comm: Handle,

@@ -20,7 +20,7 @@ use mccs_ipc::types::{DataType, ErrorClass, Handle};
 
 use super::comm::{Comm, Failure, Span};
 use super::describe::{board_call, describe};
-use super::operation::{Action, JoinRequest, Operation, ProxyReply};
+use super::operation::{Action, JoinRequest, Operation, ProxyMessage, ProxyReply};
 use super::{Job, ProxyEngine, too_many_jobs};
 use crate::devices::{FarPair, Launched, Network, Tag};
 use crate::engines::transport::links::{LinksId, PeerHost, Peers, Ways};
@@ -48,6 +48,8 @@ pub struct Cluster {
     pub engines_per_comm: usize,
     /// Ways through the network of a communicator's first strategy.
     pub ways: Arc<Ways>,
+    /// Who gets ranks on GPUs that are all on this host after all; nobody, where they are staged all the same.
+    pub gpus: Option<Sender<ProxyMessage>>,
 }
 
 /// What a communicator is made of that spans hosts.
@@ -91,6 +93,8 @@ pub(super) struct Setups {
     backlog: VecDeque<Request>,
     /// Communicators with a broken link, in the order in which they fail.
     suspected: VecDeque<(Instant, Handle)>,
+    /// What the proxy engine of the GPUs had no room for yet, in order.
+    to_gpus: VecDeque<ProxyMessage>,
 }
 
 impl Setups {
@@ -105,6 +109,7 @@ impl Setups {
             next_links: 0,
             backlog: VecDeque::new(),
             suspected: VecDeque::new(),
+            to_gpus: VecDeque::new(),
         }
     }
 
@@ -122,6 +127,12 @@ impl Setups {
                 return true;
             }
         }
+        while let (Some(gpus), Some(message)) = (&self.cluster.gpus, self.to_gpus.pop_front()) {
+            if let Err(message) = gpus.send(message) {
+                self.to_gpus.push_front(message);
+                return true;
+            }
+        }
         false
     }
 
@@ -133,6 +144,7 @@ impl Setups {
             + self.comm_of_id.len()
             + self.backlog.len()
             + self.suspected.len()
+            + self.to_gpus.len()
     }
 
     /// See [`Cluster::ways`].
@@ -419,14 +431,30 @@ impl ProxyEngine {
         let nranks = membership.host_of_rank.len() as u32;
         if membership.hosts.len() == 1 {
             // All ranks are here after all.
+            let is_direct = setups.cluster.gpus.is_some() && requests.iter().all(|request| request.gpu.is_some());
             setups.ask(Request::Close { comm });
             self.close_links(&network);
-            return self.create_comm(key.id, nranks, requests, None, None, now);
+            if !is_direct {
+                return self.create_comm(key.id, nranks, requests, None, None, now);
+            }
+            for request in requests {
+                self.forward(ProxyMessage::Join(Box::new(JoinRequest { root: None, ..request })));
+            }
+            return;
         }
         let span = Span { comm, network, suspected: None, is_told: false, is_closed: false };
         let ranks_by_host = ranks_by_host(&membership);
         let across = Across { span, hosts: membership.hosts, ranks_by_host };
         self.create_comm(key.id, nranks, requests, Some(across), None, now);
+    }
+
+    /// Tells the proxy engine of the GPUs what may concern it. A session's end goes there by this way too, so that it comes behind
+    /// the session's ranks.
+    pub(super) fn forward(&mut self, message: ProxyMessage) {
+        if let Some(setups) = self.setups.as_mut().filter(|setups| setups.cluster.gpus.is_some()) {
+            setups.to_gpus.push_back(message);
+            setups.push_backlog();
+        }
     }
 
     /// A communicator is complete everywhere else, and cannot be here.

@@ -31,13 +31,19 @@ impl Comm {
         format!("{}{more}{hosts}", ranks.join("; "))
     }
 
-    /// Ranks of this host that have called nothing, in words.
+    /// Ranks of this host that have come to nothing, in words: they have called nothing, or are behind other work.
     pub(super) fn silent(&self, far: &[&Operation]) -> Vec<String> {
         let of = |(member, info): (&Member, &RankInfo)| {
             let place = member.whole_started + self.info.rounds(info);
             let (rank, pid) = (member.rank, member.session.peer.pid);
             let is_silent = !member.left && self.calls(member, far).is_empty();
-            is_silent.then(|| format!("rank {rank} (process {pid}) has called nothing after operation {place}"))
+            is_silent.then(|| match member.waiting.front() {
+                Some(waiting) => {
+                    let call = describe(&waiting.operation);
+                    format!("rank {rank} (process {pid}) has called {call}, and its stream has not come to it")
+                }
+                None => format!("rank {rank} (process {pid}) has called nothing after operation {place}"),
+            })
         };
         self.members.iter().zip(&self.info.ranks).filter_map(of).collect()
     }

@@ -13,6 +13,7 @@ mod cluster;
 mod comm;
 mod describe;
 mod direct;
+mod gates;
 mod inquiry;
 mod operation;
 mod preparing;
@@ -36,6 +37,8 @@ use self::comm::{Comm, Failure, Member};
 pub use self::describe::board_call;
 use self::describe::describe;
 use self::direct::Look;
+use self::gates::Gates;
+pub use self::gates::StreamGate;
 use self::inquiry::Inquiries;
 pub use self::operation::{Action, JoinRequest, OnGpus, Operand, Operation, ProxyMessage, ProxyReply, RoundState};
 use self::preparing::{PREPARING_MAX, Preparing};
@@ -123,6 +126,8 @@ pub struct ProxyEngine {
     look_at_gpus: Option<Look>,
     /// Tenants cause these lines.
     log_budget: LogBudget,
+    /// Streams that wait for GPUs.
+    gates: Gates,
     /// Communicators with ranks on other hosts.
     setups: Option<Setups>,
     /// Why communicators are stuck.
@@ -163,6 +168,7 @@ impl ProxyEngine {
             look_for_late_at: None,
             look_at_gpus: None,
             log_budget: LogBudget::default(),
+            gates: Gates::default(),
             setups: cluster.map(|cluster| Setups::new(cluster, terms)),
             inquiries: Inquiries::default(),
             ended_rounds: Vec::new(),
@@ -195,6 +201,14 @@ impl ProxyEngine {
             }
             ProxyMessage::Posted { comm } => self.events.push_back(Event::Ready { comm }),
             ProxyMessage::SessionClosed { session } => self.close_session(session),
+            ProxyMessage::StreamGated { session, stream, gate } => {
+                let index = stream.index as usize;
+                let streams = self.streams.entry(session.id).or_default();
+                if streams.len() <= index {
+                    streams.resize_with(index + 1, || None);
+                }
+                streams[index] = Some(Stream::gated(session, stream, gate));
+            }
             ProxyMessage::StreamClosed { session, stream } => {
                 if let Some(slot) = self.streams.get_mut(&session).and_then(|s| s.get_mut(stream as usize)) {
                     *slot = None;
@@ -257,6 +271,7 @@ impl ProxyEngine {
                 Task::Started => {}
             }
         }
+        self.watch_gate(session, index, now);
     }
 
     fn arrive(&mut self, session: SessionId, index: u32, ticket: u64, whose: (Handle, u32, u64), now: Instant) {
@@ -606,6 +621,7 @@ impl ProxyEngine {
             self.settle(handle);
         }
         self.streams.remove(&session);
+        self.forward(ProxyMessage::SessionClosed { session });
     }
 
     fn join(&mut self, request: JoinRequest, now: Instant) {
@@ -656,7 +672,9 @@ impl ProxyEngine {
             completed: 0.into(),
             late_ns: 0.into(),
         };
-        let may_have_board = across.is_none() && prepared.is_none();
+        // A GPU's ranks cannot play rounds when they call: their data is not there yet.
+        let is_staged = prepared.is_none() && requests.iter().any(|request| request.gpu.is_some());
+        let may_have_board = across.is_none() && prepared.is_none() && !is_staged;
         let (board_fd, board) = if may_have_board { self.make_board(&requests).unzip() } else { (None, None) };
         let (share, page_fd, direct) = match prepared {
             Some(Prepared { share, page, group }) => (Some(Arc::new(share)), Some(page), Some(Arc::new(group))),
@@ -666,7 +684,7 @@ impl ProxyEngine {
             number: self.registry.next_number(),
             id,
             tenant: requests.first().map_or_else(String::new, |request| request.session.tenant.name.clone()),
-            device: self.device.name(),
+            device: if is_staged { "staged".into() } else { self.device.name() },
             nranks,
             hosts: across.iter().flat_map(|across| across.hosts.iter().map(ToString::to_string)).collect(),
             ranks: requests.iter().map(rank_info).collect(),
@@ -747,6 +765,7 @@ impl Engine for ProxyEngine {
 
     fn poll(&mut self, cx: &Context) -> Progress {
         let mut handled = 0;
+        self.look_at_gates(cx.now);
         while handled < cx.budget {
             if let Some(event) = self.events.pop_front() {
                 match event {
@@ -774,7 +793,7 @@ impl Engine for ProxyEngine {
             let suspected_until = self.setups.as_ref().and_then(Setups::suspected_until);
             let looks = [self.look_for_late_at, self.look_at_gpus.map(Look::at)];
             let deadlines = [self.rendezvous.next_deadline(), suspected_until, self.inquiries.deadline()];
-            let deadlines = deadlines.into_iter().chain(looks);
+            let deadlines = deadlines.into_iter().chain(looks).chain([self.gates.look_at(cx.now)]);
             Progress::Idle { wake_at: deadlines.flatten().min() }
         }
     }

@@ -8,6 +8,7 @@ use mccs_ipc::direct::DirectShare;
 use mccs_ipc::types::{CollectiveKind, DataType, ErrorClass, Handle, RedOp, UniqueId};
 
 use super::asked::Asked;
+use super::gates::StreamGate;
 use crate::devices::cuda::GpuOperand;
 use crate::devices::{DirectGroup, Prepared};
 use crate::engines::transport::links::LinksId;
@@ -133,8 +134,8 @@ pub struct JoinRequest {
     pub rank: u32,
     /// How many there are.
     pub nranks: u32,
-    /// Its GPU, as the device counts them; 0 on the host device.
-    pub gpu: usize,
+    /// Its GPU, as the device counts them; none where its buffers are memory of the host.
+    pub gpu: Option<usize>,
     /// The host of rank 0, where ranks may be on several hosts.
     pub root: Option<Name>,
     /// The tenant's quota for it.
@@ -159,6 +160,8 @@ pub enum ProxyMessage {
     SessionClosed { session: SessionId },
     /// A rank has posted to a board on which this engine waits for a post.
     Posted { comm: Handle },
+    /// A stream begins whose operations wait for a GPU.
+    StreamGated { session: Arc<Session>, stream: Handle, gate: StreamGate },
     /// A stream has ended.
     StreamClosed { session: SessionId, stream: u32 },
     /// Transport engines have finished a job. Nothing uses its operations' memory any more.

@@ -22,7 +22,7 @@ pub(super) struct Preparing {
 impl ProxyEngine {
     /// All ranks of a communicator of this host alone are there.
     pub(super) fn prepare(&mut self, id: UniqueId, requests: Vec<JoinRequest>, now: Instant) {
-        let gpus: Vec<_> = requests.iter().map(|request| request.gpu).collect();
+        let gpus: Vec<_> = requests.iter().map(|request| request.gpu.unwrap_or(0)).collect();
         let nranks = requests.len() as u32;
         let key = match self.preparing.insert(Preparing { id, requests }) {
             Ok(key) => key,

@@ -5,13 +5,15 @@
 //!           active entries, `pending` of them unfinished
 //! ```
 //!
-//! An operation on its own is a group of one. The stream's word rises when the whole head group has ended.
+//! An operation on its own is a group of one. The stream's word rises when the whole head group has ended. Operations of a gated
+//! stream start when their GPU has come to them, too (`gates.rs`).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use mccs_ipc::types::Handle;
 
+use super::gates::StreamGate;
 use super::operation::Operation;
 use crate::session::Session;
 
@@ -42,6 +44,10 @@ pub(super) struct Stream {
     group_closed: bool,
     /// The last communicator whose end this stream was told of, after its rank had left it.
     told: Handle,
+    /// Where a GPU says how far it has come.
+    gate: Option<StreamGate>,
+    /// Whether the gate is being looked at.
+    is_watched: bool,
 }
 
 impl Stream {
@@ -54,7 +60,14 @@ impl Stream {
             pending: 0,
             group_closed: false,
             told: Handle::NONE,
+            gate: None,
+            is_watched: false,
         }
+    }
+
+    /// A stream whose operations wait for a GPU.
+    pub(super) fn gated(session: Arc<Session>, handle: Handle, gate: StreamGate) -> Self {
+        Stream { gate: Some(gate), ..Stream::new(session, handle) }
     }
 
     pub(super) fn push(&mut self, entry: Entry) {
@@ -72,10 +85,30 @@ impl Stream {
             return None;
         }
         let entry = self.queue.get_mut(self.active)?;
+        if self.gate.as_ref().is_some_and(|gate| !gate.is_open(entry.ticket)) {
+            return None;
+        }
         self.active += 1;
         self.pending += 1;
         self.group_closed = !entry.group_continues;
         Some((entry.ticket, std::mem::replace(&mut entry.task, Task::Started)))
+    }
+
+    /// Whether the next operation waits for its GPU, and for nothing else.
+    pub(super) fn is_held_back(&self) -> bool {
+        let next = self.queue.get(self.active).filter(|_| !self.group_closed);
+        next.zip(self.gate.as_ref()).is_some_and(|(entry, gate)| !gate.is_open(entry.ticket))
+    }
+
+    /// Whether there is a next operation for which the gate has to be looked at. That it was closed a moment ago does not count:
+    /// it may have opened since, and nobody would tell.
+    pub(super) fn may_be_held_back(&self) -> bool {
+        self.gate.is_some() && !self.group_closed && self.active < self.queue.len()
+    }
+
+    /// Notes whether the gate is being looked at. Returns whether that is news.
+    pub(super) fn note_watched(&mut self, is_watched: bool) -> bool {
+        std::mem::replace(&mut self.is_watched, is_watched) != is_watched
     }
 
     /// One started operation has ended. Returns whether the stream may go on to its next group.
@@ -90,6 +123,9 @@ impl Stream {
         self.active = 0;
         self.group_closed = false;
         self.session.end_operations(self.handle.index, last, count as u64);
+        if let Some(gate) = &self.gate {
+            gate.end(last);
+        }
         true
     }
 }

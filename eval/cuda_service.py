@@ -1,0 +1,158 @@
+#!/usr/bin/env python3
+"""Collectives of GPUs that the service carries out in host memory: as the callers' streams see them, beside NCCL and beside the
+ways in which streams and service can wait for each other; and over two services, each with half of the GPUs, joined by TCP,
+beside a communicator of host memory over the same two.
+
+Needs GPUs, an even number, and writes NAME.json and NAME.md. Binaries: target/release, or the folder MCCS_BIN."""
+
+import argparse
+import contextlib
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import uuid
+
+import bench
+
+BINARIES = pathlib.Path(os.environ.get("MCCS_BIN", bench.BINARIES))
+BOTH = "all_reduce,all_gather"
+
+
+@contextlib.contextmanager
+def services(texts, folder):
+    """A service for each name and text; gives their sockets."""
+    running, sockets = [], []
+    try:
+        for name, text in texts.items():
+            place = pathlib.Path(folder) / name
+            place.mkdir()
+            (place / "service.toml").write_text(f'[service]\nname = "{name}"\nruntime_dir = "{place}"\n{text}')
+            process = subprocess.Popen([BINARIES / "mccs-service", "--config", place / "service.toml"],
+                                       stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+            running.append(process)
+            sockets.append(str(place / "mccs.sock"))
+        for process in running:
+            if process.stdout.readline() != "mccs-service ready\n":
+                raise RuntimeError("a service did not start")
+        yield sockets
+    finally:
+        for process in running:
+            process.terminate()
+        for process in running:
+            process.wait(timeout=60)
+
+
+def strict(ordering):
+    return {ordering: f'[cuda]\nuse = "required"\nexecution = "service"\nordering = "{ordering}"\n'}
+
+
+def halves(folder, gpus, channels):
+    """Two services that know each other, with half of the GPUs each."""
+    keys = pathlib.Path(folder) / "keys"
+    bench.run([BINARIES / "mccsctl", "keys", "--hosts", "h0,h1", "--dir", keys])
+    hosts = "".join(f'[[host]]\nname = "h{number}"\naddress = "127.0.0.{number + 2}:7400"\n' for number in range(2))
+    half = len(gpus) // 2
+    return {f"h{number}": f'[cuda]\nuse = "required"\ngpus = {json.dumps(gpus[number * half:(number + 1) * half])}\n'
+            f'[strategy]\nchannels = {channels}\n'
+            f'[exchange]\nlisten = "127.0.0.{number + 2}:7400"\ncertificate = "{keys}/h{number}.crt"\nkey = "{keys}/h{number}.key"\n'
+            f'authority = "{keys}/authority.crt"\n{hosts}' for number in range(2)}
+
+
+def gpu_lines(sockets, options, operations, begin, end, factor, nccl=None):
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        command = [BINARIES / "mccs-cuda-perf", "--socket", ",".join(sockets), "--nranks", options.gpus, "--operation", operations,
+                   "--begin", begin, "--end", end, "--factor", factor, "--rounds", options.rounds, "--json", file.name]
+        bench.run([*map(str, command), *(["--nccl", nccl] if nccl else [])], timeout=120)
+        return json.load(open(file.name))
+
+
+def host_lines(sockets, options, operation, bytes):
+    """The same over a communicator of host memory: rank 0's record."""
+    name, processes = uuid.uuid4().hex, []
+    for rank in range(options.gpus):
+        environment = {**os.environ, "MCCS_SOCKET": sockets[rank * len(sockets) // options.gpus], "MCCS_RANK": str(rank),
+                       "MCCS_NRANKS": str(options.gpus), "MCCS_UNIQUE_ID": name, "MCCS_ROOT_ADDRESS": "h0"}
+        command = [BINARIES / "mccs-perf", "--json", "--operation", operation, "--begin", f"{bytes}B", "--end", f"{bytes}B",
+                   "--iterations", "10", "--warmup", "3"]
+        processes.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
+    texts = [process.communicate(timeout=120)[0] for process in processes]
+    return bench.records(texts[0])[0]
+
+
+def cell(values):
+    return f"{statistics.median(values):.1f} ({min(values):.1f} to {max(values):.1f})" if values else "-"
+
+
+def short_table(found):
+    """Strict mode: by operation and size, a column for each side."""
+    rows, sides = {}, []
+    for side, result in found.items():
+        for line in result["lines"]:
+            column = "NCCL" if line["side"] == "nccl" else side
+            sides += [column] if column not in sides else []
+            rows.setdefault((line["operation"], line["bytes"]), {})[column] = line
+    def row(key, of):
+        nccl, own = (statistics.median(of[side]["stream_us"]) if side in of else None for side in ("NCCL", "auto"))
+        more = f"{own - nccl:+.1f}" if nccl and own else "-"
+        return [*key, *(cell(of[side]["stream_us"]) if side in of else "-" for side in sides), more,
+                f"{of['auto']['busbw_gbps']:.1f}" if "auto" in of else "-"]
+    return bench.table(["operation", "bytes", *(f"{side}, us" for side in sides), "auto - NCCL, us", "auto, GB/s"],
+                       [row(key, of) for key, of in rows.items()])
+
+
+def pair_table(found, host):
+    rows = []
+    for line in found["lines"]:
+        beside = [record["busbw_gbps"] for record in host if (record["op"], record["bytes"]) == (line["operation"], line["bytes"])]
+        rows.append([line["operation"], line["bytes"], cell(line["stream_us"]), cell(line["single_us"]), f"{line['busbw_gbps']:.2f}",
+                     f"{beside[0]:.2f}" if beside else "-"])
+    return bench.table(["operation", "bytes", "stream, us", "alone, us", "GB/s", "host memory, GB/s"], rows)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name")
+    parser.add_argument("--nccl", help="NCCL's library, to compare with")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--channels", type=int, default=4, help="of the two services")
+    parser.add_argument("--out", default=str(bench.RESULTS))
+    parser.add_argument("--commit", help="what was built, where git does not know")
+    options = parser.parse_args()
+    smi = ["nvidia-smi", "--format=csv,noheader"]
+    gpus = bench.run([*smi, "--query-gpu=uuid"]).split()
+    driver = bench.run([*smi, "--query-gpu=driver_version"]).split()[0]
+    options.gpus = len(gpus)
+    os.environ["NCCL_NVLS_ENABLE"] = "0"
+    found, host = {}, []
+    for ordering in ("auto", "words", "kernels"):
+        with tempfile.TemporaryDirectory() as folder, services(strict(ordering), folder) as sockets:
+            end, nccl = ("128MiB", options.nccl) if ordering == "auto" else ("512KiB", None)
+            found[ordering] = gpu_lines(sockets, options, BOTH, "8B", end, 4, nccl)
+            print(f"{ordering} done", flush=True)
+    with tempfile.TemporaryDirectory() as folder, services(halves(folder, gpus, options.channels), folder) as sockets:
+        pair = gpu_lines(sockets, options, BOTH + ",reduce_scatter", "8B", "64MiB", 8)
+        for operation in (BOTH + ",reduce_scatter").split(","):
+            sizes = {line["bytes"] for line in pair["lines"] if line["bytes"] >= 1 << 20}
+            host += [host_lines(sockets, options, operation, size) for size in sorted(sizes)]
+    facts = {"commit": options.commit or bench.run(["git", "rev-parse", "--short", "HEAD"]).strip(),
+             "machine": f"{len(gpus)} {found['auto']['gpu']} of one host, driver {driver}, {os.cpu_count()} cores",
+             "command": " ".join(["eval/cuda_service.py", *sys.argv[1:]]), "nccl": found["auto"]["nccl"], "rounds": options.rounds}
+    result = {**facts, "strict": found, "two_services": pair, "host": host}
+    text = (f"{facts['machine']}, one process each, float sum, out of place; NCCL {facts['nccl']}. Times in us: median (least to "
+            f"greatest) of {options.rounds} rounds, the slowest rank's, of calls back to back as the stream sees them; busbw.\n\n"
+            "One service that carries everything out in host memory (`execution = \"service\"`), by the ways in which streams wait "
+            f"(`ordering`):\n\n{short_table(found)}\n\nTwo services with half of the GPUs each, joined by TCP over the loopback "
+            f"interface, {options.channels} channels; last column: a communicator of host memory over the same services:\n\n"
+            f"{pair_table(pair, host)}\n")
+    out = pathlib.Path(options.out)
+    (out / f"{options.name}.json").write_text(bench.without_folders(json.dumps(result)) + "\n")
+    (out / f"{options.name}.md").write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+// Short collectives that the service carries out, as one kernel of the caller's stream: a module of its own, since ranks that
+// use it need no other.
+#include "include/memory.cuh"
+
+namespace mccs {
+
+// The mirror of StageArgs in kernels/src/cuda/stage.rs.
+struct StageArgs {
+    uint64_t send;
+    uint64_t slot_in;
+    uint64_t slot_out;
+    uint64_t recv;
+    uint64_t ready_word;
+    uint64_t ready_value;  // 0: nothing is told
+    uint64_t done_word;
+    uint64_t done_value;  // 0: nothing is waited for
+    uint64_t in_bytes;
+    uint64_t out_bytes;
+};
+static_assert(sizeof(StageArgs) == 80, "as in stage.rs");
+
+// All threads copy. Loads go past caches that know nothing of what the processor writes.
+__device__ inline void copy(uint64_t to, uint64_t from, uint64_t bytes) {
+    uint64_t together = to | from;
+    uint64_t unit = (together & 15) == 0 ? 16 : (together & 3) == 0 ? 4 : 1;
+    uint64_t whole = bytes / unit;
+    for (uint64_t i = threadIdx.x; i < whole; i += blockDim.x) {
+        uint64_t at = i * unit;
+        if (unit == 16) {
+            store_aligned(to + at, load_fresh(from + at));
+        } else if (unit == 4) {
+            *reinterpret_cast<volatile uint32_t*>(to + at) = *reinterpret_cast<const volatile uint32_t*>(from + at);
+        } else {
+            *reinterpret_cast<volatile uint8_t*>(to + at) = *reinterpret_cast<const volatile uint8_t*>(from + at);
+        }
+    }
+    for (uint64_t at = whole * unit + threadIdx.x; at < bytes; at += blockDim.x) {
+        *reinterpret_cast<volatile uint8_t*>(to + at) = *reinterpret_cast<const volatile uint8_t*>(from + at);
+    }
+}
+
+__device__ inline uint64_t load_word(uint64_t word) {
+    uint64_t value;
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+    return value;
+}
+
+}  // namespace mccs
+
+using namespace mccs;
+
+extern "C" __global__ void __launch_bounds__(1024, 1) mccs_stage(const __grid_constant__ StageArgs a) {
+    copy(a.slot_in, a.send, a.in_bytes);
+    __threadfence_system();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        if (a.ready_value != 0) {
+            asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(a.ready_word), "l"(a.ready_value) : "memory");
+        }
+        // As the driver's own waits compare: whoever lets everything go writes the largest signed number.
+        while (a.done_value != 0 && int64_t(load_word(a.done_word) - a.done_value) < 0) {
+        }
+    }
+    __syncthreads();
+    copy(a.recv, a.slot_out, a.out_bytes);
+}

@@ -1,0 +1,212 @@
+//! What programs use: a communicator of GPUs, whoever carries its collectives out.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use mccs_cuda::{Context, DeviceAddress};
+use mccs_ipc::protocol::{Request, Response};
+use mccs_ipc::types::{CollectiveKind, DataType, RedOp, UniqueId};
+
+use super::communicator::{Call, DirectCommunicator};
+use super::cuda_error;
+use super::points::Points;
+use super::staged::StagedCommunicator;
+use crate::client::unexpected;
+use crate::{Client, Error, ReduceOperator};
+
+/// A stream of the communicator's context, as `CUstream` or `cudaStream_t`; null is the default stream.
+pub type CudaStream = *mut c_void;
+
+/// A rank's membership in a communicator of GPUs. Operations may be called from any thread; all ranks must call the same
+/// collectives in the same order.
+pub struct CudaCommunicator(Way);
+
+/// How collectives are carried out.
+enum Way {
+    /// By kernels in the ranks' streams.
+    Direct(Box<DirectCommunicator>),
+    /// By the service, in host memory.
+    Staged(Box<StagedCommunicator>),
+}
+
+impl Client {
+    /// Joins communicator `id` as `rank` of `nranks`, with buffers on the GPU of the calling thread's current CUDA context. All
+    /// ranks are on this host. Returns when all have joined.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`] where no context is current or the driver refuses, [`Error::Refused`] where the service has no such
+    /// GPU, ranks contradict each other or are missing, or the tenant is over its quota.
+    pub fn init_cuda_communicator_rank(&self, id: UniqueId, rank: u32, nranks: u32) -> Result<CudaCommunicator, Error> {
+        self.init_cuda_communicator_rank_at(id, rank, nranks, "")
+    }
+
+    /// As [`Client::init_cuda_communicator_rank`], with ranks on several hosts, or services: `root_address` is what
+    /// [`Client::root_address`] returns where rank 0 is. Where all ranks are on one host after all, it is as if it was empty.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn init_cuda_communicator_rank_at(
+        &self,
+        id: UniqueId,
+        rank: u32,
+        nranks: u32,
+        root_address: &str,
+    ) -> Result<CudaCommunicator, Error> {
+        mccs_cuda::driver().map_err(|reason| Error::Cuda(reason.to_string()))?;
+        let context = Context::current().map_err(cuda_error)?;
+        let gpu = Some(context.gpu().id.0);
+        let request = Request::InitRank { id, rank, nranks, gpu, root_address: root_address.to_owned() };
+        let place = (rank, nranks);
+        match self.0.requests.call(request, &[])? {
+            (Response::Comm { comm, direct: Some(share), .. }, fds) => {
+                let made = DirectCommunicator::new(self.clone(), comm, place, context, &share, &fds);
+                if made.is_err() {
+                    self.0.requests.send_and_forget(Request::AbortComm { comm });
+                    self.0.requests.send_and_forget(Request::DestroyComm { comm });
+                }
+                made.map(|made| CudaCommunicator(Way::Direct(Box::new(made))))
+            }
+            (Response::Comm { comm, access, .. }, _) => {
+                let made = StagedCommunicator::new(self.clone(), comm, place, context, access);
+                made.map(|made| CudaCommunicator(Way::Staged(Box::new(made))))
+            }
+            (other, _) => Err(unexpected(&other)),
+        }
+    }
+}
+
+/// The same on both kinds.
+macro_rules! either {
+    ($self:ident, $comm:ident => $body:expr) => {
+        match &$self.0 {
+            Way::Direct($comm) => $body,
+            Way::Staged($comm) => $body,
+        }
+    };
+}
+
+impl CudaCommunicator {
+    /// This rank.
+    #[must_use]
+    pub fn rank(&self) -> u32 {
+        either!(self, comm => comm.rank())
+    }
+
+    /// Number of ranks.
+    #[must_use]
+    pub fn nranks(&self) -> u32 {
+        either!(self, comm => comm.nranks())
+    }
+
+    /// The session it belongs to.
+    #[must_use]
+    pub fn client(&self) -> &Client {
+        either!(self, comm => comm.client())
+    }
+
+    /// Whether the service carries collectives out, in host memory: ranks are on several hosts, or the operator wants it so.
+    #[must_use]
+    pub fn is_staged(&self) -> bool {
+        matches!(self.0, Way::Staged(_))
+    }
+
+    /// The error that ended the communicator, if one did: on any rank. To be asked for after a stream was synchronized:
+    /// operations of a communicator that has failed end at once, whatever is in their buffers.
+    #[must_use]
+    pub fn async_error(&self) -> Option<Error> {
+        either!(self, comm => comm.async_error())
+    }
+
+    /// Ends the communicator on all ranks: operations outstanding end without a result.
+    ///
+    /// # Errors
+    /// [`Error::ServiceGone`].
+    pub fn abort(&self) -> Result<(), Error> {
+        either!(self, comm => comm.abort())
+    }
+
+    /// Leaves the communicator when this rank's operations have ended, and waits for that.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`] where the GPU has failed, [`Error::ServiceGone`].
+    pub fn destroy(self) -> Result<(), Error> {
+        either!(self, comm => comm.leave())
+    }
+
+    /// What sends and receives need.
+    pub(super) fn points(&self) -> Result<&Arc<Points>, Error> {
+        match &self.0 {
+            Way::Direct(comm) => Ok(comm.points()),
+            Way::Staged(_) => {
+                Err(Error::argument("sends and receives do not go through the service: ranks have to be on one host"))
+            }
+        }
+    }
+
+    /// Enqueues a collective.
+    ///
+    /// # Safety
+    /// As for [`CudaCommunicator::all_reduce`].
+    unsafe fn collective(&self, call: &Call, stream: CudaStream) -> Result<(), Error> {
+        // SAFETY: the caller's contract is passed on.
+        either!(self, comm => unsafe { comm.collective(call, stream) })
+    }
+}
+
+/// Defines the collectives.
+macro_rules! collectives {
+    ($($(#[$meta:meta])* $name:ident($($arg:ident: $type:ty),*) => $kind:ident, $op:expr, $root:expr;)+) => {
+        impl CudaCommunicator {
+            $(
+                $(#[$meta])*
+                ///
+                /// # Safety
+                /// Buffers must be of the communicator's context, or of memory that it reaches, as long as
+                /// [`CollectiveKind`] says, and stay so until the operation has ended; nobody else may use them meanwhile.
+                /// The stream must be of that context, and live until then.
+                ///
+                /// # Errors
+                /// [`Error::InvalidArgument`], and nothing is enqueued; [`Error::Failed`] once the communicator has failed;
+                /// [`Error::Cuda`] where the driver refuses the launch. Failures of the operation itself:
+                /// [`CudaCommunicator::async_error`].
+                #[allow(clippy::too_many_arguments, reason = "the field's signature, as in NCCL")]
+                pub unsafe fn $name(
+                    &self,
+                    send: DeviceAddress,
+                    recv: DeviceAddress,
+                    count: u64,
+                    dtype: DataType,
+                    $($arg: $type,)*
+                    stream: CudaStream,
+                ) -> Result<(), Error> {
+                    let (op, root) = ($op, $root);
+                    let call = Call { kind: CollectiveKind::$kind, send, recv, count, dtype, op, root };
+                    // SAFETY: the caller's contract is passed on.
+                    unsafe { self.collective(&call, stream) }
+                }
+            )+
+        }
+    };
+}
+
+collectives! {
+    /// Combines `count` elements of all ranks; every rank gets the result. In place: the same address twice.
+    all_reduce(op: ReduceOperator) => AllReduce, op, 0;
+    /// Combines `nranks * count` elements of all ranks; rank r gets elements `r * count ..` of the result. In place: `recv`
+    /// at `send + rank * count`.
+    reduce_scatter(op: ReduceOperator) => ReduceScatter, op, 0;
+    /// Combines `count` elements of all ranks; `root` gets the result. In place: the same address twice, at the root.
+    reduce(op: ReduceOperator, root: u32) => Reduce, op, root;
+    /// Every rank gets all ranks' `count` elements, in rank order. In place: `send` at `recv + rank * count`.
+    all_gather() => AllGather, RedOp::Sum.into(), 0;
+    /// Every rank gets `root`'s `count` elements. In place: the same address twice, at the root.
+    broadcast(root: u32) => Broadcast, RedOp::Sum.into(), root;
+    /// Rank r's elements `s * count ..` go to rank s, at `r * count`. Never in place.
+    all_to_all() => AllToAll, RedOp::Sum.into(), 0;
+    /// `root` gets all ranks' `count` elements, in rank order. In place: the root's `send` at `recv + root * count`.
+    gather(root: u32) => Gather, RedOp::Sum.into(), root;
+    /// Rank r gets `root`'s elements `r * count ..`. In place: the root's `recv` at `send + root * count`.
+    scatter(root: u32) => Scatter, RedOp::Sum.into(), root;
+    /// Ends when all ranks have come to it. Buffers and count do not matter.
+    barrier() => Barrier, RedOp::Sum.into(), 0;
+}

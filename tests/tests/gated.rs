@@ -1,0 +1,267 @@
+//! Gated streams, with a thread in the place of the GPU: what waits for a word, what is released, and what it costs.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use mccs::{Client, Communicator, DataType, RedOp, Region, Stream, UniqueId};
+use mccs_eval::workload::{Call, POISON};
+use mccs_ipc::gate::Gate;
+use mccs_ipc::types::CollectiveKind;
+use mccs_service::control::{ControlAnswer, ControlRequest, call};
+use mccs_tests::hosts::TestHosts;
+use mccs_tests::{TestService, enqueue};
+
+/// Where the buffers of a rank begin: the gate comes before.
+const HEAD_BYTES: u64 = 4096;
+
+/// A rank on a gated stream.
+struct Rank {
+    comm: Communicator,
+    stream: Stream,
+    region: Arc<Region>,
+    /// The session ends with the last of these.
+    _client: Client,
+}
+
+impl Rank {
+    fn join(client: Client, id: UniqueId, rank: u32, nranks: u32, root: &str) -> Rank {
+        let comm = client.init_communicator_rank(id, rank, nranks, 0, root).expect("a communicator");
+        let region = Arc::new(client.allocate(HEAD_BYTES + (4 << 20)).expect("memory"));
+        let stream = client.register_gated_stream(&region, 0).expect("a gated stream");
+        Rank { comm, stream, region, _client: client }
+    }
+
+    fn gate(&self) -> &Gate {
+        // SAFETY: the region begins with room for a gate, and lives as long as `self`.
+        unsafe { Gate::at(self.region.as_ptr()) }.expect("aligned")
+    }
+
+    /// An all-reduce of one number, in its own place.
+    fn add(&self, number: u32, place: u64) {
+        let at = HEAD_BYTES + 64 * place;
+        // SAFETY: nobody else uses these bytes before the operation.
+        unsafe { self.region.as_ptr().add(at as usize).cast::<u32>().write(number) };
+        let span = self.region.at(at);
+        self.comm.all_reduce(span, span, 1, DataType::U32, RedOp::Sum, &self.stream).expect("enqueued");
+    }
+
+    fn number(&self, place: u64) -> u32 {
+        // SAFETY: whoever asks knows that nothing runs there.
+        unsafe { self.region.as_ptr().add((HEAD_BYTES + 64 * place) as usize).cast::<u32>().read() }
+    }
+}
+
+/// The watchdog decides when that is never.
+fn wait_until(is_so: impl Fn() -> bool) {
+    while !is_so() {
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+/// Ranks of one service, two of them.
+fn pair(service: &TestService) -> [Rank; 2] {
+    let id = mccs::unique_id().expect("an id");
+    std::thread::scope(|scope| {
+        let join = |rank| scope.spawn(move || Rank::join(service.connect(0), id, rank, 2, ""));
+        [0, 1].map(join).map(|thread| thread.join().expect("a rank"))
+    })
+}
+
+/// With rounds and without: a gated stream's rounds are played by the service.
+const BOARDS: [&str; 2] = ["", "[host_device]\ndirect_limit = \"0\"\n"];
+
+#[test]
+fn an_operation_waits_until_its_word_has_come() {
+    for settings in BOARDS {
+        let service = TestService::start(settings);
+        let [a, b] = pair(&service);
+        (0..10).for_each(|place| [&a, &b].iter().for_each(|rank| rank.add(place as u32 + 1, place)));
+        // Rank 1 is there; nothing of rank 0 may have been looked at.
+        b.gate().open(10);
+        std::thread::sleep(Duration::from_millis(20));
+        assert_eq!((a.gate().done(), b.gate().done()), (0, 0));
+        for ticket in 1..=10 {
+            // Late enough that the service has begun to make pauses, now and then.
+            if ticket % 4 == 0 {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            assert_eq!(a.gate().done(), ticket - 1);
+            a.gate().open(ticket);
+            wait_until(|| a.gate().done() >= ticket && b.gate().done() >= ticket);
+            assert_eq!([&a, &b].map(|rank| rank.number(ticket - 1)), [2 * ticket as u32; 2]);
+        }
+        [&a, &b].iter().for_each(|rank| rank.stream.synchronize().expect("ended"));
+    }
+}
+
+#[test]
+fn gates_may_be_opened_for_many_operations_at_once_and_before_they_are_called() {
+    let service = TestService::start("");
+    let [a, b] = pair(&service);
+    a.gate().open(1000);
+    b.gate().open(500);
+    for turn in 0..1000 {
+        [&a, &b].iter().for_each(|rank| rank.add(turn, u64::from(turn)));
+    }
+    wait_until(|| a.gate().done() == 500 && b.gate().done() == 500);
+    b.gate().open(1000);
+    wait_until(|| a.gate().done() == 1000 && b.gate().done() == 1000);
+    assert!((0..1000).all(|turn| a.number(turn) == 2 * turn as u32));
+}
+
+/// A gate may open in any moment between two looks at it.
+#[test]
+fn no_opening_is_missed() {
+    const TURNS: u64 = 20_000;
+    let service = TestService::start("[limits]\noperation_timeout = \"20s\"\n");
+    let ranks = pair(&service);
+    std::thread::scope(|scope| {
+        for rank in &ranks {
+            scope.spawn(move || {
+                for turn in 0..TURNS {
+                    // Far enough ahead that the service often finds the next operation there and its gate closed.
+                    wait_until_done(rank.gate(), turn.saturating_sub(8));
+                    rank.add(1, turn % 16);
+                }
+            });
+            scope.spawn(move || {
+                for ticket in 1..=TURNS {
+                    wait_until_done(rank.gate(), ticket - 1);
+                    (0..ticket % 64).for_each(|_| std::hint::spin_loop());
+                    rank.gate().open(ticket);
+                }
+                wait_until_done(rank.gate(), TURNS);
+            });
+        }
+    });
+    ranks.iter().for_each(|rank| rank.stream.synchronize().expect("none failed"));
+}
+
+fn wait_until_done(gate: &Gate, ticket: u64) {
+    while gate.done() < ticket {
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn hosts_meet_although_words_come_at_different_times() {
+    let hosts = TestHosts::start(2, "[[tenant]]\nname = \"a\"\nsocket = \"a\"\n");
+    let (id, placement) = (mccs::unique_id().expect("an id"), [0, 1, 1]);
+    std::thread::scope(|scope| {
+        for (rank, host) in (0..).zip(placement) {
+            let client = hosts.service(host).connect(0);
+            assert_eq!(client.root_address(), format!("h{host}"));
+            scope.spawn(move || {
+                let own = Rank::join(client, id, rank, 3, "h0");
+                for (turn, count) in [1_u64, 1000, 40_000, 100_000].into_iter().cycle().take(24).enumerate() {
+                    let (kind, dtype, redop) = (CollectiveKind::AllReduce, DataType::F32, RedOp::Sum);
+                    let call = Call { kind, dtype, redop, root: 0, count, nranks: 3, seed: turn as u64 };
+                    let (send, recv) = (HEAD_BYTES, HEAD_BYTES + (1 << 20));
+                    let span = |at| own.region.at(at);
+                    enqueue(&own.comm, &call, span(send), span(recv), &own.stream).expect("enqueued");
+                    // The data come after the call, as they do from a GPU.
+                    std::thread::sleep(Duration::from_micros(300 * u64::from(rank)));
+                    let input = call.input(rank);
+                    // SAFETY: both lie in the region; the operation does not touch them before the gate opens.
+                    let output = unsafe {
+                        let base = own.region.as_ptr();
+                        base.add(send as usize).copy_from_nonoverlapping(input.as_ptr(), input.len());
+                        base.add(recv as usize).write_bytes(POISON, input.len());
+                        own.gate().open(turn as u64 + 1);
+                        wait_until(|| own.gate().done() > turn as u64);
+                        std::slice::from_raw_parts(base.add(recv as usize), input.len())
+                    };
+                    assert_eq!(call.wrong_elements(rank, output), 0, "{call:?}");
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn a_rank_whose_gpu_does_not_come_is_named_and_its_stream_goes_on_when_it_does() {
+    let service = TestService::start("[limits]\noperation_timeout = \"300ms\"\n");
+    let [a, b] = pair(&service);
+    [&a, &b].iter().for_each(|rank| (0..3).for_each(|place| rank.add(1, place)));
+    a.gate().open(3);
+    let error = a.stream.synchronize().expect_err("rank 1 does not come").to_string();
+    let expected =
+        format!("rank 1 (process {}) has called all_reduce(1 x uint32, sum), and its stream", std::process::id());
+    assert!(error.contains(&expected), "{error}");
+    assert_eq!(a.gate().done(), 3, "all of them have failed");
+    assert_eq!(b.gate().done(), 0);
+    // What it has called fails as it comes to it: its stream is never left waiting.
+    b.gate().open(2);
+    wait_until(|| b.gate().done() == 2);
+    b.gate().open(3);
+    assert!(b.stream.synchronize().is_err());
+    assert_eq!(b.gate().done(), 3);
+}
+
+#[test]
+fn an_abort_ends_what_waits() {
+    let service = TestService::start("");
+    let [a, b] = pair(&service);
+    [&a, &b].iter().for_each(|rank| rank.add(1, 0));
+    a.gate().open(1);
+    b.comm.abort().expect("aborted");
+    wait_until(|| a.gate().done() == 1);
+    assert!(a.comm.async_error().expect("a reason").to_string().contains("rank 1 aborted"));
+    // As the shim does when it gives a communicator up.
+    b.gate().release();
+    assert!(b.stream.synchronize().is_err());
+}
+
+#[test]
+fn a_session_that_ends_at_a_closed_gate_leaves_nothing_behind() {
+    let service = TestService::start("");
+    let registry = &service.service().registry;
+    for _ in 0..10 {
+        let [a, b] = pair(&service);
+        (0..5).for_each(|place| [&a, &b].iter().for_each(|rank| rank.add(1, place)));
+        a.gate().open(2);
+        // Its stream is not idle, and ends with the session.
+        drop(b);
+        wait_until(|| a.gate().done() == 2);
+        assert!(a.comm.async_error().is_some());
+        drop(a);
+        wait_until(|| registry.comms().is_empty() && registry.sessions().is_empty());
+    }
+}
+
+#[test]
+fn places_that_are_no_gates_are_refused() {
+    let service = TestService::start("");
+    let client = service.connect(0);
+    let region = client.allocate(4096).expect("memory");
+    for offset in [1, 64, 4096 - 64, 4096, u64::MAX - 127] {
+        let refused = client.register_gated_stream(&region, offset).err().expect("refused").to_string();
+        assert!(refused.contains("no place for a gate"), "{offset}: {refused}");
+    }
+    let stream = client.register_gated_stream(&region, 4096 - Gate::BYTES).expect("the last place");
+    stream.destroy().expect("destroyed");
+    let other = service.connect(0);
+    let same = other.register_gated_stream(&region, 0).err().expect("another session's").to_string();
+    assert!(same.contains("no place for a gate"), "{same}");
+}
+
+#[test]
+fn nobody_looks_at_gates_that_nothing_waits_at_and_seldom_at_one_that_stays_closed() {
+    let service = TestService::start("[runtime]\ntransport_engines = 1\n");
+    let [a, _b] = pair(&service);
+    let parks = || match call(&service.control_socket(), &ControlRequest::Engines).expect("an answer") {
+        ControlAnswer::Engines { runtimes, .. } => runtimes.iter().map(|runtime| runtime.parks).sum::<u64>(),
+        other => panic!("{other:?}"),
+    };
+    let in_half_a_second = || {
+        let before = parks();
+        std::thread::sleep(Duration::from_millis(500));
+        parks() - before
+    };
+    std::thread::sleep(Duration::from_millis(50));
+    assert!(in_half_a_second() < 50, "an idle service sleeps");
+    a.add(1, 0);
+    let waiting = in_half_a_second();
+    assert!((1..2000).contains(&waiting), "{waiting} sleeps beside a closed gate");
+    a.gate().open(1);
+}

@@ -1,0 +1,192 @@
+//! Ranks on GPUs whose collectives the service carries out: two services joined by TCP, each with half of the ranks, and one
+//! service whose operator wants it so.
+
+use std::time::Duration;
+
+use anyhow::ensure;
+use mccs_cuda::{Graph, OwnedStream};
+use mccs_eval::workload::Call;
+use mccs_tests::TestService;
+use mccs_tests::hosts::TestHosts;
+
+use super::TENANTS;
+use super::ranks::{Buffers, Place, Player, Rank, Role, call, enqueue, everybody};
+
+/// What processes of these tests do, besides what those of others do.
+pub const ROLES: &[(&str, Role)] = &[("stages", stages), ("is_told", is_told), ("refuses_graphs", refuses_graphs)];
+
+const STRICT: &str = "[cuda]\nuse = \"required\"\nexecution = \"service\"\n[[tenant]]\nname = \"a\"\nsocket = \"a\"\n\
+                      [[tenant]]\nname = \"b\"\nsocket = \"b\"\n";
+
+/// The halves of a communicator, with a service for each.
+fn halves(hosts: &TestHosts, tenant: usize) -> [Place; 2] {
+    let whole = everybody(hosts.service(0), tenant);
+    let half = whole.nranks / 2;
+    let second = Place {
+        socket: hosts.service(1).socket(tenant),
+        ranks: half..whole.nranks,
+        root: "h0".into(),
+        ..whole.clone()
+    };
+    [Place { ranks: 0..half, root: "h0".into(), ..whole }, second]
+}
+
+fn play_halves(role: &str, hosts: &TestHosts) -> Vec<String> {
+    let players = halves(hosts, 0).map(|place| Player::start(role, &place));
+    players.into_iter().map(Player::ends_well).collect()
+}
+
+/// Calls of all kinds, short and of several pieces, on two streams in turn, without waiting; then all are checked.
+fn stages(place: &Place) -> anyhow::Result<()> {
+    place.each_rank(|Rank { context, comm, stream, together }| {
+        ensure!(comm.is_staged());
+        let other = OwnedStream::new(&context)?;
+        // A slot has 2 MiB: the longest take several, and the last of them is odd.
+        let counts = [1, 77, 5000, 262_144, 1_000_003, 3_000_001];
+        let calls: Vec<_> =
+            (0..36).map(|n| call(n, place.nranks, counts[(n + n / 6) as usize % counts.len()])).collect();
+        let at = calls.iter().map(|call| Buffers::of(&context, call)).collect::<Result<Vec<_>, _>>()?;
+        calls.iter().zip(&at).try_for_each(|(call, at)| at.fill(call, comm.rank()))?;
+        together.wait();
+        for (index, (call, at)) in calls.iter().zip(&at).enumerate() {
+            enqueue(&comm, call, at, if index % 3 == 0 { other.raw() } else { stream.raw() })?;
+        }
+        // SAFETY: both live.
+        unsafe {
+            stream.raw().synchronize()?;
+            other.raw().synchronize()?;
+        }
+        if let Some(error) = comm.async_error() {
+            return Err(error.into());
+        }
+        calls.iter().zip(&at).try_for_each(|(call, at)| at.check(call, comm.rank()))
+    })
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn two_services_reduce_what_their_gpus_have() {
+    let hosts = TestHosts::start(2, TENANTS);
+    play_halves("stages", &hosts);
+    play_halves("checks", &hosts);
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn a_strict_service_does_everything_itself() {
+    for ordering in ["words", "kernels"] {
+        let settings = STRICT.replacen("[cuda]\n", &format!("[cuda]\nordering = {ordering:?}\n"), 1);
+        let service = TestService::start(&settings);
+        Player::start("stages", &everybody(&service, 0)).ends_well();
+        Player::start("checks", &everybody(&service, 0)).ends_well();
+    }
+    let service = TestService::start(STRICT);
+    Player::start("stages", &everybody(&service, 0)).ends_well();
+    let players = [0, 1].map(|tenant| Player::start("checks", &everybody(&service, tenant)));
+    players.into_iter().for_each(|player| drop(player.ends_well()));
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn ranks_that_name_a_root_and_are_on_one_host_do_it_themselves() {
+    let hosts = TestHosts::start(2, TENANTS);
+    let place = Place { root: "h0".into(), ..everybody(hosts.service(0), 0) };
+    // Graphs work only there.
+    Player::start("replays", &place).ends_well();
+}
+
+/// Rank 0 calls and waits for the others, who do not come; then everybody is told why.
+fn is_told(place: &Place) -> anyhow::Result<()> {
+    place.each_rank(|rank| {
+        let several: Vec<_> = (0..3).map(|n| call(6 * n, place.nranks, 1 << 20)).collect();
+        let at = several.iter().map(|call| Buffers::of(&rank.context, call)).collect::<Result<Vec<_>, _>>()?;
+        rank.together.wait();
+        println!("is there");
+        if rank.comm.rank() == 0 {
+            several.iter().zip(&at).try_for_each(|(call, at)| enqueue(&rank.comm, call, at, rank.stream.raw()))?;
+            // SAFETY: the stream lives.
+            unsafe { rank.stream.raw().synchronize()? };
+        }
+        let error = super::told(&rank);
+        println!("rank {} was told: {error}", rank.comm.rank());
+        Ok(())
+    })
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn streams_go_on_when_a_rank_does_not_come_and_it_is_named() {
+    let hosts = TestHosts::start(2, &format!("{TENANTS}[limits]\noperation_timeout = \"1s\"\n"));
+    let said = play_halves("is_told", &hosts).join("");
+    assert!(said.contains("rank 0 was told") && said.contains("rank 1 was told"), "{said}");
+    assert!(said.contains("has called nothing after operation 0"), "{said}");
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn streams_go_on_when_a_rank_is_killed() {
+    let hosts = TestHosts::start(2, TENANTS);
+    let [mut first, mut second] = halves(&hosts, 0).map(|place| Player::start("is_told", &place));
+    [&mut first, &mut second].iter_mut().for_each(|player| player.hears("is there"));
+    let pid = second.process.id();
+    second.process.kill().expect("killed");
+    second.process.wait().expect("its end");
+    let said = first.ends_well();
+    assert!(said.contains(&format!("(process {pid}) has gone")), "{said}");
+    for host in [0, 1] {
+        super::wait_until(|| hosts.service(host).service().registry.comms().is_empty());
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn streams_go_on_when_a_service_ends() {
+    let mut hosts = TestHosts::start(2, TENANTS);
+    let [mut first, mut second] = halves(&hosts, 0).map(|place| Player::start("is_told", &place));
+    [&mut first, &mut second].iter_mut().for_each(|player| player.hears("is there"));
+    std::thread::sleep(Duration::from_millis(200));
+    hosts.stop(1);
+    let said = [first, second].map(Player::ends_well).join("");
+    assert!(said.contains("rank 0 was told") && said.contains("rank 1 was told"), "{said}");
+}
+
+fn refuses_graphs(place: &Place) -> anyhow::Result<()> {
+    place.each_rank(|Rank { context, comm, stream, together }| {
+        let call: Call = call(0, place.nranks, 1000);
+        let at = Buffers::of(&context, &call)?;
+        together.wait();
+        let captured = Graph::capture(&stream, |stream| enqueue(&comm, &call, &at, stream));
+        let error = captured.err().map(|error| error.to_string()).unwrap_or_default();
+        ensure!(error.contains("cannot be captured"), "{error}");
+        // The communicator is as good as before.
+        at.fill(&call, comm.rank())?;
+        enqueue(&comm, &call, &at, stream.raw())?;
+        // SAFETY: the stream lives.
+        unsafe { stream.raw().synchronize()? };
+        at.check(&call, comm.rank())
+    })
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn graphs_are_refused_and_nothing_is_lost() {
+    let service = TestService::start(STRICT);
+    Player::start("refuses_graphs", &everybody(&service, 0)).ends_well();
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn a_service_has_the_gpus_that_its_operator_names() {
+    let gpu = mccs_cuda::gpus().expect("GPUs")[0].clone();
+    for name in [gpu.id.to_string(), gpu.pci_bus_id.clone()] {
+        let settings = format!("[cuda]\nuse = \"required\"\ngpus = [{name:?}]\n");
+        let service = TestService::start(&settings);
+        let place = Place { nranks: 2, ranks: 0..2, gpus: 1, ..everybody(&service, 0) };
+        Player::start("checks", &place).ends_well();
+    }
+    let missing = "[service]\nruntime_dir = \"/nonexistent\"\n[cuda]\ngpus = [\"0000:fe:00.0\"]\n";
+    let config = mccs_config::ServiceConfig::parse(missing, "test").expect("well-formed");
+    let settings = mccs_service::service::Settings::from_config(&config);
+    let refused = mccs_service::service::Service::start(&settings).err().expect("no such GPU").to_string();
+    assert!(refused.contains("0000:fe:00.0") && refused.contains(&gpu.id.to_string()), "{refused}");
+}
