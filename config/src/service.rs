@@ -425,7 +425,6 @@ impl Validate for ServiceConfig {
         problems.within("runtime.spin", &self.runtime.spin, &limits::SPIN);
         problems.within("runtime.tenant_spin", &self.runtime.tenant_spin, &limits::SPIN);
         self.host_device.validate(problems);
-        self.cuda.validate(problems);
         problems.within("strategy.channels", &self.strategy.channels, &limits::CHANNELS);
         self.validate_exchange(problems);
         for (index, path) in self.strategy.paths.iter().enumerate() {
