@@ -11,7 +11,7 @@ use mccs_tests::{Rank, run_checked};
 use crate::call;
 
 /// Silence is found out soon; nothing else depends on time.
-const QUICK: &str = "[tcp]\nsilence_timeout = \"2s\"\n[exchange]\nkeep_alive = \"200ms\"\nlink_timeout = \"1s\"\nhost_timeout = \"2s\"\n";
+const QUICK: &str = "[tcp]\nsilence_timeout = \"2s\"\n[exchange]\nkeep_alive = \"200ms\"\nlink_timeout = \"1s\"\nhost_timeout = \"4s\"\n";
 
 /// Checked collectives until every rank sees that `stop` is raised; returns how many there were.
 fn go_on(rank: &Rank, stop: &AtomicU64) -> u64 {
