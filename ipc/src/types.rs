@@ -216,7 +216,7 @@ impl Handle {
 }
 
 /// Names a communicator across all ranks that join it. Random; a tenant's ids are its own name space.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[repr(transparent)]
 pub struct UniqueId(pub [u8; 16]);
 

@@ -9,7 +9,7 @@
 //!                   refused: who is missing, who left, who disagrees
 //! ```
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use mccs_ipc::types::{ErrorClass, UniqueId};
@@ -18,7 +18,7 @@ use mccs_ipc::types::{ErrorClass, UniqueId};
 pub const NRANKS_MAX: u32 = 4096;
 
 /// Names a gathering: tenants have separate name spaces, so none can join another's communicator by guessing.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct GatheringKey {
     /// The tenant's name.
     pub tenant: String,
@@ -54,7 +54,7 @@ struct Gathering<M> {
 
 /// All communicators that wait for ranks.
 pub struct Rendezvous<M> {
-    gatherings: HashMap<GatheringKey, Gathering<M>>,
+    gatherings: BTreeMap<GatheringKey, Gathering<M>>,
     timeout: Duration,
 }
 
@@ -62,7 +62,7 @@ impl<M> Rendezvous<M> {
     /// Nobody waits; a gathering fails `timeout` after its first rank joined.
     #[must_use]
     pub fn new(timeout: Duration) -> Self {
-        Rendezvous { gatherings: HashMap::new(), timeout }
+        Rendezvous { gatherings: BTreeMap::new(), timeout }
     }
 
     /// A rank joins.

@@ -16,6 +16,8 @@ struct Wire {
     links: [LinkId; 2],
     /// Towards each end.
     frames: [VecDeque<(Instant, Vec<u8>)>; 2],
+    /// A frame was lost: none comes after it, as a connection keeps the order.
+    is_mute: bool,
 }
 
 /// All connections there are.
@@ -58,6 +60,7 @@ impl Wires {
     pub(super) fn cut(&mut self, a: usize, b: usize, now: Instant) {
         self.cuts.entry((a.min(b), a.max(b))).or_insert(now);
         for wire in self.wires.values_mut().filter(|wire| wire.ends == [a.min(b), a.max(b)]) {
+            wire.is_mute |= wire.frames.iter().any(|frames| !frames.is_empty());
             wire.frames.iter_mut().for_each(VecDeque::clear);
         }
     }
@@ -122,7 +125,7 @@ impl Wires {
             for (end, link) in links.into_iter().enumerate() {
                 self.by_link.insert(link, (self.next, end));
             }
-            self.wires.insert(self.next, Wire { ends: [a, b], links, frames: Default::default() });
+            self.wires.insert(self.next, Wire { ends: [a, b], links, frames: Default::default(), is_mute: false });
             self.next += 1;
             for (own, peer, link) in [(a, b, links[0]), (b, a, links[1])] {
                 if let Some(host) = &mut hosts[own] {
@@ -156,7 +159,8 @@ impl Wires {
                 Output::Send { link, frame } => {
                     let Some((number, end)) = self.by_link.get(&link).copied() else { continue };
                     let Some(wire) = self.wires.get_mut(&number) else { continue };
-                    if self.cuts.contains_key(&(wire.ends[0], wire.ends[1])) {
+                    wire.is_mute |= self.cuts.contains_key(&(wire.ends[0], wire.ends[1]));
+                    if wire.is_mute {
                         continue;
                     }
                     let frames = &mut wire.frames[1 - end];

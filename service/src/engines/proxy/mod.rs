@@ -488,8 +488,10 @@ impl ProxyEngine {
         let Some(live) = self.comms.get_mut(comm) else { return };
         live.touch(now);
         let mut running = std::mem::take(&mut live.running);
-        let took = live.started_at.take().map_or(Duration::ZERO, |at| at.elapsed());
-        live.average_took = (live.average_took * 7 + took) / 8;
+        let began = live.started_at.take().unwrap_or(now);
+        // To the poll, and no finer: how far a change lets operations go on must be the same in every run of a simulation.
+        live.average_took = (live.average_took * 7 + now.saturating_duration_since(began)) / 8;
+        let took = began.elapsed();
         if let Some(Operation { action: Action::Collective { kind, .. }, count, dtype, .. }) = running.first() {
             live.info.count_collective(*kind, *count, dtype.size_bytes(), took);
         }
