@@ -7,50 +7,23 @@
 //!  Complete:   a communicator like any other, whose schedules know the hosts
 //!  its end:    Leave, Close, or Fail --> exchange;  CloseLinks --> transport engines
 //! ```
-//!
-//! When a link breaks, the host at its other end has most often ended the communicator for a reason that the exchange is about
-//! to tell. So a broken link makes a communicator suspected, and fails it only when no better reason has come after
-//! [`SUSPECT_TIME`].
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use mccs_ipc::types::{DataType, ErrorClass, Handle};
+use mccs_ipc::types::{ErrorClass, Handle};
 
-use super::comm::{Comm, Failure, Span};
-use super::describe::{board_call, describe};
-use super::operation::{Action, JoinRequest, Operation, ProxyMessage, ProxyReply};
-use super::{Job, ProxyEngine, too_many_jobs};
-use crate::devices::{FarPair, Launched, Network, Tag};
-use crate::engines::transport::links::{LinksId, PeerHost, Peers, Ways};
-use crate::engines::transport::{Activity, ChannelFault, TransportHandle, TransportMessage};
+use super::ProxyEngine;
+use super::comm::{Failure, Span};
+use super::operation::{JoinRequest, ProxyMessage, ProxyReply};
+use super::setups::{Setup, peers_of};
+use crate::devices::Network;
+use crate::engines::transport::TransportMessage;
+use crate::engines::transport::links::LinksId;
 use crate::exchange::protocol::{self as exchange, CommId, CommKey, Event, Join, Membership, Name, Payload, Request};
-use crate::runtime::Sender;
 use crate::session::SessionId;
 use crate::telemetry::placed::{HostRanks, Placed};
-use crate::telemetry::recorder::{Record, job_number};
 use crate::transports::{ListenerHandle, TransportError};
-
-/// Engines that own links of one communicator, at most: more channels share them. Bounds what ranks tell each other.
-const ENGINES_PER_COMM_MAX: usize = 16;
-/// How long the exchange may take to tell why a link has broken. Long enough for hosts that are busy: who is not told in time
-/// blames a neighbour that has only passed the failure on.
-const SUSPECT_TIME: Duration = Duration::from_secs(2);
-/// Characters of a peer's text that a message shows.
-const TERMS_SHOWN_MAX: usize = 100;
-
-/// How a proxy engine reaches the exchange.
-pub struct Cluster {
-    /// The exchange engine.
-    pub exchange: Sender<Request>,
-    /// Most engines that a communicator uses: one for each channel.
-    pub engines_per_comm: usize,
-    /// Ways through the network of a communicator's first strategy.
-    pub ways: Arc<Ways>,
-    /// Who gets ranks on GPUs that are all on this host after all; nobody, where they are staged all the same.
-    pub gpus: Option<Sender<ProxyMessage>>,
-}
 
 /// What a communicator is made of that spans hosts.
 pub(super) struct Across {
@@ -66,176 +39,6 @@ impl Across {
         let ranks = |(host, ranks): (&Name, &Vec<u32>)| HostRanks { host: host.to_string(), ranks: ranks.clone() };
         Placed::new(self.span.comm.clone(), self.hosts.iter().zip(&self.ranks_by_host).map(ranks).collect())
     }
-}
-
-/// A communicator that is being set up.
-struct Setup {
-    network: Network,
-    /// Of the network's engines, as far as they listen.
-    listeners: Vec<Option<ListenerHandle>>,
-    requests: Vec<JoinRequest>,
-    membership: Option<Membership>,
-    /// Whether a rank has gone that the exchange may think is there.
-    is_lost: bool,
-}
-
-/// Everything about communicators across hosts that is not the communicators themselves.
-pub(super) struct Setups {
-    cluster: Cluster,
-    /// See [`crate::plans::ScheduleCache::terms`].
-    terms: String,
-    setups: BTreeMap<CommKey, Setup>,
-    key_of_links: HashMap<LinksId, CommKey>,
-    comm_of_links: HashMap<LinksId, Handle>,
-    comm_of_id: BTreeMap<CommId, Handle>,
-    next_links: u64,
-    /// What the exchange had no room for yet, in order.
-    backlog: VecDeque<Request>,
-    /// Communicators with a broken link, in the order in which they fail.
-    suspected: VecDeque<(Instant, Handle)>,
-    /// What the proxy engine of the GPUs had no room for yet, in order.
-    to_gpus: VecDeque<ProxyMessage>,
-}
-
-impl Setups {
-    pub(super) fn new(cluster: Cluster, terms: String) -> Self {
-        Setups {
-            cluster,
-            terms,
-            setups: BTreeMap::new(),
-            key_of_links: HashMap::new(),
-            comm_of_links: HashMap::new(),
-            comm_of_id: BTreeMap::new(),
-            next_links: 0,
-            backlog: VecDeque::new(),
-            suspected: VecDeque::new(),
-            to_gpus: VecDeque::new(),
-        }
-    }
-
-    /// Asks the exchange, after all that it was asked before.
-    pub(super) fn ask(&mut self, request: Request) {
-        self.backlog.push_back(request);
-        self.push_backlog();
-    }
-
-    /// Hands out what found no room before. Returns whether some still waits.
-    pub(super) fn push_backlog(&mut self) -> bool {
-        while let Some(request) = self.backlog.pop_front() {
-            if let Err(request) = self.cluster.exchange.send(request) {
-                self.backlog.push_front(request);
-                return true;
-            }
-        }
-        while let (Some(gpus), Some(message)) = (&self.cluster.gpus, self.to_gpus.pop_front()) {
-            if let Err(message) = gpus.send(message) {
-                self.to_gpus.push_front(message);
-                return true;
-            }
-        }
-        false
-    }
-
-    /// What is left of communicators.
-    pub(super) fn held(&self) -> usize {
-        self.setups.len()
-            + self.key_of_links.len()
-            + self.comm_of_links.len()
-            + self.comm_of_id.len()
-            + self.backlog.len()
-            + self.suspected.len()
-            + self.to_gpus.len()
-    }
-
-    /// See [`Cluster::ways`].
-    pub(super) fn first_ways(&self) -> Arc<Ways> {
-        Arc::clone(&self.cluster.ways)
-    }
-
-    pub(super) fn suspected_until(&self) -> Option<Instant> {
-        self.suspected.front().map(|(until, _)| *until)
-    }
-
-    /// Begins to set a communicator up, with links on some of `engines`.
-    fn begin(&mut self, key: &CommKey, engines: &[TransportHandle], now: Instant) -> Network {
-        let links = LinksId(self.next_links);
-        self.next_links += 1;
-        let count = self.cluster.engines_per_comm.clamp(1, ENGINES_PER_COMM_MAX).min(engines.len());
-        // Communicators take turns, so that those with few channels do not all share the first engines.
-        let first = (links.0 as usize).wrapping_mul(count);
-        let engines = (0..count).map(|index| engines[(first + index) % engines.len()].clone()).collect();
-        let network = Network { links, epoch: 0, engines, activity: Activity::new(now) };
-        self.key_of_links.insert(links, key.clone());
-        let listeners = vec![None; count];
-        let setup =
-            Setup { network: network.clone(), listeners, requests: Vec::new(), membership: None, is_lost: false };
-        self.setups.insert(key.clone(), setup);
-        network
-    }
-
-    /// The communicator with these links.
-    pub(super) fn comm_with(&self, links: LinksId) -> Option<Handle> {
-        self.comm_of_links.get(&links).copied()
-    }
-
-    /// The communicator that others call so.
-    pub(super) fn comm_called(&self, comm: &CommId) -> Option<Handle> {
-        self.comm_of_id.get(comm).copied()
-    }
-
-    fn end(&mut self, key: &CommKey) -> Option<Setup> {
-        let setup = self.setups.remove(key)?;
-        self.key_of_links.remove(&setup.network.links);
-        Some(setup)
-    }
-}
-
-impl Setup {
-    /// What every rank of this host tells all others, once all engines listen.
-    fn payload(&self, terms: &str) -> Option<Payload> {
-        let handles: Option<Vec<&[u8]>> =
-            self.listeners.iter().map(|listener| listener.as_ref().map(ListenerHandle::as_bytes)).collect();
-        Payload::new(&postcard::to_stdvec(&(terms, handles?)).ok()?)
-    }
-
-    /// Whether the exchange has been told of ranks.
-    fn is_known(&self) -> bool {
-        self.listeners.iter().all(Option::is_some)
-    }
-}
-
-/// What a host's ranks told, if its schedules fit those of this host.
-fn listeners_of(payload: &Payload, own_terms: &str) -> Result<Vec<ListenerHandle>, String> {
-    let (terms, handles): (&str, Vec<Vec<u8>>) =
-        postcard::from_bytes(payload.bytes()).map_err(|error| format!("what it tells is unusable: {error}"))?;
-    if terms != own_terms {
-        let terms: String = terms.chars().take(TERMS_SHOWN_MAX).collect();
-        return Err(format!(
-            "it has {terms:?}, and this host {own_terms:?}; \
-             all hosts need the same version and the same [strategy] in service.toml"
-        ));
-    }
-    if !(1..=ENGINES_PER_COMM_MAX).contains(&handles.len()) {
-        return Err(format!("{} listeners, not 1 to {ENGINES_PER_COMM_MAX}", handles.len()));
-    }
-    let handles = handles.iter().map(|bytes| ListenerHandle::from_bytes(bytes));
-    handles.collect::<Result<_, _>>().map_err(|error| error.to_string())
-}
-
-fn peers_of(
-    membership: &Membership,
-    payloads: &[Payload],
-    terms: &str,
-    ways: &Arc<Ways>,
-) -> Result<Peers, (Name, String)> {
-    let mut hosts = Vec::with_capacity(membership.hosts.len());
-    for (index, name) in membership.hosts.iter().enumerate() {
-        let rank = membership.host_of_rank.iter().position(|host| usize::from(*host) == index);
-        let payload = rank.and_then(|rank| payloads.get(rank)).ok_or_else(|| (name.clone(), "nothing".to_owned()))?;
-        let listeners = listeners_of(payload, terms).map_err(|problem| (name.clone(), problem))?;
-        hosts.push(PeerHost { name: name.clone(), listeners });
-    }
-    Ok(Peers { hosts, host_of_rank: membership.host_of_rank.clone(), ways: Arc::clone(ways) })
 }
 
 fn ranks_by_host(membership: &Membership) -> Vec<Vec<u32>> {
@@ -255,24 +58,6 @@ fn join_failed(request: JoinRequest, class: ErrorClass, message: &str) {
 /// A failure in words that say where it comes from.
 fn failure_of(failure: &exchange::Failure) -> Failure {
     Failure::new(failure.class, failure.message.as_str())
-}
-
-impl Comm {
-    /// What messages of the next or running collective say of it.
-    pub(super) fn tag(&self) -> Tag {
-        let place = self.next_number();
-        let call = self.running.first().and_then(board_call).map_or(0, |call| call.to_wire());
-        tag(place, call)
-    }
-}
-
-/// Mixes a place in the order of calls and a call: equal for equal ones, and hardly ever for others.
-fn tag(place: u64, call: u64) -> Tag {
-    // The finalizer of MurmurHash3 (public domain), which spreads every bit.
-    let mut mixed = place.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ call;
-    mixed = (mixed ^ (mixed >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
-    mixed = (mixed ^ (mixed >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
-    Tag((mixed ^ (mixed >> 33)) as u32)
 }
 
 impl ProxyEngine {
@@ -525,144 +310,6 @@ impl ProxyEngine {
             setups.ask(Request::Close { comm: span.comm });
         }
     }
-
-    /// A link has broken: see the module's documentation.
-    pub(super) fn links_failed(&mut self, links: LinksId, fault: &ChannelFault, now: Instant) {
-        let Some(comm) = self.setups.as_ref().and_then(|setups| setups.comm_with(links)) else { return };
-        let Some(live) = self.comms.get_mut(comm).filter(|live| live.failure.is_none()) else { return };
-        if let ChannelFault::Mismatch { rank, host, is_pair, .. } = fault {
-            let far = self.jobs.iter().filter_map(|(_, job)| match job {
-                Job::Far { comm: of, operation } if *of == comm => Some(operation.as_ref()),
-                _ => None,
-            });
-            // A job that has reported its end has left its operations with what is broken.
-            let known = live.running.iter().chain(&live.broken).chain(far);
-            let from = host.as_ref().map_or("another host", |host| host.as_str());
-            let message = if *is_pair {
-                let mut receives = known.filter(|own| own.action == Action::Recv { peer: *rank });
-                match (receives.next(), receives.next()) {
-                    (Some(own), None) => format!(
-                        "a send and its receive disagree: rank {} called {}, rank {rank} on {from} sent something else",
-                        own.rank,
-                        describe(own),
-                    ),
-                    // Which of several it was meant for is not known here.
-                    _ => format!("a send and its receive disagree: {fault}"),
-                }
-            } else {
-                let mut collectives = known.filter(|own| matches!(own.action, Action::Collective { .. }));
-                let own = collectives.next().map(|own| format!("rank {} called {}", own.rank, describe(own)));
-                format!(
-                    "ranks disagree on operation {}: {}, rank {rank} on {from} something else",
-                    live.next_number().saturating_sub(1),
-                    own.unwrap_or_else(|| "one was called here".into()),
-                )
-            };
-            return self.kill(comm, Failure::new(ErrorClass::InvalidUsage, message));
-        }
-        let failure = Failure::new(fault.class(), fault.to_string());
-        if let Some(span) = &mut live.span
-            && span.suspected.is_none()
-        {
-            span.suspected = Some(failure);
-            if let Some(setups) = &mut self.setups {
-                setups.suspected.push_back((now + SUSPECT_TIME, comm));
-            }
-        }
-    }
-
-    /// Fails communicators whose links have broken without a better reason.
-    pub(super) fn end_suspected(&mut self, now: Instant) {
-        while let Some(setups) = &mut self.setups
-            && let Some((_, comm)) = setups.suspected.pop_front_if(|(until, _)| *until <= now)
-        {
-            let live = self.comms.get_mut(comm).filter(|live| live.failure.is_none());
-            let failure = live.and_then(|live| live.span.as_mut()?.suspected.take());
-            if let Some(failure) = failure {
-                self.kill(comm, failure);
-            }
-        }
-    }
-
-    /// A job's links have broken. Its operations fail with the communicator.
-    pub(super) fn break_job(&mut self, job: Handle, fault: &ChannelFault, now: Instant) {
-        self.recorder.record(|at_ns| Record::Ended { at_ns, job: job_number(job), is_failed: true });
-        let (comm, operations) = match self.jobs.remove(job) {
-            Some(Job::Collective { comm, .. }) => {
-                let running = self.comms.get_mut(comm).map(|live| std::mem::take(&mut live.running));
-                (comm, running.unwrap_or_default())
-            }
-            Some(Job::Far { comm, operation }) => {
-                if let Some(live) = self.comms.get_mut(comm) {
-                    live.pair_jobs -= 1;
-                }
-                (comm, vec![*operation])
-            }
-            Some(Job::Pair { .. }) | None => return,
-        };
-        let Some(live) = self.comms.get_mut(comm) else { return };
-        if live.failure.is_some() {
-            operations.iter().for_each(|operation| self.fail(operation));
-            return self.settle(comm);
-        }
-        let links = live.span.as_ref().map(|span| span.network.links);
-        live.broken.extend(operations);
-        match links {
-            // Told by the engine whose link it was, if that could tell; now in any case.
-            Some(links) => self.links_failed(links, fault, now),
-            None => self.kill(comm, Failure::new(ErrorClass::Internal, format!("an operation failed: {fault}"))),
-        }
-    }
-
-    /// Starts a send or receive whose peer is on another host.
-    pub(super) fn start_far(&mut self, comm: Handle, operation: Box<Operation>) {
-        let Some(live) = self.comms.get_mut(comm) else { return };
-        let Some(span) = &live.span else { return };
-        let (peer, sends) = match operation.action {
-            Action::Send { peer } => (peer, true),
-            Action::Recv { peer } => (peer, false),
-            _ => return,
-        };
-        let network = span.network.clone();
-        let operand = if sends { operation.send.clone() } else { operation.recv.clone() };
-        let (rank, dtype) = (operation.rank, operation.dtype);
-        let job = match self.jobs.insert(Job::Far { comm, operation }) {
-            Ok(job) => job,
-            Err(refused) => {
-                self.kill(comm, too_many_jobs());
-                if let Job::Far { operation, .. } = refused {
-                    self.fail(&operation);
-                }
-                return;
-            }
-        };
-        live.pair_jobs += 1;
-        let (number, from, to) = if sends { (live.info.number, rank, peer) } else { (live.info.number, peer, rank) };
-        let (job_as_recorded, bytes) = (job_number(job), operand.bytes);
-        let pair = |at_ns| Record::PairStarted { at_ns, comm: number, job: job_as_recorded, from, to, bytes };
-        self.recorder.record(pair);
-        let far = FarPair { rank, peer, operand: &operand, sends };
-        let launched = self.device.exchange(&far, &network, pair_tag(dtype, operand.bytes), job);
-        debug_assert_eq!(launched, Launched::Running, "bug: a message to another host ends at once");
-    }
-
-    pub(super) fn finish_far(&mut self, comm: Handle, operation: &Operation, now: Instant) {
-        let mut next = None;
-        if let Some(live) = self.comms.get_mut(comm) {
-            live.touch(now);
-            live.pair_jobs -= 1;
-            next = live.next_far(operation);
-            if matches!(operation.action, Action::Send { .. }) {
-                live.info.count_pair(operation.send.bytes);
-            }
-        }
-        self.finish_one(operation.session.id, operation.stream.index);
-        self.expect_progress(now);
-        if let Some(next) = next {
-            self.start_far(comm, next);
-        }
-        self.settle(comm);
-    }
 }
 
 /// What a rank asks the exchange.
@@ -670,40 +317,4 @@ fn join_of(key: &CommKey, request: &JoinRequest, payload: Payload) -> Option<Req
     let JoinRequest { rank, nranks, root, .. } = request;
     let root = root.clone()?;
     Some(Request::Join(Box::new(Join { key: key.clone(), root, rank: *rank, nranks: *nranks, payload })))
-}
-
-/// Sends and receives match in order; both sides have to mean the same type and length, however it is cut into messages.
-fn pair_tag(dtype: DataType, bytes: u64) -> Tag {
-    tag(u64::MAX, bytes << 8 | dtype as u64)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn tags_tell_places_and_calls_apart() {
-        let mut seen = std::collections::HashSet::new();
-        for place in 0..100 {
-            for call in 0..100 {
-                assert!(seen.insert(tag(place, call).0), "{place} {call}");
-            }
-        }
-        assert_eq!(tag(3, 4), tag(3, 4));
-    }
-
-    #[test]
-    fn unusable_payloads_are_refused() {
-        let payload = |terms: &str, handles: Vec<Vec<u8>>| {
-            Payload::new(&postcard::to_stdvec(&(terms, handles)).unwrap()).unwrap()
-        };
-        let listeners = |payload: &Payload| listeners_of(payload, "ours");
-        assert_eq!(listeners(&payload("ours", vec![vec![1; 8]; 2])).unwrap().len(), 2);
-        assert!(listeners(&payload("ours", Vec::new())).is_err());
-        assert!(listeners(&payload("ours", vec![vec![1; 8]; ENGINES_PER_COMM_MAX + 1])).is_err());
-        assert!(listeners(&payload("ours", vec![vec![1; 1000]])).is_err());
-        assert!(listeners(&Payload::new(&[0xff; 9]).unwrap()).is_err());
-        let problem = listeners(&payload("theirs", vec![vec![1; 8]])).unwrap_err();
-        assert!(problem.contains("theirs") && problem.contains("ours") && problem.contains("[strategy]"), "{problem}");
-    }
 }

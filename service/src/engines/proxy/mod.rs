@@ -4,7 +4,8 @@
 //! Operation --> stream queue --head--> communicator --all ranks there--> device --done--> words, next heads
 //! ```
 //!
-//! Communicators with ranks on other hosts are set up and ended with the exchange (`cluster.rs`).
+//! What runs is in `jobs.rs`; communicators are made in `joining.rs`, those with ranks on other hosts in `cluster.rs` and `setups.rs`,
+//! and `far.rs` is work with those hosts.
 //!
 //! Everything a tenant can cause here is bounded by its own quotas, and touches only its own sessions and communicators.
 
@@ -13,50 +14,49 @@ mod cluster;
 mod comm;
 mod describe;
 mod direct;
+mod far;
 mod gates;
 mod inquiry;
+mod jobs;
+mod joining;
 mod operation;
 mod preparing;
 mod reconfigure;
 mod rounds;
+mod setups;
 mod stream;
 
 use std::collections::{HashMap, VecDeque};
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use mccs_ipc::board::{BOARD_RANKS_MAX, Board, BoardLayout};
-use mccs_ipc::types::{ErrorClass, Handle, UniqueId};
+use mccs_ipc::types::{ErrorClass, Handle};
 
 pub use self::asked::{Asked, OperatorAnswer, OperatorReply};
-pub use self::cluster::Cluster;
-use self::cluster::{Across, Setups};
 use self::comm::{Comm, Failure, Member};
 pub use self::describe::board_call;
-use self::describe::describe;
 use self::direct::Look;
 use self::gates::Gates;
 pub use self::gates::StreamGate;
 use self::inquiry::Inquiries;
+use self::jobs::Job;
+use self::joining::refuse_all;
 pub use self::operation::{Action, JoinRequest, OnGpus, Operand, Operation, ProxyMessage, ProxyReply, RoundState};
 use self::preparing::{PREPARING_MAX, Preparing};
 pub use self::reconfigure::Reconfigured;
+pub use self::setups::Cluster;
+use self::setups::Setups;
 use self::stream::{Entry, Stream, Task};
-use crate::bootstrap::{GatheringKey, Joined, Refusal, Rendezvous};
-
-use crate::devices::{Device, Launched, Prepared};
-use crate::engines::transport::ChannelFault;
+use crate::bootstrap::Rendezvous;
+use crate::devices::Device;
 use crate::exchange::protocol::Request;
 use crate::handles::HandleTable;
 use crate::plans::ScheduleCache;
 use crate::runtime::{Context, Engine, Mailbox, Progress};
 use crate::session::SessionId;
-use crate::telemetry::recorder::{Record, Recorder, job_number};
-use crate::telemetry::traffic::RecentTraffic;
-use crate::telemetry::{CommInfo, LogBudget, RankInfo, Registry, TenantBoard};
-use crate::tenants::{Charge, Resource};
+use crate::telemetry::recorder::Recorder;
+use crate::telemetry::{LogBudget, Registry};
 
 /// Messages that may wait at a proxy engine: a few bursts of every session's commands.
 pub const PROXY_MAILBOX_MAX: usize = 4096;
@@ -64,25 +64,6 @@ pub const PROXY_MAILBOX_MAX: usize = 4096;
 const COMMS_MAX: u32 = 1 << 20;
 /// Jobs of a device that run at a time.
 const JOBS_MAX: u32 = 1 << 20;
-
-/// What a running job is for.
-enum Job {
-    Collective {
-        comm: Handle,
-        /// For its scratch memory.
-        _charge: Option<Charge>,
-    },
-    Pair {
-        comm: Handle,
-        send: Box<Operation>,
-        recv: Box<Operation>,
-    },
-    /// A send or receive whose peer is on another host.
-    Far {
-        comm: Handle,
-        operation: Box<Operation>,
-    },
-}
 
 /// Gives the schedules of a communicator of so many ranks, by host; none where all are here.
 pub type MakeSchedules = Box<dyn Fn(u32, &[Vec<u32>]) -> ScheduleCache + Send>;
@@ -290,254 +271,6 @@ impl ProxyEngine {
         failure.unwrap_or_else(|| Failure::new(ErrorClass::InvalidUsage, "the communicator has been destroyed"))
     }
 
-    fn start_own(&mut self, operation: Box<Operation>, now: Instant) {
-        let comm = operation.comm;
-        match &operation.action {
-            Action::Nop => self.finish_one(operation.session.id, operation.stream.index),
-            Action::Invalid { class, message } => {
-                let text = format!("rank {} made an invalid call: {message}", operation.rank);
-                let failure = Failure::new(*class, text);
-                self.kill(comm, failure);
-                self.fail(&operation);
-            }
-            _ if self.comms.get(comm).is_none_or(|live| live.failure.is_some()) => {
-                self.fail(&operation);
-            }
-            Action::Send { peer } | Action::Recv { peer }
-                if self.comms.get(comm).is_some_and(|live| live.is_far(*peer)) =>
-            {
-                self.expect_progress(now);
-                let starts = self.comms.get_mut(comm).and_then(|live| live.offer_far(operation, now));
-                if let Some(operation) = starts {
-                    self.start_far(comm, operation);
-                }
-            }
-            _ => {
-                let Some(live) = self.comms.get_mut(comm) else { return };
-                let pair = live.offer(operation, now);
-                self.expect_progress(now);
-                if let Some((send, recv)) = pair {
-                    self.start_pair(comm, send, recv, now);
-                } else {
-                    self.events.push_back(Event::Ready { comm });
-                }
-            }
-        }
-    }
-
-    fn start_pair(&mut self, comm: Handle, send: Box<Operation>, recv: Box<Operation>, now: Instant) {
-        if send.send.bytes != recv.recv.bytes || send.dtype != recv.dtype {
-            let failure = Failure::new(
-                ErrorClass::InvalidUsage,
-                format!(
-                    "a send and its receive disagree: rank {} called {}, rank {} called {}",
-                    send.rank,
-                    describe(&send),
-                    recv.rank,
-                    describe(&recv)
-                ),
-            );
-            self.kill(comm, failure);
-            self.fail(&send);
-            self.fail(&recv);
-            return;
-        }
-        let (from, to) = (send.send.clone(), recv.recv.clone());
-        let ranks = (send.rank, recv.rank);
-        let job = match self.jobs.insert(Job::Pair { comm, send, recv }) {
-            Ok(job) => job,
-            Err(Job::Pair { send, recv, .. }) => {
-                let failure = too_many_jobs();
-                self.kill(comm, failure);
-                self.fail(&send);
-                self.fail(&recv);
-                return;
-            }
-            Err(_) => return,
-        };
-        if let Some(live) = self.comms.get_mut(comm) {
-            live.pair_jobs += 1;
-            let (comm, job) = (live.info.number, job_number(job));
-            let pair = |at_ns| Record::PairStarted { at_ns, comm, job, from: ranks.0, to: ranks.1, bytes: from.bytes };
-            self.recorder.record(pair);
-        }
-        if self.device.copy(&from, &to, job) == Launched::Finished {
-            self.finish_job(job, now);
-        }
-    }
-
-    /// Something has begun to wait: looks at the time in time.
-    fn expect_progress(&mut self, now: Instant) {
-        if self.look_for_late_at.is_none() {
-            self.look_for_late_at = self.timeouts.operation.map(|timeout| now + timeout);
-        }
-    }
-
-    /// Operations that run, and whose peers are on other hosts.
-    fn far_jobs(&self, of: Handle) -> Vec<&Operation> {
-        let jobs = self.jobs.iter().map(|(_, job)| job);
-        jobs.filter_map(|job| match job {
-            Job::Far { comm, operation } if *comm == of => Some(operation.as_ref()),
-            _ => None,
-        })
-        .collect()
-    }
-
-    /// Ends communicators in which operations have waited for too long.
-    fn end_late(&mut self, now: Instant) {
-        let Some(timeout) = self.timeouts.operation.filter(|_| self.look_for_late_at.is_some_and(|at| at <= now))
-        else {
-            return;
-        };
-        let waiting: Vec<_> = self.comms.iter().filter_map(|(comm, live)| Some((comm, live.waits_since()?))).collect();
-        self.look_for_late_at = waiting.iter().map(|(_, since)| *since + timeout).filter(|at| *at > now).min();
-        for (comm, _) in waiting.into_iter().filter(|(_, since)| *since + timeout <= now) {
-            let Some(live) = self.comms.get(comm) else { continue };
-            let message = format!("nothing has happened for {timeout:?}: {}", live.describe_wait(&self.far_jobs(comm)));
-            self.kill(comm, Failure::new(ErrorClass::Timeout, message));
-        }
-    }
-
-    /// Plays the service's part in a communicator's rounds.
-    fn play_rounds(&mut self, comm: Handle) {
-        let Some(live) = self.comms.get_mut(comm) else { return };
-        let mut ended = std::mem::take(&mut self.ended_rounds);
-        let played = live.play_rounds(&mut ended);
-        let any = !ended.is_empty();
-        for operation in ended.drain(..) {
-            self.finish_one(operation.session.id, operation.stream.index);
-        }
-        self.ended_rounds = ended;
-        if let Err(failure) = played {
-            self.kill(comm, failure);
-        } else if any {
-            self.settle(comm);
-        }
-    }
-
-    fn start_collective(&mut self, comm: Handle, now: Instant) {
-        self.play_rounds(comm);
-        let Some(live) = self.comms.get_mut(comm) else { return };
-        if live.failure.is_none()
-            && let Some((rank, departed)) = live.waits_for_departed()
-        {
-            let message = format!("rank {departed} has left the communicator, and rank {rank} waits for it");
-            self.kill(comm, Failure::new(ErrorClass::Remote, message));
-            return;
-        }
-        if !live.is_ready() {
-            return;
-        }
-        self.choose_strategy(comm);
-        let Some(live) = self.comms.get_mut(comm) else { return };
-        let prepared = live.start(now).and_then(|()| {
-            let schedule = live.schedules.schedule_for(&live.running).map_err(|error| {
-                Failure::new(ErrorClass::Internal, format!("no schedule for this collective: {error}"))
-            })?;
-            let _charge = live.charge_scratch(&schedule)?;
-            let job = self.jobs.insert(Job::Collective { comm, _charge }).map_err(|_| too_many_jobs())?;
-            Ok((schedule, job))
-        });
-        match prepared {
-            Ok((schedule, job)) => {
-                live.record_start(job, &self.recorder);
-                let network = live.span.as_ref().map(|span| (&span.network, live.tag()));
-                if self.device.launch(&schedule, &live.running, network, job) == Launched::Finished {
-                    self.finish_job(job, now);
-                }
-            }
-            Err(failure) => {
-                // Empty unless the operations had already been taken off their queues.
-                let stranded = std::mem::take(&mut live.running);
-                self.kill(comm, failure);
-                stranded.iter().for_each(|operation| self.fail(operation));
-            }
-        }
-    }
-
-    /// Transport engines have ended a job.
-    fn end_job(&mut self, job: Handle, fault: Option<&ChannelFault>, now: Instant) {
-        match fault {
-            None => self.finish_job(job, now),
-            Some(fault) => self.break_job(job, fault, now),
-        }
-    }
-
-    fn finish_job(&mut self, job: Handle, now: Instant) {
-        let ended = |at_ns| Record::Ended { at_ns, job: job_number(job), is_failed: false };
-        self.recorder.record(ended);
-        match self.jobs.remove(job) {
-            Some(Job::Far { comm, operation }) => self.finish_far(comm, &operation, now),
-            Some(Job::Collective { comm, .. }) => self.finish_collective(comm, now),
-            Some(Job::Pair { comm, send, recv }) => {
-                if let Some(live) = self.comms.get_mut(comm) {
-                    live.touch(now);
-                    live.pair_jobs -= 1;
-                    live.info.count_pair(send.send.bytes);
-                }
-                self.finish_one(send.session.id, send.stream.index);
-                self.finish_one(recv.session.id, recv.stream.index);
-                self.expect_progress(now);
-                self.settle(comm);
-            }
-            None => {}
-        }
-    }
-
-    fn finish_collective(&mut self, comm: Handle, now: Instant) {
-        let Some(live) = self.comms.get_mut(comm) else { return };
-        live.touch(now);
-        let mut running = std::mem::take(&mut live.running);
-        let began = live.started_at.take().unwrap_or(now);
-        // To the poll, and no finer: how far a change lets operations go on must be the same in every run of a simulation.
-        live.average_took = (live.average_took * 7 + now.saturating_duration_since(began)) / 8;
-        let took = began.elapsed();
-        if let Some(Operation { action: Action::Collective { kind, .. }, count, dtype, .. }) = running.first() {
-            live.info.count_collective(*kind, *count, dtype.size_bytes(), took);
-        }
-        if live.note_burst(now.checked_sub(took).unwrap_or(now), now) {
-            self.registry.note_comms();
-        }
-        for operation in &running {
-            self.finish_one(operation.session.id, operation.stream.index);
-        }
-        running.clear();
-        if let Some(live) = self.comms.get_mut(comm) {
-            live.running = running;
-        }
-        // What waits behind it was not late while it ran.
-        self.expect_progress(now);
-        self.settle(comm);
-        self.start_collective(comm, now);
-    }
-
-    /// One operation of a stream has ended.
-    fn finish_one(&mut self, session: SessionId, index: u32) {
-        if self.stream(session, index).is_some_and(Stream::finish_one) {
-            self.events.push_back(Event::Advance { session, stream: index });
-        }
-    }
-
-    fn fail(&mut self, operation: &Operation) {
-        if let Some(live) = self.comms.get(operation.comm) {
-            live.info.failed.fetch_add(1, Ordering::Relaxed);
-        }
-        let (session, index) = (operation.session.id, operation.stream.index);
-        self.count_failed(session, index, operation.ticket, (operation.comm, operation.rank));
-        self.finish_one(session, index);
-    }
-
-    /// An operation fails. Its tenant knows why from the failure of the communicator, unless it has left that one.
-    fn count_failed(&mut self, session: SessionId, index: u32, ticket: u64, (comm, rank): (Handle, u32)) {
-        let is_told = self.member(comm, rank).is_some_and(|member| !member.left);
-        let failure = self.failure_of(comm);
-        let Some(stream) = self.stream(session, index) else { return };
-        stream.session.count_failed();
-        if !is_told && stream.is_news(comm) {
-            stream.session.report(Handle::NONE, stream.handle, ticket, failure.class, &failure.message);
-        }
-    }
-
     /// Ends a communicator with an error on every rank. What already runs ends by itself.
     fn kill(&mut self, comm: Handle, failure: Failure) {
         let Some(live) = self.comms.get_mut(comm) else { return };
@@ -625,139 +358,10 @@ impl ProxyEngine {
         self.streams.remove(&session);
         self.forward(ProxyMessage::SessionClosed { session });
     }
-
-    fn join(&mut self, request: JoinRequest, now: Instant) {
-        if request.root.is_some() {
-            return self.join_across(request, now);
-        }
-        let key = GatheringKey { tenant: request.session.tenant.name.clone(), id: request.id };
-        let (rank, nranks, id) = (request.rank, request.nranks, request.id);
-        match self.rendezvous.join(key, rank, nranks, request, now) {
-            Joined::Waiting => {}
-            Joined::Refused(refusal, members) => refuse_all(&refusal, members),
-            Joined::Complete(requests) => self.prepare(id, requests, now),
-        }
-    }
-
-    /// A board for a new communicator, where the operator lets small collectives go without the service, and the tenant
-    /// has memory left. Without one everything works the same, slower.
-    fn make_board(&self, requests: &[JoinRequest]) -> Option<(OwnedFd, Arc<TenantBoard>)> {
-        let nranks = requests.len() as u32;
-        let layout = BoardLayout { nranks, slot_bytes: self.board_slot_bytes };
-        if self.board_slot_bytes == 0 || !(2..=BOARD_RANKS_MAX).contains(&nranks) {
-            return None;
-        }
-        let charge = requests[0].session.tenant.charge(Resource::MemoryBytes, layout.bytes()).ok()?;
-        let made = Board::create(layout);
-        let (fd, board) =
-            made.inspect_err(|error| tracing::debug!(%error, "a communicator goes without a board")).ok()?;
-        Some((fd, Arc::new(TenantBoard::new(board, charge))))
-    }
-
-    /// Begins a communicator. `requests` are those of this host's ranks, ascending; `across` where there are other hosts.
-    fn create_comm(
-        &mut self,
-        id: UniqueId,
-        nranks: u32,
-        requests: Vec<JoinRequest>,
-        across: Option<Across>,
-        prepared: Option<Prepared>,
-        now: Instant,
-    ) {
-        let rank_info = |request: &JoinRequest| RankInfo {
-            rank: request.rank,
-            session: request.session.id,
-            pid: request.session.peer.pid,
-            rounds: 0.into(),
-            enqueued: 0.into(),
-            started: 0.into(),
-            completed: 0.into(),
-            late_ns: 0.into(),
-        };
-        // A GPU's ranks cannot play rounds when they call: their data is not there yet.
-        let is_staged = prepared.is_none() && requests.iter().any(|request| request.gpu.is_some());
-        let may_have_board = across.is_none() && prepared.is_none() && !is_staged;
-        let (board_fd, board) = if may_have_board { self.make_board(&requests).unzip() } else { (None, None) };
-        let (share, page_fd, direct) = match prepared {
-            Some(Prepared { share, page, group }) => (Some(Arc::new(share)), Some(page), Some(Arc::new(group))),
-            None => (None, None, None),
-        };
-        let info = Arc::new(CommInfo {
-            number: self.registry.next_number(),
-            id,
-            tenant: requests.first().map_or_else(String::new, |request| request.session.tenant.name.clone()),
-            device: if is_staged { "staged".into() } else { self.device.name() },
-            nranks,
-            hosts: across.iter().flat_map(|across| across.hosts.iter().map(ToString::to_string)).collect(),
-            ranks: requests.iter().map(rank_info).collect(),
-            operations: 0.into(),
-            bytes: 0.into(),
-            bus_bytes: 0.into(),
-            busy_ns: 0.into(),
-            pairs: 0.into(),
-            recent: RecentTraffic::default(),
-            traffic: requests.first().map(|request| Arc::clone(&request.session.tenant.traffic)).unwrap_or_default(),
-            links: across.as_ref().map(|across| across.span.network.links.0),
-            failed: 0.into(),
-            epoch: 0.into(),
-            board,
-            direct,
-            placed: across.as_ref().map(Across::placed),
-        });
-        let memory = board_fd.or(page_fd).map(Arc::new);
-        let ranks_by_host = across.as_ref().map_or(&[][..], |across| &across.ranks_by_host);
-        let schedules = (self.make_schedules)(nranks, ranks_by_host);
-        let mut answers = Vec::with_capacity(requests.len());
-        let mut members = Vec::with_capacity(requests.len());
-        for request in requests {
-            let JoinRequest { session, request, rank, tenant_comm, charge, reply, .. } = request;
-            members.push(Member::new(rank, session, tenant_comm, charge));
-            answers.push((rank, request, tenant_comm, reply));
-        }
-        let span = across.map(|across| across.span);
-        let ways = self.setups.as_ref().map(Setups::first_ways).unwrap_or_default();
-        let comm = match self.comms.insert(Comm::new(members, schedules, ways, Arc::clone(&info), span, now)) {
-            Ok(comm) => comm,
-            Err(refused) => {
-                let message = format!("the service has {COMMS_MAX} communicators, the most it can have");
-                let class = ErrorClass::System;
-                for (_, request, tenant_comm, reply) in answers {
-                    let _ =
-                        reply.send(ProxyReply::JoinFailed { request, tenant_comm, class, message: message.clone() });
-                }
-                if let Some(span) = refused.span {
-                    self.never_begun(*span, &Failure::new(class, message));
-                }
-                return;
-            }
-        };
-        self.comms.get(comm).into_iter().for_each(Comm::tell_chosen);
-        self.registry.add_comm(Arc::clone(&info));
-        if info.direct.is_some() {
-            self.watch_gpus(now);
-        }
-        self.note_links(comm);
-        for (rank, request, tenant_comm, reply) in answers {
-            let (info, memory, share) = (Arc::clone(&info), memory.clone(), share.clone());
-            let _ = reply.send(ProxyReply::Joined { request, tenant_comm, comm, rank, info, memory, share });
-        }
-    }
 }
 
 fn name(device: &dyn Device) -> String {
     format!("proxy {}", device.name())
-}
-
-fn too_many_jobs() -> Failure {
-    Failure::new(ErrorClass::System, format!("{JOBS_MAX} operations run on this device, the most it can"))
-}
-
-fn refuse_all(refusal: &Refusal, members: Vec<JoinRequest>) {
-    for member in members {
-        let JoinRequest { request, tenant_comm, reply, .. } = member;
-        let (class, message) = (refusal.class, refusal.message.clone());
-        let _ = reply.send(ProxyReply::JoinFailed { request, tenant_comm, class, message });
-    }
 }
 
 impl Engine for ProxyEngine {

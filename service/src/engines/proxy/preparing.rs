@@ -4,8 +4,9 @@ use std::time::Instant;
 
 use mccs_ipc::types::{ErrorClass, Handle, UniqueId};
 
+use super::ProxyEngine;
+use super::joining::refuse_all;
 use super::operation::JoinRequest;
-use super::{ProxyEngine, refuse_all};
 use crate::bootstrap::Refusal;
 use crate::devices::{Prepare, Prepared};
 use crate::session::SessionId;

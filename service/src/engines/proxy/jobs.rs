@@ -1,0 +1,290 @@
+//! What runs: operations that start, the jobs they are, and how these end.
+
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use mccs_ipc::types::{ErrorClass, Handle};
+
+use super::comm::Failure;
+use super::describe::describe;
+use super::operation::{Action, Operation};
+use super::stream::Stream;
+use super::{Event, JOBS_MAX, ProxyEngine};
+use crate::devices::Launched;
+use crate::engines::transport::ChannelFault;
+use crate::session::SessionId;
+use crate::telemetry::recorder::{Record, job_number};
+use crate::tenants::Charge;
+
+/// What a running job is for.
+pub(super) enum Job {
+    Collective {
+        comm: Handle,
+        /// For its scratch memory.
+        _charge: Option<Charge>,
+    },
+    Pair {
+        comm: Handle,
+        send: Box<Operation>,
+        recv: Box<Operation>,
+    },
+    /// A send or receive whose peer is on another host.
+    Far {
+        comm: Handle,
+        operation: Box<Operation>,
+    },
+}
+
+impl ProxyEngine {
+    pub(super) fn start_own(&mut self, operation: Box<Operation>, now: Instant) {
+        let comm = operation.comm;
+        match &operation.action {
+            Action::Nop => self.finish_one(operation.session.id, operation.stream.index),
+            Action::Invalid { class, message } => {
+                let text = format!("rank {} made an invalid call: {message}", operation.rank);
+                let failure = Failure::new(*class, text);
+                self.kill(comm, failure);
+                self.fail(&operation);
+            }
+            _ if self.comms.get(comm).is_none_or(|live| live.failure.is_some()) => {
+                self.fail(&operation);
+            }
+            Action::Send { peer } | Action::Recv { peer }
+                if self.comms.get(comm).is_some_and(|live| live.is_far(*peer)) =>
+            {
+                self.expect_progress(now);
+                let starts = self.comms.get_mut(comm).and_then(|live| live.offer_far(operation, now));
+                if let Some(operation) = starts {
+                    self.start_far(comm, operation);
+                }
+            }
+            _ => {
+                let Some(live) = self.comms.get_mut(comm) else { return };
+                let pair = live.offer(operation, now);
+                self.expect_progress(now);
+                if let Some((send, recv)) = pair {
+                    self.start_pair(comm, send, recv, now);
+                } else {
+                    self.events.push_back(Event::Ready { comm });
+                }
+            }
+        }
+    }
+
+    fn start_pair(&mut self, comm: Handle, send: Box<Operation>, recv: Box<Operation>, now: Instant) {
+        if send.send.bytes != recv.recv.bytes || send.dtype != recv.dtype {
+            let failure = Failure::new(
+                ErrorClass::InvalidUsage,
+                format!(
+                    "a send and its receive disagree: rank {} called {}, rank {} called {}",
+                    send.rank,
+                    describe(&send),
+                    recv.rank,
+                    describe(&recv)
+                ),
+            );
+            self.kill(comm, failure);
+            self.fail(&send);
+            self.fail(&recv);
+            return;
+        }
+        let (from, to) = (send.send.clone(), recv.recv.clone());
+        let ranks = (send.rank, recv.rank);
+        let job = match self.jobs.insert(Job::Pair { comm, send, recv }) {
+            Ok(job) => job,
+            Err(Job::Pair { send, recv, .. }) => {
+                let failure = too_many_jobs();
+                self.kill(comm, failure);
+                self.fail(&send);
+                self.fail(&recv);
+                return;
+            }
+            Err(_) => return,
+        };
+        if let Some(live) = self.comms.get_mut(comm) {
+            live.pair_jobs += 1;
+            let (comm, job) = (live.info.number, job_number(job));
+            let pair = |at_ns| Record::PairStarted { at_ns, comm, job, from: ranks.0, to: ranks.1, bytes: from.bytes };
+            self.recorder.record(pair);
+        }
+        if self.device.copy(&from, &to, job) == Launched::Finished {
+            self.finish_job(job, now);
+        }
+    }
+
+    /// Something has begun to wait: looks at the time in time.
+    pub(super) fn expect_progress(&mut self, now: Instant) {
+        if self.look_for_late_at.is_none() {
+            self.look_for_late_at = self.timeouts.operation.map(|timeout| now + timeout);
+        }
+    }
+
+    /// Operations that run, and whose peers are on other hosts.
+    pub(super) fn far_jobs(&self, of: Handle) -> Vec<&Operation> {
+        let jobs = self.jobs.iter().map(|(_, job)| job);
+        jobs.filter_map(|job| match job {
+            Job::Far { comm, operation } if *comm == of => Some(operation.as_ref()),
+            _ => None,
+        })
+        .collect()
+    }
+
+    /// Ends communicators in which operations have waited for too long.
+    pub(super) fn end_late(&mut self, now: Instant) {
+        let Some(timeout) = self.timeouts.operation.filter(|_| self.look_for_late_at.is_some_and(|at| at <= now))
+        else {
+            return;
+        };
+        let waiting: Vec<_> = self.comms.iter().filter_map(|(comm, live)| Some((comm, live.waits_since()?))).collect();
+        self.look_for_late_at = waiting.iter().map(|(_, since)| *since + timeout).filter(|at| *at > now).min();
+        for (comm, _) in waiting.into_iter().filter(|(_, since)| *since + timeout <= now) {
+            let Some(live) = self.comms.get(comm) else { continue };
+            let message = format!("nothing has happened for {timeout:?}: {}", live.describe_wait(&self.far_jobs(comm)));
+            self.kill(comm, Failure::new(ErrorClass::Timeout, message));
+        }
+    }
+
+    /// Plays the service's part in a communicator's rounds.
+    fn play_rounds(&mut self, comm: Handle) {
+        let Some(live) = self.comms.get_mut(comm) else { return };
+        let mut ended = std::mem::take(&mut self.ended_rounds);
+        let played = live.play_rounds(&mut ended);
+        let any = !ended.is_empty();
+        for operation in ended.drain(..) {
+            self.finish_one(operation.session.id, operation.stream.index);
+        }
+        self.ended_rounds = ended;
+        if let Err(failure) = played {
+            self.kill(comm, failure);
+        } else if any {
+            self.settle(comm);
+        }
+    }
+
+    pub(super) fn start_collective(&mut self, comm: Handle, now: Instant) {
+        self.play_rounds(comm);
+        let Some(live) = self.comms.get_mut(comm) else { return };
+        if live.failure.is_none()
+            && let Some((rank, departed)) = live.waits_for_departed()
+        {
+            let message = format!("rank {departed} has left the communicator, and rank {rank} waits for it");
+            self.kill(comm, Failure::new(ErrorClass::Remote, message));
+            return;
+        }
+        if !live.is_ready() {
+            return;
+        }
+        self.choose_strategy(comm);
+        let Some(live) = self.comms.get_mut(comm) else { return };
+        let prepared = live.start(now).and_then(|()| {
+            let schedule = live.schedules.schedule_for(&live.running).map_err(|error| {
+                Failure::new(ErrorClass::Internal, format!("no schedule for this collective: {error}"))
+            })?;
+            let _charge = live.charge_scratch(&schedule)?;
+            let job = self.jobs.insert(Job::Collective { comm, _charge }).map_err(|_| too_many_jobs())?;
+            Ok((schedule, job))
+        });
+        match prepared {
+            Ok((schedule, job)) => {
+                live.record_start(job, &self.recorder);
+                let network = live.span.as_ref().map(|span| (&span.network, live.tag()));
+                if self.device.launch(&schedule, &live.running, network, job) == Launched::Finished {
+                    self.finish_job(job, now);
+                }
+            }
+            Err(failure) => {
+                // Empty unless the operations had already been taken off their queues.
+                let stranded = std::mem::take(&mut live.running);
+                self.kill(comm, failure);
+                stranded.iter().for_each(|operation| self.fail(operation));
+            }
+        }
+    }
+
+    /// Transport engines have ended a job.
+    pub(super) fn end_job(&mut self, job: Handle, fault: Option<&ChannelFault>, now: Instant) {
+        match fault {
+            None => self.finish_job(job, now),
+            Some(fault) => self.break_job(job, fault, now),
+        }
+    }
+
+    fn finish_job(&mut self, job: Handle, now: Instant) {
+        let ended = |at_ns| Record::Ended { at_ns, job: job_number(job), is_failed: false };
+        self.recorder.record(ended);
+        match self.jobs.remove(job) {
+            Some(Job::Far { comm, operation }) => self.finish_far(comm, &operation, now),
+            Some(Job::Collective { comm, .. }) => self.finish_collective(comm, now),
+            Some(Job::Pair { comm, send, recv }) => {
+                if let Some(live) = self.comms.get_mut(comm) {
+                    live.touch(now);
+                    live.pair_jobs -= 1;
+                    live.info.count_pair(send.send.bytes);
+                }
+                self.finish_one(send.session.id, send.stream.index);
+                self.finish_one(recv.session.id, recv.stream.index);
+                self.expect_progress(now);
+                self.settle(comm);
+            }
+            None => {}
+        }
+    }
+
+    fn finish_collective(&mut self, comm: Handle, now: Instant) {
+        let Some(live) = self.comms.get_mut(comm) else { return };
+        live.touch(now);
+        let mut running = std::mem::take(&mut live.running);
+        let began = live.started_at.take().unwrap_or(now);
+        // To the poll, and no finer: how far a change lets operations go on must be the same in every run of a simulation.
+        live.average_took = (live.average_took * 7 + now.saturating_duration_since(began)) / 8;
+        let took = began.elapsed();
+        if let Some(Operation { action: Action::Collective { kind, .. }, count, dtype, .. }) = running.first() {
+            live.info.count_collective(*kind, *count, dtype.size_bytes(), took);
+        }
+        if live.note_burst(now.checked_sub(took).unwrap_or(now), now) {
+            self.registry.note_comms();
+        }
+        for operation in &running {
+            self.finish_one(operation.session.id, operation.stream.index);
+        }
+        running.clear();
+        if let Some(live) = self.comms.get_mut(comm) {
+            live.running = running;
+        }
+        // What waits behind it was not late while it ran.
+        self.expect_progress(now);
+        self.settle(comm);
+        self.start_collective(comm, now);
+    }
+
+    /// One operation of a stream has ended.
+    pub(super) fn finish_one(&mut self, session: SessionId, index: u32) {
+        if self.stream(session, index).is_some_and(Stream::finish_one) {
+            self.events.push_back(Event::Advance { session, stream: index });
+        }
+    }
+
+    pub(super) fn fail(&mut self, operation: &Operation) {
+        if let Some(live) = self.comms.get(operation.comm) {
+            live.info.failed.fetch_add(1, Ordering::Relaxed);
+        }
+        let (session, index) = (operation.session.id, operation.stream.index);
+        self.count_failed(session, index, operation.ticket, (operation.comm, operation.rank));
+        self.finish_one(session, index);
+    }
+
+    /// An operation fails. Its tenant knows why from the failure of the communicator, unless it has left that one.
+    pub(super) fn count_failed(&mut self, session: SessionId, index: u32, ticket: u64, (comm, rank): (Handle, u32)) {
+        let is_told = self.member(comm, rank).is_some_and(|member| !member.left);
+        let failure = self.failure_of(comm);
+        let Some(stream) = self.stream(session, index) else { return };
+        stream.session.count_failed();
+        if !is_told && stream.is_news(comm) {
+            stream.session.report(Handle::NONE, stream.handle, ticket, failure.class, &failure.message);
+        }
+    }
+}
+
+pub(super) fn too_many_jobs() -> Failure {
+    Failure::new(ErrorClass::System, format!("{JOBS_MAX} operations run on this device, the most it can"))
+}

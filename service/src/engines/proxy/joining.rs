@@ -1,0 +1,146 @@
+//! Ranks that join, and the communicators that are made of them.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Instant;
+
+use mccs_ipc::board::{BOARD_RANKS_MAX, Board, BoardLayout};
+use mccs_ipc::types::{ErrorClass, UniqueId};
+
+use super::cluster::Across;
+use super::comm::{Comm, Failure, Member};
+use super::operation::{JoinRequest, ProxyReply};
+use super::setups::Setups;
+use super::{COMMS_MAX, ProxyEngine};
+use crate::bootstrap::{GatheringKey, Joined, Refusal};
+use crate::devices::Prepared;
+use crate::telemetry::traffic::RecentTraffic;
+use crate::telemetry::{CommInfo, RankInfo, TenantBoard};
+use crate::tenants::Resource;
+
+impl ProxyEngine {
+    pub(super) fn join(&mut self, request: JoinRequest, now: Instant) {
+        if request.root.is_some() {
+            return self.join_across(request, now);
+        }
+        let key = GatheringKey { tenant: request.session.tenant.name.clone(), id: request.id };
+        let (rank, nranks, id) = (request.rank, request.nranks, request.id);
+        match self.rendezvous.join(key, rank, nranks, request, now) {
+            Joined::Waiting => {}
+            Joined::Refused(refusal, members) => refuse_all(&refusal, members),
+            Joined::Complete(requests) => self.prepare(id, requests, now),
+        }
+    }
+
+    /// A board for a new communicator, where the operator lets small collectives go without the service, and the tenant
+    /// has memory left. Without one everything works the same, slower.
+    fn make_board(&self, requests: &[JoinRequest]) -> Option<(OwnedFd, Arc<TenantBoard>)> {
+        let nranks = requests.len() as u32;
+        let layout = BoardLayout { nranks, slot_bytes: self.board_slot_bytes };
+        if self.board_slot_bytes == 0 || !(2..=BOARD_RANKS_MAX).contains(&nranks) {
+            return None;
+        }
+        let charge = requests[0].session.tenant.charge(Resource::MemoryBytes, layout.bytes()).ok()?;
+        let made = Board::create(layout);
+        let (fd, board) =
+            made.inspect_err(|error| tracing::debug!(%error, "a communicator goes without a board")).ok()?;
+        Some((fd, Arc::new(TenantBoard::new(board, charge))))
+    }
+
+    /// Begins a communicator. `requests` are those of this host's ranks, ascending; `across` where there are other hosts.
+    pub(super) fn create_comm(
+        &mut self,
+        id: UniqueId,
+        nranks: u32,
+        requests: Vec<JoinRequest>,
+        across: Option<Across>,
+        prepared: Option<Prepared>,
+        now: Instant,
+    ) {
+        let rank_info = |request: &JoinRequest| RankInfo {
+            rank: request.rank,
+            session: request.session.id,
+            pid: request.session.peer.pid,
+            rounds: 0.into(),
+            enqueued: 0.into(),
+            started: 0.into(),
+            completed: 0.into(),
+            late_ns: 0.into(),
+        };
+        // A GPU's ranks cannot play rounds when they call: their data is not there yet.
+        let is_staged = prepared.is_none() && requests.iter().any(|request| request.gpu.is_some());
+        let may_have_board = across.is_none() && prepared.is_none() && !is_staged;
+        let (board_fd, board) = if may_have_board { self.make_board(&requests).unzip() } else { (None, None) };
+        let (share, page_fd, direct) = match prepared {
+            Some(Prepared { share, page, group }) => (Some(Arc::new(share)), Some(page), Some(Arc::new(group))),
+            None => (None, None, None),
+        };
+        let info = Arc::new(CommInfo {
+            number: self.registry.next_number(),
+            id,
+            tenant: requests.first().map_or_else(String::new, |request| request.session.tenant.name.clone()),
+            device: if is_staged { "staged".into() } else { self.device.name() },
+            nranks,
+            hosts: across.iter().flat_map(|across| across.hosts.iter().map(ToString::to_string)).collect(),
+            ranks: requests.iter().map(rank_info).collect(),
+            operations: 0.into(),
+            bytes: 0.into(),
+            bus_bytes: 0.into(),
+            busy_ns: 0.into(),
+            pairs: 0.into(),
+            recent: RecentTraffic::default(),
+            traffic: requests.first().map(|request| Arc::clone(&request.session.tenant.traffic)).unwrap_or_default(),
+            links: across.as_ref().map(|across| across.span.network.links.0),
+            failed: 0.into(),
+            epoch: 0.into(),
+            board,
+            direct,
+            placed: across.as_ref().map(Across::placed),
+        });
+        let memory = board_fd.or(page_fd).map(Arc::new);
+        let ranks_by_host = across.as_ref().map_or(&[][..], |across| &across.ranks_by_host);
+        let schedules = (self.make_schedules)(nranks, ranks_by_host);
+        let mut answers = Vec::with_capacity(requests.len());
+        let mut members = Vec::with_capacity(requests.len());
+        for request in requests {
+            let JoinRequest { session, request, rank, tenant_comm, charge, reply, .. } = request;
+            members.push(Member::new(rank, session, tenant_comm, charge));
+            answers.push((rank, request, tenant_comm, reply));
+        }
+        let span = across.map(|across| across.span);
+        let ways = self.setups.as_ref().map(Setups::first_ways).unwrap_or_default();
+        let comm = match self.comms.insert(Comm::new(members, schedules, ways, Arc::clone(&info), span, now)) {
+            Ok(comm) => comm,
+            Err(refused) => {
+                let message = format!("the service has {COMMS_MAX} communicators, the most it can have");
+                let class = ErrorClass::System;
+                for (_, request, tenant_comm, reply) in answers {
+                    let _ =
+                        reply.send(ProxyReply::JoinFailed { request, tenant_comm, class, message: message.clone() });
+                }
+                if let Some(span) = refused.span {
+                    self.never_begun(*span, &Failure::new(class, message));
+                }
+                return;
+            }
+        };
+        self.comms.get(comm).into_iter().for_each(Comm::tell_chosen);
+        self.registry.add_comm(Arc::clone(&info));
+        if info.direct.is_some() {
+            self.watch_gpus(now);
+        }
+        self.note_links(comm);
+        for (rank, request, tenant_comm, reply) in answers {
+            let (info, memory, share) = (Arc::clone(&info), memory.clone(), share.clone());
+            let _ = reply.send(ProxyReply::Joined { request, tenant_comm, comm, rank, info, memory, share });
+        }
+    }
+}
+
+pub(super) fn refuse_all(refusal: &Refusal, members: Vec<JoinRequest>) {
+    for member in members {
+        let JoinRequest { request, tenant_comm, reply, .. } = member;
+        let (class, message) = (refusal.class, refusal.message.clone());
+        let _ = reply.send(ProxyReply::JoinFailed { request, tenant_comm, class, message });
+    }
+}
