@@ -2,9 +2,9 @@
 """Runs a scenario of the simulator on its emulated fabric, with real services, processes and packets, and compares the two.
 
 Lengths are scaled by the rates of the two networks, times are not: a run takes as long as the simulator says that the scenario
-itself does. With --longer N, fewer and longer iterations take the same time. Policies are carried out by the service that is the controller; where the switches' hash decides, there is none.
+itself does. With --longer N, fewer and longer iterations take the same time; with --more N, there are N times as many. Policies are carried out by the service that is the controller; where the switches' hash decides, there is none.
 
-usage: scenario.py SCENARIO.toml [--rounds 5] [--longer N] [--settle 2s] [--variants NAME,...]
+usage: scenario.py SCENARIO.toml [--rounds 5] [--longer N] [--more N] [--settle 2s] [--congestion-control cubic] [--variant NAME]...
 
 Needs root. Build first: cargo build --release --workspace. Writes eval/results/fabric-SCENARIO.json (data and provenance) and
 .md; fails if a variant's completion times are further than a tenth from the simulator's."""
@@ -42,7 +42,7 @@ def seconds(text):
 
 
 class Scenario:
-    def __init__(self, path, longer):
+    def __init__(self, path, longer, more):
         self.path = pathlib.Path(path)
         self.toml = tomllib.loads(self.path.read_text())
         self.fabric_path = self.path.parent / self.toml["fabric"]
@@ -55,7 +55,7 @@ class Scenario:
             unit = 4 * len(job["ranks"])
             job["bytes"] = round(number(job["bytes"], "B") * self.scale * longer / unit) * unit
             job["compute"] = f"{round(seconds(job.get('compute', '0s')) * longer * 1e6)}us"
-            job["iterations"] = max(1, round(job["iterations"] / longer))
+            job["iterations"] = max(1, round(job["iterations"] * more / longer))
         [self.algorithm] = {job.get("algorithm", "ring") for job in self.jobs}
         [self.channels] = {job.get("channels", 2) for job in self.jobs}
 
@@ -125,9 +125,10 @@ def simulated(scenario):
     return {variant["name"]: variant for variant in found["variants"]}
 
 
-def measure(scenario, fabric, variant, settle):
+def measure(scenario, fabric, variant, options):
     """One run of all jobs under a variant; their records by name."""
-    settings = [f'strategy.algorithm = "{scenario.algorithm}"', f"strategy.channels = {scenario.channels}"]
+    settings = [f'strategy.algorithm = "{scenario.algorithm}"', f"strategy.channels = {scenario.channels}",
+                f'tcp.congestion_control = "{options.congestion_control}"']
     with tempfile.TemporaryDirectory() as files:
         if variant["policy"] != "ecmp":
             for name, text in [("topology", scenario.topology()), ("policy", scenario.policy(variant))]:
@@ -142,7 +143,7 @@ def measure(scenario, fabric, variant, settle):
                 placed = scenario.placed(job, variant.get("rings", "local"))
                 time.sleep(max(0, began + seconds(job.get("start", "0s")) - time.monotonic()))
                 command = [BINARIES / "mccs-traffic", "--collective", job.get("collective", "all_reduce"), "--bytes", f"{job['bytes']}B",
-                           "--compute", job["compute"], "--iterations", str(job["iterations"]), "--settle", settle]
+                           "--compute", job["compute"], "--iterations", str(job["iterations"]), "--settle", options.settle]
                 id = secrets.token_hex(16)
                 return records(cluster.run_ranks(fabric, placed, command, lambda rank, host: {
                     "MCCS_SOCKET": f"{folder}/{host}/{job['name']}.sock", "MCCS_RANK": str(rank), "MCCS_NRANKS": str(len(placed)),
@@ -177,19 +178,21 @@ def main():
     parser.add_argument("scenario")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--longer", type=float, default=1, help="how much longer iterations are, and how much fewer")
+    parser.add_argument("--more", type=float, default=1, help="how many more iterations there are")
     parser.add_argument("--settle", default="2s")
-    parser.add_argument("--variants", help="only these, comma-separated")
+    parser.add_argument("--congestion-control", default="cubic", help="of all flows, whatever this machine's own is")
+    parser.add_argument("--variant", action="append", help="only these")
     options = parser.parse_args()
-    scenario = Scenario(options.scenario, options.longer)
+    scenario = Scenario(options.scenario, options.longer, options.more)
     variants = {variant["name"]: variant for variant in scenario.toml["variant"]}
-    if options.variants:
-        variants = {name: variants[name] for name in options.variants.split(",")}
+    if options.variant:
+        variants = {name: variants[name] for name in options.variant}
     foretold = simulated(scenario)
     found = {name: [] for name in variants}
     with Fabric(scenario.fabric_path) as fabric:
         for number in range(options.rounds):
             for name in bench.in_turn(variants, number):
-                found[name].append(measure(scenario, fabric, variants[name], options.settle))
+                found[name].append(measure(scenario, fabric, variants[name], options))
                 times = ", ".join(f"{job} {record['seconds']:.2f} s" for job, record in found[name][-1].items())
                 print(f"{name}: {times}", flush=True)
     jobs = [job["name"] for job in scenario.jobs]
@@ -213,7 +216,7 @@ def main():
         heads += [f"{job}: s", f"{job}: busbw Gbit/s (CV)", f"{job}: of the simulated time"]
     heads += ["Jain", "speed-up"]
     text = (f"{scenario.toml['question']}\n\nOn the emulated fabric {fabric.name}, lengths scaled by {scenario.scale:g}, iterations {options.longer:g} times "
-            f"as long and so much fewer: mean (least to greatest) of {options.rounds} rounds, variants in turn. Speed-up: of the jobs' bus bandwidth against the first variant's, "
+            f"as long and so much fewer, then {options.more:g} times as many, congestion control {options.congestion_control}: mean (least to greatest) of {options.rounds} rounds, variants in turn. Speed-up: of the jobs' bus bandwidth against the first variant's, "
             "round by round.\n\n" + bench.table(heads, rows))
     data = bench.provenance(fabric.versions()) | {"scenario": scenario.toml, "scale": scenario.scale, "simulated": foretold,
                                                   "rounds": found}

@@ -119,6 +119,9 @@ pub const DSCP: Limit<u32> = Limit { min: 0, max: 63, reason: "the field has six
 /// Priority of a socket.
 pub const PRIORITY: Limit<u32> = Limit { min: 0, max: 6, reason: "higher ones need a capability" };
 
+/// Longest name of a congestion control: the kernel's own limit, which includes a zero.
+pub const CONGESTION_CONTROL_NAME_MAX: usize = 15;
+
 /// Buffer of a socket.
 pub const SOCKET_BUFFER: Limit<Bytes> = Limit {
     min: Bytes::kib(4),

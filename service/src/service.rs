@@ -29,7 +29,7 @@ use crate::runtime::{Mailbox, RuntimeOptions, Runtimes, Sender};
 use crate::telemetry::Registry;
 use crate::tenants::{Quota, Tenant};
 use crate::transports::rdma::{DeviceChoice, Driver, NoRdma, RdmaOptions, RdmaTransport, Verbs};
-use crate::transports::tcp::TcpTransport;
+use crate::transports::tcp::{self, TcpTransport};
 use crate::transports::{FlowOptions, FlowPath, ListenOptions, PortRange, Transport};
 
 /// Items an engine handles in one poll: bounds how long the others of its runtime wait.
@@ -320,6 +320,9 @@ fn start_transports(
     };
     let network = settings.network.clone();
     let rdma = network.as_ref().and_then(|network| network.rdma.clone()).map(open_rdma).transpose()?.flatten();
+    if let Some(network) = &network {
+        tcp::try_out(network.address, &network.flow).context("this kernel does not take what [tcp] says of flows")?;
+    }
     let mut turn = 0;
     let make_links = move || {
         let Some(network) = &network else { return Ok(None) };
@@ -435,6 +438,7 @@ fn flow_options(tcp: &mccs_config::service::Tcp, address: IpAddr) -> FlowOptions
         priority: tcp.priority,
         send_buffer_bytes: socket_buffer_bytes,
         receive_buffer_bytes: socket_buffer_bytes,
+        congestion_control: tcp.congestion_control.clone(),
         connect_timeout: tcp.connect_timeout.0,
         // Ranks begin their first operation when they like: the proxy engine knows who is late, the exchange who is gone.
         peer_timeout: None,

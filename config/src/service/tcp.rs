@@ -32,6 +32,10 @@ pub struct Tcp {
     /// Socket buffers, each way. The kernel adapts them where this is absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub socket_buffer: Option<Bytes>,
+    /// Name of the congestion control of its flows, such as `dctcp`, which the kernel has to have. The kernel's own where this
+    /// is absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub congestion_control: Option<String>,
     /// How long connecting to a host may take.
     pub connect_timeout: DurationText,
     /// How long a host may leave packets unanswered before its flows fail: longer than a link may be down.
@@ -47,6 +51,7 @@ impl Default for Tcp {
             dscp: None,
             priority: None,
             socket_buffer: None,
+            congestion_control: None,
             connect_timeout: DurationText::secs(10),
             silence_timeout: DurationText::secs(30),
         }
@@ -121,6 +126,12 @@ impl FlowPath {
     }
 }
 
+/// Whether it can be a name of the kernel's.
+fn is_congestion_control(name: &str) -> bool {
+    (1..=limits::CONGESTION_CONTROL_NAME_MAX).contains(&name.len())
+        && name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_' || byte == b'-')
+}
+
 impl Tcp {
     pub(super) fn validate(&self, problems: &mut Problems) {
         if let Some(address) = self.address.filter(IpAddr::is_unspecified) {
@@ -135,6 +146,11 @@ impl Tcp {
         }
         if let Some(bytes) = self.socket_buffer {
             problems.within("tcp.socket_buffer", &bytes, &limits::SOCKET_BUFFER);
+        }
+        if let Some(name) = &self.congestion_control
+            && !is_congestion_control(name)
+        {
+            problems.add("tcp.congestion_control", format!("{name:?} is no name of one; write for example \"dctcp\""));
         }
         problems.within("tcp.connect_timeout", &self.connect_timeout, &limits::FLOW_TIMEOUT);
         problems.within("tcp.silence_timeout", &self.silence_timeout, &limits::FLOW_TIMEOUT);

@@ -75,6 +75,7 @@ fn flows_have_ranges_of_ports_and_an_address_to_connect_to() {
     only("[[strategy.path]]\ndscp = 64\n", 2, "strategy.path[0].dscp", "63");
     only("[tcp]\nsource_ports = \"2-1\"\n", 2, "tcp.source_ports", "the smaller one first");
     only("[tcp]\naddress = \"0.0.0.0\"\n", 2, "tcp.address", "cannot");
+    only("[tcp]\ncongestion_control = \"Reno 2\"\n", 2, "tcp.congestion_control", "dctcp");
     only("[tcp]\ndscp = 64\n", 2, "tcp.dscp", "six bits");
     only("[tcp]\nconnections = 0\n", 2, "tcp.connections", "1 to 16");
 }

@@ -1,7 +1,7 @@
 //! A rank of a job that computes, then does one collective, and again: what scenarios are made of. Computing is sleeping: what
 //! counts is when the job sends.
 
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{bail, ensure};
 use clap::Parser;
@@ -31,6 +31,9 @@ struct Arguments {
     /// those that begin with it their strategies.
     #[arg(long, default_value = "0ms")]
     settle: DurationText,
+    /// Also says when each collective that counts has ended.
+    #[arg(long)]
+    each: bool,
     #[command(flatten)]
     place: RankArguments,
 }
@@ -68,7 +71,7 @@ impl Job {
 }
 
 fn main() -> anyhow::Result<()> {
-    let Arguments { collective: kind, bytes, compute, iterations, settle, place } = Arguments::parse();
+    let Arguments { collective: kind, bytes, compute, iterations, settle, each, place } = Arguments::parse();
     let nranks = u64::from(place.nranks);
     let parts = if kind == CollectiveKind::AllReduce { 1 } else { nranks };
     let count = bytes.0 / 4 / parts;
@@ -86,10 +89,12 @@ fn main() -> anyhow::Result<()> {
     for _ in 0..SETTLED_AFTER {
         job.run_once()?;
     }
-    let (began, mut latencies) = (Instant::now(), Latencies::default());
+    let began_unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;
+    let (began, mut latencies, mut ended) = (Instant::now(), Latencies::default(), Vec::new());
     for _ in 0..iterations {
         std::thread::sleep(compute.0);
         latencies.add(job.run_once()?);
+        ended.extend(each.then(|| began.elapsed().as_secs_f64()));
     }
     if place.rank == 0 {
         let (_, bus_bytes) = traffic(kind, count * 4, nranks);
@@ -100,6 +105,8 @@ fn main() -> anyhow::Result<()> {
             "bytes": bytes.0,
             "p50_us": latencies.quantile(0.5).as_secs_f64() * 1e6,
             "p99_us": latencies.quantile(0.99).as_secs_f64() * 1e6,
+            "began_unix_s": began_unix.as_secs_f64(),
+            "ended_s": ended,
             "busbw_gbps": (bus_bytes * iterations) as f64 / sending / 1e9,
         });
         println!("{line}");

@@ -154,6 +154,8 @@ pub struct FlowOptions {
     pub send_buffer_bytes: Option<u32>,
     /// Bytes of a socket's receive buffer. The kernel adapts it where this is not given.
     pub receive_buffer_bytes: Option<u32>,
+    /// Name of the kernel's congestion control (`tcp`). Its default where there is none.
+    pub congestion_control: Option<String>,
     /// With several connections, messages are cut into chunks of this many bytes, and each connection takes the next chunk
     /// when it has room. Shorter messages stay whole.
     pub chunk_bytes: u32,
@@ -178,6 +180,7 @@ impl Default for FlowOptions {
             priority: None,
             send_buffer_bytes: None,
             receive_buffer_bytes: None,
+            congestion_control: None,
             chunk_bytes: 256 << 10,
             requests: 64,
             connect_timeout: Duration::from_secs(10),

@@ -29,6 +29,7 @@ mod watches;
 mod wire;
 
 use std::collections::VecDeque;
+use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
@@ -42,8 +43,9 @@ use self::setup::Waiting;
 use self::watches::{Ready, Watched, Watches};
 use super::region::Regions;
 use super::{
-    DataPath, FLOWS_MAX, Fault, FlowId, FlowSpec, FlowState, LISTENERS_MAX, ListenOptions, Listener, ListenerHandle,
-    MemoryKey, MemorySpan, RecvFlow, Request, RequestKind, SendFlow, Status, Transport, TransportError, Usage,
+    DataPath, FLOWS_MAX, Fault, FlowId, FlowOptions, FlowSpec, FlowState, LISTENERS_MAX, ListenOptions, Listener,
+    ListenerHandle, MemoryKey, MemorySpan, RecvFlow, Request, RequestKind, SendFlow, Status, Transport, TransportError,
+    Usage,
 };
 use crate::handles::HandleTable;
 use crate::runtime::{Context, Progress};
@@ -71,6 +73,14 @@ struct Pumped {
     moved: bool,
     /// The turn ended before there was nothing more to do.
     more: bool,
+}
+
+/// Whether the kernel takes what `options` say of packets of flows from `address`: the name of a congestion control, for one.
+///
+/// # Errors
+/// Names the socket option that it refuses, and why.
+pub fn try_out(address: IpAddr, options: &FlowOptions) -> Result<(), Fault> {
+    socket::try_out(&address, options)
 }
 
 /// What an error of a connected socket means.

@@ -1,5 +1,6 @@
 //! Non-blocking sockets: opening them as a flow's options say, and reading and writing tenants' memory.
 
+use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::Duration;
@@ -73,6 +74,12 @@ pub(super) fn accept(listener: &OwnedFd) -> Result<Option<Socket>, Errno> {
     }
 }
 
+/// Whether the kernel takes what `options` say of packets, before there is a flow.
+pub(super) fn try_out(address: &IpAddr, options: &FlowOptions) -> Result<(), Fault> {
+    let socket = open(address).map_err(|reason| Fault::Os { call: "socket", reason })?;
+    apply(&socket, address.is_ipv4(), options)
+}
+
 /// Sets what concerns packets of an open flow.
 pub(super) fn apply(socket: &impl AsFd, ipv4: bool, options: &FlowOptions) -> Result<(), Fault> {
     let os = |call| move |reason| Fault::Os { call, reason };
@@ -88,6 +95,9 @@ pub(super) fn apply(socket: &impl AsFd, ipv4: bool, options: &FlowOptions) -> Re
     // After the field above, which sets the priority as well.
     if let Some(priority) = options.priority {
         setsockopt(socket, sockopt::Priority, &(priority as i32)).map_err(os("SO_PRIORITY"))?;
+    }
+    if let Some(name) = &options.congestion_control {
+        setsockopt(socket, sockopt::TcpCongestion, &OsString::from(name)).map_err(os("TCP_CONGESTION"))?;
     }
     if let Some(bytes) = options.send_buffer_bytes {
         setsockopt(socket, sockopt::SndBuf, &(bytes as usize)).map_err(os("SO_SNDBUF"))?;

@@ -266,6 +266,16 @@ fn sources_that_cannot_be_had_are_refused() {
     assert!(matches!(refusal.fault(), Some(Fault::SourceAddress(_))), "{refusal}");
 }
 
+/// Reno is what every kernel has, and allows everybody.
+#[test]
+fn a_congestion_control_is_one_that_the_kernel_has() {
+    let named = |name: &str| FlowOptions { congestion_control: Some(name.into()), ..FlowOptions::default() };
+    let address = std::net::Ipv4Addr::LOCALHOST.into();
+    assert_eq!(super::try_out(address, &named("reno")), Ok(()));
+    let refusal = super::try_out(address, &named("nosuch")).expect_err("there is none of this name");
+    assert!(matches!(refusal, Fault::Os { call: "TCP_CONGESTION", .. }), "{refusal}");
+}
+
 /// Engines take whichever transport they are given.
 #[test]
 fn any_transport_fits_a_box() {
