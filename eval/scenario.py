@@ -4,8 +4,7 @@
 Lengths are scaled by the rates of the two networks, times are not: a run takes as long as the simulator says that the scenario
 itself does. With --longer N, fewer and longer iterations take the same time; with --more N, there are N times as many. Policies are carried out by the service that is the controller; where the switches' hash decides, there is none.
 
-usage: scenario.py SCENARIO.toml [--rounds 5] [--longer N] [--more N] [--settle 2s] [--slice 16KiB]
-                   [--congestion-control cubic] [--variant NAME]...
+usage: scenario.py SCENARIO.toml [--rounds 5] [--longer N] [--more N] [--settle 2s] [--congestion-control cubic] [--variant NAME]...
 
 Needs root. Build first: cargo build --release --workspace. Writes eval/results/fabric-SCENARIO.json (data and provenance) and
 .md; fails if a variant's completion times are further than a tenth from the simulator's."""
@@ -129,7 +128,7 @@ def simulated(scenario):
 def measure(scenario, fabric, variant, options):
     """One run of all jobs under a variant; their records by name."""
     settings = [f'strategy.algorithm = "{scenario.algorithm}"', f"strategy.channels = {scenario.channels}",
-                f'strategy.slice = "{options.slice}"', f'tcp.congestion_control = "{options.congestion_control}"']
+                f'tcp.congestion_control = "{options.congestion_control}"']
     with tempfile.TemporaryDirectory() as files:
         if variant["policy"] != "ecmp":
             for name, text in [("topology", scenario.topology()), ("policy", scenario.policy(variant))]:
@@ -181,7 +180,6 @@ def main():
     parser.add_argument("--longer", type=float, default=1, help="how much longer iterations are, and how much fewer")
     parser.add_argument("--more", type=float, default=1, help="how many more iterations there are")
     parser.add_argument("--settle", default="2s")
-    parser.add_argument("--slice", default="16KiB", help="strategy.slice: lengths are scaled, and so is this")
     parser.add_argument("--congestion-control", default="cubic", help="of all flows, whatever this machine's own is")
     parser.add_argument("--variant", action="append", help="only these")
     options = parser.parse_args()
@@ -218,7 +216,7 @@ def main():
         heads += [f"{job}: s", f"{job}: busbw Gbit/s (CV)", f"{job}: of the simulated time"]
     heads += ["Jain", "speed-up"]
     text = (f"{scenario.toml['question']}\n\nOn the emulated fabric {fabric.name}, lengths scaled by {scenario.scale:g}, iterations {options.longer:g} times "
-            f"as long and so much fewer, then {options.more:g} times as many, slices of {options.slice}, congestion control {options.congestion_control}: mean (least to greatest) of {options.rounds} rounds, variants in turn. Speed-up: of the jobs' bus bandwidth against the first variant's, "
+            f"as long and so much fewer, then {options.more:g} times as many, congestion control {options.congestion_control}: mean (least to greatest) of {options.rounds} rounds, variants in turn. Speed-up: of the jobs' bus bandwidth against the first variant's, "
             "round by round.\n\n" + bench.table(heads, rows))
     data = bench.provenance(fabric.versions()) | {"scenario": scenario.toml, "scale": scenario.scale, "simulated": foretold,
                                                   "rounds": found}

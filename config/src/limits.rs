@@ -110,13 +110,6 @@ pub const STREAMING_THRESHOLD: Limit<Bytes> = Limit {
 pub const CHANNELS: Limit<u32> =
     Limit { min: 1, max: 64, reason: "each channel has its own connections and its share of every chunk" };
 
-/// Shortest slice that is passed on from host to host.
-pub const SLICE: Limit<Bytes> = Limit {
-    min: Bytes::kib(4),
-    max: Bytes::mib(16),
-    reason: "each slice costs a message, and none is passed on before it is whole",
-};
-
 /// Sockets of a flow. As the transports have it.
 pub const FLOW_CONNECTIONS: Limit<u32> = Limit { min: 1, max: 16, reason: "beyond that a flow only costs" };
 

@@ -267,9 +267,6 @@ pub struct Strategy {
     pub algorithm: Algorithm,
     /// Channels of a communicator.
     pub channels: u32,
-    /// What is passed on from host to host goes in slices, of at least this length: one is sent on while the next arrives. Shorter
-    /// ones suit slower links.
-    pub slice: Bytes,
     /// Ways through the network: channels go round them. None: all flows are as `[tcp]` says.
     #[serde(rename = "path", skip_serializing_if = "Vec::is_empty")]
     pub paths: Vec<FlowPath>,
@@ -277,7 +274,7 @@ pub struct Strategy {
 
 impl Default for Strategy {
     fn default() -> Self {
-        Strategy { algorithm: Algorithm::Auto, channels: 2, slice: Bytes::kib(256), paths: Vec::new() }
+        Strategy { algorithm: Algorithm::Auto, channels: 2, paths: Vec::new() }
     }
 }
 
@@ -429,7 +426,6 @@ impl Validate for ServiceConfig {
         problems.within("runtime.tenant_spin", &self.runtime.tenant_spin, &limits::SPIN);
         self.host_device.validate(problems);
         problems.within("strategy.channels", &self.strategy.channels, &limits::CHANNELS);
-        problems.within("strategy.slice", &self.strategy.slice, &limits::SLICE);
         self.validate_exchange(problems);
         for (index, path) in self.strategy.paths.iter().enumerate() {
             path.validate(&format!("strategy.path[{index}]"), problems);

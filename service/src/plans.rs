@@ -54,8 +54,7 @@ impl ScheduleCache {
             Choice::Pinned(algorithm) => algorithm.name(),
         };
         let (channels, version) = (self.strategy.ring_orders.len(), env!("CARGO_PKG_VERSION"));
-        let slice_bytes = self.strategy.slice_count_min * size_of::<f32>() as u64;
-        format!("algorithm {algorithm}, channels {channels}, slice {slice_bytes}B, mccs {version}")
+        format!("algorithm {algorithm}, channels {channels}, mccs {version}")
     }
 
     /// What a change makes of it: the same communicator and model under another strategy.

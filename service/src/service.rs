@@ -133,8 +133,6 @@ pub struct Settings {
     pub choice: Choice,
     /// Channels of rings and trees.
     pub channels: u32,
-    /// Shortest slice that hosts pass on.
-    pub slice_bytes: u64,
     /// Ways through the network that channels go round; none: all flows are alike.
     pub paths: Vec<FlowPath>,
     /// Links to other hosts' services, if there are others.
@@ -172,10 +170,9 @@ impl Service {
         let mailbox = Mailbox::new(PROXY_MAILBOX_MAX);
         let proxy = mailbox.sender();
         let device = Box::new(HostDevice::new(settings.host_device, proxy.clone()));
-        let (choice, channels, slice_bytes) = (settings.choice, settings.channels, settings.slice_bytes);
+        let (choice, channels) = (settings.choice, settings.channels);
         let make_schedules = move |nranks, hosts: &[Vec<u32>]| {
-            let initial = Strategy::initial(choice, nranks, channels, hosts);
-            ScheduleCache::new(nranks, initial.with_slices_of(slice_bytes), CostModel::for_hosts(hosts))
+            ScheduleCache::new(nranks, Strategy::initial(choice, nranks, channels, hosts), CostModel::for_hosts(hosts))
         };
         // Where the operator pins another algorithm than the one that a board's ranks follow, all goes through the service.
         let follows = matches!(choice, Choice::Auto | Choice::Pinned(Algorithm::Direct));
@@ -575,7 +572,6 @@ impl Settings {
             board_slot_bytes: config.host_device.direct_limit.0 as u32,
             choice: config.strategy.algorithm.into(),
             channels: config.strategy.channels,
-            slice_bytes: config.strategy.slice.0,
             paths: config.strategy.paths.iter().map(FlowPath::from).collect(),
             exchange: config.exchange.as_ref().map(|exchange| exchange_settings(config, exchange)),
             controller: config.controller.as_ref().map(|controller| ControllerSettings::new(config, controller)),

@@ -122,7 +122,6 @@ fn values_out_of_range_get_their_line_and_the_range() {
     only("[limits]\ninit_timeout = \"0\"\n", 2, "limits.init_timeout", "from 10ms to 24h");
     only("[runtime]\ntransport_engines = 65\n", 2, "runtime.transport_engines", "from 1 to 64");
     only("[strategy]\nchannels = 0\n", 2, "strategy.channels", "from 1 to 64");
-    only("[strategy]\nslice = \"1KiB\"\n", 2, "strategy.slice", "from 4KiB to 16MiB");
     only("[host_device]\npiece_bytes = \"5000\"\n", 2, "host_device.piece_bytes", "4KiB");
     only("[service]\nruntime_dir = \"x\"\n", 2, "service.runtime_dir", "absolute");
     only("tenant = []\n", 1, "tenant", "from 1");

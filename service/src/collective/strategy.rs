@@ -183,12 +183,6 @@ impl Strategy {
         }
     }
 
-    /// The same, but that slices may be as short as this. Schedules do not know the data's type: they are of `f32`.
-    #[must_use]
-    pub fn with_slices_of(self, bytes: u64) -> Self {
-        Strategy { slice_count_min: (bytes / size_of::<f32>() as u64).max(1), ..self }
-    }
-
     /// The strategy that a change makes of this one.
     ///
     /// # Errors
