@@ -104,6 +104,8 @@ pub(super) struct Connection {
     dials: u32,
     /// Paths that were tried since the last one that worked.
     tries: usize,
+    /// Sockets that have become its line.
+    openings: u32,
     /// What was sent, or is to be.
     pub(super) log: Log,
     /// The line was given everything before this place in the stream.
@@ -124,6 +126,7 @@ impl Connection {
             is_cut: false,
             dials: 0,
             tries: 0,
+            openings: 0,
             log: Log::new(),
             position: 0,
             path: 0,
@@ -141,6 +144,11 @@ impl Connection {
     /// The line, if bytes may be written to it and its acknowledgements mean something.
     pub(super) fn live(&mut self) -> Option<&mut Line> {
         self.line.as_mut().filter(|_| !self.is_cut)
+    }
+
+    /// How many sockets have been its line.
+    pub(super) fn openings(&self) -> u32 {
+        self.openings
     }
 
     pub(super) fn is_open(&self) -> bool {
@@ -183,6 +191,11 @@ impl Connection {
     #[cfg(test)]
     pub(super) fn force(&mut self) {
         self.dial.iter_mut().for_each(|dial| dial.is_forced = true);
+    }
+
+    /// The path that brings no answer, as the sender counts them: what is dialled goes there, or else the line.
+    pub(super) fn failing_path(&self) -> usize {
+        self.dial.as_ref().map_or(self.path, |dial| dial.path)
     }
 
     /// Gives up what is being dialled. Returns its watch if its socket is closed.
@@ -272,7 +285,7 @@ impl Connection {
         }
         self.log.acknowledge(received);
         (self.position, self.path, self.is_cut, self.stall) = (received, dial.path, false, Stall::default());
-        self.tries = 1;
+        (self.tries, self.openings) = (1, self.openings + 1);
         Ok(())
     }
 

@@ -22,6 +22,7 @@ mod dead_paths;
 mod listener;
 mod log;
 mod port;
+mod probe;
 mod receiver;
 #[cfg(test)]
 mod restless;
@@ -45,6 +46,7 @@ use mccs_ipc::types::Handle;
 use nix::errno::Errno;
 
 use self::port::{HalfOpen, PORTS_MAX, Port};
+pub use self::probe::Probe;
 use self::receiver::Receiver;
 use self::sender::Sender;
 use self::setup::Waiting;
@@ -52,8 +54,8 @@ use self::watches::{Ready, Watched, Watches};
 use super::region::Regions;
 use super::{
     DataPath, FLOWS_MAX, Fault, FlowId, FlowOptions, FlowSpec, FlowState, LISTENERS_MAX, ListenOptions, Listener,
-    ListenerHandle, MemoryKey, MemorySpan, RecvFlow, Request, RequestKind, SendFlow, Status, Transport, TransportError,
-    Usage,
+    ListenerHandle, MemoryKey, MemorySpan, PathNews, RecvFlow, Request, RequestKind, SendFlow, Status, Transport,
+    TransportError, Usage,
 };
 use crate::handles::HandleTable;
 use crate::runtime::{Context, Progress};
@@ -184,6 +186,8 @@ pub struct TcpTransport {
     unsettled: VecDeque<Handle>,
     /// Flows that were closed, and live until all is acknowledged.
     lingering: usize,
+    /// What flows have found out about paths.
+    path_news: VecDeque<PathNews>,
     #[cfg(test)]
     restless: Option<super::conformance::Random>,
     /// Makes attempts to connect differ.
@@ -222,6 +226,7 @@ impl TcpTransport {
             look_every: SILENCE_LOOKED_AT_EVERY,
             unsettled: VecDeque::new(),
             lingering: 0,
+            path_news: VecDeque::new(),
             #[cfg(test)]
             restless: None,
             attempts: u64::from_le_bytes(setup::random()?),
@@ -554,6 +559,10 @@ impl Transport for TcpTransport {
             self.end(flow.0);
             self.flows.remove(flow.0);
         }
+    }
+
+    fn take_path_news(&mut self) -> Option<PathNews> {
+        self.path_news.pop_front()
     }
 
     fn usage(&self) -> Usage {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use mccs_ipc::types::Handle;
 
-use super::super::{Fault, FlowId};
+use super::super::{Fault, FlowId, PathNews, SendFlow};
 use super::port::refuse;
 use super::setup::welcome;
 use super::socket::Socket;
@@ -21,6 +21,8 @@ use super::{Flow, Half, SILENCE_LOOKED_AT_EVERY, TcpTransport};
 pub(super) const SETTLED_EVERY: Duration = Duration::from_millis(1);
 /// Flows that are asked for their acknowledgements in a poll.
 const SETTLED_MAX: usize = 32;
+/// News of paths that are kept until they are asked for: more say no more.
+const PATH_NEWS_MAX: usize = 4096;
 /// Flows that dial anew in one look: others have their turn in the next ones, so that a dead link does not stop everything else.
 const DIALS_MAX: usize = 256;
 
@@ -54,10 +56,14 @@ impl TcpTransport {
         any
     }
 
-    /// Forgets sockets that a sender has closed.
+    /// Forgets sockets that a sender has closed, and notes what it has found out.
     pub(super) fn forget_closed(&mut self, handle: Handle) {
-        if let Some(Flow { half: Half::Send(sender), .. }) = self.flows.get_mut(handle) {
-            self.watches.forget(sender.take_closed());
+        let Some(Flow { half: Half::Send(sender), .. }) = self.flows.get_mut(handle) else { return };
+        self.watches.forget(sender.take_closed());
+        for (path, answers) in sender.take_path_news() {
+            if self.path_news.len() < PATH_NEWS_MAX {
+                self.path_news.push_back(PathNews { flow: SendFlow(FlowId(handle)), path, answers });
+            }
         }
     }
 
@@ -108,6 +114,7 @@ impl TcpTransport {
         for (handle, connection) in to_dial.into_iter().take(DIALS_MAX) {
             // What is not to be had now may be at the next look.
             let _ = self.dial(handle, connection);
+            self.forget_closed(handle);
             self.enqueue(handle);
         }
         failed.into_iter().for_each(|(handle, fault)| self.fail(handle, fault));

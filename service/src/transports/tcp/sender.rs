@@ -59,7 +59,7 @@ pub(super) struct Sender {
     ring: RequestRing<Outgoing>,
     grid: Grid,
     hello: Hello,
-    route: Route,
+    route: Box<Route>,
     connections: Vec<Connection>,
     /// The message whose chunks are being handed out.
     current: u64,
@@ -71,6 +71,8 @@ pub(super) struct Sender {
     lingers: bool,
     /// Watches of sockets that were closed.
     closed: Vec<Handle>,
+    /// Paths that bring no answer, and those that do again.
+    path_news: Vec<(FlowPath, bool)>,
 }
 
 /// What looking at a flow has found.
@@ -85,7 +87,7 @@ pub(super) struct Looked {
 }
 
 impl Sender {
-    pub(super) fn new(hello: Hello, route: Route) -> Self {
+    pub(super) fn new(hello: Hello, route: Box<Route>) -> Self {
         Sender {
             ring: RequestRing::new(route.options.requests),
             grid: hello.grid(),
@@ -97,6 +99,7 @@ impl Sender {
             trim_from: TRIMMED_FROM,
             lingers: false,
             closed: Vec::new(),
+            path_news: Vec::new(),
         }
     }
 
@@ -136,6 +139,11 @@ impl Sender {
     /// Watches of sockets that were closed since.
     pub(super) fn take_closed(&mut self) -> impl Iterator<Item = Handle> {
         self.closed.drain(..)
+    }
+
+    /// What was found out about paths since.
+    pub(super) fn take_path_news(&mut self) -> impl Iterator<Item = (FlowPath, bool)> {
+        self.path_news.drain(..)
     }
 
     /// Its sockets, in order.
@@ -215,7 +223,12 @@ impl Sender {
     fn go_on(&mut self, index: usize) -> Result<bool, Fault> {
         let can_resume = self.can_resume();
         let Some(connection) = self.connections.get_mut(index) else { return Ok(false) };
-        match connection.go_on(&self.hello, &mut self.closed) {
+        let opened = connection.openings();
+        let further = connection.go_on(&self.hello, &mut self.closed);
+        if connection.openings() > opened.max(1) {
+            self.path_news.extend(self.route.paths.get(connection.path).map(|path| (*path, true)));
+        }
+        match further {
             // Another path is tried when it is looked at next.
             Err(Fault::Lost(_)) if can_resume => {
                 self.closed.extend(connection.give_dial_up());
@@ -398,12 +411,14 @@ impl Sender {
                 Look::Owed => looked.is_owed = true,
                 Look::Dial => {
                     looked.is_owed = true;
+                    self.path_news.extend(self.route.paths.get(connection.failing_path()).map(|path| (*path, false)));
                     to_dial.push(index as u16);
                 }
                 Look::Gone => return Err(Fault::Lost(nix::errno::Errno::ETIMEDOUT)),
             }
             if connection.is_dial_idle() {
                 self.closed.extend(connection.give_dial_up());
+                self.path_news.extend(self.route.paths.get(connection.path).map(|path| (*path, true)));
             }
         }
         looked.is_over = self.lingers && self.connections.iter().all(|connection| connection.log.is_empty());

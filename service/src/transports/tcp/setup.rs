@@ -208,7 +208,7 @@ impl TcpTransport {
             attempt: self.attempts,
             resumption: 0,
         };
-        let half = Half::Send(Sender::new(hello, Route::new(to, options)));
+        let half = Half::Send(Sender::new(hello, Box::new(Route::new(to, options))));
         let full = TransportError::TooMany { what: "flows", limit: FLOWS_MAX };
         let handle = self.add_flow(spec, half, None, now).ok_or(full)?;
         for connection in 0..options.connections {

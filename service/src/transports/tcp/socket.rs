@@ -12,6 +12,7 @@ use nix::sys::socket::{
 };
 
 use super::super::{Fault, FlowOptions, TransportError};
+use crate::answers::{self, Answers};
 
 /// Connections that the kernel keeps for a listener until they are taken.
 const BACKLOG: i32 = 4096;
@@ -21,15 +22,6 @@ const PROBES: u32 = 3;
 /// A connected, or connecting, TCP socket.
 #[derive(Debug)]
 pub(super) struct Socket(OwnedFd);
-
-/// What a peer's kernel has answered.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Answers {
-    /// It should have answered, and was asked again: something was sent a second time, or a second probe of its window.
-    pub(super) is_owed: bool,
-    /// How long ago the last answer of any kind was.
-    pub(super) last: Duration,
-}
 
 /// What a read or write came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -127,21 +119,7 @@ pub(super) fn apply(socket: &impl AsFd, ipv4: bool, options: &FlowOptions) -> Re
 impl Socket {
     /// What the kernel knows of the connection's other end; `None` if it says nothing.
     pub(super) fn answers(&self) -> Option<Answers> {
-        let mut info = std::mem::MaybeUninit::<libc::tcp_info>::zeroed();
-        let mut length = size_of::<libc::tcp_info>() as libc::socklen_t;
-        // SAFETY: `info` has `length` bytes, and all zeroes are a value of it; the kernel writes at most so many.
-        let info = unsafe {
-            let fd = self.0.as_raw_fd();
-            let got =
-                libc::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, info.as_mut_ptr().cast(), &raw mut length);
-            if got != 0 {
-                return None;
-            }
-            info.assume_init()
-        };
-        // A single probe may be on its way.
-        let is_owed = info.tcpi_retransmits > 0 || info.tcpi_probes > 1;
-        Some(Answers { is_owed, last: Duration::from_millis(info.tcpi_last_ack_recv.into()) })
+        answers::answers(self)
     }
 
     /// For how long the peer's kernel has left unanswered what it should have answered. Zero where it owes nothing: it has
@@ -152,10 +130,7 @@ impl Socket {
 
     /// Bytes that were written and that the peer's kernel has not acknowledged.
     pub(super) fn unacknowledged(&self) -> Option<u64> {
-        let mut bytes: libc::c_int = 0;
-        // SAFETY: the call writes one integer.
-        let asked = unsafe { libc::ioctl(self.0.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
-        if asked == 0 { u64::try_from(bytes).ok() } else { None }
+        answers::unacknowledged(self)
     }
 
     /// Says that nothing more will be written, behind what was.
