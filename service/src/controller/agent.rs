@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mccs_config::change::StrategyChange;
+use mccs_config::service::FlowPath;
 
 use super::clock::CommonClock;
 use super::message::{AgentMessage, ControllerMessage, Order, Outcome, Report};
@@ -118,6 +119,8 @@ pub struct Agent {
     next_question: u64,
     paces: BTreeMap<CommId, Paced>,
     clock: CommonClock,
+    /// Paths that are dead, with the host to which they lead.
+    dead_paths: Vec<(String, FlowPath)>,
 }
 
 /// On the common clock, which shows `common_ns` now.
@@ -144,7 +147,18 @@ impl Agent {
             next_question: 0,
             paces: BTreeMap::new(),
             clock: CommonClock::default(),
+            dead_paths: Vec::new(),
         }
+    }
+
+    /// Another host answers this one over a path, or does not.
+    pub fn path(&mut self, peer: &Name, path: FlowPath, answers: bool) -> Option<AgentOutput> {
+        let peer = peer.to_string();
+        self.dead_paths.retain(|(other, dead)| (other, dead) != (&peer, &path));
+        if !answers {
+            self.dead_paths.push((peer.clone(), path.clone()));
+        }
+        self.life.map(|_| AgentOutput::Tell(AgentMessage::Path { peer, path, answers }))
     }
 
     /// Whom it obeys.
@@ -210,7 +224,9 @@ impl Agent {
                     self.known.values_mut().for_each(|known| (known.report.profile, known.told) = (None, None));
                     let reports = self.known.values().map(|known| AgentMessage::Report(Box::new(known.report.clone())));
                     let synced = AgentMessage::Synced { life, is_paced: !self.paces.is_empty() };
-                    reports.chain([synced]).map(AgentOutput::Tell).collect()
+                    let dead = self.dead_paths.iter().cloned();
+                    let dead = dead.map(|(peer, path)| AgentMessage::Path { peer, path, answers: false });
+                    reports.chain(dead).chain([synced]).map(AgentOutput::Tell).collect()
                 }
             },
             ControllerMessage::Order(order) if self.life != Some(order.life) => match self.life {

@@ -101,6 +101,7 @@ impl Controller {
             policy_text: basis.map(|basis| basis.policy_text.text.clone()),
             hosts: self.hosts().map(|(host, reports)| (host.to_string(), reports)).collect(),
             links: self.links.iter().map(|(lower, upper, state)| (lower.to_owned(), upper.to_owned(), state)).collect(),
+            dead_links: self.links.found().map(|(lower, upper, why)| [lower, upper, why].map(str::to_owned)).collect(),
             communicators: self.comms.values().map(view).collect(),
             refused_bodies,
         }

@@ -25,6 +25,7 @@ use std::time::{Duration, Instant};
 use super::answer::ControllerAnswer;
 use super::application::Application;
 use super::basis::{Basis, Text};
+use super::dead_paths::DeadPaths;
 use super::history::{History, Went};
 use super::links::Links;
 use super::message::{AgentMessage, ControllerMessage, Order, Outcome, Report};
@@ -130,6 +131,7 @@ pub struct Controller {
     /// What was last read, whatever was thought of it.
     pub(super) texts: (Option<Text>, Option<Text>),
     pub(super) links: Links,
+    dead_paths: DeadPaths,
     pub(super) comms: BTreeMap<CommId, Held>,
     /// Hosts that keep to paces which an earlier life has told.
     unsure: BTreeSet<Name>,
@@ -160,6 +162,7 @@ impl Controller {
             with_profiles: false,
             texts: (None, None),
             links: Links::default(),
+            dead_paths: DeadPaths::default(),
             comms: BTreeMap::new(),
             unsure: BTreeSet::new(),
             orders: BTreeMap::new(),
@@ -195,6 +198,9 @@ impl Controller {
     /// A host is there, and has heard nothing yet.
     pub fn met(&mut self, host: &Name, now: Instant) {
         self.forget(host);
+        if self.dead_paths.forget(host) {
+            self.find_dead_links(now);
+        }
         self.superseded.remove(host);
         self.comms.values_mut().for_each(|held| drop(held.paced.remove(host)));
         self.unsure.remove(host);
@@ -227,6 +233,9 @@ impl Controller {
         }
         if self.forget(host) {
             self.because(format!("host {host} was lost"));
+        }
+        if self.dead_paths.forget(host) {
+            self.find_dead_links(now);
         }
     }
 
@@ -270,6 +279,11 @@ impl Controller {
                 self.outputs.push_back(Output::Tell { to: from.clone(), message });
             }
             AgentMessage::Synced { .. } => {}
+            AgentMessage::Path { peer, path, answers } => {
+                if self.dead_paths.hear(from, &peer, &path, answers) {
+                    self.find_dead_links(now);
+                }
+            }
             AgentMessage::Answer { order, outcome } => self.answered(from, order, outcome, now),
             AgentMessage::Superseded { by } => {
                 if self.superseded.insert(from.clone(), by) != Some(by) {
@@ -277,6 +291,24 @@ impl Controller {
                     self.history.note(what, "", Went::Done, now);
                 }
             }
+        }
+    }
+
+    /// Concludes from what hosts say of paths which links are dead.
+    fn find_dead_links(&mut self, now: Instant) {
+        let Some(basis) = self.basis.clone() else { return };
+        let [dead, well] = self.links.set_found(self.dead_paths.links(&basis));
+        for (lower, upper, why) in dead {
+            tracing::warn!(lower, upper, why, "link found dead");
+            let what = format!("link {lower} {upper} found dead");
+            self.history.note(&*what, why, Went::Done, now);
+            self.because(what);
+        }
+        for (lower, upper, _) in well {
+            tracing::info!(lower, upper, "link works again");
+            let what = format!("link {lower} {upper} works again");
+            self.history.note(&*what, "paths over it are answered", Went::Done, now);
+            self.because(what);
         }
     }
 
@@ -408,6 +440,8 @@ impl Controller {
 
     fn decide(&mut self) {
         let Some(basis) = self.basis.clone() else { return };
+        // It may be another topology.
+        let _ = self.links.set_found(self.dead_paths.links(&basis));
         let plans = plan_all(&basis, &self.links, &self.reports());
         let plans: Vec<_> = plans.into_iter().map(|(report, plan)| (report.comm.clone(), plan)).collect();
         for (comm, plan) in plans {

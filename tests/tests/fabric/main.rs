@@ -4,6 +4,7 @@
 //! fails.
 
 mod bed;
+mod dead_path;
 mod loss;
 
 use std::process::Command;

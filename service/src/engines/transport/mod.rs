@@ -11,6 +11,7 @@
 mod channel;
 pub mod links;
 pub mod pace;
+pub mod path_words;
 mod pool;
 
 use std::collections::VecDeque;
@@ -363,7 +364,7 @@ impl Engine for TransportEngine {
             busy = true;
             self.handle(message, cx.now);
         }
-        let moved = self.links.as_mut().map_or(Progress::IDLE, |links| links.transport.poll(cx));
+        let moved = self.links.as_mut().map_or(Progress::IDLE, |links| links.poll(cx));
         busy |= moved == Progress::Busy;
         self.tell_prepared();
         busy |= self.step_channels(cx);
