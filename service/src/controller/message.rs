@@ -70,6 +70,14 @@ pub enum AgentMessage {
         /// Whether it does.
         answers: bool,
     },
+    /// What a communicator's flows from this host would send together, at most, in bits of payload per second, where that is less than
+    /// they may; `None`: as much as they may.
+    Wants {
+        /// Which.
+        comm: CommId,
+        /// So much.
+        bps: Option<u64>,
+    },
     /// What the time is; answered by [`ControllerMessage::Time`].
     AskTime {
         /// To be given back.

@@ -128,7 +128,7 @@ impl Controller {
             not_enforced: plan.as_ref().map(|plan| plan.not_enforced.clone()).unwrap_or_default(),
             after: plan.map(|plan| view_of(report, (&plan.rings, &plan.paths, &plan.flows), &basis.topology)),
         };
-        Ok(plan_all(&basis, &self.links, &self.reports()).into_iter().map(view).collect())
+        Ok(plan_all(&basis, &self.links, &self.reports(), &self.wants).into_iter().map(view).collect())
     }
 }
 

@@ -30,7 +30,7 @@ use super::history::{History, Went};
 use super::links::Links;
 use super::message::{AgentMessage, ControllerMessage, Order, Outcome, Report};
 use super::pace::HostPace;
-use super::plan::{Plan, plan_all};
+use super::plan::{Plan, Wants, plan_all};
 use crate::exchange::protocol::{CommId, Name};
 
 /// Orders that are under way at a time: bounds what waits in mailboxes on the way.
@@ -47,6 +47,9 @@ pub const ORDER_TIME: Duration = Duration::from_secs(30);
 pub const PAUSE: Duration = Duration::from_secs(1);
 /// Longest pause.
 pub const PAUSE_MAX: Duration = Duration::from_secs(60);
+
+/// Rates are allotted anew at most so often when tenants want more or less of them.
+pub const ALLOT_EVERY: Duration = Duration::from_millis(500);
 
 /// Who asked, to be given back with the answer.
 pub type Ticket = u64;
@@ -133,6 +136,11 @@ pub struct Controller {
     pub(super) links: Links,
     dead_paths: DeadPaths,
     pub(super) comms: BTreeMap<CommId, Held>,
+    /// What flows want of what they are allotted.
+    pub(super) wants: Wants,
+    /// When rates are allotted anew for it, and when they were last.
+    allot_at: Option<Instant>,
+    allotted_at: Instant,
     /// Hosts that keep to paces which an earlier life has told.
     unsure: BTreeSet<Name>,
     orders: BTreeMap<u64, Pending>,
@@ -164,6 +172,9 @@ impl Controller {
             links: Links::default(),
             dead_paths: DeadPaths::default(),
             comms: BTreeMap::new(),
+            wants: Wants::new(),
+            allot_at: None,
+            allotted_at: now,
             unsure: BTreeSet::new(),
             orders: BTreeMap::new(),
             next_order: 0,
@@ -246,6 +257,11 @@ impl Controller {
             // It may come back, and then has what its other hosts were told.
             self.unsure.extend(held.paced.into_keys());
         }
+        let comms = &self.comms;
+        self.wants.retain(|comm, by_host| {
+            by_host.remove(host);
+            comms.contains_key(comm) && !by_host.is_empty()
+        });
         self.orders.retain(|_, pending| pending.comm.root != *host);
         before != self.comms.len()
     }
@@ -256,7 +272,9 @@ impl Controller {
             // A host that is away, or was forgotten, begins with a report for a Sync.
             _ if self.hosts.get(from).is_none_or(|state| *state == HostState::Away) => {}
             AgentMessage::Report(report) => self.report(*report, now),
+            AgentMessage::Wants { comm, bps } => self.wants(from, comm, bps, now),
             AgentMessage::Gone { comm } => {
+                self.wants.remove(&comm);
                 if let Some(held) = self.comms.remove(&comm) {
                     let pending = held.order.and_then(|order| self.orders.remove(&order));
                     if let Some(Pending { entry, .. }) = pending {
@@ -291,6 +309,15 @@ impl Controller {
                     self.history.note(what, "", Went::Done, now);
                 }
             }
+        }
+    }
+
+    /// What a communicator's flows from a host want of what they are allotted.
+    fn wants(&mut self, from: &Name, comm: CommId, bps: Option<u64>, now: Instant) {
+        let Some(held) = self.comms.get(&comm).filter(|held| held.paced.contains_key(from)) else { return };
+        let is_allotted = held.paced.get(from).is_some_and(|pace| pace.allotted_bps() > 0);
+        if is_allotted && self.wants.entry(comm).or_default().insert(from.clone(), bps) != Some(bps) {
+            self.allot_at.get_or_insert(now.max(self.allotted_at + ALLOT_EVERY));
         }
     }
 
@@ -415,9 +442,13 @@ impl Controller {
         if self.waits_until(now).is_some() {
             return;
         }
+        if self.allot_at.is_some_and(|at| at <= now) {
+            self.because("tenants want other parts of their shares".to_owned());
+        }
         loop {
             if let Some(cause) = self.cause.take() {
                 self.last_cause = cause;
+                (self.allot_at, self.allotted_at) = (None, now);
                 self.decide();
             }
             if std::mem::take(&mut self.is_to_order) {
@@ -442,7 +473,7 @@ impl Controller {
         let Some(basis) = self.basis.clone() else { return };
         // It may be another topology.
         let _ = self.links.set_found(self.dead_paths.links(&basis));
-        let plans = plan_all(&basis, &self.links, &self.reports());
+        let plans = plan_all(&basis, &self.links, &self.reports(), &self.wants);
         let plans: Vec<_> = plans.into_iter().map(|(report, plan)| (report.comm.clone(), plan)).collect();
         for (comm, plan) in plans {
             if let Some(held) = self.comms.get_mut(&comm) {
@@ -469,6 +500,9 @@ impl Controller {
                     None => !pace.is_free() || self.unsure.contains(&host),
                 };
                 if is_news {
+                    if pace.allotted_bps() == 0 {
+                        self.wants.get_mut(comm).map(|by_host| by_host.remove(&host));
+                    }
                     held.paced.insert(host.clone(), pace.clone());
                     let message = ControllerMessage::Pace { life: self.life, comm: comm.clone(), pace };
                     self.outputs.push_back(Output::Tell { to: host, message });
@@ -540,7 +574,9 @@ impl Controller {
         let has_work = self.cause.is_some() || self.is_to_order || self.application.is_some();
         let waits = self.waits_until(now).filter(|_| has_work && self.superseded_by().is_none());
         let orders = self.orders.values().map(|pending| pending.until);
-        orders.chain(retries.filter(|at| *at > now)).chain(waits).min()
+        let allots = self.allot_at.map(|at| self.waits_until(now).map_or(at, |until| until.max(at)));
+        let allots = allots.filter(|_| self.superseded_by().is_none());
+        orders.chain(retries.filter(|at| *at > now)).chain(waits).chain(allots).min()
     }
 }
 

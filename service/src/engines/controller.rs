@@ -16,7 +16,7 @@
 mod files;
 mod probes;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
@@ -33,6 +33,7 @@ use crate::controller::state::{Controller, Output, Ticket};
 use crate::engines::transport::path_words::PathWords;
 use crate::exchange::protocol::{CommId, ControlBody, Event, Name, Request};
 use crate::runtime::{Context, Engine, Mailbox, Progress, Sender, WakerSlot};
+use crate::telemetry::placed::PaceUse;
 use crate::telemetry::{CommInfo, LogBudget, Registry};
 
 /// Inputs that may wait: what a burst of arrivals on all hosts tells, while the controller decides.
@@ -126,7 +127,7 @@ pub struct ControllerEngine {
     probes: Probes,
     seen_changes: Option<u64>,
     /// Communicators with ranks here.
-    here: BTreeSet<CommId>,
+    here: BTreeMap<CommId, Arc<PaceUse>>,
     /// What the exchange had no room for, in order.
     backlog: VecDeque<Request>,
     /// What the proxy engine had no room for.
@@ -170,7 +171,7 @@ impl ControllerEngine {
             words,
             probes: Probes::new(addresses, from),
             seen_changes: None,
-            here: BTreeSet::new(),
+            here: BTreeMap::new(),
             backlog: VecDeque::new(),
             untold: VecDeque::new(),
             refused: 0,
@@ -191,7 +192,8 @@ impl ControllerEngine {
             return false;
         }
         let comms = self.registry.comms();
-        self.here = comms.iter().filter_map(|info| Some(info.placed.as_ref()?.comm.clone())).collect();
+        let placed = comms.iter().filter_map(|info| info.placed.as_ref());
+        self.here = placed.map(|placed| (placed.comm.clone(), Arc::clone(&placed.pace_use))).collect();
         let live = |info: Arc<CommInfo>| {
             let placed = info.placed.as_ref().filter(|placed| placed.comm.root == self.own)?;
             Some(Live {

@@ -24,6 +24,7 @@ use crate::exchange::protocol::Name;
 use crate::runtime::{Context, Progress};
 use crate::telemetry::LogBudget;
 use crate::telemetry::flows::{FlowMeter, FlowName, FlowTable, path_name};
+use crate::telemetry::placed::PaceUse;
 use crate::telemetry::recorder::Recorder;
 use crate::transports::{
     FlowId, FlowOptions, FlowPath, FlowSpec, FlowState, ListenOptions, Listener, ListenerHandle, MemoryKey, MemorySpan,
@@ -215,7 +216,7 @@ struct LinkSet {
     sends: BTreeMap<LinkKey, Sending>,
     recvs: BTreeMap<LinkKey, (RecvFlow, Arc<FlowMeter>)>,
     /// How fast and when it may send, if not as it likes.
-    pace: Option<Arc<Pace>>,
+    pace: Option<(Arc<Pace>, Arc<PaceUse>)>,
 }
 
 /// How an engine reaches other hosts.
@@ -470,14 +471,14 @@ impl Links {
         let options = FlowOptions { detours, ..options };
         let flow = self.transport.connect(listener, &spec(link, link.dst, &host.name, &options), now)?;
         let meter = Arc::new(self.meters.begin(flow_name(id, link, true, &host.name, path)));
-        let cap_bps = set.pace.as_ref().and_then(|pace| pace.cap_of(link.channel, &host.name));
+        let cap_bps = set.pace.as_ref().and_then(|(pace, _)| pace.cap_of(link.channel, &host.name));
         let sending = Sending { flow, meter: Arc::clone(&meter), cap_bps, bucket: Bucket::new(now) };
         set.sends.insert(link, sending);
         Ok((flow, meter))
     }
 
     /// From now on a communicator's flows keep to this.
-    pub(super) fn set_pace(&mut self, id: LinksId, pace: Arc<Pace>, now: Instant) {
+    pub(super) fn set_pace(&mut self, id: LinksId, (pace, pace_use): (Arc<Pace>, Arc<PaceUse>), now: Instant) {
         let Some(set) = self.sets.get_mut(&id) else { return };
         for (link, sending) in &mut set.sends {
             let host = set.peers.as_ref().and_then(|peers| peers.host_of(link.dst));
@@ -485,27 +486,30 @@ impl Links {
             // What was owed was owed to another pace.
             sending.bucket = Bucket::new(now);
         }
-        set.pace = Some(pace).filter(|pace| !pace.is_free());
+        set.pace = (!pace.is_free()).then_some((pace, pace_use));
     }
 
     /// Whether a link may send now, by its communicator's pace. If not the engine is woken when it may.
     pub fn may_send(&mut self, id: LinksId, link: LinkKey, now: Instant) -> bool {
-        let Some((pace, sending)) = self.paced(id, link) else { return true };
+        let Some((pace, pace_use, sending)) = self.paced(id, link) else { return true };
         let Err(at) = sending.bucket.may_send(pace, sending.cap_bps, now) else { return true };
+        pace_use.held();
         self.wake_at = Some(self.wake_at.map_or(at, |other| other.min(at)));
         false
     }
 
     /// A link has sent.
     pub fn sent(&mut self, id: LinksId, link: LinkKey, bytes: u64) {
-        if let Some((_, sending)) = self.paced(id, link) {
+        if let Some((_, pace_use, sending)) = self.paced(id, link) {
+            pace_use.sent(bytes);
             sending.bucket.sent(bytes);
         }
     }
 
-    fn paced(&mut self, id: LinksId, link: LinkKey) -> Option<(&Pace, &mut Sending)> {
+    fn paced(&mut self, id: LinksId, link: LinkKey) -> Option<(&Pace, &PaceUse, &mut Sending)> {
         let LinkSet { pace, sends, .. } = self.sets.get_mut(&id)?;
-        Some((pace.as_deref()?, sends.get_mut(&link)?))
+        let (pace, pace_use) = pace.as_ref()?;
+        Some((pace, pace_use, sends.get_mut(&link)?))
     }
 
     /// When something that was refused since this was last asked may go on.

@@ -27,6 +27,7 @@ use self::pace::Pace;
 pub use self::pool::{MakeLinks, PoolError, TransportPool};
 use crate::engines::proxy::ProxyMessage;
 use crate::runtime::{Context, Engine, Mailbox, Progress, Sender, WakerSlot};
+use crate::telemetry::placed::PaceUse;
 use crate::telemetry::recorder::{Record, Recorder, job_number};
 use crate::transports::TransportError;
 
@@ -107,6 +108,8 @@ pub enum TransportMessage {
         links: LinksId,
         /// How.
         pace: Arc<Pace>,
+        /// Where it is counted what they make of it.
+        pace_use: Arc<PaceUse>,
     },
     /// Say what a communicator's channels wait for. Answered by [`ProxyMessage::FlowWaits`].
     TellWaits {
@@ -252,9 +255,9 @@ impl TransportEngine {
                     own.end_epoch(links, epoch);
                 }
             }
-            TransportMessage::SetPace { links, pace } => {
+            TransportMessage::SetPace { links, pace, pace_use } => {
                 if let Some(own) = &mut self.links {
-                    own.set_pace(links, pace, now);
+                    own.set_pace(links, (pace, pace_use), now);
                 }
             }
             TransportMessage::TellWaits { links, question, reply } => {
