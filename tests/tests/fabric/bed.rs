@@ -144,6 +144,21 @@ impl Bed {
         std::fs::read_to_string(self.dir.path().join(format!("log{host}"))).unwrap_or_default()
     }
 
+    /// What all services have logged.
+    pub fn logs(&self) -> String {
+        (0..HOSTS).map(|host| self.log(host)).collect()
+    }
+
+    /// SIGSTOP for a while.
+    pub fn stop_for(&self, host: usize, time: std::time::Duration) {
+        use nix::sys::signal::{Signal, kill};
+        let service = self.services[host].as_ref().expect("a running service");
+        let pid = nix::unistd::Pid::from_raw(service.id() as i32);
+        kill(pid, Signal::SIGSTOP).expect("stopped");
+        std::thread::sleep(time);
+        kill(pid, Signal::SIGCONT).expect("it goes on");
+    }
+
     /// SIGKILL.
     pub fn kill(&mut self, host: usize) {
         if let Some(mut service) = self.services[host].take() {

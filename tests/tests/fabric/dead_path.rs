@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use mccs::{DataType, RedOp};
+use mccs_service::control::{ControlAnswer, ControlRequest, call};
+use mccs_service::controller::answer::{ControllerAnswer, ControllerRequest, PolicyView, Standing};
 use mccs_tests::Rank;
 use mccs_tests::hosts::{Raise, in_threads};
 
@@ -101,4 +103,63 @@ fn a_link_of_a_spine_that_dies_silently_delays_and_fails_nothing() {
     let bed = Bed::racks().with_services(WAYS, "");
     let took = bear_death(&bed, |_| ());
     println!("from the link's death until the next operation has ended: {took:?}");
+    assert!(bed.logs().contains("no answer over a path"), "{}", bed.logs());
+}
+
+/// What the controller on the first host shows.
+fn show(bed: &Bed) -> PolicyView {
+    let request = ControlRequest::Controller { request: ControllerRequest::Show };
+    match call(&bed.dir.path().join("run0/mccs-control.sock"), &request).expect("an answer") {
+        ControlAnswer::Controller(answer) => match *answer {
+            ControllerAnswer::Show(view) => view,
+            other => panic!("{other:?}"),
+        },
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Waits until the controller shows what is wanted; returns when that was.
+fn is_shown(bed: &Bed, wanted: impl Fn(&PolicyView) -> bool) -> Instant {
+    while !wanted(&show(bed)) {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    Instant::now()
+}
+
+fn is_in_force(view: &PolicyView) -> bool {
+    !view.communicators.is_empty() && view.communicators.iter().all(|comm| comm.state == Standing::AsDecided)
+}
+
+fn spines(view: &PolicyView) -> Vec<&str> {
+    let ways = view.communicators.iter().flat_map(|comm| comm.strategy.flows.iter().map(|flow| &*flow.way));
+    ways.filter(|way| way.starts_with("spine")).collect()
+}
+
+#[test]
+#[ignore = "needs root"]
+fn the_controller_leaves_a_link_that_dies_silently_and_returns_to_it() {
+    let bed = Bed::racks();
+    let mut topology = "[rates]\nhost_leaf = \"1Gbit/s\"\nleaf_spine = \"1Gbit/s\"\n".to_owned();
+    for number in 0..2 {
+        topology += &format!(
+            "[[leaf]]\nname = \"leaf{number}\"\n[[spine]]\nname = \"spine{number}\"\nsource_ports = \"20{number}00-20{number}99\"\n"
+        );
+    }
+    for host in 0..4 {
+        topology += &format!("[[host]]\nname = \"h{host}\"\ndevices = 1\nleaf = \"leaf{}\"\n", host / 2);
+    }
+    let file = |name: &str| bed.dir.path().join(name);
+    std::fs::write(file("topology.toml"), topology).expect("a file");
+    std::fs::write(file("policy.toml"), "[policy]\nname = \"ffa\"\n").expect("a file");
+    let (topology, policy) = (file("topology.toml"), file("policy.toml"));
+    let controller = format!("[controller]\nhost = \"h0\"\ntopology = {topology:?}\npolicy = {policy:?}\n");
+    let bed = bed.with_services(&format!("[strategy]\nalgorithm = \"ring\"\nchannels = 2\n{controller}"), "");
+    let took = bear_death(&bed, |died| {
+        let found = is_shown(&bed, |view| !view.dead_links.is_empty());
+        let in_force = is_shown(&bed, |view| is_in_force(view) && !spines(view).contains(&"spine0"));
+        println!("from the link's death until it was found dead: {:?}", found - died);
+        println!("from the link's death until another strategy was agreed on: {:?}", in_force - died);
+    });
+    println!("from the link's death until the next operation has ended: {took:?}");
+    is_shown(&bed, |view| view.dead_links.is_empty());
 }

@@ -88,25 +88,25 @@ impl Probes {
                     // From the end of its range: flows take the first ports.
                     probed.turn = probed.turn.wrapping_sub(1);
                     probed.probe = to.and_then(|to| Probe::start(to, from, &probed.path, probed.turn));
-                    probed.at = now;
+                    probed.at = if probed.probe.is_some() { now } else { now + TRIED_EVERY };
                     // What cannot be tried is not known to be dead.
                     probed.probe.is_some() || probed.is_dead
                 }
-                Some(probe) if probe.has_answered() => {
-                    probe.end();
-                    verdicts.extend(probed.is_dead.then(|| probed.verdict(true)));
-                    false
-                }
-                Some(probe) if now.saturating_duration_since(probed.at) >= ANSWER_TIME => {
+                Some(mut probe) => {
+                    if probe.has_answered() {
+                        probe.end();
+                        verdicts.extend(probed.is_dead.then(|| probed.verdict(true)));
+                        return false;
+                    }
+                    if now.saturating_duration_since(probed.at) < ANSWER_TIME {
+                        probed.probe = Some(probe);
+                        return true;
+                    }
                     probe.end();
                     if !std::mem::replace(&mut probed.is_dead, true) {
                         verdicts.push(probed.verdict(false));
                     }
                     probed.at = now + TRIED_EVERY;
-                    true
-                }
-                probe => {
-                    probed.probe = probe;
                     true
                 }
             }

@@ -306,6 +306,10 @@ impl Connection {
         self.is_cut = true;
     }
 
+    pub(super) fn is_cut(&self) -> bool {
+        self.is_cut
+    }
+
     /// Looks whether the peer's kernel answers, [`LOOKS`] times in a path's time-out. `paths` is how many there are.
     pub(super) fn look(&mut self, now: Instant, paths: usize, silence_timeout: Duration) -> Look {
         let is_line_well = self.look_at_line(now);
@@ -321,7 +325,7 @@ impl Connection {
             return Look::Owed;
         }
         let Some(dial) = &mut self.dial else { return Look::Dial };
-        let rounds = u32::try_from(self.tries / paths.max(1)).unwrap_or(DIAL_PATIENCE_MAX);
+        let rounds = u32::try_from(self.tries.saturating_sub(1) / paths.max(1)).unwrap_or(DIAL_PATIENCE_MAX);
         let mut limit = LOOKS * rounds.clamp(1, DIAL_PATIENCE_MAX);
         if let Stage::Waiting { .. } = dial.stage
             && dial.socket.unacknowledged() == Some(0)

@@ -271,6 +271,22 @@ fn a_flow_connects_over_another_path_when_the_first_is_dead() {
     assert!(start.elapsed() > Duration::from_millis(50));
 }
 
+/// Nothing is sent when the path dies, and nothing for long after. Neither side gives the flow up.
+#[test]
+fn an_idle_flow_goes_on_when_its_path_has_died() {
+    let mut bed = Bed::new(FlowOptions { silence_timeout: Duration::from_secs(4), ..options() }, 1 << 20);
+    bed.carry(&[1000], |_, _| {});
+    bed.kill_path();
+    let start = Instant::now();
+    while bed.resumptions() == 0 {
+        bed.poll();
+        bed.a.state(bed.send.into()).expect("lives");
+        bed.b.state(bed.recv.into()).expect("lives");
+        assert!(start.elapsed() < Duration::from_secs(100), "nobody minds");
+    }
+    bed.carry(&[1000, 50_000], |_, _| {});
+}
+
 /// Who has the listener's secret, but is not the flow's sender, cannot go on with it.
 #[test]
 fn strangers_cannot_go_on_with_a_flow() {

@@ -85,6 +85,8 @@ struct Pumped {
     more: bool,
     /// Messages wait for acknowledgements.
     is_unsettled: bool,
+    /// A path is dead: it is to be looked at.
+    is_cut: bool,
 }
 
 /// Whether the kernel takes what `options` say of packets of flows from `address`: the name of a congestion control, for one.
@@ -345,6 +347,7 @@ impl TcpTransport {
         match pumped {
             Ok(pumped) => {
                 self.forget_closed(handle);
+                self.is_to_look |= pumped.is_cut;
                 if pumped.more {
                     self.enqueue(handle);
                 }

@@ -218,7 +218,7 @@ impl Receiver {
                 while self.step(index, &mut left, regions)? {
                     progress = true;
                     if left == 0 {
-                        return Ok(Pumped { moved: true, more: true, is_unsettled: false });
+                        return Ok(Pumped { moved: true, more: true, ..Pumped::default() });
                     }
                 }
             }

@@ -71,7 +71,7 @@ impl TcpTransport {
     pub(super) fn dial(&mut self, handle: Handle, connection: u16) -> Result<(), Fault> {
         let Some(Flow { half: Half::Send(sender), .. }) = self.flows.get_mut(handle) else { return Ok(()) };
         if let Some(every) = sender.looked_at_every() {
-            self.look_every = self.look_every.min(every.max(Duration::from_millis(1)));
+            self.look_every = self.look_every.min(every);
         }
         let (socket, path) = sender.dial(connection)?;
         let watched = Watched::Connection { flow: handle, connection };
@@ -90,6 +90,7 @@ impl TcpTransport {
         self.look_at = None;
         let (mut to_dial, mut failed, mut moved, mut over) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let mut connections = Vec::new();
+        self.look_every = SILENCE_LOOKED_AT_EVERY;
         for (handle, flow) in self.flows.iter_mut().filter(|(_, flow)| flow.fault.is_none()) {
             let Half::Send(sender) = &mut flow.half else { continue };
             if !sender.can_resume() {
@@ -100,6 +101,7 @@ impl TcpTransport {
                 }
                 continue;
             }
+            self.look_every = self.look_every.min(sender.looked_at_every().unwrap_or(SILENCE_LOOKED_AT_EVERY));
             match sender.look(now, &mut self.regions, &mut connections) {
                 Ok(looked) => {
                     self.is_to_look |= looked.is_owed;
@@ -124,8 +126,6 @@ impl TcpTransport {
         }
         if std::mem::take(&mut self.is_to_look) {
             self.look_at = Some(now + self.look_every);
-        } else {
-            self.look_every = SILENCE_LOOKED_AT_EVERY;
         }
     }
 

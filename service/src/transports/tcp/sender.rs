@@ -22,6 +22,8 @@ use super::{Pumped, peer_gone};
 const COPIED_AT_ONCE: usize = 8 << 10;
 /// When so much is copied the kernel is asked what of it was acknowledged.
 const TRIMMED_FROM: usize = 32 << 10;
+/// Looking more often says no more: the kernel's own times are coarser.
+const LOOKED_AT_EVERY_MIN: Duration = Duration::from_millis(5);
 /// An acknowledgement that has not come after so long, since whoever receives it is busy or waits for more, is not waited for
 /// where a copy will do.
 const SETTLED_AFTER: Duration = Duration::from_micros(200);
@@ -110,7 +112,7 @@ impl Sender {
 
     /// How often it is to be looked at while something is owed.
     pub(super) fn looked_at_every(&self) -> Option<Duration> {
-        self.route.options.path_timeout.map(|timeout| timeout / LOOKS)
+        self.route.options.path_timeout.map(|timeout| (timeout / LOOKS).max(LOOKED_AT_EVERY_MIN))
     }
 
     /// For how long its peer has left unanswered what it should have answered, while messages are unfinished.
@@ -216,6 +218,7 @@ impl Sender {
             pumped.moved |= progress;
         }
         pumped.is_unsettled = self.is_unsettled();
+        pumped.is_cut = self.connections.iter().any(Connection::is_cut);
         Ok(pumped)
     }
 

@@ -424,6 +424,9 @@ impl TcpTransport {
 /// Tells a connection that it is part of a flow, and how much of it has come where it goes on.
 pub(super) fn welcome(socket: &Socket, options: &FlowOptions, received: Option<u64>) -> Result<(), Fault> {
     socket::apply(socket, socket.is_ipv4(), options)?;
+    if options.path_timeout.is_some() {
+        socket.outlast()?;
+    }
     let (resumed, welcome);
     let answer = match received {
         Some(received) => {

@@ -139,6 +139,12 @@ impl Socket {
         let _ = nix::sys::socket::shutdown(self.0.as_raw_fd(), nix::sys::socket::Shutdown::Write);
     }
 
+    /// Bears twice the silence on an idle connection: its peer, which bears it once, is to go on over another path meanwhile.
+    pub(super) fn outlast(&self) -> Result<(), Fault> {
+        let os = |reason| Fault::Os { call: "TCP_KEEPCNT", reason };
+        setsockopt(self, sockopt::TcpKeepCount, &(2 * PROBES + 1)).map_err(os)
+    }
+
     /// Begins to connect the flow's connection number `connection`.
     pub(super) fn connect(to: SocketAddr, options: &FlowOptions, connection: u16) -> Result<Self, Fault> {
         let Some(range) = options.source_ports else {
