@@ -1,11 +1,7 @@
 //! `change.toml`: what an operator changes of a communicator's strategy while its job runs.
 
-use std::path::Path;
-
 use serde::{Deserialize, Serialize};
 
-use crate::document;
-use crate::error::ConfigError;
 use crate::limits;
 use crate::service::{Algorithm, FlowPath};
 use crate::validate::{Problems, Validate};
@@ -45,23 +41,9 @@ pub struct FlowChoice {
     pub path: u32,
 }
 
+crate::document!(StrategyChange);
+
 impl StrategyChange {
-    /// Reads and checks the file at `path`.
-    ///
-    /// # Errors
-    /// The file cannot be read or is refused; the error's text names file, line, key and what would be right.
-    pub fn load(path: &Path) -> Result<Self, ConfigError> {
-        document::load(path)
-    }
-
-    /// Reads and checks `text`, which complaints call `file_name`.
-    ///
-    /// # Errors
-    /// As [`StrategyChange::load`].
-    pub fn parse(text: &str, file_name: &str) -> Result<Self, ConfigError> {
-        document::parse(text, file_name)
-    }
-
     /// Whether nothing is to change.
     #[must_use]
     pub fn is_empty(&self) -> bool {

@@ -6,6 +6,7 @@
 use std::ops::Range;
 use std::path::Path;
 
+use serde::Serialize;
 use serde::de::DeserializeOwned;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
@@ -34,6 +35,46 @@ pub fn parse<T: DeserializeOwned + Validate>(text: &str, file_name: &str) -> Res
     }
     found.sort_by_key(|d| (d.line, d.column));
     Err(ConfigError::Invalid(found))
+}
+
+/// Defines how a file is read: its type's `load` and `parse`; and with `written` also `to_toml`.
+#[macro_export]
+macro_rules! document {
+    ($file:ty) => {
+        impl $file {
+            /// Reads and checks the file at `path`.
+            ///
+            /// # Errors
+            /// The file cannot be read or is refused; the error's text names file, line, key and what would be right.
+            pub fn load(path: &::std::path::Path) -> Result<Self, $crate::ConfigError> {
+                $crate::document::load(path)
+            }
+
+            /// Reads and checks `text`, by itself, which complaints call `file_name`.
+            ///
+            /// # Errors
+            /// The text is refused.
+            pub fn parse(text: &str, file_name: &str) -> Result<Self, $crate::ConfigError> {
+                $crate::document::parse(text, file_name)
+            }
+        }
+    };
+    ($file:ty, written) => {
+        $crate::document!($file);
+
+        impl $file {
+            /// The file's text with every default said; reads back to the same value.
+            #[must_use]
+            pub fn to_toml(&self) -> String {
+                $crate::document::write(self)
+            }
+        }
+    };
+}
+
+/// The text of a file.
+pub fn write<T: Serialize>(file: &T) -> String {
+    toml::to_string(file).expect("invariant: files are plain structs with string keys, which are TOML")
 }
 
 /// Reads `text` without checks on values.

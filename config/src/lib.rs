@@ -3,7 +3,7 @@
 //! [`service`] is what a host is (`service.toml`), [`change`] what changes of a strategy (`change.toml`), [`job`] what the
 //! launcher runs (`job.toml`), [`topology`] what the network is, and [`policy`] how the operator wants it used. All are read by
 //! one path
-//! ([`document`]): TOML to plain structs, then semantic checks ([`validate`]); every complaint becomes a [`Diagnostic`]
+//! ([`mod@document`]): TOML to plain structs, then semantic checks ([`validate`]); every complaint becomes a [`Diagnostic`]
 //! with file, line, key and what would be right. `examples/` holds files that the tests parse.
 //!
 //! Invariants: a value of [`service::ServiceConfig`] or [`job::JobFile`] that came from `load` or `parse` has passed all

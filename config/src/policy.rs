@@ -6,8 +6,6 @@
 //!
 //! Deliberately absent: what policies do with it (`service/src/policy`), and who is which tenant (`service.toml`).
 
-use std::path::Path;
-
 use serde::{Deserialize, Serialize};
 
 use crate::document;
@@ -109,23 +107,9 @@ pub struct Window {
     pub length: DurationText,
 }
 
+crate::document!(PolicyFile, written);
+
 impl PolicyFile {
-    /// Reads and checks the file at `path`, by itself.
-    ///
-    /// # Errors
-    /// The file cannot be read or is refused; the error's text names file, line, key and what would be right.
-    pub fn load(path: &Path) -> Result<Self, ConfigError> {
-        document::load(path)
-    }
-
-    /// Reads and checks `text`, by itself, which complaints call `file_name`.
-    ///
-    /// # Errors
-    /// As [`PolicyFile::load`].
-    pub fn parse(text: &str, file_name: &str) -> Result<Self, ConfigError> {
-        document::parse(text, file_name)
-    }
-
     /// As [`PolicyFile::parse`], and against the topology and the policies that there are.
     ///
     /// # Errors
@@ -141,12 +125,6 @@ impl PolicyFile {
         let mut found = document::check(&Against { file: &file, topology, policies }, text, file_name);
         found.sort_by_key(|diagnostic| (diagnostic.line, diagnostic.column));
         if found.is_empty() { Ok(file) } else { Err(ConfigError::Invalid(found)) }
-    }
-
-    /// The file's text with every default said; reads back to the same value.
-    #[must_use]
-    pub fn to_toml(&self) -> String {
-        toml::to_string(self).expect("invariant: plain structs with string keys are TOML")
     }
 }
 

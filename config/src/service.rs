@@ -16,8 +16,6 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::document;
-use crate::error::ConfigError;
 use crate::limits;
 use crate::units::{Bytes, DurationText};
 use crate::validate::{Problems, Validate};
@@ -319,29 +317,9 @@ impl Default for ServiceConfig {
     }
 }
 
+crate::document!(ServiceConfig, written);
+
 impl ServiceConfig {
-    /// Reads and checks the file at `path`.
-    ///
-    /// # Errors
-    /// The file cannot be read or is refused; the error's text names file, line, key and what would be right.
-    pub fn load(path: &Path) -> Result<Self, ConfigError> {
-        document::load(path)
-    }
-
-    /// Reads and checks `text`, which complaints call `file_name`.
-    ///
-    /// # Errors
-    /// As [`ServiceConfig::load`].
-    pub fn parse(text: &str, file_name: &str) -> Result<Self, ConfigError> {
-        document::parse(text, file_name)
-    }
-
-    /// The file that says what is in force, defaults included. Reads back to the same value.
-    #[must_use]
-    pub fn to_toml(&self) -> String {
-        toml::to_string(self).expect("invariant: the configuration holds only tables, strings and integers")
-    }
-
     /// The service's name: the file's, else the host's.
     #[must_use]
     pub fn name(&self) -> String {

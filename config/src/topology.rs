@@ -8,12 +8,9 @@
 //! three tiers, which the simulator generates.
 
 use std::collections::{HashMap, HashSet};
-use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::document;
-use crate::error::ConfigError;
 use crate::limits;
 use crate::service::Ports;
 use crate::units::Rate;
@@ -119,29 +116,9 @@ pub struct Nic {
     pub devices: Vec<u32>,
 }
 
+crate::document!(TopologyFile, written);
+
 impl TopologyFile {
-    /// Reads and checks the file at `path`.
-    ///
-    /// # Errors
-    /// The file cannot be read or is refused; the error's text names file, line, key and what would be right.
-    pub fn load(path: &Path) -> Result<Self, ConfigError> {
-        document::load(path)
-    }
-
-    /// Reads and checks `text`, which complaints call `file_name`.
-    ///
-    /// # Errors
-    /// As [`TopologyFile::load`].
-    pub fn parse(text: &str, file_name: &str) -> Result<Self, ConfigError> {
-        document::parse(text, file_name)
-    }
-
-    /// The file's text with every default said; reads back to the same value.
-    #[must_use]
-    pub fn to_toml(&self) -> String {
-        toml::to_string(self).expect("invariant: plain structs with string keys are TOML")
-    }
-
     /// What contradicts the hosts that are really there, given as names and numbers of devices: one complaint each. A host
     /// of the file that is not there yet is none: it may be down.
     #[must_use]

@@ -11,6 +11,7 @@ pub mod handshake;
 pub mod large;
 pub mod protocol;
 pub mod queue;
+pub mod records;
 pub mod shm;
 #[cfg(not(loom))]
 mod socket;

@@ -1,10 +1,8 @@
 //! `fabric.toml`: what an emulated network is. Hosts, leaves, spines, and what their links can carry.
 
-use std::path::Path;
-
 use mccs_config::limits::Limit;
 use mccs_config::validate::{Problems, Validate};
-use mccs_config::{Bytes, ConfigError, DurationText, Rate, document};
+use mccs_config::{Bytes, DurationText, Rate};
 use serde::{Deserialize, Serialize};
 
 /// Leaves of a fabric.
@@ -145,29 +143,7 @@ fn default_devices() -> u32 {
     1
 }
 
-impl FabricSpec {
-    /// Reads and checks the file at `path`.
-    ///
-    /// # Errors
-    /// The file cannot be read or is refused; the error's text names file, line, key and what would be right.
-    pub fn load(path: &Path) -> Result<Self, ConfigError> {
-        document::load(path)
-    }
-
-    /// Reads and checks `text`, which complaints call `file_name`.
-    ///
-    /// # Errors
-    /// As [`FabricSpec::load`].
-    pub fn parse(text: &str, file_name: &str) -> Result<Self, ConfigError> {
-        document::parse(text, file_name)
-    }
-
-    /// The file's text with every default said; reads back to the same value.
-    #[must_use]
-    pub fn to_toml(&self) -> String {
-        toml::to_string(self).expect("invariant: plain structs with string keys are TOML")
-    }
-}
+mccs_config::document!(FabricSpec, written);
 
 impl Validate for FabricSpec {
     fn validate(&self, problems: &mut Problems) {

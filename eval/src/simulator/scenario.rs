@@ -2,12 +2,11 @@
 //! fabric: hosts, devices and tenants are named as there.
 
 use std::collections::BTreeSet;
-use std::path::Path;
 
 use mccs_config::limits::{self, Limit};
 use mccs_config::policy::{Reserve, TenantRule};
 use mccs_config::validate::{Problems, Validate};
-use mccs_config::{Bytes, ConfigError, DurationText, Rate, document};
+use mccs_config::{Bytes, DurationText, Rate};
 use serde::{Deserialize, Serialize};
 
 /// Runs of a variant.
@@ -247,23 +246,7 @@ pub struct Phase {
     pub rate: Rate,
 }
 
-impl Scenario {
-    /// Reads and checks the file at `path`.
-    ///
-    /// # Errors
-    /// The file cannot be read or is refused; the error's text names file, line, key and what would be right.
-    pub fn load(path: &Path) -> Result<Self, ConfigError> {
-        document::load(path)
-    }
-
-    /// Reads and checks `text`, which complaints call `file_name`.
-    ///
-    /// # Errors
-    /// As [`Scenario::load`].
-    pub fn parse(text: &str, file_name: &str) -> Result<Self, ConfigError> {
-        document::parse(text, file_name)
-    }
-}
+mccs_config::document!(Scenario);
 
 impl Validate for Scenario {
     fn validate(&self, problems: &mut Problems) {

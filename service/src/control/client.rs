@@ -1,5 +1,6 @@
 //! The asking side, for `mccsctl` and tests.
 
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::Duration;
 
@@ -40,21 +41,41 @@ pub fn call(path: &Path, request: &ControlRequest) -> Result<ControlAnswer, Cont
 /// # Errors
 /// As [`call`].
 pub fn call_within(path: &Path, request: &ControlRequest, within: Duration) -> Result<ControlAnswer, ControlError> {
+    ask(path, request, within).map(|(answer, _)| answer)
+}
+
+/// As [`call`], for answers that bring memory.
+///
+/// # Errors
+/// As [`call`].
+pub fn call_for_memory(
+    path: &Path,
+    request: &ControlRequest,
+) -> Result<(ControlAnswer, Option<OwnedFd>), ControlError> {
+    ask(path, request, ANSWER_WITHIN)
+}
+
+fn ask(
+    path: &Path,
+    request: &ControlRequest,
+    within: Duration,
+) -> Result<(ControlAnswer, Option<OwnedFd>), ControlError> {
     let socket = connect(path)?;
     for chunk in chunks(&serde_json::to_vec(request)?) {
         socket.send(&chunk, &[])?;
     }
-    let mut text = Vec::new();
+    let (mut text, mut memory) = (Vec::new(), None);
     while text.len() < ANSWER_BYTES_MAX {
         if !socket.wait_readable(within) {
             return Err(ControlError::NoAnswer(within));
         }
-        if let Some((Chunk { more, bytes }, _)) = socket.recv::<Chunk>()? {
+        if let Some((Chunk { more, bytes }, mut fds)) = socket.recv::<Chunk>()? {
             text.extend(bytes);
+            memory = memory.or(fds.pop());
             if !more {
                 break;
             }
         }
     }
-    Ok(serde_json::from_slice(&text)?)
+    Ok((serde_json::from_slice(&text)?, memory))
 }

@@ -1,13 +1,13 @@
 //! The operator's protocol: what `mccsctl` asks, and what the service answers.
 //!
 //! JSON in postcard-framed chunks over the control socket, which only root and the service's own user may use. One
-//! request a connection.
+//! request a connection. What engines record does not go that way: the answer brings the memory that it lies in.
 
 mod client;
 pub mod overview;
 pub mod window;
 
-pub use client::{ControlError, call, call_within};
+pub use client::{ControlError, call, call_for_memory, call_within};
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use crate::controller::answer::{ControllerAnswer, ControllerRequest};
 use crate::runtime::{EngineId, EngineInfo, RuntimeInfo};
 use crate::session::Session;
-use crate::telemetry::recorder::{Records, RingView};
+use crate::telemetry::recorder::RingView;
 use crate::telemetry::stuck::StuckReport;
 use crate::telemetry::traffic::KindView;
 use crate::telemetry::{CommInfo, HostInfo, RankInfo, RankProgress};
@@ -73,12 +73,10 @@ pub enum ControlRequest {
         /// For how long.
         duration_ms: u64,
     },
-    /// What an engine has recorded.
-    TraceRead {
-        /// Its ring.
+    /// Where an engine records: the answer comes with the memory of its ring.
+    TraceRing {
+        /// Its number.
         ring: u64,
-        /// Number of the first record.
-        from: u64,
     },
     /// Have so many transport engines.
     ScaleTransports {
@@ -134,8 +132,9 @@ pub enum ControlAnswer {
     Overview(Box<Overview>),
     /// To [`ControlRequest::Trace`].
     Tracing(TraceBegun),
-    /// To [`ControlRequest::TraceRead`].
-    TraceRecords(Records),
+    /// To [`ControlRequest::TraceRing`], with a descriptor for [`mccs_ipc::records::RecordReader::map`]; without one, if the engine has
+    /// ended.
+    TraceRing,
     /// To [`ControlRequest::WhyStuck`], when all its hosts have answered, or two seconds are over.
     Stuck(Box<StuckReport>),
     /// To [`ControlRequest::Reconfigure`], when all hosts have agreed.

@@ -2,16 +2,23 @@
 //! rings hold.
 
 use std::collections::BTreeMap;
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use mccs_ipc::records::{RecordReader, RecordWords, RecordsError};
+
 use super::overview::Overview;
-use super::{ControlAnswer, ControlError, ControlRequest, call};
-use crate::telemetry::recorder::{READ_MAX, Record};
+use super::{ControlAnswer, ControlError, ControlRequest, call, call_for_memory};
+use crate::telemetry::recorder::{Record, RingView};
 use crate::telemetry::trace::{CommName, Window};
 
-/// Time between two looks at the rings: they hold more than what is recorded meanwhile.
+/// Time between two looks at rings that fill slowly.
 const READ_EVERY: Duration = Duration::from_millis(100);
+/// And at such as would be full by then.
+const READ_EVERY_MIN: Duration = Duration::from_millis(5);
+/// Time between two looks at what communicators there are, which the service has to say.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Records that are kept, at most, of all engines together: half a gigabyte of JSON.
 const RECORDS_MAX: usize = 4 << 20;
 
@@ -27,14 +34,42 @@ pub enum TraceError {
     /// It is of another version.
     #[error("the service answered something else")]
     Answer,
+    /// Its records cannot be read.
+    #[error("what the service's engines recorded cannot be read: {0}")]
+    Records(#[from] RecordsError),
 }
 
-/// An engine's records so far.
+/// An engine's records so far, as they are: to understand them can wait until the window is over.
 struct Reading {
-    ring: u64,
     engine: String,
+    reader: RecordReader,
     next: u64,
-    records: Vec<Record>,
+    records: Vec<RecordWords>,
+}
+
+impl Reading {
+    /// Maps a ring; `None` if its engine has ended.
+    fn begin(socket: &Path, ring: RingView) -> Result<Option<Self>, TraceError> {
+        let request = ControlRequest::TraceRing { ring: ring.ring };
+        let (answer, memory) = call_for_memory(socket, &request)?;
+        match (answer, memory) {
+            (ControlAnswer::TraceRing, Some(memory)) => {
+                let reader = RecordReader::map(memory.as_fd())?;
+                Ok(Some(Reading { engine: ring.engine, reader, next: ring.next, records: Vec::new() }))
+            }
+            (ControlAnswer::TraceRing, None) => Ok(None),
+            (ControlAnswer::Refused(reason), _) => Err(TraceError::Refused(reason)),
+            _ => Err(TraceError::Answer),
+        }
+    }
+
+    /// Copies what has come. Returns how many records were lost, and how full the ring was.
+    fn read(&mut self) -> (u64, f64) {
+        let read = self.reader.read(self.next, &mut self.records);
+        let filled = read.next.saturating_sub(self.next) as f64 / self.reader.capacity() as f64;
+        self.next = read.next;
+        (read.lost, filled)
+    }
 }
 
 fn ask(socket: &Path, request: &ControlRequest) -> Result<ControlAnswer, TraceError> {
@@ -58,50 +93,45 @@ pub fn trace(
     let host = note(&mut comms, &overview(socket)?);
     let request = ControlRequest::Trace { duration_ms: duration.as_millis() as u64 };
     let ControlAnswer::Tracing(begun) = ask(socket, &request)? else { return Err(TraceError::Answer) };
-    let reading = |ring: crate::telemetry::recorder::RingView| Reading {
-        ring: ring.ring,
-        engine: ring.engine,
-        next: ring.next,
-        records: Vec::new(),
-    };
-    let mut readings: Vec<_> = begun.rings.into_iter().map(reading).collect();
+    let mut readings = Vec::new();
+    for ring in begun.rings {
+        readings.extend(Reading::begin(socket, ring)?);
+    }
     let (mut lost, began) = (0, Instant::now());
-    let until = began + duration;
+    let (until, mut looked, mut every) = (began + duration, began, READ_EVERY);
     loop {
         let now = Instant::now();
-        std::thread::sleep(READ_EVERY.min(until.saturating_duration_since(now)));
+        std::thread::sleep(every.min(until.saturating_duration_since(now)));
         // Once more after the end: what was recorded up to it.
-        let is_last = is_over() || Instant::now() >= until;
+        let is_over = is_over() || Instant::now() >= until;
+        let mut fullest = 0.0;
         for reading in &mut readings {
-            lost += read(socket, reading)?;
+            let (more, filled) = reading.read();
+            (lost, fullest) = (lost + more, filled.max(fullest));
         }
-        note(&mut comms, &overview(socket)?);
+        every = next_look(every, fullest);
         let count: usize = readings.iter().map(|reading| reading.records.len()).sum();
-        if is_last || count > RECORDS_MAX {
+        let is_last = is_over || count > RECORDS_MAX;
+        if is_last || looked.elapsed() >= LOOK_EVERY {
+            looked = Instant::now();
+            note(&mut comms, &overview(socket)?);
+        }
+        if is_last {
             break;
         }
     }
-    let engines = readings.into_iter().map(|reading| (reading.engine, reading.records)).collect();
+    let understood =
+        |reading: Reading| (reading.engine, reading.records.iter().filter_map(Record::from_words).collect::<Vec<_>>());
+    let engines = readings.into_iter().map(understood).collect();
     let (from_ns, wall_ns) = (begun.from_ns, begun.wall_ns);
     let until_ns = from_ns + began.elapsed().min(duration).as_nanos() as u64;
     Ok(Window { host, from_ns, until_ns, wall_ns, engines, comms, only, lost })
 }
 
-/// Reads a ring up to where it is. Returns how many records were lost.
-fn read(socket: &Path, reading: &mut Reading) -> Result<u64, TraceError> {
-    let mut lost = 0;
-    loop {
-        let request = ControlRequest::TraceRead { ring: reading.ring, from: reading.next };
-        let ControlAnswer::TraceRecords(read) = ask(socket, &request)? else { return Err(TraceError::Answer) };
-        let advanced = read.next.saturating_sub(reading.next);
-        lost += read.lost;
-        reading.next = read.next;
-        reading.records.extend(read.records.iter().filter_map(Record::from_words));
-        // Less than there may be at a time: that was all.
-        if advanced < READ_MAX as u64 {
-            return Ok(lost);
-        }
-    }
+/// When to look again at rings of which the fullest one had filled so far: before half of it is new.
+fn next_look(every: Duration, filled: f64) -> Duration {
+    let wanted = every.mul_f64((0.25 / filled.max(1e-3)).min(2.0));
+    wanted.clamp(READ_EVERY_MIN, READ_EVERY)
 }
 
 fn overview(socket: &Path) -> Result<Overview, TraceError> {
@@ -118,4 +148,26 @@ fn note(comms: &mut BTreeMap<u64, CommName>, overview: &Overview) -> String {
         comms.insert(comm.communicator, CommName { tenant: comm.tenant.clone(), ranks });
     }
     overview.host.clone()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rings_are_read_before_they_are_full() {
+        // Records a second, of a ring's capacity.
+        for rate in [0.0, 0.1, 2.0, 12.0, 45.0] {
+            let mut every = READ_EVERY;
+            let looks = std::iter::repeat_with(|| {
+                let filled = rate * every.as_secs_f64();
+                every = next_look(every, filled);
+                filled
+            });
+            let steady = looks.take(20).last().unwrap_or(1.0);
+            assert!(steady < 0.3, "{rate}: {steady}");
+        }
+        assert_eq!(next_look(READ_EVERY_MIN, 0.0), 2 * READ_EVERY_MIN);
+        assert_eq!(next_look(READ_EVERY, 0.0), READ_EVERY);
+    }
 }

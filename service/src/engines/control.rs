@@ -1,7 +1,7 @@
 //! The control engine: answers the operator.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -18,7 +18,7 @@ use crate::control::{
     Chunk, CommView, ControlAnswer, ControlRequest, HostView, SessionView, TRACE_MAX, TraceBegun, chunks,
 };
 use crate::runtime::{Context, Engine, Mailbox, Progress, Sender, WakerSlot};
-use crate::telemetry::recorder::{Recorders, Records};
+use crate::telemetry::recorder::Recorders;
 
 /// Operators at a time; more wait to be accepted.
 const CONNECTIONS_MAX: usize = 16;
@@ -30,6 +30,8 @@ struct Connection {
     greeted: bool,
     request: Vec<u8>,
     answer: VecDeque<Chunk>,
+    /// Goes with the first part of the answer.
+    memory: Option<OwnedFd>,
     stage: Stage,
 }
 
@@ -109,7 +111,7 @@ impl ControlEngine {
         }
         if self.epoll.add(&socket, EpollEvent::new(EpollFlags::EPOLLIN, self.next)).is_ok() {
             let (request, answer, stage) = (Vec::new(), VecDeque::new(), Stage::Asking);
-            let connection = Connection { socket, greeted: false, request, answer, stage };
+            let connection = Connection { socket, greeted: false, request, answer, memory: None, stage };
             self.connections.insert(self.next, connection);
             self.next += 1;
         }
@@ -117,7 +119,7 @@ impl ControlEngine {
     }
 
     /// The answer; `None` if another engine will give it to connection `number`.
-    fn answer(&mut self, number: u64, request: &[u8]) -> Option<ControlAnswer> {
+    fn answer(&mut self, number: u64, connection: &mut Connection) -> Option<ControlAnswer> {
         let Controlled { overseer, transports, proxy, controller } = &self.controlled;
         let Overseer { registry, runtimes, .. } = overseer;
         let done = |result: Result<(), String>| result.map_or_else(ControlAnswer::Refused, |()| ControlAnswer::Done);
@@ -125,7 +127,7 @@ impl ControlEngine {
             Ok(()) => None,
             Err(_) => Some(ControlAnswer::Refused("the proxy engine is too busy; try again".into())),
         };
-        Some(match serde_json::from_slice(request) {
+        Some(match serde_json::from_slice(&connection.request) {
             Ok(ControlRequest::Sessions) => {
                 let comms = registry.comms();
                 let view = |session: &Arc<_>| SessionView::of(session, &comms);
@@ -146,11 +148,10 @@ impl ControlEngine {
                 let recorders = Arc::clone(&registry.recorders);
                 return Some(self.begin_trace(&recorders, Duration::from_millis(duration_ms)));
             }
-            Ok(ControlRequest::TraceRead { ring, from }) => match registry.recorders.read(ring, from) {
-                Some(records) => ControlAnswer::TraceRecords(records),
-                // Of an engine that ended before a window that was begun meanwhile.
-                None => ControlAnswer::TraceRecords(Records { next: from, ..Records::default() }),
-            },
+            Ok(ControlRequest::TraceRing { ring }) => {
+                connection.memory = registry.recorders.memory(ring);
+                ControlAnswer::TraceRing
+            }
             Ok(ControlRequest::ScaleTransports { count }) => {
                 done(transports.resize(count).map_err(|error| error.to_string()))
             }
@@ -215,7 +216,7 @@ impl ControlEngine {
             if more && connection.request.len() < crate::control::REQUEST_BYTES_MAX {
                 return Ok(());
             }
-            match self.answer(number, &connection.request) {
+            match self.answer(number, connection) {
                 Some(answer) => connection.set_answer(&answer),
                 None => connection.stage = Stage::Waiting,
             }
@@ -224,8 +225,12 @@ impl ControlEngine {
             return Ok(());
         }
         while let Some(chunk) = connection.answer.front() {
-            match connection.socket.send(chunk, &[]) {
-                Ok(()) => drop(connection.answer.pop_front()),
+            let memory: Vec<_> = connection.memory.iter().map(AsFd::as_fd).collect();
+            match connection.socket.send(chunk, &memory) {
+                Ok(()) => {
+                    connection.answer.pop_front();
+                    connection.memory = None;
+                }
                 Err(SocketError::WouldBlock) => return Ok(()),
                 Err(error) => return Err(error),
             }

@@ -21,7 +21,7 @@ pub struct Histogram {
 
 /// The bucket of a duration.
 fn bucket_of(took: Duration) -> usize {
-    let us = took.as_nanos().div_ceil(1000).min(1 << 40) as u64;
+    let us = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX).div_ceil(1000);
     let power = u64::BITS - us.saturating_sub(1).leading_zeros();
     (power as usize).min(BUCKETS)
 }

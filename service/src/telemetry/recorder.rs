@@ -5,31 +5,28 @@
 //! engine:  is it on? --> record: one slot of its own ring, over the oldest        reader: copies slots that are whole
 //! ```
 //!
-//! Each ring is written by one engine and read by the control path; neither waits for the other. A slot carries the number of its
-//! record before and after its words, so that a reader which the writer laps knows that it has read nothing. While it is off
-//! an engine pays one load for each thing that it might record: no clock is read.
+//! Each ring ([`mccs_ipc::records`]) is written by one engine, and lies in memory that the reader maps: to be read costs the service
+//! nothing. While it is off an engine pays one load for each thing that it might record: no clock is read. While it is on, what follows
+//! from a message that has just come takes the time of the engine's round, unless something later was recorded in it: reading
+//! the clock costs more than writing the record.
 //!
 //! Invariant: clones of a [`Recorder`] belong to parts of one engine, which is on one thread at a time. Breaking it would garble
 //! records, not memory.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
+use mccs_ipc::records::{RecordWords, RecordWriter, records_bytes};
+use mccs_ipc::shm::Mapping;
 use mccs_ipc::types::{CollectiveKind, Handle};
 use serde::{Deserialize, Serialize};
 
 use super::lock;
 
 /// Records of a ring: 2 MiB. At a message each 10 us, a third of a second; readers come more often.
-pub const RING_RECORDS: usize = 1 << 15;
-/// Most records that are read at a time: bounds how long the reader's engine works.
-pub const READ_MAX: usize = 4096;
-/// Words of a record.
-pub const WORDS: usize = 7;
-
-/// A record as it lies in a ring.
-pub type Words = [u64; WORDS];
+pub const RING_RECORDS: u64 = 1 << 15;
 
 /// Names a job of a device, as the proxy engine and transport engines both know it.
 #[must_use]
@@ -62,7 +59,7 @@ pub enum Record {
 impl Record {
     /// As it lies in a ring: what and small numbers, ranks, then times and large ones.
     #[must_use]
-    pub fn to_words(self) -> Words {
+    pub fn to_words(self) -> RecordWords {
         let ranks = |from: u32, to: u32| u64::from(to) << 32 | u64::from(from);
         match self {
             Record::Enqueued { at_ns, comm, rank, seq } => [1, ranks(rank, 0), 0, at_ns, comm, seq, 0],
@@ -87,7 +84,7 @@ impl Record {
 
     /// What lies in a ring; `None` if no engine of this version has written it.
     #[must_use]
-    pub fn from_words(words: &Words) -> Option<Self> {
+    pub fn from_words(words: &RecordWords) -> Option<Self> {
         let [head, second, since_ns, at_ns, comm, fifth, bytes] = *words;
         let (from, to, job, small) = (second as u32, (second >> 32) as u32, fifth, (head >> 32) as u32);
         Some(match head as u8 {
@@ -107,55 +104,34 @@ impl Record {
     }
 }
 
-/// Room for one record.
-#[derive(Default)]
-#[repr(align(64))]
-struct Slot {
-    /// Of record n: 2n + 1 while it is written, 2n + 2 when it is there.
-    turn: AtomicU64,
-    words: [AtomicU64; WORDS],
-}
-
 /// One engine's records.
 struct Ring {
     number: u64,
     engine: String,
     /// Made when somebody first wants them.
-    slots: OnceLock<Box<[Slot]>>,
-    /// Number of the next record.
-    next: AtomicU64,
+    memory: OnceLock<(OwnedFd, RecordWriter)>,
+    /// Time of the last record.
+    last_ns: AtomicU64,
 }
 
 impl Ring {
-    fn make_slots(&self) {
-        self.slots.get_or_init(|| (0..RING_RECORDS).map(|_| Slot::default()).collect());
-    }
-
-    /// Writes over the oldest record. Only the ring's engine calls it.
-    fn push(&self, words: &Words) {
-        let Some(slots) = self.slots.get() else { return };
-        let number = self.next.load(Ordering::Relaxed);
-        let Some(slot) = slots.get(number as usize % RING_RECORDS) else { return };
-        slot.turn.store(2 * number + 1, Ordering::Relaxed);
-        // A reader that sees any of the words sees that the slot is being written, too: pairs with its second look.
-        fence(Ordering::Release);
-        for (to, word) in slot.words.iter().zip(words) {
-            to.store(*word, Ordering::Relaxed);
+    fn make_memory(&self) {
+        if self.memory.get().is_some() {
+            return;
         }
-        slot.turn.store(2 * number + 2, Ordering::Release);
-        self.next.store(number + 1, Ordering::Release);
-    }
-
-    /// A record, unless it has been written over.
-    fn read(&self, number: u64) -> Option<Words> {
-        let slot = self.slots.get()?.get(number as usize % RING_RECORDS)?;
-        let whole = 2 * number + 2;
-        if slot.turn.load(Ordering::Acquire) != whole {
-            return None;
+        let made = Mapping::create("mccs-records", records_bytes(RING_RECORDS))
+            .map_err(|error| error.to_string())
+            .and_then(|(fd, mapping)| match RecordWriter::new(mapping, RING_RECORDS) {
+                Ok(writer) => Ok((fd, writer)),
+                Err(error) => Err(error.to_string()),
+            });
+        match made {
+            // Somebody else may have been faster, with as good a ring.
+            Ok(made) => drop(self.memory.set(made)),
+            Err(error) => {
+                tracing::warn!(engine = self.engine, error, "no memory for what the engine does: it records nothing")
+            }
         }
-        let words = std::array::from_fn(|at| slot.words[at].load(Ordering::Relaxed));
-        fence(Ordering::Acquire);
-        (slot.turn.load(Ordering::Relaxed) == whole).then_some(words)
     }
 }
 
@@ -168,17 +144,6 @@ pub struct RingView {
     pub engine: String,
     /// Number of its next record.
     pub next: u64,
-}
-
-/// Some of a ring's records.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Records {
-    /// From where to go on.
-    pub next: u64,
-    /// Records that had been written over before they were read.
-    pub lost: u64,
-    /// The others, in order.
-    pub records: Vec<Words>,
 }
 
 /// All rings of a service.
@@ -201,9 +166,9 @@ impl Recorders {
     #[must_use]
     pub fn recorder(self: &Arc<Self>, engine: String) -> Recorder {
         let number = self.next_ring.fetch_add(1, Ordering::Relaxed);
-        let ring = Arc::new(Ring { number, engine, slots: OnceLock::new(), next: AtomicU64::new(0) });
+        let ring = Arc::new(Ring { number, engine, memory: OnceLock::new(), last_ns: AtomicU64::new(0) });
         if self.is_on() {
-            ring.make_slots();
+            ring.make_memory();
         }
         lock(&self.rings).push(Arc::clone(&ring));
         Recorder { recorders: Arc::clone(self), ring }
@@ -225,7 +190,7 @@ impl Recorders {
     pub fn begin(&self) {
         let mut rings = lock(&self.rings);
         rings.retain(|ring| Arc::strong_count(ring) > 1);
-        rings.iter().for_each(|ring| ring.make_slots());
+        rings.iter().for_each(|ring| ring.make_memory());
         self.is_on.store(true, Ordering::Relaxed);
     }
 
@@ -240,26 +205,17 @@ impl Recorders {
         let view = |ring: &Arc<Ring>| RingView {
             ring: ring.number,
             engine: ring.engine.clone(),
-            next: ring.next.load(Ordering::Acquire),
+            next: ring.memory.get().map_or(0, |(_, writer)| writer.next()),
         };
         lock(&self.rings).iter().map(view).collect()
     }
 
-    /// Records of a ring from number `from` on, at most [`READ_MAX`]. `None` if there is no such ring any more.
+    /// The memory of a ring, for [`mccs_ipc::records::RecordReader::map`]. `None` if there is no such ring any more, or no
+    /// descriptor to be had.
     #[must_use]
-    pub fn read(&self, ring: u64, from: u64) -> Option<Records> {
+    pub fn memory(&self, ring: u64) -> Option<OwnedFd> {
         let ring = lock(&self.rings).iter().find(|of| of.number == ring).cloned()?;
-        let next = ring.next.load(Ordering::Acquire);
-        let first = from.max(next.saturating_sub(RING_RECORDS as u64)).min(next);
-        let last = next.min(first + READ_MAX as u64);
-        let mut read = Records { next: last, lost: first.saturating_sub(from), records: Vec::new() };
-        for number in first..last {
-            match ring.read(number) {
-                Some(words) => read.records.push(words),
-                None => read.lost += 1,
-            }
-        }
-        Some(read)
+        ring.memory.get()?.0.as_fd().try_clone_to_owned().ok()
     }
 }
 
@@ -287,13 +243,30 @@ impl Recorder {
     /// Records what `record` makes of the time, if records are wanted.
     pub fn record(&self, record: impl FnOnce(u64) -> Record) {
         if self.recorders.is_on() {
-            self.ring.push(&record(self.recorders.now_ns()).to_words());
+            self.push(self.recorders.now_ns(), record);
+        }
+    }
+
+    /// As [`Recorder::record`], of what the engine does in a round that began at `now`, without a look at the clock.
+    pub fn record_in_round(&self, now: Instant, record: impl FnOnce(u64) -> Record) {
+        if self.recorders.is_on() {
+            let now_ns = now.saturating_duration_since(self.recorders.since).as_nanos() as u64;
+            self.push(now_ns.max(self.ring.last_ns.load(Ordering::Relaxed)), record);
+        }
+    }
+
+    fn push(&self, at_ns: u64, record: impl FnOnce(u64) -> Record) {
+        if let Some((_, writer)) = self.ring.memory.get() {
+            self.ring.last_ns.store(at_ns, Ordering::Relaxed);
+            writer.push(&record(at_ns).to_words());
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use mccs_ipc::records::{RECORD_WORDS, Read, RecordReader};
+
     use super::*;
 
     fn piece(number: u64) -> Record {
@@ -329,7 +302,7 @@ mod tests {
         for record in started.chain(others) {
             assert_eq!(Record::from_words(&record.to_words()), Some(record));
         }
-        assert_eq!(Record::from_words(&[0; WORDS]), None);
+        assert_eq!(Record::from_words(&[0; RECORD_WORDS]), None);
         assert_eq!(Record::from_words(&[3 | 99 << 32, 0, 0, 0, 0, 0, 0]), None);
     }
 
@@ -338,67 +311,40 @@ mod tests {
         let recorders = Arc::new(Recorders::default());
         let recorder = recorders.recorder("a".into());
         recorder.record(|_| panic!("nobody wants it"));
+        recorder.record_in_round(Instant::now(), |_| panic!("nobody wants it"));
         assert_eq!(recorder.now_ns(), 0);
+        assert!(recorders.memory(0).is_none());
         recorders.begin();
         recorder.record(|_| piece(1));
         recorders.end();
         recorder.record(|_| panic!("nobody wants it any more"));
-        let read = recorders.read(0, 0).unwrap();
-        assert_eq!((read.next, read.lost, read.records), (1, 0, vec![piece(1).to_words()]));
-        // Still there, until the next window begins.
+        let reader = RecordReader::map(recorders.memory(0).unwrap().as_fd()).unwrap();
+        let mut got = Vec::new();
+        assert_eq!(reader.read(0, &mut got), Read { next: 1, lost: 0 });
+        assert_eq!(got, [piece(1).to_words()]);
+        // Still there, until the next window begins; and longer for whoever reads it.
         drop(recorder);
-        assert_eq!(recorders.read(0, 0).unwrap().next, 1);
+        assert!(recorders.memory(0).is_some());
         recorders.begin();
-        assert!(recorders.read(0, 0).is_none() && recorders.rings().is_empty());
+        assert!(recorders.memory(0).is_none() && recorders.rings().is_empty());
+        assert_eq!(reader.next(), 1);
     }
 
     #[test]
-    fn the_oldest_records_go_first() {
+    fn times_of_an_engine_never_go_back() {
         let recorders = Arc::new(Recorders::default());
         let recorder = recorders.recorder("a".into());
         recorders.begin();
-        let count = RING_RECORDS as u64 + 100;
-        (0..count).for_each(|number| recorder.record(|_| piece(number)));
-        let (mut from, mut lost, mut got) = (0, 0, Vec::new());
-        loop {
-            let read = recorders.read(0, from).unwrap();
-            assert!(read.records.len() <= READ_MAX);
-            if read.next == from {
-                break;
-            }
-            (from, lost) = (read.next, lost + read.lost);
-            got.extend(read.records);
-        }
-        assert_eq!((from, lost, got.len()), (count, 100, RING_RECORDS));
-        assert!((100..).zip(&got).all(|(number, words)| *words == piece(number).to_words()));
-        assert_eq!(recorders.read(0, u64::MAX).unwrap().next, count);
-    }
-
-    /// A writer that laps its reader again and again: what is read is whole, in order, and all that is not read is counted.
-    #[test]
-    fn a_reader_that_is_lapped_reads_nothing_torn() {
-        const COUNT: u64 = 40 * RING_RECORDS as u64;
-        let recorders = Arc::new(Recorders::default());
-        let recorder = recorders.recorder("a".into());
-        recorders.begin();
-        let writer = std::thread::spawn(move || (0..COUNT).for_each(|number| recorder.record(|_| piece(number))));
-        let (mut from, mut lost, mut got, mut last) = (0, 0, 0, None);
-        while from < COUNT {
-            let read = recorders.read(0, from).unwrap();
-            for words in &read.records {
-                let Some(Record::Piece { since_ns, at_ns, job }) = Record::from_words(words) else {
-                    panic!("{words:?}")
-                };
-                assert_eq!((at_ns, job), (3 * since_ns, !since_ns), "torn");
-                assert!(last.is_none_or(|last| since_ns > last), "{since_ns} after {last:?}");
-                last = Some(since_ns);
-            }
-            got += read.records.len() as u64;
-            lost += read.lost;
-            from = read.next;
-        }
-        writer.join().unwrap();
-        assert_eq!(got + lost, COUNT);
-        assert!(got > 0);
+        let round = Instant::now();
+        let at = |at_ns| Record::Ended { at_ns, job: 0, is_failed: false };
+        recorder.record_in_round(round, at);
+        recorder.record(at);
+        // Later in the same round.
+        recorder.record_in_round(round, at);
+        recorder.record(at);
+        let mut got = Vec::new();
+        RecordReader::map(recorders.memory(0).unwrap().as_fd()).unwrap().read(0, &mut got);
+        let times: Vec<_> = got.iter().map(|words| words[3]).collect();
+        assert!(times.is_sorted() && times[1] == times[2], "{times:?}");
     }
 }

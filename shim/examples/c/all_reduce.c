@@ -1,36 +1,11 @@
 /* One rank of an all-reduce: start one process a rank, with mccs-launch or by hand.
  *   cc -I shim/include shim/examples/c/all_reduce.c -L target/release -lmccs -o all_reduce */
-#include <mccs.h>
-#include <stdio.h>
-#include <stdlib.h>
-
-#define CHECK(call)                                                                                                    \
-    do {                                                                                                               \
-        mccsResult_t result = (call);                                                                                  \
-        if (result != mccsSuccess) {                                                                                   \
-            fprintf(stderr, "%s: %s: %s\n", #call, mccsGetErrorString(result), mccsGetLastError());                    \
-            exit(1);                                                                                                   \
-        }                                                                                                              \
-    } while (0)
-
-static const char *need(const char *name) {
-    const char *value = getenv(name);
-    if (value == NULL) {
-        fprintf(stderr, "%s is not set\n", name);
-        exit(2);
-    }
-    return value;
-}
+#include "example.h"
 
 int main(void) {
-    int rank = atoi(need("MCCS_RANK")), nranks = atoi(need("MCCS_NRANKS"));
-    const char *hex = need("MCCS_UNIQUE_ID");
+    int rank, nranks;
     mccsUniqueId id;
-    for (int i = 0; i < 16; i++) {
-        unsigned byte;
-        if (sscanf(hex + 2 * i, "%2x", &byte) != 1) return 2;
-        id.internal[i] = (unsigned char)byte;
-    }
+    find_place(&rank, &nranks, &id);
     mccsClient_t client;
     mccsComm_t comm;
     mccsStream_t stream;

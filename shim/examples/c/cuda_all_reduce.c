@@ -2,9 +2,7 @@
  * or by hand. Needs no CUDA installation to compile: the driver's functions are declared here and looked up in libcuda.
  *   cc -I shim/include shim/examples/c/cuda_all_reduce.c -L target/release -lmccs -ldl -o cuda_all_reduce */
 #include <dlfcn.h>
-#include <mccs.h>
-#include <stdio.h>
-#include <stdlib.h>
+#include "example.h"
 
 /* Of cuda.h, as far as this program needs it. */
 typedef int CUresult, CUdevice;
@@ -49,14 +47,6 @@ static void load(void) {
     }
 }
 
-#define CHECK(call)                                                                                                    \
-    do {                                                                                                               \
-        mccsResult_t result = (call);                                                                                  \
-        if (result != mccsSuccess) {                                                                                   \
-            fprintf(stderr, "%s: %s: %s\n", #call, mccsGetErrorString(result), mccsGetLastError());                    \
-            exit(1);                                                                                                   \
-        }                                                                                                              \
-    } while (0)
 #define CUDA(call)                                                                                                     \
     do {                                                                                                               \
         CUresult result = (call);                                                                                      \
@@ -78,26 +68,12 @@ static const char FILL[] =
     "    cvta.to.global.u64 %d1, %d1;\n    mul.wide.u32 %d2, %r6, 4;\n    add.u64 %d3, %d1, %d2;\n"
     "    st.global.f32 [%d3], %f;\ndone:\n    ret;\n}\n";
 
-static const char *need(const char *name) {
-    const char *value = getenv(name);
-    if (value == NULL) {
-        fprintf(stderr, "%s is not set\n", name);
-        exit(2);
-    }
-    return value;
-}
-
 static float filled(int rank, size_t at) { return (float)((at + (size_t)rank) % 7); }
 
 int main(void) {
-    int rank = atoi(need("MCCS_RANK")), nranks = atoi(need("MCCS_NRANKS")), gpus;
-    const char *hex = need("MCCS_UNIQUE_ID");
+    int rank, nranks, gpus;
     mccsUniqueId id;
-    for (int i = 0; i < 16; i++) {
-        unsigned byte;
-        if (sscanf(hex + 2 * i, "%2x", &byte) != 1) return 2;
-        id.internal[i] = (unsigned char)byte;
-    }
+    find_place(&rank, &nranks, &id);
     load();
     CUdevice device;
     CUcontext context;

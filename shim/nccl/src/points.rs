@@ -7,42 +7,30 @@ use super::communicators::Comm;
 use super::operators::data_type;
 use super::{Status, guard, object};
 
-/// See `nccl.h`.
-///
-/// # Safety
-/// Pointers as `nccl.h` says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclSend(
-    buffer: *const c_void,
-    count: usize,
-    dtype: c_int,
-    peer: c_int,
-    comm: *mut Comm,
-    stream: *mut c_void,
-) -> Status {
-    // SAFETY: handles, buffers and stream are the caller's contract.
-    guard(|| unsafe {
-        let comm = object(comm, "comm")?.comm()?;
-        comm.send(buffer as u64, count as u64, data_type(dtype)?, rank(peer)?, stream)
-    })
+/// Defines a function on one buffer and a peer.
+macro_rules! point {
+    ($name:ident, $buffer:ty, $call:ident) => {
+        /// See `nccl.h`.
+        ///
+        /// # Safety
+        /// Pointers as `nccl.h` says.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(
+            buffer: $buffer,
+            count: usize,
+            dtype: c_int,
+            peer: c_int,
+            comm: *mut Comm,
+            stream: *mut c_void,
+        ) -> Status {
+            // SAFETY: handles, buffers and stream are the caller's contract.
+            guard(|| unsafe {
+                let comm = object(comm, "comm")?.comm()?;
+                comm.$call(buffer as u64, count as u64, data_type(dtype)?, rank(peer)?, stream)
+            })
+        }
+    };
 }
 
-/// See `nccl.h`.
-///
-/// # Safety
-/// Pointers as `nccl.h` says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclRecv(
-    buffer: *mut c_void,
-    count: usize,
-    dtype: c_int,
-    peer: c_int,
-    comm: *mut Comm,
-    stream: *mut c_void,
-) -> Status {
-    // SAFETY: handles, buffers and stream are the caller's contract.
-    guard(|| unsafe {
-        let comm = object(comm, "comm")?.comm()?;
-        comm.recv(buffer as u64, count as u64, data_type(dtype)?, rank(peer)?, stream)
-    })
-}
+point!(ncclSend, *const c_void, send);
+point!(ncclRecv, *mut c_void, recv);

@@ -7,9 +7,10 @@ use mccs_cuda::{Context, DeviceAddress};
 use mccs_ipc::protocol::{Request, Response};
 use mccs_ipc::types::{CollectiveKind, DataType, RedOp, UniqueId};
 
-use super::communicator::{Call, DirectCommunicator};
+use super::call::Call;
 use super::cuda_error;
-use super::points::Points;
+use super::direct::DirectCommunicator;
+use super::direct::points::Points;
 use super::staged::StagedCommunicator;
 use crate::client::unexpected;
 use crate::{Client, Error, ReduceOperator};

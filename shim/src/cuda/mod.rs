@@ -3,32 +3,27 @@
 //! A [`CudaCommunicator`] belongs to the CUDA context that was current when it was made. A call launches one kernel into
 //! the stream that it is given, and returns: no round trip, no copy of the buffers' addresses to anybody. Kernels of all
 //! ranks meet in areas of GPU memory that the service has made and mapped for them, under the strategy that the service
-//! publishes; see [`mccs_ipc::direct`].
+//! publishes; see [`mccs_ipc::direct`] and `direct`.
 //!
 //! What is too large for that is a command to the service, whose copy engines push between the ranks' own buffers
-//! ([`mccs_ipc::large`]), or copies of those that no other process can open (`staging.rs`).
+//! ([`mccs_ipc::large`]), or copies of those that no other process can open (`direct/staging.rs`).
 //! Sends and receives are one kernel a group, beside collectives and in no order with them.
 //! Ranks on several hosts, or of an operator who wants it so, are *staged*: the service carries their collectives out in host
-//! memory (`staged.rs`).
+//! memory (`staged`).
 //!
 //! Direct collectives work in CUDA graphs: what a captured call does depends on how often it has run, which the GPU counts. A graph must not
 //! run at the same time as other operations of the same communicator; nor as another graph with some.
 
-mod communicator;
+mod call;
+mod direct;
 mod either;
-mod large;
-mod pieces;
-pub(crate) mod points;
-mod regions;
 mod resources;
 mod staged;
-mod staging;
 
+pub(crate) use direct::{GpuRegions, points};
 pub use either::{CudaCommunicator, CudaStream};
 
 use mccs_cuda::DriverError;
-
-pub(crate) use self::regions::GpuRegions;
 
 use crate::Error;
 

@@ -1,31 +1,21 @@
 //! The C API's communicators of GPUs: calls on device pointers and the caller's own streams.
 
 use std::ffi::c_void;
-use std::sync::{Mutex, PoisonError};
 
-use mccs_ipc::types::{RedOp, UniqueId};
+use mccs_ipc::types::{DataType, UniqueId};
 
-use super::collectives::{data_type, rank};
-use super::objects::{PRE_MUL_FIRST, take};
+use super::collectives::rank;
+use super::objects::take;
+use super::operators::{Operators, data_type};
+use super::shapes::{collectives, points};
 use super::{CClient, SUCCESS, Status, guard, object, put, status_of};
-use crate::cuda::CudaCommunicator;
+use crate::cuda::{CudaCommunicator, CudaStream};
 use crate::{Error, ReduceOperator, Scalar};
 
 /// Behind `mccsCudaComm_t`.
 pub struct CCudaComm {
     comm: CudaCommunicator,
-    /// Pre-multiplied sums; operator number `PRE_MUL_FIRST + index`.
-    operators: Mutex<Vec<Option<ReduceOperator>>>,
-}
-
-fn operator(comm: &CCudaComm, value: i32) -> Result<ReduceOperator, Error> {
-    let missing = || Error::argument(format!("reduction {value} does not exist"));
-    if value >= PRE_MUL_FIRST {
-        let operators = comm.operators.lock().unwrap_or_else(PoisonError::into_inner);
-        return operators.get((value - PRE_MUL_FIRST) as usize).copied().flatten().ok_or_else(missing);
-    }
-    let op = u32::try_from(value).ok().and_then(RedOp::from_wire).filter(|op| *op != RedOp::PreMulSum);
-    op.map(ReduceOperator::Standard).ok_or_else(missing)
+    operators: Operators,
 }
 
 /// See `mccs.h`.
@@ -49,7 +39,7 @@ pub unsafe extern "C" fn mccsCudaCommInitRank(
         }
         let nranks = u32::try_from(nranks).map_err(|_| Error::argument(format!("nranks {nranks} is negative")))?;
         let joined = client.client.init_cuda_communicator_rank(*id, super::collectives::rank(rank)?, nranks)?;
-        let made = Box::into_raw(Box::new(CCudaComm { comm: joined, operators: Mutex::default() }));
+        let made = Box::into_raw(Box::new(CCudaComm { comm: joined, operators: Operators::default() }));
         // SAFETY: the caller's contract.
         unsafe { put(comm, made, "comm") }
     })
@@ -135,14 +125,8 @@ pub unsafe extern "C" fn mccsCudaRedOpCreatePreMulSum(
             0 => ReduceOperator::PreMulSum(unsafe { Scalar::read(scalar, dtype) }),
             _ => ReduceOperator::PreMulSumAt(scalar as u64),
         };
-        let mut operators = comm.operators.lock().unwrap_or_else(PoisonError::into_inner);
-        let index = operators.iter().position(Option::is_none).unwrap_or(operators.len());
-        match operators.get_mut(index) {
-            Some(slot) => *slot = Some(operator),
-            None => operators.push(Some(operator)),
-        }
         // SAFETY: the caller's contract.
-        unsafe { put(op, PRE_MUL_FIRST + index as i32, "op") }
+        unsafe { put(op, comm.operators.add(operator), "op") }
     })
 }
 
@@ -152,77 +136,56 @@ pub unsafe extern "C" fn mccsCudaRedOpCreatePreMulSum(
 /// Pointers as `mccs.h` says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mccsCudaRedOpDestroy(op: i32, comm: *mut CCudaComm) -> Status {
-    guard(|| {
-        // SAFETY: the caller's contract.
-        let comm = unsafe { object(comm, "comm") }?;
-        let mut operators = comm.operators.lock().unwrap_or_else(PoisonError::into_inner);
-        let index = op.checked_sub(PRE_MUL_FIRST).and_then(|index| usize::try_from(index).ok());
-        let taken = index.and_then(|index| operators.get_mut(index)).and_then(Option::take);
-        taken.map(|_| SUCCESS).ok_or_else(|| Error::argument(format!("there is no operator {op} to destroy")))
-    })
-}
-
-/// Defines a collective's function: the arguments that only it has, and the call.
-macro_rules! collective {
-    ($name:ident($($arg:ident: $type:ty),*), |$c:ident, $send:ident, $recv:ident, $count:ident, $dtype:ident, $stream:ident| $body:expr) => {
-        /// See `mccs.h`.
-        ///
-        /// # Safety
-        /// Pointers as `mccs.h` says.
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name(
-            sendbuff: *const c_void,
-            recvbuff: *mut c_void,
-            count: usize,
-            dtype: i32,
-            $($arg: $type,)*
-            comm: *mut CCudaComm,
-            $stream: *mut c_void,
-        ) -> Status {
-            guard(|| {
-                // SAFETY: the caller's contract.
-                let $c = unsafe { object(comm, "comm")? };
-                let ($send, $recv, $count, $dtype) = (sendbuff as u64, recvbuff as u64, count as u64, data_type(dtype)?);
-                // SAFETY: buffers and stream are the caller's contract.
-                unsafe { $body }.map(|()| SUCCESS)
-            })
-        }
-    };
-}
-
-collective!(mccsCudaAllReduce(op: i32), |c, send, recv, count, dtype, stream| {
-    c.comm.all_reduce(send, recv, count, dtype, operator(c, op)?, stream)
-});
-collective!(mccsCudaReduceScatter(op: i32), |c, send, recv, count, dtype, stream| {
-    c.comm.reduce_scatter(send, recv, count, dtype, operator(c, op)?, stream)
-});
-collective!(mccsCudaReduce(op: i32, root: i32), |c, send, recv, count, dtype, stream| {
-    c.comm.reduce(send, recv, count, dtype, operator(c, op)?, rank(root)?, stream)
-});
-collective!(mccsCudaAllGather(), |c, send, recv, count, dtype, stream| {
-    c.comm.all_gather(send, recv, count, dtype, stream)
-});
-collective!(mccsCudaAllToAll(), |c, send, recv, count, dtype, stream| {
-    c.comm.all_to_all(send, recv, count, dtype, stream)
-});
-collective!(mccsCudaBroadcast(root: i32), |c, send, recv, count, dtype, stream| {
-    c.comm.broadcast(send, recv, count, dtype, rank(root)?, stream)
-});
-collective!(mccsCudaGather(root: i32), |c, send, recv, count, dtype, stream| {
-    c.comm.gather(send, recv, count, dtype, rank(root)?, stream)
-});
-collective!(mccsCudaScatter(root: i32), |c, send, recv, count, dtype, stream| {
-    c.comm.scatter(send, recv, count, dtype, rank(root)?, stream)
-});
-
-/// See `mccs.h`.
-///
-/// # Safety
-/// Pointers as `mccs.h` says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn mccsCudaBarrier(comm: *mut CCudaComm, stream: *mut c_void) -> Status {
     // SAFETY: the caller's contract.
-    guard(|| unsafe { object(comm, "comm")?.comm.barrier(0, 0, 0, crate::DataType::U8, stream).map(|()| SUCCESS) })
+    guard(|| unsafe { object(comm, "comm") }?.operators.remove(op).map(|()| SUCCESS))
+}
+
+/// What every call has.
+struct Call<'a> {
+    handle: &'a CCudaComm,
+    comm: &'a CudaCommunicator,
+    stream: CudaStream,
+    send: u64,
+    recv: u64,
+    count: u64,
+    dtype: DataType,
+}
+
+/// # Safety
+/// The communicator must be null, or come from this library and not have been destroyed.
+unsafe fn prepare<'a>(
+    (comm, stream): (*mut CCudaComm, CudaStream),
+    (send, recv): (u64, u64),
+    count: u64,
+    dtype: i32,
+) -> Result<Call<'a>, Error> {
+    // SAFETY: the caller's contract.
+    let handle = unsafe { object(comm, "comm")? };
+    Ok(Call { handle, comm: &handle.comm, stream, send, recv, count, dtype: data_type(dtype)? })
+}
+
+collectives! {
+    prepare, CCudaComm, c_void;
+    mccsCudaAllReduce(op: i32) => |c| {
+        c.comm.all_reduce(c.send, c.recv, c.count, c.dtype, c.handle.operators.get(op)?, c.stream)
+    };
+    mccsCudaReduceScatter(op: i32) => |c| {
+        c.comm.reduce_scatter(c.send, c.recv, c.count, c.dtype, c.handle.operators.get(op)?, c.stream)
+    };
+    mccsCudaReduce(op: i32, root: i32) => |c| {
+        c.comm.reduce(c.send, c.recv, c.count, c.dtype, c.handle.operators.get(op)?, rank(root)?, c.stream)
+    };
+    mccsCudaAllGather() => |c| c.comm.all_gather(c.send, c.recv, c.count, c.dtype, c.stream);
+    mccsCudaAllToAll() => |c| c.comm.all_to_all(c.send, c.recv, c.count, c.dtype, c.stream);
+    mccsCudaBroadcast(root: i32) => |c| c.comm.broadcast(c.send, c.recv, c.count, c.dtype, rank(root)?, c.stream);
+    mccsCudaGather(root: i32) => |c| c.comm.gather(c.send, c.recv, c.count, c.dtype, rank(root)?, c.stream);
+    mccsCudaScatter(root: i32) => |c| c.comm.scatter(c.send, c.recv, c.count, c.dtype, rank(root)?, c.stream);
+}
+
+points! {
+    prepare, CCudaComm, c_void;
+    mccsCudaSend(*const c_void) => |c, peer| c.comm.send(c.send, c.count, c.dtype, peer, c.stream);
+    mccsCudaRecv(*mut c_void) => |c, peer| c.comm.recv(c.recv, c.count, c.dtype, peer, c.stream);
 }
 
 /// See `mccs.h`.
@@ -230,37 +193,7 @@ pub unsafe extern "C" fn mccsCudaBarrier(comm: *mut CCudaComm, stream: *mut c_vo
 /// # Safety
 /// Pointers as `mccs.h` says.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mccsCudaSend(
-    sendbuff: *const c_void,
-    count: usize,
-    dtype: i32,
-    peer: i32,
-    comm: *mut CCudaComm,
-    stream: *mut c_void,
-) -> Status {
-    // SAFETY: handles, buffer and stream are the caller's contract.
-    guard(|| unsafe {
-        let comm = &object(comm, "comm")?.comm;
-        comm.send(sendbuff as u64, count as u64, data_type(dtype)?, rank(peer)?, stream).map(|()| SUCCESS)
-    })
-}
-
-/// See `mccs.h`.
-///
-/// # Safety
-/// Pointers as `mccs.h` says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn mccsCudaRecv(
-    recvbuff: *mut c_void,
-    count: usize,
-    dtype: i32,
-    peer: i32,
-    comm: *mut CCudaComm,
-    stream: *mut c_void,
-) -> Status {
-    // SAFETY: handles, buffer and stream are the caller's contract.
-    guard(|| unsafe {
-        let comm = &object(comm, "comm")?.comm;
-        comm.recv(recvbuff as u64, count as u64, data_type(dtype)?, rank(peer)?, stream).map(|()| SUCCESS)
-    })
+pub unsafe extern "C" fn mccsCudaBarrier(comm: *mut CCudaComm, stream: CudaStream) -> Status {
+    // SAFETY: the caller's contract.
+    guard(|| unsafe { object(comm, "comm")?.comm.barrier(0, 0, 0, DataType::U8, stream).map(|()| SUCCESS) })
 }

@@ -6,6 +6,8 @@
 mod collectives;
 mod cuda;
 mod objects;
+mod operators;
+mod shapes;
 
 use std::cell::RefCell;
 use std::ffi::{CString, c_char};
@@ -13,7 +15,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use mccs_ipc::types::ErrorClass;
 
-use crate::{Client, Communicator, Error, RankSpec, Region, Scalar, Span, Stream};
+use crate::{Client, Communicator, Error, RankSpec, Region, Span, Stream};
 
 /// `mccsResult_t`.
 type Status = i32;
@@ -30,8 +32,7 @@ pub struct CClient {
 /// Behind `mccsComm_t`.
 pub struct CComm {
     comm: Communicator,
-    /// Scalars of pre-multiplied sums; operator number `PRE_MUL_FIRST + index`.
-    scalars: std::sync::Mutex<Vec<Option<Scalar>>>,
+    operators: operators::Operators,
 }
 
 /// Behind `mccsStream_t`.

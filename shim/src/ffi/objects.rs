@@ -5,17 +5,15 @@ use std::sync::{Mutex, PoisonError};
 
 use mccs_ipc::types::UniqueId;
 
+use super::operators::{Operators, data_type};
 use super::{
     CClient, CComm, CStream, IN_PROGRESS, PendingJoin, SUCCESS, Status, THREAD, guard, object, put, status_of, text,
 };
 
-use crate::{Client, Communicator, Error, RankSpec, Region, Scalar};
-
-/// First number of operators made by `mccsRedOpCreatePreMulSum`.
-pub(super) const PRE_MUL_FIRST: i32 = 100;
+use crate::{Client, Communicator, Error, RankSpec, ReduceOperator, Region, Scalar};
 
 pub(super) fn into_handle(comm: Communicator) -> *mut CComm {
-    Box::into_raw(Box::new(CComm { comm, scalars: Mutex::default() }))
+    Box::into_raw(Box::new(CComm { comm, operators: Operators::default() }))
 }
 
 /// Takes a handle's object back.
@@ -181,7 +179,7 @@ pub unsafe extern "C" fn mccsRedOpCreatePreMulSum(
     comm: *mut CComm,
 ) -> Status {
     guard(|| {
-        let dtype = super::collectives::data_type(dtype)?;
+        let dtype = data_type(dtype)?;
         if scalar.is_null() {
             return Err(Error::argument("scalar is null"));
         }
@@ -192,15 +190,9 @@ pub unsafe extern "C" fn mccsRedOpCreatePreMulSum(
         if op.is_null() {
             return Err(Error::argument("op is null"));
         }
-        let mut scalars = comm.scalars.lock().unwrap_or_else(PoisonError::into_inner);
-        // Frameworks make and destroy one for each call: numbers are used again.
-        let index = scalars.iter().position(Option::is_none).unwrap_or(scalars.len());
-        match scalars.get_mut(index) {
-            Some(slot) => *slot = Some(value),
-            None => scalars.push(Some(value)),
-        }
+        let number = comm.operators.add(ReduceOperator::PreMulSum(value));
         // SAFETY: the caller's contract.
-        unsafe { put(op, PRE_MUL_FIRST + index as i32, "op") }
+        unsafe { put(op, number, "op") }
     })
 }
 
@@ -210,15 +202,8 @@ pub unsafe extern "C" fn mccsRedOpCreatePreMulSum(
 /// Pointers as `mccs.h` says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mccsRedOpDestroy(op: i32, comm: *mut CComm) -> Status {
-    guard(|| {
-        // SAFETY: the caller's contract.
-        let comm = unsafe { object(comm, "comm") }?;
-        let mut scalars = comm.scalars.lock().unwrap_or_else(PoisonError::into_inner);
-        let index = op.checked_sub(PRE_MUL_FIRST).and_then(|index| usize::try_from(index).ok());
-        let slot = index.and_then(|index| scalars.get_mut(index));
-        let scalar = slot.and_then(Option::take);
-        scalar.map(|_| SUCCESS).ok_or_else(|| Error::argument(format!("there is no operator {op} to destroy")))
-    })
+    // SAFETY: the caller's contract.
+    guard(|| unsafe { object(comm, "comm") }?.operators.remove(op).map(|()| SUCCESS))
 }
 
 /// See `mccs.h`.

@@ -172,7 +172,7 @@ fn ask(socket: &Path, json: bool, request: &ControlRequest) -> anyhow::Result<()
         ControlAnswer::Controller(answer) => policy::print(&answer),
         ControlAnswer::Done => println!("done"),
         // Asked for by `watch` and `trace`, which show them themselves.
-        ControlAnswer::Overview(_) | ControlAnswer::Tracing(_) | ControlAnswer::TraceRecords(_) => {}
+        ControlAnswer::Overview(_) | ControlAnswer::Tracing(_) | ControlAnswer::TraceRing => {}
         ControlAnswer::Refused(_) => {}
     }
     Ok(())

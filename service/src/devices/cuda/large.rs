@@ -1,7 +1,7 @@
 //! What a rank's copy engine does in a large operation: pure, and the same on every rank.
 //!
 //! A rank's steps run in order, on a stream of the rank's GPU; streams of different ranks meet in words only. The rank's own
-//! stream does the rest (`shim/src/cuda/large.rs`): it writes *ready*, moves what stays with the rank, combines, and waits.
+//! stream does the rest (`shim/src/cuda/direct/large.rs`): it writes *ready*, moves what stays with the rank, combines, and waits.
 //!
 //! Each GPU begins with the rank after its own, so that at any time no two push to the same one: those that do are less than
 //! half as fast. What a root has for all goes from rank to rank.

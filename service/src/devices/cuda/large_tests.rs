@@ -9,7 +9,7 @@ use rand::{Rng, SeedableRng};
 use super::*;
 use crate::collective::{Algorithm, Choice, Strategy, build};
 
-/// What a rank's own stream does: the model of `shim/src/cuda/large.rs`.
+/// What a rank's own stream does: the model of `shim/src/cuda/direct/large.rs`.
 enum Own {
     Ready,
     /// From the send to the receive buffer.

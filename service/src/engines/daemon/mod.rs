@@ -7,10 +7,14 @@
 //!     +--------------------------------+----------------------------------------------+
 //! ```
 //!
-//! Everything that crosses here is copied once and checked (`validate.rs`) before anything else sees it.
+//! Everything that crosses here is copied once and checked (`validate.rs`) before anything else sees it. Requests come by the
+//! socket (`requests.rs`), commands by the ring.
 
 mod acceptor;
+mod answers;
 mod on_gpus;
+mod proxies;
+mod requests;
 mod tables;
 mod validate;
 
@@ -21,84 +25,30 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use mccs_ipc::command::{Command, Opcode};
-use mccs_ipc::direct::GpuUuid;
-use mccs_ipc::gate::GateAccess;
-use mccs_ipc::handshake::{Socket, SocketError};
-use mccs_ipc::protocol::{MAGIC, Request, RequestEnvelope, Response, ResponseEnvelope, SegmentLayout, VERSION};
+use mccs_ipc::handshake::Socket;
+use mccs_ipc::protocol::{MAGIC, RequestEnvelope, Response, ResponseEnvelope, SegmentLayout, VERSION};
 use mccs_ipc::queue::Consumer;
-use mccs_ipc::shm::Mapping;
 use mccs_ipc::sync::Doorbell;
-use mccs_ipc::types::{ErrorClass, Handle, UniqueId};
+use mccs_ipc::types::ErrorClass;
 
 pub use self::acceptor::{Acceptor, Admission, SessionFactory, SessionLimits};
-use self::tables::{CommSlot, StreamSlot, Tables};
+use self::proxies::Place;
+pub use self::proxies::{GpuProxy, Proxies};
+use self::tables::Tables;
 use self::validate::{Fence, posted, validate};
-use crate::devices::cuda::Importer;
-use crate::engines::proxy::{JoinRequest, ProxyMessage, ProxyReply, RoundState, StreamGate};
-use crate::exchange::protocol::Name;
-use crate::memory::{Reaper, Region};
-use crate::runtime::{Context, Engine, Mailbox, Progress, Sender};
+use crate::engines::proxy::{ProxyMessage, ProxyReply, RoundState};
+use crate::memory::Reaper;
+use crate::runtime::{Context, Engine, Mailbox, Progress};
 use crate::session::Session;
 use crate::telemetry::Registry;
-use crate::tenants::{Charge, Resource};
+use crate::tenants::Charge;
 
 /// How long a new connection has to say hello.
 const HELLO_WITHIN: Duration = Duration::from_secs(5);
 /// How often the socket is looked at while the ring keeps the engine awake. A sleeping engine is woken by it at once.
 const SOCKET_EVERY: Duration = Duration::from_micros(200);
-
-/// How long a tenant may leave a full socket unread.
-const ANSWERED_WITHIN: Duration = Duration::from_secs(10);
 /// How often a full socket is tried again.
 const ANSWER_AGAIN_AFTER: Duration = Duration::from_millis(1);
-
-/// Most requests that wait for commands before them; the rest waits in the socket. Covers a tenant that lets go of all it
-/// has at once.
-const PARKED_MAX: usize = 4096;
-
-/// The proxy engines of a service.
-#[derive(Clone)]
-pub struct Proxies {
-    /// Of the host device.
-    pub host: Sender<ProxyMessage>,
-    /// Of the GPUs; or why there are none.
-    pub gpus: Result<GpuProxy, Arc<str>>,
-    /// Whether ranks on GPUs of this host alone are staged, too.
-    pub stages_all: bool,
-    /// How streams of GPUs tell the service, and wait for it.
-    pub access: GateAccess,
-    /// This host, as ranks of others name it when rank 0 is here; empty where there are no others.
-    pub root_address: Arc<str>,
-}
-
-/// The proxy engine of the GPUs.
-#[derive(Clone)]
-pub struct GpuProxy {
-    /// Where to send to.
-    pub sender: Sender<ProxyMessage>,
-    /// UUIDs of the GPUs, as the device counts them.
-    pub ids: Arc<[GpuUuid]>,
-    /// Makes regions of tenants' memory there.
-    pub importer: Importer,
-}
-
-/// Which proxy engine something is for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
-    Host,
-    Gpus,
-}
-
-impl Proxies {
-    #[expect(clippy::result_large_err, reason = "a message that finds no room is given back as it is")]
-    fn send(&self, place: Place, message: ProxyMessage) -> Result<(), ProxyMessage> {
-        match (place, &self.gpus) {
-            (Place::Host, _) => self.host.send(message),
-            (Place::Gpus, Ok(gpus)) => gpus.sender.send(message),
-            (Place::Gpus, Err(_)) => Ok(()),
-        }
-    }
-}
 
 enum State {
     Greeting { deadline: Instant },
@@ -162,53 +112,6 @@ impl SessionEngine {
         true
     }
 
-    fn answer(&mut self, id: u64, response: Response, fds: &[BorrowedFd<'_>]) {
-        let envelope = ResponseEnvelope { id, response };
-        let sent = if self.unsent.is_empty() { self.socket.send(&envelope, fds) } else { Err(SocketError::WouldBlock) };
-        match sent {
-            Ok(()) => {}
-            Err(SocketError::WouldBlock) => {
-                let kept: std::io::Result<Vec<_>> = fds.iter().map(|fd| fd.try_clone_to_owned()).collect();
-                match kept {
-                    Ok(fds) => self.unsent.push_back((envelope, fds)),
-                    Err(error) => self.hang_up(&error),
-                }
-            }
-            Err(error) => self.hang_up(&error),
-        }
-    }
-
-    /// The tenant has gone, or cannot be answered, which is as good as gone.
-    fn hang_up(&mut self, error: &dyn std::fmt::Display) {
-        tracing::debug!(session = self.session.id, %error, "cannot answer");
-        self.close();
-    }
-
-    /// Sends answers that found no room before. Returns whether all are on their way.
-    fn send_unsent(&mut self, now: Instant) -> bool {
-        while let Some((envelope, fds)) = self.unsent.front() {
-            let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
-            match self.socket.send(envelope, &fds) {
-                Ok(()) => {
-                    self.unsent.pop_front();
-                    self.unsent_since = None;
-                }
-                Err(SocketError::WouldBlock) if now < *self.unsent_since.get_or_insert(now) + ANSWERED_WITHIN => {
-                    return false;
-                }
-                Err(error) => {
-                    self.hang_up(&error);
-                    return true;
-                }
-            }
-        }
-        true
-    }
-
-    fn refuse(&mut self, id: u64, class: ErrorClass, message: impl Into<String>) {
-        self.answer(id, Response::Error { class, message: message.into() }, &[]);
-    }
-
     /// Ends the session with a reason that the tenant is told.
     fn fence(&mut self, reason: &str) {
         tracing::debug!(session = self.session.id, tenant = %self.session.tenant.name, pid = self.session.peer.pid, reason, "session fenced");
@@ -257,266 +160,6 @@ impl SessionEngine {
         match sent {
             Ok(()) => self.state = State::Serving,
             Err(_) => self.close(),
-        }
-    }
-
-    /// Takes requests off the socket. Returns whether there was one.
-    fn serve_socket(&mut self, budget: usize) -> bool {
-        for served in 0..budget {
-            if !matches!(self.state, State::Serving) || !self.outbox.is_empty() {
-                return true;
-            }
-            if self.parked.len() >= PARKED_MAX {
-                return served > 0;
-            }
-            match self.socket.recv::<RequestEnvelope>() {
-                Ok(None) => return served > 0,
-                Ok(Some((envelope, fds))) => self.park_or_serve(envelope, fds),
-                Err(SocketError::Closed) => self.close(),
-                Err(error) => self.fence(&error.to_string()),
-            }
-        }
-        true
-    }
-
-    fn park_or_serve(&mut self, envelope: RequestEnvelope, fds: Vec<OwnedFd>) {
-        let ends_something = matches!(
-            envelope.request,
-            Request::FreeMemory { .. }
-                | Request::FreeGpuMemory { .. }
-                | Request::DestroyStream { .. }
-                | Request::DestroyComm { .. }
-        );
-        if !ends_something {
-            return self.serve(envelope, fds);
-        }
-        // The tenant wrote the commands before it sent the request. A ring that lies is fenced by the next pop.
-        let after = self.popped + self.commands.waiting().unwrap_or(0);
-        self.parked.push_back((after, envelope));
-        self.serve_parked();
-    }
-
-    /// Serves requests whose turn has come. Returns whether there was one.
-    fn serve_parked(&mut self) -> bool {
-        let mut any = false;
-        while matches!(self.state, State::Serving)
-            && self.outbox.is_empty()
-            && let Some((_, envelope)) = self.parked.pop_front_if(|(after, _)| *after <= self.popped)
-        {
-            self.serve(envelope, Vec::new());
-            any = true;
-        }
-        any
-    }
-
-    fn serve(&mut self, envelope: RequestEnvelope, mut fds: Vec<OwnedFd>) {
-        let id = envelope.id;
-        match envelope.request {
-            Request::AllocMemory { bytes } => self.add_region(id, bytes, None),
-            Request::RegisterMemory { bytes } => match fds.pop() {
-                Some(fd) => self.add_region(id, bytes, Some(fd)),
-                None => self.refuse(id, ErrorClass::InvalidArgument, "RegisterMemory comes with a memfd"),
-            },
-            Request::FreeMemory { region } => match self.tables.regions.remove(region) {
-                Some(_) => self.answer(id, Response::Done, &[]),
-                None => self.refuse(id, ErrorClass::InvalidArgument, format!("there is no region {region:?}")),
-            },
-            Request::RegisterGpuMemory { gpu, ipc_handle, bytes } => {
-                self.add_gpu_region(id, &gpu, &ipc_handle, bytes);
-            }
-            Request::FreeGpuMemory { region } => match self.tables.gpu_regions.remove(region) {
-                Some(_) => self.answer(id, Response::Done, &[]),
-                None => self.refuse(id, ErrorClass::InvalidArgument, format!("there is no region {region:?}")),
-            },
-            Request::CreateStream => {
-                if let Some(stream) = self.add_stream(id) {
-                    self.answer(id, Response::Stream { stream, word: stream.index }, &[]);
-                }
-            }
-            Request::CreateGatedStream { region, offset_bytes } => self.create_gated_stream(id, region, offset_bytes),
-            Request::DestroyStream { stream } => self.destroy_stream(id, stream),
-            Request::InitRank { id: unique_id, rank, nranks, gpu, root_address } => {
-                let gpu = match gpu.map(|gpu| self.find_gpu(&gpu)).transpose() {
-                    Ok(gpu) => gpu,
-                    Err(message) => return self.refuse(id, ErrorClass::InvalidArgument, message),
-                };
-                let root = match root_address.as_str() {
-                    "" => None,
-                    address => match Name::new(address) {
-                        Some(root) => Some(root),
-                        None => {
-                            let message = format!("root address {address:?}: it is the name of the host of rank 0");
-                            return self.refuse(id, ErrorClass::InvalidArgument, message);
-                        }
-                    },
-                };
-                self.join(id, (unique_id, root), (rank, nranks), gpu);
-            }
-            Request::DestroyComm { comm } => match self.tables.comms.get(comm) {
-                Some(CommSlot::Ready { comm: proxy_comm, place, rank, .. }) => {
-                    let (comm_at_proxy, place, rank, reply) = (*proxy_comm, *place, *rank, self.replies.sender());
-                    self.tables.comms.remove(comm);
-                    self.send(place, ProxyMessage::Leave { comm: comm_at_proxy, rank, request: id, reply });
-                }
-                _ => self.refuse(id, ErrorClass::InvalidArgument, format!("there is no communicator {comm:?}")),
-            },
-            Request::AbortComm { comm } => match self.tables.comms.get(comm) {
-                Some(CommSlot::Ready { comm: proxy_comm, place, rank, .. }) => {
-                    let (place, message) = (*place, ProxyMessage::Abort { comm: *proxy_comm, rank: *rank });
-                    self.send(place, message);
-                    self.answer(id, Response::Done, &[]);
-                }
-                _ => self.refuse(id, ErrorClass::InvalidArgument, format!("there is no communicator {comm:?}")),
-            },
-        }
-    }
-
-    /// A new stream, unless there are too many, which is answered.
-    fn add_stream(&mut self, id: u64) -> Option<Handle> {
-        let stream = self.tables.streams.insert(StreamSlot { next_ticket: 1, group_length: 0 });
-        if stream.is_err() {
-            let message = format!("a session has at most {} streams", self.layout.words);
-            self.refuse(id, ErrorClass::InvalidUsage, message);
-        }
-        stream.ok()
-    }
-
-    fn create_gated_stream(&mut self, id: u64, region: Handle, offset_bytes: u64) {
-        let known = self.tables.regions.get(region).map(Arc::clone);
-        let Some(gate) = known.and_then(|region| StreamGate::new(region, offset_bytes)) else {
-            let message = format!("there is no place for a gate at {offset_bytes} bytes of region {region:?}");
-            return self.refuse(id, ErrorClass::InvalidArgument, message);
-        };
-        let Some(stream) = self.add_stream(id) else { return };
-        let session = Arc::clone(&self.session);
-        self.send(Place::Host, ProxyMessage::StreamGated { session, stream, gate });
-        self.answer(id, Response::Stream { stream, word: stream.index }, &[]);
-    }
-
-    fn destroy_stream(&mut self, id: u64, stream: Handle) {
-        let idle = |slot: &StreamSlot| self.session.last_ended(stream.index) >= slot.next_ticket - 1;
-        match self.tables.streams.get(stream).map(idle) {
-            None => self.refuse(id, ErrorClass::InvalidArgument, format!("there is no stream {stream:?}")),
-            Some(false) => {
-                let message = "the stream has work in flight: synchronize it before destroying it";
-                self.refuse(id, ErrorClass::InvalidUsage, message);
-            }
-            Some(true) => {
-                self.tables.streams.remove(stream);
-                self.session.reset_word(stream.index);
-                for place in [Place::Host, Place::Gpus] {
-                    self.send(place, ProxyMessage::StreamClosed { session: self.session.id, stream: stream.index });
-                }
-                self.answer(id, Response::Done, &[]);
-            }
-        }
-    }
-
-    fn add_region(&mut self, id: u64, bytes: u64, foreign: Option<OwnedFd>) {
-        let charge = match self.session.tenant.charge(Resource::MemoryBytes, bytes) {
-            Ok(charge) => charge,
-            Err(error) => return self.refuse(id, ErrorClass::InvalidUsage, error.to_string()),
-        };
-        let mapped = match foreign {
-            Some(fd) => Mapping::map(fd.as_fd(), bytes).map(|mapping| (None, mapping)),
-            None => Mapping::create("mccs-region", bytes).map(|(fd, mapping)| (Some(fd), mapping)),
-        };
-        let (fd, mapping) = match mapped {
-            Ok(mapped) => mapped,
-            Err(error) => return self.refuse(id, ErrorClass::InvalidArgument, error.to_string()),
-        };
-        let region = Arc::new(Region::new(mapping, bytes, charge, self.reaper.clone()));
-        match self.tables.regions.insert(region) {
-            Ok(region) => {
-                let fds: Vec<_> = fd.iter().map(AsFd::as_fd).collect();
-                self.answer(id, Response::Region { region, bytes }, &fds);
-            }
-            Err(_) => {
-                let message = format!("a session has at most {} regions", self.session.tenant.quota.regions);
-                self.refuse(id, ErrorClass::InvalidUsage, message);
-            }
-        }
-    }
-
-    /// Registers an allocation of a GPU's.
-    fn add_gpu_region(&mut self, id: u64, gpu: &GpuUuid, ipc_handle: &[u8], bytes: u64) {
-        let found = self.find_gpu(gpu).and_then(|_| match &self.proxies.gpus {
-            Ok(gpus) => Ok(gpus.importer.clone()),
-            Err(reason) => Err(reason.to_string()),
-        });
-        let importer = match found {
-            Ok(importer) => importer,
-            Err(message) => return self.refuse(id, ErrorClass::InvalidArgument, message),
-        };
-        // The memory is the tenant's own: what it costs the service is limited by the number of regions.
-        let Some(region) = importer.region(ipc_handle, bytes) else {
-            let message = format!("a handle of {} bytes names no memory of a GPU", ipc_handle.len());
-            return self.refuse(id, ErrorClass::InvalidArgument, message);
-        };
-        match self.tables.gpu_regions.insert(Arc::new(region)) {
-            Ok(region) => self.answer(id, Response::Region { region, bytes }, &[]),
-            Err(_) => {
-                let message = format!("a session has at most {} regions of GPUs", self.session.tenant.quota.regions);
-                self.refuse(id, ErrorClass::InvalidUsage, message);
-            }
-        }
-    }
-
-    /// The place of a GPU among those of the service.
-    fn find_gpu(&self, uuid: &GpuUuid) -> Result<usize, String> {
-        match &self.proxies.gpus {
-            Err(reason) => Err(format!("this service has no GPUs: {reason}")),
-            Ok(GpuProxy { ids: known, .. }) => known.iter().position(|gpu| gpu == uuid).ok_or_else(|| {
-                let hex: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
-                format!("the service does not have the GPU with UUID {hex}; it has {} others", known.len())
-            }),
-        }
-    }
-
-    fn join(
-        &mut self,
-        request: u64,
-        (id, root): (UniqueId, Option<Name>),
-        (rank, nranks): (u32, u32),
-        gpu: Option<usize>,
-    ) {
-        let charge = match self.session.tenant.charge(Resource::Communicators, 1) {
-            Ok(charge) => charge,
-            Err(error) => return self.refuse(request, ErrorClass::InvalidUsage, error.to_string()),
-        };
-        // Ranks that name a root may be on several hosts: then their data goes through memory of the host.
-        let is_direct = gpu.is_some() && root.is_none() && !self.proxies.stages_all;
-        let place = if is_direct { Place::Gpus } else { Place::Host };
-        let Ok(tenant_comm) = self.tables.comms.insert(CommSlot::Joining) else {
-            let message = "the session has as many communicators as its tenant may have";
-            return self.refuse(request, ErrorClass::InvalidUsage, message);
-        };
-        let (session, reply) = (Arc::clone(&self.session), self.replies.sender());
-        let join = JoinRequest { session, request, tenant_comm, id, rank, nranks, gpu, root, charge, reply };
-        self.send(place, ProxyMessage::Join(Box::new(join)));
-    }
-
-    fn take_reply(&mut self, reply: ProxyReply) {
-        match reply {
-            ProxyReply::Joined { request, tenant_comm, comm, rank, info, memory, share } => {
-                let board = info.board.as_ref().map(|board| board.layout());
-                if let Some(slot) = self.tables.comms.get_mut(tenant_comm)
-                    && matches!(slot, CommSlot::Joining)
-                {
-                    // Who was to be staged may have been found to have all peers on this host.
-                    let place = if info.direct.is_some() { Place::Gpus } else { Place::Host };
-                    *slot = CommSlot::Ready { comm, place, rank, info, rounds: 0 };
-                }
-                let fds: Vec<_> = memory.iter().map(AsFd::as_fd).collect();
-                let direct = share.as_deref().cloned();
-                let access = self.proxies.access;
-                self.answer(request, Response::Comm { comm: tenant_comm, board, direct, access }, &fds);
-            }
-            ProxyReply::JoinFailed { request, tenant_comm, class, message } => {
-                self.tables.comms.remove(tenant_comm);
-                self.refuse(request, class, message);
-            }
-            ProxyReply::Left { request } => self.answer(request, Response::Done, &[]),
         }
     }
 

@@ -202,7 +202,7 @@ impl Comm {
     }
 
     /// Takes a collective in, and returns its number.
-    pub(super) fn enqueue(&mut self, operation: Operation, recorder: &Recorder) -> u64 {
+    pub(super) fn enqueue(&mut self, operation: Operation, now: Instant, recorder: &Recorder) -> u64 {
         let Some(at) = self.index_of(operation.rank) else { return u64::MAX };
         let (member, counters) = (&mut self.members[at], &self.info.ranks[at]);
         let place = member.whole_enqueued.saturating_add(operation.rounds);
@@ -211,7 +211,7 @@ impl Comm {
             member.whole_enqueued += 1;
             counters.enqueued.store(member.whole_enqueued, Ordering::Relaxed);
             let (comm, rank) = (self.info.number, operation.rank);
-            recorder.record(|at_ns| Record::Enqueued { at_ns, comm, rank, seq: place });
+            recorder.record_in_round(now, |at_ns| Record::Enqueued { at_ns, comm, rank, seq: place });
         }
         member.waiting.push_back(Waiting { operation, place, arrived: None });
         member.first_seq + member.waiting.len() as u64 - 1
@@ -226,7 +226,7 @@ impl Comm {
         waiting.arrived = Some(now);
         if waiting.operation.round == RoundState::None {
             let (comm, seq) = (self.info.number, waiting.place);
-            recorder.record(|at_ns| Record::Arrived { at_ns, comm, rank, seq });
+            recorder.record_in_round(now, |at_ns| Record::Arrived { at_ns, comm, rank, seq });
         }
         if place == 0 && waiting.operation.round == RoundState::None {
             self.ready += 1;

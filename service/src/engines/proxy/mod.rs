@@ -166,7 +166,7 @@ impl ProxyEngine {
 
     fn handle(&mut self, message: ProxyMessage, now: Instant) {
         match message {
-            ProxyMessage::Operation(operation) => self.enqueue(operation),
+            ProxyMessage::Operation(operation) => self.enqueue(operation, now),
             ProxyMessage::Join(request) => self.join(*request, now),
             ProxyMessage::Leave { comm, rank, request, reply } => {
                 if let Some(member) = self.member(comm, rank) {
@@ -222,13 +222,13 @@ impl ProxyEngine {
         self.streams.get_mut(&session)?.get_mut(stream as usize)?.as_mut()
     }
 
-    fn enqueue(&mut self, operation: Operation) {
+    fn enqueue(&mut self, operation: Operation, now: Instant) {
         let (session, handle) = (Arc::clone(&operation.session), operation.stream);
         let (ticket, group_continues) = (operation.ticket, operation.group_continues);
         let (comm, rank) = (operation.comm, operation.rank);
         let task = match (&operation.action, self.comms.get_mut(comm)) {
             (Action::Collective { .. }, Some(live)) if live.failure.is_none() => {
-                Task::Collective { comm, rank, seq: live.enqueue(operation, &self.recorder) }
+                Task::Collective { comm, rank, seq: live.enqueue(operation, now, &self.recorder) }
             }
             _ => Task::Own(Box::new(operation)),
         };

@@ -11,10 +11,10 @@ use mccs_ipc::types::ErrorClass;
 
 use super::Event;
 use super::agreement::{AgreementFault, AgreementMessage, Coordinator, Decision, Participant};
+use super::faults::Lost;
 use super::member::Membership;
 use super::message::Message;
 use super::root::host_failure;
-use super::session::Lost;
 use super::types::{AccountBody, ChangeBody, CommId, Failure, Name, Text};
 use super::wire::Wire;
 use crate::exchange::limits::CHANGE_WINDOW_MAX;

@@ -16,10 +16,10 @@ use std::time::Instant;
 
 use mccs_ipc::types::ErrorClass;
 
+use super::faults::Lost;
 use super::message::{Message, Part, RingHost};
 use super::ring::{Ring, RingFault};
 use super::root::host_failure;
-use super::session::Lost;
 use super::types::{CommId, CommKey, Failure, Name, Payload};
 use super::wire::{Loss, Wire};
 use super::{Event, Join};

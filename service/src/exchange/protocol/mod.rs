@@ -25,6 +25,7 @@
 
 mod agreement;
 mod comms;
+mod faults;
 mod member;
 mod message;
 mod ring;
@@ -41,9 +42,10 @@ use self::root::{Report, Roots};
 use self::wire::Wire;
 
 pub use self::agreement::{AgreementFault, AgreementMessage, Coordinator, Decision, Participant};
+pub use self::faults::{Fault, Lost};
 pub use self::member::Membership;
 pub use self::message::{DecodeError, Frame, Hello, Known, Message, Part, RingHost, VERSION};
-pub use self::session::{Fault, LinkTimes, Lost};
+pub use self::session::LinkTimes;
 pub use self::types::{
     AccountBody, ChangeBody, CommId, CommKey, ControlBody, Failure, Life, LinkId, Name, Payload, Text,
 };

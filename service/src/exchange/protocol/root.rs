@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use mccs_ipc::types::{ErrorClass, UniqueId};
 
+use super::faults::Lost;
 use super::message::{Message, RingHost};
-use super::session::Lost;
 use super::types::{CommId, CommKey, Failure, Name};
 use super::wire::Wire;
 use crate::exchange::limits::{RANKS_LISTED_MAX, SETUPS_MAX, SETUPS_PER_TENANT_MAX};

@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Instant;
 
+use super::faults::{Fault, Lost};
 use super::message::{Message, RingHost};
-use super::session::{Fault, LinkTimes, Lost, Received, Session};
+use super::session::{LinkTimes, Received, Session};
 use super::types::{CommKey, LinkId, Name};
 use super::{Event, Output};
 

@@ -12,6 +12,7 @@ mod sizes;
 use std::time::{Duration, Instant};
 
 pub(super) use self::harness::{Random, raise_descriptor_limit};
+use super::faulty::{Faults, Faulty};
 use super::{FlowOptions, ListenOptions, Transport};
 
 /// A transport under test.
@@ -87,6 +88,53 @@ pub(super) use suite;
 /// The test with a message of a gibibyte; apart, since one transport is enough.
 pub(super) fn a_gibibyte<F: Fixture>() {
     run::<F>(sizes::a_gibibyte);
+}
+
+/// A fixture's transports, whose flows die at random bytes.
+pub(crate) struct Deadly<F> {
+    of: F,
+    hosts: u64,
+}
+
+impl<F: Fixture> Fixture for Deadly<F>
+where
+    F::Transport: 'static,
+{
+    type Transport = Faulty;
+
+    fn new() -> Self {
+        Deadly { of: F::new(), hosts: 0 }
+    }
+
+    fn transport(&mut self) -> Faulty {
+        self.hosts += 1;
+        let stall = Duration::from_micros(200);
+        let faults = Faults { seed: self.hosts, stalls_percent: 20, stall, accept_delay: stall, ..Faults::default() };
+        let faults = Faults { death_bytes: Some(1_000_000), refusals_percent: 5, ..faults };
+        Faulty::new(Box::new(self.of.transport()), faults)
+    }
+
+    fn now(&mut self) -> Instant {
+        self.of.now()
+    }
+
+    fn skip(&mut self, by: Duration) {
+        self.of.skip(by);
+    }
+
+    fn options(&self) -> FlowOptions {
+        // Who waits for a peer that was refused waits for so long.
+        let timeout = Duration::from_millis(100);
+        FlowOptions { connect_timeout: timeout, peer_timeout: Some(timeout), ..self.of.options() }
+    }
+
+    fn flows(&self) -> u64 {
+        self.of.flows()
+    }
+
+    fn is_deadly(&self) -> bool {
+        true
+    }
 }
 
 /// For fixtures whose flows may die: data is right as far as it comes.

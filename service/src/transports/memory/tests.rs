@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::*;
-use crate::transports::conformance::{self, Fixture, suite};
+use crate::transports::conformance::{self, Deadly, Fixture, suite};
 use crate::transports::faulty::{Faults, Faulty};
 
 /// Time moves by a microsecond a look.
@@ -141,39 +141,7 @@ fn cut_hosts_wait_and_killed_ones_are_lost() {
     assert!(matches!(hosts[0].state(again.into()).expect_err("refused").fault(), Some(Fault::Refused(_))));
 }
 
-struct Deadly(Virtual, u64);
-
-impl Fixture for Deadly {
-    type Transport = Faulty;
-
-    fn new() -> Self {
-        Deadly(Virtual::with(slow()), 0)
-    }
-
-    fn transport(&mut self) -> Self::Transport {
-        self.1 += 1;
-        let faults = Faults { seed: self.1, death_bytes: Some(1_000_000), refusals_percent: 5, ..delays() };
-        Faulty::new(Box::new(self.0.network.add_host()), faults)
-    }
-
-    fn now(&mut self) -> Instant {
-        self.0.tick()
-    }
-
-    fn skip(&mut self, by: Duration) {
-        self.0.now += by;
-    }
-
-    fn flows(&self) -> u64 {
-        10
-    }
-
-    fn is_deadly(&self) -> bool {
-        true
-    }
-}
-
 #[test]
 fn flows_die_at_random_bytes() {
-    conformance::flows_die_at_random_bytes::<Deadly>();
+    conformance::flows_die_at_random_bytes::<Deadly<Plain>>();
 }

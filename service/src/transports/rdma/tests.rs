@@ -3,7 +3,7 @@
 use super::verbs::fake::{Fabric, FabricOptions};
 use super::*;
 use crate::transports::FlowOptions;
-use crate::transports::conformance::{self, Fixture, suite};
+use crate::transports::conformance::{self, Deadly, Fixture, suite};
 use crate::transports::faulty::{Faults, Faulty};
 
 /// Real time, and what was skipped of it.
@@ -102,47 +102,9 @@ mod delayed {
     suite!(Delayed);
 }
 
-struct Deadly(Bed, u64);
-
-impl Fixture for Deadly {
-    type Transport = Faulty;
-
-    fn new() -> Self {
-        Deadly(Bed::new(small_steps()), 0)
-    }
-
-    fn transport(&mut self) -> Self::Transport {
-        self.1 += 1;
-        let faults = Faults { seed: self.1, death_bytes: Some(1_000_000), refusals_percent: 5, ..delays() };
-        Faulty::new(Box::new(self.0.transport()), faults)
-    }
-
-    fn now(&mut self) -> Instant {
-        self.0.now()
-    }
-
-    fn skip(&mut self, by: Duration) {
-        self.0.skipped += by;
-    }
-
-    fn options(&self) -> FlowOptions {
-        // Who waits for a peer that was refused waits for so long.
-        let timeout = Duration::from_millis(100);
-        FlowOptions { connect_timeout: timeout, peer_timeout: Some(timeout), ..several() }
-    }
-
-    fn flows(&self) -> u64 {
-        50
-    }
-
-    fn is_deadly(&self) -> bool {
-        true
-    }
-}
-
 #[test]
 fn flows_die_at_random_bytes() {
-    conformance::flows_die_at_random_bytes::<Deadly>();
+    conformance::flows_die_at_random_bytes::<Deadly<FourLanes>>();
 }
 
 /// Two hosts in one process, each on a device of its own: the first two that there are, or those that

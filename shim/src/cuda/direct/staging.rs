@@ -3,8 +3,8 @@
 
 use mccs_cuda::{Context, DeviceAddress, DeviceMemory, PointerKind, pointer_kind};
 
-use super::cuda_error;
 use crate::Error;
+use crate::cuda::cuda_error;
 
 /// As much as the largest call needed. Operations of a communicator follow each other, and may share it.
 #[derive(Default)]

@@ -10,11 +10,12 @@ use mccs_ipc::protocol::{Request, Response};
 use mccs_ipc::types::{CollectiveKind, Handle, RedOp};
 use mccs_kernels::cuda::{DirectCall, Launch};
 
-use super::communicator::{Call, DirectCommunicator, Order};
-use super::cuda_error;
 use super::staging::Staging;
+use super::{DirectCommunicator, Order};
 use crate::Error;
 use crate::client::{locked, unexpected};
+use crate::cuda::call::Call;
+use crate::cuda::cuda_error;
 
 /// Blocks of the kernels that combine: two on each of the multiprocessors that a caller's kernel on 100 of 132 leaves free. With one
 /// on each the links wait for them.
@@ -52,7 +53,7 @@ impl DirectCommunicator {
     }
 
     fn word(&self, rank: u32, word: LargeWord) -> DeviceAddress {
-        self.registration.address() + DirectPage::large_offset(rank, word)
+        self.member.on_page(DirectPage::large_offset(rank, word))
     }
 
     /// Has a stream wait for the large operations before.
@@ -64,18 +65,19 @@ impl DirectCommunicator {
             return Ok(());
         }
         // SAFETY: the word is on the registered page; the rest is the caller's contract.
-        unsafe { stream.wait_word(self.word(self.rank, LargeWord::Finished), order.large.enqueued) }.map_err(cuda_error)
+        unsafe { stream.wait_word(self.word(self.member.rank, LargeWord::Finished), order.large.enqueued) }
+            .map_err(cuda_error)
     }
 
     /// Whether this rank's large operations have ended.
     pub(super) fn has_finished_large(&self, order: &Order) -> bool {
-        self.page.large_word(self.rank, LargeWord::Finished) >= order.large.enqueued
+        self.member.page.large_word(self.member.rank, LargeWord::Finished) >= order.large.enqueued
     }
 
     /// Gives the service its stream back. Its operations have ended.
     pub(super) fn end_large(&self, order: &mut Order) {
         if let Some(stream) = order.large.stream.take() {
-            self.client.0.requests.send_and_forget(Request::DestroyStream { stream });
+            self.member.client.0.requests.send_and_forget(Request::DestroyStream { stream });
         }
     }
 
@@ -83,7 +85,7 @@ impl DirectCommunicator {
         if let Some(stream) = order.large.stream {
             return Ok(stream);
         }
-        match self.client.0.requests.call(Request::CreateStream, &[])? {
+        match self.member.client.0.requests.call(Request::CreateStream, &[])? {
             (Response::Stream { stream, .. }, _) => Ok(*order.large.stream.insert(stream)),
             (other, _) => Err(unexpected(&other)),
         }
@@ -92,7 +94,7 @@ impl DirectCommunicator {
     /// Enqueues a large operation. Its context must be current.
     ///
     /// # Safety
-    /// As for [`CudaCommunicator::all_reduce`].
+    /// As for [`super::super::CudaCommunicator::all_reduce`].
     pub(super) unsafe fn enqueue_large(
         &self,
         order: &mut Order,
@@ -101,25 +103,26 @@ impl DirectCommunicator {
         call: &Call,
         stream: RawStream,
     ) -> Result<(), Error> {
-        let (kind, rank, root) = (checked.kind, self.rank, checked.root);
+        let member = &*self.member;
+        let (kind, rank, root) = (checked.kind, member.rank, checked.root);
         let size = checked.dtype.size_bytes() as u64;
-        let send_bytes = kind.send_count(checked.count, self.nranks, rank, root).unwrap_or(0) * size;
-        let recv_bytes = kind.recv_count(checked.count, self.nranks, rank, root).unwrap_or(0) * size;
+        let send_bytes = kind.send_count(checked.count, member.nranks, rank, root).unwrap_or(0) * size;
+        let recv_bytes = kind.recv_count(checked.count, member.nranks, rank, root).unwrap_or(0) * size;
         let [send, recv] = &mut order.large.staging;
         let at = Call {
-            send: send.place(&self.context, call.send, send_bytes)?,
-            recv: recv.place(&self.context, call.recv, recv_bytes)?,
+            send: send.place(&member.context, call.send, send_bytes)?,
+            recv: recv.place(&member.context, call.recv, recv_bytes)?,
             ..*call
         };
         let place = |address, bytes| match bytes {
             0 => Ok(BufferRef::NONE),
-            _ => locked(&self.client.0.gpu_regions).place(&self.client, &self.context, address),
+            _ => locked(&member.client.0.gpu_regions).place(&member.client, &member.context, address),
         };
         let (send, recv) = (place(at.send, send_bytes)?, place(at.recv, recv_bytes)?);
         let number = order.large.enqueued + 1;
         let command = Command {
             opcode: Opcode::Collective as u32,
-            comm: self.handle,
+            comm: member.handle,
             stream: self.large_stream(order)?,
             ticket: number,
             kind: kind as u32,
@@ -131,7 +134,7 @@ impl DirectCommunicator {
             recv,
             ..Command::zeroed()
         };
-        self.client.0.submit_on_gpus(&command)?;
+        member.client.0.submit_on_gpus(&command)?;
         order.large.enqueued = number;
         // SAFETY: words are on the registered page, which lives as long as `self`; the rest is the caller's contract.
         unsafe {
@@ -148,7 +151,7 @@ impl DirectCommunicator {
                 }
             }
             let arrived = |peer| WordOperation::Wait(self.word(peer, LargeWord::Arrived), number);
-            stream.words(&(0..self.nranks).map(arrived).collect::<Vec<_>>()).map_err(cuda_error)?;
+            stream.words(&(0..member.nranks).map(arrived).collect::<Vec<_>>()).map_err(cuda_error)?;
             if at.recv != call.recv {
                 stream.copy(call.recv, at.recv, recv_bytes as usize).map_err(cuda_error)?;
             }
@@ -159,7 +162,7 @@ impl DirectCommunicator {
     /// Combines the rank's shard, piece by piece as words tell that the others' parts are there.
     ///
     /// # Safety
-    /// As for [`CudaCommunicator::all_reduce`].
+    /// As for [`super::super::CudaCommunicator::all_reduce`].
     unsafe fn combine(
         &self,
         layout: LargeLayout,
@@ -168,12 +171,12 @@ impl DirectCommunicator {
         number: u64,
         stream: RawStream,
     ) -> Result<(), Error> {
-        let (rank, nranks) = (self.rank, self.nranks);
+        let (rank, nranks) = (self.member.rank, self.member.nranks);
         let shards = Shards::new(layout, checked.kind, nranks, checked.count * checked.dtype.size_bytes() as u64);
         let divisor = (checked.op == RedOp::Avg).then_some(nranks);
         let mut launch = Launch::reduce(checked.dtype, checked.op, divisor, false, REDUCE_BLOCKS);
-        let function = self.kernels.function(launch.function)?;
-        let area = self.areas[rank as usize];
+        let function = self.member.kernels.function(launch.function)?;
+        let area = self.member.area();
         let args = &mut launch.args;
         (args.source_count, args.destination_count, args.pieces) = (nranks, 1, 1);
         args.counters = area + layout.counter_offset();

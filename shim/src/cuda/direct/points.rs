@@ -5,71 +5,35 @@
 //! order of the calls that end them, whatever their streams. Deliberately absent: numbers that ranks would have to agree
 //! on; messages of a direction are matched by their order, which GPUs count (`kernels/cuda/include/points.cuh`).
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use mccs_cuda::{Context, DeviceAddress, Event, HostRegistration, ImportedMemory, RawStream};
-use mccs_ipc::direct::{DIRECT_RANKS_MAX, DirectPage, PointsLaunched};
-use mccs_ipc::protocol::Request;
-use mccs_ipc::types::{DataType, ErrorClass, Handle};
-use mccs_kernels::cuda::{AreaLayout, MESSAGES_MAX, Point, PointsError, PointsLaunch, contradiction};
+use mccs_cuda::{DeviceAddress, Event, RawStream};
+use mccs_ipc::direct::{DirectPage, PointsLaunched};
+use mccs_ipc::types::DataType;
+use mccs_kernels::cuda::{AreaLayout, MESSAGES_MAX, Point, PointsError, PointsLaunch};
 
-use super::cuda_error;
-use super::either::{CudaCommunicator, CudaStream};
-use super::resources::Kernels;
+use super::member::Member;
+use super::order::LaunchOrder;
+use crate::Error;
 use crate::client::locked;
-use crate::{Client, Error};
+use crate::cuda::{CudaCommunicator, CudaStream, cuda_error};
 
 /// Packets' flags have 32 bits.
 const MESSAGES_OF_A_PAIR_MAX: u64 = u32::MAX as u64 - MESSAGES_MAX as u64;
 
 /// What a communicator's sends and receives need: kept by the communicator, and by groups to their end.
 pub(crate) struct Points {
-    pub(super) client: Client,
-    pub(super) handle: Handle,
-    pub(super) rank: u32,
-    pub(super) nranks: u32,
-    pub(super) context: Context,
-    pub(super) kernels: Arc<Kernels>,
-    pub(super) layout: AreaLayout,
-    pub(super) areas: [DeviceAddress; DIRECT_RANKS_MAX as usize],
-    pub(super) _imports: Vec<Arc<ImportedMemory>>,
-    /// Before the page, whose memory it names.
-    pub(super) registration: Arc<HostRegistration>,
-    pub(super) page: Arc<DirectPage>,
-    pub(super) order: Mutex<PointsOrder>,
-    /// Whether the service knows of the contradiction on the page.
-    pub(super) is_told: AtomicBool,
+    member: Arc<Member>,
+    order: Mutex<Order>,
 }
 
 /// What is done in one order, under one lock: as for collectives, but apart from them.
-pub(super) struct PointsOrder {
+struct Order {
+    launches: LaunchOrder,
     /// Without what went into graphs.
     launched: PointsLaunched,
-    last_stream: Option<RawStream>,
-    /// Whether groups went into graphs: then nobody but the GPU knows how many have run.
-    has_captured: bool,
-    /// Recorded behind every launch from then on.
-    last_launch: Event,
-    is_recorded: bool,
     /// To order streams of one group.
     joint: Event,
-    left: bool,
-}
-
-impl PointsOrder {
-    pub(super) fn new(context: &Context) -> Result<Self, Error> {
-        let event = || Event::new(context, false).map_err(cuda_error);
-        Ok(PointsOrder {
-            launched: PointsLaunched::default(),
-            last_stream: None,
-            has_captured: false,
-            last_launch: event()?,
-            is_recorded: false,
-            joint: event()?,
-            left: false,
-        })
-    }
 }
 
 /// A send or receive that waits for the end of its group.
@@ -109,27 +73,23 @@ pub(crate) fn launch_together(collected: Vec<Collected>) -> Result<(), Error> {
 }
 
 impl Points {
+    pub(super) fn new(member: Arc<Member>) -> Result<Self, Error> {
+        let launches = LaunchOrder::new(&member.context)?;
+        let joint = Event::new(&member.context, false).map_err(cuda_error)?;
+        let order = Order { launches, launched: PointsLaunched::default(), joint };
+        Ok(Points { member, order: Mutex::new(order) })
+    }
+
     /// The word in which this rank's kernels count groups.
     pub(super) fn counter(&self) -> DeviceAddress {
-        self.areas[self.rank as usize] + AreaLayout::POINTS_COUNTER_OFFSET
+        self.member.area() + AreaLayout::POINTS_COUNTER_OFFSET
     }
 
     /// How many groups were launched, and whether some went into graphs. None is from here on.
     pub(super) fn leave(&self) -> (u64, bool) {
         let mut order = locked(&self.order);
-        order.left = true;
-        (order.launched.groups, order.has_captured)
-    }
-
-    /// Why the communicator has failed, if this is because two ends of a message did not mean the same.
-    pub(super) fn contradiction(&self) -> Option<Error> {
-        let fault = self.page.is_aborted().then(|| self.page.fault()).flatten()?;
-        if !self.is_told.swap(true, Ordering::Relaxed) {
-            // It finds the same on the page, and tells all ranks.
-            self.client.0.requests.send_and_forget(Request::AbortComm { comm: self.handle });
-        }
-        let message = contradiction(fault.sender, fault.came, fault.receiver, fault.expected);
-        Some(Error::Failed { class: ErrorClass::InvalidUsage, message })
+        order.launches.leave();
+        (order.launched.groups, order.launches.has_captured())
     }
 
     fn check(
@@ -146,15 +106,16 @@ impl Points {
         if bytes > 0 && (buffer == 0 || !buffer.is_multiple_of(size)) {
             return Err(Error::argument(format!("the buffer at {buffer:#x} is no place for {dtype}")));
         }
-        if peer >= self.nranks {
-            return Err(Error::argument(PointsError::NoPeer { peer, nranks: self.nranks }.to_string()));
+        let nranks = self.member.nranks;
+        if peer >= nranks {
+            return Err(Error::argument(PointsError::NoPeer { peer, nranks }.to_string()));
         }
         Ok(Point { is_send, peer, buffer, bytes, dtype })
     }
 
     fn plan(&self, list: &[Point]) -> Result<PointsLaunch, Error> {
         let order = locked(&self.order);
-        if order.left {
+        if order.launches.has_left() {
             return Err(Error::argument(
                 "a communicator was destroyed inside a group that uses it; the group is dropped",
             ));
@@ -164,14 +125,9 @@ impl Points {
             return Err(Error::argument("two ranks of a communicator of GPUs exchange 2^32 messages: make another"));
         }
         drop(order);
-        if self.page.is_aborted() {
-            let failure = self.contradiction().or_else(|| self.client.0.comm_failure(self.handle));
-            return Err(failure.unwrap_or_else(|| Error::Failed {
-                class: ErrorClass::Remote,
-                message: "the communicator was aborted".into(),
-            }));
-        }
-        PointsLaunch::new(list, &self.layout, (self.rank, self.nranks))
+        let member = &self.member;
+        member.check_whole()?;
+        PointsLaunch::new(list, &member.layout, (member.rank, member.nranks))
             .map_err(|error| Error::argument(error.to_string()))
     }
 
@@ -179,45 +135,39 @@ impl Points {
     /// [`CudaCommunicator::recv`] have promised.
     fn launch(&self, list: &[Point], mut launch: PointsLaunch, streams: &[RawStream]) -> Result<(), Error> {
         let Some((&main, others)) = streams.split_first() else { return Ok(()) };
+        let member = &*self.member;
         let head = launch.head_mut();
-        head.areas = self.areas;
-        head.abort_word = self.registration.address() + DirectPage::ABORT_OFFSET;
-        head.fault = self.registration.address() + DirectPage::fault_offset(self.rank);
+        head.areas = member.areas;
+        head.abort_word = member.on_page(DirectPage::ABORT_OFFSET);
+        head.fault = member.on_page(DirectPage::fault_offset(member.rank));
         let mut order = locked(&self.order);
         let order = &mut *order;
-        let _entered = self.context.enter().map_err(cuda_error)?;
+        let _entered = member.context.enter().map_err(cuda_error)?;
         // SAFETY: callers vouch for streams and buffers; areas and page live as long as the communicator, which does not go
         // before its kernels have ended.
         unsafe {
             let is_captured = main.is_capturing().map_err(cuda_error)?;
-            order.has_captured |= is_captured;
+            if is_captured {
+                order.launches.capture();
+            }
             for other in others {
                 order.joint.record(*other).and_then(|()| main.wait(&order.joint)).map_err(cuda_error)?;
             }
-            if !is_captured && order.last_stream.is_some_and(|last| last != main) {
-                let waits = if order.is_recorded {
-                    main.wait(&order.last_launch)
-                } else {
-                    main.wait_word(self.counter(), AreaLayout::word_of(order.launched.groups))
-                };
-                waits.map_err(cuda_error)?;
+            if !is_captured {
+                order.launches.follow(main, self.counter(), order.launched.groups)?;
             }
             match &launch {
                 PointsLaunch::Few(few) => {
-                    self.kernels.function(few.function)?.launch(main, few.grid, few.block, &few.args)
+                    member.kernels.function(few.function)?.launch(main, few.grid, few.block, &few.args)
                 }
                 PointsLaunch::Many(many) => {
-                    self.kernels.function(many.function)?.launch(main, many.grid, many.block, &many.args)
+                    member.kernels.function(many.function)?.launch(main, many.grid, many.block, &many.args)
                 }
             }
             .map_err(cuda_error)?;
             if !is_captured {
                 self.count(&mut order.launched, list);
-                order.last_stream = Some(main);
-                if order.has_captured {
-                    order.last_launch.record(main).map_err(cuda_error)?;
-                    order.is_recorded = true;
-                }
+                order.launches.launched(main)?;
             }
             if !others.is_empty() {
                 order.joint.record(main).map_err(cuda_error)?;
@@ -230,11 +180,11 @@ impl Points {
     /// Tells the page of a group.
     fn count(&self, launched: &mut PointsLaunched, list: &[Point]) {
         launched.groups += 1;
-        for point in list.iter().filter(|point| point.peer != self.rank) {
+        for point in list.iter().filter(|point| point.peer != self.member.rank) {
             let counts = if point.is_send { &mut launched.sent } else { &mut launched.received };
             counts[point.peer as usize] += 1;
         }
-        self.page.launch_points(self.rank, launched);
+        self.member.page.launch_points(self.member.rank, launched);
     }
 }
 

@@ -10,8 +10,8 @@ use mccs_ipc::command::BufferRef;
 use mccs_ipc::protocol::{Request, Response};
 use mccs_ipc::types::Handle;
 
-use super::cuda_error;
 use crate::client::unexpected;
+use crate::cuda::cuda_error;
 use crate::requests::Requests;
 use crate::{Client, Error};
 

@@ -1,0 +1,62 @@
+//! Answers to a tenant, which may leave its socket unread for a while.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use mccs_ipc::handshake::SocketError;
+use mccs_ipc::protocol::{Response, ResponseEnvelope};
+use mccs_ipc::types::ErrorClass;
+
+use super::SessionEngine;
+
+/// How long a tenant may leave a full socket unread.
+const ANSWERED_WITHIN: Duration = Duration::from_secs(10);
+
+impl SessionEngine {
+    pub(super) fn answer(&mut self, id: u64, response: Response, fds: &[BorrowedFd<'_>]) {
+        let envelope = ResponseEnvelope { id, response };
+        let sent = if self.unsent.is_empty() { self.socket.send(&envelope, fds) } else { Err(SocketError::WouldBlock) };
+        match sent {
+            Ok(()) => {}
+            Err(SocketError::WouldBlock) => {
+                let kept: std::io::Result<Vec<_>> = fds.iter().map(|fd| fd.try_clone_to_owned()).collect();
+                match kept {
+                    Ok(fds) => self.unsent.push_back((envelope, fds)),
+                    Err(error) => self.hang_up(&error),
+                }
+            }
+            Err(error) => self.hang_up(&error),
+        }
+    }
+
+    /// The tenant has gone, or cannot be answered, which is as good as gone.
+    fn hang_up(&mut self, error: &dyn std::fmt::Display) {
+        tracing::debug!(session = self.session.id, %error, "cannot answer");
+        self.close();
+    }
+
+    /// Sends answers that found no room before. Returns whether all are on their way.
+    pub(super) fn send_unsent(&mut self, now: Instant) -> bool {
+        while let Some((envelope, fds)) = self.unsent.front() {
+            let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+            match self.socket.send(envelope, &fds) {
+                Ok(()) => {
+                    self.unsent.pop_front();
+                    self.unsent_since = None;
+                }
+                Err(SocketError::WouldBlock) if now < *self.unsent_since.get_or_insert(now) + ANSWERED_WITHIN => {
+                    return false;
+                }
+                Err(error) => {
+                    self.hang_up(&error);
+                    return true;
+                }
+            }
+        }
+        true
+    }
+
+    pub(super) fn refuse(&mut self, id: u64, class: ErrorClass, message: impl Into<String>) {
+        self.answer(id, Response::Error { class, message: message.into() }, &[]);
+    }
+}

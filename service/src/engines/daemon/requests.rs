@@ -1,0 +1,287 @@
+//! What a tenant asks for over the socket: memory, streams, communicators.
+//!
+//! A request that ends something waits for the commands that were in the ring before it. Joins and leaves are answered when
+//! the proxy engine has.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use mccs_ipc::direct::GpuUuid;
+use mccs_ipc::handshake::SocketError;
+use mccs_ipc::protocol::{Request, RequestEnvelope, Response};
+use mccs_ipc::shm::Mapping;
+use mccs_ipc::types::{ErrorClass, Handle, UniqueId};
+
+use super::proxies::{GpuProxy, Place};
+use super::tables::{CommSlot, StreamSlot};
+use super::{SessionEngine, State};
+use crate::engines::proxy::{JoinRequest, ProxyMessage, ProxyReply, StreamGate};
+use crate::exchange::protocol::Name;
+use crate::memory::Region;
+use crate::tenants::Resource;
+
+/// Most requests that wait for commands before them; the rest waits in the socket. Covers a tenant that lets go of all it
+/// has at once.
+const PARKED_MAX: usize = 4096;
+
+impl SessionEngine {
+    /// Takes requests off the socket. Returns whether there was one.
+    pub(super) fn serve_socket(&mut self, budget: usize) -> bool {
+        for served in 0..budget {
+            if !matches!(self.state, State::Serving) || !self.outbox.is_empty() {
+                return true;
+            }
+            if self.parked.len() >= PARKED_MAX {
+                return served > 0;
+            }
+            match self.socket.recv::<RequestEnvelope>() {
+                Ok(None) => return served > 0,
+                Ok(Some((envelope, fds))) => self.park_or_serve(envelope, fds),
+                Err(SocketError::Closed) => self.close(),
+                Err(error) => self.fence(&error.to_string()),
+            }
+        }
+        true
+    }
+
+    fn park_or_serve(&mut self, envelope: RequestEnvelope, fds: Vec<OwnedFd>) {
+        let ends_something = matches!(
+            envelope.request,
+            Request::FreeMemory { .. }
+                | Request::FreeGpuMemory { .. }
+                | Request::DestroyStream { .. }
+                | Request::DestroyComm { .. }
+        );
+        if !ends_something {
+            return self.serve(envelope, fds);
+        }
+        // The tenant wrote the commands before it sent the request. A ring that lies is fenced by the next pop.
+        let after = self.popped + self.commands.waiting().unwrap_or(0);
+        self.parked.push_back((after, envelope));
+        self.serve_parked();
+    }
+
+    /// Serves requests whose turn has come. Returns whether there was one.
+    pub(super) fn serve_parked(&mut self) -> bool {
+        let mut any = false;
+        while matches!(self.state, State::Serving)
+            && self.outbox.is_empty()
+            && let Some((_, envelope)) = self.parked.pop_front_if(|(after, _)| *after <= self.popped)
+        {
+            self.serve(envelope, Vec::new());
+            any = true;
+        }
+        any
+    }
+
+    fn serve(&mut self, envelope: RequestEnvelope, mut fds: Vec<OwnedFd>) {
+        let id = envelope.id;
+        match envelope.request {
+            Request::AllocMemory { bytes } => self.add_region(id, bytes, None),
+            Request::RegisterMemory { bytes } => match fds.pop() {
+                Some(fd) => self.add_region(id, bytes, Some(fd)),
+                None => self.refuse(id, ErrorClass::InvalidArgument, "RegisterMemory comes with a memfd"),
+            },
+            Request::FreeMemory { region } => match self.tables.regions.remove(region) {
+                Some(_) => self.answer(id, Response::Done, &[]),
+                None => self.refuse(id, ErrorClass::InvalidArgument, format!("there is no region {region:?}")),
+            },
+            Request::RegisterGpuMemory { gpu, ipc_handle, bytes } => {
+                self.add_gpu_region(id, &gpu, &ipc_handle, bytes);
+            }
+            Request::FreeGpuMemory { region } => match self.tables.gpu_regions.remove(region) {
+                Some(_) => self.answer(id, Response::Done, &[]),
+                None => self.refuse(id, ErrorClass::InvalidArgument, format!("there is no region {region:?}")),
+            },
+            Request::CreateStream => {
+                if let Some(stream) = self.add_stream(id) {
+                    self.answer(id, Response::Stream { stream, word: stream.index }, &[]);
+                }
+            }
+            Request::CreateGatedStream { region, offset_bytes } => self.create_gated_stream(id, region, offset_bytes),
+            Request::DestroyStream { stream } => self.destroy_stream(id, stream),
+            Request::InitRank { id: unique_id, rank, nranks, gpu, root_address } => {
+                let gpu = match gpu.map(|gpu| self.find_gpu(&gpu)).transpose() {
+                    Ok(gpu) => gpu,
+                    Err(message) => return self.refuse(id, ErrorClass::InvalidArgument, message),
+                };
+                let root = match root_address.as_str() {
+                    "" => None,
+                    address => match Name::new(address) {
+                        Some(root) => Some(root),
+                        None => {
+                            let message = format!("root address {address:?}: it is the name of the host of rank 0");
+                            return self.refuse(id, ErrorClass::InvalidArgument, message);
+                        }
+                    },
+                };
+                self.join(id, (unique_id, root), (rank, nranks), gpu);
+            }
+            Request::DestroyComm { comm } => match self.tables.comms.get(comm) {
+                Some(CommSlot::Ready { comm: proxy_comm, place, rank, .. }) => {
+                    let (comm_at_proxy, place, rank, reply) = (*proxy_comm, *place, *rank, self.replies.sender());
+                    self.tables.comms.remove(comm);
+                    self.send(place, ProxyMessage::Leave { comm: comm_at_proxy, rank, request: id, reply });
+                }
+                _ => self.refuse(id, ErrorClass::InvalidArgument, format!("there is no communicator {comm:?}")),
+            },
+            Request::AbortComm { comm } => match self.tables.comms.get(comm) {
+                Some(CommSlot::Ready { comm: proxy_comm, place, rank, .. }) => {
+                    let (place, message) = (*place, ProxyMessage::Abort { comm: *proxy_comm, rank: *rank });
+                    self.send(place, message);
+                    self.answer(id, Response::Done, &[]);
+                }
+                _ => self.refuse(id, ErrorClass::InvalidArgument, format!("there is no communicator {comm:?}")),
+            },
+        }
+    }
+
+    /// A new stream, unless there are too many, which is answered.
+    fn add_stream(&mut self, id: u64) -> Option<Handle> {
+        let stream = self.tables.streams.insert(StreamSlot { next_ticket: 1, group_length: 0 });
+        if stream.is_err() {
+            let message = format!("a session has at most {} streams", self.layout.words);
+            self.refuse(id, ErrorClass::InvalidUsage, message);
+        }
+        stream.ok()
+    }
+
+    fn create_gated_stream(&mut self, id: u64, region: Handle, offset_bytes: u64) {
+        let known = self.tables.regions.get(region).map(Arc::clone);
+        let Some(gate) = known.and_then(|region| StreamGate::new(region, offset_bytes)) else {
+            let message = format!("there is no place for a gate at {offset_bytes} bytes of region {region:?}");
+            return self.refuse(id, ErrorClass::InvalidArgument, message);
+        };
+        let Some(stream) = self.add_stream(id) else { return };
+        let session = Arc::clone(&self.session);
+        self.send(Place::Host, ProxyMessage::StreamGated { session, stream, gate });
+        self.answer(id, Response::Stream { stream, word: stream.index }, &[]);
+    }
+
+    fn destroy_stream(&mut self, id: u64, stream: Handle) {
+        let idle = |slot: &StreamSlot| self.session.last_ended(stream.index) >= slot.next_ticket - 1;
+        match self.tables.streams.get(stream).map(idle) {
+            None => self.refuse(id, ErrorClass::InvalidArgument, format!("there is no stream {stream:?}")),
+            Some(false) => {
+                let message = "the stream has work in flight: synchronize it before destroying it";
+                self.refuse(id, ErrorClass::InvalidUsage, message);
+            }
+            Some(true) => {
+                self.tables.streams.remove(stream);
+                self.session.reset_word(stream.index);
+                for place in [Place::Host, Place::Gpus] {
+                    self.send(place, ProxyMessage::StreamClosed { session: self.session.id, stream: stream.index });
+                }
+                self.answer(id, Response::Done, &[]);
+            }
+        }
+    }
+
+    fn add_region(&mut self, id: u64, bytes: u64, foreign: Option<OwnedFd>) {
+        let charge = match self.session.tenant.charge(Resource::MemoryBytes, bytes) {
+            Ok(charge) => charge,
+            Err(error) => return self.refuse(id, ErrorClass::InvalidUsage, error.to_string()),
+        };
+        let mapped = match foreign {
+            Some(fd) => Mapping::map(fd.as_fd(), bytes).map(|mapping| (None, mapping)),
+            None => Mapping::create("mccs-region", bytes).map(|(fd, mapping)| (Some(fd), mapping)),
+        };
+        let (fd, mapping) = match mapped {
+            Ok(mapped) => mapped,
+            Err(error) => return self.refuse(id, ErrorClass::InvalidArgument, error.to_string()),
+        };
+        let region = Arc::new(Region::new(mapping, bytes, charge, self.reaper.clone()));
+        match self.tables.regions.insert(region) {
+            Ok(region) => {
+                let fds: Vec<_> = fd.iter().map(AsFd::as_fd).collect();
+                self.answer(id, Response::Region { region, bytes }, &fds);
+            }
+            Err(_) => {
+                let message = format!("a session has at most {} regions", self.session.tenant.quota.regions);
+                self.refuse(id, ErrorClass::InvalidUsage, message);
+            }
+        }
+    }
+
+    /// Registers an allocation of a GPU's.
+    fn add_gpu_region(&mut self, id: u64, gpu: &GpuUuid, ipc_handle: &[u8], bytes: u64) {
+        let found = self.find_gpu(gpu).and_then(|_| match &self.proxies.gpus {
+            Ok(gpus) => Ok(gpus.importer.clone()),
+            Err(reason) => Err(reason.to_string()),
+        });
+        let importer = match found {
+            Ok(importer) => importer,
+            Err(message) => return self.refuse(id, ErrorClass::InvalidArgument, message),
+        };
+        // The memory is the tenant's own: what it costs the service is limited by the number of regions.
+        let Some(region) = importer.region(ipc_handle, bytes) else {
+            let message = format!("a handle of {} bytes names no memory of a GPU", ipc_handle.len());
+            return self.refuse(id, ErrorClass::InvalidArgument, message);
+        };
+        match self.tables.gpu_regions.insert(Arc::new(region)) {
+            Ok(region) => self.answer(id, Response::Region { region, bytes }, &[]),
+            Err(_) => {
+                let message = format!("a session has at most {} regions of GPUs", self.session.tenant.quota.regions);
+                self.refuse(id, ErrorClass::InvalidUsage, message);
+            }
+        }
+    }
+
+    /// The place of a GPU among those of the service.
+    fn find_gpu(&self, uuid: &GpuUuid) -> Result<usize, String> {
+        match &self.proxies.gpus {
+            Err(reason) => Err(format!("this service has no GPUs: {reason}")),
+            Ok(GpuProxy { ids: known, .. }) => known.iter().position(|gpu| gpu == uuid).ok_or_else(|| {
+                let hex: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
+                format!("the service does not have the GPU with UUID {hex}; it has {} others", known.len())
+            }),
+        }
+    }
+
+    fn join(
+        &mut self,
+        request: u64,
+        (id, root): (UniqueId, Option<Name>),
+        (rank, nranks): (u32, u32),
+        gpu: Option<usize>,
+    ) {
+        let charge = match self.session.tenant.charge(Resource::Communicators, 1) {
+            Ok(charge) => charge,
+            Err(error) => return self.refuse(request, ErrorClass::InvalidUsage, error.to_string()),
+        };
+        // Ranks that name a root may be on several hosts: then their data goes through memory of the host.
+        let is_direct = gpu.is_some() && root.is_none() && !self.proxies.stages_all;
+        let place = if is_direct { Place::Gpus } else { Place::Host };
+        let Ok(tenant_comm) = self.tables.comms.insert(CommSlot::Joining) else {
+            let message = "the session has as many communicators as its tenant may have";
+            return self.refuse(request, ErrorClass::InvalidUsage, message);
+        };
+        let (session, reply) = (Arc::clone(&self.session), self.replies.sender());
+        let join = JoinRequest { session, request, tenant_comm, id, rank, nranks, gpu, root, charge, reply };
+        self.send(place, ProxyMessage::Join(Box::new(join)));
+    }
+
+    pub(super) fn take_reply(&mut self, reply: ProxyReply) {
+        match reply {
+            ProxyReply::Joined { request, tenant_comm, comm, rank, info, memory, share } => {
+                let board = info.board.as_ref().map(|board| board.layout());
+                if let Some(slot) = self.tables.comms.get_mut(tenant_comm)
+                    && matches!(slot, CommSlot::Joining)
+                {
+                    // Who was to be staged may have been found to have all peers on this host.
+                    let place = if info.direct.is_some() { Place::Gpus } else { Place::Host };
+                    *slot = CommSlot::Ready { comm, place, rank, info, rounds: 0 };
+                }
+                let fds: Vec<_> = memory.iter().map(AsFd::as_fd).collect();
+                let direct = share.as_deref().cloned();
+                let access = self.proxies.access;
+                self.answer(request, Response::Comm { comm: tenant_comm, board, direct, access }, &fds);
+            }
+            ProxyReply::JoinFailed { request, tenant_comm, class, message } => {
+                self.tables.comms.remove(tenant_comm);
+                self.refuse(request, class, message);
+            }
+            ProxyReply::Left { request } => self.answer(request, Response::Done, &[]),
+        }
+    }
+}

@@ -1,0 +1,36 @@
+/* What the examples share: who this process is, as mccs-launch says it, and the end when a call fails. */
+#include <mccs.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#define CHECK(call)                                                                                                    \
+    do {                                                                                                               \
+        mccsResult_t result = (call);                                                                                  \
+        if (result != mccsSuccess) {                                                                                   \
+            fprintf(stderr, "%s: %s: %s\n", #call, mccsGetErrorString(result), mccsGetLastError());                    \
+            exit(1);                                                                                                   \
+        }                                                                                                              \
+    } while (0)
+
+static const char *need(const char *name) {
+    const char *value = getenv(name);
+    if (value == NULL) {
+        fprintf(stderr, "%s is not set\n", name);
+        exit(2);
+    }
+    return value;
+}
+
+static void find_place(int *rank, int *nranks, mccsUniqueId *id) {
+    *rank = atoi(need("MCCS_RANK"));
+    *nranks = atoi(need("MCCS_NRANKS"));
+    const char *hex = need("MCCS_UNIQUE_ID");
+    for (int i = 0; i < 16; i++) {
+        unsigned byte;
+        if (sscanf(hex + 2 * i, "%2x", &byte) != 1) {
+            fprintf(stderr, "MCCS_UNIQUE_ID has 32 hexadecimal digits\n");
+            exit(2);
+        }
+        id->internal[i] = (unsigned char)byte;
+    }
+}

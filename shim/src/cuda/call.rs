@@ -1,0 +1,50 @@
+//! A collective as it is called, and the check of its arguments: the same for all ways that it can go.
+
+use mccs_cuda::DeviceAddress;
+use mccs_ipc::types::{CollectiveKind, DataType, RedOp};
+use mccs_kernels::cuda::DirectCall;
+
+use crate::{Error, ReduceOperator};
+
+/// A collective, before it is checked.
+pub(super) struct Call {
+    pub(super) kind: CollectiveKind,
+    pub(super) send: DeviceAddress,
+    pub(super) recv: DeviceAddress,
+    pub(super) count: u64,
+    pub(super) dtype: DataType,
+    pub(super) op: ReduceOperator,
+    pub(super) root: u32,
+}
+
+/// Checks a call's arguments.
+pub(super) fn checked(call: &Call, rank: u32, nranks: u32) -> Result<DirectCall, Error> {
+    let Call { kind, send, recv, count, dtype, op, root } = *call;
+    if root >= nranks {
+        return Err(Error::argument(format!("rank {root} of a communicator of {nranks}")));
+    }
+    let size = dtype.size_bytes() as u64;
+    let bytes = |what: &str, count: Option<u64>, address: DeviceAddress| {
+        let bytes =
+            count.and_then(|count| count.checked_mul(size)).filter(|bytes| bytes.checked_add(address).is_some());
+        let bytes = bytes.ok_or_else(|| Error::argument(format!("the {what} buffer would be larger than memory")))?;
+        if bytes > 0 && (address == 0 || !address.is_multiple_of(size)) {
+            return Err(Error::argument(format!("the {what} buffer at {address:#x} is no place for {dtype}")));
+        }
+        Ok(bytes)
+    };
+    let send_bytes = bytes("send", kind.send_count(count, nranks, rank, root), send)?;
+    let recv_bytes = bytes("receive", kind.recv_count(count, nranks, rank, root), recv)?;
+    if !kind.accepts_buffers(rank, root, (send, send_bytes), (recv, recv_bytes)) {
+        return Err(Error::argument(format!("{kind}: send and receive buffers overlap, and not as in-place calls do")));
+    }
+    let (op, scalar_bits, is_scalar_address) = match op {
+        _ if !kind.reduces() => (RedOp::Sum, 0, false),
+        ReduceOperator::PreMulSumAt(address) if address == 0 || !address.is_multiple_of(size) => {
+            return Err(Error::argument(format!("the factor at {address:#x} is no place for {dtype}")));
+        }
+        ReduceOperator::PreMulSumAt(address) => (RedOp::PreMulSum, address, true),
+        op => op.to_wire(dtype).map(|(op, bits)| (op, bits, false))?,
+    };
+    Ok(DirectCall { kind, dtype, op, count, root, scalar_bits, is_scalar_address, rank, nranks })
+}

@@ -1,0 +1,151 @@
+//! What a rank has of a communicator whose ranks meet in GPU memory: the page of its terms, and all ranks' areas.
+//!
+//! Collectives and sends share it; what has an order lies with them. It lives until the last group that names it is gone, which
+//! may be after the communicator has left.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use mccs_cuda::{Context, DeviceAddress, HostRegistration, ImportedMemory, IpcHandle, OwnedStream};
+use mccs_ipc::direct::{DIRECT_PAGE_BYTES, DIRECT_RANKS_MAX, DirectPage, DirectShare};
+use mccs_ipc::protocol::Request;
+use mccs_ipc::types::{ErrorClass, Handle};
+use mccs_kernels::cuda::{AreaLayout, contradiction};
+
+use super::LOOK_AGAIN_AFTER;
+use crate::cuda::cuda_error;
+use crate::cuda::resources::{Kernels, import};
+use crate::{Client, Error};
+
+pub(super) struct Member {
+    pub(super) client: Client,
+    pub(super) handle: Handle,
+    pub(super) rank: u32,
+    pub(super) nranks: u32,
+    pub(super) context: Context,
+    pub(super) kernels: Arc<Kernels>,
+    pub(super) layout: AreaLayout,
+    /// First bytes of the ranks' areas, as this context sees them.
+    pub(super) areas: [DeviceAddress; DIRECT_RANKS_MAX as usize],
+    _imports: Vec<Arc<ImportedMemory>>,
+    /// Before the page, whose memory it names.
+    registration: HostRegistration,
+    pub(super) page: DirectPage,
+    /// Whether the service knows of the contradiction on the page.
+    is_told: AtomicBool,
+}
+
+impl Member {
+    pub(super) fn new(
+        client: Client,
+        handle: Handle,
+        (rank, nranks): (u32, u32),
+        context: Context,
+        share: &DirectShare,
+        fds: &[OwnedFd],
+    ) -> Result<Self, Error> {
+        let malformed = |what: &str| Error::ServiceGone(format!("it sent a communicator without {what}"));
+        if share.areas.len() != nranks as usize || nranks > DIRECT_RANKS_MAX {
+            return Err(malformed("all areas"));
+        }
+        let layout: AreaLayout = bytemuck::cast(share.layout);
+        if !layout.is_valid() || layout.nranks != nranks.max(2) {
+            return Err(malformed("a layout of its areas"));
+        }
+        let page = fds.first().ok_or_else(|| malformed("its page"))?;
+        let page = DirectPage::map(page.as_fd()).map_err(|error| Error::System(error.to_string()))?;
+        // SAFETY: the page is mapped longer than it is registered: fields are dropped in order.
+        let registration = unsafe { HostRegistration::register(&context, page.as_ptr(), DIRECT_PAGE_BYTES as usize) };
+        let registration = registration.map_err(cuda_error)?;
+        let (mut areas, mut _imports) = ([0; DIRECT_RANKS_MAX as usize], Vec::new());
+        for (address, area) in areas.iter_mut().zip(&share.areas) {
+            let bytes = area.ipc_handle.as_slice().try_into().map_err(|_| malformed("whole handles"))?;
+            let imported = import(&context, IpcHandle(bytes))?;
+            *address = imported.address();
+            _imports.push(imported);
+        }
+        let kernels = Kernels::of(&context)?;
+        let is_told = AtomicBool::new(false);
+        Ok(Member {
+            client,
+            handle,
+            rank,
+            nranks,
+            context,
+            kernels,
+            layout,
+            areas,
+            _imports,
+            registration,
+            page,
+            is_told,
+        })
+    }
+
+    /// Where kernels and streams see what lies at an offset of the page.
+    pub(super) fn on_page(&self, offset: u64) -> DeviceAddress {
+        self.registration.address() + offset
+    }
+
+    /// The first byte of this rank's area.
+    pub(super) fn area(&self) -> DeviceAddress {
+        self.areas[self.rank as usize]
+    }
+
+    /// The error that ended the communicator, if one did: on any rank.
+    pub(super) fn failure(&self) -> Option<Error> {
+        let failure = self.contradiction().or_else(|| self.client.0.comm_failure(self.handle));
+        failure.or_else(|| self.client.0.requests.check_alive().err())
+    }
+
+    /// Why the communicator has failed, if this is because two ends of a message did not mean the same.
+    fn contradiction(&self) -> Option<Error> {
+        let fault = self.page.is_aborted().then(|| self.page.fault()).flatten()?;
+        if !self.is_told.swap(true, Ordering::Relaxed) {
+            // It finds the same on the page, and tells all ranks.
+            self.client.0.requests.send_and_forget(Request::AbortComm { comm: self.handle });
+        }
+        let message = contradiction(fault.sender, fault.came, fault.receiver, fault.expected);
+        Some(Error::Failed { class: ErrorClass::InvalidUsage, message })
+    }
+
+    /// Fails if the communicator has.
+    pub(super) fn check_whole(&self) -> Result<(), Error> {
+        if !self.page.is_aborted() {
+            return Ok(());
+        }
+        let aborted = || Error::Failed { class: ErrorClass::Remote, message: "the communicator was aborted".into() };
+        Err(self.failure().unwrap_or_else(aborted))
+    }
+
+    /// Waits for this rank's kernels that count in a word of its area, and for what else there is.
+    pub(super) fn wait_for_kernels(
+        &self,
+        counter: DeviceAddress,
+        launched: u64,
+        has_captured: bool,
+        has_rest_ended: &dyn Fn() -> bool,
+    ) -> Result<(), Error> {
+        if launched == 0 && !has_captured {
+            return Ok(());
+        }
+        let stream = OwnedStream::new(&self.context).map_err(cuda_error)?;
+        let has_ended = || {
+            // SAFETY: the area is mapped in this context as long as `self` lives.
+            let word = unsafe { stream.read_word(counter) }.map_err(cuda_error)?;
+            Ok::<_, Error>(AreaLayout::ended(word) >= launched && has_rest_ended())
+        };
+        while !self.page.is_aborted() && !has_ended()? {
+            if self.client.0.requests.check_alive().is_err() {
+                // Nobody else would stop what waits for a rank that has gone.
+                self.page.abort();
+                self.page.release_all();
+            }
+            std::thread::sleep(LOOK_AGAIN_AFTER);
+        }
+        // Kernels that were stopped do not count, and those in graphs only by number.
+        let is_known = !has_captured && !self.page.is_aborted();
+        if is_known { Ok(()) } else { self.context.synchronize().map_err(cuda_error) }
+    }
+}

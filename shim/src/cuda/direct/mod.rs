@@ -1,0 +1,295 @@
+//! Communicators of GPUs that reach each other, and their collectives.
+//!
+//! A collective is a kernel in the caller's stream, which meets those of the other ranks in areas of GPU memory; a large one is
+//! left to the service's copy engines (`large.rs`). Both go in one order, under one lock, and sends and receives (`points.rs`)
+//! in another. A communicator leaves when all its kernels have ended: the service may free what they use.
+
+mod large;
+mod member;
+mod order;
+pub(crate) mod points;
+mod regions;
+mod staging;
+
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytemuck::Zeroable;
+use mccs_cuda::{Context, DeviceAddress, RawStream};
+use mccs_ipc::direct::{DirectPage, DirectShare, DirectTerms};
+use mccs_ipc::large::LargeLayout;
+use mccs_ipc::protocol::Request;
+use mccs_ipc::types::{CollectiveKind, Handle, RedOp};
+use mccs_kernels::cuda::{Algorithm, AreaLayout, DirectArgs, DirectCall, DirectStrategy, Launch};
+
+use self::large::LargeOrder;
+use self::member::Member;
+use self::order::LaunchOrder;
+use self::points::Points;
+pub(crate) use self::regions::GpuRegions;
+use super::call::{Call, checked};
+use super::{CudaStream, cuda_error};
+use crate::client::locked;
+use crate::{Client, Error};
+
+/// Blocks of what is longer than the strategy's table, where it does not go by copy engines.
+const LONGEST_BLOCKS: u32 = 64;
+/// How long a call that the operator holds back, or a wait for this rank's kernels, sleeps between looks.
+const LOOK_AGAIN_AFTER: Duration = Duration::from_micros(20);
+
+/// A rank whose collectives are kernels that meet those of the other ranks.
+pub(super) struct DirectCommunicator {
+    member: Arc<Member>,
+    /// Where the service has copy engines for it.
+    large: Option<LargeLayout>,
+    order: Mutex<Order>,
+    points: Arc<Points>,
+}
+
+/// What is done in one order, under one lock.
+struct Order {
+    launches: LaunchOrder,
+    /// Operations launched, without those that went into graphs.
+    launched: u64,
+    /// The strategy in force, as it was when so many had been published.
+    strategy: (u64, DirectStrategy),
+    large: LargeOrder,
+}
+
+impl DirectCommunicator {
+    pub(super) fn new(
+        client: Client,
+        handle: Handle,
+        place: (u32, u32),
+        context: Context,
+        share: &DirectShare,
+        fds: &[OwnedFd],
+    ) -> Result<Self, Error> {
+        let member = Arc::new(Member::new(client, handle, place, context, share, fds)?);
+        let order = Order {
+            launches: LaunchOrder::new(&member.context)?,
+            launched: 0,
+            strategy: (0, DirectStrategy::zeroed()),
+            large: LargeOrder::default(),
+        };
+        let points = Arc::new(Points::new(Arc::clone(&member))?);
+        Ok(DirectCommunicator { member, large: share.large, order: Mutex::new(order), points })
+    }
+
+    pub(super) fn rank(&self) -> u32 {
+        self.member.rank
+    }
+
+    pub(super) fn nranks(&self) -> u32 {
+        self.member.nranks
+    }
+
+    pub(super) fn points(&self) -> &Arc<Points> {
+        &self.points
+    }
+
+    pub(super) fn client(&self) -> &Client {
+        &self.member.client
+    }
+
+    /// Launches a collective.
+    ///
+    /// # Safety
+    /// As for [`super::CudaCommunicator::all_reduce`].
+    pub(super) unsafe fn collective(&self, call: &Call, stream: CudaStream) -> Result<(), Error> {
+        let member = &*self.member;
+        let checked = checked(call, member.rank, member.nranks)?;
+        let stream = RawStream::from_ptr(stream);
+        let mut order = locked(&self.order);
+        let number = order.launched + 1;
+        self.wait_for_limit(number)?;
+        if member.nranks == 1 {
+            return self.run_alone(&checked, call, stream);
+        }
+        let strategy = self.strategy(&mut order, number)?;
+        let payload_bytes =
+            checked.kind.payload_count(checked.count, member.nranks) * checked.dtype.size_bytes() as u64;
+        let chosen = strategy.choose(checked.kind, payload_bytes);
+        let _entered = member.context.enter().map_err(cuda_error)?;
+        // SAFETY: the caller vouches for the stream.
+        let is_captured = unsafe { stream.is_capturing().map_err(cuda_error)? };
+        // Commands cannot be part of a graph: there everything goes the direct way, on all ranks alike.
+        if chosen.is_none()
+            && !is_captured
+            && let Some(layout) = self.large_way(&checked)
+        {
+            // SAFETY: the caller's contract is passed on.
+            unsafe {
+                self.follow(&order, stream)?;
+                self.enqueue_large(&mut order, layout, &checked, call, stream)?;
+            }
+            order.launches.goes_on_in(stream);
+            return Ok(());
+        }
+        let launch = self.kernel(&checked, chosen).ok_or_else(|| {
+            Error::argument(format!("the operator has no way for {} of {payload_bytes} bytes", checked.kind))
+        })?;
+        // SAFETY: the caller's contract is passed on.
+        unsafe { self.launch(&mut order, number, launch, call, (stream, is_captured)) }
+    }
+
+    /// Waits until the operator lets operation `number` begin.
+    fn wait_for_limit(&self, number: u64) -> Result<(), Error> {
+        while self.member.page.limit() < number {
+            self.member.check_whole()?;
+            self.member.client.0.requests.check_alive()?;
+            std::thread::sleep(LOOK_AGAIN_AFTER);
+        }
+        Ok(())
+    }
+
+    /// The kernel of a collective, but for addresses; none where the operator has no way for it.
+    fn kernel(&self, checked: &DirectCall, chosen: Option<(Algorithm, u32)>) -> Option<Launch<DirectArgs>> {
+        let (algorithm, blocks) = chosen.or_else(|| self.large.map(|_| (Algorithm::BulkTwoShot, LONGEST_BLOCKS)))?;
+        // What does not fit the areas goes in chunks that do; all ranks come to the same.
+        let ways = [algorithm, Algorithm::BulkTwoShot, Algorithm::BulkOneShot];
+        ways.into_iter().find_map(|algorithm| Launch::direct(checked, &self.member.layout, algorithm, blocks))
+    }
+
+    /// Launches the kernel of operation `number`.
+    ///
+    /// # Safety
+    /// As for [`super::CudaCommunicator::all_reduce`].
+    unsafe fn launch(
+        &self,
+        order: &mut Order,
+        number: u64,
+        mut launch: Launch<DirectArgs>,
+        call: &Call,
+        (stream, is_captured): (RawStream, bool),
+    ) -> Result<(), Error> {
+        let member = &*self.member;
+        (launch.args.send, launch.args.recv) = (call.send, call.recv);
+        launch.args.areas = member.areas;
+        launch.args.abort_word = member.on_page(DirectPage::ABORT_OFFSET);
+        launch.args.sequence = u32::try_from(number)
+            .map_err(|_| Error::argument("a communicator of GPUs does 2^32 operations: make another".to_owned()))?;
+        let function = member.kernels.function(launch.function)?;
+        if is_captured {
+            order.launches.capture();
+        }
+        if order.launches.has_captured() {
+            // A constant is faster, and wrong in what is replayed.
+            launch.args.sequence = 0;
+        }
+        // SAFETY: the caller vouches for stream and buffers; areas and page live as long as `self`, which is not dropped
+        // before its kernels have ended.
+        unsafe {
+            if !is_captured {
+                self.follow(order, stream)?;
+            }
+            function.launch(stream, launch.grid, launch.block, &launch.args).map_err(cuda_error)?;
+            if is_captured {
+                return Ok(());
+            }
+            order.launched = number;
+            member.page.launch(member.rank, number);
+            order.launches.launched(stream)
+        }
+    }
+
+    /// Has a stream wait for the operations before, if they are on another one.
+    ///
+    /// # Safety
+    /// The stream must live.
+    unsafe fn follow(&self, order: &Order, stream: RawStream) -> Result<(), Error> {
+        // SAFETY: the area is mapped as long as `self`; the rest is the caller's contract.
+        unsafe {
+            if order.launches.follow(stream, self.counter(), order.launched)? {
+                self.wait_for_large(order, stream)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The word in which this rank's kernels count.
+    fn counter(&self) -> DeviceAddress {
+        self.member.area() + AreaLayout::COUNTER_OFFSET
+    }
+
+    /// What a collective is to a single rank: its contribution becomes its result.
+    fn run_alone(&self, checked: &DirectCall, call: &Call, stream: RawStream) -> Result<(), Error> {
+        const BLOCKS: u32 = 64;
+        let bytes = checked.count * checked.dtype.size_bytes() as u64;
+        if bytes == 0 || checked.kind == CollectiveKind::Barrier {
+            return Ok(());
+        }
+        let _entered = self.member.context.enter().map_err(cuda_error)?;
+        // SAFETY: the caller of the collective vouches for stream and buffers.
+        unsafe {
+            if checked.op == RedOp::PreMulSum {
+                let mut launch = Launch::reduce(checked.dtype, checked.op, None, true, BLOCKS);
+                let args = &mut launch.args;
+                (args.sources[0], args.destinations[0], args.scalars[0]) = (call.send, call.recv, checked.scalar_bits);
+                (args.source_count, args.destination_count, args.pieces) = (1, 1, 1);
+                (args.bytes, args.piece_bytes) = (bytes, bytes.next_multiple_of(16));
+                if checked.is_scalar_address {
+                    launch.scaled_from(checked.scalar_bits);
+                }
+                let function = self.member.kernels.function(launch.function)?;
+                function.launch(stream, launch.grid, launch.block, &launch.args).map_err(cuda_error)
+            } else if call.send == call.recv {
+                Ok(())
+            } else {
+                stream.copy(call.recv, call.send, bytes as usize).map_err(cuda_error)
+            }
+        }
+    }
+
+    /// The strategy for operation `number`.
+    fn strategy(&self, order: &mut Order, number: u64) -> Result<DirectStrategy, Error> {
+        let epochs = self.member.page.epochs();
+        if order.strategy.0 == epochs {
+            return Ok(order.strategy.1);
+        }
+        let terms = self.member.page.terms(number);
+        let DirectTerms { words, from, .. } =
+            terms.ok_or_else(|| Error::ServiceGone("it published no strategy".into()))?;
+        let bytes = &bytemuck::cast_slice(&words)[..size_of::<DirectStrategy>()];
+        let strategy = bytemuck::pod_read_unaligned(bytes);
+        // Until its number comes, the next strategy is looked for at every call.
+        let is_last = self.member.page.terms(u64::MAX).is_some_and(|last| last.from == from);
+        order.strategy = (if is_last { epochs } else { 0 }, strategy);
+        Ok(strategy)
+    }
+
+    /// See [`super::CudaCommunicator::async_error`]: kernels of a communicator that has failed end at once.
+    pub(super) fn async_error(&self) -> Option<Error> {
+        self.member.failure()
+    }
+
+    /// See [`super::CudaCommunicator::abort`].
+    pub(super) fn abort(&self) -> Result<(), Error> {
+        self.member.page.abort();
+        self.member.client.0.requests.call(Request::AbortComm { comm: self.member.handle }, &[]).map(drop)
+    }
+
+    /// The service may free areas once all ranks have left: so not before this one's kernels have ended.
+    pub(super) fn leave(&self) -> Result<(), Error> {
+        let mut order = locked(&self.order);
+        if order.launches.leave() {
+            return Ok(());
+        }
+        let member = &*self.member;
+        let (groups, has_captured) = self.points.leave();
+        let ended = member.wait_for_kernels(self.points.counter(), groups, has_captured, &|| true);
+        let (launched, has_captured) = (order.launched, order.launches.has_captured());
+        let large = || self.has_finished_large(&order);
+        let ended = ended.and(member.wait_for_kernels(self.counter(), launched, has_captured, &large));
+        member.client.0.requests.call(Request::DestroyComm { comm: member.handle }, &[])?;
+        self.end_large(&mut order);
+        ended
+    }
+}
+
+impl Drop for DirectCommunicator {
+    fn drop(&mut self) {
+        let _ = self.leave();
+    }
+}

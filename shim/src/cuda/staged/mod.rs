@@ -1,0 +1,221 @@
+//! Communicators of GPUs whose collectives the service carries out, in host memory.
+//!
+//! ```text
+//! caller's stream:  copy in | ready = n | ............................. | done >= n | copy out
+//! service:                              | a collective on the ranks' slots, done = n |
+//! ```
+//!
+//! To the service this is a communicator of host memory, with all that those have: ranks on other hosts, strategies, and
+//! changes of them, watches, metrics. Its buffers are *slots* of a region that the GPU reaches too, and its stream is gated
+//! ([`mccs_ipc::gate`]): the command is sent when the call is made, and starts when the GPU has come to it. A call returns at once.
+//!
+//! Short calls are one kernel of the caller's stream that does its whole side: a copy engine takes longer to begin than they take
+//! in all. Long calls are left to copy engines and the driver's words, and go in pieces (`pieces.rs`), of which [`SLOTS`] are under
+//! way at a time: in the caller's stream the copies into slots run that far ahead of the copies out of them (`call.rs`), so that
+//! copies, reductions and the network overlap. A slot is used again behind the copy out of it: within a stream by its order, on
+//! another stream behind an event.
+//!
+//! Absent on purpose: IPC events and host functions in the place of words. Events take 20 times as long, and functions that wait
+//! may wait for each other, since the driver may run them one after the other; kernels do where there are no words. And graphs. A
+//! replay would need the command again, and nobody but the GPU knows of it.
+
+mod call;
+mod pieces;
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use mccs_cuda::{Context, Event, HostRegistration, RawStream};
+use mccs_ipc::gate::{Gate, GateAccess};
+use mccs_ipc::types::Handle;
+
+use self::call::StagedCall;
+use self::pieces::{RANKS_MAX, SLOT_BYTES, Shape};
+use super::call::{Call, checked};
+use super::resources::StageKernel;
+use super::{CudaStream, cuda_error};
+use crate::client::locked;
+use crate::{Client, Communicator, Error, Region, Stream};
+
+/// Slots of a communicator: one that is copied in, one that travels, one that is copied out, and one to spare.
+const SLOTS: u64 = 4;
+/// Room for the gate before the slots, which begin on a page of their own.
+const HEAD_BYTES: u64 = 4096;
+/// How long a wait for this rank's operations sleeps between looks.
+const LOOK_AGAIN_AFTER: Duration = Duration::from_micros(50);
+
+/// A rank whose data the service moves and reduces.
+pub(super) struct StagedCommunicator {
+    client: Client,
+    /// Before what it names.
+    comm: Communicator,
+    /// Its only stream at the service: a communicator's operations run one at a time.
+    stream: Stream,
+    context: Context,
+    /// Before the region, whose memory it names.
+    registration: HostRegistration,
+    region: Arc<Region>,
+    access: GateAccess,
+    /// Unless `access` has no use for it.
+    kernel: Option<Arc<StageKernel>>,
+    order: Mutex<Order>,
+}
+
+/// What is done in one order, under one lock.
+struct Order {
+    /// Pieces so far: the next one's slot goes on from there.
+    pieces: u64,
+    /// The caller's stream of the last call.
+    last_stream: Option<RawStream>,
+    /// Behind the last call.
+    last_call: Event,
+    left: bool,
+}
+
+impl StagedCommunicator {
+    /// Makes what a rank needs that has joined as `handle`.
+    pub(super) fn new(
+        client: Client,
+        handle: Handle,
+        (rank, nranks): (u32, u32),
+        context: Context,
+        access: GateAccess,
+    ) -> Result<Self, Error> {
+        // From here on it is left if anything fails.
+        let comm = Communicator::new(client.clone(), handle, rank, nranks, None);
+        client.0.begin_comm(handle);
+        if nranks > RANKS_MAX {
+            return Err(Error::argument(format!("{nranks} ranks: with GPUs there may be {RANKS_MAX}")));
+        }
+        let has_words = context.gpu().has_stream_words;
+        let access = if has_words { access } else { GateAccess::Kernels };
+        let kernel = if access == GateAccess::Words { None } else { StageKernel::of(&context)? };
+        if kernel.is_none() && access == GateAccess::Kernels {
+            let what =
+                if has_words { "the operator wants kernels" } else { "the driver has no stream memory operations" };
+            return Err(Error::Cuda(format!("{what}, and this library was built without")));
+        }
+        let region = Arc::new(client.allocate(HEAD_BYTES + SLOTS * SLOT_BYTES)?);
+        let stream = client.register_gated_stream(&region, 0)?;
+        // SAFETY: the region is mapped longer than it is registered: fields are dropped in order.
+        let registration = unsafe { HostRegistration::register(&context, region.as_ptr(), region.len_bytes()) };
+        let registration = registration.map_err(cuda_error)?;
+        let last_call = Event::new(&context, false).map_err(cuda_error)?;
+        let order = Mutex::new(Order { pieces: 0, last_stream: None, last_call, left: false });
+        Ok(StagedCommunicator { client, comm, stream, context, registration, region, access, kernel, order })
+    }
+
+    pub(super) fn rank(&self) -> u32 {
+        self.comm.rank()
+    }
+
+    pub(super) fn nranks(&self) -> u32 {
+        self.comm.nranks()
+    }
+
+    pub(super) fn client(&self) -> &Client {
+        &self.client
+    }
+
+    fn gate(&self) -> Result<&Gate, Error> {
+        // SAFETY: the region begins with room for a gate, and stays mapped as long as `self` lives.
+        let gate = unsafe { Gate::at(self.region.as_ptr()) };
+        gate.ok_or_else(|| Error::System("the kernel maps memory at no page's boundary".into()))
+    }
+
+    /// Enqueues a collective.
+    ///
+    /// # Safety
+    /// As for [`super::CudaCommunicator::all_reduce`].
+    pub(super) unsafe fn collective(&self, call: &Call, stream: CudaStream) -> Result<(), Error> {
+        let whole = checked(call, self.rank(), self.nranks())?;
+        if whole.is_scalar_address {
+            return Err(Error::argument("collectives that go through the service take no factors from a GPU's memory"));
+        }
+        let stream = RawStream::from_ptr(stream);
+        let mut order = locked(&self.order);
+        if let Some(error) = self.async_error() {
+            return Err(error);
+        }
+        let _entered = self.context.enter().map_err(cuda_error)?;
+        let shape = Shape {
+            kind: whole.kind,
+            count: whole.count,
+            element_bytes: whole.dtype.size_bytes() as u64,
+            rank: self.rank(),
+            nranks: self.nranks(),
+            root: whole.root,
+            slot_bytes: SLOT_BYTES,
+        };
+        // SAFETY: the stream is the caller's, and lives.
+        let enqueued = unsafe {
+            if stream.is_capturing().map_err(cuda_error)? {
+                let message = "collectives that go through the service cannot be captured into graphs";
+                return Err(Error::argument(message));
+            }
+            if order.last_stream.is_some_and(|last| last != stream) {
+                stream.wait(&order.last_call).map_err(cuda_error)?;
+            }
+            // SAFETY: buffers and stream are the caller's contract.
+            let enqueued = StagedCall { comm: self, call, shape, stream }.enqueue(&mut order.pieces);
+            order.last_stream = Some(stream);
+            enqueued.and_then(|()| order.last_call.record(stream).map_err(cuda_error))
+        };
+        if enqueued.is_err() {
+            // The service may have been told of what the GPU never comes to.
+            self.give_up();
+        }
+        enqueued
+    }
+
+    /// Streams go on, and the communicator ends on all ranks.
+    fn give_up(&self) {
+        self.client.0.requests.send_and_forget(mccs_ipc::protocol::Request::AbortComm { comm: self.comm.handle() });
+        self.gate().into_iter().for_each(Gate::release);
+    }
+
+    /// See [`super::CudaCommunicator::async_error`].
+    pub(super) fn async_error(&self) -> Option<Error> {
+        let gone = self.client.0.requests.check_alive().err();
+        if gone.is_some() {
+            // Nobody else would let streams go on.
+            self.gate().into_iter().for_each(Gate::release);
+        }
+        self.client.0.comm_failure(self.comm.handle()).or(gone)
+    }
+
+    /// See [`super::CudaCommunicator::abort`]. The service lets streams go on.
+    pub(super) fn abort(&self) -> Result<(), Error> {
+        self.comm.abort()
+    }
+
+    /// Leaves when this rank's operations have ended.
+    pub(super) fn leave(&self) -> Result<(), Error> {
+        let mut order = locked(&self.order);
+        if std::mem::replace(&mut order.left, true) {
+            return Ok(());
+        }
+        let ended = self.wait_for_copies(&order);
+        self.comm.leave()?;
+        ended
+    }
+
+    fn wait_for_copies(&self, order: &Order) -> Result<(), Error> {
+        if order.last_stream.is_none() {
+            return Ok(());
+        }
+        while !order.last_call.has_happened().map_err(cuda_error)? {
+            if self.client.0.requests.check_alive().is_err() {
+                self.gate()?.release();
+            }
+            std::thread::sleep(LOOK_AGAIN_AFTER);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for StagedCommunicator {
+    fn drop(&mut self) {
+        let _ = self.leave();
+    }
+}
