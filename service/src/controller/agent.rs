@@ -365,7 +365,10 @@ impl Agent {
         }
         let mut outputs = Vec::new();
         for (comm, paced) in &mut self.paces {
-            let Some(pace_use) = here.get(comm).filter(|_| paced.pace.allotted_bps() > 0) else { continue };
+            let Some(pace_use) = here.get(comm).filter(|_| paced.pace.allotted_bps() > 0) else {
+                paced.wants = None;
+                continue;
+            };
             match &mut paced.wants {
                 None => {
                     let (bits, held) = pace_use.totals();
