@@ -72,8 +72,11 @@ def wait_for(what, folder, host, holds, within=30):
     return time.time()
 
 
-def is_in_force(view):
-    return bool(view["communicators"]) and all(comm["state"] == "as_decided" for comm in view["communicators"])
+def is_in_force(view, without=None):
+    """All communicators have what the policy says, and nothing goes over a spine."""
+    comms = view["communicators"]
+    ways = {flow["way"] for comm in comms for flow in comm["strategy"]["flows"]}
+    return bool(comms) and all(comm["state"] == "as_decided" for comm in comms) and without not in ways
 
 
 def measure(fabric, options, toml, spine):
@@ -103,7 +106,7 @@ def measure(fabric, options, toml, spine):
             time.sleep(2.5)
             with dead(fabric, LEAF, spine) as died:
                 seen = wait_for("found dead", folder, controller, lambda view: view["dead_links"])
-                strategy = wait_for("in force elsewhere", folder, controller, is_in_force)
+                strategy = wait_for("in force elsewhere", folder, controller, lambda view: is_in_force(view, spine))
                 time.sleep(2)
             mended = time.time()
             back = wait_for("found well", folder, controller, lambda view: not view["dead_links"])

@@ -73,6 +73,8 @@ struct Known {
 pub enum AgentOutput {
     /// Tell the controller.
     Tell(AgentMessage),
+    /// Test the links to other services.
+    TestLinks,
     /// Change the communicator with a number, then say [`Agent::answered`].
     Change {
         /// To be given back.
@@ -188,6 +190,11 @@ impl Agent {
         }
     }
 
+    /// Some path of this host's flows may be dead.
+    pub fn suspects(&self) -> Option<AgentOutput> {
+        self.life.map(|_| AgentOutput::Tell(AgentMessage::Suspects))
+    }
+
     /// Another host answers this one over a path, or does not.
     pub fn path(&mut self, peer: &Name, path: FlowPath, answers: bool) -> Option<AgentOutput> {
         let peer = peer.to_string();
@@ -273,6 +280,7 @@ impl Agent {
                 None => Vec::new(),
             },
             ControllerMessage::Order(order) => vec![self.carry_out(*order)],
+            ControllerMessage::TestLinks => vec![AgentOutput::TestLinks],
             ControllerMessage::Pace { life, comm, pace } if self.life == Some(life) => {
                 if self.paces.len() < PACES_MAX || self.paces.contains_key(&comm) {
                     let wants = self.paces.remove(&comm).and_then(|before| before.wants);

@@ -61,6 +61,8 @@ pub enum AgentMessage {
         /// How it went.
         outcome: Outcome,
     },
+    /// Some path of this host's flows may be dead.
+    Suspects,
     /// Whether another host answers this one over a path: it did not, to flows nor to a probe, or does again.
     Path {
         /// The other host.
@@ -142,6 +144,9 @@ pub enum ControllerMessage {
     },
     /// Change a communicator.
     Order(Box<Order>),
+    /// Some path in the network may be dead: links to other services may go the same way, and are to find out now, not when they are
+    /// needed.
+    TestLinks,
     /// How a communicator's flows are to leave the host that is told, from now on.
     Pace {
         /// The controller's life.
@@ -238,7 +243,7 @@ impl ControllerMessage {
                 }
             }
             ControllerMessage::Pace { pace, .. } => pace.check().map_err(BodyError::Impossible)?,
-            ControllerMessage::Sync { .. } | ControllerMessage::Time { .. } => {}
+            ControllerMessage::Sync { .. } | ControllerMessage::Time { .. } | ControllerMessage::TestLinks => {}
         }
         Ok(message)
     }

@@ -51,6 +51,9 @@ pub const PAUSE_MAX: Duration = Duration::from_secs(60);
 /// Rates are allotted anew at most so often when tenants want more or less of them.
 pub const ALLOT_EVERY: Duration = Duration::from_millis(500);
 
+/// Hosts test their links at most so often, however many suspect a path.
+const LINKS_TESTED_EVERY: Duration = Duration::from_millis(500);
+
 /// Who asked, to be given back with the answer.
 pub type Ticket = u64;
 
@@ -135,6 +138,7 @@ pub struct Controller {
     pub(super) texts: (Option<Text>, Option<Text>),
     pub(super) links: Links,
     dead_paths: DeadPaths,
+    links_tested_at: Option<Instant>,
     pub(super) comms: BTreeMap<CommId, Held>,
     /// What flows want of what they are allotted.
     pub(super) wants: Wants,
@@ -171,6 +175,7 @@ impl Controller {
             texts: (None, None),
             links: Links::default(),
             dead_paths: DeadPaths::default(),
+            links_tested_at: None,
             comms: BTreeMap::new(),
             wants: Wants::new(),
             allot_at: None,
@@ -297,6 +302,7 @@ impl Controller {
                 self.outputs.push_back(Output::Tell { to: from.clone(), message });
             }
             AgentMessage::Synced { .. } => {}
+            AgentMessage::Suspects => self.test_links(now),
             AgentMessage::Path { peer, path, answers } => {
                 if self.dead_paths.hear(from, &peer, &path, answers) {
                     self.find_dead_links(now);
@@ -319,6 +325,17 @@ impl Controller {
         if is_allotted && self.wants.entry(comm).or_default().insert(from.clone(), bps) != Some(bps) {
             self.allot_at.get_or_insert(now.max(self.allotted_at + ALLOT_EVERY));
         }
+    }
+
+    /// Has all hosts look at their links to each other: what is about to be ordered needs them.
+    fn test_links(&mut self, now: Instant) {
+        if self.links_tested_at.is_some_and(|at| now.saturating_duration_since(at) < LINKS_TESTED_EVERY) {
+            return;
+        }
+        self.links_tested_at = Some(now);
+        let there = self.hosts.iter().filter(|(_, state)| **state != HostState::Away);
+        let tell = |(host, _): (&Name, _)| Output::Tell { to: host.clone(), message: ControllerMessage::TestLinks };
+        self.outputs.extend(there.map(tell));
     }
 
     /// Concludes from what hosts say of paths which links are dead.

@@ -223,6 +223,7 @@ impl ControllerEngine {
                         asked.answer(Err("the proxy engine is too busy".into()));
                     }
                 }
+                AgentOutput::TestLinks => self.backlog.push_back(Request::TestLinks),
                 AgentOutput::Pace { comm, pace } => {
                     let message = ProxyMessage::SetPace { comm, pace: Arc::new(pace) };
                     self.untold.extend(self.proxy.send(message).err());
@@ -236,8 +237,9 @@ impl ControllerEngine {
         let words = self.words.take();
         let is_news = !words.is_empty();
         if words.iter().any(|word| !word.answers) {
-            // Other links of this host may go the same way: they are to find out now, not when they are needed.
             self.backlog.push_back(Request::TestLinks);
+            let output = self.agent.suspects();
+            self.carry_out(output);
         }
         words.into_iter().for_each(|word| self.probes.hear(word, now));
         let verdicts = self.probes.poll(now);

@@ -159,6 +159,7 @@ impl Bed {
                 AgentOutput::Change { question, number, expected_epoch, change } => {
                     self.host(host).asked.push_back((question, number, expected_epoch, change));
                 }
+                AgentOutput::TestLinks => {}
                 AgentOutput::Pace { comm, pace } => drop(self.host(host).paces.insert(comm, pace)),
             }
         }

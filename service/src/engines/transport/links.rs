@@ -576,7 +576,8 @@ fn detours(flow: &FlowOptions, own: Option<&FlowPath>, ways: [&Arc<Ways>; 2]) ->
     let mut detours = Vec::new();
     let in_turn = all.clone().skip(place).chain(all.clone().take(place)).map(|path| FlowPath::of(&path.apply(flow)));
     // Where nobody has named another way, the switches may know one.
-    for path in in_turn.chain([FlowPath::default()]) {
+    let nowhere = FlowPath::default();
+    for path in in_turn.filter(|path| *path != nowhere).chain([nowhere]) {
         if !detours.contains(&path) {
             detours.push(path);
         }

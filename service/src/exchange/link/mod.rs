@@ -338,7 +338,8 @@ impl Links {
         self.epoll.add(connection.stream(), EpollEvent::new(flags, id.0))?;
         self.next += 1;
         let deadline = Some(now + self.options.handshake_timeout);
-        let (is_up, is_ready, silence) = (false, false, Silence::default());
+        let failures = host.as_ref().map_or(0, |host| self.peers.failures(host));
+        let (is_up, is_ready, silence) = (false, false, Silence::after(failures));
         self.links.insert(id, Link { connection, host, address, is_up, deadline, is_ready, silence });
         self.look_at.get_or_insert(now + LOOK_EVERY);
         Ok(id)

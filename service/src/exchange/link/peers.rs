@@ -52,6 +52,11 @@ impl Peers {
         self.peers.values().filter(|peer| peer.link.is_none()).map(|peer| peer.retry_at).min()
     }
 
+    /// Attempts to reach a host that have failed since it has answered.
+    pub(super) fn failures(&self, host: &Name) -> u32 {
+        self.peers.get(host).map_or(0, |peer| peer.failures)
+    }
+
     /// A connection is being made.
     pub(super) fn connecting(&mut self, host: &Name, link: LinkId) {
         if let Some(peer) = self.peers.get_mut(host) {

@@ -10,6 +10,8 @@ use crate::answers::{answers, unacknowledged};
 pub(super) const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// A path is dead when so many looks have found no answer.
 const LOOKS: u32 = 6;
+/// An attempt to connect has so many at first.
+const CONNECTING_LOOKS: u32 = 3;
 
 /// What a look has found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,20 +25,27 @@ pub(super) enum Found {
 }
 
 /// For how long a link has brought no answer.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Silence {
+    /// Looks until an attempt to connect is given up.
+    connecting_looks: u32,
     looks: u32,
     looked_at: Option<Instant>,
 }
 
 impl Silence {
+    /// Of a link to a host that so many attempts have not reached: the first ones are short, since another may find another path.
+    pub(super) fn after(failures: u32) -> Self {
+        Silence { connecting_looks: CONNECTING_LOOKS << (failures / 2).min(6), looks: 0, looked_at: None }
+    }
+
     /// Looks at a connection's socket.
     pub(super) fn look(&mut self, stream: &TcpStream, is_connecting: bool, now: Instant) -> Found {
         let since_look = self.looked_at.replace(now).map_or(Duration::ZERO, |at| now.saturating_duration_since(at));
         if is_connecting {
             // Whether it is asked a second time is not told.
             self.looks += 1;
-            return if self.looks > LOOKS { Found::Dead } else { Found::Owed };
+            return if self.looks > self.connecting_looks { Found::Dead } else { Found::Owed };
         }
         if unacknowledged(stream).is_none_or(|bytes| bytes == 0) {
             self.looks = 0;

@@ -157,6 +157,11 @@ impl Log {
         self.chunks.pop_front_if(|chunk| chunk.end() <= acknowledged)
     }
 
+    /// The oldest chunk, if all of it is before `place`, acknowledged or not.
+    pub(super) fn take_written(&mut self, place: u64) -> Option<Chunk> {
+        self.chunks.pop_front_if(|chunk| chunk.end() <= place)
+    }
+
     /// The last chunk, if it ends before `place`; for who keeps nothing.
     pub(super) fn forget_last(&mut self, place: u64) -> Option<Chunk> {
         let chunk = self.chunks.pop_back_if(|chunk| chunk.end() <= place)?;

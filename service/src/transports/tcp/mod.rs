@@ -369,6 +369,9 @@ impl TcpTransport {
     /// Ends a flow's sockets and lets its buffers go; it stays in the table and says why.
     fn fail(&mut self, handle: Handle, fault: Fault) {
         if let Some(flow) = self.flows.get_mut(handle) {
+            if let (Half::Send(sender), None) = (&mut flow.half, flow.fault) {
+                sender.finish_written(&mut self.regions);
+            }
             flow.fault.get_or_insert(fault);
         }
         self.tell(handle);

@@ -462,6 +462,18 @@ impl Sender {
             .flat_map(|(number, connection)| connection.watches().map(move |watch| (number, watch)))
     }
 
+    /// The peer has ended the flow: what was handed over to the kernel is done, as it may have come. (A peer that has all it wants
+    /// closes at once; its acknowledgement of the last bytes may never be seen.)
+    pub(super) fn finish_written(&mut self, regions: &mut Regions) {
+        for index in 0..self.connections.len() {
+            while let Some(chunk) =
+                self.connections.get_mut(index).and_then(|connection| connection.log.take_written(connection.position))
+            {
+                self.settled(chunk.message, regions);
+            }
+        }
+    }
+
     /// Ends all sockets; buffers are free after. Returns their watches.
     pub(super) fn end(&mut self, regions: &mut Regions) -> Vec<Handle> {
         // A flow that is closed while it sends is cancelled: the peer is not to get what the kernel still has.
