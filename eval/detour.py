@@ -63,7 +63,7 @@ def measure(fabric, options, is_changed):
             if is_changed:
                 control = f"{folder}/{fabric.hosts[0]}/mccs-control.sock"
                 [comm] = json.loads(run([BINARIES / "mccsctl", "--socket", control, "--json", "communicators"]))["communicators"]
-                run([BINARIES / "mccsctl", "--socket", control, "reconfigure", str(comm["number"]), "--path", OTHER])
+                run([BINARIES / "mccsctl", "--socket", control, "reconfigure", str(comm["communicator"]), "--path", OTHER])
                 moments["agreed"] = time.time()
 
         operator = threading.Thread(target=operate)

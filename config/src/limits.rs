@@ -129,6 +129,13 @@ pub const SOCKET_BUFFER: Limit<Bytes> = Limit {
     reason: "the kernel takes no less, and the host has no more to spare",
 };
 
+/// Time after which a path is taken for dead.
+pub const PATH_TIMEOUT: Limit<DurationText> = Limit {
+    min: DurationText::millis(0),
+    max: DurationText::secs(60),
+    reason: "operations wait for so long before their flows go on over another path",
+};
+
 /// Time-outs of flows.
 pub const FLOW_TIMEOUT: Limit<DurationText> = Limit {
     min: DurationText::millis(1),

@@ -71,6 +71,14 @@ impl<T> HandleTable<T> {
         })
     }
 
+    /// All values with their handles, for changing them.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = (Handle, &mut T)> {
+        self.slots.iter_mut().enumerate().filter_map(|(index, slot)| {
+            let value = slot.value.as_mut()?;
+            Some((Handle { index: index as u32, generation: slot.generation }, value))
+        })
+    }
+
     /// Number of values.
     #[must_use]
     pub fn len(&self) -> usize {

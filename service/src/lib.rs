@@ -2,6 +2,7 @@
 //!
 //! See `docs/ARCHITECTURE.md` for the life of an operation through these modules.
 
+mod answers;
 pub mod bootstrap;
 pub mod collective;
 pub mod control;

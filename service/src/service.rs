@@ -20,6 +20,7 @@ use crate::engines::exchange::{EventSink, ExchangeSettings, start_exchange};
 use crate::engines::metrics::start_metrics;
 use crate::engines::proxy::{Cluster, PROXY_MAILBOX_MAX, ProxyEngine, ProxyMessage, Timeouts};
 use crate::engines::transport::links::{Links, Ways};
+use crate::engines::transport::path_words::PathWords;
 use crate::engines::transport::{TRANSPORTS_MAX, TransportPool};
 use crate::exchange::protocol::{Event, LinkTimes, Name, Request};
 use crate::exchange::tls::TlsFiles;
@@ -181,7 +182,7 @@ impl Service {
         let gpus = start_gpus(&runtimes, settings, proxy_runtime, &registry)?;
         let direct_gpus = gpus.as_ref().ok().filter(|_| !settings.stages_all).map(|gpus| gpus.sender.clone());
         let proxy_registry = Arc::clone(&registry);
-        let mut controller = None;
+        let (mut controller, words) = (None, Arc::default());
         let cluster = match &settings.exchange {
             Some(exchange) => {
                 let runtime = match settings.placement {
@@ -194,7 +195,7 @@ impl Service {
                 let exchange = start_exchange(&runtimes, runtime, exchange, Arc::clone(&registry), sink)?;
                 if let (Some(inputs), Some(settings)) = (inputs, &settings.controller) {
                     let outputs = (exchange.clone(), proxy.clone());
-                    start_controller(&runtimes, main, settings, inputs, outputs, &registry)?;
+                    start_controller(&runtimes, main, settings, inputs, outputs, (&registry, &words))?;
                 }
                 let ways = Arc::new(Ways { paths: settings.paths.clone(), ..Ways::default() });
                 Some(Cluster { exchange, engines_per_comm: settings.channels as usize, ways, gpus: direct_gpus })
@@ -207,7 +208,7 @@ impl Service {
             let boards = board_slot_bytes;
             Box::new(ProxyEngine::new(device, mailbox, proxy_registry, make_schedules, boards, timeouts, cluster))
         })?;
-        let transports = Arc::new(start_transports(&runtimes, settings, main, proxy.clone(), &registry)?);
+        let transports = Arc::new(start_transports(&runtimes, settings, main, proxy.clone(), (&registry, &words))?);
 
         let control_proxy = proxy.clone();
         let root_address = settings.exchange.as_ref().map_or_else(String::new, |exchange| exchange.own.to_string());
@@ -305,8 +306,9 @@ fn start_transports(
     settings: &Settings,
     main: u32,
     proxy: crate::runtime::Sender<ProxyMessage>,
-    registry: &Arc<Registry>,
+    (registry, words): (&Arc<Registry>, &Arc<PathWords>),
 ) -> anyhow::Result<TransportPool> {
+    let words = Arc::clone(words);
     let (meters, recorders) = (Arc::clone(&registry.flows), Arc::clone(&registry.recorders));
     let first_on_main = settings.placement == Placement::Shared;
     let own_runtimes = Arc::clone(runtimes);
@@ -335,7 +337,8 @@ fn start_transports(
             }
             None => (Box::new(TcpTransport::new()?), &network.flow),
         };
-        Ok(Some(Links::new(transport, listen, flow.clone()).with_meters(Arc::clone(&meters))))
+        let links = Links::new(transport, listen, flow.clone()).with_meters(Arc::clone(&meters));
+        Ok(Some(links.with_path_words(Arc::clone(&words))))
     };
     let pool =
         TransportPool::new(Arc::clone(runtimes), vec![proxy], Box::new(placement), Box::new(make_links), recorders);
@@ -372,10 +375,10 @@ fn start_controller(
     settings: &ControllerSettings,
     inputs: Mailbox<ControllerInput>,
     (exchange, proxy): (Sender<Request>, Sender<ProxyMessage>),
-    registry: &Arc<Registry>,
+    (registry, words): (&Arc<Registry>, &Arc<PathWords>),
 ) -> anyhow::Result<()> {
     let runtime = if settings.is_here() { runtimes.start_runtime("mccs-controller")? } else { main };
-    let engine = ControllerEngine::new(settings, inputs, exchange, proxy, Arc::clone(registry));
+    let engine = ControllerEngine::new(settings, inputs, (exchange, proxy), Arc::clone(registry), Arc::clone(words));
     runtimes.start_engine(runtime, |waker| {
         engine.wakers().into_iter().for_each(|slot| slot.set(waker.clone()));
         Box::new(engine)
@@ -443,6 +446,7 @@ fn flow_options(tcp: &mccs_config::service::Tcp, address: IpAddr) -> FlowOptions
         // Ranks begin their first operation when they like: the proxy engine knows who is late, the exchange who is gone.
         peer_timeout: None,
         silence_timeout: tcp.silence_timeout.0,
+        path_timeout: Some(tcp.path_timeout.0).filter(|timeout| !timeout.is_zero()),
         ..FlowOptions::default()
     }
 }

@@ -38,7 +38,9 @@ pub struct Tcp {
     pub congestion_control: Option<String>,
     /// How long connecting to a host may take.
     pub connect_timeout: DurationText,
-    /// How long a host may leave packets unanswered before its flows fail: longer than a link may be down.
+    /// How long a host may leave a flow's packets unanswered before the flow goes on over another path. Zero: it stays where it is.
+    pub path_timeout: DurationText,
+    /// How long a host may leave packets unanswered on every path before its flows fail: longer than a link may be down.
     pub silence_timeout: DurationText,
 }
 
@@ -53,6 +55,7 @@ impl Default for Tcp {
             socket_buffer: None,
             congestion_control: None,
             connect_timeout: DurationText::secs(10),
+            path_timeout: DurationText::millis(300),
             silence_timeout: DurationText::secs(30),
         }
     }
@@ -153,6 +156,7 @@ impl Tcp {
             problems.add("tcp.congestion_control", format!("{name:?} is no name of one; write for example \"dctcp\""));
         }
         problems.within("tcp.connect_timeout", &self.connect_timeout, &limits::FLOW_TIMEOUT);
+        problems.within("tcp.path_timeout", &self.path_timeout, &limits::PATH_TIMEOUT);
         problems.within("tcp.silence_timeout", &self.silence_timeout, &limits::FLOW_TIMEOUT);
     }
 }

@@ -7,16 +7,20 @@
 //!                            host's, and told again as the estimate of the common clock changes
 //! ```
 //!
+//! Where a pace allots flows a rate, the controller is told what of it they want: at once when that is more than before, and when it
+//! has been less for a while.
+//!
 //! It obeys the host alone that the configuration names, and of it only the life that has asked to be told last. An order for a
 //! strategy that is not the last one decided is stale, and harms nothing.
 //!
 //! Without I/O and clock: inputs in, outputs out.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mccs_config::change::StrategyChange;
+use mccs_config::service::FlowPath;
 
 use super::clock::CommonClock;
 use super::message::{AgentMessage, ControllerMessage, Order, Outcome, Report};
@@ -24,7 +28,7 @@ use super::pace::HostPace;
 use crate::engines::transport::pace::Pace;
 use crate::exchange::protocol::{CommId, Name};
 use crate::policy::Profile;
-use crate::telemetry::placed::{Chosen, HostRanks};
+use crate::telemetry::placed::{Chosen, HostRanks, PaceUse};
 use crate::telemetry::profile::Measured;
 
 /// Orders that are carried out at a time. A controller gives fewer.
@@ -33,6 +37,11 @@ const ORDERS_MAX: usize = 1024;
 const PACES_MAX: usize = 1 << 16;
 /// Engines are told anew when their times are wrong by more than this and more than the clock's own error.
 const TIME_SLACK: Duration = Duration::from_micros(20);
+
+/// What flows want is measured over so long.
+const WANTS_OVER: Duration = Duration::from_secs(1);
+/// What they want is told in so many parts of what they may have, and nothing below one: whoever begins again needs some.
+const WANTS_PARTS: u64 = 4;
 
 /// A communicator whose root is here.
 #[derive(Debug, Clone)]
@@ -89,6 +98,35 @@ struct Paced {
     pace: HostPace,
     /// When engines were told last, and what the common clock showed by what was known then.
     told: Option<(Instant, u64)>,
+    wants: Option<Wants>,
+}
+
+/// What flows were seen to make of what they are allotted.
+struct Wants {
+    at: Instant,
+    bits: u64,
+    held: u64,
+    /// As the controller was told, if it was: `None` for all there is.
+    told: Option<Option<u64>>,
+    /// It was less at the last look.
+    is_falling: bool,
+}
+
+impl Wants {
+    /// Looks again. Returns what to tell, if it is news.
+    fn look(&mut self, (bits, held): (u64, u64), allotted_bps: u64, now: Instant) -> Option<Option<u64>> {
+        let took = now.saturating_duration_since(self.at);
+        let rate_bps = (bits.saturating_sub(self.bits) as f64 / took.as_secs_f64()) as u64;
+        let parts = (rate_bps.saturating_mul(WANTS_PARTS)).div_ceil(allotted_bps.max(1)).max(1);
+        let is_less = held == self.held && parts < WANTS_PARTS;
+        let wants = is_less.then_some(allotted_bps / WANTS_PARTS * parts);
+        (self.at, self.bits, self.held) = (now, bits, held);
+        let most = |wants: Option<u64>| wants.unwrap_or(u64::MAX);
+        let falls = self.told.is_some_and(|told| most(wants) < most(told));
+        let is_news = self.told != Some(wants) && (!falls || self.is_falling);
+        self.is_falling = falls && !is_news;
+        is_news.then(|| *self.told.insert(wants))
+    }
 }
 
 /// Whom the agent does not obey.
@@ -118,6 +156,8 @@ pub struct Agent {
     next_question: u64,
     paces: BTreeMap<CommId, Paced>,
     clock: CommonClock,
+    /// Paths that are dead, with the host to which they lead.
+    dead_paths: Vec<(String, FlowPath)>,
 }
 
 /// On the common clock, which shows `common_ns` now.
@@ -144,7 +184,18 @@ impl Agent {
             next_question: 0,
             paces: BTreeMap::new(),
             clock: CommonClock::default(),
+            dead_paths: Vec::new(),
         }
+    }
+
+    /// Another host answers this one over a path, or does not.
+    pub fn path(&mut self, peer: &Name, path: FlowPath, answers: bool) -> Option<AgentOutput> {
+        let peer = peer.to_string();
+        self.dead_paths.retain(|(other, dead)| (other, dead) != (&peer, &path));
+        if !answers {
+            self.dead_paths.push((peer.clone(), path.clone()));
+        }
+        self.life.map(|_| AgentOutput::Tell(AgentMessage::Path { peer, path, answers }))
     }
 
     /// Whom it obeys.
@@ -205,12 +256,15 @@ impl Agent {
                         self.clock.forget();
                     }
                     self.life = Some(life);
+                    self.paces.values_mut().flat_map(|paced| &mut paced.wants).for_each(|wants| wants.told = None);
                     self.with_profiles = with_profiles;
                     // They are of another clock, or not wanted.
                     self.known.values_mut().for_each(|known| (known.report.profile, known.told) = (None, None));
                     let reports = self.known.values().map(|known| AgentMessage::Report(Box::new(known.report.clone())));
                     let synced = AgentMessage::Synced { life, is_paced: !self.paces.is_empty() };
-                    reports.chain([synced]).map(AgentOutput::Tell).collect()
+                    let dead = self.dead_paths.iter().cloned();
+                    let dead = dead.map(|(peer, path)| AgentMessage::Path { peer, path, answers: false });
+                    reports.chain(dead).chain([synced]).map(AgentOutput::Tell).collect()
                 }
             },
             ControllerMessage::Order(order) if self.life != Some(order.life) => match self.life {
@@ -221,7 +275,9 @@ impl Agent {
             ControllerMessage::Order(order) => vec![self.carry_out(*order)],
             ControllerMessage::Pace { life, comm, pace } if self.life == Some(life) => {
                 if self.paces.len() < PACES_MAX || self.paces.contains_key(&comm) {
-                    self.paces.insert(comm, Paced { pace, told: None });
+                    let wants = self.paces.remove(&comm).and_then(|before| before.wants);
+                    let wants = wants.filter(|_| pace.allotted_bps() > 0);
+                    self.paces.insert(comm, Paced { pace, told: None, wants });
                 }
                 Vec::new()
             }
@@ -266,11 +322,11 @@ impl Agent {
     }
 
     /// Tells engines the paces of communicators that are `here` and do not know them yet, or know the time no more, and the controller
-    /// when communicators send; asks what the time is where that matters. Called when something was heard, communicators have changed, or
+    /// when communicators send, and what they want; asks what the time is where that matters. Called when something was heard, communicators have changed, or
     /// [`Agent::next_deadline`] is over.
-    pub fn pace(&mut self, here: &BTreeSet<CommId>, now: Instant) -> Vec<AgentOutput> {
-        self.paces.retain(|comm, paced| paced.told.is_none() || here.contains(comm));
-        let mut outputs = Vec::new();
+    pub fn pace(&mut self, here: &BTreeMap<CommId, Arc<PaceUse>>, now: Instant) -> Vec<AgentOutput> {
+        self.paces.retain(|comm, paced| paced.told.is_none() || here.contains_key(comm));
+        let mut outputs = self.look_at_wants(here, now);
         if self.life.is_some() && self.needs_time() {
             let asked = self.clock.ask(now).map(|question| AgentOutput::Tell(AgentMessage::AskTime { question }));
             outputs.extend(asked);
@@ -283,7 +339,7 @@ impl Agent {
                 outputs.push(AgentOutput::Tell(AgentMessage::Report(Box::new(known.report.clone()))));
             }
         }
-        for (comm, paced) in self.paces.iter_mut().filter(|(comm, _)| here.contains(comm)) {
+        for (comm, paced) in self.paces.iter_mut().filter(|(comm, _)| here.contains_key(comm)) {
             let due = match (paced.told, time) {
                 (Some(_), _) if !paced.pace.is_timed() => None,
                 (None, _) if !paced.pace.is_timed() => Some(0),
@@ -303,6 +359,32 @@ impl Agent {
         outputs
     }
 
+    fn look_at_wants(&mut self, here: &BTreeMap<CommId, Arc<PaceUse>>, now: Instant) -> Vec<AgentOutput> {
+        if self.life.is_none() {
+            return Vec::new();
+        }
+        let mut outputs = Vec::new();
+        for (comm, paced) in &mut self.paces {
+            let Some(pace_use) = here.get(comm).filter(|_| paced.pace.allotted_bps() > 0) else {
+                paced.wants = None;
+                continue;
+            };
+            match &mut paced.wants {
+                None => {
+                    let (bits, held) = pace_use.totals();
+                    paced.wants = Some(Wants { at: now, bits, held, told: None, is_falling: false });
+                }
+                Some(wants) if now.saturating_duration_since(wants.at) >= WANTS_OVER => {
+                    let news = wants.look(pace_use.totals(), paced.pace.allotted_bps(), now);
+                    let news = news.map(|bps| AgentMessage::Wants { comm: comm.clone(), bps });
+                    outputs.extend(news.map(AgentOutput::Tell));
+                }
+                Some(_) => {}
+            }
+        }
+        outputs
+    }
+
     fn needs_time(&self) -> bool {
         let has_news = |known: &Known| known.told != known.profile;
         self.paces.values().any(|paced| paced.pace.is_timed())
@@ -312,7 +394,9 @@ impl Agent {
     /// When [`Agent::pace`] is next due, if time alone makes it.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
-        self.clock.next_question().filter(|_| self.life.is_some() && self.needs_time())
+        let question = self.clock.next_question().filter(|_| self.needs_time());
+        let wants = self.paces.values().filter_map(|paced| Some(paced.wants.as_ref()?.at + WANTS_OVER));
+        wants.chain(question).min().filter(|_| self.life.is_some())
     }
 
     /// A host is lost. A controller that comes back asks anew.

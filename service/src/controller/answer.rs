@@ -73,6 +73,9 @@ pub struct PolicyView {
     pub hosts: Vec<(String, bool)>,
     /// Links that are out of order.
     pub links: Vec<(String, String, LinkState)>,
+    /// Links that hosts have found dead: lower and upper end, and why.
+    #[serde(default)]
+    pub dead_links: Vec<[String; 3]>,
     /// All communicators of several hosts.
     pub communicators: Vec<CommunicatorView>,
     /// What could not be read of what services have told.

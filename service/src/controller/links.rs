@@ -1,4 +1,4 @@
-//! Links that are not as the topology says: an operator, or a monitor, has said so.
+//! Links that are not as the topology says: an operator, or a monitor, has said so, or hosts have found them dead.
 
 use std::collections::BTreeMap;
 
@@ -34,7 +34,11 @@ impl std::fmt::Display for LinkState {
 
 /// See the module's documentation. By lower and upper end.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Links(BTreeMap<(String, String), LinkState>);
+pub struct Links {
+    said: BTreeMap<(String, String), LinkState>,
+    /// Those that hosts have found dead, and why.
+    found: BTreeMap<(String, String), String>,
+}
 
 impl Links {
     /// Notes how a link is. Returns whether that is news.
@@ -49,19 +53,35 @@ impl Links {
         }
         let key = (lower.to_owned(), upper.to_owned());
         if state == LinkState::Up {
-            return Ok(self.0.remove(&key).is_some());
+            return Ok(self.said.remove(&key).is_some());
         }
-        if self.0.len() >= LINKS_MAX && !self.0.contains_key(&key) {
+        if self.said.len() >= LINKS_MAX && !self.said.contains_key(&key) {
             return Err(format!("{LINKS_MAX} links are out of order already"));
         }
-        Ok(self.0.insert(key, state) != Some(state))
+        Ok(self.said.insert(key, state) != Some(state))
+    }
+
+    /// These are all that hosts have found dead. Returns those that are new, and those that are well again.
+    pub fn set_found(&mut self, found: BTreeMap<(String, String), String>) -> [Vec<(String, String, String)>; 2] {
+        let before = std::mem::replace(&mut self.found, found);
+        let besides = |some: &BTreeMap<(String, String), String>, others: &BTreeMap<(String, String), String>| {
+            let only = some.iter().filter(|(link, _)| !others.contains_key(link));
+            only.map(|((lower, upper), why)| (lower.clone(), upper.clone(), why.clone())).collect()
+        };
+        [besides(&self.found, &before), besides(&before, &self.found)]
+    }
+
+    /// All that hosts have found dead, and why.
+    pub fn found(&self) -> impl Iterator<Item = (&str, &str, &str)> {
+        self.found.iter().map(|((lower, upper), why)| (lower.as_str(), upper.as_str(), why.as_str()))
     }
 
     /// Bits per second that every link carries now, by link. Names that a topology does not have say nothing.
     #[must_use]
     pub fn capacities(&self, topology: &Topology) -> Vec<f64> {
         let mut capacities = topology.rates().to_vec();
-        for ((lower, upper), state) in &self.0 {
+        let found = self.found.keys().map(|link| (link, &LinkState::Down));
+        for ((lower, upper), state) in self.said.iter().chain(found) {
             for link in topology.links_between(lower, upper).into_iter().flat_map(|link| [link, link.reverse()]) {
                 capacities[link.index()] = match state {
                     LinkState::Up => capacities[link.index()],
@@ -73,8 +93,8 @@ impl Links {
         capacities
     }
 
-    /// All that are out of order.
+    /// All of which somebody has said that they are out of order.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &str, LinkState)> {
-        self.0.iter().map(|((lower, upper), state)| (lower.as_str(), upper.as_str(), *state))
+        self.said.iter().map(|((lower, upper), state)| (lower.as_str(), upper.as_str(), *state))
     }
 }

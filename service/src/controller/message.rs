@@ -61,6 +61,23 @@ pub enum AgentMessage {
         /// How it went.
         outcome: Outcome,
     },
+    /// Whether another host answers this one over a path: it did not, to flows nor to a probe, or does again.
+    Path {
+        /// The other host.
+        peer: String,
+        /// What steers packets there.
+        path: FlowPath,
+        /// Whether it does.
+        answers: bool,
+    },
+    /// What a communicator's flows from this host would send together, at most, in bits of payload per second, where that is less than
+    /// they may; `None`: as much as they may.
+    Wants {
+        /// Which.
+        comm: CommId,
+        /// So much.
+        bps: Option<u64>,
+    },
     /// What the time is; answered by [`ControllerMessage::Time`].
     AskTime {
         /// To be given back.
@@ -184,6 +201,9 @@ impl AgentMessage {
                 Some(&report.comm)
             }
             AgentMessage::Gone { comm } => Some(comm),
+            AgentMessage::Path { peer, .. } if Name::new(peer).is_none() => {
+                return Err(BodyError::Impossible("it tells of a host that has no name"));
+            }
             _ => None,
         };
         if comm.is_some_and(|comm| comm.root != *from) {

@@ -20,6 +20,7 @@ pub mod answer;
 mod application;
 pub mod basis;
 pub mod clock;
+pub mod dead_paths;
 pub mod history;
 pub mod links;
 pub mod message;

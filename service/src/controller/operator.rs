@@ -101,6 +101,7 @@ impl Controller {
             policy_text: basis.map(|basis| basis.policy_text.text.clone()),
             hosts: self.hosts().map(|(host, reports)| (host.to_string(), reports)).collect(),
             links: self.links.iter().map(|(lower, upper, state)| (lower.to_owned(), upper.to_owned(), state)).collect(),
+            dead_links: self.links.found().map(|(lower, upper, why)| [lower, upper, why].map(str::to_owned)).collect(),
             communicators: self.comms.values().map(view).collect(),
             refused_bodies,
         }
@@ -127,7 +128,7 @@ impl Controller {
             not_enforced: plan.as_ref().map(|plan| plan.not_enforced.clone()).unwrap_or_default(),
             after: plan.map(|plan| view_of(report, (&plan.rings, &plan.paths, &plan.flows), &basis.topology)),
         };
-        Ok(plan_all(&basis, &self.links, &self.reports()).into_iter().map(view).collect())
+        Ok(plan_all(&basis, &self.links, &self.reports(), &self.wants).into_iter().map(view).collect())
     }
 }
 

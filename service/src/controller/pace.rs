@@ -134,6 +134,12 @@ impl HostPace {
         *self == HostPace::default()
     }
 
+    /// What its flows are allotted together, in bits of payload per second; 0 where they are not.
+    #[must_use]
+    pub fn allotted_bps(&self) -> u64 {
+        self.flows.iter().map(|flow| flow.cap_bps).sum()
+    }
+
     /// Whether it says anything of times.
     #[must_use]
     pub fn is_timed(&self) -> bool {

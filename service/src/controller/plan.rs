@@ -14,7 +14,8 @@ use mccs_config::service::FlowPath;
 use super::basis::Basis;
 use super::links::Links;
 use super::message::{Report, whole_change};
-use super::pace::{HostPace, host_paces};
+use super::pace::{HostPace, PAYLOAD, host_paces};
+use crate::exchange::protocol::{CommId, Name};
 use crate::policy::{Decision, Flow, Job, Placed, View, Way, shares};
 use crate::telemetry::placed::Chosen;
 use crate::topology::Topology;
@@ -57,9 +58,18 @@ impl Plan {
     }
 }
 
+/// What flows want of what they are allotted, by communicator and the host that they leave: bits of payload per second together, or
+/// `None` for all there is.
+pub type Wants = BTreeMap<CommId, BTreeMap<Name, Option<u64>>>;
+
 /// What all communicators are to do, in their order; or why one has no place in the network.
 #[must_use]
-pub fn plan_all<'a>(basis: &Basis, links: &Links, reports: &[&'a Report]) -> Vec<(&'a Report, Result<Plan, String>)> {
+pub fn plan_all<'a>(
+    basis: &Basis,
+    links: &Links,
+    reports: &[&'a Report],
+    wants: &Wants,
+) -> Vec<(&'a Report, Result<Plan, String>)> {
     let jobs: Vec<_> = (0..).zip(reports).map(|(number, report)| job_of(basis, number, report)).collect();
     let placed: Vec<Job> = jobs.iter().filter_map(|job| job.as_ref().ok().cloned()).collect();
     let capacities = links.capacities(&basis.topology);
@@ -67,13 +77,40 @@ pub fn plan_all<'a>(basis: &Basis, links: &Links, reports: &[&'a Report]) -> Vec
     let decisions = basis.policy.decide(&view);
     // Where tenants have shares each flow is held to what it is allotted: the network itself would divide by flows.
     let has_shares = basis.rules.tenants.iter().any(|terms| terms.weight.is_some());
-    let rates = if has_shares { shares::rates(&view, &decisions) } else { Vec::new() };
+    let mut rates = if has_shares { shares::rates(&view, &decisions) } else { Vec::new() };
+    if !rates.is_empty() && !wants.is_empty() {
+        let of = |(decision, rates): (&Decision, &Vec<f64>)| {
+            let report = reports.get(usize::try_from(decision.comm).ok()?)?;
+            wanted_part(&basis.topology, decision, rates, wants.get(&report.comm)?)
+        };
+        let parts: Vec<Option<f64>> = decisions.0.iter().zip(&rates).map(of).collect();
+        rates = shares::with_what_is_left(&view, &decisions, &rates, &parts);
+    }
     let plan = |job: &Job| {
         let place = decisions.0.iter().position(|decision| decision.comm == job.comm);
         let place = place.ok_or("the policy has not decided")?;
         Ok(plan(&basis.topology, &decisions.0[place], rates.get(place).map(Vec::as_slice)))
     };
     reports.iter().copied().zip(jobs.iter().map(|job| plan(job.as_ref().map_err(Clone::clone)?))).collect()
+}
+
+/// The part of their rates that a communicator's flows want: as much as those of the host that wants most of its. `None` where one
+/// wants all, or has not said.
+fn wanted_part(
+    topology: &Topology,
+    decision: &Decision,
+    rates: &[f64],
+    wants: &BTreeMap<Name, Option<u64>>,
+) -> Option<f64> {
+    let mut allotted: BTreeMap<&str, f64> = BTreeMap::new();
+    for (flow, rate) in decision.flows.iter().zip(rates).filter(|(_, rate)| rate.is_finite()) {
+        *allotted.entry(topology.host_name(flow.from.host)).or_default() += rate * PAYLOAD;
+    }
+    let part = |(host, allotted_bps): (&str, f64)| {
+        let (_, bps) = wants.iter().find(|(name, _)| name.as_str() == host)?;
+        Some((*bps)? as f64 / allotted_bps.max(1.0))
+    };
+    allotted.into_iter().map(part).try_fold(0.0, |most: f64, part| Some(most.max(part?))).filter(|part| *part > 0.0)
 }
 
 /// Ranks of a host are at its devices in their order, round and round: host memory has no devices of its own.

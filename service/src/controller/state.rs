@@ -25,11 +25,12 @@ use std::time::{Duration, Instant};
 use super::answer::ControllerAnswer;
 use super::application::Application;
 use super::basis::{Basis, Text};
+use super::dead_paths::DeadPaths;
 use super::history::{History, Went};
 use super::links::Links;
 use super::message::{AgentMessage, ControllerMessage, Order, Outcome, Report};
 use super::pace::HostPace;
-use super::plan::{Plan, plan_all};
+use super::plan::{Plan, Wants, plan_all};
 use crate::exchange::protocol::{CommId, Name};
 
 /// Orders that are under way at a time: bounds what waits in mailboxes on the way.
@@ -46,6 +47,9 @@ pub const ORDER_TIME: Duration = Duration::from_secs(30);
 pub const PAUSE: Duration = Duration::from_secs(1);
 /// Longest pause.
 pub const PAUSE_MAX: Duration = Duration::from_secs(60);
+
+/// Rates are allotted anew at most so often when tenants want more or less of them.
+pub const ALLOT_EVERY: Duration = Duration::from_millis(500);
 
 /// Who asked, to be given back with the answer.
 pub type Ticket = u64;
@@ -130,7 +134,13 @@ pub struct Controller {
     /// What was last read, whatever was thought of it.
     pub(super) texts: (Option<Text>, Option<Text>),
     pub(super) links: Links,
+    dead_paths: DeadPaths,
     pub(super) comms: BTreeMap<CommId, Held>,
+    /// What flows want of what they are allotted.
+    pub(super) wants: Wants,
+    /// When rates are allotted anew for it, and when they were last.
+    allot_at: Option<Instant>,
+    allotted_at: Instant,
     /// Hosts that keep to paces which an earlier life has told.
     unsure: BTreeSet<Name>,
     orders: BTreeMap<u64, Pending>,
@@ -160,7 +170,11 @@ impl Controller {
             with_profiles: false,
             texts: (None, None),
             links: Links::default(),
+            dead_paths: DeadPaths::default(),
             comms: BTreeMap::new(),
+            wants: Wants::new(),
+            allot_at: None,
+            allotted_at: now,
             unsure: BTreeSet::new(),
             orders: BTreeMap::new(),
             next_order: 0,
@@ -195,6 +209,9 @@ impl Controller {
     /// A host is there, and has heard nothing yet.
     pub fn met(&mut self, host: &Name, now: Instant) {
         self.forget(host);
+        if self.dead_paths.forget(host) {
+            self.find_dead_links(now);
+        }
         self.superseded.remove(host);
         self.comms.values_mut().for_each(|held| drop(held.paced.remove(host)));
         self.unsure.remove(host);
@@ -228,6 +245,9 @@ impl Controller {
         if self.forget(host) {
             self.because(format!("host {host} was lost"));
         }
+        if self.dead_paths.forget(host) {
+            self.find_dead_links(now);
+        }
     }
 
     /// Forgets communicators with their root on a host. Returns whether there were any.
@@ -237,6 +257,11 @@ impl Controller {
             // It may come back, and then has what its other hosts were told.
             self.unsure.extend(held.paced.into_keys());
         }
+        let comms = &self.comms;
+        self.wants.retain(|comm, by_host| {
+            by_host.remove(host);
+            comms.contains_key(comm) && !by_host.is_empty()
+        });
         self.orders.retain(|_, pending| pending.comm.root != *host);
         before != self.comms.len()
     }
@@ -247,7 +272,9 @@ impl Controller {
             // A host that is away, or was forgotten, begins with a report for a Sync.
             _ if self.hosts.get(from).is_none_or(|state| *state == HostState::Away) => {}
             AgentMessage::Report(report) => self.report(*report, now),
+            AgentMessage::Wants { comm, bps } => self.wants(from, comm, bps, now),
             AgentMessage::Gone { comm } => {
+                self.wants.remove(&comm);
                 if let Some(held) = self.comms.remove(&comm) {
                     let pending = held.order.and_then(|order| self.orders.remove(&order));
                     if let Some(Pending { entry, .. }) = pending {
@@ -270,6 +297,11 @@ impl Controller {
                 self.outputs.push_back(Output::Tell { to: from.clone(), message });
             }
             AgentMessage::Synced { .. } => {}
+            AgentMessage::Path { peer, path, answers } => {
+                if self.dead_paths.hear(from, &peer, &path, answers) {
+                    self.find_dead_links(now);
+                }
+            }
             AgentMessage::Answer { order, outcome } => self.answered(from, order, outcome, now),
             AgentMessage::Superseded { by } => {
                 if self.superseded.insert(from.clone(), by) != Some(by) {
@@ -277,6 +309,33 @@ impl Controller {
                     self.history.note(what, "", Went::Done, now);
                 }
             }
+        }
+    }
+
+    /// What a communicator's flows from a host want of what they are allotted.
+    fn wants(&mut self, from: &Name, comm: CommId, bps: Option<u64>, now: Instant) {
+        let Some(held) = self.comms.get(&comm).filter(|held| held.paced.contains_key(from)) else { return };
+        let is_allotted = held.paced.get(from).is_some_and(|pace| pace.allotted_bps() > 0);
+        if is_allotted && self.wants.entry(comm).or_default().insert(from.clone(), bps) != Some(bps) {
+            self.allot_at.get_or_insert(now.max(self.allotted_at + ALLOT_EVERY));
+        }
+    }
+
+    /// Concludes from what hosts say of paths which links are dead.
+    fn find_dead_links(&mut self, now: Instant) {
+        let Some(basis) = self.basis.clone() else { return };
+        let [dead, well] = self.links.set_found(self.dead_paths.links(&basis));
+        for (lower, upper, why) in dead {
+            tracing::warn!(lower, upper, why, "link found dead");
+            let what = format!("link {lower} {upper} found dead");
+            self.history.note(&*what, why, Went::Done, now);
+            self.because(what);
+        }
+        for (lower, upper, _) in well {
+            tracing::info!(lower, upper, "link works again");
+            let what = format!("link {lower} {upper} works again");
+            self.history.note(&*what, "paths over it are answered", Went::Done, now);
+            self.because(what);
         }
     }
 
@@ -383,9 +442,13 @@ impl Controller {
         if self.waits_until(now).is_some() {
             return;
         }
+        if self.allot_at.is_some_and(|at| at <= now) {
+            self.because("tenants want other parts of their shares".to_owned());
+        }
         loop {
             if let Some(cause) = self.cause.take() {
                 self.last_cause = cause;
+                (self.allot_at, self.allotted_at) = (None, now);
                 self.decide();
             }
             if std::mem::take(&mut self.is_to_order) {
@@ -408,7 +471,9 @@ impl Controller {
 
     fn decide(&mut self) {
         let Some(basis) = self.basis.clone() else { return };
-        let plans = plan_all(&basis, &self.links, &self.reports());
+        // It may be another topology.
+        let _ = self.links.set_found(self.dead_paths.links(&basis));
+        let plans = plan_all(&basis, &self.links, &self.reports(), &self.wants);
         let plans: Vec<_> = plans.into_iter().map(|(report, plan)| (report.comm.clone(), plan)).collect();
         for (comm, plan) in plans {
             if let Some(held) = self.comms.get_mut(&comm) {
@@ -435,6 +500,9 @@ impl Controller {
                     None => !pace.is_free() || self.unsure.contains(&host),
                 };
                 if is_news {
+                    if pace.allotted_bps() == 0 {
+                        self.wants.get_mut(comm).map(|by_host| by_host.remove(&host));
+                    }
                     held.paced.insert(host.clone(), pace.clone());
                     let message = ControllerMessage::Pace { life: self.life, comm: comm.clone(), pace };
                     self.outputs.push_back(Output::Tell { to: host, message });
@@ -506,7 +574,9 @@ impl Controller {
         let has_work = self.cause.is_some() || self.is_to_order || self.application.is_some();
         let waits = self.waits_until(now).filter(|_| has_work && self.superseded_by().is_none());
         let orders = self.orders.values().map(|pending| pending.until);
-        orders.chain(retries.filter(|at| *at > now)).chain(waits).min()
+        let allots = self.allot_at.map(|at| self.waits_until(now).map_or(at, |until| until.max(at)));
+        let allots = allots.filter(|_| self.superseded_by().is_none());
+        orders.chain(retries.filter(|at| *at > now)).chain(waits).chain(allots).min()
     }
 }
 

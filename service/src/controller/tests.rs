@@ -1,5 +1,6 @@
 //! A controller, agents and hosts that do what orders say, in one thread on a clock of the test's.
 
 mod bed;
+mod dead;
 mod properties;
 mod story;

@@ -14,21 +14,26 @@
 //! Deliberately absent: decisions (`controller/state.rs`), and polling: an engine with nothing to do sleeps.
 
 mod files;
+mod probes;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use self::files::{Changed, Files};
+use self::probes::{Probes, Verdict};
 use super::proxy::{Asked, OperatorAnswer, OperatorReply, ProxyMessage};
 use crate::controller::agent::{Agent, AgentOutput, Live};
 use crate::controller::answer::ControllerRequest;
 use crate::controller::message::{AgentMessage, BodyError, ControllerMessage};
 use crate::controller::state::{Controller, Output, Ticket};
+use crate::engines::transport::path_words::PathWords;
 use crate::exchange::protocol::{CommId, ControlBody, Event, Name, Request};
 use crate::runtime::{Context, Engine, Mailbox, Progress, Sender, WakerSlot};
+use crate::telemetry::placed::PaceUse;
 use crate::telemetry::{CommInfo, LogBudget, Registry};
 
 /// Inputs that may wait: what a burst of arrivals on all hosts tells, while the controller decides.
@@ -62,6 +67,8 @@ pub struct ControllerSettings {
     pub host: Name,
     /// All hosts.
     pub hosts: Vec<Name>,
+    /// Where they are reached, and this host's address for flows, if it has one of its own: for probes of paths.
+    pub addresses: (Vec<(Name, SocketAddr)>, Option<IpAddr>),
     /// `topology.toml` and `policy.toml`, where this is the controller.
     pub files: Option<(PathBuf, PathBuf)>,
 }
@@ -77,6 +84,14 @@ impl ControllerSettings {
             own: name(&config.name()),
             host: name(&controller.host),
             hosts: config.hosts.iter().map(|host| name(&host.name)).collect(),
+            addresses: (
+                config.hosts.iter().map(|host| (name(&host.name), host.address.0)).collect(),
+                config
+                    .tcp
+                    .address
+                    .or(config.exchange.as_ref().map(|exchange| exchange.listen.0.ip()))
+                    .filter(|address| !address.is_unspecified()),
+            ),
             files: files.filter(|_| is_here),
         }
     }
@@ -108,9 +123,11 @@ pub struct ControllerEngine {
     exchange: Sender<Request>,
     proxy: Sender<ProxyMessage>,
     registry: Arc<Registry>,
+    words: Arc<PathWords>,
+    probes: Probes,
     seen_changes: Option<u64>,
     /// Communicators with ranks here.
-    here: BTreeSet<CommId>,
+    here: BTreeMap<CommId, Arc<PaceUse>>,
     /// What the exchange had no room for, in order.
     backlog: VecDeque<Request>,
     /// What the proxy engine had no room for.
@@ -126,9 +143,9 @@ impl ControllerEngine {
     pub fn new(
         settings: &ControllerSettings,
         mailbox: Mailbox<ControllerInput>,
-        exchange: Sender<Request>,
-        proxy: Sender<ProxyMessage>,
+        (exchange, proxy): (Sender<Request>, Sender<ProxyMessage>),
         registry: Arc<Registry>,
+        words: Arc<PathWords>,
     ) -> Self {
         let now = Instant::now();
         let role = settings.is_here().then(|| Role {
@@ -140,6 +157,8 @@ impl ControllerEngine {
             unsettled_since: Some(now),
         });
         registry.set_watcher(mailbox.waker().clone());
+        words.set_reader(mailbox.waker().clone());
+        let (addresses, from) = settings.addresses.clone();
         ControllerEngine {
             own: settings.own.clone(),
             agent: Agent::new(settings.host.clone()),
@@ -149,8 +168,10 @@ impl ControllerEngine {
             exchange,
             proxy,
             registry,
+            words,
+            probes: Probes::new(addresses, from),
             seen_changes: None,
-            here: BTreeSet::new(),
+            here: BTreeMap::new(),
             backlog: VecDeque::new(),
             untold: VecDeque::new(),
             refused: 0,
@@ -171,7 +192,8 @@ impl ControllerEngine {
             return false;
         }
         let comms = self.registry.comms();
-        self.here = comms.iter().filter_map(|info| Some(info.placed.as_ref()?.comm.clone())).collect();
+        let placed = comms.iter().filter_map(|info| info.placed.as_ref());
+        self.here = placed.map(|placed| (placed.comm.clone(), Arc::clone(&placed.pace_use))).collect();
         let live = |info: Arc<CommInfo>| {
             let placed = info.placed.as_ref().filter(|placed| placed.comm.root == self.own)?;
             Some(Live {
@@ -209,6 +231,27 @@ impl ControllerEngine {
         }
     }
 
+    /// Looks at paths on which flows got no answer. Returns whether there was news.
+    fn look_at_paths(&mut self, now: Instant) -> bool {
+        let words = self.words.take();
+        let is_news = !words.is_empty();
+        if words.iter().any(|word| !word.answers) {
+            // Other links of this host may go the same way: they are to find out now, not when they are needed.
+            self.backlog.push_back(Request::TestLinks);
+        }
+        words.into_iter().for_each(|word| self.probes.hear(word, now));
+        let verdicts = self.probes.poll(now);
+        self.tell_paths(verdicts);
+        is_news
+    }
+
+    fn tell_paths(&mut self, verdicts: Vec<Verdict>) {
+        for Verdict { peer, path, answers } in verdicts {
+            let output = self.agent.path(&peer, (&path).into(), answers);
+            self.carry_out(output);
+        }
+    }
+
     fn tell(&mut self, to: Name, body: Result<ControlBody, BodyError>) {
         match body {
             Ok(body) => self.backlog.push_back(Request::Tell { to, body }),
@@ -227,6 +270,8 @@ impl ControllerEngine {
             }
             ControllerInput::Exchange(Event::Lost { host }) => {
                 self.agent.lost(&host);
+                let verdicts = self.probes.lost(&host);
+                self.tell_paths(verdicts);
                 self.role.iter_mut().for_each(|role| role.controller.lost(&host, now));
             }
             ControllerInput::Exchange(Event::Told { from, body }) => self.hear(&from, &body, now),
@@ -332,7 +377,7 @@ impl Engine for ControllerEngine {
     }
 
     fn poll(&mut self, cx: &Context) -> Progress {
-        let mut busy = self.look();
+        let mut busy = self.look() | self.look_at_paths(cx.now);
         for _ in 0..cx.budget {
             let (reply, input) = (self.replies.pop(), self.mailbox.pop());
             if reply.is_none() && input.is_none() {
@@ -365,10 +410,14 @@ impl Engine for ControllerEngine {
             let files = role.files.as_ref().and_then(Files::next_deadline);
             [role.controller.next_deadline(cx.now), files]
         });
-        Progress::Idle { wake_at: deadlines.chain([again, self.agent.next_deadline()]).flatten().min() }
+        let own = [again, self.agent.next_deadline(), self.probes.next_deadline(cx.now)];
+        Progress::Idle { wake_at: deadlines.chain(own).flatten().min() }
     }
 
     fn prepare_to_sleep(&mut self) -> bool {
-        self.mailbox.is_empty() && self.replies.is_empty() && self.seen_changes == Some(self.registry.comm_changes())
+        self.mailbox.is_empty()
+            && self.replies.is_empty()
+            && self.words.is_empty()
+            && self.seen_changes == Some(self.registry.comm_changes())
     }
 }

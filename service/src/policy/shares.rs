@@ -231,20 +231,62 @@ fn known_links(view: &View<'_>, flow: &Flow) -> impl Iterator<Item = u32> + use<
 /// their NICs only.
 #[must_use]
 pub fn rates(view: &View<'_>, decisions: &Decisions) -> Vec<Vec<f64>> {
-    let flows = || decisions.0.iter().flat_map(|decision| decision.flows.iter().map(move |flow| (decision, flow)));
+    fill(view, decisions, view.capacities, |_, _| f64::INFINITY)
+}
+
+/// What every flow may have where some want less than their `rates`: by decision, the part of them that it wants, or `None` for all
+/// there is. What some leave goes to the others by their weights; and nobody has less than at `rates`, so that who begins again need
+/// not wait.
+#[must_use]
+pub fn with_what_is_left(
+    view: &View<'_>,
+    decisions: &Decisions,
+    rates: &[Vec<f64>],
+    wanted_parts: &[Option<f64>],
+) -> Vec<Vec<f64>> {
+    let wanted = fill(view, decisions, view.capacities, |decision, flow| {
+        wanted_parts[decision].map_or(f64::INFINITY, |part| part * rates[decision][flow])
+    });
+    let mut left = view.capacities.to_vec();
+    for (decision, wanted) in decisions.0.iter().zip(&wanted) {
+        for (flow, rate) in decision.flows.iter().zip(wanted) {
+            known_links(view, flow).for_each(|link| left[link as usize] = (left[link as usize] - rate).max(0.0));
+        }
+    }
+    // Who wants less than it gets may want more next.
+    let more = fill(view, decisions, &left, |decision, flow| {
+        decisions.0[decision].cap_bps.map_or(f64::INFINITY, |cap| (cap - wanted[decision][flow]).max(0.0))
+    });
+    let sum = |decision: usize, flow: usize| (wanted[decision][flow] + more[decision][flow]).max(rates[decision][flow]);
+    let of = |decision: usize| (0..rates[decision].len()).map(|flow| sum(decision, flow)).collect();
+    (0..rates.len()).map(of).collect()
+}
+
+/// Rates of all flows on links of these capacities, of which each takes no more than `most` says of its decision and place.
+fn fill(
+    view: &View<'_>,
+    decisions: &Decisions,
+    capacities: &[f64],
+    most: impl Fn(usize, usize) -> f64,
+) -> Vec<Vec<f64>> {
+    let numbered = || decisions.0.iter().enumerate();
+    let flows = || {
+        numbered()
+            .flat_map(|(number, decision)| decision.flows.iter().enumerate().map(move |flow| (number, decision, flow)))
+    };
     let uses: Vec<Vec<(u32, f64)>> =
-        flows().map(|(_, flow)| known_links(view, flow).map(|link| (link, 1.0)).collect()).collect();
+        flows().map(|(_, _, (_, flow))| known_links(view, flow).map(|link| (link, 1.0)).collect()).collect();
     let demands: Vec<Demand<'_>> = flows()
         .zip(&uses)
-        .map(|((decision, _), uses)| Demand {
+        .map(|((number, decision, (place, _)), uses)| Demand {
             weight: decision.weight,
-            cap: decision.cap_bps.unwrap_or(f64::INFINITY),
+            cap: decision.cap_bps.unwrap_or(f64::INFINITY).min(most(number, place)),
             priority: decision.priority,
             uses,
         })
         .collect();
     let mut all = Vec::new();
-    Filler::default().fill(view.capacities, &demands, &mut all);
+    Filler::default().fill(capacities, &demands, &mut all);
     let mut all = all.into_iter();
     decisions.0.iter().map(|decision| all.by_ref().take(decision.flows.len()).collect()).collect()
 }

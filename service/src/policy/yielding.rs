@@ -4,8 +4,6 @@
 //! priority that share a link with it hold their flows to what it leaves them there. At all other times nobody is held back, so
 //! nothing is reserved while the first computes. Ours; the times come from profiles, as in CASSINI (NSDI 2024).
 
-use std::collections::HashMap;
-
 use super::windows::{Shared, Use};
 use super::{Decisions, Policy, Profile, View, Window, Yield, flows, shares};
 
@@ -35,40 +33,61 @@ impl Policy for Yielding {
         let priorities: Vec<u32> = view.jobs.iter().map(|job| view.rules.priority(&job.tenant)).collect();
         let shared = Shared::new(view, &assigned);
         let mut decisions = assigned.decisions;
-        // What a job that makes room for another has left: by both, on the link where it is least.
-        let mut left_bps: Vec<HashMap<usize, f64>> = vec![HashMap::new(); view.jobs.len()];
-        for (link, uses) in shared.crowded() {
-            let capacity = view.capacities[link.index()];
-            if capacity <= 0.0 {
-                continue; // Nobody gets anything there, and must not be held back elsewhere for it.
-            }
-            let mut classes: Vec<u32> = uses.iter().map(|used| priorities[used.job]).collect();
-            classes.sort_unstable();
-            classes.dedup();
-            for class in classes.into_iter().skip(1) {
-                let (low, first): (Vec<&Use>, Vec<&Use>) = uses.iter().partition(|used| priorities[used.job] < class);
-                let taken: f64 = first.iter().map(|used| used.demand_bps).sum();
-                let flows: u32 = low.iter().map(|used| used.flows).sum();
-                let cap_bps = (capacity - taken).max(LEAST * capacity) / f64::from(flows);
-                for high in first.iter().filter(|high| priorities[high.job] == class) {
-                    for low in low.iter().filter(|_| view.jobs[high.job].profile.is_some()) {
-                        let least = left_bps[low.job].entry(high.job).or_insert(f64::INFINITY);
-                        *least = least.min(cap_bps);
+        let (mut rooms, mut rooms_of) = (Vec::new(), vec![Vec::new(); view.jobs.len()]);
+        for room in
+            shared.crowded().filter_map(|(link, uses)| Room::new(uses, view.capacities[link.index()], &priorities))
+        {
+            room.uses.iter().for_each(|used| rooms_of[used.job].push(rooms.len()));
+            rooms.push(room);
+        }
+        // What a job that makes room for another has left: by that other, on the link where it is least. One job after the other, so that
+        // this is a table and nothing is looked up.
+        let mut left_bps = vec![f64::INFINITY; view.jobs.len()];
+        let mut firsts: Vec<usize> = Vec::new();
+        for (low, decision) in decisions.0.iter_mut().enumerate() {
+            for room in rooms_of[low].iter().map(|room| &rooms[*room]) {
+                for (class, cap_bps) in room.left_bps.iter().filter(|(class, _)| *class > priorities[low]) {
+                    for high in room.uses.iter().map(|used| used.job).filter(|high| priorities[*high] == *class) {
+                        if left_bps[high].is_infinite() {
+                            firsts.push(high);
+                        }
+                        left_bps[high] = left_bps[high].min(*cap_bps);
                     }
                 }
             }
-        }
-        for (decision, left_bps) in decisions.0.iter_mut().zip(left_bps) {
-            let mut left_bps: Vec<(usize, f64)> = left_bps.into_iter().collect();
-            left_bps.sort_unstable_by(|a, b| a.1.total_cmp(&b.1).then(a.0.cmp(&b.0)));
-            left_bps.truncate(YIELDS_MAX);
-            decision.yields = left_bps
-                .into_iter()
-                .filter_map(|(high, cap_bps)| Some(Yield { window: expected(view.jobs[high].profile?), cap_bps }))
-                .collect();
+            let yields =
+                |high: &usize| Some(Yield { window: expected(view.jobs[*high].profile?), cap_bps: left_bps[*high] });
+            firsts.retain(|high| view.jobs[*high].profile.is_some());
+            firsts.sort_unstable_by(|a, b| left_bps[*a].total_cmp(&left_bps[*b]).then(a.cmp(b)));
+            decision.yields = firsts.iter().take(YIELDS_MAX).filter_map(yields).collect();
+            firsts.drain(..).for_each(|high| left_bps[high] = f64::INFINITY);
         }
         shares::weigh(view, &mut decisions);
         decisions
+    }
+}
+
+/// A link that jobs of several priorities share.
+struct Room<'a> {
+    uses: &'a [Use],
+    /// By priority: what those of it and above leave each flow of those below.
+    left_bps: Vec<(u32, f64)>,
+}
+
+impl<'a> Room<'a> {
+    /// `None` where all are of one priority; or where nobody gets anything, and must not be held back elsewhere for it.
+    fn new(uses: &'a [Use], capacity: f64, priorities: &[u32]) -> Option<Self> {
+        let mut classes: Vec<u32> = uses.iter().map(|used| priorities[used.job]).collect();
+        classes.sort_unstable();
+        classes.dedup();
+        let left_bps = |class: u32| {
+            let (low, first): (Vec<&Use>, Vec<&Use>) = uses.iter().partition(|used| priorities[used.job] < class);
+            let taken: f64 = first.iter().map(|used| used.demand_bps).sum();
+            let flows: u32 = low.iter().map(|used| used.flows).sum();
+            (class, (capacity - taken).max(LEAST * capacity) / f64::from(flows))
+        };
+        let is_shared = capacity > 0.0 && classes.len() > 1;
+        is_shared.then(|| Room { uses, left_bps: classes.into_iter().skip(1).map(left_bps).collect() })
     }
 }
 

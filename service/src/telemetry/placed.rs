@@ -1,6 +1,7 @@
 //! Where the ranks of a communicator of several hosts are, and which strategy was last decided for it: what a controller has to
 //! know. Written by the proxy engine when a communicator begins, changes or fails; read by the agent.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use mccs_config::change::FlowChoice;
@@ -34,6 +35,31 @@ pub struct Chosen {
     pub flows: Vec<FlowChoice>,
 }
 
+/// What a communicator's flows make of their pace on this host, since they began. Engines add; who looks takes differences.
+#[derive(Debug, Default)]
+pub struct PaceUse {
+    bits: AtomicU64,
+    held: AtomicU64,
+}
+
+impl PaceUse {
+    /// A message has left.
+    pub fn sent(&self, bytes: u64) {
+        self.bits.fetch_add(bytes * 8, Ordering::Relaxed);
+    }
+
+    /// A message had to wait.
+    pub fn held(&self) {
+        self.held.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Bits of payload that have left, and how often something had to wait.
+    #[must_use]
+    pub fn totals(&self) -> (u64, u64) {
+        (self.bits.load(Ordering::Relaxed), self.held.load(Ordering::Relaxed))
+    }
+}
+
 /// See the module's documentation.
 #[derive(Debug)]
 pub struct Placed {
@@ -41,6 +67,8 @@ pub struct Placed {
     pub comm: CommId,
     /// Who is where.
     pub hosts: Vec<HostRanks>,
+    /// See there.
+    pub pace_use: Arc<PaceUse>,
     chosen: Mutex<Option<Arc<Chosen>>>,
     profile: Mutex<Option<Measured>>,
 }
@@ -49,7 +77,7 @@ impl Placed {
     /// A communicator that is about to begin.
     #[must_use]
     pub fn new(comm: CommId, hosts: Vec<HostRanks>) -> Self {
-        Placed { comm, hosts, chosen: Mutex::new(None), profile: Mutex::new(None) }
+        Placed { comm, hosts, pace_use: Arc::default(), chosen: Mutex::new(None), profile: Mutex::new(None) }
     }
 
     /// The strategy that was decided last, in force from its first collective on; `None` once the communicator has failed.

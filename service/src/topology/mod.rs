@@ -241,6 +241,12 @@ impl Topology {
         &self.spines[spine as usize].steering
     }
 
+    /// Name of a NIC's leaf.
+    #[must_use]
+    pub fn leaf_name(&self, port: Port) -> &str {
+        &self.leaves[self.leaf(port) as usize].0
+    }
+
     /// Links between two neighbours by name, upwards: a host's NICs and a leaf, or a leaf and a spine.
     #[must_use]
     pub fn links_between(&self, lower: &str, upper: &str) -> Vec<LinkId> {

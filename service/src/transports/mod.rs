@@ -180,6 +180,18 @@ pub enum FlowState {
     Connected,
 }
 
+/// What a flow's sender has found out about a path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PathNews {
+    /// The flow.
+    pub flow: SendFlow,
+    /// What steers packets over the path.
+    pub path: FlowPath,
+    /// Whether the peer's host answers over it again, and the flow goes there now. Otherwise it has left packets unanswered there for
+    /// [`FlowOptions::path_timeout`].
+    pub answers: bool,
+}
+
 /// What users of a transport hold, and have to give back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Usage {
@@ -285,6 +297,11 @@ pub trait Transport: DataPath {
     /// Ends a flow at once, whatever it is doing. Requests are forgotten and their buffers free when this returns; what
     /// completed sends have handed over still arrives, unless the peer closes too. Unknown flows are ignored.
     fn close(&mut self, flow: FlowId);
+
+    /// What has become of a flow's path since it was asked last; for transports whose flows go on over others.
+    fn take_path_news(&mut self) -> Option<PathNews> {
+        None
+    }
 
     /// What users hold now.
     fn usage(&self) -> Usage;

@@ -1,6 +1,7 @@
 //! What the operator's strategy decides about listeners and flows.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::{CONNECTIONS_MAX, REQUESTS_MAX, TransportError};
@@ -91,6 +92,17 @@ impl FlowPath {
             ..options.clone()
         }
     }
+
+    /// What steers a flow with these options.
+    #[must_use]
+    pub fn of(options: &FlowOptions) -> Self {
+        FlowPath { source_ports: options.source_ports, dscp: options.dscp, priority: options.priority }
+    }
+
+    /// Options of a flow on this path alone: what the path does not say is as for a flow that nothing steers.
+    pub(crate) fn instead_of(&self, options: &FlowOptions) -> FlowOptions {
+        FlowOptions { source_ports: self.source_ports, dscp: self.dscp, priority: self.priority, ..options.clone() }
+    }
 }
 
 /// What a listener is opened with.
@@ -168,6 +180,11 @@ pub struct FlowOptions {
     pub peer_timeout: Option<Duration>,
     /// How long the peer's host may leave packets unanswered before the flow fails. Longer than a link may be down.
     pub silence_timeout: Duration,
+    /// How long it may leave them unanswered before the flow goes on over another path, where the transport can do that. `None`: it
+    /// stays where it is, and the transport keeps nothing for it.
+    pub path_timeout: Option<Duration>,
+    /// Paths that the flow may take in the place of its own, in turn; each says all that steers a flow.
+    pub detours: Arc<[FlowPath]>,
 }
 
 impl Default for FlowOptions {
@@ -186,6 +203,8 @@ impl Default for FlowOptions {
             connect_timeout: Duration::from_secs(10),
             peer_timeout: Some(Duration::from_secs(10)),
             silence_timeout: Duration::from_secs(30),
+            path_timeout: None,
+            detours: Arc::default(),
         }
     }
 }
@@ -225,6 +244,7 @@ impl FlowOptions {
         }
         check_timeout("connect_timeout", self.connect_timeout)?;
         self.peer_timeout.map_or(Ok(()), |timeout| check_timeout("peer_timeout", timeout))?;
+        self.path_timeout.map_or(Ok(()), |timeout| check_timeout("path_timeout", timeout))?;
         check_timeout("silence_timeout", self.silence_timeout)
     }
 }
@@ -266,6 +286,7 @@ mod tests {
         assert_eq!(refused(|o| o.connect_timeout = Duration::ZERO), "connect_timeout");
         assert_eq!(refused(|o| o.peer_timeout = Some(Duration::ZERO)), "peer_timeout");
         assert_eq!(refused(|o| o.silence_timeout = Duration::MAX), "silence_timeout");
+        assert_eq!(refused(|o| o.path_timeout = Some(Duration::ZERO)), "path_timeout");
     }
 
     #[test]

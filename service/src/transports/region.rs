@@ -31,6 +31,19 @@ impl Buffer {
         bytes
     }
 
+    /// Appends `bytes` bytes at `offset` to a vector, as much as there is.
+    pub(super) fn append_to(self, target: &mut Vec<u8>, offset: u64, bytes: u64) {
+        let (source, bytes) = self.part(offset, bytes);
+        target.reserve(bytes);
+        let end = target.len();
+        // SAFETY: `part` stays inside the registered memory, which is accessible while a request holds it; the vector has room for
+        // as many bytes, which are initialised when its length covers them.
+        unsafe {
+            std::ptr::copy_nonoverlapping(source, target.as_mut_ptr().add(end), bytes);
+            target.set_len(end + bytes);
+        }
+    }
+
     /// Copies `bytes` bytes at `offset` from another buffer's same offset, which may be the same memory. As much as both
     /// have.
     pub(super) fn copy_from(self, source: Buffer, offset: u64, bytes: u64) -> u64 {

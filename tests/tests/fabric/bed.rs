@@ -23,6 +23,8 @@ pub struct Bed {
     /// The fabric's name.
     pub name: String,
     pub dir: tempfile::TempDir,
+    /// Each host's first address.
+    addresses: [String; HOSTS],
     fabric: Child,
     /// By host; `None` where it was killed.
     services: Vec<Option<Child>>,
@@ -47,15 +49,29 @@ pub fn run(words: &[&str]) -> String {
 }
 
 impl Bed {
-    /// A fabric alone.
+    /// A fabric of one rack alone.
     pub fn fabric() -> Self {
+        let hosts: String = (0..HOSTS).map(|host| format!("[[host]]\nname = \"h{host}\"\ndevices = 2\n")).collect();
+        let addresses = std::array::from_fn(|host| format!("10.0.{host}.1"));
+        Bed::of(&format!("[rates]\nhost_leaf = {RATE:?}\n{hosts}"), addresses)
+    }
+
+    /// Two racks of two hosts, and two spines: `spine0` for source ports 20000 to 20099, `spine1` for the next hundred.
+    pub fn racks() -> Self {
+        let hosts: String =
+            (0..HOSTS).map(|host| format!("[[host]]\nname = \"h{host}\"\nleaf = {}\n", host / 2)).collect();
+        let rates = format!("[rates]\nhost_leaf = {RATE:?}\nleaf_spine = {RATE:?}\n");
+        let addresses = std::array::from_fn(|host| format!("10.{}.{}.1", host / 2, host % 2));
+        Bed::of(&format!("leaves = 2\nspines = 2\n{rates}{hosts}"), addresses)
+    }
+
+    fn of(rest: &str, addresses: [String; HOSTS]) -> Self {
         watchdog();
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let name = format!("u{}_{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         let dir = tempfile::tempdir().expect("a folder for the test");
-        let hosts: String = (0..HOSTS).map(|host| format!("[[host]]\nname = \"h{host}\"\ndevices = 2\n")).collect();
         let file = dir.path().join("fabric.toml");
-        std::fs::write(&file, format!("name = {name:?}\n[rates]\nhost_leaf = {RATE:?}\n{hosts}")).expect("its file");
+        std::fs::write(&file, format!("name = {name:?}\n{rest}")).expect("its file");
         let mut fabric = Command::new(program("mccs-fabric"))
             .arg("run")
             .arg(&file)
@@ -65,22 +81,26 @@ impl Bed {
             .spawn()
             .expect("mccs-fabric");
         assert_eq!(first_line(&mut fabric), "up", "needs root");
-        Bed { name, dir, fabric, services: Vec::new() }
+        Bed { name, dir, addresses, fabric, services: Vec::new() }
     }
 
     /// A fabric with a service on each host. `settings` are more lines of `service.toml`, `exchange` of its `[exchange]`.
     pub fn start(settings: &str, exchange: &str) -> Self {
-        let mut bed = Bed::fabric();
+        Bed::fabric().with_services(settings, exchange)
+    }
+
+    /// Starts a service on each host.
+    pub fn with_services(self, settings: &str, exchange: &str) -> Self {
+        let mut bed = self;
         let names: Vec<String> = (0..HOSTS).map(|host| format!("h{host}")).collect();
         mccs_service::exchange::keys::make(&names, bed.dir.path(), false).expect("keys");
-        let list: String = (0..HOSTS)
-            .map(|host| format!("[[host]]\nname = \"h{host}\"\naddress = \"10.0.{host}.1:7400\"\n"))
-            .collect();
+        let entry = |(host, address)| format!("[[host]]\nname = \"h{host}\"\naddress = \"{address}:7400\"\n");
+        let list: String = (0..HOSTS).zip(&bed.addresses).map(entry).collect();
         for host in 0..HOSTS {
-            let folder = bed.dir.path().display();
+            let (folder, address) = (bed.dir.path().display(), &bed.addresses[host]);
             let text = format!(
                 "[service]\nname = \"h{host}\"\nruntime_dir = \"{folder}/run{host}\"\n{settings}\n[runtime]\n\
-                 transport_engines = 1\n[exchange]\nlisten = \"10.0.{host}.1:7400\"\ncertificate = \"{folder}/h{host}.crt\"\n\
+                 transport_engines = 1\n[exchange]\nlisten = \"{address}:7400\"\ncertificate = \"{folder}/h{host}.crt\"\n\
                  key = \"{folder}/h{host}.key\"\nauthority = \"{folder}/authority.crt\"\n{exchange}\n{list}"
             );
             std::fs::write(bed.config(host), text).expect("a service's file");
@@ -122,6 +142,21 @@ impl Bed {
     /// What a host's service has logged.
     pub fn log(&self, host: usize) -> String {
         std::fs::read_to_string(self.dir.path().join(format!("log{host}"))).unwrap_or_default()
+    }
+
+    /// What all services have logged.
+    pub fn logs(&self) -> String {
+        (0..HOSTS).map(|host| self.log(host)).collect()
+    }
+
+    /// SIGSTOP for a while.
+    pub fn stop_for(&self, host: usize, time: std::time::Duration) {
+        use nix::sys::signal::{Signal, kill};
+        let service = self.services[host].as_ref().expect("a running service");
+        let pid = nix::unistd::Pid::from_raw(service.id() as i32);
+        kill(pid, Signal::SIGSTOP).expect("stopped");
+        std::thread::sleep(time);
+        kill(pid, Signal::SIGCONT).expect("it goes on");
     }
 
     /// SIGKILL.

@@ -4,6 +4,7 @@
 //! fails.
 
 mod bed;
+mod dead_path;
 mod loss;
 
 use std::process::Command;
@@ -143,6 +144,14 @@ fn a_link_that_becomes_slow_and_fast_again_changes_no_data() {
 
 #[test]
 #[ignore = "needs root"]
+fn a_service_that_stands_still_for_a_second_is_no_dead_path() {
+    let bed = Bed::start("", "");
+    bear(&bed, 20_000, || bed.stop_for(1, Duration::from_millis(1500)));
+    assert!(!bed.logs().contains("no answer over a path"), "{}", bed.logs());
+}
+
+#[test]
+#[ignore = "needs root"]
 fn one_lost_packet_in_a_hundred_changes_no_data() {
     let bed = Bed::start("", "");
     let before = bed.segments_sent_again();
@@ -155,6 +164,8 @@ fn one_lost_packet_in_a_hundred_changes_no_data() {
     assert!(bed.segments_sent_again() > before, "nothing was lost");
     drop(losses);
     is_well(&bed, &EIGHT);
+    // Nor is a path that loses some packets a dead one.
+    assert!(!bed.logs().contains("no answer over a path"), "{}", bed.logs());
 }
 
 #[test]

@@ -38,7 +38,12 @@ fn topology() -> String {
 
 /// Three hosts, whose controller reads its files in `folder`.
 fn start(folder: &Path, policy: &str) -> TestHosts {
-    std::fs::write(folder.join("topology.toml"), topology()).expect("a file");
+    start_on(folder, &topology(), policy)
+}
+
+/// As [`start`], of a network of one's own.
+fn start_on(folder: &Path, topology: &str, policy: &str) -> TestHosts {
+    std::fs::write(folder.join("topology.toml"), topology).expect("a file");
     std::fs::write(folder.join("policy.toml"), policy).expect("a file");
     let (topology, policy) = (folder.join("topology.toml"), folder.join("policy.toml"));
     let controller = format!("[controller]\nhost = \"h{CONTROLLER}\"\ntopology = {topology:?}\npolicy = {policy:?}\n");
@@ -266,6 +271,28 @@ fn flows_keep_to_a_cap_and_to_a_window_while_they_are_in_force() {
         let freed = done.load(Ordering::Relaxed) + 40;
         wait_until(is_over, || done.load(Ordering::Relaxed) >= freed);
     });
+}
+
+#[test]
+fn what_one_leaves_of_its_share_the_other_gets() {
+    // Slower than the loopback, so that who sends wants more than its share.
+    let slow = topology().replace("100Gbit/s", "800Mbit/s").replace("50Gbit/s", "400Mbit/s");
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut hosts = start_on(folder.path(), &slow, FFA);
+    // Two communicators of a tenant, which share what it has; this one makes no calls.
+    let silent = hosts.join(&[0, 1]);
+    let name = hosts.service(0).service().registry.comms()[0].number;
+    let tenant = hosts.service(0).service().registry.comms()[0].tenant.clone();
+    with_iterations(&mut hosts, Duration::ZERO, [200_003; 3], |hosts, _, is_over| {
+        apply(hosts, &format!("{FFA}[[tenant]]\nname = {tenant:?}\nweight = 1\n")).expect("applied");
+        let allotted = |is_silent: bool| -> u64 {
+            let view = show(hosts);
+            let of = view.communicators.iter().filter(|comm| (comm.number == name) == is_silent);
+            of.flat_map(|comm| &comm.paces).map(|(_, pace)| pace.allotted_bps()).sum()
+        };
+        wait_until(is_over, || allotted(true) > 0 && allotted(false) > allotted(true) / 2 * 3);
+    });
+    drop(silent);
 }
 
 #[test]

@@ -177,6 +177,9 @@ fn show(view: &PolicyView) {
     for (lower, upper, state) in &view.links {
         println!("  link {lower} {upper}: {state}");
     }
+    for [lower, upper, why] in &view.dead_links {
+        println!("  link {lower} {upper}: found dead, {why} over it");
+    }
     if view.refused_bodies > 0 {
         println!("  {} messages of hosts were refused: the log says why", view.refused_bodies);
     }

@@ -13,7 +13,7 @@ use crate::controller::message::{AgentMessage, ControllerMessage};
 use crate::controller::state::{Controller, Output, Ticket};
 use crate::engines::transport::pace::Pace;
 use crate::exchange::protocol::{CommId, Name};
-use crate::telemetry::placed::{Chosen, HostRanks};
+use crate::telemetry::placed::{Chosen, HostRanks, PaceUse};
 
 pub const TOPOLOGY: &str = include_str!("../../../../config/examples/topology.toml");
 
@@ -40,6 +40,8 @@ pub struct Host {
     pub changes_made: u64,
     /// What its engines were told of how flows leave it.
     pub paces: BTreeMap<CommId, Pace>,
+    /// What flows have made of it.
+    pub pace_uses: BTreeMap<CommId, Arc<PaceUse>>,
 }
 
 /// See the module's documentation.
@@ -66,7 +68,10 @@ impl Bed {
             let agent = Agent::new(names[0].clone());
             let (comms, asked) = (BTreeMap::new(), VecDeque::new());
             let paces = BTreeMap::new();
-            (host.clone(), Host { agent, comms, asked, refuses: None, changes_made: 0, paces })
+            (
+                host.clone(),
+                Host { agent, comms, asked, refuses: None, changes_made: 0, paces, pace_uses: BTreeMap::new() },
+            )
         };
         let mut bed = Bed {
             now,
@@ -167,7 +172,11 @@ impl Bed {
         let now = self.now;
         let host_of = self.host(host);
         host_of.paces.retain(|comm, _| here.contains(comm));
-        let outputs = host_of.agent.pace(&here, now);
+        host_of.pace_uses.retain(|comm, _| here.contains(comm));
+        for comm in here {
+            host_of.pace_uses.entry(comm).or_default();
+        }
+        let outputs = host_of.agent.pace(&host_of.pace_uses, now);
         self.carry_out(host, outputs);
     }
 

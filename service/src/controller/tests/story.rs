@@ -10,6 +10,7 @@ use crate::controller::history::{HISTORY_MAX, Went};
 use crate::controller::links::LinkState;
 use crate::controller::message::{ControllerMessage, Order};
 use crate::controller::state::{GRACE, ORDERS_MAX, PAUSE, SYNC_TIME};
+use crate::exchange::protocol::CommId;
 use crate::telemetry::profile::Measured;
 
 fn apply(policy: &str) -> ControllerRequest {
@@ -384,6 +385,44 @@ fn caps_and_shares_are_told_to_hosts_and_taken_back() {
     bed.controller.files(None, Some(policy("ffa")), bed.now);
     bed.run();
     assert!(bed.hosts.values().flat_map(|host| host.paces.values()).all(|pace| pace.is_free()));
+}
+
+/// On every host, a communicator's flows have sent so much in a second, and something had to wait, or not.
+fn send(bed: &mut Bed, comm: &CommId, bytes: u64, is_held: bool) {
+    for host in bed.hosts.values_mut() {
+        let pace_use = host.pace_uses.get(comm).expect("a paced communicator");
+        pace_use.sent(bytes);
+        if is_held {
+            pace_use.held();
+        }
+    }
+}
+
+#[test]
+fn what_a_tenant_leaves_of_its_share_others_get_until_it_wants_it() {
+    let mut bed = Bed::new("ffa");
+    let comms = T_AND_U.map(|tenant| bed.begin_wide(tenant));
+    let rules =
+        "[policy]\nname = \"ffa\"\n[[tenant]]\nname = \"t\"\nweight = 3\n[[tenant]]\nname = \"u\"\nweight = 1\n";
+    bed.controller.files(None, Some(text("policy.toml", rules)), bed.now);
+    bed.run();
+    let shares = allotted(&mut bed);
+    let mut second = |is_held: [bool; 2]| {
+        comms.iter().zip(is_held).for_each(|(comm, is_held)| send(&mut bed, comm, 1, is_held));
+        bed.pass(Duration::from_secs(1));
+        allotted(&mut bed)
+    };
+    // Both want all they can get: nothing changes.
+    assert_eq!((0..3).map(|_| second([true, true])).last(), Some(shares));
+    // The first stops. That is not believed at once, and then a part is kept for it; it may still have its share.
+    assert_eq!(second([false, true]), shares);
+    let [t, u] = (0..3).map(|_| second([false, true])).last().expect("some");
+    assert_eq!(t, shares[0]);
+    let expected = shares[1] as f64 + 0.75 * shares[0] as f64;
+    assert!((u as f64 / expected - 1.0).abs() < 0.01, "{u} is not {expected}");
+    // It begins again: within two seconds all is as it was.
+    second([true, true]);
+    assert_eq!(second([true, true]), shares);
 }
 
 #[test]

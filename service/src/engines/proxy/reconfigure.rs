@@ -376,9 +376,11 @@ impl ProxyEngine {
     pub(super) fn set_pace(&mut self, id: &CommId, pace: &Arc<Pace>) {
         let Some(live) = self.comm_of(id).and_then(|comm| self.comms.get_mut(comm)) else { return };
         live.is_windowed = pace.window.is_some();
-        let Some(network) = live.span.as_ref().map(|span| span.network.clone()) else { return };
+        let (Some(span), Some(placed)) = (&live.span, &live.info.placed) else { return };
+        let (network, pace_use) = (span.network.clone(), Arc::clone(&placed.pace_use));
         for engine in &network.engines {
-            self.device.tell(engine, TransportMessage::SetPace { links: network.links, pace: Arc::clone(pace) });
+            let (links, pace, pace_use) = (network.links, Arc::clone(pace), Arc::clone(&pace_use));
+            self.device.tell(engine, TransportMessage::SetPace { links, pace, pace_use });
         }
     }
 

@@ -17,14 +17,18 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::pace::{Bucket, Pace};
+use super::path_words::{PathWord, PathWords};
 use crate::bootstrap::NRANKS_MAX;
 use crate::collective::CHANNELS_MAX;
 use crate::exchange::protocol::Name;
+use crate::runtime::{Context, Progress};
+use crate::telemetry::LogBudget;
 use crate::telemetry::flows::{FlowMeter, FlowName, FlowTable, path_name};
+use crate::telemetry::placed::PaceUse;
 use crate::telemetry::recorder::Recorder;
 use crate::transports::{
     FlowId, FlowOptions, FlowPath, FlowSpec, FlowState, ListenOptions, Listener, ListenerHandle, MemoryKey, MemorySpan,
-    RecvFlow, SendFlow, Transport, TransportError, Usage,
+    PathNews, RecvFlow, SendFlow, Transport, TransportError, Usage,
 };
 
 /// Longest message of a link; what is longer goes as several. Part of the protocol between hosts: both cut alike. As much
@@ -212,7 +216,7 @@ struct LinkSet {
     sends: BTreeMap<LinkKey, Sending>,
     recvs: BTreeMap<LinkKey, (RecvFlow, Arc<FlowMeter>)>,
     /// How fast and when it may send, if not as it likes.
-    pace: Option<Arc<Pace>>,
+    pace: Option<(Arc<Pace>, Arc<PaceUse>)>,
 }
 
 /// How an engine reaches other hosts.
@@ -232,8 +236,12 @@ pub struct Links {
     wake_at: Option<Instant>,
     /// Where what flows carry is counted.
     meters: Arc<FlowTable>,
+    /// Where what flows find out about paths is told.
+    words: Arc<PathWords>,
     /// The engine's.
     recorder: Recorder,
+    /// What flows say of paths may be much.
+    budget: LogBudget,
 }
 
 impl Links {
@@ -243,13 +251,63 @@ impl Links {
         let (sets, broken, staging) = (HashMap::new(), BTreeSet::new(), Vec::new());
         let (preparing, wake_at) = (BTreeSet::new(), None);
         let (message_bytes, meters, recorder) = (MESSAGE_BYTES_MAX, Arc::default(), Recorder::default());
-        Links { transport, listen, flow, message_bytes, sets, preparing, broken, staging, wake_at, meters, recorder }
+        let words = Arc::default();
+        Links {
+            transport,
+            listen,
+            flow,
+            message_bytes,
+            sets,
+            preparing,
+            broken,
+            staging,
+            wake_at,
+            meters,
+            words,
+            recorder,
+            budget: LogBudget::default(),
+        }
     }
 
     /// Counts what flows carry in a table that others look at.
     #[must_use]
     pub fn with_meters(self, meters: Arc<FlowTable>) -> Self {
         Links { meters, ..self }
+    }
+
+    /// Tells others what flows find out about paths.
+    #[must_use]
+    pub fn with_path_words(self, words: Arc<PathWords>) -> Self {
+        Links { words, ..self }
+    }
+
+    /// Moves bytes, and tells what flows have found out.
+    pub(super) fn poll(&mut self, cx: &Context) -> Progress {
+        let progress = self.transport.poll(cx);
+        while let Some(news) = self.transport.take_path_news() {
+            let PathNews { flow, path, answers } = news;
+            let Some((link, peer)) = self.peer_of(flow) else { continue };
+            let by = path_name(Some(&path));
+            match (answers, self.budget.take(cx.now)) {
+                (_, None) => {}
+                (false, Some(more)) => {
+                    tracing::warn!(to = %peer, channel = link.channel, path = by, more, "no answer over a path; its flows take others");
+                }
+                (true, Some(more)) => {
+                    tracing::info!(to = %peer, channel = link.channel, path = by, more, "a flow goes on over a path")
+                }
+            }
+            self.words.say(PathWord { peer, path, answers });
+        }
+        progress
+    }
+
+    /// Whose flow it is, and where it goes.
+    fn peer_of(&self, flow: SendFlow) -> Option<(LinkKey, Name)> {
+        self.sets.values().find_map(|set| {
+            let (link, _) = set.sends.iter().find(|(_, sending)| sending.flow == flow)?;
+            Some((*link, set.peers.as_ref()?.host_of(link.dst)?.name.clone()))
+        })
     }
 
     /// Cuts messages shorter than [`MESSAGE_BYTES_MAX`]: all hosts alike.
@@ -408,17 +466,19 @@ impl Links {
         let ways = if link.epoch == LinkKey::PAIRS_EPOCH { Some(&peers.ways) } else { set.epochs.get(&link.epoch) };
         let ways = ways.ok_or(TransportError::NoSuch("strategy"))?;
         let path = peers.path(link, ways);
+        let detours = detours(&self.flow, path, [ways, &peers.ways]);
         let options = path.map_or_else(|| self.flow.clone(), |path| path.apply(&self.flow));
+        let options = FlowOptions { detours, ..options };
         let flow = self.transport.connect(listener, &spec(link, link.dst, &host.name, &options), now)?;
         let meter = Arc::new(self.meters.begin(flow_name(id, link, true, &host.name, path)));
-        let cap_bps = set.pace.as_ref().and_then(|pace| pace.cap_of(link.channel, &host.name));
+        let cap_bps = set.pace.as_ref().and_then(|(pace, _)| pace.cap_of(link.channel, &host.name));
         let sending = Sending { flow, meter: Arc::clone(&meter), cap_bps, bucket: Bucket::new(now) };
         set.sends.insert(link, sending);
         Ok((flow, meter))
     }
 
     /// From now on a communicator's flows keep to this.
-    pub(super) fn set_pace(&mut self, id: LinksId, pace: Arc<Pace>, now: Instant) {
+    pub(super) fn set_pace(&mut self, id: LinksId, (pace, pace_use): (Arc<Pace>, Arc<PaceUse>), now: Instant) {
         let Some(set) = self.sets.get_mut(&id) else { return };
         for (link, sending) in &mut set.sends {
             let host = set.peers.as_ref().and_then(|peers| peers.host_of(link.dst));
@@ -426,27 +486,30 @@ impl Links {
             // What was owed was owed to another pace.
             sending.bucket = Bucket::new(now);
         }
-        set.pace = Some(pace).filter(|pace| !pace.is_free());
+        set.pace = (!pace.is_free()).then_some((pace, pace_use));
     }
 
     /// Whether a link may send now, by its communicator's pace. If not the engine is woken when it may.
     pub fn may_send(&mut self, id: LinksId, link: LinkKey, now: Instant) -> bool {
-        let Some((pace, sending)) = self.paced(id, link) else { return true };
+        let Some((pace, pace_use, sending)) = self.paced(id, link) else { return true };
         let Err(at) = sending.bucket.may_send(pace, sending.cap_bps, now) else { return true };
+        pace_use.held();
         self.wake_at = Some(self.wake_at.map_or(at, |other| other.min(at)));
         false
     }
 
     /// A link has sent.
     pub fn sent(&mut self, id: LinksId, link: LinkKey, bytes: u64) {
-        if let Some((_, sending)) = self.paced(id, link) {
+        if let Some((_, pace_use, sending)) = self.paced(id, link) {
+            pace_use.sent(bytes);
             sending.bucket.sent(bytes);
         }
     }
 
-    fn paced(&mut self, id: LinksId, link: LinkKey) -> Option<(&Pace, &mut Sending)> {
+    fn paced(&mut self, id: LinksId, link: LinkKey) -> Option<(&Pace, &PaceUse, &mut Sending)> {
         let LinkSet { pace, sends, .. } = self.sets.get_mut(&id)?;
-        Some((pace.as_deref()?, sends.get_mut(&link)?))
+        let (pace, pace_use) = pace.as_ref()?;
+        Some((pace, pace_use, sends.get_mut(&link)?))
     }
 
     /// When something that was refused since this was last asked may go on.
@@ -500,6 +563,25 @@ impl Links {
             std::mem::forget(staging);
         }
     }
+}
+
+/// Other ways than its own for a flow whose path dies: those of its strategy, then those that all communicators begin with.
+fn detours(flow: &FlowOptions, own: Option<&FlowPath>, ways: [&Arc<Ways>; 2]) -> Arc<[FlowPath]> {
+    if flow.path_timeout.is_none() {
+        return Arc::default();
+    }
+    let all = ways.iter().flat_map(|ways| &ways.paths);
+    // Beginning behind its own, so that those of a dead path do not all take the same one.
+    let place = all.clone().position(|path| Some(path) == own).map_or(0, |place| place + 1);
+    let mut detours = Vec::new();
+    let in_turn = all.clone().skip(place).chain(all.clone().take(place)).map(|path| FlowPath::of(&path.apply(flow)));
+    // Where nobody has named another way, the switches may know one.
+    for path in in_turn.chain([FlowPath::default()]) {
+        if !detours.contains(&path) {
+            detours.push(path);
+        }
+    }
+    detours.into()
 }
 
 fn spec(link: LinkKey, peer: u32, host: &Name, options: &FlowOptions) -> FlowSpec {

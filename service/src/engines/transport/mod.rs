@@ -11,6 +11,7 @@
 mod channel;
 pub mod links;
 pub mod pace;
+pub mod path_words;
 mod pool;
 
 use std::collections::VecDeque;
@@ -26,6 +27,7 @@ use self::pace::Pace;
 pub use self::pool::{MakeLinks, PoolError, TransportPool};
 use crate::engines::proxy::ProxyMessage;
 use crate::runtime::{Context, Engine, Mailbox, Progress, Sender, WakerSlot};
+use crate::telemetry::placed::PaceUse;
 use crate::telemetry::recorder::{Record, Recorder, job_number};
 use crate::transports::TransportError;
 
@@ -106,6 +108,8 @@ pub enum TransportMessage {
         links: LinksId,
         /// How.
         pace: Arc<Pace>,
+        /// Where it is counted what they make of it.
+        pace_use: Arc<PaceUse>,
     },
     /// Say what a communicator's channels wait for. Answered by [`ProxyMessage::FlowWaits`].
     TellWaits {
@@ -251,9 +255,9 @@ impl TransportEngine {
                     own.end_epoch(links, epoch);
                 }
             }
-            TransportMessage::SetPace { links, pace } => {
+            TransportMessage::SetPace { links, pace, pace_use } => {
                 if let Some(own) = &mut self.links {
-                    own.set_pace(links, pace, now);
+                    own.set_pace(links, (pace, pace_use), now);
                 }
             }
             TransportMessage::TellWaits { links, question, reply } => {
@@ -363,7 +367,7 @@ impl Engine for TransportEngine {
             busy = true;
             self.handle(message, cx.now);
         }
-        let moved = self.links.as_mut().map_or(Progress::IDLE, |links| links.transport.poll(cx));
+        let moved = self.links.as_mut().map_or(Progress::IDLE, |links| links.poll(cx));
         busy |= moved == Progress::Busy;
         self.tell_prepared();
         busy |= self.step_channels(cx);

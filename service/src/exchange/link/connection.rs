@@ -42,6 +42,8 @@ pub(super) enum Broken {
     Peer(#[from] PeerError),
     #[error("it sent a frame of {bytes} bytes, and {max} are the most")]
     Frame { bytes: usize, max: usize },
+    #[error("nothing is answered: its host, or the path to it, is dead")]
+    Unanswered,
     #[error("it does not read: more than {LINK_BUFFER_BYTES_MAX} bytes wait to be sent to it")]
     Slow,
     #[error("too many connections from there have not proved who they are")]
@@ -100,6 +102,11 @@ impl Connection {
 
     pub(super) fn session(&self) -> &Session {
         &self.session
+    }
+
+    /// Whether it is not known yet whether the peer accepts.
+    pub(super) fn is_connecting(&self) -> bool {
+        self.phase == Phase::Connecting
     }
 
     /// Whether frames can go and come.

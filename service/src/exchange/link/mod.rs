@@ -18,6 +18,7 @@
 mod complaints;
 mod connection;
 mod peers;
+mod silence;
 mod socket;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -31,6 +32,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 use self::complaints::Complaints;
 use self::connection::{Broken, Connection};
 use self::peers::Peers;
+use self::silence::{Found, LOOK_EVERY, Silence};
 use super::limits::{STRANGERS_MAX, STRANGERS_PER_ADDRESS_MAX};
 use super::protocol::{LinkId, Name};
 use super::tls::Tls;
@@ -113,6 +115,7 @@ struct Link {
     deadline: Option<Instant>,
     /// Whether it stands in `ready`.
     is_ready: bool,
+    silence: Silence,
 }
 
 /// What is left of a link.
@@ -137,6 +140,8 @@ pub struct Links {
     events: VecDeque<LinkEvent>,
     acceptable: bool,
     accept_again_at: Option<Instant>,
+    /// When to look whether peers answer, while something is owed.
+    look_at: Option<Instant>,
     credit: usize,
     /// Whether the kernel has told all it knew at the last tick.
     asked: bool,
@@ -165,6 +170,7 @@ impl Links {
             events: VecDeque::new(),
             acceptable: true,
             accept_again_at: None,
+            look_at: None,
             credit: 0,
             asked: false,
             complaints: Complaints::default(),
@@ -196,6 +202,9 @@ impl Links {
         for id in late {
             self.end(id, &Broken::Late(self.options.handshake_timeout), now);
         }
+        if self.look_at.take_if(|at| *at <= now).is_some() {
+            self.look(now);
+        }
         let due = self.peers.due(now).take(CREDIT / CREDIT_CONNECTION);
         for (host, address) in due.map(|(host, address)| (host.clone(), address)).collect::<Vec<_>>() {
             self.spend(CREDIT_CONNECTION);
@@ -203,11 +212,26 @@ impl Links {
         }
     }
 
+    /// Ends links whose path is dead.
+    fn look(&mut self, now: Instant) {
+        let mut dead = Vec::new();
+        for (id, link) in &mut self.links {
+            match link.silence.look(link.connection.stream(), link.connection.is_connecting(), now) {
+                Found::Nothing => {}
+                Found::Owed => self.look_at = Some(now + LOOK_EVERY),
+                Found::Dead => dead.push(*id),
+            }
+        }
+        for id in dead {
+            self.end(id, &Broken::Unanswered, now);
+        }
+    }
+
     /// When [`Links::tick`] is next due.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
         let deadlines = self.links.values().filter_map(|link| link.deadline);
-        deadlines.chain(self.peers.next_deadline()).chain(self.accept_again_at).min()
+        deadlines.chain(self.peers.next_deadline()).chain(self.accept_again_at).chain(self.look_at).min()
     }
 
     /// Whether work was left at the last tick's end.
@@ -250,6 +274,7 @@ impl Links {
     /// Writes what was sent since the last call.
     pub fn flush(&mut self, now: Instant) {
         while let Some(id) = self.unwritten.pop_first() {
+            self.look_at.get_or_insert(now + LOOK_EVERY);
             let Some(link) = self.links.get_mut(&id) else { continue };
             if let Err(broken) = link.connection.write() {
                 self.end(id, &broken, now);
@@ -313,7 +338,9 @@ impl Links {
         self.epoll.add(connection.stream(), EpollEvent::new(flags, id.0))?;
         self.next += 1;
         let deadline = Some(now + self.options.handshake_timeout);
-        self.links.insert(id, Link { connection, host, address, is_up: false, deadline, is_ready: false });
+        let (is_up, is_ready, silence) = (false, false, Silence::default());
+        self.links.insert(id, Link { connection, host, address, is_up, deadline, is_ready, silence });
+        self.look_at.get_or_insert(now + LOOK_EVERY);
         Ok(id)
     }
 

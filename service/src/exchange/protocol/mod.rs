@@ -167,6 +167,8 @@ pub enum Request {
         /// How it is.
         body: AccountBody,
     },
+    /// Says on every link that this host lives: a link whose path is dead is found out by the answer that does not come.
+    TestLinks,
     /// Tells something to a host, this one too, in order. A host that has not been met, or was lost since, hears nothing: who wants
     /// to be heard waits for [`Event::Met`].
     Tell {
@@ -397,6 +399,7 @@ impl Exchange {
             Request::Refuse { comm, change, reason } => comms.refuse(comm, change, reason, wire, now),
             Request::Inquire { comm, question } => comms.inquire(&comm, question, wire, now),
             Request::Account { comm, to, question, body } => comms.account(&to, comm, (question, body), wire, now),
+            Request::TestLinks => wire.say_alive(),
             Request::Tell { to, body } => {
                 if wire.incarnation_of(&to).is_some() {
                     wire.send(&to, Message::Control { body }, now);

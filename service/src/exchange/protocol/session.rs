@@ -316,6 +316,11 @@ impl Session {
         Some((link, frame))
     }
 
+    /// The next frame is due, whether or not there is anything to say.
+    pub fn say_alive(&mut self) {
+        self.ack_at = Some(self.said_at);
+    }
+
     fn acknowledgement_is_due(&self, now: Instant) -> bool {
         self.owed_messages >= ACK_AFTER_MESSAGES
             || self.owed_bytes >= ACK_AFTER_BYTES

@@ -305,6 +305,14 @@ impl Wire {
         }
     }
 
+    /// Lets every peer hear of this host now.
+    pub(super) fn say_alive(&mut self) {
+        for (name, peer) in &mut self.peers {
+            peer.session.say_alive();
+            self.dirty.insert(name.clone());
+        }
+    }
+
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         self.peers.values().filter_map(|peer| peer.session.next_deadline()).min()
     }

@@ -20,6 +20,7 @@ const POISON: u8 = 0xa5;
 pub(super) const TAG: u32 = 0xfeed_f00d;
 
 /// Numbers that look random.
+#[derive(Debug)]
 pub(crate) struct Random(pub(crate) u64);
 
 impl Random {

@@ -6,20 +6,23 @@
 //!      \-------------+--> closed                                     +--> closed
 //! ```
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use mccs_ipc::types::Handle;
 
 use super::super::{FLOWS_MAX, FLOWS_PER_LISTENER_MAX, FlowId};
 use super::port::refuse;
 use super::socket::Socket;
-use super::wire::{Cookie, Grid, Hello, Verdict, same_cookie};
+use super::wire::{Cookie, Hello, Verdict, same_cookie};
+
+/// A socket that has come, its watch, and how manieth of its connection it is.
+pub(super) type Arrived = (Socket, Handle, u32);
 
 /// Sockets of a flow that have come.
 #[derive(Debug)]
 pub(super) struct Arrivals {
     hello: Hello,
-    sockets: Vec<Option<(Socket, Handle)>>,
+    sockets: Vec<Option<Arrived>>,
 }
 
 impl Arrivals {
@@ -27,20 +30,16 @@ impl Arrivals {
         Arrivals { hello, sockets: (0..hello.connections).map(|_| None).collect() }
     }
 
-    fn is_of(&self, hello: &Hello) -> bool {
-        let ours = &self.hello;
-        (ours.attempt, ours.connections, ours.chunk_bytes) == (hello.attempt, hello.connections, hello.chunk_bytes)
-    }
-
     fn are_all(&self) -> bool {
         self.sockets.iter().all(Option::is_some)
     }
 
-    pub(super) fn grid(&self) -> Grid {
-        self.hello.grid()
+    /// Of one of them; all are of one flow.
+    pub(super) fn hello(&self) -> Hello {
+        self.hello
     }
 
-    pub(super) fn into_sockets(self) -> impl Iterator<Item = (Socket, Handle)> {
+    pub(super) fn into_sockets(self) -> impl Iterator<Item = Arrived> {
         self.sockets.into_iter().flatten()
     }
 }
@@ -59,8 +58,8 @@ pub(super) struct Listener {
     cookie: Cookie,
     /// Numbers that one side waits for; at most [`FLOWS_MAX`].
     places: BTreeMap<u64, Place>,
-    /// Numbers that were accepted and connected, or given up; with those above at most [`FLOWS_PER_LISTENER_MAX`].
-    taken: BTreeSet<u64>,
+    /// Numbers that were accepted and connected, with their flow, or given up; with those above at most [`FLOWS_PER_LISTENER_MAX`].
+    taken: BTreeMap<u64, Option<FlowId>>,
     /// Lower numbers are over.
     first: u64,
 }
@@ -76,11 +75,11 @@ pub(super) enum Placed {
 
 impl Listener {
     pub(super) fn new(cookie: Cookie) -> Self {
-        Listener { cookie, places: BTreeMap::new(), taken: BTreeSet::new(), first: 0 }
+        Listener { cookie, places: BTreeMap::new(), taken: BTreeMap::new(), first: 0 }
     }
 
     fn is_taken(&self, number: u64) -> bool {
-        number < self.first || self.taken.contains(&number)
+        number < self.first || self.taken.contains_key(&number)
     }
 
     fn has_room(&self) -> bool {
@@ -111,18 +110,28 @@ impl Listener {
         }
         let place = self.places.entry(hello.flow).or_default();
         // Another attempt means that the peer gave the first one up.
-        if let Some(old) = place.arrivals.take_if(|arrivals| !arrivals.is_of(hello)) {
-            given_up.extend(old.into_sockets().map(|(_, watch)| watch));
+        if let Some(old) = place.arrivals.take_if(|arrivals| !arrivals.hello.is_of_same_flow(hello)) {
+            given_up.extend(old.into_sockets().map(|(_, watch, _)| watch));
         }
         let arrivals = place.arrivals.get_or_insert_with(|| Arrivals::new(*hello));
         match arrivals.sockets.get_mut(usize::from(hello.connection)) {
-            Some(slot) if slot.is_none() => *slot = Some((socket, watch)),
+            // A later socket of the connection means that an earlier one's path is dead.
+            Some(slot) if slot.as_ref().is_none_or(|(_, _, earlier)| *earlier < hello.resumption) => {
+                let old = slot.replace((socket, watch, hello.resumption));
+                given_up.extend(old.map(|(_, watch, _)| watch));
+            }
             _ => {
                 refuse(&socket, Verdict::Taken);
                 return Err("this connection of its flow is there already");
             }
         }
         Ok(self.complete(hello.flow))
+    }
+
+    /// The flow that a connection wants to go on with, where that was connected.
+    pub(super) fn flow_to_resume(&self, hello: &Hello) -> Option<FlowId> {
+        let may_ask = hello.resumption > 0 && hello.flow >= self.first && same_cookie(&hello.cookie, &self.cookie);
+        self.taken.get(&hello.flow).copied().flatten().filter(|_| may_ask)
     }
 
     /// The caller accepts a flow number; `Err` if it was accepted before, or there are too many.
@@ -145,7 +154,7 @@ impl Listener {
         }
         match self.places.remove(&number) {
             Some(Place { expected: Some(flow), arrivals: Some(arrivals) }) => {
-                self.taken.insert(number);
+                self.taken.insert(number, Some(flow));
                 Placed::Complete(flow, arrivals)
             }
             _ => Placed::Waiting,
@@ -155,7 +164,7 @@ impl Listener {
     /// An accepted flow is no longer waited for. Returns the watches of sockets that had come.
     pub(super) fn give_up(&mut self, number: u64) -> Vec<Handle> {
         if number >= self.first {
-            self.taken.insert(number);
+            self.taken.insert(number, None);
         }
         self.places.remove(&number).map(Place::into_watches).unwrap_or_default()
     }
@@ -194,6 +203,6 @@ fn waiting(places: BTreeMap<u64, Place>) -> (Vec<Handle>, Vec<FlowId>) {
 
 impl Place {
     fn into_watches(self) -> Vec<Handle> {
-        self.arrivals.into_iter().flat_map(Arrivals::into_sockets).map(|(_, watch)| watch).collect()
+        self.arrivals.into_iter().flat_map(Arrivals::into_sockets).map(|(_, watch, _)| watch).collect()
     }
 }

@@ -8,6 +8,7 @@
 //! - `socket.rs`, `watches.rs`: system calls.
 //! - `port.rs`, `listener.rs`, `setup.rs`: until a flow is connected.
 //! - `sender.rs`, `receiver.rs`: the two halves of a flow.
+//! - `connection.rs`, `log.rs`, `resume.rs`: how a flow goes on over another path when its own is dead.
 //!
 //! The receiver's posted buffers do not travel as credits: the kernel's receive window holds a sender back that is ahead,
 //! so the first bytes of a message may leave before its buffer is posted, which saves a packet a message.
@@ -15,9 +16,17 @@
 //! Deliberately absent: `MSG_ZEROCOPY`. The kernel would read a buffer after its flow is closed.
 
 mod arrival;
+mod connection;
+#[cfg(test)]
+mod dead_paths;
 mod listener;
+mod log;
 mod port;
+mod probe;
 mod receiver;
+#[cfg(test)]
+mod restless;
+mod resume;
 mod sender;
 mod setup;
 mod socket;
@@ -37,6 +46,7 @@ use mccs_ipc::types::Handle;
 use nix::errno::Errno;
 
 use self::port::{HalfOpen, PORTS_MAX, Port};
+pub use self::probe::Probe;
 use self::receiver::Receiver;
 use self::sender::Sender;
 use self::setup::Waiting;
@@ -44,15 +54,15 @@ use self::watches::{Ready, Watched, Watches};
 use super::region::Regions;
 use super::{
     DataPath, FLOWS_MAX, Fault, FlowId, FlowOptions, FlowSpec, FlowState, LISTENERS_MAX, ListenOptions, Listener,
-    ListenerHandle, MemoryKey, MemorySpan, RecvFlow, Request, RequestKind, SendFlow, Status, Transport, TransportError,
-    Usage,
+    ListenerHandle, MemoryKey, MemorySpan, PathNews, RecvFlow, Request, RequestKind, SendFlow, Status, Transport,
+    TransportError, Usage,
 };
 use crate::handles::HandleTable;
 use crate::runtime::{Context, Progress};
 
 /// Bytes that one flow moves before others have their turn: enough to make the turn's own cost vanish.
 const TURN_BYTES: u64 = 1 << 20;
-/// How often flows that send are looked at for silent peers: a system call for each socket.
+/// How often flows that send and stay where they are are looked at for silent peers: a system call for each socket.
 const SILENCE_LOOKED_AT_EVERY: Duration = Duration::from_millis(500);
 
 /// Receivers that are read without asking epoll whether there is something: where so few wait for messages, asking costs
@@ -73,6 +83,10 @@ struct Pumped {
     moved: bool,
     /// The turn ended before there was nothing more to do.
     more: bool,
+    /// Messages wait for acknowledgements.
+    is_unsettled: bool,
+    /// A path is dead: it is to be looked at.
+    is_cut: bool,
 }
 
 /// Whether the kernel takes what `options` say of packets of flows from `address`: the name of a congestion control, for one.
@@ -111,8 +125,14 @@ struct Flow {
     waits: bool,
     /// Is in the queue of news.
     is_news: bool,
+    /// Is among those whose messages wait for acknowledgements.
+    is_unsettled: bool,
+    /// Its user has closed it.
+    lingers: bool,
     /// Until it is connected.
     waiting: Option<Waiting>,
+    /// Of an accepted flow, once it is connected: further sockets of it may come.
+    accepted_with: Option<FlowOptions>,
 }
 
 impl Flow {
@@ -158,10 +178,20 @@ pub struct TcpTransport {
     unconnected: Vec<Handle>,
     /// Nothing is due before.
     earliest: Option<Instant>,
-    /// When to look for silent peers, while messages are being sent.
-    look_at_silence: Option<Instant>,
-    /// Messages were posted since the last poll, which knows the time.
-    has_sent: bool,
+    /// When to look whether peers answer, while something is owed.
+    look_at: Option<Instant>,
+    /// Something may be owed since the last poll, which knows the time.
+    is_to_look: bool,
+    /// The shortest time in which a flow wants to be looked at.
+    look_every: Duration,
+    /// Senders whose messages wait for acknowledgements.
+    unsettled: VecDeque<Handle>,
+    /// Flows that were closed, and live until all is acknowledged.
+    lingering: usize,
+    /// What flows have found out about paths.
+    path_news: VecDeque<PathNews>,
+    #[cfg(test)]
+    restless: Option<super::conformance::Random>,
     /// Makes attempts to connect differ.
     attempts: u64,
     refusals: setup::Refusals,
@@ -193,8 +223,14 @@ impl TcpTransport {
             port_queue: VecDeque::new(),
             unconnected: Vec::new(),
             earliest: None,
-            look_at_silence: None,
-            has_sent: false,
+            look_at: None,
+            is_to_look: false,
+            look_every: SILENCE_LOOKED_AT_EVERY,
+            unsettled: VecDeque::new(),
+            lingering: 0,
+            path_news: VecDeque::new(),
+            #[cfg(test)]
+            restless: None,
             attempts: u64::from_le_bytes(setup::random()?),
             refusals: setup::Refusals::default(),
             news: None,
@@ -301,24 +337,6 @@ impl TcpTransport {
         told
     }
 
-    /// Fails flows whose peers have been silent for too long.
-    fn fail_silent(&mut self, now: Instant) {
-        if self.look_at_silence.is_none_or(|at| now < at) {
-            return;
-        }
-        self.look_at_silence = None;
-        let mut silent = Vec::new();
-        for (handle, flow) in self.flows.iter().filter(|(_, flow)| flow.fault.is_none()) {
-            let Half::Send(sender) = &flow.half else { continue };
-            let Some(silence) = sender.silence() else { continue };
-            self.look_at_silence = Some(now + SILENCE_LOOKED_AT_EVERY);
-            if silence >= flow.silence_timeout {
-                silent.push(handle);
-            }
-        }
-        silent.into_iter().for_each(|handle| self.fail(handle, Fault::Lost(Errno::ETIMEDOUT)));
-    }
-
     /// Lets a flow work. Returns whether something moved.
     fn pump(&mut self, handle: Handle) -> bool {
         let Some(flow) = self.flows.get_mut(handle).filter(|flow| flow.fault.is_none()) else { return false };
@@ -328,8 +346,13 @@ impl TcpTransport {
         };
         match pumped {
             Ok(pumped) => {
+                self.forget_closed(handle);
+                self.is_to_look |= pumped.is_cut;
                 if pumped.more {
                     self.enqueue(handle);
+                }
+                if pumped.is_unsettled {
+                    self.await_settling(handle);
                 }
                 if pumped.moved {
                     self.tell(handle);
@@ -350,6 +373,7 @@ impl TcpTransport {
         }
         self.tell(handle);
         self.end(handle);
+        self.forget_lingering(handle);
     }
 
     fn end(&mut self, handle: Handle) {
@@ -380,8 +404,8 @@ impl TcpTransport {
             Watched::Connection { flow: handle, connection } => {
                 let Some(flow) = self.flows.get_mut(handle) else { return self.watches.forget([watch]) };
                 match &mut flow.half {
-                    Half::Send(sender) => sender.ready(connection, ready),
-                    Half::Recv(receiver) => receiver.ready(connection, ready),
+                    Half::Send(sender) => sender.ready(connection, watch, ready),
+                    Half::Recv(receiver) => receiver.ready(connection, watch, ready),
                 }
                 self.enqueue(handle);
             }
@@ -397,7 +421,7 @@ impl DataPath for TcpTransport {
         let buffer = self.regions.resolve(message)?;
         let Half::Send(sender) = &mut flow.half else { return Err(NO_FLOW) };
         let number = sender.post(message.key, buffer, tag, &mut self.regions);
-        self.has_sent = true;
+        self.is_to_look = true;
         // At once, not at the next poll: that is what a small message's latency consists of.
         self.pump(id.0);
         Ok(number.map(|number| Request { flow: id, kind: RequestKind::Message, number }))
@@ -440,9 +464,10 @@ impl DataPath for TcpTransport {
     }
 
     fn poll(&mut self, cx: &Context) -> Progress {
-        if self.has_sent {
-            self.has_sent = false;
-            self.look_at_silence.get_or_insert(cx.now + SILENCE_LOOKED_AT_EVERY);
+        #[cfg(test)]
+        self.shake();
+        if std::mem::take(&mut self.is_to_look) {
+            self.look_at.get_or_insert(cx.now + self.look_every);
         }
         let (direct, mut busy) = self.read_directly();
         self.unasked_polls += 1;
@@ -469,20 +494,21 @@ impl DataPath for TcpTransport {
             // News of bytes that were read directly is no news.
             self.fruitless_asks = if told { 0 } else { self.fruitless_asks.saturating_add(1) };
         }
-        busy |= told;
+        busy |= told | self.settle(Some(cx.now));
         self.expire(cx.now);
-        self.fail_silent(cx.now);
+        self.look(cx.now);
         if busy || !self.queue.is_empty() || !self.port_queue.is_empty() {
             Progress::Busy
         } else {
-            Progress::Idle { wake_at: self.earliest.into_iter().chain(self.look_at_silence).min() }
+            let unsettled = (!self.unsettled.is_empty()).then(|| cx.now + resume::SETTLED_EVERY);
+            Progress::Idle { wake_at: self.earliest.into_iter().chain(self.look_at).chain(unsettled).min() }
         }
     }
 
     fn prepare_to_sleep(&mut self) -> bool {
         // What wakes the engine is for epoll to say.
         self.fruitless_asks = 0;
-        self.queue.is_empty() && self.port_queue.is_empty()
+        !self.settle(None) && self.queue.is_empty() && self.port_queue.is_empty()
     }
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
@@ -532,11 +558,18 @@ impl Transport for TcpTransport {
     }
 
     fn close(&mut self, flow: FlowId) {
-        self.end(flow.0);
-        self.flows.remove(flow.0);
+        if !self.linger(flow.0) {
+            self.end(flow.0);
+            self.flows.remove(flow.0);
+        }
+    }
+
+    fn take_path_news(&mut self) -> Option<PathNews> {
+        self.path_news.pop_front()
     }
 
     fn usage(&self) -> Usage {
-        Usage { listeners: self.listeners.len(), flows: self.flows.len(), registrations: self.regions.len() }
+        let flows = self.flows.len().saturating_sub(self.lingering);
+        Usage { listeners: self.listeners.len(), flows, registrations: self.regions.len() }
     }
 }

@@ -106,11 +106,23 @@ impl HalfOpen {
                 Ok(Moved::WouldBlock) => return Heard::Waiting,
                 Ok(Moved::End) | Err(_) => return Heard::Bad("it ends before its hello does"),
             }
+            // A shorter hello of another version would never be whole.
+            if let Some(prefix) = self.bytes[..self.got].first_chunk()
+                && let Err(bad) = Hello::check_prefix(prefix)
+            {
+                return self.bad(bad);
+            }
         }
         match Hello::decode(&self.bytes) {
             Ok(hello) => Heard::Hello(hello),
-            Err(BadHello::Garbage) => Heard::Bad("its hello is no hello"),
-            Err(BadHello::Version(theirs)) => {
+            Err(bad) => self.bad(bad),
+        }
+    }
+
+    fn bad(&self, bad: BadHello) -> Heard {
+        match bad {
+            BadHello::Garbage => Heard::Bad("its hello is no hello"),
+            BadHello::Version(theirs) => {
                 tracing::debug!(theirs, ours = VERSION, "a connection of another version");
                 refuse(&self.socket, Verdict::OtherVersion);
                 Heard::Bad("it speaks another version")

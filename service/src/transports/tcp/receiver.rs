@@ -10,9 +10,10 @@ use super::super::region::{Buffer, Regions};
 use super::super::request::RequestRing;
 use super::super::{Fault, MemoryKey, Status, TransportError};
 use super::arrival::{Arrival, Claim};
+use super::listener::Arrived;
 use super::socket::{Moved, Socket};
 use super::watches::Ready;
-use super::wire::{ChunkHeader, Grid, HEADER_BYTES};
+use super::wire::{ChunkHeader, Grid, HEADER_BYTES, Hello};
 use super::{Pumped, peer_gone};
 
 /// Room of a stash: messages of a page, with their header, need one system call and a copy that costs less than a second
@@ -21,12 +22,32 @@ const STASH_BYTES: usize = 4096 + 2 * HEADER_BYTES;
 
 #[derive(Debug)]
 struct Stash {
-    bytes: Box<[u8; STASH_BYTES]>,
+    /// [`STASH_BYTES`]; more where the connection has gone on over another socket, until that is used up.
+    bytes: Vec<u8>,
     start: usize,
     end: usize,
 }
 
 impl Stash {
+    fn new() -> Self {
+        Stash { bytes: vec![0; STASH_BYTES], start: 0, end: 0 }
+    }
+
+    /// With what a socket still has behind its content: all that its kernel has acknowledged. Returns the number of bytes.
+    fn drain(&mut self, socket: &Socket) -> u64 {
+        let mut drained = 0;
+        loop {
+            if self.room().is_empty() {
+                self.bytes.resize(2 * self.bytes.len(), 0);
+            }
+            let end = self.end;
+            // Whatever ends it: what comes after is sent again.
+            let Ok(Moved::Bytes(count)) = socket.read_slice(&mut self.bytes[end..]) else { return drained };
+            self.end += count;
+            drained += count as u64;
+        }
+    }
+
     fn len(&self) -> usize {
         self.end - self.start
     }
@@ -45,6 +66,10 @@ impl Stash {
             self.bytes.copy_within(self.start..self.end, 0);
             self.end -= self.start;
             self.start = 0;
+            if self.bytes.len() > STASH_BYTES && self.end < STASH_BYTES {
+                self.bytes.truncate(STASH_BYTES);
+                self.bytes.shrink_to_fit();
+            }
         }
         &mut self.bytes[self.end..]
     }
@@ -70,6 +95,10 @@ struct Chunk {
 struct Connection {
     socket: Socket,
     watch: Handle,
+    /// How many sockets it had before.
+    resumption: u32,
+    /// Bytes of its stream that were read, from all its sockets.
+    received: u64,
     readable: bool,
     /// The end has been signalled: it comes behind what is still to be read.
     hung_up: bool,
@@ -85,24 +114,55 @@ struct Connection {
 pub(super) struct Receiver {
     ring: RequestRing<Arrival>,
     grid: Grid,
+    /// Of one of its connections.
+    hello: Option<Hello>,
     connections: Vec<Connection>,
 }
 
 impl Receiver {
     /// A flow that has no sockets yet.
     pub(super) fn new(requests: u16) -> Self {
-        Receiver { ring: RequestRing::new(requests), grid: Grid::new(1, 0), connections: Vec::new() }
+        Receiver { ring: RequestRing::new(requests), grid: Grid::new(1, 0), hello: None, connections: Vec::new() }
     }
 
     /// The peer has connected.
-    pub(super) fn start(&mut self, grid: Grid, sockets: impl Iterator<Item = (Socket, Handle)>) {
-        self.grid = grid;
-        self.connections = sockets.map(|(socket, watch)| Connection::new(socket, watch)).collect();
+    pub(super) fn start(&mut self, hello: Hello, sockets: impl Iterator<Item = Arrived>) {
+        self.grid = hello.grid();
+        self.hello = Some(hello);
+        self.connections = sockets.map(Connection::new).collect();
     }
 
-    /// Its sockets, in order.
-    pub(super) fn sockets(&self) -> impl Iterator<Item = (&Socket, Handle)> {
-        self.connections.iter().map(|connection| (&connection.socket, connection.watch))
+    /// The peer goes on with a connection over another socket: what the old one has is taken from it, `answer` says how many bytes of
+    /// the connection's stream have come, and the old one is closed. Returns its watch; `None` if this is not the flow that is meant, a
+    /// later socket was there before, or there is nobody to answer any more.
+    pub(super) fn resume(
+        &mut self,
+        hello: &Hello,
+        (socket, watch): (Socket, Handle),
+        answer: impl FnOnce(&Socket, u64) -> Result<(), Fault>,
+    ) -> Option<Handle> {
+        self.hello.filter(|ours| ours.is_of_same_flow(hello))?;
+        let connection = self.connections.get_mut(usize::from(hello.connection))?;
+        if connection.resumption >= hello.resumption {
+            return None;
+        }
+        connection.received += connection.stash.drain(&connection.socket);
+        answer(&socket, connection.received).ok()?;
+        std::mem::replace(&mut connection.socket, socket).close(false);
+        connection.resumption = hello.resumption;
+        (connection.readable, connection.hung_up, connection.ended) = (true, false, false);
+        Some(std::mem::replace(&mut connection.watch, watch))
+    }
+
+    /// What its sender has said.
+    #[cfg(test)]
+    pub(super) fn hello(&self) -> Option<Hello> {
+        self.hello
+    }
+
+    /// Its sockets, in order, with how many each one's connection had before.
+    pub(super) fn sockets(&self) -> impl Iterator<Item = (&Socket, Handle, u32)> {
+        self.connections.iter().map(|connection| (&connection.socket, connection.watch, connection.resumption))
     }
 
     pub(super) fn is_connected(&self) -> bool {
@@ -119,8 +179,9 @@ impl Receiver {
         self.connections.iter_mut().for_each(|connection| connection.readable = true);
     }
 
-    pub(super) fn ready(&mut self, connection: u16, ready: Ready) {
-        if let Some(connection) = self.connections.get_mut(usize::from(connection)) {
+    pub(super) fn ready(&mut self, connection: u16, watch: Handle, ready: Ready) {
+        let connection = self.connections.get_mut(usize::from(connection));
+        if let Some(connection) = connection.filter(|connection| connection.watch == watch) {
             connection.readable |= ready.readable || ready.hung_up;
             connection.hung_up |= ready.hung_up;
         }
@@ -157,7 +218,7 @@ impl Receiver {
                 while self.step(index, &mut left, regions)? {
                     progress = true;
                     if left == 0 {
-                        return Ok(Pumped { moved: true, more: true });
+                        return Ok(Pumped { moved: true, more: true, ..Pumped::default() });
                     }
                 }
             }
@@ -226,15 +287,17 @@ impl Receiver {
 }
 
 impl Connection {
-    fn new(socket: Socket, watch: Handle) -> Self {
+    fn new((socket, watch, resumption): Arrived) -> Self {
         Connection {
             socket,
             watch,
+            resumption,
+            received: 0,
             // Something may have come before anybody watched for it.
             readable: true,
             hung_up: false,
             ended: false,
-            stash: Stash { bytes: Box::new([0; STASH_BYTES]), start: 0, end: 0 },
+            stash: Stash::new(),
             header: None,
             chunk: None,
         }
@@ -306,6 +369,7 @@ impl Connection {
 
     /// A socket that gave less than was asked for has no more, and says when it has again. Not so at its end.
     fn took(&mut self, count: usize, asked: usize) {
+        self.received += count as u64;
         if count < asked && !self.hung_up {
             self.readable = false;
         }

@@ -1,17 +1,32 @@
-//! The sending half of a flow: connects its sockets, then hands out the chunks of its messages to those that have room.
+//! The sending half of a flow: hands out the chunks of its messages to those of its connections that have room.
+//!
+//! A flow that can go on over other paths keeps what the peer's kernel has not acknowledged (`log.rs`). So a short message is copied
+//! when it is written, and done; a longer one is done when it was acknowledged, or when that takes long enough for a copy
+//! of what is left to be cheap. Who has nothing else to do settles that: see [`Sender::settle`].
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use mccs_ipc::types::Handle;
-use nix::errno::Errno;
 
 use super::super::region::{Buffer, Regions};
 use super::super::request::{self, RequestRing};
-use super::super::{Fault, MemoryKey, Status, TransportError};
+use super::super::{Fault, FlowOptions, FlowPath, MemoryKey, Status, TransportError};
+use super::connection::{Connection, LOOKS, Look};
+use super::log::{COPIED_MAX, Piece};
 use super::socket::{Moved, Socket};
 use super::watches::Ready;
-use super::wire::{ChunkHeader, Grid, HEADER_BYTES, Hello, VERDICT_BYTES, Verdict};
+use super::wire::{Address, ChunkHeader, Grid, HEADER_BYTES, Hello};
 use super::{Pumped, peer_gone};
+
+/// Chunks of which no more is unacknowledged are copied at once: that costs less than to ask for them.
+const COPIED_AT_ONCE: usize = 8 << 10;
+/// When so much is copied the kernel is asked what of it was acknowledged.
+const TRIMMED_FROM: usize = 32 << 10;
+/// Looking more often says no more: the kernel's own times are coarser.
+const LOOKED_AT_EVERY_MIN: Duration = Duration::from_millis(5);
+/// An acknowledgement that has not come after so long, since whoever receives it is busy or waits for more, is not waited for
+/// where a copy will do.
+const SETTLED_AFTER: Duration = Duration::from_micros(200);
 
 /// How far a message is.
 #[derive(Debug)]
@@ -19,37 +34,25 @@ struct Outgoing {
     tag: u32,
     /// Next chunk to hand out.
     next_chunk: u64,
-    written_chunks: u64,
+    /// Chunks whose bytes in the buffer are not read again.
+    settled_chunks: u64,
 }
 
-/// How far a socket is.
+/// Where a flow goes, and may go.
 #[derive(Debug)]
-enum Stage {
-    Connecting,
-    Greeting { sent: usize },
-    Waiting { bytes: [u8; VERDICT_BYTES], got: usize },
-    Open,
+pub(super) struct Route {
+    to: Address,
+    options: FlowOptions,
+    /// Its own first. One that stays where it is has no others.
+    paths: Vec<FlowPath>,
 }
 
-/// A chunk on its way into a socket.
-#[derive(Debug)]
-struct Chunk {
-    message: u64,
-    header: [u8; HEADER_BYTES],
-    header_written: usize,
-    /// Offset in the message of what comes next.
-    at: u64,
-    left: u64,
-}
-
-#[derive(Debug)]
-struct Connection {
-    socket: Socket,
-    watch: Handle,
-    stage: Stage,
-    readable: bool,
-    writable: bool,
-    chunk: Option<Chunk>,
+impl Route {
+    pub(super) fn new(to: Address, options: &FlowOptions) -> Self {
+        let own = FlowPath::of(options);
+        let others = options.detours.iter().filter(|_| options.path_timeout.is_some()).filter(|path| **path != own);
+        Route { to, options: options.clone(), paths: std::iter::once(own).chain(others.copied()).collect() }
+    }
 }
 
 /// See the module's documentation.
@@ -58,63 +61,115 @@ pub(super) struct Sender {
     ring: RequestRing<Outgoing>,
     grid: Grid,
     hello: Hello,
+    route: Box<Route>,
     connections: Vec<Connection>,
-    /// Connections that were welcomed.
-    open: usize,
     /// The message whose chunks are being handed out.
     current: u64,
+    /// Since when something is written and not settled.
+    unsettled_since: Option<Instant>,
+    /// Copies that make the kernel be asked.
+    trim_from: usize,
+    /// Its user has closed it: it lives until all is acknowledged.
+    lingers: bool,
+    /// Watches of sockets that were closed.
+    closed: Vec<Handle>,
+    /// Paths that bring no answer, and those that do again.
+    path_news: Vec<(FlowPath, bool)>,
+}
+
+/// What looking at a flow has found.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Looked {
+    /// Something is owed, so it is to be looked at again.
+    pub(super) is_owed: bool,
+    /// A request has ended.
+    pub(super) moved: bool,
+    /// It was closed, and all is acknowledged.
+    pub(super) is_over: bool,
 }
 
 impl Sender {
-    pub(super) fn new(hello: Hello, requests: u16) -> Self {
+    pub(super) fn new(hello: Hello, route: Box<Route>) -> Self {
         Sender {
-            ring: RequestRing::new(requests),
+            ring: RequestRing::new(route.options.requests),
             grid: hello.grid(),
             hello,
-            connections: Vec::with_capacity(hello.connections.into()),
-            open: 0,
+            route,
+            connections: (0..hello.connections).map(Connection::new).collect(),
             current: 0,
+            unsettled_since: None,
+            trim_from: TRIMMED_FROM,
+            lingers: false,
+            closed: Vec::new(),
+            path_news: Vec::new(),
         }
+    }
+
+    /// Whether it goes on over another path when its own is dead.
+    pub(super) fn can_resume(&self) -> bool {
+        self.route.options.path_timeout.is_some()
+    }
+
+    /// How often it is to be looked at while something is owed.
+    pub(super) fn looked_at_every(&self) -> Option<Duration> {
+        self.route.options.path_timeout.map(|timeout| (timeout / LOOKS).max(LOOKED_AT_EVERY_MIN))
     }
 
     /// For how long its peer has left unanswered what it should have answered, while messages are unfinished.
     pub(super) fn silence(&self) -> Option<Duration> {
-        self.ring
-            .has_unfinished()
-            .then(|| self.connections.iter().map(|connection| connection.socket.silence()).max().unwrap_or_default())
+        let of_sockets = || self.sockets().map(Socket::silence).max().unwrap_or_default();
+        self.ring.has_unfinished().then(of_sockets)
     }
 
-    /// Adds a socket that has begun to connect.
-    pub(super) fn add(&mut self, socket: Socket, watch: Handle) {
-        let connection =
-            Connection { socket, watch, stage: Stage::Connecting, readable: false, writable: false, chunk: None };
-        self.connections.push(connection);
+    /// Begins to connect a connection's next socket. It is to be watched, and given to [`Sender::dialled`] with the path.
+    pub(super) fn dial(&mut self, connection: u16) -> Result<(Socket, usize), Fault> {
+        let index = usize::from(connection);
+        let paths = &self.route.paths;
+        let path = self.connections.get_mut(index).map_or(0, |connection| connection.next_path(paths.len()));
+        let options = paths.get(path).map_or(FlowPath::of(&self.route.options), |path| *path);
+        let options = options.instead_of(&self.route.options);
+        Ok((Socket::connect(self.route.to.address, &options, connection)?, path))
+    }
+
+    /// A socket of [`Sender::dial`] is watched.
+    pub(super) fn dialled(&mut self, connection: u16, socket: Socket, watch: Handle, path: usize) {
+        if let Some(connection) = self.connections.get_mut(usize::from(connection)) {
+            self.closed.extend(connection.dial(socket, watch, path));
+        }
+    }
+
+    /// Watches of sockets that were closed since.
+    pub(super) fn take_closed(&mut self) -> impl Iterator<Item = Handle> {
+        self.closed.drain(..)
+    }
+
+    /// What was found out about paths since.
+    pub(super) fn take_path_news(&mut self) -> impl Iterator<Item = (FlowPath, bool)> {
+        self.path_news.drain(..)
     }
 
     /// Its sockets, in order.
     pub(super) fn sockets(&self) -> impl Iterator<Item = &Socket> {
-        self.connections.iter().map(|connection| &connection.socket)
+        self.connections.iter().filter_map(Connection::socket)
     }
 
     /// Whether all its sockets are connected, though perhaps nobody has accepted them.
     pub(super) fn has_reached_peer(&self) -> bool {
-        let is_there = |connection: &Connection| matches!(connection.stage, Stage::Waiting { .. } | Stage::Open);
-        self.connections.iter().filter(|connection| is_there(connection)).count() == usize::from(self.hello.connections)
+        self.connections.iter().all(Connection::has_reached_peer)
     }
 
     pub(super) fn is_connected(&self) -> bool {
-        self.open == usize::from(self.hello.connections)
+        !self.connections.is_empty() && self.connections.iter().all(Connection::is_open)
     }
 
-    pub(super) fn ready(&mut self, connection: u16, ready: Ready) {
+    pub(super) fn ready(&mut self, connection: u16, watch: Handle, ready: Ready) {
         if let Some(connection) = self.connections.get_mut(usize::from(connection)) {
-            connection.readable |= ready.readable || ready.hung_up;
-            connection.writable |= ready.writable || ready.hung_up;
+            connection.ready(watch, ready);
         }
     }
 
     pub(super) fn post(&mut self, key: MemoryKey, buffer: Buffer, tag: u32, regions: &mut Regions) -> Option<u64> {
-        self.ring.push(key, buffer, Outgoing { tag, next_chunk: 0, written_chunks: 0 }, regions)
+        self.ring.push(key, buffer, Outgoing { tag, next_chunk: 0, settled_chunks: 0 }, regions)
     }
 
     /// How far a send is.
@@ -126,24 +181,26 @@ impl Sender {
             let (offset, _) = self.grid.chunk(entry.progress.next_chunk, entry.buffer.bytes);
             offset
         });
-        let writing = self.connections.iter().filter_map(|connection| connection.chunk.as_ref());
-        let unwritten = writing.filter(|chunk| chunk.message == number).map(|chunk| chunk.at).min();
-        Ok(Status::Running { bytes: unwritten.map_or(handed_out, |at| at.min(handed_out)) })
+        let unsettled = self.connections.iter().filter_map(|connection| connection.log.unsettled(number)).min();
+        Ok(Status::Running { bytes: unsettled.map_or(handed_out, |at| at.min(handed_out)) })
     }
 
     /// Does what can be done without waiting, up to about `budget_bytes`.
     pub(super) fn pump(&mut self, budget_bytes: u64, regions: &mut Regions) -> Result<Pumped, Fault> {
         let mut pumped = Pumped::default();
-        if !self.is_connected() {
-            for index in 0..self.connections.len() {
-                pumped.moved |= self.connect(index)?;
-            }
-            if !self.is_connected() {
-                return Ok(pumped);
-            }
+        for index in 0..self.connections.len() {
+            pumped.moved |= self.go_on(index)?;
         }
+        if !self.is_connected() {
+            return Ok(pumped);
+        }
+        let can_resume = self.can_resume();
         for connection in &mut self.connections {
-            connection.check_peer()?;
+            match connection.check_peer() {
+                // Its own path may be dead where others live; how long that may last is seen when it is looked at.
+                Err(Fault::Lost(_)) if can_resume => connection.cut(),
+                checked => checked?,
+            }
         }
         let mut left = budget_bytes;
         let mut progress = true;
@@ -160,44 +217,27 @@ impl Sender {
             }
             pumped.moved |= progress;
         }
+        pumped.is_unsettled = self.is_unsettled();
+        pumped.is_cut = self.connections.iter().any(Connection::is_cut);
         Ok(pumped)
     }
 
-    /// Connects, says hello, and reads the verdict. Returns whether it got further.
-    fn connect(&mut self, index: usize) -> Result<bool, Fault> {
+    /// Goes on with a socket that is being dialled. Returns whether it got further.
+    fn go_on(&mut self, index: usize) -> Result<bool, Fault> {
+        let can_resume = self.can_resume();
         let Some(connection) = self.connections.get_mut(index) else { return Ok(false) };
-        let mut further = false;
-        loop {
-            match &mut connection.stage {
-                Stage::Connecting if connection.writable => {
-                    connection.socket.connected()?;
-                    connection.stage = Stage::Greeting { sent: 0 };
-                }
-                Stage::Greeting { sent } => {
-                    let hello = Hello { connection: index as u16, ..self.hello }.encode();
-                    match connection.socket.write_slice(&hello[*sent..]).map_err(unanswered)? {
-                        Moved::Bytes(bytes) => *sent += bytes,
-                        Moved::WouldBlock | Moved::End => return Ok(further),
-                    }
-                    if *sent == hello.len() {
-                        connection.stage = Stage::Waiting { bytes: [0; VERDICT_BYTES], got: 0 };
-                    }
-                }
-                Stage::Waiting { bytes, got } if connection.readable => {
-                    match connection.socket.read_slice(&mut bytes[*got..]).map_err(unanswered)? {
-                        Moved::Bytes(count) => *got += count,
-                        Moved::WouldBlock => connection.readable = false,
-                        Moved::End => return Err(NO_ANSWER),
-                    }
-                    if *got == VERDICT_BYTES {
-                        Verdict::check(bytes)?;
-                        connection.stage = Stage::Open;
-                        self.open += 1;
-                    }
-                }
-                Stage::Connecting | Stage::Waiting { .. } | Stage::Open => return Ok(further),
+        let opened = connection.openings();
+        let further = connection.go_on(&self.hello, &mut self.closed);
+        if connection.openings() > opened.max(1) {
+            self.path_news.extend(self.route.paths.get(connection.path).map(|path| (*path, true)));
+        }
+        match further {
+            // Another path is tried when it is looked at next.
+            Err(Fault::Lost(_)) if can_resume => {
+                self.closed.extend(connection.give_dial_up());
+                Ok(true)
             }
-            further = true;
+            further => further,
         }
     }
 
@@ -206,7 +246,7 @@ impl Sender {
         let Some(entry) = self.ring.get_mut(self.current) else { return };
         let message_bytes = entry.buffer.bytes;
         let chunk = entry.progress.next_chunk;
-        let (at, left) = self.grid.chunk(chunk, message_bytes);
+        let (at, bytes) = self.grid.chunk(chunk, message_bytes);
         let header =
             ChunkHeader { message: self.current as u32, chunk: chunk as u32, message_bytes, tag: entry.progress.tag };
         entry.progress.next_chunk += 1;
@@ -215,49 +255,211 @@ impl Sender {
             self.current += 1;
         }
         if let Some(connection) = self.connections.get_mut(index) {
-            connection.chunk = Some(Chunk { message, header: header.encode(), header_written: 0, at, left });
+            connection.log.push(message, header.encode(), at, bytes);
         }
     }
 
     /// Writes once. Returns the number of bytes.
     fn write(&mut self, index: usize, budget_bytes: u64, regions: &mut Regions) -> Result<u64, Fault> {
-        match self.connections.get(index) {
-            Some(connection) if !connection.writable => return Ok(0),
-            Some(connection) if connection.chunk.is_none() => self.assign(index),
-            _ => {}
-        }
         let Some(connection) = self.connections.get_mut(index) else { return Ok(0) };
-        let Some(chunk) = &mut connection.chunk else { return Ok(0) };
-        let Some(entry) = self.ring.get_mut(chunk.message) else {
-            return Err(Fault::Protocol("bug: a chunk outlives its message"));
+        let has_sent_all = connection.position == connection.log.end();
+        let lingers = self.lingers;
+        let Some(line) = connection.live().filter(|line| line.writable) else { return Ok(0) };
+        if lingers && has_sent_all && !std::mem::replace(&mut line.ended, true) {
+            line.socket.end_writing();
+        }
+        if has_sent_all {
+            self.assign(index);
+        }
+        let Some(Connection { line: Some(line), log, position, .. }) = self.connections.get_mut(index) else {
+            return Ok(0);
         };
-        let (payload, bytes) = entry.buffer.part(chunk.at, chunk.left.min(budget_bytes));
-        let header = &chunk.header[chunk.header_written..];
-        // SAFETY: the part lies inside memory that the unfinished request holds, which `register`'s caller keeps readable.
-        let written = unsafe { connection.socket.write(header, payload, bytes) };
-        match written.map_err(peer_gone)? {
-            Moved::Bytes(count) => {
-                let of_header = count.min(header.len());
-                chunk.header_written += of_header;
-                let of_payload = (count - of_header) as u64;
-                chunk.at += of_payload;
-                chunk.left = chunk.left.saturating_sub(of_payload);
-                if chunk.left == 0 && chunk.header_written == HEADER_BYTES {
-                    let message = chunk.message;
-                    connection.chunk = None;
-                    entry.progress.written_chunks += 1;
-                    let message_bytes = entry.buffer.bytes;
-                    if entry.progress.written_chunks == self.grid.chunks(message_bytes) {
-                        self.ring.finish(message, request::Moved { bytes: message_bytes, tag: 0 }, regions);
-                    }
-                }
-                Ok(count as u64)
+        let Some(piece) = log.piece(*position) else { return Ok(0) };
+        let written = match piece {
+            Piece::Copied(bytes) => line.socket.write_slice(bytes),
+            Piece::Chunk { message, header, at, left } => {
+                let Some(entry) = self.ring.get(message) else {
+                    return Err(Fault::Protocol("bug: a chunk outlives its message"));
+                };
+                let (payload, bytes) = entry.buffer.part(at, left.min(budget_bytes));
+                // SAFETY: the part lies inside memory that the unfinished request holds, which `register`'s caller keeps readable.
+                unsafe { line.socket.write(header, payload, bytes) }
             }
-            Moved::WouldBlock | Moved::End => {
-                connection.writable = false;
-                Ok(0)
+        };
+        let count = match written {
+            Ok(Moved::Bytes(count)) => count as u64,
+            Ok(Moved::WouldBlock | Moved::End) => {
+                line.writable = false;
+                return Ok(0);
+            }
+            Err(errno) => match peer_gone(errno) {
+                Fault::Lost(_) if self.can_resume() => {
+                    self.connections.iter_mut().skip(index).take(1).for_each(Connection::cut);
+                    return Ok(0);
+                }
+                fault => return Err(fault),
+            },
+        };
+        *position += count;
+        self.written(index, regions);
+        Ok(count)
+    }
+
+    /// A connection was given more: what costs little is settled at once.
+    fn written(&mut self, index: usize, regions: &mut Regions) {
+        let can_resume = self.can_resume();
+        let Some(connection) = self.connections.get_mut(index) else { return };
+        let position = connection.position;
+        if !can_resume {
+            if let Some(chunk) = connection.log.forget_last(position) {
+                self.settled(chunk.message, regions);
+            }
+            return;
+        }
+        if connection.log.chunk_count() == 1
+            && connection.log.oldest_bytes(position).is_some_and(|bytes| bytes <= COPIED_AT_ONCE)
+        {
+            if connection.log.copied_bytes() >= self.trim_from {
+                if let Some(acknowledged) = connection.acknowledged() {
+                    connection.log.acknowledge(acknowledged);
+                }
+                self.trim_from = TRIMMED_FROM.max(2 * connection.log.copied_bytes());
+            }
+            self.copy_oldest(index, COPIED_AT_ONCE, regions);
+        }
+    }
+
+    /// Copies the oldest chunk of a connection, if that takes no more than `bytes_max` and there is room. Returns whether it did.
+    fn copy_oldest(&mut self, index: usize, bytes_max: usize, regions: &mut Regions) -> bool {
+        let Some(Connection { log, position, .. }) = self.connections.get_mut(index) else { return false };
+        let Some(bytes) = log.oldest_bytes(*position) else { return false };
+        if bytes > bytes_max || log.copied_bytes() + bytes > COPIED_MAX {
+            return false;
+        }
+        let Some(buffer) = log.oldest_message().and_then(|message| self.ring.get(message)).map(|entry| entry.buffer)
+        else {
+            return false;
+        };
+        let Some(chunk) = log.copy_oldest(buffer) else { return false };
+        self.settled(chunk.message, regions);
+        true
+    }
+
+    /// The bytes of one of a message's chunks are not read from its buffer again.
+    fn settled(&mut self, message: u64, regions: &mut Regions) {
+        let Some(entry) = self.ring.get_mut(message) else { return };
+        entry.progress.settled_chunks += 1;
+        let message_bytes = entry.buffer.bytes;
+        if entry.progress.settled_chunks == self.grid.chunks(message_bytes) {
+            self.ring.finish(message, request::Moved { bytes: message_bytes, tag: 0 }, regions);
+        }
+    }
+
+    /// Whether something is written and its message waits for acknowledgements.
+    fn is_unsettled(&self) -> bool {
+        self.can_resume()
+            && self.connections.iter().any(|connection| connection.log.oldest_bytes(connection.position).is_some())
+    }
+
+    /// Asks what was acknowledged, and ends messages. What is left is copied where that is little, has waited for long, or `at_once`.
+    /// Returns whether something was settled, and whether something is left.
+    pub(super) fn settle(&mut self, now: Option<Instant>, regions: &mut Regions) -> (bool, bool) {
+        let since = now.map(|now| *self.unsettled_since.get_or_insert(now));
+        let is_late = now.zip(since).is_none_or(|(now, since)| now.saturating_duration_since(since) >= SETTLED_AFTER);
+        let (bytes_max, mut moved) = (if is_late { COPIED_MAX } else { COPIED_AT_ONCE }, false);
+        for index in 0..self.connections.len() {
+            moved |= self.take_acknowledged(index, regions);
+            while self.copy_oldest(index, bytes_max, regions) {
+                moved = true;
             }
         }
+        let is_left = self.is_unsettled();
+        if moved || !is_left {
+            self.unsettled_since = None;
+        }
+        (moved, is_left)
+    }
+
+    /// Ends chunks of a connection that were acknowledged. Returns whether there were any.
+    fn take_acknowledged(&mut self, index: usize, regions: &mut Regions) -> bool {
+        let Some(connection) = self.connections.get_mut(index) else { return false };
+        if let Some(acknowledged) = connection.acknowledged() {
+            connection.log.acknowledge(acknowledged);
+        }
+        let mut any = false;
+        while let Some(chunk) =
+            self.connections.get_mut(index).and_then(|connection| connection.log.take_acknowledged())
+        {
+            self.settled(chunk.message, regions);
+            any = true;
+        }
+        any
+    }
+
+    /// Looks whether the peer's kernel answers, as often as [`Sender::looked_at_every`] says. Connections that are to be dialled go to
+    /// `to_dial`.
+    pub(super) fn look(
+        &mut self,
+        now: Instant,
+        regions: &mut Regions,
+        to_dial: &mut Vec<u16>,
+    ) -> Result<Looked, Fault> {
+        let mut looked = Looked::default();
+        let (paths, silence_timeout) = (self.route.paths.len(), self.route.options.silence_timeout);
+        for index in 0..self.connections.len() {
+            looked.moved |= self.take_acknowledged(index, regions);
+            let Some(connection) = self.connections.get_mut(index) else { continue };
+            match connection.look(now, paths, silence_timeout) {
+                Look::Settled => connection.log.rest(),
+                Look::Owed => looked.is_owed = true,
+                Look::Dial => {
+                    looked.is_owed = true;
+                    self.path_news.extend(self.route.paths.get(connection.failing_path()).map(|path| (*path, false)));
+                    to_dial.push(index as u16);
+                }
+                Look::Gone => return Err(Fault::Lost(nix::errno::Errno::ETIMEDOUT)),
+            }
+            if connection.is_dial_idle() {
+                self.closed.extend(connection.give_dial_up());
+                self.path_news.extend(self.route.paths.get(connection.path).map(|path| (*path, true)));
+            }
+        }
+        looked.is_over = self.lingers && self.connections.iter().all(|connection| connection.log.is_empty());
+        Ok(looked)
+    }
+
+    /// Its user closes it. Returns whether it has to live on, since what completed sends have handed over might have to be sent again.
+    pub(super) fn begin_to_linger(&mut self, regions: &mut Regions) -> bool {
+        if !self.can_resume() || !self.is_connected() || self.ring.has_unfinished() {
+            return false;
+        }
+        for index in 0..self.connections.len() {
+            self.take_acknowledged(index, regions);
+        }
+        self.lingers = self.connections.iter().any(|connection| !connection.log.is_empty());
+        if self.lingers {
+            for connection in &mut self.connections {
+                let has_sent_all = connection.position == connection.log.end();
+                if let Some(line) = connection.live().filter(|_| has_sent_all) {
+                    line.socket.end_writing();
+                    line.ended = true;
+                }
+            }
+        }
+        self.lingers
+    }
+
+    /// See [`Connection::force`].
+    #[cfg(test)]
+    pub(super) fn force(&mut self, connection: u16) {
+        self.connections.iter_mut().skip(connection.into()).take(1).for_each(Connection::force);
+    }
+
+    /// Watches of its sockets, with the number of each one's connection.
+    pub(super) fn watches(&self) -> impl Iterator<Item = (u16, Handle)> {
+        (0..)
+            .zip(&self.connections)
+            .flat_map(|(number, connection)| connection.watches().map(move |watch| (number, watch)))
     }
 
     /// Ends all sockets; buffers are free after. Returns their watches.
@@ -265,36 +467,10 @@ impl Sender {
         // A flow that is closed while it sends is cancelled: the peer is not to get what the kernel still has.
         let rest_is_wanted = !self.ring.has_unfinished();
         self.ring.abandon(regions);
-        let end = |connection: Connection| {
-            connection.socket.close(rest_is_wanted);
-            connection.watch
-        };
-        std::mem::take(&mut self.connections).into_iter().map(end).collect()
+        let connections = std::mem::take(&mut self.connections);
+        let ended = connections.into_iter().flat_map(|connection| connection.end(rest_is_wanted));
+        ended.chain(self.closed.drain(..)).collect()
     }
 }
 
-impl Connection {
-    /// The receiver has nothing to say: what is readable is its end, or wrong.
-    fn check_peer(&mut self) -> Result<(), Fault> {
-        if !self.readable {
-            return Ok(());
-        }
-        match self.socket.read_slice(&mut [0; 1]).map_err(peer_gone)? {
-            Moved::Bytes(_) => Err(Fault::Protocol("a receiver sends bytes")),
-            Moved::End => Err(Fault::Closed),
-            Moved::WouldBlock => {
-                self.readable = false;
-                Ok(())
-            }
-        }
-    }
-}
-
-const NO_ANSWER: Fault = Fault::Refused("it closes the connection without an answer");
-
-fn unanswered(errno: Errno) -> Fault {
-    match peer_gone(errno) {
-        Fault::Closed => NO_ANSWER,
-        fault => fault,
-    }
-}
+const _: () = assert!(COPIED_AT_ONCE + HEADER_BYTES <= COPIED_MAX);

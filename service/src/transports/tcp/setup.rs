@@ -11,10 +11,10 @@ use super::super::{Listener as ListenerId, ListenerHandle};
 use super::listener::{Arrivals, Listener, Placed};
 use super::port::{HalfOpen, Heard, PORTS_MAX, Port, Room};
 use super::receiver::Receiver;
-use super::sender::Sender;
+use super::sender::{Route, Sender};
 use super::socket::{self, Moved, Socket};
 use super::watches::Watched;
-use super::wire::{Address, Hello, VERDICT_BYTES, Verdict};
+use super::wire::{Address, Hello, Verdict, encode_resumed};
 use super::{Flow, Half, TcpTransport};
 use crate::telemetry::LogBudget;
 
@@ -54,7 +54,7 @@ pub(super) struct Refusals {
 }
 
 impl Refusals {
-    fn add(&mut self, reason: &'static str, now: Instant) {
+    pub(super) fn add(&mut self, reason: &'static str, now: Instant) {
         self.count += 1;
         if let Some(suppressed) = self.log.take(now) {
             tracing::warn!(
@@ -167,7 +167,10 @@ impl TcpTransport {
             queued: false,
             waits: false,
             is_news: false,
+            is_unsettled: false,
+            lingers: false,
             waiting: Some(waiting),
+            accepted_with: None,
         };
         let patience = flow.patience();
         let handle = self.flows.insert(flow).ok()?;
@@ -203,12 +206,13 @@ impl TcpTransport {
             connections: options.connections,
             chunk_bytes: options.chunk_bytes,
             attempt: self.attempts,
+            resumption: 0,
         };
-        let half = Half::Send(Sender::new(hello, options.requests));
+        let half = Half::Send(Sender::new(hello, Box::new(Route::new(to, options))));
         let full = TransportError::TooMany { what: "flows", limit: FLOWS_MAX };
         let handle = self.add_flow(spec, half, None, now).ok_or(full)?;
         for connection in 0..options.connections {
-            if let Err(fault) = self.open_connection(handle, to, options, connection) {
+            if let Err(fault) = self.dial(handle, connection) {
                 let error = self.flows.get(handle).map(|flow| flow.error(fault));
                 self.end(handle);
                 self.flows.remove(handle);
@@ -216,24 +220,8 @@ impl TcpTransport {
             }
         }
         self.enqueue(handle);
+        self.is_to_look = true;
         Ok(handle)
-    }
-
-    fn open_connection(
-        &mut self,
-        handle: Handle,
-        to: Address,
-        options: &FlowOptions,
-        connection: u16,
-    ) -> Result<(), Fault> {
-        let socket = Socket::connect(to.address, options, connection)?;
-        let watched = Watched::Connection { flow: handle, connection };
-        let os = |reason| Fault::Os { call: "epoll_ctl", reason };
-        let watch = self.watches.add(watched, &socket).map_err(os)?;
-        if let Some(Half::Send(sender)) = self.flows.get_mut(handle).map(|flow| &mut flow.half) {
-            sender.add(socket, watch);
-        }
-        Ok(())
     }
 
     pub(super) fn open_receiver(
@@ -265,13 +253,15 @@ impl TcpTransport {
         let Some(flow) = self.flows.get_mut(id.0) else { return };
         let Some(waiting) = flow.waiting.take() else { return };
         let Half::Recv(receiver) = &mut flow.half else { return };
-        receiver.start(arrivals.grid(), arrivals.into_sockets());
+        receiver.start(arrivals.hello(), arrivals.into_sockets());
         self.arrived = self.arrived.saturating_sub(receiver.sockets().count());
         let mut welcomed = Ok(());
-        for (connection, (socket, watch)) in receiver.sockets().enumerate() {
+        for (connection, (socket, watch, resumption)) in receiver.sockets().enumerate() {
             self.watches.change(watch, Watched::Connection { flow: id.0, connection: connection as u16 });
-            welcomed = welcomed.and_then(|()| welcome(socket, &waiting.options));
+            let received = (resumption > 0).then_some(0);
+            welcomed = welcomed.and_then(|()| welcome(socket, &waiting.options, received));
         }
+        flow.accepted_with = Some(waiting.options);
         self.tell(id.0);
         match welcomed {
             Ok(()) => self.enqueue(id.0),
@@ -369,6 +359,9 @@ impl TcpTransport {
             return self.drop_half_open(handle, "it does not know the listener's secret", now);
         };
         let Some(HalfOpen { socket, watch: Some(watch), .. }) = self.half_open.remove(handle) else { return };
+        if let Some(flow) = listener.flow_to_resume(&hello) {
+            return self.resume(flow, &hello, socket, watch, now);
+        }
         let mut given_up = Vec::new();
         let placed = listener.place(&hello, socket, watch, &mut given_up);
         self.forget_arrivals(given_up);
@@ -428,11 +421,25 @@ impl TcpTransport {
     }
 }
 
-/// Tells a connection that it is part of a flow.
-fn welcome(socket: &Socket, options: &FlowOptions) -> Result<(), Fault> {
+/// Tells a connection that it is part of a flow, and how much of it has come where it goes on.
+pub(super) fn welcome(socket: &Socket, options: &FlowOptions, received: Option<u64>) -> Result<(), Fault> {
     socket::apply(socket, socket.is_ipv4(), options)?;
-    match socket.write_slice(&Verdict::Welcome.encode()) {
-        Ok(Moved::Bytes(VERDICT_BYTES)) => Ok(()),
+    if options.path_timeout.is_some() {
+        socket.outlast()?;
+    }
+    let (resumed, welcome);
+    let answer = match received {
+        Some(received) => {
+            resumed = encode_resumed(received);
+            &resumed[..]
+        }
+        None => {
+            welcome = Verdict::Welcome.encode();
+            &welcome[..]
+        }
+    };
+    match socket.write_slice(answer) {
+        Ok(Moved::Bytes(bytes)) if bytes == answer.len() => Ok(()),
         // Nothing was written to this socket before: only one that has ended takes less.
         Ok(_) => Err(Fault::Closed),
         Err(errno) => Err(super::peer_gone(errno)),

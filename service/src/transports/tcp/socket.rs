@@ -12,6 +12,7 @@ use nix::sys::socket::{
 };
 
 use super::super::{Fault, FlowOptions, TransportError};
+use crate::answers::{self, Answers};
 
 /// Connections that the kernel keeps for a listener until they are taken.
 const BACKLOG: i32 = 4096;
@@ -116,24 +117,32 @@ pub(super) fn apply(socket: &impl AsFd, ipv4: bool, options: &FlowOptions) -> Re
 }
 
 impl Socket {
+    /// What the kernel knows of the connection's other end; `None` if it says nothing.
+    pub(super) fn answers(&self) -> Option<Answers> {
+        answers::answers(self)
+    }
+
     /// For how long the peer's kernel has left unanswered what it should have answered. Zero where it owes nothing: it has
     /// acknowledged all bytes, or said that it has no room for more.
     pub(super) fn silence(&self) -> Duration {
-        let mut info = std::mem::MaybeUninit::<libc::tcp_info>::zeroed();
-        let mut length = size_of::<libc::tcp_info>() as libc::socklen_t;
-        // SAFETY: `info` has `length` bytes, and all zeroes are a value of it; the kernel writes at most so many.
-        let info = unsafe {
-            let fd = self.0.as_raw_fd();
-            let got =
-                libc::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, info.as_mut_ptr().cast(), &raw mut length);
-            if got != 0 {
-                return Duration::ZERO;
-            }
-            info.assume_init()
-        };
-        // A single probe may be on its way.
-        let owes = info.tcpi_retransmits > 0 || info.tcpi_probes > 1;
-        if owes { Duration::from_millis(info.tcpi_last_ack_recv.into()) } else { Duration::ZERO }
+        self.answers().filter(|answers| answers.is_owed).map_or(Duration::ZERO, |answers| answers.last)
+    }
+
+    /// Bytes that were written and that the peer's kernel has not acknowledged.
+    pub(super) fn unacknowledged(&self) -> Option<u64> {
+        answers::unacknowledged(self)
+    }
+
+    /// Says that nothing more will be written, behind what was.
+    pub(super) fn end_writing(&self) {
+        // It fails where the connection has ended, which is as good.
+        let _ = nix::sys::socket::shutdown(self.0.as_raw_fd(), nix::sys::socket::Shutdown::Write);
+    }
+
+    /// Bears twice the silence on an idle connection: its peer, which bears it once, is to go on over another path meanwhile.
+    pub(super) fn outlast(&self) -> Result<(), Fault> {
+        let os = |reason| Fault::Os { call: "TCP_KEEPCNT", reason };
+        setsockopt(self, sockopt::TcpKeepCount, &(2 * PROBES + 1)).map_err(os)
     }
 
     /// Begins to connect the flow's connection number `connection`.
@@ -260,10 +269,7 @@ impl Socket {
     /// to get the rest. Otherwise the kernel sends what is left, and keeps the port for a minute after, which a narrow
     /// range of source ports would soon be out of.
     pub(super) fn close(self, rest_is_wanted: bool) {
-        let mut unacknowledged: libc::c_int = 0;
-        // SAFETY: the call writes one integer.
-        let asked = unsafe { libc::ioctl(self.0.as_raw_fd(), libc::TIOCOUTQ, &raw mut unacknowledged) };
-        if !rest_is_wanted || (asked == 0 && unacknowledged == 0) {
+        if !rest_is_wanted || self.unacknowledged() == Some(0) {
             let linger = libc::linger { l_onoff: 1, l_linger: 0 };
             // Fails only on what is no socket; then the port is kept, which is no harm.
             let _ = setsockopt(&self.0, sockopt::Linger, &linger);

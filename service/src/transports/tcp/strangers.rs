@@ -44,7 +44,8 @@ impl Victim {
 
     fn hello(&self, flow: u64) -> Hello {
         let Address { listener, cookie, .. } = self.address;
-        Hello { listener, cookie, flow, connection: 0, connections: 1, chunk_bytes: 1 << 16, attempt: 1 }
+        let (connection, connections, chunk_bytes) = (0, 1, 1 << 16);
+        Hello { listener, cookie, flow, connection, connections, chunk_bytes, attempt: 1, resumption: 0 }
     }
 
     fn accept(&mut self, number: u64) -> RecvFlow {

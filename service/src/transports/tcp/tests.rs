@@ -95,6 +95,41 @@ mod tiny_buffers {
     suite!(TinyBuffers);
 }
 
+/// Flows that keep what may have to be sent again.
+fn lasting(options: FlowOptions) -> FlowOptions {
+    FlowOptions { path_timeout: Some(Duration::from_millis(300)), ..options }
+}
+
+fixture!(Lasting, TcpTransport, lasting(FlowOptions::default()), flows(), std::convert::identity);
+mod lasting {
+    use super::*;
+    suite!(Lasting);
+
+    #[test]
+    fn a_gibibyte() {
+        conformance::a_gibibyte::<Lasting>();
+    }
+}
+
+fixture!(LastingTiny, TcpTransport, lasting(tiny()), 50, std::convert::identity);
+mod lasting_tiny_buffers {
+    use super::*;
+    suite!(LastingTiny);
+}
+
+// Connections go on over other sockets all the time, as if their paths died, whatever they are doing.
+fixture!(Restless, TcpTransport, lasting(FlowOptions::default()), 50, |tcp| TcpTransport::restless(tcp, 1));
+mod restless {
+    use super::*;
+    suite!(Restless);
+}
+
+fixture!(RestlessTiny, TcpTransport, lasting(tiny()), 50, |tcp| TcpTransport::restless(tcp, 2));
+mod restless_tiny_buffers {
+    use super::*;
+    suite!(RestlessTiny);
+}
+
 fn delays() -> Faults {
     let stall = Duration::from_micros(200);
     Faults { seed: 5, stalls_percent: 20, stall, accept_delay: stall, ..Faults::default() }
@@ -150,7 +185,7 @@ fn flows_die_at_random_bytes() {
 }
 
 /// Both ends of a flow, connected.
-fn connected(options: FlowOptions) -> (TcpTransport, TcpTransport, SendFlow, RecvFlow) {
+pub(super) fn connected(options: FlowOptions) -> (TcpTransport, TcpTransport, SendFlow, RecvFlow) {
     let [mut a, mut b] = [0, 1].map(|_| TcpTransport::new().expect("descriptor"));
     let (listener, handle) = b.listen(&ListenOptions::default()).expect("listens");
     let spec = FlowSpec { number: 0, peer: "rank 1".into(), options };
@@ -228,14 +263,14 @@ fn options_reach_the_sockets() {
     };
     let (Half::Send(sender), Half::Recv(receiver)) = (&sender.half, &receiver.half) else { panic!("other flows") };
     let mut ports = Vec::new();
-    for (socket, _) in receiver.sockets() {
+    for (socket, ..) in receiver.sockets() {
         let peer: SockaddrIn = getpeername(socket.as_fd().as_raw_fd()).expect("peer");
         assert_eq!(peer.ip(), std::net::Ipv4Addr::new(127, 0, 0, 2));
         ports.push(peer.port());
     }
     assert_eq!(ports.len(), 3);
     assert!(ports.is_sorted() && ports[0] >= 23_410 && ports[2] <= 23_449, "{ports:?}");
-    for socket in sender.sockets().chain(receiver.sockets().map(|(socket, _)| socket)) {
+    for socket in sender.sockets().chain(receiver.sockets().map(|(socket, ..)| socket)) {
         assert_eq!(getsockopt(socket, sockopt::Ipv4Tos).expect("option"), 26 << 2);
         assert_eq!(getsockopt(socket, sockopt::Priority).expect("option"), 5);
         // The kernel doubles what is asked for, to have room for its own.

@@ -4,6 +4,11 @@
 //! connector -> listener   Hello, once a socket
 //! listener -> connector   Verdict, once a socket, when the flow is accepted and all its sockets are there
 //! connector -> listener   (ChunkHeader, bytes of the chunk) *
+//!
+//! the same over another path, when the one before is dead:
+//! connector -> listener   Hello of the same connection and attempt, with a higher `resumption`
+//! listener -> connector   Resumed: a Verdict, and how many bytes of that connection's chunks have come
+//! connector -> listener   the bytes from there on
 //! ```
 //!
 //! Integers are little-endian. The first twelve bytes of [`Hello`] and [`Verdict`] never change between versions.
@@ -16,7 +21,7 @@ use super::super::options::{CHUNK_BYTES_MAX, CHUNK_BYTES_MIN};
 use super::super::{CONNECTIONS_MAX, Fault, ListenerHandle, MESSAGE_BYTES_MAX, TransportError};
 
 /// Version of the protocol; both sides must have the same.
-pub(super) const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 2;
 const MAGIC: [u8; 8] = *b"mccs-tcp";
 
 /// A secret that only those have whom the listener's side gave its handle.
@@ -50,6 +55,13 @@ pub(super) struct Address {
     pub(super) address: SocketAddr,
     pub(super) listener: Handle,
     pub(super) cookie: Cookie,
+}
+
+impl std::fmt::Debug for Address {
+    /// Without the secret.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Address({}, {:?})", self.address, self.listener)
+    }
 }
 
 /// "tcp", the version, an IPv6 address (IPv4 mapped into it), a port, the listener, the cookie.
@@ -103,9 +115,13 @@ pub(super) struct Hello {
     pub(super) chunk_bytes: u32,
     /// The same on all sockets of one attempt to connect.
     pub(super) attempt: u64,
+    /// How many sockets the connection had before: 0 on its first.
+    pub(super) resumption: u32,
 }
 
-pub(super) const HELLO_BYTES: usize = 60;
+pub(super) const HELLO_BYTES: usize = 64;
+/// Of a hello, those that say whose it is and of which version.
+pub(super) const PREFIX_BYTES: usize = 12;
 
 /// Why a hello is no good.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -128,17 +144,21 @@ impl Hello {
         bytes[40..48].copy_from_slice(&self.flow.to_le_bytes());
         bytes[48..56].copy_from_slice(&self.attempt.to_le_bytes());
         bytes[56..60].copy_from_slice(&self.chunk_bytes.to_le_bytes());
+        bytes[60..64].copy_from_slice(&self.resumption.to_le_bytes());
         bytes
     }
 
-    pub(super) fn decode(bytes: &[u8; HELLO_BYTES]) -> Result<Self, BadHello> {
+    /// Whether it begins as a hello of this version: those of others may be shorter.
+    pub(super) fn check_prefix(bytes: &[u8; PREFIX_BYTES]) -> Result<(), BadHello> {
         if !bytes.starts_with(&MAGIC) {
             return Err(BadHello::Garbage);
         }
         let version = u32::from_le_bytes(array(bytes, 8));
-        if version != VERSION {
-            return Err(BadHello::Version(version));
-        }
+        if version == VERSION { Ok(()) } else { Err(BadHello::Version(version)) }
+    }
+
+    pub(super) fn decode(bytes: &[u8; HELLO_BYTES]) -> Result<Self, BadHello> {
+        Self::check_prefix(&array(bytes, 0))?;
         let hello = Hello {
             listener: decode_handle(bytes, 16),
             cookie: array(bytes, 24),
@@ -147,6 +167,7 @@ impl Hello {
             connections: u16::from_le_bytes(array(bytes, 14)),
             chunk_bytes: u32::from_le_bytes(array(bytes, 56)),
             attempt: u64::from_le_bytes(array(bytes, 48)),
+            resumption: u32::from_le_bytes(array(bytes, 60)),
         };
         let right = (1..=CONNECTIONS_MAX).contains(&hello.connections)
             && hello.connection < hello.connections
@@ -156,6 +177,12 @@ impl Hello {
 
     pub(super) fn grid(&self) -> Grid {
         Grid::new(self.connections, self.chunk_bytes)
+    }
+
+    /// Whether another hello is of the same flow, at least as far as that can be said from here.
+    pub(super) fn is_of_same_flow(&self, other: &Hello) -> bool {
+        let flow = |hello: &Hello| (hello.attempt, hello.connections, hello.chunk_bytes);
+        flow(self) == flow(other)
     }
 }
 
@@ -199,6 +226,22 @@ impl Verdict {
             (theirs, _) => Err(Fault::Version { theirs, ours: VERSION }),
         }
     }
+}
+
+/// Answer to a hello that goes on: a welcome, and how many bytes have come.
+pub(super) const RESUMED_BYTES: usize = VERDICT_BYTES + 8;
+
+pub(super) fn encode_resumed(received: u64) -> [u8; RESUMED_BYTES] {
+    let mut bytes = [0; RESUMED_BYTES];
+    bytes[..VERDICT_BYTES].copy_from_slice(&Verdict::Welcome.encode());
+    bytes[VERDICT_BYTES..].copy_from_slice(&received.to_le_bytes());
+    bytes
+}
+
+/// How many bytes have come; anything but a welcome is a fault.
+pub(super) fn check_resumed(bytes: &[u8; RESUMED_BYTES]) -> Result<u64, Fault> {
+    Verdict::check(&array(bytes, 0))?;
+    Ok(u64::from_le_bytes(array(bytes, VERDICT_BYTES)))
 }
 
 /// How a flow's messages are cut into chunks.
@@ -276,7 +319,8 @@ mod tests {
     fn hello() -> Hello {
         let listener = Handle { index: 3, generation: 4 };
         let (flow, attempt) = (u64::MAX - 1, 5);
-        Hello { listener, cookie: [9; 16], flow, connection: 1, connections: 2, chunk_bytes: 65_536, attempt }
+        let (connection, connections, chunk_bytes) = (1, 2, 65_536);
+        Hello { listener, cookie: [9; 16], flow, connection, connections, chunk_bytes, attempt, resumption: 7 }
     }
 
     #[test]
@@ -320,9 +364,17 @@ mod tests {
             assert!(Verdict::check(&verdict.encode()).is_err());
         }
         let mut newer = Verdict::OtherVersion.encode();
-        newer[8] = 2;
-        assert_eq!(Verdict::check(&newer), Err(Fault::Version { theirs: 2, ours: VERSION }));
+        newer[8] = 99;
+        assert_eq!(Verdict::check(&newer), Err(Fault::Version { theirs: 99, ours: VERSION }));
         assert!(matches!(Verdict::check(&[0; VERDICT_BYTES]), Err(Fault::Protocol(_))));
+    }
+
+    #[test]
+    fn who_goes_on_is_told_from_where() {
+        assert_eq!(check_resumed(&encode_resumed(u64::MAX - 3)), Ok(u64::MAX - 3));
+        let mut refused = encode_resumed(5);
+        refused[..VERDICT_BYTES].copy_from_slice(&Verdict::Taken.encode());
+        assert!(matches!(check_resumed(&refused), Err(Fault::Refused(_))));
     }
 
     proptest! {

@@ -1,0 +1,76 @@
+//! Which links are dead, by what hosts say of paths.
+//!
+//! A host that gets no answer from another over a spine knows that one of two links is dead: that of its own leaf to the spine, or
+//! that of the other's. Where one link is on all paths over a spine that are said to be dead it is that one; where none is, all of them
+//! are left, until hosts say that their paths answer.
+//!
+//! Deliberately absent: paths that nothing steers to, and those between pods, of which this says nothing; and probing, which is the
+//! agents' (`engines/controller/probes.rs`).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use mccs_config::service::FlowPath;
+
+use super::basis::Basis;
+use crate::exchange::protocol::Name;
+
+/// Paths that are kept; a cluster with more dead ones at a time has no network.
+const PATHS_MAX: usize = 1 << 16;
+
+/// A path between two hosts, by what steers to it.
+type PathKey = (Name, String, (Option<(u16, u16)>, Option<u32>));
+
+/// See the module's documentation.
+#[derive(Debug, Clone, Default)]
+pub struct DeadPaths(BTreeMap<PathKey, FlowPath>);
+
+impl DeadPaths {
+    /// A host says whether another answers it over a path. Returns whether that is news.
+    pub fn hear(&mut self, from: &Name, peer: &str, path: &FlowPath, answers: bool) -> bool {
+        let steering = (path.source_ports.map(|ports| (ports.first, ports.last)), path.dscp);
+        let key = (from.clone(), peer.to_owned(), steering);
+        if answers {
+            return self.0.remove(&key).is_some();
+        }
+        (self.0.len() < PATHS_MAX || self.0.contains_key(&key)) && self.0.insert(key, path.clone()).is_none()
+    }
+
+    /// Forgets what a host has said. Returns whether there was anything.
+    pub fn forget(&mut self, from: &Name) -> bool {
+        let before = self.0.len();
+        self.0.retain(|(by, ..), _| by != from);
+        self.0.len() < before
+    }
+
+    /// Links that are dead, by lower and upper end, and who says so.
+    #[must_use]
+    pub fn links(&self, basis: &Basis) -> BTreeMap<(String, String), String> {
+        let topology = &basis.topology;
+        // By spine: leaves at either end of each dead path, and who says it.
+        let mut by_spine: BTreeMap<u32, Vec<([&str; 2], String)>> = BTreeMap::new();
+        for ((from, peer, _), path) in &self.0 {
+            let (Some(a), Some(b)) = (basis.hosts.get(from.as_str()), basis.hosts.get(peer)) else { continue };
+            let is_same = |spine: &u32| {
+                let steering = topology.steering(*spine);
+                let is_steered = steering.source_ports.is_some() || steering.dscp.is_some();
+                is_steered && (steering.source_ports, steering.dscp) == (path.source_ports, path.dscp)
+            };
+            let Some(spine) = (0..topology.spine_count()).find(is_same) else { continue };
+            let leaves = [*a, *b].map(|host| topology.leaf_name(topology.port_of(host, 0)));
+            if leaves[0] != leaves[1] && topology.pod(*a) == topology.pod(*b) {
+                by_spine.entry(spine).or_default().push((leaves, format!("host {from} gets no answer from {peer}")));
+            }
+        }
+        let mut links = BTreeMap::new();
+        for (spine, paths) in by_spine {
+            let all: BTreeSet<&str> = paths.iter().flat_map(|(leaves, _)| *leaves).collect();
+            let is_on_all = |leaf: &&str| paths.iter().all(|(leaves, _)| leaves.contains(leaf));
+            let shared: BTreeSet<&str> = all.iter().copied().filter(is_on_all).collect();
+            for leaf in if shared.is_empty() { all } else { shared } {
+                let why = paths.iter().find(|(leaves, _)| leaves.contains(&leaf)).map(|(_, why)| why.clone());
+                links.insert((leaf.to_owned(), topology.spine_name(spine).to_owned()), why.unwrap_or_default());
+            }
+        }
+        links
+    }
+}

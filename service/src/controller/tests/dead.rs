@@ -1,0 +1,90 @@
+//! Hosts say that paths are dead: which links that makes of it, and what becomes of communicators.
+
+use std::collections::BTreeMap;
+
+use mccs_config::service::FlowPath;
+
+use super::bed::{Bed, TOPOLOGY, name, policy, text};
+use crate::controller::basis::Basis;
+use crate::controller::dead_paths::DeadPaths;
+
+fn path(ports: &str) -> FlowPath {
+    FlowPath { source_ports: Some(ports.parse().unwrap()), ..FlowPath::default() }
+}
+
+const SPINE0: &str = "20000-20099";
+
+fn say(bed: &mut Bed, from: &str, to: &str, answers: bool) {
+    let output = bed.host(&name(from)).agent.path(&name(to), path(SPINE0), answers);
+    bed.carry_out(&name(from), output);
+    bed.run();
+}
+
+#[test]
+fn flows_leave_a_link_that_hosts_find_dead_and_come_back() {
+    let mut bed = Bed::new("ffa");
+    let comm = bed.begin_wide("t");
+    bed.run();
+    let before = bed.chosen(&comm).clone();
+    say(&mut bed, "host-a", "host-c", false);
+    let on = |bed: &Bed| bed.chosen(&comm).paths.iter().filter_map(|path| path.source_ports).collect::<Vec<_>>();
+    assert_eq!(on(&bed), ["20100-20199".parse().unwrap()]);
+    let view = bed.show();
+    let dead: Vec<_> = view.dead_links.iter().map(|[lower, upper, _]| (&**lower, &**upper)).collect();
+    // With two racks nobody can say which of the two it is.
+    assert_eq!(dead, [("leaf0", "spine0"), ("leaf1", "spine0")]);
+    assert!(view.dead_links[0][2].contains("host-a gets no answer from host-c"), "{:?}", view.dead_links);
+    assert!(view.links.is_empty(), "nobody has said so");
+    assert!(bed.history().iter().any(|entry| entry.what == "link leaf0 spine0 found dead"));
+    // Who says it again, or for another host, changes nothing; nor does a controller that has to be told again.
+    let epoch = bed.chosen(&comm).epoch;
+    say(&mut bed, "host-a", "host-c", false);
+    say(&mut bed, "host-c", "host-b", false);
+    bed.restart_controller(2, policy("ffa"));
+    bed.run();
+    assert_eq!((bed.chosen(&comm).epoch, bed.show().dead_links.len()), (epoch, 2));
+    say(&mut bed, "host-a", "host-c", true);
+    assert_eq!((bed.chosen(&comm).epoch, bed.show().dead_links.len()), (epoch, 2), "another host still says it");
+    say(&mut bed, "host-c", "host-b", true);
+    assert_eq!((&bed.chosen(&comm).paths, &bed.chosen(&comm).flows), (&before.paths, &before.flows));
+    assert!(bed.show().dead_links.is_empty());
+}
+
+#[test]
+fn what_a_host_has_said_goes_with_it() {
+    let mut bed = Bed::new("ffa");
+    say(&mut bed, "host-d", "host-a", false);
+    assert_eq!(bed.show().dead_links.len(), 2);
+    bed.controller.lost(&name("host-d"), bed.now);
+    bed.run();
+    assert!(bed.show().dead_links.is_empty());
+}
+
+/// Three racks, where one dead link can be told from the others.
+#[test]
+fn the_link_that_all_dead_paths_share_is_the_dead_one() {
+    let third = "[[leaf]]\nname = \"leaf2\"\n[[host]]\nname = \"host-e\"\nleaf = \"leaf2\"\n";
+    let hosts = ["a", "b", "c", "d", "e"].map(|host| format!("host-{host}"));
+    let basis = Basis::new(text("topology.toml", &format!("{TOPOLOGY}\n{third}")), policy("ffa"), &hosts).unwrap();
+    let found = |paths: &[(&str, &str, &str)]| {
+        let mut dead = DeadPaths::default();
+        for (from, to, ports) in paths {
+            assert!(dead.hear(&name(from), to, &path(ports), false));
+        }
+        dead.links(&basis).into_keys().collect::<Vec<_>>()
+    };
+    let link = |leaf: &str, spine: &str| (leaf.to_owned(), spine.to_owned());
+    let one = [("host-a", "host-c", SPINE0), ("host-e", "host-b", SPINE0), ("host-d", "host-a", SPINE0)];
+    assert_eq!(found(&one), [link("leaf0", "spine0")]);
+    let pair = [("host-a", "host-c", SPINE0)];
+    assert_eq!(found(&pair), [link("leaf0", "spine0"), link("leaf1", "spine0")]);
+    let all = [("host-a", "host-c", SPINE0), ("host-c", "host-e", SPINE0), ("host-e", "host-a", SPINE0)];
+    assert_eq!(found(&all).len(), 3, "the spine");
+    let two = [("host-a", "host-c", SPINE0), ("host-a", "host-c", "20100-20199")];
+    assert_eq!(found(&two).len(), 4);
+    // Below a leaf, of an unknown host, and where nothing steers to: nothing follows.
+    assert_eq!(found(&[("host-a", "host-b", SPINE0), ("host-a", "host-x", SPINE0), ("host-a", "host-c", "1-2")]), []);
+    let mut dead = DeadPaths::default();
+    assert!(!dead.hear(&name("host-a"), "host-c", &path(SPINE0), true), "it was not dead");
+    assert_eq!(dead.links(&basis), BTreeMap::new());
+}

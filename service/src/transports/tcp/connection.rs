@@ -1,0 +1,420 @@
+//! A sender's connection: the socket that carries its stream, and the one that is being dialled, at first or because the one before
+//! has found a dead path.
+//!
+//! ```text
+//!            dial: connecting --> greeting --> waiting for an answer --> the connection's line
+//! line:  open ------ (its peer's kernel answers nothing) --^ cut: nothing is written to it, or learnt from it, any more
+//!              <---- (it answers again before)
+//! ```
+//!
+//! The receiver closes the old socket when it has heard the hello on the new one, takes what had come on it, and answers how much that
+//! is; the stream goes on from there. Who says a hello cannot know whether it was heard. So sockets that said one and got no answer stay
+//! open until a later one has, or the flow ends: the receiver takes the end of a socket for the flow's.
+//!
+//! Deliberately absent: which path comes next, and when to look (the sender and the transport know).
+
+use std::time::{Duration, Instant};
+
+use mccs_ipc::types::Handle;
+use nix::errno::Errno;
+
+use super::super::Fault;
+use super::log::Log;
+use super::peer_gone;
+use super::socket::{Moved, Socket};
+use super::watches::Ready;
+use super::wire::{Hello, RESUMED_BYTES, VERDICT_BYTES, Verdict, check_resumed};
+
+/// A path is dead when so many looks, over its time-out, have found no answer.
+pub(super) const LOOKS: u32 = 6;
+/// Looks for the answer to a hello that goes on: its service may be busy, another dial would wait for it too.
+const ANSWER_LOOKS: u32 = 4 * LOOKS;
+/// Dials that find no answer are given more time, up to so many times as much: their peer's host may be gone.
+const DIAL_PATIENCE_MAX: u32 = 8;
+
+const NO_ANSWER: Fault = Fault::Refused("it closes the connection without an answer");
+
+/// The socket in use.
+#[derive(Debug)]
+pub(super) struct Line {
+    pub(super) socket: Socket,
+    pub(super) watch: Handle,
+    pub(super) readable: bool,
+    pub(super) writable: bool,
+    /// Nothing more will be written.
+    pub(super) ended: bool,
+}
+
+/// How far a dialled socket is.
+#[derive(Debug)]
+enum Stage {
+    Connecting,
+    Greeting { sent: usize },
+    Waiting { bytes: [u8; RESUMED_BYTES], got: usize },
+}
+
+#[derive(Debug)]
+struct Dial {
+    socket: Socket,
+    watch: Handle,
+    stage: Stage,
+    readable: bool,
+    writable: bool,
+    resumption: u32,
+    /// Where it goes, as the sender counts paths.
+    path: usize,
+    /// Looks that have found it where it was.
+    looks: u32,
+    /// Whether it is wanted also where the line's path is well: only tests want that.
+    is_forced: bool,
+}
+
+/// For how long nothing was answered.
+#[derive(Debug, Default)]
+struct Stall {
+    acknowledged: u64,
+    looks: u32,
+    since: Option<Instant>,
+    looked_at: Option<Instant>,
+}
+
+/// What a look has found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Look {
+    /// Nothing is owed: it need not be looked at before something is sent.
+    Settled,
+    /// Something is owed, and may come.
+    Owed,
+    /// Another socket is to be dialled.
+    Dial,
+    /// Nothing was answered on any path for too long.
+    Gone,
+}
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(super) struct Connection {
+    number: u16,
+    pub(super) line: Option<Line>,
+    dial: Option<Dial>,
+    /// Dialled, and given up after they had said hello.
+    given_up: Vec<(Socket, Handle)>,
+    is_cut: bool,
+    /// Sockets that were dialled.
+    dials: u32,
+    /// Paths that were tried since the last one that worked.
+    tries: usize,
+    /// Sockets that have become its line.
+    openings: u32,
+    /// What was sent, or is to be.
+    pub(super) log: Log,
+    /// The line was given everything before this place in the stream.
+    pub(super) position: u64,
+    /// Of the line, as the sender counts paths.
+    pub(super) path: usize,
+    stall: Stall,
+}
+
+impl Connection {
+    /// A connection that is not dialled yet.
+    pub(super) fn new(number: u16) -> Self {
+        Connection {
+            number,
+            line: None,
+            dial: None,
+            given_up: Vec::new(),
+            is_cut: false,
+            dials: 0,
+            tries: 0,
+            openings: 0,
+            log: Log::new(),
+            position: 0,
+            path: 0,
+            stall: Stall::default(),
+        }
+    }
+
+    /// The path, of `count`, to dial over: those after the one that worked last, in turn, and that one again.
+    pub(super) fn next_path(&mut self, count: usize) -> usize {
+        let path = (self.path + self.tries) % count.max(1);
+        self.tries += 1;
+        path
+    }
+
+    /// The line, if bytes may be written to it and its acknowledgements mean something.
+    pub(super) fn live(&mut self) -> Option<&mut Line> {
+        self.line.as_mut().filter(|_| !self.is_cut)
+    }
+
+    /// How many sockets have been its line.
+    pub(super) fn openings(&self) -> u32 {
+        self.openings
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        self.line.is_some()
+    }
+
+    /// Whether its peer's host was reached.
+    pub(super) fn has_reached_peer(&self) -> bool {
+        self.is_open() || self.dial.as_ref().is_some_and(|dial| matches!(dial.stage, Stage::Waiting { .. }))
+    }
+
+    /// The socket in use, or to be.
+    pub(super) fn socket(&self) -> Option<&Socket> {
+        self.line.as_ref().map(|line| &line.socket).or(self.dial.as_ref().map(|dial| &dial.socket))
+    }
+
+    pub(super) fn ready(&mut self, watch: Handle, ready: Ready) {
+        if let Some(line) = self.line.as_mut().filter(|line| line.watch == watch) {
+            line.readable |= ready.readable || ready.hung_up;
+            line.writable |= ready.writable || ready.hung_up;
+        }
+        if let Some(dial) = self.dial.as_mut().filter(|dial| dial.watch == watch) {
+            dial.readable |= ready.readable || ready.hung_up;
+            dial.writable |= ready.writable || ready.hung_up;
+        }
+    }
+
+    /// A socket has begun to connect, over a path. Returns the watch of one that is closed for it.
+    pub(super) fn dial(&mut self, socket: Socket, watch: Handle, path: usize) -> Option<Handle> {
+        let resumption = self.dials;
+        self.dials += 1;
+        let useless = self.give_dial_up();
+        let (stage, looks) = (Stage::Connecting, 0);
+        let (readable, writable, is_forced) = (false, false, false);
+        self.dial = Some(Dial { socket, watch, stage, readable, writable, resumption, path, looks, is_forced });
+        useless
+    }
+
+    /// What is dialled takes the line's place, whatever the line does.
+    #[cfg(test)]
+    pub(super) fn force(&mut self) {
+        self.dial.iter_mut().for_each(|dial| dial.is_forced = true);
+    }
+
+    /// The path that brings no answer, as the sender counts them: what is dialled goes there, or else the line.
+    pub(super) fn failing_path(&self) -> usize {
+        self.dial.as_ref().map_or(self.path, |dial| dial.path)
+    }
+
+    /// Gives up what is being dialled. Returns its watch if its socket is closed.
+    pub(super) fn give_dial_up(&mut self) -> Option<Handle> {
+        let dial = self.dial.take()?;
+        if matches!(dial.stage, Stage::Connecting) {
+            dial.socket.close(false);
+            return Some(dial.watch);
+        }
+        self.given_up.push((dial.socket, dial.watch));
+        None
+    }
+
+    /// Goes on with what is being dialled: says hello, and reads the answer. Returns whether it got further. Watches of sockets
+    /// that were closed go to `closed`.
+    pub(super) fn go_on(&mut self, hello: &Hello, closed: &mut Vec<Handle>) -> Result<bool, Fault> {
+        let (mut further, is_open) = (false, self.is_open());
+        loop {
+            let Some(dial) = &mut self.dial else { return Ok(further) };
+            match &mut dial.stage {
+                Stage::Connecting if dial.writable => {
+                    dial.socket.connected().map_err(|fault| refused(is_open, fault))?;
+                    if !dial.is_forced && self.has_progressed() {
+                        // The old path is well again.
+                        closed.extend(self.give_dial_up());
+                        return Ok(true);
+                    }
+                    self.is_cut = self.line.is_some();
+                    if let Some(dial) = &mut self.dial {
+                        dial.stage = Stage::Greeting { sent: 0 };
+                    }
+                }
+                Stage::Greeting { sent } => {
+                    let hello = Hello { connection: self.number, resumption: dial.resumption, ..*hello }.encode();
+                    let written = dial.socket.write_slice(&hello[*sent..]);
+                    match written.map_err(|errno| refused(is_open, unanswered(errno)))? {
+                        Moved::Bytes(bytes) => *sent += bytes,
+                        Moved::WouldBlock | Moved::End => return Ok(further),
+                    }
+                    if *sent == hello.len() {
+                        dial.stage = Stage::Waiting { bytes: [0; RESUMED_BYTES], got: 0 };
+                    }
+                }
+                Stage::Waiting { bytes, got } if dial.readable => {
+                    let answer_bytes = if dial.resumption == 0 { VERDICT_BYTES } else { RESUMED_BYTES };
+                    let read = dial.socket.read_slice(&mut bytes[*got..answer_bytes]);
+                    match read.map_err(|errno| refused(is_open, unanswered(errno)))? {
+                        Moved::Bytes(count) => *got += count,
+                        Moved::WouldBlock => dial.readable = false,
+                        Moved::End if *got >= VERDICT_BYTES => {
+                            // A refusal is shorter than what an answer may be.
+                            check_resumed(bytes).map_err(|fault| refused(is_open, fault))?;
+                            return Err(refused(is_open, NO_ANSWER));
+                        }
+                        Moved::End => return Err(refused(is_open, NO_ANSWER)),
+                    }
+                    if *got == answer_bytes {
+                        let received = if dial.resumption == 0 {
+                            bytes.first_chunk().map_or(Ok(()), Verdict::check).map(|()| 0)
+                        } else {
+                            check_resumed(bytes)
+                        };
+                        let received = received.map_err(|fault| refused(is_open, fault))?;
+                        self.open(received, closed)?;
+                    }
+                }
+                Stage::Connecting | Stage::Waiting { .. } => return Ok(further),
+            }
+            further = true;
+        }
+    }
+
+    /// What was dialled becomes the line; `received` bytes of the stream have come.
+    fn open(&mut self, received: u64, closed: &mut Vec<Handle>) -> Result<(), Fault> {
+        if received < self.log.start() || received > self.position {
+            return Err(Fault::Protocol("it says that bytes have come which were not sent, or has lost some"));
+        }
+        let Some(dial) = self.dial.take() else { return Ok(()) };
+        let line = Line { socket: dial.socket, watch: dial.watch, readable: true, writable: true, ended: false };
+        if let Some(old) = self.line.replace(line) {
+            old.socket.close(false);
+            closed.push(old.watch);
+        }
+        for (socket, watch) in self.given_up.drain(..) {
+            socket.close(false);
+            closed.push(watch);
+        }
+        self.log.acknowledge(received);
+        (self.position, self.path, self.is_cut, self.stall) = (received, dial.path, false, Stall::default());
+        (self.tries, self.openings) = (1, self.openings + 1);
+        Ok(())
+    }
+
+    /// Bytes of the stream that the peer's kernel has acknowledged, where the socket can tell.
+    pub(super) fn acknowledged(&self) -> Option<u64> {
+        let line = self.line.as_ref().filter(|_| !self.is_cut)?;
+        // What ends the stream counts as a byte.
+        let unacknowledged = line.socket.unacknowledged()?.saturating_sub(u64::from(line.ended));
+        Some(self.position.saturating_sub(unacknowledged))
+    }
+
+    fn has_progressed(&self) -> bool {
+        self.acknowledged().is_some_and(|acknowledged| acknowledged > self.stall.acknowledged)
+    }
+
+    /// The line's path is taken for dead, whatever it will bring.
+    pub(super) fn cut(&mut self) {
+        self.is_cut = true;
+    }
+
+    pub(super) fn is_cut(&self) -> bool {
+        self.is_cut
+    }
+
+    /// Looks whether the peer's kernel answers, [`LOOKS`] times in a path's time-out. `paths` is how many there are.
+    pub(super) fn look(&mut self, now: Instant, paths: usize, silence_timeout: Duration) -> Look {
+        let is_line_well = self.look_at_line(now);
+        if is_line_well {
+            // Its dial is not needed, and has not said a hello.
+            return if self.log.is_empty() && self.dial.is_none() { Look::Settled } else { Look::Owed };
+        }
+        if self.stall.since.is_some_and(|since| now.saturating_duration_since(since) >= silence_timeout) {
+            return Look::Gone;
+        }
+        let is_open = self.is_open();
+        if is_open && !self.is_cut && self.stall.looks < LOOKS {
+            return Look::Owed;
+        }
+        let Some(dial) = &mut self.dial else { return Look::Dial };
+        let rounds = u32::try_from(self.tries.saturating_sub(1) / paths.max(1)).unwrap_or(DIAL_PATIENCE_MAX);
+        let mut limit = LOOKS * rounds.clamp(1, DIAL_PATIENCE_MAX);
+        if let Stage::Waiting { .. } = dial.stage
+            && dial.socket.unacknowledged() == Some(0)
+        {
+            if !is_open {
+                // The peer's service has not accepted the flow yet, and may take its time.
+                return Look::Settled;
+            }
+            limit = limit.max(ANSWER_LOOKS);
+        }
+        dial.looks += 1;
+        if dial.looks > limit { Look::Dial } else { Look::Owed }
+    }
+
+    /// Whether there is a line, and it answers or owes nothing.
+    fn look_at_line(&mut self, now: Instant) -> bool {
+        let (Some(line), Some(acknowledged)) = (&self.line, self.acknowledged()) else {
+            if self.is_open() {
+                self.stall.since.get_or_insert(now);
+            }
+            return false;
+        };
+        let answers = line.socket.answers();
+        let stall = &mut self.stall;
+        let since_look = stall.looked_at.replace(now).map_or(Duration::ZERO, |at| now.saturating_duration_since(at));
+        let owes_nothing = acknowledged == self.log.end();
+        let has_progressed = acknowledged > stall.acknowledged;
+        let has_answered = answers.is_none_or(|answers| answers.last <= since_look);
+        stall.acknowledged = acknowledged;
+        if owes_nothing || has_progressed || has_answered {
+            (stall.looks, stall.since) = (0, None);
+            return true;
+        }
+        stall.looks += 1;
+        stall.since.get_or_insert(now);
+        // Before something was sent a second time it may just be on its way.
+        if !answers.is_some_and(|answers| answers.is_owed) {
+            stall.looks = stall.looks.min(LOOKS - 1);
+        }
+        false
+    }
+
+    /// Whether what is dialled is not needed, since the line answers.
+    pub(super) fn is_dial_idle(&self) -> bool {
+        self.dial.as_ref().is_some_and(|dial| !dial.is_forced)
+            && self.is_open()
+            && !self.is_cut
+            && self.stall.looks == 0
+    }
+
+    /// The receiver has nothing to say: what is readable is its end, or wrong.
+    pub(super) fn check_peer(&mut self) -> Result<(), Fault> {
+        let Some(line) = self.line.as_mut().filter(|line| line.readable && !self.is_cut) else { return Ok(()) };
+        match line.socket.read_slice(&mut [0; 1]).map_err(peer_gone)? {
+            Moved::Bytes(_) => Err(Fault::Protocol("a receiver sends bytes")),
+            Moved::End => Err(Fault::Closed),
+            Moved::WouldBlock => {
+                line.readable = false;
+                Ok(())
+            }
+        }
+    }
+
+    /// Watches of its sockets.
+    pub(super) fn watches(&self) -> impl Iterator<Item = Handle> {
+        let line = self.line.as_ref().map(|line| line.watch);
+        let dial = self.dial.as_ref().map(|dial| dial.watch);
+        line.into_iter().chain(dial).chain(self.given_up.iter().map(|(_, watch)| *watch))
+    }
+
+    /// Ends its sockets. Returns their watches.
+    pub(super) fn end(self, rest_is_wanted: bool) -> impl Iterator<Item = Handle> {
+        let line = self.line.map(|line| (line.socket, line.watch));
+        let dial = self.dial.map(|dial| (dial.socket, dial.watch));
+        line.into_iter().chain(dial).chain(self.given_up).map(move |(socket, watch)| {
+            socket.close(rest_is_wanted);
+            watch
+        })
+    }
+}
+
+/// What a refusal means: of a flow that was open, that the peer has closed it.
+fn refused(is_open: bool, fault: Fault) -> Fault {
+    if is_open && matches!(fault, Fault::Refused(_)) { Fault::Closed } else { fault }
+}
+
+fn unanswered(errno: Errno) -> Fault {
+    match peer_gone(errno) {
+        Fault::Closed => NO_ANSWER,
+        fault => fault,
+    }
+}

@@ -1,0 +1,43 @@
+//! A connection that carries nothing: whether a host answers over a path.
+
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::AsFd;
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use super::super::{FlowOptions, FlowPath};
+use super::socket::Socket;
+
+/// A connection that has begun.
+#[derive(Debug)]
+pub struct Probe {
+    socket: Socket,
+    /// Something on the way says that the host cannot be reached.
+    has_failed: bool,
+}
+
+impl Probe {
+    /// Begins to connect to a host over a path, from an address of this one where one is given. `turn` makes probes take different
+    /// ports of the path. `None` if that cannot be had now.
+    #[must_use]
+    pub fn start(to: SocketAddr, from: Option<IpAddr>, path: &FlowPath, turn: u16) -> Option<Self> {
+        let options = FlowOptions { source_address: from, ..FlowOptions::default() };
+        Socket::connect(to, &path.instead_of(&options), turn).ok().map(|socket| Probe { socket, has_failed: false })
+    }
+
+    /// Whether the host has answered by now: that nobody listens is an answer, too.
+    #[must_use]
+    pub fn has_answered(&mut self) -> bool {
+        let mut fds = [PollFd::new(self.socket.as_fd(), PollFlags::POLLOUT)];
+        if self.has_failed || !poll(&mut fds, PollTimeout::ZERO).is_ok_and(|ready| ready > 0) {
+            return false;
+        }
+        self.has_failed = matches!(self.socket.connected(), Err(super::Fault::Lost(_)));
+        !self.has_failed
+    }
+
+    /// Ends it at once: its port is free.
+    pub fn end(self) {
+        self.socket.close(false);
+    }
+}

@@ -1,0 +1,181 @@
+//! Flows that go on over other paths: looking whether peers answer, dialling anew, and taking what comes over a new socket.
+//!
+//! A sender finds out, since only a sender misses something: bytes that the peer's kernel neither acknowledges nor refuses, for
+//! `path_timeout`, though they were sent a second time. A peer whose service is late, or has no room, answers through its kernel;
+//! a congested path brings some packets. Then the connection that misses them dials its flow's next path, and says which bytes it goes
+//! on with (`connection.rs`). Nothing of this needs the flow's user, or anybody's decision.
+
+use std::time::{Duration, Instant};
+
+use mccs_ipc::types::Handle;
+
+use super::super::{Fault, FlowId, PathNews, SendFlow};
+use super::port::refuse;
+use super::setup::welcome;
+use super::socket::Socket;
+use super::watches::Watched;
+use super::wire::{Hello, Verdict};
+use super::{Flow, Half, SILENCE_LOOKED_AT_EVERY, TcpTransport};
+
+/// How often acknowledgements are asked for while nothing else is to do, and more is missing than is copied.
+pub(super) const SETTLED_EVERY: Duration = Duration::from_millis(1);
+/// Flows that are asked for their acknowledgements in a poll.
+const SETTLED_MAX: usize = 32;
+/// News of paths that are kept until they are asked for: more say no more.
+const PATH_NEWS_MAX: usize = 4096;
+/// Flows that dial anew in one look: others have their turn in the next ones, so that a dead link does not stop everything else.
+const DIALS_MAX: usize = 256;
+
+impl TcpTransport {
+    /// A sender's messages wait for acknowledgements.
+    pub(super) fn await_settling(&mut self, handle: Handle) {
+        if let Some(flow) = self.flows.get_mut(handle)
+            && !std::mem::replace(&mut flow.is_unsettled, true)
+        {
+            self.unsettled.push_back(handle);
+        }
+    }
+
+    /// Ends messages that were acknowledged, or need to wait no longer; without a time, all that can be ended. Returns whether it did.
+    pub(super) fn settle(&mut self, now: Option<Instant>) -> bool {
+        let mut any = false;
+        for _ in 0..self.unsettled.len().min(SETTLED_MAX) {
+            let Some(handle) = self.unsettled.pop_front() else { break };
+            let Some(flow) = self.flows.get_mut(handle) else { continue };
+            let Half::Send(sender) = &mut flow.half else { continue };
+            let (moved, is_left) = sender.settle(now, &mut self.regions);
+            flow.is_unsettled = is_left;
+            if is_left {
+                self.unsettled.push_back(handle);
+            }
+            if moved {
+                any = true;
+                self.tell(handle);
+            }
+        }
+        any
+    }
+
+    /// Forgets sockets that a sender has closed, and notes what it has found out.
+    pub(super) fn forget_closed(&mut self, handle: Handle) {
+        let Some(Flow { half: Half::Send(sender), .. }) = self.flows.get_mut(handle) else { return };
+        self.watches.forget(sender.take_closed());
+        for (path, answers) in sender.take_path_news() {
+            if self.path_news.len() < PATH_NEWS_MAX {
+                self.path_news.push_back(PathNews { flow: SendFlow(FlowId(handle)), path, answers });
+            }
+        }
+    }
+
+    /// Begins to connect a connection's next socket.
+    pub(super) fn dial(&mut self, handle: Handle, connection: u16) -> Result<(), Fault> {
+        let Some(Flow { half: Half::Send(sender), .. }) = self.flows.get_mut(handle) else { return Ok(()) };
+        if let Some(every) = sender.looked_at_every() {
+            self.look_every = self.look_every.min(every);
+        }
+        let (socket, path) = sender.dial(connection)?;
+        let watched = Watched::Connection { flow: handle, connection };
+        let os = |reason| Fault::Os { call: "epoll_ctl", reason };
+        let watch = self.watches.add(watched, &socket).map_err(os)?;
+        sender.dialled(connection, socket, watch, path);
+        self.forget_closed(handle);
+        Ok(())
+    }
+
+    /// Looks whether peers answer: dials anew for those that do not on one path, and fails those that do not on any.
+    pub(super) fn look(&mut self, now: Instant) {
+        if self.look_at.is_none_or(|at| now < at) {
+            return;
+        }
+        self.look_at = None;
+        let (mut to_dial, mut failed, mut moved, mut over) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let mut connections = Vec::new();
+        self.look_every = SILENCE_LOOKED_AT_EVERY;
+        for (handle, flow) in self.flows.iter_mut().filter(|(_, flow)| flow.fault.is_none()) {
+            let Half::Send(sender) = &mut flow.half else { continue };
+            if !sender.can_resume() {
+                let Some(silence) = sender.silence() else { continue };
+                self.is_to_look = true;
+                if silence >= flow.silence_timeout {
+                    failed.push((handle, Fault::Lost(nix::errno::Errno::ETIMEDOUT)));
+                }
+                continue;
+            }
+            self.look_every = self.look_every.min(sender.looked_at_every().unwrap_or(SILENCE_LOOKED_AT_EVERY));
+            match sender.look(now, &mut self.regions, &mut connections) {
+                Ok(looked) => {
+                    self.is_to_look |= looked.is_owed;
+                    moved.extend(looked.moved.then_some(handle));
+                    over.extend(looked.is_over.then_some(handle));
+                }
+                Err(fault) => failed.push((handle, fault)),
+            }
+            to_dial.extend(connections.drain(..).map(|connection| (handle, connection)));
+        }
+        moved.into_iter().for_each(|handle| self.tell(handle));
+        for (handle, connection) in to_dial.into_iter().take(DIALS_MAX) {
+            // What is not to be had now may be at the next look.
+            let _ = self.dial(handle, connection);
+            self.forget_closed(handle);
+            self.enqueue(handle);
+        }
+        failed.into_iter().for_each(|(handle, fault)| self.fail(handle, fault));
+        for handle in over {
+            self.end(handle);
+            self.forget_lingering(handle);
+        }
+        if std::mem::take(&mut self.is_to_look) {
+            self.look_at = Some(now + self.look_every);
+        }
+    }
+
+    /// A connection goes on with a flow that is connected.
+    pub(super) fn resume(&mut self, id: FlowId, hello: &Hello, socket: Socket, watch: Handle, now: Instant) {
+        let resumed = match self.flows.get_mut(id.0) {
+            Some(Flow { half: Half::Recv(receiver), fault: None, accepted_with: Some(options), .. }) => {
+                receiver.resume(hello, (socket, watch), |socket, received| welcome(socket, options, Some(received)))
+            }
+            _ => {
+                refuse(&socket, Verdict::Taken);
+                None
+            }
+        };
+        let Some(old) = resumed else {
+            self.watches.forget([watch]);
+            self.refusals.add("its flow was closed, or has gone on otherwise", now);
+            return;
+        };
+        self.watches.forget([old]);
+        self.watches.change(watch, Watched::Connection { flow: id.0, connection: hello.connection });
+        self.enqueue(id.0);
+    }
+
+    /// A flow's user closes it. Returns whether it lives on, under a name that nobody knows, until what its completed sends have handed
+    /// over is acknowledged: it might have to be sent again.
+    pub(super) fn linger(&mut self, handle: Handle) -> bool {
+        let Some(flow) = self.flows.get_mut(handle).filter(|flow| flow.fault.is_none()) else { return false };
+        let Half::Send(sender) = &mut flow.half else { return false };
+        if !sender.begin_to_linger(&mut self.regions) {
+            return false;
+        }
+        let Some(mut flow) = self.flows.remove(handle) else { return false };
+        (flow.queued, flow.is_news, flow.is_unsettled, flow.lingers) = (false, false, false, true);
+        let Ok(new) = self.flows.insert(flow) else { return true };
+        self.lingering += 1;
+        if let Some(Flow { half: Half::Send(sender), .. }) = self.flows.get(new) {
+            for (connection, watch) in sender.watches() {
+                self.watches.change(watch, Watched::Connection { flow: new, connection });
+            }
+        }
+        self.is_to_look = true;
+        true
+    }
+
+    /// A flow that lingers has ended.
+    pub(super) fn forget_lingering(&mut self, handle: Handle) {
+        if self.flows.get(handle).is_some_and(|flow| flow.lingers) {
+            self.flows.remove(handle);
+            self.lingering = self.lingering.saturating_sub(1);
+        }
+    }
+}

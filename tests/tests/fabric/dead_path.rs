@@ -1,0 +1,165 @@
+//! A link between a leaf and a spine dies silently under a job: packets that should cross it are gone, and nobody is told.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use mccs::{DataType, RedOp};
+use mccs_service::control::{ControlAnswer, ControlRequest, call};
+use mccs_service::controller::answer::{ControllerAnswer, ControllerRequest, PolicyView, Standing};
+use mccs_tests::Rank;
+use mccs_tests::hosts::{Raise, in_threads};
+
+use crate::bed::Bed;
+use crate::loss::Loss;
+
+/// Ways over the spines, as `service.toml` has them; two channels, one over each.
+const WAYS: &str = "[strategy]\nalgorithm = \"ring\"\nchannels = 2\n[[strategy.path]]\nsource_ports = \"20000-20099\"\n\
+                    [[strategy.path]]\nsource_ports = \"20100-20199\"\n";
+/// Elements of an all-reduce of 64 MiB.
+const COUNT: u64 = 16 << 20;
+
+/// What ranks have done so far.
+#[derive(Default)]
+struct Story {
+    begun: AtomicU64,
+    ended: AtomicU64,
+    /// When each rank has ended each call.
+    ends: Mutex<Vec<Instant>>,
+}
+
+fn is_at_least(count: &AtomicU64, least: u64) {
+    while count.load(Ordering::Relaxed) < least {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// All-reduces with checked data until `stop` is raised.
+fn reduce(rank: &Rank, story: &Story, stop: &AtomicU64) {
+    let (nranks, own) = (rank.comm.nranks(), rank.comm.rank());
+    let (memory, flag) = (rank.client.allocate(4 * COUNT).expect("memory"), rank.client.allocate(4).expect("memory"));
+    for call in 0.. {
+        // They differ by rank, element and call, and their sum is exact.
+        let value = |rank: u32, index: usize| ((index as u32).wrapping_mul(7) + 3 * call + rank) % 1000;
+        // SAFETY: nothing is in flight.
+        let words: &mut [u32] = bytemuck::cast_slice_mut(unsafe { memory.as_mut_slice() });
+        words.iter_mut().enumerate().for_each(|(index, word)| *word = value(own, index));
+        story.begun.fetch_add(1, Ordering::Relaxed);
+        let place = memory.at(0);
+        rank.comm.all_reduce(place, place, COUNT, DataType::U32, RedOp::Sum, &rank.stream).expect("enqueued");
+        rank.stream.synchronize().expect("completed");
+        story.ends.lock().expect("ends").push(Instant::now());
+        story.ended.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: nothing is in flight.
+        let words: &mut [u32] = bytemuck::cast_slice_mut(unsafe { memory.as_mut_slice() });
+        let sum = |index: usize| (0..nranks).map(|rank| value(rank, index)).sum::<u32>();
+        let wrong = words.iter().enumerate().find(|(index, word)| **word != sum(*index));
+        assert_eq!(wrong, None, "in call {call}");
+        // SAFETY: nothing is in flight.
+        let bytes = unsafe { flag.as_mut_slice() };
+        bytes.copy_from_slice(&(stop.load(Ordering::Relaxed) as u32).to_le_bytes());
+        rank.comm.all_reduce(flag.at(0), flag.at(0), 1, DataType::U32, RedOp::Max, &rank.stream).expect("enqueued");
+        rank.stream.synchronize().expect("completed");
+        if bytes[0] != 0 {
+            return;
+        }
+    }
+}
+
+/// Both directions of a link lose everything, until this is dropped.
+fn kill_link(bed: &Bed, leaf: &str, spine: &str) -> [Loss; 2] {
+    [Loss::start(&bed.namespace(leaf), spine, 1), Loss::start(&bed.namespace(spine), leaf, 1)]
+}
+
+/// A job of a rank on each host, under which a link dies in the middle of an operation; `then` is called at once, with when that was.
+/// Returns how long the operation, or one after it, took from there.
+fn bear_death(bed: &Bed, then: impl FnOnce(Instant)) -> Duration {
+    let ranks = bed.join(&[0, 1, 2, 3]);
+    let (story, stop) = (Story::default(), AtomicU64::new(0));
+    let died = std::thread::scope(|scope| {
+        let stopping = Raise(&stop);
+        let work = scope.spawn(|| in_threads(ranks, |rank| reduce(&rank, &story, &stop)));
+        // All are in the third call, and it takes a while.
+        is_at_least(&story.begun, 3 * 4);
+        std::thread::sleep(Duration::from_millis(150));
+        let _dead = kill_link(bed, "leaf0", "spine0");
+        let died = Instant::now();
+        then(died);
+        is_at_least(&story.ended, 6 * 4);
+        drop(stopping);
+        work.join().expect("ranks");
+        died
+    });
+    let ends = story.ends.into_inner().expect("ends");
+    // The last rank's end of a call is its end.
+    let next =
+        ends.chunks(4).filter_map(|call| call.iter().max()).find(|end| **end > died).expect("operations went on");
+    *next - died
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_link_of_a_spine_that_dies_silently_delays_and_fails_nothing() {
+    let bed = Bed::racks().with_services(WAYS, "");
+    let took = bear_death(&bed, |_| ());
+    println!("from the link's death until the next operation has ended: {took:?}");
+    assert!(bed.logs().contains("no answer over a path"), "{}", bed.logs());
+}
+
+/// What the controller on the first host shows.
+fn show(bed: &Bed) -> PolicyView {
+    let request = ControlRequest::Controller { request: ControllerRequest::Show };
+    match call(&bed.dir.path().join("run0/mccs-control.sock"), &request).expect("an answer") {
+        ControlAnswer::Controller(answer) => match *answer {
+            ControllerAnswer::Show(view) => view,
+            other => panic!("{other:?}"),
+        },
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Waits until the controller shows what is wanted; returns when that was.
+fn is_shown(bed: &Bed, wanted: impl Fn(&PolicyView) -> bool) -> Instant {
+    while !wanted(&show(bed)) {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    Instant::now()
+}
+
+fn is_in_force(view: &PolicyView) -> bool {
+    !view.communicators.is_empty() && view.communicators.iter().all(|comm| comm.state == Standing::AsDecided)
+}
+
+fn spines(view: &PolicyView) -> Vec<&str> {
+    let ways = view.communicators.iter().flat_map(|comm| comm.strategy.flows.iter().map(|flow| &*flow.way));
+    ways.filter(|way| way.starts_with("spine")).collect()
+}
+
+#[test]
+#[ignore = "needs root"]
+fn the_controller_leaves_a_link_that_dies_silently_and_returns_to_it() {
+    let bed = Bed::racks();
+    let mut topology = "[rates]\nhost_leaf = \"1Gbit/s\"\nleaf_spine = \"1Gbit/s\"\n".to_owned();
+    for number in 0..2 {
+        topology += &format!(
+            "[[leaf]]\nname = \"leaf{number}\"\n[[spine]]\nname = \"spine{number}\"\nsource_ports = \"20{number}00-20{number}99\"\n"
+        );
+    }
+    for host in 0..4 {
+        topology += &format!("[[host]]\nname = \"h{host}\"\ndevices = 1\nleaf = \"leaf{}\"\n", host / 2);
+    }
+    let file = |name: &str| bed.dir.path().join(name);
+    std::fs::write(file("topology.toml"), topology).expect("a file");
+    std::fs::write(file("policy.toml"), "[policy]\nname = \"ffa\"\n").expect("a file");
+    let (topology, policy) = (file("topology.toml"), file("policy.toml"));
+    let controller = format!("[controller]\nhost = \"h0\"\ntopology = {topology:?}\npolicy = {policy:?}\n");
+    let bed = bed.with_services(&format!("[strategy]\nalgorithm = \"ring\"\nchannels = 2\n{controller}"), "");
+    let took = bear_death(&bed, |died| {
+        let found = is_shown(&bed, |view| !view.dead_links.is_empty());
+        let in_force = is_shown(&bed, |view| is_in_force(view) && !spines(view).contains(&"spine0"));
+        println!("from the link's death until it was found dead: {:?}", found - died);
+        println!("from the link's death until another strategy was agreed on: {:?}", in_force - died);
+    });
+    println!("from the link's death until the next operation has ended: {took:?}");
+    is_shown(&bed, |view| view.dead_links.is_empty());
+}
