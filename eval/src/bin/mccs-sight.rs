@@ -129,12 +129,12 @@ impl Job {
             // Without those from which something else took the core.
             let most = &us[..(us.len() * 9).div_ceil(10)];
             let mean_us = most.iter().sum::<f64>() / most.len() as f64;
-            let (p50_us, operations) = (us[us.len() / 2], us.len());
+            let (p10_us, p50_us, operations) = (us[us.len() / 10], us[us.len() / 2], us.len());
             let Told { scrapes, records, lost } = told;
             println!(
                 "{}",
-                json!({ "round": round, "side": side.name(), "operations": operations, "p50_us": p50_us,
-                        "mean_us": mean_us, "records": records, "lost": lost, "scrapes": scrapes })
+                json!({ "round": round, "side": side.name(), "operations": operations, "p10_us": p10_us,
+                        "p50_us": p50_us, "mean_us": mean_us, "records": records, "lost": lost, "scrapes": scrapes })
             );
         }
         Ok(())

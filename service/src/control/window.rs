@@ -98,7 +98,8 @@ pub fn trace(
         readings.extend(Reading::begin(socket, ring)?);
     }
     let (mut lost, began) = (0, Instant::now());
-    let (until, mut looked, mut every) = (began + duration, began, READ_EVERY);
+    // How fast rings fill is known from the first look on.
+    let (until, mut looked, mut every) = (began + duration, began, READ_EVERY_MIN);
     loop {
         let now = Instant::now();
         std::thread::sleep(every.min(until.saturating_duration_since(now)));
