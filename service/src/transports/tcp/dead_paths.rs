@@ -234,12 +234,12 @@ fn a_peer_that_is_gone_is_found_gone_over_another_path() {
     let mut bed = Bed::new(options(), 1 << 20);
     bed.kill_path();
     let span = MemorySpan { key: bed.from, offset: 0, bytes: 1 << 20 };
-    let send = bed.a.isend(bed.send, span, 0).expect("lives").expect("room");
+    bed.a.isend(bed.send, span, 0).expect("lives").expect("room");
     bed.b = TcpTransport::new().expect("descriptor");
     let start = Instant::now();
     let failure = loop {
         bed.poll();
-        if let Err(failure) = bed.a.test(send) {
+        if let Err(failure) = bed.a.state(bed.send.into()) {
             break failure;
         }
         assert!(start.elapsed() < Duration::from_secs(60), "it lives");
