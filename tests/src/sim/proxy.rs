@@ -77,7 +77,7 @@ impl World {
             | Event::Inquiry { comm, .. }
             | Event::Account { comm, .. }
             | Event::ProposalRefused { comm, .. } => self.ledger.job_of(comm),
-            Event::Met { .. } | Event::Lost { .. } | Event::Told { .. } => None,
+            Event::Met { .. } | Event::Lost { .. } | Event::Told { .. } | Event::Linked { .. } => None,
         };
         let Some(job) = job else {
             return self.ledger.complain(format!("host {host} was told {event:?}, which nothing explains"));

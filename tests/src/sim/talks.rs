@@ -33,7 +33,7 @@ impl World {
                     self.ask_at(self.now, host, Request::Tell { to: peer.clone(), body });
                 }
             }
-            Event::Lost { .. } => {}
+            Event::Lost { .. } | Event::Linked { .. } => {}
             Event::Told { from, body } => {
                 let (numbers, _) = body.bytes().as_chunks();
                 let (talk, part) = (u64::from_le_bytes(numbers[0]), u64::from_le_bytes(numbers[1]));

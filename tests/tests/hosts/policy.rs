@@ -284,7 +284,9 @@ fn what_one_leaves_of_its_share_the_other_gets() {
     let name = hosts.service(0).service().registry.comms()[0].number;
     let tenant = hosts.service(0).service().registry.comms()[0].tenant.clone();
     with_iterations(&mut hosts, Duration::ZERO, [200_003; 3], |hosts, _, is_over| {
-        apply(hosts, &format!("{FFA}[[tenant]]\nname = {tenant:?}\nweight = 1\n")).expect("applied");
+        let shared = format!("{FFA}[[tenant]]\nname = {tenant:?}\nweight = 2\n");
+        // What was decided when the two began may still be on its way.
+        wait_until(is_over, || apply(hosts, &shared).is_ok());
         let allotted = |is_silent: bool| -> u64 {
             let view = show(hosts);
             let of = view.communicators.iter().filter(|comm| (comm.number == name) == is_silent);

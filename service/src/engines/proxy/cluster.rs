@@ -158,6 +158,7 @@ impl ProxyEngine {
             Event::Failed { comm, failure } => self.failed_elsewhere(&comm, &failure),
             // Nothing depends on it: what waits for ranks that have left ends with their links.
             Event::Left { .. } => {}
+            Event::Linked { host, is_up } => self.setups.iter_mut().for_each(|setups| setups.linked(&host, is_up)),
             // The controller's business.
             Event::Met { .. } | Event::Lost { .. } | Event::Told { .. } => {}
             Event::Prepare { comm, change, window, body } => self.prepare_change(&comm, change, window, &body),

@@ -92,10 +92,15 @@ impl ProxyEngine {
             && let Some((_, comm)) = setups.suspected.pop_front_if(|(until, _)| *until <= now)
         {
             let live = self.comms.get_mut(comm).filter(|live| live.failure.is_none());
-            let failure = live.and_then(|live| live.span.as_mut()?.suspected.take());
-            if let Some(failure) = failure {
-                self.kill(comm, failure);
+            let Some(live) = live else { continue };
+            let Some(mut failure) = live.span.as_mut().and_then(|span| span.suspected.take()) else { continue };
+            // The link that was seen to break first may lead to a host that has only passed it on: who is not there is named besides.
+            let hosts = live.info.placed.iter().flat_map(|placed| &placed.hosts).map(|host| &host.host);
+            let away: Vec<&str> = hosts.map(String::as_str).filter(|host| setups.is_unlinked(host)).collect();
+            if !away.is_empty() {
+                failure.message = format!("{}; not reached now: {}", failure.message, away.join(", ")).into();
             }
+            self.kill(comm, failure);
         }
     }
 

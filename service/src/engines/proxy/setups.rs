@@ -1,6 +1,6 @@
 //! Communicators across hosts that are being set up, and what is known of all of them.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -57,6 +57,8 @@ pub(super) struct Setups {
     backlog: VecDeque<Request>,
     /// Communicators with a broken link, in the order in which they fail.
     pub(super) suspected: VecDeque<(Instant, Handle)>,
+    /// Hosts to which the exchange had a link and has none now.
+    pub(super) unlinked: BTreeSet<Name>,
     /// What the proxy engine of the GPUs had no room for yet, in order.
     pub(super) to_gpus: VecDeque<ProxyMessage>,
 }
@@ -73,8 +75,23 @@ impl Setups {
             next_links: 0,
             backlog: VecDeque::new(),
             suspected: VecDeque::new(),
+            unlinked: BTreeSet::new(),
             to_gpus: VecDeque::new(),
         }
+    }
+
+    /// The exchange's link to a host is up or down.
+    pub(super) fn linked(&mut self, host: &Name, is_up: bool) {
+        if is_up {
+            self.unlinked.remove(host);
+        } else {
+            self.unlinked.insert(host.clone());
+        }
+    }
+
+    /// Whether the exchange has lost its link to a host, for now.
+    pub(super) fn is_unlinked(&self, host: &str) -> bool {
+        self.unlinked.iter().any(|name| name.as_str() == host)
     }
 
     /// Asks the exchange, after all that it was asked before.

@@ -182,6 +182,13 @@ pub enum Request {
 /// What the proxy engine is told, and what the controller's: the last three.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
+    /// The link to a host came up or went down. It is made again, until the host is lost.
+    Linked {
+        /// The host.
+        host: Name,
+        /// Which of the two.
+        is_up: bool,
+    },
     /// A rank cannot join; others of its key are not concerned.
     JoinRefused {
         /// Which communicator.

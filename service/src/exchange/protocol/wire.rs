@@ -231,6 +231,7 @@ impl Wire {
             && let Some(peer) = self.peers.get_mut(&host)
         {
             peer.session.link_down();
+            self.tell(Event::Linked { host, is_up: false });
         }
     }
 
@@ -255,6 +256,7 @@ impl Wire {
                     peer.bulk.clear();
                     self.lost.push_back(Loss::new(host.clone(), lost, before, &unheard));
                 }
+                self.tell(Event::Linked { host: host.clone(), is_up: true });
                 self.outputs.push_back(Output::Greeted { host });
                 None
             }
@@ -278,6 +280,7 @@ impl Wire {
             peer.session.link_down();
             self.links.remove(&link);
             self.outputs.push_back(Output::Close { link, reason });
+            self.tell(Event::Linked { host: host.clone(), is_up: false });
         }
     }
 
