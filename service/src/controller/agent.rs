@@ -100,11 +100,11 @@ struct Paced {
     pace: HostPace,
     /// When engines were told last, and what the common clock showed by what was known then.
     told: Option<(Instant, u64)>,
-    wants: Option<Wants>,
+    wants: Option<PaceWatch>,
 }
 
 /// What flows were seen to make of what they are allotted.
-struct Wants {
+struct PaceWatch {
     at: Instant,
     bits: u64,
     held: u64,
@@ -114,7 +114,7 @@ struct Wants {
     is_falling: bool,
 }
 
-impl Wants {
+impl PaceWatch {
     /// Looks again. Returns what to tell, if it is news.
     fn look(&mut self, (bits, held): (u64, u64), allotted_bps: u64, now: Instant) -> Option<Option<u64>> {
         let took = now.saturating_duration_since(self.at);
@@ -380,7 +380,7 @@ impl Agent {
             match &mut paced.wants {
                 None => {
                     let (bits, held) = pace_use.totals();
-                    paced.wants = Some(Wants { at: now, bits, held, told: None, is_falling: false });
+                    paced.wants = Some(PaceWatch { at: now, bits, held, told: None, is_falling: false });
                 }
                 Some(wants) if now.saturating_duration_since(wants.at) >= WANTS_OVER => {
                     let news = wants.look(pace_use.totals(), paced.pace.allotted_bps(), now);

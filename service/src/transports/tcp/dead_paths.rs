@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::super::conformance::Random;
 use super::socket::Socket;
-use super::tests::connected;
+use super::tests::{connected, until_connected};
 use super::*;
 
 /// Between two sides of a flow, which may be hosts apart.
@@ -259,14 +259,7 @@ fn a_flow_connects_over_another_path_when_the_first_is_dead() {
     sender.sockets().for_each(|socket| lose(socket, 1));
     let recv = b.accept(listener, &spec, Instant::now()).expect("accepts");
     let start = Instant::now();
-    while a.state(send.into()).expect("lives") == FlowState::Connecting
-        || b.state(recv.into()).expect("lives") == FlowState::Connecting
-    {
-        let cx = Context { now: Instant::now(), budget: 64 };
-        a.poll(&cx);
-        b.poll(&cx);
-        assert!(start.elapsed() < Duration::from_secs(60), "not connected");
-    }
+    until_connected((&mut a, &mut b), (send, recv));
     // What it dialled is on another path than what it listens on.
     assert!(start.elapsed() > Duration::from_millis(50));
 }

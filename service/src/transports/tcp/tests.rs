@@ -192,13 +192,8 @@ fn flows_die_at_random_bytes() {
     conformance::flows_die_at_random_bytes::<Deadly>();
 }
 
-/// Both ends of a flow, connected.
-pub(super) fn connected(options: FlowOptions) -> (TcpTransport, TcpTransport, SendFlow, RecvFlow) {
-    let [mut a, mut b] = [0, 1].map(|_| TcpTransport::new().expect("descriptor"));
-    let (listener, handle) = b.listen(&ListenOptions::default()).expect("listens");
-    let spec = FlowSpec { number: 0, peer: "rank 1".into(), options };
-    let send = a.connect(&handle, &spec, Instant::now()).expect("connects");
-    let recv = b.accept(listener, &spec, Instant::now()).expect("accepts");
+/// Polls both ends of a flow until they are connected.
+pub(super) fn until_connected((a, b): (&mut TcpTransport, &mut TcpTransport), (send, recv): (SendFlow, RecvFlow)) {
     let start = Instant::now();
     while a.state(send.into()).expect("lives") == FlowState::Connecting
         || b.state(recv.into()).expect("lives") == FlowState::Connecting
@@ -208,6 +203,16 @@ pub(super) fn connected(options: FlowOptions) -> (TcpTransport, TcpTransport, Se
         b.poll(&cx);
         assert!(start.elapsed() < Duration::from_secs(60), "not connected");
     }
+}
+
+/// Both ends of a flow, connected.
+pub(super) fn connected(options: FlowOptions) -> (TcpTransport, TcpTransport, SendFlow, RecvFlow) {
+    let [mut a, mut b] = [0, 1].map(|_| TcpTransport::new().expect("descriptor"));
+    let (listener, handle) = b.listen(&ListenOptions::default()).expect("listens");
+    let spec = FlowSpec { number: 0, peer: "rank 1".into(), options };
+    let send = a.connect(&handle, &spec, Instant::now()).expect("connects");
+    let recv = b.accept(listener, &spec, Instant::now()).expect("accepts");
+    until_connected((&mut a, &mut b), (send, recv));
     (a, b, send, recv)
 }
 
