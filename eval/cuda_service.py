@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Collectives of GPUs that the service carries out in host memory: as the callers' streams see them, beside NCCL and beside the
+"""Collectives of GPUs that the service carries out, in host memory and from some size on by its engines: as the callers' streams see them, beside NCCL and beside the
 ways in which streams and service can wait for each other; and over two services, each with half of the GPUs, joined by TCP,
 beside a communicator of host memory over the same two.
 
@@ -144,8 +144,8 @@ def main():
     result = {**facts, "strict": found, "two_services": pair, "host": host}
     text = (f"{facts['machine']}, one process each, float sum, out of place; NCCL {facts['nccl']}. Times in us: median (least to "
             f"greatest) of {options.rounds} rounds, the slowest rank's, of calls back to back as the stream sees them; busbw.\n\n"
-            "One service that carries everything out in host memory (`execution = \"service\"`), by the ways in which streams wait "
-            f"(`ordering`):\n\n{short_table(found)}\n\nTwo services with half of the GPUs each, joined by TCP over the loopback "
+            "One service that carries everything out (`execution = \"service\"`), in host memory, and from 128 KiB on by its engines; by the "
+            f"ways in which streams wait (`ordering`):\n\n{short_table(found)}\n\nTwo services with half of the GPUs each, joined by TCP over the loopback "
             f"interface, {options.channels} channels; last column: a communicator of host memory over the same services:\n\n"
             f"{pair_table(pair, host)}\n")
     out = pathlib.Path(options.out)

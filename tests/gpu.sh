@@ -5,7 +5,7 @@
 #
 #   tests/gpu.sh [checks|memcheck|mps|figures|all]      default: checks, memcheck and mps
 #
-# MCCS_NCCL names NCCL's library, for figures beside it. Results go to the folder OUT, if it is set: gpu-checks.md says what was
+# MCCS_NCCL names NCCL's library, for figures beside it (eval/cuda.py). Results go to the folder OUT, if it is set: gpu-checks.md says what was
 # checked, and where (MCCS_COMMIT names the commit where there is no git).
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -120,7 +120,8 @@ ranks() {
     return $status
 }
 
-# Two services on this machine, joined by TCP, and one that carries everything out itself: their sockets in `two` and `strict`.
+# Two services on this machine, joined by TCP, and two that carry everything out themselves, one in host memory and by its engines, one by
+# engines from few bytes on: their sockets in `two`, `strict` and `by_engines`.
 more=
 start_more() {
     "$MCCS_BIN/mccsctl" keys --hosts h0,h1 --dir "$work/keys" >/dev/null
@@ -149,17 +150,21 @@ TOML
     sed "s|$work/run|$work/strict|; s|use = \"required\"|use = \"required\"\nexecution = \"service\"|" "$work/service.toml" > "$work/strict.toml"
     start strict
     more+=" $started"
+    sed "s|$work/strict|$work/engines|; s|use = \"required\"|use = \"required\"\nlarge_from = \"16B\"\nslot = \"1MiB\"|" "$work/strict.toml" > "$work/engines.toml"
+    start engines
+    more+=" $started"
     two=$work/h0/mccs.sock,$work/h1/mccs.sock
     strict=$work/strict/mccs.sock
+    by_engines=$work/engines/mccs.sock
 }
 
 # Through services: every collective, element type and reduction; PyTorch.
 staged_checks() {
     start_more
-    for sockets in "$two" "$strict"; do
+    for sockets in "$two" "$strict" "$by_engines"; do
         for nranks in 2 $([ "$gpus" -le 2 ] || echo "$gpus"); do
             local through
-            through="through $(tr , ' ' <<< "$sockets" | wc -w) services, $nranks ranks"
+            through="through $(tr , ' ' <<< "$sockets" | wc -w) services$([ "$sockets" != "$by_engines" ] || echo ", by engines"), $nranks ranks"
             lane "$through, 1 B to 48 KiB" \
                 "$perf" --check --socket "$sockets" --nranks "$nranks" --operation all --begin 1B --end 48KiB --factor 37
             lane "$through, 1 to 9 MiB" \
@@ -235,16 +240,13 @@ mps() {
 }
 
 figures() {
-    nccl=${MCCS_NCCL:-$(python3 -c 'import nvidia.nccl, os; print(os.path.join(list(nvidia.nccl.__path__)[0], "lib", "libnccl.so.2"))')}
-    export NCCL_NVLS_ENABLE=0
+    local nranks what
     for nranks in $([ "$gpus" -ge 4 ] && echo 4) 2; do
         [ "$nranks" -le "$gpus" ] || continue
-        "$perf" --nranks "$nranks" --operation "${MCCS_OPERATIONS:-all_reduce,all_gather,reduce_scatter,all_to_all,broadcast}" \
-            --begin 8B --end "${MCCS_END:-512MiB}" --factor 4 --rounds "${MCCS_ROUNDS:-3}" --nccl "$nccl" ${OUT:+--json "$OUT/cuda-$nranks.json"}
-        "$perf" --nranks "$nranks" --operation all_gather,all_reduce --begin 256MiB --end 256MiB --rounds "${MCCS_ROUNDS:-3}" \
-            --busy-sms 100 --nccl "$nccl" ${OUT:+--json "$OUT/cuda-overlap-$nranks.json"}
-        "$perf" --nranks "$nranks" --points ring,one_way,uneven \
-            --begin 8B --end "${MCCS_END:-512MiB}" --factor 4 --rounds "${MCCS_ROUNDS:-3}" --nccl "$nccl" ${OUT:+--json "$OUT/cuda-points-$nranks.json"}
+        for what in sizes beside points; do
+            MCCS_BIN=$MCCS_BIN eval/cuda.py "cuda-$what-$nranks" "$what" --nranks "$nranks" --rounds "${MCCS_ROUNDS:-3}" \
+                --out "${OUT:-$work}" ${MCCS_COMMIT:+--commit "$MCCS_COMMIT"} ${MCCS_NCCL:+--nccl "$MCCS_NCCL"}
+        done
     done
 }
 

@@ -249,7 +249,7 @@ impl Default for HostDevice {
     fn default() -> Self {
         HostDevice {
             direct_limit: Bytes::kib(16),
-            inline_bytes: Bytes::kib(64),
+            inline_bytes: Bytes::kib(256),
             piece_bytes: Bytes::kib(128),
             streaming_threshold: Bytes::mib(32),
         }

@@ -27,7 +27,7 @@ pub use memory::{
     DeviceAddress, DeviceMemory, HostRegistration, ImportedMemory, IpcHandle, LARGE_PAGE_BYTES, PointerKind,
     allocation_of, buffer_id, copy_from_host, copy_to_host, export, pointer_kind,
 };
-pub use module::{Function, Module};
+pub use module::{Function, Kernels, Module};
 pub use stream::{Event, OwnedStream, RawStream, WordOperation};
 
 /// Looks for the driver, and initialises it. Costs nothing after the first call.

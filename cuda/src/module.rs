@@ -1,5 +1,6 @@
 //! Code: modules and their functions.
 
+use std::collections::HashMap;
 use std::ffi::{CString, c_void};
 
 use cudarc::driver::sys;
@@ -20,6 +21,13 @@ pub struct Module {
 unsafe impl Send for Module {}
 // SAFETY: as above.
 unsafe impl Sync for Module {}
+
+/// Kernels of a module by name, all of them loaded: the driver might have the first launch of another wait for kernels that run.
+#[derive(Debug)]
+pub struct Kernels {
+    functions: HashMap<&'static str, Function>,
+    _module: Module,
+}
 
 /// A kernel. Valid while its module lives.
 #[derive(Debug, Clone, Copy)]
@@ -68,6 +76,30 @@ impl Module {
             api::cuFuncLoad(function)?;
         }
         Ok(Function(function))
+    }
+}
+
+impl Kernels {
+    /// Loads an image and these of its kernels.
+    ///
+    /// # Errors
+    /// As [`Module::load`] and [`Module::function`].
+    pub fn load(
+        context: &Context,
+        image: &[u8],
+        names: impl Iterator<Item = &'static str>,
+    ) -> Result<Self, DriverError> {
+        let module = Module::load(context, image)?;
+        let functions = names.map(|name| Ok((name, module.function(name)?)));
+        Ok(Kernels { functions: functions.collect::<Result<_, DriverError>>()?, _module: module })
+    }
+
+    /// A kernel by name.
+    ///
+    /// # Errors
+    /// [`DriverError`], where it was not loaded.
+    pub fn function(&self, name: &'static str) -> Result<Function, DriverError> {
+        self.functions.get(name).copied().ok_or_else(|| DriverError::own("a kernel", name))
     }
 }
 

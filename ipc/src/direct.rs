@@ -49,6 +49,15 @@ pub struct AreaName {
 /// Words of an area's layout.
 pub const LAYOUT_WORDS: usize = 6;
 
+/// Who carries a communicator's operations out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Execution {
+    /// Ranks, in their callers' streams, with the service's copy engines for what is large.
+    Ranks,
+    /// The service alone: its copy engines and its kernels, between the ranks' buffers. There is no strategy for ranks.
+    Service,
+}
+
 /// What a rank needs to take part.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DirectShare {
@@ -58,6 +67,8 @@ pub struct DirectShare {
     pub areas: Vec<AreaName>,
     /// Where there are copy engines for large operations.
     pub large: Option<LargeLayout>,
+    /// Who does what.
+    pub execution: Execution,
 }
 
 /// A strategy as the page has it: what the words mean is the kernels' matter.

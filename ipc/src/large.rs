@@ -5,6 +5,9 @@
 //! own part, and the stream waits until words say of all ranks that their copies have ended. Words lie on the communicator's
 //! page ([`crate::direct`]), and grow; numbers are those of the communicator's large operations, from 1.
 //!
+//! Where the service carries everything out ([`crate::direct::Execution`]) a second stream of its own does that part as well, and
+//! the caller's stream only says that it is there, and waits.
+//!
 //! Where elements are combined each rank owns a *shard* of them. Its peers' parts come, piece by piece, into a *slot* of the
 //! rank's area; a kernel in the rank's own stream combines each when words tell that it is there.
 //!
@@ -49,11 +52,14 @@ pub enum LargeWord {
     /// What this rank had to send in an operation has arrived, and its own buffers are not needed any more. Written by the
     /// service's stream there.
     Arrived,
+    /// What stays with this rank in an operation is where it belongs. Written by the service's second stream there, if the service
+    /// carries everything out.
+    Kept,
     /// The rank's stream is past an operation. Written by that stream.
     Finished,
 }
 
-const WORDS: u64 = 7;
+const WORDS: u64 = 8;
 /// A line each: words are polled over the bus.
 const LINE_BYTES: u64 = 128;
 /// All words of a page.
@@ -68,6 +74,7 @@ impl LargeWord {
         LargeWord::Relayed,
         LargeWord::Reduced,
         LargeWord::Arrived,
+        LargeWord::Kept,
         LargeWord::Finished,
     ];
 }
@@ -128,6 +135,20 @@ pub fn has_large(kind: CollectiveKind, op: RedOp) -> bool {
     }
 }
 
+/// What stays with a rank, from its send to its receive buffer: offsets and length, in elements.
+#[must_use]
+pub fn own_part(kind: CollectiveKind, rank: u32, root: u32, count: u64) -> Option<(u64, u64, u64)> {
+    let own = u64::from(rank) * count;
+    match kind {
+        CollectiveKind::AllGather => Some((0, own, count)),
+        CollectiveKind::AllToAll => Some((own, own, count)),
+        CollectiveKind::Broadcast if rank == root => Some((0, 0, count)),
+        CollectiveKind::Gather if rank == root => Some((0, own, count)),
+        CollectiveKind::Scatter if rank == root => Some((own, 0, count)),
+        _ => None,
+    }
+}
+
 /// Where slots lie in an area.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LargeLayout {
@@ -165,6 +186,7 @@ impl LargeLayout {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shards {
     layout: LargeLayout,
+    kind: CollectiveKind,
     nranks: u32,
     /// Of all shards together.
     total_bytes: u64,
@@ -191,7 +213,7 @@ impl Shards {
         };
         let pieces = shard_bytes.div_ceil(most).max(fewest);
         let piece_bytes = shard_bytes.div_ceil(pieces).next_multiple_of(PIECE_ALIGN).clamp(PIECE_ALIGN, most);
-        Shards { layout, nranks, total_bytes, shard_bytes, piece_bytes }
+        Shards { layout, kind, nranks, total_bytes, shard_bytes, piece_bytes }
     }
 
     /// Pieces of every shard. Some may be empty.
@@ -207,6 +229,20 @@ impl Shards {
         let shard_end = (shard + self.shard_bytes).min(self.total_bytes);
         let begin = (shard + piece * self.piece_bytes).min(shard_end);
         (begin, (begin + self.piece_bytes).min(shard_end) - begin)
+    }
+
+    /// Where a piece of `owner`'s shard belongs in what that rank receives.
+    #[must_use]
+    pub fn result_offset(&self, owner: u32, piece: u64) -> u64 {
+        let (offset, _) = self.piece(owner, piece);
+        // The result of a reduce-scatter has the shard's place for itself.
+        if self.kind == CollectiveKind::ReduceScatter { offset - self.piece(owner, 0).0 } else { offset }
+    }
+
+    /// Where the rank's kernels count blocks.
+    #[must_use]
+    pub fn counter_offset(&self) -> u64 {
+        self.layout.counter_offset()
     }
 
     /// Where a piece of `source` comes to lie in the area of `owner`.
@@ -266,6 +302,17 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn what_a_rank_keeps_goes_where_the_collective_says() {
+        let of = |kind, rank| own_part(kind, rank, 1, 10);
+        assert_eq!(of(CollectiveKind::AllGather, 3), Some((0, 30, 10)));
+        assert_eq!(of(CollectiveKind::AllToAll, 2), Some((20, 20, 10)));
+        assert_eq!([of(CollectiveKind::Broadcast, 1), of(CollectiveKind::Broadcast, 0)], [Some((0, 0, 10)), None]);
+        assert_eq!([of(CollectiveKind::Gather, 1), of(CollectiveKind::Gather, 2)], [Some((0, 10, 10)), None]);
+        assert_eq!([of(CollectiveKind::Scatter, 1), of(CollectiveKind::Scatter, 2)], [Some((10, 0, 10)), None]);
+        assert_eq!(of(CollectiveKind::AllReduce, 1), None);
     }
 
     #[test]

@@ -80,6 +80,9 @@ pub enum Request {
         gpu: Option<GpuUuid>,
         /// Address of the root's service; empty where all ranks are on this host.
         root_address: String,
+        /// Beside a communicator of the same id that the service carries out in host memory: the one of its copy engines, for
+        /// what is longer ([`Response::Comm`]).
+        by_engines: bool,
     },
     /// Leaves a communicator; the reply comes when this rank's operations have ended.
     DestroyComm { comm: Handle },
@@ -114,8 +117,15 @@ pub enum Response {
     Stream { stream: Handle, word: u32 },
     /// A communicator, ready for use. The memfd of its board comes with it, or that of its page where it is one of GPUs.
     /// One of GPUs without `direct` is staged: to the service, its buffers are memory of the host, and `access` says how streams
-    /// use their gates.
-    Comm { comm: Handle, board: Option<BoardLayout>, direct: Option<DirectShare>, access: GateAccess },
+    /// use their gates. From a payload of `engines_from` bytes on its collectives are for another communicator, which all its
+    /// ranks join `by_engines`.
+    Comm {
+        comm: Handle,
+        board: Option<BoardLayout>,
+        direct: Option<DirectShare>,
+        access: GateAccess,
+        engines_from: Option<u64>,
+    },
     /// Done, nothing to return.
     Done,
     /// Refused or failed.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use mccs_ipc::direct::Execution;
 use mccs_ipc::gate::GateAccess;
 use mccs_ipc::handshake::Listener;
 
@@ -122,8 +123,6 @@ pub struct Settings {
     pub cuda_options: CudaOptions,
     /// Which of them, by UUID or PCI bus id; all, if it names none.
     pub cuda_gpus: Vec<String>,
-    /// Whether collectives of GPUs of one host, too, are carried out by the service in host memory.
-    pub stages_all: bool,
     /// How streams of GPUs tell the service, and wait for it.
     pub gate_access: GateAccess,
     /// How bytes go to other hosts, where there are any.
@@ -180,7 +179,8 @@ impl Service {
         let board_slot_bytes = if follows { settings.board_slot_bytes } else { 0 };
         let timeouts = Timeouts { init: settings.init_timeout, operation: settings.operation_timeout };
         let gpus = start_gpus(&runtimes, settings, proxy_runtime, &registry)?;
-        let direct_gpus = gpus.as_ref().ok().filter(|_| !settings.stages_all).map(|gpus| gpus.sender.clone());
+        let execution = settings.cuda_options.execution;
+        let direct_gpus = gpus.as_ref().ok().filter(|_| execution == Execution::Ranks).map(|gpus| gpus.sender.clone());
         let proxy_registry = Arc::clone(&registry);
         let (mut controller, words) = (None, Arc::default());
         let cluster = match &settings.exchange {
@@ -219,7 +219,8 @@ impl Service {
             proxies: Proxies {
                 host: proxy,
                 gpus,
-                stages_all: settings.stages_all,
+                execution,
+                engines_from: settings.cuda_options.engines_from(),
                 access: settings.gate_access,
                 root_address: root_address.into(),
             },
@@ -560,9 +561,12 @@ impl Settings {
                     Some(bytes) => LargeFrom::Pinned(bytes),
                 },
                 slot_bytes: config.cuda.slot.0,
+                execution: match config.cuda.execution {
+                    file::CudaExecution::Ranks => Execution::Ranks,
+                    file::CudaExecution::Service => Execution::Service,
+                },
             },
             cuda_gpus: config.cuda.gpus.clone(),
-            stages_all: config.cuda.execution == file::CudaExecution::Service,
             gate_access: match config.cuda.ordering {
                 file::CudaOrdering::Auto => GateAccess::Auto,
                 file::CudaOrdering::Words => GateAccess::Words,

@@ -192,7 +192,7 @@ impl Client {
             return Err(Error::argument(format!("device {device}: 0 is the host; for GPUs see mccs::cuda")));
         }
         let root_address = root_address.clone();
-        self.0.requests.send(Request::InitRank { id, rank, nranks, gpu: None, root_address }, &[])
+        self.0.requests.send(Request::InitRank { id, rank, nranks, gpu: None, root_address, by_engines: false }, &[])
     }
 
     pub(crate) fn finish_join(&self, request: u64, spec: &RankSpec) -> Result<Communicator, Error> {

@@ -85,6 +85,14 @@ impl From<RedOp> for ReduceOperator {
 }
 
 impl ReduceOperator {
+    /// As the service calls it.
+    pub(crate) fn redop(self) -> RedOp {
+        match self {
+            ReduceOperator::Standard(op) => op,
+            ReduceOperator::PreMulSum(_) | ReduceOperator::PreMulSumAt(_) => RedOp::PreMulSum,
+        }
+    }
+
     pub(crate) fn to_wire(self, dtype: DataType) -> Result<(RedOp, u64), Error> {
         use DataType as D;
         let is_integer = matches!(dtype, D::I8 | D::U8 | D::I32 | D::U32 | D::I64 | D::U64);

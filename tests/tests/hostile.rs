@@ -61,7 +61,7 @@ impl Raw {
         };
         let Response::Stream { stream, .. } = raw.ask(Request::CreateStream, &[]) else { panic!("no stream") };
         let root_address = String::new();
-        let join = Request::InitRank { id, rank, nranks, gpu: None, root_address };
+        let join = Request::InitRank { id, rank, nranks, gpu: None, root_address, by_engines: false };
         let (Response::Comm { comm, board, .. }, fds) = raw.ask_with_fds(join, &[]) else { panic!("no communicator") };
         raw.board = board.map(|layout| Board::map(fds[0].as_fd(), layout).expect("a board"));
         let Response::Region { region, .. } = raw.ask(Request::AllocMemory { bytes: 4096 }, &[]) else {

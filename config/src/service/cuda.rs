@@ -13,7 +13,7 @@ pub struct Cuda {
     /// Whether the service uses them.
     #[serde(rename = "use")]
     pub usage: CudaUse,
-    /// Payload from which collectives go by the service's copy engines (decision 012), whatever the collective; "0" for never.
+    /// Payload from which collectives go by the service's copy engines (decisions 012, 023), whatever the collective; "0" for never.
     /// Default: what measured best, by collective and number of ranks.
     pub large_from: Option<Bytes>,
     /// Memory, of which each rank's GPU has two, that parts to be combined come into.
@@ -68,7 +68,8 @@ pub enum CudaExecution {
     /// Kernels in the ranks' own streams, as the service says.
     #[default]
     Ranks,
-    /// The service, in host memory that data is staged through: slower, and nothing of it is in the tenants' hands.
+    /// The service: what is short in host memory that data is staged through, what is long by its copy engines and kernels.
+    /// Nothing of it is in the tenants' hands.
     Service,
 }
 

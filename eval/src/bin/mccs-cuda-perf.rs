@@ -254,6 +254,8 @@ struct BesideLine {
     bytes: u64,
     side: Side,
     busy_sms: u32,
+    /// Collectives of a measurement, on all sides.
+    calls: u32,
     rounds: Vec<Beside>,
 }
 
@@ -267,10 +269,11 @@ fn measure_beside(arguments: &Arguments, own: &Rank, sms: u32) -> anyhow::Result
         let mut size = arguments.begin.0;
         while size <= arguments.end.0 {
             let call = call_of(kind, DataType::F32, RedOp::Sum, size, own.nranks(), 0);
+            let calls = bench.calls(sides[0], &call)?;
             let mut rounds = vec![Vec::new(); sides.len()];
             for _ in 0..arguments.rounds {
                 for (rounds, side) in rounds.iter_mut().zip(sides) {
-                    rounds.push(bench.measure(*side, &call)?);
+                    rounds.push(bench.measure(*side, &call, calls)?);
                 }
             }
             for (rounds, side) in rounds.into_iter().zip(sides) {
@@ -286,7 +289,14 @@ fn measure_beside(arguments: &Arguments, own: &Rank, sms: u32) -> anyhow::Result
                         of(|of| of.both_us),
                     );
                 }
-                lines.push(BesideLine { operation: kind.name(), bytes: size, side: *side, busy_sms: sms, rounds });
+                lines.push(BesideLine {
+                    operation: kind.name(),
+                    bytes: size,
+                    side: *side,
+                    busy_sms: sms,
+                    calls,
+                    rounds,
+                });
             }
             size = size.saturating_mul(arguments.factor);
         }

@@ -80,14 +80,22 @@ impl<'a> Bench<'a> {
         Ok(self.events[1].elapsed_since(&self.events[0])?)
     }
 
-    /// Measures a collective, once: alone, the computation alone, and both, so often that they take equally long.
+    /// How many collectives take as long as the computation: on one side, for all, so that what both take together can be compared.
     ///
     /// # Errors
     /// What failed.
-    pub fn measure(&self, side: Side, call: &Call) -> anyhow::Result<Beside> {
+    pub fn calls(&self, side: Side, call: &Call) -> anyhow::Result<u32> {
+        let estimate = us(self.own.time_back_to_back(side, call, 10)?);
+        Ok((us(LOAD_FOR) / self.own.largest(estimate)?).ceil() as u32)
+    }
+
+    /// Measures so many collectives, once: alone, the computation alone, and both.
+    ///
+    /// # Errors
+    /// What failed.
+    pub fn measure(&self, side: Side, call: &Call, iterations: u32) -> anyhow::Result<Beside> {
         let own = self.own;
-        let estimate = us(own.time_back_to_back(side, call, 10)?);
-        let iterations = (us(LOAD_FOR) / estimate).ceil() as u32;
+        own.time_back_to_back(side, call, 2)?;
         let alone_us = us(own.time_back_to_back(side, call, iterations)?);
         let kernels = (us(LOAD_FOR) / us(KERNEL_FOR)) as u32;
         let load_alone_us = own.largest(us(self.load_alone(kernels)?))?;

@@ -52,6 +52,9 @@ pub struct RankInfo {
     pub late_ns: AtomicU64,
 }
 
+/// Device of communicators whose buffers are on GPUs, and that run in memory of the host.
+pub const STAGED: &str = "staged";
+
 /// A communicator as the operator sees it.
 #[derive(Debug)]
 pub struct CommInfo {
@@ -95,6 +98,14 @@ pub struct CommInfo {
     pub direct: Option<Arc<DirectGroup>>,
     /// What a controller has to know, where there are other hosts.
     pub placed: Option<Placed>,
+}
+
+impl CommInfo {
+    /// Whether its buffers are on GPUs, and it runs in memory of the host.
+    #[must_use]
+    pub fn is_staged(&self) -> bool {
+        self.device == STAGED
+    }
 }
 
 /// A board, with the tenant's quota for it.

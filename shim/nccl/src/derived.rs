@@ -131,7 +131,7 @@ pub unsafe extern "C" fn ncclCommShrink(
         let own = own.ok_or_else(|| Error::InvalidArgument("a rank that is left out calls ncclCommShrink".into()))?;
         let root = match left.first() {
             Some(0) => parent.name.root,
-            _ if !parent.comm()?.is_staged() => own_root()?,
+            _ if !parent.comm()?.is_served() => own_root()?,
             _ => {
                 let message = "ncclCommShrink: across services rank 0 has to stay: nobody else's address is known";
                 return Err(Error::InvalidArgument(message.into()));

@@ -11,7 +11,7 @@ use super::call::Call;
 use super::cuda_error;
 use super::direct::DirectCommunicator;
 use super::direct::points::Points;
-use super::staged::StagedCommunicator;
+use super::served::{Joined, ServedCommunicator};
 use crate::client::unexpected;
 use crate::{Client, Error, ReduceOperator};
 
@@ -26,8 +26,8 @@ pub struct CudaCommunicator(Way);
 enum Way {
     /// By kernels in the ranks' streams.
     Direct(Box<DirectCommunicator>),
-    /// By the service, in host memory.
-    Staged(Box<StagedCommunicator>),
+    /// By the service.
+    Served(Box<ServedCommunicator>),
 }
 
 impl Client {
@@ -55,21 +55,19 @@ impl Client {
     ) -> Result<CudaCommunicator, Error> {
         mccs_cuda::driver().map_err(|reason| Error::Cuda(reason.to_string()))?;
         let context = Context::current().map_err(cuda_error)?;
-        let gpu = Some(context.gpu().id.0);
-        let request = Request::InitRank { id, rank, nranks, gpu, root_address: root_address.to_owned() };
+        let gpu = context.gpu().id.0;
+        let root_address = root_address.to_owned();
+        let request = Request::InitRank { id, rank, nranks, gpu: Some(gpu), root_address, by_engines: false };
         let place = (rank, nranks);
         match self.0.requests.call(request, &[])? {
             (Response::Comm { comm, direct: Some(share), .. }, fds) => {
-                let made = DirectCommunicator::new(self.clone(), comm, place, context, &share, &fds);
-                if made.is_err() {
-                    self.0.requests.send_and_forget(Request::AbortComm { comm });
-                    self.0.requests.send_and_forget(Request::DestroyComm { comm });
-                }
-                made.map(|made| CudaCommunicator(Way::Direct(Box::new(made))))
+                let made = DirectCommunicator::join(self, comm, place, context, &share, &fds)?;
+                Ok(CudaCommunicator(Way::Direct(Box::new(made))))
             }
-            (Response::Comm { comm, access, .. }, _) => {
-                let made = StagedCommunicator::new(self.clone(), comm, place, context, access);
-                made.map(|made| CudaCommunicator(Way::Staged(Box::new(made))))
+            (Response::Comm { comm, access, engines_from, .. }, _) => {
+                let joined = Joined { id, gpu, comm, access, engines_from };
+                let made = ServedCommunicator::new(self, &joined, place, context)?;
+                Ok(CudaCommunicator(Way::Served(Box::new(made))))
             }
             (other, _) => Err(unexpected(&other)),
         }
@@ -81,7 +79,7 @@ macro_rules! either {
     ($self:ident, $comm:ident => $body:expr) => {
         match &$self.0 {
             Way::Direct($comm) => $body,
-            Way::Staged($comm) => $body,
+            Way::Served($comm) => $body,
         }
     };
 }
@@ -105,10 +103,10 @@ impl CudaCommunicator {
         either!(self, comm => comm.client())
     }
 
-    /// Whether the service carries collectives out, in host memory: ranks are on several hosts, or the operator wants it so.
+    /// Whether the service carries collectives out: ranks are on several hosts, or the operator wants it so.
     #[must_use]
-    pub fn is_staged(&self) -> bool {
-        matches!(self.0, Way::Staged(_))
+    pub fn is_served(&self) -> bool {
+        matches!(self.0, Way::Served(_))
     }
 
     /// The error that ended the communicator, if one did: on any rank. To be asked for after a stream was synchronized:
@@ -138,7 +136,7 @@ impl CudaCommunicator {
     pub(super) fn points(&self) -> Result<&Arc<Points>, Error> {
         match &self.0 {
             Way::Direct(comm) => Ok(comm.points()),
-            Way::Staged(_) => {
+            Way::Served(_) => {
                 Err(Error::argument("sends and receives do not go through the service: ranks have to be on one host"))
             }
         }

@@ -8,8 +8,8 @@
 //! What is too large for that is a command to the service, whose copy engines push between the ranks' own buffers
 //! ([`mccs_ipc::large`]), or copies of those that no other process can open (`direct/staging.rs`).
 //! Sends and receives are one kernel a group, beside collectives and in no order with them.
-//! Ranks on several hosts, or of an operator who wants it so, are *staged*: the service carries their collectives out in host
-//! memory (`staged`).
+//! The service carries everything out for ranks on several hosts, *staged* in host memory (`staged`), and for those of an operator
+//! who wants it so (`served`).
 //!
 //! Direct collectives work in CUDA graphs: what a captured call does depends on how often it has run, which the GPU counts. A graph must not
 //! run at the same time as other operations of the same communicator; nor as another graph with some.
@@ -18,6 +18,7 @@ mod call;
 mod direct;
 mod either;
 mod resources;
+mod served;
 mod staged;
 
 pub(crate) use direct::{GpuRegions, points};

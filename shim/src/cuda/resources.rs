@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, Weak};
 
-use mccs_cuda::{Context, Function, ImportedMemory, IpcHandle, Module};
+use mccs_cuda::{Context, Function, ImportedMemory, IpcHandle, Kernels, Module};
 use mccs_kernels::cuda::{STAGE_FUNCTION, STAGE_IMAGE};
 
 use super::cuda_error;
@@ -37,30 +37,13 @@ fn shared<K: std::hash::Hash + Eq + Clone, T>(
     Ok(made)
 }
 
-/// The kernels, loaded into a context: all of them, since loading one may wait for others that run.
-pub(super) struct Kernels {
-    functions: HashMap<&'static str, Function>,
-    _module: Module,
-}
-
-impl Kernels {
-    /// The kernels in `context`.
-    pub(super) fn of(context: &Context) -> Result<Arc<Self>, Error> {
-        shared(&KERNELS, context, &(), || {
-            let image = mccs_kernels::cuda::IMAGE;
-            let image = image.ok_or_else(|| Error::Cuda("this library was built without CUDA kernels".into()))?;
-            let module = Module::load(context, image).map_err(cuda_error)?;
-            let load = |name| Ok((name, module.function(name).map_err(cuda_error)?));
-            let functions = mccs_kernels::cuda::functions().map(load).collect::<Result<_, Error>>()?;
-            Ok(Kernels { functions, _module: module })
-        })
-    }
-
-    /// A kernel by name.
-    pub(super) fn function(&self, name: &'static str) -> Result<Function, Error> {
-        let function = self.functions.get(name).copied();
-        function.ok_or_else(|| Error::Cuda(format!("a bug in mccs: there is no kernel {name}")))
-    }
+/// The kernels in `context`: all of them, since loading one may wait for others that run.
+pub(super) fn kernels(context: &Context) -> Result<Arc<Kernels>, Error> {
+    shared(&KERNELS, context, &(), || {
+        let image = mccs_kernels::cuda::IMAGE;
+        let image = image.ok_or_else(|| Error::Cuda("this library was built without CUDA kernels".into()))?;
+        Kernels::load(context, image, mccs_kernels::cuda::functions()).map_err(cuda_error)
+    })
 }
 
 /// The kernel of short staged collectives, loaded into a context.

@@ -344,7 +344,8 @@ fn join_with_gpu(service: &TestService, gpu: [u8; 16]) -> String {
     let socket = connect(&service.socket(0)).expect("connected");
     receive(&socket);
     let id = mccs::unique_id().expect("an id");
-    let request = Request::InitRank { id, rank: 0, nranks: 1, gpu: Some(gpu), root_address: String::new() };
+    let root_address = String::new();
+    let request = Request::InitRank { id, rank: 0, nranks: 1, gpu: Some(gpu), root_address, by_engines: false };
     socket.send(&RequestEnvelope { id: 1, request }, &[]).expect("sent");
     format!("{:?}", receive(&socket).response)
 }

@@ -39,7 +39,7 @@ fn play_halves(role: &str, hosts: &TestHosts) -> Vec<String> {
 /// Calls of all kinds, short and of several pieces, on two streams in turn, without waiting; then all are checked.
 fn stages(place: &Place) -> anyhow::Result<()> {
     place.each_rank(|Rank { context, comm, stream, together }| {
-        ensure!(comm.is_staged());
+        ensure!(comm.is_served());
         let other = OwnedStream::new(&context)?;
         // A slot has 2 MiB: the longest take several, and the last of them is odd.
         let counts = [1, 77, 5000, 262_144, 1_000_003, 3_000_001];
@@ -152,19 +152,47 @@ fn streams_go_on_when_a_service_ends() {
 
 fn refuses_graphs(place: &Place) -> anyhow::Result<()> {
     place.each_rank(|Rank { context, comm, stream, together }| {
-        let call: Call = call(0, place.nranks, 1000);
-        let at = Buffers::of(&context, &call)?;
         together.wait();
-        let captured = Graph::capture(&stream, |stream| enqueue(&comm, &call, &at, stream));
-        let error = captured.err().map(|error| error.to_string()).unwrap_or_default();
-        ensure!(error.contains("cannot be captured"), "{error}");
-        // The communicator is as good as before.
-        at.fill(&call, comm.rank())?;
-        enqueue(&comm, &call, &at, stream.raw())?;
-        // SAFETY: the stream lives.
-        unsafe { stream.raw().synchronize()? };
-        at.check(&call, comm.rank())
+        // Of host memory, and of the engines.
+        for count in [1000, 1 << 20] {
+            let call: Call = call(0, place.nranks, count);
+            let at = Buffers::of(&context, &call)?;
+            let captured = Graph::capture(&stream, |stream| enqueue(&comm, &call, &at, stream));
+            let error = captured.err().map(|error| error.to_string()).unwrap_or_default();
+            ensure!(error.contains("cannot be captured"), "{error}");
+            // The communicator is as good as before.
+            at.fill(&call, comm.rank())?;
+            enqueue(&comm, &call, &at, stream.raw())?;
+            // SAFETY: the stream lives.
+            unsafe { stream.raw().synchronize()? };
+            at.check(&call, comm.rank())?;
+        }
+        Ok(())
     })
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn streams_that_wait_for_a_strict_service_go_on_when_a_rank_does_not_come() {
+    let service = TestService::start(&format!("{STRICT}[limits]\noperation_timeout = \"1s\"\n"));
+    let said = Player::start("is_told", &everybody(&service, 0)).ends_well();
+    assert!(said.contains("rank 0 was told") && said.contains("rank 1 was told"), "{said}");
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn streams_that_wait_for_a_strict_service_go_on_when_a_rank_is_killed() {
+    let service = TestService::start(STRICT);
+    let whole = everybody(&service, 0);
+    let half = whole.nranks / 2;
+    let mut first = Player::start("is_told", &Place { ranks: 0..half, ..whole.clone() });
+    let mut second = Player::start("is_told", &Place { ranks: half..whole.nranks, ..whole });
+    [&mut first, &mut second].iter_mut().for_each(|player| player.hears("is there"));
+    second.process.kill().expect("killed");
+    second.process.wait().expect("its end");
+    let said = first.ends_well();
+    assert!(said.contains("rank 0 was told"), "{said}");
+    super::wait_until(|| service.service().registry.comms().is_empty());
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! The copy engines of a communicator: a stream on the GPU of each rank, and the operations that are on their way.
+//! The copy engines of a communicator: a stream on the GPU of each rank, or two where the service carries everything out, and the
+//! operations that are on their way.
 //!
 //! ```text
 //! proxy engine: launch --imports missing--> set-up thread --+
@@ -16,12 +17,12 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use mccs_cuda::{DeviceAddress, DriverError, HostRegistration, OwnedStream};
 use mccs_ipc::direct::{DIRECT_PAGE_BYTES, DirectPage};
 use mccs_ipc::large::{LargeLayout, LargeWord};
-use mccs_ipc::types::Handle;
+use mccs_ipc::types::{DataType, Handle, RedOp};
 
 use super::Gpus;
 use super::imports::{GpuOperand, ImportError, Imports};
 use super::issue;
-use super::large::LargeCall;
+use super::large::{LargeCall, Part};
 use super::setup::{AreasInUse, Order, Orders};
 use crate::collective::Schedule;
 use crate::devices::Launched;
@@ -52,6 +53,8 @@ pub struct CopyEngines {
 /// What is dropped on the set-up thread, in this order.
 struct Parts {
     streams: Vec<OwnedStream>,
+    /// For what stays with a rank; none where the ranks' own streams do it.
+    keep_streams: Vec<OwnedStream>,
     registration: HostRegistration,
     page: Arc<DirectPage>,
     areas: AreasInUse,
@@ -72,6 +75,8 @@ pub(super) struct Flight {
     pub(super) schedule: Arc<Schedule>,
     /// For failures.
     pub(super) comm: Handle,
+    /// Elements, and how they are combined.
+    pub(super) elements: (DataType, RedOp),
     /// What ranks send and receive.
     pub(super) buffers: Vec<[Option<GpuOperand>; 2]>,
 }
@@ -91,11 +96,13 @@ impl CopyEngines {
                 gpus.gpus[from].1.enable_peer(&gpus.gpus[to].1)?;
             }
         }
-        let streams = ranks.iter().map(|gpu| OwnedStream::new(&gpus.gpus[*gpu].1)).collect::<Result<_, _>>()?;
+        let streams = || ranks.iter().map(|gpu| OwnedStream::new(&gpus.gpus[*gpu].1)).collect::<Result<Vec<_>, _>>();
+        let keep_streams = if gpus.kernels.is_empty() { Vec::new() } else { streams()? };
+        let streams = streams()?;
         // SAFETY: the page is mapped longer than it is registered: parts are dropped in order.
         let registration =
             unsafe { HostRegistration::register(&gpus.gpus[ranks[0]].1, page.as_ptr(), DIRECT_PAGE_BYTES as usize)? };
-        let parts = Parts { streams, registration, page: Arc::clone(page), areas: areas.clone() };
+        let parts = Parts { streams, keep_streams, registration, page: Arc::clone(page), areas: areas.clone() };
         Ok(CopyEngines {
             parts: Some(parts),
             layout,
@@ -117,8 +124,17 @@ impl CopyEngines {
         &self.parts().page
     }
 
-    pub(super) fn stream(&self, rank: u32) -> &OwnedStream {
-        &self.parts().streams[rank as usize]
+    pub(super) fn stream(&self, rank: u32, part: Part) -> &OwnedStream {
+        let streams = match part {
+            Part::Push => &self.parts().streams,
+            Part::Keep => &self.parts().keep_streams,
+        };
+        &streams[rank as usize]
+    }
+
+    /// The parts of every rank that are the service's.
+    fn own_parts(&self) -> &'static [Part] {
+        if self.parts().keep_streams.is_empty() { &[Part::Push] } else { &[Part::Push, Part::Keep] }
     }
 
     /// A rank's word, as GPUs see it.
@@ -159,8 +175,10 @@ impl CopyEngines {
             return;
         }
         for (rank, issuer) in (0..).zip(&self.issuers) {
-            // Threads live as long as somebody can send to them.
-            let _ = issuer.send(issue::Order::Release { engines: Arc::clone(self), rank });
+            for part in self.own_parts() {
+                // Threads live as long as somebody can send to them.
+                let _ = issuer.send(issue::Order::Release { engines: Arc::clone(self), rank, part: *part });
+            }
         }
     }
 
@@ -187,6 +205,7 @@ impl CopyEngines {
             call: LargeCall { number, element_bytes: first.dtype.size_bytes() as u64, layout: self.layout },
             schedule: Arc::clone(schedule),
             comm: first.comm,
+            elements: (first.dtype, first.action.redop()),
             buffers: buffers.collect(),
         };
         // What comes behind an operation that waits for imports goes the same way.
@@ -238,8 +257,10 @@ impl Flight {
 
     fn hand_out(self: Arc<Self>) {
         for (rank, issuer) in (0..).zip(&self.engines.issuers) {
-            // Threads live as long as somebody can send to them.
-            let _ = issuer.send(issue::Order::Run { flight: Arc::clone(&self), rank });
+            for part in self.engines.own_parts() {
+                // Threads live as long as somebody can send to them.
+                let _ = issuer.send(issue::Order::Run { flight: Arc::clone(&self), rank, part: *part });
+            }
         }
     }
 

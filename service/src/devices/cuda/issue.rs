@@ -13,12 +13,14 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::Duration;
 
-use mccs_cuda::{Context, DriverError, Event, WordOperation};
-use mccs_ipc::large::LargeWord;
+use mccs_cuda::{Context, DriverError, Event, Kernels, WordOperation};
+use mccs_ipc::large::{LargeWord, Shards, stage};
+use mccs_kernels::cuda::{LargeBuffers, Launch};
 
-use super::NoCuda;
 use super::engines::{CopyEngines, Flight};
-use super::large::{Place, Step, steps_of};
+use super::large::{Part, Place, Step, keep_steps_of, steps_of};
+use super::{Gpus, NoCuda};
+use crate::collective::Problem;
 
 /// Most entries of a stream that have not ended.
 const ENTRIES_MAX: usize = 384;
@@ -27,8 +29,17 @@ const PORTION: usize = 128;
 /// Words that streams of the service wait for.
 const WAITED_FOR: [LargeWord; 5] =
     [LargeWord::Ready, LargeWord::Round, LargeWord::Pushed, LargeWord::Relayed, LargeWord::Reduced];
-/// Words that streams of the service write.
-const TOLD: [LargeWord; 4] = [LargeWord::Round, LargeWord::Pushed, LargeWord::Relayed, LargeWord::Arrived];
+
+impl Part {
+    /// Words that its streams write.
+    fn told(self) -> &'static [LargeWord] {
+        match self {
+            Part::Push => &[LargeWord::Round, LargeWord::Pushed, LargeWord::Relayed, LargeWord::Arrived],
+            Part::Keep => &[LargeWord::Reduced, LargeWord::Kept],
+        }
+    }
+}
+
 /// How often streams are looked at while they have work: between the shortest wait and the longest, doubled while nothing
 /// ends.
 const LOOK_AFTER: Duration = Duration::from_micros(100);
@@ -37,9 +48,9 @@ const LOOK_AFTER_MAX: Duration = Duration::from_millis(5);
 /// To a thread.
 pub(super) enum Order {
     /// Issue a rank's part.
-    Run { flight: Arc<Flight>, rank: u32 },
+    Run { flight: Arc<Flight>, rank: u32, part: Part },
     /// End a rank's part in everything.
-    Release { engines: Arc<CopyEngines>, rank: u32 },
+    Release { engines: Arc<CopyEngines>, rank: u32, part: Part },
 }
 
 /// A rank's part that is not wholly issued.
@@ -56,10 +67,11 @@ struct Portion {
     _flight: Arc<Flight>,
 }
 
-/// A rank's stream.
+/// One of a rank's streams.
 struct Lane {
     engines: Arc<CopyEngines>,
     rank: u32,
+    part: Part,
     waiting: VecDeque<Run>,
     issued: VecDeque<Portion>,
     entries: usize,
@@ -75,31 +87,42 @@ enum IssueError {
     Driver(#[from] DriverError),
     #[error("a bug in mccs: memory of rank {0} is not open")]
     NotOpen(u32),
+    #[error("a bug in mccs: a rank's stream combines, and so would the service's")]
+    NoKernels,
 }
 
 struct Issuer {
-    gpu: usize,
-    context: Context,
+    gpu: Arc<IssuingGpu>,
     orders: Receiver<Order>,
     lanes: Vec<Lane>,
     /// To be used again.
     events: Vec<Event>,
 }
 
+/// The GPU of a thread.
+struct IssuingGpu {
+    number: usize,
+    context: Context,
+    /// Where the service carries everything out.
+    kernels: Option<Arc<Kernels>>,
+}
+
 /// Starts a GPU's thread. It ends when nobody can give it orders any more.
-pub(super) fn start(gpu: usize, context: &Context) -> Result<mpsc::Sender<Order>, NoCuda> {
+pub(super) fn start(number: usize, gpus: &Gpus) -> Result<mpsc::Sender<Order>, NoCuda> {
     let (sender, orders) = mpsc::channel();
-    let issuer = Issuer { gpu, context: context.clone(), orders, lanes: Vec::new(), events: Vec::new() };
-    std::thread::Builder::new().name(format!("mccs-gpu-{gpu}")).spawn(move || issuer.run())?;
+    let (context, kernels) = (gpus.gpus[number].1.clone(), gpus.kernels.get(number).cloned());
+    let gpu = Arc::new(IssuingGpu { number, context, kernels });
+    let issuer = Issuer { gpu, orders, lanes: Vec::new(), events: Vec::new() };
+    std::thread::Builder::new().name(format!("mccs-gpu-{number}")).spawn(move || issuer.run())?;
     Ok(sender)
 }
 
 impl Issuer {
     fn run(mut self) {
-        let context = self.context.clone();
-        let entered = context.enter();
+        let gpu = Arc::clone(&self.gpu);
+        let entered = gpu.context.enter();
         if let Err(error) = &entered {
-            tracing::error!(gpu = self.gpu, %error, "a GPU's context cannot be used");
+            tracing::error!(gpu = gpu.number, %error, "a GPU's context cannot be used");
         }
         let mut look_after = LOOK_AFTER;
         loop {
@@ -118,7 +141,7 @@ impl Issuer {
                 self.take(order);
             }
             for lane in &mut self.lanes {
-                moved |= lane.look(self.gpu, &mut self.events);
+                moved |= lane.look(&gpu, &mut self.events);
             }
             self.lanes.retain(|lane| !lane.is_over());
             look_after = if moved { LOOK_AFTER } else { (look_after * 2).min(LOOK_AFTER_MAX) };
@@ -126,23 +149,26 @@ impl Issuer {
     }
 
     fn take(&mut self, order: Order) {
-        let (engines, rank) = match &order {
-            Order::Run { flight, rank } => (&flight.engines, *rank),
-            Order::Release { engines, rank } => (engines, *rank),
+        let (engines, rank, part) = match &order {
+            Order::Run { flight, rank, part } => (&flight.engines, *rank, *part),
+            Order::Release { engines, rank, part } => (engines, *rank, *part),
         };
-        let of_it = |lane: &Lane| lane.rank == rank && Arc::ptr_eq(&lane.engines, engines);
+        let of_it = |lane: &Lane| (lane.rank, lane.part) == (rank, part) && Arc::ptr_eq(&lane.engines, engines);
         let at = self.lanes.iter().position(of_it).unwrap_or_else(|| {
-            self.lanes.push(Lane::new(engines, rank));
+            self.lanes.push(Lane::new(engines, rank, part));
             self.lanes.len() - 1
         });
         let lane = &mut self.lanes[at];
         match order {
             // Its communicator failed while its memory was being opened.
             Order::Run { flight, .. } if flight.engines.is_released() => drop(flight),
-            Order::Run { flight, rank } => {
-                let steps = steps_of(&flight.call, &flight.schedule, rank).into();
-                lane.waiting.push_back(Run { flight, steps });
-                lane.issue(self.gpu, &mut self.events);
+            Order::Run { flight, rank, part } => {
+                let steps = match part {
+                    Part::Push => steps_of(&flight.call, &flight.schedule, rank),
+                    Part::Keep => keep_steps_of(&flight.call, &flight.schedule.problem, rank),
+                };
+                lane.waiting.push_back(Run { flight, steps: steps.into() });
+                lane.issue(&self.gpu, &mut self.events);
             }
             Order::Release { .. } => {
                 // What was not issued is not going to be; portions that were keep their memory.
@@ -154,11 +180,12 @@ impl Issuer {
 }
 
 impl Lane {
-    fn new(engines: &Arc<CopyEngines>, rank: u32) -> Self {
+    fn new(engines: &Arc<CopyEngines>, rank: u32, part: Part) -> Self {
         let engines = Arc::clone(engines);
         Lane {
             engines,
             rank,
+            part,
             waiting: VecDeque::new(),
             issued: VecDeque::new(),
             entries: 0,
@@ -172,7 +199,7 @@ impl Lane {
     }
 
     /// Lets go of what has ended, and issues what there is room for. Returns whether anything has ended.
-    fn look(&mut self, gpu: usize, events: &mut Vec<Event>) -> bool {
+    fn look(&mut self, gpu: &IssuingGpu, events: &mut Vec<Event>) -> bool {
         let mut any = false;
         // A stream that has failed does not go on: its error was told when something was issued, or is told by the next.
         while self.issued.front().is_some_and(|portion| portion.event.has_happened().unwrap_or(true)) {
@@ -186,9 +213,9 @@ impl Lane {
             return any;
         }
         if self.issued.is_empty() {
-            // Nothing of this rank's touches anybody's buffers any more, and nothing else writes these words.
-            for word in TOLD {
-                self.engines.page().release(self.rank, word);
+            // Nothing of this stream's touches anybody's buffers any more, and nothing else writes these words.
+            for word in self.part.told() {
+                self.engines.page().release(self.rank, *word);
             }
             self.has_released = true;
             return true;
@@ -202,7 +229,7 @@ impl Lane {
         any
     }
 
-    fn issue(&mut self, gpu: usize, events: &mut Vec<Event>) {
+    fn issue(&mut self, gpu: &IssuingGpu, events: &mut Vec<Event>) {
         while self.entries < ENTRIES_MAX
             && let Some(run) = self.waiting.front_mut()
         {
@@ -234,15 +261,15 @@ impl Lane {
     }
 
     fn mark(&self, events: &mut Vec<Event>) -> Result<Event, DriverError> {
-        let stream = self.engines.stream(self.rank);
+        let stream = self.engines.stream(self.rank, self.part);
         let event = events.pop().map_or_else(|| Event::new(stream.context(), false), Ok)?;
         // SAFETY: the stream lives as long as the engines, and events of this thread are of its GPU's context.
         unsafe { event.record(stream.raw())? };
         Ok(event)
     }
 
-    fn issue_steps(&self, flight: &Flight, gpu: usize, steps: &[Step]) -> Result<(), IssueError> {
-        let (engines, stream) = (&self.engines, self.engines.stream(self.rank).raw());
+    fn issue_steps(&self, flight: &Flight, gpu: &IssuingGpu, steps: &[Step]) -> Result<(), IssueError> {
+        let (engines, stream) = (&self.engines, self.engines.stream(self.rank, self.part).raw());
         let mut words = Vec::new();
         for step in steps {
             match *step {
@@ -250,8 +277,11 @@ impl Lane {
                 Step::Tell { word, value } => words.push(WordOperation::Write(engines.word(self.rank, word), value)),
                 Step::Push { bytes: 0, .. } => {}
                 Step::Push { from, to, at, bytes } => {
-                    let from = address(flight, gpu, self.rank, from)?;
-                    let to = address(flight, gpu, to, at)?;
+                    let from = address(flight, gpu.number, self.rank, from)?;
+                    let to = address(flight, gpu.number, to, at)?;
+                    if from == to {
+                        continue;
+                    }
                     // SAFETY: the stream and its context live with the engines. Ranges were validated when ranks called,
                     // and regions are open, and as long as was said, until the flight has ended.
                     unsafe {
@@ -260,10 +290,32 @@ impl Lane {
                     }
                     words.clear();
                 }
+                Step::Combine { piece } => {
+                    // SAFETY: as above.
+                    unsafe { stream.words(&words)? };
+                    words.clear();
+                    self.combine(flight, gpu, piece)?;
+                }
             }
         }
         // SAFETY: as above.
         unsafe { stream.words(&words)? };
+        Ok(())
+    }
+
+    fn combine(&self, flight: &Flight, gpu: &IssuingGpu, piece: u64) -> Result<(), IssueError> {
+        let kernels = gpu.kernels.as_ref().ok_or(IssueError::NoKernels)?;
+        let Problem { kind, nranks, count, .. } = flight.schedule.problem;
+        let ((dtype, op), call) = (flight.elements, &flight.call);
+        let shards = Shards::new(call.layout, kind, nranks, count * call.element_bytes);
+        let at = |place| address(flight, gpu.number, self.rank, place);
+        let buffers = LargeBuffers { send: at(Place::Send(0))?, recv: at(Place::Recv(0))?, area: at(Place::Area(0))? };
+        let mut launch = Launch::combine(dtype, op, &shards, (self.rank, piece), &buffers);
+        launch.args.done_word = self.engines.word(self.rank, LargeWord::Reduced);
+        launch.args.done_value = stage(call.number, piece);
+        let stream = self.engines.stream(self.rank, self.part).raw();
+        // SAFETY: as for copies: the kernel reads and writes what those would, and the area.
+        unsafe { kernels.function(launch.function)?.launch(stream, launch.grid, launch.block, &launch.args)? };
         Ok(())
     }
 }

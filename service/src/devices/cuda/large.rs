@@ -1,12 +1,13 @@
 //! What a rank's copy engine does in a large operation: pure, and the same on every rank.
 //!
 //! A rank's steps run in order, on a stream of the rank's GPU; streams of different ranks meet in words only. The rank's own
-//! stream does the rest (`shim/src/cuda/direct/large.rs`): it writes *ready*, moves what stays with the rank, combines, and waits.
+//! stream does the rest (`shim/src/cuda/direct/large.rs`): it writes *ready*, moves what stays with the rank, combines, and waits. Where
+//! the service carries everything out a second stream of its own moves what stays, and combines ([`keep_steps_of`]).
 //!
 //! Each GPU begins with the rank after its own, so that at any time no two push to the same one: those that do are less than
 //! half as fast. What a root has for all goes from rank to rank.
 
-use mccs_ipc::large::{LargeLayout, LargeWord, Shards, stage};
+use mccs_ipc::large::{LargeLayout, LargeWord, Shards, own_part, stage};
 use mccs_ipc::types::CollectiveKind;
 
 use crate::collective::{Buffer, Problem, Schedule, Shape};
@@ -33,10 +34,21 @@ pub(super) enum Place {
 pub(super) enum Step {
     /// Waits until a rank's word is at least so much.
     Wait { word: LargeWord, rank: u32, value: u64 },
-    /// Copies from the own memory to another rank's.
+    /// Copies from the own memory to another rank's, or within the own.
     Push { from: Place, to: u32, at: Place, bytes: u64 },
+    /// Combines a piece of the own shard, and tells that it is [`LargeWord::Reduced`].
+    Combine { piece: u64 },
     /// Writes the own word when all before has arrived.
     Tell { word: LargeWord, value: u64 },
+}
+
+/// One of a rank's streams.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Part {
+    /// What goes to other ranks.
+    Push,
+    /// What stays.
+    Keep,
 }
 
 /// An operation that all ranks have called.
@@ -59,6 +71,26 @@ pub(super) fn steps_of(call: &LargeCall, schedule: &Schedule, rank: u32) -> Vec<
         _ => copy(call, schedule, rank, &mut steps),
     }
     steps.push(Step::Tell { word: LargeWord::Arrived, value: call.number });
+    steps
+}
+
+/// What stays with a rank, where the service does that, too.
+pub(super) fn keep_steps_of(call: &LargeCall, problem: &Problem, rank: u32) -> Vec<Step> {
+    let &Problem { kind, nranks, root, count, .. } = problem;
+    let mut steps = vec![Step::Wait { word: LargeWord::Ready, rank, value: call.number }];
+    if kind.reduces() {
+        let shards = Shards::new(call.layout, kind, nranks, count * call.element_bytes);
+        for piece in 0..shards.pieces() {
+            let value = stage(call.number, piece);
+            steps.extend(peers(rank, nranks).map(|rank| Step::Wait { word: LargeWord::Pushed, rank, value }));
+            steps.push(Step::Combine { piece });
+        }
+    } else if let Some((from, to, count)) = own_part(kind, rank, root, count) {
+        let bytes = |elements| elements * call.element_bytes;
+        let (from, at) = (Place::Send(bytes(from)), Place::Recv(bytes(to)));
+        steps.push(Step::Push { from, to: rank, at, bytes: bytes(count) });
+    }
+    steps.push(Step::Tell { word: LargeWord::Kept, value: call.number });
     steps
 }
 

@@ -1,7 +1,9 @@
-//! Every large collective on a model: streams of the service and of the ranks, which run in any order that words allow.
+//! Every large collective on a model: streams of the service and of the ranks, which run in any order that words allow. Whoever carries
+//! it out.
 
 use std::collections::{HashMap, VecDeque};
 
+use mccs_ipc::direct::Execution;
 use mccs_ipc::types::RedOp;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -24,6 +26,12 @@ enum Own {
     Check,
 }
 
+/// What a stream does next.
+enum Entry {
+    Service(Part, Step),
+    Rank(Own),
+}
+
 #[derive(Clone, Default)]
 struct Memory {
     send: Vec<u8>,
@@ -40,6 +48,7 @@ struct Call {
 
 struct Model {
     nranks: u32,
+    execution: Execution,
     layout: LargeLayout,
     memory: Vec<Memory>,
     words: HashMap<(LargeWord, u32), u64>,
@@ -47,13 +56,14 @@ struct Model {
 }
 
 const POISON: u8 = 0xee;
+const EXECUTIONS: [Execution; 2] = [Execution::Ranks, Execution::Service];
 
 impl Model {
-    fn new(nranks: u32, seed: u64) -> Self {
+    fn new(nranks: u32, execution: Execution, seed: u64) -> Self {
         let layout = LargeLayout::behind(100, 0);
         let memory = vec![Memory { area: vec![0; layout.area_bytes() as usize], ..Memory::default() }; nranks as usize];
         let rng = StdRng::seed_from_u64(seed);
-        Model { nranks, layout, memory, words: HashMap::new(), rng }
+        Model { nranks, execution, layout, memory, words: HashMap::new(), rng }
     }
 
     fn word(&self, word: LargeWord, rank: u32) -> u64 {
@@ -76,12 +86,13 @@ impl Model {
     }
 
     /// Returns whether the step was possible.
-    fn serve(&mut self, rank: u32, step: Step) -> bool {
+    fn serve(&mut self, rank: u32, part: Part, call: &Call, step: Step) -> bool {
         match step {
             Step::Wait { word, rank, value } => return self.word(word, rank) >= value,
             Step::Tell { word, value } => self.raise(word, rank, value),
+            Step::Combine { piece } => self.combine(rank, call, piece),
             Step::Push { from, to, at, bytes } => {
-                assert_ne!(to, rank, "a copy on one GPU is a kernel");
+                assert_eq!(to == rank, part == Part::Keep, "a copy on one GPU is a kernel");
                 let data = self.bytes(rank, from, bytes as usize).to_vec();
                 self.bytes(to, at, bytes as usize).copy_from_slice(&data);
             }
@@ -90,7 +101,6 @@ impl Model {
     }
 
     fn own(&mut self, rank: u32, call: &Call, step: &Own, inputs: &[Vec<u8>]) -> bool {
-        let shards = Shards::new(self.layout, call.kind, self.nranks, call.count as u64);
         match *step {
             Own::Ready => self.raise(LargeWord::Ready, rank, call.number),
             Own::Copy { from, to, len } => {
@@ -99,22 +109,15 @@ impl Model {
             }
             Own::Combine { piece } => {
                 let value = stage(call.number, piece);
-                let peers = (0..self.nranks).filter(|peer| *peer != rank);
-                if peers.clone().any(|peer| self.word(LargeWord::Pushed, peer) < value) {
+                let mut peers = (0..self.nranks).filter(|peer| *peer != rank);
+                if peers.any(|peer| self.word(LargeWord::Pushed, peer) < value) {
                     return false;
                 }
-                let (offset, len) = shards.piece(rank, piece);
-                let mut sum = self.bytes(rank, Place::Send(offset), len as usize).to_vec();
-                for peer in peers {
-                    let part = self.bytes(rank, Place::Area(shards.slot_offset(rank, peer, piece)), len as usize);
-                    sum.iter_mut().zip(part).for_each(|(sum, part)| *sum = sum.wrapping_add(*part));
-                }
-                let base = if call.kind == CollectiveKind::ReduceScatter { shards.piece(rank, 0).0 } else { 0 };
-                self.bytes(rank, Place::Recv(offset - base), len as usize).copy_from_slice(&sum);
-                self.raise(LargeWord::Reduced, rank, value);
+                self.combine(rank, call, piece);
             }
             Own::Check => {
-                if (0..self.nranks).any(|peer| self.word(LargeWord::Arrived, peer) < call.number) {
+                let is_kept = self.execution == Execution::Ranks || self.word(LargeWord::Kept, rank) >= call.number;
+                if !is_kept || (0..self.nranks).any(|peer| self.word(LargeWord::Arrived, peer) < call.number) {
                     return false;
                 }
                 let expected = expected(call, self.nranks, rank, inputs);
@@ -127,11 +130,23 @@ impl Model {
         true
     }
 
+    fn combine(&mut self, rank: u32, call: &Call, piece: u64) {
+        let shards = Shards::new(self.layout, call.kind, self.nranks, call.count as u64);
+        let (offset, len) = shards.piece(rank, piece);
+        let mut sum = self.bytes(rank, Place::Send(offset), len as usize).to_vec();
+        for peer in (0..self.nranks).filter(|peer| *peer != rank) {
+            let part = self.bytes(rank, Place::Area(shards.slot_offset(rank, peer, piece)), len as usize);
+            sum.iter_mut().zip(part).for_each(|(sum, part)| *sum = sum.wrapping_add(*part));
+        }
+        let base = if call.kind == CollectiveKind::ReduceScatter { shards.piece(rank, 0).0 } else { 0 };
+        self.bytes(rank, Place::Recv(offset - base), len as usize).copy_from_slice(&sum);
+        self.raise(LargeWord::Reduced, rank, stage(call.number, piece));
+    }
+
     /// Runs calls one after the other on every rank, each as far ahead as words let it.
     fn run(&mut self, calls: &[Call]) {
         let strategy = Strategy::initial(Choice::Pinned(Algorithm::Direct), self.nranks, 1, &[]);
-        let mut served: Vec<VecDeque<Step>> = vec![VecDeque::new(); self.nranks as usize];
-        let mut owned: Vec<VecDeque<(usize, Own)>> = (0..self.nranks).map(|_| VecDeque::new()).collect();
+        let mut streams: Vec<VecDeque<(usize, Entry)>> = (0..3 * self.nranks).map(|_| VecDeque::new()).collect();
         let mut inputs = Vec::new();
         for (at, call) in calls.iter().enumerate() {
             let &Call { kind, root, count, number } = call;
@@ -140,40 +155,36 @@ impl Model {
             let large = LargeCall { number, element_bytes: 1, layout: self.layout };
             inputs.push((0..self.nranks).map(|rank| self.input(call, rank)).collect::<Vec<_>>());
             for rank in 0..self.nranks {
-                served[rank as usize].extend(steps_of(&large, &schedule, rank));
-                owned[rank as usize].extend(own_steps(call, self.nranks, rank, self.layout).map(|step| (at, step)));
-            }
-        }
-        while owned.iter().any(|steps| !steps.is_empty()) || served.iter().any(|steps| !steps.is_empty()) {
-            let mut moved = false;
-            let first = self.rng.random_range(0..2 * self.nranks);
-            for turn in 0..2 * self.nranks {
-                let actor = (first + turn) % (2 * self.nranks);
-                let rank = actor % self.nranks;
-                let done = if actor < self.nranks {
-                    served[rank as usize].front().copied().is_some_and(|step| self.serve(rank, step))
-                } else if let Some((at, step)) = owned[rank as usize].front() {
-                    if matches!(step, Own::Ready) {
-                        let (call, inputs) = (&calls[*at], &inputs[*at]);
-                        self.memory[rank as usize].send.clone_from(&inputs[rank as usize]);
-                        let received = call.kind.recv_count(call.count as u64, self.nranks, rank, call.root);
-                        self.memory[rank as usize].recv = vec![POISON; received.expect("small") as usize];
-                    }
-                    self.own(rank, &calls[*at], step, &inputs[*at])
+                let of = |steps: Vec<Step>, part| steps.into_iter().map(move |step| (at, Entry::Service(part, step)));
+                let [pushed, kept, own] = &mut streams[3 * rank as usize..][..3] else { panic!("three streams") };
+                pushed.extend(of(steps_of(&large, &schedule, rank), Part::Push));
+                if self.execution == Execution::Service {
+                    kept.extend(of(keep_steps_of(&large, &problem, rank), Part::Keep));
+                    own.extend([Own::Ready, Own::Check].map(|step| (at, Entry::Rank(step))));
                 } else {
-                    false
-                };
-                if done {
-                    if actor < self.nranks {
-                        served[rank as usize].pop_front();
-                    } else {
-                        owned[rank as usize].pop_front();
-                    }
-                    moved = true;
-                    break;
+                    own.extend(own_steps(call, self.nranks, rank, self.layout).map(|step| (at, Entry::Rank(step))));
                 }
             }
-            assert!(moved, "everybody waits");
+        }
+        while streams.iter().any(|stream| !stream.is_empty()) {
+            let first = self.rng.random_range(0..streams.len());
+            let turns = (first..streams.len()).chain(0..first);
+            let moved = turns.into_iter().find(|turn| {
+                let rank = *turn as u32 / 3;
+                streams[*turn].front().is_some_and(|(at, entry)| match entry {
+                    Entry::Service(part, step) => self.serve(rank, *part, &calls[*at], *step),
+                    Entry::Rank(step) => {
+                        if matches!(step, Own::Ready) {
+                            let (call, inputs) = (&calls[*at], &inputs[*at]);
+                            self.memory[rank as usize].send.clone_from(&inputs[rank as usize]);
+                            let received = call.kind.recv_count(call.count as u64, self.nranks, rank, call.root);
+                            self.memory[rank as usize].recv = vec![POISON; received.expect("small") as usize];
+                        }
+                        self.own(rank, &calls[*at], step, &inputs[*at])
+                    }
+                })
+            });
+            streams[moved.expect("somebody can go on")].pop_front();
         }
     }
 
@@ -229,11 +240,11 @@ fn kinds() -> Vec<CollectiveKind> {
 
 #[test]
 fn every_collective_is_right_in_whatever_order_streams_run() {
-    for nranks in 2..=5 {
+    for (nranks, execution) in (2..=5).flat_map(|nranks| EXECUTIONS.map(|execution| (nranks, execution))) {
         for (seed, kind) in (0..).zip(kinds()) {
             for count in [1, 130, 4096, 50_001] {
                 let call = Call { kind, root: seed as u32 % nranks, count, number: 1 };
-                Model::new(nranks, seed).run(&[call]);
+                Model::new(nranks, execution, seed).run(&[call]);
             }
         }
     }
@@ -241,8 +252,8 @@ fn every_collective_is_right_in_whatever_order_streams_run() {
 
 #[test]
 fn operations_follow_each_other_without_getting_mixed_up() {
-    for seed in 0..20 {
-        let mut model = Model::new(2 + seed as u32 % 3, seed);
+    for seed in 0..40 {
+        let mut model = Model::new(2 + seed as u32 % 3, EXECUTIONS[seed as usize % 2], seed);
         let kinds = kinds();
         let call = |number: u64, model: &mut Model| Call {
             kind: kinds[model.rng.random_range(0..kinds.len())],

@@ -3,7 +3,7 @@
 //! A communicator's ranks get an *area* each, in their GPU's memory, and a page of shared host memory
 //! ([`mccs_ipc::direct`]). Collectives are kernels that the shim launches into its caller's stream; they meet in the areas,
 //! by the strategy that the service publishes. The service allocates, maps, publishes, watches, and stops; it launches
-//! nothing on a GPU that a tenant uses.
+//! nothing on a GPU that a tenant uses, unless the operator wants everything in the service ([`Execution::Service`]).
 //!
 //! What is too large for that goes by the service's copy engines (`engines.rs`, `issue.rs`, decision 012), between the ranks' own
 //! buffers (`imports.rs`).
@@ -20,9 +20,10 @@ mod setup;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use mccs_cuda::{Context, DriverError, Gpu, Unavailable, gpus};
-use mccs_ipc::direct::{DIRECT_RANKS_MAX, GpuUuid};
+use mccs_cuda::{Context, DriverError, Gpu, Kernels, Unavailable, gpus};
+use mccs_ipc::direct::{DIRECT_RANKS_MAX, Execution, GpuUuid};
 use mccs_ipc::types::Handle;
+use mccs_kernels::cuda::reduce_functions;
 
 pub use self::crossover::LargeFrom;
 pub use self::engines::CopyEngines;
@@ -69,11 +70,31 @@ pub struct CudaOptions {
     pub large_from: LargeFrom,
     /// Bytes, of which each rank's GPU has two, that parts to be combined come into.
     pub slot_bytes: u64,
+    /// Who carries collectives out.
+    pub execution: Execution,
+}
+
+/// Payload from which the service's engines are faster than memory of the host, on two H200 (`eval/results/cuda-service.md`).
+const ENGINES_FROM_BYTES: u64 = 128 << 10;
+
+impl CudaOptions {
+    /// Payload from which what the service carries out goes by its engines; none where it never does.
+    #[must_use]
+    pub fn engines_from(&self) -> Option<u64> {
+        let from = match self.large_from {
+            LargeFrom::Measured => Some(ENGINES_FROM_BYTES),
+            LargeFrom::Pinned(bytes) => Some(bytes),
+            LargeFrom::Never => None,
+        };
+        from.filter(|_| self.execution == Execution::Service)
+    }
 }
 
 /// GPUs that work, as they are counted from here on.
 pub struct Gpus {
     gpus: Vec<(Gpu, Context)>,
+    /// What combines there, where the service does.
+    kernels: Vec<Arc<Kernels>>,
 }
 
 impl Gpus {
@@ -89,7 +110,15 @@ impl Gpus {
         let named = choose(gpus()?, names)?;
         let found = named.into_iter().map(|gpu| Context::primary(&gpu).map(|context| (gpu, context)));
         let gpus = found.collect::<Result<Vec<_>, _>>()?;
-        if gpus.is_empty() { Err(NoCuda::NoGpu) } else { Ok(Gpus { gpus }) }
+        if gpus.is_empty() { Err(NoCuda::NoGpu) } else { Ok(Gpus { gpus, kernels: Vec::new() }) }
+    }
+
+    /// Loads the kernels that combine into every GPU.
+    fn load_kernels(&mut self) -> Result<(), NoCuda> {
+        let image = mccs_kernels::cuda::IMAGE.ok_or(NoCuda::NoKernels)?;
+        let load = |(_, context): &(_, Context)| Kernels::load(context, image, reduce_functions()).map(Arc::new);
+        self.kernels = self.gpus.iter().map(load).collect::<Result<_, _>>()?;
+        Ok(())
     }
 
     /// Their UUIDs, in order.
@@ -150,7 +179,10 @@ impl CudaDevice {
     ///
     /// # Errors
     /// [`NoCuda::Thread`].
-    pub fn new(gpus: Gpus, options: CudaOptions, done: Sender<ProxyMessage>) -> Result<Self, NoCuda> {
+    pub fn new(mut gpus: Gpus, options: CudaOptions, done: Sender<ProxyMessage>) -> Result<Self, NoCuda> {
+        if options.execution == Execution::Service {
+            gpus.load_kernels()?;
+        }
         let gpus = Arc::new(gpus);
         let setup = Setup::start(Arc::clone(&gpus), options, done.clone())?;
         Ok(CudaDevice { gpus, setup, done, untold: VecDeque::new() })

@@ -92,8 +92,7 @@ impl Setup {
         let sender = Arc::new(sender);
         let own = Arc::downgrade(&sender);
         let streams = gpus.gpus.iter().map(|(_, context)| OwnedStream::new(context)).collect::<Result<_, _>>()?;
-        let start = |(gpu, (_, context)): (usize, &(_, _))| issue::start(gpu, context);
-        let issuers = gpus.gpus.iter().enumerate().map(start).collect::<Result<_, _>>()?;
+        let issuers = (0..gpus.gpus.len()).map(|gpu| issue::start(gpu, &gpus)).collect::<Result<_, _>>()?;
         let imports = Imports::default();
         let setup = Setup { gpus, streams, own, orders, done, options, issuers, imports };
         std::thread::Builder::new().name("mccs-cuda-setup".into()).spawn(move || setup.run())?;
@@ -153,7 +152,7 @@ impl Setup {
         let page = Arc::new(page);
         let strategy = strategy(nranks, large.map_or(LargeFrom::Never, |_| self.options.large_from));
         page.publish(&DirectTerms { epoch: 0, from: 1, words: words_of(&strategy) });
-        let share = DirectShare { layout: bytemuck::cast(layout), areas, large };
+        let share = DirectShare { layout: bytemuck::cast(layout), areas, large, execution: self.options.execution };
         let orders = self.own.upgrade().ok_or(PrepareError::Stopping)?;
         let areas = AreasInUse { memory: Arc::new(memory), orders: Arc::clone(&orders) };
         let copies = |layout| {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use mccs_ipc::direct::GpuUuid;
+use mccs_ipc::direct::{Execution, GpuUuid};
 use mccs_ipc::gate::GateAccess;
 
 use crate::devices::cuda::Importer;
@@ -16,8 +16,10 @@ pub struct Proxies {
     pub host: Sender<ProxyMessage>,
     /// Of the GPUs; or why there are none.
     pub gpus: Result<GpuProxy, Arc<str>>,
-    /// Whether ranks on GPUs of this host alone are staged, too.
-    pub stages_all: bool,
+    /// Who carries out what ranks on GPUs of this host alone call.
+    pub execution: Execution,
+    /// Payload from which that goes by copy engines where the service carries it out; none where it never does.
+    pub engines_from: Option<u64>,
     /// How streams of GPUs tell the service, and wait for it.
     pub access: GateAccess,
     /// This host, as ranks of others name it when rank 0 is here; empty where there are no others.

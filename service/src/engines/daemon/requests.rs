@@ -6,7 +6,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use mccs_ipc::direct::GpuUuid;
+use mccs_ipc::direct::{Execution, GpuUuid};
 use mccs_ipc::handshake::SocketError;
 use mccs_ipc::protocol::{Request, RequestEnvelope, Response};
 use mccs_ipc::shm::Mapping;
@@ -100,7 +100,7 @@ impl SessionEngine {
             }
             Request::CreateGatedStream { region, offset_bytes } => self.create_gated_stream(id, region, offset_bytes),
             Request::DestroyStream { stream } => self.destroy_stream(id, stream),
-            Request::InitRank { id: unique_id, rank, nranks, gpu, root_address } => {
+            Request::InitRank { id: unique_id, rank, nranks, gpu, root_address, by_engines } => {
                 let gpu = match gpu.map(|gpu| self.find_gpu(&gpu)).transpose() {
                     Ok(gpu) => gpu,
                     Err(message) => return self.refuse(id, ErrorClass::InvalidArgument, message),
@@ -115,7 +115,7 @@ impl SessionEngine {
                         }
                     },
                 };
-                self.join(id, (unique_id, root), (rank, nranks), gpu);
+                self.join(id, (unique_id, root), (rank, nranks), gpu, by_engines);
             }
             Request::DestroyComm { comm } => match self.tables.comms.get(comm) {
                 Some(CommSlot::Ready { comm: proxy_comm, place, rank, .. }) => {
@@ -244,13 +244,15 @@ impl SessionEngine {
         (id, root): (UniqueId, Option<Name>),
         (rank, nranks): (u32, u32),
         gpu: Option<usize>,
+        by_engines: bool,
     ) {
         let charge = match self.session.tenant.charge(Resource::Communicators, 1) {
             Ok(charge) => charge,
             Err(error) => return self.refuse(request, ErrorClass::InvalidUsage, error.to_string()),
         };
         // Ranks that name a root may be on several hosts: then their data goes through memory of the host.
-        let is_direct = gpu.is_some() && root.is_none() && !self.proxies.stages_all;
+        let is_alone = root.is_none() && self.proxies.execution == Execution::Ranks;
+        let is_direct = gpu.is_some() && (is_alone || by_engines);
         let place = if is_direct { Place::Gpus } else { Place::Host };
         let Ok(tenant_comm) = self.tables.comms.insert(CommSlot::Joining) else {
             let message = "the session has as many communicators as its tenant may have";
@@ -265,6 +267,7 @@ impl SessionEngine {
         match reply {
             ProxyReply::Joined { request, tenant_comm, comm, rank, info, memory, share } => {
                 let board = info.board.as_ref().map(|board| board.layout());
+                let may_have_engines = info.is_staged() && info.hosts.len() <= 1 && info.nranks > 1;
                 if let Some(slot) = self.tables.comms.get_mut(tenant_comm)
                     && matches!(slot, CommSlot::Joining)
                 {
@@ -275,7 +278,9 @@ impl SessionEngine {
                 let fds: Vec<_> = memory.iter().map(AsFd::as_fd).collect();
                 let direct = share.as_deref().cloned();
                 let access = self.proxies.access;
-                self.answer(request, Response::Comm { comm: tenant_comm, board, direct, access }, &fds);
+                let engines_from = self.proxies.engines_from.filter(|_| may_have_engines);
+                let answer = Response::Comm { comm: tenant_comm, board, direct, access, engines_from };
+                self.answer(request, answer, &fds);
             }
             ProxyReply::JoinFailed { request, tenant_comm, class, message } => {
                 self.tables.comms.remove(tenant_comm);

@@ -15,7 +15,7 @@ use super::{COMMS_MAX, ProxyEngine};
 use crate::bootstrap::{GatheringKey, Joined, Refusal};
 use crate::devices::Prepared;
 use crate::telemetry::traffic::RecentTraffic;
-use crate::telemetry::{CommInfo, RankInfo, TenantBoard};
+use crate::telemetry::{CommInfo, RankInfo, STAGED, TenantBoard};
 use crate::tenants::Resource;
 
 impl ProxyEngine {
@@ -79,7 +79,7 @@ impl ProxyEngine {
             number: self.registry.next_number(),
             id,
             tenant: requests.first().map_or_else(String::new, |request| request.session.tenant.name.clone()),
-            device: if is_staged { "staged".into() } else { self.device.name() },
+            device: if is_staged { STAGED.into() } else { self.device.name() },
             nranks,
             hosts: across.iter().flat_map(|across| across.hosts.iter().map(ToString::to_string)).collect(),
             ranks: requests.iter().map(rank_info).collect(),

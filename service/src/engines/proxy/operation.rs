@@ -65,6 +65,16 @@ pub enum Action {
     Invalid { class: ErrorClass, message: Box<str> },
 }
 
+impl Action {
+    /// How elements are combined; a sum where none are.
+    pub(crate) fn redop(&self) -> RedOp {
+        match self {
+            Action::Collective { redop, .. } => *redop,
+            _ => RedOp::Sum,
+        }
+    }
+}
+
 /// One operation of one rank, validated: all memory it names is mapped and long enough.
 pub struct Operation {
     /// Whose it is.

@@ -4,11 +4,11 @@
 use bytemuck::Zeroable;
 use mccs_cuda::{DeviceAddress, RawStream, WordOperation};
 use mccs_ipc::command::{BufferRef, Command, Opcode};
-use mccs_ipc::direct::DirectPage;
-use mccs_ipc::large::{LargeLayout, LargeWord, Shards, has_large, stage};
+use mccs_ipc::direct::{DirectPage, Execution};
+use mccs_ipc::large::{LargeLayout, LargeWord, Shards, has_large, own_part, stage};
 use mccs_ipc::protocol::{Request, Response};
-use mccs_ipc::types::{CollectiveKind, Handle, RedOp};
-use mccs_kernels::cuda::{DirectCall, Launch};
+use mccs_ipc::types::Handle;
+use mccs_kernels::cuda::{DirectCall, LargeBuffers, Launch};
 
 use super::staging::Staging;
 use super::{DirectCommunicator, Order};
@@ -16,10 +16,6 @@ use crate::Error;
 use crate::client::{locked, unexpected};
 use crate::cuda::call::Call;
 use crate::cuda::cuda_error;
-
-/// Blocks of the kernels that combine: two on each of the multiprocessors that a caller's kernel on 100 of 132 leaves free. With one
-/// on each the links wait for them.
-const REDUCE_BLOCKS: u32 = 64;
 
 /// How far a communicator is in large operations.
 #[derive(Default)]
@@ -30,20 +26,6 @@ pub(super) struct LargeOrder {
     stream: Option<Handle>,
     /// For what is sent, and what is received.
     staging: [Staging; 2],
-}
-
-/// What a rank's own stream moves from its send to its receive buffer: offsets and length, in elements.
-fn own_part(call: &DirectCall) -> Option<(u64, u64, u64)> {
-    let (count, own) = (call.count, u64::from(call.rank) * call.count);
-    let is_root = call.rank == call.root;
-    match call.kind {
-        CollectiveKind::AllGather => Some((0, own, count)),
-        CollectiveKind::AllToAll => Some((own, own, count)),
-        CollectiveKind::Broadcast if is_root => Some((0, 0, count)),
-        CollectiveKind::Gather if is_root => Some((0, own, count)),
-        CollectiveKind::Scatter if is_root => Some((own, 0, count)),
-        _ => None,
-    }
 }
 
 impl DirectCommunicator {
@@ -142,16 +124,13 @@ impl DirectCommunicator {
                 stream.copy(at.send, call.send, send_bytes as usize).map_err(cuda_error)?;
             }
             stream.write_word(self.word(rank, LargeWord::Ready), number).map_err(cuda_error)?;
-            if kind.reduces() {
-                self.combine(layout, checked, &at, number, stream)?;
-            } else if let Some((from, to, count)) = own_part(checked) {
-                let (from, to) = (at.send + from * size, at.recv + to * size);
-                if from != to {
-                    stream.copy(to, from, (count * size) as usize).map_err(cuda_error)?;
-                }
+            if self.execution == Execution::Ranks {
+                self.keep(layout, checked, &at, number, stream)?;
             }
             let arrived = |peer| WordOperation::Wait(self.word(peer, LargeWord::Arrived), number);
-            stream.words(&(0..member.nranks).map(arrived).collect::<Vec<_>>()).map_err(cuda_error)?;
+            let kept = WordOperation::Wait(self.word(rank, LargeWord::Kept), number);
+            let kept = Some(kept).filter(|_| self.execution == Execution::Service);
+            stream.words(&(0..member.nranks).map(arrived).chain(kept).collect::<Vec<_>>()).map_err(cuda_error)?;
             if at.recv != call.recv {
                 stream.copy(call.recv, at.recv, recv_bytes as usize).map_err(cuda_error)?;
             }
@@ -159,11 +138,12 @@ impl DirectCommunicator {
         }
     }
 
-    /// Combines the rank's shard, piece by piece as words tell that the others' parts are there.
+    /// What stays with the rank: its own part is moved; or its shard combined, piece by piece as words tell that the others' parts are
+    /// there.
     ///
     /// # Safety
     /// As for [`super::super::CudaCommunicator::all_reduce`].
-    unsafe fn combine(
+    unsafe fn keep(
         &self,
         layout: LargeLayout,
         checked: &DirectCall,
@@ -171,69 +151,35 @@ impl DirectCommunicator {
         number: u64,
         stream: RawStream,
     ) -> Result<(), Error> {
-        let (rank, nranks) = (self.member.rank, self.member.nranks);
-        let shards = Shards::new(layout, checked.kind, nranks, checked.count * checked.dtype.size_bytes() as u64);
-        let divisor = (checked.op == RedOp::Avg).then_some(nranks);
-        let mut launch = Launch::reduce(checked.dtype, checked.op, divisor, false, REDUCE_BLOCKS);
-        let function = self.member.kernels.function(launch.function)?;
-        let area = self.member.area();
-        let args = &mut launch.args;
-        (args.source_count, args.destination_count, args.pieces) = (nranks, 1, 1);
-        args.counters = area + layout.counter_offset();
-        args.done_word = self.word(rank, LargeWord::Reduced);
+        let &DirectCall { kind, dtype, op, count, root, rank, nranks, .. } = checked;
+        let size = dtype.size_bytes() as u64;
+        if let Some((from, to, count)) = own_part(kind, rank, root, count) {
+            let (from, to) = (call.send + from * size, call.recv + to * size);
+            // SAFETY: the caller vouches for stream and buffers.
+            return if from == to {
+                Ok(())
+            } else {
+                unsafe { stream.copy(to, from, (count * size) as usize) }.map_err(cuda_error)
+            };
+        }
+        if !kind.reduces() {
+            return Ok(());
+        }
+        let shards = Shards::new(layout, kind, nranks, count * size);
+        let buffers = LargeBuffers { send: call.send, recv: call.recv, area: self.member.area() };
         for piece in 0..shards.pieces() {
-            let (offset, bytes) = shards.piece(rank, piece);
-            // The result of a reduce-scatter has the shard's place for itself.
-            let result =
-                if checked.kind == CollectiveKind::ReduceScatter { offset - shards.piece(rank, 0).0 } else { offset };
-            for peer in 0..nranks {
-                args.sources[peer as usize] =
-                    if peer == rank { call.send + offset } else { area + shards.slot_offset(rank, peer, piece) };
-            }
-            args.destinations[0] = call.recv + result;
-            (args.bytes, args.piece_bytes) = (bytes, bytes.next_multiple_of(16).max(16));
-            args.done_value = stage(number, piece);
+            let mut launch = Launch::combine(dtype, op, &shards, (rank, piece), &buffers);
+            launch.args.done_word = self.word(rank, LargeWord::Reduced);
+            launch.args.done_value = stage(number, piece);
+            let function = self.member.kernels.function(launch.function).map_err(cuda_error)?;
             let others = (0..nranks).filter(|peer| *peer != rank);
-            let waits = others.map(|peer| WordOperation::Wait(self.word(peer, LargeWord::Pushed), args.done_value));
-            let waits: Vec<_> = waits.collect();
+            let pushed = |peer| WordOperation::Wait(self.word(peer, LargeWord::Pushed), stage(number, piece));
             // SAFETY: the caller vouches for stream and buffers; area and page live as long as `self`.
             unsafe {
-                stream.words(&waits).map_err(cuda_error)?;
-                function.launch(stream, launch.grid, launch.block, args).map_err(cuda_error)?;
+                stream.words(&others.map(pushed).collect::<Vec<_>>()).map_err(cuda_error)?;
+                function.launch(stream, launch.grid, launch.block, &launch.args).map_err(cuda_error)?;
             }
         }
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use mccs_ipc::types::DataType;
-
-    use super::*;
-
-    #[test]
-    fn what_a_rank_keeps_goes_where_the_collective_says() {
-        let of = |kind, rank| {
-            let (dtype, op) = (DataType::F32, RedOp::Sum);
-            let (scalar_bits, is_scalar_address) = (0, false);
-            own_part(&DirectCall {
-                kind,
-                dtype,
-                op,
-                count: 10,
-                root: 1,
-                scalar_bits,
-                is_scalar_address,
-                rank,
-                nranks: 4,
-            })
-        };
-        assert_eq!(of(CollectiveKind::AllGather, 3), Some((0, 30, 10)));
-        assert_eq!(of(CollectiveKind::AllToAll, 2), Some((20, 20, 10)));
-        assert_eq!([of(CollectiveKind::Broadcast, 1), of(CollectiveKind::Broadcast, 0)], [Some((0, 0, 10)), None]);
-        assert_eq!([of(CollectiveKind::Gather, 1), of(CollectiveKind::Gather, 2)], [Some((0, 10, 10)), None]);
-        assert_eq!([of(CollectiveKind::Scatter, 1), of(CollectiveKind::Scatter, 2)], [Some((10, 0, 10)), None]);
-        assert_eq!(of(CollectiveKind::AllReduce, 1), None);
     }
 }

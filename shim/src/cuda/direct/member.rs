@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use mccs_cuda::{Context, DeviceAddress, HostRegistration, ImportedMemory, IpcHandle, OwnedStream};
+use mccs_cuda::{Context, DeviceAddress, HostRegistration, ImportedMemory, IpcHandle, Kernels, OwnedStream};
 use mccs_ipc::direct::{DIRECT_PAGE_BYTES, DIRECT_RANKS_MAX, DirectPage, DirectShare};
 use mccs_ipc::protocol::Request;
 use mccs_ipc::types::{ErrorClass, Handle};
@@ -15,7 +15,7 @@ use mccs_kernels::cuda::{AreaLayout, contradiction};
 
 use super::LOOK_AGAIN_AFTER;
 use crate::cuda::cuda_error;
-use crate::cuda::resources::{Kernels, import};
+use crate::cuda::resources::{import, kernels};
 use crate::{Client, Error};
 
 pub(super) struct Member {
@@ -65,7 +65,7 @@ impl Member {
             *address = imported.address();
             _imports.push(imported);
         }
-        let kernels = Kernels::of(&context)?;
+        let kernels = kernels(&context)?;
         let is_told = AtomicBool::new(false);
         Ok(Member {
             client,

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use bytemuck::Zeroable;
 use mccs_cuda::{Context, DeviceAddress, RawStream};
-use mccs_ipc::direct::{DirectPage, DirectShare, DirectTerms};
+use mccs_ipc::direct::{DirectPage, DirectShare, DirectTerms, Execution};
 use mccs_ipc::large::LargeLayout;
 use mccs_ipc::protocol::Request;
 use mccs_ipc::types::{CollectiveKind, Handle, RedOp};
@@ -43,6 +43,7 @@ pub(super) struct DirectCommunicator {
     member: Arc<Member>,
     /// Where the service has copy engines for it.
     large: Option<LargeLayout>,
+    execution: Execution,
     order: Mutex<Order>,
     points: Arc<Points>,
 }
@@ -58,7 +59,22 @@ struct Order {
 }
 
 impl DirectCommunicator {
-    pub(super) fn new(
+    /// What a rank needs that has joined as `handle`; left if anything is missing.
+    pub(super) fn join(
+        client: &Client,
+        handle: Handle,
+        place: (u32, u32),
+        context: Context,
+        share: &DirectShare,
+        fds: &[OwnedFd],
+    ) -> Result<Self, Error> {
+        Self::new(client.clone(), handle, place, context, share, fds).inspect_err(|_| {
+            client.0.requests.send_and_forget(Request::AbortComm { comm: handle });
+            client.0.requests.send_and_forget(Request::DestroyComm { comm: handle });
+        })
+    }
+
+    fn new(
         client: Client,
         handle: Handle,
         place: (u32, u32),
@@ -74,7 +90,8 @@ impl DirectCommunicator {
             large: LargeOrder::default(),
         };
         let points = Arc::new(Points::new(Arc::clone(&member))?);
-        Ok(DirectCommunicator { member, large: share.large, order: Mutex::new(order), points })
+        let (large, execution) = (share.large, share.execution);
+        Ok(DirectCommunicator { member, large, execution, order: Mutex::new(order), points })
     }
 
     pub(super) fn rank(&self) -> u32 {
@@ -110,7 +127,7 @@ impl DirectCommunicator {
         let strategy = self.strategy(&mut order, number)?;
         let payload_bytes =
             checked.kind.payload_count(checked.count, member.nranks) * checked.dtype.size_bytes() as u64;
-        let chosen = strategy.choose(checked.kind, payload_bytes);
+        let chosen = strategy.choose(checked.kind, payload_bytes).filter(|_| self.execution == Execution::Ranks);
         let _entered = member.context.enter().map_err(cuda_error)?;
         // SAFETY: the caller vouches for the stream.
         let is_captured = unsafe { stream.is_capturing().map_err(cuda_error)? };
@@ -126,6 +143,10 @@ impl DirectCommunicator {
             }
             order.launches.goes_on_in(stream);
             return Ok(());
+        }
+        if self.execution == Execution::Service {
+            let what = "collectives that the service carries out cannot be captured into graphs";
+            return Err(Error::argument(what));
         }
         let launch = self.kernel(&checked, chosen).ok_or_else(|| {
             Error::argument(format!("the operator has no way for {} of {payload_bytes} bytes", checked.kind))
@@ -170,7 +191,7 @@ impl DirectCommunicator {
         launch.args.abort_word = member.on_page(DirectPage::ABORT_OFFSET);
         launch.args.sequence = u32::try_from(number)
             .map_err(|_| Error::argument("a communicator of GPUs does 2^32 operations: make another".to_owned()))?;
-        let function = member.kernels.function(launch.function)?;
+        let function = member.kernels.function(launch.function).map_err(cuda_error)?;
         if is_captured {
             order.launches.capture();
         }
@@ -232,7 +253,7 @@ impl DirectCommunicator {
                 if checked.is_scalar_address {
                     launch.scaled_from(checked.scalar_bits);
                 }
-                let function = self.member.kernels.function(launch.function)?;
+                let function = self.member.kernels.function(launch.function).map_err(cuda_error)?;
                 function.launch(stream, launch.grid, launch.block, &launch.args).map_err(cuda_error)
             } else if call.send == call.recv {
                 Ok(())

@@ -1,0 +1,121 @@
+#!/usr/bin/env python3
+"""Collectives, sends and receives on GPUs of one host, beside NCCL: as the callers' streams see them, by size; and while each rank
+computes on most of its GPU.
+
+usage: cuda.py NAME sizes|points|beside --nranks N [--rounds N] [--nccl FILE] [--out FOLDER] [--commit COMMIT] [-- ARGUMENTS OF mccs-cuda-perf]
+
+Needs so many GPUs, and writes NAME.json (data and provenance) and NAME.md. Binaries: target/release, or the folder MCCS_BIN."""
+
+import argparse
+import importlib.util
+import json
+import os
+import pathlib
+import statistics
+import sys
+import tempfile
+
+import bench
+from cuda_service import BINARIES, cell, services
+
+COLLECTIVES = "all_reduce,all_gather,reduce_scatter,all_to_all,broadcast"
+SERVICE = '[limits]\noperation_timeout = "60s"\n[cuda]\nuse = "required"\n'
+
+
+def installed_nccl():
+    """NCCL of the Python package that PyTorch brings."""
+    package = importlib.util.find_spec("nvidia.nccl")
+    if package is None:
+        sys.exit("cuda.py: there is no package nvidia.nccl; --nccl names the library")
+    return str(pathlib.Path(list(package.submodule_search_locations)[0], "lib", "libnccl.so.2"))
+
+
+def beside_nccl(lines, key):
+    """Lines by operation and size: ours and NCCL's."""
+    pairs = {}
+    for line in lines:
+        pairs.setdefault((line[key], line["bytes"]), {})[line["side"]] = line
+    return [(*at, of["mccs"], of["nccl"]) for at, of in pairs.items()]
+
+
+def ratio(own, nccl):
+    return f"{statistics.median(nccl) / statistics.median(own):.2f}"
+
+
+def sizes(found):
+    def row(operation, bytes, own, nccl):
+        alone = [f"{statistics.median(side['single_us']):.1f}" for side in (own, nccl)]
+        return [operation, bytes, cell(own["stream_us"]), cell(nccl["stream_us"]), ratio(own["stream_us"], nccl["stream_us"]), *alone,
+                *(f"{side['busbw_gbps']:.1f}" for side in (own, nccl))]
+    head = ["operation", "bytes", "mccs, stream", "NCCL, stream", "NCCL / mccs", "mccs, alone", "NCCL, alone", "mccs GB/s", "NCCL GB/s"]
+    return bench.table(head, [row(*pair) for pair in beside_nccl(found["lines"], "operation")])
+
+
+def points(found):
+    def row(pattern, bytes, own, nccl):
+        return [pattern, bytes, cell(own["stream_us"]), cell(nccl["stream_us"]), ratio(own["stream_us"], nccl["stream_us"]),
+                *(f"{side['busbw_gbps']:.1f}" for side in (own, nccl))]
+    head = ["pattern", "bytes of a rank", "mccs", "NCCL", "NCCL / mccs", "mccs GB/s", "NCCL GB/s"]
+    return bench.table(head, [row(*pair) for pair in beside_nccl(found["lines"], "pattern")])
+
+
+def beside(found):
+    def row(line):
+        of = lambda which: [once[which] for once in line["rounds"]]
+        more = lambda with_it, without: f"{statistics.median(of(with_it)) / statistics.median(of(without)):.3f}"
+        return [line["operation"], line["side"], line["calls"], cell(of("alone_us")), cell(of("beside_us")), more("beside_us", "alone_us"),
+                cell(of("load_alone_us")), cell(of("load_beside_us")), more("load_beside_us", "load_alone_us"), cell(of("both_us"))]
+    head = ["operation", "side", "calls", "collective alone", "beside the kernel", "ratio", "kernels alone", "beside collectives", "ratio", "both"]
+    return bench.table(head, [row(line) for line in found["lines"]])
+
+
+WHAT = {
+    "sizes": (["--operation", COLLECTIVES, "--begin", "8B", "--end", "512MiB"], sizes,
+              'float sum, out of place. "Stream": the average of calls back to back; "alone": one call with its synchronize. Bandwidth is '
+              "busbw in GB/s"),
+    "points": (["--points", "ring,one_way,uneven", "--begin", "8B", "--end", "512MiB"], points,
+               "a group of sends and receives a call, back to back. Bandwidth is what the busiest rank sends to others, in GB/s. `ring`: to the "
+               "next rank, from the one before. `one_way`: rank 0 to rank 1. `uneven`: every rank to every rank and itself, parts that differ up "
+               "to threefold"),
+    "beside": (["--operation", "all_gather,all_reduce", "--begin", "256MiB", "--end", "256MiB", "--busy-sms", "100"], beside,
+               "256 MiB, float sum, out of place, while a kernel of the same process computes on 100 of the GPU's multiprocessors (kernels of "
+               '2 ms, one behind the other; no MPS). "Both": from the beginning to the end of the same kernels and the same number of calls on '
+               "either side, which are those that take us as long as the kernels"),
+}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name")
+    parser.add_argument("what", choices=WHAT)
+    parser.add_argument("--nranks", type=int, required=True)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--nccl", help="NCCL's library; default: that of the Python package")
+    parser.add_argument("--out", default=str(bench.RESULTS))
+    parser.add_argument("--commit", help="what was built, where git does not know")
+    parser.add_argument("more", nargs="*", help="for mccs-cuda-perf, after --")
+    options = parser.parse_args()
+    arguments, table, words = WHAT[options.what]
+    # Multicast is left alone: a program that uses it and fails may leave GPUs that others share out of service.
+    os.environ["NCCL_NVLS_ENABLE"] = "0"
+    with tempfile.TemporaryDirectory() as folder, services({"gpu-host": SERVICE}, folder) as sockets:
+        file = pathlib.Path(folder) / "found.json"
+        command = [BINARIES / "mccs-cuda-perf", "--socket", sockets[0], "--nranks", options.nranks, "--factor", 4, *arguments,
+                   "--rounds", options.rounds, "--nccl", options.nccl or installed_nccl(), "--json", file, *options.more]
+        print(bench.run([*map(str, command)], timeout=500), flush=True)
+        found = json.loads(file.read_text())
+    found = {"lines": found} if isinstance(found, list) else found
+    name, driver = bench.run(["nvidia-smi", "--format=csv,noheader", "--query-gpu=name,driver_version"]).splitlines()[0].split(", ")
+    facts = {"commit": options.commit or bench.run(["git", "rev-parse", "--short", "HEAD"]).strip(),
+             "machine": f"{name}, {options.nranks} of one host, driver {driver}, {os.cpu_count()} cores",
+             "command": " ".join(["eval/cuda.py", *sys.argv[1:]]), "rounds": options.rounds}
+    text = (f"{facts['machine']}, one process each, beside NCCL {found.get('nccl', 'of the same machine')} without NVLS, sides in turn; commit "
+            f"{facts['commit']}. Times in us: median (least to greatest) of {options.rounds} rounds, the slowest rank's: {words}.\n\n{table(found)}\n")
+    out = pathlib.Path(options.out)
+    (out / f"{options.name}.json").write_text(bench.without_folders(json.dumps({**found, **facts})) + "\n")
+    (out / f"{options.name}.md").write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

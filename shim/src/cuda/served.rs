@@ -1,0 +1,129 @@
+//! Communicators of GPUs whose collectives the service carries out: what is short in memory of the host, what is long by its
+//! copy engines and kernels, where all ranks are on one host.
+//!
+//! To the service these are two communicators of one id. Which of them a collective goes to follows from its payload, so that all
+//! ranks choose the same. They share nothing but the caller's streams.
+
+use mccs_cuda::Context;
+use mccs_ipc::direct::GpuUuid;
+use mccs_ipc::gate::GateAccess;
+use mccs_ipc::large::has_large;
+use mccs_ipc::protocol::{Request, Response};
+use mccs_ipc::types::{Handle, RedOp, UniqueId};
+
+use super::CudaStream;
+use super::call::Call;
+use super::direct::DirectCommunicator;
+use super::staged::StagedCommunicator;
+use crate::client::unexpected;
+use crate::{Client, Error};
+
+/// See the module's documentation.
+pub(super) struct ServedCommunicator {
+    staged: StagedCommunicator,
+    engines: Option<Engines>,
+}
+
+/// The service's engines, and the payload from which collectives go by them.
+struct Engines {
+    comm: DirectCommunicator,
+    from_bytes: u64,
+}
+
+/// A rank that has joined, as the service named it.
+pub(super) struct Joined {
+    pub(super) id: UniqueId,
+    pub(super) gpu: GpuUuid,
+    pub(super) comm: Handle,
+    pub(super) access: GateAccess,
+    pub(super) engines_from: Option<u64>,
+}
+
+impl ServedCommunicator {
+    /// Makes what a rank needs that has joined.
+    pub(super) fn new(client: &Client, joined: &Joined, place: (u32, u32), context: Context) -> Result<Self, Error> {
+        let staged = StagedCommunicator::new(client.clone(), joined.comm, place, context.clone(), joined.access)?;
+        let join = |from_bytes| Engines::join(client, joined, place, context, from_bytes);
+        match joined.engines_from.map(join).transpose() {
+            Ok(engines) => Ok(ServedCommunicator { staged, engines: engines.flatten() }),
+            Err(error) => {
+                // The others may have joined both.
+                let _ = staged.abort();
+                Err(error)
+            }
+        }
+    }
+
+    pub(super) fn rank(&self) -> u32 {
+        self.staged.rank()
+    }
+
+    pub(super) fn nranks(&self) -> u32 {
+        self.staged.nranks()
+    }
+
+    pub(super) fn client(&self) -> &Client {
+        self.staged.client()
+    }
+
+    /// Enqueues a collective.
+    ///
+    /// # Safety
+    /// As for [`super::CudaCommunicator::all_reduce`].
+    pub(super) unsafe fn collective(&self, call: &Call, stream: CudaStream) -> Result<(), Error> {
+        // SAFETY: the caller's contract is passed on.
+        unsafe {
+            match self.engines.as_ref().filter(|engines| engines.take(call)) {
+                Some(engines) => engines.comm.collective(call, stream),
+                None => self.staged.collective(call, stream),
+            }
+        }
+    }
+
+    /// See [`super::CudaCommunicator::async_error`].
+    pub(super) fn async_error(&self) -> Option<Error> {
+        let of_engines = || self.engines.as_ref().and_then(|engines| engines.comm.async_error());
+        self.staged.async_error().or_else(of_engines)
+    }
+
+    /// See [`super::CudaCommunicator::abort`].
+    pub(super) fn abort(&self) -> Result<(), Error> {
+        let engines = self.engines.as_ref().map_or(Ok(()), |engines| engines.comm.abort());
+        self.staged.abort().and(engines)
+    }
+
+    /// Leaves when this rank's operations have ended.
+    pub(super) fn leave(&self) -> Result<(), Error> {
+        let engines = self.engines.as_ref().map_or(Ok(()), |engines| engines.comm.leave());
+        self.staged.leave().and(engines)
+    }
+}
+
+impl Engines {
+    /// Joins the communicator of the engines; none where there are no engines between the ranks' GPUs, which all ranks learn alike.
+    fn join(
+        client: &Client,
+        joined: &Joined,
+        place: (u32, u32),
+        context: Context,
+        from_bytes: u64,
+    ) -> Result<Option<Self>, Error> {
+        let (id, (rank, nranks), gpu) = (joined.id, place, Some(joined.gpu));
+        let request = Request::InitRank { id, rank, nranks, gpu, root_address: String::new(), by_engines: true };
+        match client.0.requests.call(request, &[])? {
+            (Response::Comm { comm, direct: Some(share), .. }, fds) => {
+                let made = DirectCommunicator::join(client, comm, place, context, &share, &fds)?;
+                Ok(Some(Engines { comm: made, from_bytes }).filter(|_| share.large.is_some()))
+            }
+            (other, _) => Err(unexpected(&other)),
+        }
+    }
+
+    /// Whether a collective is theirs.
+    fn take(&self, call: &Call) -> bool {
+        let op = if call.kind.reduces() { call.op.redop() } else { RedOp::Sum };
+        let payload =
+            call.kind.payload_count(call.count, self.comm.nranks()).saturating_mul(call.dtype.size_bytes() as u64);
+        has_large(call.kind, op) && payload >= self.from_bytes
+    }
+}
