@@ -103,7 +103,12 @@ fn is_told(place: &Place) -> anyhow::Result<()> {
         rank.together.wait();
         println!("is there");
         if rank.comm.rank() == 0 {
-            several.iter().zip(&at).try_for_each(|(call, at)| enqueue(&rank.comm, call, at, rank.stream.raw()))?;
+            // The others may go before all is called.
+            let calls = several.iter().zip(&at);
+            let called = calls.map(|(call, at)| enqueue(&rank.comm, call, at, rank.stream.raw()));
+            if let Some(error) = called.filter_map(Result::err).next() {
+                println!("a call was refused: {error}");
+            }
             // SAFETY: the stream lives.
             unsafe { rank.stream.raw().synchronize()? };
         }
