@@ -10,6 +10,10 @@ use std::time::Duration;
 pub(crate) struct Answers {
     /// It should have answered, and was asked again: something was sent a second time, or a second probe of its window.
     pub(crate) is_owed: bool,
+    /// Something was sent that it has not acknowledged.
+    pub(crate) is_under_way: bool,
+    /// The round trip, as measured.
+    pub(crate) round_trip: Duration,
     /// How long ago the last answer of any kind was.
     pub(crate) last: Duration,
 }
@@ -29,7 +33,12 @@ pub(crate) fn answers(socket: impl AsFd) -> Option<Answers> {
     };
     // A single probe may be on its way.
     let is_owed = info.tcpi_retransmits > 0 || info.tcpi_probes > 1;
-    Some(Answers { is_owed, last: Duration::from_millis(info.tcpi_last_ack_recv.into()) })
+    Some(Answers {
+        is_owed,
+        is_under_way: info.tcpi_unacked > 0,
+        round_trip: Duration::from_micros(info.tcpi_rtt.into()),
+        last: Duration::from_millis(info.tcpi_last_ack_recv.into()),
+    })
 }
 
 /// Bytes that were written and that the peer's kernel has not acknowledged.

@@ -7,6 +7,11 @@
 //!              <---- (it answers again before)
 //! ```
 //!
+//! A dead path is told from a lossy one by *questions*: further connections over the line's own path, begun while the line is silent.
+//! If one is answered the path lives, and the answered connection becomes the line: what was lost is sent again at once. If none is,
+//! the path is dead, and another one is dialled. A line that has replaced another on its path so and brings nothing either
+//! asks no more: whatever is wrong with the path, it is left.
+//!
 //! The receiver closes the old socket when it has heard the hello on the new one, takes what had come on it, and answers how much that
 //! is; the stream goes on from there. Who says a hello cannot know whether it was heard. So sockets that said one and got no answer stay
 //! open until a later one has, or the flow ends: the receiver takes the end of a socket for the flow's.
@@ -21,12 +26,17 @@ use nix::errno::Errno;
 use super::super::Fault;
 use super::log::Log;
 use super::peer_gone;
+use super::probe::Probe;
 use super::socket::{Moved, Socket};
 use super::watches::Ready;
 use super::wire::{Hello, RESUMED_BYTES, VERDICT_BYTES, Verdict, check_resumed};
 
 /// A path is dead when so many looks, over its time-out, have found no answer.
 pub(super) const LOOKS: u32 = 6;
+/// After so many looks without an answer, of [`LOOKS`], questions are asked, one a look.
+const ASKED_FROM: u32 = LOOKS / 2;
+/// Questions about one silence: that a lossy path loses all of them, and all that the line has sent, is next to impossible.
+const QUESTIONS: usize = 3;
 /// Looks for the answer to a hello that goes on: its service may be busy, another dial would wait for it too.
 const ANSWER_LOOKS: u32 = 4 * LOOKS;
 /// Dials that find no answer are given more time, up to so many times as much: their peer's host may be gone.
@@ -69,6 +79,13 @@ struct Dial {
     is_forced: bool,
 }
 
+impl Dial {
+    /// Whether the peer's kernel has the hello, and its service has not answered.
+    fn is_heard(&self) -> bool {
+        matches!(self.stage, Stage::Waiting { .. }) && self.socket.unacknowledged() == Some(0)
+    }
+}
+
 /// For how long nothing was answered.
 #[derive(Debug, Default)]
 struct Stall {
@@ -76,6 +93,10 @@ struct Stall {
     looks: u32,
     since: Option<Instant>,
     looked_at: Option<Instant>,
+    /// Something that was sent may have been lost.
+    is_under_way: bool,
+    /// The first question cannot have been answered before.
+    answer_at: Option<Instant>,
 }
 
 /// What a look has found.
@@ -85,8 +106,12 @@ pub(super) enum Look {
     Settled,
     /// Something is owed, and may come.
     Owed,
-    /// Another socket is to be dialled.
-    Dial,
+    /// The line's path is to be asked whether it lives: see [`Connection::ask`].
+    Ask,
+    /// It does: the connection that was answered takes the line's place.
+    Again,
+    /// Another socket is to be dialled. Whether the path before it has answered nothing.
+    Dial { is_dead: bool },
     /// Nothing was answered on any path for too long.
     Gone,
 }
@@ -99,6 +124,12 @@ pub(super) struct Connection {
     dial: Option<Dial>,
     /// Dialled, and given up after they had said hello.
     given_up: Vec<(Socket, Handle)>,
+    /// Over the line's path, in its silence.
+    questions: Vec<Probe>,
+    /// One of them that was answered, to be dialled.
+    answered: Option<Socket>,
+    /// The line has taken the place of one on the same path, and has brought nothing yet.
+    is_second: bool,
     is_cut: bool,
     /// Sockets that were dialled.
     dials: u32,
@@ -123,6 +154,9 @@ impl Connection {
             line: None,
             dial: None,
             given_up: Vec::new(),
+            questions: Vec::new(),
+            answered: None,
+            is_second: false,
             is_cut: false,
             dials: 0,
             tries: 0,
@@ -139,6 +173,25 @@ impl Connection {
         let path = (self.path + self.tries) % count.max(1);
         self.tries += 1;
         path
+    }
+
+    /// A question that was answered, to be dialled, and its path.
+    pub(super) fn take_answered(&mut self) -> Option<(Socket, usize)> {
+        self.answered.take().map(|socket| (socket, self.path))
+    }
+
+    /// A connection over the line's path has begun, to find out whether anything is answered there.
+    pub(super) fn ask(&mut self, question: Socket, now: Instant) {
+        self.questions.push(Probe::of(question));
+        // Who is far away needs longer, the more so in a crowded network.
+        let round_trip = self.line.as_ref().and_then(|line| line.socket.answers()).map(|answers| answers.round_trip);
+        self.stall.answer_at.get_or_insert(now + 2 * round_trip.unwrap_or_default());
+    }
+
+    /// Ends the questions: what they ask is known, or of no interest any more.
+    fn end_questions(&mut self) {
+        self.questions.drain(..).for_each(Probe::end);
+        self.answered.take().into_iter().for_each(|socket| socket.close(false));
     }
 
     /// The line, if bytes may be written to it and its acknowledgements mean something.
@@ -284,7 +337,11 @@ impl Connection {
             closed.push(watch);
         }
         self.log.acknowledge(received);
-        (self.position, self.path, self.is_cut, self.stall) = (received, dial.path, false, Stall::default());
+        self.end_questions();
+        self.is_second = self.openings > 0 && dial.path == self.path;
+        // What is acknowledged from here on, the line has brought.
+        self.stall = Stall { acknowledged: received, looked_at: self.stall.looked_at, ..Stall::default() };
+        (self.position, self.path, self.is_cut) = (received, dial.path, false);
         (self.tries, self.openings) = (1, self.openings + 1);
         Ok(())
     }
@@ -314,22 +371,29 @@ impl Connection {
     pub(super) fn look(&mut self, now: Instant, paths: usize, silence_timeout: Duration) -> Look {
         let is_line_well = self.look_at_line(now);
         if is_line_well {
+            self.end_questions();
             // Its dial is not needed, and has not said a hello.
             return if self.log.is_empty() && self.dial.is_none() { Look::Settled } else { Look::Owed };
+        }
+        let is_open = self.is_open();
+        let is_heard = self.dial.as_ref().is_some_and(Dial::is_heard);
+        if is_heard && is_open {
+            // The peer's host lives. Its service is busy, or the flow's receiver has no room.
+            self.stall.since = Some(now);
         }
         if self.stall.since.is_some_and(|since| now.saturating_duration_since(since) >= silence_timeout) {
             return Look::Gone;
         }
-        let is_open = self.is_open();
-        if is_open && !self.is_cut && self.stall.looks < LOOKS {
-            return Look::Owed;
+        if is_open
+            && !self.is_cut
+            && let Some(look) = self.look_at_questions(now)
+        {
+            return look;
         }
-        let Some(dial) = &mut self.dial else { return Look::Dial };
+        let Some(dial) = &mut self.dial else { return Look::Dial { is_dead: true } };
         let rounds = u32::try_from(self.tries.saturating_sub(1) / paths.max(1)).unwrap_or(DIAL_PATIENCE_MAX);
         let mut limit = LOOKS * rounds.clamp(1, DIAL_PATIENCE_MAX);
-        if let Stage::Waiting { .. } = dial.stage
-            && dial.socket.unacknowledged() == Some(0)
-        {
+        if is_heard {
             if !is_open {
                 // The peer's service has not accepted the flow yet, and may take its time.
                 return Look::Settled;
@@ -337,7 +401,41 @@ impl Connection {
             limit = limit.max(ANSWER_LOOKS);
         }
         dial.looks += 1;
-        if dial.looks > limit { Look::Dial } else { Look::Owed }
+        if dial.looks > limit { Look::Dial { is_dead: !is_heard } } else { Look::Owed }
+    }
+
+    /// Whether the line's path lives, although nothing is answered on the line. `None`: it is dead, as far as can be told.
+    fn look_at_questions(&mut self, now: Instant) -> Option<Look> {
+        let Stall { looks, is_under_way, answer_at, .. } = self.stall;
+        if looks < LOOKS {
+            let may_ask = looks >= ASKED_FROM && is_under_way && !self.is_second && self.dial.is_none();
+            return Some(if may_ask && self.questions.len() < QUESTIONS { Look::Ask } else { Look::Owed });
+        }
+        if self.answered.is_none()
+            && let Some(answered) = self.questions.iter_mut().position(Probe::has_answered)
+        {
+            self.answered = Some(self.questions.swap_remove(answered).into_socket());
+            self.questions.drain(..).for_each(Probe::end);
+        }
+        if self.answered.is_some() {
+            return Some(Look::Again);
+        }
+        let is_early = !self.questions.is_empty() && answer_at.is_some_and(|at| now < at);
+        if !is_early {
+            self.end_questions();
+        }
+        is_early.then_some(Look::Owed)
+    }
+
+    /// Forgets sockets that were given up and that the peer has closed: it has not taken them for the line. Returns their watches.
+    pub(super) fn forget_refused(&mut self) -> impl Iterator<Item = Handle> {
+        let is_closed =
+            |socket: &Socket| !matches!(socket.read_slice(&mut [0; 1]), Ok(Moved::Bytes(_) | Moved::WouldBlock));
+        let closed = self.given_up.extract_if(.., move |(socket, _)| is_closed(socket));
+        closed.map(|(socket, watch)| {
+            socket.close(false);
+            watch
+        })
     }
 
     /// Whether there is a line, and it answers or owes nothing.
@@ -355,10 +453,12 @@ impl Connection {
         let has_progressed = acknowledged > stall.acknowledged;
         let has_answered = answers.is_none_or(|answers| answers.last <= since_look);
         stall.acknowledged = acknowledged;
+        self.is_second &= !has_progressed;
         if owes_nothing || has_progressed || has_answered {
-            (stall.looks, stall.since) = (0, None);
+            (stall.looks, stall.since, stall.answer_at) = (0, None, None);
             return true;
         }
+        stall.is_under_way = answers.is_some_and(|answers| answers.is_under_way);
         stall.looks += 1;
         stall.since.get_or_insert(now);
         // Before something was sent a second time it may just be on its way.
@@ -400,6 +500,7 @@ impl Connection {
     pub(super) fn end(self, rest_is_wanted: bool) -> impl Iterator<Item = Handle> {
         let line = self.line.map(|line| (line.socket, line.watch));
         let dial = self.dial.map(|dial| (dial.socket, dial.watch));
+        self.questions.into_iter().map(Probe::into_socket).chain(self.answered).for_each(|socket| socket.close(false));
         line.into_iter().chain(dial).chain(self.given_up).map(move |(socket, watch)| {
             socket.close(rest_is_wanted);
             watch

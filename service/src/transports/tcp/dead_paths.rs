@@ -4,10 +4,12 @@
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 
+use super::super::PortRange;
 use super::super::conformance::Random;
 use super::socket::Socket;
 use super::tests::{connected, until_connected};
 use super::*;
+use crate::transports::FlowPath;
 
 /// Between two sides of a flow, which may be hosts apart.
 struct Bed {
@@ -25,13 +27,32 @@ fn options() -> FlowOptions {
     FlowOptions { path_timeout: Some(Duration::from_millis(60)), ..FlowOptions::default() }
 }
 
+fn instruction(code: u16, k: u32, jt: u8, jf: u8) -> libc::sock_filter {
+    libc::sock_filter { code, jt, jf, k }
+}
+
+const DROP: libc::sock_filter = libc::sock_filter { code: 0x06, jt: 0, jf: 0, k: 0 };
+const PASS: libc::sock_filter = libc::sock_filter { code: 0x06, jt: 0, jf: 0, k: u32::MAX };
+
 /// Packets that arrive at a socket are lost: one in `one_in`.
 fn lose(socket: &Socket, one_in: u32) {
-    let code = |code: u16, k: u32, jf: u8| libc::sock_filter { code, jt: 0, jf, k };
-    // Load a random number; divide; jump; drop; pass.
+    // Load a random number; divide; drop if nothing is left.
     const RANDOM: u32 = 0xffff_f000 + 56;
-    let filter =
-        [code(0x20, RANDOM, 0), code(0x94, one_in, 0), code(0x15, 0, 1), code(0x06, 0, 0), code(0x06, u32::MAX, 0)];
+    filter(
+        socket,
+        &[instruction(0x20, RANDOM, 0, 0), instruction(0x94, one_in, 0, 0), instruction(0x15, 0, 0, 1), DROP, PASS],
+    );
+}
+
+/// Packets from these ports that arrive at a listening socket are lost, and those of connections that it accepts from here on.
+fn lose_from(listener: &impl AsFd, ports: PortRange) {
+    let (first, last) = (ports.first.into(), ports.last.into());
+    // Load the source port; pass if it is below the first, or above the last.
+    let code = [instruction(0x28, 0, 0, 0), instruction(0x35, first, 0, 2), instruction(0x25, last, 1, 0), DROP, PASS];
+    filter(listener, &code);
+}
+
+fn filter(socket: &impl AsFd, filter: &[libc::sock_filter]) {
     let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_ptr().cast_mut() };
     // SAFETY: the program and its code outlive the call, and have the lengths that are said.
     let set = unsafe {
@@ -85,6 +106,17 @@ impl Bed {
     fn kill_path(&self) {
         self.sender().sockets().for_each(|socket| lose(socket, 1));
         self.receiver().sockets().for_each(|(socket, ..)| lose(socket, 1));
+    }
+
+    /// Source ports lead nowhere: nothing that comes from there arrives, of connections that are there or to come.
+    fn kill_ports(&self, ports: PortRange) {
+        self.kill_path();
+        self.b.ports.iter().for_each(|(_, port)| lose_from(&port.socket, ports));
+    }
+
+    /// What the sender has found out about paths since.
+    fn path_news(&mut self) -> Vec<(FlowPath, bool)> {
+        std::iter::from_fn(|| self.a.take_path_news()).map(|news| (news.path, news.answers)).collect()
     }
 
     /// Sockets that the flow's connections had so far.
@@ -198,6 +230,33 @@ fn what_was_done_comes_though_its_path_and_then_its_flow_end() {
     }
 }
 
+/// What steers a flow leads nowhere, or is the way of a broken socket alone: only the first is a dead path.
+#[test]
+fn a_dead_path_is_told_from_one_that_answers() {
+    let [own, other] = [21_000, 21_020].map(|first| PortRange { first, last: first + 19 });
+    let path = |ports| FlowPath { source_ports: Some(ports), ..FlowPath::default() };
+    let options = FlowOptions { source_ports: Some(own), detours: [path(other)].into(), connections: 2, ..options() };
+    let mut bed = Bed::new(options, 40 << 20);
+    let mut has_died = false;
+    bed.carry(&lengths(1, 300), |bed, done| {
+        if done >= 50 && !std::mem::replace(&mut has_died, true) {
+            bed.kill_path();
+        }
+    });
+    assert!(bed.resumptions() > 0, "it has not gone on");
+    let news = bed.path_news();
+    assert!(!news.is_empty() && news.iter().all(|news| *news == (path(own), true)), "{news:?}");
+    has_died = false;
+    bed.carry(&lengths(2, 300), |bed, done| {
+        if done >= 50 && !std::mem::replace(&mut has_died, true) {
+            bed.kill_ports(own);
+        }
+    });
+    let news = bed.path_news();
+    assert!(news.contains(&(path(own), false)) && news.contains(&(path(other), true)), "{news:?}");
+    assert!(!news.contains(&(path(other), false)), "{news:?}");
+}
+
 /// A receiver without room for long, and then one that loses packets: neither is a dead path.
 #[test]
 fn who_is_late_or_loses_some_packets_keeps_its_path() {
@@ -224,8 +283,11 @@ fn who_is_late_or_loses_some_packets_keeps_its_path() {
     bed.sender().sockets().for_each(|socket| lose(socket, 100));
     bed.receiver().sockets().for_each(|(socket, ..)| lose(socket, 100));
     let short = vec![1000; 2000];
-    bed.carry(&short, |_, _| {});
     assert_eq!(bed.resumptions(), 0);
+    bed.carry(&short, |_, _| {});
+    // Where it has lost all of some packet it may have gone on over another socket, of the same path.
+    let news = bed.path_news();
+    assert!(news.iter().all(|(_, answers)| *answers), "{news:?}");
 }
 
 /// The peer's process ends while the path is dead: the flow fails, and soon.

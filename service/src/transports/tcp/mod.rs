@@ -345,7 +345,8 @@ impl TcpTransport {
             Half::Recv(receiver) => receiver.pump(TURN_BYTES, &mut self.regions),
         };
         match pumped {
-            Ok(pumped) => {
+            Ok(mut pumped) => {
+                pumped.moved |= self.take_successors(handle);
                 self.forget_closed(handle);
                 self.is_to_look |= pumped.is_cut;
                 if pumped.more {

@@ -1,4 +1,4 @@
-//! A connection that carries nothing: whether a host answers over a path.
+//! A connection that carries nothing, or not yet: whether a host answers over a path.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
@@ -22,7 +22,12 @@ impl Probe {
     #[must_use]
     pub fn start(to: SocketAddr, from: Option<IpAddr>, path: &FlowPath, turn: u16) -> Option<Self> {
         let options = FlowOptions { source_address: from, ..FlowOptions::default() };
-        Socket::connect(to, &path.instead_of(&options), turn).ok().map(|socket| Probe { socket, has_failed: false })
+        Socket::connect(to, &path.instead_of(&options), turn).ok().map(Probe::of)
+    }
+
+    /// Of a socket that has begun to connect.
+    pub(super) fn of(socket: Socket) -> Self {
+        Probe { socket, has_failed: false }
     }
 
     /// Whether the host has answered by now: that nobody listens is an answer, too.
@@ -34,6 +39,11 @@ impl Probe {
         }
         self.has_failed = matches!(self.socket.connected(), Err(super::Fault::Lost(_)));
         !self.has_failed
+    }
+
+    /// The socket, to be used for more.
+    pub(super) fn into_socket(self) -> Socket {
+        self.socket
     }
 
     /// Ends it at once: its port is free.

@@ -3,6 +3,10 @@
 //! A socket is read into the rest of its chunk and, behind that, into a small *stash*, which so gets the next header and
 //! the first bytes after it in the same system call. Small messages go through the stash whole; of a larger chunk only its
 //! first bytes do.
+//!
+//! A connection goes on over another socket, its *successor*, when all is taken that its old socket has brought: what the kernel has
+//! acknowledged nobody sends again. While more is there than the stash may hold, the successor waits for its answer, and so does
+//! the sender: a flow whose paths die again and again does not bring its kernel's buffers into this service's memory.
 
 use mccs_ipc::types::Handle;
 
@@ -19,10 +23,12 @@ use super::{Pumped, peer_gone};
 /// Room of a stash: messages of a page, with their header, need one system call and a copy that costs less than a second
 /// call.
 const STASH_BYTES: usize = 4096 + 2 * HEADER_BYTES;
+/// Room of a stash that takes what an old socket has left. Where buffers are posted more is soon gone; where none are, nobody waits.
+const LEFT_BYTES_MAX: usize = 32 << 10;
 
 #[derive(Debug)]
 struct Stash {
-    /// [`STASH_BYTES`]; more where the connection has gone on over another socket, until that is used up.
+    /// [`STASH_BYTES`]; [`LEFT_BYTES_MAX`] where the connection has gone on over another socket, until that is used up.
     bytes: Vec<u8>,
     start: usize,
     end: usize,
@@ -33,16 +39,19 @@ impl Stash {
         Stash { bytes: vec![0; STASH_BYTES], start: 0, end: 0 }
     }
 
-    /// With what a socket still has behind its content: all that its kernel has acknowledged. Returns the number of bytes.
-    fn drain(&mut self, socket: &Socket) -> u64 {
+    /// Takes what a socket still has, as far as there is room. Returns the number of bytes, and whether it has no more.
+    fn drain(&mut self, socket: &Socket) -> (u64, bool) {
         let mut drained = 0;
         loop {
             if self.room().is_empty() {
-                self.bytes.resize(2 * self.bytes.len(), 0);
+                if self.bytes.len() >= LEFT_BYTES_MAX {
+                    return (drained, false);
+                }
+                self.bytes.resize(LEFT_BYTES_MAX, 0);
             }
             let end = self.end;
             // Whatever ends it: what comes after is sent again.
-            let Ok(Moved::Bytes(count)) = socket.read_slice(&mut self.bytes[end..]) else { return drained };
+            let Ok(Moved::Bytes(count)) = socket.read_slice(&mut self.bytes[end..]) else { return (drained, true) };
             self.end += count;
             drained += count as u64;
         }
@@ -91,6 +100,15 @@ struct Chunk {
     left: u64,
 }
 
+/// What a connection goes on with when its old socket has no more.
+#[derive(Debug)]
+struct Successor {
+    socket: Socket,
+    watch: Handle,
+    resumption: u32,
+    hung_up: bool,
+}
+
 #[derive(Debug)]
 struct Connection {
     socket: Socket,
@@ -107,6 +125,7 @@ struct Connection {
     /// Read, and not claimed yet: its buffer is not posted, or it is too far ahead.
     header: Option<ChunkHeader>,
     chunk: Option<Chunk>,
+    successor: Option<Successor>,
 }
 
 /// See the module's documentation.
@@ -117,12 +136,15 @@ pub(super) struct Receiver {
     /// Of one of its connections.
     hello: Option<Hello>,
     connections: Vec<Connection>,
+    /// Watches of sockets that were closed.
+    closed: Vec<Handle>,
 }
 
 impl Receiver {
     /// A flow that has no sockets yet.
     pub(super) fn new(requests: u16) -> Self {
-        Receiver { ring: RequestRing::new(requests), grid: Grid::new(1, 0), hello: None, connections: Vec::new() }
+        let (grid, connections, closed) = (Grid::new(1, 0), Vec::new(), Vec::new());
+        Receiver { ring: RequestRing::new(requests), grid, hello: None, connections, closed }
     }
 
     /// The peer has connected.
@@ -132,26 +154,52 @@ impl Receiver {
         self.connections = sockets.map(Connection::new).collect();
     }
 
-    /// The peer goes on with a connection over another socket: what the old one has is taken from it, `answer` says how many bytes of
-    /// the connection's stream have come, and the old one is closed. Returns its watch; `None` if this is not the flow that is meant, a
-    /// later socket was there before, or there is nobody to answer any more.
-    pub(super) fn resume(
-        &mut self,
-        hello: &Hello,
-        (socket, watch): (Socket, Handle),
-        answer: impl FnOnce(&Socket, u64) -> Result<(), Fault>,
-    ) -> Option<Handle> {
-        self.hello.filter(|ours| ours.is_of_same_flow(hello))?;
-        let connection = self.connections.get_mut(usize::from(hello.connection))?;
-        if connection.resumption >= hello.resumption {
-            return None;
+    /// The peer goes on with a connection over another socket, which is taken when there is room for what the old one still has.
+    /// Returns whether it will be: not if this is not the flow that is meant, or a later socket was there before.
+    pub(super) fn go_on_with(&mut self, hello: &Hello, (socket, watch): (Socket, Handle)) -> bool {
+        let is_ours = self.hello.is_some_and(|ours| ours.is_of_same_flow(hello));
+        let connection = self.connections.get_mut(usize::from(hello.connection)).filter(|_| is_ours);
+        let Some(connection) = connection else { return false };
+        let last = connection.successor.as_ref().map_or(connection.resumption, |successor| successor.resumption);
+        if last >= hello.resumption {
+            return false;
         }
-        connection.received += connection.stash.drain(&connection.socket);
-        answer(&socket, connection.received).ok()?;
-        std::mem::replace(&mut connection.socket, socket).close(false);
-        connection.resumption = hello.resumption;
-        (connection.readable, connection.hung_up, connection.ended) = (true, false, false);
-        Some(std::mem::replace(&mut connection.watch, watch))
+        let successor = Successor { socket, watch, resumption: hello.resumption, hung_up: false };
+        if let Some(earlier) = connection.successor.replace(successor) {
+            earlier.socket.close(false);
+            self.closed.push(earlier.watch);
+        }
+        true
+    }
+
+    /// Takes successors of sockets that have no more, or whose rest there is room for; `answer` says on them how many bytes of the
+    /// connection's stream have come. Returns whether there were any.
+    pub(super) fn take_successors(&mut self, answer: impl Fn(&Socket, u64) -> Result<(), Fault>) -> bool {
+        let mut took = false;
+        for connection in self.connections.iter_mut().filter(|connection| connection.successor.is_some()) {
+            let (bytes, is_all) = connection.stash.drain(&connection.socket);
+            connection.received += bytes;
+            let Some(Successor { socket, watch, resumption, hung_up }) = connection.successor.take_if(|_| is_all)
+            else {
+                continue;
+            };
+            took = true;
+            if answer(&socket, connection.received).is_err() {
+                // Whoever said the hello has gone on otherwise.
+                self.closed.push(watch);
+                continue;
+            }
+            std::mem::replace(&mut connection.socket, socket).close(false);
+            self.closed.push(std::mem::replace(&mut connection.watch, watch));
+            connection.resumption = resumption;
+            (connection.readable, connection.hung_up, connection.ended) = (true, hung_up, false);
+        }
+        took
+    }
+
+    /// Watches of sockets that were closed since.
+    pub(super) fn take_closed(&mut self) -> impl Iterator<Item = Handle> {
+        self.closed.drain(..)
     }
 
     /// What its sender has said.
@@ -180,10 +228,12 @@ impl Receiver {
     }
 
     pub(super) fn ready(&mut self, connection: u16, watch: Handle, ready: Ready) {
-        let connection = self.connections.get_mut(usize::from(connection));
-        if let Some(connection) = connection.filter(|connection| connection.watch == watch) {
+        let Some(connection) = self.connections.get_mut(usize::from(connection)) else { return };
+        if connection.watch == watch {
             connection.readable |= ready.readable || ready.hung_up;
             connection.hung_up |= ready.hung_up;
+        } else if let Some(successor) = connection.successor.as_mut().filter(|successor| successor.watch == watch) {
+            successor.hung_up |= ready.hung_up;
         }
     }
 
@@ -224,7 +274,8 @@ impl Receiver {
             }
             pumped.moved |= progress;
         }
-        let over = |connection: &Connection| connection.ended && connection.header.is_none();
+        let over =
+            |connection: &Connection| connection.ended && connection.header.is_none() && connection.successor.is_none();
         if self.is_connected() && self.connections.iter().all(over) {
             return Err(Fault::Closed);
         }
@@ -278,11 +329,15 @@ impl Receiver {
     /// Ends all sockets; buffers are free after. Returns their watches.
     pub(super) fn end(&mut self, regions: &mut Regions) -> Vec<Handle> {
         self.ring.abandon(regions);
-        let end = |connection: Connection| {
-            connection.socket.close(false);
-            connection.watch
-        };
-        std::mem::take(&mut self.connections).into_iter().map(end).collect()
+        let mut closed = std::mem::take(&mut self.closed);
+        for Connection { socket, watch, successor, .. } in std::mem::take(&mut self.connections) {
+            let successor = successor.map(|successor| (successor.socket, successor.watch));
+            for (socket, watch) in successor.into_iter().chain([(socket, watch)]) {
+                socket.close(false);
+                closed.push(watch);
+            }
+        }
+        closed
     }
 }
 
@@ -300,7 +355,17 @@ impl Connection {
             stash: Stash::new(),
             header: None,
             chunk: None,
+            successor: None,
         }
+    }
+
+    /// Its socket brings no more. If it has a successor that is no end.
+    fn over(&mut self, fault: Fault) -> Result<bool, Fault> {
+        if self.successor.is_none() {
+            return Err(fault);
+        }
+        self.readable = false;
+        Ok(false)
     }
 
     /// Moves bytes of the chunk into its message's buffer: from the stash, else from the socket.
@@ -320,14 +385,15 @@ impl Connection {
             let asked = room + rest.len();
             // SAFETY: the part lies inside memory that the unfinished request holds, which `register`'s caller keeps
             // writable.
-            match unsafe { self.socket.read(payload, room, rest) }.map_err(peer_gone)? {
-                Moved::Bytes(count) => {
+            match unsafe { self.socket.read(payload, room, rest) } {
+                Ok(Moved::Bytes(count)) => {
                     bytes = count.min(room);
                     self.stash.end += count - bytes;
                     self.took(count, asked);
                 }
-                Moved::WouldBlock => self.readable = false,
-                Moved::End => return Err(Fault::Closed),
+                Ok(Moved::WouldBlock) => self.readable = false,
+                Ok(Moved::End) => return self.over(Fault::Closed),
+                Err(errno) => return self.over(peer_gone(errno)),
             }
         }
         if let Some(chunk) = &mut self.chunk {
@@ -349,20 +415,22 @@ impl Connection {
         }
         let room = self.stash.room();
         let asked = room.len();
-        match self.socket.read_slice(room).map(Some).or_else(|errno| {
-            // Between two chunks a reset is an end like any other; whether anybody minds is seen when all have ended.
-            if peer_gone(errno) == Fault::Closed { Ok(None) } else { Err(Fault::Lost(errno)) }
-        })? {
-            Some(Moved::Bytes(count)) => {
+        match self.socket.read_slice(room).map_err(peer_gone) {
+            Ok(Moved::Bytes(count)) => {
                 self.stash.end += count;
                 self.took(count, asked);
             }
-            Some(Moved::WouldBlock) => self.readable = false,
-            Some(Moved::End) | None if self.stash.len() > 0 => return Err(Fault::Protocol("half a header")),
-            Some(Moved::End) | None => {
+            Ok(Moved::WouldBlock) => self.readable = false,
+            _ if self.successor.is_some() => self.readable = false,
+            // Between two chunks a reset is an end like any other; whether anybody minds is seen when all have ended.
+            Ok(Moved::End) | Err(Fault::Closed) if self.stash.len() > 0 => {
+                return Err(Fault::Protocol("half a header"));
+            }
+            Ok(Moved::End) | Err(Fault::Closed) => {
                 self.ended = true;
                 return Ok(true);
             }
+            Err(fault) => return Err(fault),
         }
         Ok(self.readable || self.stash.len() >= HEADER_BYTES)
     }

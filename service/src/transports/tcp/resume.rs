@@ -2,8 +2,9 @@
 //!
 //! A sender finds out, since only a sender misses something: bytes that the peer's kernel neither acknowledges nor refuses, for
 //! `path_timeout`, though they were sent a second time. A peer whose service is late, or has no room, answers through its kernel;
-//! a congested path brings some packets. Then the connection that misses them dials its flow's next path, and says which bytes it goes
-//! on with (`connection.rs`). Nothing of this needs the flow's user, or anybody's decision.
+//! a congested path brings some packets. Then the connection that misses them goes on over another socket: of the same path where that
+//! has answered something meanwhile, else of its flow's next one; and says which bytes it goes on with (`connection.rs`). Nothing of
+//! this needs the flow's user, or anybody's decision.
 
 use std::time::{Duration, Instant};
 
@@ -23,7 +24,7 @@ pub(super) const SETTLED_EVERY: Duration = Duration::from_millis(1);
 const SETTLED_MAX: usize = 32;
 /// News of paths that are kept until they are asked for: more say no more.
 const PATH_NEWS_MAX: usize = 4096;
-/// Flows that dial anew in one look: others have their turn in the next ones, so that a dead link does not stop everything else.
+/// Flows that dial anew in one look, and that ask whether their paths live: others have their turn in the next ones, so that a dead link does not stop everything else.
 const DIALS_MAX: usize = 256;
 
 impl TcpTransport {
@@ -56,9 +57,13 @@ impl TcpTransport {
         any
     }
 
-    /// Forgets sockets that a sender has closed, and notes what it has found out.
+    /// Forgets sockets that a flow has closed, and notes what a sender has found out.
     pub(super) fn forget_closed(&mut self, handle: Handle) {
-        let Some(Flow { half: Half::Send(sender), .. }) = self.flows.get_mut(handle) else { return };
+        let sender = match self.flows.get_mut(handle).map(|flow| &mut flow.half) {
+            Some(Half::Send(sender)) => sender,
+            Some(Half::Recv(receiver)) => return self.watches.forget(receiver.take_closed()),
+            None => return,
+        };
         self.watches.forget(sender.take_closed());
         for (path, answers) in sender.take_path_news() {
             if self.path_news.len() < PATH_NEWS_MAX {
@@ -89,7 +94,7 @@ impl TcpTransport {
         }
         self.look_at = None;
         let (mut to_dial, mut failed, mut moved, mut over) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        let mut connections = Vec::new();
+        let (mut connections, mut questions_left) = (Vec::new(), DIALS_MAX);
         self.look_every = SILENCE_LOOKED_AT_EVERY;
         for (handle, flow) in self.flows.iter_mut().filter(|(_, flow)| flow.fault.is_none()) {
             let Half::Send(sender) = &mut flow.half else { continue };
@@ -102,7 +107,7 @@ impl TcpTransport {
                 continue;
             }
             self.look_every = self.look_every.min(sender.looked_at_every().unwrap_or(SILENCE_LOOKED_AT_EVERY));
-            match sender.look(now, &mut self.regions, &mut connections) {
+            match sender.look(now, &mut self.regions, &mut connections, &mut questions_left) {
                 Ok(looked) => {
                     self.is_to_look |= looked.is_owed;
                     moved.extend(looked.moved.then_some(handle));
@@ -129,25 +134,40 @@ impl TcpTransport {
         }
     }
 
-    /// A connection goes on with a flow that is connected.
+    /// A connection goes on with a flow that is connected, as soon as that has room for what its old one has brought.
     pub(super) fn resume(&mut self, id: FlowId, hello: &Hello, socket: Socket, watch: Handle, now: Instant) {
-        let resumed = match self.flows.get_mut(id.0) {
-            Some(Flow { half: Half::Recv(receiver), fault: None, accepted_with: Some(options), .. }) => {
-                receiver.resume(hello, (socket, watch), |socket, received| welcome(socket, options, Some(received)))
+        let is_wanted = match self.flows.get_mut(id.0) {
+            Some(Flow { half: Half::Recv(receiver), fault: None, accepted_with: Some(_), .. }) => {
+                receiver.go_on_with(hello, (socket, watch))
             }
             _ => {
                 refuse(&socket, Verdict::Taken);
-                None
+                false
             }
         };
-        let Some(old) = resumed else {
+        if !is_wanted {
             self.watches.forget([watch]);
             self.refusals.add("its flow was closed, or has gone on otherwise", now);
             return;
-        };
-        self.watches.forget([old]);
+        }
         self.watches.change(watch, Watched::Connection { flow: id.0, connection: hello.connection });
+        self.forget_closed(id.0);
         self.enqueue(id.0);
+    }
+
+    /// Takes the sockets that a receiver is to go on with, where it has room. Returns whether it did.
+    pub(super) fn take_successors(&mut self, handle: Handle) -> bool {
+        let Some(Flow { half: Half::Recv(receiver), accepted_with: Some(options), .. }) = self.flows.get_mut(handle)
+        else {
+            return false;
+        };
+        let took = receiver.take_successors(|socket, received| welcome(socket, options, Some(received)));
+        if took {
+            self.forget_closed(handle);
+            // What is on the new ones may have come before anybody watched for it.
+            self.enqueue(handle);
+        }
+        took
     }
 
     /// A flow's user closes it. Returns whether it lives on, under a name that nobody knows, until what its completed sends have handed

@@ -53,6 +53,12 @@ impl Route {
         let others = options.detours.iter().filter(|_| options.path_timeout.is_some()).filter(|path| **path != own);
         Route { to, options: options.clone(), paths: std::iter::once(own).chain(others.copied()).collect() }
     }
+
+    /// Begins to connect over one of the paths.
+    fn connect(&self, path: usize, connection: u16) -> Result<Socket, Fault> {
+        let path = self.paths.get(path).map_or(FlowPath::of(&self.options), |path| *path);
+        Socket::connect(self.to.address, &path.instead_of(&self.options), connection)
+    }
 }
 
 /// See the module's documentation.
@@ -123,12 +129,16 @@ impl Sender {
 
     /// Begins to connect a connection's next socket. It is to be watched, and given to [`Sender::dialled`] with the path.
     pub(super) fn dial(&mut self, connection: u16) -> Result<(Socket, usize), Fault> {
-        let index = usize::from(connection);
-        let paths = &self.route.paths;
-        let path = self.connections.get_mut(index).map_or(0, |connection| connection.next_path(paths.len()));
-        let options = paths.get(path).map_or(FlowPath::of(&self.route.options), |path| *path);
-        let options = options.instead_of(&self.route.options);
-        Ok((Socket::connect(self.route.to.address, &options, connection)?, path))
+        let own = self.connections.get_mut(usize::from(connection));
+        let paths = self.route.paths.len();
+        let path = match own {
+            Some(own) => match own.take_answered() {
+                Some(answered) => return Ok(answered),
+                None => own.next_path(paths),
+            },
+            None => 0,
+        };
+        Ok((self.route.connect(path, connection)?, path))
     }
 
     /// A socket of [`Sender::dial`] is watched.
@@ -397,12 +407,13 @@ impl Sender {
     }
 
     /// Looks whether the peer's kernel answers, as often as [`Sender::looked_at_every`] says. Connections that are to be dialled go to
-    /// `to_dial`.
+    /// `to_dial`; no more than `questions_left` of them ask whether their paths live.
     pub(super) fn look(
         &mut self,
         now: Instant,
         regions: &mut Regions,
         to_dial: &mut Vec<u16>,
+        questions_left: &mut usize,
     ) -> Result<Looked, Fault> {
         let mut looked = Looked::default();
         let (paths, silence_timeout) = (self.route.paths.len(), self.route.options.silence_timeout);
@@ -412,13 +423,28 @@ impl Sender {
             match connection.look(now, paths, silence_timeout) {
                 Look::Settled => connection.log.rest(),
                 Look::Owed => looked.is_owed = true,
-                Look::Dial => {
+                Look::Ask => {
                     looked.is_owed = true;
-                    self.path_news.extend(self.route.paths.get(connection.failing_path()).map(|path| (*path, false)));
+                    if *questions_left > 0
+                        && let Ok(question) = self.route.connect(connection.path, index as u16)
+                    {
+                        *questions_left -= 1;
+                        connection.ask(question, now);
+                    }
+                }
+                Look::Again => {
+                    looked.is_owed = true;
+                    to_dial.push(index as u16);
+                }
+                Look::Dial { is_dead } => {
+                    looked.is_owed = true;
+                    let failing = self.route.paths.get(connection.failing_path()).filter(|_| is_dead);
+                    self.path_news.extend(failing.map(|path| (*path, false)));
                     to_dial.push(index as u16);
                 }
                 Look::Gone => return Err(Fault::Lost(nix::errno::Errno::ETIMEDOUT)),
             }
+            self.closed.extend(connection.forget_refused());
             if connection.is_dial_idle() {
                 self.closed.extend(connection.give_dial_up());
                 self.path_news.extend(self.route.paths.get(connection.path).map(|path| (*path, true)));

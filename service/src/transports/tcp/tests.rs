@@ -127,10 +127,10 @@ mod restless {
 fixture!(RestlessTiny, TcpTransport, lasting(tiny()), 50, |tcp| TcpTransport::restless(tcp, 2));
 mod restless_tiny_buffers {
     use super::*;
-    // Not those of a sender that is held back: what a receiver takes from an old socket makes room.
     suite!(@each [] RestlessTiny; carrying: [
-        sizes_and_what_lies_around, many_requests_in_order, both_directions_at_once, receiver_ahead_waits,
-        progress_is_true_and_never_falls, posted_before_connected, tags_come_with_messages, sleeping_on_the_descriptor
+        sizes_and_what_lies_around, many_requests_in_order, both_directions_at_once, sender_ahead_is_held_back,
+        receiver_ahead_waits, progress_is_true_and_never_falls, posted_before_connected, tags_come_with_messages,
+        sleeping_on_the_descriptor
     ]);
     suite!(@each [] RestlessTiny; endings: [
         sender_closes_at_every_stage, receiver_closes_at_every_stage, peer_dies_at_every_stage,
