@@ -48,13 +48,12 @@ pub struct FlowName {
     pub sends: bool,
     /// The other host.
     pub peer: String,
-    /// See [`path_name`].
+    /// See [`path_name`]. The one that it takes now.
     pub path: String,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Counters {
-    name: FlowName,
     bytes: AtomicU64,
     messages: AtomicU64,
 }
@@ -74,6 +73,11 @@ pub struct FlowMeter {
 }
 
 impl FlowMeter {
+    /// The flow goes on over another path. What it has carried so far was carried by the one before.
+    pub fn moved(&self, path: &str) {
+        self.table.moved(self.number, path);
+    }
+
     /// A message has been posted, or has come. Nobody else counts, so nothing is lost.
     pub fn count(&self, bytes: u64) {
         let Counters { bytes: all_bytes, messages, .. } = &*self.counters;
@@ -94,9 +98,9 @@ pub struct FlowView {
     /// Which.
     #[serde(flatten)]
     pub name: FlowName,
-    /// Payload.
+    /// Payload, over this path.
     pub bytes: u64,
-    /// Messages.
+    /// Messages, over this path.
     pub messages: u64,
 }
 
@@ -120,12 +124,43 @@ pub struct PathView {
 /// Peer, path, and whether this host sends.
 type PathKey = (String, String, bool);
 
+#[derive(Debug)]
+struct Live {
+    name: FlowName,
+    counters: Arc<Counters>,
+    /// Bytes and messages that other paths have carried.
+    before: (u64, u64),
+}
+
+impl Live {
+    /// Bytes and messages that its path has carried.
+    fn totals(&self) -> (u64, u64) {
+        let (bytes, messages) = self.counters.totals();
+        (bytes.saturating_sub(self.before.0), messages.saturating_sub(self.before.1))
+    }
+
+    fn key(&self) -> PathKey {
+        (self.name.peer.clone(), self.name.path.clone(), self.name.sends)
+    }
+}
+
 #[derive(Debug, Default)]
 struct Flows {
     next: u64,
-    live: BTreeMap<u64, Arc<Counters>>,
-    /// Bytes and messages of flows that have ended.
+    live: BTreeMap<u64, Live>,
+    /// Bytes and messages of flows that have ended, or gone elsewhere.
     ended: BTreeMap<PathKey, (u64, u64)>,
+}
+
+impl Flows {
+    /// A flow has left a path on which it has carried so much.
+    fn left(&mut self, mut key: PathKey, (bytes, messages): (u64, u64)) {
+        if !self.ended.contains_key(&key) && self.ended.len() >= PATHS_MAX {
+            key.1 = OTHER_PATHS.into();
+        }
+        let ended = self.ended.entry(key).or_default();
+        *ended = (ended.0 + bytes, ended.1 + messages);
+    }
 }
 
 /// All flows of a service.
@@ -138,34 +173,37 @@ impl FlowTable {
     /// A flow begins.
     #[must_use]
     pub fn begin(self: &Arc<Self>, name: FlowName) -> FlowMeter {
-        let counters = Arc::new(Counters { name, bytes: AtomicU64::new(0), messages: AtomicU64::new(0) });
+        let counters = Arc::<Counters>::default();
         let mut flows = lock(&self.flows);
         let number = flows.next;
         flows.next += 1;
-        flows.live.insert(number, Arc::clone(&counters));
+        flows.live.insert(number, Live { name, counters: Arc::clone(&counters), before: (0, 0) });
         FlowMeter { counters, number, table: Arc::clone(self) }
     }
 
     fn end(&self, number: u64) {
         let mut flows = lock(&self.flows);
-        let Some(counters) = flows.live.remove(&number) else { return };
-        let (bytes, messages) = counters.totals();
-        let FlowName { peer, path, sends, .. } = &counters.name;
-        let mut key = (peer.clone(), path.clone(), *sends);
-        if !flows.ended.contains_key(&key) && flows.ended.len() >= PATHS_MAX {
-            key.1 = OTHER_PATHS.into();
+        if let Some(live) = flows.live.remove(&number) {
+            flows.left(live.key(), live.totals());
         }
-        let ended = flows.ended.entry(key).or_default();
-        *ended = (ended.0 + bytes, ended.1 + messages);
+    }
+
+    fn moved(&self, number: u64, path: &str) {
+        let mut flows = lock(&self.flows);
+        let Some(live) = flows.live.get_mut(&number).filter(|live| live.name.path != path) else { return };
+        let (key, all) = (live.key(), live.counters.totals());
+        let carried = (all.0.saturating_sub(live.before.0), all.1.saturating_sub(live.before.1));
+        (live.name.path, live.before) = (path.to_owned(), all);
+        flows.left(key, carried);
     }
 
     /// The first `most` flows, and how many more there are.
     #[must_use]
     pub fn flows(&self, most: usize) -> (Vec<FlowView>, u64) {
         let flows = lock(&self.flows);
-        let view = |counters: &Arc<Counters>| {
-            let (bytes, messages) = counters.totals();
-            FlowView { name: counters.name.clone(), bytes, messages }
+        let view = |live: &Live| {
+            let (bytes, messages) = live.totals();
+            FlowView { name: live.name.clone(), bytes, messages }
         };
         (flows.live.values().take(most).map(view).collect(), flows.live.len().saturating_sub(most) as u64)
     }
@@ -178,10 +216,9 @@ impl FlowTable {
         for (key, (bytes, messages)) in &flows.ended {
             paths.insert(key.clone(), (0, *bytes, *messages));
         }
-        for counters in flows.live.values() {
-            let FlowName { peer, path, sends, .. } = &counters.name;
-            let (bytes, messages) = counters.totals();
-            let all = paths.entry((peer.clone(), path.clone(), *sends)).or_default();
+        for live in flows.live.values() {
+            let (bytes, messages) = live.totals();
+            let all = paths.entry(live.key()).or_default();
             *all = (all.0 + 1, all.1 + bytes, all.2 + messages);
         }
         let view =
@@ -216,6 +253,28 @@ mod tests {
         assert_eq!(carried(), [(30, 20), (70, 20)]);
         assert!(table.paths().iter().all(|path| path.flows == 0));
         assert_eq!(table.flows(10), (Vec::new(), 0));
+    }
+
+    #[test]
+    fn a_flow_that_goes_elsewhere_leaves_what_it_has_carried() {
+        let table = Arc::new(FlowTable::default());
+        let meter = table.begin(name("b", "x", 1));
+        meter.count(5);
+        meter.moved("x");
+        meter.count(2);
+        meter.moved("y");
+        meter.count(30);
+        let carried = || {
+            let paths = table.paths().into_iter();
+            paths.map(|path| (path.path, path.flows, path.bytes, path.messages)).collect::<Vec<_>>()
+        };
+        assert_eq!(carried(), [("x".into(), 0, 7, 2), ("y".into(), 1, 30, 1)]);
+        let (flows, _) = table.flows(1);
+        assert_eq!((&*flows[0].name.path, flows[0].bytes, flows[0].messages), ("y", 30, 1));
+        meter.moved("x");
+        meter.count(1);
+        drop(meter);
+        assert_eq!(carried(), [("x".into(), 0, 8, 3), ("y".into(), 0, 30, 1)]);
     }
 
     #[test]

@@ -286,8 +286,11 @@ impl Links {
         let progress = self.transport.poll(cx);
         while let Some(news) = self.transport.take_path_news() {
             let PathNews { flow, path, answers } = news;
-            let Some((link, peer)) = self.peer_of(flow) else { continue };
+            let Some((link, peer, meter)) = self.peer_of(flow) else { continue };
             let by = path_name(Some(&path));
+            if answers {
+                meter.moved(&by);
+            }
             match (answers, self.budget.take(cx.now)) {
                 (_, None) => {}
                 (false, Some(more)) => {
@@ -302,11 +305,11 @@ impl Links {
         progress
     }
 
-    /// Whose flow it is, and where it goes.
-    fn peer_of(&self, flow: SendFlow) -> Option<(LinkKey, Name)> {
+    /// Whose flow it is, where it goes, and what counts what it carries.
+    fn peer_of(&self, flow: SendFlow) -> Option<(LinkKey, Name, &FlowMeter)> {
         self.sets.values().find_map(|set| {
-            let (link, _) = set.sends.iter().find(|(_, sending)| sending.flow == flow)?;
-            Some((*link, set.peers.as_ref()?.host_of(link.dst)?.name.clone()))
+            let (link, sending) = set.sends.iter().find(|(_, sending)| sending.flow == flow)?;
+            Some((*link, set.peers.as_ref()?.host_of(link.dst)?.name.clone(), &*sending.meter))
         })
     }
 
@@ -470,7 +473,8 @@ impl Links {
         let options = path.map_or_else(|| self.flow.clone(), |path| path.apply(&self.flow));
         let options = FlowOptions { detours, ..options };
         let flow = self.transport.connect(listener, &spec(link, link.dst, &host.name, &options), now)?;
-        let meter = Arc::new(self.meters.begin(flow_name(id, link, true, &host.name, path)));
+        let steering = FlowPath::of(&options);
+        let meter = Arc::new(self.meters.begin(flow_name(id, link, true, &host.name, Some(&steering))));
         let cap_bps = set.pace.as_ref().and_then(|(pace, _)| pace.cap_of(link.channel, &host.name));
         let sending = Sending { flow, meter: Arc::clone(&meter), cap_bps, bucket: Bucket::new(now) };
         set.sends.insert(link, sending);
