@@ -32,6 +32,7 @@ mod ring;
 mod root;
 mod session;
 mod types;
+mod verdicts;
 mod wire;
 
 use std::time::{Duration, Instant};

@@ -6,6 +6,8 @@
 //!                        |                                 |
 //!                        +-- contradiction, time-out, a host lost or withdrawn --> Refused to all who reported
 //! ```
+//!
+//! Ranks that come after a contradiction was found are refused with the same words (`verdicts.rs`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -15,6 +17,7 @@ use mccs_ipc::types::{ErrorClass, UniqueId};
 use super::faults::Lost;
 use super::message::{Message, RingHost};
 use super::types::{CommId, CommKey, Failure, Name};
+use super::verdicts::Verdicts;
 use super::wire::Wire;
 use crate::exchange::limits::{RANKS_LISTED_MAX, SETUPS_MAX, SETUPS_PER_TENANT_MAX};
 
@@ -44,6 +47,7 @@ pub(super) struct Roots {
     setups: BTreeMap<CommKey, Setup>,
     by_comm: BTreeMap<CommId, CommKey>,
     deadlines: BTreeSet<(Instant, CommKey)>,
+    verdicts: Verdicts,
     incarnation: u64,
     next_number: u64,
     timeout: Duration,
@@ -52,7 +56,7 @@ pub(super) struct Roots {
 impl Roots {
     pub(super) fn new(incarnation: u64, timeout: Duration) -> Self {
         let (setups, by_comm, deadlines) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
-        Roots { setups, by_comm, deadlines, incarnation, next_number: 0, timeout }
+        Roots { setups, by_comm, deadlines, verdicts: Verdicts::default(), incarnation, next_number: 0, timeout }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -79,11 +83,16 @@ impl Roots {
             let failure = Failure::new(ErrorClass::Remote, message).by_host(from);
             self.refuse(&key, &failure, Some(from), wire, now);
         }
-        if !self.setups.contains_key(&key) && self.is_full(&key) {
-            let message = format!("host {} sets up as many communicators as it can; try again later", wire.own);
-            let failure = Failure::new(ErrorClass::System, message).by_host(&wire.own);
-            wire.send(from, Message::Refused { key, attempt, failure }, now);
-            return;
+        if !self.setups.contains_key(&key) {
+            let full = || {
+                let message = format!("host {} sets up as many communicators as it can; try again later", wire.own);
+                Failure::new(ErrorClass::System, message).by_host(&wire.own)
+            };
+            let verdict = self.verdicts.on(&key, &ranks, now);
+            if let Some(failure) = verdict.or_else(|| self.is_full(&key).then(full)) {
+                wire.send(from, Message::Refused { key, attempt, failure }, now);
+                return;
+            }
         }
         let deadline = now + self.timeout;
         let setup = self.setups.entry(key.clone()).or_insert_with(|| {
@@ -95,6 +104,8 @@ impl Roots {
         let first = ranks.iter().min().copied().unwrap_or(0);
         let reporter = setup.hosts.entry(from.clone()).or_insert(Reporter { incarnation, attempt, first, ranks: 0 });
         if let Some(failure) = contradiction {
+            let heard = setup.joined.keys().copied().chain(ranks).collect();
+            self.verdicts.keep(&key, failure.clone(), heard, deadline);
             return self.refuse(&key, &failure, None, wire, now);
         }
         reporter.first = reporter.first.min(first);
@@ -340,6 +351,22 @@ mod tests {
         assert_eq!(root.roots.next_deadline(), None);
         root.report("b", 8, 0, &[1, 2]);
         root.report("a", 2, 0, &[0]);
+        assert!(matches!(&root.told()[..], [Message::Ring { attempt: 2, .. }]));
+    }
+
+    #[test]
+    fn who_comes_after_a_contradiction_was_found_hears_of_it() {
+        let mut root = Root::new();
+        root.report("b", 7, 0, &[0]);
+        assert!(root.told().is_empty(), "rank 0 is on another host, which is for that to hear");
+        root.report("a", 1, 0, &[1]);
+        let told = root.told();
+        let [Message::Refused { attempt: 1, failure, .. }] = &told[..] else { panic!("{told:?}") };
+        assert!(failure.message.as_str().contains("rank 0 of communicator"), "{failure:?}");
+        assert_eq!((root.roots.len(), root.roots.next_deadline()), (0, None));
+        // They have all heard it, and try again.
+        root.report("a", 2, 0, &[0, 1]);
+        root.report("b", 8, 0, &[2]);
         assert!(matches!(&root.told()[..], [Message::Ring { attempt: 2, .. }]));
     }
 
