@@ -1,13 +1,17 @@
 //! The operator's files, read again when they change.
 //!
-//! Their folders are watched, not the files: editors put another file in the place of the old one. A moment after the last
-//! change both are read, so that two that are changed together are checked together.
+//! Their folders are watched, not the files: editors put another file in the place of the old one; and the folders above these, since
+//! others put another folder there, or another link to one. A moment after the last change both are read, so that two that are changed
+//! together are checked together.
 
+use std::collections::{BTreeSet, HashMap};
+use std::ffi::OsString;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
+use nix::errno::Errno;
+use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, InotifyEvent, WatchDescriptor};
 
 use crate::controller::basis::Text;
 
@@ -34,24 +38,24 @@ struct File {
 pub(super) struct Files {
     topology: File,
     policy: File,
-    inotify: Option<Inotify>,
+    watch: Option<Watch>,
     read_at: Option<Instant>,
 }
 
 impl Files {
     /// Both are read at the first [`Files::changed`].
     pub(super) fn new(topology: PathBuf, policy: PathBuf, now: Instant) -> Self {
-        let inotify = watch(&[&topology, &policy]);
-        let inotify = inotify.inspect_err(|error| {
+        let watch = Watch::new([&topology, &policy]);
+        let watch = watch.inspect_err(|error| {
             tracing::warn!(%error, "policy.toml and topology.toml are not watched; `mccsctl policy apply` still works");
         });
         let file = |path| File { path, last: None };
-        Files { topology: file(topology), policy: file(policy), inotify: inotify.ok(), read_at: Some(now) }
+        Files { topology: file(topology), policy: file(policy), watch: watch.ok(), read_at: Some(now) }
     }
 
     /// Readable when something has changed.
     pub(super) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        self.inotify.as_ref().map(AsFd::as_fd)
+        self.watch.as_ref().map(|watch| watch.inotify.as_fd())
     }
 
     /// When [`Files::changed`] is next due.
@@ -61,9 +65,8 @@ impl Files {
 
     /// What has changed, a moment ago.
     pub(super) fn changed(&mut self, now: Instant) -> Option<Changed> {
-        // Whatever happened in the folders: what counts is what is read.
-        let events = self.inotify.as_ref().and_then(|inotify| inotify.read_events().ok());
-        if events.is_some_and(|events| !events.is_empty()) && self.read_at.is_none_or(|at| at > now) {
+        // Whatever has happened: what counts is what is read.
+        if self.watch.as_mut().is_some_and(Watch::has_news) && self.read_at.is_none_or(|at| at > now) {
             self.read_at = Some(now + QUIET_TIME);
         }
         self.read_at.take_if(|at| *at <= now)?;
@@ -95,11 +98,162 @@ impl File {
     }
 }
 
-fn watch(paths: &[&Path]) -> nix::Result<Inotify> {
-    let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
-    let changes = AddWatchFlags::IN_CLOSE_WRITE | AddWatchFlags::IN_MOVED_TO | AddWatchFlags::IN_CREATE;
-    for folder in paths.iter().filter_map(|path| path.parent()) {
-        inotify.add_watch(folder, changes)?;
+/// Names of which something is to be heard in a folder; `None`: of all, since it has the file, or the link to it.
+type Names = Option<BTreeSet<OsString>>;
+
+/// Watches of all folders above files.
+struct Watch {
+    inotify: Inotify,
+    /// Absolute.
+    files: Vec<PathBuf>,
+    names: HashMap<WatchDescriptor, Names>,
+}
+
+impl Watch {
+    fn new(files: [&Path; 2]) -> std::io::Result<Self> {
+        let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
+        let files = files.into_iter().map(std::path::absolute).collect::<Result<_, _>>()?;
+        let mut watch = Watch { inotify, files, names: HashMap::new() };
+        watch.look_at_folders()?;
+        Ok(watch)
     }
-    Ok(inotify)
+
+    /// Watches what stands where folders are to be now, and nothing else. From the root down: whatever comes into a folder that is not
+    /// looked at yet is found there, or heard of.
+    fn look_at_folders(&mut self) -> nix::Result<()> {
+        let mut names: HashMap<WatchDescriptor, Names> = HashMap::new();
+        for file in &self.files {
+            let folders: Vec<&Path> = file.ancestors().skip(1).collect();
+            for (height, folder) in folders.iter().enumerate().rev() {
+                let changes = AddWatchFlags::IN_CLOSE_WRITE | AddWatchFlags::IN_MOVED_TO | AddWatchFlags::IN_CREATE;
+                let watch = match self.inotify.add_watch(*folder, changes) {
+                    Ok(watch) => watch,
+                    // Whoever puts it there is heard of above.
+                    Err(Errno::ENOENT | Errno::ENOTDIR) => break,
+                    // A folder that may be passed and not read is seldom replaced.
+                    Err(Errno::EACCES) if height > 0 => continue,
+                    Err(errno) => return Err(errno),
+                };
+                let below = folders.get(height.wrapping_sub(1)).and_then(|below| below.file_name());
+                match (names.entry(watch).or_insert_with(|| Some(BTreeSet::new())), below) {
+                    (Some(some), Some(below)) => drop(some.insert(below.to_owned())),
+                    (all, _) => *all = None,
+                }
+            }
+        }
+        for gone in self.names.keys().filter(|watch| !names.contains_key(watch)) {
+            // The kernel has forgotten it already where the folder is gone.
+            let _ = self.inotify.rm_watch(*gone);
+        }
+        self.names = names;
+        Ok(())
+    }
+
+    /// Whether something may have happened to the files.
+    fn has_news(&mut self) -> bool {
+        let Ok(events) = self.inotify.read_events() else { return false };
+        let is_news = |event: &InotifyEvent| match (self.names.get(&event.wd), &event.name) {
+            (Some(None), _) => true,
+            (Some(Some(names)), Some(name)) => names.contains(name),
+            // More has happened than the kernel has told; or it was a folder that stands there no more.
+            _ => event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW),
+        };
+        let has_news = events.iter().any(is_news);
+        if has_news && let Err(error) = self.look_at_folders() {
+            tracing::warn!(%error, "policy.toml and topology.toml may be watched no more; `mccsctl policy apply` still works");
+        }
+        has_news
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+    use super::*;
+
+    struct Bed {
+        folder: tempfile::TempDir,
+        files: Files,
+        now: Instant,
+    }
+
+    impl Bed {
+        /// Files in a folder `conf`, which `make` makes in a folder of the test's own.
+        fn new(make: impl FnOnce(&Path)) -> Self {
+            let folder = tempfile::tempdir().unwrap();
+            make(folder.path());
+            let now = Instant::now();
+            let path = |name: &str| folder.path().join("conf").join(name);
+            let files = Files::new(path("topology.toml"), path("policy.toml"), now);
+            let mut bed = Bed { folder, files, now };
+            bed.files.changed(now).expect("they are read at once");
+            bed
+        }
+
+        fn path(&self, name: &str) -> PathBuf {
+            self.folder.path().join(name)
+        }
+
+        /// Waits for a change, and returns the policy that is read then.
+        fn policy(&mut self) -> Option<String> {
+            loop {
+                let mut fds = [PollFd::new(self.files.descriptor().unwrap(), PollFlags::POLLIN)];
+                poll(&mut fds, PollTimeout::NONE).unwrap();
+                assert!(self.files.changed(self.now).is_none(), "not before it is quiet");
+                if self.files.next_deadline().is_some() {
+                    self.now += QUIET_TIME;
+                    return self.files.changed(self.now).unwrap().policy.map(|text| text.text);
+                }
+            }
+        }
+    }
+
+    fn make_conf(at: &Path, policy: &str) {
+        std::fs::create_dir(at).unwrap();
+        std::fs::write(at.join("policy.toml"), policy).unwrap();
+        std::fs::write(at.join("topology.toml"), "t").unwrap();
+    }
+
+    #[test]
+    fn a_folder_that_is_replaced_is_watched() {
+        let mut bed = Bed::new(|folder| make_conf(&folder.join("conf"), "1"));
+        for (number, policy) in [(1, "2"), (2, "3")] {
+            make_conf(&bed.path("new"), policy);
+            std::fs::rename(bed.path("conf"), bed.path(&format!("old{number}"))).unwrap();
+            std::fs::rename(bed.path("new"), bed.path("conf")).unwrap();
+            assert_eq!(bed.policy().as_deref(), Some(policy));
+            // In the new one files are watched as well, and in the old one nothing.
+            let again = format!("{policy} again");
+            std::fs::write(bed.path(&format!("old{number}/policy.toml")), "old").unwrap();
+            std::fs::write(bed.path("conf/policy.toml"), &again).unwrap();
+            assert_eq!(bed.policy(), Some(again));
+        }
+        assert!(bed.files.watch.as_ref().unwrap().names.len() <= bed.path("conf").ancestors().count());
+    }
+
+    #[test]
+    fn a_link_to_a_folder_that_is_replaced_is_followed() {
+        use std::os::unix::fs::symlink;
+        let mut bed = Bed::new(|folder| {
+            make_conf(&folder.join("a"), "1");
+            make_conf(&folder.join("b"), "2");
+            symlink("a", folder.join("conf")).unwrap();
+        });
+        symlink("b", bed.path("link")).unwrap();
+        std::fs::rename(bed.path("link"), bed.path("conf")).unwrap();
+        assert_eq!(bed.policy().as_deref(), Some("2"));
+        std::fs::write(bed.path("b/policy.toml"), "3").unwrap();
+        assert_eq!(bed.policy().as_deref(), Some("3"));
+    }
+
+    #[test]
+    fn a_folder_may_come_later() {
+        let mut bed = Bed::new(|_| ());
+        // What goes on beside it is no news.
+        std::fs::write(bed.path("other"), "").unwrap();
+        make_conf(&bed.path("new"), "1");
+        std::fs::rename(bed.path("new"), bed.path("conf")).unwrap();
+        assert_eq!(bed.policy().as_deref(), Some("1"));
+    }
 }
