@@ -159,7 +159,8 @@ pub fn write(window: &Window, out: &mut impl Write) -> std::io::Result<()> {
     let places: BTreeSet<&(Process, Track)> = events.iter().map(|event| &event.place).collect();
     let processes: BTreeSet<&Process> = places.iter().map(|(process, _)| process).collect();
     let pids: BTreeMap<&Process, usize> = processes.iter().copied().zip(1..).collect();
-    let tids: BTreeMap<&(Process, Track), usize> = places.iter().copied().zip(1..).collect();
+    // A thread with its process's number is the main one: none of ours is.
+    let tids: BTreeMap<&(Process, Track), usize> = places.iter().copied().zip(pids.len() + 1..).collect();
     let about = json!({ "host": window.host, "begin_unix_ns": window.wall_ns, "records_lost": window.lost });
     write!(out, "{{\"displayTimeUnit\":\"ns\",\"otherData\":{about},\"traceEvents\":[")?;
     let mut separator = "\n";
@@ -188,14 +189,13 @@ pub fn write(window: &Window, out: &mut impl Write) -> std::io::Result<()> {
             out,
         )?;
     }
-    let us = |ns: u64| ns as f64 / 1e3;
     for event in &events {
         let (pid, tid) = (pids.get(&event.place.0), tids.get(&event.place));
-        let ts = us(event.from_ns.saturating_sub(window.from_ns));
+        let ts = microseconds(event.from_ns.saturating_sub(window.from_ns));
         let Event { name, args, .. } = event;
         let value = match event.until_ns {
             Some(until_ns) => {
-                let dur = us(until_ns.saturating_sub(event.from_ns));
+                let dur = microseconds(until_ns.saturating_sub(event.from_ns));
                 json!({ "ph": "X", "name": name, "pid": pid, "tid": tid, "ts": ts, "dur": dur, "args": args })
             }
             None => json!({ "ph": "i", "s": "t", "name": name, "pid": pid, "tid": tid, "ts": ts, "args": args }),
@@ -203,6 +203,13 @@ pub fn write(window: &Window, out: &mut impl Write) -> std::io::Result<()> {
         line(&value, out)?;
     }
     out.write_all(b"\n]}\n")
+}
+
+/// The format's unit, so that a reader which cuts it to nanoseconds finds the same again: slices that it took for overlapping, be it by one
+/// of them, it would drop.
+fn microseconds(ns: u64) -> f64 {
+    let nearest = ns as f64 / 1e3;
+    if (nearest * 1e3) as u64 >= ns { nearest } else { nearest.next_up() }
 }
 
 fn track_name(window: &Window, track: &Track) -> String {
@@ -234,14 +241,14 @@ fn events(window: &Window) -> Vec<Event> {
                 Record::Channel { since_ns, at_ns, job, channel } => events.extend(of(job).map(|job| Event {
                     place: (window.process(job.comm), Track::Channel { comm: job.comm, channel }),
                     name: job.name.clone(),
-                    from_ns: since_ns.max(window.from_ns),
+                    from_ns: since_ns,
                     until_ns: Some(at_ns),
                     args: json!({ "seq": job.seq, "engine": name }),
                 })),
                 Record::Piece { since_ns, at_ns, job } => events.extend(of(job).map(|job| Event {
                     place: (Process::Engines, Track::Engine { engine }),
                     name: format!("piece of {}", job.name),
-                    from_ns: since_ns.max(window.from_ns),
+                    from_ns: since_ns,
                     until_ns: Some(at_ns),
                     args: json!({ "communicator": job.comm, "seq": job.seq }),
                 })),
@@ -249,13 +256,13 @@ fn events(window: &Window) -> Vec<Event> {
                     events.extend(of(job).map(|job| Event {
                         place: (window.process(job.comm), Track::Flow { comm: job.comm, channel, from, to, sends }),
                         name: if sends { "send".into() } else { "receive".into() },
-                        from_ns: since_ns.max(window.from_ns),
+                        from_ns: since_ns,
                         until_ns: Some(at_ns),
                         args: json!({
                             "seq": job.seq,
                             "bytes": bytes,
                             "peer": if sends { to } else { from },
-                            "posted_us": since_ns.max(window.from_ns).saturating_sub(window.from_ns) as f64 / 1e3,
+                            "posted_us": since_ns.saturating_sub(window.from_ns) as f64 / 1e3,
                             "engine": name,
                         }),
                     }));
@@ -263,6 +270,11 @@ fn events(window: &Window) -> Vec<Event> {
                 _ => {}
             }
         }
+    }
+    for event in &mut events {
+        // What has begun before the window, and was recorded late, begins with it.
+        event.from_ns = event.from_ns.max(window.from_ns);
+        event.until_ns = event.until_ns.map(|until_ns| until_ns.max(window.from_ns));
     }
     in_line(&mut events);
     events
@@ -346,7 +358,8 @@ fn waiting(
     enqueued.into_iter().chain(wait)
 }
 
-/// Puts each track's slices one behind the other: where they overlap, the later one begins when the earlier one has ended.
+/// Puts each track's slices one behind the other: where they overlap, the later one begins when the earlier one has ended. Events are
+/// then in the order in which they begin.
 fn in_line(events: &mut [Event]) {
     events.sort_by(|a, b| {
         let end = |event: &Event| event.until_ns.unwrap_or(event.from_ns);
@@ -362,7 +375,10 @@ fn in_line(events: &mut [Event]) {
         }
         before = Some((event.place.clone(), until_ns));
     }
+    events.sort_by(|a, b| (&a.place, a.from_ns).cmp(&(&b.place, b.from_ns)));
 }
 
+#[cfg(test)]
+mod format;
 #[cfg(test)]
 mod tests;

@@ -60,7 +60,9 @@ fn window() -> Window {
 fn json_of(window: &Window) -> Value {
     let mut text = Vec::new();
     write(window, &mut text).unwrap();
-    serde_json::from_slice(&text).unwrap()
+    let trace = serde_json::from_slice(&text).unwrap();
+    super::format::check(&trace);
+    trace
 }
 
 /// Events of a track that is called so, without those that name it.
