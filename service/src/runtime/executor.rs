@@ -317,16 +317,18 @@ impl Executor {
         let table = Arc::clone(&self.table);
         let Some(state) = table[self.index as usize].get() else { return Vec::new() };
         let mut looked_at_events = Instant::now();
+        // When this round began, if somebody has just looked: a look costs a system call on some machines.
+        let mut known_now = None;
         while !self.stop.load(Ordering::Acquire) {
-            let now = Instant::now();
+            let now = known_now.take().unwrap_or_else(Instant::now);
             // Nobody else counts.
             self.stats.rounds.store(self.stats.rounds.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
             self.follow_orders(state, now);
             self.take_ready(state, now);
             let busy = self.poll_engines(now);
             if self.awake.is_empty() {
-                self.park(state);
-                looked_at_events = Instant::now();
+                looked_at_events = self.park(state);
+                known_now = Some(looked_at_events);
             } else if now.duration_since(looked_at_events) >= EVENTS_EVERY {
                 looked_at_events = now;
                 self.wake_timers(now);
@@ -473,7 +475,8 @@ impl Executor {
         self.earliest_timer = asleep.fold(None, |earliest, slot| earlier(earliest, slot.wake_at));
     }
 
-    fn take_events(&mut self, timeout: EpollTimeout) {
+    /// Waits for events and wakes their engines. Returns the time after.
+    fn take_events(&mut self, timeout: EpollTimeout) -> Instant {
         let mut events = [EpollEvent::empty(); EVENTS_MAX];
         // An interrupted wait is as good as a timed-out one: the loop comes back.
         let count = self.epoll.wait(&mut events, timeout).unwrap_or(0);
@@ -488,16 +491,18 @@ impl Executor {
                 id => self.wake(EngineId(id), now),
             }
         }
+        now
     }
 
-    /// Sleeps until a wake-up, a descriptor, an order, or the earliest timer.
-    fn park(&mut self, state: &RuntimeState) {
+    /// Sleeps until a wake-up, a descriptor, an order, or the earliest timer. Returns the time after.
+    fn park(&mut self, state: &RuntimeState) -> Instant {
         state.parked.store(true, Ordering::Release);
         fence(Ordering::SeqCst);
         let work_arrived = !state.ready.is_empty() || !state.orders.is_empty() || self.stop.load(Ordering::Acquire);
-        if !work_arrived {
-            let now = Instant::now();
-            let wait = self.earliest_timer.map(|at| at.saturating_duration_since(now));
+        let now = if work_arrived {
+            Instant::now()
+        } else {
+            let wait = self.earliest_timer.map(|at| at.saturating_duration_since(Instant::now()));
             let is_short = wait.is_some_and(|wait| wait < FINE_BELOW);
             if let Some(wait) = wait.filter(|_| is_short) {
                 // Waits for the same as below, on a finer clock; an interrupted one is as good as a timed-out one.
@@ -511,10 +516,11 @@ impl Executor {
             });
             let timeout = timeout.unwrap_or(if is_short { EpollTimeout::ZERO } else { EpollTimeout::NONE });
             self.stats.parks.fetch_add(1, Ordering::Relaxed);
-            self.take_events(timeout);
-        }
+            self.take_events(timeout)
+        };
         state.parked.store(false, Ordering::Release);
-        self.wake_timers(Instant::now());
+        self.wake_timers(now);
+        now
     }
 }
 
