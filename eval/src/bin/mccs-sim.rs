@@ -1,14 +1,17 @@
 //! Runs scenarios on the simulator: `mccs-sim run eval/scenarios/qos.toml --out eval/results`; measures policies:
-//! `mccs-sim decide --jobs 1000`.
+//! `mccs-sim decide --jobs 1000`; says what RDMA devices need: `mccs-sim rdma --nics 8 --gbit-per-s 400`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::Context;
-use clap::{Parser, Subcommand};
+use clap::{Args, Parser, Subcommand};
 use mccs_eval::simulator::{Scenario, report};
+use mccs_ipc::types::CollectiveKind;
+use mccs_service::collective::{CHANNELS_MAX, Choice, CostModel, Problem, RdmaHost, Strategy, build};
 use mccs_service::policy::random::Random;
 use mccs_service::policy::{self, Job, Placed, Profile, Rules, TenantTerms, View};
+use mccs_service::telemetry::traffic;
 use mccs_service::topology::{Clos, HostId, Topology};
 
 #[derive(Parser)]
@@ -41,12 +44,49 @@ enum What {
         #[arg(long)]
         out: Option<PathBuf>,
     },
+    /// On paper: what a host's RDMA devices need, and what collectives take over them by the cost model.
+    Rdma(Rdma),
+}
+
+#[derive(Args)]
+struct Rdma {
+    /// Devices of a host, with a link each.
+    #[arg(long, default_value_t = 8)]
+    nics: u32,
+    /// Rate of a link.
+    #[arg(long, default_value_t = 400.0)]
+    gbit_per_s: f64,
+    /// Queue pairs of a flow.
+    #[arg(long, default_value_t = 4)]
+    qps: u32,
+    /// Unfinished writes of a queue pair.
+    #[arg(long, default_value_t = 64)]
+    outstanding: u32,
+    /// Longest part of a message, in KiB.
+    #[arg(long, default_value_t = 256)]
+    part_kib: u32,
+    /// Between two hosts and back, in microseconds, without queues.
+    #[arg(long, default_value_t = 22.0)]
+    round_trip_us: f64,
+    /// GB/s of a host's memory.
+    #[arg(long, default_value_t = 614.4)]
+    memory_gb_per_s: f64,
+    /// GB/s that a core reduces.
+    #[arg(long, default_value_t = 10.0)]
+    reduce_gb_per_s: f64,
+    /// Hosts of the collectives, with a rank each.
+    #[arg(long, default_value_t = 16)]
+    hosts: u32,
+    /// Folder for `sim-rdma.md`.
+    #[arg(long)]
+    out: Option<PathBuf>,
 }
 
 fn main() -> anyhow::Result<()> {
     match Arguments::parse().what {
         What::Run { scenarios, out } => scenarios.iter().try_for_each(|path| run(path, out.as_deref())),
         What::Decide { jobs, hosts, out } => decide(jobs, hosts, out.as_deref()),
+        What::Rdma(rdma) => rdma.run(),
     }
 }
 
@@ -153,4 +193,117 @@ fn decide(jobs: u32, hosts: u32, out: Option<&Path>) -> anyhow::Result<()> {
     text += &format!("\n{}", provenance_line());
     println!("{text}");
     out.map_or(Ok(()), |out| write(out, "sim-decide.md", &text))
+}
+
+impl Rdma {
+    fn run(&self) -> anyhow::Result<()> {
+        let all_positive =
+            [self.nics, self.qps, self.outstanding, self.part_kib].iter().all(|count| (1..=1 << 16).contains(count));
+        let rates = [self.gbit_per_s, self.round_trip_us, self.memory_gb_per_s, self.reduce_gb_per_s];
+        anyhow::ensure!(
+            all_positive && rates.iter().all(|rate| rate.is_finite() && *rate > 0.0),
+            "counts and rates are above 0, counts at most 65536"
+        );
+        anyhow::ensure!((2..=256).contains(&self.hosts), "--hosts is from 2 to 256");
+        let host = RdmaHost {
+            qps: self.qps,
+            outstanding: self.outstanding,
+            part_bytes: self.part_kib << 10,
+            round_trip_ns: 1e3 * self.round_trip_us,
+            memory_bytes_per_ns: self.memory_gb_per_s,
+            reduced_bytes_per_ns: self.reduce_gb_per_s,
+            ..RdmaHost::new(self.nics, self.gbit_per_s)
+        };
+        let text = format!(
+            "{} NICs of {} Gbit/s a host, on paper.\n\n{}\nCollectives of {} hosts with one rank, by the schedules' cost model, busbw in GB/s.\n\n{}\n{}",
+            self.nics,
+            self.gbit_per_s,
+            sizing_table(&host),
+            self.hosts,
+            collectives_table(&host, self.hosts)?,
+            provenance_line()
+        );
+        println!("{text}");
+        self.out.as_deref().map_or(Ok(()), |out| write(out, "sim-rdma.md", &text))
+    }
+}
+
+fn sizing_table(host: &RdmaHost) -> String {
+    let sizing = host.sizing();
+    let kib = host.part_bytes >> 10;
+    let percent = |share: f64| format!("{:.0}%", 100.0 * share);
+    let rows = [
+        (format!("messages of {kib} KiB, one way, a NIC"), format!("{:.0} a second", sizing.messages_per_s)),
+        (
+            "work requests and completions for them, both ways".into(),
+            format!("{:.2} million a second", sizing.verbs_per_s / 1e6),
+        ),
+        (format!("cores that these take, at {} ns each", host.verb_ns), format!("{:.2} a NIC", sizing.driving_cores)),
+        (
+            format!("packets at an MTU of {}, each way", host.mtu_bytes),
+            format!("{:.1} million a second", sizing.packets_per_s / 1e6),
+        ),
+        (
+            format!("bytes under way that fill a link, at {} us", host.round_trip_ns / 1e3),
+            format!("{:.2} MB, {} parts", sizing.under_way_bytes / 1e6, sizing.under_way_parts),
+        ),
+        (
+            format!("a flow's window, {} queue pairs of {} writes", host.qps, host.outstanding),
+            format!("{:.1} MB, a round trip of {:.0} us", sizing.window_bytes / 1e6, sizing.window_ns / 1e3),
+        ),
+        (
+            format!("least `outstanding` for queues of {} us", host.queued_round_trip_ns / 1e3),
+            sizing.outstanding_least.to_string(),
+        ),
+        (
+            "completions of a flow under way, at most".into(),
+            format!("{}: {} flows a queue of {}", sizing.completions_most, sizing.flows_per_cq, host.cq_entries),
+        ),
+        (
+            format!("cores that reduce, at {} GB/s each, all-reduce", host.reduced_bytes_per_ns),
+            format!("{:.1} a NIC", sizing.reducing_cores),
+        ),
+        (
+            "memory for an all-gather at line rate".into(),
+            format!(
+                "{:.0} GB/s; {:.0} GB/s allow {}",
+                sizing.all_gather_memory_bytes_per_ns,
+                host.memory_bytes_per_ns,
+                percent(sizing.all_gather_share)
+            ),
+        ),
+        (
+            "memory for an all-reduce at line rate".into(),
+            format!(
+                "{:.0} GB/s; {:.0} GB/s allow {}",
+                sizing.all_reduce_memory_bytes_per_ns,
+                host.memory_bytes_per_ns,
+                percent(sizing.all_reduce_share)
+            ),
+        ),
+    ];
+    let lines: String = rows.into_iter().map(|(what, value)| format!("| {what} | {value} |\n")).collect();
+    format!("| | |\n| --- | --- |\n{lines}")
+}
+
+fn collectives_table(host: &RdmaHost, hosts: u32) -> anyhow::Result<String> {
+    let ranks: Vec<Vec<u32>> = (0..hosts).map(|rank| vec![rank]).collect();
+    let model = CostModel::over_rdma(&ranks, host);
+    let strategy = Strategy::initial(Choice::Auto, hosts, host.nics.min(CHANNELS_MAX as u32), &ranks);
+    let mut text = "| | bytes | algorithm | us | busbw |\n| --- | --- | --- | --- | --- |\n".to_owned();
+    for (kind, ranks_each) in [(CollectiveKind::AllReduce, 1), (CollectiveKind::AllGather, u64::from(hosts))] {
+        for bytes in [64 << 10, 1 << 20, 64 << 20, 1 << 30] {
+            let problem = Problem { kind, nranks: hosts, root: 0, count: bytes / 4 / ranks_each, premultiply: false };
+            let algorithm = model.choose(&problem, 4, &strategy)?;
+            let ns = model.estimate_ns(&build(&problem, algorithm, &strategy)?, 4);
+            let (_, bus_bytes) = traffic(kind, problem.count * 4, u64::from(hosts));
+            text += &format!(
+                "| {} | {bytes} | {algorithm:?} | {:.0} | {:.1} |\n",
+                kind.name(),
+                ns / 1e3,
+                bus_bytes as f64 / ns
+            );
+        }
+    }
+    Ok(text)
 }

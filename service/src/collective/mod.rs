@@ -12,6 +12,7 @@ mod direct;
 mod layout;
 mod one_shot;
 mod pairwise;
+mod rdma_cost;
 mod ring;
 mod schedule;
 mod strategy;
@@ -22,6 +23,7 @@ use mccs_ipc::types::CollectiveKind;
 
 use self::layout::Layout;
 pub use cost::CostModel;
+pub use rdma_cost::{RdmaHost, RdmaSizing};
 pub use schedule::{Buffer, Channel, Move, Problem, Program, RankSpan, Schedule, Shape, Span, Step};
 pub use strategy::{Algorithm, CHANNELS_MAX, Choice, Strategy, StrategyError};
 pub use verify::{Access, Fault, Violation, verify};

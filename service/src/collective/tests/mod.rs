@@ -4,6 +4,7 @@ mod cost;
 mod interpret;
 mod mutants;
 mod proofs;
+mod rdma_cost;
 
 use mccs_ipc::types::CollectiveKind;
 use proptest::prelude::*;
