@@ -77,14 +77,17 @@ pub enum TransportError {
     },
     /// A device cannot reach a GPU's memory.
     #[error(
-        "registering {bytes} bytes of a GPU's memory with the RDMA device failed ({reason}), by dma-buf and by its address; \
-         load nvidia_peermem, or stage through host memory"
+        "registering {bytes} bytes of a GPU's memory with the RDMA device failed, by dma-buf ({}) and by its address ({}); load \
+         nvidia_peermem, or stage through host memory",
+        by_buffer.map_or("there is none", Errno::desc), by_address.desc()
     )]
     GpuMemory {
         /// Of the registration.
         bytes: u64,
-        /// Why.
-        reason: Errno,
+        /// Why not by its dma-buf; `None` where there is none.
+        by_buffer: Option<Errno>,
+        /// Why not by its address.
+        by_address: Errno,
     },
     /// The kernel refused something that concerns no flow.
     #[error("{call} failed: {reason}")]

@@ -1,5 +1,7 @@
 //! What devices say: completions of flows' work requests, and events.
 
+use std::os::fd::BorrowedFd;
+
 use mccs_ipc::types::Handle;
 
 use super::super::Fault;
@@ -71,7 +73,9 @@ impl RdmaTransport {
     pub(super) fn take_events(&mut self) -> bool {
         let mut any = false;
         for port in 0..self.ports.len() {
-            while let Some(event) = self.ports.get(port).and_then(|port| port.context.next_event()) {
+            while let Some(event) =
+                self.ports.get(port).filter(|port| !port.is_lost).and_then(|port| port.context.next_event())
+            {
                 any = true;
                 self.happened(port, event);
             }
@@ -131,10 +135,16 @@ impl RdmaTransport {
         }
     }
 
-    /// A device cannot be used any more.
+    /// A device cannot be used any more, until the service starts again: nothing is asked of it but to let go.
     pub(super) fn lose_port(&mut self, index: usize) {
-        if let Some(port) = self.ports.get_mut(index) {
-            port.is_up = false;
+        let Some(port) = self.ports.get_mut(index).filter(|port| !port.is_lost) else { return };
+        (port.is_up, port.is_lost) = (false, true);
+        for fd in [port.queues.channel.fd, port.context.events_fd()] {
+            // SAFETY: descriptors of the channel and the context, which live in `port`. A dead device's would wake for ever.
+            let _ = self.epoll.delete(unsafe { BorrowedFd::borrow_raw(fd) });
+        }
+        if let Some(flusher) = port.flusher.take() {
+            flusher.end(&mut port.queues, &mut self.owners);
         }
         self.leave_port(index, Fault::NoPort);
     }
@@ -154,7 +164,7 @@ impl RdmaTransport {
         let now = self.now;
         for handle in self.unsettled.clone() {
             if let Some(flow) = self.flows.get_mut(handle).filter(|flow| flow.stage == Stage::Broken) {
-                flow.due = now;
+                (flow.due, flow.turn) = (now, 0);
             }
         }
     }

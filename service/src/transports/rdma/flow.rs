@@ -1,6 +1,6 @@
 //! A flow as the transport keeps it: one side's half, its line, and its way.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::super::{Fault, FlowSpec, TransportError};
 use super::line::Line;
@@ -35,6 +35,11 @@ pub(super) struct Trouble {
     pub(super) fault: Fault,
 }
 
+/// How long a flow stays away from a port where nobody answered, at first; doubles with every return in vain.
+const HOME_AFTER: Duration = Duration::from_secs(10);
+/// The longest of these times.
+pub(super) const HOME_AFTER_MAX: Duration = Duration::from_secs(600);
+
 /// See the module's documentation.
 #[derive(Debug)]
 pub(super) struct Flow {
@@ -50,6 +55,11 @@ pub(super) struct Flow {
     pub(super) fault: Option<Fault>,
     pub(super) is_queued: bool,
     pub(super) trouble: Option<Trouble>,
+    /// Pairs of ports that were tried in vain; the sender decides.
+    pub(super) turn: u32,
+    /// Of a sender that is away since nobody answered at home: when it goes there again, and how long the next absence takes.
+    pub(super) home_at: Option<Instant>,
+    pub(super) home_after: Duration,
     /// When something must have happened, or is to be done.
     pub(super) due: Option<Instant>,
     /// Messages that the sender said have gone, when it closed.
@@ -71,6 +81,9 @@ impl Flow {
             fault: None,
             is_queued: false,
             trouble: None,
+            turn: 0,
+            home_at: None,
+            home_after: HOME_AFTER,
             due: None,
             bye: None,
             is_hung_up: false,
@@ -89,5 +102,8 @@ impl Flow {
     /// Something has come through.
     pub(super) fn note_progress(&mut self) {
         self.trouble = None;
+        if self.turn == 0 {
+            self.home_after = HOME_AFTER;
+        }
     }
 }

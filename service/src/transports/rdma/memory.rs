@@ -16,7 +16,7 @@ use nix::sys::resource::{Resource, getrlimit};
 use super::super::region::Regions;
 use super::super::{MemoryKey, TransportError};
 use super::ports::Port;
-use super::verbs::{DmaBuffer, MemoryRegion, VerbsError};
+use super::verbs::{DmaBuffer, GpuRefusal, MemoryRegion, VerbsError};
 use crate::memory::{region_number, regions_gone};
 
 /// Registrations that are kept without a user.
@@ -204,6 +204,12 @@ impl Memory {
         }
     }
 
+    /// The devices forget all memory, whoever uses it.
+    #[cfg(test)]
+    pub(super) fn revoke(&mut self) {
+        self.registrations.iter_mut().for_each(|registration| registration.mrs = Default::default());
+    }
+
     /// Whether memory is kept that nobody uses.
     pub(super) fn keeps(&self) -> bool {
         !self.kept.is_empty()
@@ -230,7 +236,11 @@ impl Memory {
                         Some(GpuBuffer { buffer }) => {
                             let buffer =
                                 buffer.as_ref().map(|(fd, offset)| DmaBuffer { fd: fd.as_raw_fd(), offset: *offset });
-                            let refused = |VerbsError { errno, .. }| TransportError::GpuMemory { bytes, reason: errno };
+                            let refused = |GpuRefusal { by_buffer, by_address }| TransportError::GpuMemory {
+                                bytes,
+                                by_buffer,
+                                by_address,
+                            };
                             pd.register_gpu(address, bytes, buffer).map_err(refused)
                         }
                     }

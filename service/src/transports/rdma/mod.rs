@@ -21,17 +21,20 @@
 //! - `ports.rs`, `queues.rs`, `memory.rs`: devices, completion queues, registered memory.
 //! - `wire.rs`, `line.rs`: what the two sides tell each other.
 //! - `flow.rs`, `way.rs`, `sender.rs`, `receiver.rs`: a connected flow; `flusher.rs`: what GPU memory needs besides.
-//! - `setup.rs`, `events.rs`: until it is connected, and when it breaks.
+//! - `setup.rs`, `failover.rs`, `events.rs`: until it is connected, and from way to way.
 //!
 //! Deliberately absent: atomics and two-sided sends; shared receive queues and connection sharing, which save memory where
 //! a host talks to thousands and cost order; protection of a receiver from its sender: who has a credit's key may write all of
 //! the registered memory it is from, so flows are between services that trust each other.
 
 mod events;
+mod failover;
 mod flow;
 mod flusher;
 mod line;
 mod memory;
+#[cfg(test)]
+mod on_devices;
 mod options;
 mod ports;
 mod queues;
@@ -54,7 +57,7 @@ use std::time::{Duration, Instant};
 
 use mccs_ipc::types::Handle;
 use nix::errno::Errno;
-use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
 use self::flow::{Flow, Half, Stage};
 use self::flusher::Flusher;
@@ -93,6 +96,45 @@ const FLUSH_PORT_SHIFT: u32 = 56;
 
 const NO_FLOW: TransportError = TransportError::NoSuch("flow");
 
+/// What a sleeping transport waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Watched {
+    Lines,
+    /// Of this port's queues.
+    Completions(usize),
+    /// Of this port's device.
+    Events(usize),
+}
+
+/// Lines, and two things of each port.
+const WATCHED_MAX: usize = 1 + 2 * PORTS_MAX;
+
+impl Watched {
+    /// As epoll gives it back.
+    fn token(self) -> u64 {
+        match self {
+            Watched::Lines => u64::MAX,
+            Watched::Completions(port) => 2 * port as u64,
+            Watched::Events(port) => 2 * port as u64 + 1,
+        }
+    }
+
+    fn of(token: u64) -> Self {
+        match token {
+            u64::MAX => Watched::Lines,
+            token if token % 2 == 0 => Watched::Completions((token / 2) as usize),
+            token => Watched::Events((token / 2) as usize),
+        }
+    }
+}
+
+/// What ended a sleep, besides completions.
+#[derive(Debug, Clone, Copy, Default)]
+struct Woken {
+    by_lines: bool,
+    by_events: bool,
+}
+
 /// One engine's transport. See the module's documentation.
 #[derive(Debug)]
 pub struct RdmaTransport {
@@ -110,6 +152,8 @@ pub struct RdmaTransport {
     queue: VecDeque<Handle>,
     /// Flows that wait for something with a deadline.
     unsettled: Vec<Handle>,
+    /// No flow that is away from home goes there before.
+    homes_due: Option<Instant>,
     epoll: Epoll,
     is_armed: bool,
     polls: u32,
@@ -135,15 +179,20 @@ impl RdmaTransport {
         })?;
         let tcp = tcp.with_news();
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(refused("epoll_create1"))?;
-        let watch =
-            |fd: BorrowedFd<'_>| epoll.add(fd, EpollEvent::new(EpollFlags::EPOLLIN, 0)).map_err(refused("epoll_ctl"));
+        let watch = |fd: BorrowedFd<'_>, of: Watched| {
+            epoll.add(fd, EpollEvent::new(EpollFlags::EPOLLIN, of.token())).map_err(refused("epoll_ctl"))
+        };
         if let Some(fd) = tcp.descriptor() {
-            watch(fd)?;
+            watch(fd, Watched::Lines)?;
         }
-        for port in &ports {
-            for fd in [port.queues.channel.fd, port.context.events_fd()] {
+        for (index, port) in ports.iter().enumerate() {
+            let fds = [
+                (port.queues.channel.fd, Watched::Completions(index)),
+                (port.context.events_fd(), Watched::Events(index)),
+            ];
+            for (fd, of) in fds {
                 // SAFETY: descriptors of the channel and the context, which live in `port`.
-                watch(unsafe { BorrowedFd::borrow_raw(fd) })?;
+                watch(unsafe { BorrowedFd::borrow_raw(fd) }, of)?;
             }
         }
         let mut seed = [0; 8];
@@ -161,6 +210,7 @@ impl RdmaTransport {
             backs: HashMap::new(),
             queue: VecDeque::new(),
             unsettled: Vec::new(),
+            homes_due: None,
             epoll,
             is_armed: false,
             polls: 0,
@@ -204,12 +254,36 @@ impl RdmaTransport {
         }
     }
 
+    /// Asks what ended the sleep, once for all, so that nothing else is asked in vain.
+    fn look_who_woke(&mut self, now: Instant) -> Woken {
+        let mut woken = Woken::default();
+        let mut events = [EpollEvent::empty(); WATCHED_MAX];
+        // One that fails is as good as one that finds nothing: what is there wakes again.
+        let count = self.epoll.wait(&mut events, EpollTimeout::ZERO).unwrap_or(0);
+        for event in events.iter().take(count) {
+            match Watched::of(event.data()) {
+                Watched::Lines => woken.by_lines = true,
+                Watched::Events(_) => woken.by_events = true,
+                Watched::Completions(port) => {
+                    if let Some(port) = self.ports.get_mut(port) {
+                        port.queues.take_events();
+                    }
+                }
+            }
+        }
+        if !woken.by_events {
+            self.look_for_events = Some(now + EVENTS_EVERY);
+        }
+        woken
+    }
+
     /// Takes completions of all ports, some or, to drain them, all. Returns whether there were any.
     fn take_completions(&mut self, takes_max: usize) -> bool {
         let (mut taken, mut any) = (Taken::NONE, false);
         for port in 0..self.ports.len() {
             for _ in 0..takes_max {
-                let Some(queues) = self.ports.get_mut(port).map(|port| &mut port.queues) else { break };
+                let port_there = self.ports.get_mut(port).filter(|port| !port.is_lost);
+                let Some(queues) = port_there.map(|port| &mut port.queues) else { break };
                 if queues.take(&mut taken).is_err() {
                     self.lose_port(port);
                     break;
@@ -271,7 +345,7 @@ impl RdmaTransport {
         let lines = if let Progress::Idle { wake_at } = self.lines_said { wake_at } else { None };
         let flows = self.unsettled.iter().filter_map(|handle| self.flows.get(*handle)?.due);
         let memory = self.memory.keeps().then(|| now + MEMORY_LOOKED_AT_EVERY);
-        flows.chain(lines).chain(memory).min()
+        flows.chain(lines).chain(memory).chain(self.homes_due).min()
     }
 }
 
@@ -350,10 +424,7 @@ impl DataPath for RdmaTransport {
 
     fn poll(&mut self, cx: &Context) -> Progress {
         self.now = Some(cx.now);
-        let has_slept = std::mem::take(&mut self.is_armed);
-        if has_slept {
-            self.ports.iter().for_each(|port| port.queues.channel.drain());
-        }
+        let woken = if std::mem::take(&mut self.is_armed) { self.look_who_woke(cx.now) } else { Woken::default() };
         let mut busy = self.take_completions(TAKES_MAX);
         for _ in 0..self.queue.len().min(cx.budget.max(1)) {
             let Some(handle) = self.queue.pop_front() else { break };
@@ -362,20 +433,20 @@ impl DataPath for RdmaTransport {
                 busy |= self.pump(handle);
             }
         }
-        if has_slept || self.look_for_events.is_none_or(|at| at <= cx.now) {
+        if woken.by_events || self.look_for_events.is_none_or(|at| at <= cx.now) {
             self.look_for_events = Some(cx.now + EVENTS_EVERY);
-            self.memory.forget_gone();
             busy |= self.take_events();
         }
+        self.memory.forget_gone();
         self.polls = self.polls.wrapping_add(1);
-        if has_slept
+        if woken.by_lines
             || !self.unsettled.is_empty()
             || self.polls.is_multiple_of(LINES_EVERY)
             || matches!(self.lines_said, Progress::Idle { wake_at: Some(at) } if at <= cx.now)
         {
             busy |= self.look_at_lines(cx);
         }
-        busy |= self.look_at_unsettled(cx.now);
+        busy |= self.look_at_unsettled(cx.now) | self.return_home(cx.now);
         if busy || !self.queue.is_empty() || self.lines_said == Progress::Busy {
             Progress::Busy
         } else {
@@ -387,9 +458,15 @@ impl DataPath for RdmaTransport {
         if !self.queue.is_empty() || !self.tcp.prepare_to_sleep() {
             return false;
         }
-        let armed = self.ports.iter().all(|port| port.queues.arm().is_ok());
+        for port in 0..self.ports.len() {
+            let refused = self.ports.get_mut(port).is_some_and(|port| !port.is_lost && port.queues.arm().is_err());
+            if refused {
+                self.lose_port(port);
+                return false;
+            }
+        }
         // What came before it was armed makes no event.
-        if !armed || self.take_completions(1) {
+        if self.take_completions(1) {
             return false;
         }
         self.is_armed = true;

@@ -1,5 +1,6 @@
 //! Finding devices and ports, and which address of a port to use.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use nix::errno::Errno;
@@ -55,8 +56,12 @@ pub(super) struct Port {
     pub(super) attributes: PortAttributes,
     pub(super) gid_index: u8,
     pub(super) gid: Gid,
+    /// It had no better address than a link-local one when it was opened.
+    is_link_local: bool,
     /// Carries packets, as far as is known.
     pub(super) is_up: bool,
+    /// Its device has failed: it is never up again.
+    pub(super) is_lost: bool,
 }
 
 impl Port {
@@ -75,13 +80,23 @@ impl Port {
     pub(super) fn refresh(&mut self, options: &RdmaOptions) -> Result<bool, VerbsError> {
         self.attributes = self.context.port(self.number)?;
         let chosen = choose_gid(&self.context, self.number, &self.attributes, options)?;
-        // Without an address it reaches nobody, until it has one again.
+        // Without an address it reaches nobody, until it has one again. Interfaces always have a link-local one: it stands for no
+        // other, since it reaches only its like.
+        let chosen = chosen.and_then(|(index, gid)| {
+            let is_ethernet = self.attributes.link_layer == LinkLayer::Ethernet;
+            let is_worse = is_ethernet && is_link_local(gid) && !self.is_link_local && options.gid_index.is_none();
+            if is_worse { Err("it has only a link-local address".into()) } else { Ok((index, gid)) }
+        });
         self.is_up = self.attributes.is_active && chosen.is_ok();
         let (gid_index, gid) = chosen.unwrap_or((self.gid_index, Gid::default()));
         let changed = (gid_index, gid) != (self.gid_index, self.gid);
         (self.gid_index, self.gid) = (gid_index, gid);
         Ok(changed)
     }
+}
+
+fn is_link_local(gid: Gid) -> bool {
+    matches!(gid.address(), IpAddr::V6(address) if address.is_unicast_link_local())
 }
 
 /// The GID to use, or what is missing.
@@ -99,14 +114,12 @@ fn choose_gid(
     let mut best: Option<(u32, u8, Gid)> = None;
     for index in 0..attributes.gids.min(u8::MAX.into()) as u8 {
         let Some((gid, kind)) = context.gid(port, index.into())? else { continue };
-        let address = gid.address();
-        let is_local = matches!(address, std::net::IpAddr::V6(address) if address.is_unicast_link_local());
         let rank = match (attributes.link_layer, kind) {
             (LinkLayer::InfiniBand, _) => 1,
             (_, GidKind::V1) => continue,
             _ if Some(gid) == wanted => 4,
-            _ if address.is_ipv4() => 3,
-            _ if !is_local => 2,
+            _ if gid.address().is_ipv4() => 3,
+            _ if !is_link_local(gid) => 2,
             _ => 1,
         };
         if best.is_none_or(|(before, ..)| before < rank) {
@@ -145,7 +158,9 @@ fn open_port(
                 attributes,
                 gid_index,
                 gid,
+                is_link_local: attributes.link_layer == LinkLayer::Ethernet && is_link_local(gid),
                 is_up,
+                is_lost: false,
             })
         }
         Err(lacks) => Err(lacks),

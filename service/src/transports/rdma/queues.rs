@@ -20,6 +20,8 @@ struct Queue {
     reserved: u32,
     /// Of queue pairs that are gone; counted in `reserved`.
     leaving: u32,
+    /// Its next completion makes an event, or has made one that was not taken.
+    is_armed: bool,
 }
 
 /// Places in a queue.
@@ -53,7 +55,7 @@ impl Queues {
             None => {
                 let entries = ENTRIES.min(self.entries_max).max(count);
                 let cq = CompletionQueue::new(&self.channel, entries)?;
-                self.queues.push(Queue { cq, entries, reserved: 0, leaving: 0 });
+                self.queues.push(Queue { cq, entries, reserved: 0, leaving: 0, is_armed: false });
                 self.queues.len() - 1
             }
         };
@@ -86,9 +88,25 @@ impl Queues {
         Ok(())
     }
 
-    /// Has the next completions wake the engine. What came before does not: it is to be taken after this.
-    pub(super) fn arm(&self) -> Result<(), VerbsError> {
-        self.queues.iter().try_for_each(|queue| queue.cq.arm())
+    /// Has the next completions wake the engine. What came before does not: it is to be taken after this. A queue that has
+    /// not said anything since it was armed still is.
+    pub(super) fn arm(&mut self) -> Result<(), VerbsError> {
+        for queue in self.queues.iter_mut().filter(|queue| !queue.is_armed) {
+            queue.cq.arm()?;
+            queue.is_armed = true;
+        }
+        Ok(())
+    }
+
+    /// Takes the events of queues that were armed. With one queue, as mostly, it is asked once.
+    pub(super) fn take_events(&mut self) {
+        while self.queues.iter().any(|queue| queue.is_armed)
+            && let Some(cq) = self.channel.next_event()
+        {
+            if let Some(queue) = self.queues.iter_mut().find(|queue| queue.cq.is(cq)) {
+                queue.is_armed = false;
+            }
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! Flows until they are connected, and from way to way.
+//! Flows until they are connected, what their lines say, and their end. From way to way: `failover.rs`.
 //!
 //! ```text
 //! sender    Calling --reached--> Offered --Answer--> Open --broken--> Broken --a pause--> Offered ...
@@ -13,21 +13,16 @@ use super::super::{
     CONNECTIONS_MAX, FLOWS_MAX, FLOWS_PER_LISTENER_MAX, Fault, FlowSpec, ListenOptions, Listener, ListenerHandle,
     Transport, TransportError,
 };
-use super::flow::{Flow, Half, Stage, Trouble};
+use super::flow::{Flow, Half, Stage};
 use super::line::Line;
 use super::options::SOURCE_PORT_MIN;
 use super::receiver::Receiver;
 use super::sender::Sender;
-use super::way::{Making, Shape, Way};
-use super::wire::{self, Record, RingAddress, SideAddress};
+use super::wire::{self, Record};
 use super::{NO_FLOW, RdmaTransport};
 
 /// How long messages that have gone may take to come when their sender has closed.
 const LAST_MESSAGES: Duration = Duration::from_secs(1);
-/// Pause before a broken way is tried again; doubles with every attempt.
-const PAUSE: Duration = Duration::from_millis(10);
-/// Longest pause.
-const PAUSE_MAX: Duration = Duration::from_secs(1);
 
 /// A listener to which receivers come back.
 #[derive(Debug)]
@@ -37,7 +32,8 @@ pub(super) struct Back {
     next_number: u64,
 }
 
-fn fault_of(error: &TransportError) -> Fault {
+/// What an error of a flow's line means for the flow.
+pub(super) fn fault_of(error: &TransportError) -> Fault {
     match error {
         TransportError::Flow { fault, .. } => *fault,
         TransportError::Os { call, reason } => Fault::Os { call, reason: *reason },
@@ -98,7 +94,7 @@ impl RdmaTransport {
     }
 
     /// A flow has to be looked at when this has passed.
-    fn settle_by(&mut self, handle: Handle, due: Option<Instant>) {
+    pub(super) fn settle_by(&mut self, handle: Handle, due: Option<Instant>) {
         if let Some(flow) = self.flows.get_mut(handle) {
             flow.due = due;
             if due.is_some() && !self.unsettled.contains(&handle) {
@@ -137,70 +133,8 @@ impl RdmaTransport {
         !due.is_empty()
     }
 
-    /// The port to use now: the first that is up.
-    pub(super) fn best_port(&self) -> usize {
-        self.ports.iter().position(|port| port.is_up).unwrap_or(0)
-    }
-
-    /// New queue pairs for a flow.
-    fn make_way(&mut self, handle: Handle, lanes: u16) -> Result<Way, Fault> {
-        let port = self.best_port();
-        let limit = self.ports.get(port).ok_or(Fault::NoPort)?.limits.queue_wrs.max(1);
-        let flow = self.flows.get_mut(handle).ok_or(Fault::Closed)?;
-        let outstanding = self.options.outstanding.clamp(1, limit);
-        let (sends, receives, ring) = match &mut flow.half {
-            // Each message needs a credit; as many may lie in the ring as are taken from it.
-            Half::Send(sender) => ([outstanding; 2], [(2 * u32::from(sender.slots())).min(limit), 1], sender.credits()),
-            // Twice what a sender has under way: half of them are posted anew when the other half is used up.
-            Half::Recv(receiver) => {
-                ([receiver.slots().min(limit), 1], [(2 * outstanding).min(limit); 2], receiver.written())
-            }
-        };
-        let making = Making {
-            ports: &mut self.ports,
-            owners: &mut self.owners,
-            options: &self.options,
-            random: &mut self.random,
-        };
-        // SAFETY: the ring belongs to the flow's half, which lives longer than its way.
-        unsafe { Way::new(making, handle, port, Shape { lanes, sends, receives }, ring) }
-    }
-
-    fn end_way(&mut self, handle: Handle) {
-        if let Some(way) = self.flows.get_mut(handle).and_then(|flow| flow.way.take()) {
-            way.end(&mut self.ports, &mut self.owners);
-        }
-    }
-
-    /// The sender offers a way.
-    fn begin_way(&mut self, handle: Handle, now: Instant) {
-        let Some(flow) = self.flows.get(handle) else { return };
-        let (is_connected, lanes) = (flow.is_connected, flow.spec.options.connections);
-        if let Err(fault) = self.offer(handle, lanes, now) {
-            if is_connected { self.break_way(handle, fault) } else { self.fail(handle, fault) }
-        }
-    }
-
-    fn offer(&mut self, handle: Handle, lanes: u16, now: Instant) -> Result<(), Fault> {
-        let way = self.make_way(handle, lanes)?;
-        let side = way.address(&self.ports, &self.options);
-        let rkey = way.ring.rkey;
-        let flow = self.flows.get_mut(handle).ok_or(Fault::Closed)?;
-        flow.way = Some(way);
-        flow.ways += 1;
-        flow.stage = Stage::Offered;
-        let (number, connect_timeout) = (flow.ways, flow.spec.options.connect_timeout);
-        let Half::Send(sender) = &mut flow.half else { return Err(Fault::Protocol("bug: a receiver offers")) };
-        let ring = RingAddress { address: sender.credits().0, rkey, slots: sender.slots() };
-        let part_bytes = sender.part_bytes();
-        let back = self.await_back(handle, now).map_err(|error| fault_of(&error))?;
-        self.settle_by(handle, Some(now + connect_timeout));
-        self.say(handle, Record::Offer { way: number, side, ring, part_bytes, back });
-        Ok(())
-    }
-
     /// Where the receiver comes back to; after the first time that means nothing.
-    fn await_back(&mut self, handle: Handle, now: Instant) -> Result<(Vec<u8>, u64), TransportError> {
+    pub(super) fn await_back(&mut self, handle: Handle, now: Instant) -> Result<(Vec<u8>, u64), TransportError> {
         let flow = self.flows.get_mut(handle).ok_or(NO_FLOW)?;
         if flow.ways > 1 {
             return Ok((Vec::new(), 0));
@@ -261,8 +195,8 @@ impl RdmaTransport {
         let flow = self.flows.get_mut(handle).ok_or(Fault::Closed)?;
         let is_sender = matches!(flow.half, Half::Send(_));
         match record {
-            Record::Offer { way, side, ring, part_bytes, back } if !is_sender && way > flow.ways => {
-                flow.ways = way;
+            Record::Offer { way, turn, side, ring, part_bytes, back } if !is_sender && way > flow.ways => {
+                (flow.ways, flow.turn) = (way, turn);
                 let answered = self.answer(handle, &side, (ring, part_bytes), &back, now);
                 match answered {
                     Err(_) if self.flows.get(handle).is_some_and(|flow| flow.is_connected) => {
@@ -272,9 +206,9 @@ impl RdmaTransport {
                     answered => answered?,
                 }
             }
-            Record::Answer { way, side, received } if is_sender && way == flow.ways => {
+            Record::Answer { way, is_home, side, received } if is_sender && way == flow.ways => {
                 if flow.stage == Stage::Offered {
-                    self.answered(handle, &side, received)?;
+                    self.answered(handle, &side, received, is_home)?;
                 }
             }
             Record::Ready { way } if !is_sender && way == flow.ways && flow.stage == Stage::Answered => {
@@ -299,93 +233,6 @@ impl RdmaTransport {
             Record::Again { .. } | Record::Bye { .. } => return Err(Fault::Protocol("a record is the other side's")),
         }
         Ok(())
-    }
-
-    /// The receiver takes an offer.
-    fn answer(
-        &mut self,
-        handle: Handle,
-        side: &SideAddress,
-        (ring, part_bytes): (RingAddress, u32),
-        (back, number): &(Vec<u8>, u64),
-        now: Instant,
-    ) -> Result<(), Fault> {
-        // What has come on the way before counts; nothing may come on it any more.
-        while self.take_completions(usize::MAX) {}
-        self.end_way(handle);
-        let mut way = self.make_way(handle, side.lanes.len() as u16)?;
-        let flow = self.flows.get_mut(handle).ok_or(Fault::Closed)?;
-        let connected = way.connect(side, &self.ports, &self.options, &flow.spec.options);
-        let ours = way.address(&self.ports, &self.options);
-        flow.way = Some(way);
-        connected?;
-        let Half::Recv(receiver) = &mut flow.half else { return Err(Fault::Protocol("bug: a sender answers")) };
-        receiver.restart(side.lanes.len(), part_bytes, ring);
-        let received = receiver.received();
-        if !back.is_empty() {
-            let listener = ListenerHandle::from_bytes(back).map_err(|error| fault_of(&error))?;
-            let spec = FlowSpec { number: *number, ..flow.spec.clone() };
-            flow.line.call_back(&mut self.tcp, &listener, &spec, now).map_err(|error| fault_of(&error))?;
-            self.by_line.extend(flow.line.flows().map(|line| (line, handle)));
-        }
-        flow.stage = Stage::Answered;
-        let (way, timeout) = (flow.ways, flow.spec.options.connect_timeout);
-        self.settle_by(handle, Some(now + timeout));
-        self.say(handle, Record::Answer { way, side: ours, received });
-        Ok(())
-    }
-
-    /// The sender has its answer.
-    fn answered(&mut self, handle: Handle, side: &SideAddress, received: u64) -> Result<(), Fault> {
-        let flow = self.flows.get_mut(handle).ok_or(Fault::Closed)?;
-        let (Half::Send(sender), Some(way)) = (&mut flow.half, &mut flow.way) else { return Ok(()) };
-        sender.restart(received, &mut self.memory.regions)?;
-        if let Err(fault) = way.connect(side, &self.ports, &self.options, &flow.spec.options) {
-            if !flow.is_connected {
-                return Err(fault);
-            }
-            self.break_way(handle, fault);
-            return Ok(());
-        }
-        if !sender.has_unfinished() {
-            flow.trouble = None;
-        }
-        (flow.stage, flow.is_connected) = (Stage::Open, true);
-        let number = flow.ways;
-        self.settle_by(handle, None);
-        self.say(handle, Record::Ready { way: number });
-        self.enqueue(handle);
-        Ok(())
-    }
-
-    /// A flow's way carries nothing any more: another one, unless it has been so for too long.
-    pub(super) fn break_way(&mut self, handle: Handle, fault: Fault) {
-        let Some(now) = self.now else { return };
-        self.end_way(handle);
-        let Some(flow) = self.flows.get_mut(handle).filter(|flow| flow.fault.is_none()) else { return };
-        if !flow.is_connected {
-            return self.fail(handle, fault);
-        }
-        let trouble = flow.trouble.get_or_insert(Trouble { since: now, attempts: 0, fault });
-        trouble.attempts += 1;
-        let (give_up_at, attempts, first) =
-            (trouble.since + flow.spec.options.silence_timeout, trouble.attempts, trouble.fault);
-        if now >= give_up_at {
-            return self.fail(handle, first);
-        }
-        tracing::debug!(peer = flow.spec.peer, flow = flow.spec.number, way = flow.ways, %fault, "a way has broken");
-        let way = flow.ways;
-        if matches!(flow.half, Half::Send(_)) {
-            flow.stage = Stage::Broken;
-            let pause = PAUSE.saturating_mul(1 << (attempts - 1).min(10)).min(PAUSE_MAX);
-            let due = if attempts == 1 { now } else { (now + pause).min(give_up_at) };
-            self.settle_by(handle, Some(due));
-        } else {
-            flow.stage = Stage::Waiting;
-            self.settle_by(handle, Some(give_up_at));
-            let status = if let Fault::QueuePair { status, .. } = fault { status } else { 0 };
-            self.say(handle, Record::Again { way, status });
-        }
     }
 
     /// Says something to the peer; a line that has ended is heard of elsewhere.
@@ -428,7 +275,7 @@ impl RdmaTransport {
     pub(super) fn end(&mut self, handle: Handle) {
         self.end_way(handle);
         let Some(flow) = self.flows.get_mut(handle) else { return };
-        flow.due = None;
+        (flow.due, flow.home_at) = (None, None);
         match &mut flow.half {
             Half::Send(sender) => sender.abandon(&mut self.memory.regions),
             Half::Recv(receiver) => receiver.abandon(&mut self.memory.regions),

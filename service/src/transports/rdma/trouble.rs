@@ -1,5 +1,7 @@
 //! Bad luck on the fake driver: what the transport gets over, and what it says about the rest. Time is the test's own.
 
+use nix::poll::{PollFd, PollFlags, PollTimeout};
+
 use super::verbs::fake::{Fabric, FabricOptions, Host};
 use super::*;
 use crate::transports::conformance::Random;
@@ -224,6 +226,78 @@ fn flows_fail_over_and_come_home() {
     }
 }
 
+/// Links are up, and over one port nobody answers: retries find out, the next port takes over, and home is tried again later.
+/// Also where the ports of a host reach only their counterparts.
+#[test]
+fn a_port_that_falls_silent_is_left_and_taken_again() {
+    for (side, has_rails) in [(0, false), (0, true), (1, false), (1, true)] {
+        let fabric = FabricOptions { step_bytes: 5000, has_rails, ..Default::default() };
+        let mut bench = Bench::with(2, RdmaOptions::default(), flow_options(), fabric);
+        let host = bench.hosts[side].clone();
+        bench.fabric.silence(&host, 0, true);
+        bench.stream(|_, _| {});
+        assert_eq!(bench.ports(), [Some(1), Some(1)], "side {side}, rails {has_rails}");
+        // Home is tried in vain, and messages still come.
+        let ways = bench.flow(0).ways;
+        bench.now += Duration::from_secs(9);
+        bench.until("back from home", |bench| bench.flow(0).ways > ways && bench.flow(0).stage == Stage::Open);
+        bench.stream(|_, _| {});
+        assert_eq!(bench.ports(), [Some(1), Some(1)], "side {side}, rails {has_rails}");
+        bench.fabric.silence(&host, 0, false);
+        bench.now += Duration::from_secs(19);
+        bench.until("at home", |bench| bench.ports() == [Some(0), Some(0)]);
+        bench.stream(|_, _| {});
+        let ways = bench.flow(0).ways;
+        bench.now += Duration::from_secs(60);
+        bench.rounds(1000, &[0, 1]);
+        assert_eq!(bench.flow(0).ways, ways, "who is at home stays there");
+    }
+}
+
+/// One host's first port and the other's second one say nothing: only crosswise there is a way.
+#[test]
+fn ports_that_are_silent_crosswise_are_got_around() {
+    let mut bench = Bench::new(2);
+    for side in [0u8, 1] {
+        let host = bench.hosts[usize::from(side)].clone();
+        bench.fabric.silence(&host, side, true);
+    }
+    bench.stream(|_, _| {});
+    assert_eq!(bench.ports(), [Some(1), Some(0)]);
+}
+
+/// A device is gone for good: flows go over the other one, and the engine sleeps as before.
+#[test]
+fn a_device_that_is_removed_is_left() {
+    for side in [0, 1] {
+        let mut bench = Bench::new(2);
+        bench.stream(|bench, come| {
+            if come == 10 {
+                bench.fabric.remove(&bench.hosts[side].clone(), 0);
+            }
+        });
+        assert_eq!(bench.ports()[side], Some(1));
+        bench.until("asleep, and not woken by a dead device", |bench| {
+            let ready = |fd| nix::poll::poll(&mut [PollFd::new(fd, PollFlags::POLLIN)], PollTimeout::ZERO);
+            bench.sides[side].prepare_to_sleep() && bench.sides[side].descriptor().map(ready) == Some(Ok(0))
+        });
+    }
+}
+
+/// The only device is gone: the flow waits as for a link, then fails, and says what failed.
+#[test]
+fn the_only_device_that_is_removed_ends_the_flow() {
+    let flow = FlowOptions { silence_timeout: Duration::from_secs(3), ..flow_options() };
+    let mut bench = Bench::with(1, RdmaOptions::default(), flow, FabricOptions::default());
+    let [sender, _] = bench.stream_until_failed(|bench, come| {
+        if come == 10 {
+            bench.fabric.remove(&bench.hosts[0].clone(), 0);
+        }
+    });
+    let text = sender.to_string();
+    assert!(text.contains("rank 5 on host-b") && text.contains("no port of this host's RDMA devices is up"), "{text}");
+}
+
 /// The link between stays up, and the other host's way out is gone: the retries find out.
 #[test]
 fn a_link_that_stays_down_ends_the_flow() {
@@ -382,7 +456,7 @@ fn other_versions_and_garbage_end_the_flow() {
     let mut bench = Bench::new(1);
     let (sides, now) = (&mut bench.sides, bench.now);
     let mut newer = wire::Record::Ready { way: 1 }.encode();
-    newer[4] = 2;
+    newer[4] += 1;
     let garbage = vec![7; 100];
     let (listener, handle) = sides[1].listen(&ListenOptions::default()).expect("listens");
     for (number, says) in [newer, garbage].into_iter().enumerate() {
@@ -405,7 +479,8 @@ fn other_versions_and_garbage_end_the_flow() {
             }
             assert!(start.elapsed() < Duration::from_secs(60), "it still lives");
         };
-        let expected = if number == 0 { "version 2 of the protocol" } else { "none of rdma's" };
+        let newer = format!("version {} of the protocol", wire::VERSION + 1);
+        let expected = if number == 0 { newer.as_str() } else { "none of rdma's" };
         assert!(failure.to_string().contains(expected), "{failure}");
     }
 }
@@ -462,6 +537,25 @@ fn registrations_are_shared_and_kept_as_long_as_regions_live() {
     assert_eq!(registrations(&bench), 0, "its pages are free");
 }
 
+/// Devices may write host memory in any order where they offer to. A GPU's they may not: a flush relies on what was written before
+/// its read.
+#[test]
+fn ordering_is_relaxed_for_host_memory_alone() {
+    for takes_relaxed_ordering in [true, false] {
+        let fabric = FabricOptions { takes_relaxed_ordering, ..Default::default() };
+        let mut bench = Bench::with(1, RdmaOptions::default(), flow_options(), fabric);
+        bench.stream(|_, _| {});
+        let relaxed = bench.fabric.relaxed();
+        assert_eq!(relaxed > 0, takes_relaxed_ordering);
+        let memory = vec![0u8; 1000];
+        bench.fabric.be_gpu(&memory, true);
+        // SAFETY: the memory outlives the bench's use of it.
+        let key = unsafe { bench.sides[1].register_gpu(memory.as_ptr() as u64, 1000, None) }.expect("by address");
+        assert_eq!(bench.fabric.relaxed(), relaxed);
+        bench.sides[1].deregister(key).expect("unused");
+    }
+}
+
 /// A GPU's memory: by dma-buf, else by its address, else not at all; and what is written there is visible after a flush.
 #[test]
 fn memory_of_a_gpu_is_flushed_by_a_read() {
@@ -474,9 +568,11 @@ fn memory_of_a_gpu_is_flushed_by_a_read() {
         unsafe { bench.sides[1].register_gpu(memory.as_ptr() as u64, 1000, buffer) }
     };
     bench.fabric.be_gpu(&memory, false);
-    for buffer in [None, Some(4096)] {
+    for (buffer, why) in [(None, "dma-buf (there is none)"), (Some(4096), "dma-buf (Operation not supported")] {
         let refusal = register(&mut bench, buffer).expect_err("nobody speaks for it").to_string();
-        assert!(refusal.contains("nvidia_peermem") && refusal.contains("stage through host memory"), "{refusal}");
+        for word in [why, "its address (Bad address)", "nvidia_peermem", "stage through host memory"] {
+            assert!(refusal.contains(word), "{refusal}");
+        }
     }
     let by_buffer = register(&mut bench, Some(0)).expect("by dma-buf");
     bench.sides[1].deregister(by_buffer).expect("unused");

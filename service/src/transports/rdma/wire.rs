@@ -21,7 +21,7 @@ use super::super::{CONNECTIONS_MAX, Fault, HANDLE_BYTES_MAX, ListenerHandle, REQ
 use super::verbs::Gid;
 
 /// Version of the protocol; both sides must have the same.
-pub(super) const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 2;
 const MAGIC: [u8; 4] = *b"rdma";
 const HEAD_BYTES: usize = 8;
 /// Longest record: an offer of as many queue pairs as there can be.
@@ -65,6 +65,8 @@ pub(super) enum Record {
     Offer {
         /// Counts the ways of this flow, from 1.
         way: u32,
+        /// Pairs of ports that were tried in vain before.
+        turn: u32,
         side: SideAddress,
         ring: RingAddress,
         /// Longest part of a message.
@@ -74,6 +76,8 @@ pub(super) enum Record {
     },
     Answer {
         way: u32,
+        /// The receiver's port is the one that it prefers.
+        is_home: bool,
         side: SideAddress,
         /// Messages that have come, all of them in order.
         received: u64,
@@ -214,7 +218,7 @@ mod tests {
         let side = SideAddress { gid: [7; 16], lid: 9, is_ethernet: true, mtu: 5, lanes: vec![lane; lanes] };
         let ring = RingAddress { address: u64::MAX, rkey: u32::MAX, slots: REQUESTS_MAX };
         let back = (vec![1; HANDLE_BYTES_MAX], u64::MAX);
-        Record::Offer { way: u32::MAX, side, ring, part_bytes: CHUNK_BYTES_MAX, back }
+        Record::Offer { way: u32::MAX, turn: u32::MAX, side, ring, part_bytes: CHUNK_BYTES_MAX, back }
     }
 
     #[test]

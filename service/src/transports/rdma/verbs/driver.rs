@@ -350,8 +350,8 @@ pub trait Driver: fmt::Debug + Send + Sync {
     fn create_channel(&self, context: Raw) -> Result<(Raw, RawFd), VerbsError>;
     /// Destroys it.
     fn destroy_channel(&self, channel: Raw);
-    /// Takes all events of a channel.
-    fn drain_channel(&self, channel: Raw);
+    /// Takes an event of a channel, if there is one: the completion queue that it is of.
+    fn next_cq_event(&self, channel: Raw) -> Option<Raw>;
     /// Makes a completion queue.
     fn create_cq(&self, context: Raw, channel: Raw, entries: u32) -> Result<Raw, VerbsError>;
     /// Destroys it.
@@ -407,6 +407,12 @@ pub fn status_text(code: u32) -> &'static str {
 #[must_use]
 pub fn is_of_peer(code: u32) -> bool {
     matches!(code, 5 | 7 | 9..=13 | 20)
+}
+
+/// Whether a completion's code says that nobody answers: over other ports somebody may.
+#[must_use]
+pub fn is_silence(code: u32) -> bool {
+    matches!(code, 12 | 20)
 }
 
 /// Whether another queue pair may do better: nothing was wrong with what was asked for.

@@ -38,3 +38,12 @@ impl VerbsError {
         VerbsError { call, errno }
     }
 }
+
+/// Why a device cannot reach a GPU's memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GpuRefusal {
+    /// By its dma-buf; `None` where there is none.
+    pub by_buffer: Option<Errno>,
+    /// By its address.
+    pub by_address: Errno,
+}

@@ -14,7 +14,7 @@ use super::driver::{
     Access, AsyncEvent, Completion, DeviceLimits, DmaBuffer, Driver, Gid, GidKind, PortAttributes, QpShape, QpStep,
     Raw, Read, Write,
 };
-use super::error::VerbsError;
+use super::error::{GpuRefusal, VerbsError};
 
 /// An open device.
 #[derive(Debug)]
@@ -120,23 +120,27 @@ impl ProtectionDomain {
     /// As of [`ProtectionDomain::register`]; `buffer` names the same bytes.
     ///
     /// # Errors
-    /// The driver's, of the second attempt.
+    /// The driver's, of both attempts.
     pub unsafe fn register_gpu(
         self: &Arc<Self>,
         address: u64,
         bytes: u64,
         buffer: Option<DmaBuffer>,
-    ) -> Result<MemoryRegion, VerbsError> {
+    ) -> Result<MemoryRegion, GpuRefusal> {
         let access = Access { remote_write: true, remote_read: true, relaxed_ordering: false };
         let driver = &self.context.driver;
-        let by_buffer = buffer.and_then(|buffer| {
+        let by_buffer = buffer.map(|buffer| {
             // SAFETY: the caller's promise, passed on.
-            unsafe { driver.register_dma_buffer(self.raw, buffer, address, bytes, access) }.ok()
+            unsafe { driver.register_dma_buffer(self.raw, buffer, address, bytes, access) }.map_err(|error| error.errno)
         });
         let made = match by_buffer {
-            Some(made) => made,
-            // SAFETY: the caller's promise, passed on.
-            None => unsafe { driver.register(self.raw, address, bytes, access) }?,
+            Some(Ok(made)) => made,
+            refused => {
+                // SAFETY: the caller's promise, passed on.
+                let by_address = unsafe { driver.register(self.raw, address, bytes, access) };
+                let by_buffer = refused.and_then(Result::err);
+                by_address.map_err(|error| GpuRefusal { by_buffer, by_address: error.errno })?
+            }
         };
         Ok(MemoryRegion { pd: Arc::clone(self), raw: made.raw, lkey: made.lkey, rkey: made.rkey })
     }
@@ -184,9 +188,9 @@ impl CompletionChannel {
         Ok(Arc::new(CompletionChannel { context: Arc::clone(context), raw, fd }))
     }
 
-    /// Takes all events.
-    pub fn drain(&self) {
-        self.context.driver.drain_channel(self.raw);
+    /// Takes an event, if there is one: the completion queue that it is of.
+    pub fn next_event(&self) -> Option<Raw> {
+        self.context.driver.next_cq_event(self.raw)
     }
 }
 
@@ -229,6 +233,12 @@ impl CompletionQueue {
     pub fn poll(&self, completions: &mut [Completion]) -> Result<usize, VerbsError> {
         let context = &self.channel.context;
         context.driver.poll_cq(context.raw, self.raw, completions)
+    }
+
+    /// Whether an event is about this completion queue.
+    #[must_use]
+    pub fn is(&self, raw: Raw) -> bool {
+        self.raw == raw
     }
 }
 

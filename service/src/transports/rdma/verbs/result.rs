@@ -350,14 +350,16 @@ impl Driver for Verbs {
         unsafe { (self.0.ibv_destroy_comp_channel)(channel.ptr()) };
     }
 
-    fn drain_channel(&self, channel: Raw) {
+    fn next_cq_event(&self, channel: Raw) -> Option<Raw> {
         let (mut cq, mut cookie) = (std::ptr::null_mut(), std::ptr::null_mut());
-        // SAFETY: a channel that lives and does not block; each event that was got is acknowledged once.
+        // SAFETY: a channel that lives and does not block; an event that was got is acknowledged once.
         unsafe {
-            while (self.0.ibv_get_cq_event)(channel.ptr(), &raw mut cq, &raw mut cookie) == 0 {
-                (self.0.ibv_ack_cq_events)(cq, 1);
+            if (self.0.ibv_get_cq_event)(channel.ptr(), &raw mut cq, &raw mut cookie) != 0 {
+                return None;
             }
+            (self.0.ibv_ack_cq_events)(cq, 1);
         }
+        Some(Raw::of(cq))
     }
 
     fn create_cq(&self, context: Raw, channel: Raw, entries: u32) -> Result<Raw, VerbsError> {

@@ -6,6 +6,7 @@
 
 mod world;
 
+use std::collections::VecDeque;
 use std::net::Ipv4Addr;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -13,7 +14,7 @@ use std::time::Instant;
 
 use nix::errno::Errno;
 
-use self::world::{Device, OpenDevice, World, event_fd};
+use self::world::{Channel, Device, OpenDevice, World, event_fd};
 use super::driver::{
     Access, AsyncEvent, Completion, DeviceLimits, DmaBuffer, Driver, Gid, GidKind, LinkLayer, MadeQp, PortAttributes,
     QpShape, QpStep, Raw, Read, Registered, Write,
@@ -31,11 +32,22 @@ pub struct FabricOptions {
     pub seed: u64,
     /// Memory that a host may register.
     pub locked_bytes: Option<u64>,
+    /// Registrations may relax the order of writes.
+    pub takes_relaxed_ordering: bool,
+    /// Each device reaches only those of the same place on other hosts; otherwise all reach all.
+    pub has_rails: bool,
 }
 
 impl Default for FabricOptions {
     fn default() -> Self {
-        FabricOptions { step_bytes: 64 << 10, late_polls: 0, seed: 1, locked_bytes: None }
+        FabricOptions {
+            step_bytes: 64 << 10,
+            late_polls: 0,
+            seed: 1,
+            locked_bytes: None,
+            takes_relaxed_ordering: false,
+            has_rails: false,
+        }
     }
 }
 
@@ -73,7 +85,7 @@ impl Fabric {
                 (gid, GidKind::V1),
                 (gid, GidKind::RoceV2),
             ];
-            world.devices.push(Device::new(host, format!("fake{device}"), gids));
+            world.devices.push(Device::new(host, device, gids));
         }
         drop(world);
         Arc::new(Host { fabric: self.clone(), number: host })
@@ -92,23 +104,36 @@ impl Fabric {
     /// Plugs a device's port in or out.
     pub fn set_link(&self, host: &Host, device: u8, is_up: bool) {
         let mut world = self.world();
-        let name = format!("fake{device}");
-        let index = world.devices.iter().position(|it| it.host == host.number && it.name == name).expect("a device");
+        let index = world.device(host.number, device);
         world.devices[index].is_up = is_up;
         world.tell(index, if is_up { AsyncEvent::PortUp(1) } else { AsyncEvent::PortDown(1) });
+    }
+
+    /// From here on nothing comes through to or from a device, though its link is up; or everything again.
+    pub fn silence(&self, host: &Host, device: u8, is_silent: bool) {
+        let mut world = self.world();
+        let index = world.device(host.number, device);
+        world.devices[index].is_silent = is_silent;
+    }
+
+    /// A device is gone: every call fails.
+    pub fn remove(&self, host: &Host, device: u8) {
+        let mut world = self.world();
+        let index = world.device(host.number, device);
+        (world.devices[index].is_up, world.devices[index].is_gone) = (false, true);
+        world.tell(index, AsyncEvent::DeviceFatal);
     }
 
     /// A device gets another address, or loses it: the unspecified one is none.
     pub fn change_address(&self, host: &Host, device: u8, address: Ipv4Addr) {
         let mut world = self.world();
-        let name = format!("fake{device}");
-        let index = world.devices.iter().position(|it| it.host == host.number && it.name == name).expect("a device");
+        let index = world.device(host.number, device);
         let gids = &mut world.devices[index].gids;
-        if address.is_unspecified() {
-            gids.clear();
-        } else {
+        // The link-local one, in front, stays.
+        gids.truncate(2);
+        if !address.is_unspecified() {
             let gid = Gid::of(address.into());
-            *gids = vec![(gid, GidKind::V1), (gid, GidKind::RoceV2)];
+            gids.extend([(gid, GidKind::V1), (gid, GidKind::RoceV2)]);
         }
         world.tell(index, AsyncEvent::AddressChange(1));
     }
@@ -142,6 +167,11 @@ impl Fabric {
     /// Completions that found no room in their queue. There must be none.
     pub fn overruns(&self) -> u64 {
         self.world().overruns
+    }
+
+    /// Registrations whose writes may be seen in any order.
+    pub fn relaxed(&self) -> usize {
+        self.world().relaxed()
     }
 
     /// Queue pairs and registrations of all hosts.
@@ -188,6 +218,7 @@ impl Driver for Host {
 
     fn port(&self, context: Raw, _: u8) -> Result<PortAttributes, VerbsError> {
         let world = self.world();
+        world.there(context).map_err(refused("ibv_query_port"))?;
         let device = &world.devices[world.open[&context].device];
         Ok(PortAttributes {
             is_active: device.is_up,
@@ -222,6 +253,7 @@ impl Driver for Host {
 
     fn alloc_pd(&self, context: Raw) -> Result<Raw, VerbsError> {
         let mut world = self.world();
+        world.there(context).map_err(refused("ibv_alloc_pd"))?;
         let raw = world.name();
         world.pds.insert(raw, context);
         Ok(raw)
@@ -232,7 +264,7 @@ impl Driver for Host {
     }
 
     unsafe fn register(&self, pd: Raw, address: u64, bytes: u64, access: Access) -> Result<Registered, VerbsError> {
-        if access.relaxed_ordering {
+        if access.relaxed_ordering && !self.world().options.takes_relaxed_ordering {
             return Err(VerbsError::new("ibv_reg_mr_iova2", Errno::EOPNOTSUPP));
         }
         self.world().register(pd, address, bytes, access, false).map_err(refused("ibv_reg_mr"))
@@ -259,9 +291,9 @@ impl Driver for Host {
 
     fn create_channel(&self, _: Raw) -> Result<(Raw, RawFd), VerbsError> {
         let mut world = self.world();
-        let (raw, fd) = (world.name(), event_fd());
-        let raw_fd = fd.as_fd().as_raw_fd();
-        world.channels.insert(raw, fd);
+        let (raw, channel) = (world.name(), Channel { events: VecDeque::new(), fd: event_fd() });
+        let raw_fd = channel.fd.as_fd().as_raw_fd();
+        world.channels.insert(raw, channel);
         Ok((raw, raw_fd))
     }
 
@@ -269,26 +301,38 @@ impl Driver for Host {
         self.world().channels.remove(&channel);
     }
 
-    fn drain_channel(&self, channel: Raw) {
-        // Nothing to read is as good as read.
-        let _ = self.world().channels.get(&channel).map(|fd| fd.read());
+    fn next_cq_event(&self, channel: Raw) -> Option<Raw> {
+        let mut world = self.world();
+        let channel = world.channels.get_mut(&channel)?;
+        let event = channel.events.pop_front();
+        if channel.events.is_empty() {
+            // Nothing to read is as good as read.
+            let _ = channel.fd.read();
+        }
+        event
     }
 
-    fn create_cq(&self, _: Raw, channel: Raw, entries: u32) -> Result<Raw, VerbsError> {
-        Ok(self.world().create_cq(channel, entries))
+    fn create_cq(&self, context: Raw, channel: Raw, entries: u32) -> Result<Raw, VerbsError> {
+        let mut world = self.world();
+        world.there(context).map_err(refused("ibv_create_cq"))?;
+        Ok(world.create_cq(channel, entries))
     }
 
     fn destroy_cq(&self, cq: Raw) {
         self.world().cqs.remove(&cq);
     }
 
-    fn arm_cq(&self, _: Raw, cq: Raw) -> Result<(), VerbsError> {
-        self.world().arm(cq);
+    fn arm_cq(&self, context: Raw, cq: Raw) -> Result<(), VerbsError> {
+        let mut world = self.world();
+        world.there(context).map_err(refused("ibv_req_notify_cq"))?;
+        world.arm(cq);
         Ok(())
     }
 
-    fn poll_cq(&self, _: Raw, cq: Raw, completions: &mut [Completion]) -> Result<usize, VerbsError> {
-        Ok(self.world().poll(cq, completions))
+    fn poll_cq(&self, context: Raw, cq: Raw, completions: &mut [Completion]) -> Result<usize, VerbsError> {
+        let mut world = self.world();
+        world.there(context).map_err(refused("ibv_poll_cq"))?;
+        Ok(world.poll(cq, completions))
     }
 
     fn create_qp(&self, pd: Raw, cq: Raw, shape: QpShape) -> Result<MadeQp, VerbsError> {

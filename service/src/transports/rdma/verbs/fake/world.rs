@@ -23,15 +23,21 @@ const RNR_DELAY: Duration = Duration::from_millis(1);
 pub(super) struct Device {
     pub(super) host: u32,
     pub(super) name: String,
+    /// Its place among its host's.
+    place: u8,
     pub(super) is_up: bool,
+    /// Nothing comes through, though its link is up.
+    pub(super) is_silent: bool,
+    pub(super) is_gone: bool,
     pub(super) gids: Vec<(Gid, GidKind)>,
     /// Written to a GPU's memory, and still on the bus.
     on_the_bus: Vec<(u64, Vec<u8>)>,
 }
 
 impl Device {
-    pub(super) fn new(host: u32, name: String, gids: Vec<(Gid, GidKind)>) -> Self {
-        Device { host, name, is_up: true, gids, on_the_bus: Vec::new() }
+    pub(super) fn new(host: u32, place: u8, gids: Vec<(Gid, GidKind)>) -> Self {
+        let (is_silent, is_gone, on_the_bus) = (false, false, Vec::new());
+        Device { host, name: format!("fake{place}"), place, is_up: true, is_silent, is_gone, gids, on_the_bus }
     }
 }
 
@@ -42,13 +48,19 @@ pub(super) struct OpenDevice {
     pub(super) fd: EventFd,
 }
 
+/// Events of completion queues.
+#[derive(Debug)]
+pub(super) struct Channel {
+    pub(super) events: VecDeque<Raw>,
+    pub(super) fd: EventFd,
+}
+
 #[derive(Debug)]
 struct Region {
     pd: Raw,
     address: u64,
     bytes: u64,
-    remote_write: bool,
-    remote_read: bool,
+    access: Access,
 }
 
 #[derive(Debug)]
@@ -118,7 +130,7 @@ pub(super) struct World {
     pub(super) open: BTreeMap<Raw, OpenDevice>,
     pub(super) pds: BTreeMap<Raw, Raw>,
     regions: BTreeMap<u32, Region>,
-    pub(super) channels: BTreeMap<Raw, EventFd>,
+    pub(super) channels: BTreeMap<Raw, Channel>,
     pub(super) cqs: BTreeMap<Raw, Cq>,
     pub(super) qps: BTreeMap<Raw, Qp>,
     next: usize,
@@ -166,6 +178,16 @@ impl World {
         (self.random >> 33) % (most + 1)
     }
 
+    /// Index of a host's device.
+    pub(super) fn device(&self, host: u32, place: u8) -> usize {
+        self.devices.iter().position(|it| it.host == host && it.place == place).expect("a device")
+    }
+
+    /// Whether an open device is still there.
+    pub(super) fn there(&self, context: Raw) -> Result<(), Errno> {
+        if self.device_of(context).is_some_and(|device| device.is_gone) { Err(Errno::EIO) } else { Ok(()) }
+    }
+
     fn device_of(&self, context: Raw) -> Option<&Device> {
         self.devices.get(self.open.get(&context)?.device)
     }
@@ -191,6 +213,7 @@ impl World {
     ) -> Result<Registered, Errno> {
         let host = |pd: Raw| Some(self.device_of(*self.pds.get(&pd)?)?.host);
         let ours = host(pd);
+        self.there(*self.pds.get(&pd).ok_or(Errno::EINVAL)?)?;
         let pinned = self.regions.values().filter(|region| host(region.pd) == ours).map(|region| region.bytes);
         if bytes == 0 {
             return Err(Errno::EINVAL);
@@ -204,8 +227,7 @@ impl World {
         }
         let raw = self.name();
         let key = raw.0 as u32;
-        let Access { remote_write, remote_read, .. } = access;
-        self.regions.insert(key, Region { pd, address, bytes, remote_write, remote_read });
+        self.regions.insert(key, Region { pd, address, bytes, access });
         Ok(Registered { raw, lkey: key, rkey: key })
     }
 
@@ -218,6 +240,10 @@ impl World {
         let (pds, open, devices) = (&self.pds, &self.open, &self.devices);
         let host_of = |pd: &Raw| devices.get(open.get(pds.get(pd)?)?.device).map(|device| device.host);
         self.regions.retain(|_, region| host_of(&region.pd) != Some(host));
+    }
+
+    pub(super) fn relaxed(&self) -> usize {
+        self.regions.values().filter(|region| region.access.relaxed_ordering).count()
     }
 
     pub(super) fn registrations(&self) -> usize {
@@ -235,7 +261,11 @@ impl World {
         if let Some(cq) = self.cqs.get_mut(&cq) {
             cq.is_armed = true;
         }
-        // Who sleeps does not poll: what can happen now happens now.
+        self.run_out();
+    }
+
+    /// Who sleeps does not poll: what can happen now happens now.
+    fn run_out(&mut self) {
         while self.run() {}
         for cq in self.cqs.values_mut() {
             cq.waiting.iter_mut().for_each(|entry| entry.visible_at = 0);
@@ -243,7 +273,12 @@ impl World {
     }
 
     pub(super) fn poll(&mut self, cq: Raw, completions: &mut [Completion]) -> usize {
-        self.run();
+        // One that is armed is polled by who is going to sleep.
+        if self.cqs.get(&cq).is_some_and(|cq| cq.is_armed) {
+            self.run_out();
+        } else {
+            self.run();
+        }
         let Some(cq) = self.cqs.get_mut(&cq) else { return 0 };
         cq.polls += 1;
         let mut count = 0;
@@ -263,7 +298,8 @@ impl World {
 
     fn complete(&mut self, qp: Raw, completion: Completion, sends_done: Option<u64>) {
         let late = self.random_up_to(self.options.late_polls);
-        let Some(cq) = self.qps.get(&qp).and_then(|qp| self.cqs.get_mut(&qp.cq)) else { return };
+        let Some(raw_cq) = self.qps.get(&qp).map(|qp| qp.cq) else { return };
+        let Some(cq) = self.cqs.get_mut(&raw_cq) else { return };
         if cq.waiting.len() >= cq.entries as usize {
             self.overruns += 1;
             return;
@@ -271,9 +307,10 @@ impl World {
         let behind = cq.waiting.back().map_or(0, |entry| entry.visible_at);
         cq.waiting.push_back(Entry { completion, qp, sends_done, visible_at: behind.max(cq.polls + late) });
         if std::mem::take(&mut cq.is_armed)
-            && let Some(fd) = self.channels.get(&cq.channel)
+            && let Some(channel) = self.channels.get_mut(&cq.channel)
         {
-            fd.write(1).expect("counts");
+            channel.events.push_back(raw_cq);
+            channel.fd.write(1).expect("counts");
         }
     }
 
@@ -319,6 +356,7 @@ impl World {
     }
 
     pub(super) fn post_writes(&mut self, qp: Raw, writes: &[Write]) -> Result<(), Errno> {
+        self.there(self.qps.get(&qp).ok_or(Errno::EINVAL)?.context)?;
         let qp = self.qps.get_mut(&qp).ok_or(Errno::EINVAL)?;
         if qp.state < State::Sends {
             return Err(Errno::EINVAL);
@@ -378,13 +416,14 @@ impl World {
     /// The queue pair at the other end, if packets get there.
     fn peer(&self, qp: &Qp) -> Option<Raw> {
         let path = qp.path?;
-        if !self.device_of(qp.context)?.is_up {
-            return None;
-        }
+        let here = self.device_of(qp.context).filter(|device| device.is_up && !device.is_silent)?;
         let raw = Raw(path.peer_qp as usize);
         let peer = self.qps.get(&raw)?;
         let device = self.device_of(peer.context)?;
-        let knows = device.is_up && device.gids.iter().any(|(gid, _)| Some(*gid) == path.peer_gid);
+        if self.options.has_rails && device.place != here.place {
+            return None;
+        }
+        let knows = device.is_up && !device.is_silent && device.gids.iter().any(|(gid, _)| Some(*gid) == path.peer_gid);
         let is_ready = matches!(peer.state, State::Receives | State::Sends);
         (knows && is_ready && peer.path.is_some_and(|back| back.peer_qp == qp.number)).then_some(raw)
     }
@@ -417,7 +456,7 @@ impl World {
         }
         let bytes = u64::from(write.bytes);
         let is_read = posted.is_read;
-        let may = |region: &Region| if is_read { region.remote_read } else { region.remote_write };
+        let may = |region: &Region| if is_read { region.access.remote_read } else { region.access.remote_write };
         if bytes > 0 && !write.inline && !self.covers(pd, write.lkey, write.local, bytes, |_| true) {
             return self.fail(raw, LOCAL_PROTECTION);
         }

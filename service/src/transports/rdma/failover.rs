@@ -1,0 +1,263 @@
+//! From way to way: which port a flow's next way takes, how both sides make it, and what follows when it breaks.
+//!
+//! ```text
+//! a port is down, or its address or device gone   the next port that is up; home at once when it is back
+//! a queue pair has failed by itself               the same port again
+//! nobody answers, though all links are up         the next pair of ports, and so on round; home is tried again later
+//! ```
+//!
+//! A flow's *turn* counts the pairs of ports that were tried in vain: the sender tells the receiver, so that both go on
+//! together. Turn 0 is home, the preferred port of either side.
+
+use std::time::{Duration, Instant};
+
+use mccs_ipc::types::Handle;
+
+use super::super::{Fault, FlowSpec, ListenerHandle};
+use super::RdmaTransport;
+use super::flow::{HOME_AFTER_MAX, Half, Stage, Trouble};
+use super::ports::Port;
+use super::setup::fault_of;
+use super::verbs::is_silence;
+use super::way::{Making, Shape, Way};
+use super::wire::{Record, RingAddress, SideAddress};
+
+/// Pause before a broken way is tried again; doubles with every attempt.
+const PAUSE: Duration = Duration::from_millis(10);
+/// Longest pause.
+const PAUSE_MAX: Duration = Duration::from_secs(1);
+
+/// The turn after a way has broken.
+fn next_turn(turn: u32, fault: Fault, is_in_trouble: bool) -> u32 {
+    match fault {
+        // Ports are others now, or the preferred one is worth a try.
+        Fault::NoPort => 0,
+        Fault::QueuePair { status, .. } | Fault::PeerQueuePair { status } if is_silence(status) => turn.wrapping_add(1),
+        Fault::Os { .. } => turn.wrapping_add(1),
+        _ => turn.wrapping_add(u32::from(is_in_trouble)),
+    }
+}
+
+/// Of the ports that are up, the one for a turn. At first either side's take turns together, so that each meets its
+/// counterpart; a round later the receiver's are one further, until all pairs have been tried.
+fn port_of_turn(ports: &[Port], turn: u32, is_sender: bool) -> usize {
+    let up: Vec<usize> = (0..).zip(ports).filter(|(_, port)| port.is_up).map(|(index, _)| index).collect();
+    let count = up.len().max(1) as u32;
+    let shift = if is_sender { 0 } else { turn / count };
+    up.get((turn.wrapping_add(shift) % count) as usize).copied().unwrap_or(0)
+}
+
+impl RdmaTransport {
+    /// Whether a way's port is the one to prefer now: the first that is up.
+    fn is_home(&self, port: usize) -> bool {
+        port_of_turn(&self.ports, 0, true) == port
+    }
+
+    /// New queue pairs for a flow.
+    fn make_way(&mut self, handle: Handle, lanes: u16) -> Result<Way, Fault> {
+        let flow = self.flows.get_mut(handle).ok_or(Fault::Closed)?;
+        let port = port_of_turn(&self.ports, flow.turn, matches!(flow.half, Half::Send(_)));
+        let limit = self.ports.get(port).ok_or(Fault::NoPort)?.limits.queue_wrs.max(1);
+        let outstanding = self.options.outstanding.clamp(1, limit);
+        let (sends, receives, ring) = match &mut flow.half {
+            // Each message needs a credit; as many may lie in the ring as are taken from it.
+            Half::Send(sender) => ([outstanding; 2], [(2 * u32::from(sender.slots())).min(limit), 1], sender.credits()),
+            // Twice what a sender has under way: half of them are posted anew when the other half is used up.
+            Half::Recv(receiver) => {
+                ([receiver.slots().min(limit), 1], [(2 * outstanding).min(limit); 2], receiver.written())
+            }
+        };
+        let making = Making {
+            ports: &mut self.ports,
+            owners: &mut self.owners,
+            options: &self.options,
+            random: &mut self.random,
+        };
+        // SAFETY: the ring belongs to the flow's half, which lives longer than its way.
+        unsafe { Way::new(making, handle, port, Shape { lanes, sends, receives }, ring) }
+    }
+
+    pub(super) fn end_way(&mut self, handle: Handle) {
+        if let Some(way) = self.flows.get_mut(handle).and_then(|flow| flow.way.take()) {
+            way.end(&mut self.ports, &mut self.owners);
+        }
+    }
+
+    /// The sender offers a way.
+    pub(super) fn begin_way(&mut self, handle: Handle, now: Instant) {
+        let Some(flow) = self.flows.get(handle) else { return };
+        let (is_connected, lanes) = (flow.is_connected, flow.spec.options.connections);
+        if let Err(fault) = self.offer(handle, lanes, now) {
+            if is_connected { self.break_way(handle, fault) } else { self.fail(handle, fault) }
+        }
+    }
+
+    fn offer(&mut self, handle: Handle, lanes: u16, now: Instant) -> Result<(), Fault> {
+        let way = self.make_way(handle, lanes)?;
+        let side = way.address(&self.ports, &self.options);
+        let rkey = way.ring.rkey;
+        let flow = self.flows.get_mut(handle).ok_or(Fault::Closed)?;
+        flow.way = Some(way);
+        flow.ways += 1;
+        flow.stage = Stage::Offered;
+        let (number, turn, connect_timeout) = (flow.ways, flow.turn, flow.spec.options.connect_timeout);
+        let Half::Send(sender) = &mut flow.half else { return Err(Fault::Protocol("bug: a receiver offers")) };
+        let ring = RingAddress { address: sender.credits().0, rkey, slots: sender.slots() };
+        let part_bytes = sender.part_bytes();
+        let back = self.await_back(handle, now).map_err(|error| fault_of(&error))?;
+        self.settle_by(handle, Some(now + connect_timeout));
+        self.say(handle, Record::Offer { way: number, turn, side, ring, part_bytes, back });
+        Ok(())
+    }
+
+    /// The receiver takes an offer.
+    pub(super) fn answer(
+        &mut self,
+        handle: Handle,
+        side: &SideAddress,
+        (ring, part_bytes): (RingAddress, u32),
+        (back, number): &(Vec<u8>, u64),
+        now: Instant,
+    ) -> Result<(), Fault> {
+        // What has come on the way before counts; nothing may come on it any more.
+        while self.take_completions(usize::MAX) {}
+        self.end_way(handle);
+        let mut way = self.make_way(handle, side.lanes.len() as u16)?;
+        let flow = self.flows.get_mut(handle).ok_or(Fault::Closed)?;
+        let connected = way.connect(side, &self.ports, &self.options, &flow.spec.options);
+        let ours = way.address(&self.ports, &self.options);
+        flow.way = Some(way);
+        connected?;
+        let Half::Recv(receiver) = &mut flow.half else { return Err(Fault::Protocol("bug: a sender answers")) };
+        receiver.restart(side.lanes.len(), part_bytes, ring);
+        let received = receiver.received();
+        if !back.is_empty() {
+            let listener = ListenerHandle::from_bytes(back).map_err(|error| fault_of(&error))?;
+            let spec = FlowSpec { number: *number, ..flow.spec.clone() };
+            flow.line.call_back(&mut self.tcp, &listener, &spec, now).map_err(|error| fault_of(&error))?;
+            self.by_line.extend(flow.line.flows().map(|line| (line, handle)));
+        }
+        flow.stage = Stage::Answered;
+        let (way, timeout) = (flow.ways, flow.spec.options.connect_timeout);
+        let port = flow.way.as_ref().map_or(0, |way| way.port);
+        self.settle_by(handle, Some(now + timeout));
+        self.say(handle, Record::Answer { way, is_home: self.is_home(port), side: ours, received });
+        Ok(())
+    }
+
+    /// The sender has its answer.
+    pub(super) fn answered(
+        &mut self,
+        handle: Handle,
+        side: &SideAddress,
+        received: u64,
+        is_home: bool,
+    ) -> Result<(), Fault> {
+        let flow = self.flows.get_mut(handle).ok_or(Fault::Closed)?;
+        let (Half::Send(sender), Some(way)) = (&mut flow.half, &mut flow.way) else { return Ok(()) };
+        sender.restart(received, &mut self.memory.regions)?;
+        if let Err(fault) = way.connect(side, &self.ports, &self.options, &flow.spec.options) {
+            if !flow.is_connected {
+                return Err(fault);
+            }
+            self.break_way(handle, fault);
+            return Ok(());
+        }
+        if !sender.has_unfinished() {
+            flow.trouble = None;
+        }
+        (flow.stage, flow.is_connected) = (Stage::Open, true);
+        let (number, port) = (flow.ways, way.port);
+        self.settle_by(handle, None);
+        self.say(handle, Record::Ready { way: number });
+        self.enqueue(handle);
+        self.plan_return(handle, is_home && self.is_home(port));
+        Ok(())
+    }
+
+    /// A flow's way carries nothing any more: another one, unless it has been so for too long.
+    pub(super) fn break_way(&mut self, handle: Handle, fault: Fault) {
+        let Some(now) = self.now else { return };
+        self.end_way(handle);
+        let Some(flow) = self.flows.get_mut(handle).filter(|flow| flow.fault.is_none()) else { return };
+        if !flow.is_connected {
+            return self.fail(handle, fault);
+        }
+        let trouble = flow.trouble.get_or_insert(Trouble { since: now, attempts: 0, fault });
+        trouble.attempts += 1;
+        let (give_up_at, attempts, first) =
+            (trouble.since + flow.spec.options.silence_timeout, trouble.attempts, trouble.fault);
+        if now >= give_up_at {
+            return self.fail(handle, first);
+        }
+        flow.turn = next_turn(flow.turn, fault, attempts > 1);
+        flow.home_at = None;
+        tracing::debug!(peer = flow.spec.peer, flow = flow.spec.number, way = flow.ways, %fault, "a way has broken");
+        let way = flow.ways;
+        if matches!(flow.half, Half::Send(_)) {
+            flow.stage = Stage::Broken;
+            let pause = PAUSE.saturating_mul(1 << (attempts - 1).min(10)).min(PAUSE_MAX);
+            let due = if attempts == 1 { now } else { (now + pause).min(give_up_at) };
+            self.settle_by(handle, Some(due));
+        } else {
+            flow.stage = Stage::Waiting;
+            self.settle_by(handle, Some(give_up_at));
+            let status = if let Fault::QueuePair { status, .. } = fault { status } else { 0 };
+            self.say(handle, Record::Again { way, status });
+        }
+    }
+
+    /// A flow that is away from home since nobody answered there tries it again later: no event will tell.
+    fn plan_return(&mut self, handle: Handle, is_home: bool) {
+        let (Some(flow), Some(now)) = (self.flows.get_mut(handle), self.now) else { return };
+        if is_home {
+            flow.turn = 0;
+        }
+        if flow.turn > 0 {
+            let at = now + flow.home_after;
+            flow.home_at = Some(at);
+            self.homes_due = Some(self.homes_due.map_or(at, |due| due.min(at)));
+        }
+    }
+
+    /// Has flows return whose time has come.
+    pub(super) fn return_home(&mut self, now: Instant) -> bool {
+        if self.homes_due.is_none_or(|due| due > now) {
+            return false;
+        }
+        let planned: Vec<_> = self.flows.iter().filter_map(|(handle, flow)| Some((handle, flow.home_at?))).collect();
+        self.homes_due = planned.iter().map(|(_, at)| *at).filter(|at| *at > now).min();
+        for (handle, _) in planned.into_iter().filter(|(_, at)| *at <= now) {
+            if let Some(flow) = self.flows.get_mut(handle) {
+                flow.home_after = (2 * flow.home_after).min(HOME_AFTER_MAX);
+            }
+            self.break_way(handle, Fault::NoPort);
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::super::options::RdmaOptions;
+    use super::super::ports;
+    use super::super::verbs::Driver;
+    use super::super::verbs::fake::{Fabric, FabricOptions};
+    use super::*;
+
+    #[test]
+    fn all_pairs_of_ports_have_their_turn_and_counterparts_the_first() {
+        for count in 1..5usize {
+            let driver: Arc<dyn Driver> = Fabric::new(FabricOptions::default()).add_host(count as u8);
+            let ports = ports::find(&driver, &RdmaOptions::default()).expect("ports");
+            let pair = |turn| [true, false].map(|is_sender| port_of_turn(&ports, turn, is_sender));
+            let mut pairs: Vec<_> = (0..(count * count) as u32).map(pair).collect();
+            assert!(pairs.iter().take(count).all(|[here, there]| here == there), "{pairs:?}");
+            pairs.sort_unstable();
+            pairs.dedup();
+            assert_eq!(pairs.len(), count * count);
+        }
+    }
+}
