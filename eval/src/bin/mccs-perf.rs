@@ -1,5 +1,6 @@
 //! Measures and checks collectives as nccl-tests does: one process a rank, started by `mccs-launch` or by hand.
 
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure};
@@ -49,6 +50,9 @@ struct Arguments {
     /// Seed of the data; differs from run to run unless given.
     #[arg(long)]
     seed: Option<u64>,
+    /// All of it again, until rank 0 finds this file.
+    #[arg(long)]
+    until: Option<PathBuf>,
     /// Print JSON lines instead of a table.
     #[arg(long)]
     json: bool,
@@ -92,14 +96,18 @@ fn main() -> anyhow::Result<()> {
     let seed = bench.agree_on(seed)?;
     bench.print_header();
     let mut wrong = 0;
-    for kind in kinds {
-        for &dtype in if kind == CollectiveKind::Barrier { &dtypes[..1] } else { &dtypes[..] } {
-            for &redop in if kind.reduces() { &redops[..] } else { &redops[..1] } {
-                wrong += bench.run_sizes(kind, dtype, redop, seed)?;
+    loop {
+        for &kind in &kinds {
+            for &dtype in if kind == CollectiveKind::Barrier { &dtypes[..1] } else { &dtypes[..] } {
+                for &redop in if kind.reduces() { &redops[..] } else { &redops[..1] } {
+                    wrong += bench.run_sizes(kind, dtype, redop, seed)?;
+                }
             }
         }
+        if bench.has_done_enough()? {
+            return bench.finish(wrong);
+        }
     }
-    bench.finish(wrong)
 }
 
 /// CPU time that this process has used.
@@ -128,6 +136,13 @@ impl Bench {
         // SAFETY: the operation has ended.
         let bytes = unsafe { memory.as_slice() };
         Ok(u64::from_le_bytes(bytes.try_into()?))
+    }
+
+    /// Whether rank 0 sees what is waited for, on all ranks.
+    fn has_done_enough(&self) -> anyhow::Result<bool> {
+        let Some(until) = &self.arguments.until else { return Ok(true) };
+        let is_there = self.is_first() && until.exists();
+        Ok(self.exchange(u64::from(is_there), RedOp::Sum, self.is_first())? > 0)
     }
 
     fn print_header(&self) {

@@ -318,8 +318,8 @@ impl Side {
 
     fn finish(&mut self, request: Request) -> anyhow::Result<()> {
         const POLLS_BETWEEN_CLOCKS: u32 = 1 << 20;
-        let start = Instant::now();
-        while start.elapsed() < PATIENCE {
+        let mut waits_since = None;
+        loop {
             for _ in 0..POLLS_BETWEEN_CLOCKS {
                 if matches!(self.transport.test(request)?, Status::Done { .. }) {
                     return Ok(());
@@ -330,8 +330,10 @@ impl Side {
                     self.sleep()?;
                 }
             }
+            if waits_since.get_or_insert_with(Instant::now).elapsed() > PATIENCE {
+                bail!("the other thread has not answered for {PATIENCE:?}");
+            }
         }
-        bail!("the other thread has not answered for {PATIENCE:?}")
     }
 
     /// Sends, unless it is the answering side's first turn, and waits for the other side's message.
