@@ -39,7 +39,7 @@ pub struct RdmaHost {
     pub gbit_per_s: f64,
     /// Bytes that a device and memory exchange in a nanosecond, each way. PCIe 5.0 x16: 63.
     pub bus_bytes_per_ns: f64,
-    /// To another host and back over an idle fabric. Three tiers of 400 Gbit/s ports: 22 us [1].
+    /// To another host and back over an idle fabric. Three tiers of 400 Gbit/s ports: 22 us (source 1 of `docs/RDMA.md`).
     pub round_trip_ns: f64,
     /// The same through queues that flows are to fill nonetheless.
     pub queued_round_trip_ns: f64,
@@ -55,7 +55,7 @@ pub struct RdmaHost {
     pub requests: u32,
     /// Places of a completion queue.
     pub cq_entries: u32,
-    /// What posting a work request, or taking a completion, costs a core. Millions a second and core [2]: 200 ns is five.
+    /// What posting a work request, or taking a completion, costs a core. Millions a second and core (source 2): 200 ns is five.
     pub verb_ns: f64,
     /// Bytes that a core reduces in a nanosecond: 10.
     pub reduced_bytes_per_ns: f64,
