@@ -10,7 +10,7 @@
 //! A dead path is told from a lossy one by *questions*: further connections over the line's own path, begun while the line is silent.
 //! If one is answered the path lives, and the answered connection becomes the line: what was lost is sent again at once. If none is,
 //! the path is dead, and another one is dialled. A line that has replaced another on its path so and brings nothing either
-//! asks no more: whatever is wrong with the path, it is left.
+//! asks no more: whatever is wrong with the path, it is left. A first dial that is not answered asks in the same way.
 //!
 //! The receiver closes the old socket when it has heard the hello on the new one, takes what had come on it, and answers how much that
 //! is; the stream goes on from there. Who says a hello cannot know whether it was heard. So sockets that said one and got no answer stay
@@ -177,10 +177,11 @@ impl Connection {
 
     /// A question that was answered, to be dialled, and its path.
     pub(super) fn take_answered(&mut self) -> Option<(Socket, usize)> {
-        self.answered.take().map(|socket| (socket, self.path))
+        let path = self.failing_path();
+        self.answered.take().map(|socket| (socket, path))
     }
 
-    /// A connection over the line's path has begun, to find out whether anything is answered there.
+    /// A connection over the silent path has begun, to find out whether anything is answered there.
     pub(super) fn ask(&mut self, question: Socket, now: Instant) {
         self.questions.push(Probe::of(question));
         // Who is far away needs longer, the more so in a crowded network.
@@ -401,7 +402,28 @@ impl Connection {
             limit = limit.max(ANSWER_LOOKS);
         }
         dial.looks += 1;
-        if dial.looks > limit { Look::Dial { is_dead: !is_heard } } else { Look::Owed }
+        let is_connecting = matches!(dial.stage, Stage::Connecting);
+        if dial.looks <= limit {
+            // A first packet may be lost as well, and is repeated after a second only.
+            let may_ask = !is_open && is_connecting && dial.looks >= ASKED_FROM && self.tries <= paths;
+            return if may_ask && self.questions.len() < QUESTIONS { Look::Ask } else { Look::Owed };
+        }
+        if !is_open && is_connecting && self.is_answered() {
+            return Look::Again;
+        }
+        self.end_questions();
+        Look::Dial { is_dead: !is_heard }
+    }
+
+    /// Whether a question was answered.
+    fn is_answered(&mut self) -> bool {
+        if self.answered.is_none()
+            && let Some(answered) = self.questions.iter_mut().position(Probe::has_answered)
+        {
+            self.answered = Some(self.questions.swap_remove(answered).into_socket());
+            self.questions.drain(..).for_each(Probe::end);
+        }
+        self.answered.is_some()
     }
 
     /// Whether the line's path lives, although nothing is answered on the line. `None`: it is dead, as far as can be told.
@@ -411,13 +433,7 @@ impl Connection {
             let may_ask = looks >= ASKED_FROM && is_under_way && !self.is_second && self.dial.is_none();
             return Some(if may_ask && self.questions.len() < QUESTIONS { Look::Ask } else { Look::Owed });
         }
-        if self.answered.is_none()
-            && let Some(answered) = self.questions.iter_mut().position(Probe::has_answered)
-        {
-            self.answered = Some(self.questions.swap_remove(answered).into_socket());
-            self.questions.drain(..).for_each(Probe::end);
-        }
-        if self.answered.is_some() {
+        if self.is_answered() {
             return Some(Look::Again);
         }
         let is_early = !self.questions.is_empty() && answer_at.is_some_and(|at| now < at);

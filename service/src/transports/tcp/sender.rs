@@ -426,7 +426,7 @@ impl Sender {
                 Look::Ask => {
                     looked.is_owed = true;
                     if *questions_left > 0
-                        && let Ok(question) = self.route.connect(connection.path, index as u16)
+                        && let Ok(question) = self.route.connect(connection.failing_path(), index as u16)
                     {
                         *questions_left -= 1;
                         connection.ask(question, now);
