@@ -205,11 +205,10 @@ pub fn write(window: &Window, out: &mut impl Write) -> std::io::Result<()> {
     out.write_all(b"\n]}\n")
 }
 
-/// The format's unit, so that a reader which cuts it to nanoseconds finds the same again: slices that it took for overlapping, be it by one
-/// of them, it would drop.
+/// The format's unit. A reader that cuts it to nanoseconds is to find the same again, also if it reads decimals a little wrong: slices that it
+/// took for overlapping, be it by one of them, it would drop. So those that are no whole number are a hundredth of a nanosecond more.
 fn microseconds(ns: u64) -> f64 {
-    let nearest = ns as f64 / 1e3;
-    if (nearest * 1e3) as u64 >= ns { nearest } else { nearest.next_up() }
+    if ns.is_multiple_of(1000) { (ns / 1000) as f64 } else { (ns as f64 + 0.01) / 1e3 }
 }
 
 fn track_name(window: &Window, track: &Track) -> String {
@@ -274,7 +273,7 @@ fn events(window: &Window) -> Vec<Event> {
     for event in &mut events {
         // What has begun before the window, and was recorded late, begins with it.
         event.from_ns = event.from_ns.max(window.from_ns);
-        event.until_ns = event.until_ns.map(|until_ns| until_ns.max(window.from_ns));
+        event.until_ns = event.until_ns.map(|until_ns| until_ns.max(event.from_ns));
     }
     in_line(&mut events);
     events
