@@ -164,6 +164,7 @@ fn decide(jobs: u32, hosts: u32, out: Option<&Path>) -> anyhow::Result<()> {
             busy_ns: 90_000_000,
             phase_ns: 0,
         }),
+        pinned: None,
     };
     let all: Vec<Job> = (0..).zip(order.chunks((hosts / jobs) as usize)).map(job).collect();
     let tenant = |(number, priority): (u32, u32)| TenantTerms {

@@ -220,6 +220,7 @@ pub fn communicator(
         channels: coming.work.channels,
         ring_orders: Vec::new(),
         profile: None,
+        pinned: None,
     };
     let seed = seed ^ comm.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     job.ring_orders = match orders {

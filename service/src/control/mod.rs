@@ -90,7 +90,8 @@ pub enum ControlRequest {
         /// Where to.
         runtime: u32,
     },
-    /// Change a communicator's strategy while its job runs. Where it has ranks on several hosts: on the host of its root.
+    /// Change a communicator's strategy while its job runs; no controller changes it then until [`ControlRequest::Unpin`]. Where it has
+    /// ranks on several hosts: on the host of its root.
     Reconfigure {
         /// Its number.
         communicator: u64,
@@ -98,6 +99,11 @@ pub enum ControlRequest {
         change: StrategyChange,
         /// Collectives that may start while hosts agree; the service chooses, if `None`.
         window: Option<u32>,
+    },
+    /// Let the controller decide again for a communicator whose strategy was changed by hand. On the host of its root.
+    Unpin {
+        /// Its number.
+        communicator: u64,
     },
     /// Say why a communicator is stuck.
     WhyStuck {

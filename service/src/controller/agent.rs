@@ -7,15 +7,20 @@
 //!                            host's, and told again as the estimate of the common clock changes
 //! ```
 //!
+//! It keeps what operators have told any controller of links, so that the next one need not be told again: the newest word about each.
+//!
 //! Where a pace allots flows a rate, the controller is told what of it they want: at once when that is more than before, and when it
 //! has been less for a while.
+//!
+//! Reports are made when there is room for them ([`Agent::next_report`]): what waits is which communicators are to be told of, each once, not
+//! what they were. A queue that is full is emptied, and the controller asked to begin anew ([`Agent::fall_behind`]).
 //!
 //! It obeys the host alone that the configuration names, and of it only the life that has asked to be told last. An order for a
 //! strategy that is not the last one decided is stale, and harms nothing.
 //!
 //! Without I/O and clock: inputs in, outputs out.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -25,6 +30,7 @@ use mccs_config::service::FlowPath;
 use super::clock::CommonClock;
 use super::message::{AgentMessage, ControllerMessage, Order, Outcome, Report};
 use super::pace::HostPace;
+use super::said::SaidLinks;
 use crate::engines::transport::pace::Pace;
 use crate::exchange::protocol::{CommId, Name};
 use crate::policy::Profile;
@@ -58,6 +64,8 @@ pub struct Live {
     pub chosen: Arc<Chosen>,
     /// When it sends, by this host's clock.
     pub profile: Option<Measured>,
+    /// Whether an operator wants its strategy to stay.
+    pub is_pinned: bool,
 }
 
 /// What was told of a communicator.
@@ -154,12 +162,17 @@ pub struct Agent {
     life: Option<u64>,
     with_profiles: bool,
     known: BTreeMap<CommId, Known>,
+    /// Communicators of which there is news for the controller; those that are not known have ended.
+    untold: BTreeSet<CommId>,
+    /// To be told when there is no more: everything was reported.
+    synced: Option<AgentMessage>,
     carried: BTreeMap<u64, Carried>,
     next_question: u64,
     paces: BTreeMap<CommId, Paced>,
     clock: CommonClock,
     /// Paths that are dead, with the host to which they lead.
     dead_paths: Vec<(String, FlowPath)>,
+    said: SaidLinks,
 }
 
 /// On the common clock, which shows `common_ns` now.
@@ -182,11 +195,14 @@ impl Agent {
             life: None,
             with_profiles: false,
             known: BTreeMap::new(),
+            untold: BTreeSet::new(),
+            synced: None,
             carried: BTreeMap::new(),
             next_question: 0,
             paces: BTreeMap::new(),
             clock: CommonClock::default(),
             dead_paths: Vec::new(),
+            said: SaidLinks::default(),
         }
     }
 
@@ -211,34 +227,59 @@ impl Agent {
         &self.controller
     }
 
+    /// The next thing to report; asked for when there is room to tell it.
+    pub fn next_report(&mut self) -> Option<AgentMessage> {
+        self.life?;
+        match self.untold.pop_first() {
+            Some(comm) => Some(self.report_on(comm)),
+            None => self.synced.take(),
+        }
+    }
+
+    /// Whether there is something to report.
+    #[must_use]
+    pub fn has_reports(&self) -> bool {
+        self.life.is_some() && (!self.untold.is_empty() || self.synced.is_some())
+    }
+
+    fn report_on(&self, comm: CommId) -> AgentMessage {
+        match self.known.get(&comm) {
+            Some(known) => AgentMessage::Report(Box::new(known.report.clone())),
+            None => AgentMessage::Gone { comm },
+        }
+    }
+
+    /// Something that was to be told is lost: there was no room. All is to be told anew, when the controller asks.
+    pub fn fall_behind(&mut self) -> Option<AgentMessage> {
+        self.life.take().map(|_| AgentMessage::Behind)
+    }
+
     /// These are all communicators whose root is here now.
-    pub fn look(&mut self, live: impl IntoIterator<Item = Live>, unix_ms: u64) -> Vec<AgentOutput> {
+    pub fn look(&mut self, live: impl IntoIterator<Item = Live>, unix_ms: u64) {
         let mut gone = std::mem::take(&mut self.known);
-        let mut told = Vec::new();
-        for Live { comm, number, tenant, hosts, chosen, profile } in live {
+        for Live { comm, number, tenant, hosts, chosen, profile, is_pinned } in live {
             let before = gone.remove(&comm);
-            let is_news = before.as_ref().is_none_or(|before| before.report.chosen.epoch != chosen.epoch);
+            let is_same = |report: &Report| (report.chosen.epoch, report.is_pinned) == (chosen.epoch, is_pinned);
+            let is_news = !before.as_ref().is_some_and(|before| is_same(&before.report));
             let known = match before {
                 Some(before) if !is_news => Known { profile, ..before },
                 Some(Known { report, told, .. }) => {
-                    Known { report: Report { chosen: Chosen::clone(&chosen), ..report }, profile, told }
+                    Known { report: Report { chosen: Chosen::clone(&chosen), is_pinned, ..report }, profile, told }
                 }
                 None => {
-                    let (chosen, began_ms) = (Chosen::clone(&chosen), unix_ms);
-                    let report = Report { comm: comm.clone(), number, tenant, hosts, began_ms, chosen, profile: None };
+                    let (comm, chosen, began_ms) = (comm.clone(), Chosen::clone(&chosen), unix_ms);
+                    let report = Report { comm, number, tenant, hosts, began_ms, chosen, profile: None, is_pinned };
                     Known { report, profile, told: None }
                 }
             };
-            if is_news {
-                told.push(AgentMessage::Report(Box::new(known.report.clone())));
+            if is_news && self.life.is_some() {
+                self.untold.insert(comm.clone());
             }
             self.known.insert(comm, known);
         }
-        told.extend(gone.into_keys().map(|comm| AgentMessage::Gone { comm }));
-        if self.life.is_none() {
-            told.clear();
+        if self.life.is_some() {
+            self.untold.extend(gone.into_keys());
         }
-        told.into_iter().map(AgentOutput::Tell).collect()
     }
 
     /// A controller speaks.
@@ -267,11 +308,12 @@ impl Agent {
                     self.with_profiles = with_profiles;
                     // They are of another clock, or not wanted.
                     self.known.values_mut().for_each(|known| (known.report.profile, known.told) = (None, None));
-                    let reports = self.known.values().map(|known| AgentMessage::Report(Box::new(known.report.clone())));
-                    let synced = AgentMessage::Synced { life, is_paced: !self.paces.is_empty() };
+                    self.untold = self.known.keys().cloned().collect();
+                    self.synced = Some(AgentMessage::Synced { life, is_paced: !self.paces.is_empty() });
                     let dead = self.dead_paths.iter().cloned();
                     let dead = dead.map(|(peer, path)| AgentMessage::Path { peer, path, answers: false });
-                    reports.chain(dead).chain([synced]).map(AgentOutput::Tell).collect()
+                    let kept = self.said.messages().map(|links| AgentMessage::Kept { links });
+                    dead.chain(kept).map(AgentOutput::Tell).collect()
                 }
             },
             ControllerMessage::Order(order) if self.life != Some(order.life) => match self.life {
@@ -289,7 +331,13 @@ impl Agent {
                 }
                 Vec::new()
             }
-            ControllerMessage::Pace { .. } => Vec::new(),
+            ControllerMessage::Keep { life, links } if self.life == Some(life) => {
+                for link in links {
+                    self.said.merge(link);
+                }
+                Vec::new()
+            }
+            ControllerMessage::Pace { .. } | ControllerMessage::Keep { .. } => Vec::new(),
             ControllerMessage::Time { question, common_ns } => {
                 self.clock.answered(question, common_ns, now);
                 Vec::new()
@@ -316,17 +364,23 @@ impl Agent {
         AgentOutput::Tell(AgentMessage::Answer { order, outcome })
     }
 
-    /// A change was made, or could not be. Whatever has become of communicators meanwhile was looked at before.
-    pub fn answered(&mut self, question: u64, made: Result<(u64, u64), String>) -> Option<AgentOutput> {
-        let Carried { life, order, comm, expected_epoch } = self.carried.remove(&question)?;
+    /// A change was made, or could not be. Whatever has become of communicators meanwhile was looked at before, and is told first.
+    pub fn answered(&mut self, question: u64, made: Result<(u64, u64), String>) -> Vec<AgentOutput> {
+        let Some(Carried { life, order, comm, expected_epoch }) = self.carried.remove(&question) else {
+            return Vec::new();
+        };
         let epoch = self.known.get(&comm).map_or(0, |known| known.report.chosen.epoch);
         let outcome = match made {
             Ok((epoch, cut)) => Outcome::Done { epoch, cut },
             Err(_) if epoch != expected_epoch => Outcome::Stale { epoch },
             Err(reason) => Outcome::Refused { reason },
         };
-        // Another life does not know the order.
-        (self.life == Some(life)).then_some(AgentOutput::Tell(AgentMessage::Answer { order, outcome }))
+        if self.life != Some(life) {
+            // Another life does not know the order.
+            return Vec::new();
+        }
+        let report = self.untold.take(&comm).map(|comm| self.report_on(comm));
+        report.into_iter().chain([AgentMessage::Answer { order, outcome }]).map(AgentOutput::Tell).collect()
     }
 
     /// Tells engines the paces of communicators that are `here` and do not know them yet, or know the time no more, and the controller
@@ -341,10 +395,10 @@ impl Agent {
         }
         let time = self.clock.now(now);
         if let Some((common_ns, _)) = time.filter(|_| self.life.is_some() && self.with_profiles) {
-            for known in self.known.values_mut().filter(|known| known.told != known.profile) {
+            for (comm, known) in self.known.iter_mut().filter(|(_, known)| known.told != known.profile) {
                 known.told = known.profile;
                 known.report.profile = known.profile.map(|profile| profile_of(profile, now, common_ns));
-                outputs.push(AgentOutput::Tell(AgentMessage::Report(Box::new(known.report.clone()))));
+                self.untold.insert(comm.clone());
             }
         }
         for (comm, paced) in self.paces.iter_mut().filter(|(comm, _)| here.contains_key(comm)) {

@@ -111,6 +111,8 @@ pub struct CommunicatorView {
 pub enum Standing {
     /// As it is to be.
     AsDecided,
+    /// As an operator has chosen by hand; it stays, whatever the policy wants, until the operator unpins it.
+    Pinned,
     /// A change is being agreed on.
     Ordered,
     /// Nothing is decided yet.
@@ -156,6 +158,9 @@ pub struct DiffView {
     pub after: Result<StrategyView, String>,
     /// Whether that is a change.
     pub changes: bool,
+    /// Whether it stays because an operator has chosen it by hand.
+    #[serde(default)]
+    pub is_pinned: bool,
     /// What would be decided besides, and not carried out.
     pub not_enforced: Vec<String>,
 }

@@ -5,10 +5,8 @@ use std::collections::BTreeMap;
 use mccs_config::Rate;
 use serde::{Deserialize, Serialize};
 
+use super::said::{SaidLink, SaidLinks};
 use crate::topology::Topology;
-
-/// Links that are out of order at a time; a network with more is not described by its topology any more.
-const LINKS_MAX: usize = 4096;
 
 /// How a link is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,30 +33,39 @@ impl std::fmt::Display for LinkState {
 /// See the module's documentation. By lower and upper end.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Links {
-    said: BTreeMap<(String, String), LinkState>,
+    said: SaidLinks,
     /// Those that hosts have found dead, and why.
     found: BTreeMap<(String, String), String>,
 }
 
 impl Links {
-    /// Notes how a link is. Returns whether that is news.
+    /// Notes how a link is, as an operator says in a life of the controller. Returns what hosts are to keep, where it is news.
     ///
     /// # Errors
     /// There is no such link, or too many are out of order.
-    pub fn set(&mut self, topology: &Topology, lower: &str, upper: &str, state: LinkState) -> Result<bool, String> {
+    pub fn set(
+        &mut self,
+        topology: &Topology,
+        (lower, upper): (&str, &str),
+        state: LinkState,
+        life: u64,
+    ) -> Result<Option<SaidLink>, String> {
         if topology.links_between(lower, upper).is_empty() {
             return Err(format!(
                 "there is no link between {lower:?} and {upper:?}; name a leaf and a spine, or a host and a leaf"
             ));
         }
-        let key = (lower.to_owned(), upper.to_owned());
-        if state == LinkState::Up {
-            return Ok(self.said.remove(&key).is_some());
-        }
-        if self.said.len() >= LINKS_MAX && !self.said.contains_key(&key) {
-            return Err(format!("{LINKS_MAX} links are out of order already"));
-        }
-        Ok(self.said.insert(key, state) != Some(state))
+        self.said.say(lower, upper, state, life)
+    }
+
+    /// A host has kept what an operator has said of a link. Returns whether that is news.
+    pub fn merge(&mut self, link: SaidLink) -> bool {
+        self.said.merge(link)
+    }
+
+    /// All that hosts are to keep, in parts that fit a message.
+    pub fn to_keep(&self) -> impl Iterator<Item = Vec<SaidLink>> {
+        self.said.messages()
     }
 
     /// These are all that hosts have found dead. Returns those that are new, and those that are well again.
@@ -80,8 +87,8 @@ impl Links {
     #[must_use]
     pub fn capacities(&self, topology: &Topology) -> Vec<f64> {
         let mut capacities = topology.rates().to_vec();
-        let found = self.found.keys().map(|link| (link, &LinkState::Down));
-        for ((lower, upper), state) in self.said.iter().chain(found) {
+        let found = self.found().map(|(lower, upper, _)| (lower, upper, LinkState::Down));
+        for (lower, upper, state) in self.iter().chain(found) {
             for link in topology.links_between(lower, upper).into_iter().flat_map(|link| [link, link.reverse()]) {
                 capacities[link.index()] = match state {
                     LinkState::Up => capacities[link.index()],
@@ -95,6 +102,6 @@ impl Links {
 
     /// All of which somebody has said that they are out of order.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &str, LinkState)> {
-        self.said.iter().map(|((lower, upper), state)| (lower.as_str(), upper.as_str(), *state))
+        self.said.out_of_order()
     }
 }

@@ -9,6 +9,7 @@ use mccs_config::validate::{Problems, Validate};
 use serde::{Deserialize, Serialize};
 
 use super::pace::HostPace;
+use super::said::{self, SaidLink};
 use crate::bootstrap::NRANKS_MAX;
 use crate::collective::CHANNELS_MAX;
 use crate::exchange::protocol::{CommId, ControlBody, Name};
@@ -34,6 +35,9 @@ pub struct Report {
     /// When it sends, on the common clock; where that is known, and was asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub profile: Option<Profile>,
+    /// Whether an operator has chosen the strategy by hand, and has not said since that it need not stay.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_pinned: bool,
 }
 
 /// From an agent to its controller.
@@ -46,6 +50,11 @@ pub enum AgentMessage {
     Gone {
         /// Which.
         comm: CommId,
+    },
+    /// What operators have said of links, to any life of the controller; before [`AgentMessage::Synced`].
+    Kept {
+        /// At most [`said::LINKS_PER_MESSAGE`] of them.
+        links: Vec<SaidLink>,
     },
     /// All communicators of the host were reported to this life of the controller.
     Synced {
@@ -85,6 +94,8 @@ pub enum AgentMessage {
         /// To be given back.
         question: u64,
     },
+    /// Something that was to be told is lost: the host is to be asked to report anew.
+    Behind,
     /// A controller of another life is obeyed.
     Superseded {
         /// That life.
@@ -144,6 +155,13 @@ pub enum ControllerMessage {
     },
     /// Change a communicator.
     Order(Box<Order>),
+    /// What operators have said of links: to be kept, and told whoever has the role next.
+    Keep {
+        /// The controller's life.
+        life: u64,
+        /// At most [`said::LINKS_PER_MESSAGE`] of them.
+        links: Vec<SaidLink>,
+    },
     /// Some path in the network may be dead: links to other services may go the same way, and are to find out now, not when they are
     /// needed.
     TestLinks,
@@ -206,6 +224,10 @@ impl AgentMessage {
                 Some(&report.comm)
             }
             AgentMessage::Gone { comm } => Some(comm),
+            AgentMessage::Kept { links } => {
+                said::check(links).map_err(BodyError::Impossible)?;
+                None
+            }
             AgentMessage::Path { peer, .. } if Name::new(peer).is_none() => {
                 return Err(BodyError::Impossible("it tells of a host that has no name"));
             }
@@ -243,6 +265,7 @@ impl ControllerMessage {
                 }
             }
             ControllerMessage::Pace { pace, .. } => pace.check().map_err(BodyError::Impossible)?,
+            ControllerMessage::Keep { links, .. } => said::check(links).map_err(BodyError::Impossible)?,
             ControllerMessage::Sync { .. } | ControllerMessage::Time { .. } | ControllerMessage::TestLinks => {}
         }
         Ok(message)
@@ -308,6 +331,7 @@ mod tests {
             hosts: vec![host("a", &[0, 2]), host("b", &[1])],
             began_ms: 5,
             profile: Some(Profile { period_ns: 9, busy_ns: 9, phase_ns: 1000 }),
+            is_pinned: true,
             chosen: Chosen { rings: vec![vec![2, 0, 1]], ..Chosen::default() },
         }
     }

@@ -7,13 +7,14 @@
 //! ```
 //!
 //! [`state`] holds the view and orders, [`plan`] turns decisions of a policy into changes and [`pace`]s, [`agent`] reports and
-//! carries out, [`message`] is what the two say, [`clock`] what time it is for all. All of it is without I/O and clock; `engines/controller.rs` connects it with the exchange, the
-//! registry, the operator and the files.
+//! carries out, [`message`] is what the two say, [`said`] what all keep of an operator's words, [`clock`] what time it is for all. All of it is without I/O
+//! and clock; `engines/controller.rs` connects it with the exchange, the registry, the operator and the files.
 //!
 //! Invariants: an order names the strategy that it replaces, so that whoever knows less changes nothing; what is as decided is
 //! left alone; what is refused is in the history with the reason.
 //!
-//! Deliberately absent: election (the configuration names the host), and memory on disk (agents report anew).
+//! Deliberately absent: election (the configuration names the host), and memory on disk (agents report anew, and what was said to
+//! former lives).
 
 pub mod agent;
 pub mod answer;
@@ -27,6 +28,7 @@ pub mod message;
 mod operator;
 pub mod pace;
 pub mod plan;
+pub mod said;
 pub mod state;
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use super::answer::{
 use super::basis::Text;
 use super::links::LinkState;
 use super::message::Report;
-use super::plan::{Plan, plan_all};
+use super::plan::{Plan, path_of, plan_all, spine_steered_to};
 use super::state::{Controller, Held, Output, Ticket};
 use crate::topology::Topology;
 use mccs_config::change::FlowChoice;
@@ -56,7 +56,9 @@ impl Controller {
     fn link(&mut self, lower: &str, upper: &str, state: LinkState, ticket: Ticket, now: Instant) -> Result<(), String> {
         self.refuse_if_replaced()?;
         let basis = self.basis.clone().ok_or("there is no topology in force")?;
-        let is_news = self.links.set(&basis.topology, lower, upper, state)?;
+        let news = self.links.set(&basis.topology, (lower, upper), state, self.life)?;
+        let is_news = news.is_some();
+        news.into_iter().for_each(|link| self.have_kept(link));
         let what = format!("link {lower} {upper} {state}");
         tracing::info!(lower, upper, %state, "link noted");
         if self.application.is_some() {
@@ -124,9 +126,13 @@ impl Controller {
             name: report.comm.to_string(),
             tenant: report.tenant.clone(),
             before: strategy_of(report, &basis.topology),
-            changes: plan.as_ref().is_ok_and(|plan| !plan.is_met_by(&report.chosen)),
+            changes: plan.as_ref().is_ok_and(|plan| !report.is_pinned && !plan.is_met_by(&report.chosen)),
+            is_pinned: report.is_pinned,
             not_enforced: plan.as_ref().map(|plan| plan.not_enforced.clone()).unwrap_or_default(),
-            after: plan.map(|plan| view_of(report, (&plan.rings, &plan.paths, &plan.flows), &basis.topology)),
+            after: plan.map(|plan| match report.is_pinned {
+                true => strategy_of(report, &basis.topology),
+                false => view_of(report, (&plan.rings, &plan.paths, &plan.flows), &basis.topology),
+            }),
         };
         Ok(plan_all(&basis, &self.links, &self.reports(), &self.wants).into_iter().map(view).collect())
     }
@@ -138,6 +144,7 @@ impl Held {
             _ if self.order.is_some() => Standing::Ordered,
             (None, _) => Standing::Undecided,
             (Some(Err(reason)), _) => Standing::Outside(reason.clone()),
+            _ if self.report.is_pinned => Standing::Pinned,
             (Some(Ok(plan)), _) if plan.is_met_by(&self.report.chosen) => Standing::AsDecided,
             (_, Some(refusal)) => Standing::Refused(refusal.reason.clone()),
             (Some(Ok(_)), None) => Standing::Ordered,
@@ -169,9 +176,7 @@ fn view_of(
             {
                 continue;
             }
-            let chosen = flows.iter().find(|flow| (flow.channel, &*flow.from, &*flow.to) == (channel, from, to));
-            let round = (channel as usize).checked_rem(paths.len());
-            let path = chosen.map(|flow| flow.path as usize).or(round).and_then(|place| paths.get(place));
+            let path = path_of((paths, flows), (channel, from, to));
             let way = path.map_or_else(|| "hash".to_owned(), |path| way_name(path, topology));
             seen.push(FlowView { channel, from: from.to_owned(), to: to.to_owned(), way });
         }
@@ -180,11 +185,7 @@ fn view_of(
 }
 
 fn way_name(path: &FlowPath, topology: &Topology) -> String {
-    let is_same = |spine: &u32| {
-        let steering = topology.steering(*spine);
-        (steering.source_ports, steering.dscp) == (path.source_ports, path.dscp)
-    };
-    let spine = (0..topology.spine_count()).find(is_same);
+    let spine = spine_steered_to(topology, path);
     match (path.source_ports, path.dscp, spine) {
         (None, None, _) => "hash".to_owned(),
         (_, _, Some(spine)) => topology.spine_name(spine).to_owned(),

@@ -18,7 +18,7 @@ use super::pace::{HostPace, PAYLOAD, host_paces};
 use crate::exchange::protocol::{CommId, Name};
 use crate::policy::{Decision, Flow, Job, Placed, View, Way, shares};
 use crate::telemetry::placed::Chosen;
-use crate::topology::Topology;
+use crate::topology::{HostId, Topology};
 
 /// Highest priority that a socket can have without a capability.
 const PRIORITY_MAX: u32 = 6;
@@ -89,7 +89,12 @@ pub fn plan_all<'a>(
     let plan = |job: &Job| {
         let place = decisions.0.iter().position(|decision| decision.comm == job.comm);
         let place = place.ok_or("the policy has not decided")?;
-        Ok(plan(&basis.topology, &decisions.0[place], rates.get(place).map(Vec::as_slice)))
+        let decision = &decisions.0[place];
+        let mut plan = plan(&basis.topology, decision, rates.get(place).map(Vec::as_slice));
+        if job.pinned.is_some() {
+            plan.not_enforced.extend(pinned_to_broken(&view, decision));
+        }
+        Ok(plan)
     };
     reports.iter().copied().zip(jobs.iter().map(|job| plan(job.as_ref().map_err(Clone::clone)?))).collect()
 }
@@ -130,7 +135,60 @@ fn job_of(basis: &Basis, number: u64, report: &Report) -> Result<Job, String> {
         channels: (report.chosen.rings.len() as u32).max(1),
         ring_orders: report.chosen.rings.clone(),
         profile: report.profile,
+        pinned: report.is_pinned.then(|| ways_in_force(basis, report)),
     })
+}
+
+/// The spine of each flow between hosts that is steered to one, by channel and hosts.
+fn ways_in_force(basis: &Basis, report: &Report) -> BTreeMap<(u32, HostId, HostId), u32> {
+    let chosen = &report.chosen;
+    let hosts: Vec<_> =
+        report.hosts.iter().filter_map(|host| Some((&*host.host, *basis.hosts.get(&host.host)?))).collect();
+    let pairs = || hosts.iter().flat_map(|from| hosts.iter().map(move |to| (from, to)));
+    let way = |channel: u32, (from, from_id): (&str, HostId), (to, to_id): (&str, HostId)| {
+        let path = path_of((&chosen.paths, &chosen.flows), (channel, from, to))?;
+        Some(((channel, from_id, to_id), spine_steered_to(&basis.topology, path)?))
+    };
+    let channels = 0..chosen.rings.len() as u32;
+    channels.flat_map(|channel| pairs().filter_map(move |(from, to)| way(channel, *from, *to))).collect()
+}
+
+/// The path of a strategy's flow, if it has one: its own, or else its channel's turn.
+pub(super) fn path_of<'a>(
+    (paths, flows): (&'a [FlowPath], &[FlowChoice]),
+    flow: (u32, &str, &str),
+) -> Option<&'a FlowPath> {
+    let chosen = flows.iter().find(|choice| (choice.channel, &*choice.from, &*choice.to) == flow);
+    let turn = (flow.0 as usize).checked_rem(paths.len());
+    paths.get(chosen.map(|choice| choice.path as usize).or(turn)?)
+}
+
+/// The spine to which a path steers, if it does to one.
+pub(super) fn spine_steered_to(topology: &Topology, path: &FlowPath) -> Option<u32> {
+    let is_same = |spine: &u32| {
+        let steering = topology.steering(*spine);
+        is_steerable(steering) && (steering.source_ports, steering.dscp) == (path.source_ports, path.dscp)
+    };
+    (0..topology.spine_count()).find(is_same)
+}
+
+/// Links that carry nothing, and that flows of a pinned strategy would leave if they might.
+fn pinned_to_broken(view: &View<'_>, decision: &Decision) -> Option<String> {
+    let topology = view.topology;
+    let is_broken = |flow: &&Flow| match flow.way {
+        Way::Path(path) => {
+            let route = topology.route(flow.from, flow.to, path);
+            route.links().iter().any(|link| !topology.is_edge(*link) && view.capacities[link.index()] <= 0.0)
+        }
+        Way::Hash => false,
+    };
+    let flow = decision.flows.iter().find(is_broken)?;
+    let (from, to) = (topology.host_name(flow.from.host), topology.host_name(flow.to.host));
+    let spine = spine_of(topology, flow).map_or("its spine", |spine| topology.spine_name(spine));
+    Some(format!(
+        "another way than {spine} for channel {} from {from} to {to}, where a link carries nothing: it is pinned",
+        flow.channel
+    ))
 }
 
 /// What a decision comes to; `rates` are what its flows are allotted, where tenants have shares.

@@ -7,6 +7,8 @@
 //!                                   +--> compare with what hosts were told              --> Pace, which holds at once
 //! ```
 //!
+//! What an operator has chosen by hand is *pinned*: all else is planned around it, and it is not ordered otherwise.
+//!
 //! Nothing is decided before the hosts that are there have reported, so that a controller that has just started decides as the one
 //! before it. An order that is refused leaves the strategy as it is, and is not given again before something else has
 //! changed and a pause is over. Orders that belong to a policy, file or link that was put in force are its application: when one of
@@ -16,7 +18,7 @@
 //! [`Controller::next_deadline`]. Invariant: at most one order of a communicator is under way.
 //!
 //! Deliberately absent: when a change takes effect (the hosts agree on that), and memory of former lives: everything is
-//! reported again.
+//! reported again, also what operators have said of links, which hosts keep.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -31,6 +33,7 @@ use super::links::Links;
 use super::message::{AgentMessage, ControllerMessage, Order, Outcome, Report};
 use super::pace::HostPace;
 use super::plan::{Plan, Wants, plan_all};
+use super::said::SaidLink;
 use crate::exchange::protocol::{CommId, Name};
 
 /// Orders that are under way at a time: bounds what waits in mailboxes on the way.
@@ -288,10 +291,13 @@ impl Controller {
                     self.because(format!("communicator {comm} ended"));
                 }
             }
+            AgentMessage::Kept { links } => self.kept(from, links),
             AgentMessage::Synced { life, is_paced } if life == self.life => {
                 if is_paced {
                     self.unsure.insert(from.clone());
                 }
+                let parts = self.links.to_keep().map(|links| ControllerMessage::Keep { life, links });
+                self.outputs.extend(parts.map(|message| Output::Tell { to: from.clone(), message }));
                 self.hosts.insert(from.clone(), HostState::Synced);
                 self.superseded.remove(from);
                 self.is_to_order = true;
@@ -302,6 +308,10 @@ impl Controller {
                 self.outputs.push_back(Output::Tell { to: from.clone(), message });
             }
             AgentMessage::Synced { .. } => {}
+            AgentMessage::Behind => {
+                self.met(from, now);
+                self.because(format!("host {from} reports anew"));
+            }
             AgentMessage::Suspects => self.test_links(now),
             AgentMessage::Path { peer, path, answers } => {
                 if self.dead_paths.hear(from, &peer, &path, answers) {
@@ -316,6 +326,22 @@ impl Controller {
                 }
             }
         }
+    }
+
+    /// A host has kept what operators have said of links.
+    fn kept(&mut self, from: &Name, links: Vec<SaidLink>) {
+        for link in links.into_iter().filter(|link| self.links.merge(link.clone())).collect::<Vec<_>>() {
+            let SaidLink { lower, upper, state, .. } = &link;
+            self.because(format!("link {lower} {upper} {state}, as host {from} has kept it"));
+            self.have_kept(link);
+        }
+    }
+
+    /// All hosts that hear are to keep what was said of a link.
+    pub(super) fn have_kept(&mut self, link: SaidLink) {
+        let there = self.hosts.iter().filter(|(_, state)| **state == HostState::Synced);
+        let message = ControllerMessage::Keep { life: self.life, links: vec![link] };
+        self.outputs.extend(there.map(|(host, _)| Output::Tell { to: host.clone(), message: message.clone() }));
     }
 
     /// What a communicator's flows from a host want of what they are allotted.
@@ -365,12 +391,14 @@ impl Controller {
                     Some(Ok(plan)) => plan.rings == report.chosen.rings,
                     _ => false,
                 };
-                // Who chose other rings by hand may mean them to be kept, or more channels.
+                // Who chose other rings by hand may have done so before it was pinned; others make room for what is pinned, wherever it goes.
                 let has_other_rings = held.report.chosen.rings != report.chosen.rings && !is_as_planned;
+                let is_by_hand = has_other_rings || (report.is_pinned && held.report.chosen != report.chosen);
                 let sends_otherwise = held.report.profile != report.profile;
-                let cause = match (has_other_rings, sends_otherwise) {
-                    (true, _) => Some(format!("communicator {} was changed by hand", report.comm)),
-                    (_, true) => Some(format!("communicator {} sends at other times", report.comm)),
+                let cause = match (held.report.is_pinned, report.is_pinned) {
+                    (true, false) => Some(format!("communicator {} was unpinned", report.comm)),
+                    _ if is_by_hand => Some(format!("communicator {} was changed by hand", report.comm)),
+                    _ if sends_otherwise => Some(format!("communicator {} sends at other times", report.comm)),
                     _ => None,
                 };
                 held.report = report;
@@ -534,7 +562,7 @@ impl Controller {
             if held.order.is_some() {
                 continue;
             }
-            if plan.is_met_by(&held.report.chosen) {
+            if held.report.is_pinned || plan.is_met_by(&held.report.chosen) {
                 held.refusal = None;
                 continue;
             }

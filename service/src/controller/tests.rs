@@ -1,6 +1,7 @@
 //! A controller, agents and hosts that do what orders say, in one thread on a clock of the test's.
 
 mod bed;
+mod by_hand;
 mod dead;
 mod properties;
 mod story;

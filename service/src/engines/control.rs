@@ -18,6 +18,7 @@ use crate::control::{
     Chunk, CommView, ControlAnswer, ControlRequest, HostView, SessionView, TRACE_MAX, TraceBegun, chunks,
 };
 use crate::runtime::{Context, Engine, Mailbox, Progress, Sender, WakerSlot};
+use crate::telemetry::Registry;
 use crate::telemetry::recorder::Recorders;
 
 /// Operators at a time; more wait to be accepted.
@@ -165,9 +166,13 @@ impl ControlEngine {
                     let problems = problems.into_inner().into_iter().map(|(key, problem)| format!("{key}: {problem}"));
                     return Some(ControlAnswer::Refused(problems.collect::<Vec<_>>().join("; ")));
                 }
+                if let Err(reason) = root_is_here(registry, communicator) {
+                    return Some(ControlAnswer::Refused(reason));
+                }
                 let (asked, change) = (Asked::new(number, self.replies.sender()), Box::new(change));
                 return ask(ProxyMessage::Reconfigure { number: communicator, change, window, expected: None, asked });
             }
+            Ok(ControlRequest::Unpin { communicator }) => done(unpin(registry, communicator)),
             Ok(ControlRequest::WhyStuck { communicator }) => {
                 let asked = Asked::new(number, self.replies.sender());
                 return ask(ProxyMessage::WhyStuck { number: communicator, asked });
@@ -237,6 +242,32 @@ impl ControlEngine {
         }
         Err(SocketError::Closed)
     }
+}
+
+/// Whether the root of a communicator of several hosts is on another one: strategies are changed there.
+fn root_is_here(registry: &Registry, communicator: u64) -> Result<(), String> {
+    let Some(info) = registry.comms().into_iter().find(|info| info.number == communicator) else { return Ok(()) };
+    let is_own = |root: &str| registry.hosts().iter().any(|host| host.is_own && host.name == root);
+    match info.placed.as_ref().map(|placed| placed.comm.root.as_str()).filter(|root| !is_own(root)) {
+        None => Ok(()),
+        Some(root) => Err(format!(
+            "rank 0 of communicator {communicator} is on host {root}: ask the service there, which has a number of its own for it \
+             (`mccsctl communicators`; its unique id is {})",
+            info.id
+        )),
+    }
+}
+
+/// The controller may decide again for a communicator.
+fn unpin(registry: &Registry, communicator: u64) -> Result<(), String> {
+    root_is_here(registry, communicator)?;
+    let info = registry.comms().into_iter().find(|info| info.number == communicator);
+    let info = info.ok_or_else(|| format!("there is no communicator {communicator} here"))?;
+    if !info.placed.as_ref().is_some_and(|placed| placed.pin(false)) {
+        return Err(format!("communicator {communicator} is not pinned"));
+    }
+    registry.note_comms();
+    Ok(())
 }
 
 impl Engine for ControlEngine {

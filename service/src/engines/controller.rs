@@ -40,6 +40,10 @@ use crate::telemetry::{CommInfo, LogBudget, Registry};
 pub const CONTROLLER_MAILBOX_MAX: usize = 16_384;
 /// Answers of proxy engines that may wait; an agent has no more orders.
 const REPLIES_MAX: usize = 1024;
+/// Requests for which the exchange has no room yet. With more, what was to be told is dropped, and told anew when there is room.
+const BACKLOG_MAX: usize = 16_384;
+/// Reports are made while no more requests than this wait.
+const REPORTS_AHEAD: usize = 64;
 /// How soon requests are offered again: nothing tells when the exchange has room.
 const OFFER_AGAIN_AFTER: Duration = Duration::from_millis(1);
 /// Inputs that follow each other are taken in together, for so long at most, before anything is decided.
@@ -203,11 +207,11 @@ impl ControllerEngine {
                 hosts: placed.hosts.clone(),
                 chosen: placed.chosen()?,
                 profile: placed.profile(),
+                is_pinned: placed.is_pinned(),
             })
         };
         let live: Vec<Live> = comms.into_iter().filter_map(live).collect();
-        let outputs = self.agent.look(live, unix().as_millis() as u64);
-        self.carry_out(outputs);
+        self.agent.look(live, unix().as_millis() as u64);
         true
     }
 
@@ -223,7 +227,7 @@ impl ControllerEngine {
                         asked.answer(Err("the proxy engine is too busy".into()));
                     }
                 }
-                AgentOutput::TestLinks => self.backlog.push_back(Request::TestLinks),
+                AgentOutput::TestLinks => self.enqueue(Request::TestLinks),
                 AgentOutput::Pace { comm, pace } => {
                     let message = ProxyMessage::SetPace { comm, pace: Arc::new(pace) };
                     self.untold.extend(self.proxy.send(message).err());
@@ -237,7 +241,7 @@ impl ControllerEngine {
         let words = self.words.take();
         let is_news = !words.is_empty();
         if words.iter().any(|word| !word.answers) {
-            self.backlog.push_back(Request::TestLinks);
+            self.enqueue(Request::TestLinks);
             let output = self.agent.suspects();
             self.carry_out(output);
         }
@@ -256,12 +260,38 @@ impl ControllerEngine {
 
     fn tell(&mut self, to: Name, body: Result<ControlBody, BodyError>) {
         match body {
-            Ok(body) => self.backlog.push_back(Request::Tell { to, body }),
+            Ok(body) => self.enqueue(Request::Tell { to, body }),
             Err(error) => {
                 if let Some(suppressed) = self.budget.take(Instant::now()) {
                     tracing::warn!(%to, %error, suppressed, "a host is not told: its communicators keep what they have");
                 }
             }
+        }
+    }
+
+    /// A request goes to the exchange, behind all before it.
+    fn enqueue(&mut self, request: Request) {
+        self.backlog.push_back(request);
+        if self.backlog.len() <= BACKLOG_MAX || self.role.is_some() {
+            // The controller's own orders and paces are as many as its communicators, and are not told twice.
+            return;
+        }
+        self.backlog.clear();
+        if let Some(message) = self.agent.fall_behind() {
+            tracing::warn!(
+                limit = BACKLOG_MAX,
+                "the exchange is too slow for what the controller is to be told; it is told anew"
+            );
+            self.tell(self.agent.controller().clone(), message.encode());
+        }
+    }
+
+    /// Makes reports, as many as there is room for.
+    fn report(&mut self) {
+        while self.backlog.len() < REPORTS_AHEAD
+            && let Some(report) = self.agent.next_report()
+        {
+            self.tell(self.agent.controller().clone(), report.encode());
         }
     }
 
@@ -272,6 +302,8 @@ impl ControllerEngine {
             }
             ControllerInput::Exchange(Event::Lost { host }) => {
                 self.agent.lost(&host);
+                // It hears nothing of it.
+                self.backlog.retain(|request| !matches!(request, Request::Tell { to, .. } if *to == host));
                 let verdicts = self.probes.lost(&host);
                 self.tell_paths(verdicts);
                 self.role.iter_mut().for_each(|role| role.controller.lost(&host, now));
@@ -393,8 +425,8 @@ impl Engine for ControllerEngine {
                     Ok(_) => Err("it was answered with something else".into()),
                     Err(reason) => Err(reason),
                 };
-                let output = self.agent.answered(question, made);
-                self.carry_out(output);
+                let outputs = self.agent.answered(question, made);
+                self.carry_out(outputs);
             }
             if let Some(input) = input {
                 self.take(input, cx.now);
@@ -403,7 +435,8 @@ impl Engine for ControllerEngine {
         busy |= self.settle(cx.now);
         let paces = self.agent.pace(&self.here, cx.now);
         self.carry_out(paces);
-        let waits = self.push_backlog();
+        self.report();
+        let waits = self.push_backlog() || self.agent.has_reports();
         if busy {
             return Progress::Busy;
         }

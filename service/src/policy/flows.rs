@@ -150,21 +150,29 @@ fn is_less(a: (f64, f64), b: (f64, f64)) -> bool {
 /// Flows on paths.
 #[derive(Debug)]
 pub struct Assigned {
-    /// Every way is a path; otherwise as [`leave_to_hash`].
+    /// Every way is a path, unless it is pinned; otherwise as [`leave_to_hash`].
     pub decisions: Decisions,
     /// Every flow of the decisions, in their order.
     pub hops: Vec<Vec<Hop>>,
 }
 
 /// Fair flow assignment: flows in descending order of demand, each to the path with the least excess, then once more those that
-/// are on a link with too much. `allowed` says which spines a job may use.
+/// are on a link with too much. `allowed` says which spines a job may use. What is pinned is there before, and stays.
 #[must_use]
 pub fn assign(view: &View<'_>, allowed: impl Fn(&Job, u32) -> bool) -> Assigned {
     let mut assigned = derive(view);
     let mut loads = Loads::new(view);
     let mut order: Vec<(usize, usize)> = Vec::new();
     for (number, hops) in assigned.hops.iter().enumerate() {
-        order.extend((0..hops.len()).map(|flow| (number, flow)));
+        if view.jobs[number].pinned.is_none() {
+            order.extend((0..hops.len()).map(|flow| (number, flow)));
+            continue;
+        }
+        for (hop, flow) in hops.iter().zip(&assigned.decisions.0[number].flows) {
+            if let Way::Path(path) = flow.way {
+                loads.put(hop, path, 1.0);
+            }
+        }
     }
     let demand_bps = |(number, flow): &(usize, usize)| assigned.hops[*number][*flow].demand_bps;
     order.sort_by(|a, b| demand_bps(b).total_cmp(&demand_bps(a)));
@@ -190,7 +198,7 @@ pub fn assign(view: &View<'_>, allowed: impl Fn(&Job, u32) -> bool) -> Assigned 
     assigned
 }
 
-/// Rings and flows as wanted, every way left to the hash, and what the rules say of cap and window.
+/// Rings and flows as wanted, every way left to the hash but those that are pinned, and what the rules say of cap and window.
 #[must_use]
 pub fn leave_to_hash(view: &View<'_>) -> Decisions {
     derive(view).decisions
@@ -201,7 +209,10 @@ fn derive(view: &View<'_>) -> Assigned {
     for job in view.jobs {
         let ring_orders = rings::orders(view, job);
         let hops = hops(view, job, &ring_orders);
-        let flow = |hop: &Hop| Flow { channel: hop.channel, from: hop.from, to: hop.to, way: Way::Hash };
+        let flow = |hop: &Hop| {
+            let flow = Flow { channel: hop.channel, from: hop.from, to: hop.to, way: Way::Hash };
+            Flow { way: job.pinned_way(view.topology, &flow), ..flow }
+        };
         let terms = view.rules.of(&job.tenant);
         assigned.decisions.0.push(Decision {
             comm: job.comm,

@@ -11,7 +11,8 @@ use crate::topology::Topology;
 /// The orders of a job's channels, as the operator wants them.
 #[must_use]
 pub fn orders(view: &View<'_>, job: &Job) -> Vec<Vec<u32>> {
-    let kept = view.rules.rings == RingChoice::Kept && !job.ring_orders.is_empty();
+    let is_wanted = view.rules.rings == RingChoice::Kept || job.pinned.is_some();
+    let kept = is_wanted && !job.ring_orders.is_empty();
     if kept { job.ring_orders.clone() } else { local(view.topology, job) }
 }
 

@@ -37,6 +37,7 @@ fn job(comm: CommId, tenant: &str, hosts: &[u32], per_host: u32, channels: u32) 
         channels,
         ring_orders: Vec::new(),
         profile: None,
+        pinned: None,
     }
 }
 

@@ -1,8 +1,11 @@
 //! What a policy sees: the network, the jobs, and what the operator wants.
 
+use std::collections::BTreeMap;
+
 use mccs_config::PolicyFile;
 use mccs_config::policy::Rings;
 
+use super::{Flow, Way};
 use crate::topology::{HostId, Topology};
 
 /// A communicator, by the number that the controller gives it.
@@ -36,6 +39,8 @@ pub struct Job {
     pub ring_orders: Vec<Vec<u32>>,
     /// How it uses the network, where that was measured.
     pub profile: Option<Profile>,
+    /// Where its strategy stays as it is in force: the spine of each of its flows that is steered to one, by channel and hosts.
+    pub pinned: Option<BTreeMap<(u32, HostId, HostId), u32>>,
 }
 
 /// Ranks on a host.
@@ -52,6 +57,16 @@ impl Job {
     #[must_use]
     pub fn nranks(&self) -> u32 {
         self.hosts.iter().map(|placed| placed.ranks.len() as u32).sum()
+    }
+
+    /// The way that a flow has because the strategy is pinned; the hash's where it has none.
+    #[must_use]
+    pub(super) fn pinned_way(&self, topology: &Topology, flow: &Flow) -> Way {
+        let key = (flow.channel, flow.from.host, flow.to.host);
+        let Some(spine) = self.pinned.as_ref().and_then(|ways| ways.get(&key).copied()) else { return Way::Hash };
+        let mut paths = 0..topology.path_count(flow.from, flow.to);
+        let over = paths.find(|path| topology.spine_of(flow.from, flow.to, *path) == Some(spine));
+        over.map_or(Way::Hash, Way::Path)
     }
 }
 

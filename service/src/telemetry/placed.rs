@@ -1,7 +1,7 @@
 //! Where the ranks of a communicator of several hosts are, and which strategy was last decided for it: what a controller has to
 //! know. Written by the proxy engine when a communicator begins, changes or fails; read by the agent.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use mccs_config::change::FlowChoice;
@@ -71,13 +71,26 @@ pub struct Placed {
     pub pace_use: Arc<PaceUse>,
     chosen: Mutex<Option<Arc<Chosen>>>,
     profile: Mutex<Option<Measured>>,
+    is_pinned: AtomicBool,
 }
 
 impl Placed {
     /// A communicator that is about to begin.
     #[must_use]
     pub fn new(comm: CommId, hosts: Vec<HostRanks>) -> Self {
-        Placed { comm, hosts, pace_use: Arc::default(), chosen: Mutex::new(None), profile: Mutex::new(None) }
+        let (chosen, profile, is_pinned) = (Mutex::new(None), Mutex::new(None), AtomicBool::new(false));
+        Placed { comm, hosts, pace_use: Arc::default(), chosen, profile, is_pinned }
+    }
+
+    /// Whether the operator has chosen its strategy by hand, and means it to stay. Known where the root is.
+    #[must_use]
+    pub fn is_pinned(&self) -> bool {
+        self.is_pinned.load(Ordering::Acquire)
+    }
+
+    /// Its strategy is to stay, or no longer. Returns whether that is news.
+    pub fn pin(&self, is_pinned: bool) -> bool {
+        self.is_pinned.swap(is_pinned, Ordering::AcqRel) != is_pinned
     }
 
     /// The strategy that was decided last, in force from its first collective on; `None` once the communicator has failed.

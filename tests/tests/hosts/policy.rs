@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use mccs::{DataType, RedOp};
+use mccs_config::change::StrategyChange;
 use mccs_ipc::types::CollectiveKind;
 use mccs_service::control::{ControlAnswer, ControlRequest, call as ask};
 use mccs_service::controller::answer::{ControllerAnswer, ControllerRequest, HistoryView, PolicyView, Standing};
@@ -76,6 +77,13 @@ fn history(hosts: &TestHosts) -> Vec<HistoryView> {
 
 fn apply(hosts: &TestHosts, policy: &str) -> Result<ControllerAnswer, String> {
     request(hosts, CONTROLLER, ControllerRequest::Apply { name: "apply.toml".into(), text: policy.into() })
+}
+
+/// An operator says how a link is that the job's flows may go over.
+fn set_link(hosts: &TestHosts, state: LinkState) {
+    let link = ControllerRequest::Link { lower: "leaf0".into(), upper: "spine0".into(), state };
+    let answer = request(hosts, CONTROLLER, link);
+    assert!(matches!(answer, Ok(ControllerAnswer::Applied(_))), "{answer:?}");
 }
 
 /// Whether one communicator has changed, and none could not.
@@ -154,9 +162,7 @@ fn who_arrives_gets_the_policys_rings_and_ways_without_being_asked() {
         let refused = request(hosts, 0, ControllerRequest::Show);
         assert!(refused.as_ref().is_err_and(|why| why.contains("on host h2")), "{refused:?}");
         // A link breaks: all go over the other spine.
-        let link = |state| ControllerRequest::Link { lower: "leaf0".into(), upper: "spine0".into(), state };
-        let answer = request(hosts, CONTROLLER, link(LinkState::Down));
-        assert!(matches!(answer, Ok(ControllerAnswer::Applied(_))), "{answer:?}");
+        set_link(hosts, LinkState::Down);
         wait_until(is_over, || flows(hosts) == [[0, 2], [0, 2]]);
         let goal = done.load(Ordering::Relaxed) + 10;
         wait_until(is_over, || done.load(Ordering::Relaxed) >= goal);
@@ -220,16 +226,60 @@ fn a_job_outlives_its_controller_and_the_next_one_finds_what_the_last_one_left()
     let mut hosts = start(folder.path(), FFA);
     with_job(&mut hosts, |hosts, done, is_over| {
         wait_until(is_over, || epochs(hosts) == [1, 1]);
-        let before = show(hosts).communicators;
+        set_link(hosts, LinkState::Down);
+        wait_until(is_over, || flows(hosts) == [[0, 2], [0, 2]]);
+        let before = show(hosts);
+        assert_eq!(before.links, [("leaf0".into(), "spine0".into(), LinkState::Down)]);
         hosts.stop(CONTROLLER);
         let goal = done.load(Ordering::Relaxed) + 20;
         wait_until(is_over, || done.load(Ordering::Relaxed) >= goal);
         hosts.restart(CONTROLLER);
-        wait_until(is_over, || show(hosts).communicators == before);
+        wait_until(is_over, || show(hosts).communicators == before.communicators);
+        // Also of links it knows what was said to the last one.
+        assert_eq!(show(hosts).links, before.links);
         assert!(history(hosts).iter().all(|entry| !entry.what.contains("order")), "{:?}", history(hosts));
         // And it decides.
+        set_link(hosts, LinkState::Up);
+        wait_until(is_over, || flows(hosts) == [[1, 1], [1, 1]]);
         apply(hosts, ECMP).expect("in force");
+        wait_until(is_over, || epochs(hosts) == [4, 4]);
+    });
+}
+
+#[test]
+fn what_an_operator_has_chosen_by_hand_stays_until_it_is_unpinned() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut hosts = start(folder.path(), FFA);
+    with_job(&mut hosts, |hosts, _, is_over| {
+        wait_until(is_over, || epochs(hosts) == [1, 1]);
+        let ask_of = |host: usize, request: fn(u64) -> ControlRequest| {
+            let communicator = hosts.service(host).service().registry.comms()[0].number;
+            ask(&hosts.service(host).control_socket(), &request(communicator)).expect("an answer")
+        };
+        let by_hand = |communicator| {
+            let change = StrategyChange { rings: Some(vec![vec![0, 1, 2, 3]]), ..StrategyChange::default() };
+            ControlRequest::Reconfigure { communicator, change, window: None }
+        };
+        let unpin = |communicator| ControlRequest::Unpin { communicator };
+        let refused = |answer: ControlAnswer, reason: &str| match answer {
+            ControlAnswer::Refused(text) => assert!(text.contains(reason), "{text}"),
+            other => panic!("{other:?}"),
+        };
+        refused(ask_of(0, unpin), "is not pinned");
+        refused(ask_of(1, unpin), "is on host h0: ask the service there");
+        refused(ask_of(1, by_hand), "is on host h0: ask the service there");
+        let answer = ask_of(0, by_hand);
+        assert!(matches!(answer, ControlAnswer::Reconfigured { epoch: 2, .. }), "{answer:?}");
         wait_until(is_over, || epochs(hosts) == [2, 2]);
+        wait_until(is_over, || show(hosts).communicators[0].state == Standing::Pinned);
+        let applied = apply(hosts, ECMP);
+        let Ok(ControllerAnswer::Applied(applied)) = applied else { panic!("{applied:?}") };
+        assert!(applied.changed.is_empty() && applied.failed.is_empty(), "{applied:?}");
+        let view = show(hosts);
+        assert_eq!((view.communicators[0].epoch, &*view.communicators[0].strategy.rings), (2, &[vec![0, 1, 2, 3]][..]));
+        assert_eq!(ask_of(0, unpin), ControlAnswer::Done);
+        wait_until(is_over, || epochs(hosts) == [3, 3]);
+        wait_until(is_over, || show(hosts).communicators[0].state == Standing::AsDecided);
     });
 }
 

@@ -64,7 +64,8 @@ enum Command {
         /// Number of the communicator, as `communicators` shows it.
         communicator: u64,
     },
-    /// Change the strategy of a communicator, while its job runs. Returns when all its hosts have agreed.
+    /// Change the strategy of a communicator, while its job runs. Returns when all its hosts have agreed. From then on the controller,
+    /// where there is one, leaves it as it is, until --unpin.
     Reconfigure(Reconfigure),
     /// Check, compare and put in force how the whole cluster's network is used. On the controller's host.
     #[command(subcommand)]

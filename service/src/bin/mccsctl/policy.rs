@@ -186,6 +186,7 @@ fn show(view: &PolicyView) {
     for comm in &view.communicators {
         let state = match &comm.state {
             Standing::AsDecided => "as decided".to_owned(),
+            Standing::Pinned => "pinned: chosen by hand, until it is unpinned".to_owned(),
             Standing::Ordered => "a change is ordered".to_owned(),
             Standing::Undecided => "nothing is decided yet".to_owned(),
             Standing::Refused(reason) => format!("change refused: {reason}"),
@@ -218,7 +219,10 @@ fn diff(all: &[DiffView]) {
                 println!("  then:");
                 strategy(after, "    ");
             }
-            Ok(_) => println!("communicator {}, tenant {}: stays", view.name, view.tenant),
+            Ok(_) => {
+                let why = if view.is_pinned { ", as it is pinned" } else { "" };
+                println!("communicator {}, tenant {}: stays{why}", view.name, view.tenant);
+            }
         }
         view.not_enforced.iter().for_each(|what| println!("  decided, not enforced: {what}"));
     }

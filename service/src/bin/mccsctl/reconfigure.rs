@@ -29,11 +29,17 @@ pub struct Reconfigure {
     /// Collectives that may start while hosts agree; chosen by their length, if not given.
     #[arg(long)]
     window: Option<u32>,
+    /// Change nothing, but let the controller decide for it again.
+    #[arg(long, conflicts_with_all = ["file", "algorithm", "channels", "ring", "path", "window"])]
+    unpin: bool,
 }
 
 impl Reconfigure {
     /// What the service is asked for.
     pub fn request(&self) -> anyhow::Result<ControlRequest> {
+        if self.unpin {
+            return Ok(ControlRequest::Unpin { communicator: self.communicator });
+        }
         let mut change = self.file.as_deref().map(StrategyChange::load).transpose()?.unwrap_or_default();
         if let Some(name) = &self.algorithm {
             let text = format!("algorithm = {name:?}");

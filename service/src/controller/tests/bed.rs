@@ -96,11 +96,18 @@ impl Bed {
         }
     }
 
-    /// The controller's service ends and starts again, with another life; what was on its way is lost.
+    /// The controller's service ends and starts again, with another life; what was on its way is lost, and what its agent knew.
     pub fn restart_controller(&mut self, life: u64, policy: Text) {
         self.to_agents.clear();
         self.to_controller.clear();
         let names: Vec<Name> = self.hosts.keys().cloned().collect();
+        let own = self.own.clone();
+        let mut live = self.hosts.values().flat_map(|host| host.comms.values());
+        if !live.any(|live| live.hosts.iter().any(|ranks| ranks.host == own.as_str())) {
+            // Nothing there would have ended with it, so all of it does.
+            let host = self.host(&own);
+            (host.agent, host.paces, host.pace_uses) = (Agent::new(own), BTreeMap::new(), BTreeMap::new());
+        }
         for host in self.hosts.values_mut() {
             host.agent.lost(&self.own);
         }
@@ -118,7 +125,7 @@ impl Bed {
         let hosts = hosts.iter().map(|(host, ranks)| HostRanks { host: (*host).into(), ranks: ranks.to_vec() });
         let (number, tenant) = (self.next_comm, tenant.to_owned());
         let (hosts, chosen) = (hosts.collect(), Arc::new(chosen));
-        let live = Live { comm: comm.clone(), number, tenant, hosts, chosen, profile: None };
+        let live = Live { comm: comm.clone(), number, tenant, hosts, chosen, profile: None, is_pinned: false };
         self.host(&comm.root.clone()).comms.insert(comm.clone(), live);
         self.look(&comm.root.clone());
         comm
@@ -127,6 +134,21 @@ impl Bed {
     /// One over all four hosts, with rings that leave the rack after every rank.
     pub fn begin_wide(&mut self, tenant: &str) -> CommId {
         self.begin(tenant, &[("host-a", &[0, 4]), ("host-b", &[2, 6]), ("host-c", &[1, 5]), ("host-d", &[3, 7])])
+    }
+
+    /// An operator changes it, where its root is: its rings, if they are given, and paths, which steer its channels in turn.
+    pub fn change_by_hand(&mut self, comm: &CommId, change: StrategyChange) {
+        let live = self.host(&comm.root).comms.get_mut(comm).unwrap();
+        let epoch = live.chosen.epoch + 1;
+        change_by(live, change, epoch);
+        live.is_pinned = true;
+        self.look(&comm.root);
+    }
+
+    /// An operator no longer wants it to stay.
+    pub fn unpin(&mut self, comm: &CommId) {
+        self.host(&comm.root).comms.get_mut(comm).unwrap().is_pinned = false;
+        self.look(&comm.root);
     }
 
     pub fn end(&mut self, comm: &CommId) {
@@ -148,8 +170,8 @@ impl Bed {
         let unix_ms = self.unix_ms;
         let host_of = self.host(host);
         let live: Vec<Live> = host_of.comms.values().cloned().collect();
-        let outputs = host_of.agent.look(live, unix_ms);
-        self.carry_out(host, outputs);
+        host_of.agent.look(live, unix_ms);
+        self.carry_out(host, []);
     }
 
     pub fn carry_out(&mut self, host: &Name, outputs: impl IntoIterator<Item = AgentOutput>) {
@@ -162,6 +184,9 @@ impl Bed {
                 AgentOutput::TestLinks => {}
                 AgentOutput::Pace { comm, pace } => drop(self.host(host).paces.insert(comm, pace)),
             }
+        }
+        while let Some(report) = self.host(host).agent.next_report() {
+            self.to_controller.push_back((host.clone(), report));
         }
     }
 
@@ -236,8 +261,8 @@ impl Bed {
             }
         };
         self.look(name);
-        let output = self.host(name).agent.answered(question, made);
-        self.carry_out(name, output);
+        let outputs = self.host(name).agent.answered(question, made);
+        self.carry_out(name, outputs);
         true
     }
 

@@ -4,11 +4,12 @@ use std::time::{Duration, Instant};
 
 use mccs_config::change::StrategyChange;
 
-use super::bed::{Bed, TOPOLOGY, change_by, name, policy, text};
+use super::bed::{Bed, Host, TOPOLOGY, change_by, name, policy, text};
+use crate::controller::agent::AgentOutput;
 use crate::controller::answer::{ControllerAnswer, ControllerRequest, Standing};
 use crate::controller::history::{HISTORY_MAX, Went};
 use crate::controller::links::LinkState;
-use crate::controller::message::{ControllerMessage, Order};
+use crate::controller::message::{AgentMessage, ControllerMessage, Order};
 use crate::controller::state::{GRACE, ORDERS_MAX, PAUSE, SYNC_TIME};
 use crate::exchange::protocol::CommId;
 use crate::telemetry::profile::Measured;
@@ -495,4 +496,52 @@ fn who_sends_at_certain_times_makes_others_yield_then_on_the_common_clock() {
     bed.pace(&high.root);
     bed.pass(Duration::from_secs(1));
     assert!(bed.hosts.values().flat_map(|host| host.paces.values()).all(|pace| pace.is_free()));
+}
+
+#[test]
+fn a_host_that_had_no_room_for_what_it_was_to_tell_tells_it_anew() {
+    let mut bed = Bed::new("ffa");
+    let host = name("host-b");
+    let begin = |bed: &mut Bed| bed.begin("t", &[("host-b", &[0, 1]), ("host-c", &[2, 3])]);
+    let gone = begin(&mut bed);
+    bed.run();
+    bed.end(&gone);
+    let there = begin(&mut bed);
+    // All of that was dropped.
+    bed.to_controller.clear();
+    let message = bed.host(&host).agent.fall_behind().expect("it is asked to tell");
+    assert!(bed.host(&host).agent.fall_behind().is_none() && !bed.host(&host).agent.has_reports());
+    bed.carry_out(&host, [AgentOutput::Tell(message)]);
+    bed.run();
+    let view = bed.show();
+    assert_eq!(view.communicators.iter().map(|comm| &comm.name).collect::<Vec<_>>(), [&there.to_string()]);
+    assert_eq!(bed.chosen(&there).epoch, 1);
+}
+
+#[test]
+fn what_waits_to_be_reported_is_reported_once_and_as_it_is_then() {
+    let mut bed = Bed::new("ffa");
+    let host = name("host-a");
+    let comms: Vec<_> = (0..3).map(|_| bed.begin_wide("t")).collect();
+    bed.run();
+    let host_of = bed.host(&host);
+    let change = |host: &mut Host, comm: &CommId, epoch| {
+        change_by(host.comms.get_mut(comm).unwrap(), StrategyChange::default(), epoch);
+        let live: Vec<_> = host.comms.values().cloned().collect();
+        host.agent.look(live, 7);
+    };
+    // Nobody takes reports meanwhile.
+    change(host_of, &comms[1], 5);
+    change(host_of, &comms[1], 6);
+    host_of.comms.remove(&comms[0]);
+    change(host_of, &comms[2], 7);
+    let told: Vec<_> = std::iter::from_fn(|| host_of.agent.next_report()).collect();
+    let epoch = |message: &AgentMessage| match message {
+        AgentMessage::Report(report) => Some((report.comm.clone(), report.chosen.epoch)),
+        AgentMessage::Gone { comm } => Some((comm.clone(), 0)),
+        _ => None,
+    };
+    let expected = [(comms[0].clone(), 0), (comms[1].clone(), 6), (comms[2].clone(), 7)];
+    assert_eq!(told.iter().filter_map(epoch).collect::<Vec<_>>(), expected);
+    assert_eq!(told.len(), 3);
 }

@@ -79,12 +79,14 @@ pub(super) struct Changes {
     /// No collective from this number on may start before the change is decided.
     limit: Option<u64>,
     asked: Option<Asked>,
+    /// An operator has asked for it, not the controller.
+    is_by_hand: bool,
 }
 
 impl Changes {
     /// None, after a first strategy with these ways.
     pub(super) fn new(ways: Arc<Ways>) -> Self {
-        Changes { ways, decided: VecDeque::new(), preparing: None, limit: None, asked: None }
+        Changes { ways, decided: VecDeque::new(), preparing: None, limit: None, asked: None, is_by_hand: false }
     }
 
     /// Whether collective number `number` may start.
@@ -209,8 +211,8 @@ impl ProxyEngine {
         self.comms.iter().find(|(_, live)| live.info.number == number).map(|(comm, _)| comm)
     }
 
-    /// The operator or the controller changes the strategy of the communicator with a number; with the terms of
-    /// [`super::ProxyMessage::Reconfigure`].
+    /// The strategy of the communicator with a number is to change, with the terms of [`super::ProxyMessage::Reconfigure`]: because the
+    /// controller orders it, which expects a certain strategy, or an operator, whose choice is pinned.
     pub(super) fn reconfigure(
         &mut self,
         number: u64,
@@ -239,7 +241,7 @@ impl ProxyEngine {
         match (&live.span, &mut self.setups) {
             (Some(span), Some(setups)) => {
                 let (comm, window) = (span.comm.clone(), window.unwrap_or_else(|| live.window()));
-                live.changes.asked = Some(asked);
+                (live.changes.asked, live.changes.is_by_hand) = (Some(asked), expected.is_none());
                 setups.ask(Request::Propose { comm, window, body, timeout: PREPARE_TIMEOUT });
             }
             _ => {
@@ -338,6 +340,9 @@ impl ProxyEngine {
                     over.push(never.epoch);
                 }
                 changes.decided.push_back((cut, next));
+                if let Some(placed) = live.info.placed.as_ref().filter(|_| changes.asked.is_some()) {
+                    placed.pin(changes.is_by_hand);
+                }
                 live.tell_chosen();
                 self.registry.note_comms();
                 Ok(OperatorAnswer::Reconfigured(Reconfigured { epoch: change, cut }))

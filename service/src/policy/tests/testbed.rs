@@ -16,6 +16,7 @@ fn jobs() -> Vec<Job> {
         channels: 2,
         ring_orders: Vec::new(),
         profile: Some(Profile { period_ns, busy_ns, phase_ns: 5 }),
+        pinned: None,
     };
     vec![
         job(1, "a", (0..4).map(|host| placed(host, host, 0)).collect(), 300_000, 140_000),

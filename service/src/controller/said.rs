@@ -1,0 +1,155 @@
+//! What operators have said of links, by whom it is kept: the controller, and all agents for the controllers that come after it.
+//!
+//! Every word has a number, higher than all before it about the same link, so that of two hosts' memories the newer one counts: a host
+//! that was away while a link was mended does not break it again. So a link that is in order again is kept as well.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::links::LinkState;
+
+/// Links of which something is kept; a network with more that are out of order is not described by its topology any more.
+const LINKS_MAX: usize = 4096;
+/// Links in a message: with the longest names they fit its body.
+pub const LINKS_PER_MESSAGE: usize = 100;
+/// Bytes of a name; a DNS name has no more.
+const NAME_BYTES_MAX: usize = 253;
+
+/// A word about a link.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SaidLink {
+    /// Leaf, or host.
+    pub lower: String,
+    /// Spine, or leaf.
+    pub upper: String,
+    /// How it is.
+    pub state: LinkState,
+    /// Its number: the life of the controller that was told, and a count.
+    pub number: (u64, u64),
+}
+
+/// How a link is, and the number of the word.
+type Said = (LinkState, (u64, u64));
+
+/// See the module's documentation. By lower and upper end.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SaidLinks(BTreeMap<(String, String), Said>);
+
+impl SaidLinks {
+    /// An operator says how a link is, in a life of the controller. Returns the word, where it is news.
+    ///
+    /// # Errors
+    /// Too many links are out of order.
+    pub fn say(&mut self, lower: &str, upper: &str, state: LinkState, life: u64) -> Result<Option<SaidLink>, String> {
+        let known = self.0.get(&(lower.to_owned(), upper.to_owned()));
+        let (before, (last_life, count)) = known.copied().unwrap_or((LinkState::Up, (0, 0)));
+        if before == state {
+            return Ok(None);
+        }
+        // A clock that was set back makes no word older than the one before.
+        let number = (life.max(last_life), count.saturating_add(1));
+        let link = SaidLink { lower: lower.to_owned(), upper: upper.to_owned(), state, number };
+        match self.merge(link.clone()) {
+            true => Ok(Some(link)),
+            false => Err(format!("{LINKS_MAX} links are out of order already")),
+        }
+    }
+
+    /// A word that somebody else has heard or kept. Returns whether it is newer than what was known, and there is room for it.
+    pub fn merge(&mut self, link: SaidLink) -> bool {
+        let SaidLink { lower, upper, state, number } = link;
+        let key = (lower, upper);
+        if self.0.get(&key).is_some_and(|(_, known)| *known >= number) {
+            return false;
+        }
+        if self.0.len() >= LINKS_MAX && !self.0.contains_key(&key) && !self.make_room() {
+            return false;
+        }
+        self.0.insert(key, (state, number));
+        true
+    }
+
+    /// Forgets the link that has been in order for longest. Returns whether there is one.
+    fn make_room(&mut self) -> bool {
+        let in_order = self.0.iter().filter(|(_, (state, _))| *state == LinkState::Up);
+        let oldest = in_order.min_by_key(|(_, (_, number))| *number).map(|(key, _)| key.clone());
+        oldest.is_some_and(|key| self.0.remove(&key).is_some())
+    }
+
+    /// All of it, in parts that fit a message.
+    pub fn messages(&self) -> impl Iterator<Item = Vec<SaidLink>> {
+        let link = |((lower, upper), (state, number)): (&(String, String), &Said)| SaidLink {
+            lower: lower.clone(),
+            upper: upper.clone(),
+            state: *state,
+            number: *number,
+        };
+        let mut links = self.0.iter().map(link);
+        std::iter::from_fn(move || {
+            let part: Vec<_> = links.by_ref().take(LINKS_PER_MESSAGE).collect();
+            (!part.is_empty()).then_some(part)
+        })
+    }
+
+    /// Those that are not as the topology says.
+    pub fn out_of_order(&self) -> impl Iterator<Item = (&str, &str, LinkState)> {
+        let links = self.0.iter().map(|((lower, upper), (state, _))| (lower.as_str(), upper.as_str(), *state));
+        links.filter(|(_, _, state)| *state != LinkState::Up)
+    }
+}
+
+/// Checks what somebody else has told.
+///
+/// # Errors
+/// What is wrong with it, in words.
+pub fn check(links: &[SaidLink]) -> Result<(), &'static str> {
+    let is_name = |name: &String| (1..=NAME_BYTES_MAX).contains(&name.len());
+    if links.len() > LINKS_PER_MESSAGE {
+        Err("it has too many links")
+    } else if !links.iter().all(|link| is_name(&link.lower) && is_name(&link.upper)) {
+        Err("it names a link that cannot be")
+    } else {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_word_about_a_link_counts_wherever_it_was_kept() {
+        let (mut ours, mut theirs) = (SaidLinks::default(), SaidLinks::default());
+        let down = ours.say("leaf0", "spine0", LinkState::Down, 5).unwrap().unwrap();
+        assert!(theirs.merge(down.clone()) && !theirs.merge(down.clone()));
+        assert_eq!(ours.say("leaf0", "spine0", LinkState::Down, 5), Ok(None), "said before");
+        // The other one is away meanwhile, and the clock is set back.
+        let up = ours.say("leaf0", "spine0", LinkState::Up, 3).unwrap().unwrap();
+        assert!(!ours.merge(down), "an old word");
+        assert_eq!(ours.out_of_order().count(), 0);
+        assert_eq!(theirs.out_of_order().collect::<Vec<_>>(), [("leaf0", "spine0", LinkState::Down)]);
+        assert!(theirs.merge(up));
+        assert_eq!(theirs, ours);
+        assert_eq!(ours.say("leaf1", "spine0", LinkState::Up, 9), Ok(None), "it never was anything else");
+    }
+
+    #[test]
+    fn links_that_are_in_order_again_make_room_and_all_fit_messages() {
+        let mut said = SaidLinks::default();
+        for number in 0..LINKS_MAX {
+            assert!(said.say(&format!("leaf{number}"), "spine0", LinkState::Down, 1).unwrap().is_some());
+        }
+        assert!(said.say("leaf", "spine0", LinkState::Down, 1).unwrap_err().contains("4096"));
+        said.say("leaf7", "spine0", LinkState::Up, 1).unwrap().unwrap();
+        assert!(said.say("leaf", "spine0", LinkState::Down, 1).unwrap().is_some());
+        assert_eq!(said.messages().map(|part| part.len()).sum::<usize>(), LINKS_MAX);
+        assert!(said.messages().all(|part| check(&part).is_ok()));
+        let name = "n".repeat(NAME_BYTES_MAX);
+        let link = SaidLink { lower: name.clone(), upper: name, state: LinkState::Down, number: (u64::MAX, u64::MAX) };
+        let links = vec![link.clone(); LINKS_PER_MESSAGE];
+        assert!(super::super::message::AgentMessage::Kept { links }.encode().is_ok());
+        assert!(check(&vec![link; LINKS_PER_MESSAGE + 1]).is_err());
+    }
+}
