@@ -7,6 +7,7 @@ usage: cuda.py NAME sizes|points|beside --nranks N [--rounds N] [--nccl FILE] [-
 Needs so many GPUs, and writes NAME.json (data and provenance) and NAME.md. Binaries: target/release, or the folder MCCS_BIN."""
 
 import argparse
+import ctypes
 import importlib.util
 import json
 import os
@@ -28,6 +29,12 @@ def installed_nccl():
     if package is None:
         sys.exit("cuda.py: there is no package nvidia.nccl; --nccl names the library")
     return str(pathlib.Path(list(package.submodule_search_locations)[0], "lib", "libnccl.so.2"))
+
+
+def version_of(library):
+    number = ctypes.c_int()
+    ctypes.CDLL(library).ncclGetVersion(ctypes.byref(number))
+    return f"{number.value // 10000}.{number.value // 100 % 100}.{number.value % 100}"
 
 
 def beside_nccl(lines, key):
@@ -96,20 +103,21 @@ def main():
     parser.add_argument("more", nargs="*", help="for mccs-cuda-perf, after --")
     options = parser.parse_args()
     arguments, table, words = WHAT[options.what]
+    nccl = options.nccl or installed_nccl()
     # Multicast is left alone: a program that uses it and fails may leave GPUs that others share out of service.
     os.environ["NCCL_NVLS_ENABLE"] = "0"
     with tempfile.TemporaryDirectory() as folder, services({"gpu-host": SERVICE}, folder) as sockets:
         file = pathlib.Path(folder) / "found.json"
         command = [BINARIES / "mccs-cuda-perf", "--socket", sockets[0], "--nranks", options.nranks, "--factor", 4, *arguments,
-                   "--rounds", options.rounds, "--nccl", options.nccl or installed_nccl(), "--json", file, *options.more]
+                   "--rounds", options.rounds, "--nccl", nccl, "--json", file, *options.more]
         print(bench.run([*map(str, command)], timeout=500), flush=True)
         found = json.loads(file.read_text())
     found = {"lines": found} if isinstance(found, list) else found
     name, driver = bench.run(["nvidia-smi", "--format=csv,noheader", "--query-gpu=name,driver_version"]).splitlines()[0].split(", ")
     facts = {"commit": options.commit or bench.run(["git", "rev-parse", "--short", "HEAD"]).strip(),
              "machine": f"{name}, {options.nranks} of one host, driver {driver}, {os.cpu_count()} cores",
-             "command": " ".join(["eval/cuda.py", *sys.argv[1:]]), "rounds": options.rounds}
-    text = (f"{facts['machine']}, one process each, beside NCCL {found.get('nccl', 'of the same machine')} without NVLS, sides in turn; commit "
+             "command": " ".join(["eval/cuda.py", *sys.argv[1:]]), "nccl": version_of(nccl), "rounds": options.rounds}
+    text = (f"{facts['machine']}, one process each, beside NCCL {facts['nccl']} without NVLS, sides in turn; commit "
             f"{facts['commit']}. Times in us: median (least to greatest) of {options.rounds} rounds, the slowest rank's: {words}.\n\n{table(found)}\n")
     out = pathlib.Path(options.out)
     (out / f"{options.name}.json").write_text(bench.without_folders(json.dumps({**found, **facts})) + "\n")

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """The rdma transport beside perftest's ib_write_bw and libibverbs' ibv_rc_pingpong, from one soft-RoCE device to another
-on the test machine (tests/rdma-vm). Sides in turn, several rounds, one run. Both tools write or send from one side's memory
-straight into the other's; the transport also waits for the receiver's room for each message, which is a packet back.
+on the test machine (tests/rdma-vm); and a small all-reduce of two hosts over it, beside the same within a host. Sides in turn,
+several rounds, one run. Both tools write or send from one side's memory straight into the other's; the transport also waits for the
+receiver's room for each message, which is a packet back.
 
 usage: rdma.py NAME [--rounds N] [--netem SPECIFICATION]
 
@@ -11,18 +12,21 @@ fails if bandwidth is below 0.9 of ib_write_bw's from 1 MiB.
 The machine has one CPU. ib_write_bw polls, having no other way, and so takes it from the packets: to be ahead of it is no merit,
 to stay behind it a fault. Round trips are those of programs that sleep until something comes: ibv_rc_pingpong waits for
 events; ib_write_lat polls, and would measure time slices. They are shown and not judged: a system call takes 10 to 20 us on that
-machine, a look at the clock is one, and the transport serves many flows and a deadline where the tool serves one queue pair."""
+machine, a look at the clock is one, and the transport serves many flows and a deadline where the tool serves one queue pair. Nor are
+all-reduces judged, whose four processes share the CPU."""
 
 import argparse
 import json
 import os
 import re
+import secrets
 import statistics
 import subprocess
 import sys
 import time
 
 import bench
+import cluster
 from bench import BINARIES, ROOT
 
 MESSAGES = [64 << 10, 1 << 20, 8 << 20]
@@ -34,8 +38,10 @@ SERVER = "10.77.0.2"
 BANDWIDTH_LEAST, BANDWIDTH_LEAST_FROM = 0.9, 1 << 20
 # ib_write_bw prints zeros where it could not find the clock's rate, which other load on the host makes likely.
 TRIES = 10
-TOOL, OURS = "tool", "transport"
+CALLS = 300
+TOOL, OURS, CALL = "tool", "transport", "all-reduce"
 BANDWIDTH, ROUND_TRIP = "bandwidth, GB/s", "round trip, us"
+ONE_HOST, ACROSS = "one host, us", "two hosts, us"
 
 
 def tool(command, device_option):
@@ -83,9 +89,29 @@ def transport():
             for record in bench.records(said) if record["what"] in names}
 
 
+class Hosts:
+    """The machine's two hosts, as `cluster` knows hosts."""
+    hosts = ["h0", "h1"]
+    addresses = {"h0": "10.77.0.1", "h1": SERVER}
+
+    def command(self, host, command):
+        return ["ip", "netns", "exec", f"host{self.hosts.index(host)}", *command]
+
+
+def all_reduces():
+    found = {}
+    for what, placed in {ONE_HOST: ["h0", "h0"], ACROSS: ["h0", "h1"]}.items():
+        with cluster.services(Hosts(), ['rdma.use = "required"']) as (_, folder):
+            size = f"{PINGS[0]}B"
+            record = cluster.perf(Hosts(), folder, placed, secrets.token_hex(16), [
+                "--operation", "all_reduce", "--begin", size, "--end", size, "--iterations", CALLS, "--warmup", CALLS // 10])[0]
+        found[what, PINGS[0]] = record["p50_us"]
+    return found
+
+
 def inside(rounds):
     """On the machine: prints a JSON line for every measurement."""
-    sides = {TOOL: tools, OURS: transport}
+    sides = {TOOL: tools, OURS: transport, CALL: all_reduces}
     for number in range(rounds):
         for side in bench.in_turn(sides, number):
             for (what, message), value in sides[side]().items():
@@ -125,11 +151,13 @@ def main():
             ratio = statistics.median(ratios)
             if what == BANDWIDTH and message >= BANDWIDTH_LEAST_FROM and ratio < BANDWIDTH_LEAST:
                 missed.append(f"{what} at {message} bytes: {ratio:.3f}")
+    calls = {what: [record["value"] for record in found if record["what"] == what] for what in (ONE_HOST, ACROSS)}
     verdict = "Missed: " + "; ".join(missed) if missed else "Bandwidth is what is wanted."
     text = (f"Soft-RoCE on the test machine, {options.netem or 'no loss'}; median (least to greatest) of {options.rounds} rounds, sides "
             f"in turn. Bandwidth beside ib_write_bw, wanted: {BANDWIDTH_LEAST} of it from {BANDWIDTH_LEAST_FROM} bytes. Round trips "
             f"(ours: p50, the tool's: mean) beside ibv_rc_pingpong with events.\n\n"
-            + bench.table(["", "bytes", "tool", "transport", "transport / tool"], rows) + f"\n{verdict}\n")
+            + bench.table(["", "bytes", "tool", "transport", "transport / tool"], rows) + f"\n{verdict}\n\nAn all-reduce of {PINGS[0]} bytes, "
+            f"p50: {spread(calls[ACROSS])} us on two hosts, {spread(calls[ONE_HOST])} us on one; all processes on one CPU.\n")
     bench.write_results(options.name, bench.provenance() | {"netem": options.netem, "rounds": found, "missed": missed}, text)
     print(text)
     sys.exit(1 if missed else 0)

@@ -195,6 +195,22 @@ fn flows_go_on_where_paths_die() {
 
 /// The last message is done before anybody has it, and the flow is closed.
 #[test]
+fn the_end_of_what_is_sent_waits_no_longer_than_a_copy_takes() {
+    const BYTES: usize = 12_000;
+    let mut bed = Bed::new(options(), BYTES);
+    // Nothing is acknowledged.
+    bed.kill_path();
+    let span = MemorySpan { key: bed.from, offset: 0, bytes: BYTES as u64 };
+    let send = bed.a.isend(bed.send, span, 0).expect("lives").expect("room");
+    let start = Instant::now();
+    for (after_us, is_done) in [(0, false), (0, false), (10, true)] {
+        bed.a.poll(&Context { now: start + Duration::from_micros(after_us), budget: 64 });
+        let status = bed.a.test(send).expect("lives");
+        assert_eq!(matches!(status, Status::Done { .. }), is_done, "{status:?} after {after_us} us");
+    }
+}
+
+#[test]
 fn what_was_done_comes_though_its_path_and_then_its_flow_end() {
     for bytes in [8, 100_000] {
         let mut bed = Bed::new(options(), 1 << 20);

@@ -12,7 +12,7 @@ use super::super::region::{Buffer, Regions};
 use super::super::request::{self, RequestRing};
 use super::super::{Fault, FlowOptions, FlowPath, MemoryKey, Status, TransportError};
 use super::connection::{Connection, LOOKS, Look};
-use super::log::{COPIED_MAX, Piece};
+use super::log::{COPIED_MAX, Log, Piece};
 use super::socket::{Moved, Socket};
 use super::watches::Ready;
 use super::wire::{Address, ChunkHeader, Grid, HEADER_BYTES, Hello};
@@ -25,8 +25,10 @@ const TRIMMED_FROM: usize = 32 << 10;
 /// Looking more often says no more: the kernel's own times are coarser.
 const LOOKED_AT_EVERY_MIN: Duration = Duration::from_millis(5);
 /// An acknowledgement that has not come after so long, since whoever receives it is busy or waits for more, is not waited for
-/// where a copy will do.
+/// where a copy will do. Where nothing follows that could be sent meanwhile, it is waited for no longer than a copy takes.
 const SETTLED_AFTER: Duration = Duration::from_micros(200);
+/// What a copy moves.
+const COPIED_PER_NS: u64 = 8;
 
 /// How far a message is.
 #[derive(Debug)]
@@ -375,7 +377,9 @@ impl Sender {
     /// Returns whether something was settled, and whether something is left.
     pub(super) fn settle(&mut self, now: Option<Instant>, regions: &mut Regions) -> (bool, bool) {
         let since = now.map(|now| *self.unsettled_since.get_or_insert(now));
-        let is_late = now.zip(since).is_none_or(|(now, since)| now.saturating_duration_since(since) >= SETTLED_AFTER);
+        let patience = self.tail_bytes().map(|bytes| Duration::from_nanos(bytes / COPIED_PER_NS));
+        let patience = patience.map_or(SETTLED_AFTER, |patience| patience.min(SETTLED_AFTER));
+        let is_late = now.zip(since).is_none_or(|(now, since)| now.saturating_duration_since(since) >= patience);
         let (bytes_max, mut moved) = (if is_late { COPIED_MAX } else { COPIED_AT_ONCE }, false);
         for index in 0..self.connections.len() {
             moved |= self.take_acknowledged(index, regions);
@@ -388,6 +392,14 @@ impl Sender {
             self.unsettled_since = None;
         }
         (moved, is_left)
+    }
+
+    /// What a copy of all that is neither acknowledged nor copied would move; `None` while more is to be sent.
+    fn tail_bytes(&self) -> Option<u64> {
+        let has_sent_all = |connection: &Connection| connection.position == connection.log.end();
+        let is_tail = self.current == self.ring.next() && self.connections.iter().all(has_sent_all);
+        let left = |log: &Log| (log.end() - log.start()).saturating_sub(log.copied_bytes() as u64);
+        is_tail.then(|| self.connections.iter().map(|connection| left(&connection.log)).sum())
     }
 
     /// Ends chunks of a connection that were acknowledged. Returns whether there were any.
