@@ -8,7 +8,7 @@
 //! Where the service carries everything out ([`crate::direct::Execution`]) a second stream of its own does that part as well, and
 //! the caller's stream only says that it is there, and waits.
 //!
-//! Where elements are combined each rank owns a *shard* of them. Its peers' parts come, piece by piece, into a *slot* of the
+//! Where elements are combined each rank owns a *shard* of them; of a short all-reduce, all of them. Its peers' parts come, piece by piece, into a *slot* of the
 //! rank's area; a kernel in the rank's own stream combines each when words tell that it is there.
 //!
 //! ```text
@@ -29,6 +29,9 @@ pub const RELEASED: u64 = 1 << 62;
 const PIECES_MAX: u64 = 1 << 20;
 /// Shards of at least this size come in more than one piece, so that reducing and copying overlap.
 const SPLIT_FROM_BYTES: u64 = 4 << 20;
+/// An all-reduce of at most so many bytes is combined by all ranks: what goes over links more often takes less time than bringing
+/// results back.
+const WHOLE_BYTES_MAX: u64 = 1 << 20;
 const HEADER_BYTES: u64 = 4096;
 /// Pieces begin at such places, which all element types divide.
 const PIECE_ALIGN: u64 = 4096;
@@ -192,6 +195,8 @@ pub struct Shards {
     total_bytes: u64,
     shard_bytes: u64,
     piece_bytes: u64,
+    /// Whether every shard is the whole.
+    is_whole: bool,
 }
 
 impl Shards {
@@ -199,12 +204,14 @@ impl Shards {
     #[must_use]
     pub fn new(layout: LargeLayout, kind: CollectiveKind, nranks: u32, bytes: u64) -> Self {
         let ranks = u64::from(nranks.max(1));
-        let (total_bytes, shard_bytes) = match kind {
-            CollectiveKind::ReduceScatter => (bytes * ranks, bytes),
-            _ => (bytes, bytes.div_ceil(ranks).next_multiple_of(LINE_BYTES)),
-        };
         let peers = ranks.saturating_sub(1).max(1);
         let most = (layout.slot_bytes / peers / PIECE_ALIGN * PIECE_ALIGN).max(PIECE_ALIGN);
+        let is_whole = kind == CollectiveKind::AllReduce && bytes <= most.min(WHOLE_BYTES_MAX);
+        let (total_bytes, shard_bytes) = match kind {
+            CollectiveKind::ReduceScatter => (bytes * ranks, bytes),
+            _ if is_whole => (bytes, bytes),
+            _ => (bytes, bytes.div_ceil(ranks).next_multiple_of(LINE_BYTES)),
+        };
         let fewest = match kind {
             _ if shard_bytes < SPLIT_FROM_BYTES => 1,
             // Nothing goes out while the last piece is combined: it had better be short.
@@ -213,7 +220,7 @@ impl Shards {
         };
         let pieces = shard_bytes.div_ceil(most).max(fewest);
         let piece_bytes = shard_bytes.div_ceil(pieces).next_multiple_of(PIECE_ALIGN).clamp(PIECE_ALIGN, most);
-        Shards { layout, kind, nranks, total_bytes, shard_bytes, piece_bytes }
+        Shards { layout, kind, nranks, total_bytes, shard_bytes, piece_bytes, is_whole }
     }
 
     /// Pieces of every shard. Some may be empty.
@@ -222,10 +229,22 @@ impl Shards {
         self.shard_bytes.div_ceil(self.piece_bytes).max(1)
     }
 
+    /// Whether every rank owns all elements, so that nobody has results for others.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        self.is_whole
+    }
+
+    /// Ranks whose parts `owner` waits for before it combines: the others, and itself where it sends what it is going to write over.
+    pub fn awaited(&self, owner: u32) -> impl Iterator<Item = u32> {
+        let is_whole = self.is_whole;
+        (0..self.nranks).filter(move |rank| is_whole || *rank != owner)
+    }
+
     /// A piece of `owner`'s shard in the whole, as offset and length.
     #[must_use]
     pub fn piece(&self, owner: u32, piece: u64) -> (u64, u64) {
-        let shard = u64::from(owner) * self.shard_bytes;
+        let shard = if self.is_whole { 0 } else { u64::from(owner) * self.shard_bytes };
         let shard_end = (shard + self.shard_bytes).min(self.total_bytes);
         let begin = (shard + piece * self.piece_bytes).min(shard_end);
         (begin, (begin + self.piece_bytes).min(shard_end) - begin)
@@ -281,12 +300,13 @@ mod tests {
                     for owner in 0..nranks {
                         for piece in 0..shards.pieces() {
                             let (begin, len) = shards.piece(owner, piece);
-                            assert!(len == 0 || begin == at, "{nranks} ranks, {bytes} bytes: {begin} after {at}");
+                            let expected = if shards.is_whole() { 0 } else { at };
+                            assert!(len == 0 || begin == expected, "{nranks} ranks, {bytes} bytes: {begin} after {at}");
                             at += len;
                         }
                     }
                     let total = if kind == CollectiveKind::ReduceScatter { bytes * u64::from(nranks) } else { bytes };
-                    assert_eq!(at, total);
+                    assert_eq!(at, if shards.is_whole() { total * u64::from(nranks) } else { total });
                     for owner in 0..nranks {
                         let mut ends = Vec::new();
                         for source in (0..nranks).filter(|source| *source != owner) {

@@ -82,7 +82,7 @@ pub(super) fn keep_steps_of(call: &LargeCall, problem: &Problem, rank: u32) -> V
         let shards = Shards::new(call.layout, kind, nranks, count * call.element_bytes);
         for piece in 0..shards.pieces() {
             let value = stage(call.number, piece);
-            steps.extend(peers(rank, nranks).map(|rank| Step::Wait { word: LargeWord::Pushed, rank, value }));
+            steps.extend(shards.awaited(rank).map(|rank| Step::Wait { word: LargeWord::Pushed, rank, value }));
             steps.push(Step::Combine { piece });
         }
     } else if let Some((from, to, count)) = own_part(kind, rank, root, count) {
@@ -170,7 +170,7 @@ fn combine(call: &LargeCall, problem: &Problem, rank: u32, steps: &mut Vec<Step>
     let &Problem { kind, nranks, count, .. } = problem;
     let shards = Shards::new(call.layout, kind, nranks, count * call.element_bytes);
     let reduced = |rank, piece| Step::Wait { word: LargeWord::Reduced, rank, value: stage(call.number, piece) };
-    let has_results = kind == CollectiveKind::AllReduce;
+    let has_results = kind == CollectiveKind::AllReduce && !shards.is_whole();
     let pieces = shards.pieces();
     for piece in 0..=pieces {
         if piece < pieces {

@@ -49,6 +49,8 @@ struct Call {
 struct Model {
     nranks: u32,
     execution: Execution,
+    /// Whether what a rank sends lies where it receives.
+    is_in_place: bool,
     layout: LargeLayout,
     memory: Vec<Memory>,
     words: HashMap<(LargeWord, u32), u64>,
@@ -63,7 +65,7 @@ impl Model {
         let layout = LargeLayout::behind(100, 0);
         let memory = vec![Memory { area: vec![0; layout.area_bytes() as usize], ..Memory::default() }; nranks as usize];
         let rng = StdRng::seed_from_u64(seed);
-        Model { nranks, execution, layout, memory, words: HashMap::new(), rng }
+        Model { nranks, execution, is_in_place: false, layout, memory, words: HashMap::new(), rng }
     }
 
     fn word(&self, word: LargeWord, rank: u32) -> u64 {
@@ -78,6 +80,7 @@ impl Model {
     fn bytes(&mut self, rank: u32, place: Place, len: usize) -> &mut [u8] {
         let memory = &mut self.memory[rank as usize];
         let (of, at) = match place {
+            Place::Send(at) if self.is_in_place => (&mut memory.recv, at),
             Place::Send(at) => (&mut memory.send, at),
             Place::Recv(at) => (&mut memory.recv, at),
             Place::Area(at) => (&mut memory.area, at),
@@ -109,8 +112,8 @@ impl Model {
             }
             Own::Combine { piece } => {
                 let value = stage(call.number, piece);
-                let mut peers = (0..self.nranks).filter(|peer| *peer != rank);
-                if peers.any(|peer| self.word(LargeWord::Pushed, peer) < value) {
+                let shards = Shards::new(self.layout, call.kind, self.nranks, call.count as u64);
+                if shards.awaited(rank).any(|rank| self.word(LargeWord::Pushed, rank) < value) {
                     return false;
                 }
                 self.combine(rank, call, piece);
@@ -122,7 +125,8 @@ impl Model {
                 }
                 let expected = expected(call, self.nranks, rank, inputs);
                 assert!(self.memory[rank as usize].recv == expected, "{:?} at rank {rank}", call.kind);
-                assert!(self.memory[rank as usize].send == inputs[rank as usize], "the input has changed");
+                let is_unchanged = self.is_in_place || self.memory[rank as usize].send == inputs[rank as usize];
+                assert!(is_unchanged, "the input has changed");
                 // What the caller does next with its buffers.
                 self.memory[rank as usize].recv.fill(POISON);
             }
@@ -179,6 +183,9 @@ impl Model {
                             self.memory[rank as usize].send.clone_from(&inputs[rank as usize]);
                             let received = call.kind.recv_count(call.count as u64, self.nranks, rank, call.root);
                             self.memory[rank as usize].recv = vec![POISON; received.expect("small") as usize];
+                            if self.is_in_place {
+                                self.memory[rank as usize].recv.clone_from(&inputs[rank as usize]);
+                            }
                         }
                         self.own(rank, &calls[*at], step, &inputs[*at])
                     }
@@ -246,6 +253,18 @@ fn every_collective_is_right_in_whatever_order_streams_run() {
                 let call = Call { kind, root: seed as u32 % nranks, count, number: 1 };
                 Model::new(nranks, execution, seed).run(&[call]);
             }
+        }
+    }
+}
+
+#[test]
+fn nobody_writes_over_what_is_still_sent() {
+    for (nranks, execution) in (2..=5).flat_map(|nranks| EXECUTIONS.map(|execution| (nranks, execution))) {
+        for (seed, count) in (0..30).zip([1, 5000, 50_001, 300_000].into_iter().cycle()) {
+            let mut model = Model::new(nranks, execution, seed);
+            model.is_in_place = true;
+            let call = |number| Call { kind: CollectiveKind::AllReduce, root: 0, count, number };
+            model.run(&[call(1), call(2)]);
         }
     }
 }

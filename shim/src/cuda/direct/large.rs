@@ -172,11 +172,10 @@ impl DirectCommunicator {
             launch.args.done_word = self.word(rank, LargeWord::Reduced);
             launch.args.done_value = stage(number, piece);
             let function = self.member.kernels.function(launch.function).map_err(cuda_error)?;
-            let others = (0..nranks).filter(|peer| *peer != rank);
             let pushed = |peer| WordOperation::Wait(self.word(peer, LargeWord::Pushed), stage(number, piece));
             // SAFETY: the caller vouches for stream and buffers; area and page live as long as `self`.
             unsafe {
-                stream.words(&others.map(pushed).collect::<Vec<_>>()).map_err(cuda_error)?;
+                stream.words(&shards.awaited(rank).map(pushed).collect::<Vec<_>>()).map_err(cuda_error)?;
                 function.launch(stream, launch.grid, launch.block, &launch.args).map_err(cuda_error)?;
             }
         }
