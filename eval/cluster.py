@@ -27,8 +27,6 @@ class Fabric:
         self.name = re.search(r'^name = "(.*)"', pathlib.Path(spec).read_text(), re.M).group(1)
 
     def __enter__(self):
-        # What is missing had better be found out before anything was measured.
-        self.versions()
         # Also when it is told to end: what was started is ended, and the fabric removed.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
         run([FABRIC, "down", self.name])

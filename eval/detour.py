@@ -120,6 +120,8 @@ def main():
     options.settle = 1
     rounds = {"left alone": [], "sent the other way": []}
     with Fabric(SPEC) as fabric:
+        # What is missing is found out before anything is measured.
+        versions = fabric.versions()
         for number in range(options.rounds):
             for name in bench.in_turn(rounds, number):
                 rounds[name].append(measure(fabric, options, name != "left alone"))
@@ -137,7 +139,7 @@ def main():
             f"and after as long again the job is sent over the other path, or is not. Bus bandwidth: median of the collectives of a "
             f"phase; median (least to greatest) of {options.rounds} rounds, in turn. `mccsctl reconfigure` took "
             f"{cluster.spread(agreed)} ms.\n\n" + bench.table(heads, rows))
-    bench.write_results("fabric-detour", bench.provenance(fabric.versions()) | {"rounds": rounds}, text)
+    bench.write_results("fabric-detour", bench.provenance(versions) | {"rounds": rounds}, text)
     draw(rounds)
     print(text)
 

@@ -190,6 +190,8 @@ def main():
     foretold = simulated(scenario)
     found = {name: [] for name in variants}
     with Fabric(scenario.fabric_path) as fabric:
+        # What is missing is found out before anything is measured.
+        versions = fabric.versions()
         for number in range(options.rounds):
             for name in bench.in_turn(variants, number):
                 found[name].append(measure(scenario, fabric, variants[name], options))
@@ -218,7 +220,7 @@ def main():
     text = (f"{scenario.toml['question']}\n\nOn the emulated fabric {fabric.name}, lengths scaled by {scenario.scale:g}, iterations {options.longer:g} times "
             f"as long and so much fewer, then {options.more:g} times as many, congestion control {options.congestion_control}: mean (least to greatest) of {options.rounds} rounds, variants in turn. Speed-up: of the jobs' bus bandwidth against the first variant's, "
             "round by round.\n\n" + bench.table(heads, rows))
-    data = bench.provenance(fabric.versions()) | {"scenario": scenario.toml, "scale": scenario.scale, "simulated": foretold,
+    data = bench.provenance(versions) | {"scenario": scenario.toml, "scale": scenario.scale, "simulated": foretold,
                                                   "rounds": found}
     bench.write_results(f"fabric-{scenario.toml['name']}", data, text)
     print(text)

@@ -240,11 +240,12 @@ mps() {
 }
 
 figures() {
-    local nranks what
+    local nranks name what
     for nranks in $([ "$gpus" -ge 4 ] && echo 4) 2; do
         [ "$nranks" -le "$gpus" ] || continue
-        for what in sizes beside points; do
-            MCCS_BIN=$MCCS_BIN eval/cuda.py "cuda-$what-$nranks" "$what" --nranks "$nranks" --rounds "${MCCS_ROUNDS:-3}" \
+        for name in cuda:sizes cuda-overlap:beside cuda-points:points; do
+            what=${name#*:}
+            MCCS_BIN=$MCCS_BIN eval/cuda.py "${name%:*}-$nranks" "$what" --nranks "$nranks" --rounds "${MCCS_ROUNDS:-3}" \
                 --out "${OUT:-$work}" ${MCCS_COMMIT:+--commit "$MCCS_COMMIT"} ${MCCS_NCCL:+--nccl "$MCCS_NCCL"}
         done
     done

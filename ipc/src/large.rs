@@ -50,7 +50,7 @@ pub enum LargeWord {
     /// A piece of an operation has come from this rank to the next, which passes it on: [`stage`]. Written by the service's stream
     /// there.
     Relayed,
-    /// A piece of the rank's shard is combined: [`stage`]. Written by the rank's kernel.
+    /// A piece of the rank's shard is combined: [`stage`]. Written by the kernel that combines, the rank's or the service's.
     Reduced,
     /// What this rank had to send in an operation has arrived, and its own buffers are not needed any more. Written by the
     /// service's stream there.

@@ -174,10 +174,15 @@ impl CopyEngines {
         if self.is_released.swap(true, Ordering::AcqRel) {
             return;
         }
+        self.order(|rank, part| issue::Order::Release { engines: Arc::clone(self), rank, part });
+    }
+
+    /// Gives an order for each of the service's streams.
+    fn order(&self, of: impl Fn(u32, Part) -> issue::Order) {
         for (rank, issuer) in (0..).zip(&self.issuers) {
             for part in self.own_parts() {
                 // Threads live as long as somebody can send to them.
-                let _ = issuer.send(issue::Order::Release { engines: Arc::clone(self), rank, part: *part });
+                let _ = issuer.send(of(rank, *part));
             }
         }
     }
@@ -256,12 +261,7 @@ impl Flight {
     }
 
     fn hand_out(self: Arc<Self>) {
-        for (rank, issuer) in (0..).zip(&self.engines.issuers) {
-            for part in self.engines.own_parts() {
-                // Threads live as long as somebody can send to them.
-                let _ = issuer.send(issue::Order::Run { flight: Arc::clone(&self), rank, part: *part });
-            }
-        }
+        self.engines.order(|rank, part| issue::Order::Run { flight: Arc::clone(&self), rank, part });
     }
 
     /// Ends the communicator.

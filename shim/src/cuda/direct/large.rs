@@ -170,7 +170,7 @@ impl DirectCommunicator {
             let mut launch = Launch::combine(dtype, op, &shards, (rank, piece), &buffers);
             launch.args.done_word = self.word(rank, LargeWord::Reduced);
             launch.args.done_value = stage(number, piece);
-            let function = self.member.kernels.function(launch.function).map_err(cuda_error)?;
+            let function = self.member.function(launch.function)?;
             let pushed = |peer| WordOperation::Wait(self.word(peer, LargeWord::Pushed), stage(number, piece));
             // SAFETY: the caller vouches for stream and buffers; area and page live as long as `self`.
             unsafe {

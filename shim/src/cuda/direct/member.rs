@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use mccs_cuda::{Context, DeviceAddress, HostRegistration, ImportedMemory, IpcHandle, Kernels, OwnedStream};
+use mccs_cuda::{Context, DeviceAddress, Function, HostRegistration, ImportedMemory, IpcHandle, Kernels, OwnedStream};
 use mccs_ipc::direct::{DIRECT_PAGE_BYTES, DIRECT_RANKS_MAX, DirectPage, DirectShare};
 use mccs_ipc::protocol::Request;
 use mccs_ipc::types::{ErrorClass, Handle};
@@ -24,7 +24,7 @@ pub(super) struct Member {
     pub(super) rank: u32,
     pub(super) nranks: u32,
     pub(super) context: Context,
-    pub(super) kernels: Arc<Kernels>,
+    kernels: Arc<Kernels>,
     pub(super) layout: AreaLayout,
     /// First bytes of the ranks' areas, as this context sees them.
     pub(super) areas: [DeviceAddress; DIRECT_RANKS_MAX as usize],
@@ -81,6 +81,11 @@ impl Member {
             page,
             is_told,
         })
+    }
+
+    /// A kernel by name.
+    pub(super) fn function(&self, name: &'static str) -> Result<Function, Error> {
+        self.kernels.function(name).map_err(cuda_error)
     }
 
     /// Where kernels and streams see what lies at an offset of the page.

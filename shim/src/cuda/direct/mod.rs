@@ -68,21 +68,15 @@ impl DirectCommunicator {
         share: &DirectShare,
         fds: &[OwnedFd],
     ) -> Result<Self, Error> {
-        Self::new(client.clone(), handle, place, context, share, fds).inspect_err(|_| {
+        let member = Member::new(client.clone(), handle, place, context, share, fds);
+        member.and_then(|member| Self::new(member, share)).inspect_err(|_| {
             client.0.requests.send_and_forget(Request::AbortComm { comm: handle });
             client.0.requests.send_and_forget(Request::DestroyComm { comm: handle });
         })
     }
 
-    fn new(
-        client: Client,
-        handle: Handle,
-        place: (u32, u32),
-        context: Context,
-        share: &DirectShare,
-        fds: &[OwnedFd],
-    ) -> Result<Self, Error> {
-        let member = Arc::new(Member::new(client, handle, place, context, share, fds)?);
+    fn new(member: Member, share: &DirectShare) -> Result<Self, Error> {
+        let member = Arc::new(member);
         let order = Order {
             launches: LaunchOrder::new(&member.context)?,
             launched: 0,
@@ -191,7 +185,7 @@ impl DirectCommunicator {
         launch.args.abort_word = member.on_page(DirectPage::ABORT_OFFSET);
         launch.args.sequence = u32::try_from(number)
             .map_err(|_| Error::argument("a communicator of GPUs does 2^32 operations: make another".to_owned()))?;
-        let function = member.kernels.function(launch.function).map_err(cuda_error)?;
+        let function = member.function(launch.function)?;
         if is_captured {
             order.launches.capture();
         }
@@ -253,7 +247,7 @@ impl DirectCommunicator {
                 if checked.is_scalar_address {
                     launch.scaled_from(checked.scalar_bits);
                 }
-                let function = self.member.kernels.function(launch.function).map_err(cuda_error)?;
+                let function = self.member.function(launch.function)?;
                 function.launch(stream, launch.grid, launch.block, &launch.args).map_err(cuda_error)
             } else if call.send == call.recv {
                 Ok(())

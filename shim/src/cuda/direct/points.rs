@@ -157,16 +157,10 @@ impl Points {
                 order.launches.follow(main, self.counter(), order.launched.groups)?;
             }
             match &launch {
-                PointsLaunch::Few(few) => member
-                    .kernels
-                    .function(few.function)
-                    .map_err(cuda_error)?
-                    .launch(main, few.grid, few.block, &few.args),
-                PointsLaunch::Many(many) => member
-                    .kernels
-                    .function(many.function)
-                    .map_err(cuda_error)?
-                    .launch(main, many.grid, many.block, &many.args),
+                PointsLaunch::Few(few) => member.function(few.function)?.launch(main, few.grid, few.block, &few.args),
+                PointsLaunch::Many(many) => {
+                    member.function(many.function)?.launch(main, many.grid, many.block, &many.args)
+                }
             }
             .map_err(cuda_error)?;
             if !is_captured {
