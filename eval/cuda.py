@@ -2,7 +2,7 @@
 """Collectives, sends and receives on GPUs of one host, beside NCCL: as the callers' streams see them, by size; and while each rank
 computes on most of its GPU.
 
-usage: cuda.py NAME sizes|points|beside --nranks N [--rounds N] [--nccl FILE] [--out FOLDER] [--commit COMMIT] [-- ARGUMENTS OF mccs-cuda-perf]
+usage: cuda.py NAME sizes|points|beside --nranks N [--rounds N] [--factor N] [--nccl FILE] [--out FOLDER] [--commit COMMIT]
 
 Needs so many GPUs, and writes NAME.json (data and provenance) and NAME.md. Binaries: target/release, or the folder MCCS_BIN."""
 
@@ -97,10 +97,10 @@ def main():
     parser.add_argument("what", choices=WHAT)
     parser.add_argument("--nranks", type=int, required=True)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--factor", type=int, default=2, help="from one size to the next; default: 2")
     parser.add_argument("--nccl", help="NCCL's library; default: that of the Python package")
     parser.add_argument("--out", default=str(bench.RESULTS))
     parser.add_argument("--commit", help="what was built, where git does not know")
-    parser.add_argument("more", nargs="*", help="for mccs-cuda-perf, after --")
     options = parser.parse_args()
     arguments, table, words = WHAT[options.what]
     nccl = options.nccl or installed_nccl()
@@ -108,8 +108,8 @@ def main():
     os.environ["NCCL_NVLS_ENABLE"] = "0"
     with tempfile.TemporaryDirectory() as folder, services({"gpu-host": SERVICE}, folder) as sockets:
         file = pathlib.Path(folder) / "found.json"
-        command = [BINARIES / "mccs-cuda-perf", "--socket", sockets[0], "--nranks", options.nranks, "--factor", 4, *arguments,
-                   "--rounds", options.rounds, "--nccl", nccl, "--json", file, *options.more]
+        command = [BINARIES / "mccs-cuda-perf", "--socket", sockets[0], "--nranks", options.nranks, "--factor", options.factor, *arguments,
+                   "--rounds", options.rounds, "--nccl", nccl, "--json", file]
         print(bench.run([*map(str, command)], timeout=500), flush=True)
         found = json.loads(file.read_text())
     found = {"lines": found} if isinstance(found, list) else found

@@ -2,6 +2,9 @@
 //! the same, and `mccs_kernels::cuda::IMAGE` is `None`.
 
 use std::env;
+use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
@@ -35,7 +38,7 @@ fn main() -> ExitCode {
             None => "None".into(),
         };
         let source = format!("static {variable}: Option<&'static Aligned<[u8]>> = {image};\n");
-        if let Err(error) = std::fs::write(out.join(format!("{name}.rs")), source) {
+        if let Err(error) = fs::write(out.join(format!("{name}.rs")), source) {
             println!("cargo:warning=cannot write to OUT_DIR: {error}");
             return ExitCode::FAILURE;
         }
@@ -61,22 +64,48 @@ fn python_packages() -> Option<PathBuf> {
     Some(Path::new(folder.trim()).join("nvidia/cu13/bin"))
 }
 
+/// Compiles, or takes what another profile or set of features has compiled from the same: it takes minutes.
 fn compile(nvcc: &Path, source: &str, image: &Path) -> Result<(), String> {
-    let mut command = Command::new(nvcc);
-    // No contraction of multiply and add: the reference rounds both.
-    command.args(["-std=c++17", "-O3", "-fmad=false", "-fatbin", "-Werror", "all-warnings", "-o"]).arg(image);
-    // A tenth of the size, for some milliseconds when it is loaded.
-    command.arg("--compress-mode=size");
-    command.arg("--threads").arg(env::var("NUM_JOBS").unwrap_or_else(|_| "1".into()));
-    for architecture in ARCHITECTURES {
-        command.arg("-gencode").arg(format!("arch=compute_{architecture},code=sm_{architecture}"));
-    }
+    // No contraction of multiply and add: the reference rounds both. Compressed: a tenth of the size, for some milliseconds when it is loaded.
+    let mut arguments: Vec<String> =
+        ["-std=c++17", "-O3", "-fmad=false", "-fatbin", "-Werror", "all-warnings", "--compress-mode=size", source]
+            .map(String::from)
+            .to_vec();
     let [.., newest] = ARCHITECTURES;
-    command.arg("-gencode").arg(format!("arch=compute_{newest},code=compute_{newest}"));
-    let output = command.arg(source).output().map_err(|error| error.to_string())?;
-    if output.status.success() {
+    let codes = ARCHITECTURES.map(|it| format!("arch=compute_{it},code=sm_{it}"));
+    for code in codes.into_iter().chain([format!("arch=compute_{newest},code=compute_{newest}")]) {
+        arguments.extend(["-gencode".into(), code]);
+    }
+    let kept = kept(nvcc, source, &arguments).map_err(|error| error.to_string())?;
+    if fs::copy(&kept, image).is_ok() {
         return Ok(());
+    }
+    let threads = env::var("NUM_JOBS").unwrap_or_else(|_| "1".into());
+    let output = Command::new(nvcc).args(&arguments).args(["--threads", &threads, "-o"]).arg(image).output();
+    let output = output.map_err(|error| error.to_string())?;
+    if output.status.success() {
+        // Moved there, so that nobody sees half of it.
+        let part = kept.with_extension(std::process::id().to_string());
+        return fs::copy(image, &part).and_then(|_| fs::rename(&part, &kept)).map_err(|error| error.to_string());
     }
     let lines = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
     Err(lines.trim().replace('\n', "; "))
+}
+
+/// Where, in the target folder, the image of these sources by this compiler with these arguments is kept.
+fn kept(nvcc: &Path, source: &str, arguments: &[String]) -> io::Result<PathBuf> {
+    let mut key = DefaultHasher::new();
+    (Command::new(nvcc).arg("--version").output()?.stdout, arguments).hash(&mut key);
+    let mut files = vec![PathBuf::from(source)];
+    files.extend(fs::read_dir("cuda/include")?.map(|file| Ok(file?.path())).collect::<io::Result<Vec<_>>>()?);
+    files.sort();
+    for file in files {
+        (&file, fs::read(&file)?).hash(&mut key);
+    }
+    // target/PROFILE/build/mccs-kernels-.../out
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
+    let folder = out.ancestors().nth(4).unwrap_or(&out).join("gpu-images");
+    fs::create_dir_all(&folder)?;
+    let name = Path::new(source).file_stem().unwrap_or_default().display();
+    Ok(folder.join(format!("{name}-{:016x}.fatbin", key.finish())))
 }

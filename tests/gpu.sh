@@ -181,8 +181,8 @@ checks() {
     for nranks in 1 $(seq 2 "$gpus"); do
         lane "every collective, type and reduction; $nranks ranks, 1 B to 48 KiB" \
             "$perf" --check --nranks "$nranks" --operation all --begin 1B --end 48KiB --factor 37
-        lane "every collective; $nranks ranks, 1 and 3 MiB" \
-            "$perf" --check --nranks "$nranks" --operation all --begin 1MiB --end 3MiB --factor 3 --dtypes float,bfloat16 --redops sum,premulsum
+        lane "every collective; $nranks ranks, 100 KB to 13 MiB" \
+            "$perf" --check --nranks "$nranks" --operation all --begin 100004B --end 13MiB --factor 5 --dtypes float,bfloat16 --redops sum,premulsum
     done
     for nranks in $(seq 2 "$gpus"); do
         serve 'large_from = "4KiB"
@@ -190,6 +190,14 @@ slot = "1MiB"'
         lane "by copy engines, $nranks ranks" \
             "$perf" --check --nranks "$nranks" --operation all --begin 1B --end 3MiB --factor 19 --dtypes float,bfloat16,uint8 --redops sum,avg
     done
+    serve 'large_from = "0"'
+    for nranks in $(seq 2 "$gpus"); do
+        lane "long operations by the ranks' kernels, $nranks ranks" \
+            "$perf" --check --nranks "$nranks" --operation all --begin 23MiB --end 46MiB --factor 2 --dtypes float --redops sum
+    done
+    serve 'lines = false'
+    lane "without lines, $gpus ranks" \
+        "$perf" --check --nranks "$gpus" --operation all --begin 1B --end 3MiB --factor 37 --dtypes float,bfloat16 --redops sum
     serve
     # One at a time: they look at the GPUs' free memory.
     lane "graphs, streams, sends and receives, tenants, failures, crashes" "$gpu_tests" --ignored --test-threads 1 --skip under_mps

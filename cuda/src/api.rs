@@ -59,6 +59,7 @@ entry_points! {
     fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_uint, device: c_int);
     fn cuDeviceTotalMem_v2(bytes: *mut usize, device: c_int);
     fn cuDeviceCanAccessPeer(can: *mut c_int, device: c_int, peer: c_int);
+    fn cuDeviceGetP2PAttribute(value: *mut c_int, attribute: c_uint, device: c_int, peer: c_int);
     fn cuDevicePrimaryCtxRetain(context: *mut sys::CUcontext, device: c_int);
     fn cuDevicePrimaryCtxRelease_v2(device: c_int);
     fn cuCtxPushCurrent_v2(context: sys::CUcontext);

@@ -115,6 +115,22 @@ impl Gpu {
         unsafe { api::cuDeviceCanAccessPeer(&mut can, self.device, peer.device)? };
         Ok(self.device == peer.device || can != 0)
     }
+
+    /// Whether what a warp stores to the other's memory by one instruction arrives there in lines of 128 bytes: another GPU of the same kind
+    /// behind NVLink, which the driver shows by atomic operations that work across. Nobody promises it; NCCL relies on the same.
+    ///
+    /// # Errors
+    /// [`DriverError`].
+    pub fn stores_lines_to(&self, peer: &Gpu) -> Result<bool, DriverError> {
+        const NATIVE_ATOMIC_SUPPORTED: u32 = 3;
+        if self.device == peer.device || self.capability != peer.capability || self.capability < (8, 0) {
+            return Ok(false);
+        }
+        let mut value = 0;
+        // SAFETY: `value` is an integer to write to.
+        unsafe { api::cuDeviceGetP2PAttribute(&mut value, NATIVE_ATOMIC_SUPPORTED, self.device, peer.device)? };
+        Ok(value != 0)
+    }
 }
 
 /// Compares bus ids, of which some tools print eight digits of the domain, some four, and some none where it is 0.

@@ -14,11 +14,13 @@ using namespace mccs;
     extern "C" __global__ void __launch_bounds__(POINTS_THREADS_MAX, 1) \
         name(const __grid_constant__ PointsArgs<count> a) { points(a.head, a.messages); }
 #define DATA_TYPE(name, TYPE)                                                  \
-    DIRECT(mccs_packets_##name, PACKETS_THREADS_MAX, packets_reduce<TYPE>)     \
+    DIRECT(mccs_packets_##name, PACKETS_THREADS_MAX, (packets_reduce<Packets, TYPE>)) \
+    DIRECT(mccs_lines_##name, PACKETS_THREADS_MAX, (packets_reduce<Lines, TYPE>)) \
     DIRECT(mccs_bulk_##name, BULK_THREADS_MAX, bulk_reduce<TYPE>)              \
     LOCAL(mccs_reduce_##name, REDUCE_THREADS_MAX, reduce_pieces<TYPE>)
 
-DIRECT(mccs_packets_copy, PACKETS_THREADS_MAX, packets_copy)
+DIRECT(mccs_packets_copy, PACKETS_THREADS_MAX, packets_copy<Packets>)
+DIRECT(mccs_lines_copy, PACKETS_THREADS_MAX, packets_copy<Lines>)
 DIRECT(mccs_bulk_copy, BULK_THREADS_MAX, bulk_copy)
 POINTS(mccs_points_few, MESSAGES_FEW)
 POINTS(mccs_points_many, MESSAGES_MANY)

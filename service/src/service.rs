@@ -561,6 +561,7 @@ impl Settings {
                     Some(bytes) => LargeFrom::Pinned(bytes),
                 },
                 slot_bytes: config.cuda.slot.0,
+                lines: config.cuda.lines,
                 execution: match config.cuda.execution {
                     file::CudaExecution::Ranks => Execution::Ranks,
                     file::CudaExecution::Service => Execution::Service,

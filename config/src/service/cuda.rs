@@ -18,6 +18,8 @@ pub struct Cuda {
     pub large_from: Option<Bytes>,
     /// Memory, of which each rank's GPU has two, that parts to be combined come into.
     pub slot: Bytes,
+    /// Whether ranks' kernels may store lines of 128 bytes with their flag inside, where GPUs are joined by NVLink.
+    pub lines: bool,
     /// Those of them that are the service's, by UUID or PCI bus id as `nvidia-smi` prints them. None: all.
     pub gpus: Vec<String>,
     /// Who carries collectives out.
@@ -32,6 +34,7 @@ impl Default for Cuda {
             usage: CudaUse::default(),
             large_from: None,
             slot: Bytes::mib(192),
+            lines: true,
             gpus: Vec::new(),
             execution: CudaExecution::default(),
             ordering: CudaOrdering::default(),

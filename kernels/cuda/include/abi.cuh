@@ -27,6 +27,9 @@ struct DirectArgs {
     uint64_t packets_offset;
     uint64_t packet_slot_bytes;
     uint64_t bulk_offset;
+    uint64_t deals_offset;
+    uint64_t lines_offset;
+    uint64_t line_slot_bytes;
     uint32_t sequence;    // 0: one more than have ended on this area
     uint32_t rank;
     uint32_t nranks;
@@ -47,8 +50,10 @@ struct DirectArgs {
     uint32_t out_warps;
     uint32_t op;  // sum, prod, max, min: 0 to 3
     uint32_t scalar_dtype;
+    uint32_t dealer;  // the rank that deals out chunks, or RANKS_MAX: every block has a slice
+    uint32_t chunks;  // where they are dealt out: of the longest message
 };
-static_assert(sizeof(DirectArgs) == 232 && offsetof(DirectArgs, sequence) == 152, "as in abi.rs");
+static_assert(sizeof(DirectArgs) == 264 && offsetof(DirectArgs, sequence) == 176, "as in abi.rs");
 
 struct ReduceArgs {
     uint64_t sources[RANKS_MAX];       // in the order they are combined in

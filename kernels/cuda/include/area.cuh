@@ -7,9 +7,11 @@
 namespace mccs {
 
 // An area begins with the word that counts operations, and two of points.cuh; then come heads, flags and acknowledgements.
+constexpr uint64_t DEALT_OFFSET = 128;                              // a word: operation number << 32 | chunks dealt out
 constexpr uint64_t HEADS_OFFSET = 256;                              // [parity][rank] packets
 constexpr uint64_t FLAGS_OFFSET = 1024;                             // [phase][block][rank] words
 constexpr uint64_t PHASES = 2;
+constexpr uint32_t DEALS = 32;                                      // [parity][block][step % DEALS] packets
 
 // The operation's number. The upper half of the word that counts does not change before the kernel's last block has ended.
 __device__ inline uint32_t number_of(const DirectArgs& a) {
@@ -29,9 +31,17 @@ __device__ inline uint64_t flag_at(const DirectArgs& a, uint32_t in, uint32_t fr
 __device__ inline uint64_t ack_at(const DirectArgs& a, uint32_t in, uint32_t from, uint32_t phase, uint32_t block) {
     return flag_at(a, in, from, PHASES + phase, block);
 }
+__device__ inline uint64_t deal_at(const DirectArgs& a, uint32_t in, uint32_t block, uint32_t step) {
+    uint64_t ring = (number_of(a) & 1) * a.area_blocks + block;
+    return a.areas[in] + a.deals_offset + (ring * DEALS + step % DEALS) * 16;
+}
 __device__ inline uint64_t packets_at(const DirectArgs& a, uint32_t in, uint32_t from) {
     uint64_t slot = (number_of(a) & 1) * (a.nranks - 1) + peer_index(from, in);
     return a.areas[in] + a.packets_offset + slot * a.packet_slot_bytes;
+}
+__device__ inline uint64_t lines_at(const DirectArgs& a, uint32_t in, uint32_t from) {
+    uint64_t slot = (number_of(a) & 1) * (a.nranks - 1) + peer_index(from, in);
+    return a.areas[in] + a.lines_offset + slot * a.line_slot_bytes;
 }
 // Of the slot for a step, in the area of a rank for which the sender is its `index`th peer.
 __device__ inline uint64_t slot_offset(const DirectArgs& a, uint32_t index, uint32_t phase, uint32_t block, uint32_t step) {

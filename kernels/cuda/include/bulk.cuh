@@ -12,6 +12,10 @@
 //
 //   gate, workers: meet at `go` -> workers: work -> workers, post: meet at `did` -> post: tell
 //
+// Links do not treat all multiprocessors alike: with a slice each, some end a third later than others. In long operations chunks are
+// therefore dealt out while it runs: whoever is done sooner gets more. Blocks of the same number on all ranks work on the same chunks,
+// so one rank deals for all: its push gate, some steps ahead.
+//
 // Words are operation number << 32 | steps, so they only grow. Within an operation a slot is written again when the
 // receiver has acknowledged the step that used it. Between operations the halves of the area alternate, which is safe for
 // the reason given for packets: heads make every operation here a full exchange. An acknowledgement that nobody waits for
@@ -50,53 +54,124 @@ struct Worker {
     }
 };
 
-// Runs the caller's part of a role for all steps. True: aborted.
-template <class GATE, class WORK, class POST>
-__device__ bool play(uint32_t role, uint32_t workers, uint32_t warp, uint32_t steps, GATE gate, WORK work, POST post) {
+// As many steps as chunks, one after the other.
+struct Counted {
+    uint32_t steps;
+    __device__ bool more(uint32_t step) const { return step < steps; }
+    __device__ bool choose(uint32_t, uint32_t) const { return true; }
+    __device__ uint32_t chunk(uint32_t step) const { return step; }
+};
+
+constexpr uint32_t NO_CHUNK = ~0u;  // there are no more
+
+// Runs the caller's part of a role for all steps. CHUNKS says which chunk each is about: `choose` by the gate (false: aborted), `chunk` by
+// everybody. True: aborted.
+template <class CHUNKS, class GATE, class WORK, class POST>
+__device__ bool play(uint32_t role, uint32_t workers, uint32_t warp, CHUNKS chunks, GATE gate, WORK work, POST post) {
     uint32_t go = 1 + 2 * role, did = go + 1, threads = 32 * (workers + 1), lane = threadIdx.x % 32;
-    for (uint32_t step = 0; step < steps; step++) {
+    for (uint32_t step = 0; chunks.more(step); step++) {
         bool stop;
+        uint32_t chunk = NO_CHUNK;
         if (warp == 0) {
-            stop = meet(go, threads, !gate(step, lane));
+            stop = !chunks.choose(step, lane);
+            if (!stop) chunk = chunks.chunk(step);
+            if (chunk != NO_CHUNK) stop = !gate(step, chunk, lane);
+            stop = meet(go, threads, stop);
         } else if (warp == 1) {
             stop = meet(did, threads, false);
-            if (!stop) {
+            if (!stop) chunk = chunks.chunk(step);
+            if (chunk != NO_CHUNK) {
                 fence_system();
-                post(step, lane);
+                post(step, chunk, lane);
             }
         } else {
             stop = meet(go, threads, false);
-            if (!stop) work(step, Worker{(warp - 2) * 32 + lane, workers * 32});
+            if (!stop) chunk = chunks.chunk(step);
+            if (chunk != NO_CHUNK) work(step, chunk, Worker{(warp - 2) * 32 + lane, workers * 32});
             stop = meet(did, threads, stop);
         }
         if (stop) return true;
+        if (chunk == NO_CHUNK) return false;
     }
     return false;
 }
 
-// This block's slice of a message, cut in chunks.
+__device__ inline bool are_dealt(const DirectArgs& a) { return a.dealer < a.nranks; }
+
+// This block's slice of a message, or all of it where chunks are dealt out, cut in chunks.
 struct Slice {
     uint64_t begin, end;
-    uint32_t chunk;
-    __device__ Slice(const DirectArgs& a, uint64_t bytes) : chunk(a.chunk_bytes) {
+    uint32_t chunk_bytes;
+    __device__ Slice(const DirectArgs& a, uint64_t bytes) : begin(0), end(bytes), chunk_bytes(a.chunk_bytes) {
+        if (are_dealt(a)) return;
         begin = min(bytes, blockIdx.x * uint64_t(a.slice_bytes));
         end = min(bytes, begin + a.slice_bytes);
     }
-    __device__ uint32_t steps() const { return (uint32_t(end - begin) + chunk - 1) / chunk; }
-    __device__ uint64_t at(uint32_t step) const { return begin + uint64_t(step) * chunk; }
-    __device__ uint32_t bytes(uint32_t step) const {
-        return at(step) >= end ? 0 : uint32_t(min(uint64_t(chunk), end - at(step)));
+    __device__ uint32_t chunks() const { return uint32_t((end - begin + chunk_bytes - 1) / chunk_bytes); }
+    __device__ uint64_t at(uint32_t chunk) const { return begin + uint64_t(chunk) * chunk_bytes; }
+    __device__ uint32_t bytes(uint32_t chunk) const {
+        return at(chunk) >= end ? 0 : uint32_t(min(uint64_t(chunk_bytes), end - at(chunk)));
     }
+};
+
+// Where chunks are dealt out, those of the first steps are not waited for.
+constexpr uint32_t UNDEALT_STEPS = 2;
+// A gate is at most that many steps ahead of the post, less one.
+constexpr uint32_t STEPS_APART = 4;
+
+// The dealer's: a chunk for this block, two steps from now.
+__device__ inline void deal(const DirectArgs& a, uint32_t step, uint32_t lane) {
+    uint32_t chunk = 0;
+    if (lane == 0) {
+        auto dealt = reinterpret_cast<unsigned long long*>(a.areas[a.rank] + DEALT_OFFSET);
+        if (step == UNDEALT_STEPS) atomicMax(dealt, uint64_t(number_of(a)) << 32);
+        chunk = UNDEALT_STEPS * gridDim.x + uint32_t(atomicAdd(dealt, 1ull));
+    }
+    chunk = __shfl_sync(~0u, chunk, 0);
+    if (lane < a.nranks) store_packet(deal_at(a, lane, blockIdx.x, step), uint64_t(step) << 32 | chunk, number_of(a));
+}
+
+// Waits for the chunk of a step; false: aborted.
+__device__ inline bool await_deal(const DirectArgs& a, uint32_t step, uint32_t& chunk) {
+    Patience patience(a.abort_word);
+    for (;;) {
+        uint4 packet = load_packet(deal_at(a, a.rank, blockIdx.x, step));
+        if (packet_complete(packet, number_of(a)) && packet_data(packet) >> 32 == step) {
+            chunk = uint32_t(packet_data(packet));
+            return true;
+        }
+        if (patience.exhausted()) return false;
+    }
+}
+
+// The chunks of a role.
+struct Chunks {
+    const DirectArgs& a;
+    volatile uint32_t* chosen;  // by step % STEPS_APART, where they are dealt out
+    uint32_t steps;             // 0: the role has nothing to do
+    bool deals;
+    __device__ bool more(uint32_t step) const { return step < steps; }
+    __device__ bool choose(uint32_t step, uint32_t lane) const {
+        if (!are_dealt(a)) return true;
+        if (deals) deal(a, step + UNDEALT_STEPS, lane);
+        uint32_t chunk = step * gridDim.x + blockIdx.x;
+        bool ok = step < UNDEALT_STEPS || lane != 0 || await_deal(a, step, chunk);
+        if (lane == 0) chosen[step % STEPS_APART] = chunk < a.chunks ? chunk : NO_CHUNK;
+        __syncwarp();
+        return __all_sync(~0u, ok);
+    }
+    __device__ uint32_t chunk(uint32_t step) const { return are_dealt(a) ? chosen[step % STEPS_APART] : step; }
 };
 
 __device__ inline Slice slice_of(const DirectArgs& a, uint32_t owner) { return Slice(a, part_bytes(a, owner)); }
 __device__ inline uint64_t word(const DirectArgs& a, uint32_t steps) { return uint64_t(number_of(a)) << 32 | steps; }
 
+// For messages that end at, or start from, some ranks.
 template <class SLICE>
 __device__ uint32_t steps_of(const DirectArgs& a, uint32_t mask, SLICE slice) {
     uint32_t steps = 0;
-    for (uint32_t r = 0; r < a.nranks; r++) steps = in(mask, r) ? max(steps, slice(r).steps()) : steps;
-    return steps;
+    for (uint32_t r = 0; r < a.nranks; r++) steps = in(mask, r) ? max(steps, slice(r).chunks()) : steps;
+    return are_dealt(a) && mask != 0 ? NO_CHUNK : steps;
 }
 
 // Waits until this block has sent a step's chunk; false: aborted.
@@ -121,7 +196,7 @@ __device__ inline void tell_data(const DirectArgs& a, uint32_t peer, uint32_t ph
     store_relaxed(flag_at(a, peer, a.rank, phase, blockIdx.x), word(a, step + 1));
 }
 __device__ inline void acknowledge(const DirectArgs& a, uint32_t peer, uint32_t phase, uint32_t step, uint32_t steps) {
-    if (step + a.slots < steps) store_relaxed(ack_at(a, peer, a.rank, phase, blockIdx.x), word(a, step + 1));
+    if (steps == NO_CHUNK || step + a.slots < steps) store_relaxed(ack_at(a, peer, a.rank, phase, blockIdx.x), word(a, step + 1));
 }
 
 // Where a chunk goes: slots in the areas of some peers, and this rank's receive buffer (unless `result` is 0).
@@ -160,22 +235,28 @@ struct SlotSources {
     __device__ bool aligned(uint32_t) const { return (own & 15) == 0; }
 };
 
-__device__ inline bool bulk_push(const DirectArgs& a, uint32_t warp, volatile uint32_t* pushed) {
+// What the warps of a block tell each other.
+struct BlockWords {
+    volatile uint32_t pushed;  // steps
+    volatile uint32_t chosen[3][STEPS_APART];
+};
+
+__device__ inline bool bulk_push(const DirectArgs& a, uint32_t warp, BlockWords& words) {
     bool shared = a.shard_bytes == 0 && a.send_stride == 0;
     uint64_t own_from = send_part(a, a.rank), own_to = recv_part(a, a.rank);
     bool own = (a.flags & OWN) != 0 && (a.shard_bytes != 0 ? a.send != a.recv : own_from != own_to);
     uint32_t mask = a.send_mask | (own && a.shard_bytes == 0 ? 1u << a.rank : 0);
     auto slice = [&](uint32_t peer) { return slice_of(a, peer); };
     return play(
-        0, a.push_warps, warp, steps_of(a, mask, slice),
-        [&](uint32_t step, uint32_t lane) {
-            return !in(a.send_mask, lane) || slice(lane).bytes(step) == 0 || await_slot(a, lane, 0, step);
+        0, a.push_warps, warp, Chunks{a, words.chosen[0], steps_of(a, mask, slice), a.rank == a.dealer},
+        [&](uint32_t step, uint32_t chunk, uint32_t lane) {
+            return !in(a.send_mask, lane) || slice(lane).bytes(chunk) == 0 || await_slot(a, lane, 0, step);
         },
-        [&](uint32_t step, Worker w) {
+        [&](uint32_t step, uint32_t chunk, Worker w) {
             if (shared) {
                 Slice s(a, a.bytes);
-                Destinations to(a, a.send_mask, 0, step, own ? own_to + s.at(step) : 0);
-                copy_vectors<false>(to, a.send + s.at(step), s.bytes(step), w.thread, w.threads);
+                Destinations to(a, a.send_mask, 0, step, own ? own_to + s.at(chunk) : 0);
+                copy_vectors<false>(to, a.send + s.at(chunk), s.bytes(chunk), w.thread, w.threads);
                 return;
             }
             uint32_t count = __popc(mask), index = 0;
@@ -184,49 +265,50 @@ __device__ inline bool bulk_push(const DirectArgs& a, uint32_t warp, volatile ui
                 Worker part;
                 if (!in(mask, peer) || !w.share(index++, count, part)) continue;
                 Slice s = slice(peer);
-                uint64_t from = send_part(a, peer) + s.at(step);
-                uint64_t keep = peer == a.rank || a.shard_bytes != 0 ? recv_part(a, peer) + s.at(step) : 0;
+                uint64_t from = send_part(a, peer) + s.at(chunk);
+                uint64_t keep = peer == a.rank || a.shard_bytes != 0 ? recv_part(a, peer) + s.at(chunk) : 0;
                 Destinations to(a, peer == a.rank ? 0 : 1u << peer, 0, step, own ? keep : 0);
-                copy_vectors<false>(to, from, s.bytes(step), part.thread, part.threads);
+                copy_vectors<false>(to, from, s.bytes(chunk), part.thread, part.threads);
             }
         },
-        [&](uint32_t step, uint32_t lane) {
-            if (lane == a.rank) *pushed = step + 1;
-            if (in(a.send_mask, lane) && slice(lane).bytes(step) != 0) tell_data(a, lane, 0, step);
+        [&](uint32_t step, uint32_t chunk, uint32_t lane) {
+            if (lane == a.rank) words.pushed = step + 1;
+            if (in(a.send_mask, lane) && slice(lane).bytes(chunk) != 0) tell_data(a, lane, 0, step);
         });
 }
 
 // The middle role: `work(step, at, bytes, worker)` makes a chunk of the result.
 template <class WORK>
-__device__ bool bulk_middle(const DirectArgs& a, uint32_t warp, const volatile uint32_t* pushed, WORK work) {
+__device__ bool bulk_middle(const DirectArgs& a, uint32_t warp, BlockWords& words, WORK work) {
     if (a.recv_mask == 0) return false;
     // One shot, in place, everybody's data for everybody: a chunk of the result lies where one is still to be sent from. (In
     // two shots a part comes back only after it was sent; elsewhere what is sent is not where results go.)
     bool in_place = a.send == a.recv && a.shard_bytes == 0 && a.send_stride == 0 && a.send_mask != 0;
     Slice s = slice_of(a, a.rank);
-    uint32_t steps = s.steps();
+    uint32_t steps = are_dealt(a) ? NO_CHUNK : s.chunks();
     return play(
-        1, a.middle_warps, warp, steps,
-        [&](uint32_t step, uint32_t lane) {
-            return (!in(a.recv_mask, lane) || await_data(a, lane, 0, step)) &&
-                   (!in(a.relay_mask, lane) || await_slot(a, lane, 1, step)) &&
-                   (!in_place || lane != a.rank || await_pushed(pushed, step, a.abort_word));
+        1, a.middle_warps, warp, Chunks{a, words.chosen[1], steps, false},
+        [&](uint32_t step, uint32_t chunk, uint32_t lane) {
+            return s.bytes(chunk) == 0 || ((!in(a.recv_mask, lane) || await_data(a, lane, 0, step)) &&
+                                           (!in(a.relay_mask, lane) || await_slot(a, lane, 1, step)) &&
+                                           (!in_place || lane != a.rank || await_pushed(&words.pushed, step, a.abort_word)));
         },
-        [&](uint32_t step, Worker w) { work(step, s.at(step), s.bytes(step), w); },
-        [&](uint32_t step, uint32_t lane) {
+        [&](uint32_t step, uint32_t chunk, Worker w) { work(step, s.at(chunk), s.bytes(chunk), w); },
+        [&](uint32_t step, uint32_t chunk, uint32_t lane) {
+            if (s.bytes(chunk) == 0) return;  // a short shard's last
             if (in(a.relay_mask, lane)) tell_data(a, lane, 1, step);
             if (in(a.recv_mask, lane)) acknowledge(a, lane, 0, step, steps);
         });
 }
 
-__device__ inline bool bulk_out(const DirectArgs& a, uint32_t warp) {
+__device__ inline bool bulk_out(const DirectArgs& a, uint32_t warp, BlockWords& words) {
     auto slice = [&](uint32_t peer) { return slice_of(a, peer); };
     return play(
-        2, a.out_warps, warp, steps_of(a, a.out_mask, slice),
-        [&](uint32_t step, uint32_t lane) {
-            return !in(a.out_mask, lane) || slice(lane).bytes(step) == 0 || await_data(a, lane, 1, step);
+        2, a.out_warps, warp, Chunks{a, words.chosen[2], steps_of(a, a.out_mask, slice), false},
+        [&](uint32_t step, uint32_t chunk, uint32_t lane) {
+            return !in(a.out_mask, lane) || slice(lane).bytes(chunk) == 0 || await_data(a, lane, 1, step);
         },
-        [&](uint32_t step, Worker w) {
+        [&](uint32_t step, uint32_t chunk, Worker w) {
             uint32_t count = __popc(a.out_mask), index = 0;
             for (uint32_t i = 1; i < a.nranks; i++) {
                 uint32_t peer = (a.rank + i) % a.nranks;
@@ -234,34 +316,34 @@ __device__ inline bool bulk_out(const DirectArgs& a, uint32_t warp) {
                 if (!in(a.out_mask, peer) || !w.share(index++, count, part)) continue;
                 Slice s = slice(peer);
                 uint64_t from = a.areas[a.rank] + slot_offset(a, peer_index(peer, a.rank), 1, blockIdx.x, step);
-                copy_vectors<true>(Destinations(a, 0, 1, step, recv_part(a, peer) + s.at(step)), from, s.bytes(step),
+                copy_vectors<true>(Destinations(a, 0, 1, step, recv_part(a, peer) + s.at(chunk)), from, s.bytes(chunk),
                                    part.thread, part.threads);
             }
         },
-        [&](uint32_t step, uint32_t lane) {
-            if (in(a.out_mask, lane)) acknowledge(a, lane, 1, step, slice(lane).steps());
+        [&](uint32_t step, uint32_t, uint32_t lane) {
+            if (in(a.out_mask, lane)) acknowledge(a, lane, 1, step, are_dealt(a) ? NO_CHUNK : slice(lane).chunks());
         });
 }
 
-// Gives each warp its role. MIDDLE(warp, pushed) plays the middle role.
+// Gives each warp its role. MIDDLE(warp, words) plays the middle role.
 template <class MIDDLE>
 __device__ void bulk(const DirectArgs& a, MIDDLE middle) {
-    __shared__ volatile uint32_t pushed;
-    if (threadIdx.x == 0) pushed = 0;
+    __shared__ BlockWords words;
+    if (threadIdx.x == 0) words.pushed = 0;
     if (blockIdx.x == 0) send_head(a, threadIdx.x);
     __syncthreads();
     uint32_t warp = threadIdx.x / 32, push = 2 + a.push_warps, both = push + 2 + a.middle_warps;
-    bool aborted = warp < push   ? bulk_push(a, warp, &pushed)
-                   : warp < both ? middle(warp - push, &pushed)
-                                 : bulk_out(a, warp - both);
+    bool aborted = warp < push   ? bulk_push(a, warp, words)
+                   : warp < both ? middle(warp - push, words)
+                                 : bulk_out(a, warp - both, words);
     uint64_t scalar;
     if (blockIdx.x == 0 && !aborted) aborted = !wait_head(a, threadIdx.x, scalar);
     finish(a, aborted);
 }
 
 __device__ inline void bulk_copy(const DirectArgs& a) {
-    bulk(a, [&](uint32_t warp, const volatile uint32_t* pushed) {
-        return bulk_middle(a, warp, pushed, [&](uint32_t step, uint64_t at, uint32_t bytes, Worker w) {
+    bulk(a, [&](uint32_t warp, BlockWords& words) {
+        return bulk_middle(a, warp, words, [&](uint32_t step, uint64_t at, uint32_t bytes, Worker w) {
             uint32_t count = __popc(a.recv_mask), index = 0;
             for (uint32_t i = 1; i < a.nranks; i++) {
                 uint32_t peer = (a.rank + i) % a.nranks;
@@ -283,8 +365,8 @@ __device__ void bulk_reduce(const DirectArgs& a) {
         if (blockIdx.x == 0) send_head(a, threadIdx.x);
         if (!gather_scalars(a, scalars)) return;
     }
-    bulk(a, [&](uint32_t warp, const volatile uint32_t* pushed) {
-        return bulk_middle(a, warp, pushed, [&](uint32_t step, uint64_t at, uint32_t bytes, Worker w) {
+    bulk(a, [&](uint32_t warp, BlockWords& words) {
+        return bulk_middle(a, warp, words, [&](uint32_t step, uint64_t at, uint32_t bytes, Worker w) {
             uint64_t result = (a.flags & KEEP) != 0 ? recv_part(a, a.rank) + at : 0;
             Arithmetic how{Op(a.op), a.divisor, (a.flags & SCALED) != 0 ? scalars : nullptr};
             reduce_vectors<T, 32>(Destinations(a, a.relay_mask, 1, step, result),

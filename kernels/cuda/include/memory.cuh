@@ -129,10 +129,11 @@ __device__ inline bool wait_word(uint64_t word, uint64_t value, uint64_t abort_w
 
 // A packet: eight bytes of data and their flag, twice, in 16 bytes. A store of 16 bytes is seen in parts of 8 or more, so
 // whoever sees a flag sees the four bytes beside it.
+__device__ inline void store_volatile(uint64_t to, uint4 v) {
+    asm volatile("st.volatile.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
 __device__ inline void store_packet(uint64_t to, uint64_t data, uint32_t flag) {
-    asm volatile("st.volatile.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(to), "r"(uint32_t(data)), "r"(flag),
-                 "r"(uint32_t(data >> 32)), "r"(flag)
-                 : "memory");
+    store_volatile(to, make_uint4(uint32_t(data), flag, uint32_t(data >> 32), flag));
 }
 
 __device__ inline uint4 load_packet(uint64_t from) {

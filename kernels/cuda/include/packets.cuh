@@ -1,4 +1,5 @@
-// Small operations: packets that carry data and flag together, so that one trip over the link does all.
+// Small operations: data and flag go together, so that one trip over the link does all. In two forms: packets of sixteen bytes, half of
+// them flags, and lines of 128 bytes, eight of them a flag.
 //
 // A slot is written again two operations later (areas' halves alternate by the parity of the operation's number). That is
 // safe: every operation is a full exchange, by data or by heads. Who writes operation n + 2 has ended n + 1, so it has
@@ -14,143 +15,209 @@ constexpr uint32_t PACKETS_THREADS_MAX = 512;
 
 __device__ inline bool in(uint32_t mask, uint32_t rank) { return mask >> rank & 1; }
 
-// A warp moves a unit, 64 packets, at a time, and a lane two of them: enough loads are in flight, and every store of
-// the warp is one contiguous range.
-constexpr uint32_t UNIT_BYTES = 512;
-constexpr uint32_t SECOND = UNIT_BYTES / 2;  // bytes of data from a lane's first packet to its second
-
-// What a lane has of the units of a message.
-struct Lane {
-    uint64_t first, stride;  // in bytes of data
-    __device__ Lane() {
-        uint32_t warps = blockDim.x / 32, warp = blockIdx.x * warps + threadIdx.x / 32;
-        first = uint64_t(warp) * UNIT_BYTES + threadIdx.x % 32 * 8;
-        stride = uint64_t(gridDim.x * warps) * UNIT_BYTES;
-    }
-};
-
-// A lane's sixteen bytes of a message of `bytes`, as far as they are there.
+// How many of the eight bytes at a place are there in a message of `bytes`.
 __device__ inline uint32_t bytes_at(uint64_t bytes, uint64_t at) {
     return at < bytes ? uint32_t(min(uint64_t(8), bytes - at)) : 0;
 }
-__device__ inline uint4 load_lane(uint64_t from, uint64_t bytes, uint64_t at) {
-    uint32_t first = bytes_at(bytes, at), second = bytes_at(bytes, at + SECOND);
-    uint64_t low = first != 0 ? load8(from + at, first) : 0;
-    return vector(low, second != 0 ? load8(from + at + SECOND, second) : 0);
+
+// A form says how a warp moves a unit of data: each lane has sixteen bytes of it, in two parts of eight, so that enough loads are in flight
+// and every store of the warp is one contiguous range.
+
+// The parts of a lane are two packets, half a unit apart.
+struct Packets {
+    static constexpr uint32_t UNIT_BYTES = 512, WIRE_BYTES = 1024, LOADS = 2;
+    static __device__ uint32_t first() { return threadIdx.x % 32 * 8; }
+    static __device__ uint32_t second() { return first() + UNIT_BYTES / 2; }
+    static __device__ uint64_t slot(const DirectArgs& a, uint32_t in, uint32_t from, bool relayed) {
+        return packets_at(a, in, from) + (relayed ? a.packet_slot_bytes / 2 : 0);
+    }
+    static __device__ void store(uint64_t to, uint64_t left, uint4 data, uint32_t flag) {
+        if (first() < left) store_packet(to + first() * 2, low(data), flag);
+        if (second() < left) store_packet(to + second() * 2, high(data), flag);
+    }
+    static __device__ uint32_t part(uint32_t load) { return load == 0 ? first() : second(); }
+    static __device__ bool expects(uint32_t load, uint64_t left) { return part(load) < left; }
+    static __device__ uint4 load(uint64_t from, uint32_t load) { return load_packet(from + part(load) * 2); }
+    static __device__ bool complete(uint4 packet, uint32_t flag) { return packet_complete(packet, flag); }
+    static __device__ uint4 data(const uint4 (&packets)[LOADS]) {
+        return make_uint4(packets[0].x, packets[0].z, packets[1].x, packets[1].z);
+    }
+    static __device__ void converge() {}
+    static __device__ bool all(bool complete) { return complete; }
+    static __device__ bool any(bool exhausted) { return exhausted; }
+};
+
+// Eight lanes have a line, whose last part is the flag. One instruction of a warp stores it and one loads it, which links and caches carry
+// out as a whole where GPUs are joined by NVLink: nobody promises that, but NCCL's LL128 has relied on it from Volta on.
+struct Lines {
+    static constexpr uint32_t UNIT_BYTES = 480, WIRE_BYTES = 512, LOADS = 1, LINE_BYTES = 120;
+    static __device__ uint32_t lane() { return threadIdx.x % 32; }
+    static __device__ bool has_flag() { return lane() % 8 == 7; }
+    static __device__ uint32_t line() { return lane() / 8 * LINE_BYTES; }
+    static __device__ uint32_t first() { return line() + lane() % 8 * 16; }
+    static __device__ uint32_t second() { return has_flag() ? ~0u : first() + 8; }
+    static __device__ uint64_t slot(const DirectArgs& a, uint32_t in, uint32_t from, bool relayed) {
+        return lines_at(a, in, from) + (relayed ? a.line_slot_bytes / 2 : 0);
+    }
+    static __device__ void store(uint64_t to, uint64_t left, uint4 data, uint32_t flag) {
+        if (has_flag()) data.z = data.w = flag;
+        converge();  // else data that took other paths here would follow their flag
+        if (line() < left) store_volatile(to + lane() * 16, data);
+    }
+    static __device__ bool expects(uint32_t, uint64_t left) { return line() < left; }
+    static __device__ uint4 load(uint64_t from, uint32_t) { return load_packet(from + lane() * 16); }
+    static __device__ bool complete(uint4 part, uint32_t flag) { return !has_flag() || (part.z == flag && part.w == flag); }
+    static __device__ uint4 data(const uint4 (&parts)[LOADS]) { return parts[0]; }
+    static __device__ void converge() { __syncwarp(); }
+    // A line is loaded anew by all its lanes.
+    static __device__ bool all(bool complete) { return __all_sync(~0u, complete); }
+    static __device__ bool any(bool exhausted) { return __any_sync(~0u, exhausted); }
+};
+
+// Which units of a message a warp has.
+template <class FORM>
+struct Units {
+    uint64_t first, stride;  // in bytes of data
+    __device__ Units() {
+        uint32_t warps = blockDim.x / 32, warp = blockIdx.x * warps + threadIdx.x / 32;
+        first = uint64_t(warp) * FORM::UNIT_BYTES;
+        stride = uint64_t(gridDim.x * warps) * FORM::UNIT_BYTES;
+    }
+};
+
+// A lane's part of the unit at `unit` of a message of `bytes`, as far as it is there.
+template <class FORM>
+__device__ inline uint4 load_part_of(uint64_t from, uint64_t bytes, uint64_t unit) {
+    uint64_t one = unit + FORM::first(), two = unit + FORM::second();
+    uint32_t first = bytes_at(bytes, one), second = FORM::second() == ~0u ? 0 : bytes_at(bytes, two);
+    uint64_t low = first != 0 ? load8(from + one, first) : 0;
+    return vector(low, second != 0 ? load8(from + two, second) : 0);
 }
-__device__ inline void store_lane(uint64_t to, uint64_t bytes, uint64_t at, uint4 data) {
-    uint32_t first = bytes_at(bytes, at), second = bytes_at(bytes, at + SECOND);
-    if (first != 0) store8(to + at, low(data), first);
-    if (second != 0) store8(to + at + SECOND, high(data), second);
+template <class FORM>
+__device__ inline void store_part_of(uint64_t to, uint64_t bytes, uint64_t unit, uint4 data) {
+    uint64_t one = unit + FORM::first(), two = unit + FORM::second();
+    uint32_t first = bytes_at(bytes, one), second = FORM::second() == ~0u ? 0 : bytes_at(bytes, two);
+    if (first != 0) store8(to + one, low(data), first);
+    if (second != 0) store8(to + two, high(data), second);
 }
 
-// The packets for the data at `at` lie at twice the offset.
-__device__ inline void send_lane(const DirectArgs& a, uint64_t slot, uint64_t bytes, uint64_t at, uint4 data) {
-    if (at < bytes) store_packet(slot + at * 2, low(data), number_of(a));
-    if (at + SECOND < bytes) store_packet(slot + (at + SECOND) * 2, high(data), number_of(a));
+// What is left of a message at a unit.
+__device__ inline uint64_t left_at(uint64_t bytes, uint64_t unit) { return unit < bytes ? bytes - unit : 0; }
+
+template <class FORM>
+__device__ inline uint64_t on_wire(uint64_t unit) {
+    return unit / FORM::UNIT_BYTES * FORM::WIRE_BYTES;
 }
 
 // Sends each peer its message. All of a rank's sends come before its first wait.
-__device__ inline void packets_send(const DirectArgs& a, Lane lane) {
+template <class FORM>
+__device__ void packets_send(const DirectArgs& a, Units<FORM> units) {
     if (a.send_mask == 0) return;
     bool shared = a.shard_bytes == 0 && a.send_stride == 0;
     uint64_t longest = a.shard_bytes != 0 ? a.shard_bytes : a.bytes;
-    for (uint64_t at = lane.first; at < longest; at += lane.stride) {
+    for (uint64_t unit = units.first; unit < longest; unit += units.stride) {
         uint4 data[RANKS_MAX];
         if (shared) {
-            data[0] = load_lane(a.send, a.bytes, at);
+            data[0] = load_part_of<FORM>(a.send, a.bytes, unit);
         } else {
 #pragma unroll
             for (uint32_t peer = 0; peer < RANKS_MAX; peer++) {
-                if (in(a.send_mask, peer)) data[peer] = load_lane(send_part(a, peer), part_bytes(a, peer), at);
+                if (in(a.send_mask, peer)) data[peer] = load_part_of<FORM>(send_part(a, peer), part_bytes(a, peer), unit);
             }
         }
 #pragma unroll 1
         for (uint32_t left = a.send_mask; left != 0; left &= left - 1) {
             uint32_t peer = __ffs(left) - 1;
-            send_lane(a, packets_at(a, peer, a.rank), part_bytes(a, peer), at, data[shared ? 0 : peer]);
+            uint64_t to = FORM::slot(a, peer, a.rank, false) + on_wire<FORM>(unit);
+            FORM::store(to, left_at(part_bytes(a, peer), unit), data[shared ? 0 : peer], number_of(a));
         }
     }
 }
 
 // What this rank has for itself.
-__device__ inline void packets_own(const DirectArgs& a, Lane lane) {
+template <class FORM>
+__device__ void packets_own(const DirectArgs& a, Units<FORM> units) {
     bool sharded = a.shard_bytes != 0;
     uint64_t from = sharded ? a.send : send_part(a, a.rank), to = sharded ? a.recv : recv_part(a, a.rank);
     if ((a.flags & OWN) == 0 || from == to) return;
-    for (uint64_t at = lane.first; at < a.bytes; at += lane.stride) {
-        store_lane(to, a.bytes, at, load_lane(from, a.bytes, at));
+    for (uint64_t unit = units.first; unit < a.bytes; unit += units.stride) {
+        store_part_of<FORM>(to, a.bytes, unit, load_part_of<FORM>(from, a.bytes, unit));
     }
 }
 
 // Gives this rank's result to whom it is for: in the second halves of slots.
-__device__ inline void packets_relay(const DirectArgs& a, uint64_t at, uint4 data) {
+template <class FORM>
+__device__ inline void packets_relay(const DirectArgs& a, uint64_t unit, uint4 data) {
 #pragma unroll 1
     for (uint32_t left = a.relay_mask; left != 0; left &= left - 1) {
-        uint64_t slot = packets_at(a, __ffs(left) - 1, a.rank) + a.packet_slot_bytes / 2;
-        send_lane(a, slot, part_bytes(a, a.rank), at, data);
+        uint64_t to = FORM::slot(a, __ffs(left) - 1, a.rank, true) + on_wire<FORM>(unit);
+        FORM::store(to, left_at(part_bytes(a, a.rank), unit), data, number_of(a));
     }
 }
 
-// Waits for a lane's packets of the messages of all ranks in `mask`: their loads are in flight together. False: aborted.
-template <class BYTES>
-__device__ bool await_lane(const DirectArgs& a, uint32_t mask, uint64_t offset, uint64_t at, BYTES bytes,
-                           uint4 (&data)[RANKS_MAX]) {
+// Waits for a lane's part of the messages of all ranks in `mask`: their loads are in flight together. False: aborted.
+template <class FORM, class BYTES>
+__device__ bool packets_await(const DirectArgs& a, uint32_t mask, bool relayed, uint64_t unit, BYTES bytes,
+                              uint4 (&data)[RANKS_MAX]) {
     Patience patience(a.abort_word);
-    uint4 packets[RANKS_MAX][2];
-    uint32_t first = 0, second = 0;
+    uint4 arrivals[RANKS_MAX][FORM::LOADS];
+    uint32_t expected[FORM::LOADS] = {};
     for (uint32_t s = 0; s < a.nranks; s++) {
-        first |= uint32_t(in(mask, s) && at < bytes(s)) << s;
-        second |= uint32_t(in(mask, s) && at + SECOND < bytes(s)) << s;
+#pragma unroll
+        for (uint32_t l = 0; l < FORM::LOADS; l++) {
+            expected[l] |= uint32_t(in(mask, s) && FORM::expects(l, left_at(bytes(s), unit))) << s;
+        }
     }
-    offset += at * 2;
     for (;;) {
         bool complete = true;
+        FORM::converge();
 #pragma unroll
         for (uint32_t s = 0; s < RANKS_MAX; s++) {
-            uint64_t slot = packets_at(a, a.rank, s) + offset;
-            if (in(first, s)) packets[s][0] = load_packet(slot);
-            if (in(second, s)) packets[s][1] = load_packet(slot + SECOND * 2);
+            uint64_t from = FORM::slot(a, a.rank, s, relayed) + on_wire<FORM>(unit);
+#pragma unroll
+            for (uint32_t l = 0; l < FORM::LOADS; l++) {
+                if (in(expected[l], s)) arrivals[s][l] = FORM::load(from, l);
+            }
         }
 #pragma unroll
         for (uint32_t s = 0; s < RANKS_MAX; s++) {
-            complete &= !in(first, s) || packet_complete(packets[s][0], number_of(a));
-            complete &= !in(second, s) || packet_complete(packets[s][1], number_of(a));
+#pragma unroll
+            for (uint32_t l = 0; l < FORM::LOADS; l++) {
+                complete &= !in(expected[l], s) || FORM::complete(arrivals[s][l], number_of(a));
+            }
         }
-        if (complete) break;
-        if (patience.exhausted()) return false;
+        if (FORM::all(complete)) break;
+        if (FORM::any(patience.exhausted())) return false;
     }
 #pragma unroll
-    for (uint32_t s = 0; s < RANKS_MAX; s++) {
-        data[s] = make_uint4(packets[s][0].x, packets[s][0].z, packets[s][1].x, packets[s][1].z);
-    }
+    for (uint32_t s = 0; s < RANKS_MAX; s++) data[s] = FORM::data(arrivals[s]);
     return true;
 }
 
-// Takes the messages of `mask`, which lie `offset` bytes into their slots, out of packets: a source's message is
-// `bytes(source)` long, goes where `to(source)` says, and on to `then`. False: aborted.
-template <class TO, class BYTES, class THEN>
-__device__ bool packets_take(const DirectArgs& a, Lane lane, uint32_t mask, uint64_t offset, TO to, BYTES bytes, THEN then) {
+// Takes the messages of `mask`, in the first or second halves of slots: a source's message is `bytes(source)` long, goes where `to(source)`
+// says, and on to `then`. False: aborted.
+template <class FORM, class TO, class BYTES, class THEN>
+__device__ bool packets_take(const DirectArgs& a, Units<FORM> units, uint32_t mask, bool relayed, TO to, BYTES bytes, THEN then) {
     if (mask == 0) return true;
     uint64_t longest = a.shard_bytes != 0 ? a.shard_bytes : a.bytes;
-    for (uint64_t at = lane.first; at < longest; at += lane.stride) {
+    for (uint64_t unit = units.first; unit < longest; unit += units.stride) {
         uint4 data[RANKS_MAX];
-        if (!await_lane(a, mask, offset, at, bytes, data)) return false;
+        if (!packets_await<FORM>(a, mask, relayed, unit, bytes, data)) return false;
 #pragma unroll 1
         for (uint32_t left = mask; left != 0; left &= left - 1) {
             uint32_t s = __ffs(left) - 1;
-            store_lane(to(s), bytes(s), at, data[s]);
-            then(at, data[s]);
+            store_part_of<FORM>(to(s), bytes(s), unit, data[s]);
+            then(unit, data[s]);
         }
     }
     return true;
 }
 
-__device__ inline bool packets_out(const DirectArgs& a, Lane lane) {
-    return a.out_mask == 0 ||
-           packets_take(
-               a, lane, a.out_mask, a.packet_slot_bytes / 2, [&](uint32_t s) { return recv_part(a, s); },
-               [&](uint32_t s) { return part_bytes(a, s); }, [](uint64_t, uint4) {});
+template <class FORM>
+__device__ bool packets_out(const DirectArgs& a, Units<FORM> units) {
+    return packets_take<FORM>(
+        a, units, a.out_mask, true, [&](uint32_t s) { return recv_part(a, s); }, [&](uint32_t s) { return part_bytes(a, s); },
+        [](uint64_t, uint4) {});
 }
 
 // In an operation with heads, block 0 sends and awaits them.
@@ -162,27 +229,29 @@ __device__ inline bool packets_end(const DirectArgs& a) {
     return (a.flags & HEADS) == 0 || blockIdx.x != 0 || wait_head(a, threadIdx.x, scalar);
 }
 
-__device__ inline void packets_copy(const DirectArgs& a) {
-    Lane lane;
+template <class FORM>
+__device__ void packets_copy(const DirectArgs& a) {
+    Units<FORM> units;
     packets_begin(a);
-    packets_send(a, lane);
-    packets_own(a, lane);
+    packets_send(a, units);
+    packets_own(a, units);
     bool relays = a.shard_bytes != 0;
-    bool ok = packets_take(
-        a, lane, a.recv_mask, 0, [&](uint32_t s) { return recv_part(a, relays ? a.rank : s); },
-        [&](uint32_t) { return part_bytes(a, a.rank); }, [&](uint64_t at, uint4 data) { packets_relay(a, at, data); });
-    ok = ok && packets_out(a, lane) && packets_end(a);
+    bool ok = packets_take<FORM>(
+        a, units, a.recv_mask, false, [&](uint32_t s) { return recv_part(a, relays ? a.rank : s); },
+        [&](uint32_t) { return part_bytes(a, a.rank); },
+        [&](uint64_t unit, uint4 data) { packets_relay<FORM>(a, unit, data); });
+    ok = ok && packets_out(a, units) && packets_end(a);
     finish(a, !ok);
 }
 
 // Combines the messages of all ranks, in order, and passes the result on. False: aborted.
-template <class T>
-__device__ bool packets_combine(const DirectArgs& a, Lane lane, const uint64_t* scalars) {
+template <class FORM, class T>
+__device__ bool packets_combine(const DirectArgs& a, Units<FORM> units, const uint64_t* scalars) {
     uint64_t own = send_part(a, a.rank), result = recv_part(a, a.rank), bytes = part_bytes(a, a.rank);
-    for (uint64_t at = lane.first; at < bytes; at += lane.stride) {
+    for (uint64_t unit = units.first; unit < bytes; unit += units.stride) {
         uint4 data[RANKS_MAX];
-        uint4 mine = load_lane(own, bytes, at);
-        if (!await_lane(a, a.recv_mask, 0, at, [&](uint32_t) { return bytes; }, data)) return false;
+        uint4 mine = load_part_of<FORM>(own, bytes, unit);
+        if (!packets_await<FORM>(a, a.recv_mask, false, unit, [&](uint32_t) { return bytes; }, data)) return false;
         data[a.rank] = mine;
         VectorFold<T> fold;
         fold.first(data[0], scalars);
@@ -191,8 +260,8 @@ __device__ bool packets_combine(const DirectArgs& a, Lane lane, const uint64_t* 
             fold.next(Op(a.op), data[s], scalars != nullptr ? scalars + s : nullptr);
         }
         uint4 combined = fold.result(a.divisor);
-        if (a.flags & KEEP) store_lane(result, bytes, at, combined);
-        packets_relay(a, at, combined);
+        if (a.flags & KEEP) store_part_of<FORM>(result, bytes, unit, combined);
+        packets_relay<FORM>(a, unit, combined);
     }
     return true;
 }
@@ -207,15 +276,15 @@ __device__ inline bool gather_scalars(const DirectArgs& a, uint64_t* scalars) {
     return ok;
 }
 
-template <class T>
+template <class FORM, class T>
 __device__ void packets_reduce(const DirectArgs& a) {
     __shared__ uint64_t scalars[RANKS_MAX];
-    Lane lane;
+    Units<FORM> units;
     packets_begin(a);
-    packets_send(a, lane);
+    packets_send(a, units);
     bool ok = gather_scalars(a, scalars);
-    if (ok && a.recv_mask != 0) ok = packets_combine<T>(a, lane, (a.flags & SCALED) != 0 ? scalars : nullptr);
-    ok = ok && packets_out(a, lane) && packets_end(a);
+    if (ok && a.recv_mask != 0) ok = packets_combine<FORM, T>(a, units, (a.flags & SCALED) != 0 ? scalars : nullptr);
+    ok = ok && packets_out(a, units) && packets_end(a);
     finish(a, !ok);
 }
 

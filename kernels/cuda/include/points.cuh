@@ -249,15 +249,15 @@ __device__ inline bool points_send(PointLane at, const Message* messages, uint32
             packets++;
         }
         bool aborted = play(
-            0, team.warps - 2, team.warp, share.steps(),
-            [&](uint32_t step, uint32_t lane) {
+            0, team.warps - 2, team.warp, Counted{share.steps()},
+            [&](uint32_t step, uint32_t, uint32_t lane) {
                 return lane != 0 || await_slot(offsetof(LaneWords, chunks_acknowledged), chunks + step);
             },
-            [&](uint32_t step, Worker w) {
+            [&](uint32_t step, uint32_t, Worker w) {
                 copy_chunk<false>(ToSlot{at.chunk(at.peer, a.rank, chunks + step)}, from + uint64_t(step) * share.chunk,
                                     share.step_bytes(step), w.thread, w.threads);
             },
-            [&](uint32_t step, uint32_t lane) {
+            [&](uint32_t step, uint32_t, uint32_t lane) {
                 if (lane == 0) store_relaxed(at.theirs(offsetof(LaneWords, chunks)), chunks + step + 1);
             });
         if (aborted) return true;
@@ -288,15 +288,15 @@ __device__ inline bool points_take(PointLane at, const Message* messages, uint32
             if (team.thread() == 0) store_relaxed(at.theirs(offsetof(LaneWords, packets_acknowledged)), packets);
         }
         bool aborted = play(
-            1, team.warps - 2, team.warp, share.steps(),
-            [&](uint32_t step, uint32_t lane) {
+            1, team.warps - 2, team.warp, Counted{share.steps()},
+            [&](uint32_t step, uint32_t, uint32_t lane) {
                 return lane != 0 || wait_word(at.own(offsetof(LaneWords, chunks)), chunks + step + 1, a.abort_word);
             },
-            [&](uint32_t step, Worker w) {
+            [&](uint32_t step, uint32_t, Worker w) {
                 copy_chunk<true>(ToBuffer{to + uint64_t(step) * share.chunk}, at.chunk(a.rank, at.peer, chunks + step),
                                    share.step_bytes(step), w.thread, w.threads);
             },
-            [&](uint32_t step, uint32_t lane) {
+            [&](uint32_t step, uint32_t, uint32_t lane) {
                 if (lane == 0) store_relaxed(at.theirs(offsetof(LaneWords, chunks_acknowledged)), chunks + step + 1);
             });
         if (aborted) return true;

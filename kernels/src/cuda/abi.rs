@@ -31,6 +31,9 @@ pub struct DirectArgs {
     pub(crate) packets_offset: u64,
     pub(crate) packet_slot_bytes: u64,
     pub(crate) bulk_offset: u64,
+    pub(crate) deals_offset: u64,
+    pub(crate) lines_offset: u64,
+    pub(crate) line_slot_bytes: u64,
     /// The operation's number on the areas: from 1, without gaps, the same on all ranks. 0: one more than have ended on this
     /// rank's area ([`AreaLayout::ended`](super::AreaLayout::ended)), for launches that are replayed.
     pub sequence: u32,
@@ -53,6 +56,8 @@ pub struct DirectArgs {
     pub(crate) out_warps: u32,
     pub(crate) op: u32,
     pub(crate) scalar_dtype: u32,
+    pub(crate) dealer: u32,
+    pub(crate) chunks: u32,
 }
 
 /// The parameter of local reductions: for each piece in turn, wait until its sources are there, combine them in order, store
@@ -106,5 +111,5 @@ pub struct ReduceArgs {
     pub(crate) op: u32,
 }
 
-const _: () = assert!(size_of::<DirectArgs>() == 232 && std::mem::offset_of!(DirectArgs, sequence) == 152);
+const _: () = assert!(size_of::<DirectArgs>() == 264 && std::mem::offset_of!(DirectArgs, sequence) == 176);
 const _: () = assert!(size_of::<ReduceArgs>() == 368 && std::mem::offset_of!(ReduceArgs, flag_value) == 256);

@@ -2,8 +2,8 @@
 //! cuda/include/area.cuh.
 //!
 //! ```text
-//! operations ended | heads [parity][rank] | flags, acknowledgements [phase][block][rank]
-//! packets [parity][peer] | bulk slots [parity][phase][block][peer][slot] | lanes of sends and receives (points.rs)
+//! operations ended | heads [parity][rank] | flags, acknowledgements [phase][block][rank] | deals [parity][block][step]
+//! packets [parity][peer] | lines [parity][peer] | bulk slots [parity][phase][block][peer][slot] | lanes of sends and receives (points.rs)
 //! ```
 
 use bytemuck::{Pod, Zeroable};
@@ -16,6 +16,12 @@ const FLAGS_OFFSET: u64 = 1024;
 /// Phases of a bulk operation, each with flags and acknowledgements.
 const PHASES: u64 = 2;
 const PARITIES: u64 = 2;
+/// Steps whose chunks a block can have been told of and not come to.
+const DEALS: u64 = 32;
+const DEAL_BYTES: u64 = 16;
+/// What a warp moves at a time as lines: four of 120 bytes of data and a flag.
+pub(super) const LINES_UNIT_BYTES: u64 = 480;
+const LINES_UNIT_WIRE_BYTES: u64 = 512;
 const PAGE_BYTES: u64 = 4096;
 
 /// The layout of a communicator's areas: the same on all ranks, for as long as the areas live.
@@ -32,22 +38,22 @@ pub struct AreaLayout {
     pub slot_bytes: u32,
     /// Most bytes that one rank sends another as packets in one operation. A multiple of 128.
     pub packet_bytes: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// The same as lines. A multiple of 128.
+    pub line_bytes: u32,
 }
 
 impl AreaLayout {
-    /// The layout that measured best for that many ranks of one NVLink domain: 52 MiB for 2 ranks, 70 for 4, 79 for 8. Smaller
+    /// The layout that measured best for that many ranks of one NVLink domain: 72 MiB for 2 ranks, 122 for 4, 140 for 8. Smaller
     /// ones work as well; long operations are slower then.
     #[must_use]
     pub fn initial(nranks: u32) -> AreaLayout {
         // What is on its way at a time is shared out among peers.
-        let (slot_bytes, packet_bytes) = match nranks {
-            ..=2 => (32 << 10, 1 << 20),
-            3..=4 => (16 << 10, 512 << 10),
-            _ => (8 << 10, 256 << 10),
+        let (slots, slot_bytes, line_bytes) = match nranks {
+            ..=2 => (4, 32 << 10, 2 << 20),
+            3..=4 => (3, 24 << 10, 2 << 20),
+            _ => (3, 12 << 10, 1 << 20),
         };
-        AreaLayout { nranks, blocks: 64, slots: 4, slot_bytes, packet_bytes, reserved: 0 }
+        AreaLayout { nranks, blocks: 96, slots, slot_bytes, packet_bytes: line_bytes / 2, line_bytes }
     }
 
     /// Whether kernels can work with it: what comes from elsewhere is checked once.
@@ -60,7 +66,8 @@ impl AreaLayout {
             && (128..=16 << 20).contains(&self.packet_bytes)
             && self.slot_bytes.is_multiple_of(128)
             && self.packet_bytes.is_multiple_of(128)
-            && self.reserved == 0
+            && (128..=16 << 20).contains(&self.line_bytes)
+            && self.line_bytes.is_multiple_of(128)
     }
 
     /// Where an area's kernels count: from its begin.
@@ -85,9 +92,18 @@ impl AreaLayout {
         u64::from(self.nranks) - 1
     }
 
+    pub(crate) fn deals_offset(&self) -> u64 {
+        FLAGS_OFFSET + 2 * PHASES * u64::from(self.blocks) * RANKS_MAX as u64 * 8
+    }
+
+    /// Whether the chunks of a long operation may be dealt out: roles of different ranks are no further apart than two rings of slots and
+    /// a few steps.
+    pub(crate) fn may_deal(&self) -> bool {
+        u64::from(self.slots) <= DEALS / 4
+    }
+
     pub(crate) fn packets_offset(&self) -> u64 {
-        let words = 2 * PHASES * u64::from(self.blocks) * RANKS_MAX as u64;
-        (FLAGS_OFFSET + words * 8).next_multiple_of(PAGE_BYTES)
+        (self.deals_offset() + PARITIES * u64::from(self.blocks) * DEALS * DEAL_BYTES).next_multiple_of(PAGE_BYTES)
     }
 
     /// Bytes of one rank's packets in one half: half data, half flags.
@@ -95,8 +111,17 @@ impl AreaLayout {
         2 * u64::from(self.packet_bytes)
     }
 
-    pub(crate) fn bulk_offset(&self) -> u64 {
+    pub(crate) fn lines_offset(&self) -> u64 {
         (self.packets_offset() + PARITIES * self.peers() * self.packet_slot_bytes()).next_multiple_of(PAGE_BYTES)
+    }
+
+    /// Bytes of one rank's lines in one half: whole units for each of two shots.
+    pub(crate) fn line_slot_bytes(&self) -> u64 {
+        2 * u64::from(self.line_bytes / 2).div_ceil(LINES_UNIT_BYTES) * LINES_UNIT_WIRE_BYTES
+    }
+
+    pub(crate) fn bulk_offset(&self) -> u64 {
+        (self.lines_offset() + PARITIES * self.peers() * self.line_slot_bytes()).next_multiple_of(PAGE_BYTES)
     }
 
     /// Bytes of an area.

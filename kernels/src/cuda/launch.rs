@@ -10,6 +10,7 @@ use mccs_ipc::large::Shards;
 use mccs_ipc::types::{CollectiveKind, DataType, RedOp};
 
 use super::abi::{HEADS, KEEP, OWN, SCALAR_AT, SCALED};
+use super::area::LINES_UNIT_BYTES;
 use super::{AreaLayout, DirectArgs, RANKS_MAX, ReduceArgs};
 
 /// How a direct operation moves its bytes.
@@ -24,12 +25,22 @@ pub enum Algorithm {
     BulkOneShot = 3,
     /// The same by way of the shards' owners.
     BulkTwoShot = 4,
+    /// As [`Algorithm::PacketsOneShot`], in lines of 128 bytes of which few are flags: for GPUs that store and load those as a whole.
+    LinesOneShot = 5,
+    /// As [`Algorithm::PacketsTwoShot`], in lines.
+    LinesTwoShot = 6,
 }
 
 impl Algorithm {
     /// Every algorithm.
-    pub const ALL: [Algorithm; 4] =
-        [Algorithm::PacketsOneShot, Algorithm::PacketsTwoShot, Algorithm::BulkOneShot, Algorithm::BulkTwoShot];
+    pub const ALL: [Algorithm; 6] = [
+        Algorithm::PacketsOneShot,
+        Algorithm::PacketsTwoShot,
+        Algorithm::BulkOneShot,
+        Algorithm::BulkTwoShot,
+        Algorithm::LinesOneShot,
+        Algorithm::LinesTwoShot,
+    ];
 
     /// The algorithm that an integer names.
     #[must_use]
@@ -37,12 +48,22 @@ impl Algorithm {
         Algorithm::ALL.into_iter().find(|algorithm| *algorithm as u32 == value)
     }
 
-    fn is_packets(self) -> bool {
-        matches!(self, Algorithm::PacketsOneShot | Algorithm::PacketsTwoShot)
+    fn is_bulk(self) -> bool {
+        matches!(self, Algorithm::BulkOneShot | Algorithm::BulkTwoShot)
     }
 
     fn is_two_shot(self) -> bool {
-        matches!(self, Algorithm::PacketsTwoShot | Algorithm::BulkTwoShot)
+        matches!(self, Algorithm::PacketsTwoShot | Algorithm::BulkTwoShot | Algorithm::LinesTwoShot)
+    }
+
+    /// The same in packets, if it is one in lines.
+    #[must_use]
+    pub fn without_lines(self) -> Algorithm {
+        match self {
+            Algorithm::LinesOneShot => Algorithm::PacketsOneShot,
+            Algorithm::LinesTwoShot => Algorithm::PacketsTwoShot,
+            other => other,
+        }
     }
 }
 
@@ -94,7 +115,7 @@ pub struct LargeBuffers {
 }
 
 const PACKETS_WARPS_MAX: u64 = 16;
-/// What a warp moves at a time.
+/// What a warp moves at a time as packets.
 const PACKETS_UNIT_BYTES: u64 = 512;
 /// Warps of a block while there are blocks left to spread over.
 const PACKETS_WARPS_WANTED: u64 = 4;
@@ -105,10 +126,10 @@ const COMBINE_BLOCKS: u32 = 128;
 const WARP: u32 = 32;
 /// Warps that move bytes in a bulk kernel's block.
 const WORKER_WARPS: u32 = 18;
-/// Shorter chunks cost more in flags than they gain in overlap.
-const CHUNK_BYTES_MIN: u64 = 4096;
-/// Chunks that a block's slice is cut into where they are not too short: so many are on their way through the roles.
-const CHUNKS_WANTED: u64 = 4;
+/// Less is not worth a block.
+const SLICE_BYTES_MIN: u64 = 4096;
+/// With more chunks a block they are dealt out.
+const CHUNKS_UNDEALT: u64 = 2;
 
 /// Of a block's part of a message: offsets have 32 bits.
 const SLICE_BYTES_MAX: u32 = 1 << 31;
@@ -134,12 +155,19 @@ macro_rules! per_dtype {
 
 /// Names of all functions of the image.
 pub fn functions() -> impl Iterator<Item = &'static str> {
-    let of_dtype =
-        |dtype: &DataType| [per_dtype!(*dtype, "packets"), per_dtype!(*dtype, "bulk"), per_dtype!(*dtype, "reduce")];
+    let of_dtype = |dtype: &DataType| {
+        let dtype = *dtype;
+        [
+            per_dtype!(dtype, "packets"),
+            per_dtype!(dtype, "lines"),
+            per_dtype!(dtype, "bulk"),
+            per_dtype!(dtype, "reduce"),
+        ]
+    };
     DataType::ALL
         .iter()
         .flat_map(of_dtype)
-        .chain(["mccs_packets_copy", "mccs_bulk_copy"])
+        .chain(["mccs_packets_copy", "mccs_lines_copy", "mccs_bulk_copy"])
         .chain(super::points::FUNCTIONS)
 }
 
@@ -179,9 +207,13 @@ impl Launch<DirectArgs> {
             packets_offset: layout.packets_offset(),
             packet_slot_bytes: layout.packet_slot_bytes(),
             bulk_offset: layout.bulk_offset(),
+            deals_offset: layout.deals_offset(),
+            lines_offset: layout.lines_offset(),
+            line_slot_bytes: layout.line_slot_bytes(),
             rank: call.rank,
             nranks: call.nranks,
             unsharded: RANKS_MAX as u32,
+            dealer: RANKS_MAX as u32,
             divisor: if call.op == RedOp::Avg { call.nranks } else { 0 },
             area_blocks: layout.blocks,
             slots: layout.slots,
@@ -203,36 +235,55 @@ impl Launch<DirectArgs> {
         }
         let part = if args.shard_bytes != 0 { args.shard_bytes.min(args.bytes) } else { args.bytes };
         let reduces = call.kind.reduces();
-        if algorithm.is_packets() {
-            let room = u64::from(layout.packet_bytes) / if algorithm.is_two_shot() { 2 } else { 1 };
-            if part > room {
+        if !algorithm.is_bulk() {
+            let in_lines = algorithm != algorithm.without_lines();
+            let (most, unit) = match in_lines {
+                true => (layout.line_bytes, LINES_UNIT_BYTES),
+                false => (layout.packet_bytes, PACKETS_UNIT_BYTES),
+            };
+            if part > u64::from(most) / if algorithm.is_two_shot() { 2 } else { 1 } {
                 return None;
             }
             // A warp a unit; spread over blocks before blocks grow.
-            let warps = part.div_ceil(PACKETS_UNIT_BYTES).max(1);
+            let warps = part.div_ceil(unit).max(1);
             let each = warps.div_ceil(u64::from(blocks)).clamp(PACKETS_WARPS_WANTED.min(warps), PACKETS_WARPS_MAX);
             let grid = warps.div_ceil(each).min(u64::from(blocks)) as u32;
             let block = WARP * each as u32;
-            let function = if reduces { per_dtype!(call.dtype, "packets") } else { "mccs_packets_copy" };
+            let function = match (reduces, in_lines) {
+                (true, true) => per_dtype!(call.dtype, "lines"),
+                (true, false) => per_dtype!(call.dtype, "packets"),
+                (false, true) => "mccs_lines_copy",
+                (false, false) => "mccs_packets_copy",
+            };
             return Some(Launch { function, grid, block, args });
         }
         args.flags |= HEADS;
-        let grid = u64::from(blocks.min(layout.blocks)).min(part.div_ceil(CHUNK_BYTES_MIN).max(1)) as u32;
-        let slice = part.div_ceil(u64::from(grid)).next_multiple_of(128);
+        let grid = u64::from(blocks.min(layout.blocks)).min(part.div_ceil(SLICE_BYTES_MIN).max(1));
+        let slice = part.div_ceil(grid).next_multiple_of(128);
         args.slice_bytes = u32::try_from(slice).ok().filter(|bytes| *bytes <= SLICE_BYTES_MAX)?;
-        let wanted = (slice / CHUNKS_WANTED).max(CHUNK_BYTES_MIN).next_multiple_of(128);
-        args.chunk_bytes = wanted.min(u64::from(layout.slot_bytes)) as u32;
+        // As few chunks as slots allow: each costs flags, and what overlaps gains less.
+        let slot = u64::from(layout.slot_bytes);
+        let chunks = part.div_ceil(slot);
+        if layout.may_deal() && chunks > CHUNKS_UNDEALT * grid {
+            args.chunk_bytes = layout.slot_bytes;
+            args.chunks = u32::try_from(chunks).ok()?;
+            // One whose pushes wait for all others: they are never far behind.
+            let only_receives =
+                !algorithm.is_two_shot() && matches!(call.kind, CollectiveKind::Reduce | CollectiveKind::Gather);
+            args.dealer = if only_receives { (call.root + 1) % call.nranks } else { call.root };
+        } else {
+            args.chunk_bytes = slice.div_ceil(slice.div_ceil(slot).max(1)).next_multiple_of(128) as u32;
+        }
         // Two warps of control a role. Pushing and taking out go side by side for all peers: the same number of warps for each.
         let peers = call.nranks - 1;
         let fair = |most: u32| peers * (most / peers).max(1);
-        (args.push_warps, args.middle_warps, args.out_warps) = if algorithm.is_two_shot() {
-            (fair(WORKER_WARPS / 3), WORKER_WARPS - 2 * fair(WORKER_WARPS / 3), fair(WORKER_WARPS / 3))
-        } else {
-            (fair(WORKER_WARPS / 2), WORKER_WARPS - fair(WORKER_WARPS / 2), 0)
-        };
+        let third = fair(WORKER_WARPS / 3);
+        args.push_warps = if reduces || args.send_stride == 0 { third } else { fair(WORKER_WARPS / 2) };
+        args.out_warps = if algorithm.is_two_shot() { third } else { 0 };
+        args.middle_warps = WORKER_WARPS - args.push_warps - args.out_warps;
         let block = WARP * (args.push_warps + args.middle_warps + args.out_warps + 6);
         let function = if reduces { per_dtype!(call.dtype, "bulk") } else { "mccs_bulk_copy" };
-        Some(Launch { function, grid, block, args })
+        Some(Launch { function, grid: grid as u32, block, args })
     }
 }
 
@@ -279,7 +330,7 @@ fn two_shots(call: &DirectCall, algorithm: Algorithm, args: &mut DirectArgs) -> 
     let (others, is_root) = (all_but(nranks, rank), rank == root);
     // The root of a rooted collective owns no shard: its link is busy with the whole buffer already.
     let owners = if kind.has_root() { nranks - 1 } else { nranks };
-    let unit = if algorithm.is_packets() { 16 } else { 128 };
+    let unit = if algorithm.is_bulk() { 128 } else { 16 };
     args.shard_bytes = args.bytes.div_ceil(u64::from(owners)).next_multiple_of(unit).max(unit);
     args.flags |= HEADS;
     match kind {

@@ -155,6 +155,7 @@ fn what_does_not_fit_is_refused() {
 
 #[test]
 fn packets_of_two_shots_stay_in_their_halves_and_chunks_in_their_slots() {
+    let mut dealt = 0;
     for nranks in 2..=8 {
         let layout = AreaLayout::initial(nranks);
         for &kind in CollectiveKind::ALL {
@@ -163,17 +164,21 @@ fn packets_of_two_shots_stay_in_their_halves_and_chunks_in_their_slots() {
                     let Some(launch) = Launch::direct(&call, &layout, algorithm, 64) else { continue };
                     let args = launch.args;
                     assert!(launch.block <= 768 && launch.grid <= 64);
-                    let (part, half) = match args.shard_bytes {
-                        0 => (args.bytes, args.packet_slot_bytes),
-                        shard => (shard, args.packet_slot_bytes / 2),
+                    let (part, shots) = match args.shard_bytes {
+                        0 => (args.bytes, 1),
+                        shard => (shard.min(args.bytes), 2),
                     };
                     match algorithm {
                         Algorithm::PacketsOneShot | Algorithm::PacketsTwoShot => {
-                            assert!(part.next_multiple_of(16) * 2 <= half, "{call:?}");
+                            assert!(part.next_multiple_of(16) * 2 <= args.packet_slot_bytes / shots, "{call:?}");
+                        }
+                        Algorithm::LinesOneShot | Algorithm::LinesTwoShot => {
+                            assert!(part.div_ceil(480) * 512 <= args.line_slot_bytes / shots, "{call:?}");
                         }
                         _ => {
                             assert!(args.chunk_bytes <= layout.slot_bytes && args.chunk_bytes.is_multiple_of(16));
                             assert!(u64::from(args.slice_bytes) * u64::from(launch.grid) >= part.min(args.bytes));
+                            dealt += u32::from(is_dealt_well(&call, &layout, algorithm, &args));
                             let warps = args.push_warps + args.middle_warps + args.out_warps;
                             assert!(args.push_warps > 0 && args.middle_warps > 0, "{args:?}");
                             assert!(args.shard_bytes == 0 || args.out_warps > 0);
@@ -184,15 +189,41 @@ fn packets_of_two_shots_stay_in_their_halves_and_chunks_in_their_slots() {
             }
         }
     }
+    assert!(dealt > 100, "{dealt} operations whose chunks are dealt out");
+}
+
+/// Whether chunks are dealt out; if so, they are the whole message, and whoever deals waits for all that take chunks.
+fn is_dealt_well(call: &DirectCall, layout: &AreaLayout, algorithm: Algorithm, args: &DirectArgs) -> bool {
+    let part = if args.shard_bytes != 0 { args.shard_bytes.min(args.bytes) } else { args.bytes };
+    if args.dealer == RANKS_MAX as u32 {
+        return false;
+    }
+    assert_eq!(u64::from(args.chunks), part.div_ceil(u64::from(args.chunk_bytes)), "{call:?}");
+    let of =
+        |rank| Launch::direct(&DirectCall { rank, ..*call }, layout, algorithm, 64).expect("as for the first").args;
+    let dealers = of(args.dealer);
+    for rank in (0..call.nranks).filter(|rank| *rank != args.dealer) {
+        let args = of(rank);
+        assert_eq!((args.dealer, args.chunks), (dealers.dealer, dealers.chunks), "{call:?}");
+        // One that only sends is held back by who takes it, as the dealer is.
+        let sends_alike = args.recv_mask == 0 && args.out_mask == 0 && args.send_mask & dealers.send_mask != 0;
+        assert!(has(dealers.send_mask, rank as usize) || sends_alike, "{call:?}");
+    }
+    let restless = AreaLayout { slots: 16, ..*layout };
+    let args = Launch::direct(call, &restless, algorithm, 64).expect("larger areas").args;
+    assert_eq!(args.dealer, RANKS_MAX as u32, "further apart than deals reach");
+    true
 }
 
 #[test]
 fn areas_hold_all_that_lies_in_them() {
-    let layout = AreaLayout { nranks: 3, blocks: 5, slots: 2, slot_bytes: 256, packet_bytes: 384, reserved: 0 };
+    let layout = AreaLayout { nranks: 3, blocks: 5, slots: 2, slot_bytes: 256, packet_bytes: 384, line_bytes: 1024 };
     assert!(layout.is_valid());
     // Heads and four sets of words, then two halves of two peers' packets, then slots.
     assert!(layout.packets_offset() >= 1024 + 4 * 5 * 8 * 8);
-    assert_eq!(layout.bulk_offset(), (layout.packets_offset() + 2 * 2 * 768).next_multiple_of(4096));
+    assert_eq!(layout.lines_offset(), (layout.packets_offset() + 2 * 2 * 768).next_multiple_of(4096));
+    // Of a shot, 512 bytes are two units.
+    assert_eq!(layout.bulk_offset(), (layout.lines_offset() + 2 * 2 * 2 * 1024).next_multiple_of(4096));
     assert_eq!(layout.points().lanes_offset, (layout.bulk_offset() + 2 * 2 * 5 * 2 * 2 * 256).next_multiple_of(4096));
     assert!(!AreaLayout { nranks: 9, ..layout }.is_valid());
     assert!(!AreaLayout { slots: 1, ..layout }.is_valid());

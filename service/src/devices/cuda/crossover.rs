@@ -20,10 +20,10 @@ fn measured(kind: CollectiveKind, nranks: u32) -> u64 {
     use CollectiveKind as Kind;
     const MIB: u64 = 1 << 20;
     match kind {
-        Kind::AllReduce if nranks > 2 => 128 * MIB,
-        // The kernels are as fast.
+        Kind::AllReduce if nranks > 2 => 256 * MIB,
+        // The kernels are as fast, or faster.
         Kind::ReduceScatter => u64::MAX,
-        Kind::Broadcast if nranks > 2 => 512 * MIB,
+        Kind::Broadcast if nranks > 2 => u64::MAX,
         Kind::Broadcast => 32 * MIB,
         _ => 64 * MIB,
     }
@@ -71,7 +71,7 @@ mod tests {
                 );
                 assert!(goes_direct(LargeFrom::Never, kind, bytes), "{kind} {bytes}");
             }
-            let is_ever = kind != CollectiveKind::ReduceScatter;
+            let is_ever = !matches!(kind, CollectiveKind::ReduceScatter | CollectiveKind::Broadcast);
             assert_eq!(goes_direct(LargeFrom::Measured, kind, 512 * MIB), !is_ever, "{kind}");
             assert!(goes_direct(LargeFrom::Measured, kind, MIB));
         }

@@ -70,6 +70,8 @@ pub struct CudaOptions {
     pub large_from: LargeFrom,
     /// Bytes, of which each rank's GPU has two, that parts to be combined come into.
     pub slot_bytes: u64,
+    /// Whether ranks' kernels may store lines with their flag inside.
+    pub lines: bool,
     /// Who carries collectives out.
     pub execution: Execution,
 }

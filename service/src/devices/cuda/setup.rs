@@ -133,6 +133,19 @@ impl Setup {
         self.options.large_from != LargeFrom::Never && gpus.len() > 1 && are_apart && gpus.iter().all(has_words)
     }
 
+    /// Whether each of these GPUs stores whole lines to each other.
+    fn store_lines(&self, gpus: &[usize]) -> Result<bool, DriverError> {
+        let gpu = |number: usize| &self.gpus.gpus[number].0;
+        for (rank, from) in gpus.iter().enumerate() {
+            for (_, to) in gpus.iter().enumerate().filter(|(peer, _)| *peer != rank) {
+                if !gpu(*from).stores_lines_to(gpu(*to))? {
+                    return Ok(false);
+                }
+            }
+        }
+        Ok(true)
+    }
+
     fn prepare(&self, gpus: &[usize]) -> Result<Prepared, PrepareError> {
         let nranks = gpus.len() as u32;
         // A single rank has nobody to meet, and an area that nobody uses.
@@ -150,7 +163,10 @@ impl Setup {
         }
         let (fd, page) = DirectPage::create()?;
         let page = Arc::new(page);
-        let strategy = strategy(nranks, large.map_or(LargeFrom::Never, |_| self.options.large_from));
+        let mut strategy = strategy(nranks, large.map_or(LargeFrom::Never, |_| self.options.large_from));
+        if !self.options.lines || !self.store_lines(gpus).map_err(PrepareError::Lines)? {
+            strategy.leave_out_lines();
+        }
         page.publish(&DirectTerms { epoch: 0, from: 1, words: words_of(&strategy) });
         let share = DirectShare { layout: bytemuck::cast(layout), areas, large, execution: self.options.execution };
         let orders = self.own.upgrade().ok_or(PrepareError::Stopping)?;
@@ -179,6 +195,8 @@ const _: () = assert!(size_of::<DirectStrategy>() <= STRATEGY_WORDS * 8);
 enum PrepareError {
     #[error("no area for rank {rank} on {gpu}: {error}")]
     Driver { rank: usize, gpu: String, error: DriverError },
+    #[error("what links do is not known: {0}")]
+    Lines(DriverError),
     #[error("no streams for copies: {0}")]
     Streams(DriverError),
     #[error("the service is stopping")]

@@ -34,7 +34,7 @@ use crate::client::locked;
 use crate::{Client, Error};
 
 /// Blocks of what is longer than the strategy's table, where it does not go by copy engines.
-const LONGEST_BLOCKS: u32 = 64;
+const LONGEST_BLOCKS: u32 = 96;
 /// How long a call that the operator holds back, or a wait for this rank's kernels, sleeps between looks.
 const LOOK_AGAIN_AFTER: Duration = Duration::from_micros(20);
 
