@@ -49,19 +49,20 @@ impl Doorbell {
         let _ = nix::unistd::write(&self.0, &1u64.to_ne_bytes());
     }
 
-    /// Makes the descriptor unreadable until the next ring. Never blocks.
+    /// Makes the descriptor unreadable until the next ring, and returns whether it was rung. Never blocks.
     ///
     /// Whether a descriptor blocks is a property that all its holders share, and a tenant may change it: so this read
     /// says for itself that it does not wait.
-    pub fn clear(&self) {
+    pub fn clear(&self) -> bool {
         let mut count = [0u8; 8];
         let buffer = libc::iovec { iov_base: count.as_mut_ptr().cast(), iov_len: count.len() };
         // SAFETY: one buffer of the stated length, which outlives the call.
         let read = unsafe { libc::preadv2(self.0.as_raw_fd(), &buffer, 1, -1, libc::RWF_NOWAIT) };
         if read < 0 && matches!(Errno::last(), Errno::EOPNOTSUPP | Errno::ENOSYS) {
             // Kernels before 5.8.
-            let _ = nix::unistd::read(&self.0, &mut count);
+            return nix::unistd::read(&self.0, &mut count).is_ok();
         }
+        read > 0
     }
 }
 
@@ -185,7 +186,7 @@ impl StreamWord {
             return true;
         }
         let start = Instant::now();
-        while start.elapsed() < spin {
+        while !spin.is_zero() && start.elapsed() < spin {
             for _ in 0..SPINS_PER_LOOK {
                 std::hint::spin_loop();
                 if self.load() >= target {
@@ -196,17 +197,20 @@ impl StreamWord {
             std::thread::yield_now();
         }
         self.waiters.fetch_add(1, Ordering::SeqCst);
+        let mut left = timeout.saturating_sub(spin);
         let reached = loop {
             fence(Ordering::SeqCst);
             let seen = self.load();
             if seen >= target {
                 break true;
             }
-            let left = timeout.saturating_sub(start.elapsed());
             if left.is_zero() {
                 break false;
             }
             self.parking.wait(&self.done, seen, left);
+            if self.load() < target {
+                left = timeout.saturating_sub(start.elapsed());
+            }
         };
         self.waiters.fetch_sub(1, Ordering::Relaxed);
         reached

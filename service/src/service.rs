@@ -160,7 +160,9 @@ impl Service {
     /// # Errors
     /// Sockets in use, directories that cannot be made, threads or descriptors that the kernel refuses.
     pub fn start(settings: &Settings) -> anyhow::Result<Self> {
-        let runtimes = Runtimes::new(RuntimeOptions { spin: settings.spin, budget: POLL_BUDGET });
+        // With one CPU whoever would make the work that is spun for waits for it.
+        let spin = if cores() == 1 { Duration::ZERO } else { settings.spin };
+        let runtimes = Runtimes::new(RuntimeOptions { spin, budget: POLL_BUDGET });
         let registry = Arc::new(Registry::default());
         let main = runtimes.start_runtime("mccs-main")?;
         let proxy_runtime = match settings.placement {
@@ -343,9 +345,13 @@ fn start_transports(
     };
     let pool =
         TransportPool::new(Arc::clone(runtimes), vec![proxy], Box::new(placement), Box::new(make_links), recorders);
-    let cores = || std::thread::available_parallelism().map_or(1, |cores| cores.get().min(TRANSPORTS_MAX));
-    pool.resize(settings.transport_engines.unwrap_or_else(cores))?;
+    pool.resize(settings.transport_engines.unwrap_or_else(|| cores().min(TRANSPORTS_MAX)))?;
     Ok(pool)
+}
+
+/// CPUs that this process may use.
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
 /// Opens the verbs library and looks at the devices; says what it has found, or what it lacks.

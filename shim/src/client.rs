@@ -45,6 +45,8 @@ pub(crate) struct Inner {
     pub(crate) gpu_regions: Mutex<GpuRegions>,
     /// How long a wait polls, giving its core away to whoever wants it, before it sleeps.
     pub(crate) spin: Duration,
+    /// The same where only the service can end the wait: on the only CPU it would wait for this process.
+    pub(crate) word_spin: Duration,
     pub(crate) operations_in_flight_max: u64,
     tenant: String,
     session: u64,
@@ -69,6 +71,10 @@ pub fn unique_id() -> Result<UniqueId, Error> {
     let read = std::fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes));
     read.map_err(|error| Error::System(format!("/dev/urandom: {error}")))?;
     Ok(UniqueId(bytes))
+}
+
+fn has_one_cpu() -> bool {
+    std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() == 1)
 }
 
 pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -121,6 +127,7 @@ impl Client {
             regions: RwLock::default(),
             gpu_regions: Mutex::default(),
             spin,
+            word_spin: if has_one_cpu() { Duration::ZERO } else { spin },
             operations_in_flight_max,
             tenant,
             session,

@@ -159,7 +159,7 @@ impl Stream {
         self.finish_round()?;
         let target = self.shared.last_ticket.load(Ordering::Acquire);
         let word = self.shared.word()?;
-        let mut spin = self.client.0.spin;
+        let mut spin = self.client.0.word_spin;
         while !word.wait(target, spin, LIVENESS_EVERY) {
             self.client.0.requests.check_alive()?;
             spin = Duration::ZERO;

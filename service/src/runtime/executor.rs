@@ -276,8 +276,12 @@ impl Runtimes {
 const DOORBELL_TOKEN: u64 = u64::MAX;
 /// How often descriptors of sleeping engines are looked at while others keep the runtime busy.
 const EVENTS_EVERY: Duration = Duration::from_micros(50);
+/// Rounds for which one look at the clock is good.
+const ROUNDS_A_LOOK: u32 = 2;
 /// Sleeps shorter than this are timed to the microsecond.
 const FINE_BELOW: Duration = Duration::from_millis(5);
+/// Sleeps from this on may be as much longer as a round takes.
+const COARSE_FROM: Duration = Duration::from_millis(20);
 /// Readiness events taken at a time.
 const EVENTS_MAX: usize = 64;
 
@@ -317,23 +321,33 @@ impl Executor {
         let table = Arc::clone(&self.table);
         let Some(state) = table[self.index as usize].get() else { return Vec::new() };
         let mut looked_at_events = Instant::now();
-        // When this round began, if somebody has just looked: a look costs a system call on some machines.
-        let mut known_now = None;
+        let mut is_first_round = true;
+        // The time, and for how many rounds it is good: a look at it costs a system call on some machines.
+        let (mut now, mut known_for) = (looked_at_events, ROUNDS_A_LOOK);
         while !self.stop.load(Ordering::Acquire) {
-            let now = known_now.take().unwrap_or_else(Instant::now);
+            if known_for == 0 {
+                (now, known_for) = (Instant::now(), ROUNDS_A_LOOK);
+            }
+            known_for -= 1;
             // Nobody else counts.
             self.stats.rounds.store(self.stats.rounds.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
             self.follow_orders(state, now);
             self.take_ready(state, now);
             let busy = self.poll_engines(now);
             if self.awake.is_empty() {
-                looked_at_events = self.park(state);
-                known_now = Some(looked_at_events);
-            } else if now.duration_since(looked_at_events) >= EVENTS_EVERY {
-                looked_at_events = now;
+                looked_at_events = self.park(state, now);
+                (now, known_for, is_first_round) = (looked_at_events, ROUNDS_A_LOOK, true);
+                continue;
+            }
+            // Where a round takes longer than that, the one behind a look does without another: it is most often the last one.
+            if now.duration_since(looked_at_events) >= EVENTS_EVERY && !is_first_round {
                 self.wake_timers(now);
-                self.take_events(EpollTimeout::ZERO);
-            } else if !busy {
+                looked_at_events = self.take_events(EpollTimeout::ZERO);
+                (now, known_for, is_first_round) = (looked_at_events, ROUNDS_A_LOOK, true);
+                continue;
+            }
+            is_first_round = false;
+            if !busy {
                 // A tenant, or another runtime, may need this core to make the work waited for.
                 std::thread::yield_now();
             }
@@ -494,15 +508,19 @@ impl Executor {
         now
     }
 
-    /// Sleeps until a wake-up, a descriptor, an order, or the earliest timer. Returns the time after.
-    fn park(&mut self, state: &RuntimeState) -> Instant {
+    /// Sleeps until a wake-up, a descriptor, an order, or the earliest timer, `now` being the time at the round's beginning.
+    /// Returns the time after.
+    fn park(&mut self, state: &RuntimeState, now: Instant) -> Instant {
         state.parked.store(true, Ordering::Release);
         fence(Ordering::SeqCst);
         let work_arrived = !state.ready.is_empty() || !state.orders.is_empty() || self.stop.load(Ordering::Acquire);
         let now = if work_arrived {
             Instant::now()
         } else {
-            let wait = self.earliest_timer.map(|at| at.saturating_duration_since(Instant::now()));
+            // What the round took makes no difference to a timer that is far away.
+            let far = self.earliest_timer.filter(|at| at.saturating_duration_since(now) >= COARSE_FROM);
+            let now = if self.earliest_timer.is_some() && far.is_none() { Instant::now() } else { now };
+            let wait = self.earliest_timer.map(|at| at.saturating_duration_since(now));
             let is_short = wait.is_some_and(|wait| wait < FINE_BELOW);
             if let Some(wait) = wait.filter(|_| is_short) {
                 // Waits for the same as below, on a finer clock; an interrupted one is as good as a timed-out one.
