@@ -173,6 +173,9 @@ pub struct FlowOptions {
     pub chunk_bytes: u32,
     /// Requests that may be unfinished or untested, 1 to [`REQUESTS_MAX`].
     pub requests: u16,
+    /// Over RDMA, whether who accepts takes short messages before there is a buffer for them, and copies them: a wait less for each.
+    /// Not where buffers are a GPU's.
+    pub takes_short: bool,
     /// How long it may take to reach the peer's host.
     pub connect_timeout: Duration,
     /// How long the peer may take to come to the flow, once its host is reached, or for who accepts, at all. Both count from
@@ -200,6 +203,7 @@ impl Default for FlowOptions {
             congestion_control: None,
             chunk_bytes: 256 << 10,
             requests: 64,
+            takes_short: true,
             connect_timeout: Duration::from_secs(10),
             peer_timeout: Some(Duration::from_secs(10)),
             silence_timeout: Duration::from_secs(30),

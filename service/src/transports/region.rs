@@ -31,6 +31,14 @@ impl Buffer {
         bytes
     }
 
+    /// Copies the buffer's first bytes out, as many as fit. Returns their number.
+    pub(super) fn read(self, target: &mut [u8]) -> usize {
+        let (source, bytes) = self.part(0, target.len() as u64);
+        // SAFETY: as for `write`.
+        unsafe { std::ptr::copy_nonoverlapping(source, target.as_mut_ptr(), bytes) };
+        bytes
+    }
+
     /// Appends `bytes` bytes at `offset` to a vector, as much as there is.
     pub(super) fn append_to(self, target: &mut Vec<u8>, offset: u64, bytes: u64) {
         let (source, bytes) = self.part(offset, bytes);

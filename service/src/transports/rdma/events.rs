@@ -1,13 +1,12 @@
 //! What devices say: completions of flows' work requests, and events.
 
-use std::os::fd::BorrowedFd;
-
 use mccs_ipc::types::Handle;
 
 use super::super::Fault;
 use super::RdmaTransport;
 use super::flow::{Flow, Half, Stage};
 use super::flusher::FLUSHER;
+use super::ports::Opened;
 use super::verbs::{AsyncEvent, Completion, WcStatus, is_of_way};
 use super::way::of_wr_id;
 
@@ -58,12 +57,15 @@ impl RdmaTransport {
 
     /// A read of a port's flusher has ended. A flusher that fails is no more: unfinished flushes fail, the next one makes another.
     fn flushed(&mut self, port: usize, status: Option<u32>) {
-        let Some(port) = self.ports.get_mut(port) else { return };
-        match (&mut port.flusher, status) {
+        let Some(Opened { flusher, queues, .. }) = self.ports.get_mut(port).and_then(|port| port.opened.as_mut())
+        else {
+            return;
+        };
+        match (flusher, status) {
             (Some(flusher), None) => flusher.completed(),
             (flusher, _) => {
                 if let Some(flusher) = flusher.take() {
-                    flusher.end(&mut port.queues, &mut self.owners);
+                    flusher.end(queues, &mut self.owners);
                 }
             }
         }
@@ -73,9 +75,7 @@ impl RdmaTransport {
     pub(super) fn take_events(&mut self) -> bool {
         let mut any = false;
         for port in 0..self.ports.len() {
-            while let Some(event) =
-                self.ports.get(port).filter(|port| !port.is_lost).and_then(|port| port.context.next_event())
-            {
+            while let Some(event) = self.ports.get(port).and_then(|port| port.opened.as_ref()?.context.next_event()) {
                 any = true;
                 self.happened(port, event);
             }
@@ -85,7 +85,7 @@ impl RdmaTransport {
 
     fn happened(&mut self, index: usize, event: AsyncEvent) {
         let Some(port) = self.ports.get_mut(index) else { return };
-        let (device, number) = (port.context.name.clone(), port.number);
+        let (device, number) = (port.device.clone(), port.number);
         match event {
             AsyncEvent::PortUp(up) if up == number => {
                 if port.refresh(&self.options).is_err() {
@@ -135,27 +135,13 @@ impl RdmaTransport {
         }
     }
 
-    /// A device cannot be used any more, until the service starts again: nothing is asked of it but to let go.
-    pub(super) fn lose_port(&mut self, index: usize) {
-        let Some(port) = self.ports.get_mut(index).filter(|port| !port.is_lost) else { return };
-        (port.is_up, port.is_lost) = (false, true);
-        for fd in [port.queues.channel.fd, port.context.events_fd()] {
-            // SAFETY: descriptors of the channel and the context, which live in `port`. A dead device's would wake for ever.
-            let _ = self.epoll.delete(unsafe { BorrowedFd::borrow_raw(fd) });
-        }
-        if let Some(flusher) = port.flusher.take() {
-            flusher.end(&mut port.queues, &mut self.owners);
-        }
-        self.leave_port(index, Fault::NoPort);
-    }
-
     /// Flows on a port need other ways.
-    fn leave_port(&mut self, index: usize, fault: Fault) {
+    pub(super) fn leave_port(&mut self, index: usize, fault: Fault) {
         self.on_ports(|port| port == index).into_iter().for_each(|handle| self.break_way(handle, fault));
     }
 
     /// A port is back: flows on ports that come after it return.
-    fn come_home(&mut self, index: usize) {
+    pub(super) fn come_home(&mut self, index: usize) {
         if !self.ports.get(index).is_some_and(|port| port.is_up) {
             return;
         }

@@ -64,7 +64,7 @@ impl RdmaTransport {
             Half::Send(sender) => ([outstanding; 2], [(2 * u32::from(sender.slots())).min(limit), 1], sender.credits()),
             // Twice what a sender has under way: half of them are posted anew when the other half is used up.
             Half::Recv(receiver) => {
-                ([receiver.slots().min(limit), 1], [(2 * outstanding).min(limit); 2], receiver.written())
+                ([receiver.slots().min(limit), 1], [(2 * outstanding).min(limit); 2], receiver.shared())
             }
         };
         let making = Making {
@@ -126,11 +126,13 @@ impl RdmaTransport {
         let flow = self.flows.get_mut(handle).ok_or(Fault::Closed)?;
         let connected = way.connect(side, &self.ports, &self.options, &flow.spec.options);
         let ours = way.address(&self.ports, &self.options);
+        let rkey = way.ring.rkey;
         flow.way = Some(way);
         connected?;
         let Half::Recv(receiver) = &mut flow.half else { return Err(Fault::Protocol("bug: a sender answers")) };
         receiver.restart(side.lanes.len(), part_bytes, ring);
-        let received = receiver.received();
+        let (received, taken) = (receiver.received(), receiver.taken());
+        let inbox = receiver.inbox(rkey);
         if !back.is_empty() {
             let listener = ListenerHandle::from_bytes(back).map_err(|error| fault_of(&error))?;
             let spec = FlowSpec { number: *number, ..flow.spec.clone() };
@@ -141,7 +143,8 @@ impl RdmaTransport {
         let (way, timeout) = (flow.ways, flow.spec.options.connect_timeout);
         let port = flow.way.as_ref().map_or(0, |way| way.port);
         self.settle_by(handle, Some(now + timeout));
-        self.say(handle, Record::Answer { way, is_home: self.is_home(port), side: ours, received });
+        let is_home = self.is_home(port);
+        self.say(handle, Record::Answer { way, is_home, side: ours, received, taken, inbox });
         Ok(())
     }
 
@@ -150,12 +153,13 @@ impl RdmaTransport {
         &mut self,
         handle: Handle,
         side: &SideAddress,
-        received: u64,
+        counts: (u64, u64),
+        inbox: Option<RingAddress>,
         is_home: bool,
     ) -> Result<(), Fault> {
         let flow = self.flows.get_mut(handle).ok_or(Fault::Closed)?;
         let (Half::Send(sender), Some(way)) = (&mut flow.half, &mut flow.way) else { return Ok(()) };
-        sender.restart(received, &mut self.memory.regions)?;
+        sender.restart(counts, inbox, &mut self.memory.regions)?;
         if let Err(fault) = way.connect(side, &self.ports, &self.options, &flow.spec.options) {
             if !flow.is_connected {
                 return Err(fault);

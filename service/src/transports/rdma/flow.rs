@@ -54,6 +54,8 @@ pub(super) struct Flow {
     pub(super) is_connected: bool,
     pub(super) fault: Option<Fault>,
     pub(super) is_queued: bool,
+    /// A receiver's credits are withheld.
+    pub(super) is_withheld: bool,
     pub(super) trouble: Option<Trouble>,
     /// Pairs of ports that were tried in vain; the sender decides.
     pub(super) turn: u32,
@@ -80,6 +82,7 @@ impl Flow {
             is_connected: false,
             fault: None,
             is_queued: false,
+            is_withheld: false,
             trouble: None,
             turn: 0,
             home_at: None,

@@ -8,7 +8,7 @@ use mccs_ipc::types::Handle;
 
 use super::super::Fault;
 use super::options::RdmaOptions;
-use super::ports::Port;
+use super::ports::{Opened, Port};
 use super::queues::{Places, Queues};
 use super::verbs::{LinkLayer, MemoryRegion, QpPath, QpShape, QpStep, QpTimers, QueuePair, Read};
 use super::way::{Owner, Owners, fault, wr_id};
@@ -43,13 +43,14 @@ impl Flusher {
         options: &RdmaOptions,
     ) -> Result<Self, Fault> {
         let before = port.flushes;
+        let Some(Opened { pd, queues, .. }) = &mut port.opened else { return Err(Fault::NoPort) };
         let mut memory = Box::new(0u64);
         let scratch_address = &raw mut *memory as u64;
         // SAFETY: the word lives behind the region in the same value.
-        let scratch = unsafe { port.pd.register(scratch_address, 8) }.map_err(fault)?;
-        let (places, cq) = port.queues.reserve(READS_MAX + 1).map_err(fault)?;
+        let scratch = unsafe { pd.register(scratch_address, 8) }.map_err(fault)?;
+        let (places, cq) = queues.reserve(READS_MAX + 1).map_err(fault)?;
         let shape = QpShape { send_wrs: READS_MAX, recv_wrs: 1, inline_bytes: 0 };
-        let mut qp = QueuePair::new(&port.pd, &cq, shape).map_err(fault)?;
+        let mut qp = QueuePair::new(pd, &cq, shape).map_err(fault)?;
         let is_ethernet = port.attributes.link_layer == LinkLayer::Ethernet;
         let path = QpPath {
             port: port.number,

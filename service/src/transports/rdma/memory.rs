@@ -5,7 +5,7 @@
 //! service names every region with a number that is never used again, so that memory which comes to lie at the same address
 //! later is never taken for the one that was there. Other memory is never kept: nobody says when it goes.
 //!
-//! A device other than the first learns of memory when a flow first uses it there.
+//! A device other than the first that there is learns of memory when a flow first uses it there.
 
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -21,6 +21,9 @@ use crate::memory::{region_number, regions_gone};
 
 /// Registrations that are kept without a user.
 const KEPT_MAX: usize = 256;
+/// Other memory that is shorter than this is registered when a device is to use it, which with short messages is never: collectives
+/// have such memory for an operation each. That the limit on locked memory refuses it is told late, by a flow that fails.
+const AT_ONCE_FROM_BYTES: u64 = 4096;
 /// Ports of a transport.
 pub(super) const PORTS_MAX: usize = 16;
 
@@ -86,7 +89,7 @@ impl Memory {
         }
     }
 
-    /// Makes memory known, to the first port at once so that a refusal is told here.
+    /// Makes memory known, to the first port that there is at once, so that a refusal is told here.
     ///
     /// # Safety
     /// As of [`super::super::Transport::register`].
@@ -122,7 +125,8 @@ impl Memory {
         self.name(key, place, ports)
     }
 
-    /// Gives a registration another user's key, after the first port has taken it.
+    /// Gives a registration another user's key, after the first port that there is has taken it. Where there is none, those that
+    /// come back will.
     fn name(&mut self, key: MemoryKey, place: usize, ports: &[Port]) -> Result<MemoryKey, TransportError> {
         self.registrations[place].users += 1;
         let index = key.0.index as usize;
@@ -130,7 +134,10 @@ impl Memory {
             self.places.resize(index + 1, usize::MAX);
         }
         self.places[index] = place;
-        if let Err(error) = self.keys(key, 0, ports) {
+        let Registration { bytes, region, ref gpu, .. } = self.registrations[place];
+        let is_at_once = bytes >= AT_ONCE_FROM_BYTES || region.is_some() || gpu.is_some();
+        let first = ports.iter().position(|port| is_at_once && port.opened.is_some());
+        if let Some(Err(error)) = first.map(|port| self.keys(key, port, ports)) {
             // Nothing uses it yet.
             let _ = self.deregister(key);
             return Err(error);
@@ -204,10 +211,24 @@ impl Memory {
         }
     }
 
+    /// A port's device forgets all memory.
+    pub(super) fn forget_port(&mut self, port: usize) {
+        self.registrations
+            .iter_mut()
+            .filter_map(|registration| registration.mrs.get_mut(port))
+            .for_each(|mr| *mr = None);
+    }
+
     /// The devices forget all memory, whoever uses it.
     #[cfg(test)]
     pub(super) fn revoke(&mut self) {
         self.registrations.iter_mut().for_each(|registration| registration.mrs = Default::default());
+    }
+
+    /// Whether it is a GPU's, which the processor cannot reach.
+    pub(super) fn is_gpu(&self, key: MemoryKey) -> bool {
+        let place = self.places.get(key.0.index as usize).copied();
+        place.and_then(|place| self.registrations.get(place)).is_some_and(|registration| registration.gpu.is_some())
     }
 
     /// Whether memory is kept that nobody uses.
@@ -228,7 +249,7 @@ impl Memory {
         let mr = match slot {
             Some(mr) => mr,
             None => {
-                let pd = &ports.get(port).ok_or(no_such)?.pd;
+                let pd = &ports.get(port).and_then(|port| port.opened.as_ref()).ok_or(no_such)?.pd;
                 // SAFETY: whoever registered the memory keeps it until it deregisters it, and regions that are kept live.
                 let made = unsafe {
                     match gpu {

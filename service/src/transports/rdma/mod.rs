@@ -4,6 +4,7 @@
 //! sender                                                   receiver
 //!   isend -->  message ------ RDMA writes, in parts ------> posted buffer --> test: Done
 //!              credit ring <- RDMA write, with immediate -- irecv (address, key, length)
+//!   isend -->  short message, without a credit -----------> inbox --copied--> posted buffer
 //!   line: two TCP flows, by which the two find each other, agree on ways, and know that the other lives
 //! ```
 //!
@@ -21,12 +22,13 @@
 //! - `ports.rs`, `queues.rs`, `memory.rs`: devices, completion queues, registered memory.
 //! - `wire.rs`, `line.rs`: what the two sides tell each other.
 //! - `flow.rs`, `way.rs`, `sender.rs`, `receiver.rs`: a connected flow; `flusher.rs`: what GPU memory needs besides.
-//! - `setup.rs`, `failover.rs`, `events.rs`: until it is connected, and from way to way.
+//! - `setup.rs`, `failover.rs`, `events.rs`, `devices.rs`: until it is connected, and from way to way.
 //!
 //! Deliberately absent: atomics and two-sided sends; shared receive queues and connection sharing, which save memory where
 //! a host talks to thousands and cost order; protection of a receiver from its sender: who has a credit's key may write all of
 //! the registered memory it is from, so flows are between services that trust each other.
 
+mod devices;
 mod events;
 mod failover;
 mod flow;
@@ -65,7 +67,7 @@ use self::memory::{Memory, PORTS_MAX};
 pub use self::options::{DeviceChoice, RdmaOptions};
 pub use self::ports::NoRdma;
 use self::ports::Port;
-use self::queues::Taken;
+use self::queues::{Queues, Taken};
 use self::setup::Back;
 pub use self::verbs::{Driver, Unavailable, Verbs, VerbsError};
 pub(super) use self::verbs::{is_of_peer, status_text};
@@ -84,10 +86,11 @@ pub const LIBRARY: &str = "libibverbs.so.1";
 const TURN_BYTES: u64 = 4 << 20;
 /// Times that a poll takes completions: bounds how long it takes.
 const TAKES_MAX: usize = 8;
-/// Of the polls with nothing to set up, how every manieth looks at the lines: system calls, for what seldom happens.
-const LINES_EVERY: u32 = 16;
-/// How often devices are asked for events while the engine does not sleep.
-const EVENTS_EVERY: Duration = Duration::from_millis(5);
+/// How long a sender of short messages that waits for a credit after all is left waiting.
+const WITHHELD_FOR: Duration = Duration::from_millis(100);
+/// How often lines and devices' events are looked at while nobody says that there is something: system calls, for what seldom
+/// happens.
+const ASIDE_EVERY: Duration = Duration::from_millis(5);
 /// How often memory whose region has gone is looked for while nothing else happens.
 const MEMORY_LOOKED_AT_EVERY: Duration = Duration::from_millis(500);
 
@@ -141,6 +144,7 @@ pub struct RdmaTransport {
     /// Carries the lines. In front of the flows: it knows memory of theirs.
     tcp: TcpTransport,
     flows: HandleTable<Flow>,
+    driver: Arc<dyn Driver>,
     options: RdmaOptions,
     owners: Owners,
     memory: Memory,
@@ -150,15 +154,19 @@ pub struct RdmaTransport {
     backs: HashMap<IpAddr, Back>,
     /// Flows with something to do.
     queue: VecDeque<Handle>,
+    /// Flows whose credits are withheld, and until when.
+    withheld: Vec<Handle>,
+    withheld_until: Option<Instant>,
     /// Flows that wait for something with a deadline.
     unsettled: Vec<Handle>,
     /// No flow that is away from home goes there before.
     homes_due: Option<Instant>,
+    /// While a port is down.
+    look_for_devices_at: Option<Instant>,
     epoll: Epoll,
     is_armed: bool,
-    polls: u32,
     lines_said: Progress,
-    look_for_events: Option<Instant>,
+    look_aside_at: Option<Instant>,
     /// Of the last call that brought the time.
     now: Option<Instant>,
     random: u64,
@@ -179,21 +187,12 @@ impl RdmaTransport {
         })?;
         let tcp = tcp.with_news();
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(refused("epoll_create1"))?;
-        let watch = |fd: BorrowedFd<'_>, of: Watched| {
-            epoll.add(fd, EpollEvent::new(EpollFlags::EPOLLIN, of.token())).map_err(refused("epoll_ctl"))
-        };
         if let Some(fd) = tcp.descriptor() {
-            watch(fd, Watched::Lines)?;
+            let lines = EpollEvent::new(EpollFlags::EPOLLIN, Watched::Lines.token());
+            epoll.add(fd, lines).map_err(refused("epoll_ctl"))?;
         }
         for (index, port) in ports.iter().enumerate() {
-            let fds = [
-                (port.queues.channel.fd, Watched::Completions(index)),
-                (port.context.events_fd(), Watched::Events(index)),
-            ];
-            for (fd, of) in fds {
-                // SAFETY: descriptors of the channel and the context, which live in `port`.
-                watch(unsafe { BorrowedFd::borrow_raw(fd) }, of)?;
-            }
+            devices::watch(&epoll, index, port)?;
         }
         let mut seed = [0; 8];
         nix::fcntl::open("/dev/urandom", nix::fcntl::OFlag::O_CLOEXEC, nix::sys::stat::Mode::empty())
@@ -202,6 +201,7 @@ impl RdmaTransport {
         Ok(RdmaTransport {
             tcp,
             flows: HandleTable::new(FLOWS_MAX),
+            driver: Arc::clone(driver),
             options,
             owners: Owners::new(u32::MAX >> 1),
             memory: Memory::new(),
@@ -209,13 +209,15 @@ impl RdmaTransport {
             by_line: HashMap::new(),
             backs: HashMap::new(),
             queue: VecDeque::new(),
+            withheld: Vec::new(),
+            withheld_until: None,
             unsettled: Vec::new(),
             homes_due: None,
+            look_for_devices_at: None,
             epoll,
             is_armed: false,
-            polls: 0,
             lines_said: Progress::Busy,
-            look_for_events: None,
+            look_aside_at: None,
             now: None,
             random: u64::from_le_bytes(seed),
         })
@@ -254,6 +256,17 @@ impl RdmaTransport {
         }
     }
 
+    /// After a sleep: what ended it, and whether completions were taken. Where there are completions, nothing else is asked.
+    fn wake_up(&mut self, now: Instant) -> (Woken, bool) {
+        let is_quick = self.look_aside_at.is_some_and(|at| at > now);
+        if is_quick && self.take_completions(TAKES_MAX) {
+            self.ports.iter_mut().filter_map(Port::queues).for_each(Queues::take_events_of_taken);
+            return (Woken::default(), true);
+        }
+        let woken = self.look_who_woke(now);
+        (woken, self.take_completions(TAKES_MAX))
+    }
+
     /// Asks what ended the sleep, once for all, so that nothing else is asked in vain.
     fn look_who_woke(&mut self, now: Instant) -> Woken {
         let mut woken = Woken::default();
@@ -265,15 +278,13 @@ impl RdmaTransport {
                 Watched::Lines => woken.by_lines = true,
                 Watched::Events(_) => woken.by_events = true,
                 Watched::Completions(port) => {
-                    if let Some(port) = self.ports.get_mut(port) {
-                        port.queues.take_events();
+                    if let Some(queues) = self.ports.get_mut(port).and_then(Port::queues) {
+                        queues.take_events();
                     }
                 }
             }
         }
-        if !woken.by_events {
-            self.look_for_events = Some(now + EVENTS_EVERY);
-        }
+        self.look_aside_at = Some(now + ASIDE_EVERY);
         woken
     }
 
@@ -282,8 +293,7 @@ impl RdmaTransport {
         let (mut taken, mut any) = (Taken::NONE, false);
         for port in 0..self.ports.len() {
             for _ in 0..takes_max {
-                let port_there = self.ports.get_mut(port).filter(|port| !port.is_lost);
-                let Some(queues) = port_there.map(|port| &mut port.queues) else { break };
+                let Some(queues) = self.ports.get_mut(port).and_then(Port::queues) else { break };
                 if queues.take(&mut taken).is_err() {
                     self.lose_port(port);
                     break;
@@ -304,10 +314,7 @@ impl RdmaTransport {
         let open = flow.way.as_mut().filter(|_| flow.stage == Stage::Open);
         let pumped = match (&mut flow.half, open) {
             (Half::Send(sender), Some(way)) => sender.pump(way, &mut self.memory, &self.ports, TURN_BYTES),
-            (Half::Recv(receiver), Some(way)) => {
-                let pumped = receiver.pump(way, &mut self.memory, &self.ports);
-                pumped.map(|moved| sender::Pumped { moved, ..sender::Pumped::default() })
-            }
+            (Half::Recv(receiver), Some(way)) => receiver.pump(way, &mut self.memory, &self.ports),
             (_, None) => Ok(sender::Pumped::default()),
         };
         match pumped {
@@ -318,6 +325,9 @@ impl RdmaTransport {
                 if pumped.more {
                     self.enqueue(handle);
                 }
+                if pumped.withheld {
+                    self.withhold(handle);
+                }
                 self.check_end(handle);
                 pumped.moved
             }
@@ -325,6 +335,31 @@ impl RdmaTransport {
                 self.fail(handle, fault);
                 true
             }
+        }
+    }
+
+    /// A flow's credits are withheld, for a while.
+    fn withhold(&mut self, handle: Handle) {
+        let (Some(flow), Some(now)) = (self.flows.get_mut(handle), self.now) else { return };
+        if !std::mem::replace(&mut flow.is_withheld, true) {
+            self.withheld.push(handle);
+            self.withheld_until.get_or_insert(now + WITHHELD_FOR);
+        }
+    }
+
+    /// Has credits written that have been withheld for long enough.
+    fn give_withheld(&mut self, now: Instant) {
+        if self.withheld_until.is_none_or(|until| until > now) {
+            return;
+        }
+        self.withheld_until = None;
+        while let Some(handle) = self.withheld.pop() {
+            let Some(flow) = self.flows.get_mut(handle) else { continue };
+            flow.is_withheld = false;
+            if let Half::Recv(receiver) = &mut flow.half {
+                receiver.give();
+            }
+            self.enqueue(handle);
         }
     }
 
@@ -345,7 +380,13 @@ impl RdmaTransport {
         let lines = if let Progress::Idle { wake_at } = self.lines_said { wake_at } else { None };
         let flows = self.unsettled.iter().filter_map(|handle| self.flows.get(*handle)?.due);
         let memory = self.memory.keeps().then(|| now + MEMORY_LOOKED_AT_EVERY);
-        flows.chain(lines).chain(memory).chain(self.homes_due).min()
+        flows
+            .chain(lines)
+            .chain(memory)
+            .chain(self.homes_due)
+            .chain(self.withheld_until)
+            .chain(self.look_for_devices_at)
+            .min()
     }
 }
 
@@ -370,6 +411,10 @@ impl DataPath for RdmaTransport {
         flow.check()?;
         let target = self.memory.regions.resolve(buffer)?;
         let Half::Recv(receiver) = &mut flow.half else { return Err(NO_FLOW) };
+        if receiver.takes_short() && self.memory.is_gpu(buffer.key) {
+            let problem = "must be off where memory of a GPU is posted".into();
+            return Err(TransportError::Option { option: "takes_short", problem });
+        }
         let number = receiver.post(buffer.key, target, &mut self.memory.regions);
         // At the next poll: credits of all that is posted until then go together.
         self.enqueue(id.0);
@@ -386,13 +431,14 @@ impl DataPath for RdmaTransport {
         let keys = self.memory.keys(buffer.key, port, &self.ports)?;
         let done = Some(Request { flow: id, kind: RequestKind::Flush, number: 0 });
         let Some(at) = self.ports.get_mut(port).filter(|_| keys.is_gpu && target.bytes > 0) else { return Ok(done) };
-        let flusher = match &mut at.flusher {
-            Some(flusher) => flusher,
-            None => {
-                let made = Flusher::new(port, at, &mut self.owners, &self.options);
-                at.flusher.insert(made.map_err(|fault| flow.error(fault))?)
+        if at.opened.as_ref().is_some_and(|opened| opened.flusher.is_none()) {
+            let made = Flusher::new(port, at, &mut self.owners, &self.options).map_err(|fault| flow.error(fault))?;
+            if let Some(opened) = &mut at.opened {
+                opened.flusher = Some(made);
             }
-        };
+        }
+        let flusher = at.opened.as_mut().and_then(|opened| opened.flusher.as_mut());
+        let flusher = flusher.ok_or_else(|| flow.error(super::Fault::NoPort))?;
         let (address, _) = target.part(0, 1);
         let read = flusher.read(address as u64, keys.rkey).map_err(|fault| flow.error(fault))?;
         at.flushes = at.flushes.max(read.unwrap_or(0));
@@ -405,7 +451,7 @@ impl DataPath for RdmaTransport {
         if request.kind == RequestKind::Flush {
             let port = self.ports.get((request.number >> FLUSH_PORT_SHIFT) as usize);
             let read = request.number & ((1 << FLUSH_PORT_SHIFT) - 1);
-            return match port.and_then(|port| port.flusher.as_ref()?.is_done(read)) {
+            return match port.and_then(|port| port.opened.as_ref()?.flusher.as_ref()?.is_done(read)) {
                 _ if read == 0 => Ok(Status::Done { bytes: 0, tag: 0 }),
                 Some(true) => Ok(Status::Done { bytes: 0, tag: 0 }),
                 Some(false) => flow.check().map(|()| Status::Running { bytes: 0 }),
@@ -424,8 +470,10 @@ impl DataPath for RdmaTransport {
 
     fn poll(&mut self, cx: &Context) -> Progress {
         self.now = Some(cx.now);
-        let woken = if std::mem::take(&mut self.is_armed) { self.look_who_woke(cx.now) } else { Woken::default() };
-        let mut busy = self.take_completions(TAKES_MAX);
+        let slept = std::mem::take(&mut self.is_armed);
+        let (woken, mut busy) =
+            if slept { self.wake_up(cx.now) } else { (Woken::default(), self.take_completions(TAKES_MAX)) };
+        self.give_withheld(cx.now);
         for _ in 0..self.queue.len().min(cx.budget.max(1)) {
             let Some(handle) = self.queue.pop_front() else { break };
             if let Some(flow) = self.flows.get_mut(handle) {
@@ -433,20 +481,24 @@ impl DataPath for RdmaTransport {
                 busy |= self.pump(handle);
             }
         }
-        if woken.by_events || self.look_for_events.is_none_or(|at| at <= cx.now) {
-            self.look_for_events = Some(cx.now + EVENTS_EVERY);
+        let looks_aside = self.look_aside_at.is_none_or(|at| at <= cx.now);
+        if looks_aside {
+            self.look_aside_at = Some(cx.now + ASIDE_EVERY);
+        }
+        if woken.by_events || looks_aside {
             busy |= self.take_events();
         }
         self.memory.forget_gone();
-        self.polls = self.polls.wrapping_add(1);
         if woken.by_lines
+            || looks_aside
             || !self.unsettled.is_empty()
-            || self.polls.is_multiple_of(LINES_EVERY)
+            || matches!(self.lines_said, Progress::Busy)
             || matches!(self.lines_said, Progress::Idle { wake_at: Some(at) } if at <= cx.now)
         {
             busy |= self.look_at_lines(cx);
         }
-        busy |= self.look_at_unsettled(cx.now) | self.return_home(cx.now);
+        busy |= self.look_for_devices(cx.now) | self.look_at_unsettled(cx.now) | self.return_home(cx.now);
+        self.plan_look_for_devices(cx.now);
         if busy || !self.queue.is_empty() || self.lines_said == Progress::Busy {
             Progress::Busy
         } else {
@@ -459,7 +511,7 @@ impl DataPath for RdmaTransport {
             return false;
         }
         for port in 0..self.ports.len() {
-            let refused = self.ports.get_mut(port).is_some_and(|port| !port.is_lost && port.queues.arm().is_err());
+            let refused = self.ports.get_mut(port).and_then(Port::queues).is_some_and(|queues| queues.arm().is_err());
             if refused {
                 self.lose_port(port);
                 return false;

@@ -272,6 +272,30 @@ fn flows_fail_over_and_come_home() {
     }
 }
 
+/// The operator removes a device that is in use, for which the kernel waits until nobody has anything of it, and makes it again.
+#[test]
+#[ignore = "removes a soft-RoCE device: in tests/rdma-vm/run, the test binary with --ignored on_devices"]
+fn a_device_that_is_removed_and_made_again() {
+    let mut bench = Bench::new(2);
+    bench.until("connected", |bench| bench.ports() == [Some(0), Some(0)]);
+    let (device, interface) = (bench.bed.devices[0].clone(), bench.interface(0));
+    let pulled = bench.pull(0);
+    let start = Instant::now();
+    let mut removal = Command::new("rdma").args(["link", "del", &device]).spawn().expect("iproute2");
+    let removed = loop {
+        bench.message();
+        if let Some(status) = removal.try_wait().expect("a child") {
+            break status;
+        }
+        assert!(start.elapsed() < PATIENCE, "it is still held");
+    };
+    assert!(removed.success(), "{removed}");
+    assert_eq!(bench.ports(), [Some(1), Some(1)]);
+    tool(&format!("rdma link add {device} type rxe netdev {interface}"));
+    drop(pulled);
+    bench.until("at home", |bench| bench.ports() == [Some(0), Some(0)]);
+}
+
 /// An interface loses its address, and has only the link-local one; then it gets another one.
 #[test]
 #[ignore = "changes addresses: in tests/rdma-vm/run, the test binary with --ignored on_devices"]

@@ -1,11 +1,12 @@
 //! Finding devices and ports, and which address of a port to use.
 
 use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use nix::errno::Errno;
 
-use super::super::TransportError;
+use super::super::{Fault, TransportError};
 use super::flusher::Flusher;
 use super::options::{DeviceChoice, RdmaOptions};
 use super::queues::Queues;
@@ -41,16 +42,33 @@ impl From<NoRdma> for TransportError {
     }
 }
 
-/// A port that the transport uses.
+/// What a port's device is used by.
 #[derive(Debug)]
-pub(super) struct Port {
+pub(super) struct Opened {
     pub(super) context: Arc<Context>,
     pub(super) pd: Arc<ProtectionDomain>,
     /// In front of the queues that it completes to.
     pub(super) flusher: Option<Flusher>,
+    pub(super) queues: Queues,
+}
+
+impl Opened {
+    /// Descriptors to wait on: of completions, and of events.
+    pub(super) fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
+        // SAFETY: of the channel and the context, which this value keeps.
+        [self.queues.channel.fd, self.context.events_fd()].map(|fd| unsafe { BorrowedFd::borrow_raw(fd) })
+    }
+}
+
+/// A port that the transport uses.
+#[derive(Debug)]
+pub(super) struct Port {
+    /// Name of its device.
+    pub(super) device: String,
+    /// `None` while the device has failed, or is not there: then the port is down.
+    pub(super) opened: Option<Opened>,
     /// Reads of all its flushers.
     pub(super) flushes: u64,
-    pub(super) queues: Queues,
     pub(super) limits: DeviceLimits,
     pub(super) number: u8,
     pub(super) attributes: PortAttributes,
@@ -60,26 +78,33 @@ pub(super) struct Port {
     is_link_local: bool,
     /// Carries packets, as far as is known.
     pub(super) is_up: bool,
-    /// Its device has failed: it is never up again.
-    pub(super) is_lost: bool,
 }
 
 impl Port {
     /// As the operator knows it.
     pub(super) fn describe(&self) -> String {
-        let Port { context, number, attributes, gid_index, .. } = self;
+        let Port { device, number, attributes, gid_index, .. } = self;
         let address = match attributes.link_layer {
             LinkLayer::Ethernet => format!("RoCE, {} (GID {gid_index})", self.gid),
             LinkLayer::InfiniBand => format!("InfiniBand, LID {}", attributes.lid),
             LinkLayer::Other => "of an unknown kind".into(),
         };
-        format!("{} port {number}: {address}, {} Gbit/s", context.name, attributes.gbit_per_s)
+        format!("{device} port {number}: {address}, {} Gbit/s", attributes.gbit_per_s)
+    }
+
+    pub(super) fn opened(&self) -> Result<&Opened, Fault> {
+        self.opened.as_ref().ok_or(Fault::NoPort)
+    }
+
+    pub(super) fn queues(&mut self) -> Option<&mut Queues> {
+        self.opened.as_mut().map(|opened| &mut opened.queues)
     }
 
     /// Looks at the port again. Returns whether its address is another one.
     pub(super) fn refresh(&mut self, options: &RdmaOptions) -> Result<bool, VerbsError> {
-        self.attributes = self.context.port(self.number)?;
-        let chosen = choose_gid(&self.context, self.number, &self.attributes, options)?;
+        let Some(Opened { context, .. }) = &self.opened else { return Ok(false) };
+        self.attributes = context.port(self.number)?;
+        let chosen = choose_gid(context, self.number, &self.attributes, options)?;
         // Without an address it reaches nobody, until it has one again. Interfaces always have a link-local one: it stands for no
         // other, since it reaches only its like.
         let chosen = chosen.and_then(|(index, gid)| {
@@ -131,7 +156,8 @@ fn choose_gid(
         .ok_or("it has no RoCE v2 address; give its interface an IP address".into()))
 }
 
-fn open_port(
+/// Opens a device for one of its ports, or says what that lacks.
+pub(super) fn open_port(
     driver: &Arc<dyn Driver>,
     name: &str,
     number: u8,
@@ -148,11 +174,9 @@ fn open_port(
             let queues = Queues::new(&context, limits.cq_entries)?;
             let is_up = attributes.is_active;
             Ok(Port {
-                context,
-                pd,
-                flusher: None,
+                device: name.into(),
+                opened: Some(Opened { context, pd, flusher: None, queues }),
                 flushes: 0,
-                queues,
                 limits,
                 number,
                 attributes,
@@ -160,7 +184,6 @@ fn open_port(
                 gid,
                 is_link_local: attributes.link_layer == LinkLayer::Ethernet && is_link_local(gid),
                 is_up,
-                is_lost: false,
             })
         }
         Err(lacks) => Err(lacks),

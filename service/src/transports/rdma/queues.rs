@@ -22,6 +22,8 @@ struct Queue {
     leaving: u32,
     /// Its next completion makes an event, or has made one that was not taken.
     is_armed: bool,
+    /// Completions were taken from it since it was armed: there may be an event of one of them.
+    has_given: bool,
 }
 
 /// Places in a queue.
@@ -55,7 +57,7 @@ impl Queues {
             None => {
                 let entries = ENTRIES.min(self.entries_max).max(count);
                 let cq = CompletionQueue::new(&self.channel, entries)?;
-                self.queues.push(Queue { cq, entries, reserved: 0, leaving: 0, is_armed: false });
+                self.queues.push(Queue { cq, entries, reserved: 0, leaving: 0, is_armed: false, has_given: false });
                 self.queues.len() - 1
             }
         };
@@ -82,6 +84,7 @@ impl Queues {
                 queue.reserved -= std::mem::take(&mut queue.leaving);
             }
             if taken.count > 0 {
+                queue.has_given = queue.is_armed;
                 break;
             }
         }
@@ -93,9 +96,16 @@ impl Queues {
     pub(super) fn arm(&mut self) -> Result<(), VerbsError> {
         for queue in self.queues.iter_mut().filter(|queue| !queue.is_armed) {
             queue.cq.arm()?;
-            queue.is_armed = true;
+            (queue.is_armed, queue.has_given) = (true, false);
         }
         Ok(())
+    }
+
+    /// As [`Queues::take_events`], if there have been completions since a queue was armed.
+    pub(super) fn take_events_of_taken(&mut self) {
+        if self.queues.iter().any(|queue| queue.is_armed && queue.has_given) {
+            self.take_events();
+        }
     }
 
     /// Takes the events of queues that were armed. With one queue, as mostly, it is asked once.

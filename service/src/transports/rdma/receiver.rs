@@ -1,4 +1,9 @@
-//! The receiving half of a flow: gives credits for posted buffers, and counts what is written into them.
+//! The receiving half of a flow: gives credits for posted buffers, and counts what is written into them, or takes it out of the
+//! inbox.
+//!
+//! A sender needs no credit for short messages, so while such messages come none are written for buffers that hold no others: they
+//! go together, for many messages. That is a write and its acknowledgement less for each message. What a sender does need, for a
+//! message that is longer than the buffer expects or lies where it cannot be copied, comes a moment later.
 
 use std::collections::VecDeque;
 
@@ -7,9 +12,13 @@ use super::super::request::{Moved, RequestRing};
 use super::super::{Fault, MemoryKey, Status, TransportError};
 use super::memory::Memory;
 use super::ports::Port;
+use super::sender::Pumped;
 use super::verbs::Write;
 use super::way::Way;
-use super::wire::{CREDIT_BYTES, Credit, Cut, RingAddress};
+use super::wire::{CREDIT_BYTES, Credit, Cut, RingAddress, SHORT_BYTES_MAX, SHORT_HEAD_BYTES, Short};
+
+const CREDIT_WORDS: usize = CREDIT_BYTES / 8;
+const SHORT_WORDS: usize = size_of::<Short>() / 8;
 
 /// A posted buffer.
 #[derive(Debug)]
@@ -21,53 +30,87 @@ pub(super) struct Posted {
 #[derive(Debug)]
 pub(super) struct Receiver {
     ring: RequestRing<Posted>,
+    slots: u16,
     cut: Cut,
     /// Where the peer's credits lie. `None` until it has said so.
     credits: Option<RingAddress>,
-    /// Credits as they are written, where they do not fit into the work request.
-    written: Box<[Credit]>,
+    /// Known to the device: credits as they are written, where they do not fit into the work request; behind them the inbox, which
+    /// has two slots for each of theirs, written by the peer's device.
+    shared: Box<[u64]>,
     /// Messages whose credits were written on this way.
     credited: u64,
+    /// Number behind the last message whose buffer takes more than a short one.
+    long_end: u64,
+    /// Short messages come through the inbox, so that credits for them are not urgent.
+    withholds: bool,
+    /// They have been withheld for long enough.
+    gives: bool,
+    takes_short: bool,
+    /// Short messages for which no buffer was posted, and their tags.
+    stash: VecDeque<(u32, Short)>,
     /// By lane, parts that have come and wait for those in front of them: length and tag.
     come: Vec<VecDeque<(u32, u32)>>,
-    /// Parts that were taken, all lanes together.
-    taken: u64,
+    /// Parts that were looked at, all lanes together.
+    parts: u64,
     /// Bytes of the current message that have come, and what was told of it, on an earlier way perhaps.
     got: u64,
     told: u64,
-    /// A message that the peer does not send, since it is too long.
+    /// A message that is too long.
     too_long: Option<(u64, u64)>,
 }
 
 impl Receiver {
-    pub(super) fn new(requests: u16) -> Self {
-        let empty = Credit { address: 0, bytes: 0, rkey: 0, message: 0 };
+    pub(super) fn new(requests: u16, takes_short: bool) -> Self {
+        let slots = requests.max(1);
+        let words = usize::from(slots) * (CREDIT_WORDS + 2 * SHORT_WORDS);
         Receiver {
-            ring: RequestRing::new(requests),
+            ring: RequestRing::new(slots),
+            slots,
             cut: Cut { part_bytes: u32::MAX },
             credits: None,
-            written: vec![empty; requests.into()].into_boxed_slice(),
+            shared: vec![0; words].into_boxed_slice(),
             credited: 0,
+            long_end: 0,
+            withholds: false,
+            gives: false,
+            takes_short,
+            stash: VecDeque::with_capacity(2 * usize::from(slots)),
             come: Vec::new(),
-            taken: 0,
+            parts: 0,
             got: 0,
             told: 0,
             too_long: None,
         }
     }
 
-    /// Address and length of the memory that credits are written from, which stays in its place.
-    pub(super) fn written(&mut self) -> (u64, u64) {
-        (self.written.as_mut_ptr() as u64, size_of_val(&*self.written) as u64)
+    /// Address and length of the memory that credits are written from and the inbox lies in, which stays in its place.
+    pub(super) fn shared(&mut self) -> (u64, u64) {
+        (self.shared.as_mut_ptr() as u64, self.shared.len() as u64 * 8)
+    }
+
+    /// The inbox for the peer, on a way whose key of the shared memory this is.
+    pub(super) fn inbox(&self, rkey: u32) -> Option<RingAddress> {
+        let address = self.shared.as_ptr() as u64 + u64::from(self.slots) * CREDIT_BYTES as u64;
+        self.takes_short.then_some(RingAddress { address, rkey, slots: 2 * self.slots })
+    }
+
+    /// Whether short messages may come before their buffers, which somebody then copies.
+    pub(super) fn takes_short(&self) -> bool {
+        self.takes_short
     }
 
     /// Credits that may be under way.
     pub(super) fn slots(&self) -> u32 {
-        self.written.len() as u32
+        self.slots.into()
     }
 
     pub(super) fn post(&mut self, key: MemoryKey, buffer: Buffer, regions: &mut Regions) -> Option<u64> {
-        self.ring.push(key, buffer, Posted { key }, regions)
+        let number = self.ring.push(key, buffer, Posted { key }, regions)?;
+        if buffer.bytes > SHORT_BYTES_MAX {
+            self.long_end = number + 1;
+        }
+        self.serve(regions);
+        Some(number)
     }
 
     pub(super) fn test(&mut self, number: u64) -> Result<Status, TransportError> {
@@ -77,58 +120,86 @@ impl Receiver {
 
     /// Messages that have come, all of them in order.
     pub(super) fn received(&self) -> u64 {
+        self.ring.running() + self.stash.len() as u64
+    }
+
+    /// Those for which there was a buffer.
+    pub(super) fn taken(&self) -> u64 {
         self.ring.running()
+    }
+
+    /// Whether messages have come for which no buffer was posted.
+    pub(super) fn has_stash(&self) -> bool {
+        !self.stash.is_empty()
     }
 
     /// Begins on a way with so many lanes: credits are written anew from the first message that has not come.
     pub(super) fn restart(&mut self, lanes: usize, part_bytes: u32, credits: RingAddress) {
         self.cut = Cut { part_bytes };
         self.credits = Some(credits);
-        self.credited = self.ring.running();
-        self.come = (0..lanes).map(|_| VecDeque::with_capacity(self.written.len())).collect();
-        (self.taken, self.got) = (0, 0);
+        self.credited = self.taken();
+        // What lies there is of a way that is no more: nothing writes there before the peer is answered.
+        self.shared.fill(0);
+        self.come = (0..lanes).map(|_| VecDeque::with_capacity(self.slots.into())).collect();
+        (self.parts, self.got) = (0, 0);
     }
 
-    /// Writes credits for what was posted. Returns whether there was any.
-    pub(super) fn pump(&mut self, way: &mut Way, memory: &mut Memory, ports: &[Port]) -> Result<bool, Fault> {
-        let Some(to) = self.credits else { return Ok(false) };
-        let (there, here) = (u64::from(to.slots), self.written.len() as u64);
-        let written_from = self.written.as_ptr() as u64;
-        let before = self.credited;
+    /// Withheld credits are to be written.
+    pub(super) fn give(&mut self) {
+        self.gives = true;
+    }
+
+    /// Writes credits for what was posted.
+    pub(super) fn pump(&mut self, way: &mut Way, memory: &mut Memory, ports: &[Port]) -> Result<Pumped, Fault> {
+        let mut pumped = Pumped::default();
+        let Some(to) = self.credits else { return Ok(pumped) };
+        let (there, here) = (u64::from(to.slots), u64::from(self.slots));
+        // A slot is free again when the message of the credit that lay there has come.
+        let end = self.ring.next().min(self.ring.running() + there.min(here));
+        let gives = std::mem::take(&mut self.gives);
+        let first = self.credited.max(self.ring.running());
+        let is_urgent = gives || self.long_end > first || end.saturating_sub(self.credited) >= here / 2;
+        if self.withholds && !is_urgent {
+            pumped.withheld = end > first;
+            return Ok(pumped);
+        }
         loop {
-            // A slot is free again when the message of the credit that lay there has come.
-            let end = self.ring.next().min(self.ring.running() + there.min(here));
-            let (from, to_slot) = (self.credited % here, self.credited % there);
-            let count = end.saturating_sub(self.credited).min(here - from).min(there - to_slot);
-            let Some(lane) = way.lanes.first_mut().filter(|lane| count > 0 && lane.room() > 0) else { break };
-            for (message, slot) in
-                (self.credited..self.credited + count).zip(self.written.iter_mut().skip(from as usize))
-            {
+            // Of messages that have come without their credits only the number is told.
+            let first = self.credited.max(self.ring.running());
+            let (skipped, from, to_slot) = (first - self.credited, first % here, first % there);
+            let count = end.saturating_sub(first).min(here - from).min(there - to_slot);
+            let Some(lane) = way.lanes.first_mut().filter(|lane| skipped + count > 0 && lane.room() > 0) else { break };
+            for message in first..first + count {
                 let Some(entry) = self.ring.get(message) else { return Err(Fault::Protocol("bug: a buffer is gone")) };
                 let keys = memory.keys(entry.progress.key, way.port, ports).map_err(|_| Fault::Unregistered)?;
                 let (ptr, _) = entry.buffer.part(0, 0);
                 let (address, bytes) = (ptr as u64, entry.buffer.bytes);
-                *slot = Credit { address, bytes, rkey: keys.rkey, message: message as u32 };
+                let credit = Credit { address, bytes, rkey: keys.rkey, message: message as u32 };
+                let at = (message % here) as usize * CREDIT_WORDS;
+                if let Some(words) = self.shared.get_mut(at..at + CREDIT_WORDS) {
+                    words.copy_from_slice(&bytemuck::cast::<Credit, [u64; CREDIT_WORDS]>(credit));
+                }
             }
             let bytes = (count as usize * CREDIT_BYTES) as u32;
             lane.push(Write {
                 wr_id: 0,
-                local: written_from + from * CREDIT_BYTES as u64,
+                local: self.shared.as_ptr() as u64 + from * CREDIT_BYTES as u64,
                 lkey: way.ring.lkey,
                 bytes,
                 remote: to.address.wrapping_add(to_slot * CREDIT_BYTES as u64),
                 rkey: to.rkey,
-                imm: Some(count as u32),
+                imm: Some((skipped + count) as u32),
                 signaled: false,
-                inline: bytes <= lane.inline_bytes(),
+                inline: bytes > 0 && bytes <= lane.inline_bytes(),
             });
-            self.credited += count;
+            self.credited = first + count;
+            pumped.moved = true;
         }
         if let Some(lane) = way.lanes.first_mut() {
             // SAFETY: the credits lie in memory of this receiver, which lives longer than the way.
-            unsafe { lane.post() }?;
+            unsafe { lane.post(false) }?;
         }
-        Ok(self.credited > before)
+        Ok(pumped)
     }
 
     /// A part has come on a lane.
@@ -137,10 +208,19 @@ impl Receiver {
             come.push_back((bytes, tag));
         }
         let lanes = self.come.len().max(1) as u64;
-        while let Some((bytes, tag)) = self.come.get_mut((self.taken % lanes) as usize).and_then(VecDeque::pop_front) {
-            self.taken += 1;
+        while let Some((bytes, tag)) = self.come.get_mut((self.parts % lanes) as usize).and_then(VecDeque::pop_front) {
+            self.parts += 1;
+            if let Some(short) = self.short(bytes) {
+                if self.stash.len() >= 2 * usize::from(self.slots) {
+                    return Err(Fault::Protocol("it writes more than its inbox holds"));
+                }
+                self.withholds = true;
+                self.stash.push_back((tag, short));
+                self.serve(regions);
+                continue;
+            }
             let number = self.ring.running();
-            let Some(entry) = self.ring.get(number) else {
+            let Some(entry) = self.ring.get(number).filter(|_| number < self.credited && self.stash.is_empty()) else {
                 return Err(Fault::Protocol("it writes without a credit"));
             };
             let buffer_bytes = entry.buffer.bytes;
@@ -150,11 +230,50 @@ impl Receiver {
             }
             self.told = self.told.max(self.got);
             if self.cut.ends(bytes, self.got, buffer_bytes) {
+                // Where the inbox is not used for short messages, their credits are.
+                self.withholds &= self.got > SHORT_BYTES_MAX;
                 self.ring.finish(number, Moved { bytes: self.got, tag }, regions);
                 (self.got, self.told) = (0, 0);
             }
         }
         Ok(())
+    }
+
+    /// The next message, if a write of `bytes` has brought it to the inbox.
+    fn short(&self, bytes: u32) -> Option<Short> {
+        let slots = 2 * u64::from(self.slots);
+        let number = self.received();
+        let at = usize::from(self.slots) * CREDIT_WORDS + (number % slots) as usize * SHORT_WORDS;
+        let words = self.shared.get(at..at + SHORT_WORDS).filter(|_| self.got == 0 && self.takes_short)?;
+        let mut read = [0u64; SHORT_WORDS];
+        for (read, word) in read.iter_mut().zip(words) {
+            // SAFETY: a word of ours. The device that wrote it has said so by a completion, and the peer writes it again only
+            // after the message has been taken; volatile, since the compiler knows nothing of the device.
+            *read = unsafe { std::ptr::read_volatile(word) };
+        }
+        let short: Short = bytemuck::cast(read);
+        let is_it = short.number == number + 1
+            && short.bytes <= SHORT_BYTES_MAX
+            && short.bytes + SHORT_HEAD_BYTES == u64::from(bytes);
+        is_it.then_some(short)
+    }
+
+    /// Copies short messages that have come into the buffers that are posted for them.
+    fn serve(&mut self, regions: &mut Regions) {
+        while let Some((tag, short)) = self.stash.front() {
+            let number = self.ring.running();
+            let Some(entry) = self.ring.get(number) else { return };
+            let (message_bytes, buffer_bytes) = (short.bytes, entry.buffer.bytes);
+            if message_bytes > buffer_bytes {
+                self.too_long = Some((number, message_bytes));
+                return;
+            }
+            let message: &[u8] = bytemuck::cast_slice(&short.message);
+            entry.buffer.write(0, message.get(..message_bytes as usize).unwrap_or(message));
+            let tag = *tag;
+            self.stash.pop_front();
+            self.ring.finish(number, Moved { bytes: message_bytes, tag }, regions);
+        }
     }
 
     /// The peer has a message that is too long.

@@ -1,4 +1,5 @@
-//! The sending half of a flow: writes messages into the buffers that the receiver has given credits for.
+//! The sending half of a flow: writes messages into the buffers that the receiver has given credits for, and short ones into
+//! the receiver's inbox, without waiting for a credit.
 
 use super::super::region::{Buffer, Regions};
 use super::super::request::{Moved, RequestRing};
@@ -7,7 +8,7 @@ use super::memory::Memory;
 use super::ports::Port;
 use super::verbs::Write;
 use super::way::Way;
-use super::wire::{CREDIT_BYTES, Credit, Cut};
+use super::wire::{CREDIT_BYTES, Credit, Cut, RingAddress, SHORT_BYTES_MAX, SHORT_HEAD_BYTES, Short, ahead};
 
 /// A message.
 #[derive(Debug)]
@@ -24,6 +25,8 @@ pub(super) struct Pumped {
     pub(super) moved: bool,
     /// Ended before there was nothing more to do.
     pub(super) more: bool,
+    /// Credits are not given yet: the peer may not need them.
+    pub(super) withheld: bool,
     /// This message (number, length) does not fit its buffer, for the peer to know. Nothing is sent from here on.
     pub(super) too_long: Option<(u64, u64)>,
 }
@@ -38,6 +41,10 @@ pub(super) struct Sender {
     slots: u16,
     /// Messages that have a buffer.
     credited: u64,
+    /// Where short messages go, if the receiver takes them.
+    inbox: Option<RingAddress>,
+    /// Short messages as they are written.
+    shorts: Box<[Short]>,
     /// The message whose parts are being written, and the next one of them.
     current: u64,
     next_part: u64,
@@ -56,6 +63,8 @@ impl Sender {
             credits: vec![0; usize::from(requests) * CREDIT_BYTES / 8].into_boxed_slice(),
             slots: requests,
             credited: 0,
+            inbox: None,
+            shorts: vec![bytemuck::Zeroable::zeroed(); requests.max(1).into()].into_boxed_slice(),
             current: 0,
             next_part: 0,
             posted: 0,
@@ -124,7 +133,7 @@ impl Sender {
         for lane in &mut way.lanes {
             // SAFETY: the parts lie inside memory that unfinished requests hold; a request is unfinished until its parts have
             // arrived, and is abandoned only when the way has ended.
-            unsafe { lane.post() }?;
+            unsafe { lane.post(true) }?;
         }
         filled.map(|()| pumped)
     }
@@ -138,7 +147,26 @@ impl Sender {
         pumped: &mut Pumped,
     ) -> Result<(), Fault> {
         let mut left = budget_bytes;
-        while !self.is_stopped && self.current < self.credited.min(self.ring.next()) {
+        let lanes = way.lanes.len().max(1) as u64;
+        while !self.is_stopped && self.current < self.ring.next() {
+            if let Some(lane) = way.lanes.get_mut((self.posted % lanes) as usize)
+                && let Some(write) = self.short(memory, lane.inline_bytes())
+            {
+                if lane.room() == 0 {
+                    return Ok(());
+                }
+                lane.push(write);
+                self.posted += 1;
+                if let Some(entry) = self.ring.get_mut(self.current) {
+                    entry.progress.end = self.posted;
+                }
+                self.current += 1;
+                pumped.moved = true;
+                continue;
+            }
+            if self.current >= self.credited {
+                return Ok(());
+            }
             let credit = self.read_credit(self.current)?;
             let Some(entry) = self.ring.get_mut(self.current) else {
                 return Err(Fault::Protocol("bug: a credit outlives its message"));
@@ -152,7 +180,6 @@ impl Sender {
             let parts = self.cut.parts(message_bytes, credit.bytes);
             let keys = memory.keys(entry.progress.key, way.port, ports).map_err(|_| Fault::Unregistered)?;
             while self.next_part < parts {
-                let lanes = way.lanes.len() as u64;
                 let Some(lane) = way.lanes.get_mut((self.posted % lanes) as usize) else { return Ok(()) };
                 if lane.room() == 0 {
                     return Ok(());
@@ -187,6 +214,35 @@ impl Sender {
         Ok(())
     }
 
+    /// The next message as a write into the inbox, if it is short and there is room.
+    fn short(&mut self, memory: &Memory, inline_bytes: u32) -> Option<Write> {
+        let inbox = self.inbox.filter(|inbox| {
+            let fits = inline_bytes as usize >= size_of::<Short>();
+            fits && self.next_part == 0 && self.current < self.credited + ahead(*inbox)
+        })?;
+        let entry = self.ring.get(self.current)?;
+        let (bytes, imm) = (entry.buffer.bytes, Some(entry.progress.tag));
+        if bytes > SHORT_BYTES_MAX || memory.is_gpu(entry.progress.key) {
+            return None;
+        }
+        let at = self.current % self.shorts.len() as u64;
+        let short = self.shorts.get_mut(at as usize)?;
+        (short.number, short.bytes) = (self.current + 1, bytes);
+        entry.buffer.read(bytemuck::cast_slice_mut(&mut short.message));
+        let slot = self.current % u64::from(inbox.slots) * size_of::<Short>() as u64;
+        Some(Write {
+            wr_id: 0,
+            local: std::ptr::from_ref(short) as u64,
+            lkey: 0,
+            bytes: (SHORT_HEAD_BYTES + bytes) as u32,
+            remote: inbox.address.wrapping_add(slot),
+            rkey: inbox.rkey,
+            imm,
+            signaled: false,
+            inline: true,
+        })
+    }
+
     /// Parts of a lane have arrived: so have messages.
     pub(super) fn arrived(&mut self, lane: u16, parts: u32, regions: &mut Regions) {
         let lanes = self.arrived.len() as u64;
@@ -203,8 +259,14 @@ impl Sender {
         }
     }
 
-    /// Begins anew on another way: the peer has `received` messages, and gives credits for the next ones again.
-    pub(super) fn restart(&mut self, received: u64, regions: &mut Regions) -> Result<(), Fault> {
+    /// Begins anew on another way: the peer has `received` messages, of which buffers have `taken` so many, and gives credits for the
+    /// next ones again.
+    pub(super) fn restart(
+        &mut self,
+        (received, taken): (u64, u64),
+        inbox: Option<RingAddress>,
+        regions: &mut Regions,
+    ) -> Result<(), Fault> {
         if received < self.ring.running() || received > self.current {
             return Err(Fault::Protocol("what it has received is not what was sent"));
         }
@@ -213,8 +275,9 @@ impl Sender {
             let bytes = self.ring.get(number).map_or(0, |entry| entry.buffer.bytes);
             self.ring.finish(number, Moved { bytes, tag: 0 }, regions);
         }
-        (self.credited, self.current, self.next_part, self.posted) = (received, received, 0, 0);
+        (self.credited, self.current, self.next_part, self.posted) = (taken, received, 0, 0);
         self.arrived.fill(0);
+        self.inbox = inbox;
         Ok(())
     }
 

@@ -71,7 +71,7 @@ impl RdmaTransport {
     ) -> Result<Handle, TransportError> {
         self.now = Some(now);
         spec.options.validate()?;
-        let half = Half::Recv(Receiver::new(spec.options.requests));
+        let half = Half::Recv(Receiver::new(spec.options.requests, spec.options.takes_short));
         let line = Line::answer(&mut self.tcp, listener, spec, now)?;
         self.add(Flow::new(spec, half, line, Stage::Waiting))
     }
@@ -83,6 +83,7 @@ impl RdmaTransport {
                 self.by_line.extend(lines.into_iter().map(|line| (line, handle)));
                 // A flow is in the queue at most once, so that the data path does not allocate.
                 self.queue.reserve(self.flows.len());
+                self.withheld.reserve(self.flows.len());
                 self.lines_said = crate::runtime::Progress::Busy;
                 Ok(handle)
             }
@@ -183,9 +184,12 @@ impl RdmaTransport {
         while self.take_completions(usize::MAX) {}
         let Some(flow) = self.flows.get_mut(handle) else { return };
         match (&flow.half, flow.bye) {
-            (Half::Recv(receiver), Some(sent)) if fault == Fault::Closed && receiver.received() < sent => {
+            (Half::Recv(receiver), Some(sent))
+                if fault == Fault::Closed && (receiver.received() < sent || receiver.has_stash()) =>
+            {
+                let due = (receiver.received() < sent).then(|| now + LAST_MESSAGES);
                 flow.is_hung_up = true;
-                self.settle_by(handle, Some(now + LAST_MESSAGES));
+                self.settle_by(handle, due);
             }
             _ => self.fail(handle, fault),
         }
@@ -206,9 +210,9 @@ impl RdmaTransport {
                     answered => answered?,
                 }
             }
-            Record::Answer { way, is_home, side, received } if is_sender && way == flow.ways => {
+            Record::Answer { way, is_home, side, received, taken, inbox } if is_sender && way == flow.ways => {
                 if flow.stage == Stage::Offered {
-                    self.answered(handle, &side, received, is_home)?;
+                    self.answered(handle, &side, (received, taken), inbox, is_home)?;
                 }
             }
             Record::Ready { way } if !is_sender && way == flow.ways && flow.stage == Stage::Answered => {
@@ -253,13 +257,13 @@ impl RdmaTransport {
         }
     }
 
-    /// Whether a receiver has come to its end: a message that is too long, or the last one that its sender had.
+    /// Whether a receiver has come to its end: a message that it cannot take, or the last one that its sender had.
     pub(super) fn check_end(&mut self, handle: Handle) {
         let Some(flow) = self.flows.get(handle) else { return };
         let Half::Recv(receiver) = &flow.half else { return };
         if let Some(fault) = receiver.refused() {
             self.fail(handle, fault);
-        } else if flow.is_hung_up && flow.bye.is_some_and(|sent| receiver.received() >= sent) {
+        } else if flow.is_hung_up && flow.bye.is_some_and(|sent| receiver.received() >= sent) && !receiver.has_stash() {
             self.fail(handle, Fault::Closed);
         }
     }

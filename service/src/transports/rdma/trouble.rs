@@ -273,13 +273,167 @@ fn a_device_that_is_removed_is_left() {
         let mut bench = Bench::new(2);
         bench.stream(|bench, come| {
             if come == 10 {
-                bench.fabric.remove(&bench.hosts[side].clone(), 0);
+                bench.fabric.remove(&bench.hosts[side].clone(), 0, true);
             }
         });
         assert_eq!(bench.ports()[side], Some(1));
         bench.until("asleep, and not woken by a dead device", |bench| {
             let ready = |fd| nix::poll::poll(&mut [PollFd::new(fd, PollFlags::POLLIN)], PollTimeout::ZERO);
             bench.sides[side].prepare_to_sleep() && bench.sides[side].descriptor().map(ready) == Some(Ok(0))
+        });
+    }
+}
+
+/// Short messages come without credits and before their buffers; more of them than there is room for wait, and none is lost when the
+/// way breaks between, or the sender closes.
+#[test]
+fn short_messages_do_not_wait_for_buffers() {
+    const SHORT: usize = 8;
+    let mut bench = Bench::new(2);
+    let mut traffic = bench.traffic(SHORT, MESSAGES);
+    let span = |traffic: &Traffic, side: usize, message: usize| MemorySpan {
+        key: traffic.keys[side],
+        offset: (message * SHORT) as u64,
+        bytes: SHORT as u64,
+    };
+    let requests = flow_options().requests as usize;
+    let mut sends = VecDeque::new();
+    let mut sent = 0;
+    // Without a single buffer: as many as the receiver has requests.
+    let send_on = |bench: &mut Bench, traffic: &Traffic, sends: &mut VecDeque<Request>, sent: &mut usize| {
+        while let Some(first) = sends.front()
+            && matches!(bench.sides[0].test(*first), Ok(Status::Done { .. }))
+        {
+            sends.pop_front();
+        }
+        if *sent < MESSAGES
+            && let Some(request) =
+                bench.sides[0].isend(bench.send, span(traffic, 0, *sent), *sent as u32).expect("lives")
+        {
+            sends.push_back(request);
+            *sent += 1;
+        }
+    };
+    for _ in 0..1000 {
+        send_on(&mut bench, &traffic, &mut sends, &mut sent);
+        bench.poll(&[0, 1]);
+    }
+    assert_eq!((sent, sends.len()), (2 * requests, requests), "what has no room waits");
+    for ways in 1..4 {
+        bench.fabric.break_qps(&bench.hosts[1].clone());
+        bench.until("healed", |bench| bench.flow(0).ways > ways && bench.flow(0).stage == Stage::Open);
+        bench.rounds(100, &[0, 1]);
+    }
+    for message in 0..MESSAGES {
+        let recv = bench.sides[1].irecv(bench.recv, span(&traffic, 1, message)).expect("lives").expect("room");
+        let mut tag = None;
+        bench.until("come", |bench| {
+            send_on(bench, &traffic, &mut sends, &mut sent);
+            if let Status::Done { tag: got, .. } = bench.sides[1].test(recv).expect("lives") {
+                tag = Some(got);
+            }
+            tag.is_some()
+        });
+        assert_eq!(tag, Some(message as u32));
+    }
+    assert!(traffic.memory[0] == traffic.memory[1], "other bytes came than went");
+    traffic.memory[1].fill(0);
+
+    let send = bench.sides[0].isend(bench.send, span(&traffic, 0, 0), 7).expect("lives").expect("room");
+    bench.until("sent", |bench| matches!(bench.sides[0].test(send), Ok(Status::Done { .. })));
+    bench.sides[0].close(bench.send.into());
+    bench.rounds(20_000, &[0, 1]);
+    let recv = bench.sides[1].irecv(bench.recv, span(&traffic, 1, 0)).expect("waits for what was sent").expect("room");
+    assert!(matches!(bench.sides[1].test(recv), Ok(Status::Done { bytes: 8, tag: 7 })));
+    assert_eq!(traffic.memory[0][..SHORT], traffic.memory[1][..SHORT]);
+    bench.rounds(1, &[1]);
+    assert_eq!(bench.states()[1].clone().expect_err("nothing more").fault(), Some(Fault::Closed));
+}
+
+/// Who waits for a credit, since its message is long, has it though only short ones came before.
+#[test]
+fn long_messages_among_short_ones() {
+    let mut bench = Bench::new(1);
+    let mut traffic = bench.traffic(1000, MESSAGES);
+    let mut random = Random(4);
+    for message in 0..MESSAGES {
+        // Buffers say nothing of what comes: also short ones for messages that are shorter, and long ones.
+        let bytes = [random.below(112), 112, 113, random.below(1000)][message % 4];
+        let room = bytes.max([bytes, 1000, bytes + 1][message % 3]).min(1000);
+        let span = |side: usize, bytes| MemorySpan { key: traffic.keys[side], offset: 1000 * message as u64, bytes };
+        let recv = bench.sides[1].irecv(bench.recv, span(1, room)).expect("lives").expect("room");
+        let send = bench.sides[0].isend(bench.send, span(0, bytes), 0).expect("lives").expect("room");
+        bench.until("moved", |bench| matches!(bench.sides[0].test(send), Ok(Status::Done { .. })));
+        let mut got = None;
+        bench.until("come", |bench| {
+            if let Status::Done { bytes, .. } = bench.sides[1].test(recv).expect("lives") {
+                got = Some(bytes);
+            }
+            got.is_some()
+        });
+        assert_eq!(got, Some(bytes));
+        let (from, bytes) = (1000 * message, bytes as usize);
+        assert_eq!(traffic.memory[0][from..from + bytes], traffic.memory[1][from..from + bytes]);
+        traffic.memory[1][from..from + bytes].fill(0);
+    }
+    assert!(traffic.memory[1].iter().all(|byte| *byte == 0), "nothing came beside the buffers");
+}
+
+/// A long message for a short buffer, among short ones: its sender is told, though its credit was withheld.
+#[test]
+fn a_message_that_is_too_long_among_short_ones() {
+    let mut bench = Bench::new(1);
+    let traffic = bench.traffic(1000, 1);
+    for (message, bytes) in [8, 8, 8, 500].into_iter().enumerate() {
+        let span = |side: usize, bytes| MemorySpan { key: traffic.keys[side], offset: 0, bytes };
+        let recv = bench.sides[1].irecv(bench.recv, span(1, 8)).expect("lives").expect("room");
+        bench.sides[0].isend(bench.send, span(0, bytes), 0).expect("lives").expect("room");
+        let mut ended = Ok(Status::Running { bytes: 0 });
+        bench.until("ended", |bench| {
+            ended = bench.sides[1].test(recv);
+            !matches!(ended, Ok(Status::Running { .. }))
+        });
+        let too_long = Fault::TooLong { message_bytes: 500, buffer_bytes: 8 };
+        assert_eq!(ended.err().and_then(|error| error.fault()), (message == 3).then_some(too_long));
+    }
+}
+
+/// What the service had of a device is given back, and when it is there again flows come home to it; whether its driver says that it
+/// goes, or only the list of devices.
+#[test]
+fn a_device_that_comes_back_is_used_again() {
+    for (side, is_told) in [(0, true), (0, false), (1, true), (1, false)] {
+        let mut bench = Bench::new(2);
+        bench.stream(|bench, come| {
+            if come == 10 {
+                bench.fabric.remove(&bench.hosts[side].clone(), 0, is_told);
+            }
+        });
+        assert_eq!(bench.ports()[side], Some(1));
+        bench.until("let go", |bench| bench.fabric.opened(&bench.hosts[side], 0) == 0);
+        let mut traffic = bench.traffic(BYTES, 1);
+        bench.until("moved without it", |bench| bench.turn(&mut traffic, BYTES, 1).expect("lives") == [1, 1]);
+        bench.fabric.put_back(&bench.hosts[side], 0);
+        bench.until("home", |bench| bench.ports() == [Some(0), Some(0)]);
+        bench.stream(|_, _| {});
+        for side in [0, 1] {
+            bench.sides[side].deregister(traffic.keys[side]).expect("unused");
+        }
+    }
+}
+
+/// A flow waits for the only device that there is, as for a link.
+#[test]
+fn the_only_device_that_comes_back_in_time() {
+    let flow = FlowOptions { silence_timeout: Duration::from_secs(30), ..flow_options() };
+    for side in [0, 1] {
+        let mut bench = Bench::with(1, RdmaOptions::default(), flow.clone(), FabricOptions::default());
+        bench.stream(|bench, come| {
+            if come == 10 {
+                bench.fabric.remove(&bench.hosts[side].clone(), 0, true);
+                bench.rounds(100, &[0, 1]);
+                bench.fabric.put_back(&bench.hosts[side].clone(), 0);
+            }
         });
     }
 }
@@ -291,7 +445,7 @@ fn the_only_device_that_is_removed_ends_the_flow() {
     let mut bench = Bench::with(1, RdmaOptions::default(), flow, FabricOptions::default());
     let [sender, _] = bench.stream_until_failed(|bench, come| {
         if come == 10 {
-            bench.fabric.remove(&bench.hosts[0].clone(), 0);
+            bench.fabric.remove(&bench.hosts[0].clone(), 0, true);
         }
     });
     let text = sender.to_string();
@@ -472,6 +626,7 @@ fn other_versions_and_garbage_end_the_flow() {
         peer.isend(send, span, 0).expect("lives").expect("room");
         let start = Instant::now();
         let failure = loop {
+            let now = now + start.elapsed();
             peer.poll(&Context { now, budget: 64 });
             sides[1].poll(&Context { now, budget: 64 });
             if let Err(failure) = sides[1].state(recv.into()) {
@@ -559,7 +714,8 @@ fn ordering_is_relaxed_for_host_memory_alone() {
 /// A GPU's memory: by dma-buf, else by its address, else not at all; and what is written there is visible after a flush.
 #[test]
 fn memory_of_a_gpu_is_flushed_by_a_read() {
-    let mut bench = Bench::new(2);
+    let flow = FlowOptions { takes_short: false, ..flow_options() };
+    let mut bench = Bench::with(2, RdmaOptions::default(), flow, FabricOptions::default());
     let (source, memory) = (vec![7u8; 1000], vec![0u8; 1000]);
     let file = || std::fs::File::open("/dev/null").expect("a file");
     let register = |bench: &mut Bench, buffer: Option<u64>| {

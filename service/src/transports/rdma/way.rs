@@ -1,8 +1,8 @@
 //! A way from one side of a flow to the other: queue pairs of one port, called lanes, connected to as many of the peer's.
 //!
 //! A flow has one way at a time, and another one when that breaks. What can be unfinished on a lane is bounded: sends have
-//! their places in its queue, only the last one of those posted together makes a completion, and receives are posted
-//! anew when half of them are used up.
+//! their places in its queue, and only the last one of those posted together makes a completion, or of credits one of many; and
+//! receives are posted anew when half of them are used up.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -78,6 +78,8 @@ pub(super) struct Lane {
     sends: u32,
     /// How many of them each completion to come stands for.
     marks: VecDeque<u32>,
+    /// Those behind the last one that makes a completion.
+    unmarked: u32,
     /// To be posted together.
     batch: Vec<Write>,
     receives: u32,
@@ -99,19 +101,23 @@ impl Lane {
         self.batch.push(Write { wr_id: wr_id(self.name, false), signaled: false, ..write });
     }
 
-    /// Posts the batch.
+    /// Posts the batch. Its end makes a completion if that `is_awaited`, or if places are to come free again; one that fails
+    /// makes one always.
     ///
     /// # Safety
     /// The bytes of its writes stay readable until they have completed, or the lane is dropped.
-    pub(super) unsafe fn post(&mut self) -> Result<(), Fault> {
-        let Some(last) = self.batch.last_mut() else { return Ok(()) };
-        last.signaled = true;
+    pub(super) unsafe fn post(&mut self, is_awaited: bool) -> Result<(), Fault> {
         let count = self.batch.len() as u32;
+        self.unmarked += count;
+        let Some(last) = self.batch.last_mut() else { return Ok(()) };
+        last.signaled = is_awaited || self.unmarked > self.sends_max / 2;
+        if last.signaled {
+            self.marks.push_back(std::mem::take(&mut self.unmarked));
+        }
         // SAFETY: the caller's promise, passed on.
         let posted = unsafe { self.qp.post_writes(&self.batch) };
         self.batch.clear();
         self.sends += count;
-        self.marks.push_back(count);
         posted.map_err(fault)
     }
 
@@ -179,11 +185,11 @@ impl Way {
         let Making { ports, owners, options, random } = making;
         let port = ports.get_mut(port_index).ok_or(Fault::NoPort)?;
         // SAFETY: the caller's promise, passed on.
-        let ring = unsafe { port.pd.register(ring.0, ring.1) }.map_err(|error| match error.errno {
+        let ring = unsafe { port.opened()?.pd.register(ring.0, ring.1) }.map_err(|error| match error.errno {
             Errno::ENOMEM => Fault::Unregistered,
             _ => fault(error),
         })?;
-        let (places, cq) = port.queues.reserve(shape.completions()).map_err(fault)?;
+        let (places, cq) = port.queues().ok_or(Fault::NoPort)?.reserve(shape.completions()).map_err(fault)?;
         let mut way = Way { port: port_index, places, lanes: Vec::with_capacity(shape.lanes.into()), ring };
         for lane in 0..shape.lanes {
             if let Err(fault) = way.add_lane(port, &cq, owners, Owner { flow, lane }, shape, options, random) {
@@ -207,9 +213,10 @@ impl Way {
     ) -> Result<(), Fault> {
         let (sends_max, receives_max) = shape.of(owner.lane.into());
         let shape = QpShape { send_wrs: sends_max, recv_wrs: receives_max, inline_bytes: INLINE_BYTES };
-        let qp = match QueuePair::new(&port.pd, cq, shape) {
+        let pd = &port.opened()?.pd;
+        let qp = match QueuePair::new(pd, cq, shape) {
             Err(VerbsError { errno: Errno::EINVAL, .. }) => {
-                QueuePair::new(&port.pd, cq, QpShape { inline_bytes: 0, ..shape })
+                QueuePair::new(pd, cq, QpShape { inline_bytes: 0, ..shape })
             }
             made => made,
         };
@@ -220,7 +227,8 @@ impl Way {
         let psn = (*random >> 32 & PSN_MASK) as u32;
         let name = owners.insert(owner).map_err(|_| Fault::NoPort)?;
         let (marks, batch) = (VecDeque::with_capacity(sends_max as usize), Vec::with_capacity(sends_max as usize));
-        let mut lane = Lane { qp, name, psn, sends_max, receives_max, sends: 0, marks, batch, receives: 0 };
+        let mut lane =
+            Lane { qp, name, psn, sends_max, receives_max, sends: 0, marks, unmarked: 0, batch, receives: 0 };
         let posted = lane.post_receives();
         self.lanes.push(lane);
         posted
@@ -286,8 +294,8 @@ impl Way {
         }
         let (port, places) = (self.port, self.places);
         drop(self);
-        if let Some(port) = ports.get_mut(port) {
-            port.queues.release(places);
+        if let Some(queues) = ports.get_mut(port).and_then(Port::queues) {
+            queues.release(places);
         }
     }
 }

@@ -5,7 +5,7 @@
 //!    | -- Offer: queue pairs, where credits go ----> |   makes queue pairs, ready to receive
 //!    | <-- Answer: queue pairs, what has come ------ |
 //!    | -- Ready ------------------------------------>|   may write credits
-//!    |  (credits and messages by RDMA writes)        |
+//!    |  (credits and messages by RDMA writes, short messages into an inbox) |
 //!    | <-- Again: my side of the way is broken ----- |
 //!    | -- Offer, on other queue pairs -------------->|
 //!    | -- TooLong, or Bye: how many have gone ------>|
@@ -21,7 +21,7 @@ use super::super::{CONNECTIONS_MAX, Fault, HANDLE_BYTES_MAX, ListenerHandle, REQ
 use super::verbs::Gid;
 
 /// Version of the protocol; both sides must have the same.
-pub(super) const VERSION: u32 = 2;
+pub(super) const VERSION: u32 = 3;
 const MAGIC: [u8; 4] = *b"rdma";
 const HEAD_BYTES: usize = 8;
 /// Longest record: an offer of as many queue pairs as there can be.
@@ -52,7 +52,7 @@ impl SideAddress {
     }
 }
 
-/// Where the receiver writes credits.
+/// Where one side writes into the other's memory: the receiver credits, the sender short messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct RingAddress {
     pub(super) address: u64,
@@ -81,6 +81,10 @@ pub(super) enum Record {
         side: SideAddress,
         /// Messages that have come, all of them in order.
         received: u64,
+        /// Those of them for which there was a buffer: credits count from there.
+        taken: u64,
+        /// Where short messages may be written, if anywhere.
+        inbox: Option<RingAddress>,
     },
     Ready {
         way: u32,
@@ -135,7 +139,11 @@ impl Record {
                     && (CHUNK_BYTES_MIN..=CHUNK_BYTES_MAX).contains(part_bytes)
                     && handle.len() <= HANDLE_BYTES_MAX
             }
-            Record::Answer { side, .. } => is_side(side),
+            Record::Answer { side, received, taken, inbox, .. } => {
+                is_side(side)
+                    && taken <= received
+                    && inbox.is_none_or(|inbox| (2..=2 * REQUESTS_MAX).contains(&inbox.slots))
+            }
             Record::Ready { .. } | Record::Again { .. } | Record::TooLong { .. } | Record::Bye { .. } => true,
         };
         if is_right { Ok(record) } else { Err(Fault::Protocol("a record's numbers are out of range")) }
@@ -178,6 +186,31 @@ pub(super) struct Credit {
 
 pub(super) const CREDIT_BYTES: usize = size_of::<Credit>();
 
+/// Longest message that goes to the inbox: with its head it fits into a work request.
+pub(super) const SHORT_BYTES_MAX: u64 = 112;
+
+/// A short message, as it lies in the receiver's inbox: number n at slot n, counted round. Only as much of it is written as
+/// has bytes. The number tells the receiver that the message is there, and not in the posted buffer.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
+pub(super) struct Short {
+    /// One more than the message's number, so that empty memory holds none.
+    pub(super) number: u64,
+    pub(super) bytes: u64,
+    pub(super) message: [u64; SHORT_BYTES_MAX as usize / 8],
+}
+
+/// What is written of a short message besides its bytes.
+pub(super) const SHORT_HEAD_BYTES: u64 = size_of::<Short>() as u64 - SHORT_BYTES_MAX;
+
+/// Messages by which a sender may be ahead of its credits: half of the inbox.
+///
+/// The receiver gives credits for as many messages at most as half of the inbox has slots, beyond those that it has taken. So when
+/// message n is within this, message n - slots has been taken, and its slot is free.
+pub(super) fn ahead(inbox: RingAddress) -> u64 {
+    u64::from(inbox.slots / 2)
+}
+
 /// How messages are cut into parts, which go round the queue pairs.
 ///
 /// A part shorter than the longest one ends its message, and so does one that fills the buffer: the receiver needs no
@@ -213,9 +246,19 @@ mod tests {
 
     use super::*;
 
-    fn offer(lanes: usize) -> Record {
+    fn side(lanes: usize) -> SideAddress {
         let lane = LaneAddress { qp: 0xff_ffff, psn: 0xff_ffff };
-        let side = SideAddress { gid: [7; 16], lid: 9, is_ethernet: true, mtu: 5, lanes: vec![lane; lanes] };
+        SideAddress { gid: [7; 16], lid: 9, is_ethernet: true, mtu: 5, lanes: vec![lane; lanes] }
+    }
+
+    fn answer(slots: u16) -> Record {
+        let inbox = Some(RingAddress { address: u64::MAX, rkey: u32::MAX, slots });
+        let side = side(CONNECTIONS_MAX.into());
+        Record::Answer { way: u32::MAX, is_home: true, side, received: u64::MAX, taken: u64::MAX, inbox }
+    }
+
+    fn offer(lanes: usize) -> Record {
+        let side = side(lanes);
         let ring = RingAddress { address: u64::MAX, rkey: u32::MAX, slots: REQUESTS_MAX };
         let back = (vec![1; HANDLE_BYTES_MAX], u64::MAX);
         Record::Offer { way: u32::MAX, turn: u32::MAX, side, ring, part_bytes: CHUNK_BYTES_MAX, back }
@@ -224,9 +267,8 @@ mod tests {
     #[test]
     fn records_come_as_they_went_and_fit() {
         let most = offer(CONNECTIONS_MAX.into());
-        for record in
-            [most, Record::Ready { way: 1 }, Record::TooLong { message: 3, bytes: 4 }, Record::Bye { sent: 5 }]
-        {
+        let rest = [Record::Ready { way: 1 }, Record::TooLong { message: 3, bytes: 4 }, Record::Bye { sent: 5 }];
+        for record in [most, answer(2 * REQUESTS_MAX)].into_iter().chain(rest) {
             let bytes = record.encode();
             assert!(bytes.len() <= RECORD_BYTES_MAX, "{}", bytes.len());
             assert_eq!(Record::decode(&bytes), Ok(record));
@@ -235,7 +277,7 @@ mod tests {
             other[4] = 9;
             assert_eq!(Record::decode(&other), Err(Fault::Version { theirs: 9, ours: VERSION }));
         }
-        for wrong in [offer(0), offer(usize::from(CONNECTIONS_MAX) + 1)] {
+        for wrong in [offer(0), offer(usize::from(CONNECTIONS_MAX) + 1), answer(1), answer(2 * REQUESTS_MAX + 1)] {
             assert!(matches!(Record::decode(&wrong.encode()), Err(Fault::Protocol(_))));
         }
     }

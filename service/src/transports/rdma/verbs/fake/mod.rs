@@ -116,12 +116,27 @@ impl Fabric {
         world.devices[index].is_silent = is_silent;
     }
 
-    /// A device is gone: every call fails.
-    pub fn remove(&self, host: &Host, device: u8) {
+    /// A device is gone: every call fails, also when another one takes its place. Its driver may say so, or not.
+    pub fn remove(&self, host: &Host, device: u8, is_told: bool) {
         let mut world = self.world();
         let index = world.device(host.number, device);
         (world.devices[index].is_up, world.devices[index].is_gone) = (false, true);
-        world.tell(index, AsyncEvent::DeviceFatal);
+        world.tell(index, if is_told { AsyncEvent::DeviceFatal } else { AsyncEvent::PortDown(1) });
+        world.open.values_mut().filter(|open| open.device == index).for_each(|open| open.is_dead = true);
+    }
+
+    /// A device is there again.
+    pub fn put_back(&self, host: &Host, device: u8) {
+        let mut world = self.world();
+        let index = world.device(host.number, device);
+        (world.devices[index].is_up, world.devices[index].is_gone) = (true, false);
+    }
+
+    /// How often a device is open.
+    pub fn opened(&self, host: &Host, device: u8) -> usize {
+        let world = self.world();
+        let index = world.device(host.number, device);
+        world.open.values().filter(|open| open.device == index).count()
     }
 
     /// A device gets another address, or loses it: the unspecified one is none.
@@ -194,15 +209,17 @@ fn refused(call: &'static str) -> impl Fn(Errno) -> VerbsError {
 impl Driver for Host {
     fn devices(&self) -> Result<Vec<String>, VerbsError> {
         let world = self.world();
-        Ok(world.devices.iter().filter(|it| it.host == self.number).map(|it| it.name.clone()).collect())
+        let there = world.devices.iter().filter(|it| it.host == self.number && !it.is_gone);
+        Ok(there.map(|it| it.name.clone()).collect())
     }
 
     fn open(&self, device: &str) -> Result<Raw, VerbsError> {
         let mut world = self.world();
-        let device = world.devices.iter().position(|it| it.host == self.number && it.name == device);
+        let is_it = |it: &Device| it.host == self.number && it.name == device && !it.is_gone;
+        let device = world.devices.iter().position(is_it);
         let device = device.ok_or(VerbsError::new("ibv_open_device", Errno::ENODEV))?;
         let raw = world.name();
-        world.open.insert(raw, OpenDevice { device, events: Default::default(), fd: event_fd() });
+        world.open.insert(raw, OpenDevice { device, events: Default::default(), fd: event_fd(), is_dead: false });
         Ok(raw)
     }
 

@@ -46,6 +46,8 @@ pub(super) struct OpenDevice {
     pub(super) device: usize,
     pub(super) events: VecDeque<AsyncEvent>,
     pub(super) fd: EventFd,
+    /// The device that was opened is no more.
+    pub(super) is_dead: bool,
 }
 
 /// Events of completion queues.
@@ -185,7 +187,7 @@ impl World {
 
     /// Whether an open device is still there.
     pub(super) fn there(&self, context: Raw) -> Result<(), Errno> {
-        if self.device_of(context).is_some_and(|device| device.is_gone) { Err(Errno::EIO) } else { Ok(()) }
+        if self.open.get(&context).is_some_and(|open| open.is_dead) { Err(Errno::EIO) } else { Ok(()) }
     }
 
     fn device_of(&self, context: Raw) -> Option<&Device> {
