@@ -25,7 +25,7 @@ impl Progress {
 /// What an engine may use while it is polled.
 #[derive(Debug, Clone, Copy)]
 pub struct Context {
-    /// Time at the start of the runtime's round, or of the one before. Engines use no other clock.
+    /// Time at the start of the runtime's round, or of the one before where clocks are slow. Engines use no other clock.
     pub now: Instant,
     /// How many items (commands, messages) one poll may take at most.
     pub budget: usize,

@@ -276,8 +276,10 @@ impl Runtimes {
 const DOORBELL_TOKEN: u64 = u64::MAX;
 /// How often descriptors of sleeping engines are looked at while others keep the runtime busy.
 const EVENTS_EVERY: Duration = Duration::from_micros(50);
-/// Rounds for which one look at the clock is good.
-const ROUNDS_A_LOOK: u32 = 2;
+/// Rounds for which one look at a slow clock is good.
+const ROUNDS_A_SLOW_LOOK: u32 = 2;
+/// A clock is slow that takes as long: a system call, where the machine's is none that programs can read themselves.
+const SLOW_CLOCK: Duration = Duration::from_micros(1);
 /// Sleeps shorter than this are timed to the microsecond.
 const FINE_BELOW: Duration = Duration::from_millis(5);
 /// Sleeps from this on may be as much longer as a round takes.
@@ -307,6 +309,12 @@ struct Executor {
     earliest_timer: Option<Instant>,
 }
 
+fn is_clock_slow() -> bool {
+    // The least of some: any one may be interrupted.
+    let looks = std::iter::repeat_with(|| Instant::now().elapsed()).take(8);
+    looks.min().is_some_and(|least| least >= SLOW_CLOCK)
+}
+
 fn earlier(a: Option<Instant>, b: Option<Instant>) -> Option<Instant> {
     match (a, b) {
         (Some(a), Some(b)) => Some(a.min(b)),
@@ -320,13 +328,13 @@ impl Executor {
         self.stats.tid.store(nix::unistd::gettid().as_raw() as u32, Ordering::Relaxed);
         let table = Arc::clone(&self.table);
         let Some(state) = table[self.index as usize].get() else { return Vec::new() };
+        let rounds_a_look = if is_clock_slow() { ROUNDS_A_SLOW_LOOK } else { 1 };
         let mut looked_at_events = Instant::now();
-        let mut is_first_round = true;
-        // The time, and for how many rounds it is good: a look at it costs a system call on some machines.
-        let (mut now, mut known_for) = (looked_at_events, ROUNDS_A_LOOK);
+        // The time, and for how many rounds it is good.
+        let (mut now, mut known_for) = (looked_at_events, rounds_a_look);
         while !self.stop.load(Ordering::Acquire) {
             if known_for == 0 {
-                (now, known_for) = (Instant::now(), ROUNDS_A_LOOK);
+                (now, known_for) = (Instant::now(), rounds_a_look);
             }
             known_for -= 1;
             // Nobody else counts.
@@ -336,18 +344,12 @@ impl Executor {
             let busy = self.poll_engines(now);
             if self.awake.is_empty() {
                 looked_at_events = self.park(state, now);
-                (now, known_for, is_first_round) = (looked_at_events, ROUNDS_A_LOOK, true);
-                continue;
-            }
-            // Where a round takes longer than that, the one behind a look does without another: it is most often the last one.
-            if now.duration_since(looked_at_events) >= EVENTS_EVERY && !is_first_round {
+                (now, known_for) = (looked_at_events, rounds_a_look);
+            } else if now.duration_since(looked_at_events) >= EVENTS_EVERY {
                 self.wake_timers(now);
                 looked_at_events = self.take_events(EpollTimeout::ZERO);
-                (now, known_for, is_first_round) = (looked_at_events, ROUNDS_A_LOOK, true);
-                continue;
-            }
-            is_first_round = false;
-            if !busy {
+                (now, known_for) = (looked_at_events, rounds_a_look);
+            } else if !busy {
                 // A tenant, or another runtime, may need this core to make the work waited for.
                 std::thread::yield_now();
             }
