@@ -251,6 +251,18 @@ fn who_stops_halfway_is_let_go() {
 }
 
 #[test]
+fn who_hangs_up_without_a_word_was_not_refused() {
+    let mut bed = bed_without_first(|_| {});
+    let address = bed.hosts[1].settings.listen;
+    bed.during(move || drop(TcpStream::connect(address).unwrap()));
+    // It was there before whoever comes next.
+    bed.during(move || drop(TcpStream::connect(address).unwrap().write_all(b"GET / HTTP/1.1\r\n\r\n")));
+    bed.until(|bed| bed.hosts[1].refused() > 0);
+    assert_eq!(bed.hosts[1].refused(), 1);
+    all_is_well(bed);
+}
+
+#[test]
 fn a_crowd_of_strangers_keeps_no_host_out() {
     let mut bed = bed_without_first(|_| {});
     let address = bed.hosts[1].settings.listen;

@@ -73,6 +73,7 @@ pub(super) struct Connection {
     output: Vec<u8>,
     written: usize,
     had_frame: bool,
+    had_bytes: bool,
 }
 
 fn would_block(error: &io::Error) -> bool {
@@ -93,6 +94,7 @@ impl Connection {
             output: Vec::new(),
             written: 0,
             had_frame: false,
+            had_bytes: false,
         }
     }
 
@@ -117,6 +119,11 @@ impl Connection {
     /// Whether the peer has said anything that a host would say.
     pub(super) fn had_frame(&self) -> bool {
         self.had_frame
+    }
+
+    /// Whether the peer has said anything at all.
+    pub(super) fn had_bytes(&self) -> bool {
+        self.had_bytes
     }
 
     /// What the kernel says.
@@ -148,7 +155,10 @@ impl Connection {
     fn read(&mut self) -> Result<(), Broken> {
         let ended = match self.session.read_tls(&mut &self.stream) {
             Ok(0) => true,
-            Ok(_) => false,
+            Ok(_) => {
+                self.had_bytes = true;
+                false
+            }
             Err(error) if would_block(&error) => {
                 self.readable = false;
                 return Ok(());

@@ -123,6 +123,7 @@ struct Ended {
     host: Option<Name>,
     is_up: bool,
     address: IpAddr,
+    said_nothing: bool,
 }
 
 /// See the module's documentation.
@@ -441,11 +442,13 @@ impl Links {
 
     /// A link has ended by itself.
     fn end(&mut self, id: LinkId, broken: &Broken, now: Instant) {
-        let Some(Ended { host, is_up, address }) = self.remove(id, now) else { return };
+        let Some(Ended { host, is_up, address, said_nothing }) = self.remove(id, now) else { return };
         let reason = broken.to_string();
         match host {
             Some(host) if is_up => self.events.push_back(LinkEvent::Down { link: id, host, reason }),
             Some(host) => self.events.push_back(LinkEvent::Failed { host, reason }),
+            // Whoever hangs up without a word asked whether it is answered (`engines/controller/probes.rs`): nobody was refused.
+            None if said_nothing && matches!(broken, Broken::ClosedEarly | Broken::Io(_)) => {}
             None => self.complaints.refuse(address, reason, now),
         }
     }
@@ -454,10 +457,11 @@ impl Links {
         let Link { connection, host, is_up, address, .. } = self.links.remove(&id)?;
         self.unwritten.remove(&id);
         let _ = self.epoll.delete(connection.stream());
+        let said_nothing = !connection.had_bytes();
         connection.hang_up();
         if let Some(host) = &host {
             self.peers.ended(host, Some(id), now);
         }
-        Some(Ended { host, is_up, address })
+        Some(Ended { host, is_up, address, said_nothing })
     }
 }

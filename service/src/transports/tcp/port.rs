@@ -89,6 +89,8 @@ pub(super) enum Heard {
     /// Not all of its hello has come.
     Waiting,
     Hello(Hello),
+    /// It has ended without a word: somebody asked whether the path to here lives, or has given up dialling over it.
+    Nothing,
     /// It is to be closed; the reason is for the log.
     Bad(&'static str),
 }
@@ -104,6 +106,7 @@ impl HalfOpen {
             match self.socket.read_slice(&mut self.bytes[self.got..]) {
                 Ok(Moved::Bytes(count)) => self.got += count,
                 Ok(Moved::WouldBlock) => return Heard::Waiting,
+                Ok(Moved::End) | Err(_) if self.got == 0 => return Heard::Nothing,
                 Ok(Moved::End) | Err(_) => return Heard::Bad("it ends before its hello does"),
             }
             // A shorter hello of another version would never be whole.

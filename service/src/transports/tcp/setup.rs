@@ -337,10 +337,14 @@ impl TcpTransport {
     }
 
     fn drop_half_open(&mut self, handle: Handle, reason: &'static str, now: Instant) {
-        if let Some(connection) = self.half_open.remove(handle) {
-            self.watches.forget(connection.watch);
+        if self.forget_half_open(handle) {
             self.refusals.add(reason, now);
         }
+    }
+
+    fn forget_half_open(&mut self, handle: Handle) -> bool {
+        let connection = self.half_open.remove(handle);
+        connection.map(|connection| self.watches.forget(connection.watch)).is_some()
     }
 
     /// A half-open connection may have said what it is for.
@@ -348,6 +352,10 @@ impl TcpTransport {
         let Some(connection) = self.half_open.get_mut(handle) else { return };
         let hello = match connection.hear() {
             Heard::Waiting => return,
+            Heard::Nothing => {
+                self.forget_half_open(handle);
+                return;
+            }
             Heard::Bad(reason) => return self.drop_half_open(handle, reason, now),
             Heard::Hello(hello) => hello,
         };

@@ -109,6 +109,8 @@ fn strangers_are_refused_and_counted() {
         vec![victim.stranger(b"GET / HTTP/1.1\r\nHost: somewhere.example\r\nAccept: everything, please\r\n\r\n")];
     strangers.extend(forged.map(|hello| victim.stranger(&hello.encode())));
     drop(victim.stranger(&hello.encode()[..20]));
+    // Who says nothing has asked whether it is answered.
+    drop(victim.stranger(b""));
     victim.until_refused(5);
     victim.until("closed", |_| strangers.iter_mut().all(is_closed));
     victim.assert_works(1);
