@@ -187,6 +187,7 @@ impl Service {
         let (mut controller, words) = (None, Arc::default());
         let cluster = match &settings.exchange {
             Some(exchange) => {
+                let own = exchange.own.clone();
                 let runtime = match settings.placement {
                     Placement::Shared => main,
                     Placement::Dedicated => runtimes.start_runtime("mccs-exchange")?,
@@ -200,7 +201,8 @@ impl Service {
                     start_controller(&runtimes, main, settings, inputs, outputs, (&registry, &words))?;
                 }
                 let ways = Arc::new(Ways { paths: settings.paths.clone(), ..Ways::default() });
-                Some(Cluster { exchange, engines_per_comm: settings.channels as usize, ways, gpus: direct_gpus })
+                let engines_per_comm = settings.channels as usize;
+                Some(Cluster { own, exchange, engines_per_comm, ways, gpus: direct_gpus })
             }
             None => None,
         };

@@ -90,8 +90,8 @@ pub enum ControlRequest {
         /// Where to.
         runtime: u32,
     },
-    /// Change a communicator's strategy while its job runs; no controller changes it then until [`ControlRequest::Unpin`]. Where it has
-    /// ranks on several hosts: on the host of its root.
+    /// Change a communicator's strategy while its job runs; no controller changes it then until [`ControlRequest::Unpin`]. Asked
+    /// on any of its hosts.
     Reconfigure {
         /// Its number.
         communicator: u64,
@@ -100,7 +100,7 @@ pub enum ControlRequest {
         /// Collectives that may start while hosts agree; the service chooses, if `None`.
         window: Option<u32>,
     },
-    /// Let the controller decide again for a communicator whose strategy was changed by hand. On the host of its root.
+    /// Let the controller decide again for a communicator whose strategy was changed by hand. On any of its hosts.
     Unpin {
         /// Its number.
         communicator: u64,

@@ -6,19 +6,17 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use mccs_config::validate::{Problems, Validate};
 use mccs_ipc::handshake::{Listener, Socket, SocketError};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
 use super::controller::ControllerInput;
-use super::proxy::{Asked, OperatorAnswer, OperatorReply, ProxyMessage};
+use super::proxy::{Asked, OperatorAnswer, OperatorReply, ProxyMessage, Wish};
 use super::transport::TransportPool;
 use crate::control::overview::Overseer;
 use crate::control::{
     Chunk, CommView, ControlAnswer, ControlRequest, HostView, SessionView, TRACE_MAX, TraceBegun, chunks,
 };
 use crate::runtime::{Context, Engine, Mailbox, Progress, Sender, WakerSlot};
-use crate::telemetry::Registry;
 use crate::telemetry::recorder::Recorders;
 
 /// Operators at a time; more wait to be accepted.
@@ -160,19 +158,14 @@ impl ControlEngine {
                 done(runtimes.move_engine(engine, runtime).map_err(|error| error.to_string()))
             }
             Ok(ControlRequest::Reconfigure { communicator, change, window }) => {
-                let mut problems = Problems::default();
-                change.validate(&mut problems);
-                if problems.count() > 0 {
-                    let problems = problems.into_inner().into_iter().map(|(key, problem)| format!("{key}: {problem}"));
-                    return Some(ControlAnswer::Refused(problems.collect::<Vec<_>>().join("; ")));
-                }
-                if let Err(reason) = root_is_here(registry, communicator) {
-                    return Some(ControlAnswer::Refused(reason));
-                }
-                let (asked, change) = (Asked::new(number, self.replies.sender()), Box::new(change));
-                return ask(ProxyMessage::Reconfigure { number: communicator, change, window, expected: None, asked });
+                let (asked, wish) =
+                    (Asked::new(number, self.replies.sender()), Wish::Change { change: Box::new(change), window });
+                return ask(ProxyMessage::Wish { number: communicator, wish, asked });
             }
-            Ok(ControlRequest::Unpin { communicator }) => done(unpin(registry, communicator)),
+            Ok(ControlRequest::Unpin { communicator }) => {
+                let asked = Asked::new(number, self.replies.sender());
+                return ask(ProxyMessage::Wish { number: communicator, wish: Wish::Unpin, asked });
+            }
             Ok(ControlRequest::WhyStuck { communicator }) => {
                 let asked = Asked::new(number, self.replies.sender());
                 return ask(ProxyMessage::WhyStuck { number: communicator, asked });
@@ -244,32 +237,6 @@ impl ControlEngine {
     }
 }
 
-/// Whether the root of a communicator of several hosts is on another one: strategies are changed there.
-fn root_is_here(registry: &Registry, communicator: u64) -> Result<(), String> {
-    let Some(info) = registry.comms().into_iter().find(|info| info.number == communicator) else { return Ok(()) };
-    let is_own = |root: &str| registry.hosts().iter().any(|host| host.is_own && host.name == root);
-    match info.placed.as_ref().map(|placed| placed.comm.root.as_str()).filter(|root| !is_own(root)) {
-        None => Ok(()),
-        Some(root) => Err(format!(
-            "rank 0 of communicator {communicator} is on host {root}: ask the service there, which has a number of its own for it \
-             (`mccsctl communicators`; its unique id is {})",
-            info.id
-        )),
-    }
-}
-
-/// The controller may decide again for a communicator.
-fn unpin(registry: &Registry, communicator: u64) -> Result<(), String> {
-    root_is_here(registry, communicator)?;
-    let info = registry.comms().into_iter().find(|info| info.number == communicator);
-    let info = info.ok_or_else(|| format!("there is no communicator {communicator} here"))?;
-    if !info.placed.as_ref().is_some_and(|placed| placed.pin(false)) {
-        return Err(format!("communicator {communicator} is not pinned"));
-    }
-    registry.note_comms();
-    Ok(())
-}
-
 impl Engine for ControlEngine {
     fn name(&self) -> String {
         "control".into()
@@ -295,6 +262,7 @@ impl Engine for ControlEngine {
                     }
                     Ok(OperatorAnswer::Stuck(report)) => ControlAnswer::Stuck(report),
                     Ok(OperatorAnswer::Controller(answer)) => ControlAnswer::Controller(answer),
+                    Ok(OperatorAnswer::Done) => ControlAnswer::Done,
                     Err(reason) => ControlAnswer::Refused(reason),
                 });
             }

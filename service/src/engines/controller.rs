@@ -221,7 +221,7 @@ impl ControllerEngine {
                 AgentOutput::Tell(message) => self.tell(self.agent.controller().clone(), message.encode()),
                 AgentOutput::Change { question, number, expected_epoch, change } => {
                     let asked = Asked::new(question, self.replies.sender());
-                    let (change, expected) = (Box::new(change), Some(expected_epoch));
+                    let (change, expected) = (Box::new(change), expected_epoch);
                     let message = ProxyMessage::Reconfigure { number, change, window: None, expected, asked };
                     if let Err(ProxyMessage::Reconfigure { asked, .. }) = self.proxy.send(message) {
                         asked.answer(Err("the proxy engine is too busy".into()));

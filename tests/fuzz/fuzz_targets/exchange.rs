@@ -84,7 +84,7 @@ impl<'a> Script<'a> {
     }
 
     fn message(&mut self) -> Message {
-        match self.below(16) {
+        match self.below(18) {
             0 => {
                 let (key, attempt, earlier) = (self.key(), self.attempt(), self.below(3) as u32);
                 Message::Report { key, attempt, nranks: 1 + self.below(6) as u32, earlier, ranks: self.ranks() }
@@ -108,6 +108,8 @@ impl<'a> Script<'a> {
             8 => Message::Left { comm: self.comm(), ranks: self.ranks() },
             9 => Message::Inquiry { comm: self.comm(), question: self.number() },
             10 => Message::Account { comm: self.comm(), question: self.number(), body: self.account() },
+            16 => Message::Wish { comm: self.comm(), question: self.number(), body: self.change() },
+            17 => Message::Grant { comm: self.comm(), question: self.number(), body: self.account() },
             15 => Message::Control { body: ControlBody::new(self.bytes()).expect("short") },
             kind => {
                 let (comm, change) = (self.comm(), self.below(3));
@@ -123,7 +125,7 @@ impl<'a> Script<'a> {
     }
 
     fn request(&mut self) -> Request {
-        match self.below(12) {
+        match self.below(14) {
             0 | 1 => {
                 let (key, root) = (self.key(), self.host());
                 let (rank, nranks) = (self.below(6) as u32, 1 + self.below(6) as u32);
@@ -144,6 +146,11 @@ impl<'a> Script<'a> {
                 Request::Account { comm, to, question, body: self.account() }
             }
             10 => Request::Tell { to: self.host(), body: ControlBody::new(self.bytes()).expect("short") },
+            11 => Request::Wish { comm: self.comm(), question: self.number(), body: self.change() },
+            12 => {
+                let (comm, to, question) = (self.comm(), self.host(), self.number());
+                Request::Grant { comm, to, question, body: self.account() }
+            }
             _ => Request::Prepared { comm: self.comm(), change: self.below(3), launched: self.number() },
         }
     }

@@ -72,8 +72,8 @@ impl SimHost {
             ScheduleCache::new(nranks, strategy, CostModel::for_hosts(hosts))
         };
         let timeouts = Timeouts { init: TIMEOUT, operation: Some(TIMEOUT) };
-        let cluster =
-            ClusterLink { exchange: requests.sender(), engines_per_comm: 2, ways: Arc::default(), gpus: None };
+        let (own, exchange) = (own.clone(), requests.sender());
+        let cluster = ClusterLink { own, exchange, engines_per_comm: 2, ways: Arc::default(), gpus: None };
         let engine = ProxyEngine::new(
             device,
             mailbox,

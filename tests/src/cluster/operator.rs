@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use mccs_config::change::{FlowChoice, StrategyChange};
 use mccs_config::service::{Algorithm, FlowPath};
-use mccs_service::engines::proxy::{Asked, OperatorReply, ProxyMessage};
+use mccs_service::engines::proxy::{Asked, OperatorReply, ProxyMessage, Wish};
 use mccs_service::runtime::Mailbox;
 use mccs_service::telemetry::CommInfo;
 use rand::Rng;
@@ -38,8 +38,8 @@ impl Operator {
         let asked = Asked::new(self.asked, self.answers.sender());
         self.asked += 1;
         // A full mailbox drops the question, and so answers it.
-        let _ =
-            host.proxy.send(ProxyMessage::Reconfigure { number: comm.number, change, window, expected: None, asked });
+        let wish = Wish::Change { change, window };
+        let _ = host.proxy.send(ProxyMessage::Wish { number: comm.number, wish, asked });
     }
 
     /// At the end: whether a question was not answered, or more than once.

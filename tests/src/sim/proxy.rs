@@ -76,6 +76,8 @@ impl World {
             | Event::Decided { comm, .. }
             | Event::Inquiry { comm, .. }
             | Event::Account { comm, .. }
+            | Event::Wished { comm, .. }
+            | Event::Granted { comm, .. }
             | Event::ProposalRefused { comm, .. } => self.ledger.job_of(comm),
             Event::Met { .. } | Event::Lost { .. } | Event::Told { .. } | Event::Linked { .. } => None,
         };

@@ -266,9 +266,15 @@ fn what_an_operator_has_chosen_by_hand_stays_until_it_is_unpinned() {
             other => panic!("{other:?}"),
         };
         refused(ask_of(0, unpin), "is not pinned");
-        refused(ask_of(1, unpin), "is on host h0: ask the service there");
-        refused(ask_of(1, by_hand), "is on host h0: ask the service there");
-        let answer = ask_of(0, by_hand);
+        refused(ask_of(1, unpin), "host h0: communicator 0 is not pinned");
+        let impossible = |communicator| {
+            let change = StrategyChange { rings: Some(vec![vec![0, 1, 2]]), ..StrategyChange::default() };
+            ControlRequest::Reconfigure { communicator, change, window: None }
+        };
+        refused(ask_of(1, impossible), "host h0: ");
+        refused(ask_of(1, |_| ControlRequest::Unpin { communicator: 99 }), "there is no communicator 99 here");
+        // The root is on the first host; any of its hosts asks there.
+        let answer = ask_of(1, by_hand);
         assert!(matches!(answer, ControlAnswer::Reconfigured { epoch: 2, .. }), "{answer:?}");
         wait_until(is_over, || epochs(hosts) == [2, 2]);
         wait_until(is_over, || show(hosts).communicators[0].state == Standing::Pinned);
@@ -277,7 +283,8 @@ fn what_an_operator_has_chosen_by_hand_stays_until_it_is_unpinned() {
         assert!(applied.changed.is_empty() && applied.failed.is_empty(), "{applied:?}");
         let view = show(hosts);
         assert_eq!((view.communicators[0].epoch, &*view.communicators[0].strategy.rings), (2, &[vec![0, 1, 2, 3]][..]));
-        assert_eq!(ask_of(0, unpin), ControlAnswer::Done);
+        assert_eq!(ask_of(1, unpin), ControlAnswer::Done);
+        refused(ask_of(0, unpin), "is not pinned");
         wait_until(is_over, || epochs(hosts) == [3, 3]);
         wait_until(is_over, || show(hosts).communicators[0].state == Standing::AsDecided);
     });

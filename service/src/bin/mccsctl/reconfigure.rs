@@ -9,7 +9,7 @@ use mccs_service::control::ControlRequest;
 
 #[derive(clap::Args)]
 pub struct Reconfigure {
-    /// Number of the communicator, as `communicators` shows it on the host of its root.
+    /// Number of the communicator, as `communicators` shows it on the host that is asked; any with its ranks.
     communicator: u64,
     /// File with the change; see config/examples/change.toml. Options below come on top.
     #[arg(long, value_name = "FILE")]

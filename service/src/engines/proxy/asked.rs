@@ -1,7 +1,9 @@
 //! Questions of the operator that are answered later.
 
+use super::operation::ProxyMessage;
 use super::reconfigure::Reconfigured;
 use crate::controller::answer::ControllerAnswer;
+use crate::exchange::protocol::{CommId, Name};
 use crate::runtime::Sender;
 use crate::telemetry::stuck::StuckReport;
 
@@ -14,22 +16,46 @@ pub enum OperatorAnswer {
     Stuck(Box<StuckReport>),
     /// The controller's.
     Controller(Box<ControllerAnswer>),
+    /// Done.
+    Done,
 }
 
 /// The question's number, and its answer or why there is none.
 pub type OperatorReply = (u64, Result<OperatorAnswer, String>);
 
+/// Something that an operator on another host wants of a communicator.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WishOf {
+    /// Which communicator.
+    pub comm: CommId,
+    /// Which host.
+    pub from: Name,
+    /// To be given back.
+    pub question: u64,
+}
+
 /// A question that waits for an answer. Answered when dropped, if not before.
-pub struct Asked {
-    question: u64,
-    reply: Option<Sender<OperatorReply>>,
+pub struct Asked(Option<Asker>);
+
+/// Who waits.
+enum Asker {
+    /// An operator here.
+    Operator(u64, Sender<OperatorReply>),
+    /// One on another host, whom the proxy engine answers.
+    Host(WishOf, Sender<ProxyMessage>),
 }
 
 impl Asked {
     /// To be answered as `question`.
     #[must_use]
     pub fn new(question: u64, reply: Sender<OperatorReply>) -> Self {
-        Asked { question, reply: Some(reply) }
+        Asked(Some(Asker::Operator(question, reply)))
+    }
+
+    /// To be answered by `proxy`, on another host.
+    #[must_use]
+    pub fn by_host(wish: WishOf, proxy: Sender<ProxyMessage>) -> Self {
+        Asked(Some(Asker::Host(wish, proxy)))
     }
 
     /// Answers it.
@@ -38,9 +64,11 @@ impl Asked {
     }
 
     fn send(&mut self, answer: Result<OperatorAnswer, String>) {
-        if let Some(reply) = self.reply.take() {
-            // A full or gone mailbox means that nobody waits for the answer.
-            let _ = reply.send((self.question, answer));
+        // A full or gone mailbox means that nobody waits for the answer, or that whoever does gives up in time.
+        match self.0.take() {
+            Some(Asker::Operator(question, reply)) => drop(reply.send((question, answer))),
+            Some(Asker::Host(wish, proxy)) => drop(proxy.send(ProxyMessage::Grant { wish, answer })),
+            None => {}
         }
     }
 }

@@ -165,6 +165,8 @@ impl ProxyEngine {
             Event::Decided { comm, change, decision } => self.change_decided(&comm, change, decision),
             Event::Inquiry { comm, from, question } => self.inquired(&comm, &from, question, now),
             Event::Account { from, question, body, .. } => self.accounted(&from, question, &body),
+            Event::Wished { comm, from, question, body } => self.wished(comm, from, question, &body),
+            Event::Granted { comm, question, body } => self.granted(&comm, question, &body),
             Event::ProposalRefused { comm, reason } => self.proposal_refused(&comm, &reason),
         }
     }

@@ -25,6 +25,7 @@ mod reconfigure;
 mod rounds;
 mod setups;
 mod stream;
+mod wishes;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -33,7 +34,7 @@ use std::time::{Duration, Instant};
 
 use mccs_ipc::types::{ErrorClass, Handle};
 
-pub use self::asked::{Asked, OperatorAnswer, OperatorReply};
+pub use self::asked::{Asked, OperatorAnswer, OperatorReply, WishOf};
 use self::comm::{Comm, Failure, Member};
 pub use self::describe::board_call;
 use self::direct::Look;
@@ -48,6 +49,8 @@ pub use self::reconfigure::Reconfigured;
 pub use self::setups::Cluster;
 use self::setups::Setups;
 use self::stream::{Entry, Stream, Task};
+pub use self::wishes::Wish;
+use self::wishes::Wishes;
 use crate::bootstrap::Rendezvous;
 use crate::devices::Device;
 use crate::exchange::protocol::Request;
@@ -113,6 +116,7 @@ pub struct ProxyEngine {
     setups: Option<Setups>,
     /// Why communicators are stuck.
     inquiries: Inquiries,
+    wishes: Wishes,
     /// Rounds that have ended, for a moment; kept for its memory.
     ended_rounds: Vec<Operation>,
     recorder: Recorder,
@@ -152,6 +156,7 @@ impl ProxyEngine {
             gates: Gates::default(),
             setups: cluster.map(|cluster| Setups::new(cluster, terms)),
             inquiries: Inquiries::default(),
+            wishes: Wishes::default(),
             ended_rounds: Vec::new(),
             recorder,
         }
@@ -205,9 +210,11 @@ impl ProxyEngine {
             ProxyMessage::SetPace { comm, pace } => self.set_pace(&comm, &pace),
             ProxyMessage::EpochPrepared { links, epoch, made } => self.epoch_prepared(links, epoch, made),
             ProxyMessage::FlowWaits { question, waits } => self.flow_waits(question, waits, now),
+            ProxyMessage::Wish { number, wish, asked } => self.wish(number, &wish, asked, now),
+            ProxyMessage::Grant { wish, answer } => self.grant(wish, answer),
             ProxyMessage::WhyStuck { number, asked } => self.why_stuck(number, asked, now),
             ProxyMessage::Reconfigure { number, change, window, expected, asked } => {
-                self.reconfigure(number, &change, (window, expected), asked);
+                self.reconfigure(number, &change, (window, Some(expected)), asked);
             }
         }
     }
@@ -393,12 +400,14 @@ impl Engine for ProxyEngine {
         self.end_late(cx.now);
         self.end_late_direct(cx.now);
         self.end_late_inquiries(cx.now);
+        self.end_late_wishes(cx.now);
         if handled > 0 || backlog || !self.events.is_empty() {
             Progress::Busy
         } else {
             let suspected_until = self.setups.as_ref().and_then(Setups::suspected_until);
             let looks = [self.look_for_late_at, self.look_at_gpus.map(Look::at)];
-            let deadlines = [self.rendezvous.next_deadline(), suspected_until, self.inquiries.deadline()];
+            let deadlines =
+                [self.rendezvous.next_deadline(), suspected_until, self.inquiries.deadline(), self.wishes.deadline()];
             let deadlines = deadlines.into_iter().chain(looks).chain([self.gates.look_at(cx.now)]);
             Progress::Idle { wake_at: deadlines.flatten().min() }
         }

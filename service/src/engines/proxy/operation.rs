@@ -7,8 +7,9 @@ use mccs_config::change::StrategyChange;
 use mccs_ipc::direct::DirectShare;
 use mccs_ipc::types::{CollectiveKind, DataType, ErrorClass, Handle, RedOp, UniqueId};
 
-use super::asked::Asked;
+use super::asked::{Asked, OperatorAnswer, WishOf};
 use super::gates::StreamGate;
+use super::wishes::Wish;
 use crate::devices::cuda::GpuOperand;
 use crate::devices::{DirectGroup, Prepared};
 use crate::engines::transport::links::LinksId;
@@ -188,9 +189,13 @@ pub enum ProxyMessage {
     FlowWaits { question: u64, waits: Vec<FlowWait> },
     /// The operator asks why the communicator with this number is stuck.
     WhyStuck { number: u64, asked: Asked },
-    /// The operator changes the strategy of the communicator with this number; see [`CommInfo::number`]. At most `window` more
-    /// collectives start while hosts agree. Refused if the strategy that was decided last is not that of epoch `expected`, where given.
-    Reconfigure { number: u64, change: Box<StrategyChange>, window: Option<u32>, expected: Option<u64>, asked: Asked },
+    /// An operator here wants something of the communicator with this number; asked where its root is.
+    Wish { number: u64, wish: Wish, asked: Asked },
+    /// What has become of something that an operator on another host wants.
+    Grant { wish: WishOf, answer: Result<OperatorAnswer, String> },
+    /// The controller changes the strategy of the communicator with this number; see [`CommInfo::number`]. At most `window` more
+    /// collectives start while hosts agree. Refused if the strategy that was decided last is not that of epoch `expected`.
+    Reconfigure { number: u64, change: Box<StrategyChange>, window: Option<u32>, expected: u64, asked: Asked },
     /// A device cannot do what it was given: the communicator ends.
     DeviceFailed { comm: Handle, message: String },
     /// News from other hosts.

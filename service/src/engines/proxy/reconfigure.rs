@@ -36,7 +36,7 @@ use crate::telemetry::placed::Chosen;
 use crate::transports::{FlowPath, TransportError};
 
 /// Time that hosts have to prepare for a change. Shorter than the operator waits for an answer.
-const PREPARE_TIMEOUT: Duration = Duration::from_secs(5);
+pub(super) const PREPARE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time that hosts may need to agree, once they are prepared: as many operations as fit may start meanwhile.
 const AGREEMENT_TIME: Duration = Duration::from_millis(20);
 /// Smallest window that is chosen: also of a communicator that has not run anything, whose operations may be long.
@@ -389,7 +389,7 @@ impl ProxyEngine {
         }
     }
 
-    fn comm_of(&self, id: &CommId) -> Option<Handle> {
+    pub(super) fn comm_of(&self, id: &CommId) -> Option<Handle> {
         self.setups.as_ref()?.comm_called(id)
     }
 }

@@ -22,6 +22,8 @@ const TERMS_SHOWN_MAX: usize = 100;
 
 /// How a proxy engine reaches the exchange.
 pub struct Cluster {
+    /// This host.
+    pub own: Name,
     /// The exchange engine.
     pub exchange: Sender<Request>,
     /// Most engines that a communicator uses: one for each channel.
@@ -92,6 +94,11 @@ impl Setups {
     /// Whether the exchange has lost its link to a host, for now.
     pub(super) fn is_unlinked(&self, host: &str) -> bool {
         self.unlinked.iter().any(|name| name.as_str() == host)
+    }
+
+    /// Whether a host is this one.
+    pub(super) fn is_own(&self, host: &Name) -> bool {
+        self.cluster.own == *host
     }
 
     /// Asks the exchange, after all that it was asked before.

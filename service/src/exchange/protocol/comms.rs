@@ -281,6 +281,42 @@ impl Comms {
         }
     }
 
+    /// An operator here wants something that the root decides.
+    pub(super) fn wish(&self, comm: CommId, question: u64, body: ChangeBody, wire: &mut Wire, now: Instant) {
+        if comm.root != wire.own && self.live.contains_key(&comm) {
+            let root = comm.root.clone();
+            wire.send(&root, Message::Wish { comm, question, body }, now);
+        }
+    }
+
+    /// An operator on another host of a communicator whose root is here wants something.
+    pub(super) fn wished(&self, from: &Name, comm: CommId, (question, body): (u64, ChangeBody), wire: &mut Wire) {
+        if comm.root == wire.own && self.has_host(&comm, from) {
+            wire.tell(Event::Wished { comm, from: from.clone(), question, body });
+        }
+    }
+
+    /// The root answers.
+    pub(super) fn grant(
+        &self,
+        to: &Name,
+        comm: CommId,
+        (question, body): (u64, AccountBody),
+        wire: &mut Wire,
+        now: Instant,
+    ) {
+        if self.has_host(&comm, to) {
+            wire.send(to, Message::Grant { comm, question, body }, now);
+        }
+    }
+
+    /// The root has answered.
+    pub(super) fn granted(&self, from: &Name, comm: CommId, (question, body): (u64, AccountBody), wire: &mut Wire) {
+        if comm.root == *from && self.live.contains_key(&comm) {
+            wire.tell(Event::Granted { comm, question, body });
+        }
+    }
+
     fn has_host(&self, comm: &CommId, host: &Name) -> bool {
         self.live.get(comm).is_some_and(|live| live.membership.hosts.contains(host))
     }

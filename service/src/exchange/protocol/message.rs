@@ -14,12 +14,13 @@
 use serde::{Deserialize, Serialize};
 
 use super::agreement::AgreementMessage;
-use super::types::{AccountBody, CommId, CommKey, ControlBody, Failure, Life, Name, Payload};
+use super::types::{AccountBody, ChangeBody, CommId, CommKey, ControlBody, Failure, Life, Name, Payload};
 use crate::bootstrap::NRANKS_MAX;
 use crate::exchange::limits::{CHANGE_WINDOW_MAX, FRAME_BYTES_MAX, HELLO_BYTES_MAX, HOSTS_MAX};
 
-/// Version of the protocol. Services of different versions refuse each other.
-pub const VERSION: u16 = 4;
+/// Version of the protocol, and of what controllers and agents tell each other in it (`controller/message.rs`). Services of
+/// different versions refuse each other.
+pub const VERSION: u16 = 5;
 
 const MAGIC: &[u8; 4] = b"mccs";
 const KIND_HELLO: u8 = b'H';
@@ -298,6 +299,24 @@ pub enum Message {
         /// How it is.
         body: AccountBody,
     },
+    /// To the root of a communicator: an operator here wants something of it.
+    Wish {
+        /// Which communicator.
+        comm: CommId,
+        /// To be given back.
+        question: u64,
+        /// What.
+        body: ChangeBody,
+    },
+    /// From the root: what has become of a wish.
+    Grant {
+        /// Which communicator.
+        comm: CommId,
+        /// Of the wish.
+        question: u64,
+        /// What has become of it.
+        body: AccountBody,
+    },
     /// Between a controller and an agent.
     Control {
         /// What.
@@ -357,6 +376,8 @@ impl Message {
             | Message::Agreement { .. }
             | Message::Inquiry { .. }
             | Message::Account { .. }
+            | Message::Wish { .. }
+            | Message::Grant { .. }
             | Message::Control { .. } => true,
         }
     }
@@ -368,7 +389,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::super::agreement::Decision;
-    use super::super::types::{ChangeBody, Text};
+    use super::super::types::Text;
     use super::*;
     use crate::exchange::limits::CONTROL_BYTES_MAX;
 
@@ -520,6 +541,8 @@ mod tests {
                     Message::Left { comm: comm.clone(), ranks },
                     Message::Inquiry { comm: comm.clone(), question: 7 },
                     Message::Account { comm: comm.clone(), question: 8, body: AccountBody::new(b"well").unwrap() },
+                    Message::Wish { comm: comm.clone(), question: 9, body: ChangeBody::new(b"change").unwrap() },
+                    Message::Grant { comm: comm.clone(), question: 9, body: AccountBody::new(b"changed").unwrap() },
                     Message::Agreement { comm, message },
                     Message::Control { body: ControlBody::new(b"do").unwrap() },
                 ])

@@ -168,6 +168,27 @@ pub enum Request {
         /// How it is.
         body: AccountBody,
     },
+    /// Tells the root of a communicator that is on another host what an operator here wants. Nothing comes back from a root that
+    /// cannot be reached, or does not know the communicator.
+    Wish {
+        /// Which communicator.
+        comm: CommId,
+        /// To be given back.
+        question: u64,
+        /// What.
+        body: ChangeBody,
+    },
+    /// After [`Event::Wished`]: what has become of it.
+    Grant {
+        /// Which communicator.
+        comm: CommId,
+        /// Who asked.
+        to: Name,
+        /// Of the wish.
+        question: u64,
+        /// What has become of it.
+        body: AccountBody,
+    },
     /// Says on every link that this host lives: a link whose path is dead is found out by the answer that does not come.
     TestLinks,
     /// Tells something to a host, this one too, in order. A host that has not been met, or was lost since, hears nothing: who wants
@@ -272,6 +293,26 @@ pub enum Event {
         /// Of the inquiry.
         question: u64,
         /// How it is.
+        body: AccountBody,
+    },
+    /// An operator on another host wants something of a communicator whose root is here: say [`Request::Grant`].
+    Wished {
+        /// Which communicator.
+        comm: CommId,
+        /// Which host.
+        from: Name,
+        /// To be given back.
+        question: u64,
+        /// What.
+        body: ChangeBody,
+    },
+    /// What has become of a wish.
+    Granted {
+        /// Which communicator.
+        comm: CommId,
+        /// Of the wish.
+        question: u64,
+        /// What has become of it.
         body: AccountBody,
     },
     /// A change cannot even be proposed.
@@ -407,6 +448,8 @@ impl Exchange {
             Request::Refuse { comm, change, reason } => comms.refuse(comm, change, reason, wire, now),
             Request::Inquire { comm, question } => comms.inquire(&comm, question, wire, now),
             Request::Account { comm, to, question, body } => comms.account(&to, comm, (question, body), wire, now),
+            Request::Wish { comm, question, body } => comms.wish(comm, question, body, wire, now),
+            Request::Grant { comm, to, question, body } => comms.grant(&to, comm, (question, body), wire, now),
             Request::TestLinks => wire.say_alive(),
             Request::Tell { to, body } => {
                 if wire.incarnation_of(&to).is_some() {
@@ -502,6 +545,8 @@ impl Exchange {
             Message::Agreement { comm, message } => self.comms.agreement(from, comm, message, wire, now),
             Message::Inquiry { comm, question } => self.comms.inquired(from, comm, question, wire),
             Message::Account { comm, question, body } => self.comms.accounted(from, comm, (question, body), wire),
+            Message::Wish { comm, question, body } => self.comms.wished(from, comm, (question, body), wire),
+            Message::Grant { comm, question, body } => self.comms.granted(from, comm, (question, body), wire),
             Message::Control { body } => wire.tell(Event::Told { from: from.clone(), body }),
         }
     }

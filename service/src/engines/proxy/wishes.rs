@@ -1,0 +1,207 @@
+//! What operators want of communicators whose root is on another host: asked there, and the answer brought back.
+//!
+//! ```text
+//! operator --> Wish --> exchange --> the root's host:  Wished --> checked --> as for an operator there
+//! operator <-- the answer, or the time is over <-- exchange <-- Grant <-- whatever became of it
+//! ```
+//!
+//! Who may ask is decided where the operator is: the control socket is root's and the service's own user's. Between hosts links are
+//! authenticated, and the root hears only hosts that have ranks of the communicator.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use mccs_config::change::StrategyChange;
+use mccs_config::validate::{Problems, Validate};
+use serde::{Deserialize, Serialize};
+
+use super::ProxyEngine;
+use super::asked::{Asked, OperatorAnswer, WishOf};
+use super::reconfigure::{PREPARE_TIMEOUT, Reconfigured};
+use crate::exchange::protocol::{AccountBody, ChangeBody, CommId, Name, Request, Text};
+
+/// Time that the root's host has to answer: hosts agree within [`PREPARE_TIMEOUT`]. Shorter than the operator waits.
+const WISH_TIME: Duration = Duration::from_secs(PREPARE_TIMEOUT.as_secs() + 2);
+/// Wishes that wait for other hosts at a time; more are refused.
+const WISHES_MAX: usize = 64;
+
+/// What is wanted of a communicator.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Wish {
+    /// Another strategy.
+    Change {
+        /// What is to change.
+        change: Box<StrategyChange>,
+        /// Collectives that may start while hosts agree; the service chooses, if `None`.
+        window: Option<u32>,
+    },
+    /// That the controller decides for it again.
+    Unpin,
+}
+
+impl Wish {
+    /// What is wrong with it, in the operator's words.
+    ///
+    /// # Errors
+    /// All mistakes.
+    pub fn check(&self) -> Result<(), String> {
+        let Wish::Change { change, .. } = self else { return Ok(()) };
+        let mut problems = Problems::default();
+        change.validate(&mut problems);
+        if problems.count() == 0 {
+            return Ok(());
+        }
+        let problems = problems.into_inner().into_iter().map(|(key, problem)| format!("{key}: {problem}"));
+        Err(problems.collect::<Vec<_>>().join("; "))
+    }
+}
+
+/// The root's answer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+enum Granted {
+    Reconfigured { epoch: u64, cut: u64 },
+    Done,
+    Refused { reason: String },
+}
+
+struct Waiting {
+    asked: Asked,
+    comm: CommId,
+    until: Instant,
+}
+
+/// Operators who wait for other hosts, by the number of their question.
+#[derive(Default)]
+pub(super) struct Wishes {
+    next: u64,
+    waiting: BTreeMap<u64, Waiting>,
+}
+
+impl Wishes {
+    /// When the first has waited for too long.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.waiting.values().map(|waiting| waiting.until).min()
+    }
+}
+
+impl ProxyEngine {
+    /// An operator here wants something of the communicator with a number.
+    pub(super) fn wish(&mut self, number: u64, wish: &Wish, asked: Asked, now: Instant) {
+        if let Err(problems) = wish.check() {
+            return asked.answer(Err(problems));
+        }
+        let live = self.comm_numbered(number).and_then(|comm| self.comms.get(comm));
+        let Some(live) = live else {
+            return asked.answer(Err(format!("there is no communicator {number} here")));
+        };
+        let far = live.span.as_ref().map(|span| span.comm.clone());
+        match far.filter(|comm| !self.setups.as_ref().is_some_and(|setups| setups.is_own(&comm.root))) {
+            Some(_) if live.failure.is_some() => asked.answer(Err("the communicator has failed".into())),
+            Some(comm) => self.ask_root(comm, wish, asked, now),
+            None => self.carry_out(number, wish, asked),
+        }
+    }
+
+    /// What is wanted of a communicator whose root is here, or that has no other hosts.
+    fn carry_out(&mut self, number: u64, wish: &Wish, asked: Asked) {
+        match wish {
+            Wish::Change { change, window } => self.reconfigure(number, change, (*window, None), asked),
+            Wish::Unpin => asked.answer(self.unpin(number).map(|()| OperatorAnswer::Done)),
+        }
+    }
+
+    /// The controller may decide again for a communicator.
+    fn unpin(&mut self, number: u64) -> Result<(), String> {
+        let live = self.comm_numbered(number).and_then(|comm| self.comms.get(comm));
+        let live = live.ok_or_else(|| format!("there is no communicator {number} here"))?;
+        if !live.info.placed.as_ref().is_some_and(|placed| placed.pin(false)) {
+            return Err(format!("communicator {number} is not pinned"));
+        }
+        self.registry.note_comms();
+        Ok(())
+    }
+
+    fn ask_root(&mut self, comm: CommId, wish: &Wish, asked: Asked, now: Instant) {
+        let body = serde_json::to_vec(wish).ok().and_then(|json| ChangeBody::new(&json));
+        let Some(body) = body else {
+            return asked.answer(Err("the change is too long to be told to other hosts".into()));
+        };
+        if self.wishes.waiting.len() >= WISHES_MAX {
+            return asked.answer(Err(format!("{WISHES_MAX} changes wait for other hosts; try again")));
+        }
+        self.wishes.next += 1;
+        let question = self.wishes.next;
+        self.wishes.waiting.insert(question, Waiting { asked, comm: comm.clone(), until: now + WISH_TIME });
+        self.setups.iter_mut().for_each(|setups| {
+            setups.ask(Request::Wish { comm: comm.clone(), question, body: body.clone() });
+        });
+    }
+
+    /// An operator on another host wants something of a communicator whose root is here.
+    pub(super) fn wished(&mut self, comm: CommId, from: Name, question: u64, body: &ChangeBody) {
+        let number = self.comm_of(&comm).and_then(|handle| self.comms.get(handle)).map(|live| live.info.number);
+        let wish = serde_json::from_slice::<Wish>(body.bytes()).map_err(|error| format!("it cannot be read: {error}"));
+        tracing::info!(%comm, %from, ?wish, "an operator on another host wants something of a communicator");
+        let asked = Asked::by_host(WishOf { comm, from, question }, self.mailbox.sender());
+        match (number, wish.and_then(|wish| wish.check().map(|()| wish))) {
+            (Some(number), Ok(wish)) => self.carry_out(number, &wish, asked),
+            (None, _) => asked.answer(Err("the communicator has ended there".into())),
+            (_, Err(reason)) => asked.answer(Err(reason)),
+        }
+    }
+
+    /// What has become of it.
+    pub(super) fn grant(&mut self, wish: WishOf, answer: Result<OperatorAnswer, String>) {
+        let granted = match answer {
+            Ok(OperatorAnswer::Reconfigured(Reconfigured { epoch, cut })) => Granted::Reconfigured { epoch, cut },
+            Ok(_) => Granted::Done,
+            Err(reason) => Granted::Refused { reason: Text::new(reason).as_str().to_owned() },
+        };
+        let Some(body) = serde_json::to_vec(&granted).ok().and_then(|json| AccountBody::new(&json)) else { return };
+        let WishOf { comm, from: to, question } = wish;
+        self.setups.iter_mut().for_each(|setups| {
+            let (comm, to, body) = (comm.clone(), to.clone(), body.clone());
+            setups.ask(Request::Grant { comm, to, question, body });
+        });
+    }
+
+    /// The root's host has answered.
+    pub(super) fn granted(&mut self, comm: &CommId, question: u64, body: &AccountBody) {
+        let Some(waiting) = self.wishes.waiting.remove(&question).filter(|waiting| waiting.comm == *comm) else {
+            return;
+        };
+        waiting.asked.answer(match serde_json::from_slice(body.bytes()) {
+            Ok(Granted::Reconfigured { epoch, cut }) => Ok(OperatorAnswer::Reconfigured(Reconfigured { epoch, cut })),
+            Ok(Granted::Done) => Ok(OperatorAnswer::Done),
+            Ok(Granted::Refused { reason }) => Err(format!("host {}: {reason}", comm.root)),
+            Err(error) => Err(format!("what host {} answers cannot be read: {error}", comm.root)),
+        });
+    }
+
+    /// Operators wait no longer than they would anyway, nor for a communicator that has ended.
+    pub(super) fn end_late_wishes(&mut self, now: Instant) {
+        if self.wishes.waiting.is_empty() {
+            return;
+        }
+        let mut waiting = std::mem::take(&mut self.wishes.waiting);
+        for (_, Waiting { asked, comm, until }) in
+            waiting.extract_if(.., |_, waiting| waiting.until <= now || !self.lives(&waiting.comm))
+        {
+            let reason = match until <= now {
+                true => format!(
+                    "host {} has not answered within {WISH_TIME:?}: `mccsctl communicators` says which strategy is in force",
+                    comm.root
+                ),
+                false => "the communicator has ended".to_owned(),
+            };
+            asked.answer(Err(reason));
+        }
+        self.wishes.waiting = waiting;
+    }
+
+    fn lives(&self, comm: &CommId) -> bool {
+        self.comm_of(comm).and_then(|comm| self.comms.get(comm)).is_some_and(|live| live.failure.is_none())
+    }
+}
