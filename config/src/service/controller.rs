@@ -19,6 +19,9 @@ pub struct Controller {
     /// How the network is used: `policy.toml`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<PathBuf>,
+    /// Where it keeps what operators have said of links. Absent: hosts keep it, while any of them runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub links: Option<PathBuf>,
 }
 
 impl Controller {
@@ -31,9 +34,9 @@ impl Controller {
             let hint = hint.map(|near| format!("; did you mean {near:?}?")).unwrap_or_default();
             problems.add("controller.host", format!("there is no host {:?} in the list{hint}", self.host));
         }
-        for (key, path) in [("topology", &self.topology), ("policy", &self.policy)] {
+        for (key, path) in [("topology", &self.topology), ("policy", &self.policy), ("links", &self.links)] {
             match path {
-                None if self.host == own => {
+                None if self.host == own && key != "links" => {
                     let message = format!("must be said here: this service is {own:?}, the controller");
                     problems.add(format!("controller.{key}"), message);
                 }

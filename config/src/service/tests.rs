@@ -229,6 +229,7 @@ fn a_controller_is_one_of_the_hosts_and_says_its_files() {
     only(&with(&format!("host = \"bb\"\n{files}")), 9, "controller.host", "did you mean \"b\"?");
     only(&with("host = \"a\"\ntopology = \"/t.toml\""), 8, "controller.policy", "\"a\", the controller");
     only(&with("host = \"b\"\npolicy = \"p.toml\""), 10, "controller.policy", "absolute");
+    only(&with(&format!("host = \"a\"\n{files}\nlinks = \"l.json\"")), 12, "controller.links", "absolute");
     only("[controller]\nhost = \"a\"\n", 1, "controller", "needs [exchange]");
 }
 

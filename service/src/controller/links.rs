@@ -34,6 +34,8 @@ impl std::fmt::Display for LinkState {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Links {
     said: SaidLinks,
+    /// How many words were heard.
+    words: u64,
     /// Those that hosts have found dead, and why.
     found: BTreeMap<(String, String), String>,
 }
@@ -55,12 +57,22 @@ impl Links {
                 "there is no link between {lower:?} and {upper:?}; name a leaf and a spine, or a host and a leaf"
             ));
         }
-        self.said.say(lower, upper, state, life)
+        let news = self.said.say(lower, upper, state, life)?;
+        self.words += u64::from(news.is_some());
+        Ok(news)
     }
 
     /// A host has kept what an operator has said of a link. Returns whether that is news.
     pub fn merge(&mut self, link: SaidLink) -> bool {
-        self.said.merge(link)
+        let is_news = self.said.merge(link);
+        self.words += u64::from(is_news);
+        is_news
+    }
+
+    /// Grows with every word that is news.
+    #[must_use]
+    pub fn words(&self) -> u64 {
+        self.words
     }
 
     /// All that hosts are to keep, in parts that fit a message.

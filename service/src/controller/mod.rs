@@ -13,8 +13,8 @@
 //! Invariants: an order names the strategy that it replaces, so that whoever knows less changes nothing; what is as decided is
 //! left alone; what is refused is in the history with the reason.
 //!
-//! Deliberately absent: election (the configuration names the host), and memory on disk (agents report anew, and what was said to
-//! former lives).
+//! Deliberately absent: election (the configuration names the host), and memory (agents report anew, and what was said to former
+//! lives; of links the engine keeps it on disk as well).
 
 pub mod agent;
 pub mod answer;

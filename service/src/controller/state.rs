@@ -337,6 +337,18 @@ impl Controller {
         }
     }
 
+    /// What operators have said of links, from an earlier life; before anything else is heard.
+    pub fn remember(&mut self, links: Vec<SaidLink>) {
+        for link in links {
+            self.links.merge(link);
+        }
+    }
+
+    /// How many words about links were heard, and all that is known by them.
+    pub fn said(&self) -> (u64, impl FnOnce() -> Vec<SaidLink>) {
+        (self.links.words(), || self.links.to_keep().flatten().collect())
+    }
+
     /// All hosts that hear are to keep what was said of a link.
     pub(super) fn have_kept(&mut self, link: SaidLink) {
         let there = self.hosts.iter().filter(|(_, state)| **state == HostState::Synced);

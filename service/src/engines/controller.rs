@@ -14,9 +14,12 @@
 //! Deliberately absent: decisions (`controller/state.rs`), and polling: an engine with nothing to do sleeps.
 
 mod files;
+mod memory;
 mod probes;
+#[cfg(test)]
+mod tests;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
@@ -24,6 +27,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use self::files::{Changed, Files};
+use self::memory::Memory;
 use self::probes::{Probes, Verdict};
 use super::proxy::{Asked, OperatorAnswer, OperatorReply, ProxyMessage};
 use crate::controller::agent::{Agent, AgentOutput, Live};
@@ -75,6 +79,8 @@ pub struct ControllerSettings {
     pub addresses: (Vec<(Name, SocketAddr)>, Option<IpAddr>),
     /// `topology.toml` and `policy.toml`, where this is the controller.
     pub files: Option<(PathBuf, PathBuf)>,
+    /// Where the controller keeps what operators have said of links.
+    pub links: Option<PathBuf>,
 }
 
 impl ControllerSettings {
@@ -97,6 +103,7 @@ impl ControllerSettings {
                     .filter(|address| !address.is_unspecified()),
             ),
             files: files.filter(|_| is_here),
+            links: controller.links.clone().filter(|_| is_here),
         }
     }
 
@@ -111,10 +118,35 @@ impl ControllerSettings {
 struct Role {
     controller: Controller,
     files: Option<Files>,
+    memory: Option<Memory>,
     asked: BTreeMap<Ticket, Asked>,
     next_ticket: Ticket,
     /// Inputs came that nothing was made of yet.
     unsettled_since: Option<Instant>,
+}
+
+impl Role {
+    fn new(settings: &ControllerSettings, now: Instant) -> Self {
+        // Ascends from one start of the service to the next.
+        let mut controller = Controller::new(unix().as_nanos() as u64, &settings.own, &settings.hosts, now);
+        let memory = settings.links.clone().map(Memory::new);
+        match memory.as_ref().map(Memory::load) {
+            Some(Ok(links)) => controller.remember(links),
+            Some(Err(error)) => controller.unreadable("what operators have said of links", error, now),
+            None => {}
+        }
+        let files = settings.files.clone().map(|(topology, policy)| Files::new(topology, policy, now));
+        let asked = BTreeMap::new();
+        Role { controller, files, memory, asked, next_ticket: 0, unsettled_since: Some(now) }
+    }
+
+    /// Keeps what operators have said of links, where that is more than before.
+    fn keep(&mut self) {
+        let (words, links) = self.controller.said();
+        if let Some(Err(error)) = self.memory.as_mut().map(|memory| memory.store(words, links)) {
+            tracing::warn!(error, "what operators have said of links is kept by hosts alone");
+        }
+    }
 }
 
 /// See the module's documentation.
@@ -272,17 +304,31 @@ impl ControllerEngine {
     /// A request goes to the exchange, behind all before it.
     fn enqueue(&mut self, request: Request) {
         self.backlog.push_back(request);
-        if self.backlog.len() <= BACKLOG_MAX || self.role.is_some() {
-            // The controller's own orders and paces are as many as its communicators, and are not told twice.
-            return;
+        if self.backlog.len() > BACKLOG_MAX {
+            self.fall_behind();
         }
-        self.backlog.clear();
-        if let Some(message) = self.agent.fall_behind() {
-            tracing::warn!(
-                limit = BACKLOG_MAX,
-                "the exchange is too slow for what the controller is to be told; it is told anew"
-            );
-            self.tell(self.agent.controller().clone(), message.encode());
+    }
+
+    /// Drops what waits for the exchange: who was to be told is told anew. Of the controller's hosts that is all that they know of it.
+    fn fall_behind(&mut self) {
+        let dropped = std::mem::take(&mut self.backlog);
+        tracing::warn!(
+            limit = BACKLOG_MAX,
+            "the exchange is too slow for what hosts are to be told of control; they are told anew"
+        );
+        match &mut self.role {
+            Some(role) => {
+                let told = |request: Request| if let Request::Tell { to, .. } = request { Some(to) } else { None };
+                let now = Instant::now();
+                for host in dropped.into_iter().filter_map(told).collect::<BTreeSet<_>>() {
+                    role.controller.met(&host, now);
+                }
+                role.unsettled_since.get_or_insert(now);
+            }
+            None => {
+                let message = self.agent.fall_behind();
+                message.into_iter().for_each(|message| self.tell(self.agent.controller().clone(), message.encode()));
+            }
         }
     }
 
@@ -362,6 +408,7 @@ impl ControllerEngine {
         if is_due || role.unsettled_since.is_some_and(has_waited) {
             role.unsettled_since = None;
             role.controller.settle(now);
+            role.keep();
             is_due = true;
         }
         let mut told = Vec::new();
