@@ -91,6 +91,8 @@ class Scenario:
             "leaf": [{"name": f"leaf{leaf}"} for leaf in range(self.fabric["leaves"])],
             "spine": [{"name": f"spine{spine}", "source_ports": f"{first(spine)}-{first(spine) + paths['ports'] - 1}"}
                       for spine in range(self.fabric["spines"])],
+            "class": [{"priority": priority, "dscp": dscp}
+                      for priority, dscp in enumerate(self.fabric.get("buffer", {}).get("first", []), start=1)],
             "host": [{"name": host["name"], "devices": host.get("devices", 1), "leaf": f"leaf{host.get('leaf', 0)}"}
                      for host in self.fabric["host"]]})
 

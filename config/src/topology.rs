@@ -31,6 +31,9 @@ pub struct TopologyFile {
     /// Links between leaves and spines whose rate is not `rates.leaf_spine`.
     #[serde(default, rename = "link", skip_serializing_if = "Vec::is_empty")]
     pub links: Vec<LinkRate>,
+    /// Queues of the switches besides the one of all packets.
+    #[serde(default, rename = "class", skip_serializing_if = "Vec::is_empty")]
+    pub classes: Vec<Class>,
     /// The hosts, at least one.
     #[serde(rename = "host")]
     pub hosts: Vec<Host>,
@@ -82,6 +85,16 @@ pub struct LinkRate {
     pub rate: Rate,
 }
 
+/// `[[class]]`: a queue that all switches have. They serve it before those of lower priorities, and before all other packets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Class {
+    /// As policies give it to tenants, from 1.
+    pub priority: u32,
+    /// Code point of the differentiated services field by which packets come into it.
+    pub dscp: u32,
+}
+
 /// `[[host]]`: a host, by its `service.name`. Either `leaf`, for one NIC that all devices share, or a list of NICs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -119,6 +132,12 @@ pub struct Nic {
 crate::document!(TopologyFile, written);
 
 impl TopologyFile {
+    /// Whether switches have a queue for a priority; packets of priority 0 need none.
+    #[must_use]
+    pub fn has_class(&self, priority: u32) -> bool {
+        priority == 0 || self.classes.iter().any(|class| class.priority == priority)
+    }
+
     /// What contradicts the hosts that are really there, given as names and numbers of devices: one complaint each. A host
     /// of the file that is not there yet is none: it may be down.
     #[must_use]
@@ -162,6 +181,7 @@ impl Validate for TopologyFile {
         names("host", self.hosts.iter().map(|host| host.name.as_str()), problems);
         self.validate_steering(problems);
         self.validate_links(&leaves, &spines, problems);
+        self.validate_classes(problems);
         for (i, host) in self.hosts.iter().enumerate() {
             host.validate_at(&format!("host[{i}]"), &leaves, problems);
         }
@@ -208,6 +228,26 @@ impl TopologyFile {
                     let key = format!("spine[{i}].dscp");
                     problems.add(key, format!("spine[{j}] has the same; nothing tells their flows apart"));
                 }
+            }
+        }
+    }
+
+    fn validate_classes(&self, problems: &mut Problems) {
+        for (i, class) in self.classes.iter().enumerate() {
+            problems.within(format!("class[{i}].priority"), &class.priority, &limits::PRIORITY);
+            if class.priority == 0 {
+                problems.add(format!("class[{i}].priority"), "must be at least 1: 0 is that of all other packets");
+            }
+            problems.within(format!("class[{i}].dscp"), &class.dscp, &limits::DSCP);
+            if let Some(j) = self.classes[..i].iter().position(|other| other.priority == class.priority) {
+                problems.add(format!("class[{i}].priority"), format!("class[{j}] is already that of this priority"));
+            }
+            if let Some(j) = self.classes[..i].iter().position(|other| other.dscp == class.dscp) {
+                problems.add(format!("class[{i}].dscp"), format!("class[{j}] has the same; nothing tells them apart"));
+            }
+            if let Some(j) = self.spines.iter().position(|spine| spine.dscp == Some(class.dscp)) {
+                problems
+                    .add(format!("class[{i}].dscp"), format!("leads over spine[{j}]; a class needs one of its own"));
             }
         }
     }

@@ -81,3 +81,19 @@ fn hosts_that_are_there_are_compared() {
     assert!(all[0].contains("4 devices, the topology says 2"), "{all:?}");
     assert!(all[1].contains("it has \"host-b\""), "{all:?}");
 }
+
+#[test]
+fn a_class_has_a_priority_and_a_code_point_of_its_own() {
+    let host = "[[host]]\nname = \"h\"\nleaf = \"l0\"\n";
+    let class = |priority: u32, dscp: u32| format!("[[class]]\npriority = {priority}\ndscp = {dscp}\n");
+    only(&format!("{host}{}", class(0, 8)), 5, "class[0].priority", "at least 1");
+    only(&format!("{host}{}", class(7, 8)), 5, "class[0].priority", "capability");
+    only(&format!("{host}{}", class(1, 64)), 6, "class[0].dscp", "six bits");
+    only(&format!("{host}{}{}", class(1, 8), class(1, 16)), 8, "class[1].priority", "class[0]");
+    only(&format!("{host}{}{}", class(1, 8), class(2, 8)), 9, "class[1].dscp", "class[0]");
+    let spine = "[[spine]]\nname = \"s1\"\ndscp = 8\n";
+    only(&format!("{spine}{host}{}", class(1, 8)), 9, "class[0].dscp", "spine[1]");
+    let good =
+        TopologyFile::parse(&format!("{HEAD}{SWITCHES}{host}{}{}", class(1, 8), class(2, 16)), "t").expect("good");
+    assert!(good.has_class(0) && good.has_class(2) && !good.has_class(3));
+}

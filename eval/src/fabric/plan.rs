@@ -9,13 +9,14 @@
 //! otherwise                                 -> main table: a hash of addresses and ports chooses the spine
 //! ```
 //!
-//! A shaped link is shaped at both ends where packets leave: HTB at the rate, before it a FIFO of limited bytes.
+//! A shaped link is shaped at both ends where packets leave: HTB at the rate, before it a FIFO of limited bytes; or several, where
+//! packets with some code points go first.
 
 use std::fmt;
 
 use mccs_config::Rate;
 
-use super::spec::FabricSpec;
+use super::spec::{Buffer, FabricSpec};
 use super::topology::{Link, Topology, rack_prefix, switch_link};
 
 /// Order of a leaf's rules and numbers of its tables; `+ s` for spine `s`.
@@ -27,6 +28,12 @@ const TABLE: usize = 1000;
 const FIVE_TUPLE: &str = "55";
 /// Largest packet that the kernel hands to an interface in one piece.
 const LARGEST_PACKET_BYTES: u64 = 65_536;
+
+/// Classes of the shaper: the link, below it that of packets without one of their own, and then one a code point.
+const LINK_CLASS: usize = 1;
+const OTHERS_CLASS: usize = 10;
+/// Of the link's rate, what a class has whoever goes before it: nobody starves for ever.
+const OWN_PERCENT: u64 = 1;
 
 /// A part of the kernel that a command needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,6 +54,8 @@ pub enum Piece {
     Htb,
     /// The queue before it.
     Fifo,
+    /// Queues by code point.
+    Filters,
 }
 
 impl fmt::Display for Piece {
@@ -60,6 +69,7 @@ impl fmt::Display for Piece {
             Piece::PortRules => "routing rules by port (CONFIG_IP_MULTIPLE_TABLES, Linux 4.17)",
             Piece::Htb => "the HTB shaper (CONFIG_NET_SCH_HTB)",
             Piece::Fifo => "byte-limited FIFO queues (CONFIG_NET_SCHED)",
+            Piece::Filters => "filters by code point (CONFIG_NET_CLS_U32)",
         })
     }
 }
@@ -260,28 +270,45 @@ fn leaf_routes(spec: &FabricSpec, topology: &Topology, leaf: usize) -> Vec<Comma
 }
 
 fn shaping(spec: &FabricSpec, topology: &Topology, namespace: &str) -> Vec<Command> {
-    let tc = |needs, text| Command { text, needs };
     let shaped = ends(topology, namespace).filter_map(|(end, rate)| Some((&end.interface, rate?)));
-    let commands = shaped.flat_map(|(interface, rate)| {
-        let bytes_per_s = rate.0 / 8;
-        let burst = (bytes_per_s / 1000).max(LARGEST_PACKET_BYTES);
-        let depth_us = u64::try_from(spec.buffer.depth.0.as_micros()).unwrap_or(u64::MAX);
-        let limit = (bytes_per_s.saturating_mul(depth_us) / 1_000_000).max(spec.buffer.least.0);
-        [
-            tc(Piece::Htb, format!("qdisc add dev {interface} root handle 1: htb default 1")),
-            // The quantum shares a link between classes; there is one, and the kernel's guess would fill its log.
-            tc(
-                Piece::Htb,
-                format!(
-                    "class add dev {interface} parent 1: classid 1:1 htb rate {}bit burst {burst} cburst {burst} \
-                     quantum {LARGEST_PACKET_BYTES}",
-                    rate.0
-                ),
-            ),
-            tc(Piece::Fifo, format!("qdisc add dev {interface} parent 1:1 bfifo limit {limit}")),
-        ]
-    });
-    commands.collect()
+    shaped.flat_map(|(interface, rate)| shaping_of(&spec.buffer, interface, rate)).collect()
+}
+
+fn shaping_of(buffer: &Buffer, interface: &str, rate: Rate) -> Vec<Command> {
+    let tc = |needs, text| Command { text, needs };
+    let bytes_per_s = rate.0 / 8;
+    let burst = (bytes_per_s / 1000).max(LARGEST_PACKET_BYTES);
+    let depth_us = u64::try_from(buffer.depth.0.as_micros()).unwrap_or(u64::MAX);
+    let limit = (bytes_per_s.saturating_mul(depth_us) / 1_000_000).max(buffer.least.0);
+    // The quantum shares a link between classes of one priority; the kernel's guess would fill its log.
+    let class = |parent: &str, id: usize, rates: String| {
+        let burst = format!("burst {burst} cburst {burst} quantum {LARGEST_PACKET_BYTES}");
+        tc(Piece::Htb, format!("class add dev {interface} parent {parent} classid 1:{id} htb {rates} {burst}"))
+    };
+    let fifo = |id: usize| tc(Piece::Fifo, format!("qdisc add dev {interface} parent 1:{id} bfifo limit {limit}"));
+    let others = if buffer.first.is_empty() { LINK_CLASS } else { OTHERS_CLASS };
+    let mut commands = vec![
+        tc(Piece::Htb, format!("qdisc add dev {interface} root handle 1: htb default {others}")),
+        class("1:", LINK_CLASS, format!("rate {}bit", rate.0)),
+    ];
+    if buffer.first.is_empty() {
+        commands.push(fifo(LINK_CLASS));
+        return commands;
+    }
+    // What nobody before it takes a class borrows from the link, up to all of it.
+    let own = rate.0 * OWN_PERCENT / 100;
+    let part = |id: usize, prio: usize| class("1:1", id, format!("rate {own}bit ceil {}bit prio {prio}", rate.0));
+    for (place, dscp) in buffer.first.iter().rev().enumerate() {
+        let id = OTHERS_CLASS + 1 + place;
+        let tos = dscp << 2;
+        commands.extend([part(id, place), fifo(id)]);
+        let filter = format!(
+            "filter add dev {interface} parent 1: protocol ip prio 1 u32 match ip dsfield {tos:#04x} 0xfc flowid 1:{id}"
+        );
+        commands.push(tc(Piece::Filters, filter));
+    }
+    commands.extend([part(OTHERS_CLASS, buffer.first.len()), fifo(OTHERS_CLASS)]);
+    commands
 }
 
 #[cfg(test)]
@@ -340,6 +367,24 @@ mod tests {
         class("leaf0", "h0", 1_000_000_000, 125_000, 625_000);
         class("leaf0", "spine1", 500_000_000, 65_536, 312_500);
         class("spine1", "leaf0", 500_000_000, 65_536, 312_500);
+    }
+
+    #[test]
+    fn packets_with_a_code_point_go_first_where_asked_for() {
+        let lines = lines(&include_str!("../../fabric/testbed.toml").replace("# first = [8] ", "first = [8, 16] "));
+        let leaf = |text: &str| has(&lines, &format!("tc -n mccs-testbed-leaf0 {text}"));
+        leaf("qdisc add dev spine1 root handle 1: htb default 10");
+        let part = "rate 5000000bit ceil 500000000bit";
+        let burst = "burst 65536 cburst 65536 quantum 65536";
+        for (id, prio) in [(11, 0), (12, 1), (10, 2)] {
+            leaf(&format!("class add dev spine1 parent 1:1 classid 1:{id} htb {part} prio {prio} {burst}"));
+            leaf(&format!("qdisc add dev spine1 parent 1:{id} bfifo limit 312500"));
+        }
+        for (dsfield, id) in [("0x40", 11), ("0x20", 12)] {
+            leaf(&format!(
+                "filter add dev spine1 parent 1: protocol ip prio 1 u32 match ip dsfield {dsfield} 0xfc flowid 1:{id}"
+            ));
+        }
     }
 
     #[test]

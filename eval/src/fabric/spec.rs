@@ -28,6 +28,10 @@ const DEPTH: Limit<DurationText> = Limit {
 /// Buffer of a port in bytes.
 const LEAST: Limit<Bytes> =
     Limit { min: Bytes::kib(64), max: Bytes::mib(64), reason: "the kernel hands over packets of up to 64KiB" };
+/// Queues besides the one of all packets.
+const FIRST: Limit<u32> = Limit { min: 0, max: 7, reason: "the shaper has eight priorities" };
+/// Code points.
+const DSCP: Limit<u8> = Limit { min: 1, max: 63, reason: "the field has six bits, and 0 is that of all other packets" };
 /// Source ports that lead over one spine.
 const PORTS: Limit<u16> = Limit { min: 1, max: 8_192, reason: "all ranges together lie below the ephemeral ports" };
 /// First of the ports that the kernel gives out by itself: flows that do not choose a path use these.
@@ -96,11 +100,14 @@ pub struct Buffer {
     pub depth: DurationText,
     /// Bytes that every queue holds.
     pub least: Bytes,
+    /// DSCP code points that have a queue of their own at every shaped port, served before all others: the last of them first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub first: Vec<u8>,
 }
 
 impl Default for Buffer {
     fn default() -> Self {
-        Buffer { depth: DurationText::millis(5), least: Bytes::kib(256) }
+        Buffer { depth: DurationText::millis(5), least: Bytes::kib(256), first: Vec::new() }
     }
 }
 
@@ -170,6 +177,13 @@ impl Validate for FabricSpec {
         }
         problems.within("buffer.depth", &self.buffer.depth, &DEPTH);
         problems.within("buffer.least", &self.buffer.least, &LEAST);
+        problems.within("buffer.first", &u32::try_from(self.buffer.first.len()).unwrap_or(u32::MAX), &FIRST);
+        for (i, dscp) in self.buffer.first.iter().enumerate() {
+            problems.within(format!("buffer.first[{i}]"), dscp, &DSCP);
+            if self.buffer.first[..i].contains(dscp) {
+                problems.add(format!("buffer.first[{i}]"), format!("{dscp} has a queue already"));
+            }
+        }
         self.paths.validate_for(self.spines, problems);
         problems.within("host", &u32::try_from(self.hosts.len()).unwrap_or(u32::MAX), &HOSTS);
         for (i, host) in self.hosts.iter().enumerate() {
@@ -250,6 +264,7 @@ mod tests {
             include_str!("../../fabric/testbed.toml"),
             include_str!("../../fabric/rack.toml"),
             include_str!("../../fabric/small.toml"),
+            include_str!("../../fabric/classes.toml"),
             SMALL,
         ] {
             let spec = FabricSpec::parse(text, "fabric.toml").unwrap();

@@ -55,16 +55,21 @@ impl Basis {
         let topology = Topology::from_file(&file).map_err(|error| format!("{}: {error}", topology_text.name))?;
         let policy = policy::by_name(&policy_file.policy.name)
             .ok_or_else(|| format!("{}: there is no policy {:?}", policy_text.name, policy_file.policy.name))?;
-        let (rules, not_enforced) = (Rules::from_file(&policy_file, &topology), not_enforced(&policy_file));
+        let (rules, not_enforced) =
+            (Rules::from_file(&policy_file, &topology), not_enforced(&policy_file, Some(&file)));
         let hosts = (0..topology.host_count() as u32).map(HostId);
         let hosts = hosts.map(|host| (topology.host_name(host).to_owned(), host)).collect();
         Ok(Basis { topology_text, policy_text, topology, hosts, rules, policy, not_enforced })
     }
 }
 
-/// What of a policy file services do not carry out: it is decided, and shown, and has no effect.
+/// What of a policy file services do not carry out: it is decided, and shown, and has no effect. Without a topology nothing is known of
+/// switches' queues.
 #[must_use]
-pub fn not_enforced(file: &PolicyFile) -> Vec<String> {
-    let is_left = file.policy.name == "priority";
-    is_left.then(|| "priorities in switches: only the hosts' own queues follow them".to_owned()).into_iter().collect()
+pub fn not_enforced(file: &PolicyFile, topology: Option<&TopologyFile>) -> Vec<String> {
+    let has_class = |priority: u32| topology.is_some_and(|topology| topology.has_class(priority));
+    let is_left = file.policy.name == "priority" && !file.tenants.iter().all(|tenant| has_class(tenant.priority));
+    let what =
+        "priorities in switches: only the hosts' own queues follow them, where topology.toml has no class for them";
+    is_left.then(|| what.to_owned()).into_iter().collect()
 }

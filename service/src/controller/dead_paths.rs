@@ -50,12 +50,7 @@ impl DeadPaths {
         let mut by_spine: BTreeMap<u32, Vec<([&str; 2], String)>> = BTreeMap::new();
         for ((from, peer, _), path) in &self.0 {
             let (Some(a), Some(b)) = (basis.hosts.get(from.as_str()), basis.hosts.get(peer)) else { continue };
-            let is_same = |spine: &u32| {
-                let steering = topology.steering(*spine);
-                let is_steered = steering.source_ports.is_some() || steering.dscp.is_some();
-                is_steered && (steering.source_ports, steering.dscp) == (path.source_ports, path.dscp)
-            };
-            let Some(spine) = (0..topology.spine_count()).find(is_same) else { continue };
+            let Some(spine) = topology.spine_steered_to(path) else { continue };
             let leaves = [*a, *b].map(|host| topology.leaf_name(topology.port_of(host, 0)));
             if leaves[0] != leaves[1] && topology.pod(*a) == topology.pod(*b) {
                 by_spine.entry(spine).or_default().push((leaves, format!("host {from} gets no answer from {peer}")));

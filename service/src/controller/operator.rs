@@ -9,7 +9,7 @@ use super::answer::{
 use super::basis::Text;
 use super::links::LinkState;
 use super::message::Report;
-use super::plan::{Plan, path_of, plan_all, spine_steered_to};
+use super::plan::{Plan, path_of, plan_all};
 use super::state::{Controller, Held, Output, Ticket};
 use crate::topology::Topology;
 use mccs_config::change::FlowChoice;
@@ -185,9 +185,10 @@ fn view_of(
 }
 
 fn way_name(path: &FlowPath, topology: &Topology) -> String {
-    let spine = spine_steered_to(topology, path);
+    let spine = topology.spine_steered_to(path);
     match (path.source_ports, path.dscp, spine) {
         (None, None, _) => "hash".to_owned(),
+        (None, Some(dscp), None) if topology.is_class(dscp) => "hash".to_owned(),
         (_, _, Some(spine)) => topology.spine_name(spine).to_owned(),
         (Some(ports), _, None) => format!("source ports {ports}"),
         (None, Some(dscp), None) => format!("code point {dscp}"),

@@ -147,7 +147,7 @@ fn ways_in_force(basis: &Basis, report: &Report) -> BTreeMap<(u32, HostId, HostI
     let pairs = || hosts.iter().flat_map(|from| hosts.iter().map(move |to| (from, to)));
     let way = |channel: u32, (from, from_id): (&str, HostId), (to, to_id): (&str, HostId)| {
         let path = path_of((&chosen.paths, &chosen.flows), (channel, from, to))?;
-        Some(((channel, from_id, to_id), spine_steered_to(&basis.topology, path)?))
+        Some(((channel, from_id, to_id), basis.topology.spine_steered_to(path)?))
     };
     let channels = 0..chosen.rings.len() as u32;
     channels.flat_map(|channel| pairs().filter_map(move |(from, to)| way(channel, *from, *to))).collect()
@@ -161,15 +161,6 @@ pub(super) fn path_of<'a>(
     let chosen = flows.iter().find(|choice| (choice.channel, &*choice.from, &*choice.to) == flow);
     let turn = (flow.0 as usize).checked_rem(paths.len());
     paths.get(chosen.map(|choice| choice.path as usize).or(turn)?)
-}
-
-/// The spine to which a path steers, if it does to one.
-pub(super) fn spine_steered_to(topology: &Topology, path: &FlowPath) -> Option<u32> {
-    let is_same = |spine: &u32| {
-        let steering = topology.steering(*spine);
-        is_steerable(steering) && (steering.source_ports, steering.dscp) == (path.source_ports, path.dscp)
-    };
-    (0..topology.spine_count()).find(is_same)
 }
 
 /// Links that carry nothing, and that flows of a pinned strategy would leave if they might.
@@ -213,10 +204,11 @@ pub fn plan(topology: &Topology, decision: &Decision, rates: Option<&[f64]>) -> 
     spines.sort_unstable();
     spines.dedup();
     let priority = Some(decision.priority.min(PRIORITY_MAX)).filter(|priority| *priority > 0);
-    let mut paths: Vec<FlowPath> =
-        spines.iter().map(|spine| FlowPath { priority, ..topology.steering(*spine).clone() }).collect();
+    let class_dscp = topology.class_dscp(decision.priority);
+    let marked = |steering: &FlowPath| FlowPath { priority, dscp: steering.dscp.or(class_dscp), ..steering.clone() };
+    let mut paths: Vec<FlowPath> = spines.iter().map(|spine| marked(topology.steering(*spine))).collect();
     if priority.is_some() || (!spines.is_empty() && ways.values().any(Option::is_none)) {
-        paths.push(FlowPath { priority, ..FlowPath::default() });
+        paths.push(marked(&FlowPath::default()));
     }
     let place = |spine: Option<u32>| match spine.and_then(|spine| spines.binary_search(&spine).ok()) {
         Some(place) => place as u32,
@@ -229,7 +221,8 @@ pub fn plan(topology: &Topology, decision: &Decision, rates: Option<&[f64]>) -> 
         path: place(*spine),
     };
     let flows = if paths.is_empty() { Vec::new() } else { ways.iter().map(flow).collect() };
-    if decision.priority > 0 {
+    // A spine that has a code point of its own leaves no room for that of a class.
+    if decision.priority > 0 && (class_dscp.is_none() || paths.iter().any(|path| path.dscp != class_dscp)) {
         not_enforced.push(format!("priority {} in switches", decision.priority));
     }
     let crosses =

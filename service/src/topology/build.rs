@@ -126,6 +126,7 @@ impl Topology {
             leaves,
             spines: (0..spec.spines_per_pod).map(spine).collect(),
             cores_per_spine: spec.cores_per_spine,
+            classes: Vec::new(),
             nics,
             rates,
         })
@@ -180,6 +181,7 @@ impl Topology {
             leaves: file.leaves.iter().map(|leaf| (leaf.name.clone(), 0)).collect(),
             spines: spines.collect(),
             cores_per_spine: 0,
+            classes: file.classes.iter().map(|class| (class.priority, class.dscp)).collect(),
             nics,
             rates,
         };

@@ -98,6 +98,8 @@ pub struct Topology {
     spines: Vec<Spine>,
     /// Cores that each spine of a pod has links to.
     cores_per_spine: u32,
+    /// Priority and code point of each queue of the switches.
+    classes: Vec<(u32, u32)>,
     nics: u32,
     /// Bits per second by link.
     rates: Vec<f64>,
@@ -239,6 +241,31 @@ impl Topology {
     #[must_use]
     pub fn steering(&self, spine: u32) -> &FlowPath {
         &self.spines[spine as usize].steering
+    }
+
+    /// The spine to which a path steers, if it does to one. A path may also carry the code point of a class, where the spine does not
+    /// ask for another.
+    #[must_use]
+    pub fn spine_steered_to(&self, path: &FlowPath) -> Option<u32> {
+        let is_same = |spine: &u32| {
+            let FlowPath { source_ports, dscp, .. } = self.steering(*spine);
+            let is_same_dscp =
+                *dscp == path.dscp || (dscp.is_none() && path.dscp.is_some_and(|dscp| self.is_class(dscp)));
+            (source_ports.is_some() || dscp.is_some()) && *source_ports == path.source_ports && is_same_dscp
+        };
+        (0..self.spine_count()).find(is_same)
+    }
+
+    /// Whether switches know a priority by a code point.
+    #[must_use]
+    pub fn is_class(&self, dscp: u32) -> bool {
+        self.classes.iter().any(|class| class.1 == dscp)
+    }
+
+    /// Code point by which switches know a priority.
+    #[must_use]
+    pub fn class_dscp(&self, priority: u32) -> Option<u32> {
+        self.classes.iter().find(|class| class.0 == priority).map(|class| class.1)
     }
 
     /// Name of a NIC's leaf.

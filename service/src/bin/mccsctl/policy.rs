@@ -107,8 +107,9 @@ impl PolicyCommand {
 
 fn check(file: &Path, topology: Option<&Path>, json: bool) -> anyhow::Result<()> {
     let (name, text) = read(file)?;
-    let policy = match topology {
-        Some(topology) => PolicyFile::parse_for(&text, &name, &TopologyFile::load(topology)?, &policy::names())?,
+    let topology = topology.map(TopologyFile::load).transpose()?;
+    let policy = match &topology {
+        Some(topology) => PolicyFile::parse_for(&text, &name, topology, &policy::names())?,
         None => PolicyFile::parse(&text, &name)?,
     };
     let policies = policy::names();
@@ -118,7 +119,7 @@ fn check(file: &Path, topology: Option<&Path>, json: bool) -> anyhow::Result<()>
         policy.policy.name,
         policies.join(", ")
     );
-    let besides = not_enforced(&policy);
+    let besides = not_enforced(&policy, topology.as_ref());
     if json {
         let answer = serde_json::json!({ "policy": policy.policy.name, "not_enforced": besides });
         println!("{}", serde_json::to_string_pretty(&answer)?);

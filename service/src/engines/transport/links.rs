@@ -144,6 +144,19 @@ impl Ways {
         let chosen = hosts.and_then(|(from, to)| self.chosen.get(&(channel, from, to)));
         self.paths.get(chosen.map_or(round, |chosen| usize::from(*chosen)))
     }
+
+    /// The path's class of service, for the end that receives: acknowledgements that wait behind others' data hold up a flow that goes
+    /// first. A code point that all paths have is a class; others steer, and what is sent back finds its own way when one dies.
+    fn class(&self) -> FlowPath {
+        let (mut dscps, mut priorities) =
+            (self.paths.iter().map(|path| path.dscp), self.paths.iter().map(|path| path.priority));
+        let first = self.paths.first().filter(|_| self.paths.len() > 1).cloned().unwrap_or_default();
+        FlowPath {
+            source_ports: None,
+            dscp: first.dscp.filter(|_| dscps.all(|dscp| dscp == first.dscp)),
+            priority: first.priority.filter(|_| priorities.all(|priority| priority == first.priority)),
+        }
+    }
 }
 
 /// Links of a strategy to come, at one engine.
@@ -537,7 +550,8 @@ impl Links {
         }
         let host =
             set.peers.as_ref().and_then(|peers| peers.host_of(link.src)).ok_or(TransportError::NoSuch("peer"))?;
-        let spec = spec(link, link.src, &host.name, &self.flow);
+        let class = set.epochs.get(&link.epoch).map(|ways| ways.class()).unwrap_or_default();
+        let spec = spec(link, link.src, &host.name, &class.apply(&self.flow));
         let flow = self.transport.accept(set.listener, &spec, now)?;
         let meter = Arc::new(self.meters.begin(flow_name(id, link, false, &host.name, None)));
         set.recvs.insert(link, (flow, Arc::clone(&meter)));
@@ -623,6 +637,24 @@ mod tests {
             }
             assert!(numbers.insert(LinkKey::of_pair(src, dst).flow_number()));
         }
+    }
+
+    #[test]
+    fn a_code_point_of_all_paths_is_a_class_and_others_steer() {
+        let path = |port, dscp, priority| FlowPath {
+            source_ports: Some(PortRange { first: port, last: port }),
+            dscp: Some(dscp),
+            priority: Some(priority),
+        };
+        let class = |paths: Vec<FlowPath>| {
+            let FlowPath { source_ports, dscp, priority } = Ways { paths, chosen: BTreeMap::new() }.class();
+            assert_eq!(source_ports, None, "a port is the sender's");
+            (dscp, priority)
+        };
+        assert_eq!(class(vec![path(1, 8, 2), path(2, 8, 2)]), (Some(8), Some(2)));
+        assert_eq!(class(vec![path(1, 8, 2), path(2, 9, 2)]), (None, Some(2)));
+        assert_eq!(class(vec![path(1, 8, 2)]), (None, None), "one path may be steered by it");
+        assert_eq!(class(Vec::new()), (None, None));
     }
 
     #[test]
