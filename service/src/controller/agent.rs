@@ -27,6 +27,7 @@ use std::time::{Duration, Instant};
 use mccs_config::change::StrategyChange;
 use mccs_config::service::FlowPath;
 
+use super::bursts::CommonBurst;
 use super::clock::CommonClock;
 use super::message::{AgentMessage, ControllerMessage, Order, Outcome, Report};
 use super::pace::HostPace;
@@ -35,7 +36,7 @@ use crate::engines::transport::pace::Pace;
 use crate::exchange::protocol::{CommId, Name};
 use crate::policy::Profile;
 use crate::telemetry::placed::{Chosen, HostRanks, PaceUse};
-use crate::telemetry::profile::Measured;
+use crate::telemetry::profile::{Burst, Measured};
 
 /// Orders that are carried out at a time. A controller gives fewer.
 const ORDERS_MAX: usize = 1024;
@@ -106,6 +107,8 @@ pub enum AgentOutput {
 /// A pace that was told.
 struct Paced {
     pace: HostPace,
+    /// The last bursts of those for whom it makes room.
+    bursts: BTreeMap<CommId, CommonBurst>,
     /// When engines were told last, and what the common clock showed by what was known then.
     told: Option<(Instant, u64)>,
     wants: Option<PaceWatch>,
@@ -184,6 +187,14 @@ fn profile_of(measured: Measured, now: Instant, common_ns: u64) -> Profile {
         busy_ns: ns(measured.busy).min(period_ns),
         phase_ns: common_ns.saturating_sub(ns(now.saturating_duration_since(measured.began))),
     }
+}
+
+/// On the common clock, which shows `common_ns` now.
+fn common_burst(burst: Burst, now: Instant, common_ns: u64) -> CommonBurst {
+    let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+    let (ahead, ago) = (burst.begins.saturating_duration_since(now), now.saturating_duration_since(burst.begins));
+    let begins_ns = common_ns.saturating_add(ns(ahead)).saturating_sub(ns(ago));
+    CommonBurst { begins_ns, lasts_ns: ns(burst.lasts).max(1) }
 }
 
 impl Agent {
@@ -325,9 +336,11 @@ impl Agent {
             ControllerMessage::TestLinks => vec![AgentOutput::TestLinks],
             ControllerMessage::Pace { life, comm, pace } if self.life == Some(life) => {
                 if self.paces.len() < PACES_MAX || self.paces.contains_key(&comm) {
-                    let wants = self.paces.remove(&comm).and_then(|before| before.wants);
+                    let before = self.paces.remove(&comm).map(|before| (before.wants, before.bursts));
+                    let (wants, mut bursts) = before.unwrap_or_default();
                     let wants = wants.filter(|_| pace.allotted_bps() > 0);
-                    self.paces.insert(comm, Paced { pace, told: None, wants });
+                    bursts.retain(|comm, _| pace.yields.iter().any(|yields| yields.to == *comm));
+                    self.paces.insert(comm, Paced { pace, bursts, told: None, wants });
                 }
                 Vec::new()
             }
@@ -337,7 +350,17 @@ impl Agent {
                 }
                 Vec::new()
             }
-            ControllerMessage::Pace { .. } | ControllerMessage::Keep { .. } => Vec::new(),
+            ControllerMessage::Burst { life, comm, burst } if self.life == Some(life) => {
+                let yields = |paced: &&mut Paced| paced.pace.yields.iter().any(|yields| yields.to == comm);
+                for paced in self.paces.values_mut().filter(yields) {
+                    paced.bursts.insert(comm.clone(), burst);
+                    paced.told = None;
+                }
+                Vec::new()
+            }
+            ControllerMessage::Pace { .. } | ControllerMessage::Keep { .. } | ControllerMessage::Burst { .. } => {
+                Vec::new()
+            }
             ControllerMessage::Time { question, common_ns } => {
                 self.clock.answered(question, common_ns, now);
                 Vec::new()
@@ -401,7 +424,15 @@ impl Agent {
                 self.untold.insert(comm.clone());
             }
         }
+        let watched = self.paces.iter().filter(|(_, paced)| paced.pace.is_watched);
+        for (comm, pace_use) in watched.filter_map(|(comm, _)| Some((comm, here.get(comm)?))) {
+            let burst =
+                time.zip(pace_use.take_burst()).map(|((common_ns, _), burst)| common_burst(burst, now, common_ns));
+            let message = burst.map(|burst| AgentMessage::Burst { comm: comm.clone(), burst });
+            outputs.extend(message.filter(|_| self.life.is_some()).map(AgentOutput::Tell));
+        }
         for (comm, paced) in self.paces.iter_mut().filter(|(comm, _)| here.contains_key(comm)) {
+            here[comm].watch(paced.pace.is_watched);
             let due = match (paced.told, time) {
                 (Some(_), _) if !paced.pace.is_timed() => None,
                 (None, _) if !paced.pace.is_timed() => Some(0),
@@ -415,7 +446,8 @@ impl Agent {
             };
             if let Some(common_ns) = due {
                 paced.told = Some((now, common_ns));
-                outputs.push(AgentOutput::Pace { comm: comm.clone(), pace: paced.pace.here(now, common_ns) });
+                let pace = paced.pace.here(now, common_ns, &paced.bursts);
+                outputs.push(AgentOutput::Pace { comm: comm.clone(), pace });
             }
         }
         outputs
@@ -449,7 +481,7 @@ impl Agent {
 
     fn needs_time(&self) -> bool {
         let has_news = |known: &Known| known.told != known.profile;
-        self.paces.values().any(|paced| paced.pace.is_timed())
+        self.paces.values().any(|paced| paced.pace.is_timed() || paced.pace.is_watched)
             || (self.with_profiles && self.known.values().any(has_news))
     }
 

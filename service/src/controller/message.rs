@@ -8,6 +8,7 @@ use mccs_config::service::FlowPath;
 use mccs_config::validate::{Problems, Validate};
 use serde::{Deserialize, Serialize};
 
+use super::bursts::CommonBurst;
 use super::pace::HostPace;
 use super::said::{self, SaidLink};
 use crate::bootstrap::NRANKS_MAX;
@@ -88,6 +89,13 @@ pub enum AgentMessage {
         comm: CommId,
         /// So much.
         bps: Option<u64>,
+    },
+    /// A communicator is about to send, for which others make room.
+    Burst {
+        /// Which.
+        comm: CommId,
+        /// When, and for how long.
+        burst: CommonBurst,
     },
     /// What the time is; answered by [`ControllerMessage::Time`].
     AskTime {
@@ -174,6 +182,15 @@ pub enum ControllerMessage {
         /// How.
         pace: HostPace,
     },
+    /// A communicator is about to send, for which this host makes room.
+    Burst {
+        /// The controller's life.
+        life: u64,
+        /// Which.
+        comm: CommId,
+        /// When, and for how long.
+        burst: CommonBurst,
+    },
     /// The time.
     Time {
         /// The question.
@@ -224,6 +241,10 @@ impl AgentMessage {
                 Some(&report.comm)
             }
             AgentMessage::Gone { comm } => Some(comm),
+            AgentMessage::Burst { comm, burst } => {
+                burst.check().map_err(BodyError::Impossible)?;
+                Some(comm)
+            }
             AgentMessage::Kept { links } => {
                 said::check(links).map_err(BodyError::Impossible)?;
                 None
@@ -264,6 +285,7 @@ impl ControllerMessage {
                     return Err(BodyError::Impossible("it orders a change that cannot be"));
                 }
             }
+            ControllerMessage::Burst { burst, .. } => burst.check().map_err(BodyError::Impossible)?,
             ControllerMessage::Pace { pace, .. } => pace.check().map_err(BodyError::Impossible)?,
             ControllerMessage::Keep { links, .. } => said::check(links).map_err(BodyError::Impossible)?,
             ControllerMessage::Sync { .. } | ControllerMessage::Time { .. } | ControllerMessage::TestLinks => {}
@@ -320,7 +342,11 @@ pub fn whole_change(rings: Vec<Vec<u32>>, paths: Vec<FlowPath>, flows: Vec<FlowC
 
 #[cfg(test)]
 mod tests {
+    use super::super::links::LinkState;
+    use super::super::pace::{FlowCap, YieldCap};
     use super::*;
+    use crate::exchange::protocol::VERSION;
+    use crate::policy::Window;
 
     fn report() -> Report {
         let host = |host: &str, ranks: &[u32]| HostRanks { host: host.into(), ranks: ranks.to_vec() };
@@ -377,5 +403,64 @@ mod tests {
         let long = whole_change(vec![(0..NRANKS_MAX).collect(); 8], Vec::new(), Vec::new());
         let order = Order { life: 1, order: 2, comm: report().comm, expected_epoch: 4, change: long };
         assert!(matches!(ControllerMessage::Order(Box::new(order)).encode(), Err(BodyError::TooLong(_))));
+    }
+
+    /// One of each kind, with all that it may have.
+    fn one_of_each() -> Vec<String> {
+        let comm = report().comm;
+        let path = FlowPath { source_ports: Some("1-2".parse().unwrap()), dscp: Some(3), priority: Some(4) };
+        let change = whole_change(vec![vec![0, 1]], vec![path.clone()], vec![]);
+        let link = SaidLink { lower: "l".into(), upper: "u".into(), state: LinkState::Down, number: (1, 2) };
+        let burst = CommonBurst { begins_ns: 1, lasts_ns: 2 };
+        let window = Window { period_ns: 3, offset_ns: 1, length_ns: 2 };
+        let pace = HostPace {
+            cap_bps: Some(1),
+            flows: vec![FlowCap { channel: 1, to: "b".into(), cap_bps: 2 }],
+            window: Some(window),
+            yields: vec![YieldCap { to: comm.clone(), window, cap_bps: 3 }],
+            is_watched: true,
+        };
+        let outcomes =
+            [Outcome::Done { epoch: 1, cut: 2 }, Outcome::Stale { epoch: 3 }, Outcome::Refused { reason: "r".into() }];
+        let of_agents = [
+            AgentMessage::Report(Box::new(report())),
+            AgentMessage::Gone { comm: comm.clone() },
+            AgentMessage::Kept { links: vec![link.clone()] },
+            AgentMessage::Synced { life: 1, is_paced: true },
+            AgentMessage::Suspects,
+            AgentMessage::Path { peer: "p".into(), path, answers: false },
+            AgentMessage::Wants { comm: comm.clone(), bps: Some(1) },
+            AgentMessage::Burst { comm: comm.clone(), burst },
+            AgentMessage::AskTime { question: 1 },
+            AgentMessage::Behind,
+            AgentMessage::Superseded { by: 1 },
+        ];
+        let order = Order { life: 1, order: 2, comm: comm.clone(), expected_epoch: 3, change };
+        let of_controllers = [
+            ControllerMessage::Sync { life: 1, with_profiles: true },
+            ControllerMessage::Order(Box::new(order)),
+            ControllerMessage::Keep { life: 1, links: vec![link] },
+            ControllerMessage::TestLinks,
+            ControllerMessage::Pace { life: 1, comm: comm.clone(), pace },
+            ControllerMessage::Burst { life: 1, comm, burst },
+            ControllerMessage::Time { question: 1, common_ns: 2 },
+        ];
+        let answers = outcomes.map(|outcome| AgentMessage::Answer { order: 1, outcome });
+        let json = |value: Result<String, serde_json::Error>| value.unwrap();
+        let agents = of_agents.iter().chain(&answers).map(|message| json(serde_json::to_string(message)));
+        agents.chain(of_controllers.iter().map(|message| json(serde_json::to_string(message)))).collect()
+    }
+
+    /// Services of different versions refuse each other by name when they meet; without another version they would meet, and then
+    /// refuse each other's messages one by one.
+    #[test]
+    fn who_changes_messages_raises_the_version() {
+        let fnv = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+        let digest = one_of_each().join("\n").bytes().fold(0xcbf2_9ce4_8422_2325, fnv);
+        assert_eq!(
+            (VERSION, digest),
+            (5, 0xbad4_dae1_606e_04b9),
+            "raise VERSION of the exchange protocol, and note both here"
+        );
     }
 }

@@ -4,14 +4,16 @@
 //! a host was away. Rates are of payload, as they are in [`Pace`]; links are shared by what they carry, headers included, so
 //! that shares are told as [`PAYLOAD`] of what the policy allots.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
+use super::bursts::CommonBurst;
 use crate::engines::transport::pace::{LocalWindow, Pace};
-use crate::exchange::protocol::Name;
-use crate::policy::{Decision, Window};
+use crate::exchange::protocol::{CommId, Name};
+use crate::policy::{self, Decision, Window, Yield};
 use crate::topology::Topology;
 
 /// Payload of full frames of 1,500 bytes, TCP's and Ethernet's headers besides (1,448 of 1,538), less what keeps queues empty:
@@ -41,6 +43,9 @@ pub struct HostPace {
     /// When they send less.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub yields: Vec<YieldCap>,
+    /// Whether others make room for its bursts: the host of its root tells of each.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub is_watched: bool,
 }
 
 /// The cap of a flow.
@@ -56,10 +61,12 @@ pub struct FlowCap {
 }
 
 /// A time at which each flow sends less.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct YieldCap {
-    /// When.
+    /// For whom.
+    pub to: CommId,
+    /// When, until the first of its bursts is told.
     pub window: Window,
     /// Payload in bits per second.
     pub cap_bps: u64,
@@ -81,7 +88,10 @@ impl fmt::Display for HostPace {
         };
         parts.extend(self.window.as_ref().map(when));
         let yields = self.yields.iter();
-        parts.extend(yields.map(|part| format!("{:.1} Mbit/s in {}", mbps(part.cap_bps), when(&part.window))));
+        let to_whom =
+            |part: &YieldCap| format!("{:.1} Mbit/s for {} in {}", mbps(part.cap_bps), part.to, when(&part.window));
+        parts.extend(yields.map(to_whom));
+        parts.extend(self.is_watched.then(|| "others make room for its bursts".to_owned()));
         f.write_str(&parts.join("; "))
     }
 }
@@ -90,21 +100,30 @@ fn payload_bps(allotted_bps: f64) -> u64 {
     ((allotted_bps * PAYLOAD) as u64).max(CAP_MIN_BPS)
 }
 
-/// What every host of a decision is told, by host; `rates` are what its flows are allotted, where tenants have shares.
+/// What every host of a decision is told, by host; `rates` are what its flows are allotted, where tenants have shares, and `comm_of` what
+/// hosts call a communicator of the policy's.
 #[must_use]
-pub fn host_paces(topology: &Topology, decision: &Decision, rates: Option<&[f64]>) -> Vec<(String, HostPace)> {
+pub fn host_paces(
+    topology: &Topology,
+    decision: &Decision,
+    rates: Option<&[f64]>,
+    comm_of: impl Fn(policy::CommId) -> Option<CommId>,
+) -> Vec<(String, HostPace)> {
     let mut paces: Vec<(String, HostPace)> = Vec::new();
     let cap_bps = decision.cap_bps.map(|cap| (cap as u64).max(CAP_MIN_BPS));
     let yields: Vec<YieldCap> = decision
         .yields
         .iter()
         .take(YIELDS_MAX)
-        .map(|yields| YieldCap { window: yields.window, cap_bps: payload_bps(yields.cap_bps) })
+        .filter_map(|Yield { to, window, cap_bps }| {
+            Some(YieldCap { to: comm_of(*to)?, window: *window, cap_bps: payload_bps(*cap_bps) })
+        })
         .collect();
     for (place, flow) in decision.flows.iter().enumerate() {
         let from = topology.host_name(flow.from.host);
         let at = paces.iter().position(|(host, _)| host == from).unwrap_or_else(|| {
-            let pace = HostPace { cap_bps, flows: Vec::new(), window: decision.window, yields: yields.clone() };
+            let (window, yields) = (decision.window, yields.clone());
+            let pace = HostPace { cap_bps, window, yields, ..HostPace::default() };
             paces.push((from.to_owned(), pace));
             paces.len() - 1
         });
@@ -173,9 +192,9 @@ impl HostPace {
         }
     }
 
-    /// For this host's engines, when the common clock shows `common_ns` now.
+    /// For this host's engines, when the common clock shows `common_ns` now, and these are the last bursts that were told.
     #[must_use]
-    pub fn here(&self, now: Instant, common_ns: u64) -> Pace {
+    pub fn here(&self, now: Instant, common_ns: u64, bursts: &BTreeMap<CommId, CommonBurst>) -> Pace {
         let local = |window: Window| {
             let since_ns = (common_ns % window.period_ns + window.period_ns - window.offset_ns) % window.period_ns;
             // A process that is younger than a period has no such instant; a later opening does as well, less one round.
@@ -184,16 +203,34 @@ impl HostPace {
                 opened,
                 period: Duration::from_nanos(window.period_ns),
                 length: Duration::from_nanos(window.length_ns),
+                is_once: false,
             }
+        };
+        let yields = |YieldCap { to, window, cap_bps }: &YieldCap| match bursts.get(to) {
+            Some(burst) => (local_once(burst.with_margin(), now, common_ns), *cap_bps),
+            None => (local(*window), *cap_bps),
         };
         let flow = |flow: &FlowCap| Some((flow.channel, Name::new(&flow.to)?, flow.cap_bps));
         Pace {
             cap_bps: self.cap_bps,
             flows: self.flows.iter().filter_map(flow).collect(),
             window: self.window.map(local),
-            yields: self.yields.iter().map(|yields| (local(yields.window), yields.cap_bps)).collect(),
+            yields: self.yields.iter().map(yields).collect(),
         }
     }
+}
+
+/// A window that opens once, by this process's clock.
+fn local_once(burst: CommonBurst, now: Instant, common_ns: u64) -> LocalWindow {
+    let begins = Duration::from_nanos(burst.begins_ns.saturating_sub(common_ns));
+    let since = Duration::from_nanos(common_ns.saturating_sub(burst.begins_ns));
+    let length = Duration::from_nanos(burst.lasts_ns);
+    // One that began before this process is over.
+    let (opened, length) = match now.checked_sub(since) {
+        Some(opened) => (opened + begins, length),
+        None => (now, Duration::ZERO),
+    };
+    LocalWindow { opened, period: length, length, is_once: true }
 }
 
 #[cfg(test)]
@@ -208,18 +245,45 @@ mod tests {
         let window = Window { period_ns: 100 * MS, offset_ns: 30 * MS, length_ns: 20 * MS };
         let pace = HostPace { window: Some(window), ..HostPace::default() };
         // By the common clock it is 35 ms into a period: the window has been open for 5.
-        let local = pace.here(now, 7_000 * MS + 35 * MS).window.unwrap();
+        let local = pace.here(now, 7_000 * MS + 35 * MS, &BTreeMap::new()).window.unwrap();
         assert_eq!(local.at(now), (true, Some(now + Duration::from_millis(15))));
-        let local = pace.here(now, 7_000 * MS + 29 * MS).window.unwrap();
+        let local = pace.here(now, 7_000 * MS + 29 * MS, &BTreeMap::new()).window.unwrap();
         assert_eq!(local.at(now), (false, Some(now + Duration::from_millis(1))));
+    }
+
+    #[test]
+    fn who_makes_room_does_so_for_the_burst_that_was_told_last_and_once() {
+        let now = Instant::now();
+        let to = CommId { root: Name::new("a").unwrap(), incarnation: 1, number: 1 };
+        let window = Window { period_ns: 100 * MS, offset_ns: 30 * MS, length_ns: 20 * MS };
+        let yields = vec![YieldCap { to: to.clone(), window, cap_bps: CAP_MIN_BPS }];
+        let pace = HostPace { yields, ..HostPace::default() };
+        let burst = CommonBurst { begins_ns: 7_050 * MS, lasts_ns: 100 * MS };
+        let at = |ms: i64| {
+            if ms < 0 { now - Duration::from_millis(-ms as u64) } else { now + Duration::from_millis(ms as u64) }
+        };
+        for (common_ms, begins) in [(7_000, 50), (7_060, -10)] {
+            let Pace { yields, .. } = pace.here(now, common_ms * MS, &BTreeMap::from([(to.clone(), burst)]));
+            let (local, _) = yields[0];
+            // With 3% before and behind.
+            assert_eq!(local.at(at(begins - 3)), (true, Some(at(begins + 103))));
+            assert!(!local.at(at(begins - 4)).0 && !local.at(at(begins + 103)).0 && !local.at(at(begins + 150)).0);
+        }
+        let Pace { yields, .. } = pace.here(now, 7_035 * MS, &BTreeMap::new());
+        assert!(yields[0].0.at(now).0 && yields[0].0.at(at(100)).0, "as the profile says, until one is told");
     }
 
     #[test]
     fn what_would_stall_is_refused() {
         let window = Window { period_ns: 100, offset_ns: 0, length_ns: 10 };
         let flow = FlowCap { channel: 0, to: "b".into(), cap_bps: CAP_MIN_BPS };
-        let good =
-            HostPace { cap_bps: Some(CAP_MIN_BPS), flows: vec![flow.clone()], window: Some(window), yields: vec![] };
+        let good = HostPace {
+            cap_bps: Some(CAP_MIN_BPS),
+            flows: vec![flow.clone()],
+            window: Some(window),
+            ..HostPace::default()
+        };
+        let to = CommId { root: Name::new("a").unwrap(), incarnation: 1, number: 1 };
         assert_eq!(good.check(), Ok(()));
         let spoilt: [HostPace; 6] = [
             HostPace { cap_bps: Some(0), ..good.clone() },
@@ -227,7 +291,10 @@ mod tests {
             HostPace { flows: vec![FlowCap { to: "no host!".into(), ..flow.clone() }], ..good.clone() },
             HostPace { flows: vec![flow; PARTS_MAX + 1], ..good.clone() },
             HostPace { window: Some(Window { length_ns: 0, ..window }), ..good.clone() },
-            HostPace { yields: vec![YieldCap { window: Window { period_ns: 0, ..window }, cap_bps: 1 << 30 }], ..good },
+            HostPace {
+                yields: vec![YieldCap { to, window: Window { period_ns: 0, ..window }, cap_bps: 1 << 30 }],
+                ..good
+            },
         ];
         for pace in spoilt {
             assert!(pace.check().is_err(), "{pace:?}");

@@ -6,7 +6,7 @@
 //!
 //! Deliberately absent: what services cannot carry out. It is named in [`Plan::not_enforced`].
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use mccs_config::change::{FlowChoice, StrategyChange};
 use mccs_config::service::FlowPath;
@@ -16,7 +16,7 @@ use super::links::Links;
 use super::message::{Report, whole_change};
 use super::pace::{HostPace, PAYLOAD, host_paces};
 use crate::exchange::protocol::{CommId, Name};
-use crate::policy::{Decision, Flow, Job, Placed, View, Way, shares};
+use crate::policy::{self, Decision, Flow, Job, Placed, View, Way, shares};
 use crate::telemetry::placed::Chosen;
 use crate::topology::{HostId, Topology};
 
@@ -49,6 +49,15 @@ impl Plan {
     #[must_use]
     pub fn is_same_strategy(&self, other: &Plan) -> bool {
         self.rings == other.rings && self.paths == other.paths && self.flows == other.flows
+    }
+
+    /// Others make room for the communicator's bursts: its root tells of them.
+    fn watch(&mut self, comm: &CommId) {
+        let root = comm.root.as_str();
+        match self.paces.iter_mut().find(|(host, _)| host == root) {
+            Some((_, pace)) => pace.is_watched = true,
+            None => self.paces.push((root.to_owned(), HostPace { is_watched: true, ..HostPace::default() })),
+        }
     }
 
     /// As a change of any strategy.
@@ -86,11 +95,18 @@ pub fn plan_all<'a>(
         let parts: Vec<Option<f64>> = decisions.0.iter().zip(&rates).map(of).collect();
         rates = shares::with_what_is_left(&view, &decisions, &rates, &parts);
     }
+    // Jobs are numbered by their place among the reports.
+    let comm_of = |number: u64| Some(reports.get(usize::try_from(number).ok()?)?.comm.clone());
+    let watched: BTreeSet<u64> = decisions.0.iter().flat_map(|one| one.yields.iter().map(|yields| yields.to)).collect();
     let plan = |job: &Job| {
         let place = decisions.0.iter().position(|decision| decision.comm == job.comm);
         let place = place.ok_or("the policy has not decided")?;
         let decision = &decisions.0[place];
-        let mut plan = plan(&basis.topology, decision, rates.get(place).map(Vec::as_slice));
+        let mut plan = plan(&basis.topology, decision, rates.get(place).map(Vec::as_slice), comm_of);
+        let report = reports.get(usize::try_from(job.comm).unwrap_or(usize::MAX));
+        if let Some(report) = report.filter(|_| watched.contains(&job.comm)) {
+            plan.watch(&report.comm);
+        }
         if job.pinned.is_some() {
             plan.not_enforced.extend(pinned_to_broken(&view, decision));
         }
@@ -182,9 +198,15 @@ fn pinned_to_broken(view: &View<'_>, decision: &Decision) -> Option<String> {
     ))
 }
 
-/// What a decision comes to; `rates` are what its flows are allotted, where tenants have shares.
+/// What a decision comes to; `rates` are what its flows are allotted, where tenants have shares, and `comm_of` what hosts call a
+/// communicator of the policy's.
 #[must_use]
-pub fn plan(topology: &Topology, decision: &Decision, rates: Option<&[f64]>) -> Plan {
+pub fn plan(
+    topology: &Topology,
+    decision: &Decision,
+    rates: Option<&[f64]>,
+    comm_of: impl Fn(policy::CommId) -> Option<CommId>,
+) -> Plan {
     let mut not_enforced = Vec::new();
     let mut ways: BTreeMap<(u32, &str, &str), Option<u32>> = BTreeMap::new();
     for flow in &decision.flows {
@@ -230,7 +252,7 @@ pub fn plan(topology: &Topology, decision: &Decision, rates: Option<&[f64]>) -> 
     if rates.is_some() && decision.flows.iter().any(|flow| flow.way == Way::Hash && crosses(flow)) {
         not_enforced.push("shares of links that the switches' hash chooses: NICs' are".to_owned());
     }
-    let paces = host_paces(topology, decision, rates);
+    let paces = host_paces(topology, decision, rates, comm_of);
     Plan { rings: decision.ring_orders.clone(), paths, flows, paces, not_enforced }
 }
 

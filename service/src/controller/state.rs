@@ -27,6 +27,7 @@ use std::time::{Duration, Instant};
 use super::answer::ControllerAnswer;
 use super::application::Application;
 use super::basis::{Basis, Text};
+use super::bursts::Yielders;
 use super::dead_paths::DeadPaths;
 use super::history::{History, Went};
 use super::links::Links;
@@ -145,6 +146,7 @@ pub struct Controller {
     pub(super) comms: BTreeMap<CommId, Held>,
     /// What flows want of what they are allotted.
     pub(super) wants: Wants,
+    pub(super) yielders: Yielders,
     /// When rates are allotted anew for it, and when they were last.
     allot_at: Option<Instant>,
     allotted_at: Instant,
@@ -181,6 +183,7 @@ impl Controller {
             links_tested_at: None,
             comms: BTreeMap::new(),
             wants: Wants::new(),
+            yielders: Yielders::default(),
             allot_at: None,
             allotted_at: now,
             unsure: BTreeSet::new(),
@@ -280,6 +283,7 @@ impl Controller {
             // A host that is away, or was forgotten, begins with a report for a Sync.
             _ if self.hosts.get(from).is_none_or(|state| *state == HostState::Away) => {}
             AgentMessage::Report(report) => self.report(*report, now),
+            AgentMessage::Burst { comm, burst } => self.foreseen(&comm, burst),
             AgentMessage::Wants { comm, bps } => self.wants(from, comm, bps, now),
             AgentMessage::Gone { comm } => {
                 self.wants.remove(&comm);
@@ -566,6 +570,7 @@ impl Controller {
                 }
             }
         }
+        self.yielders = Yielders::of(self.comms.values().flat_map(|held| &held.paced));
     }
 
     fn place_orders(&mut self, now: Instant) {

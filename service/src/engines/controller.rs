@@ -162,6 +162,7 @@ pub struct ControllerEngine {
     words: Arc<PathWords>,
     probes: Probes,
     seen_changes: Option<u64>,
+    seen_bursts: u64,
     /// Communicators with ranks here.
     here: BTreeMap<CommId, Arc<PaceUse>>,
     /// What the exchange had no room for, in order.
@@ -184,14 +185,7 @@ impl ControllerEngine {
         words: Arc<PathWords>,
     ) -> Self {
         let now = Instant::now();
-        let role = settings.is_here().then(|| Role {
-            // Ascends from one start of the service to the next.
-            controller: Controller::new(unix().as_nanos() as u64, &settings.own, &settings.hosts, now),
-            files: settings.files.clone().map(|(topology, policy)| Files::new(topology, policy, now)),
-            asked: BTreeMap::new(),
-            next_ticket: 0,
-            unsettled_since: Some(now),
-        });
+        let role = settings.is_here().then(|| Role::new(settings, now));
         registry.set_watcher(mailbox.waker().clone());
         words.set_reader(mailbox.waker().clone());
         let (addresses, from) = settings.addresses.clone();
@@ -207,6 +201,7 @@ impl ControllerEngine {
             words,
             probes: Probes::new(addresses, from),
             seen_changes: None,
+            seen_bursts: 0,
             here: BTreeMap::new(),
             backlog: VecDeque::new(),
             untold: VecDeque::new(),
@@ -458,7 +453,10 @@ impl Engine for ControllerEngine {
     }
 
     fn poll(&mut self, cx: &Context) -> Progress {
+        // The agent takes what is foreseen below.
+        let bursts = self.registry.bursts();
         let mut busy = self.look() | self.look_at_paths(cx.now);
+        busy |= std::mem::replace(&mut self.seen_bursts, bursts) != bursts;
         for _ in 0..cx.budget {
             let (reply, input) = (self.replies.pop(), self.mailbox.pop());
             if reply.is_none() && input.is_none() {
@@ -501,5 +499,6 @@ impl Engine for ControllerEngine {
             && self.replies.is_empty()
             && self.words.is_empty()
             && self.seen_changes == Some(self.registry.comm_changes())
+            && self.seen_bursts == self.registry.bursts()
     }
 }

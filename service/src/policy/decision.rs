@@ -90,7 +90,9 @@ impl Window {
 /// A time at which a communicator makes room for another.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
 pub struct Yield {
-    /// When.
+    /// For which.
+    pub to: CommId,
+    /// When, as far as that is known beforehand.
     pub window: Window,
     /// Most bits per second that each of its flows sends then.
     pub cap_bps: f64,

@@ -2,10 +2,11 @@
 //!
 //! Flows are assigned fairly over all paths. A job with a profile is known to send at certain times; at these, jobs of lower
 //! priority that share a link with it hold their flows to what it leaves them there. At all other times nobody is held back, so
-//! nothing is reserved while the first computes. Ours; the times come from profiles, as in CASSINI (NSDI 2024).
+//! nothing is reserved while the first computes. Ours; the times come from profiles, as in CASSINI (NSDI 2024). Where a job's bursts
+//! are foreseen one by one (`telemetry/profile.rs`) they take the place of the times.
 
 use super::windows::{Shared, Use};
-use super::{Decisions, Policy, Profile, View, Window, Yield, flows, shares};
+use super::{Decisions, Job, Policy, Profile, View, Window, Yield, flows, shares};
 
 /// What the first is expected to take longer than its profile says, in percent of it: clocks and compute times vary.
 const MARGIN_PERCENT: u64 = 3;
@@ -55,8 +56,10 @@ impl Policy for Yielding {
                     }
                 }
             }
-            let yields =
-                |high: &usize| Some(Yield { window: expected(view.jobs[*high].profile?), cap_bps: left_bps[*high] });
+            let yields = |high: &usize| {
+                let Job { comm, profile, .. } = &view.jobs[*high];
+                Some(Yield { to: *comm, window: expected((*profile)?), cap_bps: left_bps[*high] })
+            };
             firsts.retain(|high| view.jobs[*high].profile.is_some());
             firsts.sort_unstable_by(|a, b| left_bps[*a].total_cmp(&left_bps[*b]).then(a.cmp(b)));
             decision.yields = firsts.iter().take(YIELDS_MAX).filter_map(yields).collect();

@@ -370,6 +370,8 @@ pub struct Registry {
     next_number: AtomicU64,
     /// Grows when a communicator of several hosts begins, ends, or gets another strategy.
     comm_changes: AtomicU64,
+    /// Grows when a burst is foreseen.
+    bursts: AtomicU64,
     watcher: OnceLock<WakerSlot>,
     /// Flows to and from other hosts.
     pub flows: Arc<FlowTable>,
@@ -447,6 +449,20 @@ impl Registry {
         if let Some(watcher) = self.watcher.get() {
             watcher.wake();
         }
+    }
+
+    /// A burst is foreseen of a communicator for which others make room: who watches is woken.
+    pub fn note_burst(&self) {
+        self.bursts.fetch_add(1, Ordering::Release);
+        if let Some(watcher) = self.watcher.get() {
+            watcher.wake();
+        }
+    }
+
+    /// Differs after a burst was foreseen.
+    #[must_use]
+    pub fn bursts(&self) -> u64 {
+        self.bursts.load(Ordering::Acquire)
     }
 
     /// Differs after something has become of a communicator.

@@ -8,7 +8,7 @@ use mccs_config::change::FlowChoice;
 use mccs_config::service::FlowPath;
 use serde::{Deserialize, Serialize};
 
-use super::profile::Measured;
+use super::profile::{Burst, Measured};
 use crate::exchange::protocol::CommId;
 
 /// Ranks of one host.
@@ -35,11 +35,13 @@ pub struct Chosen {
     pub flows: Vec<FlowChoice>,
 }
 
-/// What a communicator's flows make of their pace on this host, since they began. Engines add; who looks takes differences.
+/// What a communicator's flows make of their pace on this host, since they began, and what is foreseen of them. Engines add; who looks takes differences.
 #[derive(Debug, Default)]
 pub struct PaceUse {
     bits: AtomicU64,
     held: AtomicU64,
+    is_watched: AtomicBool,
+    burst: Mutex<Option<Burst>>,
 }
 
 impl PaceUse {
@@ -51,6 +53,28 @@ impl PaceUse {
     /// A message had to wait.
     pub fn held(&self) {
         self.held.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Whether others make room for its bursts.
+    #[must_use]
+    pub fn is_watched(&self) -> bool {
+        self.is_watched.load(Ordering::Relaxed)
+    }
+
+    /// From now on others make room for its bursts, or no longer.
+    pub fn watch(&self, is_watched: bool) {
+        self.is_watched.store(is_watched, Ordering::Relaxed);
+    }
+
+    /// Its next burst is foreseen.
+    pub fn foresee(&self, burst: Burst) {
+        *self.burst.lock().unwrap_or_else(PoisonError::into_inner) = Some(burst);
+    }
+
+    /// The last burst that was foreseen and not taken.
+    #[must_use]
+    pub fn take_burst(&self) -> Option<Burst> {
+        self.burst.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// Bits of payload that have left, and how often something had to wait.

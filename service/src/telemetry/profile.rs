@@ -4,6 +4,13 @@
 //! there is one an iteration, divide bursts. A profile is there while bursts come at a steady period, and is told anew
 //! when it no longer says when the next burst comes.
 //!
+//! Only the last bursts count: a job that others make room for comes more often, and has to be expected then. Whether a job is steady
+//! its pauses say, which are its own; the network may stretch bursts, and stops when others make room.
+//!
+//! A period says little of a burst that is several periods away: each burst takes as long as the network lets it, and all that follow
+//! are as late. So every burst is also foreseen by itself, when the one before ends: a pause later. That takes bursts of as
+//! many collectives each; where their numbers differ nobody knows which is the last.
+//!
 //! Deliberately absent: what the network would allow. How long a burst takes is what it took when least was in its way, among the last.
 
 use std::collections::VecDeque;
@@ -13,14 +20,20 @@ use std::time::{Duration, Instant};
 const COLLECTIVES_MAX: usize = 1024;
 /// Bursts without which nothing is said.
 const BURSTS_MIN: usize = 6;
+/// Bursts that count. Half of them are enough for another period to be seen.
+const BURSTS_MAX: usize = 8;
 /// The longest pauses may be a job's own (a checkpoint), and say nothing of iterations.
 const OUTLIERS: usize = 2;
 /// Shorter pauses are no computation.
 const PAUSE_MIN: Duration = Duration::from_micros(200);
 /// Of the period, in percent: where pauses are shorter the network is busy all the time.
 const PAUSE_PERCENT: u32 = 3;
-/// By how much periods may differ, in percent: of ten, the second longest and the second shortest.
+/// By how much pauses may differ, in percent of the period; the longest may be anything (a checkpoint).
 const SPREAD_PERCENT: u32 = 20;
+/// By how much of the period a burst may come at another time than told: who makes room for it allows for about as much.
+const LATE_PERCENT: u32 = 1;
+/// Bursts that come more often are not foreseen one by one: hosts would hear of them too late, and of nothing else.
+const FORESEEN_PERIOD_MIN: Duration = Duration::from_millis(10);
 /// How often a profile is worked out, and told, at most.
 const EVERY: Duration = Duration::from_secs(1);
 
@@ -35,6 +48,24 @@ pub struct Measured {
     pub began: Instant,
 }
 
+/// A burst that is foreseen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Burst {
+    /// When it begins.
+    pub begins: Instant,
+    /// How long it takes.
+    pub lasts: Duration,
+}
+
+/// What a collective has made known of its communicator.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Noted {
+    /// Its profile, if that is news: `None` in it where there is none any more.
+    pub profile: Option<Option<Measured>>,
+    /// Its next burst, if one has ended.
+    pub burst: Option<Burst>,
+}
+
 impl Measured {
     /// Whether this one is worth telling where `told` was: periods and lengths differ, or bursts come at other times.
     fn differs(&self, told: &Measured) -> bool {
@@ -44,7 +75,7 @@ impl Measured {
         }
         let since = self.began.saturating_duration_since(told.began).as_nanos();
         let late = Duration::from_nanos((since % told.period.as_nanos().max(1)) as u64);
-        late.min(told.period.saturating_sub(late)) * 100 > self.period * 5
+        late.min(told.period.saturating_sub(late)) * 100 > self.period * LATE_PERCENT
     }
 }
 
@@ -55,11 +86,40 @@ pub struct ProfileMeter {
     collectives: VecDeque<(Instant, Instant)>,
     worked_out: Option<Instant>,
     told: Option<Measured>,
+    shape: Option<Shape>,
+    /// Collectives of the burst that goes on.
+    of_burst: usize,
+}
+
+/// What all bursts have in common.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Shape {
+    /// Collectives in each.
+    collectives: usize,
+    /// Pauses that are no shorter divide them.
+    divides: Duration,
+    /// How long they last.
+    lasts: Duration,
+    /// What comes between them.
+    pause: Duration,
 }
 
 impl ProfileMeter {
-    /// A collective has ended. Returns the communicator's profile if that is news: `None` in it where there is none any more.
-    pub fn note(&mut self, began: Instant, ended: Instant) -> Option<Option<Measured>> {
+    /// A collective has ended.
+    pub fn note(&mut self, began: Instant, ended: Instant) -> Noted {
+        let burst = self.foresee(began, ended);
+        Noted { profile: self.profile(began, ended), burst }
+    }
+
+    /// The burst after the one whose last collective this is.
+    fn foresee(&mut self, began: Instant, ended: Instant) -> Option<Burst> {
+        let Shape { collectives, divides, lasts, pause } = self.shape?;
+        let last = self.collectives.back().map_or(began, |last| last.1);
+        self.of_burst = if began.saturating_duration_since(last) >= divides { 1 } else { self.of_burst + 1 };
+        (self.of_burst == collectives).then(|| Burst { begins: ended + pause, lasts })
+    }
+
+    fn profile(&mut self, began: Instant, ended: Instant) -> Option<Option<Measured>> {
         if self.collectives.len() == COLLECTIVES_MAX {
             self.collectives.pop_front();
         }
@@ -69,7 +129,8 @@ impl ProfileMeter {
             return None;
         }
         self.worked_out = Some(ended);
-        let measured = measure(&self.collectives);
+        let (measured, shape) = measure(&self.collectives).unzip();
+        self.shape = shape.flatten();
         let is_news = match (&measured, &self.told) {
             (Some(measured), Some(told)) => measured.differs(told),
             (measured, told) => measured.is_some() != told.is_some(),
@@ -86,7 +147,8 @@ fn tenth(sorted: &[Duration], tenths: usize) -> Duration {
     sorted.get((sorted.len().saturating_sub(1)) * tenths / 10).copied().unwrap_or_default()
 }
 
-fn measure(collectives: &VecDeque<(Instant, Instant)>) -> Option<Measured> {
+/// The profile, and what bursts have in common, where they have as many collectives each.
+fn measure(collectives: &VecDeque<(Instant, Instant)>) -> Option<(Measured, Option<Shape>)> {
     let pause =
         |(before, after): (&(Instant, Instant), &(Instant, Instant))| after.0.saturating_duration_since(before.1);
     let pauses = || collectives.iter().zip(collectives.iter().skip(1)).map(pause);
@@ -97,29 +159,37 @@ fn measure(collectives: &VecDeque<(Instant, Instant)>) -> Option<Measured> {
         return None;
     }
     // The first burst may have begun before what is remembered.
-    let mut bursts: Vec<(Instant, Instant)> = Vec::new();
+    let mut bursts: Vec<(Instant, Instant, usize)> = Vec::new();
     for ((began, ended), pause) in collectives.iter().skip(1).zip(pauses()) {
         match bursts.last_mut() {
-            _ if pause >= long / 2 => bursts.push((*began, *ended)),
-            Some(burst) => burst.1 = *ended,
+            _ if pause >= long / 2 => bursts.push((*began, *ended, 1)),
+            Some(burst) => (burst.1, burst.2) = (*ended, burst.2 + 1),
             None => {}
         }
     }
     // The last may not have ended.
-    let (last, _) = bursts.pop()?;
+    let (last, ..) = bursts.pop()?;
     if bursts.len() < BURSTS_MIN {
         return None;
     }
-    let begins = bursts.iter().map(|burst| burst.0).chain([last]);
-    let mut periods: Vec<Duration> = begins.clone().zip(begins.skip(1)).map(|(a, b)| b.duration_since(a)).collect();
-    periods.sort_unstable();
-    let period = tenth(&periods, 5);
-    let mut lengths: Vec<Duration> =
-        bursts.iter().map(|(began, ended)| ended.saturating_duration_since(*began)).collect();
-    lengths.sort_unstable();
-    let is_steady = (tenth(&periods, 9) - tenth(&periods, 1)) * 100 <= period * SPREAD_PERCENT;
+    let bursts = &bursts[bursts.len().saturating_sub(BURSTS_MAX)..];
+    let begins = || bursts.iter().map(|burst| burst.0).chain([last]);
+    let sorted = |times: &mut dyn Iterator<Item = Duration>| {
+        let mut sorted: Vec<Duration> = times.collect();
+        sorted.sort_unstable();
+        sorted
+    };
+    let period = tenth(&sorted(&mut begins().zip(begins().skip(1)).map(|(a, b)| b.duration_since(a))), 5);
+    let lengths = sorted(&mut bursts.iter().map(|(began, ended, _)| ended.saturating_duration_since(*began)));
+    let ends = bursts.iter().map(|burst| burst.1);
+    let pauses = sorted(&mut ends.zip(begins().skip(1)).map(|(end, begin)| begin.saturating_duration_since(end)));
+    let is_steady = (tenth(&pauses, 9) - tenth(&pauses, 1)) * 100 <= period * SPREAD_PERCENT;
     let has_pauses = long * 100 >= period * PAUSE_PERCENT;
-    (is_steady && has_pauses).then(|| Measured { period, busy: tenth(&lengths, 1), began: last })
+    let count = bursts.first()?.2;
+    let are_alike = period >= FORESEEN_PERIOD_MIN && bursts.iter().all(|burst| burst.2 == count);
+    let shape = Shape { collectives: count, divides: long / 2, lasts: tenth(&lengths, 5), pause: tenth(&pauses, 5) };
+    let measured = Measured { period, busy: tenth(&lengths, 1), began: last };
+    (is_steady && has_pauses).then(|| (measured, are_alike.then_some(shape)))
 }
 
 #[cfg(test)]
@@ -153,7 +223,7 @@ mod tests {
 
     fn last_told(collectives: Vec<(Instant, Instant)>) -> Option<Measured> {
         let mut meter = ProfileMeter::default();
-        collectives.into_iter().filter_map(|(began, ended)| meter.note(began, ended)).last().flatten()
+        collectives.into_iter().filter_map(|(began, ended)| meter.note(began, ended).profile).last().flatten()
     }
 
     proptest! {
@@ -202,7 +272,7 @@ mod tests {
         let begin = Instant::now();
         let mut meter = ProfileMeter::default();
         let mut told = |collectives: &[(Instant, Instant)]| {
-            collectives.iter().filter_map(|(began, ended)| meter.note(*began, *ended)).collect::<Vec<_>>()
+            collectives.iter().filter_map(|(began, ended)| meter.note(*began, *ended).profile).collect::<Vec<_>>()
         };
         let first = job(1_000, (2, 5_000, 50, 10_000), 0, begin);
         let news = told(&first);
@@ -215,5 +285,30 @@ mod tests {
         // It stops being one.
         let news = told(&job(9_000, (1, 5_000, 0, 0), 0, last + Duration::from_secs(60)));
         assert_eq!(news.last(), Some(&None));
+    }
+
+    #[test]
+    fn every_burst_is_foreseen_when_the_one_before_ends() {
+        let begin = Instant::now();
+        // Bursts of three collectives, of which each takes longer by up to a half, by turns.
+        let (mut at, mut meter, mut foreseen, mut seed) = (begin, ProfileMeter::default(), None::<Burst>, 1_u64);
+        let mut hits = 0;
+        for burst in 0..40_u64 {
+            if let Some(expected) = foreseen.take() {
+                assert_eq!(expected.begins, at);
+                assert!(expected.lasts >= Duration::from_millis(31) && expected.lasts <= Duration::from_millis(46));
+                hits += 1;
+            }
+            for collective in 0..3 {
+                seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                let ended = at + Duration::from_micros(10_000 + (seed >> 40) % 5_000);
+                let Noted { burst, .. } = meter.note(at, ended);
+                assert!(burst.is_none() || collective == 2, "not in the midst of one");
+                foreseen = burst;
+                at = ended + Duration::from_micros(if collective == 2 { 60_000 } else { 500 });
+            }
+            assert!(foreseen.is_some() || burst < 30, "known by now");
+        }
+        assert!(hits > 20, "{hits}");
     }
 }

@@ -121,6 +121,8 @@ struct Running {
     iterations_left: u64,
     started_ns: u64,
     sending_ns: u64,
+    /// When its next burst is expected, and how long it is to take: those who make room for it go by that.
+    foreseen_ns: Option<(u64, u64)>,
     random: Random,
 }
 
@@ -301,6 +303,7 @@ impl Simulation<'_> {
                 iterations_left,
                 started_ns: self.now_ns,
                 sending_ns: 0,
+                foreseen_ns: None,
                 random: Random::new(self.seed ^ number as u64),
             };
             running.alone_ns = self.alone_ns(&running);

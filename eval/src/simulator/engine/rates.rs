@@ -1,5 +1,6 @@
 //! Rates: how fast streams move, until when, and what they have moved since.
 
+use mccs_service::controller::bursts::CommonBurst;
 use mccs_service::policy::Decision;
 use mccs_service::policy::shares::Demand;
 
@@ -55,6 +56,8 @@ impl Simulation<'_> {
                 && running.streams.iter().all(|stream| stream.left_bits <= NOTHING_BITS)
             {
                 running.sending_ns += self.now_ns - since_ns;
+                let compute_ns = self.coming[job].work.compute.0.as_nanos() as u64;
+                running.foreseen_ns = Some((self.now_ns + compute_ns, self.now_ns - since_ns));
                 running.iterations_left -= 1;
                 if running.iterations_left == 0 { self.end(job) } else { self.compute(job) }
             }
@@ -70,7 +73,7 @@ impl Simulation<'_> {
         for job in &self.islands[island].jobs {
             let Some(running) = &self.running[*job] else { continue };
             let (State::Sending { .. }, Some(decision)) = (running.state, &running.decision) else { continue };
-            let (cap_bps, until_ns) = limit(decision, self.now_ns);
+            let (cap_bps, until_ns) = self.limit(decision);
             next_ns = next_ns.min(until_ns);
             for (number, stream) in running.streams.iter().enumerate() {
                 if stream.left_bits > NOTHING_BITS {
@@ -99,20 +102,35 @@ impl Simulation<'_> {
             self.push(next_ns, Event::Island { island, version });
         }
     }
+
+    /// Most that each flow may send now, and when that changes next.
+    fn limit(&self, decision: &Decision) -> (f64, u64) {
+        let (mut cap_bps, mut until_ns) = (f64::INFINITY, u64::MAX);
+        if let Some(window) = decision.window {
+            let (open, next_ns) = window.at(self.now_ns);
+            cap_bps = if open { cap_bps } else { 0.0 };
+            until_ns = next_ns;
+        }
+        for held in &decision.yields {
+            let high = usize::try_from(held.to).ok().and_then(|job| self.running.get(job)?.as_ref());
+            let (holds, next_ns) = match high.and_then(|high| high.foreseen_ns) {
+                Some((begins_ns, lasts_ns)) => during(CommonBurst { begins_ns, lasts_ns }.with_margin(), self.now_ns),
+                None => held.window.at(self.now_ns),
+            };
+            cap_bps = if holds { cap_bps.min(held.cap_bps) } else { cap_bps };
+            until_ns = until_ns.min(next_ns);
+        }
+        (cap_bps, until_ns)
+    }
 }
 
-/// Most that each flow may send now, and when that changes next.
-fn limit(decision: &Decision, now_ns: u64) -> (f64, u64) {
-    let (mut cap_bps, mut until_ns) = (f64::INFINITY, u64::MAX);
-    if let Some(window) = decision.window {
-        let (open, next_ns) = window.at(now_ns);
-        cap_bps = if open { cap_bps } else { 0.0 };
-        until_ns = next_ns;
+/// Whether a burst goes on, and when that changes.
+fn during(burst: CommonBurst, now_ns: u64) -> (bool, u64) {
+    let CommonBurst { begins_ns, lasts_ns } = burst;
+    let ends_ns = begins_ns.saturating_add(lasts_ns);
+    match now_ns {
+        now_ns if now_ns < begins_ns => (false, begins_ns),
+        now_ns if now_ns < ends_ns => (true, ends_ns),
+        _ => (false, u64::MAX),
     }
-    for held in &decision.yields {
-        let (holds, next_ns) = held.window.at(now_ns);
-        cap_bps = if holds { cap_bps.min(held.cap_bps) } else { cap_bps };
-        until_ns = until_ns.min(next_ns);
-    }
-    (cap_bps, until_ns)
 }

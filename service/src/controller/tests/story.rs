@@ -11,8 +11,9 @@ use crate::controller::history::{HISTORY_MAX, Went};
 use crate::controller::links::LinkState;
 use crate::controller::message::{AgentMessage, ControllerMessage, Order};
 use crate::controller::state::{GRACE, ORDERS_MAX, PAUSE, SYNC_TIME};
+use crate::engines::transport::pace::Pace;
 use crate::exchange::protocol::CommId;
-use crate::telemetry::profile::Measured;
+use crate::telemetry::profile::{Burst, Measured};
 
 fn apply(policy: &str) -> ControllerRequest {
     ControllerRequest::Apply { name: "new.toml".into(), text: format!("[policy]\nname = {policy:?}\n") }
@@ -485,11 +486,28 @@ fn who_sends_at_certain_times_makes_others_yield_then_on_the_common_clock() {
     bed.pass(Duration::from_secs(1));
     for host in bed.hosts.values() {
         let [(window, cap_bps)] = host.paces[&low].yields[..] else { panic!("{:?}", host.paces) };
-        assert!(!host.paces.contains_key(&high) && cap_bps >= 1_000_000);
+        assert!(host.paces.get(&high).is_none_or(Pace::is_free) && cap_bps >= 1_000_000);
         // It sends from 50 ms of the second on, with a margin at both ends.
         let open_at = |ms: u64| window.at(bed.now + Duration::from_millis(1_000 + ms)).0;
         assert_eq!([40, 51, 70, 79, 90, 120].map(open_at), [false, true, true, true, false, false]);
     }
+    // From then on its bursts are told one by one, by the host of its root.
+    let watches = |host: &Host| host.pace_uses[&high].is_watched();
+    let watching = bed.hosts.iter().filter(|(_, host)| watches(host));
+    assert_eq!(watching.map(|(name, _)| name).collect::<Vec<_>>(), [&high.root]);
+    let begins = bed.now + Duration::from_millis(60);
+    bed.host(&high.root).pace_uses[&high].foresee(Burst { begins, lasts: Duration::from_millis(100) });
+    bed.pace(&high.root);
+    bed.run();
+    for host in bed.hosts.values() {
+        let [(window, _)] = host.paces[&low].yields[..] else { panic!("{:?}", host.paces) };
+        let open_at = |ms: u64| window.at(bed.now + Duration::from_millis(ms)).0;
+        assert_eq!([55, 59, 100, 161, 165, 360].map(open_at), [false, true, true, true, false, false]);
+    }
+    // Who foresees for whom nobody makes room tells nobody.
+    bed.host(&high.root).pace_uses[&low].foresee(Burst { begins, lasts: Duration::from_millis(1) });
+    bed.pace(&high.root);
+    assert!(bed.to_controller.is_empty(), "{:?}", bed.to_controller);
     // It sends all the time: nobody knows when to yield.
     bed.host(&high.root).comms.get_mut(&high).unwrap().profile = None;
     bed.look(&high.root);
@@ -544,4 +562,25 @@ fn what_waits_to_be_reported_is_reported_once_and_as_it_is_then() {
     let expected = [(comms[0].clone(), 0), (comms[1].clone(), 6), (comms[2].clone(), 7)];
     assert_eq!(told.iter().filter_map(epoch).collect::<Vec<_>>(), expected);
     assert_eq!(told.len(), 3);
+}
+
+#[test]
+fn priorities_have_the_code_points_of_the_switches_classes() {
+    let mut bed = Bed::new("priority");
+    let [first, other] = T_AND_U.map(|tenant| bed.begin_wide(tenant));
+    bed.run();
+    let rules = "[policy]\nname = \"priority\"\n[[tenant]]\nname = \"t\"\npriority = 2\n";
+    bed.controller.files(None, Some(text("policy.toml", rules)), bed.now);
+    bed.run();
+    let dscps = |bed: &Bed, comm: &CommId| bed.chosen(comm).paths.iter().map(|path| path.dscp).collect::<Vec<_>>();
+    assert_eq!(dscps(&bed, &first), [None; 3]);
+    assert!(bed.show().communicators[0].not_enforced[0].contains("priority 2"));
+    let topology = format!("{TOPOLOGY}[[class]]\npriority = 2\ndscp = 16\n");
+    bed.controller.files(Some(text("topology.toml", &topology)), None, bed.now);
+    bed.run();
+    assert_eq!((dscps(&bed, &first), dscps(&bed, &other)), (vec![Some(16); 3], vec![None; 3]));
+    let view = bed.show();
+    assert!(view.communicators.iter().all(|comm| comm.not_enforced.is_empty()), "{view:?}");
+    // The ways are those of the spines all the same.
+    assert!(view.communicators[0].strategy.flows.iter().all(|flow| flow.way.starts_with("spine")), "{view:?}");
 }

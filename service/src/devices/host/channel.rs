@@ -332,7 +332,7 @@ impl ChannelRun {
                 let Some(request) = links.transport.isend(out.flow, message, remote.tag.0)? else { break };
                 any = true;
                 out.meter.count(message.bytes);
-                links.sent(remote.links, link, message.bytes);
+                links.sent(remote.links, link, message.bytes, now);
                 out.sends.push_back(Sent { request, bytes: message.bytes, since_ns: links.recorder().now_ns() });
                 out.posted += count;
                 if out.posted >= span.span.count {

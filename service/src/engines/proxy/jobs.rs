@@ -241,9 +241,7 @@ impl ProxyEngine {
         if let Some(Operation { action: Action::Collective { kind, .. }, count, dtype, .. }) = running.first() {
             live.info.count_collective(*kind, *count, dtype.size_bytes(), took);
         }
-        if live.note_burst(now.checked_sub(took).unwrap_or(now), now) {
-            self.registry.note_comms();
-        }
+        live.note_burst(now.checked_sub(took).unwrap_or(now), now, &self.registry);
         for operation in &running {
             self.finish_one(operation.session.id, operation.stream.index);
         }

@@ -32,7 +32,9 @@ use crate::engines::transport::links::{EPOCH_MAX, LinkKey, LinksId, NextEpoch, W
 use crate::engines::transport::pace::Pace;
 use crate::exchange::protocol::{ChangeBody, CommId, Decision, Request, Text};
 use crate::plans::ScheduleCache;
+use crate::telemetry::Registry;
 use crate::telemetry::placed::Chosen;
+use crate::telemetry::profile::Noted;
 use crate::transports::{FlowPath, TransportError};
 
 /// Time that hosts have to prepare for a change. Shorter than the operator waits for an answer.
@@ -395,12 +397,18 @@ impl ProxyEngine {
 }
 
 impl Comm {
-    /// A collective has ended. Returns whether the communicator's profile is another one now.
-    pub(super) fn note_burst(&mut self, began: Instant, ended: Instant) -> bool {
-        let Some(placed) = self.info.placed.as_ref().filter(|_| !self.is_windowed) else { return false };
-        let Some(profile) = self.meter.note(began, ended) else { return false };
-        placed.set_profile(profile);
-        true
+    /// A collective has ended: what that makes known of when it sends is told.
+    pub(super) fn note_burst(&mut self, began: Instant, ended: Instant, registry: &Registry) {
+        let Some(placed) = self.info.placed.as_ref().filter(|_| !self.is_windowed) else { return };
+        let Noted { profile, burst } = self.meter.note(began, ended);
+        if let Some(profile) = profile {
+            placed.set_profile(profile);
+            registry.note_comms();
+        }
+        if let Some(burst) = burst.filter(|_| placed.pace_use.is_watched()) {
+            placed.pace_use.foresee(burst);
+            registry.note_burst();
+        }
     }
 }
 

@@ -497,11 +497,14 @@ impl Links {
     /// From now on a communicator's flows keep to this.
     pub(super) fn set_pace(&mut self, id: LinksId, (pace, pace_use): (Arc<Pace>, Arc<PaceUse>), now: Instant) {
         let Some(set) = self.sets.get_mut(&id) else { return };
+        let before = set.pace.as_ref().map(|(before, _)| &**before);
         for (link, sending) in &mut set.sends {
+            match before {
+                Some(before) => sending.bucket.repace(before, sending.cap_bps, now),
+                None => sending.bucket = Bucket::new(now),
+            }
             let host = set.peers.as_ref().and_then(|peers| peers.host_of(link.dst));
             sending.cap_bps = host.and_then(|host| pace.cap_of(link.channel, &host.name));
-            // What was owed was owed to another pace.
-            sending.bucket = Bucket::new(now);
         }
         set.pace = (!pace.is_free()).then_some((pace, pace_use));
     }
@@ -516,10 +519,10 @@ impl Links {
     }
 
     /// A link has sent.
-    pub fn sent(&mut self, id: LinksId, link: LinkKey, bytes: u64) {
+    pub fn sent(&mut self, id: LinksId, link: LinkKey, bytes: u64, now: Instant) {
         if let Some((_, pace_use, sending)) = self.paced(id, link) {
             pace_use.sent(bytes);
-            sending.bucket.sent(bytes);
+            sending.bucket.sent(bytes, now);
         }
     }
 

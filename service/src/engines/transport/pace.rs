@@ -2,7 +2,8 @@
 //!
 //! A flow has a bucket that fills at the rate it may send at, by the clock. A message leaves while the bucket is not below
 //! empty, and takes all its bits at once, so that long messages leave whole and the rate is right over a few of them. What is
-//! left over is kept for `CREDIT`: an engine that comes late catches up.
+//! left over is kept for `CREDIT`: an engine that comes late catches up. Where a cap begins, what left last counts as sent under it: it
+//! is still on its way.
 //!
 //! Pacing is no promise: it only ever makes messages wait. Deliberately absent: who may have how much (policies decide), and
 //! clocks of other hosts (`controller/clock.rs`): times here are this process's.
@@ -14,6 +15,8 @@ use crate::exchange::protocol::Name;
 /// For how long a flow may send later what it could have sent: longer than engines sleep by mistake, shorter than queues in
 /// switches are patient.
 const CREDIT: Duration = Duration::from_millis(5);
+/// For how long a message may be on its way: in buffers of hosts and switches.
+const ON_ITS_WAY: Duration = Duration::from_millis(100);
 /// Edges of windows that a bucket is filled over one by one; who has been silent for longer is full or empty anyway.
 const EDGES_MAX: usize = 64;
 
@@ -39,12 +42,22 @@ pub struct LocalWindow {
     pub period: Duration,
     /// How long it stays open.
     pub length: Duration,
+    /// Whether it opens but once, which may be yet to come.
+    pub is_once: bool,
 }
 
 impl LocalWindow {
     /// Whether it is open, and when that changes; `None` for never.
     #[must_use]
     pub fn at(&self, now: Instant) -> (bool, Option<Instant>) {
+        if self.is_once {
+            let until = self.opened + self.length;
+            return match now {
+                now if now < self.opened => (false, Some(self.opened)),
+                now if now < until => (true, Some(until)),
+                _ => (false, None),
+            };
+        }
         if self.length >= self.period {
             return (true, None);
         }
@@ -104,12 +117,16 @@ impl Pace {
 pub(super) struct Bucket {
     level_bits: f64,
     at: Instant,
+    /// When a message left last that nothing would have held, and its bits; until they are charged.
+    freely_sent: Option<(Instant, f64)>,
+    /// Nothing holds the flow.
+    is_free: bool,
 }
 
 impl Bucket {
     /// Of a flow that begins.
     pub(super) fn new(now: Instant) -> Self {
-        Bucket { level_bits: 0.0, at: now }
+        Bucket { level_bits: 0.0, at: now, freely_sent: None, is_free: false }
     }
 
     /// Whether the flow may send now.
@@ -119,6 +136,10 @@ impl Bucket {
     pub(super) fn may_send(&mut self, pace: &Pace, cap_bps: Option<u64>, now: Instant) -> Result<(), Instant> {
         self.fill(pace, cap_bps, now);
         let (rate, until) = pace.rate_at(cap_bps, now);
+        self.is_free = rate == Rate::Unlimited;
+        if let Rate::BitsPerSecond(_) = rate {
+            self.charge(now);
+        }
         let ready = match rate {
             Rate::Unlimited => return Ok(()),
             Rate::BitsPerSecond(_) if self.level_bits >= 0.0 => return Ok(()),
@@ -133,8 +154,27 @@ impl Bucket {
     }
 
     /// The flow has sent.
-    pub(super) fn sent(&mut self, bytes: u64) {
-        self.level_bits -= bytes as f64 * 8.0;
+    pub(super) fn sent(&mut self, bytes: u64, now: Instant) {
+        let bits = bytes as f64 * 8.0;
+        self.level_bits -= bits;
+        if self.is_free {
+            self.freely_sent = Some((now, bits));
+        }
+    }
+
+    /// From now on another pace holds. What was owed is paid at its rate.
+    pub(super) fn repace(&mut self, before: &Pace, cap_bps: Option<u64>, now: Instant) {
+        self.fill(before, cap_bps, now);
+        self.level_bits = self.level_bits.min(0.0);
+    }
+
+    /// A cap holds from `now` on at the latest: what is still on its way counts.
+    fn charge(&mut self, now: Instant) {
+        if let Some((at, bits)) = self.freely_sent.take()
+            && now.saturating_duration_since(at) <= ON_ITS_WAY
+        {
+            self.level_bits -= bits;
+        }
     }
 
     fn fill(&mut self, pace: &Pace, cap_bps: Option<u64>, now: Instant) {
@@ -148,6 +188,7 @@ impl Bucket {
                 Rate::Closed => {}
                 Rate::Unlimited => self.level_bits = self.level_bits.max(0.0),
                 Rate::BitsPerSecond(bps) => {
+                    self.charge(self.at);
                     let filled = self.level_bits + (to - self.at).as_secs_f64() * bps;
                     self.level_bits = filled.min(CREDIT.as_secs_f64() * bps);
                 }
@@ -174,7 +215,7 @@ mod tests {
         while now < begin + Duration::from_millis(to_ms) {
             match bucket.may_send(pace, cap_bps, now) {
                 Ok(()) => {
-                    bucket.sent(MESSAGE_BYTES);
+                    bucket.sent(MESSAGE_BYTES, now);
                     if now >= begin + Duration::from_millis(from_ms) {
                         bits += MESSAGE_BYTES as f64 * 8.0;
                     }
@@ -192,7 +233,8 @@ mod tests {
     }
 
     fn window(opened: Instant, period_ms: u64, length_ms: u64) -> LocalWindow {
-        LocalWindow { opened, period: Duration::from_millis(period_ms), length: Duration::from_millis(length_ms) }
+        let (period, length) = (Duration::from_millis(period_ms), Duration::from_millis(length_ms));
+        LocalWindow { opened, period, length, is_once: false }
     }
 
     proptest! {
@@ -221,7 +263,7 @@ mod tests {
                     Ok(()) => {
                         let since = (now - begin).as_nanos() % Duration::from_millis(period_ms).as_nanos();
                         prop_assert!(since < Duration::from_millis(length_ms).as_nanos());
-                        bucket.sent(MESSAGE_BYTES);
+                        bucket.sent(MESSAGE_BYTES, now);
                         bits += MESSAGE_BYTES as f64 * 8.0;
                     }
                     Err(at) => now = at + Duration::from_micros(late_us),
@@ -247,9 +289,42 @@ mod tests {
         let mut bucket = Bucket::new(begin);
         let late = begin + Duration::from_millis(499);
         assert!(bucket.may_send(&pace, None, late).is_ok());
-        bucket.sent(100 << 20);
+        bucket.sent(100 << 20, late);
         assert_eq!(bucket.may_send(&pace, None, late), Err(begin + Duration::from_millis(500)));
         assert_eq!(bucket.may_send(&pace, None, begin + Duration::from_millis(500)), Ok(()));
+    }
+
+    #[test]
+    fn what_is_on_its_way_when_a_time_to_yield_begins_counts() {
+        let begin = Instant::now();
+        let at = |ms: u64| begin + Duration::from_millis(ms);
+        let pace = Pace { yields: vec![(window(begin, 1_000, 500), 10_000_000)], ..Pace::default() };
+        let mut bucket = Bucket::new(at(500));
+        for ms in [500, 900, 999] {
+            assert_eq!(bucket.may_send(&pace, None, at(ms)), Ok(()));
+            bucket.sent(125_000, at(ms));
+        }
+        // The last, of a million bits, takes a tenth of a second at this rate.
+        assert_eq!(bucket.may_send(&pace, None, at(1_001)), Err(at(1_100)));
+        assert_eq!(bucket.may_send(&pace, None, at(1_100)), Ok(()));
+        // Another word about the same times forgives nothing.
+        bucket.sent(125_000, at(1_100));
+        bucket.repace(&pace, None, at(1_150));
+        assert_eq!(bucket.may_send(&pace, None, at(1_150)), Err(at(1_200)));
+        // Who has been silent before owes nothing.
+        assert_eq!(bucket.may_send(&pace, None, at(1_600)), Ok(()));
+        bucket.sent(125_000, at(1_600));
+        assert_eq!(bucket.may_send(&pace, None, at(2_050)), Ok(()));
+    }
+
+    #[test]
+    fn a_window_that_opens_once_may_be_yet_to_come() {
+        let begin = Instant::now();
+        let at = |ms: u64| begin + Duration::from_millis(ms);
+        let once = LocalWindow { is_once: true, ..window(at(100), 50, 20) };
+        assert_eq!(once.at(begin), (false, Some(at(100))));
+        assert_eq!(once.at(at(110)), (true, Some(at(120))));
+        assert_eq!(once.at(at(160)), (false, None));
     }
 
     #[test]
