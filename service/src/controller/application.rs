@@ -6,7 +6,8 @@ use std::time::Instant;
 use super::answer::{Applied, ControllerAnswer};
 use super::basis::{Basis, Text};
 use super::history::Went;
-use super::state::{Controller, Output, Ticket, besides};
+use super::orders::besides;
+use super::state::{Controller, Output, Ticket};
 use crate::exchange::protocol::CommId;
 
 /// What is being put in force.

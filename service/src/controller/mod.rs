@@ -6,7 +6,7 @@
 //!            <-Report, Answer--     <-- communicators that began, changed, ended
 //! ```
 //!
-//! [`state`] holds the view and orders, [`plan`] turns decisions of a policy into changes and [`pace`]s, [`agent`] reports and
+//! [`state`] holds the view and decides, [`orders`] tells what is not as decided, [`plan`] turns decisions of a policy into changes and [`pace`]s, [`agent`] reports and
 //! carries out, [`message`] is what the two say, [`bursts`] when those send for whom others make room, [`said`] what all keep of an operator's words, [`clock`] what time it is for all. All of it is without I/O
 //! and clock; `engines/controller.rs` connects it with the exchange, the registry, the operator and the files.
 //!
@@ -27,6 +27,7 @@ pub mod history;
 pub mod links;
 pub mod message;
 mod operator;
+pub mod orders;
 pub mod pace;
 pub mod plan;
 pub mod said;

@@ -10,12 +10,11 @@
 //! What an operator has chosen by hand is *pinned*: all else is planned around it, and it is not ordered otherwise.
 //!
 //! Nothing is decided before the hosts that are there have reported, so that a controller that has just started decides as the one
-//! before it. An order that is refused leaves the strategy as it is, and is not given again before something else has
-//! changed and a pause is over. Orders that belong to a policy, file or link that was put in force are its application: when one of
+//! before it. Orders that belong to a policy, file or link that was put in force are its application: when one of
 //! them is refused, what was in force before is again.
 //!
 //! Without I/O and clock. Whoever calls an input then calls [`Controller::settle`], takes the outputs, and comes back at
-//! [`Controller::next_deadline`]. Invariant: at most one order of a communicator is under way.
+//! [`Controller::next_deadline`].
 //!
 //! Deliberately absent: when a change takes effect (the hosts agree on that), and memory of former lives: everything is
 //! reported again, also what operators have said of links, which hosts keep.
@@ -31,26 +30,19 @@ use super::bursts::Yielders;
 use super::dead_paths::DeadPaths;
 use super::history::{History, Went};
 use super::links::Links;
-use super::message::{AgentMessage, ControllerMessage, Order, Outcome, Report};
+use super::message::{AgentMessage, ControllerMessage, Report};
+use super::orders::{Pending, Refusal};
 use super::pace::HostPace;
 use super::plan::{Plan, Wants, plan_all};
 use super::said::SaidLink;
 use crate::exchange::protocol::{CommId, Name};
 
-/// Orders that are under way at a time: bounds what waits in mailboxes on the way.
-pub const ORDERS_MAX: usize = 64;
 /// Communicators of the cluster that are looked after; those beyond keep what they have.
 pub const COMMS_MAX: usize = 1 << 16;
 /// How long hosts that are not there are waited for at the start.
 pub const GRACE: Duration = Duration::from_secs(3);
 /// How long a host that was met may take to report.
 pub const SYNC_TIME: Duration = Duration::from_secs(10);
-/// Longer than hosts may take to agree.
-pub const ORDER_TIME: Duration = Duration::from_secs(30);
-/// Pause after a first refusal; it doubles with each that follows.
-pub const PAUSE: Duration = Duration::from_secs(1);
-/// Longest pause.
-pub const PAUSE_MAX: Duration = Duration::from_secs(60);
 
 /// Rates are allotted anew at most so often when tenants want more or less of them.
 pub const ALLOT_EVERY: Duration = Duration::from_millis(500);
@@ -81,24 +73,13 @@ pub enum Output {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum HostState {
+pub(super) enum HostState {
     /// Not there, or no longer.
     Away,
     /// Asked to report.
     Asked { until: Instant },
     /// Has reported.
     Synced,
-}
-
-/// An order that was not carried out.
-pub(super) struct Refusal {
-    plan: Plan,
-    epoch: u64,
-    pub(super) reason: String,
-    pause: Duration,
-    until: Instant,
-    /// Something has changed since.
-    may_retry: bool,
 }
 
 /// A communicator.
@@ -109,7 +90,7 @@ pub(super) struct Held {
     pub(super) order: Option<u64>,
     pub(super) refusal: Option<Refusal>,
     /// What hosts were told of how flows leave them; those that were told nothing are free.
-    paced: BTreeMap<Name, HostPace>,
+    pub(super) paced: BTreeMap<Name, HostPace>,
 }
 
 impl Held {
@@ -120,21 +101,12 @@ impl Held {
     }
 }
 
-struct Pending {
-    comm: CommId,
-    plan: Plan,
-    expected_epoch: u64,
-    /// In the history.
-    entry: u64,
-    until: Instant,
-}
-
 /// See the module's documentation.
 pub struct Controller {
     pub(super) life: u64,
     /// When the common clock showed `life`.
     born: Instant,
-    hosts: BTreeMap<Name, HostState>,
+    pub(super) hosts: BTreeMap<Name, HostState>,
     grace_until: Instant,
     pub(super) basis: Option<Arc<Basis>>,
     with_profiles: bool,
@@ -151,14 +123,14 @@ pub struct Controller {
     allot_at: Option<Instant>,
     allotted_at: Instant,
     /// Hosts that keep to paces which an earlier life has told.
-    unsure: BTreeSet<Name>,
-    orders: BTreeMap<u64, Pending>,
-    next_order: u64,
+    pub(super) unsure: BTreeSet<Name>,
+    pub(super) orders: BTreeMap<u64, Pending>,
+    pub(super) next_order: u64,
     /// Why everything is to be decided again.
     cause: Option<String>,
     /// Why it was decided last.
-    last_cause: String,
-    is_to_order: bool,
+    pub(super) last_cause: String,
+    pub(super) is_to_order: bool,
     pub(super) application: Option<Application>,
     /// Hosts that obey another life, and which.
     superseded: BTreeMap<Name, u64>,
@@ -433,42 +405,6 @@ impl Controller {
         }
     }
 
-    fn answered(&mut self, from: &Name, order: u64, outcome: Outcome, now: Instant) {
-        if self.orders.get(&order).is_none_or(|pending| pending.comm.root != *from) {
-            return;
-        }
-        let Some(pending) = self.orders.remove(&order) else { return };
-        self.is_to_order = true;
-        let Some(held) = self.comms.get_mut(&pending.comm) else { return };
-        held.order = None;
-        let (reason, is_fault) = match outcome {
-            Outcome::Done { .. } => {
-                held.refusal = None;
-                self.history.went(pending.entry, Went::Done);
-                if let Some(application) = &mut self.application {
-                    application.changed.push(pending.comm);
-                }
-                return;
-            }
-            Outcome::Stale { epoch } => (format!("its strategy was number {epoch} meanwhile"), false),
-            Outcome::Refused { reason } => (reason, true),
-        };
-        self.history.went(pending.entry, Went::Failed(reason.clone()));
-        let before = held.refusal.take().filter(|refusal| refusal.plan.is_same_strategy(&pending.plan));
-        let pause = before.map_or(PAUSE, |refusal| (refusal.pause * 2).min(PAUSE_MAX));
-        held.refusal = Some(Refusal {
-            plan: pending.plan,
-            epoch: pending.expected_epoch,
-            reason: reason.clone(),
-            pause,
-            until: now + pause,
-            may_retry: false,
-        });
-        if let Some(application) = self.application.as_mut().filter(|_| is_fault) {
-            application.failed.push((pending.comm, reason));
-        }
-    }
-
     /// All is to be decided again.
     pub(super) fn because(&mut self, cause: String) {
         self.cause = Some(match self.cause.take() {
@@ -545,88 +481,6 @@ impl Controller {
         self.is_to_order = true;
     }
 
-    /// Tells hosts how flows are to leave them, where that is not what they were told last.
-    fn tell_paces(&mut self) {
-        for (comm, held) in &mut self.comms {
-            let Some(plan) = &held.plan else { continue };
-            let paces = plan.as_ref().map_or(&[][..], |plan| &plan.paces);
-            for host in held.report.hosts.iter().filter_map(|host| Name::new(&host.host)) {
-                if self.hosts.get(&host) != Some(&HostState::Synced) {
-                    continue;
-                }
-                let pace = paces.iter().find(|(of, _)| of == host.as_str()).map(|(_, pace)| pace.clone());
-                let pace = pace.unwrap_or_default();
-                let is_news = match held.paced.get(&host) {
-                    Some(told) => *told != pace,
-                    None => !pace.is_free() || self.unsure.contains(&host),
-                };
-                if is_news {
-                    if pace.allotted_bps() == 0 {
-                        self.wants.get_mut(comm).map(|by_host| by_host.remove(&host));
-                    }
-                    held.paced.insert(host.clone(), pace.clone());
-                    let message = ControllerMessage::Pace { life: self.life, comm: comm.clone(), pace };
-                    self.outputs.push_back(Output::Tell { to: host, message });
-                }
-            }
-        }
-        self.yielders = Yielders::of(self.comms.values().flat_map(|held| &held.paced));
-    }
-
-    fn place_orders(&mut self, now: Instant) {
-        for (comm, held) in &mut self.comms {
-            let Some(Ok(plan)) = &held.plan else { continue };
-            if held.order.is_some() {
-                continue;
-            }
-            if held.report.is_pinned || plan.is_met_by(&held.report.chosen) {
-                held.refusal = None;
-                continue;
-            }
-            let expected_epoch = held.report.chosen.epoch;
-            let is_refused = |refusal: &Refusal| {
-                refusal.plan.is_same_strategy(plan)
-                    && refusal.epoch == expected_epoch
-                    && !(refusal.may_retry && refusal.until <= now)
-            };
-            if held.refusal.as_ref().is_some_and(is_refused) {
-                continue;
-            }
-            if self.orders.len() >= ORDERS_MAX {
-                // Whoever answers makes room.
-                break;
-            }
-            self.next_order += 1;
-            let order = self.next_order;
-            let flows = plan.flows.len();
-            let what = format!(
-                "order {order}: communicator {comm} of tenant {}: {} rings, {flows} flows, after strategy {expected_epoch}{}",
-                held.report.tenant,
-                plan.rings.len(),
-                besides(&plan.not_enforced)
-            );
-            let entry = self.history.note(what, self.last_cause.clone(), Went::Pending, now);
-            held.order = Some(order);
-            let (plan, until) = (plan.clone(), now + ORDER_TIME);
-            let message = Order { life: self.life, order, comm: comm.clone(), expected_epoch, change: plan.change() };
-            self.orders.insert(order, Pending { comm: comm.clone(), plan, expected_epoch, entry, until });
-            let message = ControllerMessage::Order(Box::new(message));
-            self.outputs.push_back(Output::Tell { to: comm.root.clone(), message });
-        }
-    }
-
-    /// Gives up what has taken too long, and looks again at what was refused.
-    fn expire(&mut self, now: Instant) {
-        let late: Vec<_> = self.orders.iter().filter(|(_, pending)| pending.until <= now).collect();
-        let late: Vec<_> = late.into_iter().map(|(order, pending)| (*order, pending.comm.root.clone())).collect();
-        for (order, host) in late {
-            let reason = format!("host {host} did not answer within {ORDER_TIME:?}");
-            self.answered(&host, order, Outcome::Refused { reason }, now);
-        }
-        let is_due = |refusal: &Refusal| refusal.may_retry && refusal.until <= now;
-        self.is_to_order |= self.comms.values().any(|held| held.refusal.as_ref().is_some_and(is_due));
-    }
-
     /// When [`Controller::settle`] is next due, if time alone makes it.
     #[must_use]
     pub fn next_deadline(&self, now: Instant) -> Option<Instant> {
@@ -640,12 +494,4 @@ impl Controller {
         let allots = allots.filter(|_| self.superseded_by().is_none());
         orders.chain(retries.filter(|at| *at > now)).chain(waits).chain(allots).min()
     }
-}
-
-/// What a line of the history adds about what is not carried out.
-pub(super) fn besides(not_enforced: &[String]) -> String {
-    if not_enforced.is_empty() {
-        return String::new();
-    }
-    format!("; decided, not enforced: {}", not_enforced.join(", "))
 }

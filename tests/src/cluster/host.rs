@@ -72,8 +72,13 @@ impl SimHost {
             ScheduleCache::new(nranks, strategy, CostModel::for_hosts(hosts))
         };
         let timeouts = Timeouts { init: TIMEOUT, operation: Some(TIMEOUT) };
-        let (own, exchange) = (own.clone(), requests.sender());
-        let cluster = ClusterLink { own, exchange, engines_per_comm: 2, ways: Arc::default(), gpus: None };
+        let cluster = ClusterLink {
+            own: own.clone(),
+            exchange: requests.sender(),
+            engines_per_comm: 2,
+            ways: Arc::default(),
+            gpus: None,
+        };
         let engine = ProxyEngine::new(
             device,
             mailbox,

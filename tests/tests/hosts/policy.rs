@@ -266,7 +266,7 @@ fn what_an_operator_has_chosen_by_hand_stays_until_it_is_unpinned() {
             other => panic!("{other:?}"),
         };
         refused(ask_of(0, unpin), "is not pinned");
-        refused(ask_of(1, unpin), "host h0: communicator 0 is not pinned");
+        refused(ask_of(1, unpin), "is not pinned");
         let impossible = |communicator| {
             let change = StrategyChange { rings: Some(vec![vec![0, 1, 2]]), ..StrategyChange::default() };
             ControlRequest::Reconfigure { communicator, change, window: None }
