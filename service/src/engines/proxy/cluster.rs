@@ -156,7 +156,9 @@ impl ProxyEngine {
             Event::Gathered { membership, payloads } => self.gathered(membership, &payloads),
             Event::Complete { key, comm } => self.complete(&key, comm, now),
             Event::Failed { comm, failure } => self.failed_elsewhere(&comm, &failure),
-            // Nothing depends on it: what waits for ranks that have left ends with their links.
+            // Nothing depends on it. Who leaves has ended its calls. A later collective waits for others of its host, whose next call ends
+            // the communicator there, or for nobody, and then the links end. What it has sent to a rank here may still be under way, so
+            // that a receive from it cannot be refused for this.
             Event::Left { .. } => {}
             Event::Linked { host, is_up } => self.setups.iter_mut().for_each(|setups| setups.linked(&host, is_up)),
             // The controller's business.
