@@ -145,6 +145,21 @@ __device__ inline uint4 load_packet(uint64_t from) {
     return v;
 }
 
+// The same by all lanes of a warp at once: one instruction for what they store or load, wherever they come from.
+__device__ inline void store_together(uint64_t to, uint4 v) {
+    asm volatile("bar.warp.sync 0xffffffff;\n\tst.volatile.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(to), "r"(v.x), "r"(v.y),
+                 "r"(v.z), "r"(v.w)
+                 : "memory");
+}
+__device__ inline uint4 load_together(uint64_t from) {
+    uint4 v;
+    asm volatile("bar.warp.sync 0xffffffff;\n\tld.volatile.global.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(from)
+                 : "memory");
+    return v;
+}
+
 __device__ inline bool packet_complete(uint4 packet, uint32_t flag) { return packet.y == flag && packet.w == flag; }
 __device__ inline uint64_t packet_data(uint4 packet) { return packet.x | uint64_t(packet.z) << 32; }
 

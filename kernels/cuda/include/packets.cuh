@@ -42,33 +42,30 @@ struct Packets {
     static __device__ uint4 data(const uint4 (&packets)[LOADS]) {
         return make_uint4(packets[0].x, packets[0].z, packets[1].x, packets[1].z);
     }
-    static __device__ void converge() {}
     static __device__ bool all(bool complete) { return complete; }
     static __device__ bool any(bool exhausted) { return exhausted; }
 };
 
 // Eight lanes have a line, whose last part is the flag. One instruction of a warp stores it and one loads it, which links and caches carry
-// out as a whole where GPUs are joined by NVLink: nobody promises that, but NCCL's LL128 has relied on it from Volta on.
+// out as a whole where GPUs are joined by NVLink: nobody promises that, but NCCL's LL128 has relied on it from Volta on. So all of a warp store
+// and load, also behind a message's end, and meet where they do: a compiler that sent flags and data different ways would tear lines.
 struct Lines {
-    static constexpr uint32_t UNIT_BYTES = 480, WIRE_BYTES = 512, LOADS = 1, LINE_BYTES = 120;
+    static constexpr uint32_t UNIT_BYTES = 480, WIRE_BYTES = 512, LOADS = 1;
     static __device__ uint32_t lane() { return threadIdx.x % 32; }
     static __device__ bool has_flag() { return lane() % 8 == 7; }
-    static __device__ uint32_t line() { return lane() / 8 * LINE_BYTES; }
-    static __device__ uint32_t first() { return line() + lane() % 8 * 16; }
+    static __device__ uint32_t first() { return lane() / 8 * (UNIT_BYTES / 4) + lane() % 8 * 16; }
     static __device__ uint32_t second() { return has_flag() ? ~0u : first() + 8; }
     static __device__ uint64_t slot(const DirectArgs& a, uint32_t in, uint32_t from, bool relayed) {
         return lines_at(a, in, from) + (relayed ? a.line_slot_bytes / 2 : 0);
     }
     static __device__ void store(uint64_t to, uint64_t left, uint4 data, uint32_t flag) {
-        if (has_flag()) data.z = data.w = flag;
-        converge();  // else data that took other paths here would follow their flag
-        if (line() < left) store_volatile(to + lane() * 16, data);
+        uint32_t z = has_flag() ? flag : data.z, w = has_flag() ? flag : data.w;
+        if (left != 0) store_together(to + lane() * 16, make_uint4(data.x, data.y, z, w));
     }
-    static __device__ bool expects(uint32_t, uint64_t left) { return line() < left; }
-    static __device__ uint4 load(uint64_t from, uint32_t) { return load_packet(from + lane() * 16); }
+    static __device__ bool expects(uint32_t, uint64_t left) { return left != 0; }
+    static __device__ uint4 load(uint64_t from, uint32_t) { return load_together(from + lane() * 16); }
     static __device__ bool complete(uint4 part, uint32_t flag) { return !has_flag() || (part.z == flag && part.w == flag); }
     static __device__ uint4 data(const uint4 (&parts)[LOADS]) { return parts[0]; }
-    static __device__ void converge() { __syncwarp(); }
     // A line is loaded anew by all its lanes.
     static __device__ bool all(bool complete) { return __all_sync(~0u, complete); }
     static __device__ bool any(bool exhausted) { return __any_sync(~0u, exhausted); }
@@ -170,7 +167,6 @@ __device__ bool packets_await(const DirectArgs& a, uint32_t mask, bool relayed, 
     }
     for (;;) {
         bool complete = true;
-        FORM::converge();
 #pragma unroll
         for (uint32_t s = 0; s < RANKS_MAX; s++) {
             uint64_t from = FORM::slot(a, a.rank, s, relayed) + on_wire<FORM>(unit);
