@@ -195,9 +195,11 @@ slot = "1MiB"'
         lane "long operations by the ranks' kernels, $nranks ranks" \
             "$perf" --check --nranks "$nranks" --operation all --begin 23MiB --end 46MiB --factor 2 --dtypes float --redops sum
     done
-    serve 'lines = false'
-    lane "without lines, $gpus ranks" \
-        "$perf" --check --nranks "$gpus" --operation all --begin 1B --end 3MiB --factor 37 --dtypes float,bfloat16 --redops sum
+    serve 'lines = true'
+    for nranks in $(seq 2 "$gpus"); do
+        lane "in lines, $nranks ranks" \
+            "$perf" --check --nranks "$nranks" --operation all --begin 9001B --end 9MiB --factor 3 --dtypes float,bfloat16 --redops sum
+    done
     serve
     # One at a time: they look at the GPUs' free memory.
     lane "graphs, streams, sends and receives, tenants, failures, crashes" "$gpu_tests" --ignored --test-threads 1 --skip under_mps

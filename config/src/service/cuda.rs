@@ -18,7 +18,7 @@ pub struct Cuda {
     pub large_from: Option<Bytes>,
     /// Memory, of which each rank's GPU has two, that parts to be combined come into.
     pub slot: Bytes,
-    /// Whether ranks' kernels may store lines of 128 bytes with their flag inside, where GPUs are joined by NVLink.
+    /// Whether ranks' kernels store lines of 128 bytes with their flag inside, where GPUs are joined by NVLink (decision 024).
     pub lines: bool,
     /// Those of them that are the service's, by UUID or PCI bus id as `nvidia-smi` prints them. None: all.
     pub gpus: Vec<String>,
@@ -34,7 +34,7 @@ impl Default for Cuda {
             usage: CudaUse::default(),
             large_from: None,
             slot: Bytes::mib(192),
-            lines: true,
+            lines: false,
             gpus: Vec::new(),
             execution: CudaExecution::default(),
             ordering: CudaOrdering::default(),

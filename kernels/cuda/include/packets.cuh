@@ -26,6 +26,7 @@ __device__ inline uint32_t bytes_at(uint64_t bytes, uint64_t at) {
 // The parts of a lane are two packets, half a unit apart.
 struct Packets {
     static constexpr uint32_t UNIT_BYTES = 512, WIRE_BYTES = 1024, LOADS = 2;
+    static constexpr bool LOADS_AGAIN = false;
     static __device__ uint32_t first() { return threadIdx.x % 32 * 8; }
     static __device__ uint32_t second() { return first() + UNIT_BYTES / 2; }
     static __device__ uint64_t slot(const DirectArgs& a, uint32_t in, uint32_t from, bool relayed) {
@@ -46,11 +47,13 @@ struct Packets {
     static __device__ bool any(bool exhausted) { return exhausted; }
 };
 
-// Eight lanes have a line, whose last part is the flag. One instruction of a warp stores it and one loads it, which links and caches carry
+// Eight lanes have a line, whose last part is the flag. One instruction of a warp stores it, which links and caches carry
 // out as a whole where GPUs are joined by NVLink: nobody promises that, but NCCL's LL128 has relied on it from Volta on. So all of a warp store
 // and load, also behind a message's end, and meet where they do: a compiler that sent flags and data different ways would tear lines.
 struct Lines {
     static constexpr uint32_t UNIT_BYTES = 480, WIRE_BYTES = 512, LOADS = 1;
+    // A load may see a flag and not yet what was stored with it; one that begins when the flag was seen does not.
+    static constexpr bool LOADS_AGAIN = true;
     static __device__ uint32_t lane() { return threadIdx.x % 32; }
     static __device__ bool has_flag() { return lane() % 8 == 7; }
     static __device__ uint32_t first() { return lane() / 8 * (UNIT_BYTES / 4) + lane() % 8 * 16; }
@@ -184,6 +187,13 @@ __device__ bool packets_await(const DirectArgs& a, uint32_t mask, bool relayed, 
         }
         if (FORM::all(complete)) break;
         if (FORM::any(patience.exhausted())) return false;
+    }
+    if (FORM::LOADS_AGAIN) {
+#pragma unroll
+        for (uint32_t s = 0; s < RANKS_MAX; s++) {
+            uint64_t from = FORM::slot(a, a.rank, s, relayed) + on_wire<FORM>(unit);
+            if (in(expected[0], s)) arrivals[s][0] = FORM::load(from, 0);
+        }
     }
 #pragma unroll
     for (uint32_t s = 0; s < RANKS_MAX; s++) data[s] = FORM::data(arrivals[s]);

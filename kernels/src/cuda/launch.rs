@@ -56,14 +56,8 @@ impl Algorithm {
         matches!(self, Algorithm::PacketsTwoShot | Algorithm::BulkTwoShot | Algorithm::LinesTwoShot)
     }
 
-    /// The same in packets, if it is one in lines.
-    #[must_use]
-    pub fn without_lines(self) -> Algorithm {
-        match self {
-            Algorithm::LinesOneShot => Algorithm::PacketsOneShot,
-            Algorithm::LinesTwoShot => Algorithm::PacketsTwoShot,
-            other => other,
-        }
+    fn is_in_lines(self) -> bool {
+        matches!(self, Algorithm::LinesOneShot | Algorithm::LinesTwoShot)
     }
 }
 
@@ -236,7 +230,7 @@ impl Launch<DirectArgs> {
         let part = if args.shard_bytes != 0 { args.shard_bytes.min(args.bytes) } else { args.bytes };
         let reduces = call.kind.reduces();
         if !algorithm.is_bulk() {
-            let in_lines = algorithm != algorithm.without_lines();
+            let in_lines = algorithm.is_in_lines();
             let (most, unit) = match in_lines {
                 true => (layout.line_bytes, LINES_UNIT_BYTES),
                 false => (layout.packet_bytes, PACKETS_UNIT_BYTES),

@@ -7,6 +7,9 @@ use mccs_ipc::types::CollectiveKind;
 use super::{Algorithm, AreaLayout};
 
 const RULES: usize = 6;
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+const LONGEST: u64 = 64 * MIB;
 
 /// Operations of up to so many bytes go this way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
@@ -41,11 +44,71 @@ impl DirectStrategy {
     /// is ahead of in nearly all of it; other counts are between and beyond. Larger operations are for copy engines.
     #[must_use]
     pub fn initial(nranks: u32) -> DirectStrategy {
+        use Algorithm::{BulkOneShot, BulkTwoShot, PacketsOneShot, PacketsTwoShot};
+        use CollectiveKind as Kind;
+        let ranks = u64::from(nranks.max(2));
+        let peers = ranks - 1;
+        let mut strategy = DirectStrategy::zeroed();
+        for kind in CollectiveKind::ALL {
+            let rules: &[Rule] = match kind {
+                Kind::AllReduce if peers == 1 => &[
+                    Rule::new(32 * KIB, PacketsOneShot, 16),
+                    Rule::new(512 * KIB, PacketsOneShot, 64),
+                    Rule::new(MIB, PacketsTwoShot, 64),
+                    Rule::new(2 * MIB, BulkOneShot, 64),
+                    Rule::new(LONGEST, BulkOneShot, 96),
+                ],
+                // One shot grows with the number of peers, two shots hardly.
+                Kind::AllReduce => &[
+                    Rule::new(96 * KIB / peers, PacketsOneShot, 16),
+                    Rule::new(384 * KIB / peers, PacketsOneShot, 64),
+                    Rule::new(768 * KIB / peers, BulkOneShot, 64),
+                    Rule::new(512 * KIB, BulkTwoShot, 32),
+                    Rule::new(8 * MIB, BulkTwoShot, 64),
+                    Rule::new(LONGEST, BulkTwoShot, 96),
+                ],
+                Kind::Broadcast | Kind::Reduce if peers == 1 => &[
+                    Rule::new(64 * KIB, PacketsOneShot, 32),
+                    Rule::new(MIB, PacketsOneShot, 64),
+                    Rule::new(2 * MIB, BulkOneShot, 64),
+                    Rule::new(LONGEST, BulkOneShot, 96),
+                ],
+                Kind::Broadcast => &[
+                    Rule::new(128 * KIB, PacketsOneShot, 32),
+                    Rule::new(512 * KIB, PacketsTwoShot, 64),
+                    Rule::new(4 * MIB, BulkTwoShot, 64),
+                    Rule::new(LONGEST, BulkTwoShot, 96),
+                ],
+                Kind::Reduce => &[
+                    Rule::new(256 * KIB, PacketsOneShot, 64),
+                    Rule::new(MIB, BulkOneShot, 64),
+                    Rule::new(LONGEST, BulkTwoShot, 96),
+                ],
+                Kind::Barrier => &[Rule::new(1, PacketsOneShot, 1)],
+                _ if peers == 1 => &[
+                    Rule::new(64 * KIB, PacketsOneShot, 16),
+                    Rule::new(2 * MIB, PacketsOneShot, 64),
+                    Rule::new(4 * MIB, BulkOneShot, 64),
+                    Rule::new(LONGEST, BulkOneShot, 96),
+                ],
+                // These payloads count all ranks' parts.
+                _ => &[
+                    Rule::new(32 * KIB * ranks, PacketsOneShot, 16),
+                    Rule::new(128 * KIB * ranks, PacketsOneShot, 64),
+                    Rule::new(MIB * ranks, BulkOneShot, 64),
+                    Rule::new(LONGEST, BulkOneShot, 96),
+                ],
+            };
+            strategy.rules[*kind as usize][..rules.len()].copy_from_slice(rules);
+        }
+        strategy
+    }
+
+    /// The same with lines, for GPUs that store them whole.
+    #[must_use]
+    pub fn with_lines(nranks: u32) -> DirectStrategy {
         use Algorithm::{BulkOneShot, BulkTwoShot, LinesOneShot, LinesTwoShot, PacketsOneShot};
         use CollectiveKind as Kind;
-        const KIB: u64 = 1 << 10;
-        const MIB: u64 = 1 << 20;
-        const LONGEST: u64 = 64 * MIB;
         let ranks = u64::from(nranks.max(2));
         let peers = ranks - 1;
         // What fits in two shots of lines, at most 4 MiB.
@@ -92,15 +155,6 @@ impl DirectStrategy {
             strategy.rules[*kind as usize][..rules.len()].copy_from_slice(rules);
         }
         strategy
-    }
-
-    /// The same without lines: for GPUs that may store and load them in parts.
-    pub fn leave_out_lines(&mut self) {
-        for rule in self.rules.iter_mut().flatten() {
-            if let Some(algorithm) = Algorithm::from_wire(rule.algorithm) {
-                rule.algorithm = algorithm.without_lines() as u32;
-            }
-        }
     }
 
     /// The algorithm and the most blocks for an operation; `None` where it is to go another way. A table from elsewhere

@@ -232,8 +232,10 @@ fn areas_hold_all_that_lies_in_them() {
 
 #[test]
 fn strategies_choose_by_size_and_never_trust_a_number() {
-    for nranks in 2..=8 {
-        let (strategy, layout) = (DirectStrategy::initial(nranks), AreaLayout::initial(nranks));
+    for (nranks, strategy) in
+        (2..=8).flat_map(|n| [DirectStrategy::initial, DirectStrategy::with_lines].map(|of| (n, of(n))))
+    {
+        let layout = AreaLayout::initial(nranks);
         for &kind in CollectiveKind::ALL {
             for count in (0..23).map(|power| 1u64 << power) {
                 let call = calls(kind, nranks, 0, count)[0];

@@ -243,10 +243,12 @@ fn who_stops_halfway_is_let_go() {
         bed.during(move || say(TcpStream::connect(address).unwrap(), &bytes));
     }
     assert_eq!(bed.hosts[1].refused(), 2);
-    let stranger = connect_as_first(&bed);
-    bed.during(move || say(stranger, &[100, 0, 0, 0, b'H', b'm']));
     let told = |bed: &Bed| bed.hosts[1].info("a").last_error.is_some_and(|error| error.contains("did not prove"));
-    bed.until(told);
+    // What is told is the last error: a dial of the host's own may have failed meanwhile.
+    while !told(&bed) {
+        let stranger = connect_as_first(&bed);
+        bed.during(move || say(stranger, &[100, 0, 0, 0, b'H', b'm']));
+    }
     all_is_well(bed);
 }
 

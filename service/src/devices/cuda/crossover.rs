@@ -24,14 +24,13 @@ fn measured(kind: CollectiveKind, nranks: u32) -> u64 {
         // The kernels are as fast, or faster.
         Kind::ReduceScatter => u64::MAX,
         Kind::Broadcast if nranks > 2 => u64::MAX,
-        Kind::Broadcast => 32 * MIB,
         _ => 64 * MIB,
     }
 }
 
 /// What ranks do by themselves, up to where copy engines begin, if they do.
-pub(super) fn strategy(nranks: u32, large_from: LargeFrom) -> DirectStrategy {
-    let mut strategy = DirectStrategy::initial(nranks);
+pub(super) fn strategy(nranks: u32, large_from: LargeFrom, in_lines: bool) -> DirectStrategy {
+    let mut strategy = if in_lines { DirectStrategy::with_lines(nranks) } else { DirectStrategy::initial(nranks) };
     for kind in CollectiveKind::ALL {
         let from = match large_from {
             LargeFrom::Measured => Some(measured(*kind, nranks)),
@@ -57,7 +56,8 @@ mod tests {
     #[test]
     fn copy_engines_begin_where_it_is_said_and_take_only_what_they_can() {
         const MIB: u64 = 1 << 20;
-        let goes_direct = |large_from, kind, bytes| strategy(4, large_from).choose(kind, bytes).is_some();
+        let goes_direct =
+            |large_from, kind, bytes| strategy(4, large_from, bytes % 2 == 0).choose(kind, bytes).is_some();
         for kind in CollectiveKind::ALL.iter().copied().filter(|kind| has_large(*kind, RedOp::Sum)) {
             for bytes in [1, 4096, MIB, 512 * MIB] {
                 let pinned = LargeFrom::Pinned(bytes);

@@ -163,10 +163,8 @@ impl Setup {
         }
         let (fd, page) = DirectPage::create()?;
         let page = Arc::new(page);
-        let mut strategy = strategy(nranks, large.map_or(LargeFrom::Never, |_| self.options.large_from));
-        if !self.options.lines || !self.store_lines(gpus).map_err(PrepareError::Lines)? {
-            strategy.leave_out_lines();
-        }
+        let in_lines = self.options.lines && self.store_lines(gpus).map_err(PrepareError::Lines)?;
+        let strategy = strategy(nranks, large.map_or(LargeFrom::Never, |_| self.options.large_from), in_lines);
         page.publish(&DirectTerms { epoch: 0, from: 1, words: words_of(&strategy) });
         let share = DirectShare { layout: bytemuck::cast(layout), areas, large, execution: self.options.execution };
         let orders = self.own.upgrade().ok_or(PrepareError::Stopping)?;
