@@ -155,7 +155,8 @@ fn what_cannot_be_is_refused_with_the_reason_and_all_goes_on() {
             (0, "[[path]]\ndscp = 1\n[[flow]]\nchannel = 9\nfrom = 'h0'\nto = 'h1'\npath = 0", "no channel 9"),
             (0, "[[flow]]\nchannel = 0\nfrom = 'h0'\nto = 'h1'\npath = 0", "no path 0"),
             (0, busy.as_str(), "host h1 cannot prepare"),
-            (1, "algorithm = 'ring'", "on host h0"),
+            // Asked of the root's host, and its answer brought back.
+            (1, "rings = [[0, 1]]", "names 2 ranks, the communicator has 3"),
         ];
         for (host, change, reason) in refused {
             let answer = reconfigure(hosts.service(host), change);
@@ -170,9 +171,11 @@ fn what_cannot_be_is_refused_with_the_reason_and_all_goes_on() {
             std::thread::yield_now();
         }
         assert_eq!(epochs(&hosts), [0, 0]);
-        // And what can be still can.
-        let answer = reconfigure(hosts.service(0), "rings = [[2, 0, 1]]");
-        assert!(matches!(answer, ControlAnswer::Reconfigured { .. }), "{answer:?}");
+        // And what can be still can, on any host.
+        for (host, change) in [(0, "rings = [[2, 0, 1]]"), (1, "rings = [[1, 0, 2]]")] {
+            let answer = reconfigure(hosts.service(host), change);
+            assert!(matches!(answer, ControlAnswer::Reconfigured { .. }), "{answer:?}");
+        }
         drop(stopping);
         work.join().expect("ranks");
     });

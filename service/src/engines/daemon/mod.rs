@@ -46,7 +46,7 @@ use crate::tenants::Charge;
 /// How long a new connection has to say hello.
 const HELLO_WITHIN: Duration = Duration::from_secs(5);
 /// How often the socket is looked at while the ring keeps the engine awake. A sleeping engine is woken by it at once.
-const SOCKET_EVERY: Duration = Duration::from_millis(2);
+const SOCKET_EVERY: Duration = Duration::from_micros(200);
 /// How often a full socket is tried again.
 const ANSWER_AGAIN_AFTER: Duration = Duration::from_millis(1);
 
@@ -213,10 +213,8 @@ impl Engine for SessionEngine {
 
     fn poll(&mut self, cx: &Context) -> Progress {
         if std::mem::take(&mut self.slept) {
-            // Who was woken by its bell need not ask the socket, too.
-            if !self.doorbell.clear() {
-                self.look_at_socket = cx.now;
-            }
+            self.doorbell.clear();
+            self.look_at_socket = cx.now;
         }
         let flushed = self.flush();
         let mut busy = !flushed;
