@@ -49,20 +49,19 @@ impl Doorbell {
         let _ = nix::unistd::write(&self.0, &1u64.to_ne_bytes());
     }
 
-    /// Makes the descriptor unreadable until the next ring, and returns whether it was rung. Never blocks.
+    /// Makes the descriptor unreadable until the next ring. Never blocks.
     ///
     /// Whether a descriptor blocks is a property that all its holders share, and a tenant may change it: so this read
     /// says for itself that it does not wait.
-    pub fn clear(&self) -> bool {
+    pub fn clear(&self) {
         let mut count = [0u8; 8];
         let buffer = libc::iovec { iov_base: count.as_mut_ptr().cast(), iov_len: count.len() };
         // SAFETY: one buffer of the stated length, which outlives the call.
         let read = unsafe { libc::preadv2(self.0.as_raw_fd(), &buffer, 1, -1, libc::RWF_NOWAIT) };
         if read < 0 && matches!(Errno::last(), Errno::EOPNOTSUPP | Errno::ENOSYS) {
             // Kernels before 5.8.
-            return nix::unistd::read(&self.0, &mut count).is_ok();
+            let _ = nix::unistd::read(&self.0, &mut count);
         }
-        read > 0
     }
 }
 

@@ -25,7 +25,7 @@ pub enum Algorithm {
     BulkOneShot = 3,
     /// The same by way of the shards' owners.
     BulkTwoShot = 4,
-    /// As [`Algorithm::PacketsOneShot`], in lines of 128 bytes of which few are flags: for GPUs that store and load those as a whole.
+    /// As [`Algorithm::PacketsOneShot`], in lines of 128 bytes of which few are flags: for GPUs that store those as a whole.
     LinesOneShot = 5,
     /// As [`Algorithm::PacketsTwoShot`], in lines.
     LinesTwoShot = 6,

@@ -56,8 +56,12 @@ mod tests {
     #[test]
     fn copy_engines_begin_where_it_is_said_and_take_only_what_they_can() {
         const MIB: u64 = 1 << 20;
-        let goes_direct =
-            |large_from, kind, bytes| strategy(4, large_from, bytes % 2 == 0).choose(kind, bytes).is_some();
+        let goes_direct = |large_from, kind, bytes| {
+            let [plain, in_lines] =
+                [false, true].map(|lines| strategy(4, large_from, lines).choose(kind, bytes).is_some());
+            assert_eq!(plain, in_lines, "{kind} {bytes}");
+            plain
+        };
         for kind in CollectiveKind::ALL.iter().copied().filter(|kind| has_large(*kind, RedOp::Sum)) {
             for bytes in [1, 4096, MIB, 512 * MIB] {
                 let pinned = LargeFrom::Pinned(bytes);

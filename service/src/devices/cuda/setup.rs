@@ -137,7 +137,7 @@ impl Setup {
     fn store_lines(&self, gpus: &[usize]) -> Result<bool, DriverError> {
         let gpu = |number: usize| &self.gpus.gpus[number].0;
         for (rank, from) in gpus.iter().enumerate() {
-            for (_, to) in gpus.iter().enumerate().filter(|(peer, _)| *peer != rank) {
+            for to in gpus[..rank].iter().chain(&gpus[rank + 1..]) {
                 if !gpu(*from).stores_lines_to(gpu(*to))? {
                     return Ok(false);
                 }
