@@ -45,6 +45,38 @@ fn a_communicator_is_kept_for_calls_made_before_it_was_destroyed() {
     assert!(results.iter().all(Result::is_ok), "{results:?}");
 }
 
+/// A tenant that closes its session without reading the answers to what it asked for last: that counts all the same.
+#[test]
+fn a_rank_that_lets_go_of_everything_at_once_has_left() {
+    // Often enough that the session is closed before the service has answered.
+    for _ in 0..60 {
+        let service = TestService::start("[[tenant]]\nname = \"t\"\nmax_sessions = 3\n");
+        let gone = std::sync::Barrier::new(3);
+        service.ranks(0, 3, |rank| {
+            let Rank { client, comm, stream } = rank;
+            let memory = [(); 4].map(|()| client.allocate(64).expect("memory"));
+            comm.barrier(&stream).expect("enqueued");
+            stream.synchronize().expect("completed");
+            if comm.rank() == 0 {
+                drop((memory, comm, stream, client));
+                // There is room for another session only when the service has seen the end of this one.
+                while mccs::Client::connect(service.socket(0)).is_err() {
+                    std::thread::yield_now();
+                }
+                gone.wait();
+                return;
+            }
+            gone.wait();
+            if comm.rank() == 1 {
+                comm.send(memory[0].at(0), 8, DataType::U64, 2, &stream).expect("enqueued");
+            } else {
+                comm.recv(memory[0].at(0), 8, DataType::U64, 1, &stream).expect("enqueued");
+            }
+            stream.synchronize().expect("completed without rank 0");
+        });
+    }
+}
+
 #[test]
 fn a_stream_with_work_in_flight_is_not_destroyed() {
     let service = TestService::start("");

@@ -115,6 +115,7 @@ impl SessionFactory {
             reaper: self.reaper.clone(),
             unsent: VecDeque::new(),
             unsent_since: None,
+            is_deaf: false,
             popped: 0,
             parked: VecDeque::new(),
             look_at_socket: Instant::now(),

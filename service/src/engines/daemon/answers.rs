@@ -14,6 +14,9 @@ const ANSWERED_WITHIN: Duration = Duration::from_secs(10);
 
 impl SessionEngine {
     pub(super) fn answer(&mut self, id: u64, response: Response, fds: &[BorrowedFd<'_>]) {
+        if self.is_deaf {
+            return;
+        }
         let envelope = ResponseEnvelope { id, response };
         let sent = if self.unsent.is_empty() { self.socket.send(&envelope, fds) } else { Err(SocketError::WouldBlock) };
         match sent {
@@ -25,11 +28,12 @@ impl SessionEngine {
                     Err(error) => self.hang_up(&error),
                 }
             }
+            Err(SocketError::Closed) => self.is_deaf = true,
             Err(error) => self.hang_up(&error),
         }
     }
 
-    /// The tenant has gone, or cannot be answered, which is as good as gone.
+    /// A tenant that cannot be answered is as good as gone.
     fn hang_up(&mut self, error: &dyn std::fmt::Display) {
         tracing::debug!(session = self.session.id, %error, "cannot answer");
         self.close();
@@ -46,6 +50,10 @@ impl SessionEngine {
                 }
                 Err(SocketError::WouldBlock) if now < *self.unsent_since.get_or_insert(now) + ANSWERED_WITHIN => {
                     return false;
+                }
+                Err(SocketError::Closed) => {
+                    self.is_deaf = true;
+                    self.unsent.clear();
                 }
                 Err(error) => {
                     self.hang_up(&error);

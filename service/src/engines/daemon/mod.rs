@@ -51,8 +51,12 @@ const SOCKET_EVERY: Duration = Duration::from_micros(200);
 const ANSWER_AGAIN_AFTER: Duration = Duration::from_millis(1);
 
 enum State {
-    Greeting { deadline: Instant },
+    Greeting {
+        deadline: Instant,
+    },
     Serving,
+    /// The tenant has closed its end. What it had asked for before is done first: it may have left in an orderly way.
+    Finishing,
     Closing,
 }
 
@@ -80,6 +84,8 @@ pub struct SessionEngine {
     unsent: VecDeque<(ResponseEnvelope, Vec<OwnedFd>)>,
     /// Since when the first of them waits.
     unsent_since: Option<Instant>,
+    /// Whether nobody is there to answer any more; what was asked before that is still to be read.
+    is_deaf: bool,
     /// Commands taken from the ring.
     popped: u64,
     /// Requests that end something which commands still in the ring may name, in order, each with the number of commands
@@ -168,7 +174,7 @@ impl SessionEngine {
         let limit = self.session.tenant.quota.operations_in_flight;
         let mut any = false;
         for _ in 0..budget {
-            if !self.outbox.is_empty() || self.session.in_flight() >= limit {
+            if !self.outbox.is_empty() || (self.session.in_flight() >= limit && !self.is_finishing()) {
                 break;
             }
             let Some(command) = self.commands.try_pop().map_err(|error| Fence(error.to_string()))? else { break };
@@ -189,6 +195,19 @@ impl SessionEngine {
         // Also where commands are left in the ring for now.
         self.commands.release();
         Ok(any)
+    }
+
+    fn is_finishing(&self) -> bool {
+        matches!(self.state, State::Finishing)
+    }
+
+    /// Takes what a tenant that has gone left in the ring, whatever its quota of operations (a ring is short), and then what it
+    /// asked for last.
+    fn finish(&mut self, budget: usize) {
+        let any = self.serve_ring(budget) | self.serve_parked();
+        if !any && self.outbox.is_empty() {
+            self.close();
+        }
     }
 
     fn serve_ring(&mut self, budget: usize) -> bool {
@@ -230,6 +249,12 @@ impl Engine for SessionEngine {
                 }
                 return Progress::Busy;
             }
+            State::Finishing => {
+                if flushed {
+                    self.finish(cx.budget);
+                }
+                return Progress::Busy;
+            }
             State::Serving => {}
         }
         while let Some(reply) = self.replies.pop() {
@@ -245,7 +270,7 @@ impl Engine for SessionEngine {
                 busy |= self.serve_socket(cx.budget);
             }
         }
-        if busy || matches!(self.state, State::Closing) {
+        if busy || !matches!(self.state, State::Serving) {
             Progress::Busy
         } else if answered {
             Progress::IDLE
@@ -255,7 +280,10 @@ impl Engine for SessionEngine {
     }
 
     fn prepare_to_sleep(&mut self) -> bool {
-        if !self.outbox.is_empty() || !self.replies.is_empty() || matches!(self.state, State::Closing) {
+        if !self.outbox.is_empty()
+            || !self.replies.is_empty()
+            || matches!(self.state, State::Finishing | State::Closing)
+        {
             return false;
         }
         let limit = self.session.tenant.quota.operations_in_flight;

@@ -37,7 +37,7 @@ impl SessionEngine {
             match self.socket.recv::<RequestEnvelope>() {
                 Ok(None) => return served > 0,
                 Ok(Some((envelope, fds))) => self.park_or_serve(envelope, fds),
-                Err(SocketError::Closed) => self.close(),
+                Err(SocketError::Closed) => self.state = State::Finishing,
                 Err(error) => self.fence(&error.to_string()),
             }
         }
@@ -64,7 +64,7 @@ impl SessionEngine {
     /// Serves requests whose turn has come. Returns whether there was one.
     pub(super) fn serve_parked(&mut self) -> bool {
         let mut any = false;
-        while matches!(self.state, State::Serving)
+        while matches!(self.state, State::Serving | State::Finishing)
             && self.outbox.is_empty()
             && let Some((_, envelope)) = self.parked.pop_front_if(|(after, _)| *after <= self.popped)
         {

@@ -464,18 +464,21 @@ impl Comm {
         self.far_pairs.values().flatten().map(Box::as_ref)
     }
 
-    /// Whether a rank has nothing waiting and nothing running.
+    /// Whether a rank has nothing waiting, and nothing runs.
     pub(super) fn is_quiet(&self, rank: u32) -> bool {
+        !self.has_waiting(rank) && self.running.is_empty() && self.pair_jobs == 0
+    }
+
+    /// Whether an operation of a rank waits for other ranks, or for its turn.
+    pub(super) fn has_waiting(&self, rank: u32) -> bool {
         let unmatched = |pair: &Pair| pair.sends.iter().chain(&pair.recvs).any(|operation| operation.rank == rank);
         let far = || {
             self.far_pairs.values().flatten().any(|operation| operation.rank == rank)
                 || self.broken.iter().any(|operation| operation.rank == rank)
         };
-        self.index_of(rank).is_none_or(|at| self.members[at].waiting.is_empty())
-            && self.running.is_empty()
-            && self.pair_jobs == 0
-            && !self.pairs.values().any(unmatched)
-            && !far()
+        self.index_of(rank).is_some_and(|at| !self.members[at].waiting.is_empty())
+            || self.pairs.values().any(unmatched)
+            || far()
     }
 
     /// A rank has left for good.

@@ -345,7 +345,9 @@ impl ProxyEngine {
         self.stop_preparing(session);
         let mut touched = Vec::new();
         for (handle, comm) in self.comms.iter() {
-            let is_live = |member: &&Member| member.session.id == session && !member.left;
+            // A rank that has asked to leave, and whose own work has ended, stays for others' sake alone, until that has ended.
+            let is_leaving = |member: &Member| member.leaving.is_some() && !comm.has_waiting(member.rank);
+            let is_live = |member: &&Member| member.session.id == session && !member.left && !is_leaving(member);
             if let Some(member) = comm.members.iter().find(is_live) {
                 touched.push((handle, member.rank, member.session.peer.pid));
             }
