@@ -169,19 +169,19 @@ impl Connection {
         let mut bytes = [0; READ_BYTES];
         loop {
             match self.session.reader().read(&mut bytes) {
-                Ok(0) => return Err(Broken::Closed),
+                Ok(0) => return Err(self.closed()),
                 Ok(count) => self.input.extend_from_slice(bytes.get(..count).unwrap_or_default()),
                 Err(error) if would_block(&error) => break,
                 // The end without TLS's goodbye: a service that was killed.
-                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Err(Broken::Closed),
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Err(self.closed()),
                 Err(error) => return Err(error.into()),
             }
         }
-        match (ended, self.phase) {
-            (false, _) => Ok(()),
-            (true, Phase::Open) => Err(Broken::Closed),
-            (true, _) => Err(Broken::ClosedEarly),
-        }
+        if ended { Err(self.closed()) } else { Ok(()) }
+    }
+
+    fn closed(&self) -> Broken {
+        if self.phase == Phase::Open { Broken::Closed } else { Broken::ClosedEarly }
     }
 
     /// A frame that has come whole.
