@@ -41,6 +41,12 @@ pub enum Wish {
 }
 
 impl Wish {
+    /// What another host says that an operator there wants, if it can be wanted.
+    fn read(body: &ChangeBody) -> Result<Self, String> {
+        let wish: Wish = serde_json::from_slice(body.bytes()).map_err(|error| format!("it cannot be read: {error}"))?;
+        wish.check().map(|()| wish)
+    }
+
     /// What is wrong with it, in the operator's words.
     ///
     /// # Errors
@@ -64,6 +70,18 @@ enum Granted {
     Reconfigured { epoch: u64, cut: u64 },
     Done,
     Refused { reason: String },
+}
+
+impl Granted {
+    /// What the root's host says, for the operator.
+    fn read(body: &AccountBody, root: &Name) -> Result<OperatorAnswer, String> {
+        match serde_json::from_slice(body.bytes()) {
+            Ok(Granted::Reconfigured { epoch, cut }) => Ok(OperatorAnswer::Reconfigured(Reconfigured { epoch, cut })),
+            Ok(Granted::Done) => Ok(OperatorAnswer::Done),
+            Ok(Granted::Refused { reason }) => Err(format!("host {root}: {}", Text::new(reason))),
+            Err(error) => Err(format!("what host {root} answers cannot be read: {error}")),
+        }
+    }
 }
 
 struct Waiting {
@@ -142,10 +160,10 @@ impl ProxyEngine {
     /// An operator on another host wants something of a communicator whose root is here.
     pub(super) fn wished(&mut self, comm: CommId, from: Name, question: u64, body: &ChangeBody) {
         let number = self.comm_of(&comm).and_then(|handle| self.comms.get(handle)).map(|live| live.info.number);
-        let wish = serde_json::from_slice::<Wish>(body.bytes()).map_err(|error| format!("it cannot be read: {error}"));
+        let wish = Wish::read(body);
         tracing::info!(%comm, %from, ?wish, "an operator on another host wants something of a communicator");
         let asked = Asked::by_host(WishOf { comm, from, question }, self.mailbox.sender());
-        match (number, wish.and_then(|wish| wish.check().map(|()| wish))) {
+        match (number, wish) {
             (Some(number), Ok(wish)) => self.carry_out(number, &wish, asked),
             (None, _) => asked.answer(Err("the communicator has ended there".into())),
             (_, Err(reason)) => asked.answer(Err(reason)),
@@ -172,12 +190,7 @@ impl ProxyEngine {
         let Some(waiting) = self.wishes.waiting.remove(&question).filter(|waiting| waiting.comm == *comm) else {
             return;
         };
-        waiting.asked.answer(match serde_json::from_slice(body.bytes()) {
-            Ok(Granted::Reconfigured { epoch, cut }) => Ok(OperatorAnswer::Reconfigured(Reconfigured { epoch, cut })),
-            Ok(Granted::Done) => Ok(OperatorAnswer::Done),
-            Ok(Granted::Refused { reason }) => Err(format!("host {}: {reason}", comm.root)),
-            Err(error) => Err(format!("what host {} answers cannot be read: {error}", comm.root)),
-        });
+        waiting.asked.answer(Granted::read(body, &comm.root));
     }
 
     /// Operators wait no longer than they would anyway, nor for a communicator that has ended.
@@ -203,5 +216,71 @@ impl ProxyEngine {
 
     fn lives(&self, comm: &CommId) -> bool {
         self.comm_of(comm).and_then(|comm| self.comms.get(comm)).is_some_and(|live| live.failure.is_none())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::exchange::limits::{ACCOUNT_BYTES_MAX, TEXT_BYTES_MAX};
+
+    fn root() -> Name {
+        Name::new("host-a").expect("a name")
+    }
+
+    /// What no service says: each is refused, with a reason, and nothing else happens.
+    #[test]
+    fn wishes_of_broken_hosts_are_refused() {
+        let deep = "[".repeat(60_000);
+        let unreadable = [
+            "",
+            "null",
+            "\"unpinned\"",
+            "{\"change\":{}}",
+            "{\"change\":{\"change\":{},\"window\":-1}}",
+            "{\"change\":{\"change\":{},\"window\":4294967296}}",
+            "{\"change\":{\"change\":{\"rings\":[[0.5]]},\"window\":null}}",
+            "{\"change\":{\"change\":{\"colour\":1},\"window\":null}}",
+            "\"unpin\" \"unpin\"",
+            "\u{0}\u{0}",
+            &deep,
+        ];
+        for json in unreadable {
+            let body = ChangeBody::new(json.as_bytes()).expect("short enough");
+            let refusal = Wish::read(&body).expect_err(json.get(..100).unwrap_or(json));
+            assert!(refusal.starts_with("it cannot be read: ") && refusal.len() < 200, "{refusal}");
+        }
+        let body = ChangeBody::new(&[0xff; 100]).expect("short enough");
+        assert!(Wish::read(&body).is_err(), "no text at all");
+        // Readable, and nothing that an operator here could ask for.
+        let json = r#"{"change":{"change":{"channels":0},"window":null}}"#;
+        let refusal = Wish::read(&ChangeBody::new(json.as_bytes()).expect("short enough")).expect_err("no channels");
+        assert!(refusal.contains("channels"), "{refusal}");
+    }
+
+    /// A root's answer is told to the operator whatever it is, as text that is not too long.
+    #[test]
+    fn answers_of_broken_roots_are_told_as_such() {
+        for json in
+            ["", "{}", "\"denied\"", "{\"reconfigured\":{\"epoch\":-1,\"cut\":0}}", "{\"refused\":{\"reason\":7}}"]
+        {
+            let body = AccountBody::new(json.as_bytes()).expect("short enough");
+            let refusal = Granted::read(&body, &root()).expect_err(json);
+            assert!(refusal.starts_with("what host host-a answers cannot be read: "), "{refusal}");
+        }
+        let reason = "x".repeat(ACCOUNT_BYTES_MAX - 100);
+        let body = serde_json::to_vec(&Granted::Refused { reason }).expect("json");
+        let refusal = Granted::read(&AccountBody::new(&body).expect("short enough"), &root()).expect_err("refused");
+        assert!(refusal.len() <= TEXT_BYTES_MAX + 20, "{} bytes", refusal.len());
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let _ = Wish::read(&ChangeBody::new(&bytes).expect("short enough"));
+            let _ = Granted::read(&AccountBody::new(&bytes).expect("short enough"), &root());
+        }
     }
 }

@@ -351,3 +351,76 @@ pub(super) struct Proposal {
     pub(super) body: ChangeBody,
     pub(super) timeout: Duration,
 }
+
+#[cfg(test)]
+mod tests {
+    use mccs_ipc::types::UniqueId;
+
+    use super::super::Output;
+    use super::super::session::LinkTimes;
+    use super::super::types::CommKey;
+    use super::*;
+
+    fn name(text: &str) -> Name {
+        Name::new(text).expect("a name")
+    }
+
+    /// A host with two communicators, of which one has its root here and the other on `b`; `stranger` has ranks of neither.
+    fn host() -> (Comms, Wire, [CommId; 2]) {
+        let now = Instant::now();
+        let second = Duration::from_secs(1);
+        let times = LinkTimes { keep_alive: second, link_timeout: second, host_timeout: second };
+        let hosts = ["here", "b", "c", "stranger"].map(name);
+        let mut wire = Wire::new(name("here"), &hosts, 1, times, now);
+        let mut comms = Comms::default();
+        let ids = ["here", "b"].map(|root| CommId { root: name(root), incarnation: 1, number: 7 });
+        for comm in &ids {
+            let key = CommKey { tenant: name("tenant"), id: UniqueId([1; 16]) };
+            let hosts = ["here", "b", "c"].map(name).to_vec();
+            let membership = Membership { comm: comm.clone(), key, hosts, host_of_rank: vec![0, 1, 2] };
+            comms.begin(membership, Vec::new(), &mut wire, now);
+        }
+        wire.outputs.clear();
+        (comms, wire, ids)
+    }
+
+    fn told(wire: &mut Wire) -> usize {
+        wire.outputs.drain(..).filter(|output| matches!(output, Output::Event(_))).count()
+    }
+
+    /// What is asked and answered by hosts that are not concerned is not heard.
+    #[test]
+    fn only_hosts_of_a_communicator_ask_and_only_its_root_grants() {
+        let (comms, mut wire, [own, far]) = host();
+        let unknown = CommId { number: 8, ..own.clone() };
+        let change = || (3, ChangeBody::new(b"change").expect("short"));
+        let account = || (3, AccountBody::new(b"account").expect("short"));
+        for (from, heard_of_own, heard_of_far) in [("b", true, false), ("c", true, false), ("stranger", false, false)] {
+            for (comm, heard) in [(&own, heard_of_own), (&far, heard_of_far), (&unknown, false)] {
+                comms.wished(&name(from), comm.clone(), change(), &mut wire);
+                assert_eq!(told(&mut wire), usize::from(heard), "{from} wishes something of {comm}");
+            }
+        }
+        for (from, heard_of_far) in [("b", true), ("c", false), ("stranger", false)] {
+            for (comm, heard) in [(&own, false), (&far, heard_of_far), (&unknown, false)] {
+                comms.granted(&name(from), comm.clone(), account(), &mut wire);
+                assert_eq!(told(&mut wire), usize::from(heard), "{from} grants something of {comm}");
+            }
+        }
+        for (from, heard) in [("b", true), ("stranger", false)] {
+            comms.inquired(&name(from), own.clone(), 3, &mut wire);
+            comms.accounted(&name(from), own.clone(), account(), &mut wire);
+            assert_eq!(told(&mut wire), 2 * usize::from(heard), "{from} inquires and accounts");
+        }
+        // Nor is anything said to them.
+        let now = Instant::now();
+        let messages = wire.counters.messages;
+        comms.grant(&name("stranger"), own.clone(), account(), &mut wire, now);
+        comms.account(&name("stranger"), own.clone(), account(), &mut wire, now);
+        comms.wish(own.clone(), 3, change().1, &mut wire, now);
+        assert_eq!((told(&mut wire), wire.counters.messages), (0, messages));
+        comms.grant(&name("b"), own, account(), &mut wire, now);
+        comms.wish(far, 3, change().1, &mut wire, now);
+        assert_eq!(wire.counters.messages, messages + 2);
+    }
+}
