@@ -201,6 +201,8 @@ pub struct Usage {
     pub flows: usize,
     /// Registered memory.
     pub registrations: usize,
+    /// Flows that were closed, and whose last messages the transport still carries: they end by themselves, while it is polled.
+    pub lingering: usize,
 }
 
 /// Posting and finishing requests, and driving the transport.
@@ -295,7 +297,8 @@ pub trait Transport: DataPath {
     fn state(&self, flow: FlowId) -> Result<FlowState, TransportError>;
 
     /// Ends a flow at once, whatever it is doing. Requests are forgotten and their buffers free when this returns; what
-    /// completed sends have handed over still arrives, unless the peer closes too. Unknown flows are ignored.
+    /// completed sends have handed over still arrives, unless the peer closes too, or the transport is dropped while flows are
+    /// [`Usage::lingering`]. Unknown flows are ignored.
     fn close(&mut self, flow: FlowId);
 
     /// What has become of a flow's path since it was asked last; for transports whose flows go on over others.

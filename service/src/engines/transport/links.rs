@@ -356,11 +356,17 @@ impl Links {
         self.sets.is_empty() && self.broken.is_empty()
     }
 
+    /// Whether nothing is left to be carried, either: flows that were closed may have messages under way.
+    #[must_use]
+    pub fn is_quiet(&self) -> bool {
+        self.is_empty() && self.transport.usage().lingering == 0
+    }
+
     /// What is held although it belongs to no communicator: 0, unless something was forgotten. Staging memory that is kept
     /// for later is not counted.
     #[must_use]
     pub fn leaked(&self) -> usize {
-        let Usage { listeners, flows, registrations } = self.transport.usage();
+        let Usage { listeners, flows, registrations, lingering: _ } = self.transport.usage();
         let in_sets = |count: fn(&LinkSet) -> usize| self.sets.values().map(count).sum::<usize>();
         listeners.saturating_sub(self.sets.len())
             + flows.saturating_sub(in_sets(|set| set.sends.len() + set.recvs.len()))

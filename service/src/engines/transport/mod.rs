@@ -377,7 +377,7 @@ impl Engine for TransportEngine {
             && self.jobs.is_empty()
             && self.channels.is_empty()
             && self.untold.is_empty()
-            && self.links.as_ref().is_none_or(Links::is_empty);
+            && self.links.as_ref().is_none_or(Links::is_quiet);
         match moved {
             _ if is_done => Progress::Done,
             Progress::Idle { wake_at } if !busy => {

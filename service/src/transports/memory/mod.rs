@@ -288,7 +288,8 @@ impl Transport for MemoryTransport {
     }
 
     fn usage(&self) -> Usage {
-        Usage { listeners: self.listeners.len(), flows: self.flows.len(), registrations: self.regions.len() }
+        let (listeners, flows) = (self.listeners.len(), self.flows.len());
+        Usage { listeners, flows, registrations: self.regions.len(), lingering: 0 }
     }
 }
 

@@ -1,8 +1,9 @@
 //! Devices that go and come back.
 //!
 //! A device goes when it fails, when it is pulled out, or when the operator removes it; the first two are told by an event, the last is
-//! not by every driver. Everything that the service has of it is given back then, since a kernel may wait for that. While a port is
-//! down the transport looks, seldom, for what is there, and takes a device in use again that has come back under its old name.
+//! not by every driver: soft-RoCE's waits, and the device works on, until nobody has it open. Everything that the service has of it is
+//! given back then. So the transport looks, seldom, for what is there, and while a port is down more often; it also takes a device
+//! in use again that has come back under its old name.
 
 use std::time::{Duration, Instant};
 
@@ -13,8 +14,10 @@ use super::ports::{self, Port};
 use super::verbs::VerbsError;
 use super::{RdmaTransport, Watched};
 
-/// How often devices are looked for while a port is down: it costs tens of system calls, and is done by every engine.
-const DEVICES_EVERY: Duration = Duration::from_secs(5);
+/// How often devices are looked for: it costs tens of system calls, and is done by every engine.
+const DEVICES_EVERY: Duration = Duration::from_secs(30);
+/// How often while a port is down.
+const DEVICES_EVERY_WHILE_DOWN: Duration = Duration::from_secs(5);
 
 impl RdmaTransport {
     /// A device cannot be used any more: flows leave it, and nothing of it is kept.
@@ -32,13 +35,11 @@ impl RdmaTransport {
         }
     }
 
-    /// When devices are to be looked for: while a port is down.
+    /// When devices are to be looked for.
     pub(super) fn plan_look_for_devices(&mut self, now: Instant) {
-        if self.ports.iter().all(|port| port.is_up) {
-            self.look_for_devices_at = None;
-        } else {
-            self.look_for_devices_at.get_or_insert(now + DEVICES_EVERY);
-        }
+        let are_up = self.ports.iter().all(|port| port.is_up);
+        let latest = now + if are_up { DEVICES_EVERY } else { DEVICES_EVERY_WHILE_DOWN };
+        self.look_for_devices_at = Some(self.look_for_devices_at.map_or(latest, |at| at.min(latest)));
     }
 
     /// Lets go of devices that are no more, and takes those in use again that have come back. Returns whether there were any.
@@ -51,7 +52,7 @@ impl RdmaTransport {
         let Ok(there) = self.driver.devices() else { return false };
         let mut any = false;
         for index in 0..self.ports.len() {
-            let Some(port) = self.ports.get(index).filter(|port| !port.is_up) else { continue };
+            let Some(port) = self.ports.get(index) else { continue };
             let (device, number) = (port.device.clone(), port.number);
             any |= match (port.opened.is_some(), there.contains(&device)) {
                 (true, false) => {

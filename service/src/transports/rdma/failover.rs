@@ -59,14 +59,20 @@ impl RdmaTransport {
         let port = port_of_turn(&self.ports, flow.turn, matches!(flow.half, Half::Send(_)));
         let limit = self.ports.get(port).ok_or(Fault::NoPort)?.limits.queue_wrs.max(1);
         let outstanding = self.options.outstanding.clamp(1, limit);
-        let (sends, receives, ring) = match &mut flow.half {
-            // Each message needs a credit; as many may lie in the ring as are taken from it.
-            Half::Send(sender) => ([outstanding; 2], [(2 * u32::from(sender.slots())).min(limit), 1], sender.credits()),
+        let (sends, receives, unmarked, ring) = match &mut flow.half {
+            Half::Send(sender) => {
+                let slots = u32::from(sender.slots());
+                // Each message needs a credit; as many may lie in the ring as are taken from it.
+                let receives = [(2 * slots).min(limit), 1];
+                // Of as many copies as there is room for, the first half is always known to arrive, or not to.
+                ([outstanding; 2], receives, slots / (2 * u32::from(lanes.max(1))), sender.shared())
+            }
             // Twice what a sender has under way: half of them are posted anew when the other half is used up.
             Half::Recv(receiver) => {
-                ([receiver.slots().min(limit), 1], [(2 * outstanding).min(limit); 2], receiver.shared())
+                ([receiver.slots().min(limit), 1], [(2 * outstanding).min(limit); 2], u32::MAX, receiver.shared())
             }
         };
+        let shape = Shape { lanes, sends, receives, unmarked };
         let making = Making {
             ports: &mut self.ports,
             owners: &mut self.owners,
@@ -74,7 +80,7 @@ impl RdmaTransport {
             random: &mut self.random,
         };
         // SAFETY: the ring belongs to the flow's half, which lives longer than its way.
-        unsafe { Way::new(making, handle, port, Shape { lanes, sends, receives }, ring) }
+        unsafe { Way::new(making, handle, port, shape, ring) }
     }
 
     pub(super) fn end_way(&mut self, handle: Handle) {
@@ -102,7 +108,7 @@ impl RdmaTransport {
         flow.stage = Stage::Offered;
         let (number, turn, connect_timeout) = (flow.ways, flow.turn, flow.spec.options.connect_timeout);
         let Half::Send(sender) = &mut flow.half else { return Err(Fault::Protocol("bug: a receiver offers")) };
-        let ring = RingAddress { address: sender.credits().0, rkey, slots: sender.slots() };
+        let ring = RingAddress { address: sender.shared().0, rkey, slots: sender.slots() };
         let part_bytes = sender.part_bytes();
         let back = self.await_back(handle, now).map_err(|error| fault_of(&error))?;
         self.settle_by(handle, Some(now + connect_timeout));
@@ -124,7 +130,7 @@ impl RdmaTransport {
         self.end_way(handle);
         let mut way = self.make_way(handle, side.lanes.len() as u16)?;
         let flow = self.flows.get_mut(handle).ok_or(Fault::Closed)?;
-        let connected = way.connect(side, &self.ports, &self.options, &flow.spec.options);
+        let connected = way.connect(side, &mut self.ports, &self.options, &flow.spec.options);
         let ours = way.address(&self.ports, &self.options);
         let rkey = way.ring.rkey;
         flow.way = Some(way);
@@ -160,7 +166,7 @@ impl RdmaTransport {
         let flow = self.flows.get_mut(handle).ok_or(Fault::Closed)?;
         let (Half::Send(sender), Some(way)) = (&mut flow.half, &mut flow.way) else { return Ok(()) };
         sender.restart(counts, inbox, &mut self.memory.regions)?;
-        if let Err(fault) = way.connect(side, &self.ports, &self.options, &flow.spec.options) {
+        if let Err(fault) = way.connect(side, &mut self.ports, &self.options, &flow.spec.options) {
             if !flow.is_connected {
                 return Err(fault);
             }

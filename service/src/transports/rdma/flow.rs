@@ -68,6 +68,8 @@ pub(super) struct Flow {
     pub(super) bye: Option<u64>,
     /// The line has ended, and only what `bye` says is waited for.
     pub(super) is_hung_up: bool,
+    /// Its user has closed it, and it lives on, until then at most, for what has not arrived.
+    pub(super) lingers_until: Option<Instant>,
 }
 
 impl Flow {
@@ -90,7 +92,13 @@ impl Flow {
             due: None,
             bye: None,
             is_hung_up: false,
+            lingers_until: None,
         }
+    }
+
+    /// Whether somebody waits for completions of all that is sent: to know that a new way carries something, or to let the flow go.
+    pub(super) fn is_watched(&self) -> bool {
+        self.trouble.is_some() || self.lingers_until.is_some()
     }
 
     pub(super) fn error(&self, fault: Fault) -> TransportError {

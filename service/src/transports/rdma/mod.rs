@@ -22,13 +22,16 @@
 //! - `ports.rs`, `queues.rs`, `memory.rs`: devices, completion queues, registered memory.
 //! - `wire.rs`, `line.rs`: what the two sides tell each other.
 //! - `flow.rs`, `way.rs`, `sender.rs`, `receiver.rs`: a connected flow; `flusher.rs`: what GPU memory needs besides.
-//! - `setup.rs`, `failover.rs`, `events.rs`, `devices.rs`: until it is connected, and from way to way.
+//! - `setup.rs`, `failover.rs`, `events.rs`, `devices.rs`: until it is connected, and from way to way; `ending.rs`: its end.
 //!
 //! Deliberately absent: atomics and two-sided sends; shared receive queues and connection sharing, which save memory where
 //! a host talks to thousands and cost order; protection of a receiver from its sender: who has a credit's key may write all of
 //! the registered memory it is from, so flows are between services that trust each other.
 
+#[cfg(test)]
+mod copied;
 mod devices;
+mod ending;
 mod events;
 mod failover;
 mod flow;
@@ -138,6 +141,11 @@ struct Woken {
     by_events: bool,
 }
 
+/// A flow that its user has not closed.
+fn open(flows: &mut HandleTable<Flow>, id: FlowId) -> Result<&mut Flow, TransportError> {
+    flows.get_mut(id.0).filter(|flow| flow.lingers_until.is_none()).ok_or(NO_FLOW)
+}
+
 /// One engine's transport. See the module's documentation.
 #[derive(Debug)]
 pub struct RdmaTransport {
@@ -159,9 +167,10 @@ pub struct RdmaTransport {
     withheld_until: Option<Instant>,
     /// Flows that wait for something with a deadline.
     unsettled: Vec<Handle>,
+    /// Flows that their users have closed, whose last messages are under way.
+    lingering: Vec<Handle>,
     /// No flow that is away from home goes there before.
     homes_due: Option<Instant>,
-    /// While a port is down.
     look_for_devices_at: Option<Instant>,
     epoll: Epoll,
     is_armed: bool,
@@ -212,6 +221,7 @@ impl RdmaTransport {
             withheld: Vec::new(),
             withheld_until: None,
             unsettled: Vec::new(),
+            lingering: Vec::new(),
             homes_due: None,
             look_for_devices_at: None,
             epoll,
@@ -311,9 +321,10 @@ impl RdmaTransport {
     /// Lets a flow post what it can. Returns whether something moved.
     fn pump(&mut self, handle: Handle) -> bool {
         let Some(flow) = self.flows.get_mut(handle).filter(|flow| flow.fault.is_none()) else { return false };
+        let is_watched = flow.is_watched();
         let open = flow.way.as_mut().filter(|_| flow.stage == Stage::Open);
         let pumped = match (&mut flow.half, open) {
-            (Half::Send(sender), Some(way)) => sender.pump(way, &mut self.memory, &self.ports, TURN_BYTES),
+            (Half::Send(sender), Some(way)) => sender.pump(way, &mut self.memory, &self.ports, TURN_BYTES, is_watched),
             (Half::Recv(receiver), Some(way)) => receiver.pump(way, &mut self.memory, &self.ports),
             (_, None) => Ok(sender::Pumped::default()),
         };
@@ -379,8 +390,10 @@ impl RdmaTransport {
     fn waits_until(&self, now: Instant) -> Option<Instant> {
         let lines = if let Progress::Idle { wake_at } = self.lines_said { wake_at } else { None };
         let flows = self.unsettled.iter().filter_map(|handle| self.flows.get(*handle)?.due);
+        let lingering = self.lingering.iter().filter_map(|handle| self.flows.get(*handle)?.lingers_until);
         let memory = self.memory.keeps().then(|| now + MEMORY_LOOKED_AT_EVERY);
         flows
+            .chain(lingering)
             .chain(lines)
             .chain(memory)
             .chain(self.homes_due)
@@ -393,7 +406,7 @@ impl RdmaTransport {
 impl DataPath for RdmaTransport {
     fn isend(&mut self, flow: SendFlow, message: MemorySpan, tag: u32) -> Result<Option<Request>, TransportError> {
         let id = FlowId::from(flow);
-        let flow = self.flows.get_mut(id.0).ok_or(NO_FLOW)?;
+        let flow = open(&mut self.flows, id)?;
         flow.check()?;
         let buffer = self.memory.regions.resolve(message)?;
         let Half::Send(sender) = &mut flow.half else { return Err(NO_FLOW) };
@@ -407,7 +420,7 @@ impl DataPath for RdmaTransport {
 
     fn irecv(&mut self, flow: RecvFlow, buffer: MemorySpan) -> Result<Option<Request>, TransportError> {
         let id = FlowId::from(flow);
-        let flow = self.flows.get_mut(id.0).ok_or(NO_FLOW)?;
+        let flow = open(&mut self.flows, id)?;
         flow.check()?;
         let target = self.memory.regions.resolve(buffer)?;
         let Half::Recv(receiver) = &mut flow.half else { return Err(NO_FLOW) };
@@ -424,7 +437,7 @@ impl DataPath for RdmaTransport {
     /// Done at once for host memory: what a device writes there is visible when its completion is. A GPU's is read.
     fn flush(&mut self, flow: RecvFlow, buffer: MemorySpan) -> Result<Option<Request>, TransportError> {
         let id = FlowId::from(flow);
-        let flow = self.flows.get(id.0).ok_or(NO_FLOW)?;
+        let flow = open(&mut self.flows, id)?;
         flow.check()?;
         let target = self.memory.regions.resolve(buffer)?;
         let port = flow.way.as_ref().map_or(0, |way| way.port);
@@ -447,7 +460,7 @@ impl DataPath for RdmaTransport {
     }
 
     fn test(&mut self, request: Request) -> Result<Status, TransportError> {
-        let flow = self.flows.get_mut(request.flow.0).ok_or(NO_FLOW)?;
+        let flow = open(&mut self.flows, request.flow)?;
         if request.kind == RequestKind::Flush {
             let port = self.ports.get((request.number >> FLUSH_PORT_SHIFT) as usize);
             let read = request.number & ((1 << FLUSH_PORT_SHIFT) - 1);
@@ -498,6 +511,7 @@ impl DataPath for RdmaTransport {
             busy |= self.look_at_lines(cx);
         }
         busy |= self.look_for_devices(cx.now) | self.look_at_unsettled(cx.now) | self.return_home(cx.now);
+        busy |= self.let_go(cx.now);
         self.plan_look_for_devices(cx.now);
         if busy || !self.queue.is_empty() || self.lines_said == Progress::Busy {
             Progress::Busy
@@ -568,22 +582,23 @@ impl Transport for RdmaTransport {
     }
 
     fn state(&self, flow: FlowId) -> Result<FlowState, TransportError> {
-        let flow = self.flows.get(flow.0).ok_or(NO_FLOW)?;
+        let flow = self.flows.get(flow.0).filter(|flow| flow.lingers_until.is_none()).ok_or(NO_FLOW)?;
         flow.check()?;
         Ok(if flow.is_connected { FlowState::Connected } else { FlowState::Connecting })
     }
 
     fn close(&mut self, flow: FlowId) {
-        self.say_bye(flow.0);
-        self.end(flow.0);
-        self.flows.remove(flow.0);
+        if open(&mut self.flows, flow).is_ok() && !self.linger(flow.0) {
+            self.forget(flow.0);
+        }
     }
 
     fn usage(&self) -> Usage {
         Usage {
             listeners: self.tcp.usage().listeners.saturating_sub(self.backs.len()),
-            flows: self.flows.len(),
+            flows: self.flows.len() - self.lingering.len(),
             registrations: self.memory.regions.len(),
+            lingering: self.lingering.len(),
         }
     }
 }

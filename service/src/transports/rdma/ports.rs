@@ -78,6 +78,8 @@ pub(super) struct Port {
     is_link_local: bool,
     /// Carries packets, as far as is known.
     pub(super) is_up: bool,
+    /// The device is to be told UDP source ports: it has not said yet that it cannot be.
+    pub(super) takes_source_ports: bool,
 }
 
 impl Port {
@@ -184,6 +186,7 @@ pub(super) fn open_port(
                 gid,
                 is_link_local: attributes.link_layer == LinkLayer::Ethernet && is_link_local(gid),
                 is_up,
+                takes_source_ports: attributes.link_layer == LinkLayer::Ethernet,
             })
         }
         Err(lacks) => Err(lacks),

@@ -1,5 +1,17 @@
 //! The sending half of a flow: writes messages into the buffers that the receiver has given credits for, and short ones into
 //! the receiver's inbox, without waiting for a credit.
+//!
+//! A short message is copied when it is written, and its send is done then: its poster waits for no acknowledgement. Nor does
+//! anybody else, mostly: of writes of copies only one in many makes a completion, so that they wake nobody. (One that fails makes
+//! one always.) The copy is kept until a completion says that it has arrived, since another way may have to repeat it. The send of
+//! a long message is done when that has arrived.
+//!
+//! ```text
+//!     acknowledged       done              current        posted         numbers of messages grow to the right
+//!         |  copies kept  |  written, copied or not  |  wait   |
+//! ```
+//!
+//! On a new way `current` begins again at the first message that the peer does not have.
 
 use super::super::region::{Buffer, Regions};
 use super::super::request::{Moved, RequestRing};
@@ -10,12 +22,25 @@ use super::verbs::Write;
 use super::way::Way;
 use super::wire::{CREDIT_BYTES, Credit, Cut, RingAddress, SHORT_BYTES_MAX, SHORT_HEAD_BYTES, Short, ahead};
 
+const CREDIT_WORDS: usize = CREDIT_BYTES / 8;
+const SHORT_WORDS: usize = size_of::<Short>() / 8;
+const SHORT_HEAD_WORDS: usize = SHORT_HEAD_BYTES as usize / 8;
+
 /// A message.
 #[derive(Debug)]
 pub(super) struct Outgoing {
     key: MemoryKey,
     tag: u32,
-    /// Number of the part behind its last one, once it is known.
+}
+
+/// What is known of a message from when it is written until it has arrived, though its send may be done and forgotten.
+#[derive(Debug, Clone, Copy, Default)]
+struct Written {
+    tag: u32,
+    /// Length of its copy, if there is one.
+    copied: Option<u64>,
+    /// Numbers of its first part on this way, and of the one behind its last.
+    begin: u64,
     end: u64,
 }
 
@@ -36,46 +61,55 @@ pub(super) struct Pumped {
 pub(super) struct Sender {
     ring: RequestRing<Outgoing>,
     cut: Cut,
-    /// Written by the peer's device.
-    credits: Box<[u64]>,
+    /// Known to the device: credits, written by the peer's, and behind them copies of short messages as they are written.
+    shared: Box<[u64]>,
     slots: u16,
     /// Messages that have a buffer.
     credited: u64,
     /// Where short messages go, if the receiver takes them.
     inbox: Option<RingAddress>,
-    /// Short messages as they are written.
-    shorts: Box<[Short]>,
+    /// Messages that have arrived, all of them in order.
+    acknowledged: u64,
     /// The message whose parts are being written, and the next one of them.
     current: u64,
     next_part: u64,
+    /// Number behind the last message that was written whole, on whatever way, and what is known of each since `acknowledged`.
+    written_end: u64,
+    written: Box<[Written]>,
     /// Parts that were posted on this way.
     posted: u64,
     /// By lane, parts that have arrived.
     arrived: Vec<u64>,
+    /// Number behind the last message that is to go: the flow was closed.
+    last: Option<u64>,
     is_stopped: bool,
 }
 
 impl Sender {
     pub(super) fn new(requests: u16, part_bytes: u32, lanes: u16) -> Self {
+        let slots = requests.max(1);
         Sender {
-            ring: RequestRing::new(requests),
+            ring: RequestRing::new(slots),
             cut: Cut { part_bytes },
-            credits: vec![0; usize::from(requests) * CREDIT_BYTES / 8].into_boxed_slice(),
-            slots: requests,
+            shared: vec![0; usize::from(slots) * (CREDIT_WORDS + SHORT_WORDS)].into_boxed_slice(),
+            slots,
             credited: 0,
             inbox: None,
-            shorts: vec![bytemuck::Zeroable::zeroed(); requests.max(1).into()].into_boxed_slice(),
+            acknowledged: 0,
             current: 0,
             next_part: 0,
+            written_end: 0,
+            written: vec![Written::default(); slots.into()].into_boxed_slice(),
             posted: 0,
             arrived: vec![0; lanes.into()],
+            last: None,
             is_stopped: false,
         }
     }
 
-    /// Address and length of the ring of credits, which stays in its place.
-    pub(super) fn credits(&mut self) -> (u64, u64) {
-        (self.credits.as_mut_ptr() as u64, self.credits.len() as u64 * 8)
+    /// Address and length of the memory that credits and copies lie in, which stays in its place. It begins with the ring of credits.
+    pub(super) fn shared(&mut self) -> (u64, u64) {
+        (self.shared.as_mut_ptr() as u64, self.shared.len() as u64 * 8)
     }
 
     pub(super) fn slots(&self) -> u16 {
@@ -87,10 +121,10 @@ impl Sender {
     }
 
     pub(super) fn post(&mut self, key: MemoryKey, buffer: Buffer, tag: u32, regions: &mut Regions) -> Option<u64> {
-        self.ring.push(key, buffer, Outgoing { key, tag, end: 0 }, regions)
+        self.ring.push(key, buffer, Outgoing { key, tag }, regions)
     }
 
-    /// How far a send is. Until all of it has arrived, any part of it may be read again, on another way.
+    /// How far a send is. Until all of it has arrived, or it has been copied, any part of it may be read again, on another way.
     pub(super) fn test(&mut self, number: u64) -> Result<Status, TransportError> {
         Ok(self.ring.test(number)?.unwrap_or(Status::Running { bytes: 0 }))
     }
@@ -104,10 +138,15 @@ impl Sender {
         Ok(())
     }
 
+    /// Place of a message among as many as there are slots.
+    fn slot(&self, message: u64) -> usize {
+        (message % u64::from(self.slots)) as usize
+    }
+
     fn read_credit(&self, message: u64) -> Result<Credit, Fault> {
-        let at = (message % u64::from(self.slots)) as usize * (CREDIT_BYTES / 8);
-        let words = self.credits.get(at..at + CREDIT_BYTES / 8).ok_or(Fault::Protocol("bug: no such credit"))?;
-        let mut read = [0u64; CREDIT_BYTES / 8];
+        let at = self.slot(message) * CREDIT_WORDS;
+        let words = self.shared.get(at..at + CREDIT_WORDS).ok_or(Fault::Protocol("bug: no such credit"))?;
+        let mut read = [0u64; CREDIT_WORDS];
         for (read, word) in read.iter_mut().zip(words) {
             // SAFETY: a word of ours. The device that wrote it has said so by a completion, and writes it again only after the
             // message has been sent; volatile, since the compiler knows nothing of the device.
@@ -120,20 +159,30 @@ impl Sender {
         Ok(credit)
     }
 
-    /// Posts what can be posted without waiting, about `budget_bytes`.
+    /// Number behind the last message that is to go.
+    fn end(&self) -> u64 {
+        self.last.unwrap_or(self.ring.next())
+    }
+
+    /// Posts what can be posted without waiting, about `budget_bytes`. Where it `is_watched`, all of it makes completions.
     pub(super) fn pump(
         &mut self,
         way: &mut Way,
         memory: &mut Memory,
         ports: &[Port],
         budget_bytes: u64,
+        is_watched: bool,
     ) -> Result<Pumped, Fault> {
         let mut pumped = Pumped::default();
         let filled = self.fill(way, memory, ports, budget_bytes, &mut pumped);
         for lane in &mut way.lanes {
-            // SAFETY: the parts lie inside memory that unfinished requests hold; a request is unfinished until its parts have
-            // arrived, and is abandoned only when the way has ended.
-            unsafe { lane.post(true) }?;
+            // What follows a part on its lane counts as a part, too: nothing does when the flow is closed.
+            if self.last.is_some() {
+                lane.ask();
+            }
+            // SAFETY: the parts lie inside memory that unfinished requests hold, or are copies; a request is unfinished until its
+            // parts have arrived, and is abandoned only when the way has ended; copies are this value's, as is the flow's way.
+            unsafe { lane.post(is_watched) }?;
         }
         filled.map(|()| pumped)
     }
@@ -148,20 +197,15 @@ impl Sender {
     ) -> Result<(), Fault> {
         let mut left = budget_bytes;
         let lanes = way.lanes.len().max(1) as u64;
-        while !self.is_stopped && self.current < self.ring.next() {
-            if let Some(lane) = way.lanes.get_mut((self.posted % lanes) as usize)
-                && let Some(write) = self.short(memory, lane.inline_bytes())
-            {
-                if lane.room() == 0 {
-                    return Ok(());
-                }
+        while !self.is_stopped && self.current < self.end().min(self.acknowledged + u64::from(self.slots)) {
+            let lane = way.lanes.get_mut((self.posted % lanes) as usize);
+            let Some(lane) = lane.filter(|lane| lane.room() > 0) else { return Ok(()) };
+            if let Some(bytes) = self.short_bytes(memory) {
+                let Some(write) = self.short(bytes, way.ring.lkey, lane.inline_bytes(), pumped)? else { return Ok(()) };
                 lane.push(write);
-                self.posted += 1;
-                if let Some(entry) = self.ring.get_mut(self.current) {
-                    entry.progress.end = self.posted;
-                }
-                self.current += 1;
                 pumped.moved = true;
+                self.end_message(1);
+                self.ring.finish(self.current - 1, Moved { bytes, tag: 0 }, &mut memory.regions);
                 continue;
             }
             if self.current >= self.credited {
@@ -177,86 +221,147 @@ impl Sender {
                 pumped.too_long = Some((self.current, message_bytes));
                 return Ok(());
             }
-            let parts = self.cut.parts(message_bytes, credit.bytes);
-            let keys = memory.keys(entry.progress.key, way.port, ports).map_err(|_| Fault::Unregistered)?;
-            while self.next_part < parts {
-                let Some(lane) = way.lanes.get_mut((self.posted % lanes) as usize) else { return Ok(()) };
-                if lane.room() == 0 {
-                    return Ok(());
-                }
-                if left == 0 {
-                    pumped.more = true;
-                    return Ok(());
-                }
-                let (offset, bytes) = self.cut.part(self.next_part, message_bytes);
-                let (ptr, _) = entry.buffer.part(offset, bytes.into());
-                lane.push(Write {
-                    wr_id: 0,
-                    local: ptr as u64,
-                    lkey: keys.lkey,
-                    bytes,
-                    remote: credit.address.wrapping_add(offset),
-                    rkey: credit.rkey,
-                    imm: Some(entry.progress.tag),
-                    signaled: false,
-                    // The processor copies what is inline, and cannot read a GPU's memory.
-                    inline: bytes > 0 && bytes <= lane.inline_bytes() && !keys.is_gpu,
-                });
-                left = left.saturating_sub(u64::from(bytes).max(1));
-                self.posted += 1;
-                self.next_part += 1;
-                pumped.moved = true;
+            if left == 0 {
+                pumped.more = true;
+                return Ok(());
             }
-            entry.progress.end = self.posted;
-            self.current += 1;
-            self.next_part = 0;
+            let keys = memory.keys(entry.progress.key, way.port, ports).map_err(|_| Fault::Unregistered)?;
+            let (offset, bytes) = self.cut.part(self.next_part, message_bytes);
+            let (ptr, _) = entry.buffer.part(offset, bytes.into());
+            lane.push(Write {
+                wr_id: 0,
+                local: ptr as u64,
+                lkey: keys.lkey,
+                bytes,
+                remote: credit.address.wrapping_add(offset),
+                rkey: credit.rkey,
+                imm: Some(entry.progress.tag),
+                signaled: true,
+                // The processor copies what is inline, and cannot read a GPU's memory.
+                inline: bytes > 0 && bytes <= lane.inline_bytes() && !keys.is_gpu,
+            });
+            left = left.saturating_sub(u64::from(bytes).max(1));
+            self.next_part += 1;
+            pumped.moved = true;
+            if self.next_part < self.cut.parts(message_bytes, credit.bytes) {
+                self.posted += 1;
+                continue;
+            }
+            let slot = self.slot(self.current);
+            if let Some(written) = self.written.get_mut(slot) {
+                written.copied = None;
+            }
+            self.end_message(self.next_part);
         }
         Ok(())
     }
 
-    /// The next message as a write into the inbox, if it is short and there is room.
-    fn short(&mut self, memory: &Memory, inline_bytes: u32) -> Option<Write> {
-        let inbox = self.inbox.filter(|inbox| {
-            let fits = inline_bytes as usize >= size_of::<Short>();
-            fits && self.next_part == 0 && self.current < self.credited + ahead(*inbox)
-        })?;
-        let entry = self.ring.get(self.current)?;
-        let (bytes, imm) = (entry.buffer.bytes, Some(entry.progress.tag));
-        if bytes > SHORT_BYTES_MAX || memory.is_gpu(entry.progress.key) {
-            return None;
+    /// The last one of the current message's `parts` has been written.
+    fn end_message(&mut self, parts: u64) {
+        self.posted += 1;
+        let slot = self.slot(self.current);
+        if let Some(written) = self.written.get_mut(slot) {
+            (written.begin, written.end) = (self.posted - parts, self.posted);
         }
-        let at = self.current % self.shorts.len() as u64;
-        let short = self.shorts.get_mut(at as usize)?;
-        (short.number, short.bytes) = (self.current + 1, bytes);
-        entry.buffer.read(bytemuck::cast_slice_mut(&mut short.message));
-        let slot = self.current % u64::from(inbox.slots) * size_of::<Short>() as u64;
-        Some(Write {
+        self.current += 1;
+        self.next_part = 0;
+        self.written_end = self.written_end.max(self.current);
+    }
+
+    /// Length of the current message, if that is a copy already, or can be one.
+    fn short_bytes(&self, memory: &Memory) -> Option<u64> {
+        if self.current < self.written_end {
+            return self.written.get(self.slot(self.current))?.copied;
+        }
+        let entry = self.ring.get(self.current)?;
+        let is_short = entry.buffer.bytes <= SHORT_BYTES_MAX && !memory.is_gpu(entry.progress.key);
+        is_short.then_some(entry.buffer.bytes)
+    }
+
+    /// The current message, which is short, as a write of its copy into the inbox, or else into its buffer. `None`: it waits for room
+    /// in either.
+    fn short(&mut self, bytes: u64, lkey: u32, inline_bytes: u32, pumped: &mut Pumped) -> Result<Option<Write>, Fault> {
+        let number = self.current;
+        let inbox = self.inbox.filter(|inbox| number < self.credited + ahead(*inbox));
+        let (remote, rkey, skipped) = match inbox {
+            Some(inbox) => {
+                let slot = number % u64::from(inbox.slots) * size_of::<Short>() as u64;
+                (inbox.address.wrapping_add(slot), inbox.rkey, 0)
+            }
+            None if number < self.credited => {
+                let credit = self.read_credit(number)?;
+                if bytes > credit.bytes {
+                    self.is_stopped = true;
+                    pumped.too_long = Some((number, bytes));
+                    return Ok(None);
+                }
+                (credit.address, credit.rkey, SHORT_HEAD_BYTES)
+            }
+            None => return Ok(None),
+        };
+        let (copy, tag) = self.copy(number)?;
+        let bytes = (SHORT_HEAD_BYTES + bytes - skipped) as u32;
+        Ok(Some(Write {
             wr_id: 0,
-            local: std::ptr::from_ref(short) as u64,
-            lkey: 0,
-            bytes: (SHORT_HEAD_BYTES + bytes) as u32,
-            remote: inbox.address.wrapping_add(slot),
-            rkey: inbox.rkey,
-            imm,
+            local: copy + skipped,
+            lkey,
+            bytes,
+            remote,
+            rkey,
+            imm: Some(tag),
             signaled: false,
-            inline: true,
-        })
+            inline: bytes > 0 && bytes <= inline_bytes,
+        }))
+    }
+
+    /// Address of a short message's copy, which is made if there is none yet, and its tag.
+    fn copy(&mut self, number: u64) -> Result<(u64, u32), Fault> {
+        const NO_COPY: Fault = Fault::Protocol("bug: a short message has no copy");
+        let slot = self.slot(number);
+        let at = usize::from(self.slots) * CREDIT_WORDS + slot * SHORT_WORDS;
+        let words = self.shared.get_mut(at..at + SHORT_WORDS).ok_or(NO_COPY)?;
+        let written = self.written.get_mut(slot).ok_or(NO_COPY)?;
+        if number >= self.written_end {
+            let entry = self.ring.get(number).ok_or(NO_COPY)?;
+            let (head, message) = words.split_at_mut(SHORT_HEAD_WORDS);
+            head.copy_from_slice(&[number + 1, entry.buffer.bytes]);
+            entry.buffer.read(bytemuck::cast_slice_mut(message));
+            *written = Written { tag: entry.progress.tag, copied: Some(entry.buffer.bytes), begin: 0, end: 0 };
+        }
+        Ok((words.as_ptr() as u64, written.tag))
     }
 
     /// Parts of a lane have arrived: so have messages.
     pub(super) fn arrived(&mut self, lane: u16, parts: u32, regions: &mut Regions) {
-        let lanes = self.arrived.len() as u64;
         if let Some(arrived) = self.arrived.get_mut(usize::from(lane)) {
             *arrived += u64::from(parts);
         }
-        // The first part that has not arrived.
-        let frontier = (0..lanes).zip(&self.arrived).map(|(lane, arrived)| lane + arrived * lanes).min().unwrap_or(0);
-        while self.ring.running() < self.current {
+        // One that is waited for is done though copies in front of it, on other lanes, are not known to have arrived.
+        while self.has_arrived(self.ring.running()) {
             let number = self.ring.running();
-            let Some(entry) = self.ring.get(number).filter(|entry| entry.progress.end <= frontier) else { break };
-            let bytes = entry.buffer.bytes;
+            let bytes = self.ring.get(number).map_or(0, |entry| entry.buffer.bytes);
             self.ring.finish(number, Moved { bytes, tag: 0 }, regions);
         }
+        while self.has_arrived(self.acknowledged) {
+            self.acknowledge(regions);
+        }
+    }
+
+    /// Whether all parts of a message have arrived on this way. Each lane's arrive in order, so the last ones say it.
+    fn has_arrived(&self, message: u64) -> bool {
+        let lanes = self.arrived.len().max(1) as u64;
+        let last = |Written { begin, end, .. }: &Written| (*begin).max(end.saturating_sub(lanes))..*end;
+        let arrived = |part: u64| self.arrived.get((part % lanes) as usize).is_some_and(|count| *count > part / lanes);
+        message < self.current && self.written.get(self.slot(message)).is_some_and(|it| last(it).all(arrived))
+    }
+
+    /// The first message that had not arrived has.
+    fn acknowledge(&mut self, regions: &mut Regions) {
+        let number = self.acknowledged;
+        // The send of a copied one is done, and may have been forgotten.
+        let bytes = self.ring.get(number).map_or(0, |entry| entry.buffer.bytes);
+        self.ring.finish(number, Moved { bytes, tag: 0 }, regions);
+        self.acknowledged += 1;
     }
 
     /// Begins anew on another way: the peer has `received` messages, of which buffers have `taken` so many, and gives credits for the
@@ -267,13 +372,11 @@ impl Sender {
         inbox: Option<RingAddress>,
         regions: &mut Regions,
     ) -> Result<(), Fault> {
-        if received < self.ring.running() || received > self.current {
+        if received < self.acknowledged || received > self.current {
             return Err(Fault::Protocol("what it has received is not what was sent"));
         }
-        while self.ring.running() < received {
-            let number = self.ring.running();
-            let bytes = self.ring.get(number).map_or(0, |entry| entry.buffer.bytes);
-            self.ring.finish(number, Moved { bytes, tag: 0 }, regions);
+        while self.acknowledged < received {
+            self.acknowledge(regions);
         }
         (self.credited, self.current, self.next_part, self.posted) = (taken, received, 0, 0);
         self.arrived.fill(0);
@@ -281,14 +384,25 @@ impl Sender {
         Ok(())
     }
 
-    /// Messages that have arrived, all of them in order.
-    pub(super) fn sent(&self) -> u64 {
-        self.ring.running()
+    /// The flow is closed: only what is done goes on to arrive. Returns whether the way must end, since it reads buffers, which are
+    /// free from here on.
+    pub(super) fn close(&mut self, regions: &mut Regions) -> bool {
+        let done = self.ring.running();
+        self.last = Some(done);
+        let is_buffer = |number| self.written.get(self.slot(number)).is_some_and(|written| written.copied.is_none());
+        let reads_buffers = self.next_part > 0 || (done..self.current).any(is_buffer);
+        self.ring.abandon(regions);
+        reads_buffers
     }
 
-    /// Whether messages have not arrived.
+    /// Messages whose sends are done: all in order, and all that will come if the flow is closed.
+    pub(super) fn done(&self) -> u64 {
+        self.last.unwrap_or(self.ring.running())
+    }
+
+    /// Whether messages have not arrived that are to go.
     pub(super) fn has_unfinished(&self) -> bool {
-        self.ring.has_unfinished()
+        self.acknowledged < self.end()
     }
 
     /// The way has ended: buffers are free.

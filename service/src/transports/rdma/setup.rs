@@ -1,11 +1,11 @@
-//! Flows until they are connected, what their lines say, and their end. From way to way: `failover.rs`.
+//! Flows until they are connected, and what their lines say. From way to way: `failover.rs`; their end: `ending.rs`.
 //!
 //! ```text
 //! sender    Calling --reached--> Offered --Answer--> Open --broken--> Broken --a pause--> Offered ...
 //! receiver  Waiting --Offer----> Answered --Ready--> Open --broken, tells--> Waiting ...
 //! ```
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use mccs_ipc::types::Handle;
 
@@ -20,9 +20,6 @@ use super::receiver::Receiver;
 use super::sender::Sender;
 use super::wire::{self, Record};
 use super::{NO_FLOW, RdmaTransport};
-
-/// How long messages that have gone may take to come when their sender has closed.
-const LAST_MESSAGES: Duration = Duration::from_secs(1);
 
 /// A listener to which receivers come back.
 #[derive(Debug)]
@@ -179,22 +176,6 @@ impl RdmaTransport {
         }
     }
 
-    /// The line has ended. What the peer's device has written counts, and so does what it said was to come.
-    fn hung_up(&mut self, handle: Handle, fault: Fault, now: Instant) {
-        while self.take_completions(usize::MAX) {}
-        let Some(flow) = self.flows.get_mut(handle) else { return };
-        match (&flow.half, flow.bye) {
-            (Half::Recv(receiver), Some(sent))
-                if fault == Fault::Closed && (receiver.received() < sent || receiver.has_stash()) =>
-            {
-                let due = (receiver.received() < sent).then(|| now + LAST_MESSAGES);
-                flow.is_hung_up = true;
-                self.settle_by(handle, due);
-            }
-            _ => self.fail(handle, fault),
-        }
-    }
-
     fn told(&mut self, handle: Handle, record: Record, now: Instant) -> Result<(), Fault> {
         let flow = self.flows.get_mut(handle).ok_or(Fault::Closed)?;
         let is_sender = matches!(flow.half, Half::Send(_));
@@ -245,48 +226,5 @@ impl RdmaTransport {
             let _ = flow.line.say(&mut self.tcp, record);
             self.lines_said = crate::runtime::Progress::Busy;
         }
-    }
-
-    pub(super) fn say_bye(&mut self, handle: Handle) {
-        let Some(flow) = self.flows.get(handle).filter(|flow| flow.fault.is_none() && flow.is_connected) else {
-            return;
-        };
-        if let Half::Send(sender) = &flow.half {
-            let sent = sender.sent();
-            self.say(handle, Record::Bye { sent });
-        }
-    }
-
-    /// Whether a receiver has come to its end: a message that it cannot take, or the last one that its sender had.
-    pub(super) fn check_end(&mut self, handle: Handle) {
-        let Some(flow) = self.flows.get(handle) else { return };
-        let Half::Recv(receiver) = &flow.half else { return };
-        if let Some(fault) = receiver.refused() {
-            self.fail(handle, fault);
-        } else if flow.is_hung_up && flow.bye.is_some_and(|sent| receiver.received() >= sent) && !receiver.has_stash() {
-            self.fail(handle, Fault::Closed);
-        }
-    }
-
-    /// Ends a flow's queue pairs and lets its buffers go; it stays in the table and says why.
-    pub(super) fn fail(&mut self, handle: Handle, fault: Fault) {
-        if let Some(flow) = self.flows.get_mut(handle) {
-            flow.fault.get_or_insert(fault);
-        }
-        self.end(handle);
-    }
-
-    pub(super) fn end(&mut self, handle: Handle) {
-        self.end_way(handle);
-        let Some(flow) = self.flows.get_mut(handle) else { return };
-        (flow.due, flow.home_at) = (None, None);
-        match &mut flow.half {
-            Half::Send(sender) => sender.abandon(&mut self.memory.regions),
-            Half::Recv(receiver) => receiver.abandon(&mut self.memory.regions),
-        }
-        for line in flow.line.flows() {
-            self.by_line.remove(&line);
-        }
-        flow.line.end(&mut self.tcp);
     }
 }

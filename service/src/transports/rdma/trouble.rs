@@ -2,7 +2,7 @@
 
 use nix::poll::{PollFd, PollFlags, PollTimeout};
 
-use super::verbs::fake::{Fabric, FabricOptions, Host};
+use super::verbs::fake::{Fabric, FabricOptions, Host, SourcePorts};
 use super::*;
 use crate::transports::conformance::Random;
 use crate::transports::{Fault, FlowOptions};
@@ -15,28 +15,28 @@ const BYTES: usize = 50_000;
 const MESSAGES: usize = 40;
 
 /// Two hosts with some devices each, and a flow from the first to the second.
-struct Bench {
-    sides: [RdmaTransport; 2],
-    hosts: [Arc<Host>; 2],
-    fabric: Fabric,
-    now: Instant,
-    send: SendFlow,
-    recv: RecvFlow,
+pub(super) struct Bench {
+    pub(super) sides: [RdmaTransport; 2],
+    pub(super) hosts: [Arc<Host>; 2],
+    pub(super) fabric: Fabric,
+    pub(super) now: Instant,
+    pub(super) send: SendFlow,
+    pub(super) recv: RecvFlow,
 }
 
 /// Messages under way.
-struct Traffic {
-    memory: [Box<[u8]>; 2],
-    keys: [MemoryKey; 2],
+pub(super) struct Traffic {
+    pub(super) memory: [Box<[u8]>; 2],
+    pub(super) keys: [MemoryKey; 2],
     requests: [Vec<Option<Request>>; 2],
 }
 
-fn flow_options() -> FlowOptions {
+pub(super) fn flow_options() -> FlowOptions {
     FlowOptions { connections: 2, chunk_bytes: 20_000, requests: 8, ..FlowOptions::default() }
 }
 
 impl Bench {
-    fn new(devices: u8) -> Self {
+    pub(super) fn new(devices: u8) -> Self {
         Self::with(
             devices,
             RdmaOptions::default(),
@@ -45,7 +45,7 @@ impl Bench {
         )
     }
 
-    fn with(devices: u8, options: RdmaOptions, flow: FlowOptions, fabric: FabricOptions) -> Self {
+    pub(super) fn with(devices: u8, options: RdmaOptions, flow: FlowOptions, fabric: FabricOptions) -> Self {
         let fabric = Fabric::new(fabric);
         let hosts = [0, 1].map(|_| fabric.add_host(devices));
         let mut sides = [0, 1].map(|side: usize| {
@@ -63,21 +63,21 @@ impl Bench {
         bench
     }
 
-    fn states(&self) -> [Result<FlowState, TransportError>; 2] {
+    pub(super) fn states(&self) -> [Result<FlowState, TransportError>; 2] {
         [self.sides[0].state(self.send.into()), self.sides[1].state(self.recv.into())]
     }
 
-    fn flow(&self, side: usize) -> &Flow {
+    pub(super) fn flow(&self, side: usize) -> &Flow {
         let id = [FlowId::from(self.send), FlowId::from(self.recv)][side];
         self.sides[side].flows.get(id.0).expect("a flow")
     }
 
     /// Ports of the flow's way, on either side.
-    fn ports(&self) -> [Option<usize>; 2] {
+    pub(super) fn ports(&self) -> [Option<usize>; 2] {
         [0, 1].map(|side| self.flow(side).way.as_ref().map(|way| way.port))
     }
 
-    fn poll(&mut self, sides: &[usize]) {
+    pub(super) fn poll(&mut self, sides: &[usize]) {
         self.now += ROUND;
         self.fabric.set_now(self.now);
         for side in sides {
@@ -85,11 +85,11 @@ impl Bench {
         }
     }
 
-    fn rounds(&mut self, count: usize, sides: &[usize]) {
+    pub(super) fn rounds(&mut self, count: usize, sides: &[usize]) {
         (0..count).for_each(|_| self.poll(sides));
     }
 
-    fn until(&mut self, what: &str, mut holds: impl FnMut(&mut Self) -> bool) {
+    pub(super) fn until(&mut self, what: &str, mut holds: impl FnMut(&mut Self) -> bool) {
         for _ in 0..ROUNDS_MAX {
             if holds(self) {
                 return;
@@ -99,7 +99,7 @@ impl Bench {
         panic!("still not {what}");
     }
 
-    fn traffic(&mut self, bytes: usize, messages: usize) -> Traffic {
+    pub(super) fn traffic(&mut self, bytes: usize, messages: usize) -> Traffic {
         let mut random = Random(3);
         let source: Box<[u8]> = (0..bytes * messages).map(|_| random.next() as u8).collect();
         let mut memory = [source, vec![0; bytes * messages].into_boxed_slice()];
@@ -113,7 +113,12 @@ impl Bench {
     }
 
     /// Posts what there is room for, and takes what is done. Returns how many are done at either side.
-    fn turn(&mut self, traffic: &mut Traffic, bytes: usize, messages: usize) -> Result<[usize; 2], TransportError> {
+    pub(super) fn turn(
+        &mut self,
+        traffic: &mut Traffic,
+        bytes: usize,
+        messages: usize,
+    ) -> Result<[usize; 2], TransportError> {
         let mut done = [0, 0];
         for side in [0, 1] {
             let posted = traffic.requests[side].len();
@@ -140,7 +145,7 @@ impl Bench {
 
     /// Sends messages, and lets `happen` do something between them: for each number once, when so many have come. All must
     /// come.
-    fn stream(&mut self, mut happen: impl FnMut(&mut Self, usize)) {
+    pub(super) fn stream(&mut self, mut happen: impl FnMut(&mut Self, usize)) {
         let mut traffic = self.traffic(BYTES, MESSAGES);
         let mut before = 0;
         self.until("all messages moved", |bench| {
@@ -281,6 +286,49 @@ fn a_device_that_is_removed_is_left() {
             let ready = |fd| nix::poll::poll(&mut [PollFd::new(fd, PollFlags::POLLIN)], PollTimeout::ZERO);
             bench.sides[side].prepare_to_sleep() && bench.sides[side].descriptor().map(ready) == Some(Ok(0))
         });
+    }
+}
+
+/// A device is removed, and nobody says so: the kernel waits until it is let go, which it is, and taken in use again when it is back.
+#[test]
+fn a_device_whose_removal_nobody_tells_is_let_go() {
+    for side in [0, 1] {
+        let mut bench = Bench::new(2);
+        let host = bench.hosts[side].clone();
+        bench.fabric.begin_to_remove(&host, 0);
+        bench.stream(|_, _| {});
+        assert_eq!(bench.ports()[side], Some(0), "it still works");
+        bench.now += Duration::from_secs(30);
+        bench.until("let go", |bench| bench.fabric.opened(&host, 0) == 0);
+        bench.stream(|_, _| {});
+        assert_eq!(bench.ports()[side], Some(1));
+        bench.fabric.put_back(&host, 0);
+        bench.until("at home", |bench| bench.ports() == [Some(0), Some(0)]);
+        bench.stream(|_, _| {});
+    }
+}
+
+/// Devices that can be told their UDP source ports are; one that refuses is not asked again, and carries messages as well.
+#[test]
+fn devices_are_told_source_ports_where_that_is_possible() {
+    let range = crate::transports::PortRange { first: 50_000, last: 50_007 };
+    for source_ports in [SourcePorts::Taken, SourcePorts::Unknown, SourcePorts::Refused] {
+        let flow = FlowOptions { source_ports: Some(range), ..flow_options() };
+        let fabric = FabricOptions { source_ports, ..Default::default() };
+        let mut bench = Bench::with(1, RdmaOptions::default(), flow, fabric);
+        bench.stream(|_, _| {});
+        for ways in 1..3 {
+            bench.fabric.break_qps(&bench.hosts[0].clone());
+            bench.until("healed", |bench| bench.flow(0).ways > ways && bench.flow(0).stage == Stage::Open);
+            bench.stream(|_, _| {});
+        }
+        let (mut ports, told) = bench.fabric.source_ports();
+        ports.sort_unstable();
+        let both_sides = [50_000, 50_000, 50_001, 50_001];
+        match source_ports {
+            SourcePorts::Taken => assert_eq!(ports, both_sides),
+            SourcePorts::Unknown | SourcePorts::Refused => assert_eq!((ports, told), (vec![], 2), "each device once"),
+        }
     }
 }
 

@@ -1,8 +1,8 @@
 //! A way from one side of a flow to the other: queue pairs of one port, called lanes, connected to as many of the peer's.
 //!
 //! A flow has one way at a time, and another one when that breaks. What can be unfinished on a lane is bounded: sends have
-//! their places in its queue, and only the last one of those posted together makes a completion, or of credits one of many; and
-//! receives are posted anew when half of them are used up.
+//! their places in its queue, and only the last one of those posted together makes a completion, or of those that nobody waits for one
+//! of many; and receives are posted anew when half of them are used up.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -53,6 +53,8 @@ pub(super) struct Shape {
     /// Of the first lane, and of each of the others.
     pub(super) sends: [u32; 2],
     pub(super) receives: [u32; 2],
+    /// Sends in a row of a lane of which none makes a completion, at most.
+    pub(super) unmarked: u32,
 }
 
 impl Shape {
@@ -78,8 +80,9 @@ pub(super) struct Lane {
     sends: u32,
     /// How many of them each completion to come stands for.
     marks: VecDeque<u32>,
-    /// Those behind the last one that makes a completion.
+    /// Those behind the last one that makes a completion, and how many these may be.
     unmarked: u32,
+    unmarked_max: u32,
     /// To be posted together.
     batch: Vec<Write>,
     receives: u32,
@@ -96,22 +99,33 @@ impl Lane {
         self.qp.inline_bytes
     }
 
-    /// Adds a write to the next batch; there is room.
+    /// Adds a write to the next batch; there is room. One that is signaled is waited for.
     pub(super) fn push(&mut self, write: Write) {
-        self.batch.push(Write { wr_id: wr_id(self.name, false), signaled: false, ..write });
+        self.batch.push(Write { wr_id: wr_id(self.name, false), ..write });
     }
 
-    /// Posts the batch. Its end makes a completion if that `is_awaited`, or if places are to come free again; one that fails
-    /// makes one always.
+    /// If nothing is to be posted, and the last sends make no completion: adds an empty write that makes one, behind them, unless
+    /// there is no room. It does not reach the peer's service.
+    pub(super) fn ask(&mut self) {
+        if self.batch.is_empty() && self.unmarked > 0 && self.room() > 0 {
+            let (local, lkey, bytes, remote, rkey) = (0, 0, 0, 0, 0);
+            self.push(Write { wr_id: 0, local, lkey, bytes, remote, rkey, imm: None, signaled: true, inline: false });
+        }
+    }
+
+    /// Posts the batch. Its end makes a completion if any of it is waited for, if all `is_watched`, or if there has been none for
+    /// many; one that fails makes one always.
     ///
     /// # Safety
     /// The bytes of its writes stay readable until they have completed, or the lane is dropped.
-    pub(super) unsafe fn post(&mut self, is_awaited: bool) -> Result<(), Fault> {
+    pub(super) unsafe fn post(&mut self, is_watched: bool) -> Result<(), Fault> {
         let count = self.batch.len() as u32;
         self.unmarked += count;
+        let mut is_awaited = is_watched || self.unmarked > self.unmarked_max;
+        self.batch.iter_mut().for_each(|write| is_awaited |= std::mem::take(&mut write.signaled));
         let Some(last) = self.batch.last_mut() else { return Ok(()) };
-        last.signaled = is_awaited || self.unmarked > self.sends_max / 2;
-        if last.signaled {
+        last.signaled = is_awaited;
+        if is_awaited {
             self.marks.push_back(std::mem::take(&mut self.unmarked));
         }
         // SAFETY: the caller's promise, passed on.
@@ -143,6 +157,20 @@ impl Lane {
     pub(super) fn qp(&self) -> &QueuePair {
         &self.qp
     }
+
+    /// Tells the device the UDP source port, where it can be told: the flow label, which has told it already, is not followed by all. A
+    /// device that cannot is not asked again, and one that refuses is named, once.
+    fn send_from(&mut self, source_port: u16, port: &mut Port) {
+        if !port.takes_source_ports {
+            return;
+        }
+        let told = self.qp.set_source_port(source_port);
+        if let Err(error) = told {
+            let device = port.device.as_str();
+            tracing::warn!(device, %error, "an RDMA device does not take UDP source ports; the flow label has to do");
+        }
+        port.takes_source_ports = told == Ok(true);
+    }
 }
 
 /// What a refused call means for a flow.
@@ -157,7 +185,7 @@ pub(super) struct Way {
     pub(super) port: usize,
     places: Places,
     pub(super) lanes: Vec<Lane>,
-    /// The flow's ring of credits, as the port knows it. Behind the lanes: it goes after them.
+    /// The flow's own memory, as the port knows it. Behind the lanes: it goes after them.
     pub(super) ring: MemoryRegion,
 }
 
@@ -212,6 +240,8 @@ impl Way {
         random: &mut u64,
     ) -> Result<(), Fault> {
         let (sends_max, receives_max) = shape.of(owner.lane.into());
+        // Half of the places, so that there is always a completion that frees some.
+        let unmarked_max = shape.unmarked.min(sends_max / 2);
         let shape = QpShape { send_wrs: sends_max, recv_wrs: receives_max, inline_bytes: INLINE_BYTES };
         let pd = &port.opened()?.pd;
         let qp = match QueuePair::new(pd, cq, shape) {
@@ -227,8 +257,9 @@ impl Way {
         let psn = (*random >> 32 & PSN_MASK) as u32;
         let name = owners.insert(owner).map_err(|_| Fault::NoPort)?;
         let (marks, batch) = (VecDeque::with_capacity(sends_max as usize), Vec::with_capacity(sends_max as usize));
+        let (sends, unmarked, receives) = (0, 0, 0);
         let mut lane =
-            Lane { qp, name, psn, sends_max, receives_max, sends: 0, marks, unmarked: 0, batch, receives: 0 };
+            Lane { qp, name, psn, sends_max, receives_max, sends, marks, unmarked, unmarked_max, batch, receives };
         let posted = lane.post_receives();
         self.lanes.push(lane);
         posted
@@ -250,12 +281,12 @@ impl Way {
     pub(super) fn connect(
         &mut self,
         peer: &SideAddress,
-        ports: &[Port],
+        ports: &mut [Port],
         options: &RdmaOptions,
         flow: &FlowOptions,
     ) -> Result<(), Fault> {
         let ours = self.address(ports, options);
-        let port = ports.get(self.port).ok_or(Fault::NoPort)?;
+        let port = ports.get_mut(self.port).ok_or(Fault::NoPort)?;
         if ours.is_ethernet != peer.is_ethernet {
             return Err(Fault::Protocol("one side's device is on Ethernet, the other's on InfiniBand"));
         }
@@ -265,7 +296,7 @@ impl Way {
         let class = flow.dscp.map_or(options.traffic_class, |dscp| dscp << 2 | options.traffic_class & 3);
         let service_level = flow.priority.map_or(options.service_level, |priority| priority as u8);
         for (index, (lane, to)) in self.lanes.iter_mut().zip(&peer.lanes).enumerate() {
-            let label = |range: super::super::PortRange| range.starting_at(index as u32).next().map(flow_label);
+            let source_port = flow.source_ports.and_then(|range| range.starting_at(index as u32).next());
             let path = QpPath {
                 port: port.number,
                 gid_index: port.gid_index,
@@ -276,13 +307,16 @@ impl Way {
                 peer_lid: peer.lid,
                 service_level,
                 traffic_class: class,
-                flow_label: flow.source_ports.and_then(label).unwrap_or(0),
+                flow_label: source_port.map_or(0, flow_label),
                 min_rnr_timer: MIN_RNR_TIMER,
             };
             let RdmaOptions { timeout, retries, rnr_retries, .. } = *options;
             let timers = QpTimers { psn: lane.psn, timeout, retries, rnr_retries };
             lane.qp.modify(QpStep::Receive(path)).map_err(fault)?;
             lane.qp.modify(QpStep::Send(timers)).map_err(fault)?;
+            if let Some(source_port) = source_port {
+                lane.send_from(source_port, port);
+            }
         }
         Ok(())
     }

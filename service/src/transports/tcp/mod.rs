@@ -574,6 +574,6 @@ impl Transport for TcpTransport {
 
     fn usage(&self) -> Usage {
         let flows = self.flows.len().saturating_sub(self.lingering);
-        Usage { listeners: self.listeners.len(), flows, registrations: self.regions.len() }
+        Usage { listeners: self.listeners.len(), flows, registrations: self.regions.len(), lingering: 0 }
     }
 }

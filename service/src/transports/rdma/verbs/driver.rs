@@ -364,6 +364,8 @@ pub trait Driver: fmt::Debug + Send + Sync {
     fn create_qp(&self, pd: Raw, cq: Raw, shape: QpShape) -> Result<MadeQp, VerbsError>;
     /// Takes a queue pair to its next state.
     fn modify_qp(&self, qp: Raw, step: QpStep) -> Result<(), VerbsError>;
+    /// Has a queue pair that is ready to send do so from a UDP port, by the device's own means. Returns whether it has such means.
+    fn set_source_port(&self, qp: Raw, source_port: u16) -> Result<bool, VerbsError>;
     /// Destroys it: after it the device neither reads nor writes for it.
     fn destroy_qp(&self, qp: Raw);
     /// Posts writes, all or, with an error, some of them.

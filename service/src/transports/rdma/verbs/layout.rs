@@ -3,16 +3,19 @@
 use std::fmt::Write;
 use std::process::Command;
 
-use super::sys::{CONSTANTS, LAYOUT};
+use super::sys::{CONSTANTS, LAYOUT, SIGNATURES};
 
 /// A C program prints what the headers say. Where there are no headers this fails: it is not to be run there.
 #[test]
 #[ignore = "needs a C compiler and libibverbs-dev: cargo test -p mccs-service --lib declarations -- --ignored"]
 fn declarations_are_those_of_the_headers() {
-    let mut program =
-        String::from("#include <stddef.h>\n#include <stdio.h>\n#include <infiniband/verbs.h>\nint main(void) {\n");
+    let mut program: String = ["stddef.h", "stdio.h", "infiniband/verbs.h", "infiniband/mlx5dv.h"]
+        .map(|it| format!("#include <{it}>\n"))
+        .concat();
+    program.push_str("int main(void) {\n");
     let values = LAYOUT.iter().map(|(name, value)| (*name, *value as u64));
-    let values: Vec<_> = values.chain(CONSTANTS.iter().map(|(name, value)| (*name, u64::from(*value)))).collect();
+    let values: Vec<_> =
+        values.chain(CONSTANTS.iter().chain(SIGNATURES).map(|(name, value)| (*name, u64::from(*value)))).collect();
     for (name, _) in &values {
         writeln!(program, "printf(\"%llu\\n\", (unsigned long long)({name}));").expect("text");
     }

@@ -279,6 +279,15 @@ impl QueuePair {
         self.pd.context.driver.modify_qp(self.raw, step)
     }
 
+    /// Has it send from a UDP port, by the device's own means, once it is ready to send. Returns whether it has such means: otherwise the
+    /// flow label decides.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn set_source_port(&mut self, source_port: u16) -> Result<bool, VerbsError> {
+        self.pd.context.driver.set_source_port(self.raw, source_port)
+    }
+
     /// Posts writes.
     ///
     /// # Safety

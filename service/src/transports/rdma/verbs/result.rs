@@ -6,6 +6,7 @@ use std::ffi::c_int;
 use std::fmt;
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, RawFd};
+use std::sync::OnceLock;
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
@@ -23,8 +24,16 @@ const POSTED_AT_ONCE: usize = 16;
 const TAKEN_AT_ONCE: usize = 32;
 const HOP_LIMIT: u8 = 64;
 
+/// The library of the devices that can be told their UDP source port, and how the kernel's driver of such devices begins.
+const DIRECT_LIBRARY: &str = "libmlx5.so.1";
+const DIRECT_DRIVER: &str = "mlx5";
+
 /// Verbs of this host.
-pub struct Verbs(sys::Library);
+pub struct Verbs {
+    library: sys::Library,
+    /// Opened when a device needs it first; `None` where it cannot be.
+    direct: OnceLock<Option<sys::DirectVerbs>>,
+}
 
 impl Verbs {
     /// Opens libibverbs.
@@ -32,7 +41,7 @@ impl Verbs {
     /// # Errors
     /// It is not there, or too old.
     pub fn open(library: &str) -> Result<Self, Unavailable> {
-        sys::Library::open(library).map(Verbs)
+        sys::Library::open(library).map(|library| Verbs { library, direct: OnceLock::new() })
     }
 
     fn ops(&self, context: Raw) -> &sys::ibv_context_ops {
@@ -81,6 +90,12 @@ fn never_block(call: &'static str, fd: RawFd) -> Result<(), VerbsError> {
     let flags = fcntl(fd, FcntlArg::F_GETFL).map_err(|errno| VerbsError::new(call, errno))?;
     let flags = OFlag::from_bits_retain(flags) | OFlag::O_NONBLOCK;
     fcntl(fd, FcntlArg::F_SETFL(flags)).map(drop).map_err(|errno| VerbsError::new(call, errno))
+}
+
+/// Name of the kernel's driver of a device.
+fn kernel_driver(device: &str) -> Option<String> {
+    let driver = std::fs::read_link(format!("/sys/class/infiniband/{device}/device/driver")).ok()?;
+    Some(driver.file_name()?.to_string_lossy().into_owned())
 }
 
 fn gbit_per_s(width: u8, speed: u8) -> u32 {
@@ -180,12 +195,12 @@ impl Driver for Verbs {
     fn devices(&self) -> Result<Vec<String>, VerbsError> {
         let mut count = 0;
         // SAFETY: `count` is an integer to write to.
-        let list = made("ibv_get_device_list", unsafe { (self.0.ibv_get_device_list)(&raw mut count) })?;
+        let list = made("ibv_get_device_list", unsafe { (self.library.ibv_get_device_list)(&raw mut count) })?;
         // SAFETY: the list has `count` devices, whose names are terminated text; it is freed once.
         unsafe {
-            let name = |index| sys::text((self.0.ibv_get_device_name)(*list.add(index)));
+            let name = |index| sys::text((self.library.ibv_get_device_name)(*list.add(index)));
             let names = (0..count.unsigned_abs() as usize).map(name).collect();
-            (self.0.ibv_free_device_list)(list);
+            (self.library.ibv_free_device_list)(list);
             Ok(names)
         }
     }
@@ -194,12 +209,12 @@ impl Driver for Verbs {
         let mut count = 0;
         // SAFETY: as in `devices`; an open device does not need the list any more.
         let context = unsafe {
-            let list = made("ibv_get_device_list", (self.0.ibv_get_device_list)(&raw mut count))?;
+            let list = made("ibv_get_device_list", (self.library.ibv_get_device_list)(&raw mut count))?;
             let devices = std::slice::from_raw_parts(list, count.unsigned_abs() as usize);
-            let found = devices.iter().find(|found| sys::text((self.0.ibv_get_device_name)(**found)) == device);
-            let context = found.map(|found| (self.0.ibv_open_device)(*found));
+            let found = devices.iter().find(|found| sys::text((self.library.ibv_get_device_name)(**found)) == device);
+            let context = found.map(|found| (self.library.ibv_open_device)(*found));
             let errno = if found.is_some() { Errno::last() } else { Errno::ENODEV };
-            (self.0.ibv_free_device_list)(list);
+            (self.library.ibv_free_device_list)(list);
             context.filter(|context| !context.is_null()).ok_or(VerbsError::new("ibv_open_device", errno))?
         };
         let context = Raw::of(context);
@@ -209,14 +224,14 @@ impl Driver for Verbs {
 
     fn close(&self, context: Raw) {
         // SAFETY: open, and everything made of it has been destroyed. A failure leaks it, which is all that can be done.
-        unsafe { (self.0.ibv_close_device)(context.ptr()) };
+        unsafe { (self.library.ibv_close_device)(context.ptr()) };
     }
 
     fn limits(&self, context: Raw) -> Result<DeviceLimits, VerbsError> {
         let mut attr = MaybeUninit::<sys::ibv_device_attr>::zeroed();
         // SAFETY: an open context, and a structure as long as the library thinks; all zeroes are a value of it.
         let attr = unsafe {
-            check("ibv_query_device", (self.0.ibv_query_device)(context.ptr(), attr.as_mut_ptr()))?;
+            check("ibv_query_device", (self.library.ibv_query_device)(context.ptr(), attr.as_mut_ptr()))?;
             attr.assume_init()
         };
         Ok(DeviceLimits {
@@ -232,7 +247,7 @@ impl Driver for Verbs {
         let mut attr = MaybeUninit::<sys::ibv_port_attr>::zeroed();
         // SAFETY: as in `limits`; the entry point writes a part of the structure, the rest stays zero.
         let attr = unsafe {
-            check("ibv_query_port", (self.0.ibv_query_port)(context.ptr(), port, attr.as_mut_ptr()))?;
+            check("ibv_query_port", (self.library.ibv_query_port)(context.ptr(), port, attr.as_mut_ptr()))?;
             attr.assume_init()
         };
         Ok(PortAttributes {
@@ -253,7 +268,7 @@ impl Driver for Verbs {
     fn gid(&self, context: Raw, device: &str, port: u8, index: u32) -> Result<Option<(Gid, GidKind)>, VerbsError> {
         let mut gid = [0; 16];
         // SAFETY: an open context, and sixteen bytes to write to.
-        let code = unsafe { (self.0.ibv_query_gid)(context.ptr(), port, index as c_int, &raw mut gid) };
+        let code = unsafe { (self.library.ibv_query_gid)(context.ptr(), port, index as c_int, &raw mut gid) };
         if code != 0 || gid == [0; 16] {
             return Ok(None);
         }
@@ -276,24 +291,24 @@ impl Driver for Verbs {
         let mut raw = MaybeUninit::<sys::ibv_async_event>::zeroed();
         // SAFETY: an open context whose descriptor does not block; an event that was got is acknowledged once.
         unsafe {
-            if (self.0.ibv_get_async_event)(context.ptr(), raw.as_mut_ptr()) != 0 {
+            if (self.library.ibv_get_async_event)(context.ptr(), raw.as_mut_ptr()) != 0 {
                 return None;
             }
             let mut raw = raw.assume_init();
             let event = event(&raw);
-            (self.0.ibv_ack_async_event)(&raw mut raw);
+            (self.library.ibv_ack_async_event)(&raw mut raw);
             Some(event)
         }
     }
 
     fn alloc_pd(&self, context: Raw) -> Result<Raw, VerbsError> {
         // SAFETY: an open context.
-        made("ibv_alloc_pd", unsafe { (self.0.ibv_alloc_pd)(context.ptr()) }).map(Raw::of)
+        made("ibv_alloc_pd", unsafe { (self.library.ibv_alloc_pd)(context.ptr()) }).map(Raw::of)
     }
 
     fn dealloc_pd(&self, pd: Raw) {
         // SAFETY: made by `alloc_pd`, and all that was made of it has been destroyed.
-        unsafe { (self.0.ibv_dealloc_pd)(pd.ptr()) };
+        unsafe { (self.library.ibv_dealloc_pd)(pd.ptr()) };
     }
 
     unsafe fn register(&self, pd: Raw, address: u64, bytes: u64, access: Access) -> Result<Registered, VerbsError> {
@@ -301,13 +316,13 @@ impl Driver for Verbs {
         let ptr = address as *mut std::ffi::c_void;
         // SAFETY: a protection domain that lives; the caller keeps the memory.
         let mr = unsafe {
-            match (access.relaxed_ordering, self.0.ibv_reg_mr_iova2) {
+            match (access.relaxed_ordering, self.library.ibv_reg_mr_iova2) {
                 (true, Some(register)) => {
                     made("ibv_reg_mr_iova2", register(pd.ptr(), ptr, bytes as usize, address, access_flags))
                 }
                 (true, None) => Err(VerbsError::new("ibv_reg_mr_iova2", Errno::EOPNOTSUPP)),
                 (false, _) => {
-                    made("ibv_reg_mr", (self.0.ibv_reg_mr)(pd.ptr(), ptr, bytes as usize, access_flags as c_int))
+                    made("ibv_reg_mr", (self.library.ibv_reg_mr)(pd.ptr(), ptr, bytes as usize, access_flags as c_int))
                 }
             }
         }?;
@@ -323,7 +338,7 @@ impl Driver for Verbs {
         access: Access,
     ) -> Result<Registered, VerbsError> {
         let missing = VerbsError::new("ibv_reg_dmabuf_mr", Errno::EOPNOTSUPP);
-        let register = self.0.ibv_reg_dmabuf_mr.ok_or(missing)?;
+        let register = self.library.ibv_reg_dmabuf_mr.ok_or(missing)?;
         let (DmaBuffer { fd, offset }, flags) = (buffer, access_flags(access) as c_int);
         // SAFETY: a protection domain that lives; the caller keeps the memory, and says that the descriptor names it.
         let mr = unsafe { register(pd.ptr(), offset, bytes as usize, address, fd, flags) };
@@ -332,13 +347,13 @@ impl Driver for Verbs {
 
     fn deregister(&self, mr: Raw) {
         // SAFETY: made by `register`, ended once.
-        unsafe { (self.0.ibv_dereg_mr)(mr.ptr()) };
+        unsafe { (self.library.ibv_dereg_mr)(mr.ptr()) };
     }
 
     fn create_channel(&self, context: Raw) -> Result<(Raw, RawFd), VerbsError> {
         // SAFETY: an open context; the structure that comes back says its descriptor.
         let (channel, fd) = unsafe {
-            let channel = made("ibv_create_comp_channel", (self.0.ibv_create_comp_channel)(context.ptr()))?;
+            let channel = made("ibv_create_comp_channel", (self.library.ibv_create_comp_channel)(context.ptr()))?;
             (Raw::of(channel), (*channel).fd)
         };
         never_block("ibv_create_comp_channel", fd).inspect_err(|_| self.destroy_channel(channel))?;
@@ -347,31 +362,32 @@ impl Driver for Verbs {
 
     fn destroy_channel(&self, channel: Raw) {
         // SAFETY: made by `create_channel`, and its completion queues have been destroyed.
-        unsafe { (self.0.ibv_destroy_comp_channel)(channel.ptr()) };
+        unsafe { (self.library.ibv_destroy_comp_channel)(channel.ptr()) };
     }
 
     fn next_cq_event(&self, channel: Raw) -> Option<Raw> {
         let (mut cq, mut cookie) = (std::ptr::null_mut(), std::ptr::null_mut());
         // SAFETY: a channel that lives and does not block; an event that was got is acknowledged once.
         unsafe {
-            if (self.0.ibv_get_cq_event)(channel.ptr(), &raw mut cq, &raw mut cookie) != 0 {
+            if (self.library.ibv_get_cq_event)(channel.ptr(), &raw mut cq, &raw mut cookie) != 0 {
                 return None;
             }
-            (self.0.ibv_ack_cq_events)(cq, 1);
+            (self.library.ibv_ack_cq_events)(cq, 1);
         }
         Some(Raw::of(cq))
     }
 
     fn create_cq(&self, context: Raw, channel: Raw, entries: u32) -> Result<Raw, VerbsError> {
         // SAFETY: an open context and a channel of it; no cookie, first vector.
-        let cq =
-            unsafe { (self.0.ibv_create_cq)(context.ptr(), entries as c_int, std::ptr::null_mut(), channel.ptr(), 0) };
+        let cq = unsafe {
+            (self.library.ibv_create_cq)(context.ptr(), entries as c_int, std::ptr::null_mut(), channel.ptr(), 0)
+        };
         made("ibv_create_cq", cq).map(Raw::of)
     }
 
     fn destroy_cq(&self, cq: Raw) {
         // SAFETY: made by `create_cq`, and its queue pairs have been destroyed.
-        unsafe { (self.0.ibv_destroy_cq)(cq.ptr()) };
+        unsafe { (self.library.ibv_destroy_cq)(cq.ptr()) };
     }
 
     fn arm_cq(&self, context: Raw, cq: Raw) -> Result<(), VerbsError> {
@@ -415,7 +431,7 @@ impl Driver for Verbs {
             sq_sig_all: 0,
         };
         // SAFETY: a protection domain and a completion queue of one context, which live. The call writes what it gives.
-        let qp = made("ibv_create_qp", unsafe { (self.0.ibv_create_qp)(pd.ptr(), &raw mut attr) })?;
+        let qp = made("ibv_create_qp", unsafe { (self.library.ibv_create_qp)(pd.ptr(), &raw mut attr) })?;
         // SAFETY: the library has just made it.
         let number = unsafe { (*qp).qp_num };
         Ok(MadeQp { raw: Raw::of(qp), number, inline_bytes: attr.cap.max_inline_data })
@@ -429,12 +445,33 @@ impl Driver for Verbs {
         };
         let (mut attr, mask) = attributes(step);
         // SAFETY: a queue pair that lives; the mask names fields that are set.
-        check(call, unsafe { (self.0.ibv_modify_qp)(qp.ptr(), &raw mut attr, mask as c_int) })
+        check(call, unsafe { (self.library.ibv_modify_qp)(qp.ptr(), &raw mut attr, mask as c_int) })
+    }
+
+    fn set_source_port(&self, qp: Raw, source_port: u16) -> Result<bool, VerbsError> {
+        // SAFETY: a queue pair that lives, whose context is open, and so is its device.
+        let (device, name) = unsafe {
+            let device = (*(*qp.ptr::<sys::ibv_qp>()).context).device;
+            (device, sys::text((self.library.ibv_get_device_name)(device)))
+        };
+        if !kernel_driver(&name).is_some_and(|driver| driver.starts_with(DIRECT_DRIVER)) {
+            return Ok(false);
+        }
+        let direct = self.direct.get_or_init(|| sys::DirectVerbs::open(DIRECT_LIBRARY)).as_ref();
+        let direct = direct.ok_or(VerbsError::new("opening libmlx5.so.1", Errno::ENOENT))?;
+        // SAFETY: as above.
+        unsafe {
+            if !(direct.mlx5dv_is_supported)(device) {
+                return Ok(false);
+            }
+            let code = (direct.mlx5dv_modify_qp_udp_sport)(qp.ptr(), source_port);
+            check("mlx5dv_modify_qp_udp_sport", code).map(|()| true)
+        }
     }
 
     fn destroy_qp(&self, qp: Raw) {
         // SAFETY: made by `create_qp`, destroyed once.
-        unsafe { (self.0.ibv_destroy_qp)(qp.ptr()) };
+        unsafe { (self.library.ibv_destroy_qp)(qp.ptr()) };
     }
 
     unsafe fn post_writes(&self, qp: Raw, writes: &[Write]) -> Result<(), VerbsError> {
@@ -517,6 +554,13 @@ mod tests {
         assert!(refusal.contains("libnoverbs.so.7") && refusal.contains("rdma.library"), "{refusal}");
         let refusal = Verbs::open("libc.so.6").expect_err("another library").to_string();
         assert!(refusal.contains("libc.so.6 lacks ibv_"), "{refusal}");
+    }
+
+    #[test]
+    fn other_libraries_are_not_taken_for_that_of_the_devices() {
+        assert!(sys::DirectVerbs::open("libnoverbs.so.7").is_none());
+        assert!(sys::DirectVerbs::open("libc.so.6").is_none());
+        assert_eq!(kernel_driver("no device"), None);
     }
 
     #[test]

@@ -36,7 +36,7 @@ pub struct ibv_context_ops {
 
 #[repr(C)]
 pub struct ibv_context {
-    _device: *mut ibv_device,
+    pub device: *mut ibv_device,
     pub ops: ibv_context_ops,
     _cmd_fd: c_int,
     pub async_fd: c_int,
@@ -469,6 +469,36 @@ entry_points! {
         ibv_reg_dmabuf_mr: fn(*mut ibv_pd, u64, usize, u64, c_int, c_int) -> *mut ibv_mr;
     }
 }
+
+/// What is used of libmlx5, whose devices can do more than verbs have calls for.
+pub struct DirectVerbs {
+    pub mlx5dv_is_supported: unsafe extern "C" fn(*mut ibv_device) -> bool,
+    pub mlx5dv_modify_qp_udp_sport: unsafe extern "C" fn(*mut ibv_qp, u16) -> c_int,
+    _library: libloading::Library,
+}
+
+impl DirectVerbs {
+    /// Opens the library `name`. `None`: it is not there, or too old.
+    pub fn open(name: &str) -> Option<Self> {
+        // SAFETY: libmlx5's initialisers have no preconditions. Signatures are those of mlx5dv.h; the functions are kept no longer
+        // than the library.
+        unsafe {
+            let library = libloading::Library::new(name).ok()?;
+            Some(DirectVerbs {
+                mlx5dv_is_supported: *library.get(b"mlx5dv_is_supported\0").ok()?,
+                mlx5dv_modify_qp_udp_sport: *library.get(b"mlx5dv_modify_qp_udp_sport\0").ok()?,
+                _library: library,
+            })
+        }
+    }
+}
+
+/// What the headers say of functions that are not in libibverbs, as `(a constant in C, 1)`, for the same comparison.
+#[cfg(test)]
+pub const SIGNATURES: &[(&str, u32)] = &[
+    ("__builtin_types_compatible_p(__typeof__(&mlx5dv_is_supported), bool (*)(struct ibv_device *))", 1),
+    ("__builtin_types_compatible_p(__typeof__(&mlx5dv_modify_qp_udp_sport), int (*)(struct ibv_qp *, uint16_t))", 1),
+];
 
 /// Text of the library's; empty for none.
 ///

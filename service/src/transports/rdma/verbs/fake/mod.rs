@@ -21,6 +21,17 @@ use super::driver::{
 };
 use super::error::VerbsError;
 
+/// What devices make of a UDP source port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SourcePorts {
+    /// They cannot be told.
+    Unknown,
+    /// They send from there.
+    Taken,
+    /// Their driver could, and does not.
+    Refused,
+}
+
 /// How a fabric behaves.
 #[derive(Debug, Clone, Copy)]
 pub struct FabricOptions {
@@ -36,6 +47,9 @@ pub struct FabricOptions {
     pub takes_relaxed_ordering: bool,
     /// Each device reaches only those of the same place on other hosts; otherwise all reach all.
     pub has_rails: bool,
+    pub source_ports: SourcePorts,
+    /// Work requests can carry their bytes.
+    pub takes_inline: bool,
 }
 
 impl Default for FabricOptions {
@@ -47,6 +61,8 @@ impl Default for FabricOptions {
             locked_bytes: None,
             takes_relaxed_ordering: false,
             has_rails: false,
+            source_ports: SourcePorts::Unknown,
+            takes_inline: true,
         }
     }
 }
@@ -116,6 +132,14 @@ impl Fabric {
         world.devices[index].is_silent = is_silent;
     }
 
+    /// A device is to go, of which nobody says anything: it is not listed and cannot be opened, and works until those who have it open
+    /// let it go.
+    pub fn begin_to_remove(&self, host: &Host, device: u8) {
+        let mut world = self.world();
+        let index = world.device(host.number, device);
+        world.devices[index].is_gone = true;
+    }
+
     /// A device is gone: every call fails, also when another one takes its place. Its driver may say so, or not.
     pub fn remove(&self, host: &Host, device: u8, is_told: bool) {
         let mut world = self.world();
@@ -163,9 +187,12 @@ impl Fabric {
         self.world().revoke(host.number);
     }
 
-    /// The next write of a host ends with this status.
+    /// The next write of a host ends with this status; said twice before there is one, it is still one write.
     pub fn fail_next_write(&self, host: &Host, status: u32) {
-        self.world().bad_luck.push((host.number, status));
+        let (mut world, luck) = (self.world(), (host.number, status));
+        if !world.bad_luck.contains(&luck) {
+            world.bad_luck.push(luck);
+        }
     }
 
     /// How much memory a host may register from here on.
@@ -187,6 +214,12 @@ impl Fabric {
     /// Registrations whose writes may be seen in any order.
     pub fn relaxed(&self) -> usize {
         self.world().relaxed()
+    }
+
+    /// UDP source ports that devices were told, and how often they were.
+    pub fn source_ports(&self) -> (Vec<u16>, usize) {
+        let world = self.world();
+        (world.qps.values().filter_map(|qp| qp.source_port).collect(), world.source_ports_told)
     }
 
     /// Queue pairs and registrations of all hosts.
@@ -359,6 +392,10 @@ impl Driver for Host {
 
     fn modify_qp(&self, qp: Raw, step: QpStep) -> Result<(), VerbsError> {
         self.world().modify_qp(qp, step).map_err(refused("ibv_modify_qp"))
+    }
+
+    fn set_source_port(&self, qp: Raw, source_port: u16) -> Result<bool, VerbsError> {
+        self.world().set_source_port(qp, source_port).map_err(refused("mlx5dv_modify_qp_udp_sport"))
     }
 
     fn destroy_qp(&self, qp: Raw) {

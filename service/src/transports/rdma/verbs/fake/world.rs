@@ -10,7 +10,7 @@ use super::super::driver::{
     Access, AsyncEvent, Completion, Gid, GidKind, QpPath, QpShape, QpStep, QpTimers, Raw, Read, Registered, WcStatus,
     Write,
 };
-use super::FabricOptions;
+use super::{FabricOptions, SourcePorts};
 
 const LOCAL_PROTECTION: u32 = 4;
 const REMOTE_ACCESS: u32 = 10;
@@ -121,6 +121,7 @@ pub(super) struct Qp {
     /// Receives whose places are taken: posted, and their completions not polled.
     receives_held: u32,
     stuck_since: Option<Instant>,
+    pub(super) source_port: Option<u16>,
 }
 
 #[derive(Debug)]
@@ -142,6 +143,7 @@ pub(super) struct World {
     pub(super) gpu: Option<(std::ops::Range<u64>, bool)>,
     /// What the next write of a host ends with.
     pub(super) bad_luck: Vec<(u32, u32)>,
+    pub(super) source_ports_told: usize,
     random: u64,
 }
 
@@ -166,6 +168,7 @@ impl World {
             overruns: 0,
             gpu: None,
             bad_luck: Vec::new(),
+            source_ports_told: 0,
             random: options.seed,
         }
     }
@@ -318,11 +321,15 @@ impl World {
 
     pub(super) fn create_qp(&mut self, pd: Raw, cq: Raw, shape: QpShape) -> Option<(Raw, u32)> {
         let context = *self.pds.get(&pd)?;
+        if shape.inline_bytes > 0 && !self.options.takes_inline {
+            return None;
+        }
         let raw = self.name();
         let number = raw.0 as u32;
         let (sends, receives) = (VecDeque::new(), VecDeque::new());
         let (state, path, timers) = (State::Reset, None, None);
-        let (posted, retired, moved, receives_held, stuck_since) = (0, 0, 0, 0, None);
+        let (posted, retired, moved, receives_held) = (0, 0, 0, 0);
+        let (stuck_since, source_port) = (None, None);
         let qp = Qp {
             number,
             context,
@@ -339,6 +346,7 @@ impl World {
             receives,
             receives_held,
             stuck_since,
+            source_port,
         };
         self.qps.insert(raw, qp);
         Some((raw, number))
@@ -355,6 +363,20 @@ impl World {
             _ => return Err(Errno::EINVAL),
         }
         Ok(())
+    }
+
+    /// As mlx5's driver does it: once sends are possible.
+    pub(super) fn set_source_port(&mut self, qp: Raw, source_port: u16) -> Result<bool, Errno> {
+        self.source_ports_told += 1;
+        let qp = self.qps.get_mut(&qp).filter(|qp| qp.state == State::Sends).ok_or(Errno::EOPNOTSUPP)?;
+        match self.options.source_ports {
+            SourcePorts::Unknown => Ok(false),
+            SourcePorts::Refused => Err(Errno::EOPNOTSUPP),
+            SourcePorts::Taken => {
+                qp.source_port = Some(source_port);
+                Ok(true)
+            }
+        }
     }
 
     pub(super) fn post_writes(&mut self, qp: Raw, writes: &[Write]) -> Result<(), Errno> {
