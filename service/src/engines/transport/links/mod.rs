@@ -6,20 +6,25 @@
 //!                                    or, of a strategy to come, when it is prepared
 //! ```
 //!
-//! A link leads from one program of a schedule to another, on a channel, and is named by the first ranks of the two and the
-//! epoch of the strategy. Both hosts run the same schedules, so the one knows to connect and the other to accept without asking.
-//! Links of two epochs share nothing but the listener: those of the next are there before those of the last go.
+//! A link leads from one program of a schedule to another, on a channel (`key.rs`), a way through the network (`ways.rs`). Both hosts
+//! run the same schedules, so the one knows to connect and the other to accept without asking. Links of two epochs share nothing but
+//! the listener: those of the next are there before those of the last go.
 //!
 //! Deliberately absent: what is sent (jobs know), and which failure is whose fault (the proxy engine knows more).
+
+mod key;
+mod ways;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Instant;
 
+use self::key::first_number;
+pub use self::key::{EPOCH_MAX, LinkKey, LinksId};
+use self::ways::detours;
+pub use self::ways::{NextEpoch, PeerHost, Peers, Ways};
 use super::pace::{Bucket, Pace};
 use super::path_words::{PathWord, PathWords};
-use crate::bootstrap::NRANKS_MAX;
-use crate::collective::CHANNELS_MAX;
 use crate::exchange::protocol::Name;
 use crate::runtime::{Context, Progress};
 use crate::telemetry::LogBudget;
@@ -37,158 +42,6 @@ pub const MESSAGE_BYTES_MAX: u64 = 256 << 10;
 
 /// Staging buffers that an engine keeps for later; further ones are freed after use.
 const STAGING_KEPT_MAX: usize = 64;
-
-/// A communicator's links on this host: the same number at all its engines, and never used twice.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct LinksId(pub u64);
-
-/// Which link of a communicator.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct LinkKey {
-    /// Epoch of the strategy, at most [`EPOCH_MAX`]; [`LinkKey::PAIRS_EPOCH`] of point-to-point operations.
-    pub epoch: u32,
-    /// Channel of the schedule, or [`LinkKey::PAIRS`].
-    pub channel: u16,
-    /// First rank of the program that sends.
-    pub src: u32,
-    /// First rank of the program that receives.
-    pub dst: u32,
-}
-
-/// A listener tells epochs apart by so many bits of a flow's number.
-const EPOCH_BITS: u32 = 28;
-/// A communicator's strategy changes at most so often: once a second, for eight years.
-pub const EPOCH_MAX: u32 = LinkKey::PAIRS_EPOCH - 1;
-/// Of a flow's number; above are its epoch's.
-const LINK_BITS: u32 = u64::BITS - EPOCH_BITS;
-
-impl LinkKey {
-    /// The channel of point-to-point operations.
-    pub const PAIRS: u16 = (1 << Self::CHANNEL_BITS) - 1;
-    /// Point-to-point operations are of no strategy: their links stay.
-    pub const PAIRS_EPOCH: u32 = (1 << EPOCH_BITS) - 1;
-
-    const CHANNEL_BITS: u32 = 8;
-    const RANK_BITS: u32 = 14;
-
-    /// No link of the epoch comes before it.
-    fn first_of(epoch: u32) -> Self {
-        LinkKey { epoch, channel: 0, src: 0, dst: 0 }
-    }
-
-    /// A link of point-to-point operations.
-    #[must_use]
-    pub fn of_pair(src: u32, dst: u32) -> Self {
-        LinkKey { epoch: Self::PAIRS_EPOCH, channel: Self::PAIRS, src, dst }
-    }
-
-    /// Number of the flow at its listener.
-    fn flow_number(self) -> u64 {
-        let low = u64::from(self.channel) << (2 * Self::RANK_BITS)
-            | u64::from(self.src) << Self::RANK_BITS
-            | u64::from(self.dst);
-        first_number(self.epoch) | low
-    }
-
-    /// Which of a host's `count` engines carries the link. Both hosts compute it for themselves and for each other.
-    #[must_use]
-    pub fn engine(self, count: usize) -> usize {
-        let spread =
-            if self.channel == Self::PAIRS { self.src as usize + self.dst as usize } else { self.channel.into() };
-        spread % count.max(1)
-    }
-}
-
-/// Lowest number of an epoch's flows.
-fn first_number(epoch: u32) -> u64 {
-    u64::from(epoch) << LINK_BITS
-}
-
-const _: () = {
-    assert!(LinkKey::CHANNEL_BITS + 2 * LinkKey::RANK_BITS == LINK_BITS);
-    assert!(NRANKS_MAX <= 1 << LinkKey::RANK_BITS && CHANNELS_MAX < LinkKey::PAIRS as usize);
-};
-
-/// A host of a communicator.
-#[derive(Debug, Clone)]
-pub struct PeerHost {
-    /// Its name.
-    pub name: Name,
-    /// Where its engines accept, by engine.
-    pub listeners: Vec<ListenerHandle>,
-}
-
-/// Who is where in a communicator.
-#[derive(Debug, Clone)]
-pub struct Peers {
-    /// All its hosts.
-    pub hosts: Vec<PeerHost>,
-    /// By rank, its host's place in `hosts`.
-    pub host_of_rank: Vec<u16>,
-    /// Ways through the network of its first strategy, and of point-to-point operations.
-    pub ways: Arc<Ways>,
-}
-
-/// Ways through the network that a strategy gives a communicator.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Ways {
-    /// Channels go round them. None: all flows are alike.
-    pub paths: Vec<FlowPath>,
-    /// Flows that go another way than their channel, by channel and places of the two hosts: the place of theirs in `paths`.
-    pub chosen: BTreeMap<(u16, u16, u16), u16>,
-}
-
-impl Ways {
-    fn path(&self, channel: u16, hosts: Option<(u16, u16)>) -> Option<&FlowPath> {
-        let round = usize::from(channel).checked_rem(self.paths.len())?;
-        let chosen = hosts.and_then(|(from, to)| self.chosen.get(&(channel, from, to)));
-        self.paths.get(chosen.map_or(round, |chosen| usize::from(*chosen)))
-    }
-
-    /// The path's class of service, for the end that receives: acknowledgements that wait behind others' data hold up a flow that goes
-    /// first. A code point that all paths have is a class; others steer, and what is sent back finds its own way when one dies.
-    fn class(&self) -> FlowPath {
-        let (mut dscps, mut priorities) =
-            (self.paths.iter().map(|path| path.dscp), self.paths.iter().map(|path| path.priority));
-        let first = self.paths.first().filter(|_| self.paths.len() > 1).cloned().unwrap_or_default();
-        FlowPath {
-            source_ports: None,
-            dscp: first.dscp.filter(|_| dscps.all(|dscp| dscp == first.dscp)),
-            priority: first.priority.filter(|_| priorities.all(|priority| priority == first.priority)),
-        }
-    }
-}
-
-/// Links of a strategy to come, at one engine.
-#[derive(Debug, Clone)]
-pub struct NextEpoch {
-    /// Its number.
-    pub epoch: u32,
-    /// Where its flows go.
-    pub ways: Arc<Ways>,
-    /// Links that are made before its first operation; others as for the first strategy.
-    pub sends: Vec<LinkKey>,
-    /// As `sends`, in the other direction.
-    pub recvs: Vec<LinkKey>,
-}
-
-impl Peers {
-    /// The host of a rank.
-    #[must_use]
-    pub fn host_of(&self, rank: u32) -> Option<&PeerHost> {
-        self.hosts.get(usize::from(*self.host_of_rank.get(rank as usize)?))
-    }
-
-    /// The path of a link's flow, if it has one.
-    fn path<'a>(&self, link: LinkKey, ways: &'a Ways) -> Option<&'a FlowPath> {
-        let place = |rank: u32| self.host_of_rank.get(rank as usize).copied();
-        if link.channel == LinkKey::PAIRS {
-            ways.path((link.src + link.dst) as u16, None)
-        } else {
-            ways.path(link.channel, place(link.src).zip(place(link.dst)))
-        }
-    }
-}
 
 /// Memory for a message that is to be reduced.
 pub struct Staging {
@@ -592,26 +445,6 @@ impl Links {
     }
 }
 
-/// Other ways than its own for a flow whose path dies: those of its strategy, then those that all communicators begin with.
-fn detours(flow: &FlowOptions, own: Option<&FlowPath>, ways: [&Arc<Ways>; 2]) -> Arc<[FlowPath]> {
-    if flow.path_timeout.is_none() {
-        return Arc::default();
-    }
-    let all = ways.iter().flat_map(|ways| &ways.paths);
-    // Beginning behind its own, so that those of a dead path do not all take the same one.
-    let place = all.clone().position(|path| Some(path) == own).map_or(0, |place| place + 1);
-    let mut detours = Vec::new();
-    let in_turn = all.clone().skip(place).chain(all.clone().take(place)).map(|path| FlowPath::of(&path.apply(flow)));
-    // Where nobody has named another way, the switches may know one.
-    let nowhere = FlowPath::default();
-    for path in in_turn.filter(|path| *path != nowhere).chain([nowhere]) {
-        if !detours.contains(&path) {
-            detours.push(path);
-        }
-    }
-    detours.into()
-}
-
 fn spec(link: LinkKey, peer: u32, host: &Name, options: &FlowOptions) -> FlowSpec {
     FlowSpec { number: link.flow_number(), peer: format!("rank {peer} on {host}"), options: options.clone() }
 }
@@ -627,62 +460,5 @@ fn flow_name(id: LinksId, link: LinkKey, sends: bool, peer: &Name, path: Option<
         sends,
         peer: peer.to_string(),
         path: path_name(path),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::transports::PortRange;
-
-    #[test]
-    fn links_have_numbers_of_their_own() {
-        let mut numbers = std::collections::HashSet::new();
-        for (src, dst) in [(0, 1), (1, 0), (4095, 0), (0, 4095), (4095, 4094)] {
-            for (epoch, channel) in [(0, 0), (0, 1), (0, 63), (1, 0), (EPOCH_MAX, 63)] {
-                let number = LinkKey { epoch, channel, src, dst }.flow_number();
-                assert!(numbers.insert(number));
-                assert!((first_number(epoch)..first_number(epoch + 1)).contains(&number));
-            }
-            assert!(numbers.insert(LinkKey::of_pair(src, dst).flow_number()));
-        }
-    }
-
-    #[test]
-    fn a_code_point_of_all_paths_is_a_class_and_others_steer() {
-        let path = |port, dscp, priority| FlowPath {
-            source_ports: Some(PortRange { first: port, last: port }),
-            dscp: Some(dscp),
-            priority: Some(priority),
-        };
-        let class = |paths: Vec<FlowPath>| {
-            let FlowPath { source_ports, dscp, priority } = Ways { paths, chosen: BTreeMap::new() }.class();
-            assert_eq!(source_ports, None, "a port is the sender's");
-            (dscp, priority)
-        };
-        assert_eq!(class(vec![path(1, 8, 2), path(2, 8, 2)]), (Some(8), Some(2)));
-        assert_eq!(class(vec![path(1, 8, 2), path(2, 9, 2)]), (None, Some(2)));
-        assert_eq!(class(vec![path(1, 8, 2)]), (None, None), "one path may be steered by it");
-        assert_eq!(class(Vec::new()), (None, None));
-    }
-
-    #[test]
-    fn channels_go_round_the_engines() {
-        let link = |channel| LinkKey { epoch: 0, channel, src: 0, dst: 1 };
-        assert_eq!((link(0).engine(2), link(1).engine(2), link(2).engine(2)), (0, 1, 0));
-        let port = |port| FlowPath { source_ports: Some(PortRange { first: port, last: port }), ..FlowPath::default() };
-        let mut ways = Ways { paths: vec![port(7), port(8)], chosen: BTreeMap::new() };
-        let peers = Peers { hosts: Vec::new(), host_of_rank: vec![0, 1], ways: Arc::default() };
-        let ports = |ways: &Ways| {
-            let path = |channel| peers.path(link(channel), ways).and_then(|path| path.source_ports);
-            [0, 1, 2].map(|channel| path(channel).map_or(0, |ports| ports.first))
-        };
-        assert_eq!(ports(&ways), [7, 8, 7]);
-        ways.chosen.insert((2, 0, 1), 1);
-        ways.chosen.insert((0, 1, 0), 1);
-        assert_eq!(ports(&ways), [7, 8, 8]);
-        assert_eq!(ports(&Ways::default()), [0; 3]);
-        assert_eq!(LinkKey::of_pair(3, 5).engine(3), 2);
-        assert_eq!(link(7).engine(0), 0);
     }
 }

@@ -1,0 +1,94 @@
+//! What names a link: the epoch of its strategy, its channel, and the first ranks of the programs at its ends; and which flow of a
+//! listener that is.
+
+use crate::bootstrap::NRANKS_MAX;
+use crate::collective::CHANNELS_MAX;
+
+/// A communicator's links on this host: the same number at all its engines, and never used twice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LinksId(pub u64);
+
+/// Which link of a communicator.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LinkKey {
+    /// Epoch of the strategy, at most [`EPOCH_MAX`]; [`LinkKey::PAIRS_EPOCH`] of point-to-point operations.
+    pub epoch: u32,
+    /// Channel of the schedule, or [`LinkKey::PAIRS`].
+    pub channel: u16,
+    /// First rank of the program that sends.
+    pub src: u32,
+    /// First rank of the program that receives.
+    pub dst: u32,
+}
+
+/// A listener tells epochs apart by so many bits of a flow's number.
+const EPOCH_BITS: u32 = 28;
+/// A communicator's strategy changes at most so often: once a second, for eight years.
+pub const EPOCH_MAX: u32 = LinkKey::PAIRS_EPOCH - 1;
+/// Of a flow's number; above are its epoch's.
+const LINK_BITS: u32 = u64::BITS - EPOCH_BITS;
+
+impl LinkKey {
+    /// The channel of point-to-point operations.
+    pub const PAIRS: u16 = (1 << Self::CHANNEL_BITS) - 1;
+    /// Point-to-point operations are of no strategy: their links stay.
+    pub const PAIRS_EPOCH: u32 = (1 << EPOCH_BITS) - 1;
+
+    const CHANNEL_BITS: u32 = 8;
+    const RANK_BITS: u32 = 14;
+
+    /// No link of the epoch comes before it.
+    pub(super) fn first_of(epoch: u32) -> Self {
+        LinkKey { epoch, channel: 0, src: 0, dst: 0 }
+    }
+
+    /// A link of point-to-point operations.
+    #[must_use]
+    pub fn of_pair(src: u32, dst: u32) -> Self {
+        LinkKey { epoch: Self::PAIRS_EPOCH, channel: Self::PAIRS, src, dst }
+    }
+
+    /// Number of the flow at its listener.
+    pub(super) fn flow_number(self) -> u64 {
+        let low = u64::from(self.channel) << (2 * Self::RANK_BITS)
+            | u64::from(self.src) << Self::RANK_BITS
+            | u64::from(self.dst);
+        first_number(self.epoch) | low
+    }
+
+    /// Which of a host's `count` engines carries the link. Both hosts compute it for themselves and for each other.
+    #[must_use]
+    pub fn engine(self, count: usize) -> usize {
+        let spread =
+            if self.channel == Self::PAIRS { self.src as usize + self.dst as usize } else { self.channel.into() };
+        spread % count.max(1)
+    }
+}
+
+/// Lowest number of an epoch's flows.
+pub(super) fn first_number(epoch: u32) -> u64 {
+    u64::from(epoch) << LINK_BITS
+}
+
+const _: () = {
+    assert!(LinkKey::CHANNEL_BITS + 2 * LinkKey::RANK_BITS == LINK_BITS);
+    assert!(NRANKS_MAX <= 1 << LinkKey::RANK_BITS && CHANNELS_MAX < LinkKey::PAIRS as usize);
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_have_numbers_of_their_own() {
+        let mut numbers = std::collections::HashSet::new();
+        for (src, dst) in [(0, 1), (1, 0), (4095, 0), (0, 4095), (4095, 4094)] {
+            for (epoch, channel) in [(0, 0), (0, 1), (0, 63), (1, 0), (EPOCH_MAX, 63)] {
+                let number = LinkKey { epoch, channel, src, dst }.flow_number();
+                assert!(numbers.insert(number));
+                assert!((first_number(epoch)..first_number(epoch + 1)).contains(&number));
+            }
+            assert!(numbers.insert(LinkKey::of_pair(src, dst).flow_number()));
+        }
+    }
+}
