@@ -11,6 +11,8 @@ pub mod devices;
 pub mod engines;
 pub mod exchange;
 pub mod handles;
+#[cfg(test)]
+mod lossy;
 pub mod memory;
 pub mod plans;
 pub mod policy;

@@ -8,7 +8,8 @@
 //!        a pause, longer after each failure until one link was up for good
 //! ```
 //!
-//! Of two hosts, the one whose name comes first connects: there is one link for each pair, and none races another. What
+//! Of two hosts, the one whose name comes first connects: there is one link for each pair, and none races another but one that is in
+//! doubt, which the protocol closes when the new one is up (`peers.rs`). What
 //! comes in is a stranger until its certificate has named a host; strangers are few, have little time, and are dropped
 //! alone. All is driven by [`Links::tick`] and [`Links::next_event`]; nothing blocks, and the work between two ticks is
 //! bounded. Descriptors are watched for edges, so who leaves bytes where they are is not woken again and again.
@@ -20,6 +21,8 @@ mod connection;
 mod peers;
 mod silence;
 mod socket;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
@@ -31,7 +34,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 
 use self::complaints::Complaints;
 use self::connection::{Broken, Connection};
-use self::peers::Peers;
+use self::peers::{Ending, Peers};
 use self::silence::{Found, LOOK_EVERY, Silence};
 use super::limits::{STRANGERS_MAX, STRANGERS_PER_ADDRESS_MAX};
 use super::protocol::{LinkId, Name};
@@ -116,6 +119,7 @@ struct Link {
     /// Whether it stands in `ready`.
     is_ready: bool,
     silence: Silence,
+    is_in_doubt: bool,
 }
 
 /// What is left of a link.
@@ -213,18 +217,33 @@ impl Links {
         }
     }
 
-    /// Ends links whose path is dead.
+    /// Ends links whose path is dead, and has others tried besides those that are in doubt.
     fn look(&mut self, now: Instant) {
-        let mut dead = Vec::new();
+        let (mut dead, mut needless) = (Vec::new(), Vec::new());
         for (id, link) in &mut self.links {
-            match link.silence.look(link.connection.stream(), link.connection.is_connecting(), now) {
+            let found = link.silence.look(link.connection.stream(), link.connection.is_connecting(), now);
+            match found {
                 Found::Nothing => {}
-                Found::Owed => self.look_at = Some(now + LOOK_EVERY),
+                Found::Owed | Found::Doubtful => self.look_at = Some(now + LOOK_EVERY),
                 Found::Dead => dead.push(*id),
+            }
+            let is_in_doubt = matches!(found, Found::Doubtful | Found::Dead);
+            match (std::mem::replace(&mut link.is_in_doubt, is_in_doubt), is_in_doubt, &link.host) {
+                (false, true, Some(host)) => self.peers.doubt(host, *id, now),
+                (true, false, Some(host)) => needless.extend(self.peers.trust(host, *id)),
+                _ => {}
             }
         }
         for id in dead {
             self.end(id, &Broken::Unanswered, now);
+        }
+        self.drop_needless(needless, now);
+    }
+
+    /// Hangs up without a word.
+    fn drop_needless(&mut self, attempts: Vec<LinkId>, now: Instant) {
+        for id in attempts {
+            self.remove(id, Ending::Silent, now);
         }
     }
 
@@ -289,7 +308,7 @@ impl Links {
             // What was said last may say why.
             let _ = link.connection.write();
         }
-        self.remove(id, now).and_then(|ended| ended.host)
+        self.remove(id, Ending::Answered, now).and_then(|ended| ended.host)
     }
 
     /// The host has answered as a host does: the next failure to reach it is the first.
@@ -340,8 +359,8 @@ impl Links {
         self.next += 1;
         let deadline = Some(now + self.options.handshake_timeout);
         let failures = host.as_ref().map_or(0, |host| self.peers.failures(host));
-        let (is_up, is_ready, silence) = (false, false, Silence::after(failures));
-        self.links.insert(id, Link { connection, host, address, is_up, deadline, is_ready, silence });
+        let (is_up, is_ready, silence, is_in_doubt) = (false, false, Silence::after(failures), false);
+        self.links.insert(id, Link { connection, host, address, is_up, deadline, is_ready, silence, is_in_doubt });
         self.look_at.get_or_insert(now + LOOK_EVERY);
         Ok(id)
     }
@@ -385,11 +404,11 @@ impl Links {
             self.watch(Connection::new(stream, session, true), Some(host.clone()), address.ip(), now)
         });
         match started {
-            Ok(link) => self.peers.connecting(host, link),
+            Ok(link) => self.peers.connecting(host, link, now),
             Err(error) => {
                 let reason = Broken::Connect(error).to_string();
                 self.events.push_back(LinkEvent::Failed { host: host.clone(), reason });
-                self.peers.ended(host, None, now);
+                self.peers.not_begun(host, now);
             }
         }
     }
@@ -398,8 +417,15 @@ impl Links {
     fn advance(&mut self, id: LinkId, now: Instant) {
         let Some(link) = self.links.get_mut(&id) else { return };
         link.is_ready = false;
-        let was_open = link.connection.is_open();
+        let (was_connecting, was_open) = (link.connection.is_connecting(), link.connection.is_open());
         let advanced = link.connection.advance();
+        if was_connecting
+            && !link.connection.is_connecting()
+            && let Some(host) = &link.host
+        {
+            let needless = self.peers.connected(host, id);
+            self.drop_needless(needless, now);
+        }
         self.spend(if was_open { 1 } else { CREDIT_HANDSHAKE });
         // What came before the end counts.
         let taken = self.take(id);
@@ -442,7 +468,8 @@ impl Links {
 
     /// A link has ended by itself.
     fn end(&mut self, id: LinkId, broken: &Broken, now: Instant) {
-        let Some(Ended { host, is_up, address, said_nothing }) = self.remove(id, now) else { return };
+        let ending = if matches!(broken, Broken::Unanswered) { Ending::Silent } else { Ending::Answered };
+        let Some(Ended { host, is_up, address, said_nothing }) = self.remove(id, ending, now) else { return };
         let reason = broken.to_string();
         match host {
             Some(host) if is_up => self.events.push_back(LinkEvent::Down { link: id, host, reason }),
@@ -453,14 +480,14 @@ impl Links {
         }
     }
 
-    fn remove(&mut self, id: LinkId, now: Instant) -> Option<Ended> {
+    fn remove(&mut self, id: LinkId, ending: Ending, now: Instant) -> Option<Ended> {
         let Link { connection, host, is_up, address, .. } = self.links.remove(&id)?;
         self.unwritten.remove(&id);
         let _ = self.epoll.delete(connection.stream());
         let said_nothing = !connection.had_bytes();
         connection.hang_up();
         if let Some(host) = &host {
-            self.peers.ended(host, Some(id), now);
+            self.peers.ended(host, id, ending, now);
         }
         Some(Ended { host, is_up, address, said_nothing })
     }

@@ -1,5 +1,6 @@
 //! Whether a link's path lives: a link over which nothing is answered is made anew soon, on a path that the network's hash finds for
-//! another port. The host behind it has longer, since it may be well.
+//! another port. The host behind it has longer, since it may be well. Before that there is doubt, in which another path is looked for
+//! while the link is still there: the network's control goes over links, and waits for them when a path has died.
 
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
@@ -8,7 +9,9 @@ use crate::answers::{answers, unacknowledged};
 
 /// How often links are looked at while something is owed.
 pub(super) const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// A path is dead when so many looks have found no answer.
+/// A path is in doubt when so many looks have found no answer: twice as long as acknowledgements are usually delayed.
+const DOUBTFUL_LOOKS: u32 = 2;
+/// A path is dead when more looks than this have found no answer.
 const LOOKS: u32 = 6;
 /// An attempt to connect has so many at first.
 const CONNECTING_LOOKS: u32 = 3;
@@ -20,6 +23,8 @@ pub(super) enum Found {
     Nothing,
     /// Something is, and may come.
     Owed,
+    /// Something is, and should have come.
+    Doubtful,
     /// Nothing has come for too long.
     Dead,
 }
@@ -56,6 +61,10 @@ impl Silence {
             return Found::Owed;
         };
         self.looks += 1;
-        if self.looks > LOOKS && answers.is_owed { Found::Dead } else { Found::Owed }
+        match self.looks {
+            looks if looks > LOOKS && answers.is_owed => Found::Dead,
+            looks if looks > DOUBTFUL_LOOKS => Found::Doubtful,
+            _ => Found::Owed,
+        }
     }
 }

@@ -1,14 +1,13 @@
 //! Paths that die silently, and what must not be taken for it. A filter on a socket drops what arrives there, as a broken link does:
 //! the kernel does not acknowledge it.
 
-use std::os::fd::AsRawFd;
 use std::time::Duration;
 
 use super::super::PortRange;
 use super::super::conformance::Random;
-use super::socket::Socket;
 use super::tests::{connected, until_connected};
 use super::*;
+use crate::lossy::{lose, lose_from};
 use crate::transports::FlowPath;
 
 /// Between two sides of a flow, which may be hosts apart.
@@ -25,42 +24,6 @@ struct Bed {
 
 fn options() -> FlowOptions {
     FlowOptions { path_timeout: Some(Duration::from_millis(60)), ..FlowOptions::default() }
-}
-
-fn instruction(code: u16, k: u32, jt: u8, jf: u8) -> libc::sock_filter {
-    libc::sock_filter { code, jt, jf, k }
-}
-
-const DROP: libc::sock_filter = libc::sock_filter { code: 0x06, jt: 0, jf: 0, k: 0 };
-const PASS: libc::sock_filter = libc::sock_filter { code: 0x06, jt: 0, jf: 0, k: u32::MAX };
-
-/// Packets that arrive at a socket are lost: one in `one_in`.
-fn lose(socket: &Socket, one_in: u32) {
-    // Load a random number; divide; drop if nothing is left.
-    const RANDOM: u32 = 0xffff_f000 + 56;
-    filter(
-        socket,
-        &[instruction(0x20, RANDOM, 0, 0), instruction(0x94, one_in, 0, 0), instruction(0x15, 0, 0, 1), DROP, PASS],
-    );
-}
-
-/// Packets from these ports that arrive at a listening socket are lost, and those of connections that it accepts from here on.
-fn lose_from(listener: &impl AsFd, ports: PortRange) {
-    let (first, last) = (ports.first.into(), ports.last.into());
-    // Load the source port; pass if it is below the first, or above the last.
-    let code = [instruction(0x28, 0, 0, 0), instruction(0x35, first, 0, 2), instruction(0x25, last, 1, 0), DROP, PASS];
-    filter(listener, &code);
-}
-
-fn filter(socket: &impl AsFd, filter: &[libc::sock_filter]) {
-    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_ptr().cast_mut() };
-    // SAFETY: the program and its code outlive the call, and have the lengths that are said.
-    let set = unsafe {
-        let bytes = size_of::<libc::sock_fprog>() as libc::socklen_t;
-        let program = (&raw const program).cast();
-        libc::setsockopt(socket.as_fd().as_raw_fd(), libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, program, bytes)
-    };
-    assert_eq!(set, 0, "{}", std::io::Error::last_os_error());
 }
 
 impl Bed {
@@ -111,7 +74,7 @@ impl Bed {
     /// Source ports lead nowhere: nothing that comes from there arrives, of connections that are there or to come.
     fn kill_ports(&self, ports: PortRange) {
         self.kill_path();
-        self.b.ports.iter().for_each(|(_, port)| lose_from(&port.socket, ports));
+        self.b.ports.iter().for_each(|(_, port)| lose_from(&port.socket, ports.first, ports.last));
     }
 
     /// What the sender has found out about paths since.
