@@ -1,8 +1,8 @@
 //! What it costs to be seen, for `eval/sight.py`: of single records and counters, and of a job's operations while metrics are scraped
 //! and a trace is taken, against while neither is.
 //!
-//! The job is one process with a thread for each rank, and runs all the time; being seen goes on and off around it, several times a
-//! second, so that both sides meet the same machine. The reader of the trace runs here as it does in `mccsctl trace`, but for the
+//! The job is one process with a thread for each rank, and runs all the time; being seen goes on and off around it, many times a
+//! second, there and back in each round, so that all sides meet the same machine, and what drifts drifts for all alike. The reader of the trace runs here as it does in `mccsctl trace`, but for the
 //! writing of its file, which comes after the window.
 
 use std::hint::black_box;
@@ -53,11 +53,11 @@ struct Job {
     /// Of an all-reduce.
     #[arg(long, default_value = "64KiB")]
     bytes: Bytes,
-    /// How often each side is measured.
-    #[arg(long, default_value_t = 15)]
+    /// How often each side is measured twice.
+    #[arg(long, default_value_t = 150)]
     rounds: usize,
-    /// For how long at a time.
-    #[arg(long, default_value_t = 500)]
+    /// For how long at a time, of which the first and the last twenty do not count.
+    #[arg(long, default_value_t = 100)]
     interval_ms: u64,
 }
 
@@ -107,6 +107,11 @@ struct Phase(AtomicUsize);
 /// Of operations that count for none.
 const BETWEEN: usize = 0;
 
+/// Until engines record, or have noticed that the window is over.
+const MARGIN: Duration = Duration::from_millis(20);
+/// Metrics are scraped so often, while they are: fifteen times as often as is usual.
+const SCRAPE_EVERY: Duration = Duration::from_secs(1);
+
 impl Job {
     fn run(&self) -> anyhow::Result<()> {
         ensure!(!self.services.is_empty() && self.services.len() == self.metrics.len(), "one address for each service");
@@ -148,7 +153,7 @@ impl Job {
         let root = if self.services.len() > 1 { connect(0)?.root_address().to_owned() } else { String::new() };
         let comm = client.init_communicator_rank(id, rank, self.nranks, 0, &root)?;
         let (stream, memory, end) = (client.register_stream()?, client.allocate(self.bytes.0)?, client.allocate(8)?);
-        let mut times = vec![Vec::new(); 1 + self.rounds * Side::ALL.len()];
+        let mut times = vec![Vec::new(); 1 + self.rounds * 2 * Side::ALL.len()];
         loop {
             // Rank 0 says when to end, so that all do after the same operation.
             let ends = rank == 0 && is_over.load(Ordering::Relaxed);
@@ -175,32 +180,46 @@ impl Job {
     /// Goes through all rounds. Returns what was done in each phase, in their order.
     fn phases(&self, phase: &Phase) -> anyhow::Result<Vec<(usize, Side, Told)>> {
         let (mut done, interval) = (Vec::new(), Duration::from_millis(self.interval_ms));
+        ensure!(interval > 2 * MARGIN, "an interval of which nothing counts: make it longer");
         // Until memory, flows and rings are there.
-        std::thread::sleep(interval);
-        self.look(Side::All, interval, phase, BETWEEN)?;
+        std::thread::sleep(Duration::from_millis(500));
+        let mut scrape_at = Instant::now();
+        self.look(Side::All, interval, phase, BETWEEN, &mut scrape_at)?;
         for round in 0..self.rounds {
-            for turn in 0..Side::ALL.len() {
-                let side = Side::ALL[(round + turn) % Side::ALL.len()];
-                let told = self.look(side, interval, phase, done.len() + 1)?;
-                done.push((round, side, told));
+            let there = Side::ALL.into_iter();
+            let there: Vec<Side> = if round % 2 == 0 { there.collect() } else { there.rev().collect() };
+            for side in there.iter().chain(there.iter().rev()) {
+                let told = self.look(*side, interval, phase, done.len() + 1, &mut scrape_at)?;
+                done.push((round, *side, told));
             }
         }
         Ok(done)
     }
 
     /// Looks at the job for an interval, in which its operations count for phase `number`.
-    fn look(&self, side: Side, interval: Duration, phase: &Phase, number: usize) -> anyhow::Result<Told> {
+    fn look(
+        &self,
+        side: Side,
+        interval: Duration,
+        phase: &Phase,
+        number: usize,
+        scrape_at: &mut Instant,
+    ) -> anyhow::Result<Told> {
         // Engines record until the service has noticed that the window before is over.
-        std::thread::sleep(Duration::from_millis(20));
+        std::thread::sleep(MARGIN);
         let told = std::thread::scope(|scope| {
             let trace_of = |folder: &PathBuf| trace(&folder.join("mccs-control.sock"), interval, None, &|| false);
             let traced = if side == Side::All { &self.services[..] } else { &[] };
             let traces: Vec<_> = traced.iter().map(|folder| scope.spawn(move || trace_of(folder))).collect();
             // Until engines record.
-            std::thread::sleep(Duration::from_millis(20));
+            std::thread::sleep(MARGIN);
             phase.0.store(number, Ordering::Relaxed);
-            let scraped = if side == Side::Off { Ok(0) } else { self.metrics.iter().map(scrape).sum() };
-            std::thread::sleep(interval.saturating_sub(Duration::from_millis(40)));
+            let scrapes = side != Side::Off && *scrape_at <= Instant::now();
+            let scraped = if scrapes { self.metrics.iter().map(scrape).sum() } else { Ok(0) };
+            if scrapes {
+                *scrape_at = Instant::now() + SCRAPE_EVERY;
+            }
+            std::thread::sleep(interval - 2 * MARGIN);
             phase.0.store(BETWEEN, Ordering::Relaxed);
             let mut told = Told { scrapes: scraped?, ..Told::default() };
             for trace in traces {
