@@ -5,8 +5,9 @@ Lengths are scaled by the rates of the two networks, times are not: a run takes 
 itself does. With --longer N, fewer and longer iterations take the same time; with --more N, there are N times as many. Policies are carried out by the service that is the controller; where the switches' hash decides, there is none.
 
 usage: scenario.py SCENARIO.toml [--rounds 5] [--longer N] [--more N] [--settle 2s] [--congestion-control cubic] [--variant NAME]...
+                   [--fabric FABRIC.toml] [--suffix TEXT]
 
-Needs root. Build first: cargo build --release --workspace. Writes eval/results/fabric-SCENARIO.json (data and provenance) and
+Needs root. Build first: cargo build --release --workspace. Writes eval/results/fabric-SCENARIO[-SUFFIX].json (data and provenance) and
 .md; fails if a variant's completion times are further than a tenth from the simulator's."""
 
 import argparse
@@ -42,10 +43,10 @@ def seconds(text):
 
 
 class Scenario:
-    def __init__(self, path, longer, more):
+    def __init__(self, path, longer, more, fabric):
         self.path = pathlib.Path(path)
         self.toml = tomllib.loads(self.path.read_text())
-        self.fabric_path = self.path.parent / self.toml["fabric"]
+        self.fabric_path = pathlib.Path(fabric) if fabric else self.path.parent / self.toml["fabric"]
         self.fabric = tomllib.loads(self.fabric_path.read_text())
         rates = self.fabric["rates"]
         self.scale = number(rates["leaf_spine"], "bit/s") / number(self.toml["topology"]["leaf_spine"], "bit/s")
@@ -184,8 +185,10 @@ def main():
     parser.add_argument("--settle", default="2s")
     parser.add_argument("--congestion-control", default="cubic", help="of all flows, whatever this machine's own is")
     parser.add_argument("--variant", action="append", help="only these")
+    parser.add_argument("--fabric", help="another than the scenario's")
+    parser.add_argument("--suffix", help="of the results' name")
     options = parser.parse_args()
-    scenario = Scenario(options.scenario, options.longer, options.more)
+    scenario = Scenario(options.scenario, options.longer, options.more, options.fabric)
     variants = {variant["name"]: variant for variant in scenario.toml["variant"]}
     if options.variant:
         variants = {name: variants[name] for name in options.variant}
@@ -224,7 +227,7 @@ def main():
             "round by round.\n\n" + bench.table(heads, rows))
     data = bench.provenance(versions) | {"scenario": scenario.toml, "scale": scenario.scale, "simulated": foretold,
                                                   "rounds": found}
-    bench.write_results(f"fabric-{scenario.toml['name']}", data, text)
+    bench.write_results("-".join(filter(None, ["fabric", scenario.toml["name"], options.suffix])), data, text)
     print(text)
     raise SystemExit(0 if good else 1)
 
