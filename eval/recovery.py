@@ -2,7 +2,7 @@
 """Measures how long a job stands still, and how long it takes until the controller's new strategy is in force, when a link between
 a leaf and a spine dies silently: packets that should cross it are gone, and nobody is told.
 
-usage: recovery.py [--fabric eval/fabric/testbed.toml] [--rounds 10] [--bytes 4MiB] [--iterations 250]
+usage: recovery.py [--fabric eval/fabric/testbed.toml] [--rounds 20] [--bytes 4MiB] [--iterations 350]
 
 Needs root. Build first: cargo build --release --workspace. Writes eval/results/fabric-recovery.json (data and provenance) and
 .md; fails if a job fails, or a strategy takes more than a second."""
@@ -116,7 +116,9 @@ def measure(fabric, options, toml, spine):
     record = found["record"]
     ends = [record["began_unix_s"] + end for end in record["ended_s"]]
     if not ends[0] < died < mended < ends[-1]:
-        raise RuntimeError("the job was over before the link was well again: more --iterations")
+        raise RuntimeError(f"the job took {ends[-1] - ends[0]:.1f} s and was over {ends[-1] - died:.1f} s after the link had died, which was found dead "
+                           f"after {seen - died:.2f} s, another strategy agreed on after {strategy - died:.2f}, and the link mended after "
+                           f"{mended - died:.2f}: more --iterations")
     usual = sorted(b - a for a, b in zip(ends, ends[1:]) if b < died)
     return {
         "spine": spine,
@@ -151,9 +153,9 @@ def report(options, toml, rounds):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fabric", default=bench.ROOT / "eval" / "fabric" / "testbed.toml")
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--bytes", default="4MiB")
-    parser.add_argument("--iterations", type=int, default=250)
+    parser.add_argument("--iterations", type=int, default=350)
     options = parser.parse_args()
     toml = tomllib.loads(pathlib.Path(options.fabric).read_text())
     rounds = []

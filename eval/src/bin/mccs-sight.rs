@@ -2,8 +2,8 @@
 //! and a trace is taken, against while neither is.
 //!
 //! The job is one process with a thread for each rank, and runs all the time; being seen goes on and off around it, many times a
-//! second, there and back in each round, so that all sides meet the same machine, and what drifts drifts for all alike. The reader of the trace runs here as it does in `mccsctl trace`, but for the
-//! writing of its file, which comes after the window.
+//! second, there and back in each round, so that all sides meet the same machine, and what drifts drifts for all alike. The reader of
+//! the trace runs here as it does in `mccsctl trace`, but for the writing of its file, which comes after the window.
 
 use std::hint::black_box;
 use std::io::{Read as _, Write as _};

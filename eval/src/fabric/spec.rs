@@ -265,6 +265,7 @@ mod tests {
             include_str!("../../fabric/rack.toml"),
             include_str!("../../fabric/small.toml"),
             include_str!("../../fabric/classes.toml"),
+            include_str!("../../fabric/testbed-slow.toml"),
             SMALL,
         ] {
             let spec = FabricSpec::parse(text, "fabric.toml").unwrap();
