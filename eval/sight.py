@@ -11,6 +11,7 @@ Build first: cargo build --release --workspace. Writes eval/results/NAME.json (d
 certain of any size that the ratio is over 1.01."""
 
 import argparse
+import collections
 import contextlib
 import pathlib
 import random
@@ -73,6 +74,15 @@ def interval(ratios):
     return medians[RESAMPLED // 40], medians[-1 - RESAMPLED // 40]
 
 
+def whole_rounds(runs):
+    """Those of rounds in whose every interval the job got to run."""
+    counts = collections.Counter(run["round"] for run in runs)
+    whole = [run for run in runs if counts[run["round"]] == 2 * len(SIDES)]
+    if len(whole) < len(runs) / 2:
+        raise RuntimeError("the job did not run in most intervals: make them longer, or the machine quieter")
+    return whole
+
+
 def by_round(runs, side, what):
     """The mean of what a side's intervals of each round show."""
     found = {}
@@ -93,7 +103,7 @@ def main():
     runs, rows, ratios = [], [], []
     for hosts in (1, 2):
         for size in map(int, options.bytes.split(",")):
-            found = measure(hosts, size, options)
+            found = whole_rounds(measure(hosts, size, options))
             runs += found
             for side in SIDES[1:]:
                 row = {"hosts": hosts, "bytes": size, "side": side}
@@ -111,7 +121,7 @@ def main():
                 print(*rows[-1], flush=True)
     text = (f"All-reduce, two ranks, {options.rounds} rounds of two intervals of {options.interval_ms} ms a side, there and back, around one job. "
             "Where it is seen, metrics are scraped every second; a trace is recorded, and read by the same two cores. Ratios of a round's "
-            "intervals: median of all rounds, and where that lies with 95% certainty; of the p50s of operations' times, of p10s (calls that nothing "
+            "intervals: median of all rounds in which the job always got to run, and where that lies with 95% certainty; of the p50s of operations' times, of p10s (calls that nothing "
             "disturbed), and of means without the slowest tenth.\n\n"
             + bench.table(["hosts", "bytes", "off, us", "side", "of p50s", "of p10s", "of means", "records/s", "lost", "operations"], rows)
             + "\nLeast times of single calls:\n\n" + bench.table(["call", "ns"], [[call["call"], f"{call['ns']:.1f}"] for call in calls]))
