@@ -31,7 +31,7 @@ const ANOTHER_AFTER: Duration = Duration::from_millis(20);
 pub(super) enum Ending {
     /// Nothing came back: another port may have another path.
     Silent,
-    /// Something did, or the attempt could not even be begun: another would end in the same way.
+    /// Something did: another would end in the same way.
     Answered,
 }
 

@@ -9,7 +9,7 @@ use crate::answers::{answers, unacknowledged};
 
 /// How often links are looked at while something is owed.
 pub(super) const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// A path is in doubt when so many looks have found no answer: twice as long as acknowledgements are usually delayed.
+/// A path is in doubt when more looks than this have found no answer: twice as long as acknowledgements are usually delayed.
 const DOUBTFUL_LOOKS: u32 = 2;
 /// A path is dead when more looks than this have found no answer.
 const LOOKS: u32 = 6;
