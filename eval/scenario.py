@@ -27,6 +27,8 @@ from bench import BINARIES, records, run
 from cluster import Fabric
 
 ALLOWED = 0.1
+# Of what the policy allots, hosts fill so much where tenants have shares (`service/src/controller/pace.rs`).
+SHARED_PAYLOAD = 0.92
 UNITS = {"": 1, "K": 1e3, "M": 1e6, "G": 1e9, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30}
 SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1}
 
@@ -60,12 +62,13 @@ class Scenario:
         [self.algorithm] = {job.get("algorithm", "ring") for job in self.jobs}
         [self.channels] = {job.get("channels", 2) for job in self.jobs}
 
-    def in_small(self):
-        """The scenario, with the rates of the fabric and lengths to match: what the simulator is to foretell."""
+    def in_small(self, variants, payload):
+        """Some variants of the scenario, with the rates of the fabric and lengths to match: what the simulator is to foretell."""
         toml = json.loads(json.dumps(self.toml))
         del toml["fabric"]
-        toml["topology"] |= {"nics_per_host": 1, "nic": self.fabric["rates"]["host_leaf"],
-                             "leaf_spine": self.fabric["rates"]["leaf_spine"]}
+        rate = lambda link: f"{payload * number(self.fabric['rates'][link], 'bit/s'):.0f}bit/s"
+        toml["topology"] |= {"nics_per_host": 1, "nic": rate("host_leaf"), "leaf_spine": rate("leaf_spine")}
+        toml["variant"] = variants
         for job in toml["job"]:
             job["bytes"] = f"{job['bytes']}B"
         return to_toml(toml)
@@ -100,14 +103,19 @@ class Scenario:
     def policy(self, variant):
         """policy.toml of a variant."""
         rings = "kept" if variant.get("rings", "local") == "scattered" else "local"
-        rules = {name: self.toml[name] for name in ("tenant", "reserve") if name in self.toml}
-        return to_toml({"policy": {"name": variant["policy"], "rings": rings}, **rules})
+        tenants = {rule["name"]: rule for rule in self.toml.get("tenant", [])}
+        for name, percent in variant.get("shares", {}).items():
+            tenants[name] = tenants.get(name, {"name": name}) | {"share_percent": percent}
+        return to_toml({"policy": {"name": variant["policy"], "rings": rings}, "tenant": list(tenants.values()),
+                        "reserve": self.toml.get("reserve", [])})
 
 
 def to_toml(tables):
-    """TOML of tables of plain values, and of lists of such tables."""
-    lines = lambda table: "".join(f"{key} = {json.dumps(entry)}\n" for key, entry in table.items())
-    is_list = lambda entry: isinstance(entry, list) and entry and isinstance(entry[0], dict)
+    """TOML of tables of plain values, and of lists of such tables; tables in those are inline."""
+    inline = lambda entry: (f"{{ {', '.join(f'{key} = {json.dumps(one)}' for key, one in entry.items())} }}"
+                            if isinstance(entry, dict) else json.dumps(entry))
+    lines = lambda table: "".join(f"{key} = {inline(entry)}\n" for key, entry in table.items())
+    is_list = lambda entry: isinstance(entry, list) and (not entry or isinstance(entry[0], dict))
     plain = {key: entry for key, entry in tables.items() if not isinstance(entry, dict) and not is_list(entry)}
     text = lines(plain)
     for key, entry in tables.items():
@@ -118,14 +126,19 @@ def to_toml(tables):
     return text
 
 
-def simulated(scenario):
+def simulated(scenario, variants):
     """Of every variant: the simulator's figures."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = pathlib.Path(folder) / "in-small.toml"
-        path.write_text(scenario.in_small())
-        run([BINARIES / "mccs-sim", "run", path, "--out", folder])
-        found = json.loads((pathlib.Path(folder) / f"sim-{scenario.toml['name']}.json").read_text())
-    return {variant["name"]: variant for variant in found["variants"]}
+    found = {}
+    for payload in (1, SHARED_PAYLOAD):
+        some = [variant for variant in variants if payload == (SHARED_PAYLOAD if "shares" in variant else 1)]
+        if some:
+            with tempfile.TemporaryDirectory() as folder:
+                path = pathlib.Path(folder) / "in-small.toml"
+                path.write_text(scenario.in_small(some, payload))
+                run([BINARIES / "mccs-sim", "run", path, "--out", folder])
+                said = json.loads((pathlib.Path(folder) / f"sim-{scenario.toml['name']}.json").read_text())
+                found |= {variant["name"]: variant for variant in said["variants"]}
+    return found
 
 
 def measure(scenario, fabric, variant, options):
@@ -192,7 +205,7 @@ def main():
     variants = {variant["name"]: variant for variant in scenario.toml["variant"]}
     if options.variant:
         variants = {name: variants[name] for name in options.variant}
-    foretold = simulated(scenario)
+    foretold = simulated(scenario, variants.values())
     found = {name: [] for name in variants}
     with Fabric(scenario.fabric_path) as fabric:
         # What is missing is found out before anything is measured.

@@ -78,6 +78,14 @@ pub struct TenantRule {
     pub priority: u32,
 }
 
+impl TenantRule {
+    /// A tenant like all others.
+    #[must_use]
+    pub fn new(name: impl Into<String>) -> Self {
+        TenantRule { name: name.into(), weight: default_weight(), share_percent: None, cap: None, priority: 0 }
+    }
+}
+
 fn default_weight() -> u32 {
     1
 }

@@ -1,13 +1,13 @@
 //! Jobs of a scenario: what they are, when they come, and where they go.
 
 use mccs_config::PolicyFile;
-use mccs_config::policy::{PolicySection, Rings};
+use mccs_config::policy::{PolicySection, Rings, TenantRule};
 use mccs_service::policy::random::Random;
 use mccs_service::policy::{CommId, Job, Placed, RingChoice, Rules, rings};
 use mccs_service::topology::{Clos, HostId, Topology, TopologyError};
 
 use super::engine::SimulationError;
-use super::scenario::{Arrivals, Placement, RingOrders, Scenario, Work};
+use super::scenario::{Arrivals, Placement, RingOrders, Scenario, Variant, Work};
 
 /// A job that has not come yet.
 #[derive(Debug, Clone)]
@@ -56,14 +56,22 @@ pub fn topology(scenario: &Scenario) -> Result<Topology, TopologyError> {
 
 /// What the operator wants, in a variant.
 #[must_use]
-pub fn rules(scenario: &Scenario, orders: RingOrders, topology: &Topology) -> Rules {
+pub fn rules(scenario: &Scenario, variant: &Variant, topology: &Topology) -> Rules {
+    let mut tenants = scenario.tenants.clone();
+    for (name, percent) in &variant.shares {
+        let place = tenants.iter().position(|tenant| tenant.name == *name).unwrap_or_else(|| {
+            tenants.push(TenantRule::new(name));
+            tenants.len() - 1
+        });
+        tenants[place].share_percent = Some(*percent);
+    }
     let file = PolicyFile {
         policy: PolicySection { rings: Rings::Local, ..PolicySection::default() },
-        tenants: scenario.tenants.clone(),
+        tenants,
         reserves: scenario.reserves.clone(),
         windows: Vec::new(),
     };
-    let rings = if orders == RingOrders::Local { RingChoice::Local } else { RingChoice::Kept };
+    let rings = if variant.rings == RingOrders::Local { RingChoice::Local } else { RingChoice::Kept };
     Rules { rings, ..Rules::from_file(&file, topology) }
 }
 

@@ -1,7 +1,7 @@
 //! `eval/scenarios/*.toml`: a network, jobs, and the variants to be compared. The same file can drive a run on an emulated
 //! fabric: hosts, devices and tenants are named as there.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use mccs_config::limits::{self, Limit};
 use mccs_config::policy::{Reserve, TenantRule};
@@ -110,6 +110,9 @@ pub struct Variant {
     /// Orders of ranks.
     #[serde(default)]
     pub rings: RingOrders,
+    /// Parts of contended links, by tenant: as `share_percent` in `policy.toml`, in this variant alone.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub shares: BTreeMap<String, u32>,
 }
 
 /// Where ring orders come from.
@@ -262,6 +265,17 @@ impl Validate for Scenario {
         for (i, variant) in self.variants.iter().enumerate() {
             if !policies.contains(&variant.policy.as_str()) {
                 problems.add(format!("variant[{i}].policy"), format!("there are {}", policies.join(", ")));
+            }
+            let key = format!("variant[{i}].shares");
+            for name in variant.shares.keys().filter(|name| self.jobs.iter().all(|job| job.name != **name)) {
+                problems.add(&key, format!("there is no job {name:?}"));
+            }
+            for percent in variant.shares.values() {
+                problems.within(&key, percent, &limits::SHARE_PERCENT);
+            }
+            let percent = variant.shares.values().fold(0_u32, |sum, percent| sum.saturating_add(*percent));
+            if percent > 100 {
+                problems.add(&key, format!("come to {percent}%; all together are at most 100%"));
             }
         }
         if self.jobs.is_empty() && self.arrivals.is_none() {

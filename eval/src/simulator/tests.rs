@@ -77,10 +77,24 @@ fn priorities_weights_and_caps_hold() {
     let weighted = jobs(&(tenant("A", "weight = 3") + &tenant("B", "")), "pfa");
     near(weighted[0].1, 10e3 / 37.5);
     near(weighted[1].1, 400.0);
+    let shared = jobs(&format!("[variant.shares]\nA = 75\nB = 25\n{}", tenant("A", "")), "pfa");
+    assert_eq!(shared, weighted, "shares of a variant are those of its tenants");
     let capped = jobs(&tenant("A", "cap = \"10Gbit/s\""), "pfa");
     assert_eq!(capped[0].0, "B");
     near(capped[0].1, 10e3 / 40.0);
     near(capped[1].1, 1000.0);
+}
+
+#[test]
+fn shares_of_a_variant_are_of_jobs_and_come_to_a_whole_at_most() {
+    let problem = |shares: &str| {
+        let text = variant("ffa", "local") + &format!("[variant.shares]\n{shares}\n");
+        let text = format!("{TESTBED}{text}{}", job("A", ALL, "bytes = \"1MiB\"\niterations = 1"));
+        Scenario::parse(&text, "scenario.toml").expect_err("wrong").to_string()
+    };
+    assert!(problem("A = 50\nB = 50").contains("there is no job \"B\""));
+    assert!(problem("A = 101").contains("variant[0].shares"));
+    assert!(problem("A = 60\nB = 60").contains("come to 120%"));
 }
 
 #[test]

@@ -168,7 +168,7 @@ pub fn simulate(scenario: &Scenario, variant: &Variant, seed: u64) -> Result<Vec
     let mut simulation = Simulation {
         topology: &topology,
         policy,
-        rules: cluster::rules(scenario, variant.rings, &topology),
+        rules: cluster::rules(scenario, variant, &topology),
         variant,
         seed,
         capacities: topology.rates().to_vec(),
