@@ -5,8 +5,8 @@ or does not. Rounds with and without, in turn.
 
 usage: detour.py [--rounds 5] [--phase 5] [--bytes 4MiB]
 
-Needs root. Build first: cargo build --release --workspace. Writes eval/results/fabric-detour.json (data and provenance), .md and,
-with matplotlib, .svg."""
+Needs root. Build first: cargo build --release --workspace. Writes eval/results/fabric-detour.json (data and provenance) and .md;
+plot.py draws it."""
 
 import argparse
 import contextlib
@@ -89,27 +89,6 @@ def phases(record):
     return [statistics.median(inside(*span)) for span in spans]
 
 
-def draw(rounds):
-    try:
-        import matplotlib
-    except ImportError:
-        return
-    matplotlib.use("Agg")
-    matplotlib.rcParams |= {"svg.hashsalt": "mccs", "svg.fonttype": "none"}
-    import matplotlib.pyplot as plt
-    figure, axis = plt.subplots(figsize=(7, 3))
-    for name, style in [("left alone", ":"), ("sent the other way", "-")]:
-        record = rounds[name][0]
-        axis.plot(record["ended_s"], record["busbw_gbit_s"], style, color="black", label=name)
-    for name, what in [("flow", "another flow begins"), ("change", "change")]:
-        axis.axvline(record["moments_s"][name], color="grey", linewidth=0.8)
-        axis.annotate(what, (record["moments_s"][name], axis.get_ylim()[1]), fontsize=8, ha="left", va="top")
-    axis.set(xlabel="s", ylabel="bus bandwidth, Gbit/s", ylim=(0, None))
-    axis.legend(loc="lower right", fontsize=8)
-    figure.tight_layout()
-    figure.savefig(bench.RESULTS / "fabric-detour.svg", metadata={"Date": None})
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
@@ -140,7 +119,6 @@ def main():
             f"phase; median (least to greatest) of {options.rounds} rounds, in turn. `mccsctl reconfigure` took "
             f"{cluster.spread(agreed)} ms.\n\n" + bench.table(heads, rows))
     bench.write_results("fabric-detour", bench.provenance(versions) | {"rounds": rounds}, text)
-    draw(rounds)
     print(text)
 
 

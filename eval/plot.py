@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Draws what mccs-sim and scenario.py have written: `plot.py eval/results/sim-qos.json ...` makes an SVG beside each file.
+"""Draws what mccs-sim, scenario.py, sizes.py, detour.py and recovery.py have written: `plot.py eval/results/sim-qos.json ...` makes an SVG
+beside each file.
 
-Needs matplotlib. Bars are means over runs, lines from the least to the most, and crosses what was simulated of a run on the
+Needs matplotlib. Bars and points are means over runs, lines from the least to the most, and crosses what was simulated of a run on the
 emulated network.
 """
 
@@ -43,8 +44,8 @@ def panels(variants, jobs):
         yield f"{job}: completion, s", [variant["jobs"][job]["completion_s"] for variant in variants]
 
 
-def draw(path):
-    data = json.loads(path.read_text())
+def bars(data):
+    """Variants beside each other: what the simulator says, or a run on the emulated network."""
     jobs = [job["name"] for job in data["scenario"]["job"]]
     variants = measured(data, jobs) if "rounds" in data else data["variants"]
     drawn = list(panels(variants, jobs))
@@ -64,6 +65,80 @@ def draw(path):
         axis.set_title(title, fontsize=9)
         axis.set_xticks(range(len(names)), names, rotation=25, ha="right", fontsize=7)
     figure.suptitle(data["scenario"]["question"], fontsize=9, wrap=True)
+    return figure
+
+
+def by_length(data):
+    """Bus bandwidth of each job over its length, a line a variant."""
+    jobs = [job["name"] for job in data["scenario"]["job"]]
+    figure, axes = plt.subplots(1, len(jobs), figsize=(5.5 * len(jobs), 3.6), squeeze=False)
+    styles = [("0.6", ":", "o"), ("0.6", "-", "s"), ("0.0", ":", "o"), ("0.0", "-", "s")]
+    for axis, job in zip(axes.flat, jobs):
+        lengths = [one["bytes"][job] for one in data["lengths"]]
+        for number, variant in enumerate(data["lengths"][0]["rounds"]):
+            color, line, marker = styles[number % len(styles)]
+            of = [spread([8 * run[job]["busbw_gbps"] for run in one["rounds"][variant]]) for one in data["lengths"]]
+            off = [[max(each["mean"] - each["min"], 0) for each in of], [max(each["max"] - each["mean"], 0) for each in of]]
+            axis.errorbar(lengths, [each["mean"] for each in of], yerr=off, color=color, linestyle=line, marker=marker,
+                          markersize=4, capsize=3, label=variant)
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(lengths, [f"{length / 1e6:.3g} MB" for length in lengths], fontsize=7)
+        axis.minorticks_off()
+        axis.set(ylabel=f"{job}: bus bandwidth, Gbit/s", ylim=(0, None))
+        axis.legend(fontsize=7)
+    figure.suptitle(f"{data['scenario']['question']} By length, lengths scaled by {data['scale']:g}.", fontsize=8, wrap=True)
+    return figure
+
+
+def over_time(data):
+    """Bus bandwidth of every collective; of each series the first round dark."""
+    figure, axis = plt.subplots(figsize=(7, 3))
+    for (name, rounds), style in zip(data["rounds"].items(), (":", "-")):
+        for number, record in enumerate(rounds):
+            dark = number == 0
+            axis.plot(record["ended_s"], record["busbw_gbit_s"], style, color="black" if dark else "0.75",
+                      zorder=2 if dark else 1, label=name if dark else None)
+    # Where the most happened: its first round.
+    moments = max((rounds[0]["moments_s"] for rounds in data["rounds"].values()), key=len)
+    axis.set_ylim(0, 1.15 * axis.get_ylim()[1])
+    for name, what in [("flow", "another flow begins"), ("change", "sent over the other path, or not")]:
+        axis.axvline(moments[name], color="grey", linewidth=0.8)
+        axis.annotate(what, (moments[name], axis.get_ylim()[1]), xytext=(3, -3), textcoords="offset points", fontsize=8,
+                      ha="left", va="top")
+    axis.set(xlabel="s", ylabel="bus bandwidth, Gbit/s")
+    axis.legend(loc="lower left", fontsize=8)
+    return figure
+
+
+def recovery(data):
+    """How long after a link's death each thing happened: a point a round, a line at the median."""
+    names = {"next_call_s": "next call ended", "found_s": "link found dead", "strategy_s": "new strategy agreed on"}
+    figure, axis = plt.subplots(figsize=(6, 3))
+    for place, key in enumerate(names):
+        values = [one[key] for one in data["rounds"]]
+        # Beside each other, in the order of rounds.
+        places = [place + 0.4 * (number / max(len(values) - 1, 1) - 0.5) for number in range(len(values))]
+        axis.plot(places, values, ".", color="0.5")
+        axis.plot([place - 0.3, place + 0.3], 2 * [statistics.median(values)], color="black")
+    axis.axhline(1, color="grey", linestyle=":", linewidth=0.8)
+    axis.text(0.01, 1, "goal", transform=axis.get_yaxis_transform(), va="bottom", fontsize=8)
+    axis.set_xticks(range(len(names)), names.values(), fontsize=8)
+    axis.set(ylabel="s after a link died silently", ylim=(0, 1.1))
+    return figure
+
+
+def kind_of(data):
+    """What draws it."""
+    if "lengths" in data:
+        return by_length
+    if "scenario" in data:
+        return bars
+    return over_time if isinstance(data["rounds"], dict) else recovery
+
+
+def draw(path):
+    data = json.loads(path.read_text())
+    figure = kind_of(data)(data)
     figure.tight_layout()
     # The same data, the same file.
     figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
