@@ -205,7 +205,7 @@ impl Sender {
                 lane.push(write);
                 pumped.moved = true;
                 self.end_message(1);
-                self.ring.finish(self.current - 1, Moved { bytes, tag: 0 }, &mut memory.regions);
+                self.finish(self.current - 1, &mut memory.regions);
                 continue;
             }
             if self.current >= self.credited {
@@ -338,9 +338,7 @@ impl Sender {
         }
         // One that is waited for is done though copies in front of it, on other lanes, are not known to have arrived.
         while self.has_arrived(self.ring.running()) {
-            let number = self.ring.running();
-            let bytes = self.ring.get(number).map_or(0, |entry| entry.buffer.bytes);
-            self.ring.finish(number, Moved { bytes, tag: 0 }, regions);
+            self.finish(self.ring.running(), regions);
         }
         while self.has_arrived(self.acknowledged) {
             self.acknowledge(regions);
@@ -357,11 +355,14 @@ impl Sender {
 
     /// The first message that had not arrived has.
     fn acknowledge(&mut self, regions: &mut Regions) {
-        let number = self.acknowledged;
-        // The send of a copied one is done, and may have been forgotten.
+        self.finish(self.acknowledged, regions);
+        self.acknowledged += 1;
+    }
+
+    /// A message's send is done. That of a copied one may be already, and be forgotten.
+    fn finish(&mut self, number: u64, regions: &mut Regions) {
         let bytes = self.ring.get(number).map_or(0, |entry| entry.buffer.bytes);
         self.ring.finish(number, Moved { bytes, tag: 0 }, regions);
-        self.acknowledged += 1;
     }
 
     /// Begins anew on another way: the peer has `received` messages, of which buffers have `taken` so many, and gives credits for the
