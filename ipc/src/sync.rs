@@ -5,10 +5,9 @@
 //!
 //! A [`Doorbell`] is for a thread that waits for many things in `epoll_wait`, a futex for one that waits for one cell.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use nix::errno::Errno;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 #[cfg(not(loom))]
@@ -24,7 +23,8 @@ pub mod atomic {
 
 use atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
-/// Wakes a process that sleeps in `epoll_wait`: an eventfd.
+/// Wakes a process that sleeps in `epoll_wait`: an eventfd, of which nobody reads. It is to be watched edge-triggered, where each ring is
+/// an event of its own.
 #[derive(Debug)]
 pub struct Doorbell(OwnedFd);
 
@@ -44,24 +44,9 @@ impl Doorbell {
         Doorbell(fd)
     }
 
-    /// Makes the descriptor readable. A full counter is as good: it is readable already.
+    /// Is heard by whoever watches. The counter, which a tenant may fill to silence its own bell, has room for 2^64 rings.
     pub fn ring(&self) {
         let _ = nix::unistd::write(&self.0, &1u64.to_ne_bytes());
-    }
-
-    /// Makes the descriptor unreadable until the next ring. Never blocks.
-    ///
-    /// Whether a descriptor blocks is a property that all its holders share, and a tenant may change it: so this read
-    /// says for itself that it does not wait.
-    pub fn clear(&self) {
-        let mut count = [0u8; 8];
-        let buffer = libc::iovec { iov_base: count.as_mut_ptr().cast(), iov_len: count.len() };
-        // SAFETY: one buffer of the stated length, which outlives the call.
-        let read = unsafe { libc::preadv2(self.0.as_raw_fd(), &buffer, 1, -1, libc::RWF_NOWAIT) };
-        if read < 0 && matches!(Errno::last(), Errno::EOPNOTSUPP | Errno::ENOSYS) {
-            // Kernels before 5.8.
-            let _ = nix::unistd::read(&self.0, &mut count);
-        }
     }
 }
 
@@ -246,33 +231,20 @@ mod tests {
     }
 
     #[test]
-    fn a_doorbell_is_heard_until_it_is_cleared() {
-        use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+    fn a_doorbell_is_heard_each_time_it_is_rung() {
+        use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
         let bell = Doorbell::new().expect("eventfd");
         let theirs = Doorbell::from_fd(bell.as_fd().try_clone_to_owned().expect("clone"));
-        let heard = |bell: &Doorbell| {
-            poll(&mut [PollFd::new(bell.as_fd(), PollFlags::POLLIN)], PollTimeout::ZERO).expect("poll") > 0
-        };
-        assert!(!heard(&bell));
-        theirs.ring();
-        theirs.ring();
-        assert!(heard(&bell));
-        bell.clear();
-        assert!(!heard(&bell));
-    }
-
-    /// The flag belongs to the open file, which the tenant shares: without care this clear would hang the service.
-    #[test]
-    fn a_tenant_cannot_make_a_clear_block() {
-        use nix::fcntl::{FcntlArg, OFlag, fcntl};
-        let bell = Doorbell::new().expect("eventfd");
-        fcntl(&bell, FcntlArg::F_SETFL(OFlag::empty())).expect("flags");
-        let (done, cleared) = std::sync::mpsc::channel();
-        std::thread::spawn(move || {
-            bell.clear();
-            let _ = done.send(());
-        });
-        cleared.recv_timeout(Duration::from_secs(60)).expect("watchdog: the clear waits for a ring");
+        let epoll = Epoll::new(EpollCreateFlags::empty()).expect("epoll");
+        epoll.add(&bell, EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLET, 0)).expect("watches");
+        let heard = || epoll.wait(&mut [EpollEvent::empty(); 2], EpollTimeout::ZERO).expect("waits") > 0;
+        assert!(!heard());
+        for _ in 0..3 {
+            theirs.ring();
+            theirs.ring();
+            assert!(heard());
+            assert!(!heard());
+        }
     }
 
     #[test]

@@ -14,6 +14,7 @@ use mccs_ipc::queue::{Consumer, Producer, Push, ring_bytes};
 use mccs_ipc::shm::Mapping;
 use mccs_ipc::sync::{Doorbell, StreamWord};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
 /// Names the socket to the process that plays the tenant.
 const SOCKET_VARIABLE: &str = "MCCS_IPC_TEST_SOCKET";
@@ -69,6 +70,11 @@ fn serve(socket: &Socket) {
     let doorbell = Doorbell::new().expect("doorbell");
     socket.send(&(), &[fd.as_fd(), doorbell.as_fd()]).expect_err("an empty message would look like the end");
     socket.send(&segment_bytes(), &[fd.as_fd(), doorbell.as_fd()]).expect("send");
+    let epoll = Epoll::new(EpollCreateFlags::empty()).expect("epoll");
+    let when_rung = EpollFlags::EPOLLIN | EpollFlags::EPOLLET;
+    for (fd, flags) in [(doorbell.as_fd(), when_rung), (socket.as_fd(), EpollFlags::EPOLLIN)] {
+        epoll.add(fd, EpollEvent::new(flags, 0)).expect("watches");
+    }
     let mut commands = Consumer::<Command>::new(Arc::clone(&mapping), 0, CAPACITY).expect("ring");
     let mut expected = 1;
     while expected <= COMMANDS {
@@ -77,9 +83,7 @@ fn serve(socket: &Socket) {
             word(&mapping).publish(expected);
             expected += 1;
         } else if commands.arm().expect("sound") {
-            let mut fds = [doorbell.as_fd(), socket.as_fd()].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
-            poll(&mut fds, PollTimeout::NONE).expect("poll");
-            doorbell.clear();
+            epoll.wait(&mut [EpollEvent::empty()], EpollTimeout::NONE).expect("waits");
             commands.disarm();
             assert!(!socket.is_closed() || commands.waiting().expect("sound") > 0, "the tenant has failed");
         }

@@ -253,7 +253,7 @@ impl Side {
         };
         while !connected(&transports)? {
             transports.iter_mut().for_each(|transport| {
-                transport.poll(&Context { now: Instant::now(), budget: 64 });
+                transport.poll(&Context::new(Instant::now(), 64));
             });
         }
         let mut sides = sends.into_iter().zip(recvs).zip(transports).map(|((send, recv), mut transport)| {
@@ -268,7 +268,7 @@ impl Side {
     }
 
     fn poll(&mut self) -> Progress {
-        self.transport.poll(&Context { now: Instant::now(), budget: 64 })
+        self.transport.poll(&Context::new(Instant::now(), 64))
     }
 
     fn sleep(&mut self) -> anyhow::Result<()> {

@@ -25,10 +25,21 @@ impl Progress {
 /// What an engine may use while it is polled.
 #[derive(Debug, Clone, Copy)]
 pub struct Context {
-    /// Time at the start of the runtime's round, or of the one before where clocks are slow. Engines use no other clock.
+    /// Time at the start of the runtime's round, or of one shortly before where clocks are slow. Engines use no other clock.
     pub now: Instant,
     /// How many items (commands, messages) one poll may take at most.
     pub budget: usize,
+    /// Whether a descriptor of the engine's may be readable. Otherwise none was when the runtime looked last; it looks again when it
+    /// sleeps, and often while it does not.
+    pub is_readable: bool,
+}
+
+impl Context {
+    /// Of who polls an engine, or part of one, without watching its descriptors.
+    #[must_use]
+    pub fn new(now: Instant, budget: usize) -> Self {
+        Context { now, budget, is_readable: true }
+    }
 }
 
 /// A state machine that a runtime polls, round robin with the runtime's other engines.
@@ -43,14 +54,19 @@ pub trait Engine: Send {
     fn poll(&mut self, cx: &Context) -> Progress;
 
     /// Called when polls have been idle for the runtime's spin time: arms doorbells. Returns false if work arrived
-    /// meanwhile; otherwise the engine is not polled again before it is woken, a descriptor of it is readable, or
-    /// `wake_at` has passed.
+    /// meanwhile; otherwise the engine is not polled again before it is woken, a descriptor of it is readable, a doorbell of it is
+    /// rung, or `wake_at` has passed.
     fn prepare_to_sleep(&mut self) -> bool {
         true
     }
 
     /// Descriptors whose readability wakes the engine; the same set for the engine's whole life.
     fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        Vec::new()
+    }
+
+    /// Doorbells that wake the engine each time they are rung, and that nobody clears; the same set for the engine's whole life.
+    fn doorbells(&self) -> Vec<BorrowedFd<'_>> {
         Vec::new()
     }
 }

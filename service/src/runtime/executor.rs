@@ -155,7 +155,7 @@ impl Runtimes {
         let stats = Arc::new(RuntimeStats::default());
         let doorbell = Doorbell::new()?;
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(std::io::Error::from)?;
-        epoll.add(&doorbell, EpollEvent::new(EpollFlags::EPOLLIN, DOORBELL_TOKEN)).map_err(std::io::Error::from)?;
+        epoll.add(&doorbell, EpollEvent::new(WHEN_RUNG, DOORBELL_TOKEN)).map_err(std::io::Error::from)?;
         let state = RuntimeState {
             ready: ArrayQueue::new(ENGINES_MAX),
             orders: ArrayQueue::new(ORDERS_MAX),
@@ -272,12 +272,18 @@ impl Runtimes {
     }
 }
 
-/// Event token of the runtime's own doorbell; engines' tokens are their numbers.
+/// Event token of the runtime's own doorbell. Engines' tokens are their numbers, with [`RUNG`] for their doorbells.
 const DOORBELL_TOKEN: u64 = u64::MAX;
-/// How often descriptors of sleeping engines are looked at while others keep the runtime busy.
+const RUNG: u64 = 1 << 63;
+/// How doorbells are watched: each ring is an event, so that nobody need clear them, which is a system call.
+const WHEN_RUNG: EpollFlags = EpollFlags::EPOLLIN.union(EpollFlags::EPOLLET);
+/// How often descriptors are looked at while engines keep the runtime busy; where system calls are slow, too, less often.
 const EVENTS_EVERY: Duration = Duration::from_micros(50);
-/// Rounds for which one look at a slow clock is good.
-const ROUNDS_A_SLOW_LOOK: u32 = 2;
+const EVENTS_EVERY_SLOW: Duration = Duration::from_micros(200);
+/// Rounds for which one look at a slow clock is good: a short operation takes no more.
+const ROUNDS_A_SLOW_LOOK: u32 = 4;
+/// Times in a round that engines are polled which others have woken in it.
+const CHAIN_MAX: u32 = 4;
 /// A clock is slow that takes as long: a system call, where the machine's is none that programs can read themselves.
 const SLOW_CLOCK: Duration = Duration::from_micros(1);
 /// Sleeps shorter than this are timed to the microsecond.
@@ -293,6 +299,8 @@ struct Slot {
     /// When the engine last found work; `None` while it sleeps.
     awake_since: Option<Instant>,
     wake_at: Option<Instant>,
+    /// As [`Context::is_readable`] for the next poll.
+    is_readable: bool,
 }
 
 /// State of one runtime's thread.
@@ -328,7 +336,8 @@ impl Executor {
         self.stats.tid.store(nix::unistd::gettid().as_raw() as u32, Ordering::Relaxed);
         let table = Arc::clone(&self.table);
         let Some(state) = table[self.index as usize].get() else { return Vec::new() };
-        let rounds_a_look = if is_clock_slow() { ROUNDS_A_SLOW_LOOK } else { 1 };
+        let (rounds_a_look, events_every) =
+            if is_clock_slow() { (ROUNDS_A_SLOW_LOOK, EVENTS_EVERY_SLOW) } else { (1, EVENTS_EVERY) };
         let mut looked_at_events = Instant::now();
         // The time, and for how many rounds it is good.
         let (mut now, mut known_for) = (looked_at_events, rounds_a_look);
@@ -341,11 +350,11 @@ impl Executor {
             self.stats.rounds.store(self.stats.rounds.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
             self.follow_orders(state, now);
             self.take_ready(state, now);
-            let busy = self.poll_engines(now);
+            let busy = self.poll_engines(state, now);
             if self.awake.is_empty() {
                 looked_at_events = self.park(state, now);
                 (now, known_for) = (looked_at_events, rounds_a_look);
-            } else if now.duration_since(looked_at_events) >= EVENTS_EVERY {
+            } else if now.duration_since(looked_at_events) >= events_every {
                 self.wake_timers(now);
                 looked_at_events = self.take_events(EpollTimeout::ZERO);
                 (now, known_for) = (looked_at_events, rounds_a_look);
@@ -372,15 +381,18 @@ impl Executor {
 
     fn adopt(&mut self, adopted: Adopted, now: Instant) {
         let Adopted { engine, state } = adopted;
-        for descriptor in engine.descriptors() {
-            if let Err(error) = self.epoll.add(descriptor, EpollEvent::new(EpollFlags::EPOLLIN, state.id.0)) {
+        let descriptors =
+            engine.descriptors().into_iter().map(|fd| (fd, EpollEvent::new(EpollFlags::EPOLLIN, state.id.0)));
+        let doorbells = engine.doorbells().into_iter().map(|fd| (fd, EpollEvent::new(WHEN_RUNG, state.id.0 | RUNG)));
+        for (fd, event) in descriptors.chain(doorbells) {
+            if let Err(error) = self.epoll.add(fd, event) {
                 tracing::error!(engine = %engine.name(), %error, "cannot watch a descriptor");
             }
         }
         // Cleared before the first poll: a wake-up from here on finds the engine on this runtime.
         state.notified.store(false, Ordering::Release);
         let id = state.id;
-        self.slots.insert(id, Slot { engine, state, awake_since: Some(now), wake_at: None });
+        self.slots.insert(id, Slot { engine, state, awake_since: Some(now), wake_at: None, is_readable: true });
         self.awake.push(id);
     }
 
@@ -402,8 +414,8 @@ impl Executor {
     }
 
     fn forget_descriptors(&self, engine: &dyn Engine) {
-        for descriptor in engine.descriptors() {
-            let _ = self.epoll.delete(descriptor);
+        for fd in engine.descriptors().into_iter().chain(engine.doorbells()) {
+            let _ = self.epoll.delete(fd);
         }
     }
 
@@ -430,16 +442,30 @@ impl Executor {
         }
     }
 
-    /// Polls every awake engine once; returns whether one was busy.
-    fn poll_engines(&mut self, now: Instant) -> bool {
-        let cx = Context { now, budget: self.options.budget };
+    /// Polls every awake engine once, and then those that they have woken: what one hands on is done in the same round. Returns
+    /// whether one was busy.
+    fn poll_engines(&mut self, state: &RuntimeState, now: Instant) -> bool {
+        let (mut any_busy, mut polled) = (false, 0);
+        for _ in 0..=CHAIN_MAX {
+            any_busy |= self.poll_from(&mut polled, now);
+            if state.ready.is_empty() {
+                break;
+            }
+            self.take_ready(state, now);
+        }
+        any_busy
+    }
+
+    /// Polls awake engines from number `at` on, which then is behind the last one; returns whether one was busy.
+    fn poll_from(&mut self, at: &mut usize, now: Instant) -> bool {
         let mut any_busy = false;
-        let mut at = 0;
-        while let Some(id) = self.awake.get(at).copied() {
+        while let Some(id) = self.awake.get(*at).copied() {
             let Some(slot) = self.slots.get_mut(&id) else {
-                self.awake.swap_remove(at);
+                self.awake.swap_remove(*at);
                 continue;
             };
+            let is_readable = std::mem::take(&mut slot.is_readable);
+            let cx = Context { now, budget: self.options.budget, is_readable };
             let keep_awake = match slot.engine.poll(&cx) {
                 Progress::Busy => {
                     any_busy = true;
@@ -460,13 +486,13 @@ impl Executor {
                 }
             };
             if keep_awake {
-                at += 1;
+                *at += 1;
             } else {
                 if let Some(slot) = self.slots.get_mut(&id) {
                     slot.awake_since = None;
                     self.earliest_timer = earlier(self.earliest_timer, slot.wake_at);
                 }
-                self.awake.swap_remove(at);
+                self.awake.swap_remove(*at);
             }
         }
         any_busy
@@ -499,12 +525,14 @@ impl Executor {
         let now = Instant::now();
         for event in events.iter().take(count) {
             match event.data() {
-                DOORBELL_TOKEN => {
-                    if let Some(state) = self.table[self.index as usize].get() {
-                        state.doorbell.clear();
+                DOORBELL_TOKEN => {}
+                token if token & RUNG != 0 => self.wake(EngineId(token & !RUNG), now),
+                id => {
+                    self.wake(EngineId(id), now);
+                    if let Some(slot) = self.slots.get_mut(&EngineId(id)) {
+                        slot.is_readable = true;
                     }
                 }
-                id => self.wake(EngineId(id), now),
             }
         }
         now
@@ -546,8 +574,114 @@ impl Executor {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Context, Progress};
+    use std::os::fd::BorrowedFd;
+    use std::sync::mpsc::{Receiver, Sender, channel};
+
+    use nix::sys::eventfd::{EfdFlags, EventFd};
+
+    use super::super::{Context, Progress, WakerSlot};
     use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    /// Says what it is polled with, and wakes another engine, if there is one.
+    struct Teller {
+        polls: Sender<(Instant, bool)>,
+        bell: Arc<Doorbell>,
+        descriptor: Arc<EventFd>,
+        next: WakerSlot,
+    }
+
+    impl Engine for Teller {
+        fn name(&self) -> String {
+            "teller".into()
+        }
+
+        fn poll(&mut self, cx: &Context) -> Progress {
+            if cx.is_readable {
+                let _ = self.descriptor.read();
+            }
+            self.next.wake();
+            let _ = self.polls.send((cx.now, cx.is_readable));
+            Progress::IDLE
+        }
+
+        fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+            vec![self.descriptor.as_fd()]
+        }
+
+        fn doorbells(&self) -> Vec<BorrowedFd<'_>> {
+            vec![self.bell.as_fd()]
+        }
+    }
+
+    /// An engine that has been polled for the first time: what it says, and what wakes it.
+    struct Told {
+        polls: Receiver<(Instant, bool)>,
+        bell: Arc<Doorbell>,
+        descriptor: Arc<EventFd>,
+        waker: WakerSlot,
+    }
+
+    impl Told {
+        fn start(runtimes: &Runtimes, next: &WakerSlot) -> Self {
+            let ((sender, polls), waker) = (channel(), WakerSlot::default());
+            let bell = Arc::new(Doorbell::new().expect("eventfd"));
+            let descriptor = Arc::new(EventFd::from_flags(EfdFlags::EFD_NONBLOCK).expect("eventfd"));
+            let (own_bell, own_descriptor) = (Arc::clone(&bell), Arc::clone(&descriptor));
+            let teller = Teller { polls: sender, bell: own_bell, descriptor: own_descriptor, next: next.clone() };
+            let make = |own| {
+                waker.set(own);
+                Box::new(teller) as Box<dyn Engine>
+            };
+            runtimes.start_engine(0, make).expect("starts");
+            let told = Told { polls, bell, descriptor, waker };
+            assert!(told.polled().1, "nothing is known of its descriptor yet");
+            told
+        }
+
+        /// Time and readability of the next poll.
+        fn polled(&self) -> (Instant, bool) {
+            self.polls.recv_timeout(PATIENCE).expect("it is polled")
+        }
+    }
+
+    fn runtimes() -> Arc<Runtimes> {
+        let runtimes = Runtimes::new(RuntimeOptions { spin: Duration::ZERO, budget: 1 });
+        runtimes.start_runtime("test").expect("starts");
+        runtimes
+    }
+
+    #[test]
+    fn engines_are_told_of_descriptors_and_hear_each_ring() {
+        let runtimes = runtimes();
+        let engine = Told::start(&runtimes, &WakerSlot::default());
+        for _ in 0..3 {
+            engine.bell.ring();
+            assert!(!engine.polled().1);
+            engine.descriptor.write(1).expect("counts");
+            assert!(engine.polled().1);
+        }
+        runtimes.stop();
+    }
+
+    #[test]
+    fn who_is_woken_by_an_engine_is_polled_in_the_same_round() {
+        let runtimes = runtimes();
+        let last = Told::start(&runtimes, &WakerSlot::default());
+        // The first poll of each wakes those behind it.
+        let middle = Told::start(&runtimes, &last.waker);
+        last.polled();
+        let first = Told::start(&runtimes, &middle.waker);
+        middle.polled();
+        last.polled();
+        for _ in 0..3 {
+            first.bell.ring();
+            let (round, _) = first.polled();
+            assert_eq!([middle.polled(), last.polled()], [(round, false); 2]);
+        }
+        runtimes.stop();
+    }
 
     struct Holder {
         _held: Arc<()>,

@@ -177,7 +177,7 @@ impl SimHost {
             return self.asleep_until;
         }
         self.asleep_until = (!self.poll_every.is_zero()).then(|| now + self.poll_every);
-        let cx = Context { now, budget: rng.random_range(1..16) };
+        let cx = Context::new(now, rng.random_range(1..16));
         let (mut busy, mut wake_at) = (false, None);
         let mut note = |progress| match progress {
             Progress::Idle { wake_at: at } => wake_at = wake_at.into_iter().chain(at).min(),

@@ -153,7 +153,7 @@ impl Bed {
 
     /// Polls every engine once. Returns whether one was busy.
     pub fn poll(&mut self) -> bool {
-        let cx = Context { now: Instant::now(), budget: 64 };
+        let cx = Context::new(Instant::now(), 64);
         let engines = self.hosts.iter_mut().filter_map(|host| host.engine.as_mut());
         engines.map(|engine| engine.poll(&cx)).filter(|progress| *progress == Progress::Busy).count() > 0
     }

@@ -132,7 +132,7 @@ fn events_wait_for_a_receiver_that_is_full() {
     });
     let mut idle = None;
     while idle.is_none() {
-        let cx = Context { now: Instant::now(), budget: 64 };
+        let cx = Context::new(Instant::now(), 64);
         if let Progress::Idle { wake_at } = bed.hosts[1].engine.as_mut().unwrap().poll(&cx) {
             idle = wake_at.map(|at| at - cx.now);
         }
@@ -165,7 +165,7 @@ fn an_idle_engine_waits_for_the_next_sign_of_life() {
         quiet > 1000
     });
     for host in &mut bed.hosts {
-        let cx = Context { now: Instant::now(), budget: 64 };
+        let cx = Context::new(Instant::now(), 64);
         let progress = host.engine.as_mut().unwrap().poll(&cx);
         let Progress::Idle { wake_at: Some(at) } = progress else { panic!("{progress:?}") };
         assert!(at > cx.now + Duration::from_millis(100), "{:?}", at - cx.now);

@@ -118,8 +118,6 @@ impl SessionFactory {
             is_deaf: false,
             popped: 0,
             parked: VecDeque::new(),
-            look_at_socket: Instant::now(),
-            slept: false,
             _charge: charge,
         };
         self.runtimes.start_engine((self.placement)(id), |own| {

@@ -45,8 +45,6 @@ use crate::tenants::Charge;
 
 /// How long a new connection has to say hello.
 const HELLO_WITHIN: Duration = Duration::from_secs(5);
-/// How often the socket is looked at while the ring keeps the engine awake. A sleeping engine is woken by it at once.
-const SOCKET_EVERY: Duration = Duration::from_micros(200);
 /// How often a full socket is tried again.
 const ANSWER_AGAIN_AFTER: Duration = Duration::from_millis(1);
 
@@ -91,8 +89,6 @@ pub struct SessionEngine {
     /// Requests that end something which commands still in the ring may name, in order, each with the number of commands
     /// to be taken first. The socket would overtake the ring otherwise.
     parked: VecDeque<(u64, RequestEnvelope)>,
-    look_at_socket: Instant,
-    slept: bool,
     _charge: Charge,
 }
 
@@ -227,14 +223,14 @@ impl Engine for SessionEngine {
     }
 
     fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
-        vec![self.socket.as_fd(), self.doorbell.as_fd()]
+        vec![self.socket.as_fd()]
+    }
+
+    fn doorbells(&self) -> Vec<BorrowedFd<'_>> {
+        vec![self.doorbell.as_fd()]
     }
 
     fn poll(&mut self, cx: &Context) -> Progress {
-        if std::mem::take(&mut self.slept) {
-            self.doorbell.clear();
-            self.look_at_socket = cx.now;
-        }
         let flushed = self.flush();
         let mut busy = !flushed;
         match self.state {
@@ -265,8 +261,7 @@ impl Engine for SessionEngine {
         if flushed {
             busy |= self.serve_ring(cx.budget);
             busy |= answered && self.serve_parked();
-            if answered && cx.now >= self.look_at_socket && matches!(self.state, State::Serving) {
-                self.look_at_socket = cx.now + SOCKET_EVERY;
+            if answered && cx.is_readable && matches!(self.state, State::Serving) {
                 busy |= self.serve_socket(cx.budget);
             }
         }
@@ -287,15 +282,13 @@ impl Engine for SessionEngine {
             return false;
         }
         let limit = self.session.tenant.quota.operations_in_flight;
-        let may_sleep = if self.session.in_flight() >= limit {
+        if self.session.in_flight() >= limit {
             // Commands stay in the ring until an operation ends.
             self.session.throttle(limit)
         } else {
             // A corrupt ring is found again, and fenced, by the next poll.
             self.commands.arm().unwrap_or(false)
-        };
-        self.slept = may_sleep;
-        may_sleep
+        }
     }
 }
 

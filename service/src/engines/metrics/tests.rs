@@ -31,7 +31,7 @@ impl Bed {
     }
 
     fn poll(&mut self) -> Progress {
-        self.engine.poll(&Context { now: self.now, budget: 64 })
+        self.engine.poll(&Context::new(self.now, 64))
     }
 
     /// Polls until the engine has found nothing to do for a while: loopback delivers in no time, but not at once.

@@ -47,7 +47,7 @@ impl Setup {
     }
 
     fn poll(&mut self) -> Progress {
-        self.engine.poll(&Context { now: Instant::now(), budget: 64 })
+        self.engine.poll(&Context::new(Instant::now(), 64))
     }
 
     /// Jobs that have ended, all as failed.

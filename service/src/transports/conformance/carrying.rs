@@ -273,7 +273,7 @@ pub(crate) fn sleeping_on_the_descriptor<F: Fixture>(pair: &mut Pair<F>) {
                 });
             }
             let now = pair.fixture.now();
-            let cx = Context { now, budget: 64 };
+            let cx = Context::new(now, 64);
             let progress = [0, 1].map(|host| pair.host(host).poll(&cx));
             let mut wake = now + LIMIT;
             let mut may_sleep = open.iter().any(Option::is_some);

@@ -222,7 +222,7 @@ impl<F: Fixture> Pair<F> {
 
     /// Polls every host that lives, once. Returns whether one was busy.
     pub(super) fn poll(&mut self) -> bool {
-        let cx = Context { now: self.fixture.now(), budget: 64 };
+        let cx = Context::new(self.fixture.now(), 64);
         let mut busy = false;
         for host in self.hosts.iter_mut().flatten() {
             busy |= host.poll(&cx) == Progress::Busy;

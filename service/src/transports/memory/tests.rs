@@ -94,7 +94,7 @@ fn a_seed_decides_everything() {
         let mut trace = Vec::new();
         let (mut sending, mut receiving) = (None, None);
         while trace.len() < 300 {
-            let cx = Context { now: fixture.tick(), budget: 8 };
+            let cx = Context::new(fixture.tick(), 8);
             sending = sending.or_else(|| hosts[0].isend(send, source, 0).expect("lives"));
             receiving = receiving.or_else(|| hosts[1].irecv(recv, target).expect("lives"));
             let progress = hosts.each_mut().map(|host| host.poll(&cx) == Progress::Busy);
@@ -120,7 +120,7 @@ fn cut_hosts_wait_and_killed_ones_are_lost() {
     let recv = hosts[1].accept(listener, &spec, fixture.tick()).expect("accepts");
     let mut poll = |hosts: &mut [MemoryTransport; 2]| {
         for _ in 0..10 {
-            let cx = Context { now: fixture.tick(), budget: 8 };
+            let cx = Context::new(fixture.tick(), 8);
             for host in hosts.iter_mut() {
                 host.poll(&cx);
             }

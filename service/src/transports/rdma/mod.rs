@@ -70,7 +70,7 @@ use self::memory::{Memory, PORTS_MAX};
 pub use self::options::{DeviceChoice, RdmaOptions};
 pub use self::ports::NoRdma;
 use self::ports::Port;
-use self::queues::{Queues, Taken};
+use self::queues::Taken;
 use self::setup::Back;
 pub use self::verbs::{Driver, Unavailable, Verbs, VerbsError};
 pub(super) use self::verbs::{is_of_peer, status_text};
@@ -91,8 +91,8 @@ const TURN_BYTES: u64 = 4 << 20;
 const TAKES_MAX: usize = 8;
 /// How long a sender of short messages that waits for a credit after all is left waiting.
 const WITHHELD_FOR: Duration = Duration::from_millis(100);
-/// How often lines and devices' events are looked at while nobody says that there is something: system calls, for what seldom
-/// happens.
+/// How often it is asked whether lines or devices have something to say while completions keep the engine awake: a system call, for
+/// what seldom happens.
 const ASIDE_EVERY: Duration = Duration::from_millis(5);
 /// How often memory whose region has gone is looked for while nothing else happens.
 const MEMORY_LOOKED_AT_EVERY: Duration = Duration::from_millis(500);
@@ -134,7 +134,7 @@ impl Watched {
     }
 }
 
-/// What ended a sleep, besides completions.
+/// What there is, besides completions.
 #[derive(Debug, Clone, Copy, Default)]
 struct Woken {
     by_lines: bool,
@@ -266,19 +266,8 @@ impl RdmaTransport {
         }
     }
 
-    /// After a sleep: what ended it, and whether completions were taken. Where there are completions, nothing else is asked.
-    fn wake_up(&mut self, now: Instant) -> (Woken, bool) {
-        let is_quick = self.look_aside_at.is_some_and(|at| at > now);
-        if is_quick && self.take_completions(TAKES_MAX) {
-            self.ports.iter_mut().filter_map(Port::queues).for_each(Queues::take_events_of_taken);
-            return (Woken::default(), true);
-        }
-        let woken = self.look_who_woke(now);
-        (woken, self.take_completions(TAKES_MAX))
-    }
-
-    /// Asks what ended the sleep, once for all, so that nothing else is asked in vain.
-    fn look_who_woke(&mut self, now: Instant) -> Woken {
+    /// Asks what there is, once for all, so that nothing else is asked in vain.
+    fn look_aside(&mut self, now: Instant) -> Woken {
         let mut woken = Woken::default();
         let mut events = [EpollEvent::empty(); WATCHED_MAX];
         // One that fails is as good as one that finds nothing: what is there wakes again.
@@ -376,7 +365,8 @@ impl RdmaTransport {
 
     /// Looks at the lines. Returns whether there was anything.
     fn look_at_lines(&mut self, cx: &Context) -> bool {
-        self.lines_said = self.tcp.poll(cx);
+        // What the runtime has seen may have been seen in a poll that did not come here.
+        self.lines_said = self.tcp.poll(&Context { is_readable: true, ..*cx });
         let mut any = self.lines_said == Progress::Busy;
         while let Some(line) = self.tcp.take_news() {
             any = true;
@@ -483,9 +473,11 @@ impl DataPath for RdmaTransport {
 
     fn poll(&mut self, cx: &Context) -> Progress {
         self.now = Some(cx.now);
-        let slept = std::mem::take(&mut self.is_armed);
-        let (woken, mut busy) =
-            if slept { self.wake_up(cx.now) } else { (Woken::default(), self.take_completions(TAKES_MAX)) };
+        let mut busy = self.take_completions(TAKES_MAX);
+        // A sleep that completions have ended, or somebody who has work, says nothing of lines and devices.
+        let by_others = std::mem::take(&mut self.is_armed) && cx.is_readable && !busy;
+        let is_due = self.look_aside_at.is_none_or(|at| at <= cx.now);
+        let woken = if by_others || is_due { self.look_aside(cx.now) } else { Woken::default() };
         self.give_withheld(cx.now);
         for _ in 0..self.queue.len().min(cx.budget.max(1)) {
             let Some(handle) = self.queue.pop_front() else { break };
@@ -494,16 +486,11 @@ impl DataPath for RdmaTransport {
                 busy |= self.pump(handle);
             }
         }
-        let looks_aside = self.look_aside_at.is_none_or(|at| at <= cx.now);
-        if looks_aside {
-            self.look_aside_at = Some(cx.now + ASIDE_EVERY);
-        }
-        if woken.by_events || looks_aside {
+        if woken.by_events {
             busy |= self.take_events();
         }
         self.memory.forget_gone();
         if woken.by_lines
-            || looks_aside
             || !self.unsettled.is_empty()
             || matches!(self.lines_said, Progress::Busy)
             || matches!(self.lines_said, Progress::Idle { wake_at: Some(at) } if at <= cx.now)
@@ -525,7 +512,9 @@ impl DataPath for RdmaTransport {
             return false;
         }
         for port in 0..self.ports.len() {
-            let refused = self.ports.get_mut(port).and_then(Port::queues).is_some_and(|queues| queues.arm().is_err());
+            let Some(queues) = self.ports.get_mut(port).and_then(Port::queues) else { continue };
+            queues.take_events_of_taken();
+            let refused = queues.arm().is_err();
             if refused {
                 self.lose_port(port);
                 return false;

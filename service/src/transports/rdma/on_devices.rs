@@ -117,7 +117,7 @@ impl Bench {
 
     fn poll(&mut self, side: usize) {
         let now = self.bed.now();
-        self.sides[side].poll(&Context { now, budget: 64 });
+        self.sides[side].poll(&Context::new(now, 64));
     }
 
     fn post_send(&mut self) -> Request {
@@ -393,7 +393,7 @@ fn a_peer_that_is_killed() {
     // SAFETY: the memory lives until after the last poll.
     let key = unsafe { here.register(memory.as_mut_ptr(), BYTES as u64) }.expect("registers");
     let span = MemorySpan { key, offset: 0, bytes: BYTES as u64 };
-    let poll = |transport: &mut RdmaTransport| transport.poll(&Context { now: Instant::now(), budget: 64 });
+    let poll = |transport: &mut RdmaTransport| transport.poll(&Context::new(Instant::now(), 64));
     if let Ok(handle) = std::env::var(PART) {
         let bytes: Vec<u8> = handle.split(',').map(|byte| byte.parse().expect("a byte")).collect();
         let handle = ListenerHandle::from_bytes(&bytes).expect("a handle");

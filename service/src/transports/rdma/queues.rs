@@ -101,7 +101,7 @@ impl Queues {
         Ok(())
     }
 
-    /// As [`Queues::take_events`], if there have been completions since a queue was armed.
+    /// As [`Queues::take_events`], if there have been completions since a queue was armed: its event would only end the next sleep.
     pub(super) fn take_events_of_taken(&mut self) {
         if self.queues.iter().any(|queue| queue.is_armed && queue.has_given) {
             self.take_events();

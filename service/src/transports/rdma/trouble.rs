@@ -81,7 +81,7 @@ impl Bench {
         self.now += ROUND;
         self.fabric.set_now(self.now);
         for side in sides {
-            self.sides[*side].poll(&Context { now: self.now, budget: 64 });
+            self.sides[*side].poll(&Context::new(self.now, 64));
         }
     }
 
@@ -675,8 +675,8 @@ fn other_versions_and_garbage_end_the_flow() {
         let start = Instant::now();
         let failure = loop {
             let now = now + start.elapsed();
-            peer.poll(&Context { now, budget: 64 });
-            sides[1].poll(&Context { now, budget: 64 });
+            peer.poll(&Context::new(now, 64));
+            sides[1].poll(&Context::new(now, 64));
             if let Err(failure) = sides[1].state(recv.into()) {
                 break failure;
             }

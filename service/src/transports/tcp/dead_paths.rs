@@ -42,7 +42,7 @@ impl Bed {
     }
 
     fn poll(&mut self) {
-        let cx = Context { now: Instant::now(), budget: 64 };
+        let cx = Context::new(Instant::now(), 64);
         let busy = [self.a.poll(&cx), self.b.poll(&cx)].contains(&Progress::Busy);
         if !busy {
             self.a.prepare_to_sleep();
@@ -167,7 +167,7 @@ fn the_end_of_what_is_sent_waits_no_longer_than_a_copy_takes() {
     let send = bed.a.isend(bed.send, span, 0).expect("lives").expect("room");
     let start = Instant::now();
     for (after_us, is_done) in [(0, false), (0, false), (10, true)] {
-        bed.a.poll(&Context { now: start + Duration::from_micros(after_us), budget: 64 });
+        bed.a.poll(&Context::new(start + Duration::from_micros(after_us), 64));
         let status = bed.a.test(send).expect("lives");
         assert_eq!(matches!(status, Status::Done { .. }), is_done, "{status:?} after {after_us} us");
     }
@@ -331,7 +331,7 @@ fn strangers_cannot_go_on_with_a_flow() {
     let send = a.connect(&handle, &spec, Instant::now()).expect("connects");
     let recv = b.accept(listener, &spec, Instant::now()).expect("accepts");
     let poll = |a: &mut TcpTransport, b: &mut TcpTransport| {
-        let cx = Context { now: Instant::now(), budget: 64 };
+        let cx = Context::new(Instant::now(), 64);
         a.poll(&cx);
         b.poll(&cx);
     };

@@ -172,6 +172,8 @@ pub struct TcpTransport {
     unasked_polls: u32,
     /// Times that epoll had nothing to say, one after the other.
     fruitless_asks: u32,
+    /// Since the last poll.
+    slept: bool,
     /// Ports with connections in the kernel.
     port_queue: VecDeque<Handle>,
     /// Flows that wait to be connected.
@@ -220,6 +222,7 @@ impl TcpTransport {
             receivers: VecDeque::new(),
             unasked_polls: 0,
             fruitless_asks: 0,
+            slept: false,
             port_queue: VecDeque::new(),
             unconnected: Vec::new(),
             earliest: None,
@@ -473,10 +476,12 @@ impl DataPath for TcpTransport {
         if std::mem::take(&mut self.is_to_look) {
             self.look_at.get_or_insert(cx.now + self.look_every);
         }
-        let (direct, mut busy) = self.read_directly();
+        // Somebody who has work has ended the sleep: sockets would have made epoll readable.
+        let is_silent = std::mem::take(&mut self.slept) && !cx.is_readable;
+        let (direct, mut busy) = if is_silent { (false, false) } else { self.read_directly() };
         self.unasked_polls += 1;
         let seldom = direct || self.fruitless_asks >= FRUITLESS_MAX;
-        let asks = !seldom || self.unasked_polls >= EVENTS_EVERY;
+        let asks = !is_silent && (!seldom || self.unasked_polls >= EVENTS_EVERY);
         let mut told = false;
         if asks {
             self.unasked_polls = 0;
@@ -512,7 +517,8 @@ impl DataPath for TcpTransport {
     fn prepare_to_sleep(&mut self) -> bool {
         // What wakes the engine is for epoll to say.
         self.fruitless_asks = 0;
-        !self.settle(None) && self.queue.is_empty() && self.port_queue.is_empty()
+        self.slept = !self.settle(None) && self.queue.is_empty() && self.port_queue.is_empty();
+        self.slept
     }
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {

@@ -55,7 +55,7 @@ impl Victim {
     }
 
     fn poll(&mut self) -> Progress {
-        let cx = Context { now: self.now(), budget: 64 };
+        let cx = Context::new(self.now(), 64);
         self.tcp.poll(&cx)
     }
 
@@ -79,7 +79,7 @@ impl Victim {
         let send = peer.connect(&self.address.to_handle(), &spec, Instant::now()).expect("connects");
         let recv = self.accept(number);
         self.until("connected", |tcp| {
-            peer.poll(&Context { now: Instant::now(), budget: 64 });
+            peer.poll(&Context::new(Instant::now(), 64));
             let (theirs, ours) = (peer.state(send.into()), tcp.state(recv.into()));
             theirs.expect("lives") == FlowState::Connected && ours.expect("lives") == FlowState::Connected
         });
@@ -211,7 +211,7 @@ fn a_receiver_that_talks_is_refused() {
         peer.write_all(says).expect("writes");
         let start = Instant::now();
         let failure = loop {
-            tcp.poll(&Context { now: Instant::now(), budget: 64 });
+            tcp.poll(&Context::new(Instant::now(), 64));
             if let Err(failure) = tcp.state(send.into()) {
                 break failure;
             }

@@ -198,7 +198,7 @@ pub(super) fn until_connected((a, b): (&mut TcpTransport, &mut TcpTransport), (s
     while a.state(send.into()).expect("lives") == FlowState::Connecting
         || b.state(recv.into()).expect("lives") == FlowState::Connecting
     {
-        let cx = Context { now: Instant::now(), budget: 64 };
+        let cx = Context::new(Instant::now(), 64);
         a.poll(&cx);
         b.poll(&cx);
         assert!(start.elapsed() < Duration::from_secs(60), "not connected");
@@ -235,7 +235,7 @@ fn a_peer_that_does_not_receive_for_long_is_not_silent() {
     };
     let span = |key| crate::transports::MemorySpan { key, offset: 0, bytes };
     let send = a.isend(send, span(from), 0).expect("lives").expect("room");
-    let poll = |transport: &mut TcpTransport| transport.poll(&Context { now: Instant::now(), budget: 64 });
+    let poll = |transport: &mut TcpTransport| transport.poll(&Context::new(Instant::now(), 64));
     let start = Instant::now();
     while start.elapsed() < Duration::from_millis(1800) {
         poll(&mut a);
