@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::limits;
-use crate::service::{Algorithm, FlowPath};
+use crate::service::{Algorithm, FlowPath, TransportKind};
 use crate::validate::{Problems, Validate};
 
 /// A change. What is absent stays as it is.
@@ -19,6 +19,9 @@ pub struct StrategyChange {
     /// Order of ranks of each channel's ring; ranks of a host follow each other where hosts act for them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rings: Option<Vec<Vec<u32>>>,
+    /// What carries its flows to other hosts; sends and receives keep what they began with.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub transport: Option<TransportKind>,
     /// Ways through the network: channels go round them. Replaces all there were, and all of `flows`.
     #[serde(rename = "path", skip_serializing_if = "Option::is_none")]
     pub paths: Option<Vec<FlowPath>>,
@@ -83,7 +86,7 @@ mod tests {
     fn the_example_is_read_and_written_back() {
         let change = StrategyChange::parse(include_str!("../examples/change.toml"), "change.toml").unwrap();
         assert!(!change.is_empty());
-        assert_eq!(change.rings.as_ref().map(Vec::len), Some(2));
+        assert_eq!((change.rings.as_ref().map(Vec::len), change.transport), (Some(2), Some(TransportKind::Tcp)));
         let text = serde_json::to_vec(&change).unwrap();
         assert_eq!(serde_json::from_slice::<StrategyChange>(&text).unwrap(), change);
     }
@@ -95,6 +98,7 @@ mod tests {
         assert!(refusal("channels = 0").contains("channels"));
         assert!(refusal("rings = []").contains("rings"));
         assert!(refusal("ring = [[0, 1]]").contains("ring"));
+        assert!(refusal("transport = 'pigeon'").contains("transport"));
         assert!(refusal("[[path]]\ndscp = 64").contains("path[0].dscp"));
         let flow = "[[flow]]\nchannel = 0\nfrom = \"a\"\nto = \"b\"\npath = 1\n[[path]]\ndscp = 3";
         assert!(refusal(flow).contains("flow[0].path"));

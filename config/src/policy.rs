@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::document;
 use crate::error::ConfigError;
 use crate::limits;
+use crate::service::TransportKind;
 use crate::topology::TopologyFile;
 use crate::units::{DurationText, Rate};
 use crate::validate::{Problems, Validate, nearest};
@@ -40,11 +41,14 @@ pub struct PolicySection {
     pub name: String,
     /// Orders of ranks.
     pub rings: Rings,
+    /// What carries flows. Absent: what `rdma.use` of the hosts' `service.toml` says.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub transport: Option<TransportKind>,
 }
 
 impl Default for PolicySection {
     fn default() -> Self {
-        PolicySection { name: "ffa".to_owned(), rings: Rings::Local }
+        PolicySection { name: "ffa".to_owned(), rings: Rings::Local, transport: None }
     }
 }
 

@@ -24,7 +24,7 @@ pub use controller::Controller;
 pub use cuda::{Cuda, CudaExecution, CudaOrdering, CudaUse};
 pub use exchange::{Address, Exchange, HostConfig};
 pub use metrics::Metrics;
-pub use rdma::{Device, Rdma, RdmaUse};
+pub use rdma::{Device, Rdma, RdmaUse, TransportKind};
 pub use tcp::{FlowPath, Ports, Tcp};
 
 /// A whole `service.toml`.

@@ -4,6 +4,7 @@
 
 mod answers;
 pub mod bootstrap;
+mod carriers;
 pub mod collective;
 pub mod control;
 pub mod controller;

@@ -1,4 +1,4 @@
-//! The composition root: the only file that names concrete engines, devices and sockets.
+//! The composition root: with `carriers.rs` the only file that names concrete engines, devices and sockets.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -6,10 +6,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use mccs_config::service::RdmaUse;
 use mccs_ipc::direct::Execution;
 use mccs_ipc::gate::GateAccess;
 use mccs_ipc::handshake::Listener;
 
+use crate::carriers::Carriers;
 use crate::collective::{Algorithm, Choice, CostModel, Strategy};
 use crate::control::overview::Overseer;
 use crate::devices::cuda::{CudaDevice, CudaOptions, Gpus, LargeFrom, NoCuda};
@@ -20,7 +22,7 @@ use crate::engines::daemon::{Acceptor, Admission, GpuProxy, Proxies, SessionFact
 use crate::engines::exchange::{EventSink, ExchangeSettings, start_exchange};
 use crate::engines::metrics::start_metrics;
 use crate::engines::proxy::{Cluster, PROXY_MAILBOX_MAX, ProxyEngine, ProxyMessage, Timeouts};
-use crate::engines::transport::links::{Links, Ways};
+use crate::engines::transport::links::Ways;
 use crate::engines::transport::path_words::PathWords;
 use crate::engines::transport::{TRANSPORTS_MAX, TransportPool};
 use crate::exchange::protocol::{Event, LinkTimes, Name, Request};
@@ -30,9 +32,8 @@ use crate::plans::ScheduleCache;
 use crate::runtime::{Mailbox, RuntimeOptions, Runtimes, Sender};
 use crate::telemetry::Registry;
 use crate::tenants::{Quota, Tenant};
-use crate::transports::rdma::{DeviceChoice, Driver, NoRdma, RdmaOptions, RdmaTransport, Verbs};
-use crate::transports::tcp::{self, TcpTransport};
-use crate::transports::{FlowOptions, FlowPath, ListenOptions, PortRange, Transport};
+use crate::transports::rdma::{DeviceChoice, Driver, RdmaOptions};
+use crate::transports::{FlowOptions, FlowPath, PortRange};
 
 /// Items an engine handles in one poll: bounds how long the others of its runtime wait.
 const POLL_BUDGET: usize = 64;
@@ -66,21 +67,30 @@ pub struct NetworkSettings {
     pub address: IpAddr,
     /// What flows begin with.
     pub flow: FlowOptions,
-    /// RDMA in the place of TCP, where that is wanted.
+    /// RDMA in the place of TCP, or besides, where that is wanted.
     pub rdma: Option<RdmaSettings>,
 }
 
 /// How a service uses RDMA.
 #[derive(Debug, Clone)]
 pub struct RdmaSettings {
-    /// It does not start without.
-    pub is_required: bool,
-    /// The library's file.
-    pub library: String,
+    /// When.
+    pub usage: RdmaUse,
+    /// Where verbs are from.
+    pub verbs: VerbsFrom,
     /// Devices and queue pairs.
     pub options: RdmaOptions,
     /// What flows begin with.
     pub flow: FlowOptions,
+}
+
+/// Where verbs are from.
+#[derive(Debug, Clone)]
+pub enum VerbsFrom {
+    /// The library in this file.
+    Library(String),
+    /// A driver that is there already: a fake one, in tests.
+    Driver(Arc<dyn Driver>),
 }
 
 /// Whether a service uses GPUs.
@@ -185,6 +195,7 @@ impl Service {
         let direct_gpus = gpus.as_ref().ok().filter(|_| execution == Execution::Ranks).map(|gpus| gpus.sender.clone());
         let proxy_registry = Arc::clone(&registry);
         let (mut controller, words) = (None, Arc::default());
+        let carriers = settings.network.clone().map(Carriers::open).transpose()?;
         let cluster = match &settings.exchange {
             Some(exchange) => {
                 let own = exchange.own.clone();
@@ -200,7 +211,8 @@ impl Service {
                     let outputs = (exchange.clone(), proxy.clone());
                     start_controller(&runtimes, main, settings, inputs, outputs, (&registry, &words))?;
                 }
-                let ways = Arc::new(Ways { paths: settings.paths.clone(), ..Ways::default() });
+                let transport = carriers.as_ref().map(|carriers| carriers.first);
+                let ways = Arc::new(Ways { transport, paths: settings.paths.clone(), ..Ways::default() });
                 let engines_per_comm = settings.channels as usize;
                 Some(Cluster { own, exchange, engines_per_comm, ways, gpus: direct_gpus })
             }
@@ -212,7 +224,8 @@ impl Service {
             let boards = board_slot_bytes;
             Box::new(ProxyEngine::new(device, mailbox, proxy_registry, make_schedules, boards, timeouts, cluster))
         })?;
-        let transports = Arc::new(start_transports(&runtimes, settings, main, proxy.clone(), (&registry, &words))?);
+        let transports =
+            Arc::new(start_transports(&runtimes, settings, main, proxy.clone(), carriers, (&registry, &words))?);
 
         let control_proxy = proxy.clone();
         let root_address = settings.exchange.as_ref().map_or_else(String::new, |exchange| exchange.own.to_string());
@@ -311,6 +324,7 @@ fn start_transports(
     settings: &Settings,
     main: u32,
     proxy: crate::runtime::Sender<ProxyMessage>,
+    carriers: Option<Carriers>,
     (registry, words): (&Arc<Registry>, &Arc<PathWords>),
 ) -> anyhow::Result<TransportPool> {
     let words = Arc::clone(words);
@@ -325,24 +339,10 @@ fn start_transports(
         }
         Ok(started[index])
     };
-    let network = settings.network.clone();
-    let rdma = network.as_ref().and_then(|network| network.rdma.clone()).map(open_rdma).transpose()?.flatten();
-    if let Some(network) = &network {
-        tcp::try_out(network.address, &network.flow).context("this kernel does not take what [tcp] says of flows")?;
-    }
-    let mut turn = 0;
+    let mut carriers = carriers;
     let make_links = move || {
-        let Some(network) = &network else { return Ok(None) };
-        let listen = ListenOptions::new(network.address);
-        let (transport, flow): (Box<dyn Transport>, _) = match &rdma {
-            Some((driver, rdma)) => {
-                let options = RdmaOptions { turn, ..rdma.options.clone() };
-                turn += 1;
-                (Box::new(RdmaTransport::new(driver, options)?), &rdma.flow)
-            }
-            None => (Box::new(TcpTransport::new()?), &network.flow),
-        };
-        let links = Links::new(transport, listen, flow.clone()).with_meters(Arc::clone(&meters));
+        let Some(carriers) = &mut carriers else { return Ok(None) };
+        let links = carriers.links()?.with_meters(Arc::clone(&meters));
         Ok(Some(links.with_path_words(Arc::clone(&words))))
     };
     let pool =
@@ -354,26 +354,6 @@ fn start_transports(
 /// CPUs that this process may use.
 fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
-}
-
-/// Opens the verbs library and looks at the devices; says what it has found, or what it lacks.
-fn open_rdma(settings: RdmaSettings) -> anyhow::Result<Option<(Arc<dyn Driver>, RdmaSettings)>> {
-    let found = || -> Result<_, NoRdma> {
-        let driver: Arc<dyn Driver> = Arc::new(Verbs::open(&settings.library)?);
-        let ports = RdmaTransport::new(&driver, settings.options.clone())?.describe();
-        Ok((driver, ports))
-    };
-    match found() {
-        Ok((driver, ports)) => {
-            tracing::info!(ports, "flows go over RDMA");
-            Ok(Some((driver, settings)))
-        }
-        Err(reason) if settings.is_required => Err(reason).context("[rdma] use = \"required\""),
-        Err(reason) => {
-            tracing::warn!(%reason, "no RDMA: flows go over TCP");
-            Ok(None)
-        }
-    }
 }
 
 /// Starts the agent of this host; with the controller, where that is, on a thread of its own: to decide for a large cluster takes
@@ -461,7 +441,6 @@ fn flow_options(tcp: &mccs_config::service::Tcp, address: IpAddr) -> FlowOptions
 }
 
 fn rdma_settings(config: &mccs_config::ServiceConfig, address: IpAddr) -> Option<RdmaSettings> {
-    use mccs_config::service::RdmaUse;
     let rdma = &config.rdma;
     let choice = |device: &mccs_config::service::Device| DeviceChoice { name: device.name.clone(), port: device.port };
     let options = RdmaOptions {
@@ -487,8 +466,8 @@ fn rdma_settings(config: &mccs_config::ServiceConfig, address: IpAddr) -> Option
         priority: None,
         ..flow_options(&config.tcp, address)
     };
-    let is_required = rdma.usage == RdmaUse::Required;
-    (rdma.usage != RdmaUse::Off).then(|| RdmaSettings { is_required, library: rdma.library.clone(), options, flow })
+    let verbs = VerbsFrom::Library(rdma.library.clone());
+    (rdma.usage != RdmaUse::Off).then_some(RdmaSettings { usage: rdma.usage, verbs, options, flow })
 }
 
 fn exchange_settings(

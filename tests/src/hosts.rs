@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 
 use mccs::{Client, DataType, RedOp, UniqueId};
 use mccs_eval::workload::Call;
+use mccs_service::service::Settings;
 
 use crate::{Rank, TestService, run_checked};
 
@@ -43,6 +44,15 @@ impl TestHosts {
     /// If one does not start.
     #[must_use]
     pub fn start_each(count: usize, settings: impl Fn(usize) -> String) -> Self {
+        Self::start_tuned(count, settings, |_| ())
+    }
+
+    /// As [`TestHosts::start_each`], with what no file can say: once, a host that starts again does without.
+    ///
+    /// # Panics
+    /// If one does not start.
+    #[must_use]
+    pub fn start_tuned(count: usize, settings: impl Fn(usize) -> String, tune: impl Fn(&mut Settings)) -> Self {
         let keys = tempfile::tempdir().expect("a directory");
         let names: Vec<String> = (0..count).map(|host| format!("h{host}")).collect();
         mccs_service::exchange::keys::make(&names, keys.path(), false).expect("keys");
@@ -65,7 +75,8 @@ impl TestHosts {
                 format!("{own}{head}\n{list}").replacen("[exchange]\n", &exchange, 1)
             })
             .collect();
-        let services = names.iter().zip(&settings).map(|(name, text)| Some(TestService::start_named(name, text)));
+        let services =
+            names.iter().zip(&settings).map(|(name, text)| Some(TestService::start_tuned(name, text, &tune)));
         TestHosts { services: services.collect(), settings, addresses, _keys: keys }
     }
 

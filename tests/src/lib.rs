@@ -76,11 +76,22 @@ impl TestService {
     /// As [`TestService::start`].
     #[must_use]
     pub fn start_named(name: &str, settings: &str) -> Self {
+        Self::start_tuned(name, settings, |_| ())
+    }
+
+    /// As [`TestService::start_named`], with what no file can say.
+    ///
+    /// # Panics
+    /// As [`TestService::start`].
+    #[must_use]
+    pub fn start_tuned(name: &str, settings: &str, tune: impl FnOnce(&mut Settings)) -> Self {
         watchdog();
         let directory = tempfile::tempdir().expect("a directory");
         let head = format!("[service]\nname = {name:?}\nruntime_dir = {:?}\n", directory.path());
         let config = ServiceConfig::parse(&format!("{head}{settings}"), "test").expect("a valid configuration");
-        let service = Service::start(&Settings::from_config(&config)).expect("a service");
+        let mut settings = Settings::from_config(&config);
+        tune(&mut settings);
+        let service = Service::start(&settings).expect("a service");
         let tenants = config.tenants.iter().map(|tenant| tenant.socket.display().to_string()).collect();
         TestService { service: Some(service), directory, tenants }
     }

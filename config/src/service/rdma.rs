@@ -13,7 +13,7 @@ use crate::validate::Problems;
 /// First UDP port from which RoCE v2 sends.
 const SOURCE_PORT_MIN: u16 = 49_152;
 
-/// `[rdma]`: flows over RDMA. Hosts that share communicators need the same `use`.
+/// `[rdma]`: flows over RDMA. Hosts that share communicators begin their flows alike: over TCP (`off`, `standby`), or over RDMA.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Rdma {
@@ -71,6 +71,25 @@ impl Default for Rdma {
     }
 }
 
+/// What carries flows to other hosts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TransportKind {
+    /// Sockets.
+    Tcp,
+    /// Queue pairs.
+    Rdma,
+}
+
+impl fmt::Display for TransportKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            TransportKind::Tcp => "tcp",
+            TransportKind::Rdma => "rdma",
+        })
+    }
+}
+
 /// Whether flows go over RDMA.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -79,6 +98,8 @@ pub enum RdmaUse {
     Auto,
     /// The service does not start without.
     Required,
+    /// They begin over TCP, and go over RDMA where a strategy says so, if there is a device.
+    Standby,
     /// Over TCP.
     #[default]
     Off,
@@ -152,7 +173,8 @@ impl Rdma {
         if self.library.is_empty() {
             problems.add("rdma.library", "must name the file of libibverbs, such as \"libibverbs.so.1\"");
         }
-        if self.usage == RdmaUse::Off {
+        // On standby the first strategy's paths are those of sockets; a device says so itself where it cannot have a later one's.
+        if matches!(self.usage, RdmaUse::Off | RdmaUse::Standby) {
             return;
         }
         for (index, path) in paths.iter().enumerate() {

@@ -96,6 +96,7 @@ fn rdma_names_devices_and_what_they_cannot_do() {
     let paths = "[[strategy.path]]\nsource_ports = \"20000-20499\"\n";
     assert!(ServiceConfig::parse(paths, "x").is_ok());
     only(&format!("{paths}[rdma]\nuse = \"auto\"\n"), 2, "strategy.path[0].source_ports", "49152-65535");
+    assert!(ServiceConfig::parse(&format!("{paths}[rdma]\nuse = \"standby\"\n"), "x").is_ok());
 }
 
 #[test]

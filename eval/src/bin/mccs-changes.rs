@@ -10,7 +10,7 @@ use clap::Parser;
 use mccs::{Communicator, DataType, RedOp, Region, Stream};
 use mccs_config::Bytes;
 use mccs_config::change::StrategyChange;
-use mccs_config::service::{Algorithm, FlowPath, Ports};
+use mccs_config::service::{Algorithm, CONTROL_SOCKET, FlowPath, Ports, TransportKind};
 use mccs_eval::arguments::{RankArguments, unix_time_ns};
 use mccs_eval::stats::Latencies;
 use mccs_service::control::{ControlAnswer, ControlRequest, call};
@@ -19,9 +19,9 @@ use mccs_service::control::{ControlAnswer, ControlRequest, call};
 #[derive(Parser)]
 #[command(version)]
 struct Arguments {
-    /// Control socket of the service of rank 0. Needed there.
+    /// Control socket of the service of rank 0; the one beside the tenant's, if not given.
     #[arg(long, env = "MCCS_CONTROL_SOCKET")]
-    control_socket: PathBuf,
+    control_socket: Option<PathBuf>,
     /// Changes to make.
     #[arg(long, default_value_t = 1000)]
     changes: u64,
@@ -31,6 +31,9 @@ struct Arguments {
     /// Source ports of a way through the network; changes take them in turn.
     #[arg(long)]
     path: Vec<Ports>,
+    /// What carries flows, tcp or rdma; changes take them in turn.
+    #[arg(long, value_parser = transport)]
+    transport: Vec<TransportKind>,
     /// New data for every call, and every element checked. The times are of no use then.
     #[arg(long)]
     check: bool,
@@ -42,6 +45,11 @@ struct Arguments {
     window: Option<u32>,
     #[command(flatten)]
     place: RankArguments,
+}
+
+fn transport(name: &str) -> anyhow::Result<TransportKind> {
+    let change = StrategyChange::parse(&format!("transport = {name:?}"), "--transport")?;
+    change.transport.context("it names none")
 }
 
 /// A change that took place.
@@ -145,7 +153,9 @@ fn words(bytes: &mut [u8]) -> &mut [u32] {
 
 /// Changes the strategy, as often as was asked for.
 fn operate(arguments: &Arguments, done: &AtomicU64) -> anyhow::Result<Operated> {
-    let ControlAnswer::Communicators(comms) = call(&arguments.control_socket, &ControlRequest::Communicators)? else {
+    let beside = || arguments.place.socket.with_file_name(CONTROL_SOCKET);
+    let control = arguments.control_socket.clone().unwrap_or_else(beside);
+    let ControlAnswer::Communicators(comms) = call(&control, &ControlRequest::Communicators)? else {
         bail!("the service does not tell of its communicators")
     };
     let id = arguments.place.unique_id.to_string();
@@ -153,10 +163,12 @@ fn operate(arguments: &Arguments, done: &AtomicU64) -> anyhow::Result<Operated> 
     let mut random = unix_time_ns() | 1;
     let mut operated = Operated::default();
     while (operated.made.len() as u64) < arguments.changes {
-        let change = change(arguments, &mut random);
+        let turn = operated.made.len().checked_rem(arguments.transport.len());
+        let transport = turn.and_then(|turn| arguments.transport.get(turn).copied());
+        let change = StrategyChange { transport, ..change(arguments, &mut random) };
         let request = ControlRequest::Reconfigure { communicator: comm.communicator, change, window: arguments.window };
         let asked = Instant::now();
-        match call(&arguments.control_socket, &request)? {
+        match call(&control, &request)? {
             ControlAnswer::Reconfigured { cut, .. } => {
                 operated.made.push(Made { asked, answered: Instant::now(), cut });
                 // The next one comes when this one is in force: otherwise the last would hide those before.

@@ -25,7 +25,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mccs_config::change::StrategyChange;
-use mccs_config::service::FlowPath;
+use mccs_config::service::{FlowPath, TransportKind};
 
 use super::bursts::CommonBurst;
 use super::clock::CommonClock;
@@ -67,6 +67,8 @@ pub struct Live {
     pub profile: Option<Measured>,
     /// Whether an operator wants its strategy to stay.
     pub is_pinned: bool,
+    /// What carried the flows of its first strategy.
+    pub begins_over: Option<TransportKind>,
 }
 
 /// What was told of a communicator.
@@ -268,7 +270,7 @@ impl Agent {
     /// These are all communicators whose root is here now.
     pub fn look(&mut self, live: impl IntoIterator<Item = Live>, unix_ms: u64) {
         let mut gone = std::mem::take(&mut self.known);
-        for Live { comm, number, tenant, hosts, chosen, profile, is_pinned } in live {
+        for Live { comm, number, tenant, hosts, chosen, profile, is_pinned, begins_over } in live {
             let before = gone.remove(&comm);
             let is_same = |report: &Report| (report.chosen.epoch, report.is_pinned) == (chosen.epoch, is_pinned);
             let is_news = !before.as_ref().is_some_and(|before| is_same(&before.report));
@@ -279,7 +281,8 @@ impl Agent {
                 }
                 None => {
                     let (comm, chosen, began_ms) = (comm.clone(), Chosen::clone(&chosen), unix_ms);
-                    let report = Report { comm, number, tenant, hosts, began_ms, chosen, profile: None, is_pinned };
+                    let report =
+                        Report { comm, number, tenant, hosts, began_ms, chosen, profile: None, is_pinned, begins_over };
                     Known { report, profile, told: None }
                 }
             };

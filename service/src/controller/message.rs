@@ -4,7 +4,7 @@
 //! anything is done with it.
 
 use mccs_config::change::{FlowChoice, StrategyChange};
-use mccs_config::service::FlowPath;
+use mccs_config::service::{FlowPath, TransportKind};
 use mccs_config::validate::{Problems, Validate};
 use serde::{Deserialize, Serialize};
 
@@ -39,6 +39,9 @@ pub struct Report {
     /// Whether an operator has chosen the strategy by hand, and has not said since that it need not stay.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_pinned: bool,
+    /// What carried the flows of its first strategy, and carries them where the policy does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub begins_over: Option<TransportKind>,
 }
 
 /// From an agent to its controller.
@@ -334,10 +337,17 @@ impl Report {
     }
 }
 
-/// A change to what is wanted, whole: nothing of the strategy before stays but the algorithm.
+/// A change to what is wanted, whole: nothing of the strategy before stays but the algorithm, and what carries flows where that is not
+/// said.
 #[must_use]
-pub fn whole_change(rings: Vec<Vec<u32>>, paths: Vec<FlowPath>, flows: Vec<FlowChoice>) -> StrategyChange {
-    StrategyChange { rings: Some(rings), paths: Some(paths), flows: Some(flows), ..StrategyChange::default() }
+pub fn whole_change(
+    rings: Vec<Vec<u32>>,
+    transport: Option<TransportKind>,
+    paths: Vec<FlowPath>,
+    flows: Vec<FlowChoice>,
+) -> StrategyChange {
+    let (rings, paths, flows) = (Some(rings), Some(paths), Some(flows));
+    StrategyChange { rings, transport, paths, flows, ..StrategyChange::default() }
 }
 
 #[cfg(test)]
@@ -358,7 +368,8 @@ mod tests {
             began_ms: 5,
             profile: Some(Profile { period_ns: 9, busy_ns: 9, phase_ns: 1000 }),
             is_pinned: true,
-            chosen: Chosen { rings: vec![vec![2, 0, 1]], ..Chosen::default() },
+            begins_over: Some(TransportKind::Tcp),
+            chosen: Chosen { rings: vec![vec![2, 0, 1]], transport: Some(TransportKind::Rdma), ..Chosen::default() },
         }
     }
 
@@ -370,7 +381,7 @@ mod tests {
     #[test]
     fn what_is_told_is_understood() {
         assert_eq!(decoded(report()), Ok(AgentMessage::Report(Box::new(report()))));
-        let change = whole_change(vec![vec![0, 1]], vec![FlowPath::default()], Vec::new());
+        let change = whole_change(vec![vec![0, 1]], None, vec![FlowPath::default()], Vec::new());
         let order = Order { life: u64::MAX, order: 2, comm: report().comm, expected_epoch: 4, change };
         let message = ControllerMessage::Order(Box::new(order));
         assert_eq!(ControllerMessage::decode(&message.encode().unwrap()), Ok(message));
@@ -400,7 +411,7 @@ mod tests {
             assert!(ControllerMessage::decode(&body).is_err(), "{garbage:?}");
             assert!(AgentMessage::decode(&body, &Name::new("a").unwrap()).is_err(), "{garbage:?}");
         }
-        let long = whole_change(vec![(0..NRANKS_MAX).collect(); 8], Vec::new(), Vec::new());
+        let long = whole_change(vec![(0..NRANKS_MAX).collect(); 8], None, Vec::new(), Vec::new());
         let order = Order { life: 1, order: 2, comm: report().comm, expected_epoch: 4, change: long };
         assert!(matches!(ControllerMessage::Order(Box::new(order)).encode(), Err(BodyError::TooLong(_))));
     }
@@ -409,7 +420,7 @@ mod tests {
     fn one_of_each() -> Vec<String> {
         let comm = report().comm;
         let path = FlowPath { source_ports: Some("1-2".parse().unwrap()), dscp: Some(3), priority: Some(4) };
-        let change = whole_change(vec![vec![0, 1]], vec![path.clone()], vec![]);
+        let change = whole_change(vec![vec![0, 1]], Some(TransportKind::Rdma), vec![path.clone()], vec![]);
         let link = SaidLink { lower: "l".into(), upper: "u".into(), state: LinkState::Down, number: (1, 2) };
         let burst = CommonBurst { begins_ns: 1, lasts_ns: 2 };
         let window = Window { period_ns: 3, offset_ns: 1, length_ns: 2 };
@@ -459,7 +470,7 @@ mod tests {
         let digest = one_of_each().join("\n").bytes().fold(0xcbf2_9ce4_8422_2325, fnv);
         assert_eq!(
             (VERSION, digest),
-            (5, 0xbad4_dae1_606e_04b9),
+            (6, 0x3676_8c66_ac7c_037d),
             "raise VERSION of the exchange protocol, and note both here"
         );
     }

@@ -11,6 +11,7 @@ use super::links::LinkState;
 use super::message::Report;
 use super::plan::{Plan, path_of, plan_all};
 use super::state::{Controller, Held, Output, Ticket};
+use crate::telemetry::placed::Chosen;
 use crate::topology::Topology;
 use mccs_config::change::FlowChoice;
 use mccs_config::service::FlowPath;
@@ -76,7 +77,10 @@ impl Controller {
         let view = |held: &Held| {
             let strategy = match basis {
                 Some(basis) => strategy_of(&held.report, &basis.topology),
-                None => StrategyView { rings: held.report.chosen.rings.clone(), flows: Vec::new() },
+                None => {
+                    let Chosen { rings, transport, .. } = &held.report.chosen;
+                    StrategyView { rings: rings.clone(), transport: *transport, flows: Vec::new() }
+                }
             };
             let not_enforced = match &held.plan {
                 Some(Ok(plan)) => plan.not_enforced.clone(),
@@ -131,7 +135,10 @@ impl Controller {
             not_enforced: plan.as_ref().map(|plan| plan.not_enforced.clone()).unwrap_or_default(),
             after: plan.map(|plan| match report.is_pinned {
                 true => strategy_of(report, &basis.topology),
-                false => view_of(report, (&plan.rings, &plan.paths, &plan.flows), &basis.topology),
+                false => StrategyView {
+                    transport: plan.transport,
+                    ..view_of(report, (&plan.rings, &plan.paths, &plan.flows), &basis.topology)
+                },
             }),
         };
         Ok(plan_all(&basis, &self.links, &self.reports(), &self.wants).into_iter().map(view).collect())
@@ -154,7 +161,8 @@ impl Held {
 
 fn strategy_of(report: &Report, topology: &Topology) -> StrategyView {
     let chosen = &report.chosen;
-    view_of(report, (&chosen.rings, &chosen.paths, &chosen.flows), topology)
+    let view = view_of(report, (&chosen.rings, &chosen.paths, &chosen.flows), topology);
+    StrategyView { transport: chosen.transport, ..view }
 }
 
 /// Rings, and where each flow that they have between hosts goes.
@@ -181,7 +189,7 @@ fn view_of(
             seen.push(FlowView { channel, from: from.to_owned(), to: to.to_owned(), way });
         }
     }
-    StrategyView { rings: rings.to_vec(), flows: seen }
+    StrategyView { rings: rings.to_vec(), transport: None, flows: seen }
 }
 
 fn way_name(path: &FlowPath, topology: &Topology) -> String {

@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use mccs_config::change::{FlowChoice, StrategyChange};
-use mccs_config::service::FlowPath;
+use mccs_config::service::{FlowPath, TransportKind};
 
 use super::basis::Basis;
 use super::links::Links;
@@ -28,6 +28,8 @@ const PRIORITY_MAX: u32 = 6;
 pub struct Plan {
     /// Order of ranks of each channel's ring.
     pub rings: Vec<Vec<u32>>,
+    /// What carries its flows, where hosts have a choice.
+    pub transport: Option<TransportKind>,
     /// Ways through the network, in the order of spines; one that steers nothing is the last.
     pub paths: Vec<FlowPath>,
     /// The way of every flow that a ring has between hosts; by channel and hosts.
@@ -42,13 +44,15 @@ impl Plan {
     /// Whether a strategy is as planned.
     #[must_use]
     pub fn is_met_by(&self, chosen: &Chosen) -> bool {
-        self.rings == chosen.rings && self.paths == chosen.paths && self.flows == chosen.flows
+        let has = (&chosen.rings, chosen.transport, &chosen.paths, &chosen.flows);
+        (&self.rings, self.transport, &self.paths, &self.flows) == has
     }
 
     /// Whether another plan is of the same strategy.
     #[must_use]
     pub fn is_same_strategy(&self, other: &Plan) -> bool {
-        self.rings == other.rings && self.paths == other.paths && self.flows == other.flows
+        let theirs = (&other.rings, other.transport, &other.paths, &other.flows);
+        (&self.rings, self.transport, &self.paths, &self.flows) == theirs
     }
 
     /// Others make room for the communicator's bursts: its root tells of them.
@@ -63,7 +67,7 @@ impl Plan {
     /// As a change of any strategy.
     #[must_use]
     pub fn change(&self) -> StrategyChange {
-        whole_change(self.rings.clone(), self.paths.clone(), self.flows.clone())
+        whole_change(self.rings.clone(), self.transport, self.paths.clone(), self.flows.clone())
     }
 }
 
@@ -104,6 +108,7 @@ pub fn plan_all<'a>(
         let decision = &decisions.0[place];
         let mut plan = plan(&basis.topology, decision, rates.get(place).map(Vec::as_slice), comm_of);
         let report = reports.get(usize::try_from(job.comm).unwrap_or(usize::MAX));
+        plan.transport = basis.rules.transport.or(report.and_then(|report| report.begins_over));
         if let Some(report) = report.filter(|_| watched.contains(&job.comm)) {
             plan.watch(&report.comm);
         }
@@ -253,7 +258,7 @@ pub fn plan(
         not_enforced.push("shares of links that the switches' hash chooses: NICs' are".to_owned());
     }
     let paces = host_paces(topology, decision, rates, comm_of);
-    Plan { rings: decision.ring_orders.clone(), paths, flows, paces, not_enforced }
+    Plan { rings: decision.ring_orders.clone(), transport: None, paths, flows, paces, not_enforced }
 }
 
 fn spine_of(topology: &Topology, flow: &Flow) -> Option<u32> {

@@ -5,3 +5,4 @@ mod by_hand;
 mod dead;
 mod properties;
 mod story;
+mod transport;

@@ -235,6 +235,7 @@ impl ControllerEngine {
                 chosen: placed.chosen()?,
                 profile: placed.profile(),
                 is_pinned: placed.is_pinned(),
+                begins_over: placed.begins_over(),
             })
         };
         let live: Vec<Live> = comms.into_iter().filter_map(live).collect();

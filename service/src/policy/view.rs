@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use mccs_config::PolicyFile;
 use mccs_config::policy::Rings;
+use mccs_config::service::TransportKind;
 
 use super::{Flow, Way};
 use crate::topology::{HostId, Topology};
@@ -97,6 +98,8 @@ pub enum RingChoice {
 pub struct Rules {
     /// Orders of ranks.
     pub rings: RingChoice,
+    /// What carries flows; absent: what hosts begin with.
+    pub transport: Option<TransportKind>,
     /// Tenants that are not as all others.
     pub tenants: Vec<TenantTerms>,
 }
@@ -142,7 +145,7 @@ impl Rules {
         let others: u32 =
             file.tenants.iter().filter(|tenant| tenant.share_percent.is_none()).map(|tenant| tenant.weight).sum();
         let has_shares = shares > 0 || file.tenants.iter().any(|tenant| tenant.weight != 1);
-        let mut rules = Rules { rings, tenants: Vec::new() };
+        let mut rules = Rules { rings, transport: file.policy.transport, tenants: Vec::new() };
         for tenant in &file.tenants {
             let weight = match tenant.share_percent {
                 Some(percent) => f64::from(percent),

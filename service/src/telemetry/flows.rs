@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
+use mccs_config::service::TransportKind;
 use serde::{Deserialize, Serialize};
 
 use super::lock;
@@ -48,6 +49,8 @@ pub struct FlowName {
     pub sends: bool,
     /// The other host.
     pub peer: String,
+    /// What carries it, where the host has a choice.
+    pub transport: Option<TransportKind>,
     /// See [`path_name`]. The one that it takes now.
     pub path: String,
 }
@@ -234,7 +237,7 @@ mod tests {
 
     fn name(peer: &str, path: &str, to: u32) -> FlowName {
         let (peer, path) = (peer.into(), path.into());
-        FlowName { links: 1, epoch: Some(0), channel: 0, from: 0, to, sends: true, peer, path }
+        FlowName { links: 1, epoch: Some(0), channel: 0, from: 0, to, sends: true, peer, transport: None, path }
     }
 
     #[test]

@@ -2,10 +2,10 @@
 //! know. Written by the proxy engine when a communicator begins, changes or fails; read by the agent.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use mccs_config::change::FlowChoice;
-use mccs_config::service::FlowPath;
+use mccs_config::service::{FlowPath, TransportKind};
 use serde::{Deserialize, Serialize};
 
 use super::profile::{Burst, Measured};
@@ -29,6 +29,9 @@ pub struct Chosen {
     pub epoch: u64,
     /// Order of ranks of each channel's ring.
     pub rings: Vec<Vec<u32>>,
+    /// What carries its flows, where hosts have a choice.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub transport: Option<TransportKind>,
     /// Ways through the network.
     pub paths: Vec<FlowPath>,
     /// Flows that go another way than their channel, by channel and hosts.
@@ -96,6 +99,7 @@ pub struct Placed {
     chosen: Mutex<Option<Arc<Chosen>>>,
     profile: Mutex<Option<Measured>>,
     is_pinned: AtomicBool,
+    begins_over: OnceLock<Option<TransportKind>>,
 }
 
 impl Placed {
@@ -103,7 +107,8 @@ impl Placed {
     #[must_use]
     pub fn new(comm: CommId, hosts: Vec<HostRanks>) -> Self {
         let (chosen, profile, is_pinned) = (Mutex::new(None), Mutex::new(None), AtomicBool::new(false));
-        Placed { comm, hosts, pace_use: Arc::default(), chosen, profile, is_pinned }
+        let begins_over = OnceLock::new();
+        Placed { comm, hosts, pace_use: Arc::default(), chosen, profile, is_pinned, begins_over }
     }
 
     /// Whether the operator has chosen its strategy by hand, and means it to stay. Known where the root is.
@@ -134,8 +139,17 @@ impl Placed {
         *self.profile.lock().unwrap_or_else(PoisonError::into_inner) = profile;
     }
 
+    /// What carried the flows of its first strategy, where hosts have a choice.
+    #[must_use]
+    pub fn begins_over(&self) -> Option<TransportKind> {
+        self.begins_over.get().copied().flatten()
+    }
+
     /// Another strategy was decided, or the communicator has failed.
     pub fn set_chosen(&self, chosen: Option<Chosen>) {
+        if let Some(first) = &chosen {
+            self.begins_over.get_or_init(|| first.transport);
+        }
         *self.chosen.lock().unwrap_or_else(PoisonError::into_inner) = chosen.map(Arc::new);
     }
 }

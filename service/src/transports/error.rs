@@ -1,5 +1,6 @@
 //! What goes wrong in a transport, with who and what to do.
 
+use mccs_config::service::TransportKind;
 use mccs_ipc::types::ErrorClass;
 use nix::errno::Errno;
 
@@ -40,6 +41,16 @@ pub enum TransportError {
     /// A peer's handle is not one of this transport's.
     #[error("a listener's handle is refused: {0}; are both services of one version, with the same transport?")]
     BadHandle(&'static str),
+    /// A host has not what is to carry a flow.
+    #[error(
+        "{host} has no flows over {kind}: see rdma.use in its service.toml, and what its service's log says of devices"
+    )]
+    NoTransport {
+        /// Which, in words.
+        host: String,
+        /// What it lacks.
+        kind: TransportKind,
+    },
     /// A flow, request, listener or registration that is not there (any more).
     #[error("bug: there is no such {0}, or not any more")]
     NoSuch(&'static str),
@@ -198,9 +209,10 @@ impl TransportError {
             TransportError::Listen { .. } | TransportError::Option { .. } | TransportError::Os { .. } => {
                 ErrorClass::System
             }
-            TransportError::TooMany { .. } | TransportError::LockedMemory { .. } | TransportError::GpuMemory { .. } => {
-                ErrorClass::System
-            }
+            TransportError::TooMany { .. }
+            | TransportError::LockedMemory { .. }
+            | TransportError::GpuMemory { .. }
+            | TransportError::NoTransport { .. } => ErrorClass::System,
             TransportError::BadHandle(_) => ErrorClass::Remote,
             TransportError::NoSuch(_) | TransportError::OutsideMemory { .. } | TransportError::MemoryInUse(_) => {
                 ErrorClass::Internal

@@ -24,6 +24,8 @@
 //! - when the peer dies, closes, or says what it should not, all unfinished requests fail. A receiver that has posted nothing
 //!   may not know before it does.
 //!
+//! A host that has several transports has them as one ([`several`]): a flow's options say which carries it.
+//!
 //! Deliberately absent: who the peer is and whether it may connect (bootstrap exchanges handles over authenticated
 //! links), time-outs of operations (engines close flows), retries, pacing, encryption.
 
@@ -36,6 +38,7 @@ mod options;
 pub mod rdma;
 mod region;
 mod request;
+pub mod several;
 pub mod tcp;
 
 use std::os::fd::BorrowedFd;

@@ -4,6 +4,8 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use mccs_config::service::TransportKind;
+
 use super::{CONNECTIONS_MAX, REQUESTS_MAX, TransportError};
 
 /// Smallest [`FlowOptions::chunk_bytes`]: below, headers and system calls cost more than the bytes.
@@ -152,6 +154,8 @@ pub struct FlowSpec {
 /// How a flow is carried.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FlowOptions {
+    /// Which of its host's transports carries it, where there are several; the first one, if none is named.
+    pub transport: Option<TransportKind>,
     /// Sockets (`tcp`) or queue pairs (`rdma`) of the flow, 1 to [`CONNECTIONS_MAX`].
     pub connections: u16,
     /// Address to send from; the kernel chooses by its routes where there is none.
@@ -193,6 +197,7 @@ pub struct FlowOptions {
 impl Default for FlowOptions {
     fn default() -> Self {
         FlowOptions {
+            transport: None,
             connections: 1,
             source_address: None,
             source_ports: None,

@@ -16,6 +16,11 @@ pub(super) struct Buffer {
 unsafe impl Send for Buffer {}
 
 impl Buffer {
+    /// Memory that is to be registered.
+    pub(super) fn new(ptr: *mut u8, bytes: u64) -> Self {
+        Buffer { ptr, bytes }
+    }
+
     /// Address and length of what begins `offset` bytes from the start, `bytes` at most; empty where that is past the end.
     pub(super) fn part(self, offset: u64, bytes: u64) -> (*mut u8, usize) {
         let offset = offset.min(self.bytes);

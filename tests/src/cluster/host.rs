@@ -4,10 +4,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use mccs_config::service::TransportKind;
 use mccs_service::collective::{CostModel, Strategy};
 use mccs_service::devices::host::{HostDevice, HostOptions};
 use mccs_service::engines::proxy::{Cluster as ClusterLink, ProxyEngine, ProxyMessage, Timeouts};
-use mccs_service::engines::transport::links::Links;
+use mccs_service::engines::transport::links::{Links, Ways};
 use mccs_service::engines::transport::{TransportEngine, TransportHandle};
 use mccs_service::exchange::protocol::{Event, Exchange, Name, Options as ExchangeOptions, Request};
 use mccs_service::plans::ScheduleCache;
@@ -16,12 +17,16 @@ use mccs_service::telemetry::Registry;
 use mccs_service::tenants::{Quota, Resource, Tenant};
 use mccs_service::transports::faulty::{Faults, Faulty};
 use mccs_service::transports::memory::{HostId, MemoryNetwork};
+use mccs_service::transports::several::Several;
 use mccs_service::transports::{FlowOptions, ListenOptions, Transport};
 use rand::Rng;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 
 use super::{Options, TIMEOUT, TIMES};
+
+/// What flows can go over. Both are in memory here; flows of the one are none of the other.
+pub(super) const TRANSPORTS: [TransportKind; 2] = [TransportKind::Tcp, TransportKind::Rdma];
 
 /// A host that lives.
 pub struct SimHost {
@@ -76,7 +81,7 @@ impl SimHost {
             own: own.clone(),
             exchange: requests.sender(),
             engines_per_comm: 2,
-            ways: Arc::default(),
+            ways: Arc::new(Ways { transport: Some(TRANSPORTS[0]), ..Ways::default() }),
             gpus: None,
         };
         let engine = ProxyEngine::new(
@@ -148,8 +153,12 @@ impl SimHost {
     }
 
     fn make_links(&mut self, number: u64) -> Links {
-        let transport = self.network.add_host();
-        self.memory_hosts.push(transport.host());
+        let transports = TRANSPORTS.map(|kind| {
+            let transport = self.network.add_host();
+            self.memory_hosts.push(transport.host());
+            (kind, Box::new(transport) as Box<dyn Transport>)
+        });
+        let transport = Several::new(transports.into()).expect("it watches no descriptors");
         let flow = FlowOptions {
             requests: 4,
             connect_timeout: Duration::from_secs(5),
@@ -164,7 +173,8 @@ impl SimHost {
             Box::new(Faulty::new(Box::new(transport), Faults { seed, ..self.options.faults }))
         };
         // Short, so that one step is many messages, more than a flow takes at a time.
-        Links::new(transport, ListenOptions::default(), flow).with_message_bytes(64)
+        let flows = TRANSPORTS.map(|kind| (kind, flow.clone())).into();
+        Links::new(transport, ListenOptions::default(), flow).with_transports(flows).with_message_bytes(64)
     }
 
     pub(super) fn tell_proxy(&mut self, event: Event) {

@@ -11,7 +11,7 @@ use rand::Rng;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 
-use super::host::SimHost;
+use super::host::{SimHost, TRANSPORTS};
 
 /// See the module's documentation.
 pub(super) struct Operator {
@@ -76,6 +76,9 @@ fn change_of(comm: &CommInfo, rng: &mut StdRng) -> StrategyChange {
         change.rings = Some(rings.collect());
     } else if rng.random_bool(0.3) {
         change.channels = Some(rng.random_range(1..=3));
+    }
+    if rng.random_bool(0.3) {
+        change.transport = Some(TRANSPORTS[rng.random_range(0..TRANSPORTS.len())]);
     }
     if rng.random_bool(0.3) {
         change.paths = Some(vec![FlowPath::default(); rng.random_range(1..3)]);

@@ -16,7 +16,7 @@ use crate::call;
 use crate::traffic::{EXCHANGE_PORT, ports_of};
 
 /// On `host`, of the only communicator there is.
-fn reconfigure(service: &TestService, change: &str) -> ControlAnswer {
+pub(crate) fn reconfigure(service: &TestService, change: &str) -> ControlAnswer {
     let comms = service.service().registry.comms();
     let communicator = comms.first().map_or(u64::MAX, |comm| comm.number);
     let change = StrategyChange::parse(change, "a change").expect("well-formed");
@@ -24,13 +24,13 @@ fn reconfigure(service: &TestService, change: &str) -> ControlAnswer {
         .expect("an answer")
 }
 
-fn epochs(hosts: &TestHosts) -> Vec<u64> {
+pub(crate) fn epochs(hosts: &TestHosts) -> Vec<u64> {
     let epoch = |host: usize| hosts.service(host).service().registry.comms()[0].epoch.load(Ordering::Relaxed);
     (0..hosts.services.len()).map(epoch).collect()
 }
 
 /// Collectives of every kind and of many lengths.
-fn mixture(nranks: u32, seed: u64) -> mccs_eval::workload::Call {
+pub(crate) fn mixture(nranks: u32, seed: u64) -> mccs_eval::workload::Call {
     let kind = CollectiveKind::ALL[seed as usize % CollectiveKind::ALL.len()];
     let count = [3, 1000, 40_001, 200_003][(seed / 7) as usize % 4];
     call(kind, DataType::I32, RedOp::Sum, count, nranks, seed)

@@ -5,6 +5,7 @@ mod contradictions;
 mod policy;
 mod stuck;
 mod traffic;
+mod transports;
 mod trouble;
 
 use mccs_eval::workload::Call;

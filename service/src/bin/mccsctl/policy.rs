@@ -155,6 +155,9 @@ fn print_applied(applied: &Applied) {
 }
 
 fn strategy(strategy: &StrategyView, indent: &str) {
+    if let Some(transport) = strategy.transport {
+        println!("{indent}flows over {transport}");
+    }
     for (channel, ring) in (0..).zip(&strategy.rings) {
         let ranks: Vec<String> = ring.iter().map(u32::to_string).collect();
         println!("{indent}channel {channel}: ring {}", ranks.join(" "));

@@ -23,6 +23,9 @@ pub struct Reconfigure {
     /// Order of ranks of a channel's ring, such as 0,2,1,3; once for each channel.
     #[arg(long, value_name = "RANK,...")]
     ring: Vec<String>,
+    /// What carries flows to other hosts: tcp, or rdma where all of its hosts have it.
+    #[arg(long)]
+    transport: Option<String>,
     /// Source ports of a way through the network, such as 21000-21999; once for each.
     #[arg(long, value_name = "PORTS")]
     path: Vec<Ports>,
@@ -30,7 +33,7 @@ pub struct Reconfigure {
     #[arg(long)]
     window: Option<u32>,
     /// Change nothing, but let the controller decide for it again.
-    #[arg(long, conflicts_with_all = ["file", "algorithm", "channels", "ring", "path", "window"])]
+    #[arg(long, conflicts_with_all = ["file", "algorithm", "channels", "ring", "transport", "path", "window"])]
     unpin: bool,
 }
 
@@ -52,6 +55,10 @@ impl Reconfigure {
             let ring = |text: &String| text.split(',').map(|rank| rank.trim().parse()).collect::<Result<Vec<u32>, _>>();
             let rings = self.ring.iter().map(|text| ring(text).with_context(|| format!("--ring {text}")));
             (change.rings, change.channels) = (Some(rings.collect::<anyhow::Result<_>>()?), None);
+        }
+        if let Some(name) = &self.transport {
+            let text = format!("transport = {name:?}");
+            change.transport = StrategyChange::parse(&text, "--transport")?.transport;
         }
         if !self.path.is_empty() {
             let path = |ports: &Ports| FlowPath { source_ports: Some(*ports), ..FlowPath::default() };

@@ -220,12 +220,13 @@ fn network(text: &mut String, before: &Overview, now: &Overview, seconds: f64) {
             name.epoch.map_or_else(|| "send/recv".into(), |_| name.channel.to_string()),
             format!("{} -> {}", name.from, name.to),
             format!("{} {}", direction(name.sends), name.peer),
+            name.transport.map_or_else(|| "-".into(), |kind| kind.to_string()),
             name.path.clone(),
             bytes(*rate),
         ]
     };
     let rows: Vec<_> = flows.iter().take(FLOWS_SHOWN).map(row).collect();
-    table(text, 5, &["comm", "channel", "ranks", "flow", "path", "B/s"], &rows);
+    table(text, 6, &["comm", "channel", "ranks", "flow", "over", "path", "B/s"], &rows);
     if flows.len() > FLOWS_SHOWN {
         let _ = writeln!(text, "and {} slower flows", flows.len() - FLOWS_SHOWN);
     }
@@ -279,6 +280,7 @@ mod tests {
             to: 2,
             sends: true,
             peer: "h1".into(),
+            transport: Some(mccs_config::service::TransportKind::Tcp),
             path: "ports 1-2".into(),
         };
         Overview {
@@ -348,9 +350,8 @@ mod tests {
             let comm = "42 blue 2 hosts 2/4 10 5.0 M 2.00 G 50% 3 0 rank 1 +250 us";
             assert_eq!(words(&text, "42 ").join(" "), comm, "{text}");
             assert!(words(&text, "to ").join(" ").starts_with("to h1 ports 1-2 1 3.0 M 12 "), "{text}");
-            assert!(text.lines().any(
-                |line| line.split_whitespace().collect::<Vec<_>>().join(" ") == "42 1 0 -> 2 to h1 ports 1-2 3.0 M"
-            ));
+            assert!(text.lines().any(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")
+                == "42 1 0 -> 2 to h1 tcp ports 1-2 3.0 M"));
         }
     }
 

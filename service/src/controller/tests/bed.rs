@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mccs_config::change::StrategyChange;
+use mccs_config::service::TransportKind;
 
 use crate::controller::agent::{Agent, AgentOutput, Live};
 use crate::controller::answer::{ControllerAnswer, ControllerRequest, HistoryView, PolicyView};
@@ -121,11 +122,14 @@ impl Bed {
         self.next_comm += 1;
         let comm = CommId { root: name(hosts[0].0), incarnation: 1, number: self.next_comm };
         let nranks = hosts.iter().map(|(_, ranks)| ranks.len() as u32).sum();
-        let chosen = Chosen { rings: vec![(0..nranks).collect(); 2], ..Chosen::default() };
+        let begins_over = Some(TransportKind::Tcp);
+        let rings = vec![(0..nranks).collect(); 2];
+        let chosen = Chosen { rings, transport: begins_over, ..Chosen::default() };
         let hosts = hosts.iter().map(|(host, ranks)| HostRanks { host: (*host).into(), ranks: ranks.to_vec() });
         let (number, tenant) = (self.next_comm, tenant.to_owned());
         let (hosts, chosen) = (hosts.collect(), Arc::new(chosen));
-        let live = Live { comm: comm.clone(), number, tenant, hosts, chosen, profile: None, is_pinned: false };
+        let (comm_of_live, profile, is_pinned) = (comm.clone(), None, false);
+        let live = Live { comm: comm_of_live, number, tenant, hosts, chosen, profile, is_pinned, begins_over };
         self.host(&comm.root.clone()).comms.insert(comm.clone(), live);
         self.look(&comm.root.clone());
         comm
@@ -332,6 +336,7 @@ pub fn change_by(live: &mut Live, change: StrategyChange, epoch: u64) {
     live.chosen = Arc::new(Chosen {
         epoch,
         rings: change.rings.unwrap_or(before.rings),
+        transport: change.transport.or(before.transport),
         paths: change.paths.unwrap_or(before.paths),
         flows: change.flows.unwrap_or(before.flows),
     });

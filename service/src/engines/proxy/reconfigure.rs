@@ -137,7 +137,7 @@ impl Comm {
         flows.sort_by(|a, b| (a.channel, &a.from, &a.to).cmp(&(b.channel, &b.from, &b.to)));
         let rings = schedules.strategy().ring_orders.clone();
         let paths = ways.paths.iter().map(mccs_config::service::FlowPath::from).collect();
-        placed.set_chosen(Some(Chosen { epoch, rings, paths, flows }));
+        placed.set_chosen(Some(Chosen { epoch, rings, transport: ways.transport, paths, flows }));
     }
 
     /// Links of a strategy between this host and others, as one of the network's engines has them.
@@ -179,11 +179,15 @@ impl Comm {
 fn changed_ways(ways: &Ways, change: &StrategyChange, channels: usize, hosts: &[String]) -> Result<Ways, String> {
     let paths = change.paths.as_ref().map(|paths| paths.iter().map(FlowPath::from).collect());
     let keeps_chosen = change.flows.is_none() && paths.is_none();
-    let mut changed = Ways { paths: paths.unwrap_or_else(|| ways.paths.clone()), chosen: ways.chosen.clone() };
+    let mut changed = Ways {
+        transport: change.transport.or(ways.transport),
+        paths: paths.unwrap_or_else(|| ways.paths.clone()),
+        chosen: ways.chosen.clone(),
+    };
     if !keeps_chosen {
         changed.chosen.clear();
     }
-    if hosts.is_empty() && (change.paths.is_some() || change.flows.is_some()) {
+    if hosts.is_empty() && (change.paths.is_some() || change.flows.is_some() || change.transport.is_some()) {
         return Err("all ranks of the communicator are on this host: it has no flows".into());
     }
     let place = |host: &String| {
@@ -414,6 +418,8 @@ impl Comm {
 
 #[cfg(test)]
 mod tests {
+    use mccs_config::service::TransportKind;
+
     use super::*;
 
     fn change(toml: &str) -> StrategyChange {
@@ -439,5 +445,9 @@ mod tests {
         assert!(flow("a", "b", 2, 0).unwrap_err().contains("channel 2"));
         assert!(flow("a", "b", 0, 2).unwrap_err().contains("path 2"));
         assert!(changed_ways(&made, &first, 2, &[]).unwrap_err().contains("no flows"));
+        let rdma = changed_ways(&made, &change("transport = 'rdma'"), 2, &hosts).unwrap();
+        assert_eq!(rdma, Ways { transport: Some(TransportKind::Rdma), ..made.clone() });
+        assert_eq!(changed_ways(&rdma, &change("channels = 2"), 2, &hosts).unwrap(), rdma, "what is absent stays");
+        assert!(changed_ways(&made, &change("transport = 'tcp'"), 2, &[]).unwrap_err().contains("no flows"));
     }
 }

@@ -48,7 +48,7 @@ pub(super) struct Setup {
 /// Everything about communicators across hosts that is not the communicators themselves.
 pub(super) struct Setups {
     pub(super) cluster: Cluster,
-    /// See [`crate::plans::ScheduleCache::terms`].
+    /// See [`crate::plans::ScheduleCache::terms`]; and what carries flows.
     pub(super) terms: String,
     pub(super) setups: BTreeMap<CommKey, Setup>,
     pub(super) key_of_links: HashMap<LinksId, CommKey>,
@@ -67,6 +67,10 @@ pub(super) struct Setups {
 
 impl Setups {
     pub(super) fn new(cluster: Cluster, terms: String) -> Self {
+        let terms = match cluster.ways.transport {
+            Some(kind) => format!("{terms}, flows over {kind}"),
+            None => terms,
+        };
         Setups {
             cluster,
             terms,
@@ -200,7 +204,7 @@ pub(super) fn listeners_of(payload: &Payload, own_terms: &str) -> Result<Vec<Lis
         let terms: String = terms.chars().take(TERMS_SHOWN_MAX).collect();
         return Err(format!(
             "it has {terms:?}, and this host {own_terms:?}; \
-             all hosts need the same version and the same [strategy] in service.toml"
+             all hosts need the same version, and the same [strategy] and rdma.use in service.toml"
         ));
     }
     if !(1..=ENGINES_PER_COMM_MAX).contains(&handles.len()) {

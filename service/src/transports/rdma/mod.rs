@@ -72,7 +72,7 @@ pub use self::ports::NoRdma;
 use self::ports::Port;
 use self::queues::Taken;
 use self::setup::Back;
-pub use self::verbs::{Driver, Unavailable, Verbs, VerbsError};
+pub use self::verbs::{Driver, Unavailable, Verbs, VerbsError, fake};
 pub(super) use self::verbs::{is_of_peer, status_text};
 use self::way::Owners;
 use super::tcp::TcpTransport;

@@ -19,6 +19,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Instant;
 
+use mccs_config::service::TransportKind;
+
 use self::key::first_number;
 pub use self::key::{EPOCH_MAX, LinkKey, LinksId};
 use self::ways::detours;
@@ -91,6 +93,8 @@ pub struct Links {
     pub transport: Box<dyn Transport>,
     listen: ListenOptions,
     flow: FlowOptions,
+    /// What flows over each transport begin with, where strategies say over which.
+    flows: BTreeMap<TransportKind, FlowOptions>,
     message_bytes: u64,
     sets: HashMap<LinksId, LinkSet>,
     /// Epochs whose flows are not all connected yet.
@@ -122,6 +126,7 @@ impl Links {
             transport,
             listen,
             flow,
+            flows: BTreeMap::new(),
             message_bytes,
             sets,
             preparing,
@@ -133,6 +138,13 @@ impl Links {
             recorder,
             budget: LogBudget::default(),
         }
+    }
+
+    /// Flows go over the transport that their strategy names, and begin so.
+    #[must_use]
+    pub fn with_transports(self, flows: BTreeMap<TransportKind, FlowOptions>) -> Self {
+        let named = |(kind, options)| (kind, FlowOptions { transport: Some(kind), ..options });
+        Links { flows: flows.into_iter().map(named).collect(), ..self }
     }
 
     /// Counts what flows carry in a table that others look at.
@@ -340,13 +352,15 @@ impl Links {
             host.listeners.get(link.engine(host.listeners.len())).ok_or(TransportError::NoSuch("listener"))?;
         let ways = if link.epoch == LinkKey::PAIRS_EPOCH { Some(&peers.ways) } else { set.epochs.get(&link.epoch) };
         let ways = ways.ok_or(TransportError::NoSuch("strategy"))?;
+        let begin = begins_with((&self.flow, &self.flows), ways.transport)?;
         let path = peers.path(link, ways);
-        let detours = detours(&self.flow, path, [ways, &peers.ways]);
-        let options = path.map_or_else(|| self.flow.clone(), |path| path.apply(&self.flow));
+        let detours = detours(begin, path, [ways, &peers.ways]);
+        let options = path.map_or_else(|| begin.clone(), |path| path.apply(begin));
         let options = FlowOptions { detours, ..options };
         let flow = self.transport.connect(listener, &spec(link, link.dst, &host.name, &options), now)?;
         let steering = FlowPath::of(&options);
-        let meter = Arc::new(self.meters.begin(flow_name(id, link, true, &host.name, Some(&steering))));
+        let name = flow_name(id, link, true, &host.name, (options.transport, Some(&steering)));
+        let meter = Arc::new(self.meters.begin(name));
         let cap_bps = set.pace.as_ref().and_then(|(pace, _)| pace.cap_of(link.channel, &host.name));
         let sending = Sending { flow, meter: Arc::clone(&meter), cap_bps, bucket: Bucket::new(now) };
         set.sends.insert(link, sending);
@@ -410,12 +424,15 @@ impl Links {
         if let Some(flow) = set.recvs.get(&link) {
             return Ok(flow.clone());
         }
-        let host =
-            set.peers.as_ref().and_then(|peers| peers.host_of(link.src)).ok_or(TransportError::NoSuch("peer"))?;
-        let class = set.epochs.get(&link.epoch).map(|ways| ways.class()).unwrap_or_default();
-        let spec = spec(link, link.src, &host.name, &class.apply(&self.flow));
+        let peers = set.peers.as_ref().ok_or(TransportError::NoSuch("peer"))?;
+        let host = peers.host_of(link.src).ok_or(TransportError::NoSuch("peer"))?;
+        let ways = set.epochs.get(&link.epoch);
+        let begin = begins_with((&self.flow, &self.flows), ways.unwrap_or(&peers.ways).transport)?;
+        let class = ways.map(|ways| ways.class()).unwrap_or_default();
+        let spec = spec(link, link.src, &host.name, &class.apply(begin));
         let flow = self.transport.accept(set.listener, &spec, now)?;
-        let meter = Arc::new(self.meters.begin(flow_name(id, link, false, &host.name, None)));
+        let name = flow_name(id, link, false, &host.name, (begin.transport, None));
+        let meter = Arc::new(self.meters.begin(name));
         set.recvs.insert(link, (flow, Arc::clone(&meter)));
         Ok((flow, meter))
     }
@@ -445,12 +462,27 @@ impl Links {
     }
 }
 
+/// What a flow of a strategy begins with, whatever its path.
+fn begins_with<'a>(
+    (flow, flows): (&'a FlowOptions, &'a BTreeMap<TransportKind, FlowOptions>),
+    transport: Option<TransportKind>,
+) -> Result<&'a FlowOptions, TransportError> {
+    let Some(kind) = transport else { return Ok(flow) };
+    flows.get(&kind).ok_or_else(|| TransportError::NoTransport { host: "this host".into(), kind })
+}
+
 fn spec(link: LinkKey, peer: u32, host: &Name, options: &FlowOptions) -> FlowSpec {
     FlowSpec { number: link.flow_number(), peer: format!("rank {peer} on {host}"), options: options.clone() }
 }
 
 /// What the operator is told of a flow.
-fn flow_name(id: LinksId, link: LinkKey, sends: bool, peer: &Name, path: Option<&FlowPath>) -> FlowName {
+fn flow_name(
+    id: LinksId,
+    link: LinkKey,
+    sends: bool,
+    peer: &Name,
+    (transport, path): (Option<TransportKind>, Option<&FlowPath>),
+) -> FlowName {
     FlowName {
         links: id.0,
         epoch: (link.epoch != LinkKey::PAIRS_EPOCH).then_some(link.epoch),
@@ -459,6 +491,7 @@ fn flow_name(id: LinksId, link: LinkKey, sends: bool, peer: &Name, path: Option<
         to: link.dst,
         sends,
         peer: peer.to_string(),
+        transport,
         path: path_name(path),
     }
 }

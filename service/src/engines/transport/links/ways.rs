@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use mccs_config::service::TransportKind;
+
 use super::LinkKey;
 use crate::exchange::protocol::Name;
 use crate::transports::{FlowOptions, FlowPath, ListenerHandle};
@@ -30,6 +32,8 @@ pub struct Peers {
 /// Ways through the network that a strategy gives a communicator.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Ways {
+    /// What carries the flows, where hosts have a choice.
+    pub transport: Option<TransportKind>,
     /// Channels go round them. None: all flows are alike.
     pub paths: Vec<FlowPath>,
     /// Flows that go another way than their channel, by channel and places of the two hosts: the place of theirs in `paths`.
@@ -121,7 +125,7 @@ mod tests {
             priority: Some(priority),
         };
         let class = |paths: Vec<FlowPath>| {
-            let FlowPath { source_ports, dscp, priority } = Ways { paths, chosen: BTreeMap::new() }.class();
+            let FlowPath { source_ports, dscp, priority } = Ways { paths, ..Ways::default() }.class();
             assert_eq!(source_ports, None, "a port is the sender's");
             (dscp, priority)
         };
@@ -136,7 +140,7 @@ mod tests {
         let link = |channel| LinkKey { epoch: 0, channel, src: 0, dst: 1 };
         assert_eq!((link(0).engine(2), link(1).engine(2), link(2).engine(2)), (0, 1, 0));
         let port = |port| FlowPath { source_ports: Some(PortRange { first: port, last: port }), ..FlowPath::default() };
-        let mut ways = Ways { paths: vec![port(7), port(8)], chosen: BTreeMap::new() };
+        let mut ways = Ways { paths: vec![port(7), port(8)], ..Ways::default() };
         let peers = Peers { hosts: Vec::new(), host_of_rank: vec![0, 1], ways: Arc::default() };
         let ports = |ways: &Ways| {
             let path = |channel| peers.path(link(channel), ways).and_then(|path| path.source_ports);

@@ -5,7 +5,6 @@
 
 mod driver;
 mod error;
-#[cfg(test)]
 pub mod fake;
 #[cfg(test)]
 mod layout;

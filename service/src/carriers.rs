@@ -1,0 +1,87 @@
+//! What carries flows to other hosts, opened: sockets, and RDMA devices where they are wanted and there. Part of the composition root.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use mccs_config::service::{RdmaUse, TransportKind};
+
+use crate::engines::transport::links::Links;
+use crate::service::{NetworkSettings, RdmaSettings, VerbsFrom};
+use crate::transports::rdma::{Driver, NoRdma, RdmaOptions, RdmaTransport, Verbs};
+use crate::transports::several::Several;
+use crate::transports::tcp::{self, TcpTransport};
+use crate::transports::{FlowOptions, ListenOptions, Transport, TransportError};
+
+/// See the module's documentation.
+pub(crate) struct Carriers {
+    network: NetworkSettings,
+    rdma: Option<(Arc<dyn Driver>, RdmaSettings)>,
+    /// What flows are carried by unless their strategy says otherwise.
+    pub(crate) first: TransportKind,
+    /// Counts engines: each prefers another device.
+    turn: usize,
+}
+
+impl Carriers {
+    /// Tries out what flows will need.
+    ///
+    /// # Errors
+    /// The kernel does not take `[tcp]`, or there is no RDMA where it is required.
+    pub(crate) fn open(network: NetworkSettings) -> anyhow::Result<Self> {
+        let rdma = network.rdma.clone().map(open_rdma).transpose()?.flatten();
+        tcp::try_out(network.address, &network.flow).context("this kernel does not take what [tcp] says of flows")?;
+        let first = match &rdma {
+            Some((_, rdma)) if rdma.usage != RdmaUse::Standby => TransportKind::Rdma,
+            _ => TransportKind::Tcp,
+        };
+        Ok(Carriers { network, rdma, first, turn: 0 })
+    }
+
+    /// The links of one more engine, over all there is.
+    ///
+    /// # Errors
+    /// A transport cannot be made.
+    pub(crate) fn links(&mut self) -> Result<Links, TransportError> {
+        let mut transports: Vec<(TransportKind, Box<dyn Transport>)> =
+            vec![(TransportKind::Tcp, Box::new(TcpTransport::new()?))];
+        let mut flows = BTreeMap::from([(TransportKind::Tcp, self.network.flow.clone())]);
+        if let Some((driver, rdma)) = &self.rdma {
+            let options = RdmaOptions { turn: self.turn, ..rdma.options.clone() };
+            self.turn += 1;
+            transports.push((TransportKind::Rdma, Box::new(RdmaTransport::new(driver, options)?)));
+            flows.insert(TransportKind::Rdma, rdma.flow.clone());
+        }
+        transports.sort_by_key(|(kind, _)| *kind != self.first);
+        let first: FlowOptions = flows.get(&self.first).unwrap_or(&self.network.flow).clone();
+        let listen = ListenOptions::new(self.network.address);
+        Ok(Links::new(Box::new(Several::new(transports)?), listen, first).with_transports(flows))
+    }
+}
+
+/// Opens the verbs library and looks at the devices; says what it has found, or what it lacks.
+fn open_rdma(settings: RdmaSettings) -> anyhow::Result<Option<(Arc<dyn Driver>, RdmaSettings)>> {
+    let found = || -> Result<_, NoRdma> {
+        let driver: Arc<dyn Driver> = match &settings.verbs {
+            VerbsFrom::Library(library) => Arc::new(Verbs::open(library)?),
+            VerbsFrom::Driver(driver) => Arc::clone(driver),
+        };
+        let ports = RdmaTransport::new(&driver, settings.options.clone())?.describe();
+        Ok((driver, ports))
+    };
+    match (found(), settings.usage) {
+        (Ok((driver, ports)), RdmaUse::Standby) => {
+            tracing::info!(ports, "flows go over TCP, and over RDMA where a strategy says so");
+            Ok(Some((driver, settings)))
+        }
+        (Ok((driver, ports)), _) => {
+            tracing::info!(ports, "flows go over RDMA");
+            Ok(Some((driver, settings)))
+        }
+        (Err(reason), RdmaUse::Required) => Err(reason).context("[rdma] use = \"required\""),
+        (Err(reason), _) => {
+            tracing::warn!(%reason, "no RDMA: flows go over TCP");
+            Ok(None)
+        }
+    }
+}
