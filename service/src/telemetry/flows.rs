@@ -59,7 +59,12 @@ pub struct FlowName {
 struct Counters {
     bytes: AtomicU64,
     messages: AtomicU64,
+    /// See [`FlowMeter::allot`]; [`FREE`] for none.
+    allotted_bps: AtomicU64,
 }
+
+/// Nobody holds a flow to a rate.
+const FREE: u64 = 0;
 
 impl Counters {
     fn totals(&self) -> (u64, u64) {
@@ -79,6 +84,11 @@ impl FlowMeter {
     /// The flow goes on over another path. What it has carried so far was carried by the one before.
     pub fn moved(&self, path: &str) {
         self.table.moved(self.number, path);
+    }
+
+    /// From now on it may send so much: payload in bits per second; as it likes, if `None`.
+    pub fn allot(&self, bps: Option<u64>) {
+        self.counters.allotted_bps.store(bps.map_or(FREE, |bps| bps.max(1)), Ordering::Relaxed);
     }
 
     /// A message has been posted, or has come. Nobody else counts, so nothing is lost.
@@ -105,6 +115,8 @@ pub struct FlowView {
     pub bytes: u64,
     /// Messages, over this path.
     pub messages: u64,
+    /// What it may send, where a policy holds it to a cap or its tenant's share: payload in bits per second.
+    pub allotted_bps: Option<u64>,
 }
 
 /// All flows of a path to or from a peer, those that have ended included.
@@ -206,7 +218,8 @@ impl FlowTable {
         let flows = lock(&self.flows);
         let view = |live: &Live| {
             let (bytes, messages) = live.totals();
-            FlowView { name: live.name.clone(), bytes, messages }
+            let allotted_bps = Some(live.counters.allotted_bps.load(Ordering::Relaxed)).filter(|bps| *bps != FREE);
+            FlowView { name: live.name.clone(), bytes, messages, allotted_bps }
         };
         (flows.live.values().take(most).map(view).collect(), flows.live.len().saturating_sub(most) as u64)
     }
@@ -278,6 +291,20 @@ mod tests {
         meter.count(1);
         drop(meter);
         assert_eq!(carried(), [("x".into(), 0, 8, 3), ("y".into(), 0, 30, 1)]);
+    }
+
+    #[test]
+    fn what_a_flow_may_send_is_told_while_it_is_held_to_it() {
+        let table = Arc::new(FlowTable::default());
+        let meter = table.begin(name("b", "x", 1));
+        let allotted = || table.flows(1).0[0].allotted_bps;
+        assert_eq!(allotted(), None);
+        meter.allot(Some(7));
+        assert_eq!(allotted(), Some(7));
+        meter.allot(Some(0));
+        assert_eq!(allotted(), Some(1), "next to nothing is not what it likes");
+        meter.allot(None);
+        assert_eq!(allotted(), None);
     }
 
     #[test]

@@ -223,10 +223,11 @@ fn network(text: &mut String, before: &Overview, now: &Overview, seconds: f64) {
             name.transport.map_or_else(|| "-".into(), |kind| kind.to_string()),
             name.path.clone(),
             bytes(*rate),
+            flow.allotted_bps.map_or_else(|| "-".into(), |bps| bytes(bps as f64 / 8.0)),
         ]
     };
     let rows: Vec<_> = flows.iter().take(FLOWS_SHOWN).map(row).collect();
-    table(text, 6, &["comm", "channel", "ranks", "flow", "over", "path", "B/s"], &rows);
+    table(text, 6, &["comm", "channel", "ranks", "flow", "over", "path", "B/s", "may B/s"], &rows);
     if flows.len() > FLOWS_SHOWN {
         let _ = writeln!(text, "and {} slower flows", flows.len() - FLOWS_SHOWN);
     }
@@ -317,7 +318,12 @@ mod tests {
                 links: Some(7),
                 ranks: vec![rank(0, 0), rank(1, 250)],
             }],
-            flows: vec![FlowView { name: name.clone(), bytes: 3_000_000 * seconds, messages: seconds }],
+            flows: vec![FlowView {
+                name: name.clone(),
+                bytes: 3_000_000 * seconds,
+                messages: seconds,
+                allotted_bps: Some(32_000_000),
+            }],
             paths: vec![PathView {
                 peer: name.peer,
                 path: name.path,
@@ -351,7 +357,7 @@ mod tests {
             assert_eq!(words(&text, "42 ").join(" "), comm, "{text}");
             assert!(words(&text, "to ").join(" ").starts_with("to h1 ports 1-2 1 3.0 M 12 "), "{text}");
             assert!(text.lines().any(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")
-                == "42 1 0 -> 2 to h1 tcp ports 1-2 3.0 M"));
+                == "42 1 0 -> 2 to h1 tcp ports 1-2 3.0 M 4.0 M"));
         }
     }
 

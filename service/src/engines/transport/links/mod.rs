@@ -362,6 +362,7 @@ impl Links {
         let name = flow_name(id, link, true, &host.name, (options.transport, Some(&steering)));
         let meter = Arc::new(self.meters.begin(name));
         let cap_bps = set.pace.as_ref().and_then(|(pace, _)| pace.cap_of(link.channel, &host.name));
+        meter.allot(cap_bps);
         let sending = Sending { flow, meter: Arc::clone(&meter), cap_bps, bucket: Bucket::new(now) };
         set.sends.insert(link, sending);
         Ok((flow, meter))
@@ -378,6 +379,7 @@ impl Links {
             }
             let host = set.peers.as_ref().and_then(|peers| peers.host_of(link.dst));
             sending.cap_bps = host.and_then(|host| pace.cap_of(link.channel, &host.name));
+            sending.meter.allot(sending.cap_bps);
         }
         set.pace = (!pace.is_free()).then_some((pace, pace_use));
     }
