@@ -370,6 +370,8 @@ impl RdmaTransport {
         let mut any = self.lines_said == Progress::Busy;
         while let Some(line) = self.tcp.take_news() {
             any = true;
+            // What is said and asked for in answer is for the next look: epoll need not tell of what has come already.
+            self.lines_said = Progress::Busy;
             if let Some(handle) = self.by_line.get(&line).copied() {
                 self.heard(handle, cx.now);
             }
