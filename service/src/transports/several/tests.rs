@@ -113,7 +113,7 @@ impl Two {
     fn until<T>(&mut self, mut done: impl FnMut(&mut [Several; 2]) -> Option<T>) -> T {
         let began = Instant::now();
         loop {
-            let cx = Context { now: self.bed.now(), budget: 8 };
+            let cx = Context::new(self.bed.now(), 8);
             for host in &mut self.hosts {
                 host.poll(&cx);
             }
