@@ -311,6 +311,36 @@ fn a_closed_flow_reads_no_buffers_and_carries_copies() {
     }
 }
 
+/// The receiver has everything and closes, which the sender hears before its device tells that the last message has arrived: its send is
+/// done all the same, and what was posted behind it is not.
+#[test]
+fn what_has_come_is_sent_though_no_completion_says_so() {
+    for lengths in [[60_000, 60_000, 60_000].as_slice(), &[8, 60_000, 8], &[0, 8, 60_000]] {
+        let mut bench = Bench::new(1);
+        let mut letters = Letters::new(&mut bench, &[lengths, &[60_000]].concat());
+        lengths.iter().for_each(|_| letters.receive(&mut bench));
+        bench.rounds(100, &[0, 1]);
+        bench.fabric.withhold_completions(&bench.hosts[0].clone());
+        (0..=lengths.len()).for_each(|_| letters.send(&mut bench));
+        bench.until("come", |bench| {
+            letters.take_come(bench);
+            letters.come == lengths.len()
+        });
+        let recv = bench.recv.into();
+        bench.sides[1].close(recv);
+        bench.until("closed", |bench| bench.sides[0].state(bench.send.into()).is_err());
+        for (message, request) in letters.sends {
+            let sent = bench.sides[0].test(request).map_err(|error| error.fault());
+            let expected = if message < lengths.len() {
+                Ok(Status::Done { bytes: lengths[message] as u64, tag: 0 })
+            } else {
+                Err(Some(Fault::Closed))
+            };
+            assert_eq!(sent, expected, "message {message}");
+        }
+    }
+}
+
 /// A peer that is there and does not look keeps a closed flow no longer than a flow may be silent. Nobody can use it meanwhile.
 #[test]
 fn a_closed_flow_does_not_linger_for_ever() {

@@ -3,6 +3,9 @@
 //! A sender that is closed may have messages under way that are done for its user. It *lingers*: unknown to its user, it keeps its
 //! line and its way, or finds another one, until the peer has those messages. Then it says how many there are, and hangs up. It lingers no
 //! longer than a flow may be silent.
+//!
+//! A receiver that is closed says how many messages have come, and hangs up. That may be heard before a device tells the sender that the last
+//! ones have arrived, which then no device does any more.
 
 use std::time::{Duration, Instant};
 
@@ -67,7 +70,11 @@ impl RdmaTransport {
     pub(super) fn hung_up(&mut self, handle: Handle, fault: Fault, now: Instant) {
         while self.take_completions(usize::MAX) {}
         let Some(flow) = self.flows.get_mut(handle) else { return };
-        match (&flow.half, flow.bye) {
+        match (&mut flow.half, flow.bye) {
+            (Half::Send(sender), Some(come)) => {
+                sender.have_come(come, &mut self.memory.regions);
+                self.fail(handle, fault);
+            }
             (Half::Recv(receiver), Some(sent))
                 if fault == Fault::Closed && (receiver.received() < sent || receiver.has_stash()) =>
             {
@@ -83,10 +90,11 @@ impl RdmaTransport {
         let Some(flow) = self.flows.get(handle).filter(|flow| flow.fault.is_none() && flow.is_connected) else {
             return;
         };
-        if let Half::Send(sender) = &flow.half {
-            let sent = sender.done();
-            self.say(handle, Record::Bye { sent });
-        }
+        let messages = match &flow.half {
+            Half::Send(sender) => sender.done(),
+            Half::Recv(receiver) => receiver.received(),
+        };
+        self.say(handle, Record::Bye { messages });
     }
 
     /// Whether a receiver has come to its end: a message that it cannot take, or the last one that its sender had.

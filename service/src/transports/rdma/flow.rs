@@ -64,9 +64,9 @@ pub(super) struct Flow {
     pub(super) home_after: Duration,
     /// When something must have happened, or is to be done.
     pub(super) due: Option<Instant>,
-    /// Messages that the sender said have gone, when it closed.
+    /// Messages that the peer said have gone, or have come, when it closed.
     pub(super) bye: Option<u64>,
-    /// The line has ended, and only what `bye` says is waited for.
+    /// A receiver's line has ended, and only what `bye` says is waited for.
     pub(super) is_hung_up: bool,
     /// Its user has closed it, and it lives on, until then at most, for what has not arrived.
     pub(super) lingers_until: Option<Instant>,

@@ -359,6 +359,13 @@ impl Sender {
         self.acknowledged += 1;
     }
 
+    /// The peer has closed the flow, and says that so many messages have come. The way is to end.
+    pub(super) fn have_come(&mut self, messages: u64, regions: &mut Regions) {
+        while self.acknowledged < messages.min(self.written_end) {
+            self.acknowledge(regions);
+        }
+    }
+
     /// A message's send is done. That of a copied one may be already, and be forgotten.
     fn finish(&mut self, number: u64, regions: &mut Regions) {
         let bytes = self.ring.get(number).map_or(0, |entry| entry.buffer.bytes);

@@ -212,10 +212,10 @@ impl RdmaTransport {
                 receiver.refuse(message, bytes);
                 self.enqueue(handle);
             }
-            Record::Bye { sent } if !is_sender => flow.bye = Some(sent),
+            Record::Bye { messages } => flow.bye = Some(messages),
             // Of a way that is no more.
             Record::Offer { .. } | Record::Answer { .. } | Record::Ready { .. } => {}
-            Record::Again { .. } | Record::Bye { .. } => return Err(Fault::Protocol("a record is the other side's")),
+            Record::Again { .. } => return Err(Fault::Protocol("a record is the other side's")),
         }
         Ok(())
     }

@@ -9,6 +9,7 @@
 //!    | <-- Again: my side of the way is broken ----- |
 //!    | -- Offer, on other queue pairs -------------->|
 //!    | -- TooLong, or Bye: how many have gone ------>|
+//!    | <-- or Bye: how many have come -------------- |
 //! ```
 //!
 //! Records travel in messages of two TCP flows, one each way, which are the way's conscience: when one breaks, the flow is
@@ -21,7 +22,7 @@ use super::super::{CONNECTIONS_MAX, Fault, HANDLE_BYTES_MAX, ListenerHandle, REQ
 use super::verbs::Gid;
 
 /// Version of the protocol; both sides must have the same.
-pub(super) const VERSION: u32 = 3;
+pub(super) const VERSION: u32 = 4;
 const MAGIC: [u8; 4] = *b"rdma";
 const HEAD_BYTES: usize = 8;
 /// Longest record: an offer of as many queue pairs as there can be.
@@ -99,9 +100,9 @@ pub(super) enum Record {
         message: u64,
         bytes: u64,
     },
-    /// The sender closes; so many messages have gone.
+    /// One side closes. So many messages have gone, or have come.
     Bye {
-        sent: u64,
+        messages: u64,
     },
 }
 
@@ -267,7 +268,7 @@ mod tests {
     #[test]
     fn records_come_as_they_went_and_fit() {
         let most = offer(CONNECTIONS_MAX.into());
-        let rest = [Record::Ready { way: 1 }, Record::TooLong { message: 3, bytes: 4 }, Record::Bye { sent: 5 }];
+        let rest = [Record::Ready { way: 1 }, Record::TooLong { message: 3, bytes: 4 }, Record::Bye { messages: 5 }];
         for record in [most, answer(2 * REQUESTS_MAX)].into_iter().chain(rest) {
             let bytes = record.encode();
             assert!(bytes.len() <= RECORD_BYTES_MAX, "{}", bytes.len());

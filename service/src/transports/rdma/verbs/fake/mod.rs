@@ -195,6 +195,11 @@ impl Fabric {
         }
     }
 
+    /// A host is told no more of writes that it makes from here on.
+    pub fn withhold_completions(&self, host: &Host) {
+        self.world().withheld.insert(host.number);
+    }
+
     /// How much memory a host may register from here on.
     pub fn limit_locked(&self, bytes: Option<u64>) {
         self.world().options.locked_bytes = bytes;

@@ -1,6 +1,6 @@
 //! What hosts of a fake fabric share: devices, memory that is registered, queue pairs and how they move bytes.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -143,6 +143,8 @@ pub(super) struct World {
     pub(super) gpu: Option<(std::ops::Range<u64>, bool)>,
     /// What the next write of a host ends with.
     pub(super) bad_luck: Vec<(u32, u32)>,
+    /// Hosts whose devices say no more of writes.
+    pub(super) withheld: BTreeSet<u32>,
     pub(super) source_ports_told: usize,
     random: u64,
 }
@@ -168,6 +170,7 @@ impl World {
             overruns: 0,
             gpu: None,
             bad_luck: Vec::new(),
+            withheld: BTreeSet::new(),
             source_ports_told: 0,
             random: options.seed,
         }
@@ -303,7 +306,10 @@ impl World {
 
     fn complete(&mut self, qp: Raw, completion: Completion, sends_done: Option<u64>) {
         let late = self.random_up_to(self.options.late_polls);
-        let Some(raw_cq) = self.qps.get(&qp).map(|qp| qp.cq) else { return };
+        let Some((raw_cq, host)) = self.qps.get(&qp).map(|qp| (qp.cq, self.host_of(qp))) else { return };
+        if sends_done.is_some() && host.is_some_and(|host| self.withheld.contains(&host)) {
+            return;
+        }
         let Some(cq) = self.cqs.get_mut(&raw_cq) else { return };
         if cq.waiting.len() >= cq.entries as usize {
             self.overruns += 1;
