@@ -66,7 +66,7 @@ impl RdmaTransport {
         self.flows.remove(handle);
     }
 
-    /// The line has ended. What the peer's device has written counts, and so does what it said was to come.
+    /// The line has ended. What the peer's device has written counts, and so does what it said was to come, or had come.
     pub(super) fn hung_up(&mut self, handle: Handle, fault: Fault, now: Instant) {
         while self.take_completions(usize::MAX) {}
         let Some(flow) = self.flows.get_mut(handle) else { return };
