@@ -90,6 +90,15 @@ impl fmt::Display for TransportKind {
     }
 }
 
+impl FromStr for TransportKind {
+    type Err = &'static str;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        let kinds = [TransportKind::Tcp, TransportKind::Rdma];
+        kinds.into_iter().find(|kind| kind.to_string() == name).ok_or("there are tcp and rdma")
+    }
+}
+
 /// Whether flows go over RDMA.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -32,7 +32,7 @@ struct Arguments {
     #[arg(long)]
     path: Vec<Ports>,
     /// What carries flows, tcp or rdma; changes take them in turn.
-    #[arg(long, value_parser = transport)]
+    #[arg(long)]
     transport: Vec<TransportKind>,
     /// New data for every call, and every element checked. The times are of no use then.
     #[arg(long)]
@@ -45,11 +45,6 @@ struct Arguments {
     window: Option<u32>,
     #[command(flatten)]
     place: RankArguments,
-}
-
-fn transport(name: &str) -> anyhow::Result<TransportKind> {
-    let change = StrategyChange::parse(&format!("transport = {name:?}"), "--transport")?;
-    change.transport.context("it names none")
 }
 
 /// A change that took place.

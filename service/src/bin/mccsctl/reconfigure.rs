@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::Context as _;
 use mccs_config::change::StrategyChange;
-use mccs_config::service::{FlowPath, Ports};
+use mccs_config::service::{FlowPath, Ports, TransportKind};
 use mccs_service::control::ControlRequest;
 
 #[derive(clap::Args)]
@@ -25,7 +25,7 @@ pub struct Reconfigure {
     ring: Vec<String>,
     /// What carries flows to other hosts: tcp, or rdma where all of its hosts have it.
     #[arg(long)]
-    transport: Option<String>,
+    transport: Option<TransportKind>,
     /// Source ports of a way through the network, such as 21000-21999; once for each.
     #[arg(long, value_name = "PORTS")]
     path: Vec<Ports>,
@@ -56,10 +56,7 @@ impl Reconfigure {
             let rings = self.ring.iter().map(|text| ring(text).with_context(|| format!("--ring {text}")));
             (change.rings, change.channels) = (Some(rings.collect::<anyhow::Result<_>>()?), None);
         }
-        if let Some(name) = &self.transport {
-            let text = format!("transport = {name:?}");
-            change.transport = StrategyChange::parse(&text, "--transport")?.transport;
-        }
+        change.transport = self.transport.or(change.transport);
         if !self.path.is_empty() {
             let path = |ports: &Ports| FlowPath { source_ports: Some(*ports), ..FlowPath::default() };
             change.paths = Some(self.path.iter().map(path).collect());

@@ -1,0 +1,138 @@
+use std::os::fd::BorrowedFd;
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+use super::super::{Context, Progress, WakerSlot};
+use super::*;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Says what it is polled with, and wakes another engine, if there is one.
+struct Teller {
+    polls: Sender<(Instant, bool)>,
+    bell: Arc<Doorbell>,
+    descriptor: Arc<EventFd>,
+    next: WakerSlot,
+}
+
+impl Engine for Teller {
+    fn name(&self) -> String {
+        "teller".into()
+    }
+
+    fn poll(&mut self, cx: &Context) -> Progress {
+        if cx.is_readable {
+            let _ = self.descriptor.read();
+        }
+        self.next.wake();
+        let _ = self.polls.send((cx.now, cx.is_readable));
+        Progress::IDLE
+    }
+
+    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        vec![self.descriptor.as_fd()]
+    }
+
+    fn doorbells(&self) -> Vec<BorrowedFd<'_>> {
+        vec![self.bell.as_fd()]
+    }
+}
+
+/// An engine that has been polled for the first time: what it says, and what wakes it.
+struct Told {
+    polls: Receiver<(Instant, bool)>,
+    bell: Arc<Doorbell>,
+    descriptor: Arc<EventFd>,
+    waker: WakerSlot,
+}
+
+impl Told {
+    fn start(runtimes: &Runtimes, next: &WakerSlot) -> Self {
+        let ((sender, polls), waker) = (channel(), WakerSlot::default());
+        let bell = Arc::new(Doorbell::new().expect("eventfd"));
+        let descriptor = Arc::new(EventFd::from_flags(EfdFlags::EFD_NONBLOCK).expect("eventfd"));
+        let (own_bell, own_descriptor) = (Arc::clone(&bell), Arc::clone(&descriptor));
+        let teller = Teller { polls: sender, bell: own_bell, descriptor: own_descriptor, next: next.clone() };
+        let make = |own| {
+            waker.set(own);
+            Box::new(teller) as Box<dyn Engine>
+        };
+        runtimes.start_engine(0, make).expect("starts");
+        let told = Told { polls, bell, descriptor, waker };
+        assert!(told.polled().1, "nothing is known of its descriptor yet");
+        told
+    }
+
+    /// Time and readability of the next poll.
+    fn polled(&self) -> (Instant, bool) {
+        self.polls.recv_timeout(PATIENCE).expect("it is polled")
+    }
+}
+
+fn runtimes() -> Arc<Runtimes> {
+    let runtimes = Runtimes::new(RuntimeOptions { spin: Duration::ZERO, budget: 1 });
+    runtimes.start_runtime("test").expect("starts");
+    runtimes
+}
+
+#[test]
+fn engines_are_told_of_descriptors_and_hear_each_ring() {
+    let runtimes = runtimes();
+    let engine = Told::start(&runtimes, &WakerSlot::default());
+    for _ in 0..3 {
+        engine.bell.ring();
+        assert!(!engine.polled().1);
+        engine.descriptor.write(1).expect("counts");
+        assert!(engine.polled().1);
+    }
+    runtimes.stop();
+}
+
+#[test]
+fn who_is_woken_by_an_engine_is_polled_in_the_same_round() {
+    let runtimes = runtimes();
+    let last = Told::start(&runtimes, &WakerSlot::default());
+    // The first poll of each wakes those behind it.
+    let middle = Told::start(&runtimes, &last.waker);
+    last.polled();
+    let first = Told::start(&runtimes, &middle.waker);
+    middle.polled();
+    last.polled();
+    for _ in 0..3 {
+        first.bell.ring();
+        let (round, _) = first.polled();
+        assert_eq!([middle.polled(), last.polled()], [(round, false); 2]);
+    }
+    runtimes.stop();
+}
+
+struct Holder {
+    _held: Arc<()>,
+    /// As an engine that starts others has.
+    _runtimes: Arc<Runtimes>,
+}
+
+impl Engine for Holder {
+    fn name(&self) -> String {
+        "holder".into()
+    }
+
+    fn poll(&mut self, _: &Context) -> Progress {
+        Progress::IDLE
+    }
+}
+
+#[test]
+fn who_stops_at_once_keeps_no_engine_that_was_on_its_way() {
+    for _ in 0..200 {
+        let runtimes = Runtimes::new(RuntimeOptions { spin: Duration::ZERO, budget: 1 });
+        let (held, runtime) = (Arc::new(()), runtimes.start_runtime("test").unwrap());
+        for _ in 0..8 {
+            let holder = Holder { _held: Arc::clone(&held), _runtimes: Arc::clone(&runtimes) };
+            runtimes.start_engine(runtime, |_| Box::new(holder)).unwrap();
+        }
+        runtimes.stop();
+        assert_eq!(Arc::strong_count(&held), 1);
+    }
+}
