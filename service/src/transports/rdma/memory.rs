@@ -219,10 +219,15 @@ impl Memory {
             .for_each(|mr| *mr = None);
     }
 
-    /// The devices forget all memory, whoever uses it.
+    /// The devices forget all memory, and the keys that they are asked for are those of other memory, now and later.
     #[cfg(test)]
-    pub(super) fn revoke(&mut self) {
-        self.registrations.iter_mut().for_each(|registration| registration.mrs = Default::default());
+    pub(super) fn revoke(&mut self, ports: &[Port]) {
+        let other: &'static mut [u8] = vec![0; 4096].leak();
+        for (port, mr) in self.registrations.iter_mut().flat_map(|registration| ports.iter().zip(&mut registration.mrs)) {
+            let pd = &port.opened.as_ref().expect("an open port").pd;
+            // SAFETY: the memory stays for as long as the process.
+            *mr = Some(unsafe { pd.register(other.as_ptr() as u64, other.len() as u64) }.expect("registers"));
+        }
     }
 
     /// Whether it is a GPU's, which the processor cannot reach.

@@ -202,7 +202,10 @@ impl RdmaTransport {
                 self.enqueue(handle);
             }
             Record::Again { way, status } if is_sender => {
-                if way == flow.ways && matches!(flow.stage, Stage::Open | Stage::Offered) {
+                // What the device says of the way says more, where it has said it: why it failed.
+                while self.take_completions(usize::MAX) {}
+                let broken = self.flows.get(handle).filter(|flow| way == flow.ways && flow.fault.is_none());
+                if broken.is_some_and(|flow| matches!(flow.stage, Stage::Open | Stage::Offered)) {
                     let fault = if status == 0 { Fault::NoPeerPort } else { Fault::PeerQueuePair { status } };
                     self.break_way(handle, fault);
                 }
