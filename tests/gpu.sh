@@ -195,9 +195,9 @@ slot = "1MiB"'
         lane "long operations by the ranks' kernels, $nranks ranks" \
             "$perf" --check --nranks "$nranks" --operation all --begin 23MiB --end 46MiB --factor 2 --dtypes float --redops sum
     done
-    serve 'lines = true'
+    serve 'lines = false'
     for nranks in $(seq 2 "$gpus"); do
-        lane "in lines, $nranks ranks" \
+        lane "without lines, $nranks ranks" \
             "$perf" --check --nranks "$nranks" --operation all --begin 9001B --end 9MiB --factor 3 --dtypes float,bfloat16 --redops sum
     done
     serve

@@ -34,7 +34,7 @@ impl Default for Cuda {
             usage: CudaUse::default(),
             large_from: None,
             slot: Bytes::mib(192),
-            lines: false,
+            lines: true,
             gpus: Vec::new(),
             execution: CudaExecution::default(),
             ordering: CudaOrdering::default(),

@@ -40,8 +40,8 @@ pub struct DirectStrategy {
 }
 
 impl DirectStrategy {
-    /// What measured best for that many ranks of one NVLink domain: measured on 2 and 4 H200 against NCCL 2.28.9, which it
-    /// is ahead of in nearly all of it; other counts are between and beyond. Larger operations are for copy engines.
+    /// What measured best without lines: measured on 2 and 4 H200; other counts are between and beyond. Larger operations are
+    /// for copy engines.
     #[must_use]
     pub fn initial(nranks: u32) -> DirectStrategy {
         use Algorithm::{BulkOneShot, BulkTwoShot, PacketsOneShot, PacketsTwoShot};
@@ -104,15 +104,16 @@ impl DirectStrategy {
         strategy
     }
 
-    /// The same with lines, for GPUs that store them whole.
+    /// The same with lines, for GPUs that store them whole: ahead of NCCL 2.28.9 on 2 and 4 H200.
     #[must_use]
     pub fn with_lines(nranks: u32) -> DirectStrategy {
         use Algorithm::{BulkOneShot, BulkTwoShot, LinesOneShot, LinesTwoShot, PacketsOneShot};
         use CollectiveKind as Kind;
         let ranks = u64::from(nranks.max(2));
         let peers = ranks - 1;
-        // What fits in two shots of lines, at most 4 MiB.
-        let lines = (ranks * u64::from(AreaLayout::initial(nranks).line_bytes) / 2).min(4 * MIB);
+        // What fits in two shots of lines, and is faster so: with more ranks, chunks are sooner.
+        let most = if peers == 1 { 4 * MIB } else { 3 * MIB };
+        let lines = (ranks * u64::from(AreaLayout::initial(nranks).line_bytes) / 2).min(most);
         let mut strategy = DirectStrategy::zeroed();
         for kind in CollectiveKind::ALL {
             let rules: &[Rule] = match kind {
@@ -147,7 +148,7 @@ impl DirectStrategy {
                 // These payloads count all ranks' parts.
                 _ => &[
                     Rule::new(8 * KIB * ranks, PacketsOneShot, 16),
-                    Rule::new(MIB * ranks, LinesOneShot, 128),
+                    Rule::new(if peers == 1 { 2 * MIB } else { 640 * KIB * ranks }, LinesOneShot, 128),
                     Rule::new(2 * MIB * ranks, BulkOneShot, 64),
                     Rule::new(LONGEST, BulkOneShot, 96),
                 ],
