@@ -128,9 +128,9 @@ def main():
     options.gpus = len(gpus)
     os.environ["NCCL_NVLS_ENABLE"] = "0"
     found, host = {}, []
-    for ordering in ("auto", "words", "kernels"):
+    for ordering in ("auto", "words", "kernels", "events"):
         with tempfile.TemporaryDirectory() as folder, services(strict(ordering), folder) as sockets:
-            end, nccl = ("128MiB", options.nccl) if ordering == "auto" else ("512KiB", None)
+            end, nccl = "128MiB" if ordering in ("auto", "events") else "512KiB", options.nccl if ordering == "auto" else None
             found[ordering] = gpu_lines(sockets, options, BOTH, "8B", end, 4, nccl)
             print(f"{ordering} done", flush=True)
     with tempfile.TemporaryDirectory() as folder, services(halves(folder, gpus, options.channels), folder) as sockets:

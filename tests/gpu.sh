@@ -121,7 +121,7 @@ ranks() {
 }
 
 # Two services on this machine, joined by TCP, and two that carry everything out themselves, one in host memory and by its engines, one by
-# engines from few bytes on: their sockets in `two`, `strict` and `by_engines`.
+# engines from few bytes on, and one by engines with streams that wait for events: their sockets in `two`, `strict`, `by_engines` and `by_events`.
 more=
 start_more() {
     "$MCCS_BIN/mccsctl" keys --hosts h0,h1 --dir "$work/keys" >/dev/null
@@ -153,18 +153,25 @@ TOML
     sed "s|$work/strict|$work/engines|; s|use = \"required\"|use = \"required\"\nlarge_from = \"16B\"\nslot = \"1MiB\"|" "$work/strict.toml" > "$work/engines.toml"
     start engines
     more+=" $started"
+    sed "s|$work/engines|$work/events|; s|use = \"required\"|use = \"required\"\nordering = \"events\"|" "$work/engines.toml" > "$work/events.toml"
+    start events
+    more+=" $started"
     two=$work/h0/mccs.sock,$work/h1/mccs.sock
     strict=$work/strict/mccs.sock
     by_engines=$work/engines/mccs.sock
+    by_events=$work/events/mccs.sock
 }
 
 # Through services: every collective, element type and reduction; PyTorch.
 staged_checks() {
     start_more
-    for sockets in "$two" "$strict" "$by_engines"; do
+    for sockets in "$two" "$strict" "$by_engines" "$by_events"; do
         for nranks in 2 $([ "$gpus" -le 2 ] || echo "$gpus"); do
             local through
-            through="through $(tr , ' ' <<< "$sockets" | wc -w) services$([ "$sockets" != "$by_engines" ] || echo ", by engines"), $nranks ranks"
+            through="through $(tr , ' ' <<< "$sockets" | wc -w) services"
+            [ "$sockets" != "$by_engines" ] || through+=", by engines"
+            [ "$sockets" != "$by_events" ] || through+=", by engines and events"
+            through+=", $nranks ranks"
             lane "$through, 1 B to 48 KiB" \
                 "$perf" --check --socket "$sockets" --nranks "$nranks" --operation all --begin 1B --end 48KiB --factor 37
             lane "$through, 1 to 9 MiB" \

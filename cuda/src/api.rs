@@ -80,6 +80,8 @@ entry_points! {
     fn cuIpcGetMemHandle(handle: *mut [u8; 64], address: u64);
     fn cuIpcOpenMemHandle_v2(address: *mut u64, handle: sys::CUipcMemHandle, flags: c_uint);
     fn cuIpcCloseMemHandle(address: u64);
+    fn cuIpcGetEventHandle(handle: *mut [u8; 64], event: sys::CUevent);
+    fn cuIpcOpenEventHandle(event: *mut sys::CUevent, handle: sys::CUipcEventHandle);
     fn cuMemHostRegister_v2(ptr: *mut c_void, bytes: usize, flags: c_uint);
     fn cuMemHostUnregister(ptr: *mut c_void);
     fn cuMemHostGetDevicePointer_v2(address: *mut u64, ptr: *mut c_void, flags: c_uint);

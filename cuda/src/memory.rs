@@ -11,13 +11,13 @@ use crate::error::DriverError;
 /// An address in a GPU's address space.
 pub type DeviceAddress = u64;
 
-/// Names an allocation to other processes (`CUipcMemHandle`).
+/// Names an allocation or an event to other processes (`CUipcMemHandle`, `CUipcEventHandle`).
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct IpcHandle(pub [u8; 64]);
 
 impl std::fmt::Debug for IpcHandle {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // Whoever has all of it can open the memory.
+        // Whoever has all of it can open what it names.
         write!(f, "IpcHandle({:02x}{:02x}..)", self.0[0], self.0[1])
     }
 }

@@ -5,7 +5,11 @@ use cudarc::driver::sys;
 use crate::api;
 use crate::context::Context;
 use crate::error::DriverError;
-use crate::memory::DeviceAddress;
+use crate::memory::{DeviceAddress, IpcHandle};
+
+/// Flags of events.
+const DISABLE_TIMING: u32 = 2;
+const INTERPROCESS: u32 = 4;
 
 /// A stream that somebody else owns, as `CUstream` or `cudaStream_t`; null is the context's default one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -252,11 +256,47 @@ impl Event {
     /// # Errors
     /// [`DriverError`].
     pub fn new(context: &Context, is_timed: bool) -> Result<Self, DriverError> {
-        const DISABLE_TIMING: u32 = 2;
+        Self::create(context, if is_timed { 0 } else { DISABLE_TIMING })
+    }
+
+    /// An event that other processes can open, without a time.
+    ///
+    /// # Errors
+    /// [`DriverError`].
+    pub fn shared(context: &Context) -> Result<Self, DriverError> {
+        Self::create(context, DISABLE_TIMING | INTERPROCESS)
+    }
+
+    fn create(context: &Context, flags: u32) -> Result<Self, DriverError> {
         let _entered = context.enter()?;
         let mut raw = std::ptr::null_mut();
         // SAFETY: `raw` is a pointer to write to.
-        unsafe { api::cuEventCreate(&mut raw, if is_timed { 0 } else { DISABLE_TIMING })? };
+        unsafe { api::cuEventCreate(&mut raw, flags)? };
+        Ok(Event { context: context.clone(), raw })
+    }
+
+    /// The name of a shared event, for other processes.
+    ///
+    /// # Errors
+    /// [`DriverError`], also for an event that is not shared.
+    pub fn export(&self) -> Result<IpcHandle, DriverError> {
+        let _entered = self.context.enter()?;
+        let mut handle = [0; 64];
+        // SAFETY: `handle` has the driver's size of a handle; the event lives.
+        unsafe { api::cuIpcGetEventHandle(&mut handle, self.raw)? };
+        Ok(IpcHandle(handle))
+    }
+
+    /// Opens another process' event in a context of the same GPU. It can be recorded and waited for by either.
+    ///
+    /// # Errors
+    /// [`DriverError`], for a handle that is stale or forged.
+    pub fn open(context: &Context, handle: &IpcHandle) -> Result<Self, DriverError> {
+        let _entered = context.enter()?;
+        let mut raw = std::ptr::null_mut();
+        let handle = sys::CUipcEventHandle { reserved: handle.0.map(|byte| byte as std::ffi::c_char) };
+        // SAFETY: `raw` is a pointer to write to; the driver checks the handle.
+        unsafe { api::cuIpcOpenEventHandle(&mut raw, handle)? };
         Ok(Event { context: context.clone(), raw })
     }
 

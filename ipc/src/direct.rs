@@ -23,7 +23,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 
 use serde::{Deserialize, Serialize};
 
-use crate::large::{LARGE_WORDS_BYTES, LargeLayout};
+use crate::large::{LARGE_WORDS_BYTES, LargeLayout, RankEvents};
 use crate::shm::{Mapping, ShmError};
 use crate::sync::atomic::{AtomicU64, Ordering, fence};
 
@@ -69,6 +69,23 @@ pub struct DirectShare {
     pub large: Option<LargeLayout>,
     /// Who does what.
     pub execution: Execution,
+    /// By rank, where streams tell and wait by events; a rank is sent its own alone.
+    pub events: Vec<RankEvents>,
+}
+
+impl DirectShare {
+    /// What a rank is sent.
+    #[must_use]
+    pub fn of_rank(&self, rank: u32) -> Self {
+        let events = self.events.get(rank as usize).cloned().into_iter().collect();
+        DirectShare {
+            layout: self.layout,
+            areas: self.areas.clone(),
+            large: self.large,
+            execution: self.execution,
+            events,
+        }
+    }
 }
 
 /// A strategy as the page has it: what the words mean is the kernels' matter.

@@ -8,6 +8,11 @@
 //! Where the service carries everything out ([`crate::direct::Execution`]) a second stream of its own does that part as well, and
 //! the caller's stream only says that it is there, and waits.
 //!
+//! There the caller's stream may say and wait by events instead of words ([`RankEvents`]), which only drivers can do to each other: when the
+//! stream has come to a call, the service finds the event of that number recorded, and writes *ready* itself. A wait for an event is for what
+//! was recorded last when the wait is enqueued, so a call waits on the processor until the service has *promised*: recorded it behind
+//! what ends the operation.
+//!
 //! Where elements are combined each rank owns a *shard* of them; of a short all-reduce, all of them. Its peers' parts come, piece by piece, into a *slot* of the
 //! rank's area; a kernel in the rank's own stream combines each when words tell that it is there.
 //!
@@ -41,7 +46,7 @@ const SLOTS: u64 = 2;
 /// A word of a rank's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum LargeWord {
-    /// The rank's stream has come to an operation. Written by that stream.
+    /// The rank's stream has come to an operation. Written by that stream; where it tells so by an event, by the service.
     Ready,
     /// The rank's copy engine has come to a round of an operation: [`stage`]. Written by the service's stream there.
     Round,
@@ -60,9 +65,30 @@ pub enum LargeWord {
     Kept,
     /// The rank's stream is past an operation. Written by that stream.
     Finished,
+    /// The event that the rank's stream is to wait for stands for this operation now. Written by the service, if streams wait for
+    /// events.
+    Promised,
 }
 
-const WORDS: u64 = 8;
+/// Large operations that a rank may have called and its stream not come to, where streams tell by events.
+pub const CALLED_EVENTS: usize = 16;
+
+/// Events of a rank, made by the service, as handles of 64 bytes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RankEvents {
+    /// The rank's stream has come to an operation: [`CALLED_EVENTS`], used in turn. Recorded by the rank.
+    pub called: Vec<Vec<u8>>,
+    /// The operation that was promised last has ended. Recorded by the service.
+    pub done: Vec<u8>,
+}
+
+/// Which of [`RankEvents::called`] is an operation's.
+#[must_use]
+pub fn called_event(operation: u64) -> usize {
+    (operation % CALLED_EVENTS as u64) as usize
+}
+
+const WORDS: u64 = 9;
 /// A line each: words are polled over the bus.
 const LINE_BYTES: u64 = 128;
 /// All words of a page.
@@ -79,6 +105,7 @@ impl LargeWord {
         LargeWord::Arrived,
         LargeWord::Kept,
         LargeWord::Finished,
+        LargeWord::Promised,
     ];
 }
 
@@ -106,6 +133,14 @@ impl DirectPage {
         self.large(rank, word).load(Ordering::Acquire)
     }
 
+    /// Says what a stream would. Called by the service, for words that are not its streams'.
+    ///
+    /// # Panics
+    /// If a page has no such rank.
+    pub fn tell_large(&self, rank: u32, word: LargeWord, value: u64) {
+        self.large(rank, word).store(value, Ordering::Release);
+    }
+
     /// Lets everybody go on who waits for a word of any rank's. Called where the service has gone.
     pub fn release_all(&self) {
         for rank in 0..DIRECT_RANKS_MAX {
@@ -118,7 +153,7 @@ impl DirectPage {
     /// # Panics
     /// If a page has no such rank.
     pub fn release(&self, rank: u32, word: LargeWord) {
-        self.large(rank, word).store(RELEASED, Ordering::Release);
+        self.tell_large(rank, word, RELEASED);
     }
 }
 

@@ -549,6 +549,7 @@ impl Settings {
                 },
                 slot_bytes: config.cuda.slot.0,
                 lines: config.cuda.lines,
+                by_events: config.cuda.ordering == file::CudaOrdering::Events,
                 execution: match config.cuda.execution {
                     file::CudaExecution::Ranks => Execution::Ranks,
                     file::CudaExecution::Service => Execution::Service,
@@ -556,7 +557,7 @@ impl Settings {
             },
             cuda_gpus: config.cuda.gpus.clone(),
             gate_access: match config.cuda.ordering {
-                file::CudaOrdering::Auto => GateAccess::Auto,
+                file::CudaOrdering::Auto | file::CudaOrdering::Events => GateAccess::Auto,
                 file::CudaOrdering::Words => GateAccess::Words,
                 file::CudaOrdering::Kernels => GateAccess::Kernels,
             },

@@ -45,6 +45,10 @@ impl Default for Cuda {
 impl Cuda {
     pub(super) fn validate(&self, problems: &mut Problems) {
         problems.within("cuda.slot", &self.slot, &limits::CUDA_SLOT);
+        if self.ordering == CudaOrdering::Events && self.execution != CudaExecution::Service {
+            let reason = "\"events\" is for what the service carries out by its engines: set execution = \"service\", or another ordering";
+            problems.add("cuda.ordering", reason);
+        }
         for (index, gpu) in self.gpus.iter().enumerate() {
             let key = format!("cuda.gpus[{index}]");
             let is_uuid = gpu.strip_prefix("GPU-").is_some_and(|rest| {
@@ -87,6 +91,8 @@ pub enum CudaOrdering {
     Words,
     /// By kernels only: for drivers without such operations.
     Kernels,
+    /// As `Auto`; but where the service's engines carry a collective out, by events of the driver's that tenants open (decision 026).
+    Events,
 }
 
 /// Whether the service uses GPUs.

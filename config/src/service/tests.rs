@@ -235,6 +235,13 @@ fn a_controller_is_one_of_the_hosts_and_says_its_files() {
 }
 
 #[test]
+fn streams_wait_for_events_where_the_service_does_everything() {
+    let parse = |text: &str| ServiceConfig::parse(text, "service.toml");
+    assert!(parse("[cuda]\nexecution = \"service\"\nordering = \"events\"\n").is_ok());
+    only("[cuda]\nordering = \"events\"\n", 2, "cuda.ordering", "execution = \"service\"");
+}
+
+#[test]
 fn gpus_are_named_as_the_vendors_tool_prints_them() {
     let uuid = "GPU-00112233-4455-6677-8899-aabbccddeeff";
     let good = format!("[cuda]\ngpus = [{uuid:?}, \"0000:17:00.0\", \"00000000:9A:00.0\"]\n");

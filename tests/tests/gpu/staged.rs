@@ -13,10 +13,23 @@ use super::TENANTS;
 use super::ranks::{Buffers, Place, Player, Rank, Role, call, enqueue, everybody};
 
 /// What processes of these tests do, besides what those of others do.
-pub const ROLES: &[(&str, Role)] = &[("stages", stages), ("is_told", is_told), ("refuses_graphs", refuses_graphs)];
+pub const ROLES: &[(&str, Role)] = &[
+    ("stages", stages),
+    ("is_told", is_told),
+    ("refuses_graphs", refuses_graphs),
+    ("leaves_at_once", leaves_at_once),
+    ("runs_ahead", runs_ahead),
+];
 
-const STRICT: &str = "[cuda]\nuse = \"required\"\nexecution = \"service\"\n[[tenant]]\nname = \"a\"\nsocket = \"a\"\n\
-                      [[tenant]]\nname = \"b\"\nsocket = \"b\"\n";
+const ORDERINGS: [&str; 4] = ["auto", "words", "kernels", "events"];
+
+/// A service that carries everything out, whose callers' streams wait in this way.
+fn strict(ordering: &str) -> String {
+    format!(
+        "[cuda]\nuse = \"required\"\nexecution = \"service\"\nordering = {ordering:?}\n\
+         [[tenant]]\nname = \"a\"\nsocket = \"a\"\n[[tenant]]\nname = \"b\"\nsocket = \"b\"\n"
+    )
+}
 
 /// The halves of a communicator, with a service for each.
 fn halves(hosts: &TestHosts, tenant: usize) -> [Place; 2] {
@@ -74,16 +87,66 @@ fn two_services_reduce_what_their_gpus_have() {
 #[test]
 #[ignore = "needs a GPU"]
 fn a_strict_service_does_everything_itself() {
-    for ordering in ["words", "kernels"] {
-        let settings = STRICT.replacen("[cuda]\n", &format!("[cuda]\nordering = {ordering:?}\n"), 1);
-        let service = TestService::start(&settings);
+    for ordering in ORDERINGS {
+        let service = TestService::start(&strict(ordering));
         Player::start("stages", &everybody(&service, 0)).ends_well();
-        Player::start("checks", &everybody(&service, 0)).ends_well();
+        let players = [0, 1].map(|tenant| Player::start("checks", &everybody(&service, tenant)));
+        players.into_iter().for_each(|player| drop(player.ends_well()));
     }
-    let service = TestService::start(STRICT);
-    Player::start("stages", &everybody(&service, 0)).ends_well();
-    let players = [0, 1].map(|tenant| Player::start("checks", &everybody(&service, tenant)));
-    players.into_iter().for_each(|player| drop(player.ends_well()));
+}
+
+/// Long operations alone, and the communicator is destroyed before they have ended.
+fn leaves_at_once(place: &Place) -> anyhow::Result<()> {
+    place.each_rank(|Rank { context, comm, stream, together }| {
+        let (rank, calls) = (comm.rank(), (0..6).map(|n| call(6 * n, place.nranks, 3_000_001)).collect::<Vec<_>>());
+        let at = calls.iter().map(|call| Buffers::of(&context, call)).collect::<Result<Vec<_>, _>>()?;
+        calls.iter().zip(&at).try_for_each(|(call, at)| at.fill(call, rank))?;
+        together.wait();
+        calls.iter().zip(&at).try_for_each(|(call, at)| enqueue(&comm, call, at, stream.raw()))?;
+        drop(comm);
+        // SAFETY: the stream lives.
+        unsafe { stream.raw().synchronize()? };
+        calls.iter().zip(&at).try_for_each(|(call, at)| at.check(call, rank))
+    })
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn who_leaves_has_what_was_called() {
+    for settings in ORDERINGS.map(strict).iter().map(String::as_str).chain([super::LARGE]) {
+        let service = TestService::start(settings);
+        Player::start("leaves_at_once", &everybody(&service, 0)).ends_well();
+    }
+}
+
+/// One rank calls as long as it may while the others have not called at all; then they come.
+fn runs_ahead(place: &Place) -> anyhow::Result<()> {
+    const CALLS: u64 = 14;
+    place.each_rank(|Rank { context, comm, stream, together }| {
+        let calls: Vec<_> = (0..CALLS).map(|n| call(6 * n, place.nranks, 300_001)).collect();
+        let at = calls.iter().map(|call| Buffers::of(&context, call)).collect::<Result<Vec<_>, _>>()?;
+        calls.iter().zip(&at).try_for_each(|(call, at)| at.fill(call, comm.rank()))?;
+        let enqueue_all = || calls.iter().zip(&at).try_for_each(|(call, at)| enqueue(&comm, call, at, stream.raw()));
+        if comm.rank() == 0 {
+            enqueue_all()?;
+        }
+        together.wait();
+        if comm.rank() != 0 {
+            enqueue_all()?;
+        }
+        // SAFETY: the stream lives.
+        unsafe { stream.raw().synchronize()? };
+        calls.iter().zip(&at).try_for_each(|(call, at)| at.check(call, comm.rank()))
+    })
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn a_rank_may_call_before_the_others() {
+    for ordering in ["auto", "events"] {
+        let service = TestService::start(&strict(ordering));
+        Player::start("runs_ahead", &everybody(&service, 0)).ends_well();
+    }
 }
 
 #[test]
@@ -179,15 +242,21 @@ fn refuses_graphs(place: &Place) -> anyhow::Result<()> {
 #[test]
 #[ignore = "needs a GPU"]
 fn streams_that_wait_for_a_strict_service_go_on_when_a_rank_does_not_come() {
-    let service = TestService::start(&format!("{STRICT}[limits]\noperation_timeout = \"1s\"\n"));
-    let said = Player::start("is_told", &everybody(&service, 0)).ends_well();
-    assert!(said.contains("rank 0 was told") && said.contains("rank 1 was told"), "{said}");
+    for ordering in ["auto", "events"] {
+        let service = TestService::start(&format!("{}[limits]\noperation_timeout = \"1s\"\n", strict(ordering)));
+        let said = Player::start("is_told", &everybody(&service, 0)).ends_well();
+        assert!(said.contains("rank 0 was told") && said.contains("rank 1 was told"), "{said}");
+    }
 }
 
 #[test]
 #[ignore = "needs a GPU"]
 fn streams_that_wait_for_a_strict_service_go_on_when_a_rank_is_killed() {
-    let service = TestService::start(STRICT);
+    ["auto", "events"].into_iter().for_each(kill_half);
+}
+
+fn kill_half(ordering: &str) {
+    let service = TestService::start(&strict(ordering));
     let whole = everybody(&service, 0);
     let half = whole.nranks / 2;
     let mut first = Player::start("is_told", &Place { ranks: 0..half, ..whole.clone() });
@@ -203,7 +272,7 @@ fn streams_that_wait_for_a_strict_service_go_on_when_a_rank_is_killed() {
 #[test]
 #[ignore = "needs a GPU"]
 fn graphs_are_refused_and_nothing_is_lost() {
-    let service = TestService::start(STRICT);
+    let service = TestService::start(&strict("auto"));
     Player::start("refuses_graphs", &everybody(&service, 0)).ends_well();
 }
 

@@ -16,13 +16,14 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 
 use mccs_cuda::{DeviceAddress, DriverError, HostRegistration, OwnedStream};
 use mccs_ipc::direct::{DIRECT_PAGE_BYTES, DirectPage};
-use mccs_ipc::large::{LargeLayout, LargeWord};
+use mccs_ipc::large::{LargeLayout, LargeWord, RankEvents};
 use mccs_ipc::types::{DataType, Handle, RedOp};
 
 use super::Gpus;
 use super::imports::{GpuOperand, ImportError, Imports};
 use super::issue;
 use super::large::{LargeCall, Part};
+use super::promises::Promises;
 use super::setup::{AreasInUse, Order, Orders};
 use crate::collective::Schedule;
 use crate::devices::Launched;
@@ -52,6 +53,8 @@ pub struct CopyEngines {
 
 /// What is dropped on the set-up thread, in this order.
 struct Parts {
+    /// By rank, where their streams tell and wait by events.
+    promises: Vec<Promises>,
     streams: Vec<OwnedStream>,
     /// For what stays with a rank; none where the ranks' own streams do it.
     keep_streams: Vec<OwnedStream>,
@@ -90,6 +93,7 @@ impl CopyEngines {
         layout: LargeLayout,
         issuers: &[mpsc::Sender<issue::Order>],
         (setup, done): (&Arc<Orders>, &Sender<ProxyMessage>),
+        by_events: bool,
     ) -> Result<Self, DriverError> {
         for (from, to) in ranks.iter().flat_map(|from| ranks.iter().map(move |to| (*from, *to))) {
             if from != to {
@@ -102,7 +106,10 @@ impl CopyEngines {
         // SAFETY: the page is mapped longer than it is registered: parts are dropped in order.
         let registration =
             unsafe { HostRegistration::register(&gpus.gpus[ranks[0]].1, page.as_ptr(), DIRECT_PAGE_BYTES as usize)? };
-        let parts = Parts { streams, keep_streams, registration, page: Arc::clone(page), areas: areas.clone() };
+        let by_events = ranks.iter().filter(|_| by_events);
+        let promises = by_events.map(|gpu| Promises::new(&gpus.gpus[*gpu].1)).collect::<Result<_, _>>()?;
+        let parts =
+            Parts { promises, streams, keep_streams, registration, page: Arc::clone(page), areas: areas.clone() };
         Ok(CopyEngines {
             parts: Some(parts),
             layout,
@@ -145,6 +152,31 @@ impl CopyEngines {
     /// A place in a rank's area.
     pub(super) fn area(&self, rank: u32, offset: u64) -> DeviceAddress {
         self.parts().areas.address(rank as usize) + offset
+    }
+
+    /// What promises to a rank are made with.
+    ///
+    /// # Panics
+    /// If ranks do not tell by events.
+    pub(super) fn promises(&self, rank: u32) -> &Promises {
+        &self.parts().promises[rank as usize]
+    }
+
+    /// Events for ranks, by rank; none where they tell and wait by words.
+    pub(super) fn events(&self) -> Result<Vec<RankEvents>, DriverError> {
+        self.parts().promises.iter().map(Promises::export).collect()
+    }
+
+    /// A rank has called an operation; the others perhaps have not.
+    pub(crate) fn called(self: &Arc<Self>, comm: Handle, rank: u32) {
+        if !self.parts().promises.is_empty() {
+            // Threads live as long as somebody can send to them.
+            let _ = self.issuers[rank as usize].send(issue::Order::Called { engines: Arc::clone(self), comm, rank });
+        }
+    }
+
+    pub(super) fn done(&self) -> &Sender<ProxyMessage> {
+        &self.done
     }
 
     /// Number of ranks.

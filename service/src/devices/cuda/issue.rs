@@ -5,6 +5,8 @@
 //! in portions, each with an event behind it, and no stream holds more than [`ENTRIES_MAX`]; the rest of it waits in its
 //! communicator's *lane*, and nobody else waits with it.
 //!
+//! Ranks whose streams tell by events are looked after here as well (`promises.rs`).
+//!
 //! When a communicator has failed its words are released until its lanes are empty, and only then the ranks' streams: what
 //! a tenant gets back nobody writes any more.
 
@@ -15,10 +17,12 @@ use std::time::Duration;
 
 use mccs_cuda::{Context, DriverError, Event, Kernels, WordOperation};
 use mccs_ipc::large::{LargeWord, Shards, stage};
+use mccs_ipc::types::Handle;
 use mccs_kernels::cuda::{LargeBuffers, Launch};
 
 use super::engines::{CopyEngines, Flight};
 use super::large::{Part, Place, Step, keep_steps_of, steps_of};
+use super::promises::Caller;
 use super::{Gpus, NoCuda};
 use crate::collective::Problem;
 
@@ -49,6 +53,8 @@ const LOOK_AFTER_MAX: Duration = Duration::from_millis(5);
 pub(super) enum Order {
     /// Issue a rank's part.
     Run { flight: Arc<Flight>, rank: u32, part: Part },
+    /// A rank has called an operation, and its stream tells by events.
+    Called { engines: Arc<CopyEngines>, comm: Handle, rank: u32 },
     /// End a rank's part in everything.
     Release { engines: Arc<CopyEngines>, rank: u32, part: Part },
 }
@@ -95,6 +101,8 @@ struct Issuer {
     gpu: Arc<IssuingGpu>,
     orders: Receiver<Order>,
     lanes: Vec<Lane>,
+    /// Ranks whose streams tell by events.
+    callers: Vec<Caller>,
     /// To be used again.
     events: Vec<Event>,
 }
@@ -112,7 +120,7 @@ pub(super) fn start(number: usize, gpus: &Gpus) -> Result<mpsc::Sender<Order>, N
     let (sender, orders) = mpsc::channel();
     let (context, kernels) = (gpus.gpus[number].1.clone(), gpus.kernels.get(number).cloned());
     let gpu = Arc::new(IssuingGpu { number, context, kernels });
-    let issuer = Issuer { gpu, orders, lanes: Vec::new(), events: Vec::new() };
+    let issuer = Issuer { gpu, orders, lanes: Vec::new(), callers: Vec::new(), events: Vec::new() };
     std::thread::Builder::new().name(format!("mccs-gpu-{number}")).spawn(move || issuer.run())?;
     Ok(sender)
 }
@@ -126,10 +134,11 @@ impl Issuer {
         }
         let mut look_after = LOOK_AFTER;
         loop {
-            let order = if self.lanes.is_empty() {
-                self.orders.recv().map_err(|_| RecvTimeoutError::Disconnected)
-            } else {
-                self.orders.recv_timeout(look_after)
+            let of_lanes = (!self.lanes.is_empty()).then_some(look_after);
+            let of_callers = self.callers.iter().filter_map(Caller::look_after);
+            let order = match of_callers.chain(of_lanes).min() {
+                None => self.orders.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                Some(timeout) => self.orders.recv_timeout(timeout),
             };
             let mut moved = order.is_ok();
             match order {
@@ -144,21 +153,12 @@ impl Issuer {
                 moved |= lane.look(&gpu, &mut self.events);
             }
             self.lanes.retain(|lane| !lane.is_over());
+            self.callers.retain_mut(|caller| caller.look().inspect(|has_moved| moved |= has_moved).is_some());
             look_after = if moved { LOOK_AFTER } else { (look_after * 2).min(LOOK_AFTER_MAX) };
         }
     }
 
     fn take(&mut self, order: Order) {
-        let (engines, rank, part) = match &order {
-            Order::Run { flight, rank, part } => (&flight.engines, *rank, *part),
-            Order::Release { engines, rank, part } => (engines, *rank, *part),
-        };
-        let of_it = |lane: &Lane| (lane.rank, lane.part) == (rank, part) && Arc::ptr_eq(&lane.engines, engines);
-        let at = self.lanes.iter().position(of_it).unwrap_or_else(|| {
-            self.lanes.push(Lane::new(engines, rank, part));
-            self.lanes.len() - 1
-        });
-        let lane = &mut self.lanes[at];
         match order {
             // Its communicator failed while its memory was being opened.
             Order::Run { flight, .. } if flight.engines.is_released() => drop(flight),
@@ -167,15 +167,36 @@ impl Issuer {
                     Part::Push => steps_of(&flight.call, &flight.schedule, rank),
                     Part::Keep => keep_steps_of(&flight.call, &flight.schedule.problem, rank),
                 };
+                let at = self.lane(&flight.engines, rank, part);
+                let lane = &mut self.lanes[at];
                 lane.waiting.push_back(Run { flight, steps: steps.into() });
                 lane.issue(&self.gpu, &mut self.events);
             }
-            Order::Release { .. } => {
+            Order::Called { engines, comm, rank } => self.called(&engines, comm, rank),
+            Order::Release { engines, rank, part } => {
+                let at = self.lane(&engines, rank, part);
                 // What was not issued is not going to be; portions that were keep their memory.
-                lane.waiting.clear();
-                lane.is_releasing = true;
+                self.lanes[at].waiting.clear();
+                self.lanes[at].is_releasing = true;
             }
         }
+    }
+
+    /// Where the lane of a rank's part is, which there is from now on.
+    fn lane(&mut self, engines: &Arc<CopyEngines>, rank: u32, part: Part) -> usize {
+        let of_it = |lane: &Lane| (lane.rank, lane.part) == (rank, part) && Arc::ptr_eq(&lane.engines, engines);
+        self.lanes.iter().position(of_it).unwrap_or_else(|| {
+            self.lanes.push(Lane::new(engines, rank, part));
+            self.lanes.len() - 1
+        })
+    }
+
+    fn called(&mut self, engines: &Arc<CopyEngines>, comm: Handle, rank: u32) {
+        let at = self.callers.iter().position(|caller| caller.is_of(engines, rank)).unwrap_or_else(|| {
+            self.callers.push(Caller::new(engines, rank, comm));
+            self.callers.len() - 1
+        });
+        self.callers[at].call();
     }
 }
 

@@ -15,6 +15,7 @@ mod engines;
 mod imports;
 mod issue;
 mod large;
+mod promises;
 mod setup;
 
 use std::collections::VecDeque;
@@ -74,6 +75,8 @@ pub struct CudaOptions {
     pub lines: bool,
     /// Who carries collectives out.
     pub execution: Execution,
+    /// Whether ranks' streams tell and wait by events, where the service's engines carry collectives out.
+    pub by_events: bool,
 }
 
 /// Payload from which the service's engines are faster than memory of the host, on two H200 (`eval/results/cuda-service.md`).

@@ -5,7 +5,7 @@ use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Weak};
 
 use mccs_cuda::{DeviceAddress, DeviceMemory, DriverError, OwnedStream};
-use mccs_ipc::direct::{AreaName, DirectPage, DirectShare, DirectTerms, STRATEGY_WORDS};
+use mccs_ipc::direct::{AreaName, DirectPage, DirectShare, DirectTerms, Execution, STRATEGY_WORDS};
 use mccs_ipc::large::LargeLayout;
 use mccs_ipc::types::Handle;
 use mccs_kernels::cuda::{AreaLayout, DirectStrategy};
@@ -166,15 +166,18 @@ impl Setup {
         let in_lines = self.options.lines && self.store_lines(gpus).map_err(PrepareError::Lines)?;
         let strategy = strategy(nranks, large.map_or(LargeFrom::Never, |_| self.options.large_from), in_lines);
         page.publish(&DirectTerms { epoch: 0, from: 1, words: words_of(&strategy) });
-        let share = DirectShare { layout: bytemuck::cast(layout), areas, large, execution: self.options.execution };
         let orders = self.own.upgrade().ok_or(PrepareError::Stopping)?;
-        let areas = AreasInUse { memory: Arc::new(memory), orders: Arc::clone(&orders) };
+        let in_use = AreasInUse { memory: Arc::new(memory), orders: Arc::clone(&orders) };
+        let execution = self.options.execution;
+        let by_events = self.options.by_events && execution == Execution::Service;
         let copies = |layout| {
-            let (shared, ways) = ((&page, &areas), (&orders, &self.done));
-            CopyEngines::new(&self.gpus, gpus, shared, layout, &self.issuers, ways).map(Arc::new)
+            let (shared, ways) = ((&page, &in_use), (&orders, &self.done));
+            CopyEngines::new(&self.gpus, gpus, shared, layout, &self.issuers, ways, by_events).map(Arc::new)
         };
         let copies = large.map(copies).transpose().map_err(PrepareError::Streams)?;
-        Ok(Prepared { share, page: fd, group: DirectGroup::new(page, copies, Box::new(areas)) })
+        let events = copies.as_ref().map_or(Ok(Vec::new()), |copies| copies.events()).map_err(PrepareError::Streams)?;
+        let share = DirectShare { layout: bytemuck::cast(layout), areas, large, execution, events };
+        Ok(Prepared { share, page: fd, group: DirectGroup::new(page, copies, Box::new(in_use)) })
     }
 }
 

@@ -276,7 +276,7 @@ impl SessionEngine {
                     *slot = CommSlot::Ready { comm, place, rank, info, rounds: 0 };
                 }
                 let fds: Vec<_> = memory.iter().map(AsFd::as_fd).collect();
-                let direct = share.as_deref().cloned();
+                let direct = share.map(|share| share.of_rank(rank));
                 let access = self.proxies.access;
                 let engines_from = self.proxies.engines_from.filter(|_| may_have_engines);
                 let answer = Response::Comm { comm: tenant_comm, board, direct, access, engines_from };

@@ -235,6 +235,9 @@ impl ProxyEngine {
         let (comm, rank) = (operation.comm, operation.rank);
         let task = match (&operation.action, self.comms.get_mut(comm)) {
             (Action::Collective { .. }, Some(live)) if live.failure.is_none() => {
+                if let Some(engines) = operation.on_gpus.as_ref().and_then(|own| own.group.large()) {
+                    engines.called(comm, rank);
+                }
                 Task::Collective { comm, rank, seq: live.enqueue(operation, now, &self.recorder) }
             }
             _ => Task::Own(Box::new(operation)),

@@ -223,7 +223,8 @@ impl Memory {
     #[cfg(test)]
     pub(super) fn revoke(&mut self, ports: &[Port]) {
         let other: &'static mut [u8] = vec![0; 4096].leak();
-        for (port, mr) in self.registrations.iter_mut().flat_map(|registration| ports.iter().zip(&mut registration.mrs)) {
+        for (port, mr) in self.registrations.iter_mut().flat_map(|registration| ports.iter().zip(&mut registration.mrs))
+        {
             let pd = &port.opened.as_ref().expect("an open port").pd;
             // SAFETY: the memory stays for as long as the process.
             *mr = Some(unsafe { pd.register(other.as_ptr() as u64, other.len() as u64) }.expect("registers"));

@@ -2,30 +2,68 @@
 //! what the rank does itself. See [`mccs_ipc::large`].
 
 use bytemuck::Zeroable;
-use mccs_cuda::{DeviceAddress, RawStream, WordOperation};
+use std::time::{Duration, Instant};
+
+use mccs_cuda::{Context, DeviceAddress, Event, IpcHandle, RawStream, WordOperation};
 use mccs_ipc::command::{BufferRef, Command, Opcode};
-use mccs_ipc::direct::{DirectPage, Execution};
-use mccs_ipc::large::{LargeLayout, LargeWord, Shards, has_large, own_part, stage};
+use mccs_ipc::direct::{DirectPage, DirectShare, Execution};
+use mccs_ipc::large::{
+    CALLED_EVENTS, LargeLayout, LargeWord, RankEvents, Shards, called_event, has_large, own_part, stage,
+};
 use mccs_ipc::protocol::{Request, Response};
 use mccs_ipc::types::Handle;
 use mccs_kernels::cuda::{DirectCall, LargeBuffers, Launch};
 
 use super::staging::Staging;
-use super::{DirectCommunicator, Order};
+use super::{DirectCommunicator, LOOK_AGAIN_AFTER, Order};
 use crate::Error;
 use crate::client::{locked, unexpected};
 use crate::cuda::call::Call;
 use crate::cuda::cuda_error;
 
+/// How long a call spins for the service's answer before it sleeps between looks.
+const SPIN_FOR: Duration = Duration::from_micros(200);
+
 /// How far a communicator is in large operations.
-#[derive(Default)]
 pub(super) struct LargeOrder {
     /// Operations enqueued.
-    pub(super) enqueued: u64,
+    enqueued: u64,
+    /// Where streams tell and wait by events instead of words.
+    events: Option<StreamEvents>,
     /// Stream of the service's that they are commands of; made with the first.
     stream: Option<Handle>,
     /// For what is sent, and what is received.
     staging: [Staging; 2],
+}
+
+/// Events of a rank. All but the last are the service's.
+struct StreamEvents {
+    called: Vec<Event>,
+    done: Event,
+    /// The rank's stream is past the last operation.
+    past: Event,
+}
+
+impl LargeOrder {
+    pub(super) fn new(context: &Context, share: &DirectShare) -> Result<Self, Error> {
+        let events = share.events.first().map(|events| StreamEvents::open(context, events)).transpose()?;
+        Ok(LargeOrder { enqueued: 0, events, stream: None, staging: Default::default() })
+    }
+}
+
+impl StreamEvents {
+    fn open(context: &Context, events: &RankEvents) -> Result<Self, Error> {
+        let malformed = || Error::ServiceGone("it sent a communicator without whole handles of events".into());
+        let open = |handle: &Vec<u8>| {
+            let handle = IpcHandle(handle.as_slice().try_into().map_err(|_| malformed())?);
+            Event::open(context, &handle).map_err(cuda_error)
+        };
+        let called = events.called.iter().map(open).collect::<Result<Vec<_>, _>>()?;
+        if called.len() != CALLED_EVENTS {
+            return Err(malformed());
+        }
+        Ok(StreamEvents { called, done: open(&events.done)?, past: Event::new(context, false).map_err(cuda_error)? })
+    }
 }
 
 impl DirectCommunicator {
@@ -43,17 +81,25 @@ impl DirectCommunicator {
     /// # Safety
     /// The stream must live.
     pub(super) unsafe fn wait_for_large(&self, order: &Order, stream: RawStream) -> Result<(), Error> {
-        if order.large.enqueued == 0 {
-            return Ok(());
-        }
-        // SAFETY: the word is on the registered page; the rest is the caller's contract.
-        unsafe { stream.wait_word(self.word(self.member.rank, LargeWord::Finished), order.large.enqueued) }
-            .map_err(cuda_error)
+        let (number, word) = (order.large.enqueued, self.word(self.member.rank, LargeWord::Finished));
+        // SAFETY: the word is on the registered page, the event lives with the order; the rest is the caller's contract.
+        let waits = unsafe {
+            match &order.large.events {
+                _ if number == 0 => Ok(()),
+                None => stream.wait_word(word, number),
+                Some(events) => stream.wait(&events.past),
+            }
+        };
+        waits.map_err(cuda_error)
     }
 
     /// Whether this rank's large operations have ended.
     pub(super) fn has_finished_large(&self, order: &Order) -> bool {
-        self.member.page.large_word(self.member.rank, LargeWord::Finished) >= order.large.enqueued
+        match &order.large.events {
+            None => self.member.page.large_word(self.member.rank, LargeWord::Finished) >= order.large.enqueued,
+            // A stream that has failed is past everything.
+            Some(events) => order.large.enqueued == 0 || events.past.has_happened().unwrap_or(true),
+        }
     }
 
     /// Gives the service its stream back. Its operations have ended.
@@ -116,6 +162,10 @@ impl DirectCommunicator {
             recv,
             ..Command::zeroed()
         };
+        if order.large.events.is_some() {
+            // SAFETY: the caller's contract is passed on.
+            return unsafe { self.enqueue_by_events(order, &command, (call, &at), (send_bytes, recv_bytes), stream) };
+        }
         member.client.0.submit_on_gpus(&command)?;
         order.large.enqueued = number;
         // SAFETY: words are on the registered page, which lives as long as `self`; the rest is the caller's contract.
@@ -136,6 +186,55 @@ impl DirectCommunicator {
             }
             stream.write_word(self.word(rank, LargeWord::Finished), number).map_err(cuda_error)
         }
+    }
+
+    /// Enqueues an operation between events, the service's command first. Waits on the processor until the service has promised it.
+    ///
+    /// # Safety
+    /// As for [`super::super::CudaCommunicator::all_reduce`].
+    unsafe fn enqueue_by_events(
+        &self,
+        order: &mut Order,
+        command: &Command,
+        (call, at): (&Call, &Call),
+        (send_bytes, recv_bytes): (u64, u64),
+        stream: RawStream,
+    ) -> Result<(), Error> {
+        let (member, number) = (&*self.member, command.ticket);
+        let Some(events) = &order.large.events else { return Ok(()) };
+        // Its event is free when the service has seen it.
+        self.wait_for_word(LargeWord::Ready, number.saturating_sub(CALLED_EVENTS as u64))?;
+        // SAFETY: events live with the order, which outlives its operations; the rest is the caller's contract.
+        unsafe {
+            if at.send != call.send {
+                stream.copy(at.send, call.send, send_bytes as usize).map_err(cuda_error)?;
+            }
+            events.called[called_event(number)].record(stream).map_err(cuda_error)?;
+            member.client.0.submit_on_gpus(command)?;
+            order.large.enqueued = number;
+            self.wait_for_word(LargeWord::Promised, number)?;
+            stream.wait(&events.done).map_err(cuda_error)?;
+            if at.recv != call.recv {
+                stream.copy(call.recv, at.recv, recv_bytes as usize).map_err(cuda_error)?;
+            }
+            events.past.record(stream).map_err(cuda_error)
+        }
+    }
+
+    /// Waits on the processor until the service has told of an operation.
+    fn wait_for_word(&self, word: LargeWord, number: u64) -> Result<(), Error> {
+        let since = Instant::now();
+        while self.member.page.large_word(self.member.rank, word) < number {
+            self.member.check_whole()?;
+            self.member.client.0.requests.check_alive()?;
+            if since.elapsed() < SPIN_FOR {
+                std::hint::spin_loop();
+            } else {
+                std::thread::sleep(LOOK_AGAIN_AFTER);
+            }
+        }
+        // Words of a communicator that has failed let everybody through.
+        self.member.check_whole()
     }
 
     /// What stays with the rank: its own part is moved; or its shard combined, piece by piece as words tell that the others' parts are

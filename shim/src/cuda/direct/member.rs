@@ -132,7 +132,7 @@ impl Member {
         has_captured: bool,
         has_rest_ended: &dyn Fn() -> bool,
     ) -> Result<(), Error> {
-        if launched == 0 && !has_captured {
+        if launched == 0 && !has_captured && has_rest_ended() {
             return Ok(());
         }
         let stream = OwnedStream::new(&self.context).map_err(cuda_error)?;

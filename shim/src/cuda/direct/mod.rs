@@ -81,7 +81,7 @@ impl DirectCommunicator {
             launches: LaunchOrder::new(&member.context)?,
             launched: 0,
             strategy: (0, DirectStrategy::zeroed()),
-            large: LargeOrder::default(),
+            large: LargeOrder::new(&member.context, share)?,
         };
         let points = Arc::new(Points::new(Arc::clone(&member))?);
         let (large, execution) = (share.large, share.execution);
