@@ -47,7 +47,7 @@ def collectives(rank, nranks, device):
         check("all_reduce of a pair", number.cpu(), torch.tensor([float(rank // 2 * 4 + 1)]))
 
 
-def points(rank, nranks, device):
+def points(rank, nranks, device, staged):
     """Sends and receives: alone, in batches, and those that uneven exchanges, gathers and scatters are made of."""
     def data(sender, count, dtype=torch.float32):
         return torch.randint(-100, 100, (count,), generator=torch.Generator().manual_seed(sender * 1000 + count)).to(dtype)
@@ -93,7 +93,7 @@ def points(rank, nranks, device):
     dist.scatter(scattered, [data(to, 5000).to(device) for to in range(nranks)] if rank == root else None, src=root)
     check("scatter", scattered.cpu(), data(rank, 5000))
     # A factor on the host, and one that the stream makes just before.
-    for factor in (0.5, torch.full((1,), 3.0, device=device) * (rank + 1)):
+    for factor in (0.5, torch.full((1,), 3.0, device=device) * (rank + 1))[:1 if staged else 2]:
         scaled = own.clone()
         dist.all_reduce(scaled, op=dist._make_nccl_premul_sum(factor))
         factors = [0.5 if isinstance(factor, float) else 3.0 * (sender + 1) for sender in range(nranks)]
@@ -227,10 +227,10 @@ def run(rank, nranks, sockets):
         if not any(("mccs-region" if staged else "mccs-direct") in line for line in maps):
             raise SystemExit("PyTorch has used another NCCL: is LD_PRELOAD set?")
     training(rank, nranks, device)
+    points(rank, nranks, device, staged)
+    if nranks > 1:
+        pipeline(rank, nranks, device)
     if not staged:
-        points(rank, nranks, device)
-        if nranks > 1:
-            pipeline(rank, nranks, device)
         graph(rank, nranks, device)
     dist.destroy_process_group()
 

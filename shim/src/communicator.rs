@@ -236,6 +236,36 @@ impl Communicator {
         Ok(ticket)
     }
 
+    /// Enqueues a send or a receive, in a group or not, on a stream that nobody else enqueues on. Returns its ticket.
+    pub(crate) fn submit_point(
+        &self,
+        (is_send, peer): (bool, u32),
+        span: Span,
+        count: u64,
+        dtype: DataType,
+        stream: &Stream,
+    ) -> Result<u64, Error> {
+        let ticket = stream.shared.next_ticket();
+        let command = self.point_command((is_send, peer), span, count, dtype)?;
+        self.client.0.submit(&stream.shared, &self.shared, command)?;
+        Ok(ticket)
+    }
+
+    fn point_command(
+        &self,
+        (is_send, peer): (bool, u32),
+        span: Span,
+        count: u64,
+        dtype: DataType,
+    ) -> Result<Command, Error> {
+        let opcode = if is_send { Opcode::Send } else { Opcode::Recv };
+        let mut command = self.command(opcode, count, dtype, peer)?;
+        let what = if is_send { "send" } else { "receive" };
+        let buffer = self.bytes(what, &span, Some(count), dtype)?;
+        *(if is_send { &mut command.send } else { &mut command.recv }) = buffer;
+        Ok(command)
+    }
+
     fn collective_command(&self, call: &Call) -> Result<Command, Error> {
         let Call { kind, count, dtype, root, .. } = *call;
         let mut command = self.command(Opcode::Collective, count, dtype, root)?;
@@ -406,9 +436,7 @@ impl Communicator {
     /// # Errors
     /// As [`Communicator::all_reduce`].
     pub fn send(&self, send: Span, count: u64, dtype: DataType, peer: u32, stream: &Stream) -> Result<(), Error> {
-        let mut command = self.command(Opcode::Send, count, dtype, peer)?;
-        command.send = self.bytes("send", &send, Some(count), dtype)?;
-        self.submit(stream, command)
+        self.submit(stream, self.point_command((true, peer), send, count, dtype)?)
     }
 
     /// Receives from `peer`.
@@ -416,9 +444,7 @@ impl Communicator {
     /// # Errors
     /// As [`Communicator::all_reduce`].
     pub fn recv(&self, recv: Span, count: u64, dtype: DataType, peer: u32, stream: &Stream) -> Result<(), Error> {
-        let mut command = self.command(Opcode::Recv, count, dtype, peer)?;
-        command.recv = self.bytes("receive", &recv, Some(count), dtype)?;
-        self.submit(stream, command)
+        self.submit(stream, self.point_command((false, peer), recv, count, dtype)?)
     }
 
     /// The error that ended the communicator, if one did: on any rank.

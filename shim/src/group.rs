@@ -91,15 +91,15 @@ pub fn group_end() -> Result<(), Error> {
     points::launch_together(points)
 }
 
-/// Keeps a send or receive between GPUs for the end of the group; `None` where there is no group.
-pub(crate) fn collect_point(point: impl FnOnce() -> CollectedPoint) -> Option<Result<(), Error>> {
+/// Keeps a send or receive between GPUs for the end of the group. Gives it back where there is no group.
+pub(crate) fn collect_point(point: CollectedPoint) -> Result<Result<(), Error>, CollectedPoint> {
+    let mut alone = Some(point);
     with_group(|group| {
-        (group.depth > 0).then(|| {
-            group.points.push(point());
-            Ok(())
-        })
-    })
-    .flatten()
+        if group.depth > 0 {
+            group.points.extend(alone.take());
+        }
+    });
+    alone.map_or(Ok(Ok(())), Err)
 }
 
 /// Enqueues an operation, or keeps it for the end of the group.

@@ -57,7 +57,10 @@ mod tests;
 pub use abi::{DirectArgs, RANKS_MAX, ReduceArgs};
 pub use area::AreaLayout;
 pub use launch::{Algorithm, DirectCall, LargeBuffers, Launch, functions, reduce_functions};
-pub use points::{MESSAGES_MAX, Point, PointsArgs, PointsError, PointsHead, PointsLaunch, contradiction, header_parts};
+pub use points::{
+    MESSAGES_MAX, Point, PointsArgs, PointsError, PointsHead, PointsLaunch, contradiction, header_parts,
+    pairs_with_oneself,
+};
 pub use stage::{STAGE_FUNCTION, STAGE_IMAGE, StageArgs};
 pub use strategy::{DirectStrategy, Rule};
 

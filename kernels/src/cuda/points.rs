@@ -218,7 +218,7 @@ impl PointsLaunch {
                 return Err(PointsError::TooLong { bytes: point.bytes });
             }
         }
-        check_own(points, rank)?;
+        pairs_with_oneself(points, rank)?;
         let (head, grid, block) = head(points, layout, (rank, nranks));
         if points.len() <= MESSAGES_FEW {
             let args = PointsArgs { head, messages: messages(points) };
@@ -249,14 +249,19 @@ fn header(point: &Point) -> u64 {
     point.bytes | u64::from(point.dtype as u32) << 56
 }
 
-fn check_own(points: &[Point], rank: u32) -> Result<(), PointsError> {
-    let own = |is_send| points.iter().filter(move |point| point.peer == rank && point.is_send == is_send);
+/// The messages of a group that a rank sends to itself, as send and receive.
+///
+/// # Errors
+/// [`PointsError::OwnUnmatched`].
+pub fn pairs_with_oneself(points: &[Point], rank: u32) -> Result<Vec<(Point, Point)>, PointsError> {
+    let own = |is_send| points.iter().copied().filter(move |point| point.peer == rank && point.is_send == is_send);
     let (sends, recvs) = (own(true).count(), own(false).count());
-    let same = own(true).zip(own(false)).take_while(|(send, recv)| header(send) == header(recv)).count();
-    if same == sends && same == recvs {
-        return Ok(());
+    let is_same = |(send, recv): &(Point, Point)| header(send) == header(recv);
+    let pairs: Vec<_> = own(true).zip(own(false)).take_while(is_same).collect();
+    if pairs.len() == sends && pairs.len() == recvs {
+        return Ok(pairs);
     }
-    Err(PointsError::OwnUnmatched { sends, recvs, number: same + 1 })
+    Err(PointsError::OwnUnmatched { sends, recvs, number: pairs.len() + 1 })
 }
 
 fn messages<const COUNT: usize>(points: &[Point]) -> [Message; COUNT] {

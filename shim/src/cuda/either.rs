@@ -10,7 +10,7 @@ use mccs_ipc::types::{CollectiveKind, DataType, RedOp, UniqueId};
 use super::call::Call;
 use super::cuda_error;
 use super::direct::DirectCommunicator;
-use super::direct::points::Points;
+use super::points::AnyPoints;
 use super::served::{Joined, ServedCommunicator};
 use crate::client::unexpected;
 use crate::{Client, Error, ReduceOperator};
@@ -133,12 +133,10 @@ impl CudaCommunicator {
     }
 
     /// What sends and receives need.
-    pub(super) fn points(&self) -> Result<&Arc<Points>, Error> {
+    pub(super) fn points(&self) -> AnyPoints {
         match &self.0 {
-            Way::Direct(comm) => Ok(comm.points()),
-            Way::Served(_) => {
-                Err(Error::argument("sends and receives do not go through the service: ranks have to be on one host"))
-            }
+            Way::Direct(comm) => AnyPoints::Direct(Arc::clone(comm.points())),
+            Way::Served(comm) => AnyPoints::Staged(Arc::clone(comm.points())),
         }
     }
 

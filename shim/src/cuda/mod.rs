@@ -7,7 +7,7 @@
 //!
 //! What is too large for that is a command to the service, whose copy engines push between the ranks' own buffers
 //! ([`mccs_ipc::large`]), or copies of those that no other process can open (`direct/staging.rs`).
-//! Sends and receives are one kernel a group, beside collectives and in no order with them.
+//! Sends and receives (`points`) are one kernel a group, beside collectives and in no order with them.
 //! The service carries everything out for ranks on several hosts, *staged* in host memory (`staged`), and for those of an operator
 //! who wants it so (`served`).
 //!
@@ -17,11 +17,12 @@
 mod call;
 mod direct;
 mod either;
+pub(crate) mod points;
 mod resources;
 mod served;
 mod staged;
 
-pub(crate) use direct::{GpuRegions, points};
+pub(crate) use direct::GpuRegions;
 pub use either::{CudaCommunicator, CudaStream};
 
 use mccs_cuda::DriverError;

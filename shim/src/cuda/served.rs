@@ -4,6 +4,8 @@
 //! To the service these are two communicators of one id. Which of them a collective goes to follows from its payload, so that all
 //! ranks choose the same. They share nothing but the caller's streams.
 
+use std::sync::Arc;
+
 use mccs_cuda::Context;
 use mccs_ipc::direct::GpuUuid;
 use mccs_ipc::gate::GateAccess;
@@ -14,7 +16,7 @@ use mccs_ipc::types::{Handle, RedOp, UniqueId};
 use super::CudaStream;
 use super::call::Call;
 use super::direct::DirectCommunicator;
-use super::staged::StagedCommunicator;
+use super::staged::{StagedCommunicator, StagedPoints};
 use crate::client::unexpected;
 use crate::{Client, Error};
 
@@ -60,6 +62,11 @@ impl ServedCommunicator {
 
     pub(super) fn nranks(&self) -> u32 {
         self.staged.nranks()
+    }
+
+    /// All go in host memory.
+    pub(super) fn points(&self) -> &Arc<StagedPoints> {
+        self.staged.points()
     }
 
     pub(super) fn client(&self) -> &Client {

@@ -4,7 +4,8 @@
 use std::time::Duration;
 
 use anyhow::ensure;
-use mccs_cuda::{Graph, OwnedStream};
+use mccs::DataType;
+use mccs_cuda::{Graph, OwnedStream, RawStream};
 use mccs_eval::workload::Call;
 use mccs_tests::TestService;
 use mccs_tests::hosts::TestHosts;
@@ -82,6 +83,25 @@ fn two_services_reduce_what_their_gpus_have() {
     let hosts = TestHosts::start(2, TENANTS);
     play_halves("stages", &hosts);
     play_halves("checks", &hosts);
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn sends_and_receives_go_through_services() {
+    let hosts = TestHosts::start(2, TENANTS);
+    ["exchanges", "pipelines", "errs"].into_iter().for_each(|role| drop(play_halves(role, &hosts)));
+    for ordering in ORDERINGS {
+        let service = TestService::start(&strict(ordering));
+        Player::start("exchanges", &everybody(&service, 0)).ends_well();
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn a_receive_goes_on_when_its_sender_does_not_come() {
+    let hosts = TestHosts::start(2, &format!("{TENANTS}[limits]\noperation_timeout = \"1s\"\n"));
+    let said = play_halves("receives_nothing", &hosts).join("");
+    assert!(said.contains("rank 0 was told") && said.contains("rank 1 was told"), "{said}");
 }
 
 #[test]
@@ -235,6 +255,16 @@ fn refuses_graphs(place: &Place) -> anyhow::Result<()> {
             unsafe { stream.raw().synchronize()? };
             at.check(&call, comm.rank())?;
         }
+        let (call, next) = (call(0, place.nranks, 1000), (comm.rank() + 1) % place.nranks);
+        let at = Buffers::of(&context, &call)?;
+        // SAFETY: the buffer has so many elements, and lives to the end.
+        let send =
+            |stream: RawStream| unsafe { comm.send(at.send.address(), 1000, DataType::U8, next, stream.as_ptr()) };
+        let error = Graph::capture(&stream, |stream| anyhow::Ok(send(stream)?))
+            .err()
+            .map(|error| error.to_string())
+            .unwrap_or_default();
+        ensure!(error.contains("cannot be captured"), "{error}");
         Ok(())
     })
 }

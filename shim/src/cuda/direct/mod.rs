@@ -7,7 +7,7 @@
 mod large;
 mod member;
 mod order;
-pub(crate) mod points;
+mod points;
 mod regions;
 mod staging;
 
@@ -26,7 +26,7 @@ use mccs_kernels::cuda::{Algorithm, AreaLayout, DirectArgs, DirectCall, DirectSt
 use self::large::LargeOrder;
 use self::member::Member;
 use self::order::LaunchOrder;
-use self::points::Points;
+pub(super) use self::points::Points;
 pub(crate) use self::regions::GpuRegions;
 use super::call::{Call, checked};
 use super::{CudaStream, cuda_error};

@@ -1,5 +1,4 @@
-//! Sends and receives between GPUs. Those of a group go together, in one kernel a communicator: none of them waits for
-//! another one of the group. One outside of a group is a group of its own.
+//! Sends and receives of ranks whose kernels meet in GPU memory. Those of a group go together, in one kernel a communicator.
 //!
 //! They are in no order with the communicator's collectives but that of streams. Groups run one after the other, in the
 //! order of the calls that end them, whatever their streams. Deliberately absent: numbers that ranks would have to agree
@@ -9,14 +8,13 @@ use std::sync::{Arc, Mutex};
 
 use mccs_cuda::{DeviceAddress, Event, RawStream};
 use mccs_ipc::direct::{DirectPage, PointsLaunched};
-use mccs_ipc::types::DataType;
-use mccs_kernels::cuda::{AreaLayout, MESSAGES_MAX, Point, PointsError, PointsLaunch};
+use mccs_kernels::cuda::{AreaLayout, MESSAGES_MAX, Point, PointsLaunch};
 
 use super::member::Member;
 use super::order::LaunchOrder;
 use crate::Error;
 use crate::client::locked;
-use crate::cuda::{CudaCommunicator, CudaStream, cuda_error};
+use crate::cuda::cuda_error;
 
 /// Packets' flags have 32 bits.
 const MESSAGES_OF_A_PAIR_MAX: u64 = u32::MAX as u64 - MESSAGES_MAX as u64;
@@ -36,48 +34,16 @@ struct Order {
     joint: Event,
 }
 
-/// A send or receive that waits for the end of its group.
-pub(crate) struct Collected {
-    points: Arc<Points>,
-    point: Point,
-    stream: RawStream,
-}
-
-/// A communicator's part of a group.
-struct Part {
-    points: Arc<Points>,
-    list: Vec<Point>,
-    /// Without repetition; the first one runs the kernel.
-    streams: Vec<RawStream>,
-}
-
-/// Launches what a group has collected, on each communicator together.
-///
-/// # Errors
-/// [`Error::InvalidArgument`] if a communicator was destroyed or its list cannot be, and [`Error::Failed`] if it has failed:
-/// then nothing is launched. [`Error::Cuda`].
-pub(crate) fn launch_together(collected: Vec<Collected>) -> Result<(), Error> {
-    let mut parts: Vec<Part> = Vec::new();
-    for Collected { points, point, stream } in collected {
-        let index = parts.iter().position(|part| Arc::ptr_eq(&part.points, &points)).unwrap_or_else(|| {
-            parts.push(Part { points, list: Vec::new(), streams: Vec::new() });
-            parts.len() - 1
-        });
-        parts[index].list.push(point);
-        if !parts[index].streams.contains(&stream) {
-            parts[index].streams.push(stream);
-        }
-    }
-    let launches = parts.iter().map(|part| part.points.plan(&part.list)).collect::<Result<Vec<_>, _>>()?;
-    parts.iter().zip(launches).try_for_each(|(part, launch)| part.points.launch(&part.list, launch, &part.streams))
-}
-
 impl Points {
     pub(super) fn new(member: Arc<Member>) -> Result<Self, Error> {
         let launches = LaunchOrder::new(&member.context)?;
         let joint = Event::new(&member.context, false).map_err(cuda_error)?;
         let order = Order { launches, launched: PointsLaunched::default(), joint };
         Ok(Points { member, order: Mutex::new(order) })
+    }
+
+    pub(crate) fn nranks(&self) -> u32 {
+        self.member.nranks
     }
 
     /// The word in which this rank's kernels count groups.
@@ -92,28 +58,8 @@ impl Points {
         (order.launched.groups, order.launches.has_captured())
     }
 
-    fn check(
-        &self,
-        is_send: bool,
-        buffer: DeviceAddress,
-        count: u64,
-        dtype: DataType,
-        peer: u32,
-    ) -> Result<Point, Error> {
-        let size = dtype.size_bytes() as u64;
-        let bytes = count.checked_mul(size).filter(|bytes| bytes.checked_add(buffer).is_some());
-        let bytes = bytes.ok_or_else(|| Error::argument("the buffer would be larger than memory"))?;
-        if bytes > 0 && (buffer == 0 || !buffer.is_multiple_of(size)) {
-            return Err(Error::argument(format!("the buffer at {buffer:#x} is no place for {dtype}")));
-        }
-        let nranks = self.member.nranks;
-        if peer >= nranks {
-            return Err(Error::argument(PointsError::NoPeer { peer, nranks }.to_string()));
-        }
-        Ok(Point { is_send, peer, buffer, bytes, dtype })
-    }
-
-    fn plan(&self, list: &[Point]) -> Result<PointsLaunch, Error> {
+    /// Checks a group as a whole.
+    pub(crate) fn plan(&self, list: &[Point]) -> Result<PointsLaunch, Error> {
         let order = locked(&self.order);
         if order.launches.has_left() {
             return Err(Error::argument(
@@ -131,9 +77,9 @@ impl Points {
             .map_err(|error| Error::argument(error.to_string()))
     }
 
-    /// Launches a group. Its streams and buffers are as the callers of [`CudaCommunicator::send`] and
-    /// [`CudaCommunicator::recv`] have promised.
-    fn launch(&self, list: &[Point], mut launch: PointsLaunch, streams: &[RawStream]) -> Result<(), Error> {
+    /// Launches a group. Its streams and buffers are as the callers of
+    /// [`CudaCommunicator::send`](crate::cuda::CudaCommunicator::send) have promised.
+    pub(crate) fn launch(&self, list: &[Point], mut launch: PointsLaunch, streams: &[RawStream]) -> Result<(), Error> {
         let Some((&main, others)) = streams.split_first() else { return Ok(()) };
         let member = &*self.member;
         let head = launch.head_mut();
@@ -184,48 +130,4 @@ impl Points {
         }
         self.member.page.launch_points(self.member.rank, launched);
     }
-}
-
-/// Defines `send` and `recv`.
-macro_rules! points {
-    ($($(#[$meta:meta])* $name:ident => $is_send:expr;)+) => {
-        impl CudaCommunicator {
-            $(
-                $(#[$meta])*
-                ///
-                /// # Safety
-                /// The buffer must be of the communicator's context, or of memory that it reaches, `count` elements long, and
-                /// stay so until the operation has ended; nobody else may use it meanwhile, but others may send from it.
-                /// The stream must be of that context, and live until then.
-                ///
-                /// # Errors
-                /// [`Error::InvalidArgument`], and nothing is enqueued; outside of a group also those of
-                /// [`group_end`](crate::group_end). Failures of the operation itself: [`CudaCommunicator::async_error`].
-                pub unsafe fn $name(
-                    &self,
-                    buffer: DeviceAddress,
-                    count: u64,
-                    dtype: DataType,
-                    peer: u32,
-                    stream: CudaStream,
-                ) -> Result<(), Error> {
-                    let points = self.points()?;
-                    let point = points.check($is_send, buffer, count, dtype, peer)?;
-                    let stream = RawStream::from_ptr(stream);
-                    let alone = |point| points.plan(&[point]).and_then(|plan| points.launch(&[point], plan, &[stream]));
-                    crate::group::collect_point(|| Collected { points: Arc::clone(points), point, stream })
-                        .unwrap_or_else(|| alone(point))
-                }
-            )+
-        }
-    };
-}
-
-points! {
-    /// Sends `count` elements to rank `peer`, which receives as many of the same type; its receives from this rank match
-    /// this rank's sends to it by their order. Inside a group the message goes with the group; to oneself only there.
-    /// Short messages are on their way when the receiver has not called yet; long ones wait for it.
-    send => true;
-    /// Receives `count` elements from rank `peer`: see [`CudaCommunicator::send`].
-    recv => false;
 }

@@ -2,13 +2,12 @@
 
 use std::collections::VecDeque;
 
-use bytemuck::Zeroable;
-use mccs_cuda::{DeviceAddress, RawStream, WordOperation};
-use mccs_ipc::gate::{Gate, GateAccess};
-use mccs_kernels::cuda::StageArgs;
+use mccs_cuda::{RawStream, WordOperation};
+use mccs_ipc::gate::GateAccess;
 
+use super::gated::Gated;
 use super::pieces::{Piece, SLOT_BYTES, Shape};
-use super::{HEAD_BYTES, SLOTS, StagedCommunicator};
+use super::{SLOTS, StagedCommunicator};
 use crate::communicator::Call as HostCall;
 use crate::cuda::call::Call;
 use crate::cuda::cuda_error;
@@ -32,7 +31,7 @@ pub(super) struct StagedCall<'a> {
 #[derive(Clone, Copy)]
 struct Placed {
     piece: Piece,
-    /// Offset in the region.
+    /// Offset in the slots.
     slot: u64,
 }
 
@@ -43,7 +42,7 @@ impl StagedCall<'_> {
     /// As the type says.
     pub(super) unsafe fn enqueue(&self, next: &mut u64) -> Result<(), Error> {
         let mut placed = self.shape.pieces().map(|piece| {
-            let slot = HEAD_BYTES + *next % SLOTS * SLOT_BYTES;
+            let slot = *next % SLOTS * SLOT_BYTES;
             *next += 1;
             Placed { piece, slot }
         });
@@ -74,10 +73,11 @@ impl StagedCall<'_> {
     unsafe fn enqueue_short(&self, placed: Placed) -> Result<(), Error> {
         let shape = &self.shape;
         let longest = shape.copies_in(placed.piece).chain(shape.copies_out(placed.piece)).map(|copy| copy.bytes).max();
-        let kernel = self.comm.kernel.as_ref().filter(|_| longest.unwrap_or(0) <= KERNEL_BYTES_MAX);
+        let access = &self.gated().access;
+        let kernel = access.kernel.as_ref().filter(|_| longest.unwrap_or(0) <= KERNEL_BYTES_MAX);
         // SAFETY: the caller's contract is passed on.
         unsafe {
-            match (kernel, self.comm.access) {
+            match (kernel, access.way) {
                 (Some(kernel), _) => self.enqueue_kernel(kernel, placed),
                 (None, GateAccess::Kernels) => {
                     let ticket = self.begin(placed)?;
@@ -87,8 +87,8 @@ impl StagedCall<'_> {
                     let ticket = self.submit(placed)?;
                     self.copy_in(placed)?;
                     let words = [
-                        WordOperation::Write(self.at(Gate::READY_OFFSET), ticket),
-                        WordOperation::Wait(self.at(Gate::DONE_OFFSET), ticket),
+                        WordOperation::Write(self.gated().ready(), ticket),
+                        WordOperation::Wait(self.gated().done(), ticket),
                     ];
                     self.stream.words(&words).map_err(cuda_error)?;
                     self.copy_out(placed)
@@ -103,13 +103,14 @@ impl StagedCall<'_> {
     /// As the type says.
     unsafe fn enqueue_kernel(&self, kernel: &StageKernel, placed: Placed) -> Result<(), Error> {
         let ticket = self.submit(placed)?;
-        let mut args = self.words(Some(ticket), Some(ticket));
+        let mut args = self.gated().words(Some(ticket), Some(ticket));
+        let at = |slot| self.gated().address(placed.slot + slot);
         if let Some(copy) = self.shape.copies_in(placed.piece).next() {
-            (args.send, args.slot_in) = (self.call.send + copy.buffer, self.at(placed.slot + copy.slot));
+            (args.send, args.slot_in) = (self.call.send + copy.buffer, at(copy.slot));
             args.in_bytes = copy.bytes;
         }
         if let Some(copy) = self.shape.copies_out(placed.piece).next() {
-            (args.recv, args.slot_out) = (self.call.recv + copy.buffer, self.at(placed.slot + copy.slot));
+            (args.recv, args.slot_out) = (self.call.recv + copy.buffer, at(copy.slot));
             args.out_bytes = copy.bytes;
         }
         // SAFETY: the caller's contract is passed on.
@@ -125,11 +126,7 @@ impl StagedCall<'_> {
         // SAFETY: the caller's contract is passed on.
         unsafe {
             self.copy_in(placed)?;
-            let told = match self.gate_kernel() {
-                Some(kernel) => kernel.function.launch(self.stream, 1, 1, &self.words(Some(ticket), None)),
-                None => self.stream.write_word(self.at(Gate::READY_OFFSET), ticket),
-            };
-            told.map_err(cuda_error)?;
+            self.gated().tell(self.stream, ticket)?;
         }
         Ok(ticket)
     }
@@ -141,11 +138,7 @@ impl StagedCall<'_> {
     unsafe fn end(&self, placed: Placed, ticket: u64) -> Result<(), Error> {
         // SAFETY: the caller's contract is passed on.
         unsafe {
-            let waits = match self.gate_kernel() {
-                Some(kernel) => kernel.function.launch(self.stream, 1, 1, &self.words(None, Some(ticket))),
-                None => self.stream.wait_word(self.at(Gate::DONE_OFFSET), ticket),
-            };
-            waits.map_err(cuda_error)?;
+            self.gated().wait(self.stream, ticket)?;
             self.copy_out(placed)
         }
     }
@@ -154,7 +147,7 @@ impl StagedCall<'_> {
     /// As the type says.
     unsafe fn copy_in(&self, Placed { piece, slot }: Placed) -> Result<(), Error> {
         self.shape.copies_in(piece).try_for_each(|copy| {
-            let (to, from) = (self.at(slot + copy.slot), self.call.send + copy.buffer);
+            let (to, from) = (self.gated().address(slot + copy.slot), self.call.send + copy.buffer);
             // SAFETY: the caller's contract is passed on.
             unsafe { self.stream.copy(to, from, copy.bytes as usize) }.map_err(cuda_error)
         })
@@ -164,7 +157,7 @@ impl StagedCall<'_> {
     /// As the type says.
     unsafe fn copy_out(&self, Placed { piece, slot }: Placed) -> Result<(), Error> {
         self.shape.copies_out(piece).try_for_each(|copy| {
-            let (to, from) = (self.call.recv + copy.buffer, self.at(slot + copy.slot));
+            let (to, from) = (self.call.recv + copy.buffer, self.gated().address(slot + copy.slot));
             // SAFETY: the caller's contract is passed on.
             unsafe { self.stream.copy(to, from, copy.bytes as usize) }.map_err(cuda_error)
         })
@@ -173,30 +166,13 @@ impl StagedCall<'_> {
     /// Tells the service of a piece, which it begins when the gate has come to the ticket that is returned.
     fn submit(&self, Placed { piece, slot }: Placed) -> Result<u64, Error> {
         let (send, recv) = self.shape.places(piece);
-        let place = |offset: u64| if piece.count == 0 { Span::NONE } else { self.comm.region.at(slot + offset) };
+        let place = |offset: u64| if piece.count == 0 { Span::NONE } else { self.gated().span(slot + offset) };
         let Call { kind, dtype, op, root, .. } = *self.call;
         let call = HostCall { kind, send: place(send), recv: place(recv), count: piece.count, dtype, op, root };
-        self.comm.comm.submit_alone(&call, &self.comm.stream)
+        self.comm.comm.submit_alone(&call, &self.gated().stream)
     }
 
-    /// The kernel that does what words do elsewhere, where there are none.
-    fn gate_kernel(&self) -> Option<&StageKernel> {
-        self.comm.kernel.as_deref().filter(|_| self.comm.access == GateAccess::Kernels)
-    }
-
-    /// What a kernel writes and waits for, without copies.
-    fn words(&self, ready: Option<u64>, done: Option<u64>) -> StageArgs {
-        StageArgs {
-            ready_word: self.at(Gate::READY_OFFSET),
-            ready_value: ready.unwrap_or(0),
-            done_word: self.at(Gate::DONE_OFFSET),
-            done_value: done.unwrap_or(0),
-            ..StageArgs::zeroed()
-        }
-    }
-
-    /// Where the GPU sees what lies at an offset of the region.
-    fn at(&self, offset: u64) -> DeviceAddress {
-        self.comm.registration.address() + offset
+    fn gated(&self) -> &Gated {
+        &self.comm.gated
     }
 }

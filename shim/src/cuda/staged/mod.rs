@@ -20,27 +20,29 @@
 //! replay would need the command again, and nobody but the GPU knows of it.
 
 mod call;
+mod gated;
 mod pieces;
+mod points;
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use mccs_cuda::{Context, Event, HostRegistration, RawStream};
-use mccs_ipc::gate::{Gate, GateAccess};
+use mccs_cuda::{Context, Event, RawStream};
+use mccs_ipc::gate::GateAccess;
+use mccs_ipc::protocol::Request;
 use mccs_ipc::types::Handle;
 
 use self::call::StagedCall;
+use self::gated::{Access, Gated};
 use self::pieces::{RANKS_MAX, SLOT_BYTES, Shape};
+pub(super) use self::points::StagedPoints;
 use super::call::{Call, checked};
-use super::resources::StageKernel;
 use super::{CudaStream, cuda_error};
 use crate::client::locked;
-use crate::{Client, Communicator, Error, Region, Stream};
+use crate::{Client, Communicator, Error};
 
 /// Slots of a communicator: one that is copied in, one that travels, one that is copied out, and one to spare.
 const SLOTS: u64 = 4;
-/// Room for the gate before the slots, which begin on a page of their own.
-const HEAD_BYTES: u64 = 4096;
 /// How long a wait for this rank's operations sleeps between looks.
 const LOOK_AGAIN_AFTER: Duration = Duration::from_micros(50);
 
@@ -48,16 +50,11 @@ const LOOK_AGAIN_AFTER: Duration = Duration::from_micros(50);
 pub(super) struct StagedCommunicator {
     client: Client,
     /// Before what it names.
-    comm: Communicator,
-    /// Its only stream at the service: a communicator's operations run one at a time.
-    stream: Stream,
+    comm: Arc<Communicator>,
+    /// Its only stream at the service for collectives, which run one at a time.
+    gated: Gated,
     context: Context,
-    /// Before the region, whose memory it names.
-    registration: HostRegistration,
-    region: Arc<Region>,
-    access: GateAccess,
-    /// Unless `access` has no use for it.
-    kernel: Option<Arc<StageKernel>>,
+    points: Arc<StagedPoints>,
     order: Mutex<Order>,
 }
 
@@ -82,27 +79,17 @@ impl StagedCommunicator {
         access: GateAccess,
     ) -> Result<Self, Error> {
         // From here on it is left if anything fails.
-        let comm = Communicator::new(client.clone(), handle, rank, nranks, None);
+        let comm = Arc::new(Communicator::new(client.clone(), handle, rank, nranks, None));
         client.0.begin_comm(handle);
         if nranks > RANKS_MAX {
             return Err(Error::argument(format!("{nranks} ranks: with GPUs there may be {RANKS_MAX}")));
         }
-        let has_words = context.gpu().has_stream_words;
-        let access = if has_words { access } else { GateAccess::Kernels };
-        let kernel = if access == GateAccess::Words { None } else { StageKernel::of(&context)? };
-        if kernel.is_none() && access == GateAccess::Kernels {
-            let what =
-                if has_words { "the operator wants kernels" } else { "the driver has no stream memory operations" };
-            return Err(Error::Cuda(format!("{what}, and this library was built without")));
-        }
-        let region = Arc::new(client.allocate(HEAD_BYTES + SLOTS * SLOT_BYTES)?);
-        let stream = client.register_gated_stream(&region, 0)?;
-        // SAFETY: the region is mapped longer than it is registered: fields are dropped in order.
-        let registration = unsafe { HostRegistration::register(&context, region.as_ptr(), region.len_bytes()) };
-        let registration = registration.map_err(cuda_error)?;
+        let access = Access::new(&context, access)?;
+        let gated = Gated::new(&client, &context, access.clone(), SLOTS * SLOT_BYTES)?;
         let last_call = Event::new(&context, false).map_err(cuda_error)?;
         let order = Mutex::new(Order { pieces: 0, last_stream: None, last_call, left: false });
-        Ok(StagedCommunicator { client, comm, stream, context, registration, region, access, kernel, order })
+        let points = Arc::new(StagedPoints::new(Arc::clone(&comm), context.clone(), access)?);
+        Ok(StagedCommunicator { client, comm, gated, context, points, order })
     }
 
     pub(super) fn rank(&self) -> u32 {
@@ -117,10 +104,8 @@ impl StagedCommunicator {
         &self.client
     }
 
-    fn gate(&self) -> Result<&Gate, Error> {
-        // SAFETY: the region begins with room for a gate, and stays mapped as long as `self` lives.
-        let gate = unsafe { Gate::at(self.region.as_ptr()) };
-        gate.ok_or_else(|| Error::System("the kernel maps memory at no page's boundary".into()))
+    pub(super) fn points(&self) -> &Arc<StagedPoints> {
+        &self.points
     }
 
     /// Enqueues a collective.
@@ -170,8 +155,8 @@ impl StagedCommunicator {
 
     /// Streams go on, and the communicator ends on all ranks.
     fn give_up(&self) {
-        self.client.0.requests.send_and_forget(mccs_ipc::protocol::Request::AbortComm { comm: self.comm.handle() });
-        self.gate().into_iter().for_each(Gate::release);
+        self.client.0.requests.send_and_forget(Request::AbortComm { comm: self.comm.handle() });
+        self.gated.release();
     }
 
     /// See [`super::CudaCommunicator::async_error`].
@@ -179,7 +164,8 @@ impl StagedCommunicator {
         let gone = self.client.0.requests.check_alive().err();
         if gone.is_some() {
             // Nobody else would let streams go on.
-            self.gate().into_iter().for_each(Gate::release);
+            self.gated.release();
+            self.points.release();
         }
         self.client.0.comm_failure(self.comm.handle()).or(gone)
     }
@@ -195,7 +181,7 @@ impl StagedCommunicator {
         if std::mem::replace(&mut order.left, true) {
             return Ok(());
         }
-        let ended = self.wait_for_copies(&order);
+        let ended = self.wait_for_copies(&order).and(self.points.leave());
         self.comm.leave()?;
         ended
     }
@@ -206,7 +192,7 @@ impl StagedCommunicator {
         }
         while !order.last_call.has_happened().map_err(cuda_error)? {
             if self.client.0.requests.check_alive().is_err() {
-                self.gate()?.release();
+                self.gated.release();
             }
             std::thread::sleep(LOOK_AGAIN_AFTER);
         }

@@ -1,0 +1,154 @@
+//! Sends and receives between GPUs. Those of a group go together: none of them waits for another one of the group. One outside of a
+//! group is a group of its own.
+
+use std::sync::Arc;
+
+use mccs_cuda::{DeviceAddress, RawStream};
+use mccs_ipc::types::DataType;
+use mccs_kernels::cuda::{Point, PointsError, PointsLaunch};
+
+use super::direct::Points;
+use super::staged::StagedPoints;
+use super::{CudaCommunicator, CudaStream};
+use crate::Error;
+
+/// What a communicator's sends and receives need: kept by the communicator, and by groups to their end.
+#[derive(Clone)]
+pub(super) enum AnyPoints {
+    /// A kernel does them.
+    Direct(Arc<Points>),
+    /// The service does.
+    Staged(Arc<StagedPoints>),
+}
+
+/// A send or receive that waits for the end of its group.
+pub(crate) struct Collected {
+    points: AnyPoints,
+    point: Point,
+    stream: RawStream,
+}
+
+/// A communicator's part of a group.
+struct Part {
+    points: AnyPoints,
+    list: Vec<Point>,
+    /// Without repetition; the first one has to wait for the others.
+    streams: Vec<RawStream>,
+}
+
+/// Launches what a group has collected, on each communicator together.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] if a communicator was destroyed or its list cannot be, and [`Error::Failed`] if it has failed:
+/// then nothing is launched. [`Error::Cuda`].
+pub(crate) fn launch_together(collected: Vec<Collected>) -> Result<(), Error> {
+    let mut parts: Vec<Part> = Vec::new();
+    for Collected { points, point, stream } in collected {
+        let index = parts.iter().position(|part| part.points.is(&points)).unwrap_or_else(|| {
+            parts.push(Part { points, list: Vec::new(), streams: Vec::new() });
+            parts.len() - 1
+        });
+        parts[index].list.push(point);
+        if !parts[index].streams.contains(&stream) {
+            parts[index].streams.push(stream);
+        }
+    }
+    let plans = parts.iter().map(Part::plan).collect::<Result<Vec<_>, _>>()?;
+    parts.iter().zip(plans).try_for_each(|(part, kernel)| part.launch(kernel))
+}
+
+impl AnyPoints {
+    fn is(&self, other: &AnyPoints) -> bool {
+        match (self, other) {
+            (AnyPoints::Direct(a), AnyPoints::Direct(b)) => Arc::ptr_eq(a, b),
+            (AnyPoints::Staged(a), AnyPoints::Staged(b)) => Arc::ptr_eq(a, b),
+            _ => false,
+        }
+    }
+
+    fn nranks(&self) -> u32 {
+        match self {
+            AnyPoints::Direct(points) => points.nranks(),
+            AnyPoints::Staged(points) => points.nranks(),
+        }
+    }
+}
+
+impl Part {
+    /// Checks it as a whole. Returns its kernel's launch, if that is how it goes.
+    fn plan(&self) -> Result<Option<PointsLaunch>, Error> {
+        match &self.points {
+            AnyPoints::Direct(points) => points.plan(&self.list).map(Some),
+            AnyPoints::Staged(points) => points.plan(&self.list, &self.streams).map(|()| None),
+        }
+    }
+
+    fn launch(&self, kernel: Option<PointsLaunch>) -> Result<(), Error> {
+        match (&self.points, kernel) {
+            (AnyPoints::Direct(points), Some(kernel)) => points.launch(&self.list, kernel, &self.streams),
+            (AnyPoints::Staged(points), None) => points.launch(&self.list, &self.streams),
+            _ => Err(Error::argument("a bug in mccs: a group was planned as another")),
+        }
+    }
+}
+
+fn checked(
+    is_send: bool,
+    buffer: DeviceAddress,
+    count: u64,
+    dtype: DataType,
+    (peer, nranks): (u32, u32),
+) -> Result<Point, Error> {
+    let size = dtype.size_bytes() as u64;
+    let bytes = count.checked_mul(size).filter(|bytes| bytes.checked_add(buffer).is_some());
+    let bytes = bytes.ok_or_else(|| Error::argument("the buffer would be larger than memory"))?;
+    if bytes > 0 && (buffer == 0 || !buffer.is_multiple_of(size)) {
+        return Err(Error::argument(format!("the buffer at {buffer:#x} is no place for {dtype}")));
+    }
+    if peer >= nranks {
+        return Err(Error::argument(PointsError::NoPeer { peer, nranks }.to_string()));
+    }
+    Ok(Point { is_send, peer, buffer, bytes, dtype })
+}
+
+/// Defines `send` and `recv`.
+macro_rules! points {
+    ($($(#[$meta:meta])* $name:ident => $is_send:expr;)+) => {
+        impl CudaCommunicator {
+            $(
+                $(#[$meta])*
+                ///
+                /// # Safety
+                /// The buffer must be of the communicator's context, or of memory that it reaches, `count` elements long, and
+                /// stay so until the operation has ended; nobody else may use it meanwhile, but others may send from it.
+                /// The stream must be of that context, and live until then.
+                ///
+                /// # Errors
+                /// [`Error::InvalidArgument`], and nothing is enqueued; outside of a group also those of
+                /// [`group_end`](crate::group_end). Failures of the operation itself: [`CudaCommunicator::async_error`].
+                pub unsafe fn $name(
+                    &self,
+                    buffer: DeviceAddress,
+                    count: u64,
+                    dtype: DataType,
+                    peer: u32,
+                    stream: CudaStream,
+                ) -> Result<(), Error> {
+                    let points = self.points();
+                    let point = checked($is_send, buffer, count, dtype, (peer, points.nranks()))?;
+                    let collected = Collected { points, point, stream: RawStream::from_ptr(stream) };
+                    crate::group::collect_point(collected).unwrap_or_else(|alone| launch_together(vec![alone]))
+                }
+            )+
+        }
+    };
+}
+
+points! {
+    /// Sends `count` elements to rank `peer`, which receives as many of the same type; its receives from this rank match
+    /// this rank's sends to it by their order. Inside a group the message goes with the group; to oneself only there.
+    /// Short messages are on their way when the receiver has not called yet; long ones wait for it.
+    send => true;
+    /// Receives `count` elements from rank `peer`: see [`CudaCommunicator::send`].
+    recv => false;
+}

@@ -1,0 +1,347 @@
+//! Sends and receives between GPUs that go through the service.
+//!
+//! ```text
+//! lane of a peer and a direction:  copy in | ready = n |            | done >= n |          send
+//!                                          | ready = n | (service)  | done >= n | copy out recv
+//! ```
+//!
+//! Messages to a peer, or from it, have a *lane*: a gated stream of the service's, slots, and a stream of the GPU's. So a message
+//! that waits for its other end holds up no other of its group. A message goes in pieces of [`PIECE_BYTES`], which both ends cut alike; each is a
+//! send or a receive of host memory, matched by order as those are. Lanes of a group are filled in turn, and as many pieces of each are under
+//! way as it has slots. A group of one lane is done in the caller's stream itself; others fork from it, and it waits for them all.
+//!
+//! What the tenant may have in flight (`max_operations_in_flight`) holds pieces back that are called; so the ranks of a process which
+//! one thread calls for in turn should not send each other more than so many MiB in a group.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex};
+
+use mccs_cuda::{Context, DeviceAddress, Event, OwnedStream, RawStream};
+use mccs_ipc::protocol::Request;
+use mccs_kernels::cuda::{MESSAGES_MAX, Point, PointsError, pairs_with_oneself};
+
+use super::LOOK_AGAIN_AFTER;
+use super::gated::{Access, Gated};
+use crate::client::locked;
+use crate::cuda::cuda_error;
+use crate::{Communicator, Error};
+
+/// Longest piece: large enough that what it costs besides its bytes is little.
+const PIECE_BYTES: u64 = 1 << 20;
+/// Slots of a lane: one that is copied in or out, one that travels, and one to spare.
+const LANE_SLOTS: u64 = 3;
+/// Longest message that one kernel copies, and waits for: from there on copy engines are as fast.
+const KERNEL_BYTES_MAX: u64 = 64 << 10;
+
+/// What a communicator's sends and receives need: kept by the communicator, and by groups to their end.
+pub(crate) struct StagedPoints {
+    comm: Arc<Communicator>,
+    context: Context,
+    access: Access,
+    order: Mutex<Order>,
+}
+
+/// What is done in one order, under one lock.
+struct Order {
+    /// By peer and direction.
+    lanes: HashMap<(u32, bool), Lane>,
+    /// To order streams of one group.
+    joint: Event,
+    has_left: bool,
+}
+
+/// See the module's documentation.
+struct Lane {
+    gated: Gated,
+    /// For groups of several lanes.
+    own: OwnedStream,
+    /// Behind its last message.
+    last: Event,
+    /// Pieces so far.
+    pieces: u64,
+}
+
+/// A part of a message, in a slot.
+#[derive(Clone, Copy)]
+struct Piece {
+    buffer: DeviceAddress,
+    slot: u64,
+    bytes: u64,
+    /// Of its operation at the service.
+    ticket: u64,
+}
+
+/// Messages of a lane in a group.
+struct Traffic {
+    stream: RawStream,
+    /// Parts that are not begun.
+    waiting: VecDeque<Point>,
+    under_way: VecDeque<Piece>,
+}
+
+impl StagedPoints {
+    pub(super) fn new(comm: Arc<Communicator>, context: Context, access: Access) -> Result<Self, Error> {
+        let joint = Event::new(&context, false).map_err(cuda_error)?;
+        let order = Mutex::new(Order { lanes: HashMap::new(), joint, has_left: false });
+        Ok(StagedPoints { comm, context, access, order })
+    }
+
+    pub(crate) fn nranks(&self) -> u32 {
+        self.comm.nranks()
+    }
+
+    /// Checks a group as a whole.
+    pub(crate) fn plan(&self, list: &[Point], streams: &[RawStream]) -> Result<(), Error> {
+        if locked(&self.order).has_left {
+            return Err(Error::argument(
+                "a communicator was destroyed inside a group that uses it; the group is dropped",
+            ));
+        }
+        if let Some(error) = self.comm.async_error() {
+            return Err(error);
+        }
+        let refused = |error: PointsError| Error::argument(error.to_string());
+        pairs_with_oneself(list, self.comm.rank()).map_err(refused)?;
+        if list.len() > MESSAGES_MAX {
+            return Err(refused(PointsError::TooMany { count: list.len() }));
+        }
+        let _entered = self.context.enter().map_err(cuda_error)?;
+        for stream in streams {
+            // SAFETY: callers of sends and receives vouch for their streams.
+            if unsafe { stream.is_capturing() }.map_err(cuda_error)? {
+                let message = "sends and receives that go through the service cannot be captured into graphs";
+                return Err(Error::argument(message));
+            }
+        }
+        Ok(())
+    }
+
+    /// Enqueues a group that has been planned. Its streams and buffers are as the callers of
+    /// [`CudaCommunicator::send`](crate::cuda::CudaCommunicator::send) have promised.
+    pub(crate) fn launch(&self, list: &[Point], streams: &[RawStream]) -> Result<(), Error> {
+        let Some((&main, others)) = streams.split_first() else { return Ok(()) };
+        let mut order = locked(&self.order);
+        let order = &mut *order;
+        let _entered = self.context.enter().map_err(cuda_error)?;
+        // SAFETY: callers vouch for streams and buffers; lanes live as long as the communicator, which does not leave before
+        // they are out of use.
+        let launched = unsafe {
+            let joined = others.iter().try_for_each(|other| {
+                order.joint.record(*other).and_then(|()| main.wait(&order.joint)).map_err(cuda_error)
+            });
+            joined.and_then(|()| self.launch_on(order, list, main)).and_then(|()| {
+                if others.is_empty() {
+                    return Ok(());
+                }
+                order.joint.record(main).map_err(cuda_error)?;
+                others.iter().try_for_each(|other| other.wait(&order.joint)).map_err(cuda_error)
+            })
+        };
+        if launched.is_err() {
+            // The service may have been told of what the GPU never comes to.
+            self.comm.client().0.requests.send_and_forget(Request::AbortComm { comm: self.comm.handle() });
+            order.lanes.values().for_each(|lane| lane.gated.release());
+        }
+        launched
+    }
+
+    /// # Safety
+    /// As for sends and receives.
+    unsafe fn launch_on(&self, order: &mut Order, list: &[Point], main: RawStream) -> Result<(), Error> {
+        let rank = self.comm.rank();
+        let unmatched = |error: PointsError| Error::argument(error.to_string());
+        for (send, recv) in pairs_with_oneself(list, rank).map_err(unmatched)? {
+            // SAFETY: the caller's contract is passed on.
+            unsafe { main.copy(recv.buffer, send.buffer, send.bytes as usize) }.map_err(cuda_error)?;
+        }
+        let mut keys: Vec<(u32, bool)> = Vec::new();
+        for point in list.iter().filter(|point| point.peer != rank) {
+            let key = (point.peer, point.is_send);
+            if !keys.contains(&key) {
+                keys.push(key);
+                self.make_lane(&mut order.lanes, key)?;
+            }
+        }
+        let is_alone = keys.len() == 1;
+        let mut traffic = Vec::new();
+        // SAFETY: the caller's contract is passed on; lanes' streams and events live with them.
+        unsafe {
+            if !is_alone {
+                order.joint.record(main).map_err(cuda_error)?;
+            }
+            for key in &keys {
+                let lane = &order.lanes[key];
+                let stream = if is_alone { main } else { lane.own.raw() };
+                if !is_alone {
+                    stream.wait(&order.joint).map_err(cuda_error)?;
+                }
+                // Its slots may be in use in another stream.
+                stream.wait(&lane.last).map_err(cuda_error)?;
+                let points = list.iter().filter(|point| (point.peer, point.is_send) == *key);
+                let waiting = points.flat_map(parts).collect();
+                traffic.push((*key, Traffic { stream, waiting, under_way: VecDeque::new() }));
+            }
+            self.run(&mut order.lanes, &mut traffic)?;
+            for (key, Traffic { stream, .. }) in &traffic {
+                let lane = &order.lanes[key];
+                lane.last.record(*stream).map_err(cuda_error)?;
+                if !is_alone {
+                    main.wait(&lane.last).map_err(cuda_error)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn make_lane(&self, lanes: &mut HashMap<(u32, bool), Lane>, key: (u32, bool)) -> Result<(), Error> {
+        if lanes.contains_key(&key) {
+            return Ok(());
+        }
+        let gated = Gated::new(self.comm.client(), &self.context, self.access.clone(), LANE_SLOTS * PIECE_BYTES)?;
+        let own = OwnedStream::new(&self.context).map_err(cuda_error)?;
+        let last = Event::new(&self.context, false).map_err(cuda_error)?;
+        lanes.insert(key, Lane { gated, own, last, pieces: 0 });
+        Ok(())
+    }
+
+    /// Fills lanes in turn.
+    ///
+    /// # Safety
+    /// As for sends and receives.
+    unsafe fn run(
+        &self,
+        lanes: &mut HashMap<(u32, bool), Lane>,
+        traffic: &mut [((u32, bool), Traffic)],
+    ) -> Result<(), Error> {
+        let mut any = true;
+        while std::mem::take(&mut any) {
+            for ((peer, is_send), of_lane) in traffic.iter_mut() {
+                let Some(lane) = lanes.get_mut(&(*peer, *is_send)) else { continue };
+                let next = of_lane.waiting.pop_front();
+                let is_full = of_lane.under_way.len() as u64 == LANE_SLOTS || next.is_none();
+                // SAFETY: the caller's contract is passed on.
+                unsafe {
+                    if is_full && let Some(piece) = of_lane.under_way.pop_front() {
+                        lane.end(of_lane.stream, *is_send, &piece)?;
+                        any = true;
+                    }
+                    if let Some(part) = next {
+                        let is_alone = of_lane.waiting.is_empty() && of_lane.under_way.is_empty();
+                        let is_short = is_alone && part.bytes <= KERNEL_BYTES_MAX;
+                        let begun = lane.begin(&self.comm, of_lane.stream, &part, is_short)?;
+                        of_lane.under_way.extend(begun);
+                        any = true;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets streams go on that nobody else does: the service has gone.
+    pub(super) fn release(&self) {
+        locked(&self.order).lanes.values().for_each(|lane| lane.gated.release());
+    }
+
+    /// Waits until this rank's messages are done. There are none from here on.
+    pub(super) fn leave(&self) -> Result<(), Error> {
+        let mut order = locked(&self.order);
+        order.has_left = true;
+        for lane in order.lanes.values() {
+            while !lane.last.has_happened().map_err(cuda_error)? {
+                if self.comm.client().0.requests.check_alive().is_err() {
+                    lane.gated.release();
+                }
+                std::thread::sleep(LOOK_AGAIN_AFTER);
+            }
+        }
+        // Before the communicator leaves.
+        order.lanes.clear();
+        Ok(())
+    }
+}
+
+/// The parts of a message: at least one, so that ends whose messages differ find out.
+fn parts(point: &Point) -> impl Iterator<Item = Point> + use<> {
+    let point = *point;
+    let begins = (0..point.bytes.div_ceil(PIECE_BYTES).max(1)).map(|index| index * PIECE_BYTES);
+    begins.map(move |at| Point { buffer: point.buffer + at, bytes: PIECE_BYTES.min(point.bytes - at), ..point })
+}
+
+impl Lane {
+    /// A piece's command, and what comes before the service's part. None is left of a short one, of which a kernel does all.
+    ///
+    /// # Safety
+    /// As for sends and receives.
+    unsafe fn begin(
+        &mut self,
+        comm: &Communicator,
+        stream: RawStream,
+        part: &Point,
+        is_short: bool,
+    ) -> Result<Option<Piece>, Error> {
+        let Point { is_send, peer, buffer, bytes, dtype } = *part;
+        let slot = self.pieces % LANE_SLOTS * PIECE_BYTES;
+        let (span, count) = (self.gated.span(slot), bytes / dtype.size_bytes() as u64);
+        let ticket = comm.submit_point((is_send, peer), span, count, dtype, &self.gated.stream)?;
+        self.pieces += 1;
+        let at = self.gated.address(slot);
+        // SAFETY: the caller's contract is passed on.
+        unsafe {
+            if let Some(kernel) = self.gated.access.kernel.as_deref().filter(|_| is_short) {
+                let mut args = self.gated.words(Some(ticket), Some(ticket));
+                if is_send {
+                    (args.send, args.slot_in, args.in_bytes) = (buffer, at, bytes);
+                } else {
+                    (args.recv, args.slot_out, args.out_bytes) = (buffer, at, bytes);
+                }
+                kernel.function.launch(stream, 1, args.threads(), &args).map_err(cuda_error)?;
+                return Ok(None);
+            }
+            if is_send && bytes > 0 {
+                stream.copy(at, buffer, bytes as usize).map_err(cuda_error)?;
+            }
+            self.gated.tell(stream, ticket)?;
+        }
+        Ok(Some(Piece { buffer, slot, bytes, ticket }))
+    }
+
+    /// What comes behind the service's part.
+    ///
+    /// # Safety
+    /// As for sends and receives.
+    unsafe fn end(&self, stream: RawStream, is_send: bool, piece: &Piece) -> Result<(), Error> {
+        // SAFETY: the caller's contract is passed on.
+        unsafe {
+            self.gated.wait(stream, piece.ticket)?;
+            if is_send || piece.bytes == 0 {
+                return Ok(());
+            }
+            stream.copy(piece.buffer, self.gated.address(piece.slot), piece.bytes as usize).map_err(cuda_error)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mccs_ipc::types::DataType;
+
+    use super::*;
+
+    #[test]
+    fn messages_are_cut_alike_at_both_ends_and_wholly() {
+        for bytes in [0, 8, PIECE_BYTES - 8, PIECE_BYTES, PIECE_BYTES + 8, 5 * PIECE_BYTES + 56] {
+            let of = |is_send, buffer| {
+                parts(&Point { is_send, peer: 1, buffer, bytes, dtype: DataType::F64 }).collect::<Vec<_>>()
+            };
+            let (sent, received) = (of(true, 4096), of(false, 80));
+            assert!(!sent.is_empty() && sent.iter().all(|part| part.bytes <= PIECE_BYTES));
+            let mut at = 0;
+            for (from, to) in sent.iter().zip(&received) {
+                assert_eq!((from.buffer - 4096, to.buffer - 80, from.bytes), (at, at, to.bytes));
+                at += from.bytes;
+            }
+            assert_eq!((at, sent.len()), (bytes, received.len()));
+        }
+    }
+}
