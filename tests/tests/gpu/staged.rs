@@ -104,15 +104,35 @@ fn a_receive_goes_on_when_its_sender_does_not_come() {
     assert!(said.contains("rank 0 was told") && said.contains("rank 1 was told"), "{said}");
 }
 
+fn does_everything(ordering: &str) {
+    let service = TestService::start(&strict(ordering));
+    Player::start("stages", &everybody(&service, 0)).ends_well();
+    let players = [0, 1].map(|tenant| Player::start("checks", &everybody(&service, tenant)));
+    players.into_iter().for_each(|player| drop(player.ends_well()));
+}
+
 #[test]
 #[ignore = "needs a GPU"]
 fn a_strict_service_does_everything_itself() {
-    for ordering in ORDERINGS {
-        let service = TestService::start(&strict(ordering));
-        Player::start("stages", &everybody(&service, 0)).ends_well();
-        let players = [0, 1].map(|tenant| Player::start("checks", &everybody(&service, tenant)));
-        players.into_iter().for_each(|player| drop(player.ends_well()));
-    }
+    does_everything("auto");
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn a_strict_service_does_everything_itself_by_words() {
+    does_everything("words");
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn a_strict_service_does_everything_itself_by_kernels() {
+    does_everything("kernels");
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn a_strict_service_does_everything_itself_by_events() {
+    does_everything("events");
 }
 
 /// Long operations alone, and the communicator is destroyed before they have ended.
