@@ -3,10 +3,10 @@
 use serde::{Deserialize, Serialize};
 
 use crate::limits;
-use crate::service::{Algorithm, FlowPath, TransportKind};
+use crate::service::{Algorithm, FlowPath, LargeFrom, TransportKind};
 use crate::validate::{Problems, Validate};
 
-/// A change. What is absent stays as it is.
+/// A change. What is absent stays as it is. Communicators whose collectives GPUs carry out have `large_from` and `lines`, all others the rest.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct StrategyChange {
@@ -28,6 +28,12 @@ pub struct StrategyChange {
     /// Flows that go another way than their channel. Replaces all there were.
     #[serde(rename = "flow", skip_serializing_if = "Option::is_none")]
     pub flows: Option<Vec<FlowChoice>>,
+    /// Payload from which GPUs' collectives go by copy engines.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub large_from: Option<LargeFrom>,
+    /// Whether GPUs' kernels store lines with their flag inside.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lines: Option<bool>,
 }
 
 /// `[[flow]]`: the way of one flow.
@@ -52,11 +58,26 @@ impl StrategyChange {
     pub fn is_empty(&self) -> bool {
         *self == StrategyChange::default()
     }
+
+    /// Whether it has what only communicators have whose collectives GPUs carry out.
+    #[must_use]
+    pub fn is_of_gpus(&self) -> bool {
+        self.large_from.is_some() || self.lines.is_some()
+    }
+
+    /// Whether it has what only other communicators have.
+    #[must_use]
+    pub fn is_of_hosts(&self) -> bool {
+        StrategyChange { large_from: None, lines: None, ..self.clone() } != StrategyChange::default()
+    }
 }
 
 impl Validate for StrategyChange {
     /// What can be said without knowing the communicator.
     fn validate(&self, problems: &mut Problems) {
+        if self.is_of_gpus() && self.is_of_hosts() {
+            problems.add("large_from", "no communicator has this or `lines` and anything else to change");
+        }
         if let Some(channels) = &self.channels {
             problems.within("channels", channels, &limits::CHANNELS);
             if self.rings.is_some() {
@@ -81,12 +102,22 @@ impl Validate for StrategyChange {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::units::Bytes;
 
     #[test]
     fn the_example_is_read_and_written_back() {
         let change = StrategyChange::parse(include_str!("../examples/change.toml"), "change.toml").unwrap();
         assert!(!change.is_empty());
         assert_eq!((change.rings.as_ref().map(Vec::len), change.transport), (Some(2), Some(TransportKind::Tcp)));
+        let text = serde_json::to_vec(&change).unwrap();
+        assert_eq!(serde_json::from_slice::<StrategyChange>(&text).unwrap(), change);
+    }
+
+    #[test]
+    fn changes_of_gpus_are_read_and_written_back() {
+        let change = StrategyChange::parse("large_from = '4MiB'\nlines = false", "change.toml").unwrap();
+        assert_eq!((change.large_from, change.lines), (Some(LargeFrom::Pinned(Bytes::mib(4))), Some(false)));
+        assert!(change.is_of_gpus() && !change.is_of_hosts() && !change.is_empty());
         let text = serde_json::to_vec(&change).unwrap();
         assert_eq!(serde_json::from_slice::<StrategyChange>(&text).unwrap(), change);
     }
@@ -102,6 +133,9 @@ mod tests {
         assert!(refusal("[[path]]\ndscp = 64").contains("path[0].dscp"));
         let flow = "[[flow]]\nchannel = 0\nfrom = \"a\"\nto = \"b\"\npath = 1\n[[path]]\ndscp = 3";
         assert!(refusal(flow).contains("flow[0].path"));
+        assert!(refusal("lines = true\nchannels = 2").contains("no communicator has"));
+        assert!(refusal("large_from = 'often'").contains("measured"));
+        assert!(refusal("lines = 'on'").contains("lines"));
         assert!(StrategyChange::parse("", "change.toml").unwrap().is_empty());
     }
 }

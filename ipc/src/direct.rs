@@ -5,34 +5,32 @@
 //! kernel in the caller's own stream: no process hop, and the operator still decides. The page:
 //!
 //! ```text
-//! head: abort, limit, strategy in force | strategy, even epochs | strategy, odd epochs | rank 0: launched | rank 1 ...
+//! head: abort, held, strategies published | strategies | rank 0: launched, announced, has captured | rank 1 ...
 //!     | rank 0: sends and receives | rank 1 ... | words of large operations (`large.rs`)
 //! ```
 //!
-//! *Abort* is read by kernels that wait. *Limit* is a credit: ranks launch operations up to that number only, so the service
-//! can agree with all ranks on a place at which something changes, without asking any of them. A strategy holds from a
-//! number on, under an epoch; the page has room for the one in force and the next. How many operations have *ended* is counted
-//! in the areas: a word on the host would cost every operation more than a small one takes.
+//! *Abort* is read by kernels that wait. A strategy holds from a number on, under an epoch; how ranks come to agree on that number is told in
+//! `cut.rs`. How many operations have *ended* is counted in the areas: a word on the host would cost every operation more than a
+//! small one takes.
 //!
 //! The page is shared by processes of one tenant; what they write there harms their own communicator. The service reads
 //! numbers from it, never an address or a length.
 
+mod cut;
 mod points;
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use serde::{Deserialize, Serialize};
 
+pub use self::cut::{Cut, CutError, DirectTerms, Publisher, STRATEGY_WORDS};
+use self::cut::{Head, Terms};
+pub use self::points::{PointsFault, PointsLaunched};
 use crate::large::{LARGE_WORDS_BYTES, LargeLayout, RankEvents};
 use crate::shm::{Mapping, ShmError};
-use crate::sync::atomic::{AtomicU64, Ordering, fence};
-
-pub use self::points::{PointsFault, PointsLaunched};
 
 /// Most ranks that reach each other's areas: GPUs of one host.
 pub const DIRECT_RANKS_MAX: u32 = 8;
-/// Words of a strategy.
-pub const STRATEGY_WORDS: usize = 126;
 
 /// A GPU's UUID.
 pub type GpuUuid = [u8; 16];
@@ -88,40 +86,7 @@ impl DirectShare {
     }
 }
 
-/// A strategy as the page has it: what the words mean is the kernels' matter.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct DirectTerms {
-    /// Number of the communicator's strategy.
-    pub epoch: u64,
-    /// First operation that runs under it.
-    pub from: u64,
-    /// The strategy.
-    pub words: [u64; STRATEGY_WORDS],
-}
-
-#[repr(C, align(128))]
-struct Head {
-    abort: AtomicU64,
-    limit: AtomicU64,
-    /// Epochs published; the last two are on the page.
-    epochs: AtomicU64,
-}
-
-#[repr(C, align(128))]
-struct Slot {
-    epoch: AtomicU64,
-    from: AtomicU64,
-    words: [AtomicU64; STRATEGY_WORDS],
-}
-
-#[repr(C, align(128))]
-struct Progress {
-    launched: AtomicU64,
-}
-
-const HEAD_BYTES: u64 = size_of::<Head>() as u64;
-const SLOT_BYTES: u64 = size_of::<Slot>() as u64;
-const PROGRESS_BYTES: u64 = size_of::<Progress>() as u64;
+const TERMS_BYTES: u64 = size_of::<Terms>() as u64;
 /// Size of a page: whole pages of the system's, since GPUs map it.
 pub const DIRECT_PAGE_BYTES: u64 = (DirectPage::LARGE_OFFSET + LARGE_WORDS_BYTES).next_multiple_of(4096);
 
@@ -130,15 +95,13 @@ pub const DIRECT_PAGE_BYTES: u64 = (DirectPage::LARGE_OFFSET + LARGE_WORDS_BYTES
 pub struct DirectPage(Mapping);
 
 impl DirectPage {
-    /// A new page: everything is allowed, and nothing published.
+    /// A new page: nothing is held back, and nothing published.
     ///
     /// # Errors
     /// The kernel's refusal.
     pub fn create() -> Result<(OwnedFd, Self), ShmError> {
         let (fd, mapping) = Mapping::create("mccs-direct", DIRECT_PAGE_BYTES)?;
-        let page = DirectPage(mapping);
-        page.allow(u64::MAX);
-        Ok((fd, page))
+        Ok((fd, DirectPage(mapping)))
     }
 
     /// Maps a page that somebody else made.
@@ -156,116 +119,99 @@ impl DirectPage {
     }
 
     /// Where words of large operations begin.
-    pub(crate) const LARGE_OFFSET: u64 =
-        HEAD_BYTES + 2 * SLOT_BYTES + DIRECT_RANKS_MAX as u64 * (PROGRESS_BYTES + points::POINTS_BYTES);
+    pub(crate) const LARGE_OFFSET: u64 = TERMS_BYTES + DIRECT_RANKS_MAX as u64 * points::POINTS_BYTES;
 
     /// Where kernels find the word that stops them.
-    pub const ABORT_OFFSET: u64 = std::mem::offset_of!(Head, abort) as u64;
-
-    fn progress_offset(rank: u32) -> u64 {
-        assert!(rank < DIRECT_RANKS_MAX, "rank {rank} on a page for {DIRECT_RANKS_MAX}");
-        HEAD_BYTES + 2 * SLOT_BYTES + u64::from(rank) * PROGRESS_BYTES
-    }
+    pub const ABORT_OFFSET: u64 = (std::mem::offset_of!(Terms, head) + std::mem::offset_of!(Head, abort)) as u64;
 
     /// `T` must be made of atomics.
     pub(crate) fn at<T>(&self, offset_bytes: u64) -> &T {
         let ptr = self.0.as_ptr().wrapping_add(offset_bytes as usize).cast::<T>();
         debug_assert!(ptr.is_aligned() && offset_bytes + size_of::<T>() as u64 <= DIRECT_PAGE_BYTES);
-        // SAFETY: callers of this crate name head, slots and what is there of ranks that exist: aligned, inside the mapping, and made
+        // SAFETY: callers of this crate name the first part and what is there of ranks that exist: aligned, inside the mapping, and made
         // of atomics.
         unsafe { &*ptr }
     }
 
-    fn head(&self) -> &Head {
+    fn terms_page(&self) -> &Terms {
         self.at(0)
-    }
-
-    fn slot(&self, number: u64) -> &Slot {
-        self.at(HEAD_BYTES + (number & 1) * SLOT_BYTES)
-    }
-
-    fn progress(&self, rank: u32) -> &Progress {
-        self.at(Self::progress_offset(rank))
     }
 
     /// Ends kernels that wait, and lets none begin. For good.
     pub fn abort(&self) {
-        self.allow(0);
-        self.head().abort.store(1, Ordering::Release);
+        self.terms_page().abort();
     }
 
     /// Whether it was aborted.
     #[must_use]
     pub fn is_aborted(&self) -> bool {
-        self.head().abort.load(Ordering::Acquire) != 0
+        self.terms_page().is_aborted()
     }
 
-    /// Operations up to this number may be launched.
+    /// A rank is about to begin a collective, its `operation`-th outside of graphs. Returns whether it may; if not, it may as soon as
+    /// nothing [is held](DirectPage::is_held) back. Called by the rank, with numbers that rise; a number that came to
+    /// nothing is announced again.
+    ///
+    /// # Panics
+    /// If a page has no such rank.
+    pub fn announce(&self, rank: u32, operation: u64) -> bool {
+        self.terms_page().announce(rank, operation)
+    }
+
+    /// A rank is about to capture a collective, which runs under the last strategy: no other is published from now on. Returns whether
+    /// it may, as [`DirectPage::announce`] does.
+    ///
+    /// # Panics
+    /// If a page has no such rank.
+    pub fn announce_capture(&self, rank: u32) -> bool {
+        self.terms_page().announce_capture(rank)
+    }
+
+    /// Whether nothing may begin: for the moment in which a strategy is published, or for good.
     #[must_use]
-    pub fn limit(&self) -> u64 {
-        self.head().limit.load(Ordering::Acquire)
-    }
-
-    /// Sets how far ranks may go. Called by the service.
-    pub fn allow(&self, operations: u64) {
-        self.head().limit.store(operations, Ordering::Release);
-    }
-
-    /// Publishes the next strategy. The one before the last is forgotten: no operation under it may be launched any more.
-    /// Called by the service, from one thread at a time.
-    pub fn publish(&self, terms: &DirectTerms) {
-        let number = self.head().epochs.load(Ordering::Relaxed);
-        let slot = self.slot(number);
-        slot.epoch.store(terms.epoch, Ordering::Relaxed);
-        slot.from.store(terms.from, Ordering::Relaxed);
-        for (target, word) in slot.words.iter().zip(terms.words) {
-            target.store(word, Ordering::Relaxed);
-        }
-        self.head().epochs.store(number + 1, Ordering::Release);
+    pub fn is_held(&self) -> bool {
+        self.terms_page().is_held()
     }
 
     /// How many strategies were published: cheap to ask whether [`DirectPage::terms`] may have changed.
     #[must_use]
-    pub fn epochs(&self) -> u64 {
-        self.head().epochs.load(Ordering::Acquire)
+    pub fn published(&self) -> u64 {
+        self.terms_page().published()
     }
 
-    /// The strategy for an operation; `None` before the first one is published.
+    /// The strategy for an operation that its rank has announced, and may begin; the last for one in a graph, of number `u64::MAX`. `None`
+    /// before the first one is published.
     #[must_use]
     pub fn terms(&self, operation: u64) -> Option<DirectTerms> {
-        loop {
-            let epochs = self.epochs();
-            let read = |number: u64| {
-                let slot = self.slot(number);
-                let words = std::array::from_fn(|index| slot.words[index].load(Ordering::Relaxed));
-                let (epoch, from) = (slot.epoch.load(Ordering::Relaxed), slot.from.load(Ordering::Relaxed));
-                DirectTerms { epoch, from, words }
-            };
-            let last = read(epochs.checked_sub(1)?);
-            let terms = if operation >= last.from || epochs == 1 { last } else { read(epochs - 2) };
-            // Publishing overwrites the older of the two.
-            fence(Ordering::Acquire);
-            if self.head().epochs.load(Ordering::Relaxed) == epochs {
-                return Some(terms);
-            }
-        }
+        self.terms_page().terms(operation)
     }
 
-    /// A rank has enqueued operations up to this number. Called by the rank.
+    /// A rank has enqueued kernels up to this number. Called by the rank.
     ///
     /// # Panics
     /// If a page has no such rank.
     pub fn launch(&self, rank: u32, operation: u64) {
-        self.progress(rank).launched.store(operation, Ordering::Release);
+        self.terms_page().launch(rank, operation);
     }
 
-    /// Operations that a rank has enqueued, but for those in graphs.
+    /// Kernels that a rank has enqueued, but for those in graphs.
     ///
     /// # Panics
     /// If a page has no such rank.
     #[must_use]
     pub fn launched(&self, rank: u32) -> u64 {
-        self.progress(rank).launched.load(Ordering::Acquire)
+        self.terms_page().launched(rank)
+    }
+}
+
+impl Publisher {
+    /// Publishes a strategy, from above all that ranks have announced on. Ranks that are about to begin an operation wait meanwhile, for less
+    /// than a microsecond.
+    ///
+    /// # Errors
+    /// [`CutError`]: then all is as it was.
+    pub fn publish(&mut self, page: &DirectPage, words: &[u64; STRATEGY_WORDS]) -> Result<Cut, CutError> {
+        self.publish_on(page.terms_page(), words)
     }
 }
 
@@ -275,33 +221,14 @@ mod tests {
 
     use super::*;
 
-    fn terms(epoch: u64, from: u64) -> DirectTerms {
-        DirectTerms { epoch, from, words: std::array::from_fn(|index| epoch * 1000 + index as u64) }
-    }
-
     #[test]
-    fn a_strategy_holds_from_its_number_on() {
+    fn ranks_tell_how_far_they_are_and_the_service_when_they_must_stop() {
         let (fd, service) = DirectPage::create().expect("a page");
         let rank = DirectPage::map(fd.as_fd()).expect("the same page");
-        assert_eq!(rank.terms(1), None);
-        service.publish(&terms(0, 1));
-        assert_eq!(rank.terms(1), Some(terms(0, 1)));
-        service.publish(&terms(1, 10));
-        assert_eq!([9, 10].map(|n| rank.terms(n)), [Some(terms(0, 1)), Some(terms(1, 10))]);
-        service.publish(&terms(2, 20));
-        assert_eq!([10, 19, 20].map(|n| rank.terms(n).map(|t| t.epoch)), [Some(1), Some(1), Some(2)]);
-    }
-
-    #[test]
-    fn ranks_tell_how_far_they_are_and_the_service_how_far_they_may_go() {
-        let (fd, service) = DirectPage::create().expect("a page");
-        let rank = DirectPage::map(fd.as_fd()).expect("the same page");
-        assert_eq!(rank.limit(), u64::MAX);
         rank.launch(7, 3);
         assert_eq!((service.launched(7), service.launched(6)), (3, 0));
-        service.allow(5);
-        assert_eq!((rank.limit(), rank.is_aborted()), (5, false));
+        assert!(!rank.is_held() && !rank.is_aborted());
         service.abort();
-        assert_eq!((rank.limit(), rank.is_aborted()), (0, true));
+        assert!(rank.is_held() && rank.is_aborted());
     }
 }

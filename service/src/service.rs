@@ -14,7 +14,7 @@ use mccs_ipc::handshake::Listener;
 use crate::carriers::Carriers;
 use crate::collective::{Algorithm, Choice, CostModel, Strategy};
 use crate::control::overview::Overseer;
-use crate::devices::cuda::{CudaDevice, CudaOptions, Gpus, LargeFrom, NoCuda};
+use crate::devices::cuda::{CudaDevice, CudaOptions, Gpus, NoCuda};
 use crate::devices::host::{HostDevice, HostOptions};
 use crate::engines::control::{ControlEngine, Controlled};
 use crate::engines::controller::{CONTROLLER_MAILBOX_MAX, ControllerEngine, ControllerInput, ControllerSettings};
@@ -542,11 +542,7 @@ impl Settings {
                 file::CudaUse::Off => CudaUse::Off,
             },
             cuda_options: CudaOptions {
-                large_from: match config.cuda.large_from.map(|from| from.0) {
-                    None => LargeFrom::Measured,
-                    Some(0) => LargeFrom::Never,
-                    Some(bytes) => LargeFrom::Pinned(bytes),
-                },
+                large_from: config.cuda.large_from,
                 slot_bytes: config.cuda.slot.0,
                 lines: config.cuda.lines,
                 by_events: config.cuda.ordering == file::CudaOrdering::Events,

@@ -1,7 +1,7 @@
 //! What a page says of sends and receives: how many groups a rank has enqueued, how many messages to and from each peer,
 //! and a contradiction between the two ends of one, which GPUs find and write here themselves.
 
-use super::{DIRECT_RANKS_MAX, DirectPage, HEAD_BYTES, PROGRESS_BYTES, SLOT_BYTES};
+use super::{DIRECT_RANKS_MAX, DirectPage, TERMS_BYTES};
 use crate::sync::atomic::{AtomicU64, Ordering};
 
 const RANKS: usize = DIRECT_RANKS_MAX as usize;
@@ -44,7 +44,7 @@ pub struct PointsFault {
 impl DirectPage {
     fn points_offset(rank: u32) -> u64 {
         assert!(rank < DIRECT_RANKS_MAX, "rank {rank} on a page for {DIRECT_RANKS_MAX}");
-        HEAD_BYTES + 2 * SLOT_BYTES + u64::from(DIRECT_RANKS_MAX) * PROGRESS_BYTES + u64::from(rank) * POINTS_BYTES
+        TERMS_BYTES + u64::from(rank) * POINTS_BYTES
     }
 
     fn of_points(&self, rank: u32) -> &Points {

@@ -19,6 +19,7 @@ use overview::Overview;
 use serde::{Deserialize, Serialize};
 
 use crate::controller::answer::{ControllerAnswer, ControllerRequest};
+use crate::devices::cuda::GpuStrategy;
 use crate::runtime::{EngineId, EngineInfo, RuntimeInfo};
 use crate::session::Session;
 use crate::telemetry::recorder::RingView;
@@ -295,6 +296,8 @@ pub struct CommView {
     pub failed: u64,
     /// Number of the strategy in force.
     pub epoch: u64,
+    /// What it says, where GPUs carry collectives out.
+    pub on_gpus: Option<GpuStrategy>,
     /// Ranks on all hosts.
     pub nranks: u32,
     /// Its hosts; none where all ranks are on this one.
@@ -330,6 +333,7 @@ impl CommView {
             busbw_gbps: comm.busbw_gbps(),
             failed: comm.failed.load(Ordering::Relaxed),
             epoch: comm.epoch.load(Ordering::Relaxed),
+            on_gpus: comm.direct.as_ref().and_then(|direct| direct.strategies().last()),
             nranks: comm.nranks,
             hosts: comm.hosts.clone(),
             links: comm.links,

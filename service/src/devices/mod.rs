@@ -10,7 +10,7 @@ use std::sync::{Arc, OnceLock};
 use mccs_ipc::direct::{DIRECT_RANKS_MAX, DirectPage, DirectShare};
 use mccs_ipc::types::Handle;
 
-use self::cuda::CopyEngines;
+use self::cuda::{CopyEngines, Strategies};
 use crate::collective::Schedule;
 use crate::engines::proxy::{Operand, Operation};
 use crate::engines::transport::links::LinksId;
@@ -79,7 +79,7 @@ impl Ended {
 
 /// A group of ranks that run collectives themselves, in streams of their own, as the page says.
 pub struct DirectGroup {
-    page: Arc<DirectPage>,
+    strategies: Strategies,
     ended: Arc<Ended>,
     /// For what is too large for the ranks alone.
     large: Option<Arc<CopyEngines>>,
@@ -89,14 +89,20 @@ pub struct DirectGroup {
 impl DirectGroup {
     /// Takes charge of a page and the memory that goes with it.
     #[must_use]
-    pub fn new(page: Arc<DirectPage>, large: Option<Arc<CopyEngines>>, areas: Box<dyn Areas>) -> Self {
-        DirectGroup { page, ended: Arc::default(), large, areas }
+    pub fn new(strategies: Strategies, large: Option<Arc<CopyEngines>>, areas: Box<dyn Areas>) -> Self {
+        DirectGroup { strategies, ended: Arc::default(), large, areas }
     }
 
     /// What service and ranks tell each other.
     #[must_use]
     pub fn page(&self) -> &DirectPage {
-        &self.page
+        self.strategies.page()
+    }
+
+    /// By what ranks run their operations.
+    #[must_use]
+    pub fn strategies(&self) -> &Strategies {
+        &self.strategies
     }
 
     /// Asks how many operations have ended. [`DirectGroup::ended`] says so in a moment.
@@ -138,7 +144,7 @@ impl DirectGroup {
 
     /// Ends what runs, and lets nothing begin. For good.
     pub fn abort(&self) {
-        self.page.abort();
+        self.page().abort();
         if let Some(large) = &self.large {
             large.release();
         }
@@ -156,7 +162,7 @@ impl Drop for DirectGroup {
 
 impl std::fmt::Debug for DirectGroup {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("DirectGroup").field("page", &self.page).finish_non_exhaustive()
+        f.debug_struct("DirectGroup").field("page", self.page()).finish_non_exhaustive()
     }
 }
 
@@ -243,6 +249,10 @@ pub trait Device: Send {
 mod tests {
     use std::sync::Mutex;
 
+    use mccs_config::service::LargeFrom;
+    use mccs_ipc::direct::Execution;
+
+    use super::cuda::{Abilities, GpuStrategy};
     use super::*;
 
     /// Areas that answer when the test does.
@@ -260,7 +270,10 @@ mod tests {
         let asked = Asked::default();
         let questions = Arc::clone(&asked.0);
         let (_fd, page) = DirectPage::create().expect("a page");
-        let group = DirectGroup::new(Arc::new(page), None, Box::new(asked));
+        let abilities = Abilities { nranks: 2, execution: Execution::Ranks, copy_engines: false, lines: false };
+        let first = GpuStrategy { large_from: LargeFrom::Never, lines: false };
+        let strategies = Strategies::begin(Arc::new(page), abilities, first);
+        let group = DirectGroup::new(strategies, None, Box::new(asked));
         assert!(group.is_answered());
         group.ask();
         group.ask();

@@ -1,6 +1,7 @@
 //! Tables of what a service has: hosts, sessions, communicators, engines.
 
 use mccs_service::control::{CommView, HostView, SessionView};
+use mccs_service::devices::cuda::GpuStrategy;
 use mccs_service::runtime::{EngineInfo, RuntimeInfo};
 
 /// Who can be reached.
@@ -51,8 +52,11 @@ pub fn comms(comms: &[CommView]) {
         "comm", "tenant", "device", "ranks", "operations", "MiB", "busbw", "failed", "epoch"
     );
     for c in comms {
-        let progress: Vec<_> =
+        let mut progress: Vec<_> =
             c.ranks.iter().map(|rank| format!("{}/{}/{}", rank.enqueued, rank.started, rank.completed)).collect();
+        progress.extend(c.on_gpus.map(|GpuStrategy { large_from, lines }| {
+            format!("(large_from {large_from}, lines {})", if lines { "on" } else { "off" })
+        }));
         println!(
             "{:>6} {:<12} {:<8} {:>6} {:>11} {:>12.1} {:>9.2} {:>7} {:>6}  {}",
             c.communicator,

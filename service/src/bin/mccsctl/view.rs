@@ -313,6 +313,7 @@ mod tests {
                 busbw_gbps: 2.0,
                 failed: 0,
                 epoch: 3,
+                on_gpus: None,
                 nranks: 4,
                 hosts: vec!["h0".into(), "h1".into()],
                 links: Some(7),

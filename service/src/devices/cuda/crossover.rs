@@ -1,19 +1,9 @@
-//! From which size on collectives go by copy engines: the strategy that a communicator of GPUs begins with.
+//! From which size on collectives go by copy engines: part of the strategy of a communicator of GPUs.
 
+use mccs_config::service::LargeFrom;
 use mccs_ipc::large::has_large;
 use mccs_ipc::types::{CollectiveKind, RedOp};
 use mccs_kernels::cuda::DirectStrategy;
-
-/// Who says from which payload on collectives go by copy engines.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LargeFrom {
-    /// What measured best, by collective and number of ranks.
-    Measured,
-    /// The operator.
-    Pinned(u64),
-    /// They never do.
-    Never,
-}
 
 /// Payload, as nccl-tests counts it, from which copy engines were faster than the ranks' kernels: on 2 and 4 H200.
 fn measured(kind: CollectiveKind, nranks: u32) -> u64 {
@@ -34,7 +24,7 @@ pub(super) fn strategy(nranks: u32, large_from: LargeFrom, in_lines: bool) -> Di
     for kind in CollectiveKind::ALL {
         let from = match large_from {
             LargeFrom::Measured => Some(measured(*kind, nranks)),
-            LargeFrom::Pinned(bytes) => Some(bytes),
+            LargeFrom::Pinned(bytes) => Some(bytes.0),
             LargeFrom::Never => None,
         };
         let to = from.filter(|_| has_large(*kind, RedOp::Sum)).map_or(u64::MAX, |from| from.saturating_sub(1).max(1));
@@ -51,6 +41,8 @@ pub(super) fn strategy(nranks: u32, large_from: LargeFrom, in_lines: bool) -> Di
 
 #[cfg(test)]
 mod tests {
+    use mccs_config::Bytes;
+
     use super::*;
 
     #[test]
@@ -64,7 +56,7 @@ mod tests {
         };
         for kind in CollectiveKind::ALL.iter().copied().filter(|kind| has_large(*kind, RedOp::Sum)) {
             for bytes in [1, 4096, MIB, 512 * MIB] {
-                let pinned = LargeFrom::Pinned(bytes);
+                let pinned = LargeFrom::Pinned(Bytes(bytes));
                 assert!(
                     !goes_direct(pinned, kind, bytes.max(2)) && !goes_direct(pinned, kind, u64::MAX),
                     "{kind} {bytes}"
@@ -79,6 +71,6 @@ mod tests {
             assert_eq!(goes_direct(LargeFrom::Measured, kind, 512 * MIB), !is_ever, "{kind}");
             assert!(goes_direct(LargeFrom::Measured, kind, MIB));
         }
-        assert!(goes_direct(LargeFrom::Pinned(1), CollectiveKind::Reduce, u64::MAX));
+        assert!(goes_direct(LargeFrom::Pinned(Bytes(1)), CollectiveKind::Reduce, u64::MAX));
     }
 }

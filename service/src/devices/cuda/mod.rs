@@ -17,19 +17,21 @@ mod issue;
 mod large;
 mod promises;
 mod setup;
+mod strategies;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use mccs_config::service::LargeFrom;
 use mccs_cuda::{Context, DriverError, Gpu, Kernels, Unavailable, gpus};
 use mccs_ipc::direct::{DIRECT_RANKS_MAX, Execution, GpuUuid};
 use mccs_ipc::types::Handle;
 use mccs_kernels::cuda::reduce_functions;
 
-pub use self::crossover::LargeFrom;
 pub use self::engines::CopyEngines;
 pub use self::imports::{GpuOperand, GpuRegion, Importer};
 use self::setup::{Order, Orders, Setup};
+pub use self::strategies::{Abilities, GpuStrategy, Strategies, StrategyRefused};
 use super::{Device, FarPair, Launched, Network, Prepare, Prepared, Tag};
 use crate::collective::Schedule;
 use crate::engines::proxy::{Operand, Operation, ProxyMessage};
@@ -88,7 +90,7 @@ impl CudaOptions {
     pub fn engines_from(&self) -> Option<u64> {
         let from = match self.large_from {
             LargeFrom::Measured => Some(ENGINES_FROM_BYTES),
-            LargeFrom::Pinned(bytes) => Some(bytes),
+            LargeFrom::Pinned(bytes) => Some(bytes.0),
             LargeFrom::Never => None,
         };
         from.filter(|_| self.execution == Execution::Service)

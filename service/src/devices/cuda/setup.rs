@@ -4,15 +4,16 @@ use std::any::Any;
 use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Weak};
 
+use mccs_config::service::LargeFrom;
 use mccs_cuda::{DeviceAddress, DeviceMemory, DriverError, OwnedStream};
-use mccs_ipc::direct::{AreaName, DirectPage, DirectShare, DirectTerms, Execution, STRATEGY_WORDS};
+use mccs_ipc::direct::{AreaName, DirectPage, DirectShare, Execution};
 use mccs_ipc::large::LargeLayout;
 use mccs_ipc::types::Handle;
-use mccs_kernels::cuda::{AreaLayout, DirectStrategy};
+use mccs_kernels::cuda::AreaLayout;
 
-use super::crossover::{LargeFrom, strategy};
 use super::engines::{CopyEngines, Flight, tell};
 use super::imports::Imports;
+use super::strategies::{Abilities, GpuStrategy, Strategies};
 use super::{CudaOptions, Gpus, NoCuda, Prepared, issue};
 use crate::devices::{Areas, Counted, DirectGroup, Ended};
 use crate::engines::proxy::ProxyMessage;
@@ -133,17 +134,16 @@ impl Setup {
         self.options.large_from != LargeFrom::Never && gpus.len() > 1 && are_apart && gpus.iter().all(has_words)
     }
 
-    /// Whether each of these GPUs stores whole lines to each other.
-    fn store_lines(&self, gpus: &[usize]) -> Result<bool, DriverError> {
+    /// Whether each of these GPUs stores whole lines to each other: not, where the driver does not say.
+    fn store_lines(&self, gpus: &[usize]) -> bool {
         let gpu = |number: usize| &self.gpus.gpus[number].0;
-        for (rank, from) in gpus.iter().enumerate() {
-            for to in gpus[..rank].iter().chain(&gpus[rank + 1..]) {
-                if !gpu(*from).stores_lines_to(gpu(*to))? {
-                    return Ok(false);
-                }
-            }
-        }
-        Ok(true)
+        let stores = |from: usize, to: usize| {
+            gpu(from).stores_lines_to(gpu(to)).unwrap_or_else(|error| {
+                tracing::warn!(%error, "what links between GPUs do is not known: no lines");
+                false
+            })
+        };
+        (0..gpus.len()).all(|from| (0..gpus.len()).all(|to| from == to || stores(gpus[from], gpus[to])))
     }
 
     fn prepare(&self, gpus: &[usize]) -> Result<Prepared, PrepareError> {
@@ -163,12 +163,12 @@ impl Setup {
         }
         let (fd, page) = DirectPage::create()?;
         let page = Arc::new(page);
-        let in_lines = self.options.lines && self.store_lines(gpus).map_err(PrepareError::Lines)?;
-        let strategy = strategy(nranks, large.map_or(LargeFrom::Never, |_| self.options.large_from), in_lines);
-        page.publish(&DirectTerms { epoch: 0, from: 1, words: words_of(&strategy) });
+        let execution = self.options.execution;
+        let abilities = Abilities { nranks, execution, copy_engines: large.is_some(), lines: self.store_lines(gpus) };
+        let wanted = GpuStrategy { large_from: self.options.large_from, lines: self.options.lines };
+        let strategies = Strategies::begin(Arc::clone(&page), abilities, wanted);
         let orders = self.own.upgrade().ok_or(PrepareError::Stopping)?;
         let in_use = AreasInUse { memory: Arc::new(memory), orders: Arc::clone(&orders) };
-        let execution = self.options.execution;
         let by_events = self.options.by_events && execution == Execution::Service;
         let copies = |layout| {
             let (shared, ways) = ((&page, &in_use), (&orders, &self.done));
@@ -177,27 +177,15 @@ impl Setup {
         let copies = large.map(copies).transpose().map_err(PrepareError::Streams)?;
         let events = copies.as_ref().map_or(Ok(Vec::new()), |copies| copies.events()).map_err(PrepareError::Streams)?;
         let share = DirectShare { layout: bytemuck::cast(layout), areas, large, execution, events };
-        Ok(Prepared { share, page: fd, group: DirectGroup::new(page, copies, Box::new(in_use)) })
+        Ok(Prepared { share, page: fd, group: DirectGroup::new(strategies, copies, Box::new(in_use)) })
     }
 }
-
-/// A strategy as pages have it.
-fn words_of(strategy: &DirectStrategy) -> [u64; STRATEGY_WORDS] {
-    let mut words = [0; STRATEGY_WORDS];
-    let bytes = bytemuck::bytes_of(strategy);
-    bytemuck::cast_slice_mut(&mut words)[..bytes.len()].copy_from_slice(bytes);
-    words
-}
-
-const _: () = assert!(size_of::<DirectStrategy>() <= STRATEGY_WORDS * 8);
 
 /// Why a communicator cannot be had.
 #[derive(Debug, thiserror::Error)]
 enum PrepareError {
     #[error("no area for rank {rank} on {gpu}: {error}")]
     Driver { rank: usize, gpu: String, error: DriverError },
-    #[error("what links do is not known: {0}")]
-    Lines(DriverError),
     #[error("no streams for copies: {0}")]
     Streams(DriverError),
     #[error("the service is stopping")]

@@ -14,6 +14,8 @@ mod cluster;
 mod comm;
 mod describe;
 mod direct;
+#[cfg(test)]
+mod direct_tests;
 mod far;
 mod gates;
 mod inquiry;

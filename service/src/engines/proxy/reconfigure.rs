@@ -11,7 +11,8 @@
 //! Several changes may be decided before the first of their operations comes. One whose cut is not below that of a later change
 //! is never in force: on all hosts alike, since all hear the same decisions in the same order.
 //!
-//! A communicator of one host has nobody to agree with: its next collective runs under the new strategy.
+//! A communicator of one host has nobody to agree with: its next collective runs under the new strategy. Where GPUs carry collectives out
+//! the ranks' page has it ([`mccs_ipc::direct`]): from the first on that no rank has called.
 //!
 //! Deliberately absent: sends and receives, which belong to no strategy; rounds on a board, which have one way only.
 
@@ -21,12 +22,13 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use mccs_config::change::{FlowChoice, StrategyChange};
+use mccs_ipc::direct::Cut;
 use mccs_ipc::types::{ErrorClass, Handle};
 
 use super::asked::{Asked, OperatorAnswer};
 use super::comm::{Comm, Failure};
 use super::{Event, ProxyEngine};
-use crate::devices::Network;
+use crate::devices::{DirectGroup, Network};
 use crate::engines::transport::TransportMessage;
 use crate::engines::transport::links::{EPOCH_MAX, LinkKey, LinksId, NextEpoch, Ways};
 use crate::engines::transport::pace::Pace;
@@ -105,6 +107,9 @@ impl Changes {
 impl Comm {
     /// What the last change that is decided, or else the strategy in force, with `change` comes to.
     fn next(&self, change: &StrategyChange, epoch: u64) -> Result<Next, String> {
+        if change.is_of_gpus() {
+            return Err("large_from and lines are for communicators whose collectives GPUs carry out".into());
+        }
         let (_, schedules, ways) = self.last_decided();
         let number = u32::try_from(epoch).ok().filter(|epoch| *epoch <= EPOCH_MAX);
         let number = number.ok_or_else(|| format!("a communicator has at most {EPOCH_MAX} changes"))?;
@@ -112,6 +117,30 @@ impl Comm {
         let channels = schedules.strategy().ring_orders.len();
         let ways = Arc::new(changed_ways(ways, change, channels, &self.info.hosts)?);
         Ok(Next { epoch: number, schedules, ways })
+    }
+
+    /// Whether its strategy may change now, from one that whoever wants it may expect.
+    fn may_change(&self, expected: Option<u64>) -> Result<(), String> {
+        if self.failure.is_some() {
+            return Err("the communicator has failed".into());
+        }
+        if self.changes.asked.is_some() {
+            return Err("another change is being decided".into());
+        }
+        match self.last_decided().0 {
+            last if expected.is_some_and(|expected| expected != last) => {
+                Err(format!("its strategy is number {last} meanwhile"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Changes what ranks on GPUs run their collectives by: who has not called an operation yet runs it under the new strategy, and all
+    /// ranks agree on what that is.
+    fn change_direct(&self, direct: &DirectGroup, change: &StrategyChange) -> Result<Reconfigured, String> {
+        let Cut { epoch, from } = direct.strategies().change(change).map_err(|refused| refused.to_string())?;
+        self.info.epoch.store(epoch, Ordering::Relaxed);
+        Ok(Reconfigured { epoch, cut: from.saturating_sub(1) })
     }
 
     /// The strategy that was decided last, and its ways.
@@ -230,15 +259,12 @@ impl ProxyEngine {
         let Some(live) = comm.and_then(|comm| self.comms.get_mut(comm)) else {
             return asked.answer(Err(format!("there is no communicator {number} here")));
         };
-        let next = match live.next(change, live.info.epoch.load(Ordering::Relaxed) + 1) {
-            _ if live.failure.is_some() => Err("the communicator has failed".into()),
-            _ if live.info.direct.is_some() => Err("the strategy of communicators of GPUs cannot be changed".into()),
-            _ if live.changes.asked.is_some() => Err("another change is being decided".into()),
-            _ if expected.is_some_and(|expected| expected != live.last_decided().0) => {
-                Err(format!("its strategy is number {} meanwhile", live.last_decided().0))
-            }
-            next => next,
-        };
+        let may_change = live.may_change(expected);
+        if let Some(direct) = &live.info.direct {
+            let changed = may_change.and_then(|()| live.change_direct(direct, change));
+            return asked.answer(changed.map(OperatorAnswer::Reconfigured));
+        }
+        let next = may_change.and_then(|()| live.next(change, live.info.epoch.load(Ordering::Relaxed) + 1));
         let (next, body) = match (next, serde_json::to_vec(change).ok().and_then(|json| ChangeBody::new(&json))) {
             (Ok(next), Some(body)) => (next, body),
             (Err(reason), _) => return asked.answer(Err(reason)),

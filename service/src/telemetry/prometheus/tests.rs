@@ -54,6 +54,7 @@ fn overview() -> Overview {
             busbw_gbps: 0.2,
             failed: 2,
             epoch: 3,
+            on_gpus: None,
             nranks: 4,
             hosts: vec!["h0".into(), "h1".into()],
             links: Some(0),

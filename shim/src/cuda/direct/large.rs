@@ -27,7 +27,7 @@ const SPIN_FOR: Duration = Duration::from_micros(200);
 /// How far a communicator is in large operations.
 pub(super) struct LargeOrder {
     /// Operations enqueued.
-    enqueued: u64,
+    pub(super) enqueued: u64,
     /// Where streams tell and wait by events instead of words.
     events: Option<StreamEvents>,
     /// Stream of the service's that they are commands of; made with the first.

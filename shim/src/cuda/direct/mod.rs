@@ -11,6 +11,7 @@ mod points;
 mod regions;
 mod staging;
 
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -51,11 +52,26 @@ pub(super) struct DirectCommunicator {
 /// What is done in one order, under one lock.
 struct Order {
     launches: LaunchOrder,
-    /// Operations launched, without those that went into graphs.
+    /// Kernels launched, without those that went into graphs.
     launched: u64,
-    /// The strategy in force, as it was when so many had been published.
-    strategy: (u64, DirectStrategy),
+    strategy: KnownStrategy,
     large: LargeOrder,
+}
+
+impl Order {
+    /// Number of the next collective outside of graphs: all ranks count alike, whether kernels or copy engines carry it out.
+    fn next_number(&self) -> u64 {
+        self.launched + self.large.enqueued + 1
+    }
+}
+
+/// What was last read of the page.
+struct KnownStrategy {
+    /// Strategies that had been published.
+    published: u64,
+    /// Operations that run under it.
+    operations: Range<u64>,
+    strategy: DirectStrategy,
 }
 
 impl DirectCommunicator {
@@ -80,7 +96,7 @@ impl DirectCommunicator {
         let order = Order {
             launches: LaunchOrder::new(&member.context)?,
             launched: 0,
-            strategy: (0, DirectStrategy::zeroed()),
+            strategy: KnownStrategy { published: 0, operations: 0..0, strategy: DirectStrategy::zeroed() },
             large: LargeOrder::new(&member.context, share)?,
         };
         let points = Arc::new(Points::new(Arc::clone(&member))?);
@@ -113,18 +129,17 @@ impl DirectCommunicator {
         let checked = checked(call, member.rank, member.nranks)?;
         let stream = RawStream::from_ptr(stream);
         let mut order = locked(&self.order);
-        let number = order.launched + 1;
-        self.wait_for_limit(number)?;
         if member.nranks == 1 {
+            member.check_whole()?;
             return self.run_alone(&checked, call, stream);
         }
-        let strategy = self.strategy(&mut order, number)?;
-        let payload_bytes =
-            checked.kind.payload_count(checked.count, member.nranks) * checked.dtype.size_bytes() as u64;
-        let chosen = strategy.choose(checked.kind, payload_bytes).filter(|_| self.execution == Execution::Ranks);
         let _entered = member.context.enter().map_err(cuda_error)?;
         // SAFETY: the caller vouches for the stream.
         let is_captured = unsafe { stream.is_capturing().map_err(cuda_error)? };
+        let strategy = self.begin(&mut order, is_captured)?;
+        let payload_bytes =
+            checked.kind.payload_count(checked.count, member.nranks) * checked.dtype.size_bytes() as u64;
+        let chosen = strategy.choose(checked.kind, payload_bytes).filter(|_| self.execution == Execution::Ranks);
         // Commands cannot be part of a graph: there everything goes the direct way, on all ranks alike.
         if chosen.is_none()
             && !is_captured
@@ -146,12 +161,25 @@ impl DirectCommunicator {
             Error::argument(format!("the operator has no way for {} of {payload_bytes} bytes", checked.kind))
         })?;
         // SAFETY: the caller's contract is passed on.
-        unsafe { self.launch(&mut order, number, launch, call, (stream, is_captured)) }
+        unsafe { self.launch(&mut order, launch, call, (stream, is_captured)) }
     }
 
-    /// Waits until the operator lets operation `number` begin.
-    fn wait_for_limit(&self, number: u64) -> Result<(), Error> {
-        while self.member.page.limit() < number {
+    /// The strategy of the next collective, as soon as the operator lets it begin. One that comes to nothing afterwards leaves its number
+    /// to the next.
+    fn begin(&self, order: &mut Order, is_captured: bool) -> Result<DirectStrategy, Error> {
+        let Member { page, rank, .. } = &*self.member;
+        // Nobody counts what graphs run: they get the last strategy, and have it stay.
+        let number = if is_captured { u64::MAX } else { order.next_number() };
+        let may_begin = if is_captured { page.announce_capture(*rank) } else { page.announce(*rank, number) };
+        if !may_begin {
+            self.wait_while_held()?;
+        }
+        self.strategy(order, number)
+    }
+
+    /// Waits while the operator holds operations back, which is but a moment; fails if it is for good.
+    fn wait_while_held(&self) -> Result<(), Error> {
+        while self.member.page.is_held() {
             self.member.check_whole()?;
             self.member.client.0.requests.check_alive()?;
             std::thread::sleep(LOOK_AGAIN_AFTER);
@@ -167,14 +195,13 @@ impl DirectCommunicator {
         ways.into_iter().find_map(|algorithm| Launch::direct(checked, &self.member.layout, algorithm, blocks))
     }
 
-    /// Launches the kernel of operation `number`.
+    /// Launches a kernel.
     ///
     /// # Safety
     /// As for [`super::CudaCommunicator::all_reduce`].
     unsafe fn launch(
         &self,
         order: &mut Order,
-        number: u64,
         mut launch: Launch<DirectArgs>,
         call: &Call,
         (stream, is_captured): (RawStream, bool),
@@ -183,6 +210,7 @@ impl DirectCommunicator {
         (launch.args.send, launch.args.recv) = (call.send, call.recv);
         launch.args.areas = member.areas;
         launch.args.abort_word = member.on_page(DirectPage::ABORT_OFFSET);
+        let number = order.launched + 1;
         launch.args.sequence = u32::try_from(number)
             .map_err(|_| Error::argument("a communicator of GPUs does 2^32 operations: make another".to_owned()))?;
         let function = member.function(launch.function)?;
@@ -257,21 +285,18 @@ impl DirectCommunicator {
         }
     }
 
-    /// The strategy for operation `number`.
+    /// The strategy for operation `number`, which may begin.
     fn strategy(&self, order: &mut Order, number: u64) -> Result<DirectStrategy, Error> {
-        let epochs = self.member.page.epochs();
-        if order.strategy.0 == epochs {
-            return Ok(order.strategy.1);
+        let published = self.member.page.published();
+        if order.strategy.published != published || !order.strategy.operations.contains(&number) {
+            let terms = self.member.page.terms(number);
+            let DirectTerms { words, from, until, .. } =
+                terms.ok_or_else(|| Error::ServiceGone("it published no strategy".into()))?;
+            let bytes = &bytemuck::cast_slice(&words)[..size_of::<DirectStrategy>()];
+            let strategy = bytemuck::pod_read_unaligned(bytes);
+            order.strategy = KnownStrategy { published, operations: from..until, strategy };
         }
-        let terms = self.member.page.terms(number);
-        let DirectTerms { words, from, .. } =
-            terms.ok_or_else(|| Error::ServiceGone("it published no strategy".into()))?;
-        let bytes = &bytemuck::cast_slice(&words)[..size_of::<DirectStrategy>()];
-        let strategy = bytemuck::pod_read_unaligned(bytes);
-        // Until its number comes, the next strategy is looked for at every call.
-        let is_last = self.member.page.terms(u64::MAX).is_some_and(|last| last.from == from);
-        order.strategy = (if is_last { epochs } else { 0 }, strategy);
-        Ok(strategy)
+        Ok(order.strategy.strategy)
     }
 
     /// See [`super::CudaCommunicator::async_error`]: kernels of a communicator that has failed end at once.

@@ -1,0 +1,141 @@
+//! Every interleaving, and every order of memory, of two ranks and a service that changes what they run under.
+
+use loom::sync::{Arc, Condvar, Mutex};
+use loom::thread;
+
+use super::*;
+
+/// Runs all interleavings with at most three preemptions; without a bound these tests take minutes to hours.
+fn check(model: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = builder.preemption_bound.or(Some(3));
+    builder.check(model);
+}
+
+fn page() -> Arc<Terms> {
+    let zero = || AtomicU64::new(0);
+    Arc::new(Terms {
+        head: Head { abort: zero(), held: zero(), published: zero() },
+        slots: std::array::from_fn(|_| Slot { epoch: zero(), from: zero(), words: [zero(), zero()] }),
+        ranks: std::array::from_fn(|_| Progress { launched: zero(), announced: zero(), has_captured: zero() }),
+    })
+}
+
+fn words(epoch: u64) -> [u64; STRATEGY_WORDS] {
+    [epoch * 10, epoch * 10 + 1]
+}
+
+/// What a rank runs an operation under, whole.
+fn epoch_of(page: &Terms, operation: u64) -> u64 {
+    let terms = page.terms(operation).expect("a strategy");
+    assert_eq!(terms.words, words(terms.epoch));
+    terms.epoch
+}
+
+/// Tells that the only change there is has been made: the model does not let two threads look for it for ever.
+#[derive(Default)]
+struct Bell(Mutex<bool>, Condvar);
+
+impl Bell {
+    fn ring(&self) {
+        *self.0.lock().expect("bell") = true;
+        self.1.notify_all();
+    }
+
+    fn wait(&self) {
+        let mut rung = self.0.lock().expect("bell");
+        while !*rung {
+            rung = self.1.wait(rung).expect("bell");
+        }
+    }
+}
+
+/// Looks once, as ranks do, before it leaves that to the bell.
+fn wait_until_open(page: &Terms, bell: Option<&Bell>) {
+    while page.is_held() {
+        match bell {
+            Some(bell) => bell.wait(),
+            None => thread::yield_now(),
+        }
+    }
+}
+
+fn run(page: &Terms, rank: u32, operations: u64, bell: Option<&Bell>) -> Vec<u64> {
+    let run = |operation| {
+        if !page.announce(rank, operation) {
+            wait_until_open(page, bell);
+        }
+        epoch_of(page, operation)
+    };
+    (1..=operations).map(run).collect()
+}
+
+#[test]
+fn loom_ranks_run_an_operation_under_the_same_strategy() {
+    check(|| {
+        let (page, bell) = (page(), Arc::new(Bell::default()));
+        let mut publisher = Publisher::new(2);
+        publisher.publish_on(&page, &words(0)).expect("the first");
+        let ranks = [(0, 1), (1, 2)].map(|(rank, operations)| {
+            let (page, bell) = (Arc::clone(&page), Arc::clone(&bell));
+            thread::spawn(move || run(&page, rank, operations, Some(&bell)))
+        });
+        let cut = publisher.publish_on(&page, &words(1)).expect("there is room");
+        bell.ring();
+        let ran = ranks.map(|rank| rank.join().expect("a rank"));
+        for epochs in ran {
+            for (number, epoch) in (1..).zip(epochs) {
+                assert_eq!(epoch, u64::from(number >= cut.from), "{number} of a cut at {}", cut.from);
+            }
+        }
+    });
+}
+
+/// Two slots only: the third strategy takes the place of one that no rank needs, or none. The rank here is behind the other, which
+/// the service's thread plays.
+#[test]
+fn loom_a_strategy_stays_while_a_rank_may_need_it() {
+    check(|| {
+        let page = page();
+        let mut publisher = Publisher::new(2);
+        publisher.publish_on(&page, &words(0)).expect("the first");
+        let rank = {
+            let page = Arc::clone(&page);
+            thread::spawn(move || run(&page, 0, 2, None))
+        };
+        let mut cuts = Vec::new();
+        for operation in 1..=2 {
+            assert!(page.announce(1, operation));
+            cuts.extend(publisher.publish_on(&page, &words(cuts.len() as u64 + 1)));
+        }
+        let ran = rank.join().expect("a rank");
+        for (number, epoch) in (1..).zip(ran) {
+            let expected = cuts.iter().rfind(|cut| cut.from <= number).map_or(0, |cut| cut.epoch);
+            assert_eq!(epoch, expected, "{number} of {cuts:?}");
+        }
+    });
+}
+
+#[test]
+fn loom_graphs_of_all_ranks_keep_the_same_strategy() {
+    check(|| {
+        let (page, bell) = (page(), Arc::new(Bell::default()));
+        let mut publisher = Publisher::new(2);
+        publisher.publish_on(&page, &words(0)).expect("the first");
+        let ranks = [0, 1].map(|rank| {
+            let (page, bell) = (Arc::clone(&page), Arc::clone(&bell));
+            thread::spawn(move || {
+                if !page.announce_capture(rank) {
+                    wait_until_open(&page, Some(&bell));
+                }
+                epoch_of(&page, u64::MAX)
+            })
+        });
+        let changed = publisher.publish_on(&page, &words(1)).is_ok();
+        bell.ring();
+        for rank in ranks {
+            assert_eq!(rank.join().expect("a rank"), u64::from(changed));
+        }
+        assert_eq!(publisher.publish_on(&page, &words(2)), Err(CutError::Captured { rank: 0 }));
+    });
+}

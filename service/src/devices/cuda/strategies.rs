@@ -1,0 +1,246 @@
+//! The strategies of a communicator whose ranks run collectives themselves: the one in force, and what the operator makes of it
+//! while they run.
+//!
+//! What there is to choose from is laid out when the communicator begins, and stays: every area has room for lines, which some GPUs
+//! cannot store whole; copy engines have their slots, or there are none.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use mccs_config::change::StrategyChange;
+use mccs_config::service::LargeFrom;
+use mccs_ipc::direct::{Cut, CutError, DirectPage, Execution, Publisher, STRATEGY_WORDS};
+use mccs_kernels::cuda::DirectStrategy;
+use serde::{Deserialize, Serialize};
+
+use super::crossover::strategy;
+
+/// What the operator chooses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GpuStrategy {
+    /// Payload from which collectives go by copy engines.
+    pub large_from: LargeFrom,
+    /// Whether kernels store lines with their flag inside.
+    pub lines: bool,
+}
+
+/// What a communicator can do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Abilities {
+    /// Its ranks.
+    pub nranks: u32,
+    /// Who carries its collectives out.
+    pub execution: Execution,
+    /// Whether it has copy engines.
+    pub copy_engines: bool,
+    /// Whether its GPUs store lines whole to each other.
+    pub lines: bool,
+}
+
+/// Why a strategy does not change.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum StrategyRefused {
+    /// Rings and such.
+    #[error("GPUs carry its collectives out: of its strategy only large_from and lines can be changed")]
+    OfHosts,
+    /// Ranks have nothing to choose.
+    #[error(
+        "the service's engines carry out all that it has: it has no strategy (its short collectives are those of another communicator)"
+    )]
+    ByService,
+    /// Nobody to meet.
+    #[error("it has a single rank: it has no strategy")]
+    Alone,
+    /// None were laid out.
+    #[error(
+        "it has no copy engines: it began with `[cuda] large_from = \"0\"`, or ranks share a GPU, or the driver has no stream memory \
+         operations"
+    )]
+    NoCopyEngines,
+    /// Data and flag could come apart.
+    #[error("its GPUs do not store whole lines to each other")]
+    NoLines,
+    /// Not now, or not any more.
+    #[error(transparent)]
+    Cut(#[from] CutError),
+}
+
+/// See the module's documentation.
+pub struct Strategies {
+    page: Arc<DirectPage>,
+    abilities: Abilities,
+    state: Mutex<State>,
+}
+
+struct State {
+    publisher: Publisher,
+    last: GpuStrategy,
+}
+
+impl Strategies {
+    /// Publishes the first one, which has of what is `wanted` what the communicator can do. Nobody else may have the page yet.
+    #[must_use]
+    pub fn begin(page: Arc<DirectPage>, abilities: Abilities, wanted: GpuStrategy) -> Self {
+        let large_from = if abilities.copy_engines { wanted.large_from } else { LargeFrom::Never };
+        let first = GpuStrategy { large_from, lines: wanted.lines && abilities.lines };
+        let mut publisher = Publisher::new(abilities.nranks);
+        publisher.publish(&page, &words_of(first, abilities.nranks)).expect("invariant: no rank has the page yet");
+        Strategies { page, abilities, state: Mutex::new(State { publisher, last: first }) }
+    }
+
+    /// What service and ranks tell each other.
+    #[must_use]
+    pub fn page(&self) -> &DirectPage {
+        &self.page
+    }
+
+    /// Publishes what a change makes of the last strategy. Ranks that are just about to begin a collective wait for less than a microsecond.
+    ///
+    /// # Errors
+    /// [`StrategyRefused`]: then all stays as it is.
+    pub fn change(&self, change: &StrategyChange) -> Result<Cut, StrategyRefused> {
+        if change.is_of_hosts() {
+            return Err(StrategyRefused::OfHosts);
+        }
+        let Abilities { nranks, execution, copy_engines, lines } = self.abilities;
+        if execution == Execution::Service {
+            return Err(StrategyRefused::ByService);
+        }
+        if nranks == 1 {
+            return Err(StrategyRefused::Alone);
+        }
+        if change.large_from.is_some_and(|from| from != LargeFrom::Never) && !copy_engines {
+            return Err(StrategyRefused::NoCopyEngines);
+        }
+        if change.lines == Some(true) && !lines {
+            return Err(StrategyRefused::NoLines);
+        }
+        let mut state = self.state();
+        let next = GpuStrategy {
+            large_from: change.large_from.unwrap_or(state.last.large_from),
+            lines: change.lines.unwrap_or(state.last.lines),
+        };
+        let cut = state.publisher.publish(&self.page, &words_of(next, nranks))?;
+        state.last = next;
+        Ok(cut)
+    }
+
+    /// The one that was published last; none where ranks have nothing to choose.
+    #[must_use]
+    pub fn last(&self) -> Option<GpuStrategy> {
+        let has_any = self.abilities.execution == Execution::Ranks && self.abilities.nranks > 1;
+        has_any.then(|| self.state().last)
+    }
+
+    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A strategy as pages have it.
+fn words_of(chosen: GpuStrategy, nranks: u32) -> [u64; STRATEGY_WORDS] {
+    let mut words = [0; STRATEGY_WORDS];
+    let strategy = strategy(nranks, chosen.large_from, chosen.lines);
+    let bytes = bytemuck::bytes_of(&strategy);
+    bytemuck::cast_slice_mut(&mut words)[..bytes.len()].copy_from_slice(bytes);
+    words
+}
+
+const _: () = assert!(size_of::<DirectStrategy>() <= STRATEGY_WORDS * 8);
+
+#[cfg(test)]
+mod tests {
+    use mccs_config::Bytes;
+    use mccs_ipc::types::CollectiveKind;
+    use mccs_kernels::cuda::Algorithm;
+
+    use super::*;
+
+    const MEASURED: GpuStrategy = GpuStrategy { large_from: LargeFrom::Measured, lines: true };
+    const ABLE: Abilities = Abilities { nranks: 4, execution: Execution::Ranks, copy_engines: true, lines: true };
+
+    fn strategies(abilities: Abilities) -> Strategies {
+        let (_fd, page) = DirectPage::create().expect("a page");
+        Strategies::begin(Arc::new(page), abilities, MEASURED)
+    }
+
+    fn change(toml: &str) -> StrategyChange {
+        StrategyChange::parse(toml, "change.toml").expect("well-formed")
+    }
+
+    /// What an all-reduce goes by, as ranks read it.
+    fn way(strategies: &Strategies, operation: u64, bytes: u64) -> Option<Algorithm> {
+        let terms = strategies.page().terms(operation).expect("a strategy");
+        let words = &bytemuck::cast_slice::<u64, u8>(&terms.words)[..size_of::<DirectStrategy>()];
+        let strategy: DirectStrategy = bytemuck::pod_read_unaligned(words);
+        strategy.choose(CollectiveKind::AllReduce, bytes).map(|(algorithm, _)| algorithm)
+    }
+
+    #[test]
+    fn a_change_holds_for_what_is_called_next_and_keeps_what_it_does_not_name() {
+        const MIB: u64 = 1 << 20;
+        let strategies = strategies(ABLE);
+        assert!(strategies.page().announce(0, 5) && strategies.page().announce(3, 7));
+        let cut = strategies.change(&change("large_from = '1MiB'")).expect("changed");
+        assert_eq!(cut, Cut { epoch: 1, from: 8 });
+        assert_eq!([7, 8].map(|n| way(&strategies, n, MIB)), [Some(Algorithm::LinesTwoShot), None]);
+        assert_eq!([7, 8].map(|n| way(&strategies, n, MIB / 2)), [Some(Algorithm::LinesTwoShot); 2]);
+        (0..4).for_each(|rank| assert!(strategies.page().announce(rank, 9)));
+        assert_eq!(strategies.change(&change("lines = false")), Ok(Cut { epoch: 2, from: 10 }));
+        assert_eq!(
+            [9, 10].map(|n| way(&strategies, n, MIB / 2)),
+            [Some(Algorithm::LinesTwoShot), Some(Algorithm::BulkTwoShot)]
+        );
+        assert_eq!([9, 10].map(|n| way(&strategies, n, MIB)), [None; 2]);
+        let one = LargeFrom::Pinned(Bytes::mib(1));
+        assert_eq!(strategies.last(), Some(GpuStrategy { large_from: one, lines: false }));
+        assert_eq!(strategies.change(&change("large_from = '0'\nlines = true")), Ok(Cut { epoch: 3, from: 10 }));
+        assert_eq!(way(&strategies, 10, 4096 * MIB), Some(Algorithm::BulkTwoShot));
+        assert_eq!(strategies.change(&change("large_from = 'measured'")).map(|cut| cut.epoch), Ok(4));
+        assert_eq!(strategies.last(), Some(MEASURED));
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused_and_changes_nothing() {
+        let refused = |abilities: Abilities, toml: &str| {
+            let strategies = strategies(abilities);
+            let before = (strategies.last(), strategies.page().published(), strategies.page().terms(1));
+            let refusal = strategies.change(&change(toml)).expect_err(toml);
+            assert_eq!(before, (strategies.last(), strategies.page().published(), strategies.page().terms(1)));
+            assert!(!strategies.page().is_held());
+            refusal
+        };
+        let poor = Abilities { copy_engines: false, lines: false, ..ABLE };
+        for toml in
+            ["channels = 2", "transport = 'tcp'", "algorithm = 'ring'", "rings = [[0, 1, 2, 3]]", "[[path]]\ndscp = 1"]
+        {
+            assert_eq!(refused(ABLE, toml), StrategyRefused::OfHosts);
+        }
+        assert_eq!(
+            refused(Abilities { execution: Execution::Service, ..ABLE }, "lines = false"),
+            StrategyRefused::ByService
+        );
+        assert_eq!(refused(Abilities { nranks: 1, ..ABLE }, "lines = false"), StrategyRefused::Alone);
+        for from in ["measured", "4MiB"] {
+            assert_eq!(refused(poor, &format!("lines = false\nlarge_from = {from:?}")), StrategyRefused::NoCopyEngines);
+        }
+        assert_eq!(refused(poor, "lines = true\nlarge_from = '0'"), StrategyRefused::NoLines);
+    }
+
+    #[test]
+    fn who_has_less_begins_with_less_and_can_still_be_told_so() {
+        let strategies = strategies(Abilities { copy_engines: false, lines: false, ..ABLE });
+        let first = GpuStrategy { large_from: LargeFrom::Never, lines: false };
+        assert_eq!(strategies.last(), Some(first));
+        assert_eq!(strategies.change(&change("lines = false\nlarge_from = '0'")), Ok(Cut { epoch: 1, from: 1 }));
+        assert_eq!(way(&strategies, 1, 1 << 32), Some(Algorithm::BulkTwoShot));
+    }
+
+    #[test]
+    fn a_graph_keeps_the_strategy_in_force() {
+        let strategies = strategies(ABLE);
+        assert!(strategies.page().announce_capture(2));
+        let refusal = strategies.change(&change("lines = false")).expect_err("refused");
+        assert_eq!(refusal.to_string(), "rank 2 has captured graphs, which keep the strategy in force");
+        assert_eq!(strategies.last(), Some(MEASURED));
+    }
+}
