@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::Context as _;
 use mccs_config::change::StrategyChange;
-use mccs_config::service::{FlowPath, Ports, TransportKind};
+use mccs_config::service::{FlowPath, LargeFrom, Ports, TransportKind};
 use mccs_service::control::ControlRequest;
 
 #[derive(clap::Args)]
@@ -29,11 +29,17 @@ pub struct Reconfigure {
     /// Source ports of a way through the network, such as 21000-21999; once for each.
     #[arg(long, value_name = "PORTS")]
     path: Vec<Ports>,
+    /// Of GPUs: payload from which collectives go by copy engines, such as 4MiB; 0 for never, or measured.
+    #[arg(long, value_name = "BYTES")]
+    large_from: Option<LargeFrom>,
+    /// Of GPUs: whether kernels store lines with their flag inside.
+    #[arg(long, value_name = "on|off", value_parser = clap::builder::BoolishValueParser::new())]
+    lines: Option<bool>,
     /// Collectives that may start while hosts agree; chosen by their length, if not given.
     #[arg(long)]
     window: Option<u32>,
     /// Change nothing, but let the controller decide for it again.
-    #[arg(long, conflicts_with_all = ["file", "algorithm", "channels", "ring", "transport", "path", "window"])]
+    #[arg(long, conflicts_with_all = ["file", "algorithm", "channels", "ring", "transport", "path", "large_from", "lines", "window"])]
     unpin: bool,
 }
 
@@ -57,11 +63,54 @@ impl Reconfigure {
             (change.rings, change.channels) = (Some(rings.collect::<anyhow::Result<_>>()?), None);
         }
         change.transport = self.transport.or(change.transport);
+        (change.large_from, change.lines) = (self.large_from.or(change.large_from), self.lines.or(change.lines));
         if !self.path.is_empty() {
             let path = |ports: &Ports| FlowPath { source_ports: Some(*ports), ..FlowPath::default() };
             change.paths = Some(self.path.iter().map(path).collect());
         }
         anyhow::ensure!(!change.is_empty(), "nothing is to change: see --help");
         Ok(ControlRequest::Reconfigure { communicator: self.communicator, change, window: self.window })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        reconfigure: Reconfigure,
+    }
+
+    fn asked(words: &str) -> Result<ControlRequest, String> {
+        let line = Line::try_parse_from(words.split(' ')).map_err(|error| error.to_string())?;
+        line.reconfigure.request().map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn changes_of_gpus_are_asked_for() {
+        let wanted = |toml| StrategyChange::parse(toml, "a change").expect("well-formed");
+        for (words, toml) in [
+            ("r 7 --large-from 4MiB --lines off", "large_from = '4MiB'\nlines = false"),
+            ("r 7 --lines on", "lines = true"),
+            ("r 7 --large-from 0", "large_from = '0'"),
+            ("r 7 --large-from measured", "large_from = 'measured'"),
+        ] {
+            let request = ControlRequest::Reconfigure { communicator: 7, change: wanted(toml), window: None };
+            assert_eq!(asked(words), Ok(request), "{words}");
+        }
+        for (words, why) in [
+            ("r 7 --large-from 4MB", "MiB"),
+            ("r 7 --lines maybe", "maybe"),
+            ("r 7 --lines", "on|off"),
+            ("r 7 --unpin --lines on", "cannot be used with"),
+            ("r 7", "nothing is to change"),
+        ] {
+            let refusal = asked(words).expect_err(words);
+            assert!(refusal.contains(why), "{refusal}");
+        }
     }
 }
