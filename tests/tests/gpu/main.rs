@@ -1,6 +1,7 @@
 //! Ranks on GPUs, from the outside: graphs, streams, tenants, and what happens when something goes wrong. Run by
 //! `tests/gpu.sh` where there are GPUs; the service is in this process, and ranks are in others.
 
+mod changes;
 mod mps;
 mod points;
 mod ranks;
@@ -41,7 +42,7 @@ const ROLES: &[(&str, Role)] = &[
 #[ignore = "needs a GPU"]
 fn plays_its_role() {
     watchdog();
-    ranks::play(&[ROLES, points::ROLES, mps::ROLES, staged::ROLES].concat());
+    ranks::play(&[ROLES, changes::ROLES, points::ROLES, mps::ROLES, staged::ROLES].concat());
 }
 
 /// Calls of many kinds and sizes, each checked.

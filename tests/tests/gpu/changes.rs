@@ -1,0 +1,233 @@
+//! The operator changes what ranks run by, while they run: nothing comes out wrong, nobody waits for ever, and graphs keep what they
+//! were captured with.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::ensure;
+use mccs_config::change::StrategyChange;
+use mccs_config::service::LargeFrom;
+use mccs_cuda::{Graph, OwnedStream, RawStream};
+use mccs_eval::workload::Call;
+use mccs_service::control::{ControlAnswer, ControlRequest, call as ask};
+use mccs_service::devices::cuda::GpuStrategy;
+use mccs_tests::TestService;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+use super::TENANTS;
+use super::ranks::{Buffers, Place, Player, Rank, Role, call, enqueue, everybody};
+
+pub const ROLES: &[(&str, Role)] =
+    &[("runs_in_rounds", runs_in_rounds), ("captures_and_replays", captures_and_replays)];
+
+/// Changes of a run.
+const CHANGES: u64 = 400;
+/// Elements of calls, from one packet to several pieces of a slot.
+const COUNTS: [u64; 5] = [1, 700, 9001, 60_000, 400_003];
+
+/// A service with slots so small that what goes by copy engines goes in pieces.
+fn service() -> TestService {
+    TestService::start(&TENANTS.replacen("[cuda]\n", "[cuda]\nslot = \"256KiB\"\n", 1))
+}
+
+/// What a test tells its processes: by a file beside their socket.
+fn sign(place: &Place, what: &str) -> PathBuf {
+    place.socket.with_extension(what)
+}
+
+/// Rounds of all ranks of a process, until the test gives a sign.
+struct Rounds {
+    until: PathBuf,
+    is_over: AtomicBool,
+}
+
+impl Rounds {
+    fn until(place: &Place, what: &str) -> Rounds {
+        Rounds { until: sign(place, what), is_over: AtomicBool::new(false) }
+    }
+
+    /// Whether there is another round: the same for all ranks.
+    fn go_on(&self, rank: &Rank) -> bool {
+        if rank.comm.rank() == 0 {
+            self.is_over.store(self.until.exists(), Ordering::Relaxed);
+        }
+        rank.together.wait();
+        let is_over = self.is_over.load(Ordering::Relaxed);
+        // The next round's look comes when all have seen this one's.
+        rank.together.wait();
+        !is_over
+    }
+}
+
+/// Calls of every kind and of several sizes.
+fn mixture(nranks: u32) -> Vec<Call> {
+    (0..30).map(|n| call(n, nranks, COUNTS[(n + n / 6) as usize % COUNTS.len()])).collect()
+}
+
+/// Round after round of calls on two streams, without waiting; then all are checked.
+fn runs_in_rounds(place: &Place) -> anyhow::Result<()> {
+    let rounds = Rounds::until(place, "ends");
+    place.each_rank(|rank| {
+        let (own, other) = (rank.comm.rank(), OwnedStream::new(&rank.context)?);
+        let calls = mixture(place.nranks);
+        let at = calls.iter().map(|call| Buffers::of(&rank.context, call)).collect::<Result<Vec<_>, _>>()?;
+        let mut seed = 0;
+        while rounds.go_on(&rank) {
+            let calls: Vec<_> = calls.iter().map(|call| Call { seed: call.seed + seed, ..*call }).collect();
+            calls.iter().zip(&at).try_for_each(|(call, at)| at.fill(call, own))?;
+            if own == 0 && seed == 0 {
+                println!("runs");
+            }
+            for (index, (call, at)) in calls.iter().zip(&at).enumerate() {
+                enqueue(&rank.comm, call, at, if index % 3 == 0 { other.raw() } else { rank.stream.raw() })?;
+            }
+            // SAFETY: both live.
+            unsafe {
+                rank.stream.raw().synchronize()?;
+                other.raw().synchronize()?;
+            }
+            if let Some(error) = rank.comm.async_error() {
+                return Err(error.into());
+            }
+            calls.iter().zip(&at).try_for_each(|(call, at)| at.check(call, own))?;
+            seed += 1000;
+        }
+        ensure!(seed > 0, "no round at all");
+        Ok(())
+    })
+}
+
+/// Calls that are called, then captured, and replayed between others.
+fn captures_and_replays(place: &Place) -> anyhow::Result<()> {
+    let (before, replays) = (Rounds::until(place, "captures"), Rounds::until(place, "ends"));
+    place.each_rank(|rank| {
+        let own = rank.comm.rank();
+        let calls: Vec<_> = mixture(place.nranks).into_iter().step_by(4).collect();
+        let at = calls.iter().map(|call| Buffers::of(&rank.context, call)).collect::<Result<Vec<_>, _>>()?;
+        let with = |seed: u64| calls.iter().map(move |call| Call { seed: call.seed + seed, ..*call });
+        let round = |seed: u64, run: &mut dyn FnMut(RawStream) -> anyhow::Result<()>| {
+            with(seed).zip(&at).try_for_each(|(call, at)| at.fill(&call, own))?;
+            run(rank.stream.raw())?;
+            // SAFETY: the stream lives.
+            unsafe { rank.stream.raw().synchronize()? };
+            if let Some(error) = rank.comm.async_error() {
+                return Err(error.into());
+            }
+            with(seed).zip(&at).try_for_each(|(call, at)| at.check(&call, own))
+        };
+        let enqueue_all =
+            |stream: RawStream| calls.iter().zip(&at).try_for_each(|(call, at)| enqueue(&rank.comm, call, at, stream));
+        let mut seed = 0;
+        if own == 0 {
+            println!("runs");
+        }
+        while before.go_on(&rank) {
+            round(seed, &mut &enqueue_all)?;
+            seed += 1000;
+        }
+        let mut graph = Graph::capture(&rank.stream, enqueue_all)?;
+        while replays.go_on(&rank) {
+            // SAFETY: communicator, buffers and stream live.
+            round(seed, &mut |stream| unsafe { graph.launch(stream) }.map_err(Into::into))?;
+            round(seed + 500, &mut &enqueue_all)?;
+            seed += 1000;
+        }
+        Ok(())
+    })
+}
+
+/// As `mccsctl` asks it, of the only communicator there is.
+fn reconfigure(service: &TestService, change: &StrategyChange) -> ControlAnswer {
+    let communicator = service.service().registry.comms().first().map_or(u64::MAX, |comm| comm.number);
+    let request = ControlRequest::Reconfigure { communicator, change: change.clone(), window: None };
+    ask(&service.control_socket(), &request).expect("an answer")
+}
+
+/// What the communicator runs by, and under which number.
+fn in_force(service: &TestService) -> (u64, GpuStrategy) {
+    match ask(&service.control_socket(), &ControlRequest::Communicators).expect("an answer") {
+        ControlAnswer::Communicators(comms) => (comms[0].epoch, comms[0].on_gpus.expect("on GPUs")),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Changes that a communicator can do which began with `able`.
+struct Choices {
+    able: GpuStrategy,
+    rng: StdRng,
+}
+
+impl Choices {
+    fn next(&mut self) -> StrategyChange {
+        let from: Vec<LargeFrom> = match self.able.large_from {
+            LargeFrom::Never => vec![LargeFrom::Never],
+            _ => ["0", "1KiB", "40KiB", "1MiB", "measured"].map(|text| text.parse().expect("well-formed")).into(),
+        };
+        let large_from = Some(from[self.rng.random_range(0..from.len())]);
+        StrategyChange { large_from, lines: Some(self.able.lines && self.rng.random()), ..StrategyChange::default() }
+    }
+}
+
+/// Changes, again if a rank is too far behind, and returns why not if it is something else.
+fn change(service: &TestService, change: &StrategyChange) -> Result<u64, String> {
+    loop {
+        match reconfigure(service, change) {
+            ControlAnswer::Reconfigured { epoch, .. } => return Ok(epoch),
+            ControlAnswer::Refused(reason) if reason.contains("try again") => std::thread::yield_now(),
+            ControlAnswer::Refused(reason) => return Err(reason),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn strategies_change_while_ranks_run() {
+    let service = service();
+    let place = everybody(&service, 0);
+    let mut player = Player::start("runs_in_rounds", &place);
+    player.hears("runs");
+    let (first, able) = in_force(&service);
+    assert_eq!(first, 0);
+    let mut choices = Choices { able, rng: StdRng::seed_from_u64(7) };
+    for epoch in 1..=CHANGES {
+        let wanted = choices.next();
+        assert_eq!(change(&service, &wanted), Ok(epoch), "{wanted:?}");
+        let is = GpuStrategy { large_from: wanted.large_from.expect("chosen"), lines: wanted.lines == Some(true) };
+        assert_eq!(in_force(&service), (epoch, is));
+        for (refused, why) in [("channels = 2", "large_from and lines"), ("algorithm = 'ring'", "large_from and lines")]
+        {
+            let refused = StrategyChange::parse(refused, "a change").expect("well-formed");
+            assert!(change(&service, &refused).is_err_and(|reason| reason.contains(why)));
+        }
+    }
+    std::fs::write(sign(&place, "ends"), "").expect("a sign");
+    player.ends_well();
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn graphs_keep_the_strategy_that_they_were_captured_under() {
+    let service = service();
+    let place = everybody(&service, 0);
+    let mut player = Player::start("captures_and_replays", &place);
+    player.hears("runs");
+    let mut choices = Choices { able: in_force(&service).1, rng: StdRng::seed_from_u64(8) };
+    assert_eq!(change(&service, &choices.next()), Ok(1));
+    std::fs::write(sign(&place, "captures"), "").expect("a sign");
+    // Until a rank captures: this must not come between the captures of two.
+    let refusal = loop {
+        if let Err(reason) = change(&service, &choices.next()) {
+            break reason;
+        }
+    };
+    assert!(refusal.contains("has captured graphs, which keep the strategy in force"), "{refusal}");
+    let kept = in_force(&service);
+    for _ in 0..20 {
+        assert!(change(&service, &choices.next()).is_err_and(|reason| reason.contains("has captured graphs")));
+        assert_eq!(in_force(&service), kept);
+    }
+    std::fs::write(sign(&place, "ends"), "").expect("a sign");
+    player.ends_well();
+}
