@@ -118,6 +118,7 @@ def main():
     parser.add_argument("name")
     parser.add_argument("--nccl", help="NCCL's library, to compare with")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--gpus", type=int, help="so many, the first ones; default: all")
     parser.add_argument("--channels", type=int, default=4, help="of the two services")
     parser.add_argument("--out", default=str(bench.RESULTS))
     parser.add_argument("--commit", help="what was built, where git does not know")
@@ -125,6 +126,7 @@ def main():
     smi = ["nvidia-smi", "--format=csv,noheader"]
     gpus = bench.run([*smi, "--query-gpu=uuid"]).split()
     driver = bench.run([*smi, "--query-gpu=driver_version"]).split()[0]
+    gpus = gpus[:options.gpus]
     options.gpus = len(gpus)
     os.environ["NCCL_NVLS_ENABLE"] = "0"
     found, host = {}, []

@@ -25,7 +25,15 @@ struct Arguments {
     print_config: bool,
 }
 
+/// How the CUDA driver is told how many hardware queues of a GPU this process is to have, and as many as there can be: streams that wait
+/// share them (decision 028).
+const QUEUES: (&str, &str) = ("CUDA_DEVICE_MAX_CONNECTIONS", "32");
+
 fn main() -> ExitCode {
+    if std::env::var_os(QUEUES.0).is_none() {
+        // SAFETY: no other thread has been started.
+        unsafe { std::env::set_var(QUEUES.0, QUEUES.1) };
+    }
     match run(&Arguments::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use anyhow::ensure;
 use mccs::Error;
-use mccs_cuda::{Context, Graph, OwnedStream, RawStream, gpus};
+use mccs_cuda::{Context, DeviceMemory, Graph, OwnedStream, RawStream, gpus};
 use mccs_eval::workload::Call;
 use mccs_ipc::handshake::{Socket, connect};
 use mccs_ipc::protocol::{Request, RequestEnvelope, ResponseEnvelope};
@@ -32,6 +32,7 @@ const ROLES: &[(&str, Role)] = &[
     ("replays", replays),
     ("mixes_streams", mixes_streams),
     ("mixes_communicators", mixes_communicators),
+    ("stalls", stalls),
     ("aborts", aborts),
     ("waits_alone", waits_alone),
     ("runs", runs),
@@ -203,6 +204,40 @@ fn communicators_do_not_wait_for_each_other() {
         let service = TestService::start(config);
         Player::start("mixes_communicators", &everybody(&service, 0)).ends_well();
     }
+}
+
+/// More communicators than a GPU has hardware queues, whose ranks call and whose streams never come to it.
+fn stalls(place: &Place) -> anyhow::Result<()> {
+    let ids = (0..9).map(|_| mccs::unique_id()).collect::<Result<Vec<_>, _>>()?;
+    place.each_rank(|first| {
+        let rank = first.comm.rank();
+        let more =
+            ids.iter().map(|id| place.join(rank, *id, Arc::clone(&first.together))).collect::<Result<Vec<_>, _>>()?;
+        let call = call(0, place.nranks, 100_000);
+        let at = more.iter().map(|_| Buffers::of(&first.context, &call)).collect::<Result<Vec<_>, _>>()?;
+        let word = DeviceMemory::zeroed(&first.context, 8)?;
+        first.together.wait();
+        // SAFETY: word and stream live as long as the process.
+        unsafe { first.stream.raw().wait_word(word.address(), 1)? };
+        more.iter().zip(&at).try_for_each(|(rank, at)| enqueue(&rank.comm, &call, at, first.stream.raw()))?;
+        first.together.wait();
+        println!("is there");
+        loop {
+            std::thread::park();
+        }
+    })
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn who_does_not_come_holds_up_nobody_else() {
+    let service = TestService::start(LARGE);
+    let mut stalled = Player::start("stalls", &everybody(&service, 0));
+    stalled.hears("is there");
+    Player::start("checks", &everybody(&service, 1)).ends_well();
+    stalled.process.kill().expect("killed");
+    stalled.process.wait().expect("its end");
+    wait_until(|| service.service().registry.comms().is_empty());
 }
 
 /// Why a communicator has failed, once it has.

@@ -8,7 +8,7 @@
 //! last rank's copies have ended: memory is let go of, and if the proxy engine was held back it goes on
 //! ```
 //!
-//! Several operations may be on their way: the proxy engine takes them for finished once they are handed out, and is held
+//! Handing out waits for queues of the GPUs (`queues.rs`). Several operations may be on their way: the proxy engine takes them for finished once they are handed out, and is held
 //! back ([`Launched::Running`]) while there are more than [`FLIGHTS_MAX`]. Nothing waits for a GPU but streams.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -24,6 +24,7 @@ use super::imports::{GpuOperand, ImportError, Imports};
 use super::issue;
 use super::large::{LargeCall, Part};
 use super::promises::Promises;
+use super::queues::{Holder, Queues};
 use super::setup::{AreasInUse, Order, Orders};
 use crate::collective::Schedule;
 use crate::devices::Launched;
@@ -43,6 +44,7 @@ pub struct CopyEngines {
     gpus: Box<[usize]>,
     /// Threads that issue, by rank.
     issuers: Vec<mpsc::Sender<issue::Order>>,
+    queues: Arc<Queues<CopyEngines, Arc<Flight>>>,
     is_released: AtomicBool,
     progress: Mutex<Progress>,
     /// Operations that wait for imports, at the set-up thread.
@@ -115,6 +117,7 @@ impl CopyEngines {
             layout,
             gpus: ranks.into(),
             issuers: ranks.iter().map(|gpu| issuers[*gpu].clone()).collect(),
+            queues: Arc::clone(&gpus.queues),
             is_released: AtomicBool::new(false),
             progress: Mutex::default(),
             importing: AtomicU64::new(0),
@@ -175,6 +178,11 @@ impl CopyEngines {
         }
     }
 
+    /// Whether operations of all ranks are being carried out.
+    pub(super) fn is_active(&self) -> bool {
+        self.queues.is_active(self)
+    }
+
     pub(super) fn done(&self) -> &Sender<ProxyMessage> {
         &self.done
     }
@@ -207,6 +215,7 @@ impl CopyEngines {
             return;
         }
         self.order(|rank, part| issue::Order::Release { engines: Arc::clone(self), rank, part });
+        drop(self.queues.forget(self));
     }
 
     /// Gives an order for each of the service's streams.
@@ -292,7 +301,18 @@ impl Flight {
         engines.importing.fetch_sub(1, Ordering::Release);
     }
 
+    /// Has it issued, as soon as there are queues for it.
     fn hand_out(self: Arc<Self>) {
+        let (engines, number) = (Arc::clone(&self.engines), self.call.number);
+        engines.queues.offer(&engines, number, self).into_iter().for_each(Flight::issue);
+        if engines.queues.is_crowded() {
+            // Somebody has to look when it is another's turn.
+            let _ = engines.issuers[0].send(issue::Order::Look);
+        }
+    }
+
+    /// Has it issued. There are queues for it.
+    pub(super) fn issue(self: Arc<Self>) {
         self.engines.order(|rank, part| issue::Order::Run { flight: Arc::clone(&self), rank, part });
     }
 
@@ -303,8 +323,24 @@ impl Flight {
     }
 }
 
+impl Holder for CopyEngines {
+    fn gpus(&self) -> &[usize] {
+        &self.gpus
+    }
+
+    fn streams(&self) -> u32 {
+        self.own_parts().len() as u32 + u32::from(!self.parts().promises.is_empty())
+    }
+
+    fn have_come(&self, number: u64) -> bool {
+        (0..self.nranks()).all(|rank| self.page().large_word(rank, LargeWord::Ready) >= number)
+    }
+}
+
 impl Drop for Flight {
     fn drop(&mut self) {
+        let next = self.engines.queues.ended(Arc::as_ptr(&self.engines), self.call.number);
+        next.into_iter().for_each(Flight::issue);
         let mut progress = self.engines.progress();
         progress.ended += 1;
         let goes_on = if progress.begun - progress.ended <= FLIGHTS_MAX { progress.held_back.take() } else { None };

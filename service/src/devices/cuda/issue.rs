@@ -23,6 +23,7 @@ use mccs_kernels::cuda::{LargeBuffers, Launch};
 use super::engines::{CopyEngines, Flight};
 use super::large::{Part, Place, Step, keep_steps_of, steps_of};
 use super::promises::Caller;
+use super::queues::Queues;
 use super::{Gpus, NoCuda};
 use crate::collective::Problem;
 
@@ -55,6 +56,8 @@ pub(super) enum Order {
     Run { flight: Arc<Flight>, rank: u32, part: Part },
     /// A rank has called an operation, and its stream tells by events.
     Called { engines: Arc<CopyEngines>, comm: Handle, rank: u32 },
+    /// Operations wait for queues: look when there are some.
+    Look,
     /// End a rank's part in everything.
     Release { engines: Arc<CopyEngines>, rank: u32, part: Part },
 }
@@ -113,13 +116,14 @@ struct IssuingGpu {
     context: Context,
     /// Where the service carries everything out.
     kernels: Option<Arc<Kernels>>,
+    queues: Arc<Queues<CopyEngines, Arc<Flight>>>,
 }
 
 /// Starts a GPU's thread. It ends when nobody can give it orders any more.
 pub(super) fn start(number: usize, gpus: &Gpus) -> Result<mpsc::Sender<Order>, NoCuda> {
     let (sender, orders) = mpsc::channel();
     let (context, kernels) = (gpus.gpus[number].1.clone(), gpus.kernels.get(number).cloned());
-    let gpu = Arc::new(IssuingGpu { number, context, kernels });
+    let gpu = Arc::new(IssuingGpu { number, context, kernels, queues: Arc::clone(&gpus.queues) });
     let issuer = Issuer { gpu, orders, lanes: Vec::new(), callers: Vec::new(), events: Vec::new() };
     std::thread::Builder::new().name(format!("mccs-gpu-{number}")).spawn(move || issuer.run())?;
     Ok(sender)
@@ -134,7 +138,7 @@ impl Issuer {
         }
         let mut look_after = LOOK_AFTER;
         loop {
-            let of_lanes = (!self.lanes.is_empty()).then_some(look_after);
+            let of_lanes = (!self.lanes.is_empty() || gpu.queues.is_crowded()).then_some(look_after);
             let of_callers = self.callers.iter().filter_map(Caller::look_after);
             let order = match of_callers.chain(of_lanes).min() {
                 None => self.orders.recv().map_err(|_| RecvTimeoutError::Disconnected),
@@ -153,7 +157,11 @@ impl Issuer {
                 moved |= lane.look(&gpu, &mut self.events);
             }
             self.lanes.retain(|lane| !lane.is_over());
-            self.callers.retain_mut(|caller| caller.look().inspect(|has_moved| moved |= has_moved).is_some());
+            moved |= self.look_at_callers();
+            if gpu.queues.is_crowded() {
+                moved = true;
+                gpu.queues.look().into_iter().for_each(Flight::issue);
+            }
             look_after = if moved { LOOK_AFTER } else { (look_after * 2).min(LOOK_AFTER_MAX) };
         }
     }
@@ -173,6 +181,7 @@ impl Issuer {
                 lane.issue(&self.gpu, &mut self.events);
             }
             Order::Called { engines, comm, rank } => self.called(&engines, comm, rank),
+            Order::Look => {}
             Order::Release { engines, rank, part } => {
                 let at = self.lane(&engines, rank, part);
                 // What was not issued is not going to be; portions that were keep their memory.
@@ -189,6 +198,20 @@ impl Issuer {
             self.lanes.push(Lane::new(engines, rank, part));
             self.lanes.len() - 1
         })
+    }
+
+    /// Returns whether anything moved.
+    fn look_at_callers(&mut self) -> bool {
+        let (most, mut any) = (self.gpu.queues.ahead_max(), false);
+        let mut ahead = self.callers.iter().filter(|caller| caller.is_ahead()).count();
+        self.callers.retain_mut(|caller| {
+            let was_ahead = caller.is_ahead();
+            let Some(has_moved) = caller.look(was_ahead || ahead < most) else { return false };
+            ahead += usize::from(!was_ahead && caller.is_ahead());
+            any |= has_moved;
+            true
+        });
+        any
     }
 
     fn called(&mut self, engines: &Arc<CopyEngines>, comm: Handle, rank: u32) {

@@ -16,6 +16,7 @@ mod imports;
 mod issue;
 mod large;
 mod promises;
+mod queues;
 mod setup;
 mod strategies;
 
@@ -29,7 +30,9 @@ use mccs_ipc::types::Handle;
 use mccs_kernels::cuda::reduce_functions;
 
 pub use self::engines::CopyEngines;
+use self::engines::Flight;
 pub use self::imports::{GpuOperand, GpuRegion, Importer};
+use self::queues::{Queues, queues_of_process};
 use self::setup::{Order, Orders, Setup};
 pub use self::strategies::{Abilities, GpuStrategy, Strategies, StrategyRefused};
 use super::{Device, FarPair, Launched, Network, Prepare, Prepared, Tag};
@@ -102,6 +105,8 @@ pub struct Gpus {
     gpus: Vec<(Gpu, Context)>,
     /// What combines there, where the service does.
     kernels: Vec<Arc<Kernels>>,
+    /// Who may have streams that wait there.
+    queues: Arc<Queues<CopyEngines, Arc<Flight>>>,
 }
 
 impl Gpus {
@@ -117,7 +122,10 @@ impl Gpus {
         let named = choose(gpus()?, names)?;
         let found = named.into_iter().map(|gpu| Context::primary(&gpu).map(|context| (gpu, context)));
         let gpus = found.collect::<Result<Vec<_>, _>>()?;
-        if gpus.is_empty() { Err(NoCuda::NoGpu) } else { Ok(Gpus { gpus, kernels: Vec::new() }) }
+        if gpus.is_empty() {
+            return Err(NoCuda::NoGpu);
+        }
+        Ok(Gpus { gpus, kernels: Vec::new(), queues: Arc::new(Queues::new(queues_of_process())) })
     }
 
     /// Loads the kernels that combine into every GPU.

@@ -2,7 +2,8 @@
 //!
 //! For each call a stream of the service waits, by words, for all that ends the operation, and records the rank's event behind it:
 //! the call is *promised*. Whether the rank's stream has come to a call, the GPU's thread asks its event again and again; no stream of
-//! the service waits for an event, since nothing could release it when the tenant has died.
+//! the service waits for an event, since nothing could release it when the tenant has died. A promise waits too, and in a queue of the GPU's: before
+//! all ranks have called there is one only for the first few communicators of a GPU (`queues.rs`).
 
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -75,18 +76,25 @@ impl Caller {
         Some(if waited < SPIN_FOR { Duration::ZERO } else { (waited / 8).min(LOOK_AFTER_MAX) })
     }
 
+    /// Whether there is a promise though not all ranks have called.
+    pub(super) fn is_ahead(&self) -> bool {
+        let engines = self.engines.upgrade();
+        engines.is_some_and(|engines| self.promised > engines.begun_and_ended().1 && !engines.is_active())
+    }
+
     /// Promises what there is room for, and tells the words of events that have happened. Returns whether anything moved; none when
     /// there is nothing to look at any more.
-    pub(super) fn look(&mut self) -> Option<bool> {
+    pub(super) fn look(&mut self, may_be_ahead: bool) -> Option<bool> {
         let engines = self.engines.upgrade().filter(|engines| !engines.is_released())?;
         let before = (self.promised, self.come);
-        if let Err(error) = self.advance(&engines) {
+        let may_promise = may_be_ahead || engines.is_active();
+        if let Err(error) = self.advance(&engines, may_promise) {
             let message = format!("events of rank {}, operation {}: {error}", self.rank, self.come + 1);
             tell(engines.done(), ProxyMessage::DeviceFailed { comm: self.comm, message });
             return None;
         }
         let has_moved = before != (self.promised, self.come);
-        if self.come == self.called {
+        if self.come == self.called && self.promised == self.called {
             self.waits_since = None;
         } else if has_moved || self.waits_since.is_none() {
             self.waits_since = Some(Instant::now());
@@ -94,15 +102,16 @@ impl Caller {
         Some(has_moved)
     }
 
-    fn advance(&mut self, engines: &CopyEngines) -> Result<(), DriverError> {
+    fn advance(&mut self, engines: &CopyEngines, may_promise: bool) -> Result<(), DriverError> {
         let (_, ended) = engines.begun_and_ended();
         let promises = engines.promises(self.rank);
-        while self.promised < self.called.min(ended + PROMISES_MAX) {
+        // What has ended holds nobody up.
+        while (may_promise || self.promised < ended) && self.promised < self.called.min(ended + PROMISES_MAX) {
             self.promise(engines, promises, self.promised + 1)?;
             self.promised += 1;
             engines.page().tell_large(self.rank, LargeWord::Promised, self.promised);
         }
-        while self.come < self.promised && promises.called[called_event(self.come + 1)].has_happened()? {
+        while self.come < self.called && promises.called[called_event(self.come + 1)].has_happened()? {
             self.come += 1;
             engines.page().tell_large(self.rank, LargeWord::Ready, self.come);
         }

@@ -1,0 +1,234 @@
+//! Whose streams may wait on a GPU.
+//!
+//! All streams of a process share a GPU's hardware queues: 8, or as many as `CUDA_DEVICE_MAX_CONNECTIONS` says, 32 at most. A
+//! stream that waits for a word holds up what else is in its queue, whoever's that is. Streams of the service wait for tenants, who may never come, and for
+//! each other. So communicators are *active* on their GPUs only while there are queues enough: [`SHARE`] of them are ever used, and of those the
+//! [`UNREADY_SHARE`] by communicators whose ranks' streams have not come to what they called. An operation of another waits here, in order;
+//! if all of its ranks have come, nothing that came later goes before it on its GPUs.
+//!
+//! Measured on an H200 (decision 028): with a quarter of the queues waiting no other stream is held up, with half of them hardly one, with all of them every one.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+/// Part of a GPU's queues that is used.
+const SHARE: u32 = 2;
+/// Part of a GPU's queues that streams may have which wait for tenants.
+const UNREADY_SHARE: u32 = 4;
+/// The driver's number of queues, and the most that there can be.
+const QUEUES: u32 = 8;
+const QUEUES_MAX: u32 = 32;
+
+/// How many queues a GPU has for this process.
+pub(super) fn queues_of_process() -> u32 {
+    let said = std::env::var("CUDA_DEVICE_MAX_CONNECTIONS").ok().and_then(|said| said.parse::<u32>().ok());
+    said.filter(|count| (1..=QUEUES_MAX).contains(count)).unwrap_or(QUEUES)
+}
+
+/// A communicator, as far as queues go.
+pub(super) trait Holder {
+    /// GPUs that it has streams on.
+    fn gpus(&self) -> &[usize];
+    /// Streams on each.
+    fn streams(&self) -> u32;
+    /// Whether the streams of all ranks have come to an operation.
+    fn have_come(&self, number: u64) -> bool;
+}
+
+/// See the module's documentation. `F` is an operation.
+pub(super) struct Queues<H, F> {
+    count: u32,
+    is_crowded: AtomicBool,
+    state: Mutex<State<H, F>>,
+}
+
+struct State<H, F> {
+    active: Vec<Active<H>>,
+    waiting: VecDeque<Waiting<H, F>>,
+}
+
+/// A communicator with operations that were let go.
+struct Active<H> {
+    holder: Weak<H>,
+    numbers: Vec<u64>,
+}
+
+struct Waiting<H, F> {
+    holder: Arc<H>,
+    number: u64,
+    operation: F,
+}
+
+impl<H: Holder, F> Queues<H, F> {
+    pub(super) fn new(count: u32) -> Self {
+        let state = Mutex::new(State { active: Vec::new(), waiting: VecDeque::new() });
+        Queues { count, is_crowded: AtomicBool::new(false), state }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State<H, F>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether something waits, so that somebody has to [`Queues::look`] now and then.
+    pub(super) fn is_crowded(&self) -> bool {
+        self.is_crowded.load(Ordering::Acquire)
+    }
+
+    /// Communicators that may have a stream wait before all of their ranks have called, on each GPU.
+    pub(super) fn ahead_max(&self) -> usize {
+        (self.count / QUEUES).max(1) as usize
+    }
+
+    /// Whether a communicator has operations that were let go.
+    pub(super) fn is_active(&self, holder: &H) -> bool {
+        self.state().active.iter().any(|active| std::ptr::eq(active.holder.as_ptr(), holder))
+    }
+
+    /// All ranks have called an operation. Returns what is let go: it, unless it has to wait, and perhaps others.
+    pub(super) fn offer(&self, holder: &Arc<H>, number: u64, operation: F) -> Vec<F> {
+        let mut state = self.state();
+        state.waiting.push_back(Waiting { holder: Arc::clone(holder), number, operation });
+        self.scan(&mut state)
+    }
+
+    /// An operation has ended, or will not be. Returns what is let go.
+    pub(super) fn ended(&self, holder: *const H, number: u64) -> Vec<F> {
+        let mut state = self.state();
+        for active in state.active.iter_mut().filter(|active| std::ptr::eq(active.holder.as_ptr(), holder)) {
+            active.numbers.retain(|running| *running != number);
+        }
+        state.active.retain(|active| !active.numbers.is_empty());
+        self.scan(&mut state)
+    }
+
+    /// Returns what is let go by now.
+    pub(super) fn look(&self) -> Vec<F> {
+        self.scan(&mut self.state())
+    }
+
+    /// Gives back what waits of a communicator: nothing of it is let go any more.
+    pub(super) fn forget(&self, holder: &Arc<H>) -> Vec<F> {
+        let mut state = self.state();
+        let (gone, kept) = std::mem::take(&mut state.waiting).into_iter().partition(|w| Arc::ptr_eq(&w.holder, holder));
+        state.waiting = kept;
+        let gone: VecDeque<Waiting<H, F>> = gone;
+        gone.into_iter().map(|waiting| waiting.operation).collect()
+    }
+
+    fn scan(&self, state: &mut State<H, F>) -> Vec<F> {
+        let State { active, waiting } = state;
+        let (mut let_go, mut kept) = (Vec::new(), VecDeque::new());
+        // GPUs on which somebody is next.
+        let mut taken: Vec<usize> = Vec::new();
+        for Waiting { holder, number, operation } in waiting.drain(..) {
+            let is_behind_own = kept.iter().any(|before: &Waiting<H, F>| Arc::ptr_eq(&before.holder, &holder));
+            let is_behind = is_behind_own || holder.gpus().iter().any(|gpu| taken.contains(gpu));
+            let place = active.iter().position(|active| std::ptr::eq(active.holder.as_ptr(), Arc::as_ptr(&holder)));
+            if !is_behind && (place.is_some() || self.has_room(active, &*holder, number)) {
+                let place = place.unwrap_or_else(|| {
+                    active.push(Active { holder: Arc::downgrade(&holder), numbers: Vec::new() });
+                    active.len() - 1
+                });
+                active[place].numbers.push(number);
+                let_go.push(operation);
+            } else {
+                if !is_behind_own && holder.have_come(number) {
+                    taken.extend_from_slice(holder.gpus());
+                }
+                kept.push_back(Waiting { holder, number, operation });
+            }
+        }
+        *waiting = kept;
+        self.is_crowded.store(!waiting.is_empty(), Ordering::Release);
+        let_go
+    }
+
+    /// Whether one more communicator can be active on all of its GPUs.
+    fn has_room(&self, active: &[Active<H>], holder: &H, number: u64) -> bool {
+        let fits = |share: u32, counts: &dyn Fn(&H, u64) -> bool| {
+            holder.gpus().iter().all(|gpu| {
+                let of = |active: &Active<H>| {
+                    let other = active.holder.upgrade().filter(|other| other.gpus().contains(gpu))?;
+                    let last = active.numbers.last().copied().unwrap_or(0);
+                    counts(&other, last).then(|| other.streams())
+                };
+                let used: u32 = active.iter().filter_map(of).sum();
+                used == 0 || used + holder.streams() <= self.count / share
+            })
+        };
+        fits(SHARE, &|_, _| true)
+            && (holder.have_come(number) || fits(UNREADY_SHARE, &|other, last| !other.have_come(last)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU64;
+
+    use super::*;
+
+    struct Comm {
+        gpus: Vec<usize>,
+        come: AtomicU64,
+    }
+
+    impl Holder for Comm {
+        fn gpus(&self) -> &[usize] {
+            &self.gpus
+        }
+        fn streams(&self) -> u32 {
+            1
+        }
+        fn have_come(&self, number: u64) -> bool {
+            self.come.load(Ordering::Relaxed) >= number
+        }
+    }
+
+    fn comm(gpus: &[usize], come: u64) -> Arc<Comm> {
+        Arc::new(Comm { gpus: gpus.to_vec(), come: AtomicU64::new(come) })
+    }
+
+    #[test]
+    fn who_never_comes_leaves_room_for_who_does() {
+        let queues: Queues<Comm, u32> = Queues::new(8);
+        let late: Vec<_> = (0..5).map(|_| comm(&[0, 1], 0)).collect();
+        let let_go: Vec<_> = late.iter().zip(0..).flat_map(|(comm, n)| queues.offer(comm, 1, n)).collect();
+        assert_eq!(let_go, [0, 1], "a quarter of eight");
+        assert!(queues.is_crowded());
+        let there: Vec<_> = (0..3).map(|_| comm(&[1], 9)).collect();
+        assert_eq!(queues.offer(&there[0], 1, 10), [10]);
+        assert_eq!(queues.offer(&there[1], 1, 11), [11], "half of eight");
+        assert!(queues.offer(&there[2], 1, 12).is_empty());
+        // Its turn is before those that have not come.
+        assert_eq!(queues.ended(Arc::as_ptr(&there[0]), 1), [12]);
+        late[3].come.store(1, Ordering::Relaxed);
+        assert!(queues.look().is_empty());
+        assert_eq!(queues.ended(Arc::as_ptr(&there[1]), 1), [3]);
+        assert_eq!(queues.forget(&late[4]), [4]);
+    }
+
+    #[test]
+    fn operations_of_a_communicator_keep_their_order_and_it_makes_room() {
+        let queues: Queues<Comm, u32> = Queues::new(2);
+        let (one, wide) = (comm(&[0], 100), comm(&[0, 1], 100));
+        assert_eq!(queues.offer(&one, 1, 1), [1]);
+        assert_eq!(queues.offer(&one, 2, 2), [2], "it is active");
+        assert!(queues.offer(&wide, 1, 50).is_empty());
+        assert!(queues.offer(&one, 3, 3).is_empty(), "somebody waits for its GPU");
+        assert!(queues.ended(Arc::as_ptr(&one), 1).is_empty());
+        assert_eq!(queues.ended(Arc::as_ptr(&one), 2), [50]);
+        assert!(queues.offer(&one, 4, 4).is_empty());
+        assert_eq!(queues.ended(Arc::as_ptr(&wide), 1), [3, 4]);
+        assert!(!queues.is_crowded() && queues.is_active(&one) && !queues.is_active(&wide));
+    }
+
+    #[test]
+    fn nobody_waits_for_who_is_gone() {
+        let queues: Queues<Comm, u32> = Queues::new(2);
+        let gone = comm(&[0], 0);
+        assert_eq!(queues.offer(&gone, 1, 1), [1]);
+        drop(gone);
+        assert_eq!(queues.offer(&comm(&[0], 0), 1, 2), [2]);
+    }
+}
