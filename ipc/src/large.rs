@@ -11,7 +11,7 @@
 //! There the caller's stream may say and wait by events instead of words ([`RankEvents`]), which only drivers can do to each other: when the
 //! stream has come to a call, the service finds the event of that number recorded, and writes *ready* itself. A wait for an event is for what
 //! was recorded last when the wait is enqueued, so a call waits on the processor until the service has *promised*: recorded it behind
-//! what ends the operation.
+//! what ends the operation, which it does when all ranks have called.
 //!
 //! Where elements are combined each rank owns a *shard* of them; of a short all-reduce, all of them. Its peers' parts come, piece by piece, into a *slot* of the
 //! rank's area; a kernel in the rank's own stream combines each when words tell that it is there.

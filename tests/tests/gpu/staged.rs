@@ -183,7 +183,7 @@ fn runs_ahead(place: &Place) -> anyhow::Result<()> {
 #[test]
 #[ignore = "needs a GPU"]
 fn a_rank_may_call_before_the_others() {
-    for ordering in ["auto", "events"] {
+    for ordering in ["auto", "words", "kernels"] {
         let service = TestService::start(&strict(ordering));
         Player::start("runs_ahead", &everybody(&service, 0)).ends_well();
     }

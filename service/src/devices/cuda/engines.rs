@@ -11,7 +11,7 @@
 //! Handing out waits for queues of the GPUs (`queues.rs`). Several operations may be on their way: the proxy engine takes them for finished once they are handed out, and is held
 //! back ([`Launched::Running`]) while there are more than [`FLIGHTS_MAX`]. Nothing waits for a GPU but streams.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 
 use mccs_cuda::{DeviceAddress, DriverError, HostRegistration, OwnedStream};
@@ -84,6 +84,8 @@ pub(super) struct Flight {
     pub(super) elements: (DataType, RedOp),
     /// What ranks send and receive.
     pub(super) buffers: Vec<[Option<GpuOperand>; 2]>,
+    /// By rank, parts that are not wholly issued.
+    unissued: Box<[AtomicUsize]>,
 }
 
 impl CopyEngines {
@@ -157,12 +159,9 @@ impl CopyEngines {
         self.parts().areas.address(rank as usize) + offset
     }
 
-    /// What promises to a rank are made with.
-    ///
-    /// # Panics
-    /// If ranks do not tell by events.
-    pub(super) fn promises(&self, rank: u32) -> &Promises {
-        &self.parts().promises[rank as usize]
+    /// What promises to a rank are made with, where it waits for events.
+    pub(super) fn promises(&self, rank: u32) -> Option<&Promises> {
+        self.parts().promises.get(rank as usize)
     }
 
     /// Events for ranks, by rank; none where they tell and wait by words.
@@ -176,11 +175,6 @@ impl CopyEngines {
             // Threads live as long as somebody can send to them.
             let _ = self.issuers[rank as usize].send(issue::Order::Called { engines: Arc::clone(self), comm, rank });
         }
-    }
-
-    /// Whether operations of all ranks are being carried out.
-    pub(super) fn is_active(&self) -> bool {
-        self.queues.is_active(self)
     }
 
     pub(super) fn done(&self) -> &Sender<ProxyMessage> {
@@ -253,6 +247,7 @@ impl CopyEngines {
             comm: first.comm,
             elements: (first.dtype, first.action.redop()),
             buffers: buffers.collect(),
+            unissued: operations.iter().map(|_| AtomicUsize::new(self.own_parts().len())).collect(),
         };
         // What comes behind an operation that waits for imports goes the same way.
         if self.importing.load(Ordering::Acquire) == 0 && flight.is_open() {
@@ -314,6 +309,15 @@ impl Flight {
     /// Has it issued. There are queues for it.
     pub(super) fn issue(self: Arc<Self>) {
         self.engines.order(|rank, part| issue::Order::Run { flight: Arc::clone(&self), rank, part });
+    }
+
+    /// A part of a rank's is issued, on the thread of its GPU.
+    pub(super) fn is_issued(&self, rank: u32) -> Result<(), DriverError> {
+        let before = self.unissued.get(rank as usize).map_or(0, |parts| parts.fetch_sub(1, Ordering::Relaxed));
+        match self.engines.promises(rank) {
+            Some(promises) if before == 1 => promises.promise(&self.engines, rank, self.call.number),
+            _ => Ok(()),
+        }
     }
 
     /// Ends the communicator.

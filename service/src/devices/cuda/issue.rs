@@ -157,7 +157,7 @@ impl Issuer {
                 moved |= lane.look(&gpu, &mut self.events);
             }
             self.lanes.retain(|lane| !lane.is_over());
-            moved |= self.look_at_callers();
+            self.callers.retain_mut(|caller| caller.look().inspect(|has_moved| moved |= has_moved).is_some());
             if gpu.queues.is_crowded() {
                 moved = true;
                 gpu.queues.look().into_iter().for_each(Flight::issue);
@@ -198,20 +198,6 @@ impl Issuer {
             self.lanes.push(Lane::new(engines, rank, part));
             self.lanes.len() - 1
         })
-    }
-
-    /// Returns whether anything moved.
-    fn look_at_callers(&mut self) -> bool {
-        let (most, mut any) = (self.gpu.queues.ahead_max(), false);
-        let mut ahead = self.callers.iter().filter(|caller| caller.is_ahead()).count();
-        self.callers.retain_mut(|caller| {
-            let was_ahead = caller.is_ahead();
-            let Some(has_moved) = caller.look(was_ahead || ahead < most) else { return false };
-            ahead += usize::from(!was_ahead && caller.is_ahead());
-            any |= has_moved;
-            true
-        });
-        any
     }
 
     fn called(&mut self, engines: &Arc<CopyEngines>, comm: Handle, rank: u32) {
@@ -280,10 +266,13 @@ impl Lane {
             let count = run.steps.len().min(PORTION);
             let steps: Vec<_> = run.steps.drain(..count).collect();
             let flight = Arc::clone(&run.flight);
-            if run.steps.is_empty() {
+            let is_whole = run.steps.is_empty();
+            if is_whole {
                 self.waiting.pop_front();
             }
             let issued = self.issue_steps(&flight, gpu, &steps);
+            let promised = || if is_whole { flight.is_issued(self.rank).map_err(IssueError::from) } else { Ok(()) };
+            let issued = issued.and_then(|()| promised());
             let marked = self.mark(events);
             if let Err(error) = issued {
                 flight.fail(&error);

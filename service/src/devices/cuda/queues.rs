@@ -75,16 +75,6 @@ impl<H: Holder, F> Queues<H, F> {
         self.is_crowded.load(Ordering::Acquire)
     }
 
-    /// Communicators that may have a stream wait before all of their ranks have called, on each GPU.
-    pub(super) fn ahead_max(&self) -> usize {
-        (self.count / QUEUES).max(1) as usize
-    }
-
-    /// Whether a communicator has operations that were let go.
-    pub(super) fn is_active(&self, holder: &H) -> bool {
-        self.state().active.iter().any(|active| std::ptr::eq(active.holder.as_ptr(), holder))
-    }
-
     /// All ranks have called an operation. Returns what is let go: it, unless it has to wait, and perhaps others.
     pub(super) fn offer(&self, holder: &Arc<H>, number: u64, operation: F) -> Vec<F> {
         let mut state = self.state();
@@ -220,7 +210,7 @@ mod tests {
         assert_eq!(queues.ended(Arc::as_ptr(&one), 2), [50]);
         assert!(queues.offer(&one, 4, 4).is_empty());
         assert_eq!(queues.ended(Arc::as_ptr(&wide), 1), [3, 4]);
-        assert!(!queues.is_crowded() && queues.is_active(&one) && !queues.is_active(&wide));
+        assert!(!queues.is_crowded());
     }
 
     #[test]
