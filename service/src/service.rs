@@ -191,6 +191,7 @@ impl Service {
         let board_slot_bytes = if follows { settings.board_slot_bytes } else { 0 };
         let timeouts = Timeouts { init: settings.init_timeout, operation: settings.operation_timeout };
         let gpus = start_gpus(&runtimes, settings, proxy_runtime, &registry)?;
+        let control_gpus = gpus.as_ref().ok().map(|gpus| gpus.sender.clone());
         let execution = settings.cuda_options.execution;
         let direct_gpus = gpus.as_ref().ok().filter(|_| execution == Execution::Ranks).map(|gpus| gpus.sender.clone());
         let proxy_registry = Arc::clone(&registry);
@@ -259,7 +260,8 @@ impl Service {
             runtimes: Arc::clone(&runtimes),
         };
         let metrics = settings.metrics.map(|at| start_metrics(&runtimes, main, at, overseer.clone())).transpose()?;
-        let controlled = Controlled { overseer, transports: Arc::clone(&transports), proxy: control_proxy, controller };
+        let (pool, proxy) = (Arc::clone(&transports), control_proxy);
+        let controlled = Controlled { overseer, transports: pool, proxy, gpus: control_gpus, controller };
         let control = ControlEngine::new(listener, controlled)?;
         runtimes.start_engine(main, |waker| {
             control.waker().set(waker);

@@ -60,8 +60,19 @@ pub struct Controlled {
     pub transports: Arc<TransportPool>,
     /// Who has the communicators of the host device.
     pub proxy: Sender<ProxyMessage>,
+    /// Who has those of GPUs that reach each other, where there are GPUs.
+    pub gpus: Option<Sender<ProxyMessage>>,
     /// Who has, or knows, the controller role; where there is one.
     pub controller: Option<Sender<ControllerInput>>,
+}
+
+impl Controlled {
+    /// Who has the communicator with a number, if there is one.
+    fn proxy_of(&self, number: u64) -> &Sender<ProxyMessage> {
+        let comm = self.overseer.registry.comms().into_iter().find(|comm| comm.number == number);
+        let of_gpus = comm.filter(|comm| comm.direct.is_some()).and(self.gpus.as_ref());
+        of_gpus.unwrap_or(&self.proxy)
+    }
 }
 
 /// See the module's documentation.
@@ -119,10 +130,10 @@ impl ControlEngine {
 
     /// The answer; `None` if another engine will give it to connection `number`.
     fn answer(&mut self, number: u64, connection: &mut Connection) -> Option<ControlAnswer> {
-        let Controlled { overseer, transports, proxy, controller } = &self.controlled;
+        let Controlled { overseer, transports, controller, .. } = &self.controlled;
         let Overseer { registry, runtimes, .. } = overseer;
         let done = |result: Result<(), String>| result.map_or_else(ControlAnswer::Refused, |()| ControlAnswer::Done);
-        let ask = |message| match proxy.send(message) {
+        let ask = |number, message| match self.controlled.proxy_of(number).send(message) {
             Ok(()) => None,
             Err(_) => Some(ControlAnswer::Refused("the proxy engine is too busy; try again".into())),
         };
@@ -160,15 +171,15 @@ impl ControlEngine {
             Ok(ControlRequest::Reconfigure { communicator, change, window }) => {
                 let (asked, wish) =
                     (Asked::new(number, self.replies.sender()), Wish::Change { change: Box::new(change), window });
-                return ask(ProxyMessage::Wish { number: communicator, wish, asked });
+                return ask(communicator, ProxyMessage::Wish { number: communicator, wish, asked });
             }
             Ok(ControlRequest::Unpin { communicator }) => {
                 let asked = Asked::new(number, self.replies.sender());
-                return ask(ProxyMessage::Wish { number: communicator, wish: Wish::Unpin, asked });
+                return ask(communicator, ProxyMessage::Wish { number: communicator, wish: Wish::Unpin, asked });
             }
             Ok(ControlRequest::WhyStuck { communicator }) => {
                 let asked = Asked::new(number, self.replies.sender());
-                return ask(ProxyMessage::WhyStuck { number: communicator, asked });
+                return ask(communicator, ProxyMessage::WhyStuck { number: communicator, asked });
             }
             Ok(ControlRequest::Controller { request }) => {
                 let none = "service.toml names no [controller]: nobody decides for the cluster";

@@ -121,6 +121,8 @@ fn blame(hosts: &[(String, Option<HostAccount>)]) -> (StuckClass, Vec<Culprit>) 
                 format!("has called collective {}, behind something else on its stream", rank.called.saturating_sub(1))
             } else if rank.called == 0 {
                 "has called nothing yet".into()
+            } else if account.last.is_empty() {
+                format!("has called nothing after collective {}", rank.called - 1)
             } else {
                 format!("has called nothing after collective {}, {}", rank.called - 1, account.last)
             };

@@ -206,6 +206,26 @@ fn who_has_no_strategy_says_so() {
 }
 
 #[test]
+fn who_has_not_called_is_named() {
+    let mut bed = Bed::new(Execution::Ranks, 3);
+    let comm = bed.comm();
+    let page = comm.direct.as_ref().expect("on GPUs").page();
+    [(0, 5), (1, 4), (2, 5)].into_iter().for_each(|(rank, called)| page.launch(rank, called));
+    let asked = Asked::new(4, bed.answers.sender());
+    assert!(bed.proxy.send(ProxyMessage::WhyStuck { number: comm.number, asked }).is_ok());
+    bed.poll();
+    let Some((4, Ok(OperatorAnswer::Stuck(report)))) = bed.answers.pop() else { panic!("no report") };
+    let named: Vec<_> = report.culprits.iter().map(|culprit| (culprit.rank, culprit.what.as_str())).collect();
+    assert_eq!(named, [(Some(1), "has called nothing after collective 3")]);
+    page.launch(1, 5);
+    let asked = Asked::new(5, bed.answers.sender());
+    assert!(bed.proxy.send(ProxyMessage::WhyStuck { number: comm.number, asked }).is_ok());
+    bed.poll();
+    let Some((5, Ok(OperatorAnswer::Stuck(report)))) = bed.answers.pop() else { panic!("no report") };
+    assert!(report.culprits.is_empty());
+}
+
+#[test]
 fn one_that_has_failed_is_left_alone() {
     let mut bed = Bed::new(Execution::Ranks, 2);
     let comm = bed.engine.comms.iter().map(|(comm, _)| comm).next().expect("a communicator");

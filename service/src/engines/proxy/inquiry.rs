@@ -75,14 +75,19 @@ impl Inquiries {
 impl Comm {
     /// `far` are operations whose peers are on other hosts.
     fn account(&self, far: &[&Operation], mut flows: Vec<FlowWait>, now: Instant) -> HostAccount {
+        let called = |info: &RankInfo| self.info.progress(info).enqueued;
+        // What ranks on GPUs do among themselves shows in what they have called alone.
+        let by_all = self.info.direct.as_ref().and_then(|_| self.info.ranks.iter().map(called).min());
         let of = |(member, info): (&Member, &RankInfo)| {
             let calls = self.calls(member, far).into_iter().map(|(operation, _)| describe(operation));
+            let ahead = by_all.filter(|by_all| called(info) > *by_all && member.waiting.is_empty());
+            let ahead = ahead.map(|by_all| format!("collective {by_all}, which not all ranks have called"));
             RankAccount {
                 rank: member.rank,
                 pid: member.session.peer.pid,
-                called: self.info.progress(info).enqueued,
+                called: called(info),
                 is_behind: member.arrived().is_none() && !member.waiting.is_empty() && self.running.is_empty(),
-                waits_in: calls.collect(),
+                waits_in: calls.chain(ahead).collect(),
                 has_left: member.left,
             }
         };
@@ -94,7 +99,7 @@ impl Comm {
         let idle = now.saturating_duration_since(moved_at.max(self.active_since()));
         HostAccount {
             ranks,
-            started: self.next_number(),
+            started: by_all.unwrap_or_else(|| self.next_number()),
             last: self.last_call.map_or_else(String::new, |call| super::describe::describe_call(&call)),
             is_running: !self.running.is_empty(),
             idle_ms: idle.as_millis() as u64,
