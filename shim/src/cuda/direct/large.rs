@@ -1,9 +1,9 @@
 //! Large operations: a command to the service, whose copy engines push between the ranks' buffers, and in the caller's stream
 //! what the rank does itself. See [`mccs_ipc::large`].
 
-use bytemuck::Zeroable;
 use std::time::{Duration, Instant};
 
+use bytemuck::Zeroable;
 use mccs_cuda::{Context, DeviceAddress, Event, IpcHandle, RawStream, WordOperation};
 use mccs_ipc::command::{BufferRef, Command, Opcode};
 use mccs_ipc::direct::{DirectPage, DirectShare, Execution};

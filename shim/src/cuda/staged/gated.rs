@@ -1,5 +1,7 @@
 //! A stream of the service's that goes on when a GPU's stream has come to a word, with the memory that both reach.
 
+use std::sync::Arc;
+
 use bytemuck::Zeroable;
 use mccs_cuda::{Context, DeviceAddress, HostRegistration, RawStream};
 use mccs_ipc::gate::{Gate, GateAccess};
@@ -8,8 +10,6 @@ use mccs_kernels::cuda::StageArgs;
 use crate::cuda::cuda_error;
 use crate::cuda::resources::StageKernel;
 use crate::{Client, Error, Region, Span, Stream};
-
-use std::sync::Arc;
 
 /// Room for the gate before the slots, which begin on a page of their own.
 const HEAD_BYTES: u64 = 4096;

@@ -90,9 +90,10 @@ impl StagedPoints {
         self.comm.nranks()
     }
 
-    /// Checks a group as a whole.
+    /// Checks a group as a whole, and makes the lanes that it needs.
     pub(crate) fn plan(&self, list: &[Point], streams: &[RawStream]) -> Result<(), Error> {
-        if locked(&self.order).has_left {
+        let mut order = locked(&self.order);
+        if order.has_left {
             return Err(Error::argument(
                 "a communicator was destroyed inside a group that uses it; the group is dropped",
             ));
@@ -113,7 +114,8 @@ impl StagedPoints {
                 return Err(Error::argument(message));
             }
         }
-        Ok(())
+        let others = list.iter().filter(|point| point.peer != self.comm.rank());
+        others.map(|point| (point.peer, point.is_send)).try_for_each(|key| self.make_lane(&mut order.lanes, key))
     }
 
     /// Enqueues a group that has been planned. Its streams and buffers are as the callers of
@@ -159,7 +161,6 @@ impl StagedPoints {
             let key = (point.peer, point.is_send);
             if !keys.contains(&key) {
                 keys.push(key);
-                self.make_lane(&mut order.lanes, key)?;
             }
         }
         let is_alone = keys.len() == 1;
@@ -170,7 +171,7 @@ impl StagedPoints {
                 order.joint.record(main).map_err(cuda_error)?;
             }
             for key in &keys {
-                let lane = &order.lanes[key];
+                let Some(lane) = order.lanes.get(key) else { continue };
                 let stream = if is_alone { main } else { lane.own.raw() };
                 if !is_alone {
                     stream.wait(&order.joint).map_err(cuda_error)?;
@@ -183,7 +184,7 @@ impl StagedPoints {
             }
             self.run(&mut order.lanes, &mut traffic)?;
             for (key, Traffic { stream, .. }) in &traffic {
-                let lane = &order.lanes[key];
+                let Some(lane) = order.lanes.get(key) else { continue };
                 lane.last.record(*stream).map_err(cuda_error)?;
                 if !is_alone {
                     main.wait(&lane.last).map_err(cuda_error)?;
@@ -218,10 +219,10 @@ impl StagedPoints {
             for ((peer, is_send), of_lane) in traffic.iter_mut() {
                 let Some(lane) = lanes.get_mut(&(*peer, *is_send)) else { continue };
                 let next = of_lane.waiting.pop_front();
-                let is_full = of_lane.under_way.len() as u64 == LANE_SLOTS || next.is_none();
+                let is_one_to_end = of_lane.under_way.len() as u64 == LANE_SLOTS || next.is_none();
                 // SAFETY: the caller's contract is passed on.
                 unsafe {
-                    if is_full && let Some(piece) = of_lane.under_way.pop_front() {
+                    if is_one_to_end && let Some(piece) = of_lane.under_way.pop_front() {
                         lane.end(of_lane.stream, *is_send, &piece)?;
                         any = true;
                     }
