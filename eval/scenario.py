@@ -110,6 +110,12 @@ class Scenario:
                         "reserve": self.toml.get("reserve", [])})
 
 
+    def payload(self, variant):
+        """Part of the links' rates that flows fill under a variant: less where hosts pace what tenants' shares are."""
+        has_shares = "shares" in variant or any({"weight", "share_percent"} & set(rule) for rule in self.toml.get("tenant", []))
+        return SHARED_PAYLOAD if has_shares and variant["policy"] != "ecmp" else 1
+
+
 def to_toml(tables):
     """TOML of tables of plain values, and of lists of such tables; tables in those are inline."""
     inline = lambda entry: (f"{{ {', '.join(f'{key} = {json.dumps(one)}' for key, one in entry.items())} }}"
@@ -130,7 +136,7 @@ def simulated(scenario, variants):
     """Of every variant: the simulator's figures."""
     found = {}
     for payload in (1, SHARED_PAYLOAD):
-        some = [variant for variant in variants if payload == (SHARED_PAYLOAD if "shares" in variant else 1)]
+        some = [variant for variant in variants if scenario.payload(variant) == payload]
         if some:
             with tempfile.TemporaryDirectory() as folder:
                 path = pathlib.Path(folder) / "in-small.toml"

@@ -231,8 +231,12 @@ pub(super) fn find(driver: &Arc<dyn Driver>, options: &RdmaOptions) -> Result<Ve
             lacks.push(format!("{name} port {number}: {problem}"));
         }
     }
+    let lacks = lacks.join("; ");
     if ports.is_empty() {
-        return Err(NoRdma::NoPort(lacks.join("; ")));
+        return Err(NoRdma::NoPort(lacks));
+    }
+    if named && !lacks.is_empty() {
+        tracing::warn!(lacks, "not all that rdma.devices names can be used");
     }
     let wanted = options.address.map(Gid::of);
     if !named && ports.iter().any(|port| Some(port.gid) == wanted) {
@@ -279,6 +283,10 @@ mod tests {
         };
         let refusal = found(&one("mlx5_7", None)).expect_err("not there");
         assert!(refusal.contains("mlx5_7 port 1: ibv_open_device failed"), "{refusal}");
+        let choice = |name: &str| DeviceChoice { name: name.into(), port: None };
+        let both = RdmaOptions { devices: vec![choice("mlx5_7"), choice("fake1")], ..RdmaOptions::default() };
+        let ports = found(&both).expect("one of them is there");
+        assert!(ports.len() == 1 && ports[0].starts_with("fake1"), "{ports:?}");
         let refusal = found(&one("fake2", Some(9))).expect_err("empty");
         assert!(refusal.contains("fake2 port 1: GID 9 is empty"), "{refusal}");
         let fabric = Fabric::new(FabricOptions::default());
