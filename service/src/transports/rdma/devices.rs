@@ -25,6 +25,8 @@ impl RdmaTransport {
         let Some(port) = self.ports.get_mut(index).filter(|port| port.opened.is_some()) else { return };
         port.is_up = false;
         self.leave_port(index, Fault::NoPort);
+        // Those of receivers, too, which wait for offers.
+        self.on_ports(|port| port == index).into_iter().for_each(|handle| self.end_way(handle));
         self.memory.forget_port(index);
         let Some(mut opened) = self.ports.get_mut(index).and_then(|port| port.opened.take()) else { return };
         for fd in opened.descriptors() {

@@ -110,8 +110,13 @@ impl RdmaTransport {
 
     /// Ends a flow's queue pairs and lets its buffers go; it stays in the table and says why.
     pub(super) fn fail(&mut self, handle: Handle, fault: Fault) {
-        if let Some(flow) = self.flows.get_mut(handle) {
-            flow.fault.get_or_insert(fault);
+        if let Some(flow) = self.flows.get_mut(handle).filter(|flow| flow.fault.is_none()) {
+            flow.fault = Some(fault);
+            let (peer, number, way) = (&flow.spec.peer, flow.spec.number, flow.ways);
+            // Peers are told no more than that it has ended: this is where it is said why.
+            if matches!(fault, Fault::QueuePair { .. } | Fault::PeerQueuePair { .. } | Fault::Protocol(_)) {
+                tracing::warn!(peer, flow = number, way, %fault, "a flow has failed");
+            }
         }
         self.end(handle);
     }

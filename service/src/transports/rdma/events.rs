@@ -155,7 +155,7 @@ impl RdmaTransport {
         }
     }
 
-    fn on_ports(&self, matches: impl Fn(usize) -> bool) -> Vec<Handle> {
+    pub(super) fn on_ports(&self, matches: impl Fn(usize) -> bool) -> Vec<Handle> {
         let is_on =
             |(handle, flow): (Handle, &Flow)| flow.way.as_ref().is_some_and(|way| matches(way.port)).then_some(handle);
         self.flows.iter().filter_map(is_on).collect()
