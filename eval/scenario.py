@@ -109,7 +109,6 @@ class Scenario:
         return to_toml({"policy": {"name": variant["policy"], "rings": rings}, "tenant": list(tenants.values()),
                         "reserve": self.toml.get("reserve", [])})
 
-
     def payload(self, variant):
         """Part of the links' rates that flows fill under a variant: less where hosts pace what tenants' shares are."""
         has_shares = "shares" in variant or any({"weight", "share_percent"} & set(rule) for rule in self.toml.get("tenant", []))

@@ -120,7 +120,7 @@ ranks() {
     return $status
 }
 
-# Two services on this machine, joined by TCP, and two that carry everything out themselves, one in host memory and by its engines, one by
+# Two services on this machine, joined by TCP, and three that carry everything out themselves, one in host memory and by its engines, one by
 # engines from few bytes on, and one by engines with streams that wait for events: their sockets in `two`, `strict`, `by_engines` and `by_events`.
 more=
 start_more() {

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use clap::Parser;
 use mccs_service::controller::basis::{Basis, Text};
+use mccs_service::devices::cuda::{QUEUES_MAX, QUEUES_VARIABLE};
 use mccs_service::engines::controller::ControllerSettings;
 use mccs_service::service::{Service, Settings};
 use nix::sys::signal::{SigSet, Signal};
@@ -25,14 +26,10 @@ struct Arguments {
     print_config: bool,
 }
 
-/// How the CUDA driver is told how many hardware queues of a GPU this process is to have, and as many as there can be: streams that wait
-/// share them (decision 028).
-const QUEUES: (&str, &str) = ("CUDA_DEVICE_MAX_CONNECTIONS", "32");
-
 fn main() -> ExitCode {
-    if std::env::var_os(QUEUES.0).is_none() {
+    if std::env::var_os(QUEUES_VARIABLE).is_none() {
         // SAFETY: no other thread has been started.
-        unsafe { std::env::set_var(QUEUES.0, QUEUES.1) };
+        unsafe { std::env::set_var(QUEUES_VARIABLE, QUEUES_MAX.to_string()) };
     }
     match run(&Arguments::parse()) {
         Ok(()) => ExitCode::SUCCESS,

@@ -133,10 +133,6 @@ impl ControlEngine {
         let Controlled { overseer, transports, controller, .. } = &self.controlled;
         let Overseer { registry, runtimes, .. } = overseer;
         let done = |result: Result<(), String>| result.map_or_else(ControlAnswer::Refused, |()| ControlAnswer::Done);
-        let ask = |number, message| match self.controlled.proxy_of(number).send(message) {
-            Ok(()) => None,
-            Err(_) => Some(ControlAnswer::Refused("the proxy engine is too busy; try again".into())),
-        };
         Some(match serde_json::from_slice(&connection.request) {
             Ok(ControlRequest::Sessions) => {
                 let comms = registry.comms();
@@ -169,17 +165,15 @@ impl ControlEngine {
                 done(runtimes.move_engine(engine, runtime).map_err(|error| error.to_string()))
             }
             Ok(ControlRequest::Reconfigure { communicator, change, window }) => {
-                let (asked, wish) =
-                    (Asked::new(number, self.replies.sender()), Wish::Change { change: Box::new(change), window });
-                return ask(communicator, ProxyMessage::Wish { number: communicator, wish, asked });
+                let wish = Wish::Change { change: Box::new(change), window };
+                return self.ask(communicator, number, |number, asked| ProxyMessage::Wish { number, wish, asked });
             }
             Ok(ControlRequest::Unpin { communicator }) => {
-                let asked = Asked::new(number, self.replies.sender());
-                return ask(communicator, ProxyMessage::Wish { number: communicator, wish: Wish::Unpin, asked });
+                let wish = Wish::Unpin;
+                return self.ask(communicator, number, |number, asked| ProxyMessage::Wish { number, wish, asked });
             }
             Ok(ControlRequest::WhyStuck { communicator }) => {
-                let asked = Asked::new(number, self.replies.sender());
-                return ask(communicator, ProxyMessage::WhyStuck { number: communicator, asked });
+                return self.ask(communicator, number, |number, asked| ProxyMessage::WhyStuck { number, asked });
             }
             Ok(ControlRequest::Controller { request }) => {
                 let none = "service.toml names no [controller]: nobody decides for the cluster";
@@ -192,6 +186,19 @@ impl ControlEngine {
             }
             Err(error) => ControlAnswer::Refused(format!("the request cannot be read: {error}")),
         })
+    }
+
+    /// Asks who has a communicator, for a connection. Returns an answer if that cannot be.
+    fn ask(
+        &self,
+        communicator: u64,
+        connection: u64,
+        message: impl FnOnce(u64, Asked) -> ProxyMessage,
+    ) -> Option<ControlAnswer> {
+        let asked = Asked::new(connection, self.replies.sender());
+        let sent = self.controlled.proxy_of(communicator).send(message(communicator, asked));
+        let busy = "the proxy engine is too busy; try again";
+        sent.is_err().then(|| ControlAnswer::Refused(busy.into()))
     }
 
     /// Has engines record for so long, or for as long as somebody else wants, if that is longer.

@@ -181,16 +181,21 @@ fn change(service: &TestService, change: &StrategyChange) -> Result<u64, String>
     }
 }
 
-#[test]
-#[ignore = "needs a GPU"]
-fn strategies_change_while_ranks_run() {
+/// Ranks on all GPUs that run, and changes that they can do.
+fn running(ranks: &str) -> (TestService, Place, Player, Choices) {
     let service = service();
     let place = everybody(&service, 0);
-    let mut player = Player::start("runs_in_rounds", &place);
+    let mut player = Player::start(ranks, &place);
     player.hears("runs");
     let (first, able) = in_force(&service);
     assert_eq!(first, 0);
-    let mut choices = Choices { able, rng: StdRng::seed_from_u64(7) };
+    (service, place, player, Choices { able, rng: StdRng::seed_from_u64(7) })
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn strategies_change_while_ranks_run() {
+    let (service, place, player, mut choices) = running("runs_in_rounds");
     for epoch in 1..=CHANGES {
         let wanted = choices.next();
         assert_eq!(change(&service, &wanted), Ok(epoch), "{wanted:?}");
@@ -209,11 +214,7 @@ fn strategies_change_while_ranks_run() {
 #[test]
 #[ignore = "needs a GPU"]
 fn graphs_keep_the_strategy_that_they_were_captured_under() {
-    let service = service();
-    let place = everybody(&service, 0);
-    let mut player = Player::start("captures_and_replays", &place);
-    player.hears("runs");
-    let mut choices = Choices { able: in_force(&service).1, rng: StdRng::seed_from_u64(8) };
+    let (service, place, player, mut choices) = running("captures_and_replays");
     assert_eq!(change(&service, &choices.next()), Ok(1));
     std::fs::write(sign(&place, "captures"), "").expect("a sign");
     // Until a rank captures: this must not come between the captures of two.

@@ -8,8 +8,9 @@
 //! last rank's copies have ended: memory is let go of, and if the proxy engine was held back it goes on
 //! ```
 //!
-//! Handing out waits for queues of the GPUs (`queues.rs`). Several operations may be on their way: the proxy engine takes them for finished once they are handed out, and is held
-//! back ([`Launched::Running`]) while there are more than [`FLIGHTS_MAX`]. Nothing waits for a GPU but streams.
+//! Handing out waits for queues of the GPUs (`queues.rs`). Several operations may be on their way: the proxy engine takes them for
+//! finished once they are handed out, and is held back ([`Launched::Running`]) while there are more than [`FLIGHTS_MAX`]. Nothing
+//! waits for a GPU but streams.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};

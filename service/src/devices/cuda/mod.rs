@@ -32,6 +32,7 @@ use mccs_kernels::cuda::reduce_functions;
 pub use self::engines::CopyEngines;
 use self::engines::Flight;
 pub use self::imports::{GpuOperand, GpuRegion, Importer};
+pub use self::queues::{QUEUES_MAX, QUEUES_VARIABLE};
 use self::queues::{Queues, queues_of_process};
 use self::setup::{Order, Orders, Setup};
 pub use self::strategies::{Abilities, GpuStrategy, Strategies, StrategyRefused};

@@ -16,13 +16,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 const SHARE: u32 = 2;
 /// Part of a GPU's queues that streams may have which wait for tenants.
 const UNREADY_SHARE: u32 = 4;
-/// The driver's number of queues, and the most that there can be.
+/// The environment variable that tells the CUDA driver how many queues this process is to have.
+pub const QUEUES_VARIABLE: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
+/// The most that there can be.
+pub const QUEUES_MAX: u32 = 32;
+/// The driver's own number.
 const QUEUES: u32 = 8;
-const QUEUES_MAX: u32 = 32;
 
 /// How many queues a GPU has for this process.
 pub(super) fn queues_of_process() -> u32 {
-    let said = std::env::var("CUDA_DEVICE_MAX_CONNECTIONS").ok().and_then(|said| said.parse::<u32>().ok());
+    let said = std::env::var(QUEUES_VARIABLE).ok().and_then(|said| said.parse::<u32>().ok());
     said.filter(|count| (1..=QUEUES_MAX).contains(count)).unwrap_or(QUEUES)
 }
 

@@ -4,8 +4,8 @@
 use nix::poll::{PollFd, PollFlags, PollTimeout};
 
 use super::super::region::Regions;
+use super::bench::{Bench, Traffic, flow_options};
 use super::sender::Sender;
-use super::trouble::{Bench, Traffic, flow_options};
 use super::verbs::fake::{Fabric, FabricOptions};
 use super::*;
 use crate::transports::conformance::Random;

@@ -188,20 +188,20 @@ impl RdmaTransport {
     /// A flow's way carries nothing any more: another one, unless it has been so for too long.
     pub(super) fn break_way(&mut self, handle: Handle, fault: Fault) {
         let Some(now) = self.now else { return };
-        let Some(flow) = self.flows.get(handle) else { return };
-        let receives = matches!(flow.half, Half::Recv(_));
-        if receives && flow.is_connected && flow.fault.is_none() {
-            // What its sender's device knows to have arrived counts, also if nobody has looked yet: the answer to the next offer takes it,
-            // and ends the way.
-            if flow.stage == Stage::Waiting {
-                return;
-            }
-        } else {
-            self.end_way(handle);
-        }
         let Some(flow) = self.flows.get_mut(handle).filter(|flow| flow.fault.is_none()) else { return };
         if !flow.is_connected {
             return self.fail(handle, fault);
+        }
+        match &flow.half {
+            Half::Send(_) => {
+                if let Some(way) = flow.way.take() {
+                    way.end(&mut self.ports, &mut self.owners);
+                }
+            }
+            Half::Recv(_) if flow.stage == Stage::Waiting => return,
+            // What its sender's device knows to have arrived counts, also if nobody has looked yet: the answer to the next offer takes it,
+            // and ends the way.
+            Half::Recv(_) => {}
         }
         let trouble = flow.trouble.get_or_insert(Trouble { since: now, attempts: 0, fault });
         trouble.attempts += 1;

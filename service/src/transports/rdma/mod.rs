@@ -29,6 +29,8 @@
 //! the registered memory it is from, so flows are between services that trust each other.
 
 #[cfg(test)]
+mod bench;
+#[cfg(test)]
 mod copied;
 mod devices;
 mod ending;

@@ -15,6 +15,8 @@
 //! copies, reductions and the network overlap. A slot is used again behind the copy out of it: within a stream by its order, on
 //! another stream behind an event.
 //!
+//! Sends and receives (`points.rs`, `gated.rs`) go the same way, by slots of their own.
+//!
 //! Absent on purpose: IPC events and host functions in the place of words. Events take 20 times as long, and functions that wait
 //! may wait for each other, since the driver may run them one after the other; kernels do where there are no words. And graphs. A
 //! replay would need the command again, and nobody but the GPU knows of it.
