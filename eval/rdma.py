@@ -2,7 +2,7 @@
 """The rdma transport, and jobs of two hosts over it, beside perftest's ib_write_bw and libibverbs' ibv_rc_pingpong, from one
 soft-RoCE device to another on the test machine (tests/rdma-vm): bandwidth of the transport alone and of a broadcast; round trips of the
 transport alone, and a small all-reduce, beside the same within a host. Sides in turn, several rounds, one run. Both tools write or send from one side's memory straight into the other's; the transport also waits for the
-receiver's room for each message of more than 112 bytes, which is a packet back.
+receiver's room for each message of more than 4 KiB, which is a packet back.
 
 usage: rdma.py NAME [--rounds N] [--netem SPECIFICATION]
 

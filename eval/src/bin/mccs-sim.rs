@@ -249,7 +249,10 @@ fn sizing_table(host: &RdmaHost) -> String {
             format!("{:.2} MB, {} parts", sizing.under_way_bytes / 1e6, sizing.under_way_parts),
         ),
         (
-            format!("a flow's window, {} queue pairs of {} writes", host.qps, host.outstanding),
+            format!(
+                "a flow's window, {} queue pairs of {} writes, {} messages",
+                host.qps, host.outstanding, host.requests
+            ),
             format!("{:.1} MB, a round trip of {:.0} us", sizing.window_bytes / 1e6, sizing.window_ns / 1e3),
         ),
         (

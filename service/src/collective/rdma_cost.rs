@@ -99,7 +99,7 @@ impl RdmaHost {
         let part_bytes = f64::from(self.part_bytes);
         let messages_per_s = rate / part_bytes * 1e9;
         let verbs_per_s = messages_per_s * (SENDER_VERBS.count() + RECEIVER_VERBS.count());
-        let window_bytes = f64::from(self.qps * self.outstanding) * part_bytes;
+        let window_bytes = f64::from((self.qps * self.outstanding).min(self.requests)) * part_bytes;
         let queued_parts = (rate * self.queued_round_trip_ns / part_bytes).ceil();
         let all_gather = links * MEMORY_PER_LINK_BYTE;
         let all_reduce = links * (MEMORY_PER_LINK_BYTE + REDUCED_SHARE * MEMORY_PER_REDUCED_BYTE);

@@ -22,9 +22,9 @@ fn eight_nics_of_400_gigabits() {
     // 50 bytes a nanosecond for 22 us; 1.1 MB are 4.2 parts.
     near(sizing.under_way_bytes, 1.1e6);
     assert_eq!(sizing.under_way_parts, 5);
-    // 4 x 64 x 256 KiB, which take 1.34 ms.
-    near(sizing.window_bytes, 67_108_864.0);
-    near(sizing.window_ns, 1_342_177.0);
+    // 64 x 256 KiB, which take 0.34 ms.
+    near(sizing.window_bytes, 16_777_216.0);
+    near(sizing.window_ns, 335_544.0);
     // 300 us are 15 MB, 57.2 parts, so 58 over four queue pairs.
     assert_eq!(sizing.outstanding_least, 15);
     // A receiver's: 4 x 128 receives, 64 writes of credits, and one place for each of the other three.

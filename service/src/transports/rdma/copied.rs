@@ -176,7 +176,7 @@ fn copies_wait_for_room() {
                 let fabric = FabricOptions { takes_inline, late_polls: 3, ..FabricOptions::default() };
                 let options = RdmaOptions { outstanding, ..RdmaOptions::default() };
                 let mut bench = Bench::with(1, options, flow, fabric);
-                let lengths: Vec<usize> = (0..300).map(|message| message % 113).collect();
+                let lengths: Vec<usize> = (0..300).map(|message| message * 97 % 4200).collect();
                 let mut letters = Letters::new(&mut bench, &lengths);
                 bench.until("all come", |bench| {
                     letters.turn(bench);
@@ -235,7 +235,7 @@ fn copies_go_again_over_other_ways_and_outlive_their_flow() {
         let options = RdmaOptions { outstanding: 1 + random.below(20) as u32, ..RdmaOptions::default() };
         let mut bench = Bench::with(2, options, flow, fabric);
         let mut length = |_| {
-            [random.below(113), random.below(113), 113 + random.below(500), random.below(20_000)]
+            [random.below(113), random.below(4097), 4090 + random.below(20), random.below(20_000)]
                 [random.below(4) as usize] as usize
         };
         let lengths: Vec<usize> = (0..60).map(&mut length).collect();

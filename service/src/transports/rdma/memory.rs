@@ -23,7 +23,7 @@ use crate::memory::{region_number, regions_gone};
 const KEPT_MAX: usize = 256;
 /// Other memory that is shorter than this is registered when a device is to use it, which with short messages is never: collectives
 /// have such memory for an operation each. That the limit on locked memory refuses it is told late, by a flow that fails.
-const AT_ONCE_FROM_BYTES: u64 = 4096;
+const AT_ONCE_FROM_BYTES: u64 = 16 << 10;
 /// Ports of a transport.
 pub(super) const PORTS_MAX: usize = 16;
 

@@ -15,10 +15,15 @@ use super::ports::Port;
 use super::sender::Pumped;
 use super::verbs::Write;
 use super::way::Way;
-use super::wire::{CREDIT_BYTES, Credit, Cut, RingAddress, SHORT_BYTES_MAX, SHORT_HEAD_BYTES, Short};
+use super::wire::{
+    CREDIT_BYTES, Credit, Cut, RingAddress, SHORT_BYTES_MAX, SHORT_HEAD_BYTES, SHORT_SLOT_BYTES, ShortHead,
+};
 
 const CREDIT_WORDS: usize = CREDIT_BYTES / 8;
-const SHORT_WORDS: usize = size_of::<Short>() / 8;
+const SHORT_HEAD_WORDS: usize = SHORT_HEAD_BYTES as usize / 8;
+const SHORT_WORDS: usize = SHORT_SLOT_BYTES as usize / 8;
+/// Words of a short message that are copied together.
+const COPIED_WORDS: usize = 8;
 
 /// A posted buffer.
 #[derive(Debug)]
@@ -46,8 +51,8 @@ pub(super) struct Receiver {
     /// They have been withheld for long enough.
     gives: bool,
     takes_short: bool,
-    /// Short messages for which no buffer was posted, and their tags.
-    stash: VecDeque<(u32, Short)>,
+    /// Short messages in the inbox for which no buffer was posted: their tags and lengths.
+    stash: VecDeque<(u32, u64)>,
     /// By lane, parts that have come and wait for those in front of them: length and tag.
     come: Vec<VecDeque<(u32, u32)>>,
     /// Parts that were looked at, all lanes together.
@@ -138,8 +143,12 @@ impl Receiver {
         self.cut = Cut { part_bytes };
         self.credits = Some(credits);
         self.credited = self.taken();
-        // What lies there is of a way that is no more: nothing writes there before the peer is answered.
-        self.shared.fill(0);
+        // What lies there is of a way that is no more, except for messages that wait for buffers. Nothing writes there before the peer
+        // is answered, and then behind those.
+        for number in self.received()..self.taken() + 2 * u64::from(self.slots) {
+            let at = self.inbox_word(number);
+            self.shared.get_mut(at..at + SHORT_HEAD_WORDS).into_iter().for_each(|head| head.fill(0));
+        }
         self.come = (0..lanes).map(|_| VecDeque::with_capacity(self.slots.into())).collect();
         (self.parts, self.got) = (0, 0);
     }
@@ -158,9 +167,12 @@ impl Receiver {
         let end = self.ring.next().min(self.ring.running() + there.min(here));
         let gives = std::mem::take(&mut self.gives);
         let first = self.credited.max(self.ring.running());
-        let is_urgent = gives || self.long_end > first || end.saturating_sub(self.credited) >= here / 2;
-        if self.withholds && !is_urgent {
-            pumped.withheld = end > first;
+        let lacking = end.saturating_sub(self.credited);
+        // One write for several, while the sender has most of them and need not wait.
+        let is_batch = lacking * 4 >= self.ring.next() - self.ring.running();
+        let is_short = self.withholds && self.long_end <= first;
+        if !gives && lacking < here / 2 && (is_short || !is_batch) {
+            pumped.withheld = is_short && end > first;
             return Ok(pumped);
         }
         loop {
@@ -210,12 +222,12 @@ impl Receiver {
         let lanes = self.come.len().max(1) as u64;
         while let Some((bytes, tag)) = self.come.get_mut((self.parts % lanes) as usize).and_then(VecDeque::pop_front) {
             self.parts += 1;
-            if let Some(short) = self.short(bytes) {
+            if self.is_short(bytes) {
                 if self.stash.len() >= 2 * usize::from(self.slots) {
                     return Err(Fault::Protocol("it writes more than its inbox holds"));
                 }
                 self.withholds = true;
-                self.stash.push_back((tag, short));
+                self.stash.push_back((tag, u64::from(bytes) - SHORT_HEAD_BYTES));
                 self.serve(regions);
                 continue;
             }
@@ -239,38 +251,46 @@ impl Receiver {
         Ok(())
     }
 
-    /// The next message, if a write of `bytes` has brought it to the inbox.
-    fn short(&self, bytes: u32) -> Option<Short> {
-        let slots = 2 * u64::from(self.slots);
+    /// Whether a write of `bytes` has brought the next message to the inbox.
+    fn is_short(&self, bytes: u32) -> bool {
         let number = self.received();
-        let at = usize::from(self.slots) * CREDIT_WORDS + (number % slots) as usize * SHORT_WORDS;
-        let words = self.shared.get(at..at + SHORT_WORDS).filter(|_| self.got == 0 && self.takes_short)?;
-        let mut read = [0u64; SHORT_WORDS];
+        let head = self.inbox_words(self.inbox_word(number)).filter(|_| self.got == 0 && self.takes_short);
+        let Some(head) = head.map(bytemuck::cast::<[u64; SHORT_HEAD_WORDS], ShortHead>) else { return false };
+        head.number == number + 1 && head.bytes <= SHORT_BYTES_MAX && head.bytes + SHORT_HEAD_BYTES == u64::from(bytes)
+    }
+
+    /// Where a message's slot of the inbox begins.
+    fn inbox_word(&self, number: u64) -> usize {
+        let slots = 2 * u64::from(self.slots);
+        usize::from(self.slots) * CREDIT_WORDS + (number % slots) as usize * SHORT_WORDS
+    }
+
+    fn inbox_words<const N: usize>(&self, at: usize) -> Option<[u64; N]> {
+        let words = self.shared.get(at..at + N)?;
+        let mut read = [0; N];
         for (read, word) in read.iter_mut().zip(words) {
             // SAFETY: a word of ours. The device that wrote it has said so by a completion, and the peer writes it again only
             // after the message has been taken; volatile, since the compiler knows nothing of the device.
             *read = unsafe { std::ptr::read_volatile(word) };
         }
-        let short: Short = bytemuck::cast(read);
-        let is_it = short.number == number + 1
-            && short.bytes <= SHORT_BYTES_MAX
-            && short.bytes + SHORT_HEAD_BYTES == u64::from(bytes);
-        is_it.then_some(short)
+        Some(read)
     }
 
     /// Copies short messages that have come into the buffers that are posted for them.
     fn serve(&mut self, regions: &mut Regions) {
-        while let Some((tag, short)) = self.stash.front() {
+        while let Some((tag, message_bytes)) = self.stash.front().copied() {
             let number = self.ring.running();
             let Some(entry) = self.ring.get(number) else { return };
-            let (message_bytes, buffer_bytes) = (short.bytes, entry.buffer.bytes);
-            if message_bytes > buffer_bytes {
+            let (buffer, begin) = (entry.buffer, self.inbox_word(number) + SHORT_HEAD_WORDS);
+            if message_bytes > buffer.bytes {
                 self.too_long = Some((number, message_bytes));
                 return;
             }
-            let message: &[u8] = bytemuck::cast_slice(&short.message);
-            entry.buffer.write(0, message.get(..message_bytes as usize).unwrap_or(message));
-            let tag = *tag;
+            for offset in (0..message_bytes).step_by(8 * COPIED_WORDS) {
+                let words = self.inbox_words::<COPIED_WORDS>(begin + offset as usize / 8).unwrap_or_default();
+                let bytes = bytemuck::bytes_of(&words);
+                buffer.write(offset, bytes.get(..(message_bytes - offset) as usize).unwrap_or(bytes));
+            }
             self.stash.pop_front();
             self.ring.finish(number, Moved { bytes: message_bytes, tag }, regions);
         }

@@ -20,10 +20,10 @@ use super::memory::Memory;
 use super::ports::Port;
 use super::verbs::Write;
 use super::way::Way;
-use super::wire::{CREDIT_BYTES, Credit, Cut, RingAddress, SHORT_BYTES_MAX, SHORT_HEAD_BYTES, Short, ahead};
+use super::wire::{CREDIT_BYTES, Credit, Cut, RingAddress, SHORT_BYTES_MAX, SHORT_HEAD_BYTES, SHORT_SLOT_BYTES, ahead};
 
 const CREDIT_WORDS: usize = CREDIT_BYTES / 8;
-const SHORT_WORDS: usize = size_of::<Short>() / 8;
+const SHORT_WORDS: usize = SHORT_SLOT_BYTES as usize / 8;
 const SHORT_HEAD_WORDS: usize = SHORT_HEAD_BYTES as usize / 8;
 
 /// A message.
@@ -274,8 +274,10 @@ impl Sender {
             return self.written.get(self.slot(self.current))?.copied;
         }
         let entry = self.ring.get(self.current)?;
-        let is_short = entry.buffer.bytes <= SHORT_BYTES_MAX && !memory.is_gpu(entry.progress.key);
-        is_short.then_some(entry.buffer.bytes)
+        let bytes = entry.buffer.bytes;
+        // Where there is no inbox, a copy is a message of one part.
+        let fits = bytes <= SHORT_BYTES_MAX && (self.inbox.is_some() || bytes < u64::from(self.cut.part_bytes));
+        (fits && !memory.is_gpu(entry.progress.key)).then_some(bytes)
     }
 
     /// The current message, which is short, as a write of its copy into the inbox, or else into its buffer. `None`: it waits for room
@@ -285,7 +287,7 @@ impl Sender {
         let inbox = self.inbox.filter(|inbox| number < self.credited + ahead(*inbox));
         let (remote, rkey, skipped) = match inbox {
             Some(inbox) => {
-                let slot = number % u64::from(inbox.slots) * size_of::<Short>() as u64;
+                let slot = number % u64::from(inbox.slots) * SHORT_SLOT_BYTES;
                 (inbox.address.wrapping_add(slot), inbox.rkey, 0)
             }
             None if number < self.credited => {

@@ -151,7 +151,7 @@ fn devices_are_told_source_ports_where_that_is_possible() {
 /// way breaks between, or the sender closes.
 #[test]
 fn short_messages_do_not_wait_for_buffers() {
-    const SHORT: usize = 8;
+    const SHORT: usize = 3001;
     let mut bench = Bench::new(2);
     let mut traffic = bench.traffic(SHORT, MESSAGES);
     let span = |traffic: &Traffic, side: usize, message: usize| MemorySpan {
@@ -207,7 +207,7 @@ fn short_messages_do_not_wait_for_buffers() {
     bench.sides[0].close(bench.send.into());
     bench.rounds(20_000, &[0, 1]);
     let recv = bench.sides[1].irecv(bench.recv, span(&traffic, 1, 0)).expect("waits for what was sent").expect("room");
-    assert!(matches!(bench.sides[1].test(recv), Ok(Status::Done { bytes: 8, tag: 7 })));
+    assert_eq!(bench.sides[1].test(recv).expect("lives"), Status::Done { bytes: SHORT as u64, tag: 7 });
     assert_eq!(traffic.memory[0][..SHORT], traffic.memory[1][..SHORT]);
     bench.rounds(1, &[1]);
     assert_eq!(bench.states()[1].clone().expect_err("nothing more").fault(), Some(Fault::Closed));
@@ -216,14 +216,21 @@ fn short_messages_do_not_wait_for_buffers() {
 /// Who waits for a credit, since its message is long, has it though only short ones came before.
 #[test]
 fn long_messages_among_short_ones() {
-    let mut bench = Bench::new(1);
-    let mut traffic = bench.traffic(1000, MESSAGES);
+    for takes_short in [true, false] {
+        let flow = FlowOptions { takes_short, chunk_bytes: 4096, ..flow_options() };
+        mix_lengths(Bench::with(1, RdmaOptions::default(), flow, FabricOptions::default()));
+    }
+}
+
+fn mix_lengths(mut bench: Bench) {
+    const MOST: usize = 9000;
+    let mut traffic = bench.traffic(MOST, MESSAGES);
     let mut random = Random(4);
     for message in 0..MESSAGES {
         // Buffers say nothing of what comes: also short ones for messages that are shorter, and long ones.
-        let bytes = [random.below(112), 112, 113, random.below(1000)][message % 4];
-        let room = bytes.max([bytes, 1000, bytes + 1][message % 3]).min(1000);
-        let span = |side: usize, bytes| MemorySpan { key: traffic.keys[side], offset: 1000 * message as u64, bytes };
+        let bytes = [random.below(4096), 4096, 4097, random.below(MOST as u64)][message % 4];
+        let room = bytes.max([bytes, MOST as u64, bytes + 1][message % 3]).min(MOST as u64);
+        let span = |side: usize, bytes| MemorySpan { key: traffic.keys[side], offset: (MOST * message) as u64, bytes };
         let recv = bench.sides[1].irecv(bench.recv, span(1, room)).expect("lives").expect("room");
         let send = bench.sides[0].isend(bench.send, span(0, bytes), 0).expect("lives").expect("room");
         bench.until("moved", |bench| matches!(bench.sides[0].test(send), Ok(Status::Done { .. })));
@@ -235,34 +242,35 @@ fn long_messages_among_short_ones() {
             got.is_some()
         });
         assert_eq!(got, Some(bytes));
-        let (from, bytes) = (1000 * message, bytes as usize);
+        let (from, bytes) = (MOST * message, bytes as usize);
         assert_eq!(traffic.memory[0][from..from + bytes], traffic.memory[1][from..from + bytes]);
         traffic.memory[1][from..from + bytes].fill(0);
     }
     assert!(traffic.memory[1].iter().all(|byte| *byte == 0), "nothing came beside the buffers");
 }
 
-/// A long message for a short buffer, among short ones: its sender is told, though its credit was withheld.
+/// A message for a buffer that is too short, among short ones: its sender is told, also where its credit was withheld.
 #[test]
 fn a_message_that_is_too_long_among_short_ones() {
-    let mut bench = Bench::new(1);
-    let traffic = bench.traffic(1000, 1);
-    for (message, bytes) in [8, 8, 8, 500].into_iter().enumerate() {
-        let span = |side: usize, bytes| MemorySpan { key: traffic.keys[side], offset: 0, bytes };
-        let recv = bench.sides[1].irecv(bench.recv, span(1, 8)).expect("lives").expect("room");
-        bench.sides[0].isend(bench.send, span(0, bytes), 0).expect("lives").expect("room");
-        let mut ended = Ok(Status::Running { bytes: 0 });
-        bench.until("ended", |bench| {
-            ended = bench.sides[1].test(recv);
-            !matches!(ended, Ok(Status::Running { .. }))
-        });
-        let too_long = Fault::TooLong { message_bytes: 500, buffer_bytes: 8 };
-        assert_eq!(ended.err().and_then(|error| error.fault()), (message == 3).then_some(too_long));
+    const LONG: usize = 5000;
+    for last in [500, LONG as u64] {
+        let mut bench = Bench::new(1);
+        let traffic = bench.traffic(LONG, 1);
+        for (message, bytes) in [8, 8, 8, last].into_iter().enumerate() {
+            let span = |side: usize, bytes| MemorySpan { key: traffic.keys[side], offset: 0, bytes };
+            let recv = bench.sides[1].irecv(bench.recv, span(1, 8)).expect("lives").expect("room");
+            bench.sides[0].isend(bench.send, span(0, bytes), 0).expect("lives").expect("room");
+            let mut ended = Ok(Status::Running { bytes: 0 });
+            bench.until("ended", |bench| {
+                ended = bench.sides[1].test(recv);
+                !matches!(ended, Ok(Status::Running { .. }))
+            });
+            let too_long = Fault::TooLong { message_bytes: last, buffer_bytes: 8 };
+            assert_eq!(ended.err().and_then(|error| error.fault()), (message == 3).then_some(too_long));
+        }
     }
 }
 
-/// What the service had of a device is given back, and when it is there again flows come home to it; whether its driver says that it
-/// goes, or only the list of devices.
 #[test]
 fn a_device_that_comes_back_is_used_again() {
     for (side, is_told) in [(0, true), (0, false), (1, true), (1, false)] {
@@ -533,12 +541,13 @@ fn handles_of_other_versions_are_refused() {
 /// The same memory is registered once, and not kept when nobody vouches for it; a tenant's is kept while its region lives.
 #[test]
 fn registrations_are_shared_and_kept_as_long_as_regions_live() {
+    const BYTES: u64 = 64 << 10;
     let mut bench = Bench::new(1);
     let (_, before) = bench.fabric.held();
     let registrations = |bench: &Bench| bench.fabric.held().1 - before;
-    let mut memory = vec![0u8; 4096];
+    let mut memory = vec![0u8; BYTES as usize];
     // SAFETY: the memory outlives the bench's use of it.
-    let register = |bench: &mut Bench, ptr| unsafe { bench.sides[0].register(ptr, 4096) }.expect("registers");
+    let register = |bench: &mut Bench, ptr| unsafe { bench.sides[0].register(ptr, BYTES) }.expect("registers");
     let [first, second] = [0, 1].map(|_| register(&mut bench, memory.as_mut_ptr()));
     assert_eq!(registrations(&bench), 1);
     bench.sides[0].deregister(first).expect("unused");
@@ -555,10 +564,10 @@ fn registrations_are_shared_and_kept_as_long_as_regions_live() {
         regions: 1,
     };
     let tenant = crate::tenants::Tenant::new("a".into(), quota);
-    let charge = tenant.charge(crate::tenants::Resource::MemoryBytes, 4096).expect("room");
-    let (_, mapping) = mccs_ipc::shm::Mapping::create("region", 4096).expect("memory");
-    let region = crate::memory::Region::new(mapping, 4096, charge, crate::memory::Reaper::start().expect("thread"));
-    let ptr = region.range(0, 4096).expect("inside");
+    let charge = tenant.charge(crate::tenants::Resource::MemoryBytes, BYTES).expect("room");
+    let (_, mapping) = mccs_ipc::shm::Mapping::create("region", BYTES).expect("memory");
+    let region = crate::memory::Region::new(mapping, BYTES, charge, crate::memory::Reaper::start().expect("thread"));
+    let ptr = region.range(0, BYTES).expect("inside");
     let key = register(&mut bench, ptr);
     bench.sides[0].deregister(key).expect("unused");
     assert_eq!(registrations(&bench), 1, "it will be used again");

@@ -22,7 +22,7 @@ use super::super::{CONNECTIONS_MAX, Fault, HANDLE_BYTES_MAX, ListenerHandle, REQ
 use super::verbs::Gid;
 
 /// Version of the protocol; both sides must have the same.
-pub(super) const VERSION: u32 = 4;
+pub(super) const VERSION: u32 = 5;
 const MAGIC: [u8; 4] = *b"rdma";
 const HEAD_BYTES: usize = 8;
 /// Longest record: an offer of as many queue pairs as there can be.
@@ -187,22 +187,23 @@ pub(super) struct Credit {
 
 pub(super) const CREDIT_BYTES: usize = size_of::<Credit>();
 
-/// Longest message that goes to the inbox: with its head it fits into a work request.
-pub(super) const SHORT_BYTES_MAX: u64 = 112;
+/// Longest message that goes to the inbox: to copy one takes less time than a credit's way through the network.
+pub(super) const SHORT_BYTES_MAX: u64 = 4096;
 
-/// A short message, as it lies in the receiver's inbox: number n at slot n, counted round. Only as much of it is written as
-/// has bytes. The number tells the receiver that the message is there, and not in the posted buffer.
+/// What stands before a short message in the receiver's inbox: number n at slot n, counted round. The number tells the receiver
+/// that the message is there, and not in the posted buffer.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
-pub(super) struct Short {
+pub(super) struct ShortHead {
     /// One more than the message's number, so that empty memory holds none.
     pub(super) number: u64,
     pub(super) bytes: u64,
-    pub(super) message: [u64; SHORT_BYTES_MAX as usize / 8],
 }
 
-/// What is written of a short message besides its bytes.
-pub(super) const SHORT_HEAD_BYTES: u64 = size_of::<Short>() as u64 - SHORT_BYTES_MAX;
+pub(super) const SHORT_HEAD_BYTES: u64 = size_of::<ShortHead>() as u64;
+
+/// A short message's slot. Only as much of it is written as has bytes.
+pub(super) const SHORT_SLOT_BYTES: u64 = SHORT_HEAD_BYTES + SHORT_BYTES_MAX;
 
 /// Messages by which a sender may be ahead of its credits: half of the inbox.
 ///
