@@ -264,7 +264,7 @@ mod tests {
             include_str!("../../fabric/testbed.toml"),
             include_str!("../../fabric/rack.toml"),
             include_str!("../../fabric/small.toml"),
-            include_str!("../../fabric/classes.toml"),
+            include_str!("../../fabric/nics.toml"),
             include_str!("../../fabric/testbed-slow.toml"),
             SMALL,
         ] {
