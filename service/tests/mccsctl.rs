@@ -1,0 +1,221 @@
+//! The operator's tool and the service as programs: what is typed, what is printed, and how it ends.
+
+use std::io::{BufRead as _, BufReader};
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use mccs::{Client, Communicator, DataType, RedOp, ReduceOperator, Stream};
+
+const TOPOLOGY: &str = "[rates]\nhost_leaf = \"100Gbit/s\"\nleaf_spine = \"50Gbit/s\"\n[[leaf]]\nname = \"leaf0\"\n[[host]]\nname = \
+                        \"h0\"\nleaf = \"leaf0\"\n[[spine]]\nname = \"spine0\"\nsource_ports = \"23000-23019\"\n";
+
+/// A service that is its cluster's only host, and the controller. Ends with the value.
+struct Bed {
+    service: Child,
+    folder: tempfile::TempDir,
+}
+
+/// Ends the tests when they hang.
+fn watchdog() {
+    static START: std::sync::Once = std::sync::Once::new();
+    START.call_once(|| {
+        std::thread::spawn(|| {
+            std::thread::sleep(std::time::Duration::from_secs(300));
+            eprintln!("watchdog: tests hang");
+            std::process::abort();
+        });
+    });
+}
+
+/// A loopback address that no other test has.
+fn address() -> Ipv4Addr {
+    static NEXT: AtomicU8 = AtomicU8::new(1);
+    let process = (std::process::id() % 65_000).to_be_bytes();
+    Ipv4Addr::new(127, 240 + process[2] % 14, process[3], NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
+fn mccsctl() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_mccsctl"));
+    command.env_remove("MCCS_CONTROL_SOCKET");
+    command
+}
+
+impl Bed {
+    fn start() -> Self {
+        watchdog();
+        let folder = tempfile::tempdir().expect("a directory");
+        let at = |name: &str| folder.path().join(name);
+        let made = mccsctl().args(["keys", "--hosts", "h0", "--dir"]).arg(folder.path()).output().expect("runs");
+        assert!(made.status.success(), "{made:?}");
+        std::fs::write(at("topology.toml"), TOPOLOGY).expect("a file");
+        std::fs::write(at("policy.toml"), "[policy]\nname = \"ecmp\"\n").expect("a file");
+        let address = address();
+        let config = format!(
+            "[service]\nname = \"h0\"\nruntime_dir = {:?}\n[exchange]\nlisten = \"{address}:7400\"\ncertificate = {:?}\nkey = \
+             {:?}\nauthority = {:?}\n[controller]\nhost = \"h0\"\ntopology = {:?}\npolicy = {:?}\n[[host]]\nname = \
+             \"h0\"\naddress = \"{address}:7400\"\n",
+            folder.path(),
+            at("h0.crt"),
+            at("h0.key"),
+            at("authority.crt"),
+            at("topology.toml"),
+            at("policy.toml"),
+        );
+        std::fs::write(at("service.toml"), config).expect("a file");
+        let mut service = Command::new(env!("CARGO_BIN_EXE_mccs-service"))
+            .arg("--config")
+            .arg(at("service.toml"))
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("starts");
+        let said = BufReader::new(service.stdout.take().expect("piped")).lines().next();
+        let bed = Bed { service, folder };
+        assert!(said.is_some_and(|line| line.is_ok_and(|line| line.contains("ready"))), "it says when it is ready");
+        bed
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn write(&self, name: &str, text: &str) -> String {
+        std::fs::write(self.at(name), text).expect("a file");
+        self.at(name).display().to_string()
+    }
+
+    fn run(&self, arguments: &[&str]) -> Output {
+        mccsctl().arg("--socket").arg(self.at("mccs-control.sock")).args(arguments).output().expect("runs")
+    }
+
+    /// What it prints.
+    fn says(&self, arguments: &[&str]) -> String {
+        let output = self.run(arguments);
+        assert!(output.status.success(), "{arguments:?}: {output:?}");
+        String::from_utf8(output.stdout).expect("text")
+    }
+
+    fn says_in_json(&self, arguments: &[&str]) -> serde_json::Value {
+        serde_json::from_str(&self.says(&[&["--json"], arguments].concat())).expect("JSON")
+    }
+
+    /// Why it fails.
+    fn complains(&self, arguments: &[&str]) -> String {
+        complaint(&self.run(arguments))
+    }
+
+    fn join(&self, id: mccs::UniqueId, rank: u32) -> (Client, Communicator, Stream) {
+        let client = Client::connect(self.at("mccs.sock")).expect("a session");
+        let comm = client.init_communicator_rank(id, rank, 2, 0, "").expect("a communicator");
+        let stream = client.register_stream().expect("a stream");
+        (client, comm, stream)
+    }
+}
+
+fn complaint(output: &Output) -> String {
+    assert!(!output.status.success() && output.stdout.is_empty(), "{output:?}");
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+impl Drop for Bed {
+    fn drop(&mut self) {
+        let _ = self.service.kill();
+        let _ = self.service.wait();
+    }
+}
+
+#[test]
+fn policies_are_checked_compared_put_in_force_and_remembered() {
+    let bed = Bed::start();
+    let good = bed.write("good.toml", "[policy]\nname = \"ffa\"\n");
+    let unknown = bed.write("unknown.toml", "[policy]\nname = \"best\"\n");
+    let elsewhere =
+        bed.write("elsewhere.toml", "[policy]\nname = \"pfa\"\n[[reserve]]\ntenant = \"a\"\npaths = [\"spine9\"]\n");
+    let topology = bed.at("topology.toml").display().to_string();
+
+    assert!(bed.says(&["policy", "check", &good]).contains("no mistakes found"));
+    assert_eq!(bed.says_in_json(&["policy", "check", &good])["policy"], "ffa");
+    let why = bed.complains(&["policy", "check", &unknown]);
+    assert!(why.contains("unknown.toml") && why.contains("best") && why.contains("pfa_ts"), "{why}");
+    let why = bed.complains(&["policy", "check", &elsewhere, "--topology", &topology]);
+    assert!(why.contains("elsewhere.toml") && why.contains("spine9"), "{why}");
+    let why = bed.complains(&["policy", "check", "/nowhere/policy.toml"]);
+    assert!(why.contains("/nowhere/policy.toml"), "{why}");
+
+    assert!(bed.says(&["policy", "show"]).contains("policy ecmp"));
+    bed.says(&["policy", "diff", &good]);
+    assert!(bed.says(&["policy", "show"]).contains("policy ecmp"), "a comparison changes nothing");
+    assert!(bed.says(&["policy", "apply", &good]).contains("in force"));
+    assert!(bed.says(&["policy", "show"]).contains("policy ffa"));
+    for bad in [&unknown, &elsewhere] {
+        let why = bed.complains(&["policy", "apply", bad]);
+        assert!(why.contains(Path::new(bad).file_name().and_then(|name| name.to_str()).expect("a name")), "{why}");
+        assert!(bed.says(&["policy", "show"]).contains("policy ffa"), "a mistake changes nothing");
+    }
+    assert!(bed.says(&["policy", "history"]).contains("good.toml"));
+    let history = bed.says_in_json(&["policy", "history"]);
+    assert!(history["controller"]["history"].as_array().is_some_and(|entries| !entries.is_empty()), "{history}");
+    let why = bed.complains(&["link", "leaf0", "spine7", "down"]);
+    assert!(why.contains("spine7"), "{why}");
+}
+
+#[test]
+fn who_is_stuck_is_named_and_what_happens_is_seen() {
+    let bed = Bed::start();
+    let why = bed.complains(&["why-stuck", "999"]);
+    assert!(why.contains("999"), "{why}");
+    let id = mccs::unique_id().expect("an id");
+    let (first, second) = std::thread::scope(|scope| {
+        let second = scope.spawn(|| bed.join(id, 1));
+        (bed.join(id, 0), second.join().expect("a rank"))
+    });
+    let communicators = bed.says_in_json(&["communicators"]);
+    let number = communicators["communicators"][0]["communicator"].as_u64().expect("a number").to_string();
+
+    let call = |(client, comm, stream): &(Client, Communicator, Stream)| {
+        let memory = client.allocate(4096).expect("memory");
+        comm.all_reduce(memory.at(0), memory.at(0), 1000, DataType::I32, ReduceOperator::from(RedOp::Sum), stream)
+            .expect("enqueued");
+        stream.synchronize().expect("completed");
+    };
+    assert!(bed.says(&["why-stuck", &number]).contains("nobody waits"));
+    let (report, text) = std::thread::scope(|scope| {
+        scope.spawn(|| call(&first));
+        // Until it has been noticed that the first rank is in the call.
+        let report = loop {
+            let report = bed.says_in_json(&["why-stuck", &number]);
+            if report["stuck"]["class"] == "rank" {
+                break report;
+            }
+        };
+        let text = bed.says(&["why-stuck", &number]);
+        call(&second);
+        (report, text)
+    });
+    assert_eq!(report["stuck"]["culprits"][0]["rank"], 1, "{report}");
+    assert!(text.contains("waits for ranks that have not called") && text.contains("rank 1 (process"), "{text}");
+    let seen = bed.says(&["watch", "--once", "--interval", "0.05"]);
+    assert!(seen.contains(&number) && seen.contains("default"), "{seen}");
+    let file = bed.at("trace.json").display().to_string();
+    assert!(bed.says(&["trace", "--seconds", "0.05", "--out", &file]).contains("trace.json"));
+    let trace: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(&file).expect("a file")).expect("JSON, as Perfetto loads it");
+    assert!(trace["traceEvents"].is_array(), "{trace}");
+    let why = bed.complains(&["trace", "--seconds", "0.05", "--out", "/nowhere/trace.json"]);
+    assert!(why.contains("/nowhere/trace.json"), "{why}");
+    let why = bed.complains(&["trace", "--seconds", "100000", "--out", &file]);
+    assert!(why.contains("refused"), "{why}");
+    assert!(bed.says(&["show"]).contains("proxy"));
+}
+
+#[test]
+fn mistakes_at_the_prompt_are_told() {
+    let nobody = mccsctl().args(["--socket", "/nowhere/control.sock", "show"]).output().expect("runs");
+    assert!(complaint(&nobody).contains("/nowhere/control.sock"), "{nobody:?}");
+    for wrong in [&["reconfigure", "1", "--large-from", "much"][..], &["watch", "--interval", "0"], &["why-stuck", "x"]]
+    {
+        let output = mccsctl().args(wrong).output().expect("runs");
+        assert!(!complaint(&output).is_empty(), "{wrong:?}");
+    }
+}
