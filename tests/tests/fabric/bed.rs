@@ -58,11 +58,16 @@ impl Bed {
 
     /// Two racks of two hosts, and two spines: `spine0` for source ports 20000 to 20099, `spine1` for the next hundred.
     pub fn racks() -> Self {
+        Bed::racks_with("")
+    }
+
+    /// As [`Bed::racks`], with other tables of the fabric's file.
+    pub fn racks_with(tables: &str) -> Self {
         let hosts: String =
             (0..HOSTS).map(|host| format!("[[host]]\nname = \"h{host}\"\nleaf = {}\n", host / 2)).collect();
         let rates = format!("[rates]\nhost_leaf = {RATE:?}\nleaf_spine = {RATE:?}\n");
         let addresses = std::array::from_fn(|host| format!("10.{}.{}.1", host / 2, host % 2));
-        Bed::of(&format!("leaves = 2\nspines = 2\n{rates}{hosts}"), addresses)
+        Bed::of(&format!("leaves = 2\nspines = 2\n{rates}{tables}{hosts}"), addresses)
     }
 
     fn of(rest: &str, addresses: [String; HOSTS]) -> Self {

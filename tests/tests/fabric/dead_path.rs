@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use mccs::{DataType, RedOp};
 use mccs_service::control::{ControlAnswer, ControlRequest, call};
 use mccs_service::controller::answer::{ControllerAnswer, ControllerRequest, PolicyView, Standing};
+use mccs_service::telemetry::stuck::{StuckClass, StuckReport};
 use mccs_tests::Rank;
 use mccs_tests::hosts::{Raise, in_threads};
 
@@ -162,4 +163,48 @@ fn the_controller_leaves_a_link_that_dies_silently_and_returns_to_it() {
     });
     println!("from the link's death until the next operation has ended: {took:?}");
     is_shown(&bed, |view| view.dead_links.is_empty());
+}
+
+/// What a host's service says of the only communicator there.
+fn why_stuck(bed: &Bed, host: usize) -> StuckReport {
+    let control = bed.dir.path().join(format!("run{host}/mccs-control.sock"));
+    let ControlAnswer::Communicators(comms) = call(&control, &ControlRequest::Communicators).expect("an answer") else {
+        panic!("no communicators")
+    };
+    match call(&control, &ControlRequest::WhyStuck { communicator: comms[0].communicator }).expect("an answer") {
+        ControlAnswer::Stuck(report) => *report,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Data have one way, which dies; services still reach each other, over the other spine.
+#[test]
+#[ignore = "needs root"]
+fn a_flow_that_stalls_is_named() {
+    // A spine for source ports 7350 to 7399, and one for the next fifty, which the services' links go over, as they listen at 7400.
+    let ways = "[strategy]\nalgorithm = \"ring\"\nchannels = 1\n[[strategy.path]]\nsource_ports = \"7350-7399\"\n\
+                [tcp]\nsilence_timeout = \"5m\"\n";
+    let bed = Bed::racks_with("[paths]\nfirst_port = 7350\nports = 50\n").with_services(ways, "");
+    let ranks = bed.join(&[0, 1, 2, 3]);
+    let (story, stop) = (Story::default(), AtomicU64::new(0));
+    let (asked, report) = std::thread::scope(|scope| {
+        let stopping = Raise(&stop);
+        let work = scope.spawn(|| in_threads(ranks, |rank| reduce(&rank, &story, &stop)));
+        is_at_least(&story.begun, 3 * 4);
+        let dead = kill_link(&bed, "leaf0", "spine0");
+        let (asked, report) = loop {
+            let asking = Instant::now();
+            let report = why_stuck(&bed, 1);
+            if report.class == StuckClass::Flow {
+                break (asking.elapsed(), report);
+            }
+        };
+        drop(dead);
+        drop(stopping);
+        work.join().expect("ranks");
+        (asked, report)
+    });
+    println!("why-stuck took {asked:?}");
+    assert!(!report.culprits.is_empty() && report.hosts.iter().all(|(_, account)| account.is_some()), "{report:?}");
+    println!("{:?}", report.culprits);
 }
