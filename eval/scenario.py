@@ -5,7 +5,7 @@ Lengths are scaled by the rates of the two networks, times are not: a run takes 
 itself does. With --longer N, fewer and longer iterations take the same time; with --more N, there are N times as many. Policies are carried out by the service that is the controller; where the switches' hash decides, there is none.
 
 usage: scenario.py SCENARIO.toml [--rounds 5] [--longer N] [--more N] [--settle 2s] [--congestion-control cubic] [--variant NAME]...
-                   [--fabric FABRIC.toml] [--suffix TEXT]
+                   [--fabric FABRIC.toml] [--suffix TEXT] [--stolen PART]
 
 Needs root. Build first: cargo build --release --workspace. Writes eval/results/fabric-SCENARIO[-SUFFIX].json (data and provenance) and
 .md; fails if a variant's completion times are further than a tenth from the simulator's."""
@@ -205,19 +205,22 @@ def main():
     parser.add_argument("--variant", action="append", help="only these")
     parser.add_argument("--fabric", help="another than the scenario's")
     parser.add_argument("--suffix", help="of the results' name")
+    parser.add_argument("--stolen", type=float, default=1, help="runs are repeated of whose time on the cores other guests of the machine took more than this part")
     options = parser.parse_args()
     scenario = Scenario(options.scenario, options.longer, options.more, options.fabric)
     variants = {variant["name"]: variant for variant in scenario.toml["variant"]}
     if options.variant:
         variants = {name: variants[name] for name in options.variant}
     foretold = simulated(scenario, variants.values())
-    found = {name: [] for name in variants}
+    found, disturbed = ({name: [] for name in variants} for _ in range(2))
     with Fabric(scenario.fabric_path) as fabric:
         # What is missing is found out before anything is measured.
         versions = fabric.versions()
         for number in range(options.rounds):
             for name in bench.in_turn(variants, number):
-                found[name].append(measure(scenario, fabric, variants[name], options))
+                one, stolen = bench.undisturbed(lambda: measure(scenario, fabric, variants[name], options), options.stolen)
+                found[name].append(one)
+                disturbed[name].append(stolen)
                 times = ", ".join(f"{job} {record['seconds']:.2f} s" for job, record in found[name][-1].items())
                 print(f"{name}: {times}", flush=True)
     jobs = [job["name"] for job in scenario.jobs]
@@ -236,15 +239,16 @@ def main():
                     for a, b in zip(first, rounds)]
         row += [f"{statistics.mean(jain([one[job]['busbw_gbps'] for job in jobs]) for one in rounds):.3f}", cluster.spread(speedups)]
         rows.append(row)
+    most = max(share for shares in disturbed.values() for share in shares)
     heads = ["variant", "policy"]
     for job in jobs:
         heads += [f"{job}: s", f"{job}: busbw Gbit/s (CV)", f"{job}: of the simulated time"]
     heads += ["Jain", "speed-up"]
     text = (f"{scenario.toml['question']}\n\nOn the emulated fabric {fabric.name}, lengths scaled by {scenario.scale:g}, iterations {options.longer:g} times "
             f"as long and so much fewer, then {options.more:g} times as many, congestion control {options.congestion_control}: mean (least to greatest) of {options.rounds} rounds, variants in turn. Speed-up: of the jobs' bus bandwidth against the first variant's, "
-            "round by round.\n\n" + bench.table(heads, rows))
+            f"round by round. Other guests of the machine took {most:.0%} of the cores' time at most.\n\n" + bench.table(heads, rows))
     data = bench.provenance(versions) | {"scenario": scenario.toml, "scale": scenario.scale, "simulated": foretold,
-                                                  "rounds": found}
+                                                  "rounds": found, "stolen": disturbed}
     bench.write_results("-".join(filter(None, ["fabric", scenario.toml["name"], options.suffix])), data, text)
     print(text)
     raise SystemExit(0 if good else 1)
