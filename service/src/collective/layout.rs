@@ -3,6 +3,8 @@
 //! A group is a rank, or all ranks of a host. Algorithms are written for groups, so that hierarchy is no algorithm of its own:
 //! a group's contribution is that of its ranks combined, and what it receives goes to all of them.
 
+use mccs_ipc::types::CollectiveKind;
+
 use super::Strategy;
 use super::schedule::{Buffer, Problem, RankSpan, Span};
 
@@ -42,6 +44,12 @@ impl<'a> Layout<'a> {
         };
         let orders = strategy.orders(problem.nranks).into_iter().map(order).collect();
         Layout { problem, strategy, groups, orders }
+    }
+
+    /// Whether a group passes on what it has received from another, as far as that is worth short messages: between hosts they cost more.
+    pub(super) fn passes_on(&self) -> bool {
+        let goes_one_way = matches!(self.problem.kind, CollectiveKind::Broadcast | CollectiveKind::Reduce);
+        self.strategy.hosts.len() < 2 || self.groups.len() > 2 || !goes_one_way
     }
 
     /// The group that a rank is in.

@@ -39,7 +39,7 @@ pub(super) fn build(layout: &Layout<'_>) -> Option<Schedule> {
     let mut channels = Vec::with_capacity(layout.orders.len());
     for (index, order) in layout.orders.iter().enumerate() {
         let (offset, count) = part(problem.count, layout.orders.len() as u64, index as u64, align_count);
-        let chunks = strategy.chunks(count);
+        let chunks = strategy.chunks(count, layout.passes_on());
         let mut programs: Vec<_> =
             layout.groups.iter().map(|ranks| Program { ranks: ranks.clone(), steps: Vec::new() }).collect();
         let mut channel_scratch_count = 0;

@@ -249,9 +249,11 @@ impl Strategy {
         (count / self.slice_count_min.max(1)).clamp(1, slices)
     }
 
-    /// Chunks for `count` elements of one channel, at least 1.
-    pub(super) fn chunks(&self, count: u64) -> u64 {
-        (count / self.chunk_count_min.max(1)).clamp(1, u64::from(self.pipeline_chunks.max(1)))
+    /// Chunks for `count` elements of one channel, at least 1. Where no host passes on what it has received they are longer: each is a message, and
+    /// gains no more than what is copied while the next one arrives.
+    pub(super) fn chunks(&self, count: u64, is_passed_on: bool) -> u64 {
+        let least = if is_passed_on { self.chunk_count_min } else { self.slice_count_min };
+        (count / least.max(1)).clamp(1, u64::from(self.pipeline_chunks.max(1)))
     }
 
     /// Order of ranks of every channel.

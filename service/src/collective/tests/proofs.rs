@@ -279,3 +279,28 @@ fn long_data_goes_round_the_ring_instead_of_into_scratch() {
     assert_eq!(built(Algorithm::OneShot, long), built(Algorithm::HostRing, long));
     assert_eq!(built(Algorithm::OneShot, u64::MAX / 64), built(Algorithm::HostRing, u64::MAX / 64));
 }
+
+/// Between hosts each chunk is a message: short ones are for who passes them on.
+#[test]
+fn chunks_are_short_where_they_are_passed_on() {
+    let sends = |placement: &[usize], kind, algorithm| {
+        let nranks = placement.len() as u32;
+        let strategy = Strategy::initial(Choice::Auto, nranks, 1, &hosts(placement));
+        let problem = Problem { kind, nranks, root: 0, count: 1 << 18, premultiply: false };
+        let schedule = build(&problem, algorithm, &strategy).expect("valid");
+        let Shape::Message(channels) = &schedule.shape else { panic!("it passes messages") };
+        let most = channels[0]
+            .programs
+            .iter()
+            .map(|program| program.steps.iter().filter(|step| matches!(step, Step::Send { .. })).count());
+        most.max().expect("programs")
+    };
+    for algorithm in [Algorithm::HostRing, Algorithm::HostTree] {
+        for kind in [CollectiveKind::Broadcast, CollectiveKind::Reduce] {
+            assert_eq!(sends(&[0, 1], kind, algorithm), 4, "{kind:?} {algorithm:?}");
+            assert_eq!(sends(&[0, 0, 1], kind, algorithm), 4, "{kind:?} {algorithm:?}");
+        }
+        assert_eq!(sends(&[0, 1, 2], CollectiveKind::Reduce, algorithm), 8, "{algorithm:?}");
+    }
+    assert_eq!(sends(&[0, 1], CollectiveKind::AllReduce, Algorithm::HostTree), 8, "up while others go down");
+}
