@@ -109,6 +109,8 @@ mod tests {
         let change = StrategyChange::parse(include_str!("../examples/change.toml"), "change.toml").unwrap();
         assert!(!change.is_empty());
         assert_eq!((change.rings.as_ref().map(Vec::len), change.transport), (Some(2), Some(TransportKind::Tcp)));
+        let devices: Vec<_> = change.paths.iter().flatten().map(|path| path.device.clone()).collect();
+        assert_eq!(devices, [None, Some("eth1".parse().unwrap())]);
         let text = serde_json::to_vec(&change).unwrap();
         assert_eq!(serde_json::from_slice::<StrategyChange>(&text).unwrap(), change);
     }
@@ -131,6 +133,12 @@ mod tests {
         assert!(refusal("ring = [[0, 1]]").contains("ring"));
         assert!(refusal("transport = 'pigeon'").contains("transport"));
         assert!(refusal("[[path]]\ndscp = 64").contains("path[0].dscp"));
+        for device in
+            ["", "eth 0", "net/eth0", "mlx5_0:0", "mlx5_0:x", "mlx5_0:256", "eth\u{e9}", "x".repeat(64).as_str()]
+        {
+            assert!(refusal(&format!("[[path]]\ndevice = {device:?}")).contains("is no device"), "{device:?}");
+        }
+        assert!(refusal("[[path]]\ndevice = 1").contains("device"));
         let flow = "[[flow]]\nchannel = 0\nfrom = \"a\"\nto = \"b\"\npath = 1\n[[path]]\ndscp = 3";
         assert!(refusal(flow).contains("flow[0].path"));
         assert!(refusal("lines = true\nchannels = 2").contains("no communicator has"));

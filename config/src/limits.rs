@@ -122,6 +122,9 @@ pub const PRIORITY: Limit<u32> = Limit { min: 0, max: 6, reason: "higher ones ne
 /// Longest name of a congestion control: the kernel's own limit, which includes a zero.
 pub const CONGESTION_CONTROL_NAME_MAX: usize = 15;
 
+/// Longest name of a device: verbs' own limit, which includes a zero. Those of network interfaces are shorter.
+pub const DEVICE_NAME_MAX: usize = 63;
+
 /// Buffer of a socket.
 pub const SOCKET_BUFFER: Limit<Bytes> = Limit {
     min: Bytes::kib(4),

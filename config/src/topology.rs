@@ -12,7 +12,7 @@ use std::collections::{HashMap, HashSet};
 use serde::{Deserialize, Serialize};
 
 use crate::limits;
-use crate::service::Ports;
+use crate::service::{Device, Ports};
 use crate::units::Rate;
 use crate::validate::{Problems, Validate, nearest};
 
@@ -125,6 +125,12 @@ pub struct Nic {
     /// Of each direction. Absent: `rates.host_leaf`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate: Option<Rate>,
+    /// What its host calls its network interface. Without a name flows over TCP cannot be told to leave by it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub interface: Option<Device>,
+    /// What its host calls it as an RDMA device, for flows over RDMA.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rdma: Option<Device>,
     /// Devices that are nearest to it. Each device of a host belongs to exactly one of its NICs.
     pub devices: Vec<u32>,
 }
@@ -282,6 +288,16 @@ impl Host {
             exists(format!("{key}.nic[{i}].leaf"), "leaf", &nic.leaf, leaves, problems);
             if let Some(rate) = &nic.rate {
                 problems.within(format!("{key}.nic[{i}].rate"), rate, &limits::LINK_RATE);
+            }
+            let before = &self.nics[..i];
+            let is_taken = |named: fn(&Nic) -> Option<&Device>| {
+                let j = before.iter().position(|other| named(nic).is_some() && named(other) == named(nic))?;
+                Some(format!("nic[{j}] is already called so"))
+            };
+            let names =
+                [("interface", is_taken(|nic| nic.interface.as_ref())), ("rdma", is_taken(|nic| nic.rdma.as_ref()))];
+            for (member, problem) in names.into_iter().filter_map(|(member, problem)| Some((member, problem?))) {
+                problems.add(format!("{key}.nic[{i}].{member}"), problem);
             }
             for device in &nic.devices {
                 let at = format!("{key}.nic[{i}].devices");

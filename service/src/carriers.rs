@@ -11,7 +11,7 @@ use crate::service::{NetworkSettings, RdmaSettings, VerbsFrom};
 use crate::transports::rdma::{Driver, NoRdma, RdmaOptions, RdmaTransport, Verbs};
 use crate::transports::several::Several;
 use crate::transports::tcp::{self, TcpTransport};
-use crate::transports::{FlowOptions, ListenOptions, Transport, TransportError};
+use crate::transports::{FlowOptions, FlowPath, ListenOptions, Transport, TransportError};
 
 /// See the module's documentation.
 pub(crate) struct Carriers {
@@ -27,15 +27,38 @@ impl Carriers {
     /// Tries out what flows will need.
     ///
     /// # Errors
-    /// The kernel does not take `[tcp]`, or there is no RDMA where it is required.
-    pub(crate) fn open(network: NetworkSettings) -> anyhow::Result<Self> {
+    /// The kernel does not take `[tcp]`, there is no RDMA where it is required, or a path names a device that this host has not.
+    pub(crate) fn open(network: NetworkSettings, paths: &[FlowPath]) -> anyhow::Result<Self> {
         let rdma = network.rdma.clone().map(open_rdma).transpose()?.flatten();
         tcp::try_out(network.address, &network.flow).context("this kernel does not take what [tcp] says of flows")?;
         let first = match &rdma {
             Some((_, rdma)) if rdma.usage != RdmaUse::Standby => TransportKind::Rdma,
             _ => TransportKind::Tcp,
         };
-        Ok(Carriers { network, rdma, first, turn: 0 })
+        let carriers = Carriers { network, rdma, first, turn: 0 };
+        carriers.check_devices(paths)?;
+        Ok(carriers)
+    }
+
+    /// Whether all devices are there that paths name. One that is down may come up; flows go on over others meanwhile.
+    fn check_devices(&self, paths: &[FlowPath]) -> anyhow::Result<()> {
+        if paths.iter().all(|path| path.device.is_none()) {
+            return Ok(());
+        }
+        let (transport, flow): (Box<dyn Transport>, _) = match &self.rdma {
+            Some((driver, rdma)) if self.first == TransportKind::Rdma => {
+                (Box::new(RdmaTransport::new(driver, rdma.options.clone())?), &rdma.flow)
+            }
+            _ => (Box::new(TcpTransport::new()?), &self.network.flow),
+        };
+        for (place, path) in paths.iter().enumerate() {
+            let Some(device) = &path.device else { continue };
+            let is_up = transport.has_device_up(&path.apply(flow));
+            if !is_up.with_context(|| format!("strategy.path[{place}].device, of flows over {}", self.first))? {
+                tracing::warn!(%device, "a device that a path of [strategy] names is down");
+            }
+        }
+        Ok(())
     }
 
     /// The links of one more engine, over all there is.

@@ -196,7 +196,7 @@ impl Service {
         let direct_gpus = gpus.as_ref().ok().filter(|_| execution == Execution::Ranks).map(|gpus| gpus.sender.clone());
         let proxy_registry = Arc::clone(&registry);
         let (mut controller, words) = (None, Arc::default());
-        let carriers = settings.network.clone().map(Carriers::open).transpose()?;
+        let carriers = settings.network.clone().map(|network| Carriers::open(network, &settings.paths)).transpose()?;
         let cluster = match &settings.exchange {
             Some(exchange) => {
                 let own = exchange.own.clone();

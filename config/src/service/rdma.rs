@@ -114,8 +114,8 @@ pub enum RdmaUse {
     Off,
 }
 
-/// A device, written `"mlx5_0"`, or one port of it, written `"mlx5_0:1"`.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// A device, written `"mlx5_0"`, or one port of it, written `"mlx5_0:1"`. Of paths over TCP a network interface, written `"eth0"`.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Device {
     /// Name.
     pub name: String,
@@ -133,12 +133,18 @@ impl FromStr for Device {
         };
         let number = port.map(str::parse::<u8>).transpose().ok().filter(|port| *port != Some(0));
         match number {
-            Some(port) if !name.is_empty() && !name.contains(['/', ' ']) => Ok(Device { name: name.into(), port }),
+            Some(port) if is_device_name(name) => Ok(Device { name: name.into(), port }),
             _ => {
                 Err(format!("{text:?} is no device; write for example \"mlx5_0\", or \"mlx5_0:1\" for its first port"))
             }
         }
     }
+}
+
+/// Whether it can be a name of the kernel's, for a device or a network interface.
+fn is_device_name(name: &str) -> bool {
+    (1..=limits::DEVICE_NAME_MAX).contains(&name.len())
+        && name.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'/')
 }
 
 impl fmt::Display for Device {

@@ -6,6 +6,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
+use super::rdma::Device;
 use crate::limits;
 use crate::units::{Bytes, DurationText};
 use crate::validate::Problems;
@@ -102,10 +103,14 @@ impl<'de> Deserialize<'de> for Ports {
     }
 }
 
-/// `[[strategy.path]]`: a way through the network. What is absent is as `[tcp]` says.
+/// `[[strategy.path]]`: a way through the network. What is absent is as `[tcp]` says. All of it is the sender's.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct FlowPath {
+    /// Device that flows leave the sending host by. Over TCP the name of a network interface, from whose address they are sent; over RDMA
+    /// a device, or a port of it, to which they come home.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub device: Option<Device>,
     /// Ports to send from. With explicit rules or ECMP in the network they decide the path.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source_ports: Option<Ports>,

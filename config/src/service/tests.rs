@@ -73,6 +73,12 @@ fn flows_have_ranges_of_ports_and_an_address_to_connect_to() {
     let config = ServiceConfig::parse(text, "x").expect("paths");
     assert_eq!(config.strategy.paths.iter().map(|path| path.dscp).collect::<Vec<_>>(), [None, Some(10)]);
     only("[[strategy.path]]\ndscp = 64\n", 2, "strategy.path[0].dscp", "63");
+    let text = "[[strategy.path]]\ndevice = \"bond0.100\"\n[[strategy.path]]\ndevice = \"mlx5_1:2\"\n";
+    let config = ServiceConfig::parse(text, "x").expect("devices");
+    let devices: Vec<_> = config.strategy.paths.iter().flat_map(|path| &path.device).map(Device::to_string).collect();
+    assert_eq!(devices, ["bond0.100", "mlx5_1:2"]);
+    assert_eq!(ServiceConfig::parse(&config.to_toml(), "x").expect("reads back"), config);
+    only("[[strategy.path]]\ndevice = \"eth 0\"\n", 2, "strategy.path[0].device", "no device");
     only("[tcp]\nsource_ports = \"2-1\"\n", 2, "tcp.source_ports", "the smaller one first");
     only("[tcp]\naddress = \"0.0.0.0\"\n", 2, "tcp.address", "cannot");
     only("[tcp]\ncongestion_control = \"Reno 2\"\n", 2, "tcp.congestion_control", "dctcp");

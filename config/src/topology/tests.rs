@@ -50,6 +50,12 @@ fn every_device_has_one_nic() {
     only(&host(&nic("l0", "0, 1, 2")), 6, "host[0].nic[0].devices", "device 2");
     let text = format!("{HEAD}{SWITCHES}{}", host(&(nic("l0", "0") + &nic("l1", "1"))));
     TopologyFile::parse(&text, "topology.toml").expect("a NIC a device");
+    let named = |name: &str| nic("l0", "0") + "interface = \"eth0\"\n" + &nic("l1", "1") + name;
+    only(&host(&named("interface = \"eth0\"\n")), 11, "host[0].nic[1].interface", "nic[0] is already called so");
+    only(&host(&named("rdma = \"a b\"\n")), 11, "host[0].nic[1].rdma", "no device");
+    let text = format!("{HEAD}{SWITCHES}{}", host(&named("interface = \"eth1\"\nrdma = \"mlx5_1:1\"\n")));
+    let file = TopologyFile::parse(&text, "topology.toml").expect("NICs with names");
+    assert_eq!(file.hosts[0].nics[1].rdma, Some("mlx5_1:1".parse().unwrap()));
 }
 
 #[test]

@@ -419,7 +419,12 @@ mod tests {
     /// One of each kind, with all that it may have.
     fn one_of_each() -> Vec<String> {
         let comm = report().comm;
-        let path = FlowPath { source_ports: Some("1-2".parse().unwrap()), dscp: Some(3), priority: Some(4) };
+        let path = FlowPath {
+            device: Some("mlx5_0:1".parse().unwrap()),
+            source_ports: Some("1-2".parse().unwrap()),
+            dscp: Some(3),
+            priority: Some(4),
+        };
         let change = whole_change(vec![vec![0, 1]], Some(TransportKind::Rdma), vec![path.clone()], vec![]);
         let link = SaidLink { lower: "l".into(), upper: "u".into(), state: LinkState::Down, number: (1, 2) };
         let burst = CommonBurst { begins_ns: 1, lasts_ns: 2 };
@@ -470,7 +475,7 @@ mod tests {
         let digest = one_of_each().join("\n").bytes().fold(0xcbf2_9ce4_8422_2325, fnv);
         assert_eq!(
             (VERSION, digest),
-            (6, 0x3676_8c66_ac7c_037d),
+            (7, 0x9b1b_afde_a189_3d79),
             "raise VERSION of the exchange protocol, and note both here"
         );
     }

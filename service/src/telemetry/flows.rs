@@ -28,7 +28,8 @@ pub fn path_name(path: Option<&FlowPath>) -> String {
     let ports = path.source_ports.map(|ports| format!("ports {}-{}", ports.first, ports.last));
     let dscp = path.dscp.map(|dscp| format!("dscp {dscp}"));
     let priority = path.priority.map(|priority| format!("priority {priority}"));
-    let parts: Vec<_> = [ports, dscp, priority].into_iter().flatten().collect();
+    let device = path.device.as_ref().map(|device| format!("device {device}"));
+    let parts: Vec<_> = [device, ports, dscp, priority].into_iter().flatten().collect();
     if parts.is_empty() { NO_PATH.into() } else { parts.join(" ") }
 }
 
@@ -324,7 +325,9 @@ mod tests {
         assert_eq!(path_name(None), "-");
         assert_eq!(path_name(Some(&FlowPath::default())), "-");
         let ports = Some(PortRange { first: 20, last: 30 });
-        let path = FlowPath { source_ports: ports, dscp: Some(10), priority: None };
+        let path = FlowPath { source_ports: ports, dscp: Some(10), ..FlowPath::default() };
         assert_eq!(path_name(Some(&path)), "ports 20-30 dscp 10");
+        let device = Some("mlx5_1:2".parse().expect("a device"));
+        assert_eq!(path_name(Some(&FlowPath { device, ..path })), "device mlx5_1:2 ports 20-30 dscp 10");
     }
 }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use mccs_config::TopologyFile;
 use mccs_config::service::FlowPath;
 
-use super::{Host, Spine, Topology};
+use super::{Host, NicNames, Spine, Topology};
 
 /// Why there is no topology.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -111,6 +111,7 @@ impl Topology {
                 first_nic: number * spec.nics_per_host,
                 leaves: (0..spec.nics_per_host).map(leaf).collect(),
                 nic_of_device: (0..spec.devices_per_host).map(nic_of_device).collect(),
+                nic_names: Vec::new(),
             }
         };
         let hosts: Vec<Host> = (0..racks * spec.hosts_per_rack).map(host).collect();
@@ -146,13 +147,14 @@ impl Topology {
         for host in &file.hosts {
             let first_nic = rates.len() as u32 / 2;
             let mut nic_of_device = vec![0; host.devices as usize];
-            let mut leaves = Vec::new();
+            let (mut leaves, mut nic_names) = (Vec::new(), Vec::new());
             if let Some(leaf) = &host.leaf {
                 leaves.push(find(leaf)?);
                 rates.extend([file.rates.host_leaf.0 as f64; 2]);
             }
             for (number, nic) in (0u16..).zip(&host.nics) {
                 leaves.push(find(&nic.leaf)?);
+                nic_names.push(NicNames { interface: nic.interface.clone(), rdma: nic.rdma.clone() });
                 rates.extend([nic.rate.unwrap_or(file.rates.host_leaf).0 as f64; 2]);
                 for device in &nic.devices {
                     if let Some(slot) = nic_of_device.get_mut(*device as usize) {
@@ -165,7 +167,7 @@ impl Topology {
             set.dedup();
             let next = racks.len() as u32;
             let rack = *racks.entry(set).or_insert(next);
-            hosts.push(Host { name: host.name.clone(), rack, pod: 0, first_nic, leaves, nic_of_device });
+            hosts.push(Host { name: host.name.clone(), rack, pod: 0, first_nic, leaves, nic_of_device, nic_names });
         }
         let nics = rates.len() as u32 / 2;
         let leaf_spine = file.rates.leaf_spine.unwrap_or_default().0 as f64;
@@ -173,7 +175,7 @@ impl Topology {
         let steering = |spine: &mccs_config::topology::Spine| FlowPath {
             source_ports: spine.source_ports,
             dscp: spine.dscp,
-            priority: None,
+            ..FlowPath::default()
         };
         let spines = file.spines.iter().map(|spine| Spine { name: spine.name.clone(), steering: steering(spine) });
         let mut topology = Topology {

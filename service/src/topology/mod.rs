@@ -11,7 +11,7 @@
 
 mod build;
 
-use mccs_config::service::FlowPath;
+use mccs_config::service::{Device, FlowPath, TransportKind};
 
 pub use build::{Clos, TopologyError};
 
@@ -80,6 +80,26 @@ struct Host {
     /// Leaf of each NIC.
     leaves: Vec<u32>,
     nic_of_device: Vec<u16>,
+    /// What the host calls each NIC, where that is known.
+    nic_names: Vec<NicNames>,
+}
+
+/// What a host calls a NIC.
+#[derive(Debug, Clone, Default)]
+struct NicNames {
+    /// As a network interface.
+    interface: Option<Device>,
+    /// As an RDMA device.
+    rdma: Option<Device>,
+}
+
+impl NicNames {
+    fn of(&self, transport: TransportKind) -> Option<&Device> {
+        match transport {
+            TransportKind::Tcp => self.interface.as_ref(),
+            TransportKind::Rdma => self.rdma.as_ref(),
+        }
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -147,6 +167,26 @@ impl Topology {
     pub fn port_of(&self, host: HostId, device: u32) -> Port {
         let nics = &self.hosts[host.0 as usize].nic_of_device;
         Port { host, nic: nics.get(device as usize).copied().unwrap_or(0) }
+    }
+
+    /// NICs of a host.
+    #[must_use]
+    pub fn nic_count(&self, host: HostId) -> usize {
+        self.hosts[host.0 as usize].leaves.len()
+    }
+
+    /// What its host calls a NIC when it sends over a transport.
+    #[must_use]
+    pub fn nic_name(&self, port: Port, transport: TransportKind) -> Option<&Device> {
+        self.hosts[port.host.0 as usize].nic_names.get(usize::from(port.nic))?.of(transport)
+    }
+
+    /// The NIC that a host calls so when it sends over a transport.
+    #[must_use]
+    pub fn port_called(&self, host: HostId, name: &Device, transport: TransportKind) -> Option<Port> {
+        let names = &self.hosts[host.0 as usize].nic_names;
+        let nic = names.iter().position(|names| names.of(transport) == Some(name))?;
+        Some(Port { host, nic: nic as u16 })
     }
 
     /// Number of links, both directions counted.

@@ -1,6 +1,6 @@
 //! What goes wrong in a transport, with who and what to do.
 
-use mccs_config::service::TransportKind;
+use mccs_config::service::{Device, TransportKind};
 use mccs_ipc::types::ErrorClass;
 use nix::errno::Errno;
 
@@ -50,6 +50,14 @@ pub enum TransportError {
         host: String,
         /// What it lacks.
         kind: TransportKind,
+    },
+    /// A path's device is not one that this host can send by.
+    #[error("flows cannot leave this host by device {device}: {problem}")]
+    Device {
+        /// As the path names it.
+        device: Device,
+        /// Why not.
+        problem: String,
     },
     /// A flow, request, listener or registration that is not there (any more).
     #[error("bug: there is no such {0}, or not any more")]
@@ -165,6 +173,9 @@ pub enum Fault {
     /// The source address is none of this host's.
     #[error("its source address cannot be used: {0}; name an address of this host that reaches the peer")]
     SourceAddress(Errno),
+    /// The path's device is none of this host's, or has no address, any more.
+    #[error("the network interface that its path names is not there any more, or has lost its address")]
+    NoDevice,
     /// A queue pair failed, for good.
     #[error("its queue pair {qp:#x} failed: {}", status_text(*.status))]
     QueuePair {
@@ -212,7 +223,8 @@ impl TransportError {
             TransportError::TooMany { .. }
             | TransportError::LockedMemory { .. }
             | TransportError::GpuMemory { .. }
-            | TransportError::NoTransport { .. } => ErrorClass::System,
+            | TransportError::NoTransport { .. }
+            | TransportError::Device { .. } => ErrorClass::System,
             TransportError::BadHandle(_) => ErrorClass::Remote,
             TransportError::NoSuch(_) | TransportError::OutsideMemory { .. } | TransportError::MemoryInUse(_) => {
                 ErrorClass::Internal
@@ -239,7 +251,7 @@ impl Fault {
             Fault::ListenerClosed | Fault::TooLong { .. } => ErrorClass::Internal,
             Fault::SourcePorts { .. } | Fault::SourceAddress(_) | Fault::Os { .. } => ErrorClass::System,
             Fault::PeerQueuePair { .. } | Fault::NoPeerPort => ErrorClass::Remote,
-            Fault::NoPort | Fault::Unregistered => ErrorClass::System,
+            Fault::NoDevice | Fault::NoPort | Fault::Unregistered => ErrorClass::System,
             Fault::QueuePair { status, .. } if is_of_peer(status) => ErrorClass::Remote,
             Fault::QueuePair { .. } => ErrorClass::System,
         }

@@ -11,8 +11,8 @@ use mccs_ipc::types::Handle;
 use nix::errno::Errno;
 
 use super::{
-    DataPath, FLOWS_MAX, Fault, FlowId, FlowSpec, FlowState, ListenOptions, Listener, ListenerHandle, MemoryKey,
-    MemorySpan, RecvFlow, Request, RequestKind, SendFlow, Status, Transport, TransportError, Usage,
+    DataPath, FLOWS_MAX, Fault, FlowId, FlowOptions, FlowSpec, FlowState, ListenOptions, Listener, ListenerHandle,
+    MemoryKey, MemorySpan, RecvFlow, Request, RequestKind, SendFlow, Status, Transport, TransportError, Usage,
 };
 use crate::handles::HandleTable;
 use crate::runtime::{Context, Progress};
@@ -318,6 +318,10 @@ impl Transport for Faulty {
 
     fn end_numbers(&mut self, listener: Listener, below: u64) {
         self.inner.end_numbers(listener, below);
+    }
+
+    fn has_device_up(&self, options: &FlowOptions) -> Result<bool, TransportError> {
+        self.inner.has_device_up(options)
     }
 
     fn connect(

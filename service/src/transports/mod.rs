@@ -184,7 +184,7 @@ pub enum FlowState {
 }
 
 /// What a flow's sender has found out about a path.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PathNews {
     /// The flow.
     pub flow: SendFlow,
@@ -279,10 +279,16 @@ pub trait Transport: DataPath {
     /// listener keeps nothing of them. So one that lives for long, and counts upwards, stays small.
     fn end_numbers(&mut self, listener: Listener, below: u64);
 
+    /// Whether the device that `options` name carries packets, as far as this host knows; also where they name none.
+    ///
+    /// # Errors
+    /// This host has no such device, or the device has no address that flows could have.
+    fn has_device_up(&self, options: &FlowOptions) -> Result<bool, TransportError>;
+
     /// Begins to connect flow number `spec.number` of a listener.
     ///
     /// # Errors
-    /// The handle or the options are refused, there are too many flows, or no source port is free.
+    /// The handle, the device or the options are refused, there are too many flows, or no source port is free.
     fn connect(&mut self, listener: &ListenerHandle, spec: &FlowSpec, now: Instant)
     -> Result<SendFlow, TransportError>;
 

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use mccs_config::service::TransportKind;
+use mccs_config::service::{Device, TransportKind};
 
 use super::{CONNECTIONS_MAX, REQUESTS_MAX, TransportError};
 
@@ -52,8 +52,10 @@ impl std::fmt::Display for PortRange {
 
 /// What steers a flow through the network, as far as it differs from one flow of a communicator to the next. What is not
 /// given is as for all flows.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FlowPath {
+    /// See [`FlowOptions::device`].
+    pub device: Option<Device>,
     /// See [`FlowOptions::source_ports`].
     pub source_ports: Option<PortRange>,
     /// See [`FlowOptions::dscp`].
@@ -65,6 +67,7 @@ pub struct FlowPath {
 impl From<&mccs_config::service::FlowPath> for FlowPath {
     fn from(path: &mccs_config::service::FlowPath) -> Self {
         FlowPath {
+            device: path.device.clone(),
             source_ports: path.source_ports.map(|ports| PortRange { first: ports.first, last: ports.last }),
             dscp: path.dscp.map(|dscp| dscp as u8),
             priority: path.priority,
@@ -76,6 +79,7 @@ impl From<&FlowPath> for mccs_config::service::FlowPath {
     fn from(path: &FlowPath) -> Self {
         let ports = |ports: PortRange| mccs_config::service::Ports { first: ports.first, last: ports.last };
         mccs_config::service::FlowPath {
+            device: path.device.clone(),
             source_ports: path.source_ports.map(ports),
             dscp: path.dscp.map(u32::from),
             priority: path.priority,
@@ -88,6 +92,7 @@ impl FlowPath {
     #[must_use]
     pub fn apply(&self, options: &FlowOptions) -> FlowOptions {
         FlowOptions {
+            device: self.device.clone().or_else(|| options.device.clone()),
             source_ports: self.source_ports.or(options.source_ports),
             dscp: self.dscp.or(options.dscp),
             priority: self.priority.or(options.priority),
@@ -98,12 +103,14 @@ impl FlowPath {
     /// What steers a flow with these options.
     #[must_use]
     pub fn of(options: &FlowOptions) -> Self {
-        FlowPath { source_ports: options.source_ports, dscp: options.dscp, priority: options.priority }
+        let FlowOptions { device, source_ports, dscp, priority, .. } = options;
+        FlowPath { device: device.clone(), source_ports: *source_ports, dscp: *dscp, priority: *priority }
     }
 
     /// Options of a flow on this path alone: what the path does not say is as for a flow that nothing steers.
     pub(crate) fn instead_of(&self, options: &FlowOptions) -> FlowOptions {
-        FlowOptions { source_ports: self.source_ports, dscp: self.dscp, priority: self.priority, ..options.clone() }
+        let FlowPath { device, source_ports, dscp, priority } = self.clone();
+        FlowOptions { device, source_ports, dscp, priority, ..options.clone() }
     }
 }
 
@@ -158,7 +165,10 @@ pub struct FlowOptions {
     pub transport: Option<TransportKind>,
     /// Sockets (`tcp`) or queue pairs (`rdma`) of the flow, 1 to [`CONNECTIONS_MAX`].
     pub connections: u16,
-    /// Address to send from; the kernel chooses by its routes where there is none.
+    /// Device of this host that the flow leaves by: a network interface, from whose address its sockets send (`tcp`), or the port that it
+    /// comes home to (`rdma`). The sender's; its peer's port over RDMA is the counterpart.
+    pub device: Option<Device>,
+    /// Address to send from, where no device is named; the kernel chooses by its routes where there is none.
     pub source_address: Option<IpAddr>,
     /// Ports to send from: connection i takes the i-th, or the next one that is free. The kernel chooses where there are none.
     pub source_ports: Option<PortRange>,
@@ -199,6 +209,7 @@ impl Default for FlowOptions {
         FlowOptions {
             transport: None,
             connections: 1,
+            device: None,
             source_address: None,
             source_ports: None,
             dscp: None,

@@ -2,6 +2,7 @@
 
 mod changes;
 mod contradictions;
+mod devices;
 mod policy;
 mod stuck;
 mod traffic;

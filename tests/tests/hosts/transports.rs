@@ -13,7 +13,7 @@ use mccs_tests::hosts::{Raise, TestHosts, in_threads, run_until_stopped};
 use crate::changes::{epochs, mixture, reconfigure};
 
 /// Gives each host that wants RDMA a device of one fabric.
-fn on(fabric: &Fabric) -> impl Fn(&mut Settings) {
+pub(crate) fn on(fabric: &Fabric) -> impl Fn(&mut Settings) {
     |settings| {
         let rdma = settings.network.as_mut().and_then(|network| network.rdma.as_mut());
         rdma.into_iter().for_each(|rdma| rdma.verbs = VerbsFrom::Driver(fabric.add_host(1)));
@@ -26,13 +26,13 @@ fn start(count: usize, usage: impl Fn(usize) -> &'static str) -> TestHosts {
 }
 
 /// Flows of collectives on a host, of the strategy with this number.
-fn flows(hosts: &TestHosts, host: usize, epoch: u64) -> Vec<FlowView> {
+pub(crate) fn flows(hosts: &TestHosts, host: usize, epoch: u64) -> Vec<FlowView> {
     let flows = hosts.service(host).service().registry.flows.flows(1000).0;
     flows.into_iter().filter(|flow| flow.name.epoch.map(u64::from) == Some(epoch)).collect()
 }
 
 /// Collectives that run meanwhile.
-struct Work<'a> {
+pub(crate) struct Work<'a> {
     done: &'a AtomicU64,
     /// A rank has failed.
     is_over: &'a dyn Fn() -> bool,
@@ -40,7 +40,7 @@ struct Work<'a> {
 
 impl Work<'_> {
     /// Waits until something is so.
-    fn until(&self, mut is_so: impl FnMut() -> bool) {
+    pub(crate) fn until(&self, mut is_so: impl FnMut() -> bool) {
         while !is_so() {
             assert!(!(self.is_over)(), "the collectives are over");
             std::thread::yield_now();
@@ -48,14 +48,14 @@ impl Work<'_> {
     }
 
     /// Waits until some more collectives have ended.
-    fn more(&self) {
+    pub(crate) fn more(&self) {
         let goal = self.done.load(Ordering::Relaxed) + 10;
         self.until(|| self.done.load(Ordering::Relaxed) >= goal);
     }
 }
 
 /// Runs collectives of every kind, checked, on `placement` while `body` does what it likes.
-fn beside_collectives(hosts: &TestHosts, placement: &[usize], body: impl FnOnce(&Work<'_>)) {
+pub(crate) fn beside_collectives(hosts: &TestHosts, placement: &[usize], body: impl FnOnce(&Work<'_>)) {
     let ranks = hosts.join(placement);
     let nranks = placement.len() as u32;
     let (stop, done) = (AtomicU64::new(0), AtomicU64::new(0));

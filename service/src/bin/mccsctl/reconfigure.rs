@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::Context as _;
 use mccs_config::change::StrategyChange;
-use mccs_config::service::{FlowPath, LargeFrom, Ports, TransportKind};
+use mccs_config::service::{Device, FlowPath, LargeFrom, Ports, TransportKind};
 use mccs_service::control::ControlRequest;
 
 #[derive(clap::Args)]
@@ -26,9 +26,10 @@ pub struct Reconfigure {
     /// What carries flows to other hosts: tcp, or rdma where all of its hosts have it.
     #[arg(long)]
     transport: Option<TransportKind>,
-    /// Source ports of a way through the network, such as 21000-21999; once for each.
-    #[arg(long, value_name = "PORTS")]
-    path: Vec<Ports>,
+    /// A way through the network: source ports, such as 21000-21999, a device of the sending hosts, such as @eth1, or both, as in
+    /// 21000-21999@eth1; once for each.
+    #[arg(long, value_name = "PORTS@DEVICE", value_parser = path)]
+    path: Vec<FlowPath>,
     /// Of GPUs: payload from which collectives go by copy engines, such as 4MiB; 0 for never, or measured.
     #[arg(long, value_name = "BYTES")]
     large_from: Option<LargeFrom>,
@@ -65,12 +66,21 @@ impl Reconfigure {
         change.transport = self.transport.or(change.transport);
         (change.large_from, change.lines) = (self.large_from.or(change.large_from), self.lines.or(change.lines));
         if !self.path.is_empty() {
-            let path = |ports: &Ports| FlowPath { source_ports: Some(*ports), ..FlowPath::default() };
-            change.paths = Some(self.path.iter().map(path).collect());
+            change.paths = Some(self.path.clone());
         }
         anyhow::ensure!(!change.is_empty(), "nothing is to change: see --help");
         Ok(ControlRequest::Reconfigure { communicator: self.communicator, change, window: self.window })
     }
+}
+
+/// A way as `--path` has it.
+fn path(text: &str) -> Result<FlowPath, String> {
+    let (ports, device) = match text.split_once('@') {
+        Some((ports, device)) => (ports, Some(device.parse::<Device>()?)),
+        None => (text, None),
+    };
+    let source_ports = if ports.is_empty() && device.is_some() { None } else { Some(ports.parse::<Ports>()?) };
+    Ok(FlowPath { device, source_ports, ..FlowPath::default() })
 }
 
 #[cfg(test)]
@@ -88,6 +98,24 @@ mod tests {
     fn asked(words: &str) -> Result<ControlRequest, String> {
         let line = Line::try_parse_from(words.split(' ')).map_err(|error| error.to_string())?;
         line.reconfigure.request().map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn paths_have_ports_devices_or_both() {
+        let toml = "[[path]]\nsource_ports = '1-2'\n[[path]]\ndevice = 'eth1'\n[[path]]\nsource_ports = '3-4'\ndevice = 'mlx5_0:1'";
+        let change = StrategyChange::parse(toml, "a change").expect("well-formed");
+        let request = ControlRequest::Reconfigure { communicator: 7, change, window: None };
+        assert_eq!(asked("r 7 --path 1-2 --path @eth1 --path 3-4@mlx5_0:1"), Ok(request));
+        for (words, why) in [
+            ("r 7 --path 1-2@", "no device"),
+            ("r 7 --path @", "no device"),
+            ("r 7 --path @eth1:0", "no device"),
+            ("r 7 --path eth1", "no range of ports"),
+            ("r 7 --path 2-1@eth1", "no range of ports"),
+        ] {
+            let refusal = asked(words).expect_err(words);
+            assert!(refusal.contains(why), "{refusal}");
+        }
     }
 
     #[test]

@@ -60,7 +60,7 @@ impl Probes {
     pub(super) fn hear(&mut self, word: PathWord, now: Instant) {
         let PathWord { peer, path, answers } = word;
         let is_full = self.probed.len() >= PATHS_MAX;
-        let known = self.probed.iter_mut().find(|probed| (&probed.peer, probed.path) == (&peer, path));
+        let known = self.probed.iter_mut().find(|probed| (&probed.peer, &probed.path) == (&peer, &path));
         match known {
             // It may be tried at once; that it lives is for the probe to say.
             Some(probed) if answers && probed.probe.is_none() => probed.at = now,
@@ -123,6 +123,6 @@ impl Probes {
 
 impl Probed {
     fn verdict(&self, answers: bool) -> Verdict {
-        Verdict { peer: self.peer.clone(), path: self.path, answers }
+        Verdict { peer: self.peer.clone(), path: self.path.clone(), answers }
     }
 }

@@ -40,7 +40,7 @@ impl PathWords {
     pub fn say(&self, word: PathWord) {
         let Some(reader) = self.reader.get() else { return };
         let mut words = self.words.lock().unwrap_or_else(PoisonError::into_inner);
-        words.retain(|before| (&before.peer, before.path) != (&word.peer, word.path));
+        words.retain(|before| (&before.peer, &before.path) != (&word.peer, &word.path));
         if words.len() < WORDS_MAX {
             words.push(word);
         }

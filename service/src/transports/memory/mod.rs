@@ -19,8 +19,9 @@ use self::network::{Link, Side, World};
 use super::region::Regions;
 use super::request::RequestRing;
 use super::{
-    DataPath, FLOWS_MAX, Fault, FlowId, FlowSpec, FlowState, LISTENERS_MAX, ListenOptions, Listener, ListenerHandle,
-    MemoryKey, MemorySpan, RecvFlow, Request, RequestKind, SendFlow, Status, Transport, TransportError, Usage,
+    DataPath, FLOWS_MAX, Fault, FlowId, FlowOptions, FlowSpec, FlowState, LISTENERS_MAX, ListenOptions, Listener,
+    ListenerHandle, MemoryKey, MemorySpan, RecvFlow, Request, RequestKind, SendFlow, Status, Transport, TransportError,
+    Usage,
 };
 use crate::handles::HandleTable;
 use crate::runtime::{Context, Progress};
@@ -229,6 +230,12 @@ impl Transport for MemoryTransport {
 
     fn deregister(&mut self, key: MemoryKey) -> Result<(), TransportError> {
         self.regions.deregister(key)
+    }
+
+    fn has_device_up(&self, options: &FlowOptions) -> Result<bool, TransportError> {
+        options.device.as_ref().map_or(Ok(true), |device| {
+            Err(TransportError::Device { device: device.clone(), problem: "there are no devices in memory".into() })
+        })
     }
 
     fn listen(&mut self, options: &ListenOptions) -> Result<(Listener, ListenerHandle), TransportError> {

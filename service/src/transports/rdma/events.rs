@@ -140,12 +140,14 @@ impl RdmaTransport {
         self.on_ports(|port| port == index).into_iter().for_each(|handle| self.break_way(handle, fault));
     }
 
-    /// A port is back: flows on ports that come after it return.
+    /// A port is back: flows on ports that they like less return.
     pub(super) fn come_home(&mut self, index: usize) {
         if !self.ports.get(index).is_some_and(|port| port.is_up) {
             return;
         }
-        self.on_ports(|port| port > index).into_iter().for_each(|handle| self.break_way(handle, Fault::NoPort));
+        let count = self.ports.len();
+        let is_worse = |flow: &Flow, port| flow.rank_of(port, count) > flow.rank_of(index, count);
+        self.on_ways(is_worse).into_iter().for_each(|handle| self.break_way(handle, Fault::NoPort));
         // Those that wait for a port need not wait on.
         let now = self.now;
         for handle in self.unsettled.clone() {
@@ -156,8 +158,14 @@ impl RdmaTransport {
     }
 
     pub(super) fn on_ports(&self, matches: impl Fn(usize) -> bool) -> Vec<Handle> {
-        let is_on =
-            |(handle, flow): (Handle, &Flow)| flow.way.as_ref().is_some_and(|way| matches(way.port)).then_some(handle);
+        self.on_ways(|_, port| matches(port))
+    }
+
+    /// Flows that have a way, by its port.
+    fn on_ways(&self, matches: impl Fn(&Flow, usize) -> bool) -> Vec<Handle> {
+        let is_on = |(handle, flow): (Handle, &Flow)| {
+            flow.way.as_ref().is_some_and(|way| matches(flow, way.port)).then_some(handle)
+        };
         self.flows.iter().filter_map(is_on).collect()
     }
 }

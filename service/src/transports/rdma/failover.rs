@@ -7,7 +7,8 @@
 //! ```
 //!
 //! A flow's *turn* counts the pairs of ports that were tried in vain: the sender tells the receiver, so that both go on
-//! together. Turn 0 is home, the preferred port of either side.
+//! together. Turn 0 is home: the port of the device that the sender's path names, or else its first one, and of the receiver's ports the
+//! one at the same place.
 
 use std::time::{Duration, Instant};
 
@@ -38,25 +39,27 @@ fn next_turn(turn: u32, fault: Fault, is_in_trouble: bool) -> u32 {
     }
 }
 
-/// Of the ports that are up, the one for a turn. At first either side's take turns together, so that each meets its
+/// Of the ports that are up, from home on, the one for a turn. At first either side's take turns together, so that each meets its
 /// counterpart; a round later the receiver's are one further, until all pairs have been tried.
-fn port_of_turn(ports: &[Port], turn: u32, is_sender: bool) -> usize {
-    let up: Vec<usize> = (0..).zip(ports).filter(|(_, port)| port.is_up).map(|(index, _)| index).collect();
+fn port_of_turn(ports: &[Port], home: usize, turn: u32, is_sender: bool) -> usize {
+    let home = home % ports.len().max(1);
+    let is_up = |index: &usize| ports.get(*index).is_some_and(|port| port.is_up);
+    let up: Vec<usize> = (home..ports.len()).chain(0..home).filter(is_up).collect();
     let count = up.len().max(1) as u32;
     let shift = if is_sender { 0 } else { turn / count };
-    up.get((turn.wrapping_add(shift) % count) as usize).copied().unwrap_or(0)
+    up.get((turn.wrapping_add(shift) % count) as usize).copied().unwrap_or(home)
 }
 
 impl RdmaTransport {
-    /// Whether a way's port is the one to prefer now: the first that is up.
-    fn is_home(&self, port: usize) -> bool {
-        port_of_turn(&self.ports, 0, true) == port
+    /// Whether a way's port is the one to prefer now: from home on, the first that is up.
+    fn is_home(&self, home: usize, port: usize) -> bool {
+        port_of_turn(&self.ports, home, 0, true) == port
     }
 
     /// New queue pairs for a flow.
     fn make_way(&mut self, handle: Handle, lanes: u16) -> Result<Way, Fault> {
         let flow = self.flows.get_mut(handle).ok_or(Fault::Closed)?;
-        let port = port_of_turn(&self.ports, flow.turn, matches!(flow.half, Half::Send(_)));
+        let port = port_of_turn(&self.ports, flow.home, flow.turn, matches!(flow.half, Half::Send(_)));
         let limit = self.ports.get(port).ok_or(Fault::NoPort)?.limits.queue_wrs.max(1);
         let outstanding = self.options.outstanding.clamp(1, limit);
         let (sends, receives, unmarked, ring) = match &mut flow.half {
@@ -107,12 +110,13 @@ impl RdmaTransport {
         flow.ways += 1;
         flow.stage = Stage::Offered;
         let (number, turn, connect_timeout) = (flow.ways, flow.turn, flow.spec.options.connect_timeout);
+        let home = flow.home as u32;
         let Half::Send(sender) = &mut flow.half else { return Err(Fault::Protocol("bug: a receiver offers")) };
         let ring = RingAddress { address: sender.shared().0, rkey, slots: sender.slots() };
         let part_bytes = sender.part_bytes();
         let back = self.await_back(handle, now).map_err(|error| fault_of(&error))?;
         self.settle_by(handle, Some(now + connect_timeout));
-        self.say(handle, Record::Offer { way: number, turn, side, ring, part_bytes, back });
+        self.say(handle, Record::Offer { way: number, home, turn, side, ring, part_bytes, back });
         Ok(())
     }
 
@@ -146,10 +150,10 @@ impl RdmaTransport {
             self.by_line.extend(flow.line.flows().map(|line| (line, handle)));
         }
         flow.stage = Stage::Answered;
-        let (way, timeout) = (flow.ways, flow.spec.options.connect_timeout);
+        let (way, home, timeout) = (flow.ways, flow.home, flow.spec.options.connect_timeout);
         let port = flow.way.as_ref().map_or(0, |way| way.port);
         self.settle_by(handle, Some(now + timeout));
-        let is_home = self.is_home(port);
+        let is_home = self.is_home(home, port);
         self.say(handle, Record::Answer { way, is_home, side: ours, received, taken, inbox });
         Ok(())
     }
@@ -177,11 +181,11 @@ impl RdmaTransport {
             flow.trouble = None;
         }
         (flow.stage, flow.is_connected) = (Stage::Open, true);
-        let (number, port) = (flow.ways, way.port);
+        let (number, home, port) = (flow.ways, flow.home, way.port);
         self.settle_by(handle, None);
         self.say(handle, Record::Ready { way: number });
         self.enqueue(handle);
-        self.plan_return(handle, is_home && self.is_home(port));
+        self.plan_return(handle, is_home && self.is_home(home, port));
         Ok(())
     }
 
@@ -272,12 +276,17 @@ mod tests {
         for count in 1..5usize {
             let driver: Arc<dyn Driver> = Fabric::new(FabricOptions::default()).add_host(count as u8);
             let ports = ports::find(&driver, &RdmaOptions::default()).expect("ports");
-            let pair = |turn| [true, false].map(|is_sender| port_of_turn(&ports, turn, is_sender));
-            let mut pairs: Vec<_> = (0..(count * count) as u32).map(pair).collect();
-            assert!(pairs.iter().take(count).all(|[here, there]| here == there), "{pairs:?}");
-            pairs.sort_unstable();
-            pairs.dedup();
-            assert_eq!(pairs.len(), count * count);
+            for home in 0..count {
+                let pair = |turn| [true, false].map(|is_sender| port_of_turn(&ports, home, turn, is_sender));
+                let mut pairs: Vec<_> = (0..(count * count) as u32).map(pair).collect();
+                assert_eq!(pairs[0], [home, home]);
+                assert!(pairs.iter().take(count).all(|[here, there]| here == there), "{pairs:?}");
+                pairs.sort_unstable();
+                pairs.dedup();
+                assert_eq!(pairs.len(), count * count);
+            }
+            // A peer with more ports may be at home where this host has none.
+            assert_eq!(port_of_turn(&ports, count + 1, 0, false), (count + 1) % count);
         }
     }
 }

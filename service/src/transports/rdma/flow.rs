@@ -57,6 +57,9 @@ pub(super) struct Flow {
     /// A receiver's credits are withheld.
     pub(super) is_withheld: bool,
     pub(super) trouble: Option<Trouble>,
+    /// The port that it prefers, by its place; what comes after goes round. The sender's, if its path names a device; the receiver's
+    /// is the counterpart.
+    pub(super) home: usize,
     /// Pairs of ports that were tried in vain; the sender decides.
     pub(super) turn: u32,
     /// Of a sender that is away since nobody answered at home: when it goes there again, and how long the next absence takes.
@@ -86,6 +89,7 @@ impl Flow {
             is_queued: false,
             is_withheld: false,
             trouble: None,
+            home: 0,
             turn: 0,
             home_at: None,
             home_after: HOME_AFTER,
@@ -94,6 +98,11 @@ impl Flow {
             is_hung_up: false,
             lingers_until: None,
         }
+    }
+
+    /// How many ports, of `count`, it prefers to one.
+    pub(super) fn rank_of(&self, port: usize, count: usize) -> usize {
+        (port + count - self.home % count.max(1)) % count.max(1)
     }
 
     /// Whether somebody waits for completions of all that is sent: to know that a new way carries something, or to let the flow go.

@@ -79,8 +79,8 @@ pub(super) use self::verbs::{is_of_peer, status_text};
 use self::way::Owners;
 use super::tcp::TcpTransport;
 use super::{
-    DataPath, FLOWS_MAX, FlowId, FlowSpec, FlowState, ListenOptions, Listener, ListenerHandle, MemoryKey, MemorySpan,
-    RecvFlow, Request, RequestKind, SendFlow, Status, Transport, TransportError, Usage,
+    DataPath, FLOWS_MAX, FlowId, FlowOptions, FlowSpec, FlowState, ListenOptions, Listener, ListenerHandle, MemoryKey,
+    MemorySpan, RecvFlow, Request, RequestKind, SendFlow, Status, Transport, TransportError, Usage,
 };
 use crate::handles::HandleTable;
 use crate::runtime::{Context, Progress};
@@ -559,6 +559,12 @@ impl Transport for RdmaTransport {
     fn end_numbers(&mut self, listener: Listener, below: u64) {
         self.tcp.end_numbers(listener, below);
         self.lines_said = Progress::Busy;
+    }
+
+    fn has_device_up(&self, options: &FlowOptions) -> Result<bool, TransportError> {
+        let Some(device) = &options.device else { return Ok(true) };
+        ports::named(&self.ports, device)?;
+        Ok(self.ports.iter().any(|port| port.is_up && port.is_of(device)))
     }
 
     fn connect(

@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
+use mccs_config::service::Device;
 use nix::errno::Errno;
 
 use super::super::{Fault, TransportError};
@@ -92,6 +93,11 @@ impl Port {
             LinkLayer::Other => "of an unknown kind".into(),
         };
         format!("{device} port {number}: {address}, {} Gbit/s", attributes.gbit_per_s)
+    }
+
+    /// Whether a path's device means it.
+    pub(super) fn is_of(&self, device: &Device) -> bool {
+        self.device == device.name && device.port.is_none_or(|number| number == self.number)
     }
 
     pub(super) fn opened(&self) -> Result<&Opened, Fault> {
@@ -245,6 +251,15 @@ pub(super) fn find(driver: &Arc<dyn Driver>, options: &RdmaOptions) -> Result<Ve
     let turn = options.turn % ports.len();
     ports.rotate_left(turn);
     Ok(ports)
+}
+
+/// The place of the first port that a path's device means.
+pub(super) fn named(ports: &[Port], device: &Device) -> Result<usize, TransportError> {
+    ports.iter().position(|port| port.is_of(device)).ok_or_else(|| {
+        let known: Vec<_> = ports.iter().map(|port| format!("{}:{}", port.device, port.number)).collect();
+        let problem = format!("it is none of the RDMA ports that the service uses, which are {}", known.join(", "));
+        TransportError::Device { device: device.clone(), problem }
+    })
 }
 
 #[cfg(test)]

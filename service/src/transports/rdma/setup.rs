@@ -16,6 +16,7 @@ use super::super::{
 use super::flow::{Flow, Half, Stage};
 use super::line::Line;
 use super::options::SOURCE_PORT_MIN;
+use super::ports;
 use super::receiver::Receiver;
 use super::sender::Sender;
 use super::wire::{self, Record};
@@ -52,12 +53,13 @@ impl RdmaTransport {
             let problem = format!("must be within {SOURCE_PORT_MIN}-65535, where RoCE v2 sends from, not {range}");
             return Err(TransportError::Option { option: "source_ports", problem });
         }
+        let home = options.device.as_ref().map_or(Ok(0), |device| ports::named(&self.ports, device))?;
         let tcp = wire::from_handle(listener)?;
         let message_bytes = self.ports.iter().map(|port| port.attributes.message_bytes).min().unwrap_or(u32::MAX);
         let part_bytes = options.chunk_bytes.min(message_bytes.max(super::super::options::CHUNK_BYTES_MIN));
         let half = Half::Send(Sender::new(options.requests, part_bytes, options.connections.min(CONNECTIONS_MAX)));
         let line = Line::call(&mut self.tcp, &tcp, spec, now)?;
-        self.add(Flow::new(spec, half, line, Stage::Calling))
+        self.add(Flow { home, ..Flow::new(spec, half, line, Stage::Calling) })
     }
 
     pub(super) fn open_receiver(
@@ -177,11 +179,12 @@ impl RdmaTransport {
     }
 
     fn told(&mut self, handle: Handle, record: Record, now: Instant) -> Result<(), Fault> {
+        let ports = self.ports.len().max(1);
         let flow = self.flows.get_mut(handle).ok_or(Fault::Closed)?;
         let is_sender = matches!(flow.half, Half::Send(_));
         match record {
-            Record::Offer { way, turn, side, ring, part_bytes, back } if !is_sender && way > flow.ways => {
-                (flow.ways, flow.turn) = (way, turn);
+            Record::Offer { way, home, turn, side, ring, part_bytes, back } if !is_sender && way > flow.ways => {
+                (flow.ways, flow.home, flow.turn) = (way, home as usize % ports, turn);
                 let answered = self.answer(handle, &side, (ring, part_bytes), &back, now);
                 match answered {
                     Err(_) if self.flows.get(handle).is_some_and(|flow| flow.is_connected) => {

@@ -46,6 +46,83 @@ fn flows_fail_over_and_come_home() {
     }
 }
 
+/// A path's device is a flow's home, at its own place and at its counterpart's: it is left when it is down, for the port after it, and
+/// taken again. A port before it that comes back is of no interest.
+#[test]
+fn a_flow_comes_home_to_the_device_of_its_path() {
+    for (device, home) in [("fake1", 1_u8), ("fake2:1", 2), ("fake0", 0)] {
+        for side in [0, 1] {
+            let flow = FlowOptions { device: Some(device.parse().expect("a device")), ..flow_options() };
+            let mut bench = Bench::with(3, RdmaOptions::default(), flow, FabricOptions::default());
+            let (at_home, next) = ([Some(usize::from(home)); 2], Some((usize::from(home) + 1) % 3));
+            assert_eq!(bench.ports(), at_home);
+            let mut away = false;
+            bench.stream(|bench, come| {
+                let host = bench.hosts[side].clone();
+                away |= bench.ports()[side] == next;
+                match come {
+                    5 => bench.fabric.set_link(&host, home, false),
+                    30 => bench.fabric.set_link(&host, home, true),
+                    _ => {}
+                }
+            });
+            assert!(away, "{device} of side {side}: it went on over the next port");
+            bench.until("at home", |bench| bench.ports() == at_home);
+            let (host, ways) = (bench.hosts[side].clone(), bench.flow(0).ways);
+            bench.fabric.set_link(&host, (home + 2) % 3, false);
+            bench.rounds(1000, &[0, 1]);
+            bench.fabric.set_link(&host, (home + 2) % 3, true);
+            bench.stream(|_, _| {});
+            assert_eq!((bench.ports(), bench.flow(0).ways), (at_home, ways), "who is at home stays there");
+        }
+    }
+}
+
+/// Where nobody answers at home the flow leaves the device of its path, and tries it again later.
+#[test]
+fn a_device_of_a_path_that_falls_silent_is_left_and_taken_again() {
+    for has_rails in [false, true] {
+        let fabric = FabricOptions { step_bytes: 5000, has_rails, ..Default::default() };
+        let flow = FlowOptions { device: Some("fake1".parse().expect("a device")), ..flow_options() };
+        let mut bench = Bench::with(2, RdmaOptions::default(), flow, fabric);
+        let host = bench.hosts[0].clone();
+        bench.fabric.silence(&host, 1, true);
+        bench.stream(|_, _| {});
+        assert_eq!(bench.ports(), [Some(0), Some(0)], "rails {has_rails}");
+        bench.fabric.silence(&host, 1, false);
+        bench.now += Duration::from_secs(10);
+        bench.until("at home", |bench| bench.ports() == [Some(1), Some(1)]);
+        bench.stream(|_, _| {});
+    }
+}
+
+/// A path names a device that the host has, and whether it is up is known beforehand. A flow may begin while it is down.
+#[test]
+fn devices_of_paths_are_known() {
+    let mut bench = Bench::new(2);
+    let named = |device: &str| FlowOptions { device: Some(device.parse().expect("a device")), ..flow_options() };
+    let side = &bench.sides[0];
+    assert_eq!(side.has_device_up(&flow_options()), Ok(true));
+    assert_eq!(["fake0", "fake1:1"].map(|device| side.has_device_up(&named(device))), [Ok(true), Ok(true)]);
+    for device in ["fake2", "fake0:2", "eth0"] {
+        let refusal = side.has_device_up(&named(device)).expect_err("not there").to_string();
+        assert!(
+            refusal.contains(&format!("by device {device}: ")) && refusal.contains("fake0:1, fake1:1"),
+            "{refusal}"
+        );
+    }
+    let host = bench.hosts[0].clone();
+    bench.fabric.set_link(&host, 1, false);
+    bench.rounds(100, &[0, 1]);
+    assert_eq!(bench.sides[0].has_device_up(&named("fake1")), Ok(false));
+    let (_, handle) = bench.sides[1].listen(&ListenOptions::default()).expect("listens");
+    let spec = |device| FlowSpec { number: 0, peer: "rank 1".into(), options: named(device) };
+    let refusal = bench.sides[0].connect(&handle, &spec("fake2"), bench.now).expect_err("not there");
+    assert!(matches!(refusal, TransportError::Device { .. }), "{refusal}");
+    let flow = bench.sides[0].connect(&handle, &spec("fake1"), bench.now).expect("it may come up");
+    bench.sides[0].close(flow.into());
+}
+
 /// Links are up, and over one port nobody answers: retries find out, the next port takes over, and home is tried again later.
 /// Also where the ports of a host reach only their counterparts.
 #[test]

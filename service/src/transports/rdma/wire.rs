@@ -66,6 +66,8 @@ pub(super) enum Record {
     Offer {
         /// Counts the ways of this flow, from 1.
         way: u32,
+        /// Place of the port that the sender prefers among its own; the receiver prefers its counterpart, counted round.
+        home: u32,
         /// Pairs of ports that were tried in vain before.
         turn: u32,
         side: SideAddress,
@@ -263,7 +265,7 @@ mod tests {
         let side = side(lanes);
         let ring = RingAddress { address: u64::MAX, rkey: u32::MAX, slots: REQUESTS_MAX };
         let back = (vec![1; HANDLE_BYTES_MAX], u64::MAX);
-        Record::Offer { way: u32::MAX, turn: u32::MAX, side, ring, part_bytes: CHUNK_BYTES_MAX, back }
+        Record::Offer { way: u32::MAX, home: u32::MAX, turn: u32::MAX, side, ring, part_bytes: CHUNK_BYTES_MAX, back }
     }
 
     #[test]

@@ -22,9 +22,9 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
 use super::region::Buffer;
 use super::{
-    DataPath, FLOWS_MAX, FlowId, FlowSpec, FlowState, LISTENERS_MAX, ListenOptions, Listener, ListenerHandle,
-    MemoryKey, MemorySpan, PathNews, REGIONS_MAX, RecvFlow, Request, SendFlow, Status, Transport, TransportError,
-    Usage,
+    DataPath, FLOWS_MAX, FlowId, FlowOptions, FlowSpec, FlowState, LISTENERS_MAX, ListenOptions, Listener,
+    ListenerHandle, MemoryKey, MemorySpan, PathNews, REGIONS_MAX, RecvFlow, Request, SendFlow, Status, Transport,
+    TransportError, Usage,
 };
 use crate::handles::HandleTable;
 use crate::runtime::{Context, Progress};
@@ -144,17 +144,17 @@ impl Several {
         Ok(MemorySpan { key, ..span })
     }
 
+    /// The place of the member that is to carry a flow.
+    fn place_of(&self, options: &FlowOptions) -> Result<usize, TransportError> {
+        let Some(kind) = options.transport else { return Ok(0) };
+        let place = self.members.iter().position(|member| member.kind == kind);
+        place.ok_or_else(|| TransportError::NoTransport { host: "this host".into(), kind })
+    }
+
     /// The member that is to carry a flow, which knows all memory from here on.
     fn begin(&mut self, spec: &FlowSpec) -> Result<usize, TransportError> {
-        let place = match spec.options.transport {
-            None => Some(0),
-            Some(kind) => self.members.iter().position(|member| member.kind == kind),
-        };
-        let member = place.and_then(|place| Some((place, self.members.get_mut(place)?)));
-        let Some((place, member)) = member else {
-            let kind = spec.options.transport.unwrap_or(TransportKind::Tcp);
-            return Err(TransportError::NoTransport { host: "this host".into(), kind });
-        };
+        let place = self.place_of(&spec.options)?;
+        let member = self.members.get_mut(place).ok_or(NO_FLOW)?;
         if !member.is_in_use() {
             for (_, memory) in self.memory.iter_mut() {
                 // SAFETY: promised for as long as it is registered, which it is until `deregister` has had it forgotten.
@@ -325,6 +325,11 @@ impl Transport for Several {
             member.transport.end_numbers(*listener, below);
             member.said = Progress::Busy;
         }
+    }
+
+    fn has_device_up(&self, options: &FlowOptions) -> Result<bool, TransportError> {
+        let place = self.place_of(options)?;
+        self.members.get(place).ok_or(NO_FLOW)?.transport.has_device_up(options)
     }
 
     fn connect(

@@ -19,6 +19,7 @@ mod arrival;
 mod connection;
 #[cfg(test)]
 mod dead_paths;
+mod device;
 mod listener;
 mod log;
 mod port;
@@ -546,6 +547,12 @@ impl Transport for TcpTransport {
 
     fn end_numbers(&mut self, listener: Listener, below: u64) {
         self.drop_places(listener.0, below);
+    }
+
+    fn has_device_up(&self, options: &FlowOptions) -> Result<bool, TransportError> {
+        let Some(device) = &options.device else { return Ok(true) };
+        let is_ipv4 = options.source_address.is_none_or(|address| address.is_ipv4());
+        device::source(device, is_ipv4, options.source_address).map(|source| source.is_up)
     }
 
     fn connect(

@@ -6,6 +6,7 @@ use std::os::fd::AsFd;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::super::{FlowOptions, FlowPath};
+use super::device;
 use super::socket::Socket;
 
 /// A connection that has begun.
@@ -18,9 +19,14 @@ pub struct Probe {
 
 impl Probe {
     /// Begins to connect to a host over a path, from an address of this one where one is given. `turn` makes probes take different
-    /// ports of the path. `None` if that cannot be had now.
+    /// ports of the path. `None` if that cannot be had now, as where the path's device is down: that says nothing of what is behind it.
     #[must_use]
     pub fn start(to: SocketAddr, from: Option<IpAddr>, path: &FlowPath, turn: u16) -> Option<Self> {
+        if let Some(device) = &path.device
+            && !device::source(device, to.is_ipv4(), from).is_ok_and(|source| source.is_up)
+        {
+            return None;
+        }
         let options = FlowOptions { source_address: from, ..FlowOptions::default() };
         Socket::connect(to, &path.instead_of(&options), turn).ok().map(Probe::of)
     }

@@ -53,12 +53,12 @@ impl Route {
     pub(super) fn new(to: Address, options: &FlowOptions) -> Self {
         let own = FlowPath::of(options);
         let others = options.detours.iter().filter(|_| options.path_timeout.is_some()).filter(|path| **path != own);
-        Route { to, options: options.clone(), paths: std::iter::once(own).chain(others.copied()).collect() }
+        Route { to, options: options.clone(), paths: std::iter::once(own.clone()).chain(others.cloned()).collect() }
     }
 
     /// Begins to connect over one of the paths.
     fn connect(&self, path: usize, connection: u16) -> Result<Socket, Fault> {
-        let path = self.paths.get(path).map_or(FlowPath::of(&self.options), |path| *path);
+        let path = self.paths.get(path).cloned().unwrap_or_else(|| FlowPath::of(&self.options));
         Socket::connect(self.to.address, &path.instead_of(&self.options), connection)
     }
 }
@@ -241,7 +241,7 @@ impl Sender {
         let opened = connection.openings();
         let further = connection.go_on(&self.hello, &mut self.closed);
         if connection.openings() > opened.max(1) {
-            self.path_news.extend(self.route.paths.get(connection.path).map(|path| (*path, true)));
+            self.path_news.extend(self.route.paths.get(connection.path).map(|path| (path.clone(), true)));
         }
         match further {
             // Another path is tried when it is looked at next.
@@ -451,7 +451,7 @@ impl Sender {
                 Look::Dial { is_dead } => {
                     looked.is_owed = true;
                     let failing = self.route.paths.get(connection.failing_path()).filter(|_| is_dead);
-                    self.path_news.extend(failing.map(|path| (*path, false)));
+                    self.path_news.extend(failing.map(|path| (path.clone(), false)));
                     to_dial.push(index as u16);
                 }
                 Look::Gone => return Err(Fault::Lost(nix::errno::Errno::ETIMEDOUT)),
@@ -459,7 +459,7 @@ impl Sender {
             self.closed.extend(connection.forget_refused());
             if connection.is_dial_idle() {
                 self.closed.extend(connection.give_dial_up());
-                self.path_news.extend(self.route.paths.get(connection.path).map(|path| (*path, true)));
+                self.path_news.extend(self.route.paths.get(connection.path).map(|path| (path.clone(), true)));
             }
         }
         looked.is_over = self.lingers && self.connections.iter().all(|connection| connection.log.is_empty());

@@ -15,7 +15,7 @@ use super::sender::{Route, Sender};
 use super::socket::{self, Moved, Socket};
 use super::watches::Watched;
 use super::wire::{Address, Hello, Verdict, encode_resumed};
-use super::{Flow, Half, TcpTransport};
+use super::{Flow, Half, TcpTransport, device};
 use crate::telemetry::LogBudget;
 
 /// How long a port waits for descriptors when the process has none left.
@@ -197,6 +197,10 @@ impl TcpTransport {
         let options = &spec.options;
         options.validate()?;
         let to = Address::from_handle(listener)?;
+        if let Some(device) = &options.device {
+            // Said here by its name; later on it is a path like others that do not answer.
+            device::source(device, to.address.is_ipv4(), options.source_address)?;
+        }
         self.attempts = self.attempts.wrapping_add(1);
         let hello = Hello {
             listener: to.listener,

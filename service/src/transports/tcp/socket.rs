@@ -12,6 +12,7 @@ use nix::sys::socket::{
 };
 
 use super::super::{Fault, FlowOptions, TransportError};
+use super::device;
 use crate::answers::{self, Answers};
 
 /// Connections that the kernel keeps for a listener until they are taken.
@@ -147,15 +148,22 @@ impl Socket {
 
     /// Begins to connect the flow's connection number `connection`.
     pub(super) fn connect(to: SocketAddr, options: &FlowOptions, connection: u16) -> Result<Self, Fault> {
+        let source = match &options.device {
+            None => options.source_address,
+            Some(device) => match device::source(device, to.is_ipv4(), options.source_address) {
+                Ok(source) => Some(source.address),
+                Err(_) => return Err(Fault::NoDevice),
+            },
+        };
         let Some(range) = options.source_ports else {
-            return Self::connect_from(to, options, 0).map_err(|refusal| match refusal {
+            return Self::connect_from(to, options, source, 0).map_err(|refusal| match refusal {
                 FromPort::Taken(reason) => Fault::Os { call: "connect", reason },
                 FromPort::Fault(fault) => fault,
             });
         };
         let mut last = Errno::EADDRINUSE;
         for port in range.starting_at(u32::from(connection)) {
-            match Self::connect_from(to, options, port) {
+            match Self::connect_from(to, options, source, port) {
                 Ok(socket) => return Ok(socket),
                 Err(FromPort::Taken(reason)) => last = reason,
                 Err(FromPort::Fault(fault)) => return Err(fault),
@@ -164,13 +172,18 @@ impl Socket {
         Err(Fault::SourcePorts { range, reason: last })
     }
 
-    fn connect_from(to: SocketAddr, options: &FlowOptions, port: u16) -> Result<Self, FromPort> {
+    fn connect_from(
+        to: SocketAddr,
+        options: &FlowOptions,
+        source: Option<IpAddr>,
+        port: u16,
+    ) -> Result<Self, FromPort> {
         let os = |call| move |reason| FromPort::Fault(Fault::Os { call, reason });
         let fd = open(&to.ip()).map_err(os("socket"))?;
         apply(&fd, to.is_ipv4(), options).map_err(FromPort::Fault)?;
-        if port != 0 || options.source_address.is_some() {
+        if port != 0 || source.is_some() {
             let any = if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-            let source = options.source_address.unwrap_or(any);
+            let source = source.unwrap_or(any);
             if port == 0 {
                 // The port is chosen when connecting, when one that is in use towards other peers will do.
                 setsockopt(&fd, sockopt::IpBindAddressNoPort, &true).map_err(os("IP_BIND_ADDRESS_NO_PORT"))?;

@@ -314,6 +314,30 @@ fn sources_that_cannot_be_had_are_refused() {
     assert!(matches!(refusal.fault(), Some(Fault::SourceAddress(_))), "{refusal}");
 }
 
+/// A path's device decides the address that sockets have, whatever others are sent from; one that is not there is named.
+#[test]
+fn flows_leave_by_the_device_of_their_path() {
+    let elsewhere = Some(std::net::Ipv4Addr::new(127, 0, 0, 2).into());
+    let named = |device: &str| FlowOptions {
+        connections: 2,
+        source_address: elsewhere,
+        device: Some(device.parse().expect("a device")),
+        ..FlowOptions::default()
+    };
+    let (mut a, mut b, send, _) = connected(named("lo"));
+    let Some(Half::Send(sender)) = a.flows.get(FlowId::from(send).0).map(|flow| &flow.half) else { panic!("no flow") };
+    let from: Vec<_> = sender.sockets().map(|socket| socket.source_address()).collect();
+    assert_eq!(from, [Some(std::net::Ipv4Addr::LOCALHOST.into()); 2]);
+    assert_eq!(a.has_device_up(&named("lo")), Ok(true));
+    let refusal = a.has_device_up(&named("nosuch0")).expect_err("there is none");
+    assert!(matches!(&refusal, TransportError::Device { problem, .. } if problem.contains("lo")), "{refusal}");
+    let (_, handle) = b.listen(&ListenOptions::default()).expect("listens");
+    let spec = FlowSpec { number: 0, peer: "rank 1".into(), options: named("nosuch0") };
+    let before = a.usage();
+    assert_eq!(a.connect(&handle, &spec, Instant::now()), Err(refusal));
+    assert_eq!(a.usage(), before, "nothing is left of it");
+}
+
 /// Reno is what every kernel has, and allows everybody.
 #[test]
 fn a_congestion_control_is_one_that_the_kernel_has() {

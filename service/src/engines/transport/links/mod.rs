@@ -286,9 +286,31 @@ impl Links {
     pub(super) fn prepare(&mut self, id: LinksId, next: &NextEpoch, now: Instant) -> Result<(), TransportError> {
         let set = self.sets.get_mut(&id).ok_or(TransportError::NoSuch("link"))?;
         set.epochs.insert(next.epoch, Arc::clone(&next.ways));
+        self.check_devices(id, next)?;
         next.sends.iter().try_for_each(|link| self.send_flow(id, *link, now).map(drop))?;
         next.recvs.iter().try_for_each(|link| self.recv_flow(id, *link, now).map(drop))?;
         self.preparing.insert((id, next.epoch));
+        Ok(())
+    }
+
+    /// Whether the devices by which a strategy's flows are to leave are there, and up. One that goes down later is left by its flows.
+    fn check_devices(&self, id: LinksId, next: &NextEpoch) -> Result<(), TransportError> {
+        let Some(peers) = self.sets.get(&id).and_then(|set| set.peers.as_ref()) else { return Ok(()) };
+        let begin = begins_with((&self.flow, &self.flows), next.ways.transport)?;
+        let named = |link: &LinkKey| peers.path(*link, &next.ways).filter(|path| path.device.is_some());
+        // Many links, few paths.
+        let mut paths: Vec<&FlowPath> = Vec::new();
+        for path in next.sends.iter().filter_map(named) {
+            if !paths.contains(&path) {
+                paths.push(path);
+            }
+        }
+        for path in paths {
+            let is_up = self.transport.has_device_up(&path.apply(begin))?;
+            if let (false, Some(device)) = (is_up, path.device.clone()) {
+                return Err(TransportError::Device { device, problem: "its link is down".into() });
+            }
+        }
         Ok(())
     }
 

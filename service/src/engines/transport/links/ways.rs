@@ -54,6 +54,7 @@ impl Ways {
             (self.paths.iter().map(|path| path.dscp), self.paths.iter().map(|path| path.priority));
         let first = self.paths.first().filter(|_| self.paths.len() > 1).cloned().unwrap_or_default();
         FlowPath {
+            device: None,
             source_ports: None,
             dscp: first.dscp.filter(|_| dscps.all(|dscp| dscp == first.dscp)),
             priority: first.priority.filter(|_| priorities.all(|priority| priority == first.priority)),
@@ -104,7 +105,7 @@ pub(super) fn detours(flow: &FlowOptions, own: Option<&FlowPath>, ways: [&Arc<Wa
     let in_turn = all.clone().skip(place).chain(all.clone().take(place)).map(|path| FlowPath::of(&path.apply(flow)));
     // Where nobody has named another way, the switches may know one.
     let nowhere = FlowPath::default();
-    for path in in_turn.filter(|path| *path != nowhere).chain([nowhere]) {
+    for path in in_turn.filter(|path| *path != nowhere).chain([nowhere.clone()]) {
         if !detours.contains(&path) {
             detours.push(path);
         }
@@ -120,13 +121,14 @@ mod tests {
     #[test]
     fn a_code_point_of_all_paths_is_a_class_and_others_steer() {
         let path = |port, dscp, priority| FlowPath {
+            device: Some("eth0".parse().expect("a device")),
             source_ports: Some(PortRange { first: port, last: port }),
             dscp: Some(dscp),
             priority: Some(priority),
         };
         let class = |paths: Vec<FlowPath>| {
-            let FlowPath { source_ports, dscp, priority } = Ways { paths, ..Ways::default() }.class();
-            assert_eq!(source_ports, None, "a port is the sender's");
+            let FlowPath { device, source_ports, dscp, priority } = Ways { paths, ..Ways::default() }.class();
+            assert_eq!((device, source_ports), (None, None), "device and port are the sender's");
             (dscp, priority)
         };
         assert_eq!(class(vec![path(1, 8, 2), path(2, 8, 2)]), (Some(8), Some(2)));
