@@ -9,7 +9,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use mccs_config::service::FlowPath;
+use mccs_config::service::{Device, FlowPath, TransportKind};
 
 use super::basis::Basis;
 use crate::exchange::protocol::Name;
@@ -18,7 +18,7 @@ use crate::exchange::protocol::Name;
 const PATHS_MAX: usize = 1 << 16;
 
 /// A path between two hosts, by what steers to it.
-type PathKey = (Name, String, (Option<(u16, u16)>, Option<u32>));
+type PathKey = (Name, String, (Option<Device>, Option<(u16, u16)>, Option<u32>));
 
 /// See the module's documentation.
 #[derive(Debug, Clone, Default)]
@@ -27,7 +27,8 @@ pub struct DeadPaths(BTreeMap<PathKey, FlowPath>);
 impl DeadPaths {
     /// A host says whether another answers it over a path. Returns whether that is news.
     pub fn hear(&mut self, from: &Name, peer: &str, path: &FlowPath, answers: bool) -> bool {
-        let steering = (path.source_ports.map(|ports| (ports.first, ports.last)), path.dscp);
+        let ports = path.source_ports.map(|ports| (ports.first, ports.last));
+        let steering = (path.device.clone(), ports, path.dscp);
         let key = (from.clone(), peer.to_owned(), steering);
         if answers {
             return self.0.remove(&key).is_some();
@@ -51,7 +52,10 @@ impl DeadPaths {
         for ((from, peer, _), path) in &self.0 {
             let (Some(a), Some(b)) = (basis.hosts.get(from.as_str()), basis.hosts.get(peer)) else { continue };
             let Some(spine) = topology.spine_steered_to(path) else { continue };
-            let leaves = [*a, *b].map(|host| topology.leaf_name(topology.port_of(host, 0)));
+            // Flows over TCP alone find out about paths. Where the other host takes them in does not depend on the path.
+            let device = path.device.as_ref().and_then(|device| topology.port_called(*a, device, TransportKind::Tcp));
+            let from_port = device.unwrap_or_else(|| topology.port_of(*a, 0));
+            let leaves = [from_port, topology.port_of(*b, 0)].map(|port| topology.leaf_name(port));
             if leaves[0] != leaves[1] && topology.pod(*a) == topology.pod(*b) {
                 by_spine.entry(spine).or_default().push((leaves, format!("host {from} gets no answer from {peer}")));
             }

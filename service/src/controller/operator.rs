@@ -194,11 +194,12 @@ fn view_of(
 
 fn way_name(path: &FlowPath, topology: &Topology) -> String {
     let spine = topology.spine_steered_to(path);
-    match (path.source_ports, path.dscp, spine) {
+    let way = match (path.source_ports, path.dscp, spine) {
         (None, None, _) => "hash".to_owned(),
         (None, Some(dscp), None) if topology.is_class(dscp) => "hash".to_owned(),
         (_, _, Some(spine)) => topology.spine_name(spine).to_owned(),
         (Some(ports), _, None) => format!("source ports {ports}"),
         (None, Some(dscp), None) => format!("code point {dscp}"),
-    }
+    };
+    path.device.as_ref().map_or(way.clone(), |device| format!("{way} by {device}"))
 }

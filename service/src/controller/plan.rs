@@ -1,6 +1,6 @@
 //! From reports to jobs, and from decisions to strategies in the words of a change.
 //!
-//! A flow of a ring goes the way that its spine's `source_ports` or `dscp` say. Flows that the policy leaves to the switches' hash, or
+//! A flow of a ring goes the way that its spine's `source_ports` or `dscp` say, and leaves by its NIC, where hosts have names for NICs. Flows that the policy leaves to the switches' hash, or
 //! that stay below their leaf, have a way of their own that steers nothing: they must not go round the others. Flows that no ring has
 //! (trees, sends and receives) go round the ways in use.
 //!
@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use mccs_config::change::{FlowChoice, StrategyChange};
-use mccs_config::service::{FlowPath, TransportKind};
+use mccs_config::service::{Device, FlowPath, TransportKind};
 
 use super::basis::Basis;
 use super::links::Links;
@@ -30,7 +30,7 @@ pub struct Plan {
     pub rings: Vec<Vec<u32>>,
     /// What carries its flows, where hosts have a choice.
     pub transport: Option<TransportKind>,
-    /// Ways through the network, in the order of spines; one that steers nothing is the last.
+    /// Ways through the network, in the order of spines, then of NICs' names; one that steers nothing is the last.
     pub paths: Vec<FlowPath>,
     /// The way of every flow that a ring has between hosts; by channel and hosts.
     pub flows: Vec<FlowChoice>,
@@ -106,9 +106,10 @@ pub fn plan_all<'a>(
         let place = decisions.0.iter().position(|decision| decision.comm == job.comm);
         let place = place.ok_or("the policy has not decided")?;
         let decision = &decisions.0[place];
-        let mut plan = plan(&basis.topology, decision, rates.get(place).map(Vec::as_slice), comm_of);
         let report = reports.get(usize::try_from(job.comm).unwrap_or(usize::MAX));
-        plan.transport = basis.rules.transport.or(report.and_then(|report| report.begins_over));
+        let transport = basis.rules.transport.or(report.and_then(|report| report.begins_over));
+        let rates = rates.get(place).map(Vec::as_slice);
+        let mut plan = plan(&basis.topology, (decision, transport), rates, comm_of);
         if let Some(report) = report.filter(|_| watched.contains(&job.comm)) {
             plan.watch(&report.comm);
         }
@@ -203,17 +204,33 @@ fn pinned_to_broken(view: &View<'_>, decision: &Decision) -> Option<String> {
     ))
 }
 
-/// What a decision comes to; `rates` are what its flows are allotted, where tenants have shares, and `comm_of` what hosts call a
-/// communicator of the policy's.
+/// Where a flow is steered: over a spine, and by a NIC of its sender.
+type Steered<'a> = (Option<u32>, Option<&'a Device>);
+
+/// The order of ways: those that steer to no spine come last.
+fn in_order<'a>((spine, nic): &Steered<'a>) -> (bool, Option<u32>, Option<&'a Device>) {
+    (spine.is_none(), *spine, *nic)
+}
+
+/// What a decision comes to, over a transport; `rates` are what its flows are allotted, where tenants have shares, and `comm_of` what
+/// hosts call a communicator of the policy's.
 #[must_use]
 pub fn plan(
     topology: &Topology,
-    decision: &Decision,
+    (decision, transport): (&Decision, Option<TransportKind>),
     rates: Option<&[f64]>,
     comm_of: impl Fn(policy::CommId) -> Option<CommId>,
 ) -> Plan {
     let mut not_enforced = Vec::new();
-    let mut ways: BTreeMap<(u32, &str, &str), Option<u32>> = BTreeMap::new();
+    let carried_by = transport.unwrap_or(TransportKind::Tcp);
+    let has_names = match unnamed_nic(topology, decision, carried_by) {
+        Some(note) => {
+            not_enforced.push(note);
+            false
+        }
+        None => true,
+    };
+    let mut ways: BTreeMap<(u32, &str, &str), Steered<'_>> = BTreeMap::new();
     for flow in &decision.flows {
         let spine = spine_of(topology, flow);
         let steered = spine.filter(|spine| is_steerable(topology.steering(*spine)));
@@ -225,27 +242,33 @@ pub fn plan(
         }
         // A ring that comes by twice has one flow there: the first counts.
         let key = (flow.channel, topology.host_name(flow.from.host), topology.host_name(flow.to.host));
-        ways.entry(key).or_insert(steered);
+        let nic = topology.nic_name(flow.from, carried_by).filter(|_| has_names);
+        ways.entry(key).or_insert((steered, nic));
     }
-    let mut spines: Vec<u32> = ways.values().flatten().copied().collect();
-    spines.sort_unstable();
-    spines.dedup();
+    let mut steered: Vec<Steered<'_>> = ways.values().copied().filter(|way| *way != (None, None)).collect();
+    steered.sort_unstable_by_key(in_order);
+    steered.dedup();
     let priority = Some(decision.priority.min(PRIORITY_MAX)).filter(|priority| *priority > 0);
     let class_dscp = topology.class_dscp(decision.priority);
     let marked = |steering: &FlowPath| FlowPath { priority, dscp: steering.dscp.or(class_dscp), ..steering.clone() };
-    let mut paths: Vec<FlowPath> = spines.iter().map(|spine| marked(topology.steering(*spine))).collect();
-    if priority.is_some() || (!spines.is_empty() && ways.values().any(Option::is_none)) {
-        paths.push(marked(&FlowPath::default()));
-    }
-    let place = |spine: Option<u32>| match spine.and_then(|spine| spines.binary_search(&spine).ok()) {
-        Some(place) => place as u32,
-        None => spines.len() as u32,
+    let nowhere = FlowPath::default();
+    let path = |(spine, nic): &Steered<'_>| FlowPath {
+        device: nic.cloned(),
+        ..marked(spine.map_or(&nowhere, |spine| topology.steering(spine)))
     };
-    let flow = |((channel, from, to), spine): (&(u32, &str, &str), &Option<u32>)| FlowChoice {
+    let mut paths: Vec<FlowPath> = steered.iter().map(path).collect();
+    if priority.is_some() || (!steered.is_empty() && ways.values().any(|way| *way == (None, None))) {
+        paths.push(marked(&nowhere));
+    }
+    let place = |way: &Steered<'_>| {
+        let found = steered.binary_search_by_key(&in_order(way), in_order);
+        found.unwrap_or(steered.len()) as u32
+    };
+    let flow = |((channel, from, to), way): (&(u32, &str, &str), &Steered<'_>)| FlowChoice {
         channel: *channel,
         from: (*from).to_owned(),
         to: (*to).to_owned(),
-        path: place(*spine),
+        path: place(way),
     };
     let flows = if paths.is_empty() { Vec::new() } else { ways.iter().map(flow).collect() };
     // A spine that has a code point of its own leaves no room for that of a class.
@@ -258,7 +281,34 @@ pub fn plan(
         not_enforced.push("shares of links that the switches' hash chooses: NICs' are".to_owned());
     }
     let paces = host_paces(topology, decision, rates, comm_of);
-    Plan { rings: decision.ring_orders.clone(), transport: None, paths, flows, paces, not_enforced }
+    Plan { rings: decision.ring_orders.clone(), transport, paths, flows, paces, not_enforced }
+}
+
+/// Why flows cannot be told to leave by their NICs, if they cannot: one has no name, or not on all hosts, whose flows that no ring has go
+/// round all ways.
+fn unnamed_nic(topology: &Topology, decision: &Decision, transport: TransportKind) -> Option<String> {
+    let mut hosts: Vec<HostId> = decision.flows.iter().map(|flow| flow.from.host).collect();
+    hosts.sort_unstable();
+    hosts.dedup();
+    let mut named: BTreeMap<&Device, HostId> = BTreeMap::new();
+    for flow in &decision.flows {
+        match topology.nic_name(flow.from, transport) {
+            Some(name) => _ = named.entry(name).or_insert(flow.from.host),
+            None if topology.nic_count(flow.from.host) > 1 => {
+                let (host, nic) = (topology.host_name(flow.from.host), flow.from.nic);
+                return Some(format!(
+                    "NICs: that of {host} with the number {nic} has no name for {transport} in the topology"
+                ));
+            }
+            None => {}
+        }
+    }
+    let lacking = |(name, of): (&Device, HostId)| {
+        let host = *hosts.iter().find(|host| topology.port_called(**host, name, transport).is_none())?;
+        let (host, of) = (topology.host_name(host), topology.host_name(of));
+        Some(format!("NICs: {of} has {name} in the topology, and {host} none that is called so"))
+    };
+    named.into_iter().find_map(lacking)
 }
 
 fn spine_of(topology: &Topology, flow: &Flow) -> Option<u32> {

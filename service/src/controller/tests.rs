@@ -3,6 +3,7 @@
 mod bed;
 mod by_hand;
 mod dead;
+mod nics;
 mod properties;
 mod story;
 mod transport;

@@ -50,6 +50,27 @@ fn flows_leave_a_link_that_hosts_find_dead_and_come_back() {
     assert!(bed.show().dead_links.is_empty());
 }
 
+/// A path is that of its device: where it leaves its host is where the device hangs, and another device's answer says nothing of it.
+#[test]
+fn paths_by_devices_are_apart() {
+    let rails = include_str!("../../../../config/examples/topology-rails.toml");
+    let third = "[[leaf]]\nname = \"leaf9\"\n[[host]]\nname = \"host-z\"\nleaf = \"leaf9\"\n";
+    let hosts = ["host-a", "host-b", "host-z"].map(str::to_owned);
+    let basis = Basis::new(text("topology.toml", &format!("{rails}\n{third}")), policy("ffa"), &hosts).unwrap();
+    let by = |device: &str| FlowPath { device: Some(device.parse().unwrap()), dscp: Some(8), ..FlowPath::default() };
+    let mut dead = DeadPaths::default();
+    let links = |dead: &DeadPaths| dead.links(&basis).into_keys().collect::<Vec<_>>();
+    let link = |leaf: &str| (leaf.to_owned(), "spine0".to_owned());
+    assert!(dead.hear(&name("host-a"), "host-z", &by("eth1"), false));
+    assert_eq!(links(&dead), [link("leaf9"), link("rail1")]);
+    assert!(!dead.hear(&name("host-a"), "host-z", &by("eth0"), true), "another path");
+    assert!(dead.hear(&name("host-a"), "host-z", &by("eth0"), false));
+    assert_eq!(links(&dead), [link("leaf9")], "on both");
+    assert!(dead.hear(&name("host-a"), "host-z", &by("eth0"), true));
+    assert!(dead.hear(&name("host-a"), "host-z", &by("eth1"), true));
+    assert_eq!(links(&dead), []);
+}
+
 #[test]
 fn what_a_host_has_said_goes_with_it() {
     let mut bed = Bed::new("ffa");

@@ -1,0 +1,93 @@
+//! NICs that policies choose: flows are told to leave by them, where hosts have names for them.
+
+use mccs_config::TopologyFile;
+use mccs_config::service::TransportKind;
+
+use super::bed::name;
+use crate::controller::plan::{Plan, plan};
+use crate::exchange::protocol::CommId;
+use crate::policy::{Decision, Flow, Way};
+use crate::topology::{HostId, Port, Topology};
+
+/// Two hosts of two NICs, a rail each.
+const RAILS: &str = include_str!("../../../../config/examples/topology-rails.toml");
+
+/// The example, with names for the NICs of its second host, too.
+fn named(second: [&str; 2]) -> Topology {
+    let nics = "nic = [{ leaf = \"rail0\", devices = [0, 1] }, { leaf = \"rail1\", devices = [2, 3] }]";
+    assert!(RAILS.contains(nics));
+    let nic = |rail: usize| {
+        let devices = [2 * rail, 2 * rail + 1];
+        let interface = second[rail];
+        format!(
+            "{{ leaf = \"rail{rail}\", devices = {devices:?}, interface = \"{interface}\", rdma = \"mlx5_{rail}\" }}"
+        )
+    };
+    topology(&RAILS.replace(nics, &format!("nic = [{}, {}]", nic(0), nic(1))))
+}
+
+fn topology(text: &str) -> Topology {
+    Topology::from_file(&TopologyFile::parse(text, "topology.toml").unwrap()).unwrap()
+}
+
+/// What becomes of a channel on each rail, the second one also crosswise over a spine.
+fn planned(topology: &Topology, transport: TransportKind) -> Plan {
+    let port = |host: u32, nic: u16| Port { host: HostId(host), nic };
+    let flow = |channel, from, to, way| Flow { channel, from, to, way };
+    let decision = Decision {
+        comm: 1,
+        ring_orders: vec![vec![0, 1]; 2],
+        flows: vec![
+            flow(0, port(0, 0), port(1, 0), Way::Path(0)),
+            flow(0, port(1, 0), port(0, 0), Way::Hash),
+            flow(1, port(0, 1), port(1, 0), Way::Path(1)),
+            flow(1, port(1, 1), port(0, 1), Way::Path(0)),
+        ],
+        weight: 1.0,
+        cap_bps: None,
+        priority: 0,
+        window: None,
+        yields: Vec::new(),
+    };
+    let comm = CommId { root: name("host-a"), incarnation: 1, number: 1 };
+    plan(topology, (&decision, Some(transport)), None, |_| Some(comm.clone()))
+}
+
+/// The device and code point of each flow: 0 from host-a, 0 from host-b, 1 from host-a, 1 from host-b.
+fn ways(plan: &Plan) -> Vec<(Option<String>, Option<u32>)> {
+    let path = |flow: &mccs_config::change::FlowChoice| &plan.paths[flow.path as usize];
+    plan.flows.iter().map(path).map(|path| (path.device.as_ref().map(ToString::to_string), path.dscp)).collect()
+}
+
+#[test]
+fn flows_leave_by_the_nic_that_was_chosen() {
+    let topology = named(["eth0", "eth1"]);
+    for (transport, first, second) in [(TransportKind::Tcp, "eth0", "eth1"), (TransportKind::Rdma, "mlx5_0", "mlx5_1")]
+    {
+        let plan = planned(&topology, transport);
+        let by = |device: &str, dscp| (Some(device.to_owned()), dscp);
+        // Only from rail to rail there is a spine.
+        assert_eq!(ways(&plan), [by(first, None), by(first, None), by(second, Some(16)), by(second, None)]);
+        assert_eq!((plan.transport, plan.paths.len()), (Some(transport), 3));
+        assert!(plan.not_enforced.is_empty(), "{:?}", plan.not_enforced);
+        assert_eq!(plan.change().paths.as_ref(), Some(&plan.paths));
+    }
+}
+
+#[test]
+fn what_has_no_name_on_all_hosts_is_said_and_left() {
+    let second_has_none = topology(RAILS);
+    let other_names = named(["eth0", "ens7"]);
+    for (topology, transport, words) in [
+        (&second_has_none, TransportKind::Tcp, ["host-b", "number 0", "no name for tcp"]),
+        (&second_has_none, TransportKind::Rdma, ["host-b", "number 0", "no name for rdma"]),
+        (&other_names, TransportKind::Tcp, ["host-b", "ens7", "host-a"]),
+    ] {
+        let plan = planned(topology, transport);
+        let said = &plan.not_enforced;
+        assert!(said.len() == 1 && words.iter().all(|word| said[0].contains(word)), "{said:?}");
+        assert_eq!(ways(&plan), [(None, None), (None, None), (None, Some(16)), (None, None)], "spines are kept to");
+    }
+    let plan = planned(&other_names, TransportKind::Rdma);
+    assert!(plan.not_enforced.is_empty(), "as RDMA devices they have the same names");
+}
