@@ -300,7 +300,7 @@ impl Flight {
     /// Has it issued, as soon as there are queues for it.
     fn hand_out(self: Arc<Self>) {
         let (engines, number) = (Arc::clone(&self.engines), self.call.number);
-        engines.queues.offer(&engines, number, self).into_iter().for_each(Flight::issue);
+        drop(engines.queues.offer(&engines, number, self, Flight::issue));
         if engines.queues.is_crowded() {
             // Somebody has to look when it is another's turn.
             let _ = engines.issuers[0].send(issue::Order::Look);
@@ -308,8 +308,8 @@ impl Flight {
     }
 
     /// Has it issued. There are queues for it.
-    pub(super) fn issue(self: Arc<Self>) {
-        self.engines.order(|rank, part| issue::Order::Run { flight: Arc::clone(&self), rank, part });
+    pub(super) fn issue(flight: &Arc<Self>) {
+        flight.engines.order(|rank, part| issue::Order::Run { flight: Arc::clone(flight), rank, part });
     }
 
     /// A part of a rank's is issued, on the thread of its GPU.
@@ -344,8 +344,7 @@ impl Holder for CopyEngines {
 
 impl Drop for Flight {
     fn drop(&mut self) {
-        let next = self.engines.queues.ended(Arc::as_ptr(&self.engines), self.call.number);
-        next.into_iter().for_each(Flight::issue);
+        drop(self.engines.queues.ended(Arc::as_ptr(&self.engines), self.call.number, Flight::issue));
         let mut progress = self.engines.progress();
         progress.ended += 1;
         let goes_on = if progress.begun - progress.ended <= FLIGHTS_MAX { progress.held_back.take() } else { None };

@@ -159,8 +159,7 @@ impl Issuer {
             self.lanes.retain(|lane| !lane.is_over());
             self.callers.retain_mut(|caller| caller.look().inspect(|has_moved| moved |= has_moved).is_some());
             if gpu.queues.is_crowded() {
-                moved = true;
-                gpu.queues.look().into_iter().for_each(Flight::issue);
+                moved |= !gpu.queues.look(Flight::issue).is_empty();
             }
             look_after = if moved { LOOK_AFTER } else { (look_after * 2).min(LOOK_AFTER_MAX) };
         }

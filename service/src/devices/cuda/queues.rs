@@ -78,26 +78,30 @@ impl<H: Holder, F> Queues<H, F> {
         self.is_crowded.load(Ordering::Acquire)
     }
 
-    /// All ranks have called an operation. Returns what is let go: it, unless it has to wait, and perhaps others.
-    pub(super) fn offer(&self, holder: &Arc<H>, number: u64, operation: F) -> Vec<F> {
+    /// All ranks have called an operation. Whatever is let go by that, it or others, `issue` is given, in order and under the lock: it
+    /// must neither block nor drop operations. Returns the same, to be dropped.
+    pub(super) fn offer(&self, holder: &Arc<H>, number: u64, operation: F, issue: impl FnMut(&F)) -> Vec<F> {
         let mut state = self.state();
         state.waiting.push_back(Waiting { holder: Arc::clone(holder), number, operation });
-        self.scan(&mut state)
+        self.scan(&mut state, issue)
     }
 
-    /// An operation has ended, or will not be. Returns what is let go.
-    pub(super) fn ended(&self, holder: *const H, number: u64) -> Vec<F> {
+    /// An operation has ended, or will not be. Lets others go, as [`Queues::offer`].
+    pub(super) fn ended(&self, holder: *const H, number: u64, issue: impl FnMut(&F)) -> Vec<F> {
         let mut state = self.state();
-        for active in state.active.iter_mut().filter(|active| std::ptr::eq(active.holder.as_ptr(), holder)) {
+        for active in state.active.iter_mut().filter(|active| active.is(holder)) {
             active.numbers.retain(|running| *running != number);
         }
         state.active.retain(|active| !active.numbers.is_empty());
-        self.scan(&mut state)
+        self.scan(&mut state, issue)
     }
 
-    /// Returns what is let go by now.
-    pub(super) fn look(&self) -> Vec<F> {
-        self.scan(&mut self.state())
+    /// Lets go what may by now, as [`Queues::offer`], unless somebody else is about to.
+    pub(super) fn look(&self, issue: impl FnMut(&F)) -> Vec<F> {
+        match self.state.try_lock() {
+            Ok(mut state) => self.scan(&mut state, issue),
+            Err(_) => Vec::new(),
+        }
     }
 
     /// Gives back what waits of a communicator: nothing of it is let go any more.
@@ -109,7 +113,7 @@ impl<H: Holder, F> Queues<H, F> {
         gone.into_iter().map(|waiting| waiting.operation).collect()
     }
 
-    fn scan(&self, state: &mut State<H, F>) -> Vec<F> {
+    fn scan(&self, state: &mut State<H, F>, mut issue: impl FnMut(&F)) -> Vec<F> {
         let State { active, waiting } = state;
         let (mut let_go, mut kept) = (Vec::new(), VecDeque::new());
         // GPUs on which somebody is next.
@@ -117,13 +121,12 @@ impl<H: Holder, F> Queues<H, F> {
         for Waiting { holder, number, operation } in waiting.drain(..) {
             let is_behind_own = kept.iter().any(|before: &Waiting<H, F>| Arc::ptr_eq(&before.holder, &holder));
             let is_behind = is_behind_own || holder.gpus().iter().any(|gpu| taken.contains(gpu));
-            let place = active.iter().position(|active| std::ptr::eq(active.holder.as_ptr(), Arc::as_ptr(&holder)));
-            if !is_behind && (place.is_some() || self.has_room(active, &*holder, number)) {
-                let place = place.unwrap_or_else(|| {
-                    active.push(Active { holder: Arc::downgrade(&holder), numbers: Vec::new() });
-                    active.len() - 1
-                });
-                active[place].numbers.push(number);
+            if !is_behind && self.has_room(active, &*holder, number) {
+                match active.iter_mut().find(|active| active.is(&*holder)) {
+                    Some(active) => active.numbers.push(number),
+                    None => active.push(Active { holder: Arc::downgrade(&holder), numbers: vec![number] }),
+                }
+                issue(&operation);
                 let_go.push(operation);
             } else {
                 if !is_behind_own && holder.have_come(number) {
@@ -137,21 +140,37 @@ impl<H: Holder, F> Queues<H, F> {
         let_go
     }
 
-    /// Whether one more communicator can be active on all of its GPUs.
+    /// Whether an operation of a communicator may go: whether that can be active on all of its GPUs, and, if its ranks' streams have not come, wait there
+    /// for them.
     fn has_room(&self, active: &[Active<H>], holder: &H, number: u64) -> bool {
+        let own = active.iter().find(|active| active.is(holder));
         let fits = |share: u32, counts: &dyn Fn(&H, u64) -> bool| {
             holder.gpus().iter().all(|gpu| {
                 let of = |active: &Active<H>| {
                     let other = active.holder.upgrade().filter(|other| other.gpus().contains(gpu))?;
-                    let last = active.numbers.last().copied().unwrap_or(0);
-                    counts(&other, last).then(|| other.streams())
+                    (!active.is(holder) && counts(&other, active.last())).then(|| other.streams())
                 };
                 let used: u32 = active.iter().filter_map(of).sum();
                 used == 0 || used + holder.streams() <= self.count / share
             })
         };
-        fits(SHARE, &|_, _| true)
-            && (holder.have_come(number) || fits(UNREADY_SHARE, &|other, last| !other.have_come(last)))
+        // Who is active with what its ranks have come to must not wait for tenants with the next beyond the share of those who do.
+        let waits_already = || own.is_some_and(|own| !holder.have_come(own.last()));
+        (own.is_some() || fits(SHARE, &|_, _| true))
+            && (holder.have_come(number)
+                || waits_already()
+                || fits(UNREADY_SHARE, &|other, last| !other.have_come(last)))
+    }
+}
+
+impl<H> Active<H> {
+    fn is(&self, holder: *const H) -> bool {
+        std::ptr::eq(self.holder.as_ptr(), holder)
+    }
+
+    /// Its last operation.
+    fn last(&self) -> u64 {
+        self.numbers.last().copied().unwrap_or(0)
     }
 }
 
@@ -186,18 +205,18 @@ mod tests {
     fn who_never_comes_leaves_room_for_who_does() {
         let queues: Queues<Comm, u32> = Queues::new(8);
         let late: Vec<_> = (0..5).map(|_| comm(&[0, 1], 0)).collect();
-        let let_go: Vec<_> = late.iter().zip(0..).flat_map(|(comm, n)| queues.offer(comm, 1, n)).collect();
+        let let_go: Vec<_> = late.iter().zip(0..).flat_map(|(comm, n)| queues.offer(comm, 1, n, |_| ())).collect();
         assert_eq!(let_go, [0, 1], "a quarter of eight");
         assert!(queues.is_crowded());
         let there: Vec<_> = (0..3).map(|_| comm(&[1], 9)).collect();
-        assert_eq!(queues.offer(&there[0], 1, 10), [10]);
-        assert_eq!(queues.offer(&there[1], 1, 11), [11], "half of eight");
-        assert!(queues.offer(&there[2], 1, 12).is_empty());
+        assert_eq!(queues.offer(&there[0], 1, 10, |_| ()), [10]);
+        assert_eq!(queues.offer(&there[1], 1, 11, |_| ()), [11], "half of eight");
+        assert!(queues.offer(&there[2], 1, 12, |_| ()).is_empty());
         // Its turn is before those that have not come.
-        assert_eq!(queues.ended(Arc::as_ptr(&there[0]), 1), [12]);
+        assert_eq!(queues.ended(Arc::as_ptr(&there[0]), 1, |_| ()), [12]);
         late[3].come.store(1, Ordering::Relaxed);
-        assert!(queues.look().is_empty());
-        assert_eq!(queues.ended(Arc::as_ptr(&there[1]), 1), [3]);
+        assert!(queues.look(|_| ()).is_empty());
+        assert_eq!(queues.ended(Arc::as_ptr(&there[1]), 1, |_| ()), [3]);
         assert_eq!(queues.forget(&late[4]), [4]);
     }
 
@@ -205,14 +224,14 @@ mod tests {
     fn operations_of_a_communicator_keep_their_order_and_it_makes_room() {
         let queues: Queues<Comm, u32> = Queues::new(2);
         let (one, wide) = (comm(&[0], 100), comm(&[0, 1], 100));
-        assert_eq!(queues.offer(&one, 1, 1), [1]);
-        assert_eq!(queues.offer(&one, 2, 2), [2], "it is active");
-        assert!(queues.offer(&wide, 1, 50).is_empty());
-        assert!(queues.offer(&one, 3, 3).is_empty(), "somebody waits for its GPU");
-        assert!(queues.ended(Arc::as_ptr(&one), 1).is_empty());
-        assert_eq!(queues.ended(Arc::as_ptr(&one), 2), [50]);
-        assert!(queues.offer(&one, 4, 4).is_empty());
-        assert_eq!(queues.ended(Arc::as_ptr(&wide), 1), [3, 4]);
+        assert_eq!(queues.offer(&one, 1, 1, |_| ()), [1]);
+        assert_eq!(queues.offer(&one, 2, 2, |_| ()), [2], "it is active");
+        assert!(queues.offer(&wide, 1, 50, |_| ()).is_empty());
+        assert!(queues.offer(&one, 3, 3, |_| ()).is_empty(), "somebody waits for its GPU");
+        assert!(queues.ended(Arc::as_ptr(&one), 1, |_| ()).is_empty());
+        assert_eq!(queues.ended(Arc::as_ptr(&one), 2, |_| ()), [50]);
+        assert!(queues.offer(&one, 4, 4, |_| ()).is_empty());
+        assert_eq!(queues.ended(Arc::as_ptr(&wide), 1, |_| ()), [3, 4]);
         assert!(!queues.is_crowded());
     }
 
@@ -220,8 +239,53 @@ mod tests {
     fn nobody_waits_for_who_is_gone() {
         let queues: Queues<Comm, u32> = Queues::new(2);
         let gone = comm(&[0], 0);
-        assert_eq!(queues.offer(&gone, 1, 1), [1]);
+        assert_eq!(queues.offer(&gone, 1, 1, |_| ()), [1]);
         drop(gone);
-        assert_eq!(queues.offer(&comm(&[0], 0), 1, 2), [2]);
+        assert_eq!(queues.offer(&comm(&[0], 0), 1, 2, |_| ()), [2]);
+    }
+
+    #[test]
+    fn who_calls_ahead_waits_for_tenants_like_everybody() {
+        let queues: Queues<Comm, u32> = Queues::new(8);
+        let ahead: Vec<_> = (0..4).map(|_| comm(&[0], 1)).collect();
+        let offer = |number| -> Vec<_> {
+            let offers = ahead.iter().zip(0..).flat_map(|(comm, n)| queues.offer(comm, number, n, |_| ()));
+            offers.collect()
+        };
+        assert_eq!(offer(1), [0, 1, 2, 3], "half of eight");
+        assert_eq!(offer(2), [0, 1], "a quarter of eight");
+        // What waits with one operation may with the next.
+        assert_eq!(queues.offer(&ahead[0], 3, 30, |_| ()), [30]);
+        assert!(ahead.iter().all(|comm| queues.ended(Arc::as_ptr(comm), 1, |_| ()).is_empty()));
+        // Those that wait may wait for this one.
+        assert_eq!(queues.offer(&comm(&[0], 9), 1, 99, |_| ()), [99]);
+        ahead[3].come.store(2, Ordering::Relaxed);
+        assert_eq!(queues.look(|_| ()), [3]);
+    }
+
+    #[test]
+    fn whoever_lets_operations_go_they_are_issued_in_order() {
+        const LAST: u64 = 3000;
+        let queues: Queues<Comm, (usize, u64)> = Queues::new(2);
+        let (comms, issued) = ([comm(&[0], LAST), comm(&[0], LAST)], Mutex::new([Vec::new(), Vec::new()]));
+        let (done, ends) = std::sync::mpsc::channel();
+        let issue = |(of, number): &(usize, u64)| {
+            issued.lock().expect("a list")[*of].push(*number);
+            done.send((*of, *number)).expect("who ends it");
+        };
+        std::thread::scope(|scope| {
+            for of in 0..2 {
+                let (queues, comms, issue) = (&queues, &comms, issue.clone());
+                scope.spawn(move || {
+                    (1..=LAST).for_each(|number| drop(queues.offer(&comms[of], number, (of, number), &issue)));
+                });
+            }
+            for _ in 0..2 * LAST {
+                let (of, number) = ends.recv().expect("all are issued");
+                queues.ended(Arc::as_ptr(&comms[of]), number, &issue);
+                queues.look(&issue);
+            }
+        });
+        assert!(issued.lock().expect("a list").iter().all(|numbers| numbers.iter().copied().eq(1..=LAST)));
     }
 }
