@@ -24,13 +24,13 @@ use super::Gpus;
 use super::imports::{GpuOperand, ImportError, Imports};
 use super::issue;
 use super::large::{LargeCall, Part};
+use super::news::News;
 use super::promises::Promises;
 use super::queues::{Holder, Queues};
 use super::setup::{AreasInUse, Order, Orders};
 use crate::collective::Schedule;
 use crate::devices::Launched;
 use crate::engines::proxy::{Operation, ProxyMessage};
-use crate::runtime::Sender;
 
 /// Operations of a communicator that are on their way before the proxy engine is held back: enough that streams never wait for
 /// it.
@@ -51,7 +51,7 @@ pub struct CopyEngines {
     /// Operations that wait for imports, at the set-up thread.
     importing: AtomicU64,
     setup: Arc<Orders>,
-    done: Sender<ProxyMessage>,
+    news: Arc<News>,
 }
 
 /// What is dropped on the set-up thread, in this order.
@@ -97,7 +97,7 @@ impl CopyEngines {
         (page, areas): (&Arc<DirectPage>, &AreasInUse),
         layout: LargeLayout,
         issuers: &[mpsc::Sender<issue::Order>],
-        (setup, done): (&Arc<Orders>, &Sender<ProxyMessage>),
+        (setup, news): (&Arc<Orders>, &Arc<News>),
         by_events: bool,
     ) -> Result<Self, DriverError> {
         for (from, to) in ranks.iter().flat_map(|from| ranks.iter().map(move |to| (*from, *to))) {
@@ -125,7 +125,7 @@ impl CopyEngines {
             progress: Mutex::default(),
             importing: AtomicU64::new(0),
             setup: Arc::clone(setup),
-            done: done.clone(),
+            news: Arc::clone(news),
         })
     }
 
@@ -178,8 +178,8 @@ impl CopyEngines {
         }
     }
 
-    pub(super) fn done(&self) -> &Sender<ProxyMessage> {
-        &self.done
+    pub(super) fn news(&self) -> &News {
+        &self.news
     }
 
     /// Number of ranks.
@@ -324,7 +324,7 @@ impl Flight {
     /// Ends the communicator.
     pub(super) fn fail(&self, error: &dyn std::fmt::Display) {
         let message = format!("copy engines, operation {}: {error}", self.call.number);
-        tell(&self.engines.done, ProxyMessage::DeviceFailed { comm: self.comm, message });
+        self.engines.news.tell(ProxyMessage::DeviceFailed { comm: self.comm, message });
     }
 }
 
@@ -350,16 +350,7 @@ impl Drop for Flight {
         let goes_on = if progress.begun - progress.ended <= FLIGHTS_MAX { progress.held_back.take() } else { None };
         drop(progress);
         if let Some(job) = goes_on {
-            tell(&self.engines.done, ProxyMessage::JobDone { job, fault: None });
+            self.engines.news.tell(ProxyMessage::JobDone { job, fault: None });
         }
-    }
-}
-
-/// Waits for room: threads that set up and issue have nothing better to do.
-pub(super) fn tell(done: &Sender<ProxyMessage>, message: ProxyMessage) {
-    let mut message = message;
-    while let Err(back) = done.send(message) {
-        message = back;
-        std::thread::yield_now();
     }
 }

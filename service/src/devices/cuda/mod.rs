@@ -15,12 +15,12 @@ mod engines;
 mod imports;
 mod issue;
 mod large;
+mod news;
 mod promises;
 mod queues;
 mod setup;
 mod strategies;
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 use mccs_config::service::LargeFrom;
@@ -32,6 +32,7 @@ use mccs_kernels::cuda::reduce_functions;
 pub use self::engines::CopyEngines;
 use self::engines::Flight;
 pub use self::imports::{GpuOperand, GpuRegion, Importer};
+use self::news::News;
 pub use self::queues::{QUEUES_MAX, QUEUES_VARIABLE};
 use self::queues::{Queues, queues_of_process};
 use self::setup::{Order, Orders, Setup};
@@ -185,9 +186,7 @@ fn choose(all: Vec<Gpu>, names: &[String]) -> Result<Vec<Gpu>, NoCuda> {
 pub struct CudaDevice {
     gpus: Arc<Gpus>,
     setup: Arc<Orders>,
-    done: Sender<ProxyMessage>,
-    /// What its proxy engine had no room for.
-    untold: VecDeque<ProxyMessage>,
+    news: Arc<News>,
 }
 
 impl CudaDevice {
@@ -200,8 +199,9 @@ impl CudaDevice {
             gpus.load_kernels()?;
         }
         let gpus = Arc::new(gpus);
-        let setup = Setup::start(Arc::clone(&gpus), options, done.clone())?;
-        Ok(CudaDevice { gpus, setup, done, untold: VecDeque::new() })
+        let news = Arc::new(News::new(done));
+        let setup = Setup::start(Arc::clone(&gpus), options, Arc::clone(&news))?;
+        Ok(CudaDevice { gpus, setup, news })
     }
 
     /// Makes regions of tenants' memory.
@@ -210,13 +210,8 @@ impl CudaDevice {
         Importer::new(Arc::clone(&self.setup), self.gpus.gpus.len())
     }
 
-    fn tell_proxy(&mut self, message: ProxyMessage) {
-        self.untold.push_back(message);
-        self.push_backlog();
-    }
-
-    fn refuse(&mut self, key: Handle, reason: String) {
-        self.tell_proxy(ProxyMessage::Prepared { key, prepared: Err(reason) });
+    fn refuse(&self, key: Handle, reason: String) {
+        self.news.tell(ProxyMessage::Prepared { key, prepared: Err(reason) });
     }
 }
 
@@ -271,12 +266,6 @@ impl Device for CudaDevice {
     fn tell(&mut self, _engine: &TransportHandle, _message: TransportMessage) {}
 
     fn push_backlog(&mut self) -> bool {
-        while let Some(message) = self.untold.pop_front() {
-            if let Err(message) = self.done.send(message) {
-                self.untold.push_front(message);
-                return true;
-            }
-        }
-        false
+        self.news.push_backlog()
     }
 }

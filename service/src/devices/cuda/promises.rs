@@ -12,7 +12,7 @@ use mccs_cuda::{Context, DriverError, Event, OwnedStream, WordOperation};
 use mccs_ipc::large::{CALLED_EVENTS, LargeWord, RankEvents, called_event};
 use mccs_ipc::types::Handle;
 
-use super::engines::{CopyEngines, tell};
+use super::engines::CopyEngines;
 use crate::engines::proxy::ProxyMessage;
 
 /// How long an event is looked at without pause. After that the pauses are an eighth of how long it has been waited for.
@@ -93,7 +93,7 @@ impl Caller {
         let before = self.come;
         if let Err(error) = self.advance(&engines) {
             let message = format!("events of rank {}, operation {}: {error}", self.rank, self.come + 1);
-            tell(engines.done(), ProxyMessage::DeviceFailed { comm: self.comm, message });
+            engines.news().tell(ProxyMessage::DeviceFailed { comm: self.comm, message });
             return None;
         }
         let has_moved = before != self.come;

@@ -11,13 +11,13 @@ use mccs_ipc::large::LargeLayout;
 use mccs_ipc::types::Handle;
 use mccs_kernels::cuda::AreaLayout;
 
-use super::engines::{CopyEngines, Flight, tell};
+use super::engines::{CopyEngines, Flight};
 use super::imports::Imports;
+use super::news::News;
 use super::strategies::{Abilities, GpuStrategy, Strategies};
 use super::{CudaOptions, Gpus, NoCuda, Prepared, issue};
 use crate::devices::{Areas, Counted, DirectGroup, Ended};
 use crate::engines::proxy::ProxyMessage;
-use crate::runtime::Sender;
 
 /// To the thread.
 pub(super) enum Order {
@@ -75,7 +75,7 @@ pub(super) struct Setup {
     /// To hand to areas.
     own: Weak<Orders>,
     orders: Receiver<Order>,
-    done: Sender<ProxyMessage>,
+    news: Arc<News>,
     options: CudaOptions,
     /// Threads that issue copies, by GPU.
     issuers: Vec<mpsc::Sender<issue::Order>>,
@@ -84,18 +84,14 @@ pub(super) struct Setup {
 
 impl Setup {
     /// Starts the thread. It ends when nobody can give it orders any more: with the device and the last areas.
-    pub(super) fn start(
-        gpus: Arc<Gpus>,
-        options: CudaOptions,
-        done: Sender<ProxyMessage>,
-    ) -> Result<Arc<Orders>, NoCuda> {
+    pub(super) fn start(gpus: Arc<Gpus>, options: CudaOptions, news: Arc<News>) -> Result<Arc<Orders>, NoCuda> {
         let (sender, orders) = mpsc::channel();
         let sender = Arc::new(sender);
         let own = Arc::downgrade(&sender);
         let streams = gpus.gpus.iter().map(|(_, context)| OwnedStream::new(context)).collect::<Result<_, _>>()?;
         let issuers = (0..gpus.gpus.len()).map(|gpu| issue::start(gpu, &gpus)).collect::<Result<_, _>>()?;
         let imports = Imports::default();
-        let setup = Setup { gpus, streams, own, orders, done, options, issuers, imports };
+        let setup = Setup { gpus, streams, own, orders, news, options, issuers, imports };
         std::thread::Builder::new().name("mccs-cuda-setup".into()).spawn(move || setup.run())?;
         Ok(sender)
     }
@@ -108,7 +104,7 @@ impl Setup {
                 Order::Import(flight) => flight.import(&self.gpus, &mut self.imports),
                 Order::Prepare { gpus, key } => {
                     let prepared = self.prepare(&gpus).map_err(|error| error.to_string());
-                    tell(&self.done, ProxyMessage::Prepared { key, prepared });
+                    self.news.tell(ProxyMessage::Prepared { key, prepared });
                 }
             }
         }
@@ -171,7 +167,7 @@ impl Setup {
         let in_use = AreasInUse { memory: Arc::new(memory), orders: Arc::clone(&orders) };
         let by_events = self.options.by_events && execution == Execution::Service;
         let copies = |layout| {
-            let (shared, ways) = ((&page, &in_use), (&orders, &self.done));
+            let (shared, ways) = ((&page, &in_use), (&orders, &self.news));
             CopyEngines::new(&self.gpus, gpus, shared, layout, &self.issuers, ways, by_events).map(Arc::new)
         };
         let copies = large.map(copies).transpose().map_err(PrepareError::Streams)?;
