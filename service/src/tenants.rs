@@ -37,6 +37,7 @@ pub struct Tenant {
     memory_bytes: AtomicU64,
     sessions: AtomicU64,
     communicators: AtomicU64,
+    imports: AtomicU64,
 }
 
 /// What a [`Charge`] counts.
@@ -48,7 +49,12 @@ pub enum Resource {
     Sessions,
     /// Ranks in communicators.
     Communicators,
+    /// Registered memory of GPUs, as often as GPUs have it open.
+    Imports,
 }
+
+/// Most [`Resource::Imports`] of a tenant: more than programs have, and few enough for the driver.
+const IMPORTS_MAX: u64 = 1 << 16;
 
 impl Resource {
     fn name(self) -> &'static str {
@@ -56,6 +62,7 @@ impl Resource {
             Resource::MemoryBytes => "bytes of memory",
             Resource::Sessions => "sessions",
             Resource::Communicators => "communicators",
+            Resource::Imports => "open registrations of GPU memory",
         }
     }
 }
@@ -90,6 +97,7 @@ impl Tenant {
             memory_bytes: AtomicU64::new(0),
             sessions: AtomicU64::new(0),
             communicators: AtomicU64::new(0),
+            imports: AtomicU64::new(0),
         })
     }
 
@@ -98,6 +106,7 @@ impl Tenant {
             Resource::MemoryBytes => (&self.memory_bytes, self.quota.memory_bytes),
             Resource::Sessions => (&self.sessions, self.quota.sessions),
             Resource::Communicators => (&self.communicators, self.quota.communicators),
+            Resource::Imports => (&self.imports, IMPORTS_MAX),
         }
     }
 

@@ -15,6 +15,7 @@ use crate::collective::Schedule;
 use crate::engines::proxy::{Operand, Operation};
 use crate::engines::transport::links::LinksId;
 use crate::engines::transport::{Activity, TransportHandle, TransportMessage};
+use crate::tenants::Charge;
 
 /// What became of a launch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -211,8 +212,8 @@ pub trait Device: Send {
     /// Name for the operator.
     fn name(&self) -> String;
 
-    /// Makes what the ranks of a new communicator share; `gpus` by rank, as the device counts its GPUs.
-    fn prepare(&mut self, _gpus: &[usize], _key: Handle) -> Prepare {
+    /// Makes what the ranks of a new communicator share; `gpus` by rank, as the device counts its GPUs. What is made keeps the ranks' charges.
+    fn prepare(&mut self, _gpus: &[usize], _charges: &[Arc<Charge>], _key: Handle) -> Prepare {
         Prepare::Nothing
     }
 

@@ -264,7 +264,7 @@ impl SimRank {
             nranks: self.nranks,
             gpu: None,
             root: Name::new(&format!("h{}", self.root)),
-            charge,
+            charge: Arc::new(charge),
             reply: connected.replies.sender(),
         };
         if host.proxy.send(ProxyMessage::Join(Box::new(request))).is_err() {

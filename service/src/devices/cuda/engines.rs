@@ -21,6 +21,7 @@ use mccs_ipc::large::{LargeLayout, LargeWord, RankEvents};
 use mccs_ipc::types::{DataType, Handle, RedOp};
 
 use super::Gpus;
+use super::frees::Frees;
 use super::imports::{GpuOperand, ImportError, Imports};
 use super::issue;
 use super::large::{LargeCall, Part};
@@ -51,10 +52,11 @@ pub struct CopyEngines {
     /// Operations that wait for imports, at the set-up thread.
     importing: AtomicU64,
     setup: Arc<Orders>,
+    frees: Frees,
     news: Arc<News>,
 }
 
-/// What is dropped on the set-up thread, in this order.
+/// What is dropped on the thread that frees, in this order.
 struct Parts {
     /// By rank, where their streams tell and wait by events.
     promises: Vec<Promises>,
@@ -97,7 +99,7 @@ impl CopyEngines {
         (page, areas): (&Arc<DirectPage>, &AreasInUse),
         layout: LargeLayout,
         issuers: &[mpsc::Sender<issue::Order>],
-        (setup, news): (&Arc<Orders>, &Arc<News>),
+        (setup, frees, news): (&Arc<Orders>, &Frees, &Arc<News>),
         by_events: bool,
     ) -> Result<Self, DriverError> {
         for (from, to) in ranks.iter().flat_map(|from| ranks.iter().map(move |to| (*from, *to))) {
@@ -125,6 +127,7 @@ impl CopyEngines {
             progress: Mutex::default(),
             importing: AtomicU64::new(0),
             setup: Arc::clone(setup),
+            frees: frees.clone(),
             news: Arc::clone(news),
         })
     }
@@ -266,8 +269,7 @@ impl CopyEngines {
 impl Drop for CopyEngines {
     fn drop(&mut self) {
         if let Some(parts) = self.parts.take() {
-            // If the thread could not be reached they would be dropped here.
-            let _ = self.setup.send(Order::Free(Box::new(parts)));
+            self.frees.free(parts);
         }
     }
 }

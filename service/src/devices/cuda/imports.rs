@@ -2,7 +2,8 @@
 //!
 //! A tenant registers an allocation by the driver's handle. It is opened when an operation first uses it, by the set-up
 //! thread, in the context of every GPU that is to push from it or to it: opened in its owner's context alone it would be
-//! staged through the host. It is closed by the same thread when the region has gone and nothing copies any more.
+//! staged through the host. It is closed by the thread that frees when the region has gone and nothing copies any more; opened again meanwhile, it is
+//! the same: the driver counts, and other memory has another handle.
 //!
 //! What a tenant says of a handle is not trusted: it is checked against the driver's word before the first copy.
 
@@ -12,12 +13,13 @@ use std::sync::{Arc, OnceLock, Weak};
 use mccs_cuda::{DeviceAddress, DriverError, ImportedMemory, IpcHandle};
 
 use super::Gpus;
-use super::setup::{Order, Orders};
+use super::frees::Frees;
+use crate::tenants::{Charge, OverQuota, Resource, Tenant};
 
 /// Makes regions of what tenants register.
 #[derive(Clone)]
 pub struct Importer {
-    orders: Arc<Orders>,
+    frees: Frees,
     gpus: usize,
 }
 
@@ -25,9 +27,16 @@ pub struct Importer {
 pub struct GpuRegion {
     handle: IpcHandle,
     bytes: u64,
+    owner: Arc<Tenant>,
     /// By GPU, where it is open.
-    open: Box<[OnceLock<Arc<ImportedMemory>>]>,
-    orders: Arc<Orders>,
+    open: Box<[OnceLock<Open>]>,
+    frees: Frees,
+}
+
+/// Memory that is open in a GPU's context, and what that takes of its owner's quota.
+struct Open {
+    memory: Arc<ImportedMemory>,
+    _charge: Charge,
 }
 
 /// A validated range of a region.
@@ -40,16 +49,16 @@ pub struct GpuOperand {
 }
 
 impl Importer {
-    pub(super) fn new(orders: Arc<Orders>, gpus: usize) -> Self {
-        Importer { orders, gpus }
+    pub(super) fn new(frees: Frees, gpus: usize) -> Self {
+        Importer { frees, gpus }
     }
 
-    /// A region of `bytes` under a handle of 64 bytes; `None` if it has another length.
+    /// A region of `owner`'s with `bytes`, under a handle of 64 bytes; `None` if it has another length.
     #[must_use]
-    pub fn region(&self, ipc_handle: &[u8], bytes: u64) -> Option<GpuRegion> {
+    pub fn region(&self, owner: &Arc<Tenant>, ipc_handle: &[u8], bytes: u64) -> Option<GpuRegion> {
         let handle = IpcHandle(ipc_handle.try_into().ok()?);
         let open = (0..self.gpus).map(|_| OnceLock::new()).collect();
-        Some(GpuRegion { handle, bytes, open, orders: Arc::clone(&self.orders) })
+        Some(GpuRegion { handle, bytes, owner: Arc::clone(owner), open, frees: self.frees.clone() })
     }
 }
 
@@ -75,8 +84,7 @@ impl Drop for GpuRegion {
     fn drop(&mut self) {
         let open: Vec<_> = self.open.iter_mut().filter_map(OnceLock::take).collect();
         if !open.is_empty() {
-            // If the thread could not be reached they would be closed here.
-            let _ = self.orders.send(Order::Free(Box::new(open)));
+            self.frees.free(open);
         }
     }
 }
@@ -84,7 +92,7 @@ impl Drop for GpuRegion {
 impl GpuOperand {
     /// Its first byte in a GPU's context, where the region is open.
     pub(super) fn address(&self, gpu: usize) -> Option<DeviceAddress> {
-        Some(self.region.open.get(gpu)?.get()?.address() + self.offset_bytes)
+        Some(self.region.open.get(gpu)?.get()?.memory.address() + self.offset_bytes)
     }
 }
 
@@ -93,36 +101,48 @@ impl GpuOperand {
 pub(super) enum ImportError {
     #[error("registered memory cannot be opened: {0}")]
     Driver(#[from] DriverError),
+    #[error("registered memory cannot be opened: {0}")]
+    OverQuota(#[from] OverQuota),
     #[error("registered memory has {actual} bytes, and {said} were registered")]
     TooShort { actual: u64, said: u64 },
 }
 
 /// What the set-up thread has opened. A context opens a handle once, whoever registered it how often.
-#[derive(Default)]
-pub(super) struct Imports(HashMap<(usize, IpcHandle), Weak<ImportedMemory>>);
+pub(super) struct Imports {
+    open: HashMap<(usize, IpcHandle), Weak<ImportedMemory>>,
+    frees: Frees,
+}
 
 impl Imports {
+    pub(super) fn new(frees: Frees) -> Self {
+        Imports { open: HashMap::new(), frees }
+    }
+
     /// Opens a region in a GPU's context, unless it is open there.
     pub(super) fn open(&mut self, gpus: &Gpus, gpu: usize, region: &GpuRegion) -> Result<(), ImportError> {
         if region.is_open(gpu) {
             return Ok(());
         }
+        let charge = region.owner.charge(Resource::Imports, 1)?;
         let key = (gpu, region.handle);
-        let memory = match self.0.get(&key).and_then(Weak::upgrade) {
+        let memory = match self.open.get(&key).and_then(Weak::upgrade) {
             Some(memory) => memory,
             None => {
-                self.0.retain(|_, weak| weak.strong_count() > 0);
+                self.open.retain(|_, weak| weak.strong_count() > 0);
                 let memory = Arc::new(ImportedMemory::open(&gpus.gpus[gpu].1, &region.handle)?);
-                self.0.insert(key, Arc::downgrade(&memory));
+                self.open.insert(key, Arc::downgrade(&memory));
                 memory
             }
         };
-        let actual = memory.len_bytes()?;
-        if actual < region.bytes {
-            return Err(ImportError::TooShort { actual, said: region.bytes });
+        let actual = memory.len_bytes();
+        let is_whole = actual.as_ref().is_ok_and(|actual| *actual >= region.bytes);
+        let open = Open { memory, _charge: charge };
+        if is_whole {
+            // Only this thread opens.
+            let _ = region.open[gpu].set(open);
+            return Ok(());
         }
-        // Only this thread opens.
-        let _ = region.open[gpu].set(memory);
-        Ok(())
+        self.frees.free(open);
+        Err(ImportError::TooShort { actual: actual?, said: region.bytes })
     }
 }

@@ -8,10 +8,11 @@
 //! What is too large for that goes by the service's copy engines (`engines.rs`, `issue.rs`, decision 012), between the ranks' own
 //! buffers (`imports.rs`).
 //!
-//! What the driver takes long for (memory, handles) is done by one thread (`setup.rs`), never by an engine.
+//! What the driver takes long for (memory, handles) is done by one thread (`setup.rs`), never by an engine; what it frees, by another (`frees.rs`).
 
 mod crossover;
 mod engines;
+mod frees;
 mod imports;
 mod issue;
 mod large;
@@ -31,6 +32,7 @@ use mccs_kernels::cuda::reduce_functions;
 
 pub use self::engines::CopyEngines;
 use self::engines::Flight;
+use self::frees::Frees;
 pub use self::imports::{GpuOperand, GpuRegion, Importer};
 use self::news::News;
 pub use self::queues::{QUEUES_MAX, QUEUES_VARIABLE};
@@ -42,6 +44,7 @@ use crate::collective::Schedule;
 use crate::engines::proxy::{Operand, Operation, ProxyMessage};
 use crate::engines::transport::{TransportHandle, TransportMessage};
 use crate::runtime::Sender;
+use crate::tenants::Charge;
 
 /// Why this host has no CUDA device.
 #[derive(Debug, thiserror::Error)]
@@ -186,6 +189,7 @@ fn choose(all: Vec<Gpu>, names: &[String]) -> Result<Vec<Gpu>, NoCuda> {
 pub struct CudaDevice {
     gpus: Arc<Gpus>,
     setup: Arc<Orders>,
+    frees: Frees,
     news: Arc<News>,
 }
 
@@ -200,14 +204,15 @@ impl CudaDevice {
         }
         let gpus = Arc::new(gpus);
         let news = Arc::new(News::new(done));
-        let setup = Setup::start(Arc::clone(&gpus), options, Arc::clone(&news))?;
-        Ok(CudaDevice { gpus, setup, news })
+        let frees = Frees::start(Arc::clone(&gpus.queues), Flight::issue)?;
+        let setup = Setup::start(Arc::clone(&gpus), options, Arc::clone(&news), frees.clone())?;
+        Ok(CudaDevice { gpus, setup, frees, news })
     }
 
     /// Makes regions of tenants' memory.
     #[must_use]
     pub fn importer(&self) -> Importer {
-        Importer::new(Arc::clone(&self.setup), self.gpus.gpus.len())
+        Importer::new(self.frees.clone(), self.gpus.gpus.len())
     }
 
     fn refuse(&self, key: Handle, reason: String) {
@@ -226,10 +231,10 @@ impl Device for CudaDevice {
         "cuda".into()
     }
 
-    fn prepare(&mut self, gpus: &[usize], key: Handle) -> Prepare {
+    fn prepare(&mut self, gpus: &[usize], charges: &[Arc<Charge>], key: Handle) -> Prepare {
         if let Some(reason) = self.gpus.objection(gpus) {
             self.refuse(key, reason);
-        } else if self.setup.send(Order::Prepare { gpus: gpus.to_vec(), key }).is_err() {
+        } else if self.setup.send(Order::Prepare { gpus: gpus.to_vec(), charges: charges.to_vec(), key }).is_err() {
             self.refuse(key, "the thread that sets up GPUs has ended".into());
         }
         Prepare::Begun

@@ -46,7 +46,27 @@ pub(super) struct Queues<H, F> {
     state: Mutex<State<H, F>>,
 }
 
+/// What is held back for the time being.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Hold {
+    Nothing,
+    /// Operations that not all ranks' streams have come to.
+    Unready,
+    All,
+}
+
+/// What was let go and has not ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum UnderWay {
+    Nothing,
+    /// Operations that all ranks' streams have come to.
+    Ready,
+    /// Others, too.
+    Unready,
+}
+
 struct State<H, F> {
+    hold: Hold,
     active: Vec<Active<H>>,
     waiting: VecDeque<Waiting<H, F>>,
 }
@@ -65,7 +85,7 @@ struct Waiting<H, F> {
 
 impl<H: Holder, F> Queues<H, F> {
     pub(super) fn new(count: u32) -> Self {
-        let state = Mutex::new(State { active: Vec::new(), waiting: VecDeque::new() });
+        let state = Mutex::new(State { hold: Hold::Nothing, active: Vec::new(), waiting: VecDeque::new() });
         Queues { count, is_crowded: AtomicBool::new(false), state }
     }
 
@@ -104,6 +124,22 @@ impl<H: Holder, F> Queues<H, F> {
         }
     }
 
+    /// Holds operations back from now on, or no more. What is let go by that goes to `issue`, as in [`Queues::offer`]. Returns what is under way.
+    pub(super) fn hold(&self, hold: Hold, issue: impl FnMut(&F)) -> UnderWay {
+        let mut state = self.state();
+        state.hold = hold;
+        let let_go = self.scan(&mut state, issue);
+        let is_unready = |active: &Active<H>| active.holder.upgrade().is_some_and(|h| !h.have_come(active.last()));
+        let under_way = match &state.active[..] {
+            [] => UnderWay::Nothing,
+            active if active.iter().any(is_unready) => UnderWay::Unready,
+            _ => UnderWay::Ready,
+        };
+        drop(state);
+        drop(let_go);
+        under_way
+    }
+
     /// Gives back what waits of a communicator: nothing of it is let go any more.
     pub(super) fn forget(&self, holder: &Arc<H>) -> Vec<F> {
         let mut state = self.state();
@@ -114,14 +150,19 @@ impl<H: Holder, F> Queues<H, F> {
     }
 
     fn scan(&self, state: &mut State<H, F>, mut issue: impl FnMut(&F)) -> Vec<F> {
-        let State { active, waiting } = state;
+        let State { hold, active, waiting } = state;
         let (mut let_go, mut kept) = (Vec::new(), VecDeque::new());
         // GPUs on which somebody is next.
         let mut taken: Vec<usize> = Vec::new();
         for Waiting { holder, number, operation } in waiting.drain(..) {
             let is_behind_own = kept.iter().any(|before: &Waiting<H, F>| Arc::ptr_eq(&before.holder, &holder));
             let is_behind = is_behind_own || holder.gpus().iter().any(|gpu| taken.contains(gpu));
-            if !is_behind && self.has_room(active, &*holder, number) {
+            let is_held = match hold {
+                Hold::Nothing => false,
+                Hold::Unready => !holder.have_come(number),
+                Hold::All => true,
+            };
+            if !is_behind && !is_held && self.has_room(active, &*holder, number) {
                 match active.iter_mut().find(|active| active.is(&*holder)) {
                     Some(active) => active.numbers.push(number),
                     None => active.push(Active { holder: Arc::downgrade(&holder), numbers: vec![number] }),
@@ -175,14 +216,20 @@ impl<H> Active<H> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::sync::atomic::AtomicU64;
 
     use super::*;
 
-    struct Comm {
+    pub(in super::super) struct Comm {
         gpus: Vec<usize>,
         come: AtomicU64,
+    }
+
+    impl Comm {
+        pub(in super::super) fn come_to(&self, number: u64) {
+            self.come.store(number, Ordering::Relaxed);
+        }
     }
 
     impl Holder for Comm {
@@ -197,7 +244,7 @@ mod tests {
         }
     }
 
-    fn comm(gpus: &[usize], come: u64) -> Arc<Comm> {
+    pub(in super::super) fn comm(gpus: &[usize], come: u64) -> Arc<Comm> {
         Arc::new(Comm { gpus: gpus.to_vec(), come: AtomicU64::new(come) })
     }
 
@@ -214,7 +261,7 @@ mod tests {
         assert!(queues.offer(&there[2], 1, 12, |_| ()).is_empty());
         // Its turn is before those that have not come.
         assert_eq!(queues.ended(Arc::as_ptr(&there[0]), 1, |_| ()), [12]);
-        late[3].come.store(1, Ordering::Relaxed);
+        late[3].come_to(1);
         assert!(queues.look(|_| ()).is_empty());
         assert_eq!(queues.ended(Arc::as_ptr(&there[1]), 1, |_| ()), [3]);
         assert_eq!(queues.forget(&late[4]), [4]);
@@ -259,7 +306,7 @@ mod tests {
         assert!(ahead.iter().all(|comm| queues.ended(Arc::as_ptr(comm), 1, |_| ()).is_empty()));
         // Those that wait may wait for this one.
         assert_eq!(queues.offer(&comm(&[0], 9), 1, 99, |_| ()), [99]);
-        ahead[3].come.store(2, Ordering::Relaxed);
+        ahead[3].come_to(2);
         assert_eq!(queues.look(|_| ()), [3]);
     }
 

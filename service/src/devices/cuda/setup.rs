@@ -1,6 +1,6 @@
-//! The thread that allocates, reads and frees: calls that the driver may take milliseconds for, or wait for a GPU in.
+//! The thread that allocates, opens and reads: calls that the driver may take milliseconds for. None of them waits for what streams wait for: everybody's
+//! set-up does, and the watch on what does not come.
 
-use std::any::Any;
 use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Weak};
 
@@ -12,29 +12,39 @@ use mccs_ipc::types::Handle;
 use mccs_kernels::cuda::AreaLayout;
 
 use super::engines::{CopyEngines, Flight};
+use super::frees::Frees;
 use super::imports::Imports;
 use super::news::News;
 use super::strategies::{Abilities, GpuStrategy, Strategies};
 use super::{CudaOptions, Gpus, NoCuda, Prepared, issue};
 use crate::devices::{Areas, Counted, DirectGroup, Ended};
 use crate::engines::proxy::ProxyMessage;
+use crate::tenants::Charge;
 
 /// To the thread.
 pub(super) enum Order {
     /// Make what the ranks of a communicator share. Answered by [`ProxyMessage::Prepared`].
-    Prepare { gpus: Vec<usize>, key: Handle },
+    Prepare { gpus: Vec<usize>, charges: Vec<Arc<Charge>>, key: Handle },
     /// Read what areas have counted.
-    Read { areas: Arc<Memory>, ended: Arc<Ended> },
+    Read { areas: AreasInUse, ended: Arc<Ended> },
     /// Open what an operation uses, and hand it out.
     Import(Flight),
-    /// Drop what nobody uses any more, and what the driver may take long for.
-    Free(Box<dyn Any + Send>),
 }
 
-/// The ranks' areas, and their GPUs as the device counts them.
-pub(super) type Memory = Vec<(usize, DeviceMemory)>;
+/// The ranks' areas, and their GPUs as the device counts them. Go to the thread that frees when dropped.
+struct Memory {
+    areas: Vec<(usize, DeviceMemory)>,
+    charges: Vec<Arc<Charge>>,
+    frees: Frees,
+}
 
-/// Areas in use; go back to the thread when dropped, since freeing waits for the GPU.
+impl Drop for Memory {
+    fn drop(&mut self) {
+        self.frees.free((std::mem::take(&mut self.areas), std::mem::take(&mut self.charges)));
+    }
+}
+
+/// Areas in use.
 #[derive(Clone)]
 pub(super) struct AreasInUse {
     memory: Arc<Memory>,
@@ -44,13 +54,13 @@ pub(super) struct AreasInUse {
 impl AreasInUse {
     /// First byte of a rank's, as this process sees it.
     pub(super) fn address(&self, rank: usize) -> DeviceAddress {
-        self.memory[rank].1.address()
+        self.memory.areas[rank].1.address()
     }
 }
 
 impl Areas for AreasInUse {
     fn read(&self, ended: &Arc<Ended>) {
-        let order = Order::Read { areas: Arc::clone(&self.memory), ended: Arc::clone(ended) };
+        let order = Order::Read { areas: self.clone(), ended: Arc::clone(ended) };
         if self.orders.send(order).is_err() {
             ended.tell(Err("the thread that reads GPUs has ended".into()));
         }
@@ -60,13 +70,6 @@ impl Areas for AreasInUse {
 /// To the thread, which ends when nobody has this any more.
 pub(super) type Orders = mpsc::Sender<Order>;
 
-impl Drop for AreasInUse {
-    fn drop(&mut self) {
-        // If the thread could not be reached the memory would be freed here.
-        let _ = self.orders.send(Order::Free(Box::new(std::mem::take(&mut self.memory))));
-    }
-}
-
 /// The thread's state.
 pub(super) struct Setup {
     gpus: Arc<Gpus>,
@@ -75,6 +78,7 @@ pub(super) struct Setup {
     /// To hand to areas.
     own: Weak<Orders>,
     orders: Receiver<Order>,
+    frees: Frees,
     news: Arc<News>,
     options: CudaOptions,
     /// Threads that issue copies, by GPU.
@@ -84,14 +88,19 @@ pub(super) struct Setup {
 
 impl Setup {
     /// Starts the thread. It ends when nobody can give it orders any more: with the device and the last areas.
-    pub(super) fn start(gpus: Arc<Gpus>, options: CudaOptions, news: Arc<News>) -> Result<Arc<Orders>, NoCuda> {
+    pub(super) fn start(
+        gpus: Arc<Gpus>,
+        options: CudaOptions,
+        news: Arc<News>,
+        frees: Frees,
+    ) -> Result<Arc<Orders>, NoCuda> {
         let (sender, orders) = mpsc::channel();
         let sender = Arc::new(sender);
         let own = Arc::downgrade(&sender);
         let streams = gpus.gpus.iter().map(|(_, context)| OwnedStream::new(context)).collect::<Result<_, _>>()?;
         let issuers = (0..gpus.gpus.len()).map(|gpu| issue::start(gpu, &gpus)).collect::<Result<_, _>>()?;
-        let imports = Imports::default();
-        let setup = Setup { gpus, streams, own, orders, news, options, issuers, imports };
+        let imports = Imports::new(frees.clone());
+        let setup = Setup { gpus, streams, own, orders, frees, news, options, issuers, imports };
         std::thread::Builder::new().name("mccs-cuda-setup".into()).spawn(move || setup.run())?;
         Ok(sender)
     }
@@ -99,19 +108,18 @@ impl Setup {
     fn run(mut self) {
         while let Ok(order) = self.orders.recv() {
             match order {
-                Order::Free(unused) => drop(unused),
                 Order::Read { areas, ended } => ended.tell(self.read(&areas).map_err(|error| error.to_string())),
                 Order::Import(flight) => flight.import(&self.gpus, &mut self.imports),
-                Order::Prepare { gpus, key } => {
-                    let prepared = self.prepare(&gpus).map_err(|error| error.to_string());
+                Order::Prepare { gpus, charges, key } => {
+                    let prepared = self.prepare(&gpus, charges).map_err(|error| error.to_string());
                     self.news.tell(ProxyMessage::Prepared { key, prepared });
                 }
             }
         }
     }
 
-    fn read(&self, areas: &Memory) -> Result<Vec<Counted>, DriverError> {
-        let counted = areas.iter().map(|(gpu, area)| {
+    fn read(&self, areas: &AreasInUse) -> Result<Vec<Counted>, DriverError> {
+        let counted = areas.memory.areas.iter().map(|(gpu, area)| {
             // SAFETY: the area is mapped while it is held, in its GPU's context, which is the stream's.
             let read = |offset| unsafe { self.streams[*gpu].read_word(area.address() + offset) }.map(AreaLayout::ended);
             Ok(Counted {
@@ -142,20 +150,20 @@ impl Setup {
         (0..gpus.len()).all(|from| (0..gpus.len()).all(|to| from == to || stores(gpus[from], gpus[to])))
     }
 
-    fn prepare(&self, gpus: &[usize]) -> Result<Prepared, PrepareError> {
+    fn prepare(&self, gpus: &[usize], charges: Vec<Arc<Charge>>) -> Result<Prepared, PrepareError> {
         let nranks = gpus.len() as u32;
         // A single rank has nobody to meet, and an area that nobody uses.
         let layout = AreaLayout::initial(nranks.max(2));
         let large = self.may_be_large(gpus).then(|| LargeLayout::behind(layout.bytes(), self.options.slot_bytes));
         let area_bytes = large.map_or(layout.bytes(), |large| large.area_bytes());
-        let (mut memory, mut areas) = (Vec::new(), Vec::new());
+        let (mut memory, mut areas) = (Memory { areas: Vec::new(), charges, frees: self.frees.clone() }, Vec::new());
         for (rank, number) in gpus.iter().enumerate() {
             let (gpu, context) = &self.gpus.gpus[*number];
             let failed = |error| PrepareError::Driver { rank, gpu: gpu.id.to_string(), error };
             let area = DeviceMemory::zeroed(context, area_bytes as usize).map_err(failed)?;
-            let ipc_handle = area.export().map_err(failed)?.0.to_vec();
-            areas.push(AreaName { ipc_handle, gpu: gpu.id.0 });
-            memory.push((*number, area));
+            let ipc_handle = area.export();
+            memory.areas.push((*number, area));
+            areas.push(AreaName { ipc_handle: ipc_handle.map_err(failed)?.0.to_vec(), gpu: gpu.id.0 });
         }
         let (fd, page) = DirectPage::create()?;
         let page = Arc::new(page);
@@ -167,7 +175,7 @@ impl Setup {
         let in_use = AreasInUse { memory: Arc::new(memory), orders: Arc::clone(&orders) };
         let by_events = self.options.by_events && execution == Execution::Service;
         let copies = |layout| {
-            let (shared, ways) = ((&page, &in_use), (&orders, &self.news));
+            let (shared, ways) = ((&page, &in_use), (&orders, &self.frees, &self.news));
             CopyEngines::new(&self.gpus, gpus, shared, layout, &self.issuers, ways, by_events).map(Arc::new)
         };
         let copies = large.map(copies).transpose().map_err(PrepareError::Streams)?;

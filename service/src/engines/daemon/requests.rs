@@ -214,7 +214,7 @@ impl SessionEngine {
             Err(message) => return self.refuse(id, ErrorClass::InvalidArgument, message),
         };
         // The memory is the tenant's own: what it costs the service is limited by the number of regions.
-        let Some(region) = importer.region(ipc_handle, bytes) else {
+        let Some(region) = importer.region(&self.session.tenant, ipc_handle, bytes) else {
             let message = format!("a handle of {} bytes names no memory of a GPU", ipc_handle.len());
             return self.refuse(id, ErrorClass::InvalidArgument, message);
         };
@@ -247,7 +247,7 @@ impl SessionEngine {
         by_engines: bool,
     ) {
         let charge = match self.session.tenant.charge(Resource::Communicators, 1) {
-            Ok(charge) => charge,
+            Ok(charge) => Arc::new(charge),
             Err(error) => return self.refuse(request, ErrorClass::InvalidUsage, error.to_string()),
         };
         // Ranks that name a root may be on several hosts: then their data goes through memory of the host.

@@ -92,7 +92,7 @@ pub(super) struct Member {
     pub(super) whole_started: u64,
     pub(super) leaving: Option<(u64, Sender<ProxyReply>)>,
     pub(super) left: bool,
-    _charge: Charge,
+    _charge: Arc<Charge>,
 }
 
 /// Sends and receives between two ranks that wait for each other, in order. One of the two is empty.
@@ -496,7 +496,7 @@ impl Comm {
 }
 
 impl Member {
-    pub(super) fn new(rank: u32, session: Arc<Session>, tenant_comm: Handle, charge: Charge) -> Self {
+    pub(super) fn new(rank: u32, session: Arc<Session>, tenant_comm: Handle, charge: Arc<Charge>) -> Self {
         Member {
             rank,
             session,

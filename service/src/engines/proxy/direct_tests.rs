@@ -15,7 +15,7 @@ use crate::devices::{Areas, DirectGroup, Ended, FarPair, Launched, Network, Prep
 use crate::engines::transport::{TransportHandle, TransportMessage};
 use crate::runtime::Sender;
 use crate::session::Session;
-use crate::tenants::{Quota, Resource, Tenant};
+use crate::tenants::{Charge, Quota, Resource, Tenant};
 
 /// Ranks' areas, of which nobody asks anything.
 struct NoAreas;
@@ -37,7 +37,7 @@ impl Device for Pages {
         "pages".into()
     }
 
-    fn prepare(&mut self, gpus: &[usize], key: Handle) -> Prepare {
+    fn prepare(&mut self, gpus: &[usize], _: &[Arc<Charge>], key: Handle) -> Prepare {
         let (fd, page) = DirectPage::create().expect("a page");
         let nranks = gpus.len() as u32;
         let abilities = Abilities { nranks, execution: self.execution, copy_engines: true, lines: false };
@@ -130,7 +130,7 @@ impl Bed {
                 nranks,
                 gpu: Some(rank as usize),
                 root: None,
-                charge: tenant.charge(Resource::Communicators, 1).expect("within the quota"),
+                charge: Arc::new(tenant.charge(Resource::Communicators, 1).expect("within the quota")),
                 reply: replies.sender(),
             };
             assert!(self.proxy.send(ProxyMessage::Join(Box::new(request))).is_ok());

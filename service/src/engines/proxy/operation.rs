@@ -150,7 +150,7 @@ pub struct JoinRequest {
     /// The host of rank 0, where ranks may be on several hosts.
     pub root: Option<Name>,
     /// The tenant's quota for it.
-    pub charge: Charge,
+    pub charge: Arc<Charge>,
     /// Where to answer.
     pub reply: Sender<ProxyReply>,
 }

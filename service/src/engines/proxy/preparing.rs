@@ -1,5 +1,6 @@
 //! Between the last rank's joining and a communicator's beginning: its device makes what its ranks share.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use mccs_ipc::types::{ErrorClass, Handle, UniqueId};
@@ -24,6 +25,7 @@ impl ProxyEngine {
     /// All ranks of a communicator of this host alone are there.
     pub(super) fn prepare(&mut self, id: UniqueId, requests: Vec<JoinRequest>, now: Instant) {
         let gpus: Vec<_> = requests.iter().map(|request| request.gpu.unwrap_or(0)).collect();
+        let charges: Vec<_> = requests.iter().map(|request| Arc::clone(&request.charge)).collect();
         let nranks = requests.len() as u32;
         let key = match self.preparing.insert(Preparing { id, requests }) {
             Ok(key) => key,
@@ -32,7 +34,7 @@ impl ProxyEngine {
                 return refuse_all(&Refusal { class: ErrorClass::System, message }, requests);
             }
         };
-        if self.device.prepare(&gpus, key) == Prepare::Nothing
+        if self.device.prepare(&gpus, &charges, key) == Prepare::Nothing
             && let Some(Preparing { id, requests }) = self.preparing.remove(key)
         {
             self.create_comm(id, nranks, requests, None, None, now);

@@ -1,0 +1,131 @@
+//! The thread that gives back to the driver what nobody uses any more: areas, streams, tenants' memory that was imported.
+//!
+//! The driver frees and unmaps memory when all streams of the process have ended, on the GPU and on its peers, and other threads' calls may wait
+//! beside it. Streams of the service wait for tenants, and for what other threads have yet to issue. So nothing is freed while operations are under way
+//! (`queues.rs`), and while something is to be freed they are held:
+//!
+//! ```text
+//! unready ones are held, until all under way have come --> all are held, until none is under way --> freed; none is held
+//!                         ^                                                  |
+//!                         +---------------- it takes long -------------------+
+//! ```
+//!
+//! What never comes is waited for until it has failed; others go on meanwhile, once they have come. Charges lie with what they are for, so that a
+//! tenant has its quota back when that is freed.
+
+use std::any::Any;
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver};
+use std::time::{Duration, Instant};
+
+use super::queues::{Hold, Holder, Queues, UnderWay};
+
+/// How often operations that are under way are looked at: between the shortest pause and the longest, doubled each time.
+const LOOK_AFTER: Duration = Duration::from_micros(100);
+const LOOK_AFTER_MAX: Duration = Duration::from_millis(10);
+/// How long operations are held for those that have come to end: what is honest takes some milliseconds.
+const HELD_MAX: Duration = Duration::from_millis(100);
+/// How long they go on afterwards.
+const GO_ON_FOR: Duration = Duration::from_secs(2);
+
+/// To the thread, which ends when nobody has this any more.
+#[derive(Clone)]
+pub(super) struct Frees(mpsc::Sender<Box<dyn Any + Send>>);
+
+impl Frees {
+    /// Starts the thread. Operations that it has held are given to `issue`.
+    pub(super) fn start<H: Holder + Send + Sync + 'static, F: Send + 'static>(
+        queues: Arc<Queues<H, F>>,
+        issue: impl Fn(&F) + Send + 'static,
+    ) -> std::io::Result<Self> {
+        let (sender, unused) = mpsc::channel();
+        let run = move || run(&unused, &queues, &issue);
+        std::thread::Builder::new().name("mccs-cuda-free".into()).spawn(run)?;
+        Ok(Frees(sender))
+    }
+
+    /// Drops it when that holds up nobody. Returns at once.
+    pub(super) fn free(&self, unused: impl Any + Send) {
+        // If the thread could not be reached it would be dropped here.
+        let _ = self.0.send(Box::new(unused));
+    }
+}
+
+fn run<H: Holder, F>(unused: &Receiver<Box<dyn Any + Send>>, queues: &Queues<H, F>, issue: &impl Fn(&F)) {
+    while let Ok(first) = unused.recv() {
+        hold_all(queues, issue);
+        drop(first);
+        unused.try_iter().for_each(drop);
+        queues.hold(Hold::Nothing, issue);
+    }
+}
+
+/// Returns when nothing is under way, and nothing is let go.
+fn hold_all<H: Holder, F>(queues: &Queues<H, F>, issue: &impl Fn(&F)) {
+    let mut pause = LOOK_AFTER;
+    loop {
+        if queues.hold(Hold::Unready, issue) == UnderWay::Unready {
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(LOOK_AFTER_MAX);
+        } else if becomes_so(HELD_MAX, || queues.hold(Hold::All, issue) == UnderWay::Nothing) {
+            return;
+        } else {
+            queues.hold(Hold::Unready, issue);
+            std::thread::sleep(GO_ON_FOR);
+        }
+    }
+}
+
+fn becomes_so(within: Duration, is_so: impl Fn() -> bool) -> bool {
+    let since = Instant::now();
+    while !is_so() {
+        if since.elapsed() > within {
+            return false;
+        }
+        std::thread::sleep(LOOK_AFTER);
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::devices::cuda::queues::tests::comm;
+
+    /// Tells that it was dropped.
+    struct Told(mpsc::Sender<()>);
+
+    impl Drop for Told {
+        fn drop(&mut self) {
+            let _ = self.0.send(());
+        }
+    }
+
+    #[test]
+    fn nothing_is_freed_while_somebody_does_not_come_and_others_go_on() {
+        let (queues, (issued, issues)) = (Arc::new(Queues::new(8)), mpsc::channel());
+        let issue = move |number: &u32| issued.send(*number).expect("a test that waits");
+        let frees = Frees::start(Arc::clone(&queues), issue).expect("a thread");
+        let (told, freed) = mpsc::channel();
+        let (late, there, other) = (comm(&[0], 0), comm(&[0], 9), comm(&[1], 0));
+        assert_eq!(queues.offer(&late, 1, 1, |_| ()), [1]);
+        frees.free(Told(told.clone()));
+        // Held from some moment on, as long as that is to be freed.
+        let mut number = 1;
+        while !queues.offer(&other, number, 100, |_| ()).is_empty() {
+            queues.ended(Arc::as_ptr(&other), number, |_| ());
+            number += 1;
+        }
+        assert_eq!(queues.offer(&there, 1, 2, |_| ()), [2], "it has come");
+        queues.ended(Arc::as_ptr(&there), 1, |_| ());
+        assert!(freed.try_recv().is_err());
+        late.come_to(1);
+        queues.ended(Arc::as_ptr(&late), 1, |_| ());
+        assert_eq!(freed.recv(), Ok(()));
+        // What was held goes on.
+        assert_eq!(issues.recv(), Ok(100));
+        queues.ended(Arc::as_ptr(&other), number, |_| ());
+        frees.free(Told(told));
+        assert_eq!(freed.recv(), Ok(()));
+    }
+}
