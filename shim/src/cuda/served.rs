@@ -89,8 +89,9 @@ impl ServedCommunicator {
 
     /// See [`super::CudaCommunicator::async_error`].
     pub(super) fn async_error(&self) -> Option<Error> {
-        let of_engines = || self.engines.as_ref().and_then(|engines| engines.comm.async_error());
-        self.staged.async_error().or_else(of_engines)
+        // Both are asked: if the service has gone each lets its own streams go on.
+        let of_engines = self.engines.as_ref().and_then(|engines| engines.comm.async_error());
+        self.staged.async_error().or(of_engines)
     }
 
     /// See [`super::CudaCommunicator::abort`].

@@ -2,6 +2,7 @@
 //! `tests/gpu.sh` where there are GPUs; the service is in this process, and ranks are in others.
 
 mod changes;
+mod deaths;
 mod mps;
 mod points;
 mod ranks;
@@ -43,7 +44,7 @@ const ROLES: &[(&str, Role)] = &[
 #[ignore = "needs a GPU"]
 fn plays_its_role() {
     watchdog();
-    ranks::play(&[ROLES, changes::ROLES, points::ROLES, mps::ROLES, staged::ROLES].concat());
+    ranks::play(&[ROLES, changes::ROLES, deaths::ROLES, points::ROLES, mps::ROLES, staged::ROLES].concat());
 }
 
 /// Calls of many kinds and sizes, each checked.

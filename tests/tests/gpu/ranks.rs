@@ -64,11 +64,17 @@ impl Player {
 
     /// Waits until it has said something.
     pub fn hears(&mut self, what: &str) {
+        self.line_with(what);
+    }
+
+    /// The same, and returns that line.
+    pub fn line_with(&mut self, what: &str) -> String {
         let mut line = String::new();
         while !line.contains(what) {
             line.clear();
             assert_ne!(self.out.read_line(&mut line).expect("its output"), 0, "it ended, and did not say {what:?}");
         }
+        line
     }
 
     /// Waits until it ends well, and returns what it has said.
@@ -83,10 +89,15 @@ impl Player {
 
 /// A communicator of every test's: all ranks, at least two, on all GPUs.
 pub fn everybody(service: &TestService, tenant: usize) -> Place {
+    everybody_at(service.socket(tenant))
+}
+
+/// The same, of whatever service that is.
+pub fn everybody_at(socket: PathBuf) -> Place {
     let gpus = gpus().expect("GPUs").len();
     let nranks = gpus.clamp(2, 8) as u32;
     let id = mccs::unique_id().expect("an id");
-    Place { socket: service.socket(tenant), id, ranks: 0..nranks, nranks, gpus, root: String::new() }
+    Place { socket, id, ranks: 0..nranks, nranks, gpus, root: String::new() }
 }
 
 /// In a process that is to play a role: plays it.

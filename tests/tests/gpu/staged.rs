@@ -25,7 +25,7 @@ pub const ROLES: &[(&str, Role)] = &[
 const ORDERINGS: [&str; 4] = ["auto", "words", "kernels", "events"];
 
 /// A service that carries everything out, whose callers' streams wait in this way.
-fn strict(ordering: &str) -> String {
+pub fn strict(ordering: &str) -> String {
     format!(
         "[cuda]\nuse = \"required\"\nexecution = \"service\"\nordering = {ordering:?}\n\
          [[tenant]]\nname = \"a\"\nsocket = \"a\"\n[[tenant]]\nname = \"b\"\nsocket = \"b\"\n"

@@ -132,6 +132,8 @@ impl DirectCommunicator {
         stream: RawStream,
     ) -> Result<(), Error> {
         let member = &*self.member;
+        // What was called before waits for it.
+        member.released_if_alone().map_or(Ok(()), Err)?;
         let (kind, rank, root) = (checked.kind, member.rank, checked.root);
         let size = checked.dtype.size_bytes() as u64;
         let send_bytes = kind.send_count(checked.count, member.nranks, rank, root).unwrap_or(0) * size;
@@ -168,6 +170,33 @@ impl DirectCommunicator {
         }
         member.client.0.submit_on_gpus(&command)?;
         order.large.enqueued = number;
+        // SAFETY: the caller's contract is passed on.
+        let enqueued =
+            unsafe { self.enqueue_by_words(layout, checked, (call, &at), (send_bytes, recv_bytes), number, stream) };
+        enqueued.inspect_err(|_| self.give_up())
+    }
+
+    /// Ends the communicator on all ranks: the service was told of what this rank's stream never comes to.
+    fn give_up(&self) {
+        self.member.page.abort();
+        self.member.client.0.requests.send_and_forget(Request::AbortComm { comm: self.member.handle });
+    }
+
+    /// Enqueues an operation between words. The service was told of it.
+    ///
+    /// # Safety
+    /// As for [`super::super::CudaCommunicator::all_reduce`].
+    unsafe fn enqueue_by_words(
+        &self,
+        layout: LargeLayout,
+        checked: &DirectCall,
+        (call, at): (&Call, &Call),
+        (send_bytes, recv_bytes): (u64, u64),
+        number: u64,
+        stream: RawStream,
+    ) -> Result<(), Error> {
+        let member = &*self.member;
+        let rank = member.rank;
         // SAFETY: words are on the registered page, which lives as long as `self`; the rest is the caller's contract.
         unsafe {
             if at.send != call.send {
@@ -175,7 +204,7 @@ impl DirectCommunicator {
             }
             stream.write_word(self.word(rank, LargeWord::Ready), number).map_err(cuda_error)?;
             if self.execution == Execution::Ranks {
-                self.keep(layout, checked, &at, number, stream)?;
+                self.keep(layout, checked, at, number, stream)?;
             }
             let arrived = |peer| WordOperation::Wait(self.word(peer, LargeWord::Arrived), number);
             let kept = WordOperation::Wait(self.word(rank, LargeWord::Kept), number);
@@ -212,12 +241,15 @@ impl DirectCommunicator {
             events.called[called_event(number)].record(stream).map_err(cuda_error)?;
             member.client.0.submit_on_gpus(command)?;
             order.large.enqueued = number;
-            self.wait_for_word(LargeWord::Promised, number)?;
-            stream.wait(&events.done).map_err(cuda_error)?;
-            if at.recv != call.recv {
-                stream.copy(call.recv, at.recv, recv_bytes as usize).map_err(cuda_error)?;
-            }
-            events.past.record(stream).map_err(cuda_error)
+            let promised = self.wait_for_word(LargeWord::Promised, number);
+            let enqueued = promised.and_then(|()| {
+                stream.wait(&events.done).map_err(cuda_error)?;
+                if at.recv != call.recv {
+                    stream.copy(call.recv, at.recv, recv_bytes as usize).map_err(cuda_error)?;
+                }
+                events.past.record(stream).map_err(cuda_error)
+            });
+            enqueued.inspect_err(|_| self.give_up())
         }
     }
 

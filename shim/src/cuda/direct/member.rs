@@ -100,8 +100,16 @@ impl Member {
 
     /// The error that ended the communicator, if one did: on any rank.
     pub(super) fn failure(&self) -> Option<Error> {
-        let failure = self.contradiction().or_else(|| self.client.0.comm_failure(self.handle));
-        failure.or_else(|| self.client.0.requests.check_alive().err())
+        let gone = self.released_if_alone();
+        self.contradiction().or_else(|| self.client.0.comm_failure(self.handle)).or(gone)
+    }
+
+    /// Lets kernels and streams go on if the service has gone, since nobody else would. Returns that it has.
+    pub(super) fn released_if_alone(&self) -> Option<Error> {
+        let gone = self.client.0.requests.check_alive().err()?;
+        self.page.abort();
+        self.page.release_all();
+        Some(gone)
     }
 
     /// Why the communicator has failed, if this is because two ends of a message did not mean the same.
@@ -142,15 +150,16 @@ impl Member {
             Ok::<_, Error>(AreaLayout::ended(word) >= launched && has_rest_ended())
         };
         while !self.page.is_aborted() && !has_ended()? {
-            if self.client.0.requests.check_alive().is_err() {
-                // Nobody else would stop what waits for a rank that has gone.
-                self.page.abort();
-                self.page.release_all();
-            }
+            self.released_if_alone();
             std::thread::sleep(LOOK_AGAIN_AFTER);
         }
         // Kernels that were stopped do not count, and those in graphs only by number.
         let is_known = !has_captured && !self.page.is_aborted();
-        if is_known { Ok(()) } else { self.context.synchronize().map_err(cuda_error) }
+        if is_known {
+            return Ok(());
+        }
+        // Others may have said that it was aborted: streams wait all the same.
+        self.released_if_alone();
+        self.context.synchronize().map_err(cuda_error)
     }
 }

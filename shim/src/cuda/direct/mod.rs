@@ -307,7 +307,11 @@ impl DirectCommunicator {
     /// See [`super::CudaCommunicator::abort`].
     pub(super) fn abort(&self) -> Result<(), Error> {
         self.member.page.abort();
-        self.member.client.0.requests.call(Request::AbortComm { comm: self.member.handle }, &[]).map(drop)
+        let told = self.member.client.0.requests.call(Request::AbortComm { comm: self.member.handle }, &[]);
+        if told.is_err() {
+            self.member.released_if_alone();
+        }
+        told.map(drop)
     }
 
     /// The service may free areas once all ranks have left: so not before this one's kernels have ended.

@@ -146,7 +146,8 @@ impl StagedCommunicator {
             // SAFETY: buffers and stream are the caller's contract.
             let enqueued = StagedCall { comm: self, call, shape, stream }.enqueue(&mut order.pieces);
             order.last_stream = Some(stream);
-            enqueued.and_then(|()| order.last_call.record(stream).map_err(cuda_error))
+            // Behind what was enqueued in spite of an error, too.
+            enqueued.and(order.last_call.record(stream).map_err(cuda_error))
         };
         if enqueued.is_err() {
             // The service may have been told of what the GPU never comes to.
@@ -172,9 +173,9 @@ impl StagedCommunicator {
         self.client.0.comm_failure(self.comm.handle()).or(gone)
     }
 
-    /// See [`super::CudaCommunicator::abort`]. The service lets streams go on.
+    /// See [`super::CudaCommunicator::abort`]. The service lets streams go on, or this if it has gone.
     pub(super) fn abort(&self) -> Result<(), Error> {
-        self.comm.abort()
+        self.comm.abort().inspect_err(|_| drop(self.async_error()))
     }
 
     /// Leaves when this rank's operations have ended.

@@ -182,16 +182,16 @@ impl StagedPoints {
                 let waiting = points.flat_map(parts).collect();
                 traffic.push((*key, Traffic { stream, waiting, under_way: VecDeque::new() }));
             }
-            self.run(&mut order.lanes, &mut traffic)?;
+            // Lanes end behind what was enqueued in spite of an error, too.
+            let mut done = self.run(&mut order.lanes, &mut traffic);
             for (key, Traffic { stream, .. }) in &traffic {
                 let Some(lane) = order.lanes.get(key) else { continue };
-                lane.last.record(*stream).map_err(cuda_error)?;
-                if !is_alone {
-                    main.wait(&lane.last).map_err(cuda_error)?;
-                }
+                let joined =
+                    lane.last.record(*stream).and_then(|()| if is_alone { Ok(()) } else { main.wait(&lane.last) });
+                done = done.and(joined.map_err(cuda_error));
             }
+            done
         }
-        Ok(())
     }
 
     fn make_lane(&self, lanes: &mut HashMap<(u32, bool), Lane>, key: (u32, bool)) -> Result<(), Error> {

@@ -1,0 +1,136 @@
+//! Large operations whose stream nobody else would let go on: the service has died, or what comes behind the command cannot be enqueued.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::ensure;
+use mccs::Client;
+use mccs_cuda::{Context, OwnedStream, gpus};
+use mccs_tests::{TestService, watchdog};
+
+use super::ranks::{Buffers, Place, Player, Role, call, enqueue, everybody, everybody_at};
+use super::staged::strict;
+use super::{LARGE, told};
+
+pub const ROLES: &[(&str, Role)] = &[
+    ("serves", serves),
+    ("synchronizes_after_its_service", synchronizes_after_its_service),
+    ("aborts_after_its_service", aborts_after_its_service),
+    ("calls_on_a_strange_stream", calls_on_a_strange_stream),
+];
+
+/// The configuration of a service in a process of its own.
+const CONFIG: &str = "MCCS_GPU_CONFIG";
+/// Elements of a call that goes by the engines, in whatever way.
+const COUNT: u64 = 1 << 20;
+
+/// A service that can be killed.
+fn serves(_: &Place) -> anyhow::Result<()> {
+    let service = TestService::start(&std::fs::read_to_string(std::env::var(CONFIG)?)?);
+    println!("serves at {}", service.socket(0).display());
+    loop {
+        std::thread::park();
+    }
+}
+
+/// Rank 0 calls and waits for the others, who do not come; then the service dies.
+fn outlives_its_service(place: &Place, is_aborted: bool) -> anyhow::Result<()> {
+    place.each_rank(|rank| {
+        let call = call(0, place.nranks, COUNT);
+        let at = Buffers::of(&rank.context, &call)?;
+        rank.together.wait();
+        if rank.comm.rank() == 0 {
+            enqueue(&rank.comm, &call, &at, rank.stream.raw())?;
+            println!("is there");
+        }
+        while Client::connect(&place.socket).is_ok() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        if is_aborted {
+            ensure!(rank.comm.abort().is_err(), "nobody could be told");
+        } else {
+            told(&rank);
+        }
+        let synchronize = || {
+            // SAFETY: the stream lives.
+            unsafe { rank.stream.raw().synchronize() }
+        };
+        if is_aborted {
+            drop(rank.comm);
+            synchronize()?;
+        } else {
+            synchronize()?;
+            drop(rank.comm);
+        }
+        Ok(())
+    })
+}
+
+fn synchronizes_after_its_service(place: &Place) -> anyhow::Result<()> {
+    outlives_its_service(place, false)
+}
+
+fn aborts_after_its_service(place: &Place) -> anyhow::Result<()> {
+    outlives_its_service(place, true)
+}
+
+fn kill_service(config: &str) {
+    for role in ["synchronizes_after_its_service", "aborts_after_its_service"] {
+        watchdog();
+        let directory = tempfile::tempdir().expect("a directory");
+        let file = directory.path().join("config");
+        std::fs::write(&file, config).expect("a file");
+        let mut serving = Player::start_with("serves", &everybody_at(PathBuf::new()), &[(CONFIG, file)]);
+        let said = serving.line_with("serves at ");
+        let (_, socket) = said.trim_end().split_once("serves at ").expect("a path");
+        let socket = PathBuf::from(socket);
+        let mut ranks = Player::start(role, &everybody_at(socket.clone()));
+        ranks.hears("is there");
+        serving.process.kill().expect("killed");
+        serving.process.wait().expect("its end");
+        ranks.ends_well();
+        let directory = socket.parent().expect("a directory of its own");
+        std::fs::remove_dir_all(directory).expect("what it could not remove");
+    }
+}
+
+#[test]
+#[ignore = "needs two GPUs"]
+fn large_calls_go_on_when_the_service_is_killed() {
+    kill_service(LARGE);
+}
+
+#[test]
+#[ignore = "needs two GPUs"]
+fn large_calls_of_a_strict_service_go_on_when_it_is_killed() {
+    kill_service(&strict("auto"));
+}
+
+/// Rank 0 calls on a stream of another context, where nothing can be enqueued behind the command.
+fn calls_on_a_strange_stream(place: &Place) -> anyhow::Result<()> {
+    place.each_rank(|rank| {
+        let call = call(0, place.nranks, COUNT);
+        let at = Buffers::of(&rank.context, &call)?;
+        let strange = OwnedStream::new(&Context::primary(&gpus()?[1])?)?;
+        rank.together.wait();
+        if rank.comm.rank() == 0 {
+            ensure!(enqueue(&rank.comm, &call, &at, strange.raw()).is_err());
+        } else {
+            // Refused, if rank 0 was faster.
+            let _ = enqueue(&rank.comm, &call, &at, rank.stream.raw());
+            // SAFETY: the stream lives.
+            unsafe { rank.stream.raw().synchronize()? };
+        }
+        let error = told(&rank).to_string();
+        ensure!(error.contains("rank 0 aborted"), "{error}");
+        Ok(())
+    })
+}
+
+#[test]
+#[ignore = "needs two GPUs"]
+fn a_call_that_fails_behind_its_command_is_told_to_everybody() {
+    assert!(gpus().expect("GPUs").len() > 1, "needs two GPUs");
+    let service = TestService::start(LARGE);
+    Player::start("calls_on_a_strange_stream", &everybody(&service, 0)).ends_well();
+}
