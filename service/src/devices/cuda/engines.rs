@@ -48,6 +48,8 @@ pub struct CopyEngines {
     issuers: Vec<mpsc::Sender<issue::Order>>,
     queues: Arc<Queues<CopyEngines, Arc<Flight>>>,
     is_released: AtomicBool,
+    /// Lanes with something left, once it is released.
+    unreleased: AtomicUsize,
     progress: Mutex<Progress>,
     /// Operations that wait for imports, at the set-up thread.
     importing: AtomicU64,
@@ -113,6 +115,7 @@ impl CopyEngines {
         // SAFETY: the page is mapped longer than it is registered: parts are dropped in order.
         let registration =
             unsafe { HostRegistration::register(&gpus.gpus[ranks[0]].1, page.as_ptr(), DIRECT_PAGE_BYTES as usize)? };
+        let unreleased = AtomicUsize::new(streams.len() + keep_streams.len());
         let by_events = ranks.iter().filter(|_| by_events);
         let promises = by_events.map(|gpu| Promises::new(&gpus.gpus[*gpu].1)).collect::<Result<_, _>>()?;
         let parts =
@@ -124,6 +127,7 @@ impl CopyEngines {
             issuers: ranks.iter().map(|gpu| issuers[*gpu].clone()).collect(),
             queues: Arc::clone(&gpus.queues),
             is_released: AtomicBool::new(false),
+            unreleased,
             progress: Mutex::default(),
             importing: AtomicU64::new(0),
             setup: Arc::clone(setup),
@@ -193,6 +197,16 @@ impl CopyEngines {
     /// Whether [`CopyEngines::release`] was called.
     pub(super) fn is_released(&self) -> bool {
         self.is_released.load(Ordering::Acquire)
+    }
+
+    /// A lane has nothing left, after [`CopyEngines::release`].
+    pub(super) fn has_released_one(&self) {
+        self.unreleased.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Whether none has.
+    pub(super) fn has_released_all(&self) -> bool {
+        self.unreleased.load(Ordering::Acquire) == 0
     }
 
     fn progress(&self) -> std::sync::MutexGuard<'_, Progress> {
@@ -303,6 +317,10 @@ impl Flight {
     fn hand_out(self: Arc<Self>) {
         let (engines, number) = (Arc::clone(&self.engines), self.call.number);
         drop(engines.queues.offer(&engines, number, self, Flight::issue));
+        if engines.is_released() {
+            // What was imported meanwhile has come behind the last look.
+            drop(engines.queues.forget(&engines));
+        }
         if engines.queues.is_crowded() {
             // Somebody has to look when it is another's turn.
             let _ = engines.issuers[0].send(issue::Order::Look);
@@ -314,13 +332,9 @@ impl Flight {
         flight.engines.order(|rank, part| issue::Order::Run { flight: Arc::clone(flight), rank, part });
     }
 
-    /// A part of a rank's is issued, on the thread of its GPU.
-    pub(super) fn is_issued(&self, rank: u32) -> Result<(), DriverError> {
-        let before = self.unissued.get(rank as usize).map_or(0, |parts| parts.fetch_sub(1, Ordering::Relaxed));
-        match self.engines.promises(rank) {
-            Some(promises) if before == 1 => promises.promise(&self.engines, rank, self.call.number),
-            _ => Ok(()),
-        }
+    /// A part of a rank's is issued, on the thread of its GPU. Returns whether all are.
+    pub(super) fn is_issued(&self, rank: u32) -> bool {
+        self.unissued.get(rank as usize).is_some_and(|parts| parts.fetch_sub(1, Ordering::Relaxed) == 1)
     }
 
     /// Ends the communicator.

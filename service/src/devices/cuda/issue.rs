@@ -8,14 +8,14 @@
 //! Ranks whose streams tell by events are looked after here as well (`promises.rs`).
 //!
 //! When a communicator has failed its words are released until its lanes are empty, and only then the ranks' streams: what
-//! a tenant gets back nobody writes any more.
+//! a tenant gets back nobody writes any more. Promises come last, and keep lanes, too.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::Duration;
 
-use mccs_cuda::{Context, DriverError, Event, Kernels, WordOperation};
+use mccs_cuda::{Context, DriverError, Event, Kernels, OwnedStream, WordOperation};
 use mccs_ipc::large::{LargeWord, Shards, stage};
 use mccs_ipc::types::Handle;
 use mccs_kernels::cuda::{LargeBuffers, Launch};
@@ -34,6 +34,9 @@ const PORTION: usize = 128;
 /// Words that streams of the service wait for.
 const WAITED_FOR: [LargeWord; 5] =
     [LargeWord::Ready, LargeWord::Round, LargeWord::Pushed, LargeWord::Relayed, LargeWord::Reduced];
+
+/// Words that promises wait for: released when no lane of the communicator's has anything left.
+const PROMISED_ON: [LargeWord; 2] = [LargeWord::Arrived, LargeWord::Kept];
 
 impl Part {
     /// Words that its streams write.
@@ -73,7 +76,17 @@ struct Portion {
     event: Event,
     entries: usize,
     /// Keeps the memory.
-    _flight: Arc<Flight>,
+    flight: Arc<Flight>,
+}
+
+impl Portion {
+    fn has_ended(&self) -> bool {
+        // A stream that has failed does not go on.
+        self.event.has_happened().unwrap_or_else(|error| {
+            self.flight.fail(&error);
+            true
+        })
+    }
 }
 
 /// One of a rank's streams.
@@ -83,6 +96,8 @@ struct Lane {
     part: Part,
     waiting: VecDeque<Run>,
     issued: VecDeque<Portion>,
+    /// Promises to the rank, each on its own stream behind all of its operation.
+    promised: VecDeque<Portion>,
     entries: usize,
     is_releasing: bool,
     /// Whether the ranks were told that nothing touches their buffers any more.
@@ -217,6 +232,7 @@ impl Lane {
             part,
             waiting: VecDeque::new(),
             issued: VecDeque::new(),
+            promised: VecDeque::new(),
             entries: 0,
             is_releasing: false,
             has_released: false,
@@ -224,18 +240,20 @@ impl Lane {
     }
 
     fn is_over(&self) -> bool {
-        self.waiting.is_empty() && self.issued.is_empty() && self.is_releasing == self.has_released
+        let is_idle = self.waiting.is_empty() && self.issued.is_empty() && self.promised.is_empty();
+        is_idle && self.is_releasing == self.has_released
     }
 
     /// Lets go of what has ended, and issues what there is room for. Returns whether anything has ended.
     fn look(&mut self, gpu: &IssuingGpu, events: &mut Vec<Event>) -> bool {
         let mut any = false;
-        // A stream that has failed does not go on: its error was told when something was issued, or is told by the next.
-        while self.issued.front().is_some_and(|portion| portion.event.has_happened().unwrap_or(true)) {
-            let Some(portion) = self.issued.pop_front() else { break };
-            self.entries -= portion.entries;
-            events.push(portion.event);
-            any = true;
+        for portions in [&mut self.issued, &mut self.promised] {
+            while portions.front().is_some_and(Portion::has_ended) {
+                let Some(portion) = portions.pop_front() else { break };
+                self.entries -= portion.entries;
+                events.push(portion.event);
+                any = true;
+            }
         }
         if !self.is_releasing {
             self.issue(gpu, events);
@@ -243,11 +261,18 @@ impl Lane {
         }
         if self.issued.is_empty() {
             // Nothing of this stream's touches anybody's buffers any more, and nothing else writes these words.
-            for word in self.part.told() {
-                self.engines.page().release(self.rank, *word);
+            if !self.has_released {
+                self.part.told().iter().for_each(|word| self.engines.page().release(self.rank, *word));
+                self.has_released = true;
+                self.engines.has_released_one();
+                return true;
             }
-            self.has_released = true;
-            return true;
+            // Promises wait for these. Again and again: tenants still write.
+            if self.engines.has_released_all() {
+                (0..self.engines.nranks())
+                    .for_each(|rank| PROMISED_ON.iter().for_each(|word| self.engines.page().release(rank, *word)));
+            }
+            return any;
         }
         // Again and again: tenants and streams still write, too.
         for rank in 0..self.engines.nranks() {
@@ -270,9 +295,8 @@ impl Lane {
                 self.waiting.pop_front();
             }
             let issued = self.issue_steps(&flight, gpu, &steps);
-            let promised = || if is_whole { flight.is_issued(self.rank).map_err(IssueError::from) } else { Ok(()) };
-            let issued = issued.and_then(|()| promised());
-            let marked = self.mark(events);
+            let marked = self.mark(self.engines.stream(self.rank, self.part), events);
+            let issued = issued.and_then(|()| if is_whole { self.promise(&flight, events) } else { Ok(()) });
             if let Err(error) = issued {
                 flight.fail(&error);
                 self.waiting.clear();
@@ -282,7 +306,7 @@ impl Lane {
                 Ok(event) => {
                     let entries = 2 * count + 1;
                     self.entries += entries;
-                    self.issued.push_back(Portion { event, entries, _flight: flight });
+                    self.issued.push_back(Portion { event, entries, flight });
                 }
                 Err(error) => {
                     flight.fail(&error);
@@ -292,8 +316,19 @@ impl Lane {
         }
     }
 
-    fn mark(&self, events: &mut Vec<Event>) -> Result<Event, DriverError> {
-        let stream = self.engines.stream(self.rank, self.part);
+    /// A part of an operation is wholly issued: if it was the rank's last, the rank is promised the end.
+    fn promise(&mut self, flight: &Arc<Flight>, events: &mut Vec<Event>) -> Result<(), IssueError> {
+        let engines = Arc::clone(&self.engines);
+        let is_last = flight.is_issued(self.rank);
+        let Some(promises) = engines.promises(self.rank).filter(|_| is_last) else { return Ok(()) };
+        let promised = promises.promise(&engines, self.rank, flight.call.number);
+        // Whatever came of it may wait.
+        let event = self.mark(promises.stream(), events)?;
+        self.promised.push_back(Portion { event, entries: 0, flight: Arc::clone(flight) });
+        Ok(promised?)
+    }
+
+    fn mark(&self, stream: &OwnedStream, events: &mut Vec<Event>) -> Result<Event, DriverError> {
         let event = events.pop().map_or_else(|| Event::new(stream.context(), false), Ok)?;
         // SAFETY: the stream lives as long as the engines, and events of this thread are of its GPU's context.
         unsafe { event.record(stream.raw())? };

@@ -33,6 +33,11 @@ impl Promises {
         Ok(Promises { stream: OwnedStream::new(context)?, called, done: Event::shared(context)? })
     }
 
+    /// Where they are made.
+    pub(super) fn stream(&self) -> &OwnedStream {
+        &self.stream
+    }
+
     /// An operation is issued: behind its end comes the rank's event.
     pub(super) fn promise(&self, engines: &CopyEngines, rank: u32, number: u64) -> Result<(), DriverError> {
         let wait = |rank, word| WordOperation::Wait(engines.word(rank, word), number);
