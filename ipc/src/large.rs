@@ -133,6 +133,15 @@ impl DirectPage {
         self.large(rank, word).load(Ordering::Acquire)
     }
 
+    /// Whether a rank's word has come to a value.
+    ///
+    /// # Panics
+    /// If a page has no such rank.
+    #[must_use]
+    pub fn has_come(&self, rank: u32, word: LargeWord, value: u64) -> bool {
+        has_come(self.large_word(rank, word), value)
+    }
+
     /// Says what a stream would. Called by the service, for words that are not its streams'.
     ///
     /// # Panics
@@ -161,6 +170,11 @@ impl DirectPage {
 #[must_use]
 pub fn stage(operation: u64, piece: u64) -> u64 {
     operation * PIECES_MAX + piece + 1
+}
+
+/// Whether a word has come to a value, as streams see it: by their difference.
+fn has_come(word: u64, value: u64) -> bool {
+    word.wrapping_sub(value).cast_signed() >= 0
 }
 
 /// Whether there is a large form of a collective.
@@ -374,8 +388,9 @@ mod tests {
     fn stages_grow_and_stay_below_what_releases() {
         assert!(stage(1, 0) > 0 && stage(1, 7) < stage(2, 0));
         assert!(stage(1 << 40, 0) < RELEASED);
-        // As streams compare.
-        assert!(RELEASED.wrapping_sub(stage(1 << 40, 5)).cast_signed() >= 0);
+        assert!(has_come(RELEASED, stage(1 << 40, 5)) && has_come(7, 7) && !has_come(6, 7));
+        // Who writes this has no stream go on.
+        assert!(!has_come(u64::MAX, 1));
     }
 
     #[test]

@@ -132,6 +132,14 @@ impl Tenant {
     }
 }
 
+impl Charge {
+    /// The tenant's name.
+    #[must_use]
+    pub fn tenant(&self) -> &str {
+        &self.tenant.name
+    }
+}
+
 impl Drop for Charge {
     fn drop(&mut self) {
         self.tenant.counter(self.resource).0.fetch_sub(self.amount, Ordering::Relaxed);

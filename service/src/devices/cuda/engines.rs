@@ -220,6 +220,12 @@ impl CopyEngines {
         (progress.begun, progress.ended)
     }
 
+    /// Whether the next operation waits for hardware queues, and nothing is under way; if so, whether all ranks' streams have come to it.
+    #[must_use]
+    pub fn waits_for_queues(self: &Arc<Self>) -> Option<bool> {
+        self.queues.waits(self)
+    }
+
     /// Lets go of everything that waits, once no copy touches the ranks' buffers any more. No operation may be launched
     /// afterwards.
     pub(crate) fn release(self: &Arc<Self>) {
@@ -349,12 +355,16 @@ impl Holder for CopyEngines {
         &self.gpus
     }
 
+    fn tenant(&self) -> &str {
+        self.parts().areas.tenant()
+    }
+
     fn streams(&self) -> u32 {
         self.own_parts().len() as u32 + u32::from(!self.parts().promises.is_empty())
     }
 
     fn have_come(&self, number: u64) -> bool {
-        (0..self.nranks()).all(|rank| self.page().large_word(rank, LargeWord::Ready) >= number)
+        (0..self.nranks()).all(|rank| self.page().has_come(rank, LargeWord::Ready, number))
     }
 }
 

@@ -202,6 +202,16 @@ impl CudaDevice {
         if options.execution == Execution::Service {
             gpus.load_kernels()?;
         }
+        let streams = match options.execution {
+            Execution::Ranks => 1,
+            Execution::Service => 2 + u32::from(options.by_events),
+        };
+        if options.large_from != LargeFrom::Never && !gpus.queues.have_room_beside(streams) {
+            let at_least = 4 * streams;
+            tracing::warn!(
+                "{QUEUES_VARIABLE} is below {at_least}: a communicator that does not come may hold up all large operations"
+            );
+        }
         let gpus = Arc::new(gpus);
         let news = Arc::new(News::new(done));
         let frees = Frees::start(Arc::clone(&gpus.queues), Flight::issue)?;

@@ -2,9 +2,12 @@
 //!
 //! All streams of a process share a GPU's hardware queues: 8, or as many as `CUDA_DEVICE_MAX_CONNECTIONS` says, 32 at most. A
 //! stream that waits for a word holds up what else is in its queue, whoever's that is. Streams of the service wait for tenants, who may never come, and for
-//! each other. So communicators are *active* on their GPUs only while there are queues enough: [`SHARE`] of them are ever used, and of those the
-//! [`UNREADY_SHARE`] by communicators whose ranks' streams have not come to what they called. An operation of another waits here, in order;
-//! if all of its ranks have come, nothing that came later goes before it on its GPUs.
+//! each other. So communicators are *active* on their GPUs only while there are queues enough: half of them are ever used, of those half
+//! by communicators whose ranks' streams have not come to what they called, and three quarters by those of one tenant. An operation of another waits here, in
+//! order; if all of its ranks have come, nothing that came later goes before it on its GPUs, or, if it waits for its own tenant, nothing of that tenant's.
+//!
+//! Whether ranks have come their tenant says, who may lie, or have copies wait on purpose: hence the limit for a tenant, which holds even while it is alone,
+//! since who is active is only sent away when its time is up.
 //!
 //! Measured on an H200 (decision 028): with a quarter of the queues waiting no other stream is held up, with half of them hardly one, with all of them every one.
 
@@ -12,10 +15,12 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// Part of a GPU's queues that is used.
-const SHARE: u32 = 2;
-/// Part of a GPU's queues that streams may have which wait for tenants.
-const UNREADY_SHARE: u32 = 4;
+/// What part of a GPU's queues, in eighths, is used.
+const SHARE: u32 = 4;
+/// Those of streams that wait for tenants.
+const UNREADY_SHARE: u32 = 2;
+/// Those of a tenant.
+const TENANT_SHARE: u32 = 3;
 /// The environment variable that tells the CUDA driver how many queues this process is to have.
 pub const QUEUES_VARIABLE: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
 /// The most that there can be.
@@ -33,6 +38,8 @@ pub(super) fn queues_of_process() -> u32 {
 pub(super) trait Holder {
     /// GPUs that it has streams on.
     fn gpus(&self) -> &[usize];
+    /// Whose it is, by name.
+    fn tenant(&self) -> &str;
     /// Streams on each.
     fn streams(&self) -> u32;
     /// Whether the streams of all ranks have come to an operation.
@@ -140,6 +147,25 @@ impl<H: Holder, F> Queues<H, F> {
         under_way
     }
 
+    /// Whether something of a communicator waits, and nothing is under way; if so, whether all ranks' streams have come to it.
+    pub(super) fn waits(&self, holder: &Arc<H>) -> Option<bool> {
+        let state = self.state();
+        if state.active.iter().any(|active| active.is(&**holder)) {
+            return None;
+        }
+        let next = state.waiting.iter().find(|waiting| Arc::ptr_eq(&waiting.holder, holder))?;
+        Some(holder.have_come(next.number))
+    }
+
+    /// Whether a communicator with so many streams on a GPU that waits for its tenant leaves room for one that does not.
+    pub(super) fn have_room_beside(&self, streams: u32) -> bool {
+        self.part(UNREADY_SHARE) >= streams && self.part(SHARE) >= 2 * streams
+    }
+
+    fn part(&self, eighths: u32) -> u32 {
+        self.count * eighths / 8
+    }
+
     /// Gives back what waits of a communicator: nothing of it is let go any more.
     pub(super) fn forget(&self, holder: &Arc<H>) -> Vec<F> {
         let mut state = self.state();
@@ -152,11 +178,14 @@ impl<H: Holder, F> Queues<H, F> {
     fn scan(&self, state: &mut State<H, F>, mut issue: impl FnMut(&F)) -> Vec<F> {
         let State { hold, active, waiting } = state;
         let (mut let_go, mut kept) = (Vec::new(), VecDeque::new());
-        // GPUs on which somebody is next.
-        let mut taken: Vec<usize> = Vec::new();
+        // GPUs on which somebody is next, or is of its tenant's.
+        let mut taken: Vec<(usize, Option<Arc<H>>)> = Vec::new();
         for Waiting { holder, number, operation } in waiting.drain(..) {
             let is_behind_own = kept.iter().any(|before: &Waiting<H, F>| Arc::ptr_eq(&before.holder, &holder));
-            let is_behind = is_behind_own || holder.gpus().iter().any(|gpu| taken.contains(gpu));
+            let is_before = |(gpu, of): &(usize, Option<Arc<H>>)| {
+                holder.gpus().contains(gpu) && of.as_ref().is_none_or(|of| of.tenant() == holder.tenant())
+            };
+            let is_behind = is_behind_own || taken.iter().any(is_before);
             let is_held = match hold {
                 Hold::Nothing => false,
                 Hold::Unready => !holder.have_come(number),
@@ -171,7 +200,8 @@ impl<H: Holder, F> Queues<H, F> {
                 let_go.push(operation);
             } else {
                 if !is_behind_own && holder.have_come(number) {
-                    taken.extend_from_slice(holder.gpus());
+                    let of = (!self.has_tenants_room(active, &*holder)).then(|| Arc::clone(&holder));
+                    taken.extend(holder.gpus().iter().map(|gpu| (*gpu, of.clone())));
                 }
                 kept.push_back(Waiting { holder, number, operation });
             }
@@ -185,22 +215,29 @@ impl<H: Holder, F> Queues<H, F> {
     /// for them.
     fn has_room(&self, active: &[Active<H>], holder: &H, number: u64) -> bool {
         let own = active.iter().find(|active| active.is(holder));
-        let fits = |share: u32, counts: &dyn Fn(&H, u64) -> bool| {
-            holder.gpus().iter().all(|gpu| {
-                let of = |active: &Active<H>| {
-                    let other = active.holder.upgrade().filter(|other| other.gpus().contains(gpu))?;
-                    (!active.is(holder) && counts(&other, active.last())).then(|| other.streams())
-                };
-                let used: u32 = active.iter().filter_map(of).sum();
-                used == 0 || used + holder.streams() <= self.count / share
-            })
-        };
+        let has_place =
+            own.is_some() || self.fits(active, holder, SHARE, |_, _| true) && self.has_tenants_room(active, holder);
         // Who is active with what its ranks have come to must not wait for tenants with the next beyond the share of those who do.
         let waits_already = || own.is_some_and(|own| !holder.have_come(own.last()));
-        (own.is_some() || fits(SHARE, &|_, _| true))
-            && (holder.have_come(number)
-                || waits_already()
-                || fits(UNREADY_SHARE, &|other, last| !other.have_come(last)))
+        let may_wait = || self.fits(active, holder, UNREADY_SHARE, |other, last| !other.have_come(last));
+        has_place && (holder.have_come(number) || waits_already() || may_wait())
+    }
+
+    /// Whether its tenant may have it active.
+    fn has_tenants_room(&self, active: &[Active<H>], holder: &H) -> bool {
+        self.fits(active, holder, TENANT_SHARE, |other, _| other.tenant() == holder.tenant())
+    }
+
+    /// Whether a communicator's streams fit into so many eighths of each of its GPUs' queues, beside those of the others that count.
+    fn fits(&self, active: &[Active<H>], holder: &H, eighths: u32, counts: impl Fn(&H, u64) -> bool) -> bool {
+        holder.gpus().iter().all(|gpu| {
+            let of = |active: &Active<H>| {
+                let other = active.holder.upgrade().filter(|other| other.gpus().contains(gpu))?;
+                (!active.is(holder) && counts(&other, active.last())).then(|| other.streams())
+            };
+            let used: u32 = active.iter().filter_map(of).sum();
+            used == 0 || used + holder.streams() <= self.part(eighths)
+        })
     }
 }
 
@@ -222,6 +259,7 @@ pub(super) mod tests {
     use super::*;
 
     pub(in super::super) struct Comm {
+        tenant: &'static str,
         gpus: Vec<usize>,
         come: AtomicU64,
     }
@@ -236,6 +274,9 @@ pub(super) mod tests {
         fn gpus(&self) -> &[usize] {
             &self.gpus
         }
+        fn tenant(&self) -> &str {
+            self.tenant
+        }
         fn streams(&self) -> u32 {
             1
         }
@@ -245,7 +286,11 @@ pub(super) mod tests {
     }
 
     pub(in super::super) fn comm(gpus: &[usize], come: u64) -> Arc<Comm> {
-        Arc::new(Comm { gpus: gpus.to_vec(), come: AtomicU64::new(come) })
+        comm_of("a", gpus, come)
+    }
+
+    fn comm_of(tenant: &'static str, gpus: &[usize], come: u64) -> Arc<Comm> {
+        Arc::new(Comm { tenant, gpus: gpus.to_vec(), come: AtomicU64::new(come) })
     }
 
     #[test]
@@ -255,7 +300,7 @@ pub(super) mod tests {
         let let_go: Vec<_> = late.iter().zip(0..).flat_map(|(comm, n)| queues.offer(comm, 1, n, |_| ())).collect();
         assert_eq!(let_go, [0, 1], "a quarter of eight");
         assert!(queues.is_crowded());
-        let there: Vec<_> = (0..3).map(|_| comm(&[1], 9)).collect();
+        let there: Vec<_> = (0..3).map(|_| comm_of("b", &[1], 9)).collect();
         assert_eq!(queues.offer(&there[0], 1, 10, |_| ()), [10]);
         assert_eq!(queues.offer(&there[1], 1, 11, |_| ()), [11], "half of eight");
         assert!(queues.offer(&there[2], 1, 12, |_| ()).is_empty());
@@ -294,7 +339,7 @@ pub(super) mod tests {
     #[test]
     fn who_calls_ahead_waits_for_tenants_like_everybody() {
         let queues: Queues<Comm, u32> = Queues::new(8);
-        let ahead: Vec<_> = (0..4).map(|_| comm(&[0], 1)).collect();
+        let ahead = ["a", "b", "a", "b"].map(|tenant| comm_of(tenant, &[0], 1));
         let offer = |number| -> Vec<_> {
             let offers = ahead.iter().zip(0..).flat_map(|(comm, n)| queues.offer(comm, number, n, |_| ()));
             offers.collect()
@@ -305,7 +350,7 @@ pub(super) mod tests {
         assert_eq!(queues.offer(&ahead[0], 3, 30, |_| ()), [30]);
         assert!(ahead.iter().all(|comm| queues.ended(Arc::as_ptr(comm), 1, |_| ()).is_empty()));
         // Those that wait may wait for this one.
-        assert_eq!(queues.offer(&comm(&[0], 9), 1, 99, |_| ()), [99]);
+        assert_eq!(queues.offer(&comm_of("c", &[0], 9), 1, 99, |_| ()), [99]);
         ahead[3].come_to(2);
         assert_eq!(queues.look(|_| ()), [3]);
     }
@@ -322,7 +367,7 @@ pub(super) mod tests {
         };
         std::thread::scope(|scope| {
             for of in 0..2 {
-                let (queues, comms, issue) = (&queues, &comms, issue.clone());
+                let (queues, comms, issue) = (&queues, &comms, issue);
                 scope.spawn(move || {
                     (1..=LAST).for_each(|number| drop(queues.offer(&comms[of], number, (of, number), &issue)));
                 });
@@ -334,5 +379,36 @@ pub(super) mod tests {
             }
         });
         assert!(issued.lock().expect("a list").iter().all(|numbers| numbers.iter().copied().eq(1..=LAST)));
+    }
+
+    #[test]
+    fn a_tenant_leaves_room_for_others_whatever_it_says() {
+        let queues: Queues<Comm, u32> = Queues::new(8);
+        let lying: Vec<_> = (0..5).map(|_| comm_of("liar", &[0], u64::MAX)).collect();
+        let let_go: Vec<_> = lying.iter().zip(0..).flat_map(|(comm, n)| queues.offer(comm, 1, n, |_| ())).collect();
+        assert_eq!(let_go, [0, 1, 2], "three eighths of eight");
+        let honest = comm_of("honest", &[0], 0);
+        assert_eq!(queues.waits(&honest), None);
+        // What waits for its own tenant is before that tenant's only.
+        assert_eq!(queues.offer(&honest, 1, 10, |_| ()), [10]);
+        let next = comm_of("honest", &[0], 0);
+        assert!(queues.offer(&next, 1, 11, |_| ()).is_empty(), "half of eight");
+        assert_eq!(
+            (queues.waits(&next), queues.waits(&honest), queues.waits(&lying[3])),
+            (Some(false), None, Some(true))
+        );
+        next.come_to(1);
+        assert_eq!(queues.waits(&next), Some(true));
+        assert_eq!(queues.ended(Arc::as_ptr(&honest), 1, |_| ()), [11]);
+        // A place of its tenant's is free: its turn comes, in order.
+        assert_eq!(queues.ended(Arc::as_ptr(&lying[0]), 1, |_| ()), [3]);
+        assert_eq!(queues.ended(Arc::as_ptr(&lying[1]), 1, |_| ()), [4]);
+    }
+
+    #[test]
+    fn few_queues_are_told_of() {
+        let has_room = |count, streams| Queues::<Comm, u32>::new(count).have_room_beside(streams);
+        assert!(has_room(8, 2) && has_room(12, 3) && has_room(4, 1));
+        assert!(!has_room(7, 2) && !has_room(8, 3) && !has_room(3, 1));
     }
 }

@@ -58,6 +58,13 @@ impl AreasInUse {
     }
 }
 
+impl AreasInUse {
+    /// Whose they are, by name.
+    pub(super) fn tenant(&self) -> &str {
+        self.memory.charges.first().map_or("", |charge| charge.tenant())
+    }
+}
+
 impl Areas for AreasInUse {
     fn read(&self, ended: &Arc<Ended>) {
         let order = Order::Read { areas: self.clone(), ended: Arc::clone(ended) };

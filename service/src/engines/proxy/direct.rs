@@ -1,5 +1,6 @@
 //! Operations that ranks on GPUs run among themselves: seen from their page, since nothing of them passes through here.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mccs_ipc::direct::{DIRECT_RANKS_MAX, DirectPage};
@@ -9,6 +10,7 @@ use mccs_kernels::cuda::contradiction;
 
 use super::ProxyEngine;
 use super::comm::{Comm, Failure};
+use crate::devices::cuda::CopyEngines;
 
 /// How often GPUs are looked at in the time that an operation may wait.
 const LOOKS: u32 = 4;
@@ -21,8 +23,30 @@ const ANSWER_WITHIN: Duration = Duration::from_millis(5);
 pub(super) struct Watch {
     seen: Seen,
     seen_groups: Seen,
-    /// Large operations begun and ended.
-    large: (u64, u64),
+    large: LargeWatch,
+}
+
+/// Large operations: how far they are is the service's own word, and nothing that ranks say keeps them from being late.
+#[derive(Debug, Default)]
+struct LargeWatch {
+    begun: u64,
+    ended: u64,
+    /// Whether the next waits for hardware queues; if so, whether all ranks have come to it.
+    in_queue: Option<bool>,
+    /// When the next could have begun, as far as looks tell.
+    since: Option<Instant>,
+}
+
+impl LargeWatch {
+    /// Returns since when an operation has been waiting for its ranks, if one has.
+    fn look(&mut self, (begun, ended): (u64, u64), in_queue: Option<bool>, now: Instant) -> Option<Instant> {
+        let is_others_fault = in_queue == Some(true);
+        if begun == ended || ended != self.ended || is_others_fault {
+            self.since = None;
+        }
+        (self.begun, self.ended, self.in_queue) = (begun, ended, in_queue);
+        (begun > ended && !is_others_fault).then(|| *self.since.get_or_insert(now))
+    }
 }
 
 type Seen = [(u64, u64); DIRECT_RANKS_MAX as usize];
@@ -85,19 +109,32 @@ impl Comm {
     /// Looks at page and answers. Returns since when ranks have been waiting for others with nothing happening, as far as
     /// looks tell; `None` where none waits, or GPUs have not answered.
     fn direct_waits_since(&mut self, now: Instant) -> Option<Instant> {
-        let direct = self.info.direct.as_ref().filter(|direct| direct.is_answered())?;
+        let direct = self.info.direct.as_ref()?;
+        let of = |large: &Arc<CopyEngines>| (large.begun_and_ended(), large.waits_for_queues());
+        let (is_answered, (large, in_queue)) = (direct.is_answered(), direct.large().map_or(((0, 0), None), of));
+        if large.1 != self.watch.large.ended {
+            self.touch(now);
+        }
+        let large = self.watch.large.look(large, in_queue, now);
+        let others = if is_answered { self.others_wait_since(now) } else { None };
+        let since = large.into_iter().chain(others).min();
+        since.filter(|_| self.failure.is_none())
+    }
+
+    /// The same of what is not large.
+    fn others_wait_since(&mut self, now: Instant) -> Option<Instant> {
+        let direct = self.info.direct.as_ref()?;
         let (mut seen, mut groups): (Seen, Seen) = Default::default();
         for (rank, (progress, group)) in (0..self.nranks()).zip(seen.iter_mut().zip(&mut groups)) {
             *progress = (direct.page().launched(rank), direct.ended(rank));
             *group = (direct.page().points_launched(rank).groups, direct.groups_ended(rank));
         }
-        let large = direct.large().map_or((0, 0), |large| large.begun_and_ended());
-        if (seen, groups, large) != (self.watch.seen, self.watch.seen_groups, self.watch.large) {
-            (self.watch.seen, self.watch.seen_groups, self.watch.large) = (seen, groups, large);
+        if (seen, groups) != (self.watch.seen, self.watch.seen_groups) {
+            (self.watch.seen, self.watch.seen_groups) = (seen, groups);
             self.touch(now);
         }
-        let waits = seen.iter().chain(&groups).any(|(launched, done)| launched > done) || large.0 > large.1;
-        (waits && self.failure.is_none()).then(|| self.active_since())
+        let waits = seen.iter().chain(&groups).any(|(launched, done)| launched > done);
+        waits.then(|| self.active_since())
     }
 
     /// Two ends of a message that do not mean the same, if a GPU has told of such.
@@ -109,18 +146,16 @@ impl Comm {
 
     /// Who waits for whom, in words; as of the last look.
     fn describe_direct_wait(&self) -> String {
-        let (begun, ended) = self.watch.large;
-        if begun > ended {
+        let LargeWatch { begun, ended, in_queue, .. } = self.watch.large;
+        if begun > ended && in_queue != Some(true) {
             let page = self.info.direct.as_ref().map(|direct| direct.page());
-            let is_late = |rank| page.is_some_and(|page| page.large_word(rank, LargeWord::Ready) <= ended);
+            let is_late = |rank| page.is_some_and(|page| !page.has_come(rank, LargeWord::Ready, ended + 1));
             let late = self.members.iter().filter(|member| is_late(member.rank));
             let late: Vec<_> =
                 late.map(|member| format!("rank {} (process {})", member.rank, member.session.peer.pid)).collect();
             let late = if late.is_empty() { "none".to_owned() } else { late.join(", ") };
-            return format!(
-                "copies of large operation {} do not end; ranks whose streams have not come to it: {late}",
-                ended + 1
-            );
+            let what = if in_queue.is_some() { "waits for hardware queues" } else { "does not end" };
+            return format!("large operation {} {what}; ranks whose streams have not come to it: {late}", ended + 1);
         }
         let waits = |seen: &Seen| seen.iter().any(|(launched, done)| launched > done);
         match &self.info.direct {
@@ -188,6 +223,24 @@ mod tests {
     use mccs_ipc::direct::PointsLaunched;
 
     use super::*;
+
+    #[test]
+    fn large_operations_are_late_by_what_has_ended_and_not_while_they_wait_for_queues() {
+        let (mut watch, begin) = (LargeWatch::default(), Instant::now());
+        let at = |seconds| begin + Duration::from_secs(seconds);
+        assert_eq!(watch.look((0, 0), None, at(0)), None);
+        assert_eq!(watch.look((1, 0), None, at(1)), Some(at(1)));
+        // Calls do not make it look alive, but an end does.
+        assert_eq!(watch.look((5, 0), None, at(2)), Some(at(1)));
+        assert_eq!(watch.look((5, 1), None, at(3)), Some(at(3)));
+        // Others have the queues.
+        assert_eq!(watch.look((5, 1), Some(true), at(4)), None);
+        assert_eq!(watch.look((5, 1), None, at(5)), Some(at(5)), "its time begins with its turn");
+        // Its ranks have not come, wherever it is.
+        assert_eq!(watch.look((5, 1), Some(false), at(6)), Some(at(5)));
+        assert_eq!(watch.look((5, 5), None, at(7)), None);
+        assert_eq!(watch.look((6, 5), None, at(8)), Some(at(8)));
+    }
 
     #[test]
     fn a_message_that_does_not_come_is_named_with_both_ends() {

@@ -8,12 +8,13 @@ use mccs_cuda::{Context, DeviceAddress, Event, IpcHandle, RawStream, WordOperati
 use mccs_ipc::command::{BufferRef, Command, Opcode};
 use mccs_ipc::direct::{DirectPage, DirectShare, Execution};
 use mccs_ipc::large::{
-    CALLED_EVENTS, LargeLayout, LargeWord, RankEvents, Shards, called_event, has_large, own_part, stage,
+    CALLED_EVENTS, LargeLayout, LargeWord, RELEASED, RankEvents, Shards, called_event, has_large, own_part, stage,
 };
 use mccs_ipc::protocol::{Request, Response};
 use mccs_ipc::types::Handle;
 use mccs_kernels::cuda::{DirectCall, LargeBuffers, Launch};
 
+use super::member::Member;
 use super::staging::Staging;
 use super::{DirectCommunicator, LOOK_AGAIN_AFTER, Order};
 use crate::Error;
@@ -95,11 +96,17 @@ impl DirectCommunicator {
 
     /// Whether this rank's large operations have ended.
     pub(super) fn has_finished_large(&self, order: &Order) -> bool {
-        match &order.large.events {
-            None => self.member.page.large_word(self.member.rank, LargeWord::Finished) >= order.large.enqueued,
+        let (Member { page, rank, .. }, number) = (&*self.member, order.large.enqueued);
+        let is_past = || match &order.large.events {
+            // Where all words were released, only the stream can tell.
+            None => {
+                page.has_come(*rank, LargeWord::Finished, number)
+                    && page.large_word(*rank, LargeWord::Finished) != RELEASED
+            }
             // A stream that has failed is past everything.
-            Some(events) => order.large.enqueued == 0 || events.past.has_happened().unwrap_or(true),
-        }
+            Some(events) => events.past.has_happened().unwrap_or(true),
+        };
+        number == 0 || is_past()
     }
 
     /// Gives the service its stream back. Its operations have ended.
@@ -256,7 +263,7 @@ impl DirectCommunicator {
     /// Waits on the processor until the service has told of an operation.
     fn wait_for_word(&self, word: LargeWord, number: u64) -> Result<(), Error> {
         let since = Instant::now();
-        while self.member.page.large_word(self.member.rank, word) < number {
+        while !self.member.page.has_come(self.member.rank, word, number) {
             self.member.check_whole()?;
             self.member.client.0.requests.check_alive()?;
             if since.elapsed() < SPIN_FOR {
