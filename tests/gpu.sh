@@ -209,7 +209,12 @@ slot = "1MiB"'
     done
     serve
     # One at a time: they look at the GPUs' free memory.
-    lane "graphs, streams, sends and receives, tenants, failures, crashes" "$gpu_tests" --ignored --test-threads 1 --skip under_mps
+    local skipped=(--skip under_mps)
+    if [ "$gpus" = 1 ]; then
+        skipped+=(--skip deaths::)
+        absent "services and commands that large operations outlive" "it takes two GPUs"
+    fi
+    lane "graphs, streams, sends and receives, tenants, failures, crashes" "$gpu_tests" --ignored --test-threads 1 "${skipped[@]}"
     if python3 -c 'import torch' 2>/dev/null; then
         lane "PyTorch, unchanged" env LD_PRELOAD="$MCCS_BIN/libnccl.so.2" python3 tests/pytorch.py "$gpus"
     else

@@ -11,6 +11,7 @@ use mccs::cuda::CudaCommunicator;
 use mccs::{Client, CollectiveKind, DataType, RedOp, UniqueId};
 use mccs_cuda::{Context, DeviceMemory, OwnedStream, RawStream, copy_from_host, copy_to_host, gpus};
 use mccs_eval::workload::{Call, POISON};
+use mccs_service::devices::cuda::{QUEUES_MAX, QUEUES_VARIABLE};
 use mccs_tests::TestService;
 
 /// Names the role to the process.
@@ -51,7 +52,12 @@ impl Player {
         let (first, end, socket) = (ranks.start, ranks.end, socket.display());
         let text = format!("{role} {id} {first} {end} {nranks} {gpus} {root} {socket}");
         let own = std::env::current_exe().expect("this binary");
-        let mut process = Command::new(own)
+        let mut command = Command::new(own);
+        if *gpus == 1 {
+            // Several ranks' streams then wait on one GPU: more than its eight hardware queues, as docs/CUDA.md says.
+            command.env(QUEUES_VARIABLE, QUEUES_MAX.to_string());
+        }
+        let mut process = command
             .args(["--ignored", "--exact", "--nocapture", "--quiet", "plays_its_role"])
             .env(ROLE, text)
             .envs(environment.iter().map(|(name, value)| (name, value)))
