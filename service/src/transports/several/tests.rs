@@ -177,11 +177,11 @@ fn done(host: &mut Several, request: Request) -> Option<u64> {
 /// Memory is pinned for a device when that has flows, not before; what it refuses, the flow is refused for.
 #[test]
 fn memory_is_made_known_with_the_first_flow() {
-    let mut memory = [0u8; 8192];
+    let mut memory = [0u8; 64 << 10];
     let pointer = memory.as_mut_ptr();
     let mut two = Two::new([both, both]);
     // SAFETY: `memory` outlives `two`.
-    let first = unsafe { two.hosts[0].register(pointer, 8192) }.expect("room");
+    let first = unsafe { two.hosts[0].register(pointer, 64 << 10) }.expect("room");
     let known = |two: &Two| two.hosts[0].members.iter().map(|m| m.transport.usage().registrations).collect::<Vec<_>>();
     assert_eq!(known(&two), [1, 0]);
     let (_, handle) = two.hosts[1].listen(&ListenOptions::default()).expect("listens");
@@ -196,7 +196,7 @@ fn memory_is_made_known_with_the_first_flow() {
     let flow = connect(&mut two, 1).expect("begins");
     assert_eq!(known(&two), [1, 1]);
     // SAFETY: as above.
-    let second = unsafe { two.hosts[0].register(pointer, 4096) }.expect("room");
+    let second = unsafe { two.hosts[0].register(pointer, 32 << 10) }.expect("room");
     assert_eq!(known(&two), [2, 2]);
     two.hosts[0].close(flow.into());
     for key in [first, second] {
