@@ -103,7 +103,7 @@ pub struct Strategy {
     pub chunk_count_min: u64,
     /// Most slices of a chunk that follow each other between hosts, so that one is passed on while the next arrives.
     pub slices: u32,
-    /// Elements below which a chunk is not cut into further slices.
+    /// Elements below which a chunk is not cut into further slices, nor data into chunks that no host passes on.
     pub slice_count_min: u64,
     /// Data is cut at multiples of this many elements; 64 keep cache lines whole with every data type.
     pub align_count: u64,

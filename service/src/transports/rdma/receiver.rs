@@ -3,7 +3,8 @@
 //!
 //! A sender needs no credit for short messages, so while such messages come none are written for buffers that hold no others: they
 //! go together, for many messages. That is a write and its acknowledgement less for each message. What a sender does need, for a
-//! message that is longer than the buffer expects or lies where it cannot be copied, comes a moment later.
+//! message that is longer than the buffer expects or lies where it cannot be copied, comes a moment later. Credits for longer messages go
+//! together where many buffers are posted, while the sender has most of them.
 
 use std::collections::VecDeque;
 
@@ -287,7 +288,7 @@ impl Receiver {
                 return;
             }
             for offset in (0..message_bytes).step_by(8 * COPIED_WORDS) {
-                let words = self.inbox_words::<COPIED_WORDS>(begin + offset as usize / 8).unwrap_or_default();
+                let Some(words) = self.inbox_words::<COPIED_WORDS>(begin + offset as usize / 8) else { return };
                 let bytes = bytemuck::bytes_of(&words);
                 buffer.write(offset, bytes.get(..(message_bytes - offset) as usize).unwrap_or(bytes));
             }
