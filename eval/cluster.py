@@ -64,12 +64,7 @@ class Fabric:
     def _flows_gbps(self, pairs, seconds=3):
         with contextlib.ExitStack() as stack:
             for _, receiver in pairs:
-                server = subprocess.Popen(self.command(receiver, ["iperf3", "-s", "-1", "--forceflush"]),
-                                          stdout=subprocess.PIPE, text=True)
-                stack.callback(server.wait)
-                stack.callback(server.kill)
-                if not any("listening" in line for line in server.stdout):
-                    raise RuntimeError(f"iperf3 does not listen on {receiver}")
+                self._listen(receiver, stack)
             command = lambda sender, receiver: self.command(sender, [
                 "iperf3", "-c", self.addresses[receiver], "-t", str(seconds), "-J"])
             clients = [subprocess.Popen(command(*pair), stdout=subprocess.PIPE, text=True) for pair in pairs]
@@ -77,6 +72,23 @@ class Fabric:
                 stack.callback(client.kill)
             ends = [json.loads(client.communicate(timeout=60)[0])["end"] for client in clients]
         return sum(end["sum_received"]["bits_per_second"] for end in ends) / 8e9
+
+    def _listen(self, receiver, stack):
+        """Has iperf3 wait for a flow, until the stack is left."""
+        server = subprocess.Popen(self.command(receiver, ["iperf3", "-s", "-1", "--forceflush"]), stdout=subprocess.PIPE, text=True)
+        stack.callback(server.wait)
+        stack.callback(server.kill)
+        if not any("listening" in line for line in server.stdout):
+            raise RuntimeError(f"iperf3 does not listen on {receiver}")
+
+    def fill(self, sender, receiver, port, congestion_control, stack):
+        """A TCP flow (iperf3) from a source port begins, and fills its path until the stack is left."""
+        self._listen(receiver, stack)
+        client = subprocess.Popen(self.command(sender, [
+            "iperf3", "-c", self.addresses[receiver], "--cport", str(port), "-t", "0", "-C", congestion_control]),
+            stdout=subprocess.DEVNULL)
+        stack.callback(client.wait)
+        stack.callback(client.kill)
 
     def versions(self):
         return {"iperf3": run(["iperf3", "--version"]).splitlines()[0]}

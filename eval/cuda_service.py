@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Collectives of GPUs that the service carries out, in host memory and from some size on by its engines: as the callers' streams see them, beside NCCL and beside the
 ways in which streams and service can wait for each other; and over two services, each with half of the GPUs, joined by TCP,
-beside a communicator of host memory over the same two.
+beside NCCL's sockets and a communicator of host memory over the same two.
 
 Needs GPUs, an even number, and writes NAME.json and NAME.md. Binaries: target/release, or the folder MCCS_BIN."""
 
@@ -20,6 +20,10 @@ import bench
 
 BINARIES = pathlib.Path(os.environ.get("MCCS_BIN", bench.BINARIES))
 BOTH = "all_reduce,all_gather"
+# Collectives of a graph.
+GRAPH = 20
+# How NCCL goes between hosts without RDMA: neither peer access nor shared memory, over the same interface as the services.
+AS_HOSTS = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_IB_DISABLE": "1", "NCCL_SOCKET_IFNAME": "lo"}
 
 
 @contextlib.contextmanager
@@ -62,11 +66,11 @@ def halves(folder, gpus, channels):
             f'authority = "{keys}/authority.crt"\n{hosts}' for number in range(2)}
 
 
-def gpu_lines(sockets, options, operations, begin, end, factor, nccl=None):
+def gpu_lines(sockets, options, operations, begin, end, factor, nccl=None, environment=None, graph=0):
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         command = [BINARIES / "mccs-cuda-perf", "--socket", ",".join(sockets), "--nranks", options.gpus, "--operation", operations,
-                   "--begin", begin, "--end", end, "--factor", factor, "--rounds", options.rounds, "--json", file.name]
-        bench.run([*map(str, command), *(["--nccl", nccl] if nccl else [])], timeout=120)
+                   "--begin", begin, "--end", end, "--factor", factor, "--rounds", options.rounds, "--json", file.name, "--graph", graph]
+        bench.run([*map(str, command), *(["--nccl", nccl] if nccl else [])], environment, timeout=300)
         return json.load(open(file.name))
 
 
@@ -104,13 +108,25 @@ def short_table(found):
                        [row(key, of) for key, of in rows.items()])
 
 
-def pair_table(found, host):
+def graph_table(found):
     rows = []
-    for line in found["lines"]:
-        beside = [record["busbw_gbps"] for record in host if (record["op"], record["bytes"]) == (line["operation"], line["bytes"])]
-        rows.append([line["operation"], line["bytes"], cell(line["stream_us"]), cell(line["single_us"]), f"{line['busbw_gbps']:.2f}",
-                     f"{beside[0]:.2f}" if beside else "-"])
-    return bench.table(["operation", "bytes", "stream, us", "alone, us", "GB/s", "host memory, GB/s"], rows)
+    for what, result in found.items():
+        sides = {side: {(line["operation"], line["bytes"]): line["stream_us"] for line in result["lines"] if line["side"] == side}
+                 for side in ("mccs", "nccl")}
+        rows += [[what, *key, cell(times), cell(sides["nccl"].get(key))] for key, times in sides["mccs"].items()]
+    return bench.table(["", "operation", "bytes", "graph, us", "NCCL, us"], rows)
+
+
+def pair_table(found, host):
+    rows, nccl = [], {(line["operation"], line["bytes"]): line for line in found["lines"] if line["side"] == "nccl"}
+    for line in (line for line in found["lines"] if line["side"] == "mccs"):
+        key = line["operation"], line["bytes"]
+        beside = [record["busbw_gbps"] for record in host if (record["op"], record["bytes"]) == key]
+        times = [theirs / own for own, theirs in zip(line["stream_us"], nccl[key]["stream_us"])] if key in nccl else []
+        rows.append([*key, cell(line["stream_us"]), cell(nccl[key]["stream_us"]) if key in nccl else "-",
+                     f"{statistics.median(times):.2f} ({min(times):.2f} to {max(times):.2f})" if times else "-", cell(line["single_us"]),
+                     f"{line['busbw_gbps']:.2f}", f"{beside[0]:.2f}" if beside else "-"])
+    return bench.table(["operation", "bytes", "stream, us", "NCCL, us", "times as fast", "alone, us", "GB/s", "host memory, GB/s"], rows)
 
 
 def main():
@@ -119,7 +135,7 @@ def main():
     parser.add_argument("--nccl", help="NCCL's library, to compare with")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--gpus", type=int, help="so many, the first ones; default: all")
-    parser.add_argument("--channels", type=int, default=4, help="of the two services")
+    parser.add_argument("--channels", type=int, default=8, help="of the two services")
     parser.add_argument("--out", default=str(bench.RESULTS))
     parser.add_argument("--commit", help="what was built, where git does not know")
     options = parser.parse_args()
@@ -129,27 +145,31 @@ def main():
     gpus = gpus[:options.gpus]
     options.gpus = len(gpus)
     os.environ["NCCL_NVLS_ENABLE"] = "0"
-    found, host = {}, []
+    found, host, graphs = {}, [], {}
     for ordering in ("auto", "words", "kernels", "events"):
         with tempfile.TemporaryDirectory() as folder, services(strict(ordering), folder) as sockets:
             end, nccl = "128MiB" if ordering in ("auto", "events") else "512KiB", options.nccl if ordering == "auto" else None
             found[ordering] = gpu_lines(sockets, options, BOTH, "8B", end, 4, nccl)
+            if ordering == "auto":
+                graphs["one service, strict"] = gpu_lines(sockets, options, BOTH, "8B", "256KiB", 32, nccl, graph=GRAPH)
             print(f"{ordering} done", flush=True)
     with tempfile.TemporaryDirectory() as folder, services(halves(folder, gpus, options.channels), folder) as sockets:
-        pair = gpu_lines(sockets, options, BOTH + ",reduce_scatter", "8B", "64MiB", 8)
+        pair = gpu_lines(sockets, options, BOTH + ",reduce_scatter", "8B", "128MiB", 8, options.nccl, AS_HOSTS)
+        graphs["two services"] = gpu_lines(sockets, options, BOTH, "8B", "256KiB", 32, options.nccl, AS_HOSTS, GRAPH)
         for operation in (BOTH + ",reduce_scatter").split(","):
             sizes = {line["bytes"] for line in pair["lines"] if line["bytes"] >= 1 << 20}
             host += [host_lines(sockets, options, operation, size) for size in sorted(sizes)]
     facts = {"commit": options.commit or bench.run(["git", "rev-parse", "--short", "HEAD"]).strip(),
              "machine": f"{len(gpus)} {found['auto']['gpu']} of one host, driver {driver}, {os.cpu_count()} cores",
              "command": " ".join(["eval/cuda_service.py", *sys.argv[1:]]), "nccl": found["auto"]["nccl"], "rounds": options.rounds}
-    result = {**facts, "strict": found, "two_services": pair, "host": host}
+    result = {**facts, "strict": found, "two_services": pair, "host": host, "graphs": graphs}
     text = (f"{facts['machine']}, one process each, float sum, out of place; NCCL {facts['nccl']}. Times in us: median (least to "
             f"greatest) of {options.rounds} rounds, the slowest rank's, of calls back to back as the stream sees them; busbw.\n\n"
             "One service that carries everything out (`execution = \"service\"`), in host memory, and from 128 KiB on by its engines; by the "
             f"ways in which streams wait (`ordering`):\n\n{short_table(found)}\n\nTwo services with half of the GPUs each, joined by TCP over the loopback "
-            f"interface, {options.channels} channels; last column: a communicator of host memory over the same services:\n\n"
-            f"{pair_table(pair, host)}\n")
+            f"interface, {options.channels} channels, beside NCCL over sockets of that interface; last column: a communicator of host memory over the same services:\n\n"
+            f"{pair_table(pair, host)}\n\nGraphs of {GRAPH} collectives, replayed; a collective's share of the time, and the same on NCCL, over sockets "
+            f"where there are two services:\n\n{graph_table(graphs)}\n")
     out = pathlib.Path(options.out)
     (out / f"{options.name}.json").write_text(bench.without_folders(json.dumps(result)) + "\n")
     (out / f"{options.name}.md").write_text(text)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws what mccs-sim, scenario.py, sizes.py, detour.py and recovery.py have written: `plot.py eval/results/sim-qos.json ...` makes an SVG
+"""Draws what mccs-sim, scenario.py and recovery.py have written: `plot.py eval/results/sim-qos.json ...` makes an SVG
 beside each file.
 
 Needs matplotlib. Bars and points are means over runs, lines from the least to the most, and crosses what was simulated of a run on the
@@ -98,10 +98,14 @@ def over_time(data):
             dark = number == 0
             axis.plot(record["ended_s"], record["busbw_gbit_s"], style, color="black" if dark else "0.75",
                       zorder=2 if dark else 1, label=name if dark else None)
+    # Before scenarios said what happens, there was one such figure.
+    said = data.get("scenario", {}).get("moment") or [
+        {"name": "flow", "what": "another flow begins"}, {"name": "change", "what": "sent over the other path, or not"}]
+    marks = [(moment["name"], moment["what"]) for moment in said]
     # Where the most happened: its first round.
     moments = max((rounds[0]["moments_s"] for rounds in data["rounds"].values()), key=len)
     axis.set_ylim(0, 1.15 * axis.get_ylim()[1])
-    for name, what in [("flow", "another flow begins"), ("change", "sent over the other path, or not")]:
+    for name, what in marks:
         axis.axvline(moments[name], color="grey", linewidth=0.8)
         axis.annotate(what, (moments[name], axis.get_ylim()[1]), xytext=(3, -3), textcoords="offset points", fontsize=8,
                       ha="left", va="top")
@@ -131,7 +135,7 @@ def kind_of(data):
     """What draws it."""
     if "lengths" in data:
         return by_length
-    if "scenario" in data:
+    if "scenario" in data and "moment" not in data["scenario"]:
         return bars
     return over_time if isinstance(data["rounds"], dict) else recovery
 

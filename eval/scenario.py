@@ -4,14 +4,19 @@
 Lengths are scaled by the rates of the two networks, times are not: a run takes as long as the simulator says that the scenario
 itself does. With --longer N, fewer and longer iterations take the same time; with --more N, there are N times as many. Policies are carried out by the service that is the controller; where the switches' hash decides, there is none.
 
-usage: scenario.py SCENARIO.toml [--rounds 5] [--longer N] [--more N] [--settle 2s] [--congestion-control cubic] [--variant NAME]...
-                   [--fabric FABRIC.toml] [--suffix TEXT] [--stolen PART]
+With --lengths, by length, in the manner of MCCS's figure 6: iterations that are so much longer than the scenario's and so many fewer,
+lengths and variants in turn. A scenario with [[moment]]s is shown over time, in the manner of figure 7: things happen while its
+job runs.
 
-Needs root. Build first: cargo build --release --workspace. Writes eval/results/fabric-SCENARIO[-SUFFIX].json (data and provenance) and
-.md; fails if a variant's completion times are further than a tenth from the simulator's."""
+usage: scenario.py SCENARIO.toml [--rounds 5] [--longer N] [--more N] [--settle 2s] [--congestion-control cubic] [--variant NAME]...
+                   [--fabric FABRIC.toml] [--suffix TEXT] [--stolen PART] [--lengths [0.015625 0.125 1 4]]
+
+Needs root. Build first: cargo build --release --workspace. Writes eval/results/fabric-SCENARIO[-sizes][-SUFFIX].json (data and provenance)
+and .md, which plot.py draws; fails if a variant's completion times are further than a tenth from the simulator's."""
 
 import argparse
 import concurrent.futures
+import contextlib
 import json
 import pathlib
 import re
@@ -27,6 +32,10 @@ from bench import BINARIES, records, run
 from cluster import Fabric
 
 ALLOWED = 0.1
+# Of the scenario's own length: from where latency counts as well to where it does not.
+LENGTHS = [1 / 64, 1 / 8, 1, 4]
+# Collectives that begin before and end after a moment belong to neither side of it; so long a time does not count either.
+EDGE_S = 0.5
 # Of what the policy allots, hosts fill so much where tenants have shares (`service/src/controller/pace.rs`).
 SHARED_PAYLOAD = 0.92
 UNITS = {"": 1, "K": 1e3, "M": 1e6, "G": 1e9, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30}
@@ -52,7 +61,7 @@ class Scenario:
         self.fabric = tomllib.loads(self.fabric_path.read_text())
         rates = self.fabric["rates"]
         self.scale = number(rates["leaf_spine"], "bit/s") / number(self.toml["topology"]["leaf_spine"], "bit/s")
-        self.jobs = self.toml["job"]
+        self.jobs, self.moments = self.toml["job"], self.toml.get("moment", [])
         for job in self.jobs:
             # Elements of every rank, whatever the collective.
             unit = 4 * len(job["ranks"])
@@ -61,6 +70,7 @@ class Scenario:
             job["iterations"] = max(1, round(job["iterations"] * more / longer))
         [self.algorithm] = {job.get("algorithm", "ring") for job in self.jobs}
         [self.channels] = {job.get("channels", 2) for job in self.jobs}
+        [self.way] = {job.get("way") for job in self.jobs}
 
     def in_small(self, variants, payload):
         """Some variants of the scenario, with the rates of the fabric and lengths to match: what the simulator is to foretell."""
@@ -86,15 +96,21 @@ class Scenario:
         turn = lambda host: sorted(other for other in set(hosts) if self.rack(other) == self.rack(host)).index(host)
         return sorted(hosts, key=lambda host: (turn(host), self.rack(host)))
 
+    def ports(self, way):
+        """First and last of the source ports by which a flow goes over a spine."""
+        paths, spine = self.fabric["paths"], int(re.fullmatch(r"spine(\d+)", way).group(1))
+        assert spine < self.fabric["spines"], f"the fabric has no {way}"
+        first = paths["first_port"] + spine * paths["ports"]
+        return first, first + paths["ports"] - 1
+
     def topology(self):
         """topology.toml of the fabric."""
-        rates, paths = self.fabric["rates"], self.fabric["paths"]
-        first = lambda spine: paths["first_port"] + spine * paths["ports"]
+        rates = self.fabric["rates"]
         return to_toml({
             "rates": {name: rates[name] for name in ("host_leaf", "leaf_spine")},
             "leaf": [{"name": f"leaf{leaf}"} for leaf in range(self.fabric["leaves"])],
-            "spine": [{"name": f"spine{spine}", "source_ports": f"{first(spine)}-{first(spine) + paths['ports'] - 1}"}
-                      for spine in range(self.fabric["spines"])],
+            "spine": [{"name": spine, "source_ports": "{}-{}".format(*self.ports(spine))}
+                      for spine in (f"spine{number}" for number in range(self.fabric["spines"]))],
             "class": [{"priority": priority, "dscp": dscp}
                       for priority, dscp in enumerate(self.fabric.get("buffer", {}).get("first", []), start=1)],
             "host": [{"name": host["name"], "devices": host.get("devices", 1), "leaf": f"leaf{host.get('leaf', 0)}"}
@@ -150,31 +166,59 @@ def measure(scenario, fabric, variant, options):
     """One run of all jobs under a variant; their records by name."""
     settings = [f'strategy.algorithm = "{scenario.algorithm}"', f"strategy.channels = {scenario.channels}",
                 f'tcp.congestion_control = "{options.congestion_control}"']
-    with tempfile.TemporaryDirectory() as files:
+    if scenario.way:
+        assert variant["policy"] == "ecmp", "a policy decides over which spines flows go"
+        settings.append('strategy.path = [{{ source_ports = "{}-{}" }}]'.format(*scenario.ports(scenario.way)))
+    with tempfile.TemporaryDirectory() as files, contextlib.ExitStack() as meanwhile:
         if variant["policy"] != "ecmp":
             for name, text in [("topology", scenario.topology()), ("policy", scenario.policy(variant))]:
                 (pathlib.Path(files) / f"{name}.toml").write_text(text)
                 settings.append(f'controller.{name} = "{files}/{name}.toml"')
             settings.append(f'controller.host = "{fabric.hosts[0]}"')
         tenants = [job["name"] for job in scenario.jobs]
-        with cluster.services(fabric, settings, tenants) as (_, folder):
-            began = time.monotonic()
+        _, folder = meanwhile.enter_context(cluster.services(fabric, settings, tenants))
+        began, moments = time.monotonic(), {}
 
-            def work(job):
-                placed = scenario.placed(job, variant.get("rings", "local"))
-                time.sleep(max(0, began + seconds(job.get("start", "0s")) - time.monotonic()))
-                command = [BINARIES / "mccs-traffic", "--collective", job.get("collective", "all_reduce"), "--bytes", f"{job['bytes']}B",
-                           "--compute", job["compute"], "--iterations", str(job["iterations"]), "--settle", options.settle]
-                id = secrets.token_hex(16)
-                return records(cluster.run_ranks(fabric, placed, command, lambda rank, host: {
-                    "MCCS_SOCKET": f"{folder}/{host}/{job['name']}.sock", "MCCS_RANK": str(rank), "MCCS_NRANKS": str(len(placed)),
-                    "MCCS_UNIQUE_ID": id, "MCCS_ROOT_ADDRESS": placed[0] if len(set(placed)) > 1 else ""}, timeout=1800))[0]
+        def work(job):
+            placed = scenario.placed(job, variant.get("rings", "local"))
+            time.sleep(max(0, began + seconds(job.get("start", "0s")) - time.monotonic()))
+            command = [BINARIES / "mccs-traffic", "--collective", job.get("collective", "all_reduce"), "--bytes", f"{job['bytes']}B",
+                       "--compute", job["compute"], "--iterations", str(job["iterations"]), "--settle", options.settle]
+            id = secrets.token_hex(16)
+            return records(cluster.run_ranks(fabric, placed, command + ["--each"] * bool(scenario.moments), lambda rank, host: {
+                "MCCS_SOCKET": f"{folder}/{host}/{job['name']}.sock", "MCCS_RANK": str(rank), "MCCS_NRANKS": str(len(placed)),
+                "MCCS_UNIQUE_ID": id, "MCCS_ROOT_ADDRESS": placed[0] if len(set(placed)) > 1 else ""}, timeout=1800))[0]
 
-            with concurrent.futures.ThreadPoolExecutor(len(scenario.jobs)) as pool:
-                found = dict(zip(tenants, pool.map(work, scenario.jobs)))
-            if variant["policy"] != "ecmp":
-                check_strategies(fabric, folder)
-            return found
+        def happen():
+            for moment in scenario.moments:
+                time.sleep(max(0, began + seconds(options.settle) + seconds(moment["at"]) - time.monotonic()))
+                moments[moment["name"]] = time.time()
+                if variant["name"] in moment.get("variants", [variant["name"]]):
+                    act(scenario, fabric, folder, moment, options, meanwhile)
+                    if "reconfigure" in moment:
+                        moments["agreed"] = time.time()
+
+        with concurrent.futures.ThreadPoolExecutor(len(scenario.jobs) + 1) as pool:
+            happened = pool.submit(happen)
+            found = dict(zip(tenants, pool.map(work, scenario.jobs)))
+            happened.result()
+        if variant["policy"] != "ecmp":
+            check_strategies(fabric, folder)
+        for record in found.values() if moments else []:
+            record["moments_s"] = {name: at - record["began_unix_s"] for name, at in moments.items()}
+        return found
+
+
+def act(scenario, fabric, folder, moment, options, stack):
+    """What happens at a moment; it goes on until the stack is left."""
+    if flow := moment.get("flow"):
+        # From the middle of the spine's ports, which services take from the first on.
+        port = sum(scenario.ports(flow["way"])) // 2 + 1
+        fabric.fill(flow["from"], flow["to"], port, options.congestion_control, stack)
+    if change := moment.get("reconfigure"):
+        control = [BINARIES / "mccsctl", "--socket", f"{folder}/{fabric.hosts[0]}/mccs-control.sock"]
+        [comm] = json.loads(run([*control, "--json", "communicators"]))["communicators"]
+        run([*control, "reconfigure", str(comm["communicator"]), "--path", "{}-{}".format(*scenario.ports(change["way"]))])
 
 
 def check_strategies(fabric, folder):
@@ -194,35 +238,39 @@ def cv(values):
     return statistics.pstdev(values) / statistics.mean(values)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("scenario")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--longer", type=float, default=1, help="how much longer iterations are, and how much fewer")
-    parser.add_argument("--more", type=float, default=1, help="how many more iterations there are")
-    parser.add_argument("--settle", default="2s")
-    parser.add_argument("--congestion-control", default="cubic", help="of all flows, whatever this machine's own is")
-    parser.add_argument("--variant", action="append", help="only these")
-    parser.add_argument("--fabric", help="another than the scenario's")
-    parser.add_argument("--suffix", help="of the results' name")
-    parser.add_argument("--stolen", type=float, default=1, help="runs are repeated of whose time on the cores other guests of the machine took more than this part")
-    options = parser.parse_args()
-    scenario = Scenario(options.scenario, options.longer, options.more, options.fabric)
-    variants = {variant["name"]: variant for variant in scenario.toml["variant"]}
-    if options.variant:
-        variants = {name: variants[name] for name in options.variant}
+def rounds_of(fabric, variants, options, measure_one):
+    """Measures variants in turn."""
+    for number in range(options.rounds):
+        for name in bench.in_turn(variants, number):
+            measure_one(name, variants[name])
+
+
+def said(name, records_):
+    times = ", ".join(f"{job} {record['seconds']:.2f} s" for job, record in records_.items())
+    print(f"{name}: {times}", flush=True)
+
+
+def write(kind, scenario, options, data, text):
+    name = "-".join(filter(None, ["fabric", scenario.toml["name"], kind, options.suffix]))
+    bench.write_results(name, data | {"scenario": scenario.toml, "scale": scenario.scale}, text)
+    print(text)
+
+
+def compare(scenario, variants, options):
+    """Completion times and bandwidths of variants, beside the simulator's. Returns whether these are near."""
     foretold = simulated(scenario, variants.values())
     found, disturbed = ({name: [] for name in variants} for _ in range(2))
+
+    def one(name, variant):
+        records_, stolen = bench.undisturbed(lambda: measure(scenario, fabric, variant, options), options.stolen)
+        found[name].append(records_)
+        disturbed[name].append(stolen)
+        said(name, records_)
+
     with Fabric(scenario.fabric_path) as fabric:
         # What is missing is found out before anything is measured.
         versions = fabric.versions()
-        for number in range(options.rounds):
-            for name in bench.in_turn(variants, number):
-                one, stolen = bench.undisturbed(lambda: measure(scenario, fabric, variants[name], options), options.stolen)
-                found[name].append(one)
-                disturbed[name].append(stolen)
-                times = ", ".join(f"{job} {record['seconds']:.2f} s" for job, record in found[name][-1].items())
-                print(f"{name}: {times}", flush=True)
+        rounds_of(fabric, variants, options, one)
     jobs = [job["name"] for job in scenario.jobs]
     rows, good = [], True
     first = found[next(iter(variants))]
@@ -247,11 +295,109 @@ def main():
     text = (f"{scenario.toml['question']}\n\nOn the emulated fabric {fabric.name}, lengths scaled by {scenario.scale:g}, iterations {options.longer:g} times "
             f"as long and so much fewer, then {options.more:g} times as many, congestion control {options.congestion_control}: mean (least to greatest) of {options.rounds} rounds, variants in turn. Speed-up: of the jobs' bus bandwidth against the first variant's, "
             f"round by round. Other guests of the machine took {most:.0%} of the cores' time at most.\n\n" + bench.table(heads, rows))
-    data = bench.provenance(versions) | {"scenario": scenario.toml, "scale": scenario.scale, "simulated": foretold,
-                                                  "rounds": found, "stolen": disturbed}
-    bench.write_results("-".join(filter(None, ["fabric", scenario.toml["name"], options.suffix])), data, text)
-    print(text)
-    raise SystemExit(0 if good else 1)
+    write(None, scenario, options, bench.provenance(versions) | {"simulated": foretold, "rounds": found, "stolen": disturbed}, text)
+    return good
+
+
+def by_length(scenario, variants, options):
+    """Bandwidths of variants by the length of iterations."""
+    scenarios = [Scenario(options.scenario, longer, options.more, options.fabric) for longer in sorted(options.lengths or LENGTHS)]
+    lengths = [{"bytes": {job["name"]: job["bytes"] for job in one.jobs}, "rounds": {name: [] for name in variants}}
+               for one in scenarios]
+
+    def one(name, variant):
+        for scaled, found in zip(scenarios, lengths):
+            found["rounds"][name].append(measure(scaled, fabric, variant, options))
+            said(f"{name}, {found['bytes']}", found["rounds"][name][-1])
+
+    with Fabric(scenario.fabric_path) as fabric:
+        versions = fabric.versions()
+        rounds_of(fabric, variants, options, one)
+    columns = [(job["name"], one) for job in scenario.jobs for one in lengths]
+    heads = ["variant", *(f"{job}: {one['bytes'][job]} bytes" for job, one in columns)]
+
+    def cell(name, job, one):
+        busbw = [8 * each[job]["busbw_gbps"] for each in one["rounds"][name]]
+        return f"{statistics.mean(busbw):.3f} ({min(busbw):.3f} to {max(busbw):.3f})"
+
+    rows = [[name, *(cell(name, *column) for column in columns)] for name in variants]
+    text = (f"{scenario.toml['question']}\n\nBy length, on the emulated fabric {fabric.name}: the scenario's lengths are scaled by {scenario.scale:g}, congestion control "
+            f"{options.congestion_control}. Bus bandwidth in Gbit/s: mean (least to greatest) of {options.rounds} rounds, variants in turn.\n\n"
+            + bench.table(heads, rows))
+    write("sizes", scenario, options, bench.provenance(versions) | {"lengths": lengths}, text)
+    return True
+
+
+def each_collective(record):
+    """Ends and bus bandwidths of all collectives of a job, and moments, in seconds from the first collective."""
+    took = [end - begin for begin, end in zip([0, *record["ended_s"]], record["ended_s"])]
+    busbw = record["busbw_gbps"] * 8 * sum(took) / len(took)
+    return {"moments_s": record["moments_s"], "ended_s": record["ended_s"], "busbw_gbit_s": [busbw / each for each in took]}
+
+
+def medians(scenario, record):
+    """Median bus bandwidth before the first moment, between moments, and after the last; Gbit/s."""
+    marks = [record["moments_s"][moment["name"]] for moment in scenario.moments]
+    spans = zip([0, *marks], [*marks, record["ended_s"][-1] + EDGE_S])
+    inside = lambda begin, end: [each for at, each in zip(record["ended_s"], record["busbw_gbit_s"])
+                                 if begin + EDGE_S <= at <= end - EDGE_S]
+    spans = [inside(*span) for span in spans]
+    if not all(spans):
+        raise RuntimeError("the job has ended before all has happened: more iterations (--more)")
+    return [statistics.median(span) for span in spans]
+
+
+def over_time(scenario, variants, options):
+    """Bandwidth of a job before, between and after moments."""
+    [job] = scenario.jobs
+    found = {name: [] for name in variants}
+
+    def one(name, variant):
+        record = each_collective(measure(scenario, fabric, variant, options)[job["name"]])
+        found[name].append(record)
+        print(name, ", ".join(f"{each:.3f}" for each in medians(scenario, record)), flush=True)
+
+    with Fabric(scenario.fabric_path) as fabric:
+        versions = fabric.versions()
+        rounds_of(fabric, variants, options, one)
+    rows = []
+    for name, records_ in found.items():
+        by_phase = list(zip(*(medians(scenario, record) for record in records_)))
+        rows.append([name, *(cluster.spread(each) for each in by_phase),
+                     cluster.spread([last / first for first, last in zip(by_phase[0], by_phase[-1])])])
+    agreed = [1e3 * (record["moments_s"]["agreed"] - record["moments_s"][moment["name"]]) for moment in scenario.moments
+              if "reconfigure" in moment for records_ in found.values() for record in records_ if "agreed" in record["moments_s"]]
+    heads = ["the job's flows", "before, Gbit/s", *(f"from {moment['at']} on: {moment['what']}" for moment in scenario.moments), "last, of first"]
+    text = (f"{scenario.toml['question']}\n\n{len(job['ranks'])} ranks on the emulated fabric {fabric.name}, {job.get('collective', 'all_reduce')} of {job['bytes']} bytes "
+            f"over {scenario.channels} channels, congestion control {options.congestion_control}. Bus bandwidth: median of the collectives between two moments; "
+            f"median (least to greatest) of {options.rounds} rounds, in turn."
+            + (f" `mccsctl reconfigure` took {cluster.spread(agreed)} ms." if agreed else "") + "\n\n" + bench.table(heads, rows))
+    write(None, scenario, options, bench.provenance(versions) | {"rounds": found}, text)
+    return True
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("scenario")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--longer", type=float, default=1, help="how much longer iterations are, and how much fewer")
+    parser.add_argument("--more", type=float, default=1, help="how many more iterations there are")
+    parser.add_argument("--lengths", type=float, nargs="*", help="by length: how much longer iterations are, one after the other")
+    parser.add_argument("--settle", default="2s")
+    parser.add_argument("--congestion-control", default="cubic", help="of all flows, whatever this machine's own is")
+    parser.add_argument("--variant", action="append", help="only these")
+    parser.add_argument("--fabric", help="another than the scenario's")
+    parser.add_argument("--suffix", help="of the results' name")
+    parser.add_argument("--stolen", type=float, default=1, help="runs are repeated of whose time on the cores other guests of the machine took more than this part")
+    options = parser.parse_args()
+    scenario = Scenario(options.scenario, options.longer, options.more, options.fabric)
+    variants = {variant["name"]: variant for variant in scenario.toml["variant"]}
+    if options.variant:
+        variants = {name: variants[name] for name in options.variant}
+    if scenario.moments and options.lengths is not None:
+        parser.error("what happens at moments is shown over time, not by length")
+    show = over_time if scenario.moments else compare if options.lengths is None else by_length
+    raise SystemExit(0 if show(scenario, variants, options) else 1)
 
 
 if __name__ == "__main__":

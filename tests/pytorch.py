@@ -230,8 +230,7 @@ def run(rank, nranks, sockets):
     points(rank, nranks, device, staged)
     if nranks > 1:
         pipeline(rank, nranks, device)
-    if not staged:
-        graph(rank, nranks, device)
+    graph(rank, nranks, device)
     dist.destroy_process_group()
 
 

@@ -3,6 +3,7 @@
 //! `text -> serde -> T -> T::validate -> T`. The structs are plain, without source positions; a complaint names a key
 //! path, and the line is looked up in the document when there is something to complain about.
 
+use std::io::Read;
 use std::ops::Range;
 use std::path::Path;
 
@@ -12,6 +13,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use crate::error::{ConfigError, Diagnostic};
+use crate::limits::FILE_BYTES_MAX;
 use crate::validate::{Problems, Validate, nearest};
 
 /// Reads and checks the file at `path`.
@@ -19,8 +21,28 @@ use crate::validate::{Problems, Validate, nearest};
 /// # Errors
 /// The file cannot be read, or its content is refused; see [`parse`].
 pub fn load<T: DeserializeOwned + Validate>(path: &Path) -> Result<T, ConfigError> {
-    let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
-    parse(&text, &path.display().to_string())
+    parse(&read_text(path)?, &path.display().to_string())
+}
+
+/// The text of the file at `path`, whatever it says.
+///
+/// # Errors
+/// The file cannot be read, is longer than any of ours, or is no UTF-8.
+pub fn read_text(path: &Path) -> Result<String, ConfigError> {
+    let failed = |source| ConfigError::Read { path: path.to_owned(), source };
+    let mut bytes = Vec::new();
+    let file = std::fs::File::open(path).map_err(failed)?;
+    // No more is read than that, also of what has no end or no length.
+    file.take(FILE_BYTES_MAX.0 + 1).read_to_end(&mut bytes).map_err(failed)?;
+    if bytes.len() as u64 > FILE_BYTES_MAX.0 {
+        return Err(ConfigError::TooLong(path.to_owned()));
+    }
+    String::from_utf8(bytes).map_err(|error| {
+        let good = error.utf8_error().valid_up_to();
+        let text = String::from_utf8_lossy(&error.as_bytes()[..good]).into_owned();
+        let message = format!("byte 0x{:02x} is no UTF-8, which these files are in", error.as_bytes()[good]);
+        ConfigError::Invalid(vec![diagnostic(&text, &path.display().to_string(), good, String::new(), message)])
+    })
 }
 
 /// Reads and checks `text`, which complaints call `file_name`.
@@ -107,10 +129,11 @@ pub(crate) fn diagnostic(text: &str, file: &str, offset: usize, key: String, mes
 fn explain(text: &str, file: &str, error: &toml::de::Error) -> Diagnostic {
     let span = error.span().unwrap_or(0..0);
     let key = match DeTable::parse(text) {
-        Ok(root) => path_to(&root, &span),
-        Err(_) => String::new(),
+        // What the file as a whole lacks stands nowhere.
+        Ok(root) if !span.is_empty() => path_to(&root, &span),
+        _ => String::new(),
     };
-    let message = error.message().trim().replace('\n', "; ");
+    let message = in_our_words(error.message().trim().replace('\n', "; "), &key);
     // serde's texts for an unknown name are fixed: the wrong one first, then the known ones, each in backticks.
     let mut names = message.split('`').skip(1).step_by(2);
     let suggestion = match names.next() {
@@ -122,6 +145,32 @@ fn explain(text: &str, file: &str, error: &toml::de::Error) -> Diagnostic {
         None => message,
     };
     diagnostic(text, file, span.start, key, message)
+}
+
+/// What serde says of types, for people who write files.
+fn in_our_words(message: String, key: &str) -> String {
+    if message == "invalid IP address syntax" {
+        return "is no IP address, such as \"10.0.0.1\" (names are not looked up)".into();
+    }
+    let Some((found, expected)) = message.rsplit_once(", expected ") else { return message };
+    let table = key.rsplit_once('[').map_or(key, |(table, _)| table);
+    match (found, expected) {
+        ("invalid type: map", "a sequence") => format!("is a list of tables: write [[{key}]]"),
+        ("invalid type: map", _) if key.ends_with(']') => {
+            format!("there is only one: write [{table}], not [[{table}]]")
+        }
+        (_, "a sequence") => format!("{found}, expected a list, such as [a, b]"),
+        (_, "u8" | "u16" | "u32" | "u64" | "usize") => {
+            let most = match expected {
+                "u8" => format!(" to {}", u8::MAX),
+                "u16" => format!(" to {}", u16::MAX),
+                "u32" => format!(" to {}", u32::MAX),
+                _ => " on".into(),
+            };
+            format!("{found}, expected a whole number from 0{most}")
+        }
+        _ => message,
+    }
 }
 
 /// The key path of the innermost place that holds `span`.

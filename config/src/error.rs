@@ -1,7 +1,25 @@
 //! What is wrong with a file, and where.
 
+use std::error::Error;
 use std::fmt;
 use std::path::PathBuf;
+
+use crate::limits::FILE_BYTES_MAX;
+
+/// An error with its causes, in a line: those that it does not tell itself.
+#[must_use]
+pub fn in_words(error: &(dyn Error + 'static)) -> String {
+    let mut words = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let text = error.to_string();
+        if !words.contains(&text) {
+            words = format!("{words}: {text}");
+        }
+        cause = error.source();
+    }
+    words
+}
 
 /// One complaint about one place of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,6 +57,9 @@ pub enum ConfigError {
         /// What the operating system says.
         source: std::io::Error,
     },
+    /// It is larger than any of ours.
+    #[error("{}: is longer than {FILE_BYTES_MAX}, which no such file is", .0.display())]
+    TooLong(PathBuf),
     /// The file says something that cannot be. At least one complaint, in the order of the file.
     #[error("{}", join(.0))]
     Invalid(Vec<Diagnostic>),
@@ -49,7 +70,7 @@ impl ConfigError {
     #[must_use]
     pub fn diagnostics(&self) -> &[Diagnostic] {
         match self {
-            ConfigError::Read { .. } => &[],
+            ConfigError::Read { .. } | ConfigError::TooLong(_) => &[],
             ConfigError::Invalid(all) => all,
         }
     }

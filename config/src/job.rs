@@ -225,9 +225,7 @@ impl JobFile {
     /// # Errors
     /// The file cannot be read or is refused; the error's text names file, line, key and what would be right.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
-        let text =
-            std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
-        Self::parse(&text, &path.display().to_string())
+        Self::parse(&document::read_text(path)?, &path.display().to_string())
     }
 
     /// Reads and checks `text`, which complaints call `file_name`.

@@ -13,6 +13,9 @@ pub struct Limit<T> {
     pub reason: &'static str,
 }
 
+/// Longest file that is read: thousands of hosts, each with all its NICs.
+pub const FILE_BYTES_MAX: Bytes = Bytes::mib(16);
+
 /// Slots of a session's command ring; a power of two.
 pub const COMMAND_RING: Limit<u32> =
     Limit { min: 64, max: 65_536, reason: "a ring's indices are masked, and each session pays 128 bytes a slot" };

@@ -203,6 +203,10 @@ pub struct Runtime {
     pub transport_engines: Option<u32>,
     /// How long a runtime with nothing to do spins before it parks.
     pub spin: DurationText,
+    /// The same for what has flows to other hosts, or work that a GPU is to come to. Absent: a millisecond on a host of eight
+    /// cores or more, else as `spin`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub spin_for_others: Option<DurationText>,
     /// How long a tenant's process that waits for an operation spins before it sleeps.
     pub tenant_spin: DurationText,
     /// Which engines share a thread.
@@ -214,6 +218,7 @@ impl Default for Runtime {
         Runtime {
             transport_engines: None,
             spin: DurationText::micros(100),
+            spin_for_others: None,
             tenant_spin: DurationText::micros(100),
             placement: Placement::Shared,
         }
@@ -401,6 +406,9 @@ impl Validate for ServiceConfig {
             problems.within("runtime.transport_engines", &engines, &limits::TRANSPORT_ENGINES);
         }
         problems.within("runtime.spin", &self.runtime.spin, &limits::SPIN);
+        if let Some(spin) = &self.runtime.spin_for_others {
+            problems.within("runtime.spin_for_others", spin, &limits::SPIN);
+        }
         problems.within("runtime.tenant_spin", &self.runtime.tenant_spin, &limits::SPIN);
         self.host_device.validate(problems);
         problems.within("strategy.channels", &self.strategy.channels, &limits::CHANNELS);
@@ -516,7 +524,8 @@ fn overlap(a: &TenantConfig, b: &TenantConfig) -> Option<String> {
 
 fn socket_path(problems: &mut Problems, key: &str, path: &Path) {
     let bytes = path.as_os_str().len();
-    if path.file_name().is_none() {
+    // What ends with a slash is a folder, as is what joins nothing to one.
+    if path.file_name().is_none() || path.as_os_str().as_encoded_bytes().ends_with(b"/") {
         problems.add(key, "must name a socket file");
     } else if bytes > limits::SOCKET_PATH_BYTES_MAX {
         problems.add(

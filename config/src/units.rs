@@ -37,6 +37,14 @@ pub enum UnitError {
         /// A value of this kind.
         example: &'static str,
     },
+    /// A fraction.
+    #[error("{text:?} is no whole number: write it in a smaller unit, for example {example:?}")]
+    Fraction {
+        /// What was written.
+        text: String,
+        /// A value of this kind.
+        example: &'static str,
+    },
     /// The unit is none of ours.
     #[error("unknown unit {unit:?} in {text:?}; units are {known}; write for example {example:?}")]
     UnknownUnit {
@@ -64,6 +72,9 @@ fn parse(text: &str, units: &[(&str, u64)], bare: Option<u64>, example: &'static
     let unit = unit.trim_start();
     if number.is_empty() {
         return Err(UnitError::NoNumber { text: text.to_owned(), example });
+    }
+    if unit.starts_with(['.', ',']) {
+        return Err(UnitError::Fraction { text: text.to_owned(), example });
     }
     let scale = if unit.is_empty() { bare } else { units.iter().find(|u| u.0 == unit).map(|u| u.1) };
     let scale = scale.ok_or_else(|| UnitError::UnknownUnit {
@@ -290,6 +301,7 @@ mod tests {
         assert_eq!((Rate::gbit(1), Rate::mbit(500)), ("1Gbit/s".parse().unwrap(), "500Mbit/s".parse().unwrap()));
         assert!(matches!("1GB/s".parse::<Rate>(), Err(UnitError::UnknownUnit { .. })));
         assert!(matches!("1000".parse::<Rate>(), Err(UnitError::UnknownUnit { .. })));
+        assert!(matches!("2.5Gbit/s".parse::<Rate>(), Err(UnitError::Fraction { .. })));
     }
 
     #[test]
@@ -310,7 +322,7 @@ mod tests {
         assert!(error.contains("\"MB\"") && error.contains("\"4MiB\""), "{error}");
         assert!(matches!("MiB".parse::<Bytes>(), Err(UnitError::NoNumber { .. })));
         assert!(matches!("-1".parse::<Bytes>(), Err(UnitError::NoNumber { .. })));
-        assert!(matches!("1.5GiB".parse::<Bytes>(), Err(UnitError::UnknownUnit { .. })));
+        assert!(matches!("1.5GiB".parse::<Bytes>(), Err(UnitError::Fraction { .. })));
         assert!(matches!("99999999TiB".parse::<Bytes>(), Err(UnitError::TooLarge { .. })));
         assert!(matches!("50".parse::<DurationText>(), Err(UnitError::UnknownUnit { .. })));
         assert!(matches!("".parse::<DurationText>(), Err(UnitError::NoNumber { .. })));

@@ -93,6 +93,14 @@ entry_points! {
     fn cuStreamWriteValue64_v2(stream: sys::CUstream, address: u64, value: u64, flags: c_uint);
     fn cuStreamWaitValue64_v2(stream: sys::CUstream, address: u64, value: u64, flags: c_uint);
     fn cuStreamBatchMemOp_v2(stream: sys::CUstream, count: c_uint, operations: *mut [u64; 6], flags: c_uint);
+    fn cuLaunchHostFunc(
+        stream: sys::CUstream, function: unsafe extern "C" fn(*mut c_void), data: *mut c_void
+    );
+    fn cuThreadExchangeStreamCaptureMode(mode: *mut c_uint);
+    fn cuStreamGetCaptureInfo_v2(
+        stream: sys::CUstream, status: *mut c_uint, id: *mut u64, graph: *mut sys::CUgraph,
+        dependencies: *mut *const sys::CUgraphNode, count: *mut usize
+    );
     fn cuStreamIsCapturing(stream: sys::CUstream, status: *mut c_uint);
     fn cuStreamBeginCapture_v2(stream: sys::CUstream, mode: c_uint);
     fn cuStreamEndCapture(stream: sys::CUstream, graph: *mut sys::CUgraph);

@@ -61,6 +61,22 @@ impl Graph {
     }
 }
 
+/// Does what captures forbid, on any thread, since it may not be what the program means: registering memory, say. Nothing that `f`
+/// does is captured.
+///
+/// # Errors
+/// [`DriverError`].
+pub fn while_capturing<T>(f: impl FnOnce() -> T) -> Result<T, DriverError> {
+    const RELAXED: u32 = 2;
+    let mut mode = RELAXED;
+    // SAFETY: `mode` is a number to read and write, of this thread's.
+    unsafe { api::cuThreadExchangeStreamCaptureMode(&mut mode)? };
+    let done = f();
+    // SAFETY: as above: what it was before.
+    unsafe { api::cuThreadExchangeStreamCaptureMode(&mut mode)? };
+    Ok(done)
+}
+
 impl Drop for Graph {
     fn drop(&mut self) {
         if let Ok(_entered) = self.context.enter() {

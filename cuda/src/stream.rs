@@ -104,6 +104,24 @@ impl RawStream {
         unsafe { api::cuStreamWaitEvent(self.0, event.raw, 0) }
     }
 
+    /// Calls a function, on a thread of the driver's, when all before it has ended; what comes behind waits until it returns. It
+    /// must not call the driver.
+    ///
+    /// # Safety
+    /// The stream must live. The function must be sound to call with `data` whenever the stream comes there: of a captured one,
+    /// as often as its graph is launched.
+    ///
+    /// # Errors
+    /// [`DriverError`].
+    pub unsafe fn call(
+        self,
+        function: unsafe extern "C" fn(*mut std::ffi::c_void),
+        data: *mut std::ffi::c_void,
+    ) -> Result<(), DriverError> {
+        // SAFETY: the caller's contract is passed on.
+        unsafe { api::cuLaunchHostFunc(self.0, function, data) }
+    }
+
     /// Waits on the processor until all work has ended.
     ///
     /// # Safety
@@ -140,6 +158,31 @@ impl RawStream {
         // SAFETY: `status` is an integer to write to; the rest is the caller's contract.
         unsafe { api::cuStreamIsCapturing(self.0, &mut status)? };
         Ok(status != 0)
+    }
+
+    /// The number of the capture that what is enqueued goes into, if it does.
+    ///
+    /// # Safety
+    /// The stream must live.
+    ///
+    /// # Errors
+    /// [`DriverError`].
+    pub unsafe fn capture(self) -> Result<Option<u64>, DriverError> {
+        const NONE: u32 = 0;
+        let (mut status, mut id, none) = (0, 0, std::ptr::null_mut());
+        // SAFETY: `status` and `id` are integers to write to, the rest may be left out; the rest is the caller's contract.
+        unsafe {
+            api::cuStreamGetCaptureInfo_v2(
+                self.0,
+                &mut status,
+                &mut id,
+                none,
+                std::ptr::null_mut(),
+                std::ptr::null_mut(),
+            )?
+        };
+        // One that has become invalid is one still: what is enqueued is refused, and not done.
+        Ok(Some(id).filter(|_| status != NONE))
     }
 }
 

@@ -1,6 +1,7 @@
 //! What the command lines of benchmarks share.
 
 use std::path::PathBuf;
+use std::process::ExitCode;
 
 use anyhow::Context as _;
 use mccs::{Client, Communicator, UniqueId};
@@ -31,6 +32,18 @@ impl RankArguments {
         let client = Client::connect(&self.socket).context("cannot connect")?;
         let comm = client.init_communicator_rank(self.unique_id, self.rank, self.nranks, 0, &self.root_address)?;
         Ok((client, comm))
+    }
+}
+
+/// How a program ends, with a line that says why where it failed.
+#[must_use]
+pub fn exit(program: &str, outcome: anyhow::Result<()>) -> ExitCode {
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{program}: {}", mccs_config::error::in_words(error.as_ref()));
+            ExitCode::FAILURE
+        }
     }
 }
 

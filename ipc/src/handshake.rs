@@ -36,7 +36,7 @@ pub enum HandshakeError {
     #[error("{0} exists and is no socket: remove it, or choose another path")]
     NotSocket(PathBuf),
     /// Nobody listens.
-    #[error("no mccs-service listens on {path}: is it running, and is this the tenant's socket? ({errno})")]
+    #[error("no mccs-service listens on {path}: is it running, and is this its socket? ({errno})")]
     NobodyThere { path: PathBuf, errno: Errno },
     /// Somebody listens, and does nothing else.
     #[error("the mccs-service on {0} has not answered for {secs} s: it is stopped or overloaded", secs = HELLO_WITHIN.as_secs())]

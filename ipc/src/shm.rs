@@ -136,6 +136,13 @@ impl Mapping {
         Ok(mapping)
     }
 
+    /// How many of the kernel's mappings one of `bytes` takes at most: a process has some 65,000 (`vm.max_map_count`).
+    #[must_use]
+    pub fn count(bytes: u64) -> u64 {
+        // Of a huge one what was reserved before and behind it stays.
+        if bytes >= HUGE_PAGE_BYTES as u64 { 3 } else { 1 }
+    }
+
     /// First byte.
     #[must_use]
     pub fn as_ptr(&self) -> *mut u8 {

@@ -2,7 +2,8 @@
 //!
 //! A Unix `SOCK_SEQPACKET` socket keeps message boundaries, so that half a message cannot be seen. A message lies in a
 //! buffer of [`MESSAGE_BYTES_MAX`] on the stack and brings at most [`MESSAGE_FDS_MAX`] descriptors, so that no peer
-//! decides how much is allocated. Descriptors of a message that is refused are closed.
+//! decides how much is allocated. Descriptors of a message that is refused are closed; who must not wait for that, as the
+//! peer decides how long it takes, keeps them ([`Socket::recv_keeping`]).
 
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
@@ -59,8 +60,16 @@ impl Socket {
     /// # Errors
     /// [`SocketError`].
     pub fn recv_hello(&self) -> Result<Option<Hello>, SocketError> {
+        self.recv_hello_keeping(&mut Vec::new())
+    }
+
+    /// As [`Socket::recv_hello`]; whatever descriptors came, wanted or not, are appended to `fds`.
+    ///
+    /// # Errors
+    /// [`SocketError`].
+    pub fn recv_hello_keeping(&self, fds: &mut Vec<OwnedFd>) -> Result<Option<Hello>, SocketError> {
         let mut buffer = [0; MESSAGE_BYTES_MAX];
-        let Some((length, _)) = self.recv_bytes(&mut buffer)? else {
+        let Some(length) = self.recv_bytes(&mut buffer, fds)? else {
             return Ok(None);
         };
         let hello = bytemuck::try_pod_read_unaligned(&buffer[..length]);
@@ -104,14 +113,24 @@ impl Socket {
     /// # Errors
     /// [`SocketError`]; a malformed message's descriptors are closed.
     pub fn recv<M: DeserializeOwned>(&self) -> Result<Option<(M, Vec<OwnedFd>)>, SocketError> {
-        let mut buffer = [0; MESSAGE_BYTES_MAX];
-        let Some((length, fds)) = self.recv_bytes(&mut buffer)? else {
-            return Ok(None);
-        };
-        decode(&buffer[..length]).map(|message| Some((message, fds)))
+        let mut fds = Vec::new();
+        Ok(self.recv_keeping(&mut fds)?.map(|message| (message, fds)))
     }
 
-    fn recv_bytes(&self, buffer: &mut [u8]) -> Result<Option<(usize, Vec<OwnedFd>)>, SocketError> {
+    /// As [`Socket::recv`]; whatever descriptors came are appended to `fds`, those of a message that is refused included:
+    /// to close what a peer has made may take as long as the peer likes.
+    ///
+    /// # Errors
+    /// [`SocketError`].
+    pub fn recv_keeping<M: DeserializeOwned>(&self, fds: &mut Vec<OwnedFd>) -> Result<Option<M>, SocketError> {
+        let mut buffer = [0; MESSAGE_BYTES_MAX];
+        let Some(length) = self.recv_bytes(&mut buffer, fds)? else {
+            return Ok(None);
+        };
+        decode(&buffer[..length]).map(Some)
+    }
+
+    fn recv_bytes(&self, buffer: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<Option<usize>, SocketError> {
         let mut was_reset = false;
         let received = loop {
             match receive(self.fd.as_fd(), buffer) {
@@ -125,12 +144,14 @@ impl Socket {
                 Err(errno) => return Err(SocketError::Os(errno)),
             }
         };
-        if received.truncated {
+        let fds_came = received.fds.len();
+        fds.extend(received.fds);
+        if received.truncated || fds_came > MESSAGE_FDS_MAX {
             let what = format!("it has more than {MESSAGE_BYTES_MAX} bytes or {MESSAGE_FDS_MAX} descriptors");
             return Err(SocketError::Malformed(what));
         }
         // A sequential-packet socket reads zero bytes at the end; nobody sends empty messages.
-        if received.length == 0 { Err(SocketError::Closed) } else { Ok(Some((received.length, received.fds))) }
+        if received.length == 0 { Err(SocketError::Closed) } else { Ok(Some(received.length)) }
     }
 
     /// Makes [`Socket::recv`] return `None` where it would wait, or wait.
@@ -178,6 +199,12 @@ impl Socket {
     }
 }
 
+impl From<Socket> for OwnedFd {
+    fn from(socket: Socket) -> Self {
+        socket.fd
+    }
+}
+
 impl AsFd for Socket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
@@ -202,7 +229,10 @@ struct Received {
     truncated: bool,
 }
 
-/// Room for one control message with [`MESSAGE_FDS_MAX`] descriptors, aligned as its header has to be.
+/// Most descriptors that Linux passes with a message. There is room for all: what found none the kernel would close at once.
+const KERNEL_FDS_MAX: usize = 253;
+
+/// Room for one control message with [`KERNEL_FDS_MAX`] descriptors, aligned as its header has to be.
 #[repr(C)]
 union ControlBuffer {
     _header: libc::cmsghdr,
@@ -210,7 +240,7 @@ union ControlBuffer {
 }
 
 // SAFETY: CMSG_SPACE computes; it touches no memory.
-const CONTROL_BYTES: usize = unsafe { libc::CMSG_SPACE((MESSAGE_FDS_MAX * size_of::<RawFd>()) as u32) } as usize;
+const CONTROL_BYTES: usize = unsafe { libc::CMSG_SPACE((KERNEL_FDS_MAX * size_of::<RawFd>()) as u32) } as usize;
 
 /// `recvmsg`. The wrapper of the `nix` crate drops the descriptors of a message that had too many without closing them:
 /// a tenant could fill the service's table with them.

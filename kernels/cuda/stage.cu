@@ -14,10 +14,11 @@ struct StageArgs {
     uint64_t ready_value;  // 0: nothing is told
     uint64_t done_word;
     uint64_t done_value;  // 0: nothing is waited for
+    uint64_t ticket_word;  // 0: the values are what they say; otherwise they count from 1, and 1 is what is there; 0 there: nothing
     uint64_t in_bytes;
     uint64_t out_bytes;
 };
-static_assert(sizeof(StageArgs) == 80, "as in stage.rs");
+static_assert(sizeof(StageArgs) == 88, "as in stage.rs");
 
 // All threads copy. Loads go past caches that know nothing of what the processor writes.
 __device__ inline void copy(uint64_t to, uint64_t from, uint64_t bytes) {
@@ -54,11 +55,17 @@ extern "C" __global__ void __launch_bounds__(1024, 1) mccs_stage(const __grid_co
     __threadfence_system();
     __syncthreads();
     if (threadIdx.x == 0) {
-        if (a.ready_value != 0) {
-            asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(a.ready_word), "l"(a.ready_value) : "memory");
+        uint64_t ready = a.ready_value, done = a.done_value;
+        if (a.ticket_word != 0) {
+            uint64_t first = load_word(a.ticket_word);
+            ready = ready != 0 && first != 0 ? first + ready - 1 : 0;
+            done = done != 0 && first != 0 ? first + done - 1 : 0;
+        }
+        if (ready != 0) {
+            asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(a.ready_word), "l"(ready) : "memory");
         }
         // As the driver's own waits compare: whoever lets everything go writes the largest signed number.
-        while (a.done_value != 0 && int64_t(load_word(a.done_word) - a.done_value) < 0) {
+        while (done != 0 && int64_t(load_word(a.done_word) - done) < 0) {
         }
     }
     __syncthreads();

@@ -100,7 +100,7 @@ fn main() -> ExitCode {
     match outcome {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
-            eprintln!("mccs-launch: {error:#}");
+            eprintln!("mccs-launch: {}", mccs_config::error::in_words(error.as_ref()));
             ExitCode::from(EXIT_REFUSED)
         }
     }

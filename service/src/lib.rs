@@ -5,6 +5,7 @@
 mod answers;
 pub mod bootstrap;
 mod carriers;
+pub mod closer;
 pub mod collective;
 pub mod control;
 pub mod controller;

@@ -5,10 +5,12 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::Parser;
+use mccs_config::error::in_words;
 use mccs_service::controller::basis::{Basis, Text};
 use mccs_service::devices::cuda::{QUEUES_MAX, QUEUES_VARIABLE};
 use mccs_service::engines::controller::ControllerSettings;
 use mccs_service::service::{Service, Settings};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SigSet, Signal};
 
 /// Executes collectives for the jobs of this host.
@@ -34,7 +36,7 @@ fn main() -> ExitCode {
     match run(&Arguments::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("mccs-service: {error:#}");
+            eprintln!("mccs-service: {}", in_words(error.as_ref()));
             ExitCode::FAILURE
         }
     }
@@ -44,13 +46,29 @@ fn main() -> ExitCode {
 fn check_files(controller: &ControllerSettings) -> anyhow::Result<()> {
     let Some((topology, policy)) = &controller.files else { return Ok(()) };
     let read = |path: &PathBuf| -> anyhow::Result<Text> {
-        let name = path.display().to_string();
-        let text = std::fs::read_to_string(path).with_context(|| name.clone())?;
-        Ok(Text { name, text })
+        Ok(Text { name: path.display().to_string(), text: mccs_config::document::read_text(path)? })
     };
     let cluster: Vec<String> = controller.hosts.iter().map(ToString::to_string).collect();
     Basis::new(read(topology)?, read(policy)?, &cluster).map_err(anyhow::Error::msg)?;
     Ok(())
+}
+
+/// A thread that panics leaves engines that nobody polls any more: tenants would wait for ever. When the process ends they are
+/// told so, and whoever watches over it starts another.
+fn end_with_any_thread() {
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        report(panic);
+        std::process::abort();
+    }));
+}
+
+/// Each session and flow has descriptors, and the limit that processes begin with is often 1,024.
+fn raise_descriptor_limit() {
+    if let Ok((_, most)) = getrlimit(Resource::RLIMIT_NOFILE) {
+        // Where it is refused, sessions are when they are too many.
+        let _ = setrlimit(Resource::RLIMIT_NOFILE, most, most);
+    }
 }
 
 fn run(arguments: &Arguments) -> anyhow::Result<()> {
@@ -71,6 +89,8 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
         print!("{}", config.to_toml());
         return Ok(());
     }
+    end_with_any_thread();
+    raise_descriptor_limit();
     let level = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
     let colours = std::io::IsTerminal::is_terminal(&std::io::stderr());
     tracing_subscriber::fmt().with_env_filter(level).with_ansi(colours).with_writer(std::io::stderr).init();

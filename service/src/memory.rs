@@ -30,23 +30,35 @@ pub fn regions_gone() -> u64 {
     GONE.load(Ordering::Acquire)
 }
 
+/// The kernel's limit where it does not say.
+const MAPPINGS_DEFAULT: u64 = 65_530;
+
+/// Mappings of this process that tenants' regions may take, all together: seven eighths of what the kernel allows. Who has
+/// none left can map neither sessions nor memory of its own, and ends.
+#[must_use]
+pub fn mappings_of_tenants() -> u64 {
+    let text = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap_or_default();
+    let all: u64 = text.trim().parse().unwrap_or(MAPPINGS_DEFAULT);
+    all - all / 8
+}
+
 /// Memory that a tenant registered or the service allocated. Operations in flight keep it mapped.
 pub struct Region {
     /// `None` only while dropping.
     mapping: Option<Mapping>,
     bytes: u64,
     reaper: Reaper,
-    _charge: Charge,
+    _charges: [Charge; 2],
 }
 
 impl Region {
-    /// Takes charge of a mapping.
+    /// Takes charge of a mapping, for whose bytes and number of mappings the tenant is charged.
     #[must_use]
-    pub fn new(mapping: Mapping, bytes: u64, charge: Charge, reaper: Reaper) -> Self {
+    pub fn new(mapping: Mapping, bytes: u64, charges: [Charge; 2], reaper: Reaper) -> Self {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let start = mapping.as_ptr() as usize;
         MAPPED.write().unwrap_or_else(PoisonError::into_inner).insert(start, (bytes, number));
-        Region { mapping: Some(mapping), bytes, reaper, _charge: charge }
+        Region { mapping: Some(mapping), bytes, reaper, _charges: charges }
     }
 
     /// Usable bytes.

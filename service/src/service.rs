@@ -27,7 +27,7 @@ use crate::engines::transport::path_words::PathWords;
 use crate::engines::transport::{TRANSPORTS_MAX, TransportPool};
 use crate::exchange::protocol::{Event, LinkTimes, Name, Request};
 use crate::exchange::tls::TlsFiles;
-use crate::memory::Reaper;
+use crate::memory::{Reaper, mappings_of_tenants};
 use crate::plans::ScheduleCache;
 use crate::runtime::{Mailbox, RuntimeOptions, Runtimes, Sender};
 use crate::telemetry::Registry;
@@ -37,6 +37,9 @@ use crate::transports::{FlowOptions, FlowPath, PortRange};
 
 /// Items an engine handles in one poll: bounds how long the others of its runtime wait.
 const POLL_BUDGET: usize = 64;
+/// Cores from which on an engine that awaits others spins for [`SPIN_WITH_MANY_CORES`].
+const MANY_CORES: usize = 8;
+const SPIN_WITH_MANY_CORES: Duration = Duration::from_millis(1);
 
 /// Which engines share threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -125,6 +128,8 @@ pub struct Settings {
     pub placement: Placement,
     /// How long an engine without work is polled.
     pub spin: Duration,
+    /// The same while other hosts or a GPU may have it go on at any moment; by the number of cores, if `None`.
+    pub spin_for_others: Option<Duration>,
     /// The host device.
     pub host_device: HostOptions,
     /// GPUs.
@@ -171,8 +176,11 @@ impl Service {
     /// Sockets in use, directories that cannot be made, threads or descriptors that the kernel refuses.
     pub fn start(settings: &Settings) -> anyhow::Result<Self> {
         // With one CPU whoever would make the work that is spun for waits for it.
-        let spin = if cores() == 1 { Duration::ZERO } else { settings.spin };
-        let runtimes = Runtimes::new(RuntimeOptions { spin, budget: POLL_BUDGET });
+        let (spin, spin_for_others) = match cores() {
+            1 => (Duration::ZERO, Duration::ZERO),
+            cores => (settings.spin, settings.spin_for_others.unwrap_or(spin_for_others(cores, settings.spin))),
+        };
+        let runtimes = Runtimes::new(RuntimeOptions { spin, spin_for_others, budget: POLL_BUDGET });
         let registry = Arc::new(Registry::default());
         let main = runtimes.start_runtime("mccs-main")?;
         let proxy_runtime = match settings.placement {
@@ -354,6 +362,12 @@ fn start_transports(
 }
 
 /// CPUs that this process may use.
+/// What the operator has not said: where there are many cores, one that waits takes little, and to wake it takes longer than
+/// most of what it waits for.
+fn spin_for_others(cores: usize, spin: Duration) -> Duration {
+    if cores >= MANY_CORES { spin.max(SPIN_WITH_MANY_CORES) } else { spin }
+}
+
 fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
@@ -503,6 +517,7 @@ impl Settings {
     #[must_use]
     pub fn from_config(config: &mccs_config::ServiceConfig) -> Self {
         use mccs_config::service as file;
+        let mappings = mappings_of_tenants() / config.tenants.len().max(1) as u64;
         let tenant = |tenant: &file::TenantConfig| TenantSettings {
             name: tenant.name.clone(),
             socket: config.tenant_socket(tenant),
@@ -514,6 +529,7 @@ impl Settings {
                 operations_in_flight: u64::from(tenant.max_operations_in_flight),
                 streams: tenant.max_streams,
                 regions: tenant.max_regions,
+                mappings,
             },
         };
         Settings {
@@ -533,6 +549,7 @@ impl Settings {
                 file::Placement::Dedicated => Placement::Dedicated,
             },
             spin: config.runtime.spin.0,
+            spin_for_others: config.runtime.spin_for_others.map(|spin| spin.0),
             host_device: HostOptions {
                 inline_bytes: config.host_device.inline_bytes.0,
                 piece_bytes: config.host_device.piece_bytes.0,

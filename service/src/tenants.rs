@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::closer::Closer;
 use crate::telemetry::traffic::TenantTraffic;
 
 /// What a tenant may use, on this host, over all its sessions unless said otherwise.
@@ -23,6 +24,8 @@ pub struct Quota {
     pub streams: u32,
     /// Regions of a session.
     pub regions: u32,
+    /// Mappings that all its regions take of this process, which has a limited number.
+    pub mappings: u64,
 }
 
 /// A job's owner as the operator knows it.
@@ -34,7 +37,10 @@ pub struct Tenant {
     pub quota: Quota,
     /// Its collectives.
     pub traffic: Arc<TenantTraffic>,
+    /// Closes what it has sent.
+    pub closer: Closer,
     memory_bytes: AtomicU64,
+    mappings: AtomicU64,
     sessions: AtomicU64,
     communicators: AtomicU64,
     imports: AtomicU64,
@@ -45,6 +51,8 @@ pub struct Tenant {
 pub enum Resource {
     /// Bytes of memory.
     MemoryBytes,
+    /// Mappings of this process.
+    Mappings,
     /// Sessions.
     Sessions,
     /// Ranks in communicators.
@@ -60,6 +68,7 @@ impl Resource {
     fn name(self) -> &'static str {
         match self {
             Resource::MemoryBytes => "bytes of memory",
+            Resource::Mappings => "mappings, of which each region takes one and a large one three,",
             Resource::Sessions => "sessions",
             Resource::Communicators => "communicators",
             Resource::Imports => "open registrations of GPU memory",
@@ -94,7 +103,9 @@ impl Tenant {
             name,
             quota,
             traffic: Arc::default(),
+            closer: Closer::default(),
             memory_bytes: AtomicU64::new(0),
+            mappings: AtomicU64::new(0),
             sessions: AtomicU64::new(0),
             communicators: AtomicU64::new(0),
             imports: AtomicU64::new(0),
@@ -104,6 +115,7 @@ impl Tenant {
     fn counter(&self, resource: Resource) -> (&AtomicU64, u64) {
         match resource {
             Resource::MemoryBytes => (&self.memory_bytes, self.quota.memory_bytes),
+            Resource::Mappings => (&self.mappings, self.quota.mappings),
             Resource::Sessions => (&self.sessions, self.quota.sessions),
             Resource::Communicators => (&self.communicators, self.quota.communicators),
             Resource::Imports => (&self.imports, IMPORTS_MAX),
@@ -152,8 +164,15 @@ mod tests {
 
     #[test]
     fn a_charge_is_refused_over_the_quota_and_returned_on_drop() {
-        let quota =
-            Quota { memory_bytes: 100, sessions: 1, communicators: 1, operations_in_flight: 1, streams: 1, regions: 1 };
+        let quota = Quota {
+            memory_bytes: 100,
+            sessions: 1,
+            communicators: 1,
+            operations_in_flight: 1,
+            streams: 1,
+            regions: 1,
+            mappings: 1,
+        };
         let tenant = Tenant::new("a".into(), quota);
         let first = tenant.charge(Resource::MemoryBytes, 60).expect("within quota");
         let refused = tenant.charge(Resource::MemoryBytes, 41).expect_err("over quota");

@@ -1,45 +1,21 @@
 //! The operator's tool and the service as programs: what is typed, what is printed, and how it ends.
 
-use std::io::{BufRead as _, BufReader};
-use std::net::Ipv4Addr;
+mod programs;
+
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::process::Output;
 
 use mccs::{Client, Communicator, DataType, RedOp, ReduceOperator, Stream};
+
+use self::programs::{Program, address, make_keys, mccsctl, watchdog};
 
 const TOPOLOGY: &str = "[rates]\nhost_leaf = \"100Gbit/s\"\nleaf_spine = \"50Gbit/s\"\n[[leaf]]\nname = \"leaf0\"\n[[host]]\nname = \
                         \"h0\"\nleaf = \"leaf0\"\n[[spine]]\nname = \"spine0\"\nsource_ports = \"23000-23019\"\n";
 
 /// A service that is its cluster's only host, and the controller. Ends with the value.
 struct Bed {
-    service: Child,
+    _service: Program,
     folder: tempfile::TempDir,
-}
-
-/// Ends the tests when they hang.
-fn watchdog() {
-    static START: std::sync::Once = std::sync::Once::new();
-    START.call_once(|| {
-        std::thread::spawn(|| {
-            std::thread::sleep(std::time::Duration::from_secs(300));
-            eprintln!("watchdog: tests hang");
-            std::process::abort();
-        });
-    });
-}
-
-/// A loopback address that no other test has.
-fn address() -> Ipv4Addr {
-    static NEXT: AtomicU8 = AtomicU8::new(1);
-    let process = (std::process::id() % 65_000).to_be_bytes();
-    Ipv4Addr::new(127, 240 + process[2] % 14, process[3], NEXT.fetch_add(1, Ordering::Relaxed))
-}
-
-fn mccsctl() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_mccsctl"));
-    command.env_remove("MCCS_CONTROL_SOCKET");
-    command
 }
 
 impl Bed {
@@ -47,8 +23,7 @@ impl Bed {
         watchdog();
         let folder = tempfile::tempdir().expect("a directory");
         let at = |name: &str| folder.path().join(name);
-        let made = mccsctl().args(["keys", "--hosts", "h0", "--dir"]).arg(folder.path()).output().expect("runs");
-        assert!(made.status.success(), "{made:?}");
+        make_keys(&["h0"], folder.path());
         std::fs::write(at("topology.toml"), TOPOLOGY).expect("a file");
         std::fs::write(at("policy.toml"), "[policy]\nname = \"ecmp\"\n").expect("a file");
         let address = address();
@@ -64,16 +39,7 @@ impl Bed {
             at("policy.toml"),
         );
         std::fs::write(at("service.toml"), config).expect("a file");
-        let mut service = Command::new(env!("CARGO_BIN_EXE_mccs-service"))
-            .arg("--config")
-            .arg(at("service.toml"))
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("starts");
-        let said = BufReader::new(service.stdout.take().expect("piped")).lines().next();
-        let bed = Bed { service, folder };
-        assert!(said.is_some_and(|line| line.is_ok_and(|line| line.contains("ready"))), "it says when it is ready");
-        bed
+        Bed { _service: Program::start(&at("service.toml")), folder }
     }
 
     fn at(&self, name: &str) -> PathBuf {
@@ -116,13 +82,6 @@ impl Bed {
 fn complaint(output: &Output) -> String {
     assert!(!output.status.success() && output.stdout.is_empty(), "{output:?}");
     String::from_utf8_lossy(&output.stderr).into_owned()
-}
-
-impl Drop for Bed {
-    fn drop(&mut self) {
-        let _ = self.service.kill();
-        let _ = self.service.wait();
-    }
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::io::Read;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
@@ -48,6 +48,7 @@ pub(crate) struct Inner {
     /// The same where only the service can end the wait: on the only CPU it would wait for this process.
     pub(crate) word_spin: Duration,
     pub(crate) operations_in_flight_max: u64,
+    socket: PathBuf,
     tenant: String,
     session: u64,
     root_address: String,
@@ -88,6 +89,8 @@ impl Client {
     /// [`Error::Connect`] where nobody listens or versions differ, [`Error::Refused`] where the operator does not admit
     /// this user or the tenant has too many sessions.
     pub fn connect(socket: impl AsRef<Path>) -> Result<Self, Error> {
+        // Absolute, so that it leads there also from another folder.
+        let path = std::path::absolute(socket.as_ref()).unwrap_or_else(|_| socket.as_ref().to_owned());
         let socket = connect(socket.as_ref())?;
         let lost = |error: SocketError| Error::Connect(format!("the service hung up: {error}"));
         if !socket.wait_readable(WELCOME_WITHIN) {
@@ -129,10 +132,16 @@ impl Client {
             spin,
             word_spin: if has_one_cpu() { Duration::ZERO } else { spin },
             operations_in_flight_max,
+            socket: path,
             tenant,
             session,
             root_address,
         })))
+    }
+
+    /// Another session at the same service.
+    pub(crate) fn connect_again(&self) -> Result<Self, Error> {
+        Self::connect(&self.0.socket)
     }
 
     /// Connects to the service that the environment variable `MCCS_SOCKET` names.

@@ -461,6 +461,11 @@ impl Communicator {
         self.client.0.requests.call(Request::AbortComm { comm: self.shared.handle }, &[]).map(drop)
     }
 
+    /// As [`Communicator::abort`], without waiting for the service.
+    pub(crate) fn abort_later(&self) {
+        self.client.0.requests.send_and_forget(Request::AbortComm { comm: self.shared.handle });
+    }
+
     /// Leaves the communicator when this rank's operations have ended.
     ///
     /// # Errors

@@ -3,7 +3,9 @@
 
 use std::time::Duration;
 
+use mccs_ipc::types::CollectiveKind;
 use mccs_service::collective::{Algorithm, Choice};
+use mccs_service::engines::transport::pace::Pace;
 use mccs_service::transports::faulty::Faults;
 use mccs_tests::cluster::{Cluster, Job, Misfortune, Options, Trouble};
 use rand::rngs::StdRng;
@@ -54,7 +56,8 @@ fn job(hosts: usize, may_fail: bool, rng: &mut StdRng) -> Job {
     let streams = if trouble == Trouble::None { rng.random_range(1..=3) } else { 1 };
     // Later than flows may take to connect.
     let late = rng.random_bool(0.1).then(|| (rng.random_range(0..nranks), ms(rng.random_range(0..12_000))));
-    Job { placement, comms: rng.random_range(1..=3), calls, count_max: 3000, streams, late, trouble, may_fail }
+    let (comms, only) = (rng.random_range(1..=3), None);
+    Job { placement, comms, calls, count_max: 3000, only, streams, late, trouble, may_fail }
 }
 
 /// A host is slow for a while.
@@ -171,6 +174,59 @@ fn storm(seed: u64) -> Result<u64, String> {
     cluster.finish()
 }
 
+/// A job whose flows always have something to send, under a cap: each sends what that allows.
+fn capped(seed: u64) -> Result<u64, String> {
+    const TIME: Duration = Duration::from_secs(1);
+    /// What a flow may send later than it could have.
+    const CREDIT: Duration = Duration::from_millis(5);
+    let mut rng = StdRng::seed_from_u64(!seed);
+    let options = Options {
+        hosts: rng.random_range(2..=4),
+        choice: Choice::Pinned(Algorithm::Ring),
+        // A network that carries far more than the cap, in short messages.
+        latency: Duration::from_micros(rng.random_range(1..5)),
+        step_bytes: 1 << 13,
+        faults: Faults::default(),
+        ..options(seed, &mut rng)
+    };
+    let mut cluster = Cluster::new(options);
+    let job = Job {
+        placement: (0..options.hosts).collect(),
+        comms: 1,
+        calls: 16,
+        count_max: 20_000,
+        only: Some(CollectiveKind::AllReduce),
+        streams: 1,
+        late: None,
+        trouble: Trouble::None,
+        may_fail: false,
+    };
+    cluster.start(job, ms(0));
+    while cluster.sent_bytes().values().all(|bytes| *bytes == 0) {
+        assert!(cluster.elapsed() < ms(10_000), "the job does not begin");
+        cluster.run_for(Duration::from_micros(100));
+    }
+    let cap_bps = f64::from(rng.random_range(300_000..1_500_000));
+    cluster.set_pace(&Pace { cap_bps: Some(cap_bps as u64), ..Pace::default() });
+    // Until all have heard it, and what had left before is paid for.
+    cluster.run_for(ms(100));
+    let before = cluster.sent_bytes();
+    cluster.run_for(TIME);
+    let after = cluster.sent_bytes();
+    let flows = options.hosts * options.channels as usize;
+    assert_eq!((before.len(), after.len()), (flows, flows), "a flow for each host and channel");
+    let (allowed, credit) = (cap_bps / 8.0 * TIME.as_secs_f64(), cap_bps / 8.0 * CREDIT.as_secs_f64());
+    for (flow, bytes) in &after {
+        let sent = (bytes - before[flow]) as f64;
+        assert!(
+            (sent - allowed).abs() <= 0.01 * allowed + credit,
+            "{sent} bytes of {allowed} allowed, seed {seed}: {flow:?}"
+        );
+    }
+    cluster.set_pace(&Pace::default());
+    cluster.finish()
+}
+
 fn run_seeds(name: &str, default: u64, run: fn(u64) -> Result<u64, String>) {
     let mut seeds = 0;
     for seed in mccs_tests::seeds(default) {
@@ -199,4 +255,9 @@ fn jobs_end_well_in_spite_of_hiccups() {
 #[test]
 fn jobs_end_well_or_fail_everywhere_in_bad_times() {
     run_seeds("jobs_end_well_or_fail_everywhere_in_bad_times", 30, storm);
+}
+
+#[test]
+fn what_hosts_send_under_a_cap_is_what_it_allows() {
+    run_seeds("what_hosts_send_under_a_cap_is_what_it_allows", 5, capped);
 }

@@ -1,10 +1,12 @@
 //! A tenant that does not use the shim, but writes what it likes. Each case ends that call or that session with a clear
 //! reason; another tenant's collectives go on, checked.
 
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use mccs_eval::workload::Call;
 use mccs_ipc::board::{Board, BoardCall};
@@ -18,6 +20,7 @@ use mccs_ipc::types::{CollectiveKind, DataType, Handle, RedOp, UniqueId};
 use mccs_tests::{TestService, run_checked};
 
 const SETTINGS: &str = "[[tenant]]\nname = \"hostile\"\nsocket = \"h\"\nmax_operations_in_flight = 64\n\
+                        max_memory = \"64GiB\"\nmax_regions = 65536\n\
                         [[tenant]]\nname = \"honest\"\nsocket = \"g\"\n";
 
 /// A session without the shim.
@@ -303,6 +306,100 @@ fn a_session_that_never_reads_its_failures_is_released_all_the_same() {
     });
 }
 
+/// Descriptors whose `close` waits, for as long as the other end, which comes with them, neither reads nor goes: sent by a
+/// tenant that keeps none of its own, they are closed by the service.
+fn lingering(count: usize) -> (Vec<TcpStream>, Vec<OwnedFd>) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let pair = |_| {
+        let mut writer = TcpStream::connect(listener.local_addr().expect("its address")).expect("connected");
+        let (reader, _) = listener.accept().expect("accepted");
+        writer.set_nonblocking(true).expect("set");
+        while writer.write(&[0; 1 << 16]).is_ok() {}
+        let for_ever = nix::libc::linger { l_onoff: 1, l_linger: 1 << 20 };
+        nix::sys::socket::setsockopt(&writer, nix::sys::socket::sockopt::Linger, &for_ever).expect("set");
+        (reader, OwnedFd::from(writer))
+    };
+    (0..count).map(pair).unzip()
+}
+
+/// A session that has sent such descriptors as `say` does. The last to close one is who waits: it has to be the service, so this
+/// is tried again where that was faster than the sender. The descriptors close when the readers go.
+fn gave_away(service: &TestService, count: usize, say: impl Fn(&Socket, &[OwnedFd]) + Sync) -> (Raw, Vec<TcpStream>) {
+    loop {
+        let ((readers, fds), raw, say) = (lingering(count), Raw::connect(service), &say);
+        let socket = &raw.socket;
+        let readers = std::thread::scope(|scope| {
+            let giver = scope.spawn(move || {
+                say(socket, &fds);
+                drop(fds);
+            });
+            let until = Instant::now() + Duration::from_secs(2);
+            while !giver.is_finished() && Instant::now() < until {
+                std::thread::yield_now();
+            }
+            // Else they go, which lets the sender go on.
+            giver.is_finished().then_some(readers)
+        });
+        if let Some(readers) = readers {
+            return (raw, readers);
+        }
+    }
+}
+
+#[test]
+fn descriptors_that_cannot_be_closed_keep_up_nobody_else() {
+    // In a request; in one that takes none; in a message that has too many of them.
+    for (request, count) in [
+        (Request::RegisterMemory { bytes: 4096 }, 1),
+        (Request::FreeMemory { region: Handle::NONE }, 4),
+        (Request::CreateStream, 20),
+    ] {
+        attack(|service| {
+            let say = |socket: &Socket, fds: &[OwnedFd]| {
+                let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+                socket.send(&RequestEnvelope { id: 1 << 20, request: request.clone() }, &fds).expect("sent");
+            };
+            let (raw, _readers) = gave_away(service, count, say);
+            let (envelope, _) = receive(&raw.socket).expect("an answer");
+            assert!(matches!(envelope.response, Response::Error { .. }), "{envelope:?}");
+            // Whoever comes next is served by the engine's thread.
+            Raw::connect(service);
+        });
+    }
+    // In messages that nobody reads any more: behind one that ends the session.
+    attack(|service| {
+        let say = |socket: &Socket, fds: &[OwnedFd]| {
+            socket.send(&vec![0xffu8; 64], &[]).expect("sent");
+            // Where the session has ended already nothing is sent.
+            let _ = socket.send(&RequestEnvelope { id: 1, request: Request::CreateStream }, &[fds[0].as_fd()]);
+        };
+        let (raw, _readers) = gave_away(service, 1, say);
+        assert!(raw.fenced().contains("malformed"));
+        Raw::connect(service);
+    });
+}
+
+/// A process has a limited number of mappings: a tenant with all of them would leave the service none for anybody.
+#[test]
+fn regions_without_end_leave_room_for_others() {
+    attack(|service| {
+        let mut raw = Raw::connect(service);
+        let bytes = 2 << 20;
+        let (memory, _) = mccs_ipc::shm::Mapping::create("memory", bytes).expect("a memfd");
+        let message = loop {
+            let fd = memory.try_clone().expect("a descriptor");
+            match raw.ask(Request::RegisterMemory { bytes }, &[fd]) {
+                Response::Region { .. } => {}
+                Response::Error { message, .. } => break message,
+                other => panic!("{other:?}"),
+            }
+        };
+        assert!(message.contains("over its quota") && message.contains("mappings"), "{message}");
+        let maps = std::fs::read_to_string("/proc/self/maps").expect("the maps").lines().count();
+        assert!(maps < 50_000, "{maps} mappings");
+    });
+}
+
 #[test]
 fn garbage_on_the_socket_ends_the_session() {
     attack(|service| {
@@ -420,4 +517,20 @@ fn rounds_that_cannot_be_end_the_session() {
     };
     assert!(fenced(|c| c.flags = 0).contains("round"), "short enough for a round, and not called one");
     assert!(fenced(|c| (c.flags, c.rounds) = (FLAG_ROUND, 0)).contains("0 rounds before it"));
+    // After the last number there is there is no next.
+    let mut message = String::new();
+    attack(|service| {
+        let id = id();
+        std::thread::scope(|scope| {
+            let peer = scope.spawn(move || Raw::join(service, id, 0, 2));
+            let mut raw = Raw::join(service, id, 1, 2);
+            let mut command = Command { flags: FLAG_ROUND, rounds: u64::MAX, ..raw.command() };
+            raw.push(&command);
+            command.ticket = 2;
+            raw.push(&command);
+            message = raw.fenced();
+            drop(peer.join().expect("the peer"));
+        });
+    });
+    assert!(message.contains(&u64::MAX.to_string()), "{message}");
 }

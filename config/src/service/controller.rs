@@ -47,5 +47,9 @@ impl Controller {
                 _ => {}
             }
         }
+        let read = [&self.topology, &self.policy];
+        if self.links.is_some() && read.contains(&&self.links) {
+            problems.add("controller.links", "is written by the controller: give it a file of its own");
+        }
     }
 }

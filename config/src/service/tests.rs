@@ -129,6 +129,7 @@ fn values_out_of_range_get_their_line_and_the_range() {
     only("[limits]\ninit_timeout = \"0\"\n", 2, "limits.init_timeout", "from 10ms to 24h");
     only("[runtime]\ntransport_engines = 65\n", 2, "runtime.transport_engines", "from 1 to 64");
     only("[strategy]\nchannels = 0\n", 2, "strategy.channels", "from 1 to 64");
+    only("[runtime]\nspin_for_others = \"1s\"\n", 2, "runtime.spin_for_others", "10ms");
     only("[host_device]\npiece_bytes = \"5000\"\n", 2, "host_device.piece_bytes", "4KiB");
     only("[service]\nruntime_dir = \"x\"\n", 2, "service.runtime_dir", "absolute");
     only("tenant = []\n", 1, "tenant", "from 1");
@@ -181,6 +182,34 @@ fn a_socket_path_that_the_kernel_cannot_hold_is_refused() {
 fn an_unreadable_file_is_named() {
     let error = ServiceConfig::load(Path::new("/nonexistent/service.toml")).unwrap_err();
     assert!(error.to_string().starts_with("/nonexistent/service.toml: "), "{error}");
+}
+
+#[test]
+fn a_file_that_is_no_text_is_refused_where_it_is_not() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), b"[service]\nname = \"h\xfcbsch\"\n").unwrap();
+    let error = ServiceConfig::load(file.path()).unwrap_err().to_string();
+    assert!(error.contains(":2:10: ") && error.contains("0xfc is no UTF-8"), "{error}");
+    let error = ServiceConfig::load(Path::new("/dev/zero")).unwrap_err().to_string();
+    assert!(error.contains("/dev/zero: is longer than 16MiB"), "{error}");
+}
+
+#[test]
+fn a_cause_is_told_once() {
+    let error = ServiceConfig::load(Path::new("/nonexistent/service.toml")).unwrap_err();
+    assert_eq!(crate::error::in_words(&error).matches("No such file").count(), 1);
+}
+
+#[test]
+fn mistakes_of_type_are_said_in_the_operators_words() {
+    only("[tenant]\nname = \"a\"\n", 1, "tenant", "write [[tenant]]");
+    only("[[limits]]\ncommand_ring = 64\n", 1, "limits[0]", "write [limits], not [[limits]]");
+    only("[limits]\ncommand_ring = -1\n", 2, "limits.command_ring", "a whole number from 0 to 4294967295");
+    only("[[tenant]]\nname = \"a\"\nuids = 7\n", 3, "tenant[0].uids", "expected a list");
+    only("[tcp]\naddress = \"localhost\"\n", 2, "tcp.address", "such as \"10.0.0.1\"");
+    only("[[host]]\naddress = \"1.2.3.4:5\"\n", 1, "host[0]", "missing field `name`");
+    only("[[tenant]]\nname = \"a\"\nsocket = \"\"\n", 3, "tenant[0].socket", "a socket file");
+    only("[service]\ncontrol_socket = \"ctl/\"\n", 2, "service.control_socket", "a socket file");
 }
 
 /// A service called "a" of three hosts, with more lines in `[exchange]` and another list of hosts.
@@ -237,6 +266,7 @@ fn a_controller_is_one_of_the_hosts_and_says_its_files() {
     only(&with("host = \"a\"\ntopology = \"/t.toml\""), 8, "controller.policy", "\"a\", the controller");
     only(&with("host = \"b\"\npolicy = \"p.toml\""), 10, "controller.policy", "absolute");
     only(&with(&format!("host = \"a\"\n{files}\nlinks = \"l.json\"")), 12, "controller.links", "absolute");
+    only(&with(&format!("host = \"a\"\n{files}\nlinks = \"/p.toml\"")), 12, "controller.links", "a file of its own");
     only("[controller]\nhost = \"a\"\n", 1, "controller", "needs [exchange]");
 }
 

@@ -60,6 +60,9 @@ struct Arguments {
     /// Measure beside a computation of each rank's own, on so many multiprocessors of its GPU.
     #[arg(long, default_value_t = 0)]
     busy_sms: u32,
+    /// Measure replays of graphs of so many collectives in the place of calls; times are a collective's.
+    #[arg(long, default_value_t = 0)]
+    graph: u32,
     /// Seed of the data; differs from run to run unless given.
     #[arg(long)]
     seed: Option<u64>,
@@ -88,9 +91,9 @@ struct Line {
     side: Side,
     /// Back to back, as the stream sees it; of every round.
     stream_us: Vec<f64>,
-    /// From the call to the end of `synchronize`.
+    /// From the call to the end of `synchronize`; not of graphs.
     single_us: Vec<f64>,
-    /// The call alone.
+    /// The call alone; not of graphs.
     call_us: Vec<f64>,
     busbw_gbps: f64,
 }
@@ -352,9 +355,19 @@ fn measure(arguments: &Arguments, own: &Rank) -> anyhow::Result<()> {
             let estimate = own.time_back_to_back(sides[0], &call, 5)?;
             let fitting = Duration::from_millis(20).as_secs_f64() / estimate.as_secs_f64().max(1e-6);
             let iterations = (fitting as u32).clamp(5, 200);
+            let us = |time: Duration| time.as_secs_f64() * 1e6;
+            let captured = sides.iter().filter(|_| arguments.graph > 0).map(|side| {
+                // Both connect when they are first used.
+                own.time_back_to_back(*side, &call, 1)?;
+                own.capture(*side, &call, arguments.graph)
+            });
+            let mut captured = captured.collect::<anyhow::Result<Vec<_>>>()?;
             for _ in 0..arguments.rounds {
-                for (times, side) in times.iter_mut().zip(sides) {
-                    let us = |time: Duration| time.as_secs_f64() * 1e6;
+                for (times, graph) in times.iter_mut().zip(&mut captured) {
+                    let launches = (iterations / arguments.graph).max(3);
+                    times[0].push(us(own.time_launches(graph, launches)?) / f64::from(arguments.graph));
+                }
+                for (times, side) in times.iter_mut().zip(sides).filter(|_| arguments.graph == 0) {
                     times[0].push(us(own.time_back_to_back(*side, &call, iterations)?));
                     let (single, alone) = own.time_single(*side, &call, iterations.min(50))?;
                     times[1].push(us(single));

@@ -1,13 +1,14 @@
 //! Measures and checks collectives as nccl-tests does: one process a rank, started by `mccs-launch` or by hand.
 
 use std::path::PathBuf;
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure};
 use clap::Parser;
 use mccs::{Client, CollectiveKind, Communicator, DataType, RedOp, ReduceOperator, Region, Scalar, Span, Stream};
 use mccs_config::Bytes;
-use mccs_eval::arguments::{RankArguments, list, unix_time_ns};
+use mccs_eval::arguments::{RankArguments, exit, list, unix_time_ns};
 use mccs_eval::stats::Latencies;
 use mccs_eval::workload::{Call, POISON};
 use mccs_service::telemetry::traffic;
@@ -15,7 +16,7 @@ use nix::time::{ClockId, clock_gettime};
 
 /// Runs collectives over a range of sizes, checks every element, and prints nccl-tests' columns.
 #[derive(Parser)]
-#[command(version)]
+#[command(name = "mccs-perf", version)]
 struct Arguments {
     /// Collectives, comma-separated, or "all".
     #[arg(long, default_value = "all_reduce")]
@@ -79,10 +80,16 @@ struct Side {
     wrong: Option<u64>,
 }
 
-fn main() -> anyhow::Result<()> {
-    let arguments = Arguments::parse();
+fn main() -> ExitCode {
+    exit("mccs-perf", run(Arguments::parse()))
+}
+
+fn run(arguments: Arguments) -> anyhow::Result<()> {
     ensure!(arguments.factor >= 2, "--factor {}: it must be at least 2", arguments.factor);
     ensure!(arguments.iterations > 0, "--iterations must be at least 1");
+    let Arguments { begin, end, .. } = &arguments;
+    ensure!(begin.0 > 0, "--begin must be at least 1B: sizes are multiplied from there on");
+    ensure!(begin <= end, "--begin {begin} is more than --end {end}: there is no size between them");
     let kinds = list(&arguments.operation, CollectiveKind::ALL)?;
     let dtypes = list(&arguments.dtypes, DataType::ALL)?;
     let redops = list(&arguments.redops, RedOp::ALL)?;
@@ -194,7 +201,7 @@ impl Bench {
             if kind == CollectiveKind::Barrier {
                 break;
             }
-            size *= self.arguments.factor;
+            size = size.saturating_mul(self.arguments.factor);
         }
         Ok(all_wrong)
     }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, ensure};
 use mccs::cuda::CudaCommunicator;
 use mccs::{Client, CollectiveKind, Communicator, DataType, RedOp, ReduceOperator, Scalar, Stream, UniqueId};
-use mccs_cuda::{Context, DeviceMemory, Event, OwnedStream, RawStream, copy_from_host, copy_to_host, gpus};
+use mccs_cuda::{Context, DeviceMemory, Event, Graph, OwnedStream, RawStream, copy_from_host, copy_to_host, gpus};
 
 use super::nccl::{Nccl, NcclId};
 use crate::workload::{Call, POISON};
@@ -264,11 +264,29 @@ impl Rank {
         self.time_stream(iterations, || self.enqueue(side, call, send, recv))
     }
 
+    /// Captures so many collectives, back to back. The graph is to be dropped before the rank.
+    ///
+    /// # Errors
+    /// What failed.
+    pub fn capture(&self, side: Side, call: &Call, calls: u32) -> anyhow::Result<Graph> {
+        let (send, recv) = (self.send.address(), self.recv.address());
+        Graph::capture(&self.stream, |_| (0..calls).try_for_each(|_| self.enqueue(side, call, send, recv)))
+    }
+
+    /// As [`Rank::time_back_to_back`], of a graph's launches.
+    ///
+    /// # Errors
+    /// What failed.
+    pub fn time_launches(&self, graph: &mut Graph, launches: u32) -> anyhow::Result<Duration> {
+        // SAFETY: communicators, buffers and stream live.
+        self.time_stream(launches, || unsafe { graph.launch(self.stream.raw()) }.map_err(Into::into))
+    }
+
     /// The same of what `enqueue` does.
     pub(super) fn time_stream(
         &self,
         iterations: u32,
-        enqueue: impl Fn() -> anyhow::Result<()>,
+        mut enqueue: impl FnMut() -> anyhow::Result<()>,
     ) -> anyhow::Result<Duration> {
         let context = self.context.clone();
         let _entered = context.enter()?;

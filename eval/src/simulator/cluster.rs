@@ -78,8 +78,12 @@ pub fn rules(scenario: &Scenario, variant: &Variant, topology: &Topology) -> Rul
 /// All jobs, in the order of their coming.
 ///
 /// # Errors
-/// A rank on a host or device that is not there.
+/// A rank on a host or device, or a reserved path, that is not there.
 pub fn coming(scenario: &Scenario, topology: &Topology, seed: u64) -> Result<Vec<Coming>, SimulationError> {
+    let mut reserved = scenario.reserves.iter().flat_map(|reserve| &reserve.paths);
+    if let Some(path) = reserved.find(|path| topology.spine_named(path).is_none()) {
+        return Err(SimulationError::NoSuchPath(path.clone()));
+    }
     let mut all = Vec::new();
     for job in &scenario.jobs {
         let place = |text: &String| {

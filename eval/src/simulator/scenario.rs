@@ -4,9 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use mccs_config::limits::{self, Limit};
-use mccs_config::policy::{Reserve, TenantRule};
-use mccs_config::validate::{Problems, Validate};
-use mccs_config::{Bytes, DurationText, Rate};
+use mccs_config::policy::{PolicySection, Reserve, TenantRule};
+use mccs_config::validate::{Problems, Validate, nearest};
+use mccs_config::{Bytes, DurationText, PolicyFile, Rate};
 use serde::{Deserialize, Serialize};
 
 /// Runs of a variant.
@@ -21,6 +21,9 @@ const REFRESH: Limit<DurationText> = Limit {
 };
 /// Times that are repeated.
 const ITERATIONS: Limit<u64> = Limit { min: 1, max: 1 << 32, reason: "each is an operation" };
+/// Lengths of collectives.
+const BYTES: Limit<Bytes> =
+    Limit { min: Bytes(1), max: Bytes::gib(1 << 20), reason: "a collective has something to send" };
 
 /// A whole scenario.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -59,6 +62,9 @@ pub struct Scenario {
     /// What changes while jobs run.
     #[serde(default, rename = "phase")]
     pub phases: Vec<Phase>,
+    /// What happens on the emulated fabric while its one job runs; the simulator knows no such things.
+    #[serde(default, rename = "moment", skip_serializing_if = "Vec::is_empty")]
+    pub moments: Vec<Moment>,
 }
 
 fn one() -> u32 {
@@ -156,42 +162,76 @@ pub enum Ring {
 
 /// `[[job]]`: a job.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(from = "JobKeys", into = "JobKeys")]
 pub struct JobSpec {
     /// Name, also its tenant's.
     pub name: String,
     /// Host and device of every rank, such as `"h0:1"`.
     pub ranks: Vec<String>,
     /// What it does.
-    #[serde(flatten)]
     pub work: Work,
     /// When it starts.
-    #[serde(default)]
     pub start: DurationText,
+    /// Spine over which all its flows go at first, on the emulated fabric where no policy decides.
+    pub way: Option<String>,
 }
 
 /// What a job does, again and again: it computes, then there is one collective.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Work {
     /// Channels.
-    #[serde(default = "two")]
     pub channels: u32,
     /// The collective.
-    #[serde(default)]
     pub collective: Collective,
     /// The algorithm.
-    #[serde(default)]
     pub algorithm: Ring,
     /// Length of the longest buffer, as in nccl-tests.
     pub bytes: Bytes,
     /// Between two collectives.
-    #[serde(default)]
     pub compute: DurationText,
     /// How much longer or shorter than `compute` it computes, at random.
-    #[serde(default)]
     pub jitter_percent: u32,
     /// How often.
     pub iterations: u64,
+}
+
+/// The keys of a `[[job]]`. One table, so that a complaint names the key and its line, which `flatten` forgets.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct JobKeys {
+    name: String,
+    ranks: Vec<String>,
+    #[serde(default = "two")]
+    channels: u32,
+    #[serde(default)]
+    collective: Collective,
+    #[serde(default)]
+    algorithm: Ring,
+    bytes: Bytes,
+    #[serde(default)]
+    compute: DurationText,
+    #[serde(default)]
+    jitter_percent: u32,
+    iterations: u64,
+    #[serde(default)]
+    start: DurationText,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    way: Option<String>,
+}
+
+impl From<JobKeys> for JobSpec {
+    fn from(keys: JobKeys) -> Self {
+        let JobKeys { channels, collective, algorithm, bytes, compute, jitter_percent, iterations, .. } = keys;
+        let work = Work { channels, collective, algorithm, bytes, compute, jitter_percent, iterations };
+        JobSpec { name: keys.name, ranks: keys.ranks, work, start: keys.start, way: keys.way }
+    }
+}
+
+impl From<JobSpec> for JobKeys {
+    fn from(JobSpec { name, ranks, work, start, way }: JobSpec) -> Self {
+        let Work { channels, collective, algorithm, bytes, compute, jitter_percent, iterations } = work;
+        JobKeys { name, ranks, channels, collective, algorithm, bytes, compute, jitter_percent, iterations, start, way }
+    }
 }
 
 fn two() -> u32 {
@@ -249,6 +289,47 @@ pub struct Phase {
     pub rate: Rate,
 }
 
+/// `[[moment]]`: something that happens on the emulated fabric; one of the two, or nothing but a mark in time.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Moment {
+    /// What it is called in results.
+    pub name: String,
+    /// What figures say of it.
+    pub what: String,
+    /// When, from the time at which the job begins.
+    pub at: DurationText,
+    /// Variants in which it happens; in the others it is but a mark. Absent: all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub variants: Option<Vec<String>>,
+    /// A TCP flow that is not the service's begins, and goes on to the end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub flow: Option<ForeignFlow>,
+    /// The operator changes a strategy by hand.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reconfigure: Option<ByHand>,
+}
+
+/// A flow that fills a path.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ForeignFlow {
+    /// Host that sends.
+    pub from: String,
+    /// Host that receives.
+    pub to: String,
+    /// Spine over which it goes.
+    pub way: String,
+}
+
+/// A change by hand.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ByHand {
+    /// Spine over which all flows of the job go from then on.
+    pub way: String,
+}
+
 mccs_config::document!(Scenario);
 
 impl Validate for Scenario {
@@ -258,13 +339,19 @@ impl Validate for Scenario {
         if self.variants.is_empty() {
             problems.add("variant", "there is nothing to compare; add [[variant]]");
         }
+        self.topology.validate(problems);
+        self.validate_tenants(problems);
         if let Some(refresh) = &self.refresh {
             problems.within("refresh", refresh, &REFRESH);
         }
         let policies = mccs_service::policy::names();
         for (i, variant) in self.variants.iter().enumerate() {
             if !policies.contains(&variant.policy.as_str()) {
-                problems.add(format!("variant[{i}].policy"), format!("there are {}", policies.join(", ")));
+                let message = format!("there is no policy {:?}; there are {}", variant.policy, policies.join(", "));
+                problems.add(format!("variant[{i}].policy"), message);
+            }
+            if self.variants[..i].iter().any(|other| other.name == variant.name) {
+                problems.add(format!("variant[{i}].name"), format!("there is another {:?}", variant.name));
             }
             let key = format!("variant[{i}].shares");
             for name in variant.shares.keys().filter(|name| self.jobs.iter().all(|job| job.name != **name)) {
@@ -287,6 +374,10 @@ impl Validate for Scenario {
             problems.name(format!("{key}.name"), &job.name);
             problems.within(format!("{key}.iterations"), &job.work.iterations, &ITERATIONS);
             problems.within(format!("{key}.channels"), &job.work.channels, &limits::CHANNELS);
+            problems.within(format!("{key}.bytes"), &job.work.bytes, &BYTES);
+            for (j, place) in job.ranks.iter().enumerate().filter(|(j, place)| job.ranks[..*j].contains(place)) {
+                problems.add(format!("{key}.ranks[{j}]"), format!("another rank of the job is on {place:?}"));
+            }
             if job.work.jitter_percent > 100 {
                 problems.add(format!("{key}.jitter_percent"), "no time is negative: at most 100");
             }
@@ -300,6 +391,81 @@ impl Validate for Scenario {
         if let Some(arrivals) = &self.arrivals {
             arrivals.validate(problems);
         }
+        self.validate_moments(problems);
+    }
+}
+
+impl Scenario {
+    fn validate_moments(&self, problems: &mut Problems) {
+        if !self.moments.is_empty() && (self.fabric.is_none() || self.jobs.len() != 1) {
+            problems.add("moment", "things happen on a fabric, to one job: name the fabric, and one [[job]]");
+        }
+        for (i, moment) in self.moments.iter().enumerate() {
+            let key = format!("moment[{i}]");
+            if moment.flow.is_some() && moment.reconfigure.is_some() {
+                problems.add(&key, "one thing happens at a time: add another [[moment]]");
+            }
+            if self.moments[..i].iter().any(|other| other.name == moment.name || other.at > moment.at) {
+                problems.add(&key, "moments have names of their own, and come one after the other");
+            }
+            let variants = moment.variants.iter().flatten();
+            for name in variants.filter(|name| self.variants.iter().all(|variant| variant.name != **name)) {
+                problems.add(format!("{key}.variants"), format!("there is no variant {name:?}"));
+            }
+        }
+    }
+}
+
+impl Scenario {
+    /// What `policy.toml` is checked for; and whether those come that paths are reserved for, or are spoken of: what is for
+    /// nobody changes nothing, and nobody would see why.
+    fn validate_tenants(&self, problems: &mut Problems) {
+        let jobs = self.jobs.iter().map(|job| job.name.as_str());
+        let names: Vec<&str> = jobs.chain(self.tenants.iter().map(|tenant| tenant.name.as_str())).collect();
+        // Jobs that come by themselves are called job0, job1, ...
+        let strangers = self
+            .reserves
+            .iter()
+            .enumerate()
+            .filter(|(_, reserve)| self.arrivals.is_none() && !names.contains(&reserve.tenant.as_str()));
+        for (i, Reserve { tenant, .. }) in strangers {
+            let hint = nearest(tenant, names.iter().copied());
+            let hint = hint.map(|near| format!("; did you mean {near:?}?")).unwrap_or_default();
+            problems
+                .add(format!("reserve[{i}].tenant"), format!("there is no job {tenant:?}, and jobs are tenants{hint}"));
+        }
+        let file = PolicyFile {
+            policy: PolicySection::default(),
+            tenants: self.tenants.clone(),
+            reserves: self.reserves.clone(),
+            windows: Vec::new(),
+        };
+        file.validate(problems);
+    }
+}
+
+impl Network {
+    fn validate(&self, problems: &mut Problems) {
+        let counts = [
+            ("pods", self.pods),
+            ("racks_per_pod", self.racks_per_pod),
+            ("hosts_per_rack", self.hosts_per_rack),
+            ("devices_per_host", self.devices_per_host),
+            ("nics_per_host", self.nics_per_host),
+        ];
+        for (key, _) in counts.iter().filter(|(_, count)| *count == 0) {
+            problems.add(format!("topology.{key}"), "is 0: a network has at least one");
+        }
+        let (has_spines, has_cores) = (self.spines_per_pod > 0, self.cores_per_spine > 0);
+        for (key, rate, is_used) in [
+            ("nic", &self.nic, true),
+            ("leaf_spine", &self.leaf_spine, has_spines),
+            ("spine_core", &self.spine_core, has_cores),
+        ] {
+            if is_used {
+                problems.within(format!("topology.{key}"), rate, &limits::LINK_RATE);
+            }
+        }
     }
 }
 
@@ -307,6 +473,9 @@ impl Arrivals {
     fn validate(&self, problems: &mut Problems) {
         problems.within("arrivals.jobs", &self.jobs, &JOBS);
         problems.within("arrivals.channels", &self.channels, &limits::CHANNELS);
+        for (i, bytes) in self.bytes.iter().enumerate() {
+            problems.within(format!("arrivals.bytes[{i}]"), bytes, &BYTES);
+        }
         for count in self.iterations {
             problems.within("arrivals.iterations", &count, &ITERATIONS);
         }

@@ -66,7 +66,7 @@ fn priorities_weights_and_caps_hold() {
         let rest = "channels = 1\nbytes = \"125000000\"\niterations = 10";
         let text = variant(policy, "local")
             + tenants
-            + "[[reserve]]\ntenant = \"X\"\npaths = [\"spine0\"]\n"
+            + "[[tenant]]\nname = \"X\"\n[[reserve]]\ntenant = \"X\"\npaths = [\"spine0\"]\n"
             + &job("A", "\"h0:0\", \"h2:0\"", rest)
             + &job("B", "\"h0:1\", \"h2:1\"", rest);
         let results = run(&text, 1);
@@ -216,6 +216,12 @@ fn scenarios_are_read_and_mistakes_named() {
     assert!(
         refused(&(variant("ffa", "local") + &job("A", ALL, "bytes = \"1\"\niteratoins = 1"))).contains("iterations")
     );
+    let twice = "[[moment]]\nname = \"a\"\nwhat = \"x\"\nat = \"2s\"\nvariants = [\"none\"]\n".repeat(2);
+    let why = refused(&(variant("ffa", "local") + &good + &twice));
+    assert!(
+        ["name the fabric", "names of their own", "no variant \"none\""].iter().all(|part| why.contains(part)),
+        "{why}"
+    );
     let nowhere = variant("ffa", "local") + &job("A", "\"h9:0\"", "bytes = \"1\"\niterations = 1");
     let scenario = Scenario::parse(&format!("{TESTBED}{nowhere}"), "x").expect("reads");
     assert!(matches!(simulate(&scenario, &scenario.variants[0], 1), Err(SimulationError::NoSuchPlace { .. })));
@@ -262,4 +268,30 @@ fn what_matters_first_gains_the_same_and_the_others_lose_less() {
             assert!(sum("ours, queues") < sum("PFA+TS"));
         }
     }
+}
+
+#[test]
+fn what_changes_nothing_or_cannot_be_is_refused_with_its_key() {
+    let job = job("A", "\"h0:0\", \"h2:0\"", "bytes = \"1MiB\"\niterations = 1");
+    let good = format!("{TESTBED}{}{job}", variant("pfa", "local"));
+    Scenario::parse(&good, "scenario.toml").expect("right");
+    let refused = |text: &str, part: &str| {
+        let error = Scenario::parse(text, "scenario.toml").expect_err("wrong").to_string();
+        assert!(error.contains(part), "{error}");
+    };
+    let replaced = |from: &str, to: &str| good.replacen(from, to, 1);
+    refused(&replaced("1MiB", "1MB"), "job[0].bytes: unknown unit");
+    refused(&replaced("bytes =", "byte ="), "job[0].byte: unknown field `byte`");
+    refused(&replaced("1MiB", "0"), "job[0].bytes: must be from 1B");
+    refused(&replaced("h2:0", "h0:0"), "job[0].ranks[1]: another rank");
+    refused(&replaced("50Gbit/s", "1bit/s"), "topology.nic: must be from 1Mbit/s");
+    refused(&replaced("leaf_spine = \"50Gbit/s\"\n", ""), "topology.leaf_spine: must be from");
+    refused(&replaced("hosts_per_rack = 2", "hosts_per_rack = 0"), "topology.hosts_per_rack: is 0");
+    refused(&format!("{good}{}", variant("ffa", "local")), "variant[1].name: there is another \"v\"");
+    let reserve = |tenant: &str, paths: &str| format!("{good}[[reserve]]\ntenant = {tenant:?}\npaths = [{paths}]\n");
+    refused(&reserve("AA", "\"spine0\""), "reserve[0].tenant: there is no job \"AA\"");
+    refused(&reserve("A", ""), "reserve[0].paths: reserves nothing");
+    let nowhere = Scenario::parse(&reserve("A", "\"spine7\""), "scenario.toml").expect("well-formed");
+    let error = simulate(&nowhere, &nowhere.variants[0], 1).expect_err("no such path").to_string();
+    assert!(error.contains("no path \"spine7\""), "{error}");
 }

@@ -6,7 +6,6 @@ mod support;
 
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -105,32 +104,30 @@ fn a_name_is_given_once_and_nodes_are_known() {
 #[ignore = "needs root"]
 fn a_builder_killed_midway_leaves_nothing() {
     let bed = Bed::new();
-    bed.slow_down();
-    let mut midway = 0;
-    for wait_ms in [1, 20, 60, 120, 200, 300] {
-        let child = bed.start(&["up", &bed.file()]);
-        std::thread::sleep(Duration::from_millis(wait_ms));
-        midway += u32::from(bed.left().len() > 1);
-        signal(child.id().cast_signed(), Signal::SIGKILL);
-        let done = Done::of(child);
-        assert_eq!(done.code, -1, "{done:?}");
+    // Its first call makes the namespaces, its second the links, and each further one the routes of a node.
+    for call in 1..=2 + 6 {
+        bed.at_call(call, "kill -KILL $PPID");
+        let done = Done::of(bed.start(&["up", &bed.file()]));
+        assert_eq!(done.code, -1, "killed at its call {call}: {done:?}");
         bed.is_gone();
     }
-    assert!(midway >= 2, "only {midway} kills came when namespaces were there");
 }
 
 #[test]
 #[ignore = "needs root"]
 fn what_nobody_was_left_to_remove_down_removes() {
     let bed = Bed::new();
-    bed.slow_down();
+    let [tool, held] = ["tool", "held"].map(|name| bed.path(name).display().to_string());
+    std::fs::write(&held, "").expect("a file");
+    bed.at_call(3, &format!("echo $$ > {tool}; while [ -e {held} ]; do sleep 0.01; done"));
     let mut child = bed.start(&["up", &bed.file()]);
-    wait_until("a namespace", || bed.left().len() > 1);
+    let tool = bed.await_number("tool");
     signal(guard_of(child.id()).expect("a guard"), Signal::SIGKILL);
     signal(child.id().cast_signed(), Signal::SIGKILL);
     child.wait().expect("its end");
     // The command that was under way may still end.
-    std::thread::sleep(Duration::from_millis(200));
+    std::fs::remove_file(held).expect("the file");
+    wait_until("the end of the tool", || !is_alive(tool));
     let again = bed.run(&["up", &bed.file()]);
     assert!(again.code == 2 && again.stderr.contains("left unfinished"), "{again:?}");
     let list = bed.run(&["list"]).stdout;

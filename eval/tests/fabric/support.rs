@@ -43,9 +43,13 @@ impl Bed {
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).expect("its mode");
     }
 
-    /// Makes every batch of commands take long enough for a kill to come in between.
-    pub fn slow_down(&self) {
-        self.script("ip", "sleep 0.05; PATH=${PATH#*:}; exec ip \"$@\"");
+    /// Runs `body` before the builder's `call`th run of the tool `ip`; there `$PPID` is the builder.
+    pub fn at_call(&self, call: u32, body: &str) {
+        let calls = self.path("calls");
+        std::fs::write(&calls, "").expect("a count of calls");
+        let count = format!("echo >> {0}; calls=$(wc -l < {0})", calls.display());
+        let then = "PATH=${PATH#*:}; exec ip \"$@\"";
+        self.script("ip", &format!("{count}\nif [ $calls = {call} ]; then {body}; fi\n{then}"));
     }
 
     pub fn command(&self, arguments: &[&str]) -> Command {

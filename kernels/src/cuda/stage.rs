@@ -38,13 +38,16 @@ pub struct StageArgs {
     pub done_word: u64,
     /// What it is at least then; 0: nothing is waited for.
     pub done_value: u64,
+    /// A word in host memory: values above that are not 0 count from 1, and stand for the number that is there and those that follow; where
+    /// 0 is there, for nothing. 0: there is no such word, they stand for themselves.
+    pub ticket_word: u64,
     /// Bytes of the data.
     pub in_bytes: u64,
     /// Bytes of the result.
     pub out_bytes: u64,
 }
 
-const _: () = assert!(size_of::<StageArgs>() == 80);
+const _: () = assert!(size_of::<StageArgs>() == 88);
 
 impl StageArgs {
     /// Threads to launch, in one block: enough that each moves few vectors.

@@ -55,7 +55,7 @@ pub struct RdmaHost {
     pub requests: u32,
     /// Places of a completion queue.
     pub cq_entries: u32,
-    /// What posting a work request, or taking a completion, costs a core. Millions a second and core (source 2): 200 ns is five.
+    /// What posting a work request, or taking a completion, costs a core. Assumed: 200 ns, five million a second.
     pub verb_ns: f64,
     /// Bytes that a core reduces in a nanosecond: 10.
     pub reduced_bytes_per_ns: f64,

@@ -1,7 +1,7 @@
 //! The asking side, for `mccsctl` and tests.
 
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use mccs_ipc::handshake::{HandshakeError, SocketError, connect};
@@ -20,6 +20,12 @@ pub enum ControlError {
     /// It broke.
     #[error("the service hung up: only root and the service's own user may ask ({0})")]
     Socket(#[from] SocketError),
+    /// Somebody else answered.
+    #[error(
+        "{} is no control socket, but perhaps a tenant's: `mccs-service --print-config` says where service.control_socket is",
+        .0.display()
+    )]
+    NotControl(PathBuf),
     /// Nothing came.
     #[error("the service did not answer within {0:?}")]
     NoAnswer(Duration),
@@ -69,7 +75,11 @@ fn ask(
         if !socket.wait_readable(within) {
             return Err(ControlError::NoAnswer(within));
         }
-        if let Some((Chunk { more, bytes }, mut fds)) = socket.recv::<Chunk>()? {
+        let received = socket.recv::<Chunk>().map_err(|error| match error {
+            SocketError::Malformed(_) => ControlError::NotControl(path.to_owned()),
+            error => error.into(),
+        });
+        if let Some((Chunk { more, bytes }, mut fds)) = received? {
             text.extend(bytes);
             memory = memory.or(fds.pop());
             if !more {

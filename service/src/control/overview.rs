@@ -13,8 +13,9 @@ use serde::{Deserialize, Serialize};
 use super::{CommView, HostView};
 use crate::runtime::{EngineInfo, RuntimeInfo, Runtimes};
 use crate::telemetry::flows::{FlowView, PathView};
+use crate::telemetry::placed::Allotment;
 use crate::telemetry::traffic::TenantKindView;
-use crate::telemetry::{Registry, lines_suppressed};
+use crate::telemetry::{CommInfo, Registry, lines_suppressed};
 use crate::tenants::{Resource, Tenant};
 
 /// Communicators that are told of, at most: each is some ten series.
@@ -56,6 +57,9 @@ pub struct TenantView {
     pub failed: u64,
     /// Collectives that the service has run, by kind.
     pub kinds: Vec<TenantKindView>,
+    /// What the controller has told this host of what it may have: of all its communicators together.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub allotment: Option<Allotment>,
 }
 
 /// What was left out of an [`Overview`].
@@ -157,6 +161,7 @@ impl Overseer {
                 bytes: totals.bytes,
                 failed: totals.failed,
                 kinds: tenant.traffic.view(),
+                allotment: allotment(comms.iter().filter(|comm| comm.tenant == tenant.name)),
             }
         };
         Overview {
@@ -175,6 +180,19 @@ impl Overseer {
             omitted,
         }
     }
+}
+
+/// Of all of a tenant's communicators. Weight and cap are the tenant's, so any of them says them.
+fn allotment<'a>(comms: impl Iterator<Item = &'a Arc<CommInfo>>) -> Option<Allotment> {
+    let told = comms.filter_map(|comm| comm.placed.as_ref()?.pace_use.allotment());
+    told.reduce(|all, one| Allotment {
+        weight_milli: all.weight_milli.or(one.weight_milli),
+        flow_cap_bps: all.flow_cap_bps.or(one.flow_cap_bps),
+        allotted_bps: match (all.allotted_bps, one.allotted_bps) {
+            (Some(all), Some(one)) => Some(all.saturating_add(one)),
+            (all, one) => all.or(one),
+        },
+    })
 }
 
 fn quotas(tenant: &Tenant) -> Vec<QuotaView> {

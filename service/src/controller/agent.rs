@@ -15,8 +15,9 @@
 //! Reports are made when there is room for them ([`Agent::next_report`]): what waits is which communicators are to be told of, each once, not
 //! what they were. A queue that is full is emptied, and the controller asked to begin anew ([`Agent::fall_behind`]).
 //!
-//! It obeys the host alone that the configuration names, and of it only the life that has asked to be told last. An order for a
-//! strategy that is not the last one decided is stale, and harms nothing.
+//! It obeys the host alone that the configuration names, and says so to any other that asks it to report. Of that host it obeys the life
+//! that has asked last, unless a newer one was there before, whatever has become of it: an old one that comes back has old policies.
+//! An order for a strategy that is not the last one decided is stale, and harms nothing.
 //!
 //! Without I/O and clock: inputs in, outputs out.
 
@@ -152,6 +153,8 @@ pub struct NotObeyed {
     pub from: Name,
     /// Who may.
     pub controller: Name,
+    /// Whether it has asked for reports, and is to be told ([`AgentMessage::Obeys`]) that there will be none.
+    pub has_asked: bool,
 }
 
 struct Carried {
@@ -165,6 +168,8 @@ struct Carried {
 pub struct Agent {
     controller: Name,
     life: Option<u64>,
+    /// The newest life that was obeyed.
+    newest_life: u64,
     with_profiles: bool,
     known: BTreeMap<CommId, Known>,
     /// Communicators of which there is news for the controller; those that are not known have ended.
@@ -206,6 +211,7 @@ impl Agent {
         Agent {
             controller,
             life: None,
+            newest_life: 0,
             with_profiles: false,
             known: BTreeMap::new(),
             untold: BTreeSet::new(),
@@ -307,29 +313,15 @@ impl Agent {
         now: Instant,
     ) -> Result<Vec<AgentOutput>, NotObeyed> {
         if *from != self.controller {
-            return Err(NotObeyed { from: from.clone(), controller: self.controller.clone() });
+            let has_asked = matches!(message, ControllerMessage::Sync { .. });
+            return Err(NotObeyed { from: from.clone(), controller: self.controller.clone(), has_asked });
         }
         let tell = |message| vec![AgentOutput::Tell(message)];
         Ok(match message {
-            ControllerMessage::Sync { life, with_profiles } => match self.life {
-                Some(by) if by > life => tell(AgentMessage::Superseded { by }),
-                _ => {
-                    if self.life != Some(life) {
-                        self.clock.forget();
-                    }
-                    self.life = Some(life);
-                    self.paces.values_mut().flat_map(|paced| &mut paced.wants).for_each(|wants| wants.told = None);
-                    self.with_profiles = with_profiles;
-                    // They are of another clock, or not wanted.
-                    self.known.values_mut().for_each(|known| (known.report.profile, known.told) = (None, None));
-                    self.untold = self.known.keys().cloned().collect();
-                    self.synced = Some(AgentMessage::Synced { life, is_paced: !self.paces.is_empty() });
-                    let dead = self.dead_paths.iter().cloned();
-                    let dead = dead.map(|(peer, path)| AgentMessage::Path { peer, path, answers: false });
-                    let kept = self.said.messages().map(|links| AgentMessage::Kept { links });
-                    dead.chain(kept).map(AgentOutput::Tell).collect()
-                }
-            },
+            ControllerMessage::Sync { life, .. } if life < self.newest_life => {
+                tell(AgentMessage::Superseded { by: self.newest_life })
+            }
+            ControllerMessage::Sync { life, with_profiles } => self.begin_reports(life, with_profiles),
             ControllerMessage::Order(order) if self.life != Some(order.life) => match self.life {
                 Some(by) => tell(AgentMessage::Superseded { by }),
                 // It has not asked to be told: it has not heard yet that this host has forgotten it.
@@ -369,6 +361,24 @@ impl Agent {
                 Vec::new()
             }
         })
+    }
+
+    /// All is reported to a life of the controller, from the start.
+    fn begin_reports(&mut self, life: u64, with_profiles: bool) -> Vec<AgentOutput> {
+        if self.life != Some(life) {
+            self.clock.forget();
+        }
+        (self.life, self.newest_life) = (Some(life), life);
+        self.paces.values_mut().flat_map(|paced| &mut paced.wants).for_each(|wants| wants.told = None);
+        self.with_profiles = with_profiles;
+        // They are of another clock, or not wanted.
+        self.known.values_mut().for_each(|known| (known.report.profile, known.told) = (None, None));
+        self.untold = self.known.keys().cloned().collect();
+        self.synced = Some(AgentMessage::Synced { life, is_paced: !self.paces.is_empty() });
+        let dead = self.dead_paths.iter().cloned();
+        let dead = dead.map(|(peer, path)| AgentMessage::Path { peer, path, answers: false });
+        let kept = self.said.messages().map(|links| AgentMessage::Kept { links });
+        dead.chain(kept).map(AgentOutput::Tell).collect()
     }
 
     fn carry_out(&mut self, order: Order) -> AgentOutput {
@@ -436,6 +446,7 @@ impl Agent {
         }
         for (comm, paced) in self.paces.iter_mut().filter(|(comm, _)| here.contains_key(comm)) {
             here[comm].watch(paced.pace.is_watched);
+            here[comm].allot(paced.pace.allotment());
             let due = match (paced.told, time) {
                 (Some(_), _) if !paced.pace.is_timed() => None,
                 (None, _) if !paced.pace.is_timed() => Some(0),

@@ -53,6 +53,8 @@ pub enum ControllerAnswer {
     Diff(Vec<DiffView>),
     /// To [`ControllerRequest::Apply`] and [`ControllerRequest::Link`].
     Applied(Applied),
+    /// To [`ControllerRequest::Link`] while something else is being put in force: it counts from now on, and goes with that.
+    Noted,
 }
 
 /// What is in force.
@@ -72,6 +74,9 @@ pub struct PolicyView {
     pub policy_text: Option<String>,
     /// Hosts, and whether they report.
     pub hosts: Vec<(String, bool)>,
+    /// Hosts that obey another host's controller, and which.
+    #[serde(default)]
+    pub elsewhere: Vec<(String, String)>,
     /// Links that are out of order.
     pub links: Vec<(String, String, LinkState)>,
     /// Links that hosts have found dead: lower and upper end, and why.

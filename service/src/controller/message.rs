@@ -107,6 +107,11 @@ pub enum AgentMessage {
     },
     /// Something that was to be told is lost: the host is to be asked to report anew.
     Behind,
+    /// Another host's controller is obeyed, and this one is told nothing.
+    Obeys {
+        /// That host.
+        controller: String,
+    },
     /// A controller of another life is obeyed.
     Superseded {
         /// That life.
@@ -252,7 +257,9 @@ impl AgentMessage {
                 said::check(links).map_err(BodyError::Impossible)?;
                 None
             }
-            AgentMessage::Path { peer, .. } if Name::new(peer).is_none() => {
+            AgentMessage::Path { peer: host, .. } | AgentMessage::Obeys { controller: host }
+                if Name::new(host).is_none() =>
+            {
                 return Err(BodyError::Impossible("it tells of a host that has no name"));
             }
             _ => None,
@@ -434,6 +441,7 @@ mod tests {
             flows: vec![FlowCap { channel: 1, to: "b".into(), cap_bps: 2 }],
             window: Some(window),
             yields: vec![YieldCap { to: comm.clone(), window, cap_bps: 3 }],
+            weight_milli: Some(1500),
             is_watched: true,
         };
         let outcomes =
@@ -449,6 +457,7 @@ mod tests {
             AgentMessage::Burst { comm: comm.clone(), burst },
             AgentMessage::AskTime { question: 1 },
             AgentMessage::Behind,
+            AgentMessage::Obeys { controller: "c".into() },
             AgentMessage::Superseded { by: 1 },
         ];
         let order = Order { life: 1, order: 2, comm: comm.clone(), expected_epoch: 3, change };
@@ -475,7 +484,7 @@ mod tests {
         let digest = one_of_each().join("\n").bytes().fold(0xcbf2_9ce4_8422_2325, fnv);
         assert_eq!(
             (VERSION, digest),
-            (7, 0x9b1b_afde_a189_3d79),
+            (8, 0x6e23_fb8c_a9c6_7492),
             "raise VERSION of the exchange protocol, and note both here"
         );
     }

@@ -16,6 +16,9 @@ use crate::topology::Topology;
 use mccs_config::change::FlowChoice;
 use mccs_config::service::FlowPath;
 
+/// Whether what an operator has said is being put in force by itself, so that the answer comes when it is.
+struct Begun(bool);
+
 impl Controller {
     /// An operator asks; `refused_bodies` are those that the caller could not read.
     pub fn asked(&mut self, request: ControllerRequest, ticket: Ticket, refused_bodies: u64, now: Instant) {
@@ -28,20 +31,29 @@ impl Controller {
                 Err(reason) => Err(reason),
             },
             ControllerRequest::Link { lower, upper, state } => match self.link(&lower, &upper, state, ticket, now) {
-                Ok(()) => return,
+                Ok(Begun(true)) => return,
+                Ok(Begun(false)) => Ok(ControllerAnswer::Noted),
                 Err(reason) => Err(reason),
             },
         };
         self.outputs.push_back(Output::Answer { ticket, answer: answer.map(Box::new) });
     }
 
-    fn refuse_if_replaced(&self) -> Result<(), String> {
-        let by = self.superseded_by().map(|life| format!("life {life} of the controller has replaced this one"));
-        by.map_or(Ok(()), Err)
+    fn refuse_if_not_obeyed(&self) -> Result<(), String> {
+        if let Some(life) = self.superseded_by() {
+            return Err(format!("life {life} of the controller has replaced this one"));
+        }
+        if self.is_obeyed_by_none() {
+            let others = self.elsewhere.iter().map(|(host, controller)| format!("{host} obeys {controller}"));
+            let others: Vec<_> = others.collect();
+            let mend = "one host is the controller, the same in the service.toml of all";
+            return Err(format!("no other host obeys this one: {}; {mend}", others.join(", ")));
+        }
+        Ok(())
     }
 
     fn apply(&mut self, policy: Text, ticket: Ticket, now: Instant) -> Result<(), String> {
-        self.refuse_if_replaced()?;
+        self.refuse_if_not_obeyed()?;
         let file = policy.name.clone();
         let basis = self.basis_of(self.topology_text()?, policy).inspect_err(|reason| {
             tracing::warn!(file, reason, "policy refused; what was in force stays");
@@ -54,8 +66,15 @@ impl Controller {
         Ok(())
     }
 
-    fn link(&mut self, lower: &str, upper: &str, state: LinkState, ticket: Ticket, now: Instant) -> Result<(), String> {
-        self.refuse_if_replaced()?;
+    fn link(
+        &mut self,
+        lower: &str,
+        upper: &str,
+        state: LinkState,
+        ticket: Ticket,
+        now: Instant,
+    ) -> Result<Begun, String> {
+        self.refuse_if_not_obeyed()?;
         let basis = self.basis.clone().ok_or("there is no topology in force")?;
         let news = self.links.set(&basis.topology, (lower, upper), state, self.life)?;
         let is_news = news.is_some();
@@ -65,11 +84,11 @@ impl Controller {
         if self.application.is_some() {
             // It counts from now on all the same.
             self.because(what);
-            return Err("noted; something else is being put in force, with it".into());
+            return Ok(Begun(false));
         }
         let why = if is_news { "an operator said so" } else { "an operator said so again" };
         self.start(what, why, (None, Some(ticket)), now);
-        Ok(())
+        Ok(Begun(true))
     }
 
     fn show(&self, refused_bodies: u64) -> PolicyView {
@@ -106,6 +125,7 @@ impl Controller {
             topology_file: basis.map(|basis| basis.topology_text.name.clone()),
             policy_text: basis.map(|basis| basis.policy_text.text.clone()),
             hosts: self.hosts().map(|(host, reports)| (host.to_string(), reports)).collect(),
+            elsewhere: self.elsewhere.iter().map(|(host, other)| (host.to_string(), other.clone())).collect(),
             links: self.links.iter().map(|(lower, upper, state)| (lower.to_owned(), upper.to_owned(), state)).collect(),
             dead_links: self.links.found().map(|(lower, upper, why)| [lower, upper, why].map(str::to_owned)).collect(),
             communicators: self.comms.values().map(view).collect(),

@@ -14,6 +14,7 @@ use super::bursts::CommonBurst;
 use crate::engines::transport::pace::{LocalWindow, Pace};
 use crate::exchange::protocol::{CommId, Name};
 use crate::policy::{self, Decision, Window, Yield};
+use crate::telemetry::placed::Allotment;
 use crate::topology::Topology;
 
 /// Payload of full frames of 1,500 bytes, TCP's and Ethernet's headers besides (1,448 of 1,538), less what keeps queues empty:
@@ -43,6 +44,10 @@ pub struct HostPace {
     /// When they send less.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub yields: Vec<YieldCap>,
+    /// The weight by which its tenant shares contended links with others, in thousandths; where tenants share by weight. For people alone:
+    /// [`HostPace::flows`] are what comes of it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub weight_milli: Option<u64>,
     /// Whether others make room for its bursts: the host of its root tells of each.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub is_watched: bool,
@@ -91,6 +96,7 @@ impl fmt::Display for HostPace {
         let to_whom =
             |part: &YieldCap| format!("{:.1} Mbit/s for {} in {}", mbps(part.cap_bps), part.to, when(&part.window));
         parts.extend(yields.map(to_whom));
+        parts.extend(self.weight_milli.map(|weight| format!("weight {}", weight as f64 / 1e3)));
         parts.extend(self.is_watched.then(|| "others make room for its bursts".to_owned()));
         f.write_str(&parts.join("; "))
     }
@@ -157,6 +163,15 @@ impl HostPace {
     #[must_use]
     pub fn allotted_bps(&self) -> u64 {
         self.flows.iter().map(|flow| flow.cap_bps).sum()
+    }
+
+    /// What it says of the tenant, if anything.
+    #[must_use]
+    pub fn allotment(&self) -> Option<Allotment> {
+        let Self { cap_bps: flow_cap_bps, weight_milli, .. } = *self;
+        let allotted_bps = Some(self.allotted_bps()).filter(|bps| *bps > 0);
+        let allotment = Allotment { weight_milli, flow_cap_bps, allotted_bps };
+        (allotment != Allotment::default()).then_some(allotment)
     }
 
     /// Whether it says anything of times.

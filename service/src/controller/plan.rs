@@ -110,6 +110,10 @@ pub fn plan_all<'a>(
         let transport = basis.rules.transport.or(report.and_then(|report| report.begins_over));
         let rates = rates.get(place).map(Vec::as_slice);
         let mut plan = plan(&basis.topology, (decision, transport), rates, comm_of);
+        if has_shares {
+            let weight_milli = Some((basis.rules.weight(&job.tenant) * 1000.0).round() as u64);
+            plan.paces.iter_mut().for_each(|(_, pace)| pace.weight_milli = weight_milli);
+        }
         if let Some(report) = report.filter(|_| watched.contains(&job.comm)) {
             plan.watch(&report.comm);
         }

@@ -10,7 +10,7 @@
 //! What an operator has chosen by hand is *pinned*: all else is planned around it, and it is not ordered otherwise.
 //!
 //! Nothing is decided before the hosts that are there have reported, so that a controller that has just started decides as the one
-//! before it. Orders that belong to a policy, file or link that was put in force are its application: when one of
+//! before it. Until then it may take a later life than it was born with; one that has decided and meets a later life orders nothing more. Orders that belong to a policy, file or link that was put in force are its application: when one of
 //! them is refused, what was in force before is again.
 //!
 //! Without I/O and clock. Whoever calls an input then calls [`Controller::settle`], takes the outputs, and comes back at
@@ -80,6 +80,8 @@ pub(super) enum HostState {
     Asked { until: Instant },
     /// Has reported.
     Synced,
+    /// Obeys another host's controller.
+    Elsewhere,
 }
 
 /// A communicator.
@@ -103,6 +105,7 @@ impl Held {
 
 /// See the module's documentation.
 pub struct Controller {
+    own: Name,
     pub(super) life: u64,
     /// When the common clock showed `life`.
     born: Instant,
@@ -132,8 +135,11 @@ pub struct Controller {
     pub(super) last_cause: String,
     pub(super) is_to_order: bool,
     pub(super) application: Option<Application>,
+    has_decided: bool,
     /// Hosts that obey another life, and which.
     superseded: BTreeMap<Name, u64>,
+    /// Hosts that obey another host, and which.
+    pub(super) elsewhere: BTreeMap<Name, String>,
     pub(super) history: History,
     pub(super) outputs: VecDeque<Output>,
 }
@@ -143,6 +149,7 @@ impl Controller {
     #[must_use]
     pub fn new(life: u64, own: &Name, hosts: &[Name], now: Instant) -> Self {
         let mut controller = Controller {
+            own: own.clone(),
             life,
             born: now,
             hosts: hosts.iter().map(|host| (host.clone(), HostState::Away)).collect(),
@@ -165,7 +172,9 @@ impl Controller {
             last_cause: String::new(),
             is_to_order: false,
             application: None,
+            has_decided: false,
             superseded: BTreeMap::new(),
+            elsewhere: BTreeMap::new(),
             history: History::default(),
             outputs: VecDeque::new(),
         };
@@ -189,6 +198,13 @@ impl Controller {
         self.hosts.iter().map(|(host, state)| (host, *state == HostState::Synced))
     }
 
+    /// Whether hosts obey another one, and none but its own this one.
+    pub(super) fn is_obeyed_by_none(&self) -> bool {
+        let may_obey = |state: &HostState| matches!(state, HostState::Asked { .. } | HostState::Synced);
+        let mut others = self.hosts.iter().filter(|(host, _)| **host != self.own);
+        !self.elsewhere.is_empty() && !others.any(|(_, state)| may_obey(state))
+    }
+
     /// A host is there, and has heard nothing yet.
     pub fn met(&mut self, host: &Name, now: Instant) {
         self.forget(host);
@@ -196,6 +212,7 @@ impl Controller {
             self.find_dead_links(now);
         }
         self.superseded.remove(host);
+        self.elsewhere.remove(host);
         self.comms.values_mut().for_each(|held| drop(held.paced.remove(host)));
         self.unsure.remove(host);
         if let Some(state) = self.hosts.get_mut(host) {
@@ -222,6 +239,7 @@ impl Controller {
     pub fn lost(&mut self, host: &Name, now: Instant) {
         let Some(state) = self.hosts.get_mut(host) else { return };
         self.superseded.remove(host);
+        self.elsewhere.remove(host);
         if std::mem::replace(state, HostState::Away) != HostState::Away {
             self.history.note(format!("host {host} lost"), "", Went::Done, now);
         }
@@ -295,6 +313,16 @@ impl Controller {
                 }
             }
             AgentMessage::Answer { order, outcome } => self.answered(from, order, outcome, now),
+            AgentMessage::Obeys { controller } => {
+                self.hosts.insert(from.clone(), HostState::Elsewhere);
+                let what = format!("not obeyed by host {from}: the controller of its service.toml is {controller}");
+                if self.elsewhere.insert(from.clone(), controller.clone()) != Some(controller) {
+                    tracing::warn!(%from, what, "two hosts have the controller's role");
+                    self.history.note(what, "", Went::Done, now);
+                }
+                self.is_to_order = true;
+            }
+            AgentMessage::Superseded { by } if !self.has_decided => self.outlive(by, now),
             AgentMessage::Superseded { by } => {
                 if self.superseded.insert(from.clone(), by) != Some(by) {
                     let what = format!("replaced by the controller's life {by}, as host {from} says");
@@ -302,6 +330,18 @@ impl Controller {
                 }
             }
         }
+    }
+
+    /// Whoever starts comes after all lives that hosts remember, also if the clock was set back.
+    fn outlive(&mut self, life: u64, now: Instant) {
+        if life < self.life {
+            return;
+        }
+        (self.life, self.born) = (life.saturating_add(1), now);
+        self.history.note(format!("begins anew as life {}, after life {life}", self.life), "", Went::Done, now);
+        let there = self.hosts.iter().filter(|(_, state)| **state != HostState::Away);
+        let there: Vec<Name> = there.map(|(host, _)| host.clone()).collect();
+        there.iter().for_each(|host| self.met(host, now));
     }
 
     /// A host has kept what operators have said of links.
@@ -425,7 +465,7 @@ impl Controller {
         let until = |state: &HostState| match state {
             HostState::Away => Some(self.grace_until),
             HostState::Asked { until } => Some(*until),
-            HostState::Synced => None,
+            HostState::Synced | HostState::Elsewhere => None,
         };
         self.hosts.values().filter_map(until).filter(|until| *until > now).max()
     }
@@ -468,6 +508,7 @@ impl Controller {
 
     fn decide(&mut self) {
         let Some(basis) = self.basis.clone() else { return };
+        self.has_decided = true;
         // It may be another topology.
         let _ = self.links.set_found(self.dead_paths.links(&basis));
         let plans = plan_all(&basis, &self.links, &self.reports(), &self.wants);

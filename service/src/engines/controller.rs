@@ -373,7 +373,13 @@ impl ControllerEngine {
                 self.look();
                 match self.agent.hear(from, message, now) {
                     Ok(outputs) => return self.carry_out(outputs),
-                    Err(refusal) => refusal.to_string(),
+                    Err(refusal) => {
+                        if refusal.has_asked {
+                            let controller = refusal.controller.to_string();
+                            self.tell(from.clone(), AgentMessage::Obeys { controller }.encode());
+                        }
+                        refusal.to_string()
+                    }
                 }
             }
             (Err(_), Some(role)) => match AgentMessage::decode(body, from) {

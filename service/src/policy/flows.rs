@@ -3,12 +3,10 @@
 //! A flow wants as much as its NICs give it: what the NIC carries, divided among the flows of its job there. [`Loads`] keeps
 //! what has been put on every link, and finds the path on which a further flow makes the fullest link least full.
 
-use std::collections::HashMap;
-
 use super::decision::{Decision, Decisions, Flow, Way};
 use super::rings;
 use super::view::{Job, View};
-use crate::topology::{LinkId, Port, Topology};
+use crate::topology::{Between, LinkId, Port, Topology};
 
 /// A flow before it has a path.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -43,9 +41,10 @@ pub fn hops(view: &View<'_>, job: &Job, orders: &[Vec<u32>]) -> Vec<Hop> {
         let pairs = previous.zip(order).map(|(from, to)| (places[*from as usize], places[*to as usize]));
         let entries: Vec<_> = pairs.filter(|((from, _), (to, _))| from != to).collect();
         let visits_once = entries.len() == job.hosts.len();
-        let entered: HashMap<usize, u32> = entries.iter().map(|(_, (host, device))| (*host, *device)).collect();
+        let mut entered = vec![0; job.hosts.len()];
+        entries.iter().for_each(|(_, (host, device))| entered[*host] = *device);
         for ((from, from_device), (to, to_device)) in entries {
-            let out_device = if visits_once { entered[&from] } else { from_device };
+            let out_device = if visits_once { entered[from] } else { from_device };
             hops.push(Hop {
                 channel,
                 from: topology.port_of(job.hosts[from].host, out_device),
@@ -54,14 +53,13 @@ pub fn hops(view: &View<'_>, job: &Job, orders: &[Vec<u32>]) -> Vec<Hop> {
             });
         }
     }
-    let mut users: HashMap<LinkId, u32> = HashMap::with_capacity(2 * hops.len());
     let ends = |hop: &Hop| [topology.up_link(hop.from), topology.up_link(hop.to).reverse()];
-    for link in hops.iter().flat_map(ends) {
-        *users.entry(link).or_default() += 1;
-    }
+    let mut used: Vec<LinkId> = hops.iter().flat_map(ends).collect();
+    used.sort_unstable();
+    let users = |link: LinkId| used.partition_point(|used| *used <= link) - used.partition_point(|used| *used < link);
     let cap_bps = view.rules.of(&job.tenant).and_then(|terms| terms.cap_bps).unwrap_or(f64::INFINITY);
     for hop in &mut hops {
-        let share = |link: LinkId| view.capacities[link.index()] / f64::from(users[&link]);
+        let share = |link: LinkId| view.capacities[link.index()] / users(link) as f64;
         hop.demand_bps = ends(hop).into_iter().map(share).fold(cap_bps, f64::min);
     }
     hops
@@ -100,27 +98,46 @@ impl<'a> Loads<'a> {
     /// first from `first` on.
     #[must_use]
     pub fn best(&self, hop: &Hop, first: u32, allowed: impl Fn(u32) -> bool) -> u32 {
-        let count = self.topology.path_count(hop.from, hop.to);
-        let paths = || (0..count).map(|path| (first % count + path) % count);
-        let admits = |path: &u32| self.topology.spine_of(hop.from, hop.to, *path).is_none_or(&allowed);
-        let cost = |path: u32| {
-            // NICs are the same for all paths.
-            let links = self.topology.route(hop.from, hop.to, path);
-            let between = links.links().iter().filter(|link| !self.topology.is_edge(**link));
-            let filled = |link: &LinkId| (self.of(*link) + hop.demand_bps) * self.inverses[link.index()];
-            between.map(filled).fold((0.0_f64, 0.0), |(most, sum), filled| (most.max(filled), sum + filled))
-        };
-        let least = |paths: &mut dyn Iterator<Item = u32>| {
-            let mut best: Option<(u32, (f64, f64))> = None;
-            for path in paths {
-                let cost = cost(path);
+        // NICs are the same for all paths.
+        let between = self.topology.between(hop.from, hop.to);
+        if between.spine_count() == 0 {
+            return 0;
+        }
+        self.least(hop, &between, first, allowed).or_else(|| self.least(hop, &between, first, |_| true)).unwrap_or(0)
+    }
+
+    /// The best of all paths over spines that are allowed, if one of them carries anything: [`Loads::best`].
+    ///
+    /// This is most of what it takes to decide for a large cluster, so that what paths over a spine have in common is looked at once.
+    fn least(&self, hop: &Hop, between: &Between, first: u32, allowed: impl Fn(u32) -> bool) -> Option<u32> {
+        let filled = |link: LinkId| (self.of(link) + hop.demand_bps) * self.inverses[link.index()];
+        let (spines, per_spine) = (between.spine_count(), between.paths_per_spine());
+        let first = first % (spines * per_spine);
+        let (first_spine, first_of_spine) = (first / per_spine, first % per_spine);
+        let mut best: Option<(u32, (f64, f64))> = None;
+        // Once round, from the first path on; so the first spine may come twice, with the paths before the first one at the end.
+        for turn in 0..=spines {
+            let spine = (first_spine + turn) % spines;
+            let paths = match turn {
+                0 => first_of_spine..per_spine,
+                _ if turn == spines => 0..first_of_spine,
+                _ => 0..per_spine,
+            };
+            if paths.is_empty() || !allowed(spine) {
+                continue;
+            }
+            let [up, down] = between.leaf_links(spine).map(filled);
+            for path in paths.map(|path| spine * per_spine + path) {
+                let cost = match between.core_links(path).map(|links| links.map(filled)) {
+                    Some([over, back]) => (0.0_f64.max(up).max(over).max(back).max(down), up + over + back + down),
+                    None => (0.0_f64.max(up).max(down), up + down),
+                };
                 if best.is_none_or(|(_, least)| is_less(cost, least)) {
                     best = Some((path, cost));
                 }
             }
-            best.filter(|(_, cost)| cost.0.is_finite()).map(|(path, _)| path)
-        };
-        least(&mut paths().filter(admits)).or_else(|| least(&mut paths())).unwrap_or(0)
+        }
+        best.filter(|(_, cost)| cost.0.is_finite()).map(|(path, _)| path)
     }
 
     /// Whether no link between switches on a flow's path has more than it carries.
@@ -139,7 +156,7 @@ impl<'a> Loads<'a> {
 }
 
 /// Compares costs; sums of loads in another order differ in their last bits, which must not decide.
-fn is_less(a: (f64, f64), b: (f64, f64)) -> bool {
+pub(super) fn is_less(a: (f64, f64), b: (f64, f64)) -> bool {
     const NEAR: f64 = 1e-9;
     if a.0.is_finite() != b.0.is_finite() || (a.0 - b.0).abs() > NEAR {
         return a.0 < b.0;
@@ -174,6 +191,10 @@ pub fn assign(view: &View<'_>, allowed: impl Fn(&Job, u32) -> bool) -> Assigned 
             }
         }
     }
+    // Whose spines they are is a matter of names: looked up once, not for every flow.
+    let spines = view.topology.spine_count();
+    let admitted: Vec<Vec<bool>> =
+        view.jobs.iter().map(|job| (0..spines).map(|spine| allowed(job, spine)).collect()).collect();
     let demand_bps = |(number, flow): &(usize, usize)| assigned.hops[*number][*flow].demand_bps;
     order.sort_by(|a, b| demand_bps(b).total_cmp(&demand_bps(a)));
     for second in [false, true] {
@@ -190,7 +211,7 @@ pub fn assign(view: &View<'_>, allowed: impl Fn(&Job, u32) -> bool) -> Assigned 
                 }
                 loads.put(hop, first, -1.0);
             }
-            let path = loads.best(hop, first, |spine| allowed(&view.jobs[*number], spine));
+            let path = loads.best(hop, first, |spine| admitted[*number][spine as usize]);
             loads.put(hop, path, 1.0);
             slot.way = Way::Path(path);
         }

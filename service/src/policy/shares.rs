@@ -214,17 +214,17 @@ pub fn weigh(view: &View<'_>, decisions: &mut Decisions) {
         let shared = links.map(|link| &users[link as usize]).filter(|users| users.len() > 1);
         let own = |users: &Vec<(u32, u32)>| users.iter().find(|(user, _)| user == tenant).map(|(_, flows)| *flows);
         let most = shared.filter_map(own).max().unwrap_or(1);
-        decision.weight = view.rules.of(&job.tenant).and_then(|terms| terms.weight).unwrap_or(1.0) / f64::from(most);
+        decision.weight = view.rules.weight(&job.tenant) / f64::from(most);
     }
 }
 
 /// The links that a flow goes over, as far as is known: a hashed one may go anywhere between its leaves.
-fn known_links(view: &View<'_>, flow: &Flow) -> impl Iterator<Item = u32> + use<> {
+fn known_links<'a>(view: &View<'a>, flow: &Flow) -> impl Iterator<Item = u32> + use<'a> {
+    let topology = view.topology;
     let (path, is_decided) = if let Way::Path(path) = flow.way { (path, true) } else { (0, false) };
-    let route = view.topology.route(flow.from, flow.to, path);
-    let mut links = route.links().to_vec();
-    links.retain(|link| is_decided || view.topology.is_edge(*link));
-    links.into_iter().map(|link| link.0)
+    let route = topology.route(flow.from, flow.to, path);
+    let links = (0..route.links().len()).map(move |place| route.links()[place]);
+    links.filter(move |link| is_decided || topology.is_edge(*link)).map(|link| link.0)
 }
 
 /// What every flow gets when all send at once, in bits per second, by decision and flow. Hashed flows count for the links of

@@ -47,7 +47,112 @@ fn any_job(hosts: u32) -> impl Strategy<Value = Job> {
     (some, 1..=2_u32, 1..=4_u32).prop_map(|(hosts, per_host, channels)| job(1, "t", &hosts, per_host, channels))
 }
 
+/// One or several pods, with or without rails.
+fn any_network() -> impl Strategy<Value = Topology> {
+    (1..=3_u32, 1..=3_u32, 1..=4_u32, 1..=3_u32, any::<bool>()).prop_map(|(pods, racks, spines, cores, rails)| {
+        let spec = Clos {
+            pods,
+            racks_per_pod: racks,
+            spines_per_pod: spines,
+            cores_per_spine: cores,
+            rails,
+            leaf_spine_bps: 50.0,
+            spine_core_bps: 30.0,
+            ..Clos::testbed(100.0)
+        };
+        Topology::clos(&spec).expect("makes sense")
+    })
+}
+
+/// The best path by its definition: path after path, link after link.
+fn best_path(
+    view: &View<'_>,
+    loads: &flows::Loads<'_>,
+    hop: &flows::Hop,
+    first: u32,
+    allowed: impl Fn(u32) -> bool,
+) -> u32 {
+    let topology = view.topology;
+    let count = topology.path_count(hop.from, hop.to);
+    let cost = |path: u32| {
+        let route = topology.route(hop.from, hop.to, path);
+        let between = route.links().iter().filter(|link| !topology.is_edge(**link));
+        let filled = |link: &LinkId| (loads.of(*link) + hop.demand_bps) * view.capacities[link.index()].recip();
+        between.map(filled).fold((0.0_f64, 0.0), |(most, sum), filled| (most.max(filled), sum + filled))
+    };
+    let least = |is_allowed: &dyn Fn(u32) -> bool| {
+        let paths = (0..count).map(|path| (first % count + path) % count);
+        let paths = paths.filter(|path| topology.spine_of(hop.from, hop.to, *path).is_none_or(is_allowed));
+        let best = paths
+            .map(|path| (path, cost(path)))
+            .reduce(|best, other| if flows::is_less(other.1, best.1) { other } else { best });
+        best.filter(|(_, cost)| cost.0.is_finite()).map(|(path, _)| path)
+    };
+    least(&allowed).or_else(|| least(&|_| true)).unwrap_or(0)
+}
+
 proptest! {
+    #[test]
+    fn the_best_path_is_the_one_that_a_look_at_every_path_finds(
+        topology in any_network(),
+        seed: u64,
+        forbidden in 0..16_u32,
+        broken_percent in prop_oneof![Just(0_usize), Just(20), Just(100)],
+    ) {
+        let mut random = Random::new(seed);
+        let mut capacities = topology.rates().to_vec();
+        capacities.iter_mut().filter(|_| random.below(100) < broken_percent).for_each(|rate| *rate = 0.0);
+        let rules = Rules::default();
+        let view = View { topology: &topology, capacities: &capacities, jobs: &[], rules: &rules };
+        let hosts = topology.host_count();
+        let mut loads = flows::Loads::new(&view);
+        for _ in 0..60 {
+            let mut port = || topology.port_of(HostId(random.below(hosts) as u32), random.below(2) as u32);
+            let (from, to) = (port(), port());
+            if from.host == to.host {
+                continue;
+            }
+            let hop = flows::Hop { channel: 0, from, to, demand_bps: random.below(4) as f64 * 7.3 };
+            let first = random.below(40) as u32;
+            let allowed = |spine: u32| forbidden >> spine & 1 == 0;
+            let best = loads.best(&hop, first, allowed);
+            prop_assert_eq!(best, best_path(&view, &loads, &hop, first, allowed));
+            loads.put(&hop, best, 1.0);
+        }
+    }
+
+    #[test]
+    fn rivals_are_those_that_share_a_link_which_cannot_carry_both(
+        topology in any_network(),
+        starts in proptest::collection::vec((0..100_u32, 2..5_u32), 1..12),
+    ) {
+        let hosts = topology.host_count() as u32;
+        let place = |(comm, (start, count)): (CommId, &(u32, u32))| {
+            let places: Vec<u32> = (0..(*count).min(hosts)).map(|place| (start + place) % hosts).collect();
+            job(comm, "t", &places, 2, 2)
+        };
+        let jobs: Vec<Job> = (0..).zip(&starts).map(place).collect();
+        let rules = Rules::default();
+        let view = View { topology: &topology, capacities: topology.rates(), jobs: &jobs, rules: &rules };
+        let assigned = flows::assign(&view, |_, _| true);
+        let demand = |job: usize, link: LinkId| -> f64 {
+            let flows = assigned.hops[job].iter().zip(&assigned.decisions.0[job].flows);
+            let uses = |flow: &Flow| match flow.way {
+                Way::Path(path) => topology.route(flow.from, flow.to, path).links().contains(&link),
+                Way::Hash => false,
+            };
+            flows.filter(|(_, flow)| uses(flow)).map(|(hop, _)| hop.demand_bps).sum()
+        };
+        let meet = |a: usize, b: usize| (0..topology.link_count() as u32).map(LinkId).any(|link| {
+            let demands = [demand(a, link), demand(b, link)];
+            demands.iter().all(|demand| *demand > 0.0) && demands.iter().sum::<f64>() > topology.rates()[link.index()] * 1.001
+        });
+        let all = 0..jobs.len();
+        let rivals: Vec<Vec<usize>> =
+            all.clone().map(|a| all.clone().filter(|b| *b != a && meet(a, *b)).collect()).collect();
+        prop_assert_eq!(windows::Shared::new(&view, &assigned).rivals, rivals);
+    }
+
     #[test]
     fn rings_are_permutations_and_leave_each_rack_once(job in any_job(12), seed: u64) {
         let topology = racks(4, 3, 2);

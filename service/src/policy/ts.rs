@@ -38,31 +38,28 @@ impl Policy for PfaTs {
 fn turns(view: &View<'_>, shared: &Shared, group: &[usize]) -> Vec<(usize, Window)> {
     let priority = |job: usize| view.rules.priority(&view.jobs[job].tenant);
     let mut group: Vec<usize> = group.iter().copied().filter(|job| view.jobs[*job].profile.is_some()).collect();
-    group.sort_by_key(|job| (std::cmp::Reverse(priority(*job)), *job));
+    group.sort_by_cached_key(|job| (std::cmp::Reverse(priority(*job)), *job));
     let arcs: Vec<Arc> = group.iter().filter_map(|job| view.jobs[*job].profile).map(Arc::of).collect();
     let arcs = windows::commensurable(&arcs);
-    let rivals: Vec<Vec<usize>> = group
-        .iter()
-        .map(|job| (0..group.len()).filter(|other| shared.rivals[*job].contains(&group[*other])).collect())
-        .collect();
+    let mut place_of: Vec<Option<usize>> = vec![None; view.jobs.len()];
+    group.iter().enumerate().for_each(|(place, job)| place_of[*job] = Some(place));
+    let rivals_of = |job: &usize| {
+        let mut places: Vec<usize> = shared.rivals[*job].iter().filter_map(|rival| place_of[*rival]).collect();
+        places.sort_unstable();
+        places
+    };
+    let rivals: Vec<Vec<usize>> = group.iter().map(rivals_of).collect();
     if let Some(offsets) = windows::place(&arcs, &rivals) {
         let window =
             |(arc, offset): (&Arc, u64)| Window { period_ns: arc.period_ns, offset_ns: offset, length_ns: arc.busy_ns };
         return group.iter().copied().zip(arcs.iter().zip(offsets).map(window)).collect();
     }
-    let mut found: Vec<(usize, Window)> = Vec::new();
-    for (low, job) in group.iter().enumerate() {
-        let above: Vec<Window> = rivals[low]
-            .iter()
-            .filter(|high| priority(group[**high]) > priority(*job))
-            .map(|high| {
-                let given = found.iter().find(|(other, _)| *other == group[*high]).map(|(_, window)| *window);
-                given.unwrap_or(arcs[*high].window())
-            })
-            .collect();
-        if let Some(gap) = windows::longest_gap(&above) {
-            found.push((*job, gap));
-        }
+    let priorities: Vec<u32> = group.iter().map(|job| priority(*job)).collect();
+    let mut gaps: Vec<Option<Window>> = vec![None; group.len()];
+    for low in 0..group.len() {
+        let above = rivals[low].iter().filter(|high| priorities[**high] > priorities[low]);
+        let above: Vec<Window> = above.map(|high| gaps[*high].unwrap_or(arcs[*high].window())).collect();
+        gaps[low] = windows::longest_gap(&above);
     }
-    found
+    group.into_iter().zip(gaps).filter_map(|(job, gap)| Some((job, gap?))).collect()
 }

@@ -172,6 +172,12 @@ impl Rules {
         rules
     }
 
+    /// By which a tenant shares contended links, where tenants do.
+    #[must_use]
+    pub fn weight(&self, tenant: &str) -> f64 {
+        self.of(tenant).and_then(|terms| terms.weight).unwrap_or(1.0)
+    }
+
     /// The terms of a tenant; `None` for one like all others.
     #[must_use]
     pub fn of(&self, tenant: &str) -> Option<&TenantTerms> {

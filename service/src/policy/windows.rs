@@ -236,20 +236,31 @@ impl Shared {
         let capacity = |link: LinkId| view.capacities[link.index()] * 1.001;
         let mut crowded: Vec<(LinkId, Vec<Use>)> = (0..).map(LinkId).zip(by_link).collect();
         crowded.retain(|(link, uses)| uses.iter().map(|used| used.demand_bps).sum::<f64>() > capacity(*link));
-        let mut rivals = vec![Vec::new(); view.jobs.len()];
-        for (link, uses) in &crowded {
-            for (i, a) in uses.iter().enumerate() {
-                for b in uses[..i].iter().filter(|b| a.demand_bps + b.demand_bps > capacity(*link)) {
-                    rivals[a.job].push(b.job);
-                    rivals[b.job].push(a.job);
+        let mut shared = Shared { crowded, rivals: vec![Vec::new(); view.jobs.len()] };
+        shared.find_rivals(capacity);
+        shared
+    }
+
+    /// Job by job, so that whoever meets another on many links is found once, and no long lists are sorted.
+    fn find_rivals(&mut self, capacity: impl Fn(LinkId) -> f64) {
+        let jobs = self.rivals.len();
+        let mut places: Vec<Vec<(usize, f64)>> = vec![Vec::new(); jobs];
+        for (place, (_, uses)) in self.crowded.iter().enumerate() {
+            uses.iter().for_each(|used| places[used.job].push((place, used.demand_bps)));
+        }
+        let mut found_by = vec![usize::MAX; jobs];
+        for (job, rivals) in self.rivals.iter_mut().enumerate() {
+            for (place, demand_bps) in &places[job] {
+                let (link, uses) = &self.crowded[*place];
+                let capacity = capacity(*link);
+                for other in uses.iter().filter(|other| demand_bps + other.demand_bps > capacity) {
+                    if other.job != job && std::mem::replace(&mut found_by[other.job], job) != job {
+                        rivals.push(other.job);
+                    }
                 }
             }
+            rivals.sort_unstable();
         }
-        for jobs in &mut rivals {
-            jobs.sort_unstable();
-            jobs.dedup();
-        }
-        Shared { crowded, rivals }
     }
 
     /// Links that cannot carry all who use them, and who that is.

@@ -47,12 +47,12 @@ impl Policy for Yielding {
         let mut firsts: Vec<usize> = Vec::new();
         for (low, decision) in decisions.0.iter_mut().enumerate() {
             for room in rooms_of[low].iter().map(|room| &rooms[*room]) {
-                for (class, cap_bps) in room.left_bps.iter().filter(|(class, _)| *class > priorities[low]) {
-                    for high in room.uses.iter().map(|used| used.job).filter(|high| priorities[*high] == *class) {
+                for class in room.classes.iter().filter(|class| class.priority > priorities[low]) {
+                    for high in class.jobs.iter().copied() {
                         if left_bps[high].is_infinite() {
                             firsts.push(high);
                         }
-                        left_bps[high] = left_bps[high].min(*cap_bps);
+                        left_bps[high] = left_bps[high].min(class.left_bps);
                     }
                 }
             }
@@ -73,8 +73,16 @@ impl Policy for Yielding {
 /// A link that jobs of several priorities share.
 struct Room<'a> {
     uses: &'a [Use],
-    /// By priority: what those of it and above leave each flow of those below.
-    left_bps: Vec<(u32, f64)>,
+    /// Those for whom others make room, ascending.
+    classes: Vec<Class>,
+}
+
+/// Jobs of one priority on a link.
+struct Class {
+    priority: u32,
+    jobs: Vec<usize>,
+    /// What they and those above leave each flow of those below.
+    left_bps: f64,
 }
 
 impl<'a> Room<'a> {
@@ -83,14 +91,15 @@ impl<'a> Room<'a> {
         let mut classes: Vec<u32> = uses.iter().map(|used| priorities[used.job]).collect();
         classes.sort_unstable();
         classes.dedup();
-        let left_bps = |class: u32| {
-            let (low, first): (Vec<&Use>, Vec<&Use>) = uses.iter().partition(|used| priorities[used.job] < class);
+        let class = |priority: u32| {
+            let (low, first): (Vec<&Use>, Vec<&Use>) = uses.iter().partition(|used| priorities[used.job] < priority);
             let taken: f64 = first.iter().map(|used| used.demand_bps).sum();
             let flows: u32 = low.iter().map(|used| used.flows).sum();
-            (class, (capacity - taken).max(LEAST * capacity) / f64::from(flows))
+            let jobs = first.iter().map(|used| used.job).filter(|job| priorities[*job] == priority).collect();
+            Class { priority, jobs, left_bps: (capacity - taken).max(LEAST * capacity) / f64::from(flows) }
         };
         let is_shared = capacity > 0.0 && classes.len() > 1;
-        is_shared.then(|| Room { uses, left_bps: classes.into_iter().skip(1).map(left_bps).collect() })
+        is_shared.then(|| Room { uses, classes: classes.into_iter().skip(1).map(class).collect() })
     }
 }
 

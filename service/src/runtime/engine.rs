@@ -60,6 +60,13 @@ pub trait Engine: Send {
         true
     }
 
+    /// Whether others may have it go on at any moment: then it is polled for [`RuntimeOptions::spin_for_others`] before it sleeps.
+    ///
+    /// [`RuntimeOptions::spin_for_others`]: super::RuntimeOptions::spin_for_others
+    fn awaits_others(&self) -> bool {
+        false
+    }
+
     /// Descriptors whose readability wakes the engine; the same set for the engine's whole life.
     fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         Vec::new()

@@ -31,6 +31,8 @@ impl std::fmt::Display for EngineId {
 pub struct RuntimeOptions {
     /// How long an engine is polled without finding work before it goes to sleep.
     pub spin: Duration,
+    /// The same for one that awaits others ([`Engine::awaits_others`]).
+    pub spin_for_others: Duration,
     /// Items an engine may handle in one poll.
     pub budget: usize,
 }
@@ -475,7 +477,9 @@ impl Executor {
                 Progress::Idle { wake_at } => {
                     slot.wake_at = wake_at;
                     let idle_for = slot.awake_since.map_or(Duration::ZERO, |since| now.duration_since(since));
-                    idle_for < self.options.spin || !slot.engine.prepare_to_sleep()
+                    let spin =
+                        if slot.engine.awaits_others() { self.options.spin_for_others } else { self.options.spin };
+                    idle_for < spin || !slot.engine.prepare_to_sleep()
                 }
                 Progress::Done => {
                     if let Some(slot) = self.slots.remove(&id) {
@@ -510,7 +514,7 @@ impl Executor {
             self.wake(id, now);
             // Who finds nothing sleeps again at once: its time has come, and tells of no work that more may follow.
             if let Some(slot) = self.slots.get_mut(&id) {
-                slot.awake_since = now.checked_sub(self.options.spin).or(Some(now));
+                slot.awake_since = now.checked_sub(self.options.spin.max(self.options.spin_for_others)).or(Some(now));
             }
         }
         let asleep = self.slots.values().filter(|slot| slot.awake_since.is_none());

@@ -38,6 +38,17 @@ pub struct Chosen {
     pub flows: Vec<FlowChoice>,
 }
 
+/// What a controller has told of what a communicator's flows may have on this host: for people, engines are told rates.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Allotment {
+    /// The weight by which its tenant shares contended links with others, in thousandths; where tenants do.
+    pub weight_milli: Option<u64>,
+    /// Most bits of payload per second that each of its flows sends, if its tenant has a cap.
+    pub flow_cap_bps: Option<u64>,
+    /// Bits of payload per second that its flows from this host are allotted together, where links are shared.
+    pub allotted_bps: Option<u64>,
+}
+
 /// What a communicator's flows make of their pace on this host, since they began, and what is foreseen of them. Engines add; who looks takes differences.
 #[derive(Debug, Default)]
 pub struct PaceUse {
@@ -45,6 +56,7 @@ pub struct PaceUse {
     held: AtomicU64,
     is_watched: AtomicBool,
     burst: Mutex<Option<Burst>>,
+    allotment: Mutex<Option<Allotment>>,
 }
 
 impl PaceUse {
@@ -67,6 +79,17 @@ impl PaceUse {
     /// From now on others make room for its bursts, or no longer.
     pub fn watch(&self, is_watched: bool) {
         self.is_watched.store(is_watched, Ordering::Relaxed);
+    }
+
+    /// What they may have from now on.
+    pub fn allot(&self, allotment: Option<Allotment>) {
+        *self.allotment.lock().unwrap_or_else(PoisonError::into_inner) = allotment;
+    }
+
+    /// What they may have, where a controller has said anything of it.
+    #[must_use]
+    pub fn allotment(&self) -> Option<Allotment> {
+        *self.allotment.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Its next burst is foreseen.

@@ -10,6 +10,7 @@ use crate::control::overview::{Overview, TenantView};
 use crate::control::{CommView, RankView};
 use crate::telemetry::flows::PathView;
 use crate::telemetry::histogram::{BUCKETS, HistogramView, bound_seconds};
+use crate::telemetry::placed::Allotment;
 
 /// What the values of a metric are.
 #[derive(Debug, Clone, Copy)]
@@ -239,6 +240,7 @@ fn tenants(text: &mut Text, overview: &Overview) {
             family.sample(&[("tenant", &tenant.tenant)], value(tenant));
         }
     }
+    allotments(text, tenants);
     let kinds = || tenants.iter().flat_map(|tenant| tenant.kinds.iter().map(move |kind| (tenant, kind)));
     let mut family = text.family(
         "mccs_collective_duration_seconds",
@@ -251,6 +253,32 @@ fn tenants(text: &mut Text, overview: &Overview) {
     let mut family = text.family("mccs_collective_bytes_total", Kind::Counter, "Payload of the same collectives.");
     for (tenant, kind) in kinds() {
         family.sample(&[("tenant", &tenant.tenant), ("collective", &kind.collective)], kind.bytes);
+    }
+}
+
+/// What the controller has told; nothing of tenants of which it has not.
+fn allotments(text: &mut Text, tenants: &[TenantView]) {
+    type Value = fn(&Allotment) -> Option<f64>;
+    let values: [(&'static str, &str, Value); 3] = [
+        ("mccs_tenant_weight", "By which a tenant shares contended links with others.", |told| {
+            told.weight_milli.map(|weight| weight as f64 / 1e3)
+        }),
+        ("mccs_tenant_flow_cap_bytes_per_second", "Most payload that each of a tenant's flows sends.", |told| {
+            told.flow_cap_bps.map(|bps| bps as f64 / 8.0)
+        }),
+        (
+            "mccs_tenant_allotted_bytes_per_second",
+            "Payload that a tenant's flows from this host may send together, where links are shared.",
+            |told| told.allotted_bps.map(|bps| bps as f64 / 8.0),
+        ),
+    ];
+    for (name, help, value) in values {
+        let mut family = text.family(name, Kind::Gauge, help);
+        for tenant in tenants {
+            if let Some(value) = tenant.allotment.as_ref().and_then(value) {
+                family.sample(&[("tenant", &tenant.tenant)], value);
+            }
+        }
     }
 }
 

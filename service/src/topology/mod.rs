@@ -70,6 +70,45 @@ impl Route {
     }
 }
 
+/// The links between the leaves of two ports: those of path number n go over spine n / [`Between::paths_per_spine`].
+#[derive(Debug, Clone, Copy)]
+pub struct Between {
+    /// Of either leaf, the link up to the first spine; those to the others follow.
+    leaves: [LinkId; 2],
+    /// Of either pod, the link from the first spine up to the first core; those of the same spine, then of the others, follow.
+    cores: Option<[LinkId; 2]>,
+    spines: u32,
+    cores_per_spine: u32,
+}
+
+impl Between {
+    /// Spines that there are paths over; none within a leaf.
+    #[must_use]
+    pub fn spine_count(&self) -> u32 {
+        self.spines
+    }
+
+    /// Paths over each.
+    #[must_use]
+    pub fn paths_per_spine(&self) -> u32 {
+        self.cores_per_spine
+    }
+
+    /// The first link of all paths over a spine, and the last.
+    #[must_use]
+    pub fn leaf_links(&self, spine: u32) -> [LinkId; 2] {
+        let [up, down] = self.leaves.map(|first| LinkId(first.0 + 2 * spine));
+        [up, down.reverse()]
+    }
+
+    /// The links of a path between its first and its last, in order; `None` where it has no more than those.
+    #[must_use]
+    pub fn core_links(&self, path: u32) -> Option<[LinkId; 2]> {
+        let [up, down] = self.cores?.map(|first| LinkId(first.0 + 2 * path));
+        Some([up, down.reverse()])
+    }
+}
+
 #[derive(Debug, Clone)]
 struct Host {
     name: String,
@@ -248,6 +287,21 @@ impl Topology {
             self.leaf_link(b, spine).reverse(),
             down,
         ])
+    }
+
+    /// What lies between two leaves, for whoever looks at all paths.
+    #[must_use]
+    pub fn between(&self, from: Port, to: Port) -> Between {
+        let (a, b) = (self.leaf(from), self.leaf(to));
+        let (pod_a, pod_b) = (self.leaves[a as usize].1, self.leaves[b as usize].1);
+        let spines = if a == b { 0 } else { self.spines.len() as u32 };
+        let cores = (pod_a != pod_b).then(|| [self.core_link(pod_a, 0, 0), self.core_link(pod_b, 0, 0)]);
+        Between {
+            leaves: [self.leaf_link(a, 0), self.leaf_link(b, 0)],
+            cores,
+            spines,
+            cores_per_spine: if cores.is_some() { self.cores_per_spine } else { 1 },
+        }
     }
 
     /// The spine, by its number in its pod, that a path goes over; `None` where it goes over none.

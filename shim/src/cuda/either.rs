@@ -11,7 +11,7 @@ use super::call::Call;
 use super::cuda_error;
 use super::direct::DirectCommunicator;
 use super::points::AnyPoints;
-use super::served::{Joined, ServedCommunicator};
+use super::served::{Identity, Joined, ServedCommunicator};
 use crate::client::unexpected;
 use crate::{Client, Error, ReduceOperator};
 
@@ -57,7 +57,8 @@ impl Client {
         let context = Context::current().map_err(cuda_error)?;
         let gpu = context.gpu().id.0;
         let root_address = root_address.to_owned();
-        let request = Request::InitRank { id, rank, nranks, gpu: Some(gpu), root_address, by_engines: false };
+        let named = root_address.clone();
+        let request = Request::InitRank { id, rank, nranks, gpu: Some(gpu), root_address: named, by_engines: false };
         let place = (rank, nranks);
         match self.0.requests.call(request, &[])? {
             (Response::Comm { comm, direct: Some(share), .. }, fds) => {
@@ -65,8 +66,9 @@ impl Client {
                 Ok(CudaCommunicator(Way::Direct(Box::new(made))))
             }
             (Response::Comm { comm, access, engines_from, .. }, _) => {
-                let joined = Joined { id, gpu, comm, access, engines_from };
-                let made = ServedCommunicator::new(self, &joined, place, context)?;
+                let identity = Identity { id, rank, nranks, gpu, root_address };
+                let joined = Joined { identity, comm, access, engines_from };
+                let made = ServedCommunicator::new(self, &joined, context)?;
                 Ok(CudaCommunicator(Way::Served(Box::new(made))))
             }
             (other, _) => Err(unexpected(&other)),

@@ -6,17 +6,17 @@
 
 use std::sync::Arc;
 
-use mccs_cuda::Context;
+use mccs_cuda::{Context, RawStream};
 use mccs_ipc::direct::GpuUuid;
 use mccs_ipc::gate::GateAccess;
 use mccs_ipc::large::has_large;
 use mccs_ipc::protocol::{Request, Response};
 use mccs_ipc::types::{Handle, RedOp, UniqueId};
 
-use super::CudaStream;
 use super::call::Call;
 use super::direct::DirectCommunicator;
 use super::staged::{StagedCommunicator, StagedPoints};
+use super::{CudaStream, cuda_error};
 use crate::client::unexpected;
 use crate::{Client, Error};
 
@@ -32,10 +32,19 @@ struct Engines {
     from_bytes: u64,
 }
 
+/// As whom a rank joins: once for each communicator of the service's that is behind one of the caller's.
+#[derive(Debug, Clone)]
+pub(super) struct Identity {
+    pub(super) id: UniqueId,
+    pub(super) rank: u32,
+    pub(super) nranks: u32,
+    pub(super) gpu: GpuUuid,
+    pub(super) root_address: String,
+}
+
 /// A rank that has joined, as the service named it.
 pub(super) struct Joined {
-    pub(super) id: UniqueId,
-    pub(super) gpu: GpuUuid,
+    pub(super) identity: Identity,
     pub(super) comm: Handle,
     pub(super) access: GateAccess,
     pub(super) engines_from: Option<u64>,
@@ -43,9 +52,10 @@ pub(super) struct Joined {
 
 impl ServedCommunicator {
     /// Makes what a rank needs that has joined.
-    pub(super) fn new(client: &Client, joined: &Joined, place: (u32, u32), context: Context) -> Result<Self, Error> {
-        let staged = StagedCommunicator::new(client.clone(), joined.comm, place, context.clone(), joined.access)?;
-        let join = |from_bytes| Engines::join(client, joined, place, context, from_bytes);
+    pub(super) fn new(client: &Client, joined: &Joined, context: Context) -> Result<Self, Error> {
+        let Joined { identity, comm, access, .. } = joined;
+        let staged = StagedCommunicator::new(client.clone(), *comm, identity.clone(), context.clone(), *access)?;
+        let join = |from_bytes| Engines::join(client, identity, context, from_bytes);
         match joined.engines_from.map(join).transpose() {
             Ok(engines) => Ok(ServedCommunicator { staged, engines: engines.flatten() }),
             Err(error) => {
@@ -81,8 +91,11 @@ impl ServedCommunicator {
         // SAFETY: the caller's contract is passed on.
         unsafe {
             match self.engines.as_ref().filter(|engines| engines.take(call)) {
-                Some(engines) => engines.comm.collective(call, stream),
-                None => self.staged.collective(call, stream),
+                // Commands to the engines are not sent again.
+                Some(engines) if !RawStream::from_ptr(stream).is_capturing().map_err(cuda_error)? => {
+                    engines.comm.collective(call, stream)
+                }
+                _ => self.staged.collective(call, stream),
             }
         }
     }
@@ -109,18 +122,13 @@ impl ServedCommunicator {
 
 impl Engines {
     /// Joins the communicator of the engines; none where there are no engines between the ranks' GPUs, which all ranks learn alike.
-    fn join(
-        client: &Client,
-        joined: &Joined,
-        place: (u32, u32),
-        context: Context,
-        from_bytes: u64,
-    ) -> Result<Option<Self>, Error> {
-        let (id, (rank, nranks), gpu) = (joined.id, place, Some(joined.gpu));
-        let request = Request::InitRank { id, rank, nranks, gpu, root_address: String::new(), by_engines: true };
+    fn join(client: &Client, identity: &Identity, context: Context, from_bytes: u64) -> Result<Option<Self>, Error> {
+        let Identity { id, rank, nranks, gpu, .. } = *identity;
+        let (gpu, root_address) = (Some(gpu), String::new());
+        let request = Request::InitRank { id, rank, nranks, gpu, root_address, by_engines: true };
         match client.0.requests.call(request, &[])? {
             (Response::Comm { comm, direct: Some(share), .. }, fds) => {
-                let made = DirectCommunicator::join(client, comm, place, context, &share, &fds)?;
+                let made = DirectCommunicator::join(client, comm, (rank, nranks), context, &share, &fds)?;
                 Ok(Some(Engines { comm: made, from_bytes }).filter(|_| share.large.is_some()))
             }
             (other, _) => Err(unexpected(&other)),

@@ -100,6 +100,7 @@ impl SimHost {
             operations_in_flight: 64,
             streams: 1,
             regions: 1,
+            mappings: 1,
         };
         let exchange_options = ExchangeOptions {
             own: own.clone(),
@@ -174,7 +175,10 @@ impl SimHost {
         };
         // Short, so that one step is many messages, more than a flow takes at a time.
         let flows = TRANSPORTS.map(|kind| (kind, flow.clone())).into();
-        Links::new(transport, ListenOptions::default(), flow).with_transports(flows).with_message_bytes(64)
+        Links::new(transport, ListenOptions::default(), flow)
+            .with_transports(flows)
+            .with_meters(Arc::clone(&self.registry.flows))
+            .with_message_bytes(64)
     }
 
     pub(super) fn tell_proxy(&mut self, event: Event) {

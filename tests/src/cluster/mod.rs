@@ -12,9 +12,12 @@ mod wires;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mccs_service::collective::Choice;
+use mccs_service::engines::proxy::ProxyMessage;
+use mccs_service::engines::transport::pace::Pace;
 use mccs_service::exchange::protocol::{LinkTimes, Name};
 use mccs_service::transports::faulty::Faults;
 use mccs_service::transports::memory::{HostId, MemoryNetwork, MemoryNetworkOptions};
@@ -340,6 +343,32 @@ impl Cluster {
             self.now = next.min(end);
             (self.now - self.began).hash(&mut self.trace);
         }
+    }
+
+    /// From now on the flows of all communicators leave their hosts like this, as hosts' agents tell it.
+    ///
+    /// # Panics
+    /// If a host is too busy to be told.
+    pub fn set_pace(&mut self, pace: &Pace) {
+        let pace = Arc::new(pace.clone());
+        for host in self.hosts.iter().flatten() {
+            for placed in host.registry.comms().iter().filter_map(|comm| comm.placed.as_ref()) {
+                let message = ProxyMessage::SetPace { comm: placed.comm.clone(), pace: Arc::clone(&pace) };
+                assert!(host.proxy.send(message).is_ok(), "the proxy engine has no room");
+            }
+        }
+    }
+
+    /// Bytes that flows of rings have sent so far, by their host and name.
+    #[must_use]
+    pub fn sent_bytes(&self) -> BTreeMap<(usize, String), u64> {
+        let flows_of = |(number, host): (usize, &SimHost)| {
+            let (flows, _) = host.registry.flows.flows(usize::MAX);
+            let of_rings = flows.into_iter().filter(|flow| flow.name.sends && flow.name.epoch.is_some());
+            of_rings.map(move |flow| ((number, format!("{:?}", flow.name)), flow.bytes))
+        };
+        let hosts = self.hosts.iter().enumerate().filter_map(|(number, host)| Some((number, host.as_ref()?)));
+        hosts.flat_map(flows_of).collect()
     }
 
     /// Whether every rank of every job has ended.

@@ -39,6 +39,8 @@ pub struct Job {
     pub calls: usize,
     /// Most elements of one.
     pub count_max: u64,
+    /// All calls are of this kind, of so many 32-bit elements; anything else and less too, if `None`.
+    pub only: Option<CollectiveKind>,
     /// Streams of each rank. Sends and receives are all on the first, as those of two ranks match in the order in which they
     /// become the heads of their streams.
     pub streams: u32,
@@ -102,6 +104,10 @@ impl Job {
 
     fn unit(&self, rng: &mut StdRng) -> Unit {
         let nranks = self.nranks();
+        if let Some(kind) = self.only {
+            let (count, dtype) = (self.count_max, DataType::I32);
+            return Unit::Collective(Call { count, dtype, ..self.call(kind, rng) });
+        }
         match rng.random_range(0..20) {
             0..4 if nranks > 1 => {
                 let src = rng.random_range(0..nranks);

@@ -116,7 +116,8 @@ fn a_slow_reader_is_waited_for() {
     bed.join(&key(2), 1, 10);
     bed.complete(&key(2));
     bed.complete(&key(1));
-    assert_eq!(proxy.connections.load(Ordering::Relaxed), 1);
+    let views = [bed.hosts[0].info("b"), bed.hosts[1].info("a")];
+    assert_eq!(proxy.connections.load(Ordering::Relaxed), 1, "{views:?}");
 }
 
 #[test]

@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use anyhow::ensure;
-use mccs::DataType;
-use mccs_cuda::{Graph, OwnedStream, RawStream};
+use mccs::{CollectiveKind, DataType, RedOp};
+use mccs_cuda::{Event, Graph, OwnedStream, RawStream, copy_from_host, copy_to_host};
 use mccs_eval::workload::Call;
 use mccs_tests::TestService;
 use mccs_tests::hosts::TestHosts;
@@ -18,6 +18,8 @@ pub const ROLES: &[(&str, Role)] = &[
     ("stages", stages),
     ("is_told", is_told),
     ("refuses_graphs", refuses_graphs),
+    ("replays_alone", replays_alone),
+    ("replays_many", replays_many),
     ("leaves_at_once", leaves_at_once),
     ("runs_ahead", runs_ahead),
 ];
@@ -55,8 +57,8 @@ fn stages(place: &Place) -> anyhow::Result<()> {
     place.each_rank(|Rank { context, comm, stream, together }| {
         ensure!(comm.is_served());
         let other = OwnedStream::new(&context)?;
-        // A slot has 2 MiB: the longest take several, and the last of them is odd.
-        let counts = [1, 77, 5000, 262_144, 1_000_003, 3_000_001];
+        // A slot has 8 MiB: the longest take several, and the last of them is odd.
+        let counts = [1, 77, 5000, 262_144, 1_000_003, 8_500_001];
         let calls: Vec<_> =
             (0..36).map(|n| call(n, place.nranks, counts[(n + n / 6) as usize % counts.len()])).collect();
         let at = calls.iter().map(|call| Buffers::of(&context, call)).collect::<Result<Vec<_>, _>>()?;
@@ -194,7 +196,6 @@ fn a_rank_may_call_before_the_others() {
 fn ranks_that_name_a_root_and_are_on_one_host_do_it_themselves() {
     let hosts = TestHosts::start(2, TENANTS);
     let place = Place { root: "h0".into(), ..everybody(hosts.service(0), 0) };
-    // Graphs work only there.
     Player::start("replays", &place).ends_well();
 }
 
@@ -258,6 +259,7 @@ fn streams_go_on_when_a_service_ends() {
     assert!(said.contains("rank 0 was told") && said.contains("rank 1 was told"), "{said}");
 }
 
+/// Where streams wait by words alone, and sends.
 fn refuses_graphs(place: &Place) -> anyhow::Result<()> {
     place.each_rank(|Rank { context, comm, stream, together }| {
         together.wait();
@@ -267,7 +269,7 @@ fn refuses_graphs(place: &Place) -> anyhow::Result<()> {
             let at = Buffers::of(&context, &call)?;
             let captured = Graph::capture(&stream, |stream| enqueue(&comm, &call, &at, stream));
             let error = captured.err().map(|error| error.to_string()).unwrap_or_default();
-            ensure!(error.contains("cannot be captured"), "{error}");
+            ensure!(error.contains("can be captured into graphs only where kernels"), "{error}");
             // The communicator is as good as before.
             at.fill(&call, comm.rank())?;
             enqueue(&comm, &call, &at, stream.raw())?;
@@ -322,8 +324,119 @@ fn kill_half(ordering: &str) {
 #[test]
 #[ignore = "needs a GPU"]
 fn graphs_are_refused_and_nothing_is_lost() {
-    let service = TestService::start(&strict("auto"));
+    let service = TestService::start(&strict("words"));
     Player::start("refuses_graphs", &everybody(&service, 0)).ends_well();
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn graphs_are_replayed_through_services() {
+    let hosts = TestHosts::start(2, TENANTS);
+    ["replays", "replays_many"].into_iter().for_each(|role| drop(play_halves(role, &hosts)));
+    for ordering in ["auto", "kernels"] {
+        let service = TestService::start(&strict(ordering));
+        Player::start("replays", &everybody(&service, 0)).ends_well();
+    }
+    // Of so few operations at a time no replay may need more.
+    let few = format!("{}max_operations_in_flight = 5\n", strict("auto"));
+    let service = TestService::start(&few);
+    Player::start("replays_many", &everybody(&service, 1)).ends_well();
+}
+
+/// A graph of many calls, on two streams in turn, each of which adds up what the last has left.
+fn replays_many(place: &Place) -> anyhow::Result<()> {
+    const CALLS: u32 = 150;
+    place.each_rank(|Rank { context, comm, stream, together }| {
+        let (other, fork, join) =
+            (OwnedStream::new(&context)?, Event::new(&context, false)?, Event::new(&context, false)?);
+        let (kind, dtype, redop) = (CollectiveKind::AllReduce, DataType::F64, RedOp::Sum);
+        let call = Call { kind, dtype, redop, root: 0, count: 100, nranks: place.nranks, seed: 0 };
+        let at = Buffers::of(&context, &call)?;
+        together.wait();
+        let mut graph = Graph::capture(&stream, |main| {
+            // SAFETY: streams, events and buffers live; buffers have so many elements.
+            unsafe {
+                fork.record(main)?;
+                other.raw().wait(&fork)?;
+                for number in 0..CALLS {
+                    let on = if number % 3 == 1 { other.raw() } else { main };
+                    let (recv, sum) = (at.recv.address(), RedOp::Sum.into());
+                    comm.all_reduce(recv, recv, call.count, call.dtype, sum, on.as_ptr())?;
+                }
+                join.record(other.raw())?;
+                main.wait(&join)?;
+            }
+            anyhow::Ok(())
+        })?;
+        // The first call adds ranks' numbers, every other one makes them as many times as large as there are ranks.
+        let factor = f64::from(place.nranks).powi(CALLS as i32 - 1);
+        for replay in 0..5 {
+            let begin = |rank: u32| (0..100).map(move |n| f64::from(n * 7 + replay + 1000 * (rank + 1)));
+            let bytes: Vec<u8> = begin(comm.rank()).flat_map(f64::to_ne_bytes).collect();
+            let mut end = vec![0; bytes.len()];
+            // SAFETY: the buffer has so many bytes; all live.
+            unsafe {
+                copy_from_host(at.recv.address(), &bytes)?;
+                graph.launch(stream.raw())?;
+                stream.raw().synchronize()?;
+                copy_to_host(&mut end, at.recv.address())?;
+            }
+            for (n, number) in end.chunks_exact(8).enumerate() {
+                let sum: f64 = (0..place.nranks).filter_map(|rank| begin(rank).nth(n)).sum();
+                let (number, expected) = (f64::from_ne_bytes(number.try_into()?), sum * factor);
+                ensure!((number / expected - 1.0).abs() < 1e-9, "replay {replay}: {number} and not {expected}");
+            }
+        }
+        ensure!(comm.async_error().is_none());
+        Ok(())
+    })
+}
+
+/// Launches a graph whose collective rank 0 alone comes to.
+fn replays_alone(place: &Place) -> anyhow::Result<()> {
+    place.each_rank(|rank| {
+        let Rank { context, comm, stream, together } = &rank;
+        let call = call(0, place.nranks, 1000);
+        let at = Buffers::of(context, &call)?;
+        at.fill(&call, comm.rank())?;
+        let mut graph = Graph::capture(stream, |stream| enqueue(comm, &call, &at, stream))?;
+        // SAFETY: communicator, buffers and stream live, here and below.
+        unsafe {
+            graph.launch(stream.raw())?;
+            stream.raw().synchronize()?;
+        }
+        at.check(&call, comm.rank())?;
+        together.wait();
+        println!("has replayed");
+        if comm.rank() == 0 {
+            // SAFETY: as above.
+            unsafe {
+                graph.launch(stream.raw())?;
+                stream.raw().synchronize()?;
+            }
+        }
+        println!("rank {} was told: {}", comm.rank(), super::told(&rank));
+        Ok(())
+    })
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn a_graph_goes_on_when_a_rank_does_not_come() {
+    let hosts = TestHosts::start(2, &format!("{TENANTS}[limits]\noperation_timeout = \"1s\"\n"));
+    let said = play_halves("replays_alone", &hosts).join("");
+    assert!(said.contains("rank 0 was told") && said.contains("rank 1 was told"), "{said}");
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn a_graph_goes_on_when_its_service_ends() {
+    let mut hosts = TestHosts::start(2, TENANTS);
+    let [mut first, mut second] = halves(&hosts, 0).map(|place| Player::start("replays_alone", &place));
+    [&mut first, &mut second].iter_mut().for_each(|player| player.hears("has replayed"));
+    hosts.stop(1);
+    let said = [first, second].map(Player::ends_well).join("");
+    assert!(said.contains("rank 0 was told") && said.contains("rank 1 was told"), "{said}");
 }
 
 #[test]

@@ -350,6 +350,16 @@ fn what_one_leaves_of_its_share_the_other_gets() {
             of.flat_map(|comm| &comm.paces).map(|(_, pace)| pace.allotted_bps()).sum()
         };
         wait_until(is_over, || allotted(true) > 0 && allotted(false) > allotted(true) / 2 * 3);
+        // Each host shows what it was told.
+        let overview = |host: usize| match ask(&hosts.service(host).control_socket(), &ControlRequest::Overview) {
+            Ok(ControlAnswer::Overview(overview)) => overview,
+            other => panic!("{other:?}"),
+        };
+        for host in 0..2 {
+            let told = || overview(host).tenants.into_iter().find(|of| of.tenant == tenant)?.allotment;
+            wait_until(is_over, || told().is_some_and(|told| told.weight_milli == Some(2000)));
+            assert!(told().is_some_and(|told| told.allotted_bps > Some(0) && told.flow_cap_bps.is_none()));
+        }
     });
     drop(silent);
 }

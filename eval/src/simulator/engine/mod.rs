@@ -34,6 +34,9 @@ pub enum SimulationError {
         /// As written.
         place: String,
     },
+    /// A path of a reservation.
+    #[error("reserve: there is no path {0:?}; paths are called as spines, such as spine0")]
+    NoSuchPath(String),
     /// A link of a phase.
     #[error("phase: there is no link between {0} and {1}")]
     NoSuchLink(String, String),

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use mccs_config::error::in_words;
 use mccs_service::control::{ControlAnswer, ControlRequest, call, call_within};
 use mccs_service::exchange::keys;
 use mccs_service::runtime::EngineId;
@@ -23,7 +24,7 @@ use crate::watch::Watch;
 
 /// Shows and steers a running mccs-service.
 #[derive(Parser)]
-#[command(version)]
+#[command(name = "mccsctl", version)]
 struct Arguments {
     /// The service's control socket.
     #[arg(long, env = "MCCS_CONTROL_SOCKET", default_value = "/run/mccs/mccs-control.sock")]
@@ -138,7 +139,7 @@ fn main() -> ExitCode {
         }
     };
     if let Err(error) = asked {
-        eprintln!("mccsctl: {error:#}");
+        eprintln!("mccsctl: {}", in_words(error.as_ref()));
         return ExitCode::FAILURE;
     }
     ExitCode::SUCCESS

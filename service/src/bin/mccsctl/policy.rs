@@ -4,7 +4,6 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
-use anyhow::Context as _;
 use clap::Subcommand;
 use mccs_config::{PolicyFile, Rate, TopologyFile};
 use mccs_service::control::ControlRequest;
@@ -65,7 +64,10 @@ impl FromStr for State {
         Ok(State(match text {
             "up" => LinkState::Up,
             "down" => LinkState::Down,
-            rate => LinkState::Rate(rate.parse::<Rate>().map_err(|error| error.to_string())?),
+            rate => {
+                let rate: Rate = rate.parse().map_err(|error| format!("{error}; or say up, or down"))?;
+                LinkState::Rate(rate)
+            }
         }))
     }
 }
@@ -78,8 +80,7 @@ impl Link {
 }
 
 fn read(file: &Path) -> anyhow::Result<(String, String)> {
-    let text = std::fs::read_to_string(file).with_context(|| file.display().to_string())?;
-    Ok((file.display().to_string(), text))
+    Ok((file.display().to_string(), mccs_config::document::read_text(file)?))
 }
 
 impl PolicyCommand {
@@ -139,6 +140,7 @@ pub fn print(answer: &ControllerAnswer) {
         ControllerAnswer::History(entries) => entries.iter().for_each(history),
         ControllerAnswer::Diff(all) => diff(all),
         ControllerAnswer::Applied(applied) => print_applied(applied),
+        ControllerAnswer::Noted => println!("noted; it goes with what is being put in force now"),
     }
 }
 
@@ -176,7 +178,13 @@ fn show(view: &PolicyView) {
         println!("life {life} of the controller has replaced this one, {}: it orders nothing", view.life);
     }
     for (host, reports) in &view.hosts {
-        println!("  host {host}: {}", if *reports { "reports" } else { "not there" });
+        let elsewhere = view.elsewhere.iter().find(|(other, _)| other == host);
+        let state = match elsewhere {
+            Some((_, controller)) => format!("obeys {controller}: its service.toml names another controller"),
+            None if *reports => "reports".to_owned(),
+            None => "not there".to_owned(),
+        };
+        println!("  host {host}: {state}");
     }
     for (lower, upper, state) in &view.links {
         println!("  link {lower} {upper}: {state}");

@@ -34,7 +34,7 @@ pub struct Reconfigure {
     #[arg(long, value_name = "BYTES")]
     large_from: Option<LargeFrom>,
     /// Of GPUs: whether kernels store lines with their flag inside.
-    #[arg(long, value_name = "on|off", value_parser = clap::builder::BoolishValueParser::new())]
+    #[arg(long, value_name = "on|off", hide_possible_values = true, value_parser = clap::builder::BoolishValueParser::new())]
     lines: Option<bool>,
     /// Collectives that may start while hosts agree; chosen by their length, if not given.
     #[arg(long)]

@@ -93,6 +93,11 @@ fn bytes(bytes: f64) -> String {
     }
 }
 
+/// A rate in bits a second as bytes a second; nothing, if there is none.
+fn bits(bps: Option<u64>) -> String {
+    bps.map_or_else(|| "-".into(), |bps| bytes(bps as f64 / 8.0))
+}
+
 /// A time in few characters; nothing, if there is none.
 fn time(seconds: Option<f64>) -> String {
     match seconds {
@@ -114,6 +119,7 @@ fn tenants(text: &mut String, before: &Overview, now: &Overview, seconds: f64) {
         let used = |resource: &str| held(resource).map_or(0, |quota| quota.used);
         let of_quota = held("memory_bytes").map_or(0.0, |quota| 100.0 * quota.used as f64 / quota.limit.max(1) as f64);
         let took = durations(tenant, then);
+        let allotment = tenant.allotment.unwrap_or_default();
         vec![
             tenant.tenant.clone(),
             used("sessions").to_string(),
@@ -122,13 +128,30 @@ fn tenants(text: &mut String, before: &Overview, now: &Overview, seconds: f64) {
             tenant.in_flight.to_string(),
             format!("{:.0}", rate(tenant.operations, then.map(|then| then.operations), seconds)),
             bytes(rate(tenant.bytes, then.map(|then| then.bytes), seconds)),
+            allotment.weight_milli.map_or_else(|| "-".into(), |weight| (weight as f64 / 1e3).to_string()),
+            bits(allotment.flow_cap_bps),
+            bits(allotment.allotted_bps),
             time(took.quantile_seconds(0.5)),
             time(took.quantile_seconds(0.99)),
             tenant.failed.to_string(),
         ]
     };
     let rows: Vec<_> = now.tenants.iter().map(row).collect();
-    let heads = ["tenant", "sessions", "comms", "memory", "in flight", "ops/s", "B/s", "p50 <=", "p99 <=", "failed"];
+    let heads = [
+        "tenant",
+        "sessions",
+        "comms",
+        "memory",
+        "in flight",
+        "ops/s",
+        "B/s",
+        "weight",
+        "flow cap B/s",
+        "may send B/s",
+        "p50 <=",
+        "p99 <=",
+        "failed",
+    ];
     table(text, 1, &heads, &rows);
 }
 
@@ -223,7 +246,7 @@ fn network(text: &mut String, before: &Overview, now: &Overview, seconds: f64) {
             name.transport.map_or_else(|| "-".into(), |kind| kind.to_string()),
             name.path.clone(),
             bytes(*rate),
-            flow.allotted_bps.map_or_else(|| "-".into(), |bps| bytes(bps as f64 / 8.0)),
+            bits(flow.allotted_bps),
         ]
     };
     let rows: Vec<_> = flows.iter().take(FLOWS_SHOWN).map(row).collect();
@@ -255,6 +278,7 @@ fn engines(text: &mut String, before: &Overview, now: &Overview, seconds: f64) {
 mod tests {
     use mccs_service::control::overview::{Omitted, QuotaView};
     use mccs_service::telemetry::flows::FlowName;
+    use mccs_service::telemetry::placed::Allotment;
     use mccs_service::telemetry::traffic::TenantKindView;
 
     use super::*;
@@ -298,6 +322,7 @@ mod tests {
                 bytes: 5_000_000 * seconds,
                 failed: 1,
                 kinds: vec![TenantKindView { collective: "all_reduce".into(), bytes: 1, durations }],
+                allotment: None,
             }],
             communicators: vec![CommView {
                 communicator: 42,
@@ -352,7 +377,7 @@ mod tests {
     fn rates_are_of_the_time_between_two_looks() {
         for looks in [(2, 4), (100, 101)] {
             let text = view(&overview(looks.0), &overview(looks.1), Size { columns: 200, lines: 100 });
-            let tenant = "blue 0 1 1.0 M (50%) 3 10 5.0 M 16 us 1.0 ms 1";
+            let tenant = "blue 0 1 1.0 M (50%) 3 10 5.0 M - - - 16 us 1.0 ms 1";
             assert_eq!(words(&text, "blue").join(" "), tenant, "{text}");
             let comm = "42 blue 2 hosts 2/4 10 5.0 M 2.00 G 50% 3 0 rank 1 +250 us";
             assert_eq!(words(&text, "42 ").join(" "), comm, "{text}");
@@ -360,6 +385,21 @@ mod tests {
             assert!(text.lines().any(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")
                 == "42 1 0 -> 2 to h1 tcp ports 1-2 3.0 M 4.0 M"));
         }
+    }
+
+    #[test]
+    fn weights_caps_and_shares_are_shown_where_the_controller_has_told_any() {
+        let allotted = |allotment: Allotment| {
+            let mut now = overview(2);
+            now.tenants[0].allotment = Some(allotment);
+            let text = view(&overview(1), &now, Size { columns: 200, lines: 100 });
+            words(&text, "blue").join(" ")
+        };
+        let (flow_cap_bps, allotted_bps) = (Some(40_000_000), Some(2_000_000_000));
+        let all = Allotment { weight_milli: Some(2500), flow_cap_bps, allotted_bps };
+        assert_eq!(allotted(all), "blue 0 1 1.0 M (50%) 3 10 5.0 M 2.5 5.0 M 250.0 M 16 us 1.0 ms 1");
+        let capped = Allotment { flow_cap_bps, ..Allotment::default() };
+        assert_eq!(allotted(capped), "blue 0 1 1.0 M (50%) 3 10 5.0 M - 5.0 M - 16 us 1.0 ms 1");
     }
 
     #[test]

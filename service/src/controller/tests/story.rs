@@ -161,10 +161,63 @@ fn an_old_controller_that_comes_back_orders_nothing() {
     assert!(answer.unwrap_err().contains("replaced"));
     assert_eq!((bed.chosen(&comm).epoch, bed.show().superseded_by), (1, Some(8)));
     assert!(bed.answer(apply("ffa")).unwrap_err().contains("life 8"));
+    // The newer one is gone; that makes the old one no younger.
+    for host in bed.hosts.values_mut() {
+        host.agent.lost(&name("host-a"));
+    }
+    for host in ["host-b", "host-c", "host-d"] {
+        bed.controller.met(&name(host), bed.now);
+    }
+    bed.run();
+    assert!(bed.answer(apply("ecmp")).unwrap_err().contains("life 8"));
+    assert_eq!(bed.chosen(&comm).epoch, 1);
     // It comes back in a life of its own.
     bed.restart_controller(9, policy("ecmp"));
     bed.run();
     assert_eq!((bed.chosen(&comm).epoch, bed.show().superseded_by), (2, None));
+}
+
+#[test]
+fn a_controller_that_starts_with_its_clock_set_back_comes_after_the_lives_that_hosts_remember() {
+    let mut bed = Bed::new("ffa");
+    let comm = bed.begin_wide("t");
+    bed.run();
+    bed.restart_controller(9, policy("ecmp"));
+    bed.run();
+    assert_eq!(bed.chosen(&comm).epoch, 2);
+    bed.restart_controller(3, policy("ffa"));
+    bed.run();
+    let view = bed.show();
+    assert_eq!((view.life, view.superseded_by, view.communicators[0].state.clone()), (10, None, Standing::AsDecided));
+    assert_eq!(bed.chosen(&comm).epoch, 3);
+    assert!(bed.history().iter().any(|entry| entry.what.contains("after life 9")));
+}
+
+#[test]
+fn a_controller_that_other_hosts_do_not_obey_waits_for_none_of_them_and_says_whom_they_obey() {
+    let mut bed = Bed::new("ffa");
+    let comm = bed.begin_wide("t");
+    let obey = |bed: &mut Bed, host: &str| {
+        let controller = "host-d".to_owned();
+        bed.controller.hear(&name(host), AgentMessage::Obeys { controller }, bed.now);
+        bed.to_agents.retain(|(to, _)| *to != name(host));
+    };
+    bed.controller.settle(bed.now);
+    bed.outputs();
+    ["host-b", "host-c", "host-d"].into_iter().for_each(|host| obey(&mut bed, host));
+    bed.run();
+    // What has its root here is looked after at once.
+    assert_eq!(bed.chosen(&comm).epoch, 1);
+    let why = bed.answer(apply("ecmp")).unwrap_err();
+    assert!(why.contains("host-b obeys host-d"), "{why}");
+    let down = ControllerRequest::Link { lower: "leaf1".into(), upper: "spine0".into(), state: LinkState::Down };
+    assert!(bed.answer(down).unwrap_err().contains("host-c obeys host-d"));
+    assert_eq!(bed.show().elsewhere.len(), 3);
+    assert!(bed.history().iter().any(|entry| entry.what.contains("not obeyed by host host-b")));
+    // One of them is started anew, with the right configuration.
+    bed.controller.met(&name("host-b"), bed.now);
+    bed.answer(apply("ecmp")).expect("applied");
+    assert_eq!((bed.chosen(&comm).epoch, bed.show().elsewhere.len()), (2, 2));
 }
 
 #[test]
@@ -328,6 +381,11 @@ fn flows_leave_a_link_that_is_down_and_come_back() {
     assert_eq!((&bed.chosen(&comm).paths, &bed.chosen(&comm).flows), (&before.paths, &before.flows));
     let wrong = ControllerRequest::Link { lower: "leaf0".into(), upper: "spine9".into(), state: LinkState::Down };
     assert!(bed.answer(wrong).unwrap_err().contains("spine9"));
+    // While something else is being put in force it counts as well, and goes with that.
+    bed.ask(apply("ecmp"));
+    let answer = bed.answer(link(LinkState::Down));
+    assert!(matches!(answer, Ok(ControllerAnswer::Noted)), "{answer:?}");
+    assert_eq!(bed.show().links, [("leaf0".into(), "spine1".into(), LinkState::Down)]);
 }
 
 #[test]
@@ -376,6 +434,12 @@ fn caps_and_shares_are_told_to_hosts_and_taken_back() {
     assert!((t as f64 / u as f64 - 3.0).abs() < 0.01, "{t} and {u}");
     let of_u = &bed.hosts[&name("host-b")].paces[&comms[1]];
     assert_eq!(of_u.cap_bps, Some(30_000_000_000));
+    // What the operator sees of it there.
+    let told = |bed: &Bed, comm: &CommId| bed.hosts[&name("host-b")].pace_uses[comm].allotment();
+    let [of_t, of_u] = [0, 1].map(|comm| told(&bed, &comms[comm]).expect("told"));
+    assert_eq!([of_t.weight_milli, of_u.weight_milli], [Some(3000), Some(1000)]);
+    assert_eq!([of_t.flow_cap_bps, of_u.flow_cap_bps], [None, Some(30_000_000_000)]);
+    assert!(of_t.allotted_bps > of_u.allotted_bps && of_u.allotted_bps.is_some(), "{of_t:?} {of_u:?}");
     assert!(bed.show().communicators.iter().all(|comm| comm.not_enforced.is_empty()));
     // A host that was away is told again; what is over is taken back everywhere.
     let host = name("host-b");
@@ -388,6 +452,7 @@ fn caps_and_shares_are_told_to_hosts_and_taken_back() {
     bed.controller.files(None, Some(policy("ffa")), bed.now);
     bed.run();
     assert!(bed.hosts.values().flat_map(|host| host.paces.values()).all(|pace| pace.is_free()));
+    assert_eq!(comms.each_ref().map(|comm| told(&bed, comm)), [None, None]);
 }
 
 /// On every host, a communicator's flows have sent so much in a second, and something had to wait, or not.

@@ -27,8 +27,11 @@ impl Memory {
     /// What was kept. Nothing, where there is no file yet.
     ///
     /// # Errors
-    /// It is there and cannot be read: in words. It is put aside, so that it is not lost.
+    /// It is there and cannot be read: in words. A file is put aside, so that it is not lost; what is none is left alone.
     pub(super) fn load(&self) -> Result<Vec<SaidLink>, String> {
+        if std::fs::metadata(&self.path).is_ok_and(|found| !found.is_file()) {
+            return Err(format!("{}: it is no file, and stays", self.path.display()));
+        }
         let links = match read(&self.path) {
             Ok(text) => parse(&text),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -119,6 +122,9 @@ mod tests {
             assert!(!path.exists());
             assert_eq!(std::fs::read_to_string(folder.path().join("links.json.unreadable")).unwrap(), text);
         }
+        std::fs::create_dir(&path).unwrap();
+        assert!(Memory::new(path.clone()).load().unwrap_err().contains("no file"));
+        assert!(path.is_dir(), "a folder is nobody's to move");
         let mut nowhere = Memory::new(folder.path().join("missing").join("links.json"));
         assert!(nowhere.store(1, Vec::new).unwrap_err().contains("cannot be written"));
     }

@@ -14,7 +14,8 @@ use mccs_ipc::shm::Mapping;
 use mccs_ipc::sync::{Doorbell, StreamWord};
 use mccs_ipc::types::ErrorClass;
 
-use super::{HELLO_WITHIN, Proxies, SessionEngine, State, Tables};
+use super::{HELLO_WITHIN, Proxies, SessionEngine, State, Tables, TenantSocket};
+use crate::closer::Closer;
 use crate::memory::Reaper;
 use crate::runtime::{Context, Engine, Mailbox, Progress, Runtimes, WakerSlot};
 use crate::session::Session;
@@ -70,6 +71,7 @@ fn layout(limits: &SessionLimits, words: u32) -> SegmentLayout {
 
 impl SessionFactory {
     fn start(&self, socket: Socket, peer: PeerCredentials, tenant: Arc<Tenant>) -> anyhow::Result<()> {
+        let socket = TenantSocket { socket: Some(socket), tenant: Arc::clone(&tenant) };
         let charge = match tenant.charge(Resource::Sessions, 1) {
             Ok(charge) => charge,
             Err(error) => {
@@ -145,13 +147,15 @@ pub struct Acceptor {
     /// Who may use this socket: the first that admits a user.
     admissions: Vec<Admission>,
     factory: Arc<SessionFactory>,
+    /// Closes sockets of those who are no tenants.
+    closer: Closer,
 }
 
 impl Acceptor {
     /// Accepts for these tenants.
     #[must_use]
     pub fn new(listener: Listener, name: String, admissions: Vec<Admission>, factory: Arc<SessionFactory>) -> Self {
-        Acceptor { listener, name, admissions, factory }
+        Acceptor { listener, name, admissions, factory, closer: Closer::default() }
     }
 
     fn admit(&self, socket: Socket, peer: PeerCredentials) {
@@ -162,6 +166,7 @@ impl Acceptor {
                 &socket,
                 &format!("user {} is no tenant of this socket; the operator's service.toml lists who is", peer.uid),
             );
+            self.closer.close_later(socket);
             return;
         };
         if let Err(error) = self.factory.start(socket, peer, Arc::clone(tenant)) {
@@ -180,6 +185,11 @@ impl Engine for Acceptor {
     }
 
     fn poll(&mut self, cx: &Context) -> Progress {
+        // Who is refused has a socket to be closed as well: while that does not come about, who comes waits outside.
+        let is_stuck = |closer: &Closer| closer.is_stuck(cx.now);
+        if is_stuck(&self.closer) || self.admissions.iter().any(|(tenant, _)| is_stuck(&tenant.closer)) {
+            return Progress::Idle { wake_at: Some(cx.now + ACCEPT_AGAIN_AFTER) };
+        }
         match self.listener.accept() {
             Ok(Some((socket, peer))) => {
                 self.admit(socket, peer);

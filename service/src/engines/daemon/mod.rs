@@ -19,6 +19,7 @@ mod tables;
 mod validate;
 
 use std::collections::VecDeque;
+use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -41,7 +42,7 @@ use crate::memory::Reaper;
 use crate::runtime::{Context, Engine, Mailbox, Progress};
 use crate::session::Session;
 use crate::telemetry::Registry;
-use crate::tenants::Charge;
+use crate::tenants::{Charge, Tenant};
 
 /// How long a new connection has to say hello.
 const HELLO_WITHIN: Duration = Duration::from_secs(5);
@@ -62,7 +63,7 @@ enum State {
 pub struct SessionEngine {
     state: State,
     session: Arc<Session>,
-    socket: Socket,
+    socket: TenantSocket,
     doorbell: Doorbell,
     /// Sent with the welcome, then dropped.
     segment_fd: Option<OwnedFd>,
@@ -90,6 +91,27 @@ pub struct SessionEngine {
     /// to be taken first. The socket would overtake the ring otherwise.
     parked: VecDeque<(u64, RequestEnvelope)>,
     _charge: Charge,
+}
+
+/// A session's socket. What waits in it is closed with it, so that is left to the tenant's closer.
+struct TenantSocket {
+    /// `None` only while dropping.
+    socket: Option<Socket>,
+    tenant: Arc<Tenant>,
+}
+
+impl Deref for TenantSocket {
+    type Target = Socket;
+
+    fn deref(&self) -> &Socket {
+        self.socket.as_ref().expect("invariant: it is taken by drop alone")
+    }
+}
+
+impl Drop for TenantSocket {
+    fn drop(&mut self) {
+        self.socket.take().into_iter().for_each(|socket| self.tenant.closer.close_later(socket));
+    }
 }
 
 impl SessionEngine {
@@ -133,7 +155,10 @@ impl SessionEngine {
     }
 
     fn greet(&mut self) {
-        match self.socket.recv_hello() {
+        let mut fds = Vec::new();
+        let hello = self.socket.recv_hello_keeping(&mut fds);
+        fds.into_iter().for_each(|fd| self.session.tenant.closer.close_later(fd));
+        match hello {
             Ok(None) => {}
             Ok(Some(hello)) if hello.magic == MAGIC && hello.version == VERSION => self.welcome(),
             Ok(Some(hello)) => {
@@ -262,7 +287,7 @@ impl Engine for SessionEngine {
             busy |= self.serve_ring(cx.budget);
             busy |= answered && self.serve_parked();
             if answered && cx.is_readable && matches!(self.state, State::Serving) {
-                busy |= self.serve_socket(cx.budget);
+                busy |= self.serve_socket(cx.now, cx.budget);
             }
         }
         if busy || !matches!(self.state, State::Serving) {

@@ -3,8 +3,9 @@
 //! A request that ends something waits for the commands that were in the ring before it. Joins and leaves are answered when
 //! the proxy engine has.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Instant;
 
 use mccs_ipc::direct::{Execution, GpuUuid};
 use mccs_ipc::handshake::SocketError;
@@ -26,7 +27,7 @@ const PARKED_MAX: usize = 4096;
 
 impl SessionEngine {
     /// Takes requests off the socket. Returns whether there was one.
-    pub(super) fn serve_socket(&mut self, budget: usize) -> bool {
+    pub(super) fn serve_socket(&mut self, now: Instant, budget: usize) -> bool {
         for served in 0..budget {
             if !matches!(self.state, State::Serving) || !self.outbox.is_empty() {
                 return true;
@@ -34,17 +35,26 @@ impl SessionEngine {
             if self.parked.len() >= PARKED_MAX {
                 return served > 0;
             }
-            match self.socket.recv::<RequestEnvelope>() {
+            let mut fds = Vec::new();
+            let received = self.socket.recv_keeping::<RequestEnvelope>(&mut fds);
+            let has_fds = !fds.is_empty();
+            match received {
                 Ok(None) => return served > 0,
-                Ok(Some((envelope, fds))) => self.park_or_serve(envelope, fds),
+                Ok(Some(envelope)) => self.park_or_serve(envelope, &fds),
                 Err(SocketError::Closed) => self.state = State::Finishing,
                 Err(error) => self.fence(&error.to_string()),
+            }
+            let closer = &self.session.tenant.closer;
+            fds.into_iter().for_each(|fd| closer.close_later(fd));
+            if has_fds && closer.is_stuck(now) {
+                self.fence("descriptors that this tenant has sent take too long to close");
             }
         }
         true
     }
 
-    fn park_or_serve(&mut self, envelope: RequestEnvelope, fds: Vec<OwnedFd>) {
+    /// Serves a request, or keeps it until its turn comes: then it needs no descriptors. The caller closes them.
+    fn park_or_serve(&mut self, envelope: RequestEnvelope, fds: &[OwnedFd]) {
         let ends_something = matches!(
             envelope.request,
             Request::FreeMemory { .. }
@@ -68,18 +78,18 @@ impl SessionEngine {
             && self.outbox.is_empty()
             && let Some((_, envelope)) = self.parked.pop_front_if(|(after, _)| *after <= self.popped)
         {
-            self.serve(envelope, Vec::new());
+            self.serve(envelope, &[]);
             any = true;
         }
         any
     }
 
-    fn serve(&mut self, envelope: RequestEnvelope, mut fds: Vec<OwnedFd>) {
+    fn serve(&mut self, envelope: RequestEnvelope, fds: &[OwnedFd]) {
         let id = envelope.id;
         match envelope.request {
             Request::AllocMemory { bytes } => self.add_region(id, bytes, None),
-            Request::RegisterMemory { bytes } => match fds.pop() {
-                Some(fd) => self.add_region(id, bytes, Some(fd)),
+            Request::RegisterMemory { bytes } => match fds.last() {
+                Some(fd) => self.add_region(id, bytes, Some(fd.as_fd())),
                 None => self.refuse(id, ErrorClass::InvalidArgument, "RegisterMemory comes with a memfd"),
             },
             Request::FreeMemory { region } => match self.tables.regions.remove(region) {
@@ -177,20 +187,23 @@ impl SessionEngine {
         }
     }
 
-    fn add_region(&mut self, id: u64, bytes: u64, foreign: Option<OwnedFd>) {
-        let charge = match self.session.tenant.charge(Resource::MemoryBytes, bytes) {
-            Ok(charge) => charge,
+    fn add_region(&mut self, id: u64, bytes: u64, foreign: Option<BorrowedFd<'_>>) {
+        let charge = |resource, amount| self.session.tenant.charge(resource, amount);
+        let charges = charge(Resource::MemoryBytes, bytes)
+            .and_then(|memory| Ok([memory, charge(Resource::Mappings, Mapping::count(bytes))?]));
+        let charges = match charges {
+            Ok(charges) => charges,
             Err(error) => return self.refuse(id, ErrorClass::InvalidUsage, error.to_string()),
         };
         let mapped = match foreign {
-            Some(fd) => Mapping::map(fd.as_fd(), bytes).map(|mapping| (None, mapping)),
+            Some(fd) => Mapping::map(fd, bytes).map(|mapping| (None, mapping)),
             None => Mapping::create("mccs-region", bytes).map(|(fd, mapping)| (Some(fd), mapping)),
         };
         let (fd, mapping) = match mapped {
             Ok(mapped) => mapped,
             Err(error) => return self.refuse(id, ErrorClass::InvalidArgument, error.to_string()),
         };
-        let region = Arc::new(Region::new(mapping, bytes, charge, self.reaper.clone()));
+        let region = Arc::new(Region::new(mapping, bytes, charges, self.reaper.clone()));
         match self.tables.regions.insert(region) {
             Ok(region) => {
                 let fds: Vec<_> = fd.iter().map(AsFd::as_fd).collect();

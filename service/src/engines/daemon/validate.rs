@@ -76,7 +76,7 @@ pub(super) fn validate(
     let group = info.direct.clone();
     let layout = info.board.as_ref().map(|board| board.layout());
     let is_round = command.flags & FLAG_ROUND != 0;
-    if command.rounds < *rounds + u64::from(is_round) {
+    if rounds.checked_add(u64::from(is_round)).is_none_or(|least| command.rounds < least) {
         return Err(Fence(format!("a command has {} rounds before it, there were {rounds}", command.rounds)));
     }
     *rounds = command.rounds;

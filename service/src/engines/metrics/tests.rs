@@ -17,7 +17,11 @@ impl Bed {
             host: "h".into(),
             since: Instant::now(),
             registry: Arc::new(Registry::default()),
-            runtimes: Runtimes::new(RuntimeOptions { spin: Duration::ZERO, budget: 1 }),
+            runtimes: Runtimes::new(RuntimeOptions {
+                spin: Duration::ZERO,
+                spin_for_others: Duration::ZERO,
+                budget: 1,
+            }),
         };
         let engine = MetricsEngine::new((Ipv4Addr::LOCALHOST, 0).into(), overseer).unwrap();
         let address = engine.address().unwrap();

@@ -34,7 +34,7 @@ impl Comm {
     /// Ranks of this host that have come to nothing, in words: they have called nothing, or are behind other work.
     pub(super) fn silent(&self, far: &[&Operation]) -> Vec<String> {
         let of = |(member, info): (&Member, &RankInfo)| {
-            let place = member.whole_started + self.info.rounds(info);
+            let place = member.whole_started.saturating_add(self.info.rounds(info));
             let (rank, pid) = (member.rank, member.session.peer.pid);
             let is_silent = !member.left && self.calls(member, far).is_empty();
             is_silent.then(|| match member.waiting.front() {
@@ -66,7 +66,8 @@ impl Member {
     /// Number of the next collective among all of this rank, from 0.
     fn place(&self, operation: &Operation) -> u64 {
         let rounds_before = operation.rounds - u64::from(operation.round != RoundState::None);
-        self.whole_started + rounds_before
+        // As many as a hostile rank says.
+        self.whole_started.saturating_add(rounds_before)
     }
 
     /// A failure that names both sides.

@@ -118,6 +118,7 @@ impl Bed {
             operations_in_flight: 8,
             streams: 1,
             regions: 1,
+            mappings: 1,
         };
         let (tenant, replies) = (Tenant::new("tenant".into(), quota), Mailbox::new(16));
         for rank in 0..nranks {

@@ -71,6 +71,11 @@ pub(super) struct Gates {
 }
 
 impl Gates {
+    /// Whether no stream waits for its GPU.
+    pub(super) fn is_empty(&self) -> bool {
+        self.watched.is_empty()
+    }
+
     /// When to look again, if at all.
     pub(super) fn look_at(&self, now: Instant) -> Option<Instant> {
         let waited = now.saturating_duration_since(self.since.filter(|_| !self.watched.is_empty())?);

@@ -423,4 +423,9 @@ impl Engine for ProxyEngine {
     fn prepare_to_sleep(&mut self) -> bool {
         self.mailbox.is_empty()
     }
+
+    /// GPUs are to come to operations, or transports and other hosts to end them.
+    fn awaits_others(&self) -> bool {
+        !self.gates.is_empty() || !self.jobs.is_empty()
+    }
 }

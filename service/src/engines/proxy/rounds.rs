@@ -86,7 +86,7 @@ impl Comm {
 
     /// Rank 0 and another posted different calls.
     fn rounds_differ(&self, round: u64, first: u64, peer: u32, theirs: u64) -> Failure {
-        let place = self.members[0].whole_started + round - 1;
+        let place = self.members[0].whole_started.saturating_add(round - 1);
         let message = match (BoardCall::from_wire(first), BoardCall::from_wire(theirs)) {
             (Some(first), Some(theirs)) => format!(
                 "ranks disagree on operation {place}: rank 0 called {}, rank {peer} called {} (different {})",

@@ -392,6 +392,11 @@ impl Engine for TransportEngine {
         quiet && self.mailbox.is_empty()
     }
 
+    /// Flows are there: other hosts may send, and ranks here call again.
+    fn awaits_others(&self) -> bool {
+        self.links.as_ref().is_some_and(|links| !links.is_empty())
+    }
+
     fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         self.links.iter().filter_map(|links| links.transport.descriptor()).collect()
     }

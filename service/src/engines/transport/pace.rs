@@ -275,6 +275,37 @@ mod tests {
         }
     }
 
+    /// An engine looks at two flows of a tenant by turns, of which one has messages sixteen times as long: held to equal rates, they
+    /// have sent equal bytes at any time, to a long message.
+    #[test]
+    fn flows_with_short_and_long_messages_get_equal_bytes() {
+        const LENGTHS: [u64; 2] = [64 << 10, 1 << 20];
+        let begin = Instant::now();
+        let pace = Pace { cap_bps: Some(500_000_000), ..Pace::default() };
+        let mut buckets = [Bucket::new(begin); 2];
+        let mut sent = [0_u64; 2];
+        let mut now = begin;
+        while now < begin + Duration::from_secs(2) {
+            let mut wake_at = None;
+            for flow in 0..2 {
+                match buckets[flow].may_send(&pace, pace.cap_bps, now) {
+                    Ok(()) => {
+                        buckets[flow].sent(LENGTHS[flow], now);
+                        sent[flow] += LENGTHS[flow];
+                        // On a link of 100 Gbit/s.
+                        now += Duration::from_nanos(LENGTHS[flow] * 8 / 100);
+                        wake_at = Some(now);
+                    }
+                    Err(at) => wake_at = wake_at.into_iter().chain([at]).min(),
+                }
+            }
+            assert!(sent[0].abs_diff(sent[1]) <= LENGTHS[1] + LENGTHS[0], "{sent:?} at {:?}", now - begin);
+            now = now.max(wake_at.expect("one of them wants to go on"));
+        }
+        let half = 500e6 * 2.0 / 8.0;
+        assert!(sent.iter().all(|bytes| (*bytes as f64 / half - 1.0).abs() < 0.02), "{sent:?}");
+    }
+
     #[test]
     fn a_time_to_yield_slows_down_and_ends() {
         let begin = Instant::now();

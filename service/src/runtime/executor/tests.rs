@@ -71,7 +71,7 @@ impl Told {
 }
 
 fn runtimes() -> Arc<Runtimes> {
-    let runtimes = Runtimes::new(RuntimeOptions { spin: Duration::ZERO, budget: 1 });
+    let runtimes = Runtimes::new(RuntimeOptions { spin: Duration::ZERO, spin_for_others: Duration::ZERO, budget: 1 });
     runtimes.start_runtime("test").expect("starts");
     runtimes
 }
@@ -107,6 +107,49 @@ fn who_is_woken_by_an_engine_is_polled_in_the_same_round() {
     runtimes.stop();
 }
 
+/// Has nothing to do, and awaits others as long as it is told to.
+struct Waiting {
+    awaits: Arc<AtomicBool>,
+    polls: Sender<()>,
+}
+
+impl Engine for Waiting {
+    fn name(&self) -> String {
+        "waiting".into()
+    }
+
+    fn poll(&mut self, _: &Context) -> Progress {
+        let _ = self.polls.send(());
+        Progress::IDLE
+    }
+
+    fn awaits_others(&self) -> bool {
+        self.awaits.load(Ordering::Acquire)
+    }
+}
+
+#[test]
+fn who_awaits_others_is_polled_for_longer() {
+    let options = RuntimeOptions { spin: Duration::ZERO, spin_for_others: Duration::MAX, budget: 1 };
+    let runtimes = Runtimes::new(options);
+    let runtime = runtimes.start_runtime("test").expect("starts");
+    let ((sender, polls), awaits) = (channel(), Arc::new(AtomicBool::new(true)));
+    let waiting = Waiting { awaits: Arc::clone(&awaits), polls: sender };
+    let parks = || runtimes.runtimes()[runtime as usize].parks;
+    runtimes.start_engine(runtime, |_| Box::new(waiting)).expect("starts");
+    for _ in 0..1000 {
+        polls.recv_timeout(PATIENCE).expect("it is polled without being woken");
+    }
+    let parks_before = parks();
+    awaits.store(false, Ordering::Release);
+    let until = Instant::now() + PATIENCE;
+    while parks() == parks_before {
+        assert!(Instant::now() < until, "it does not sleep");
+        std::thread::yield_now();
+    }
+    runtimes.stop();
+}
+
 struct Holder {
     _held: Arc<()>,
     /// As an engine that starts others has.
@@ -126,7 +169,8 @@ impl Engine for Holder {
 #[test]
 fn who_stops_at_once_keeps_no_engine_that_was_on_its_way() {
     for _ in 0..200 {
-        let runtimes = Runtimes::new(RuntimeOptions { spin: Duration::ZERO, budget: 1 });
+        let runtimes =
+            Runtimes::new(RuntimeOptions { spin: Duration::ZERO, spin_for_others: Duration::ZERO, budget: 1 });
         let (held, runtime) = (Arc::new(()), runtimes.start_runtime("test").unwrap());
         for _ in 0..8 {
             let holder = Holder { _held: Arc::clone(&held), _runtimes: Arc::clone(&runtimes) };

@@ -39,6 +39,11 @@ fn overview() -> Overview {
             bytes: 4096,
             failed: 2,
             kinds: vec![TenantKindView { collective, bytes: 77, durations: durations.view() }],
+            allotment: Some(Allotment {
+                weight_milli: Some(1500),
+                flow_cap_bps: Some(8000),
+                allotted_bps: Some(16_000),
+            }),
         }],
         communicators: vec![CommView {
             communicator: 5,
@@ -105,6 +110,9 @@ fn numbers_are_where_they_belong() {
         ("nccl_p2p_total{tenant=\"a\",node=\"h0\"}", 4.0),
         ("mccs_tenant_used{tenant=\"a\",resource=\"memory_bytes\"}", 5.0),
         ("mccs_tenant_quota{tenant=\"a\",resource=\"memory_bytes\"}", 6.0),
+        ("mccs_tenant_weight{tenant=\"a\"}", 1.5),
+        ("mccs_tenant_flow_cap_bytes_per_second{tenant=\"a\"}", 1000.0),
+        ("mccs_tenant_allotted_bytes_per_second{tenant=\"a\"}", 2000.0),
         ("mccs_communicator_busy_seconds_total{tenant=\"a\",communicator=\"5\",device=\"host\"}", 0.5),
         ("mccs_communicator_epoch{tenant=\"a\",communicator=\"5\",device=\"host\"}", 3.0),
         ("mccs_rank_late_seconds_total{tenant=\"a\",communicator=\"5\",rank=\"1\"}", 1.5),

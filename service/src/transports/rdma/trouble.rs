@@ -639,11 +639,13 @@ fn registrations_are_shared_and_kept_as_long_as_regions_live() {
         operations_in_flight: 1,
         streams: 1,
         regions: 1,
+        mappings: 3,
     };
     let tenant = crate::tenants::Tenant::new("a".into(), quota);
-    let charge = tenant.charge(crate::tenants::Resource::MemoryBytes, BYTES).expect("room");
+    let charge = |resource, amount| tenant.charge(resource, amount).expect("room");
+    let charges = [charge(crate::tenants::Resource::MemoryBytes, BYTES), charge(crate::tenants::Resource::Mappings, 1)];
     let (_, mapping) = mccs_ipc::shm::Mapping::create("region", BYTES).expect("memory");
-    let region = crate::memory::Region::new(mapping, BYTES, charge, crate::memory::Reaper::start().expect("thread"));
+    let region = crate::memory::Region::new(mapping, BYTES, charges, crate::memory::Reaper::start().expect("thread"));
     let ptr = region.range(0, BYTES).expect("inside");
     let key = register(&mut bench, ptr);
     bench.sides[0].deregister(key).expect("unused");

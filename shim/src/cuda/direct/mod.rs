@@ -154,8 +154,7 @@ impl DirectCommunicator {
             return Ok(());
         }
         if self.execution == Execution::Service {
-            let what = "collectives that the service carries out cannot be captured into graphs";
-            return Err(Error::argument(what));
+            return Err(Error::argument(format!("the service's engines have no way for {}", checked.kind)));
         }
         let launch = self.kernel(&checked, chosen).ok_or_else(|| {
             Error::argument(format!("the operator has no way for {} of {payload_bytes} bytes", checked.kind))

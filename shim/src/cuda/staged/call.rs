@@ -5,34 +5,51 @@ use std::collections::VecDeque;
 use mccs_cuda::{RawStream, WordOperation};
 use mccs_ipc::gate::GateAccess;
 
-use super::gated::Gated;
+use super::SLOTS;
+use super::captured::Captured;
+use super::gated::{Gated, Ticket};
 use super::pieces::{Piece, SLOT_BYTES, Shape};
-use super::{SLOTS, StagedCommunicator};
 use crate::communicator::Call as HostCall;
 use crate::cuda::call::Call;
 use crate::cuda::cuda_error;
 use crate::cuda::resources::StageKernel;
-use crate::{Error, Span};
+use crate::{Communicator, Error, Span};
 
 /// Longest buffer of a call that is one kernel: from there on copy engines are as fast.
 const KERNEL_BYTES_MAX: u64 = 64 << 10;
 
 /// What all pieces of a call share. Its unsafe methods enqueue, and have the contract of
-/// [`CudaCommunicator::all_reduce`](crate::cuda::CudaCommunicator::all_reduce): slots and words live as long as `comm`, which is
-/// not dropped before they are out of use.
+/// [`CudaCommunicator::all_reduce`](crate::cuda::CudaCommunicator::all_reduce): slots and words live as long as the communicator,
+/// which is not dropped before they are out of use.
 pub(super) struct StagedCall<'a> {
-    pub(super) comm: &'a StagedCommunicator,
+    pub(super) by: By<'a>,
     pub(super) call: &'a Call,
     pub(super) shape: Shape,
     pub(super) stream: RawStream,
+}
+
+/// How the service is told.
+#[derive(Clone, Copy)]
+pub(super) enum By<'a> {
+    /// At once.
+    Calling(&'a Communicator, &'a Gated),
+    /// Whenever a graph is replayed.
+    Replaying(&'a Captured),
 }
 
 /// A piece, and the slot that it goes through.
 #[derive(Clone, Copy)]
 struct Placed {
     piece: Piece,
-    /// Offset in the slots.
+    /// Number of the slot.
     slot: u64,
+}
+
+impl Placed {
+    /// Offset in the slots.
+    fn offset(self) -> u64 {
+        self.slot * SLOT_BYTES
+    }
 }
 
 impl StagedCall<'_> {
@@ -42,7 +59,7 @@ impl StagedCall<'_> {
     /// As the type says.
     pub(super) unsafe fn enqueue(&self, next: &mut u64) -> Result<(), Error> {
         let mut placed = self.shape.pieces().map(|piece| {
-            let slot = *next % SLOTS * SLOT_BYTES;
+            let slot = *next % SLOTS;
             *next += 1;
             Placed { piece, slot }
         });
@@ -77,23 +94,23 @@ impl StagedCall<'_> {
         let kernel = access.kernel.as_ref().filter(|_| longest.unwrap_or(0) <= KERNEL_BYTES_MAX);
         // SAFETY: the caller's contract is passed on.
         unsafe {
-            match (kernel, access.way) {
-                (Some(kernel), _) => self.enqueue_kernel(kernel, placed),
-                (None, GateAccess::Kernels) => {
-                    let ticket = self.begin(placed)?;
-                    self.end(placed, ticket)
-                }
-                (None, _) => {
-                    let ticket = self.submit(placed)?;
-                    self.copy_in(placed)?;
-                    let words = [
-                        WordOperation::Write(self.gated().ready(), ticket),
-                        WordOperation::Wait(self.gated().done(), ticket),
-                    ];
+            if let Some(kernel) = kernel {
+                return self.enqueue_kernel(kernel, placed);
+            }
+            let ticket = self.submit(placed)?;
+            self.copy_in(placed)?;
+            match ticket {
+                Ticket::Known(value) if access.way != GateAccess::Kernels => {
+                    let (ready, done) = (self.gated().ready(), self.gated().done());
+                    let words = [WordOperation::Write(ready, value), WordOperation::Wait(done, value)];
                     self.stream.words(&words).map_err(cuda_error)?;
-                    self.copy_out(placed)
+                }
+                _ => {
+                    self.gated().tell(self.stream, ticket)?;
+                    self.gated().wait(self.stream, ticket)?;
                 }
             }
+            self.copy_out(placed)
         }
     }
 
@@ -102,9 +119,10 @@ impl StagedCall<'_> {
     /// # Safety
     /// As the type says.
     unsafe fn enqueue_kernel(&self, kernel: &StageKernel, placed: Placed) -> Result<(), Error> {
-        let ticket = self.submit(placed)?;
-        let mut args = self.gated().words(Some(ticket), Some(ticket));
-        let at = |slot| self.gated().address(placed.slot + slot);
+        // SAFETY: the caller's contract is passed on.
+        let ticket = unsafe { self.submit(placed)? };
+        let mut args = self.gated().words(ticket, true, true);
+        let at = |offset| self.gated().address(placed.offset() + offset);
         if let Some(copy) = self.shape.copies_in(placed.piece).next() {
             (args.send, args.slot_in) = (self.call.send + copy.buffer, at(copy.slot));
             args.in_bytes = copy.bytes;
@@ -121,21 +139,21 @@ impl StagedCall<'_> {
     ///
     /// # Safety
     /// As the type says.
-    unsafe fn begin(&self, placed: Placed) -> Result<u64, Error> {
-        let ticket = self.submit(placed)?;
+    unsafe fn begin(&self, placed: Placed) -> Result<Ticket, Error> {
         // SAFETY: the caller's contract is passed on.
         unsafe {
+            let ticket = self.submit(placed)?;
             self.copy_in(placed)?;
             self.gated().tell(self.stream, ticket)?;
+            Ok(ticket)
         }
-        Ok(ticket)
     }
 
     /// What comes behind the service's part.
     ///
     /// # Safety
     /// As the type says.
-    unsafe fn end(&self, placed: Placed, ticket: u64) -> Result<(), Error> {
+    unsafe fn end(&self, placed: Placed, ticket: Ticket) -> Result<(), Error> {
         // SAFETY: the caller's contract is passed on.
         unsafe {
             self.gated().wait(self.stream, ticket)?;
@@ -145,9 +163,9 @@ impl StagedCall<'_> {
 
     /// # Safety
     /// As the type says.
-    unsafe fn copy_in(&self, Placed { piece, slot }: Placed) -> Result<(), Error> {
-        self.shape.copies_in(piece).try_for_each(|copy| {
-            let (to, from) = (self.gated().address(slot + copy.slot), self.call.send + copy.buffer);
+    unsafe fn copy_in(&self, placed: Placed) -> Result<(), Error> {
+        self.shape.copies_in(placed.piece).try_for_each(|copy| {
+            let (to, from) = (self.gated().address(placed.offset() + copy.slot), self.call.send + copy.buffer);
             // SAFETY: the caller's contract is passed on.
             unsafe { self.stream.copy(to, from, copy.bytes as usize) }.map_err(cuda_error)
         })
@@ -155,24 +173,36 @@ impl StagedCall<'_> {
 
     /// # Safety
     /// As the type says.
-    unsafe fn copy_out(&self, Placed { piece, slot }: Placed) -> Result<(), Error> {
-        self.shape.copies_out(piece).try_for_each(|copy| {
-            let (to, from) = (self.call.recv + copy.buffer, self.gated().address(slot + copy.slot));
+    unsafe fn copy_out(&self, placed: Placed) -> Result<(), Error> {
+        self.shape.copies_out(placed.piece).try_for_each(|copy| {
+            let (to, from) = (self.call.recv + copy.buffer, self.gated().address(placed.offset() + copy.slot));
             // SAFETY: the caller's contract is passed on.
             unsafe { self.stream.copy(to, from, copy.bytes as usize) }.map_err(cuda_error)
         })
     }
 
     /// Tells the service of a piece, which it begins when the gate has come to the ticket that is returned.
-    fn submit(&self, Placed { piece, slot }: Placed) -> Result<u64, Error> {
+    ///
+    /// # Safety
+    /// As the type says.
+    unsafe fn submit(&self, placed: Placed) -> Result<Ticket, Error> {
+        let piece = placed.piece;
         let (send, recv) = self.shape.places(piece);
-        let place = |offset: u64| if piece.count == 0 { Span::NONE } else { self.gated().span(slot + offset) };
+        let place =
+            |offset: u64| if piece.count == 0 { Span::NONE } else { self.gated().span(placed.offset() + offset) };
         let Call { kind, dtype, op, root, .. } = *self.call;
         let call = HostCall { kind, send: place(send), recv: place(recv), count: piece.count, dtype, op, root };
-        self.comm.comm.submit_alone(&call, &self.gated().stream)
+        match self.by {
+            By::Calling(comm, gated) => comm.submit_alone(&call, &gated.stream).map(Ticket::Known),
+            // SAFETY: the caller's contract is passed on.
+            By::Replaying(captured) => unsafe { captured.enqueue(self.stream, call) },
+        }
     }
 
     fn gated(&self) -> &Gated {
-        &self.comm.gated
+        match self.by {
+            By::Calling(_, gated) => gated,
+            By::Replaying(captured) => &captured.gated,
+        }
     }
 }

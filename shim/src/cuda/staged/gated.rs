@@ -1,6 +1,7 @@
 //! A stream of the service's that goes on when a GPU's stream has come to a word, with the memory that both reach.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytemuck::Zeroable;
 use mccs_cuda::{Context, DeviceAddress, HostRegistration, RawStream};
@@ -13,6 +14,25 @@ use crate::{Client, Error, Region, Span, Stream};
 
 /// Room for the gate before the slots, which begin on a page of their own.
 const HEAD_BYTES: u64 = 4096;
+
+/// Where words for tickets are.
+const TICKETS_OFFSET: u64 = Gate::BYTES;
+/// How many there are.
+pub(super) const TICKET_WORDS: u64 = (HEAD_BYTES - TICKETS_OFFSET) / size_of::<u64>() as u64;
+
+/// Which of the gate's operations something is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ticket {
+    /// This one.
+    Known(u64),
+    /// So many behind the one that a word names when the GPU comes to it.
+    Behind(DeviceAddress, u64),
+}
+
+impl Ticket {
+    /// In a word: none, so that nothing is told and nothing waited for.
+    pub(super) const NONE: u64 = 0;
+}
 
 /// How streams of a GPU tell and wait.
 #[derive(Clone)]
@@ -36,9 +56,9 @@ impl Access {
         Ok(Access { way, kernel })
     }
 
-    /// The kernel that does what words do elsewhere, where there are none.
-    fn gate_kernel(&self) -> Option<&StageKernel> {
-        self.kernel.as_deref().filter(|_| self.way == GateAccess::Kernels)
+    /// The kernel that does what words do elsewhere, where they cannot.
+    fn gate_kernel(&self, ticket: Ticket) -> Option<&StageKernel> {
+        self.kernel.as_deref().filter(|_| self.way == GateAccess::Kernels || matches!(ticket, Ticket::Behind(..)))
     }
 }
 
@@ -90,13 +110,31 @@ impl Gated {
         self.registration.address() + Gate::DONE_OFFSET
     }
 
-    /// What a kernel writes and waits for, without copies.
-    pub(super) fn words(&self, ready: Option<u64>, done: Option<u64>) -> StageArgs {
+    /// One of [`TICKET_WORDS`].
+    pub(super) fn ticket_word(&self, number: u64) -> DeviceAddress {
+        self.registration.address() + ticket_offset(number)
+    }
+
+    /// Writes a word, before the GPU comes to what reads it.
+    pub(super) fn set_ticket(&self, number: u64, ticket: u64) {
+        let offset = ticket_offset(number);
+        // SAFETY: in the head of the region, which is mapped as long as `self` lives and aligned to pages; others only read it.
+        let word = unsafe { AtomicU64::from_ptr(self.region.as_ptr().add(offset as usize).cast()) };
+        word.store(ticket, Ordering::Release);
+    }
+
+    /// What a kernel writes, and waits for, without copies.
+    pub(super) fn words(&self, ticket: Ticket, tells: bool, waits: bool) -> StageArgs {
+        let (value, ticket_word) = match ticket {
+            Ticket::Known(value) => (value, 0),
+            Ticket::Behind(word, index) => (index + 1, word),
+        };
         StageArgs {
             ready_word: self.ready(),
-            ready_value: ready.unwrap_or(0),
+            ready_value: if tells { value } else { 0 },
             done_word: self.done(),
-            done_value: done.unwrap_or(0),
+            done_value: if waits { value } else { 0 },
+            ticket_word,
             ..StageArgs::zeroed()
         }
     }
@@ -105,12 +143,13 @@ impl Gated {
     ///
     /// # Safety
     /// As the type says.
-    pub(super) unsafe fn tell(&self, stream: RawStream, ticket: u64) -> Result<(), Error> {
+    pub(super) unsafe fn tell(&self, stream: RawStream, ticket: Ticket) -> Result<(), Error> {
         // SAFETY: the caller's contract is passed on.
         let told = unsafe {
-            match self.access.gate_kernel() {
-                Some(kernel) => kernel.function.launch(stream, 1, 1, &self.words(Some(ticket), None)),
-                None => stream.write_word(self.ready(), ticket),
+            match (ticket, self.access.gate_kernel(ticket)) {
+                (_, Some(kernel)) => kernel.function.launch(stream, 1, 1, &self.words(ticket, true, false)),
+                (Ticket::Known(value), None) => stream.write_word(self.ready(), value),
+                (Ticket::Behind(..), None) => return Err(no_kernel()),
             }
         };
         told.map_err(cuda_error)
@@ -120,14 +159,25 @@ impl Gated {
     ///
     /// # Safety
     /// As the type says.
-    pub(super) unsafe fn wait(&self, stream: RawStream, ticket: u64) -> Result<(), Error> {
+    pub(super) unsafe fn wait(&self, stream: RawStream, ticket: Ticket) -> Result<(), Error> {
         // SAFETY: the caller's contract is passed on.
         let waits = unsafe {
-            match self.access.gate_kernel() {
-                Some(kernel) => kernel.function.launch(stream, 1, 1, &self.words(None, Some(ticket))),
-                None => stream.wait_word(self.done(), ticket),
+            match (ticket, self.access.gate_kernel(ticket)) {
+                (_, Some(kernel)) => kernel.function.launch(stream, 1, 1, &self.words(ticket, false, true)),
+                (Ticket::Known(value), None) => stream.wait_word(self.done(), value),
+                (Ticket::Behind(..), None) => return Err(no_kernel()),
             }
         };
         waits.map_err(cuda_error)
     }
+}
+
+/// In the region's head.
+fn ticket_offset(number: u64) -> u64 {
+    TICKETS_OFFSET + number % TICKET_WORDS * size_of::<u64>() as u64
+}
+
+/// What is captured is only where there is one.
+fn no_kernel() -> Error {
+    Error::Cuda("bug: a graph without kernels that tell and wait".into())
 }

@@ -17,11 +17,13 @@
 //!
 //! Sends and receives (`points.rs`, `gated.rs`) go the same way, by slots of their own.
 //!
+//! Graphs (`captured.rs`) call back where they come to a piece, and have a communicator of their own.
+//!
 //! Absent on purpose: IPC events and host functions in the place of words. Events take 20 times as long, and functions that wait
-//! may wait for each other, since the driver may run them one after the other; kernels do where there are no words. And graphs. A
-//! replay would need the command again, and nobody but the GPU knows of it.
+//! may wait for each other, since the driver may run them one after the other; kernels do where there are no words.
 
 mod call;
+mod captured;
 mod gated;
 mod pieces;
 mod points;
@@ -31,14 +33,15 @@ use std::time::Duration;
 
 use mccs_cuda::{Context, Event, RawStream};
 use mccs_ipc::gate::GateAccess;
-use mccs_ipc::protocol::Request;
 use mccs_ipc::types::Handle;
 
-use self::call::StagedCall;
+use self::call::{By, StagedCall};
+use self::captured::Captured;
 use self::gated::{Access, Gated};
 use self::pieces::{RANKS_MAX, SLOT_BYTES, Shape};
 pub(super) use self::points::StagedPoints;
 use super::call::{Call, checked};
+use super::served::Identity;
 use super::{CudaStream, cuda_error};
 use crate::client::locked;
 use crate::{Client, Communicator, Error};
@@ -58,6 +61,9 @@ pub(super) struct StagedCommunicator {
     context: Context,
     points: Arc<StagedPoints>,
     order: Mutex<Order>,
+    /// From the first capture on.
+    captured: Mutex<Option<Captured>>,
+    identity: Identity,
 }
 
 /// What is done in one order, under one lock.
@@ -76,10 +82,11 @@ impl StagedCommunicator {
     pub(super) fn new(
         client: Client,
         handle: Handle,
-        (rank, nranks): (u32, u32),
+        identity: Identity,
         context: Context,
         access: GateAccess,
     ) -> Result<Self, Error> {
+        let Identity { rank, nranks, .. } = identity;
         // From here on it is left if anything fails.
         let comm = Arc::new(Communicator::new(client.clone(), handle, rank, nranks, None));
         client.0.begin_comm(handle);
@@ -91,7 +98,7 @@ impl StagedCommunicator {
         let last_call = Event::new(&context, false).map_err(cuda_error)?;
         let order = Mutex::new(Order { pieces: 0, last_stream: None, last_call, left: false });
         let points = Arc::new(StagedPoints::new(Arc::clone(&comm), context.clone(), access)?);
-        Ok(StagedCommunicator { client, comm, gated, context, points, order })
+        Ok(StagedCommunicator { client, comm, gated, context, points, order, captured: Mutex::default(), identity })
     }
 
     pub(super) fn rank(&self) -> u32 {
@@ -134,17 +141,16 @@ impl StagedCommunicator {
             root: whole.root,
             slot_bytes: SLOT_BYTES,
         };
-        // SAFETY: the stream is the caller's, and lives.
+        // SAFETY: the stream is the caller's, and lives; buffers are the caller's contract.
         let enqueued = unsafe {
-            if stream.is_capturing().map_err(cuda_error)? {
-                let message = "collectives that go through the service cannot be captured into graphs";
-                return Err(Error::argument(message));
+            if let Some(capture) = stream.capture().map_err(cuda_error)? {
+                return self.capture(call, shape, (stream, capture));
             }
             if order.last_stream.is_some_and(|last| last != stream) {
                 stream.wait(&order.last_call).map_err(cuda_error)?;
             }
-            // SAFETY: buffers and stream are the caller's contract.
-            let enqueued = StagedCall { comm: self, call, shape, stream }.enqueue(&mut order.pieces);
+            let by = By::Calling(&self.comm, &self.gated);
+            let enqueued = StagedCall { by, call, shape, stream }.enqueue(&mut order.pieces);
             order.last_stream = Some(stream);
             // Behind what was enqueued in spite of an error, too.
             enqueued.and(order.last_call.record(stream).map_err(cuda_error))
@@ -156,25 +162,49 @@ impl StagedCommunicator {
         enqueued
     }
 
+    /// Enqueues a collective on a stream that is captured.
+    ///
+    /// # Safety
+    /// As for [`StagedCommunicator::collective`].
+    unsafe fn capture(&self, call: &Call, shape: Shape, (stream, capture): (RawStream, u64)) -> Result<(), Error> {
+        let mut captured = locked(&self.captured);
+        let own = match captured.take() {
+            Some(own) => own,
+            None => Captured::new(&self.client, &self.context, self.gated.access.clone(), self.identity.clone())?,
+        };
+        let own = captured.insert(own);
+        let mut pieces = own.pieces;
+        // SAFETY: the caller's contract is passed on. `own` lives as long as the communicator.
+        unsafe {
+            own.begin(stream, capture)?;
+            let enqueued = StagedCall { by: By::Replaying(own), call, shape, stream }.enqueue(&mut pieces);
+            own.pieces = pieces;
+            // Behind what was enqueued in spite of an error, too.
+            enqueued.and(own.end(stream))
+        }
+    }
+
     /// Streams go on, and the communicator ends on all ranks.
     fn give_up(&self) {
-        self.client.0.requests.send_and_forget(Request::AbortComm { comm: self.comm.handle() });
+        self.comm.abort_later();
         self.gated.release();
     }
 
     /// See [`super::CudaCommunicator::async_error`].
     pub(super) fn async_error(&self) -> Option<Error> {
-        let gone = self.client.0.requests.check_alive().err();
+        let (gone, captured) = (self.client.0.requests.check_alive().err(), locked(&self.captured));
         if gone.is_some() {
             // Nobody else would let streams go on.
             self.gated.release();
             self.points.release();
+            captured.iter().for_each(|captured| captured.gated.release());
         }
-        self.client.0.comm_failure(self.comm.handle()).or(gone)
+        self.client.0.comm_failure(self.comm.handle()).or(gone).or_else(|| captured.as_ref()?.failure())
     }
 
     /// See [`super::CudaCommunicator::abort`]. The service lets streams go on, or this if it has gone.
     pub(super) fn abort(&self) -> Result<(), Error> {
+        locked(&self.captured).iter().for_each(Captured::abort);
         self.comm.abort().inspect_err(|_| drop(self.async_error()))
     }
 
@@ -185,8 +215,9 @@ impl StagedCommunicator {
             return Ok(());
         }
         let ended = self.wait_for_copies(&order).and(self.points.leave());
+        let replays_ended = locked(&self.captured).as_ref().map_or(Ok(()), Captured::leave);
         self.comm.leave()?;
-        ended
+        ended.and(replays_ended)
     }
 
     fn wait_for_copies(&self, order: &Order) -> Result<(), Error> {

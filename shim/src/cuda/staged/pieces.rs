@@ -9,7 +9,7 @@ use mccs_ipc::types::CollectiveKind;
 
 /// Bytes of a slot: large enough that what a piece costs besides its bytes is little, small enough that copies in, the service,
 /// and copies out overlap from a few slots on.
-pub(super) const SLOT_BYTES: u64 = 2 << 20;
+pub(super) const SLOT_BYTES: u64 = 8 << 20;
 /// Most ranks: an all-to-all of the longest elements has one for each in a slot, twice.
 pub(super) const RANKS_MAX: u32 = 1 << 16;
 /// Pieces but for the last one have whole multiples of so many elements.

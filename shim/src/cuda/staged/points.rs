@@ -21,7 +21,7 @@ use mccs_ipc::protocol::Request;
 use mccs_kernels::cuda::{MESSAGES_MAX, Point, PointsError, pairs_with_oneself};
 
 use super::LOOK_AGAIN_AFTER;
-use super::gated::{Access, Gated};
+use super::gated::{Access, Gated, Ticket};
 use crate::client::locked;
 use crate::cuda::cuda_error;
 use crate::{Communicator, Error};
@@ -68,7 +68,7 @@ struct Piece {
     slot: u64,
     bytes: u64,
     /// Of its operation at the service.
-    ticket: u64,
+    ticket: Ticket,
 }
 
 /// Messages of a lane in a group.
@@ -284,13 +284,13 @@ impl Lane {
         let Point { is_send, peer, buffer, bytes, dtype } = *part;
         let slot = self.pieces % LANE_SLOTS * PIECE_BYTES;
         let (span, count) = (self.gated.span(slot), bytes / dtype.size_bytes() as u64);
-        let ticket = comm.submit_point((is_send, peer), span, count, dtype, &self.gated.stream)?;
+        let ticket = Ticket::Known(comm.submit_point((is_send, peer), span, count, dtype, &self.gated.stream)?);
         self.pieces += 1;
         let at = self.gated.address(slot);
         // SAFETY: the caller's contract is passed on.
         unsafe {
             if let Some(kernel) = self.gated.access.kernel.as_deref().filter(|_| is_short) {
-                let mut args = self.gated.words(Some(ticket), Some(ticket));
+                let mut args = self.gated.words(ticket, true, true);
                 if is_send {
                     (args.send, args.slot_in, args.in_bytes) = (buffer, at, bytes);
                 } else {

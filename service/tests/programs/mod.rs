@@ -1,0 +1,61 @@
+//! What tests of the programs share: a service as a process, and the operator's tool.
+
+use std::io::{BufRead as _, BufReader};
+use std::net::Ipv4Addr;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU8, Ordering};
+
+/// Ends the tests when they hang.
+pub fn watchdog() {
+    static START: std::sync::Once = std::sync::Once::new();
+    START.call_once(|| {
+        std::thread::spawn(|| {
+            std::thread::sleep(std::time::Duration::from_secs(300));
+            eprintln!("watchdog: tests hang");
+            std::process::abort();
+        });
+    });
+}
+
+/// A loopback address that no other test has.
+pub fn address() -> Ipv4Addr {
+    static NEXT: AtomicU8 = AtomicU8::new(1);
+    let process = (std::process::id() % 65_000).to_be_bytes();
+    Ipv4Addr::new(127, 240 + process[2] % 14, process[3], NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
+/// The operator's tool, whatever socket the environment names.
+pub fn mccsctl() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_mccsctl"));
+    command.env_remove("MCCS_CONTROL_SOCKET");
+    command
+}
+
+/// Makes keys for hosts in a folder.
+pub fn make_keys(hosts: &[&str], folder: &Path) {
+    let made = mccsctl().args(["keys", "--hosts", &hosts.join(","), "--dir"]).arg(folder).output().expect("runs");
+    assert!(made.status.success(), "{made:?}");
+}
+
+/// A service as a process, which is ready. Killed with the value.
+pub struct Program(pub Child);
+
+impl Program {
+    /// With the configuration in a file.
+    pub fn start(config: &Path) -> Self {
+        let mut service = Command::new(env!("CARGO_BIN_EXE_mccs-service"));
+        let service = service.arg("--config").arg(config).env("RUST_LOG", "error").stdout(Stdio::piped());
+        let mut program = Program(service.spawn().expect("starts"));
+        let said = BufReader::new(program.0.stdout.take().expect("piped")).lines().next();
+        assert!(said.is_some_and(|line| line.is_ok_and(|line| line.contains("ready"))), "it says when it is ready");
+        program
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}

@@ -1,0 +1,242 @@
+//! Staged collectives in CUDA graphs.
+//!
+//! ```text
+//! graph:  host function: commands n.. to the service, n into a word | kernel: copy in, ready = n, wait for done >= n, copy out | ...
+//! ```
+//!
+//! A replay needs its commands anew, and only the GPU knows of it. So a graph calls back, on a thread of the driver's. That takes some
+//! 45 us, and therefore happens once for many pieces: they start as the GPU comes to them, whenever their commands were sent. Their
+//! kernels read from a word which operations they have become.
+//!
+//! Commands of replays come in the order of the GPU's work, other calls' in the order of the calls, and the two may differ from rank
+//! to rank: so replays have a communicator of their own. It is in a session of its own, too: a call that waits for room among the
+//! commands must not hold up the replay that it waits for. And it is joined in the background: a thread may capture for several
+//! ranks in turn.
+
+use std::ffi::c_void;
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+
+use mccs_cuda::{Context, Event, RawStream};
+use mccs_ipc::protocol::{Request, Response};
+use mccs_ipc::types::UniqueId;
+
+use super::SLOTS;
+use super::gated::{Access, Gated, Ticket};
+use super::pieces::SLOT_BYTES;
+use crate::client::{locked, unexpected};
+use crate::communicator::Call as HostCall;
+use crate::cuda::cuda_error;
+use crate::cuda::served::Identity;
+use crate::{Client, Communicator, Error};
+
+/// What tells the ids of communicators of replays from those that callers have made, which are random.
+const ID_MASK: u8 = 0xa5;
+
+/// What a rank's graphs go through. It must outlive them.
+pub(super) struct Captured {
+    pub(super) gated: Arc<Gated>,
+    replayer: Arc<Replayer>,
+    /// Pieces so far: the next one's slot goes on from there.
+    pub(super) pieces: u64,
+    /// The capture, and the stream in it, of the last call.
+    last: Option<(u64, RawStream)>,
+    /// Behind the last call.
+    last_call: Event,
+    batches: Mutex<Batches>,
+}
+
+/// Commands that are sent together.
+struct Batches {
+    /// Graphs have their addresses.
+    #[allow(clippy::vec_box, reason = "graphs have the addresses, which must stay")]
+    all: Vec<Box<Batch>>,
+    /// Whether the last one takes more.
+    is_open: bool,
+    /// So many.
+    commands_max: usize,
+}
+
+/// Joins the communicator of replays, and knows whether it works.
+struct Replayer {
+    joined: Mutex<Option<Result<Arc<Communicator>, Error>>>,
+    has_joined: Condvar,
+    failure: OnceLock<Error>,
+    sending: Mutex<()>,
+}
+
+/// Most commands of a batch: all are sent before the first can end, so that there must be room for them.
+const BATCH_MAX: u64 = 64;
+
+/// Pieces of one graph, one behind the other.
+struct Batch {
+    replayer: Arc<Replayer>,
+    gated: Arc<Gated>,
+    /// Which word says the ticket of the first.
+    word: u64,
+    calls: Mutex<Vec<HostCall>>,
+}
+
+impl Captured {
+    /// For the first capture of a rank; `client` is its session for everything else.
+    pub(super) fn new(client: &Client, context: &Context, access: Access, identity: Identity) -> Result<Self, Error> {
+        if access.kernel.is_none() {
+            let message = "collectives that go through the service can be captured into graphs only where kernels may tell \
+                           and wait, and the operator's `cuda.ordering` is \"words\"";
+            return Err(Error::argument(message));
+        }
+        let client = client.connect_again()?;
+        let gated = mccs_cuda::while_capturing(|| Gated::new(&client, context, access, SLOTS * SLOT_BYTES));
+        let gated = Arc::new(gated.map_err(cuda_error)??);
+        let replayer = Arc::new(Replayer {
+            joined: Mutex::default(),
+            has_joined: Condvar::new(),
+            failure: OnceLock::new(),
+            sending: Mutex::default(),
+        });
+        let room = client.0.operations_in_flight_max.min(client.0.layout.commands_capacity.into());
+        let commands_max = room.clamp(1, BATCH_MAX) as usize;
+        let joiner = Arc::clone(&replayer);
+        let join = move || joiner.end_joining(join(&client, identity));
+        std::thread::Builder::new()
+            .name("mccs-join".into())
+            .spawn(join)
+            .map_err(|error| Error::System(format!("cannot start a thread: {error}")))?;
+        let batches = Batches { all: Vec::new(), is_open: false, commands_max };
+        let last_call = Event::new(context, false).map_err(cuda_error)?;
+        Ok(Captured { gated, replayer, pieces: 0, last: None, last_call, batches: Mutex::new(batches) })
+    }
+
+    /// Begins a call: pieces of a graph go one behind the other, in whatever streams they are captured.
+    ///
+    /// # Safety
+    /// The stream must live, and be of this capture.
+    pub(super) unsafe fn begin(&mut self, stream: RawStream, capture: u64) -> Result<(), Error> {
+        match self.last {
+            Some((last, other)) if last == capture => {
+                if other != stream {
+                    // SAFETY: the caller's contract is passed on, as in the whole of this file.
+                    unsafe { stream.wait(&self.last_call) }.map_err(cuda_error)?;
+                }
+            }
+            _ => locked(&self.batches).is_open = false,
+        }
+        self.last = Some((capture, stream));
+        Ok(())
+    }
+
+    /// Ends a call.
+    ///
+    /// # Safety
+    /// As [`Captured::begin`].
+    pub(super) unsafe fn end(&mut self, stream: RawStream) -> Result<(), Error> {
+        // SAFETY: as above.
+        unsafe { self.last_call.record(stream) }.map_err(cuda_error)
+    }
+
+    /// Has a command sent each time before a stream that is captured comes here.
+    ///
+    /// # Safety
+    /// As [`Captured::begin`]; `self` must live as long as what is captured.
+    pub(super) unsafe fn enqueue(&self, stream: RawStream, call: HostCall) -> Result<Ticket, Error> {
+        let mut batches = locked(&self.batches);
+        if !batches.is_open {
+            let (replayer, gated) = (Arc::clone(&self.replayer), Arc::clone(&self.gated));
+            let word = batches.all.len() as u64;
+            let batch = Box::new(Batch { replayer, gated, word, calls: Mutex::default() });
+            let at = (&raw const *batch).cast_mut().cast::<c_void>();
+            batches.all.push(batch);
+            // SAFETY: as above; what `at` leads to is kept by `self`, and shared.
+            unsafe { stream.call(send_again, at) }.map_err(cuda_error)?;
+        }
+        let Some(batch) = batches.all.last() else { return Err(Error::System("bug: no batch".into())) };
+        let mut calls = locked(&batch.calls);
+        calls.push(call);
+        let (word, count) = (self.gated.ticket_word(batch.word), calls.len());
+        drop(calls);
+        batches.is_open = count < batches.commands_max;
+        Ok(Ticket::Behind(word, count as u64 - 1))
+    }
+
+    /// Why replays have failed, if they have.
+    pub(super) fn failure(&self) -> Option<Error> {
+        let of_comm = || self.replayer.comm_if_joined()?.async_error();
+        self.replayer.failure.get().cloned().or_else(of_comm)
+    }
+
+    /// Ends the communicator of replays on all ranks.
+    pub(super) fn abort(&self) {
+        if let Some(comm) = self.replayer.comm_if_joined() {
+            // The session may be gone, and then so is the communicator.
+            let _ = comm.abort();
+        }
+    }
+
+    /// Leaves when this rank's replays have ended.
+    pub(super) fn leave(&self) -> Result<(), Error> {
+        self.replayer.comm_if_joined().map_or(Ok(()), |comm| comm.leave())
+    }
+}
+
+impl Replayer {
+    fn end_joining(&self, joined: Result<Arc<Communicator>, Error>) {
+        *locked(&self.joined) = Some(joined);
+        self.has_joined.notify_all();
+    }
+
+    fn comm_if_joined(&self) -> Option<Arc<Communicator>> {
+        locked(&self.joined).as_ref()?.as_ref().ok().cloned()
+    }
+
+    /// Waits until all ranks have joined.
+    fn comm(&self) -> Result<Arc<Communicator>, Error> {
+        let joined = locked(&self.joined);
+        let joined =
+            self.has_joined.wait_while(joined, |joined| joined.is_none()).unwrap_or_else(PoisonError::into_inner);
+        joined.clone().unwrap_or_else(|| Err(Error::System("a wait has ended too early".into())))
+    }
+}
+
+impl Batch {
+    /// Sends the commands. Returns the ticket of the first.
+    fn send(&self) -> Result<u64, Error> {
+        let comm = self.replayer.comm()?;
+        // One behind the other, without those of other graphs between.
+        let _alone = locked(&self.replayer.sending);
+        let calls = locked(&self.calls);
+        let tickets =
+            calls.iter().map(|call| comm.submit_alone(call, &self.gated.stream)).collect::<Result<Vec<_>, _>>();
+        let tickets = tickets.inspect_err(|_| {
+            // The GPU does not come to those that were sent.
+            comm.abort_later();
+        })?;
+        tickets.first().copied().ok_or_else(|| Error::System("bug: a batch without pieces".into()))
+    }
+}
+
+/// What graphs call.
+///
+/// # Safety
+/// `batch` leads to a [`Batch`].
+unsafe extern "C" fn send_again(batch: *mut c_void) {
+    // SAFETY: the caller's contract.
+    let batch = unsafe { &*batch.cast::<Batch>() };
+    let first = batch.send().unwrap_or_else(|error| {
+        // The first failure is the one to tell.
+        let _ = batch.replayer.failure.set(error);
+        Ticket::NONE
+    });
+    batch.gated.set_ticket(batch.word, first);
+}
+
+fn join(client: &Client, identity: Identity) -> Result<Arc<Communicator>, Error> {
+    let Identity { id, gpu, rank, nranks, root_address } = identity;
+    let id = UniqueId(id.0.map(|byte| byte ^ ID_MASK));
+    let request = Request::InitRank { id, rank, nranks, gpu: Some(gpu), root_address, by_engines: false };
+    match client.0.requests.call(request, &[])? {
+        (Response::Comm { comm, direct: None, .. }, _) => {
+            client.0.begin_comm(comm);
+            Ok(Arc::new(Communicator::new(client.clone(), comm, rank, nranks, None)))
+        }
+        (other, _) => Err(unexpected(&other)),
+    }
+}
