@@ -5,7 +5,7 @@
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use crate::answers::{answers, unacknowledged};
+use crate::answers::{Answers, answers, unacknowledged};
 
 /// How often links are looked at while something is owed.
 pub(super) const LOOK_EVERY: Duration = Duration::from_millis(50);
@@ -56,7 +56,9 @@ impl Silence {
             self.looks = 0;
             return Found::Nothing;
         }
-        let Some(answers) = answers(stream).filter(|answers| answers.last > since_look) else {
+        // Who reads slowly has a full buffer, and all that was sent: the rest waits here. That it does not answer says nothing.
+        let is_silent = |answers: &Answers| answers.last > since_look && (answers.is_under_way || answers.is_owed);
+        let Some(answers) = answers(stream).filter(is_silent) else {
             self.looks = 0;
             return Found::Owed;
         };
@@ -65,6 +67,36 @@ impl Silence {
             looks if looks > LOOKS && answers.is_owed => Found::Dead,
             looks if looks > DOUBTFUL_LOOKS => Found::Doubtful,
             _ => Found::Owed,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{ErrorKind, Write as _};
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn who_reads_slowly_is_not_in_doubt() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let mut stream = TcpStream::connect(listener.local_addr().expect("an address")).expect("a connection");
+        let (_reads_nothing, _) = listener.accept().expect("the other end");
+        stream.set_nonblocking(true).expect("set");
+        let mut silence = Silence::after(0);
+        // Until it takes no more.
+        loop {
+            match stream.write(&[0; 1 << 16]) {
+                Ok(_) => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) => panic!("{error}"),
+            }
+        }
+        for _ in 0..2 * LOOKS {
+            let found = silence.look(&stream, false, Instant::now());
+            assert_eq!(found, Found::Owed);
+            std::thread::sleep(LOOK_EVERY);
         }
     }
 }
