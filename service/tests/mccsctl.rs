@@ -163,6 +163,9 @@ fn who_is_stuck_is_named_and_what_happens_is_seen() {
     assert!(trace["traceEvents"].is_array(), "{trace}");
     let why = bed.complains(&["trace", "--seconds", "0.05", "--out", "/nowhere/trace.json"]);
     assert!(why.contains("/nowhere/trace.json"), "{why}");
+    let why = bed.complains(&["trace", "--communicator", "77", "--out", &file]);
+    assert!(why.contains("no communicator 77"), "{why}");
+    assert!(std::fs::read_to_string(&file).expect("the earlier trace").contains("traceEvents"));
     let why = bed.complains(&["trace", "--seconds", "100000", "--out", &file]);
     assert!(why.contains("refused"), "{why}");
     assert!(bed.says(&["show"]).contains("proxy"));

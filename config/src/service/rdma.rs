@@ -170,6 +170,11 @@ impl<'de> Deserialize<'de> for Device {
 
 impl Rdma {
     pub(super) fn validate(&self, paths: &[FlowPath], problems: &mut Problems) {
+        for (index, device) in self.devices.iter().enumerate() {
+            if self.devices[..index].contains(device) {
+                problems.add("rdma.devices", format!("names {device} twice"));
+            }
+        }
         problems.within("rdma.qps", &self.qps, &limits::FLOW_CONNECTIONS);
         problems.within("rdma.stripe_from", &self.stripe_from, &limits::RDMA_PART);
         problems.within("rdma.outstanding", &self.outstanding, &limits::RDMA_OUTSTANDING);

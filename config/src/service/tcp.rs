@@ -163,5 +163,10 @@ impl Tcp {
         problems.within("tcp.connect_timeout", &self.connect_timeout, &limits::FLOW_TIMEOUT);
         problems.within("tcp.path_timeout", &self.path_timeout, &limits::PATH_TIMEOUT);
         problems.within("tcp.silence_timeout", &self.silence_timeout, &limits::FLOW_TIMEOUT);
+        if self.path_timeout.0 >= self.silence_timeout.0 {
+            let (path, silence) = (&self.path_timeout, &self.silence_timeout);
+            let why = format!("must be less than tcp.silence_timeout, {silence}, after which a flow fails, not {path}");
+            problems.add("tcp.path_timeout", why);
+        }
     }
 }

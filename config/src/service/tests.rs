@@ -84,6 +84,7 @@ fn flows_have_ranges_of_ports_and_an_address_to_connect_to() {
     only("[tcp]\ncongestion_control = \"Reno 2\"\n", 2, "tcp.congestion_control", "dctcp");
     only("[tcp]\ndscp = 64\n", 2, "tcp.dscp", "six bits");
     only("[tcp]\nconnections = 0\n", 2, "tcp.connections", "1 to 16");
+    only("[tcp]\npath_timeout = \"3s\"\nsilence_timeout = \"2s\"\n", 2, "tcp.path_timeout", "less than");
 }
 
 #[test]
@@ -94,6 +95,7 @@ fn rdma_names_devices_and_what_they_cannot_do() {
     assert_eq!(config.rdma.devices, [device("mlx5_0", None), device("mlx5_1", Some(2))]);
     assert_eq!(ServiceConfig::parse(&config.to_toml(), "x").expect("reads back"), config);
     only("[rdma]\ndevices = [\"mlx5_0:0\"]\n", 2, "rdma.devices", "mlx5_0:1");
+    only("[rdma]\ndevices = [\"mlx5_0\", \"mlx5_1\", \"mlx5_0\"]\n", 2, "rdma.devices", "mlx5_0 twice");
     only("[rdma]\nuse = \"must\"\n", 2, "rdma.use", "required");
     only("[rdma]\nmtu = 1500\n", 2, "rdma.mtu", "1024, 2048");
     only("[rdma]\ntimeout = 0\n", 2, "rdma.timeout", "for ever");

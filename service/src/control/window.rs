@@ -31,6 +31,9 @@ pub enum TraceError {
     /// It does not want to.
     #[error("refused: {0}")]
     Refused(String),
+    /// There is nothing to trace.
+    #[error("there is no communicator {0} on {1}: `mccsctl communicators` shows them")]
+    NoCommunicator(u64, String),
     /// It is of another version.
     #[error("the service answered something else")]
     Answer,
@@ -91,6 +94,9 @@ pub fn trace(
 ) -> Result<Window, TraceError> {
     let mut comms = BTreeMap::new();
     let host = note(&mut comms, &overview(socket)?);
+    if let Some(only) = only.filter(|only| !comms.contains_key(only)) {
+        return Err(TraceError::NoCommunicator(only, host));
+    }
     let request = ControlRequest::Trace { duration_ms: duration.as_millis() as u64 };
     let ControlAnswer::Tracing(begun) = ask(socket, &request)? else { return Err(TraceError::Answer) };
     let mut readings = Vec::new();

@@ -44,7 +44,7 @@ impl Links {
     /// Notes how a link is, as an operator says in a life of the controller. Returns what hosts are to keep, where it is news.
     ///
     /// # Errors
-    /// There is no such link, or too many are out of order.
+    /// There is no such link, it never carries so much, or too many are out of order.
     pub fn set(
         &mut self,
         topology: &Topology,
@@ -52,9 +52,19 @@ impl Links {
         state: LinkState,
         life: u64,
     ) -> Result<Option<SaidLink>, String> {
-        if topology.links_between(lower, upper).is_empty() {
+        let links = topology.links_between(lower, upper);
+        let rates = links.iter().map(|link| topology.rates()[link.index()]);
+        let Some(most) = rates.max_by(f64::total_cmp) else {
             return Err(format!(
                 "there is no link between {lower:?} and {upper:?}; name a leaf and a spine, or a host and a leaf"
+            ));
+        };
+        if let LinkState::Rate(rate) = state
+            && rate.0 as f64 > most
+        {
+            let most = Rate(most as u64);
+            return Err(format!(
+                "the link between {lower:?} and {upper:?} carries {most}, says the topology, not {rate}"
             ));
         }
         let news = self.said.say(lower, upper, state, life)?;

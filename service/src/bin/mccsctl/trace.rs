@@ -29,12 +29,13 @@ impl Trace {
     pub fn run(&self, socket: &Path) -> anyhow::Result<()> {
         anyhow::ensure!(self.seconds.is_finite() && self.seconds > 0.0, "--seconds is more than 0");
         // Before the window: a trace that cannot be written is not worth waiting for.
-        let file = File::create(&self.out).with_context(|| format!("cannot write {}", self.out.display()))?;
+        let cannot = || format!("cannot write {}", self.out.display());
+        let file = File::options().create(true).write(true).truncate(false).open(&self.out).with_context(cannot)?;
         let window = trace(socket, Duration::try_from_secs_f64(self.seconds)?, self.communicator, &|| false)?;
+        // Only now: what is there already may be all there will be.
+        file.set_len(0).with_context(cannot)?;
         let mut out = BufWriter::new(file);
-        write(&window, &mut out)
-            .and_then(|()| out.flush())
-            .with_context(|| format!("cannot write {}", self.out.display()))?;
+        write(&window, &mut out).and_then(|()| out.flush()).with_context(cannot)?;
         let records: usize = window.engines.iter().map(|(_, records)| records.len()).sum();
         let lost = if window.lost == 0 { String::new() } else { format!("; {} more came too fast", window.lost) };
         println!("{records} records in {}{lost}", self.out.display());

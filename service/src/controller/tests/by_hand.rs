@@ -1,5 +1,6 @@
 //! What operators have chosen and said stays, until they say otherwise.
 
+use mccs_config::Rate;
 use mccs_config::change::StrategyChange;
 use mccs_config::service::FlowPath;
 
@@ -65,6 +66,8 @@ fn what_is_pinned_to_a_link_that_is_down_stays_there_and_is_shown() {
     bed.change_by_hand(&comms[0], over(1));
     bed.run();
     assert!(bed.show().communicators[0].not_enforced.is_empty());
+    let more = bed.answer(link(LinkState::Rate(Rate::mbit(10_000_000)))).unwrap_err();
+    assert!(more.contains("says the topology, not 10"), "{more}");
     bed.answer(link(LinkState::Down)).unwrap();
     let view = bed.show();
     assert_eq!((bed.chosen(&comms[0]).epoch, ports(&bed, &comms[1])), (2, vec![20_000]));
