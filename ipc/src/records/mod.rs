@@ -31,6 +31,9 @@ pub const RECORD_WORDS: usize = if cfg!(loom) { 2 } else { 7 };
 /// Most records of a ring: 64 MiB.
 pub const CAPACITY_MAX: u64 = 1 << 20;
 
+/// So many records ahead of the one that is written a slot is fetched.
+const AHEAD: u64 = 8;
+
 /// A record.
 pub type RecordWords = [u64; RECORD_WORDS];
 
@@ -90,6 +93,9 @@ impl RecordWriter {
         slot.turn.store(whole(number), Ordering::Release);
         self.next.store(number + 1, Ordering::Relaxed);
         self.memory.header().next.store(number + 1, Ordering::Release);
+        // A reader has the line now, or memory: by the time it is written again this core should own it. Stores wait for each other, so that
+        // otherwise whatever a later one announces would come later.
+        self.memory.prefetch(number + AHEAD);
     }
 
     /// Number of the next record.

@@ -10,6 +10,7 @@ pub mod profile;
 pub mod prometheus;
 pub mod recorder;
 pub mod stuck;
+pub mod ticks;
 pub mod trace;
 pub mod traffic;
 

@@ -7,8 +7,8 @@
 //!
 //! Each ring ([`mccs_ipc::records`]) is written by one engine, and lies in memory that the reader maps: to be read costs the service
 //! nothing. While it is off an engine pays one load for each thing that it might record: no clock is read. While it is on, what follows
-//! from a message that has just come takes the time of the engine's round, unless something later was recorded in it: reading
-//! the clock costs more than writing the record.
+//! from a message that has just come takes the time of the engine's round, unless something later was recorded in it; all else takes
+//! the time by [`ticks`], since the operating system's clock costs more than writing the record.
 //!
 //! Invariant: clones of a [`Recorder`] belong to parts of one engine, which is on one thread at a time. Breaking it would garble
 //! records, not memory.
@@ -23,7 +23,7 @@ use mccs_ipc::shm::Mapping;
 use mccs_ipc::types::{CollectiveKind, Handle};
 use serde::{Deserialize, Serialize};
 
-use super::lock;
+use super::{lock, ticks};
 
 /// Records of a ring: 2 MiB. At a message each 10 us, a third of a second; readers come more often.
 pub const RING_RECORDS: u64 = 1 << 15;
@@ -112,6 +112,8 @@ struct Ring {
     memory: OnceLock<(OwnedFd, RecordWriter)>,
     /// Time of the last record.
     last_ns: AtomicU64,
+    /// The engine's clock, which nobody else reads.
+    clock: ticks::Anchor,
 }
 
 impl Ring {
@@ -149,7 +151,7 @@ pub struct RingView {
 /// All rings of a service.
 pub struct Recorders {
     is_on: AtomicBool,
-    since: Instant,
+    time: ticks::Clocks,
     rings: Mutex<Vec<Arc<Ring>>>,
     next_ring: AtomicU64,
 }
@@ -157,7 +159,7 @@ pub struct Recorders {
 impl Default for Recorders {
     fn default() -> Self {
         let (rings, next_ring) = (Mutex::default(), AtomicU64::new(0));
-        Recorders { is_on: AtomicBool::new(false), since: Instant::now(), rings, next_ring }
+        Recorders { is_on: AtomicBool::new(false), time: ticks::Clocks::begin(), rings, next_ring }
     }
 }
 
@@ -166,7 +168,8 @@ impl Recorders {
     #[must_use]
     pub fn recorder(self: &Arc<Self>, engine: String) -> Recorder {
         let number = self.next_ring.fetch_add(1, Ordering::Relaxed);
-        let ring = Arc::new(Ring { number, engine, memory: OnceLock::new(), last_ns: AtomicU64::new(0) });
+        let (memory, last_ns, clock) = (OnceLock::new(), AtomicU64::new(0), ticks::Anchor::default());
+        let ring = Arc::new(Ring { number, engine, memory, last_ns, clock });
         if self.is_on() {
             ring.make_memory();
         }
@@ -183,7 +186,7 @@ impl Recorders {
     /// Time, as records have it.
     #[must_use]
     pub fn now_ns(&self) -> u64 {
-        self.since.elapsed().as_nanos() as u64
+        self.time.clock_ns()
     }
 
     /// Engines record from now on. Forgets the rings of engines that have ended.
@@ -191,6 +194,7 @@ impl Recorders {
         let mut rings = lock(&self.rings);
         rings.retain(|ring| Arc::strong_count(ring) > 1);
         rings.iter().for_each(|ring| ring.make_memory());
+        self.time.learn();
         self.is_on.store(true, Ordering::Relaxed);
     }
 
@@ -237,26 +241,30 @@ impl Recorder {
     /// The time, if it is to be recorded; 0 otherwise.
     #[must_use]
     pub fn now_ns(&self) -> u64 {
-        if self.recorders.is_on() { self.recorders.now_ns() } else { 0 }
+        if self.recorders.is_on() { self.clock_ns() } else { 0 }
     }
 
     /// Records what `record` makes of the time, if records are wanted.
     pub fn record(&self, record: impl FnOnce(u64) -> Record) {
         if self.recorders.is_on() {
-            self.push(self.recorders.now_ns(), record);
+            self.push(self.clock_ns(), record);
         }
+    }
+
+    fn clock_ns(&self) -> u64 {
+        self.ring.clock.now_ns(&self.recorders.time)
     }
 
     /// As [`Recorder::record`], of what the engine does in a round that began at `now`, without a look at the clock.
     pub fn record_in_round(&self, now: Instant, record: impl FnOnce(u64) -> Record) {
         if self.recorders.is_on() {
-            let now_ns = now.saturating_duration_since(self.recorders.since).as_nanos() as u64;
-            self.push(now_ns.max(self.ring.last_ns.load(Ordering::Relaxed)), record);
+            self.push(now.saturating_duration_since(self.recorders.time.began()).as_nanos() as u64, record);
         }
     }
 
     fn push(&self, at_ns: u64, record: impl FnOnce(u64) -> Record) {
         if let Some((_, writer)) = self.ring.memory.get() {
+            let at_ns = at_ns.max(self.ring.last_ns.load(Ordering::Relaxed));
             self.ring.last_ns.store(at_ns, Ordering::Relaxed);
             writer.push(&record(at_ns).to_words());
         }
