@@ -26,7 +26,10 @@ def failure(command, *output):
 
 def run(command, environment=None, timeout=600):
     environment = {**os.environ, "RUST_BACKTRACE": "0", **(environment or {})}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout)
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout)
+    except FileNotFoundError as error:
+        raise RuntimeError(f"there is no {error.filename}: install it, or build it if it is ours") from error
     if done.returncode != 0:
         raise failure(command, done.stdout, done.stderr)
     return done.stdout

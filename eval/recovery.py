@@ -160,13 +160,11 @@ def main():
     toml = tomllib.loads(pathlib.Path(options.fabric).read_text())
     rounds = []
     with Fabric(options.fabric) as fabric:
-        # What is missing is found out before anything is measured.
-        versions = fabric.versions()
         for number in range(options.rounds):
             rounds.append(measure(fabric, options, toml, f"spine{number % toml['spines']}"))
             print(json.dumps(rounds[-1]), flush=True)
     text = report(options, toml, rounds)
-    data = bench.provenance(versions) | {"bytes": options.bytes, "iterations": options.iterations, "rounds": rounds}
+    data = bench.provenance() | {"bytes": options.bytes, "iterations": options.iterations, "rounds": rounds}
     bench.write_results("fabric-recovery", data, text)
     print(text)
     slow = [one["strategy_s"] for one in rounds if one["strategy_s"] > ALLOWED_S]

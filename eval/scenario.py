@@ -68,6 +68,9 @@ class Scenario:
             job["bytes"] = round(number(job["bytes"], "B") * self.scale * longer / unit) * unit
             job["compute"] = f"{round(seconds(job.get('compute', '0s')) * longer * 1e6)}us"
             job["iterations"] = max(1, round(job["iterations"] * more / longer))
+        for rule in self.toml.get("tenant", []):
+            if "cap" in rule:
+                rule["cap"] = f"{number(rule['cap'], 'bit/s') * self.scale:.0f}bit/s"
         [self.algorithm] = {job.get("algorithm", "ring") for job in self.jobs}
         [self.channels] = {job.get("channels", 2) for job in self.jobs}
         [self.way] = {job.get("way") for job in self.jobs}
@@ -268,8 +271,6 @@ def compare(scenario, variants, options):
         said(name, records_)
 
     with Fabric(scenario.fabric_path) as fabric:
-        # What is missing is found out before anything is measured.
-        versions = fabric.versions()
         rounds_of(fabric, variants, options, one)
     jobs = [job["name"] for job in scenario.jobs]
     rows, good = [], True
@@ -295,7 +296,7 @@ def compare(scenario, variants, options):
     text = (f"{scenario.toml['question']}\n\nOn the emulated fabric {fabric.name}, lengths scaled by {scenario.scale:g}, iterations {options.longer:g} times "
             f"as long and so much fewer, then {options.more:g} times as many, congestion control {options.congestion_control}: mean (least to greatest) of {options.rounds} rounds, variants in turn. Speed-up: of the jobs' bus bandwidth against the first variant's, "
             f"round by round. Other guests of the machine took {most:.0%} of the cores' time at most.\n\n" + bench.table(heads, rows))
-    write(None, scenario, options, bench.provenance(versions) | {"simulated": foretold, "rounds": found, "stolen": disturbed}, text)
+    write(None, scenario, options, bench.provenance() | {"simulated": foretold, "rounds": found, "stolen": disturbed}, text)
     return good
 
 
@@ -311,7 +312,6 @@ def by_length(scenario, variants, options):
             said(f"{name}, {found['bytes']}", found["rounds"][name][-1])
 
     with Fabric(scenario.fabric_path) as fabric:
-        versions = fabric.versions()
         rounds_of(fabric, variants, options, one)
     columns = [(job["name"], one) for job in scenario.jobs for one in lengths]
     heads = ["variant", *(f"{job}: {one['bytes'][job]} bytes" for job, one in columns)]
@@ -324,7 +324,7 @@ def by_length(scenario, variants, options):
     text = (f"{scenario.toml['question']}\n\nBy length, on the emulated fabric {fabric.name}: the scenario's lengths are scaled by {scenario.scale:g}, congestion control "
             f"{options.congestion_control}. Bus bandwidth in Gbit/s: mean (least to greatest) of {options.rounds} rounds, variants in turn.\n\n"
             + bench.table(heads, rows))
-    write("sizes", scenario, options, bench.provenance(versions) | {"lengths": lengths}, text)
+    write("sizes", scenario, options, bench.provenance() | {"lengths": lengths}, text)
     return True
 
 
@@ -358,6 +358,7 @@ def over_time(scenario, variants, options):
         print(name, ", ".join(f"{each:.3f}" for each in medians(scenario, record)), flush=True)
 
     with Fabric(scenario.fabric_path) as fabric:
+        # What is missing is found out before anything is measured.
         versions = fabric.versions()
         rounds_of(fabric, variants, options, one)
     rows = []
