@@ -6,69 +6,81 @@
 //! nobody but itself.
 
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
-/// How long a descriptor may take to close before the others count that wait behind it.
+/// Descriptors of which more wait only behind what takes long to close.
+const WAITING_MANY: usize = 64;
+/// For so long at most.
 const SLOW_AFTER: Duration = Duration::from_secs(5);
-/// Descriptors that may wait behind a slow one: their number is what the service risks for each tenant.
-const WAITING_MAX: usize = 64;
+/// Descriptors that may wait at all: what the service risks for each tenant.
+const WAITING_MAX: usize = 1024;
 
 /// See the module's documentation.
 #[derive(Debug, Default)]
 pub struct Closer {
     queue: OnceLock<Option<mpsc::Sender<OwnedFd>>>,
-    state: Arc<State>,
+    backlog: Arc<Mutex<Backlog>>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct Backlog {
     /// Descriptors that are not closed yet, the one under way included.
-    waiting: AtomicUsize,
-    /// Since when the one under way is being closed.
-    began: Mutex<Option<Instant>>,
+    waiting: usize,
+    /// Since when they are many.
+    many_since: Option<Instant>,
 }
 
 impl Closer {
     /// Closes a descriptor, some time, on another thread.
     pub fn close_later(&self, fd: impl Into<OwnedFd>) {
-        let queue = self.queue.get_or_init(|| start(Arc::clone(&self.state)).ok());
-        self.state.waiting.fetch_add(1, Ordering::Relaxed);
+        let queue = self.queue.get_or_init(|| start(Arc::clone(&self.backlog)).ok());
+        let mut backlog = lock(&self.backlog);
+        backlog.waiting += 1;
+        if backlog.waiting > WAITING_MANY {
+            backlog.many_since.get_or_insert_with(Instant::now);
+        }
+        drop(backlog);
         // Where the kernel refuses a thread there is nobody but the caller.
         match queue.as_ref().map(|queue| queue.send(fd.into())) {
             Some(Ok(())) => {}
-            Some(Err(_)) | None => self.state.closed(),
+            Some(Err(_)) | None => lock(&self.backlog).closed(),
         }
     }
 
-    /// Whether so many wait for one that takes long that no more may be taken from this tenant.
+    /// Whether many have waited for so long that no more may be taken from this tenant.
     #[must_use]
     pub fn is_stuck(&self, now: Instant) -> bool {
-        let began = || *self.state.began.lock().unwrap_or_else(PoisonError::into_inner);
-        self.state.waiting.load(Ordering::Relaxed) > WAITING_MAX
-            && began().is_some_and(|began| now.saturating_duration_since(began) > SLOW_AFTER)
+        let many_since = lock(&self.backlog).many_since;
+        many_since.is_some_and(|since| now.saturating_duration_since(since) > SLOW_AFTER)
+    }
+
+    /// Whether as many wait as the service can bear: the next one has to wait outside.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        lock(&self.backlog).waiting >= WAITING_MAX
     }
 }
 
-impl State {
-    fn set_began(&self, began: Option<Instant>) {
-        *self.began.lock().unwrap_or_else(PoisonError::into_inner) = began;
-    }
-
-    fn closed(&self) {
-        self.waiting.fetch_sub(1, Ordering::Relaxed);
+impl Backlog {
+    fn closed(&mut self) {
+        self.waiting -= 1;
+        if self.waiting <= WAITING_MANY {
+            self.many_since = None;
+        }
     }
 }
 
-fn start(state: Arc<State>) -> std::io::Result<mpsc::Sender<OwnedFd>> {
+fn lock(backlog: &Mutex<Backlog>) -> MutexGuard<'_, Backlog> {
+    backlog.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn start(backlog: Arc<Mutex<Backlog>>) -> std::io::Result<mpsc::Sender<OwnedFd>> {
     let (sender, receiver) = mpsc::channel::<OwnedFd>();
     std::thread::Builder::new().name("mccs-closer".into()).spawn(move || {
         for fd in receiver {
-            state.set_began(Some(Instant::now()));
             drop(fd);
-            state.set_began(None);
-            state.closed();
+            lock(&backlog).closed();
         }
     })?;
     Ok(sender)
@@ -82,6 +94,7 @@ mod tests {
     use std::io::Write;
     use std::net::{TcpListener, TcpStream};
 
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
     use nix::sys::socket::{setsockopt, sockopt};
 
     use super::*;
@@ -107,22 +120,30 @@ mod tests {
 
     #[test]
     fn who_sends_what_lingers_is_stuck_once_enough_waits_behind_it_and_no_longer() {
+        let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).expect("limit");
+        setrlimit(Resource::RLIMIT_NOFILE, soft.max(4096).min(hard), hard).expect("it may be raised to the hard one");
         let closer = Closer::default();
         let (reader, lingers) = lingering();
         closer.close_later(lingers);
         let later = || Instant::now() + 2 * SLOW_AFTER;
-        while closer.state.began.lock().unwrap().is_none() {
-            std::thread::yield_now();
-        }
         assert!(!closer.is_stuck(later()), "nothing waits behind it");
-        let pairs: Vec<_> = (0..WAITING_MAX).map(|_| UnixStream::pair().expect("pair")).collect();
+        let pairs: Vec<_> = (0..WAITING_MANY).map(|_| UnixStream::pair().expect("pair")).collect();
         let (mut ends, others): (Vec<_>, Vec<_>) = pairs.into_iter().unzip();
         others.into_iter().for_each(|other| closer.close_later(other));
         assert!(!closer.is_stuck(Instant::now() - SLOW_AFTER), "it has just begun");
-        assert!(closer.is_stuck(later()));
+        assert!(closer.is_stuck(later()) && !closer.is_full());
+        // A pipe's other end is not needed: each is one descriptor more, and there may be only so many, however soon they come.
+        for _ in 0..WAITING_MAX {
+            let (end, _) = nix::unistd::pipe().expect("a pipe");
+            closer.close_later(end);
+        }
+        assert!(closer.is_full() && !closer.is_stuck(Instant::now() - SLOW_AFTER));
         // A reader that goes resets the connection, and nothing is left to wait for.
         drop(reader);
         ends.iter_mut().for_each(|end| assert_eq!(end.read(&mut [0]).expect("the end"), 0));
+        while lock(&closer.backlog).waiting > 0 {
+            std::thread::yield_now();
+        }
         assert!(!closer.is_stuck(later()));
     }
 }

@@ -48,17 +48,19 @@ pub struct Region {
     mapping: Option<Mapping>,
     bytes: u64,
     reaper: Reaper,
-    _charges: [Charge; 2],
+    _memory: Charge,
+    /// Held until it is unmapped.
+    mappings: Option<Charge>,
 }
 
 impl Region {
     /// Takes charge of a mapping, for whose bytes and number of mappings the tenant is charged.
     #[must_use]
-    pub fn new(mapping: Mapping, bytes: u64, charges: [Charge; 2], reaper: Reaper) -> Self {
+    pub fn new(mapping: Mapping, bytes: u64, [memory, mappings]: [Charge; 2], reaper: Reaper) -> Self {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let start = mapping.as_ptr() as usize;
         MAPPED.write().unwrap_or_else(PoisonError::into_inner).insert(start, (bytes, number));
-        Region { mapping: Some(mapping), bytes, reaper, _charges: charges }
+        Region { mapping: Some(mapping), bytes, reaper, _memory: memory, mappings: Some(mappings) }
     }
 
     /// Usable bytes.
@@ -82,15 +84,15 @@ impl Drop for Region {
             // Before it is unmapped: afterwards another region may be mapped there.
             MAPPED.write().unwrap_or_else(PoisonError::into_inner).remove(&(mapping.as_ptr() as usize));
             GONE.fetch_add(1, Ordering::Release);
-            self.reaper.unmap_later(mapping);
+            self.reaper.unmap_later(mapping, self.mappings.take());
         }
     }
 }
 
 /// Unmaps memory on a thread of its own: giving gigabytes back takes the kernel a good part of a second, and engines
-/// must not wait for it.
+/// must not wait for it. What waits for that still counts against its tenant's mappings.
 #[derive(Clone)]
-pub struct Reaper(mpsc::Sender<Mapping>);
+pub struct Reaper(mpsc::Sender<(Mapping, Option<Charge>)>);
 
 impl Reaper {
     /// Starts the thread; it ends when the last clone and the last region are gone.
@@ -98,13 +100,18 @@ impl Reaper {
     /// # Errors
     /// The kernel's refusal of a thread.
     pub fn start() -> std::io::Result<Self> {
-        let (sender, receiver) = mpsc::channel::<Mapping>();
-        std::thread::Builder::new().name("mccs-reaper".into()).spawn(move || receiver.iter().for_each(drop))?;
+        let (sender, receiver) = mpsc::channel();
+        std::thread::Builder::new().name("mccs-reaper".into()).spawn(move || {
+            for (mapping, charge) in receiver {
+                drop::<Mapping>(mapping);
+                drop::<Option<Charge>>(charge);
+            }
+        })?;
         Ok(Reaper(sender))
     }
 
-    fn unmap_later(&self, mapping: Mapping) {
+    fn unmap_later(&self, mapping: Mapping, charge: Option<Charge>) {
         // The thread lives as long as any sender does, so this cannot fail; if it did, the mapping would drop here.
-        let _ = self.0.send(mapping);
+        let _ = self.0.send((mapping, charge));
     }
 }

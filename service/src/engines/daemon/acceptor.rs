@@ -14,7 +14,7 @@ use mccs_ipc::shm::Mapping;
 use mccs_ipc::sync::{Doorbell, StreamWord};
 use mccs_ipc::types::ErrorClass;
 
-use super::{HELLO_WITHIN, Proxies, SessionEngine, State, Tables, TenantSocket};
+use super::{HELLO_WITHIN, Proxies, SLOW_TO_CLOSE, SessionEngine, State, Tables, TenantSocket};
 use crate::closer::Closer;
 use crate::memory::Reaper;
 use crate::runtime::{Context, Engine, Mailbox, Progress, Runtimes, WakerSlot};
@@ -158,7 +158,7 @@ impl Acceptor {
         Acceptor { listener, name, admissions, factory, closer: Closer::default() }
     }
 
-    fn admit(&self, socket: Socket, peer: PeerCredentials) {
+    fn admit(&self, socket: Socket, peer: PeerCredentials, now: Instant) {
         let admits = |(_, uids): &&Admission| uids.as_ref().is_none_or(|uids| uids.contains(&peer.uid));
         let Some((tenant, _)) = self.admissions.iter().find(admits) else {
             self.factory.registry.refused.tenants.fetch_add(1, Ordering::Relaxed);
@@ -169,6 +169,11 @@ impl Acceptor {
             self.closer.close_later(socket);
             return;
         };
+        if tenant.closer.is_stuck(now) {
+            refuse(&socket, SLOW_TO_CLOSE);
+            tenant.closer.close_later(socket);
+            return;
+        }
         if let Err(error) = self.factory.start(socket, peer, Arc::clone(tenant)) {
             tracing::debug!(%error, pid = peer.pid, "cannot start a session");
         }
@@ -185,14 +190,13 @@ impl Engine for Acceptor {
     }
 
     fn poll(&mut self, cx: &Context) -> Progress {
-        // Who is refused has a socket to be closed as well: while that does not come about, who comes waits outside.
-        let is_stuck = |closer: &Closer| closer.is_stuck(cx.now);
-        if is_stuck(&self.closer) || self.admissions.iter().any(|(tenant, _)| is_stuck(&tenant.closer)) {
+        // Who is refused has a socket to be closed as well: when no more of them can be taken, who comes waits outside.
+        if self.closer.is_full() || self.admissions.iter().any(|(tenant, _)| tenant.closer.is_full()) {
             return Progress::Idle { wake_at: Some(cx.now + ACCEPT_AGAIN_AFTER) };
         }
         match self.listener.accept() {
             Ok(Some((socket, peer))) => {
-                self.admit(socket, peer);
+                self.admit(socket, peer, cx.now);
                 Progress::Busy
             }
             Ok(None) => Progress::IDLE,

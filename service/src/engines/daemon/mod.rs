@@ -46,6 +46,8 @@ use crate::tenants::{Charge, Tenant};
 
 /// How long a new connection has to say hello.
 const HELLO_WITHIN: Duration = Duration::from_secs(5);
+/// What a tenant is told of whom the service can take no more descriptors.
+const SLOW_TO_CLOSE: &str = "descriptors that this tenant has sent take too long to close";
 /// How often a full socket is tried again.
 const ANSWER_AGAIN_AFTER: Duration = Duration::from_millis(1);
 

@@ -15,7 +15,7 @@ use mccs_ipc::types::{ErrorClass, Handle, UniqueId};
 
 use super::proxies::{GpuProxy, Place};
 use super::tables::{CommSlot, StreamSlot};
-use super::{SessionEngine, State};
+use super::{SLOW_TO_CLOSE, SessionEngine, State};
 use crate::engines::proxy::{JoinRequest, ProxyMessage, ProxyReply, StreamGate};
 use crate::exchange::protocol::Name;
 use crate::memory::Region;
@@ -35,6 +35,14 @@ impl SessionEngine {
             if self.parked.len() >= PARKED_MAX {
                 return served > 0;
             }
+            let closer = &self.session.tenant.closer;
+            if closer.is_full() {
+                // What is sent meanwhile waits in the socket.
+                if closer.is_stuck(now) {
+                    self.fence(SLOW_TO_CLOSE);
+                }
+                return true;
+            }
             let mut fds = Vec::new();
             let received = self.socket.recv_keeping::<RequestEnvelope>(&mut fds);
             let has_fds = !fds.is_empty();
@@ -47,7 +55,7 @@ impl SessionEngine {
             let closer = &self.session.tenant.closer;
             fds.into_iter().for_each(|fd| closer.close_later(fd));
             if has_fds && closer.is_stuck(now) {
-                self.fence("descriptors that this tenant has sent take too long to close");
+                self.fence(SLOW_TO_CLOSE);
             }
         }
         true
