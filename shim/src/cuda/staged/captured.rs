@@ -111,6 +111,9 @@ impl Captured {
     /// # Safety
     /// The stream must live, and be of this capture.
     pub(super) unsafe fn begin(&mut self, stream: RawStream, capture: u64) -> Result<(), Error> {
+        if let Some(Err(error)) = &*locked(&self.replayer.joined) {
+            return Err(error.clone());
+        }
         match self.last {
             Some((last, other)) if last == capture => {
                 if other != stream {
@@ -165,6 +168,7 @@ impl Captured {
 
     /// Ends the communicator of replays on all ranks.
     pub(super) fn abort(&self) {
+        self.replayer.end_joining(Err(Error::System("the communicator was aborted".into())));
         if let Some(comm) = self.replayer.comm_if_joined() {
             // The session may be gone, and then so is the communicator.
             let _ = comm.abort();
@@ -178,9 +182,15 @@ impl Captured {
 }
 
 impl Replayer {
-    fn end_joining(&self, joined: Result<Arc<Communicator>, Error>) {
-        *locked(&self.joined) = Some(joined);
-        self.has_joined.notify_all();
+    /// The first to say how it ended is right: replays may have failed for it.
+    fn end_joining(&self, how: Result<Arc<Communicator>, Error>) {
+        let mut joined = locked(&self.joined);
+        if joined.is_none() {
+            *joined = Some(how);
+            self.has_joined.notify_all();
+        } else if let (Some(Err(_)), Ok(late)) = (&*joined, how) {
+            late.abort_later();
+        }
     }
 
     fn comm_if_joined(&self) -> Option<Arc<Communicator>> {
