@@ -228,9 +228,9 @@ fn work((client, comm, stream): &(Client, Communicator, Stream), rank: u32, jobs
     }
 }
 
-/// Kills in one run; set MCCS_KILLS for more.
+/// Kills in one run; set MCCS_CONTROLLER_KILLS for more.
 fn kills() -> u64 {
-    std::env::var("MCCS_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(12)
+    std::env::var("MCCS_CONTROLLER_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(12)
 }
 
 #[test]

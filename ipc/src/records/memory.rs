@@ -127,9 +127,10 @@ impl Memory {
     pub(super) fn prefetch(&self, number: u64) {
         #[cfg(target_arch = "x86_64")]
         {
-            use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
-            // SAFETY: a hint, which changes nothing and never faults.
-            unsafe { _mm_prefetch::<_MM_HINT_ET0>(std::ptr::from_ref(self.slot(number)).cast()) };
+            let slot = std::ptr::from_ref(self.slot(number));
+            // SAFETY: a hint, which changes nothing and never faults; processors that do not know it take it for none. Compilers have it for
+            // those alone that are sure to know it.
+            unsafe { std::arch::asm!("prefetchw [{}]", in(reg) slot, options(nostack, preserves_flags, readonly)) };
         }
         #[cfg(not(target_arch = "x86_64"))]
         let _ = number;

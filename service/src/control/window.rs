@@ -93,8 +93,10 @@ pub fn trace(
     is_over: &(dyn Fn() -> bool + Sync),
 ) -> Result<Window, TraceError> {
     let mut comms = BTreeMap::new();
-    let host = note(&mut comms, &overview(socket)?);
-    if let Some(only) = only.filter(|only| !comms.contains_key(only)) {
+    let before = overview(socket)?;
+    let host = note(&mut comms, &before);
+    // An overview tells of so many at most.
+    if let Some(only) = only.filter(|only| !comms.contains_key(only) && before.omitted.communicators == 0) {
         return Err(TraceError::NoCommunicator(only, host));
     }
     let request = ControlRequest::Trace { duration_ms: duration.as_millis() as u64 };

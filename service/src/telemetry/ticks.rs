@@ -157,8 +157,8 @@ mod tests {
         assert_eq!(clocks.ns_per_tick.get().is_some(), clocks.ticks.is_some());
         for _ in 0..1_000_000 {
             let (before, now, after) = (clocks.clock_ns(), anchor.now_ns(&clocks), clocks.clock_ns());
-            // Between the looks around it, but for what the rate and the anchor may be off.
-            assert!(before <= now + 1000 && now <= after + 1000, "{before} {now} {after}");
+            // Between the looks around it, but for what rate and anchor may be off, and the clock while it is being set right.
+            assert!(before <= now + 10_000 && now <= after + 10_000, "{before} {now} {after}");
         }
     }
 }

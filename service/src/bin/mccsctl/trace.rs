@@ -32,8 +32,10 @@ impl Trace {
         let cannot = || format!("cannot write {}", self.out.display());
         let file = File::options().create(true).write(true).truncate(false).open(&self.out).with_context(cannot)?;
         let window = trace(socket, Duration::try_from_secs_f64(self.seconds)?, self.communicator, &|| false)?;
-        // Only now: what is there already may be all there will be.
-        file.set_len(0).with_context(cannot)?;
+        // Only now: what is there already may be all there will be. A pipe has no length.
+        if file.metadata().is_ok_and(|metadata| metadata.is_file()) {
+            file.set_len(0).with_context(cannot)?;
+        }
         let mut out = BufWriter::new(file);
         write(&window, &mut out).and_then(|()| out.flush()).with_context(cannot)?;
         let records: usize = window.engines.iter().map(|(_, records)| records.len()).sum();
