@@ -124,7 +124,9 @@ fn provenance() -> serde_json::Value {
     let command: Vec<String> = std::env::args().skip(1).collect();
     serde_json::json!({
         "commit": git(&["rev-parse", "HEAD"]),
-        "uncommitted_changes": git(&["status", "--porcelain"]).is_some_and(|text| !text.is_empty()),
+        // Other results change none.
+        "uncommitted_changes": git(&["status", "--porcelain", "--untracked-files=no", "--", ":(top,exclude)eval/results"])
+            .is_some_and(|text| !text.is_empty()),
         "command": format!("mccs-sim {}", command.join(" ")),
     })
 }
