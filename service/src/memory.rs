@@ -44,13 +44,11 @@ pub fn mappings_of_tenants() -> u64 {
 
 /// Memory that a tenant registered or the service allocated. Operations in flight keep it mapped.
 pub struct Region {
-    /// `None` only while dropping.
-    mapping: Option<Mapping>,
+    /// With what its tenant is charged until it is unmapped. `None` only while dropping.
+    mapping: Option<(Mapping, Charge)>,
     bytes: u64,
     reaper: Reaper,
     _memory: Charge,
-    /// Held until it is unmapped.
-    mappings: Option<Charge>,
 }
 
 impl Region {
@@ -60,7 +58,7 @@ impl Region {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let start = mapping.as_ptr() as usize;
         MAPPED.write().unwrap_or_else(PoisonError::into_inner).insert(start, (bytes, number));
-        Region { mapping: Some(mapping), bytes, reaper, _memory: memory, mappings: Some(mappings) }
+        Region { mapping: Some((mapping, mappings)), bytes, reaper, _memory: memory }
     }
 
     /// Usable bytes.
@@ -73,18 +71,18 @@ impl Region {
     #[must_use]
     pub fn range(&self, offset_bytes: u64, len_bytes: u64) -> Option<*mut u8> {
         let end = offset_bytes.checked_add(len_bytes)?;
-        let mapping = self.mapping.as_ref()?;
+        let (mapping, _) = self.mapping.as_ref()?;
         (end <= self.bytes).then(|| mapping.as_ptr().wrapping_add(offset_bytes as usize))
     }
 }
 
 impl Drop for Region {
     fn drop(&mut self) {
-        if let Some(mapping) = self.mapping.take() {
+        if let Some((mapping, charge)) = self.mapping.take() {
             // Before it is unmapped: afterwards another region may be mapped there.
             MAPPED.write().unwrap_or_else(PoisonError::into_inner).remove(&(mapping.as_ptr() as usize));
             GONE.fetch_add(1, Ordering::Release);
-            self.reaper.unmap_later(mapping, self.mappings.take());
+            self.reaper.unmap_later(mapping, charge);
         }
     }
 }
@@ -92,7 +90,7 @@ impl Drop for Region {
 /// Unmaps memory on a thread of its own: giving gigabytes back takes the kernel a good part of a second, and engines
 /// must not wait for it. What waits for that still counts against its tenant's mappings.
 #[derive(Clone)]
-pub struct Reaper(mpsc::Sender<(Mapping, Option<Charge>)>);
+pub struct Reaper(mpsc::Sender<(Mapping, Charge)>);
 
 impl Reaper {
     /// Starts the thread; it ends when the last clone and the last region are gone.
@@ -100,17 +98,13 @@ impl Reaper {
     /// # Errors
     /// The kernel's refusal of a thread.
     pub fn start() -> std::io::Result<Self> {
-        let (sender, receiver) = mpsc::channel();
-        std::thread::Builder::new().name("mccs-reaper".into()).spawn(move || {
-            for (mapping, charge) in receiver {
-                drop::<Mapping>(mapping);
-                drop::<Option<Charge>>(charge);
-            }
-        })?;
+        // The mapping comes first in what is dropped, and goes first.
+        let (sender, receiver) = mpsc::channel::<(Mapping, Charge)>();
+        std::thread::Builder::new().name("mccs-reaper".into()).spawn(move || receiver.iter().for_each(drop))?;
         Ok(Reaper(sender))
     }
 
-    fn unmap_later(&self, mapping: Mapping, charge: Option<Charge>) {
+    fn unmap_later(&self, mapping: Mapping, charge: Charge) {
         // The thread lives as long as any sender does, so this cannot fail; if it did, the mapping would drop here.
         let _ = self.0.send((mapping, charge));
     }

@@ -502,38 +502,29 @@ fn rounds_that_cannot_be_end_the_session() {
     // A communicator of one has no board.
     assert!(session_ends(|c| c.flags = FLAG_ROUND).contains("round"));
     assert!(session_ends(|c| c.flags = FLAG_POSTED).contains("round"));
-    let fenced = |change: fn(&mut Command)| {
+    let fenced = |push: fn(&mut Raw)| {
         let mut message = String::new();
         attack(|service| {
             let id = id();
             std::thread::scope(|scope| {
                 let peer = scope.spawn(move || Raw::join(service, id, 0, 2));
                 let mut raw = Raw::join(service, id, 1, 2);
-                let mut command = raw.command();
-                change(&mut command);
-                raw.push(&command);
+                push(&mut raw);
                 message = raw.fenced();
                 drop(peer.join().expect("the peer"));
             });
         });
         message
     };
-    assert!(fenced(|c| c.flags = 0).contains("round"), "short enough for a round, and not called one");
-    assert!(fenced(|c| (c.flags, c.rounds) = (FLAG_ROUND, 0)).contains("0 rounds before it"));
+    let no_round = fenced(|raw| _ = raw.push(&Command { flags: 0, ..raw.command() }));
+    assert!(no_round.contains("round"), "short enough for a round, and not called one");
+    let none_before = fenced(|raw| _ = raw.push(&Command { flags: FLAG_ROUND, rounds: 0, ..raw.command() }));
+    assert!(none_before.contains("0 rounds before it"));
     // After the last number there is there is no next.
-    let mut message = String::new();
-    attack(|service| {
-        let id = id();
-        std::thread::scope(|scope| {
-            let peer = scope.spawn(move || Raw::join(service, id, 0, 2));
-            let mut raw = Raw::join(service, id, 1, 2);
-            let mut command = Command { flags: FLAG_ROUND, rounds: u64::MAX, ..raw.command() };
-            raw.push(&command);
-            command.ticket = 2;
-            raw.push(&command);
-            message = raw.fenced();
-            drop(peer.join().expect("the peer"));
-        });
+    let message = fenced(|raw| {
+        let command = Command { flags: FLAG_ROUND, rounds: u64::MAX, ..raw.command() };
+        raw.push(&command);
+        raw.push(&Command { ticket: 2, ..command });
     });
     assert!(message.contains(&u64::MAX.to_string()), "{message}");
 }

@@ -1,4 +1,4 @@
-//! A clock for what is done a million times a second: the processor's time stamp counter, which takes a third of the time of the
+//! A clock for what is done a million times a second: the processor's time stamp counter, which takes a quarter of the time of the
 //! operating system's clock to read, where the kernel itself keeps time by it and so has found it steady and the same on all cores.
 //! Elsewhere it is the operating system's.
 //!
