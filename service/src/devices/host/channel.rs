@@ -17,7 +17,7 @@ use crate::engines::transport::links::{LinkKey, Links, LinksId, Staging};
 use crate::engines::transport::{ChannelFault, ChannelJob, FlowWait, Stepped};
 use crate::telemetry::flows::FlowMeter;
 use crate::telemetry::recorder::Record;
-use crate::transports::{Fault, MemoryKey, MemorySpan, RecvFlow, Request, SendFlow, Status, TransportError};
+use crate::transports::{MemoryKey, MemorySpan, RecvFlow, Request, SendFlow, Status, TransportError};
 
 /// Messages that a step asks for before they come: enough for a reduction to overlap with what arrives next.
 const RECEIVES_AHEAD: usize = 3;
@@ -247,8 +247,7 @@ impl ChannelRun {
         if let Step::Send { src, .. } = step {
             self.send(&remote, (own_rank, peer_rank), *src, links, now)
         } else {
-            let received = self.receive(&remote, (peer_rank, own_rank), step, cursor, links, now);
-            received.map_err(|fault| too_long(fault, &remote, links, peer_rank))
+            self.receive(&remote, (peer_rank, own_rank), step, cursor, links, now)
         }
     }
 
@@ -374,7 +373,7 @@ impl ChannelRun {
         if tag != remote.tag.0 || bytes != expected_bytes {
             // Still registered: `release` gives it back.
             self.spare_staging.extend(staging);
-            return Err(mismatch(remote, links, src, (bytes, expected_bytes)));
+            return Err(links.mismatch(remote.links, remote.link(src, dst), (bytes, expected_bytes)));
         }
         self.incoming[at].meter.count(bytes);
         let (job, channel, from, to) = (remote.job, remote.channel, src, dst);
@@ -479,26 +478,6 @@ impl Outgoing {
             links.recorder().record(chunk);
         }
         Ok(())
-    }
-}
-
-/// Another host's rank has called something else.
-fn mismatch(remote: &Remote, links: &Links, rank: u32, (bytes, expected_bytes): (u64, u64)) -> ChannelFault {
-    let peers = links.peers(remote.links);
-    let host = peers.as_ref().and_then(|peers| peers.host_of(rank)).map(|host| host.name.clone());
-    ChannelFault::Mismatch { rank, host, bytes, expected_bytes, is_pair: remote.channel == LinkKey::PAIRS }
-}
-
-/// A message that does not fit where one is expected is another call's.
-fn too_long(fault: ChannelFault, remote: &Remote, links: &Links, rank: u32) -> ChannelFault {
-    match &fault {
-        ChannelFault::Transport(error) => match error.fault() {
-            Some(Fault::TooLong { message_bytes, buffer_bytes }) => {
-                mismatch(remote, links, rank, (message_bytes, buffer_bytes))
-            }
-            _ => fault,
-        },
-        ChannelFault::Mismatch { .. } => fault,
     }
 }
 

@@ -334,16 +334,16 @@ impl TransportEngine {
                 }
                 Err(fault) => {
                     any = true;
-                    let fault = Arc::new(fault);
                     let (links, proxy) = (work.links, work.whole.proxy().clone());
                     if let (Some(links), Some(own)) = (links, &mut self.links) {
+                        let fault = Arc::new(own.reason(links, fault));
                         own.break_off(links);
                         self.tell(proxy, ProxyMessage::LinksFailed { links, fault: Arc::clone(&fault) });
                         self.fail_channels(links, &fault);
                     } else {
                         // Also work for other hosts on an engine that reaches none: both would be a bug, and neither may hang.
                         let Running { work, .. } = self.channels.swap_remove(index);
-                        if let Some((to, message)) = work.whole.end(Some(fault)) {
+                        if let Some((to, message)) = work.whole.end(Some(Arc::new(fault))) {
                             self.tell(to, message);
                         }
                     }

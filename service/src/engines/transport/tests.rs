@@ -1,6 +1,10 @@
-use std::time::Instant;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use super::links::{LinkKey, PeerHost, Peers};
 use super::*;
+use crate::exchange::protocol::Name;
+use crate::transports::Fault;
 use crate::transports::memory::{MemoryNetwork, MemoryNetworkOptions};
 use crate::transports::{FlowOptions, ListenOptions};
 
@@ -89,4 +93,48 @@ fn channel_that_fails_without_links_ends_its_job() {
     setup.run(handle(3), None);
     setup.poll();
     assert_eq!(setup.failed_jobs(), [handle(3)]);
+}
+
+/// Rank 1 sends more than rank 0 waits for, and has closed all its links when rank 0 first looks: at the one to rank 1.
+#[test]
+fn message_of_another_call_is_the_reason_though_the_end_of_another_link_is_seen_first() {
+    let (network, id, start) = (MemoryNetwork::new(MemoryNetworkOptions::default()), LinksId(7), Instant::now());
+    let links = |_| {
+        let listen = ListenOptions::new([127, 0, 0, 1].into());
+        Links::new(Box::new(network.add_host()), listen, FlowOptions::default())
+    };
+    let mut hosts = [0, 1].map(links);
+    let listeners = hosts.each_mut().map(|host| host.listen(id).unwrap());
+    let names = ["h0", "h1"].map(|name| Name::new(name).unwrap());
+    let peer = |(name, listener)| PeerHost { name, listeners: vec![listener] };
+    let peers = names.into_iter().zip(listeners).map(peer).collect();
+    let peers = Arc::new(Peers { hosts: peers, host_of_rank: vec![0, 1], ways: Arc::default() });
+    hosts.iter_mut().for_each(|host| host.set_peers(id, Arc::clone(&peers)));
+
+    let link = |src, dst| LinkKey { epoch: 0, channel: 0, src, dst };
+    let [own, other] = &mut hosts;
+    let (sends, _) = own.send_flow(id, link(0, 1), start).unwrap();
+    other.recv_flow(id, link(0, 1), start).unwrap();
+    let (recvs, _) = own.recv_flow(id, link(1, 0), start).unwrap();
+    let (their_sends, _) = other.send_flow(id, link(1, 0), start).unwrap();
+    let cx = |ms| Context::new(start + Duration::from_millis(ms), 64);
+    for ms in 0..100 {
+        own.poll(&cx(ms));
+        other.poll(&cx(ms));
+    }
+    let (their_staging, staging) = (other.take_staging().unwrap(), own.take_staging().unwrap());
+    own.transport.irecv(recvs, staging.span(12)).unwrap().expect("connected");
+    other.transport.isend(their_sends, their_staging.span(64), 0).unwrap().expect("connected");
+    (100..200).for_each(|ms| drop(other.poll(&cx(ms))));
+    other.break_off(id);
+    own.poll(&cx(200));
+
+    let seen = own.transport.state(sends.into()).unwrap_err();
+    assert_eq!(seen.fault(), Some(Fault::Closed));
+    match own.reason(id, seen.into()) {
+        ChannelFault::Mismatch { rank: 1, host: Some(host), is_pair: false, bytes: 64, expected_bytes: 12 } => {
+            assert_eq!(host.as_str(), "h1");
+        }
+        other => panic!("{other:?}"),
+    }
 }

@@ -25,6 +25,7 @@ use self::key::first_number;
 pub use self::key::{EPOCH_MAX, LinkKey, LinksId};
 use self::ways::detours;
 pub use self::ways::{NextEpoch, PeerHost, Peers, Ways};
+use super::channel::ChannelFault;
 use super::pace::{Bucket, Pace};
 use super::path_words::{PathWord, PathWords};
 use crate::exchange::protocol::Name;
@@ -34,8 +35,8 @@ use crate::telemetry::flows::{FlowMeter, FlowName, FlowTable, path_name};
 use crate::telemetry::placed::PaceUse;
 use crate::telemetry::recorder::Recorder;
 use crate::transports::{
-    FlowId, FlowOptions, FlowPath, FlowSpec, FlowState, ListenOptions, Listener, ListenerHandle, MemoryKey, MemorySpan,
-    PathNews, RecvFlow, SendFlow, Transport, TransportError, Usage,
+    Fault, FlowId, FlowOptions, FlowPath, FlowSpec, FlowState, ListenOptions, Listener, ListenerHandle, MemoryKey,
+    MemorySpan, PathNews, RecvFlow, SendFlow, Transport, TransportError, Usage,
 };
 
 /// Longest message of a link; what is longer goes as several. Part of the protocol between hosts: both cut alike. As much
@@ -258,6 +259,28 @@ impl Links {
     #[must_use]
     pub fn peers(&self, id: LinksId) -> Option<Arc<Peers>> {
         self.sets.get(&id)?.peers.clone()
+    }
+
+    /// What came over a link is of another call than this host's ranks have made.
+    #[must_use]
+    pub fn mismatch(&self, id: LinksId, link: LinkKey, (bytes, expected_bytes): (u64, u64)) -> ChannelFault {
+        let peers = self.sets.get(&id).and_then(|set| set.peers.as_ref());
+        let host = peers.and_then(|peers| peers.host_of(link.src)).map(|host| host.name.clone());
+        ChannelFault::Mismatch { rank: link.src, host, bytes, expected_bytes, is_pair: link.channel == LinkKey::PAIRS }
+    }
+
+    /// Why a communicator's links have broken, of which one was seen to break with `first`. A message that does not fit where one is
+    /// expected is another call's, and says more than `first`: its sender closes all links once it is refused, and their ends may be
+    /// seen before the refusal.
+    pub(super) fn reason(&self, id: LinksId, first: ChannelFault) -> ChannelFault {
+        let is_said = matches!(first, ChannelFault::Mismatch { .. });
+        let mut recvs = self.sets.get(&id).filter(|_| !is_said).into_iter().flat_map(|set| &set.recvs);
+        let too_long = recvs.find_map(|(link, (flow, _))| {
+            let error = self.transport.state((*flow).into()).err()?;
+            let Some(Fault::TooLong { message_bytes, buffer_bytes }) = error.fault() else { return None };
+            Some(self.mismatch(id, *link, (message_bytes, buffer_bytes)))
+        });
+        too_long.unwrap_or(first)
     }
 
     /// Ends all of a communicator's links at once, because one has broken. Their requests are forgotten and buffers free
