@@ -50,15 +50,16 @@ def main():
                                                 *ways]))
             print(checked[-1], flush=True)
     us = lambda record, name: f"{record[name]:.0f}"
-    rows = [[one["bytes"], one["changes"], one["calls"], us(one, "quiet_p50_us"), us(one, "quiet_p99_us"),
-             us(one, "longest_gap_p50_us"), us(one, "longest_gap_p99_us"),
-             f"{(one['longest_gap_p99_us'] - one['quiet_p99_us']) / one['quiet_p50_us']:+.2f}",
+    # How much longer the longest gap is around a change, in calls.
+    longer = lambda one, quantile: (one[f"gap_{quantile}_us"] - one[f"quiet_gap_{quantile}_us"]) / one["call_p50_us"]
+    rows = [[one["bytes"], one["changes"], one["calls"], us(one, "call_p50_us"),
+             *(f"{us(one, f'quiet_gap_{q}_us')}, {us(one, f'gap_{q}_us')}: {longer(one, q):+.2f}" for q in ("p50", "p99")),
              f"{us(one, 'agreed_p50_us')}, {us(one, 'agreed_p99_us')}"] for one in measured]
-    heads = ["bytes", "changes", "calls", "a call without changes, p50 us", "p99", "longest gap around a change, p50 us", "p99",
-             "p99s differ by so many calls", "hosts agreed after, p50, p99 us"]
+    heads = ["bytes", "changes", "calls", "a call, us", "longest gap without a change, with one, us: differ by so many calls, p50",
+             "p99", "hosts agreed after, p50, p99 us"]
     text = (f"Fabric {fabric.name}: {len(fabric.hosts)} hosts x {options.ranks_per_host} ranks, all-reduce. Gaps are times between "
-            "completions at rank 0: of all calls in stretches without changes, and the longest one from asking for a change until "
-            "the first call under it has ended.\n\n" + bench.table(heads, rows))
+            "completions at rank 0; the longest one is of all calls from asking for a change until eight calls under it have ended, "
+            "and of as many calls without a change after that, in turn.\n\n" + bench.table(heads, rows))
     for one in checked:
         text += (f"\nWith new data for each call and every element checked on every rank: {one['changes']} changes of rings, "
                  f"algorithm{' and ways' if ways else ''} during {one['calls']} calls of {one['bytes']} bytes in "

@@ -37,9 +37,6 @@ struct Arguments {
     /// New data for every call, and every element checked. The times are of no use then.
     #[arg(long)]
     check: bool,
-    /// Changes in a row, then as long without: so are times with and without compared.
-    #[arg(long, default_value_t = 20)]
-    row: u64,
     /// Collectives that may start while hosts agree; chosen by the service, if not given.
     #[arg(long)]
     window: Option<u32>,
@@ -47,21 +44,19 @@ struct Arguments {
     place: RankArguments,
 }
 
-/// A change that took place.
+/// Collectives under a new strategy until what was there of the old one is gone.
+const AFTER_CUT: u64 = 8;
+
+/// A change that took place, and a stretch of time after it.
 #[derive(Debug, Clone, Copy)]
 struct Made {
     asked: Instant,
     answered: Instant,
-    /// First collective under it.
-    cut: u64,
-}
-
-/// What rank 0's operator thread tells.
-#[derive(Default)]
-struct Operated {
-    made: Vec<Made>,
-    /// Time without changes.
-    quiet: Vec<(Instant, Instant)>,
+    /// When [`AFTER_CUT`] collectives under it had ended.
+    over: Instant,
+    /// When as many more collectives had ended without a change as from `asked` to `over`: equal ones, or gaps without changes would be
+    /// the longest of fewer, and who else uses the machine would count for less.
+    quiet_until: Instant,
 }
 
 fn main() -> anyhow::Result<()> {
@@ -73,11 +68,11 @@ fn main() -> anyhow::Result<()> {
     let (send, recv) = (client.allocate(4 * count)?, client.allocate(4 * count)?);
     let (stop, done) = (AtomicBool::new(arguments.place.rank != 0), AtomicU64::new(0));
     let rank = Rank { comm, stream, send, recv, count, arguments: &arguments };
-    let (operated, ran) = std::thread::scope(|scope| {
+    let (made, ran) = std::thread::scope(|scope| {
         let operator = scope.spawn(|| {
-            let operated = if arguments.place.rank == 0 { operate(&arguments, &done) } else { Ok(Operated::default()) };
+            let made = if arguments.place.rank == 0 { operate(&arguments, &done) } else { Ok(Vec::new()) };
             stop.store(true, Ordering::Relaxed);
-            operated
+            made
         });
         let ran = rank.run(&stop, &done);
         // Should a call fail, the operator sees no progress: it ends by itself.
@@ -85,9 +80,9 @@ fn main() -> anyhow::Result<()> {
         (operator.join(), ran)
     });
     let ends = ran?;
-    let Ok(operated) = operated else { bail!("the operator's thread has panicked") };
+    let Ok(made) = made else { bail!("the operator's thread has panicked") };
     if arguments.place.rank == 0 {
-        report(&arguments, &operated?, &ends);
+        report(&arguments, &made?, &ends);
     }
     Ok(())
 }
@@ -147,7 +142,7 @@ fn words(bytes: &mut [u8]) -> &mut [u32] {
 }
 
 /// Changes the strategy, as often as was asked for.
-fn operate(arguments: &Arguments, done: &AtomicU64) -> anyhow::Result<Operated> {
+fn operate(arguments: &Arguments, done: &AtomicU64) -> anyhow::Result<Vec<Made>> {
     let beside = || arguments.place.socket.with_file_name(CONTROL_SOCKET);
     let control = arguments.control_socket.clone().unwrap_or_else(beside);
     let ControlAnswer::Communicators(comms) = call(&control, &ControlRequest::Communicators)? else {
@@ -156,35 +151,34 @@ fn operate(arguments: &Arguments, done: &AtomicU64) -> anyhow::Result<Operated> 
     let id = arguments.place.unique_id.to_string();
     let comm = comms.iter().find(|comm| comm.unique_id == id).context("the service does not know the communicator")?;
     let mut random = unix_time_ns() | 1;
-    let mut operated = Operated::default();
-    while (operated.made.len() as u64) < arguments.changes {
-        let turn = operated.made.len().checked_rem(arguments.transport.len());
+    let mut made = Vec::new();
+    while (made.len() as u64) < arguments.changes {
+        let turn = made.len().checked_rem(arguments.transport.len());
         let transport = turn.and_then(|turn| arguments.transport.get(turn).copied());
         let change = StrategyChange { transport, ..change(arguments, &mut random) };
         let request = ControlRequest::Reconfigure { communicator: comm.communicator, change, window: arguments.window };
-        let asked = Instant::now();
-        match call(&control, &request)? {
-            ControlAnswer::Reconfigured { cut, .. } => {
-                operated.made.push(Made { asked, answered: Instant::now(), cut });
-                // The next one comes when this one is in force: otherwise the last would hide those before.
-                wait(done, cut + 1);
-            }
+        let (asked, done_before) = (Instant::now(), done.load(Ordering::Relaxed));
+        let cut = match call(&control, &request)? {
+            ControlAnswer::Reconfigured { cut, .. } => cut,
             ControlAnswer::Refused(reason) => bail!("a change was refused: {reason}"),
             _ => bail!("the service does not answer what was asked"),
-        }
-        if !arguments.check && (operated.made.len() as u64).is_multiple_of(arguments.row) {
-            let from = Instant::now();
-            wait(done, done.load(Ordering::Relaxed).saturating_add(5 * arguments.row));
-            operated.quiet.push((from, Instant::now()));
-        }
+        };
+        let answered = Instant::now();
+        // The next one comes when this one is in force: otherwise the last would hide those before.
+        let over = wait(done, cut + if arguments.check { 1 } else { AFTER_CUT });
+        let done_after = done.load(Ordering::Relaxed);
+        let quiet = if arguments.check { 0 } else { done_after.saturating_sub(done_before) };
+        made.push(Made { asked, answered, over, quiet_until: wait(done, done_after.saturating_add(quiet)) });
     }
-    Ok(operated)
+    Ok(made)
 }
 
-fn wait(done: &AtomicU64, goal: u64) {
+/// Waits until so many collectives have ended, and tells when that was.
+fn wait(done: &AtomicU64, goal: u64) -> Instant {
     while done.load(Ordering::Relaxed) < goal {
         std::thread::sleep(Duration::from_micros(50));
     }
+    Instant::now()
 }
 
 /// Another ring order for each of one to three channels, another algorithm, other ways.
@@ -215,25 +209,28 @@ fn change(arguments: &Arguments, random: &mut u64) -> StrategyChange {
     }
 }
 
-fn report(arguments: &Arguments, operated: &Operated, ends: &[Instant]) {
-    // The gap that ends with call n.
-    let gap = |n: usize| ends[n].duration_since(ends[n - 1]);
-    let (mut quiet, mut agreed, mut longest) = (Latencies::default(), Latencies::default(), Latencies::default());
-    for (from, to) in &operated.quiet {
-        (1..ends.len()).filter(|n| ends[n - 1] >= *from && ends[*n] <= *to).for_each(|n| quiet.add(gap(n)));
-    }
-    for Made { asked, answered, cut } in &operated.made {
+fn report(arguments: &Arguments, made: &[Made], ends: &[Instant]) {
+    // The gaps that end with the calls of a stretch of time; the first began before it.
+    let gaps = |from: Instant, to: Instant| {
+        let first = ends.partition_point(|end| *end < from).max(1);
+        let after = ends.partition_point(|end| *end <= to).max(first);
+        (first..after).map(|n| ends[n].duration_since(ends[n - 1]))
+    };
+    let (mut calls, mut quiet) = (Latencies::default(), Latencies::default());
+    let (mut agreed, mut changed) = (Latencies::default(), Latencies::default());
+    for Made { asked, answered, over, quiet_until } in made {
         agreed.add(answered.duration_since(*asked));
-        let first = ends.partition_point(|end| end < asked).max(1);
-        let last = (*cut as usize + 1).min(ends.len().saturating_sub(1));
-        longest.add((first..=last).map(gap).max().unwrap_or_default());
+        gaps(*asked, *over).max().into_iter().for_each(|gap| changed.add(gap));
+        gaps(*over, *quiet_until).for_each(|gap| calls.add(gap));
+        gaps(*over, *quiet_until).max().into_iter().for_each(|gap| quiet.add(gap));
     }
     let us = |latencies: &Latencies, quantile| latencies.quantile(quantile).as_nanos() as f64 / 1e3;
     let line = serde_json::json!({
         "bytes": arguments.bytes.0, "nranks": arguments.place.nranks, "checked": arguments.check,
-        "changes": operated.made.len(), "calls": ends.len(),
-        "quiet_p50_us": us(&quiet, 0.5), "quiet_p99_us": us(&quiet, 0.99), "quiet_max_us": us(&quiet, 1.0),
-        "longest_gap_p50_us": us(&longest, 0.5), "longest_gap_p99_us": us(&longest, 0.99), "longest_gap_max_us": us(&longest, 1.0),
+        "changes": made.len(), "calls": ends.len(),
+        "call_p50_us": us(&calls, 0.5), "call_p99_us": us(&calls, 0.99),
+        "quiet_gap_p50_us": us(&quiet, 0.5), "quiet_gap_p99_us": us(&quiet, 0.99), "quiet_gap_max_us": us(&quiet, 1.0),
+        "gap_p50_us": us(&changed, 0.5), "gap_p99_us": us(&changed, 0.99), "gap_max_us": us(&changed, 1.0),
         "agreed_p50_us": us(&agreed, 0.5), "agreed_p99_us": us(&agreed, 0.99),
         "seconds": ends.last().zip(ends.first()).map_or(0.0, |(last, first)| last.duration_since(*first).as_secs_f64()),
     });
