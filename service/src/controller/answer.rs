@@ -84,6 +84,9 @@ pub struct PolicyView {
     pub dead_links: Vec<[String; 3]>,
     /// All communicators of several hosts.
     pub communicators: Vec<CommunicatorView>,
+    /// Tenants that the policy file names and that have none of them: away now, or a name that nobody has.
+    #[serde(default)]
+    pub idle_tenants: Vec<String>,
     /// What could not be read of what services have told.
     pub refused_bodies: u64,
 }

@@ -121,6 +121,7 @@ impl Controller {
             tracing::warn!(reason = cause, "policy taken back");
             let what = format!("policy {} of {}", before.policy.name(), before.policy_text.name);
             self.history.note(what, &*cause, Went::Done, now);
+            self.uses_profiles(before.policy.uses_profiles());
             self.basis = Some(before);
             self.forgive();
             self.because(cause);

@@ -117,6 +117,8 @@ impl Controller {
                 not_enforced,
             }
         };
+        let has_some = |tenant: &str| self.comms.values().any(|held| held.report.tenant == tenant);
+        let named = basis.into_iter().flat_map(|basis| &basis.rules.tenants).map(|terms| &terms.name);
         PolicyView {
             life: self.life,
             superseded_by: self.superseded_by(),
@@ -129,6 +131,7 @@ impl Controller {
             links: self.links.iter().map(|(lower, upper, state)| (lower.to_owned(), upper.to_owned(), state)).collect(),
             dead_links: self.links.found().map(|(lower, upper, why)| [lower, upper, why].map(str::to_owned)).collect(),
             communicators: self.comms.values().map(view).collect(),
+            idle_tenants: named.filter(|name| !has_some(name)).cloned().collect(),
             refused_bodies,
         }
     }

@@ -123,6 +123,8 @@ struct Role {
     next_ticket: Ticket,
     /// Inputs came that nothing was made of yet.
     unsettled_since: Option<Instant>,
+    /// When time alone makes the controller settle, as it said when it settled last: once that is past it says so no more.
+    settle_at: Option<Instant>,
 }
 
 impl Role {
@@ -137,7 +139,7 @@ impl Role {
         }
         let files = settings.files.clone().map(|(topology, policy)| Files::new(topology, policy, now));
         let asked = BTreeMap::new();
-        Role { controller, files, memory, asked, next_ticket: 0, unsettled_since: Some(now) }
+        Role { controller, files, memory, asked, next_ticket: 0, unsettled_since: Some(now), settle_at: None }
     }
 
     /// Keeps what operators have said of links, where that is more than before.
@@ -405,11 +407,12 @@ impl ControllerEngine {
             }
             None => false,
         });
-        is_due |= role.controller.next_deadline(now).is_some_and(|at| at <= now);
+        is_due |= role.settle_at.is_some_and(|at| at <= now);
         let has_waited = |since: Instant| self.mailbox.is_empty() || now.duration_since(since) >= SETTLE_WITHIN;
         if is_due || role.unsettled_since.is_some_and(has_waited) {
             role.unsettled_since = None;
             role.controller.settle(now);
+            role.settle_at = role.controller.next_deadline(now);
             role.keep();
             is_due = true;
         }
@@ -495,7 +498,7 @@ impl Engine for ControllerEngine {
         let again = waits.then(|| cx.now + OFFER_AGAIN_AFTER);
         let deadlines = self.role.iter().flat_map(|role| {
             let files = role.files.as_ref().and_then(Files::next_deadline);
-            [role.controller.next_deadline(cx.now), files]
+            [role.settle_at, files]
         });
         let own = [again, self.agent.next_deadline(), self.probes.next_deadline(cx.now)];
         Progress::Idle { wake_at: deadlines.chain(own).flatten().min() }

@@ -195,6 +195,10 @@ fn show(view: &PolicyView) {
     if view.refused_bodies > 0 {
         println!("  {} messages of hosts were refused: the log says why", view.refused_bodies);
     }
+    if !view.idle_tenants.is_empty() {
+        let names = view.idle_tenants.join(", ");
+        println!("  named by the policy, without a communicator of several hosts now: {names}");
+    }
     for comm in &view.communicators {
         let state = match &comm.state {
             Standing::AsDecided => "as decided".to_owned(),

@@ -53,6 +53,22 @@ fn who_arrives_gets_what_the_policy_says_and_who_is_as_decided_is_left_alone() {
 }
 
 #[test]
+fn tenants_that_a_policy_names_and_nobody_is_are_shown() {
+    let mut bed = Bed::new("ffa");
+    let comm = bed.begin_wide("t");
+    bed.run();
+    assert_eq!(bed.show().idle_tenants, [""; 0]);
+    let window = "[[window]]\ntenant = \"tt\"\nperiod = \"10ms\"\nlength = \"5ms\"\n";
+    let file = format!("[policy]\nname = \"pfa\"\n[[tenant]]\nname = \"t\"\ncap = \"1Gbit/s\"\n{window}");
+    bed.controller.files(None, Some(text("policy.toml", &file)), bed.now);
+    bed.run();
+    assert_eq!(bed.show().idle_tenants, ["tt"]);
+    bed.end(&comm);
+    bed.run();
+    assert_eq!(bed.show().idle_tenants, ["t", "tt"]);
+}
+
+#[test]
 fn who_comes_later_and_goes_does_not_move_who_is_there() {
     let mut bed = Bed::new("ffa");
     let first = bed.begin_wide("t");
