@@ -4,7 +4,8 @@ pub mod cluster;
 pub mod hosts;
 pub mod sim;
 
-use std::path::PathBuf;
+use std::io::Write;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -12,12 +13,16 @@ use mccs::{Client, Communicator, Error, ReduceOperator, Scalar, Span, Stream};
 use mccs_config::ServiceConfig;
 use mccs_eval::workload::{Call, POISON};
 use mccs_ipc::types::{CollectiveKind, RedOp};
+use mccs_service::control::{CommView, ControlAnswer, ControlRequest, call};
 use mccs_service::service::{Service, Settings};
 
 /// When the watchdog last saw that the process lives.
 static ALIVE: Mutex<Option<Instant>> = Mutex::new(None);
 
-/// Ends the test process when a test hangs. Generous: it never decides about speed.
+/// Control sockets of the services that run, for the watchdog to ask.
+static SERVICES: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+/// Ends the test process when a test hangs, and says what waits for what in its services. Generous: it never decides about speed.
 pub fn watchdog() {
     const HANGS_AFTER: Duration = Duration::from_secs(300);
     static START: std::sync::Once = std::sync::Once::new();
@@ -29,10 +34,26 @@ pub fn watchdog() {
                 let Some(left) = HANGS_AFTER.checked_sub(alive.elapsed()) else { break };
                 std::thread::sleep(left + Duration::from_millis(1));
             }
-            eprintln!("watchdog: tests hang");
+            // Not by macros, whose output the test harness keeps to itself.
+            let mut stderr = std::io::stderr();
+            let _ = writeln!(stderr, "watchdog: tests hang");
+            let services = SERVICES.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            services.iter().for_each(|service| drop(tell_what_waits(service, &mut stderr)));
             std::process::abort();
         });
     });
+}
+
+/// Writes how far a service is, and why each of its communicators waits.
+fn tell_what_waits(control: &Path, out: &mut impl Write) -> Result<(), Box<dyn std::error::Error>> {
+    let communicators = call(control, &ControlRequest::Communicators);
+    writeln!(out, "{}: {communicators:#?}", control.display())?;
+    let ControlAnswer::Communicators(communicators) = communicators? else { return Ok(()) };
+    for CommView { communicator, .. } in communicators {
+        let why = call(control, &ControlRequest::WhyStuck { communicator });
+        writeln!(out, "{why:#?}")?;
+    }
+    Ok(())
 }
 
 /// The seeds that a simulation runs, from 0: `default` of them, `MCCS_SEEDS=n` so many, `MCCS_SECONDS=n` as many as begin within
@@ -58,6 +79,12 @@ pub struct TestService {
     service: Option<Service>,
     directory: tempfile::TempDir,
     tenants: Vec<String>,
+}
+
+impl Drop for TestService {
+    fn drop(&mut self) {
+        self.stop();
+    }
 }
 
 impl TestService {
@@ -93,7 +120,9 @@ impl TestService {
         tune(&mut settings);
         let service = Service::start(&settings).expect("a service");
         let tenants = config.tenants.iter().map(|tenant| tenant.socket.display().to_string()).collect();
-        TestService { service: Some(service), directory, tenants }
+        let made = TestService { service: Some(service), directory, tenants };
+        SERVICES.lock().unwrap_or_else(PoisonError::into_inner).push(made.control_socket());
+        made
     }
 
     /// The running service.
@@ -129,6 +158,8 @@ impl TestService {
     /// Ends the service.
     pub fn stop(&mut self) {
         self.service = None;
+        let own = self.control_socket();
+        SERVICES.lock().unwrap_or_else(PoisonError::into_inner).retain(|control| *control != own);
     }
 
     /// Runs `body` on a thread for each rank of a new communicator, each with its own session, and returns what they
