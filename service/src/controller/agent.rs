@@ -33,8 +33,9 @@ use super::clock::CommonClock;
 use super::message::{AgentMessage, ControllerMessage, Order, Outcome, Report};
 use super::pace::HostPace;
 use super::said::SaidLinks;
+use crate::engines::proxy::Refused;
 use crate::engines::transport::pace::Pace;
-use crate::exchange::protocol::{CommId, Name};
+use crate::exchange::protocol::{CommId, Name, Whose};
 use crate::policy::Profile;
 use crate::telemetry::placed::{Chosen, HostRanks, PaceUse};
 use crate::telemetry::profile::{Burst, Measured};
@@ -387,7 +388,8 @@ impl Agent {
         let epoch = known.map_or(0, |known| known.report.chosen.epoch);
         let outcome = match known {
             Some(_) if self.carried.len() >= ORDERS_MAX => {
-                Outcome::Refused { reason: format!("{ORDERS_MAX} orders are being carried out") }
+                let reason = format!("{ORDERS_MAX} orders are being carried out");
+                Outcome::Refused { whose: Whose::Communicator, reason }
             }
             Some(Known { report, .. }) if epoch == expected_epoch => {
                 self.next_question += 1;
@@ -401,7 +403,7 @@ impl Agent {
     }
 
     /// A change was made, or could not be. Whatever has become of communicators meanwhile was looked at before, and is told first.
-    pub fn answered(&mut self, question: u64, made: Result<(u64, u64), String>) -> Vec<AgentOutput> {
+    pub fn answered(&mut self, question: u64, made: Result<(u64, u64), Refused>) -> Vec<AgentOutput> {
         let Some(Carried { life, order, comm, expected_epoch }) = self.carried.remove(&question) else {
             return Vec::new();
         };
@@ -409,7 +411,7 @@ impl Agent {
         let outcome = match made {
             Ok((epoch, cut)) => Outcome::Done { epoch, cut },
             Err(_) if epoch != expected_epoch => Outcome::Stale { epoch },
-            Err(reason) => Outcome::Refused { reason },
+            Err(Refused { whose, reason }) => Outcome::Refused { whose, reason },
         };
         if self.life != Some(life) {
             // Another life does not know the order.

@@ -183,6 +183,9 @@ pub struct Applied {
     pub changed: Vec<String>,
     /// Communicators that could not, and why.
     pub failed: Vec<(String, String)>,
+    /// Communicators that keep the strategy that they had for a reason of their own, and which.
+    #[serde(default)]
+    pub kept: Vec<(String, String)>,
     /// Whether what was in force before is again, because of them.
     pub rolled_back: bool,
     /// What the policy in force says besides, and services do not carry out.
@@ -196,6 +199,17 @@ impl Applied {
         let (comm, reason) = self.failed.first()?;
         let kind = if self.rolled_back { "rolled back" } else { "not everywhere in force" };
         Some(format!("{kind}: communicator {comm}: {reason}"))
+    }
+
+    /// What of it is not in force, though the rest is.
+    #[must_use]
+    pub fn exceptions(&self) -> Option<String> {
+        let (comm, reason) = self.kept.first()?;
+        let more = match self.kept.len() - 1 {
+            0 => String::new(),
+            more => format!(", and {more} more: `mccsctl policy show`"),
+        };
+        Some(format!("communicator {comm} keeps its strategy: {reason}{more}"))
     }
 }
 

@@ -1,24 +1,35 @@
 //! A policy, a topology or a link is put in force: what belongs together, and is taken back together.
+//!
+//! An application is of the communicators that were there when it was first decided for, and each of them is answered for once: it is as
+//! decided, or it is refused. A refusal for something of the communicator's own (it ends, it is busy, it is too slow) leaves it the strategy
+//! that it had, and is tried again, by itself: nobody's job keeps a policy from the others. One for what was asked for (a device or path that
+//! is not there) says that the policy or the topology is wrong: what was in force before is again, everywhere.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
 use super::answer::{Applied, ControllerAnswer};
 use super::basis::{Basis, Text};
 use super::history::Went;
-use super::orders::besides;
+use super::orders::{Pending, besides};
 use super::state::{Controller, Output, Ticket};
-use crate::exchange::protocol::CommId;
+use crate::exchange::protocol::{CommId, Whose};
 
 /// What is being put in force.
 pub(super) struct Application {
     pub(super) ticket: Option<Ticket>,
     /// In the history.
     entry: u64,
-    /// What is put in force again, should an order be refused.
+    /// What is put in force again, should an order be refused for what it asks for.
     before: Option<Arc<Basis>>,
-    pub(super) changed: Vec<CommId>,
-    pub(super) failed: Vec<(CommId, String)>,
+    /// Those that are not answered for yet; `None` before it was decided for any.
+    waiting: Option<BTreeSet<CommId>>,
+    /// Orders up to this one were given before.
+    last_order: u64,
+    changed: Vec<CommId>,
+    failed: Vec<(CommId, String)>,
+    kept: Vec<(CommId, String)>,
     is_rolled_back: bool,
     /// Files that have changed meanwhile.
     next: Option<(Option<Text>, Option<Text>)>,
@@ -100,24 +111,67 @@ impl Controller {
         now: Instant,
     ) {
         let entry = self.history.note(&*what, why, Went::Pending, now);
-        let (changed, failed) = (Vec::new(), Vec::new());
-        self.application =
-            Some(Application { ticket, entry, before, changed, failed, is_rolled_back: false, next: None });
+        self.application = Some(Application {
+            ticket,
+            entry,
+            before,
+            waiting: None,
+            last_order: self.next_order,
+            changed: Vec::new(),
+            failed: Vec::new(),
+            kept: Vec::new(),
+            is_rolled_back: false,
+            next: None,
+        });
         self.forgive();
         self.because(what);
     }
 
-    /// All orders are answered. Returns whether there is more to do.
+    /// It was decided anew, for the communicators that are there.
+    pub(super) fn note_decided(&mut self) {
+        if let Some(application) = &mut self.application {
+            application.waiting.get_or_insert_with(|| self.comms.keys().cloned().collect());
+        }
+    }
+
+    /// An order of a communicator was carried out, or refused.
+    pub(super) fn note_answered(&mut self, order: u64, pending: &Pending, refused: Option<(Whose, &str)>) {
+        let Some(application) = &mut self.application else { return };
+        let Some(waiting) = &mut application.waiting else { return };
+        let plan = self.comms.get(&pending.comm).and_then(|held| held.plan.as_ref()?.as_ref().ok());
+        // An order from before may have been for something else; what is the communicator's own is so whatever it was for.
+        let is_of_it = order > application.last_order
+            || matches!(refused, Some((Whose::Communicator, _)))
+            || plan.is_some_and(|plan| plan.is_same_strategy(&pending.plan));
+        if !is_of_it || !waiting.remove(&pending.comm) {
+            return;
+        }
+        let comm = pending.comm.clone();
+        match refused {
+            None => application.changed.push(comm),
+            Some((Whose::Change, reason)) => application.failed.push((comm, reason.to_owned())),
+            Some((Whose::Communicator, reason)) => application.kept.push((comm, reason.to_owned())),
+        }
+    }
+
+    /// Ends an application whose communicators are all answered for. Returns whether there is more to do.
     pub(super) fn finish_application(&mut self, now: Instant) -> bool {
         let Some(application) = &mut self.application else { return false };
+        let (comms, Some(waiting)) = (&self.comms, &mut application.waiting) else { return false };
+        waiting.retain(|comm| comms.get(comm).is_some_and(|held| !held.is_settled()));
+        if !waiting.is_empty() {
+            return false;
+        }
         // Who has ended could not be changed, and nobody minds.
-        let comms = &self.comms;
         application.failed.retain(|(comm, _)| comms.contains_key(comm));
+        application.kept.retain(|(comm, _)| comms.get(comm).is_some_and(|held| held.refusal.is_some()));
         if let Some((comm, reason)) = application.failed.first()
             && let Some(before) = application.before.take()
         {
             let cause = format!("rolled back: communicator {comm}: {reason}");
             application.is_rolled_back = true;
+            (application.waiting, application.last_order) = (None, self.next_order);
+            application.kept.clear();
             tracing::warn!(reason = cause, "policy taken back");
             let what = format!("policy {} of {}", before.policy.name(), before.policy_text.name);
             self.history.note(what, &*cause, Went::Done, now);
@@ -128,14 +182,21 @@ impl Controller {
             return true;
         }
         let Some(application) = self.application.take() else { return false };
-        let Application { ticket, entry, changed, failed, is_rolled_back, next, .. } = application;
+        let Application { ticket, entry, changed, failed, kept, is_rolled_back, next, .. } = application;
         let mut changed: Vec<String> = changed.iter().map(ToString::to_string).collect();
         changed.sort_unstable();
         changed.dedup();
-        let failed = failed.into_iter().map(|(comm, reason)| (comm.to_string(), reason)).collect();
+        let named = |(comm, reason): (CommId, String)| (comm.to_string(), reason);
+        let failed = failed.into_iter().map(named).collect();
+        let kept = kept.into_iter().map(named).collect();
         let not_enforced = self.basis.as_ref().map(|basis| basis.not_enforced.clone()).unwrap_or_default();
-        let applied = Applied { changed, failed, rolled_back: is_rolled_back, not_enforced };
-        self.history.went(entry, applied.failure().map_or(Went::Done, Went::Failed));
+        let applied = Applied { changed, failed, kept, rolled_back: is_rolled_back, not_enforced };
+        let went = match (applied.failure(), applied.exceptions()) {
+            (Some(reason), _) => Went::Failed(reason),
+            (None, Some(exceptions)) => Went::DoneBut(exceptions),
+            (None, None) => Went::Done,
+        };
+        self.history.went(entry, went);
         if let Some(ticket) = ticket {
             let answer = Ok(Box::new(ControllerAnswer::Applied(applied)));
             self.outputs.push_back(Output::Answer { ticket, answer });

@@ -18,6 +18,8 @@ pub enum Went {
     Pending,
     /// As it was to.
     Done,
+    /// As it was to, but for some communicators: which, and why.
+    DoneBut(String),
     /// It is not in force, and why.
     Failed(String),
 }
@@ -72,6 +74,7 @@ impl History {
 fn cut_went(went: Went) -> Went {
     match went {
         Went::Failed(reason) => Went::Failed(cut(reason)),
+        Went::DoneBut(exceptions) => Went::DoneBut(cut(exceptions)),
         went => went,
     }
 }

@@ -13,7 +13,7 @@ use super::pace::HostPace;
 use super::said::{self, SaidLink};
 use crate::bootstrap::NRANKS_MAX;
 use crate::collective::CHANNELS_MAX;
-use crate::exchange::protocol::{CommId, ControlBody, Name};
+use crate::exchange::protocol::{CommId, ControlBody, Name, Whose};
 use crate::policy::Profile;
 use crate::telemetry::placed::{Chosen, HostRanks};
 
@@ -137,6 +137,8 @@ pub enum Outcome {
     },
     /// The hosts would not, or could not.
     Refused {
+        /// What for.
+        whose: Whose,
         /// Why.
         reason: String,
     },
@@ -444,8 +446,8 @@ mod tests {
             weight_milli: Some(1500),
             is_watched: true,
         };
-        let outcomes =
-            [Outcome::Done { epoch: 1, cut: 2 }, Outcome::Stale { epoch: 3 }, Outcome::Refused { reason: "r".into() }];
+        let refused = Outcome::Refused { whose: Whose::Change, reason: "r".into() };
+        let outcomes = [Outcome::Done { epoch: 1, cut: 2 }, Outcome::Stale { epoch: 3 }, refused];
         let of_agents = [
             AgentMessage::Report(Box::new(report())),
             AgentMessage::Gone { comm: comm.clone() },
@@ -484,7 +486,7 @@ mod tests {
         let digest = one_of_each().join("\n").bytes().fold(0xcbf2_9ce4_8422_2325, fnv);
         assert_eq!(
             (VERSION, digest),
-            (8, 0x6e23_fb8c_a9c6_7492),
+            (9, 0x72c5_19b3_7097_e126),
             "raise VERSION of the exchange protocol, and note both here"
         );
     }

@@ -1,18 +1,21 @@
 //! Orders: what is not as decided, told to the host that can change it, and what becomes of it there.
 //!
-//! An order names the strategy that it replaces. One that is refused is not given again before something else has changed and a pause
-//! is over. Paces are told in the same way, and hold at once.
+//! An order names the strategy that it replaces. One that is refused for what it asks for is not given again before something else has
+//! changed and a pause is over; one that is refused for something of the communicator's own, when the pause is over. Paces are told in the same way, and hold at once.
 //!
 //! Invariant: at most one order of a communicator is under way.
 
 use std::time::{Duration, Instant};
+
+use mccs_config::change::StrategyChange;
 
 use super::bursts::Yielders;
 use super::history::Went;
 use super::message::{ControllerMessage, Order, Outcome};
 use super::plan::Plan;
 use super::state::{Controller, HostState, Output};
-use crate::exchange::protocol::{CommId, Name};
+use crate::exchange::limits::CHANGE_BYTES_MAX;
+use crate::exchange::protocol::{CommId, Name, Whose};
 
 /// Orders that are under way at a time: bounds what waits in mailboxes on the way.
 pub const ORDERS_MAX: usize = 64;
@@ -27,16 +30,27 @@ pub const PAUSE_MAX: Duration = Duration::from_secs(60);
 pub(super) struct Refusal {
     plan: Plan,
     epoch: u64,
+    /// In the history; those that follow for the same have no other.
+    entry: u64,
     pub(super) reason: String,
     pause: Duration,
     pub(super) until: Instant,
-    /// Something has changed since.
+    /// It was for a strategy that is not in force any more.
+    pub(super) is_stale: bool,
+    /// It may be otherwise by then.
     pub(super) may_retry: bool,
+}
+
+impl Refusal {
+    /// Whether it is of this plan, for a strategy with this number.
+    pub(super) fn is_of(&self, plan: &Plan, epoch: u64) -> bool {
+        self.plan.is_same_strategy(plan) && self.epoch == epoch
+    }
 }
 
 pub(super) struct Pending {
     pub(super) comm: CommId,
-    plan: Plan,
+    pub(super) plan: Plan,
     expected_epoch: u64,
     /// In the history.
     pub(super) entry: u64,
@@ -52,31 +66,30 @@ impl Controller {
         self.is_to_order = true;
         let Some(held) = self.comms.get_mut(&pending.comm) else { return };
         held.order = None;
-        let (reason, is_fault) = match outcome {
+        let (reason, whose) = match outcome {
             Outcome::Done { .. } => {
                 held.refusal = None;
                 self.history.went(pending.entry, Went::Done);
-                if let Some(application) = &mut self.application {
-                    application.changed.push(pending.comm);
-                }
-                return;
+                return self.note_answered(order, &pending, None);
             }
-            Outcome::Stale { epoch } => (format!("its strategy was number {epoch} meanwhile"), false),
-            Outcome::Refused { reason } => (reason, true),
+            Outcome::Stale { epoch } => (format!("its strategy was number {epoch} meanwhile"), None),
+            Outcome::Refused { whose, reason } => (reason, Some(whose)),
         };
         self.history.went(pending.entry, Went::Failed(reason.clone()));
         let before = held.refusal.take().filter(|refusal| refusal.plan.is_same_strategy(&pending.plan));
         let pause = before.map_or(PAUSE, |refusal| (refusal.pause * 2).min(PAUSE_MAX));
         held.refusal = Some(Refusal {
-            plan: pending.plan,
+            plan: pending.plan.clone(),
             epoch: pending.expected_epoch,
+            entry: pending.entry,
             reason: reason.clone(),
             pause,
             until: now + pause,
-            may_retry: false,
+            is_stale: whose.is_none(),
+            may_retry: whose == Some(Whose::Communicator),
         });
-        if let Some(application) = self.application.as_mut().filter(|_| is_fault) {
-            application.failed.push((pending.comm, reason));
+        if let Some(whose) = whose {
+            self.note_answered(order, &pending, Some((whose, &reason)));
         }
     }
 
@@ -109,6 +122,7 @@ impl Controller {
     }
 
     pub(super) fn place_orders(&mut self, now: Instant) {
+        let mut too_long = Vec::new();
         for (comm, held) in &mut self.comms {
             let Some(Ok(plan)) = &held.plan else { continue };
             if held.order.is_some() {
@@ -119,12 +133,8 @@ impl Controller {
                 continue;
             }
             let expected_epoch = held.report.chosen.epoch;
-            let is_refused = |refusal: &Refusal| {
-                refusal.plan.is_same_strategy(plan)
-                    && refusal.epoch == expected_epoch
-                    && !(refusal.may_retry && refusal.until <= now)
-            };
-            if held.refusal.as_ref().is_some_and(is_refused) {
+            let refusal = held.refusal.as_ref().filter(|refusal| refusal.is_of(plan, expected_epoch));
+            if refusal.is_some_and(|refusal| !refusal.may_retry || refusal.until > now) {
                 continue;
             }
             if self.orders.len() >= ORDERS_MAX {
@@ -140,13 +150,27 @@ impl Controller {
                 plan.rings.len(),
                 besides(&plan.not_enforced)
             );
-            let entry = self.history.note(what, self.last_cause.clone(), Went::Pending, now);
+            // Who refuses again and again does not fill the history.
+            let entry = match refusal {
+                Some(refusal) => refusal.entry,
+                None => self.history.note(what, self.last_cause.clone(), Went::Pending, now),
+            };
             held.order = Some(order);
             let (plan, until) = (plan.clone(), now + ORDER_TIME);
-            let message = Order { life: self.life, order, comm: comm.clone(), expected_epoch, change: plan.change() };
+            let change = plan.change();
+            let is_too_long = !fits(&change);
+            let message = Order { life: self.life, order, comm: comm.clone(), expected_epoch, change };
             self.orders.insert(order, Pending { comm: comm.clone(), plan, expected_epoch, entry, until });
+            if is_too_long {
+                too_long.push((order, comm.root.clone()));
+                continue;
+            }
             let message = ControllerMessage::Order(Box::new(message));
             self.outputs.push_back(Output::Tell { to: comm.root.clone(), message });
+        }
+        for (order, host) in too_long {
+            let reason = format!("its strategy would have more than the {CHANGE_BYTES_MAX} bytes that a change has");
+            self.answered(&host, order, Outcome::Refused { whose: Whose::Communicator, reason }, now);
         }
     }
 
@@ -156,11 +180,16 @@ impl Controller {
         let late: Vec<_> = late.into_iter().map(|(order, pending)| (*order, pending.comm.root.clone())).collect();
         for (order, host) in late {
             let reason = format!("host {host} did not answer within {ORDER_TIME:?}");
-            self.answered(&host, order, Outcome::Refused { reason }, now);
+            self.answered(&host, order, Outcome::Refused { whose: Whose::Communicator, reason }, now);
         }
         let is_due = |refusal: &Refusal| refusal.may_retry && refusal.until <= now;
         self.is_to_order |= self.comms.values().any(|held| held.refusal.as_ref().is_some_and(is_due));
     }
+}
+
+/// Whether hosts can be told of a change.
+fn fits(change: &StrategyChange) -> bool {
+    serde_json::to_vec(change).is_ok_and(|json| json.len() <= CHANGE_BYTES_MAX)
 }
 
 /// What a line of the history adds about what is not carried out.

@@ -11,7 +11,7 @@
 //!
 //! Nothing is decided before the hosts that are there have reported, so that a controller that has just started decides as the one
 //! before it. Until then it may take a later life than it was born with; one that has decided and meets a later life orders nothing more. Orders that belong to a policy, file or link that was put in force are its application: when one of
-//! them is refused, what was in force before is again.
+//! them is refused for what it asks for, what was in force before is again.
 //!
 //! Without I/O and clock. Whoever calls an input then calls [`Controller::settle`], takes the outputs, and comes back at
 //! [`Controller::next_deadline`].
@@ -96,6 +96,23 @@ pub(super) struct Held {
 }
 
 impl Held {
+    /// Whether nothing more is to be asked of it at once: it is as decided, not to be changed, or has refused.
+    pub(super) fn is_settled(&self) -> bool {
+        match &self.plan {
+            _ if self.order.is_some() => false,
+            None => false,
+            Some(Err(_)) => true,
+            Some(Ok(plan)) => {
+                let epoch = self.report.chosen.epoch;
+                // Where its strategy is another one meanwhile its host says which.
+                let refuses = |refusal: &Refusal| refusal.is_of(plan, epoch) && !refusal.is_stale;
+                self.report.is_pinned
+                    || plan.is_met_by(&self.report.chosen)
+                    || self.refusal.as_ref().is_some_and(refuses)
+            }
+        }
+    }
+
     /// What hosts were told, where that is something.
     pub(super) fn paces(&self) -> Vec<(String, HostPace)> {
         let paced = self.paced.iter().filter(|(_, pace)| !pace.is_free());
@@ -487,13 +504,13 @@ impl Controller {
                 self.last_cause = cause;
                 (self.allot_at, self.allotted_at) = (None, now);
                 self.decide();
+                self.note_decided();
             }
-            if std::mem::take(&mut self.is_to_order) {
+            while std::mem::take(&mut self.is_to_order) {
                 self.tell_paces();
                 self.place_orders(now);
             }
-            let is_quiet = self.orders.is_empty() && !self.is_to_order && self.cause.is_none();
-            if !is_quiet || !self.finish_application(now) {
+            if !self.finish_application(now) {
                 break;
             }
         }

@@ -281,7 +281,7 @@ impl Engine for ControlEngine {
                     Ok(OperatorAnswer::Stuck(report)) => ControlAnswer::Stuck(report),
                     Ok(OperatorAnswer::Controller(answer)) => ControlAnswer::Controller(answer),
                     Ok(OperatorAnswer::Done) => ControlAnswer::Done,
-                    Err(reason) => ControlAnswer::Refused(reason),
+                    Err(refused) => ControlAnswer::Refused(refused.reason),
                 });
             }
         }

@@ -29,7 +29,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use self::files::{Changed, Files};
 use self::memory::Memory;
 use self::probes::{Probes, Verdict};
-use super::proxy::{Asked, OperatorAnswer, OperatorReply, ProxyMessage};
+use super::proxy::{Asked, OperatorAnswer, OperatorReply, ProxyMessage, Refused};
 use crate::controller::agent::{Agent, AgentOutput, Live};
 use crate::controller::answer::ControllerRequest;
 use crate::controller::message::{AgentMessage, BodyError, ControllerMessage};
@@ -254,7 +254,7 @@ impl ControllerEngine {
                     let (change, expected) = (Box::new(change), expected_epoch);
                     let message = ProxyMessage::Reconfigure { number, change, window: None, expected, asked };
                     if let Err(ProxyMessage::Reconfigure { asked, .. }) = self.proxy.send(message) {
-                        asked.answer(Err("the proxy engine is too busy".into()));
+                        asked.answer(Err(Refused::own("the proxy engine is too busy")));
                     }
                 }
                 AgentOutput::TestLinks => self.enqueue(Request::TestLinks),
@@ -361,7 +361,8 @@ impl ControllerEngine {
                     role.asked.insert(role.next_ticket, asked);
                     role.controller.asked(request, role.next_ticket, self.refused, now);
                 }
-                None => asked.answer(Err(format!("the controller is on host {}: ask there", self.agent.controller()))),
+                None => asked
+                    .answer(Err(format!("the controller is on host {}: ask there", self.agent.controller()).into())),
             },
         }
         if let Some(role) = &mut self.role {
@@ -422,7 +423,7 @@ impl ControllerEngine {
                 Output::Tell { to, message } => told.push((to, message.encode())),
                 Output::Answer { ticket, answer } => {
                     if let Some(asked) = role.asked.remove(&ticket) {
-                        asked.answer(answer.map(OperatorAnswer::Controller));
+                        asked.answer(answer.map(OperatorAnswer::Controller).map_err(Refused::from));
                     }
                 }
             }

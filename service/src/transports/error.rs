@@ -232,6 +232,24 @@ impl TransportError {
         }
     }
 
+    /// Whether it says that the way which a flow is to take is not there: no such device, port, address or transport. Whatever
+    /// else goes wrong is its communicator's or its peers' own, and says nothing of others' flows that are to go the same way.
+    #[must_use]
+    pub fn is_of_way(&self) -> bool {
+        match self {
+            TransportError::Option { .. } | TransportError::NoTransport { .. } | TransportError::Device { .. } => true,
+            TransportError::Flow { fault, .. } => matches!(
+                fault,
+                Fault::SourcePorts { .. }
+                    | Fault::SourceAddress(_)
+                    | Fault::NoDevice
+                    | Fault::NoPort
+                    | Fault::NoPeerPort
+            ),
+            _ => false,
+        }
+    }
+
     /// What happened to the flow, if the error concerns one.
     #[must_use]
     pub fn fault(&self) -> Option<Fault> {

@@ -12,7 +12,7 @@ use libfuzzer_sys::fuzz_target;
 use mccs_ipc::types::{ErrorClass, UniqueId};
 use mccs_service::exchange::protocol::{
     AccountBody, AgreementMessage, ChangeBody, CommId, CommKey, ControlBody, Decision, Event, Exchange, Failure, Frame, Hello, Join,
-    Life, LinkId, LinkTimes, Message, Name, Options, Output, Part, Payload, Request, RingHost, Text,
+    Life, LinkId, LinkTimes, Message, Name, Options, Output, Part, Payload, Refusal, Request, RingHost, Text,
 };
 
 const INCARNATION: u64 = 1 << 40;
@@ -116,7 +116,7 @@ impl<'a> Script<'a> {
                 let message = match kind {
                     11 => AgreementMessage::Propose { change, window: 1 + self.below(8) as u32, body: self.change() },
                     12 => AgreementMessage::Prepared { change, launched: self.number() },
-                    13 => AgreementMessage::Refuse { change, reason: Text::new("no") },
+                    13 => AgreementMessage::Refuse { change, refusal: Refusal::own("no") },
                     _ => AgreementMessage::Decide { change, decision: Decision::Commit { cut: self.number() } },
                 };
                 Message::Agreement { comm, message }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use mccs_ipc::types::ErrorClass;
-use mccs_service::exchange::protocol::{ChangeBody, CommId, Event, Failure, Request, Text};
+use mccs_service::exchange::protocol::{ChangeBody, CommId, Event, Failure, Refusal, Request};
 use rand::Rng;
 
 use super::ledger::State;
@@ -141,7 +141,7 @@ impl World {
             Event::Prepare { comm, change, .. } => {
                 self.ledger.prepare(host, &comm, change);
                 match self.rng.random_range(0..16) {
-                    0 => self.ask(host, Request::Refuse { comm, change, reason: Text::new("no") }),
+                    0 => self.ask(host, Request::Refuse { comm, change, refusal: Refusal::own("no") }),
                     1 => {}
                     _ => {
                         let launched = self.rng.random_range(0..1000);

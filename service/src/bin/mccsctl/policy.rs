@@ -153,6 +153,7 @@ pub fn failure(answer: &ControllerAnswer) -> Option<String> {
 fn print_applied(applied: &Applied) {
     println!("in force; {} communicators changed", applied.changed.len());
     applied.changed.iter().for_each(|comm| println!("  {comm}"));
+    applied.kept.iter().for_each(|(comm, why)| println!("  {comm} keeps its strategy, and is asked again: {why}"));
     applied.not_enforced.iter().for_each(|what| println!("  decided, not enforced: {what}"));
 }
 
@@ -248,6 +249,7 @@ fn history(entry: &HistoryView) {
     let went = match &entry.went {
         Went::Pending => "under way".to_owned(),
         Went::Done => "done".to_owned(),
+        Went::DoneBut(exceptions) => format!("done, but {exceptions}"),
         Went::Failed(reason) => format!("not done: {reason}"),
     };
     let why = if entry.why.is_empty() { String::new() } else { format!(" ({})", entry.why) };

@@ -12,6 +12,7 @@ use crate::controller::answer::{ControllerAnswer, ControllerRequest, HistoryView
 use crate::controller::basis::Text;
 use crate::controller::message::{AgentMessage, ControllerMessage};
 use crate::controller::state::{Controller, Output, Ticket};
+use crate::engines::proxy::Refused;
 use crate::engines::transport::pace::Pace;
 use crate::exchange::protocol::{CommId, Name};
 use crate::telemetry::placed::{Chosen, HostRanks, PaceUse};
@@ -37,7 +38,9 @@ pub struct Host {
     /// Changes that were asked for and not made yet.
     pub asked: VecDeque<(u64, u64, u64, StrategyChange)>,
     /// Why changes are refused, if they are.
-    pub refuses: Option<String>,
+    pub refuses: Option<Refused>,
+    /// Changes are not made until the test says so.
+    pub is_slow: bool,
     pub changes_made: u64,
     /// What its engines were told of how flows leave it.
     pub paces: BTreeMap<CommId, Pace>,
@@ -71,7 +74,16 @@ impl Bed {
             let paces = BTreeMap::new();
             (
                 host.clone(),
-                Host { agent, comms, asked, refuses: None, changes_made: 0, paces, pace_uses: BTreeMap::new() },
+                Host {
+                    agent,
+                    comms,
+                    asked,
+                    refuses: None,
+                    is_slow: false,
+                    changes_made: 0,
+                    paces,
+                    pace_uses: BTreeMap::new(),
+                },
             )
         };
         let mut bed = Bed {
@@ -241,7 +253,8 @@ impl Bed {
             self.controller.hear(&from, message, self.now);
             return true;
         }
-        let busy = self.hosts.iter().find(|(_, host)| !host.asked.is_empty()).map(|(name, _)| name.clone());
+        let busy =
+            self.hosts.iter().find(|(_, host)| !host.asked.is_empty() && !host.is_slow).map(|(name, _)| name.clone());
         busy.is_some_and(|host| self.make_change(&host))
     }
 
@@ -252,10 +265,10 @@ impl Bed {
         let refuses = host.refuses.clone();
         let live = host.comms.values_mut().find(|live| live.number == number);
         let made = match (live, refuses) {
-            (None, _) => Err(format!("there is no communicator {number} here")),
-            (_, Some(reason)) => Err(reason),
+            (None, _) => Err(Refused::own(format!("there is no communicator {number} here"))),
+            (_, Some(refused)) => Err(refused),
             (Some(live), None) if live.chosen.epoch != expected => {
-                Err(format!("its strategy is number {} meanwhile", live.chosen.epoch))
+                Err(Refused::own(format!("its strategy is number {} meanwhile", live.chosen.epoch)))
             }
             (Some(live), None) => {
                 let epoch = expected + 1;

@@ -8,6 +8,8 @@ use proptest::prelude::*;
 use super::bed::{Bed, TOPOLOGY, name, policy, text};
 use crate::controller::answer::{ControllerRequest, Standing};
 use crate::controller::links::LinkState;
+use crate::engines::proxy::Refused;
+use crate::exchange::protocol::Whose;
 use mccs_config::change::StrategyChange;
 
 #[derive(Debug, Clone)]
@@ -21,7 +23,7 @@ enum Happens {
     Restart(bool),
     ByHand(usize),
     Unpin(usize),
-    Refuse(usize, bool),
+    Refuse(usize, Option<Whose>),
     Policy(usize, usize),
     Apply(usize),
     Link(bool),
@@ -38,7 +40,10 @@ fn happens() -> impl Strategy<Value = Happens> {
         1 => any::<bool>().prop_map(Happens::Restart),
         2 => (0usize..8).prop_map(Happens::ByHand),
         1 => (0usize..8).prop_map(Happens::Unpin),
-        2 => (0usize..4, any::<bool>()).prop_map(|(host, refuses)| Happens::Refuse(host, refuses)),
+        2 => (0usize..4, 0usize..4).prop_map(|(host, whose)| {
+            let whose = [Some(Whose::Communicator), Some(Whose::Change)].get(whose).copied().flatten();
+            Happens::Refuse(host, whose)
+        }),
         3 => (0usize..3, 0usize..4).prop_map(|(policy, terms)| Happens::Policy(policy, terms)),
         2 => (0usize..3).prop_map(Happens::Apply),
         1 => any::<bool>().prop_map(Happens::Link),
@@ -101,8 +106,8 @@ fn befall(bed: &mut Bed, what: Happens, life: &mut u64, away: &mut [bool; 4]) {
                 bed.unpin(&comm);
             }
         }
-        Happens::Refuse(host, refuses) => {
-            bed.host(&name(HOSTS[host])).refuses = refuses.then(|| "it cannot".to_owned());
+        Happens::Refuse(host, whose) => {
+            bed.host(&name(HOSTS[host])).refuses = whose.map(|whose| Refused { whose, reason: "it cannot".into() });
         }
         Happens::Policy(which, terms) => {
             let file = format!("{}{}", policy(POLICIES[which]).text, TERMS[terms]);

@@ -5,13 +5,15 @@ use std::time::{Duration, Instant};
 use mccs_config::change::StrategyChange;
 
 use super::bed::{Bed, Host, TOPOLOGY, change_by, name, policy, text};
+use crate::bootstrap::NRANKS_MAX;
 use crate::controller::agent::AgentOutput;
-use crate::controller::answer::{ControllerAnswer, ControllerRequest, Standing};
+use crate::controller::answer::{Applied, ControllerAnswer, ControllerRequest, HistoryView, Standing};
 use crate::controller::history::{HISTORY_MAX, Went};
 use crate::controller::links::LinkState;
 use crate::controller::message::{AgentMessage, ControllerMessage, Order};
-use crate::controller::orders::{ORDERS_MAX, PAUSE};
+use crate::controller::orders::{ORDER_TIME, ORDERS_MAX, PAUSE, PAUSE_MAX};
 use crate::controller::state::{GRACE, SYNC_TIME};
+use crate::engines::proxy::Refused;
 use crate::engines::transport::pace::Pace;
 use crate::exchange::protocol::CommId;
 use crate::telemetry::profile::{Burst, Measured};
@@ -21,7 +23,7 @@ fn apply(policy: &str) -> ControllerRequest {
 }
 
 fn refuse(bed: &mut Bed, reason: Option<&str>) {
-    bed.hosts.values_mut().for_each(|host| host.refuses = reason.map(str::to_owned));
+    bed.hosts.values_mut().for_each(|host| host.refuses = reason.map(Refused::from));
 }
 
 #[test]
@@ -319,6 +321,107 @@ fn a_policy_that_a_host_refuses_is_taken_back() {
     let Ok(ControllerAnswer::Applied(applied)) = answer else { panic!("{answer:?}") };
     assert!(!applied.rolled_back && applied.failed.is_empty() && applied.changed.len() == 2, "{applied:?}");
     assert!(comms.iter().all(|comm| bed.chosen(comm).paths.is_empty()));
+}
+
+/// What came of an apply.
+fn applied(answer: Result<ControllerAnswer, String>) -> Applied {
+    let Ok(ControllerAnswer::Applied(applied)) = answer else { panic!("not applied: {answer:?}") };
+    applied
+}
+
+/// A tenant whose communicator cannot be changed, be it that it ends, or that it never calls what its last changes wait for.
+#[test]
+fn a_communicator_that_cannot_change_for_a_reason_of_its_own_keeps_no_policy_from_the_others() {
+    let mut bed = Bed::new("ffa");
+    let [first, other, last] = [("host-a", "host-c"), ("host-b", "host-c"), ("host-d", "host-b")]
+        .map(|(from, to)| bed.begin("t", &[(from, &[0]), (to, &[1])]));
+    bed.run();
+    bed.host(&other.root).refuses = Some(Refused::own("8 changes wait for their first operation already"));
+    let what = applied(bed.answer(apply("ecmp")));
+    let names = |comms: &[&CommId]| comms.iter().map(ToString::to_string).collect::<Vec<_>>();
+    assert_eq!((what.rolled_back, what.failed.len(), what.changed), (false, 0, names(&[&first, &last])));
+    assert_eq!(what.kept.iter().map(|(comm, _)| comm.clone()).collect::<Vec<_>>(), names(&[&other]));
+    assert_eq!([&first, &other, &last].map(|comm| bed.chosen(comm).paths.is_empty()), [true, false, true]);
+    let view = bed.show();
+    assert_eq!(view.policy.as_deref(), Some("ecmp"));
+    let state = |name: &CommId| &view.communicators.iter().find(|comm| comm.name == name.to_string()).unwrap().state;
+    assert!(matches!(state(&other), Standing::Refused(why) if why.contains("8 changes")), "{:?}", state(&other));
+    assert_eq!([state(&first), state(&last)], [&Standing::AsDecided; 2]);
+    let told = |entry: &HistoryView| matches!(&entry.went, Went::DoneBut(why) if why.contains(&other.to_string()) && why.contains("8 changes"));
+    assert!(bed.history().iter().any(told), "{:?}", bed.history());
+    // It is asked again and again, which does not fill the history; and once it can, it does as the others.
+    let entries = bed.history().len();
+    bed.pass(100 * PAUSE_MAX);
+    assert_eq!((bed.history().len(), bed.chosen(&other).paths.is_empty()), (entries, false));
+    refuse(&mut bed, None);
+    bed.pass(PAUSE_MAX);
+    assert!(bed.chosen(&other).paths.is_empty());
+    assert!(bed.show().communicators.iter().all(|comm| comm.state == Standing::AsDecided));
+}
+
+#[test]
+fn a_policy_that_is_wrong_is_taken_back_whoever_else_cannot_change() {
+    let mut bed = Bed::new("ffa");
+    let comms = [("host-a", "host-c"), ("host-b", "host-c"), ("host-d", "host-b")]
+        .map(|(from, to)| bed.begin("t", &[(from, &[0]), (to, &[1])]));
+    bed.run();
+    let before = comms.each_ref().map(|comm| bed.chosen(comm).paths.clone());
+    bed.host(&comms[0].root).refuses = Some(Refused::own("ranks have left"));
+    bed.host(&comms[2].root).refuses = Some("flows cannot leave this host by device eth9".into());
+    let what = applied(bed.answer(apply("ecmp")));
+    assert!(what.rolled_back && what.failed.len() == 1 && what.failed[0].1.contains("eth9"), "{what:?}");
+    assert_eq!(comms.each_ref().map(|comm| bed.chosen(comm).paths.clone()), before);
+    assert_eq!(bed.show().policy.as_deref(), Some("ffa"));
+}
+
+#[test]
+fn what_is_put_in_force_waits_for_those_who_were_there_and_for_nobody_longer_than_an_order_may_take() {
+    let mut bed = Bed::new("ffa");
+    let comm = bed.begin("t", &[("host-a", &[0]), ("host-c", &[1])]);
+    bed.run();
+    bed.host(&name("host-d")).is_slow = true;
+    bed.host(&comm.root).is_slow = true;
+    let ticket = bed.ask(apply("ecmp"));
+    bed.run();
+    assert_eq!(bed.hosts[&comm.root].asked.len(), 1, "it is ordered");
+    // Somebody comes, and makes no change that is ordered; others come and go all the time.
+    let late = bed.begin("u", &[("host-d", &[0]), ("host-b", &[1])]);
+    bed.run();
+    let policy = text("policy.toml", "[policy]\nname = \"ffa\"\nrings = \"kept\"\n");
+    bed.host(&comm.root).is_slow = false;
+    bed.run();
+    assert_eq!(applied(bed.answers.remove(&ticket).expect("answered")).changed, [comm.to_string()]);
+    // Who was there and does not answer is waited for, but not for ever.
+    bed.controller.files(None, Some(policy), bed.now);
+    bed.run();
+    assert_eq!((bed.hosts[&late.root].asked.len(), bed.show().policy.as_deref()), (1, Some("ffa")));
+    let is_pending = |bed: &mut Bed| {
+        bed.history().iter().any(|entry| entry.what.starts_with("policy") && entry.went == Went::Pending)
+    };
+    assert!(is_pending(&mut bed));
+    bed.pass(ORDER_TIME);
+    assert!(!is_pending(&mut bed));
+    assert_eq!(bed.show().policy.as_deref(), Some("ffa"));
+    assert!(!bed.history().iter().any(|entry| entry.why.starts_with("rolled back")), "{:?}", bed.history());
+}
+
+#[test]
+fn a_change_that_is_too_long_for_a_message_is_refused_at_once_and_harms_no_other() {
+    let mut bed = Bed::new("ffa");
+    let comm = bed.begin_wide("t");
+    bed.run();
+    let ranks: Vec<u32> = (0..NRANKS_MAX).collect();
+    let large = bed.begin("u", &[("host-a", &ranks[..2000]), ("host-c", &ranks[2000..])]);
+    let live = bed.host(&large.root).comms.get_mut(&large).unwrap();
+    let rings = Some(vec![ranks.iter().rev().copied().collect(); 4]);
+    change_by(live, StrategyChange { rings, ..StrategyChange::default() }, 1);
+    bed.look(&large.root);
+    bed.run();
+    let what = applied(bed.answer(apply("ecmp")));
+    assert_eq!((what.changed, what.rolled_back), (vec![comm.to_string()], false));
+    let [(kept, why)] = &what.kept[..] else { panic!("{:?}", what.kept) };
+    assert!(*kept == large.to_string() && why.contains("bytes"), "{why}");
+    assert_eq!(bed.chosen(&large).epoch, 1);
 }
 
 #[test]

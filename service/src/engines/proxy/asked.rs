@@ -3,7 +3,7 @@
 use super::operation::ProxyMessage;
 use super::reconfigure::Reconfigured;
 use crate::controller::answer::ControllerAnswer;
-use crate::exchange::protocol::{CommId, Name};
+use crate::exchange::protocol::{CommId, Name, Refusal, Whose};
 use crate::runtime::Sender;
 use crate::telemetry::stuck::StuckReport;
 
@@ -20,8 +20,44 @@ pub enum OperatorAnswer {
     Done,
 }
 
+/// Why something that was asked for is not done.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refused {
+    /// What for.
+    pub whose: Whose,
+    /// In words.
+    pub reason: String,
+}
+
+impl Refused {
+    /// For something of the communicator's own.
+    #[must_use]
+    pub fn own(reason: impl Into<String>) -> Self {
+        Refused { whose: Whose::Communicator, reason: reason.into() }
+    }
+}
+
+/// For what was asked, if nothing else is said.
+impl From<String> for Refused {
+    fn from(reason: String) -> Self {
+        Refused { whose: Whose::Change, reason }
+    }
+}
+
+impl From<&str> for Refused {
+    fn from(reason: &str) -> Self {
+        reason.to_owned().into()
+    }
+}
+
+impl From<&Refusal> for Refused {
+    fn from(Refusal { whose, reason }: &Refusal) -> Self {
+        Refused { whose: *whose, reason: reason.as_str().to_owned() }
+    }
+}
+
 /// The question's number, and its answer or why there is none.
-pub type OperatorReply = (u64, Result<OperatorAnswer, String>);
+pub type OperatorReply = (u64, Result<OperatorAnswer, Refused>);
 
 /// Something that an operator on another host wants of a communicator.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,11 +95,11 @@ impl Asked {
     }
 
     /// Answers it.
-    pub fn answer(mut self, answer: Result<OperatorAnswer, String>) {
+    pub fn answer(mut self, answer: Result<OperatorAnswer, Refused>) {
         self.send(answer);
     }
 
-    fn send(&mut self, answer: Result<OperatorAnswer, String>) {
+    fn send(&mut self, answer: Result<OperatorAnswer, Refused>) {
         // A full or gone mailbox means that nobody waits for the answer, or that whoever does gives up in time.
         match self.0.take() {
             Some(Asker::Operator(question, reply)) => drop(reply.send((question, answer))),
@@ -75,7 +111,7 @@ impl Asked {
 
 impl Drop for Asked {
     fn drop(&mut self) {
-        self.send(Err("the communicator has ended".into()));
+        self.send(Err(Refused::own("the communicator has ended")));
     }
 }
 

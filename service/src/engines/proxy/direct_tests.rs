@@ -155,7 +155,7 @@ impl Bed {
         self.poll();
         match self.answers.pop() {
             Some((3, Ok(OperatorAnswer::Reconfigured(made)))) => Ok(made),
-            Some((3, Err(reason))) => Err(reason),
+            Some((3, Err(refused))) => Err(refused.reason),
             other => panic!("{other:?}"),
         }
     }

@@ -114,10 +114,10 @@ impl ProxyEngine {
     pub(super) fn why_stuck(&mut self, number: u64, asked: Asked, now: Instant) {
         let comm = self.comm_numbered(number);
         let Some((comm, live)) = comm.and_then(|comm| Some((comm, self.comms.get(comm)?))) else {
-            return asked.answer(Err(format!("there is no communicator {number} here")));
+            return asked.answer(Err(format!("there is no communicator {number} here").into()));
         };
         let Some(question) = self.inquiries.number() else {
-            return asked.answer(Err(format!("{INQUIRIES_MAX} questions are being answered; try again")));
+            return asked.answer(Err(format!("{INQUIRIES_MAX} questions are being answered; try again").into()));
         };
         let until = now + ACCOUNT_TIME;
         // Nobody else knows more of one that has failed.

@@ -36,7 +36,7 @@ use std::time::{Duration, Instant};
 
 use mccs_ipc::types::{ErrorClass, Handle};
 
-pub use self::asked::{Asked, OperatorAnswer, OperatorReply, WishOf};
+pub use self::asked::{Asked, OperatorAnswer, OperatorReply, Refused, WishOf};
 use self::comm::{Comm, Failure, Member};
 pub use self::describe::board_call;
 use self::direct::Look;

@@ -7,7 +7,7 @@ use mccs_config::change::StrategyChange;
 use mccs_ipc::direct::DirectShare;
 use mccs_ipc::types::{CollectiveKind, DataType, ErrorClass, Handle, RedOp, UniqueId};
 
-use super::asked::{Asked, OperatorAnswer, WishOf};
+use super::asked::{Asked, OperatorAnswer, Refused, WishOf};
 use super::gates::StreamGate;
 use super::wishes::Wish;
 use crate::devices::cuda::GpuOperand;
@@ -192,7 +192,7 @@ pub enum ProxyMessage {
     /// An operator here wants something of the communicator with this number; asked where its root is.
     Wish { number: u64, wish: Wish, asked: Asked },
     /// What has become of something that an operator on another host wants.
-    Grant { wish: WishOf, answer: Result<OperatorAnswer, String> },
+    Grant { wish: WishOf, answer: Result<OperatorAnswer, Refused> },
     /// The controller changes the strategy of the communicator with this number; see [`CommInfo::number`]. At most `window` more
     /// collectives start while hosts agree. Refused if the strategy that was decided last is not that of epoch `expected`.
     Reconfigure { number: u64, change: Box<StrategyChange>, window: Option<u32>, expected: u64, asked: Asked },

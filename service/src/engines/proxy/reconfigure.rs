@@ -25,14 +25,14 @@ use mccs_config::change::{FlowChoice, StrategyChange};
 use mccs_ipc::direct::Cut;
 use mccs_ipc::types::{ErrorClass, Handle};
 
-use super::asked::{Asked, OperatorAnswer};
+use super::asked::{Asked, OperatorAnswer, Refused};
 use super::comm::{Comm, Failure};
 use super::{Event, ProxyEngine};
 use crate::devices::{DirectGroup, Network};
 use crate::engines::transport::TransportMessage;
 use crate::engines::transport::links::{EPOCH_MAX, LinkKey, LinksId, NextEpoch, Ways};
 use crate::engines::transport::pace::Pace;
-use crate::exchange::protocol::{ChangeBody, CommId, Decision, Request, Text};
+use crate::exchange::protocol::{ChangeBody, CommId, Decision, Refusal, Request, Text, Whose};
 use crate::plans::ScheduleCache;
 use crate::telemetry::Registry;
 use crate::telemetry::placed::Chosen;
@@ -106,13 +106,13 @@ impl Changes {
 
 impl Comm {
     /// What the last change that is decided, or else the strategy in force, with `change` comes to.
-    fn next(&self, change: &StrategyChange, epoch: u64) -> Result<Next, String> {
+    fn next(&self, change: &StrategyChange, epoch: u64) -> Result<Next, Refused> {
         if change.is_of_gpus() {
             return Err("large_from and lines are for communicators whose collectives GPUs carry out".into());
         }
         let (_, schedules, ways) = self.last_decided();
         let number = u32::try_from(epoch).ok().filter(|epoch| *epoch <= EPOCH_MAX);
-        let number = number.ok_or_else(|| format!("a communicator has at most {EPOCH_MAX} changes"))?;
+        let number = number.ok_or_else(|| Refused::own(format!("a communicator has at most {EPOCH_MAX} changes")))?;
         let schedules = schedules.changed(change, epoch).map_err(|error| error.to_string())?;
         let channels = schedules.strategy().ring_orders.len();
         let ways = Arc::new(changed_ways(ways, change, channels, &self.info.hosts)?);
@@ -120,16 +120,16 @@ impl Comm {
     }
 
     /// Whether its strategy may change now, from one that whoever wants it may expect.
-    fn may_change(&self, expected: Option<u64>) -> Result<(), String> {
+    fn may_change(&self, expected: Option<u64>) -> Result<(), Refused> {
         if self.failure.is_some() {
-            return Err("the communicator has failed".into());
+            return Err(Refused::own("the communicator has failed"));
         }
         if self.changes.asked.is_some() {
-            return Err("another change is being decided".into());
+            return Err(Refused::own("another change is being decided"));
         }
         match self.last_decided().0 {
             last if expected.is_some_and(|expected| expected != last) => {
-                Err(format!("its strategy is number {last} meanwhile"))
+                Err(Refused::own(format!("its strategy is number {last} meanwhile")))
             }
             _ => Ok(()),
         }
@@ -137,7 +137,7 @@ impl Comm {
 
     /// Changes what ranks on GPUs run their collectives by: who has not called an operation yet runs it under the new strategy, and all
     /// ranks agree on what that is.
-    fn change_direct(&self, direct: &DirectGroup, change: &StrategyChange) -> Result<Reconfigured, String> {
+    fn change_direct(&self, direct: &DirectGroup, change: &StrategyChange) -> Result<Reconfigured, Refused> {
         let Cut { epoch, from } = direct.strategies().change(change).map_err(|refused| refused.to_string())?;
         self.info.epoch.store(epoch, Ordering::Relaxed);
         Ok(Reconfigured { epoch, cut: from.saturating_sub(1) })
@@ -257,7 +257,7 @@ impl ProxyEngine {
     ) {
         let comm = self.comm_numbered(number);
         let Some(live) = comm.and_then(|comm| self.comms.get_mut(comm)) else {
-            return asked.answer(Err(format!("there is no communicator {number} here")));
+            return asked.answer(Err(Refused::own(format!("there is no communicator {number} here"))));
         };
         let may_change = live.may_change(expected);
         if let Some(direct) = &live.info.direct {
@@ -268,7 +268,7 @@ impl ProxyEngine {
         let (next, body) = match (next, serde_json::to_vec(change).ok().and_then(|json| ChangeBody::new(&json))) {
             (Ok(next), Some(body)) => (next, body),
             (Err(reason), _) => return asked.answer(Err(reason)),
-            (_, None) => return asked.answer(Err("the change is too long to be told to other hosts".into())),
+            (_, None) => return asked.answer(Err(Refused::own("the change is too long to be told to other hosts"))),
         };
         match (&live.span, &mut self.setups) {
             (Some(span), Some(setups)) => {
@@ -288,32 +288,34 @@ impl ProxyEngine {
     pub(super) fn proposal_refused(&mut self, comm: &CommId, reason: &Text) {
         let live = self.comm_of(comm).and_then(|comm| self.comms.get_mut(comm));
         if let Some(asked) = live.and_then(|live| live.changes.asked.take()) {
-            asked.answer(Err(reason.as_str().into()));
+            // It looks at the communicator alone.
+            asked.answer(Err(Refused::own(reason.as_str())));
         }
     }
 
     /// A change is proposed: its links are to be made.
     pub(super) fn prepare_change(&mut self, id: &CommId, change: u64, window: u32, body: &ChangeBody) {
-        if let Err(reason) = self.begin_to_prepare(id, change, window, body) {
-            let (comm, reason) = (id.clone(), Text::new(reason));
+        if let Err(Refused { whose, reason }) = self.begin_to_prepare(id, change, window, body) {
+            let (comm, refusal) = (id.clone(), Refusal { whose, reason: Text::new(reason) });
             self.setups.iter_mut().for_each(|setups| {
-                setups.ask(Request::Refuse { comm: comm.clone(), change, reason: reason.clone() });
+                setups.ask(Request::Refuse { comm: comm.clone(), change, refusal: refusal.clone() });
             });
         }
     }
 
-    fn begin_to_prepare(&mut self, id: &CommId, change: u64, window: u32, body: &ChangeBody) -> Result<(), String> {
-        let comm = self.comm_of(id).ok_or("the communicator has ended here")?;
-        let live = self.comms.get_mut(comm).ok_or("the communicator has ended here")?;
+    fn begin_to_prepare(&mut self, id: &CommId, change: u64, window: u32, body: &ChangeBody) -> Result<(), Refused> {
+        let has_ended = || Refused::own("the communicator has ended here");
+        let comm = self.comm_of(id).ok_or_else(has_ended)?;
+        let live = self.comms.get_mut(comm).ok_or_else(has_ended)?;
         if live.changes.decided.len() >= DECIDED_MAX {
-            return Err(format!("{DECIDED_MAX} changes wait for their first operation already"));
+            return Err(Refused::own(format!("{DECIDED_MAX} changes wait for their first operation already")));
         }
         let body = serde_json::from_slice(body.bytes()).map_err(|error| format!("it cannot be read: {error}"))?;
         let next = live.next(&body, change)?;
         let links = next.schedules.links().map_err(|error| error.to_string())?;
         let key = |(channel, src, dst)| LinkKey { epoch: next.epoch, channel, src, dst };
         let links: Vec<_> = links.into_iter().map(key).collect();
-        let span = live.span.as_ref().ok_or("the communicator has no other hosts")?;
+        let span = live.span.as_ref().ok_or_else(|| Refused::own("the communicator has no other hosts"))?;
         let Network { links: id, engines, .. } = span.network.clone();
         for (index, engine) in engines.iter().enumerate() {
             let next = Box::new(live.links_of(&next, index, engines.len(), &links));
@@ -346,7 +348,9 @@ impl ProxyEngine {
                 live.changes.preparing = None;
                 let network = span.network.clone();
                 self.end_epochs(&network, &[epoch]);
-                Request::Refuse { comm: id, change, reason: Text::new(error.to_string()) }
+                let whose = if error.is_of_way() { Whose::Change } else { Whose::Communicator };
+                let refusal = Refusal { whose, reason: Text::new(error.to_string()) };
+                Request::Refuse { comm: id, change, refusal }
             }
         };
         self.setups.iter_mut().for_each(|setups| setups.ask(request.clone()));
@@ -379,9 +383,9 @@ impl ProxyEngine {
                 self.registry.note_comms();
                 Ok(OperatorAnswer::Reconfigured(Reconfigured { epoch: change, cut }))
             }
-            Decision::Abort { reason } => {
+            Decision::Abort { refusal } => {
                 over.extend(preparing.map(|preparing| preparing.next.epoch));
-                Err(reason.as_str().to_owned())
+                Err(Refused::from(&refusal))
             }
         };
         let asked = self.comms.get_mut(comm).and_then(|live| live.changes.asked.take());

@@ -16,7 +16,7 @@ use mccs_config::validate::{Problems, Validate};
 use serde::{Deserialize, Serialize};
 
 use super::ProxyEngine;
-use super::asked::{Asked, OperatorAnswer, WishOf};
+use super::asked::{Asked, OperatorAnswer, Refused, WishOf};
 use super::reconfigure::{PREPARE_TIMEOUT, Reconfigured};
 use crate::exchange::protocol::{AccountBody, ChangeBody, CommId, Name, Request, Text};
 
@@ -108,11 +108,11 @@ impl ProxyEngine {
     /// An operator here wants something of the communicator with a number.
     pub(super) fn wish(&mut self, number: u64, wish: &Wish, asked: Asked, now: Instant) {
         if let Err(problems) = wish.check() {
-            return asked.answer(Err(problems));
+            return asked.answer(Err(problems.into()));
         }
         let live = self.comm_numbered(number).and_then(|comm| self.comms.get(comm));
         let Some(live) = live else {
-            return asked.answer(Err(format!("there is no communicator {number} here")));
+            return asked.answer(Err(format!("there is no communicator {number} here").into()));
         };
         let far = live.span.as_ref().map(|span| span.comm.clone());
         match far.filter(|comm| !self.setups.as_ref().is_some_and(|setups| setups.is_own(&comm.root))) {
@@ -126,7 +126,7 @@ impl ProxyEngine {
     fn carry_out(&mut self, number: u64, wish: &Wish, asked: Asked) {
         match wish {
             Wish::Change { change, window } => self.reconfigure(number, change, (*window, None), asked),
-            Wish::Unpin => asked.answer(self.unpin(number).map(|()| OperatorAnswer::Done)),
+            Wish::Unpin => asked.answer(self.unpin(number).map(|()| OperatorAnswer::Done).map_err(Refused::from)),
         }
     }
 
@@ -147,7 +147,7 @@ impl ProxyEngine {
             return asked.answer(Err("the change is too long to be told to other hosts".into()));
         };
         if self.wishes.waiting.len() >= WISHES_MAX {
-            return asked.answer(Err(format!("{WISHES_MAX} changes wait for other hosts; try again")));
+            return asked.answer(Err(format!("{WISHES_MAX} changes wait for other hosts; try again").into()));
         }
         self.wishes.next += 1;
         let question = self.wishes.next;
@@ -166,16 +166,16 @@ impl ProxyEngine {
         match (number, wish) {
             (Some(number), Ok(wish)) => self.carry_out(number, &wish, asked),
             (None, _) => asked.answer(Err("the communicator has ended there".into())),
-            (_, Err(reason)) => asked.answer(Err(reason)),
+            (_, Err(reason)) => asked.answer(Err(reason.into())),
         }
     }
 
     /// What has become of it.
-    pub(super) fn grant(&mut self, wish: WishOf, answer: Result<OperatorAnswer, String>) {
+    pub(super) fn grant(&mut self, wish: WishOf, answer: Result<OperatorAnswer, Refused>) {
         let granted = match answer {
             Ok(OperatorAnswer::Reconfigured(Reconfigured { epoch, cut })) => Granted::Reconfigured { epoch, cut },
             Ok(_) => Granted::Done,
-            Err(reason) => Granted::Refused { reason: Text::new(reason).as_str().to_owned() },
+            Err(refused) => Granted::Refused { reason: Text::new(refused.reason).as_str().to_owned() },
         };
         let Some(body) = serde_json::to_vec(&granted).ok().and_then(|json| AccountBody::new(&json)) else { return };
         let WishOf { comm, from: to, question } = wish;
@@ -190,7 +190,7 @@ impl ProxyEngine {
         let Some(waiting) = self.wishes.waiting.remove(&question).filter(|waiting| waiting.comm == *comm) else {
             return;
         };
-        waiting.asked.answer(Granted::read(body, &comm.root));
+        waiting.asked.answer(Granted::read(body, &comm.root).map_err(Refused::from));
     }
 
     /// Operators wait no longer than they would anyway, nor for a communicator that has ended.
@@ -209,7 +209,7 @@ impl ProxyEngine {
                 ),
                 false => "the communicator has ended".to_owned(),
             };
-            asked.answer(Err(reason));
+            asked.answer(Err(reason.into()));
         }
         self.wishes.waiting = waiting;
     }

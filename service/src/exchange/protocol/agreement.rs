@@ -23,7 +23,7 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
-use super::types::{ChangeBody, Name, Text};
+use super::types::{ChangeBody, Name, Refusal, Text};
 
 /// What coordinator and participants tell each other.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -49,7 +49,7 @@ pub enum AgreementMessage {
         /// Which change.
         change: u64,
         /// Why.
-        reason: Text,
+        refusal: Refusal,
     },
     /// The decision.
     Decide {
@@ -71,7 +71,7 @@ pub enum Decision {
     /// All stays as it was.
     Abort {
         /// Why, and who.
-        reason: Text,
+        refusal: Refusal,
     },
 }
 
@@ -109,15 +109,16 @@ impl Coordinator {
         }
         Some(match self.highest.checked_add(u64::from(self.window)) {
             Some(cut) => Decision::Commit { cut },
-            None => Decision::Abort { reason: Text::new(format!("{} operations cannot be", self.highest)) },
+            None => Decision::Abort { refusal: Refusal::own(format!("{} operations cannot be", self.highest)) },
         })
     }
 
     /// A host cannot prepare.
     #[must_use]
-    pub fn refused(&self, host: &Name, change: u64, reason: &Text) -> Option<Decision> {
+    pub fn refused(&self, host: &Name, change: u64, refusal: &Refusal) -> Option<Decision> {
         let awaited = change == self.change && self.waiting.contains(host);
-        awaited.then(|| Decision::Abort { reason: Text::new(format!("host {host} cannot prepare: {reason}")) })
+        let reason = || Text::new(format!("host {host} cannot prepare: {}", refusal.reason));
+        awaited.then(|| Decision::Abort { refusal: Refusal { whose: refusal.whose, reason: reason() } })
     }
 
     /// Decides when the time is over.
@@ -125,7 +126,7 @@ impl Coordinator {
     pub fn expire(&self, now: Instant) -> Option<Decision> {
         let waiting = || self.waiting.iter().map(Name::as_str).collect::<Vec<_>>().join(", ");
         (self.deadline <= now)
-            .then(|| Decision::Abort { reason: Text::new(format!("not prepared in time: host {}", waiting())) })
+            .then(|| Decision::Abort { refusal: Refusal::own(format!("not prepared in time: host {}", waiting())) })
     }
 
     /// When [`Coordinator::expire`] decides.
@@ -342,13 +343,13 @@ mod tests {
                     Step::Refuse(h) if h < hosts => {
                         let host = &mut all[h];
                         if let Some(change) = host.asked.take() && host.participant.is_preparing(change) {
-                            host.from.push_back(AgreementMessage::Refuse { change, reason: Text::new("no") });
+                            host.from.push_back(AgreementMessage::Refuse { change, refusal: Refusal::own("no") });
                         }
                     }
                     Step::FromHost(h) if h < hosts => if let (Some(message), Some(c)) = (all[h].from.pop_front(), &mut coordinator) {
                         decision = match message {
                             AgreementMessage::Prepared { change, launched } => c.prepared(&names[h], change, launched),
-                            AgreementMessage::Refuse { change, reason } => c.refused(&names[h], change, &reason),
+                            AgreementMessage::Refuse { change, refusal } => c.refused(&names[h], change, &refusal),
                             other => panic!("{other:?}"),
                         };
                     },

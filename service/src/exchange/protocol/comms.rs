@@ -15,7 +15,7 @@ use super::faults::Lost;
 use super::member::Membership;
 use super::message::Message;
 use super::root::host_failure;
-use super::types::{AccountBody, ChangeBody, CommId, Failure, Name, Text};
+use super::types::{AccountBody, ChangeBody, CommId, Failure, Name, Refusal, Text};
 use super::wire::Wire;
 use crate::exchange::limits::CHANGE_WINDOW_MAX;
 
@@ -156,8 +156,8 @@ impl Comms {
 
     /// Who leaves may never say what it has launched: a change that waits for that would wait in vain.
     fn abort_for(&mut self, leaver: &Name, comm: &CommId, wire: &mut Wire, now: Instant) {
-        let reason = Text::new(format!("ranks of host {leaver} have left"));
-        self.decide(comm, Some(Decision::Abort { reason }), wire, now);
+        let refusal = Refusal::own(format!("ranks of host {leaver} have left"));
+        self.decide(comm, Some(Decision::Abort { refusal }), wire, now);
     }
 
     /// A host is lost: so are communicators with ranks there.
@@ -207,9 +207,9 @@ impl Comms {
     }
 
     /// This host cannot prepare for a change.
-    pub(super) fn refuse(&mut self, comm: CommId, change: u64, reason: Text, wire: &mut Wire, now: Instant) {
+    pub(super) fn refuse(&mut self, comm: CommId, change: u64, refusal: Refusal, wire: &mut Wire, now: Instant) {
         if self.live.get(&comm).is_some_and(|live| live.participant.is_preparing(change)) {
-            let (root, message) = (comm.root.clone(), AgreementMessage::Refuse { change, reason });
+            let (root, message) = (comm.root.clone(), AgreementMessage::Refuse { change, refusal });
             wire.send(&root, Message::Agreement { comm, message }, now);
         }
     }
@@ -229,8 +229,8 @@ impl Comms {
                 let decision = live.coordinator.as_mut().and_then(|c| c.prepared(from, change, launched));
                 self.decide(&comm, decision, wire, now);
             }
-            AgreementMessage::Refuse { change, reason } => {
-                let decision = live.coordinator.as_ref().and_then(|c| c.refused(from, change, &reason));
+            AgreementMessage::Refuse { change, refusal } => {
+                let decision = live.coordinator.as_ref().and_then(|c| c.refused(from, change, &refusal));
                 self.decide(&comm, decision, wire, now);
             }
             _ if comm.root != *from => {}

@@ -20,7 +20,7 @@ use crate::exchange::limits::{CHANGE_WINDOW_MAX, FRAME_BYTES_MAX, HELLO_BYTES_MA
 
 /// Version of the protocol, and of what controllers and agents tell each other in it (`controller/message.rs`). Services of
 /// different versions refuse each other.
-pub const VERSION: u16 = 8;
+pub const VERSION: u16 = 9;
 
 const MAGIC: &[u8; 4] = b"mccs";
 const KIND_HELLO: u8 = b'H';
@@ -389,7 +389,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::super::agreement::Decision;
-    use super::super::types::Text;
+    use super::super::types::{Refusal, Text, Whose};
     use super::*;
     use crate::exchange::limits::CONTROL_BYTES_MAX;
 
@@ -412,8 +412,8 @@ mod tests {
     fn another_version_is_told_from_garbage() {
         let life = Life { incarnation: 1, generation: 1 };
         let mut bytes = Hello { name: Name::new("a").unwrap(), life, known: None }.encode();
-        bytes[5] = 9;
-        assert_eq!(Frame::decode(&bytes), Err(DecodeError::Version(9)));
+        bytes[5] = VERSION as u8 + 1;
+        assert_eq!(Frame::decode(&bytes), Err(DecodeError::Version(VERSION + 1)));
         for garbage in [&b""[..], b"GET / HTTP/1.1\r\n", b"H", b"Hmccs", b"Hmcc", b"X12345678"] {
             assert_eq!(Frame::decode(garbage), Err(DecodeError::NotOurs), "{garbage:?}");
         }
@@ -484,6 +484,11 @@ mod tests {
         })
     }
 
+    fn any_refusal() -> impl Strategy<Value = Refusal> {
+        let whose = prop_oneof![Just(Whose::Communicator), Just(Whose::Change)];
+        (whose, ".{0,80}").prop_map(|(whose, why)| Refusal { whose, reason: Text::new(why) })
+    }
+
     fn any_agreement() -> impl Strategy<Value = AgreementMessage> {
         let change = any::<u64>();
         prop_oneof![
@@ -493,12 +498,12 @@ mod tests {
                 body
             }),
             (change, any::<u64>()).prop_map(|(change, launched)| AgreementMessage::Prepared { change, launched }),
-            (change, ".{0,80}").prop_map(|(change, why)| AgreementMessage::Refuse { change, reason: Text::new(why) }),
+            (change, any_refusal()).prop_map(|(change, refusal)| AgreementMessage::Refuse { change, refusal }),
             (change, any::<u64>())
                 .prop_map(|(change, cut)| AgreementMessage::Decide { change, decision: Decision::Commit { cut } }),
-            (change, ".{0,80}").prop_map(|(change, why)| AgreementMessage::Decide {
+            (change, any_refusal()).prop_map(|(change, refusal)| AgreementMessage::Decide {
                 change,
-                decision: Decision::Abort { reason: Text::new(why) }
+                decision: Decision::Abort { refusal }
             }),
         ]
     }

@@ -48,7 +48,7 @@ pub use self::member::Membership;
 pub use self::message::{DecodeError, Frame, Hello, Known, Message, Part, RingHost, VERSION};
 pub use self::session::LinkTimes;
 pub use self::types::{
-    AccountBody, ChangeBody, CommId, CommKey, ControlBody, Failure, Life, LinkId, Name, Payload, Text,
+    AccountBody, ChangeBody, CommId, CommKey, ControlBody, Failure, Life, LinkId, Name, Payload, Refusal, Text, Whose,
 };
 pub use self::wire::Counters;
 
@@ -147,7 +147,7 @@ pub enum Request {
         /// Which change.
         change: u64,
         /// Why.
-        reason: Text,
+        refusal: Refusal,
     },
     /// Asks all hosts of a communicator, this one too, how it is there. Nothing comes from those that cannot be reached, or do not
     /// know it.
@@ -445,7 +445,7 @@ impl Exchange {
                 comms.propose(comm, Proposal { window, body, timeout }, wire, now);
             }
             Request::Prepared { comm, change, launched } => comms.prepared(comm, change, launched, wire, now),
-            Request::Refuse { comm, change, reason } => comms.refuse(comm, change, reason, wire, now),
+            Request::Refuse { comm, change, refusal } => comms.refuse(comm, change, refusal, wire, now),
             Request::Inquire { comm, question } => comms.inquire(&comm, question, wire, now),
             Request::Account { comm, to, question, body } => comms.account(&to, comm, (question, body), wire, now),
             Request::Wish { comm, question, body } => comms.wish(comm, question, body, wire, now),

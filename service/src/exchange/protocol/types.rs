@@ -142,6 +142,33 @@ impl<'de> Deserialize<'de> for Text {
     }
 }
 
+/// What a change is refused for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Whose {
+    /// Its communicator, which ends, is busy or too slow: whatever others are asked to change to, they may.
+    Communicator,
+    /// What it asks for, which a host has not or which cannot be: others that are asked for the same cannot have it either.
+    Change,
+}
+
+/// Why a change is refused.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Refusal {
+    /// What for.
+    pub whose: Whose,
+    /// In words.
+    pub reason: Text,
+}
+
+impl Refusal {
+    /// For something of the communicator's own.
+    #[must_use]
+    pub fn own(reason: impl Into<String>) -> Self {
+        Refusal { whose: Whose::Communicator, reason: Text::new(reason) }
+    }
+}
+
 /// Names a communicator that is to be: tenants have separate name spaces, so none can join another's by guessing.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CommKey {
