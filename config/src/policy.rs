@@ -74,7 +74,7 @@ pub struct TenantRule {
     /// Part of every contended link that it gets at least; the others share the rest by weight.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub share_percent: Option<u32>,
-    /// Most that each of its flows between two hosts sends.
+    /// Most payload that each of its flows sends: what goes from one host to another on a channel of a communicator, or point to point.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cap: Option<Rate>,
     /// Higher goes first, under policies that have priorities.

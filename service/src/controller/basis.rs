@@ -71,5 +71,9 @@ pub fn not_enforced(file: &PolicyFile, topology: Option<&TopologyFile>) -> Vec<S
     let is_left = file.policy.name == "priority" && !file.tenants.iter().all(|tenant| has_class(tenant.priority));
     let what =
         "priorities in switches: only the hosts' own queues follow them, where topology.toml has no class for them";
-    is_left.then(|| what.to_owned()).into_iter().collect()
+    let has_shares = file.tenants.iter().any(|tenant| tenant.share_percent.is_some() || tenant.weight != 1);
+    let besides_rings = "shares of what no ring carries (sends, all-to-all, trees), at receivers and between switches: its senders hold all \
+                         together to what their rings' flows are allotted";
+    let parts = [(is_left, what), (has_shares, besides_rings)];
+    parts.into_iter().filter(|(applies, _)| *applies).map(|(_, what)| what.to_owned()).collect()
 }

@@ -225,9 +225,10 @@ pub(super) fn peers_of(
         let rank = membership.host_of_rank.iter().position(|host| usize::from(*host) == index);
         let payload = rank.and_then(|rank| payloads.get(rank)).ok_or_else(|| (name.clone(), "nothing".to_owned()))?;
         let listeners = listeners_of(payload, terms).map_err(|problem| (name.clone(), problem))?;
-        hosts.push(PeerHost { name: name.clone(), listeners });
+        hosts.push(PeerHost { name: name.clone(), listeners, pairs: Arc::default() });
     }
-    Ok(Peers { hosts, host_of_rank: membership.host_of_rank.clone(), ways: Arc::clone(ways) })
+    let (host_of_rank, ways) = (membership.host_of_rank.clone(), Arc::clone(ways));
+    Ok(Peers { hosts, host_of_rank, ways, all: Arc::default() })
 }
 
 #[cfg(test)]

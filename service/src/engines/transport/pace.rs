@@ -1,6 +1,7 @@
 //! How fast and when the flows of a communicator may send: caps, windows, times to yield.
 //!
-//! A flow has a bucket that fills at the rate it may send at, by the clock. A message leaves while the bucket is not below
+//! A flow is all that goes from this host to another on a channel: of a ring, of all the links between ranks that a schedule without one
+//! has there, of strategies before and after a change; or all point-to-point operations. It has a bucket that fills at the rate it may send at, by the clock. A message leaves while the bucket is not below
 //! empty, and takes all its bits at once, so that long messages leave whole and the rate is right over a few of them. What is
 //! left over is kept for `CREDIT`: an engine that comes late catches up. Where a cap begins, what left last counts as sent under it: it
 //! is still on its way.
@@ -8,6 +9,8 @@
 //! Pacing is no promise: it only ever makes messages wait. Deliberately absent: who may have how much (policies decide), and
 //! clocks of other hosts (`controller/clock.rs`): times here are this process's.
 
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::exchange::protocol::Name;
@@ -17,10 +20,13 @@ use crate::exchange::protocol::Name;
 const CREDIT: Duration = Duration::from_millis(5);
 /// For how long a message may be on its way: in buffers of hosts and switches.
 const ON_ITS_WAY: Duration = Duration::from_millis(100);
+/// A window that stays shut is refused by whoever checks paces; a day is as good as never.
+const NEVER: Duration = Duration::from_secs(86_400);
 /// Edges of windows that a bucket is filled over one by one; who has been silent for longer is full or empty anyway.
 const EDGES_MAX: usize = 64;
 
-/// What all flows of a communicator that leave this host keep to. Replaced as a whole.
+/// What all flows of a communicator that leave this host keep to. Replaced as a whole. Where flows have caps of their own, all together
+/// send no more than these come to: what no such flow carries is on the same NICs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Pace {
     /// Payload in bits per second, of each flow that has no cap of its own.
@@ -93,6 +99,13 @@ impl Pace {
         own.or(self.cap_bps)
     }
 
+    /// What all flows may send together, in bits per second, if that is bounded.
+    #[must_use]
+    pub fn common_bps(&self) -> Option<u64> {
+        let sum = self.flows.iter().fold(0_u64, |sum, (_, _, cap_bps)| sum.saturating_add(*cap_bps));
+        (!self.flows.is_empty()).then_some(sum)
+    }
+
     /// What a flow with this cap may do, and until when that stays so.
     fn rate_at(&self, cap_bps: Option<u64>, now: Instant) -> (Rate, Option<Instant>) {
         let mut until: Option<Instant> = None;
@@ -109,6 +122,64 @@ impl Pace {
             None => Rate::Unlimited,
         };
         (rate, until)
+    }
+}
+
+/// As [`Bucket`], for what several engines send, who share no lock: until when what has left is paid for. A debt is paid at the rate at which
+/// it was made, also when there is another by then.
+#[derive(Debug, Default)]
+pub struct SharedBucket {
+    begun: OnceLock<Instant>,
+    /// Since then.
+    paid_ns: AtomicU64,
+}
+
+impl SharedBucket {
+    /// Whether something may be sent at a rate.
+    ///
+    /// # Errors
+    /// When to ask again.
+    pub(super) fn may_send(&self, now: Instant) -> Result<(), Instant> {
+        // Nothing else is read by it; that two engines see the same and both send is paid for by those that come after.
+        let ahead_ns = self.paid_ns.load(Ordering::Relaxed).saturating_sub(self.since_ns(now));
+        if ahead_ns == 0 { Ok(()) } else { Err(now + Duration::from_nanos(ahead_ns)) }
+    }
+
+    /// Something was sent.
+    pub(super) fn sent(&self, bytes: u64, bps: u64, now: Instant) {
+        let took_ns = (bytes as f64 * 8e9 / bps.max(1) as f64) as u64;
+        let credit_ns = self.since_ns(now).saturating_sub(CREDIT.as_nanos() as u64);
+        let pay = |paid_ns: u64| Some(paid_ns.max(credit_ns).saturating_add(took_ns));
+        let _ = self.paid_ns.fetch_update(Ordering::Relaxed, Ordering::Relaxed, pay);
+    }
+
+    fn since_ns(&self, now: Instant) -> u64 {
+        let begun = *self.begun.get_or_init(|| now);
+        u64::try_from(now.saturating_duration_since(begun).as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// As [`Bucket::may_send`].
+    ///
+    /// # Errors
+    /// When to ask again.
+    pub(super) fn may_send_by(&self, pace: &Pace, cap_bps: Option<u64>, now: Instant) -> Result<(), Instant> {
+        let (rate, until) = pace.rate_at(cap_bps, now);
+        let ready = match rate {
+            Rate::Unlimited => return Ok(()),
+            Rate::BitsPerSecond(_) => match self.may_send(now) {
+                Ok(()) => return Ok(()),
+                Err(ready) => Some(ready),
+            },
+            Rate::Closed => None,
+        };
+        Err([ready, until].into_iter().flatten().min().unwrap_or(now + NEVER))
+    }
+
+    /// As [`Bucket::sent`].
+    pub(super) fn sent_by(&self, pace: &Pace, cap_bps: Option<u64>, bytes: u64, now: Instant) {
+        if let (Rate::BitsPerSecond(bps), _) = pace.rate_at(cap_bps, now) {
+            self.sent(bytes, bps as u64, now);
+        }
     }
 }
 
@@ -149,8 +220,7 @@ impl Bucket {
             }
             Rate::Closed => None,
         };
-        // A window that stays shut is refused by whoever checks paces; a day is as good as never.
-        Err([ready, until].into_iter().flatten().min().unwrap_or(now + Duration::from_secs(86_400)))
+        Err([ready, until].into_iter().flatten().min().unwrap_or(now + NEVER))
     }
 
     /// The flow has sent.

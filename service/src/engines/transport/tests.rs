@@ -106,9 +106,9 @@ fn message_of_another_call_is_the_reason_though_the_end_of_another_link_is_seen_
     let mut hosts = [0, 1].map(links);
     let listeners = hosts.each_mut().map(|host| host.listen(id).unwrap());
     let names = ["h0", "h1"].map(|name| Name::new(name).unwrap());
-    let peer = |(name, listener)| PeerHost { name, listeners: vec![listener] };
+    let peer = |(name, listener)| PeerHost { name, listeners: vec![listener], pairs: Arc::default() };
     let peers = names.into_iter().zip(listeners).map(peer).collect();
-    let peers = Arc::new(Peers { hosts: peers, host_of_rank: vec![0, 1], ways: Arc::default() });
+    let peers = Arc::new(Peers { hosts: peers, host_of_rank: vec![0, 1], ways: Arc::default(), all: Arc::default() });
     hosts.iter_mut().for_each(|host| host.set_peers(id, Arc::clone(&peers)));
 
     let link = |src, dst| LinkKey { epoch: 0, channel: 0, src, dst };
@@ -139,4 +139,108 @@ fn message_of_another_call_is_the_reason_though_the_end_of_another_link_is_seen_
         }
         other => panic!("{other:?}"),
     }
+}
+
+const MBPS: u64 = 1_000_000;
+
+/// Two engines of a host of a communicator whose ranks 0 and 1 are here, 2 and 3 on another host, and 4 on a third.
+struct PacedHost {
+    engines: [Links; 2],
+    now: Instant,
+}
+
+const PACED: LinksId = LinksId(7);
+
+impl PacedHost {
+    fn new(pace: Pace) -> Self {
+        let (network, now) = (MemoryNetwork::new(MemoryNetworkOptions::default()), Instant::now());
+        let listen = ListenOptions::new([127, 0, 0, 1].into());
+        let mut engines =
+            [0, 1].map(|_| Links::new(Box::new(network.add_host()), listen.clone(), FlowOptions::default()));
+        let listeners: Vec<_> = engines.iter_mut().map(|engine| engine.listen(PACED).unwrap()).collect();
+        let host = |name: &str| PeerHost {
+            name: Name::new(name).unwrap(),
+            listeners: listeners.clone(),
+            pairs: Arc::default(),
+        };
+        let (hosts, host_of_rank) = (["h0", "h1", "h2"].map(host).to_vec(), vec![0, 0, 1, 1, 2]);
+        let peers = Arc::new(Peers { hosts, host_of_rank, ways: Arc::default(), all: Arc::default() });
+        let (pace, pace_use) = (Arc::new(pace), Arc::new(PaceUse::default()));
+        for engine in &mut engines {
+            engine.set_peers(PACED, Arc::clone(&peers));
+            engine.set_pace(PACED, (Arc::clone(&pace), Arc::clone(&pace_use)), now);
+        }
+        PacedHost { engines, now }
+    }
+
+    /// Bits per second that leave on each link when all send all they may for two seconds.
+    fn send_on(&mut self, links: &[LinkKey]) -> Vec<f64> {
+        const BYTES: u64 = 64 << 10;
+        for link in links {
+            self.engines[link.engine(2)].send_flow(PACED, *link, self.now).unwrap();
+        }
+        let (end, mut bits) = (self.now + Duration::from_secs(2), vec![0.0; links.len()]);
+        let mut turn = 0;
+        while self.now < end {
+            let mut has_sent = false;
+            for place in (0..links.len()).map(|place| (place + turn) % links.len()) {
+                let (link, engine) = (links[place], &mut self.engines[links[place].engine(2)]);
+                if engine.may_send(PACED, link, self.now) {
+                    engine.sent(PACED, link, BYTES, self.now);
+                    (bits[place], has_sent) = (bits[place] + BYTES as f64 * 8.0, true);
+                }
+            }
+            // Whoever has waited for longest comes first.
+            turn += usize::from(has_sent);
+            let wake_at = self.engines.iter_mut().filter_map(Links::take_wake_at).min();
+            // On a link of 100 Gbit/s.
+            self.now = if has_sent { self.now + Duration::from_nanos(5_243) } else { wake_at.expect("all wait") };
+        }
+        bits.iter().map(|bits| bits / 2.0).collect()
+    }
+}
+
+fn link(channel: u16, src: u32, dst: u32) -> LinkKey {
+    LinkKey { epoch: 0, channel, src, dst }
+}
+
+fn is_about(bps: f64, expected: u64) -> bool {
+    (bps / expected as f64 - 1.0).abs() < 0.02
+}
+
+/// All ranks send to all others, point to point as well, by whichever engine: a cap is of each channel to a host, and of all that is sent
+/// there point to point.
+#[test]
+fn a_cap_is_of_all_that_goes_to_a_host_on_a_channel_however_many_links_that_are() {
+    let cap_bps = 400 * MBPS;
+    let mut host = PacedHost::new(Pace { cap_bps: Some(cap_bps), ..Pace::default() });
+    let pairs = [(0, 2), (0, 3), (1, 2), (1, 3)];
+    let mut links = pairs.map(|(src, dst)| link(0, src, dst)).to_vec();
+    links.extend(pairs.map(|(src, dst)| LinkKey::of_pair(src, dst)));
+    links.extend([link(0, 0, 4), link(1, 0, 2), LinkKey::of_pair(0, 4)]);
+    let bps = host.send_on(&links);
+    let flows = [&bps[..4], &bps[4..8], &bps[8..9], &bps[9..10], &bps[10..]];
+    for flow in flows {
+        assert!(is_about(flow.iter().sum(), cap_bps), "{bps:?}");
+    }
+    assert!(pairs.iter().any(|(src, dst)| LinkKey::of_pair(*src, *dst).engine(2) == 1), "by both engines");
+}
+
+/// Where flows are allotted rates, what goes to other hosts than theirs, on other channels or point to point has no more than what
+/// they leave of it.
+#[test]
+fn what_no_flow_of_the_strategy_carries_is_held_to_what_its_flows_are_allotted() {
+    let to_next = Name::new("h1").unwrap();
+    let flows = vec![(0, to_next.clone(), 300 * MBPS), (1, to_next, 100 * MBPS)];
+    let pace = Pace { flows, ..Pace::default() };
+    let others = [link(0, 0, 4), link(2, 0, 2), link(3, 1, 4), LinkKey::of_pair(0, 2), LinkKey::of_pair(1, 4)];
+    let bps = PacedHost::new(pace.clone()).send_on(&others);
+    assert!(is_about(bps.iter().sum(), 400 * MBPS), "{bps:?}");
+    let rings = [link(0, 0, 2), link(0, 1, 3), link(1, 0, 2)];
+    let bps = PacedHost::new(pace.clone()).send_on(&rings);
+    assert!(is_about(bps[0] + bps[1], 300 * MBPS) && is_about(bps[2], 100 * MBPS), "{bps:?}");
+    let all: Vec<LinkKey> = rings.into_iter().chain(others).collect();
+    let bps = PacedHost::new(pace).send_on(&all);
+    assert!(is_about(bps.iter().sum(), 400 * MBPS), "{bps:?}");
+    assert!(bps.iter().all(|bps| *bps > 0.0), "{bps:?}");
 }

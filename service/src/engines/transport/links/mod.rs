@@ -26,7 +26,7 @@ pub use self::key::{EPOCH_MAX, LinkKey, LinksId};
 use self::ways::detours;
 pub use self::ways::{NextEpoch, PeerHost, Peers, Ways};
 use super::channel::ChannelFault;
-use super::pace::{Bucket, Pace};
+use super::pace::{Bucket, Pace, SharedBucket};
 use super::path_words::{PathWord, PathWords};
 use crate::exchange::protocol::Name;
 use crate::runtime::{Context, Progress};
@@ -70,9 +70,25 @@ impl Staging {
 struct Sending {
     flow: SendFlow,
     meter: Arc<FlowMeter>,
-    /// What the communicator's pace says of it, in bits per second.
+    /// The flow that it is of, in the words of paces: its channel, and the place of the host that it goes to among the peers.
+    of: (u16, u16),
+}
+
+/// All links on a channel to a host, of whichever ranks and strategies.
+struct Paced {
+    /// What the communicator's pace says of them, in bits per second.
     cap_bps: Option<u64>,
+    /// Point-to-point operations have one that engines share.
     bucket: Bucket,
+}
+
+/// What holds a link back.
+struct Held<'a> {
+    paced: &'a mut Paced,
+    /// In place of its own bucket.
+    pairs: Option<&'a SharedBucket>,
+    /// Besides, where flows have caps of their own.
+    all: &'a SharedBucket,
 }
 
 /// One communicator's part.
@@ -84,6 +100,8 @@ struct LinkSet {
     /// Ordered, like `recvs`, so that a simulation closes them in the same order each time.
     sends: BTreeMap<LinkKey, Sending>,
     recvs: BTreeMap<LinkKey, (RecvFlow, Arc<FlowMeter>)>,
+    /// By channel, and place of a host among the peers.
+    paced: BTreeMap<(u16, u16), Paced>,
     /// How fast and when it may send, if not as it likes.
     pace: Option<(Arc<Pace>, Arc<PaceUse>)>,
 }
@@ -243,7 +261,8 @@ impl Links {
     pub(super) fn listen(&mut self, id: LinksId) -> Result<ListenerHandle, TransportError> {
         let (listener, handle) = self.transport.listen(&self.listen)?;
         let (epochs, sends, recvs) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        self.sets.insert(id, LinkSet { listener, peers: None, epochs, sends, recvs, pace: None });
+        let (paced, pace) = (BTreeMap::new(), None);
+        self.sets.insert(id, LinkSet { listener, peers: None, epochs, sends, recvs, paced, pace });
         Ok(handle)
     }
 
@@ -408,8 +427,9 @@ impl Links {
         let meter = Arc::new(self.meters.begin(name));
         let cap_bps = set.pace.as_ref().and_then(|(pace, _)| pace.cap_of(link.channel, &host.name));
         meter.allot(cap_bps);
-        let sending = Sending { flow, meter: Arc::clone(&meter), cap_bps, bucket: Bucket::new(now) };
-        set.sends.insert(link, sending);
+        let of = (link.channel, peers.place_of(link.dst).ok_or(TransportError::NoSuch("peer"))?);
+        set.paced.entry(of).or_insert_with(|| Paced { cap_bps, bucket: Bucket::new(now) });
+        set.sends.insert(link, Sending { flow, meter: Arc::clone(&meter), of });
         Ok((flow, meter))
     }
 
@@ -417,22 +437,29 @@ impl Links {
     pub(super) fn set_pace(&mut self, id: LinksId, (pace, pace_use): (Arc<Pace>, Arc<PaceUse>), now: Instant) {
         let Some(set) = self.sets.get_mut(&id) else { return };
         let before = set.pace.as_ref().map(|(before, _)| &**before);
-        for (link, sending) in &mut set.sends {
+        for ((channel, to), paced) in &mut set.paced {
             match before {
-                Some(before) => sending.bucket.repace(before, sending.cap_bps, now),
-                None => sending.bucket = Bucket::new(now),
+                Some(before) => paced.bucket.repace(before, paced.cap_bps, now),
+                None => paced.bucket = Bucket::new(now),
             }
-            let host = set.peers.as_ref().and_then(|peers| peers.host_of(link.dst));
-            sending.cap_bps = host.and_then(|host| pace.cap_of(link.channel, &host.name));
-            sending.meter.allot(sending.cap_bps);
+            let host = set.peers.as_ref().and_then(|peers| peers.hosts.get(usize::from(*to)));
+            paced.cap_bps = host.and_then(|host| pace.cap_of(*channel, &host.name));
+        }
+        for sending in set.sends.values() {
+            sending.meter.allot(set.paced.get(&sending.of).and_then(|paced| paced.cap_bps));
         }
         set.pace = (!pace.is_free()).then_some((pace, pace_use));
     }
 
     /// Whether a link may send now, by its communicator's pace. If not the engine is woken when it may.
     pub fn may_send(&mut self, id: LinksId, link: LinkKey, now: Instant) -> bool {
-        let Some((pace, pace_use, sending)) = self.paced(id, link) else { return true };
-        let Err(at) = sending.bucket.may_send(pace, sending.cap_bps, now) else { return true };
+        let Some((pace, pace_use, Held { paced, pairs, all })) = self.paced(id, link) else { return true };
+        let own = match pairs {
+            Some(pairs) => pairs.may_send_by(pace, paced.cap_bps, now),
+            None => paced.bucket.may_send(pace, paced.cap_bps, now),
+        };
+        let common = pace.common_bps().map_or(Ok(()), |_| all.may_send(now));
+        let Some(at) = own.err().max(common.err()) else { return true };
         pace_use.held();
         self.wake_at = Some(self.wake_at.map_or(at, |other| other.min(at)));
         false
@@ -440,16 +467,25 @@ impl Links {
 
     /// A link has sent.
     pub fn sent(&mut self, id: LinksId, link: LinkKey, bytes: u64, now: Instant) {
-        if let Some((_, pace_use, sending)) = self.paced(id, link) {
+        if let Some((pace, pace_use, Held { paced, pairs, all })) = self.paced(id, link) {
             pace_use.sent(bytes);
-            sending.bucket.sent(bytes, now);
+            match pairs {
+                Some(pairs) => pairs.sent_by(pace, paced.cap_bps, bytes, now),
+                None => paced.bucket.sent(bytes, now),
+            }
+            if let Some(common_bps) = pace.common_bps() {
+                all.sent(bytes, common_bps, now);
+            }
         }
     }
 
-    fn paced(&mut self, id: LinksId, link: LinkKey) -> Option<(&Pace, &PaceUse, &mut Sending)> {
-        let LinkSet { pace, sends, .. } = self.sets.get_mut(&id)?;
-        let (pace, pace_use) = pace.as_ref()?;
-        Some((pace, pace_use, sends.get_mut(&link)?))
+    fn paced(&mut self, id: LinksId, link: LinkKey) -> Option<(&Pace, &PaceUse, Held<'_>)> {
+        let LinkSet { pace, sends, paced, peers, .. } = self.sets.get_mut(&id)?;
+        let ((pace, pace_use), peers) = (pace.as_ref()?, peers.as_ref()?);
+        let of = sends.get(&link)?.of;
+        let host = peers.hosts.get(usize::from(of.1))?;
+        let pairs = (link.channel == LinkKey::PAIRS).then_some(&*host.pairs);
+        Some((pace, pace_use, Held { paced: paced.get_mut(&of)?, pairs, all: &peers.all }))
     }
 
     /// When something that was refused since this was last asked may go on.

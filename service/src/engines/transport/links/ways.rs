@@ -6,6 +6,7 @@ use std::sync::Arc;
 use mccs_config::service::TransportKind;
 
 use super::LinkKey;
+use crate::engines::transport::pace::SharedBucket;
 use crate::exchange::protocol::Name;
 use crate::transports::{FlowOptions, FlowPath, ListenerHandle};
 
@@ -16,6 +17,8 @@ pub struct PeerHost {
     pub name: Name,
     /// Where its engines accept, by engine.
     pub listeners: Vec<ListenerHandle>,
+    /// What point-to-point operations send there, which several engines do.
+    pub pairs: Arc<SharedBucket>,
 }
 
 /// Who is where in a communicator.
@@ -27,6 +30,8 @@ pub struct Peers {
     pub host_of_rank: Vec<u16>,
     /// Ways through the network of its first strategy, and of point-to-point operations.
     pub ways: Arc<Ways>,
+    /// All that this host sends of the communicator, by whichever engine.
+    pub all: Arc<SharedBucket>,
 }
 
 /// Ways through the network that a strategy gives a communicator.
@@ -82,13 +87,17 @@ impl Peers {
         self.hosts.get(usize::from(*self.host_of_rank.get(rank as usize)?))
     }
 
+    /// The place of a rank's host in `hosts`.
+    pub(super) fn place_of(&self, rank: u32) -> Option<u16> {
+        self.host_of_rank.get(rank as usize).copied()
+    }
+
     /// The path of a link's flow, if it has one.
     pub(super) fn path<'a>(&self, link: LinkKey, ways: &'a Ways) -> Option<&'a FlowPath> {
-        let place = |rank: u32| self.host_of_rank.get(rank as usize).copied();
         if link.channel == LinkKey::PAIRS {
             ways.path((link.src + link.dst) as u16, None)
         } else {
-            ways.path(link.channel, place(link.src).zip(place(link.dst)))
+            ways.path(link.channel, self.place_of(link.src).zip(self.place_of(link.dst)))
         }
     }
 }
@@ -143,7 +152,7 @@ mod tests {
         assert_eq!((link(0).engine(2), link(1).engine(2), link(2).engine(2)), (0, 1, 0));
         let port = |port| FlowPath { source_ports: Some(PortRange { first: port, last: port }), ..FlowPath::default() };
         let mut ways = Ways { paths: vec![port(7), port(8)], ..Ways::default() };
-        let peers = Peers { hosts: Vec::new(), host_of_rank: vec![0, 1], ways: Arc::default() };
+        let peers = Peers { hosts: Vec::new(), host_of_rank: vec![0, 1], ways: Arc::default(), all: Arc::default() };
         let ports = |ways: &Ways| {
             let path = |channel| peers.path(link(channel), ways).and_then(|path| path.source_ports);
             [0, 1, 2].map(|channel| path(channel).map_or(0, |ports| ports.first))
