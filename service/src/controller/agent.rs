@@ -37,13 +37,16 @@ use crate::engines::proxy::Refused;
 use crate::engines::transport::pace::Pace;
 use crate::exchange::protocol::{CommId, Name, Whose};
 use crate::policy::Profile;
+use crate::telemetry::LogBudget;
 use crate::telemetry::placed::{Chosen, HostRanks, PaceUse};
 use crate::telemetry::profile::{Burst, Measured};
 
 /// Orders that are carried out at a time. A controller gives fewer.
 const ORDERS_MAX: usize = 1024;
 /// Paces that are kept. A controller tells one for each communicator that is here.
-const PACES_MAX: usize = 1 << 16;
+pub const PACES_MAX: usize = 1 << 16;
+/// How long the pace of a communicator is kept that is not here: yet, as its hosts begin at different times, or any more.
+pub const PACE_KEPT_FOR: Duration = Duration::from_secs(60);
 /// Engines are told anew when their times are wrong by more than this and more than the clock's own error.
 const TIME_SLACK: Duration = Duration::from_micros(20);
 
@@ -111,6 +114,8 @@ pub enum AgentOutput {
 /// A pace that was told.
 struct Paced {
     pace: HostPace,
+    /// When its communicator was last here, or the pace was told.
+    seen: Instant,
     /// The last bursts of those for whom it makes room.
     bursts: BTreeMap<CommId, CommonBurst>,
     /// When engines were told last, and what the common clock showed by what was known then.
@@ -184,6 +189,7 @@ pub struct Agent {
     /// Paths that are dead, with the host to which they lead.
     dead_paths: Vec<(String, FlowPath)>,
     said: SaidLinks,
+    budget: LogBudget,
 }
 
 /// On the common clock, which shows `common_ns` now.
@@ -223,6 +229,7 @@ impl Agent {
             clock: CommonClock::default(),
             dead_paths: Vec::new(),
             said: SaidLinks::default(),
+            budget: LogBudget::default(),
         }
     }
 
@@ -331,12 +338,16 @@ impl Agent {
             ControllerMessage::Order(order) => vec![self.carry_out(*order)],
             ControllerMessage::TestLinks => vec![AgentOutput::TestLinks],
             ControllerMessage::Pace { life, comm, pace } if self.life == Some(life) => {
-                if self.paces.len() < PACES_MAX || self.paces.contains_key(&comm) {
+                if self.paces.len() >= PACES_MAX && !self.paces.contains_key(&comm) {
+                    if let Some(suppressed) = self.budget.take(now) {
+                        tracing::warn!(%comm, limit = PACES_MAX, suppressed, "no room for another pace: the communicator's flows keep to none");
+                    }
+                } else {
                     let before = self.paces.remove(&comm).map(|before| (before.wants, before.bursts));
                     let (wants, mut bursts) = before.unwrap_or_default();
                     let wants = wants.filter(|_| pace.allotted_bps() > 0);
                     bursts.retain(|comm, _| pace.yields.iter().any(|yields| yields.to == *comm));
-                    self.paces.insert(comm, Paced { pace, bursts, told: None, wants });
+                    self.paces.insert(comm, Paced { pace, seen: now, bursts, told: None, wants });
                 }
                 Vec::new()
             }
@@ -425,7 +436,12 @@ impl Agent {
     /// when communicators send, and what they want; asks what the time is where that matters. Called when something was heard, communicators have changed, or
     /// [`Agent::next_deadline`] is over.
     pub fn pace(&mut self, here: &BTreeMap<CommId, Arc<PaceUse>>, now: Instant) -> Vec<AgentOutput> {
-        self.paces.retain(|comm, paced| paced.told.is_none() || here.contains_key(comm));
+        for paced in self.paces.iter_mut().filter_map(|(comm, paced)| here.contains_key(comm).then_some(paced)) {
+            paced.seen = now;
+        }
+        // Those that engines were told of have ended; the others may come yet.
+        let is_late = |paced: &Paced| now.saturating_duration_since(paced.seen) >= PACE_KEPT_FOR;
+        self.paces.retain(|comm, paced| here.contains_key(comm) || (paced.told.is_none() && !is_late(paced)));
         let mut outputs = self.look_at_wants(here, now);
         if self.life.is_some() && self.needs_time() {
             let asked = self.clock.ask(now).map(|question| AgentOutput::Tell(AgentMessage::AskTime { question }));

@@ -30,6 +30,8 @@ pub(super) struct Application {
     changed: Vec<CommId>,
     failed: Vec<(CommId, String)>,
     kept: Vec<(CommId, String)>,
+    /// The policy is an operator's word, not the file's.
+    is_said: bool,
     is_rolled_back: bool,
     /// Files that have changed meanwhile.
     next: Option<(Option<Text>, Option<Text>)>,
@@ -64,12 +66,17 @@ impl Controller {
         let (last_topology, last_policy) = &mut self.texts;
         *last_topology = topology.clone().or(last_topology.take());
         *last_policy = policy.clone().or(last_policy.take());
-        let in_force = self.basis.as_deref();
-        let topology = topology.or(in_force.map(|basis| basis.topology_text.clone())).or(last_topology.clone());
-        let policy = policy.or(in_force.map(|basis| basis.policy_text.clone())).or(last_policy.clone());
         // Until both were read there is nothing to check them against.
-        let (Some(topology), Some(policy)) = (topology, policy) else { return Ok(()) };
-        let basis = self.basis_of(topology, policy)?;
+        let (Some(last_topology), Some(last_policy)) = (last_topology.clone(), last_policy.clone()) else {
+            return Ok(());
+        };
+        let in_force = self.basis.as_deref().map(|basis| (basis.topology_text.clone(), basis.policy_text.clone()));
+        let (topology_in_force, policy_in_force) = in_force.unwrap_or((last_topology.clone(), last_policy.clone()));
+        // Of two that only fit together one was saved first, and refused. Where both do not go together yet, the one that has changed may
+        // fit what is in force; and if it does not, that is what is wrong with it.
+        let basis = self
+            .basis_of(last_topology, last_policy)
+            .or_else(|_| self.basis_of(topology.unwrap_or(topology_in_force), policy.unwrap_or(policy_in_force)))?;
         let is_news = self.basis.as_ref().is_none_or(|before| {
             (&before.topology_text.text, &before.policy_text.text)
                 != (&basis.topology_text.text, &basis.policy_text.text)
@@ -99,7 +106,9 @@ impl Controller {
         tracing::info!(policy, %file, why, "policy put in force");
         self.uses_profiles(basis.policy.uses_profiles());
         let before = self.basis.replace(Arc::new(basis));
+        let is_said = ticket.is_some();
         self.start(what, why, (before, ticket), now);
+        self.application.iter_mut().for_each(|application| application.is_said = is_said);
     }
 
     /// Begins an application of what was changed already.
@@ -120,6 +129,7 @@ impl Controller {
             changed: Vec::new(),
             failed: Vec::new(),
             kept: Vec::new(),
+            is_said: false,
             is_rolled_back: false,
             next: None,
         });
@@ -182,7 +192,11 @@ impl Controller {
             return true;
         }
         let Some(application) = self.application.take() else { return false };
-        let Application { ticket, entry, changed, failed, kept, is_rolled_back, next, .. } = application;
+        let Application { ticket, entry, changed, failed, kept, is_said, is_rolled_back, next, .. } = application;
+        if is_said && !is_rolled_back {
+            // It holds until the file says something else.
+            self.texts.1 = self.basis.as_ref().map(|basis| basis.policy_text.clone());
+        }
         let mut changed: Vec<String> = changed.iter().map(ToString::to_string).collect();
         changed.sort_unstable();
         changed.dedup();

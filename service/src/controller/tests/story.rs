@@ -1,21 +1,25 @@
 //! What becomes of communicators, hosts, files and controllers, one story each.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mccs_config::change::StrategyChange;
 
 use super::bed::{Bed, Host, TOPOLOGY, change_by, name, policy, text};
 use crate::bootstrap::NRANKS_MAX;
-use crate::controller::agent::AgentOutput;
+use crate::controller::agent::{Agent, AgentOutput, PACE_KEPT_FOR, PACES_MAX};
 use crate::controller::answer::{Applied, ControllerAnswer, ControllerRequest, HistoryView, Standing};
 use crate::controller::history::{HISTORY_MAX, Went};
 use crate::controller::links::LinkState;
 use crate::controller::message::{AgentMessage, ControllerMessage, Order};
 use crate::controller::orders::{ORDER_TIME, ORDERS_MAX, PAUSE, PAUSE_MAX};
+use crate::controller::pace::HostPace;
 use crate::controller::state::{GRACE, SYNC_TIME};
 use crate::engines::proxy::Refused;
 use crate::engines::transport::pace::Pace;
 use crate::exchange::protocol::CommId;
+use crate::telemetry::placed::PaceUse;
 use crate::telemetry::profile::{Burst, Measured};
 
 fn apply(policy: &str) -> ControllerRequest {
@@ -770,4 +774,91 @@ fn priorities_have_the_code_points_of_the_switches_classes() {
     let ways = |at: usize| view.communicators[at].strategy.flows.iter().map(|flow| &*flow.way).collect::<Vec<_>>();
     assert_eq!(ways(0), ways(1));
     assert!(ways(0).contains(&"spine0") && ways(0).contains(&"spine1"), "{view:?}");
+}
+
+#[test]
+fn paces_of_communicators_that_never_come_here_are_forgotten_and_make_room() {
+    let mut bed = Bed::new("ffa");
+    bed.run();
+    let (own, now) = (bed.own.clone(), bed.now);
+    let comm = |number: u64| CommId { root: name("host-b"), incarnation: 1, number };
+    let pace = || HostPace { cap_bps: Some(1_000_000), ..HostPace::default() };
+    let agent = &mut bed.host(&own).agent;
+    let mut tell = |number: u64, at: Instant| {
+        let message = ControllerMessage::Pace { life: 1, comm: comm(number), pace: pace() };
+        assert_eq!(agent.hear(&name("host-a"), message, at), Ok(Vec::new()));
+    };
+    (0..PACES_MAX as u64).for_each(|number| tell(number, now));
+    // There is no room for one more, until the others have waited for long enough.
+    let (late, last) = (PACES_MAX as u64, PACES_MAX as u64 + 1);
+    tell(late, now);
+    let told = |agent: &mut Agent, number: u64, at: Instant| {
+        let here = BTreeMap::from([(comm(number), Arc::<PaceUse>::default())]);
+        let outputs = agent.pace(&here, at);
+        outputs.iter().any(|output| matches!(output, AgentOutput::Pace { comm: of, .. } if *of == comm(number)))
+    };
+    let agent = &mut bed.host(&own).agent;
+    assert!(!told(agent, late, now));
+    // One that comes in time has its pace, also if others come later.
+    let soon = now + PACE_KEPT_FOR - Duration::from_millis(1);
+    assert!(told(agent, 7, soon));
+    let after = now + PACE_KEPT_FOR;
+    assert_eq!(agent.pace(&BTreeMap::new(), after), []);
+    assert!(!told(agent, 8, after));
+    let message = ControllerMessage::Pace { life: 1, comm: comm(last), pace: pace() };
+    assert_eq!(agent.hear(&name("host-a"), message, after), Ok(Vec::new()));
+    assert!(told(agent, last, after));
+}
+
+#[test]
+fn files_that_only_fit_together_are_put_in_force_whichever_is_saved_first_and_however_long_before() {
+    let renamed = TOPOLOGY.replace("spine1", "spine9");
+    let reserve = |spine: &str| format!("[policy]\nname = \"pfa\"\n[[reserve]]\ntenant = \"t\"\npaths = [{spine:?}]\n");
+    let spines = |bed: &mut Bed| {
+        let flows = bed.show().communicators.remove(0).strategy.flows;
+        flows.into_iter().filter(|flow| flow.way.starts_with("spine")).map(|flow| flow.way).collect::<BTreeSet<_>>()
+    };
+    for policy_first in [true, false] {
+        let mut bed = Bed::new("ffa");
+        bed.begin_wide("t");
+        bed.controller.files(None, Some(text("policy.toml", &reserve("spine1"))), bed.now);
+        bed.run();
+        assert_eq!(spines(&mut bed), BTreeSet::from(["spine1".to_owned()]));
+        let policy = (None, Some(text("policy.toml", &reserve("spine9"))));
+        let topology = (Some(text("topology.toml", &renamed)), None);
+        let in_turn = if policy_first { [policy, topology] } else { [topology, policy] };
+        for (place, (topology, policy)) in in_turn.into_iter().enumerate() {
+            bed.controller.files(topology, policy, bed.now);
+            bed.pass(Duration::from_secs(60));
+            // The first alone does not fit what is in force.
+            assert_eq!(
+                matches!(bed.history().last().unwrap().went, Went::Failed(_)),
+                place == 0,
+                "{:?}",
+                bed.history()
+            );
+        }
+        assert_eq!(spines(&mut bed), BTreeSet::from(["spine9".to_owned()]));
+    }
+}
+
+#[test]
+fn a_policy_that_an_operator_has_put_in_force_stays_when_another_file_changes() {
+    let mut bed = Bed::new("ffa");
+    let comm = bed.begin_wide("t");
+    bed.run();
+    bed.answer(apply("ecmp")).unwrap();
+    bed.controller.files(Some(text("topology.toml", &format!("{TOPOLOGY}\n# again"))), None, bed.now);
+    bed.run();
+    assert_eq!((bed.show().policy.as_deref(), bed.chosen(&comm).paths.len()), (Some("ecmp"), 0));
+    // What was taken back is not what the operator has said.
+    refuse(&mut bed, Some("no port is free"));
+    assert!(applied(bed.answer(apply("ffa"))).rolled_back);
+    refuse(&mut bed, None);
+    bed.controller.files(Some(text("topology.toml", &format!("{TOPOLOGY}\n# anew"))), None, bed.now);
+    bed.run();
+    assert_eq!((bed.show().policy.as_deref(), bed.chosen(&comm).paths.len()), (Some("ecmp"), 0));
+    bed.controller.files(None, Some(text("policy.toml", "[policy]\nname = \"ffa\"\n# once more")), bed.now);
+    bed.run();
+    assert_eq!(bed.show().policy.as_deref(), Some("ffa"));
 }
