@@ -71,7 +71,7 @@ pub struct TenantRule {
     /// Its part of a contended link, against tenants without `share_percent`.
     #[serde(default = "default_weight")]
     pub weight: u32,
-    /// Part of every contended link that it gets at least; the others share the rest by weight.
+    /// Part of every contended link that it gets at least; the others share the rest by weight, also those that are not listed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub share_percent: Option<u32>,
     /// Most payload that each of its flows sends: what goes from one host to another on a channel of a communicator, or point to point.

@@ -2,7 +2,7 @@
 //!
 //! A pace holds at once and needs no agreement: whatever it says, results are the same. It is told whole, and again where
 //! a host was away. Rates are of payload, as they are in [`Pace`]; links are shared by what they carry, headers included, so
-//! that shares are told as [`PAYLOAD`] of what the policy allots.
+//! that shares are told as [`PAYLOAD`] of what the policy allots. Caps are of payload everywhere.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,13 +13,11 @@ use serde::{Deserialize, Serialize};
 use super::bursts::CommonBurst;
 use crate::engines::transport::pace::{LocalWindow, Pace};
 use crate::exchange::protocol::{CommId, Name};
+use crate::policy::shares::PAYLOAD;
 use crate::policy::{self, Decision, Window, Yield};
 use crate::telemetry::placed::Allotment;
 use crate::topology::Topology;
 
-/// Payload of full frames of 1,500 bytes, TCP's and Ethernet's headers besides (1,448 of 1,538), less what keeps queues empty:
-/// a share is kept only where its owner's congestion control has nothing to say.
-pub const PAYLOAD: f64 = 0.92;
 /// Less than this stalls a job as well as nothing.
 const CAP_MIN_BPS: u64 = 1_000_000;
 /// Flows that leave a host, and times to yield: more than any policy decides.
@@ -103,7 +101,7 @@ impl fmt::Display for HostPace {
 }
 
 fn payload_bps(allotted_bps: f64) -> u64 {
-    ((allotted_bps * PAYLOAD) as u64).max(CAP_MIN_BPS)
+    ((allotted_bps * PAYLOAD).round() as u64).max(CAP_MIN_BPS)
 }
 
 /// What every host of a decision is told, by host; `rates` are what its flows are allotted, where tenants have shares, and `comm_of` what
@@ -133,7 +131,7 @@ pub fn host_paces(
             paces.push((from.to_owned(), pace));
             paces.len() - 1
         });
-        // A flow over a link that is down is allotted nothing, and is to go elsewhere: a cap would only make that harder.
+        // A flow whose NIC's link is down is allotted nothing, and goes nowhere: a cap would only make it harder to end.
         let Some(allotted) = rates.and_then(|rates| rates.get(place)).filter(|rate| rate.is_finite() && **rate > 0.0)
         else {
             continue;
@@ -141,10 +139,11 @@ pub fn host_paces(
         let to = topology.host_name(flow.to.host).to_owned();
         let flows = &mut paces[at].1.flows;
         let channel = flow.channel as u16;
-        // A ring that comes by twice has one flow there: what both are allotted.
-        let own_bps = payload_bps(*allotted);
+        // A ring that comes by twice has one flow there: what both are allotted, and no more than one flow may have.
+        let most_bps = cap_bps.unwrap_or(u64::MAX);
+        let own_bps = payload_bps(*allotted).min(most_bps);
         if let Some(flow) = flows.iter_mut().find(|flow| flow.channel == channel && flow.to == to) {
-            flow.cap_bps += own_bps;
+            flow.cap_bps = flow.cap_bps.saturating_add(own_bps).min(most_bps);
         } else if flows.len() < PARTS_MAX {
             flows.push(FlowCap { channel, to, cap_bps: own_bps });
         }
@@ -162,7 +161,7 @@ impl HostPace {
     /// What its flows are allotted together, in bits of payload per second; 0 where they are not.
     #[must_use]
     pub fn allotted_bps(&self) -> u64 {
-        self.flows.iter().map(|flow| flow.cap_bps).sum()
+        self.flows.iter().fold(0, |sum, flow| sum.saturating_add(flow.cap_bps))
     }
 
     /// What it says of the tenant, if anything.
@@ -314,5 +313,41 @@ mod tests {
         for pace in spoilt {
             assert!(pace.check().is_err(), "{pace:?}");
         }
+    }
+
+    #[test]
+    fn what_hosts_are_told_is_no_more_than_a_cap_and_no_less() {
+        use mccs_config::TopologyFile;
+
+        use crate::policy::{Flow, Way};
+        use crate::topology::{HostId, Port};
+
+        let file = TopologyFile::parse(include_str!("../../../config/examples/topology.toml"), "t").unwrap();
+        let topology = Topology::from_file(&file).unwrap();
+        let port = |host: u32| Port { host: HostId(host), nic: 0 };
+        let flow = |to: u32| Flow { channel: 0, from: port(0), to: port(to), way: Way::Hash };
+        // A ring that comes by twice, and another flow.
+        let decision = |cap_bps: Option<u64>| Decision {
+            comm: 1,
+            ring_orders: Vec::new(),
+            flows: vec![flow(1), flow(2), flow(1)],
+            weight: 1.0,
+            cap_bps: cap_bps.map(|cap_bps| cap_bps as f64),
+            priority: 0,
+            window: None,
+            yields: Vec::new(),
+        };
+        for cap_bps in (0..10_000).map(|step| 30_000_000_000 + step * 1_000_003) {
+            let on_links = cap_bps as f64 / PAYLOAD;
+            let told = |cap_bps| {
+                let mut paces = host_paces(&topology, &decision(cap_bps), Some(&[on_links; 3]), |_| None);
+                paces.remove(0).1
+            };
+            let pace = told(Some(cap_bps));
+            assert_eq!(pace.flows.iter().map(|flow| flow.cap_bps).collect::<Vec<_>>(), [cap_bps; 2]);
+            assert_eq!(told(None).allotted_bps(), 3 * cap_bps);
+        }
+        let huge = FlowCap { channel: 0, to: "b".into(), cap_bps: u64::MAX };
+        assert_eq!(HostPace { flows: vec![huge; 2], ..HostPace::default() }.allotted_bps(), u64::MAX);
     }
 }

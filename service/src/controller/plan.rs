@@ -14,8 +14,9 @@ use mccs_config::service::{Device, FlowPath, TransportKind};
 use super::basis::Basis;
 use super::links::Links;
 use super::message::{Report, whole_change};
-use super::pace::{HostPace, PAYLOAD, host_paces};
+use super::pace::{HostPace, host_paces};
 use crate::exchange::protocol::{CommId, Name};
+use crate::policy::shares::PAYLOAD;
 use crate::policy::{self, Decision, Flow, Job, Placed, View, Way, shares};
 use crate::telemetry::placed::Chosen;
 use crate::topology::{HostId, Topology};
@@ -89,7 +90,8 @@ pub fn plan_all<'a>(
     let view = View { topology: &basis.topology, capacities: &capacities, jobs: &placed, rules: &basis.rules };
     let decisions = basis.policy.decide(&view);
     // Where tenants have shares each flow is held to what it is allotted: the network itself would divide by flows.
-    let has_shares = basis.rules.tenants.iter().any(|terms| terms.weight.is_some());
+    let has_shares = basis.rules.has_shares();
+    let weights = basis.rules.weights(&placed);
     let mut rates = if has_shares { shares::rates(&view, &decisions) } else { Vec::new() };
     if !rates.is_empty() && !wants.is_empty() {
         let of = |(decision, rates): (&Decision, &Vec<f64>)| {
@@ -111,7 +113,7 @@ pub fn plan_all<'a>(
         let rates = rates.get(place).map(Vec::as_slice);
         let mut plan = plan(&basis.topology, (decision, transport), rates, comm_of);
         if has_shares {
-            let weight_milli = Some((basis.rules.weight(&job.tenant) * 1000.0).round() as u64);
+            let weight_milli = Some((weights.of(&job.tenant) * 1000.0).round() as u64);
             plan.paces.iter_mut().for_each(|(_, pace)| pace.weight_milli = weight_milli);
         }
         if let Some(report) = report.filter(|_| watched.contains(&job.comm)) {

@@ -26,7 +26,7 @@ pub struct Decision {
     pub flows: Vec<Flow>,
     /// Part of a contended link that each of its flows has, against other flows' weights.
     pub weight: f64,
-    /// Most bits per second that each flow sends.
+    /// Most bits of payload per second that each flow sends.
     pub cap_bps: Option<f64>,
     /// Traffic class: what is higher goes first wherever the network has queues for it.
     pub priority: u32,

@@ -25,7 +25,7 @@ pub mod windows;
 mod yielding;
 
 pub use decision::{Decision, Decisions, Flow, Way, Window, Yield};
-pub use view::{CommId, Job, Placed, Profile, RingChoice, Rules, TenantTerms, View};
+pub use view::{CommId, Job, Placed, Profile, RingChoice, Rules, TenantTerms, View, Weights};
 
 /// A way to decide.
 pub trait Policy: Sync {

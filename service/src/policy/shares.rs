@@ -7,8 +7,16 @@
 use std::cmp::Ordering;
 use std::collections::{BinaryHeap, HashMap};
 
-use super::decision::{Decisions, Flow, Way};
+use super::decision::{Decision, Decisions, Flow, Way};
 use super::view::View;
+
+/// Payload of full frames of 1,500 bytes, TCP's and Ethernet's headers besides (1,448 of 1,538), less what keeps queues empty:
+/// a share is kept only where its owner's congestion control has nothing to say. Caps are of payload, links carry headers as well.
+pub const PAYLOAD: f64 = 0.92;
+
+/// Part of a link that those have who would have nothing, all together: a job of low priority must not stop for as long as others send, since
+/// hosts hold it to its rate whether they do or not.
+const LEAST: f64 = 0.02;
 
 /// What wants a rate.
 #[derive(Debug, Clone, Copy)]
@@ -186,7 +194,7 @@ impl Filler {
 /// Gives communicators the weights that make tenants' shares right: on each link that tenants share, a tenant's weight is divided
 /// among its flows there. Of a communicator whose flows meet different numbers of their tenant's, the most crowded link counts.
 pub fn weigh(view: &View<'_>, decisions: &mut Decisions) {
-    if view.rules.tenants.iter().all(|terms| terms.weight.is_none()) {
+    if !view.rules.has_shares() {
         return;
     }
     let mut numbers: HashMap<&str, u32> = HashMap::new();
@@ -209,29 +217,49 @@ pub fn weigh(view: &View<'_>, decisions: &mut Decisions) {
             }
         }
     }
+    let weights = view.rules.weights(view.jobs);
     for ((job, tenant), decision) in view.jobs.iter().zip(&tenants).zip(&mut decisions.0) {
         let links = decision.flows.iter().flat_map(|flow| known_links(view, flow));
         let shared = links.map(|link| &users[link as usize]).filter(|users| users.len() > 1);
         let own = |users: &Vec<(u32, u32)>| users.iter().find(|(user, _)| user == tenant).map(|(_, flows)| *flows);
         let most = shared.filter_map(own).max().unwrap_or(1);
-        decision.weight = view.rules.weight(&job.tenant) / f64::from(most);
+        decision.weight = weights.of(&job.tenant) / f64::from(most);
     }
 }
 
-/// The links that a flow goes over, as far as is known: a hashed one may go anywhere between its leaves.
+/// The links that a flow goes over, as far as is known: a hashed one may go anywhere between its leaves, and so may one whose way has a link
+/// that carries nothing.
 fn known_links<'a>(view: &View<'a>, flow: &Flow) -> impl Iterator<Item = u32> + use<'a> {
     let topology = view.topology;
     let (path, is_decided) = if let Way::Path(path) = flow.way { (path, true) } else { (0, false) };
     let route = topology.route(flow.from, flow.to, path);
+    let is_whole = route.links().iter().all(|link| view.capacities[link.index()] > 0.0);
     let links = (0..route.links().len()).map(move |place| route.links()[place]);
-    links.filter(move |link| is_decided || topology.is_edge(*link)).map(|link| link.0)
+    links.filter(move |link| (is_decided && is_whole) || topology.is_edge(*link)).map(|link| link.0)
 }
 
-/// What every flow gets when all send at once, in bits per second, by decision and flow. Hashed flows count for the links of
-/// their NICs only.
+/// What a decision's cap comes to on links: headers besides.
+fn carried_cap(decision: &Decision) -> f64 {
+    decision.cap_bps.map_or(f64::INFINITY, |cap_bps| cap_bps / PAYLOAD)
+}
+
+/// What every flow gets when all send at once, in bits per second that links carry, by decision and flow. Hashed flows count for the links of
+/// their NICs only. To whom higher priorities leave nothing still has its part of [`LEAST`].
 #[must_use]
 pub fn rates(view: &View<'_>, decisions: &Decisions) -> Vec<Vec<f64>> {
-    fill(view, decisions, view.capacities, |_, _| f64::INFINITY)
+    let mut rates = fill(view, decisions, view.capacities, |_, _| f64::INFINITY);
+    let mut users = vec![0_u32; view.capacities.len()];
+    for flow in decisions.0.iter().flat_map(|decision| &decision.flows) {
+        known_links(view, flow).for_each(|link| users[link as usize] += 1);
+    }
+    let least = |link: u32| LEAST * view.capacities[link as usize] / f64::from(users[link as usize].max(1));
+    for (decision, rates) in decisions.0.iter().zip(&mut rates) {
+        for (flow, rate) in decision.flows.iter().zip(rates) {
+            let least = known_links(view, flow).map(least).fold(carried_cap(decision), f64::min);
+            *rate = rate.max(least);
+        }
+    }
+    rates
 }
 
 /// What every flow may have where some want less than their `rates`: by decision, the part of them that it wants, or `None` for all
@@ -255,7 +283,7 @@ pub fn with_what_is_left(
     }
     // Who wants less than it gets may want more next.
     let more = fill(view, decisions, &left, |decision, flow| {
-        decisions.0[decision].cap_bps.map_or(f64::INFINITY, |cap| (cap - wanted[decision][flow]).max(0.0))
+        (carried_cap(&decisions.0[decision]) - wanted[decision][flow]).max(0.0)
     });
     let sum = |decision: usize, flow: usize| (wanted[decision][flow] + more[decision][flow]).max(rates[decision][flow]);
     let of = |decision: usize| (0..rates[decision].len()).map(|flow| sum(decision, flow)).collect();
@@ -280,7 +308,7 @@ fn fill(
         .zip(&uses)
         .map(|((number, decision, (place, _)), uses)| Demand {
             weight: decision.weight,
-            cap: decision.cap_bps.unwrap_or(f64::INFINITY).min(most(number, place)),
+            cap: carried_cap(decision).min(most(number, place)),
             priority: decision.priority,
             uses,
         })

@@ -102,6 +102,8 @@ pub struct Rules {
     pub transport: Option<TransportKind>,
     /// Tenants that are not as all others.
     pub tenants: Vec<TenantTerms>,
+    /// Where some are guaranteed shares: what these leave of the hundred percent.
+    pub rest_percent: Option<u32>,
 }
 
 /// What a tenant may have.
@@ -109,9 +111,11 @@ pub struct Rules {
 pub struct TenantTerms {
     /// Who.
     pub name: String,
-    /// Part of a contended link, against other tenants' weights; absent: 1. Where no tenant has one, there are no shares of
-    /// tenants, and each flow counts for itself.
+    /// Part of a contended link, against other tenants' weights; absent: that of a weight of 1 in the file. Where no tenant has one, there
+    /// are no shares of tenants, and each flow counts for itself.
     pub weight: Option<f64>,
+    /// Whether the weight is a share that it is guaranteed, in percent.
+    pub is_guaranteed: bool,
     /// Most bits per second that each of its flows sends.
     pub cap_bps: Option<f64>,
     /// Higher goes first, where a policy has priorities.
@@ -126,15 +130,42 @@ impl TenantTerms {
     /// A tenant like all others.
     #[must_use]
     pub fn new(name: impl Into<String>) -> Self {
-        TenantTerms { name: name.into(), weight: None, cap_bps: None, priority: 0, spines: Vec::new(), window: None }
+        TenantTerms {
+            name: name.into(),
+            weight: None,
+            is_guaranteed: false,
+            cap_bps: None,
+            priority: 0,
+            spines: Vec::new(),
+            window: None,
+        }
+    }
+}
+
+/// By which tenants share contended links.
+#[derive(Debug, Clone, Copy)]
+pub struct Weights<'a> {
+    rules: &'a Rules,
+    /// What a weight of 1 in the file comes to.
+    of_one: f64,
+}
+
+impl Weights<'_> {
+    /// That of a tenant.
+    #[must_use]
+    pub fn of(&self, tenant: &str) -> f64 {
+        match self.rules.of(tenant) {
+            Some(TenantTerms { weight: Some(share), is_guaranteed: true, .. }) => *share,
+            terms => terms.and_then(|terms| terms.weight).unwrap_or(1.0) * self.of_one,
+        }
     }
 }
 
 impl Rules {
     /// What a file says that was checked against this topology.
     ///
-    /// Tenants with a guaranteed share have it as their weight, in percent; what is left of the hundred is divided by weight
-    /// among the others that are listed. Without any share, weights are as written, and none where all are 1.
+    /// Tenants with a guaranteed share have it as their weight, in percent; what is left of the hundred is for all others, by weight
+    /// ([`Rules::weights`]). Without any share, weights are as written, and none where all are 1.
     #[must_use]
     pub fn from_file(file: &PolicyFile, topology: &Topology) -> Self {
         let rings = match file.policy.rings {
@@ -142,18 +173,14 @@ impl Rules {
             Rings::Kept => RingChoice::Kept,
         };
         let shares: u32 = file.tenants.iter().filter_map(|tenant| tenant.share_percent).sum();
-        let others: u32 =
-            file.tenants.iter().filter(|tenant| tenant.share_percent.is_none()).map(|tenant| tenant.weight).sum();
         let has_shares = shares > 0 || file.tenants.iter().any(|tenant| tenant.weight != 1);
-        let mut rules = Rules { rings, transport: file.policy.transport, tenants: Vec::new() };
+        let rest_percent = (shares > 0).then_some(100_u32.saturating_sub(shares));
+        let mut rules = Rules { rings, transport: file.policy.transport, tenants: Vec::new(), rest_percent };
         for tenant in &file.tenants {
-            let weight = match tenant.share_percent {
-                Some(percent) => f64::from(percent),
-                None if shares == 0 => f64::from(tenant.weight),
-                None => f64::from(100_u32.saturating_sub(shares)) * f64::from(tenant.weight) / f64::from(others),
-            };
+            let weight = f64::from(tenant.share_percent.unwrap_or(tenant.weight));
             let terms = rules.entry(&tenant.name);
             terms.weight = has_shares.then_some(weight);
+            terms.is_guaranteed = tenant.share_percent.is_some();
             terms.cap_bps = tenant.cap.map(|cap| cap.0 as f64);
             terms.priority = tenant.priority;
         }
@@ -172,10 +199,24 @@ impl Rules {
         rules
     }
 
-    /// By which a tenant shares contended links, where tenants do.
+    /// By which the tenants of these jobs share contended links, where tenants do. What guaranteed shares leave is divided by weight among
+    /// the others that are listed, and those that have jobs and are not, of weight 1 each: whoever comes takes nothing of a share. Where
+    /// nothing is left the latter have one part in a hundred and one together, so that they do not stop.
     #[must_use]
-    pub fn weight(&self, tenant: &str) -> f64 {
-        self.of(tenant).and_then(|terms| terms.weight).unwrap_or(1.0)
+    pub fn weights(&self, jobs: &[Job]) -> Weights<'_> {
+        let mut unlisted: Vec<&str> = jobs.iter().map(|job| &*job.tenant).collect();
+        unlisted.sort_unstable();
+        unlisted.dedup();
+        unlisted.retain(|tenant| self.of(tenant).is_none_or(|terms| terms.weight.is_none()));
+        let listed = self.tenants.iter().filter(|terms| !terms.is_guaranteed).filter_map(|terms| terms.weight);
+        let all = listed.sum::<f64>() + unlisted.len() as f64;
+        Weights { rules: self, of_one: self.rest_percent.map_or(1.0, |rest| f64::from(rest.max(1)) / all.max(1.0)) }
+    }
+
+    /// Whether tenants share contended links by weight.
+    #[must_use]
+    pub fn has_shares(&self) -> bool {
+        self.tenants.iter().any(|terms| terms.weight.is_some())
     }
 
     /// The terms of a tenant; `None` for one like all others.

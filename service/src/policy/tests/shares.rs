@@ -1,6 +1,6 @@
 //! Allocation against a reference that is slow and simple, and shares of tenants.
 
-use super::super::shares::{Demand, Filler, rates, weigh};
+use super::super::shares::{Demand, Filler, PAYLOAD, rates, weigh, with_what_is_left};
 use super::*;
 
 /// Rates rise in small steps until something is full; then who is concerned stops.
@@ -103,4 +103,98 @@ fn without_weights_each_flow_counts_for_itself() {
     assert!(decisions.0.iter().all(|decision| decision.weight == 1.0));
     // What goes over a hash is only known to be within its NICs' rates.
     assert!(rates(&view, &decisions).iter().flatten().all(|rate| *rate == 100.0));
+}
+
+fn parsed(rules: &str) -> Rules {
+    let example = include_str!("../../../../config/examples/topology.toml");
+    let topology = mccs_config::TopologyFile::parse(example, "t").expect("right");
+    let text = format!("[policy]\nname = \"ffa\"\n{rules}");
+    let file = mccs_config::PolicyFile::parse_for(&text, "p", &topology, &names()).expect("right");
+    Rules::from_file(&file, &Topology::from_file(&topology).expect("right"))
+}
+
+/// Two are guaranteed 60 and 20 percent. Whoever else comes shares the rest, and takes nothing of theirs.
+#[test]
+fn tenants_that_are_not_listed_share_what_guaranteed_shares_leave() {
+    let tenant = |name: &str, terms: &str| format!("[[tenant]]\nname = {name:?}\n{terms}\n");
+    let shares = tenant("a", "share_percent = 60") + &tenant("b", "share_percent = 20");
+    let weights = |rules: &Rules, tenants: &[&str]| {
+        let jobs: Vec<Job> = tenants.iter().map(|tenant| job(0, tenant, &[0, 1], 1, 1)).collect();
+        let weights = rules.weights(&jobs);
+        tenants.iter().map(|tenant| weights.of(tenant)).collect::<Vec<_>>()
+    };
+    let rules = parsed(&shares);
+    assert_eq!(weights(&rules, &["a", "b"]), [60.0, 20.0]);
+    assert_eq!(weights(&rules, &["a", "b", "x"]), [60.0, 20.0, 20.0]);
+    assert_eq!(weights(&rules, &["a", "x", "y", "y", "b"]), [60.0, 10.0, 10.0, 10.0, 20.0]);
+    // As a listed one of weight 1; as long as there is none, the listed ones have all of the rest.
+    let rules = parsed(&(shares.clone() + &tenant("c", "weight = 3")));
+    assert_eq!(weights(&rules, &["a", "c"]), [60.0, 20.0]);
+    assert_eq!(weights(&rules, &["a", "c", "x"]), [60.0, 15.0, 5.0]);
+    // Named for something else than a part of links.
+    let window = "[[window]]\ntenant = \"x\"\nperiod = \"10ms\"\nlength = \"5ms\"\n";
+    assert_eq!(weights(&parsed(&(shares + window)), &["a", "x"]), [60.0, 20.0]);
+    // Nothing is left: they do not stop.
+    let rules = parsed(&(tenant("a", "share_percent = 60") + &tenant("b", "share_percent = 40")));
+    assert_eq!(weights(&rules, &["a", "x", "b", "y"]), [60.0, 0.5, 40.0, 0.5]);
+    // Weights alone are as they are written.
+    assert_eq!(weights(&parsed(&tenant("a", "weight = 3")), &["a", "x"]), [3.0, 1.0]);
+}
+
+/// Of four jobs over one spine the first takes all that there is.
+#[test]
+fn to_whom_higher_priorities_leave_nothing_is_left_a_little() {
+    let topology = racks(2, 4, 1);
+    let jobs: Vec<Job> = (0..4).map(|i| job(u64::from(i), if i == 0 { "a" } else { "b" }, &[i, i + 4], 1, 1)).collect();
+    let a = TenantTerms { weight: Some(3.0), priority: 1, ..TenantTerms::new("a") };
+    let b = TenantTerms { weight: Some(1.0), cap_bps: Some(0.23), ..TenantTerms::new("b") };
+    for (b, expected) in [(TenantTerms { cap_bps: None, ..b.clone() }, 0.02 * 100.0 / 4.0), (b, 0.25)] {
+        let rules = Rules { tenants: vec![a.clone(), b], ..Rules::default() };
+        let mut capacities = topology.rates().to_vec();
+        let decide = |capacities: &[f64]| {
+            let view = View { topology: &topology, capacities, jobs: &jobs, rules: &rules };
+            let decisions = by_name("priority").expect("there").decide(&view);
+            let rates = rates(&view, &decisions);
+            (with_what_is_left(&view, &decisions, &rates, &[None; 4]), rates)
+        };
+        capacities.iter_mut().for_each(|capacity| *capacity = 100.0);
+        let (_, all) = decide(&capacities);
+        assert!(all[0].iter().all(|rate| *rate == 100.0), "{all:?}");
+        let low: Vec<f64> = all[1..].iter().flatten().copied().collect();
+        assert!(low.iter().all(|rate| (*rate - expected).abs() < 1e-9 && !low.is_empty()), "{all:?}");
+    }
+}
+
+/// The service's flows find other ways by themselves, of which nothing is known.
+#[test]
+fn a_flow_whose_way_is_broken_counts_for_its_nics() {
+    let topology = racks(2, 2, 2);
+    let jobs = [job(0, "a", &[0, 2], 1, 1), job(1, "b", &[1, 3], 1, 1)];
+    let a = TenantTerms { weight: Some(3.0), ..TenantTerms::new("a") };
+    let rules = Rules { tenants: vec![a], ..Rules::default() };
+    let view = View { topology: &topology, capacities: topology.rates(), jobs: &jobs, rules: &rules };
+    let decisions = by_name("ffa").expect("there").decide(&view);
+    let flow = decisions.0[0].flows[0];
+    let Way::Path(path) = flow.way else { panic!("{flow:?}") };
+    let route = topology.route(flow.from, flow.to, path);
+    let between = route.links().iter().find(|link| !topology.is_edge(**link)).expect("another rack");
+    let mut capacities = topology.rates().to_vec();
+    capacities[between.index()] = 0.0;
+    assert_eq!(rates(&View { capacities: &capacities, ..view }, &decisions)[0][0], 100.0);
+}
+
+/// A cap is of payload, and so more than that on links; what a tenant may have is not less because others have shares.
+#[test]
+fn a_cap_is_of_payload_where_tenants_have_shares() {
+    let topology = racks(2, 4, 1);
+    let jobs: Vec<Job> = (0..2).map(|i| job(u64::from(i), ["a", "b"][i as usize], &[i, i + 4], 1, 1)).collect();
+    let a = TenantTerms { weight: Some(1.0), cap_bps: Some(9.2), ..TenantTerms::new("a") };
+    let rules = Rules { tenants: vec![a], ..Rules::default() };
+    let view = View { topology: &topology, capacities: topology.rates(), jobs: &jobs, rules: &rules };
+    let decisions = by_name("ffa").expect("there").decide(&view);
+    let rates = rates(&view, &decisions);
+    let capped = rates[0][0];
+    assert!((capped * PAYLOAD - 9.2).abs() < 1e-9, "{rates:?}");
+    let more = with_what_is_left(&view, &decisions, &rates, &[None, Some(0.1)]);
+    assert_eq!(more[0][0], capped);
 }

@@ -116,7 +116,10 @@ fn rules_come_from_files() {
     let training = rules.of("training").expect("listed");
     assert_eq!((training.weight, training.priority, training.spines.as_slice()), (Some(40.0), 2, [0].as_slice()));
     let batch = rules.of("batch").expect("listed");
-    assert_eq!((batch.weight, batch.cap_bps), (Some(60.0), Some(40e9)));
+    assert_eq!((batch.weight, batch.cap_bps), (Some(2.0), Some(40e9)));
+    let job = |tenant: &str| super::job(0, tenant, &[0, 1], 1, 1);
+    let weights = rules.weights(&[job("training"), job("batch")]);
+    assert_eq!(["training", "batch"].map(|tenant| weights.of(tenant)), [40.0, 60.0]);
     assert_eq!(batch.window, Some(Window { period_ns: 20_000_000, offset_ns: 4_000_000, length_ns: 10_000_000 }));
     assert!(rules.admits("training", 0) && !rules.admits("training", 1));
     assert!(!rules.admits("batch", 0) && rules.admits("another", 1));
