@@ -1,7 +1,8 @@
 //! The operator's files, read again when they change.
 //!
 //! Their folders are watched, not the files: editors put another file in the place of the old one; and the folders above these, since
-//! others put another folder there, or another link to one. A moment after the last change both are read, so that two that are changed
+//! others put another folder there, or another link to one. Where a file or a folder above it is a link, so are the folders of what it leads to, link by
+//! link: that is written to as well. A moment after the last change both are read, so that two that are changed
 //! together are checked together.
 
 use std::collections::{BTreeSet, HashMap};
@@ -98,6 +99,29 @@ impl File {
     }
 }
 
+/// Links on the way to a file that are followed: as many as the kernel follows.
+const LINKS_MAX: usize = 40;
+
+/// A file's path as it is written, and as it is after each link on the way.
+fn along_links(file: &Path) -> Vec<PathBuf> {
+    let mut paths = vec![file.to_owned()];
+    while let Some(next) = paths.last().filter(|_| paths.len() <= LINKS_MAX).and_then(|path| behind_link(path)) {
+        paths.push(next);
+    }
+    paths
+}
+
+/// The same file behind the first link on the way to it, counted from the root.
+fn behind_link(path: &Path) -> Option<PathBuf> {
+    let mut parts: Vec<&Path> = path.ancestors().collect();
+    parts.reverse();
+    let (link, leads_to) = parts.into_iter().find_map(|part| Some((part, std::fs::read_link(part).ok()?)))?;
+    // Relative to the folder of the link, if it is.
+    let leads_to = link.parent()?.join(leads_to);
+    let rest = path.strip_prefix(link).ok()?;
+    Some(if rest.as_os_str().is_empty() { leads_to } else { leads_to.join(rest) })
+}
+
 /// Names of which something is to be heard in a folder; `None`: of all, since it has the file, or the link to it.
 type Names = Option<BTreeSet<OsString>>;
 
@@ -122,7 +146,7 @@ impl Watch {
     /// looked at yet is found there, or heard of.
     fn look_at_folders(&mut self) -> nix::Result<()> {
         let mut names: HashMap<WatchDescriptor, Names> = HashMap::new();
-        for file in &self.files {
+        for file in self.files.iter().flat_map(|file| along_links(file)) {
             let folders: Vec<&Path> = file.ancestors().skip(1).collect();
             for (height, folder) in folders.iter().enumerate().rev() {
                 let changes = AddWatchFlags::IN_CLOSE_WRITE | AddWatchFlags::IN_MOVED_TO | AddWatchFlags::IN_CREATE;
@@ -210,7 +234,7 @@ mod tests {
     }
 
     fn make_conf(at: &Path, policy: &str) {
-        std::fs::create_dir(at).unwrap();
+        std::fs::create_dir_all(at).unwrap();
         std::fs::write(at.join("policy.toml"), policy).unwrap();
         std::fs::write(at.join("topology.toml"), "t").unwrap();
     }
@@ -245,6 +269,69 @@ mod tests {
         assert_eq!(bed.policy().as_deref(), Some("2"));
         std::fs::write(bed.path("b/policy.toml"), "3").unwrap();
         assert_eq!(bed.policy().as_deref(), Some("3"));
+    }
+
+    #[test]
+    fn files_behind_links_are_watched_where_they_are() {
+        use std::os::unix::fs::symlink;
+        let mut bed = Bed::new(|folder| {
+            make_conf(&folder.join("elsewhere/1"), "1");
+            std::fs::create_dir(folder.join("conf")).unwrap();
+            // By two links, one of them relative, and through a link to a folder.
+            symlink("1", folder.join("elsewhere/now")).unwrap();
+            symlink("../link.toml", folder.join("conf/policy.toml")).unwrap();
+            symlink(folder.join("elsewhere/now/policy.toml"), folder.join("link.toml")).unwrap();
+            symlink("../elsewhere/1/topology.toml", folder.join("conf/topology.toml")).unwrap();
+        });
+        // As editors save it, and written in place.
+        std::fs::write(bed.path("elsewhere/1/new"), "2").unwrap();
+        std::fs::rename(bed.path("elsewhere/1/new"), bed.path("elsewhere/1/policy.toml")).unwrap();
+        assert_eq!(bed.policy().as_deref(), Some("2"));
+        std::fs::write(bed.path("elsewhere/1/policy.toml"), "3").unwrap();
+        assert_eq!(bed.policy().as_deref(), Some("3"));
+        // Another folder, another link to the file, and a file in the link's place.
+        make_conf(&bed.path("elsewhere/2"), "4");
+        symlink("2", bed.path("elsewhere/next")).unwrap();
+        std::fs::rename(bed.path("elsewhere/next"), bed.path("elsewhere/now")).unwrap();
+        assert_eq!(bed.policy().as_deref(), Some("4"));
+        std::fs::write(bed.path("elsewhere/2/policy.toml"), "5").unwrap();
+        assert_eq!(bed.policy().as_deref(), Some("5"));
+        symlink("elsewhere/1/policy.toml", bed.path("other")).unwrap();
+        std::fs::rename(bed.path("other"), bed.path("link.toml")).unwrap();
+        assert_eq!(bed.policy().as_deref(), Some("3"));
+        std::fs::write(bed.path("elsewhere/1/policy.toml"), "6").unwrap();
+        assert_eq!(bed.policy().as_deref(), Some("6"));
+        std::fs::write(bed.path("plain"), "7").unwrap();
+        std::fs::rename(bed.path("plain"), bed.path("conf/policy.toml")).unwrap();
+        assert_eq!(bed.policy().as_deref(), Some("7"));
+    }
+
+    /// As Kubernetes mounts a ConfigMap: a link for each file, into a folder that is replaced by way of another.
+    #[test]
+    fn files_of_a_config_map_are_watched() {
+        use std::os::unix::fs::symlink;
+        let mut bed = Bed::new(|folder| {
+            let conf = folder.join("conf");
+            make_conf(&conf.join("..1"), "1");
+            symlink("..1", conf.join("..data")).unwrap();
+            ["policy.toml", "topology.toml"]
+                .iter()
+                .for_each(|file| symlink(Path::new("..data").join(file), conf.join(file)).unwrap());
+        });
+        for (number, policy) in [("..2", "2"), ("..3", "3")] {
+            make_conf(&bed.path("conf").join(number), policy);
+            symlink(number, bed.path("conf/..data_tmp")).unwrap();
+            std::fs::rename(bed.path("conf/..data_tmp"), bed.path("conf/..data")).unwrap();
+            assert_eq!(bed.policy().as_deref(), Some(policy));
+        }
+    }
+
+    #[test]
+    fn links_that_lead_to_themselves_end_nowhere() {
+        use std::os::unix::fs::symlink;
+        let folder = tempfile::tempdir().unwrap();
+        symlink("round", folder.path().join("round")).unwrap();
+        assert!(along_links(&folder.path().join("round/policy.toml")).len() <= LINKS_MAX + 1);
     }
 
     #[test]
