@@ -1,4 +1,8 @@
 use super::*;
+use crate::controller::answer::{ControllerAnswer, Standing};
+use crate::controller::message::Report;
+use crate::controller::orders::{ORDER_TIME, PAUSE};
+use crate::telemetry::placed::{Chosen, HostRanks};
 
 fn name(text: &str) -> Name {
     Name::new(text).unwrap()
@@ -55,4 +59,104 @@ fn what_a_controller_is_to_tell_is_bounded_and_told_anew_where_it_was_dropped() 
     let anew: Vec<&Name> = told.iter().filter(is_sync).map(|(host, _)| host).collect();
     // It is to report anew; the others, of whom nothing was dropped, are not.
     assert!(!anew.is_empty() && anew.iter().all(|host| **host == name("b")), "{anew:?}");
+}
+
+/// Polls until there is nothing to do, and returns when time alone makes work again.
+fn poll(engine: &mut ControllerEngine, now: Instant) -> Option<Instant> {
+    loop {
+        match engine.poll(&Context::new(now, 64)) {
+            Progress::Idle { wake_at } => return wake_at,
+            Progress::Busy => {}
+            Progress::Done => panic!("it does not end"),
+        }
+    }
+}
+
+/// Nothing is heard and nothing is changed: what is due by the controller's own deadlines is done when the engine said that it is to be polled.
+#[test]
+fn what_time_alone_makes_due_is_done_when_the_engine_says() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path
+    };
+    let topology = file("topology.toml", include_str!("../../../../config/examples/topology.toml"));
+    let files = Some((topology, file("policy.toml", "[policy]\nname = \"ffa\"\n")));
+    let [own, root, other] = ["host-a", "host-b", "host-c"].map(name);
+    let hosts = vec![own.clone(), root.clone(), other.clone()];
+    let (host, addresses) = (own.clone(), (Vec::new(), None));
+    let settings = ControllerSettings { own, host, hosts, addresses, files, links: None };
+    let (exchange, proxy) = (Mailbox::new(1024), Mailbox::new(1));
+    let outputs = (exchange.sender(), proxy.sender());
+    let inputs = Mailbox::new(64);
+    let to_engine = inputs.sender();
+    let mut engine = ControllerEngine::new(&settings, inputs, outputs, Arc::default(), Arc::default());
+    let told = |exchange: &Mailbox<Request>| {
+        let requests = std::iter::from_fn(|| exchange.pop());
+        let told = requests
+            .filter_map(|request| if let Request::Tell { to, body } = request { Some((to, body)) } else { None });
+        told.filter_map(|(to, body)| Some((to, ControllerMessage::decode(&body).ok()?))).collect::<Vec<_>>()
+    };
+    let is_order =
+        |(to, message): &(Name, ControllerMessage)| *to == root && matches!(message, ControllerMessage::Order(_));
+
+    let mut now = Instant::now();
+    assert!(to_engine.send(ControllerInput::Exchange(Event::Met { host: root.clone() })).is_ok());
+    poll(&mut engine, now);
+    let life = told(&exchange).into_iter().find_map(|(to, message)| match message {
+        ControllerMessage::Sync { life, .. } if to == root => Some(life),
+        _ => None,
+    });
+    // A communicator of that host and another, which is not there yet.
+    let ranks = |host: &Name, rank: u32| HostRanks { host: host.to_string(), ranks: vec![rank] };
+    let report = Report {
+        comm: CommId { root: root.clone(), incarnation: 1, number: 1 },
+        number: 1,
+        tenant: "t".into(),
+        hosts: vec![ranks(&root, 0), ranks(&other, 1)],
+        began_ms: 1,
+        chosen: Chosen { rings: vec![vec![0, 1]], ..Chosen::default() },
+        profile: None,
+        is_pinned: false,
+        begins_over: None,
+    };
+    let synced = AgentMessage::Synced { life: life.expect("asked to report"), is_paced: false };
+    for message in [AgentMessage::Report(Box::new(report)), synced] {
+        let body = message.encode().unwrap();
+        assert!(to_engine.send(ControllerInput::Exchange(Event::Told { from: root.clone(), body })).is_ok());
+    }
+    let mut wake_at = poll(&mut engine, now);
+    assert!(!told(&exchange).iter().any(is_order), "the third host is waited for");
+
+    // From now on there is only the clock. First hosts that are not there are waited for no longer.
+    let mut pass_until = |is_reached: &mut dyn FnMut(&mut ControllerEngine, Instant) -> bool| {
+        loop {
+            let at = wake_at.expect("it says when");
+            assert!(at > now, "it is polled for nothing");
+            now = at;
+            wake_at = poll(&mut engine, now);
+            if is_reached(&mut engine, now) {
+                return now;
+            }
+        }
+    };
+    let began = pass_until(&mut |_, _| told(&exchange).iter().any(is_order));
+    // Then the order, which nobody answers, is given up, and later given again.
+    let refused = |engine: &mut ControllerEngine| {
+        let Some(role) = &mut engine.role else { return false };
+        role.controller.asked(ControllerRequest::Show, Ticket::MAX, 0, began);
+        let mut outputs = std::iter::from_fn(|| role.controller.poll_output());
+        let Some(Output::Answer { answer: Ok(answer), .. }) =
+            outputs.find(|output| matches!(output, Output::Answer { .. }))
+        else {
+            panic!("no answer");
+        };
+        let ControllerAnswer::Show(view) = *answer else { panic!("something else") };
+        matches!(&view.communicators[0].state, Standing::Refused(why) if why.contains("did not answer"))
+    };
+    let given_up = pass_until(&mut |engine, _| refused(engine));
+    assert_eq!(given_up, began + ORDER_TIME);
+    let again = pass_until(&mut |_, _| told(&exchange).iter().any(is_order));
+    assert_eq!(again, given_up + PAUSE);
 }
