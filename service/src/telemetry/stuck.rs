@@ -1,31 +1,66 @@
 //! Why a communicator is stuck: what each of its hosts knows, and what follows. Pure.
 //!
-//! A rank that has not made the call that others are in is the culprit, if there is one. Otherwise all are in the call, and
-//! what is left is a flow that does not move: one whose sender waits for nobody itself, or where they wait in a ring, the one whose
-//! receiver has done least.
+//! A rank that has not made a call for which others wait is the culprit, if there is one that waits for nobody itself. Otherwise a
+//! flow does not move: one whose sender waits for nobody itself, or where they wait in a ring, the one whose receiver has done
+//! least. If no flow can be blamed either, GPUs do not end what they were given, or ranks wait for each other.
+
+use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
 use crate::engines::transport::FlowWait;
+use crate::engines::transport::links::LinkKey;
 
 /// Ranks that a host tells of, at most: those that lag come first.
 pub const RANKS_TOLD_MAX: usize = 256;
 /// Flows that a host tells of, at most.
 pub const FLOWS_TOLD_MAX: usize = 256;
+/// Calls in which a rank waits, and peers, of which its account tells, at most.
+pub const CALLS_TOLD_MAX: usize = 8;
 
-/// A rank, as its host knows it. Numbers count collectives.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// A rank's sends and receives with another one, since the communicator began.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PairAccount {
+    /// The other rank.
+    pub peer: u32,
+    /// Sends to it to which the rank's streams have come.
+    pub sends: u64,
+    /// Of those, not ended.
+    pub open_sends: u64,
+    /// Receives from it to which the rank's streams have come.
+    pub recvs: u64,
+    /// Of those, not ended.
+    pub open_recvs: u64,
+}
+
+/// A rank, as its host knows it. Numbers count collectives, from 0.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankAccount {
     /// The rank.
     pub rank: u32,
-    /// Its process.
+    /// Its process; 0 if it is not known.
     pub pid: i32,
     /// Called by the tenant.
     pub called: u64,
+    /// The last of them that has begun, in words; empty if it is not known.
+    #[serde(default)]
+    pub last: String,
     /// Whether its next collective waits behind something else on its stream.
     pub is_behind: bool,
-    /// What it waits in.
+    /// Number of that collective.
+    #[serde(default)]
+    pub behind_seq: Option<u64>,
+    /// What it has not come to and others wait for, in words, where that is no collective's number.
+    #[serde(default)]
+    pub holds_up: Option<String>,
+    /// What it waits in, the first of them.
     pub waits_in: Vec<String>,
+    /// Its sends and receives, those that wait first.
+    #[serde(default)]
+    pub pairs: Vec<PairAccount>,
+    /// Whether `pairs` has all of them. Hosts of earlier versions tell of none.
+    #[serde(default)]
+    pub has_all_pairs: bool,
     /// Whether it has left.
     pub has_left: bool,
 }
@@ -37,7 +72,7 @@ pub struct HostAccount {
     pub ranks: Vec<RankAccount>,
     /// Collectives that have started there.
     pub started: u64,
-    /// The last of them, in words; empty before the first.
+    /// The last of them, in words; empty before the first, or where it is not known.
     pub last: String,
     /// Whether it has not ended.
     pub is_running: bool,
@@ -45,8 +80,20 @@ pub struct HostAccount {
     pub idle_ms: u64,
     /// What channels wait for.
     pub flows: Vec<FlowWait>,
+    /// What its GPUs do not end, in words.
+    #[serde(default)]
+    pub gpus_wait: Option<String>,
     /// Why it has failed, if it has.
     pub failure: Option<String>,
+}
+
+impl HostAccount {
+    /// Of a host whose ranks have all left: it keeps nothing of the communicator, and need not be asked.
+    #[must_use]
+    pub fn of_departed(ranks: &[u32]) -> Self {
+        let left = |rank: &u32| RankAccount { rank: *rank, has_left: true, ..RankAccount::default() };
+        HostAccount { ranks: ranks.iter().map(left).collect(), ..HostAccount::default() }
+    }
 }
 
 /// What a communicator waits for.
@@ -59,6 +106,8 @@ pub enum StuckClass {
     Rank,
     /// A flow that does not move.
     Flow,
+    /// GPUs that do not end what they were given.
+    Gpu,
     /// A host that does not answer.
     Host,
     /// Nothing any more: it has failed.
@@ -66,7 +115,7 @@ pub enum StuckClass {
 }
 
 /// Who is to blame.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Culprit {
     /// Its host.
     pub host: String,
@@ -74,6 +123,10 @@ pub struct Culprit {
     pub rank: Option<u32>,
     /// Its process.
     pub pid: Option<i32>,
+    /// Number of the collective that it has not called, or of its send or receive with `peer`, from 0.
+    pub seq: Option<u64>,
+    /// The rank at the other end of a send, a receive or a flow.
+    pub peer: Option<u32>,
     /// In words.
     pub what: String,
 }
@@ -100,7 +153,7 @@ pub fn diagnose(communicator: u64, hosts: Vec<(String, Option<HostAccount>)>) ->
 
 fn blame(hosts: &[(String, Option<HostAccount>)]) -> (StuckClass, Vec<Culprit>) {
     let answered = || hosts.iter().filter_map(|(name, account)| Some((name, account.as_ref()?)));
-    let of_host = |host: &String, what: String| Culprit { host: host.clone(), rank: None, pid: None, what };
+    let of_host = |host: &String, what: String| Culprit { host: host.clone(), what, ..Culprit::default() };
     let failed: Vec<_> =
         answered().filter_map(|(host, account)| Some(of_host(host, account.failure.clone()?))).collect();
     if !failed.is_empty() {
@@ -111,48 +164,142 @@ fn blame(hosts: &[(String, Option<HostAccount>)]) -> (StuckClass, Vec<Culprit>) 
         let silent = silent.into_iter().map(|(host, _)| of_host(host, "its service does not answer".into()));
         return (StuckClass::Host, silent.collect());
     }
-    let ranks = || answered().flat_map(|(host, account)| account.ranks.iter().map(move |rank| (host, account, rank)));
-    let waits = ranks().any(|(_, _, rank)| !rank.waits_in.is_empty());
-    let furthest = ranks().filter(|(_, _, rank)| !rank.has_left).map(|(_, _, rank)| rank.called).max().unwrap_or(0);
-    let late = |(host, account, rank): (&String, &HostAccount, &RankAccount)| {
-        let is_late = !rank.has_left && rank.waits_in.is_empty() && (rank.called < furthest || rank.is_behind);
-        is_late.then(|| {
-            let what = if rank.is_behind {
-                format!("has called collective {}, behind something else on its stream", rank.called.saturating_sub(1))
-            } else if rank.called == 0 {
-                "has called nothing yet".into()
-            } else if account.last.is_empty() {
-                format!("has called nothing after collective {}", rank.called - 1)
-            } else {
-                format!("has called nothing after collective {}, {}", rank.called - 1, account.last)
-            };
-            Culprit { host: host.clone(), rank: Some(rank.rank), pid: Some(rank.pid), what }
-        })
+    let ranks = answered().flat_map(|(host, account)| account.ranks.iter().map(move |rank| (rank.rank, (host, rank))));
+    let ranks = Ranks(ranks.collect());
+    let lacking = ranks.lacking();
+    let is_free = |culprit: &&Culprit| culprit.rank.is_some_and(|rank| ranks.waits_for_nobody(rank));
+    let free: Vec<_> = lacking.iter().filter(is_free).cloned().collect();
+    if !free.is_empty() {
+        return (StuckClass::Rank, free);
+    }
+    let waiting = answered().flat_map(|(_, account)| account.flows.iter().copied()).filter(|flow| flow.is_receive);
+    let stalled = ranks.stalled(waiting.collect(), &lacking);
+    if !stalled.is_empty() {
+        return (StuckClass::Flow, stalled);
+    }
+    let gpus: Vec<_> =
+        answered().filter_map(|(host, account)| Some(of_host(host, account.gpus_wait.clone()?))).collect();
+    if !gpus.is_empty() {
+        return (StuckClass::Gpu, gpus);
+    }
+    if lacking.is_empty() {
+        return (StuckClass::NotStuck, lacking);
+    }
+    // Each of them waits in a call of its own: for each other, as nothing else can be blamed.
+    let itself = |culprit: Culprit| {
+        let waits_in = culprit.rank.and_then(|rank| ranks.0.get(&rank)).and_then(|(_, rank)| rank.waits_in.first());
+        let waits_in = waits_in.map_or("another call", String::as_str);
+        Culprit { what: format!("{}; it waits in {waits_in} itself", culprit.what), ..culprit }
     };
-    let culprits: Vec<_> = ranks().filter_map(late).collect();
-    if waits && !culprits.is_empty() {
-        return (StuckClass::Rank, culprits);
+    (StuckClass::Rank, lacking.into_iter().map(itself).collect())
+}
+
+/// All ranks that hosts have told of, with their hosts.
+struct Ranks<'a>(BTreeMap<u32, (&'a String, &'a RankAccount)>);
+
+impl Ranks<'_> {
+    fn waits_for_nobody(&self, rank: u32) -> bool {
+        self.0.get(&rank).is_some_and(|(_, rank)| rank.waits_in.is_empty())
     }
-    // All are in the call: whoever sends to one that waits, and waits for nothing itself, does not get through.
-    let waiting: Vec<FlowWait> =
-        answered().flat_map(|(_, account)| account.flows.iter().copied()).filter(|flow| flow.is_receive).collect();
-    let waits_itself =
-        |flow: &&FlowWait| waiting.iter().any(|other| (other.channel, other.to) == (flow.channel, flow.from));
-    let mut stalled: Vec<_> = waiting.iter().filter(|flow| !waits_itself(flow)).collect();
-    if stalled.is_empty() {
-        let least = waiting.iter().map(|flow| flow.step).min();
-        stalled = waiting.iter().filter(|flow| Some(flow.step) == least).collect();
+
+    /// A rank that has not made a call.
+    fn culprit(&self, rank: u32, (seq, peer): (Option<u64>, Option<u32>), what: String) -> Option<Culprit> {
+        let (host, account) = self.0.get(&rank)?;
+        let pid = (account.pid != 0).then_some(account.pid);
+        Some(Culprit { host: (*host).clone(), rank: Some(rank), pid, seq, peer, what })
     }
-    let host_of =
-        |of: u32| ranks().find(|(_, _, rank)| rank.rank == of).map(|(host, _, rank)| (host.clone(), rank.pid));
-    let stalled = stalled.into_iter().map(|flow| {
-        let (host, pid) = host_of(flow.from).unzip();
-        let to = host_of(flow.to).map_or_else(String::new, |(host, _)| format!(" on {host}"));
-        let what = format!("its data for rank {}{to} does not get through (channel {})", flow.to, flow.channel);
-        Culprit { host: host.unwrap_or_default(), rank: Some(flow.from), pid, what }
-    });
-    let stalled: Vec<_> = stalled.collect();
-    if stalled.is_empty() { (StuckClass::NotStuck, stalled) } else { (StuckClass::Flow, stalled) }
+
+    /// Ranks without whose calls others wait in theirs.
+    fn lacking(&self) -> Vec<Culprit> {
+        let mut lacking = self.late();
+        for (peer, (_, account)) in &self.0 {
+            lacking.extend(account.pairs.iter().flat_map(|pair| self.lacks_pair(*peer, pair)));
+        }
+        lacking
+    }
+
+    /// Ranks that have not called a collective that others are in.
+    fn late(&self) -> Vec<Culprit> {
+        let ranks = || self.0.values().map(|(_, rank)| *rank);
+        if !ranks().any(|rank| !rank.waits_in.is_empty()) {
+            return Vec::new();
+        }
+        let furthest = ranks().filter(|rank| !rank.has_left).map(|rank| rank.called).max().unwrap_or(0);
+        let of = |rank: &RankAccount| {
+            let (seq, what) = if let Some(what) = &rank.holds_up {
+                (None, what.clone())
+            } else if rank.is_behind {
+                let seq = rank.behind_seq.unwrap_or(rank.called.saturating_sub(1));
+                (Some(seq), format!("has called collective {seq}, behind something else on its stream"))
+            } else if rank.called >= furthest {
+                return None;
+            } else if rank.called == 0 {
+                (Some(0), "has called nothing yet".into())
+            } else {
+                let last = if rank.last.is_empty() { String::new() } else { format!(", {}", rank.last) };
+                (Some(rank.called), format!("has called nothing after collective {}{last}", rank.called - 1))
+            };
+            self.culprit(rank.rank, (seq, None), what)
+        };
+        // Who waits in a send or a receive is late for a reason, which is found there.
+        ranks().filter(|rank| !rank.has_left).filter_map(of).collect()
+    }
+
+    /// What the other side of a rank's sends and receives lacks, if they wait for it.
+    fn lacks_pair(&self, waits: u32, pair: &PairAccount) -> Vec<Culprit> {
+        let Some((_, other)) = self.0.get(&pair.peer) else { return Vec::new() };
+        let own = other.pairs.iter().find(|own| own.peer == waits).copied();
+        let own = own.or_else(|| other.has_all_pairs.then(PairAccount::default));
+        let lacks = |open: u64, called: u64, theirs: Option<u64>, call: &str, of: &str| {
+            let (first_open, theirs) = (called.saturating_sub(open), theirs.filter(|_| !other.has_left));
+            let what = match theirs {
+                _ if open == 0 => return None,
+                // It has made the call for which is waited: what it sends is on its way.
+                Some(theirs) if theirs > first_open => return None,
+                Some(0) => format!("has not come to any {call} rank {waits}, which waits in {of} it"),
+                Some(theirs) => {
+                    format!("has come to no {call} rank {waits} after number {}, which waits in {of} it", theirs - 1)
+                }
+                None if other.has_left => format!("has left, and rank {waits} waits in {of} it"),
+                // Not known how many it has called: it is not accused where it waits for something itself.
+                None if !other.waits_in.is_empty() => return None,
+                None => format!("waits for nobody, and rank {waits} waits in {of} it"),
+            };
+            self.culprit(pair.peer, (theirs.is_some().then_some(first_open), Some(waits)), what)
+        };
+        let sends = lacks(pair.open_recvs, pair.recvs, own.map(|own| own.sends), "send to", "a receive from");
+        let recvs = lacks(pair.open_sends, pair.sends, own.map(|own| own.recvs), "receive from", "a send to");
+        sends.into_iter().chain(recvs).collect()
+    }
+
+    /// Flows that do not get through, of those whose receivers wait.
+    fn stalled(&self, mut waiting: Vec<FlowWait>, lacking: &[Culprit]) -> Vec<Culprit> {
+        // Nothing is on its way of what has not been sent.
+        let is_sent = |flow: &FlowWait| {
+            flow.channel != LinkKey::PAIRS
+                || !lacking.iter().any(|of| (of.rank, of.peer) == (Some(flow.from), Some(flow.to)))
+        };
+        waiting.retain(is_sent);
+        // Whoever sends to one that waits, and waits for nothing itself, does not get through.
+        let waits_itself =
+            |flow: &&FlowWait| waiting.iter().any(|other| (other.channel, other.to) == (flow.channel, flow.from));
+        let mut stalled: Vec<_> = waiting.iter().filter(|flow| !waits_itself(flow)).collect();
+        if stalled.is_empty() {
+            let least = waiting.iter().map(|flow| flow.step).min();
+            stalled = waiting.iter().filter(|flow| Some(flow.step) == least).collect();
+        }
+        let of = |flow: &FlowWait| {
+            let to = self.0.get(&flow.to).map_or_else(String::new, |(host, _)| format!(" on {host}"));
+            let by = match flow.channel {
+                LinkKey::PAIRS => "send and receive".into(),
+                channel => format!("channel {channel}"),
+            };
+            let what = format!("its data for rank {}{to} does not get through ({by})", flow.to);
+            let unknown = Culprit { rank: Some(flow.from), peer: Some(flow.to), what, ..Culprit::default() };
+            self.culprit(flow.from, (None, Some(flow.to)), unknown.what.clone()).unwrap_or(unknown)
+        };
+        stalled.into_iter().map(of).collect()
+    }
 }
 
 #[cfg(test)]
@@ -161,11 +308,12 @@ mod tests {
 
     fn rank(rank: u32, called: u64, waits: bool) -> RankAccount {
         let waits_in = if waits { vec!["all_reduce".into()] } else { Vec::new() };
-        RankAccount { rank, pid: 100 + rank as i32, called, is_behind: false, waits_in, has_left: false }
+        let (pid, last) = (100 + rank as i32, if called > 0 { "barrier".into() } else { String::new() });
+        RankAccount { rank, pid, called, last, waits_in, has_all_pairs: true, ..RankAccount::default() }
     }
 
     fn host(name: &str, ranks: Vec<RankAccount>, flows: Vec<FlowWait>) -> (String, Option<HostAccount>) {
-        (name.into(), Some(HostAccount { ranks, flows, last: "barrier".into(), ..HostAccount::default() }))
+        (name.into(), Some(HostAccount { ranks, flows, ..HostAccount::default() }))
     }
 
     fn receive(from: u32, to: u32) -> FlowWait {
@@ -189,7 +337,8 @@ mod tests {
         assert!(what.contains("a has called nothing after collective 3, barrier"), "{what}");
         let first = vec![host("a", vec![rank(0, 1, true)], Vec::new()), host("b", vec![rank(1, 0, false)], Vec::new())];
         assert!(of(first).2.contains("nothing yet"));
-        let behind = RankAccount { is_behind: true, ..rank(1, 2, false) };
+        // It has called more, behind that one.
+        let behind = RankAccount { is_behind: true, behind_seq: Some(1), ..rank(1, 4, false) };
         let hosts = vec![host("a", vec![rank(0, 2, true), behind], Vec::new())];
         assert!(of(hosts).2.contains("has called collective 1, behind something else"));
     }
@@ -238,5 +387,97 @@ mod tests {
         assert_eq!(of(ahead).0, StuckClass::NotStuck);
         let gone = RankAccount { has_left: true, ..rank(1, 2, false) };
         assert_eq!(of(vec![host("a", vec![rank(0, 3, false), gone], Vec::new())]).0, StuckClass::NotStuck);
+    }
+
+    fn with_pair(rank: RankAccount, pair: PairAccount) -> RankAccount {
+        let waits_in = match (pair.open_sends, pair.open_recvs) {
+            (0, 0) => rank.waits_in,
+            (0, _) => vec![format!("recv(1 x u8, from {})", pair.peer)],
+            _ => vec![format!("send(1 x u8, to {})", pair.peer)],
+        };
+        RankAccount { pairs: vec![pair], waits_in, ..rank }
+    }
+
+    #[test]
+    fn who_has_not_called_the_other_half_of_a_message_is_named_and_no_flow_is() {
+        let receives = PairAccount { peer: 1, recvs: 6, open_recvs: 1, ..PairAccount::default() };
+        let sends = PairAccount { peer: 1, sends: 3, open_sends: 2, ..PairAccount::default() };
+        let of_pair = FlowWait { channel: LinkKey::PAIRS, ..receive(1, 0) };
+        let sent = |sends, recvs| PairAccount { peer: 0, sends, recvs, ..PairAccount::default() };
+        let asked = |own: PairAccount, theirs: RankAccount| {
+            diagnose(
+                1,
+                vec![
+                    host("a", vec![with_pair(rank(0, 3, false), own)], vec![of_pair]),
+                    host("b", vec![theirs], Vec::new()),
+                ],
+            )
+        };
+        let report = asked(receives, with_pair(rank(1, 3, false), sent(5, 0)));
+        assert_eq!(report.class, StuckClass::Rank, "{report:?}");
+        let culprit = &report.culprits[0];
+        assert_eq!((culprit.rank, culprit.pid, culprit.seq, culprit.peer), (Some(1), Some(101), Some(5), Some(0)));
+        assert_eq!(culprit.what, "has come to no send to rank 0 after number 4, which waits in a receive from it");
+        // Its sends are all that it has called, and none is this one's.
+        let report = asked(receives, rank(1, 3, false));
+        assert!(report.culprits[0].what.starts_with("has not come to any send to rank 0"), "{report:?}");
+        let report = asked(sends, with_pair(rank(1, 3, false), sent(0, 1)));
+        assert_eq!((report.class, report.culprits[0].seq), (StuckClass::Rank, Some(1)), "{report:?}");
+        assert!(report.culprits[0].what.contains("no receive from rank 0 after number 0"), "{report:?}");
+        // What it has sent is on its way.
+        let report = asked(receives, with_pair(rank(1, 3, false), sent(6, 0)));
+        assert_eq!((report.class, report.culprits.len()), (StuckClass::Flow, 1), "{report:?}");
+        // A host of an earlier version does not say what it has sent: that nothing holds it up is all that is known.
+        let report = asked(receives, RankAccount { has_all_pairs: false, ..rank(1, 3, false) });
+        assert_eq!(report.class, StuckClass::Rank);
+        assert!(report.culprits[0].what.starts_with("waits for nobody"), "{report:?}");
+        let report = asked(receives, RankAccount { has_left: true, has_all_pairs: false, ..rank(1, 0, false) });
+        assert!(report.culprits[0].what.starts_with("has left"), "{report:?}");
+    }
+
+    #[test]
+    fn of_a_chain_of_receives_the_one_that_waits_for_nobody_is_named() {
+        // 0 waits for 1, which waits for 2, which has called nothing; 3 is in a collective with all of them.
+        let waits_for = |peer| PairAccount { peer, recvs: 1, open_recvs: 1, ..PairAccount::default() };
+        let ranks = |last: RankAccount| {
+            let first = [with_pair(rank(0, 3, false), waits_for(1)), with_pair(rank(1, 3, false), waits_for(2))];
+            vec![host("a", first.into_iter().chain([last, rank(3, 4, true)]).collect(), Vec::new())]
+        };
+        let (class, named, _) = of(ranks(rank(2, 3, false)));
+        assert_eq!((class, named), (StuckClass::Rank, vec![Some(2), Some(2)]));
+        // They wait in a ring.
+        let (class, named, what) = of(ranks(with_pair(rank(2, 3, false), waits_for(0))));
+        assert_eq!(class, StuckClass::Rank);
+        assert!([0, 1, 2].iter().all(|rank| named.contains(&Some(*rank))), "{what}");
+        assert!(what.contains("waits in recv(1 x u8, from 1) itself"), "{what}");
+    }
+
+    #[test]
+    fn gpus_are_told_of_where_no_rank_can_be_blamed() {
+        let account = |late: Option<&str>| {
+            let last = RankAccount { holds_up: late.map(Into::into), ..rank(1, 3, late.is_none()) };
+            let ranks = vec![rank(0, 3, true), last];
+            let gpus_wait = Some("operation 3 does not end".into());
+            vec![("a".into(), Some(HostAccount { ranks, gpus_wait, ..HostAccount::default() }))]
+        };
+        let (class, named, what) = of(account(None));
+        assert_eq!((class, named, what.as_str()), (StuckClass::Gpu, vec![None], "a operation 3 does not end; "));
+        assert_eq!(of(account(Some("its stream has not come"))).1, [Some(1)]);
+    }
+
+    #[test]
+    fn hosts_whose_ranks_have_left_are_not_accused() {
+        let left = (String::from("b"), Some(HostAccount::of_departed(&[1, 2])));
+        assert_eq!(of(vec![host("a", vec![rank(0, 3, false)], Vec::new()), left.clone()]).0, StuckClass::NotStuck);
+        let hosts = vec![host("a", vec![rank(0, 3, true), rank(3, 2, false)], Vec::new()), left];
+        assert_eq!(of(hosts).1, [Some(3)]);
+    }
+
+    #[test]
+    fn accounts_of_earlier_versions_are_understood() {
+        let told = r#"{"ranks":[{"rank":0,"pid":1,"called":2,"is_behind":false,"waits_in":[],"has_left":false}],"started":2,
+            "last":"","is_running":false,"idle_ms":1,"flows":[],"failure":null}"#;
+        let account: HostAccount = serde_json::from_str(told).expect("understood");
+        assert!(!account.ranks[0].has_all_pairs && account.gpus_wait.is_none());
     }
 }

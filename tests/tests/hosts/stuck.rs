@@ -5,7 +5,7 @@ use mccs_ipc::types::CollectiveKind;
 use mccs_service::control::{ControlAnswer, ControlRequest, call as ask};
 use mccs_service::telemetry::stuck::{StuckClass, StuckReport};
 use mccs_tests::hosts::TestHosts;
-use mccs_tests::{TestService, run_checked};
+use mccs_tests::{Rank, TestService, run_checked};
 
 use crate::call;
 
@@ -78,4 +78,112 @@ fn a_host_that_does_not_answer_is_named_and_nobody_is_where_nothing_waits() {
     assert!(matches!(report.class, StuckClass::Host | StuckClass::Failed), "{report:?}");
     assert_eq!(report.culprits.iter().filter(|culprit| culprit.host == "h1" || culprit.what.contains("h1")).count(), 1);
     drop(ranks);
+}
+
+/// Asks until some rank waits.
+fn why_stuck_once_it_waits(service: &TestService) -> StuckReport {
+    loop {
+        let report = why_stuck(service);
+        let mut ranks = report.hosts.iter().filter_map(|(_, account)| account.as_ref()).flat_map(|host| &host.ranks);
+        if ranks.any(|rank| !rank.waits_in.is_empty()) {
+            return report;
+        }
+    }
+}
+
+/// Who is to blame: host, rank, which of its calls, and for whom.
+type Blamed<'a> = (&'a str, Option<u32>, Option<u64>, Option<u32>);
+
+fn culprits(report: &StuckReport) -> Vec<Blamed<'_>> {
+    report.culprits.iter().map(|who| (who.host.as_str(), who.rank, who.seq, who.peer)).collect()
+}
+
+#[test]
+fn the_missing_half_of_a_message_is_named_from_both_hosts_and_no_flow_is() {
+    let hosts = TestHosts::start(2, "");
+    let ranks = hosts.join(&[0, 1]);
+    let bytes = 1 << 20;
+    let call = |rank: &Rank, sends: bool| {
+        let memory = rank.client.allocate(bytes).expect("memory");
+        let peer = 1 - rank.comm.rank();
+        let called = if sends {
+            rank.comm.send(memory.at(0), bytes, DataType::U8, peer, &rank.stream)
+        } else {
+            rank.comm.recv(memory.at(0), bytes, DataType::U8, peer, &rank.stream)
+        };
+        called.expect("enqueued");
+        memory
+    };
+    for number in 0..2 {
+        // Both come late, to either half: the one to what the other was late for comes second.
+        for (early, early_sends) in [(0, false), (0, true), (1, false), (1, true)] {
+            let late = 1 - early;
+            let _early_memory = call(&ranks[early], early_sends);
+            for host in 0..2 {
+                let report = why_stuck_once_it_waits(hosts.service(host));
+                assert_eq!(report.class, StuckClass::Rank, "{report:?}");
+                let seq = 2 * number + u64::from(early == 1);
+                let name = if late == 0 { "h0" } else { "h1" };
+                assert_eq!(culprits(&report), [(name, Some(late as u32), Some(seq), Some(early as u32))], "{report:?}");
+            }
+            let _late_memory = call(&ranks[late], !early_sends);
+            ranks.iter().for_each(|rank| rank.stream.synchronize().expect("completed"));
+        }
+    }
+}
+
+#[test]
+fn a_host_whose_ranks_have_left_is_not_accused() {
+    let hosts = TestHosts::start(3, "");
+    let mut ranks = hosts.join(&[0, 1, 2]);
+    let Rank { comm, .. } = ranks.pop().expect("three ranks");
+    comm.destroy().expect("left");
+    let memory = ranks[0].client.allocate(1000).expect("memory");
+    ranks[0].comm.recv(memory.at(0), 1000, DataType::U8, 1, &ranks[0].stream).expect("enqueued");
+    let has_left = |report: &StuckReport| {
+        let there = report.hosts.iter().find(|(host, _)| host == "h2").and_then(|(_, account)| account.as_ref());
+        there.is_some_and(|account| account.ranks.iter().all(|rank| rank.has_left))
+    };
+    // It is told by one host to each of the others.
+    for host in 0..2 {
+        let report = std::iter::repeat_with(|| why_stuck_once_it_waits(hosts.service(host)))
+            .find(has_left)
+            .expect("an endless iterator");
+        assert_eq!(culprits(&report), [("h1", Some(1), Some(0), Some(0))], "{report:?}");
+    }
+    ranks[1]
+        .comm
+        .send(ranks[1].client.allocate(1000).expect("memory").at(0), 1000, DataType::U8, 0, &ranks[1].stream)
+        .expect("enqueued");
+    ranks[0].stream.synchronize().expect("completed");
+}
+
+#[test]
+fn small_collectives_count_and_the_last_of_them_is_told() {
+    let hosts = TestHosts::start(1, "");
+    let small = |seed| call(CollectiveKind::AllReduce, DataType::I32, RedOp::Sum, 10, 2, seed);
+    let large = call(CollectiveKind::AllReduce, DataType::F32, RedOp::Max, 100_000, 2, 9);
+    std::thread::scope(|scope| {
+        let (go_on, told) = std::sync::mpsc::channel::<()>();
+        let mut told = Some(told);
+        for rank in hosts.join(&[0, 0]) {
+            let told = if rank.comm.rank() == 1 { told.take() } else { None };
+            scope.spawn(move || {
+                assert_eq!(run_checked(&rank, &large, false), 0);
+                (0..3).for_each(|seed| assert_eq!(run_checked(&rank, &small(seed), false), 0));
+                if let Some(told) = told {
+                    // Disconnected if the test has failed: goes on, too.
+                    let _ = told.recv();
+                }
+                assert_eq!(run_checked(&rank, &large, false), 0);
+            });
+        }
+        let report = std::iter::repeat_with(|| why_stuck_once_it_waits(hosts.service(0)))
+            .find(|report| report.culprits.iter().any(|culprit| culprit.seq == Some(4)));
+        let report = report.expect("an endless iterator");
+        assert_eq!(culprits(&report), [("this host", Some(1), Some(4), None)], "{report:?}");
+        let what = &report.culprits[0].what;
+        assert!(what.contains("nothing after collective 3, all_reduce(10 x int32"), "{what}");
+        drop(go_on);
+    });
 }

@@ -7,6 +7,7 @@ pub fn print(report: &StuckReport) {
     let verdict = match report.class {
         StuckClass::NotStuck => "nobody waits",
         StuckClass::Rank => "waits for ranks that have not called",
+        StuckClass::Gpu => "waits for GPUs",
         StuckClass::Flow => "waits for data that does not come",
         StuckClass::Host => "hosts do not answer",
         StuckClass::Failed => "has failed",

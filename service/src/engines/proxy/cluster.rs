@@ -8,6 +8,7 @@
 //!  its end:    Leave, Close, or Fail --> exchange;  CloseLinks --> transport engines
 //! ```
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -156,10 +157,10 @@ impl ProxyEngine {
             Event::Gathered { membership, payloads } => self.gathered(membership, &payloads),
             Event::Complete { key, comm } => self.complete(&key, comm, now),
             Event::Failed { comm, failure } => self.failed_elsewhere(&comm, &failure),
-            // Nothing depends on it. Who leaves has ended its calls. A later collective waits for others of its host, whose next call ends
+            // Nothing but words depends on it. Who leaves has ended its calls. A later collective waits for others of its host, whose next call ends
             // the communicator there, or for nobody, and then the links end. What it has sent to a rank here may still be under way, so
             // that a receive from it cannot be refused for this.
-            Event::Left { .. } => {}
+            Event::Left { comm, ranks } => self.left_elsewhere(&comm, ranks),
             Event::Linked { host, is_up } => self.setups.iter_mut().for_each(|setups| setups.linked(&host, is_up)),
             // The controller's business.
             Event::Met { .. } | Event::Lost { .. } | Event::Told { .. } => {}
@@ -170,6 +171,14 @@ impl ProxyEngine {
             Event::Wished { comm, from, question, body } => self.wished(comm, from, question, &body),
             Event::Granted { comm, question, body } => self.granted(&comm, question, &body),
             Event::ProposalRefused { comm, reason } => self.proposal_refused(&comm, &reason),
+        }
+    }
+
+    /// Ranks of another host have left.
+    fn left_elsewhere(&mut self, comm: &CommId, ranks: Vec<u32>) {
+        let Some(handle) = self.setups.as_ref().and_then(|setups| setups.comm_called(comm)) else { return };
+        if let Some(span) = self.comms.get_mut(handle).and_then(|live| live.span.as_mut()) {
+            span.left.extend(ranks);
         }
     }
 
@@ -232,7 +241,7 @@ impl ProxyEngine {
             }
             return;
         }
-        let span = Span { comm, network, suspected: None, is_told: false, is_closed: false };
+        let span = Span { comm, left: BTreeSet::new(), network, suspected: None, is_told: false, is_closed: false };
         let ranks_by_host = ranks_by_host(&membership);
         let across = Across { span, hosts: membership.hosts, ranks_by_host };
         self.create_comm(key.id, nranks, requests, Some(across), None, now);

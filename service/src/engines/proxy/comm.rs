@@ -5,8 +5,7 @@
 //!
 //! Small collectives may be rounds of the communicator's board (`rounds.rs`).
 
-use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -28,6 +27,7 @@ use crate::session::Session;
 use crate::telemetry::CommInfo;
 use crate::telemetry::profile::ProfileMeter;
 use crate::telemetry::recorder::{Record, Recorder, job_number};
+use crate::telemetry::stuck::{HostAccount, PairAccount};
 use crate::tenants::{Charge, Resource};
 
 /// Scratch memory of an operation that is the service's affair; more is the tenant's.
@@ -68,6 +68,8 @@ fn far_pair(operation: &Operation) -> (u32, u32) {
 pub(super) struct Span {
     /// What the exchange calls it.
     pub(super) comm: CommId,
+    /// Ranks of other hosts that have left.
+    pub(super) left: BTreeSet<u32>,
     pub(super) network: Network,
     /// A link has broken, and why may be on its way.
     pub(super) suspected: Option<Failure>,
@@ -100,6 +102,19 @@ pub(super) struct Member {
 struct Pair {
     sends: VecDeque<Box<Operation>>,
     recvs: VecDeque<Box<Operation>>,
+    /// That have come here since the communicator began.
+    sends_called: u64,
+    recvs_called: u64,
+}
+
+/// Sends, or receives, between two ranks of which one is on another host: one at a time runs, so that they match in order.
+#[derive(Default)]
+struct FarPair {
+    runs: bool,
+    /// Behind it.
+    waiting: VecDeque<Box<Operation>>,
+    /// That have come here since the communicator began.
+    called: u64,
 }
 
 /// A communicator.
@@ -117,8 +132,7 @@ pub(super) struct Comm {
     pub(super) started_at: Option<Instant>,
     /// Ordered, like `far_pairs`, so that the same calls fail in the same order each time.
     pairs: BTreeMap<(u32, u32), Pair>,
-    /// What waits behind a running operation from one rank to another, of which one is on another host.
-    far_pairs: BTreeMap<(u32, u32), VecDeque<Box<Operation>>>,
+    far_pairs: BTreeMap<(u32, u32), FarPair>,
     /// Operations whose links have broken; they fail with the communicator.
     pub(super) broken: Vec<Operation>,
     pub(super) failure: Option<Failure>,
@@ -126,8 +140,8 @@ pub(super) struct Comm {
     pub(super) schedules: ScheduleCache,
     /// Of those to come.
     pub(super) changes: Changes,
-    /// The last collective that has started.
-    pub(super) last_call: Option<BoardCall>,
+    /// The last collective that has started and was no round, and the rounds before it.
+    last_whole: Option<(BoardCall, u64)>,
     /// How long collectives run, the last ones counting most.
     pub(super) average_took: Duration,
     pub(super) info: Arc<CommInfo>,
@@ -167,7 +181,7 @@ impl Comm {
             failure: None,
             schedules,
             changes: Changes::new(ways),
-            last_call: None,
+            last_whole: None,
             average_took: Duration::ZERO,
             info,
             any_left: false,
@@ -243,6 +257,20 @@ impl Comm {
         self.members.first().map_or(0, |member| member.whole_started)
     }
 
+    /// The last collective of a rank that has begun, where it is known: rounds are what the rank says.
+    pub(super) fn last_call(&self, rank: u32) -> Option<BoardCall> {
+        if self.info.direct.as_ref().is_some_and(|direct| direct.page().launched(rank) > 0) {
+            return None;
+        }
+        let rounds_before = self.last_whole.map_or(0, |(_, rounds)| rounds);
+        let board = self.info.board.as_ref();
+        let Some((board, round)) = board.map(|board| (board, board.posted(rank))).filter(|(_, n)| *n > rounds_before)
+        else {
+            return self.last_whole.map(|(call, _)| call);
+        };
+        board.contribution(rank, round, 0).and_then(|posted| BoardCall::from_wire(posted.call))
+    }
+
     /// Whether a collective can start.
     pub(super) fn is_ready(&self) -> bool {
         let is_whole = self.span.as_ref().is_none_or(|span| span.suspected.is_none());
@@ -295,7 +323,7 @@ impl Comm {
                 return Err(self.members[0].disagrees(first, member, &other.operation, difference));
             }
         }
-        self.last_call = board_call(first);
+        self.last_whole = board_call(first).map(|call| (call, first.rounds));
         self.ready = 0;
         self.started_at = Some(now);
         self.note_late();
@@ -368,6 +396,7 @@ impl Comm {
         match operation.action {
             Action::Send { peer } => {
                 let pair = self.pairs.entry((operation.rank, peer)).or_default();
+                pair.sends_called += 1;
                 match pair.recvs.pop_front() {
                     Some(recv) => Some((operation, recv)),
                     None => {
@@ -378,6 +407,7 @@ impl Comm {
             }
             Action::Recv { peer } => {
                 let pair = self.pairs.entry((peer, operation.rank)).or_default();
+                pair.recvs_called += 1;
                 match pair.sends.pop_front() {
                     Some(send) => Some((send, operation)),
                     None => {
@@ -394,25 +424,20 @@ impl Comm {
     /// receiver, so that they match in order.
     pub(super) fn offer_far(&mut self, operation: Box<Operation>, now: Instant) -> Option<Box<Operation>> {
         self.active_at = now;
-        match self.far_pairs.entry(far_pair(&operation)) {
-            Entry::Vacant(vacant) => {
-                vacant.insert(VecDeque::new());
-                Some(operation)
-            }
-            Entry::Occupied(mut occupied) => {
-                occupied.get_mut().push_back(operation);
-                None
-            }
+        let pair = self.far_pairs.entry(far_pair(&operation)).or_default();
+        pair.called += 1;
+        if std::mem::replace(&mut pair.runs, true) {
+            pair.waiting.push_back(operation);
+            return None;
         }
+        Some(operation)
     }
 
     /// The next send or receive that can start, after one has ended.
     pub(super) fn next_far(&mut self, ended: &Operation) -> Option<Box<Operation>> {
-        let pair = far_pair(ended);
-        let next = self.far_pairs.get_mut(&pair)?.pop_front();
-        if next.is_none() {
-            self.far_pairs.remove(&pair);
-        }
+        let pair = self.far_pairs.get_mut(&far_pair(ended))?;
+        let next = pair.waiting.pop_front();
+        pair.runs = next.is_some();
         next
     }
 
@@ -439,7 +464,8 @@ impl Comm {
         for pair in std::mem::take(&mut self.pairs).into_values() {
             failed.extend(pair.sends.into_iter().chain(pair.recvs).map(|operation| *operation));
         }
-        failed.extend(std::mem::take(&mut self.far_pairs).into_values().flatten().map(|operation| *operation));
+        let far = std::mem::take(&mut self.far_pairs).into_values().flat_map(|pair| pair.waiting);
+        failed.extend(far.map(|operation| *operation));
         failed.append(&mut self.broken);
         failed
     }
@@ -454,6 +480,36 @@ impl Comm {
         may_wait.then(|| moved_at.map_or(self.active_at, |at| at.max(self.active_at)))
     }
 
+    /// A host of which all ranks have left: nobody there knows the communicator any more.
+    pub(super) fn departed(&self, host: &str) -> Option<HostAccount> {
+        let (placed, left) = (self.info.placed.as_ref()?, &self.span.as_ref()?.left);
+        let there = placed.hosts.iter().find(|there| there.host == host)?;
+        there.ranks.iter().all(|rank| left.contains(rank)).then(|| HostAccount::of_departed(&there.ranks))
+    }
+
+    /// What ranks of this host have called of sends and receives, by rank and peer.
+    pub(super) fn pair_accounts(&self) -> BTreeMap<(u32, u32), PairAccount> {
+        let mut accounts = BTreeMap::new();
+        for ((src, dst), pair) in &self.pairs {
+            let own: &mut PairAccount = accounts.entry((*src, *dst)).or_default();
+            (own.sends, own.open_sends) = (pair.sends_called, pair.sends.len() as u64);
+            let own = accounts.entry((*dst, *src)).or_default();
+            (own.recvs, own.open_recvs) = (pair.recvs_called, pair.recvs.len() as u64);
+        }
+        for ((src, dst), pair) in &self.far_pairs {
+            let open = pair.waiting.len() as u64 + u64::from(pair.runs);
+            if self.is_far(*dst) {
+                let own = accounts.entry((*src, *dst)).or_default();
+                (own.sends, own.open_sends) = (pair.called, open);
+            } else {
+                let own = accounts.entry((*dst, *src)).or_default();
+                (own.recvs, own.open_recvs) = (pair.called, open);
+            }
+        }
+        accounts.iter_mut().for_each(|((_, peer), account)| account.peer = *peer);
+        accounts
+    }
+
     pub(super) fn unmatched(&self) -> Vec<&Operation> {
         let all = self.pairs.values().flat_map(|pair| pair.sends.iter().chain(&pair.recvs));
         all.map(Box::as_ref).collect()
@@ -461,7 +517,7 @@ impl Comm {
 
     /// Sends and receives that wait for earlier ones with other hosts.
     pub(super) fn far_waiting(&self) -> impl Iterator<Item = &Operation> {
-        self.far_pairs.values().flatten().map(Box::as_ref)
+        self.far_pairs.values().flat_map(|pair| &pair.waiting).map(Box::as_ref)
     }
 
     /// Whether a rank has nothing waiting, and nothing runs.
@@ -473,7 +529,7 @@ impl Comm {
     pub(super) fn has_waiting(&self, rank: u32) -> bool {
         let unmatched = |pair: &Pair| pair.sends.iter().chain(&pair.recvs).any(|operation| operation.rank == rank);
         let far = || {
-            self.far_pairs.values().flatten().any(|operation| operation.rank == rank)
+            self.far_waiting().any(|operation| operation.rank == rank)
                 || self.broken.iter().any(|operation| operation.rank == rank)
         };
         self.index_of(rank).is_some_and(|at| !self.members[at].waiting.is_empty())

@@ -64,7 +64,7 @@ impl Comm {
 
 impl Member {
     /// Number of the next collective among all of this rank, from 0.
-    fn place(&self, operation: &Operation) -> u64 {
+    pub(super) fn place(&self, operation: &Operation) -> u64 {
         let rounds_before = operation.rounds - u64::from(operation.round != RoundState::None);
         // As many as a hostile rank says.
         self.whole_started.saturating_add(rounds_before)

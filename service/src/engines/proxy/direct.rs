@@ -9,7 +9,8 @@ use mccs_ipc::types::{ErrorClass, Handle};
 use mccs_kernels::cuda::contradiction;
 
 use super::ProxyEngine;
-use super::comm::{Comm, Failure};
+use super::comm::{Comm, Failure, Member};
+use crate::devices::DirectGroup;
 use crate::devices::cuda::CopyEngines;
 
 /// How often GPUs are looked at in the time that an operation may wait.
@@ -49,7 +50,7 @@ impl LargeWatch {
     }
 }
 
-type Seen = [(u64, u64); DIRECT_RANKS_MAX as usize];
+pub(super) type Seen = [(u64, u64); DIRECT_RANKS_MAX as usize];
 
 /// The next time to look at communicators of GPUs.
 #[derive(Debug, Clone, Copy)]
@@ -105,6 +106,18 @@ impl ProxyEngine {
     }
 }
 
+impl DirectGroup {
+    /// Operations, and groups of sends and receives, that ranks have launched and that had ended when they were last asked.
+    pub(super) fn seen(&self, nranks: u32) -> (Seen, Seen) {
+        let (mut seen, mut groups): (Seen, Seen) = Default::default();
+        for (rank, (progress, group)) in (0..nranks).zip(seen.iter_mut().zip(&mut groups)) {
+            *progress = (self.page().launched(rank), self.ended(rank));
+            *group = (self.page().points_launched(rank).groups, self.groups_ended(rank));
+        }
+        (seen, groups)
+    }
+}
+
 impl Comm {
     /// Looks at page and answers. Returns since when ranks have been waiting for others with nothing happening, as far as
     /// looks tell; `None` where none waits, or GPUs have not answered.
@@ -123,12 +136,7 @@ impl Comm {
 
     /// The same of what is not large.
     fn others_wait_since(&mut self, now: Instant) -> Option<Instant> {
-        let direct = self.info.direct.as_ref()?;
-        let (mut seen, mut groups): (Seen, Seen) = Default::default();
-        for (rank, (progress, group)) in (0..self.nranks()).zip(seen.iter_mut().zip(&mut groups)) {
-            *progress = (direct.page().launched(rank), direct.ended(rank));
-            *group = (direct.page().points_launched(rank).groups, direct.groups_ended(rank));
-        }
+        let (seen, groups) = self.info.direct.as_ref()?.seen(self.nranks());
         if (seen, groups) != (self.watch.seen, self.watch.seen_groups) {
             (self.watch.seen, self.watch.seen_groups) = (seen, groups);
             self.touch(now);
@@ -144,13 +152,28 @@ impl Comm {
         Some(Failure::new(ErrorClass::InvalidUsage, message))
     }
 
+    /// Ranks whose streams have not come to the large operation after so many.
+    pub(super) fn late_for_large(&self, ended: u64) -> Vec<&Member> {
+        let page = self.info.direct.as_ref().map(|direct| direct.page());
+        let is_late = |rank| page.is_some_and(|page| !page.has_come(rank, LargeWord::Ready, ended + 1));
+        self.members.iter().filter(|member| is_late(member.rank)).collect()
+    }
+
     /// Who waits for whom, in words; as of the last look.
     fn describe_direct_wait(&self) -> String {
-        let LargeWatch { begun, ended, in_queue, .. } = self.watch.large;
+        let Watch { seen, seen_groups, large: LargeWatch { begun, ended, in_queue, .. } } = &self.watch;
+        self.describe_gpu_wait(seen, seen_groups, ((*begun, *ended), *in_queue))
+    }
+
+    /// Who waits for whom, in words. Of operations, groups and large operations it is known how many were launched and have ended.
+    pub(super) fn describe_gpu_wait(
+        &self,
+        seen: &Seen,
+        seen_groups: &Seen,
+        ((begun, ended), in_queue): ((u64, u64), Option<bool>),
+    ) -> String {
         if begun > ended && in_queue != Some(true) {
-            let page = self.info.direct.as_ref().map(|direct| direct.page());
-            let is_late = |rank| page.is_some_and(|page| !page.has_come(rank, LargeWord::Ready, ended + 1));
-            let late = self.members.iter().filter(|member| is_late(member.rank));
+            let late = self.late_for_large(ended).into_iter();
             let late: Vec<_> =
                 late.map(|member| format!("rank {} (process {})", member.rank, member.session.peer.pid)).collect();
             let late = if late.is_empty() { "none".to_owned() } else { late.join(", ") };
@@ -159,7 +182,7 @@ impl Comm {
         }
         let waits = |seen: &Seen| seen.iter().any(|(launched, done)| launched > done);
         match &self.info.direct {
-            Some(direct) if waits(&self.watch.seen_groups) && !waits(&self.watch.seen) => {
+            Some(direct) if waits(seen_groups) && !waits(seen) => {
                 let named = |rank: u32| {
                     let member = self.members.iter().find(|member| member.rank == rank);
                     member.map_or_else(
@@ -167,14 +190,14 @@ impl Comm {
                         |m| format!("rank {rank} (process {})", m.session.peer.pid),
                     )
                 };
-                describe_points_wait(direct.page(), &self.watch.seen_groups[..self.nranks() as usize], named)
+                describe_points_wait(direct.page(), &seen_groups[..self.nranks() as usize], named)
             }
-            _ => self.describe_operation_wait(),
+            _ => self.describe_operation_wait(seen),
         }
     }
 
-    fn describe_operation_wait(&self) -> String {
-        let ranks = || self.members.iter().zip(self.watch.seen);
+    fn describe_operation_wait(&self, seen: &Seen) -> String {
+        let ranks = || self.members.iter().zip(*seen);
         let next = ranks().map(|(_, (_, done))| done).min().unwrap_or(0) + 1;
         let of = |is_there: bool| {
             let ranks = ranks().filter(|(_, (launched, _))| (*launched >= next) == is_there);
@@ -200,14 +223,15 @@ fn describe_points_wait(page: &DirectPage, seen: &[(u64, u64)], named: impl Fn(u
         for (peer, theirs) in all.iter().enumerate() {
             let named = || (named(rank as u32), named(peer as u32));
             if own.received[peer] > theirs.sent[rank] {
-                let ((waiter, missing), (number, sent)) = (named(), (theirs.sent[rank] + 1, theirs.sent[rank]));
+                let ((waiter, missing), (number, sent)) =
+                    (named(), (theirs.sent[rank].saturating_add(1), theirs.sent[rank]));
                 waits.push(format!("{waiter} waits for message {number} from {missing}, which has sent {sent}"));
             }
             if own.sent[peer] > theirs.received[rank] {
                 let ((waiter, missing), received) = (named(), theirs.received[rank]);
                 waits.push(format!(
                     "{waiter} sends message {} to {missing}, which has received {received}",
-                    received + 1
+                    received.saturating_add(1)
                 ));
             }
         }

@@ -1,8 +1,10 @@
 //! What operators change of communicators whose ranks run collectives themselves, with a device that has pages and no GPUs.
 
+use std::sync::Mutex;
+
 use mccs_config::change::StrategyChange;
 use mccs_config::service::LargeFrom;
-use mccs_ipc::direct::{AreaName, DirectPage, DirectShare, Execution, LAYOUT_WORDS};
+use mccs_ipc::direct::{AreaName, DirectPage, DirectShare, Execution, LAYOUT_WORDS, PointsLaunched};
 use mccs_ipc::handshake::PeerCredentials;
 use mccs_ipc::queue::{Producer, ring_bytes};
 use mccs_ipc::shm::Mapping;
@@ -11,25 +13,36 @@ use mccs_ipc::types::UniqueId;
 use super::*;
 use crate::collective::{Choice, CostModel, Schedule, Strategy};
 use crate::devices::cuda::{Abilities, GpuStrategy, Strategies};
-use crate::devices::{Areas, DirectGroup, Ended, FarPair, Launched, Network, Prepare, Prepared, Tag};
+use crate::devices::{Areas, Counted, DirectGroup, Ended, FarPair, Launched, Network, Prepare, Prepared, Tag};
 use crate::engines::transport::{TransportHandle, TransportMessage};
 use crate::runtime::Sender;
 use crate::session::Session;
+use crate::telemetry::stuck::{StuckClass, StuckReport};
 use crate::tenants::{Charge, Quota, Resource, Tenant};
 
-/// Ranks' areas, of which nobody asks anything.
-struct NoAreas;
+/// What GPUs say has ended, by rank. They say nothing where it is absent.
+type Told = Arc<Mutex<Option<Vec<Counted>>>>;
 
-impl Areas for NoAreas {
+/// Ranks' areas, of which what a test says is read.
+struct ToldAreas(Told);
+
+impl Areas for ToldAreas {
     fn read(&self, ended: &Arc<Ended>) {
-        ended.tell(Ok(Vec::new()));
+        if let Some(told) = self.0.lock().expect("no test panics with it").clone() {
+            ended.tell(Ok(told));
+        }
     }
+}
+
+fn areas_of(told: &Told) -> Box<dyn Areas> {
+    Box::new(ToldAreas(Arc::clone(told)))
 }
 
 /// A device that makes pages.
 struct Pages {
     execution: Execution,
     done: Sender<ProxyMessage>,
+    told: Told,
 }
 
 impl Device for Pages {
@@ -42,7 +55,7 @@ impl Device for Pages {
         let nranks = gpus.len() as u32;
         let abilities = Abilities { nranks, execution: self.execution, copy_engines: true, lines: false };
         let wanted = GpuStrategy { large_from: LargeFrom::Measured, lines: true };
-        let group = DirectGroup::new(Strategies::begin(Arc::new(page), abilities, wanted), None, Box::new(NoAreas));
+        let group = DirectGroup::new(Strategies::begin(Arc::new(page), abilities, wanted), None, areas_of(&self.told));
         let areas = gpus.iter().map(|_| AreaName { ipc_handle: vec![0; 64], gpu: [0; 16] }).collect();
         let (execution, events) = (self.execution, Vec::new());
         let share = DirectShare { layout: [0; LAYOUT_WORDS], areas, large: None, execution, events };
@@ -92,6 +105,7 @@ struct Bed {
     proxy: Sender<ProxyMessage>,
     registry: Arc<Registry>,
     answers: Mailbox<OperatorReply>,
+    told: Told,
 }
 
 impl Bed {
@@ -102,10 +116,11 @@ impl Bed {
             ScheduleCache::new(nranks, Strategy::initial(Choice::Auto, nranks, 1, hosts), CostModel::for_hosts(hosts))
         };
         let timeouts = Timeouts { init: Duration::from_secs(60), operation: None };
-        let device = Box::new(Pages { execution, done: proxy.clone() });
+        let told = Told::new(Mutex::new(Some(Vec::new())));
+        let device = Box::new(Pages { execution, done: proxy.clone(), told: Arc::clone(&told) });
         let engine =
             ProxyEngine::new(device, mailbox, Arc::clone(&registry), Box::new(make_schedules), 0, timeouts, None);
-        let mut bed = Bed { engine, proxy, registry, answers: Mailbox::new(4) };
+        let mut bed = Bed { engine, proxy, registry, answers: Mailbox::new(4), told };
         bed.join(nranks);
         bed
     }
@@ -143,7 +158,39 @@ impl Bed {
     }
 
     fn poll(&mut self) {
-        while self.engine.poll(&Context::new(Instant::now(), 16)) == Progress::Busy {}
+        self.poll_at(Instant::now());
+    }
+
+    /// Returns when it wants to be polled again.
+    fn poll_at(&mut self, now: Instant) -> Option<Instant> {
+        loop {
+            if let Progress::Idle { wake_at } = self.engine.poll(&Context::new(now, 16)) {
+                return wake_at;
+            }
+        }
+    }
+
+    /// GPUs say that so many operations and groups of ranks have ended.
+    fn tell(&self, ended: &[(u64, u64)]) {
+        let counted = ended.iter().map(|(operations, groups)| Counted { operations: *operations, groups: *groups });
+        *self.told.lock().expect("no test panics with it") = Some(counted.collect());
+    }
+
+    /// Why its communicator is stuck. `between` happens between the two looks at GPUs.
+    fn why_stuck(&mut self, between: impl FnOnce(&Self)) -> StuckReport {
+        let asked = Asked::new(4, self.answers.sender());
+        assert!(self.proxy.send(ProxyMessage::WhyStuck { number: self.comm().number, asked }).is_ok());
+        let mut wake_at = self.poll_at(Instant::now());
+        let mut between = Some(between);
+        loop {
+            if let Some((4, answer)) = self.answers.pop() {
+                let Ok(OperatorAnswer::Stuck(report)) = answer else { panic!("{answer:?}") };
+                return *report;
+            }
+            // The first look takes what GPUs have answered by now, and asks them again.
+            between.take().into_iter().for_each(|between| between(self));
+            wake_at = self.poll_at(wake_at.expect("a look is to come"));
+        }
     }
 
     /// What an operator is told who wants a change.
@@ -212,18 +259,54 @@ fn who_has_not_called_is_named() {
     let comm = bed.comm();
     let page = comm.direct.as_ref().expect("on GPUs").page();
     [(0, 5), (1, 4), (2, 5)].into_iter().for_each(|(rank, called)| page.launch(rank, called));
-    let asked = Asked::new(4, bed.answers.sender());
-    assert!(bed.proxy.send(ProxyMessage::WhyStuck { number: comm.number, asked }).is_ok());
-    bed.poll();
-    let Some((4, Ok(OperatorAnswer::Stuck(report)))) = bed.answers.pop() else { panic!("no report") };
-    let named: Vec<_> = report.culprits.iter().map(|culprit| (culprit.rank, culprit.what.as_str())).collect();
-    assert_eq!(named, [(Some(1), "has called nothing after collective 3")]);
-    page.launch(1, 5);
-    let asked = Asked::new(5, bed.answers.sender());
-    assert!(bed.proxy.send(ProxyMessage::WhyStuck { number: comm.number, asked }).is_ok());
-    bed.poll();
-    let Some((5, Ok(OperatorAnswer::Stuck(report)))) = bed.answers.pop() else { panic!("no report") };
-    assert!(report.culprits.is_empty());
+    bed.tell(&[(4, 0); 3]);
+    let report = bed.why_stuck(|_| ());
+    let named: Vec<_> = report.culprits.iter().map(|culprit| (culprit.rank, culprit.seq, &*culprit.what)).collect();
+    assert_eq!(named, [(Some(1), Some(4), "has called nothing after collective 3")]);
+    assert_eq!(report.class, StuckClass::Rank);
+}
+
+#[test]
+fn gpus_that_do_not_end_what_all_have_called_are_told_of() {
+    let mut bed = Bed::new(Execution::Ranks, 3);
+    let comm = bed.comm();
+    let page = comm.direct.as_ref().expect("on GPUs").page();
+    (0..3).for_each(|rank| page.launch(rank, 5));
+    bed.tell(&[(4, 0), (5, 0), (4, 0)]);
+    let report = bed.why_stuck(|_| ());
+    assert_eq!(report.class, StuckClass::Gpu, "{report:?}");
+    assert!(report.culprits[0].what.contains("all ranks have called operation 5, and it does not end"), "{report:?}");
+    let account = report.hosts[0].1.as_ref().expect("this host's");
+    let waiting: Vec<_> = account.ranks.iter().filter(|rank| !rank.waits_in.is_empty()).map(|rank| rank.rank).collect();
+    assert_eq!(waiting, [0, 2]);
+    // What ends meanwhile is not stuck; nor is what has ended.
+    for between in [[(4, 0), (5, 0), (5, 0)], [(5, 0); 3]] {
+        let report = bed.why_stuck(|bed| bed.tell(&between));
+        assert_eq!(report.class, StuckClass::NotStuck, "{report:?}");
+        bed.tell(&[(4, 0), (5, 0), (4, 0)]);
+        bed.why_stuck(|_| ());
+    }
+    *bed.told.lock().expect("no test panics with it") = None;
+    let report = bed.why_stuck(|_| ());
+    assert_eq!(report.class, StuckClass::Gpu);
+    assert_eq!(report.culprits[0].what, "GPUs do not say how far they are");
+}
+
+#[test]
+fn of_a_message_between_gpus_the_side_that_is_missing_is_named() {
+    let mut bed = Bed::new(Execution::Ranks, 3);
+    let comm = bed.comm();
+    let page = comm.direct.as_ref().expect("on GPUs").page();
+    let launched = |groups, sent: [u64; 3], received: [u64; 3]| {
+        let wide = |counts: [u64; 3]| std::array::from_fn(|peer| counts.get(peer).copied().unwrap_or(0));
+        PointsLaunched { groups, sent: wide(sent), received: wide(received) }
+    };
+    page.launch_points(0, &launched(3, [0, 0, 0], [0, 3, 0]));
+    page.launch_points(1, &launched(2, [2, 0, 0], [0, 0, 0]));
+    bed.tell(&[(0, 2), (0, 2), (0, 0)]);
+    let report = bed.why_stuck(|_| ());
+    let named: Vec<_> = report.culprits.iter().map(|culprit| (culprit.rank, culprit.seq, culprit.peer)).collect();
+    assert_eq!((report.class, named), (StuckClass::Rank, vec![(Some(1), Some(2), Some(0))]), "{report:?}");
 }
 
 #[test]

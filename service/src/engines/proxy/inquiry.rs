@@ -14,15 +14,22 @@ use mccs_ipc::types::Handle;
 use super::ProxyEngine;
 use super::asked::{Asked, OperatorAnswer};
 use super::comm::{Comm, Member};
-use super::describe::describe;
+use super::describe::{describe, describe_call};
+use super::gpu_looks::{GpuLooks, GpuStall, LooksLeft};
 use super::operation::Operation;
 use crate::engines::transport::{FlowWait, TransportMessage};
 use crate::exchange::protocol::{AccountBody, CommId, Name, Request};
 use crate::telemetry::RankInfo;
-use crate::telemetry::stuck::{FLOWS_TOLD_MAX, HostAccount, RANKS_TOLD_MAX, RankAccount, diagnose};
+use crate::telemetry::stuck::{
+    CALLS_TOLD_MAX, FLOWS_TOLD_MAX, HostAccount, PairAccount, RANKS_TOLD_MAX, RankAccount, diagnose,
+};
 
 /// Time that hosts have to answer.
 const ACCOUNT_TIME: Duration = Duration::from_secs(2);
+/// From asking GPUs how far they are to looking at the answer. What has not moved between two looks is stuck, or slow enough to be told of.
+const GPU_LOOKS_APART: Duration = Duration::from_millis(100);
+/// Characters of a failure that an account tells.
+const FAILURE_CHARS_MAX: usize = 2000;
 /// Questions of operators and other hosts that are being answered at a time; more are refused or not heard.
 const INQUIRIES_MAX: usize = 64;
 
@@ -40,6 +47,8 @@ struct Gathering {
     wanted: Wanted,
     engines_left: usize,
     flows: Vec<FlowWait>,
+    /// Where GPUs are asked: when `until` is over they are looked at, twice, and that is the account's time.
+    gpus: Option<GpuLooks>,
     until: Instant,
 }
 
@@ -73,38 +82,70 @@ impl Inquiries {
 }
 
 impl Comm {
-    /// `far` are operations whose peers are on other hosts.
-    fn account(&self, far: &[&Operation], mut flows: Vec<FlowWait>, now: Instant) -> HostAccount {
-        let called = |info: &RankInfo| self.info.progress(info).enqueued;
-        // What ranks on GPUs do among themselves shows in what they have called alone.
-        let by_all = self.info.direct.as_ref().and_then(|_| self.info.ranks.iter().map(called).min());
+    /// `far` are operations whose peers are on other hosts; `gpus` is how far GPUs were, twice, where ranks use them themselves.
+    fn account(&self, far: &[&Operation], flows: Vec<FlowWait>, gpus: Option<&GpuLooks>, now: Instant) -> HostAccount {
+        let mut pairs: BTreeMap<u32, Vec<PairAccount>> = BTreeMap::new();
+        self.pair_accounts().into_iter().for_each(|((rank, _), pair)| pairs.entry(rank).or_default().push(pair));
+        let stall = gpus.and_then(|looks| self.gpu_stall(looks));
         let of = |(member, info): (&Member, &RankInfo)| {
-            let calls = self.calls(member, far).into_iter().map(|(operation, _)| describe(operation));
-            let ahead = by_all.filter(|by_all| called(info) > *by_all && member.waiting.is_empty());
-            let ahead = ahead.map(|by_all| format!("collective {by_all}, which not all ranks have called"));
-            RankAccount {
-                rank: member.rank,
-                pid: member.session.peer.pid,
-                called: called(info),
-                is_behind: member.arrived().is_none() && !member.waiting.is_empty() && self.running.is_empty(),
-                waits_in: calls.chain(ahead).collect(),
-                has_left: member.left,
-            }
+            let pairs = pairs.remove(&member.rank).unwrap_or_default();
+            self.rank_account(member, info, far, (pairs, stall.as_ref()))
         };
         let mut ranks: Vec<_> = self.members.iter().zip(&self.info.ranks).map(of).collect();
         ranks.sort_by_key(|rank| (rank.called, rank.rank));
         ranks.truncate(RANKS_TOLD_MAX);
-        flows.truncate(FLOWS_TOLD_MAX);
         let moved_at = self.span.as_ref().map_or(self.active_since(), |span| span.network.activity.last());
         let idle = now.saturating_duration_since(moved_at.max(self.active_since()));
         HostAccount {
+            started: self.info.ranks.iter().map(|info| self.info.progress(info).started).min().unwrap_or(0),
+            last: ranks.first().map_or_else(String::new, |rank| rank.last.clone()),
             ranks,
-            started: by_all.unwrap_or_else(|| self.next_number()),
-            last: self.last_call.map_or_else(String::new, |call| super::describe::describe_call(&call)),
             is_running: !self.running.is_empty(),
             idle_ms: idle.as_millis() as u64,
-            flows,
-            failure: self.failure.as_ref().map(|failure| failure.message.to_string()),
+            flows: flows.into_iter().take(FLOWS_TOLD_MAX).collect(),
+            gpus_wait: stall.map(|stall| stall.what),
+            failure: self.failure.as_ref().map(|failure| failure.message.chars().take(FAILURE_CHARS_MAX).collect()),
+        }
+    }
+
+    fn rank_account(
+        &self,
+        member: &Member,
+        info: &RankInfo,
+        far: &[&Operation],
+        (mut pairs, stall): (Vec<PairAccount>, Option<&GpuStall>),
+    ) -> RankAccount {
+        let called = |info: &RankInfo| self.info.progress(info).enqueued;
+        // What ranks on GPUs do among themselves shows in what they have called, and in what has ended.
+        let by_all = self.info.direct.as_ref().and_then(|_| self.info.ranks.iter().map(called).min());
+        let ahead = by_all.filter(|by_all| called(info) > *by_all && member.waiting.is_empty());
+        let ahead = ahead.map(|by_all| format!("collective {by_all}, which not all ranks have called"));
+        let on_gpu = stall.and_then(|stall| stall.waits_in.get(&member.rank).cloned());
+        let calls = self.calls(member, far);
+        let mut waits_in: Vec<_> = calls.iter().take(CALLS_TOLD_MAX).map(|(call, _)| describe(call)).collect();
+        if calls.len() > CALLS_TOLD_MAX {
+            waits_in.push(format!("and {} more", calls.len() - CALLS_TOLD_MAX));
+        }
+        waits_in.extend(ahead.or(on_gpu));
+        let behind = member.waiting.front().filter(|_| member.arrived().is_none() && self.running.is_empty());
+        if let Some(stall) = stall {
+            pairs.extend(stall.pairs.get(&member.rank).into_iter().flatten());
+        }
+        pairs.sort_by_key(|pair| ((pair.open_sends, pair.open_recvs) == (0, 0), pair.peer));
+        let has_all_pairs = pairs.len() <= CALLS_TOLD_MAX;
+        pairs.truncate(CALLS_TOLD_MAX);
+        RankAccount {
+            rank: member.rank,
+            pid: member.session.peer.pid,
+            called: called(info),
+            last: self.last_call(member.rank).map_or_else(String::new, |call| describe_call(&call)),
+            is_behind: behind.is_some(),
+            behind_seq: behind.map(|waiting| member.place(&waiting.operation)),
+            holds_up: stall.and_then(|stall| stall.holds_up.get(&member.rank).cloned()),
+            waits_in,
+            pairs,
+            has_all_pairs,
+            has_left: member.left,
         }
     }
 }
@@ -124,14 +165,23 @@ impl ProxyEngine {
         let id = live.span.as_ref().filter(|_| live.failure.is_none()).map(|span| span.comm.clone());
         match (id, &mut self.setups) {
             (Some(comm), Some(setups)) => {
-                let accounts = live.info.hosts.iter().map(|host| (host.clone(), None)).collect();
+                let accounts = live.info.hosts.iter().map(|host| (host.clone(), live.departed(host))).collect();
                 let inquiring = Inquiring { asked, communicator: number, accounts, until };
                 self.inquiries.inquiring.insert(question, inquiring);
                 setups.ask(Request::Inquire { comm, question });
             }
             _ => {
-                let wanted = Wanted::Here(asked);
-                self.tell_account(Gathering { comm, wanted, engines_left: 0, flows: Vec::new(), until }, now);
+                let (wanted, flows, engines_left) = (Wanted::Here(asked), Vec::new(), 0);
+                let are_asked = live.info.direct.is_some() && live.failure.is_none();
+                let gpus = are_asked.then(GpuLooks::default);
+                let until = if are_asked { now + GPU_LOOKS_APART } else { until };
+                let gathering = Gathering { comm, wanted, engines_left, flows, gpus, until };
+                if are_asked {
+                    live.info.ask();
+                    self.inquiries.gathering.insert(question, gathering);
+                } else {
+                    self.tell_account(gathering, now);
+                }
             }
         }
     }
@@ -151,7 +201,7 @@ impl ProxyEngine {
         }
         let wanted = Wanted::By { host: host.clone(), question, comm: id.clone() };
         let (engines_left, until) = (network.engines.len(), now + ACCOUNT_TIME / 2);
-        let gathering = Gathering { comm, wanted, engines_left, flows: Vec::new(), until };
+        let gathering = Gathering { comm, wanted, engines_left, flows: Vec::new(), gpus: None, until };
         self.inquiries.gathering.insert(number, gathering);
     }
 
@@ -169,7 +219,7 @@ impl ProxyEngine {
 
     fn tell_account(&mut self, gathering: Gathering, now: Instant) {
         let Some(live) = self.comms.get(gathering.comm) else { return };
-        let account = live.account(&self.far_jobs(gathering.comm), gathering.flows, now);
+        let account = live.account(&self.far_jobs(gathering.comm), gathering.flows, gathering.gpus.as_ref(), now);
         match gathering.wanted {
             Wanted::Here(asked) => {
                 let report = diagnose(live.info.number, vec![(String::from("this host"), Some(account))]);
@@ -209,7 +259,14 @@ impl ProxyEngine {
             return;
         }
         let late = self.inquiries.gathering.extract_if(.., |_, gathering| gathering.until <= now);
-        for (_, gathering) in late.collect::<Vec<_>>() {
+        for (question, mut gathering) in late.collect::<Vec<_>>() {
+            if let (Some(looks), Some(live)) = (&mut gathering.gpus, self.comms.get(gathering.comm))
+                && live.look(looks) == LooksLeft::One
+            {
+                gathering.until = now + GPU_LOOKS_APART;
+                self.inquiries.gathering.insert(question, gathering);
+                continue;
+            }
             self.tell_account(gathering, now);
         }
         let late = self.inquiries.inquiring.iter().filter(|(_, inquiring)| inquiring.until <= now);
@@ -244,9 +301,8 @@ mod tests {
             rank,
             pid: 7,
             called: rank.into(),
-            is_behind: false,
             waits_in: vec!["x".repeat(2000)],
-            has_left: false,
+            ..RankAccount::default()
         };
         let account = HostAccount { ranks: (0..RANKS_TOLD_MAX as u32).map(rank).collect(), ..HostAccount::default() };
         let body = encode(account).unwrap();

@@ -18,6 +18,7 @@ mod direct;
 mod direct_tests;
 mod far;
 mod gates;
+mod gpu_looks;
 mod inquiry;
 mod jobs;
 mod joining;
