@@ -153,15 +153,37 @@ impl CommInfo {
     pub fn count_collective(&self, kind: CollectiveKind, count: u64, dtype_bytes: usize, took: Duration) {
         let nranks = u64::from(self.nranks);
         let (bytes, bus_bytes) = traffic(kind, count.saturating_mul(dtype_bytes as u64), nranks);
-        raise(&self.operations, 1);
-        raise(&self.bytes, bytes);
+        self.count_operation(bytes);
         raise(&self.bus_bytes, bus_bytes);
         raise(&self.busy_ns, took.as_nanos() as u64);
         self.recent.count(kind, bus_bytes, took);
         self.traffic.count(kind, bytes, took);
+    }
+
+    /// Counts a collective that was handed to GPUs: when it began there, and how long it took, nobody knows.
+    pub fn count_untimed(&self, kind: CollectiveKind, count: u64, dtype_bytes: usize) {
+        let (bytes, _) = traffic(kind, count.saturating_mul(dtype_bytes as u64), u64::from(self.nranks));
+        self.count_operation(bytes);
+    }
+
+    fn count_operation(&self, bytes: u64) {
+        raise(&self.operations, 1);
+        raise(&self.bytes, bytes);
         for rank in &self.ranks {
             raise(&rank.completed, 1);
         }
+    }
+
+    /// Whether how long its collectives take is known: those of ranks on GPUs are handed out, and end there.
+    #[must_use]
+    pub fn is_timed(&self) -> bool {
+        self.direct.is_none()
+    }
+
+    /// Of collectives that were handed to GPUs, those that have ended there.
+    fn of_handed_out(&self, handed_out: u64) -> u64 {
+        let large = self.direct.as_ref().and_then(|direct| direct.large());
+        large.map_or(handed_out, |large| handed_out.min(large.begun_and_ended().1))
     }
 
     /// Counts a completed send and its receive; where they are on two hosts, the sender's counts.
@@ -194,7 +216,7 @@ impl CommInfo {
         RankProgress {
             enqueued: load(&info.enqueued).saturating_add(self.rounds(info)),
             started: load(&info.started).saturating_add(by_all),
-            completed: load(&info.completed).saturating_add(ended),
+            completed: self.of_handed_out(load(&info.completed)).saturating_add(ended),
         }
     }
 
@@ -219,7 +241,7 @@ impl CommInfo {
             operations = self.rank_numbers().map(|rank| direct.ended(rank)).min().unwrap_or(0);
         }
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        (load(&self.operations).saturating_add(operations), load(&self.bytes).saturating_add(bytes))
+        (self.of_handed_out(load(&self.operations)).saturating_add(operations), load(&self.bytes).saturating_add(bytes))
     }
 
     /// Average bus bandwidth while busy, in GB/s. Rounds, whose time nobody takes, do not count.

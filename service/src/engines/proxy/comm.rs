@@ -224,8 +224,10 @@ impl Comm {
         if operation.round == RoundState::None {
             member.whole_enqueued += 1;
             counters.enqueued.store(member.whole_enqueued, Ordering::Relaxed);
-            let (comm, rank) = (self.info.number, operation.rank);
-            recorder.record_in_round(now, |at_ns| Record::Enqueued { at_ns, comm, rank, seq: place });
+            if self.info.is_timed() {
+                let (comm, rank) = (self.info.number, operation.rank);
+                recorder.record_in_round(now, |at_ns| Record::Enqueued { at_ns, comm, rank, seq: place });
+            }
         }
         member.waiting.push_back(Waiting { operation, place, arrived: None });
         member.first_seq + member.waiting.len() as u64 - 1
@@ -238,7 +240,7 @@ impl Comm {
         let Some(place) = seq.checked_sub(member.first_seq) else { return false };
         let Some(waiting) = member.waiting.get_mut(place as usize) else { return false };
         waiting.arrived = Some(now);
-        if waiting.operation.round == RoundState::None {
+        if waiting.operation.round == RoundState::None && self.info.is_timed() {
             let (comm, seq) = (self.info.number, waiting.place);
             recorder.record_in_round(now, |at_ns| Record::Arrived { at_ns, comm, rank, seq });
         }
@@ -343,6 +345,9 @@ impl Comm {
 
     /// Records that what has just become `running` begins, as a job.
     pub(super) fn record_start(&self, job: Handle, recorder: &Recorder) {
+        if !self.info.is_timed() {
+            return;
+        }
         let (Some(first), Some(member)) = (self.running.first(), self.members.first()) else { return };
         let Action::Collective { kind, .. } = first.action else { return };
         recorder.record(|at_ns| Record::Started {
@@ -357,6 +362,10 @@ impl Comm {
 
     /// Counts by how much ranks have come later to the next collective than the first of them.
     fn note_late(&self) {
+        // When a rank on a GPU calls is not when its stream comes to the call.
+        if !self.info.is_timed() {
+            return;
+        }
         let arrival = |member: &Member| member.waiting.front().and_then(|waiting| waiting.arrived);
         let Some(first) = self.members.iter().filter_map(arrival).min() else { return };
         for (member, counters) in self.members.iter().zip(&self.info.ranks) {

@@ -8,7 +8,7 @@ use mccs_ipc::direct::{AreaName, DirectPage, DirectShare, Execution, LAYOUT_WORD
 use mccs_ipc::handshake::PeerCredentials;
 use mccs_ipc::queue::{Producer, ring_bytes};
 use mccs_ipc::shm::Mapping;
-use mccs_ipc::types::UniqueId;
+use mccs_ipc::types::{CollectiveKind, DataType, RedOp, UniqueId};
 
 use super::*;
 use crate::collective::{Choice, CostModel, Schedule, Strategy};
@@ -17,6 +17,7 @@ use crate::devices::{Areas, Counted, DirectGroup, Ended, FarPair, Launched, Netw
 use crate::engines::transport::{TransportHandle, TransportMessage};
 use crate::runtime::Sender;
 use crate::session::Session;
+use crate::telemetry::RankProgress;
 use crate::telemetry::stuck::{StuckClass, StuckReport};
 use crate::tenants::{Charge, Quota, Resource, Tenant};
 
@@ -307,6 +308,46 @@ fn of_a_message_between_gpus_the_side_that_is_missing_is_named() {
     let report = bed.why_stuck(|_| ());
     let named: Vec<_> = report.culprits.iter().map(|culprit| (culprit.rank, culprit.seq, culprit.peer)).collect();
     assert_eq!((report.class, named), (StuckClass::Rank, vec![(Some(1), Some(2), Some(0))]), "{report:?}");
+}
+
+#[test]
+fn what_gpus_are_handed_is_counted_and_not_timed() {
+    let mut bed = Bed::new(Execution::Ranks, 2);
+    let (comm, sessions) = {
+        let (comm, live) = bed.engine.comms.iter().next().expect("a communicator");
+        (comm, live.members.iter().map(|member| Arc::clone(&member.session)).collect::<Vec<_>>())
+    };
+    bed.registry.recorders.begin();
+    for (rank, session) in (0..).zip(sessions) {
+        let action = Action::Collective { kind: CollectiveKind::AllReduce, redop: RedOp::Sum, scalar_bits: 0, root: 0 };
+        let stream = Handle { index: 0, generation: 1 };
+        let operation = Operation {
+            session,
+            stream,
+            ticket: 1,
+            comm,
+            tenant_comm: Handle::NONE,
+            rank,
+            action,
+            dtype: DataType::F32,
+            count: 1 << 20,
+            send: Operand::NONE,
+            recv: Operand::NONE,
+            group_continues: false,
+            rounds: 0,
+            round: RoundState::None,
+            on_gpus: None,
+        };
+        assert!(bed.proxy.send(ProxyMessage::Operation(operation)).is_ok());
+    }
+    bed.poll();
+    let info = bed.comm();
+    assert_eq!(info.totals(), (1, 4 << 20));
+    assert_eq!(info.progress(&info.ranks[1]), RankProgress { enqueued: 1, started: 1, completed: 1 });
+    let timed = (info.busy_ns.load(Ordering::Relaxed), info.bus_bytes.load(Ordering::Relaxed));
+    assert_eq!((timed, info.traffic.view().len()), ((0, 0), 0));
+    let rings = bed.registry.recorders.rings();
+    assert_eq!(rings.iter().map(|ring| ring.next).collect::<Vec<_>>(), [0], "nothing is recorded");
 }
 
 #[test]

@@ -210,9 +210,14 @@ impl ProxyEngine {
     }
 
     fn finish_job(&mut self, job: Handle, now: Instant) {
-        let ended = |at_ns| Record::Ended { at_ns, job: job_number(job), is_failed: false };
-        self.recorder.record(ended);
-        match self.jobs.remove(job) {
+        let ended = self.jobs.remove(job);
+        // Jobs that nobody records have the numbers of others: each device counts its own.
+        let is_untimed = matches!(&ended, Some(Job::Collective { comm, .. })
+            if self.comms.get(*comm).is_some_and(|live| !live.info.is_timed()));
+        if !is_untimed {
+            self.recorder.record(|at_ns| Record::Ended { at_ns, job: job_number(job), is_failed: false });
+        }
+        match ended {
             Some(Job::Far { comm, operation }) => self.finish_far(comm, &operation, now),
             Some(Job::Collective { comm, .. }) => self.finish_collective(comm, now),
             Some(Job::Pair { comm, send, recv }) => {
@@ -239,7 +244,11 @@ impl ProxyEngine {
         live.average_took = (live.average_took * 7 + now.saturating_duration_since(began)) / 8;
         let took = began.elapsed();
         if let Some(Operation { action: Action::Collective { kind, .. }, count, dtype, .. }) = running.first() {
-            live.info.count_collective(*kind, *count, dtype.size_bytes(), took);
+            if live.info.is_timed() {
+                live.info.count_collective(*kind, *count, dtype.size_bytes(), took);
+            } else {
+                live.info.count_untimed(*kind, *count, dtype.size_bytes());
+            }
         }
         live.note_burst(now.checked_sub(took).unwrap_or(now), now, &self.registry);
         for operation in &running {
