@@ -29,7 +29,7 @@ use crate::control::overview::Overseer;
 use crate::runtime::{Context, Engine, Progress, Runtimes};
 use crate::telemetry::prometheus::render;
 
-/// Scrapers at a time; one or two are usual. Of more the oldest goes: it had its chance, and they may all be hostile.
+/// Scrapers at a time; one or two are usual. Of more one goes, see [`Connection::keeps`]: they may all be hostile.
 const CONNECTIONS_MAX: usize = 16;
 /// Time for the head of a request to come.
 const ASK_WITHIN: Duration = Duration::from_secs(5);
@@ -38,6 +38,8 @@ const TAKE_WITHIN: Duration = Duration::from_secs(10);
 /// Time for the peer to close when it has its answer. What it has sent besides is thrown away meanwhile: closing before would
 /// make the kernel throw the answer away.
 const CLOSE_WITHIN: Duration = Duration::from_secs(1);
+/// Who takes nothing of its answer for so long makes room before all others.
+const STALLED_AFTER: Duration = Duration::from_secs(1);
 /// The text is at most so old.
 const RENDER_EVERY: Duration = Duration::from_millis(100);
 /// Bytes of a connection that a poll reads or writes.
@@ -63,6 +65,36 @@ struct Connection {
     socket: TcpStream,
     stage: Stage,
     until: Instant,
+    /// When it last took some of its answer, or came.
+    moved_at: Instant,
+}
+
+/// How good a claim to its place a connection has, from none on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Claim {
+    /// Its answer is not taken.
+    Stalled,
+    /// It has not asked yet.
+    Asks,
+    /// It has its answer, which closing now might cost it.
+    HasAnswer,
+    /// It takes its answer.
+    Takes,
+}
+
+impl Connection {
+    /// Where there are too many the one with the least claim goes, and of several the one that has been still for longest: a scrape that is
+    /// on its way is not ended by connections that say nothing.
+    fn keeps(&self, now: Instant) -> (Claim, Instant) {
+        let is_stalled = now.saturating_duration_since(self.moved_at) >= STALLED_AFTER;
+        let claim = match &self.stage {
+            Stage::Asking(_) => Claim::Asks,
+            Stage::Answering { .. } if is_stalled => Claim::Stalled,
+            Stage::Answering { .. } => Claim::Takes,
+            Stage::Closing => Claim::HasAnswer,
+        };
+        (claim, self.moved_at)
+    }
 }
 
 /// Whether a connection goes on.
@@ -152,18 +184,26 @@ impl MetricsEngine {
                     return;
                 }
             };
-            if self.connections.len() >= CONNECTIONS_MAX
-                && let Some((_, oldest)) = self.connections.pop_first()
-            {
-                self.count_refused();
-                let _ = self.epoll.delete(&oldest.socket);
+            if self.connections.len() >= CONNECTIONS_MAX {
+                self.make_room(now);
             }
             let event = EpollEvent::new(EpollFlags::EPOLLIN, self.next);
             if socket.set_nonblocking(true).is_ok() && self.epoll.add(&socket, event).is_ok() {
-                let connection = Connection { socket, stage: Stage::Asking(Vec::new()), until: now + ASK_WITHIN };
-                self.connections.insert(self.next, connection);
+                let (stage, until) = (Stage::Asking(Vec::new()), now + ASK_WITHIN);
+                self.connections.insert(self.next, Connection { socket, stage, until, moved_at: now });
                 self.next += 1;
+                // Its request is often there already, and then it need not fear those that come behind it.
+                self.serve(self.next - 1, now);
             }
+        }
+    }
+
+    /// Ends a connection for another.
+    fn make_room(&mut self, now: Instant) {
+        let least = self.connections.iter().min_by_key(|(number, connection)| (connection.keeps(now), **number));
+        if let Some(gone) = least.map(|(number, _)| *number).and_then(|number| self.connections.remove(&number)) {
+            self.count_refused();
+            let _ = self.epoll.delete(&gone.socket);
         }
     }
 
@@ -205,14 +245,14 @@ impl MetricsEngine {
             }
             let text = if status == Status::Ok { self.text(now) } else { "".into() };
             connection.stage = Stage::Answering { answer: answer(status, &text), written: 0 };
-            connection.until = now + TAKE_WITHIN;
+            (connection.until, connection.moved_at) = (now + TAKE_WITHIN, now);
             let mut event = EpollEvent::new(EpollFlags::EPOLLOUT, number);
             self.epoll.modify(&connection.socket, &mut event)?;
         }
         if let Stage::Answering { answer, written } = &mut connection.stage {
             let end = answer.len().min(*written + TURN_BYTES);
             match connection.socket.write(&answer[*written..end]) {
-                Ok(count) => *written += count,
+                Ok(count) => (*written, connection.moved_at) = (*written + count, now),
                 Err(error) => return waits(error),
             }
             if *written < answer.len() {

@@ -154,6 +154,46 @@ fn a_crowd_is_served_in_bounds() {
 }
 
 #[test]
+fn a_scrape_on_its_way_is_not_ended_by_a_crowd() {
+    let mut bed = Bed::new();
+    let length = 32 << 20;
+    bed.engine.rendered = Some((bed.now, "x".repeat(length).into()));
+    let mut scraper = bed.connect();
+    scraper.write_all(REQUEST).unwrap();
+    bed.settle();
+    let mut got = taken(&mut scraper);
+    let crowd: Vec<_> = (0..3 * CONNECTIONS_MAX).map(|_| bed.connect()).collect();
+    while got.len() < length {
+        bed.settle();
+        let more = taken(&mut scraper);
+        assert!(!more.is_empty(), "ended after {} bytes", got.len());
+        got.push_str(&more);
+    }
+    assert!(got.starts_with("HTTP/1.1 200 OK"));
+    drop(crowd);
+}
+
+#[test]
+fn who_does_not_take_its_answer_makes_room_for_who_asks() {
+    let mut bed = Bed::new();
+    bed.engine.rendered = Some((bed.now, "x".repeat(32 << 20).into()));
+    let greedy: Vec<_> = std::iter::repeat_with(|| bed.connect()).take(CONNECTIONS_MAX).collect();
+    greedy.iter().for_each(|mut socket| socket.write_all(REQUEST).unwrap());
+    bed.settle();
+    bed.now += STALLED_AFTER;
+    // It has said nothing yet when others come.
+    let mut scraper = bed.connect();
+    bed.settle();
+    let others: Vec<_> = (1..CONNECTIONS_MAX).map(|_| bed.connect()).collect();
+    bed.settle();
+    scraper.write_all(REQUEST).unwrap();
+    bed.settle();
+    assert!(taken(&mut scraper).starts_with("HTTP/1.1 200 OK"));
+    assert_eq!(bed.refused(), CONNECTIONS_MAX as u64);
+    drop((greedy, others));
+}
+
+#[test]
 fn the_text_is_made_once_for_all_that_ask_at_a_time() {
     let mut bed = Bed::new();
     let made = bed.engine.text(bed.now);
