@@ -19,26 +19,92 @@ pub struct Size {
 /// Flows that are shown, the fastest first.
 const FLOWS_SHOWN: usize = 12;
 
+/// Lines of a section, at least: an empty one, its heads, a row, and how many more there are.
+const SECTION_LINES_MIN: usize = 4;
+
+/// A table, with what is left out of it.
+struct Section {
+    /// An empty line, heads, rows.
+    lines: Vec<String>,
+    more: usize,
+    /// What those are called.
+    of: &'static str,
+}
+
+impl Section {
+    fn len(&self) -> usize {
+        self.lines.len() + usize::from(self.more > 0)
+    }
+
+    /// Its first lines, and how many there are more.
+    fn into_lines(mut self, room: usize) -> Vec<String> {
+        if self.len() > room {
+            let kept = room.saturating_sub(1).min(self.lines.len());
+            self.more += self.lines.len() - kept;
+            self.lines.truncate(kept);
+        }
+        if self.more > 0 {
+            self.lines.push(format!("and {} more{}", self.more, self.of));
+        }
+        self.lines
+    }
+}
+
 /// How things are, and what has happened since `before`.
 pub fn view(before: &Overview, now: &Overview, size: Size) -> String {
     let seconds = now.at_ns.saturating_sub(before.at_ns).max(1) as f64 / 1e9;
     let mut text = String::new();
     head(&mut text, now);
-    tenants(&mut text, before, now, seconds);
-    communicators(&mut text, before, now, seconds);
-    network(&mut text, before, now, seconds);
-    engines(&mut text, before, now, seconds);
-    fit(&text, size)
+    let sections = [
+        tenants(before, now, seconds),
+        communicators(before, now, seconds),
+        paths(before, now, seconds),
+        flows(before, now, seconds),
+        engines(before, now, seconds),
+    ];
+    let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+    let room = size.lines.saturating_sub(lines.len());
+    lines.extend(share(sections.into_iter().flatten().collect(), room));
+    fit(&lines, size)
+}
+
+/// Cuts sections so that all are seen, if there is room for some of each: those that are short leave theirs to the others. Last ones go where
+/// there is not.
+fn share(mut sections: Vec<Section>, mut room: usize) -> Vec<String> {
+    let is_all = sections.iter().map(Section::len).sum::<usize>() <= room;
+    let mut gone = 0;
+    while !is_all
+        && sections.len() > 1
+        && room.saturating_sub(usize::from(gone > 0)) < sections.len() * SECTION_LINES_MIN
+    {
+        gone += sections.pop().map_or(0, |section| section.len());
+    }
+    room = room.saturating_sub(usize::from(gone > 0));
+    let mut lengths: Vec<usize> = sections.iter().map(Section::len).collect();
+    lengths.sort_unstable();
+    // What each may have: more than an equal share, as far as short ones do not need theirs.
+    let (mut left, mut each) = (room, usize::MAX);
+    for (at, length) in lengths.iter().enumerate() {
+        each = left / (lengths.len() - at);
+        if *length > each {
+            break;
+        }
+        (left, each) = (left - length, usize::MAX);
+    }
+    let mut lines: Vec<String> = sections.into_iter().flat_map(|section| section.into_lines(each)).collect();
+    if gone > 0 {
+        lines.push(format!("({gone} more lines)"));
+    }
+    lines
 }
 
 /// Cuts lines, and leaves those out for which there is no room, saying so.
-fn fit(text: &str, size: Size) -> String {
-    let lines: Vec<&str> = text.trim_end().lines().collect();
+fn fit(lines: &[String], size: Size) -> String {
     let shown = if lines.len() > size.lines { size.lines.saturating_sub(1) } else { lines.len() };
-    let cut = |line: &&str| line.chars().take(size.columns).collect::<String>().trim_end().to_owned();
-    let mut fitting: Vec<String> = lines[..shown].iter().map(cut).collect();
+    let cut = |line: &str| line.chars().take(size.columns).collect::<String>().trim_end().to_owned();
+    let mut fitting: Vec<String> = lines[..shown].iter().map(|line| cut(line)).collect();
     if shown < lines.len() {
-        fitting.push(cut(&&*format!("({} more lines)", lines.len() - shown)));
+        fitting.push(cut(&format!("({} more lines)", lines.len() - shown)));
     }
     fitting.join("\n")
 }
@@ -61,10 +127,11 @@ fn head(text: &mut String, now: &Overview) {
     }
 }
 
-/// Lines of a table under their heads, which are as wide as the widest entry. The first `left` columns are words.
-fn table(text: &mut String, left: usize, heads: &[&str], rows: &[Vec<String>]) {
+/// Lines of a table under their heads, which are as wide as the widest entry. The first `left` columns are words. `more` rows are not among
+/// them. Nothing, where there are no rows.
+fn table(left: usize, heads: &[&str], rows: &[Vec<String>], (more, of): (usize, &'static str)) -> Option<Section> {
     if rows.is_empty() {
-        return;
+        return None;
     }
     let width = |at: usize| {
         let cells = rows.iter().filter_map(|row| row.get(at)).map(|cell| cell.chars().count());
@@ -72,14 +139,16 @@ fn table(text: &mut String, left: usize, heads: &[&str], rows: &[Vec<String>]) {
     };
     let widths: Vec<usize> = (0..heads.len()).map(width).collect();
     let heads: Vec<String> = heads.iter().map(ToString::to_string).collect();
-    text.push('\n');
+    let mut lines = vec![String::new()];
     for row in [&heads].into_iter().chain(rows) {
+        let mut line = String::new();
         for (at, (cell, width)) in row.iter().zip(&widths).enumerate() {
             let gap = if at == 0 { "" } else { "  " };
-            let _ = if at < left { write!(text, "{gap}{cell:<width$}") } else { write!(text, "{gap}{cell:>width$}") };
+            let _ = if at < left { write!(line, "{gap}{cell:<width$}") } else { write!(line, "{gap}{cell:>width$}") };
         }
-        text.push('\n');
+        lines.push(line);
     }
+    Some(Section { lines, more, of })
 }
 
 /// Number of bytes, or of bytes a second, in few characters.
@@ -112,7 +181,7 @@ fn rate(now: u64, before: Option<u64>, seconds: f64) -> f64 {
     now.saturating_sub(before.unwrap_or(0)) as f64 / seconds
 }
 
-fn tenants(text: &mut String, before: &Overview, now: &Overview, seconds: f64) {
+fn tenants(before: &Overview, now: &Overview, seconds: f64) -> Option<Section> {
     let row = |tenant: &TenantView| {
         let then = before.tenants.iter().find(|then| then.tenant == tenant.tenant);
         let held = |resource: &str| tenant.quotas.iter().find(|quota| quota.resource == resource);
@@ -152,7 +221,7 @@ fn tenants(text: &mut String, before: &Overview, now: &Overview, seconds: f64) {
         "p99 <=",
         "failed",
     ];
-    table(text, 1, &heads, &rows);
+    table(1, &heads, &rows, (0, ""))
 }
 
 /// Durations of all a tenant's collectives since then.
@@ -179,7 +248,7 @@ fn straggler(comm: &CommView, then: Option<&CommView>) -> Option<(u32, f64)> {
     comm.ranks.iter().filter_map(late).max_by(|a, b| a.1.total_cmp(&b.1))
 }
 
-fn communicators(text: &mut String, before: &Overview, now: &Overview, seconds: f64) {
+fn communicators(before: &Overview, now: &Overview, seconds: f64) -> Option<Section> {
     let row = |comm: &CommView| {
         let then = before.communicators.iter().find(|then| then.communicator == comm.communicator);
         let busy_ns = comm.busy_ns.saturating_sub(then.map_or(0, |then| then.busy_ns));
@@ -202,14 +271,14 @@ fn communicators(text: &mut String, before: &Overview, now: &Overview, seconds: 
     };
     let rows: Vec<_> = now.communicators.iter().map(row).collect();
     let heads = ["comm", "tenant", "on", "ranks", "ops/s", "B/s", "busbw B/s", "busy", "epoch", "failed", "comes last"];
-    table(text, 3, &heads, &rows);
-    if now.omitted.communicators > 0 {
-        let _ = writeln!(text, "and {} more", now.omitted.communicators);
-    }
+    table(3, &heads, &rows, (now.omitted.communicators as usize, ""))
 }
 
-fn network(text: &mut String, before: &Overview, now: &Overview, seconds: f64) {
-    let direction = |sends: bool| String::from(if sends { "to" } else { "from" });
+fn direction(sends: bool) -> String {
+    String::from(if sends { "to" } else { "from" })
+}
+
+fn paths(before: &Overview, now: &Overview, seconds: f64) -> Option<Section> {
     let row = |path: &PathView| {
         let same = |old: &&PathView| (&old.peer, &old.path, old.sends) == (&path.peer, &path.path, path.sends);
         let then = before.paths.iter().find(same);
@@ -224,7 +293,10 @@ fn network(text: &mut String, before: &Overview, now: &Overview, seconds: f64) {
         ]
     };
     let rows: Vec<_> = now.paths.iter().map(row).collect();
-    table(text, 3, &["", "peer", "path", "flows", "B/s", "messages/s", "bytes"], &rows);
+    table(3, &["", "peer", "path", "flows", "B/s", "messages/s", "bytes"], &rows, (0, ""))
+}
+
+fn flows(before: &Overview, now: &Overview, seconds: f64) -> Option<Section> {
     let mut flows: Vec<(f64, &FlowView)> = now
         .flows
         .iter()
@@ -250,13 +322,11 @@ fn network(text: &mut String, before: &Overview, now: &Overview, seconds: f64) {
         ]
     };
     let rows: Vec<_> = flows.iter().take(FLOWS_SHOWN).map(row).collect();
-    table(text, 6, &["comm", "channel", "ranks", "flow", "over", "path", "B/s", "may B/s"], &rows);
-    if flows.len() > FLOWS_SHOWN {
-        let _ = writeln!(text, "and {} slower flows", flows.len() - FLOWS_SHOWN);
-    }
+    let heads = ["comm", "channel", "ranks", "flow", "over", "path", "B/s", "may B/s"];
+    table(6, &heads, &rows, (flows.len().saturating_sub(FLOWS_SHOWN), " flows, all slower"))
 }
 
-fn engines(text: &mut String, before: &Overview, now: &Overview, seconds: f64) {
+fn engines(before: &Overview, now: &Overview, seconds: f64) -> Option<Section> {
     let rows: Vec<_> = (now.runtimes.iter())
         .map(|runtime| {
             let then = before.runtimes.iter().find(|then| then.index == runtime.index);
@@ -271,7 +341,7 @@ fn engines(text: &mut String, before: &Overview, now: &Overview, seconds: f64) {
             ]
         })
         .collect();
-    table(text, 2, &["runtime", "engines", "rounds/s", "sleeps/s"], &rows);
+    table(2, &["runtime", "engines", "rounds/s", "sleeps/s"], &rows, (0, ""))
 }
 
 #[cfg(test)]
@@ -413,8 +483,30 @@ mod tests {
     fn it_fits_the_terminal() {
         let size = Size { columns: 30, lines: 6 };
         let text = view(&overview(1), &overview(2), size);
-        assert_eq!(text.lines().count(), 6);
+        assert!(text.lines().count() <= 6);
         assert!(text.lines().all(|line| line.chars().count() <= 30), "{text}");
         assert!(text.ends_with("more lines)"), "{text}");
+    }
+
+    #[test]
+    fn many_tenants_leave_room_for_the_network() {
+        let crowded = |seconds| {
+            let mut now = overview(seconds);
+            let tenant = now.tenants[0].clone();
+            let named = |number: usize| TenantView { tenant: format!("tenant{number}"), ..tenant.clone() };
+            now.tenants = (0..100).map(named).collect();
+            now
+        };
+        for lines in [23, 40, 103] {
+            let text = view(&crowded(1), &crowded(2), Size { columns: 200, lines });
+            assert!(text.lines().count() <= lines, "{text}");
+            let shown = text.lines().filter(|line| line.starts_with("tenant") && !line.starts_with("tenant ")).count();
+            assert!(shown > 0 && text.contains(&format!("and {} more", 100 - shown)), "{lines}: {text}");
+            // Short sections are whole: the one communicator, path and flow are all there.
+            assert!(words(&text, "to ").join(" ").starts_with("to h1 ports 1-2"), "{text}");
+            assert!(text.contains("0 -> 2") && !words(&text, "42 ").is_empty(), "{text}");
+        }
+        let text = view(&crowded(1), &crowded(2), Size { columns: 200, lines: 120 });
+        assert!(!text.contains(" more"), "{text}");
     }
 }
