@@ -190,6 +190,38 @@ fn the_dashboard_shows_what_there_is() {
     }
 }
 
+#[test]
+fn the_dashboard_adds_up_nothing_that_each_host_counts_and_tells_hosts_apart() {
+    let dashboard: serde_json::Value =
+        serde_json::from_str(include_str!("../../../../eval/grafana/mccs.json")).unwrap();
+    let mut targets = Vec::new();
+    targets_of(&dashboard, &mut targets);
+    assert!(targets.len() >= 10);
+    for (expression, legend) in targets {
+        // A collective is counted on each of its hosts.
+        let is_by_host =
+            ["mccs_tenant_operations_total", "mccs_tenant_bytes_total", "mccs_communicator_", "mccs_rank_", "nccl_"];
+        if is_by_host.iter().any(|metric| expression.contains(metric)) {
+            assert!(!expression.contains("sum") || expression.contains("by (instance"), "{expression}");
+            // Numbers of communicators are a host's own.
+            assert!(legend.contains("{{instance}}"), "{expression}: {legend}");
+        }
+    }
+}
+
+/// Expressions and legends of panels.
+fn targets_of(value: &serde_json::Value, found: &mut Vec<(String, String)>) {
+    let text = |field: &serde_json::Value| field.as_str().unwrap_or_default().to_owned();
+    match value {
+        serde_json::Value::Object(fields) => {
+            found.extend(fields.get("expr").map(|expression| (text(expression), text(&value["legendFormat"]))));
+            fields.values().for_each(|field| targets_of(field, found));
+        }
+        serde_json::Value::Array(items) => items.iter().for_each(|item| targets_of(item, found)),
+        _ => {}
+    }
+}
+
 /// What panels and variables ask for.
 fn expressions_of(value: &serde_json::Value, found: &mut Vec<String>) {
     match value {
