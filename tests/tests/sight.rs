@@ -229,6 +229,24 @@ fn a_trace_has_all_that_the_job_did_in_its_window() {
     check_trace(&String::from_utf8(text).expect("text"));
 }
 
+#[test]
+fn a_tenant_that_lies_about_its_rounds_spoils_no_sums() {
+    let begin = std::time::Instant::now();
+    let service = TestService::start("");
+    let registry = &service.service().registry;
+    service.ranks(0, 2, |rank| {
+        all_reduce(&rank, 20, 10);
+        let comm = registry.comms().pop().expect("a communicator");
+        comm.board.as_ref().expect("a board").complete(rank.comm.rank(), u64::MAX, u64::MAX / 2);
+    });
+    let totals = std::iter::repeat_with(|| registry.totals()).find(|(_, comms)| comms.is_empty());
+    let told = totals.expect("an end").0["default"];
+    // Ten in a microsecond, at most.
+    let possible = begin.elapsed().as_nanos() as u64 / 100;
+    assert!((20..=possible).contains(&told.operations), "{told:?}");
+    assert!(told.bytes < u64::MAX / 2, "{told:?}");
+}
+
 /// That slices of a track do not overlap, lie in the window, and that every rank has its collectives.
 fn check_trace(text: &str) {
     let trace: serde_json::Value = serde_json::from_str(text).expect("JSON");

@@ -6,6 +6,7 @@
 pub mod flows;
 pub mod histogram;
 pub mod placed;
+pub mod plausible;
 pub mod profile;
 pub mod prometheus;
 pub mod recorder;
@@ -25,6 +26,7 @@ use mccs_ipc::types::{CollectiveKind, UniqueId};
 
 use self::flows::FlowTable;
 use self::placed::Placed;
+use self::plausible::Plausible;
 use self::recorder::Recorders;
 use self::traffic::{RecentTraffic, TenantTraffic};
 use crate::devices::DirectGroup;
@@ -99,6 +101,8 @@ pub struct CommInfo {
     pub direct: Option<Arc<DirectGroup>>,
     /// What a controller has to know, where there are other hosts.
     pub placed: Option<Placed>,
+    /// What was told of what its ranks say.
+    pub plausible: Plausible,
 }
 
 impl CommInfo {
@@ -232,7 +236,8 @@ impl CommInfo {
         0..self.nranks
     }
 
-    /// Operations completed on all ranks, and their payload.
+    /// Operations completed on all ranks, and their payload. What ranks say counts as far as it can be true: a tenant's sums are of all its
+    /// communicators, those included that have ended.
     #[must_use]
     pub fn totals(&self) -> (u64, u64) {
         let rounds = self.board.iter().flat_map(|board| self.rank_numbers().map(|rank| board.completed(rank))).min();
@@ -240,6 +245,10 @@ impl CommInfo {
         if let Some(direct) = &self.direct {
             operations = self.rank_numbers().map(|rank| direct.ended(rank)).min().unwrap_or(0);
         }
+        // All ranks together contribute no more than all slots hold.
+        let layout = self.board.as_ref().map(|board| board.layout());
+        let bytes_max = layout.map_or(0, |layout| u64::from(layout.nranks) * u64::from(layout.slot_bytes));
+        let (operations, bytes) = self.plausible.told(Instant::now(), (operations, bytes), bytes_max);
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         (self.of_handed_out(load(&self.operations)).saturating_add(operations), load(&self.bytes).saturating_add(bytes))
     }

@@ -14,6 +14,7 @@ use super::setups::Setups;
 use super::{COMMS_MAX, ProxyEngine};
 use crate::bootstrap::{GatheringKey, Joined, Refusal};
 use crate::devices::Prepared;
+use crate::telemetry::plausible::Plausible;
 use crate::telemetry::traffic::RecentTraffic;
 use crate::telemetry::{CommInfo, RankInfo, STAGED, TenantBoard};
 use crate::tenants::Resource;
@@ -96,6 +97,7 @@ impl ProxyEngine {
             board,
             direct,
             placed: across.as_ref().map(Across::placed),
+            plausible: Plausible::since(Instant::now()),
         });
         let memory = board_fd.or(page_fd).map(Arc::new);
         let ranks_by_host = across.as_ref().map_or(&[][..], |across| &across.ranks_by_host);

@@ -1,0 +1,62 @@
+//! What ranks say of operations that they do among themselves, as far as it can be true: their tenant writes it, and the operator's sums are made
+//! of it.
+
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use super::lock;
+
+/// No collective among ranks takes less. The fastest that was measured takes some three times as long.
+const OPERATION_TIME_MIN: Duration = Duration::from_nanos(100);
+
+/// What was last told.
+#[derive(Debug)]
+struct Told {
+    at: Instant,
+    operations: u64,
+    bytes: u64,
+}
+
+/// Operations and their payload as a tenant says: they never fall, and rise no faster than is possible.
+#[derive(Debug)]
+pub struct Plausible(Mutex<Told>);
+
+impl Plausible {
+    /// None until `now`.
+    #[must_use]
+    pub fn since(now: Instant) -> Self {
+        Plausible(Mutex::new(Told { at: now, operations: 0, bytes: 0 }))
+    }
+
+    /// What to tell at `now` of what is said to have been done, in operations of at most `bytes_max` each.
+    pub fn told(&self, now: Instant, said: (u64, u64), bytes_max: u64) -> (u64, u64) {
+        let mut told = lock(&self.0);
+        let time = now.saturating_duration_since(told.at);
+        let possible = (time.as_nanos() / OPERATION_TIME_MIN.as_nanos()).try_into().unwrap_or(u64::MAX);
+        // What is left of the time counts at the next look.
+        told.at = told.at.max(now);
+        told.operations = said.0.clamp(told.operations, told.operations.saturating_add(possible));
+        // A rank adds the bytes of an operation before it says that it has ended.
+        let bytes_most = told.operations.saturating_add(1).saturating_mul(bytes_max).max(told.bytes);
+        told.bytes = said.1.clamp(told.bytes, bytes_most);
+        (told.operations, told.bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_said_is_told_as_far_as_it_can_be_true() {
+        let begin = Instant::now();
+        let (plausible, at) = (Plausible::since(begin), |ms| begin + Duration::from_millis(ms));
+        assert_eq!(plausible.told(at(1), (1000, 8000), 8), (1000, 8000));
+        // One that ends everything at once: ten operations a microsecond, of at most so many bytes.
+        assert_eq!(plausible.told(at(2), (u64::MAX, u64::MAX), 8), (11_000, 8 * 11_001));
+        // Nothing falls, and who has told the truth again is believed as soon as it is more.
+        assert_eq!(plausible.told(at(3), (0, 0), 8), (11_000, 8 * 11_001));
+        assert_eq!(plausible.told(at(4), (12_000, 96_000), 8), (12_000, 96_000));
+        assert_eq!(plausible.told(at(4), (u64::MAX, 96_000), 8), (12_000, 96_000), "no time, no operations");
+    }
+}
