@@ -3,7 +3,7 @@
 mod programs;
 
 use std::path::{Path, PathBuf};
-use std::process::Output;
+use std::process::{Output, Stdio};
 
 use mccs::{Client, Communicator, DataType, RedOp, ReduceOperator, Stream};
 
@@ -157,7 +157,9 @@ fn who_is_stuck_is_named_and_what_happens_is_seen() {
     let seen = bed.says(&["watch", "--once", "--interval", "0.05"]);
     assert!(seen.contains(&number) && seen.contains("default"), "{seen}");
     let file = bed.at("trace.json").display().to_string();
-    assert!(bed.says(&["trace", "--seconds", "0.05", "--out", &file]).contains("trace.json"));
+    let traced = bed.run(&["trace", "--seconds", "0.05", "--out", &file]);
+    assert!(traced.status.success() && traced.stdout.is_empty(), "{traced:?}");
+    assert!(String::from_utf8_lossy(&traced.stderr).contains("trace.json"), "{traced:?}");
     let trace: serde_json::Value =
         serde_json::from_slice(&std::fs::read(&file).expect("a file")).expect("JSON, as Perfetto loads it");
     assert!(trace["traceEvents"].is_array(), "{trace}");
@@ -169,6 +171,29 @@ fn who_is_stuck_is_named_and_what_happens_is_seen() {
     let why = bed.complains(&["trace", "--seconds", "100000", "--out", &file]);
     assert!(why.contains("refused"), "{why}");
     assert!(bed.says(&["show"]).contains("proxy"));
+    let shown = bed.says_in_json(&["show"]);
+    for (part, many) in [("hosts", 1), ("sessions", 2), ("communicators", 1)] {
+        assert_eq!(shown[part].as_array().map(Vec::len), Some(many), "{part} of {shown}");
+    }
+    assert!(shown["engines"]["runtimes"].is_array() && shown["engines"]["engines"].is_array(), "{shown}");
+}
+
+#[test]
+fn who_reads_no_more_ends_it_quietly_and_a_full_disk_does_not() {
+    let bed = Bed::start();
+    for arguments in [&["show"][..], &["--json", "show"], &["watch", "--interval", "0.05"], &["--json", "watch"]] {
+        let mut told = mccsctl();
+        told.arg("--socket").arg(bed.at("mccs-control.sock")).args(arguments);
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        drop(reader);
+        let output =
+            told.stdout(writer).stderr(Stdio::piped()).spawn().expect("runs").wait_with_output().expect("ends");
+        assert!(output.status.success() && output.stderr.is_empty(), "{arguments:?}: {output:?}");
+        let full = std::fs::File::options().write(true).open("/dev/full").expect("a device");
+        let output = told.stdout(full).spawn().expect("runs").wait_with_output().expect("ends");
+        let why = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && why.contains("cannot print"), "{arguments:?}: {output:?}");
+    }
 }
 
 #[test]

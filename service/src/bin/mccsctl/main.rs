@@ -1,5 +1,7 @@
 //! The operator's tool.
 
+#[macro_use]
+mod out;
 mod policy;
 mod reconfigure;
 mod show;
@@ -120,7 +122,7 @@ fn main() -> ExitCode {
     if let Command::Keys { hosts, dir, force } = &arguments.command {
         return match keys::make(hosts, dir, *force) {
             Ok(()) => {
-                println!("keys of {} hosts are in {}, good for {} days", hosts.len(), dir.display(), keys::VALID_DAYS);
+                say!("keys of {} hosts are in {}, good for {} days", hosts.len(), dir.display(), keys::VALID_DAYS);
                 ExitCode::SUCCESS
             }
             Err(error) => {
@@ -133,6 +135,7 @@ fn main() -> ExitCode {
     let asked = match &arguments.command {
         Command::Watch(watch) => watch.run(socket, json),
         Command::Trace(trace) => trace.run(socket),
+        Command::Show if json => show_json(socket, &Command::Show),
         command => {
             let requests = command.requests(json);
             requests.and_then(|requests| requests.iter().try_for_each(|request| ask(socket, json, request)))
@@ -145,6 +148,23 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
+/// All that `show` shows, as one document.
+fn show_json(socket: &Path, show: &Command) -> anyhow::Result<()> {
+    let mut all = serde_json::Map::new();
+    for request in show.requests(true)? {
+        // Answers are objects, with what was asked for as their key: no two are the same.
+        let told = match call(socket, &request)? {
+            ControlAnswer::Refused(reason) => anyhow::bail!("refused: {reason}"),
+            answer => serde_json::to_value(&answer)?,
+        };
+        if let serde_json::Value::Object(parts) = told {
+            all.extend(parts);
+        }
+    }
+    say!("{}", serde_json::to_string_pretty(&all)?);
+    Ok(())
+}
+
 fn ask(socket: &Path, json: bool, request: &ControlRequest) -> anyhow::Result<()> {
     let answer = match request {
         ControlRequest::Controller { .. } => call_within(socket, request, policy::ANSWER_WITHIN)?,
@@ -154,7 +174,7 @@ fn ask(socket: &Path, json: bool, request: &ControlRequest) -> anyhow::Result<()
         anyhow::bail!("refused: {reason}");
     }
     if json {
-        println!("{}", serde_json::to_string_pretty(&answer)?);
+        say!("{}", serde_json::to_string_pretty(&answer)?);
     }
     if let ControlAnswer::Controller(answer) = &answer
         && let Some(reason) = policy::failure(answer)
@@ -169,10 +189,10 @@ fn ask(socket: &Path, json: bool, request: &ControlRequest) -> anyhow::Result<()
         ControlAnswer::Communicators(comms) => show::comms(&comms),
         ControlAnswer::Engines { runtimes, engines } => show::engines(&runtimes, &engines),
         ControlAnswer::Hosts(hosts) => show::hosts(&hosts),
-        ControlAnswer::Reconfigured { epoch, cut } => println!("strategy {epoch} holds from collective {cut} on"),
+        ControlAnswer::Reconfigured { epoch, cut } => say!("strategy {epoch} holds from collective {cut} on"),
         ControlAnswer::Stuck(report) => stuck::print(&report),
         ControlAnswer::Controller(answer) => policy::print(&answer),
-        ControlAnswer::Done => println!("done"),
+        ControlAnswer::Done => say!("done"),
         // Asked for by `watch` and `trace`, which show them themselves.
         ControlAnswer::Overview(_) | ControlAnswer::Tracing(_) | ControlAnswer::TraceRing => {}
         ControlAnswer::Refused(_) => {}

@@ -123,12 +123,12 @@ fn check(file: &Path, topology: Option<&Path>, json: bool) -> anyhow::Result<()>
     let besides = not_enforced(&policy, topology.as_ref());
     if json {
         let answer = serde_json::json!({ "policy": policy.policy.name, "not_enforced": besides });
-        println!("{}", serde_json::to_string_pretty(&answer)?);
+        say!("{}", serde_json::to_string_pretty(&answer)?);
         return Ok(());
     }
-    println!("{name}: no mistakes found");
+    say!("{name}: no mistakes found");
     for what in besides {
-        println!("  decided, not enforced: {what}");
+        say!("  decided, not enforced: {what}");
     }
     Ok(())
 }
@@ -140,7 +140,7 @@ pub fn print(answer: &ControllerAnswer) {
         ControllerAnswer::History(entries) => entries.iter().for_each(history),
         ControllerAnswer::Diff(all) => diff(all),
         ControllerAnswer::Applied(applied) => print_applied(applied),
-        ControllerAnswer::Noted => println!("noted; it goes with what is being put in force now"),
+        ControllerAnswer::Noted => say!("noted; it goes with what is being put in force now"),
     }
 }
 
@@ -151,32 +151,32 @@ pub fn failure(answer: &ControllerAnswer) -> Option<String> {
 }
 
 fn print_applied(applied: &Applied) {
-    println!("in force; {} communicators changed", applied.changed.len());
-    applied.changed.iter().for_each(|comm| println!("  {comm}"));
-    applied.kept.iter().for_each(|(comm, why)| println!("  {comm} keeps its strategy, and is asked again: {why}"));
-    applied.not_enforced.iter().for_each(|what| println!("  decided, not enforced: {what}"));
+    say!("in force; {} communicators changed", applied.changed.len());
+    applied.changed.iter().for_each(|comm| say!("  {comm}"));
+    applied.kept.iter().for_each(|(comm, why)| say!("  {comm} keeps its strategy, and is asked again: {why}"));
+    applied.not_enforced.iter().for_each(|what| say!("  decided, not enforced: {what}"));
 }
 
 fn strategy(strategy: &StrategyView, indent: &str) {
     if let Some(transport) = strategy.transport {
-        println!("{indent}flows over {transport}");
+        say!("{indent}flows over {transport}");
     }
     for (channel, ring) in (0..).zip(&strategy.rings) {
         let ranks: Vec<String> = ring.iter().map(u32::to_string).collect();
-        println!("{indent}channel {channel}: ring {}", ranks.join(" "));
+        say!("{indent}channel {channel}: ring {}", ranks.join(" "));
         for flow in strategy.flows.iter().filter(|flow| flow.channel == channel) {
-            println!("{indent}  {} -> {}: {}", flow.from, flow.to, flow.way);
+            say!("{indent}  {} -> {}: {}", flow.from, flow.to, flow.way);
         }
     }
 }
 
 fn show(view: &PolicyView) {
     match (&view.policy, &view.policy_file, &view.topology_file) {
-        (Some(policy), Some(file), Some(topology)) => println!("policy {policy} of {file}, topology of {topology}"),
-        _ => println!("no policy is in force: `mccsctl policy history` says why"),
+        (Some(policy), Some(file), Some(topology)) => say!("policy {policy} of {file}, topology of {topology}"),
+        _ => say!("no policy is in force: `mccsctl policy history` says why"),
     }
     if let Some(life) = view.superseded_by {
-        println!("life {life} of the controller has replaced this one, {}: it orders nothing", view.life);
+        say!("life {life} of the controller has replaced this one, {}: it orders nothing", view.life);
     }
     for (host, reports) in &view.hosts {
         let elsewhere = view.elsewhere.iter().find(|(other, _)| other == host);
@@ -185,20 +185,20 @@ fn show(view: &PolicyView) {
             None if *reports => "reports".to_owned(),
             None => "not there".to_owned(),
         };
-        println!("  host {host}: {state}");
+        say!("  host {host}: {state}");
     }
     for (lower, upper, state) in &view.links {
-        println!("  link {lower} {upper}: {state}");
+        say!("  link {lower} {upper}: {state}");
     }
     for [lower, upper, why] in &view.dead_links {
-        println!("  link {lower} {upper}: found dead, {why} over it");
+        say!("  link {lower} {upper}: found dead, {why} over it");
     }
     if view.refused_bodies > 0 {
-        println!("  {} messages of hosts were refused: the log says why", view.refused_bodies);
+        say!("  {} messages of hosts were refused: the log says why", view.refused_bodies);
     }
     if !view.idle_tenants.is_empty() {
         let names = view.idle_tenants.join(", ");
-        println!("  named by the policy, without a communicator of several hosts now: {names}");
+        say!("  named by the policy, without a communicator of several hosts now: {names}");
     }
     for comm in &view.communicators {
         let state = match &comm.state {
@@ -209,39 +209,42 @@ fn show(view: &PolicyView) {
             Standing::Refused(reason) => format!("change refused: {reason}"),
             Standing::Outside(reason) => format!("left as it is: {reason}"),
         };
-        println!(
+        say!(
             "communicator {} ({} there), tenant {}, strategy {}: {state}",
-            comm.name, comm.number, comm.tenant, comm.epoch
+            comm.name,
+            comm.number,
+            comm.tenant,
+            comm.epoch
         );
         strategy(&comm.strategy, "  ");
         if let Some(Profile { period_ns, busy_ns, .. }) = comm.profile {
-            println!("  sends for {:.2} ms of each {:.2}", busy_ns as f64 / 1e6, period_ns as f64 / 1e6);
+            say!("  sends for {:.2} ms of each {:.2}", busy_ns as f64 / 1e6, period_ns as f64 / 1e6);
         }
-        comm.paces.iter().for_each(|(host, pace)| println!("  from {host}: {pace}"));
-        comm.not_enforced.iter().for_each(|what| println!("  decided, not enforced: {what}"));
+        comm.paces.iter().for_each(|(host, pace)| say!("  from {host}: {pace}"));
+        comm.not_enforced.iter().for_each(|what| say!("  decided, not enforced: {what}"));
     }
 }
 
 fn diff(all: &[DiffView]) {
     if !all.iter().any(|view| view.changes) {
-        println!("nothing would change");
+        say!("nothing would change");
     }
     for view in all {
         match &view.after {
-            Err(reason) => println!("communicator {}, tenant {}: left as it is: {reason}", view.name, view.tenant),
+            Err(reason) => say!("communicator {}, tenant {}: left as it is: {reason}", view.name, view.tenant),
             Ok(after) if view.changes => {
-                println!("communicator {}, tenant {}", view.name, view.tenant);
-                println!("  now:");
+                say!("communicator {}, tenant {}", view.name, view.tenant);
+                say!("  now:");
                 strategy(&view.before, "    ");
-                println!("  then:");
+                say!("  then:");
                 strategy(after, "    ");
             }
             Ok(_) => {
                 let why = if view.is_pinned { ", as it is pinned" } else { "" };
-                println!("communicator {}, tenant {}: stays{why}", view.name, view.tenant);
+                say!("communicator {}, tenant {}: stays{why}", view.name, view.tenant);
             }
         }
-        view.not_enforced.iter().for_each(|what| println!("  decided, not enforced: {what}"));
+        view.not_enforced.iter().for_each(|what| say!("  decided, not enforced: {what}"));
     }
 }
 
@@ -254,5 +257,5 @@ fn history(entry: &HistoryView) {
     };
     let why = if entry.why.is_empty() { String::new() } else { format!(" ({})", entry.why) };
     let seconds = Duration::from_millis(entry.age_ms).as_secs_f64();
-    println!("{:>5} {seconds:>10.1} s ago  {}{why}: {went}", entry.number, entry.what);
+    say!("{:>5} {seconds:>10.1} s ago  {}{why}: {went}", entry.number, entry.what);
 }

@@ -7,10 +7,10 @@ use mccs_service::runtime::{EngineInfo, RuntimeInfo};
 /// Who can be reached.
 pub fn hosts(hosts: &[HostView]) {
     if hosts.is_empty() {
-        println!("a single host: service.toml has no [exchange]\n");
+        say!("a single host: service.toml has no [exchange]\n");
         return;
     }
-    println!("{:<24} {:<24} {:<5} {:>10}  last error", "host", "address", "state", "since");
+    say!("{:<24} {:<24} {:<5} {:>10}  last error", "host", "address", "state", "since");
     for h in hosts {
         let state = if h.own {
             "own"
@@ -20,36 +20,56 @@ pub fn hosts(hosts: &[HostView]) {
             "down"
         };
         let since = format!("{} s", h.since_seconds);
-        println!(
+        say!(
             "{:<24} {:<24} {state:<5} {since:>10}  {}",
             h.host,
             h.address.to_string(),
             h.last_error.as_deref().unwrap_or("-")
         );
     }
-    println!();
+    say!();
 }
 
 /// Connected processes.
 pub fn sessions(sessions: &[SessionView]) {
-    println!(
+    say!(
         "{:>8} {:<16} {:>8} {:>6} {:>11} {:>10} {:>7}",
-        "session", "tenant", "pid", "uid", "operations", "in flight", "failed"
+        "session",
+        "tenant",
+        "pid",
+        "uid",
+        "operations",
+        "in flight",
+        "failed"
     );
     for s in sessions {
-        println!(
+        say!(
             "{:>8} {:<16} {:>8} {:>6} {:>11} {:>10} {:>7}",
-            s.session, s.tenant, s.pid, s.uid, s.operations, s.in_flight, s.failed
+            s.session,
+            s.tenant,
+            s.pid,
+            s.uid,
+            s.operations,
+            s.in_flight,
+            s.failed
         );
     }
-    println!();
+    say!();
 }
 
 /// Communicators and their counters.
 pub fn comms(comms: &[CommView]) {
-    println!(
+    say!(
         "{:>6} {:<12} {:<8} {:>6} {:>11} {:>12} {:>9} {:>7} {:>6}  last enqueued/started/completed by rank",
-        "comm", "tenant", "device", "ranks", "operations", "MiB", "busbw", "failed", "epoch"
+        "comm",
+        "tenant",
+        "device",
+        "ranks",
+        "operations",
+        "MiB",
+        "busbw",
+        "failed",
+        "epoch"
     );
     for c in comms {
         let mut progress: Vec<_> =
@@ -57,7 +77,7 @@ pub fn comms(comms: &[CommView]) {
         progress.extend(c.on_gpus.map(|GpuStrategy { large_from, lines }| {
             format!("(large_from {large_from}, lines {})", if lines { "on" } else { "off" })
         }));
-        println!(
+        say!(
             "{:>6} {:<12} {:<8} {:>6} {:>11} {:>12.1} {:>9.2} {:>7} {:>6}  {}",
             c.communicator,
             c.tenant,
@@ -71,16 +91,16 @@ pub fn comms(comms: &[CommView]) {
             progress.join(" ")
         );
     }
-    println!();
+    say!();
 }
 
 /// Runtimes, and engines on them.
 pub fn engines(runtimes: &[RuntimeInfo], engines: &[EngineInfo]) {
-    println!("{:>8} {:<14} {:>8} {:>14} {:>10}  engines", "runtime", "thread", "tid", "rounds", "sleeps");
+    say!("{:>8} {:<14} {:>8} {:>14} {:>10}  engines", "runtime", "thread", "tid", "rounds", "sleeps");
     for runtime in runtimes {
         let here = engines.iter().filter(|engine| engine.runtime == runtime.index);
         let names: Vec<_> = here.map(|engine| format!("{}: {}", engine.id, engine.name)).collect();
-        println!(
+        say!(
             "{:>8} {:<14} {:>8} {:>14} {:>10}  {}",
             runtime.index,
             runtime.name,

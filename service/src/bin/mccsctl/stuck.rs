@@ -12,22 +12,23 @@ pub fn print(report: &StuckReport) {
         StuckClass::Host => "hosts do not answer",
         StuckClass::Failed => "has failed",
     };
-    println!("communicator {}: {verdict}", report.communicator);
+    say!("communicator {}: {verdict}", report.communicator);
     for culprit in &report.culprits {
         let rank = culprit.rank.map_or_else(String::new, |rank| format!(" rank {rank}"));
         let pid = culprit.pid.map_or_else(String::new, |pid| format!(" (process {pid})"));
-        println!("  {}{rank}{pid}: {}", culprit.host, culprit.what);
+        say!("  {}{rank}{pid}: {}", culprit.host, culprit.what);
     }
     for (host, account) in &report.hosts {
         let Some(account) = account else { continue };
         let last = if account.last.is_empty() { String::new() } else { format!(", last {}", account.last) };
         let state = if account.is_running { "runs" } else { "idle" };
-        println!(
+        say!(
             "  {host}: {} collectives started{last}; {state}, nothing moved for {} ms",
-            account.started, account.idle_ms
+            account.started,
+            account.idle_ms
         );
         for rank in account.ranks.iter().filter(|rank| !rank.waits_in.is_empty()) {
-            println!("    rank {} (process {}) waits in {}", rank.rank, rank.pid, rank.waits_in.join(", "));
+            say!("    rank {} (process {}) waits in {}", rank.rank, rank.pid, rank.waits_in.join(", "));
         }
     }
 }

@@ -40,7 +40,8 @@ impl Trace {
         write(&window, &mut out).and_then(|()| out.flush()).with_context(cannot)?;
         let records: usize = window.engines.iter().map(|(_, records)| records.len()).sum();
         let lost = if window.lost == 0 { String::new() } else { format!("; {} more came too fast", window.lost) };
-        println!("{records} records in {}{lost}", self.out.display());
+        // Not to where the trace may go: `--out /dev/stdout`.
+        eprintln!("{records} records in {}{lost}", self.out.display());
         Ok(())
     }
 }

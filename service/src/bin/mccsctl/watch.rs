@@ -52,8 +52,12 @@ impl Watch {
         }
         let watched = self.look_on(socket, json, on_screen, interval);
         if on_screen {
-            print!("{END}");
-            std::io::stdout().flush()?;
+            // What went wrong before is what counts.
+            let mut out = std::io::stdout().lock();
+            let ended = write!(out, "{END}").and_then(|()| out.flush());
+            watched?;
+            ended?;
+            return Ok(());
         }
         watched
     }
@@ -61,7 +65,7 @@ impl Watch {
     fn look_on(&self, socket: &Path, json: bool, on_screen: bool, interval: Duration) -> anyhow::Result<()> {
         let mut before = look(socket)?;
         if json && !self.once {
-            println!("{}", serde_json::to_string(&before)?);
+            say!("{}", serde_json::to_string(&before)?);
         }
         loop {
             // A signal ends the sleep: `std::thread::sleep` would go on.
@@ -80,9 +84,8 @@ impl Watch {
             } else {
                 view(&before, &now, SIZE)
             };
-            let mut out = std::io::stdout().lock();
-            // Whoever reads may have seen enough, as `head` does.
-            if writeln!(out, "{text}").and_then(|()| out.flush()).is_err() || self.once {
+            say!("{text}");
+            if self.once {
                 return Ok(());
             }
             before = now;
