@@ -162,7 +162,7 @@ fn who_is_stuck_is_named_and_what_happens_is_seen() {
     assert!(String::from_utf8_lossy(&traced.stderr).contains("trace.json"), "{traced:?}");
     let trace: serde_json::Value =
         serde_json::from_slice(&std::fs::read(&file).expect("a file")).expect("JSON, as Perfetto loads it");
-    assert!(trace["traceEvents"].is_array(), "{trace}");
+    assert!(trace["traceEvents"].is_array() && trace["otherData"]["complete"] == true, "{trace}");
     let why = bed.complains(&["trace", "--seconds", "0.05", "--out", "/nowhere/trace.json"]);
     assert!(why.contains("/nowhere/trace.json"), "{why}");
     let why = bed.complains(&["trace", "--communicator", "77", "--out", &file]);

@@ -7,9 +7,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use mccs::{DataType, RedOp};
-use mccs_service::control::window::trace;
+use mccs_eval::workload::Call;
+use mccs_ipc::types::CollectiveKind;
+use mccs_service::control::window::{trace, trace_up_to};
+use mccs_service::control::{ControlAnswer, ControlRequest, call};
 use mccs_service::telemetry::recorder::Record;
-use mccs_tests::hosts::TestHosts;
+use mccs_tests::hosts::{TestHosts, run_until_stopped};
 use mccs_tests::{Rank, TestService};
 
 const METRICS: &str = "[metrics]\nlisten = \"127.0.0.1:0\"\n";
@@ -227,6 +230,53 @@ fn a_trace_has_all_that_the_job_did_in_its_window() {
     let mut text = Vec::new();
     mccs_service::telemetry::trace::write(&window, &mut text).expect("written");
     check_trace(&String::from_utf8(text).expect("text"));
+}
+
+#[test]
+fn engines_that_begin_within_a_window_are_in_it() {
+    let service = TestService::start("[runtime]\ntransport_engines = 1\n[host_device]\ndirect_limit = \"0\"\n");
+    let (socket, done) = (service.control_socket(), AtomicU64::new(0));
+    let is_done = || done.load(Ordering::Relaxed) != 0;
+    let window = std::thread::scope(|scope| {
+        let raise = mccs_tests::hosts::Raise(&done);
+        let traced = scope.spawn(|| trace(&socket, Duration::from_secs(250), None, &is_done).expect("a trace"));
+        while !service.service().registry.recorders.is_on() {
+            std::thread::yield_now();
+        }
+        let request = ControlRequest::ScaleTransports { count: 4 };
+        assert_eq!(call(&socket, &request).expect("an answer"), ControlAnswer::Done);
+        service.ranks(0, 2, |rank| all_reduce(&rank, 4, 1 << 22));
+        drop(raise);
+        traced.join().expect("a trace")
+    });
+    let worked: Vec<&str> =
+        window.engines.iter().filter(|(_, records)| !records.is_empty()).map(|(engine, _)| engine.as_str()).collect();
+    assert!(worked.iter().filter(|engine| engine.starts_with("transport")).count() > 1, "{worked:?}");
+    assert!(!window.is_cut && window.lost == 0);
+}
+
+#[test]
+fn a_trace_of_too_many_records_says_that_it_is_cut() {
+    let service = TestService::start("[host_device]\ndirect_limit = \"0\"\n");
+    let (socket, done) = (service.control_socket(), AtomicU64::new(0));
+    let window = std::thread::scope(|scope| {
+        let raise = mccs_tests::hosts::Raise(&done);
+        let never = || false;
+        let traced = scope.spawn(move || {
+            // Raised also when it fails: the ranks end.
+            let _raise = raise;
+            trace_up_to(100, &socket, Duration::from_secs(250), None, &never).expect("a trace")
+        });
+        let (kind, dtype, redop) = (CollectiveKind::AllReduce, DataType::I32, RedOp::Sum);
+        let call = |seed| Call { kind, dtype, redop, root: 0, count: 10, nranks: 2, seed };
+        service.ranks(0, 2, |rank| run_until_stopped(&rank, &done, &AtomicU64::new(0), call));
+        traced.join().expect("a trace")
+    });
+    assert!(window.is_cut && window.until_ns - window.from_ns < 250_000_000_000);
+    let mut text = Vec::new();
+    mccs_service::telemetry::trace::write(&window, &mut text).expect("written");
+    let trace: serde_json::Value = serde_json::from_slice(&text).expect("JSON");
+    assert_eq!(trace["otherData"]["complete"], false);
 }
 
 #[test]

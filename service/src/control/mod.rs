@@ -74,6 +74,8 @@ pub enum ControlRequest {
         /// For how long.
         duration_ms: u64,
     },
+    /// Which engines record, after [`ControlRequest::Trace`]: some may have begun since.
+    TraceRings,
     /// Where an engine records: the answer comes with the memory of its ring.
     TraceRing {
         /// Its number.
@@ -137,7 +139,7 @@ pub enum ControlAnswer {
     Hosts(Vec<HostView>),
     /// To [`ControlRequest::Overview`].
     Overview(Box<Overview>),
-    /// To [`ControlRequest::Trace`].
+    /// To [`ControlRequest::Trace`] and [`ControlRequest::TraceRings`].
     Tracing(TraceBegun),
     /// To [`ControlRequest::TraceRing`], with a descriptor for [`mccs_ipc::records::RecordReader::map`]; without one, if the engine has
     /// ended.

@@ -20,7 +20,7 @@ const READ_EVERY_MIN: Duration = Duration::from_millis(5);
 /// Time between two looks at what communicators there are, which the service has to say.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Records that are kept, at most, of all engines together: half a gigabyte of JSON.
-const RECORDS_MAX: usize = 4 << 20;
+pub const RECORDS_MAX: usize = 4 << 20;
 
 /// Why there is no trace.
 #[derive(Debug, thiserror::Error)]
@@ -44,6 +44,7 @@ pub enum TraceError {
 
 /// An engine's records so far, as they are: to understand them can wait until the window is over.
 struct Reading {
+    ring: u64,
     engine: String,
     reader: RecordReader,
     next: u64,
@@ -58,7 +59,7 @@ impl Reading {
         match (answer, memory) {
             (ControlAnswer::TraceRing, Some(memory)) => {
                 let reader = RecordReader::map(memory.as_fd())?;
-                Ok(Some(Reading { engine: ring.engine, reader, next: ring.next, records: Vec::new() }))
+                Ok(Some(Reading { ring: ring.ring, engine: ring.engine, reader, next: ring.next, records: Vec::new() }))
             }
             (ControlAnswer::TraceRing, None) => Ok(None),
             (ControlAnswer::Refused(reason), _) => Err(TraceError::Refused(reason)),
@@ -82,11 +83,26 @@ fn ask(socket: &Path, request: &ControlRequest) -> Result<ControlAnswer, TraceEr
     }
 }
 
-/// Has the service that listens on `socket` record for so long, or until `is_over`; of one communicator, if `only` names it.
+/// Has the service that listens on `socket` record for so long, or until `is_over`; of one communicator, if `only` names it. Ends
+/// sooner when there are more than [`RECORDS_MAX`] records, and says so.
 ///
 /// # Errors
 /// [`TraceError`].
 pub fn trace(
+    socket: &Path,
+    duration: Duration,
+    only: Option<u64>,
+    is_over: &(dyn Fn() -> bool + Sync),
+) -> Result<Window, TraceError> {
+    trace_up_to(RECORDS_MAX, socket, duration, only, is_over)
+}
+
+/// As [`trace`], of so many records.
+///
+/// # Errors
+/// [`TraceError`].
+pub fn trace_up_to(
+    records_max: usize,
     socket: &Path,
     duration: Duration,
     only: Option<u64>,
@@ -108,7 +124,7 @@ pub fn trace(
     let (mut lost, began) = (0, Instant::now());
     // How fast rings fill is known from the first look on.
     let (until, mut looked, mut every) = (began + duration, began, READ_EVERY_MIN);
-    loop {
+    let is_cut = loop {
         let now = Instant::now();
         std::thread::sleep(every.min(until.saturating_duration_since(now)));
         // Once more after the end: what was recorded up to it.
@@ -120,21 +136,41 @@ pub fn trace(
         }
         every = next_look(every, fullest);
         let count: usize = readings.iter().map(|reading| reading.records.len()).sum();
-        let is_last = is_over || count > RECORDS_MAX;
+        let is_cut = count > records_max;
+        let is_last = is_over || is_cut;
         if is_last || looked.elapsed() >= LOOK_EVERY {
             looked = Instant::now();
             note(&mut comms, &overview(socket)?);
+            lost += begin_new(socket, &mut readings)?;
         }
         if is_last {
-            break;
+            break is_cut;
         }
-    }
+    };
     let understood =
         |reading: Reading| (reading.engine, reading.records.iter().filter_map(Record::from_words).collect::<Vec<_>>());
     let engines = readings.into_iter().map(understood).collect();
     let (from_ns, wall_ns) = (begun.from_ns, begun.wall_ns);
     let until_ns = from_ns + began.elapsed().min(duration).as_nanos() as u64;
-    Ok(Window { host, from_ns, until_ns, wall_ns, engines, comms, only, lost })
+    Ok(Window { host, from_ns, until_ns, wall_ns, engines, comms, only, lost, is_cut })
+}
+
+/// Reads the rings of engines that have begun since the window did, from their first record on. Returns how many records were lost.
+fn begin_new(socket: &Path, readings: &mut Vec<Reading>) -> Result<u64, TraceError> {
+    let ControlAnswer::Tracing(now) = ask(socket, &ControlRequest::TraceRings)? else {
+        return Err(TraceError::Answer);
+    };
+    let mut lost = 0;
+    for ring in now.rings {
+        if readings.iter().any(|reading| reading.ring == ring.ring) {
+            continue;
+        }
+        if let Some(mut reading) = Reading::begin(socket, RingView { next: 0, ..ring })? {
+            lost += reading.read().0;
+            readings.push(reading);
+        }
+    }
+    Ok(lost)
 }
 
 /// When to look again at rings of which the fullest one had filled so far: before half of it is new.

@@ -154,6 +154,7 @@ impl ControlEngine {
                 let recorders = Arc::clone(&registry.recorders);
                 return Some(self.begin_trace(&recorders, Duration::from_millis(duration_ms)));
             }
+            Ok(ControlRequest::TraceRings) => ControlAnswer::Tracing(trace_begun(&registry.recorders)),
             Ok(ControlRequest::TraceRing { ring }) => {
                 connection.memory = registry.recorders.memory(ring);
                 ControlAnswer::TraceRing
@@ -209,12 +210,7 @@ impl ControlEngine {
         let until = Instant::now() + duration;
         self.tracing_until = Some(self.tracing_until.map_or(until, |other| other.max(until)));
         recorders.begin();
-        let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        ControlAnswer::Tracing(TraceBegun {
-            from_ns: recorders.now_ns(),
-            wall_ns: wall.as_nanos() as u64,
-            rings: recorders.rings(),
-        })
+        ControlAnswer::Tracing(trace_begun(recorders))
     }
 
     /// Serves one connection a little. Returns whether it is to be kept.
@@ -253,6 +249,11 @@ impl ControlEngine {
         }
         Err(SocketError::Closed)
     }
+}
+
+fn trace_begun(recorders: &Recorders) -> TraceBegun {
+    let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    TraceBegun { from_ns: recorders.now_ns(), wall_ns: wall.as_nanos() as u64, rings: recorders.rings() }
 }
 
 impl Engine for ControlEngine {

@@ -41,6 +41,8 @@ pub struct Window {
     pub only: Option<u64>,
     /// Records that were written over before they were read.
     pub lost: u64,
+    /// Whether it ended before its time, since there were too many records.
+    pub is_cut: bool,
 }
 
 /// Where a slice is drawn; ordered as it is shown.
@@ -161,7 +163,9 @@ pub fn write(window: &Window, out: &mut impl Write) -> std::io::Result<()> {
     let pids: BTreeMap<&Process, usize> = processes.iter().copied().zip(1..).collect();
     // A thread with its process's number is the main one: none of ours is.
     let tids: BTreeMap<&(Process, Track), usize> = places.iter().copied().zip(pids.len() + 1..).collect();
-    let about = json!({ "host": window.host, "begin_unix_ns": window.wall_ns, "records_lost": window.lost });
+    let Window { host, wall_ns, lost, is_cut, .. } = window;
+    let is_complete = *lost == 0 && !is_cut;
+    let about = json!({ "host": host, "begin_unix_ns": wall_ns, "records_lost": lost, "complete": is_complete });
     write!(out, "{{\"displayTimeUnit\":\"ns\",\"otherData\":{about},\"traceEvents\":[")?;
     let mut separator = "\n";
     let mut line = |value: &Value, out: &mut dyn Write| {

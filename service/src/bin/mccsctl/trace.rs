@@ -42,6 +42,10 @@ impl Trace {
         let lost = if window.lost == 0 { String::new() } else { format!("; {} more came too fast", window.lost) };
         // Not to where the trace may go: `--out /dev/stdout`.
         eprintln!("{records} records in {}{lost}", self.out.display());
+        if window.is_cut {
+            let ms = window.until_ns.saturating_sub(window.from_ns) / 1_000_000;
+            eprintln!("mccsctl: warning: these are all that it keeps; the trace ends after {ms} ms");
+        }
         Ok(())
     }
 }

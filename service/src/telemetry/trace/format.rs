@@ -180,6 +180,7 @@ proptest! {
             comms: BTreeMap::from([(1, names(0))]),
             only: None,
             lost: 0,
+            is_cut: false,
         };
         let mut text = Vec::new();
         write(&window, &mut text).unwrap();

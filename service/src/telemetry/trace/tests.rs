@@ -54,6 +54,7 @@ fn window() -> Window {
         comms: BTreeMap::from([(5, name("blue", &[0, 1])), (6, name("red", &[0]))]),
         only: None,
         lost: 3,
+        is_cut: false,
     }
 }
 
@@ -128,6 +129,10 @@ fn channels_and_messages_have_tracks_of_their_own() {
 fn slices_of_a_track_do_not_overlap_and_everything_has_a_name() {
     let trace = json_of(&window());
     assert_eq!(trace["otherData"]["records_lost"], 3);
+    for (lost, is_cut) in [(0, false), (0, true), (1, false)] {
+        let trace = json_of(&Window { lost, is_cut, ..window() });
+        assert_eq!(trace["otherData"]["complete"], lost == 0 && !is_cut);
+    }
     let events = trace["traceEvents"].as_array().unwrap();
     let mut ends: BTreeMap<String, f64> = BTreeMap::new();
     for event in events.iter().filter(|event| event["ph"] == "X") {
