@@ -6,6 +6,7 @@ use std::time::Duration;
 use mccs_ipc::types::CollectiveKind;
 use mccs_service::collective::{Algorithm, Choice};
 use mccs_service::engines::transport::pace::Pace;
+use mccs_service::telemetry::stuck::{StuckClass, StuckReport};
 use mccs_service::transports::faulty::Faults;
 use mccs_tests::cluster::{Cluster, Job, Misfortune, Options, Trouble};
 use rand::rngs::StdRng;
@@ -227,6 +228,40 @@ fn capped(seed: u64) -> Result<u64, String> {
     cluster.finish()
 }
 
+/// A rank does not call, and then a host cannot be reached: an operator who asks why is told in time, of the one and of the other.
+fn asked_why(seed: u64) -> Result<u64, String> {
+    /// What operators are promised.
+    const TOLD_WITHIN: Duration = Duration::from_secs(5);
+    let mut rng = StdRng::seed_from_u64(!seed);
+    let options = Options { hosts: 3, faults: Faults::default(), ..options(seed, &mut rng) };
+    let mut cluster = Cluster::new(options);
+    let job = Job {
+        placement: vec![0, 1, 2],
+        comms: 1,
+        calls: 4,
+        count_max: 1000,
+        only: Some(CollectiveKind::AllReduce),
+        streams: 1,
+        late: None,
+        trouble: Trouble::Silent(2),
+        may_fail: true,
+    };
+    cluster.start(job, ms(0));
+    // All that can be done is done, and operations have not timed out.
+    cluster.run_for(ms(5000));
+    let told = |(report, took): (StuckReport, Duration)| {
+        assert!(took <= TOLD_WITHIN, "told after {took:?}, seed {seed}");
+        (report.class, report.culprits.iter().map(|culprit| (culprit.host.clone(), culprit.rank)).collect::<Vec<_>>())
+    };
+    for host in 0..3 {
+        assert_eq!(told(cluster.why_stuck(host)), (StuckClass::Rank, vec![("h2".into(), Some(2))]), "seed {seed}");
+    }
+    cluster.strike(Misfortune::Cut(0, 1), ms(0));
+    assert_eq!(told(cluster.why_stuck(0)), (StuckClass::Host, vec![("h1".into(), None)]), "seed {seed}");
+    cluster.strike(Misfortune::Heal, ms(0));
+    cluster.finish()
+}
+
 fn run_seeds(name: &str, default: u64, run: fn(u64) -> Result<u64, String>) {
     let mut seeds = 0;
     for seed in mccs_tests::seeds(default) {
@@ -260,4 +295,9 @@ fn jobs_end_well_or_fail_everywhere_in_bad_times() {
 #[test]
 fn what_hosts_send_under_a_cap_is_what_it_allows() {
     run_seeds("what_hosts_send_under_a_cap_is_what_it_allows", 5, capped);
+}
+
+#[test]
+fn operators_are_told_in_time_why_a_job_is_stuck() {
+    run_seeds("operators_are_told_in_time_why_a_job_is_stuck", 10, asked_why);
 }

@@ -16,9 +16,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mccs_service::collective::Choice;
-use mccs_service::engines::proxy::ProxyMessage;
+use mccs_service::engines::proxy::{Asked, OperatorAnswer, ProxyMessage};
 use mccs_service::engines::transport::pace::Pace;
 use mccs_service::exchange::protocol::{LinkTimes, Name};
+use mccs_service::runtime::Mailbox;
+use mccs_service::telemetry::stuck::StuckReport;
 use mccs_service::transports::faulty::Faults;
 use mccs_service::transports::memory::{HostId, MemoryNetwork, MemoryNetworkOptions};
 use rand::rngs::StdRng;
@@ -355,6 +357,27 @@ impl Cluster {
             for placed in host.registry.comms().iter().filter_map(|comm| comm.placed.as_ref()) {
                 let message = ProxyMessage::SetPace { comm: placed.comm.clone(), pace: Arc::clone(&pace) };
                 assert!(host.proxy.send(message).is_ok(), "the proxy engine has no room");
+            }
+        }
+    }
+
+    /// Why a host's only communicator is stuck, as its operator is told, and how long that took.
+    ///
+    /// # Panics
+    /// If the host has no communicator, or something is wrong.
+    pub fn why_stuck(&mut self, host: usize) -> (StuckReport, Duration) {
+        let (answers, asked_at) = (Mailbox::new(1), self.now);
+        let of = self.hosts[host].as_ref().expect("a host that lives");
+        let number = of.registry.comms().first().expect("a communicator").number;
+        let message = ProxyMessage::WhyStuck { number, asked: Asked::new(0, answers.sender()) };
+        assert!(of.proxy.send(message).is_ok(), "the proxy engine has no room");
+        loop {
+            self.run_for(Duration::from_millis(1));
+            assert!(self.faults.is_empty(), "{:?}", self.faults);
+            match answers.pop() {
+                Some((0, Ok(OperatorAnswer::Stuck(report)))) => return (*report, self.now - asked_at),
+                Some(answer) => panic!("{answer:?}"),
+                None => {}
             }
         }
     }
