@@ -2,6 +2,7 @@
 
 mod programs;
 
+use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 
@@ -194,6 +195,62 @@ fn who_reads_no_more_ends_it_quietly_and_a_full_disk_does_not() {
         let why = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success() && why.contains("cannot print"), "{arguments:?}: {output:?}");
     }
+}
+
+#[test]
+fn a_watch_shows_what_happens_while_it_runs() {
+    let bed = Bed::start();
+    let id = mccs::unique_id().expect("an id");
+    let ranks = std::thread::scope(|scope| {
+        let second = scope.spawn(|| bed.join(id, 1));
+        [bed.join(id, 0), second.join().expect("a rank")]
+    });
+    let watch = |arguments: &[&str]| {
+        let mut watch = mccsctl();
+        watch.arg("--socket").arg(bed.at("mccs-control.sock")).args(arguments);
+        Program(watch.stdout(Stdio::piped()).spawn().expect("runs"))
+    };
+    let calls = |many: usize| {
+        std::thread::scope(|scope| {
+            for (client, comm, stream) in &ranks {
+                scope.spawn(move || {
+                    let memory = client.allocate(1 << 20).expect("memory");
+                    for _ in 0..many {
+                        let (place, op) = (memory.at(0), ReduceOperator::from(RedOp::Sum));
+                        comm.all_reduce(place, place, 200_000, DataType::I32, op, stream).expect("enqueued");
+                    }
+                    stream.synchronize().expect("completed");
+                });
+            }
+        });
+    };
+    let mut watching = watch(&["--json", "watch", "--interval", "0.05"]);
+    let mut looks = BufReader::new(watching.0.stdout.take().expect("piped")).lines();
+    let mut operations = || {
+        let look = looks.next().expect("it goes on").expect("text");
+        let look: serde_json::Value = serde_json::from_str(&look).expect("an overview a line");
+        look["tenants"][0]["operations"].as_u64().expect("a number")
+    };
+    assert_eq!(operations(), 0);
+    calls(7);
+    assert!(std::iter::repeat_with(&mut operations).any(|seen| seen == 7));
+    calls(5);
+    assert!(std::iter::repeat_with(&mut operations).any(|seen| seen == 12));
+    // As people see it: a rate, in the look within which something was done.
+    let mut watching = watch(&["watch", "--interval", "0.05"]);
+    let mut lines = BufReader::new(watching.0.stdout.take().expect("piped")).lines();
+    let mut rate = || {
+        let line = lines.find(|line| line.as_ref().is_ok_and(|line| line.starts_with("default ")));
+        let line = line.expect("it goes on").expect("text");
+        // Tenant, sessions, communicators, memory with its unit and share, in flight, operations a second.
+        line.split_whitespace().nth(7).and_then(|rate| rate.parse::<u64>().ok()).unwrap_or_else(|| panic!("{line}"))
+    };
+    assert_eq!(rate(), 0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| calls(200));
+        assert!(std::iter::repeat_with(&mut rate).any(|rate| rate > 0));
+    });
+    assert!(std::iter::repeat_with(&mut rate).any(|rate| rate == 0));
 }
 
 #[test]

@@ -233,6 +233,49 @@ fn a_trace_has_all_that_the_job_did_in_its_window() {
 }
 
 #[test]
+fn windows_of_two_hosts_tell_of_the_same_operations() {
+    let hosts = TestHosts::start(2, "[strategy]\nalgorithm = \"host_ring\"\n");
+    let (ranks, done, barrier) = (hosts.join(&[0, 1]), AtomicU64::new(0), std::sync::Barrier::new(2));
+    let is_done = || done.load(Ordering::Relaxed) != 0;
+    let windows = std::thread::scope(|scope| {
+        let raise = mccs_tests::hosts::Raise(&done);
+        let trace_of =
+            |host: usize| trace(&hosts.service(host).control_socket(), Duration::from_secs(250), None, &is_done);
+        let traced: Vec<_> = (0..2).map(|host| scope.spawn(move || trace_of(host).expect("a trace"))).collect();
+        while !(0..2).all(|host| hosts.service(host).service().registry.recorders.is_on()) {
+            std::thread::yield_now();
+        }
+        mccs_tests::hosts::in_threads(ranks, |rank| {
+            all_reduce(&rank, 6, 1 << 17);
+            // A rank that goes takes its communicator with it.
+            barrier.wait();
+        });
+        drop(raise);
+        traced.into_iter().map(|traced| traced.join().expect("a trace")).collect::<Vec<_>>()
+    });
+    let told = windows.iter().map(|window| {
+        let (mut began, mut moved) = (Vec::new(), BTreeMap::new());
+        for record in window.engines.iter().flat_map(|(_, records)| records) {
+            match *record {
+                Record::Started { seq, kind, bytes, .. } => began.push((seq, kind, bytes)),
+                Record::Chunk { from, to, sends, bytes, .. } => *moved.entry((from, to, sends)).or_insert(0) += bytes,
+                _ => {}
+            }
+        }
+        (began, moved)
+    });
+    let told: Vec<_> = told.collect();
+    assert_eq!(told[0].0.iter().map(|(seq, ..)| *seq).collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5]);
+    assert_eq!(told[0].0, told[1].0);
+    // What the one sends the other receives.
+    for (from, to) in [(0, 1), (1, 0)] {
+        let (own, other) = (from as usize, to as usize);
+        assert_eq!(told[own].1[&(from, to, true)], 6 * 524_288);
+        assert_eq!(told[own].1[&(from, to, true)], told[other].1[&(from, to, false)]);
+    }
+}
+
+#[test]
 fn engines_that_begin_within_a_window_are_in_it() {
     let service = TestService::start("[runtime]\ntransport_engines = 1\n[host_device]\ndirect_limit = \"0\"\n");
     let (socket, done) = (service.control_socket(), AtomicU64::new(0));

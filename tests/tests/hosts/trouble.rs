@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use mccs::{DataType, RedOp};
 use mccs_ipc::types::CollectiveKind;
+use mccs_service::control::{ControlAnswer, ControlRequest, call as ask};
 use mccs_tests::hosts::{Raise, TestHosts, in_threads, run_until_failure, run_until_stopped};
 use mccs_tests::{Rank, run_checked};
 
@@ -152,4 +153,28 @@ fn a_host_that_is_down_fails_set_up_and_its_return_heals_it() {
     hosts.restart(1);
     let check = call(CollectiveKind::AllGather, DataType::F32, RedOp::Sum, 1000, 2, 3);
     assert_eq!(hosts.ranks(&[0, 1], |rank| run_checked(&rank, &check, false)), [0; 2]);
+}
+
+/// Whoever starts while another host is away says that it is, and needs no help when that comes.
+#[test]
+fn a_service_that_starts_while_another_is_away_says_so_and_joins_it_later() {
+    let mut hosts = TestHosts::start(2, QUICK);
+    hosts.stop(0);
+    hosts.stop(1);
+    hosts.restart(0);
+    let peers = |hosts: &TestHosts, host: usize| {
+        let answer = ask(&hosts.service(host).control_socket(), &ControlRequest::Hosts).expect("an answer");
+        let ControlAnswer::Hosts(all) = answer else { panic!("{answer:?}") };
+        all.into_iter().map(|host| (host.host, host.own, host.up, host.last_error)).collect::<Vec<_>>()
+    };
+    // Until it has tried.
+    let seen =
+        std::iter::repeat_with(|| peers(&hosts, 0)).find(|seen| seen[1].3.is_some()).expect("an endless iterator");
+    assert_eq!((seen[1].0.as_str(), seen[1].1, seen[1].2), ("h1", false, false), "{seen:?}");
+    hosts.restart(1);
+    let check = call(CollectiveKind::AllGather, DataType::F32, RedOp::Sum, 1000, 2, 3);
+    assert_eq!(hosts.ranks(&[0, 1], |rank| run_checked(&rank, &check, false)), [0; 2]);
+    for host in 0..2 {
+        assert!(peers(&hosts, host).iter().all(|(.., up, _)| *up), "{:?}", peers(&hosts, host));
+    }
 }
