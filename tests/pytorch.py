@@ -93,7 +93,7 @@ def points(rank, nranks, device, staged):
     dist.scatter(scattered, [data(to, 5000).to(device) for to in range(nranks)] if rank == root else None, src=root)
     check("scatter", scattered.cpu(), data(rank, 5000))
     # A factor on the host, and one that the stream makes just before.
-    for factor in (0.5, torch.full((1,), 3.0, device=device) * (rank + 1))[:1 if staged else 2]:
+    for factor in (0.5, torch.full((1,), 3.0, device=device) * (rank + 1)):
         scaled = own.clone()
         dist.all_reduce(scaled, op=dist._make_nccl_premul_sum(factor))
         factors = [0.5 if isinstance(factor, float) else 3.0 * (sender + 1) for sender in range(nranks)]

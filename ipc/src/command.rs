@@ -42,6 +42,8 @@ pub const FLAG_GROUP_CONTINUES: u32 = 1;
 pub const FLAG_ROUND: u32 = 2;
 /// Set besides, where the rank has posted its contribution itself.
 pub const FLAG_POSTED: u32 = 4;
+/// Set on a pre-multiplied sum whose scalar lies in memory: [`Command::scalar_bits`] is its offset in the send buffer's region.
+pub const FLAG_SCALAR_AT: u32 = 8;
 
 /// A buffer as a tenant names it: a registered region and an offset into it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
@@ -86,7 +88,8 @@ pub struct Command {
     pub send: BufferRef,
     /// Destination.
     pub recv: BufferRef,
-    /// Scalar of a pre-multiplied sum, as `f64` bits for floating types and as the integer's two's complement otherwise.
+    /// Scalar of a pre-multiplied sum, as `f64` bits for floating types and as the integer's two's complement otherwise. With
+    /// [`FLAG_SCALAR_AT`] where it is, as an element of the type, which is read when the operation begins.
     pub scalar_bits: u64,
     /// Rounds of the communicator's board that the rank has begun, this operation's included if it is one.
     pub rounds: u64,

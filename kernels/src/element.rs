@@ -14,6 +14,8 @@ pub(crate) trait Accumulator: Copy + Default {
     fn divide(self, divisor: u32) -> Self;
     /// A pre-multiplied sum's scalar.
     fn scalar(bits: u64) -> Self;
+    /// The other way round.
+    fn bits(self) -> u64;
 }
 
 macro_rules! float_accumulator {
@@ -42,6 +44,9 @@ macro_rules! float_accumulator {
             }
             fn scalar(bits: u64) -> Self {
                 f64::from_bits(bits) as $type
+            }
+            fn bits(self) -> u64 {
+                f64::from(self).to_bits()
             }
         }
     };
@@ -72,6 +77,9 @@ macro_rules! integer_accumulator {
             }
             fn scalar(bits: u64) -> Self {
                 bits as $type
+            }
+            fn bits(self) -> u64 {
+                self as u64
             }
         }
     )+};

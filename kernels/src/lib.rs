@@ -21,4 +21,4 @@ mod round;
 mod simd;
 
 pub use round::finish_round;
-pub use simd::{Source, Store, copy, reduce};
+pub use simd::{Source, Store, copy, reduce, scalar_bits_at};

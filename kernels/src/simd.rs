@@ -31,6 +31,40 @@ pub enum Store {
 /// Bytes of accumulators worked on at a time: half a first-level cache, less what sources need.
 const BLOCK_BYTES: usize = 8192;
 
+/// Calls a function that is generic over the element with that of a data type.
+macro_rules! for_element {
+    ($dtype:expr, $function:ident($($argument:expr),*)) => {
+        match $dtype {
+            DataType::I8 => $function::<i8>($($argument),*),
+            DataType::U8 => $function::<u8>($($argument),*),
+            DataType::I32 => $function::<i32>($($argument),*),
+            DataType::U32 => $function::<u32>($($argument),*),
+            DataType::I64 => $function::<i64>($($argument),*),
+            DataType::U64 => $function::<u64>($($argument),*),
+            DataType::F16 => $function::<f16>($($argument),*),
+            DataType::F32 => $function::<f32>($($argument),*),
+            DataType::F64 => $function::<f64>($($argument),*),
+            DataType::Bf16 => $function::<bf16>($($argument),*),
+            DataType::F8E4M3 => $function::<E4M3>($($argument),*),
+            DataType::F8E5M2 => $function::<E5M2>($($argument),*),
+        }
+    };
+}
+
+/// An element as a pre-multiplied sum's scalar: what [`Source::scalar_bits`] takes.
+///
+/// # Safety
+/// `at` must be readable as an element of the type, at any alignment. Other processes may change it meanwhile.
+#[must_use]
+pub unsafe fn scalar_bits_at(dtype: DataType, at: *const u8) -> u64 {
+    unsafe fn bits<T: Element>(at: *const u8) -> u64 {
+        // SAFETY: the caller's contract.
+        unsafe { T::load(at, 0).bits() }
+    }
+    // SAFETY: the caller's contract is passed on.
+    unsafe { for_element!(dtype, bits(at)) }
+}
+
 /// Combines `count` elements of all sources, in order, and stores the result to all destinations. With `divisor`, sums
 /// are divided by it at the end; [`RedOp::Avg`] sums, and takes its number of ranks from there.
 ///
@@ -49,22 +83,7 @@ pub unsafe fn reduce(
 ) {
     let job = Job { op, srcs, dsts, count, divisor, store };
     // SAFETY: the caller's contract is passed on.
-    unsafe {
-        match dtype {
-            DataType::I8 => dispatch::<i8>(&job),
-            DataType::U8 => dispatch::<u8>(&job),
-            DataType::I32 => dispatch::<i32>(&job),
-            DataType::U32 => dispatch::<u32>(&job),
-            DataType::I64 => dispatch::<i64>(&job),
-            DataType::U64 => dispatch::<u64>(&job),
-            DataType::F16 => dispatch::<f16>(&job),
-            DataType::F32 => dispatch::<f32>(&job),
-            DataType::F64 => dispatch::<f64>(&job),
-            DataType::Bf16 => dispatch::<bf16>(&job),
-            DataType::F8E4M3 => dispatch::<E4M3>(&job),
-            DataType::F8E5M2 => dispatch::<E5M2>(&job),
-        }
-    }
+    unsafe { for_element!(dtype, dispatch(&job)) }
 }
 
 /// Copies `bytes` from `src` to all destinations, reading once.

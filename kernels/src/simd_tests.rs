@@ -110,6 +110,19 @@ fn every_type_and_operator_agrees_with_the_reference() {
     }
 }
 
+#[test]
+fn scalars_are_read_as_their_types_say() {
+    for &dtype in DataType::ALL {
+        for integer in [0, 1, 3, 8] {
+            let mut memory = [0; 9];
+            reference::write(dtype, &mut memory[1..], 0, reference::from_integer(dtype, integer));
+            // SAFETY: the array has room for any element behind its first byte.
+            let bits = unsafe { scalar_bits_at(dtype, memory[1..].as_ptr()) };
+            assert_eq!(bits, reference::scalar_bits(dtype, integer), "{integer} as {dtype}");
+        }
+    }
+}
+
 proptest! {
     #[test]
     fn any_shape_agrees_with_the_reference(

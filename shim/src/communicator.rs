@@ -5,12 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytemuck::Zeroable;
-use half::{bf16, f16};
 use mccs_ipc::board::{Board, BoardCall};
-use mccs_ipc::command::{BufferRef, Command, Opcode};
+use mccs_ipc::command::{BufferRef, Command, FLAG_SCALAR_AT, Opcode};
 use mccs_ipc::protocol::Request;
 use mccs_ipc::types::{CollectiveKind, DataType, Handle, RedOp, UniqueId};
-use mccs_kernels::fp8;
+use mccs_kernels::scalar_bits_at;
 
 use crate::{Client, Error, Span, Stream, group};
 
@@ -45,24 +44,15 @@ impl Scalar {
     /// `at` must lead to an element of the type, aligned or not.
     #[must_use]
     pub unsafe fn read(at: *const c_void, dtype: DataType) -> Scalar {
-        // SAFETY: the caller's contract, for the type of each case.
-        unsafe {
-            match dtype {
-                DataType::I8 => Scalar::Integer(at.cast::<i8>().read().into()),
-                DataType::U8 => Scalar::Integer(at.cast::<u8>().read().into()),
-                DataType::I32 => Scalar::Integer(at.cast::<i32>().read_unaligned().into()),
-                DataType::U32 => Scalar::Integer(at.cast::<u32>().read_unaligned().into()),
-                DataType::I64 => Scalar::Integer(at.cast::<i64>().read_unaligned()),
-                DataType::U64 => Scalar::Integer(at.cast::<u64>().read_unaligned() as i64),
-                DataType::F16 => Scalar::Float(f16::from_bits(at.cast::<u16>().read_unaligned()).to_f64()),
-                DataType::Bf16 => Scalar::Float(bf16::from_bits(at.cast::<u16>().read_unaligned()).to_f64()),
-                DataType::F32 => Scalar::Float(at.cast::<f32>().read_unaligned().into()),
-                DataType::F64 => Scalar::Float(at.cast::<f64>().read_unaligned()),
-                DataType::F8E4M3 => Scalar::Float(fp8::e4m3_to_f32(at.cast::<u8>().read()).into()),
-                DataType::F8E5M2 => Scalar::Float(fp8::e5m2_to_f32(at.cast::<u8>().read()).into()),
-            }
-        }
+        // SAFETY: the caller's contract.
+        let bits = unsafe { scalar_bits_at(dtype, at.cast()) };
+        if is_integer(dtype) { Scalar::Integer(bits as i64) } else { Scalar::Float(f64::from_bits(bits)) }
     }
+}
+
+fn is_integer(dtype: DataType) -> bool {
+    use DataType as D;
+    matches!(dtype, D::I8 | D::U8 | D::I32 | D::U32 | D::I64 | D::U64)
 }
 
 /// How elements are combined.
@@ -94,8 +84,6 @@ impl ReduceOperator {
     }
 
     pub(crate) fn to_wire(self, dtype: DataType) -> Result<(RedOp, u64), Error> {
-        use DataType as D;
-        let is_integer = matches!(dtype, D::I8 | D::U8 | D::I32 | D::U32 | D::I64 | D::U64);
         match self {
             ReduceOperator::Standard(RedOp::PreMulSum) => {
                 Err(Error::argument("a pre-multiplied sum needs its scalar: use ReduceOperator::PreMulSum"))
@@ -105,7 +93,7 @@ impl ReduceOperator {
                 Err(Error::argument("a factor in a GPU's memory is for communicators of GPUs"))
             }
             ReduceOperator::PreMulSum(scalar) => {
-                let bits = match (scalar, is_integer) {
+                let bits = match (scalar, is_integer(dtype)) {
                     (Scalar::Integer(value), true) => value as u64,
                     (Scalar::Float(value), true) => value as i64 as u64,
                     (Scalar::Integer(value), false) => (value as f64).to_bits(),
@@ -157,6 +145,9 @@ pub(crate) struct Call {
     pub(crate) count: u64,
     pub(crate) dtype: DataType,
     pub(crate) op: ReduceOperator,
+    /// In the place of `op`: a pre-multiplied sum with the scalar that is at this offset in the send buffer's region when the
+    /// operation begins.
+    pub(crate) scalar_at: Option<u64>,
     pub(crate) root: u32,
 }
 
@@ -269,10 +260,17 @@ impl Communicator {
     fn collective_command(&self, call: &Call) -> Result<Command, Error> {
         let Call { kind, count, dtype, root, .. } = *call;
         let mut command = self.command(Opcode::Collective, count, dtype, root)?;
-        let (redop, scalar_bits) = if kind.reduces() { call.op.to_wire(dtype)? } else { (RedOp::Sum, 0) };
+        let (redop, scalar_bits) = match call.scalar_at {
+            Some(offset) => (RedOp::PreMulSum, offset),
+            None if kind.reduces() => call.op.to_wire(dtype)?,
+            None => (RedOp::Sum, 0),
+        };
         command.kind = kind.to_wire();
         command.redop = redop.to_wire();
         command.scalar_bits = scalar_bits;
+        if call.scalar_at.is_some() {
+            command.flags |= FLAG_SCALAR_AT;
+        }
         let (nranks, rank) = (self.shared.nranks, self.shared.rank);
         command.send = self.bytes("send", &call.send, kind.send_count(count, nranks, rank, root), dtype)?;
         command.recv = self.bytes("receive", &call.recv, kind.recv_count(count, nranks, rank, root), dtype)?;
@@ -292,7 +290,8 @@ impl Communicator {
         op: impl Into<ReduceOperator>,
         stream: &Stream,
     ) -> Result<(), Error> {
-        let call = Call { kind: CollectiveKind::AllReduce, send, recv, count, dtype, op: op.into(), root: 0 };
+        let call =
+            Call { kind: CollectiveKind::AllReduce, send, recv, count, dtype, op: op.into(), scalar_at: None, root: 0 };
         self.collective(&call, stream)
     }
 
@@ -310,7 +309,16 @@ impl Communicator {
         op: impl Into<ReduceOperator>,
         stream: &Stream,
     ) -> Result<(), Error> {
-        let call = Call { kind: CollectiveKind::ReduceScatter, send, recv, count, dtype, op: op.into(), root: 0 };
+        let call = Call {
+            kind: CollectiveKind::ReduceScatter,
+            send,
+            recv,
+            count,
+            dtype,
+            op: op.into(),
+            scalar_at: None,
+            root: 0,
+        };
         self.collective(&call, stream)
     }
 
@@ -329,7 +337,8 @@ impl Communicator {
         root: u32,
         stream: &Stream,
     ) -> Result<(), Error> {
-        let call = Call { kind: CollectiveKind::Reduce, send, recv, count, dtype, op: op.into(), root };
+        let call =
+            Call { kind: CollectiveKind::Reduce, send, recv, count, dtype, op: op.into(), scalar_at: None, root };
         self.collective(&call, stream)
     }
 
@@ -428,7 +437,7 @@ impl Communicator {
         root: u32,
         stream: &Stream,
     ) -> Result<(), Error> {
-        self.collective(&Call { kind, send, recv, count, dtype, op: RedOp::Sum.into(), root }, stream)
+        self.collective(&Call { kind, send, recv, count, dtype, op: RedOp::Sum.into(), scalar_at: None, root }, stream)
     }
 
     /// Sends to `peer`; ends when the peer has received. Sends and receives that depend on each other belong in a group.

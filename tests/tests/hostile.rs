@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use mccs_eval::workload::Call;
 use mccs_ipc::board::{Board, BoardCall};
-use mccs_ipc::command::{BufferRef, Command, FLAG_GROUP_CONTINUES, FLAG_POSTED, FLAG_ROUND, Opcode};
+use mccs_ipc::command::{BufferRef, Command, FLAG_GROUP_CONTINUES, FLAG_POSTED, FLAG_ROUND, FLAG_SCALAR_AT, Opcode};
 use mccs_ipc::handshake::{Socket, connect};
 use mccs_ipc::protocol::{Request, RequestEnvelope, Response, ResponseEnvelope, SegmentLayout};
 use mccs_ipc::queue::{Producer, Push};
@@ -227,6 +227,12 @@ fn memory_that_is_not_the_tenants_fails_the_call() {
     assert!(call_fails(|c| c.send.offset_bytes = u64::MAX - 3).contains("leaves its region"));
     assert!(call_fails(|c| c.count = u64::MAX / 2).contains("larger than memory"));
     assert!(call_fails(|c| c.recv.offset_bytes = 4).contains("overlap"));
+    for offset in [4093, u64::MAX - 3] {
+        let scaled = |c: &mut Command| {
+            (c.redop, c.flags, c.scalar_bits) = (RedOp::PreMulSum.to_wire(), FLAG_SCALAR_AT, offset);
+        };
+        assert!(call_fails(scaled).contains(&format!("the scalar at offset {offset} leaves its region of 4096 bytes")));
+    }
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use mccs_eval::workload::{Call, POISON};
 use mccs_ipc::types::{CollectiveKind, Handle, RedOp};
-use mccs_service::engines::proxy::{Action, Operand, Operation, RoundState};
+use mccs_service::engines::proxy::{Action, Operand, Operation, RoundState, Scalar};
 use mccs_service::session::Session;
 
 use super::script::Transfer;
@@ -74,12 +74,22 @@ impl Flight {
             Some((send, recv)) => (send as usize * size, recv as usize * size, send_bytes.max(recv_bytes)),
             None => (0, after_send, after_send + recv_bytes),
         };
-        let mut flight = Flight::new(call, rank, bytes);
+        // Some ranks have their scalar in memory, as GPUs do.
+        let scalar = Span { at: MARGIN_BYTES + bytes.next_multiple_of(64) + MARGIN_BYTES, bytes: size };
+        let has_scalar_at =
+            call.redop == RedOp::PreMulSum && send_bytes > 0 && (call.seed + u64::from(rank)).is_multiple_of(2);
+        let mut flight = Flight::new(call, rank, if has_scalar_at { scalar.at + scalar.bytes } else { bytes });
         let send = Span { at: MARGIN_BYTES + send_at, bytes: send_bytes };
         let recv = Span { at: MARGIN_BYTES + recv_at, bytes: recv_bytes };
-        flight.actions.push((collective_action(&call, rank), send, recv));
-        flight.keeps_input = elements.is_none();
+        let mut action = collective_action(&call, rank);
         flight.spans = vec![send, recv];
+        if has_scalar_at && let Action::Collective { scalar: by, .. } = &mut action {
+            *by = Scalar::At(scalar.at as isize - send.at as isize);
+            flight.spans.push(scalar);
+            flight.bytes_mut()[scalar.at..scalar.at + size].copy_from_slice(&call.scalar(rank).to_le_bytes()[..size]);
+        }
+        flight.actions.push((action, send, recv));
+        flight.keeps_input = elements.is_none();
         flight.outputs = vec![recv];
         flight.bytes_mut()[send.at..send.at + send.bytes].copy_from_slice(&call.input(rank));
         flight
@@ -218,5 +228,5 @@ fn collective_action(call: &Call, rank: u32) -> Action {
     // Bits of the scalar in the call's type, as the shim writes them.
     let scalar_bits = if redop == RedOp::PreMulSum { call.scalar(rank) as u64 } else { 0 };
     debug_assert!(kind != CollectiveKind::Barrier || call.count == 0, "a barrier has no elements");
-    Action::Collective { kind, redop, scalar_bits, root }
+    Action::Collective { kind, redop, scalar: Scalar::Bits(scalar_bits), root }
 }

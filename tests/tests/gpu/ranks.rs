@@ -8,7 +8,7 @@ use std::sync::{Arc, Barrier};
 
 use anyhow::ensure;
 use mccs::cuda::CudaCommunicator;
-use mccs::{Client, CollectiveKind, DataType, RedOp, UniqueId};
+use mccs::{Client, CollectiveKind, DataType, RedOp, ReduceOperator, UniqueId};
 use mccs_cuda::{Context, DeviceMemory, OwnedStream, RawStream, copy_from_host, copy_to_host, gpus};
 use mccs_eval::workload::{Call, POISON};
 use mccs_service::devices::cuda::{QUEUES_MAX, QUEUES_VARIABLE};
@@ -222,14 +222,24 @@ pub fn call(number: u64, nranks: u32, count: u64) -> Call {
 
 /// Enqueues a call.
 pub fn enqueue(comm: &CudaCommunicator, call: &Call, at: &Buffers, stream: RawStream) -> anyhow::Result<()> {
-    let Call { kind, count, dtype, redop, root, .. } = *call;
+    enqueue_with(comm, (call, call.redop.into()), at, stream)
+}
+
+/// Enqueues a call with an operator that says more than its own.
+pub fn enqueue_with(
+    comm: &CudaCommunicator,
+    (call, op): (&Call, ReduceOperator),
+    at: &Buffers,
+    stream: RawStream,
+) -> anyhow::Result<()> {
+    let Call { kind, count, dtype, root, .. } = *call;
     let (send, recv, stream) = (at.send.address(), at.recv.address(), stream.as_ptr());
     // SAFETY: buffers have room for the call; tests keep them until their streams were synchronized, or the process ends.
     unsafe {
         match kind {
-            CollectiveKind::AllReduce => comm.all_reduce(send, recv, count, dtype, redop.into(), stream)?,
-            CollectiveKind::ReduceScatter => comm.reduce_scatter(send, recv, count, dtype, redop.into(), stream)?,
-            CollectiveKind::Reduce => comm.reduce(send, recv, count, dtype, redop.into(), root, stream)?,
+            CollectiveKind::AllReduce => comm.all_reduce(send, recv, count, dtype, op, stream)?,
+            CollectiveKind::ReduceScatter => comm.reduce_scatter(send, recv, count, dtype, op, stream)?,
+            CollectiveKind::Reduce => comm.reduce(send, recv, count, dtype, op, root, stream)?,
             CollectiveKind::AllGather => comm.all_gather(send, recv, count, dtype, stream)?,
             CollectiveKind::Broadcast => comm.broadcast(send, recv, count, dtype, root, stream)?,
             CollectiveKind::AllToAll => comm.all_to_all(send, recv, count, dtype, stream)?,

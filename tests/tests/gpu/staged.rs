@@ -4,18 +4,20 @@
 use std::time::Duration;
 
 use anyhow::ensure;
-use mccs::{CollectiveKind, DataType, RedOp};
-use mccs_cuda::{Event, Graph, OwnedStream, RawStream, copy_from_host, copy_to_host};
+use mccs::{CollectiveKind, DataType, RedOp, ReduceOperator};
+use mccs_cuda::{DeviceMemory, Event, Graph, OwnedStream, RawStream, copy_from_host, copy_to_host};
 use mccs_eval::workload::Call;
 use mccs_tests::TestService;
 use mccs_tests::hosts::TestHosts;
 
 use super::TENANTS;
-use super::ranks::{Buffers, Place, Player, Rank, Role, call, enqueue, everybody};
+use super::ranks::{Buffers, Place, Player, Rank, Role, call, enqueue, enqueue_with, everybody};
 
 /// What processes of these tests do, besides what those of others do.
 pub const ROLES: &[(&str, Role)] = &[
     ("stages", stages),
+    ("scales", scales),
+    ("scales_in_graphs", scales_in_graphs),
     ("is_told", is_told),
     ("refuses_graphs", refuses_graphs),
     ("replays_alone", replays_alone),
@@ -77,6 +79,72 @@ fn stages(place: &Place) -> anyhow::Result<()> {
         }
         calls.iter().zip(&at).try_for_each(|(call, at)| at.check(call, comm.rank()))
     })
+}
+
+/// Pre-multiplied sums whose factors are right in the GPUs' memory only when the stream comes to the call.
+fn scales(place: &Place) -> anyhow::Result<()> {
+    scales_by(place, |stream, enqueue| enqueue(stream.raw()))
+}
+
+/// The same in graphs.
+fn scales_in_graphs(place: &Place) -> anyhow::Result<()> {
+    scales_by(place, |stream, enqueue| {
+        let mut graph = Graph::capture(stream, enqueue)?;
+        // SAFETY: the stream lives, and so does what the graph names until the stream was synchronized.
+        unsafe {
+            graph.launch(stream.raw())?;
+            stream.raw().synchronize()?;
+        }
+        Ok(())
+    })
+}
+
+type Enqueue<'a> = &'a dyn Fn(RawStream) -> anyhow::Result<()>;
+
+fn scales_by(place: &Place, run: fn(&OwnedStream, Enqueue<'_>) -> anyhow::Result<()>) -> anyhow::Result<()> {
+    place.each_rank(|Rank { context, comm, stream, together }| {
+        ensure!(comm.is_served());
+        let size = size_of::<f32>();
+        let factors = DeviceMemory::zeroed(&context, 3 * size)?;
+        let [factor, right, wrong] = [0, 1, 2].map(|place| factors.address() + place * size as u64);
+        // One kernel, copy engines, and several pieces.
+        for (number, count) in [1, 5000, 500_000, 8_500_001].into_iter().enumerate() {
+            for kind in [CollectiveKind::AllReduce, CollectiveKind::ReduceScatter, CollectiveKind::Reduce] {
+                let call = Call { kind, redop: RedOp::PreMulSum, ..call(number as u64, place.nranks, count) };
+                let at = Buffers::of(&context, &call)?;
+                at.fill(&call, comm.rank())?;
+                let own = call.scalar(comm.rank()) as f32;
+                let values: Vec<u8> = [f32::NAN, own, f32::NAN].into_iter().flat_map(f32::to_ne_bytes).collect();
+                // SAFETY: it has that many bytes, and nothing is in flight.
+                unsafe { copy_from_host(factors.address(), &values)? };
+                together.wait();
+                run(&stream, &|on| {
+                    // SAFETY: all live until the stream was synchronized.
+                    unsafe { on.copy(factor, right, size)? };
+                    enqueue_with(&comm, (&call, ReduceOperator::PreMulSumAt(factor)), &at, on)?;
+                    // SAFETY: as above.
+                    unsafe { on.copy(factor, wrong, size)? };
+                    Ok(())
+                })?;
+                // SAFETY: as above.
+                unsafe { stream.raw().synchronize()? };
+                at.check(&call, comm.rank())?;
+            }
+        }
+        ensure!(comm.async_error().is_none());
+        Ok(())
+    })
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn factors_are_taken_from_the_memory_of_gpus() {
+    let hosts = TestHosts::start(2, TENANTS);
+    ["scales", "scales_in_graphs"].into_iter().for_each(|role| drop(play_halves(role, &hosts)));
+    for ordering in ORDERINGS {
+        let service = TestService::start(&strict(ordering));
+        Player::start("scales", &everybody(&service, 0)).ends_well();
+    }
 }
 
 #[test]

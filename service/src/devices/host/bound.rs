@@ -60,10 +60,8 @@ impl Bound {
         for operation in operations {
             let own_scratch = (free.cast(), scratch_bytes(operation));
             free = free.wrapping_add(own_scratch.1.div_ceil(8) as usize);
-            let mut scalar_bits = 0;
-            if let Action::Collective { kind, redop: op, scalar_bits: bits, .. } = &operation.action {
+            if let Action::Collective { kind, redop: op, .. } = &operation.action {
                 redop = kind.reduces().then_some(*op);
-                scalar_bits = *bits;
             }
             touched_bytes = touched_bytes.saturating_add(operation.send.bytes).saturating_add(operation.recv.bytes);
             ranks.push(RankMemory {
@@ -71,7 +69,7 @@ impl Bound {
                 send: (operation.send.ptr, operation.send.bytes),
                 recv: (operation.recv.ptr, operation.recv.bytes),
                 scratch: own_scratch,
-                scalar_bits,
+                scalar_bits: operation.scalar_bits(),
             });
         }
         let store = if touched_bytes > streaming_bytes { Store::Streaming } else { Store::Cached };

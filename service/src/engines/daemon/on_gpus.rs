@@ -10,7 +10,7 @@ use super::tables::Tables;
 use super::validate::{Fence, Invalid, argument};
 use crate::devices::DirectGroup;
 use crate::devices::cuda::GpuOperand;
-use crate::engines::proxy::{Action, OnGpus, Operation};
+use crate::engines::proxy::{Action, OnGpus, Operation, Scalar};
 
 /// Where ranges of different regions stand for a check of overlaps: apart.
 const APART: u64 = 1 << 62;
@@ -68,7 +68,7 @@ fn fill(
         return Err(argument(format!("{kind}: send and receive buffers overlap, and not as in-place calls do")));
     }
     operation.dtype = dtype;
-    operation.action = Action::Collective { kind, redop, scalar_bits: command.scalar_bits, root };
+    operation.action = Action::Collective { kind, redop, scalar: Scalar::Bits(command.scalar_bits), root };
     operation.on_gpus = Some(Box::new(OnGpus { group: Arc::clone(group), send, recv }));
     Ok(())
 }

@@ -5,13 +5,13 @@
 
 use std::sync::Arc;
 
-use mccs_ipc::command::{BufferRef, Command, FLAG_GROUP_CONTINUES, FLAG_POSTED, FLAG_ROUND, Opcode};
+use mccs_ipc::command::{BufferRef, Command, FLAG_GROUP_CONTINUES, FLAG_POSTED, FLAG_ROUND, FLAG_SCALAR_AT, Opcode};
 use mccs_ipc::types::{CollectiveKind, DataType, ErrorClass, Handle, RedOp};
 
 use super::Place;
 use super::on_gpus::fill_on_gpus;
 use super::tables::{CommSlot, Tables};
-use crate::engines::proxy::{Action, Operand, Operation, RoundState, board_call};
+use crate::engines::proxy::{Action, Operand, Operation, RoundState, Scalar, board_call};
 use crate::session::Session;
 
 /// A session that cannot be trusted to go on: it is told why, and disconnected.
@@ -144,7 +144,8 @@ fn fill(
             operation.send = buffer("send", &command.send, kind.send_count(count, nranks, rank, root))?;
             operation.recv = buffer("receive", &command.recv, kind.recv_count(count, nranks, rank, root))?;
             check_overlap(operation, kind, root)?;
-            operation.action = Action::Collective { kind, redop, scalar_bits: command.scalar_bits, root };
+            let scalar = scalar(&operation.send, command, dtype)?;
+            operation.action = Action::Collective { kind, redop, scalar, root };
         }
     }
     Ok(())
@@ -170,6 +171,16 @@ fn operand(
         argument(format!("the {what} buffer, {bytes} bytes at offset {offset}, leaves its region of {size} bytes"))
     })?;
     Ok(Operand { ptr, bytes, region: Some(Arc::clone(region)) })
+}
+
+fn scalar(send: &Operand, command: &Command, dtype: DataType) -> Result<Scalar, Invalid> {
+    let (true, Some(region)) = (command.flags & FLAG_SCALAR_AT != 0, &send.region) else {
+        return Ok(Scalar::Bits(command.scalar_bits));
+    };
+    let (offset, size) = (command.scalar_bits, region.len_bytes());
+    let at = region.range(offset, dtype.size_bytes() as u64);
+    let at = at.ok_or_else(|| argument(format!("the scalar at offset {offset} leaves its region of {size} bytes")))?;
+    Ok(Scalar::At((at as isize).wrapping_sub(send.ptr as isize)))
 }
 
 fn check_overlap(operation: &Operation, kind: CollectiveKind, root: u32) -> Result<(), Invalid> {

@@ -319,7 +319,8 @@ fn what_gpus_are_handed_is_counted_and_not_timed() {
     };
     bed.registry.recorders.begin();
     for (rank, session) in (0..).zip(sessions) {
-        let action = Action::Collective { kind: CollectiveKind::AllReduce, redop: RedOp::Sum, scalar_bits: 0, root: 0 };
+        let action =
+            Action::Collective { kind: CollectiveKind::AllReduce, redop: RedOp::Sum, scalar: Scalar::Bits(0), root: 0 };
         let stream = Handle { index: 0, generation: 1 };
         let operation = Operation {
             session,

@@ -46,7 +46,9 @@ pub use self::gates::StreamGate;
 use self::inquiry::Inquiries;
 use self::jobs::Job;
 use self::joining::refuse_all;
-pub use self::operation::{Action, JoinRequest, OnGpus, Operand, Operation, ProxyMessage, ProxyReply, RoundState};
+pub use self::operation::{
+    Action, JoinRequest, OnGpus, Operand, Operation, ProxyMessage, ProxyReply, RoundState, Scalar,
+};
 use self::preparing::{PREPARING_MAX, Preparing};
 pub use self::reconfigure::Reconfigured;
 pub use self::setups::Cluster;

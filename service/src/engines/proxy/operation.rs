@@ -6,6 +6,7 @@ use std::sync::Arc;
 use mccs_config::change::StrategyChange;
 use mccs_ipc::direct::DirectShare;
 use mccs_ipc::types::{CollectiveKind, DataType, ErrorClass, Handle, RedOp, UniqueId};
+use mccs_kernels::scalar_bits_at;
 
 use super::asked::{Asked, OperatorAnswer, Refused, WishOf};
 use super::gates::StreamGate;
@@ -45,6 +46,15 @@ impl Operand {
     pub const NONE: Operand = Operand { ptr: std::ptr::dangling_mut(), bytes: 0, region: None };
 }
 
+/// The scalar of a pre-multiplied sum.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scalar {
+    /// As the command had it.
+    Bits(u64),
+    /// An element at this distance in bytes from the send operand's first, in the same region.
+    At(isize),
+}
+
 /// What an operation does.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
@@ -52,8 +62,8 @@ pub enum Action {
     Collective {
         kind: CollectiveKind,
         redop: RedOp,
-        /// Scalar of a pre-multiplied sum.
-        scalar_bits: u64,
+        /// Of a pre-multiplied sum.
+        scalar: Scalar,
         root: u32,
     },
     /// To `peer`.
@@ -108,6 +118,20 @@ pub struct Operation {
     pub round: RoundState,
     /// Where its communicator is one of GPUs: `send` and `recv` have nothing then.
     pub on_gpus: Option<Box<OnGpus>>,
+}
+
+impl Operation {
+    /// The scalar of a pre-multiplied sum, as it is now.
+    pub(crate) fn scalar_bits(&self) -> u64 {
+        match self.action {
+            Action::Collective { scalar: Scalar::Bits(bits), .. } => bits,
+            Action::Collective { scalar: Scalar::At(distance), .. } => {
+                // SAFETY: it was validated to lie in the region that the send operand keeps mapped.
+                unsafe { scalar_bits_at(self.dtype, self.send.ptr.wrapping_offset(distance)) }
+            }
+            _ => 0,
+        }
+    }
 }
 
 /// What a large operation of ranks on GPUs uses.

@@ -7,7 +7,7 @@ use mccs_kernels::Source;
 
 use super::comm::{Comm, Failure};
 use super::describe::{board_call, call_difference, describe_call};
-use super::operation::{Action, Operation, RoundState};
+use super::operation::{Operation, RoundState};
 
 impl Comm {
     /// Whether a rank has posted to a round.
@@ -53,10 +53,9 @@ impl Comm {
         match operation.round {
             RoundState::None => return Ok(false),
             RoundState::ToPost => {
-                let Action::Collective { scalar_bits, .. } = operation.action else { return Ok(false) };
                 let (src, bytes) = (operation.send.ptr, operation.send.bytes as usize);
                 // SAFETY: the operand was validated and is kept mapped. The service needs no telling: it looks again.
-                let _ = unsafe { board.post(rank, round, &call, scalar_bits, src, bytes) };
+                let _ = unsafe { board.post(rank, round, &call, operation.scalar_bits(), src, bytes) };
                 operation.round = RoundState::Posted;
             }
             RoundState::Posted => {}

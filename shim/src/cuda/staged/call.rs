@@ -13,7 +13,7 @@ use crate::communicator::Call as HostCall;
 use crate::cuda::call::Call;
 use crate::cuda::cuda_error;
 use crate::cuda::resources::StageKernel;
-use crate::{Communicator, Error, Span};
+use crate::{Communicator, Error, ReduceOperator, Span};
 
 /// Longest buffer of a call that is one kernel: from there on copy engines are as fast.
 const KERNEL_BYTES_MAX: u64 = 64 << 10;
@@ -120,7 +120,10 @@ impl StagedCall<'_> {
     /// As the type says.
     unsafe fn enqueue_kernel(&self, kernel: &StageKernel, placed: Placed) -> Result<(), Error> {
         // SAFETY: the caller's contract is passed on.
-        let ticket = unsafe { self.submit(placed)? };
+        let ticket = unsafe {
+            self.copy_factor(placed)?;
+            self.submit(placed)?
+        };
         let mut args = self.gated().words(ticket, true, true);
         let at = |offset| self.gated().address(placed.offset() + offset);
         if let Some(copy) = self.shape.copies_in(placed.piece).next() {
@@ -164,11 +167,22 @@ impl StagedCall<'_> {
     /// # Safety
     /// As the type says.
     unsafe fn copy_in(&self, placed: Placed) -> Result<(), Error> {
+        // SAFETY: the caller's contract is passed on.
+        unsafe { self.copy_factor(placed)? };
         self.shape.copies_in(placed.piece).try_for_each(|copy| {
             let (to, from) = (self.gated().address(placed.offset() + copy.slot), self.call.send + copy.buffer);
             // SAFETY: the caller's contract is passed on.
             unsafe { self.stream.copy(to, from, copy.bytes as usize) }.map_err(cuda_error)
         })
+    }
+
+    /// # Safety
+    /// As the type says.
+    unsafe fn copy_factor(&self, placed: Placed) -> Result<(), Error> {
+        let ReduceOperator::PreMulSumAt(from) = self.call.op else { return Ok(()) };
+        let (_, to) = self.gated().factor(placed.slot);
+        // SAFETY: the caller's contract is passed on.
+        unsafe { self.stream.copy(to, from, self.call.dtype.size_bytes()) }.map_err(cuda_error)
     }
 
     /// # Safety
@@ -191,7 +205,10 @@ impl StagedCall<'_> {
         let place =
             |offset: u64| if piece.count == 0 { Span::NONE } else { self.gated().span(placed.offset() + offset) };
         let Call { kind, dtype, op, root, .. } = *self.call;
-        let call = HostCall { kind, send: place(send), recv: place(recv), count: piece.count, dtype, op, root };
+        let is_factor_on_gpu = matches!(op, ReduceOperator::PreMulSumAt(_));
+        let scalar_at = is_factor_on_gpu.then(|| self.gated().factor(placed.slot).0);
+        let (send, recv) = (place(send), place(recv));
+        let call = HostCall { kind, send, recv, count: piece.count, dtype, op, scalar_at, root };
         match self.by {
             By::Calling(comm, gated) => comm.submit_alone(&call, &gated.stream).map(Ticket::Known),
             // SAFETY: the caller's contract is passed on.

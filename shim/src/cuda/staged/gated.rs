@@ -8,6 +8,7 @@ use mccs_cuda::{Context, DeviceAddress, HostRegistration, RawStream};
 use mccs_ipc::gate::{Gate, GateAccess};
 use mccs_kernels::cuda::StageArgs;
 
+use super::SLOTS;
 use crate::cuda::cuda_error;
 use crate::cuda::resources::StageKernel;
 use crate::{Client, Error, Region, Span, Stream};
@@ -18,7 +19,9 @@ const HEAD_BYTES: u64 = 4096;
 /// Where words for tickets are.
 const TICKETS_OFFSET: u64 = Gate::BYTES;
 /// How many there are.
-pub(super) const TICKET_WORDS: u64 = (HEAD_BYTES - TICKETS_OFFSET) / size_of::<u64>() as u64;
+pub(super) const TICKET_WORDS: u64 = (FACTORS_OFFSET - TICKETS_OFFSET) / size_of::<u64>() as u64;
+/// Where factors of collectives are, one to a slot.
+const FACTORS_OFFSET: u64 = HEAD_BYTES - SLOTS * size_of::<u64>() as u64;
 
 /// Which of the gate's operations something is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -98,6 +101,13 @@ impl Gated {
     /// Where the GPU sees the same.
     pub(super) fn address(&self, offset: u64) -> DeviceAddress {
         self.registration.address() + HEAD_BYTES + offset
+    }
+
+    /// Room for a factor of the collective that goes through a slot: where the service sees it, as an offset in the region, and
+    /// where the GPU does.
+    pub(super) fn factor(&self, slot: u64) -> (u64, DeviceAddress) {
+        let offset = FACTORS_OFFSET + slot * size_of::<u64>() as u64;
+        (offset, self.registration.address() + offset)
     }
 
     /// The word that says how far the GPU is.

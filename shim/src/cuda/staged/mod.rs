@@ -123,9 +123,6 @@ impl StagedCommunicator {
     /// As for [`super::CudaCommunicator::all_reduce`].
     pub(super) unsafe fn collective(&self, call: &Call, stream: CudaStream) -> Result<(), Error> {
         let whole = checked(call, self.rank(), self.nranks())?;
-        if whole.is_scalar_address {
-            return Err(Error::argument("collectives that go through the service take no factors from a GPU's memory"));
-        }
         let stream = RawStream::from_ptr(stream);
         let mut order = locked(&self.order);
         if let Some(error) = self.async_error() {
