@@ -37,8 +37,7 @@ impl Bed {
         socket
     }
 
-    /// One for which the kernel keeps little, from its first packet on: of what has no room some would be taken at the next try, much
-    /// later.
+    /// One for which the kernel keeps little.
     fn connect_greedy(&self) -> TcpStream {
         let socket = socket(AddressFamily::Inet, SockType::Stream, SockFlag::empty(), None).unwrap();
         setsockopt(&socket, sockopt::RcvBuf, &4096).unwrap();
@@ -207,12 +206,13 @@ fn who_does_not_take_its_answer_makes_room_for_who_asks() {
     // It has said nothing yet when others come.
     let mut scraper = bed.connect();
     bed.settle();
-    let others: Vec<_> = (1..CONNECTIONS_MAX).map(|_| bed.connect()).collect();
+    // Fewer than have stalled: now and then the kernel takes some more of an answer, much later.
+    let others: Vec<_> = (0..CONNECTIONS_MAX / 2).map(|_| bed.connect()).collect();
     bed.settle();
     scraper.write_all(REQUEST).unwrap();
     bed.settle();
     assert!(taken(&mut scraper).starts_with("HTTP/1.1 200 OK"));
-    assert_eq!(bed.refused(), CONNECTIONS_MAX as u64);
+    assert_eq!(bed.refused(), 1 + others.len() as u64);
     drop((greedy, others));
 }
 
