@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use anyhow::ensure;
-use mccs::{CollectiveKind, DataType, RedOp, ReduceOperator};
+use mccs::{CollectiveKind, DataType, RedOp, ReduceOperator, group_end, group_start};
 use mccs_cuda::{DeviceMemory, Event, Graph, OwnedStream, RawStream, copy_from_host, copy_to_host};
 use mccs_eval::workload::Call;
 use mccs_tests::TestService;
@@ -20,6 +20,7 @@ pub const ROLES: &[(&str, Role)] = &[
     ("scales_in_graphs", scales_in_graphs),
     ("is_told", is_told),
     ("refuses_graphs", refuses_graphs),
+    ("refuses_large_groups", refuses_large_groups),
     ("replays_alone", replays_alone),
     ("replays_many", replays_many),
     ("leaves_at_once", leaves_at_once),
@@ -327,7 +328,7 @@ fn streams_go_on_when_a_service_ends() {
     assert!(said.contains("rank 0 was told") && said.contains("rank 1 was told"), "{said}");
 }
 
-/// Where streams wait by words alone, and sends.
+/// Where streams wait by words alone.
 fn refuses_graphs(place: &Place) -> anyhow::Result<()> {
     place.each_rank(|Rank { context, comm, stream, together }| {
         together.wait();
@@ -354,9 +355,68 @@ fn refuses_graphs(place: &Place) -> anyhow::Result<()> {
             .err()
             .map(|error| error.to_string())
             .unwrap_or_default();
-        ensure!(error.contains("cannot be captured"), "{error}");
+        ensure!(error.contains("can be captured into graphs only where kernels"), "{error}");
         Ok(())
     })
+}
+
+/// Where only a few operations may be in flight.
+fn refuses_large_groups(place: &Place) -> anyhow::Result<()> {
+    const BYTES: u64 = 6 << 20;
+    place.each_rank(|Rank { context, comm, stream, together }| {
+        let (next, last) = ((comm.rank() + 1) % place.nranks, (comm.rank() + place.nranks - 1) % place.nranks);
+        let (from, to) =
+            (DeviceMemory::zeroed(&context, BYTES as usize)?, DeviceMemory::zeroed(&context, BYTES as usize)?);
+        let exchange = |stream: RawStream, bytes: u64| {
+            group_start();
+            // SAFETY: buffers have so many bytes, and live to the end.
+            unsafe {
+                comm.send(from.address(), bytes, DataType::U8, next, stream.as_ptr())?;
+                comm.recv(to.address(), bytes, DataType::U8, last, stream.as_ptr())?;
+            }
+            anyhow::Ok(group_end()?)
+        };
+        together.wait();
+        let captured = Graph::capture(&stream, |stream| exchange(stream, BYTES));
+        let error = captured.err().map(|error| error.to_string()).unwrap_or_default();
+        ensure!(error.contains("a group of 12 pieces of 1 MiB cannot be captured"), "{error}");
+        // The communicator is as good as before, and takes what there is room for.
+        let value = comm.rank() as u8 + 1;
+        let mut graph = Graph::capture(&stream, |stream| exchange(stream, BYTES / 3))?;
+        // SAFETY: buffers have so many bytes; all live.
+        unsafe {
+            copy_from_host(from.address(), &vec![value; BYTES as usize])?;
+            graph.launch(stream.raw())?;
+            stream.raw().synchronize()?;
+            let mut got = vec![0; BYTES as usize];
+            copy_to_host(&mut got, to.address())?;
+            let (there, rest) = got.split_at(BYTES as usize / 3);
+            ensure!(there.iter().all(|byte| *byte == last as u8 + 1) && rest.iter().all(|byte| *byte == 0));
+            exchange(stream.raw(), BYTES)?;
+            stream.raw().synchronize()?;
+            copy_to_host(&mut got, to.address())?;
+            ensure!(got.iter().all(|byte| *byte == last as u8 + 1));
+        }
+        Ok(())
+    })
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn captured_groups_are_as_large_as_may_be_in_flight() {
+    let service = TestService::start(&format!("{}max_operations_in_flight = 5\n", strict("auto")));
+    Player::start("refuses_large_groups", &everybody(&service, 1)).ends_well();
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn sends_and_receives_are_replayed_through_services() {
+    let hosts = TestHosts::start(2, TENANTS);
+    play_halves("exchanges_in_graphs", &hosts);
+    for ordering in ["auto", "kernels"] {
+        let service = TestService::start(&strict(ordering));
+        Player::start("exchanges_in_graphs", &everybody(&service, 0)).ends_well();
+    }
 }
 
 #[test]

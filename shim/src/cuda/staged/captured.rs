@@ -1,4 +1,4 @@
-//! Staged collectives in CUDA graphs.
+//! What goes through the service in CUDA graphs.
 //!
 //! ```text
 //! graph:  host function: commands n.. to the service, n into a word | kernel: copy in, ready = n, wait for done >= n, copy out | ...
@@ -6,7 +6,8 @@
 //!
 //! A replay needs its commands anew, and only the GPU knows of it. So a graph calls back, on a thread of the driver's. That takes some
 //! 45 us, and therefore happens once for many pieces: they start as the GPU comes to them, whenever their commands were sent. Their
-//! kernels read from a word which operations they have become.
+//! kernels read from a word which operations they have become. A group of sends and receives is called back for once, before its lanes
+//! fork.
 //!
 //! Commands of replays come in the order of the GPU's work, other calls' in the order of the calls, and the two may differ from rank
 //! to rank: so replays have a communicator of their own. It is in a session of its own, too: a call that waits for room among the
@@ -23,17 +24,65 @@ use mccs_ipc::types::UniqueId;
 use super::SLOTS;
 use super::gated::{Access, Gated, Ticket};
 use super::pieces::SLOT_BYTES;
+use super::points::Message;
 use crate::client::{locked, unexpected};
 use crate::communicator::Call as HostCall;
 use crate::cuda::cuda_error;
 use crate::cuda::served::Identity;
-use crate::{Client, Communicator, Error};
+use crate::{Client, Communicator, Error, Stream};
 
 /// What tells the ids of communicators of replays from those that callers have made, which are random.
 const ID_MASK: u8 = 0xa5;
 
+/// Makes what a rank's graphs go through, at the first capture.
+pub(super) struct Captures {
+    /// The rank's session for everything else.
+    client: Client,
+    context: Context,
+    access: Access,
+    identity: Identity,
+    made: Mutex<Option<Captured>>,
+}
+
+impl Captures {
+    pub(super) fn new(client: Client, context: Context, access: Access, identity: Identity) -> Self {
+        Captures { client, context, access, identity, made: Mutex::default() }
+    }
+
+    /// Captures with what there is, and makes it before if this is the first time.
+    pub(super) fn with<T>(&self, capture: impl FnOnce(&mut Captured) -> Result<T, Error>) -> Result<T, Error> {
+        let mut made = locked(&self.made);
+        let own = match made.take() {
+            Some(own) => own,
+            None => Captured::new(&self.client, &self.context, self.access.clone(), self.identity.clone())?,
+        };
+        capture(made.insert(own))
+    }
+
+    /// Why replays have failed, if they have.
+    pub(super) fn failure(&self) -> Option<Error> {
+        locked(&self.made).as_ref()?.failure()
+    }
+
+    /// Lets streams go on that nobody else does: the service has gone.
+    pub(super) fn release(&self) {
+        locked(&self.made).iter().for_each(|own| own.gated.release());
+    }
+
+    /// Ends the communicator of replays on all ranks.
+    pub(super) fn abort(&self) {
+        locked(&self.made).iter().for_each(Captured::abort);
+    }
+
+    /// Leaves when this rank's replays have ended.
+    pub(super) fn leave(&self) -> Result<(), Error> {
+        locked(&self.made).as_ref().map_or(Ok(()), Captured::leave)
+    }
+}
+
 /// What a rank's graphs go through. It must outlive them.
 pub(super) struct Captured {
+    client: Client,
     pub(super) gated: Arc<Gated>,
     replayer: Arc<Replayer>,
     /// Pieces so far: the next one's slot goes on from there.
@@ -45,15 +94,13 @@ pub(super) struct Captured {
     batches: Mutex<Batches>,
 }
 
-/// Commands that are sent together.
+/// All batches of all graphs.
 struct Batches {
     /// Graphs have their addresses.
     #[allow(clippy::vec_box, reason = "graphs have the addresses, which must stay")]
     all: Vec<Box<Batch>>,
-    /// Whether the last one takes more.
+    /// Whether the last one takes more collectives.
     is_open: bool,
-    /// So many.
-    commands_max: usize,
 }
 
 /// Joins the communicator of replays, and knows whether it works.
@@ -64,24 +111,37 @@ struct Replayer {
     sending: Mutex<()>,
 }
 
-/// Most commands of a batch: all are sent before the first can end, so that there must be room for them.
+/// Most collectives of a batch: the first ones wait until all are sent.
 const BATCH_MAX: u64 = 64;
 
-/// Pieces of one graph, one behind the other.
+/// What is sent again whenever a graph comes to it.
+pub(super) enum Command {
+    /// A piece of a collective.
+    Collective(HostCall),
+    /// A piece of a message.
+    Point(Message),
+}
+
+/// Commands that are sent together.
 struct Batch {
     replayer: Arc<Replayer>,
-    gated: Arc<Gated>,
-    /// Which word says the ticket of the first.
+    /// Which word of each part says the ticket of its first.
     word: u64,
-    calls: Mutex<Vec<HostCall>>,
+    parts: Mutex<Vec<Part>>,
+}
+
+/// Commands of a batch that go on one of the service's streams, one behind the other.
+struct Part {
+    gated: Arc<Gated>,
+    commands: Vec<Command>,
 }
 
 impl Captured {
     /// For the first capture of a rank; `client` is its session for everything else.
-    pub(super) fn new(client: &Client, context: &Context, access: Access, identity: Identity) -> Result<Self, Error> {
+    fn new(client: &Client, context: &Context, access: Access, identity: Identity) -> Result<Self, Error> {
         if access.kernel.is_none() {
-            let message = "collectives that go through the service can be captured into graphs only where kernels may tell \
-                           and wait, and the operator's `cuda.ordering` is \"words\"";
+            let message = "what goes through the service can be captured into graphs only where kernels may tell and wait, \
+                           and the operator's `cuda.ordering` is \"words\"";
             return Err(Error::argument(message));
         }
         let client = client.connect_again()?;
@@ -93,17 +153,25 @@ impl Captured {
             failure: OnceLock::new(),
             sending: Mutex::default(),
         });
-        let room = client.0.operations_in_flight_max.min(client.0.layout.commands_capacity.into());
-        let commands_max = room.clamp(1, BATCH_MAX) as usize;
-        let joiner = Arc::clone(&replayer);
-        let join = move || joiner.end_joining(join(&client, identity));
+        let (joiner, joining) = (Arc::clone(&replayer), client.clone());
+        let join = move || joiner.end_joining(join(&joining, identity));
         std::thread::Builder::new()
             .name("mccs-join".into())
             .spawn(join)
             .map_err(|error| Error::System(format!("cannot start a thread: {error}")))?;
-        let batches = Batches { all: Vec::new(), is_open: false, commands_max };
+        let batches = Mutex::new(Batches { all: Vec::new(), is_open: false });
         let last_call = Event::new(context, false).map_err(cuda_error)?;
-        Ok(Captured { gated, replayer, pieces: 0, last: None, last_call, batches: Mutex::new(batches) })
+        Ok(Captured { client, gated, replayer, pieces: 0, last: None, last_call, batches })
+    }
+
+    /// The session of replays.
+    pub(super) fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// Most commands of a batch: all are sent before the first can end, so that there must be room for them.
+    pub(super) fn commands_max(&self) -> u64 {
+        self.client.0.operations_in_flight_max.min(self.client.0.layout.commands_capacity.into()).max(1)
     }
 
     /// Begins a call: pieces of a graph go one behind the other, in whatever streams they are captured.
@@ -136,38 +204,44 @@ impl Captured {
         unsafe { self.last_call.record(stream) }.map_err(cuda_error)
     }
 
-    /// Has a command sent each time before a stream that is captured comes here.
+    /// Has a collective's command sent each time before a stream that is captured comes here.
     ///
     /// # Safety
     /// As [`Captured::begin`]; `self` must live as long as what is captured.
     pub(super) unsafe fn enqueue(&self, stream: RawStream, call: HostCall) -> Result<Ticket, Error> {
         let mut batches = locked(&self.batches);
         if !batches.is_open {
-            let (replayer, gated) = (Arc::clone(&self.replayer), Arc::clone(&self.gated));
-            let word = batches.all.len() as u64;
-            let batch = Box::new(Batch { replayer, gated, word, calls: Mutex::default() });
-            let at = (&raw const *batch).cast_mut().cast::<c_void>();
-            batches.all.push(batch);
-            // SAFETY: as above; what `at` leads to is kept by `self`, and shared.
-            unsafe { stream.call(send_again, at) }.map_err(cuda_error)?;
+            // SAFETY: as above.
+            unsafe { batches.open(&self.replayer, stream)? };
         }
-        let Some(batch) = batches.all.last() else { return Err(Error::System("bug: no batch".into())) };
-        let mut calls = locked(&batch.calls);
-        calls.push(call);
-        let (word, count) = (self.gated.ticket_word(batch.word), calls.len());
-        drop(calls);
-        batches.is_open = count < batches.commands_max;
-        Ok(Ticket::Behind(word, count as u64 - 1))
+        let (index, ticket) = batches.push(&self.gated, Command::Collective(call))?;
+        batches.is_open = index + 1 < self.commands_max().min(BATCH_MAX);
+        Ok(ticket)
     }
 
-    /// Why replays have failed, if they have.
-    pub(super) fn failure(&self) -> Option<Error> {
+    /// Has the commands of a group sent each time before a stream that is captured comes here: of at most [`Captured::commands_max`]
+    /// messages, which are added until something else is captured.
+    ///
+    /// # Safety
+    /// As [`Captured::enqueue`].
+    pub(super) unsafe fn begin_group(&self, stream: RawStream) -> Result<(), Error> {
+        let mut batches = locked(&self.batches);
+        batches.is_open = false;
+        // SAFETY: as above.
+        unsafe { batches.open(&self.replayer, stream) }
+    }
+
+    /// Adds a message to the group that was begun.
+    pub(super) fn add_to_group(&self, gated: &Arc<Gated>, message: Message) -> Result<Ticket, Error> {
+        locked(&self.batches).push(gated, Command::Point(message)).map(|(_, ticket)| ticket)
+    }
+
+    fn failure(&self) -> Option<Error> {
         let of_comm = || self.replayer.comm_if_joined()?.async_error();
         self.replayer.failure.get().cloned().or_else(of_comm)
     }
 
-    /// Ends the communicator of replays on all ranks.
-    pub(super) fn abort(&self) {
+    fn abort(&self) {
         self.replayer.end_joining(Err(Error::System("the communicator was aborted".into())));
         if let Some(comm) = self.replayer.comm_if_joined() {
             // The session may be gone, and then so is the communicator.
@@ -175,9 +249,37 @@ impl Captured {
         }
     }
 
-    /// Leaves when this rank's replays have ended.
-    pub(super) fn leave(&self) -> Result<(), Error> {
+    fn leave(&self) -> Result<(), Error> {
         self.replayer.comm_if_joined().map_or(Ok(()), |comm| comm.leave())
+    }
+}
+
+impl Batches {
+    /// Begins another batch, which is sent whenever a stream that is captured comes here.
+    ///
+    /// # Safety
+    /// As [`Captured::enqueue`].
+    unsafe fn open(&mut self, replayer: &Arc<Replayer>, stream: RawStream) -> Result<(), Error> {
+        let word = self.all.len() as u64;
+        let batch = Box::new(Batch { replayer: Arc::clone(replayer), word, parts: Mutex::default() });
+        let at = (&raw const *batch).cast_mut().cast::<c_void>();
+        self.all.push(batch);
+        // SAFETY: as above; what `at` leads to is kept by the captured communicator, and shared.
+        unsafe { stream.call(send_again, at) }.map_err(cuda_error)
+    }
+
+    /// Adds a command to the last batch. Returns its index among those of its stream there, and its ticket.
+    fn push(&self, gated: &Arc<Gated>, command: Command) -> Result<(u64, Ticket), Error> {
+        let Some(batch) = self.all.last() else { return Err(Error::System("bug: no batch".into())) };
+        let mut parts = locked(&batch.parts);
+        let place = parts.iter().position(|part| Arc::ptr_eq(&part.gated, gated)).unwrap_or_else(|| {
+            parts.push(Part { gated: Arc::clone(gated), commands: Vec::new() });
+            parts.len() - 1
+        });
+        let commands = &mut parts[place].commands;
+        commands.push(command);
+        let index = commands.len() as u64 - 1;
+        Ok((index, Ticket::Behind(gated.ticket_word(batch.word), index)))
     }
 }
 
@@ -207,19 +309,33 @@ impl Replayer {
 }
 
 impl Batch {
-    /// Sends the commands. Returns the ticket of the first.
-    fn send(&self) -> Result<u64, Error> {
+    /// Sends the commands, and says which operations they have become.
+    fn send(&self) -> Result<(), Error> {
         let comm = self.replayer.comm()?;
         // One behind the other, without those of other graphs between.
         let _alone = locked(&self.replayer.sending);
-        let calls = locked(&self.calls);
-        let tickets =
-            calls.iter().map(|call| comm.submit_alone(call, &self.gated.stream)).collect::<Result<Vec<_>, _>>();
-        let tickets = tickets.inspect_err(|_| {
+        locked(&self.parts).iter().try_for_each(|part| part.send(&comm, self.word)).inspect_err(|_| {
             // The GPU does not come to those that were sent.
             comm.abort_later();
-        })?;
-        tickets.first().copied().ok_or_else(|| Error::System("bug: a batch without pieces".into()))
+        })
+    }
+}
+
+impl Part {
+    fn send(&self, comm: &Communicator, word: u64) -> Result<(), Error> {
+        let tickets = self.commands.iter().map(|command| command.send(comm, &self.gated.stream));
+        let tickets = tickets.collect::<Result<Vec<_>, _>>()?;
+        self.gated.set_ticket(word, tickets.first().copied().unwrap_or(Ticket::NONE));
+        Ok(())
+    }
+}
+
+impl Command {
+    fn send(&self, comm: &Communicator, stream: &Stream) -> Result<u64, Error> {
+        match self {
+            Command::Collective(call) => comm.submit_alone(call, stream),
+            Command::Point(message) => message.send(comm, stream),
+        }
     }
 }
 
@@ -230,12 +346,11 @@ impl Batch {
 unsafe extern "C" fn send_again(batch: *mut c_void) {
     // SAFETY: the caller's contract.
     let batch = unsafe { &*batch.cast::<Batch>() };
-    let first = batch.send().unwrap_or_else(|error| {
+    if let Err(error) = batch.send() {
         // The first failure is the one to tell.
         let _ = batch.replayer.failure.set(error);
-        Ticket::NONE
-    });
-    batch.gated.set_ticket(batch.word, first);
+        locked(&batch.parts).iter().for_each(|part| part.gated.set_ticket(batch.word, Ticket::NONE));
+    }
 }
 
 fn join(client: &Client, identity: Identity) -> Result<Arc<Communicator>, Error> {

@@ -36,7 +36,7 @@ use mccs_ipc::gate::GateAccess;
 use mccs_ipc::types::Handle;
 
 use self::call::{By, StagedCall};
-use self::captured::Captured;
+use self::captured::{Captured, Captures};
 use self::gated::{Access, Gated};
 use self::pieces::{RANKS_MAX, SLOT_BYTES, Shape};
 pub(super) use self::points::StagedPoints;
@@ -61,9 +61,7 @@ pub(super) struct StagedCommunicator {
     context: Context,
     points: Arc<StagedPoints>,
     order: Mutex<Order>,
-    /// From the first capture on.
-    captured: Mutex<Option<Captured>>,
-    identity: Identity,
+    captures: Arc<Captures>,
 }
 
 /// What is done in one order, under one lock.
@@ -97,8 +95,9 @@ impl StagedCommunicator {
         let gated = Gated::new(&client, &context, access.clone(), SLOTS * SLOT_BYTES)?;
         let last_call = Event::new(&context, false).map_err(cuda_error)?;
         let order = Mutex::new(Order { pieces: 0, last_stream: None, last_call, left: false });
-        let points = Arc::new(StagedPoints::new(Arc::clone(&comm), context.clone(), access)?);
-        Ok(StagedCommunicator { client, comm, gated, context, points, order, captured: Mutex::default(), identity })
+        let captures = Arc::new(Captures::new(client.clone(), context.clone(), access.clone(), identity));
+        let points = Arc::new(StagedPoints::new(Arc::clone(&comm), context.clone(), access, Arc::clone(&captures))?);
+        Ok(StagedCommunicator { client, comm, gated, context, points, order, captures })
     }
 
     pub(super) fn rank(&self) -> u32 {
@@ -141,7 +140,7 @@ impl StagedCommunicator {
         // SAFETY: the stream is the caller's, and lives; buffers are the caller's contract.
         let enqueued = unsafe {
             if let Some(capture) = stream.capture().map_err(cuda_error)? {
-                return self.capture(call, shape, (stream, capture));
+                return self.captures.with(|own| Self::capture(own, call, shape, (stream, capture)));
             }
             if order.last_stream.is_some_and(|last| last != stream) {
                 stream.wait(&order.last_call).map_err(cuda_error)?;
@@ -163,13 +162,12 @@ impl StagedCommunicator {
     ///
     /// # Safety
     /// As for [`StagedCommunicator::collective`].
-    unsafe fn capture(&self, call: &Call, shape: Shape, (stream, capture): (RawStream, u64)) -> Result<(), Error> {
-        let mut captured = locked(&self.captured);
-        let own = match captured.take() {
-            Some(own) => own,
-            None => Captured::new(&self.client, &self.context, self.gated.access.clone(), self.identity.clone())?,
-        };
-        let own = captured.insert(own);
+    unsafe fn capture(
+        own: &mut Captured,
+        call: &Call,
+        shape: Shape,
+        (stream, capture): (RawStream, u64),
+    ) -> Result<(), Error> {
         let mut pieces = own.pieces;
         // SAFETY: the caller's contract is passed on. `own` lives as long as the communicator.
         unsafe {
@@ -189,19 +187,19 @@ impl StagedCommunicator {
 
     /// See [`super::CudaCommunicator::async_error`].
     pub(super) fn async_error(&self) -> Option<Error> {
-        let (gone, captured) = (self.client.0.requests.check_alive().err(), locked(&self.captured));
+        let gone = self.client.0.requests.check_alive().err();
         if gone.is_some() {
             // Nobody else would let streams go on.
             self.gated.release();
             self.points.release();
-            captured.iter().for_each(|captured| captured.gated.release());
+            self.captures.release();
         }
-        self.client.0.comm_failure(self.comm.handle()).or(gone).or_else(|| captured.as_ref()?.failure())
+        self.client.0.comm_failure(self.comm.handle()).or(gone).or_else(|| self.captures.failure())
     }
 
     /// See [`super::CudaCommunicator::abort`]. The service lets streams go on, or this if it has gone.
     pub(super) fn abort(&self) -> Result<(), Error> {
-        locked(&self.captured).iter().for_each(Captured::abort);
+        self.captures.abort();
         self.comm.abort().inspect_err(|_| drop(self.async_error()))
     }
 
@@ -212,7 +210,7 @@ impl StagedCommunicator {
             return Ok(());
         }
         let ended = self.wait_for_copies(&order).and(self.points.leave());
-        let replays_ended = locked(&self.captured).as_ref().map_or(Ok(()), Captured::leave);
+        let replays_ended = self.captures.leave();
         self.comm.leave()?;
         ended.and(replays_ended)
     }

@@ -10,6 +10,9 @@
 //! send or a receive of host memory, matched by order as those are. Lanes of a group are filled in turn, and as many pieces of each are under
 //! way as it has slots. A group of one lane is done in the caller's stream itself; others fork from it, and it waits for them all.
 //!
+//! In graphs (`captured.rs`) it is the same by lanes of another session, whose commands are sent again at each replay, all of a group at
+//! once: so there must be room for them among what the tenant may have in flight.
+//!
 //! What the tenant may have in flight (`max_operations_in_flight`) holds pieces back that are called; so the ranks of a process which
 //! one thread calls for in turn should not send each other more than so many MiB in a group.
 
@@ -18,13 +21,15 @@ use std::sync::{Arc, Mutex};
 
 use mccs_cuda::{Context, DeviceAddress, Event, OwnedStream, RawStream};
 use mccs_ipc::protocol::Request;
+use mccs_ipc::types::DataType;
 use mccs_kernels::cuda::{MESSAGES_MAX, Point, PointsError, pairs_with_oneself};
 
 use super::LOOK_AGAIN_AFTER;
+use super::captured::{Captured, Captures};
 use super::gated::{Access, Gated, Ticket};
 use crate::client::locked;
 use crate::cuda::cuda_error;
-use crate::{Communicator, Error};
+use crate::{Client, Communicator, Error, Span, Stream};
 
 /// Longest piece: large enough that what it costs besides its bytes is little.
 const PIECE_BYTES: u64 = 1 << 20;
@@ -38,13 +43,19 @@ pub(crate) struct StagedPoints {
     comm: Arc<Communicator>,
     context: Context,
     access: Access,
+    captures: Arc<Captures>,
     order: Mutex<Order>,
 }
 
+/// A peer and a direction: whether it is sent to.
+type Key = (u32, bool);
+type Lanes = HashMap<Key, Lane>;
+
 /// What is done in one order, under one lock.
 struct Order {
-    /// By peer and direction.
-    lanes: HashMap<(u32, bool), Lane>,
+    lanes: Lanes,
+    /// Those of graphs.
+    captured: Lanes,
     /// To order streams of one group.
     joint: Event,
     has_left: bool,
@@ -52,7 +63,7 @@ struct Order {
 
 /// See the module's documentation.
 struct Lane {
-    gated: Gated,
+    gated: Arc<Gated>,
     /// For groups of several lanes.
     own: OwnedStream,
     /// Behind its last message.
@@ -71,6 +82,24 @@ struct Piece {
     ticket: Ticket,
 }
 
+/// A piece as the service is told of it.
+pub(super) struct Message {
+    is_send: bool,
+    peer: u32,
+    span: Span,
+    count: u64,
+    dtype: DataType,
+}
+
+/// How the service is told.
+#[derive(Clone, Copy)]
+enum By<'a> {
+    /// At once.
+    Calling(&'a Communicator),
+    /// Whenever a graph is replayed.
+    Replaying(&'a Captured),
+}
+
 /// Messages of a lane in a group.
 struct Traffic {
     stream: RawStream,
@@ -80,10 +109,15 @@ struct Traffic {
 }
 
 impl StagedPoints {
-    pub(super) fn new(comm: Arc<Communicator>, context: Context, access: Access) -> Result<Self, Error> {
+    pub(super) fn new(
+        comm: Arc<Communicator>,
+        context: Context,
+        access: Access,
+        captures: Arc<Captures>,
+    ) -> Result<Self, Error> {
         let joint = Event::new(&context, false).map_err(cuda_error)?;
-        let order = Mutex::new(Order { lanes: HashMap::new(), joint, has_left: false });
-        Ok(StagedPoints { comm, context, access, order })
+        let order = Mutex::new(Order { lanes: Lanes::new(), captured: Lanes::new(), joint, has_left: false });
+        Ok(StagedPoints { comm, context, access, captures, order })
     }
 
     pub(crate) fn nranks(&self) -> u32 {
@@ -107,85 +141,125 @@ impl StagedPoints {
             return Err(refused(PointsError::TooMany { count: list.len() }));
         }
         let _entered = self.context.enter().map_err(cuda_error)?;
-        for stream in streams {
-            // SAFETY: callers of sends and receives vouch for their streams.
-            if unsafe { stream.is_capturing() }.map_err(cuda_error)? {
-                let message = "sends and receives that go through the service cannot be captured into graphs";
+        let keys = keys(list, self.comm.rank());
+        if capture_of(streams)?.is_none() {
+            return keys.into_iter().try_for_each(|key| self.make_lane(self.comm.client(), &mut order.lanes, key));
+        }
+        self.captures.with(|captured| {
+            let others = list.iter().filter(|point| point.peer != self.comm.rank());
+            let (pieces, most) =
+                (others.map(|point| parts(point).count() as u64).sum::<u64>(), captured.commands_max());
+            if pieces > most {
+                let message = format!(
+                    "a group of {pieces} pieces of {} MiB cannot be captured into a graph: {most} may be in flight \
+                     (max_operations_in_flight, limits.command_ring)",
+                    PIECE_BYTES >> 20
+                );
                 return Err(Error::argument(message));
             }
-        }
-        let others = list.iter().filter(|point| point.peer != self.comm.rank());
-        others.map(|point| (point.peer, point.is_send)).try_for_each(|key| self.make_lane(&mut order.lanes, key))
+            let make = |key| self.make_lane(captured.client(), &mut order.captured, key);
+            mccs_cuda::while_capturing(|| keys.into_iter().try_for_each(make)).map_err(cuda_error)?
+        })
     }
 
     /// Enqueues a group that has been planned. Its streams and buffers are as the callers of
     /// [`CudaCommunicator::send`](crate::cuda::CudaCommunicator::send) have promised.
     pub(crate) fn launch(&self, list: &[Point], streams: &[RawStream]) -> Result<(), Error> {
-        let Some((&main, others)) = streams.split_first() else { return Ok(()) };
+        let Some(&main) = streams.first() else { return Ok(()) };
         let mut order = locked(&self.order);
-        let order = &mut *order;
+        let Order { lanes, captured, joint, .. } = &mut *order;
         let _entered = self.context.enter().map_err(cuda_error)?;
         // SAFETY: callers vouch for streams and buffers; lanes live as long as the communicator, which does not leave before
         // they are out of use.
-        let launched = unsafe {
-            let joined = others.iter().try_for_each(|other| {
-                order.joint.record(*other).and_then(|()| main.wait(&order.joint)).map_err(cuda_error)
-            });
-            joined.and_then(|()| self.launch_on(order, list, main)).and_then(|()| {
-                if others.is_empty() {
-                    return Ok(());
-                }
-                order.joint.record(main).map_err(cuda_error)?;
-                others.iter().try_for_each(|other| other.wait(&order.joint)).map_err(cuda_error)
-            })
-        };
+        unsafe {
+            if let Some(capture) = main.capture().map_err(cuda_error)? {
+                return self.captures.with(|own| {
+                    own.begin(main, capture)?;
+                    let launched = self.launch_joined((captured, joint), By::Replaying(own), list, streams);
+                    // Behind what was enqueued in spite of an error, too.
+                    launched.and(own.end(main))
+                });
+            }
+        }
+        // SAFETY: as above.
+        let launched = unsafe { self.launch_joined((lanes, joint), By::Calling(&self.comm), list, streams) };
         if launched.is_err() {
             // The service may have been told of what the GPU never comes to.
             self.comm.client().0.requests.send_and_forget(Request::AbortComm { comm: self.comm.handle() });
-            order.lanes.values().for_each(|lane| lane.gated.release());
+            lanes.values().for_each(|lane| lane.gated.release());
         }
         launched
     }
 
+    /// In the first of the streams, behind all of them and before them.
+    ///
     /// # Safety
     /// As for sends and receives.
-    unsafe fn launch_on(&self, order: &mut Order, list: &[Point], main: RawStream) -> Result<(), Error> {
+    unsafe fn launch_joined(
+        &self,
+        (lanes, joint): (&mut Lanes, &Event),
+        by: By<'_>,
+        list: &[Point],
+        streams: &[RawStream],
+    ) -> Result<(), Error> {
+        let Some((&main, others)) = streams.split_first() else { return Ok(()) };
+        // SAFETY: the caller's contract is passed on.
+        unsafe {
+            for other in others {
+                joint.record(*other).and_then(|()| main.wait(joint)).map_err(cuda_error)?;
+            }
+            self.launch_on((&mut *lanes, joint), by, list, main)?;
+            if !others.is_empty() {
+                joint.record(main).map_err(cuda_error)?;
+            }
+            others.iter().try_for_each(|other| other.wait(joint)).map_err(cuda_error)
+        }
+    }
+
+    /// # Safety
+    /// As for sends and receives.
+    unsafe fn launch_on(
+        &self,
+        (lanes, joint): (&mut Lanes, &Event),
+        by: By<'_>,
+        list: &[Point],
+        main: RawStream,
+    ) -> Result<(), Error> {
         let rank = self.comm.rank();
         let unmatched = |error: PointsError| Error::argument(error.to_string());
         for (send, recv) in pairs_with_oneself(list, rank).map_err(unmatched)? {
             // SAFETY: the caller's contract is passed on.
             unsafe { main.copy(recv.buffer, send.buffer, send.bytes as usize) }.map_err(cuda_error)?;
         }
-        let mut keys: Vec<(u32, bool)> = Vec::new();
-        for point in list.iter().filter(|point| point.peer != rank) {
-            let key = (point.peer, point.is_send);
-            if !keys.contains(&key) {
-                keys.push(key);
-            }
-        }
+        let keys = keys(list, rank);
         let is_alone = keys.len() == 1;
         let mut traffic = Vec::new();
         // SAFETY: the caller's contract is passed on; lanes' streams and events live with them.
         unsafe {
+            if let (By::Replaying(captured), false) = (by, keys.is_empty()) {
+                captured.begin_group(main)?;
+            }
             if !is_alone {
-                order.joint.record(main).map_err(cuda_error)?;
+                joint.record(main).map_err(cuda_error)?;
             }
             for key in &keys {
-                let Some(lane) = order.lanes.get(key) else { continue };
+                let Some(lane) = lanes.get(key) else { continue };
                 let stream = if is_alone { main } else { lane.own.raw() };
                 if !is_alone {
-                    stream.wait(&order.joint).map_err(cuda_error)?;
+                    stream.wait(joint).map_err(cuda_error)?;
                 }
-                // Its slots may be in use in another stream.
-                stream.wait(&lane.last).map_err(cuda_error)?;
+                if matches!(by, By::Calling(_)) {
+                    // Its slots may be in use in another stream. What is captured goes one behind the other.
+                    stream.wait(&lane.last).map_err(cuda_error)?;
+                }
                 let points = list.iter().filter(|point| (point.peer, point.is_send) == *key);
                 let waiting = points.flat_map(parts).collect();
                 traffic.push((*key, Traffic { stream, waiting, under_way: VecDeque::new() }));
             }
             // Lanes end behind what was enqueued in spite of an error, too.
-            let mut done = self.run(&mut order.lanes, &mut traffic);
+            let mut done = run(lanes, by, &mut traffic);
             for (key, Traffic { stream, .. }) in &traffic {
-                let Some(lane) = order.lanes.get(key) else { continue };
+                let Some(lane) = lanes.get(key) else { continue };
                 let joined =
                     lane.last.record(*stream).and_then(|()| if is_alone { Ok(()) } else { main.wait(&lane.last) });
                 done = done.and(joined.map_err(cuda_error));
@@ -194,54 +268,22 @@ impl StagedPoints {
         }
     }
 
-    fn make_lane(&self, lanes: &mut HashMap<(u32, bool), Lane>, key: (u32, bool)) -> Result<(), Error> {
+    fn make_lane(&self, client: &Client, lanes: &mut Lanes, key: Key) -> Result<(), Error> {
         if lanes.contains_key(&key) {
             return Ok(());
         }
-        let gated = Gated::new(self.comm.client(), &self.context, self.access.clone(), LANE_SLOTS * PIECE_BYTES)?;
+        let gated = Gated::new(client, &self.context, self.access.clone(), LANE_SLOTS * PIECE_BYTES)?;
+        let gated = Arc::new(gated);
         let own = OwnedStream::new(&self.context).map_err(cuda_error)?;
         let last = Event::new(&self.context, false).map_err(cuda_error)?;
         lanes.insert(key, Lane { gated, own, last, pieces: 0 });
         Ok(())
     }
 
-    /// Fills lanes in turn.
-    ///
-    /// # Safety
-    /// As for sends and receives.
-    unsafe fn run(
-        &self,
-        lanes: &mut HashMap<(u32, bool), Lane>,
-        traffic: &mut [((u32, bool), Traffic)],
-    ) -> Result<(), Error> {
-        let mut any = true;
-        while std::mem::take(&mut any) {
-            for ((peer, is_send), of_lane) in traffic.iter_mut() {
-                let Some(lane) = lanes.get_mut(&(*peer, *is_send)) else { continue };
-                let next = of_lane.waiting.pop_front();
-                let is_one_to_end = of_lane.under_way.len() as u64 == LANE_SLOTS || next.is_none();
-                // SAFETY: the caller's contract is passed on.
-                unsafe {
-                    if is_one_to_end && let Some(piece) = of_lane.under_way.pop_front() {
-                        lane.end(of_lane.stream, *is_send, &piece)?;
-                        any = true;
-                    }
-                    if let Some(part) = next {
-                        let is_alone = of_lane.waiting.is_empty() && of_lane.under_way.is_empty();
-                        let is_short = is_alone && part.bytes <= KERNEL_BYTES_MAX;
-                        let begun = lane.begin(&self.comm, of_lane.stream, &part, is_short)?;
-                        of_lane.under_way.extend(begun);
-                        any = true;
-                    }
-                }
-            }
-        }
-        Ok(())
-    }
-
     /// Lets streams go on that nobody else does: the service has gone.
     pub(super) fn release(&self) {
-        locked(&self.order).lanes.values().for_each(|lane| lane.gated.release());
+        let order = locked(&self.order);
+        order.lanes.values().chain(order.captured.values()).for_each(|lane| lane.gated.release());
     }
 
     /// Waits until this rank's messages are done. There are none from here on.
@@ -262,11 +304,74 @@ impl StagedPoints {
     }
 }
 
+/// Fills lanes in turn.
+///
+/// # Safety
+/// As for sends and receives.
+unsafe fn run(lanes: &mut Lanes, by: By<'_>, traffic: &mut [(Key, Traffic)]) -> Result<(), Error> {
+    let mut any = true;
+    while std::mem::take(&mut any) {
+        for ((peer, is_send), of_lane) in traffic.iter_mut() {
+            let Some(lane) = lanes.get_mut(&(*peer, *is_send)) else { continue };
+            let next = of_lane.waiting.pop_front();
+            let is_one_to_end = of_lane.under_way.len() as u64 == LANE_SLOTS || next.is_none();
+            // SAFETY: the caller's contract is passed on.
+            unsafe {
+                if is_one_to_end && let Some(piece) = of_lane.under_way.pop_front() {
+                    lane.end(of_lane.stream, *is_send, &piece)?;
+                    any = true;
+                }
+                if let Some(part) = next {
+                    let is_alone = of_lane.waiting.is_empty() && of_lane.under_way.is_empty();
+                    let is_short = is_alone && part.bytes <= KERNEL_BYTES_MAX;
+                    let begun = lane.begin(by, of_lane.stream, &part, is_short)?;
+                    of_lane.under_way.extend(begun);
+                    any = true;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The lanes that a group takes.
+fn keys(list: &[Point], rank: u32) -> Vec<Key> {
+    let mut keys = Vec::new();
+    for point in list.iter().filter(|point| point.peer != rank) {
+        let key = (point.peer, point.is_send);
+        if !keys.contains(&key) {
+            keys.push(key);
+        }
+    }
+    keys
+}
+
+/// The capture that a group's streams are in, if they are in one.
+fn capture_of(streams: &[RawStream]) -> Result<Option<u64>, Error> {
+    // SAFETY: callers of sends and receives vouch for their streams.
+    let captures = streams.iter().map(|stream| unsafe { stream.capture() }).collect::<Result<Vec<_>, _>>();
+    let captures = captures.map_err(cuda_error)?;
+    let first = captures.first().copied().flatten();
+    if captures.iter().any(|capture| *capture != first) {
+        let message = "the streams of a group of sends and receives are captured into one graph, or none of them is";
+        return Err(Error::argument(message));
+    }
+    Ok(first)
+}
+
 /// The parts of a message: at least one, so that ends whose messages differ find out.
 fn parts(point: &Point) -> impl Iterator<Item = Point> + use<> {
     let point = *point;
     let begins = (0..point.bytes.div_ceil(PIECE_BYTES).max(1)).map(|index| index * PIECE_BYTES);
     begins.map(move |at| Point { buffer: point.buffer + at, bytes: PIECE_BYTES.min(point.bytes - at), ..point })
+}
+
+impl Message {
+    /// Tells the service of it. Returns its ticket.
+    pub(super) fn send(&self, comm: &Communicator, stream: &Stream) -> Result<u64, Error> {
+        let Message { is_send, peer, span, count, dtype } = *self;
+        comm.submit_point((is_send, peer), span, count, dtype, stream)
+    }
 }
 
 impl Lane {
@@ -276,7 +381,7 @@ impl Lane {
     /// As for sends and receives.
     unsafe fn begin(
         &mut self,
-        comm: &Communicator,
+        by: By<'_>,
         stream: RawStream,
         part: &Point,
         is_short: bool,
@@ -284,7 +389,11 @@ impl Lane {
         let Point { is_send, peer, buffer, bytes, dtype } = *part;
         let slot = self.pieces % LANE_SLOTS * PIECE_BYTES;
         let (span, count) = (self.gated.span(slot), bytes / dtype.size_bytes() as u64);
-        let ticket = Ticket::Known(comm.submit_point((is_send, peer), span, count, dtype, &self.gated.stream)?);
+        let message = Message { is_send, peer, span, count, dtype };
+        let ticket = match by {
+            By::Calling(comm) => Ticket::Known(message.send(comm, &self.gated.stream)?),
+            By::Replaying(captured) => captured.add_to_group(&self.gated, message)?,
+        };
         self.pieces += 1;
         let at = self.gated.address(slot);
         // SAFETY: the caller's contract is passed on.
@@ -325,8 +434,6 @@ impl Lane {
 
 #[cfg(test)]
 mod tests {
-    use mccs_ipc::types::DataType;
-
     use super::*;
 
     #[test]
