@@ -86,10 +86,10 @@ fn a_host_that_cannot_be_reached_is_named_with_its_reason() {
 
 #[test]
 fn a_host_that_does_not_answer_is_a_time_out() {
-    let bed = bed("connect_timeout = \"300ms\"", &far("deaf"), ECHO);
+    let bed = bed("connect_timeout = \"4s\"", &far("deaf"), ECHO);
     let done = bed.run(&[]);
     assert_eq!(done.code, 124, "{done:?}");
-    assert!(done.stderr.contains("no answer from h1 within 300ms"), "{done:?}");
+    assert!(done.stderr.contains("no answer from h1 within 4s"), "{done:?}");
     bed.nobody_is_left();
 }
 
@@ -124,11 +124,11 @@ fn a_folder_that_cannot_be_made_refuses_its_host() {
 fn a_service_of_one_host_that_is_not_ready_is_shown_with_its_tail() {
     let service = "case $2 in *-h1/*) echo waiting for a door; exec sleep 1000;; esac\n\
                    echo mccs-service ready\nexec sleep 1000\n";
-    let bed = Bed::new(service, &format!("service.ready_timeout = \"500ms\"\n{}{TWO}{ECHO}", Bed::head()));
+    let bed = Bed::new(service, &format!("service.ready_timeout = \"4s\"\n{}{TWO}{ECHO}", Bed::head()));
     let done = bed.run(&[]);
     assert_eq!(done.code, 124, "{done:?}");
     let text =
-        "the service on h1 did not say \"mccs-service ready\" within 500ms; its last lines:\n    waiting for a door";
+        "the service on h1 did not say \"mccs-service ready\" within 4s; its last lines:\n    waiting for a door";
     assert!(done.stderr.contains(text), "{done:?}");
     bed.nobody_is_left();
 }
@@ -191,7 +191,7 @@ fn kill_9_of_an_agent_ends_its_processes_and_the_run() {
 
 #[test]
 fn a_far_host_that_hears_nothing_ends_by_itself() {
-    let hosts = far("n1").replace("\"1m\"", "\"2s\"");
+    let hosts = far("n1").replace("\"1m\"", "\"4s\"");
     let (bed, launcher, Pids(pids)) = busy(&hosts);
     send(&launcher, Signal::SIGSTOP);
     wait_until("the end of rank 1", || !is_alive(pids[1]) && !is_alive(pids[3]));
@@ -199,7 +199,7 @@ fn a_far_host_that_hears_nothing_ends_by_itself() {
     send(&launcher, Signal::SIGCONT);
     let done = Done::new(launcher.wait_with_output().unwrap());
     assert_eq!(done.code, 1, "{done:?}");
-    assert!(done.stderr.contains("the launcher has said nothing for 2s"), "{done:?}");
+    assert!(done.stderr.contains("the launcher has said nothing for 4s"), "{done:?}");
     Pids(pids).gone();
     bed.nobody_is_left();
 }
