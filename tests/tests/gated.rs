@@ -180,7 +180,7 @@ fn hosts_meet_although_words_come_at_different_times() {
 
 #[test]
 fn a_rank_whose_gpu_does_not_come_is_named_and_its_stream_goes_on_when_it_does() {
-    let service = TestService::start("[limits]\noperation_timeout = \"300ms\"\n");
+    let service = TestService::start("[limits]\noperation_timeout = \"4s\"\n");
     let [a, b] = pair(&service);
     [&a, &b].iter().for_each(|rank| (0..3).for_each(|place| rank.add(1, place)));
     a.gate().open(3);

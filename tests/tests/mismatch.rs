@@ -110,7 +110,7 @@ fn buffers_that_overlap_are_refused_for_all() {
 
 #[test]
 fn a_missing_rank_is_named() {
-    let service = TestService::start("[limits]\ninit_timeout = \"50ms\"\n");
+    let service = TestService::start("[limits]\ninit_timeout = \"4s\"\n");
     let id = mccs::unique_id().expect("an id");
     let join = |rank| {
         let client = service.connect(0);
@@ -165,7 +165,7 @@ fn a_rank_that_leaves_or_aborts_releases_the_others() {
 fn ranks_that_wait_for_each_other_are_told_after_the_operators_time() {
     for direct_limit in ["0", "16KiB"] {
         let settings =
-            format!("[limits]\noperation_timeout = \"100ms\"\n[host_device]\ndirect_limit = {direct_limit:?}\n");
+            format!("[limits]\noperation_timeout = \"4s\"\n[host_device]\ndirect_limit = {direct_limit:?}\n");
         let service = TestService::start(&settings);
         let errors = service.ranks(0, 2, |rank| {
             let memory = rank.client.allocate(64).expect("memory");

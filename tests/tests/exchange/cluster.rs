@@ -77,8 +77,8 @@ fn a_host_that_dies_and_comes_back_is_blamed_and_met_again() {
 fn a_host_that_stays_away_is_given_up() {
     let mut bed = Bed::new(2);
     for host in &mut bed.hosts {
-        host.settings.times.host_timeout = Duration::from_millis(500);
-        host.settings.times.link_timeout = Duration::from_millis(500);
+        host.settings.times.host_timeout = Duration::from_secs(4);
+        host.settings.times.link_timeout = Duration::from_secs(4);
     }
     bed.start();
     bed.join(&key(1), 1, 10);

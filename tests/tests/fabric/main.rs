@@ -22,8 +22,8 @@ use crate::loss::Loss;
 
 /// Silence is found out soon.
 const QUICK: (&str, &str) = (
-    "[tcp]\nsilence_timeout = \"2s\"\nconnect_timeout = \"2s\"",
-    "keep_alive = \"200ms\"\nlink_timeout = \"1s\"\nhost_timeout = \"2s\"",
+    "[tcp]\nsilence_timeout = \"4s\"\nconnect_timeout = \"4s\"",
+    "keep_alive = \"200ms\"\nlink_timeout = \"3s\"\nhost_timeout = \"6s\"",
 );
 /// Two ranks on each host.
 const EIGHT: [usize; 8] = [0, 0, 1, 1, 2, 2, 3, 3];

@@ -152,7 +152,7 @@ fn a_send_and_its_receive_that_disagree_while_a_collective_runs() {
 /// Every host sends and none receives: found at the next call, if not at once.
 #[test]
 fn different_roots() {
-    let hosts = TestHosts::start(2, "[limits]\noperation_timeout = \"1s\"\n");
+    let hosts = TestHosts::start(2, "[limits]\noperation_timeout = \"4s\"\n");
     for count in [10, 4 << 20] {
         let errors = hosts.ranks(&[0, 1], |rank| {
             let memory = rank.client.allocate(4 * count).expect("memory");
@@ -170,7 +170,7 @@ fn different_roots() {
 #[test]
 fn a_rank_of_another_host_that_never_calls_is_found_after_the_operators_time() {
     for count in [1u64, 1 << 18] {
-        let hosts = TestHosts::start(2, "[limits]\noperation_timeout = \"200ms\"\n");
+        let hosts = TestHosts::start(2, "[limits]\noperation_timeout = \"4s\"\n");
         let told = std::sync::Barrier::new(3);
         let errors = hosts.ranks(&[0, 1, 1], |rank| {
             let memory = rank.client.allocate(4 * count).expect("memory");
@@ -219,7 +219,7 @@ fn joins_fail(hosts: &TestHosts, joins: &[(usize, u32, u32, &str)]) -> Vec<Error
 
 #[test]
 fn a_missing_rank_is_named_on_every_host() {
-    let hosts = TestHosts::start(3, "[limits]\ninit_timeout = \"500ms\"\n");
+    let hosts = TestHosts::start(3, "[limits]\ninit_timeout = \"4s\"\n");
     for error in joins_fail(&hosts, &[(0, 0, 4, "h0"), (1, 1, 4, "h0"), (2, 3, 4, "h0")]) {
         assert_eq!(error.class(), ErrorClass::Timeout);
         assert!(error.to_string().contains("missing rank 2 of 4"), "{error}");
@@ -228,7 +228,7 @@ fn a_missing_rank_is_named_on_every_host() {
 
 #[test]
 fn a_root_that_never_comes_is_named() {
-    let hosts = TestHosts::start(2, "[limits]\ninit_timeout = \"500ms\"\n");
+    let hosts = TestHosts::start(2, "[limits]\ninit_timeout = \"4s\"\n");
     for error in joins_fail(&hosts, &[(1, 1, 2, "h0")]) {
         assert_eq!(error.class(), ErrorClass::Timeout);
         assert!(error.to_string().contains("missing rank 0 of 2"), "{error}");

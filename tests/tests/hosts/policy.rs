@@ -48,7 +48,7 @@ fn start_on(folder: &Path, topology: &str, policy: &str) -> TestHosts {
     std::fs::write(folder.join("policy.toml"), policy).expect("a file");
     let (topology, policy) = (folder.join("topology.toml"), folder.join("policy.toml"));
     let controller = format!("[controller]\nhost = \"h{CONTROLLER}\"\ntopology = {topology:?}\npolicy = {policy:?}\n");
-    let times = "[exchange]\nkeep_alive = \"200ms\"\nlink_timeout = \"1s\"\nhost_timeout = \"2s\"\n";
+    let times = "[exchange]\nkeep_alive = \"200ms\"\nlink_timeout = \"3s\"\nhost_timeout = \"6s\"\n";
     TestHosts::start(3, &format!("[strategy]\nalgorithm = \"ring\"\n{controller}{times}"))
 }
 
