@@ -14,7 +14,7 @@ use mccs_service::controller::answer::{ControllerAnswer, ControllerRequest, Poli
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use self::programs::{Program, address, make_keys, watchdog};
+use self::programs::{Program, address, make_keys};
 
 /// Hosts that may decide: first in the order of names, so that they connect to the others, from whatever address.
 const CONTROLLERS: [&str; 2] = ["a0", "a1"];
@@ -37,7 +37,6 @@ fn policy(name: &str) -> String {
 impl Cluster {
     /// Of the workers and the first so many that may decide.
     fn new(controllers: usize) -> Self {
-        watchdog();
         let folder = tempfile::tempdir().expect("a directory");
         let names = [&CONTROLLERS[..controllers], &WORKERS[..]].concat();
         make_keys(&names, folder.path());
@@ -78,7 +77,7 @@ impl Cluster {
         let config = format!(
             "[service]\nname = {name:?}\nruntime_dir = {runtime:?}\n[strategy]\nalgorithm = \"ring\"\n[exchange]\nlisten = \
              \"{own}:7400\"\ncertificate = {:?}\nkey = {:?}\nauthority = {:?}\nkeep_alive = \"200ms\"\nlink_timeout = \
-             \"1s\"\nhost_timeout = \"2s\"\n[controller]\nhost = {controller:?}\n{}{}",
+             \"3s\"\nhost_timeout = \"6s\"\n[controller]\nhost = {controller:?}\n{}{}",
             self.at(&format!("{name}.crt")),
             self.at(&format!("{name}.key")),
             self.at("authority.crt"),

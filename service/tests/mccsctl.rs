@@ -8,7 +8,7 @@ use std::process::{Output, Stdio};
 
 use mccs::{Client, Communicator, DataType, RedOp, ReduceOperator, Stream};
 
-use self::programs::{Program, address, make_keys, mccsctl, watchdog};
+use self::programs::{Program, address, make_keys, mccsctl};
 
 const TOPOLOGY: &str = "[rates]\nhost_leaf = \"100Gbit/s\"\nleaf_spine = \"50Gbit/s\"\n[[leaf]]\nname = \"leaf0\"\n[[host]]\nname = \
                         \"h0\"\nleaf = \"leaf0\"\n[[spine]]\nname = \"spine0\"\nsource_ports = \"23000-23019\"\n";
@@ -21,7 +21,6 @@ struct Bed {
 
 impl Bed {
     fn start() -> Self {
-        watchdog();
         let folder = tempfile::tempdir().expect("a directory");
         let at = |name: &str| folder.path().join(name);
         make_keys(&["h0"], folder.path());

@@ -5,17 +5,25 @@ use std::net::Ipv4Addr;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
-/// Ends the tests when they hang.
+/// Ends the tests when they hang: when nothing has called this for long.
 pub fn watchdog() {
-    static START: std::sync::Once = std::sync::Once::new();
-    START.call_once(|| {
+    const HANGS_AFTER: Duration = Duration::from_secs(300);
+    static ALIVE: Mutex<Option<Instant>> = Mutex::new(None);
+    let was_alive = ALIVE.lock().unwrap_or_else(PoisonError::into_inner).replace(Instant::now());
+    if was_alive.is_none() {
         std::thread::spawn(|| {
-            std::thread::sleep(std::time::Duration::from_secs(300));
+            loop {
+                let alive = ALIVE.lock().unwrap_or_else(PoisonError::into_inner).unwrap_or_else(Instant::now);
+                let Some(left) = HANGS_AFTER.checked_sub(alive.elapsed()) else { break };
+                std::thread::sleep(left + Duration::from_millis(1));
+            }
             eprintln!("watchdog: tests hang");
             std::process::abort();
         });
-    });
+    }
 }
 
 /// A loopback address that no other test has.
@@ -44,6 +52,7 @@ pub struct Program(pub Child);
 impl Program {
     /// With the configuration in a file.
     pub fn start(config: &Path) -> Self {
+        watchdog();
         let mut service = Command::new(env!("CARGO_BIN_EXE_mccs-service"));
         let service = service.arg("--config").arg(config).env("RUST_LOG", "error").stdout(Stdio::piped());
         let mut program = Program(service.spawn().expect("starts"));
