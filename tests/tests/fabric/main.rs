@@ -23,7 +23,7 @@ use crate::loss::Loss;
 /// Silence is found out soon.
 const QUICK: (&str, &str) = (
     "[tcp]\nsilence_timeout = \"4s\"\nconnect_timeout = \"4s\"",
-    "keep_alive = \"200ms\"\nlink_timeout = \"3s\"\nhost_timeout = \"6s\"",
+    "keep_alive = \"200ms\"\nlink_timeout = \"2s\"\nhost_timeout = \"4s\"",
 );
 /// Two ranks on each host.
 const EIGHT: [usize; 8] = [0, 0, 1, 1, 2, 2, 3, 3];
