@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::ensure;
 use mccs_config::change::StrategyChange;
 use mccs_config::service::LargeFrom;
-use mccs_cuda::{Graph, OwnedStream, RawStream};
+use mccs_cuda::{OwnedStream, RawStream};
 use mccs_eval::workload::Call;
 use mccs_service::control::{ControlAnswer, ControlRequest, call as ask};
 use mccs_service::devices::cuda::GpuStrategy;
@@ -16,7 +16,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use super::TENANTS;
-use super::ranks::{Buffers, Place, Player, Rank, Role, call, enqueue, everybody};
+use super::ranks::{Buffers, Place, Player, Rank, Role, call, capture, enqueue, everybody};
 
 pub const ROLES: &[(&str, Role)] =
     &[("runs_in_rounds", runs_in_rounds), ("captures_and_replays", captures_and_replays)];
@@ -126,7 +126,7 @@ fn captures_and_replays(place: &Place) -> anyhow::Result<()> {
             round(seed, &mut &enqueue_all)?;
             seed += 1000;
         }
-        let mut graph = Graph::capture(&rank.stream, enqueue_all)?;
+        let mut graph = capture(&rank.stream, &rank.together, enqueue_all)?;
         while replays.go_on(&rank) {
             // SAFETY: communicator, buffers and stream live.
             round(seed, &mut |stream| unsafe { graph.launch(stream) }.map_err(Into::into))?;

@@ -13,13 +13,13 @@ use std::time::Duration;
 
 use anyhow::ensure;
 use mccs::Error;
-use mccs_cuda::{Context, DeviceMemory, Graph, OwnedStream, RawStream, gpus};
+use mccs_cuda::{Context, DeviceMemory, OwnedStream, RawStream, gpus};
 use mccs_eval::workload::Call;
 use mccs_ipc::handshake::{Socket, connect};
 use mccs_ipc::protocol::{Request, RequestEnvelope, ResponseEnvelope};
 use mccs_tests::{TestService, watchdog};
 
-use self::ranks::{Buffers, Place, Player, Rank, Role, call, enqueue, everybody};
+use self::ranks::{Buffers, Place, Player, Rank, Role, call, capture, enqueue, everybody};
 
 const TENANTS: &str = "[cuda]\nuse = \"required\"\n[[tenant]]\nname = \"a\"\nsocket = \"a\"\n\
                        [[tenant]]\nname = \"b\"\nsocket = \"b\"\n";
@@ -101,7 +101,7 @@ fn replays(place: &Place) -> anyhow::Result<()> {
         };
         together.wait();
         run_single(1000, stream.raw())?;
-        let mut graph = Graph::capture(&stream, |stream| {
+        let mut graph = capture(&stream, &together, |stream| {
             captured.iter().zip(&at).try_for_each(|(call, at)| enqueue(&comm, call, at, stream))
         })?;
         for replay in 0..REPLAYS {

@@ -3,11 +3,11 @@
 use anyhow::{Context as _, ensure};
 use mccs::cuda::CudaCommunicator;
 use mccs::{DataType, Error, group_end, group_start};
-use mccs_cuda::{Context, DeviceMemory, Graph, OwnedStream, RawStream, copy_from_host, copy_to_host};
+use mccs_cuda::{Context, DeviceMemory, OwnedStream, RawStream, copy_from_host, copy_to_host};
 use mccs_eval::workload::POISON;
 use mccs_tests::TestService;
 
-use super::ranks::{Buffers, Place, Player, Rank, Role, call, enqueue, everybody};
+use super::ranks::{Buffers, Place, Player, Rank, Role, call, capture, enqueue, everybody};
 use super::{TENANTS, told};
 
 pub const ROLES: &[(&str, Role)] = &[
@@ -191,7 +191,7 @@ fn exchanges_in_graphs(place: &Place) -> anyhow::Result<()> {
         };
         together.wait();
         run_single(1000, stream.raw())?;
-        let mut graph = Graph::capture(&stream, |stream| {
+        let mut graph = capture(&stream, &together, |stream| {
             captured[0].enqueue(&comm, &[stream])?;
             enqueue(&comm, &collective, &at, stream)?;
             captured[1].enqueue(&comm, &[stream])

@@ -9,7 +9,7 @@ use std::sync::{Arc, Barrier};
 use anyhow::ensure;
 use mccs::cuda::CudaCommunicator;
 use mccs::{Client, CollectiveKind, DataType, RedOp, ReduceOperator, UniqueId};
-use mccs_cuda::{Context, DeviceMemory, OwnedStream, RawStream, copy_from_host, copy_to_host, gpus};
+use mccs_cuda::{Context, DeviceMemory, Graph, OwnedStream, RawStream, copy_from_host, copy_to_host, gpus};
 use mccs_eval::workload::{Call, POISON};
 use mccs_service::devices::cuda::{QUEUES_MAX, QUEUES_VARIABLE};
 use mccs_tests::TestService;
@@ -168,6 +168,18 @@ impl Place {
         let stream = OwnedStream::new(&context)?;
         Ok(Rank { context, comm, stream, together })
     }
+}
+
+/// Captures a graph, on all ranks before any can launch its own: the driver waits for the GPU to make one, and there kernels of another
+/// rank of this process may wait for this one.
+pub fn capture(
+    stream: &OwnedStream,
+    together: &Barrier,
+    enqueue: impl FnOnce(RawStream) -> anyhow::Result<()>,
+) -> anyhow::Result<Graph> {
+    let graph = Graph::capture(stream, enqueue)?;
+    together.wait();
+    Ok(graph)
 }
 
 /// Buffers of a call, out of place.

@@ -1,6 +1,7 @@
 //! Ranks on GPUs whose collectives the service carries out: two services joined by TCP, each with half of the ranks, and one
 //! service whose operator wants it so.
 
+use std::sync::Barrier;
 use std::time::Duration;
 
 use anyhow::ensure;
@@ -11,7 +12,7 @@ use mccs_tests::TestService;
 use mccs_tests::hosts::TestHosts;
 
 use super::TENANTS;
-use super::ranks::{Buffers, Place, Player, Rank, Role, call, enqueue, enqueue_with, everybody};
+use super::ranks::{Buffers, Place, Player, Rank, Role, call, capture, enqueue, enqueue_with, everybody};
 
 /// What processes of these tests do, besides what those of others do.
 pub const ROLES: &[(&str, Role)] = &[
@@ -84,13 +85,13 @@ fn stages(place: &Place) -> anyhow::Result<()> {
 
 /// Pre-multiplied sums whose factors are right in the GPUs' memory only when the stream comes to the call.
 fn scales(place: &Place) -> anyhow::Result<()> {
-    scales_by(place, |stream, enqueue| enqueue(stream.raw()))
+    scales_by(place, |stream, _, enqueue| enqueue(stream.raw()))
 }
 
 /// The same in graphs.
 fn scales_in_graphs(place: &Place) -> anyhow::Result<()> {
-    scales_by(place, |stream, enqueue| {
-        let mut graph = Graph::capture(stream, enqueue)?;
+    scales_by(place, |stream, together, enqueue| {
+        let mut graph = capture(stream, together, enqueue)?;
         // SAFETY: the stream lives, and so does what the graph names until the stream was synchronized.
         unsafe {
             graph.launch(stream.raw())?;
@@ -102,7 +103,7 @@ fn scales_in_graphs(place: &Place) -> anyhow::Result<()> {
 
 type Enqueue<'a> = &'a dyn Fn(RawStream) -> anyhow::Result<()>;
 
-fn scales_by(place: &Place, run: fn(&OwnedStream, Enqueue<'_>) -> anyhow::Result<()>) -> anyhow::Result<()> {
+fn scales_by(place: &Place, run: fn(&OwnedStream, &Barrier, Enqueue<'_>) -> anyhow::Result<()>) -> anyhow::Result<()> {
     place.each_rank(|Rank { context, comm, stream, together }| {
         ensure!(comm.is_served());
         let size = size_of::<f32>();
@@ -119,7 +120,7 @@ fn scales_by(place: &Place, run: fn(&OwnedStream, Enqueue<'_>) -> anyhow::Result
                 // SAFETY: it has that many bytes, and nothing is in flight.
                 unsafe { copy_from_host(factors.address(), &values)? };
                 together.wait();
-                run(&stream, &|on| {
+                run(&stream, &together, &|on| {
                     // SAFETY: all live until the stream was synchronized.
                     unsafe { on.copy(factor, right, size)? };
                     enqueue_with(&comm, (&call, ReduceOperator::PreMulSumAt(factor)), &at, on)?;
@@ -382,7 +383,7 @@ fn refuses_large_groups(place: &Place) -> anyhow::Result<()> {
         ensure!(error.contains("a group of 12 pieces of 1 MiB cannot be captured"), "{error}");
         // The communicator is as good as before, and takes what there is room for.
         let value = comm.rank() as u8 + 1;
-        let mut graph = Graph::capture(&stream, |stream| exchange(stream, BYTES / 3))?;
+        let mut graph = capture(&stream, &together, |stream| exchange(stream, BYTES / 3))?;
         // SAFETY: buffers have so many bytes; all live.
         unsafe {
             copy_from_host(from.address(), &vec![value; BYTES as usize])?;
@@ -481,7 +482,7 @@ fn replays_many(place: &Place) -> anyhow::Result<()> {
         let call = Call { kind, dtype, redop, root: 0, count: 100, nranks: place.nranks, seed: 0 };
         let at = Buffers::of(&context, &call)?;
         together.wait();
-        let mut graph = Graph::capture(&stream, |main| {
+        let mut graph = capture(&stream, &together, |main| {
             // SAFETY: streams, events and buffers live; buffers have so many elements.
             unsafe {
                 fork.record(main)?;
@@ -494,7 +495,7 @@ fn replays_many(place: &Place) -> anyhow::Result<()> {
                 join.record(other.raw())?;
                 main.wait(&join)?;
             }
-            anyhow::Ok(())
+            Ok(())
         })?;
         // The first call adds ranks' numbers, every other one makes them as many times as large as there are ranks.
         let factor = f64::from(place.nranks).powi(CALLS as i32 - 1);
@@ -527,7 +528,7 @@ fn replays_alone(place: &Place) -> anyhow::Result<()> {
         let call = call(0, place.nranks, 1000);
         let at = Buffers::of(context, &call)?;
         at.fill(&call, comm.rank())?;
-        let mut graph = Graph::capture(stream, |stream| enqueue(comm, &call, &at, stream))?;
+        let mut graph = capture(stream, together, |stream| enqueue(comm, &call, &at, stream))?;
         // SAFETY: communicator, buffers and stream live, here and below.
         unsafe {
             graph.launch(stream.raw())?;
