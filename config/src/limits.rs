@@ -156,6 +156,9 @@ pub const RDMA_PART: Limit<Bytes> = Limit {
     reason: "below a page work requests cost more than bytes, and devices take no longer message",
 };
 
+/// Ports of RDMA devices that a transport engine uses: a server has half as many.
+pub const RDMA_PORTS_MAX: usize = 16;
+
 /// Unfinished writes of a queue pair.
 pub const RDMA_OUTSTANDING: Limit<u32> =
     Limit { min: 1, max: 4_096, reason: "each has places in the device's queues on both hosts" };

@@ -417,7 +417,7 @@ impl Validate for ServiceConfig {
             path.validate(&format!("strategy.path[{index}]"), problems);
         }
         self.tcp.validate(problems);
-        self.rdma.validate(&self.strategy.paths, problems);
+        self.rdma.validate(&self.strategy.paths, &self.tcp, problems);
         self.validate_tenants(problems);
     }
 }

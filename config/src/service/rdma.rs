@@ -2,10 +2,11 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-use super::tcp::FlowPath;
+use super::tcp::{FlowPath, Tcp};
 use crate::limits;
 use crate::units::Bytes;
 use crate::validate::Problems;
@@ -168,12 +169,32 @@ impl<'de> Deserialize<'de> for Device {
     }
 }
 
+impl Device {
+    /// Whether both mean the same port.
+    fn meets(&self, other: &Device) -> bool {
+        self.name == other.name && (self.port.is_none() || other.port.is_none() || self.port == other.port)
+    }
+}
+
 impl Rdma {
-    pub(super) fn validate(&self, paths: &[FlowPath], problems: &mut Problems) {
+    /// How long a queue pair tries before it says that nobody answers.
+    fn time_to_find_out(&self) -> Duration {
+        let attempts = self.retries.min(limits::RDMA_RETRIES.max) + 1;
+        Duration::from_nanos(4096 << self.timeout.min(limits::RDMA_TIMEOUT.max)) * attempts
+    }
+
+    pub(super) fn validate(&self, paths: &[FlowPath], tcp: &Tcp, problems: &mut Problems) {
         for (index, device) in self.devices.iter().enumerate() {
-            if self.devices[..index].contains(device) {
-                problems.add("rdma.devices", format!("names {device} twice"));
+            if let Some(before) = self.devices[..index].iter().find(|before| before.meets(device)) {
+                problems.add("rdma.devices", format!("names ports of {} twice: {before}, {device}", device.name));
             }
+        }
+        if self.devices.len() > limits::RDMA_PORTS_MAX {
+            let (most, count) = (limits::RDMA_PORTS_MAX, self.devices.len());
+            problems.add(
+                "rdma.devices",
+                format!("names {count} devices, and each engine of a service has at most {most} ports"),
+            );
         }
         problems.within("rdma.qps", &self.qps, &limits::FLOW_CONNECTIONS);
         problems.within("rdma.stripe_from", &self.stripe_from, &limits::RDMA_PART);
@@ -192,6 +213,17 @@ impl Rdma {
         problems.within("rdma.pkey_index", &self.pkey_index, &limits::PKEY_INDEX);
         if self.library.is_empty() {
             problems.add("rdma.library", "must name the file of libibverbs, such as \"libibverbs.so.1\"");
+        }
+        if self.usage != RdmaUse::Off && self.time_to_find_out() >= tcp.silence_timeout.0 {
+            let (timeout, retries, silence) = (self.timeout, self.retries, &tcp.silence_timeout);
+            problems.add(
+                "rdma.timeout",
+                format!(
+                    "{timeout} with rdma.retries = {retries} finds out that nobody answers after {:.1?}, when flows are to have gone on \
+                     elsewhere or to have failed: tcp.silence_timeout is {silence}",
+                    self.time_to_find_out()
+                ),
+            );
         }
         // On standby the first strategy's paths are those of sockets; a device says so itself where it cannot have a later one's.
         if matches!(self.usage, RdmaUse::Off | RdmaUse::Standby) {

@@ -95,8 +95,17 @@ fn rdma_names_devices_and_what_they_cannot_do() {
     assert_eq!(config.rdma.devices, [device("mlx5_0", None), device("mlx5_1", Some(2))]);
     assert_eq!(ServiceConfig::parse(&config.to_toml(), "x").expect("reads back"), config);
     only("[rdma]\ndevices = [\"mlx5_0:0\"]\n", 2, "rdma.devices", "mlx5_0:1");
-    only("[rdma]\ndevices = [\"mlx5_0\", \"mlx5_1\", \"mlx5_0\"]\n", 2, "rdma.devices", "mlx5_0 twice");
+    only("[rdma]\ndevices = [\"mlx5_0\", \"mlx5_1\", \"mlx5_0\"]\n", 2, "rdma.devices", "mlx5_0 twice: mlx5_0, mlx5_0");
+    for (first, second) in [("mlx5_0", "mlx5_0:1"), ("mlx5_0:2", "mlx5_0"), ("mlx5_0:2", "mlx5_0:2")] {
+        only(&format!("[rdma]\ndevices = [\"{first}\", \"{second}\"]\n"), 2, "rdma.devices", first);
+    }
+    let devices: Vec<_> = (0..17).map(|device| format!("mlx5_{device}")).collect();
+    only(&format!("[rdma]\ndevices = {devices:?}\n"), 2, "rdma.devices", "at most 16");
     only("[rdma]\nuse = \"must\"\n", 2, "rdma.use", "required");
+    only("[rdma]\nuse = \"auto\"\ntimeout = 22\n", 3, "rdma.timeout", "137.4s");
+    only("[tcp]\nsilence_timeout = \"500ms\"\n[rdma]\nuse = \"standby\"\ntimeout = 14\n", 5, "rdma.timeout", "500ms");
+    assert!(ServiceConfig::parse("[rdma]\nuse = \"auto\"\ntimeout = 22\nretries = 0\n", "x").is_ok());
+    assert!(ServiceConfig::parse("[rdma]\ntimeout = 22\n", "x").is_ok(), "nothing uses it");
     only("[rdma]\nmtu = 1500\n", 2, "rdma.mtu", "1024, 2048");
     only("[rdma]\ntimeout = 0\n", 2, "rdma.timeout", "for ever");
     only("[rdma]\nretries = 8\n", 2, "rdma.retries", "three bits");

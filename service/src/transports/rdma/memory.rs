@@ -25,7 +25,7 @@ const KEPT_MAX: usize = 256;
 /// have such memory for an operation each. That the limit on locked memory refuses it is told late, by a flow that fails.
 const AT_ONCE_FROM_BYTES: u64 = 16 << 10;
 /// Ports of a transport.
-pub(super) const PORTS_MAX: usize = 16;
+pub(super) const PORTS_MAX: usize = mccs_config::limits::RDMA_PORTS_MAX;
 
 #[derive(Debug, Default)]
 struct Registration {
