@@ -273,6 +273,41 @@ fn copies_go_again_over_other_ways_and_outlive_their_flow() {
     assert!(ways > 200, "{ways} ways: the luck was not bad enough");
 }
 
+/// Copies go again on a way that has just begun, where they wait for credits, when their flow is closed: what is asked about those that have gone
+/// says nothing of those behind, and all come.
+#[test]
+fn copies_that_wait_for_credits_outlive_their_flow() {
+    for (polls, seed) in (0..24).flat_map(|polls| (0..6).map(move |seed| (polls, seed))) {
+        let flow = FlowOptions { connections: 1, takes_short: false, ..flow_options() };
+        let fabric = FabricOptions { step_bytes: 100, late_polls: 16, seed, ..FabricOptions::default() };
+        let mut bench = Bench::with(1, RdmaOptions::default(), flow, fabric);
+        let mut letters = Letters::new(&mut bench, &[4000; 9]);
+        bench.until("five come", |bench| {
+            if letters.posted[0] < 5 {
+                letters.send(bench);
+                letters.receive(bench);
+            }
+            letters.take_sent(bench);
+            letters.take_come(bench);
+            letters.come == 5
+        });
+        // Their credits lie at both ends of the ring, and go in two writes.
+        (0..4).for_each(|_| letters.receive(&mut bench));
+        bench.rounds(2000, &[0, 1]);
+        let host = bench.hosts[0].clone();
+        bench.fabric.silence(&host, 0, true);
+        (0..4).for_each(|_| letters.send(&mut bench));
+        letters.take_sent(&mut bench);
+        assert!(letters.sends.is_empty(), "done at once");
+        bench.fabric.break_qps(&host);
+        bench.fabric.silence(&host, 0, false);
+        bench.until("another way", |bench| bench.flow(0).ways == 2 && bench.flow(0).stage == Stage::Open);
+        bench.rounds(polls, &[0, 1]);
+        bench.sides[0].close(bench.send.into());
+        letters.assert_all_come_and_the_end(&mut bench);
+    }
+}
+
 /// A message that is done is under way, and behind it one that is not: the first comes, and the other's memory is free at once.
 #[test]
 fn a_closed_flow_reads_no_buffers_and_carries_copies() {

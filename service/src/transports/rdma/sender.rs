@@ -176,7 +176,6 @@ impl Sender {
         let mut pumped = Pumped::default();
         let filled = self.fill(way, memory, ports, budget_bytes, &mut pumped);
         for lane in &mut way.lanes {
-            // What follows a part on its lane counts as a part, too: nothing does when the flow is closed.
             if self.last.is_some() {
                 lane.ask();
             }

@@ -78,11 +78,13 @@ pub(super) struct Lane {
     receives_max: u32,
     /// Posted sends whose places are not free again.
     sends: u32,
-    /// How many of them each completion to come stands for.
-    marks: VecDeque<u32>,
+    /// How many of them each completion to come stands for, and how many of these are parts of messages.
+    marks: VecDeque<(u32, u32)>,
     /// Those behind the last one that makes a completion, and how many these may be.
     unmarked: u32,
     unmarked_max: u32,
+    /// The one that is posted next is no part of a message.
+    asks: bool,
     /// To be posted together.
     batch: Vec<Write>,
     receives: u32,
@@ -109,6 +111,7 @@ impl Lane {
     pub(super) fn ask(&mut self) {
         if self.batch.is_empty() && self.unmarked > 0 && self.room() > 0 {
             let (local, lkey, bytes, remote, rkey) = (0, 0, 0, 0, 0);
+            self.asks = true;
             self.push(Write { wr_id: 0, local, lkey, bytes, remote, rkey, imm: None, signaled: true, inline: false });
         }
     }
@@ -126,7 +129,8 @@ impl Lane {
         let Some(last) = self.batch.last_mut() else { return Ok(()) };
         last.signaled = is_awaited;
         if is_awaited {
-            self.marks.push_back(std::mem::take(&mut self.unmarked));
+            let places = std::mem::take(&mut self.unmarked);
+            self.marks.push_back((places, places - u32::from(std::mem::take(&mut self.asks))));
         }
         // SAFETY: the caller's promise, passed on.
         let posted = unsafe { self.qp.post_writes(&self.batch) };
@@ -135,11 +139,11 @@ impl Lane {
         posted.map_err(fault)
     }
 
-    /// A signaled send has completed. Returns for how many that stands.
+    /// A signaled send has completed. Returns for how many parts of messages that stands.
     pub(super) fn sent(&mut self) -> u32 {
-        let count = self.marks.pop_front().unwrap_or(0);
-        self.sends = self.sends.saturating_sub(count);
-        count
+        let (places, parts) = self.marks.pop_front().unwrap_or((0, 0));
+        self.sends = self.sends.saturating_sub(places);
+        parts
     }
 
     /// A receive has completed. Posts new ones if few are left.
@@ -257,9 +261,21 @@ impl Way {
         let psn = (*random >> 32 & PSN_MASK) as u32;
         let name = owners.insert(owner).map_err(|_| Fault::NoPort)?;
         let (marks, batch) = (VecDeque::with_capacity(sends_max as usize), Vec::with_capacity(sends_max as usize));
-        let (sends, unmarked, receives) = (0, 0, 0);
-        let mut lane =
-            Lane { qp, name, psn, sends_max, receives_max, sends, marks, unmarked, unmarked_max, batch, receives };
+        let (sends, unmarked, asks, receives) = (0, 0, false, 0);
+        let mut lane = Lane {
+            qp,
+            name,
+            psn,
+            sends_max,
+            receives_max,
+            sends,
+            marks,
+            unmarked,
+            unmarked_max,
+            asks,
+            batch,
+            receives,
+        };
         let posted = lane.post_receives();
         self.lanes.push(lane);
         posted
