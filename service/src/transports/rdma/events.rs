@@ -51,7 +51,7 @@ impl RdmaTransport {
         flow.note_progress();
         match done {
             Ok(()) => self.enqueue(owner.flow),
-            Err(fault) => self.fail(owner.flow, fault),
+            Err(fault) => self.stumble(owner.flow, fault),
         }
     }
 

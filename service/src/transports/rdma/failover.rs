@@ -13,6 +13,7 @@
 use std::time::{Duration, Instant};
 
 use mccs_ipc::types::Handle;
+use nix::errno::Errno;
 
 use super::super::{Fault, FlowSpec, ListenerHandle};
 use super::RdmaTransport;
@@ -187,6 +188,15 @@ impl RdmaTransport {
         self.enqueue(handle);
         self.plan_return(handle, is_home && self.is_home(home, port));
         Ok(())
+    }
+
+    /// Something that was to be posted was not. A device that is gone says so of every call, also before anybody has looked at its
+    /// completions: another one may do better.
+    pub(super) fn stumble(&mut self, handle: Handle, fault: Fault) {
+        match fault {
+            Fault::Os { reason: Errno::EIO | Errno::ENODEV, .. } => self.break_way(handle, fault),
+            _ => self.fail(handle, fault),
+        }
     }
 
     /// A flow's way carries nothing any more: another one, unless it has been so for too long.

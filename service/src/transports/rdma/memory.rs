@@ -14,7 +14,7 @@ use nix::errno::Errno;
 use nix::sys::resource::{Resource, getrlimit};
 
 use super::super::region::Regions;
-use super::super::{MemoryKey, TransportError};
+use super::super::{Fault, MemoryKey, TransportError};
 use super::ports::Port;
 use super::verbs::{DmaBuffer, GpuRefusal, MemoryRegion, VerbsError};
 use crate::memory::{region_number, regions_gone};
@@ -74,6 +74,14 @@ pub(super) fn refusal(error: VerbsError, bytes: u64) -> TransportError {
         return TransportError::LockedMemory { bytes, limit_bytes };
     }
     TransportError::Os { call: error.call, reason: error.errno }
+}
+
+/// What it means for a flow that a device does not take its memory.
+pub(super) fn unregistered(error: TransportError) -> Fault {
+    match error {
+        TransportError::Os { call, reason: reason @ (Errno::EIO | Errno::ENODEV) } => Fault::Os { call, reason },
+        _ => Fault::Unregistered,
+    }
 }
 
 impl Memory {

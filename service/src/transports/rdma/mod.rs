@@ -334,7 +334,7 @@ impl RdmaTransport {
                 pumped.moved
             }
             Err(fault) => {
-                self.fail(handle, fault);
+                self.stumble(handle, fault);
                 true
             }
         }

@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use super::super::region::{Buffer, Regions};
 use super::super::request::{Moved, RequestRing};
 use super::super::{Fault, MemoryKey, Status, TransportError};
-use super::memory::Memory;
+use super::memory::{Memory, unregistered};
 use super::ports::Port;
 use super::sender::Pumped;
 use super::verbs::Write;
@@ -184,7 +184,7 @@ impl Receiver {
             let Some(lane) = way.lanes.first_mut().filter(|lane| skipped + count > 0 && lane.room() > 0) else { break };
             for message in first..first + count {
                 let Some(entry) = self.ring.get(message) else { return Err(Fault::Protocol("bug: a buffer is gone")) };
-                let keys = memory.keys(entry.progress.key, way.port, ports).map_err(|_| Fault::Unregistered)?;
+                let keys = memory.keys(entry.progress.key, way.port, ports).map_err(unregistered)?;
                 let (ptr, _) = entry.buffer.part(0, 0);
                 let (address, bytes) = (ptr as u64, entry.buffer.bytes);
                 let credit = Credit { address, bytes, rkey: keys.rkey, message: message as u32 };

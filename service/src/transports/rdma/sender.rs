@@ -16,7 +16,7 @@
 use super::super::region::{Buffer, Regions};
 use super::super::request::{Moved, RequestRing};
 use super::super::{Fault, MemoryKey, Status, TransportError};
-use super::memory::Memory;
+use super::memory::{Memory, unregistered};
 use super::ports::Port;
 use super::verbs::Write;
 use super::way::Way;
@@ -224,7 +224,7 @@ impl Sender {
                 pumped.more = true;
                 return Ok(());
             }
-            let keys = memory.keys(entry.progress.key, way.port, ports).map_err(|_| Fault::Unregistered)?;
+            let keys = memory.keys(entry.progress.key, way.port, ports).map_err(unregistered)?;
             let (offset, bytes) = self.cut.part(self.next_part, message_bytes);
             let (ptr, _) = entry.buffer.part(offset, bytes.into());
             lane.push(Write {

@@ -181,6 +181,31 @@ fn a_device_that_is_removed_is_left() {
     }
 }
 
+/// A device is gone when something is posted, before anybody has looked at its completions.
+#[test]
+fn who_posts_to_a_device_that_is_gone_goes_over_another() {
+    for bytes in [8, BYTES] {
+        for is_told in [true, false] {
+            let mut bench = Bench::new(2);
+            let mut traffic = bench.traffic(bytes, 3);
+            // Buffers come first, so that the sender has credits.
+            bench.until("some come", |bench| bench.turn(&mut traffic, bytes, 2).expect("lives") == [2, 2]);
+            let span =
+                |side: usize| MemorySpan { key: traffic.keys[side], offset: 2 * bytes as u64, bytes: bytes as u64 };
+            let recv = bench.sides[1].irecv(bench.recv, span(1)).expect("lives").expect("room");
+            bench.rounds(2000, &[0, 1]);
+            bench.fabric.remove(&bench.hosts[0].clone(), 0, is_told);
+            let send = bench.sides[0].isend(bench.send, span(0), 7).expect("lives").expect("room");
+            bench.until("come", |bench| {
+                matches!(bench.sides[1].test(recv).expect("lives"), Status::Done { tag: 7, .. })
+            });
+            bench.until("sent", |bench| matches!(bench.sides[0].test(send).expect("lives"), Status::Done { .. }));
+            assert!(traffic.memory[0] == traffic.memory[1], "other bytes came than went");
+            assert_eq!(bench.ports()[0], Some(1));
+        }
+    }
+}
+
 /// A device is removed, and nobody says so: the kernel waits until it is let go, which it is, and taken in use again when it is back.
 #[test]
 fn a_device_whose_removal_nobody_tells_is_let_go() {
