@@ -44,12 +44,24 @@ impl Bench {
     }
 
     pub(super) fn with(devices: u8, options: RdmaOptions, flow: FlowOptions, fabric: FabricOptions) -> Self {
+        Self::after(devices, [options.clone(), options], flow, fabric, |_, _| {})
+    }
+
+    /// With options of either side's own, and what has happened before the flow begins.
+    pub(super) fn after(
+        devices: u8,
+        options: [RdmaOptions; 2],
+        flow: FlowOptions,
+        fabric: FabricOptions,
+        happened: impl FnOnce(&Fabric, &[Arc<Host>; 2]),
+    ) -> Self {
         let fabric = Fabric::new(fabric);
         let hosts = [0, 1].map(|_| fabric.add_host(devices));
         let mut sides = [0, 1].map(|side: usize| {
             let driver: Arc<dyn Driver> = hosts[side].clone();
-            RdmaTransport::new(&driver, options.clone()).expect("devices")
+            RdmaTransport::new(&driver, options[side].clone()).expect("devices")
         });
+        happened(&fabric, &hosts);
         let now = Instant::now();
         fabric.set_now(now);
         let spec = FlowSpec { number: 7, peer: "rank 5 on host-b".into(), options: flow };

@@ -57,8 +57,8 @@ pub(super) struct Flow {
     /// A receiver's credits are withheld.
     pub(super) is_withheld: bool,
     pub(super) trouble: Option<Trouble>,
-    /// The port that it prefers, by its place; what comes after goes round. The sender's, if its path names a device; the receiver's
-    /// is the counterpart.
+    /// The port that it prefers, by its place; what comes after goes round. The sender's is that of its path's device or of its engine's
+    /// turn; the receiver's is the counterpart, whatever its own engine's turn is.
     pub(super) home: usize,
     /// Pairs of ports that were tried in vain; the sender decides.
     pub(super) turn: u32,

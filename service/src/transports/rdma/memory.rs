@@ -57,6 +57,8 @@ pub(super) struct Memory {
     /// Places without a user, oldest first.
     kept: Vec<usize>,
     gone_before: u64,
+    /// Place of the port that most flows begin with.
+    home: usize,
 }
 
 /// Keys of memory for work requests.
@@ -85,7 +87,7 @@ pub(super) fn unregistered(error: TransportError) -> Fault {
 }
 
 impl Memory {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(home: usize) -> Self {
         Memory {
             regions: Regions::new(),
             places: Vec::new(),
@@ -94,10 +96,11 @@ impl Memory {
             by_extent: HashMap::new(),
             kept: Vec::new(),
             gone_before: regions_gone(),
+            home,
         }
     }
 
-    /// Makes memory known, to the first port that there is at once, so that a refusal is told here.
+    /// Makes memory known, to the first port that there is, from home on, at once, so that a refusal is told here.
     ///
     /// # Safety
     /// As of [`super::super::Transport::register`].
@@ -144,7 +147,9 @@ impl Memory {
         self.places[index] = place;
         let Registration { bytes, region, ref gpu, .. } = self.registrations[place];
         let is_at_once = bytes >= AT_ONCE_FROM_BYTES || region.is_some() || gpu.is_some();
-        let first = ports.iter().position(|port| is_at_once && port.opened.is_some());
+        let home = self.home % ports.len().max(1);
+        let is_open = |port: &usize| is_at_once && ports.get(*port).is_some_and(|port| port.opened.is_some());
+        let first = (home..ports.len()).chain(0..home).find(is_open);
         if let Some(Err(error)) = first.map(|port| self.keys(key, port, ports)) {
             // Nothing uses it yet.
             let _ = self.deregister(key);

@@ -205,6 +205,7 @@ impl RdmaTransport {
         for (index, port) in ports.iter().enumerate() {
             devices::watch(&epoll, index, port)?;
         }
+        let turn = options.turn;
         let mut seed = [0; 8];
         nix::fcntl::open("/dev/urandom", nix::fcntl::OFlag::O_CLOEXEC, nix::sys::stat::Mode::empty())
             .and_then(|file| nix::unistd::read(&file, &mut seed))
@@ -215,7 +216,7 @@ impl RdmaTransport {
             driver: Arc::clone(driver),
             options,
             owners: Owners::new(u32::MAX >> 1),
-            memory: Memory::new(),
+            memory: Memory::new(turn),
             ports,
             by_line: HashMap::new(),
             backs: HashMap::new(),

@@ -18,7 +18,7 @@ pub struct RdmaOptions {
     pub devices: Vec<DeviceChoice>,
     /// This host's address, which picks the device and the GID where these are not given.
     pub address: Option<IpAddr>,
-    /// How many places the preferred device comes later: so that engines of one host go round its devices.
+    /// Place, counted round, of the port that flows of no path's device begin with: so that engines of one host go round its devices.
     pub turn: usize,
     /// Index of the GID on every device. `None`: RoCE v2 with `address`, else RoCE v2 with an IPv4 address.
     pub gid_index: Option<u8>,

@@ -248,8 +248,6 @@ pub(super) fn find(driver: &Arc<dyn Driver>, options: &RdmaOptions) -> Result<Ve
     if !named && ports.iter().any(|port| Some(port.gid) == wanted) {
         ports.retain(|port| Some(port.gid) == wanted);
     }
-    let turn = options.turn % ports.len();
-    ports.rotate_left(turn);
     Ok(ports)
 }
 
@@ -279,14 +277,6 @@ mod tests {
     fn the_address_picks_device_and_gid() {
         let options = RdmaOptions { address: Some(Fabric::address(1, 1).into()), ..RdmaOptions::default() };
         assert_eq!(found(&options), Ok(vec!["fake1 port 1: RoCE, 10.0.1.2 (GID 3), 100 Gbit/s".into()]));
-    }
-
-    #[test]
-    fn engines_go_round_the_devices() {
-        for (turn, first) in [(0, "fake0"), (1, "fake1"), (5, "fake2")] {
-            let ports = found(&RdmaOptions { turn, ..RdmaOptions::default() }).expect("ports");
-            assert!(ports.len() == 3 && ports[0].starts_with(first), "{ports:?}");
-        }
     }
 
     #[test]

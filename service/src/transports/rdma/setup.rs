@@ -53,7 +53,10 @@ impl RdmaTransport {
             let problem = format!("must be within {SOURCE_PORT_MIN}-65535, where RoCE v2 sends from, not {range}");
             return Err(TransportError::Option { option: "source_ports", problem });
         }
-        let home = options.device.as_ref().map_or(Ok(0), |device| ports::named(&self.ports, device))?;
+        let home = match &options.device {
+            Some(device) => ports::named(&self.ports, device)?,
+            None => self.options.turn % self.ports.len().max(1),
+        };
         let tcp = wire::from_handle(listener)?;
         let message_bytes = self.ports.iter().map(|port| port.attributes.message_bytes).min().unwrap_or(u32::MAX);
         let part_bytes = options.chunk_bytes.min(message_bytes.max(super::super::options::CHUNK_BYTES_MIN));

@@ -78,6 +78,20 @@ fn a_flow_comes_home_to_the_device_of_its_path() {
     }
 }
 
+/// Engines of a host begin with ports in turn, and which engine a flow has is each host's own: a flow's ports are counterparts all the same,
+/// since on a fabric of rails others do not reach each other.
+#[test]
+fn ports_are_counterparts_whatever_turn_engines_have() {
+    for (turns, device, home) in [([0, 2], None, 0), ([2, 1], None, 2), ([4, 3], None, 1), ([2, 1], Some("fake1"), 1)] {
+        let device = device.map(|device| device.parse().expect("a device"));
+        let options = turns.map(|turn| RdmaOptions { turn, ..RdmaOptions::default() });
+        let fabric = FabricOptions { has_rails: true, ..Default::default() };
+        let mut bench = Bench::after(3, options, FlowOptions { device, ..flow_options() }, fabric, |_, _| {});
+        bench.stream(|_, _| {});
+        assert_eq!((bench.ports(), bench.flow(0).ways), ([Some(home); 2], 1), "turns {turns:?}");
+    }
+}
+
 /// Where nobody answers at home the flow leaves the device of its path, and tries it again later.
 #[test]
 fn a_device_of_a_path_that_falls_silent_is_left_and_taken_again() {
