@@ -98,7 +98,9 @@ impl RdmaTransport {
         let Some(flow) = self.flows.get(handle) else { return };
         let (is_connected, lanes) = (flow.is_connected, flow.spec.options.connections);
         if let Err(fault) = self.offer(handle, lanes, now) {
-            if is_connected { self.break_way(handle, fault) } else { self.fail(handle, fault) }
+            // A flow does not begin before there is a port.
+            let waits = is_connected || fault != Fault::NoPort;
+            if waits { self.break_way(handle, fault) } else { self.fail(handle, fault) }
         }
     }
 
@@ -133,6 +135,14 @@ impl RdmaTransport {
         // What has come on the way before counts; nothing may come on it any more.
         while self.take_completions(usize::MAX) {}
         self.end_way(handle);
+        let flow = self.flows.get_mut(handle).filter(|flow| flow.fault.is_none()).ok_or(Fault::Closed)?;
+        // First of all, so that the sender can be told that its way is no good.
+        if !back.is_empty() {
+            let listener = ListenerHandle::from_bytes(back).map_err(|error| fault_of(&error))?;
+            let spec = FlowSpec { number: *number, ..flow.spec.clone() };
+            flow.line.call_back(&mut self.tcp, &listener, &spec, now).map_err(|error| fault_of(&error))?;
+            self.by_line.extend(flow.line.flows().map(|line| (line, handle)));
+        }
         let mut way = self.make_way(handle, side.lanes.len() as u16)?;
         let flow = self.flows.get_mut(handle).ok_or(Fault::Closed)?;
         let connected = way.connect(side, &mut self.ports, &self.options, &flow.spec.options);
@@ -144,12 +154,6 @@ impl RdmaTransport {
         receiver.restart(side.lanes.len(), part_bytes, ring);
         let (received, taken) = (receiver.received(), receiver.taken());
         let inbox = receiver.inbox(rkey);
-        if !back.is_empty() {
-            let listener = ListenerHandle::from_bytes(back).map_err(|error| fault_of(&error))?;
-            let spec = FlowSpec { number: *number, ..flow.spec.clone() };
-            flow.line.call_back(&mut self.tcp, &listener, &spec, now).map_err(|error| fault_of(&error))?;
-            self.by_line.extend(flow.line.flows().map(|line| (line, handle)));
-        }
         flow.stage = Stage::Answered;
         let (way, home, timeout) = (flow.ways, flow.home, flow.spec.options.connect_timeout);
         let port = flow.way.as_ref().map_or(0, |way| way.port);
@@ -172,7 +176,7 @@ impl RdmaTransport {
         let (Half::Send(sender), Some(way)) = (&mut flow.half, &mut flow.way) else { return Ok(()) };
         sender.restart(counts, inbox, &mut self.memory.regions)?;
         if let Err(fault) = way.connect(side, &mut self.ports, &self.options, &flow.spec.options) {
-            if !flow.is_connected {
+            if !flow.is_connected && matches!(fault, Fault::Protocol(_)) {
                 return Err(fault);
             }
             self.break_way(handle, fault);
@@ -203,9 +207,6 @@ impl RdmaTransport {
     pub(super) fn break_way(&mut self, handle: Handle, fault: Fault) {
         let Some(now) = self.now else { return };
         let Some(flow) = self.flows.get_mut(handle).filter(|flow| flow.fault.is_none()) else { return };
-        if !flow.is_connected {
-            return self.fail(handle, fault);
-        }
         match &flow.half {
             Half::Send(_) => {
                 if let Some(way) = flow.way.take() {
@@ -219,8 +220,9 @@ impl RdmaTransport {
         }
         let trouble = flow.trouble.get_or_insert(Trouble { since: now, attempts: 0, fault });
         trouble.attempts += 1;
-        let (give_up_at, attempts, first) =
-            (trouble.since + flow.spec.options.silence_timeout, trouble.attempts, trouble.fault);
+        let options = &flow.spec.options;
+        let patience = if flow.is_connected { options.silence_timeout } else { options.connect_timeout };
+        let (give_up_at, attempts, first) = (trouble.since + patience, trouble.attempts, trouble.fault);
         if now >= give_up_at {
             return self.fail(handle, first);
         }

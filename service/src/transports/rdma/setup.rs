@@ -190,7 +190,11 @@ impl RdmaTransport {
                 (flow.ways, flow.home, flow.turn) = (way, home as usize % ports, turn);
                 let answered = self.answer(handle, &side, (ring, part_bytes), &back, now);
                 match answered {
-                    Err(_) if self.flows.get(handle).is_some_and(|flow| flow.is_connected) => {
+                    // Over other ports it may do better, also if it begins.
+                    Err(fault)
+                        if self.flows.get(handle).is_some_and(|flow| flow.is_connected)
+                            || matches!(fault, Fault::Os { .. }) =>
+                    {
                         self.end_way(handle);
                         self.say(handle, Record::Again { way, status: 0 });
                     }

@@ -92,6 +92,52 @@ fn ports_are_counterparts_whatever_turn_engines_have() {
     }
 }
 
+/// A flow begins while nobody can be reached by its home, so that queue pairs there cannot even be connected: it begins elsewhere.
+#[test]
+fn a_flow_begins_by_another_port_where_its_home_reaches_nobody() {
+    for side in [0, 1] {
+        for has_rails in [false, true] {
+            let fabric = FabricOptions { has_rails, resolves: true, ..Default::default() };
+            let options = [0, 1].map(|_| RdmaOptions::default());
+            let mut bench = Bench::after(2, options, flow_options(), fabric, |fabric, hosts| {
+                fabric.silence(&hosts[side], 0, true);
+            });
+            bench.stream(|_, _| {});
+            assert_eq!(bench.ports()[side], Some(1), "side {side}, rails {has_rails}");
+        }
+    }
+}
+
+/// No port reaches anybody: a flow that begins waits for as long as connecting may take, and says why it fails.
+#[test]
+fn a_flow_that_cannot_begin_by_any_port_fails() {
+    let fabric = Fabric::new(FabricOptions { resolves: true, ..Default::default() });
+    let hosts = [0, 1].map(|_| fabric.add_host(2));
+    let mut sides = hosts.clone().map(|host| {
+        let driver: Arc<dyn Driver> = host;
+        RdmaTransport::new(&driver, RdmaOptions::default()).expect("devices")
+    });
+    [0, 1].into_iter().for_each(|device| fabric.silence(&hosts[1], device, true));
+    let now = Instant::now();
+    let spec = FlowSpec { number: 7, peer: "rank 5 on host-b".into(), options: flow_options() };
+    let (listener, handle) = sides[1].listen(&ListenOptions::default()).expect("listens");
+    let send = sides[0].connect(&handle, &spec, now).expect("connects");
+    let recv = sides[1].accept(listener, &spec, now).expect("accepts");
+    let mut rounds = (1..).map(|round| now + round * Duration::from_millis(1));
+    let [mut sender, mut receiver] = [None, None];
+    while sender.is_none() || receiver.is_none() {
+        let now = rounds.next().expect("another");
+        fabric.set_now(now);
+        for side in &mut sides {
+            side.poll(&Context::new(now, 64));
+        }
+        sender = sides[0].state(send.into()).err();
+        receiver = sides[1].state(recv.into()).err();
+    }
+    assert_eq!(sender.and_then(|error| error.fault()), Some(Fault::NoPeerPort));
+    assert_eq!(fabric.held().0, 0, "queue pairs");
+}
+
 /// Where nobody answers at home the flow leaves the device of its path, and tries it again later.
 #[test]
 fn a_device_of_a_path_that_falls_silent_is_left_and_taken_again() {

@@ -50,6 +50,10 @@ pub struct FabricOptions {
     pub source_ports: SourcePorts,
     /// Work requests can carry their bytes.
     pub takes_inline: bool,
+    /// Queue pairs can be connected only where packets get to the peer's address, as the kernel has it that asks for its neighbours.
+    pub resolves: bool,
+    /// Places of a completion queue at most.
+    pub cq_entries: u32,
 }
 
 impl Default for FabricOptions {
@@ -63,6 +67,8 @@ impl Default for FabricOptions {
             has_rails: false,
             source_ports: SourcePorts::Unknown,
             takes_inline: true,
+            resolves: false,
+            cq_entries: 1 << 16,
         }
     }
 }

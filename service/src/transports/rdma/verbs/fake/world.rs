@@ -358,7 +358,24 @@ impl World {
         Some((raw, number))
     }
 
+    /// Whether packets of a queue pair get to an address.
+    fn reaches(&self, qp: Raw, address: Option<Gid>) -> bool {
+        let is_heard = |device: &&Device| device.is_up && !device.is_silent;
+        let here = self.qps.get(&qp).and_then(|qp| self.device_of(qp.context)).filter(is_heard);
+        here.is_some_and(|here| {
+            let is_near = |device: &&Device| !self.options.has_rails || device.place == here.place;
+            let mut near = self.devices.iter().filter(is_heard).filter(is_near);
+            near.any(|device| device.gids.iter().any(|(gid, _)| Some(*gid) == address))
+        })
+    }
+
     pub(super) fn modify_qp(&mut self, qp: Raw, step: QpStep) -> Result<(), Errno> {
+        if let QpStep::Receive(path) = step
+            && self.options.resolves
+            && !self.reaches(qp, path.peer_gid)
+        {
+            return Err(Errno::ETIMEDOUT);
+        }
         let qp = self.qps.get_mut(&qp).ok_or(Errno::EINVAL)?;
         match (qp.state, step) {
             (State::Reset, QpStep::Init { port: 1, .. }) => qp.state = State::Init,
