@@ -5,6 +5,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout};
 
 use super::super::region::Regions;
 use super::bench::{Bench, Traffic, flow_options};
+use super::receiver::Receiver;
 use super::sender::Sender;
 use super::verbs::fake::{Fabric, FabricOptions};
 use super::*;
@@ -431,6 +432,16 @@ fn a_peer_that_dies_with_a_copy_under_way_is_told_of() {
         }
         assert_eq!(bench.fabric.held().0, 0, "queue pairs");
     }
+}
+
+/// A peer whose queue pairs do not take turns ends its flow before the receiver has kept much of it.
+#[test]
+fn a_peer_cannot_have_parts_kept_for_ever() {
+    let mut receiver = Receiver::new(flow_options().requests, true);
+    receiver.restart(2, 4096, wire::RingAddress { address: 0, rkey: 0, slots: 8 });
+    let mut regions = Regions::new();
+    let ended = (0..100_000).find_map(|_| receiver.part(1, 0, 0, &mut regions).err());
+    assert!(matches!(ended, Some(Fault::Protocol(_))));
 }
 
 /// A peer's word for what it has is checked: less than it has acknowledged, or more than was sent, ends the flow.

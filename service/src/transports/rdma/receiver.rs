@@ -23,6 +23,8 @@ use super::wire::{
 const CREDIT_WORDS: usize = CREDIT_BYTES / 8;
 const SHORT_HEAD_WORDS: usize = SHORT_HEAD_BYTES as usize / 8;
 const SHORT_WORDS: usize = SHORT_SLOT_BYTES as usize / 8;
+/// Parts of a lane that wait for those of others: twice what a sender can have under way, whatever its operator says.
+const COME_MAX: usize = 2 * mccs_config::limits::RDMA_OUTSTANDING.max as usize;
 /// Words of a short message that are copied together.
 const COPIED_WORDS: usize = 8;
 
@@ -218,6 +220,9 @@ impl Receiver {
     /// A part has come on a lane.
     pub(super) fn part(&mut self, lane: u16, bytes: u32, tag: u32, regions: &mut Regions) -> Result<(), Fault> {
         if let Some(come) = self.come.get_mut(usize::from(lane)) {
+            if come.len() >= COME_MAX {
+                return Err(Fault::Protocol("its queue pairs do not take turns"));
+            }
             come.push_back((bytes, tag));
         }
         let lanes = self.come.len().max(1) as u64;

@@ -25,6 +25,8 @@ use super::verbs::Gid;
 pub(super) const VERSION: u32 = 5;
 const MAGIC: [u8; 4] = *b"rdma";
 const HEAD_BYTES: usize = 8;
+/// Numbers of queue pairs and packets have 24 bits.
+const NUMBER_MAX: u32 = 0xff_ffff;
 /// Longest record: an offer of as many queue pairs as there can be.
 pub(super) const RECORD_BYTES_MAX: usize = 512;
 
@@ -133,7 +135,9 @@ impl Record {
             Ok(_) | Err(_) => return Err(Fault::Protocol("a record is garbled")),
         };
         let is_side = |side: &SideAddress| {
-            (1..=usize::from(CONNECTIONS_MAX)).contains(&side.lanes.len()) && (1..=5).contains(&side.mtu)
+            (1..=usize::from(CONNECTIONS_MAX)).contains(&side.lanes.len())
+                && (1..=5).contains(&side.mtu)
+                && side.lanes.iter().all(|lane| lane.qp <= NUMBER_MAX && lane.psn <= NUMBER_MAX)
         };
         let is_right = match &record {
             Record::Offer { side, ring, part_bytes, back: (handle, _), .. } => {
@@ -281,7 +285,12 @@ mod tests {
             other[4] = 9;
             assert_eq!(Record::decode(&other), Err(Fault::Version { theirs: 9, ours: VERSION }));
         }
-        for wrong in [offer(0), offer(usize::from(CONNECTIONS_MAX) + 1), answer(1), answer(2 * REQUESTS_MAX + 1)] {
+        let mut long_number = offer(1);
+        if let Record::Offer { side, .. } = &mut long_number {
+            side.lanes[0].qp += 1;
+        }
+        let lanes_max = usize::from(CONNECTIONS_MAX);
+        for wrong in [offer(0), offer(lanes_max + 1), answer(1), answer(2 * REQUESTS_MAX + 1), long_number] {
             assert!(matches!(Record::decode(&wrong.encode()), Err(Fault::Protocol(_))));
         }
     }
