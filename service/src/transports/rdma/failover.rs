@@ -61,11 +61,17 @@ impl RdmaTransport {
     fn make_way(&mut self, handle: Handle, lanes: u16) -> Result<Way, Fault> {
         let flow = self.flows.get_mut(handle).ok_or(Fault::Closed)?;
         let port = port_of_turn(&self.ports, flow.home, flow.turn, matches!(flow.half, Half::Send(_)));
-        let limit = self.ports.get(port).ok_or(Fault::NoPort)?.limits.queue_wrs.max(1);
-        let outstanding = self.options.outstanding.clamp(1, limit);
+        let limits = self.ports.get(port).ok_or(Fault::NoPort)?.limits;
+        let limit = limits.queue_wrs.max(1);
+        let slots = match &flow.half {
+            Half::Send(sender) => sender.slots().into(),
+            Half::Recv(receiver) => receiver.slots(),
+        };
+        // All of a flow's completions lie in one queue: twice as many as writes under way, and those of its credits.
+        let of_lane = limits.cq_entries.saturating_sub(2 * slots) / u32::from(lanes.max(1));
+        let outstanding = self.options.outstanding.min(of_lane.saturating_sub(1) / 2).clamp(1, limit);
         let (sends, receives, unmarked, ring) = match &mut flow.half {
             Half::Send(sender) => {
-                let slots = u32::from(sender.slots());
                 // Each message needs a credit; as many may lie in the ring as are taken from it.
                 let receives = [(2 * slots).min(limit), 1];
                 // Of as many copies as there is room for, the first half is always known to arrive, or not to.
@@ -73,7 +79,7 @@ impl RdmaTransport {
             }
             // Twice what a sender has under way: half of them are posted anew when the other half is used up.
             Half::Recv(receiver) => {
-                ([receiver.slots().min(limit), 1], [(2 * outstanding).min(limit); 2], u32::MAX, receiver.shared())
+                ([slots.min(limit), 1], [(2 * outstanding).min(limit); 2], u32::MAX, receiver.shared())
             }
         };
         let shape = Shape { lanes, sends, receives, unmarked };

@@ -140,8 +140,14 @@ fn choose_gid(
     options: &RdmaOptions,
 ) -> Result<Result<(u8, Gid), String>, VerbsError> {
     if let Some(index) = options.gid_index {
-        let entry = context.gid(port, index.into())?;
-        return Ok(entry.map(|(gid, _)| (index, gid)).ok_or(format!("GID {index} is empty")));
+        return Ok(match context.gid(port, index.into())? {
+            // Hosts that choose by themselves would not be reached, and no path could be steered.
+            Some((_, GidKind::V1)) if attributes.link_layer == LinkLayer::Ethernet => {
+                Err(format!("rdma.gid_index = {index} is a GID of RoCE v1; choose one of RoCE v2"))
+            }
+            Some((gid, _)) => Ok((index, gid)),
+            None => Err(format!("rdma.gid_index = {index} is empty, or beyond its {} GIDs", attributes.gids)),
+        });
     }
     let wanted = options.address.map(Gid::of);
     let mut best: Option<(u32, u8, Gid)> = None;
@@ -175,6 +181,10 @@ pub(super) fn open_port(
     let (limits, attributes) = (context.limits()?, context.port(number)?);
     if attributes.link_layer == LinkLayer::Other {
         return Ok(Err("it is neither Ethernet nor InfiniBand".into()));
+    }
+    if options.pkey_index > 0 && u32::from(options.pkey_index) >= attributes.pkeys {
+        let (index, count) = (options.pkey_index, attributes.pkeys);
+        return Ok(Err(format!("rdma.pkey_index = {index} is beyond its {count} partition keys, which count from 0")));
     }
     Ok(match choose_gid(&context, number, &attributes, options)? {
         Ok((gid_index, gid)) => {
@@ -292,8 +302,13 @@ mod tests {
         let both = RdmaOptions { devices: vec![choice("mlx5_7"), choice("fake1")], ..RdmaOptions::default() };
         let ports = found(&both).expect("one of them is there");
         assert!(ports.len() == 1 && ports[0].starts_with("fake1"), "{ports:?}");
-        let refusal = found(&one("fake2", Some(9))).expect_err("empty");
-        assert!(refusal.contains("fake2 port 1: GID 9 is empty"), "{refusal}");
+        for (index, why) in [(9, "is empty, or beyond its 4 GIDs"), (2, "is a GID of RoCE v1")] {
+            let refusal = found(&one("fake2", Some(index))).expect_err("no good");
+            assert!(refusal.contains(&format!("fake2 port 1: rdma.gid_index = {index} {why}")), "{refusal}");
+        }
+        assert!(found(&one("fake2", Some(3))).is_ok());
+        let refusal = found(&RdmaOptions { pkey_index: 1, ..one("fake2", None) }).expect_err("beyond");
+        assert!(refusal.contains("fake2 port 1: rdma.pkey_index = 1 is beyond its 1 partition keys"), "{refusal}");
         let fabric = Fabric::new(FabricOptions::default());
         let host = fabric.add_host(1);
         fabric.set_link(&host, 0, false);

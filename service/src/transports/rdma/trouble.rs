@@ -633,6 +633,18 @@ fn an_address_that_changes() {
     }
 }
 
+/// More writes under way are asked for than a device's completion queue has places for: there are fewer.
+#[test]
+fn completion_queues_of_a_device_that_are_short() {
+    let flow = FlowOptions { connections: 16, chunk_bytes: 4096, ..flow_options() };
+    let options = RdmaOptions { outstanding: 4096, ..RdmaOptions::default() };
+    for cq_entries in [200, 4096] {
+        let fabric = FabricOptions { cq_entries, ..FabricOptions::default() };
+        let mut bench = Bench::with(1, options.clone(), flow.clone(), fabric);
+        bench.stream(|_, _| {});
+    }
+}
+
 /// An interface loses its address: flows go over the other port, and come home when it has one again.
 #[test]
 fn an_address_that_goes_and_comes() {

@@ -94,6 +94,8 @@ pub struct PortAttributes {
     pub mtu: u8,
     /// Entries of the GID table.
     pub gids: u32,
+    /// Entries of the table of partition keys.
+    pub pkeys: u32,
     /// Longest message.
     pub message_bytes: u32,
     /// Address on InfiniBand.

@@ -259,6 +259,7 @@ impl Driver for Verbs {
             },
             mtu: attr.active_mtu as u8,
             gids: attr.gid_tbl_len.max(0) as u32,
+            pkeys: attr.pkey_tbl_len.into(),
             message_bytes: attr.max_msg_sz,
             lid: attr.lid,
             gbit_per_s: gbit_per_s(attr.active_width, attr.active_speed),

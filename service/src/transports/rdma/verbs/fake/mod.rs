@@ -274,7 +274,13 @@ impl Driver for Host {
     }
 
     fn limits(&self, _: Raw) -> Result<DeviceLimits, VerbsError> {
-        Ok(DeviceLimits { ports: 1, queue_wrs: 1 << 14, cq_entries: 1 << 16, qps: 1 << 17, mr_bytes: u64::MAX })
+        Ok(DeviceLimits {
+            ports: 1,
+            queue_wrs: 1 << 14,
+            cq_entries: self.world().options.cq_entries,
+            qps: 1 << 17,
+            mr_bytes: u64::MAX,
+        })
     }
 
     fn port(&self, context: Raw, _: u8) -> Result<PortAttributes, VerbsError> {
@@ -286,6 +292,7 @@ impl Driver for Host {
             link_layer: LinkLayer::Ethernet,
             mtu: 3,
             gids: device.gids.len() as u32,
+            pkeys: 1,
             message_bytes: 1 << 30,
             lid: 0,
             gbit_per_s: 100,
@@ -376,6 +383,9 @@ impl Driver for Host {
     fn create_cq(&self, context: Raw, channel: Raw, entries: u32) -> Result<Raw, VerbsError> {
         let mut world = self.world();
         world.there(context).map_err(refused("ibv_create_cq"))?;
+        if entries > world.options.cq_entries {
+            return Err(VerbsError::new("ibv_create_cq", Errno::EINVAL));
+        }
         Ok(world.create_cq(channel, entries))
     }
 
