@@ -111,6 +111,7 @@ impl Port {
     /// Looks at the port again. Returns whether its address is another one.
     pub(super) fn refresh(&mut self, options: &RdmaOptions) -> Result<bool, VerbsError> {
         let Some(Opened { context, .. }) = &self.opened else { return Ok(false) };
+        let lid = self.attributes.lid;
         self.attributes = context.port(self.number)?;
         let chosen = choose_gid(context, self.number, &self.attributes, options)?;
         // Without an address it reaches nobody, until it has one again. Interfaces always have a link-local one: it stands for no
@@ -122,7 +123,7 @@ impl Port {
         });
         self.is_up = self.attributes.is_active && chosen.is_ok();
         let (gid_index, gid) = chosen.unwrap_or((self.gid_index, Gid::default()));
-        let changed = (gid_index, gid) != (self.gid_index, self.gid);
+        let changed = (gid_index, gid, self.attributes.lid) != (self.gid_index, self.gid, lid);
         (self.gid_index, self.gid) = (gid_index, gid);
         Ok(changed)
     }

@@ -633,6 +633,20 @@ fn an_address_that_changes() {
     }
 }
 
+/// A subnet's manager gives a port another LID: the flow goes on from there.
+#[test]
+fn a_lid_that_changes() {
+    for side in [0, 1] {
+        let mut bench = Bench::new(2);
+        bench.stream(|bench, come| {
+            if come == 10 {
+                bench.fabric.change_lid(&bench.hosts[side].clone(), 0, 9);
+            }
+        });
+        assert_eq!((bench.flow(0).ways, bench.ports()), (2, [Some(0), Some(0)]), "side {side}");
+    }
+}
+
 /// More writes under way are asked for than a device's completion queue has places for: there are fewer.
 #[test]
 fn completion_queues_of_a_device_that_are_short() {

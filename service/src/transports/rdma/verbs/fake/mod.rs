@@ -183,6 +183,14 @@ impl Fabric {
         world.tell(index, AsyncEvent::AddressChange(1));
     }
 
+    /// A device gets another LID of the subnet's manager.
+    pub fn change_lid(&self, host: &Host, device: u8, lid: u16) {
+        let mut world = self.world();
+        let index = world.device(host.number, device);
+        world.devices[index].lid = lid;
+        world.tell(index, AsyncEvent::AddressChange(1));
+    }
+
     /// All queue pairs of a host fail.
     pub fn break_qps(&self, host: &Host) {
         self.world().break_qps(host.number);
@@ -294,7 +302,7 @@ impl Driver for Host {
             gids: device.gids.len() as u32,
             pkeys: 1,
             message_bytes: 1 << 30,
-            lid: 0,
+            lid: device.lid,
             gbit_per_s: 100,
         })
     }

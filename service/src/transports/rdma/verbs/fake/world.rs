@@ -30,6 +30,7 @@ pub(super) struct Device {
     pub(super) is_silent: bool,
     pub(super) is_gone: bool,
     pub(super) gids: Vec<(Gid, GidKind)>,
+    pub(super) lid: u16,
     /// Written to a GPU's memory, and still on the bus.
     on_the_bus: Vec<(u64, Vec<u8>)>,
 }
@@ -37,7 +38,7 @@ pub(super) struct Device {
 impl Device {
     pub(super) fn new(host: u32, place: u8, gids: Vec<(Gid, GidKind)>) -> Self {
         let (is_silent, is_gone, on_the_bus) = (false, false, Vec::new());
-        Device { host, name: format!("fake{place}"), place, is_up: true, is_silent, is_gone, gids, on_the_bus }
+        Device { host, name: format!("fake{place}"), place, is_up: true, is_silent, is_gone, gids, lid: 0, on_the_bus }
     }
 }
 
