@@ -73,7 +73,11 @@ fn raise_descriptor_limit() {
 
 fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let config = match arguments.check_config.as_ref().or(arguments.config.as_ref()) {
-        Some(path) => mccs_config::ServiceConfig::load(path)?,
+        Some(path) => {
+            let config = mccs_config::ServiceConfig::load(path)?;
+            Settings::check(&config).with_context(|| path.display().to_string())?;
+            config
+        }
         None => mccs_config::ServiceConfig::default(),
     };
     if let Some(path) = &arguments.check_config {

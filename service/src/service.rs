@@ -513,6 +513,18 @@ fn exchange_settings(
 }
 
 impl Settings {
+    /// Refuses what a configuration wants in vain of a service of its own; launchers, whose files are parts of configurations, add what is missing.
+    ///
+    /// # Errors
+    /// The key, and what it lacks.
+    pub fn check(config: &mccs_config::ServiceConfig) -> anyhow::Result<()> {
+        anyhow::ensure!(
+            config.rdma.usage != RdmaUse::Required || config.exchange.is_some(),
+            "rdma.use = \"required\" is for flows to other hosts, and without [exchange] there are none; add it, or leave rdma.use out"
+        );
+        Ok(())
+    }
+
     /// The settings that a checked configuration says.
     #[must_use]
     pub fn from_config(config: &mccs_config::ServiceConfig) -> Self {
@@ -588,6 +600,26 @@ impl Settings {
             exchange: config.exchange.as_ref().map(|exchange| exchange_settings(config, exchange)),
             controller: config.controller.as_ref().map(|controller| ControllerSettings::new(config, controller)),
             metrics: config.metrics.as_ref().map(|metrics| metrics.listen.0),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rdma_is_not_required_where_there_are_no_other_hosts() {
+        let alone = mccs_config::ServiceConfig::parse("[rdma]\nuse = \"required\"\n", "x").expect("part of one");
+        let refusal = Settings::check(&alone).expect_err("nothing would use it").to_string();
+        assert!(refusal.contains("rdma.use") && refusal.contains("[exchange]"), "{refusal}");
+        for text in [
+            "[rdma]\nuse = \"auto\"\n",
+            "[rdma]\nuse = \"required\"\n[exchange]\nlisten = \"10.0.0.1:7400\"\ncertificate = \"/c\"\nkey = \"/k\"\nauthority = \"/a\"\n\
+             [service]\nname = \"a\"\n[[host]]\nname = \"a\"\naddress = \"10.0.0.1:7400\"\n",
+        ] {
+            let config = mccs_config::ServiceConfig::parse(text, "x").expect("right");
+            assert!(Settings::check(&config).is_ok(), "{text}");
         }
     }
 }
