@@ -87,6 +87,11 @@ impl FlowMeter {
         self.table.moved(self.number, path);
     }
 
+    /// The flow goes by this port of its host, or has left the one before and looks for another.
+    pub fn goes_by(&self, port: Option<String>) {
+        self.table.goes_by(self.number, port);
+    }
+
     /// From now on it may send so much: payload in bits per second; as it likes, if `None`.
     pub fn allot(&self, bps: Option<u64>) {
         self.counters.allotted_bps.store(bps.map_or(FREE, |bps| bps.max(1)), Ordering::Relaxed);
@@ -118,6 +123,12 @@ pub struct FlowView {
     pub messages: u64,
     /// What it may send, where a policy holds it to a cap or its tenant's share: payload in bits per second.
     pub allotted_bps: Option<u64>,
+    /// Port of this host that it goes by, over RDMA: `mlx5_0:1`. None while it has left one and looks for another.
+    #[serde(default)]
+    pub port: Option<String>,
+    /// Times that it has left a way, port and queue pairs, for another: it carried nothing any more, or a better one was back.
+    #[serde(default)]
+    pub ways_left: u64,
 }
 
 /// All flows of a path to or from a peer, those that have ended included.
@@ -135,7 +146,13 @@ pub struct PathView {
     pub bytes: u64,
     /// Messages.
     pub messages: u64,
+    /// Times that flows over RDMA have left their ways for others.
+    #[serde(default)]
+    pub ways_left: u64,
 }
+
+/// Bytes, messages, and ways that were left.
+type Totals = (u64, u64, u64);
 
 /// Peer, path, and whether this host sends.
 type PathKey = (String, String, bool);
@@ -146,6 +163,9 @@ struct Live {
     counters: Arc<Counters>,
     /// Bytes and messages that other paths have carried.
     before: (u64, u64),
+    /// See [`FlowView::port`].
+    port: Option<String>,
+    ways_left: u64,
 }
 
 impl Live {
@@ -164,18 +184,18 @@ impl Live {
 struct Flows {
     next: u64,
     live: BTreeMap<u64, Live>,
-    /// Bytes and messages of flows that have ended, or gone elsewhere.
-    ended: BTreeMap<PathKey, (u64, u64)>,
+    /// Of flows that have ended, or gone elsewhere.
+    ended: BTreeMap<PathKey, Totals>,
 }
 
 impl Flows {
     /// A flow has left a path on which it has carried so much.
-    fn left(&mut self, mut key: PathKey, (bytes, messages): (u64, u64)) {
+    fn left(&mut self, mut key: PathKey, (bytes, messages, ways_left): Totals) {
         if !self.ended.contains_key(&key) && self.ended.len() >= PATHS_MAX {
             key.1 = OTHER_PATHS.into();
         }
         let ended = self.ended.entry(key).or_default();
-        *ended = (ended.0 + bytes, ended.1 + messages);
+        *ended = (ended.0 + bytes, ended.1 + messages, ended.2 + ways_left);
     }
 }
 
@@ -193,14 +213,24 @@ impl FlowTable {
         let mut flows = lock(&self.flows);
         let number = flows.next;
         flows.next += 1;
-        flows.live.insert(number, Live { name, counters: Arc::clone(&counters), before: (0, 0) });
+        flows
+            .live
+            .insert(number, Live { name, counters: Arc::clone(&counters), before: (0, 0), port: None, ways_left: 0 });
         FlowMeter { counters, number, table: Arc::clone(self) }
     }
 
     fn end(&self, number: u64) {
         let mut flows = lock(&self.flows);
         if let Some(live) = flows.live.remove(&number) {
-            flows.left(live.key(), live.totals());
+            let (bytes, messages) = live.totals();
+            flows.left(live.key(), (bytes, messages, live.ways_left));
+        }
+    }
+
+    fn goes_by(&self, number: u64, port: Option<String>) {
+        if let Some(live) = lock(&self.flows).live.get_mut(&number) {
+            let before = std::mem::replace(&mut live.port, port);
+            live.ways_left += u64::from(before.is_some());
         }
     }
 
@@ -208,9 +238,10 @@ impl FlowTable {
         let mut flows = lock(&self.flows);
         let Some(live) = flows.live.get_mut(&number).filter(|live| live.name.path != path) else { return };
         let (key, all) = (live.key(), live.counters.totals());
-        let carried = (all.0.saturating_sub(live.before.0), all.1.saturating_sub(live.before.1));
+        let (bytes, messages) = live.totals();
+        let ways_left = std::mem::take(&mut live.ways_left);
         (live.name.path, live.before) = (path.to_owned(), all);
-        flows.left(key, carried);
+        flows.left(key, (bytes, messages, ways_left));
     }
 
     /// The first `most` flows, and how many more there are.
@@ -220,7 +251,8 @@ impl FlowTable {
         let view = |live: &Live| {
             let (bytes, messages) = live.totals();
             let allotted_bps = Some(live.counters.allotted_bps.load(Ordering::Relaxed)).filter(|bps| *bps != FREE);
-            FlowView { name: live.name.clone(), bytes, messages, allotted_bps }
+            let (port, ways_left) = (live.port.clone(), live.ways_left);
+            FlowView { name: live.name.clone(), bytes, messages, allotted_bps, port, ways_left }
         };
         (flows.live.values().take(most).map(view).collect(), flows.live.len().saturating_sub(most) as u64)
     }
@@ -229,17 +261,25 @@ impl FlowTable {
     #[must_use]
     pub fn paths(&self) -> Vec<PathView> {
         let flows = lock(&self.flows);
-        let mut paths: BTreeMap<PathKey, (u64, u64, u64)> = BTreeMap::new();
-        for (key, (bytes, messages)) in &flows.ended {
-            paths.insert(key.clone(), (0, *bytes, *messages));
+        let mut paths: BTreeMap<PathKey, (u64, Totals)> = BTreeMap::new();
+        for (key, ended) in &flows.ended {
+            paths.insert(key.clone(), (0, *ended));
         }
         for live in flows.live.values() {
             let (bytes, messages) = live.totals();
-            let all = paths.entry(live.key()).or_default();
-            *all = (all.0 + 1, all.1 + bytes, all.2 + messages);
+            let (count, all) = paths.entry(live.key()).or_default();
+            *count += 1;
+            *all = (all.0 + bytes, all.1 + messages, all.2 + live.ways_left);
         }
-        let view =
-            |((peer, path, sends), (flows, bytes, messages))| PathView { peer, path, sends, flows, bytes, messages };
+        let view = |((peer, path, sends), (flows, (bytes, messages, ways_left)))| PathView {
+            peer,
+            path,
+            sends,
+            flows,
+            bytes,
+            messages,
+            ways_left,
+        };
         paths.into_iter().map(view).collect()
     }
 }
@@ -292,6 +332,23 @@ mod tests {
         meter.count(1);
         drop(meter);
         assert_eq!(carried(), [("x".into(), 0, 8, 3), ("y".into(), 0, 30, 1)]);
+    }
+
+    #[test]
+    fn ports_of_flows_are_told_and_how_often_ways_were_left() {
+        let table = Arc::new(FlowTable::default());
+        let meter = table.begin(name("b", "x", 1));
+        let told = || table.flows(1).0.pop().map(|flow| (flow.port, flow.ways_left));
+        assert_eq!(told(), Some((None, 0)));
+        for (port, ways_left) in [(Some("a:1"), 0), (None, 1), (None, 1), (Some("b:1"), 1), (Some("a:1"), 2)] {
+            let port = port.map(str::to_owned);
+            meter.goes_by(port.clone());
+            assert_eq!(told(), Some((port, ways_left)));
+        }
+        let left = || table.paths().iter().map(|path| path.ways_left).collect::<Vec<_>>();
+        assert_eq!(left(), [2]);
+        drop(meter);
+        assert_eq!((told(), left()), (None, vec![2]));
     }
 
     #[test]

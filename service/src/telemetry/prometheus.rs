@@ -349,10 +349,11 @@ fn ranks(text: &mut Text, overview: &Overview) {
 
 fn paths(text: &mut Text, overview: &Overview) {
     type Value = fn(&PathView) -> u64;
-    let values: [(&'static str, Kind, &str, Value); 3] = [
+    let values: [(&'static str, Kind, &str, Value); 4] = [
         ("mccs_path_flows", Kind::Gauge, "Flows to or from a host on a path.", |p| p.flows),
         ("mccs_path_bytes_total", Kind::Counter, "What flows to or from a host on a path have carried.", |p| p.bytes),
         ("mccs_path_messages_total", Kind::Counter, "Messages of the same flows.", |p| p.messages),
+        ("mccs_path_ways_left_total", Kind::Counter, "Times that flows over RDMA have left a way.", |p| p.ways_left),
     ];
     for (name, kind, help, value) in values {
         let mut family = text.family(name, kind, help);

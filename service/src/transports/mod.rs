@@ -195,6 +195,15 @@ pub struct PathNews {
     pub answers: bool,
 }
 
+/// By which of its host's ports a flow goes, for transports whose flows change them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PortNews {
+    /// The flow, either direction.
+    pub flow: FlowId,
+    /// Name of the device and number of its port, such as `mlx5_0:1`. `None`: the flow has left the one before, and looks for another.
+    pub port: Option<String>,
+}
+
 /// What users of a transport hold, and have to give back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Usage {
@@ -312,6 +321,11 @@ pub trait Transport: DataPath {
 
     /// What has become of a flow's path since it was asked last; for transports whose flows go on over others.
     fn take_path_news(&mut self) -> Option<PathNews> {
+        None
+    }
+
+    /// What has become of a flow's port since it was asked last; for transports that know their ports.
+    fn take_port_news(&mut self) -> Option<PortNews> {
         None
     }
 

@@ -296,6 +296,15 @@ fn paths(before: &Overview, now: &Overview, seconds: f64) -> Option<Section> {
     table(3, &["", "peer", "path", "flows", "B/s", "messages/s", "bytes"], &rows, (0, ""))
 }
 
+/// What carries a flow; over RDMA also the port that it goes by, if it has one now.
+fn carrier(flow: &FlowView) -> String {
+    match (flow.name.transport, &flow.port) {
+        (None, _) => "-".into(),
+        (Some(kind), Some(port)) => format!("{kind} {port}"),
+        (Some(kind), None) => kind.to_string(),
+    }
+}
+
 fn flows(before: &Overview, now: &Overview, seconds: f64) -> Option<Section> {
     let mut flows: Vec<(f64, &FlowView)> = now
         .flows
@@ -315,7 +324,7 @@ fn flows(before: &Overview, now: &Overview, seconds: f64) -> Option<Section> {
             name.epoch.map_or_else(|| "send/recv".into(), |_| name.channel.to_string()),
             format!("{} -> {}", name.from, name.to),
             format!("{} {}", direction(name.sends), name.peer),
-            name.transport.map_or_else(|| "-".into(), |kind| kind.to_string()),
+            carrier(flow),
             name.path.clone(),
             bytes(*rate),
             bits(flow.allotted_bps),
@@ -419,6 +428,8 @@ mod tests {
                 bytes: 3_000_000 * seconds,
                 messages: seconds,
                 allotted_bps: Some(32_000_000),
+                port: None,
+                ways_left: 0,
             }],
             paths: vec![PathView {
                 peer: name.peer,
@@ -427,6 +438,7 @@ mod tests {
                 flows: 1,
                 bytes: 3_000_000 * seconds,
                 messages: 12 * seconds,
+                ways_left: 0,
             }],
             hosts: Vec::new(),
             runtimes: Vec::new(),

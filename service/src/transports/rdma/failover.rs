@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use mccs_ipc::types::Handle;
 use nix::errno::Errno;
 
-use super::super::{Fault, FlowSpec, ListenerHandle};
+use super::super::{Fault, FlowId, FlowSpec, ListenerHandle, PortNews};
 use super::RdmaTransport;
 use super::flow::{HOME_AFTER_MAX, Half, Stage, Trouble};
 use super::ports::Port;
@@ -195,7 +195,7 @@ impl RdmaTransport {
         let (number, home, port) = (flow.ways, flow.home, way.port);
         self.settle_by(handle, None);
         self.say(handle, Record::Ready { way: number });
-        self.enqueue(handle);
+        self.has_opened(handle);
         self.plan_return(handle, is_home && self.is_home(home, port));
         Ok(())
     }
@@ -234,8 +234,16 @@ impl RdmaTransport {
         }
         flow.turn = next_turn(flow.turn, fault, attempts > 1);
         flow.home_at = None;
-        tracing::debug!(peer = flow.spec.peer, flow = flow.spec.number, way = flow.ways, %fault, "a way has broken");
-        let way = flow.ways;
+        let (peer, number, way) = (&flow.spec.peer, flow.spec.number, flow.ways);
+        // Of what a host's own ports have said, or the peer's, its service's log tells.
+        let is_known = matches!(fault, Fault::NoPort | Fault::NoPeerPort);
+        match if is_known { None } else { self.budget.take(now) } {
+            Some(more) => {
+                tracing::warn!(peer, flow = number, way, %fault, more, "a flow's way has broken; it looks for another")
+            }
+            None => tracing::debug!(peer, flow = number, way, %fault, "a flow leaves its way"),
+        }
+        self.port_news.push_back(PortNews { flow: FlowId(handle), port: None });
         if matches!(flow.half, Half::Send(_)) {
             flow.stage = Stage::Broken;
             let pause = PAUSE.saturating_mul(1 << (attempts - 1).min(10)).min(PAUSE_MAX);
@@ -247,6 +255,13 @@ impl RdmaTransport {
             let status = if let Fault::QueuePair { status, .. } = fault { status } else { 0 };
             self.say(handle, Record::Again { way, status });
         }
+    }
+
+    /// A flow's way is open.
+    pub(super) fn has_opened(&mut self, handle: Handle) {
+        let port = self.flows.get(handle).and_then(|flow| self.ports.get(flow.way.as_ref()?.port));
+        self.port_news.extend(port.map(|port| PortNews { flow: FlowId(handle), port: Some(port.name()) }));
+        self.enqueue(handle);
     }
 
     /// A flow that is away from home since nobody answered there tries it again later: no event will tell.

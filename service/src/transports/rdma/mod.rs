@@ -80,10 +80,11 @@ use self::way::Owners;
 use super::tcp::TcpTransport;
 use super::{
     DataPath, FLOWS_MAX, FlowId, FlowOptions, FlowSpec, FlowState, ListenOptions, Listener, ListenerHandle, MemoryKey,
-    MemorySpan, RecvFlow, Request, RequestKind, SendFlow, Status, Transport, TransportError, Usage,
+    MemorySpan, PortNews, RecvFlow, Request, RequestKind, SendFlow, Status, Transport, TransportError, Usage,
 };
 use crate::handles::HandleTable;
 use crate::runtime::{Context, Progress};
+use crate::telemetry::LogBudget;
 
 /// The library's file where the operator names none.
 pub const LIBRARY: &str = "libibverbs.so.1";
@@ -181,6 +182,10 @@ pub struct RdmaTransport {
     /// Of the last call that brought the time.
     now: Option<Instant>,
     random: u64,
+    /// Ports that flows have taken and left.
+    port_news: VecDeque<PortNews>,
+    /// What breaks many flows' ways at once is not said of each.
+    budget: LogBudget,
 }
 
 impl RdmaTransport {
@@ -233,6 +238,8 @@ impl RdmaTransport {
             look_aside_at: None,
             now: None,
             random: u64::from_le_bytes(seed),
+            port_news: VecDeque::new(),
+            budget: LogBudget::default(),
         })
     }
 
@@ -591,6 +598,10 @@ impl Transport for RdmaTransport {
         if open(&mut self.flows, flow).is_ok() && !self.linger(flow.0) {
             self.forget(flow.0);
         }
+    }
+
+    fn take_port_news(&mut self) -> Option<PortNews> {
+        self.port_news.pop_front()
     }
 
     fn usage(&self) -> Usage {

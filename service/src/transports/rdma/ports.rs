@@ -95,6 +95,11 @@ impl Port {
         format!("{device} port {number}: {address}, {} Gbit/s", attributes.gbit_per_s)
     }
 
+    /// As paths name it.
+    pub(super) fn name(&self) -> String {
+        format!("{}:{}", self.device, self.number)
+    }
+
     /// Whether a path's device means it.
     pub(super) fn is_of(&self, device: &Device) -> bool {
         self.device == device.name && device.port.is_none_or(|number| number == self.number)
@@ -265,7 +270,7 @@ pub(super) fn find(driver: &Arc<dyn Driver>, options: &RdmaOptions) -> Result<Ve
 /// The place of the first port that a path's device means.
 pub(super) fn named(ports: &[Port], device: &Device) -> Result<usize, TransportError> {
     ports.iter().position(|port| port.is_of(device)).ok_or_else(|| {
-        let known: Vec<_> = ports.iter().map(|port| format!("{}:{}", port.device, port.number)).collect();
+        let known: Vec<_> = ports.iter().map(Port::name).collect();
         let problem = format!("it is none of the RDMA ports that the service uses, which are {}", known.join(", "));
         TransportError::Device { device: device.clone(), problem }
     })

@@ -209,7 +209,7 @@ impl RdmaTransport {
             Record::Ready { way } if !is_sender && way == flow.ways && flow.stage == Stage::Answered => {
                 (flow.stage, flow.is_connected, flow.trouble) = (Stage::Open, true, None);
                 self.settle_by(handle, None);
-                self.enqueue(handle);
+                self.has_opened(handle);
             }
             Record::Again { way, status } if is_sender => {
                 // What the device says of the way says more, where it has said it: why it failed.

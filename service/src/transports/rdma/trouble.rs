@@ -46,6 +46,30 @@ fn flows_fail_over_and_come_home() {
     }
 }
 
+/// Who looks after flows is told by which port they go, at either side, and when they have left it.
+#[test]
+fn ports_that_flows_take_and_leave_are_told() {
+    let mut bench = Bench::new(2);
+    let mut told = |bench: &mut Bench, side: usize| -> Vec<_> {
+        let flow = [FlowId::from(bench.send), FlowId::from(bench.recv)][side];
+        let news = std::iter::from_fn(|| bench.sides[side].take_port_news());
+        news.inspect(|news| assert_eq!(news.flow, flow)).map(|news| news.port).collect()
+    };
+    let [first, second] = ["fake0:1", "fake1:1"].map(|port| Some(port.to_owned()));
+    for side in [0, 1] {
+        assert_eq!(told(&mut bench, side), [first.clone()]);
+    }
+    let host = bench.hosts[0].clone();
+    bench.fabric.set_link(&host, 0, false);
+    bench.until("away", |bench| bench.ports()[0] == Some(1) && bench.flow(1).stage == Stage::Open);
+    assert_eq!(told(&mut bench, 0), [None, second]);
+    bench.fabric.set_link(&host, 0, true);
+    bench.until("at home", |bench| bench.ports() == [Some(0), Some(0)] && bench.flow(1).stage == Stage::Open);
+    assert_eq!(told(&mut bench, 0), [None, first.clone()]);
+    assert_eq!(told(&mut bench, 1).last(), Some(&first));
+    bench.stream(|_, _| {});
+}
+
 /// A path's device is a flow's home, at its own place and at its counterpart's: it is left when it is down, for the port after it, and
 /// taken again. A port before it that comes back is of no interest.
 #[test]

@@ -23,8 +23,8 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 use super::region::Buffer;
 use super::{
     DataPath, FLOWS_MAX, FlowId, FlowOptions, FlowSpec, FlowState, LISTENERS_MAX, ListenOptions, Listener,
-    ListenerHandle, MemoryKey, MemorySpan, PathNews, REGIONS_MAX, RecvFlow, Request, SendFlow, Status, Transport,
-    TransportError, Usage,
+    ListenerHandle, MemoryKey, MemorySpan, PathNews, PortNews, REGIONS_MAX, RecvFlow, Request, SendFlow, Status,
+    Transport, TransportError, Usage,
 };
 use crate::handles::HandleTable;
 use crate::runtime::{Context, Progress};
@@ -372,6 +372,13 @@ impl Transport for Several {
         self.members.iter_mut().enumerate().find_map(|(place, member)| {
             let news = member.transport.take_path_news()?;
             Some(PathNews { flow: SendFlow(outside(place, news.flow.into())), ..news })
+        })
+    }
+
+    fn take_port_news(&mut self) -> Option<PortNews> {
+        self.members.iter_mut().enumerate().find_map(|(place, member)| {
+            let news = member.transport.take_port_news()?;
+            Some(PortNews { flow: outside(place, news.flow), ..news })
         })
     }
 

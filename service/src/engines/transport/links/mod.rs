@@ -36,7 +36,7 @@ use crate::telemetry::placed::PaceUse;
 use crate::telemetry::recorder::Recorder;
 use crate::transports::{
     Fault, FlowId, FlowOptions, FlowPath, FlowSpec, FlowState, ListenOptions, Listener, ListenerHandle, MemoryKey,
-    MemorySpan, PathNews, RecvFlow, SendFlow, Transport, TransportError, Usage,
+    MemorySpan, PathNews, PortNews, RecvFlow, SendFlow, Transport, TransportError, Usage,
 };
 
 /// Longest message of a link; what is longer goes as several. Part of the protocol between hosts: both cut alike. As much
@@ -199,7 +199,21 @@ impl Links {
             }
             self.words.say(PathWord { peer, path, answers });
         }
+        while let Some(PortNews { flow, port }) = self.transport.take_port_news() {
+            if let Some(meter) = self.meter_of(flow) {
+                meter.goes_by(port);
+            }
+        }
         progress
+    }
+
+    /// What counts what a flow carries, either direction.
+    fn meter_of(&self, flow: FlowId) -> Option<&FlowMeter> {
+        self.sets.values().find_map(|set| {
+            let sends = set.sends.values().map(|Sending { flow, meter, .. }| (FlowId::from(*flow), meter));
+            let recvs = set.recvs.values().map(|(flow, meter)| (FlowId::from(*flow), meter));
+            sends.chain(recvs).find(|(of, _)| *of == flow).map(|(_, meter)| &**meter)
+        })
     }
 
     /// Whose flow it is, where it goes, and what counts what it carries.
