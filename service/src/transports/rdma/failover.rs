@@ -17,7 +17,7 @@ use nix::errno::Errno;
 
 use super::super::{Fault, FlowId, FlowSpec, ListenerHandle, PortNews};
 use super::RdmaTransport;
-use super::flow::{HOME_AFTER_MAX, Half, Stage, Trouble};
+use super::flow::{Flow, HOME_AFTER_MAX, Half, Stage, Trouble};
 use super::ports::Port;
 use super::setup::fault_of;
 use super::verbs::is_silence;
@@ -212,7 +212,9 @@ impl RdmaTransport {
     /// A flow's way carries nothing any more: another one, unless it has been so for too long.
     pub(super) fn break_way(&mut self, handle: Handle, fault: Fault) {
         let Some(now) = self.now else { return };
-        let Some(flow) = self.flows.get_mut(handle).filter(|flow| flow.fault.is_none()) else { return };
+        // Who has been hung up on needs no way: what has come is there.
+        let lives = |flow: &&mut Flow| flow.fault.is_none() && !flow.is_hung_up;
+        let Some(flow) = self.flows.get_mut(handle).filter(lives) else { return };
         match &flow.half {
             Half::Send(_) => {
                 if let Some(way) = flow.way.take() {
