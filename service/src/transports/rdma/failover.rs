@@ -235,7 +235,7 @@ impl RdmaTransport {
             return self.fail(handle, first);
         }
         flow.turn = next_turn(flow.turn, fault, attempts > 1);
-        flow.home_at = None;
+        (flow.home_at, flow.silent_since) = (None, None);
         let (peer, number, way) = (&flow.spec.peer, flow.spec.number, flow.ways);
         // Of what a host's own ports have said, or the peer's, its service's log tells.
         let is_known = matches!(fault, Fault::NoPort | Fault::NoPeerPort);

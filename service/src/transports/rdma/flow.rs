@@ -57,6 +57,8 @@ pub(super) struct Flow {
     /// A receiver's credits are withheld.
     pub(super) is_withheld: bool,
     pub(super) trouble: Option<Trouble>,
+    /// It was seen to wait for its device then, and has not heard of it since.
+    pub(super) silent_since: Option<Instant>,
     /// The port that it prefers, by its place; what comes after goes round. The sender's is that of its path's device or of its engine's
     /// turn; the receiver's is the counterpart, whatever its own engine's turn is.
     pub(super) home: usize,
@@ -89,6 +91,7 @@ impl Flow {
             is_queued: false,
             is_withheld: false,
             trouble: None,
+            silent_since: None,
             home: 0,
             turn: 0,
             home_at: None,
@@ -121,7 +124,7 @@ impl Flow {
 
     /// Something has come through.
     pub(super) fn note_progress(&mut self) {
-        self.trouble = None;
+        (self.trouble, self.silent_since) = (None, None);
         if self.turn == 0 {
             self.home_after = HOME_AFTER;
         }

@@ -22,7 +22,7 @@
 //! - `ports.rs`, `queues.rs`, `memory.rs`: devices, completion queues, registered memory.
 //! - `wire.rs`, `line.rs`: what the two sides tell each other.
 //! - `flow.rs`, `way.rs`, `sender.rs`, `receiver.rs`: a connected flow; `flusher.rs`: what GPU memory needs besides.
-//! - `setup.rs`, `failover.rs`, `events.rs`, `devices.rs`: until it is connected, and from way to way; `ending.rs`: its end.
+//! - `setup.rs`, `failover.rs`, `events.rs`, `silence.rs`, `devices.rs`: until it is connected, and from way to way; `ending.rs`: its end.
 //!
 //! Deliberately absent: atomics and two-sided sends; shared receive queues and connection sharing, which save memory where
 //! a host talks to thousands and cost order; protection of a receiver from its sender: who has a credit's key may write all of
@@ -48,6 +48,7 @@ mod queues;
 mod receiver;
 mod sender;
 mod setup;
+mod silence;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
@@ -175,6 +176,7 @@ pub struct RdmaTransport {
     /// No flow that is away from home goes there before.
     homes_due: Option<Instant>,
     look_for_devices_at: Option<Instant>,
+    look_for_silence_at: Option<Instant>,
     epoll: Epoll,
     is_armed: bool,
     lines_said: Progress,
@@ -232,6 +234,7 @@ impl RdmaTransport {
             lingering: Vec::new(),
             homes_due: None,
             look_for_devices_at: None,
+            look_for_silence_at: None,
             epoll,
             is_armed: false,
             lines_said: Progress::Busy,
@@ -335,6 +338,9 @@ impl RdmaTransport {
                 if pumped.more {
                     self.enqueue(handle);
                 }
+                if pumped.moved {
+                    self.plan_look_for_silence();
+                }
                 if pumped.withheld {
                     self.withhold(handle);
                 }
@@ -401,6 +407,7 @@ impl RdmaTransport {
             .chain(self.homes_due)
             .chain(self.withheld_until)
             .chain(self.look_for_devices_at)
+            .chain(self.look_for_silence_at)
             .min()
     }
 }
@@ -510,7 +517,7 @@ impl DataPath for RdmaTransport {
             busy |= self.look_at_lines(cx);
         }
         busy |= self.look_for_devices(cx.now) | self.look_at_unsettled(cx.now) | self.return_home(cx.now);
-        busy |= self.let_go(cx.now);
+        busy |= self.look_for_silence(cx.now) | self.let_go(cx.now);
         self.plan_look_for_devices(cx.now);
         if busy || !self.queue.is_empty() || self.lines_said == Progress::Busy {
             Progress::Busy

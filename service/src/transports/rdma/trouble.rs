@@ -601,6 +601,52 @@ fn local_errors_end_the_flow() {
     assert_eq!(sender.class(), mccs_ipc::types::ErrorClass::System);
 }
 
+/// Devices that try for ever say nothing of a way where nobody answers: it is left all the same, whether messages are under way or only credits.
+#[test]
+fn a_way_that_says_nothing_is_left() {
+    let options = RdmaOptions { timeout: 31, ..RdmaOptions::default() };
+    for (at, bytes) in [(0, BYTES), (10, BYTES), (10, 8)] {
+        let mut bench = Bench::with(2, options.clone(), flow_options(), FabricOptions::default());
+        let host = bench.hosts[1].clone();
+        let mut traffic = bench.traffic(bytes, MESSAGES);
+        let mut is_silent = false;
+        bench.until("all come", |bench| {
+            let [_, come] = bench.turn(&mut traffic, bytes, MESSAGES).expect("lives");
+            if come >= at && !std::mem::replace(&mut is_silent, true) {
+                bench.fabric.silence(&host, 0, true);
+            }
+            come == MESSAGES
+        });
+        assert_eq!(bench.ports(), [Some(1), Some(1)], "from message {at}, {bytes} bytes");
+    }
+}
+
+/// The same where there is no other: the flow fails when it has been silent for so long.
+#[test]
+fn devices_that_try_for_ever_do_not_have_flows_wait_for_ever() {
+    let flow = FlowOptions { silence_timeout: Duration::from_secs(5), ..flow_options() };
+    let options = RdmaOptions { timeout: 31, ..RdmaOptions::default() };
+    let mut bench = Bench::with(1, options, flow, FabricOptions::default());
+    let [sender, _] = bench.stream_until_failed(|bench, come| {
+        if come == 10 {
+            bench.fabric.silence(&bench.hosts[1].clone(), 0, true);
+        }
+    });
+    let text = sender.to_string();
+    assert!(text.contains("rank 5 on host-b") && text.contains("response timeout"), "{text}");
+}
+
+/// What is idle is asked after once, and then sleeps on.
+#[test]
+fn who_has_nothing_under_way_is_not_woken() {
+    let mut bench = Bench::new(1);
+    bench.stream(|_, _| {});
+    bench.rounds(50_000, &[0, 1]);
+    for side in [0, 1] {
+        assert_eq!(bench.sides[side].look_for_silence_at, None, "side {side}");
+    }
+}
+
 /// One message of more parts than the receiver has receives for, and a receiver that does not look.
 #[test]
 fn a_receiver_that_is_not_ready_for_long_is_waited_for() {

@@ -116,6 +116,11 @@ impl Lane {
         }
     }
 
+    /// Whether completions are to come.
+    pub(super) fn awaits(&self) -> bool {
+        !self.marks.is_empty()
+    }
+
     /// Posts the batch. Its end makes a completion if any of it is waited for, if all `is_watched`, or if there has been none for
     /// many; one that fails makes one always.
     ///

@@ -384,6 +384,9 @@ pub trait Driver: fmt::Debug + Send + Sync {
     fn post_receives(&self, qp: Raw, wr_id: u64, count: u32) -> Result<(), VerbsError>;
 }
 
+/// Code of a completion, in the words of the specification.
+pub const RESPONSE_TIMEOUT: u32 = 20;
+
 /// What a completion's code means, and what to look at.
 #[must_use]
 pub fn status_text(code: u32) -> &'static str {
@@ -402,7 +405,9 @@ pub fn status_text(code: u32) -> &'static str {
         }
         13 => "receiver-not-ready retry counter exceeded: the peer's service does not keep up; raise rdma.rnr_retries",
         19 => "fatal error of the device",
-        20 => "response timeout",
+        RESPONSE_TIMEOUT => {
+            "response timeout: the device hears nothing of the peer's, or the peer's service does not keep up"
+        }
         _ => "an error that the specification does not name",
     }
 }
@@ -416,7 +421,7 @@ pub fn is_of_peer(code: u32) -> bool {
 /// Whether a completion's code says that nobody answers: over other ports somebody may.
 #[must_use]
 pub fn is_silence(code: u32) -> bool {
-    matches!(code, 12 | 20)
+    matches!(code, 12 | RESPONSE_TIMEOUT)
 }
 
 /// Whether another queue pair may do better: nothing was wrong with what was asked for.

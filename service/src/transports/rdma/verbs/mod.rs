@@ -14,7 +14,7 @@ mod sys;
 
 pub use self::driver::{
     AsyncEvent, Completion, DeviceLimits, DmaBuffer, Driver, Gid, GidKind, LinkLayer, PortAttributes, QpPath, QpShape,
-    QpStep, QpTimers, Read, WcStatus, Write, is_of_peer, is_of_way, is_silence, status_text,
+    QpStep, QpTimers, RESPONSE_TIMEOUT, Read, WcStatus, Write, is_of_peer, is_of_way, is_silence, status_text,
 };
 pub use self::error::{GpuRefusal, Unavailable, VerbsError};
 pub use self::own::{CompletionChannel, CompletionQueue, Context, MemoryRegion, ProtectionDomain, QueuePair};
