@@ -50,14 +50,14 @@ fn flows_fail_over_and_come_home() {
 #[test]
 fn ports_that_flows_take_and_leave_are_told() {
     let mut bench = Bench::new(2);
-    let mut told = |bench: &mut Bench, side: usize| -> Vec<_> {
+    let told = |bench: &mut Bench, side: usize| -> Vec<_> {
         let flow = [FlowId::from(bench.send), FlowId::from(bench.recv)][side];
         let news = std::iter::from_fn(|| bench.sides[side].take_port_news());
         news.inspect(|news| assert_eq!(news.flow, flow)).map(|news| news.port).collect()
     };
     let [first, second] = ["fake0:1", "fake1:1"].map(|port| Some(port.to_owned()));
     for side in [0, 1] {
-        assert_eq!(told(&mut bench, side), [first.clone()]);
+        assert_eq!(told(&mut bench, side), std::slice::from_ref(&first));
     }
     let host = bench.hosts[0].clone();
     bench.fabric.set_link(&host, 0, false);
