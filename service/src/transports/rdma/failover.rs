@@ -113,13 +113,14 @@ impl RdmaTransport {
     fn offer(&mut self, handle: Handle, lanes: u16, now: Instant) -> Result<(), Fault> {
         let way = self.make_way(handle, lanes)?;
         let side = way.address(&self.ports, &self.options);
-        let rkey = way.ring.rkey;
+        let (rkey, port) = (way.ring.rkey, way.port);
         let flow = self.flows.get_mut(handle).ok_or(Fault::Closed)?;
         flow.way = Some(way);
         flow.ways += 1;
         flow.stage = Stage::Offered;
         let (number, turn, connect_timeout) = (flow.ways, flow.turn, flow.spec.options.connect_timeout);
-        let home = flow.home as u32;
+        // Where home is down, the counterpart is that of the port in its place.
+        let home = if turn == 0 { port } else { flow.home } as u32;
         let Half::Send(sender) = &mut flow.half else { return Err(Fault::Protocol("bug: a receiver offers")) };
         let ring = RingAddress { address: sender.shared().0, rkey, slots: sender.slots() };
         let part_bytes = sender.part_bytes();

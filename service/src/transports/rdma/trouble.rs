@@ -46,6 +46,23 @@ fn flows_fail_over_and_come_home() {
     }
 }
 
+/// On a fabric of rails the peer goes along when a sender's link is down, and back, at once.
+#[test]
+fn counterparts_fail_over_and_come_home_together() {
+    let fabric = FabricOptions { step_bytes: 5000, has_rails: true, ..Default::default() };
+    let mut bench = Bench::with(3, RdmaOptions::default(), flow_options(), fabric);
+    bench.stream(|bench, come| match come {
+        5 => bench.fabric.set_link(&bench.hosts[0].clone(), 0, false),
+        30 => {
+            assert_eq!((bench.ports(), bench.flow(0).ways), ([Some(1), Some(1)], 2));
+            bench.fabric.set_link(&bench.hosts[0].clone(), 0, true);
+        }
+        _ => {}
+    });
+    bench.until("at home", |bench| bench.ports() == [Some(0), Some(0)]);
+    assert_eq!(bench.flow(0).ways, 3);
+}
+
 /// Who looks after flows is told by which port they go, at either side, and when they have left it.
 #[test]
 fn ports_that_flows_take_and_leave_are_told() {
