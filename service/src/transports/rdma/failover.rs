@@ -6,9 +6,9 @@
 //! nobody answers, though all links are up         the next pair of ports, and so on round; home is tried again later
 //! ```
 //!
-//! A flow's *turn* counts the pairs of ports that were tried in vain: the sender tells the receiver, so that both go on
-//! together. Turn 0 is home: the port of the device that the sender's path names, or else its first one, and of the receiver's ports the
-//! one at the same place.
+//! A flow's *turn* counts the pairs of ports that were tried in vain. The sender takes its ports in turn, from home on: the port of the device that its
+//! path names, or else that of its engine's turn. It tells the receiver the place of its port, and how many rounds it has made: the receiver takes the port at
+//! the same place, and one further for each round. So counterparts come first.
 
 use std::time::{Duration, Instant};
 
@@ -40,27 +40,25 @@ fn next_turn(turn: u32, fault: Fault, is_in_trouble: bool) -> u32 {
     }
 }
 
-/// Of the ports that are up, from home on, the one for a turn. At first either side's take turns together, so that each meets its
-/// counterpart; a round later the receiver's are one further, until all pairs have been tried.
-fn port_of_turn(ports: &[Port], home: usize, turn: u32, is_sender: bool) -> usize {
+/// Of the ports that are up, from home on, the one for a turn, and how many rounds were made before: the receiver's turn.
+fn port_of_turn(ports: &[Port], home: usize, turn: u32) -> (usize, u32) {
     let home = home % ports.len().max(1);
     let is_up = |index: &usize| ports.get(*index).is_some_and(|port| port.is_up);
     let up: Vec<usize> = (home..ports.len()).chain(0..home).filter(is_up).collect();
     let count = up.len().max(1) as u32;
-    let shift = if is_sender { 0 } else { turn / count };
-    up.get((turn.wrapping_add(shift) % count) as usize).copied().unwrap_or(home)
+    (up.get((turn % count) as usize).copied().unwrap_or(home), turn / count)
 }
 
 impl RdmaTransport {
     /// Whether a way's port is the one to prefer now: from home on, the first that is up.
     fn is_home(&self, home: usize, port: usize) -> bool {
-        port_of_turn(&self.ports, home, 0, true) == port
+        port_of_turn(&self.ports, home, 0).0 == port
     }
 
     /// New queue pairs for a flow.
     fn make_way(&mut self, handle: Handle, lanes: u16) -> Result<Way, Fault> {
         let flow = self.flows.get_mut(handle).ok_or(Fault::Closed)?;
-        let port = port_of_turn(&self.ports, flow.home, flow.turn, matches!(flow.half, Half::Send(_)));
+        let (port, _) = port_of_turn(&self.ports, flow.home, flow.turn);
         let limits = self.ports.get(port).ok_or(Fault::NoPort)?.limits;
         let limit = limits.queue_wrs.max(1);
         let slots = match &flow.half {
@@ -118,9 +116,8 @@ impl RdmaTransport {
         flow.way = Some(way);
         flow.ways += 1;
         flow.stage = Stage::Offered;
-        let (number, turn, connect_timeout) = (flow.ways, flow.turn, flow.spec.options.connect_timeout);
-        // Where home is down, the counterpart is that of the port in its place.
-        let home = if turn == 0 { port } else { flow.home } as u32;
+        let (number, connect_timeout) = (flow.ways, flow.spec.options.connect_timeout);
+        let (home, (_, turn)) = (port as u32, port_of_turn(&self.ports, flow.home, flow.turn));
         let Half::Send(sender) = &mut flow.half else { return Err(Fault::Protocol("bug: a receiver offers")) };
         let ring = RingAddress { address: sender.shared().0, rkey, slots: sender.slots() };
         let part_bytes = sender.part_bytes();
@@ -313,7 +310,10 @@ mod tests {
             let driver: Arc<dyn Driver> = Fabric::new(FabricOptions::default()).add_host(count as u8);
             let ports = ports::find(&driver, &RdmaOptions::default()).expect("ports");
             for home in 0..count {
-                let pair = |turn| [true, false].map(|is_sender| port_of_turn(&ports, home, turn, is_sender));
+                let pair = |turn| {
+                    let (here, round) = port_of_turn(&ports, home, turn);
+                    [here, port_of_turn(&ports, here, round).0]
+                };
                 let mut pairs: Vec<_> = (0..(count * count) as u32).map(pair).collect();
                 assert_eq!(pairs[0], [home, home]);
                 assert!(pairs.iter().take(count).all(|[here, there]| here == there), "{pairs:?}");
@@ -322,7 +322,7 @@ mod tests {
                 assert_eq!(pairs.len(), count * count);
             }
             // A peer with more ports may be at home where this host has none.
-            assert_eq!(port_of_turn(&ports, count + 1, 0, false), (count + 1) % count);
+            assert_eq!(port_of_turn(&ports, count + 1, 0), ((count + 1) % count, 0));
         }
     }
 }

@@ -62,7 +62,7 @@ pub(super) struct Flow {
     /// The port that it prefers, by its place; what comes after goes round. The sender's is that of its path's device or of its engine's
     /// turn; the receiver's is the counterpart, whatever its own engine's turn is.
     pub(super) home: usize,
-    /// Pairs of ports that were tried in vain; the sender decides.
+    /// Pairs of ports that were tried in vain; of a receiver, rounds of its sender's ports.
     pub(super) turn: u32,
     /// Of a sender that is away since nobody answered at home: when it goes there again, and how long the next absence takes.
     pub(super) home_at: Option<Instant>,

@@ -68,10 +68,9 @@ pub(super) enum Record {
     Offer {
         /// Counts the ways of this flow, from 1.
         way: u32,
-        /// Place of the port that the sender prefers among its own, of those that are up at first; the receiver prefers its counterpart,
-        /// counted round.
+        /// Place of the sender's port among its own; the receiver prefers its counterpart, counted round.
         home: u32,
-        /// Pairs of ports that were tried in vain before.
+        /// Rounds of the sender's ports that were tried in vain before: so many places further is the receiver's.
         turn: u32,
         side: SideAddress,
         ring: RingAddress,
