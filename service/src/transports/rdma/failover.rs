@@ -29,6 +29,9 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// Longest pause.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
+/// How long an address is not looked for again that was looked for in vain, where it is the only one.
+const UNREACHABLE_FOR: Duration = Duration::from_secs(3);
+
 /// The turn after a way has broken.
 fn next_turn(turn: u32, fault: Fault, is_in_trouble: bool) -> u32 {
     match fault {
@@ -147,13 +150,12 @@ impl RdmaTransport {
             flow.line.call_back(&mut self.tcp, &listener, &spec, now).map_err(|error| fault_of(&error))?;
             self.by_line.extend(flow.line.flows().map(|line| (line, handle)));
         }
-        let mut way = self.make_way(handle, side.lanes.len() as u16)?;
-        let flow = self.flows.get_mut(handle).ok_or(Fault::Closed)?;
-        let connected = way.connect(side, &mut self.ports, &self.options, &flow.spec.options);
+        let way = self.make_way(handle, side.lanes.len() as u16)?;
         let ours = way.address(&self.ports, &self.options);
         let rkey = way.ring.rkey;
-        flow.way = Some(way);
-        connected?;
+        self.flows.get_mut(handle).ok_or(Fault::Closed)?.way = Some(way);
+        self.connect_way(handle, side, now)?;
+        let flow = self.flows.get_mut(handle).ok_or(Fault::Closed)?;
         let Half::Recv(receiver) = &mut flow.half else { return Err(Fault::Protocol("bug: a sender answers")) };
         receiver.restart(side.lanes.len(), part_bytes, ring);
         let (received, taken) = (receiver.received(), receiver.taken());
@@ -167,6 +169,25 @@ impl RdmaTransport {
         Ok(())
     }
 
+    /// Connects a flow's queue pairs to the peer's, unless the kernel has just looked for that address in vain: it takes a second to find
+    /// out, in which the engine does nothing else.
+    fn connect_way(&mut self, handle: Handle, side: &SideAddress, now: Instant) -> Result<(), Fault> {
+        let flow = self.flows.get_mut(handle).ok_or(Fault::Closed)?;
+        let way = flow.way.as_mut().ok_or(Fault::NoPort)?;
+        let to = (way.port, side.gid());
+        self.unreachable.retain(|_, until| *until > now);
+        if self.unreachable.contains_key(&to) {
+            return Err(Fault::Os { call: "looking for the peer's address", reason: Errno::ETIMEDOUT });
+        }
+        let connected = way.connect(side, &mut self.ports, &self.options, &flow.spec.options);
+        if let Err(Fault::Os { reason: Errno::ETIMEDOUT, .. }) = connected {
+            // The more there are, the longer: most of the time is for those that are reached.
+            let others = self.unreachable.len() as u32;
+            self.unreachable.insert(to, now + UNREACHABLE_FOR * (others + 1));
+        }
+        connected
+    }
+
     /// The sender has its answer.
     pub(super) fn answered(
         &mut self,
@@ -176,16 +197,19 @@ impl RdmaTransport {
         inbox: Option<RingAddress>,
         is_home: bool,
     ) -> Result<(), Fault> {
-        let flow = self.flows.get_mut(handle).ok_or(Fault::Closed)?;
-        let (Half::Send(sender), Some(way)) = (&mut flow.half, &mut flow.way) else { return Ok(()) };
+        let (flow, now) = (self.flows.get_mut(handle).ok_or(Fault::Closed)?, self.now.ok_or(Fault::Closed)?);
+        let (Half::Send(sender), Some(_)) = (&mut flow.half, &flow.way) else { return Ok(()) };
         sender.restart(counts, inbox, &mut self.memory.regions)?;
-        if let Err(fault) = way.connect(side, &mut self.ports, &self.options, &flow.spec.options) {
-            if !flow.is_connected && matches!(fault, Fault::Protocol(_)) {
+        let is_connected = flow.is_connected;
+        if let Err(fault) = self.connect_way(handle, side, now) {
+            if !is_connected && matches!(fault, Fault::Protocol(_)) {
                 return Err(fault);
             }
             self.break_way(handle, fault);
             return Ok(());
         }
+        let flow = self.flows.get_mut(handle).ok_or(Fault::Closed)?;
+        let (Half::Send(sender), Some(way)) = (&mut flow.half, &flow.way) else { return Ok(()) };
         if !sender.has_unfinished() {
             flow.trouble = None;
         }

@@ -75,6 +75,7 @@ pub use self::ports::NoRdma;
 use self::ports::Port;
 use self::queues::Taken;
 use self::setup::Back;
+use self::verbs::Gid;
 pub use self::verbs::{Driver, Unavailable, Verbs, VerbsError, fake};
 pub(super) use self::verbs::{is_of_peer, status_text};
 use self::way::Owners;
@@ -177,6 +178,8 @@ pub struct RdmaTransport {
     homes_due: Option<Instant>,
     look_for_devices_at: Option<Instant>,
     look_for_silence_at: Option<Instant>,
+    /// Addresses that were looked for in vain from a port, and until when they are not looked for again.
+    unreachable: HashMap<(usize, Gid), Instant>,
     epoll: Epoll,
     is_armed: bool,
     lines_said: Progress,
@@ -235,6 +238,7 @@ impl RdmaTransport {
             homes_due: None,
             look_for_devices_at: None,
             look_for_silence_at: None,
+            unreachable: HashMap::new(),
             epoll,
             is_armed: false,
             lines_said: Progress::Busy,

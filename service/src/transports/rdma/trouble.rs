@@ -154,6 +154,31 @@ fn a_flow_begins_by_another_port_where_its_home_reaches_nobody() {
     }
 }
 
+/// Many flows to a host that cannot be reached: the kernel, which looks for it for a second each time, is not asked for each of them.
+#[test]
+fn a_host_that_cannot_be_reached_is_looked_for_seldom() {
+    let fabric = FabricOptions { resolves: true, ..Default::default() };
+    let options = [0, 1].map(|_| RdmaOptions::default());
+    let mut bench = Bench::after(1, options, flow_options(), fabric, |_, _| {});
+    let (listener, handle) = bench.sides[1].listen(&ListenOptions::default()).expect("listens");
+    let host = bench.hosts[1].clone();
+    bench.fabric.silence(&host, 0, true);
+    let flows: Vec<_> = (0..20)
+        .map(|number| {
+            let spec = FlowSpec { number, peer: "rank 5 on host-b".into(), options: flow_options() };
+            let send = bench.sides[0].connect(&handle, &spec, bench.now).expect("connects");
+            (send, bench.sides[1].accept(listener, &spec, bench.now).expect("accepts"))
+        })
+        .collect();
+    bench.until("tried", |bench| bench.fabric.unresolved() > 0);
+    bench.rounds(50_000, &[0, 1]);
+    assert!(bench.fabric.unresolved() < 5, "{} times in five seconds", bench.fabric.unresolved());
+    bench.fabric.silence(&host, 0, false);
+    bench.until("connected", |bench| {
+        flows.iter().all(|(send, _)| bench.sides[0].state((*send).into()) == Ok(FlowState::Connected))
+    });
+}
+
 /// No port reaches anybody: a flow that begins waits for as long as connecting may take, and says why it fails.
 #[test]
 fn a_flow_that_cannot_begin_by_any_port_fails() {

@@ -230,6 +230,11 @@ impl Fabric {
         self.world().overruns
     }
 
+    /// How often a queue pair could not be connected since packets did not get to its peer.
+    pub fn unresolved(&self) -> usize {
+        self.world().unresolved
+    }
+
     /// Registrations whose writes may be seen in any order.
     pub fn relaxed(&self) -> usize {
         self.world().relaxed()

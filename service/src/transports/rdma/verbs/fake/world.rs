@@ -147,6 +147,7 @@ pub(super) struct World {
     /// Hosts whose devices say no more of writes.
     pub(super) withheld: BTreeSet<u32>,
     pub(super) source_ports_told: usize,
+    pub(super) unresolved: usize,
     random: u64,
 }
 
@@ -173,6 +174,7 @@ impl World {
             bad_luck: Vec::new(),
             withheld: BTreeSet::new(),
             source_ports_told: 0,
+            unresolved: 0,
             random: options.seed,
         }
     }
@@ -375,6 +377,7 @@ impl World {
             && self.options.resolves
             && !self.reaches(qp, path.peer_gid)
         {
+            self.unresolved += 1;
             return Err(Errno::ETIMEDOUT);
         }
         let qp = self.qps.get_mut(&qp).ok_or(Errno::EINVAL)?;
