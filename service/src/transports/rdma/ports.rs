@@ -15,6 +15,9 @@ use super::verbs::{
     Context, DeviceLimits, Driver, Gid, GidKind, LinkLayer, PortAttributes, ProtectionDomain, Unavailable, VerbsError,
 };
 
+/// Highest service level where it becomes the priority of packets.
+const ETHERNET_PRIORITY_MAX: u8 = 7;
+
 /// Why a host cannot use RDMA.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NoRdma {
@@ -188,6 +191,12 @@ pub(super) fn open_port(
     if attributes.link_layer == LinkLayer::Other {
         return Ok(Err("it is neither Ethernet nor InfiniBand".into()));
     }
+    if attributes.link_layer == LinkLayer::Ethernet && options.service_level > ETHERNET_PRIORITY_MAX {
+        let level = options.service_level;
+        return Ok(Err(format!(
+            "rdma.service_level = {level} is no priority of Ethernet: these are 0 to {ETHERNET_PRIORITY_MAX}"
+        )));
+    }
     if options.pkey_index > 0 && u32::from(options.pkey_index) >= attributes.pkeys {
         let (index, count) = (options.pkey_index, attributes.pkeys);
         return Ok(Err(format!("rdma.pkey_index = {index} is beyond its {count} partition keys, which count from 0")));
@@ -315,6 +324,8 @@ mod tests {
         assert!(found(&one("fake2", Some(3))).is_ok());
         let refusal = found(&RdmaOptions { pkey_index: 1, ..one("fake2", None) }).expect_err("beyond");
         assert!(refusal.contains("fake2 port 1: rdma.pkey_index = 1 is beyond its 1 partition keys"), "{refusal}");
+        let refusal = found(&RdmaOptions { service_level: 8, ..one("fake2", None) }).expect_err("no priority");
+        assert!(refusal.contains("fake2 port 1: rdma.service_level = 8 is no priority of Ethernet"), "{refusal}");
         let fabric = Fabric::new(FabricOptions::default());
         let host = fabric.add_host(1);
         fabric.set_link(&host, 0, false);
