@@ -345,9 +345,7 @@ impl ProxyEngine {
                 Request::Prepared { comm: id, change, launched }
             }
             Err(error) => {
-                live.changes.preparing = None;
-                let network = span.network.clone();
-                self.end_epochs(&network, &[epoch]);
+                // What was made stays until all know why it is not to be: a host that found it closed would say so, and be heard first.
                 let whose = if error.is_of_way() { Whose::Change } else { Whose::Communicator };
                 let refusal = Refusal { whose, reason: Text::new(error.to_string()) };
                 Request::Refuse { comm: id, change, refusal }
