@@ -30,7 +30,7 @@
 //! links), time-outs of operations (engines close flows), retries, pacing, encryption.
 
 #[cfg(test)]
-mod conformance;
+pub(crate) mod conformance;
 mod error;
 pub mod faulty;
 pub mod memory;

@@ -11,7 +11,8 @@ mod sizes;
 
 use std::time::{Duration, Instant};
 
-pub(super) use self::harness::{Random, raise_descriptor_limit};
+pub(super) use self::harness::Random;
+pub(crate) use self::harness::raise_descriptor_limit;
 use super::faulty::{Faults, Faulty};
 use super::{FlowOptions, ListenOptions, Transport};
 
