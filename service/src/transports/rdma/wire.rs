@@ -22,7 +22,7 @@ use super::super::{CONNECTIONS_MAX, Fault, HANDLE_BYTES_MAX, ListenerHandle, REQ
 use super::verbs::Gid;
 
 /// Version of the protocol; both sides must have the same.
-pub(super) const VERSION: u32 = 5;
+pub(super) const VERSION: u32 = 6;
 const MAGIC: [u8; 4] = *b"rdma";
 const HEAD_BYTES: usize = 8;
 /// Numbers of queue pairs and packets have 24 bits.
