@@ -471,8 +471,15 @@ impl Driver for Verbs {
     }
 
     fn destroy_qp(&self, qp: Raw) {
-        // SAFETY: made by `create_qp`, destroyed once.
-        unsafe { (self.library.ibv_destroy_qp)(qp.ptr()) };
+        // SAFETY: integers only; all zeroes are a value.
+        let mut attr: sys::ibv_qp_attr = unsafe { std::mem::zeroed() };
+        attr.qp_state = sys::QPS_ERR;
+        // SAFETY: made by `create_qp`, destroyed once. What is under way ends first, for which a device that tries for ever would have its
+        // destruction wait; one that cannot fail is destroyed as it is.
+        unsafe {
+            (self.library.ibv_modify_qp)(qp.ptr(), &raw mut attr, sys::QP_STATE as c_int);
+            (self.library.ibv_destroy_qp)(qp.ptr());
+        }
     }
 
     unsafe fn post_writes(&self, qp: Raw, writes: &[Write]) -> Result<(), VerbsError> {

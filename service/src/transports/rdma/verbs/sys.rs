@@ -301,6 +301,7 @@ pub const CONSTANTS: &[(&str, u32)] = &[
     ("IBV_QPS_INIT", QPS_INIT),
     ("IBV_QPS_RTR", QPS_RTR),
     ("IBV_QPS_RTS", QPS_RTS),
+    ("IBV_QPS_ERR", QPS_ERR),
     ("IBV_WR_RDMA_WRITE", WR_RDMA_WRITE),
     ("IBV_WR_RDMA_WRITE_WITH_IMM", WR_RDMA_WRITE_WITH_IMM),
     ("IBV_WR_RDMA_READ", WR_RDMA_READ),
@@ -345,6 +346,7 @@ pub const QPT_RC: u32 = 2;
 pub const QPS_INIT: u32 = 1;
 pub const QPS_RTR: u32 = 2;
 pub const QPS_RTS: u32 = 3;
+pub const QPS_ERR: u32 = 6;
 pub const WR_RDMA_WRITE: u32 = 0;
 pub const WR_RDMA_WRITE_WITH_IMM: u32 = 1;
 pub const WR_RDMA_READ: u32 = 4;
