@@ -244,7 +244,7 @@ fn carried_cap(decision: &Decision) -> f64 {
 }
 
 /// What every flow gets when all send at once, in bits per second that links carry, by decision and flow. Hashed flows count for the links of
-/// their NICs only. To whom higher priorities leave nothing still has its part of [`LEAST`].
+/// their NICs only. To whom higher priorities leave nothing still has its part of `LEAST`.
 #[must_use]
 pub fn rates(view: &View<'_>, decisions: &Decisions) -> Vec<Vec<f64>> {
     let mut rates = fill(view, decisions, view.capacities, |_, _| f64::INFINITY);

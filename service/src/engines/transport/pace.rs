@@ -125,7 +125,7 @@ impl Pace {
     }
 }
 
-/// As [`Bucket`], for what several engines send, who share no lock: until when what has left is paid for. A debt is paid at the rate at which
+/// As `Bucket`, for what several engines send, who share no lock: until when what has left is paid for. A debt is paid at the rate at which
 /// it was made, also when there is another by then.
 #[derive(Debug, Default)]
 pub struct SharedBucket {
