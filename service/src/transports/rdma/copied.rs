@@ -4,7 +4,7 @@
 use nix::poll::{PollFd, PollFlags, PollTimeout};
 
 use super::super::region::Regions;
-use super::bench::{Bench, Traffic, flow_options};
+use super::bench::{Bench, Traffic, flow_options, in_place};
 use super::receiver::Receiver;
 use super::sender::Sender;
 use super::verbs::fake::{Fabric, FabricOptions};
@@ -416,7 +416,7 @@ fn a_peer_that_dies_with_a_copy_under_way_is_told_of() {
         letters.take_sent(&mut bench);
         assert!(letters.sends.is_empty(), "done at once");
         let driver: Arc<dyn Driver> = bench.fabric.add_host(1);
-        bench.sides[1] = RdmaTransport::new(&driver, RdmaOptions::default()).expect("devices");
+        bench.sides[1] = in_place(RdmaTransport::new(&driver, RdmaOptions::default()).expect("devices"));
         let send = bench.send;
         if closes {
             bench.sides[0].close(send.into());

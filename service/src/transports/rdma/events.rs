@@ -145,7 +145,7 @@ impl RdmaTransport {
         if !self.ports.get(index).is_some_and(|port| port.is_up) {
             return;
         }
-        self.unreachable.retain(|(port, _), _| *port != index);
+        self.connector.forget_unreachable(index);
         let count = self.ports.len();
         let is_worse = |flow: &Flow, port| flow.rank_of(port, count) > flow.rank_of(index, count);
         self.on_ways(is_worse).into_iter().for_each(|handle| self.break_way(handle, Fault::NoPort));

@@ -10,6 +10,7 @@
 //! path names, or else that of its engine's turn. It tells the receiver the place of its port, and how many rounds it has made: the receiver takes the port at
 //! the same place, and one further for each round. So counterparts come first.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mccs_ipc::types::Handle;
@@ -17,7 +18,8 @@ use nix::errno::Errno;
 
 use super::super::{Fault, FlowId, FlowSpec, ListenerHandle, PortNews};
 use super::RdmaTransport;
-use super::flow::{Flow, HOME_AFTER_MAX, Half, Stage, Trouble};
+use super::connector::{Connected, Job};
+use super::flow::{Answering, Flow, HOME_AFTER_MAX, Half, Stage, Trouble};
 use super::ports::Port;
 use super::setup::fault_of;
 use super::verbs::is_silence;
@@ -28,9 +30,6 @@ use super::wire::{Record, RingAddress, SideAddress};
 const PAUSE: Duration = Duration::from_millis(10);
 /// Longest pause.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
-
-/// How long an address is not looked for again that was looked for in vain, where it is the only one.
-const UNREACHABLE_FOR: Duration = Duration::from_secs(3);
 
 /// The turn after a way has broken.
 fn next_turn(turn: u32, fault: Fault, is_in_trouble: bool) -> u32 {
@@ -130,7 +129,7 @@ impl RdmaTransport {
         Ok(())
     }
 
-    /// The receiver takes an offer.
+    /// The receiver takes an offer: makes queue pairs, and begins to connect them.
     pub(super) fn answer(
         &mut self,
         handle: Handle,
@@ -152,40 +151,88 @@ impl RdmaTransport {
         }
         let way = self.make_way(handle, side.lanes.len() as u16)?;
         let ours = way.address(&self.ports, &self.options);
-        let rkey = way.ring.rkey;
-        self.flows.get_mut(handle).ok_or(Fault::Closed)?.way = Some(way);
-        self.connect_way(handle, side, now)?;
         let flow = self.flows.get_mut(handle).ok_or(Fault::Closed)?;
-        let Half::Recv(receiver) = &mut flow.half else { return Err(Fault::Protocol("bug: a sender answers")) };
+        flow.way = Some(way);
+        let before = flow.answering.take().map_or(flow.stage, |answering| answering.before);
+        flow.answering = Some(Answering { side: ours, ring, part_bytes, before });
+        self.connect_way(handle, side, now)
+    }
+
+    /// The receiver's queue pairs are connected: the sender may connect its own.
+    fn say_answer(&mut self, handle: Handle, now: Instant) {
+        let Some(flow) = self.flows.get_mut(handle) else { return };
+        let (Half::Recv(receiver), Some(way), Some(Answering { side, ring, part_bytes, .. })) =
+            (&mut flow.half, &flow.way, flow.answering.take())
+        else {
+            return;
+        };
         receiver.restart(side.lanes.len(), part_bytes, ring);
         let (received, taken) = (receiver.received(), receiver.taken());
-        let inbox = receiver.inbox(rkey);
+        let (inbox, port) = (receiver.inbox(way.ring.rkey), way.port);
         flow.stage = Stage::Answered;
         let (way, home, timeout) = (flow.ways, flow.home, flow.spec.options.connect_timeout);
-        let port = flow.way.as_ref().map_or(0, |way| way.port);
         self.settle_by(handle, Some(now + timeout));
         let is_home = self.is_home(home, port);
-        self.say(handle, Record::Answer { way, is_home, side: ours, received, taken, inbox });
+        self.say(handle, Record::Answer { way, is_home, side, received, taken, inbox });
+    }
+
+    /// The receiver cannot take an offer. Over other ports it may do better, also if it begins.
+    pub(super) fn refuse_offer(&mut self, handle: Handle, fault: Fault) {
+        let Some(flow) = self.flows.get_mut(handle) else { return };
+        if !flow.is_connected && !matches!(fault, Fault::Os { .. }) {
+            return self.fail(handle, fault);
+        }
+        if let Some(answering) = flow.answering.take() {
+            flow.stage = answering.before;
+        }
+        let way = flow.ways;
+        self.end_way(handle);
+        self.say(handle, Record::Again { way, status: 0 });
+    }
+
+    /// Begins to connect a flow's queue pairs to the peer's.
+    fn connect_way(&mut self, handle: Handle, side: &SideAddress, now: Instant) -> Result<(), Fault> {
+        let flow = self.flows.get_mut(handle).ok_or(Fault::Closed)?;
+        let way = flow.way.as_ref().ok_or(Fault::NoPort)?;
+        let connections = way.connections(side, &self.ports, &self.options, &flow.spec.options)?;
+        flow.stage = Stage::Connecting;
+        let (port, places, peer) = (way.port, way.places, side.gid());
+        self.connector.begin(Job { flow: handle, way: flow.ways, port, peer, places, connections }, now);
         Ok(())
     }
 
-    /// Connects a flow's queue pairs to the peer's, unless the kernel has just looked for that address in vain: it takes a second to find
-    /// out, in which the engine does nothing else.
-    fn connect_way(&mut self, handle: Handle, side: &SideAddress, now: Instant) -> Result<(), Fault> {
-        let flow = self.flows.get_mut(handle).ok_or(Fault::Closed)?;
-        let way = flow.way.as_mut().ok_or(Fault::NoPort)?;
-        let to = (way.port, side.gid());
-        self.unreachable.retain(|_, until| *until > now);
-        if self.unreachable.contains_key(&to) {
-            return Err(Fault::Os { call: "looking for the peer's address", reason: Errno::ETIMEDOUT });
+    /// Goes on where queue pairs have been connected, or could not be. Returns whether there were any.
+    pub(super) fn take_connected(&mut self, now: Instant) -> bool {
+        let mut any = false;
+        while let Some(Connected { job, result, untold }) = self.connector.take() {
+            any = true;
+            let Job { flow: handle, way, port, places, connections, .. } = job;
+            if let Some(port) = self.ports.get_mut(port) {
+                if let Some(told) = untold {
+                    port.cannot_be_told(told);
+                }
+                // The way has ended meanwhile.
+                if let Some(opened) = &mut port.opened
+                    && connections.iter().all(|it| Arc::strong_count(&it.qp) == 1 && it.qp.is_of(&opened.pd))
+                {
+                    drop(connections);
+                    opened.queues.release(places);
+                }
+            }
+            let waits = |flow: &&Flow| {
+                flow.stage == Stage::Connecting && flow.ways == way && flow.fault.is_none() && !flow.is_hung_up
+            };
+            if let Some(flow) = self.flows.get(handle).filter(waits) {
+                let is_sender = matches!(flow.half, Half::Send(_));
+                match (result, is_sender) {
+                    (Ok(()), true) => self.open_way(handle),
+                    (Ok(()), false) => self.say_answer(handle, now),
+                    (Err(fault), true) => self.break_way(handle, fault),
+                    (Err(fault), false) => self.refuse_offer(handle, fault),
+                }
+            }
         }
-        let connected = way.connect(side, &mut self.ports, &self.options, &flow.spec.options);
-        if let Err(Fault::Os { reason: Errno::ETIMEDOUT, .. }) = connected {
-            // The more there are, the longer: most of the time is for those that are reached.
-            let others = self.unreachable.len() as u32;
-            self.unreachable.insert(to, now + UNREACHABLE_FOR * (others + 1));
-        }
-        connected
+        any
     }
 
     /// The sender has its answer.
@@ -200,26 +247,29 @@ impl RdmaTransport {
         let (flow, now) = (self.flows.get_mut(handle).ok_or(Fault::Closed)?, self.now.ok_or(Fault::Closed)?);
         let (Half::Send(sender), Some(_)) = (&mut flow.half, &flow.way) else { return Ok(()) };
         sender.restart(counts, inbox, &mut self.memory.regions)?;
+        flow.is_peer_home = is_home;
         let is_connected = flow.is_connected;
-        if let Err(fault) = self.connect_way(handle, side, now) {
-            if !is_connected && matches!(fault, Fault::Protocol(_)) {
-                return Err(fault);
-            }
-            self.break_way(handle, fault);
-            return Ok(());
+        match self.connect_way(handle, side, now) {
+            Err(fault @ Fault::Protocol(_)) if !is_connected => return Err(fault),
+            Err(fault) => self.break_way(handle, fault),
+            Ok(()) => {}
         }
-        let flow = self.flows.get_mut(handle).ok_or(Fault::Closed)?;
-        let (Half::Send(sender), Some(way)) = (&mut flow.half, &flow.way) else { return Ok(()) };
+        Ok(())
+    }
+
+    /// The sender's queue pairs are connected, and the receiver's were before.
+    fn open_way(&mut self, handle: Handle) {
+        let Some(flow) = self.flows.get_mut(handle) else { return };
+        let (Half::Send(sender), Some(way)) = (&mut flow.half, &flow.way) else { return };
         if !sender.has_unfinished() {
             flow.trouble = None;
         }
         (flow.stage, flow.is_connected) = (Stage::Open, true);
-        let (number, home, port) = (flow.ways, flow.home, way.port);
+        let (number, home, port, is_peer_home) = (flow.ways, flow.home, way.port, flow.is_peer_home);
         self.settle_by(handle, None);
         self.say(handle, Record::Ready { way: number });
         self.has_opened(handle);
-        self.plan_return(handle, is_home && self.is_home(home, port));
-        Ok(())
+        self.plan_return(handle, is_peer_home && self.is_home(home, port));
     }
 
     /// Something that was to be posted was not. A device that is gone says so of every call, also before anybody has looked at its
@@ -257,7 +307,7 @@ impl RdmaTransport {
             return self.fail(handle, first);
         }
         flow.turn = next_turn(flow.turn, fault, attempts > 1);
-        (flow.home_at, flow.silent_since) = (None, None);
+        (flow.home_at, flow.silent_since, flow.answering) = (None, None, None);
         let (peer, number, way) = (&flow.spec.peer, flow.spec.number, flow.ways);
         // Of what a host's own ports have said, or the peer's, its service's log tells.
         let is_known = matches!(fault, Fault::NoPort | Fault::NoPeerPort);

@@ -7,6 +7,7 @@ use super::line::Line;
 use super::receiver::Receiver;
 use super::sender::Sender;
 use super::way::Way;
+use super::wire::{RingAddress, SideAddress};
 
 /// Which side of the flow this is.
 #[derive(Debug)]
@@ -21,6 +22,8 @@ pub(super) enum Stage {
     Calling,
     Offered,
     Waiting,
+    /// Its queue pairs are being connected to the peer's.
+    Connecting,
     Answered,
     Open,
     Broken,
@@ -33,6 +36,16 @@ pub(super) struct Trouble {
     pub(super) attempts: u32,
     /// The first one's.
     pub(super) fault: Fault,
+}
+
+/// What a receiver answers when its queue pairs are connected, and what it was offered.
+#[derive(Debug)]
+pub(super) struct Answering {
+    pub(super) side: SideAddress,
+    pub(super) ring: RingAddress,
+    pub(super) part_bytes: u32,
+    /// The stage before, which it has again if the offer cannot be taken.
+    pub(super) before: Stage,
 }
 
 /// How long a flow stays away from a port where nobody answered, at first; doubles with every return in vain.
@@ -49,6 +62,10 @@ pub(super) struct Flow {
     pub(super) half: Half,
     pub(super) line: Line,
     pub(super) stage: Stage,
+    /// Of a receiver that is connecting.
+    pub(super) answering: Option<Answering>,
+    /// Of a sender: the receiver has answered that it is at home.
+    pub(super) is_peer_home: bool,
     /// Ways so far.
     pub(super) ways: u32,
     pub(super) is_connected: bool,
@@ -85,6 +102,8 @@ impl Flow {
             half,
             line,
             stage,
+            answering: None,
+            is_peer_home: false,
             ways: 0,
             is_connected: false,
             fault: None,

@@ -50,7 +50,7 @@ impl Flusher {
         let scratch = unsafe { pd.register(scratch_address, 8) }.map_err(fault)?;
         let (places, cq) = queues.reserve(READS_MAX + 1).map_err(fault)?;
         let shape = QpShape { send_wrs: READS_MAX, recv_wrs: 1, inline_bytes: 0 };
-        let mut qp = QueuePair::new(pd, &cq, shape).map_err(fault)?;
+        let qp = QueuePair::new(pd, &cq, shape).map_err(fault)?;
         let is_ethernet = port.attributes.link_layer == LinkLayer::Ethernet;
         let path = QpPath {
             port: port.number,

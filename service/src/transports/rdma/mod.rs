@@ -21,6 +21,7 @@
 //! - `verbs/`: libibverbs, and the fake driver that stands in for it in tests.
 //! - `ports.rs`, `queues.rs`, `memory.rs`: devices, completion queues, registered memory.
 //! - `wire.rs`, `line.rs`: what the two sides tell each other.
+//! - `connector.rs`: what waits in the kernel, on a thread of its own.
 //! - `flow.rs`, `way.rs`, `sender.rs`, `receiver.rs`: a connected flow; `flusher.rs`: what GPU memory needs besides.
 //! - `setup.rs`, `failover.rs`, `events.rs`, `silence.rs`, `devices.rs`: until it is connected, and from way to way; `ending.rs`: its end.
 //!
@@ -30,6 +31,7 @@
 
 #[cfg(test)]
 mod bench;
+mod connector;
 #[cfg(test)]
 mod copied;
 mod devices;
@@ -67,6 +69,7 @@ use mccs_ipc::types::Handle;
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
+use self::connector::Connector;
 use self::flow::{Flow, Half, Stage};
 use self::flusher::Flusher;
 use self::memory::{Memory, PORTS_MAX};
@@ -75,7 +78,6 @@ pub use self::ports::NoRdma;
 use self::ports::Port;
 use self::queues::Taken;
 use self::setup::Back;
-use self::verbs::Gid;
 pub use self::verbs::{Driver, Unavailable, Verbs, VerbsError, fake};
 pub(super) use self::verbs::{is_of_peer, status_text};
 use self::way::Owners;
@@ -115,16 +117,19 @@ enum Watched {
     Completions(usize),
     /// Of this port's device.
     Events(usize),
+    /// Queue pairs that were connected.
+    Connected,
 }
 
-/// Lines, and two things of each port.
-const WATCHED_MAX: usize = 1 + 2 * PORTS_MAX;
+/// Lines, connections, and two things of each port.
+const WATCHED_MAX: usize = 2 + 2 * PORTS_MAX;
 
 impl Watched {
     /// As epoll gives it back.
     fn token(self) -> u64 {
         match self {
             Watched::Lines => u64::MAX,
+            Watched::Connected => u64::MAX - 1,
             Watched::Completions(port) => 2 * port as u64,
             Watched::Events(port) => 2 * port as u64 + 1,
         }
@@ -133,6 +138,7 @@ impl Watched {
     fn of(token: u64) -> Self {
         match token {
             u64::MAX => Watched::Lines,
+            token if token == Watched::Connected.token() => Watched::Connected,
             token if token % 2 == 0 => Watched::Completions((token / 2) as usize),
             token => Watched::Events((token / 2) as usize),
         }
@@ -178,8 +184,7 @@ pub struct RdmaTransport {
     homes_due: Option<Instant>,
     look_for_devices_at: Option<Instant>,
     look_for_silence_at: Option<Instant>,
-    /// Addresses that were looked for in vain from a port, and until when they are not looked for again.
-    unreachable: HashMap<(usize, Gid), Instant>,
+    connector: Connector,
     epoll: Epoll,
     is_armed: bool,
     lines_said: Progress,
@@ -212,6 +217,9 @@ impl RdmaTransport {
             let lines = EpollEvent::new(EpollFlags::EPOLLIN, Watched::Lines.token());
             epoll.add(fd, lines).map_err(refused("epoll_ctl"))?;
         }
+        let connector = Connector::new()?;
+        let connected = EpollEvent::new(EpollFlags::EPOLLIN, Watched::Connected.token());
+        epoll.add(connector.descriptor(), connected).map_err(refused("epoll_ctl"))?;
         for (index, port) in ports.iter().enumerate() {
             devices::watch(&epoll, index, port)?;
         }
@@ -238,7 +246,7 @@ impl RdmaTransport {
             homes_due: None,
             look_for_devices_at: None,
             look_for_silence_at: None,
-            unreachable: HashMap::new(),
+            connector,
             epoll,
             is_armed: false,
             lines_said: Progress::Busy,
@@ -293,6 +301,7 @@ impl RdmaTransport {
             match Watched::of(event.data()) {
                 Watched::Lines => woken.by_lines = true,
                 Watched::Events(_) => woken.by_events = true,
+                Watched::Connected => self.connector.hear(),
                 Watched::Completions(port) => {
                     if let Some(queues) = self.ports.get_mut(port).and_then(Port::queues) {
                         queues.take_events();
@@ -513,6 +522,7 @@ impl DataPath for RdmaTransport {
             busy |= self.take_events();
         }
         self.memory.forget_gone();
+        busy |= self.take_connected(cx.now);
         if woken.by_lines
             || !self.unsettled.is_empty()
             || matches!(self.lines_said, Progress::Busy)

@@ -116,6 +116,15 @@ impl Port {
         self.opened.as_mut().map(|opened| &mut opened.queues)
     }
 
+    /// The device does not take UDP source ports: it cannot be told them, or refuses, which is said once. It is not told again.
+    pub(super) fn cannot_be_told(&mut self, told: Result<(), VerbsError>) {
+        if let (true, Err(error)) = (self.takes_source_ports, told) {
+            let device = self.device.as_str();
+            tracing::warn!(device, %error, "an RDMA device does not take UDP source ports; the flow label has to do");
+        }
+        self.takes_source_ports = false;
+    }
+
     /// Looks at the port again. Returns whether its address is another one.
     pub(super) fn refresh(&mut self, options: &RdmaOptions) -> Result<bool, VerbsError> {
         let Some(Opened { context, .. }) = &self.opened else { return Ok(false) };

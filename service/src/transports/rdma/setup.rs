@@ -1,8 +1,8 @@
 //! Flows until they are connected, and what their lines say. From way to way: `failover.rs`; their end: `ending.rs`.
 //!
 //! ```text
-//! sender    Calling --reached--> Offered --Answer--> Open --broken--> Broken --a pause--> Offered ...
-//! receiver  Waiting --Offer----> Answered --Ready--> Open --broken, tells--> Waiting ...
+//! sender    Calling --reached--> Offered --Answer--> Connecting --> Open --broken--> Broken --a pause--> Offered ...
+//! receiver  Waiting --Offer----> Connecting --> Answered --Ready--> Open --broken, tells--> Waiting ...
 //! ```
 
 use std::time::Instant;
@@ -118,14 +118,19 @@ impl RdmaTransport {
         for handle in &due {
             let Some(flow) = self.flows.get_mut(*handle) else { continue };
             flow.due = None;
-            let timeout = flow.spec.options.connect_timeout;
+            let (timeout, is_sender) = (flow.spec.options.connect_timeout, matches!(flow.half, Half::Send(_)));
             match flow.stage {
                 _ if flow.is_hung_up => self.fail(*handle, Fault::Closed),
                 Stage::Broken => self.begin_way(*handle, now),
-                Stage::Offered | Stage::Answered if !flow.is_connected => {
+                Stage::Connecting if let (false, Some(trouble)) = (is_sender, flow.trouble) => {
+                    self.fail(*handle, trouble.fault);
+                }
+                Stage::Offered | Stage::Connecting | Stage::Answered if !flow.is_connected => {
                     self.fail(*handle, Fault::ConnectTimeout { after_ms: timeout.as_millis() as u64 });
                 }
-                Stage::Offered | Stage::Answered => self.break_way(*handle, Fault::Lost(nix::errno::Errno::ETIMEDOUT)),
+                Stage::Offered | Stage::Connecting | Stage::Answered => {
+                    self.break_way(*handle, Fault::Lost(nix::errno::Errno::ETIMEDOUT));
+                }
                 Stage::Waiting => {
                     let fault = flow.trouble.map_or(Fault::Closed, |trouble| trouble.fault);
                     self.fail(*handle, fault);
@@ -188,17 +193,8 @@ impl RdmaTransport {
         match record {
             Record::Offer { way, home, turn, side, ring, part_bytes, back } if !is_sender && way > flow.ways => {
                 (flow.ways, flow.home, flow.turn) = (way, home as usize % ports, turn);
-                let answered = self.answer(handle, &side, (ring, part_bytes), &back, now);
-                match answered {
-                    // Over other ports it may do better, also if it begins.
-                    Err(fault)
-                        if self.flows.get(handle).is_some_and(|flow| flow.is_connected)
-                            || matches!(fault, Fault::Os { .. }) =>
-                    {
-                        self.end_way(handle);
-                        self.say(handle, Record::Again { way, status: 0 });
-                    }
-                    answered => answered?,
+                if let Err(fault) = self.answer(handle, &side, (ring, part_bytes), &back, now) {
+                    self.refuse_offer(handle, fault);
                 }
             }
             Record::Answer { way, is_home, side, received, taken, inbox } if is_sender && way == flow.ways => {
@@ -215,7 +211,7 @@ impl RdmaTransport {
                 // What the device says of the way says more, where it has said it: why it failed.
                 while self.take_completions(usize::MAX) {}
                 let broken = self.flows.get(handle).filter(|flow| way == flow.ways && flow.fault.is_none());
-                if broken.is_some_and(|flow| matches!(flow.stage, Stage::Open | Stage::Offered)) {
+                if broken.is_some_and(|flow| matches!(flow.stage, Stage::Open | Stage::Offered | Stage::Connecting)) {
                     let fault = if status == 0 { Fault::NoPeerPort } else { Fault::PeerQueuePair { status } };
                     self.break_way(handle, fault);
                 }

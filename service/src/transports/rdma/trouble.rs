@@ -2,7 +2,7 @@
 
 use nix::poll::{PollFd, PollFlags, PollTimeout};
 
-use super::bench::{BYTES, Bench, MESSAGES, Traffic, flow_options};
+use super::bench::{BYTES, Bench, MESSAGES, Traffic, flow_options, in_place};
 use super::verbs::fake::{Fabric, FabricOptions, SourcePorts};
 use super::*;
 use crate::transports::conformance::Random;
@@ -186,7 +186,7 @@ fn a_flow_that_cannot_begin_by_any_port_fails() {
     let hosts = [0, 1].map(|_| fabric.add_host(2));
     let mut sides = hosts.clone().map(|host| {
         let driver: Arc<dyn Driver> = host;
-        RdmaTransport::new(&driver, RdmaOptions::default()).expect("devices")
+        in_place(RdmaTransport::new(&driver, RdmaOptions::default()).expect("devices"))
     });
     [0, 1].into_iter().for_each(|device| fabric.silence(&hosts[1], device, true));
     let now = Instant::now();

@@ -11,6 +11,7 @@ use mccs_ipc::types::Handle;
 use nix::errno::Errno;
 
 use super::super::{Fault, FlowOptions};
+use super::connector::Connection;
 use super::options::{RdmaOptions, flow_label};
 use super::ports::Port;
 use super::queues::Places;
@@ -71,7 +72,8 @@ impl Shape {
 
 #[derive(Debug)]
 pub(super) struct Lane {
-    qp: QueuePair,
+    /// The connector's as well while it is being connected.
+    qp: Arc<QueuePair>,
     name: Handle,
     psn: u32,
     sends_max: u32,
@@ -166,20 +168,6 @@ impl Lane {
     pub(super) fn qp(&self) -> &QueuePair {
         &self.qp
     }
-
-    /// Tells the device the UDP source port, where it can be told: the flow label, which has told it already, is not followed by all. A
-    /// device that cannot is not asked again, and one that refuses is named, once.
-    fn send_from(&mut self, source_port: u16, port: &mut Port) {
-        if !port.takes_source_ports {
-            return;
-        }
-        let told = self.qp.set_source_port(source_port);
-        if let Err(error) = told {
-            let device = port.device.as_str();
-            tracing::warn!(device, %error, "an RDMA device does not take UDP source ports; the flow label has to do");
-        }
-        port.takes_source_ports = told == Ok(true);
-    }
 }
 
 /// What a refused call means for a flow.
@@ -192,7 +180,7 @@ pub(super) fn fault(error: VerbsError) -> Fault {
 pub(super) struct Way {
     /// Which of the transport's ports.
     pub(super) port: usize,
-    places: Places,
+    pub(super) places: Places,
     pub(super) lanes: Vec<Lane>,
     /// The flow's own memory, as the port knows it. Behind the lanes: it goes after them.
     pub(super) ring: MemoryRegion,
@@ -259,7 +247,7 @@ impl Way {
             }
             made => made,
         };
-        let mut qp = qp.map_err(fault)?;
+        let qp = Arc::new(qp.map_err(fault)?);
         qp.modify(QpStep::Init { port: port.number, pkey_index: options.pkey_index, may_be_read: false })
             .map_err(fault)?;
         *random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -298,16 +286,16 @@ impl Way {
         SideAddress { gid: gid.0, lid, is_ethernet, mtu: mtu.clamp(1, 5), lanes }
     }
 
-    /// Connects every lane to the peer's of the same place: ready to receive and to send.
-    pub(super) fn connect(
-        &mut self,
+    /// How to connect every lane to the peer's of the same place.
+    pub(super) fn connections(
+        &self,
         peer: &SideAddress,
-        ports: &mut [Port],
+        ports: &[Port],
         options: &RdmaOptions,
         flow: &FlowOptions,
-    ) -> Result<(), Fault> {
+    ) -> Result<Vec<Connection>, Fault> {
         let ours = self.address(ports, options);
-        let port = ports.get_mut(self.port).ok_or(Fault::NoPort)?;
+        let port = ports.get(self.port).ok_or(Fault::NoPort)?;
         if ours.is_ethernet != peer.is_ethernet {
             return Err(Fault::Protocol("one side's device is on Ethernet, the other's on InfiniBand"));
         }
@@ -316,7 +304,7 @@ impl Way {
         }
         let class = flow.dscp.map_or(options.traffic_class, |dscp| dscp << 2 | options.traffic_class & 3);
         let service_level = flow.priority.map_or(options.service_level, |priority| priority as u8);
-        for (index, (lane, to)) in self.lanes.iter_mut().zip(&peer.lanes).enumerate() {
+        let connection = |(index, (lane, to)): (usize, (&Lane, &LaneAddress))| {
             let source_port = flow.source_ports.and_then(|range| range.starting_at(index as u32).next());
             let path = QpPath {
                 port: port.number,
@@ -333,23 +321,22 @@ impl Way {
             };
             let RdmaOptions { timeout, retries, rnr_retries, .. } = *options;
             let timers = QpTimers { psn: lane.psn, timeout, retries, rnr_retries };
-            lane.qp.modify(QpStep::Receive(path)).map_err(fault)?;
-            lane.qp.modify(QpStep::Send(timers)).map_err(fault)?;
-            if let Some(source_port) = source_port {
-                lane.send_from(source_port, port);
-            }
-        }
-        Ok(())
+            let source_port = source_port.filter(|_| port.takes_source_ports);
+            Connection { qp: Arc::clone(&lane.qp), path, timers, source_port }
+        };
+        Ok(self.lanes.iter().zip(&peer.lanes).enumerate().map(connection).collect())
     }
 
-    /// Destroys the queue pairs: after it nothing reads or writes for them.
+    /// Destroys the queue pairs: after it nothing reads or writes for them. Those that are being connected, on which there is nothing to
+    /// read or to write, are destroyed when they come back.
     pub(super) fn end(self, ports: &mut [Port], owners: &mut Owners) {
         for lane in &self.lanes {
             owners.remove(lane.name);
         }
+        let is_connecting = self.lanes.iter().any(|lane| Arc::strong_count(&lane.qp) > 1);
         let (port, places) = (self.port, self.places);
         drop(self);
-        if let Some(queues) = ports.get_mut(port).and_then(Port::queues) {
+        if !is_connecting && let Some(queues) = ports.get_mut(port).and_then(Port::queues) {
             queues.release(places);
         }
     }

@@ -275,7 +275,7 @@ impl QueuePair {
     ///
     /// # Errors
     /// The driver's.
-    pub fn modify(&mut self, step: QpStep) -> Result<(), VerbsError> {
+    pub fn modify(&self, step: QpStep) -> Result<(), VerbsError> {
         self.pd.context.driver.modify_qp(self.raw, step)
     }
 
@@ -284,7 +284,7 @@ impl QueuePair {
     ///
     /// # Errors
     /// The driver's.
-    pub fn set_source_port(&mut self, source_port: u16) -> Result<bool, VerbsError> {
+    pub fn set_source_port(&self, source_port: u16) -> Result<bool, VerbsError> {
         self.pd.context.driver.set_source_port(self.raw, source_port)
     }
 
@@ -295,7 +295,7 @@ impl QueuePair {
     ///
     /// # Errors
     /// The driver's. Some may have been posted.
-    pub unsafe fn post_writes(&mut self, writes: &[Write]) -> Result<(), VerbsError> {
+    pub unsafe fn post_writes(&self, writes: &[Write]) -> Result<(), VerbsError> {
         // SAFETY: the caller's promise, passed on.
         unsafe { self.pd.context.driver.post_writes(self.raw, writes) }
     }
@@ -307,7 +307,7 @@ impl QueuePair {
     ///
     /// # Errors
     /// The driver's.
-    pub unsafe fn post_read(&mut self, read: &Read) -> Result<(), VerbsError> {
+    pub unsafe fn post_read(&self, read: &Read) -> Result<(), VerbsError> {
         // SAFETY: the caller's promise, passed on.
         unsafe { self.pd.context.driver.post_read(self.raw, read) }
     }
@@ -316,8 +316,14 @@ impl QueuePair {
     ///
     /// # Errors
     /// The driver's. Some may have been posted.
-    pub fn post_receives(&mut self, wr_id: u64, count: u32) -> Result<(), VerbsError> {
+    pub fn post_receives(&self, wr_id: u64, count: u32) -> Result<(), VerbsError> {
         self.pd.context.driver.post_receives(self.raw, wr_id, count)
+    }
+
+    /// Whether it was made on this device, as it was opened then.
+    #[must_use]
+    pub fn is_of(&self, pd: &Arc<ProtectionDomain>) -> bool {
+        Arc::ptr_eq(&self.pd, pd)
     }
 
     /// Whether an event is about this queue pair.

@@ -6,10 +6,10 @@
 
 mod world;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::net::Ipv4Addr;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Instant;
 
 use nix::errno::Errno;
@@ -75,7 +75,38 @@ impl Default for FabricOptions {
 
 /// See the module's documentation. Clones are the same fabric.
 #[derive(Debug, Clone)]
-pub struct Fabric(Arc<Mutex<World>>);
+pub struct Fabric {
+    world: Arc<Mutex<World>>,
+    gate: Arc<Gate>,
+}
+
+/// Where those wait who connect queue pairs of a host that looks for an address.
+#[derive(Debug, Default)]
+struct Gate {
+    looking: Mutex<Looking>,
+    found: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Looking {
+    hosts: BTreeSet<u32>,
+    waiting: usize,
+}
+
+impl Gate {
+    fn looking(&self) -> MutexGuard<'_, Looking> {
+        self.looking.lock().expect("no test has panicked in here")
+    }
+
+    fn pass(&self, host: u32) {
+        let mut looking = self.looking();
+        looking.waiting += 1;
+        while looking.hosts.contains(&host) {
+            looking = self.found.wait(looking).expect("no test has panicked in here");
+        }
+        looking.waiting -= 1;
+    }
+}
 
 /// A host of a fabric.
 #[derive(Debug)]
@@ -86,11 +117,11 @@ pub struct Host {
 
 impl Fabric {
     pub fn new(options: FabricOptions) -> Self {
-        Fabric(Arc::new(Mutex::new(World::new(options))))
+        Fabric { world: Arc::new(Mutex::new(World::new(options))), gate: Arc::default() }
     }
 
     fn world(&self) -> MutexGuard<'_, World> {
-        self.0.lock().expect("no test has panicked in here")
+        self.world.lock().expect("no test has panicked in here")
     }
 
     /// Adds a host with devices `fake0`, `fake1`...; a device's address is 10.0.HOST.DEVICE + 1.
@@ -129,6 +160,22 @@ impl Fabric {
         let index = world.device(host.number, device);
         world.devices[index].is_up = is_up;
         world.tell(index, if is_up { AsyncEvent::PortUp(1) } else { AsyncEvent::PortDown(1) });
+    }
+
+    /// Who connects a queue pair of a host waits from here on, as for an address that is looked for; or no more.
+    pub fn keep_looking(&self, host: &Host, keeps: bool) {
+        let mut looking = self.gate.looking();
+        if keeps {
+            looking.hosts.insert(host.number)
+        } else {
+            looking.hosts.remove(&host.number)
+        };
+        self.gate.found.notify_all();
+    }
+
+    /// How many wait to connect a queue pair.
+    pub fn looking(&self) -> usize {
+        self.gate.looking().waiting
     }
 
     /// From here on nothing comes through to or from a device, though its link is up; or everything again.
@@ -425,6 +472,9 @@ impl Driver for Host {
     }
 
     fn modify_qp(&self, qp: Raw, step: QpStep) -> Result<(), VerbsError> {
+        if matches!(step, QpStep::Receive(_)) {
+            self.fabric.gate.pass(self.number);
+        }
         self.world().modify_qp(qp, step).map_err(refused("ibv_modify_qp"))
     }
 

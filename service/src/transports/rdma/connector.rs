@@ -1,0 +1,319 @@
+//! Connecting queue pairs, on a thread of its own.
+//!
+//! To connect a queue pair the kernel looks for the peer's address, a second where nobody answers. Other flows of the engine are
+//! not to wait for that, so it is done aside, and what came of it is taken in a later poll. The thread begins with the first
+//! connection and ends with the transport. It works on queue pairs that the flow's way has as well: it touches none but
+//! those that nothing is posted to, and gives them back for the engine to destroy.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use mccs_ipc::types::Handle;
+use nix::errno::Errno;
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+use super::super::Fault;
+use super::queues::Places;
+use super::verbs::{Gid, QpPath, QpStep, QpTimers, QueuePair, VerbsError};
+use super::way::fault;
+
+/// How long an address is not looked for again that was looked for in vain, where it is the only one.
+const UNREACHABLE_FOR: Duration = Duration::from_secs(3);
+
+/// A queue pair, and what it is to be connected to.
+#[derive(Debug)]
+pub(super) struct Connection {
+    pub(super) qp: Arc<QueuePair>,
+    pub(super) path: QpPath,
+    pub(super) timers: QpTimers,
+    /// What the device is to be told besides, if it can be.
+    pub(super) source_port: Option<u16>,
+}
+
+/// Queue pairs of a flow's way, to be connected to the peer's.
+#[derive(Debug)]
+pub(super) struct Job {
+    pub(super) flow: Handle,
+    /// Number of the way.
+    pub(super) way: u32,
+    /// Which of the transport's ports.
+    pub(super) port: usize,
+    pub(super) peer: Gid,
+    /// What the queue pairs have reserved, for whoever destroys them.
+    pub(super) places: Places,
+    pub(super) connections: Vec<Connection>,
+}
+
+/// What came of a job.
+#[derive(Debug)]
+pub(super) struct Connected {
+    pub(super) job: Job,
+    pub(super) result: Result<(), Fault>,
+    /// What the device said when it was told UDP source ports, if it does not take them.
+    pub(super) untold: Option<Result<(), VerbsError>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    done: Mutex<Vec<Connected>>,
+    /// Readable when something is done.
+    news: EventFd,
+    /// Addresses that were looked for in vain from a port, and until when they are not looked for again.
+    unreachable: Mutex<HashMap<(usize, Gid), Instant>>,
+    is_over: AtomicBool,
+}
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(super) struct Connector {
+    shared: Arc<Shared>,
+    thread: Option<(mpsc::Sender<(Job, Instant)>, JoinHandle<()>)>,
+    /// Jobs that have not been taken back.
+    jobs: usize,
+    /// The engine does it: for tests whose time is not the clock's.
+    is_in_place: bool,
+}
+
+fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Connector {
+    pub(super) fn new() -> Result<Self, VerbsError> {
+        let news = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC);
+        let news = news.map_err(|errno| VerbsError { call: "eventfd", errno })?;
+        let (done, unreachable) = (Mutex::default(), Mutex::default());
+        let shared = Arc::new(Shared { done, news, unreachable, is_over: AtomicBool::new(false) });
+        Ok(Connector { shared, thread: None, jobs: 0, is_in_place: false })
+    }
+
+    /// Has everything done in place, when it is begun.
+    #[cfg(test)]
+    pub(super) fn do_in_place(&mut self) {
+        self.is_in_place = true;
+    }
+
+    /// Begins to connect. What comes of it is said later, once.
+    pub(super) fn begin(&mut self, job: Job, now: Instant) {
+        self.jobs += 1;
+        if self.thread.is_none() && !self.is_in_place {
+            self.thread = start(&self.shared).ok();
+        }
+        let refused = match &self.thread {
+            Some((jobs, _)) => jobs.send((job, now)).err().map(|refused| refused.0),
+            None => Some((job, now)),
+        };
+        // Where the kernel refuses a thread there is nobody but the engine.
+        if let Some((job, now)) = refused {
+            self.shared.finish(job, now);
+        }
+    }
+
+    /// What came of a job, if one has ended.
+    pub(super) fn take(&mut self) -> Option<Connected> {
+        if self.jobs == 0 {
+            return None;
+        }
+        let taken = lock(&self.shared.done).pop()?;
+        self.jobs -= 1;
+        Some(taken)
+    }
+
+    /// A port is another one now, or back: who could not be reached from there may be.
+    pub(super) fn forget_unreachable(&self, port: usize) {
+        lock(&self.shared.unreachable).retain(|(from, _), _| *from != port);
+    }
+
+    /// Readable when there is something to take.
+    pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.shared.news.as_fd()
+    }
+
+    /// What has been said by the descriptor is known.
+    pub(super) fn hear(&self) {
+        // Nothing to read is as good as read.
+        let _ = self.shared.news.read();
+    }
+}
+
+impl Drop for Connector {
+    fn drop(&mut self) {
+        self.shared.is_over.store(true, Ordering::Relaxed);
+        if let Some((jobs, thread)) = self.thread.take() {
+            drop(jobs);
+            // At most for the job that it is at.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn start(shared: &Arc<Shared>) -> std::io::Result<(mpsc::Sender<(Job, Instant)>, JoinHandle<()>)> {
+    let (sender, receiver) = mpsc::channel::<(Job, Instant)>();
+    let shared = Arc::clone(shared);
+    let thread = std::thread::Builder::new().name("mccs-connect".into()).spawn(move || {
+        for (job, now) in receiver {
+            if !shared.is_over.load(Ordering::Relaxed) {
+                shared.finish(job, now);
+            }
+        }
+    })?;
+    Ok((sender, thread))
+}
+
+impl Shared {
+    /// Does a job that was begun at some time, and says what came of it.
+    fn finish(&self, job: Job, begun: Instant) {
+        let begun_here = Instant::now();
+        let (to, mut untold) = ((job.port, job.peer), None);
+        let result = if self.is_unreachable(to, begun) {
+            Err(Fault::Os { call: "looking for the peer's address", reason: Errno::ETIMEDOUT })
+        } else {
+            let connected = connect(&job, &mut untold);
+            if let Err(Fault::Os { reason: Errno::ETIMEDOUT, .. }) = connected {
+                let mut unreachable = lock(&self.unreachable);
+                // The more there are, the longer: most of the time is for those that are reached.
+                let others = unreachable.len() as u32;
+                unreachable.insert(to, begun + begun_here.elapsed() + UNREACHABLE_FOR * (others + 1));
+            }
+            connected
+        };
+        lock(&self.done).push(Connected { job, result, untold });
+        // It is full when the engine is to wake anyway.
+        let _ = self.news.write(1);
+    }
+
+    fn is_unreachable(&self, to: (usize, Gid), now: Instant) -> bool {
+        let mut unreachable = lock(&self.unreachable);
+        unreachable.retain(|_, until| *until > now);
+        unreachable.contains_key(&to)
+    }
+}
+
+/// Makes queue pairs ready to receive and to send.
+fn connect(job: &Job, untold: &mut Option<Result<(), VerbsError>>) -> Result<(), Fault> {
+    for Connection { qp, path, timers, source_port } in &job.connections {
+        // Nobody else has it: its way has ended since.
+        if Arc::strong_count(qp) == 1 {
+            return Err(Fault::Closed);
+        }
+        qp.modify(QpStep::Receive(*path)).map_err(fault)?;
+        qp.modify(QpStep::Send(*timers)).map_err(fault)?;
+        if let (Some(source_port), None) = (source_port, &untold) {
+            // The flow label, which has told it already, is not followed by all.
+            *untold = match qp.set_source_port(*source_port) {
+                Ok(true) => None,
+                Ok(false) => Some(Ok(())),
+                Err(error) => Some(Err(error)),
+            };
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+    use super::super::super::{
+        DataPath, FlowOptions, FlowSpec, FlowState, ListenOptions, RecvFlow, SendFlow, Transport,
+    };
+    use super::super::bench::{Bench, flow_options};
+    use super::*;
+
+    /// A flow, and another one that begins, whose queue pairs wait to be connected at one side.
+    fn held(side: usize) -> (Bench, SendFlow, RecvFlow) {
+        let mut bench = Bench::new(2);
+        bench.sides.iter_mut().for_each(|side| side.connector.is_in_place = false);
+        bench.fabric.keep_looking(&bench.hosts[side].clone(), true);
+        let (listener, handle) = bench.sides[1].listen(&ListenOptions::default()).expect("listens");
+        // The test's time goes faster than the threads'.
+        let forever = Duration::from_secs(80_000);
+        let options =
+            FlowOptions { connect_timeout: forever, silence_timeout: forever, peer_timeout: None, ..flow_options() };
+        let spec = FlowSpec { number: 1, peer: "rank 6 on host-b".into(), options };
+        let send = bench.sides[0].connect(&handle, &spec, bench.now).expect("connects");
+        let recv = bench.sides[1].accept(listener, &spec, bench.now).expect("accepts");
+        until(&mut bench, |bench| bench.fabric.looking() == 1);
+        (bench, send, recv)
+    }
+
+    /// Polls until something holds that depends on a thread, for which no round counts.
+    fn until(bench: &mut Bench, holds: impl Fn(&Bench) -> bool) {
+        let since = Instant::now();
+        while !holds(bench) {
+            assert!(since.elapsed() < Duration::from_secs(120), "hangs");
+            bench.rounds(1, &[0, 1]);
+            std::thread::yield_now();
+        }
+    }
+
+    fn states(bench: &Bench, send: SendFlow, recv: RecvFlow) -> [FlowState; 2] {
+        [bench.sides[0].state(send.into()), bench.sides[1].state(recv.into())].map(|state| state.expect("lives"))
+    }
+
+    #[test]
+    fn flows_go_on_while_another_is_connected() {
+        for side in [0, 1] {
+            let (mut bench, send, recv) = held(side);
+            bench.stream(|_, _| {});
+            bench.rounds(1000, &[0, 1]);
+            assert_eq!(bench.fabric.looking(), 1);
+            assert_eq!(states(&bench, send, recv)[0], FlowState::Connecting);
+            assert!(bench.sides[side].connector.take().is_none());
+            // Who sleeps is woken.
+            bench.fabric.keep_looking(&bench.hosts[side].clone(), false);
+            let mut woken = [PollFd::new(bench.sides[side].descriptor().expect("one"), PollFlags::POLLIN)];
+            assert_eq!(poll(&mut woken, PollTimeout::NONE), Ok(1));
+            until(&mut bench, |bench| states(bench, send, recv) == [FlowState::Connected; 2]);
+            until(&mut bench, |bench| bench.sides[side].connector.jobs == 0);
+            bench.stream(|_, _| {});
+        }
+    }
+
+    #[test]
+    fn flows_that_are_closed_while_they_are_connected_leave_nothing() {
+        for side in [0, 1] {
+            let (mut bench, send, recv) = held(side);
+            bench.sides[0].close(send.into());
+            bench.sides[1].close(recv.into());
+            bench.rounds(1000, &[0, 1]);
+            let connections = usize::from(flow_options().connections);
+            assert!(bench.fabric.held().0 > 2 * connections, "what is being connected is not destroyed meanwhile");
+            bench.fabric.keep_looking(&bench.hosts[side].clone(), false);
+            until(&mut bench, |bench| bench.fabric.held().0 == 2 * connections);
+            bench.stream(|_, _| {});
+        }
+    }
+
+    #[test]
+    fn a_device_goes_while_a_flow_is_connected_on_it() {
+        for side in [0, 1] {
+            let (mut bench, send, recv) = held(side);
+            let host = bench.hosts[side].clone();
+            bench.fabric.remove(&host, 0, true);
+            bench.rounds(1000, &[0, 1]);
+            assert_eq!(bench.fabric.opened(&host, 0), 1, "what is being connected needs it");
+            bench.fabric.keep_looking(&host, false);
+            until(&mut bench, |bench| bench.fabric.opened(&host, 0) == 0);
+            until(&mut bench, |bench| states(bench, send, recv) == [FlowState::Connected; 2]);
+            bench.stream(|_, _| {});
+        }
+    }
+
+    #[test]
+    fn a_transport_that_goes_leaves_what_has_not_begun() {
+        let (mut bench, _, _) = held(1);
+        let shared = Arc::clone(&bench.sides[1].connector.shared);
+        shared.is_over.store(true, Ordering::Relaxed);
+        bench.fabric.keep_looking(&bench.hosts[1].clone(), false);
+        let connector = std::mem::replace(&mut bench.sides[1].connector, Connector::new().expect("a descriptor"));
+        drop(connector);
+        assert_eq!(Arc::strong_count(&shared), 1, "its thread has ended");
+    }
+}
