@@ -2,14 +2,13 @@
 //!
 //! To connect a queue pair the kernel looks for the peer's address, a second where nobody answers. Other flows of the engine are
 //! not to wait for that, so it is done aside, and what came of it is taken in a later poll. The thread begins with the first
-//! connection and ends with the transport. It works on queue pairs that the flow's way has as well: it touches none but
+//! connection and ends after the transport. It works on queue pairs that the flow's way has as well: it touches none but
 //! those that nothing is posted to, and gives them back for the engine to destroy.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use mccs_ipc::types::Handle;
@@ -71,7 +70,8 @@ struct Shared {
 #[derive(Debug)]
 pub(super) struct Connector {
     shared: Arc<Shared>,
-    thread: Option<(mpsc::Sender<(Job, Instant)>, JoinHandle<()>)>,
+    /// To the thread, if there is one.
+    queue: Option<mpsc::Sender<(Job, Instant)>>,
     /// Jobs that have not been taken back.
     jobs: usize,
     /// The engine does it: for tests whose time is not the clock's.
@@ -88,7 +88,7 @@ impl Connector {
         let news = news.map_err(|errno| VerbsError { call: "eventfd", errno })?;
         let (done, unreachable) = (Mutex::default(), Mutex::default());
         let shared = Arc::new(Shared { done, news, unreachable, is_over: AtomicBool::new(false) });
-        Ok(Connector { shared, thread: None, jobs: 0, is_in_place: false })
+        Ok(Connector { shared, queue: None, jobs: 0, is_in_place: false })
     }
 
     /// Has everything done in place, when it is begun.
@@ -100,11 +100,11 @@ impl Connector {
     /// Begins to connect. What comes of it is said later, once.
     pub(super) fn begin(&mut self, job: Job, now: Instant) {
         self.jobs += 1;
-        if self.thread.is_none() && !self.is_in_place {
-            self.thread = start(&self.shared).ok();
+        if self.queue.is_none() && !self.is_in_place {
+            self.queue = start(&self.shared).ok();
         }
-        let refused = match &self.thread {
-            Some((jobs, _)) => jobs.send((job, now)).err().map(|refused| refused.0),
+        let refused = match &self.queue {
+            Some(queue) => queue.send((job, now)).err().map(|refused| refused.0),
             None => Some((job, now)),
         };
         // Where the kernel refuses a thread there is nobody but the engine.
@@ -141,27 +141,23 @@ impl Connector {
 }
 
 impl Drop for Connector {
+    /// Nobody waits for the thread: it ends after what it is at.
     fn drop(&mut self) {
         self.shared.is_over.store(true, Ordering::Relaxed);
-        if let Some((jobs, thread)) = self.thread.take() {
-            drop(jobs);
-            // At most for the job that it is at.
-            let _ = thread.join();
-        }
     }
 }
 
-fn start(shared: &Arc<Shared>) -> std::io::Result<(mpsc::Sender<(Job, Instant)>, JoinHandle<()>)> {
+fn start(shared: &Arc<Shared>) -> std::io::Result<mpsc::Sender<(Job, Instant)>> {
     let (sender, receiver) = mpsc::channel::<(Job, Instant)>();
     let shared = Arc::clone(shared);
-    let thread = std::thread::Builder::new().name("mccs-connect".into()).spawn(move || {
+    std::thread::Builder::new().name("mccs-connect".into()).spawn(move || {
         for (job, now) in receiver {
             if !shared.is_over.load(Ordering::Relaxed) {
                 shared.finish(job, now);
             }
         }
     })?;
-    Ok((sender, thread))
+    Ok(sender)
 }
 
 impl Shared {
@@ -226,6 +222,9 @@ mod tests {
     use super::super::bench::{Bench, flow_options};
     use super::*;
 
+    /// A test that has not got further for so long hangs.
+    const PATIENCE: Duration = Duration::from_secs(120);
+
     /// A flow, and another one that begins, whose queue pairs wait to be connected at one side.
     fn held(side: usize) -> (Bench, SendFlow, RecvFlow) {
         let mut bench = Bench::new(2);
@@ -247,7 +246,7 @@ mod tests {
     fn until(bench: &mut Bench, holds: impl Fn(&Bench) -> bool) {
         let since = Instant::now();
         while !holds(bench) {
-            assert!(since.elapsed() < Duration::from_secs(120), "hangs");
+            assert!(since.elapsed() < PATIENCE, "hangs");
             bench.rounds(1, &[0, 1]);
             std::thread::yield_now();
         }
@@ -307,13 +306,20 @@ mod tests {
     }
 
     #[test]
-    fn a_transport_that_goes_leaves_what_has_not_begun() {
-        let (mut bench, _, _) = held(1);
-        let shared = Arc::clone(&bench.sides[1].connector.shared);
-        shared.is_over.store(true, Ordering::Relaxed);
-        bench.fabric.keep_looking(&bench.hosts[1].clone(), false);
-        let connector = std::mem::replace(&mut bench.sides[1].connector, Connector::new().expect("a descriptor"));
-        drop(connector);
-        assert_eq!(Arc::strong_count(&shared), 1, "its thread has ended");
+    fn a_transport_that_goes_waits_for_nobody_and_leaves_nothing() {
+        let (bench, _, _) = held(1);
+        let Bench { sides, hosts, fabric, .. } = &bench;
+        let shared = sides.each_ref().map(|side| Arc::clone(&side.connector.shared));
+        let (hosts, fabric) = (hosts.clone(), fabric.clone());
+        drop(bench);
+        assert_eq!((fabric.looking(), fabric.opened(&hosts[1], 0)), (1, 1));
+        fabric.keep_looking(&hosts[1], false);
+        let since = Instant::now();
+        while shared.iter().any(|shared| Arc::strong_count(shared) > 1) {
+            assert!(since.elapsed() < PATIENCE, "hangs");
+            std::thread::yield_now();
+        }
+        drop(shared);
+        assert_eq!((fabric.held(), fabric.opened(&hosts[1], 0)), ((0, 0), 0));
     }
 }

@@ -38,6 +38,8 @@ mod devices;
 mod ending;
 mod events;
 mod failover;
+#[cfg(test)]
+mod failover_tests;
 mod flow;
 mod flusher;
 mod line;
