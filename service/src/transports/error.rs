@@ -196,11 +196,17 @@ pub enum Fault {
     /// No port to send from.
     #[error("no port of this host's RDMA devices is up; look at the links, `ibv_devinfo` shows them")]
     NoPort,
+    /// A device cannot pin its memory, since the process may not lock so much.
+    #[error("{}", TransportError::LockedMemory { bytes: *.bytes, limit_bytes: *.limit_bytes })]
+    LockedMemory {
+        /// Of the memory.
+        bytes: u64,
+        /// The limit in force.
+        limit_bytes: u64,
+    },
     /// The device does not take its memory.
-    #[error(
-        "its memory cannot be registered with the RDMA device; is the limit on locked memory (`ulimit -l`) high enough?"
-    )]
-    Unregistered,
+    #[error("the RDMA device does not take its memory: {0}")]
+    Unregistered(Errno),
     /// The kernel refused something.
     #[error("{call} failed: {reason}")]
     Os {
@@ -269,7 +275,7 @@ impl Fault {
             Fault::ListenerClosed | Fault::TooLong { .. } => ErrorClass::Internal,
             Fault::SourcePorts { .. } | Fault::SourceAddress(_) | Fault::Os { .. } => ErrorClass::System,
             Fault::PeerQueuePair { .. } | Fault::NoPeerPort => ErrorClass::Remote,
-            Fault::NoDevice | Fault::NoPort | Fault::Unregistered => ErrorClass::System,
+            Fault::NoDevice | Fault::NoPort | Fault::LockedMemory { .. } | Fault::Unregistered(_) => ErrorClass::System,
             Fault::QueuePair { status, .. } if is_of_peer(status) => ErrorClass::Remote,
             Fault::QueuePair { .. } => ErrorClass::System,
         }

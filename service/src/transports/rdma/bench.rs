@@ -12,9 +12,10 @@ const ROUNDS_MAX: usize = 600_000;
 pub(super) const BYTES: usize = 50_000;
 pub(super) const MESSAGES: usize = 40;
 
-/// Has queue pairs connected by whoever polls: no thread keeps a test's time.
+/// Has whoever polls do what is done aside: no thread keeps a test's time.
 pub(super) fn in_place(mut transport: RdmaTransport) -> RdmaTransport {
-    transport.connector.do_in_place();
+    transport.connector.do_in_place(true);
+    transport.memory.pinner.do_in_place(true);
     transport
 }
 

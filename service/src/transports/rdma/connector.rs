@@ -1,21 +1,19 @@
-//! Connecting queue pairs, on a thread of its own.
+//! Connecting queue pairs, on a thread of its own (`aside.rs`).
 //!
-//! To connect a queue pair the kernel looks for the peer's address, a second where nobody answers. Other flows of the engine are
-//! not to wait for that, so it is done aside, and what came of it is taken in a later poll. The thread begins with the first
-//! connection and ends after the transport. It works on queue pairs that the flow's way has as well: it touches none but
-//! those that nothing is posted to, and gives them back for the engine to destroy.
+//! To connect a queue pair the kernel looks for the peer's address, a second where nobody answers. The thread works on queue pairs
+//! that the flow's way has as well: it touches none but those that nothing is posted to, and gives them back for the engine to
+//! destroy.
 
 use std::collections::HashMap;
-use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use mccs_ipc::types::Handle;
 use nix::errno::Errno;
-use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use super::super::Fault;
+use super::aside::{Aside, Work, lock};
 use super::queues::Places;
 use super::verbs::{Gid, QpPath, QpStep, QpTimers, QueuePair, VerbsError};
 use super::way::fault;
@@ -56,136 +54,87 @@ pub(super) struct Connected {
     pub(super) untold: Option<Result<(), VerbsError>>,
 }
 
+/// Addresses that were looked for in vain from a port, and until when they are not looked for again.
+type Unreachable = Mutex<HashMap<(usize, Gid), Instant>>;
+
+/// A job that was begun at some time, and what came of it.
 #[derive(Debug)]
-struct Shared {
-    done: Mutex<Vec<Connected>>,
-    /// Readable when something is done.
-    news: EventFd,
-    /// Addresses that were looked for in vain from a port, and until when they are not looked for again.
-    unreachable: Mutex<HashMap<(usize, Gid), Instant>>,
-    is_over: AtomicBool,
+struct Connecting {
+    job: Job,
+    begun: Instant,
+    unreachable: Arc<Unreachable>,
+    result: Result<(), Fault>,
+    untold: Option<Result<(), VerbsError>>,
 }
 
 /// See the module's documentation.
 #[derive(Debug)]
 pub(super) struct Connector {
-    shared: Arc<Shared>,
-    /// To the thread, if there is one.
-    queue: Option<mpsc::Sender<(Job, Instant)>>,
-    /// Jobs that have not been taken back.
-    jobs: usize,
-    /// The engine does it: for tests whose time is not the clock's.
-    is_in_place: bool,
-}
-
-fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
-    of.lock().unwrap_or_else(PoisonError::into_inner)
+    aside: Aside<Connecting>,
+    unreachable: Arc<Unreachable>,
 }
 
 impl Connector {
     pub(super) fn new() -> Result<Self, VerbsError> {
-        let news = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC);
-        let news = news.map_err(|errno| VerbsError { call: "eventfd", errno })?;
-        let (done, unreachable) = (Mutex::default(), Mutex::default());
-        let shared = Arc::new(Shared { done, news, unreachable, is_over: AtomicBool::new(false) });
-        Ok(Connector { shared, queue: None, jobs: 0, is_in_place: false })
+        Ok(Connector { aside: Aside::new("mccs-connect")?, unreachable: Arc::default() })
     }
 
-    /// Has everything done in place, when it is begun.
+    /// Whether everything is done in place, when it is begun, or aside.
     #[cfg(test)]
-    pub(super) fn do_in_place(&mut self) {
-        self.is_in_place = true;
+    pub(super) fn do_in_place(&mut self, is_in_place: bool) {
+        self.aside.do_in_place(is_in_place);
     }
 
     /// Begins to connect. What comes of it is said later, once.
     pub(super) fn begin(&mut self, job: Job, now: Instant) {
-        self.jobs += 1;
-        if self.queue.is_none() && !self.is_in_place {
-            self.queue = start(&self.shared).ok();
-        }
-        let refused = match &self.queue {
-            Some(queue) => queue.send((job, now)).err().map(|refused| refused.0),
-            None => Some((job, now)),
-        };
-        // Where the kernel refuses a thread there is nobody but the engine.
-        if let Some((job, now)) = refused {
-            self.shared.finish(job, now);
-        }
+        let unreachable = Arc::clone(&self.unreachable);
+        self.aside.begin(Connecting { job, begun: now, unreachable, result: Ok(()), untold: None });
     }
 
     /// What came of a job, if one has ended.
     pub(super) fn take(&mut self) -> Option<Connected> {
-        if self.jobs == 0 {
-            return None;
-        }
-        let taken = lock(&self.shared.done).pop()?;
-        self.jobs -= 1;
-        Some(taken)
+        self.aside.take().map(|Connecting { job, result, untold, .. }| Connected { job, result, untold })
     }
 
     /// A port is another one now, or back: who could not be reached from there may be.
     pub(super) fn forget_unreachable(&self, port: usize) {
-        lock(&self.shared.unreachable).retain(|(from, _), _| *from != port);
+        lock(&self.unreachable).retain(|(from, _), _| *from != port);
     }
 
     /// Readable when there is something to take.
     pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
-        self.shared.news.as_fd()
+        self.aside.descriptor()
     }
 
     /// What has been said by the descriptor is known.
     pub(super) fn hear(&self) {
-        // Nothing to read is as good as read.
-        let _ = self.shared.news.read();
+        self.aside.hear();
     }
 }
 
-impl Drop for Connector {
-    /// Nobody waits for the thread: it ends after what it is at.
-    fn drop(&mut self) {
-        self.shared.is_over.store(true, Ordering::Relaxed);
-    }
-}
-
-fn start(shared: &Arc<Shared>) -> std::io::Result<mpsc::Sender<(Job, Instant)>> {
-    let (sender, receiver) = mpsc::channel::<(Job, Instant)>();
-    let shared = Arc::clone(shared);
-    std::thread::Builder::new().name("mccs-connect".into()).spawn(move || {
-        for (job, now) in receiver {
-            if !shared.is_over.load(Ordering::Relaxed) {
-                shared.finish(job, now);
-            }
-        }
-    })?;
-    Ok(sender)
-}
-
-impl Shared {
-    /// Does a job that was begun at some time, and says what came of it.
-    fn finish(&self, job: Job, begun: Instant) {
-        let begun_here = Instant::now();
-        let (to, mut untold) = ((job.port, job.peer), None);
-        let result = if self.is_unreachable(to, begun) {
-            Err(Fault::Os { call: "looking for the peer's address", reason: Errno::ETIMEDOUT })
-        } else {
-            let connected = connect(&job, &mut untold);
-            if let Err(Fault::Os { reason: Errno::ETIMEDOUT, .. }) = connected {
-                let mut unreachable = lock(&self.unreachable);
-                // The more there are, the longer: most of the time is for those that are reached.
-                let others = unreachable.len() as u32;
-                unreachable.insert(to, begun + begun_here.elapsed() + UNREACHABLE_FOR * (others + 1));
-            }
-            connected
-        };
-        lock(&self.done).push(Connected { job, result, untold });
-        // It is full when the engine is to wake anyway.
-        let _ = self.news.write(1);
-    }
-
-    fn is_unreachable(&self, to: (usize, Gid), now: Instant) -> bool {
+impl Connecting {
+    fn is_unreachable(&self) -> bool {
         let mut unreachable = lock(&self.unreachable);
-        unreachable.retain(|_, until| *until > now);
-        unreachable.contains_key(&to)
+        unreachable.retain(|_, until| *until > self.begun);
+        unreachable.contains_key(&(self.job.port, self.job.peer))
+    }
+}
+
+impl Work for Connecting {
+    fn work(&mut self) {
+        let begun_here = Instant::now();
+        if self.is_unreachable() {
+            self.result = Err(Fault::Os { call: "looking for the peer's address", reason: Errno::ETIMEDOUT });
+            return;
+        }
+        self.result = connect(&self.job, &mut self.untold);
+        if let Err(Fault::Os { reason: Errno::ETIMEDOUT, .. }) = self.result {
+            let mut unreachable = lock(&self.unreachable);
+            // The more there are, the longer: most of the time is for those that are reached.
+            let others = unreachable.len() as u32;
+            let until = self.begun + begun_here.elapsed() + UNREACHABLE_FOR * (others + 1);
+            unreachable.insert((self.job.port, self.job.peer), until);
+        }
     }
 }
 
@@ -212,8 +161,6 @@ fn connect(job: &Job, untold: &mut Option<Result<(), VerbsError>>) -> Result<(),
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
     use super::super::super::{
@@ -228,7 +175,7 @@ mod tests {
     /// A flow, and another one that begins, whose queue pairs wait to be connected at one side.
     fn held(side: usize) -> (Bench, SendFlow, RecvFlow) {
         let mut bench = Bench::new(2);
-        bench.sides.iter_mut().for_each(|side| side.connector.is_in_place = false);
+        bench.sides.iter_mut().for_each(|side| side.connector.do_in_place(false));
         bench.fabric.keep_looking(&bench.hosts[side].clone(), true);
         let (listener, handle) = bench.sides[1].listen(&ListenOptions::default()).expect("listens");
         // The test's time goes faster than the threads'.
@@ -270,7 +217,7 @@ mod tests {
             let mut woken = [PollFd::new(bench.sides[side].descriptor().expect("one"), PollFlags::POLLIN)];
             assert_eq!(poll(&mut woken, PollTimeout::NONE), Ok(1));
             until(&mut bench, |bench| states(bench, send, recv) == [FlowState::Connected; 2]);
-            until(&mut bench, |bench| bench.sides[side].connector.jobs == 0);
+            until(&mut bench, |bench| bench.sides[side].connector.aside.is_idle());
             bench.stream(|_, _| {});
         }
     }
@@ -309,17 +256,16 @@ mod tests {
     fn a_transport_that_goes_waits_for_nobody_and_leaves_nothing() {
         let (bench, _, _) = held(1);
         let Bench { sides, hosts, fabric, .. } = &bench;
-        let shared = sides.each_ref().map(|side| Arc::clone(&side.connector.shared));
+        let ended = sides.each_ref().map(|side| side.connector.aside.ended());
         let (hosts, fabric) = (hosts.clone(), fabric.clone());
         drop(bench);
         assert_eq!((fabric.looking(), fabric.opened(&hosts[1], 0)), (1, 1));
         fabric.keep_looking(&hosts[1], false);
         let since = Instant::now();
-        while shared.iter().any(|shared| Arc::strong_count(shared) > 1) {
+        while !ended.iter().all(|ended| ended()) {
             assert!(since.elapsed() < PATIENCE, "hangs");
             std::thread::yield_now();
         }
-        drop(shared);
         assert_eq!((fabric.held(), fabric.opened(&hosts[1], 0)), ((0, 0), 0));
     }
 }

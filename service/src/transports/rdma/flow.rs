@@ -73,6 +73,8 @@ pub(super) struct Flow {
     pub(super) is_queued: bool,
     /// A receiver's credits are withheld.
     pub(super) is_withheld: bool,
+    /// Memory of its next message is being pinned.
+    pub(super) waits_for_memory: bool,
     pub(super) trouble: Option<Trouble>,
     /// It was seen to wait for its device then, and has not heard of it since.
     pub(super) silent_since: Option<Instant>,
@@ -109,6 +111,7 @@ impl Flow {
             fault: None,
             is_queued: false,
             is_withheld: false,
+            waits_for_memory: false,
             trouble: None,
             silent_since: None,
             home: 0,

@@ -5,18 +5,21 @@
 //! service names every region with a number that is never used again, so that memory which comes to lie at the same address
 //! later is never taken for the one that was there. Other memory is never kept: nobody says when it goes.
 //!
-//! A device other than the first that there is learns of memory when a flow first uses it there.
+//! A device other than the first that there is learns of memory when a flow first uses it there. What is long is pinned by a thread
+//! of its own (`aside.rs`), and the flows that are to use it wait: those of other tenants do not.
 
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
 
 use nix::errno::Errno;
 use nix::sys::resource::{Resource, getrlimit};
 
 use super::super::region::Regions;
 use super::super::{Fault, MemoryKey, TransportError};
+use super::aside::{Aside, Work};
 use super::ports::Port;
-use super::verbs::{DmaBuffer, GpuRefusal, MemoryRegion, VerbsError};
+use super::verbs::{DmaBuffer, GpuRefusal, MemoryRegion, ProtectionDomain, VerbsError};
 use crate::memory::{region_number, regions_gone};
 
 /// Registrations that are kept without a user.
@@ -24,8 +27,22 @@ const KEPT_MAX: usize = 256;
 /// Other memory that is shorter than this is registered when a device is to use it, which with short messages is never: collectives
 /// have such memory for an operation each. That the limit on locked memory refuses it is told late, by a flow that fails.
 const AT_ONCE_FROM_BYTES: u64 = 16 << 10;
+/// Host memory that is longer is pinned aside.
+const ASIDE_ABOVE_BYTES: u64 = 1 << 20;
 /// Ports of a transport.
 pub(super) const PORTS_MAX: usize = mccs_config::limits::RDMA_PORTS_MAX;
+
+/// What a device knows of a registration.
+#[derive(Debug, Default)]
+enum Known {
+    #[default]
+    No,
+    /// The work of this number has it pinned.
+    Asked(u64),
+    Yes(MemoryRegion),
+    /// It does not take it, which whoever asks next is told. Who asks after that has it tried again.
+    Refused(TransportError),
+}
 
 #[derive(Debug, Default)]
 struct Registration {
@@ -37,7 +54,7 @@ struct Registration {
     /// A GPU's memory, by a descriptor where there is one.
     gpu: Option<GpuBuffer>,
     /// By port.
-    mrs: [Option<MemoryRegion>; PORTS_MAX],
+    known: [Known; PORTS_MAX],
 }
 
 #[derive(Debug)]
@@ -45,10 +62,42 @@ struct GpuBuffer {
     buffer: Option<(OwnedFd, u64)>,
 }
 
+/// What may take the kernel long.
+#[derive(Debug)]
+pub(super) enum Pinning {
+    Pin {
+        number: u64,
+        /// Of the registration.
+        place: usize,
+        port: usize,
+        pd: Arc<ProtectionDomain>,
+        address: u64,
+        bytes: u64,
+        /// `None` until it is done.
+        made: Option<Result<MemoryRegion, VerbsError>>,
+    },
+    /// Lets go of memory that nobody uses.
+    Unpin(Option<MemoryRegion>),
+}
+
+impl Work for Pinning {
+    fn work(&mut self) {
+        match self {
+            // SAFETY: whoever registered the memory keeps it until it deregisters it, and regions that are kept live. What was let go
+            // of meanwhile is refused by the kernel, or is another's by now, which no flow is given keys of.
+            Pinning::Pin { pd, address, bytes, made, .. } => *made = Some(unsafe { pd.register(*address, *bytes) }),
+            Pinning::Unpin(region) => *region = None,
+        }
+    }
+}
+
 /// See the module's documentation.
 #[derive(Debug)]
 pub(super) struct Memory {
     pub(super) regions: Regions,
+    pub(super) pinner: Aside<Pinning>,
+    /// Of the last work of the pinner's.
+    pinnings: u64,
     /// By key's index: place of its registration.
     places: Vec<usize>,
     registrations: Vec<Registration>,
@@ -82,14 +131,20 @@ pub(super) fn refusal(error: VerbsError, bytes: u64) -> TransportError {
 pub(super) fn unregistered(error: TransportError) -> Fault {
     match error {
         TransportError::Os { call, reason: reason @ (Errno::EIO | Errno::ENODEV) } => Fault::Os { call, reason },
-        _ => Fault::Unregistered,
+        TransportError::LockedMemory { bytes, limit_bytes } => Fault::LockedMemory { bytes, limit_bytes },
+        TransportError::Os { reason, .. } | TransportError::GpuMemory { by_address: reason, .. } => {
+            Fault::Unregistered(reason)
+        }
+        _ => Fault::Unregistered(Errno::EINVAL),
     }
 }
 
 impl Memory {
-    pub(super) fn new(home: usize) -> Self {
-        Memory {
+    pub(super) fn new(home: usize) -> Result<Self, VerbsError> {
+        Ok(Memory {
             regions: Regions::new(),
+            pinner: Aside::new("mccs-pin")?,
+            pinnings: 0,
             places: Vec::new(),
             registrations: Vec::new(),
             free: Vec::new(),
@@ -97,10 +152,10 @@ impl Memory {
             kept: Vec::new(),
             gone_before: regions_gone(),
             home,
-        }
+        })
     }
 
-    /// Makes memory known, to the first port that there is, from home on, at once, so that a refusal is told here.
+    /// Makes memory known, to the first port that there is, from home on. Of memory that is not pinned aside, refusals are told here.
     ///
     /// # Safety
     /// As of [`super::super::Transport::register`].
@@ -145,7 +200,8 @@ impl Memory {
             self.places.resize(index + 1, usize::MAX);
         }
         self.places[index] = place;
-        let Registration { bytes, region, ref gpu, .. } = self.registrations[place];
+        let Registration { bytes, region, ref gpu, ref mut known, .. } = self.registrations[place];
+        known.iter_mut().filter(|known| matches!(known, Known::Refused(_))).for_each(|known| *known = Known::No);
         let is_at_once = bytes >= AT_ONCE_FROM_BYTES || region.is_some() || gpu.is_some();
         let home = self.home % ports.len().max(1);
         let is_open = |port: &usize| is_at_once && ports.get(*port).is_some_and(|port| port.opened.is_some());
@@ -202,6 +258,14 @@ impl Memory {
     fn forget(&mut self, place: usize) {
         self.kept.retain(|kept| *kept != place);
         let registration = std::mem::take(&mut self.registrations[place]);
+        // Of other memory nobody may write to it from here on: its owner does not say when it goes.
+        if registration.region.is_some() && registration.bytes > ASIDE_ABOVE_BYTES {
+            for known in registration.known {
+                if let Known::Yes(region) = known {
+                    self.pinner.begin(Pinning::Unpin(Some(region)));
+                }
+            }
+        }
         let extent = (registration.address, registration.bytes);
         // Another region may lie there by now, with a registration of its own.
         if self.by_extent.get(&extent) == Some(&place) {
@@ -228,19 +292,19 @@ impl Memory {
     pub(super) fn forget_port(&mut self, port: usize) {
         self.registrations
             .iter_mut()
-            .filter_map(|registration| registration.mrs.get_mut(port))
-            .for_each(|mr| *mr = None);
+            .filter_map(|registration| registration.known.get_mut(port))
+            .for_each(|known| *known = Known::No);
     }
 
     /// The devices forget all memory, and the keys that they are asked for are those of other memory, now and later.
     #[cfg(test)]
     pub(super) fn revoke(&mut self, ports: &[Port]) {
         let other: &'static mut [u8] = vec![0; 4096].leak();
-        for (port, mr) in self.registrations.iter_mut().flat_map(|registration| ports.iter().zip(&mut registration.mrs))
-        {
+        let known = self.registrations.iter_mut().flat_map(|registration| ports.iter().zip(&mut registration.known));
+        for (port, known) in known {
             let pd = &port.opened.as_ref().expect("an open port").pd;
             // SAFETY: the memory stays for as long as the process.
-            *mr = Some(unsafe { pd.register(other.as_ptr() as u64, other.len() as u64) }.expect("registers"));
+            *known = Known::Yes(unsafe { pd.register(other.as_ptr() as u64, other.len() as u64) }.expect("registers"));
         }
     }
 
@@ -255,39 +319,102 @@ impl Memory {
         !self.kept.is_empty()
     }
 
-    /// Keys for work requests on a port.
-    pub(super) fn keys(&mut self, key: MemoryKey, port: usize, ports: &[Port]) -> Result<Keys, TransportError> {
+    /// Keys for work requests on a port; `None` while the memory is being pinned there.
+    pub(super) fn keys(&mut self, key: MemoryKey, port: usize, ports: &[Port]) -> Result<Option<Keys>, TransportError> {
         let no_such = TransportError::NoSuch("registered memory");
         let place = self.places.get(key.0.index as usize).copied().ok_or(no_such.clone())?;
         let registration = self.registrations.get_mut(place).ok_or(no_such.clone())?;
-        if registration.bytes == 0 {
-            return Ok(Keys { lkey: 0, rkey: 0, is_gpu: false });
+        let is_gpu = registration.gpu.is_some();
+        let known = registration.known.get_mut(port).ok_or(no_such)?;
+        if let Known::Refused(error) = known {
+            let error = error.clone();
+            *known = Known::No;
+            return Err(error);
         }
-        let Registration { address, bytes, ref gpu, ref mut mrs, .. } = *registration;
-        let slot = mrs.get_mut(port).ok_or(no_such.clone())?;
-        let mr = match slot {
-            Some(mr) => mr,
-            None => {
-                let pd = &ports.get(port).and_then(|port| port.opened.as_ref()).ok_or(no_such)?.pd;
-                // SAFETY: whoever registered the memory keeps it until it deregisters it, and regions that are kept live.
-                let made = unsafe {
-                    match gpu {
-                        None => pd.register(address, bytes).map_err(|error| refusal(error, bytes)),
-                        Some(GpuBuffer { buffer }) => {
-                            let buffer =
-                                buffer.as_ref().map(|(fd, offset)| DmaBuffer { fd: fd.as_raw_fd(), offset: *offset });
-                            let refused = |GpuRefusal { by_buffer, by_address }| TransportError::GpuMemory {
-                                bytes,
-                                by_buffer,
-                                by_address,
-                            };
-                            pd.register_gpu(address, bytes, buffer).map_err(refused)
-                        }
-                    }
+        match known {
+            _ if registration.bytes == 0 => Ok(Some(Keys { lkey: 0, rkey: 0, is_gpu })),
+            Known::Yes(region) => Ok(Some(Keys { lkey: region.lkey, rkey: region.rkey, is_gpu })),
+            Known::Asked(_) => Ok(None),
+            Known::No | Known::Refused(_) => {
+                let known = self.make_known(place, port, ports)?;
+                let keys = match &known {
+                    Known::Yes(region) => Some(Keys { lkey: region.lkey, rkey: region.rkey, is_gpu }),
+                    _ => None,
                 };
-                slot.insert(made?)
+                self.registrations[place].known[port] = known;
+                Ok(keys)
             }
-        };
-        Ok(Keys { lkey: mr.lkey, rkey: mr.rkey, is_gpu: gpu.is_some() })
+        }
+    }
+
+    /// Has a port's device learn of a registration, or begins to.
+    fn make_known(&mut self, place: usize, port: usize, ports: &[Port]) -> Result<Known, TransportError> {
+        let opened = ports.get(port).and_then(|port| port.opened.as_ref());
+        let pd = &opened.ok_or(TransportError::NoSuch("registered memory"))?.pd;
+        let Registration { address, bytes, ref gpu, .. } = self.registrations[place];
+        if let Some(GpuBuffer { buffer }) = gpu {
+            let buffer = buffer.as_ref().map(|(fd, offset)| DmaBuffer { fd: fd.as_raw_fd(), offset: *offset });
+            let refused =
+                |GpuRefusal { by_buffer, by_address }| TransportError::GpuMemory { bytes, by_buffer, by_address };
+            // SAFETY: whoever registered the memory keeps it until it deregisters it.
+            return unsafe { pd.register_gpu(address, bytes, buffer) }.map(Known::Yes).map_err(refused);
+        }
+        if bytes > ASIDE_ABOVE_BYTES {
+            return Ok(self.pin(place, port, pd));
+        }
+        // SAFETY: as above; regions that are kept live.
+        match unsafe { pd.register(address, bytes) } {
+            Ok(region) => Ok(Known::Yes(region)),
+            // Not as long as others' memory is, which is let go of.
+            Err(VerbsError { errno: Errno::ENOMEM, .. }) if self.forget_kept() || !self.pinner.is_idle() => {
+                Ok(self.pin(place, port, pd))
+            }
+            Err(error) => Err(refusal(error, bytes)),
+        }
+    }
+
+    /// Begins to pin a registration, behind what was begun before.
+    fn pin(&mut self, place: usize, port: usize, pd: &Arc<ProtectionDomain>) -> Known {
+        self.pinnings += 1;
+        let Registration { address, bytes, .. } = self.registrations[place];
+        let (number, pd) = (self.pinnings, Arc::clone(pd));
+        self.pinner.begin(Pinning::Pin { number, place, port, pd, address, bytes, made: None });
+        Known::Asked(number)
+    }
+
+    /// Lets go of memory that nobody uses. Returns whether there was any.
+    fn forget_kept(&mut self) -> bool {
+        let any = self.keeps();
+        while let Some(place) = self.kept.first().copied() {
+            self.forget(place);
+        }
+        any
+    }
+
+    /// Takes what the pinner has done. Returns whether there was anything: flows that wait for memory may go on.
+    pub(super) fn take_pinned(&mut self) -> bool {
+        let mut any = false;
+        while let Some(done) = self.pinner.take() {
+            any = true;
+            let Pinning::Pin { number, place, port, pd, bytes, made, .. } = done else { continue };
+            let is_asked = |memory: &Memory| {
+                let known = memory.registrations.get(place).and_then(|registration| registration.known.get(port));
+                matches!(known, Some(Known::Asked(asked)) if *asked == number)
+            };
+            let (Some(made), true) = (made, is_asked(self)) else { continue };
+            let known = match made {
+                Ok(region) => Known::Yes(region),
+                Err(VerbsError { errno: Errno::ENOMEM, .. }) if self.forget_kept() => {
+                    // It may have been kept itself.
+                    if !is_asked(self) {
+                        continue;
+                    }
+                    self.pin(place, port, &pd)
+                }
+                Err(error) => Known::Refused(refusal(error, bytes)),
+            };
+            self.registrations[place].known[port] = known;
+        }
+        any
     }
 }

@@ -21,7 +21,7 @@
 //! - `verbs/`: libibverbs, and the fake driver that stands in for it in tests.
 //! - `ports.rs`, `queues.rs`, `memory.rs`: devices, completion queues, registered memory.
 //! - `wire.rs`, `line.rs`: what the two sides tell each other.
-//! - `connector.rs`: what waits in the kernel, on a thread of its own.
+//! - `aside.rs`: what waits in the kernel, on threads of its own; `connector.rs`: queue pairs that it connects.
 //! - `flow.rs`, `way.rs`, `sender.rs`, `receiver.rs`: a connected flow; `flusher.rs`: what GPU memory needs besides.
 //! - `setup.rs`, `failover.rs`, `events.rs`, `silence.rs`, `devices.rs`: until it is connected, and from way to way; `ending.rs`: its end.
 //!
@@ -29,6 +29,7 @@
 //! a host talks to thousands and cost order; protection of a receiver from its sender: who has a credit's key may write all of
 //! the registered memory it is from, so flows are between services that trust each other.
 
+mod aside;
 #[cfg(test)]
 mod bench;
 mod connector;
@@ -44,6 +45,8 @@ mod flow;
 mod flusher;
 mod line;
 mod memory;
+#[cfg(test)]
+mod memory_tests;
 #[cfg(test)]
 mod on_devices;
 mod options;
@@ -119,19 +122,19 @@ enum Watched {
     Completions(usize),
     /// Of this port's device.
     Events(usize),
-    /// Queue pairs that were connected.
-    Connected,
+    /// What is done aside.
+    Aside,
 }
 
-/// Lines, connections, and two things of each port.
-const WATCHED_MAX: usize = 2 + 2 * PORTS_MAX;
+/// Lines, what connects and what pins, and two things of each port.
+const WATCHED_MAX: usize = 3 + 2 * PORTS_MAX;
 
 impl Watched {
     /// As epoll gives it back.
     fn token(self) -> u64 {
         match self {
             Watched::Lines => u64::MAX,
-            Watched::Connected => u64::MAX - 1,
+            Watched::Aside => u64::MAX - 1,
             Watched::Completions(port) => 2 * port as u64,
             Watched::Events(port) => 2 * port as u64 + 1,
         }
@@ -140,7 +143,7 @@ impl Watched {
     fn of(token: u64) -> Self {
         match token {
             u64::MAX => Watched::Lines,
-            token if token == Watched::Connected.token() => Watched::Connected,
+            token if token == Watched::Aside.token() => Watched::Aside,
             token if token % 2 == 0 => Watched::Completions((token / 2) as usize),
             token => Watched::Events((token / 2) as usize),
         }
@@ -177,6 +180,8 @@ pub struct RdmaTransport {
     queue: VecDeque<Handle>,
     /// Flows whose credits are withheld, and until when.
     withheld: Vec<Handle>,
+    /// Flows that wait for memory to be pinned.
+    wait_for_memory: Vec<Handle>,
     withheld_until: Option<Instant>,
     /// Flows that wait for something with a deadline.
     unsettled: Vec<Handle>,
@@ -220,12 +225,14 @@ impl RdmaTransport {
             epoll.add(fd, lines).map_err(refused("epoll_ctl"))?;
         }
         let connector = Connector::new()?;
-        let connected = EpollEvent::new(EpollFlags::EPOLLIN, Watched::Connected.token());
-        epoll.add(connector.descriptor(), connected).map_err(refused("epoll_ctl"))?;
+        let memory = Memory::new(options.turn)?;
+        for aside in [connector.descriptor(), memory.pinner.descriptor()] {
+            let done = EpollEvent::new(EpollFlags::EPOLLIN, Watched::Aside.token());
+            epoll.add(aside, done).map_err(refused("epoll_ctl"))?;
+        }
         for (index, port) in ports.iter().enumerate() {
             devices::watch(&epoll, index, port)?;
         }
-        let turn = options.turn;
         let mut seed = [0; 8];
         nix::fcntl::open("/dev/urandom", nix::fcntl::OFlag::O_CLOEXEC, nix::sys::stat::Mode::empty())
             .and_then(|file| nix::unistd::read(&file, &mut seed))
@@ -236,12 +243,13 @@ impl RdmaTransport {
             driver: Arc::clone(driver),
             options,
             owners: Owners::new(u32::MAX >> 1),
-            memory: Memory::new(turn),
+            memory,
             ports,
             by_line: HashMap::new(),
             backs: HashMap::new(),
             queue: VecDeque::new(),
             withheld: Vec::new(),
+            wait_for_memory: Vec::new(),
             withheld_until: None,
             unsettled: Vec::new(),
             lingering: Vec::new(),
@@ -303,7 +311,10 @@ impl RdmaTransport {
             match Watched::of(event.data()) {
                 Watched::Lines => woken.by_lines = true,
                 Watched::Events(_) => woken.by_events = true,
-                Watched::Connected => self.connector.hear(),
+                Watched::Aside => {
+                    self.connector.hear();
+                    self.memory.pinner.hear();
+                }
                 Watched::Completions(port) => {
                     if let Some(queues) = self.ports.get_mut(port).and_then(Port::queues) {
                         queues.take_events();
@@ -359,6 +370,12 @@ impl RdmaTransport {
                 if pumped.withheld {
                     self.withhold(handle);
                 }
+                if pumped.waits_for_memory
+                    && let Some(flow) = self.flows.get_mut(handle)
+                    && !std::mem::replace(&mut flow.waits_for_memory, true)
+                {
+                    self.wait_for_memory.push(handle);
+                }
                 self.check_end(handle);
                 pumped.moved
             }
@@ -392,6 +409,19 @@ impl RdmaTransport {
             }
             self.enqueue(handle);
         }
+    }
+
+    /// Takes what has been pinned, for the flows that wait for it. Returns whether there was anything.
+    fn take_pinned(&mut self) -> bool {
+        let any = self.memory.take_pinned();
+        if any {
+            for handle in std::mem::take(&mut self.wait_for_memory) {
+                let Some(flow) = self.flows.get_mut(handle) else { continue };
+                flow.waits_for_memory = false;
+                self.enqueue(handle);
+            }
+        }
+        any
     }
 
     /// Looks at the lines. Returns whether there was anything.
@@ -465,9 +495,12 @@ impl DataPath for RdmaTransport {
         flow.check()?;
         let target = self.memory.regions.resolve(buffer)?;
         let port = flow.way.as_ref().map_or(0, |way| way.port);
-        let keys = self.memory.keys(buffer.key, port, &self.ports)?;
         let done = Some(Request { flow: id, kind: RequestKind::Flush, number: 0 });
-        let Some(at) = self.ports.get_mut(port).filter(|_| keys.is_gpu && target.bytes > 0) else { return Ok(done) };
+        if target.bytes == 0 || !self.memory.is_gpu(buffer.key) {
+            return Ok(done);
+        }
+        let Some(keys) = self.memory.keys(buffer.key, port, &self.ports)? else { return Ok(None) };
+        let at = self.ports.get_mut(port).ok_or_else(|| flow.error(super::Fault::NoPort))?;
         if at.opened.as_ref().is_some_and(|opened| opened.flusher.is_none()) {
             let made = Flusher::new(port, at, &mut self.owners, &self.options).map_err(|fault| flow.error(fault))?;
             if let Some(opened) = &mut at.opened {
@@ -513,6 +546,7 @@ impl DataPath for RdmaTransport {
         let is_due = self.look_aside_at.is_none_or(|at| at <= cx.now);
         let woken = if by_others || is_due { self.look_aside(cx.now) } else { Woken::default() };
         self.give_withheld(cx.now);
+        busy |= self.take_pinned();
         for _ in 0..self.queue.len().min(cx.budget.max(1)) {
             let Some(handle) = self.queue.pop_front() else { break };
             if let Some(flow) = self.flows.get_mut(handle) {

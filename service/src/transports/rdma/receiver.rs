@@ -51,7 +51,7 @@ pub(super) struct Receiver {
     long_end: u64,
     /// Short messages come through the inbox, so that credits for them are not urgent.
     withholds: bool,
-    /// They have been withheld for long enough.
+    /// They have been withheld for long enough, or waited for memory.
     gives: bool,
     takes_short: bool,
     /// Short messages in the inbox for which no buffer was posted: their tags and lengths.
@@ -178,15 +178,20 @@ impl Receiver {
             pumped.withheld = is_short && end > first;
             return Ok(pumped);
         }
-        loop {
+        while !pumped.waits_for_memory {
             // Of messages that have come without their credits only the number is told.
             let first = self.credited.max(self.ring.running());
             let (skipped, from, to_slot) = (first - self.credited, first % here, first % there);
-            let count = end.saturating_sub(first).min(here - from).min(there - to_slot);
-            let Some(lane) = way.lanes.first_mut().filter(|lane| skipped + count > 0 && lane.room() > 0) else { break };
-            for message in first..first + count {
+            let most = end.saturating_sub(first).min(here - from).min(there - to_slot);
+            let Some(lane) = way.lanes.first_mut().filter(|lane| skipped + most > 0 && lane.room() > 0) else { break };
+            let mut count = 0;
+            for message in first..first + most {
                 let Some(entry) = self.ring.get(message) else { return Err(Fault::Protocol("bug: a buffer is gone")) };
-                let keys = memory.keys(entry.progress.key, way.port, ports).map_err(unregistered)?;
+                let Some(keys) = memory.keys(entry.progress.key, way.port, ports).map_err(unregistered)? else {
+                    pumped.waits_for_memory = true;
+                    self.gives = true;
+                    break;
+                };
                 let (ptr, _) = entry.buffer.part(0, 0);
                 let (address, bytes) = (ptr as u64, entry.buffer.bytes);
                 let credit = Credit { address, bytes, rkey: keys.rkey, message: message as u32 };
@@ -194,6 +199,10 @@ impl Receiver {
                 if let Some(words) = self.shared.get_mut(at..at + CREDIT_WORDS) {
                     words.copy_from_slice(&bytemuck::cast::<Credit, [u64; CREDIT_WORDS]>(credit));
                 }
+                count += 1;
+            }
+            if skipped + count == 0 {
+                break;
             }
             let bytes = (count as usize * CREDIT_BYTES) as u32;
             lane.push(Write {

@@ -52,6 +52,8 @@ pub(super) struct Pumped {
     pub(super) more: bool,
     /// Credits are not given yet: the peer may not need them.
     pub(super) withheld: bool,
+    /// Memory that is next is being pinned.
+    pub(super) waits_for_memory: bool,
     /// This message (number, length) does not fit its buffer, for the peer to know. Nothing is sent from here on.
     pub(super) too_long: Option<(u64, u64)>,
 }
@@ -224,7 +226,10 @@ impl Sender {
                 pumped.more = true;
                 return Ok(());
             }
-            let keys = memory.keys(entry.progress.key, way.port, ports).map_err(unregistered)?;
+            let Some(keys) = memory.keys(entry.progress.key, way.port, ports).map_err(unregistered)? else {
+                pumped.waits_for_memory = true;
+                return Ok(());
+            };
             let (offset, bytes) = self.cut.part(self.next_part, message_bytes);
             let (ptr, _) = entry.buffer.part(offset, bytes.into());
             lane.push(Write {

@@ -1,4 +1,4 @@
-//! Bad luck on the fake driver, other than that of ports (`failover_tests.rs`): what the transport gets over, and what it says about the rest.
+//! Bad luck on the fake driver, other than that of ports (`failover_tests.rs`) and memory (`memory_tests.rs`): what the transport gets over, and what it says about the rest.
 
 use super::bench::{BYTES, Bench, MESSAGES, Traffic, flow_options};
 use super::verbs::fake::{FabricOptions, SourcePorts};
@@ -307,22 +307,6 @@ fn a_receiver_that_is_not_ready_ends_the_flow_where_retries_are_bounded() {
     assert!(text.contains("receiver-not-ready") && text.contains("rdma.rnr_retries"), "{text}");
 }
 
-/// The message says which limit, and how to raise it.
-#[test]
-fn memory_that_cannot_be_locked() {
-    let mut bench = Bench::new(1);
-    bench.fabric.limit_locked(Some(1 << 20));
-    let mut memory = vec![0u8; 2 << 20];
-    // SAFETY: the memory outlives the bench's use of it: it is refused.
-    let refusal = unsafe { bench.sides[0].register(memory.as_mut_ptr(), 2 << 20) }.expect_err("refused").to_string();
-    for word in ["2097152 bytes", "RLIMIT_MEMLOCK", "LimitMEMLOCK=infinity"] {
-        assert!(refusal.contains(word), "{refusal}");
-    }
-    assert_eq!(bench.sides[0].usage().registrations, 0);
-    bench.fabric.limit_locked(None);
-    bench.stream(|_, _| {});
-}
-
 /// More writes under way are asked for than a device's completion queue has places for: there are fewer.
 #[test]
 fn completion_queues_of_a_device_that_are_short() {
@@ -382,104 +366,4 @@ fn handles_of_other_versions_are_refused() {
     let other = ListenerHandle::from_bytes(&bytes).expect("short");
     let refusal = bench.sides[0].connect(&other, &spec, bench.now).expect_err("refused");
     assert!(refusal.to_string().contains("another version"), "{refusal}");
-}
-
-/// The same memory is registered once, and not kept when nobody vouches for it; a tenant's is kept while its region lives.
-#[test]
-fn registrations_are_shared_and_kept_as_long_as_regions_live() {
-    const BYTES: u64 = 64 << 10;
-    let mut bench = Bench::new(1);
-    let (_, before) = bench.fabric.held();
-    let registrations = |bench: &Bench| bench.fabric.held().1 - before;
-    let mut memory = vec![0u8; BYTES as usize];
-    // SAFETY: the memory outlives the bench's use of it.
-    let register = |bench: &mut Bench, ptr| unsafe { bench.sides[0].register(ptr, BYTES) }.expect("registers");
-    let [first, second] = [0, 1].map(|_| register(&mut bench, memory.as_mut_ptr()));
-    assert_eq!(registrations(&bench), 1);
-    bench.sides[0].deregister(first).expect("unused");
-    assert_eq!(registrations(&bench), 1);
-    bench.sides[0].deregister(second).expect("unused");
-    assert_eq!(registrations(&bench), 0);
-
-    let quota = crate::tenants::Quota {
-        memory_bytes: 1 << 20,
-        sessions: 1,
-        communicators: 1,
-        operations_in_flight: 1,
-        streams: 1,
-        regions: 1,
-        mappings: 3,
-    };
-    let tenant = crate::tenants::Tenant::new("a".into(), quota);
-    let charge = |resource, amount| tenant.charge(resource, amount).expect("room");
-    let charges = [charge(crate::tenants::Resource::MemoryBytes, BYTES), charge(crate::tenants::Resource::Mappings, 1)];
-    let (_, mapping) = mccs_ipc::shm::Mapping::create("region", BYTES).expect("memory");
-    let region = crate::memory::Region::new(mapping, BYTES, charges, crate::memory::Reaper::start().expect("thread"));
-    let ptr = region.range(0, BYTES).expect("inside");
-    let key = register(&mut bench, ptr);
-    bench.sides[0].deregister(key).expect("unused");
-    assert_eq!(registrations(&bench), 1, "it will be used again");
-    let key = register(&mut bench, ptr);
-    bench.sides[0].deregister(key).expect("unused");
-    drop(region);
-    bench.rounds(100, &[0]);
-    assert_eq!(registrations(&bench), 0, "its pages are free");
-}
-
-/// Devices may write host memory in any order where they offer to. A GPU's they may not: a flush relies on what was written before
-/// its read.
-#[test]
-fn ordering_is_relaxed_for_host_memory_alone() {
-    for takes_relaxed_ordering in [true, false] {
-        let fabric = FabricOptions { takes_relaxed_ordering, ..Default::default() };
-        let mut bench = Bench::with(1, RdmaOptions::default(), flow_options(), fabric);
-        bench.stream(|_, _| {});
-        let relaxed = bench.fabric.relaxed();
-        assert_eq!(relaxed > 0, takes_relaxed_ordering);
-        let memory = vec![0u8; 1000];
-        bench.fabric.be_gpu(&memory, true);
-        // SAFETY: the memory outlives the bench's use of it.
-        let key = unsafe { bench.sides[1].register_gpu(memory.as_ptr() as u64, 1000, None) }.expect("by address");
-        assert_eq!(bench.fabric.relaxed(), relaxed);
-        bench.sides[1].deregister(key).expect("unused");
-    }
-}
-
-/// A GPU's memory: by dma-buf, else by its address, else not at all; and what is written there is visible after a flush.
-#[test]
-fn memory_of_a_gpu_is_flushed_by_a_read() {
-    let flow = FlowOptions { takes_short: false, ..flow_options() };
-    let mut bench = Bench::with(2, RdmaOptions::default(), flow, FabricOptions::default());
-    let (source, memory) = (vec![7u8; 1000], vec![0u8; 1000]);
-    let file = || std::fs::File::open("/dev/null").expect("a file");
-    let register = |bench: &mut Bench, buffer: Option<u64>| {
-        let buffer = buffer.map(|offset| (file().into(), offset));
-        // SAFETY: the memory outlives the bench's use of it.
-        unsafe { bench.sides[1].register_gpu(memory.as_ptr() as u64, 1000, buffer) }
-    };
-    bench.fabric.be_gpu(&memory, false);
-    for (buffer, why) in [(None, "dma-buf (there is none)"), (Some(4096), "dma-buf (Operation not supported")] {
-        let refusal = register(&mut bench, buffer).expect_err("nobody speaks for it").to_string();
-        for word in [why, "its address (Bad address)", "nvidia_peermem", "stage through host memory"] {
-            assert!(refusal.contains(word), "{refusal}");
-        }
-    }
-    let by_buffer = register(&mut bench, Some(0)).expect("by dma-buf");
-    bench.sides[1].deregister(by_buffer).expect("unused");
-    bench.fabric.be_gpu(&memory, true);
-    let target = register(&mut bench, Some(4096)).expect("by address");
-    // SAFETY: as above; the peer only reads it.
-    let from = unsafe { bench.sides[0].register(source.as_ptr().cast_mut(), 1000) }.expect("registers");
-    for bytes in [1, 100, 1000] {
-        let span = |key| MemorySpan { key, offset: 0, bytes };
-        let recv = bench.sides[1].irecv(bench.recv, span(target)).expect("lives").expect("room");
-        bench.sides[0].isend(bench.send, span(from), 0).expect("lives").expect("room");
-        bench.until("received", |bench| matches!(bench.sides[1].test(recv), Ok(Status::Done { .. })));
-        // SAFETY: a byte of the vector, which others write by its address.
-        let last = || unsafe { std::ptr::read_volatile(&raw const memory[bytes as usize - 1]) };
-        assert_eq!(last(), 0, "it is on the bus");
-        let flush = bench.sides[1].flush(bench.recv, span(target)).expect("lives").expect("room");
-        bench.until("flushed", |bench| matches!(bench.sides[1].test(flush), Ok(Status::Done { .. })));
-        assert_eq!(last(), 7);
-    }
 }

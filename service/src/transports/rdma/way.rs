@@ -12,6 +12,7 @@ use nix::errno::Errno;
 
 use super::super::{Fault, FlowOptions};
 use super::connector::Connection;
+use super::memory::{refusal, unregistered};
 use super::options::{RdmaOptions, flow_label};
 use super::ports::Port;
 use super::queues::Places;
@@ -211,7 +212,7 @@ impl Way {
         let port = ports.get_mut(port_index).ok_or(Fault::NoPort)?;
         // SAFETY: the caller's promise, passed on.
         let ring = unsafe { port.opened()?.pd.register(ring.0, ring.1) }.map_err(|error| match error.errno {
-            Errno::ENOMEM => Fault::Unregistered,
+            Errno::ENOMEM => unregistered(refusal(error, ring.1)),
             _ => fault(error),
         })?;
         let (places, cq) = port.queues().ok_or(Fault::NoPort)?.reserve(shape.completions()).map_err(fault)?;

@@ -77,34 +77,46 @@ impl Default for FabricOptions {
 #[derive(Debug, Clone)]
 pub struct Fabric {
     world: Arc<Mutex<World>>,
-    gate: Arc<Gate>,
+    /// Where who connects queue pairs waits, and who registers much memory.
+    connecting: Arc<Gate>,
+    pinning: Arc<Gate>,
 }
 
 /// Where those wait who connect queue pairs of a host that looks for an address.
 #[derive(Debug, Default)]
 struct Gate {
-    looking: Mutex<Looking>,
-    found: Condvar,
+    closed: Mutex<Closed>,
+    opened: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct Looking {
+struct Closed {
     hosts: BTreeSet<u32>,
     waiting: usize,
 }
 
 impl Gate {
-    fn looking(&self) -> MutexGuard<'_, Looking> {
-        self.looking.lock().expect("no test has panicked in here")
+    fn closed(&self) -> MutexGuard<'_, Closed> {
+        self.closed.lock().expect("no test has panicked in here")
+    }
+
+    fn close(&self, host: u32, is_closed: bool) {
+        let mut closed = self.closed();
+        if is_closed {
+            closed.hosts.insert(host)
+        } else {
+            closed.hosts.remove(&host)
+        };
+        self.opened.notify_all();
     }
 
     fn pass(&self, host: u32) {
-        let mut looking = self.looking();
-        looking.waiting += 1;
-        while looking.hosts.contains(&host) {
-            looking = self.found.wait(looking).expect("no test has panicked in here");
+        let mut closed = self.closed();
+        closed.waiting += 1;
+        while closed.hosts.contains(&host) {
+            closed = self.opened.wait(closed).expect("no test has panicked in here");
         }
-        looking.waiting -= 1;
+        closed.waiting -= 1;
     }
 }
 
@@ -117,7 +129,7 @@ pub struct Host {
 
 impl Fabric {
     pub fn new(options: FabricOptions) -> Self {
-        Fabric { world: Arc::new(Mutex::new(World::new(options))), gate: Arc::default() }
+        Fabric { world: Arc::new(Mutex::new(World::new(options))), connecting: Arc::default(), pinning: Arc::default() }
     }
 
     fn world(&self) -> MutexGuard<'_, World> {
@@ -164,18 +176,22 @@ impl Fabric {
 
     /// Who connects a queue pair of a host waits from here on, as for an address that is looked for; or no more.
     pub fn keep_looking(&self, host: &Host, keeps: bool) {
-        let mut looking = self.gate.looking();
-        if keeps {
-            looking.hosts.insert(host.number)
-        } else {
-            looking.hosts.remove(&host.number)
-        };
-        self.gate.found.notify_all();
+        self.connecting.close(host.number, keeps);
     }
 
     /// How many wait to connect a queue pair.
     pub fn looking(&self) -> usize {
-        self.gate.looking().waiting
+        self.connecting.closed().waiting
+    }
+
+    /// Who registers more than 1 MiB at a host waits from here on, as for pages; or no more.
+    pub fn keep_pinning(&self, host: &Host, keeps: bool) {
+        self.pinning.close(host.number, keeps);
+    }
+
+    /// How many wait to register memory.
+    pub fn pinning(&self) -> usize {
+        self.pinning.closed().waiting
     }
 
     /// From here on nothing comes through to or from a device, though its link is up; or everything again.
@@ -395,6 +411,9 @@ impl Driver for Host {
         if access.relaxed_ordering && !self.world().options.takes_relaxed_ordering {
             return Err(VerbsError::new("ibv_reg_mr_iova2", Errno::EOPNOTSUPP));
         }
+        if bytes > 1 << 20 {
+            self.fabric.pinning.pass(self.number);
+        }
         self.world().register(pd, address, bytes, access, false).map_err(refused("ibv_reg_mr"))
     }
 
@@ -473,7 +492,7 @@ impl Driver for Host {
 
     fn modify_qp(&self, qp: Raw, step: QpStep) -> Result<(), VerbsError> {
         if matches!(step, QpStep::Receive(_)) {
-            self.fabric.gate.pass(self.number);
+            self.fabric.connecting.pass(self.number);
         }
         self.world().modify_qp(qp, step).map_err(refused("ibv_modify_qp"))
     }
