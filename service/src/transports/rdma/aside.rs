@@ -100,13 +100,6 @@ impl<W: Work> Aside<W> {
         // Nothing to read is as good as read.
         let _ = self.shared.news.read();
     }
-
-    /// Whether the thread has ended, or none has begun.
-    #[cfg(test)]
-    pub(super) fn ended(&self) -> impl Fn() -> bool + use<W> {
-        let shared = Arc::downgrade(&self.shared);
-        move || shared.strong_count() == 0
-    }
 }
 
 impl<W> Drop for Aside<W> {
