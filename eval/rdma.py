@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """The rdma transport, and jobs of two hosts over it, beside perftest's ib_write_bw and libibverbs' ibv_rc_pingpong, from one
-soft-RoCE device to another on the test machine (tests/rdma-vm): bandwidth of the transport alone and of a broadcast; round trips of the
+soft-RoCE device to another on the test machine (tests/rdma-vm): bandwidth of the transport alone, of broadcasts call by call, and of 16 of them enqueued at a time; round trips of the
 transport alone, and a small all-reduce, beside the same within a host. Sides in turn, several rounds, one run. Both tools write or send from one side's memory straight into the other's; the transport also waits for the
 receiver's room for each message of more than 4 KiB, which is a packet back.
 
@@ -45,7 +45,9 @@ ROUND_TRIPS_MOST = 1.5
 # ib_write_bw counts for so long, and runs for a margin before and after that.
 SAMPLE_S, MARGIN_S = 3, 1
 CALLS = 300
-TOOL, OURS, BROADCAST, ONE_HOST, ACROSS = "tool", "transport", "broadcast", "one host", "two hosts"
+TOOL, OURS, BROADCAST, BROADCASTS, ONE_HOST, ACROSS = "tool", "transport", "broadcast", "broadcasts", "one host", "two hosts"
+# Broadcasts under way, where they are many: the tool keeps 128 writes.
+TOGETHER = 16
 BANDWIDTH, ROUND_TRIP, ALL_REDUCE = "bandwidth, GB/s", "round trip, us", "all-reduce, us"
 
 
@@ -104,16 +106,17 @@ class Hosts:
         return ["ip", "netns", "exec", f"host{self.hosts.index(host)}", *command]
 
 
-def perf(operation, placed, message, calls):
-    """What mccs-perf says of an operation, of one rank for each of the hosts in `placed`."""
+def perf(operation, placed, message, calls, together=1):
+    """What mccs-perf says of an operation, of one rank for each of the hosts in `placed`, so many of them enqueued at a time."""
     with cluster.services(Hosts(), ['rdma.use = "required"']) as (_, folder):
         size = f"{message}B"
         return cluster.perf(Hosts(), folder, placed, secrets.token_hex(16), [
-            "--operation", operation, "--begin", size, "--end", size, "--iterations", calls, "--warmup", calls // 10])[0]
+            "--operation", operation, "--begin", size, "--end", size, "--iterations", calls, "--warmup", max(1, calls // 10),
+            "--together", together])[0]
 
 
-def broadcast(message):
-    return perf("broadcast", ["h0", "h1"], message, BYTES // message)["algbw_gbps"]
+def broadcast(message, together=1):
+    return perf("broadcast", ["h0", "h1"], message, max(5, BYTES // message // together), together)["algbw_gbps"]
 
 
 def all_reduce(placed, message):
@@ -121,7 +124,8 @@ def all_reduce(placed, message):
 
 
 SIDES = {
-    BANDWIDTH: (MESSAGES, {TOOL: tool_bandwidth, OURS: transport_bandwidth, BROADCAST: broadcast}),
+    BANDWIDTH: (MESSAGES, {TOOL: tool_bandwidth, OURS: transport_bandwidth, BROADCAST: broadcast,
+                            BROADCASTS: partial(broadcast, together=TOGETHER)}),
     ROUND_TRIP: (PINGS, {TOOL: tool_round_trip, OURS: transport_round_trip}),
     ALL_REDUCE: (PINGS, {TOOL: tool_round_trip, ONE_HOST: partial(all_reduce, ["h0", "h0"]), ACROSS: partial(all_reduce, ["h0", "h1"])}),
 }

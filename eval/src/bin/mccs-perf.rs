@@ -45,6 +45,9 @@ struct Arguments {
     /// Calls before those.
     #[arg(long, default_value_t = 5)]
     warmup: usize,
+    /// Calls that are enqueued before the first is waited for: each takes its share of their time.
+    #[arg(long, default_value_t = 1)]
+    together: u32,
     /// Check every element of one call a size, on random data.
     #[arg(long)]
     check: bool,
@@ -87,6 +90,7 @@ fn main() -> ExitCode {
 fn run(arguments: Arguments) -> anyhow::Result<()> {
     ensure!(arguments.factor >= 2, "--factor {}: it must be at least 2", arguments.factor);
     ensure!(arguments.iterations > 0, "--iterations must be at least 1");
+    ensure!(arguments.together > 0, "--together must be at least 1");
     let Arguments { begin, end, .. } = &arguments;
     ensure!(begin.0 > 0, "--begin must be at least 1B: sizes are multiplied from there on");
     ensure!(begin <= end, "--begin {begin} is more than --end {end}: there is no size between them");
@@ -238,10 +242,12 @@ impl Bench {
         let cpu_before = cpu_time()?;
         for iteration in 0..self.arguments.warmup + self.arguments.iterations {
             let start = Instant::now();
-            self.enqueue(call, in_place)?;
+            for _ in 0..self.arguments.together {
+                self.enqueue(call, in_place)?;
+            }
             self.stream.synchronize()?;
             if iteration >= self.arguments.warmup {
-                latencies.add(start.elapsed());
+                latencies.add(start.elapsed() / self.arguments.together);
             }
         }
         let cpu = cpu_time()?.saturating_sub(cpu_before);
@@ -326,7 +332,7 @@ impl Bench {
             let [p50, p99, least] = [0.5, 0.99, 0.0].map(|quantile| self.slowest(side, quantile));
             let (p50, p99, least) = (p50?, p99?, least?);
             let cpu_ns = self.exchange(side.cpu.as_nanos() as u64, RedOp::Sum, true)?;
-            let calls = self.arguments.warmup + self.arguments.iterations;
+            let calls = (self.arguments.warmup + self.arguments.iterations) * self.arguments.together as usize;
             let bandwidth = |bytes: u64| bytes as f64 / p50.as_nanos().max(1) as f64;
             let us = |time: Duration| time.as_nanos() as f64 / 1000.0;
             if self.is_first() && self.arguments.json {
