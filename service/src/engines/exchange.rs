@@ -305,12 +305,13 @@ impl Engine for ExchangeEngine {
     fn poll(&mut self, cx: &Context) -> Progress {
         let mut busy = self.hand_over();
         self.links.tick(cx.now);
+        busy |= self.take_in(cx.budget, cx.now);
+        // After what waits: what came in time while this engine did not run is in time.
         if self.exchange.next_deadline().is_some_and(|at| at <= cx.now) {
             self.exchange.tick(cx.now);
             self.settle(cx.now);
             busy = true;
         }
-        busy |= self.take_in(cx.budget, cx.now);
         self.links.flush(cx.now);
         busy |= self.hand_over();
         self.registry.refused.exchange.store(self.links.refusals().connections, Ordering::Relaxed);
