@@ -131,6 +131,22 @@ pub struct FlowView {
     pub ways_left: u64,
 }
 
+impl FlowView {
+    /// What carries it, and over RDMA the port that it goes by: `rdma mlx5_0:1`. None where the host has no choice.
+    #[must_use]
+    pub fn carrier(&self) -> Option<String> {
+        let kind = self.name.transport?;
+        Some(self.port.as_ref().map_or_else(|| kind.to_string(), |port| format!("{kind} {port}")))
+    }
+
+    /// How it leaves its host, in words: what carries it, and its path. Empty where nobody has chosen anything.
+    #[must_use]
+    pub fn way(&self) -> String {
+        let path = Some(self.name.path.clone()).filter(|path| path != NO_PATH);
+        self.carrier().into_iter().chain(path).collect::<Vec<_>>().join(", ")
+    }
+}
+
 /// All flows of a path to or from a peer, those that have ended included.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PathView {
@@ -173,6 +189,13 @@ impl Live {
     fn totals(&self) -> (u64, u64) {
         let (bytes, messages) = self.counters.totals();
         (bytes.saturating_sub(self.before.0), messages.saturating_sub(self.before.1))
+    }
+
+    fn view(&self) -> FlowView {
+        let (bytes, messages) = self.totals();
+        let allotted_bps = Some(self.counters.allotted_bps.load(Ordering::Relaxed)).filter(|bps| *bps != FREE);
+        let (port, ways_left) = (self.port.clone(), self.ways_left);
+        FlowView { name: self.name.clone(), bytes, messages, allotted_bps, port, ways_left }
     }
 
     fn key(&self) -> PathKey {
@@ -248,13 +271,15 @@ impl FlowTable {
     #[must_use]
     pub fn flows(&self, most: usize) -> (Vec<FlowView>, u64) {
         let flows = lock(&self.flows);
-        let view = |live: &Live| {
-            let (bytes, messages) = live.totals();
-            let allotted_bps = Some(live.counters.allotted_bps.load(Ordering::Relaxed)).filter(|bps| *bps != FREE);
-            let (port, ways_left) = (live.port.clone(), live.ways_left);
-            FlowView { name: live.name.clone(), bytes, messages, allotted_bps, port, ways_left }
-        };
-        (flows.live.values().take(most).map(view).collect(), flows.live.len().saturating_sub(most) as u64)
+        (flows.live.values().take(most).map(Live::view).collect(), flows.live.len().saturating_sub(most) as u64)
+    }
+
+    /// What these links send: the first `most` flows.
+    #[must_use]
+    pub fn sent_by(&self, links: u64, most: usize) -> Vec<FlowView> {
+        let flows = lock(&self.flows);
+        let sent = flows.live.values().filter(|live| live.name.links == links && live.name.sends);
+        sent.take(most).map(Live::view).collect()
     }
 
     /// What peers and paths have carried.

@@ -4,12 +4,13 @@
 //! flow does not move: one whose sender waits for nobody itself, or where they wait in a ring, the one whose receiver has done
 //! least. If no flow can be blamed either, GPUs do not end what they were given, or ranks wait for each other.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
 use crate::engines::transport::FlowWait;
 use crate::engines::transport::links::LinkKey;
+use crate::telemetry::flows::{FlowName, FlowView};
 
 /// Ranks that a host tells of, at most: those that lag come first.
 pub const RANKS_TOLD_MAX: usize = 256;
@@ -65,6 +66,28 @@ pub struct RankAccount {
     pub has_left: bool,
 }
 
+/// How a flow leaves the host that sends.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FlowWay {
+    /// The channel, as [`FlowWait::channel`].
+    pub channel: u16,
+    /// Rank whose data it is.
+    pub from: u32,
+    /// Rank that is to get it.
+    pub to: u32,
+    /// In words: `tcp, ports 20000-20499`, `rdma mlx5_0:1, dscp 26`.
+    pub way: String,
+}
+
+impl FlowWay {
+    /// Of a flow that this host sends.
+    #[must_use]
+    pub fn of(flow: &FlowView) -> Self {
+        let FlowName { channel, from, to, .. } = flow.name;
+        FlowWay { channel, from, to, way: flow.way() }
+    }
+}
+
 /// A host's part of a communicator.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostAccount {
@@ -80,6 +103,9 @@ pub struct HostAccount {
     pub idle_ms: u64,
     /// What channels wait for.
     pub flows: Vec<FlowWait>,
+    /// How its flows leave it, where that is known.
+    #[serde(default)]
+    pub ways: Vec<FlowWay>,
     /// What its GPUs do not end, in words.
     #[serde(default)]
     pub gpus_wait: Option<String>,
@@ -173,7 +199,8 @@ fn blame(hosts: &[(String, Option<HostAccount>)]) -> (StuckClass, Vec<Culprit>) 
         return (StuckClass::Rank, free);
     }
     let waiting = answered().flat_map(|(_, account)| account.flows.iter().copied()).filter(|flow| flow.is_receive);
-    let stalled = ranks.stalled(waiting.collect(), &lacking);
+    let ways: Vec<_> = answered().flat_map(|(_, account)| &account.ways).collect();
+    let stalled = ranks.stalled(waiting.collect(), &lacking, &ways);
     if !stalled.is_empty() {
         return (StuckClass::Flow, stalled);
     }
@@ -273,7 +300,7 @@ impl Ranks<'_> {
     }
 
     /// Flows that do not get through, of those whose receivers wait.
-    fn stalled(&self, mut waiting: Vec<FlowWait>, lacking: &[Culprit]) -> Vec<Culprit> {
+    fn stalled(&self, mut waiting: Vec<FlowWait>, lacking: &[Culprit], ways: &[&FlowWay]) -> Vec<Culprit> {
         // Nothing is on its way of what has not been sent.
         let is_sent = |flow: &FlowWait| {
             flow.channel != LinkKey::PAIRS
@@ -294,7 +321,11 @@ impl Ranks<'_> {
                 LinkKey::PAIRS => "send and receive".into(),
                 channel => format!("channel {channel}"),
             };
-            let what = format!("its data for rank {}{to} does not get through ({by})", flow.to);
+            // Several while a strategy gives way to another one.
+            let is_its = |way: &&&FlowWay| (way.channel, way.from, way.to) == (flow.channel, flow.from, flow.to);
+            let ways: BTreeSet<&str> = ways.iter().filter(is_its).map(|way| way.way.as_str()).collect();
+            let over: String = ways.into_iter().map(|way| format!(", over {way}")).collect();
+            let what = format!("its data for rank {}{to} does not get through ({by}{over})", flow.to);
             let unknown = Culprit { rank: Some(flow.from), peer: Some(flow.to), what, ..Culprit::default() };
             self.culprit(flow.from, (None, Some(flow.to)), unknown.what.clone()).unwrap_or(unknown)
         };
@@ -353,7 +384,22 @@ mod tests {
         ];
         let (class, ranks, what) = of(hosts);
         assert_eq!((class, ranks), (StuckClass::Flow, vec![Some(0)]));
-        assert!(what.contains("a its data for rank 1 on b"), "{what}");
+        assert!(what.contains("a its data for rank 1 on b does not get through (channel 0)"), "{what}");
+    }
+
+    #[test]
+    fn how_the_flow_leaves_its_host_is_told() {
+        let way = |to, way: &str| FlowWay { channel: 0, from: 0, to, way: way.into() };
+        let named = |ways: Vec<FlowWay>| {
+            let (_, sender) = host("a", vec![rank(0, 3, true)], Vec::new());
+            let sender = ("a".into(), sender.map(|account| HostAccount { ways, ..account }));
+            of(vec![sender, host("b", vec![rank(1, 3, true)], vec![receive(0, 1)])]).2
+        };
+        let what = named(vec![way(1, "rdma mlx5_0:1, dscp 26"), way(2, "tcp")]);
+        assert!(what.contains("get through (channel 0, over rdma mlx5_0:1, dscp 26); "), "{what}");
+        // Of two strategies, the same and another.
+        let what = named(vec![way(1, "tcp, ports 1-2"), way(1, "tcp, ports 1-2"), way(1, "tcp")]);
+        assert!(what.contains("(channel 0, over tcp, over tcp, ports 1-2)"), "{what}");
     }
 
     #[test]

@@ -207,4 +207,6 @@ fn a_flow_that_stalls_is_named() {
     println!("why-stuck took {asked:?}");
     assert!(!report.culprits.is_empty() && report.hosts.iter().all(|(_, account)| account.is_some()), "{report:?}");
     println!("{:?}", report.culprits);
+    let names_its_way = |what: &str| what.contains("over tcp, ports 7350-7399");
+    assert!(report.culprits.iter().all(|culprit| names_its_way(&culprit.what)), "{report:?}");
 }

@@ -297,14 +297,6 @@ fn paths(before: &Overview, now: &Overview, seconds: f64) -> Option<Section> {
 }
 
 /// What carries a flow; over RDMA also the port that it goes by, if it has one now.
-fn carrier(flow: &FlowView) -> String {
-    match (flow.name.transport, &flow.port) {
-        (None, _) => "-".into(),
-        (Some(kind), Some(port)) => format!("{kind} {port}"),
-        (Some(kind), None) => kind.to_string(),
-    }
-}
-
 fn flows(before: &Overview, now: &Overview, seconds: f64) -> Option<Section> {
     let mut flows: Vec<(f64, &FlowView)> = now
         .flows
@@ -324,7 +316,7 @@ fn flows(before: &Overview, now: &Overview, seconds: f64) -> Option<Section> {
             name.epoch.map_or_else(|| "send/recv".into(), |_| name.channel.to_string()),
             format!("{} -> {}", name.from, name.to),
             format!("{} {}", direction(name.sends), name.peer),
-            carrier(flow),
+            flow.carrier().unwrap_or_else(|| "-".into()),
             name.path.clone(),
             bytes(*rate),
             bits(flow.allotted_bps),

@@ -21,7 +21,7 @@ use crate::engines::transport::{FlowWait, TransportMessage};
 use crate::exchange::protocol::{AccountBody, CommId, Name, Request};
 use crate::telemetry::RankInfo;
 use crate::telemetry::stuck::{
-    CALLS_TOLD_MAX, FLOWS_TOLD_MAX, HostAccount, PairAccount, RANKS_TOLD_MAX, RankAccount, diagnose,
+    CALLS_TOLD_MAX, FLOWS_TOLD_MAX, FlowWay, HostAccount, PairAccount, RANKS_TOLD_MAX, RankAccount, diagnose,
 };
 
 /// Time that hosts have to answer.
@@ -103,6 +103,7 @@ impl Comm {
             is_running: !self.running.is_empty(),
             idle_ms: idle.as_millis() as u64,
             flows: flows.into_iter().take(FLOWS_TOLD_MAX).collect(),
+            ways: Vec::new(),
             gpus_wait: stall.map(|stall| stall.what),
             failure: self.failure.as_ref().map(|failure| failure.message.chars().take(FAILURE_CHARS_MAX).collect()),
         }
@@ -219,7 +220,11 @@ impl ProxyEngine {
 
     fn tell_account(&mut self, gathering: Gathering, now: Instant) {
         let Some(live) = self.comms.get(gathering.comm) else { return };
-        let account = live.account(&self.far_jobs(gathering.comm), gathering.flows, gathering.gpus.as_ref(), now);
+        let mut account = live.account(&self.far_jobs(gathering.comm), gathering.flows, gathering.gpus.as_ref(), now);
+        if let Some(span) = &live.span {
+            let sent = self.registry.flows.sent_by(span.network.links.0, FLOWS_TOLD_MAX);
+            account.ways = sent.iter().map(FlowWay::of).filter(|way| !way.way.is_empty()).collect();
+        }
         match gathering.wanted {
             Wanted::Here(asked) => {
                 let report = diagnose(live.info.number, vec![(String::from("this host"), Some(account))]);
@@ -283,11 +288,12 @@ fn encode(mut account: HostAccount) -> Option<AccountBody> {
         if let Some(body) = AccountBody::new(&json) {
             return Some(body);
         }
-        if account.ranks.len() + account.flows.len() <= 2 {
+        if account.ranks.len().max(account.flows.len()).max(account.ways.len()) <= 1 {
             return None;
         }
         account.ranks.truncate(account.ranks.len().div_ceil(2));
         account.flows.truncate(account.flows.len().div_ceil(2));
+        account.ways.truncate(account.ways.len().div_ceil(2));
     }
 }
 
