@@ -2,7 +2,7 @@
 //!
 //! An application is of the communicators that were there when it was first decided for, and each of them is answered for once: it is as
 //! decided, or it is refused. A refusal for something of the communicator's own (it ends, it is busy, it is too slow) leaves it the strategy
-//! that it had, and is tried again, by itself: nobody's job keeps a policy from the others. One for what was asked for (a device or path that
+//! that it had, and is tried again, by itself, which counts while others are waited for: nobody's job keeps a policy from the others. One for what was asked for (a device or path that
 //! is not there) says that the policy or the topology is wrong: what was in force before is again, everywhere.
 
 use std::collections::BTreeSet;
@@ -153,7 +153,13 @@ impl Controller {
         let is_of_it = order > application.last_order
             || matches!(refused, Some((Whose::Communicator, _)))
             || plan.is_some_and(|plan| plan.is_same_strategy(&pending.plan));
-        if !is_of_it || !waiting.remove(&pending.comm) {
+        if !is_of_it {
+            return;
+        }
+        // Who keeps what it has is asked again, and may be heard of while others are waited for.
+        let kept_before = application.kept.len();
+        application.kept.retain(|(comm, _)| *comm != pending.comm);
+        if !waiting.remove(&pending.comm) && application.kept.len() == kept_before {
             return;
         }
         let comm = pending.comm.clone();

@@ -379,6 +379,35 @@ fn a_policy_that_is_wrong_is_taken_back_whoever_else_cannot_change() {
 }
 
 #[test]
+fn who_is_asked_again_while_others_are_waited_for_is_heard() {
+    for (later, is_wrong) in [(Some("flows cannot leave this host by device eth9"), true), (None, false)] {
+        let mut bed = Bed::new("ffa");
+        let comms =
+            [("host-a", "host-c"), ("host-d", "host-b")].map(|(from, to)| bed.begin("t", &[(from, &[0]), (to, &[1])]));
+        bed.run();
+        let before = comms.each_ref().map(|comm| bed.chosen(comm).paths.clone());
+        bed.host(&comms[0].root).refuses = Some(Refused::own("another change is being decided"));
+        bed.host(&comms[1].root).is_slow = true;
+        let ticket = bed.ask(apply("ecmp"));
+        bed.run();
+        refuse(&mut bed, later);
+        bed.pass(PAUSE);
+        assert!(!bed.answers.contains_key(&ticket), "the slow one is waited for");
+        refuse(&mut bed, None);
+        bed.host(&comms[1].root).is_slow = false;
+        bed.run();
+        let what = applied(bed.answers.remove(&ticket).expect("answered"));
+        assert_eq!(
+            (what.rolled_back, what.failed.len(), what.kept.len()),
+            (is_wrong, usize::from(is_wrong), 0),
+            "{what:?}"
+        );
+        assert!(what.changed.contains(&comms[1].to_string()), "{what:?}");
+        assert_eq!(comms.each_ref().map(|comm| bed.chosen(comm).paths.clone()) == before, is_wrong);
+    }
+}
+
+#[test]
 fn what_is_put_in_force_waits_for_those_who_were_there_and_for_nobody_longer_than_an_order_may_take() {
     let mut bed = Bed::new("ffa");
     let comm = bed.begin("t", &[("host-a", &[0]), ("host-c", &[1])]);
