@@ -87,6 +87,28 @@ fn a_host_that_stays_away_is_given_up() {
     bed.until(|bed| bed.hosts[0].has(|event| matches!(event, Event::Failed { comm: of, .. } if *of == comm)));
 }
 
+/// What a host has said in time is in time, however late this one gets to read it.
+#[test]
+fn an_engine_that_did_not_run_blames_nobody_for_its_own_pause() {
+    let mut bed = Bed::running(2);
+    bed.until_all_meet();
+    let timeout = bed.hosts[0].settings.times.link_timeout;
+    let mut poll_at = |host: usize, now| {
+        let engine = bed.hosts[host].engine.as_mut().expect("a running host");
+        // Once: a deadline that is seen before what waits is read would be missed.
+        engine.poll(&Context::new(now, 64));
+        bed.hosts[0].info("b")
+    };
+    let now = Instant::now();
+    // The other one gives signs of life meanwhile, the last of them a second before this one runs again.
+    poll_at(1, now + timeout - Duration::from_secs(1));
+    let seen = poll_at(0, now + timeout + Duration::from_millis(1));
+    assert!(seen.is_up && seen.last_error.is_none(), "{seen:?}");
+    // Without any it is.
+    let seen = poll_at(0, now + 3 * timeout);
+    assert!(seen.last_error.is_some(), "{seen:?}");
+}
+
 #[test]
 fn broken_links_lose_nothing() {
     let mut bed = Bed::new(2);
