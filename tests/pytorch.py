@@ -8,6 +8,7 @@ several services, which get as many ranks each. MCCS_STAGED=1 where the service 
 import ctypes
 import os
 import sys
+import threading
 
 import torch
 import torch.distributed as dist
@@ -201,7 +202,13 @@ def one_process(nranks):
         check("a group of several ranks", received[rank].cpu(), sent[(rank - 1) % nranks].cpu())
     split, shrunk = (ctypes.c_void_p * nranks)(), (ctypes.c_void_p * nranks)()
     at = lambda made, rank: ctypes.byref(made, rank * ctypes.sizeof(ctypes.c_void_p))
-    together(lambda rank: call("ncclCommSplit", ctypes.c_void_p(comms[rank]), 0, -rank, at(split, rank), None))
+
+    def split_elsewhere(rank):
+        # It is the communicator's GPU that counts, not the caller's.
+        with torch.cuda.device((rank + 1) % nranks):
+            call("ncclCommSplit", ctypes.c_void_p(comms[rank]), 0, -rank, at(split, rank), None)
+
+    together(split_elsewhere)
     reduce(split, everybody, "ncclCommSplit")
     if nranks > 1:
         without = (ctypes.c_int * 1)(nranks - 1)
@@ -210,6 +217,26 @@ def one_process(nranks):
         reduce(shrunk, everybody[:-1], "ncclCommShrink")
     for comm in [*split, *filter(None, shrunk), *comms]:
         call("ncclCommDestroy", ctypes.c_void_p(comm))
+    if nranks > 1:
+        abort_beside_a_call(nccl, nranks)
+
+
+def abort_beside_a_call(nccl, nranks):
+    """A thread waits in a call for ranks that do not come, until another aborts the communicator."""
+    comms, made, ended = (ctypes.c_void_p * nranks)(), ctypes.c_void_p(), []
+    if nccl.ncclCommInitAll(comms, nranks, None) != 0:
+        raise SystemExit("ncclCommInitAll, to be aborted")
+    wait = threading.Thread(target=lambda: ended.append(nccl.ncclCommSplit(ctypes.c_void_p(comms[0]), 0, 0, ctypes.byref(made), None)))
+    wait.start()
+    # Its kernel is enqueued by then; were it not, the call would be refused instead of ended.
+    wait.join(2)
+    if ended:
+        raise SystemExit("ncclCommSplit did not wait for the other ranks")
+    for comm in comms:
+        nccl.ncclCommAbort(ctypes.c_void_p(comm))
+    wait.join()
+    if ended == [0]:
+        raise SystemExit("ncclCommSplit succeeded, though the communicator was aborted")
 
 
 def run(rank, nranks, sockets):

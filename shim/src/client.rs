@@ -83,6 +83,12 @@ pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Client {
+    /// Whether the service still answers this session: it has not ended it, and is still there.
+    #[must_use]
+    pub fn is_alive(&self) -> bool {
+        self.0.requests.check_alive().is_ok()
+    }
+
     /// Connects to the service that listens on `socket`.
     ///
     /// # Errors

@@ -1,9 +1,13 @@
-//! NCCL's library, where there is no GPU: what it exports, and what it answers without a service.
+//! NCCL's library, where there is no GPU: what it exports, what it answers without a service, and whose sessions it has.
 
 // The library itself is what is looked at, not its Rust side.
 use nccl as _;
+use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
+
+use mccs_tests::{TestService, watchdog};
+use tempfile::TempDir;
 
 /// NCCL 2.28.9's functions, but for those that help kernels of the caller's (teams, barriers, all-to-all of small
 /// messages), of which `ncclDevCommCreate` says that they are not there.
@@ -33,21 +37,63 @@ fn exports_nccls_functions() {
     assert_eq!(exported, EXPORTED.split_whitespace().collect::<Vec<_>>());
 }
 
-#[test]
-fn answers_without_a_service() {
+/// Compiles a program of this folder against the library. Returns it, and the folder with the library under the name that programs look
+/// for.
+fn compiled(source: &str) -> (PathBuf, TempDir) {
     let directory = tempfile::tempdir().expect("a directory");
-    let (library, program) = (library(), directory.path().join("nccl"));
+    let (library, program) = (library(), directory.path().join("program"));
     std::os::unix::fs::symlink(&library, directory.path().join("libnccl.so.2")).expect("a link");
     let compiled = Command::new("cc")
         .args(["-std=c11", "-Wall", "-Wextra", "-Werror", "-O1"])
-        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/nccl.c"))
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(source))
         .arg(&library)
         .arg("-o")
         .arg(&program)
         .status();
     assert!(compiled.expect("a C compiler").success(), "it does not compile");
-    // The name under which programs look for NCCL is the library's own.
+    (program, directory)
+}
+
+#[test]
+fn answers_without_a_service() {
+    let (program, directory) = compiled("nccl.c");
     let mut run = Command::new(&program);
     let ended = run.env("LD_LIBRARY_PATH", directory.path()).env_remove("MCCS_SOCKET").status().expect("it runs");
     assert!(ended.success());
+}
+
+#[test]
+fn a_new_service_and_a_forked_process_get_sessions() {
+    watchdog();
+    let ((program, directory), mut service) = (compiled("nccl_session.c"), TestService::start(""));
+    let mut process = Command::new(&program)
+        .env("LD_LIBRARY_PATH", directory.path())
+        .env("MCCS_SOCKET", service.socket(0))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("it runs");
+    let mut says = BufReader::new(process.stdout.take().expect("its output")).lines();
+    let mut hears = process.stdin.take().expect("its input");
+    let mut expect = |what: &str| assert_eq!(says.next().expect("a line").expect("its output"), what);
+    let mut go_on = |line: &str| writeln!(hears, "{line}").expect("it reads");
+    expect("has a session");
+    service.stop();
+    let next = TestService::start("");
+    let sessions = || next.service().registry.sessions().len();
+    go_on(next.socket(0).to_str().expect("a path of letters"));
+    expect("has another");
+    assert_eq!(sessions(), 1);
+    go_on("");
+    expect("has its own");
+    assert_eq!(sessions(), 2);
+    go_on("");
+    expect("goes on");
+    // The child's has ended with it, this process' has not.
+    while sessions() > 1 {
+        std::thread::yield_now();
+    }
+    assert_eq!(sessions(), 1);
+    go_on("");
+    assert!(process.wait().expect("its end").success());
 }

@@ -6,7 +6,7 @@ use mccs::Error;
 
 use super::communicators::Comm;
 use super::operators::{data_type, operator};
-use super::{Status, guard, object};
+use super::{Status, guard};
 
 pub(crate) fn rank(value: c_int) -> Result<u32, Error> {
     u32::try_from(value).map_err(|_| Error::InvalidArgument(format!("rank {value} is negative")))
@@ -31,7 +31,7 @@ macro_rules! collective {
         ) -> Status {
             guard(|| {
                 // SAFETY: the caller's contract.
-                let $c = unsafe { object(comm, "comm")? };
+                let $c = unsafe { Comm::of(comm)? };
                 let ($send, $recv, $count, $dtype) = (send as u64, recv as u64, count as u64, data_type(dtype)?);
                 // SAFETY: buffers and stream are the caller's contract.
                 unsafe { $body }
@@ -41,13 +41,13 @@ macro_rules! collective {
 }
 
 collective!(ncclAllReduce(op: c_int), |c, send, recv, count, dtype, stream| {
-    c.comm()?.all_reduce(send, recv, count, dtype, operator(c, op)?, stream)
+    c.comm()?.all_reduce(send, recv, count, dtype, operator(&c, op)?, stream)
 });
 collective!(ncclReduceScatter(op: c_int), |c, send, recv, count, dtype, stream| {
-    c.comm()?.reduce_scatter(send, recv, count, dtype, operator(c, op)?, stream)
+    c.comm()?.reduce_scatter(send, recv, count, dtype, operator(&c, op)?, stream)
 });
 collective!(ncclReduce(op: c_int, root: c_int), |c, send, recv, count, dtype, stream| {
-    c.comm()?.reduce(send, recv, count, dtype, operator(c, op)?, rank(root)?, stream)
+    c.comm()?.reduce(send, recv, count, dtype, operator(&c, op)?, rank(root)?, stream)
 });
 collective!(ncclAllGather(), |c, send, recv, count, dtype, stream| {
     c.comm()?.all_gather(send, recv, count, dtype, stream)

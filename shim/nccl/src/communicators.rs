@@ -1,14 +1,15 @@
 //! Communicators.
 
 use std::ffi::{c_int, c_void};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use mccs::cuda::CudaCommunicator;
 use mccs::{Client, Error, ReduceOperator, UniqueId};
-use mccs_cuda::Context;
+use mccs_cuda::{Context, gpus};
 
 use super::group::{begin, joining};
-use super::{Status, guard, object, put, status_of};
+use super::{Status, guard, put, status_of};
 
 /// `ncclUniqueId`: the communicator's name and its root's address, behind a mark.
 #[derive(Clone, Copy)]
@@ -78,68 +79,99 @@ pub(crate) fn own_root() -> Result<Root, Error> {
     Ok(root)
 }
 
-/// Behind `ncclComm_t`.
+/// Behind `ncclComm_t`, which is a count of it: calls under way have counts of their own, so that a thread may abort a communicator in which
+/// others wait.
 pub struct Comm {
-    /// `None` once it was finalized.
-    comm: Mutex<Option<&'static CudaCommunicator>>,
+    comm: CudaCommunicator,
+    /// Whether it was finalized, or is being so.
+    is_finalized: AtomicBool,
     pub(crate) name: Name,
     pub(crate) rank: u32,
     pub(crate) nranks: u32,
-    device: c_int,
+    /// Its GPU's: what is made of it is there too, whatever the caller's is.
+    pub(crate) context: Context,
     /// Pre-multiplied sums, by number.
     operators: Mutex<Vec<Option<ReduceOperator>>>,
     /// Communicators made of it so far.
     pub(crate) derived: Mutex<u64>,
-    /// Kept until it is destroyed, where nobody else may have it.
-    _context: Option<Context>,
 }
 
 pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// This process' session, made when it is first needed.
+/// This process' session, made when it is first needed, and again where the service has ended it or been started anew.
 fn client() -> Result<Client, Error> {
-    static CLIENT: Mutex<Option<Client>> = Mutex::new(None);
-    let mut client = locked(&CLIENT);
-    if let Some(client) = &*client {
-        return Ok(client.clone());
+    static CLIENT: Mutex<Option<(u32, Client)>> = Mutex::new(None);
+    let (own, mut known) = (std::process::id(), locked(&CLIENT));
+    match known.take() {
+        Some((process, client)) if process == own && client.is_alive() => {
+            return Ok(known.insert((own, client)).1.clone());
+        }
+        // Another process', which this one was forked from: to end it is that one's affair.
+        Some((process, client)) if process != own => std::mem::forget(client),
+        _ => {}
     }
     let made = Client::from_env()?;
-    Ok(client.insert(made).clone())
+    Ok(known.insert((own, made)).1.clone())
+}
+
+/// The calling thread's context. Without any it is the first GPU's, as for a program that has asked CUDA for nothing yet.
+pub(crate) fn caller_context() -> Result<Context, Error> {
+    mccs_cuda::driver().map_err(|reason| Error::Cuda(reason.to_string()))?;
+    Context::current().or_else(|none| Context::primary(gpus()?.first().ok_or(none)?)).map_err(cuda_error)
 }
 
 impl Comm {
-    pub(crate) fn join(name: Name, rank: c_int, nranks: c_int) -> Result<Self, Error> {
+    /// Joins with buffers of `context`, or else of the caller's.
+    pub(crate) fn join(name: Name, rank: c_int, nranks: c_int, context: Option<Context>) -> Result<Self, Error> {
         let number = |value: c_int, what: &str| {
             u32::try_from(value).map_err(|_| Error::InvalidArgument(format!("{what} {value} is negative")))
         };
-        let (rank, nranks) = (number(rank, "rank")?, number(nranks, "nranks")?);
-        let comm = client()?.init_cuda_communicator_rank_at(name.id, rank, nranks, name.root_address()?)?;
-        let device = Context::current().map_err(cuda_error)?.gpu().ordinal();
-        // Taken back when it is finalized or destroyed; until then threads may be in calls.
-        let comm = Mutex::new(Some(&*Box::leak(Box::new(comm))));
+        let (rank, nranks, client) = (number(rank, "rank")?, number(nranks, "nranks")?, client()?);
+        let context = context.map_or_else(caller_context, Ok)?;
+        let comm = {
+            let _entered = context.enter().map_err(cuda_error)?;
+            client.init_cuda_communicator_rank_at(name.id, rank, nranks, name.root_address()?)?
+        };
+        let is_finalized = AtomicBool::new(false);
         Ok(Comm {
             comm,
+            is_finalized,
             name,
             rank,
             nranks,
-            device,
+            context,
             operators: Mutex::default(),
             derived: Mutex::new(0),
-            _context: None,
         })
     }
 
-    /// With its context, which this library has made current by itself.
-    pub(crate) fn keeping(self, context: Context) -> Self {
-        Comm { _context: Some(context), ..self }
+    /// The communicator behind a handle, for the time of a call.
+    ///
+    /// # Safety
+    /// The handle must be null, or [`Comm::into_handle`]'s and not have been destroyed.
+    pub(crate) unsafe fn of(handle: *const Comm) -> Result<Arc<Self>, Error> {
+        if handle.is_null() {
+            return Err(Error::InvalidArgument("comm is null".into()));
+        }
+        // SAFETY: the handle is a count of its own: the caller's contract.
+        unsafe {
+            Arc::increment_strong_count(handle);
+            Ok(Arc::from_raw(handle))
+        }
+    }
+
+    /// What programs know it by.
+    pub(crate) fn into_handle(self) -> *mut Comm {
+        Arc::into_raw(Arc::new(self)).cast_mut()
     }
 
     /// The communicator.
     pub(crate) fn comm(&self) -> Result<&CudaCommunicator, Error> {
-        let comm = *locked(&self.comm);
-        comm.ok_or_else(|| Error::InvalidArgument("the communicator has been finalized".into()))
+        let has_left = self.is_finalized.load(Ordering::Acquire);
+        let finalized = || Error::InvalidArgument("the communicator has been finalized".into());
+        (!has_left).then_some(&self.comm).ok_or_else(finalized)
     }
 
     /// Pre-multiplied sums.
@@ -148,14 +180,21 @@ impl Comm {
     }
 
     /// Leaves, once.
-    ///
-    /// # Safety
-    /// No other call on the communicator may be under way.
-    unsafe fn leave(&self) -> Result<(), Error> {
-        let Some(comm) = locked(&self.comm).take() else { return Ok(()) };
-        // SAFETY: leaked when it was made, taken back once; nobody uses it: the caller's contract.
-        let comm = unsafe { Box::from_raw(std::ptr::from_ref(comm).cast_mut()) };
-        comm.destroy()
+    fn finalize(&self) -> Result<(), Error> {
+        if self.is_finalized.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        self.comm.finalize()
+    }
+
+    /// Ends what is outstanding, and leaves.
+    fn abort(&self) -> Result<(), Error> {
+        let aborted = self.comm.abort();
+        if self.is_finalized.load(Ordering::Acquire) {
+            // It has left already, or does so now that nothing is outstanding.
+            return Ok(());
+        }
+        self.finalize().and(aborted)
     }
 }
 
@@ -185,7 +224,7 @@ pub unsafe extern "C" fn ncclCommInitRank(
     rank: c_int,
 ) -> Status {
     // SAFETY: the caller's contract.
-    guard(|| unsafe { begin(comm, joining(id.name()?, rank, nranks)) })
+    guard(|| unsafe { begin(comm, None, joining(id.name()?, rank, nranks)) })
 }
 
 /// See `nccl.h`. The operator's strategy decides what the configuration would.
@@ -201,7 +240,7 @@ pub unsafe extern "C" fn ncclCommInitRankConfig(
     _config: *mut c_void,
 ) -> Status {
     // SAFETY: the caller's contract.
-    guard(|| unsafe { begin(comm, joining(id.name()?, rank, nranks)) })
+    guard(|| unsafe { begin(comm, None, joining(id.name()?, rank, nranks)) })
 }
 
 /// See `nccl.h`: the first of the ids does.
@@ -222,7 +261,7 @@ pub unsafe extern "C" fn ncclCommInitRankScalable(
         let id = unsafe { id.as_ref() }.filter(|_| ids > 0);
         let id = id.ok_or_else(|| Error::InvalidArgument("there is no unique id".into()))?;
         // SAFETY: the caller's contract.
-        unsafe { begin(comm, joining(id.name()?, rank, nranks)) }
+        unsafe { begin(comm, None, joining(id.name()?, rank, nranks)) }
     })
 }
 
@@ -233,7 +272,7 @@ pub unsafe extern "C" fn ncclCommInitRankScalable(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommFinalize(comm: *mut Comm) -> Status {
     // SAFETY: the caller's contract.
-    guard(|| unsafe { object(comm, "comm")?.leave() })
+    guard(|| unsafe { Comm::of(comm)?.finalize() })
 }
 
 /// See `nccl.h`.
@@ -246,12 +285,12 @@ pub unsafe extern "C" fn ncclCommDestroy(comm: *mut Comm) -> Status {
         if comm.is_null() {
             return Ok(());
         }
-        // SAFETY: made by `Box::into_raw` in this library, and taken once: the caller's contract.
-        unsafe { Box::from_raw(comm).leave() }
+        // SAFETY: of `Comm::into_handle`, and taken once: the caller's contract.
+        unsafe { Arc::from_raw(comm) }.finalize()
     })
 }
 
-/// See `nccl.h`.
+/// See `nccl.h`. Threads that wait in a call on the communicator return from it.
 ///
 /// # Safety
 /// Pointers as `nccl.h` says; the handle is of no use afterwards.
@@ -261,11 +300,8 @@ pub unsafe extern "C" fn ncclCommAbort(comm: *mut Comm) -> Status {
         if comm.is_null() {
             return Ok(());
         }
-        // SAFETY: made by `Box::into_raw` in this library, and taken once: the caller's contract.
-        let comm = unsafe { Box::from_raw(comm) };
-        let aborted = comm.comm().and_then(CudaCommunicator::abort);
-        // SAFETY: the caller's contract.
-        unsafe { comm.leave() }.and(aborted)
+        // SAFETY: of `Comm::into_handle`, and taken once: the caller's contract.
+        unsafe { Arc::from_raw(comm) }.abort()
     })
 }
 
@@ -276,7 +312,7 @@ pub unsafe extern "C" fn ncclCommAbort(comm: *mut Comm) -> Status {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommRevoke(comm: *mut Comm, _flags: c_int) -> Status {
     // SAFETY: the caller's contract.
-    guard(|| unsafe { object(comm, "comm")? }.comm()?.abort())
+    guard(|| unsafe { Comm::of(comm)? }.comm()?.abort())
 }
 
 /// See `nccl.h`.
@@ -287,8 +323,8 @@ pub unsafe extern "C" fn ncclCommRevoke(comm: *mut Comm, _flags: c_int) -> Statu
 pub unsafe extern "C" fn ncclCommGetAsyncError(comm: *mut Comm, error: *mut Status) -> Status {
     guard(|| {
         // SAFETY: the caller's contract.
-        let comm = unsafe { object(comm, "comm")? };
-        let failure = locked(&comm.comm).and_then(CudaCommunicator::async_error);
+        let comm = unsafe { Comm::of(comm)? };
+        let failure = comm.comm().ok().and_then(CudaCommunicator::async_error);
         if let Some(failure) = &failure {
             super::remember(&failure.to_string());
         }
@@ -308,7 +344,7 @@ macro_rules! question {
         pub unsafe extern "C" fn $name(comm: *const Comm, answer: *mut c_int) -> Status {
             guard(|| {
                 // SAFETY: the caller's contract.
-                let $comm = unsafe { object(comm.cast_mut(), "comm")? };
+                let $comm = unsafe { Comm::of(comm)? };
                 // SAFETY: the caller's contract.
                 unsafe { put(answer, $answer, "the answer") }
             })
@@ -318,4 +354,4 @@ macro_rules! question {
 
 question!(ncclCommCount, |comm| comm.nranks as c_int);
 question!(ncclCommUserRank, |comm| comm.rank as c_int);
-question!(ncclCommCuDevice, |comm| comm.device);
+question!(ncclCommCuDevice, |comm| comm.context.gpu().ordinal());

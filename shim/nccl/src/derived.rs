@@ -4,11 +4,11 @@ use std::ffi::{c_int, c_void};
 
 use mccs::cuda::CudaCommunicator;
 use mccs::{Error, UniqueId};
-use mccs_cuda::{Context, DeviceMemory, OwnedStream, copy_from_host, copy_to_host};
+use mccs_cuda::{DeviceMemory, OwnedStream, copy_from_host, copy_to_host};
 
 use super::communicators::{Comm, Name, ROOT_BYTES, Root, cuda_error, locked, own_root};
 use super::group::{begin, joining};
-use super::{Status, guard, object};
+use super::{Status, guard};
 
 impl Comm {
     /// The number of the next communicator that is made of this one: the same on all ranks, which make them in one order.
@@ -20,9 +20,10 @@ impl Comm {
 
     /// What every rank says when the communicator is split, by rank.
     fn gather_shares(&self, own: &Share) -> Result<Vec<Share>, Error> {
-        let context = Context::current().map_err(cuda_error)?;
-        let (stream, bytes) = (OwnedStream::new(&context).map_err(cuda_error)?, SHARE_BYTES * self.nranks as usize);
-        let memory = DeviceMemory::zeroed(&context, SHARE_BYTES + bytes).map_err(cuda_error)?;
+        let context = &self.context;
+        let _entered = context.enter().map_err(cuda_error)?;
+        let (stream, bytes) = (OwnedStream::new(context).map_err(cuda_error)?, SHARE_BYTES * self.nranks as usize);
+        let memory = DeviceMemory::zeroed(context, SHARE_BYTES + bytes).map_err(cuda_error)?;
         let (send, recv) = (memory.address() + bytes as u64, memory.address());
         let mut all = vec![0; bytes];
         // SAFETY: the ranges lie in memory of this function's, which is used by nobody else and outlives the operation.
@@ -83,9 +84,9 @@ pub unsafe extern "C" fn ncclCommSplit(
     const NO_COLOR: c_int = -1;
     guard(|| {
         // SAFETY: the caller's contract.
-        let parent = unsafe { object(comm, "comm")? };
-        let number = parent.next_derived();
-        let split = move || {
+        let parent = unsafe { Comm::of(comm)? };
+        let (number, context) = (parent.next_derived(), parent.context.clone());
+        let split = move |context| {
             let all = parent.gather_shares(&Share { color, key, root: own_root()? })?;
             if color == NO_COLOR {
                 return Ok(None);
@@ -95,10 +96,10 @@ pub unsafe extern "C" fn ncclCommSplit(
             let own = members.iter().position(|(rank, _)| *rank == parent.rank as usize).unwrap_or(0);
             let root = members.first().map_or(parent.name.root, |(_, share)| share.root);
             let name = Name { id: derived_id(parent.name.id, number, color.to_le_bytes()), root };
-            Comm::join(name, own as c_int, members.len() as c_int).map(Some)
+            Comm::join(name, own as c_int, members.len() as c_int, context).map(Some)
         };
         // SAFETY: the caller's contract.
-        unsafe { begin(new, Box::new(split)) }
+        unsafe { begin(new, Some(context), Box::new(split)) }
     })
 }
 
@@ -118,7 +119,7 @@ pub unsafe extern "C" fn ncclCommShrink(
     const ABORT: c_int = 1;
     guard(|| {
         // SAFETY: the caller's contract.
-        let parent = unsafe { object(comm, "comm")? };
+        let parent = unsafe { Comm::of(comm)? };
         let number = parent.next_derived();
         let count = if without.is_null() { 0 } else { usize::try_from(count).unwrap_or(0) };
         // SAFETY: the caller's contract: the list has that many numbers.
@@ -139,7 +140,9 @@ pub unsafe extern "C" fn ncclCommShrink(
         };
         let id = derived_id(parent.name.id, number, left.iter().flat_map(|rank| rank.to_le_bytes()));
         // SAFETY: the caller's contract.
-        unsafe { begin(new, joining(Name { id, root }, own as c_int, left.len() as c_int)) }
+        unsafe {
+            begin(new, Some(parent.context.clone()), joining(Name { id, root }, own as c_int, left.len() as c_int))
+        }
     })
 }
 

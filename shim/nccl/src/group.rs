@@ -6,7 +6,7 @@ use std::ffi::c_int;
 use mccs::{Error, ErrorClass};
 use mccs_cuda::{Context, gpus};
 
-use super::communicators::{Comm, Name, cuda_error};
+use super::communicators::{Comm, Name, caller_context, cuda_error};
 use super::{Status, guard, put};
 
 /// A communicator to be made at the end of a group.
@@ -16,12 +16,12 @@ struct Pending {
     target: *mut *mut Comm,
 }
 
-/// Waits for the other ranks, and makes a communicator, or none for a rank that is in none.
-pub(crate) type Make = Box<dyn FnOnce() -> Result<Option<Comm>, Error> + Send>;
+/// Waits for the other ranks, and makes a communicator in a context, or else in the caller's; none for a rank that is in none.
+pub(crate) type Make = Box<dyn FnOnce(Option<Context>) -> Result<Option<Comm>, Error> + Send>;
 
 /// Joins one that is new.
 pub(crate) fn joining(name: Name, rank: c_int, nranks: c_int) -> Make {
-    Box::new(move || Comm::join(name, rank, nranks).map(Some))
+    Box::new(move |context| Comm::join(name, rank, nranks, context).map(Some))
 }
 
 #[derive(Default)]
@@ -34,12 +34,18 @@ thread_local! {
     static GROUP: RefCell<Group> = RefCell::default();
 }
 
+/// The calling thread's group. A thread that ends has none any more.
+fn with_group<R>(act: impl FnOnce(&mut Group) -> R) -> Result<R, Error> {
+    let ended = |_| Error::System("the calling thread ends".into());
+    GROUP.try_with(|group| act(&mut group.borrow_mut())).map_err(ended)
+}
+
 /// Opens a group: sends and receives go together at its end. Collectives wait for no other rank, so they are launched as
 /// they come.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclGroupStart() -> Status {
     guard(|| {
-        GROUP.with_borrow_mut(|group| group.depth += 1);
+        with_group(|group| group.depth += 1)?;
         mccs::group_start();
         Ok(())
     })
@@ -53,10 +59,10 @@ pub extern "C" fn ncclGroupEnd() -> Status {
             class: ErrorClass::InvalidUsage,
             message: "ncclGroupEnd without ncclGroupStart".into(),
         };
-        let pending = GROUP.with_borrow_mut(|group| {
+        let pending = with_group(|group| {
             group.depth = group.depth.checked_sub(1)?;
             Some(if group.depth == 0 { std::mem::take(&mut group.pending) } else { Vec::new() })
-        });
+        })?;
         let made = make(pending.ok_or_else(outside)?);
         mccs::group_end().and(made)
     })
@@ -64,13 +70,7 @@ pub extern "C" fn ncclGroupEnd() -> Status {
 
 /// Makes communicators, each on a thread, since ranks of one process wait for each other.
 fn make(pending: Vec<Pending>) -> Result<(), Error> {
-    let start = |Pending { context, make, target }| {
-        let thread = std::thread::spawn(move || {
-            let _entered = context.enter().map_err(cuda_error)?;
-            make()
-        });
-        (thread, target)
-    };
+    let start = |Pending { context, make, target }| (std::thread::spawn(move || make(Some(context))), target);
     let threads: Vec<_> = pending.into_iter().map(start).collect();
     let mut result = Ok(());
     for (thread, target) in threads {
@@ -85,26 +85,24 @@ fn make(pending: Vec<Pending>) -> Result<(), Error> {
 /// # Safety
 /// The pointer must be null or valid for a write.
 unsafe fn place(target: *mut *mut Comm, comm: Option<Comm>) -> Result<(), Error> {
-    let comm = comm.map_or(std::ptr::null_mut(), |comm| Box::into_raw(Box::new(comm)));
+    let comm = comm.map_or(std::ptr::null_mut(), Comm::into_handle);
     // SAFETY: the caller's contract.
     unsafe { put(target, comm, "comm") }
 }
 
-/// Makes a communicator, or begins to where there is a group.
+/// Makes a communicator, or begins to where there is a group; in `context`, or else in the caller's.
 ///
 /// # Safety
 /// The pointer must be null or valid for a write, to the end of a group if there is one.
-pub(crate) unsafe fn begin(target: *mut *mut Comm, make: Make) -> Result<(), Error> {
+pub(crate) unsafe fn begin(target: *mut *mut Comm, context: Option<Context>, make: Make) -> Result<(), Error> {
     if target.is_null() {
         return Err(Error::InvalidArgument("comm is null".into()));
     }
-    if GROUP.with_borrow(|group| group.depth > 0) {
-        mccs_cuda::driver().map_err(|reason| Error::Cuda(reason.to_string()))?;
-        let context = Context::current().map_err(cuda_error)?;
-        GROUP.with_borrow_mut(|group| group.pending.push(Pending { context, make, target }));
-        return Ok(());
+    if with_group(|group| group.depth > 0)? {
+        let context = context.map_or_else(caller_context, Ok)?;
+        return with_group(|group| group.pending.push(Pending { context, make, target }));
     }
-    let comm = make()?;
+    let comm = make(context)?;
     // SAFETY: the caller's contract.
     unsafe { place(target, comm) }
 }
@@ -131,12 +129,7 @@ pub unsafe extern "C" fn ncclCommInitAll(comms: *mut *mut Comm, devices: c_int, 
             let gpu = usize::try_from(device).ok().and_then(|device| all.get(device));
             let gpu = gpu.ok_or_else(|| wrong(format!("device {device} of {}", all.len())))?;
             let context = Context::primary(gpu).map_err(cuda_error)?;
-            let primary = context.clone();
-            let make = move || {
-                let joined = Comm::join(name, rank as c_int, devices)?;
-                Ok(Some(joined.keeping(primary)))
-            };
-            Ok(Pending { context, make: Box::new(make), target })
+            Ok(Pending { context, make: joining(name, rank as c_int, devices), target })
         };
         make((0..count).map(begin).collect::<Result<_, Error>>()?)
     })

@@ -49,7 +49,8 @@ fn status_of(error: &Error) -> Status {
 
 fn remember(text: &str) {
     let text = CString::new(text.replace('\0', " ")).unwrap_or_default();
-    LAST_ERROR.with_borrow_mut(|last| *last = text);
+    // A thread that ends has none any more: who calls from there learns the status alone.
+    let _ = LAST_ERROR.try_with(|last| last.replace(text));
 }
 
 /// Runs a call, and turns what it gives into a status and a text.
@@ -70,15 +71,6 @@ fn guard(call: impl FnOnce() -> Result<(), Error>) -> Status {
 /// An error for what is not there.
 fn absent(what: &str) -> Error {
     Error::Refused { class: ErrorClass::InvalidUsage, message: format!("mccs does not have {what}") }
-}
-
-/// The object behind a handle.
-///
-/// # Safety
-/// The pointer must be null or come from this library and not have been destroyed.
-unsafe fn object<'a, T>(ptr: *mut T, what: &str) -> Result<&'a T, Error> {
-    // SAFETY: the caller's contract.
-    unsafe { ptr.as_ref() }.ok_or_else(|| Error::InvalidArgument(format!("{what} is null")))
 }
 
 /// Writes an output argument.
@@ -124,7 +116,7 @@ pub extern "C" fn ncclGetErrorString(status: Status) -> *const c_char {
 /// Text of this thread's last error; see `nccl.h`.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclGetLastError(_comm: *mut communicators::Comm) -> *const c_char {
-    LAST_ERROR.with_borrow(|last| last.as_ptr())
+    LAST_ERROR.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
 }
 
 /// See `nccl.h`.

@@ -8,7 +8,7 @@ use mccs::Error;
 use mccs_cuda::{Context, DeviceMemory};
 
 use super::communicators::Comm;
-use super::{Status, absent, guard, object, put};
+use super::{Status, absent, guard, put};
 
 /// What [`ncclMemAlloc`] has given out, by address.
 static ALLOCATED: Mutex<BTreeMap<usize, DeviceMemory>> = Mutex::new(BTreeMap::new());
@@ -58,7 +58,7 @@ pub unsafe extern "C" fn ncclCommRegister(
     guard(|| {
         // SAFETY: the caller's contract.
         unsafe {
-            object(comm.cast_mut(), "comm")?;
+            Comm::of(comm)?;
             put(handle, (&raw const REGISTERED).cast_mut().cast(), "handle")
         }
     })
@@ -85,7 +85,7 @@ pub unsafe extern "C" fn ncclCommWindowRegister(
     guard(|| {
         // SAFETY: the caller's contract.
         unsafe {
-            object(comm, "comm")?;
+            Comm::of(comm)?;
             put(window, std::ptr::null_mut(), "window")
         }
     })

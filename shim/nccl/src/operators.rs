@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_void};
 use mccs::{DataType, Error, RedOp, ReduceOperator, Scalar};
 
 use super::communicators::Comm;
-use super::{Status, guard, object, put};
+use super::{Status, guard, put};
 
 /// First number of operators that programs make.
 const OWN_FIRST: c_int = 100;
@@ -42,7 +42,7 @@ pub unsafe extern "C" fn ncclRedOpCreatePreMulSum(
     const HOST_IMMEDIATE: c_int = 1;
     guard(|| {
         // SAFETY: the caller's contract.
-        let comm = unsafe { object(comm, "comm")? };
+        let comm = unsafe { Comm::of(comm)? };
         let dtype = data_type(dtype)?;
         if scalar.is_null() || op.is_null() {
             return Err(Error::InvalidArgument("scalar or op is null".into()));
@@ -72,7 +72,8 @@ pub unsafe extern "C" fn ncclRedOpCreatePreMulSum(
 pub unsafe extern "C" fn ncclRedOpDestroy(op: c_int, comm: *mut Comm) -> Status {
     guard(|| {
         // SAFETY: the caller's contract.
-        let mut operators = unsafe { object(comm, "comm")? }.operators();
+        let comm = unsafe { Comm::of(comm)? };
+        let mut operators = comm.operators();
         let slot = usize::try_from(op - OWN_FIRST).ok().and_then(|index| operators.get_mut(index));
         let taken = slot.and_then(Option::take);
         taken.map(drop).ok_or_else(|| Error::InvalidArgument(format!("reduction {op} was not made here")))

@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_void};
 use super::collectives::rank;
 use super::communicators::Comm;
 use super::operators::data_type;
-use super::{Status, guard, object};
+use super::{Status, guard};
 
 /// Defines a function on one buffer and a peer.
 macro_rules! point {
@@ -25,8 +25,8 @@ macro_rules! point {
         ) -> Status {
             // SAFETY: handles, buffers and stream are the caller's contract.
             guard(|| unsafe {
-                let comm = object(comm, "comm")?.comm()?;
-                comm.$call(buffer as u64, count as u64, data_type(dtype)?, rank(peer)?, stream)
+                let comm = Comm::of(comm)?;
+                comm.comm()?.$call(buffer as u64, count as u64, data_type(dtype)?, rank(peer)?, stream)
             })
         }
     };

@@ -126,12 +126,21 @@ impl CudaCommunicator {
         either!(self, comm => comm.abort())
     }
 
-    /// Leaves the communicator when this rank's operations have ended, and waits for that.
+    /// Leaves the communicator when this rank's operations have ended, and waits for that; [`CudaCommunicator::abort`] from another thread
+    /// ends the wait. Nothing may be called on it afterwards. Once it has left it does nothing.
     ///
     /// # Errors
     /// [`Error::Cuda`] where the GPU has failed, [`Error::ServiceGone`].
-    pub fn destroy(self) -> Result<(), Error> {
+    pub fn finalize(&self) -> Result<(), Error> {
         either!(self, comm => comm.leave())
+    }
+
+    /// As [`CudaCommunicator::finalize`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn destroy(self) -> Result<(), Error> {
+        self.finalize()
     }
 
     /// What sends and receives need.

@@ -83,10 +83,17 @@ fn guard(call: impl FnOnce() -> Result<Status, Error>) -> Status {
     status
 }
 
+/// What the calling thread has here. One that ends has nothing any more.
+fn of_thread<R>(act: impl FnOnce(&mut ThreadState) -> R) -> Result<R, Error> {
+    let ended = |_| Error::System("the calling thread ends".into());
+    THREAD.try_with(|thread| act(&mut thread.borrow_mut())).map_err(ended)
+}
+
 /// Keeps a text for [`mccsGetLastError`].
 fn remember(text: &str) {
     let text = CString::new(text.replace('\0', " ")).unwrap_or_default();
-    THREAD.with_borrow_mut(|thread| thread.last_error = text);
+    // A thread that ends has none any more: who calls from there learns the status alone.
+    let _ = of_thread(|thread| thread.last_error = text);
 }
 
 /// The object behind a handle.
@@ -140,7 +147,7 @@ fn span(client: &Client, address: usize) -> Result<Span, Error> {
 pub extern "C" fn mccsGroupStart() -> Status {
     guard(|| {
         crate::group_start();
-        THREAD.with_borrow_mut(|thread| thread.group_depth += 1);
+        of_thread(|thread| thread.group_depth += 1)?;
         Ok(SUCCESS)
     })
 }
@@ -150,10 +157,10 @@ pub extern "C" fn mccsGroupStart() -> Status {
 pub extern "C" fn mccsGroupEnd() -> Status {
     guard(|| {
         let enqueued = crate::group_end();
-        let joins = THREAD.with_borrow_mut(|thread| {
+        let joins = of_thread(|thread| {
             thread.group_depth = thread.group_depth.saturating_sub(1);
             if thread.group_depth == 0 { std::mem::take(&mut thread.joins) } else { Vec::new() }
-        });
+        })?;
         // All are finished, so that no answer is left over when one is an error.
         let finish = |join: PendingJoin| {
             let comm = join.client.finish_join(join.request, &join.spec)?;
@@ -169,7 +176,7 @@ pub extern "C" fn mccsGroupEnd() -> Status {
 /// Text of this thread's last error; see `mccs.h`.
 #[unsafe(no_mangle)]
 pub extern "C" fn mccsGetLastError() -> *const c_char {
-    THREAD.with_borrow(|thread| thread.last_error.as_ptr())
+    of_thread(|thread| thread.last_error.as_ptr()).unwrap_or(c"".as_ptr())
 }
 
 /// Name of a result; see `mccs.h`.

@@ -7,7 +7,7 @@ use mccs_ipc::types::UniqueId;
 
 use super::operators::{Operators, data_type};
 use super::{
-    CClient, CComm, CStream, IN_PROGRESS, PendingJoin, SUCCESS, Status, THREAD, guard, object, put, status_of, text,
+    CClient, CComm, CStream, IN_PROGRESS, PendingJoin, SUCCESS, Status, guard, object, of_thread, put, status_of, text,
 };
 
 use crate::{Client, Communicator, Error, RankSpec, ReduceOperator, Region, Scalar};
@@ -103,9 +103,8 @@ pub unsafe extern "C" fn mccsCommInitRank(
         };
         let request = client.client.send_join(&spec)?;
         let join = PendingJoin { client: client.client.clone(), request, spec, target: comm };
-        if THREAD.with_borrow(|thread| thread.group_depth > 0) {
-            THREAD.with_borrow_mut(|thread| thread.joins.push(join));
-            return Ok(SUCCESS);
+        if of_thread(|thread| thread.group_depth > 0)? {
+            return of_thread(|thread| thread.joins.push(join)).map(|()| SUCCESS);
         }
         let joined = join.client.finish_join(join.request, &join.spec)?;
         // SAFETY: the caller's contract.
