@@ -80,6 +80,21 @@ entry_points! {
     fn cuIpcGetMemHandle(handle: *mut [u8; 64], address: u64);
     fn cuIpcOpenMemHandle_v2(address: *mut u64, handle: sys::CUipcMemHandle, flags: c_uint);
     fn cuIpcCloseMemHandle(address: u64);
+    fn cuMemGetAllocationGranularity(
+        granularity: *mut usize, properties: *const sys::CUmemAllocationProp, option: c_uint
+    );
+    fn cuMemCreate(handle: *mut u64, bytes: usize, properties: *const sys::CUmemAllocationProp, flags: u64);
+    fn cuMemRelease(handle: u64);
+    fn cuMemRetainAllocationHandle(handle: *mut u64, address: *mut c_void);
+    fn cuMemExportToShareableHandle(shareable: *mut c_void, handle: u64, kind: c_uint, flags: u64);
+    fn cuMemImportFromShareableHandle(handle: *mut u64, shareable: *mut c_void, kind: c_uint);
+    fn cuMemAddressReserve(address: *mut u64, bytes: usize, alignment: usize, wanted: u64, flags: u64);
+    fn cuMemAddressFree(address: u64, bytes: usize);
+    fn cuMemMap(address: u64, bytes: usize, offset: usize, handle: u64, flags: u64);
+    fn cuMemUnmap(address: u64, bytes: usize);
+    fn cuMemSetAccess(address: u64, bytes: usize, access: *const sys::CUmemAccessDesc, count: usize);
+    fn cuMemAllocAsync(address: *mut u64, bytes: usize, stream: sys::CUstream);
+    fn cuMemFreeAsync(address: u64, stream: sys::CUstream);
     fn cuIpcGetEventHandle(handle: *mut [u8; 64], event: sys::CUevent);
     fn cuIpcOpenEventHandle(event: *mut sys::CUevent, handle: sys::CUipcEventHandle);
     fn cuMemHostRegister_v2(ptr: *mut c_void, bytes: usize, flags: c_uint);

@@ -10,6 +10,7 @@
 //!
 //! Absent on purpose: managed memory, textures, multicast, and everything of the runtime API.
 
+mod allocation;
 mod api;
 mod context;
 mod error;
@@ -19,6 +20,7 @@ mod memory;
 mod module;
 mod stream;
 
+pub use allocation::{Allocation, MappedMemory, PooledMemory, Shared};
 pub use context::{Context, Entered};
 pub use error::{DriverError, Unavailable};
 pub use gpu::{Gpu, GpuId, gpus};

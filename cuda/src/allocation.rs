@@ -1,0 +1,248 @@
+//! Physical memory apart from the addresses where it is mapped (`cuMemCreate`): what programs hand to each other by file
+//! descriptors. It lives until nobody has it mapped, and nobody a handle of it, in any process.
+
+use std::ffi::{c_int, c_void};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use cudarc::driver::sys;
+
+use crate::api;
+use crate::context::Context;
+use crate::error::DriverError;
+use crate::memory::DeviceAddress;
+use crate::stream::OwnedStream;
+
+/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
+const DESCRIPTOR: u32 = 1;
+
+/// Who may be given an allocation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shared {
+    /// Other processes, by file descriptors.
+    ByDescriptor,
+    /// Nobody.
+    No,
+}
+
+/// A handle of physical memory, which keeps it. Equal ones name the same memory.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Allocation(u64);
+
+impl Allocation {
+    /// Allocates at least so many bytes on the GPU of a context. Returns how many there are: whole pages.
+    ///
+    /// # Errors
+    /// [`DriverError`]; [`DriverError::is_out_of_memory`] tells.
+    pub fn new(context: &Context, bytes: usize, shared: Shared) -> Result<(Self, usize), DriverError> {
+        const GRANULARITY_RECOMMENDED: u32 = 1;
+        let _entered = context.enter()?;
+        let kinds = match shared {
+            Shared::ByDescriptor => {
+                sys::CUmemAllocationHandleType_enum::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+            }
+            Shared::No => sys::CUmemAllocationHandleType_enum::CU_MEM_HANDLE_TYPE_NONE,
+        };
+        let properties = sys::CUmemAllocationProp {
+            type_: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+            requestedHandleTypes: kinds,
+            location: location(context),
+            win32HandleMetaData: std::ptr::null_mut(),
+            allocFlags: sys::CUmemAllocationProp_st__bindgen_ty_1 {
+                compressionType: 0,
+                gpuDirectRDMACapable: 0,
+                usage: 0,
+                reserved: [0; 4],
+            },
+        };
+        let (mut page, mut handle) = (0, 0);
+        // SAFETY: outputs are integers to write to, and the properties live.
+        unsafe {
+            api::cuMemGetAllocationGranularity(&mut page, &properties, GRANULARITY_RECOMMENDED)?;
+            let bytes = bytes.max(1).next_multiple_of(page.max(1));
+            api::cuMemCreate(&mut handle, bytes, &properties, 0)?;
+            Ok((Allocation(handle), bytes))
+        }
+    }
+
+    /// What is mapped at an address.
+    ///
+    /// # Errors
+    /// [`DriverError`] for an address where no such memory is mapped.
+    pub fn at(address: DeviceAddress) -> Result<Self, DriverError> {
+        let mut handle = 0;
+        // SAFETY: `handle` is an integer to write to; the address is looked up, and not followed.
+        unsafe { api::cuMemRetainAllocationHandle(&mut handle, address as *mut c_void)? };
+        Ok(Allocation(handle))
+    }
+
+    /// A descriptor for another process.
+    ///
+    /// # Errors
+    /// [`DriverError`], also for memory that was not made for that.
+    pub fn export(&self) -> Result<OwnedFd, DriverError> {
+        let mut fd: c_int = -1;
+        // SAFETY: the driver writes a descriptor to `fd`: that is what this kind of handle is.
+        unsafe { api::cuMemExportToShareableHandle((&raw mut fd).cast(), self.0, DESCRIPTOR, 0)? };
+        if fd < 0 {
+            return Err(DriverError::own("cuMemExportToShareableHandle", "no descriptor"));
+        }
+        // SAFETY: the driver has made it, for the caller to close.
+        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    }
+
+    /// Memory of another process, by its descriptor, which may be closed afterwards.
+    ///
+    /// # Errors
+    /// [`DriverError`], also for a descriptor of something else.
+    pub fn import(fd: BorrowedFd<'_>) -> Result<Self, DriverError> {
+        let mut handle = 0;
+        // SAFETY: `handle` is an integer to write to. A descriptor is passed as the pointer itself; the driver checks it.
+        unsafe { api::cuMemImportFromShareableHandle(&mut handle, fd.as_raw_fd() as usize as *mut c_void, DESCRIPTOR)? };
+        Ok(Allocation(handle))
+    }
+}
+
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        // SAFETY: every value has one reference, which goes here. What is mapped stays so.
+        let _ = unsafe { api::cuMemRelease(self.0) };
+    }
+}
+
+fn location(context: &Context) -> sys::CUmemLocation {
+    sys::CUmemLocation {
+        type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
+        id: context.gpu().ordinal(),
+    }
+}
+
+/// Allocations that are mapped behind each other, for one GPU to read and write. Unmapped on drop.
+///
+/// Several GPUs take a value each: then copies go as if the GPU that copies had opened the memory itself.
+#[derive(Debug)]
+pub struct MappedMemory {
+    context: Context,
+    address: DeviceAddress,
+    /// As reserved.
+    bytes: usize,
+    /// Of each allocation that is mapped.
+    parts: Vec<usize>,
+}
+
+impl MappedMemory {
+    /// Reserves addresses. Nothing is there until it is mapped.
+    ///
+    /// # Errors
+    /// [`DriverError`], also for bytes that are no whole pages.
+    pub fn reserve(context: &Context, bytes: usize) -> Result<Self, DriverError> {
+        let _entered = context.enter()?;
+        let mut address = 0;
+        // SAFETY: `address` is an integer to write to.
+        unsafe { api::cuMemAddressReserve(&mut address, bytes, 0, 0, 0)? };
+        Ok(MappedMemory { context: context.clone(), address, bytes, parts: Vec::new() })
+    }
+
+    /// Maps the first `bytes` of an allocation behind what is mapped already.
+    ///
+    /// # Errors
+    /// [`DriverError`], where the allocation has fewer, these are no whole pages, or the addresses do not suffice.
+    pub fn map(&mut self, allocation: &Allocation, bytes: usize) -> Result<(), DriverError> {
+        let _entered = self.context.enter()?;
+        let mapped: usize = self.parts.iter().sum();
+        if self.bytes - mapped < bytes {
+            return Err(DriverError::own("cuMemMap", "the addresses that were reserved do not suffice"));
+        }
+        // SAFETY: the range was reserved here, and nothing is mapped in it.
+        unsafe { api::cuMemMap(self.address + mapped as u64, bytes, 0, allocation.0, 0)? };
+        self.parts.push(bytes);
+        Ok(())
+    }
+
+    /// Lets the context's GPU read and write all of it, once everything is mapped.
+    ///
+    /// # Errors
+    /// [`DriverError`], for a GPU that cannot reach the memory.
+    pub fn open(&self) -> Result<(), DriverError> {
+        let _entered = self.context.enter()?;
+        let access = sys::CUmemAccessDesc {
+            location: location(&self.context),
+            flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        };
+        // SAFETY: the range was reserved here, and `access` lives.
+        unsafe { api::cuMemSetAccess(self.address, self.bytes, &access, 1) }
+    }
+
+    /// Memory of its own, in allocations of so many bytes each. What is in it is not defined. Waits for nothing, as far as the driver says.
+    ///
+    /// # Errors
+    /// [`DriverError`].
+    pub fn new(context: &Context, parts: &[usize], shared: Shared) -> Result<Self, DriverError> {
+        let parts = parts.iter().map(|bytes| Allocation::new(context, *bytes, shared)).collect::<Result<Vec<_>, _>>()?;
+        let mut memory = MappedMemory::reserve(context, parts.iter().map(|(_, bytes)| bytes).sum())?;
+        parts.iter().try_for_each(|(allocation, bytes)| memory.map(allocation, *bytes))?;
+        memory.open()?;
+        Ok(memory)
+    }
+
+    /// First byte.
+    #[must_use]
+    pub fn address(&self) -> DeviceAddress {
+        self.address
+    }
+
+    /// Size.
+    #[must_use]
+    pub fn len_bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl Drop for MappedMemory {
+    fn drop(&mut self) {
+        let Ok(_entered) = self.context.enter() else { return };
+        let mut at = self.address;
+        for bytes in &self.parts {
+            // SAFETY: mapped here, unmapped once, whole; whoever uses it keeps it.
+            let _ = unsafe { api::cuMemUnmap(at, *bytes) };
+            at += *bytes as u64;
+        }
+        // SAFETY: reserved here, given back once.
+        let _ = unsafe { api::cuMemAddressFree(self.address, self.bytes) };
+    }
+}
+
+/// Memory of the driver's pool (`cudaMallocAsync`), which no other process can open. Given back on drop, in its stream.
+#[derive(Debug)]
+pub struct PooledMemory<'a> {
+    stream: &'a OwnedStream,
+    address: DeviceAddress,
+}
+
+impl<'a> PooledMemory<'a> {
+    /// Allocates in a stream: what comes there afterwards may use it.
+    ///
+    /// # Errors
+    /// [`DriverError`].
+    pub fn new(stream: &'a OwnedStream, bytes: usize) -> Result<Self, DriverError> {
+        let _entered = stream.context().enter()?;
+        let mut address = 0;
+        // SAFETY: `address` is an integer to write to, and the stream lives.
+        unsafe { api::cuMemAllocAsync(&mut address, bytes, stream.raw().as_ptr().cast())? };
+        Ok(PooledMemory { stream, address })
+    }
+
+    /// First byte.
+    #[must_use]
+    pub fn address(&self) -> DeviceAddress {
+        self.address
+    }
+}
+
+impl Drop for PooledMemory<'_> {
+    fn drop(&mut self) {
+        if let Ok(_entered) = self.stream.context().enter() {
+            // SAFETY: allocated in this stream, freed once; whoever uses it keeps it.
+            let _ = unsafe { api::cuMemFreeAsync(self.address, self.stream.raw().as_ptr().cast()) };
+        }
+    }
+}
