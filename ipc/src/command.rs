@@ -44,6 +44,9 @@ pub const FLAG_ROUND: u32 = 2;
 pub const FLAG_POSTED: u32 = 4;
 /// Set on a pre-multiplied sum whose scalar lies in memory: [`Command::scalar_bits`] is its offset in the send buffer's region.
 pub const FLAG_SCALAR_AT: u32 = 8;
+/// Set on an operation of ranks on GPUs of which a buffer is a copy, since no other process can open the caller's: for the operator to
+/// see.
+pub const FLAG_COPIED: u32 = 16;
 
 /// A buffer as a tenant names it: a registered region and an offset into it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]

@@ -18,11 +18,13 @@ use crate::types::{ErrorClass, Handle, UniqueId};
 pub const MAGIC: [u8; 8] = *b"mccs-ipc";
 /// Version of this wire format. Both sides must have the same: shim and service of different versions refuse each other
 /// with a message that names both.
-pub const VERSION: u32 = 7;
+pub const VERSION: u32 = 8;
 /// Longest message of a session's socket.
 pub const MESSAGE_BYTES_MAX: usize = 4096;
 /// Most file descriptors in one message.
 pub const MESSAGE_FDS_MAX: usize = 4;
+/// Most segments of a region of a GPU's memory: PyTorch makes them 20 MiB long, so this is a buffer of 80 GiB.
+pub const GPU_SEGMENTS_MAX: usize = 4096;
 
 /// Opens a connection, both ways. Its layout never changes between versions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
@@ -91,6 +93,12 @@ pub enum Request {
     /// Makes a stream whose operations start when a GPU says so: at the [`crate::gate::Gate`] that lies `offset_bytes` into a
     /// region. Reply: [`Response::Stream`].
     CreateGatedStream { region: Handle, offset_bytes: u64 },
+    /// Names segments of a GPU's memory (`cuMemCreate`), by a descriptor each that comes with the message and their bytes, for
+    /// the [`Request::RegisterGpuSegments`] that follows: its first ones, which drops what was named before, or more. All are dropped
+    /// where one is refused. Reply: [`Response::Done`].
+    NameGpuSegments { begins: bool, bytes: Vec<u64> },
+    /// Registers the segments that were named, behind each other as one region: at most [`GPU_SEGMENTS_MAX`]. Reply: `Region`. Given back by [`Request::FreeGpuMemory`].
+    RegisterGpuSegments { gpu: GpuUuid },
 }
 
 /// Answered by the service.

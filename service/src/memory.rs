@@ -2,9 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{PoisonError, RwLock, mpsc};
+use std::sync::{OnceLock, PoisonError, RwLock, mpsc};
 
+use mccs_ipc::protocol::{GPU_SEGMENTS_MAX, MESSAGE_FDS_MAX};
 use mccs_ipc::shm::Mapping;
+use nix::sys::resource::{Resource, getrlimit};
 
 use crate::tenants::Charge;
 
@@ -40,6 +42,17 @@ pub fn mappings_of_tenants() -> u64 {
     let text = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap_or_default();
     let all: u64 = text.trim().parse().unwrap_or(MAPPINGS_DEFAULT);
     all - all / 8
+}
+
+/// Descriptors of this process that a tenant's segments of GPU memory may take, each for the moment until it is imported: a sixteenth of
+/// what the kernel allows, which is more than sessions need beside them, and no more than a region has.
+#[must_use]
+pub fn descriptors_of_tenant() -> u64 {
+    static LIMIT: OnceLock<u64> = OnceLock::new();
+    *LIMIT.get_or_init(|| {
+        let all = getrlimit(Resource::RLIMIT_NOFILE).map_or(0, |(soft, _)| soft);
+        (all / 16).clamp(MESSAGE_FDS_MAX as u64, GPU_SEGMENTS_MAX as u64)
+    })
 }
 
 /// Memory that a tenant registered or the service allocated. Operations in flight keep it mapped.

@@ -47,6 +47,8 @@ pub struct SessionCounters {
     pub rounds: AtomicU64,
     /// Operations that failed.
     pub failed: AtomicU64,
+    /// Operations of which buffers had to be copied first, since the service cannot open them.
+    pub copied: AtomicU64,
     /// Failures that could not be told because the tenant does not read its completion ring.
     pub untold: AtomicU64,
 }

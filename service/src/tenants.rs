@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::closer::Closer;
+use crate::memory::descriptors_of_tenant;
 use crate::telemetry::traffic::TenantTraffic;
 
 /// What a tenant may use, on this host, over all its sessions unless said otherwise.
@@ -44,6 +45,7 @@ pub struct Tenant {
     sessions: AtomicU64,
     communicators: AtomicU64,
     imports: AtomicU64,
+    descriptors: AtomicU64,
 }
 
 /// What a [`Charge`] counts.
@@ -57,8 +59,10 @@ pub enum Resource {
     Sessions,
     /// Ranks in communicators.
     Communicators,
-    /// Registered memory of GPUs, as often as GPUs have it open.
+    /// Registered memory of GPUs, as often as GPUs have it open: by handle, or by segment.
     Imports,
+    /// Descriptors of segments of GPU memory that are not imported yet.
+    Descriptors,
 }
 
 /// Most [`Resource::Imports`] of a tenant: more than programs have, and few enough for the driver.
@@ -72,6 +76,7 @@ impl Resource {
             Resource::Sessions => "sessions",
             Resource::Communicators => "communicators",
             Resource::Imports => "open registrations of GPU memory",
+            Resource::Descriptors => "descriptors of GPU memory",
         }
     }
 }
@@ -109,6 +114,7 @@ impl Tenant {
             sessions: AtomicU64::new(0),
             communicators: AtomicU64::new(0),
             imports: AtomicU64::new(0),
+            descriptors: AtomicU64::new(0),
         })
     }
 
@@ -119,6 +125,7 @@ impl Tenant {
             Resource::Sessions => (&self.sessions, self.quota.sessions),
             Resource::Communicators => (&self.communicators, self.quota.communicators),
             Resource::Imports => (&self.imports, IMPORTS_MAX),
+            Resource::Descriptors => (&self.descriptors, descriptors_of_tenant()),
         }
     }
 
@@ -159,12 +166,12 @@ impl Drop for Charge {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    #[test]
-    fn a_charge_is_refused_over_the_quota_and_returned_on_drop() {
-        let quota = Quota {
+    /// Next to nothing.
+    pub(crate) fn quota() -> Quota {
+        Quota {
             memory_bytes: 100,
             sessions: 1,
             communicators: 1,
@@ -172,8 +179,12 @@ mod tests {
             streams: 1,
             regions: 1,
             mappings: 1,
-        };
-        let tenant = Tenant::new("a".into(), quota);
+        }
+    }
+
+    #[test]
+    fn a_charge_is_refused_over_the_quota_and_returned_on_drop() {
+        let tenant = Tenant::new("a".into(), quota());
         let first = tenant.charge(Resource::MemoryBytes, 60).expect("within quota");
         let refused = tenant.charge(Resource::MemoryBytes, 41).expect_err("over quota");
         assert!(refused.to_string().contains("60 of 100"), "{refused}");

@@ -236,6 +236,41 @@ fn memory_that_is_not_the_tenants_fails_the_call() {
 }
 
 #[test]
+fn memory_of_gpus_that_is_none_is_refused() {
+    attack(|service| {
+        let mut raw = Raw::connect(service);
+        let refused = |raw: &mut Raw, request, fds: &[OwnedFd]| match raw.ask(request, fds) {
+            Response::Error { message, .. } => message,
+            other => panic!("{other:?}"),
+        };
+        let register = Request::RegisterGpuMemory { gpu: [7; 16], ipc_handle: vec![0; 64], bytes: 4096 };
+        let said = refused(&mut raw, register, &[]);
+        assert!(said.contains("no GPUs") || said.contains("does not have the GPU"), "{said}");
+        let name = |bytes: &[u64]| Request::NameGpuSegments { begins: false, bytes: bytes.to_vec() };
+        let null = || OwnedFd::from(std::fs::File::open("/dev/null").expect("a device"));
+        let memfd = || Mapping::create("x", 4096).expect("memory").0;
+        assert!(refused(&mut raw, name(&[4096]), &[]).contains("a descriptor each"));
+        assert!(refused(&mut raw, name(&[]), &[null()]).contains("a descriptor each"));
+        assert!(refused(&mut raw, name(&[4096]), &[memfd()]).contains("something else"));
+        assert!(refused(&mut raw, name(&[4096, 4095]), &[null(), null()]).contains("not whole pages"));
+        // More than a region has, and none of them kept.
+        let quota = mccs_service::memory::descriptors_of_tenant();
+        for _ in 0..2 {
+            let taken = (0..).take_while(|_| raw.ask(name(&[4096]), &[null()]) == Response::Done).count() as u64;
+            assert_eq!(taken, quota);
+        }
+        // What was named before is dropped: together they would be too many.
+        for _ in 0..2 * quota {
+            let first = Request::NameGpuSegments { begins: true, bytes: vec![4096] };
+            assert_eq!(raw.ask(first, &[null()]), Response::Done);
+        }
+        let said = refused(&mut raw, Request::RegisterGpuSegments { gpu: [7; 16] }, &[]);
+        assert!(said.contains("no GPUs") || said.contains("does not have the GPU"), "{said}");
+        assert!(matches!(raw.ask(Request::CreateStream, &[]), Response::Stream { .. }), "the session goes on");
+    });
+}
+
+#[test]
 fn forged_handles_and_tickets_end_the_session() {
     assert!(session_ends(|c| c.stream.index = 5).contains("stream"));
     assert!(session_ends(|c| c.stream.generation = 0).contains("stream"));

@@ -224,6 +224,8 @@ pub struct SessionView {
     pub in_flight: u64,
     /// Operations that failed.
     pub failed: u64,
+    /// Operations on GPUs of which buffers had to be copied first, since the service cannot open them.
+    pub copied: u64,
     /// Memory of all the tenant's sessions.
     pub tenant_memory_bytes: u64,
 }
@@ -245,6 +247,7 @@ impl SessionView {
                 .saturating_add(rounds),
             in_flight: session.in_flight(),
             failed: counted(&session.counters.failed),
+            copied: counted(&session.counters.copied),
             tenant_memory_bytes: session.tenant.used(Resource::MemoryBytes),
         }
     }

@@ -308,11 +308,17 @@ const LOG_PERIOD: Duration = Duration::from_secs(10);
 
 impl Default for LogBudget {
     fn default() -> Self {
-        LogBudget { lines: LOG_LINES, filled_at: None, suppressed: 0 }
+        Self::new()
     }
 }
 
 impl LogBudget {
+    /// A whole budget.
+    #[must_use]
+    pub const fn new() -> Self {
+        LogBudget { lines: LOG_LINES, filled_at: None, suppressed: 0 }
+    }
+
     /// Takes a line, if one is left. Returns how many were not written since the last one.
     pub fn take(&mut self, now: Instant) -> Option<u64> {
         if self.filled_at.is_none_or(|at| now.duration_since(at) >= LOG_PERIOD) {

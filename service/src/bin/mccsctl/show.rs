@@ -33,25 +33,27 @@ pub fn hosts(hosts: &[HostView]) {
 /// Connected processes.
 pub fn sessions(sessions: &[SessionView]) {
     say!(
-        "{:>8} {:<16} {:>8} {:>6} {:>11} {:>10} {:>7}",
+        "{:>8} {:<16} {:>8} {:>6} {:>11} {:>10} {:>7} {:>7}",
         "session",
         "tenant",
         "pid",
         "uid",
         "operations",
         "in flight",
-        "failed"
+        "failed",
+        "copied"
     );
     for s in sessions {
         say!(
-            "{:>8} {:<16} {:>8} {:>6} {:>11} {:>10} {:>7}",
+            "{:>8} {:<16} {:>8} {:>6} {:>11} {:>10} {:>7} {:>7}",
             s.session,
             s.tenant,
             s.pid,
             s.uid,
             s.operations,
             s.in_flight,
-            s.failed
+            s.failed,
+            s.copied
         );
     }
     say!();

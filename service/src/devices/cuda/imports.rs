@@ -1,19 +1,22 @@
 //! Tenants' own GPU memory, opened in the contexts that copy from it and to it.
 //!
-//! A tenant registers an allocation by the driver's handle. It is opened when an operation first uses it, by the set-up
-//! thread, in the context of every GPU that is to push from it or to it: opened in its owner's context alone it would be
+//! A tenant registers an allocation by the driver's handle, or segments by descriptors (`segments.rs`). It is opened when an operation first uses it, by the
+//! set-up thread, in the context of every GPU that is to push from it or to it: opened in its owner's context alone it would be
 //! staged through the host. It is closed by the thread that frees when the region has gone and nothing copies any more; opened again meanwhile, it is
 //! the same: the driver counts, and other memory has another handle.
 //!
-//! What a tenant says of a handle is not trusted: it is checked against the driver's word before the first copy.
+//! What a tenant says is not trusted. How much there is the driver says before the first copy; a handle that another process has
+//! registered is refused (`handles.rs`).
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock, Weak};
 
-use mccs_cuda::{DeviceAddress, DriverError, ImportedMemory, IpcHandle};
+use mccs_cuda::{DeviceAddress, DriverError, ImportedMemory, IpcHandle, MappedMemory};
 
 use super::Gpus;
 use super::frees::Frees;
+use super::handles::{Handles, Registrant, Registration};
+use super::segments::{Segment, Segments};
 use crate::tenants::{Charge, OverQuota, Resource, Tenant};
 
 /// Makes regions of what tenants register.
@@ -21,11 +24,12 @@ use crate::tenants::{Charge, OverQuota, Resource, Tenant};
 pub struct Importer {
     frees: Frees,
     gpus: usize,
+    handles: Handles,
 }
 
-/// An allocation of a tenant's, on some GPU.
+/// Memory of a tenant's, on some GPU.
 pub struct GpuRegion {
-    handle: IpcHandle,
+    source: Source,
     bytes: u64,
     owner: Arc<Tenant>,
     /// By GPU, where it is open.
@@ -33,10 +37,23 @@ pub struct GpuRegion {
     frees: Frees,
 }
 
+/// How it was named.
+enum Source {
+    Handle(Arc<Registration>),
+    Segments(Segments),
+}
+
 /// Memory that is open in a GPU's context, and what that takes of its owner's quota.
 struct Open {
-    memory: Arc<ImportedMemory>,
+    memory: OpenMemory,
+    /// Whose it is until it is closed: until then it could be found by its handle.
+    _registration: Option<Arc<Registration>>,
     _charge: Charge,
+}
+
+enum OpenMemory {
+    Imported(Arc<ImportedMemory>),
+    Mapped(MappedMemory),
 }
 
 /// A validated range of a region.
@@ -48,17 +65,61 @@ pub struct GpuOperand {
     pub offset_bytes: u64,
 }
 
+/// Why there is no region for what a tenant names.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum RegionRefused {
+    /// Not as long as handles are.
+    #[error("a handle of {0} bytes names no memory of a GPU")]
+    NoHandle(usize),
+    /// Another process was first.
+    #[error("this handle of GPU memory is another process': it has registered it")]
+    OfAnother,
+    /// Nothing was named.
+    #[error("a region is registered of which no segments were named")]
+    NoSegments,
+    /// The sum of its segments.
+    #[error("the segments of a region have more bytes than memory")]
+    TooLarge,
+}
+
 impl Importer {
     pub(super) fn new(frees: Frees, gpus: usize) -> Self {
-        Importer { frees, gpus }
+        Importer { frees, gpus, handles: Handles::default() }
     }
 
-    /// A region of `owner`'s with `bytes`, under a handle of 64 bytes; `None` if it has another length.
-    #[must_use]
-    pub fn region(&self, owner: &Arc<Tenant>, ipc_handle: &[u8], bytes: u64) -> Option<GpuRegion> {
-        let handle = IpcHandle(ipc_handle.try_into().ok()?);
+    /// A region of `owner`'s with `bytes`, which its process `pid` names by a handle of 64 bytes.
+    ///
+    /// # Errors
+    /// [`RegionRefused`].
+    pub fn by_handle(
+        &self,
+        (owner, pid): (&Arc<Tenant>, i32),
+        ipc_handle: &[u8],
+        bytes: u64,
+    ) -> Result<GpuRegion, RegionRefused> {
+        let handle = IpcHandle(ipc_handle.try_into().map_err(|_| RegionRefused::NoHandle(ipc_handle.len()))?);
+        let by = Registrant { tenant: owner.name.clone(), pid };
+        let registration = self.handles.register(handle, &by).ok_or(RegionRefused::OfAnother)?;
+        Ok(self.region(owner, Source::Handle(Arc::new(registration)), bytes))
+    }
+
+    /// A region of `owner`'s, of segments behind each other.
+    ///
+    /// # Errors
+    /// [`RegionRefused`].
+    pub fn by_segments(&self, owner: &Arc<Tenant>, segments: Vec<Segment>) -> Result<GpuRegion, RegionRefused> {
+        let sum = segments.iter().try_fold(0_u64, |sum, segment| sum.checked_add(segment.len_bytes()));
+        // Offsets are signed in places of the driver's.
+        let bytes = sum.filter(|sum| i64::try_from(*sum).is_ok()).ok_or(RegionRefused::TooLarge)?;
+        if segments.is_empty() {
+            return Err(RegionRefused::NoSegments);
+        }
+        Ok(self.region(owner, Source::Segments(Segments::new(segments)), bytes))
+    }
+
+    fn region(&self, owner: &Arc<Tenant>, source: Source, bytes: u64) -> GpuRegion {
         let open = (0..self.gpus).map(|_| OnceLock::new()).collect();
-        Some(GpuRegion { handle, bytes, owner: Arc::clone(owner), open, frees: self.frees.clone() })
+        GpuRegion { source, bytes, owner: Arc::clone(owner), open, frees: self.frees.clone() }
     }
 }
 
@@ -83,8 +144,13 @@ impl GpuRegion {
 impl Drop for GpuRegion {
     fn drop(&mut self) {
         let open: Vec<_> = self.open.iter_mut().filter_map(OnceLock::take).collect();
-        if !open.is_empty() {
-            self.frees.free(open);
+        let imported = match &mut self.source {
+            Source::Handle(_) => None,
+            Source::Segments(segments) => segments.take(),
+        };
+        if !open.is_empty() || imported.is_some() {
+            // Unmapped first, and then given back.
+            self.frees.free((open, imported));
         }
     }
 }
@@ -92,7 +158,11 @@ impl Drop for GpuRegion {
 impl GpuOperand {
     /// Its first byte in a GPU's context, where the region is open.
     pub(super) fn address(&self, gpu: usize) -> Option<DeviceAddress> {
-        Some(self.region.open.get(gpu)?.get()?.memory.address() + self.offset_bytes)
+        let base = match &self.region.open.get(gpu)?.get()?.memory {
+            OpenMemory::Imported(memory) => memory.address(),
+            OpenMemory::Mapped(memory) => memory.address(),
+        };
+        Some(base + self.offset_bytes)
     }
 }
 
@@ -105,6 +175,8 @@ pub(super) enum ImportError {
     OverQuota(#[from] OverQuota),
     #[error("registered memory has {actual} bytes, and {said} were registered")]
     TooShort { actual: u64, said: u64 },
+    #[error("registered memory could not be imported before")]
+    RefusedBefore,
 }
 
 /// What the set-up thread has opened. A context opens a handle once, whoever registered it how often.
@@ -123,26 +195,112 @@ impl Imports {
         if region.is_open(gpu) {
             return Ok(());
         }
+        let open = match &region.source {
+            Source::Handle(registration) => self.open_handle(gpus, gpu, region, registration)?,
+            Source::Segments(segments) => self.map(gpus, gpu, region, segments)?,
+        };
+        // Only this thread opens.
+        let _ = region.open[gpu].set(open);
+        Ok(())
+    }
+
+    fn open_handle(
+        &mut self,
+        gpus: &Gpus,
+        gpu: usize,
+        region: &GpuRegion,
+        registration: &Arc<Registration>,
+    ) -> Result<Open, ImportError> {
         let charge = region.owner.charge(Resource::Imports, 1)?;
-        let key = (gpu, region.handle);
+        let key = (gpu, registration.handle);
         let memory = match self.open.get(&key).and_then(Weak::upgrade) {
             Some(memory) => memory,
             None => {
                 self.open.retain(|_, weak| weak.strong_count() > 0);
-                let memory = Arc::new(ImportedMemory::open(&gpus.gpus[gpu].1, &region.handle)?);
+                let memory = Arc::new(ImportedMemory::open(&gpus.gpus[gpu].1, &registration.handle)?);
                 self.open.insert(key, Arc::downgrade(&memory));
                 memory
             }
         };
         let actual = memory.len_bytes();
         let is_whole = actual.as_ref().is_ok_and(|actual| *actual >= region.bytes);
-        let open = Open { memory, _charge: charge };
+        let memory = OpenMemory::Imported(memory);
+        let open = Open { memory, _registration: Some(Arc::clone(registration)), _charge: charge };
         if is_whole {
-            // Only this thread opens.
-            let _ = region.open[gpu].set(open);
-            return Ok(());
+            return Ok(open);
         }
         self.frees.free(open);
         Err(ImportError::TooShort { actual: actual?, said: region.bytes })
+    }
+
+    /// Maps segments. The driver refuses what has fewer bytes than was said.
+    fn map(&self, gpus: &Gpus, gpu: usize, region: &GpuRegion, segments: &Segments) -> Result<Open, ImportError> {
+        let context = &gpus.gpus[gpu].1;
+        let imported = segments.import(context, &self.frees)?;
+        let charge = region.owner.charge(Resource::Imports, imported.len() as u64)?;
+        let mut memory = MappedMemory::reserve(context, region.bytes as usize)?;
+        let mapped = imported.iter().try_for_each(|(allocation, bytes)| memory.map(allocation, *bytes));
+        let mapped = mapped.and_then(|()| memory.open());
+        let open = Open { memory: OpenMemory::Mapped(memory), _registration: None, _charge: charge };
+        match mapped {
+            Ok(()) => Ok(open),
+            Err(error) => {
+                self.frees.free(open);
+                Err(error.into())
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+impl Importer {
+    /// One that nothing is opened by.
+    pub(crate) fn for_tests() -> Self {
+        use super::queues::{Queues, tests::Comm};
+        let queues: Arc<Queues<Comm, u32>> = Arc::new(Queues::new(8));
+        Importer::new(Frees::start(queues, |_| ()).expect("a thread"), 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use super::*;
+    use crate::tenants::tests::quota;
+
+    #[test]
+    fn handles_are_of_one_process_as_long_as_a_region_is() {
+        let importer = Importer::for_tests();
+        let [a, b] = ["a", "b"].map(|name| Tenant::new(name.into(), quota()));
+        let by = |owner, pid, handle: &[u8]| importer.by_handle((owner, pid), handle, 4096);
+        assert_eq!(by(&a, 1, &[1; 63]).err(), Some(RegionRefused::NoHandle(63)));
+        let region = Arc::new(by(&a, 1, &[1; 64]).expect("nobody has it"));
+        let operand = GpuOperand { region: Arc::clone(&region), offset_bytes: 0 };
+        drop(by(&a, 1, &[1; 64]).expect("another of its sessions"));
+        assert_eq!(by(&b, 1, &[1; 64]).err(), Some(RegionRefused::OfAnother));
+        assert_eq!(by(&a, 2, &[1; 64]).err(), Some(RegionRefused::OfAnother));
+        drop(region);
+        assert_eq!(by(&b, 1, &[1; 64]).err(), Some(RegionRefused::OfAnother), "an operation uses it");
+        drop(operand);
+        assert!(by(&b, 1, &[1; 64]).is_ok());
+    }
+
+    #[test]
+    fn a_region_of_segments_is_as_long_as_they_are_together() {
+        let (importer, tenant) = (Importer::for_tests(), Tenant::new("a".into(), quota()));
+        let region = |bytes: &[u64]| {
+            let fd = || File::open("/dev/null").expect("a device").into();
+            let segments = bytes.iter().map(|bytes| Segment::new(&tenant, fd(), *bytes).expect("a device"));
+            importer.by_segments(&tenant, segments.collect())
+        };
+        assert_eq!(region(&[]).err(), Some(RegionRefused::NoSegments));
+        assert_eq!(region(&[1 << 62, 1 << 62]).err(), Some(RegionRefused::TooLarge));
+        assert_eq!(region(&[1 << 63, 1 << 63, 4096]).err(), Some(RegionRefused::TooLarge));
+        let whole = region(&[4096, 8192]).expect("a region");
+        assert!(whole.contains(4096, 8192) && !whole.contains(4097, 8192) && !whole.contains(u64::MAX, 2));
+        assert_eq!(tenant.used(Resource::Descriptors), 2);
+        drop(whole);
+        assert_eq!(tenant.used(Resource::Descriptors), 0, "nothing was imported");
     }
 }

@@ -13,12 +13,14 @@
 mod crossover;
 mod engines;
 mod frees;
+mod handles;
 mod imports;
 mod issue;
 mod large;
 mod news;
 mod promises;
 mod queues;
+mod segments;
 mod setup;
 mod strategies;
 
@@ -33,10 +35,11 @@ use mccs_kernels::cuda::reduce_functions;
 pub use self::engines::CopyEngines;
 use self::engines::Flight;
 use self::frees::Frees;
-pub use self::imports::{GpuOperand, GpuRegion, Importer};
+pub use self::imports::{GpuOperand, GpuRegion, Importer, RegionRefused};
 use self::news::News;
 pub use self::queues::{QUEUES_MAX, QUEUES_VARIABLE};
 use self::queues::{Queues, queues_of_process};
+pub use self::segments::{Segment, SegmentRefused};
 use self::setup::{Order, Orders, Setup};
 pub use self::strategies::{Abilities, GpuStrategy, Strategies, StrategyRefused};
 use super::{Device, FarPair, Launched, Network, Prepare, Prepared, Tag};

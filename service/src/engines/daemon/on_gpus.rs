@@ -1,8 +1,10 @@
 //! Operations of ranks on GPUs: what is checked before copy engines are given them.
 
-use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
-use mccs_ipc::command::{BufferRef, Command, Opcode};
+use mccs_ipc::command::{BufferRef, Command, FLAG_COPIED, Opcode};
 use mccs_ipc::large::has_large;
 use mccs_ipc::types::{CollectiveKind, DataType, RedOp};
 
@@ -11,6 +13,8 @@ use super::validate::{Fence, Invalid, argument};
 use crate::devices::DirectGroup;
 use crate::devices::cuda::GpuOperand;
 use crate::engines::proxy::{Action, OnGpus, Operation, Scalar};
+use crate::session::Session;
+use crate::telemetry::LogBudget;
 
 /// Where ranges of different regions stand for a check of overlaps: apart.
 const APART: u64 = 1 << 62;
@@ -67,10 +71,29 @@ fn fill(
     if !kind.accepts_buffers(rank, root, (place(&send), send_bytes), (recv_place, recv_bytes)) {
         return Err(argument(format!("{kind}: send and receive buffers overlap, and not as in-place calls do")));
     }
+    if command.flags & FLAG_COPIED != 0 {
+        note_copied(&operation.session);
+    }
     operation.dtype = dtype;
     operation.action = Action::Collective { kind, redop, scalar: Scalar::Bits(command.scalar_bits), root };
     operation.on_gpus = Some(Box::new(OnGpus { group: Arc::clone(group), send, recv }));
     Ok(())
+}
+
+/// Counts an operation whose buffers had to be copied, and says so of the first of a session.
+fn note_copied(session: &Session) {
+    static BUDGET: Mutex<LogBudget> = Mutex::new(LogBudget::new());
+    if session.counters.copied.fetch_add(1, Ordering::Relaxed) > 0 {
+        return;
+    }
+    let suppressed = BUDGET.lock().unwrap_or_else(PoisonError::into_inner).take(Instant::now());
+    if let Some(suppressed) = suppressed {
+        let (id, tenant, pid) = (session.id, &session.tenant.name, session.peer.pid);
+        tracing::warn!(
+            session = id, %tenant, pid, suppressed,
+            "large operations of this process copy their buffers first: what cudaMallocAsync and cuMemCreate without descriptors allocate cannot be opened"
+        );
+    }
 }
 
 fn operand(tables: &Tables, what: &str, buffer: &BufferRef, bytes: u64) -> Result<Option<GpuOperand>, Invalid> {
@@ -87,4 +110,169 @@ fn operand(tables: &Tables, what: &str, buffer: &BufferRef, bytes: u64) -> Resul
         )));
     }
     Ok(Some(GpuOperand { region: Arc::clone(region), offset_bytes: buffer.offset_bytes }))
+}
+
+#[cfg(test)]
+mod tests {
+    use bytemuck::Zeroable;
+    use mccs_config::service::LargeFrom;
+    use mccs_ipc::direct::{DirectPage, Execution};
+    use mccs_ipc::handshake::PeerCredentials;
+    use mccs_ipc::queue::{Producer, ring_bytes};
+    use mccs_ipc::shm::Mapping;
+    use mccs_ipc::types::{ErrorClass, Handle};
+
+    use super::*;
+    use crate::devices::cuda::{Abilities, GpuStrategy, Importer, Strategies};
+    use crate::devices::{Areas, Ended};
+    use crate::engines::proxy::{Operand, ProxyReply, RoundState};
+    use crate::runtime::Mailbox;
+    use crate::tenants::Tenant;
+    use crate::tenants::tests::quota;
+
+    const NRANKS: u32 = 2;
+    const REGION_BYTES: u64 = 1 << 20;
+
+    /// Areas of which nobody asks.
+    struct NoAreas;
+
+    impl Areas for NoAreas {
+        fn read(&self, _: &Arc<Ended>) {}
+    }
+
+    /// A rank's session, with a region.
+    struct Bed {
+        tables: Tables,
+        group: Arc<DirectGroup>,
+        session: Arc<Session>,
+        region: Handle,
+    }
+
+    impl Bed {
+        fn new() -> Self {
+            let tenant = Tenant::new("a".into(), quota());
+            let mut tables = Tables::new(&tenant.quota, 1);
+            let region = Importer::for_tests().by_handle((&tenant, 1), &[1; 64], REGION_BYTES).expect("a region");
+            let region = tables.gpu_regions.insert(Arc::new(region)).ok().expect("room");
+            let (_fd, page) = DirectPage::create().expect("a page");
+            let abilities =
+                Abilities { nranks: NRANKS, execution: Execution::Ranks, copy_engines: false, lines: false };
+            let first = GpuStrategy { large_from: LargeFrom::Never, lines: false };
+            let strategies = Strategies::begin(Arc::new(page), abilities, first);
+            let words_offset = ring_bytes::<mccs_ipc::command::Completion>(16).next_multiple_of(128);
+            let (_, segment) = Mapping::create("a session", words_offset + 4096).expect("memory");
+            let segment = Arc::new(segment);
+            let completions = Producer::new(Arc::clone(&segment), 0, 16).expect("a ring");
+            let peer = PeerCredentials { pid: 1, uid: 1, gid: 1 };
+            let waker = Mailbox::<ProxyReply>::new(1).waker().clone();
+            let session = Session::new(1, tenant, peer, segment, (words_offset, 1), completions, waker);
+            let group = DirectGroup::new(strategies, None, Box::new(NoAreas));
+            Bed { tables, group: Arc::new(group), session: Arc::new(session), region }
+        }
+
+        fn operation(&self, count: u64) -> Operation {
+            Operation {
+                session: Arc::clone(&self.session),
+                stream: Handle::NONE,
+                ticket: 1,
+                comm: Handle::NONE,
+                tenant_comm: Handle::NONE,
+                rank: 1,
+                action: Action::Nop,
+                dtype: DataType::U8,
+                count,
+                send: Operand::NONE,
+                recv: Operand::NONE,
+                group_continues: false,
+                rounds: 0,
+                round: RoundState::None,
+                on_gpus: None,
+            }
+        }
+
+        /// An all-gather that is right, of 1 KiB from each.
+        fn command(&self) -> Command {
+            let buffer = |offset_bytes| BufferRef { region: self.region, offset_bytes };
+            Command {
+                opcode: Opcode::Collective as u32,
+                kind: CollectiveKind::AllGather.to_wire(),
+                dtype: DataType::F32.to_wire(),
+                count: 256,
+                send: buffer(0),
+                recv: buffer(4096),
+                ..Command::zeroed()
+            }
+        }
+
+        fn fill(&self, command: &Command) -> Result<Operation, (ErrorClass, String)> {
+            let mut operation = self.operation(command.count);
+            let filled = fill(&mut operation, &self.tables, command, &self.group, NRANKS);
+            filled.map(|()| operation).map_err(|Invalid(class, message)| (class, message))
+        }
+    }
+
+    #[test]
+    fn what_is_right_is_taken_and_copied_buffers_are_counted() {
+        let bed = Bed::new();
+        let filled = bed.fill(&bed.command()).expect("right");
+        let on_gpus = filled.on_gpus.expect("buffers on GPUs");
+        let offsets =
+            [&on_gpus.send, &on_gpus.recv].map(|operand| operand.as_ref().map(|operand| operand.offset_bytes));
+        assert_eq!((offsets, filled.dtype), ([Some(0), Some(4096)], DataType::F32));
+        let copied = || bed.session.counters.copied.load(Ordering::Relaxed);
+        assert_eq!(copied(), 0);
+        assert!(bed.fill(&Command { flags: FLAG_COPIED, ..bed.command() }).is_ok());
+        assert_eq!(copied(), 1);
+        // In place: a rank's part of what it receives is what it sends.
+        let in_place = BufferRef { region: bed.region, offset_bytes: 4096 + 1024 };
+        assert!(bed.fill(&Command { send: in_place, ..bed.command() }).is_ok());
+    }
+
+    #[test]
+    fn what_a_hostile_tenant_writes_fails_that_call() {
+        type Change = fn(&mut Command);
+        let changes: [(Change, &str); 12] = [
+            (|c| c.dtype = 99, "unknown data type 99"),
+            (|c| c.kind = 99, "unknown collective 99"),
+            (|c| c.redop = 99, "unknown reduction 99"),
+            (|c| c.root = NRANKS, "root 2 of 2 ranks"),
+            (|c| c.kind = CollectiveKind::Reduce.to_wire(), "does not go by copy engines"),
+            (|c| c.kind = CollectiveKind::Barrier.to_wire(), "does not go by copy engines"),
+            (|c| c.count = u64::MAX, "larger than memory"),
+            (|c| c.count = u64::MAX / 8 + 1, "larger than memory"),
+            (|c| c.send.region = Handle { index: 7, generation: 1 }, "does not exist"),
+            (|c| c.recv.region.generation += 1, "does not exist"),
+            (|c| c.recv.offset_bytes = REGION_BYTES - 2047, "leaves its region of 1048576 bytes"),
+            (|c| c.send.offset_bytes = u64::MAX, "leaves its region"),
+        ];
+        let bed = Bed::new();
+        for (change, expected) in changes {
+            let mut command = bed.command();
+            change(&mut command);
+            let (class, message) = bed.fill(&command).err().expect(expected);
+            assert!(message.contains(expected), "{message}");
+            assert_eq!(class, ErrorClass::InvalidArgument, "{message}");
+        }
+        let mut overlapping = bed.command();
+        overlapping.send.offset_bytes = 4096 + 512;
+        let (_, message) = bed.fill(&overlapping).err().expect("an overlap");
+        assert!(message.contains("overlap"), "{message}");
+    }
+
+    #[test]
+    fn a_region_that_was_given_back_is_none() {
+        let mut bed = Bed::new();
+        assert!(bed.tables.gpu_regions.remove(bed.region).is_some());
+        assert!(bed.fill(&bed.command()).err().expect("stale").1.contains("does not exist"));
+    }
+
+    #[test]
+    fn commands_for_copy_engines_that_are_not_there_fence_the_session() {
+        let bed = Bed::new();
+        for group in [None, Some(&bed.group)] {
+            let mut operation = bed.operation(1);
+            let fenced = fill_on_gpus(&mut operation, &bed.tables, &bed.command(), group, NRANKS);
+            assert!(fenced.is_err_and(|Fence(reason)| reason.contains("its communicator has none")));
+        }
+    }
 }

@@ -9,13 +9,14 @@ use std::time::Instant;
 
 use mccs_ipc::direct::{Execution, GpuUuid};
 use mccs_ipc::handshake::SocketError;
-use mccs_ipc::protocol::{Request, RequestEnvelope, Response};
+use mccs_ipc::protocol::{GPU_SEGMENTS_MAX, Request, RequestEnvelope, Response};
 use mccs_ipc::shm::Mapping;
 use mccs_ipc::types::{ErrorClass, Handle, UniqueId};
 
 use super::proxies::{GpuProxy, Place};
 use super::tables::{CommSlot, StreamSlot};
 use super::{SLOW_TO_CLOSE, SessionEngine, State};
+use crate::devices::cuda::{GpuRegion, Importer, RegionRefused, Segment, SegmentRefused};
 use crate::engines::proxy::{JoinRequest, ProxyMessage, ProxyReply, StreamGate};
 use crate::exchange::protocol::Name;
 use crate::memory::Region;
@@ -48,7 +49,7 @@ impl SessionEngine {
             let has_fds = !fds.is_empty();
             match received {
                 Ok(None) => return served > 0,
-                Ok(Some(envelope)) => self.park_or_serve(envelope, &fds),
+                Ok(Some(envelope)) => self.park_or_serve(envelope, &mut fds),
                 Err(SocketError::Closed) => self.state = State::Finishing,
                 Err(error) => self.fence(&error.to_string()),
             }
@@ -61,8 +62,8 @@ impl SessionEngine {
         true
     }
 
-    /// Serves a request, or keeps it until its turn comes: then it needs no descriptors. The caller closes them.
-    fn park_or_serve(&mut self, envelope: RequestEnvelope, fds: &[OwnedFd]) {
+    /// Serves a request, or keeps it until its turn comes: then it needs no descriptors. The caller closes those that are left.
+    fn park_or_serve(&mut self, envelope: RequestEnvelope, fds: &mut Vec<OwnedFd>) {
         let ends_something = matches!(
             envelope.request,
             Request::FreeMemory { .. }
@@ -86,13 +87,13 @@ impl SessionEngine {
             && self.outbox.is_empty()
             && let Some((_, envelope)) = self.parked.pop_front_if(|(after, _)| *after <= self.popped)
         {
-            self.serve(envelope, &[]);
+            self.serve(envelope, &mut Vec::new());
             any = true;
         }
         any
     }
 
-    fn serve(&mut self, envelope: RequestEnvelope, fds: &[OwnedFd]) {
+    fn serve(&mut self, envelope: RequestEnvelope, fds: &mut Vec<OwnedFd>) {
         let id = envelope.id;
         match envelope.request {
             Request::AllocMemory { bytes } => self.add_region(id, bytes, None),
@@ -105,7 +106,19 @@ impl SessionEngine {
                 None => self.refuse(id, ErrorClass::InvalidArgument, format!("there is no region {region:?}")),
             },
             Request::RegisterGpuMemory { gpu, ipc_handle, bytes } => {
-                self.add_gpu_region(id, &gpu, &ipc_handle, bytes);
+                let (tenant, pid) = (Arc::clone(&self.session.tenant), self.session.peer.pid);
+                self.add_gpu_region(id, &gpu, |importer| importer.by_handle((&tenant, pid), &ipc_handle, bytes));
+            }
+            Request::NameGpuSegments { begins, bytes } => {
+                if begins {
+                    self.tables.gpu_segments.clear();
+                }
+                self.name_gpu_segments(id, &bytes, fds);
+            }
+            Request::RegisterGpuSegments { gpu } => {
+                let (tenant, segments) =
+                    (Arc::clone(&self.session.tenant), std::mem::take(&mut self.tables.gpu_segments));
+                self.add_gpu_region(id, &gpu, |importer| importer.by_segments(&tenant, segments));
             }
             Request::FreeGpuMemory { region } => match self.tables.gpu_regions.remove(region) {
                 Some(_) => self.answer(id, Response::Done, &[]),
@@ -224,21 +237,54 @@ impl SessionEngine {
         }
     }
 
-    /// Registers an allocation of a GPU's.
-    fn add_gpu_region(&mut self, id: u64, gpu: &GpuUuid, ipc_handle: &[u8], bytes: u64) {
+    /// Keeps segments for the region that they are going to be, or drops all there are.
+    fn name_gpu_segments(&mut self, id: u64, bytes: &[u64], fds: &mut Vec<OwnedFd>) {
+        let named = self.tables.gpu_segments.len() + bytes.len();
+        let mut refused = None;
+        if bytes.is_empty() || bytes.len() != fds.len() {
+            refused = Some((ErrorClass::InvalidArgument, "segments come with a descriptor each".to_owned()));
+        } else if named > GPU_SEGMENTS_MAX {
+            refused = Some((ErrorClass::InvalidUsage, format!("a region has at most {GPU_SEGMENTS_MAX} segments")));
+        }
+        // Descriptors behind one that is refused are left to the caller, which does not close them here.
+        for bytes in bytes {
+            if refused.is_some() {
+                break;
+            }
+            match Segment::new(&self.session.tenant, fds.remove(0), *bytes) {
+                Ok(segment) => self.tables.gpu_segments.push(segment),
+                Err(error @ SegmentRefused::OverQuota(_)) => {
+                    refused = Some((ErrorClass::InvalidUsage, error.to_string()))
+                }
+                Err(error) => refused = Some((ErrorClass::InvalidArgument, error.to_string())),
+            }
+        }
+        match refused {
+            None => self.answer(id, Response::Done, &[]),
+            Some((class, message)) => {
+                self.tables.gpu_segments.clear();
+                self.refuse(id, class, message);
+            }
+        }
+    }
+
+    /// Registers memory of a GPU's, as a region that `make` makes.
+    fn add_gpu_region(
+        &mut self,
+        id: u64,
+        gpu: &GpuUuid,
+        make: impl FnOnce(&Importer) -> Result<GpuRegion, RegionRefused>,
+    ) {
         let found = self.find_gpu(gpu).and_then(|_| match &self.proxies.gpus {
-            Ok(gpus) => Ok(gpus.importer.clone()),
+            Ok(gpus) => Ok(&gpus.importer),
             Err(reason) => Err(reason.to_string()),
         });
-        let importer = match found {
-            Ok(importer) => importer,
+        // The memory is the tenant's own: what it costs the service is limited by the number of regions.
+        let region = match found.and_then(|importer| make(importer).map_err(|refused| refused.to_string())) {
+            Ok(region) => region,
             Err(message) => return self.refuse(id, ErrorClass::InvalidArgument, message),
         };
-        // The memory is the tenant's own: what it costs the service is limited by the number of regions.
-        let Some(region) = importer.region(&self.session.tenant, ipc_handle, bytes) else {
-            let message = format!("a handle of {} bytes names no memory of a GPU", ipc_handle.len());
-            return self.refuse(id, ErrorClass::InvalidArgument, message);
-        };
+        let bytes = region.len_bytes();
         match self.tables.gpu_regions.insert(Arc::new(region)) {
             Ok(region) => self.answer(id, Response::Region { region, bytes }, &[]),
             Err(_) => {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use mccs_ipc::types::Handle;
 
 use super::Place;
-use crate::devices::cuda::GpuRegion;
+use crate::devices::cuda::{GpuRegion, Segment};
 use crate::handles::HandleTable;
 use crate::memory::Region;
 use crate::telemetry::CommInfo;
@@ -39,6 +39,8 @@ pub(super) enum CommSlot {
 pub(super) struct Tables {
     pub(super) regions: HandleTable<Arc<Region>>,
     pub(super) gpu_regions: HandleTable<Arc<GpuRegion>>,
+    /// Segments for the next region of a GPU's.
+    pub(super) gpu_segments: Vec<Segment>,
     pub(super) streams: HandleTable<StreamSlot>,
     pub(super) comms: HandleTable<CommSlot>,
 }
@@ -48,6 +50,7 @@ impl Tables {
         Tables {
             regions: HandleTable::new(quota.regions),
             gpu_regions: HandleTable::new(quota.regions),
+            gpu_segments: Vec::new(),
             streams: HandleTable::new(streams),
             comms: HandleTable::new(u32::try_from(quota.communicators).unwrap_or(u32::MAX)),
         }

@@ -20,7 +20,7 @@ use crate::session::Session;
 pub(super) struct Fence(pub(super) String);
 
 /// A call that fails, with its communicator.
-pub(super) struct Invalid(ErrorClass, String);
+pub(super) struct Invalid(pub(super) ErrorClass, pub(super) String);
 
 pub(super) fn argument(message: impl Into<String>) -> Invalid {
     Invalid(ErrorClass::InvalidArgument, message.into())

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use bytemuck::Zeroable;
 use mccs_cuda::{Context, DeviceAddress, Event, IpcHandle, RawStream, WordOperation};
-use mccs_ipc::command::{BufferRef, Command, Opcode};
+use mccs_ipc::command::{BufferRef, Command, FLAG_COPIED, Opcode};
 use mccs_ipc::direct::{DirectPage, DirectShare, Execution};
 use mccs_ipc::large::{
     CALLED_EVENTS, LargeLayout, LargeWord, RELEASED, RankEvents, Shards, called_event, has_large, own_part, stage,
@@ -109,11 +109,14 @@ impl DirectCommunicator {
         number == 0 || is_past()
     }
 
-    /// Gives the service its stream back. Its operations have ended.
+    /// Gives the service its stream back, and then the memory. Operations have ended.
     pub(super) fn end_large(&self, order: &mut Order) {
+        let member = &*self.member;
+        let requests = &member.client.0.requests;
         if let Some(stream) = order.large.stream.take() {
-            self.member.client.0.requests.send_and_forget(Request::DestroyStream { stream });
+            requests.send_and_forget(Request::DestroyStream { stream });
         }
+        locked(&member.client.0.gpu_regions).forget_of(member.handle, requests);
     }
 
     fn large_stream(&self, order: &mut Order) -> Result<Handle, Error> {
@@ -145,20 +148,15 @@ impl DirectCommunicator {
         let size = checked.dtype.size_bytes() as u64;
         let send_bytes = kind.send_count(checked.count, member.nranks, rank, root).unwrap_or(0) * size;
         let recv_bytes = kind.recv_count(checked.count, member.nranks, rank, root).unwrap_or(0) * size;
-        let [send, recv] = &mut order.large.staging;
-        let at = Call {
-            send: send.place(&member.context, call.send, send_bytes)?,
-            recv: recv.place(&member.context, call.recv, recv_bytes)?,
-            ..*call
-        };
-        let place = |address, bytes| match bytes {
-            0 => Ok(BufferRef::NONE),
-            _ => locked(&member.client.0.gpu_regions).place(&member.client, &member.context, address),
-        };
-        let (send, recv) = (place(at.send, send_bytes)?, place(at.recv, recv_bytes)?);
+        let [for_send, for_recv] = &mut order.large.staging;
+        let (at_send, send) = self.reach(for_send, call.send, send_bytes)?;
+        let (at_recv, recv) = self.reach(for_recv, call.recv, recv_bytes)?;
+        let at = Call { send: at_send, recv: at_recv, ..*call };
+        let is_copied = (at.send, at.recv) != (call.send, call.recv);
         let number = order.large.enqueued + 1;
         let command = Command {
             opcode: Opcode::Collective as u32,
+            flags: if is_copied { FLAG_COPIED } else { 0 },
             comm: member.handle,
             stream: self.large_stream(order)?,
             ticket: number,
@@ -181,6 +179,35 @@ impl DirectCommunicator {
         let enqueued =
             unsafe { self.enqueue_by_words(layout, checked, (call, &at), (send_bytes, recv_bytes), number, stream) };
         enqueued.inspect_err(|_| self.give_up())
+    }
+
+    /// Where the service reaches a buffer: there, if it can, or in a copy; and what it calls that. The context must be current.
+    fn reach(
+        &self,
+        staging: &mut Staging,
+        address: DeviceAddress,
+        bytes: u64,
+    ) -> Result<(DeviceAddress, BufferRef), Error> {
+        if bytes == 0 {
+            return Ok((address, BufferRef::NONE));
+        }
+        let member = &*self.member;
+        let place = |address| locked(&member.client.0.gpu_regions).place(member, address, bytes);
+        match place(address) {
+            Ok(buffer) => Ok((address, buffer)),
+            Err(gone @ Error::ServiceGone(_)) => Err(gone),
+            Err(_) => {
+                let copy = staging.room(&member.context, bytes)?;
+                Ok((copy, place(copy)?))
+            }
+        }
+    }
+
+    /// Gives back memory of the caller's that was freed, unless a call is about to do so.
+    pub(super) fn look_for_freed(&self) {
+        if let Ok(mut regions) = self.member.client.0.gpu_regions.try_lock() {
+            regions.look(&self.member);
+        }
     }
 
     /// Ends the communicator on all ranks: the service was told of what this rank's stream never comes to.

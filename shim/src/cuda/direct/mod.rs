@@ -300,6 +300,8 @@ impl DirectCommunicator {
 
     /// See [`super::CudaCommunicator::async_error`]: kernels of a communicator that has failed end at once.
     pub(super) fn async_error(&self) -> Option<Error> {
+        // Programs that free memory ask this all the time.
+        self.look_for_freed();
         self.member.failure()
     }
 

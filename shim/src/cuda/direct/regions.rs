@@ -1,76 +1,235 @@
 //! The caller's GPU memory, as the service knows it: registered when a large operation first uses it.
 //!
-//! Whole allocations are registered, so that buffers an allocator cuts out of one share it. An address may be freed and
-//! come again as something else, which its buffer id tells: then the old region is given back.
+//! What has a handle (`cudaMalloc`) is registered as whole allocations, so that buffers an allocator cuts out of one share it; what was
+//! made to be given away by descriptors (`cuMemCreate`), as the segments that a buffer lies in. An address may be freed and come again as
+//! something else, which is looked for before it is used.
+//!
+//! What its owner frees stays where it is until the service has closed it. Nobody tells, so regions are looked at in turn: some at each large
+//! call, and whenever the program asks for errors. What a communicator was the last to use is given back when it leaves.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
+use std::ops::Bound::{Excluded, Included};
+use std::ops::Range;
+use std::os::fd::{AsFd, OwnedFd};
 
-use mccs_cuda::{Context, DeviceAddress, allocation_of, buffer_id, export};
+use mccs_cuda::{
+    Allocation, Context, DeviceAddress, PointerKind, allocation_of, buffer_id, export, pointer_kind, while_capturing,
+};
 use mccs_ipc::command::BufferRef;
-use mccs_ipc::protocol::{Request, Response};
+use mccs_ipc::protocol::{GPU_SEGMENTS_MAX, MESSAGE_FDS_MAX, Request, Response};
 use mccs_ipc::types::Handle;
 
+use super::member::Member;
+use crate::Error;
 use crate::client::unexpected;
 use crate::cuda::cuda_error;
 use crate::requests::Requests;
-use crate::{Client, Error};
 
 /// Regions of a session at a time: the one that was not used for longest goes.
 const REGIONS_MAX: usize = 128;
+/// Regions that are looked at at a time, which takes the driver less than a microsecond each.
+const LOOK_AT: usize = 4;
 
 /// Regions by context and first address.
 #[derive(Default)]
 pub(crate) struct GpuRegions {
-    known: HashMap<(usize, DeviceAddress), Known>,
+    known: BTreeMap<(usize, DeviceAddress), Known>,
+    /// Where the last look ended.
+    looked_at: DeviceAddress,
     uses: u64,
 }
 
 struct Known {
-    id: u64,
+    source: Source,
+    bytes: u64,
     handle: Handle,
     used: u64,
+    /// The communicator that used it last.
+    comm: Handle,
+    /// How often it was looked at.
+    looks: usize,
+}
+
+/// What a region is made of, so that it can be told from what comes to lie there later.
+enum Source {
+    /// One allocation, by its buffer id, which no other has or had.
+    Whole(u64),
+    /// As long as these are held, no others are equal to them.
+    Segments(Vec<Segment>),
+}
+
+struct Segment {
+    base: DeviceAddress,
+    bytes: u64,
+    allocation: Allocation,
+}
+
+impl Segment {
+    fn at(address: DeviceAddress) -> Result<Self, Error> {
+        let (base, bytes) = allocation_of(address).map_err(cuda_error)?;
+        Ok(Segment { base, bytes, allocation: Allocation::at(base).map_err(cuda_error)? })
+    }
+
+    fn lives(&self) -> bool {
+        Segment::at(self.base)
+            .is_ok_and(|now| (now.base, now.bytes) == (self.base, self.bytes) && now.allocation == self.allocation)
+    }
+}
+
+impl Known {
+    /// Whether all of `range` that lies in it is what it was. The context must be current.
+    fn holds(&self, base: DeviceAddress, range: &Range<DeviceAddress>) -> bool {
+        let touches = |segment: &&Segment| segment.base < range.end && range.start < segment.base + segment.bytes;
+        base <= range.start
+            && range.end - base <= self.bytes
+            && match &self.source {
+                Source::Whole(id) => is_still(base, *id),
+                Source::Segments(segments) => segments.iter().filter(touches).all(Segment::lives),
+            }
+    }
+
+    /// Whether it is there; of segments, one after the other is looked at.
+    fn lives(&mut self, base: DeviceAddress) -> bool {
+        self.looks = self.looks.wrapping_add(1);
+        match &self.source {
+            Source::Whole(id) => is_still(base, *id),
+            Source::Segments(segments) => segments.get(self.looks % segments.len().max(1)).is_some_and(Segment::lives),
+        }
+    }
+}
+
+fn is_still(base: DeviceAddress, id: u64) -> bool {
+    buffer_id(base).is_ok_and(|now| now == id)
 }
 
 impl GpuRegions {
-    /// Names a buffer to the service. The context must be current.
-    pub(super) fn place(
-        &mut self,
-        client: &Client,
-        context: &Context,
-        address: DeviceAddress,
-    ) -> Result<BufferRef, Error> {
-        let (base, bytes) = allocation_of(address).map_err(cuda_error)?;
-        let id = buffer_id(base).map_err(cuda_error)?;
-        let (key, offset_bytes) = ((context.key(), base), address - base);
-        self.uses += 1;
-        if let Some(known) = self.known.get_mut(&key).filter(|known| known.id == id) {
-            known.used = self.uses;
-            return Ok(BufferRef { region: known.handle, offset_bytes });
-        }
-        let requests = &client.0.requests;
-        self.forget_freed(context, requests);
-        let ipc_handle = export(base).map_err(cuda_error)?.0.to_vec();
-        let request = Request::RegisterGpuMemory { gpu: context.gpu().id.0, ipc_handle, bytes };
-        let handle = match requests.call(request, &[])? {
-            (Response::Region { region, .. }, _) => region,
-            (other, _) => return Err(unexpected(&other)),
-        };
-        self.known.insert(key, Known { id, handle, used: self.uses });
-        Ok(BufferRef { region: handle, offset_bytes })
+    /// Names a buffer to the service. Its context must be current. What other processes cannot open, or the service does not take, is
+    /// an error; only where the service has gone nothing else will do.
+    pub(super) fn place(&mut self, member: &Member, address: DeviceAddress, bytes: u64) -> Result<BufferRef, Error> {
+        // Another thread may be capturing, which must not be disturbed.
+        while_capturing(|| {
+            self.look_at(&member.context, &member.client.0.requests, LOOK_AT);
+            self.find_or_register(member, address..address.saturating_add(bytes))
+        })
+        .map_err(cuda_error)?
     }
 
-    /// Gives back what its owner has freed, and what there is no room for.
-    fn forget_freed(&mut self, context: &Context, requests: &Requests) {
-        let lives = |(of, base): &(usize, DeviceAddress), known: &Known| {
-            *of != context.key() || buffer_id(*base).is_ok_and(|id| id == known.id)
+    /// Gives back some of what was freed meanwhile.
+    pub(super) fn look(&mut self, member: &Member) {
+        let context = &member.context;
+        if self.known.range(of(context.key())).next().is_some()
+            && let Ok(_entered) = context.enter()
+        {
+            // There is nobody to tell.
+            let _ = while_capturing(|| self.look_at(context, &member.client.0.requests, LOOK_AT));
+        }
+    }
+
+    /// Gives back what a communicator that leaves was the last to use.
+    pub(super) fn forget_of(&mut self, comm: Handle, requests: &Requests) {
+        let of_it = self.known.iter().filter(|(_, known)| known.comm == comm).map(|(key, _)| *key);
+        of_it.collect::<Vec<_>>().into_iter().for_each(|key| self.forget(key, requests));
+    }
+
+    fn find_or_register(&mut self, member: &Member, range: Range<DeviceAddress>) -> Result<BufferRef, Error> {
+        self.uses += 1;
+        let (context, requests) = (&member.context, &member.client.0.requests);
+        let place = |handle, base| BufferRef { region: handle, offset_bytes: range.start - base };
+        let mut of_context = self.known.range_mut(of(context.key()));
+        if let Some(((_, base), known)) = of_context.find(|((_, base), known)| known.holds(*base, &range)) {
+            (known.used, known.comm) = (self.uses, member.handle);
+            return Ok(place(known.handle, *base));
+        }
+        let kind = pointer_kind(range.start).map_err(cuda_error)?;
+        if kind == PointerKind::Private {
+            return Err(Error::Cuda("memory of this kind cannot be opened by the service".into()));
+        }
+        self.look_at(context, requests, usize::MAX);
+        if self.known.len() >= REGIONS_MAX {
+            let oldest = self.known.iter().min_by_key(|(_, known)| known.used).map(|(key, _)| *key);
+            oldest.into_iter().for_each(|key| self.forget(key, requests));
+        }
+        let (base, bytes, source, handle) = match kind {
+            PointerKind::Descriptors => register_segments(member, &range)?,
+            PointerKind::Ipc | PointerKind::Private => register_whole(member, range.start)?,
         };
-        let freed: Vec<_> = self.known.iter().filter(|(key, known)| !lives(key, known)).map(|(key, _)| *key).collect();
-        let oldest = self.known.iter().min_by_key(|(_, known)| known.used).map(|(key, _)| *key);
-        let oldest = oldest.filter(|_| freed.is_empty() && self.known.len() >= REGIONS_MAX);
-        for key in freed.into_iter().chain(oldest) {
-            if let Some(known) = self.known.remove(&key) {
-                requests.send_and_forget(Request::FreeGpuMemory { region: known.handle });
+        let key = (context.key(), base);
+        // One that begins there and is shorter.
+        self.forget(key, requests);
+        self.known.insert(key, Known { source, bytes, handle, used: self.uses, comm: member.handle, looks: 0 });
+        Ok(place(handle, base))
+    }
+
+    /// Gives back what its owner has freed, of the next `count` regions of a context, which is current.
+    fn look_at(&mut self, context: &Context, requests: &Requests, count: usize) {
+        let (first, last) = ((context.key(), DeviceAddress::MIN), (context.key(), DeviceAddress::MAX));
+        let here = (context.key(), self.looked_at);
+        let behind = self.known.range((Excluded(here), Included(last)));
+        let others = self.known.range((Included(first), Included(here)));
+        let next: Vec<_> = behind.chain(others).take(count).map(|(key, _)| *key).collect();
+        self.looked_at = next.last().map_or(self.looked_at, |(_, base)| *base);
+        for key in next {
+            if self.known.get_mut(&key).is_some_and(|known| !known.lives(key.1)) {
+                self.forget(key, requests);
             }
         }
+    }
+
+    fn forget(&mut self, key: (usize, DeviceAddress), requests: &Requests) {
+        if let Some(known) = self.known.remove(&key) {
+            requests.send_and_forget(Request::FreeGpuMemory { region: known.handle });
+        }
+    }
+}
+
+/// Regions of a context.
+fn of(context: usize) -> std::ops::RangeInclusive<(usize, DeviceAddress)> {
+    (context, DeviceAddress::MIN)..=(context, DeviceAddress::MAX)
+}
+
+/// First byte, bytes, what it is made of, and the service's handle.
+type Registered = (DeviceAddress, u64, Source, Handle);
+
+/// Registers the allocation that an address lies in.
+fn register_whole(member: &Member, address: DeviceAddress) -> Result<Registered, Error> {
+    let (base, bytes) = allocation_of(address).map_err(cuda_error)?;
+    let id = buffer_id(base).map_err(cuda_error)?;
+    let ipc_handle = export(base).map_err(cuda_error)?.0.to_vec();
+    let request = Request::RegisterGpuMemory { gpu: member.context.gpu().id.0, ipc_handle, bytes };
+    let handle = region(member.client.0.requests.call(request, &[])?)?;
+    Ok((base, bytes, Source::Whole(id), handle))
+}
+
+/// Registers the segments that a buffer lies in.
+fn register_segments(member: &Member, range: &Range<DeviceAddress>) -> Result<Registered, Error> {
+    let mut segments = vec![Segment::at(range.start)?];
+    let end = |segments: &[Segment]| segments.last().map_or(0, |last| last.base + last.bytes);
+    while end(&segments) < range.end {
+        if segments.len() == GPU_SEGMENTS_MAX {
+            return Err(Error::argument(format!("a buffer lies in more than {GPU_SEGMENTS_MAX} segments")));
+        }
+        let next = Segment::at(end(&segments))?;
+        if next.base != end(&segments) {
+            return Err(Error::argument("the segments that a buffer lies in overlap"));
+        }
+        segments.push(next);
+    }
+    let requests = &member.client.0.requests;
+    for (number, some) in segments.chunks(MESSAGE_FDS_MAX).enumerate() {
+        let fds: Vec<OwnedFd> =
+            some.iter().map(|segment| segment.allocation.export()).collect::<Result<_, _>>().map_err(cuda_error)?;
+        let bytes = some.iter().map(|segment| segment.bytes).collect();
+        let name = Request::NameGpuSegments { begins: number == 0, bytes };
+        requests.call(name, &fds.iter().map(AsFd::as_fd).collect::<Vec<_>>())?;
+    }
+    let handle = region(requests.call(Request::RegisterGpuSegments { gpu: member.context.gpu().id.0 }, &[])?)?;
+    let base = segments.first().map_or(range.start, |first| first.base);
+    Ok((base, end(&segments) - base, Source::Segments(segments), handle))
+}
+
+fn region((response, _): (Response, Vec<OwnedFd>)) -> Result<Handle, Error> {
+    match response {
+        Response::Region { region, .. } => Ok(region),
+        other => Err(unexpected(&other)),
     }
 }

@@ -1,33 +1,52 @@
-//! Memory of kinds that no other process can open (`cuMemCreate`, `cudaMallocAsync`): what large operations read and write there
-//! goes through memory of the communicator's own, at the price of a local copy, so that any buffer will do for any call.
+//! Memory that no other process can open, or the service does not take (`cudaMallocAsync`, `cuMemCreate` without descriptors): what large
+//! operations read and write there goes through memory of the communicator's own, at the price of a local copy, so that any buffer will do
+//! for any call.
 
-use mccs_cuda::{Context, DeviceAddress, DeviceMemory, PointerKind, pointer_kind};
+use mccs_cuda::{Context, DeviceAddress, DeviceMemory, MappedMemory, Shared};
 
 use crate::Error;
 use crate::cuda::cuda_error;
 
 /// As much as the largest call needed. Operations of a communicator follow each other, and may share it.
 #[derive(Default)]
-pub(super) struct Staging(Option<DeviceMemory>);
+pub(super) struct Staging {
+    /// The last is in use. Those before it were too small, and stay: to free one waits for streams, which may wait for calls that this thread
+    /// has yet to make.
+    blocks: Vec<Block>,
+}
+
+/// Freed by its owner, the one lives until the service has closed it; of the other nobody promises that.
+enum Block {
+    Mapped(MappedMemory),
+    Allocated(DeviceMemory),
+}
+
+impl Block {
+    fn new(context: &Context, bytes: usize) -> Result<Self, Error> {
+        let mapped = MappedMemory::new(context, &[bytes], Shared::ByDescriptor).map(Block::Mapped);
+        mapped.or_else(|_| DeviceMemory::zeroed(context, bytes).map(Block::Allocated)).map_err(cuda_error)
+    }
+
+    fn place(&self) -> (DeviceAddress, usize) {
+        match self {
+            Block::Mapped(memory) => (memory.address(), memory.len_bytes()),
+            Block::Allocated(memory) => (memory.address(), memory.len_bytes()),
+        }
+    }
+}
 
 impl Staging {
-    /// Where the service reaches `bytes` that are meant for `address`: there, if it can. The context must be current.
-    pub(super) fn place(
-        &mut self,
-        context: &Context,
-        address: DeviceAddress,
-        bytes: u64,
-    ) -> Result<DeviceAddress, Error> {
-        if bytes == 0 || pointer_kind(address).map_err(cuda_error)? == PointerKind::Ipc {
+    /// Room for `bytes` that the service reaches.
+    pub(super) fn room(&mut self, context: &Context, bytes: u64) -> Result<DeviceAddress, Error> {
+        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+        let (address, has) = self.blocks.last().map_or((0, 0), Block::place);
+        if has >= bytes {
             return Ok(address);
         }
-        match &self.0 {
-            Some(memory) if memory.len_bytes() as u64 >= bytes => Ok(memory.address()),
-            _ => {
-                let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
-                let memory = DeviceMemory::zeroed(context, bytes).map_err(cuda_error)?;
-                Ok(self.0.insert(memory).address())
-            }
-        }
+        // At least twice as large as the one before, so that all of these together are no larger than it.
+        let block = Block::new(context, bytes.max(has.saturating_mul(2))).or_else(|_| Block::new(context, bytes))?;
+        let (address, _) = block.place();
+        self.blocks.push(block);
+        Ok(address)
     }
 }
