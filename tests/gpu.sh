@@ -211,12 +211,17 @@ slot = "1MiB"'
     # One at a time: they look at the GPUs' free memory.
     local skipped=(--skip under_mps)
     if [ "$gpus" = 1 ]; then
-        skipped+=(--skip deaths::)
+        skipped+=(--skip deaths:: --skip memory::)
         absent "services and commands that large operations outlive" "it takes two GPUs"
+        absent "memory of every kind, freed memory, memory of others" "it takes two GPUs"
     fi
     lane "graphs, streams, sends and receives, tenants, failures, crashes" "$gpu_tests" --ignored --test-threads 1 "${skipped[@]}"
     if python3 -c 'import torch' 2>/dev/null; then
         lane "PyTorch, unchanged" env LD_PRELOAD="$MCCS_BIN/libnccl.so.2" python3 tests/pytorch.py "$gpus"
+        # Memory that goes to other processes by descriptors, and memory that never does.
+        for allocator in $([ "$gpus" = 1 ] || echo expandable_segments:True backend:cudaMallocAsync); do
+            lane "PyTorch, $allocator" env PYTORCH_CUDA_ALLOC_CONF="$allocator" LD_PRELOAD="$MCCS_BIN/libnccl.so.2" python3 tests/pytorch.py "$gpus"
+        done
     else
         absent "PyTorch, unchanged" "there is no PyTorch here"
     fi

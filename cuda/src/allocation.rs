@@ -37,9 +37,7 @@ impl Allocation {
         const GRANULARITY_RECOMMENDED: u32 = 1;
         let _entered = context.enter()?;
         let kinds = match shared {
-            Shared::ByDescriptor => {
-                sys::CUmemAllocationHandleType_enum::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
-            }
+            Shared::ByDescriptor => sys::CUmemAllocationHandleType_enum::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
             Shared::No => sys::CUmemAllocationHandleType_enum::CU_MEM_HANDLE_TYPE_NONE,
         };
         let properties = sys::CUmemAllocationProp {
@@ -97,7 +95,9 @@ impl Allocation {
     pub fn import(fd: BorrowedFd<'_>) -> Result<Self, DriverError> {
         let mut handle = 0;
         // SAFETY: `handle` is an integer to write to. A descriptor is passed as the pointer itself; the driver checks it.
-        unsafe { api::cuMemImportFromShareableHandle(&mut handle, fd.as_raw_fd() as usize as *mut c_void, DESCRIPTOR)? };
+        unsafe {
+            api::cuMemImportFromShareableHandle(&mut handle, fd.as_raw_fd() as usize as *mut c_void, DESCRIPTOR)?
+        };
         Ok(Allocation(handle))
     }
 }
@@ -110,10 +110,7 @@ impl Drop for Allocation {
 }
 
 fn location(context: &Context) -> sys::CUmemLocation {
-    sys::CUmemLocation {
-        type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
-        id: context.gpu().ordinal(),
-    }
+    sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: context.gpu().ordinal() }
 }
 
 /// Allocations that are mapped behind each other, for one GPU to read and write. Unmapped on drop.
@@ -177,7 +174,8 @@ impl MappedMemory {
     /// # Errors
     /// [`DriverError`].
     pub fn new(context: &Context, parts: &[usize], shared: Shared) -> Result<Self, DriverError> {
-        let parts = parts.iter().map(|bytes| Allocation::new(context, *bytes, shared)).collect::<Result<Vec<_>, _>>()?;
+        let parts =
+            parts.iter().map(|bytes| Allocation::new(context, *bytes, shared)).collect::<Result<Vec<_>, _>>()?;
         let mut memory = MappedMemory::reserve(context, parts.iter().map(|(_, bytes)| bytes).sum())?;
         parts.iter().try_for_each(|(allocation, bytes)| memory.map(allocation, *bytes))?;
         memory.open()?;

@@ -3,6 +3,7 @@
 
 mod changes;
 mod deaths;
+mod memory;
 mod mps;
 mod points;
 mod ranks;
@@ -44,7 +45,9 @@ const ROLES: &[(&str, Role)] = &[
 #[ignore = "needs a GPU"]
 fn plays_its_role() {
     watchdog();
-    ranks::play(&[ROLES, changes::ROLES, deaths::ROLES, points::ROLES, mps::ROLES, staged::ROLES].concat());
+    ranks::play(
+        &[ROLES, changes::ROLES, deaths::ROLES, memory::ROLES, points::ROLES, mps::ROLES, staged::ROLES].concat(),
+    );
 }
 
 /// Calls of many kinds and sizes, each checked.

@@ -9,7 +9,9 @@ use std::sync::{Arc, Barrier};
 use anyhow::ensure;
 use mccs::cuda::CudaCommunicator;
 use mccs::{Client, CollectiveKind, DataType, RedOp, ReduceOperator, UniqueId};
-use mccs_cuda::{Context, DeviceMemory, Graph, OwnedStream, RawStream, copy_from_host, copy_to_host, gpus};
+use mccs_cuda::{
+    Context, DeviceAddress, DeviceMemory, Graph, OwnedStream, RawStream, copy_from_host, copy_to_host, gpus,
+};
 use mccs_eval::workload::{Call, POISON};
 use mccs_service::devices::cuda::{QUEUES_MAX, QUEUES_VARIABLE};
 use mccs_tests::TestService;
@@ -244,8 +246,18 @@ pub fn enqueue_with(
     at: &Buffers,
     stream: RawStream,
 ) -> anyhow::Result<()> {
+    enqueue_at(comm, (call, op), (at.send.address(), at.recv.address()), stream)
+}
+
+/// Enqueues a call on memory of whatever kind.
+pub fn enqueue_at(
+    comm: &CudaCommunicator,
+    (call, op): (&Call, ReduceOperator),
+    (send, recv): (DeviceAddress, DeviceAddress),
+    stream: RawStream,
+) -> anyhow::Result<()> {
     let Call { kind, count, dtype, root, .. } = *call;
-    let (send, recv, stream) = (at.send.address(), at.recv.address(), stream.as_ptr());
+    let stream = stream.as_ptr();
     // SAFETY: buffers have room for the call; tests keep them until their streams were synchronized, or the process ends.
     unsafe {
         match kind {

@@ -1,0 +1,392 @@
+//! Memory of tenants' own that the service opens: of every kind; given back when it is freed; and not of others. Needs two GPUs: with
+//! one, copy engines have nothing to do.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{bail, ensure};
+use bytemuck::Zeroable;
+use mccs_cuda::{
+    DeviceAddress, DeviceMemory, IpcHandle, MappedMemory, OwnedStream, PooledMemory, Shared, copy_from_host,
+    copy_to_host, gpus,
+};
+use mccs_eval::workload::{Call, POISON};
+use mccs_ipc::command::{BufferRef, Command, Completion, Opcode};
+use mccs_ipc::direct::DirectPage;
+use mccs_ipc::handshake::{Socket, connect};
+use mccs_ipc::large::LargeWord;
+use mccs_ipc::protocol::{Request, RequestEnvelope, Response, ResponseEnvelope};
+use mccs_ipc::queue::{Consumer, Producer, Push};
+use mccs_ipc::shm::Mapping;
+use mccs_ipc::sync::Doorbell;
+use mccs_ipc::types::{CollectiveKind, DataType, Handle, RedOp, UniqueId};
+use mccs_service::control::{ControlAnswer, ControlRequest, call as ask};
+use mccs_tests::TestService;
+
+use super::ranks::{Place, Player, Rank, Role, call, enqueue_at, everybody};
+use super::{LARGE, wait_until};
+
+pub const ROLES: &[(&str, Role)] =
+    &[("uses_every_kind", uses_every_kind), ("frees", frees), ("shows_handles", shows_handles)];
+
+/// Where a buffer begins in its memory: in the first of several segments, and not at its beginning.
+const OFFSET: usize = (1 << 20) + 256;
+/// Of segments, which a buffer lies in all of.
+const SEGMENTS: [usize; 3] = [2 << 20, 4 << 20, 2 << 20];
+/// Elements of the longer buffer of a call.
+const ELEMENTS: u64 = 1_600_000;
+
+/// Kinds of memory.
+#[derive(Debug, Clone, Copy)]
+enum Kind {
+    Allocated,
+    Segment,
+    Segments,
+    NotShared,
+    Pooled,
+}
+
+impl Kind {
+    const ALL: [Kind; 5] = [Kind::Allocated, Kind::Segment, Kind::Segments, Kind::NotShared, Kind::Pooled];
+
+    /// Whether no other process can open it.
+    fn is_copied(self) -> bool {
+        matches!(self, Kind::NotShared | Kind::Pooled)
+    }
+
+    fn memory(self, stream: &OwnedStream, bytes: usize) -> anyhow::Result<Memory<'_>> {
+        let context = stream.context();
+        let mapped = |parts: &[usize], shared| MappedMemory::new(context, parts, shared).map(Memory::Mapped);
+        Ok(match self {
+            Kind::Allocated => Memory::Allocated(DeviceMemory::zeroed(context, bytes)?),
+            Kind::Segment => mapped(&[bytes], Shared::ByDescriptor)?,
+            Kind::Segments => {
+                let unit = bytes / SEGMENTS.iter().sum::<usize>();
+                mapped(&SEGMENTS.map(|bytes| bytes * unit), Shared::ByDescriptor)?
+            }
+            Kind::NotShared => mapped(&[bytes], Shared::No)?,
+            Kind::Pooled => Memory::Pooled(PooledMemory::new(stream, bytes)?),
+        })
+    }
+}
+
+enum Memory<'a> {
+    Allocated(DeviceMemory),
+    Mapped(MappedMemory),
+    Pooled(PooledMemory<'a>),
+}
+
+impl Memory<'_> {
+    fn buffer(&self) -> DeviceAddress {
+        let base = match self {
+            Memory::Allocated(memory) => memory.address(),
+            Memory::Mapped(memory) => memory.address(),
+            Memory::Pooled(memory) => memory.address(),
+        };
+        base + OFFSET as u64
+    }
+}
+
+/// Makes a call, and checks it.
+fn run(rank: &Rank, call: &Call, at: (DeviceAddress, DeviceAddress)) -> anyhow::Result<()> {
+    let own = rank.comm.rank();
+    let mut output = vec![POISON; call.recv_count(own) * call.dtype.size_bytes()];
+    // SAFETY: memory has room for calls of this file, and nothing is in flight before and after.
+    unsafe {
+        copy_from_host(at.0, &call.input(own))?;
+        copy_from_host(at.1, &output)?;
+        enqueue_at(&rank.comm, (call, call.redop.into()), at, rank.stream.raw())?;
+        rank.stream.raw().synchronize()?;
+        copy_to_host(&mut output, at.1)?;
+    }
+    let wrong = call.wrong_elements(own, &output);
+    ensure!(wrong == 0, "{wrong} wrong elements of {call:?} on rank {own}");
+    Ok(())
+}
+
+/// A large call whose longer buffer has [`ELEMENTS`].
+fn large(number: u64, nranks: u32) -> Call {
+    let whole = call(number, nranks, ELEMENTS);
+    match whole.kind {
+        CollectiveKind::AllReduce | CollectiveKind::Broadcast | CollectiveKind::Reduce => whole,
+        _ => Call { count: ELEMENTS / u64::from(nranks), ..whole },
+    }
+}
+
+/// Operations that the service has taken from this process, and how many of them had to be copied.
+fn counted(place: &Place) -> anyhow::Result<(u64, u64)> {
+    let answer = ask(&place.socket.with_file_name("mccs-control.sock"), &ControlRequest::Sessions)?;
+    let ControlAnswer::Sessions(sessions) = answer else { bail!("another answer: {answer:?}") };
+    let own = sessions.iter().filter(|session| session.pid.unsigned_abs() == std::process::id());
+    Ok(own.fold((0, 0), |(operations, copied), own| (operations + own.operations, copied + own.copied)))
+}
+
+fn uses_every_kind(place: &Place) -> anyhow::Result<()> {
+    place.each_rank(|rank| {
+        let bytes = SEGMENTS.iter().sum();
+        for kind in Kind::ALL {
+            let memory = [kind.memory(&rank.stream, bytes)?, kind.memory(&rank.stream, bytes)?];
+            let at = (memory[0].buffer(), memory[1].buffer());
+            rank.together.wait();
+            let before = counted(place)?;
+            rank.together.wait();
+            for number in 0..6 {
+                run(&rank, &large(number, place.nranks), at)?;
+                // So short that ranks do it themselves.
+                run(&rank, &call(number, place.nranks, 10), at)?;
+            }
+            rank.together.wait();
+            let after = counted(place)?;
+            let (operations, copied) = (after.0 - before.0, after.1 - before.1);
+            ensure!(operations > 0, "{kind:?}: nothing went by copy engines");
+            let expected = if kind.is_copied() { operations } else { 0 };
+            ensure!(copied == expected, "{kind:?}: {copied} of {operations} operations were copied");
+            // Nothing is freed while another rank is in a call.
+            rank.together.wait();
+        }
+        Ok(())
+    })
+}
+
+#[test]
+#[ignore = "needs two GPUs"]
+fn buffers_of_every_kind_are_opened_or_copied() {
+    assert!(gpus().expect("GPUs").len() > 1, "needs two GPUs");
+    let service = TestService::start(LARGE);
+    Player::start("uses_every_kind", &everybody(&service, 0)).ends_well();
+}
+
+/// Frees what large calls have used: it comes back while the communicator lives, and what that has made of its own when it leaves.
+fn frees(place: &Place) -> anyhow::Result<()> {
+    const BYTES: usize = 64 << 20;
+    /// What the driver keeps for itself.
+    const SLACK: u64 = 16 << 20;
+    place.each_rank(|rank| {
+        let call = large(0, place.nranks);
+        let use_and_free = |kind: Kind| {
+            let memory = [kind.memory(&rank.stream, BYTES)?, kind.memory(&rank.stream, BYTES)?];
+            rank.together.wait();
+            let done = run(&rank, &call, (memory[0].buffer(), memory[1].buffer()));
+            // To free waits for everything on this GPU, and perhaps on its peers.
+            rank.together.wait();
+            drop(memory);
+            done
+        };
+        let comes_back = |before: u64, look: &dyn Fn() -> anyhow::Result<()>| {
+            while rank.context.free_bytes()? + SLACK < before {
+                look()?;
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            rank.together.wait();
+            anyhow::Ok(())
+        };
+        // What is only ever made once.
+        let kept = [Kind::Allocated.memory(&rank.stream, 8 << 20)?, Kind::Allocated.memory(&rank.stream, 8 << 20)?];
+        rank.together.wait();
+        run(&rank, &call, (kept[0].buffer(), kept[1].buffer()))?;
+        rank.together.wait();
+        let before = rank.context.free_bytes()?;
+        rank.together.wait();
+        for kind in [Kind::Allocated, Kind::Segment, Kind::Segments] {
+            use_and_free(kind)?;
+            // As programs do all the time.
+            comes_back(before, &|| {
+                ensure!(rank.comm.async_error().is_none());
+                Ok(())
+            })?;
+        }
+        use_and_free(Kind::Pooled)?;
+        rank.context.synchronize()?;
+        rank.comm.destroy()?;
+        comes_back(before, &|| Ok(()))
+    })
+}
+
+#[test]
+#[ignore = "needs two GPUs"]
+fn memory_that_a_tenant_frees_comes_back() {
+    assert!(gpus().expect("GPUs").len() > 1, "needs two GPUs");
+    let service = TestService::start(LARGE);
+    Player::start("frees", &everybody(&service, 0)).ends_well();
+    wait_until(|| service.service().registry.comms().is_empty());
+}
+
+/// Where a role finds that it is enough.
+const UNTIL: &str = "MCCS_GPU_UNTIL";
+
+/// Makes large calls, and tells whoever listens the handle of memory that they use, and that of memory that is freed.
+fn shows_handles(place: &Place) -> anyhow::Result<()> {
+    let until = std::env::var_os(UNTIL).map(PathBuf::from);
+    place.each_rank(|rank| {
+        let memory = [(); 2].map(|()| DeviceMemory::zeroed(&rank.context, 8 << 20));
+        let [send, recv] = memory.map(|memory| memory.map(Arc::new));
+        let (send, recv) = (send?, recv?);
+        let freed = DeviceMemory::zeroed(&rank.context, 4 << 20)?;
+        let stale = freed.export()?;
+        rank.together.wait();
+        drop(freed);
+        rank.together.wait();
+        let at = (send.address(), recv.address());
+        run(&rank, &large(0, place.nranks), at)?;
+        if rank.comm.rank() == 0 {
+            let hex = |handle: IpcHandle| handle.0.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+            println!("handles {} {}", hex(send.export()?), hex(stale));
+            while until.as_ref().is_some_and(|path| !path.exists()) {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
+        rank.together.wait();
+        (0..5).try_for_each(|number| run(&rank, &large(number, place.nranks), at))?;
+        ensure!(rank.comm.async_error().is_none());
+        Ok(())
+    })
+}
+
+/// A rank that does not use the shim, and no GPU either.
+struct Raw {
+    socket: Socket,
+    commands: Producer<Command>,
+    completions: Consumer<Completion>,
+    doorbell: Doorbell,
+    gpu: [u8; 16],
+    stream: Handle,
+    comm: Handle,
+    page: Option<DirectPage>,
+}
+
+fn receive(socket: &Socket) -> (Response, Vec<OwnedFd>) {
+    assert!(socket.wait_readable(Duration::from_secs(300)));
+    let (envelope, fds): (ResponseEnvelope, _) = socket.recv().expect("an answer").expect("not the end");
+    (envelope.response, fds)
+}
+
+impl Raw {
+    /// Asks to join; the answer is still to come.
+    fn join(service: &TestService, id: UniqueId, rank: u32) -> Self {
+        let socket = connect(&service.socket(0)).expect("connected");
+        let (Response::Welcome { layout, .. }, mut fds) = receive(&socket) else { panic!("no welcome") };
+        let doorbell = Doorbell::from_fd(fds.pop().expect("a doorbell"));
+        let segment = Arc::new(Mapping::map(fds[0].as_fd(), layout.segment_bytes).expect("a segment"));
+        let commands = Producer::new(Arc::clone(&segment), layout.commands_offset, layout.commands_capacity);
+        let completions = Consumer::new(segment, layout.completions_offset, layout.completions_capacity);
+        let (commands, completions) = (commands.expect("a ring"), completions.expect("a ring"));
+        let gpu = gpus().expect("GPUs")[rank as usize].id.0;
+        let (stream, comm, page) = (Handle::NONE, Handle::NONE, None);
+        let mut raw = Raw { socket, commands, completions, doorbell, gpu, stream, comm, page };
+        let Response::Stream { stream, .. } = raw.ask(Request::CreateStream, &[]) else { panic!("no stream") };
+        raw.stream = stream;
+        let root_address = String::new();
+        let join = Request::InitRank { id, rank, nranks: 2, gpu: Some(gpu), root_address, by_engines: false };
+        raw.send(join, &[]);
+        raw
+    }
+
+    fn is_joined(&mut self) {
+        let (Response::Comm { comm, .. }, fds) = receive(&self.socket) else { panic!("no communicator") };
+        self.comm = comm;
+        self.page = Some(DirectPage::map(fds[0].as_fd()).expect("a page"));
+    }
+
+    fn send(&self, request: Request, fds: &[OwnedFd]) {
+        let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+        self.socket.send(&RequestEnvelope { id: 1, request }, &fds).expect("sent");
+    }
+
+    fn ask(&self, request: Request, fds: &[OwnedFd]) -> Response {
+        self.send(request, fds);
+        receive(&self.socket).0
+    }
+
+    /// Calls an all-gather of 1 KiB in a region, and says that the stream has come to it.
+    fn call(&mut self, rank: u32, region: Handle) {
+        let command = Command {
+            opcode: Opcode::Collective as u32,
+            comm: self.comm,
+            stream: self.stream,
+            ticket: 1,
+            kind: CollectiveKind::AllGather.to_wire(),
+            dtype: DataType::F32.to_wire(),
+            redop: RedOp::Sum.to_wire(),
+            count: 256,
+            send: BufferRef { region, offset_bytes: 0 },
+            recv: BufferRef { region, offset_bytes: 4096 },
+            ..Command::zeroed()
+        };
+        if !matches!(self.commands.try_push(&command), Ok(Push::Pushed { .. })) {
+            panic!("an empty ring has room");
+        }
+        self.doorbell.ring();
+        self.page.as_ref().expect("a page").tell_large(rank, LargeWord::Ready, 1);
+    }
+}
+
+/// Ranks that name memory as `register` does and call; why they fail.
+fn attempt(service: &TestService, register: impl Fn(&Raw) -> Response) -> String {
+    let id = mccs::unique_id().expect("an id");
+    let mut ranks = [0, 1].map(|rank| Raw::join(service, id, rank));
+    ranks.iter_mut().for_each(Raw::is_joined);
+    for (number, rank) in (0..).zip(&mut ranks) {
+        match register(rank) {
+            Response::Region { region, .. } => rank.call(number, region),
+            Response::Error { message, .. } => return message,
+            other => panic!("{other:?}"),
+        }
+    }
+    loop {
+        if let Some(completion) = ranks[0].completions.try_pop().expect("a sound ring") {
+            return completion.message();
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn by_handle(handle: [u8; 64]) -> impl Fn(&Raw) -> Response {
+    move |rank| {
+        let request = Request::RegisterGpuMemory { gpu: rank.gpu, ipc_handle: handle.to_vec(), bytes: 1 << 20 };
+        rank.ask(request, &[])
+    }
+}
+
+/// A segment that is said to be a descriptor.
+fn by_descriptor(fd: impl Fn() -> OwnedFd) -> impl Fn(&Raw) -> Response {
+    move |rank| match rank.ask(Request::NameGpuSegments { begins: true, bytes: vec![2 << 20] }, &[fd()]) {
+        Response::Done => rank.ask(Request::RegisterGpuSegments { gpu: rank.gpu }, &[]),
+        refused => refused,
+    }
+}
+
+#[test]
+#[ignore = "needs two GPUs"]
+fn memory_that_is_not_ones_own_is_refused() {
+    assert!(gpus().expect("GPUs").len() > 1, "needs two GPUs");
+    let service = TestService::start(LARGE);
+    let directory = tempfile::tempdir().expect("a directory");
+    let until = directory.path().join("enough");
+    let mut other = Player::start_with("shows_handles", &everybody(&service, 1), &[(UNTIL, until.clone())]);
+    let said = other.line_with("handles ");
+    let words: Vec<_> = said.split_whitespace().collect();
+    let at = words.iter().position(|word| *word == "handles").expect("handles");
+    let handle = |hex: &str| -> [u8; 64] {
+        std::array::from_fn(|index| u8::from_str_radix(&hex[2 * index..][..2], 16).expect("a byte"))
+    };
+    let (used, stale) = (handle(words[at + 1]), handle(words[at + 2]));
+
+    let refused = attempt(&service, by_handle(used));
+    assert!(refused.contains("another process"), "{refused}");
+    let mut forged = used;
+    forged.iter_mut().for_each(|byte| *byte = byte.wrapping_mul(31).wrapping_add(7));
+    for handle in [stale, forged, [0; 64]] {
+        let failed = attempt(&service, by_handle(handle));
+        assert!(failed.contains("registered memory cannot be opened: cuIpcOpenMemHandle"), "{failed}");
+    }
+    let null = || std::fs::File::open("/dev/null").expect("a device").into();
+    let failed = attempt(&service, by_descriptor(null));
+    assert!(failed.contains("registered memory cannot be opened: cuMemImportFromShareableHandle"), "{failed}");
+    let refused = attempt(&service, by_descriptor(|| Mapping::create("x", 2 << 20).expect("memory").0));
+    assert!(refused.contains("a descriptor of something else"), "{refused}");
+
+    std::fs::write(&until, "").expect("written");
+    other.ends_well();
+}
