@@ -116,6 +116,7 @@ entry_points! {
         stream: sys::CUstream, status: *mut c_uint, id: *mut u64, graph: *mut sys::CUgraph,
         dependencies: *mut *const sys::CUgraphNode, count: *mut usize
     );
+    fn cuStreamGetId(stream: sys::CUstream, id: *mut u64);
     fn cuStreamIsCapturing(stream: sys::CUstream, status: *mut c_uint);
     fn cuStreamBeginCapture_v2(stream: sys::CUstream, mode: c_uint);
     fn cuStreamEndCapture(stream: sys::CUstream, graph: *mut sys::CUgraph);
@@ -123,6 +124,12 @@ entry_points! {
     fn cuGraphLaunch(executable: sys::CUgraphExec, stream: sys::CUstream);
     fn cuGraphExecDestroy(executable: sys::CUgraphExec);
     fn cuGraphDestroy(graph: sys::CUgraph);
+    fn cuUserObjectCreate(
+        object: *mut sys::CUuserObject, data: *mut c_void, destroy: unsafe extern "C" fn(*mut c_void), count: c_uint,
+        flags: c_uint
+    );
+    fn cuUserObjectRelease(object: sys::CUuserObject, count: c_uint);
+    fn cuGraphRetainUserObject(graph: sys::CUgraph, object: sys::CUuserObject, count: c_uint, flags: c_uint);
     fn cuEventCreate(event: *mut sys::CUevent, flags: c_uint);
     fn cuEventRecord(event: sys::CUevent, stream: sys::CUstream);
     fn cuEventQuery(event: sys::CUevent);

@@ -1,5 +1,7 @@
 //! Graphs: work that is captured once and launched many times.
 
+use std::ffi::c_void;
+
 use cudarc::driver::sys;
 
 use crate::api;
@@ -59,6 +61,55 @@ impl Graph {
         // SAFETY: the caller's contract is passed on.
         unsafe { api::cuGraphLaunch(self.raw, stream.0) }
     }
+}
+
+/// What a stream's work goes into while it is captured.
+#[derive(Debug, Clone, Copy)]
+pub struct Capture {
+    /// No other capture of the process has this number.
+    pub id: u64,
+    /// Null where the capture has become invalid.
+    pub(crate) graph: sys::CUgraph,
+}
+
+impl Capture {
+    /// Whether anything comes of it.
+    #[must_use]
+    pub fn is_valid(&self) -> bool {
+        !self.graph.is_null()
+    }
+
+    /// Has a function called, once, when the graph that is captured has gone, with all graphs that were made of it, and no launch of them
+    /// runs: some time after, on a thread of the driver's. It must not call the driver, nor wait. If this fails, it is called soon.
+    ///
+    /// # Safety
+    /// The capture must be valid, and still go on.
+    ///
+    /// # Errors
+    /// [`DriverError`].
+    pub unsafe fn when_gone<F: FnOnce() + Send + 'static>(self, then: F) -> Result<(), DriverError> {
+        const NO_DESTRUCTOR_SYNC: u32 = 1;
+        const MOVE: u32 = 1;
+        let then = Box::into_raw(Box::new(then)).cast::<c_void>();
+        let mut object = std::ptr::null_mut();
+        // SAFETY: `object` is a pointer to write to. Whoever has its only reference has `then`: first this, then the graph, which the
+        // caller says is there; or the driver, which calls with it when the reference is released.
+        unsafe {
+            api::cuUserObjectCreate(&mut object, then, call_once::<F>, 1, NO_DESTRUCTOR_SYNC)
+                .inspect_err(|_| call_once::<F>(then))?;
+            api::cuGraphRetainUserObject(self.graph, object, 1, MOVE).inspect_err(|_| {
+                let _ = api::cuUserObjectRelease(object, 1);
+            })
+        }
+    }
+}
+
+/// # Safety
+/// `function` is that of a box, which nobody else has.
+unsafe extern "C" fn call_once<F: FnOnce()>(function: *mut c_void) {
+    // SAFETY: the caller's contract.
+    let function = unsafe { Box::from_raw(function.cast::<F>()) };
+    function();
 }
 
 /// Does what captures forbid, on any thread, since it may not be what the program means: registering memory, say. Nothing that `f`

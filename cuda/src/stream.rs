@@ -5,6 +5,7 @@ use cudarc::driver::sys;
 use crate::api;
 use crate::context::Context;
 use crate::error::DriverError;
+use crate::graph::Capture;
 use crate::memory::{DeviceAddress, IpcHandle};
 
 /// Flags of events.
@@ -160,29 +161,37 @@ impl RawStream {
         Ok(status != 0)
     }
 
-    /// The number of the capture that what is enqueued goes into, if it does.
+    /// The capture that what is enqueued goes into, if it does.
     ///
     /// # Safety
     /// The stream must live.
     ///
     /// # Errors
     /// [`DriverError`].
-    pub unsafe fn capture(self) -> Result<Option<u64>, DriverError> {
+    pub unsafe fn capture(self) -> Result<Option<Capture>, DriverError> {
         const NONE: u32 = 0;
-        let (mut status, mut id, none) = (0, 0, std::ptr::null_mut());
-        // SAFETY: `status` and `id` are integers to write to, the rest may be left out; the rest is the caller's contract.
+        let (mut status, mut id, mut graph, none) = (0, 0, std::ptr::null_mut(), std::ptr::null_mut());
+        // SAFETY: `status`, `id` and `graph` may be written to, the rest may be left out; the rest is the caller's contract.
         unsafe {
-            api::cuStreamGetCaptureInfo_v2(
-                self.0,
-                &mut status,
-                &mut id,
-                none,
-                std::ptr::null_mut(),
-                std::ptr::null_mut(),
-            )?
+            api::cuStreamGetCaptureInfo_v2(self.0, &mut status, &mut id, &mut graph, none, std::ptr::null_mut())?
         };
         // One that has become invalid is one still: what is enqueued is refused, and not done.
-        Ok(Some(id).filter(|_| status != NONE))
+        Ok(Some(Capture { id, graph }).filter(|_| status != NONE))
+    }
+
+    /// What no other stream is called while the process lives: pointers come again, and one stands for each thread's own stream. The
+    /// context that special streams are of must be current.
+    ///
+    /// # Safety
+    /// The stream must live.
+    ///
+    /// # Errors
+    /// [`DriverError`].
+    pub unsafe fn id(self) -> Result<u64, DriverError> {
+        let mut id = 0;
+        // SAFETY: `id` is an integer to write to; the rest is the caller's contract.
+        unsafe { api::cuStreamGetId(self.0, &mut id)? };
+        Ok(id)
     }
 }
 

@@ -5,7 +5,7 @@
 //! kernel in the caller's own stream: no process hop, and the operator still decides. The page:
 //!
 //! ```text
-//! head: abort, held, strategies published | strategies | rank 0: launched, announced, has captured | rank 1 ...
+//! head: abort, held, strategies published | strategies | rank 0: launched, announced, graphs | rank 1 ...
 //!     | rank 0: sends and receives | rank 1 ... | words of large operations (`large.rs`)
 //! ```
 //!
@@ -158,13 +158,22 @@ impl DirectPage {
         self.terms_page().announce(rank, operation)
     }
 
-    /// A rank is about to capture a collective, which runs under the last strategy: no other is published from now on. Returns whether
-    /// it may, as [`DirectPage::announce`] does.
+    /// A rank is about to capture its first collective of a graph. All that it captures into it run under the last strategy: no other is
+    /// published before [`DirectPage::end_graph`] for each time that this was called. Returns whether it may capture, as
+    /// [`DirectPage::announce`] does.
     ///
     /// # Panics
     /// If a page has no such rank.
-    pub fn announce_capture(&self, rank: u32) -> bool {
-        self.terms_page().announce_capture(rank)
+    pub fn begin_graph(&self, rank: u32) -> bool {
+        self.terms_page().begin_graph(rank)
+    }
+
+    /// A graph of a rank's has gone with all that was made of it, and none of it runs. From any thread.
+    ///
+    /// # Panics
+    /// If a page has no such rank.
+    pub fn end_graph(&self, rank: u32) {
+        self.terms_page().end_graph(rank);
     }
 
     /// Whether nothing may begin: for the moment in which a strategy is published, or for good.

@@ -9,8 +9,10 @@
 //! having seen the page held has announced a number below the cut, and the strategy of that number stays what it was; any other waits for
 //! the moment that publishing takes. Strategies depend on numbers alone: ranks that are at different ones agree all the same.
 //!
-//! Numbers count the collectives that a rank has called outside of graphs, however they are carried out. A rank that captures says
-//! so in the same way, and takes the last strategy; from then on none is published, so that all graphs of all ranks have the same.
+//! Numbers count the collectives that a rank has called outside of graphs, however they are carried out. A rank that captures counts
+//! its graph in the same way, and takes the last strategy; none is published before all graphs of all ranks have gone, so that all have
+//! the same. A graph has not gone while it runs, and every collective waits for all ranks: so what one rank has run of a graph that
+//! has gone, the others have captured before.
 //!
 //! Ranks may be apart, so the page keeps several strategies: one may only go when every rank has announced an operation that
 //! runs under a later one. One under which nothing was called yet is replaced: an idle communicator can be changed for ever.
@@ -56,7 +58,7 @@ pub struct Cut {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum CutError {
     /// Graphs keep what they were captured with.
-    #[error("rank {rank} has captured graphs, which keep the strategy in force")]
+    #[error("rank {rank} has captured graphs, which keep the strategy in force until they are destroyed")]
     Captured {
         /// The first of such.
         rank: u32,
@@ -97,7 +99,8 @@ struct Slot {
 struct Progress {
     launched: AtomicU64,
     announced: AtomicU64,
-    has_captured: AtomicU64,
+    /// Graphs that there are.
+    graphs: AtomicU64,
 }
 
 /// The first part of a page.
@@ -129,10 +132,15 @@ impl Terms {
         !self.is_held()
     }
 
-    pub(super) fn announce_capture(&self, rank: u32) -> bool {
-        self.rank(rank).has_captured.store(1, Ordering::Release);
+    pub(super) fn begin_graph(&self, rank: u32) -> bool {
+        self.rank(rank).graphs.fetch_add(1, Ordering::Release);
         fence(Ordering::SeqCst);
         !self.is_held()
+    }
+
+    pub(super) fn end_graph(&self, rank: u32) {
+        // Release: what the rank has read of the graph's strategy, it has read.
+        self.rank(rank).graphs.fetch_sub(1, Ordering::Release);
     }
 
     pub(super) fn is_held(&self) -> bool {
@@ -221,8 +229,8 @@ impl Publisher {
 
     /// Where the next strategy goes, and from which operation on it holds. The page must be held.
     fn find_room(&mut self, page: &Terms) -> Result<Live, CutError> {
-        let captured = |rank: &u32| page.rank(*rank).has_captured.load(Ordering::Acquire) != 0;
-        if let Some(rank) = (0..self.nranks).find(captured) {
+        let has_graphs = |rank: &u32| page.rank(*rank).graphs.load(Ordering::Acquire) != 0;
+        if let Some(rank) = (0..self.nranks).find(has_graphs) {
             return Err(CutError::Captured { rank });
         }
         let announced = || (0..self.nranks).map(|rank| (page.rank(rank).announced.load(Ordering::Acquire), rank));

@@ -1,5 +1,5 @@
 //! The operator changes what ranks run by, while they run: nothing comes out wrong, nobody waits for ever, and graphs keep what they
-//! were captured with.
+//! were captured with until they are destroyed.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -98,9 +98,9 @@ fn runs_in_rounds(place: &Place) -> anyhow::Result<()> {
     })
 }
 
-/// Calls that are called, then captured, and replayed between others.
+/// Calls that are called, then captured, and replayed between others; and called again when the graph is destroyed.
 fn captures_and_replays(place: &Place) -> anyhow::Result<()> {
-    let (before, replays) = (Rounds::until(place, "captures"), Rounds::until(place, "ends"));
+    let [before, replays, after] = ["captures", "destroys", "ends"].map(|what| Rounds::until(place, what));
     place.each_rank(|rank| {
         let own = rank.comm.rank();
         let calls: Vec<_> = mixture(place.nranks).into_iter().step_by(4).collect();
@@ -131,6 +131,11 @@ fn captures_and_replays(place: &Place) -> anyhow::Result<()> {
             // SAFETY: communicator, buffers and stream live.
             round(seed, &mut |stream| unsafe { graph.launch(stream) }.map_err(Into::into))?;
             round(seed + 500, &mut &enqueue_all)?;
+            seed += 1000;
+        }
+        drop(graph);
+        while after.go_on(&rank) {
+            round(seed, &mut &enqueue_all)?;
             seed += 1000;
         }
         Ok(())
@@ -213,7 +218,7 @@ fn strategies_change_while_ranks_run() {
 
 #[test]
 #[ignore = "needs a GPU"]
-fn graphs_keep_the_strategy_that_they_were_captured_under() {
+fn graphs_keep_the_strategy_that_they_were_captured_under_until_they_are_destroyed() {
     let (service, place, player, mut choices) = running("captures_and_replays");
     assert_eq!(change(&service, &choices.next()), Ok(1));
     std::fs::write(sign(&place, "captures"), "").expect("a sign");
@@ -223,11 +228,23 @@ fn graphs_keep_the_strategy_that_they_were_captured_under() {
             break reason;
         }
     };
-    assert!(refusal.contains("has captured graphs, which keep the strategy in force"), "{refusal}");
+    assert!(refusal.contains("has captured graphs, which keep the strategy in force until"), "{refusal}");
     let kept = in_force(&service);
     for _ in 0..20 {
         assert!(change(&service, &choices.next()).is_err_and(|reason| reason.contains("has captured graphs")));
         assert_eq!(in_force(&service), kept);
+    }
+    std::fs::write(sign(&place, "destroys"), "").expect("a sign");
+    // Until all ranks have, and the driver has said so.
+    let (first, _) = kept;
+    let again = loop {
+        if let Ok(epoch) = change(&service, &choices.next()) {
+            break epoch;
+        }
+    };
+    assert_eq!(again, first + 1);
+    for epoch in again + 1..again + 20 {
+        assert_eq!(change(&service, &choices.next()), Ok(epoch));
     }
     std::fs::write(sign(&place, "ends"), "").expect("a sign");
     player.ends_well();

@@ -17,7 +17,7 @@ fn page() -> Arc<Terms> {
     Arc::new(Terms {
         head: Head { abort: zero(), held: zero(), published: zero() },
         slots: std::array::from_fn(|_| Slot { epoch: zero(), from: zero(), words: [zero(), zero()] }),
-        ranks: std::array::from_fn(|_| Progress { launched: zero(), announced: zero(), has_captured: zero() }),
+        ranks: std::array::from_fn(|_| Progress { launched: zero(), announced: zero(), graphs: zero() }),
     })
 }
 
@@ -125,7 +125,7 @@ fn loom_graphs_of_all_ranks_keep_the_same_strategy() {
         let ranks = [0, 1].map(|rank| {
             let (page, bell) = (Arc::clone(&page), Arc::clone(&bell));
             thread::spawn(move || {
-                if !page.announce_capture(rank) {
+                if !page.begin_graph(rank) {
                     wait_until_open(&page, Some(&bell));
                 }
                 epoch_of(&page, u64::MAX)
@@ -137,5 +137,36 @@ fn loom_graphs_of_all_ranks_keep_the_same_strategy() {
             assert_eq!(rank.join().expect("a rank"), u64::from(changed));
         }
         assert_eq!(publisher.publish_on(&page, &words(2)), Err(CutError::Captured { rank: 0 }));
+    });
+}
+
+/// Both capture, run what they have captured, which waits for both, and destroy it: whenever the service publishes, they captured under
+/// the same strategy, and in the end it can publish another.
+#[test]
+fn loom_a_graph_that_has_run_and_gone_had_the_strategy_of_the_others() {
+    check(|| {
+        let (page, bell, has_captured) =
+            (page(), Arc::new(Bell::default()), [(); 2].map(|()| Arc::new(Bell::default())));
+        let mut publisher = Publisher::new(2);
+        publisher.publish_on(&page, &words(0)).expect("the first");
+        let ranks = [0, 1].map(|rank| {
+            let (page, bell, has_captured) = (Arc::clone(&page), Arc::clone(&bell), has_captured.clone());
+            thread::spawn(move || {
+                if !page.begin_graph(rank) {
+                    wait_until_open(&page, Some(&bell));
+                }
+                let epoch = epoch_of(&page, u64::MAX);
+                has_captured[rank as usize].ring();
+                has_captured[1 - rank as usize].wait();
+                page.end_graph(rank);
+                epoch
+            })
+        });
+        let _ = publisher.publish_on(&page, &words(1));
+        bell.ring();
+        let ran = ranks.map(|rank| rank.join().expect("a rank"));
+        assert_eq!(ran[0], ran[1]);
+        publisher.publish_on(&page, &words(publisher.next_epoch)).expect("no graph is left");
+        assert!(epoch_of(&page, u64::MAX) > ran[0]);
     });
 }

@@ -68,13 +68,21 @@ fn a_change_is_refused_while_a_rank_needs_all_there_are() {
 }
 
 #[test]
-fn graphs_keep_the_strategy_in_force_and_name_who_has_them() {
+fn graphs_keep_the_strategy_in_force_while_there_are_any_and_name_who_has_them() {
     let (service, rank, mut publisher) = pages(3);
-    assert!(rank.announce_capture(2));
-    let refused = publisher.publish(&service, &words(1)).expect_err("refused");
-    assert_eq!(refused.to_string(), "rank 2 has captured graphs, which keep the strategy in force");
-    assert!(!rank.is_held());
-    assert_eq!((epochs(&rank, [1, u64::MAX]), rank.published()), ([0, 0], 1));
+    assert!(rank.begin_graph(2) && rank.begin_graph(2));
+    for _ in 0..2 {
+        let refused = publisher.publish(&service, &words(1)).expect_err("refused");
+        let reason = "rank 2 has captured graphs, which keep the strategy in force until they are destroyed";
+        assert_eq!(refused.to_string(), reason);
+        assert!(!rank.is_held());
+        assert_eq!((epochs(&rank, [1, u64::MAX]), rank.published()), ([0, 0], 1));
+        rank.end_graph(2);
+    }
+    assert_eq!(publisher.publish(&service, &words(1)), Ok(Cut { epoch: 1, from: 1 }));
+    assert!(rank.begin_graph(0));
+    assert_eq!(epochs(&rank, [1, u64::MAX]), [1, 1]);
+    assert_eq!(publisher.publish(&service, &words(2)), Err(CutError::Captured { rank: 0 }));
 }
 
 #[test]

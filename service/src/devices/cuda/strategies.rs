@@ -236,11 +236,14 @@ mod tests {
     }
 
     #[test]
-    fn a_graph_keeps_the_strategy_in_force() {
+    fn a_graph_keeps_the_strategy_in_force_until_it_is_destroyed() {
         let strategies = strategies(ABLE);
-        assert!(strategies.page().announce_capture(2));
+        assert!(strategies.page().begin_graph(2));
         let refusal = strategies.change(&change("lines = false")).expect_err("refused");
-        assert_eq!(refusal.to_string(), "rank 2 has captured graphs, which keep the strategy in force");
+        let reason = "rank 2 has captured graphs, which keep the strategy in force until they are destroyed";
+        assert_eq!(refusal.to_string(), reason);
         assert_eq!(strategies.last(), Some(MEASURED));
+        strategies.page().end_graph(2);
+        assert_eq!(strategies.change(&change("lines = false")), Ok(Cut { epoch: 1, from: 1 }));
     }
 }

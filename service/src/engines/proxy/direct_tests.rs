@@ -239,10 +239,12 @@ fn the_operator_changes_what_ranks_on_gpus_run_by() {
     }
     assert_eq!((bed.seen().0, page.published()), (1, 2));
     assert_eq!(bed.reconfigure("large_from = '0'"), Ok(Reconfigured { epoch: 2, cut: 4 }));
-    assert!(page.announce_capture(2));
+    assert!(page.begin_graph(2));
     let reason = bed.reconfigure("large_from = 'measured'").expect_err("captured");
-    assert_eq!(reason, "rank 2 has captured graphs, which keep the strategy in force");
+    assert_eq!(reason, "rank 2 has captured graphs, which keep the strategy in force until they are destroyed");
     assert_eq!(bed.seen(), (2, Some(("0".into(), false))));
+    page.end_graph(2);
+    assert_eq!(bed.reconfigure("large_from = 'measured'"), Ok(Reconfigured { epoch: 3, cut: 4 }));
 }
 
 #[test]

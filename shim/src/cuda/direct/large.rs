@@ -81,11 +81,11 @@ impl DirectCommunicator {
     ///
     /// # Safety
     /// The stream must live.
-    pub(super) unsafe fn wait_for_large(&self, order: &Order, stream: RawStream) -> Result<(), Error> {
-        let (number, word) = (order.large.enqueued, self.word(self.member.rank, LargeWord::Finished));
+    pub(super) unsafe fn wait_for_large(&self, large: &LargeOrder, stream: RawStream) -> Result<(), Error> {
+        let (number, word) = (large.enqueued, self.word(self.member.rank, LargeWord::Finished));
         // SAFETY: the word is on the registered page, the event lives with the order; the rest is the caller's contract.
         let waits = unsafe {
-            match &order.large.events {
+            match &large.events {
                 _ if number == 0 => Ok(()),
                 None => stream.wait_word(word, number),
                 Some(events) => stream.wait(&events.past),

@@ -31,7 +31,8 @@ pub(super) struct Member {
     _imports: Vec<Arc<ImportedMemory>>,
     /// Before the page, whose memory it names.
     registration: HostRegistration,
-    pub(super) page: DirectPage,
+    /// Graphs keep it, too.
+    pub(super) page: Arc<DirectPage>,
     /// Whether the service knows of the contradiction on the page.
     is_told: AtomicBool,
 }
@@ -78,7 +79,7 @@ impl Member {
             areas,
             _imports,
             registration,
-            page,
+            page: Arc::new(page),
             is_told,
         })
     }

@@ -54,6 +54,8 @@ struct Order {
     launches: LaunchOrder,
     /// Kernels launched, without those that went into graphs.
     launched: u64,
+    /// The capture whose graph the page counts.
+    capture: Option<u64>,
     strategy: KnownStrategy,
     large: LargeOrder,
 }
@@ -96,6 +98,7 @@ impl DirectCommunicator {
         let order = Order {
             launches: LaunchOrder::new(&member.context)?,
             launched: 0,
+            capture: None,
             strategy: KnownStrategy { published: 0, operations: 0..0, strategy: DirectStrategy::zeroed() },
             large: LargeOrder::new(&member.context, share)?,
         };
@@ -135,8 +138,10 @@ impl DirectCommunicator {
         }
         let _entered = member.context.enter().map_err(cuda_error)?;
         // SAFETY: the caller vouches for the stream.
-        let is_captured = unsafe { stream.is_capturing().map_err(cuda_error)? };
-        let strategy = self.begin(&mut order, is_captured)?;
+        let (is_captured, strategy) = unsafe {
+            let is_captured = stream.is_capturing().map_err(cuda_error)?;
+            (is_captured, self.begin(&mut order, stream, is_captured)?)
+        };
         let payload_bytes =
             checked.kind.payload_count(checked.count, member.nranks) * checked.dtype.size_bytes() as u64;
         let chosen = strategy.choose(checked.kind, payload_bytes).filter(|_| self.execution == Execution::Ranks);
@@ -147,10 +152,9 @@ impl DirectCommunicator {
         {
             // SAFETY: the caller's contract is passed on.
             unsafe {
-                self.follow(&order, stream)?;
+                self.follow(&mut order, stream)?;
                 self.enqueue_large(&mut order, layout, &checked, call, stream)?;
             }
-            order.launches.goes_on_in(stream);
             return Ok(());
         }
         if self.execution == Execution::Service {
@@ -165,15 +169,41 @@ impl DirectCommunicator {
 
     /// The strategy of the next collective, as soon as the operator lets it begin. One that comes to nothing afterwards leaves its number
     /// to the next.
-    fn begin(&self, order: &mut Order, is_captured: bool) -> Result<DirectStrategy, Error> {
-        let Member { page, rank, .. } = &*self.member;
+    ///
+    /// # Safety
+    /// The stream must live.
+    unsafe fn begin(&self, order: &mut Order, stream: RawStream, is_captured: bool) -> Result<DirectStrategy, Error> {
         // Nobody counts what graphs run: they get the last strategy, and have it stay.
         let number = if is_captured { u64::MAX } else { order.next_number() };
-        let may_begin = if is_captured { page.announce_capture(*rank) } else { page.announce(*rank, number) };
+        let may_begin = if is_captured {
+            // SAFETY: the caller's contract is passed on.
+            unsafe { self.begin_in_graph(order, stream)? }
+        } else {
+            self.member.page.announce(self.member.rank, number)
+        };
         if !may_begin {
             self.wait_while_held()?;
         }
         self.strategy(order, number)
+    }
+
+    /// Has the page count the graph that a stream is captured into, until it has gone. Returns whether the collective may begin.
+    ///
+    /// # Safety
+    /// The stream must live, and be captured.
+    unsafe fn begin_in_graph(&self, order: &mut Order, stream: RawStream) -> Result<bool, Error> {
+        let (page, rank) = (Arc::clone(&self.member.page), self.member.rank);
+        // SAFETY: the caller's contract is passed on.
+        let capture = unsafe { stream.capture().map_err(cuda_error)? };
+        // What goes into an invalid capture the driver refuses.
+        let Some(capture) = capture.filter(|capture| capture.is_valid() && order.capture != Some(capture.id)) else {
+            return Ok(!page.is_held());
+        };
+        let may_begin = page.begin_graph(rank);
+        // SAFETY: it goes on: the caller is about to enqueue into it.
+        unsafe { capture.when_gone(move || page.end_graph(rank)).map_err(cuda_error)? };
+        order.capture = Some(capture.id);
+        Ok(may_begin)
     }
 
     /// Waits while the operator holds operations back, which is but a moment; fails if it is for good.
@@ -240,14 +270,10 @@ impl DirectCommunicator {
     ///
     /// # Safety
     /// The stream must live.
-    unsafe fn follow(&self, order: &Order, stream: RawStream) -> Result<(), Error> {
+    unsafe fn follow(&self, order: &mut Order, stream: RawStream) -> Result<(), Error> {
+        let Order { launches, launched, large, .. } = order;
         // SAFETY: the area is mapped as long as `self`; the rest is the caller's contract.
-        unsafe {
-            if order.launches.follow(stream, self.counter(), order.launched)? {
-                self.wait_for_large(order, stream)?;
-            }
-        }
-        Ok(())
+        unsafe { launches.follow(stream, (self.counter(), *launched), || self.wait_for_large(large, stream)) }
     }
 
     /// The word in which this rank's kernels count.

@@ -11,72 +11,98 @@ use crate::cuda::cuda_error;
 
 /// Collectives have one, and sends and receives another: between the two there is no order.
 pub(super) struct LaunchOrder {
-    /// The stream of the last launch that did not go into a graph.
-    last_stream: Option<RawStream>,
+    so_far: SoFar,
+    /// Recorded behind every launch since the first that went into a graph.
+    last_launch: Event,
+    has_left: bool,
+}
+
+/// What says how the next launch comes behind the others.
+#[derive(Debug, Default)]
+struct SoFar {
+    /// The stream, by its id, that comes behind all of them.
+    last_stream: Option<u64>,
     /// Whether launches went into graphs.
     has_captured: bool,
-    /// Recorded behind every launch from then on.
-    last_launch: Event,
+    /// Whether the last launch was recorded.
     is_recorded: bool,
-    has_left: bool,
+}
+
+/// What a launch has to wait for.
+#[derive(Debug, PartialEq, Eq)]
+enum Before {
+    /// Its stream comes behind the others as it is.
+    Nothing,
+    /// For the count of the launches so far.
+    Count,
+    /// For the last launch.
+    Event,
+}
+
+impl SoFar {
+    fn before(&self, stream: u64) -> Before {
+        match self.last_stream {
+            None => Before::Nothing,
+            Some(last) if last == stream => Before::Nothing,
+            Some(_) if self.is_recorded => Before::Event,
+            Some(_) => Before::Count,
+        }
+    }
 }
 
 impl LaunchOrder {
     pub(super) fn new(context: &Context) -> Result<Self, Error> {
         let last_launch = Event::new(context, false).map_err(cuda_error)?;
-        Ok(LaunchOrder { last_stream: None, has_captured: false, last_launch, is_recorded: false, has_left: false })
+        Ok(LaunchOrder { so_far: SoFar::default(), last_launch, has_left: false })
     }
 
     /// Whether launches went into graphs.
     pub(super) fn has_captured(&self) -> bool {
-        self.has_captured
+        self.so_far.has_captured
     }
 
     /// The next launch goes into a graph.
     pub(super) fn capture(&mut self) {
-        self.has_captured = true;
+        self.so_far.has_captured = true;
     }
 
-    /// Has a stream wait for the launches before, of which the area counts `launched` at `counter`, if they are in another one.
-    /// Returns whether they are.
+    /// Has a stream come behind the launches before, of which the area counts `launched` at `counter`, and behind what `wait_for_rest`
+    /// waits for, if it does not as it is.
     ///
     /// # Safety
-    /// The stream must live, and `counter` be mapped until it has come to this.
+    /// The stream must live, its context be current, and `counter` be mapped until it has come to this.
     pub(super) unsafe fn follow(
-        &self,
+        &mut self,
         stream: RawStream,
-        counter: DeviceAddress,
-        launched: u64,
-    ) -> Result<bool, Error> {
-        if self.last_stream.is_none_or(|last| last == stream) {
-            return Ok(false);
-        }
+        (counter, launched): (DeviceAddress, u64),
+        wait_for_rest: impl FnOnce() -> Result<(), Error>,
+    ) -> Result<(), Error> {
         // SAFETY: the caller's contract; the event lives as long as `self`, and the driver keeps what streams wait for.
-        let waits = unsafe {
-            if self.is_recorded {
-                stream.wait(&self.last_launch)
-            } else {
-                stream.wait_word(counter, AreaLayout::word_of(launched))
+        unsafe {
+            let id = stream.id().map_err(cuda_error)?;
+            let waits = match self.so_far.before(id) {
+                Before::Nothing => None,
+                Before::Count => Some(stream.wait_word(counter, AreaLayout::word_of(launched))),
+                Before::Event => Some(stream.wait(&self.last_launch)),
+            };
+            if let Some(waits) = waits {
+                waits.map_err(cuda_error)?;
+                wait_for_rest()?;
             }
-        };
-        waits.map(|()| true).map_err(cuda_error)
+            self.so_far.last_stream = Some(id);
+        }
+        Ok(())
     }
 
-    /// What comes next comes behind what is in `stream`.
-    pub(super) fn goes_on_in(&mut self, stream: RawStream) {
-        self.last_stream = Some(stream);
-    }
-
-    /// A kernel was launched into `stream`, not into a graph.
+    /// A kernel was launched into `stream`, which had come behind those before; not into a graph.
     ///
     /// # Safety
     /// The stream must live.
     pub(super) unsafe fn launched(&mut self, stream: RawStream) -> Result<(), Error> {
-        self.goes_on_in(stream);
-        if self.has_captured {
+        if self.so_far.has_captured {
             // SAFETY: the caller's contract.
             unsafe { self.last_launch.record(stream) }.map_err(cuda_error)?;
-            self.is_recorded = true;
+            self.so_far.is_recorded = true;
         }
         Ok(())
     }
@@ -89,5 +115,23 @@ impl LaunchOrder {
     /// The rank leaves. Returns whether it had before.
     pub(super) fn leave(&mut self) -> bool {
         std::mem::replace(&mut self.has_left, true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_launch_waits_for_those_in_another_stream_only() {
+        let mut so_far = SoFar::default();
+        assert_eq!(so_far.before(1), Before::Nothing);
+        so_far.last_stream = Some(1);
+        assert_eq!([1, 2].map(|stream| so_far.before(stream)), [Before::Nothing, Before::Count]);
+        // A count does not tell any more, but nothing else was recorded yet.
+        so_far.has_captured = true;
+        assert_eq!(so_far.before(2), Before::Count);
+        so_far.is_recorded = true;
+        assert_eq!([1, 2].map(|stream| so_far.before(stream)), [Before::Nothing, Before::Event]);
     }
 }

@@ -100,7 +100,7 @@ impl Points {
                 order.joint.record(*other).and_then(|()| main.wait(&order.joint)).map_err(cuda_error)?;
             }
             if !is_captured {
-                order.launches.follow(main, self.counter(), order.launched.groups)?;
+                order.launches.follow(main, (self.counter(), order.launched.groups), || Ok(()))?;
             }
             match &launch {
                 PointsLaunch::Few(few) => member.function(few.function)?.launch(main, few.grid, few.block, &few.args),

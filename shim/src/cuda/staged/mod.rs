@@ -68,8 +68,8 @@ pub(super) struct StagedCommunicator {
 struct Order {
     /// Pieces so far: the next one's slot goes on from there.
     pieces: u64,
-    /// The caller's stream of the last call.
-    last_stream: Option<RawStream>,
+    /// The id of the caller's stream of the last call.
+    last_stream: Option<u64>,
     /// Behind the last call.
     last_call: Event,
     left: bool,
@@ -140,14 +140,15 @@ impl StagedCommunicator {
         // SAFETY: the stream is the caller's, and lives; buffers are the caller's contract.
         let enqueued = unsafe {
             if let Some(capture) = stream.capture().map_err(cuda_error)? {
-                return self.captures.with(|own| Self::capture(own, call, shape, (stream, capture)));
+                return self.captures.with(|own| Self::capture(own, call, shape, (stream, capture.id)));
             }
-            if order.last_stream.is_some_and(|last| last != stream) {
+            let id = stream.id().map_err(cuda_error)?;
+            if order.last_stream.is_some_and(|last| last != id) {
                 stream.wait(&order.last_call).map_err(cuda_error)?;
             }
             let by = By::Calling(&self.comm, &self.gated);
             let enqueued = StagedCall { by, call, shape, stream }.enqueue(&mut order.pieces);
-            order.last_stream = Some(stream);
+            order.last_stream = Some(id);
             // Behind what was enqueued in spite of an error, too.
             enqueued.and(order.last_call.record(stream).map_err(cuda_error))
         };

@@ -174,7 +174,7 @@ impl StagedPoints {
         unsafe {
             if let Some(capture) = main.capture().map_err(cuda_error)? {
                 return self.captures.with(|own| {
-                    own.begin(main, capture)?;
+                    own.begin(main, capture.id)?;
                     let launched = self.launch_joined((captured, joint), By::Replaying(own), list, streams);
                     // Behind what was enqueued in spite of an error, too.
                     launched.and(own.end(main))
@@ -349,8 +349,8 @@ fn keys(list: &[Point], rank: u32) -> Vec<Key> {
 /// The capture that a group's streams are in, if they are in one.
 fn capture_of(streams: &[RawStream]) -> Result<Option<u64>, Error> {
     // SAFETY: callers of sends and receives vouch for their streams.
-    let captures = streams.iter().map(|stream| unsafe { stream.capture() }).collect::<Result<Vec<_>, _>>();
-    let captures = captures.map_err(cuda_error)?;
+    let id = |stream: &RawStream| Ok(unsafe { stream.capture() }.map_err(cuda_error)?.map(|capture| capture.id));
+    let captures = streams.iter().map(id).collect::<Result<Vec<_>, Error>>()?;
     let first = captures.first().copied().flatten();
     if captures.iter().any(|capture| *capture != first) {
         let message = "the streams of a group of sends and receives are captured into one graph, or none of them is";
