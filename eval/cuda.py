@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Collectives, sends and receives on GPUs of one host, beside NCCL: as the callers' streams see them, by size; and while each rank
-computes on most of its GPU.
+computes on most of its GPU, or on all of it.
 
-usage: cuda.py NAME sizes|points|beside --nranks N [--rounds N] [--factor N] [--nccl FILE] [--out FOLDER] [--commit COMMIT]
+usage: cuda.py NAME sizes|points|beside|beside-all --nranks N [--rounds N] [--factor N] [--nccl FILE] [--out FOLDER] [--commit COMMIT]
 
 Needs so many GPUs, and writes NAME.json (data and provenance) and NAME.md. Binaries: target/release, or the folder MCCS_BIN."""
 
@@ -51,10 +51,11 @@ def ratio(own, nccl):
 
 def sizes(found):
     def row(operation, bytes, own, nccl):
-        alone = [f"{statistics.median(side['single_us']):.1f}" for side in (own, nccl)]
-        return [operation, bytes, cell(own["stream_us"]), cell(nccl["stream_us"]), ratio(own["stream_us"], nccl["stream_us"]), *alone,
+        medians = [f"{statistics.median(side[which]):.1f}" for which in ("single_us", "call_us") for side in (own, nccl)]
+        return [operation, bytes, cell(own["stream_us"]), cell(nccl["stream_us"]), ratio(own["stream_us"], nccl["stream_us"]), *medians,
                 *(f"{side['busbw_gbps']:.1f}" for side in (own, nccl))]
-    head = ["operation", "bytes", "mccs, stream", "NCCL, stream", "NCCL / mccs", "mccs, alone", "NCCL, alone", "mccs GB/s", "NCCL GB/s"]
+    head = ["operation", "bytes", "mccs, stream", "NCCL, stream", "NCCL / mccs", "mccs, alone", "NCCL, alone", "mccs, call", "NCCL, call",
+            "mccs GB/s", "NCCL GB/s"]
     return bench.table(head, [row(*pair) for pair in beside_nccl(found["lines"], "operation")])
 
 
@@ -70,24 +71,35 @@ def beside(found):
     def row(line):
         of = lambda which: [once[which] for once in line["rounds"]]
         more = lambda with_it, without: f"{statistics.median(of(with_it)) / statistics.median(of(without)):.3f}"
-        return [line["operation"], line["side"], line["calls"], cell(of("alone_us")), cell(of("beside_us")), more("beside_us", "alone_us"),
-                cell(of("load_alone_us")), cell(of("load_beside_us")), more("load_beside_us", "load_alone_us"), cell(of("both_us"))]
-    head = ["operation", "side", "calls", "collective alone", "beside the kernel", "ratio", "kernels alone", "beside collectives", "ratio", "both"]
+        operation = line["operation"] + (", in place" if line["is_in_place"] else "")
+        return [operation, line["side"], line["busy_sms"], line["calls"], cell(of("alone_us")), cell(of("beside_us")),
+                more("beside_us", "alone_us"), cell(of("load_alone_us")), cell(of("load_beside_us")),
+                more("load_beside_us", "load_alone_us"), cell(of("both_us"))]
+    head = ["operation", "side", "busy SMs", "calls", "collective alone", "beside the kernel", "ratio", "kernels alone",
+            "beside collectives", "ratio", "both"]
     return bench.table(head, [row(line) for line in found["lines"]])
 
 
+LONG = ["--begin", "256MiB", "--end", "256MiB"]
+# Runs, the table of what they find, and what it shows.
 WHAT = {
-    "sizes": (["--operation", COLLECTIVES, "--begin", "8B", "--end", "512MiB"], sizes,
-              'float sum, out of place. "Stream": the average of calls back to back; "alone": one call with its synchronize. Bandwidth is '
-              "busbw in GB/s"),
-    "points": (["--points", "ring,one_way,uneven", "--begin", "8B", "--end", "512MiB"], points,
+    "sizes": ([["--operation", COLLECTIVES, "--begin", "8B", "--end", "512MiB"]], sizes,
+              'float sum, out of place. "Stream": the average of calls back to back; "alone": one call with its synchronize; "call": what the '
+              "call itself takes its thread of that. Bandwidth is busbw in GB/s"),
+    "points": ([["--points", "ring,one_way,uneven", "--begin", "8B", "--end", "512MiB"]], points,
                "a group of sends and receives a call, back to back. Bandwidth is what the busiest rank sends to others, in GB/s. `ring`: to the "
                "next rank, from the one before. `one_way`: rank 0 to rank 1. `uneven`: every rank to every rank and itself, parts that differ up "
                "to threefold"),
-    "beside": (["--operation", "all_gather,all_reduce", "--begin", "256MiB", "--end", "256MiB", "--busy-sms", "100"], beside,
+    "beside": ([["--operation", "all_gather,all_reduce", *LONG, "--busy-sms", "100"]], beside,
                "256 MiB, float sum, out of place, while a kernel of the same process computes on 100 of the GPU's multiprocessors (kernels of "
                '2 ms, one behind the other; no MPS). "Both": from the beginning to the end of the same kernels and the same number of calls on '
                "either side, which are those that take us as long as the kernels"),
+    # More than any GPU has: all.
+    "beside-all": ([["--operation", "all_gather", *LONG, "--busy-sms", "1000", *place] for place in (["--in-place"], [])], beside,
+                   "256 MiB, while a kernel of the same process computes on all of the GPU's multiprocessors (kernels of 2 ms, one behind the "
+                   "other; no MPS). In place copy engines do everything, no multiprocessor is used, and a collective should take as long as alone, "
+                   "within 3%. Out of place the rank's own part is copied within its GPU, which the driver does by a kernel: that has to wait until "
+                   "one of the computation's ends. NCCL's kernels wait in either case"),
 }
 
 
@@ -102,17 +114,20 @@ def main():
     parser.add_argument("--out", default=str(bench.RESULTS))
     parser.add_argument("--commit", help="what was built, where git does not know")
     options = parser.parse_args()
-    arguments, table, words = WHAT[options.what]
+    runs, table, words = WHAT[options.what]
     nccl = options.nccl or installed_nccl()
     # Multicast is left alone: a program that uses it and fails may leave GPUs that others share out of service.
     os.environ["NCCL_NVLS_ENABLE"] = "0"
     with tempfile.TemporaryDirectory() as folder, services({"gpu-host": SERVICE}, folder) as sockets:
         file = pathlib.Path(folder) / "found.json"
-        command = [BINARIES / "mccs-cuda-perf", "--socket", sockets[0], "--nranks", options.nranks, "--factor", options.factor, *arguments,
-                   "--rounds", options.rounds, "--nccl", nccl, "--json", file]
-        print(bench.run([*map(str, command)], timeout=500), flush=True)
-        found = json.loads(file.read_text())
-    found = {"lines": found} if isinstance(found, list) else found
+        found = {"lines": []}
+        for arguments in runs:
+            command = [BINARIES / "mccs-cuda-perf", "--socket", sockets[0], "--nranks", options.nranks, "--factor", options.factor, *arguments,
+                       "--rounds", options.rounds, "--nccl", nccl, "--json", file]
+            print(bench.run([*map(str, command)], timeout=500), flush=True)
+            more = json.loads(file.read_text())
+            more = {"lines": more} if isinstance(more, list) else more
+            found = {**more, "lines": found["lines"] + more["lines"]}
     name, driver = bench.run(["nvidia-smi", "--format=csv,noheader", "--query-gpu=name,driver_version"]).splitlines()[0].split(", ")
     facts = {"commit": options.commit or bench.run(["git", "rev-parse", "--short", "HEAD"]).strip(),
              "machine": f"{name}, {options.nranks} of one host, driver {driver}, {os.cpu_count()} cores",

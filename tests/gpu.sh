@@ -165,7 +165,13 @@ TOML
 # Through services: every collective, element type and reduction; PyTorch.
 staged_checks() {
     start_more
-    for sockets in "$two" "$strict" "$by_engines" "$by_events"; do
+    local all=("$two" "$strict")
+    if [ "$gpus" -gt 1 ]; then
+        all+=("$by_engines" "$by_events")
+    else
+        absent "through 1 services, by engines; by engines and events" "it takes two GPUs"
+    fi
+    for sockets in "${all[@]}"; do
         for nranks in 2 $([ "$gpus" -le 2 ] || echo "$gpus"); do
             local through
             through="through $(tr , ' ' <<< "$sockets" | wc -w) services"
@@ -211,8 +217,8 @@ slot = "1MiB"'
     # One at a time: they look at the GPUs' free memory.
     local skipped=(--skip under_mps)
     if [ "$gpus" = 1 ]; then
-        skipped+=(--skip deaths:: --skip memory::)
-        absent "services and commands that large operations outlive" "it takes two GPUs"
+        skipped+=(--skip deaths:: --skip memory:: --skip large_calls_go_by_copy_engines --skip streams_of_one_name)
+        absent "services and commands that large operations outlive; copy engines; streams of one name" "it takes two GPUs"
         absent "memory of every kind, freed memory, memory of others" "it takes two GPUs"
     fi
     lane "graphs, streams, sends and receives, tenants, failures, crashes" "$gpu_tests" --ignored --test-threads 1 "${skipped[@]}"
@@ -270,7 +276,7 @@ figures() {
     local nranks name what
     for nranks in $([ "$gpus" -ge 4 ] && echo 4) 2; do
         [ "$nranks" -le "$gpus" ] || continue
-        for name in cuda:sizes cuda-overlap:beside cuda-points:points; do
+        for name in cuda:sizes cuda-overlap:beside cuda-overlap-all:beside-all cuda-points:points; do
             what=${name#*:}
             MCCS_BIN=$MCCS_BIN eval/cuda.py "${name%:*}-$nranks" "$what" --nranks "$nranks" --rounds "${MCCS_ROUNDS:-3}" \
                 --out "${OUT:-$work}" ${MCCS_COMMIT:+--commit "$MCCS_COMMIT"} ${MCCS_NCCL:+--nccl "$MCCS_NCCL"}

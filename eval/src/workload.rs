@@ -36,6 +36,44 @@ fn mix(mut state: u64) -> u64 {
     state ^ (state >> 31)
 }
 
+/// How the buffers of a check lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Place {
+    /// Input and output in one buffer, where the collective has such a form; then `recv_shift` moves it.
+    pub is_in_place: bool,
+    /// Elements by which the input is moved from its alignment.
+    pub send_shift: u64,
+    /// The same of the output.
+    pub recv_shift: u64,
+}
+
+impl Place {
+    /// Every place there is.
+    pub const COUNT: usize = 12;
+
+    fn all() -> [Self; Self::COUNT] {
+        const SHIFTS: [u64; 3] = [0, 1, 3];
+        // Three in place, and nine.
+        std::array::from_fn(|number| Place {
+            is_in_place: number < SHIFTS.len(),
+            send_shift: SHIFTS[(number / SHIFTS.len()).saturating_sub(1)],
+            recv_shift: SHIFTS[number % SHIFTS.len()],
+        })
+    }
+
+    /// The place of the `turn`-th call of those that the seed is for: in random order, but each comes once among as many as there are,
+    /// from the first on.
+    #[must_use]
+    pub fn drawn(seed: u64, turn: usize) -> Self {
+        let (mut places, mut random) = (Self::all(), mix(seed ^ mix((turn / Self::COUNT) as u64)));
+        for left in (2..=Self::COUNT).rev() {
+            places.swap(left - 1, (random % left as u64) as usize);
+            random = mix(random);
+        }
+        places[turn % Self::COUNT]
+    }
+}
+
 impl Call {
     /// Elements of a rank's input.
     ///
@@ -144,5 +182,24 @@ impl Call {
         assert_eq!(output.len(), expected.len(), "an output's length");
         output.chunks_exact(size).zip(expected.chunks_exact(size)).filter(|(actual, right)| actual != right).count()
             as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn every_place_comes_once_before_any_comes_again_and_seeds_differ() {
+        let drawn = |seed| (0..3 * Place::COUNT).map(|turn| Place::drawn(seed, turn)).collect::<Vec<_>>();
+        for seed in 0..100 {
+            for deck in drawn(seed).chunks(Place::COUNT) {
+                assert_eq!(deck.iter().collect::<HashSet<_>>().len(), Place::COUNT, "{deck:?}");
+            }
+        }
+        let orders: HashSet<_> = (0..100).map(drawn).collect();
+        assert_eq!(orders.len(), 100);
     }
 }

@@ -12,7 +12,7 @@ use mccs_eval::arguments::{list, unix_time_ns};
 use mccs_eval::cuda::beside::{Bench, Beside};
 use mccs_eval::cuda::points::Pattern;
 use mccs_eval::cuda::rank::{Rank, Side};
-use mccs_eval::workload::Call;
+use mccs_eval::workload::{Call, Place};
 use mccs_service::telemetry::traffic;
 use serde::Serialize;
 
@@ -57,13 +57,16 @@ struct Arguments {
     /// Rounds, in each of which both sides are measured in turn.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
-    /// Measure beside a computation of each rank's own, on so many multiprocessors of its GPU.
+    /// Measure in place where a collective has such a form.
+    #[arg(long)]
+    in_place: bool,
+    /// Measure beside a computation of each rank's own, on so many multiprocessors of its GPU; on all if it has fewer.
     #[arg(long, default_value_t = 0)]
     busy_sms: u32,
     /// Measure replays of graphs of so many collectives in the place of calls; times are a collective's.
     #[arg(long, default_value_t = 0)]
     graph: u32,
-    /// Seed of the data; differs from run to run unless given.
+    /// Seed of the data, and of the places of buffers in checks; differs from run to run unless given.
     #[arg(long)]
     seed: Option<u64>,
     /// Write results here.
@@ -173,7 +176,10 @@ fn run_rank(arguments: &Arguments, rank: u32) -> anyhow::Result<()> {
     let place = (rank, nranks);
     let socket = &arguments.socket[rank as usize * arguments.socket.len() / nranks as usize];
     let service = (socket.as_path(), arguments.root.as_str());
-    let own = Rank::join(service, place, rank as usize % gpus, ids, bytes, arguments.nccl.as_deref())?;
+    let mut own = Rank::join(service, place, rank as usize % gpus, ids, bytes, arguments.nccl.as_deref())?;
+    if arguments.in_place {
+        own.time_in_place();
+    }
     if let Some(patterns) = &arguments.points {
         let sizes = (arguments.begin.0, arguments.end.0, arguments.factor);
         let lines = own.measure_points(&list(patterns, &Pattern::ALL)?, sizes, arguments.rounds)?;
@@ -200,37 +206,42 @@ fn call_of(kind: CollectiveKind, dtype: DataType, redop: RedOp, size: u64, nrank
     Call { kind, dtype, redop, root: (seed % u64::from(nranks)) as u32, count, nranks, seed }
 }
 
+/// The checks of a collective: all types, reductions and sizes, at places that chance chooses, but every size at every place before any
+/// comes again.
+fn checks_of(arguments: &Arguments, kind: CollectiveKind, nranks: u32) -> anyhow::Result<Vec<(Call, Place)>> {
+    let (dtypes, all_redops) = (list(&arguments.dtypes, DataType::ALL)?, list(&arguments.redops, RedOp::ALL)?);
+    let redops = if kind.reduces() { &all_redops[..] } else { &RedOp::ALL[..1] };
+    let seed = arguments.seed.unwrap_or(0).wrapping_add((kind as u64) << 32);
+    let mut checks = Vec::new();
+    for (turn, (&dtype, &redop)) in dtypes.iter().flat_map(|dtype| redops.iter().map(move |op| (dtype, op))).enumerate()
+    {
+        let (mut size, mut index) = (arguments.begin.0.max(1), 0);
+        while size <= arguments.end.0 {
+            let mut call = call_of(kind, dtype, redop, size, nranks, seed.wrapping_add(checks.len() as u64));
+            // Odd counts at every second size, and the next time at the others; roots go round apart from both.
+            call.count = call.count.max(1) + (turn as u64 + index) % 2;
+            call.root = ((turn as u64 / 2 + index) % u64::from(nranks)) as u32;
+            let most = arguments.end.0 / dtype.size_bytes() as u64 / u64::from(nranks);
+            call.count = if kind == CollectiveKind::Barrier { 0 } else { call.count.min(most.max(1)) };
+            checks.push((call, Place::drawn(seed.wrapping_add(index << 48), turn)));
+            size = size.saturating_mul(arguments.factor);
+            index += 1;
+        }
+    }
+    Ok(checks)
+}
+
 fn check(arguments: &Arguments, own: &Rank) -> anyhow::Result<()> {
-    let kinds = list(&arguments.operation, CollectiveKind::ALL)?;
-    let dtypes = list(&arguments.dtypes, DataType::ALL)?;
-    let all_redops = list(&arguments.redops, RedOp::ALL)?;
-    let (mut checked, mut wrong, mut seed) = (0_u64, 0.0, arguments.seed.unwrap_or(0));
-    for kind in kinds {
-        let redops = if kind.reduces() { &all_redops[..] } else { &RedOp::ALL[..1] };
+    let (mut checked, mut wrong) = (0, 0.0);
+    for kind in list(&arguments.operation, CollectiveKind::ALL)? {
         let mut of_kind = 0.0;
-        for &dtype in &dtypes {
-            for &redop in redops {
-                let mut size = arguments.begin.0.max(1);
-                while size <= arguments.end.0 {
-                    // Odd counts at every second size.
-                    let mut call = call_of(kind, dtype, redop, size, own.nranks(), seed);
-                    call.count = call.count.max(1) + if checked.is_multiple_of(2) { 0 } else { 1 };
-                    let most = arguments.end.0 / dtype.size_bytes() as u64 / u64::from(own.nranks());
-                    call.count = call.count.min(most.max(1));
-                    if kind == CollectiveKind::Barrier {
-                        call.count = 0;
-                    }
-                    let (in_place, shift) = (checked % 3 == 2, [0, 0, 1, 3][(checked % 4) as usize]);
-                    let wrong_here = own.sum(own.check(Side::Mccs, &call, in_place, shift)? as f64)?;
-                    if wrong_here > 0.0 && own.rank() == 0 {
-                        println!("WRONG: {wrong_here} elements of {call:?}, in place: {in_place}, shift {shift}");
-                    }
-                    of_kind += wrong_here;
-                    checked += 1;
-                    seed = seed.wrapping_add(1);
-                    size = size.saturating_mul(arguments.factor);
-                }
+        for (call, place) in checks_of(arguments, kind, own.nranks())? {
+            let wrong_here = own.sum(own.check(Side::Mccs, &call, place)? as f64)?;
+            if wrong_here > 0.0 && own.rank() == 0 {
+                println!("WRONG: {wrong_here} elements of {call:?}, {place:?}");
             }
+            of_kind += wrong_here;
+            checked += 1;
         }
         if own.rank() == 0 {
             println!("{kind:>15}: {of_kind} wrong elements");
@@ -238,7 +249,8 @@ fn check(arguments: &Arguments, own: &Rank) -> anyhow::Result<()> {
         wrong += of_kind;
     }
     if own.rank() == 0 {
-        println!("checked {checked} calls on {} ranks on {}: {wrong} wrong elements", own.nranks(), own.gpu_name());
+        let (nranks, gpu, seed) = (own.nranks(), own.gpu_name(), arguments.seed.unwrap_or(0));
+        println!("checked {checked} calls on {nranks} ranks on {gpu}, seed {seed}: {wrong} wrong elements");
     }
     ensure!(wrong == 0.0, "{wrong} wrong elements");
     Ok(())
@@ -256,6 +268,7 @@ struct BesideLine {
     operation: &'static str,
     bytes: u64,
     side: Side,
+    is_in_place: bool,
     busy_sms: u32,
     /// Collectives of a measurement, on all sides.
     calls: u32,
@@ -267,6 +280,7 @@ fn measure_beside(arguments: &Arguments, own: &Rank, sms: u32) -> anyhow::Result
     let sides: &[Side] = if arguments.nccl.is_some() { &[Side::Mccs, Side::Nccl] } else { &[Side::Mccs] };
     own.fill(arguments.seed.unwrap_or(0))?;
     let bench = Bench::new(own, sms)?;
+    let sms = bench.sms();
     let mut lines = Vec::new();
     for kind in kinds.into_iter().filter(|kind| *kind != CollectiveKind::Barrier) {
         let mut size = arguments.begin.0;
@@ -296,6 +310,7 @@ fn measure_beside(arguments: &Arguments, own: &Rank, sms: u32) -> anyhow::Result
                     operation: kind.name(),
                     bytes: size,
                     side: *side,
+                    is_in_place: arguments.in_place,
                     busy_sms: sms,
                     calls,
                     rounds,
@@ -324,10 +339,11 @@ fn measure(arguments: &Arguments, own: &Rank) -> anyhow::Result<()> {
     };
     if own.rank() == 0 {
         println!(
-            "# {} ranks on {}; NCCL {:?}; float sum, out of place; us and GB/s, median of {} rounds",
+            "# {} ranks on {}; NCCL {:?}; float sum, {}; us and GB/s, median of {} rounds",
             own.nranks(),
             results.gpu,
             results.nccl,
+            if arguments.in_place { "in place" } else { "out of place" },
             arguments.rounds
         );
         println!(
@@ -407,4 +423,31 @@ fn measure(arguments: &Arguments, own: &Rank) -> anyhow::Result<()> {
         std::fs::write(path, serde_json::to_string_pretty(&results)?)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    /// As tests/gpu.sh checks every type and reduction.
+    #[test]
+    fn every_size_of_every_collective_is_checked_at_every_place() {
+        for seed in 0..20_u64 {
+            let seed = seed.to_string();
+            let words = ["", "--check", "--begin", "1B", "--end", "48KiB", "--factor", "37", "--seed", &seed];
+            let arguments = Arguments::parse_from(words);
+            for &kind in CollectiveKind::ALL.iter().filter(|kind| **kind != CollectiveKind::Barrier) {
+                let checks = checks_of(&arguments, kind, 2).expect("well-formed");
+                let sizes = 3;
+                for index in 0..sizes {
+                    let places: HashSet<_> = checks.iter().skip(index).step_by(sizes).map(|check| check.1).collect();
+                    assert_eq!(places.len(), Place::COUNT, "{kind}, size {index}, seed {seed}");
+                }
+                let seeds: HashSet<_> = checks.iter().map(|check| check.0.seed).collect();
+                assert_eq!(seeds.len(), checks.len());
+            }
+        }
+    }
 }

@@ -43,13 +43,14 @@ fn us(time: Duration) -> f64 {
 }
 
 impl<'a> Bench<'a> {
-    /// A computation on so many multiprocessors.
+    /// A computation on so many multiprocessors, or on all if there are not so many.
     ///
     /// # Errors
     /// The driver's, the service's.
     pub fn new(own: &'a Rank, sms: u32) -> anyhow::Result<Self> {
         const TRIAL: u32 = 10_000;
         let context = own.context();
+        let sms = sms.min(context.gpu().multiprocessors);
         let event = || Event::new(context, true);
         let events = [event()?, event()?, event()?, event()?];
         let (load, stream) = (Load::new(context)?, OwnedStream::new(context)?);
@@ -58,6 +59,12 @@ impl<'a> Bench<'a> {
         let trial = own.largest(us(bench.load_alone(1)?))?;
         bench.rounds = (f64::from(TRIAL) * us(KERNEL_FOR) / trial) as u32;
         Ok(bench)
+    }
+
+    /// Multiprocessors that the computation takes.
+    #[must_use]
+    pub fn sms(&self) -> u32 {
+        self.sms
     }
 
     /// Enqueues the computation, between two events.

@@ -9,7 +9,7 @@ use mccs::{Client, CollectiveKind, Communicator, DataType, RedOp, ReduceOperator
 use mccs_cuda::{Context, DeviceMemory, Event, Graph, OwnedStream, RawStream, copy_from_host, copy_to_host, gpus};
 
 use super::nccl::{Nccl, NcclId};
-use crate::workload::{Call, POISON};
+use crate::workload::{Call, POISON, Place};
 
 /// Who does a collective.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
@@ -34,6 +34,7 @@ pub struct Rank {
     pub(super) send: DeviceMemory,
     pub(super) recv: DeviceMemory,
     context: Context,
+    is_timed_in_place: bool,
 }
 
 /// Room beside buffers, for places that are not aligned.
@@ -67,7 +68,19 @@ impl Rank {
         let room = (bytes + MARGIN_BYTES) as usize;
         let (send, recv) = (DeviceMemory::zeroed(&context, room)?, DeviceMemory::zeroed(&context, room)?);
         drop(_entered);
-        let mut own = Rank { meeting, meeting_stream, client, comm, nccl: None, stream, events, send, recv, context };
+        let mut own = Rank {
+            meeting,
+            meeting_stream,
+            client,
+            comm,
+            nccl: None,
+            stream,
+            events,
+            send,
+            recv,
+            context,
+            is_timed_in_place: false,
+        };
         if let Some(path) = nccl {
             let id = if rank == 0 { Nccl::unique_id(path)?.0 } else { [0; 128] };
             let id = NcclId(own.broadcast(&id)?.try_into().map_err(|_| anyhow::anyhow!("128 bytes"))?);
@@ -102,6 +115,20 @@ impl Rank {
         self.context.gpu().name.clone()
     }
 
+    /// From here on collectives that have such a form are timed in place.
+    pub fn time_in_place(&mut self) {
+        self.is_timed_in_place = true;
+    }
+
+    /// Where a collective that is timed has its input and output.
+    fn timed_at(&self, call: &Call) -> (u64, u64) {
+        let size = call.dtype.size_bytes() as u64;
+        match call.in_place_elements(self.rank()).filter(|_| self.is_timed_in_place) {
+            Some((send, recv)) => (self.recv.address() + send * size, self.recv.address() + recv * size),
+            None => (self.send.address(), self.recv.address()),
+        }
+    }
+
     /// Its context.
     pub(super) fn context(&self) -> &Context {
         &self.context
@@ -114,7 +141,8 @@ impl Rank {
 
     /// Enqueues a collective on the buffers that are timed. The context must be current.
     pub(super) fn enqueue_timed(&self, side: Side, call: &Call) -> anyhow::Result<()> {
-        self.enqueue(side, call, self.send.address(), self.recv.address())
+        let (send, recv) = self.timed_at(call);
+        self.enqueue(side, call, send, recv)
     }
 
     fn broadcast(&self, bytes: &[u8]) -> anyhow::Result<Vec<u8>> {
@@ -193,22 +221,22 @@ impl Rank {
     }
 
     /// Runs a collective on poisoned outputs, and counts wrong elements, also those written outside of the buffer.
-    /// `shift` moves buffers by so many elements from their alignment.
     ///
     /// # Errors
     /// What failed.
-    pub fn check(&self, side: Side, call: &Call, in_place: bool, shift: u64) -> anyhow::Result<u64> {
+    pub fn check(&self, side: Side, call: &Call, place: Place) -> anyhow::Result<u64> {
         let (rank, size) = (self.rank(), call.dtype.size_bytes() as u64);
         let input = call.input(rank);
         let received = call.recv_count(rank) as u64 * size;
-        let shift_bytes = shift * size;
+        let (send_shift, shift_bytes) = (place.send_shift * size, place.recv_shift * size);
         ensure!(
-            input.len().max(received as usize) as u64 + shift_bytes + MARGIN_BYTES / 2 <= self.send.len_bytes() as u64,
+            input.len().max(received as usize) as u64 + send_shift.max(shift_bytes) + MARGIN_BYTES / 2
+                <= self.send.len_bytes() as u64,
             "buffers are too small for {call:?}"
         );
         let context = self.context.clone();
         let _entered = context.enter()?;
-        let place = if in_place { call.in_place_elements(rank) } else { None };
+        let place = if place.is_in_place { call.in_place_elements(rank) } else { None };
         let (base, send, recv) = match place {
             Some((send, recv)) => {
                 let base = self.recv.address() + shift_bytes;
@@ -216,7 +244,7 @@ impl Rank {
             }
             None => {
                 let recv = self.recv.address() + shift_bytes;
-                (recv, self.send.address() + shift_bytes, recv)
+                (recv, self.send.address() + send_shift, recv)
             }
         };
         // SAFETY: all ranges lie in buffers of this rank, as checked above; nothing is in flight.
@@ -260,8 +288,7 @@ impl Rank {
     /// # Errors
     /// What failed.
     pub fn time_back_to_back(&self, side: Side, call: &Call, iterations: u32) -> anyhow::Result<Duration> {
-        let (send, recv) = (self.send.address(), self.recv.address());
-        self.time_stream(iterations, || self.enqueue(side, call, send, recv))
+        self.time_stream(iterations, || self.enqueue_timed(side, call))
     }
 
     /// Captures so many collectives, back to back. The graph is to be dropped before the rank.
@@ -269,8 +296,7 @@ impl Rank {
     /// # Errors
     /// What failed.
     pub fn capture(&self, side: Side, call: &Call, calls: u32) -> anyhow::Result<Graph> {
-        let (send, recv) = (self.send.address(), self.recv.address());
-        Graph::capture(&self.stream, |_| (0..calls).try_for_each(|_| self.enqueue(side, call, send, recv)))
+        Graph::capture(&self.stream, |_| (0..calls).try_for_each(|_| self.enqueue_timed(side, call)))
     }
 
     /// As [`Rank::time_back_to_back`], of a graph's launches.
@@ -316,7 +342,7 @@ impl Rank {
     pub fn time_single(&self, side: Side, call: &Call, iterations: u32) -> anyhow::Result<(Duration, Duration)> {
         let context = self.context.clone();
         let _entered = context.enter()?;
-        let (send, recv) = (self.send.address(), self.recv.address());
+        let (send, recv) = self.timed_at(call);
         let (mut whole, mut calls) = (Vec::new(), Vec::new());
         self.largest(0.0)?;
         for _ in 0..iterations {

@@ -31,7 +31,7 @@
 //! enough that blocks start in order.
 //!
 //! Why slots are never overwritten while somebody may read them is said in cuda/include/packets.cuh and bulk.cuh.
-//! `cargo run --release -p mccs-kernels --example direct -- check` tests all of it on two GPUs or more.
+//! `tests/gpu.sh` tests all of it where there are GPUs.
 //!
 //! # Sends and receives
 //!
@@ -43,7 +43,7 @@
 //! [`Launch::reduce`]: sources on this GPU (or mapped there) into destinations, piece by piece as flags tell that the
 //! sources have arrived; see [`ReduceArgs`].
 //!
-//! Arithmetic is that of the CPU, bit for bit, but for the payloads of NaN.
+//! Arithmetic is that of the CPU, bit for bit, but for the payloads of NaN (tests/tests/gpu/values.rs).
 
 mod abi;
 mod area;

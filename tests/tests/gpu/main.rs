@@ -8,8 +8,10 @@ mod mps;
 mod points;
 mod ranks;
 mod staged;
+mod values;
 
-use std::sync::Arc;
+use std::collections::HashSet;
+use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 use anyhow::ensure;
@@ -33,6 +35,8 @@ const ROLES: &[(&str, Role)] = &[
     ("checks", checks),
     ("replays", replays),
     ("mixes_streams", mixes_streams),
+    ("names_streams_alike", names_streams_alike),
+    ("stays", stays),
     ("mixes_communicators", mixes_communicators),
     ("stalls", stalls),
     ("aborts", aborts),
@@ -46,7 +50,8 @@ const ROLES: &[(&str, Role)] = &[
 fn plays_its_role() {
     watchdog();
     ranks::play(
-        &[ROLES, changes::ROLES, deaths::ROLES, memory::ROLES, points::ROLES, mps::ROLES, staged::ROLES].concat(),
+        &[ROLES, changes::ROLES, deaths::ROLES, memory::ROLES, points::ROLES, mps::ROLES, staged::ROLES, values::ROLES]
+            .concat(),
     );
 }
 
@@ -166,6 +171,103 @@ fn calls_keep_their_order_across_streams() {
     for config in [TENANTS, LARGE] {
         let service = TestService::start(config);
         Player::start("mixes_streams", &everybody(&service, 0)).ends_well();
+    }
+}
+
+/// One call after the other, without waiting, on streams that differ and may have the same pointer: each is destroyed when the call is
+/// made, and then those of two threads, which are all called the same.
+fn names_streams_alike(place: &Place) -> anyhow::Result<()> {
+    const PER_THREAD: usize = 2;
+    place.each_rank(|Rank { context, comm, together, .. }| {
+        let calls: Vec<_> = (0..60).map(|n| call(n, place.nranks, 1 + n * 777)).collect();
+        let at = calls.iter().map(|call| Buffers::of(&context, call)).collect::<Result<Vec<_>, _>>()?;
+        calls.iter().zip(&at).try_for_each(|(call, at)| at.fill(call, comm.rank()))?;
+        together.wait();
+        let mut pointers = HashSet::new();
+        for (call, at) in calls[..30].iter().zip(&at) {
+            let stream = OwnedStream::new(&context)?;
+            pointers.insert(stream.raw().as_ptr() as usize);
+            enqueue(&comm, call, at, stream.raw())?;
+        }
+        println!("rank {}: {} pointers of 30 streams", comm.rank(), pointers.len());
+        let turns = [Barrier::new(2), Barrier::new(2)];
+        let enqueue_in_turn = |thread: usize| -> anyhow::Result<()> {
+            let _entered = context.enter()?;
+            let stream = RawStream::from_ptr(std::ptr::without_provenance_mut(PER_THREAD));
+            for (index, (call, at)) in calls.iter().zip(&at).enumerate().skip(30) {
+                if index % 2 == thread {
+                    enqueue(&comm, call, at, stream)?;
+                }
+                turns[index % 2].wait();
+            }
+            Ok(())
+        };
+        let enqueue_in_turn = &enqueue_in_turn;
+        std::thread::scope(|scope| {
+            let threads = [0, 1].map(|thread| scope.spawn(move || enqueue_in_turn(thread)));
+            threads.into_iter().try_for_each(|thread| thread.join().expect("a thread that does not panic"))
+        })?;
+        context.synchronize()?;
+        calls.iter().zip(&at).try_for_each(|(call, at)| at.check(call, comm.rank()))
+    })
+}
+
+/// Needs a GPU a rank: in one context streams are not made while another rank's kernels wait.
+#[test]
+#[ignore = "needs two GPUs"]
+fn calls_keep_their_order_across_streams_of_one_name() {
+    for config in [TENANTS, LARGE] {
+        let service = TestService::start(config);
+        Player::start("names_streams_alike", &everybody(&service, 0)).ends_well();
+    }
+}
+
+/// Calls, each checked, and stays.
+fn stays(place: &Place) -> anyhow::Result<()> {
+    place.each_rank(|Rank { context, comm, stream, together }| {
+        for number in 0..ENGINES_CALLS {
+            let call = call(number % 5, place.nranks, 20_000);
+            let at = Buffers::of(&context, &call)?;
+            at.fill(&call, comm.rank())?;
+            together.wait();
+            enqueue(&comm, &call, &at, stream.raw())?;
+            // SAFETY: the stream lives.
+            unsafe { stream.raw().synchronize()? };
+            at.check(&call, comm.rank())?;
+            together.wait();
+        }
+        if comm.rank() == 0 {
+            println!("is done");
+        }
+        loop {
+            std::thread::park();
+        }
+    })
+}
+
+/// Of the kinds that engines have a way for.
+const ENGINES_CALLS: u64 = 10;
+
+/// What is to go by engines does: that results are right does not tell.
+#[test]
+#[ignore = "needs two GPUs"]
+fn large_calls_go_by_copy_engines() {
+    let strict = |ordering| staged::strict(ordering).replacen("[cuda]\n", "[cuda]\nlarge_from = \"1KiB\"\n", 1);
+    for (config, calls) in [
+        (TENANTS.into(), 0),
+        (LARGE.into(), ENGINES_CALLS),
+        (strict("auto"), ENGINES_CALLS),
+        (strict("events"), ENGINES_CALLS),
+    ] {
+        let service = TestService::start(&config);
+        let mut player = Player::start("stays", &everybody(&service, 0));
+        player.hears("is done");
+        let comms = service.service().registry.comms();
+        let large = comms.iter().find_map(|comm| comm.direct.as_ref()?.large()).expect("engines");
+        assert_eq!(large.begun_and_ended().0, calls, "{config}");
+        wait_until(|| large.begun_and_ended().1 == calls);
+        player.process.kill().expect("killed");
+        player.process.wait().expect("its end");
     }
 }
 
