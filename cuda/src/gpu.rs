@@ -149,19 +149,26 @@ fn is_same_bus_id(a: &str, b: &str) -> bool {
 /// All GPUs that this process sees, in its own order.
 ///
 /// # Errors
-/// [`DriverError`], also where there is no driver.
+/// [`DriverError`], also where there is no driver, or one of them does not answer.
 pub fn gpus() -> Result<Vec<Gpu>, DriverError> {
+    gpus_or_faults()?.into_iter().collect()
+}
+
+/// As [`gpus`], where some may not answer.
+///
+/// # Errors
+/// [`DriverError`], where there is no driver.
+pub fn gpus_or_faults() -> Result<Vec<Result<Gpu, DriverError>>, DriverError> {
     let mut count = 0;
     // SAFETY: `count` is an integer to write to.
     unsafe { api::cuDeviceGetCount(&mut count)? };
-    (0..count)
-        .map(|ordinal| {
-            let mut device = 0;
-            // SAFETY: `device` is an integer to write to.
-            unsafe { api::cuDeviceGet(&mut device, ordinal)? };
-            Gpu::of(device)
-        })
-        .collect()
+    let found = (0..count).map(|ordinal| {
+        let mut device = 0;
+        // SAFETY: `device` is an integer to write to.
+        unsafe { api::cuDeviceGet(&mut device, ordinal)? };
+        Gpu::of(device)
+    });
+    Ok(found.collect())
 }
 
 #[cfg(test)]

@@ -176,6 +176,15 @@ impl DirectPage {
         self.terms_page().end_graph(rank);
     }
 
+    /// Whether a rank has graphs with collectives: how often they run it does not tell.
+    ///
+    /// # Panics
+    /// If a page has no such rank.
+    #[must_use]
+    pub fn has_graphs(&self, rank: u32) -> bool {
+        self.terms_page().has_graphs(rank)
+    }
+
     /// Whether nothing may begin: for the moment in which a strategy is published, or for good.
     #[must_use]
     pub fn is_held(&self) -> bool {

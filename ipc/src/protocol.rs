@@ -88,8 +88,9 @@ pub enum Request {
     },
     /// Leaves a communicator; the reply comes when this rank's operations have ended.
     DestroyComm { comm: Handle },
-    /// Ends a communicator now: outstanding operations of all its ranks fail.
-    AbortComm { comm: Handle },
+    /// Ends a communicator now: outstanding operations of all its ranks fail. With the `CUresult` that this rank cannot go on for, if it
+    /// is that: the service names it to the others.
+    AbortComm { comm: Handle, cuda_error: Option<u32> },
     /// Makes a stream whose operations start when a GPU says so: at the [`crate::gate::Gate`] that lies `offset_bytes` into a
     /// region. Reply: [`Response::Stream`].
     CreateGatedStream { region: Handle, offset_bytes: u64 },

@@ -310,7 +310,12 @@ fn start_gpus(
             return Ok(Err(reason.to_string().into()));
         }
     };
+    // Whoever names GPUs and requires them requires these.
+    if settings.cuda == CudaUse::Required && !settings.cuda_gpus.is_empty() && !gpus.faults().is_empty() {
+        anyhow::bail!("[cuda] use = \"required\": {}", gpus.faults().join("; "));
+    }
     tracing::info!(gpus = gpus.describe(), "GPUs");
+    registry.set_gpus(gpus.infos());
     let ids = gpus.ids().into();
     let mailbox = Mailbox::new(PROXY_MAILBOX_MAX);
     let sender = mailbox.sender();

@@ -467,12 +467,12 @@ impl Communicator {
     /// # Errors
     /// [`Error::ServiceGone`].
     pub fn abort(&self) -> Result<(), Error> {
-        self.client.0.requests.call(Request::AbortComm { comm: self.shared.handle }, &[]).map(drop)
+        self.client.0.requests.call(Request::AbortComm { comm: self.shared.handle, cuda_error: None }, &[]).map(drop)
     }
 
-    /// As [`Communicator::abort`], without waiting for the service.
-    pub(crate) fn abort_later(&self) {
-        self.client.0.requests.send_and_forget(Request::AbortComm { comm: self.shared.handle });
+    /// As [`Communicator::abort`], without waiting for the service; for what the driver returned, if it is that.
+    pub(crate) fn abort_later(&self, cuda_error: Option<u32>) {
+        self.client.0.requests.send_and_forget(Request::AbortComm { comm: self.shared.handle, cuda_error });
     }
 
     /// Leaves the communicator when this rank's operations have ended.

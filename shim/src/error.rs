@@ -32,8 +32,13 @@ pub enum Error {
     #[error("the mccs-service has gone: {0}")]
     ServiceGone(String),
     /// The CUDA driver, or what is missing for it.
-    #[error("CUDA: {0}")]
-    Cuda(String),
+    #[error("CUDA: {message}")]
+    Cuda {
+        /// What the driver returned (`CUresult`); none where it was not asked.
+        code: Option<u32>,
+        /// Which call, and its word for it.
+        message: String,
+    },
     /// The operating system refused something on this side.
     #[error("system error: {0}")]
     System(String),
@@ -47,12 +52,37 @@ impl Error {
             Error::InvalidArgument(_) => ErrorClass::InvalidArgument,
             Error::Refused { class, .. } | Error::Failed { class, .. } => *class,
             Error::ServiceGone(_) => ErrorClass::Remote,
-            Error::Connect(_) | Error::System(_) | Error::Cuda(_) => ErrorClass::System,
+            Error::Connect(_) | Error::System(_) | Error::Cuda { .. } => ErrorClass::System,
+        }
+    }
+
+    /// What CUDA needs and this process lacks.
+    pub(crate) fn no_cuda(reason: impl ToString) -> Self {
+        Error::Cuda { code: None, message: reason.to_string() }
+    }
+
+    /// What the driver returned, if it was the driver.
+    pub(crate) fn cuda_code(&self) -> Option<u32> {
+        match self {
+            Error::Cuda { code, .. } => *code,
+            _ => None,
         }
     }
 
     pub(crate) fn argument(message: impl Into<String>) -> Self {
         Error::InvalidArgument(message.into())
+    }
+}
+
+impl From<mccs_cuda::DriverError> for Error {
+    fn from(error: mccs_cuda::DriverError) -> Self {
+        Error::Cuda { code: error.driver_code(), message: error.to_string() }
+    }
+}
+
+impl From<mccs_cuda::Unavailable> for Error {
+    fn from(reason: mccs_cuda::Unavailable) -> Self {
+        Error::no_cuda(reason)
     }
 }
 

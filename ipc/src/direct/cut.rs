@@ -143,6 +143,10 @@ impl Terms {
         self.rank(rank).graphs.fetch_sub(1, Ordering::Release);
     }
 
+    pub(super) fn has_graphs(&self, rank: u32) -> bool {
+        self.rank(rank).graphs.load(Ordering::Acquire) != 0
+    }
+
     pub(super) fn is_held(&self) -> bool {
         self.head.held.load(Ordering::Acquire) != 0
     }
@@ -229,8 +233,7 @@ impl Publisher {
 
     /// Where the next strategy goes, and from which operation on it holds. The page must be held.
     fn find_room(&mut self, page: &Terms) -> Result<Live, CutError> {
-        let has_graphs = |rank: &u32| page.rank(*rank).graphs.load(Ordering::Acquire) != 0;
-        if let Some(rank) = (0..self.nranks).find(has_graphs) {
+        if let Some(rank) = (0..self.nranks).find(|rank| page.has_graphs(*rank)) {
             return Err(CutError::Captured { rank });
         }
         let announced = || (0..self.nranks).map(|rank| (page.rank(rank).announced.load(Ordering::Acquire), rank));

@@ -25,7 +25,7 @@ use crate::session::Session;
 use crate::telemetry::recorder::RingView;
 use crate::telemetry::stuck::StuckReport;
 use crate::telemetry::traffic::KindView;
-use crate::telemetry::{CommInfo, HostInfo, RankInfo, RankProgress};
+use crate::telemetry::{CommInfo, GpuInfo, HostInfo, RankInfo, RankProgress};
 use crate::tenants::Resource;
 
 /// Bytes of JSON in one chunk: a chunk and its framing fit a message.
@@ -67,6 +67,8 @@ pub enum ControlRequest {
     Engines,
     /// Hosts of the cluster.
     Hosts,
+    /// GPUs of this host.
+    Gpus,
     /// All of it, at one moment.
     Overview,
     /// Have engines record what they do. Ends by itself.
@@ -137,6 +139,8 @@ pub enum ControlAnswer {
     },
     /// To [`ControlRequest::Hosts`]; empty where there is a single host.
     Hosts(Vec<HostView>),
+    /// To [`ControlRequest::Gpus`]; empty where there are none, for the reason in the service's log.
+    Gpus(Vec<GpuView>),
     /// To [`ControlRequest::Overview`].
     Overview(Box<Overview>),
     /// To [`ControlRequest::Trace`] and [`ControlRequest::TraceRings`].
@@ -204,6 +208,28 @@ impl HostView {
             since_seconds: now.saturating_duration_since(host.since).as_secs(),
             last_error: host.last_error.clone(),
         }
+    }
+}
+
+/// A GPU of the service's.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GpuView {
+    /// Its UUID.
+    pub gpu: String,
+    /// Product.
+    pub name: String,
+    /// Where it sits.
+    pub pci_bus_id: String,
+    /// The error after which the service cannot use it any more, if there was one.
+    pub lost: Option<String>,
+}
+
+impl GpuView {
+    /// A GPU now.
+    #[must_use]
+    pub fn of(gpu: &GpuInfo) -> Self {
+        let GpuInfo { id, name, pci_bus_id, lost } = gpu;
+        GpuView { gpu: id.clone(), name: name.clone(), pci_bus_id: pci_bus_id.clone(), lost: lost.get().cloned() }
     }
 }
 

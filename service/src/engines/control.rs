@@ -14,7 +14,7 @@ use super::proxy::{Asked, OperatorAnswer, OperatorReply, ProxyMessage, Wish};
 use super::transport::TransportPool;
 use crate::control::overview::Overseer;
 use crate::control::{
-    Chunk, CommView, ControlAnswer, ControlRequest, HostView, SessionView, TRACE_MAX, TraceBegun, chunks,
+    Chunk, CommView, ControlAnswer, ControlRequest, GpuView, HostView, SessionView, TRACE_MAX, TraceBegun, chunks,
 };
 use crate::runtime::{Context, Engine, Mailbox, Progress, Sender, WakerSlot};
 use crate::telemetry::recorder::Recorders;
@@ -149,6 +149,7 @@ impl ControlEngine {
                 let now = Instant::now();
                 ControlAnswer::Hosts(registry.hosts().iter().map(|host| HostView::of(host, now)).collect())
             }
+            Ok(ControlRequest::Gpus) => ControlAnswer::Gpus(registry.gpus().iter().map(GpuView::of).collect()),
             Ok(ControlRequest::Overview) => ControlAnswer::Overview(Box::new(overseer.look())),
             Ok(ControlRequest::Trace { duration_ms }) => {
                 let recorders = Arc::clone(&registry.recorders);

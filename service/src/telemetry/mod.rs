@@ -355,6 +355,27 @@ pub struct HostInfo {
     pub last_error: Option<String>,
 }
 
+/// A GPU of the service's as the operator sees it.
+#[derive(Debug)]
+pub struct GpuInfo {
+    /// Its UUID, as `nvidia-smi -L` prints it.
+    pub id: String,
+    /// Product.
+    pub name: String,
+    /// Where it sits.
+    pub pci_bus_id: String,
+    /// Why it is of no use to the service any more, if it is not.
+    pub lost: OnceLock<String>,
+}
+
+impl GpuInfo {
+    /// One that works.
+    #[must_use]
+    pub fn new(id: String, name: String, pci_bus_id: String) -> Self {
+        GpuInfo { id, name, pci_bus_id, lost: OnceLock::new() }
+    }
+}
+
 /// What a tenant's communicators have done, those included that have ended.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TenantTotals {
@@ -411,6 +432,7 @@ pub struct Registry {
     /// Grows when a burst is foreseen.
     bursts: AtomicU64,
     watcher: OnceLock<WakerSlot>,
+    gpus: OnceLock<Arc<[GpuInfo]>>,
     /// Flows to and from other hosts.
     pub flows: Arc<FlowTable>,
     /// Connections refused.
@@ -437,6 +459,17 @@ impl Registry {
     /// A session has ended.
     pub fn remove_session(&self, session: SessionId) {
         lock(&self.sessions).remove(&session);
+    }
+
+    /// The service has GPUs. Said once.
+    pub fn set_gpus(&self, gpus: Arc<[GpuInfo]>) {
+        let _ = self.gpus.set(gpus);
+    }
+
+    /// Those that it has.
+    #[must_use]
+    pub fn gpus(&self) -> &[GpuInfo] {
+        self.gpus.get().map_or(&[], |gpus| gpus)
     }
 
     /// A host's state has changed.

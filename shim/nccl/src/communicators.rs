@@ -118,7 +118,7 @@ fn client() -> Result<Client, Error> {
 
 /// The calling thread's context. Without any it is the first GPU's, as for a program that has asked CUDA for nothing yet.
 pub(crate) fn caller_context() -> Result<Context, Error> {
-    mccs_cuda::driver().map_err(|reason| Error::Cuda(reason.to_string()))?;
+    mccs_cuda::driver()?;
     Context::current().or_else(|none| Context::primary(gpus()?.first().ok_or(none)?)).map_err(cuda_error)
 }
 
@@ -199,7 +199,7 @@ impl Comm {
 }
 
 pub(crate) fn cuda_error(error: mccs_cuda::DriverError) -> Error {
-    Error::Cuda(error.to_string())
+    error.into()
 }
 
 /// See `nccl.h`.

@@ -120,7 +120,7 @@ pub unsafe extern "C" fn ncclCommInitAll(comms: *mut *mut Comm, devices: c_int, 
         if comms.is_null() {
             return Err(wrong("comms is null".into()));
         }
-        mccs_cuda::driver().map_err(|reason| Error::Cuda(reason.to_string()))?;
+        mccs_cuda::driver()?;
         let (all, name) = (gpus().map_err(cuda_error)?, Name::new()?);
         let begin = |rank: usize| {
             // SAFETY: the caller's contract: a list that is there has as many numbers, and `comms` as many places.

@@ -36,7 +36,7 @@ thread_local! {
 
 fn status_of(error: &Error) -> Status {
     match error {
-        Error::Cuda(_) => 1,
+        Error::Cuda { .. } => 1,
         error => match error.class() {
             ErrorClass::System => 2,
             ErrorClass::Internal => 3,

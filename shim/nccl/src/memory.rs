@@ -23,9 +23,8 @@ static REGISTERED: u8 = 0;
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclMemAlloc(ptr: *mut *mut c_void, bytes: usize) -> Status {
     guard(|| {
-        mccs_cuda::driver().map_err(|reason| Error::Cuda(reason.to_string()))?;
-        let made = Context::current().and_then(|context| DeviceMemory::zeroed(&context, bytes.max(1)));
-        let memory = made.map_err(|error| Error::Cuda(error.to_string()))?;
+        mccs_cuda::driver()?;
+        let memory = DeviceMemory::zeroed(&Context::current()?, bytes.max(1))?;
         let address = memory.address() as usize;
         // SAFETY: the caller's contract.
         unsafe { put(ptr, address as *mut c_void, "ptr")? };

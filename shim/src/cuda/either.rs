@@ -53,7 +53,7 @@ impl Client {
         nranks: u32,
         root_address: &str,
     ) -> Result<CudaCommunicator, Error> {
-        mccs_cuda::driver().map_err(|reason| Error::Cuda(reason.to_string()))?;
+        mccs_cuda::driver()?;
         let context = Context::current().map_err(cuda_error)?;
         let gpu = context.gpu().id.0;
         let root_address = root_address.to_owned();

@@ -31,5 +31,5 @@ use crate::Error;
 
 /// A call of the driver's on the caller's behalf has failed.
 fn cuda_error(error: DriverError) -> Error {
-    Error::Cuda(error.to_string())
+    error.into()
 }

@@ -41,7 +41,7 @@ fn shared<K: std::hash::Hash + Eq + Clone, T>(
 pub(super) fn kernels(context: &Context) -> Result<Arc<Kernels>, Error> {
     shared(&KERNELS, context, &(), || {
         let image = mccs_kernels::cuda::IMAGE;
-        let image = image.ok_or_else(|| Error::Cuda("this library was built without CUDA kernels".into()))?;
+        let image = image.ok_or_else(|| Error::no_cuda("this library was built without CUDA kernels"))?;
         Kernels::load(context, image, mccs_kernels::cuda::functions()).map_err(cuda_error)
     })
 }

@@ -58,7 +58,7 @@ thread_local! {
 }
 
 fn status_of(error: &Error) -> Status {
-    if matches!(error, Error::Cuda(_)) {
+    if matches!(error, Error::Cuda { .. }) {
         return 1;
     }
     match error.class() {

@@ -354,7 +354,7 @@ impl SimRank {
         let Some(connected) = &self.connected else { return };
         let Some(mut flights) = unit.flights((rank, self.nranks), self.trouble, rng) else {
             self.is_stuck = match self.trouble {
-                Trouble::Abort(_) => host.proxy.send(ProxyMessage::Abort { comm, rank }).is_ok(),
+                Trouble::Abort(_) => host.proxy.send(ProxyMessage::Abort { comm, rank, cuda_error: None }).is_ok(),
                 _ => true,
             };
             return;

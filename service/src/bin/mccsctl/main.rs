@@ -40,10 +40,12 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Hosts, sessions, communicators and engines.
+    /// Hosts, GPUs, sessions, communicators and engines.
     Show,
     /// Hosts of the cluster, and whether their services can be reached.
     Hosts,
+    /// GPUs of this host that the service has, and whether it can still use them.
+    Gpus,
     /// Connected processes.
     Sessions,
     /// Communicators and their counters.
@@ -96,11 +98,13 @@ impl Command {
         Ok(match *self {
             Command::Show => vec![
                 ControlRequest::Hosts,
+                ControlRequest::Gpus,
                 ControlRequest::Sessions,
                 ControlRequest::Communicators,
                 ControlRequest::Engines,
             ],
             Command::Hosts => vec![ControlRequest::Hosts],
+            Command::Gpus => vec![ControlRequest::Gpus],
             Command::Sessions => vec![ControlRequest::Sessions],
             Command::Communicators => vec![ControlRequest::Communicators],
             Command::Engines => vec![ControlRequest::Engines],
@@ -189,6 +193,7 @@ fn ask(socket: &Path, json: bool, request: &ControlRequest) -> anyhow::Result<()
         ControlAnswer::Communicators(comms) => show::comms(&comms),
         ControlAnswer::Engines { runtimes, engines } => show::engines(&runtimes, &engines),
         ControlAnswer::Hosts(hosts) => show::hosts(&hosts),
+        ControlAnswer::Gpus(gpus) => show::gpus(&gpus),
         ControlAnswer::Reconfigured { epoch, cut } => say!("strategy {epoch} holds from collective {cut} on"),
         ControlAnswer::Stuck(report) => stuck::print(&report),
         ControlAnswer::Controller(answer) => policy::print(&answer),

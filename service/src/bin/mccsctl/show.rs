@@ -1,6 +1,6 @@
-//! Tables of what a service has: hosts, sessions, communicators, engines.
+//! Tables of what a service has: hosts, GPUs, sessions, communicators, engines.
 
-use mccs_service::control::{CommView, HostView, SessionView};
+use mccs_service::control::{CommView, GpuView, HostView, SessionView};
 use mccs_service::devices::cuda::GpuStrategy;
 use mccs_service::runtime::{EngineInfo, RuntimeInfo};
 
@@ -26,6 +26,20 @@ pub fn hosts(hosts: &[HostView]) {
             h.address.to_string(),
             h.last_error.as_deref().unwrap_or("-")
         );
+    }
+    say!();
+}
+
+/// What the service has, and what it has lost.
+pub fn gpus(gpus: &[GpuView]) {
+    if gpus.is_empty() {
+        say!("no GPUs: the service's log says why\n");
+        return;
+    }
+    say!("{:<40} {:<24} {:<16} state", "gpu", "name", "bus id");
+    for g in gpus {
+        let state = g.lost.as_ref().map_or_else(|| "in use".to_owned(), |error| format!("lost: {error}"));
+        say!("{:<40} {:<24} {:<16} {state}", g.gpu, g.name, g.pci_bus_id);
     }
     say!();
 }

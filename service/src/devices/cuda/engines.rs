@@ -307,16 +307,16 @@ impl Flight {
         self.needs().all(|(gpu, operand)| operand.region.is_open(gpu))
     }
 
-    /// Opens what is missing. Called on the set-up thread.
-    pub(super) fn import(self, gpus: &Gpus, imports: &mut Imports) {
-        let opened: Result<(), ImportError> =
-            self.needs().try_for_each(|(gpu, operand)| imports.open(gpus, gpu, &operand.region));
+    /// Opens what is missing, and hands the operation out; or ends its communicator. Called on the set-up thread.
+    pub(super) fn import(self, gpus: &Gpus, imports: &mut Imports) -> Result<(), ImportError> {
+        let opened = self.needs().try_for_each(|(gpu, operand)| imports.open(gpus, gpu, &operand.region));
         let engines = Arc::clone(&self.engines);
-        match opened {
+        match &opened {
             Ok(()) => Arc::new(self).hand_out(),
-            Err(error) => self.fail(&error),
+            Err(error) => self.fail(error),
         }
         engines.importing.fetch_sub(1, Ordering::Release);
+        opened
     }
 
     /// Has it issued, as soon as there are queues for it.

@@ -22,7 +22,8 @@ use mccs_kernels::cuda::{LargeBuffers, Launch};
 
 use super::engines::{CopyEngines, Flight};
 use super::large::{Part, Place, Step, keep_steps_of, steps_of};
-use super::promises::Caller;
+use super::losses::Losses;
+use super::promises::{Caller, Promises};
 use super::queues::Queues;
 use super::{Gpus, NoCuda};
 use crate::collective::Problem;
@@ -71,18 +72,24 @@ struct Run {
     steps: VecDeque<Step>,
 }
 
-/// What was issued up to an event.
+/// What was issued up to an event, or, where none could be recorded, up to the end of what is in its stream.
 struct Portion {
-    event: Event,
+    event: Option<Event>,
     entries: usize,
     /// Keeps the memory.
     flight: Arc<Flight>,
 }
 
 impl Portion {
-    fn has_ended(&self) -> bool {
+    fn has_ended(&self, stream: &OwnedStream, gpu: &IssuingGpu) -> bool {
+        let has_ended = match &self.event {
+            Some(event) => event.has_happened(),
+            // SAFETY: the stream lives with the engines, which the flight keeps; its context is the calling thread's.
+            None => unsafe { stream.raw().is_idle() },
+        };
         // A stream that has failed does not go on.
-        self.event.has_happened().unwrap_or_else(|error| {
+        has_ended.unwrap_or_else(|error| {
+            gpu.losses.note(gpu.number, &error);
             self.flight.fail(&error);
             true
         })
@@ -132,13 +139,15 @@ struct IssuingGpu {
     /// Where the service carries everything out.
     kernels: Option<Arc<Kernels>>,
     queues: Arc<Queues<CopyEngines, Arc<Flight>>>,
+    losses: Arc<Losses>,
 }
 
 /// Starts a GPU's thread. It ends when nobody can give it orders any more.
-pub(super) fn start(number: usize, gpus: &Gpus) -> Result<mpsc::Sender<Order>, NoCuda> {
+pub(super) fn start(number: usize, gpus: &Gpus, losses: &Arc<Losses>) -> Result<mpsc::Sender<Order>, NoCuda> {
     let (sender, orders) = mpsc::channel();
     let (context, kernels) = (gpus.gpus[number].1.clone(), gpus.kernels.get(number).cloned());
-    let gpu = Arc::new(IssuingGpu { number, context, kernels, queues: Arc::clone(&gpus.queues) });
+    let gpu =
+        Arc::new(IssuingGpu { number, context, kernels, queues: Arc::clone(&gpus.queues), losses: Arc::clone(losses) });
     let issuer = Issuer { gpu, orders, lanes: Vec::new(), callers: Vec::new(), events: Vec::new() };
     std::thread::Builder::new().name(format!("mccs-gpu-{number}")).spawn(move || issuer.run())?;
     Ok(sender)
@@ -247,11 +256,13 @@ impl Lane {
     /// Lets go of what has ended, and issues what there is room for. Returns whether anything has ended.
     fn look(&mut self, gpu: &IssuingGpu, events: &mut Vec<Event>) -> bool {
         let mut any = false;
-        for portions in [&mut self.issued, &mut self.promised] {
-            while portions.front().is_some_and(Portion::has_ended) {
-                let Some(portion) = portions.pop_front() else { break };
+        let own = Some(self.engines.stream(self.rank, self.part));
+        let promises = self.engines.promises(self.rank).map(Promises::stream);
+        for (portions, stream) in [(&mut self.issued, own), (&mut self.promised, promises)] {
+            let Some(stream) = stream else { continue };
+            while let Some(portion) = portions.pop_front_if(|portion| portion.has_ended(stream, gpu)) {
                 self.entries -= portion.entries;
-                events.push(portion.event);
+                events.extend(portion.event);
                 any = true;
             }
         }
@@ -298,22 +309,24 @@ impl Lane {
             let marked = self.mark(self.engines.stream(self.rank, self.part), events);
             let issued = issued.and_then(|()| if is_whole { self.promise(&flight, events) } else { Ok(()) });
             if let Err(error) = issued {
-                flight.fail(&error);
-                self.waiting.clear();
+                self.give_up(&flight, gpu, &error);
             }
-            match marked {
-                // A step is two entries at most, and there is the event.
-                Ok(event) => {
-                    let entries = 2 * count + 1;
-                    self.entries += entries;
-                    self.issued.push_back(Portion { event, entries, flight });
-                }
-                Err(error) => {
-                    flight.fail(&error);
-                    self.waiting.clear();
-                }
-            }
+            // Whatever came of it: what is in the stream may still use the memory.
+            let event = marked.map_err(|error| self.give_up(&flight, gpu, &error.into())).ok();
+            // A step is two entries at most, and there is the event.
+            let entries = 2 * count + 1;
+            self.entries += entries;
+            self.issued.push_back(Portion { event, entries, flight });
         }
+    }
+
+    /// Ends the communicator. Nothing more of it is issued.
+    fn give_up(&mut self, flight: &Flight, gpu: &IssuingGpu, error: &IssueError) {
+        if let IssueError::Driver(error) = error {
+            gpu.losses.note(gpu.number, error);
+        }
+        flight.fail(error);
+        self.waiting.clear();
     }
 
     /// A part of an operation is wholly issued: if it was the rank's last, the rank is promised the end.
@@ -323,9 +336,12 @@ impl Lane {
         let Some(promises) = engines.promises(self.rank).filter(|_| is_last) else { return Ok(()) };
         let promised = promises.promise(&engines, self.rank, flight.call.number);
         // Whatever came of it may wait.
-        let event = self.mark(promises.stream(), events)?;
+        let (event, marked) = match self.mark(promises.stream(), events) {
+            Ok(event) => (Some(event), Ok(())),
+            Err(error) => (None, Err(error)),
+        };
         self.promised.push_back(Portion { event, entries: 0, flight: Arc::clone(flight) });
-        Ok(promised?)
+        Ok(promised.and(marked)?)
     }
 
     fn mark(&self, stream: &OwnedStream, events: &mut Vec<Event>) -> Result<Event, DriverError> {

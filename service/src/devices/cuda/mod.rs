@@ -17,6 +17,7 @@ mod handles;
 mod imports;
 mod issue;
 mod large;
+mod losses;
 mod news;
 mod promises;
 mod queues;
@@ -27,7 +28,7 @@ mod strategies;
 use std::sync::Arc;
 
 use mccs_config::service::LargeFrom;
-use mccs_cuda::{Context, DriverError, Gpu, Kernels, Unavailable, gpus};
+use mccs_cuda::{Context, DriverError, Gpu, Kernels, Unavailable, gpus_or_faults};
 use mccs_ipc::direct::{DIRECT_RANKS_MAX, Execution, GpuUuid};
 use mccs_ipc::types::Handle;
 use mccs_kernels::cuda::reduce_functions;
@@ -36,6 +37,7 @@ pub use self::engines::CopyEngines;
 use self::engines::Flight;
 use self::frees::Frees;
 pub use self::imports::{GpuOperand, GpuRegion, Importer, RegionRefused};
+use self::losses::Losses;
 use self::news::News;
 pub use self::queues::{QUEUES_MAX, QUEUES_VARIABLE};
 use self::queues::{Queues, queues_of_process};
@@ -47,7 +49,11 @@ use crate::collective::Schedule;
 use crate::engines::proxy::{Operand, Operation, ProxyMessage};
 use crate::engines::transport::{TransportHandle, TransportMessage};
 use crate::runtime::Sender;
+use crate::telemetry::GpuInfo;
 use crate::tenants::Charge;
+
+/// The environment variable that tells the CUDA driver where an MPS server listens.
+pub const MPS_VARIABLE: &str = "CUDA_MPS_PIPE_DIRECTORY";
 
 /// Why this host has no CUDA device.
 #[derive(Debug, thiserror::Error)]
@@ -66,6 +72,9 @@ pub enum NoCuda {
         /// Those that are there.
         known: String,
     },
+    /// None of them works.
+    #[error("no GPU works: {0}")]
+    NoneWorks(String),
     /// No kernels in this binary.
     #[error("this binary was built without CUDA kernels: there was no nvcc (docs/CUDA.md)")]
     NoKernels,
@@ -111,6 +120,10 @@ impl CudaOptions {
 /// GPUs that work, as they are counted from here on.
 pub struct Gpus {
     gpus: Vec<(Gpu, Context)>,
+    /// What was found and does not work, in words.
+    faults: Vec<String>,
+    /// What operators see of them.
+    infos: Arc<[GpuInfo]>,
     /// What combines there, where the service does.
     kernels: Vec<Arc<Kernels>>,
     /// Who may have streams that wait there.
@@ -118,22 +131,50 @@ pub struct Gpus {
 }
 
 impl Gpus {
-    /// Looks for GPUs: those that `names` names, by UUID or PCI bus id; all, if it names none.
+    /// Looks for GPUs: those that `names` names, by UUID or PCI bus id; all, if it names none. What does not work is left out, and told of in a
+    /// line each ([`Gpus::faults`]).
     ///
     /// # Errors
     /// [`NoCuda`], with what is missing.
     pub fn find(names: &[String]) -> Result<Self, NoCuda> {
         mccs_cuda::driver()?;
+        let (mut all, mut faults) = (Vec::new(), Vec::new());
+        for (ordinal, found) in gpus_or_faults()?.into_iter().enumerate() {
+            match found {
+                Ok(gpu) => all.push(gpu),
+                Err(error) => faults.push(format!("GPU {ordinal}, as the driver counts: {error}")),
+            }
+        }
+        let named = choose(all, names, &mut faults)?;
+        let mut gpus = Vec::with_capacity(named.len());
+        for gpu in named {
+            match Context::primary(&gpu) {
+                Ok(context) => gpus.push((gpu, context)),
+                Err(error) => faults.push(format!("GPU {} ({}): {error}", gpu.id, gpu.pci_bus_id)),
+            }
+        }
+        faults.iter().for_each(|fault| tracing::warn!("a GPU is left out: {fault}"));
+        if gpus.is_empty() {
+            return Err(if faults.is_empty() { NoCuda::NoGpu } else { NoCuda::NoneWorks(faults.join("; ")) });
+        }
         if mccs_kernels::cuda::IMAGE.is_none() {
             return Err(NoCuda::NoKernels);
         }
-        let named = choose(gpus()?, names)?;
-        let found = named.into_iter().map(|gpu| Context::primary(&gpu).map(|context| (gpu, context)));
-        let gpus = found.collect::<Result<Vec<_>, _>>()?;
-        if gpus.is_empty() {
-            return Err(NoCuda::NoGpu);
-        }
-        Ok(Gpus { gpus, kernels: Vec::new(), queues: Arc::new(Queues::new(queues_of_process())) })
+        let info = |(gpu, _): &(Gpu, _)| GpuInfo::new(gpu.id.to_string(), gpu.name.clone(), gpu.pci_bus_id.clone());
+        let infos = gpus.iter().map(info).collect();
+        Ok(Gpus { gpus, faults, infos, kernels: Vec::new(), queues: Arc::new(Queues::new(queues_of_process())) })
+    }
+
+    /// What was found and does not work, in words.
+    #[must_use]
+    pub fn faults(&self) -> &[String] {
+        &self.faults
+    }
+
+    /// What operators see of them.
+    #[must_use]
+    pub fn infos(&self) -> Arc<[GpuInfo]> {
+        Arc::clone(&self.infos)
     }
 
     /// Loads the kernels that combine into every GPU.
@@ -173,19 +214,24 @@ impl Gpus {
     }
 }
 
-/// The GPUs that are named, in the order of the names.
-fn choose(all: Vec<Gpu>, names: &[String]) -> Result<Vec<Gpu>, NoCuda> {
+/// The GPUs that are named, in the order of the names. One that is none of them may be one that does not answer, where there are such: that is a fault, too.
+fn choose(all: Vec<Gpu>, names: &[String], faults: &mut Vec<String>) -> Result<Vec<Gpu>, NoCuda> {
     if names.is_empty() {
         return Ok(all);
     }
-    let find = |name: &String| {
-        let missing = || {
-            let known: Vec<_> = all.iter().map(|gpu| format!("{} at {}", gpu.id, gpu.pci_bus_id)).collect();
-            NoCuda::NoSuchGpu { name: name.clone(), known: known.join(", ") }
-        };
-        all.iter().find(|gpu| gpu.is_called(name)).cloned().ok_or_else(missing)
-    };
-    names.iter().map(find).collect()
+    let some_do_not_answer = !faults.is_empty();
+    let mut named = Vec::with_capacity(names.len());
+    for name in names {
+        match all.iter().find(|gpu| gpu.is_called(name)) {
+            Some(gpu) => named.push(gpu.clone()),
+            None if some_do_not_answer => faults.push(format!("GPU {name} is none of those that answer")),
+            None => {
+                let known: Vec<_> = all.iter().map(|gpu| format!("{} at {}", gpu.id, gpu.pci_bus_id)).collect();
+                return Err(NoCuda::NoSuchGpu { name: name.clone(), known: known.join(", ") });
+            }
+        }
+    }
+    Ok(named)
 }
 
 /// See the module's documentation.
@@ -194,6 +240,7 @@ pub struct CudaDevice {
     setup: Arc<Orders>,
     frees: Frees,
     news: Arc<News>,
+    losses: Arc<Losses>,
 }
 
 impl CudaDevice {
@@ -218,8 +265,9 @@ impl CudaDevice {
         let gpus = Arc::new(gpus);
         let news = Arc::new(News::new(done));
         let frees = Frees::start(Arc::clone(&gpus.queues), Flight::issue)?;
-        let setup = Setup::start(Arc::clone(&gpus), options, Arc::clone(&news), frees.clone())?;
-        Ok(CudaDevice { gpus, setup, frees, news })
+        let losses = Arc::new(Losses::new(gpus.infos(), Arc::clone(&news)));
+        let setup = Setup::start(Arc::clone(&gpus), options, (Arc::clone(&news), Arc::clone(&losses)), frees.clone())?;
+        Ok(CudaDevice { gpus, setup, frees, news, losses })
     }
 
     /// Makes regions of tenants' memory.
@@ -245,7 +293,7 @@ impl Device for CudaDevice {
     }
 
     fn prepare(&mut self, gpus: &[usize], charges: &[Arc<Charge>], key: Handle) -> Prepare {
-        if let Some(reason) = self.gpus.objection(gpus) {
+        if let Some(reason) = self.losses.objection(gpus).or_else(|| self.gpus.objection(gpus)) {
             self.refuse(key, reason);
         } else if self.setup.send(Order::Prepare { gpus: gpus.to_vec(), charges: charges.to_vec(), key }).is_err() {
             self.refuse(key, "the thread that sets up GPUs has ended".into());

@@ -13,8 +13,10 @@ use mccs_kernels::cuda::AreaLayout;
 
 use super::engines::{CopyEngines, Flight};
 use super::frees::Frees;
-use super::imports::Imports;
+use super::imports::{ImportError, Imports};
+use super::losses::Losses;
 use super::news::News;
+use super::queues::Holder;
 use super::strategies::{Abilities, GpuStrategy, Strategies};
 use super::{CudaOptions, Gpus, NoCuda, Prepared, issue};
 use crate::devices::{Areas, Counted, DirectGroup, Ended};
@@ -87,6 +89,7 @@ pub(super) struct Setup {
     orders: Receiver<Order>,
     frees: Frees,
     news: Arc<News>,
+    losses: Arc<Losses>,
     options: CudaOptions,
     /// Threads that issue copies, by GPU.
     issuers: Vec<mpsc::Sender<issue::Order>>,
@@ -98,16 +101,16 @@ impl Setup {
     pub(super) fn start(
         gpus: Arc<Gpus>,
         options: CudaOptions,
-        news: Arc<News>,
+        (news, losses): (Arc<News>, Arc<Losses>),
         frees: Frees,
     ) -> Result<Arc<Orders>, NoCuda> {
         let (sender, orders) = mpsc::channel();
         let sender = Arc::new(sender);
         let own = Arc::downgrade(&sender);
         let streams = gpus.gpus.iter().map(|(_, context)| OwnedStream::new(context)).collect::<Result<_, _>>()?;
-        let issuers = (0..gpus.gpus.len()).map(|gpu| issue::start(gpu, &gpus)).collect::<Result<_, _>>()?;
+        let issuers = (0..gpus.gpus.len()).map(|gpu| issue::start(gpu, &gpus, &losses)).collect::<Result<_, _>>()?;
         let imports = Imports::new(frees.clone());
-        let setup = Setup { gpus, streams, own, orders, frees, news, options, issuers, imports };
+        let setup = Setup { gpus, streams, own, orders, frees, news, losses, options, issuers, imports };
         std::thread::Builder::new().name("mccs-cuda-setup".into()).spawn(move || setup.run())?;
         Ok(sender)
     }
@@ -115,13 +118,35 @@ impl Setup {
     fn run(mut self) {
         while let Ok(order) = self.orders.recv() {
             match order {
-                Order::Read { areas, ended } => ended.tell(self.read(&areas).map_err(|error| error.to_string())),
-                Order::Import(flight) => flight.import(&self.gpus, &mut self.imports),
+                Order::Read { areas, ended } => {
+                    let read = self.read(&areas);
+                    let gpus = areas.memory.areas.iter().map(|(gpu, _)| *gpu);
+                    read.as_ref().err().into_iter().for_each(|error| self.find_lost(error, gpus.clone()));
+                    ended.tell(read.map_err(|error| error.to_string()));
+                }
+                Order::Import(flight) => {
+                    let engines = Arc::clone(&flight.engines);
+                    if let Err(ImportError::Driver(error)) = flight.import(&self.gpus, &mut self.imports) {
+                        self.find_lost(&error, engines.gpus().iter().copied());
+                    }
+                }
                 Order::Prepare { gpus, charges, key } => {
-                    let prepared = self.prepare(&gpus, charges).map_err(|error| error.to_string());
+                    let prepared = self.prepare(&gpus, charges);
+                    let error = prepared.as_ref().err().and_then(PrepareError::driver);
+                    error.into_iter().for_each(|error| self.find_lost(error, gpus.iter().copied()));
+                    let prepared = prepared.map_err(|error| error.to_string());
                     self.news.tell(ProxyMessage::Prepared { key, prepared });
                 }
             }
+        }
+    }
+
+    /// A call for some GPUs has failed: if that stays, it stays for what is enqueued on theirs from here on.
+    fn find_lost(&self, error: &DriverError, gpus: impl Iterator<Item = usize>) {
+        for gpu in gpus.filter(|_| error.is_sticky()) {
+            // SAFETY: the stream lives.
+            let asked = self.gpus.gpus[gpu].1.enter().and_then(|_entered| unsafe { self.streams[gpu].raw().is_idle() });
+            asked.err().into_iter().for_each(|error| self.losses.note(gpu, &error));
         }
     }
 
@@ -189,6 +214,15 @@ impl Setup {
         let events = copies.as_ref().map_or(Ok(Vec::new()), |copies| copies.events()).map_err(PrepareError::Streams)?;
         let share = DirectShare { layout: bytemuck::cast(layout), areas, large, execution, events };
         Ok(Prepared { share, page: fd, group: DirectGroup::new(strategies, copies, Box::new(in_use)) })
+    }
+}
+
+impl PrepareError {
+    fn driver(&self) -> Option<&DriverError> {
+        match self {
+            PrepareError::Driver { error, .. } | PrepareError::Streams(error) => Some(error),
+            PrepareError::Stopping | PrepareError::Page(_) => None,
+        }
     }
 }
 

@@ -156,9 +156,9 @@ impl SessionEngine {
                 }
                 _ => self.refuse(id, ErrorClass::InvalidArgument, format!("there is no communicator {comm:?}")),
             },
-            Request::AbortComm { comm } => match self.tables.comms.get(comm) {
+            Request::AbortComm { comm, cuda_error } => match self.tables.comms.get(comm) {
                 Some(CommSlot::Ready { comm: proxy_comm, place, rank, .. }) => {
-                    let (place, message) = (*place, ProxyMessage::Abort { comm: *proxy_comm, rank: *rank });
+                    let (place, message) = (*place, ProxyMessage::Abort { comm: *proxy_comm, rank: *rank, cuda_error });
                     self.send(place, message);
                     self.answer(id, Response::Done, &[]);
                 }

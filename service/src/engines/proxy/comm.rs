@@ -84,6 +84,8 @@ pub(super) struct Member {
     pub(super) rank: u32,
     pub(super) session: Arc<Session>,
     pub(super) tenant_comm: Handle,
+    /// Where it is, as the device counts its GPUs.
+    pub(super) gpu: Option<usize>,
     /// Collectives enqueued and not started, in order.
     pub(super) waiting: VecDeque<Waiting>,
     /// Number of the first of `waiting`.
@@ -460,9 +462,6 @@ impl Comm {
         if let Some(board) = &self.info.board {
             board.allow(0);
         }
-        if let Some(direct) = &self.info.direct {
-            direct.abort();
-        }
         let mut failed = Vec::new();
         for member in &mut self.members {
             member.first_seq += member.waiting.len() as u64;
@@ -561,11 +560,17 @@ impl Comm {
 }
 
 impl Member {
-    pub(super) fn new(rank: u32, session: Arc<Session>, tenant_comm: Handle, charge: Arc<Charge>) -> Self {
+    pub(super) fn new(
+        (rank, gpu): (u32, Option<usize>),
+        session: Arc<Session>,
+        tenant_comm: Handle,
+        charge: Arc<Charge>,
+    ) -> Self {
         Member {
             rank,
             session,
             tenant_comm,
+            gpu,
             waiting: VecDeque::new(),
             first_seq: 0,
             whole_enqueued: 0,

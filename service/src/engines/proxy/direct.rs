@@ -15,6 +15,9 @@ use crate::devices::cuda::CopyEngines;
 
 /// How often GPUs are looked at in the time that an operation may wait.
 const LOOKS: u32 = 4;
+/// And after what time at the latest: a GPU that is lost while operations are under way is told of within it. A look is two copies of 8 bytes a rank, some tens of
+/// microseconds of the thread that sets up, and none where nothing is under way.
+const LOOK_AFTER_MAX: Duration = Duration::from_secs(5);
 /// From asking GPUs how far they are to looking at the answer: a few times what it takes.
 const ANSWER_WITHIN: Duration = Duration::from_millis(5);
 
@@ -74,23 +77,36 @@ impl ProxyEngine {
     /// Looks at communicators of GPUs from now on.
     pub(super) fn watch_gpus(&mut self, now: Instant) {
         if self.look_at_gpus.is_none() {
-            self.look_at_gpus = self.timeouts.operation.map(|timeout| Look::Ask(now + timeout / LOOKS));
+            self.look_at_gpus = Some(self.next_ask(now));
         }
     }
 
-    /// Ends communicators of GPUs in which operations have waited for too long. Nothing tells when such operations begin, so
-    /// they are looked at several times in the time that they have.
+    fn next_ask(&self, now: Instant) -> Look {
+        let part = self.timeouts.operation.map(|timeout| timeout / LOOKS);
+        Look::Ask(now + part.map_or(LOOK_AFTER_MAX, |part| part.min(LOOK_AFTER_MAX)))
+    }
+
+    /// A GPU is lost: so is every communicator that has a rank there.
+    pub(super) fn end_on_gpu(&mut self, gpu: usize, reason: &Arc<str>) {
+        let is_there = |live: &Comm| live.members.iter().any(|member| member.gpu == Some(gpu));
+        let hit: Vec<_> = self.comms.iter().filter(|(_, live)| is_there(live)).map(|(comm, _)| comm).collect();
+        hit.into_iter().for_each(|comm| self.kill(comm, Failure::new(ErrorClass::System, Arc::clone(reason))));
+    }
+
+    /// Ends communicators of GPUs that do not say how far they are, or in which operations have waited for too long. Nothing tells when such operations
+    /// begin, so they are looked at several times in the time that they have.
     pub(super) fn end_late_direct(&mut self, now: Instant) {
-        let due = self.look_at_gpus.filter(|look| look.at() <= now);
-        let Some((look, timeout)) = due.zip(self.timeouts.operation) else { return };
+        let Some(look) = self.look_at_gpus.filter(|look| look.at() <= now) else { return };
         let of_gpus = |(comm, live): (Handle, &Comm)| live.info.direct.is_some().then_some(comm);
         let comms: Vec<_> = self.comms.iter().filter_map(of_gpus).collect();
         if let Look::Ask(_) = look {
             self.look_at_gpus = (!comms.is_empty()).then(|| Look::Judge(now + ANSWER_WITHIN));
-            comms.iter().filter_map(|comm| self.comms.get(*comm)).for_each(|live| live.info.ask());
+            let live = comms.iter().filter_map(|comm| self.comms.get(*comm));
+            live.filter(|live| live.may_run_on_gpus()).for_each(|live| live.info.ask());
             return;
         }
-        self.look_at_gpus = Some(Look::Ask(now + timeout / LOOKS));
+        let timeout = self.timeouts.operation;
+        self.look_at_gpus = Some(self.next_ask(now));
         for comm in comms {
             let Some(live) = self.comms.get_mut(comm) else { continue };
             let fault = live.info.direct.as_ref().and_then(|direct| direct.fault().map(str::to_owned));
@@ -98,7 +114,9 @@ impl ProxyEngine {
                 self.kill(comm, failure);
             } else if let Some(fault) = fault {
                 self.kill(comm, Failure::new(ErrorClass::System, format!("a GPU does not say how far it is: {fault}")));
-            } else if live.direct_waits_since(now).is_some_and(|since| since + timeout <= now) {
+            } else if let (Some(since), Some(timeout)) = (live.direct_waits_since(now), timeout)
+                && since + timeout <= now
+            {
                 let message = format!("nothing has happened for {timeout:?}: {}", live.describe_direct_wait());
                 self.kill(comm, Failure::new(ErrorClass::Timeout, message));
             }
@@ -119,6 +137,15 @@ impl DirectGroup {
 }
 
 impl Comm {
+    /// Whether something may be under way on its GPUs, as far as is known. What is in graphs nobody counts.
+    fn may_run_on_gpus(&self) -> bool {
+        let Some(direct) = self.info.direct.as_ref().filter(|_| self.failure.is_none()) else { return false };
+        let (seen, groups) = direct.seen(self.nranks());
+        let large = direct.large().map_or((0, 0), |large| large.begun_and_ended());
+        let runs = seen.iter().chain(&groups).chain([&large]).any(|(begun, ended)| begun > ended);
+        runs || (0..self.nranks()).any(|rank| direct.page().has_graphs(rank))
+    }
+
     /// Looks at page and answers. Returns since when ranks have been waiting for others with nothing happening, as far as
     /// looks tell; `None` where none waits, or GPUs have not answered.
     fn direct_waits_since(&mut self, now: Instant) -> Option<Instant> {

@@ -21,8 +21,8 @@ use crate::telemetry::RankProgress;
 use crate::telemetry::stuck::{StuckClass, StuckReport};
 use crate::tenants::{Charge, Quota, Resource, Tenant};
 
-/// What GPUs say has ended, by rank. They say nothing where it is absent.
-type Told = Arc<Mutex<Option<Vec<Counted>>>>;
+/// What GPUs say has ended, by rank, or why they do not. They say nothing where it is absent.
+type Told = Arc<Mutex<Option<Result<Vec<Counted>, String>>>>;
 
 /// Ranks' areas, of which what a test says is read.
 struct ToldAreas(Told);
@@ -30,7 +30,7 @@ struct ToldAreas(Told);
 impl Areas for ToldAreas {
     fn read(&self, ended: &Arc<Ended>) {
         if let Some(told) = self.0.lock().expect("no test panics with it").clone() {
-            ended.tell(Ok(told));
+            ended.tell(told);
         }
     }
 }
@@ -39,11 +39,12 @@ fn areas_of(told: &Told) -> Box<dyn Areas> {
     Box::new(ToldAreas(Arc::clone(told)))
 }
 
-/// A device that makes pages.
+/// A device that makes pages, unless it is to say why not.
 struct Pages {
     execution: Execution,
     done: Sender<ProxyMessage>,
     told: Told,
+    refuses: Arc<Mutex<Option<String>>>,
 }
 
 impl Device for Pages {
@@ -52,6 +53,10 @@ impl Device for Pages {
     }
 
     fn prepare(&mut self, gpus: &[usize], _: &[Arc<Charge>], key: Handle) -> Prepare {
+        if let Some(reason) = self.refuses.lock().expect("no test panics with it").take() {
+            assert!(self.done.send(ProxyMessage::Prepared { key, prepared: Err(reason) }).is_ok());
+            return Prepare::Begun;
+        }
         let (fd, page) = DirectPage::create().expect("a page");
         let nranks = gpus.len() as u32;
         let abilities = Abilities { nranks, execution: self.execution, copy_engines: true, lines: false };
@@ -107,6 +112,7 @@ struct Bed {
     registry: Arc<Registry>,
     answers: Mailbox<OperatorReply>,
     told: Told,
+    refuses: Arc<Mutex<Option<String>>>,
 }
 
 impl Bed {
@@ -117,16 +123,20 @@ impl Bed {
             ScheduleCache::new(nranks, Strategy::initial(Choice::Auto, nranks, 1, hosts), CostModel::for_hosts(hosts))
         };
         let timeouts = Timeouts { init: Duration::from_secs(60), operation: None };
-        let told = Told::new(Mutex::new(Some(Vec::new())));
-        let device = Box::new(Pages { execution, done: proxy.clone(), told: Arc::clone(&told) });
+        let (told, refuses) = (Told::new(Mutex::new(Some(Ok(Vec::new())))), Arc::<Mutex<_>>::default());
+        let (done, said) = (proxy.clone(), Arc::clone(&told));
+        let device = Box::new(Pages { execution, done, told: said, refuses: Arc::clone(&refuses) });
         let engine =
             ProxyEngine::new(device, mailbox, Arc::clone(&registry), Box::new(make_schedules), 0, timeouts, None);
-        let mut bed = Bed { engine, proxy, registry, answers: Mailbox::new(4), told };
-        bed.join(nranks);
+        let mut bed = Bed { engine, proxy, registry, answers: Mailbox::new(4), told, refuses };
+        for joined in bed.join(nranks, 7) {
+            assert!(matches!(joined, ProxyReply::Joined { .. }));
+        }
         bed
     }
 
-    fn join(&mut self, nranks: u32) {
+    /// Returns what ranks that join a communicator are told.
+    fn join(&mut self, nranks: u32, id: u8) -> Vec<ProxyReply> {
         let quota = Quota {
             memory_bytes: 1 << 30,
             sessions: 8,
@@ -142,7 +152,7 @@ impl Bed {
                 session: session(&tenant, u64::from(rank)),
                 request: 1,
                 tenant_comm: Handle::NONE,
-                id: UniqueId([7; 16]),
+                id: UniqueId([id; 16]),
                 rank,
                 nranks,
                 gpu: Some(rank as usize),
@@ -153,9 +163,7 @@ impl Bed {
             assert!(self.proxy.send(ProxyMessage::Join(Box::new(request))).is_ok());
         }
         self.poll();
-        for _ in 0..nranks {
-            assert!(matches!(replies.pop(), Some(ProxyReply::Joined { .. })));
-        }
+        (0..nranks).map(|_| replies.pop().expect("an answer to each")).collect()
     }
 
     fn poll(&mut self) {
@@ -174,7 +182,21 @@ impl Bed {
     /// GPUs say that so many operations and groups of ranks have ended.
     fn tell(&self, ended: &[(u64, u64)]) {
         let counted = ended.iter().map(|(operations, groups)| Counted { operations: *operations, groups: *groups });
-        *self.told.lock().expect("no test panics with it") = Some(counted.collect());
+        *self.told.lock().expect("no test panics with it") = Some(Ok(counted.collect()));
+    }
+
+    /// Why its communicator has failed, if it has.
+    fn failure(&self) -> Option<String> {
+        let (_, live) = self.engine.comms.iter().next().expect("a communicator");
+        live.failure.as_ref().map(|failure| failure.message.to_string())
+    }
+
+    /// Looks at GPUs, and at what they answer, when the engine wants to.
+    fn look_at_gpus(&mut self) {
+        for _ in 0..2 {
+            let due = self.engine.look_at_gpus.expect("there is a communicator").at();
+            self.poll_at(due);
+        }
     }
 
     /// Why its communicator is stuck. `between` happens between the two looks at GPUs.
@@ -357,10 +379,82 @@ fn what_gpus_are_handed_is_counted_and_not_timed() {
 fn one_that_has_failed_is_left_alone() {
     let mut bed = Bed::new(Execution::Ranks, 2);
     let comm = bed.engine.comms.iter().map(|(comm, _)| comm).next().expect("a communicator");
-    assert!(bed.proxy.send(ProxyMessage::Abort { comm, rank: 1 }).is_ok());
+    assert!(bed.proxy.send(ProxyMessage::Abort { comm, rank: 1, cuda_error: None }).is_ok());
     bed.poll();
     assert_eq!(bed.reconfigure("lines = false"), Err("the communicator has failed".into()));
     let group = bed.comm();
     let page = group.direct.as_ref().expect("on GPUs").page();
     assert!(!page.announce(0, 1) && page.is_aborted());
+}
+
+#[test]
+fn a_gpu_that_does_not_answer_ends_what_is_under_way_there_with_its_error() {
+    let mut bed = Bed::new(Execution::Ranks, 2);
+    let error = "cuStreamSynchronize: CUDA_ERROR_ECC_UNCORRECTABLE (214)";
+    *bed.told.lock().expect("no test panics with it") = Some(Err(error.into()));
+    // Nothing is under way: nobody asks.
+    bed.look_at_gpus();
+    assert_eq!(bed.failure(), None);
+    let comm = bed.comm();
+    let page = comm.direct.as_ref().expect("on GPUs").page();
+    page.launch(1, 1);
+    bed.look_at_gpus();
+    assert!(bed.failure().is_some_and(|failure| failure.contains(error)), "{:?}", bed.failure());
+    assert!(page.is_aborted());
+}
+
+#[test]
+fn gpus_are_looked_at_within_seconds_also_where_operations_may_wait_for_ever() {
+    let mut bed = Bed::new(Execution::Ranks, 2);
+    let comm = bed.comm();
+    let page = comm.direct.as_ref().expect("on GPUs").page();
+    assert_eq!(bed.engine.timeouts.operation, None);
+    let direct = comm.direct.as_ref().expect("on GPUs");
+    page.launch(0, 1);
+    bed.tell(&[(0, 0); 2]);
+    bed.look_at_gpus();
+    bed.tell(&[(1, 0), (0, 0)]);
+    bed.look_at_gpus();
+    assert_eq!((direct.ended(0), bed.failure()), (1, None), "it waits for the other, and may");
+    // What is in graphs nobody counts.
+    bed.tell(&[(9, 0), (0, 0)]);
+    bed.look_at_gpus();
+    assert_eq!(direct.ended(0), 1, "nothing is under way");
+    page.announce_capture(1);
+    bed.look_at_gpus();
+    assert_eq!(direct.ended(0), 9);
+}
+
+#[test]
+fn a_gpu_that_is_lost_ends_the_communicators_on_it_and_no_others() {
+    let mut bed = Bed::new(Execution::Ranks, 2);
+    let lost = |gpu| ProxyMessage::GpuLost { gpu, reason: "GPU 1 is lost: CUDA_ERROR_LAUNCH_FAILED (719)".into() };
+    assert!(bed.proxy.send(lost(2)).is_ok());
+    bed.poll();
+    assert_eq!(bed.failure(), None);
+    assert!(bed.proxy.send(lost(1)).is_ok());
+    bed.poll();
+    assert_eq!(bed.failure().as_deref(), Some("GPU 1 is lost: CUDA_ERROR_LAUNCH_FAILED (719)"));
+}
+
+#[test]
+fn what_the_driver_said_to_a_rank_the_others_hear() {
+    let mut bed = Bed::new(Execution::Ranks, 2);
+    let comm = bed.engine.comms.iter().map(|(comm, _)| comm).next().expect("a communicator");
+    assert!(bed.proxy.send(ProxyMessage::Abort { comm, rank: 1, cuda_error: Some(700) }).is_ok());
+    bed.poll();
+    assert_eq!(bed.failure().as_deref(), Some("rank 1: CUDA_ERROR_ILLEGAL_ADDRESS (700)"));
+}
+
+#[test]
+fn memory_that_is_full_costs_the_communicator_that_needs_more() {
+    let mut bed = Bed::new(Execution::Ranks, 2);
+    let reason = "no area for rank 1 on GPU-1: cuMemAlloc_v2: CUDA_ERROR_OUT_OF_MEMORY (2)";
+    *bed.refuses.lock().expect("no test panics with it") = Some(reason.into());
+    for told in bed.join(2, 8) {
+        let ProxyReply::JoinFailed { class, message, .. } = told else { panic!("it joined") };
+        assert_eq!((class, message.as_str()), (ErrorClass::System, reason));
+    }
+    assert_eq!((bed.registry.comms().len(), bed.failure()), (1, None), "the other is as it was");
+    assert!(bed.join(2, 9).iter().all(|told| matches!(told, ProxyReply::Joined { .. })), "there is room again");
 }

@@ -105,8 +105,8 @@ impl ProxyEngine {
         let mut answers = Vec::with_capacity(requests.len());
         let mut members = Vec::with_capacity(requests.len());
         for request in requests {
-            let JoinRequest { session, request, rank, tenant_comm, charge, reply, .. } = request;
-            members.push(Member::new(rank, session, tenant_comm, charge));
+            let JoinRequest { session, request, rank, gpu, tenant_comm, charge, reply, .. } = request;
+            members.push(Member::new((rank, gpu), session, tenant_comm, charge));
             answers.push((rank, request, tenant_comm, reply));
         }
         let span = across.map(|across| across.span);

@@ -186,10 +186,14 @@ impl ProxyEngine {
                     let _ = reply.send(ProxyReply::Left { request });
                 }
             }
-            ProxyMessage::Abort { comm, rank } => {
-                let message = format!("rank {rank} aborted the communicator");
+            ProxyMessage::Abort { comm, rank, cuda_error } => {
+                let message = match cuda_error {
+                    Some(code) => format!("rank {rank}: {}", mccs_cuda::name_of(code)),
+                    None => format!("rank {rank} aborted the communicator"),
+                };
                 self.kill(comm, Failure::new(ErrorClass::Remote, message));
             }
+            ProxyMessage::GpuLost { gpu, reason } => self.end_on_gpu(gpu, &reason),
             ProxyMessage::Posted { comm } => self.events.push_back(Event::Ready { comm }),
             ProxyMessage::SessionClosed { session } => self.close_session(session),
             ProxyMessage::StreamGated { session, stream, gate } => {
@@ -306,6 +310,10 @@ impl ProxyEngine {
             let first = failed.iter().find(|operation| operation.rank == member.rank);
             let (stream, ticket) = first.map_or((Handle::NONE, 0), |operation| (operation.stream, operation.ticket));
             member.session.report(member.tenant_comm, stream, ticket, failure.class, &failure.message);
+        }
+        // Who sees that it is aborted finds the reason.
+        if let Some(direct) = &live.info.direct {
+            direct.abort();
         }
         self.fail_elsewhere(comm, &failure);
         failed.iter().for_each(|operation| self.fail(operation));

@@ -188,7 +188,9 @@ pub enum ProxyMessage {
     /// A rank leaves when its operations have ended. Answered to `request`.
     Leave { comm: Handle, rank: u32, request: u64, reply: Sender<ProxyReply> },
     /// A tenant ends a communicator.
-    Abort { comm: Handle, rank: u32 },
+    Abort { comm: Handle, rank: u32, cuda_error: Option<u32> },
+    /// A GPU is of no use to the device any more.
+    GpuLost { gpu: usize, reason: Arc<str> },
     /// How the flows of a communicator are to leave this host.
     SetPace { comm: CommId, pace: Arc<Pace> },
     /// A session has ended: everything it had goes.

@@ -178,7 +178,8 @@ impl DirectCommunicator {
         // SAFETY: the caller's contract is passed on.
         let enqueued =
             unsafe { self.enqueue_by_words(layout, checked, (call, &at), (send_bytes, recv_bytes), number, stream) };
-        enqueued.inspect_err(|_| self.give_up())
+        // The service was told of what this rank's stream never comes to.
+        enqueued.inspect_err(|error| member.give_up(error))
     }
 
     /// Where the service reaches a buffer: there, if it can, or in a copy; and what it calls that. The context must be current.
@@ -208,12 +209,6 @@ impl DirectCommunicator {
         if let Ok(mut regions) = self.member.client.0.gpu_regions.try_lock() {
             regions.look(&self.member);
         }
-    }
-
-    /// Ends the communicator on all ranks: the service was told of what this rank's stream never comes to.
-    fn give_up(&self) {
-        self.member.page.abort();
-        self.member.client.0.requests.send_and_forget(Request::AbortComm { comm: self.member.handle });
     }
 
     /// Enqueues an operation between words. The service was told of it.
@@ -283,7 +278,7 @@ impl DirectCommunicator {
                 }
                 events.past.record(stream).map_err(cuda_error)
             });
-            enqueued.inspect_err(|_| self.give_up())
+            enqueued.inspect_err(|error| member.give_up(error))
         }
     }
 

@@ -7,7 +7,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use mccs_cuda::{Context, DeviceAddress, Function, HostRegistration, ImportedMemory, IpcHandle, Kernels, OwnedStream};
+use mccs_cuda::{
+    Context, DeviceAddress, Function, HostRegistration, ImportedMemory, IpcHandle, Kernels, OwnedStream, is_sticky,
+};
 use mccs_ipc::direct::{DIRECT_PAGE_BYTES, DIRECT_RANKS_MAX, DirectPage, DirectShare};
 use mccs_ipc::protocol::Request;
 use mccs_ipc::types::{ErrorClass, Handle};
@@ -118,10 +120,25 @@ impl Member {
         let fault = self.page.is_aborted().then(|| self.page.fault()).flatten()?;
         if !self.is_told.swap(true, Ordering::Relaxed) {
             // It finds the same on the page, and tells all ranks.
-            self.client.0.requests.send_and_forget(Request::AbortComm { comm: self.handle });
+            self.client.0.requests.send_and_forget(Request::AbortComm { comm: self.handle, cuda_error: None });
         }
         let message = contradiction(fault.sender, fault.came, fault.receiver, fault.expected);
         Some(Error::Failed { class: ErrorClass::InvalidUsage, message })
+    }
+
+    /// Ends the communicator on all ranks, which hear what the driver said to this one. The service ends what runs there when it has been told.
+    pub(super) fn give_up(&self, error: &Error) {
+        let cuda_error = error.cuda_code();
+        self.client.0.requests.send_and_forget(Request::AbortComm { comm: self.handle, cuda_error });
+        self.released_if_alone();
+    }
+
+    /// Does so if a call's error stays: nothing of this rank runs any more, and the others would wait for it. After any other the caller may
+    /// call again.
+    pub(super) fn end_if_lost(&self, error: &Error) {
+        if error.cuda_code().is_some_and(is_sticky) {
+            self.give_up(error);
+        }
     }
 
     /// Fails if the communicator has.

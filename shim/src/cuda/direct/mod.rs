@@ -88,7 +88,7 @@ impl DirectCommunicator {
     ) -> Result<Self, Error> {
         let member = Member::new(client.clone(), handle, place, context, share, fds);
         member.and_then(|member| Self::new(member, share)).inspect_err(|_| {
-            client.0.requests.send_and_forget(Request::AbortComm { comm: handle });
+            client.0.requests.send_and_forget(Request::AbortComm { comm: handle, cuda_error: None });
             client.0.requests.send_and_forget(Request::DestroyComm { comm: handle });
         })
     }
@@ -128,6 +128,13 @@ impl DirectCommunicator {
     /// # Safety
     /// As for [`super::CudaCommunicator::all_reduce`].
     pub(super) unsafe fn collective(&self, call: &Call, stream: CudaStream) -> Result<(), Error> {
+        // SAFETY: the caller's contract is passed on.
+        unsafe { self.enqueue(call, stream) }.inspect_err(|error| self.member.end_if_lost(error))
+    }
+
+    /// # Safety
+    /// As for [`super::CudaCommunicator::all_reduce`].
+    unsafe fn enqueue(&self, call: &Call, stream: CudaStream) -> Result<(), Error> {
         let member = &*self.member;
         let checked = checked(call, member.rank, member.nranks)?;
         let stream = RawStream::from_ptr(stream);
@@ -334,7 +341,8 @@ impl DirectCommunicator {
     /// See [`super::CudaCommunicator::abort`].
     pub(super) fn abort(&self) -> Result<(), Error> {
         self.member.page.abort();
-        let told = self.member.client.0.requests.call(Request::AbortComm { comm: self.member.handle }, &[]);
+        let request = Request::AbortComm { comm: self.member.handle, cuda_error: None };
+        let told = self.member.client.0.requests.call(request, &[]);
         if told.is_err() {
             self.member.released_if_alone();
         }
@@ -353,6 +361,7 @@ impl DirectCommunicator {
         let (launched, has_captured) = (order.launched, order.launches.has_captured());
         let large = || self.has_finished_large(&order);
         let ended = ended.and(member.wait_for_kernels(self.counter(), launched, has_captured, &large));
+        let ended = ended.inspect_err(|error| member.end_if_lost(error));
         member.client.0.requests.call(Request::DestroyComm { comm: member.handle }, &[])?;
         self.end_large(&mut order);
         ended

@@ -79,7 +79,11 @@ impl Points {
 
     /// Launches a group. Its streams and buffers are as the callers of
     /// [`CudaCommunicator::send`](crate::cuda::CudaCommunicator::send) have promised.
-    pub(crate) fn launch(&self, list: &[Point], mut launch: PointsLaunch, streams: &[RawStream]) -> Result<(), Error> {
+    pub(crate) fn launch(&self, list: &[Point], launch: PointsLaunch, streams: &[RawStream]) -> Result<(), Error> {
+        self.enqueue(list, launch, streams).inspect_err(|error| self.member.end_if_lost(error))
+    }
+
+    fn enqueue(&self, list: &[Point], mut launch: PointsLaunch, streams: &[RawStream]) -> Result<(), Error> {
         let Some((&main, others)) = streams.split_first() else { return Ok(()) };
         let member = &*self.member;
         let head = launch.head_mut();

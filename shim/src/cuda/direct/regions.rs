@@ -142,7 +142,7 @@ impl GpuRegions {
         }
         let kind = pointer_kind(range.start).map_err(cuda_error)?;
         if kind == PointerKind::Private {
-            return Err(Error::Cuda("memory of this kind cannot be opened by the service".into()));
+            return Err(Error::no_cuda("memory of this kind cannot be opened by the service"));
         }
         self.look_at(context, requests, usize::MAX);
         if self.known.len() >= REGIONS_MAX {

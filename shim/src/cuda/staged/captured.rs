@@ -291,7 +291,7 @@ impl Replayer {
             *joined = Some(how);
             self.has_joined.notify_all();
         } else if let (Some(Err(_)), Ok(late)) = (&*joined, how) {
-            late.abort_later();
+            late.abort_later(None);
         }
     }
 
@@ -316,7 +316,7 @@ impl Batch {
         let _alone = locked(&self.replayer.sending);
         locked(&self.parts).iter().try_for_each(|part| part.send(&comm, self.word)).inspect_err(|_| {
             // The GPU does not come to those that were sent.
-            comm.abort_later();
+            comm.abort_later(None);
         })
     }
 }

@@ -54,7 +54,7 @@ impl Access {
         if kernel.is_none() && way == GateAccess::Kernels {
             let what =
                 if has_words { "the operator wants kernels" } else { "the driver has no stream memory operations" };
-            return Err(Error::Cuda(format!("{what}, and this library was built without")));
+            return Err(Error::no_cuda(format!("{what}, and this library was built without")));
         }
         Ok(Access { way, kernel })
     }
@@ -189,5 +189,5 @@ fn ticket_offset(number: u64) -> u64 {
 
 /// What is captured is only where there is one.
 fn no_kernel() -> Error {
-    Error::Cuda("bug: a graph without kernels that tell and wait".into())
+    Error::no_cuda("bug: a graph without kernels that tell and wait")
 }

@@ -152,11 +152,8 @@ impl StagedCommunicator {
             // Behind what was enqueued in spite of an error, too.
             enqueued.and(order.last_call.record(stream).map_err(cuda_error))
         };
-        if enqueued.is_err() {
-            // The service may have been told of what the GPU never comes to.
-            self.give_up();
-        }
-        enqueued
+        // The service may have been told of what the GPU never comes to.
+        enqueued.inspect_err(|error| self.give_up(error))
     }
 
     /// Enqueues a collective on a stream that is captured.
@@ -181,8 +178,8 @@ impl StagedCommunicator {
     }
 
     /// Streams go on, and the communicator ends on all ranks.
-    fn give_up(&self) {
-        self.comm.abort_later();
+    fn give_up(&self, error: &Error) {
+        self.comm.abort_later(error.cuda_code());
         self.gated.release();
     }
 

@@ -183,9 +183,10 @@ impl StagedPoints {
         }
         // SAFETY: as above.
         let launched = unsafe { self.launch_joined((lanes, joint), By::Calling(&self.comm), list, streams) };
-        if launched.is_err() {
+        if let Err(error) = &launched {
             // The service may have been told of what the GPU never comes to.
-            self.comm.client().0.requests.send_and_forget(Request::AbortComm { comm: self.comm.handle() });
+            let request = Request::AbortComm { comm: self.comm.handle(), cuda_error: error.cuda_code() };
+            self.comm.client().0.requests.send_and_forget(request);
             lanes.values().for_each(|lane| lane.gated.release());
         }
         launched
