@@ -267,7 +267,7 @@ mps() {
     fi
     mkdir "$work/mps"
     CUDA_MPS_PIPE_DIRECTORY=$work/mps CUDA_MPS_LOG_DIRECTORY=$work/mps "$mps_control" -d
-    lane "tenants under MPS, the service not" env MCCS_GPU_MPS="$work/mps" "$gpu_tests" --ignored --test-threads 1 under_mps
+    lane "tenants under MPS, the service not" env MCCS_GPU_MPS="$work/mps" MCCS_BIN="$MCCS_BIN" "$gpu_tests" --ignored --test-threads 1 under_mps
     grep -q 'NEW CLIENT' "$work/mps/control.log" || { echo "tests/gpu.sh: nobody used the MPS server" >&2; exit 1; }
     end_mps
 }

@@ -1,13 +1,13 @@
 //! The daemon.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::Parser;
 use mccs_config::error::in_words;
 use mccs_service::controller::basis::{Basis, Text};
-use mccs_service::devices::cuda::{QUEUES_MAX, QUEUES_VARIABLE};
+use mccs_service::devices::cuda::{MPS_VARIABLE, QUEUES_MAX, QUEUES_VARIABLE};
 use mccs_service::engines::controller::ControllerSettings;
 use mccs_service::service::{Service, Settings};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -63,6 +63,16 @@ fn end_with_any_thread() {
     }));
 }
 
+/// A client of an MPS server falls with all that are, so the service is none, also where one serves in the place where the driver looks by itself;
+/// unless the operator names a place.
+fn stay_out_of_mps(runtime_dir: &Path) {
+    if std::env::var_os(MPS_VARIABLE).is_none() {
+        // A folder of the service's own that nobody makes, and so without a server.
+        // SAFETY: no other thread has been started.
+        unsafe { std::env::set_var(MPS_VARIABLE, runtime_dir.join("no-mps")) };
+    }
+}
+
 /// Each session and flow has descriptors, and the limit that processes begin with is often 1,024.
 fn raise_descriptor_limit() {
     if let Ok((_, most)) = getrlimit(Resource::RLIMIT_NOFILE) {
@@ -93,6 +103,7 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
         print!("{}", config.to_toml());
         return Ok(());
     }
+    stay_out_of_mps(&config.runtime_dir());
     end_with_any_thread();
     raise_descriptor_limit();
     let level = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());

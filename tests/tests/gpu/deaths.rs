@@ -1,22 +1,25 @@
-//! Large operations whose stream nobody else would let go on: the service has died, or what comes behind the command cannot be enqueued.
+//! Large operations whose stream nobody else would let go on: the service has died, or what comes behind the command cannot be enqueued; and a context that
+//! has failed.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::ensure;
 use mccs::Client;
-use mccs_cuda::{Context, OwnedStream, gpus};
+use mccs_cuda::{Context, Module, OwnedStream, gpus};
 use mccs_tests::{TestService, watchdog};
 
+use super::mps::STRAY;
 use super::ranks::{Buffers, Place, Player, Role, call, enqueue, everybody, everybody_at};
 use super::staged::strict;
-use super::{LARGE, told};
+use super::{LARGE, TENANTS, told};
 
 pub const ROLES: &[(&str, Role)] = &[
     ("serves", serves),
     ("synchronizes_after_its_service", synchronizes_after_its_service),
     ("aborts_after_its_service", aborts_after_its_service),
     ("calls_on_a_strange_stream", calls_on_a_strange_stream),
+    ("loses_its_context", loses_its_context),
 ];
 
 /// The configuration of a service in a process of its own.
@@ -122,7 +125,7 @@ fn calls_on_a_strange_stream(place: &Place) -> anyhow::Result<()> {
             unsafe { rank.stream.raw().synchronize()? };
         }
         let error = told(&rank).to_string();
-        ensure!(error.contains("rank 0 aborted"), "{error}");
+        ensure!(error.contains("rank 0: CUDA_ERROR"), "{error}");
         Ok(())
     })
 }
@@ -133,4 +136,38 @@ fn a_call_that_fails_behind_its_command_is_told_to_everybody() {
     assert!(gpus().expect("GPUs").len() > 1, "needs two GPUs");
     let service = TestService::start(LARGE);
     Player::start("calls_on_a_strange_stream", &everybody(&service, 0)).ends_well();
+}
+
+/// Rank 1's context fails, and the others wait for it.
+fn loses_its_context(place: &Place) -> anyhow::Result<()> {
+    place.each_rank(|rank| {
+        let call = call(0, place.nranks, COUNT);
+        let at = Buffers::of(&rank.context, &call)?;
+        let stray = Module::load(&rank.context, STRAY)?;
+        rank.together.wait();
+        if rank.comm.rank() == 1 {
+            let (stream, stray) = (rank.stream.raw(), stray.function("stray")?);
+            // SAFETY: none: that is what the test is about. The context is of no use afterwards.
+            let crashed = unsafe { stray.launch(stream, 1, 1, &8_u64).and_then(|()| stream.synchronize()) };
+            ensure!(crashed.is_err() && enqueue(&rank.comm, &call, &at, stream).is_err());
+        } else {
+            // Refused, if rank 1 was faster.
+            let _ = enqueue(&rank.comm, &call, &at, rank.stream.raw());
+            let error = told(&rank).to_string();
+            ensure!(error.contains("rank 1: CUDA_ERROR_ILLEGAL_ADDRESS (700)"), "{error}");
+        }
+        rank.together.wait();
+        // Nothing can be given back in order.
+        std::process::exit(0)
+    })
+}
+
+#[test]
+#[ignore = "needs two GPUs"]
+fn a_rank_whose_context_fails_is_named_to_the_others_with_the_error() {
+    assert!(gpus().expect("GPUs").len() > 1, "needs two GPUs");
+    for config in [TENANTS, LARGE] {
+        let service = TestService::start(config);
+        Player::start("loses_its_context", &everybody(&service, 0)).ends_well();
+    }
 }

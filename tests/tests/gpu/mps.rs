@@ -1,18 +1,20 @@
 //! A tenant's crash on a GPU, and tenants that share an MPS server which the service is no client of. The tests of the latter
 //! need that server: `tests/gpu.sh` starts one, and names its folder in `MCCS_GPU_MPS`.
 
-use std::path::PathBuf;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 
 use mccs_cuda::{Module, copy_to_host};
 use mccs_tests::TestService;
 
-use super::ranks::{Buffers, Place, Player, Rank, Role, call, enqueue, everybody};
+use super::ranks::{Buffers, Place, Player, Rank, Role, call, enqueue, everybody, everybody_at};
 use super::{TENANTS, wait_until};
 
 pub const ROLES: &[(&str, Role)] = &[("crashes", crashes), ("keeps_calling", keeps_calling)];
 
 /// Writes where nothing is.
-const STRAY: &[u8] = br"
+pub const STRAY: &[u8] = br"
 .version 7.0
 .target sm_70
 .address_size 64
@@ -139,4 +141,79 @@ fn under_mps_a_crash_harms_nobody_outside() {
     // The next ones get a new server.
     let service = TestService::start(TENANTS);
     Player::start_with("checks", &everybody(&service, 0), &mps()).ends_well();
+}
+
+/// An MPS server where programs look by themselves. Ends with the value.
+struct DefaultServer {
+    program: PathBuf,
+    logs: tempfile::TempDir,
+}
+
+impl DefaultServer {
+    fn start() -> Self {
+        let path = std::env::var("PATH").unwrap_or_default();
+        let folders = path.split(':').chain(["/usr/local/nvidia/bin"]);
+        let program = folders.map(|folder| Path::new(folder).join("nvidia-cuda-mps-control")).find(|at| at.exists());
+        let logs = tempfile::tempdir().expect("a directory");
+        let server = DefaultServer { program: program.expect("nvidia-cuda-mps-control"), logs };
+        let started = server.command().arg("-d").status().expect("runs");
+        assert!(started.success(), "no server, or there is another one already");
+        server
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        command.env_remove("CUDA_MPS_PIPE_DIRECTORY").env("CUDA_MPS_LOG_DIRECTORY", self.logs.path());
+        command
+    }
+
+    /// What it has logged of processes that came to it.
+    fn clients(&self) -> Vec<String> {
+        let log = std::fs::read_to_string(self.logs.path().join("control.log")).expect("a log");
+        log.lines().filter_map(|line| line.split_once("NEW CLIENT ")).map(|(_, of)| of.to_owned()).collect()
+    }
+}
+
+impl Drop for DefaultServer {
+    fn drop(&mut self) {
+        let quitting = self.command().stdin(Stdio::piped()).stdout(Stdio::null()).spawn();
+        if let Ok(mut quitting) = quitting {
+            let _ = quitting.stdin.take().map(|mut input| input.write_all(b"quit\n"));
+            let _ = quitting.wait();
+        }
+    }
+}
+
+/// Killed with the value.
+struct Process(Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The server is the tenants'. `MCCS_BIN` names the service's folder.
+#[test]
+#[ignore = "needs a GPU, and that no MPS server is where programs look by themselves"]
+fn under_mps_the_service_is_no_client_of_the_server_that_programs_find() {
+    let bin = PathBuf::from(std::env::var_os("MCCS_BIN").expect("MCCS_BIN names the folder of mccs-service"));
+    let server = DefaultServer::start();
+    let folder = tempfile::tempdir().expect("a directory");
+    let config = folder.path().join("service.toml");
+    let (name, runtime_dir) = ("gpu-host", folder.path());
+    let text = format!("[service]\nname = {name:?}\nruntime_dir = {runtime_dir:?}\n{TENANTS}");
+    std::fs::write(&config, text).expect("written");
+    let mut service = Command::new(bin.join("mccs-service"));
+    let service = service.arg("--config").arg(config).env_remove("CUDA_MPS_PIPE_DIRECTORY").stdout(Stdio::piped());
+    let mut service = Process(service.spawn().expect("starts"));
+    let said = BufReader::new(service.0.stdout.take().expect("piped")).lines().next();
+    assert!(said.is_some_and(|line| line.is_ok_and(|line| line.contains("ready"))));
+    let tenant = Player::start("checks", &everybody_at(folder.path().join("a")));
+    let [tenants, services] = [tenant.process.id(), service.0.id()].map(|process| format!("{process} from"));
+    tenant.ends_well();
+    let clients = server.clients();
+    let has = |process: &String| clients.iter().any(|client| client.starts_with(process));
+    assert!(has(&tenants) && !has(&services), "{clients:?}, of the service {services}");
 }

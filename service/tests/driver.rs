@@ -1,0 +1,166 @@
+//! CUDA drivers that are no good, and GPUs that do not work: what the service says at start, and that it starts, unless GPUs are required. The
+//! driver is a stub (`programs/libcuda.c`), compiled for each test.
+
+#[allow(dead_code, reason = "the other tests of programs need more of it")]
+mod programs;
+
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use self::programs::{mccsctl, watchdog};
+
+/// A service's host, with its driver.
+struct Host {
+    folder: tempfile::TempDir,
+}
+
+/// What a service has said, and whether it started.
+struct Said {
+    log: String,
+    is_ready: bool,
+}
+
+impl Host {
+    /// With a driver made so.
+    fn with_driver(definitions: &[&str]) -> Self {
+        let host = Host { folder: tempfile::tempdir().expect("a directory") };
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/libcuda.c");
+        let definitions = definitions.iter().map(|definition| format!("-D{definition}"));
+        let compiler = Command::new("cc")
+            .args(["-shared", "-fPIC", "-w", "-o"])
+            .arg(host.at("libcuda.so"))
+            .args(definitions)
+            .arg(source)
+            .output();
+        let compiled = compiler.expect("a C compiler");
+        assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+        host
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn service(&self, cuda: &str) -> Command {
+        watchdog();
+        let config = format!(
+            "[service]\nname = \"h0\"\nruntime_dir = {:?}\n[[tenant]]\nname = \"t\"\nsocket = \"t\"\n[cuda]\n{cuda}\n",
+            self.folder.path()
+        );
+        std::fs::write(self.at("service.toml"), config).expect("a file");
+        let mut service = Command::new(env!("CARGO_BIN_EXE_mccs-service"));
+        service.arg("--config").arg(self.at("service.toml")).env("LD_LIBRARY_PATH", self.folder.path());
+        service.env("MCCS_TEST_SAID", self.at("said")).env_remove("CUDA_MPS_PIPE_DIRECTORY");
+        service.env("RUST_LOG", "info").stdout(Stdio::piped()).stderr(Stdio::piped());
+        service
+    }
+
+    /// Starts a service, and ends it when it is ready, after `meanwhile`.
+    fn starts(&self, cuda: &str, meanwhile: impl FnOnce()) -> Said {
+        self.runs(self.service(cuda), meanwhile)
+    }
+
+    fn runs(&self, mut service: Command, meanwhile: impl FnOnce()) -> Said {
+        let mut process = service.spawn().expect("starts");
+        let said = BufReader::new(process.stdout.take().expect("piped")).lines().next();
+        let is_ready = said.is_some_and(|line| line.is_ok_and(|line| line.contains("ready")));
+        if is_ready {
+            meanwhile();
+            process.kill().expect("killed");
+        }
+        let mut log = String::new();
+        process.stderr.take().expect("piped").read_to_string(&mut log).expect("text");
+        let status = process.wait().expect("ended");
+        assert_eq!(status.code().is_none(), is_ready, "{log}");
+        Said { log, is_ready }
+    }
+
+    /// What is wrong with the driver is one line, and the service starts; where GPUs are required it ends, with the same line.
+    fn says(&self, what: &str) {
+        let said = self.starts("use = \"auto\"", || ());
+        let lines = said.log.lines().filter(|line| line.contains(what)).count();
+        assert!(said.is_ready && lines == 1, "{}", said.log);
+        let said = self.starts("use = \"required\"", || ());
+        assert!(!said.is_ready && said.log.contains("use = \"required\"") && said.log.contains(what), "{}", said.log);
+        let said = self.starts("use = \"off\"", || ());
+        assert!(said.is_ready && !said.log.contains(what), "{}", said.log);
+    }
+}
+
+#[test]
+fn a_driver_that_is_too_old_is_told_of() {
+    let host = Host::with_driver(&["DRIVER_VERSION=12020", "INIT=0", "GPUS=1"]);
+    host.says("the CUDA driver supports CUDA 12.2; 12.4 or newer is needed");
+}
+
+#[test]
+fn a_driver_that_does_not_start_is_told_of_with_its_own_word_for_it() {
+    let host = Host::with_driver(&["DRIVER_VERSION=13000", "INIT=802", "GPUS=1"]);
+    host.says("the CUDA driver does not start: cuInit: CUDA_ERROR_SYSTEM_NOT_READY (802)");
+}
+
+#[test]
+fn a_driver_without_something_is_told_of() {
+    let host = Host::with_driver(&["DRIVER_VERSION=13000", "INIT=0", "GPUS=1", "LACKS_ONE"]);
+    host.says("the CUDA driver lacks cuFuncLoad");
+}
+
+#[test]
+fn a_host_without_a_gpu_is_told_of() {
+    let host = Host::with_driver(&["DRIVER_VERSION=13000", "INIT=0", "GPUS=0"]);
+    host.says("the CUDA driver shows no GPU");
+}
+
+#[test]
+fn a_library_that_is_no_driver_is_none() {
+    let host = Host { folder: tempfile::tempdir().expect("a directory") };
+    // Found before any other of the name.
+    std::fs::write(host.at("nothing.c"), "int nothing;").expect("a file");
+    let (source, library) = (host.at("nothing.c"), host.at("libcuda.so"));
+    let compiled = Command::new("cc").args(["-shared", "-o"]).arg(library).arg(source).status().expect("a C compiler");
+    assert!(compiled.success());
+    host.says("the CUDA driver lacks cuInit: it is too old, or no driver");
+}
+
+#[test]
+fn gpus_of_which_none_works_are_told_of() {
+    let host = Host::with_driver(&["DRIVER_VERSION=13000", "INIT=0", "GPUS=1", "BROKEN=0"]);
+    host.says("no GPU works: GPU GPU-10101010-1010-1010-1010-101010101010 (0000:07:00.0)");
+}
+
+/// Of two GPUs the second does not work: in both ways that this can be.
+#[test]
+fn a_gpu_that_does_not_work_is_left_out_and_the_others_are_used() {
+    for (how, name) in [("MUTE=1", "GPU 1, as the driver counts"), ("BROKEN=1", "GPU GPU-11111111-1111")] {
+        let host = Host::with_driver(&["DRIVER_VERSION=13000", "INIT=0", "GPUS=2", how]);
+        let (mut shown, is_built) = (String::new(), mccs_kernels::cuda::IMAGE.is_some());
+        let said = host.starts("use = \"auto\"", || {
+            let told = mccsctl().arg("--socket").arg(host.at("mccs-control.sock")).arg("gpus").output().expect("runs");
+            shown = String::from_utf8(told.stdout).expect("text");
+        });
+        assert!(said.is_ready && said.log.contains("CUDA_ERROR_ECC_UNCORRECTABLE (214)"), "{}", said.log);
+        assert_eq!(said.log.lines().filter(|line| line.contains(name)).count(), 1, "{}", said.log);
+        // Without kernels there is nothing to use the other for, which is said as well.
+        assert_eq!(shown.contains("GPU-10101010-1010"), is_built, "{shown}");
+        assert_eq!(said.log.contains("this binary was built without CUDA kernels"), !is_built, "{}", said.log);
+        // Required, and by name: then it must be there.
+        let both = "use = \"required\"\ngpus = [\"0000:07:00.0\", \"0000:17:00.0\"]";
+        let said = host.starts(both, || ());
+        assert!(!said.is_ready && said.log.contains("use = \"required\""), "{}", said.log);
+        assert_eq!(host.starts("use = \"required\"", || ()).is_ready, is_built);
+    }
+}
+
+#[test]
+fn the_service_is_no_client_of_an_mps_server_unless_it_is_told_to_be() {
+    let host = Host::with_driver(&["DRIVER_VERSION=13000", "INIT=0", "GPUS=0"]);
+    let folder = || std::fs::read_to_string(host.at("said")).expect("the driver was asked");
+    host.starts("", || ());
+    let at = PathBuf::from(folder());
+    assert!(at.starts_with(host.folder.path()) && !at.exists(), "{}: nobody serves there", at.display());
+    let mut service = host.service("");
+    service.env("CUDA_MPS_PIPE_DIRECTORY", "/of/the/operator");
+    host.runs(service, || ());
+    assert_eq!(folder(), "/of/the/operator");
+}
