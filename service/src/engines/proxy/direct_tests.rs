@@ -420,7 +420,7 @@ fn gpus_are_looked_at_within_seconds_also_where_operations_may_wait_for_ever() {
     bed.tell(&[(9, 0), (0, 0)]);
     bed.look_at_gpus();
     assert_eq!(direct.ended(0), 1, "nothing is under way");
-    page.announce_capture(1);
+    page.begin_graph(1);
     bed.look_at_gpus();
     assert_eq!(direct.ended(0), 9);
 }
