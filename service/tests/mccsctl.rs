@@ -5,41 +5,65 @@ mod programs;
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
+use std::time::Duration;
 
 use mccs::{Client, Communicator, DataType, RedOp, ReduceOperator, Stream};
 
 use self::programs::{Program, address, make_keys, mccsctl};
 
-const TOPOLOGY: &str = "[rates]\nhost_leaf = \"100Gbit/s\"\nleaf_spine = \"50Gbit/s\"\n[[leaf]]\nname = \"leaf0\"\n[[host]]\nname = \
-                        \"h0\"\nleaf = \"leaf0\"\n[[spine]]\nname = \"spine0\"\nsource_ports = \"23000-23019\"\n";
+type Rank = (Client, Communicator, Stream);
 
-/// A service that is its cluster's only host, and the controller. Ends with the value.
+/// Services of a cluster, of which that of the first host is the controller. End with the value.
 struct Bed {
-    _service: Program,
+    _services: Vec<Program>,
     folder: tempfile::TempDir,
 }
 
+fn topology(hosts: &[&str]) -> String {
+    let rack =
+        |host: &&str| format!("[[leaf]]\nname = \"leaf-{host}\"\n[[host]]\nname = {host:?}\nleaf = \"leaf-{host}\"\n");
+    let racks: String = hosts.iter().map(rack).collect();
+    format!(
+        "[rates]\nhost_leaf = \"100Gbit/s\"\nleaf_spine = \"50Gbit/s\"\n{racks}[[spine]]\nname = \"spine0\"\nsource_ports = \
+         \"23000-23019\"\n[[class]]\npriority = 2\ndscp = 16\n"
+    )
+}
+
 impl Bed {
+    /// With a single host.
     fn start() -> Self {
+        Bed::of(&["h0"])
+    }
+
+    fn of(hosts: &[&str]) -> Self {
         let folder = tempfile::tempdir().expect("a directory");
         let at = |name: &str| folder.path().join(name);
-        make_keys(&["h0"], folder.path());
-        std::fs::write(at("topology.toml"), TOPOLOGY).expect("a file");
+        make_keys(hosts, folder.path());
+        std::fs::write(at("topology.toml"), topology(hosts)).expect("a file");
         std::fs::write(at("policy.toml"), "[policy]\nname = \"ecmp\"\n").expect("a file");
-        let address = address();
-        let config = format!(
-            "[service]\nname = \"h0\"\nruntime_dir = {:?}\n[exchange]\nlisten = \"{address}:7400\"\ncertificate = {:?}\nkey = \
-             {:?}\nauthority = {:?}\n[controller]\nhost = \"h0\"\ntopology = {:?}\npolicy = {:?}\n[[host]]\nname = \
-             \"h0\"\naddress = \"{address}:7400\"\n",
-            folder.path(),
-            at("h0.crt"),
-            at("h0.key"),
-            at("authority.crt"),
-            at("topology.toml"),
-            at("policy.toml"),
-        );
-        std::fs::write(at("service.toml"), config).expect("a file");
-        Bed { _service: Program::start(&at("service.toml")), folder }
+        let addresses: Vec<_> = hosts.iter().map(|host| (host, address())).collect();
+        let list: String = addresses
+            .iter()
+            .map(|(host, address)| format!("[[host]]\nname = {host:?}\naddress = \"{address}:7400\"\n"))
+            .collect();
+        let start = |(host, address): &(&&str, std::net::Ipv4Addr)| {
+            // The first has its sockets in the folder itself.
+            let runtime = if **host == hosts[0] { folder.path().to_owned() } else { at(host) };
+            std::fs::create_dir_all(&runtime).expect("a directory");
+            let config = format!(
+                "[service]\nname = {host:?}\nruntime_dir = {runtime:?}\n[cuda]\nuse = \"off\"\n[exchange]\nlisten = \"{address}:7400\"\ncertificate = \
+                 {:?}\nkey = {:?}\nauthority = {:?}\n[controller]\nhost = {:?}\ntopology = {:?}\npolicy = {:?}\n{list}",
+                at(&format!("{host}.crt")),
+                at(&format!("{host}.key")),
+                at("authority.crt"),
+                hosts[0],
+                at("topology.toml"),
+                at("policy.toml"),
+            );
+            std::fs::write(runtime.join("service.toml"), config).expect("a file");
+            Program::start(&runtime.join("service.toml"))
+        };
+        Bed { _services: addresses.iter().map(start).collect(), folder }
     }
 
     fn at(&self, name: &str) -> PathBuf {
@@ -79,6 +103,23 @@ impl Bed {
     }
 }
 
+impl Bed {
+    /// A communicator of a rank on each of two hosts.
+    fn join_across(&self) -> (Rank, Rank) {
+        let id = mccs::unique_id().expect("an id");
+        let rank = |rank: u32, socket: PathBuf| {
+            let client = Client::connect(socket).expect("a session");
+            let comm = client.init_communicator_rank(id, rank, 2, 0, "h0").expect("a communicator");
+            let stream = client.register_stream().expect("a stream");
+            (client, comm, stream)
+        };
+        std::thread::scope(|scope| {
+            let second = scope.spawn(|| rank(1, self.at("h1").join("mccs.sock")));
+            (rank(0, self.at("mccs.sock")), second.join().expect("a rank"))
+        })
+    }
+}
+
 fn complaint(output: &Output) -> String {
     assert!(!output.status.success() && output.stdout.is_empty(), "{output:?}");
     String::from_utf8_lossy(&output.stderr).into_owned()
@@ -115,8 +156,45 @@ fn policies_are_checked_compared_put_in_force_and_remembered() {
     assert!(bed.says(&["policy", "history"]).contains("good.toml"));
     let history = bed.says_in_json(&["policy", "history"]);
     assert!(history["controller"]["history"].as_array().is_some_and(|entries| !entries.is_empty()), "{history}");
-    let why = bed.complains(&["link", "leaf0", "spine7", "down"]);
+    let why = bed.complains(&["link", "leaf-h0", "spine7", "down"]);
     assert!(why.contains("spine7"), "{why}");
+}
+
+/// A policy that moves no flow is no less of a change: everything that it says differently is there to be read.
+#[test]
+fn what_a_policy_would_change_is_told_also_where_no_flow_moves() {
+    let bed = Bed::of(&["h0", "h1"]);
+    let _ranks = bed.join_across();
+    // Hosts have met, reported, and agreed on what is in force.
+    while !bed.says(&["policy", "show"]).contains("as decided") {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let tenant = "[[tenant]]\nname = \"default\"\n";
+    let window = "[[window]]\ntenant = \"default\"\nperiod = \"10ms\"\nlength = \"5ms\"\n";
+    let rules = format!("[policy]\nname = \"ecmp\"\n{tenant}cap = \"10Gbit/s\"\nweight = 3\n{window}");
+    let paced = bed.write("paced.toml", &rules);
+    let text = bed.says(&["policy", "diff", &paced]);
+    let now = "from h1 now: as they like";
+    let then = "from h1 then: 10000.0 Mbit/s a flow";
+    for part in ["tenant default: its rings and flows stay", now, then, "5.00 ms of each 10.00", "weight 3"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    assert!(!text.contains("nothing would change"), "{text}");
+    let json = bed.says_in_json(&["policy", "diff", &paced]);
+    let told = &json["controller"]["diff"][0];
+    assert_eq!((&told["changes"], &told["changes_strategy"]), (&true.into(), &false.into()), "{json}");
+    assert_eq!(told["paces_before"].as_array().map(Vec::len), Some(0), "{json}");
+    assert_eq!(told["paces_after"][1][1]["cap_bps"], 10_000_000_000_u64, "{json}");
+    assert!(bed.says(&["policy", "apply", &paced]).contains("0 communicators changed, 1 paced otherwise"));
+    assert!(bed.says(&["policy", "history"]).contains("caps, shares, windows"));
+    let text = bed.says(&["policy", "diff", &paced]);
+    assert!(text.contains("nothing would change") && text.contains("default: stays"), "{text}");
+    // Taken back, and another queue instead.
+    let marked = bed.write("marked.toml", &format!("[policy]\nname = \"priority\"\n{tenant}priority = 2\n"));
+    let text = bed.says(&["policy", "diff", &marked]);
+    let mark = ", priority 2, class of code point 16";
+    let (now, then) = text.split_once("  then:").expect("both");
+    assert!(!now.contains(mark) && then.contains(mark) && text.contains("from h0 then: as they like"), "{text}");
 }
 
 #[test]

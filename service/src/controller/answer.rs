@@ -154,6 +154,12 @@ pub struct FlowView {
     pub to: String,
     /// A spine, ports, a code point, or the switches' hash.
     pub way: String,
+    /// Its priority in its host's own queues, where it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub priority: Option<u32>,
+    /// Code point by which switches put its packets into the queue of a class, where they do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub class_dscp: Option<u32>,
 }
 
 /// What would change of a communicator.
@@ -167,8 +173,17 @@ pub struct DiffView {
     pub before: StrategyView,
     /// As it would be; or why nothing can be said.
     pub after: Result<StrategyView, String>,
-    /// Whether that is a change.
+    /// How fast and when flows leave its hosts, as they were told; hosts that were told nothing are left out.
+    #[serde(default)]
+    pub paces_before: Vec<(String, HostPace)>,
+    /// The same, as they would be told: what comes of caps, shares, weights, windows and times to yield.
+    #[serde(default)]
+    pub paces_after: Vec<(String, HostPace)>,
+    /// Whether anything would change.
     pub changes: bool,
+    /// Whether its strategy would, which its hosts have to agree on. Paces hold at once.
+    #[serde(default)]
+    pub changes_strategy: bool,
     /// Whether it stays because an operator has chosen it by hand.
     #[serde(default)]
     pub is_pinned: bool,
@@ -181,6 +196,9 @@ pub struct DiffView {
 pub struct Applied {
     /// Communicators that have changed.
     pub changed: Vec<String>,
+    /// Communicators whose hosts were told other caps, shares, windows or times to yield.
+    #[serde(default)]
+    pub paced: Vec<String>,
     /// Communicators that could not, and why.
     pub failed: Vec<(String, String)>,
     /// Communicators that keep the strategy that they had for a reason of their own, and which.

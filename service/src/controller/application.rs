@@ -28,6 +28,8 @@ pub(super) struct Application {
     /// Orders up to this one were given before.
     last_order: u64,
     changed: Vec<CommId>,
+    /// Those whose hosts were told other paces.
+    pub(super) paced: BTreeSet<CommId>,
     failed: Vec<(CommId, String)>,
     kept: Vec<(CommId, String)>,
     /// The policy is an operator's word, not the file's.
@@ -127,6 +129,7 @@ impl Controller {
             waiting: None,
             last_order: self.next_order,
             changed: Vec::new(),
+            paced: BTreeSet::new(),
             failed: Vec::new(),
             kept: Vec::new(),
             is_said: false,
@@ -198,7 +201,8 @@ impl Controller {
             return true;
         }
         let Some(application) = self.application.take() else { return false };
-        let Application { ticket, entry, changed, failed, kept, is_said, is_rolled_back, next, .. } = application;
+        let Application { ticket, entry, changed, paced, failed, kept, is_said, is_rolled_back, next, .. } =
+            application;
         if is_said && !is_rolled_back {
             // It holds until the file says something else.
             self.texts.1 = self.basis.as_ref().map(|basis| basis.policy_text.clone());
@@ -206,11 +210,14 @@ impl Controller {
         let mut changed: Vec<String> = changed.iter().map(ToString::to_string).collect();
         changed.sort_unstable();
         changed.dedup();
+        // What was taken back is as it was.
+        let paced = paced.iter().filter(|_| !is_rolled_back).map(ToString::to_string).collect::<Vec<_>>();
+        self.note_paced(&paced, now);
         let named = |(comm, reason): (CommId, String)| (comm.to_string(), reason);
         let failed = failed.into_iter().map(named).collect();
         let kept = kept.into_iter().map(named).collect();
         let not_enforced = self.basis.as_ref().map(|basis| basis.not_enforced.clone()).unwrap_or_default();
-        let applied = Applied { changed, failed, kept, rolled_back: is_rolled_back, not_enforced };
+        let applied = Applied { changed, paced, failed, kept, rolled_back: is_rolled_back, not_enforced };
         let went = match (applied.failure(), applied.exceptions()) {
             (Some(reason), _) => Went::Failed(reason),
             (None, Some(exceptions)) => Went::DoneBut(exceptions),
@@ -225,6 +232,17 @@ impl Controller {
             self.files(topology, policy, now);
         }
         self.application.is_some()
+    }
+
+    /// Hosts were told other paces, for which there are no orders that the history would tell of.
+    fn note_paced(&mut self, comms: &[String], now: Instant) {
+        let Some(first) = comms.first() else { return };
+        let more = match comms.len() - 1 {
+            0 => String::new(),
+            more => format!(", and of {more} more"),
+        };
+        let what = format!("caps, shares, windows and times to yield of communicator {first}{more} told to hosts");
+        self.history.note(what, self.last_cause.clone(), Went::Done, now);
     }
 
     /// Nothing more comes of an application.

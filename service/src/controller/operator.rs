@@ -9,8 +9,10 @@ use super::answer::{
 use super::basis::Text;
 use super::links::LinkState;
 use super::message::Report;
+use super::pace::HostPace;
 use super::plan::{Plan, path_of, plan_all};
-use super::state::{Controller, Held, Output, Ticket};
+use super::state::{Controller, Held, HostState, Output, Ticket};
+use crate::exchange::protocol::Name;
 use crate::telemetry::placed::Chosen;
 use crate::topology::Topology;
 use mccs_config::change::FlowChoice;
@@ -149,22 +151,41 @@ impl Controller {
 
     fn diff(&self, policy: Text) -> Result<Vec<DiffView>, String> {
         let basis = self.basis_of(self.topology_text()?, policy)?;
-        let view = |(report, plan): (&Report, Result<Plan, String>)| DiffView {
-            name: report.comm.to_string(),
-            tenant: report.tenant.clone(),
-            before: strategy_of(report, &basis.topology),
-            changes: plan.as_ref().is_ok_and(|plan| !report.is_pinned && !plan.is_met_by(&report.chosen)),
-            is_pinned: report.is_pinned,
-            not_enforced: plan.as_ref().map(|plan| plan.not_enforced.clone()).unwrap_or_default(),
-            after: plan.map(|plan| match report.is_pinned {
-                true => strategy_of(report, &basis.topology),
-                false => StrategyView {
-                    transport: plan.transport,
-                    ..view_of(report, (&plan.rings, &plan.paths, &plan.flows), &basis.topology)
-                },
-            }),
+        let view = |(report, plan): (&Report, Result<Plan, String>)| {
+            let paces_before = self.comms.get(&report.comm).map(Held::paces).unwrap_or_default();
+            let paces_after = self.paces_to_tell(report, plan.as_ref().ok());
+            let changes_strategy = plan.as_ref().is_ok_and(|plan| !report.is_pinned && !plan.is_met_by(&report.chosen));
+            DiffView {
+                name: report.comm.to_string(),
+                tenant: report.tenant.clone(),
+                before: strategy_of(report, &basis.topology),
+                changes: changes_strategy || paces_before != paces_after,
+                changes_strategy,
+                paces_before,
+                paces_after,
+                is_pinned: report.is_pinned,
+                not_enforced: plan.as_ref().map(|plan| plan.not_enforced.clone()).unwrap_or_default(),
+                after: plan.map(|plan| match report.is_pinned {
+                    true => strategy_of(report, &basis.topology),
+                    false => StrategyView {
+                        transport: plan.transport,
+                        ..view_of(report, (&plan.rings, &plan.paths, &plan.flows), &basis.topology)
+                    },
+                }),
+            }
         };
         Ok(plan_all(&basis, &self.links, &self.reports(), &self.wants).into_iter().map(view).collect())
+    }
+
+    /// What hosts that hear would have been told under a plan, as [`Held::paces`].
+    fn paces_to_tell(&self, report: &Report, plan: Option<&Plan>) -> Vec<(String, HostPace)> {
+        let hears = |host: &str| Name::new(host).is_some_and(|host| self.hosts.get(&host) == Some(&HostState::Synced));
+        let has_ranks = |host: &str| report.hosts.iter().any(|ranks| ranks.host == host);
+        let paces = plan.into_iter().flat_map(|plan| &plan.paces);
+        let told = paces.filter(|(host, pace)| !pace.is_free() && has_ranks(host) && hears(host));
+        let mut told: Vec<_> = told.cloned().collect();
+        told.sort_unstable_by(|(host, _), (other, _)| host.cmp(other));
+        told
     }
 }
 
@@ -209,7 +230,9 @@ fn view_of(
             }
             let path = path_of((paths, flows), (channel, from, to));
             let way = path.map_or_else(|| "hash".to_owned(), |path| way_name(path, topology));
-            seen.push(FlowView { channel, from: from.to_owned(), to: to.to_owned(), way });
+            let priority = path.and_then(|path| path.priority);
+            let class_dscp = path.and_then(|path| path.dscp.filter(|dscp| topology.is_class(*dscp)));
+            seen.push(FlowView { channel, from: from.to_owned(), to: to.to_owned(), way, priority, class_dscp });
         }
     }
     StrategyView { rings: rings.to_vec(), transport: None, flows: seen }

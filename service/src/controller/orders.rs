@@ -12,6 +12,7 @@ use mccs_config::change::StrategyChange;
 use super::bursts::Yielders;
 use super::history::Went;
 use super::message::{ControllerMessage, Order, Outcome};
+use super::pace::HostPace;
 use super::plan::Plan;
 use super::state::{Controller, HostState, Output};
 use crate::exchange::limits::CHANGE_BYTES_MAX;
@@ -111,6 +112,11 @@ impl Controller {
                 if is_news {
                     if pace.allotted_bps() == 0 {
                         self.wants.get_mut(comm).map(|by_host| by_host.remove(&host));
+                    }
+                    if held.paced.get(&host).unwrap_or(&HostPace::default()) != &pace
+                        && let Some(application) = &mut self.application
+                    {
+                        application.paced.insert(comm.clone());
                     }
                     held.paced.insert(host.clone(), pace.clone());
                     let message = ControllerMessage::Pace { life: self.life, comm: comm.clone(), pace };

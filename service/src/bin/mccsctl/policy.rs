@@ -1,5 +1,6 @@
 //! `mccsctl policy` and `mccsctl link`.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
@@ -13,6 +14,7 @@ use mccs_service::controller::answer::{
 use mccs_service::controller::basis::not_enforced;
 use mccs_service::controller::history::Went;
 use mccs_service::controller::links::LinkState;
+use mccs_service::controller::pace::HostPace;
 use mccs_service::policy::{self, Profile};
 
 /// Hosts may take seconds to agree, and again to go back.
@@ -151,8 +153,12 @@ pub fn failure(answer: &ControllerAnswer) -> Option<String> {
 }
 
 fn print_applied(applied: &Applied) {
-    say!("in force; {} communicators changed", applied.changed.len());
+    say!("in force; {} communicators changed, {} paced otherwise", applied.changed.len(), applied.paced.len());
     applied.changed.iter().for_each(|comm| say!("  {comm}"));
+    applied
+        .paced
+        .iter()
+        .for_each(|comm| say!("  {comm}: hosts were told other caps, shares, windows or times to yield"));
     applied.kept.iter().for_each(|(comm, why)| say!("  {comm} keeps its strategy, and is asked again: {why}"));
     applied.not_enforced.iter().for_each(|what| say!("  decided, not enforced: {what}"));
 }
@@ -165,7 +171,9 @@ fn strategy(strategy: &StrategyView, indent: &str) {
         let ranks: Vec<String> = ring.iter().map(u32::to_string).collect();
         say!("{indent}channel {channel}: ring {}", ranks.join(" "));
         for flow in strategy.flows.iter().filter(|flow| flow.channel == channel) {
-            say!("{indent}  {} -> {}: {}", flow.from, flow.to, flow.way);
+            let priority = flow.priority.map(|priority| format!(", priority {priority}")).unwrap_or_default();
+            let class = flow.class_dscp.map(|dscp| format!(", class of code point {dscp}")).unwrap_or_default();
+            say!("{indent}  {} -> {}: {}{priority}{class}", flow.from, flow.to, flow.way);
         }
     }
 }
@@ -230,10 +238,11 @@ fn diff(all: &[DiffView]) {
         say!("nothing would change");
     }
     for view in all {
+        let (name, tenant) = (&view.name, &view.tenant);
         match &view.after {
-            Err(reason) => say!("communicator {}, tenant {}: left as it is: {reason}", view.name, view.tenant),
-            Ok(after) if view.changes => {
-                say!("communicator {}, tenant {}", view.name, view.tenant);
+            Err(reason) => say!("communicator {name}, tenant {tenant}: left as it is: {reason}"),
+            Ok(after) if view.changes_strategy => {
+                say!("communicator {name}, tenant {tenant}");
                 say!("  now:");
                 strategy(&view.before, "    ");
                 say!("  then:");
@@ -241,10 +250,28 @@ fn diff(all: &[DiffView]) {
             }
             Ok(_) => {
                 let why = if view.is_pinned { ", as it is pinned" } else { "" };
-                say!("communicator {}, tenant {}: stays{why}", view.name, view.tenant);
+                let what = if view.changes { "its rings and flows stay" } else { "stays" };
+                say!("communicator {name}, tenant {tenant}: {what}{why}");
             }
         }
+        diff_paces(&view.paces_before, &view.paces_after);
         view.not_enforced.iter().for_each(|what| say!("  decided, not enforced: {what}"));
+    }
+}
+
+/// Hosts whose flows would leave otherwise than now.
+fn diff_paces(before: &[(String, HostPace)], after: &[(String, HostPace)]) {
+    let hosts: BTreeSet<&String> = before.iter().chain(after).map(|(host, _)| host).collect();
+    let of = |paces: &[(String, HostPace)], host: &String| {
+        let pace = paces.iter().find(|(other, _)| other == host).map(|(_, pace)| pace.to_string());
+        pace.unwrap_or_else(|| "as they like".to_owned())
+    };
+    for host in hosts {
+        let (now, then) = (of(before, host), of(after, host));
+        if now != then {
+            say!("  from {host} now: {now}");
+            say!("  from {host} then: {then}");
+        }
     }
 }
 
