@@ -85,7 +85,8 @@ def measure(fabric, options, toml, spine):
         for name, text in [("topology", topology(toml)), ("policy", to_toml({"policy": {"name": "ffa"}}))]:
             (pathlib.Path(files) / f"{name}.toml").write_text(text)
         controller = fabric.hosts[0]
-        settings = ['strategy.algorithm = "ring"', "strategy.channels = 2", f'controller.host = "{controller}"',
+        # Emulated hosts would all have this machine's GPUs, of which their topology says nothing.
+        settings = ['strategy.algorithm = "ring"', "strategy.channels = 2", 'cuda.use = "off"', f'controller.host = "{controller}"',
                     *(f'controller.{name} = "{files}/{name}.toml"' for name in ("topology", "policy"))]
         with cluster.services(fabric, settings) as (_, folder):
             placed, id, found = list(fabric.hosts), secrets.token_hex(16), {}

@@ -177,7 +177,8 @@ def measure(scenario, fabric, variant, options):
             for name, text in [("topology", scenario.topology()), ("policy", scenario.policy(variant))]:
                 (pathlib.Path(files) / f"{name}.toml").write_text(text)
                 settings.append(f'controller.{name} = "{files}/{name}.toml"')
-            settings.append(f'controller.host = "{fabric.hosts[0]}"')
+            # Emulated hosts would all have this machine's GPUs, of which their topology says nothing.
+            settings += [f'controller.host = "{fabric.hosts[0]}"', 'cuda.use = "off"']
         tenants = [job["name"] for job in scenario.jobs]
         _, folder = meanwhile.enter_context(cluster.services(fabric, settings, tenants))
         began, moments = time.monotonic(), {}

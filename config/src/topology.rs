@@ -11,6 +11,8 @@ use std::collections::{HashMap, HashSet};
 
 use serde::{Deserialize, Serialize};
 
+use crate::document;
+use crate::error::{ConfigError, Diagnostic};
 use crate::limits;
 use crate::service::{Device, Ports};
 use crate::units::Rate;
@@ -101,7 +103,7 @@ pub struct Class {
 pub struct Host {
     /// Name.
     pub name: String,
-    /// Devices.
+    /// Devices: the GPUs that its service uses, counted as that counts them; where it uses none, places among which ranks are divided.
     #[serde(default = "default_devices")]
     pub devices: u32,
     /// Leaf of its only NIC.
@@ -144,23 +146,69 @@ impl TopologyFile {
         priority == 0 || self.classes.iter().any(|class| class.priority == priority)
     }
 
-    /// What contradicts the hosts that are really there, given as names and numbers of devices: one complaint each. A host
-    /// of the file that is not there yet is none: it may be down.
+    /// As [`TopologyFile::parse`], and against the cluster whose network it is.
+    ///
+    /// # Errors
+    /// As [`TopologyFile::load`]; also what [`TopologyFile::contradictions`] finds.
+    pub fn parse_for(text: &str, file_name: &str, cluster: &[ActualHost<'_>]) -> Result<Self, ConfigError> {
+        let file: TopologyFile = document::parse(text, file_name)?;
+        let found = file.contradictions(text, file_name, cluster);
+        if found.is_empty() { Ok(file) } else { Err(ConfigError::Invalid(found)) }
+    }
+
+    /// What contradicts the hosts that there are, of a file with this text: hosts that only one of both has, and numbers of devices that are
+    /// not those of the hosts' GPUs. In the order of the file.
     #[must_use]
-    pub fn contradictions<'a>(&self, actual: impl IntoIterator<Item = (&'a str, u32)>) -> Vec<String> {
-        let known: HashMap<&str, u32> = self.hosts.iter().map(|host| (host.name.as_str(), host.devices)).collect();
-        let complain = |(name, devices): (&str, u32)| match known.get(name) {
-            None => {
-                let hint = nearest(name, known.keys().copied());
-                let hint = hint.map(|near| format!("; it has {near:?}")).unwrap_or_default();
-                Some(format!("host {name:?} is in the cluster and not in the topology{hint}"))
-            }
-            Some(&said) if said != devices => {
-                Some(format!("host {name:?} has {devices} devices, the topology says {said}"))
-            }
-            Some(_) => None,
+    pub fn contradictions(&self, text: &str, file_name: &str, cluster: &[ActualHost<'_>]) -> Vec<Diagnostic> {
+        let mut found = document::check(&Against { file: self, cluster }, text, file_name);
+        found.sort_by_key(|diagnostic| (diagnostic.line, diagnostic.column));
+        found
+    }
+}
+
+/// A host of the cluster, as it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ActualHost<'a> {
+    /// As the list of hosts in `service.toml` has it.
+    pub name: &'a str,
+    /// GPUs that its service uses. `None` where it has none, or has not said: host memory has as many devices as the topology says.
+    pub gpus: Option<u32>,
+}
+
+/// A topology beside the hosts that there are.
+struct Against<'a> {
+    file: &'a TopologyFile,
+    cluster: &'a [ActualHost<'a>],
+}
+
+impl Validate for Against<'_> {
+    fn validate(&self, problems: &mut Problems) {
+        let known: HashSet<&str> = self.file.hosts.iter().map(|host| host.name.as_str()).collect();
+        let actual: HashMap<&str, Option<u32>> = self.cluster.iter().map(|host| (host.name, host.gpus)).collect();
+        // Who is called otherwise by one of both is missing in each.
+        let missing: Vec<&str> = actual.keys().copied().filter(|name| !known.contains(name)).collect();
+        let unknown: Vec<&str> = known.iter().copied().filter(|name| !actual.contains_key(name)).collect();
+        let hint = |name: &str, others: &[&str]| {
+            let near = nearest(name, others.iter().copied()).map(|near| format!("; it has {near:?}"));
+            near.unwrap_or_default()
         };
-        actual.into_iter().filter_map(complain).collect()
+        for name in self.cluster.iter().map(|host| host.name).filter(|name| !known.contains(name)) {
+            let hint = hint(name, &unknown);
+            problems.add("host", format!("host {name:?} is in the cluster and not in the topology{hint}"));
+        }
+        for (i, host) in self.file.hosts.iter().enumerate() {
+            match actual.get(host.name.as_str()) {
+                None => {
+                    let message = format!("the cluster, which service.toml lists, has no host {:?}", host.name);
+                    problems.add(format!("host[{i}].name"), message + &hint(&host.name, &missing));
+                }
+                Some(Some(gpus)) if *gpus != host.devices => {
+                    let message = format!("must be {gpus}: the service of {:?} uses so many GPUs", host.name);
+                    problems.add(format!("host[{i}].devices"), format!("{message}, not {}", host.devices));
+                }
+                Some(_) => {}
+            }
+        }
     }
 }
 

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use clap::Parser;
 use mccs_config::error::in_words;
+use mccs_config::topology::ActualHost;
 use mccs_service::controller::basis::{Basis, Text};
 use mccs_service::devices::cuda::{MPS_VARIABLE, QUEUES_MAX, QUEUES_VARIABLE};
 use mccs_service::engines::controller::ControllerSettings;
@@ -48,7 +49,8 @@ fn check_files(controller: &ControllerSettings) -> anyhow::Result<()> {
     let read = |path: &PathBuf| -> anyhow::Result<Text> {
         Ok(Text { name: path.display().to_string(), text: mccs_config::document::read_text(path)? })
     };
-    let cluster: Vec<String> = controller.hosts.iter().map(ToString::to_string).collect();
+    // What hosts have is known when they report.
+    let cluster: Vec<_> = controller.hosts.iter().map(|host| ActualHost { name: host.as_str(), gpus: None }).collect();
     Basis::new(read(topology)?, read(policy)?, &cluster).map_err(anyhow::Error::msg)?;
     Ok(())
 }

@@ -218,7 +218,9 @@ impl Service {
                 let exchange = start_exchange(&runtimes, runtime, exchange, Arc::clone(&registry), sink)?;
                 if let (Some(inputs), Some(settings)) = (inputs, &settings.controller) {
                     let outputs = (exchange.clone(), proxy.clone());
-                    start_controller(&runtimes, main, settings, inputs, outputs, (&registry, &words))?;
+                    let gpus = gpus.as_ref().map_or(0, |gpus| gpus.ids.len() as u32);
+                    let settings = ControllerSettings { gpus, ..settings.clone() };
+                    start_controller(&runtimes, main, &settings, inputs, outputs, (&registry, &words))?;
                 }
                 let transport = carriers.as_ref().map(|carriers| carriers.first);
                 let ways = Arc::new(Ways { transport, paths: settings.paths.clone(), ..Ways::default() });

@@ -75,7 +75,7 @@ impl Cluster {
             format!("[[host]]\nname = {host:?}\naddress = \"{address}:7400\"\n")
         });
         let config = format!(
-            "[service]\nname = {name:?}\nruntime_dir = {runtime:?}\n[strategy]\nalgorithm = \"ring\"\n[exchange]\nlisten = \
+            "[service]\nname = {name:?}\nruntime_dir = {runtime:?}\n[cuda]\nuse = \"off\"\n[strategy]\nalgorithm = \"ring\"\n[exchange]\nlisten = \
              \"{own}:7400\"\ncertificate = {:?}\nkey = {:?}\nauthority = {:?}\nkeep_alive = \"200ms\"\nlink_timeout = \
              \"3s\"\nhost_timeout = \"6s\"\n[controller]\nhost = {controller:?}\n{}{}",
             self.at(&format!("{name}.crt")),

@@ -80,12 +80,25 @@ fn leaves_need_spines_and_spines_a_rate() {
 
 #[test]
 fn hosts_that_are_there_are_compared() {
-    let file = TopologyFile::parse(include_str!("../../examples/topology.toml"), "x").expect("right");
-    assert_eq!(file.contradictions([("host-a", 2), ("host-b", 2)]), Vec::<String>::new());
-    let all = file.contradictions([("host-a", 4), ("host-bb", 2)]);
-    assert_eq!(all.len(), 2, "{all:?}");
-    assert!(all[0].contains("4 devices, the topology says 2"), "{all:?}");
-    assert!(all[1].contains("it has \"host-b\""), "{all:?}");
+    let text = include_str!("../../examples/topology.toml");
+    let host = |name: &'static str, gpus: u32| ActualHost { name, gpus: Some(gpus) };
+    let all = [host("host-a", 2), host("host-b", 2), host("host-c", 2), host("host-d", 2)];
+    let complaints = |cluster: &[ActualHost<'_>]| match TopologyFile::parse_for(text, "topology.toml", cluster) {
+        Ok(_) => Vec::new(),
+        Err(error) => error.diagnostics().to_vec(),
+    };
+    assert_eq!(complaints(&all), []);
+    // Who has not said how many it has may have any.
+    assert_eq!(complaints(&all.map(|host| ActualHost { gpus: None, ..host })), []);
+    let found = complaints(&[host("host-a", 4), host("host-bb", 2), all[2], all[3]]);
+    let at = |part: &str| text.lines().position(|line| line.starts_with(part)).expect("in the file") + 1;
+    let [missing, devices, unknown] = &found[..] else { panic!("{found:?}") };
+    assert_eq!((missing.line, &*missing.key), (at("[[host]]"), "host"));
+    assert!(missing.message.contains("\"host-bb\" is in the cluster") && missing.message.contains("it has \"host-b\""));
+    assert_eq!((devices.line, &*devices.key), (at("name = \"host-a\"") + 1, "host[0].devices"));
+    assert!(devices.message.contains("must be 4") && devices.message.contains("not 2"), "{devices}");
+    assert_eq!((unknown.line, &*unknown.key), (at("name = \"host-b\""), "host[1].name"));
+    assert!(unknown.message.contains("no host \"host-b\"; it has \"host-bb\""), "{unknown}");
 }
 
 #[test]

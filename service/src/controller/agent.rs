@@ -173,6 +173,8 @@ struct Carried {
 /// See the module's documentation.
 pub struct Agent {
     controller: Name,
+    /// GPUs that this host's service uses.
+    gpus: u32,
     life: Option<u64>,
     /// The newest life that was obeyed.
     newest_life: u64,
@@ -217,6 +219,7 @@ impl Agent {
     pub fn new(controller: Name) -> Self {
         Agent {
             controller,
+            gpus: 0,
             life: None,
             newest_life: 0,
             with_profiles: false,
@@ -231,6 +234,12 @@ impl Agent {
             said: SaidLinks::default(),
             budget: LogBudget::default(),
         }
+    }
+
+    /// The same, where the service uses so many GPUs.
+    #[must_use]
+    pub fn with_gpus(self, gpus: u32) -> Self {
+        Agent { gpus, ..self }
     }
 
     /// Some path of this host's flows may be dead.
@@ -390,7 +399,7 @@ impl Agent {
         let dead = self.dead_paths.iter().cloned();
         let dead = dead.map(|(peer, path)| AgentMessage::Path { peer, path, answers: false });
         let kept = self.said.messages().map(|links| AgentMessage::Kept { links });
-        dead.chain(kept).map(AgentOutput::Tell).collect()
+        [AgentMessage::Has { gpus: self.gpus }].into_iter().chain(dead).chain(kept).map(AgentOutput::Tell).collect()
     }
 
     fn carry_out(&mut self, order: Order) -> AgentOutput {

@@ -77,6 +77,9 @@ pub struct PolicyView {
     /// Hosts that obey another host's controller, and which.
     #[serde(default)]
     pub elsewhere: Vec<(String, String)>,
+    /// What contradicts hosts of the topology in force: file, line, and why.
+    #[serde(default)]
+    pub contradictions: Vec<String>,
     /// Links that are out of order.
     pub links: Vec<(String, String, LinkState)>,
     /// Links that hosts have found dead: lower and upper end, and why.

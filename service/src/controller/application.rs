@@ -90,8 +90,7 @@ impl Controller {
     }
 
     pub(super) fn basis_of(&self, topology: Text, policy: Text) -> Result<Basis, String> {
-        let cluster: Vec<String> = self.hosts().map(|(host, _)| host.to_string()).collect();
-        Basis::new(topology, policy, &cluster)
+        Basis::new(topology, policy, &self.actual_hosts())
     }
 
     /// The topology that a policy is checked against.
@@ -108,6 +107,7 @@ impl Controller {
         tracing::info!(policy, %file, why, "policy put in force");
         self.uses_profiles(basis.policy.uses_profiles());
         let before = self.basis.replace(Arc::new(basis));
+        self.is_to_compare = true;
         let is_said = ticket.is_some();
         self.start(what, why, (before, ticket), now);
         self.application.iter_mut().for_each(|application| application.is_said = is_said);
@@ -195,7 +195,7 @@ impl Controller {
             let what = format!("policy {} of {}", before.policy.name(), before.policy_text.name);
             self.history.note(what, &*cause, Went::Done, now);
             self.uses_profiles(before.policy.uses_profiles());
-            self.basis = Some(before);
+            (self.basis, self.is_to_compare) = (Some(before), true);
             self.forgive();
             self.because(cause);
             return true;

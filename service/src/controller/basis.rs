@@ -4,6 +4,7 @@
 
 use std::collections::HashMap;
 
+use mccs_config::topology::ActualHost;
 use mccs_config::{PolicyFile, TopologyFile};
 
 use crate::policy::{self, Policy, Rules};
@@ -24,6 +25,8 @@ pub struct Basis {
     pub topology_text: Text,
     /// As it was read.
     pub policy_text: Text,
+    /// What the text of the topology says.
+    topology_file: TopologyFile,
     /// The network.
     pub topology: Topology,
     /// Its hosts.
@@ -41,15 +44,9 @@ impl Basis {
     ///
     /// # Errors
     /// What is wrong, in the operator's words: file, line, key and what would be right.
-    pub fn new(topology_text: Text, policy_text: Text, cluster: &[String]) -> Result<Self, String> {
-        let file = TopologyFile::parse(&topology_text.text, &topology_text.name).map_err(|error| error.to_string())?;
-        let said: HashMap<&str, u32> = file.hosts.iter().map(|host| (host.name.as_str(), host.devices)).collect();
-        // Devices of host memory are as many as the topology says; hosts have to be there.
-        let actual = cluster.iter().map(|host| (host.as_str(), said.get(host.as_str()).copied().unwrap_or_default()));
-        let contradictions = file.contradictions(actual);
-        if !contradictions.is_empty() {
-            return Err(format!("{}: {}", topology_text.name, contradictions.join("; ")));
-        }
+    pub fn new(topology_text: Text, policy_text: Text, cluster: &[ActualHost<'_>]) -> Result<Self, String> {
+        let file = TopologyFile::parse_for(&topology_text.text, &topology_text.name, cluster);
+        let file = file.map_err(|error| error.to_string())?;
         let policy_file = PolicyFile::parse_for(&policy_text.text, &policy_text.name, &file, &policy::names())
             .map_err(|error| error.to_string())?;
         let topology = Topology::from_file(&file).map_err(|error| format!("{}: {error}", topology_text.name))?;
@@ -59,7 +56,15 @@ impl Basis {
             (Rules::from_file(&policy_file, &topology), not_enforced(&policy_file, Some(&file)));
         let hosts = (0..topology.host_count() as u32).map(HostId);
         let hosts = hosts.map(|host| (topology.host_name(host).to_owned(), host)).collect();
-        Ok(Basis { topology_text, policy_text, topology, hosts, rules, policy, not_enforced })
+        let topology_file = file;
+        Ok(Basis { topology_text, policy_text, topology_file, topology, hosts, rules, policy, not_enforced })
+    }
+
+    /// What of the topology contradicts hosts, by what they have said since: file, line, key and what would be right.
+    #[must_use]
+    pub fn contradictions(&self, cluster: &[ActualHost<'_>]) -> Vec<String> {
+        let Text { name, text } = &self.topology_text;
+        self.topology_file.contradictions(text, name, cluster).iter().map(ToString::to_string).collect()
     }
 }
 

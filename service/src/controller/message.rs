@@ -48,6 +48,11 @@ pub struct Report {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum AgentMessage {
+    /// What the host has, as far as the topology says it too; the first that it reports.
+    Has {
+        /// GPUs that its service uses.
+        gpus: u32,
+    },
     /// A communicator began, or has another strategy.
     Report(Box<Report>),
     /// A communicator has ended or failed.
@@ -331,6 +336,9 @@ impl Report {
         if self.hosts.iter().enumerate().any(twice) {
             return Err(BodyError::Impossible("it names a host twice"));
         }
+        if self.hosts.iter().any(|host| !host.devices.is_empty() && host.devices.len() != host.ranks.len()) {
+            return Err(BodyError::Impossible("each rank has a device, or none has"));
+        }
         if self.profile.is_some_and(|profile| profile.period_ns == 0 || profile.busy_ns > profile.period_ns) {
             return Err(BodyError::Impossible("it sends for longer than there is time"));
         }
@@ -368,7 +376,11 @@ mod tests {
     use crate::policy::Window;
 
     fn report() -> Report {
-        let host = |host: &str, ranks: &[u32]| HostRanks { host: host.into(), ranks: ranks.to_vec() };
+        let host = |host: &str, ranks: &[u32]| HostRanks {
+            host: host.into(),
+            ranks: ranks.to_vec(),
+            devices: if ranks.len() == 2 { vec![3, 2] } else { Vec::new() },
+        };
         Report {
             comm: CommId { root: Name::new("a").unwrap(), incarnation: u64::MAX, number: 3 },
             number: 7,
@@ -408,6 +420,7 @@ mod tests {
         refused(&|report| report.hosts[1].ranks = vec![2]);
         refused(&|report| report.hosts[1].ranks = vec![9]);
         refused(&|report| report.hosts[1].host = "a".into());
+        refused(&|report| report.hosts[1].devices = vec![0, 1]);
         refused(&|report| report.chosen.rings = vec![vec![0, 1]]);
         refused(&|report| report.chosen.rings = vec![vec![0, 1, 1]]);
         refused(&|report| report.chosen.rings = vec![vec![0, 1, 2]; CHANNELS_MAX + 1]);
@@ -449,6 +462,7 @@ mod tests {
         let refused = Outcome::Refused { whose: Whose::Change, reason: "r".into() };
         let outcomes = [Outcome::Done { epoch: 1, cut: 2 }, Outcome::Stale { epoch: 3 }, refused];
         let of_agents = [
+            AgentMessage::Has { gpus: 8 },
             AgentMessage::Report(Box::new(report())),
             AgentMessage::Gone { comm: comm.clone() },
             AgentMessage::Kept { links: vec![link.clone()] },
@@ -486,7 +500,7 @@ mod tests {
         let digest = one_of_each().join("\n").bytes().fold(0xcbf2_9ce4_8422_2325, fnv);
         assert_eq!(
             (VERSION, digest),
-            (9, 0x72c5_19b3_7097_e126),
+            (10, 0x94b7_ebd0_3513_de4b),
             "raise VERSION of the exchange protocol, and note both here"
         );
     }

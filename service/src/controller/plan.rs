@@ -146,14 +146,17 @@ fn wanted_part(
     allotted.into_iter().map(part).try_fold(0.0, |most: f64, part| Some(most.max(part?))).filter(|part| *part > 0.0)
 }
 
-/// Ranks of a host are at its devices in their order, round and round: host memory has no devices of its own.
+/// Ranks are at their GPUs, where hosts say which; in host memory, which has no devices of its own, at the host's devices in their order,
+/// round and round.
 fn job_of(basis: &Basis, number: u64, report: &Report) -> Result<Job, String> {
     let mut hosts = Vec::with_capacity(report.hosts.len());
     for place in &report.hosts {
         let host =
             *basis.hosts.get(&place.host).ok_or_else(|| format!("host {} is not in the topology", place.host))?;
         let devices = basis.topology.device_count(host).max(1);
-        let ranks = place.ranks.iter().zip(0..).map(|(rank, place)| (*rank, place % devices)).collect();
+        let in_turn = (0..devices).cycle();
+        let devices = place.devices.iter().copied().chain(in_turn);
+        let ranks = place.ranks.iter().copied().zip(devices).collect();
         hosts.push(Placed { host, ranks });
     }
     Ok(Job {

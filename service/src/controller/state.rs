@@ -23,6 +23,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use mccs_config::topology::ActualHost;
+
 use super::answer::ControllerAnswer;
 use super::application::Application;
 use super::basis::{Basis, Text};
@@ -127,6 +129,12 @@ pub struct Controller {
     /// When the common clock showed `life`.
     born: Instant,
     pub(super) hosts: BTreeMap<Name, HostState>,
+    /// GPUs that hosts' services use, as they have said.
+    gpus: BTreeMap<Name, u32>,
+    /// The topology in force is to be compared with the hosts.
+    pub(super) is_to_compare: bool,
+    /// What contradicts them of it.
+    pub(super) contradictions: Vec<String>,
     grace_until: Instant,
     pub(super) basis: Option<Arc<Basis>>,
     with_profiles: bool,
@@ -170,6 +178,9 @@ impl Controller {
             life,
             born: now,
             hosts: hosts.iter().map(|host| (host.clone(), HostState::Away)).collect(),
+            gpus: BTreeMap::new(),
+            is_to_compare: false,
+            contradictions: Vec::new(),
             grace_until: now + GRACE,
             basis: None,
             with_profiles: false,
@@ -257,6 +268,7 @@ impl Controller {
         let Some(state) = self.hosts.get_mut(host) else { return };
         self.superseded.remove(host);
         self.elsewhere.remove(host);
+        self.is_to_compare |= self.gpus.remove(host).is_some();
         if std::mem::replace(state, HostState::Away) != HostState::Away {
             self.history.note(format!("host {host} lost"), "", Went::Done, now);
         }
@@ -289,6 +301,9 @@ impl Controller {
         match message {
             // A host that is away, or was forgotten, begins with a report for a Sync.
             _ if self.hosts.get(from).is_none_or(|state| *state == HostState::Away) => {}
+            AgentMessage::Has { gpus } => {
+                self.is_to_compare |= self.gpus.insert(from.clone(), gpus) != Some(gpus);
+            }
             AgentMessage::Report(report) => self.report(*report, now),
             AgentMessage::Burst { comm, burst } => self.foreseen(&comm, burst),
             AgentMessage::Wants { comm, bps } => self.wants(from, comm, bps, now),
@@ -487,9 +502,30 @@ impl Controller {
         self.hosts.values().filter_map(until).filter(|until| *until > now).max()
     }
 
+    /// The hosts of the cluster, and what they have said of themselves.
+    pub(super) fn actual_hosts(&self) -> Vec<ActualHost<'_>> {
+        let gpus = |host: &Name| self.gpus.get(host).copied().filter(|gpus| *gpus > 0);
+        self.hosts.keys().map(|host| ActualHost { name: host.as_str(), gpus: gpus(host) }).collect()
+    }
+
+    /// Compares the topology in force with what hosts have said since. What contradicts it is told; it stays in force, as all that was decided
+    /// by it does.
+    fn compare_hosts(&mut self, now: Instant) {
+        let Some(basis) = &self.basis else { return };
+        let found = basis.contradictions(&self.actual_hosts());
+        for contradiction in found.iter().filter(|found| !self.contradictions.contains(found)) {
+            tracing::warn!(contradiction, "the topology in force contradicts a host");
+            self.history.note("topology contradicted by a host", contradiction.as_str(), Went::Done, now);
+        }
+        self.contradictions = found;
+    }
+
     /// Does what inputs and time have made due.
     pub fn settle(&mut self, now: Instant) {
         self.expire(now);
+        if std::mem::take(&mut self.is_to_compare) {
+            self.compare_hosts(now);
+        }
         if self.superseded_by().is_some() {
             return self.give_up_application("another life of the controller has replaced this one");
         }

@@ -77,6 +77,8 @@ pub struct ControllerSettings {
     pub hosts: Vec<Name>,
     /// Where they are reached, and this host's address for flows, if it has one of its own: for probes of paths.
     pub addresses: (Vec<(Name, SocketAddr)>, Option<IpAddr>),
+    /// GPUs that the service uses; none as long as nobody has looked for them.
+    pub gpus: u32,
     /// `topology.toml` and `policy.toml`, where this is the controller.
     pub files: Option<(PathBuf, PathBuf)>,
     /// Where the controller keeps what operators have said of links.
@@ -102,6 +104,7 @@ impl ControllerSettings {
                     .or(config.exchange.as_ref().map(|exchange| exchange.listen.0.ip()))
                     .filter(|address| !address.is_unspecified()),
             ),
+            gpus: 0,
             files: files.filter(|_| is_here),
             links: controller.links.clone().filter(|_| is_here),
         }
@@ -193,7 +196,7 @@ impl ControllerEngine {
         let (addresses, from) = settings.addresses.clone();
         ControllerEngine {
             own: settings.own.clone(),
-            agent: Agent::new(settings.host.clone()),
+            agent: Agent::new(settings.host.clone()).with_gpus(settings.gpus),
             role,
             mailbox,
             replies: Mailbox::new(REPLIES_MAX),

@@ -19,6 +19,9 @@ pub struct HostRanks {
     pub host: String,
     /// Its ranks, ascending.
     pub ranks: Vec<u32>,
+    /// The GPU of each of them, as its service counts them; none where ranks are in host memory, which has no devices of its own.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub devices: Vec<u32>,
 }
 
 /// A strategy, in the words of a change.

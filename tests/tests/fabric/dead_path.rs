@@ -153,7 +153,9 @@ fn the_controller_leaves_a_link_that_dies_silently_and_returns_to_it() {
     std::fs::write(file("topology.toml"), topology).expect("a file");
     std::fs::write(file("policy.toml"), "[policy]\nname = \"ffa\"\n").expect("a file");
     let (topology, policy) = (file("topology.toml"), file("policy.toml"));
-    let controller = format!("[controller]\nhost = \"h0\"\ntopology = {topology:?}\npolicy = {policy:?}\n");
+    // Its hosts would all have this machine's GPUs, of which the topology says nothing.
+    let controller =
+        format!("[cuda]\nuse = \"off\"\n[controller]\nhost = \"h0\"\ntopology = {topology:?}\npolicy = {policy:?}\n");
     let bed = bed.with_services(&format!("[strategy]\nalgorithm = \"ring\"\nchannels = 2\n{controller}"), "");
     let took = bear_death(&bed, |died| {
         let found = is_shown(&bed, |view| !view.dead_links.is_empty());

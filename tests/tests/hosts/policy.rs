@@ -49,7 +49,9 @@ fn start_on(folder: &Path, topology: &str, policy: &str) -> TestHosts {
     let (topology, policy) = (folder.join("topology.toml"), folder.join("policy.toml"));
     let controller = format!("[controller]\nhost = \"h{CONTROLLER}\"\ntopology = {topology:?}\npolicy = {policy:?}\n");
     let times = "[exchange]\nkeep_alive = \"200ms\"\nlink_timeout = \"3s\"\nhost_timeout = \"6s\"\n";
-    TestHosts::start(3, &format!("[strategy]\nalgorithm = \"ring\"\n{controller}{times}"))
+    // Its hosts would all have this machine's GPUs, of which the topology says nothing.
+    let cuda = "[cuda]\nuse = \"off\"\n";
+    TestHosts::start(3, &format!("[strategy]\nalgorithm = \"ring\"\n{cuda}{controller}{times}"))
 }
 
 fn request(hosts: &TestHosts, host: usize, request: ControllerRequest) -> Result<ControllerAnswer, String> {

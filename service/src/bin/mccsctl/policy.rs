@@ -198,6 +198,7 @@ fn show(view: &PolicyView) {
     for (lower, upper, state) in &view.links {
         say!("  link {lower} {upper}: {state}");
     }
+    view.contradictions.iter().for_each(|what| say!("  contradicts a host: {what}"));
     for [lower, upper, why] in &view.dead_links {
         say!("  link {lower} {upper}: found dead, {why} over it");
     }

@@ -137,7 +137,11 @@ impl Bed {
         let begins_over = Some(TransportKind::Tcp);
         let rings = vec![(0..nranks).collect(); 2];
         let chosen = Chosen { rings, transport: begins_over, ..Chosen::default() };
-        let hosts = hosts.iter().map(|(host, ranks)| HostRanks { host: (*host).into(), ranks: ranks.to_vec() });
+        let hosts = hosts.iter().map(|(host, ranks)| HostRanks {
+            host: (*host).into(),
+            ranks: ranks.to_vec(),
+            devices: Vec::new(),
+        });
         let (number, tenant) = (self.next_comm, tenant.to_owned());
         let (hosts, chosen) = (hosts.collect(), Arc::new(chosen));
         let (comm_of_live, profile, is_pinned) = (comm.clone(), None, false);

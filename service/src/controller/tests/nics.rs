@@ -2,18 +2,23 @@
 
 use mccs_config::TopologyFile;
 use mccs_config::service::TransportKind;
+use mccs_config::topology::ActualHost;
 
-use super::bed::name;
-use crate::controller::plan::{Plan, plan};
+use super::bed::{name, policy, text};
+use crate::controller::basis::Basis;
+use crate::controller::links::Links;
+use crate::controller::message::Report;
+use crate::controller::plan::{Plan, Wants, plan, plan_all};
 use crate::exchange::protocol::CommId;
 use crate::policy::{Decision, Flow, Way};
+use crate::telemetry::placed::{Chosen, HostRanks};
 use crate::topology::{HostId, Port, Topology};
 
 /// Two hosts of two NICs, a rail each.
 const RAILS: &str = include_str!("../../../../config/examples/topology-rails.toml");
 
 /// The example, with names for the NICs of its second host, too.
-fn named(second: [&str; 2]) -> Topology {
+fn named_text(second: [&str; 2]) -> String {
     let nics = "nic = [{ leaf = \"rail0\", devices = [0, 1] }, { leaf = \"rail1\", devices = [2, 3] }]";
     assert!(RAILS.contains(nics));
     let nic = |rail: usize| {
@@ -23,7 +28,11 @@ fn named(second: [&str; 2]) -> Topology {
             "{{ leaf = \"rail{rail}\", devices = {devices:?}, interface = \"{interface}\", rdma = \"mlx5_{rail}\" }}"
         )
     };
-    topology(&RAILS.replace(nics, &format!("nic = [{}, {}]", nic(0), nic(1))))
+    RAILS.replace(nics, &format!("nic = [{}, {}]", nic(0), nic(1)))
+}
+
+fn named(second: [&str; 2]) -> Topology {
+    topology(&named_text(second))
 }
 
 fn topology(text: &str) -> Topology {
@@ -90,4 +99,43 @@ fn what_has_no_name_on_all_hosts_is_said_and_left() {
     }
     let plan = planned(&other_names, TransportKind::Rdma);
     assert!(plan.not_enforced.is_empty(), "as RDMA devices they have the same names");
+}
+
+/// Ranks whose GPUs are the last two of each host use what is nearest to those, not to the first two.
+#[test]
+fn ranks_on_gpus_are_where_their_gpus_are() {
+    let hosts = ["host-a", "host-b"].map(|name| ActualHost { name, gpus: Some(4) });
+    let topology_text = text("topology.toml", &named_text(["eth0", "eth1"]));
+    let basis = Basis::new(topology_text, policy("ffa"), &hosts).unwrap();
+    let devices = |devices: [&[u32]; 2]| {
+        let host = |(host, ranks): (&str, [u32; 2]), devices: &[u32]| HostRanks {
+            host: host.into(),
+            ranks: ranks.to_vec(),
+            devices: devices.to_vec(),
+        };
+        let report = Report {
+            comm: CommId { root: name("host-a"), incarnation: 1, number: 1 },
+            number: 1,
+            tenant: "t".into(),
+            hosts: vec![host(("host-a", [0, 1]), devices[0]), host(("host-b", [2, 3]), devices[1])],
+            began_ms: 1,
+            chosen: Chosen { rings: vec![(0..4).collect(); 2], ..Chosen::default() },
+            profile: None,
+            is_pinned: false,
+            begins_over: Some(TransportKind::Tcp),
+        };
+        let mut plans = plan_all(&basis, &Links::default(), &[&report], &Wants::new());
+        let by = ways(&plans.remove(0).1.unwrap()).into_iter().map(|(device, _)| device.unwrap());
+        by.collect::<Vec<_>>()
+    };
+    // By channel, from either host.
+    assert_eq!(devices([&[2, 3], &[2, 3]]), ["eth1"; 4]);
+    assert_eq!(
+        devices([&[3, 0], &[2, 1]]),
+        ["eth0", "eth0", "eth1", "eth1"],
+        "channels begin with the first in the order of GPUs"
+    );
+    // In host memory, where ranks have no devices, they are divided among those that there are.
+    assert_eq!(devices([&[], &[]]), ["eth0"; 4]);
+    assert_eq!(devices([&[2, 3], &[]])[0], "eth1");
 }

@@ -464,11 +464,16 @@ fn what_is_wrong_with_a_file_is_said_and_changes_nothing() {
     let mut bed = Bed::new("ffa");
     let comm = bed.begin_wide("t");
     bed.run();
+    let with_another = format!("{TOPOLOGY}[[host]]\nname = \"host-e\"\nleaf = \"leaf0\"\n");
+    let line = TOPOLOGY.lines().count() + 2;
+    let at_line =
+        format!("topology.toml:{line}:1: host[4].name: the cluster, which service.toml lists, has no host \"host-e\"");
     let wrong = [
         (None, Some(text("policy.toml", "[policy]\nname = \"fa\"\n")), "policy.toml:2:1: policy.name"),
         (None, Some(text("policy.toml", "[[reserve]]\ntenant = \"t\"\npaths = [\"spine7\"]\n")), "policy.toml:3"),
         (Some(text("topology.toml", &TOPOLOGY.replace("host-d", "host-x"))), None, "host \"host-d\" is in the cluster"),
         (Some(text("topology.toml", "[rates]\nhost_leaf = 3\n")), None, "topology.toml:"),
+        (Some(text("topology.toml", &with_another)), None, at_line.as_str()),
     ];
     for (topology, policy, reason) in wrong {
         bed.controller.files(topology, policy, bed.now);
@@ -1008,4 +1013,57 @@ fn a_policy_that_an_operator_has_put_in_force_stays_when_another_file_changes() 
     bed.controller.files(None, Some(text("policy.toml", "[policy]\nname = \"ffa\"\n# once more")), bed.now);
     bed.run();
     assert_eq!(bed.show().policy.as_deref(), Some("ffa"));
+}
+
+#[test]
+fn hosts_that_contradict_the_topology_are_told_of_and_keep_another_from_being_put_in_force() {
+    let mut bed = Bed::new("ffa");
+    let comm = bed.begin_wide("t");
+    bed.run();
+    let before = bed.chosen(&comm).clone();
+    let with = |devices: u32| {
+        let host = "name = \"host-b\"\ndevices = ";
+        assert!(TOPOLOGY.contains(host));
+        text("topology.toml", &TOPOLOGY.replace(&format!("{host}2"), &format!("{host}{devices}")))
+    };
+    let line = TOPOLOGY.lines().position(|line| line == "name = \"host-b\"").unwrap() + 2;
+    let says = |gpus: u32| {
+        format!("topology.toml:{line}:1: host[1].devices: must be {gpus}: the service of \"host-b\" uses so many GPUs")
+    };
+    // A host reports later, as one that was away: what is in force goes on, and who arrives is decided for.
+    let host = name("host-b");
+    bed.controller.lost(&host, bed.now);
+    let with_gpus = |bed: &mut Bed, gpus: u32| {
+        bed.host(&host).agent = Agent::new(name("host-a")).with_gpus(gpus);
+        bed.controller.met(&host, bed.now);
+        bed.run();
+    };
+    with_gpus(&mut bed, 4);
+    let other = bed.begin("u", &[("host-a", &[0]), ("host-c", &[1])]);
+    bed.run();
+    assert_eq!((bed.chosen(&comm), bed.chosen(&other).epoch), (&before, 1));
+    let view = bed.show();
+    let [contradiction] = &view.contradictions[..] else { panic!("{view:?}") };
+    assert!(contradiction.starts_with(&says(4)) && contradiction.ends_with("not 2"), "{contradiction}");
+    let told = |bed: &mut Bed| bed.history().iter().filter(|entry| entry.what.contains("contradicted")).count();
+    assert_eq!(told(&mut bed), 1);
+    // Nothing is put in force on it, until it says what there is.
+    assert!(bed.answer(apply("ecmp")).unwrap_err().contains(&says(4)));
+    bed.controller.files(Some(with(3)), None, bed.now);
+    bed.run();
+    assert!(matches!(&bed.history().last().unwrap().went, Went::Failed(why) if why.contains(&says(4))));
+    assert_eq!((bed.show().policy.as_deref(), bed.chosen(&comm)), (Some("ffa"), &before));
+    bed.controller.files(Some(with(4)), None, bed.now);
+    bed.run();
+    assert_eq!(bed.show().contradictions, [""; 0]);
+    assert!(matches!(bed.answer(apply("ecmp")), Ok(ControllerAnswer::Applied(_))));
+    // It has gone, and another is called so; and then one without GPUs, whose devices are as many as the topology says.
+    bed.controller.lost(&host, bed.now);
+    bed.run();
+    with_gpus(&mut bed, 2);
+    assert_eq!((bed.show().contradictions.len(), told(&mut bed)), (1, 2));
+    bed.controller.lost(&host, bed.now);
+    bed.run();
+    with_gpus(&mut bed, 0);
+    assert_eq!(bed.show().contradictions, [""; 0]);
 }

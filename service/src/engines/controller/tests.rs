@@ -16,6 +16,7 @@ fn stuck() -> (ControllerEngine, Mailbox<Request>) {
         host: name("a"),
         hosts: vec![name("a"), name("b"), name("c")],
         addresses: (Vec::new(), None),
+        gpus: 0,
         files: None,
         links: None,
     };
@@ -84,9 +85,9 @@ fn what_time_alone_makes_due_is_done_when_the_engine_says() {
     let topology = file("topology.toml", include_str!("../../../../config/examples/topology.toml"));
     let files = Some((topology, file("policy.toml", "[policy]\nname = \"ffa\"\n")));
     let [own, root, other] = ["host-a", "host-b", "host-c"].map(name);
-    let hosts = vec![own.clone(), root.clone(), other.clone()];
+    let hosts = vec![own.clone(), root.clone(), other.clone(), name("host-d")];
     let (host, addresses) = (own.clone(), (Vec::new(), None));
-    let settings = ControllerSettings { own, host, hosts, addresses, files, links: None };
+    let settings = ControllerSettings { own, host, hosts, addresses, gpus: 0, files, links: None };
     let (exchange, proxy) = (Mailbox::new(1024), Mailbox::new(1));
     let outputs = (exchange.sender(), proxy.sender());
     let inputs = Mailbox::new(64);
@@ -109,7 +110,7 @@ fn what_time_alone_makes_due_is_done_when_the_engine_says() {
         _ => None,
     });
     // A communicator of that host and another, which is not there yet.
-    let ranks = |host: &Name, rank: u32| HostRanks { host: host.to_string(), ranks: vec![rank] };
+    let ranks = |host: &Name, rank: u32| HostRanks { host: host.to_string(), ranks: vec![rank], devices: Vec::new() };
     let report = Report {
         comm: CommId { root: root.clone(), incarnation: 1, number: 1 },
         number: 1,

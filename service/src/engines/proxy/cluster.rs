@@ -17,13 +17,13 @@ use mccs_ipc::types::{ErrorClass, Handle};
 use super::ProxyEngine;
 use super::comm::{Failure, Span};
 use super::operation::{JoinRequest, ProxyMessage, ProxyReply};
-use super::setups::{Setup, peers_of};
+use super::setups::{Setup, gpus_of, peers_of, placed_ranks};
 use crate::devices::Network;
 use crate::engines::transport::TransportMessage;
 use crate::engines::transport::links::LinksId;
 use crate::exchange::protocol::{self as exchange, CommId, CommKey, Event, Join, Membership, Name, Payload, Request};
 use crate::session::SessionId;
-use crate::telemetry::placed::{HostRanks, Placed};
+use crate::telemetry::placed::Placed;
 use crate::transports::{ListenerHandle, TransportError};
 
 /// What a communicator is made of that spans hosts.
@@ -32,13 +32,15 @@ pub(super) struct Across {
     pub(super) hosts: Vec<Name>,
     /// As strategies take it.
     pub(super) ranks_by_host: Vec<Vec<u32>>,
+    /// The GPU of every rank, if it is on one.
+    pub(super) gpus: Vec<Option<u32>>,
 }
 
 impl Across {
     /// As a controller sees it.
     pub(super) fn placed(&self) -> Placed {
-        let ranks = |(host, ranks): (&Name, &Vec<u32>)| HostRanks { host: host.to_string(), ranks: ranks.clone() };
-        Placed::new(self.span.comm.clone(), self.hosts.iter().zip(&self.ranks_by_host).map(ranks).collect())
+        let hosts = placed_ranks(&self.hosts, &self.ranks_by_host, &self.gpus);
+        Placed::new(self.span.comm.clone(), hosts)
     }
 }
 
@@ -81,7 +83,8 @@ impl ProxyEngine {
             let message = "another rank of this communicator has left while joining";
             return join_failed(request, ErrorClass::Remote, message);
         }
-        let join = setup.payload(&setups.terms).and_then(|payload| join_of(&key, &request, payload));
+        let payload = setup.payload(&setups.terms, request.gpu);
+        let join = payload.and_then(|payload| join_of(&key, &request, payload));
         setup.requests.push(request);
         if let Some(join) = join {
             setups.ask(join);
@@ -101,11 +104,9 @@ impl ProxyEngine {
         match listener {
             Ok(listener) => {
                 setup.listeners[engine] = Some(listener);
-                if let Some(payload) = setup.payload(&setups.terms) {
-                    let join = |request| join_of(&key, request, payload.clone());
-                    let joins: Vec<_> = setup.requests.iter().filter_map(join).collect();
-                    joins.into_iter().for_each(|join| setups.ask(join));
-                }
+                let join = |request: &JoinRequest| join_of(&key, request, setup.payload(&setups.terms, request.gpu)?);
+                let joins: Vec<_> = setup.requests.iter().filter_map(join).collect();
+                joins.into_iter().for_each(|join| setups.ask(join));
             }
             // Nobody else has heard of these ranks yet; the others will find them missing.
             Err(error) => self.end_setup(&key, error.class(), &error.to_string()),
@@ -210,7 +211,7 @@ impl ProxyEngine {
             let failure = exchange::Failure::new(ErrorClass::Remote, "its ranks on this host have gone");
             return setups.ask(Request::Fail { comm, failure });
         };
-        setup.membership = Some(membership);
+        (setup.membership, setup.gpus) = (Some(membership), gpus_of(payloads));
         for engine in &setup.network.engines {
             let (links, peers) = (setup.network.links, Arc::clone(&peers));
             self.device.tell(engine, TransportMessage::SetPeers { links, peers });
@@ -225,7 +226,9 @@ impl ProxyEngine {
             let failure = exchange::Failure::new(ErrorClass::Remote, "a rank left while joining");
             return self.end_complete(key, comm, failure);
         }
-        let Some(Setup { network, mut requests, membership: Some(membership), .. }) = setups.end(key) else { return };
+        let Some(Setup { network, mut requests, membership: Some(membership), gpus, .. }) = setups.end(key) else {
+            return;
+        };
         requests.sort_by_key(|request| request.rank);
         let nranks = membership.host_of_rank.len() as u32;
         if membership.hosts.len() == 1 {
@@ -243,7 +246,7 @@ impl ProxyEngine {
         }
         let span = Span { comm, left: BTreeSet::new(), network, suspected: None, is_told: false, is_closed: false };
         let ranks_by_host = ranks_by_host(&membership);
-        let across = Across { span, hosts: membership.hosts, ranks_by_host };
+        let across = Across { span, hosts: membership.hosts, ranks_by_host, gpus };
         self.create_comm(key.id, nranks, requests, Some(across), None, now);
     }
 

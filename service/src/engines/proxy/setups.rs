@@ -12,6 +12,7 @@ use crate::engines::transport::links::{LinksId, PeerHost, Peers, Ways};
 use crate::engines::transport::{Activity, TransportHandle};
 use crate::exchange::protocol::{CommId, CommKey, Membership, Name, Payload, Request};
 use crate::runtime::Sender;
+use crate::telemetry::placed::HostRanks;
 use crate::transports::ListenerHandle;
 
 /// Engines that own links of one communicator, at most: more channels share them. Bounds what ranks tell each other.
@@ -41,6 +42,8 @@ pub(super) struct Setup {
     pub(super) listeners: Vec<Option<ListenerHandle>>,
     pub(super) requests: Vec<JoinRequest>,
     pub(super) membership: Option<Membership>,
+    /// With the membership: the GPU of every rank, if it is on one.
+    pub(super) gpus: Vec<Option<u32>>,
     /// Whether a rank has gone that the exchange may think is there.
     pub(super) is_lost: bool,
 }
@@ -159,8 +162,8 @@ impl Setups {
         let network = Network { links, epoch: 0, engines, activity: Activity::new(now) };
         self.key_of_links.insert(links, key.clone());
         let listeners = vec![None; count];
-        let setup =
-            Setup { network: network.clone(), listeners, requests: Vec::new(), membership: None, is_lost: false };
+        let (requests, gpus) = (Vec::new(), Vec::new());
+        let setup = Setup { network: network.clone(), listeners, requests, membership: None, gpus, is_lost: false };
         self.setups.insert(key.clone(), setup);
         network
     }
@@ -183,11 +186,12 @@ impl Setups {
 }
 
 impl Setup {
-    /// What every rank of this host tells all others, once all engines listen.
-    pub(super) fn payload(&self, terms: &str) -> Option<Payload> {
+    /// What a rank of this host, on a GPU or on none, tells all others, once all engines listen.
+    pub(super) fn payload(&self, terms: &str, gpu: Option<usize>) -> Option<Payload> {
         let handles: Option<Vec<&[u8]>> =
             self.listeners.iter().map(|listener| listener.as_ref().map(ListenerHandle::as_bytes)).collect();
-        Payload::new(&postcard::to_stdvec(&(terms, handles?)).ok()?)
+        let gpu = gpu.and_then(|gpu| u32::try_from(gpu).ok());
+        Payload::new(&postcard::to_stdvec(&(terms, handles?, gpu)).ok()?)
     }
 
     /// Whether the exchange has been told of ranks.
@@ -196,10 +200,32 @@ impl Setup {
     }
 }
 
+/// What a rank told: terms, listeners of its host, and its GPU.
+type Told<'a> = (&'a str, Vec<&'a [u8]>, Option<u32>);
+
+fn told(payload: &Payload) -> Result<Told<'_>, postcard::Error> {
+    postcard::from_bytes(payload.bytes())
+}
+
+/// The GPU of every rank, if it is on one.
+pub(super) fn gpus_of(payloads: &[Payload]) -> Vec<Option<u32>> {
+    payloads.iter().map(|payload| told(payload).ok().and_then(|(_, _, gpu)| gpu)).collect()
+}
+
+/// Who is where, as controllers are told; `gpus` by rank. Where only some ranks of a host are on GPUs none counts as being there.
+pub(super) fn placed_ranks(hosts: &[Name], ranks_by_host: &[Vec<u32>], gpus: &[Option<u32>]) -> Vec<HostRanks> {
+    let gpu_of = |rank: &u32| gpus.get(*rank as usize).copied().flatten();
+    let of_host = |(host, ranks): (&Name, &Vec<u32>)| HostRanks {
+        host: host.to_string(),
+        ranks: ranks.clone(),
+        devices: ranks.iter().map(gpu_of).collect::<Option<_>>().unwrap_or_default(),
+    };
+    hosts.iter().zip(ranks_by_host).map(of_host).collect()
+}
+
 /// What a host's ranks told, if its schedules fit those of this host.
 pub(super) fn listeners_of(payload: &Payload, own_terms: &str) -> Result<Vec<ListenerHandle>, String> {
-    let (terms, handles): (&str, Vec<Vec<u8>>) =
-        postcard::from_bytes(payload.bytes()).map_err(|error| format!("what it tells is unusable: {error}"))?;
+    let (terms, handles, _) = told(payload).map_err(|error| format!("what it tells is unusable: {error}"))?;
     if terms != own_terms {
         let terms: String = terms.chars().take(TERMS_SHOWN_MAX).collect();
         return Err(format!(
@@ -210,7 +236,7 @@ pub(super) fn listeners_of(payload: &Payload, own_terms: &str) -> Result<Vec<Lis
     if !(1..=ENGINES_PER_COMM_MAX).contains(&handles.len()) {
         return Err(format!("{} listeners, not 1 to {ENGINES_PER_COMM_MAX}", handles.len()));
     }
-    let handles = handles.iter().map(|bytes| ListenerHandle::from_bytes(bytes));
+    let handles = handles.into_iter().map(ListenerHandle::from_bytes);
     handles.collect::<Result<_, _>>().map_err(|error| error.to_string())
 }
 
@@ -236,12 +262,32 @@ mod tests {
     use super::*;
 
     #[test]
+    fn ranks_are_where_their_gpus_are() {
+        let setup = |listener: Option<ListenerHandle>| {
+            let network =
+                Network { links: LinksId(1), epoch: 0, engines: Vec::new(), activity: Activity::new(Instant::now()) };
+            let (requests, gpus) = (Vec::new(), Vec::new());
+            Setup { network, listeners: vec![listener], requests, membership: None, gpus, is_lost: false }
+        };
+        assert!(setup(None).payload("ours", Some(2)).is_none(), "it does not listen yet");
+        let setup = setup(Some(ListenerHandle::from_bytes(&[1; 8]).unwrap()));
+        let told = [Some(2), Some(3), None, Some(0), None].map(|gpu| setup.payload("ours", gpu).unwrap());
+        assert!(told.iter().all(|payload| listeners_of(payload, "ours").unwrap().len() == 1));
+        let hosts = ["a", "b", "c"].map(|name| Name::new(name).unwrap());
+        let placed = placed_ranks(&hosts, &[vec![1, 0], vec![2, 3], vec![4]], &gpus_of(&told));
+        let devices: Vec<_> = placed.iter().map(|host| &host.devices[..]).collect();
+        assert_eq!(devices, [&[3, 2][..], &[], &[]]);
+    }
+
+    #[test]
     fn unusable_payloads_are_refused() {
         let payload = |terms: &str, handles: Vec<Vec<u8>>| {
-            Payload::new(&postcard::to_stdvec(&(terms, handles)).unwrap()).unwrap()
+            Payload::new(&postcard::to_stdvec(&(terms, handles, Some(3_u32))).unwrap()).unwrap()
         };
         let listeners = |payload: &Payload| listeners_of(payload, "ours");
-        assert_eq!(listeners(&payload("ours", vec![vec![1; 8]; 2])).unwrap().len(), 2);
+        let good = payload("ours", vec![vec![1; 8]; 2]);
+        assert_eq!(listeners(&good).unwrap().len(), 2);
+        assert_eq!(gpus_of(&[good, Payload::new(&[0xff; 9]).unwrap()]), [Some(3), None]);
         assert!(listeners(&payload("ours", Vec::new())).is_err());
         assert!(listeners(&payload("ours", vec![vec![1; 8]; ENGINES_PER_COMM_MAX + 1])).is_err());
         assert!(listeners(&payload("ours", vec![vec![1; 1000]])).is_err());
