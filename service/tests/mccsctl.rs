@@ -5,6 +5,7 @@ mod programs;
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use mccs::{Client, Communicator, DataType, RedOp, ReduceOperator, Stream};
@@ -158,6 +159,67 @@ fn policies_are_checked_compared_put_in_force_and_remembered() {
     assert!(history["controller"]["history"].as_array().is_some_and(|entries| !entries.is_empty()), "{history}");
     let why = bed.complains(&["link", "leaf-h0", "spine7", "down"]);
     assert!(why.contains("spine7"), "{why}");
+}
+
+/// Both calls: what is summed up first says whether a rank is to stop, so that both do after the same call.
+fn sum_until((client, comm, stream): &Rank, stop: &AtomicBool) {
+    const COUNT: u64 = 100_000;
+    let memory = client.allocate(4 * COUNT).expect("memory");
+    loop {
+        // SAFETY: nothing is in flight.
+        let bytes = unsafe { memory.as_mut_slice() };
+        bytes.fill(0);
+        bytes[0] = u8::from(stop.load(Ordering::Relaxed));
+        comm.all_reduce(memory.at(0), memory.at(0), COUNT, DataType::I32, RedOp::Sum, stream).expect("enqueued");
+        stream.synchronize().expect("completed");
+        // SAFETY: as above.
+        if unsafe { memory.as_mut_slice() }[0] > 0 {
+            return;
+        }
+    }
+}
+
+#[test]
+fn what_goes_over_the_network_is_shown_while_it_does() {
+    let bed = Bed::of(&["h0", "h1"]);
+    let (first, second) = bed.join_across();
+    let stop = AtomicBool::new(false);
+    let seen = |is_it: &dyn Fn(&str) -> bool| {
+        while !is_it(&bed.says(&["policy", "show"])) {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    };
+    std::thread::scope(|scope| {
+        let (stop, ranks) = (&stop, [&first, &second]);
+        let stopping = Stopping(stop);
+        for rank in ranks {
+            scope.spawn(move || sum_until(rank, stop));
+        }
+        // With a single spine there is one way, also where nobody has chosen it.
+        for (part, capacity) in [
+            ("  h0 -> h1 by hash: ", "50000.0"),
+            ("  h1 -> h0 by hash: ", "50000.0"),
+            ("  link h0 -> leaf-h0: ", "100000.0"),
+            ("  link spine0 -> leaf-h0: ", "50000.0"),
+        ] {
+            let is_it = |line: &str| line.starts_with(part) && line.ends_with(&format!(" of {capacity} Mbit/s"));
+            seen(&|text| text.lines().any(is_it));
+        }
+        let json = bed.says_in_json(&["policy", "show"]);
+        let rates = &json["controller"]["show"]["rates"];
+        assert!(rates["paths"][0]["bps"].is_u64() && rates["links"].is_array(), "{json}");
+        drop(stopping);
+    });
+    seen(&|text| !text.contains(" by hash: "));
+}
+
+/// Raises a flag when it is dropped, also where a test fails.
+struct Stopping<'a>(&'a AtomicBool);
+
+impl Drop for Stopping<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 /// A policy that moves no flow is no less of a change: everything that it says differently is there to be read.

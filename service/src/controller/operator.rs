@@ -3,8 +3,8 @@
 use std::time::Instant;
 
 use super::answer::{
-    CommunicatorView, ControllerAnswer, ControllerRequest, DiffView, FlowView, HistoryView, PolicyView, Standing,
-    StrategyView,
+    CommunicatorView, ControllerAnswer, ControllerRequest, DiffView, FlowView, HistoryView, PolicyView, RatesView,
+    Standing, StrategyView,
 };
 use super::basis::Text;
 use super::links::LinkState;
@@ -134,6 +134,9 @@ impl Controller {
             contradictions: self.contradictions.clone(),
             dead_links: self.links.found().map(|(lower, upper, why)| [lower, upper, why].map(str::to_owned)).collect(),
             communicators: self.comms.values().map(view).collect(),
+            rates: basis.map_or_else(RatesView::default, |basis| {
+                self.rates.view(&basis.topology, &basis.hosts, &self.links.capacities(&basis.topology))
+            }),
             idle_tenants: named.filter(|name| !has_some(name)).cloned().collect(),
             refused_bodies,
         }
@@ -239,7 +242,7 @@ fn view_of(
     StrategyView { rings: rings.to_vec(), transport: None, flows: seen }
 }
 
-fn way_name(path: &FlowPath, topology: &Topology) -> String {
+pub(super) fn way_name(path: &FlowPath, topology: &Topology) -> String {
     let spine = topology.spine_steered_to(path);
     let way = match (path.source_ports, path.dscp, spine) {
         (None, None, _) => "hash".to_owned(),

@@ -36,6 +36,7 @@ use super::message::{AgentMessage, ControllerMessage, Report};
 use super::orders::{Pending, Refusal};
 use super::pace::HostPace;
 use super::plan::{Plan, Wants, plan_all};
+use super::rates::ClusterRates;
 use super::said::SaidLink;
 use crate::exchange::protocol::{CommId, Name};
 
@@ -131,6 +132,7 @@ pub struct Controller {
     pub(super) hosts: BTreeMap<Name, HostState>,
     /// GPUs that hosts' services use, as they have said.
     gpus: BTreeMap<Name, u32>,
+    pub(super) rates: ClusterRates,
     /// The topology in force is to be compared with the hosts.
     pub(super) is_to_compare: bool,
     /// What contradicts them of it.
@@ -179,6 +181,7 @@ impl Controller {
             born: now,
             hosts: hosts.iter().map(|host| (host.clone(), HostState::Away)).collect(),
             gpus: BTreeMap::new(),
+            rates: ClusterRates::default(),
             is_to_compare: false,
             contradictions: Vec::new(),
             grace_until: now + GRACE,
@@ -236,6 +239,7 @@ impl Controller {
     /// A host is there, and has heard nothing yet.
     pub fn met(&mut self, host: &Name, now: Instant) {
         self.forget(host);
+        self.rates.forget(host);
         if self.dead_paths.forget(host) {
             self.find_dead_links(now);
         }
@@ -269,6 +273,7 @@ impl Controller {
         self.superseded.remove(host);
         self.elsewhere.remove(host);
         self.is_to_compare |= self.gpus.remove(host).is_some();
+        self.rates.forget(host);
         if std::mem::replace(state, HostState::Away) != HostState::Away {
             self.history.note(format!("host {host} lost"), "", Went::Done, now);
         }
@@ -305,6 +310,7 @@ impl Controller {
                 self.is_to_compare |= self.gpus.insert(from.clone(), gpus) != Some(gpus);
             }
             AgentMessage::Report(report) => self.report(*report, now),
+            AgentMessage::Rates { rates } => self.rates.hear(from, rates),
             AgentMessage::Burst { comm, burst } => self.foreseen(&comm, burst),
             AgentMessage::Wants { comm, bps } => self.wants(from, comm, bps, now),
             AgentMessage::Gone { comm } => {

@@ -291,6 +291,15 @@ impl ControllerEngine {
         }
     }
 
+    /// Looks at what flows send, when that is due.
+    fn look_at_rates(&mut self, now: Instant) {
+        let has_comms = !self.here.is_empty();
+        if self.agent.next_look(has_comms, now).is_some_and(|at| at <= now) {
+            let output = self.agent.look_at_rates(&self.registry.flows.paths(), has_comms, now);
+            self.carry_out(output);
+        }
+    }
+
     fn tell(&mut self, to: Name, body: Result<ControlBody, BodyError>) {
         match body {
             Ok(body) => self.enqueue(Request::Tell { to, body }),
@@ -494,6 +503,7 @@ impl Engine for ControllerEngine {
         busy |= self.settle(cx.now);
         let paces = self.agent.pace(&self.here, cx.now);
         self.carry_out(paces);
+        self.look_at_rates(cx.now);
         self.report();
         let waits = self.push_backlog() || self.agent.has_reports();
         if busy {
@@ -504,7 +514,8 @@ impl Engine for ControllerEngine {
             let files = role.files.as_ref().and_then(Files::next_deadline);
             [role.settle_at, files]
         });
-        let own = [again, self.agent.next_deadline(), self.probes.next_deadline(cx.now)];
+        let look = self.agent.next_look(!self.here.is_empty(), cx.now);
+        let own = [again, look, self.agent.next_deadline(), self.probes.next_deadline(cx.now)];
         Progress::Idle { wake_at: deadlines.chain(own).flatten().min() }
     }
 

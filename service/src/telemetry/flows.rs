@@ -11,7 +11,7 @@ use mccs_config::service::TransportKind;
 use serde::{Deserialize, Serialize};
 
 use super::lock;
-use crate::transports::FlowPath;
+use crate::transports::{FlowPath, PortRange};
 
 /// Pairs of peer and path, by direction, that are counted apart after their flows have ended. Peers are the configuration's; an
 /// operator who invents ever new paths gets them counted as [`OTHER_PATHS`].
@@ -31,6 +31,27 @@ pub fn path_name(path: Option<&FlowPath>) -> String {
     let device = path.device.as_ref().map(|device| format!("device {device}"));
     let parts: Vec<_> = [device, ports, dscp, priority].into_iter().flatten().collect();
     if parts.is_empty() { NO_PATH.into() } else { parts.join(" ") }
+}
+
+/// The path that is called so; `None` where the name is that of several.
+#[must_use]
+pub fn path_called(name: &str) -> Option<FlowPath> {
+    let mut path = FlowPath::default();
+    let mut words = name.split(' ').filter(|_| name != NO_PATH);
+    while let Some(kind) = words.next() {
+        let value = words.next()?;
+        match kind {
+            "device" => path.device = Some(value.parse().ok()?),
+            "ports" => {
+                let (first, last) = value.split_once('-')?;
+                path.source_ports = Some(PortRange { first: first.parse().ok()?, last: last.parse().ok()? });
+            }
+            "dscp" => path.dscp = Some(value.parse().ok()?),
+            "priority" => path.priority = Some(value.parse().ok()?),
+            _ => return None,
+        }
+    }
+    Some(path)
 }
 
 /// Which flow it is.
@@ -312,7 +333,6 @@ impl FlowTable {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::transports::PortRange;
 
     fn name(peer: &str, path: &str, to: u32) -> FlowName {
         let (peer, path) = (peer.into(), path.into());
@@ -410,6 +430,15 @@ mod tests {
         let path = FlowPath { source_ports: ports, dscp: Some(10), ..FlowPath::default() };
         assert_eq!(path_name(Some(&path)), "ports 20-30 dscp 10");
         let device = Some("mlx5_1:2".parse().expect("a device"));
-        assert_eq!(path_name(Some(&FlowPath { device, ..path })), "device mlx5_1:2 ports 20-30 dscp 10");
+        let by_device = FlowPath { device, ..path.clone() };
+        assert_eq!(path_name(Some(&by_device)), "device mlx5_1:2 ports 20-30 dscp 10");
+        // And by their names they are known.
+        let preferred = FlowPath { priority: Some(2), ..FlowPath::default() };
+        for path in [FlowPath::default(), path, by_device, preferred] {
+            assert_eq!(path_called(&path_name(Some(&path))), Some(path));
+        }
+        for name in [OTHER_PATHS, "", "ports", "ports 1", "dscp x", "way 1"] {
+            assert_eq!(path_called(name), None, "{name:?}");
+        }
     }
 }

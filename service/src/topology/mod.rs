@@ -381,6 +381,30 @@ impl Topology {
         ports.map(|port| self.up_link(port)).collect()
     }
 
+    /// Names of what a link leads from and to, in its direction: a host, with the number of its NIC where it has several, or a switch. `None`
+    /// of links to cores, which have no names.
+    #[must_use]
+    pub fn link_ends(&self, link: LinkId) -> Option<(String, String)> {
+        let number = link.0 / 2;
+        let (lower, upper) = match number.checked_sub(self.nics) {
+            None => {
+                let host = self.hosts.partition_point(|host| host.first_nic <= number).checked_sub(1)?;
+                let host = &self.hosts[host];
+                let nic = number - host.first_nic;
+                let leaf = *host.leaves.get(nic as usize)?;
+                let name = if host.leaves.len() > 1 { format!("{} NIC {nic}", host.name) } else { host.name.clone() };
+                (name, &self.leaves[leaf as usize].0)
+            }
+            Some(number) => {
+                let leaf = number.checked_div(self.spine_count())?;
+                let spine = number % self.spine_count();
+                (self.leaves.get(leaf as usize)?.0.clone(), &self.spines[spine as usize].name)
+            }
+        };
+        let is_up = link.0.is_multiple_of(2);
+        Some(if is_up { (lower, upper.clone()) } else { (upper.clone(), lower) })
+    }
+
     fn nic(&self, port: Port) -> u32 {
         self.hosts[port.host.0 as usize].first_nic + u32::from(port.nic)
     }

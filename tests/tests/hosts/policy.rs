@@ -9,7 +9,9 @@ use mccs::{DataType, RedOp};
 use mccs_config::change::StrategyChange;
 use mccs_ipc::types::CollectiveKind;
 use mccs_service::control::{ControlAnswer, ControlRequest, call as ask};
-use mccs_service::controller::answer::{ControllerAnswer, ControllerRequest, HistoryView, PolicyView, Standing};
+use mccs_service::controller::answer::{
+    ControllerAnswer, ControllerRequest, HistoryView, LinkRateView, PathRateView, PolicyView, RatesView, Standing,
+};
 use mccs_service::controller::history::Went;
 use mccs_service::controller::links::LinkState;
 use mccs_tests::Rank;
@@ -382,4 +384,39 @@ fn hosts_find_out_when_a_job_sends_if_the_policy_wants_to_know() {
         apply(hosts, FFA).expect("applied");
         wait_until(is_over, || show(hosts).communicators[0].profile.is_none());
     });
+}
+
+#[test]
+fn what_a_job_sends_is_seen_by_path_and_link() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut hosts = start(folder.path(), FFA);
+    with_job(&mut hosts, |hosts, _, is_over| {
+        wait_until(is_over, || epochs(hosts) == [1, 1]);
+        // Each channel goes over a spine of its own, both ways.
+        let goes = |view: &PolicyView, from: &str, to: &str, way: &str| {
+            let is_it = |path: &&PathRateView| (&*path.from, &*path.to, &*path.way) == (from, to, way);
+            view.rates
+                .paths
+                .iter()
+                .find(is_it)
+                .is_some_and(|path| path.bps > 0 && path.capacity_bps == Some(50_000_000_000))
+        };
+        let crosses = |view: &PolicyView, from: &str, to: &str| {
+            let is_it = |link: &&LinkRateView| (&*link.from, &*link.to) == (from, to);
+            view.rates.links.iter().find(is_it).is_some_and(|link| link.bps > 0)
+        };
+        for (from, to) in [(0, 1), (1, 0)] {
+            let [from_host, to_host] = [from, to].map(|host| format!("h{host}"));
+            for spine in ["spine0", "spine1"] {
+                wait_until(is_over, || {
+                    let view = show(hosts);
+                    goes(&view, &from_host, &to_host, spine)
+                        && crosses(&view, &from_host, &format!("leaf{from}"))
+                        && crosses(&view, spine, &format!("leaf{to}"))
+                });
+            }
+        }
+    });
+    // Nobody sends any more.
+    wait_until(&|| false, || show(&hosts).rates == RatesView::default());
 }

@@ -9,7 +9,8 @@ use clap::Subcommand;
 use mccs_config::{PolicyFile, Rate, TopologyFile};
 use mccs_service::control::ControlRequest;
 use mccs_service::controller::answer::{
-    Applied, ControllerAnswer, ControllerRequest, DiffView, HistoryView, PolicyView, Standing, StrategyView,
+    Applied, ControllerAnswer, ControllerRequest, DiffView, HistoryView, LinkRateView, PathRateView, PolicyView,
+    RatesView, Standing, StrategyView,
 };
 use mccs_service::controller::basis::not_enforced;
 use mccs_service::controller::history::Went;
@@ -209,6 +210,7 @@ fn show(view: &PolicyView) {
         let names = view.idle_tenants.join(", ");
         say!("  named by the policy, without a communicator of several hosts now: {names}");
     }
+    rates(&view.rates);
     for comm in &view.communicators {
         let state = match &comm.state {
             Standing::AsDecided => "as decided".to_owned(),
@@ -231,6 +233,26 @@ fn show(view: &PolicyView) {
         }
         comm.paces.iter().for_each(|(host, pace)| say!("  from {host}: {pace}"));
         comm.not_enforced.iter().for_each(|what| say!("  decided, not enforced: {what}"));
+    }
+}
+
+fn rates(view: &RatesView) {
+    let mbps = |bps: u64| format!("{:.1}", bps as f64 / 1e6);
+    for PathRateView { from, to, way, bps, capacity_bps } in &view.paths {
+        let of = capacity_bps.map(|bps| format!(" of {}", mbps(bps))).unwrap_or_default();
+        say!("  {from} -> {to} by {way}: {}{of} Mbit/s", mbps(*bps));
+    }
+    if view.more_paths > 0 {
+        say!("  {} paths more carry less", view.more_paths);
+    }
+    if view.others_bps > 0 {
+        say!("  besides, over other paths: {} Mbit/s", mbps(view.others_bps));
+    }
+    for LinkRateView { from, to, bps, capacity_bps } in &view.links {
+        say!("  link {from} -> {to}: {} of {} Mbit/s", mbps(*bps), mbps(*capacity_bps));
+    }
+    if view.more_links > 0 {
+        say!("  {} links more carry less", view.more_links);
     }
 }
 

@@ -15,6 +15,7 @@ use crate::controller::state::{Controller, Output, Ticket};
 use crate::engines::proxy::Refused;
 use crate::engines::transport::pace::Pace;
 use crate::exchange::protocol::{CommId, Name};
+use crate::telemetry::flows::PathView;
 use crate::telemetry::placed::{Chosen, HostRanks, PaceUse};
 
 pub const TOPOLOGY: &str = include_str!("../../../../config/examples/topology.toml");
@@ -46,6 +47,15 @@ pub struct Host {
     pub paces: BTreeMap<CommId, Pace>,
     /// What flows have made of it.
     pub pace_uses: BTreeMap<CommId, Arc<PaceUse>>,
+    /// What its flows have carried over each path. It looks at that while there is something.
+    pub carried: Vec<PathView>,
+}
+
+impl Host {
+    /// When its agent looks at what flows have carried.
+    fn next_look(&self, now: Instant) -> Option<Instant> {
+        self.agent.next_look(!self.carried.is_empty(), now)
+    }
 }
 
 /// See the module's documentation.
@@ -83,6 +93,7 @@ impl Bed {
                     changes_made: 0,
                     paces,
                     pace_uses: BTreeMap::new(),
+                    carried: Vec::new(),
                 },
             )
         };
@@ -222,7 +233,10 @@ impl Bed {
         for comm in here {
             host_of.pace_uses.entry(comm).or_default();
         }
-        let outputs = host_of.agent.pace(&host_of.pace_uses, now);
+        let mut outputs = host_of.agent.pace(&host_of.pace_uses, now);
+        if host_of.next_look(now).is_some_and(|at| at <= now) {
+            outputs.extend(host_of.agent.look_at_rates(&host_of.carried, !host_of.carried.is_empty(), now));
+        }
         self.carry_out(host, outputs);
     }
 
@@ -300,13 +314,15 @@ impl Bed {
     pub fn pass(&mut self, time: Duration) {
         let until = self.now + time;
         self.run();
+        let of_agent =
+            |host: &Host, now: Instant| host.agent.next_deadline().into_iter().chain(host.next_look(now)).min();
         let next = |bed: &Bed| {
-            let of_agents = bed.hosts.values().filter_map(|host| host.agent.next_deadline());
+            let of_agents = bed.hosts.values().filter_map(|host| of_agent(host, bed.now));
             of_agents.chain(bed.controller.next_deadline(bed.now)).min()
         };
         while let Some(at) = next(self).filter(|at| *at <= until) {
             self.now = at.max(self.now + Duration::from_nanos(1));
-            let due = self.hosts.iter().filter(|(_, host)| host.agent.next_deadline().is_some_and(|at| at <= self.now));
+            let due = self.hosts.iter().filter(|(_, host)| of_agent(host, self.now).is_some_and(|at| at <= self.now));
             let due: Vec<Name> = due.map(|(name, _)| name.clone()).collect();
             due.iter().for_each(|host| self.pace(host));
             self.run();

@@ -10,7 +10,8 @@ use super::bed::{Bed, Host, TOPOLOGY, change_by, name, policy, text};
 use crate::bootstrap::NRANKS_MAX;
 use crate::controller::agent::{Agent, AgentOutput, PACE_KEPT_FOR, PACES_MAX};
 use crate::controller::answer::{
-    Applied, ControllerAnswer, ControllerRequest, DiffView, HistoryView, Standing, StrategyView,
+    Applied, ControllerAnswer, ControllerRequest, DiffView, HistoryView, LinkRateView, RatesView, Standing,
+    StrategyView,
 };
 use crate::controller::history::{HISTORY_MAX, Went};
 use crate::controller::links::LinkState;
@@ -21,6 +22,7 @@ use crate::controller::state::{GRACE, SYNC_TIME};
 use crate::engines::proxy::Refused;
 use crate::engines::transport::pace::Pace;
 use crate::exchange::protocol::CommId;
+use crate::telemetry::flows::PathView;
 use crate::telemetry::placed::PaceUse;
 use crate::telemetry::profile::{Burst, Measured};
 
@@ -1066,4 +1068,47 @@ fn hosts_that_contradict_the_topology_are_told_of_and_keep_another_from_being_pu
     bed.run();
     with_gpus(&mut bed, 0);
     assert_eq!(bed.show().contradictions, [""; 0]);
+}
+
+#[test]
+fn what_goes_over_paths_and_links_is_shown_and_decides_nothing() {
+    let mut bed = Bed::new("ffa");
+    let comm = bed.begin_wide("t");
+    bed.run();
+    let before = bed.chosen(&comm).clone();
+    let host = name("host-b");
+    let carry = |bed: &mut Bed, bytes: u64| {
+        let (peer, path) = ("host-c".to_owned(), "ports 20000-20099".to_owned());
+        bed.host(&host).carried =
+            vec![PathView { peer, path, sends: true, flows: 1, bytes, messages: 1, ways_left: 0 }];
+    };
+    let gigabytes = 1_000_000_000;
+    for bytes in 0..4 {
+        carry(&mut bed, bytes * gigabytes);
+        bed.pass(Duration::from_secs(1));
+    }
+    let rates = bed.show().rates;
+    let [path] = &rates.paths[..] else { panic!("{rates:?}") };
+    assert_eq!((&*path.from, &*path.to, &*path.way, path.bps), ("host-b", "host-c", "spine0", 8_000_000_000));
+    let link = |link: &LinkRateView| (link.from.clone(), link.to.clone(), link.capacity_bps / 1_000_000_000);
+    let links: Vec<_> = rates.links.iter().map(link).collect();
+    let of = |from: &str, to: &str, gbps: u64| (from.to_owned(), to.to_owned(), gbps);
+    assert!(links.len() == 4 && links.contains(&of("leaf0", "spine0", 50)), "{links:?}");
+    assert!(links.contains(&of("host-b", "leaf0", 100)), "{links:?}");
+    // Beside what the link carries now; nothing was decided for it, and the host that says no more has gone.
+    let slow = LinkState::Rate("20Gbit/s".parse().unwrap());
+    bed.answer(ControllerRequest::Link { lower: "leaf0".into(), upper: "spine0".into(), state: slow }).unwrap();
+    assert_eq!(bed.show().rates.paths[0].capacity_bps, Some(20_000_000_000));
+    bed.answer(ControllerRequest::Link { lower: "leaf0".into(), upper: "spine0".into(), state: LinkState::Up })
+        .unwrap();
+    assert_eq!((&bed.chosen(&comm).paths, &bed.chosen(&comm).flows), (&before.paths, &before.flows));
+    // Its flows are still: that is told once.
+    bed.pass(Duration::from_secs(3));
+    assert_eq!((bed.show().rates.paths, bed.to_controller.len()), (Vec::new(), 0));
+    carry(&mut bed, 9 * gigabytes);
+    bed.pass(Duration::from_secs(1));
+    assert_eq!(bed.show().rates.paths.len(), 1);
+    bed.controller.lost(&host, bed.now);
+    bed.run();
+    assert_eq!(bed.show().rates, RatesView::default());
 }
