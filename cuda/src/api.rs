@@ -72,6 +72,7 @@ entry_points! {
     fn cuMemAlloc_v2(address: *mut u64, bytes: usize);
     fn cuMemFree_v2(address: u64);
     fn cuMemsetD8_v2(address: u64, value: u8, bytes: usize);
+    fn cuMemsetD8Async(address: u64, value: u8, bytes: usize, stream: sys::CUstream);
     fn cuMemcpyAsync(dst: u64, src: u64, bytes: usize, stream: sys::CUstream);
     fn cuMemcpyHtoD_v2(dst: u64, src: *const c_void, bytes: usize);
     fn cuMemcpyDtoH_v2(dst: *mut c_void, src: u64, bytes: usize);

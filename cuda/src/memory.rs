@@ -7,6 +7,7 @@ use cudarc::driver::sys;
 use crate::api;
 use crate::context::Context;
 use crate::error::DriverError;
+use crate::stream::OwnedStream;
 
 /// An address in a GPU's address space.
 pub type DeviceAddress = u64;
@@ -53,6 +54,19 @@ impl DeviceMemory {
             api::cuStreamSynchronize(std::ptr::null_mut())?;
         }
         Ok(memory)
+    }
+
+    /// Fills it with zeros again, in a stream of its context's, when all before that there has ended; and waits for it.
+    ///
+    /// # Errors
+    /// [`DriverError`].
+    pub fn zero(&self, stream: &OwnedStream) -> Result<(), DriverError> {
+        let _entered = self.context.enter()?;
+        // SAFETY: the memory is allocated as long as `self` lives, with that size, and the stream lives.
+        unsafe {
+            api::cuMemsetD8Async(self.address, 0, self.bytes, stream.raw().0)?;
+            stream.raw().synchronize()
+        }
     }
 
     /// First byte.

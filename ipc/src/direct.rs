@@ -104,6 +104,14 @@ impl DirectPage {
         Ok((fd, DirectPage(mapping)))
     }
 
+    /// Makes it as a new one is. Nobody may use it any more: what whoever had it before still writes comes into what is next.
+    pub fn reset(&self) {
+        for offset in (0..DIRECT_PAGE_BYTES).step_by(size_of::<u64>()) {
+            // Others may have it mapped: words are atomic, whatever they are.
+            self.at::<std::sync::atomic::AtomicU64>(offset).store(0, std::sync::atomic::Ordering::SeqCst);
+        }
+    }
+
     /// Maps a page that somebody else made.
     ///
     /// # Errors
@@ -248,5 +256,8 @@ mod tests {
         assert!(!rank.is_held() && !rank.is_aborted());
         service.abort();
         assert!(rank.is_held() && rank.is_aborted());
+        service.reset();
+        assert!(!rank.is_held() && !rank.is_aborted() && rank.terms(1).is_none());
+        assert_eq!((rank.launched(7), rank.published()), (0, 0));
     }
 }

@@ -40,6 +40,9 @@ pub enum Prepare {
 pub trait Areas: Send + Sync {
     /// Reads how far each rank is, as soon as may be, and [tells](Ended::tell). Returns at once.
     fn read(&self, ended: &Arc<Ended>);
+
+    /// All ranks have left in order: nothing of theirs runs, and what is here may be used again when this is dropped.
+    fn left(&self) {}
 }
 
 /// What one rank's GPU has counted: operations, and groups of sends and receives.
@@ -141,6 +144,11 @@ impl DirectGroup {
     #[must_use]
     pub fn large(&self) -> Option<&Arc<CopyEngines>> {
         self.large.as_ref()
+    }
+
+    /// All ranks have left in order, and nothing has failed.
+    pub fn left(&self) {
+        self.areas.left();
     }
 
     /// Ends what runs, and lets nothing begin. For good.

@@ -39,6 +39,7 @@ const ROLES: &[(&str, Role)] = &[
     ("stays", stays),
     ("mixes_communicators", mixes_communicators),
     ("stalls", stalls),
+    ("comes_and_goes", comes_and_goes),
     ("aborts", aborts),
     ("waits_alone", waits_alone),
     ("runs", runs),
@@ -332,6 +333,40 @@ fn stalls(place: &Place) -> anyhow::Result<()> {
             std::thread::park();
         }
     })
+}
+
+/// Makes communicators and ends them, one after the other, and checks what each does.
+fn comes_and_goes(place: &Place) -> anyhow::Result<()> {
+    let ids = (0..30).map(|_| mccs::unique_id()).collect::<Result<Vec<_>, _>>()?;
+    place.each_rank(|first| {
+        let call = call(0, place.nranks, 100_000);
+        let at = Buffers::of(&first.context, &call)?;
+        for id in &ids {
+            let rank = place.join(first.comm.rank(), *id, Arc::clone(&first.together))?;
+            at.fill(&call, rank.comm.rank())?;
+            rank.together.wait();
+            enqueue(&rank.comm, &call, &at, rank.stream.raw())?;
+            // SAFETY: the stream lives.
+            unsafe { rank.stream.raw().synchronize()? };
+            at.check(&call, rank.comm.rank())?;
+            rank.together.wait();
+        }
+        Ok(())
+    })
+}
+
+/// What it had before it has again: it needs no more of its quota, although nothing can be freed.
+#[test]
+#[ignore = "needs a GPU"]
+fn who_does_not_come_lets_others_come_and_go() {
+    let nranks = gpus().expect("GPUs").len().clamp(2, 8);
+    let service = TestService::start(&format!("{LARGE}max_communicators = {}\n", 4 * nranks));
+    let mut stalled = Player::start("stalls", &everybody(&service, 0));
+    stalled.hears("is there");
+    Player::start("comes_and_goes", &everybody(&service, 1)).ends_well();
+    stalled.process.kill().expect("killed");
+    stalled.process.wait().expect("its end");
+    wait_until(|| service.service().registry.comms().is_empty());
 }
 
 #[test]

@@ -21,7 +21,6 @@ use mccs_ipc::large::{LargeLayout, LargeWord, RankEvents};
 use mccs_ipc::types::{DataType, Handle, RedOp};
 
 use super::Gpus;
-use super::frees::Frees;
 use super::imports::{GpuOperand, ImportError, Imports};
 use super::issue;
 use super::large::{LargeCall, Part};
@@ -41,6 +40,7 @@ const FLIGHTS_MAX: u64 = 8;
 pub struct CopyEngines {
     /// `None` only while dropping.
     parts: Option<Parts>,
+    areas: AreasInUse,
     pub(super) layout: LargeLayout,
     /// The ranks' GPUs.
     gpus: Box<[usize]>,
@@ -54,12 +54,11 @@ pub struct CopyEngines {
     /// Operations that wait for imports, at the set-up thread.
     importing: AtomicU64,
     setup: Arc<Orders>,
-    frees: Frees,
     news: Arc<News>,
 }
 
-/// What is dropped on the thread that frees, in this order.
-struct Parts {
+/// What is dropped on the thread that frees, in this order; or used again (`spares.rs`).
+pub(super) struct Parts {
     /// By rank, where their streams tell and wait by events.
     promises: Vec<Promises>,
     streams: Vec<OwnedStream>,
@@ -67,7 +66,36 @@ struct Parts {
     keep_streams: Vec<OwnedStream>,
     registration: HostRegistration,
     page: Arc<DirectPage>,
-    areas: AreasInUse,
+}
+
+impl Parts {
+    /// The page that is registered.
+    pub(super) fn page(&self) -> &Arc<DirectPage> {
+        &self.page
+    }
+
+    /// Whether another communicator can use them: events keep what they were recorded for.
+    pub(super) fn can_be_used_again(&self) -> bool {
+        self.promises.is_empty()
+    }
+
+    /// Those of ranks on these GPUs.
+    fn new(gpus: &Gpus, ranks: &[usize], page: &Arc<DirectPage>, by_events: bool) -> Result<Self, DriverError> {
+        for (from, to) in ranks.iter().flat_map(|from| ranks.iter().map(move |to| (*from, *to))) {
+            if from != to {
+                gpus.gpus[from].1.enable_peer(&gpus.gpus[to].1)?;
+            }
+        }
+        let streams = || ranks.iter().map(|gpu| OwnedStream::new(&gpus.gpus[*gpu].1)).collect::<Result<Vec<_>, _>>();
+        let keep_streams = if gpus.kernels.is_empty() { Vec::new() } else { streams()? };
+        let streams = streams()?;
+        // SAFETY: the page is mapped longer than it is registered: parts are dropped in order.
+        let registration =
+            unsafe { HostRegistration::register(&gpus.gpus[ranks[0]].1, page.as_ptr(), DIRECT_PAGE_BYTES as usize)? };
+        let by_events = ranks.iter().filter(|_| by_events);
+        let promises = by_events.map(|gpu| Promises::new(&gpus.gpus[*gpu].1)).collect::<Result<_, _>>()?;
+        Ok(Parts { promises, streams, keep_streams, registration, page: Arc::clone(page) })
+    }
 }
 
 #[derive(Default)]
@@ -94,34 +122,21 @@ pub(super) struct Flight {
 }
 
 impl CopyEngines {
-    /// Streams for ranks on these GPUs. Called on the set-up thread.
+    /// Copy engines for ranks on these GPUs, of parts of another communicator's on the same, if there are some. Called on the set-up thread.
     pub(super) fn new(
         gpus: &Gpus,
         ranks: &[usize],
         (page, areas): (&Arc<DirectPage>, &AreasInUse),
         layout: LargeLayout,
         issuers: &[mpsc::Sender<issue::Order>],
-        (setup, frees, news): (&Arc<Orders>, &Frees, &Arc<News>),
+        (setup, news): (&Arc<Orders>, &Arc<News>),
         by_events: bool,
     ) -> Result<Self, DriverError> {
-        for (from, to) in ranks.iter().flat_map(|from| ranks.iter().map(move |to| (*from, *to))) {
-            if from != to {
-                gpus.gpus[from].1.enable_peer(&gpus.gpus[to].1)?;
-            }
-        }
-        let streams = || ranks.iter().map(|gpu| OwnedStream::new(&gpus.gpus[*gpu].1)).collect::<Result<Vec<_>, _>>();
-        let keep_streams = if gpus.kernels.is_empty() { Vec::new() } else { streams()? };
-        let streams = streams()?;
-        // SAFETY: the page is mapped longer than it is registered: parts are dropped in order.
-        let registration =
-            unsafe { HostRegistration::register(&gpus.gpus[ranks[0]].1, page.as_ptr(), DIRECT_PAGE_BYTES as usize)? };
-        let unreleased = AtomicUsize::new(streams.len() + keep_streams.len());
-        let by_events = ranks.iter().filter(|_| by_events);
-        let promises = by_events.map(|gpu| Promises::new(&gpus.gpus[*gpu].1)).collect::<Result<_, _>>()?;
-        let parts =
-            Parts { promises, streams, keep_streams, registration, page: Arc::clone(page), areas: areas.clone() };
+        let parts = areas.take_parts().map_or_else(|| Parts::new(gpus, ranks, page, by_events), Ok)?;
+        let unreleased = AtomicUsize::new(parts.streams.len() + parts.keep_streams.len());
         Ok(CopyEngines {
             parts: Some(parts),
+            areas: areas.clone(),
             layout,
             gpus: ranks.into(),
             issuers: ranks.iter().map(|gpu| issuers[*gpu].clone()).collect(),
@@ -131,7 +146,6 @@ impl CopyEngines {
             progress: Mutex::default(),
             importing: AtomicU64::new(0),
             setup: Arc::clone(setup),
-            frees: frees.clone(),
             news: Arc::clone(news),
         })
     }
@@ -164,7 +178,7 @@ impl CopyEngines {
 
     /// A place in a rank's area.
     pub(super) fn area(&self, rank: u32, offset: u64) -> DeviceAddress {
-        self.parts().areas.address(rank as usize) + offset
+        self.areas.address(rank as usize) + offset
     }
 
     /// What promises to a rank are made with, where it waits for events.
@@ -289,7 +303,8 @@ impl CopyEngines {
 impl Drop for CopyEngines {
     fn drop(&mut self) {
         if let Some(parts) = self.parts.take() {
-            self.frees.free(parts);
+            // Its operations have ended: flights keep it.
+            self.areas.leave_parts(parts);
         }
     }
 }
@@ -356,7 +371,7 @@ impl Holder for CopyEngines {
     }
 
     fn tenant(&self) -> &str {
-        self.parts().areas.tenant()
+        self.areas.tenant()
     }
 
     fn streams(&self) -> u32 {

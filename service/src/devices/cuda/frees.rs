@@ -27,6 +27,10 @@ const LOOK_AFTER_MAX: Duration = Duration::from_millis(10);
 const HELD_MAX: Duration = Duration::from_millis(100);
 /// How long they go on afterwards.
 const GO_ON_FOR: Duration = Duration::from_secs(2);
+/// How many times as long they go on as they were held, when something was freed: whoever makes and ends things all the time holds others a tenth of it.
+const GO_ON_TIMES: u32 = 9;
+/// At most so long: nothing is to be left of a tenant a second after its death.
+const GO_ON_MAX: Duration = Duration::from_millis(500);
 
 /// To the thread, which ends when nobody has this any more.
 #[derive(Clone)]
@@ -53,22 +57,24 @@ impl Frees {
 
 fn run<H: Holder, F>(unused: &Receiver<Box<dyn Any + Send>>, queues: &Queues<H, F>, issue: &impl Fn(&F)) {
     while let Ok(first) = unused.recv() {
-        hold_all(queues, issue);
+        let held_since = hold_all(queues, issue);
         drop(first);
         unused.try_iter().for_each(drop);
         queues.hold(Hold::Nothing, issue);
+        std::thread::sleep((held_since.elapsed() * GO_ON_TIMES).min(GO_ON_MAX));
     }
 }
 
-/// Returns when nothing is under way, and nothing is let go.
-fn hold_all<H: Holder, F>(queues: &Queues<H, F>, issue: &impl Fn(&F)) {
+/// Returns when nothing is under way, and nothing is let go; and since when.
+fn hold_all<H: Holder, F>(queues: &Queues<H, F>, issue: &impl Fn(&F)) -> Instant {
     let mut pause = LOOK_AFTER;
     loop {
+        let now = Instant::now();
         if queues.hold(Hold::Unready, issue) == UnderWay::Unready {
             std::thread::sleep(pause);
             pause = (pause * 2).min(LOOK_AFTER_MAX);
         } else if becomes_so(HELD_MAX, || queues.hold(Hold::All, issue) == UnderWay::Nothing) {
-            return;
+            return now;
         } else {
             queues.hold(Hold::Unready, issue);
             std::thread::sleep(GO_ON_FOR);

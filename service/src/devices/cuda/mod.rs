@@ -23,6 +23,7 @@ mod promises;
 mod queues;
 mod segments;
 mod setup;
+mod spares;
 mod strategies;
 
 use std::sync::Arc;

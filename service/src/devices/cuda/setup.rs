@@ -1,8 +1,10 @@
 //! The thread that allocates, opens and reads: calls that the driver may take milliseconds for. None of them waits for what streams wait for: everybody's
 //! set-up does, and the watch on what does not come.
 
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use mccs_config::service::LargeFrom;
 use mccs_cuda::{DeviceAddress, DeviceMemory, DriverError, OwnedStream};
@@ -11,12 +13,13 @@ use mccs_ipc::large::LargeLayout;
 use mccs_ipc::types::Handle;
 use mccs_kernels::cuda::AreaLayout;
 
-use super::engines::{CopyEngines, Flight};
+use super::engines::{CopyEngines, Flight, Parts};
 use super::frees::Frees;
 use super::imports::{ImportError, Imports};
 use super::losses::Losses;
 use super::news::News;
 use super::queues::Holder;
+use super::spares::{Shape, Spares};
 use super::strategies::{Abilities, GpuStrategy, Strategies};
 use super::{CudaOptions, Gpus, NoCuda, Prepared, issue};
 use crate::devices::{Areas, Counted, DirectGroup, Ended};
@@ -33,16 +36,46 @@ pub(super) enum Order {
     Import(Flight),
 }
 
-/// The ranks' areas, and their GPUs as the device counts them. Go to the thread that frees when dropped.
+/// What a communicator is made of, by the driver. Dropped in this order.
+struct Kit {
+    /// Where it has copy engines: their parts, and the descriptor of the page that is registered among them.
+    engines: Option<(OwnedFd, Parts)>,
+    /// The ranks' areas, and their GPUs as the device counts them.
+    areas: Vec<(usize, DeviceMemory)>,
+}
+
+/// The ranks' areas. When dropped they go to the thread that frees, with what the copy engines have left; or can be used again until that comes to it.
 struct Memory {
     areas: Vec<(usize, DeviceMemory)>,
     charges: Vec<Arc<Charge>>,
+    shape: Shape,
+    /// Of the page, where there are copy engines.
+    page: Option<OwnedFd>,
+    parts: Mutex<Option<Parts>>,
+    /// Whether all ranks have left in order.
+    is_left: AtomicBool,
+    spares: Arc<Spares<Kit>>,
     frees: Frees,
+}
+
+impl Memory {
+    fn parts(&self) -> MutexGuard<'_, Option<Parts>> {
+        self.parts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        self.frees.free((std::mem::take(&mut self.areas), std::mem::take(&mut self.charges)));
+        let parts = self.parts.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        let (areas, charges) = (std::mem::take(&mut self.areas), std::mem::take(&mut self.charges));
+        let is_whole = self.page.is_some() == parts.is_some() && areas.len() == self.shape.gpus.len();
+        let can_be_used_again = parts.as_ref().is_none_or(Parts::can_be_used_again);
+        if *self.is_left.get_mut() && is_whole && can_be_used_again {
+            let kit = Kit { engines: self.page.take().zip(parts), areas };
+            self.spares.keep(self.shape.clone(), kit, charges);
+        } else {
+            self.frees.free((parts, areas, charges));
+        }
     }
 }
 
@@ -63,7 +96,17 @@ impl AreasInUse {
 impl AreasInUse {
     /// Whose they are, by name.
     pub(super) fn tenant(&self) -> &str {
-        self.memory.charges.first().map_or("", |charge| charge.tenant())
+        &self.memory.shape.tenant
+    }
+
+    /// What copy engines on the same memory have left.
+    pub(super) fn take_parts(&self) -> Option<Parts> {
+        self.memory.parts().take()
+    }
+
+    /// Copy engines have ended.
+    pub(super) fn leave_parts(&self, parts: Parts) {
+        *self.memory.parts() = Some(parts);
     }
 }
 
@@ -73,6 +116,10 @@ impl Areas for AreasInUse {
         if self.orders.send(order).is_err() {
             ended.tell(Err("the thread that reads GPUs has ended".into()));
         }
+    }
+
+    fn left(&self) {
+        self.memory.is_left.store(true, Ordering::Release);
     }
 }
 
@@ -94,6 +141,7 @@ pub(super) struct Setup {
     /// Threads that issue copies, by GPU.
     issuers: Vec<mpsc::Sender<issue::Order>>,
     imports: Imports,
+    spares: Arc<Spares<Kit>>,
 }
 
 impl Setup {
@@ -109,8 +157,8 @@ impl Setup {
         let own = Arc::downgrade(&sender);
         let streams = gpus.gpus.iter().map(|(_, context)| OwnedStream::new(context)).collect::<Result<_, _>>()?;
         let issuers = (0..gpus.gpus.len()).map(|gpu| issue::start(gpu, &gpus, &losses)).collect::<Result<_, _>>()?;
-        let imports = Imports::new(frees.clone());
-        let setup = Setup { gpus, streams, own, orders, frees, news, losses, options, issuers, imports };
+        let (imports, spares) = (Imports::new(frees.clone()), Spares::new(frees.clone()));
+        let setup = Setup { gpus, streams, own, orders, frees, news, losses, options, issuers, imports, spares };
         std::thread::Builder::new().name("mccs-cuda-setup".into()).spawn(move || setup.run())?;
         Ok(sender)
     }
@@ -182,23 +230,53 @@ impl Setup {
         (0..gpus.len()).all(|from| (0..gpus.len()).all(|to| from == to || stores(gpus[from], gpus[to])))
     }
 
+    /// What a communicator of the same shape was made of, as new: nothing of what it did is there any more.
+    fn spare(&self, shape: &Shape) -> Option<Kit> {
+        let kit = self.spares.take(shape)?;
+        if let Err(error) = kit.areas.iter().try_for_each(|(gpu, area)| area.zero(&self.streams[*gpu])) {
+            tracing::debug!(%error, "memory of a communicator that has ended is not used again");
+            self.find_lost(&error, shape.gpus.iter().copied());
+            self.frees.free(kit);
+            return None;
+        }
+        kit.engines.iter().for_each(|(_, parts)| parts.page().reset());
+        Some(kit)
+    }
+
     fn prepare(&self, gpus: &[usize], charges: Vec<Arc<Charge>>) -> Result<Prepared, PrepareError> {
         let nranks = gpus.len() as u32;
         // A single rank has nobody to meet, and an area that nobody uses.
         let layout = AreaLayout::initial(nranks.max(2));
         let large = self.may_be_large(gpus).then(|| LargeLayout::behind(layout.bytes(), self.options.slot_bytes));
         let area_bytes = large.map_or(layout.bytes(), |large| large.area_bytes());
-        let (mut memory, mut areas) = (Memory { areas: Vec::new(), charges, frees: self.frees.clone() }, Vec::new());
+        let tenant = charges.first().map_or("", |charge| charge.tenant()).to_owned();
+        let shape = Shape { tenant, gpus: gpus.into(), area_bytes };
+        let Kit { engines, areas: used } = self.spare(&shape).unwrap_or(Kit { engines: None, areas: Vec::new() });
+        let (fd, page, parts) = match engines {
+            Some((fd, parts)) => (fd, Arc::clone(parts.page()), Some(parts)),
+            None => DirectPage::create().map(|(fd, page)| (fd, Arc::new(page), None))?,
+        };
+        let kept = large.map(|_| fd.try_clone()).transpose().map_err(PrepareError::Descriptors)?;
+        let mut memory = Memory {
+            areas: used,
+            charges,
+            shape,
+            page: kept,
+            parts: Mutex::new(parts),
+            is_left: AtomicBool::new(false),
+            spares: Arc::clone(&self.spares),
+            frees: self.frees.clone(),
+        };
+        let mut areas = Vec::new();
         for (rank, number) in gpus.iter().enumerate() {
             let (gpu, context) = &self.gpus.gpus[*number];
             let failed = |error| PrepareError::Driver { rank, gpu: gpu.id.to_string(), error };
-            let area = DeviceMemory::zeroed(context, area_bytes as usize).map_err(failed)?;
-            let ipc_handle = area.export();
-            memory.areas.push((*number, area));
-            areas.push(AreaName { ipc_handle: ipc_handle.map_err(failed)?.0.to_vec(), gpu: gpu.id.0 });
+            if memory.areas.len() <= rank {
+                memory.areas.push((*number, DeviceMemory::zeroed(context, area_bytes as usize).map_err(failed)?));
+            }
+            let ipc_handle = memory.areas[rank].1.export().map_err(failed)?;
+            areas.push(AreaName { ipc_handle: ipc_handle.0.to_vec(), gpu: gpu.id.0 });
         }
-        let (fd, page) = DirectPage::create()?;
-        let page = Arc::new(page);
         let execution = self.options.execution;
         let abilities = Abilities { nranks, execution, copy_engines: large.is_some(), lines: self.store_lines(gpus) };
         let wanted = GpuStrategy { large_from: self.options.large_from, lines: self.options.lines };
@@ -207,7 +285,7 @@ impl Setup {
         let in_use = AreasInUse { memory: Arc::new(memory), orders: Arc::clone(&orders) };
         let by_events = self.options.by_events && execution == Execution::Service;
         let copies = |layout| {
-            let (shared, ways) = ((&page, &in_use), (&orders, &self.frees, &self.news));
+            let (shared, ways) = ((&page, &in_use), (&orders, &self.news));
             CopyEngines::new(&self.gpus, gpus, shared, layout, &self.issuers, ways, by_events).map(Arc::new)
         };
         let copies = large.map(copies).transpose().map_err(PrepareError::Streams)?;
@@ -221,7 +299,7 @@ impl PrepareError {
     fn driver(&self) -> Option<&DriverError> {
         match self {
             PrepareError::Driver { error, .. } | PrepareError::Streams(error) => Some(error),
-            PrepareError::Stopping | PrepareError::Page(_) => None,
+            PrepareError::Stopping | PrepareError::Page(_) | PrepareError::Descriptors(_) => None,
         }
     }
 }
@@ -233,6 +311,8 @@ enum PrepareError {
     Driver { rank: usize, gpu: String, error: DriverError },
     #[error("no streams for copies: {0}")]
     Streams(DriverError),
+    #[error("no descriptor for a page: {0}")]
+    Descriptors(std::io::Error),
     #[error("the service is stopping")]
     Stopping,
     #[error("no page: {0}")]

@@ -336,6 +336,9 @@ impl ProxyEngine {
             }
         }
         if live.is_over() {
+            if let Some(direct) = live.info.direct.as_ref().filter(|_| live.failure.is_none()) {
+                direct.left();
+            }
             for (member, info) in live.members.iter().zip(&live.info.ranks) {
                 member.session.counters.rounds.fetch_add(live.info.rounds(info), Ordering::Relaxed);
             }

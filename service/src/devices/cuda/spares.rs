@@ -1,0 +1,187 @@
+//! What communicators that have ended were made of, for as long as the driver does not take it back: the next one of the same tenant's on the same GPUs
+//! begins with that.
+//!
+//! Nothing is freed while some tenant's stream does not come to what it called (`frees.rs`), which may last as long as `limits.operation_timeout`. Whoever makes
+//! and ends communicators meanwhile would fill the GPUs, or its quota, with what waits. So it waits here, and at most [`UNCHARGED_MAX`] of a tenant's
+//! cost nobody anything; all goes when the thread that frees comes to it, which it does at once where nobody holds it up.
+//!
+//! Never another tenant's: processes keep areas and pages open for as long as they like. And only what all ranks have left in order: then their
+//! kernels have ended, and a well-meaning process touches it no more.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::frees::Frees;
+use crate::tenants::Charge;
+
+/// Communicators of a tenant's that wait here beside its quota: as many as a job has at a time, for data, tensors, pipelines and experts in parallel. Memory that
+/// nobody pays for is bounded by that; beyond, what waits keeps its charges.
+const UNCHARGED_MAX: usize = 4;
+
+/// What makes two communicators the same, as far as memory goes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Shape {
+    pub(super) tenant: String,
+    /// By rank.
+    pub(super) gpus: Box<[usize]>,
+    /// On each.
+    pub(super) area_bytes: u64,
+}
+
+struct Spare<K> {
+    shape: Shape,
+    kit: K,
+    charges: Vec<Arc<Charge>>,
+}
+
+/// See the module's documentation. `K` is what a communicator is made of.
+pub(super) struct Spares<K> {
+    state: Mutex<State<K>>,
+    frees: Frees,
+}
+
+struct State<K> {
+    waiting: Vec<Spare<K>>,
+    /// Whether the thread that frees has been told of what waits.
+    is_told: bool,
+}
+
+/// Empties the spares when it is dropped, which the thread that frees does.
+struct Emptying<K>(Arc<Spares<K>>);
+
+impl<K> Drop for Emptying<K> {
+    fn drop(&mut self) {
+        let mut state = self.0.state();
+        state.is_told = false;
+        let all = std::mem::take(&mut state.waiting);
+        drop(state);
+        drop(all);
+    }
+}
+
+impl<K: Send + 'static> Spares<K> {
+    pub(super) fn new(frees: Frees) -> Arc<Self> {
+        Arc::new(Spares { state: Mutex::new(State { waiting: Vec::new(), is_told: false }), frees })
+    }
+
+    /// A communicator has ended.
+    pub(super) fn keep(self: &Arc<Self>, shape: Shape, kit: K, mut charges: Vec<Arc<Charge>>) {
+        let mut state = self.state();
+        let is_uncharged = |spare: &&Spare<K>| spare.charges.is_empty() && spare.shape.tenant == shape.tenant;
+        if state.waiting.iter().filter(is_uncharged).count() < UNCHARGED_MAX {
+            charges.clear();
+        }
+        state.waiting.push(Spare { shape, kit, charges });
+        let is_told = std::mem::replace(&mut state.is_told, true);
+        drop(state);
+        if !is_told {
+            self.frees.free(Emptying(Arc::clone(self)));
+        }
+    }
+
+    /// What one of this shape was made of, the last first. Its charges end: its next owner has its own.
+    pub(super) fn take(&self, shape: &Shape) -> Option<K> {
+        let mut state = self.state();
+        let at = state.waiting.iter().rposition(|spare| spare.shape == *shape)?;
+        Some(state.waiting.remove(at).kit)
+    }
+}
+
+impl<K> Spares<K> {
+    fn state(&self) -> MutexGuard<'_, State<K>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+    use crate::devices::cuda::queues::Queues;
+    use crate::devices::cuda::queues::tests::{Comm, comm};
+    use crate::tenants::{Quota, Resource, Tenant};
+
+    /// Says its number when it is freed.
+    struct Kit(u32, mpsc::Sender<u32>);
+
+    impl Drop for Kit {
+        fn drop(&mut self) {
+            let _ = self.1.send(self.0);
+        }
+    }
+
+    fn tenant(name: &str) -> Arc<Tenant> {
+        let quota = Quota {
+            memory_bytes: 0,
+            sessions: 1,
+            communicators: 8,
+            operations_in_flight: 1,
+            streams: 1,
+            regions: 1,
+            mappings: 1,
+        };
+        Tenant::new(name.into(), quota)
+    }
+
+    fn shape(tenant: &str, gpus: &[usize], area_bytes: u64) -> Shape {
+        Shape { tenant: tenant.into(), gpus: gpus.into(), area_bytes }
+    }
+
+    /// Two ranks of a communicator.
+    fn charges(tenant: &Arc<Tenant>) -> Vec<Arc<Charge>> {
+        let charge = |_| tenant.charge(Resource::Communicators, 1).expect("within the quota");
+        (0..2).map(|rank| Arc::new(charge(rank))).collect()
+    }
+
+    #[test]
+    fn while_a_tenant_does_not_come_another_goes_on_with_what_it_had() {
+        let queues: Arc<Queues<Comm, u32>> = Arc::new(Queues::new(8));
+        let spares = Spares::new(Frees::start(Arc::clone(&queues), |_| ()).expect("a thread"));
+        let (freed, frees) = mpsc::channel();
+        let late = comm(&[0], 0);
+        assert_eq!(queues.offer(&late, 1, 1, |_| ()), [1]);
+        let (own, mut kit) = (tenant("b"), Some(Kit(0, freed.clone())));
+        // Far more than its quota of four, one after the other.
+        for _ in 0..1000 {
+            let charges = charges(&own);
+            let taken = kit.take().unwrap_or_else(|| spares.take(&shape("b", &[0, 1], 7)).expect("what it had before"));
+            spares.keep(shape("b", &[0, 1], 7), taken, charges);
+            assert_eq!(own.used(Resource::Communicators), 0);
+        }
+        // What is another's, or elsewhere, or not as large, is not for it.
+        let others = [("a", &[0, 1][..], 7), ("b", &[1, 0], 7), ("b", &[0], 7), ("b", &[0, 1], 8)];
+        assert!(others.iter().all(|(tenant, gpus, bytes)| spares.take(&shape(tenant, gpus, *bytes)).is_none()));
+        assert!(frees.try_recv().is_err(), "nothing is freed beside what does not come");
+        late.come_to(1);
+        queues.ended(Arc::as_ptr(&late), 1, |_| ());
+        assert_eq!(frees.recv(), Ok(0));
+        assert!(spares.take(&shape("b", &[0, 1], 7)).is_none());
+        // And again.
+        spares.keep(shape("b", &[0, 1], 7), Kit(1, freed), Vec::new());
+        assert_eq!(frees.recv(), Ok(1));
+    }
+
+    #[test]
+    fn of_a_tenant_only_so_much_waits_beside_its_quota() {
+        let queues: Arc<Queues<Comm, u32>> = Arc::new(Queues::new(8));
+        let spares = Spares::new(Frees::start(Arc::clone(&queues), |_| ()).expect("a thread"));
+        let late = comm(&[0], 0);
+        assert_eq!(queues.offer(&late, 1, 1, |_| ()), [1]);
+        let (freed, frees) = mpsc::channel();
+        let (own, other) = (tenant("b"), tenant("c"));
+        for n in 0..6 {
+            spares.keep(shape("b", &[0, 1], u64::from(n)), Kit(n, freed.clone()), charges(&own));
+        }
+        assert_eq!(own.used(Resource::Communicators), 4, "two of six are paid for");
+        spares.keep(shape("c", &[0, 1], 0), Kit(6, freed.clone()), charges(&other));
+        assert_eq!(other.used(Resource::Communicators), 0);
+        // Taken again, they are paid for by who has them.
+        drop(spares.take(&shape("b", &[0, 1], 5)));
+        assert_eq!((frees.recv(), own.used(Resource::Communicators)), (Ok(5), 2));
+        late.come_to(1);
+        queues.ended(Arc::as_ptr(&late), 1, |_| ());
+        let mut all: Vec<_> = (0..6).map(|_| frees.recv().expect("all are freed")).collect();
+        all.sort_unstable();
+        assert_eq!((all, own.used(Resource::Communicators)), (vec![0, 1, 2, 3, 4, 6], 0));
+    }
+}
