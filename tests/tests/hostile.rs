@@ -330,6 +330,42 @@ fn a_flood_slows_down_only_itself() {
     });
 }
 
+/// Closes the socket, but not the segment, and goes on writing commands that never end.
+#[test]
+fn a_session_whose_socket_is_closed_takes_no_more_than_the_ring_held() {
+    attack(|service| {
+        let mut raw = Raw::connect(service);
+        let gated = Request::CreateGatedStream { region: raw.region, offset_bytes: 0 };
+        let Response::Stream { stream, .. } = raw.ask(gated, &[]) else { panic!("no stream") };
+        let mut command = Command { opcode: Opcode::Nop as u32, stream, ..raw.command() };
+        let limit = 64;
+        for ticket in 1..=limit {
+            command.ticket = ticket;
+            assert!(raw.push(&command));
+        }
+        let sessions = || service.service().registry.sessions();
+        // From here on none is taken in turn.
+        while !sessions().iter().any(|session| session.in_flight() == limit) {
+            std::thread::yield_now();
+        }
+        let Raw { socket, mut commands, layout, .. } = raw;
+        let (mut ticket, most) = (limit, 2 * u64::from(layout.commands_capacity));
+        let mut fill = |commands: &mut Producer<Command>| {
+            command.ticket = ticket + 1;
+            while let Push::Pushed { .. } = commands.try_push(&command).expect("a sound ring") {
+                ticket += 1;
+                command.ticket = ticket + 1;
+                assert!(ticket - limit <= most, "commands that came after the end are taken");
+            }
+        };
+        fill(&mut commands);
+        drop(socket);
+        while sessions().iter().any(|session| session.tenant.name == "hostile") {
+            (0..1000).for_each(|_| fill(&mut commands));
+        }
+    });
+}
+
 /// Failures pile up unread: the ring of completions is full, the words still rise, the session lives.
 #[test]
 fn a_session_that_never_reads_its_failures_is_released_all_the_same() {

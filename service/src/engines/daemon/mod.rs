@@ -56,8 +56,12 @@ enum State {
         deadline: Instant,
     },
     Serving,
-    /// The tenant has closed its end. What it had asked for before is done first: it may have left in an orderly way.
-    Finishing,
+    /// The tenant has closed its end. What it had asked for before is done first: it may have left in an orderly way. What it
+    /// writes to the ring from then on is not looked at, or it could go on for ever, and without its quota.
+    Finishing {
+        /// Commands that the ring had brought by then.
+        until: u64,
+    },
     Closing,
 }
 
@@ -192,12 +196,20 @@ impl SessionEngine {
         }
     }
 
+    /// Whether the next command may be taken off the ring.
+    fn takes_next(&self) -> bool {
+        let is_due = match self.state {
+            State::Finishing { until } => self.popped < until,
+            _ => self.session.in_flight() < self.session.tenant.quota.operations_in_flight,
+        };
+        is_due && self.outbox.is_empty()
+    }
+
     /// Takes commands off the ring. Returns whether there was one.
     fn take_commands(&mut self, budget: usize) -> Result<bool, Fence> {
-        let limit = self.session.tenant.quota.operations_in_flight;
         let mut any = false;
         for _ in 0..budget {
-            if !self.outbox.is_empty() || (self.session.in_flight() >= limit && !self.is_finishing()) {
+            if !self.takes_next() {
                 break;
             }
             let Some(command) = self.commands.try_pop().map_err(|error| Fence(error.to_string()))? else { break };
@@ -220,8 +232,12 @@ impl SessionEngine {
         Ok(any)
     }
 
-    fn is_finishing(&self) -> bool {
-        matches!(self.state, State::Finishing)
+    /// The tenant has closed its end of the socket, or has ended.
+    fn begin_finishing(&mut self) {
+        match self.commands.waiting() {
+            Ok(waiting) => self.state = State::Finishing { until: self.popped + waiting },
+            Err(error) => self.fence(&error.to_string()),
+        }
     }
 
     /// Takes what a tenant that has gone left in the ring, whatever its quota of operations (a ring is short), and then what it
@@ -272,7 +288,7 @@ impl Engine for SessionEngine {
                 }
                 return Progress::Busy;
             }
-            State::Finishing => {
+            State::Finishing { .. } => {
                 if flushed {
                     self.finish(cx.budget);
                 }
@@ -304,7 +320,7 @@ impl Engine for SessionEngine {
     fn prepare_to_sleep(&mut self) -> bool {
         if !self.outbox.is_empty()
             || !self.replies.is_empty()
-            || matches!(self.state, State::Finishing | State::Closing)
+            || matches!(self.state, State::Finishing { .. } | State::Closing)
         {
             return false;
         }

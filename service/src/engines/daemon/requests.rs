@@ -50,7 +50,7 @@ impl SessionEngine {
             match received {
                 Ok(None) => return served > 0,
                 Ok(Some(envelope)) => self.park_or_serve(envelope, &mut fds),
-                Err(SocketError::Closed) => self.state = State::Finishing,
+                Err(SocketError::Closed) => self.begin_finishing(),
                 Err(error) => self.fence(&error.to_string()),
             }
             let closer = &self.session.tenant.closer;
@@ -83,7 +83,7 @@ impl SessionEngine {
     /// Serves requests whose turn has come. Returns whether there was one.
     pub(super) fn serve_parked(&mut self) -> bool {
         let mut any = false;
-        while matches!(self.state, State::Serving | State::Finishing)
+        while matches!(self.state, State::Serving | State::Finishing { .. })
             && self.outbox.is_empty()
             && let Some((_, envelope)) = self.parked.pop_front_if(|(after, _)| *after <= self.popped)
         {
