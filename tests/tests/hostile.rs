@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use mccs_eval::workload::Call;
 use mccs_ipc::board::{Board, BoardCall};
 use mccs_ipc::command::{BufferRef, Command, FLAG_GROUP_CONTINUES, FLAG_POSTED, FLAG_ROUND, FLAG_SCALAR_AT, Opcode};
+use mccs_ipc::gate::Gate;
 use mccs_ipc::handshake::{Socket, connect};
 use mccs_ipc::protocol::{Request, RequestEnvelope, Response, ResponseEnvelope, SegmentLayout};
 use mccs_ipc::queue::{Producer, Push};
@@ -364,6 +365,30 @@ fn a_session_whose_socket_is_closed_takes_no_more_than_the_ring_held() {
             (0..1000).for_each(|_| fill(&mut commands));
         }
     });
+}
+
+/// A group whose calls are all there before the first may start, and of which each ends as it starts.
+#[test]
+fn a_long_row_of_calls_that_end_at_once_is_no_chain_of_calls() {
+    const CALLS: u64 = 60_000;
+    let service = TestService::start("[[tenant]]\nname = \"t\"\nmax_operations_in_flight = 65536\n");
+    let mut raw = Raw::connect(&service);
+    let (response, fds) = raw.ask_with_fds(Request::AllocMemory { bytes: 4096 }, &[]);
+    let Response::Region { region, .. } = response else { panic!("no memory") };
+    let memory = Mapping::map(fds[0].as_fd(), 4096).expect("memory");
+    let gated = Request::CreateGatedStream { region, offset_bytes: 0 };
+    let Response::Stream { stream, .. } = raw.ask(gated, &[]) else { panic!("no stream") };
+    for ticket in 1..=CALLS {
+        let flags = if ticket < CALLS { FLAG_GROUP_CONTINUES } else { 0 };
+        let command = Command { stream, ticket, flags, ..raw.command() };
+        while !raw.push(&command) {
+            std::thread::yield_now();
+        }
+    }
+    // SAFETY: the mapping lives to the end of this function.
+    unsafe { Gate::at(memory.as_ptr()) }.expect("aligned").open(CALLS);
+    let word = StreamWord::at(&raw.segment, raw.layout.words_offset, stream.index).expect("a word");
+    assert!(word.wait(CALLS, Duration::ZERO, Duration::from_secs(600)));
 }
 
 /// Failures pile up unread: the ring of completions is full, the words still rise, the session lives.

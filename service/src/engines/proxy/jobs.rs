@@ -260,8 +260,8 @@ impl ProxyEngine {
         }
         // What waits behind it was not late while it ran.
         self.expect_progress(now);
+        // The next one starts as an event of its own: a long row of short ones is no chain of calls.
         self.settle(comm);
-        self.start_collective(comm, now);
     }
 
     /// One operation of a stream has ended.
