@@ -20,6 +20,7 @@ use std::os::fd::AsFd;
 use crate::cuda::GpuRegions;
 use crate::memory::Regions;
 use crate::requests::Requests;
+use crate::stream::Left;
 use crate::submission::Submission;
 use crate::{Communicator, Error, RankSpec, Region, Stream};
 
@@ -40,6 +41,8 @@ pub(crate) struct Inner {
     pub(crate) segment: Arc<Mapping>,
     pub(crate) layout: SegmentLayout,
     pub(crate) submission: Mutex<Submission>,
+    /// Streams to be given back when their work has ended.
+    pub(crate) left_streams: Mutex<Vec<Left>>,
     failures: Mutex<Failures>,
     pub(crate) regions: RwLock<Regions>,
     pub(crate) gpu_regions: Mutex<GpuRegions>,
@@ -132,6 +135,7 @@ impl Client {
             segment,
             layout,
             submission: Mutex::new(Submission::new(commands.map_err(|error| system(&error))?)),
+            left_streams: Mutex::default(),
             failures: Mutex::new(failures),
             regions: RwLock::default(),
             gpu_regions: Mutex::default(),
@@ -238,6 +242,7 @@ impl Client {
     /// # Errors
     /// [`Error::Refused`] where the session has as many as it may.
     pub fn register_stream(&self) -> Result<Stream, Error> {
+        self.0.destroy_left_streams();
         match self.0.requests.call(Request::CreateStream, &[])? {
             (Response::Stream { stream, word }, _) => Ok(Stream::new(self.clone(), stream, word, false)),
             (other, _) => Err(unexpected(&other)),
@@ -252,6 +257,7 @@ impl Client {
     /// As [`Client::register_stream`], and for a place that is not aligned as gates are, or not all in the region.
     pub fn register_gated_stream(&self, region: &Region, offset_bytes: u64) -> Result<Stream, Error> {
         let region = region.handle();
+        self.0.destroy_left_streams();
         match self.0.requests.call(Request::CreateGatedStream { region, offset_bytes }, &[])? {
             (Response::Stream { stream, word }, _) => Ok(Stream::new(self.clone(), stream, word, true)),
             (other, _) => Err(unexpected(&other)),

@@ -8,17 +8,59 @@ use mccs_ipc::protocol::Request;
 use mccs_ipc::sync::StreamWord;
 use mccs_ipc::types::Handle;
 
-use crate::client::locked;
+use crate::client::{Inner, locked};
 use crate::requests::LIVENESS_EVERY;
 use crate::round::{Attempt, Round};
 use crate::{Client, Error};
 
 /// A stream. Cheap to clone. When the last clone is dropped its work goes on, and the stream is given back to the service
-/// if it has ended; [`Stream::synchronize`] first, in a program that makes many.
+/// if it has ended, or else when another one is made or dropped after its end.
 #[derive(Clone)]
 pub struct Stream {
     pub(crate) client: Client,
     pub(crate) shared: Arc<StreamShared>,
+    _owner: Arc<StreamOwner>,
+}
+
+/// What ends with the last clone of a stream. Apart from [`StreamShared`], which others hold for a moment under the submission's lock:
+/// what happens here takes that lock.
+struct StreamOwner(Arc<StreamShared>);
+
+impl Drop for StreamOwner {
+    fn drop(&mut self) {
+        let stream = &self.0;
+        // The memory of a pending round may outlive the stream, and somebody read it.
+        let settled = stream.client.0.settle_stream(stream);
+        if settled.is_ok() && !stream.destroyed.load(Ordering::Acquire) {
+            let left = Left { stream: stream.handle, word: stream.word, ticket: stream.last_ticket() };
+            locked(&stream.client.0.left_streams).push(left);
+            stream.client.0.destroy_left_streams();
+        }
+    }
+}
+
+/// A stream that nobody has any more, while the last of its work may run.
+pub(crate) struct Left {
+    stream: Handle,
+    word: u32,
+    ticket: u64,
+}
+
+impl Inner {
+    /// Gives streams back that nobody has any more, and whose work has ended.
+    pub(crate) fn destroy_left_streams(&self) {
+        let has_ended = |left: &mut Left| self.word(left.word).is_ok_and(|word| word.load() >= left.ticket);
+        // Asked for without the lock.
+        let ended: Vec<_> = locked(&self.left_streams).extract_if(.., has_ended).collect();
+        for left in ended {
+            self.requests.send_and_forget(Request::DestroyStream { stream: left.stream });
+        }
+    }
+
+    fn word(&self, word: u32) -> Result<&StreamWord, Error> {
+        StreamWord::at(&self.segment, self.layout.words_offset, word)
+            .ok_or_else(|| Error::ServiceGone("a stream's word is outside the segment".into()))
+    }
 }
 
 pub(crate) struct StreamShared {
@@ -38,16 +80,6 @@ pub(crate) struct StreamShared {
     destroyed: AtomicBool,
 }
 
-impl Drop for StreamShared {
-    fn drop(&mut self) {
-        // The memory of a pending round may outlive the stream, and somebody read it.
-        let settled = self.client.0.settle_stream(self);
-        if settled.is_ok() && !*self.destroyed.get_mut() && self.is_idle() {
-            self.client.0.requests.send_and_forget(Request::DestroyStream { stream: self.handle });
-        }
-    }
-}
-
 impl StreamShared {
     pub(crate) fn weak(&self) -> Weak<StreamShared> {
         self.own.clone()
@@ -60,7 +92,12 @@ impl StreamShared {
 
     /// Whether the service has ended all it was given.
     pub(crate) fn is_idle(&self) -> bool {
-        self.has_ended(self.last_ticket.load(Ordering::Acquire))
+        self.has_ended(self.last_ticket())
+    }
+
+    /// The last that the service was given.
+    fn last_ticket(&self) -> u64 {
+        self.last_ticket.load(Ordering::Acquire)
     }
 
     /// The ticket after the last. Called under the submission's lock.
@@ -78,9 +115,7 @@ impl StreamShared {
     }
 
     fn word(&self) -> Result<&StreamWord, Error> {
-        let inner = &self.client.0;
-        StreamWord::at(&inner.segment, inner.layout.words_offset, self.word)
-            .ok_or_else(|| Error::ServiceGone("a stream's word is outside the segment".into()))
+        self.client.0.word(self.word)
     }
 }
 
@@ -148,7 +183,7 @@ impl Stream {
             comms,
             destroyed,
         });
-        Stream { client, shared }
+        Stream { client, _owner: Arc::new(StreamOwner(Arc::clone(&shared))), shared }
     }
 
     /// Waits until everything enqueued so far has ended.
@@ -157,7 +192,7 @@ impl Stream {
     /// The first operation's failure since the last call; [`Error::ServiceGone`] within a second of the service's death.
     pub fn synchronize(&self) -> Result<(), Error> {
         self.finish_round()?;
-        let target = self.shared.last_ticket.load(Ordering::Acquire);
+        let target = self.shared.last_ticket();
         let word = self.shared.word()?;
         let mut spin = self.client.0.word_spin;
         while !word.wait(target, spin, LIVENESS_EVERY) {
@@ -177,7 +212,7 @@ impl Stream {
             Some((Attempt::Waiting | Attempt::Contradiction, _)) => self.client.0.settle_stream(&self.shared)?,
             Some((Attempt::Ended, _)) | None => {}
         }
-        let target = self.shared.last_ticket.load(Ordering::Acquire);
+        let target = self.shared.last_ticket();
         if self.shared.word()?.load() < target {
             self.client.0.requests.check_alive()?;
             return Ok(false);

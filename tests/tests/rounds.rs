@@ -209,3 +209,38 @@ fn a_round_that_a_leaver_has_not_posted_to_fails() {
     let error = errors[0].as_ref().expect("of rank 0");
     assert!(error.contains("rank 1 has left"), "{error}");
 }
+
+/// Whoever settles a round may be the last to hold its stream, which the program drops at the same moment.
+#[test]
+fn streams_are_dropped_while_another_thread_settles_their_rounds() {
+    let service = TestService::start(SETTINGS);
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    service.ranks(0, 2, |rank| {
+        let memory = rank.client.allocate(64).expect("memory");
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // Memory that goes settles all rounds.
+                while rank.comm.rank() == 0 && !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                    drop(rank.client.allocate(64).expect("memory"));
+                }
+            });
+            let add = |stream: &mccs::Stream| {
+                let place = memory.at(0);
+                rank.comm.all_reduce(place, place, 1, DataType::U32, RedOp::Sum, stream).expect("enqueued");
+            };
+            for _ in 0..4000 {
+                if rank.comm.rank() == 0 {
+                    add(&rank.client.register_stream().expect("those before have been given back"));
+                } else {
+                    add(&rank.stream);
+                }
+                // With all that came before ended the next call is a round again.
+                add(&rank.stream);
+                rank.stream.synchronize().expect("completed");
+            }
+            stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        });
+        rank.comm.barrier(&rank.stream).expect("enqueued");
+        rank.stream.synchronize().expect("completed");
+    });
+}
