@@ -28,6 +28,8 @@ pub struct Session {
     words_offset: u64,
     /// Last tickets that have ended, by word: what the tenant cannot change.
     ended: Box<[AtomicU64]>,
+    /// Of those, the ones that the tenant has been told of.
+    told: Box<[AtomicU64]>,
     completions: Mutex<Producer<Completion>>,
     in_flight: AtomicU64,
     /// Set by the daemon engine while it leaves commands in the ring because too many are in flight.
@@ -72,6 +74,7 @@ impl Session {
             segment,
             words_offset,
             ended: (0..words).map(|_| AtomicU64::new(0)).collect(),
+            told: (0..words).map(|_| AtomicU64::new(0)).collect(),
             completions: Mutex::new(completions),
             in_flight: AtomicU64::new(0),
             throttled: AtomicBool::new(false),
@@ -103,13 +106,18 @@ impl Session {
         still
     }
 
-    /// Ends an operation: raises its stream's word to `ticket`. Failures are told with [`Session::report`] before.
-    pub fn end_operations(&self, word: u32, ticket: u64, count: u64) {
+    /// Ends operations: raises their stream's word to `ticket`, and calls `behind` for what tells the tenant besides. Failures are
+    /// told with [`Session::report`] before.
+    pub fn end_operations(&self, word: u32, ticket: u64, count: u64, behind: impl FnOnce()) {
         if let Some(ended) = self.ended.get(word as usize) {
             ended.store(ticket, Ordering::Release);
         }
         if let Some(word) = StreamWord::at(&self.segment, self.words_offset, word) {
             word.publish(ticket);
+        }
+        behind();
+        if let Some(told) = self.told.get(word as usize) {
+            told.store(ticket, Ordering::Release);
         }
         self.in_flight.fetch_sub(count, Ordering::SeqCst);
         fence(Ordering::SeqCst);
@@ -124,10 +132,20 @@ impl Session {
         self.ended.get(word as usize).map_or(0, |ended| ended.load(Ordering::Acquire))
     }
 
+    /// Whether the tenant is just being told of what has ended on a stream: its word may not be given to another one yet, for which the
+    /// old ticket would count. Another engine is between two instructions.
+    #[must_use]
+    pub fn is_telling(&self, word: u32) -> bool {
+        let told = self.told.get(word as usize).map_or(0, |told| told.load(Ordering::Acquire));
+        self.last_ended(word) != told
+    }
+
     /// Makes a stream's word fit for another stream, whose tickets start at 1.
     pub fn reset_word(&self, word: u32) {
-        if let Some(ended) = self.ended.get(word as usize) {
-            ended.store(0, Ordering::Release);
+        for cells in [&self.ended, &self.told] {
+            if let Some(cell) = cells.get(word as usize) {
+                cell.store(0, Ordering::Release);
+            }
         }
         if let Some(word) = StreamWord::at(&self.segment, self.words_offset, word) {
             word.publish(0);

@@ -85,8 +85,15 @@ impl SessionEngine {
         let mut any = false;
         while matches!(self.state, State::Serving | State::Finishing { .. })
             && self.outbox.is_empty()
-            && let Some((_, envelope)) = self.parked.pop_front_if(|(after, _)| *after <= self.popped)
+            && let Some((after, envelope)) = self.parked.pop_front_if(|(after, _)| *after <= self.popped)
         {
+            if let Request::DestroyStream { stream } = envelope.request
+                && self.session.is_telling(stream.index)
+            {
+                // In a moment.
+                self.parked.push_front((after, envelope));
+                return true;
+            }
             self.serve(envelope, &mut Vec::new());
             any = true;
         }

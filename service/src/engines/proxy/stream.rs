@@ -122,10 +122,8 @@ impl Stream {
         let last = self.queue.drain(..count).next_back().map_or(0, |entry| entry.ticket);
         self.active = 0;
         self.group_closed = false;
-        self.session.end_operations(self.handle.index, last, count as u64);
-        if let Some(gate) = &self.gate {
-            gate.end(last);
-        }
+        let tell_gate = || self.gate.iter().for_each(|gate| gate.end(last));
+        self.session.end_operations(self.handle.index, last, count as u64, tell_gate);
         true
     }
 }
