@@ -75,7 +75,10 @@ impl Regions {
     }
 
     fn remove(&mut self, address: usize, handle: Handle) {
-        self.by_address.remove(&address);
+        // Memory that has been registered again stays known, as the later region.
+        if self.by_address.get(&address).is_some_and(|known| known.handle == handle) {
+            self.by_address.remove(&address);
+        }
         if let Some(slot) = self.by_index.get_mut(handle.index as usize) {
             *slot = None;
         }

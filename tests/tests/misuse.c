@@ -1,7 +1,9 @@
 /* Misuse of the C API: every call must return the right code, and none may crash. */
+#define _DEFAULT_SOURCE
 #include <mccs.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 
 #define EXPECT(code, call)                                                                                             \
     do {                                                                                                               \
@@ -65,6 +67,13 @@ int main(void) {
     EXPECT(mccsInvalidArgument, mccsMemFree(client, &local));
     EXPECT(mccsInvalidArgument, mccsMemRegister(client, &local, sizeof local));
     EXPECT(mccsSuccess, mccsMemFree(client, data));
+    /* Registered twice, and still what it was. */
+    data = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (data == MAP_FAILED) return 1;
+    EXPECT(mccsSuccess, mccsMemRegister(client, data, 4096));
+    EXPECT(mccsSuccess, mccsMemRegister(client, data, 4096));
+    EXPECT(mccsSuccess, mccsAllReduce(data, data, 1, mccsFloat32, mccsSum, comm, stream));
+    EXPECT(mccsSuccess, mccsStreamSynchronize(stream));
     /* Two ranks in one thread: neither may wait for the other before both are announced. */
     EXPECT(mccsSuccess, mccsGetUniqueId(&id));
     EXPECT(mccsSuccess, mccsGroupStart());

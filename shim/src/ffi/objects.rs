@@ -256,7 +256,9 @@ pub unsafe extern "C" fn mccsStreamQuery(stream: *mut CStream) -> Status {
 /// Remembers a region under its address.
 fn keep(client: &CClient, region: Region) -> *mut c_void {
     let ptr = region.as_ptr();
-    client.regions.lock().unwrap_or_else(PoisonError::into_inner).insert(ptr as usize, region);
+    let former = client.regions.lock().unwrap_or_else(PoisonError::into_inner).insert(ptr as usize, region);
+    // Memory that is registered again: what it was before is given back without the lock.
+    drop(former);
     ptr.cast()
 }
 
