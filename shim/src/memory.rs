@@ -217,6 +217,7 @@ pub(crate) unsafe fn register(client: &Client, ptr: *mut u8, bytes: usize) -> Re
     let fd = fd.map_err(system("make a memfd"))?;
     nix::unistd::ftruncate(&fd, bytes as i64).map_err(system("size a memfd"))?;
     mccs_ipc::shm::seal(&fd).map_err(|error| Error::System(error.to_string()))?;
+    let inode = nix::sys::stat::fstat(&fd).map_err(system("look at a memfd"))?.st_ino;
     // The service first: if it refuses, nothing has happened to the caller's memory.
     let handle = register_with_service(client, fd.as_fd(), bytes as u64)?;
     let undo = |error| {
@@ -240,36 +241,46 @@ pub(crate) unsafe fn register(client: &Client, ptr: *mut u8, bytes: usize) -> Re
         unsafe { libc::munmap(moved, bytes) };
         return Err(undo(error));
     }
-    former_registrations().insert(ptr as usize, (bytes, fd));
+    former_registrations().insert(ptr as usize, Former { bytes, inode, fd });
     Ok(Region::new(client, handle, ptr, bytes, None))
 }
 
-/// Ranges of this process whose pages have been moved to a file, by address: the file stays with them.
-static FORMER: Mutex<BTreeMap<usize, (usize, OwnedFd)>> = Mutex::new(BTreeMap::new());
+/// A range whose pages have been moved to a file.
+struct Former {
+    bytes: usize,
+    inode: u64,
+    fd: OwnedFd,
+}
 
-fn former_registrations() -> MutexGuard<'static, BTreeMap<usize, (usize, OwnedFd)>> {
+/// Such ranges of this process, by address: the file stays with them for as long as they are mapped.
+static FORMER: Mutex<BTreeMap<usize, Former>> = Mutex::new(BTreeMap::new());
+
+fn former_registrations() -> MutexGuard<'static, BTreeMap<usize, Former>> {
     locked(&FORMER)
 }
 
 /// The file of a range that was registered before, if the range is still that file's.
 fn registered_before(start: usize, bytes: usize) -> Option<OwnedFd> {
     let mut former = former_registrations();
-    let (known, fd) = former.get(&start)?;
-    let inode = nix::sys::stat::fstat(fd).ok()?.st_ino.to_string();
-    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
-    let is_whole = |line: &str| {
-        let mut fields = line.split_ascii_whitespace();
-        let range = fields.next().and_then(|range| range.split_once('-'));
-        let parse = |text| usize::from_str_radix(text, 16).unwrap_or(usize::MAX);
-        range.is_some_and(|(low, high)| parse(low) == start && parse(high) >= start + known)
-            && fields.nth(3) == Some(inode.as_str())
-    };
-    if !maps.lines().any(is_whole) {
-        // Unmapped by the caller, and perhaps something else since.
-        former.remove(&start);
+    if former.is_empty() {
         return None;
     }
-    (*known == bytes).then(|| fd.try_clone().ok()).flatten()
+    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
+    let mapped: BTreeMap<usize, (usize, u64)> = maps.lines().filter_map(file_mapping).collect();
+    // Others have been unmapped by the caller, and are perhaps something else since.
+    former.retain(|start, known| {
+        mapped.get(start).is_some_and(|(end, inode)| *inode == known.inode && *end >= start + known.bytes)
+    });
+    let known = former.get(&start).filter(|known| known.bytes == bytes)?;
+    known.fd.try_clone().ok()
+}
+
+/// First address, end and inode of a line of `/proc/self/maps`, if that is a file's.
+fn file_mapping(line: &str) -> Option<(usize, (usize, u64))> {
+    let mut fields = line.split_ascii_whitespace();
+    let (low, high) = fields.next()?.split_once('-')?;
+    let inode = fields.nth(3)?.parse::<u64>().ok().filter(|inode| *inode != 0)?;
+    Some((usize::from_str_radix(low, 16).ok()?, (usize::from_str_radix(high, 16).ok()?, inode)))
 }
 
 /// Only such pages can be replaced without anybody noticing: no file behind them, nobody sharing them, writable.

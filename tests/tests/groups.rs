@@ -155,3 +155,37 @@ fn a_group_over_the_quota_is_refused_and_nothing_else_happens() {
         }
     });
 }
+/// The files of ranges that the program has unmapped are not kept.
+#[test]
+fn registrations_that_are_unmapped_leave_no_file_behind() {
+    // Found by its length, which nobody else's has here.
+    let bytes = 37 * 4096;
+    let service = TestService::start("");
+    let client = service.connect(0);
+    let files = || {
+        let files = std::fs::read_dir("/proc/self/fd").expect("descriptors").filter_map(Result::ok);
+        let is_own = |path: &std::path::Path| {
+            std::fs::read_link(path).is_ok_and(|file| file.to_string_lossy().contains("memfd:mccs-registered"))
+                && std::fs::metadata(path).is_ok_and(|file| file.len() == bytes as u64)
+        };
+        files.filter(|file| is_own(&file.path())).count()
+    };
+    let registered = || {
+        let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: a new mapping at an address of the kernel's choice, which nobody else uses.
+        unsafe {
+            let ptr = libc::mmap(std::ptr::null_mut(), bytes, protection, flags, -1, 0).cast::<u8>();
+            drop(client.register(ptr, bytes).expect("registered"));
+            ptr
+        }
+    };
+    for ptr in (0..8).map(|_| registered()).collect::<Vec<_>>() {
+        // SAFETY: mapped above, and not used any more.
+        unsafe { libc::munmap(ptr.cast(), bytes) };
+    }
+    // What has been unmapped is found out when something else is registered. The service closes its own descriptors some time after.
+    registered();
+    while files() > 1 {
+        std::thread::yield_now();
+    }
+}
