@@ -72,13 +72,16 @@ pub fn group_end() -> Result<(), Error> {
     }
     let is_collective = |(_, command): &Numbered| command.opcode == Opcode::Collective as u32;
     let pairs = |commands: &[Numbered]| commands.iter().filter(|command| !is_collective(command)).count() as u64;
-    let max = |stream: &Stream| stream.client.0.operations_in_flight_max;
-    if let Some((stream, commands)) = streams.iter().find(|(stream, commands)| pairs(commands) > max(stream)) {
-        return Err(Error::argument(format!(
-            "a group has {} sends and receives on one stream, and the operator allows {} in flight; the group is dropped",
-            pairs(commands),
-            max(stream)
-        )));
+    // Over all streams of a session: none of them may have to wait in the ring for others that have begun.
+    for (stream, _) in &streams {
+        let of_session = streams.iter().filter(|(other, _)| Arc::ptr_eq(&other.client.0, &stream.client.0));
+        let (count, max) =
+            (of_session.map(|(_, commands)| pairs(commands)).sum::<u64>(), stream.client.0.operations_in_flight_max);
+        if count > max {
+            return Err(Error::argument(format!(
+                "a group has {count} sends and receives, and the operator allows {max} in flight; the group is dropped"
+            )));
+        }
     }
     for (stream, commands) in streams {
         let (mut ordered, mut pairs): (Vec<_>, Vec<_>) = commands.into_iter().partition(is_collective);

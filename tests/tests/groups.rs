@@ -155,6 +155,35 @@ fn a_group_over_the_quota_is_refused_and_nothing_else_happens() {
         }
     });
 }
+
+/// The quota is the session's, however many streams a group is spread over: sends that all have begun would otherwise wait for receives
+/// that have no room behind them.
+#[test]
+fn a_group_over_several_streams_has_one_quota() {
+    let service = TestService::start("[[tenant]]\nname = \"t\"\nmax_operations_in_flight = 64\n");
+    service.ranks(0, 2, |rank| {
+        let (memory, me) = (rank.client.allocate(4096).expect("memory"), rank.comm.rank());
+        let other = rank.client.register_stream().expect("a stream");
+        for operations in [40, 32] {
+            group_start();
+            for i in 0..operations {
+                rank.comm.send(memory.at(8 * i), 1, DataType::U64, 1 - me, &rank.stream).expect("collected");
+            }
+            for i in 0..operations {
+                rank.comm.recv(memory.at(2048 + 8 * i), 1, DataType::U64, 1 - me, &other).expect("collected");
+            }
+            let ended = group_end();
+            if operations == 32 {
+                ended.expect("as many as may be");
+            } else {
+                let refused = ended.expect_err("too many").to_string();
+                assert!(refused.contains("80 sends and receives") && refused.contains("64"), "{refused}");
+            }
+            [&rank.stream, &other].iter().for_each(|stream| stream.synchronize().expect("completed"));
+        }
+    });
+}
+
 /// The files of ranges that the program has unmapped are not kept.
 #[test]
 fn registrations_that_are_unmapped_leave_no_file_behind() {
