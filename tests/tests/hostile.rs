@@ -19,6 +19,7 @@ use mccs_ipc::shm::Mapping;
 use mccs_ipc::sync::{Doorbell, StreamWord};
 use mccs_ipc::types::{CollectiveKind, DataType, Handle, RedOp, UniqueId};
 use mccs_service::memory::mappings_of_tenants;
+use mccs_service::tenants::Resource;
 use mccs_tests::{TestService, run_checked};
 
 const SETTINGS: &str = "[[tenant]]\nname = \"hostile\"\nsocket = \"h\"\nmax_operations_in_flight = 64\n\
@@ -389,6 +390,35 @@ fn a_long_row_of_calls_that_end_at_once_is_no_chain_of_calls() {
     unsafe { Gate::at(memory.as_ptr()) }.expect("aligned").open(CALLS);
     let word = StreamWord::at(&raw.segment, raw.layout.words_offset, stream.index).expect("a word");
     assert!(word.wait(CALLS, Duration::ZERO, Duration::from_secs(600)));
+}
+
+/// Refusals of all that one session waits for, at one moment: none is lost.
+#[test]
+fn a_peer_that_goes_leaves_nobody_waiting_for_one_of_many_joins() {
+    const COMMS: usize = 1500;
+    let service = TestService::start("[[tenant]]\nname = \"t\"\nmax_communicators = 4000\n");
+    let ids: Vec<_> = (0..COMMS).map(|_| mccs::unique_id().expect("an id")).collect();
+    let raw = Raw::connect(&service);
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| {
+            let spec =
+                |id: &UniqueId| mccs::RankSpec { id: *id, rank: 0, nranks: 3, device: 0, root_address: String::new() };
+            service.connect(0).init_communicator_ranks(&ids.iter().map(spec).collect::<Vec<_>>()).map(drop)
+        });
+        for (number, id) in ids.iter().enumerate() {
+            let root_address = String::new();
+            let request = Request::InitRank { id: *id, rank: 1, nranks: 3, gpu: None, root_address, by_engines: false };
+            raw.socket.send(&RequestEnvelope { id: 100 + number as u64, request }, &[]).expect("sent");
+        }
+        let tenant = Arc::clone(&service.service().registry.sessions()[0].tenant);
+        // Its own communicator, and all of both.
+        while tenant.used(Resource::Communicators) < 1 + 2 * COMMS as u64 {
+            std::thread::yield_now();
+        }
+        drop(raw);
+        let error = waits.join().expect("the other rank").expect_err("its peer has gone").to_string();
+        assert!(error.contains("rank 1"), "{error}");
+    });
 }
 
 /// Failures pile up unread: the ring of completions is full, the words still rise, the session lives.

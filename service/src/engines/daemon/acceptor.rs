@@ -22,8 +22,9 @@ use crate::session::Session;
 use crate::telemetry::Registry;
 use crate::tenants::{Resource, Tenant};
 
-/// Answers that may wait at a session's engine: one a request in progress, and those are joins and leaves.
-const REPLIES_MAX: usize = 1024;
+/// Answers that may wait at a session's engine besides one for each communicator of its tenant's quota: for the leaves and joins that it
+/// asks for in one poll, before which it takes all answers in. No answer may be lost, or its asker would wait for ever.
+const REPLIES_BESIDES: usize = 1024;
 /// How long to wait when the process is out of descriptors or memory.
 const ACCEPT_AGAIN_AFTER: Duration = Duration::from_millis(100);
 
@@ -86,7 +87,7 @@ impl SessionFactory {
         let commands = Consumer::new(Arc::clone(&segment), layout.commands_offset, layout.commands_capacity)?;
         let completions = Producer::new(Arc::clone(&segment), layout.completions_offset, layout.completions_capacity)?;
         let doorbell = Doorbell::new()?;
-        let replies = Mailbox::new(REPLIES_MAX);
+        let replies = Mailbox::new(tenant.quota.communicators as usize + REPLIES_BESIDES);
         let waker: WakerSlot = replies.waker().clone();
         let id = self.registry.next_number();
         let quota = tenant.quota;
