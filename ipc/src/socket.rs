@@ -199,6 +199,24 @@ impl Socket {
     }
 }
 
+/// `SO_PEERPIDFD` of Linux 6.5, which the C library's headers may be too old for.
+const PEER_PIDFD: libc::c_int = 77;
+
+impl Socket {
+    /// The process that has connected, as a descriptor that is readable once it has ended, whoever else has its end of the socket; `None`
+    /// where the kernel is too old to say.
+    #[must_use]
+    pub fn peer_process(&self) -> Option<OwnedFd> {
+        let (mut fd, mut length) = (-1, size_of::<libc::c_int>() as libc::socklen_t);
+        // SAFETY: the kernel writes a descriptor's number, for which there is room, and how long it is.
+        let result = unsafe {
+            libc::getsockopt(self.fd.as_raw_fd(), libc::SOL_SOCKET, PEER_PIDFD, (&raw mut fd).cast(), &raw mut length)
+        };
+        // SAFETY: the kernel has just given us this descriptor.
+        (result == 0 && fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
+    }
+}
+
 impl From<Socket> for OwnedFd {
     fn from(socket: Socket) -> Self {
         socket.fd

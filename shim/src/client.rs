@@ -92,7 +92,8 @@ impl Client {
         self.0.requests.check_alive().is_ok()
     }
 
-    /// Connects to the service that listens on `socket`.
+    /// Connects to the service that listens on `socket`. The session is this process': it ends with it, even where a child that was forked
+    /// later lives on.
     ///
     /// # Errors
     /// [`Error::Connect`] where nobody listens or versions differ, [`Error::Refused`] where the operator does not admit

@@ -1,6 +1,6 @@
 //! Processes killed at any instant: the service frees what they held, peers get an error, waiters are released.
 
-use std::process::{Child, Command};
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -13,13 +13,17 @@ fn kills() -> u32 {
     std::env::var("MCCS_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(100)
 }
 
-fn victim(service: &TestService, id: &mccs::UniqueId, rank: u32, count: u64) -> Child {
-    Command::new(env!("CARGO_BIN_EXE_victim"))
+fn victim_command(service: &TestService, id: &mccs::UniqueId, rank: u32, count: u64) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_victim"));
+    command
         .arg(service.socket(0))
         .args([id.to_string(), rank.to_string(), "2".into(), count.to_string()])
-        .stderr(std::process::Stdio::null())
-        .spawn()
-        .expect("a victim")
+        .stderr(Stdio::null());
+    command
+}
+
+fn victim(service: &TestService, id: &mccs::UniqueId, rank: u32, count: u64) -> Child {
+    victim_command(service, id, rank, count).spawn().expect("a victim")
 }
 
 /// Descriptors and mappings are the process': whoever counts them must be the only test that runs.
@@ -96,10 +100,22 @@ fn killed_tenants_leave_nothing_behind() {
 
 #[test]
 fn a_killed_ranks_peers_are_told_who_has_gone() {
+    killed_rank(|victim| victim);
+}
+
+/// As after the death of a program whose workers, forked from it, are still there.
+#[test]
+fn a_killed_ranks_peers_are_told_although_a_child_has_its_socket() {
+    killed_rank(|victim| victim.env("MCCS_VICTIM_FORKS", "1").stdin(Stdio::piped()));
+}
+
+fn killed_rank(how: fn(&mut Command) -> &mut Command) {
     let _alone = alone();
     let service = TestService::start("");
     let id = mccs::unique_id().expect("an id");
-    let mut victim = victim(&service, &id, 1, 1000);
+    let mut victim = how(&mut victim_command(&service, &id, 1, 1000)).spawn().expect("a victim");
+    // A child of its ends when this does.
+    let _input = victim.stdin.take();
     let client = service.connect(0);
     let comm = client.init_communicator_rank(id, 0, 2, 0, "").expect("joined");
     let stream = client.register_stream().expect("a stream");

@@ -14,6 +14,15 @@ fn main() -> anyhow::Result<()> {
     let memory = client.allocate(4 * count)?;
     let stream = client.register_stream()?;
     let comm = client.init_communicator_rank(id, rank.parse()?, nranks.parse()?, 0, &root)?;
+    if std::env::var_os("MCCS_VICTIM_FORKS").is_some() {
+        // SAFETY: the child calls nothing but system calls: it reads until nobody has the other end of its input any more.
+        unsafe {
+            if libc::fork() == 0 {
+                libc::read(0, [0u8].as_mut_ptr().cast(), 1);
+                libc::_exit(0);
+            }
+        }
+    }
     loop {
         for _ in 0..8 {
             comm.all_reduce(memory.at(0), memory.at(0), count, DataType::F32, RedOp::Sum, &stream)?;

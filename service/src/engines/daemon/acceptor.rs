@@ -72,7 +72,7 @@ fn layout(limits: &SessionLimits, words: u32) -> SegmentLayout {
 
 impl SessionFactory {
     fn start(&self, socket: Socket, peer: PeerCredentials, tenant: Arc<Tenant>) -> anyhow::Result<()> {
-        let socket = TenantSocket { socket: Some(socket), tenant: Arc::clone(&tenant) };
+        let socket = TenantSocket::new(socket, Arc::clone(&tenant));
         let charge = match tenant.charge(Resource::Sessions, 1) {
             Ok(charge) => charge,
             Err(error) => {

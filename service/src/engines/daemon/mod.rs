@@ -31,6 +31,7 @@ use mccs_ipc::protocol::{MAGIC, RequestEnvelope, Response, ResponseEnvelope, Seg
 use mccs_ipc::queue::Consumer;
 use mccs_ipc::sync::Doorbell;
 use mccs_ipc::types::ErrorClass;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 pub use self::acceptor::{Acceptor, Admission, SessionFactory, SessionLimits};
 use self::proxies::Place;
@@ -103,7 +104,22 @@ pub struct SessionEngine {
 struct TenantSocket {
     /// `None` only while dropping.
     socket: Option<Socket>,
+    /// The process that has connected, where the kernel can tell of its end: a child of it may have the socket, too.
+    process: Option<OwnedFd>,
     tenant: Arc<Tenant>,
+}
+
+impl TenantSocket {
+    fn new(socket: Socket, tenant: Arc<Tenant>) -> Self {
+        TenantSocket { process: socket.peer_process(), socket: Some(socket), tenant }
+    }
+
+    /// Whether the tenant's process has ended.
+    fn is_orphaned(&self) -> bool {
+        let Some(process) = &self.process else { return false };
+        let mut fds = [PollFd::new(process.as_fd(), PollFlags::POLLIN)];
+        poll(&mut fds, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
+    }
 }
 
 impl Deref for TenantSocket {
@@ -266,7 +282,7 @@ impl Engine for SessionEngine {
     }
 
     fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
-        vec![self.socket.as_fd()]
+        std::iter::once(self.socket.as_fd()).chain(self.socket.process.as_ref().map(AsFd::as_fd)).collect()
     }
 
     fn doorbells(&self) -> Vec<BorrowedFd<'_>> {
@@ -281,7 +297,7 @@ impl Engine for SessionEngine {
             State::Greeting { deadline } => {
                 self.greet();
                 if matches!(self.state, State::Greeting { .. }) {
-                    if cx.now < deadline {
+                    if cx.now < deadline && !self.socket.is_orphaned() {
                         return Progress::Idle { wake_at: Some(deadline) };
                     }
                     self.close();
@@ -305,7 +321,13 @@ impl Engine for SessionEngine {
             busy |= self.serve_ring(cx.budget);
             busy |= answered && self.serve_parked();
             if answered && cx.is_readable && matches!(self.state, State::Serving) {
-                busy |= self.serve_socket(cx.now, cx.budget);
+                // What it sent before its end comes first.
+                let is_orphaned = self.socket.is_orphaned();
+                let any = self.serve_socket(cx.now, cx.budget);
+                if is_orphaned && !any && matches!(self.state, State::Serving) {
+                    self.begin_finishing();
+                }
+                busy |= any;
             }
         }
         if busy || !matches!(self.state, State::Serving) {
