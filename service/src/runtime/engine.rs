@@ -72,6 +72,12 @@ pub trait Engine: Send {
         Vec::new()
     }
 
+    /// Whether the engine, which is about to sleep, can do nothing about its descriptors before it is woken otherwise: they are not watched
+    /// meanwhile. One that stays readable would not let the runtime sleep.
+    fn ignores_descriptors(&self) -> bool {
+        false
+    }
+
     /// Doorbells that wake the engine each time they are rung, and that nobody clears; the same set for the engine's whole life.
     fn doorbells(&self) -> Vec<BorrowedFd<'_>> {
         Vec::new()

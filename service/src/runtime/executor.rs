@@ -1,7 +1,7 @@
 //! The runtime's thread, and the table through which engines are started and moved.
 
 use std::collections::BTreeMap;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
@@ -303,6 +303,8 @@ struct Slot {
     wake_at: Option<Instant>,
     /// As [`Context::is_readable`] for the next poll.
     is_readable: bool,
+    /// Whether its descriptors are watched: not while it sleeps and ignores them.
+    is_watched: bool,
 }
 
 /// State of one runtime's thread.
@@ -383,25 +385,28 @@ impl Executor {
 
     fn adopt(&mut self, adopted: Adopted, now: Instant) {
         let Adopted { engine, state } = adopted;
-        let descriptors =
-            engine.descriptors().into_iter().map(|fd| (fd, EpollEvent::new(EpollFlags::EPOLLIN, state.id.0)));
-        let doorbells = engine.doorbells().into_iter().map(|fd| (fd, EpollEvent::new(WHEN_RUNG, state.id.0 | RUNG)));
-        for (fd, event) in descriptors.chain(doorbells) {
+        self.watch(engine.as_ref(), engine.descriptors(), EpollEvent::new(EpollFlags::EPOLLIN, state.id.0));
+        self.watch(engine.as_ref(), engine.doorbells(), EpollEvent::new(WHEN_RUNG, state.id.0 | RUNG));
+        // Cleared before the first poll: a wake-up from here on finds the engine on this runtime.
+        state.notified.store(false, Ordering::Release);
+        let id = state.id;
+        let slot = Slot { engine, state, awake_since: Some(now), wake_at: None, is_readable: true, is_watched: true };
+        self.slots.insert(id, slot);
+        self.awake.push(id);
+    }
+
+    fn watch(&self, engine: &dyn Engine, descriptors: Vec<BorrowedFd<'_>>, event: EpollEvent) {
+        for fd in descriptors {
             if let Err(error) = self.epoll.add(fd, event) {
                 tracing::error!(engine = %engine.name(), %error, "cannot watch a descriptor");
             }
         }
-        // Cleared before the first poll: a wake-up from here on finds the engine on this runtime.
-        state.notified.store(false, Ordering::Release);
-        let id = state.id;
-        self.slots.insert(id, Slot { engine, state, awake_since: Some(now), wake_at: None, is_readable: true });
-        self.awake.push(id);
     }
 
     fn give_away(&mut self, id: EngineId, to: u32) {
         let Some(slot) = self.slots.remove(&id) else { return };
         self.awake.retain(|awake| *awake != id);
-        self.forget_descriptors(slot.engine.as_ref());
+        self.forget_all(slot.engine.as_ref());
         slot.state.runtime.store(to, Ordering::Release);
         let order = Order::Adopt(Adopted { engine: slot.engine, state: Arc::clone(&slot.state) });
         let refused = match self.table.get(to as usize).and_then(OnceLock::get) {
@@ -415,8 +420,14 @@ impl Executor {
         }
     }
 
-    fn forget_descriptors(&self, engine: &dyn Engine) {
-        for fd in engine.descriptors().into_iter().chain(engine.doorbells()) {
+    fn forget_all(&self, engine: &dyn Engine) {
+        self.forget(engine.descriptors());
+        self.forget(engine.doorbells());
+    }
+
+    /// Some may not be watched.
+    fn forget(&self, descriptors: Vec<BorrowedFd<'_>>) {
+        for fd in descriptors {
             let _ = self.epoll.delete(fd);
         }
     }
@@ -435,7 +446,12 @@ impl Executor {
     }
 
     fn wake(&mut self, id: EngineId, now: Instant) {
+        if let Some(slot) = self.slots.get(&id).filter(|slot| !slot.is_watched) {
+            let event = EpollEvent::new(EpollFlags::EPOLLIN, id.0);
+            self.watch(slot.engine.as_ref(), slot.engine.descriptors(), event);
+        }
         if let Some(slot) = self.slots.get_mut(&id) {
+            slot.is_watched = true;
             if slot.awake_since.is_none() {
                 self.awake.push(id);
             }
@@ -483,7 +499,7 @@ impl Executor {
                 }
                 Progress::Done => {
                     if let Some(slot) = self.slots.remove(&id) {
-                        self.forget_descriptors(slot.engine.as_ref());
+                        self.forget_all(slot.engine.as_ref());
                         slot.state.runtime.store(NO_RUNTIME, Ordering::Release);
                     }
                     false
@@ -494,7 +510,11 @@ impl Executor {
             } else {
                 if let Some(slot) = self.slots.get_mut(&id) {
                     slot.awake_since = None;
+                    slot.is_watched = !slot.engine.ignores_descriptors();
                     self.earliest_timer = earlier(self.earliest_timer, slot.wake_at);
+                }
+                if let Some(slot) = self.slots.get(&id).filter(|slot| !slot.is_watched) {
+                    self.forget(slot.engine.descriptors());
                 }
                 self.awake.swap_remove(*at);
             }

@@ -150,13 +150,15 @@ pub struct Acceptor {
     factory: Arc<SessionFactory>,
     /// Closes sockets of those who are no tenants.
     closer: Closer,
+    /// Whether nobody is let in for now: who comes waits outside.
+    is_paused: bool,
 }
 
 impl Acceptor {
     /// Accepts for these tenants.
     #[must_use]
     pub fn new(listener: Listener, name: String, admissions: Vec<Admission>, factory: Arc<SessionFactory>) -> Self {
-        Acceptor { listener, name, admissions, factory, closer: Closer::default() }
+        Acceptor { listener, name, admissions, factory, closer: Closer::default(), is_paused: false }
     }
 
     fn admit(&self, socket: Socket, peer: PeerCredentials, now: Instant) {
@@ -192,7 +194,8 @@ impl Engine for Acceptor {
 
     fn poll(&mut self, cx: &Context) -> Progress {
         // Who is refused has a socket to be closed as well: when no more of them can be taken, who comes waits outside.
-        if self.closer.is_full() || self.admissions.iter().any(|(tenant, _)| tenant.closer.is_full()) {
+        self.is_paused = self.closer.is_full() || self.admissions.iter().any(|(tenant, _)| tenant.closer.is_full());
+        if self.is_paused {
             return Progress::Idle { wake_at: Some(cx.now + ACCEPT_AGAIN_AFTER) };
         }
         match self.listener.accept() {
@@ -201,7 +204,14 @@ impl Engine for Acceptor {
                 Progress::Busy
             }
             Ok(None) => Progress::IDLE,
-            Err(_) => Progress::Idle { wake_at: Some(cx.now + ACCEPT_AGAIN_AFTER) },
+            Err(_) => {
+                self.is_paused = true;
+                Progress::Idle { wake_at: Some(cx.now + ACCEPT_AGAIN_AFTER) }
+            }
         }
+    }
+
+    fn ignores_descriptors(&self) -> bool {
+        self.is_paused
     }
 }

@@ -51,6 +51,8 @@ const HELLO_WITHIN: Duration = Duration::from_secs(5);
 const SLOW_TO_CLOSE: &str = "descriptors that this tenant has sent take too long to close";
 /// How often a full socket is tried again.
 const ANSWER_AGAIN_AFTER: Duration = Duration::from_millis(1);
+/// How often the socket of a tenant of whom no request is read is looked at, for the end of its process.
+const GONE_WITHIN: Duration = Duration::from_millis(100);
 
 enum State {
     Greeting {
@@ -330,13 +332,22 @@ impl Engine for SessionEngine {
                 busy |= any;
             }
         }
+        if !busy && self.is_crowded() && (self.socket.is_closed() || self.socket.is_orphaned()) {
+            self.begin_finishing();
+        }
         if busy || !matches!(self.state, State::Serving) {
             Progress::Busy
-        } else if answered {
-            Progress::IDLE
-        } else {
+        } else if !answered {
             Progress::Idle { wake_at: Some(cx.now + ANSWER_AGAIN_AFTER) }
+        } else if self.is_crowded() {
+            Progress::Idle { wake_at: Some(cx.now + GONE_WITHIN) }
+        } else {
+            Progress::IDLE
         }
+    }
+
+    fn ignores_descriptors(&self) -> bool {
+        self.is_crowded() || !self.unsent.is_empty()
     }
 
     fn prepare_to_sleep(&mut self) -> bool {

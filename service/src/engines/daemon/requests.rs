@@ -33,7 +33,7 @@ impl SessionEngine {
             if !matches!(self.state, State::Serving) || !self.outbox.is_empty() {
                 return true;
             }
-            if self.parked.len() >= PARKED_MAX {
+            if self.is_crowded() {
                 return served > 0;
             }
             let closer = &self.session.tenant.closer;
@@ -60,6 +60,11 @@ impl SessionEngine {
             }
         }
         true
+    }
+
+    /// Whether so many requests wait for commands before them that no more are read.
+    pub(super) fn is_crowded(&self) -> bool {
+        self.parked.len() >= PARKED_MAX
     }
 
     /// Serves a request, or keeps it until its turn comes: then it needs no descriptors. The caller closes those that are left.

@@ -107,6 +107,65 @@ fn who_is_woken_by_an_engine_is_polled_in_the_same_round() {
     runtimes.stop();
 }
 
+/// Leaves its descriptor readable for as long as it ignores that.
+struct Ignorant {
+    ignores: Arc<AtomicBool>,
+    polls: Sender<bool>,
+    bell: Arc<Doorbell>,
+    descriptor: EventFd,
+}
+
+impl Engine for Ignorant {
+    fn name(&self) -> String {
+        "ignorant".into()
+    }
+
+    fn poll(&mut self, cx: &Context) -> Progress {
+        if !self.ignores_descriptors() {
+            let _ = self.descriptor.read();
+        }
+        let _ = self.polls.send(cx.is_readable);
+        Progress::IDLE
+    }
+
+    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        vec![self.descriptor.as_fd()]
+    }
+
+    fn ignores_descriptors(&self) -> bool {
+        self.ignores.load(Ordering::Relaxed)
+    }
+
+    fn doorbells(&self) -> Vec<BorrowedFd<'_>> {
+        vec![self.bell.as_fd()]
+    }
+}
+
+#[test]
+fn what_an_engine_ignores_wakes_nobody_until_it_listens_again() {
+    let runtimes = runtimes();
+    let (ignores, bell) = (Arc::new(AtomicBool::new(true)), Arc::new(Doorbell::new().expect("eventfd")));
+    let descriptor = EventFd::from_value_and_flags(1, EfdFlags::EFD_NONBLOCK).expect("eventfd");
+    let (sender, polls) = channel();
+    let engine = Ignorant { ignores: Arc::clone(&ignores), polls: sender, bell: Arc::clone(&bell), descriptor };
+    runtimes.start_engine(0, |_| Box::new(engine)).expect("starts");
+    let polled = || polls.recv_timeout(PATIENCE).expect("it is polled");
+    assert!(polled());
+    let other = Told::start(&runtimes, &WakerSlot::default());
+    for _ in 0..10 {
+        other.bell.ring();
+        other.polled();
+    }
+    assert!(polls.try_recv().is_err(), "its descriptor keeps the runtime awake");
+    // It is still heard by other ways, and its descriptor again as soon as it wants to know.
+    bell.ring();
+    while polled() {}
+    ignores.store(false, Ordering::Relaxed);
+    bell.ring();
+    while !polled() {}
+    runtimes.stop();
+}
+
 /// Has nothing to do, and awaits others as long as it is told to.
 struct Waiting {
     awaits: Arc<AtomicBool>,
