@@ -68,7 +68,11 @@ fn ask(
 ) -> Result<(ControlAnswer, Option<OwnedFd>), ControlError> {
     let socket = connect(path)?;
     for chunk in chunks(&serde_json::to_vec(request)?) {
-        socket.send(&chunk, &[])?;
+        match socket.send(&chunk, &[]) {
+            // It has refused what came before, and says why.
+            Err(SocketError::Closed) => break,
+            sent => sent?,
+        }
     }
     let (mut text, mut memory) = (Vec::new(), None);
     while text.len() < ANSWER_BYTES_MAX {

@@ -14,13 +14,18 @@ use super::proxy::{Asked, OperatorAnswer, OperatorReply, ProxyMessage, Wish};
 use super::transport::TransportPool;
 use crate::control::overview::Overseer;
 use crate::control::{
-    Chunk, CommView, ControlAnswer, ControlRequest, GpuView, HostView, SessionView, TRACE_MAX, TraceBegun, chunks,
+    Chunk, CommView, ControlAnswer, ControlRequest, GpuView, HostView, REQUEST_BYTES_MAX, SessionView, TRACE_MAX,
+    TraceBegun, chunks,
 };
 use crate::runtime::{Context, Engine, Mailbox, Progress, Sender, WakerSlot};
 use crate::telemetry::recorder::Recorders;
 
 /// Operators at a time; more wait to be accepted.
 const CONNECTIONS_MAX: usize = 16;
+/// Pause when the process is out of descriptors or memory.
+const ACCEPT_AGAIN_AFTER: Duration = Duration::from_millis(100);
+/// What the listener is called among the descriptors.
+const LISTENER_TOKEN: u64 = u64::MAX;
 /// Answers of other engines that may wait: each connection asks once, and some go before they are answered.
 const REPLIES_MAX: usize = 1024;
 
@@ -83,6 +88,10 @@ pub struct ControlEngine {
     connections: BTreeMap<u64, Connection>,
     next: u64,
     controlled: Controlled,
+    /// Whether the listener is watched: not while nobody can be let in, or it would keep the engine awake.
+    is_listening: bool,
+    /// Until when nobody is let in, since the process is out of descriptors or memory.
+    deaf_until: Option<Instant>,
     /// Answers of proxy engines, by connection.
     replies: Mailbox<OperatorReply>,
     /// Until when engines record: whoever asked for it may be gone.
@@ -96,10 +105,18 @@ impl ControlEngine {
     /// The kernel's refusal of a descriptor.
     pub fn new(listener: Listener, controlled: Controlled) -> std::io::Result<Self> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
-        epoll.add(&listener, EpollEvent::new(EpollFlags::EPOLLIN, u64::MAX))?;
-        let replies = Mailbox::new(REPLIES_MAX);
-        let (connections, tracing_until) = (BTreeMap::new(), None);
-        Ok(ControlEngine { listener, epoll, connections, next: 0, controlled, replies, tracing_until })
+        epoll.add(&listener, EpollEvent::new(EpollFlags::EPOLLIN, LISTENER_TOKEN))?;
+        Ok(ControlEngine {
+            listener,
+            epoll,
+            connections: BTreeMap::new(),
+            next: 0,
+            controlled,
+            is_listening: true,
+            deaf_until: None,
+            replies: Mailbox::new(REPLIES_MAX),
+            tracing_until: None,
+        })
     }
 
     /// To be set before the engine is polled: answers of other engines wake it.
@@ -108,11 +125,19 @@ impl ControlEngine {
         self.replies.waker()
     }
 
-    fn accept(&mut self) -> bool {
-        if self.connections.len() >= CONNECTIONS_MAX {
+    fn accept(&mut self, now: Instant) -> bool {
+        self.deaf_until = self.deaf_until.filter(|until| now < *until);
+        if self.deaf_until.is_some() || self.connections.len() >= CONNECTIONS_MAX {
             return false;
         }
-        let Ok(Some((socket, peer))) = self.listener.accept() else { return false };
+        let (socket, peer) = match self.listener.accept() {
+            Ok(Some(accepted)) => accepted,
+            Ok(None) => return false,
+            Err(_) => {
+                self.deaf_until = Some(now + ACCEPT_AGAIN_AFTER);
+                return false;
+            }
+        };
         let own = nix::unistd::geteuid().as_raw();
         if peer.uid != 0 && peer.uid != own {
             tracing::debug!(peer.uid, "control connection refused");
@@ -126,6 +151,18 @@ impl ControlEngine {
             self.next += 1;
         }
         true
+    }
+
+    /// Watches the listener if somebody who comes can be let in.
+    fn listen(&mut self) {
+        let wanted = self.deaf_until.is_none() && self.connections.len() < CONNECTIONS_MAX;
+        if wanted && !self.is_listening {
+            let event = EpollEvent::new(EpollFlags::EPOLLIN, LISTENER_TOKEN);
+            self.is_listening = self.epoll.add(&self.listener, event).is_ok();
+        } else if !wanted && self.is_listening {
+            let _ = self.epoll.delete(&self.listener);
+            self.is_listening = false;
+        }
     }
 
     /// The answer; `None` if another engine will give it to connection `number`.
@@ -226,16 +263,22 @@ impl ControlEngine {
         if connection.stage == Stage::Asking {
             let Some((Chunk { more, bytes }, _)) = connection.socket.recv::<Chunk>()? else { return Ok(()) };
             connection.request.extend(bytes);
-            if more && connection.request.len() < crate::control::REQUEST_BYTES_MAX {
+            if connection.request.len() > REQUEST_BYTES_MAX {
+                let message =
+                    format!("the request has more than {REQUEST_BYTES_MAX} bytes, the most that one may have");
+                connection.set_answer(&ControlAnswer::Refused(message));
+            } else if more {
                 return Ok(());
-            }
-            match self.answer(number, connection) {
-                Some(answer) => connection.set_answer(&answer),
-                None => connection.stage = Stage::Waiting,
+            } else {
+                match self.answer(number, connection) {
+                    Some(answer) => connection.set_answer(&answer),
+                    None => connection.stage = Stage::Waiting,
+                }
             }
         }
         if connection.stage == Stage::Waiting {
-            return Ok(());
+            // Each connection asks once: what comes now is its end, as good as.
+            return connection.socket.recv::<Chunk>()?.map_or(Ok(()), |_| Err(SocketError::Closed));
         }
         while let Some(chunk) = connection.answer.front() {
             let memory: Vec<_> = connection.memory.iter().map(AsFd::as_fd).collect();
@@ -267,7 +310,7 @@ impl Engine for ControlEngine {
     }
 
     fn poll(&mut self, cx: &Context) -> Progress {
-        let mut busy = self.accept();
+        let mut busy = self.accept(cx.now);
         if self.tracing_until.is_some_and(|until| until <= cx.now) {
             self.tracing_until = None;
             self.controlled.overseer.registry.recorders.end();
@@ -299,10 +342,127 @@ impl Engine for ControlEngine {
                 busy = true;
             }
         }
-        if busy { Progress::Busy } else { Progress::Idle { wake_at: self.tracing_until } }
+        self.listen();
+        let wake_at = [self.tracing_until, self.deaf_until].into_iter().flatten().min();
+        if busy { Progress::Busy } else { Progress::Idle { wake_at } }
     }
 
     fn prepare_to_sleep(&mut self) -> bool {
         self.replies.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mccs_ipc::handshake::connect;
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+    use super::*;
+    use crate::runtime::{RuntimeOptions, Runtimes};
+    use crate::telemetry::Registry;
+
+    /// An engine whose questions to the proxy engine nobody answers.
+    struct Bed {
+        engine: ControlEngine,
+        _proxy: Mailbox<ProxyMessage>,
+        directory: tempfile::TempDir,
+    }
+
+    impl Bed {
+        fn new() -> Self {
+            let directory = tempfile::tempdir().expect("a directory");
+            let (registry, proxy) = (Arc::new(Registry::default()), Mailbox::new(64));
+            let runtimes =
+                Runtimes::new(RuntimeOptions { spin: Duration::ZERO, spin_for_others: Duration::ZERO, budget: 1 });
+            let transports = Arc::new(TransportPool::new(
+                Arc::clone(&runtimes),
+                Vec::new(),
+                Box::new(|_| Ok(0)),
+                Box::new(|| Ok(None)),
+                Arc::clone(&registry.recorders),
+            ));
+            let overseer = Overseer { host: "h".into(), since: Instant::now(), registry, runtimes };
+            let listener = Listener::bind(&directory.path().join("c")).expect("listens");
+            let controlled = Controlled { overseer, transports, proxy: proxy.sender(), gpus: None, controller: None };
+            let engine = ControlEngine::new(listener, controlled).expect("an engine");
+            Bed { engine, _proxy: proxy, directory }
+        }
+
+        fn path(&self) -> std::path::PathBuf {
+            self.directory.path().join("c")
+        }
+
+        /// Polls until the engine has done what there is, and whether something it watches would wake it then.
+        fn settle(&mut self, is_there: impl Fn(&ControlEngine) -> bool) -> bool {
+            while !is_there(&self.engine) || self.engine.poll(&Context::new(Instant::now(), 64)) == Progress::Busy {
+                self.engine.poll(&Context::new(Instant::now(), 64));
+            }
+            let mut events = [EpollEvent::empty(); 4];
+            self.engine.epoll.wait(&mut events, nix::sys::epoll::EpollTimeout::ZERO).expect("looks") > 0
+        }
+    }
+
+    /// Connects on a thread of its own, as it takes the engine to be polled.
+    fn connected(bed: &mut Bed, and: impl FnOnce(&Socket) + Send) -> Socket {
+        let path = bed.path();
+        let count = bed.engine.connections.len();
+        std::thread::scope(|scope| {
+            let socket = scope.spawn(move || {
+                let socket = connect(&path).expect("connected");
+                and(&socket);
+                socket
+            });
+            while !socket.is_finished() {
+                bed.settle(|engine| engine.connections.len() >= count);
+            }
+            socket.join().expect("a connection")
+        })
+    }
+
+    fn ask(socket: &Socket, text: &[u8]) {
+        for chunk in chunks(text) {
+            if socket.send(&chunk, &[]).is_err() {
+                break;
+            }
+        }
+    }
+
+    #[test]
+    fn who_goes_before_the_answer_comes_is_forgotten() {
+        let mut bed = Bed::new();
+        let text = serde_json::to_vec(&ControlRequest::WhyStuck { communicator: 1 }).expect("a request");
+        let socket = connected(&mut bed, |socket| ask(socket, &text));
+        let waits = |engine: &ControlEngine| engine.connections.values().any(|one| one.stage == Stage::Waiting);
+        assert!(!bed.settle(waits), "nothing is left to be done for it");
+        drop(socket);
+        assert!(!bed.settle(|engine| engine.connections.is_empty()));
+    }
+
+    #[test]
+    fn who_finds_no_room_keeps_nobody_awake() {
+        let mut bed = Bed::new();
+        let mut sockets: Vec<_> = (0..CONNECTIONS_MAX).map(|_| connected(&mut bed, |_| ())).collect();
+        let path = bed.path();
+        let late = std::thread::spawn(move || connect(&path).expect("in the end"));
+        let mut comes = [PollFd::new(bed.engine.listener.as_fd(), PollFlags::POLLIN)];
+        poll(&mut comes, PollTimeout::NONE).expect("somebody comes");
+        assert!(!bed.settle(|_| true), "who waits outside");
+        sockets.pop();
+        while !late.is_finished() {
+            bed.settle(|_| true);
+        }
+        late.join().expect("let in");
+    }
+
+    #[test]
+    fn a_request_that_is_too_long_is_refused_with_the_reason() {
+        let mut bed = Bed::new();
+        let socket = connected(&mut bed, |socket| ask(socket, &vec![b' '; REQUEST_BYTES_MAX + 1]));
+        bed.settle(|engine| engine.connections.is_empty());
+        assert!(socket.wait_readable(Duration::from_secs(600)));
+        let (chunk, _) = socket.recv::<Chunk>().expect("received").expect("an answer");
+        let answer: ControlAnswer = serde_json::from_slice(&chunk.bytes).expect("readable");
+        let ControlAnswer::Refused(reason) = answer else { panic!("{answer:?}") };
+        assert!(reason.contains("262144 bytes"), "{reason}");
     }
 }
