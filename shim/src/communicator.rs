@@ -178,6 +178,11 @@ impl Communicator {
     fn bytes(&self, what: &str, span: &Span, count: Option<u64>, dtype: DataType) -> Result<BufferRef, Error> {
         let bytes = count.and_then(|count| count.checked_mul(dtype.size_bytes() as u64));
         let bytes = bytes.ok_or_else(|| Error::argument(format!("the {what} buffer would be larger than memory")))?;
+        if bytes > 0 && span.buffer.region == Handle::NONE {
+            return Err(Error::argument(format!(
+                "the {what} buffer is in no region: allocate it from the service (mccsMemAlloc), or register it"
+            )));
+        }
         if bytes > span.available_bytes {
             let available = span.available_bytes;
             return Err(Error::argument(format!(

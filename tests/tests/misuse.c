@@ -17,7 +17,7 @@
 int main(void) {
     mccsClient_t client;
     mccsComm_t comm, comms[2];
-    mccsStream_t stream;
+    mccsStream_t stream, other;
     mccsUniqueId id;
     mccsRedOp_t op;
     int number, local;
@@ -82,6 +82,17 @@ int main(void) {
     EXPECT(mccsSuccess, mccsGroupEnd());
     EXPECT(mccsSuccess, mccsCommUserRank(comms[1], &number));
     if (number != 1) return 1;
+    /* As in NCCL any address will do where a rank has no use for a buffer, or there is nothing in it. */
+    EXPECT(mccsSuccess, mccsStreamCreate(client, &other));
+    EXPECT(mccsSuccess, mccsReduce(data, data, 1, mccsInt32, mccsSum, 0, comms[0], stream));
+    EXPECT(mccsSuccess, mccsReduce(data + 8, &local, 1, mccsInt32, mccsSum, 0, comms[1], other));
+    EXPECT(mccsSuccess, mccsAllReduce(&local, &local, 0, mccsInt32, mccsSum, comms[0], stream));
+    EXPECT(mccsSuccess, mccsAllReduce(&local, &local, 0, mccsInt32, mccsSum, comms[1], other));
+    EXPECT(mccsInvalidArgument, mccsAllReduce(&local, &local, 1, mccsInt32, mccsSum, comms[1], other));
+    EXPECT(mccsSuccess, mccsStreamSynchronize(stream));
+    EXPECT(mccsSuccess, mccsStreamSynchronize(other));
+    EXPECT(mccsSuccess, mccsStreamDestroy(other));
+    EXPECT(mccsSuccess, mccsMemDeregister(client, data));
     EXPECT(mccsSuccess, mccsCommAbort(comms[0]));
     EXPECT(mccsSuccess, mccsBarrier(comms[1], stream));
     EXPECT(mccsRemoteError, mccsStreamSynchronize(stream));

@@ -35,7 +35,7 @@ unsafe fn prepare<'a>(
     // SAFETY: the caller's contract.
     let (handle, stream) = unsafe { (object(comm, "comm")?, &object(stream, "stream")?.0) };
     let comm = &handle.comm;
-    let (send, recv) = (span(comm.client(), send as usize)?, span(comm.client(), recv as usize)?);
+    let (send, recv) = (span(comm.client(), send as usize), span(comm.client(), recv as usize));
     Ok(Call { handle, comm, stream, send, recv, count, dtype: data_type(dtype)? })
 }
 

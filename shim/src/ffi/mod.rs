@@ -131,15 +131,13 @@ unsafe fn text<'a>(ptr: *const c_char, what: &str) -> Result<Option<&'a str>, Er
     text.to_str().map(Some).map_err(|_| Error::argument(format!("{what} is no UTF-8")))
 }
 
-/// The place in a region that an address names. Null is no buffer, which calls refuse where they need one.
-fn span(client: &Client, address: usize) -> Result<Span, Error> {
-    if address == 0 {
-        return Ok(Span::NONE);
+/// The place in a region that an address names; no buffer, which calls refuse where they need one, where it is in none. As in NCCL any
+/// address will do for a buffer that a rank does not use.
+fn span(client: &Client, address: usize) -> Span {
+    match client.0.regions().place(address) {
+        Some((buffer, available_bytes)) => Span { buffer, client_number: client.0.number, available_bytes },
+        None => Span::NONE,
     }
-    let (buffer, available_bytes) = client.0.regions().place(address).ok_or_else(|| {
-        Error::argument(format!("address {address:#x} is in no region: allocate it with mccsMemAlloc or register it"))
-    })?;
-    Ok(Span { buffer, client_number: client.0.number, available_bytes })
 }
 
 /// Opens a group; see `mccs.h`.
