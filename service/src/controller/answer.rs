@@ -89,7 +89,7 @@ pub struct PolicyView {
     pub communicators: Vec<CommunicatorView>,
     /// What goes over the network now.
     #[serde(default)]
-    pub rates: RatesView,
+    pub rates: Box<RatesView>,
     /// Tenants that the policy file names and that have none of them: away now, or a name that nobody has.
     #[serde(default)]
     pub idle_tenants: Vec<String>,

@@ -3,8 +3,8 @@
 use std::time::Instant;
 
 use super::answer::{
-    CommunicatorView, ControllerAnswer, ControllerRequest, DiffView, FlowView, HistoryView, PolicyView, RatesView,
-    Standing, StrategyView,
+    CommunicatorView, ControllerAnswer, ControllerRequest, DiffView, FlowView, HistoryView, PolicyView, Standing,
+    StrategyView,
 };
 use super::basis::Text;
 use super::links::LinkState;
@@ -134,8 +134,9 @@ impl Controller {
             contradictions: self.contradictions.clone(),
             dead_links: self.links.found().map(|(lower, upper, why)| [lower, upper, why].map(str::to_owned)).collect(),
             communicators: self.comms.values().map(view).collect(),
-            rates: basis.map_or_else(RatesView::default, |basis| {
-                self.rates.view(&basis.topology, &basis.hosts, &self.links.capacities(&basis.topology))
+            rates: basis.map_or_else(Box::default, |basis| {
+                let capacities = self.links.capacities(&basis.topology);
+                Box::new(self.rates.view(&basis.topology, &basis.hosts, &capacities))
             }),
             idle_tenants: named.filter(|name| !has_some(name)).cloned().collect(),
             refused_bodies,

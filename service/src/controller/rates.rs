@@ -155,7 +155,7 @@ fn rates_of(all: impl Iterator<Item = (Key, u64)>, paths: &BTreeMap<Key, Option<
             _ => rates.others_bps = rates.others_bps.saturating_add(bps),
         }
     }
-    rates.paths.sort_by(|a, b| b.bps.cmp(&a.bps));
+    rates.paths.sort_by_key(|path| std::cmp::Reverse(path.bps));
     rates.others_bps += rates.paths.drain(PATHS_MAX.min(rates.paths.len())..).map(|path| path.bps).sum::<u64>();
     if rates.others_bps < RATE_MIN_BPS {
         rates.others_bps = 0;

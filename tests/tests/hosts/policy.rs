@@ -418,5 +418,5 @@ fn what_a_job_sends_is_seen_by_path_and_link() {
         }
     });
     // Nobody sends any more.
-    wait_until(&|| false, || show(&hosts).rates == RatesView::default());
+    wait_until(&|| false, || *show(&hosts).rates == RatesView::default());
 }

@@ -1110,5 +1110,5 @@ fn what_goes_over_paths_and_links_is_shown_and_decides_nothing() {
     assert_eq!(bed.show().rates.paths.len(), 1);
     bed.controller.lost(&host, bed.now);
     bed.run();
-    assert_eq!(bed.show().rates, RatesView::default());
+    assert_eq!(*bed.show().rates, RatesView::default());
 }
