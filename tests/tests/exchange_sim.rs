@@ -6,6 +6,7 @@
 use std::time::{Duration, Instant};
 
 use mccs_service::exchange::limits::PART_BYTES;
+use mccs_service::exchange::protocol::{Exchange, Name, Options, Request};
 use mccs_tests::sim::ledger::Job;
 use mccs_tests::sim::proxy::Manners;
 use mccs_tests::sim::world::{ALL_OVER, INIT_TIMEOUT, Misfortune, TIMES, World};
@@ -320,4 +321,17 @@ fn tenants_have_separate_name_spaces() {
     world.run_until(world.now + INIT_TIMEOUT + ms(100));
     assert!(failure(&world, 0, 0).contains("missing rank 1 of 2"));
     assert!(failure(&world, 1, 1).contains("missing rank 0 of 2"));
+}
+
+/// Whose links are tested while a host has none has nothing more to do about that host.
+#[test]
+fn a_host_that_is_down_keeps_nobody_busy_whose_links_are_tested() {
+    let hosts = ["a", "b"].map(|host| Name::new(host).expect("a name"));
+    let (own, hosts) = (hosts[0].clone(), hosts.to_vec());
+    let options = Options { own, hosts, incarnation: 1, times: TIMES, init_timeout: INIT_TIMEOUT };
+    let now = Instant::now();
+    let mut exchange = Exchange::new(&options, now);
+    exchange.request(Request::TestLinks, now);
+    exchange.tick(now);
+    assert!(exchange.next_deadline().is_none_or(|at| at > now));
 }

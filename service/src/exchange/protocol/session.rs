@@ -316,9 +316,11 @@ impl Session {
         Some((link, frame))
     }
 
-    /// The next frame is due, whether or not there is anything to say.
+    /// The next frame is due, whether or not there is anything to say; where there is no link, nothing is.
     pub fn say_alive(&mut self) {
-        self.ack_at = Some(self.said_at);
+        if self.is_up() {
+            self.ack_at = Some(self.said_at);
+        }
     }
 
     fn acknowledgement_is_due(&self, now: Instant) -> bool {

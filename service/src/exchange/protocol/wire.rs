@@ -308,7 +308,7 @@ impl Wire {
         }
     }
 
-    /// Lets every peer hear of this host now.
+    /// Lets every peer to which there is a link hear of this host now.
     pub(super) fn say_alive(&mut self) {
         for (name, peer) in &mut self.peers {
             peer.session.say_alive();

@@ -269,3 +269,20 @@ fn a_peer_that_takes_nothing_is_given_up() {
     (0..4).for_each(|_| pair.sides[0].push(body.clone(), false, pair.now).unwrap());
     assert_eq!(pair.sides[0].push(body, false, pair.now), Err(Lost::Overloaded));
 }
+
+#[test]
+fn links_are_tested_where_there_are_any() {
+    let mut pair = Pair::new();
+    let later = |pair: &Pair| pair.sides[0].next_deadline().is_none_or(|at| at > pair.now);
+    pair.sides[0].say_alive();
+    assert!(later(&pair), "never met");
+    pair.sides[0].link_up(LinkId(1), &pair.names[0].clone(), pair.now);
+    pair.sides[0].say_alive();
+    assert!(later(&pair), "not greeted");
+    pair.connect();
+    pair.sides[0].say_alive();
+    assert!(!later(&pair) && pair.sides[0].next_frame(pair.now).is_some() && later(&pair));
+    pair.sides[0].link_down();
+    pair.sides[0].say_alive();
+    assert!(later(&pair), "gone");
+}
