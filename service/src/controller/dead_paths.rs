@@ -2,7 +2,8 @@
 //!
 //! A host that gets no answer from another over a spine knows that one of two links is dead: that of its own leaf to the spine, or
 //! that of the other's. Where one link is on all paths over a spine that are said to be dead it is that one; where none is, all of them
-//! are left, until hosts say that their paths answer.
+//! are left, until hosts say that their paths answer. A host that is answered over no spine at all asks one that is dead itself, or
+//! whose leaf is cut off: that says nothing of any link, and no flow would be better off on another.
 //!
 //! Deliberately absent: paths that nothing steers to, and those between pods, of which this says nothing; and probing, which is the
 //! agents' (`engines/controller/probes.rs`).
@@ -47,11 +48,24 @@ impl DeadPaths {
     #[must_use]
     pub fn links(&self, basis: &Basis) -> BTreeMap<(String, String), String> {
         let topology = &basis.topology;
+        let steered: Vec<_> =
+            self.0.iter().filter_map(|(key, path)| Some((key, path, topology.spine_steered_to(path)?))).collect();
+        // Spines over which one host is not answered by another; by a device of its own, where it has several.
+        let mut silent: BTreeMap<(&Name, &str, Option<&Device>), BTreeSet<u32>> = BTreeMap::new();
+        for (key, _, spine) in &steered {
+            let (from, peer, (device, ..)) = *key;
+            silent.entry((from, peer.as_str(), device.as_ref())).or_default().insert(*spine);
+        }
+        let all = (0..topology.spine_count())
+            .filter(|spine| topology.spine_steered_to(topology.steering(*spine)).is_some())
+            .count();
         // By spine: leaves at either end of each dead path, and who says it.
         let mut by_spine: BTreeMap<u32, Vec<([&str; 2], String)>> = BTreeMap::new();
-        for ((from, peer, _), path) in &self.0 {
+        for ((from, peer, (device, ..)), path, spine) in steered {
             let (Some(a), Some(b)) = (basis.hosts.get(from.as_str()), basis.hosts.get(peer)) else { continue };
-            let Some(spine) = topology.spine_steered_to(path) else { continue };
+            if silent.get(&(from, peer.as_str(), device.as_ref())).is_some_and(|spines| spines.len() >= all) {
+                continue;
+            }
             // Flows over TCP alone find out about paths. Where the other host takes them in does not depend on the path.
             let device = path.device.as_ref().and_then(|device| topology.port_called(*a, device, TransportKind::Tcp));
             let from_port = device.unwrap_or_else(|| topology.port_of(*a, 0));

@@ -94,8 +94,8 @@ impl<'a> Loads<'a> {
     }
 
     /// The best path for a flow among those that are allowed, by the number of their spine: the one whose fullest link is least
-    /// full, then the one with the least on all links. Any, if none that is allowed carries anything; of paths that are alike, the
-    /// first from `first` on.
+    /// full, then the one with the least on all links. Any, if none that is allowed carries anything; of paths that are alike, or all
+    /// dead, the first from `first` on.
     #[must_use]
     pub fn best(&self, hop: &Hop, first: u32, allowed: impl Fn(u32) -> bool) -> u32 {
         // NICs are the same for all paths.
@@ -103,7 +103,8 @@ impl<'a> Loads<'a> {
         if between.spine_count() == 0 {
             return 0;
         }
-        self.least(hop, &between, first, allowed).or_else(|| self.least(hop, &between, first, |_| true)).unwrap_or(0)
+        let best = self.least(hop, &between, first, allowed).or_else(|| self.least(hop, &between, first, |_| true));
+        best.unwrap_or(first % (between.spine_count() * between.paths_per_spine()))
     }
 
     /// The best of all paths over spines that are allowed, if one of them carries anything: [`Loads::best`].

@@ -88,7 +88,7 @@ fn best_path(
             .reduce(|best, other| if flows::is_less(other.1, best.1) { other } else { best });
         best.filter(|(_, cost)| cost.0.is_finite()).map(|(path, _)| path)
     };
-    least(&allowed).or_else(|| least(&|_| true)).unwrap_or(0)
+    least(&allowed).or_else(|| least(&|_| true)).unwrap_or(first.checked_rem(count).unwrap_or(0))
 }
 
 proptest! {

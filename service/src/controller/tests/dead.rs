@@ -8,12 +8,14 @@ use mccs_config::topology::ActualHost;
 use super::bed::{Bed, TOPOLOGY, name, policy, text};
 use crate::controller::basis::Basis;
 use crate::controller::dead_paths::DeadPaths;
+use crate::controller::message::AgentMessage;
 
 fn path(ports: &str) -> FlowPath {
     FlowPath { source_ports: Some(ports.parse().unwrap()), ..FlowPath::default() }
 }
 
 const SPINE0: &str = "20000-20099";
+const SPINE1: &str = "20100-20199";
 
 fn say(bed: &mut Bed, from: &str, to: &str, answers: bool) {
     let output = bed.host(&name(from)).agent.path(&name(to), path(SPINE0), answers);
@@ -102,11 +104,35 @@ fn the_link_that_all_dead_paths_share_is_the_dead_one() {
     assert_eq!(found(&pair), [link("leaf0", "spine0"), link("leaf1", "spine0")]);
     let all = [("host-a", "host-c", SPINE0), ("host-c", "host-e", SPINE0), ("host-e", "host-a", SPINE0)];
     assert_eq!(found(&all).len(), 3, "the spine");
-    let two = [("host-a", "host-c", SPINE0), ("host-a", "host-c", "20100-20199")];
-    assert_eq!(found(&two).len(), 4);
+    // Who is not answered over any spine asks a host that is not there.
+    let two = [("host-a", "host-c", SPINE0), ("host-a", "host-c", SPINE1)];
+    assert_eq!(found(&two), []);
+    let besides = [two[0], two[1], ("host-e", "host-b", SPINE1)];
+    assert_eq!(found(&besides), [link("leaf0", "spine1"), link("leaf2", "spine1")]);
     // Below a leaf, of an unknown host, and where nothing steers to: nothing follows.
     assert_eq!(found(&[("host-a", "host-b", SPINE0), ("host-a", "host-x", SPINE0), ("host-a", "host-c", "1-2")]), []);
     let mut dead = DeadPaths::default();
     assert!(!dead.hear(&name("host-a"), "host-c", &path(SPINE0), true), "it was not dead");
     assert_eq!(dead.links(&basis), BTreeMap::new());
+}
+
+/// A host loses its power: whoever sends to it is answered over no path.
+#[test]
+fn a_host_that_dies_is_not_taken_for_dead_links() {
+    let mut bed = Bed::new("ffa");
+    bed.begin("t", &[("host-a", &[0, 1]), ("host-c", &[2, 3])]);
+    let other = bed.begin("u", &[("host-b", &[0, 1]), ("host-d", &[2, 3])]);
+    bed.run();
+    let before = bed.chosen(&other).clone();
+    for ports in [SPINE0, SPINE1] {
+        let message = AgentMessage::Path { peer: "host-c".into(), path: path(ports), answers: false };
+        bed.controller.hear(&name("host-a"), message, bed.now);
+    }
+    bed.run();
+    assert!(bed.show().dead_links.is_empty(), "{:?}", bed.show().dead_links);
+    assert_eq!(bed.chosen(&other), &before);
+    // A link that is dead besides is found.
+    say(&mut bed, "host-b", "host-d", false);
+    assert_eq!(bed.show().dead_links.len(), 2);
+    assert_ne!(bed.chosen(&other).paths, before.paths);
 }
