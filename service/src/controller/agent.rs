@@ -399,7 +399,8 @@ impl Agent {
         self.with_profiles = with_profiles;
         // They are of another clock, or not wanted.
         self.known.values_mut().for_each(|known| (known.report.profile, known.told) = (None, None));
-        self.untold = self.known.keys().cloned().collect();
+        // What has ended and was not told yet is told besides: the same life may not have forgotten it.
+        self.untold.extend(self.known.keys().cloned());
         self.synced = Some(AgentMessage::Synced { life, is_paced: !self.paces.is_empty() });
         let dead = self.dead_paths.iter().cloned();
         let dead = dead.map(|(peer, path)| AgentMessage::Path { peer, path, answers: false });

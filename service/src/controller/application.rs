@@ -187,6 +187,15 @@ impl Controller {
         if let Some((comm, reason)) = application.failed.first()
             && let Some(before) = application.before.take()
         {
+    /// A communicator keeps what it has, and is not heard of any more.
+    pub(super) fn note_kept(&mut self, comm: CommId, reason: String) {
+        if let Some(application) = &mut self.application
+            && application.waiting.as_mut().is_some_and(|waiting| waiting.remove(&comm))
+        {
+            application.kept.push((comm, reason));
+        }
+    }
+
             let cause = format!("rolled back: communicator {comm}: {reason}");
             application.is_rolled_back = true;
             (application.waiting, application.last_order) = (None, self.next_order);

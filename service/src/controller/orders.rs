@@ -36,8 +36,8 @@ pub(super) struct Refusal {
     pub(super) reason: String,
     pause: Duration,
     pub(super) until: Instant,
-    /// It was for a strategy that is not in force any more.
-    pub(super) is_stale: bool,
+    /// It was for a strategy that is not in force any more: until when its host may take to report the one that is.
+    pub(super) reports_until: Option<Instant>,
     /// It may be otherwise by then.
     pub(super) may_retry: bool,
 }
@@ -86,7 +86,7 @@ impl Controller {
             reason: reason.clone(),
             pause,
             until: now + pause,
-            is_stale: whose.is_none(),
+            reports_until: whose.is_none().then(|| now + ORDER_TIME),
             may_retry: whose == Some(Whose::Communicator),
         });
         if let Some(whose) = whose {
@@ -188,6 +188,15 @@ impl Controller {
             let reason = format!("host {host} did not answer within {ORDER_TIME:?}");
             self.answered(&host, order, Outcome::Refused { whose: Whose::Communicator, reason }, now);
         }
+        let mut unreported = Vec::new();
+        for (comm, held) in &mut self.comms {
+            let late = held.refusal.as_mut().filter(|refusal| refusal.reports_until.is_some_and(|until| until <= now));
+            if let Some(refusal) = late {
+                refusal.reports_until = None;
+                unreported.push((comm.clone(), format!("{}, which its host has not reported", refusal.reason)));
+            }
+        }
+        unreported.into_iter().for_each(|(comm, reason)| self.note_kept(comm, reason));
         let is_due = |refusal: &Refusal| refusal.may_retry && refusal.until <= now;
         self.is_to_order |= self.comms.values().any(|held| held.refusal.as_ref().is_some_and(is_due));
     }

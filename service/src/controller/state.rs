@@ -108,7 +108,7 @@ impl Held {
             Some(Ok(plan)) => {
                 let epoch = self.report.chosen.epoch;
                 // Where its strategy is another one meanwhile its host says which.
-                let refuses = |refusal: &Refusal| refusal.is_of(plan, epoch) && !refusal.is_stale;
+                let refuses = |refusal: &Refusal| refusal.is_of(plan, epoch) && refusal.reports_until.is_none();
                 self.report.is_pinned
                     || plan.is_met_by(&self.report.chosen)
                     || self.refusal.as_ref().is_some_and(refuses)
@@ -592,6 +592,7 @@ impl Controller {
         let orders = self.orders.values().map(|pending| pending.until);
         let allots = self.allot_at.map(|at| self.waits_until(now).map_or(at, |until| until.max(at)));
         let allots = allots.filter(|_| self.superseded_by().is_none());
-        orders.chain(retries.filter(|at| *at > now)).chain(waits).chain(allots).min()
+        orders.chain(retries.filter(|at| *at > now)).chain(reports).chain(waits).chain(allots).min()
     }
 }
+        let reports = self.comms.values().filter_map(|held| held.refusal.as_ref()?.reports_until);

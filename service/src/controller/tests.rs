@@ -7,3 +7,4 @@ mod nics;
 mod properties;
 mod story;
 mod transport;
+mod trouble;

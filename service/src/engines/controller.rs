@@ -347,7 +347,23 @@ impl ControllerEngine {
         while self.backlog.len() < REPORTS_AHEAD
             && let Some(report) = self.agent.next_report()
         {
-            self.tell(self.agent.controller().clone(), report.encode());
+            match report.encode() {
+                Ok(body) => self.enqueue(Request::Tell { to: self.agent.controller().clone(), body }),
+                Err(error) => self.say_unreported(&report, &error),
+            }
+        }
+    }
+
+    /// The controller takes the communicator to be as it was reported last, or does not know it, and asks in vain for other strategies.
+    fn say_unreported(&mut self, report: &AgentMessage, error: &BodyError) {
+        let comm = if let AgentMessage::Report(report) = report { report.comm.to_string() } else { String::new() };
+        if let Some(suppressed) = self.budget.take(Instant::now()) {
+            tracing::warn!(
+                comm,
+                %error,
+                suppressed,
+                "a communicator's strategy cannot be reported: the controller leaves it as it is, or as it was reported last"
+            );
         }
     }
 
