@@ -12,7 +12,7 @@ use std::time::Instant;
 use super::answer::{Applied, ControllerAnswer};
 use super::basis::{Basis, Text};
 use super::history::Went;
-use super::orders::{Pending, besides};
+use super::orders::{ORDER_TIME, Pending, besides};
 use super::state::{Controller, Output, Ticket};
 use crate::exchange::protocol::{CommId, Whose};
 
@@ -27,6 +27,8 @@ pub(super) struct Application {
     waiting: Option<BTreeSet<CommId>>,
     /// Orders up to this one were given before.
     last_order: u64,
+    /// How long those are waited for who have refused for a reason of their own, and are being asked again.
+    retries_until: Instant,
     changed: Vec<CommId>,
     /// Those whose hosts were told other paces.
     pub(super) paced: BTreeSet<CommId>,
@@ -128,6 +130,7 @@ impl Controller {
             before,
             waiting: None,
             last_order: self.next_order,
+            retries_until: now + ORDER_TIME,
             changed: Vec::new(),
             paced: BTreeSet::new(),
             failed: Vec::new(),
@@ -148,21 +151,32 @@ impl Controller {
     }
 
     /// An order of a communicator was carried out, or refused.
-    pub(super) fn note_answered(&mut self, order: u64, pending: &Pending, refused: Option<(Whose, &str)>) {
+    pub(super) fn note_answered(
+        &mut self,
+        order: u64,
+        pending: &Pending,
+        refused: Option<(Whose, &str)>,
+        now: Instant,
+    ) {
         let Some(application) = &mut self.application else { return };
         let Some(waiting) = &mut application.waiting else { return };
         let plan = self.comms.get(&pending.comm).and_then(|held| held.plan.as_ref()?.as_ref().ok());
-        // An order from before may have been for something else; what is the communicator's own is so whatever it was for.
+        // An order from before may have been for something else, and its communicator is asked for what is wanted now. Only who has not
+        // answered in time is not waited for once more.
         let is_of_it = order > application.last_order
-            || matches!(refused, Some((Whose::Communicator, _)))
+            || pending.until <= now
             || plan.is_some_and(|plan| plan.is_same_strategy(&pending.plan));
         if !is_of_it {
             return;
         }
         // Who keeps what it has is asked again, and may be heard of while others are waited for.
-        let kept_before = application.kept.len();
-        application.kept.retain(|(comm, _)| *comm != pending.comm);
-        if !waiting.remove(&pending.comm) && application.kept.len() == kept_before {
+        let others = |(comm, _): &(CommId, String)| *comm != pending.comm;
+        let mut was_heard_of = application.kept.extract_if(.., |kept| !others(kept)).count() > 0;
+        if refused.is_none() {
+            // What was refused is carried out after all.
+            was_heard_of |= application.failed.extract_if(.., |failed| !others(failed)).count() > 0;
+        }
+        if !waiting.remove(&pending.comm) && !was_heard_of {
             return;
         }
         let comm = pending.comm.clone();
@@ -173,20 +187,6 @@ impl Controller {
         }
     }
 
-    /// Ends an application whose communicators are all answered for. Returns whether there is more to do.
-    pub(super) fn finish_application(&mut self, now: Instant) -> bool {
-        let Some(application) = &mut self.application else { return false };
-        let (comms, Some(waiting)) = (&self.comms, &mut application.waiting) else { return false };
-        waiting.retain(|comm| comms.get(comm).is_some_and(|held| !held.is_settled()));
-        if !waiting.is_empty() {
-            return false;
-        }
-        // Who has ended could not be changed, and nobody minds.
-        application.failed.retain(|(comm, _)| comms.contains_key(comm));
-        application.kept.retain(|(comm, _)| comms.get(comm).is_some_and(|held| held.refusal.is_some()));
-        if let Some((comm, reason)) = application.failed.first()
-            && let Some(before) = application.before.take()
-        {
     /// A communicator keeps what it has, and is not heard of any more.
     pub(super) fn note_kept(&mut self, comm: CommId, reason: String) {
         if let Some(application) = &mut self.application
@@ -196,9 +196,26 @@ impl Controller {
         }
     }
 
+    /// Ends an application whose communicators are all answered for. Returns whether there is more to do.
+    pub(super) fn finish_application(&mut self, now: Instant) -> bool {
+        let Some(application) = &mut self.application else { return false };
+        let (comms, Some(waiting)) = (&self.comms, &mut application.waiting) else { return false };
+        waiting.retain(|comm| comms.get(comm).is_some_and(|held| !held.is_settled()));
+        // Who is being asked again may say now that what was asked for is wrong.
+        let is_asked = |(comm, _): &(CommId, String)| comms.get(comm).is_some_and(|held| held.order.is_some());
+        if !waiting.is_empty() || (now < application.retries_until && application.kept.iter().any(is_asked)) {
+            return false;
+        }
+        // Who has ended could not be changed, and nobody minds.
+        application.failed.retain(|(comm, _)| comms.contains_key(comm));
+        application.kept.retain(|(comm, _)| comms.get(comm).is_some_and(|held| held.refusal.is_some()));
+        if let Some((comm, reason)) = application.failed.first()
+            && let Some(before) = application.before.take()
+        {
             let cause = format!("rolled back: communicator {comm}: {reason}");
             application.is_rolled_back = true;
             (application.waiting, application.last_order) = (None, self.next_order);
+            application.retries_until = now + ORDER_TIME;
             application.kept.clear();
             tracing::warn!(reason = cause, "policy taken back");
             let what = format!("policy {} of {}", before.policy.name(), before.policy_text.name);

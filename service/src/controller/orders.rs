@@ -71,7 +71,7 @@ impl Controller {
             Outcome::Done { .. } => {
                 held.refusal = None;
                 self.history.went(pending.entry, Went::Done);
-                return self.note_answered(order, &pending, None);
+                return self.note_answered(order, &pending, None, now);
             }
             Outcome::Stale { epoch } => (format!("its strategy was number {epoch} meanwhile"), None),
             Outcome::Refused { whose, reason } => (reason, Some(whose)),
@@ -90,7 +90,7 @@ impl Controller {
             may_retry: whose == Some(Whose::Communicator),
         });
         if let Some(whose) = whose {
-            self.note_answered(order, &pending, Some((whose, &reason)));
+            self.note_answered(order, &pending, Some((whose, &reason)), now);
         }
     }
 

@@ -3,7 +3,7 @@
 use super::bed::{Bed, name, policy, text};
 use crate::controller::answer::{Applied, ControllerAnswer, ControllerRequest};
 use crate::controller::message::ControllerMessage;
-use crate::controller::orders::ORDER_TIME;
+use crate::controller::orders::{ORDER_TIME, PAUSE};
 use crate::controller::state::Ticket;
 use crate::engines::proxy::Refused;
 use crate::exchange::protocol::CommId;
@@ -62,4 +62,52 @@ fn a_communicator_of_which_no_more_is_reported_keeps_no_policy_from_the_others()
     let what = applied(&mut bed, ticket).expect("nobody is waited for any longer");
     assert_eq!((what.rolled_back, what.changed), (false, vec![there.to_string()]));
     assert!(matches!(&what.kept[..], [(comm, _)] if *comm == gone.to_string()), "{:?}", what.kept);
+}
+
+#[test]
+fn who_is_being_asked_again_is_waited_for_as_long_as_an_order_may_take() {
+    for answers in [true, false] {
+        let mut bed = Bed::new("ffa");
+        let [again, slow] = begin_two(&mut bed);
+        let before = [&again, &slow].map(|comm| bed.chosen(comm).paths.clone());
+        refuse(&mut bed, &again, Some(Refused::own("another change is being decided")));
+        bed.host(&slow.root).is_slow = true;
+        let ticket = ask_for_ecmp(&mut bed);
+        bed.host(&again.root).is_slow = true;
+        bed.pass(PAUSE);
+        assert_eq!(bed.hosts[&again.root].asked.len(), 1, "it is asked again");
+        bed.host(&slow.root).is_slow = false;
+        bed.run();
+        assert!(!bed.answers.contains_key(&ticket), "what it says may be that the policy is wrong");
+        if !answers {
+            bed.pass(ORDER_TIME);
+            let what = applied(&mut bed, ticket).expect("answered");
+            assert!(matches!(&what.kept[..], [(comm, _)] if *comm == again.to_string()), "{what:?}");
+            continue;
+        }
+        refuse(&mut bed, &again, Some("flows cannot leave this host by device eth9".into()));
+        bed.host(&again.root).is_slow = false;
+        bed.run();
+        let what = applied(&mut bed, ticket).expect("answered");
+        assert!(what.rolled_back && what.failed.len() == 1, "{what:?}");
+        assert_eq!([&again, &slow].map(|comm| bed.chosen(comm).paths.clone()), before);
+    }
+}
+
+#[test]
+fn who_has_refused_a_policy_and_then_follows_it_does_not_take_it_back() {
+    let mut bed = Bed::new("ffa");
+    let [again, slow] = begin_two(&mut bed);
+    refuse(&mut bed, &again, Some("no port is free".into()));
+    bed.host(&slow.root).is_slow = true;
+    let ticket = ask_for_ecmp(&mut bed);
+    refuse(&mut bed, &again, None);
+    // Something changes, upon which it is asked again.
+    bed.begin("u", &[("host-b", &[0]), ("host-c", &[1])]);
+    bed.pass(PAUSE);
+    assert!(bed.chosen(&again).paths.is_empty() && !bed.answers.contains_key(&ticket));
+    bed.host(&slow.root).is_slow = false;
+    bed.run();
+    let what = applied(&mut bed, ticket).expect("answered");
+    assert_eq!((what.rolled_back, what.failed.len(), what.changed.len()), (false, 0, 2), "{what:?}");
 }
