@@ -44,8 +44,11 @@ use crate::exchange::protocol::{CommId, Name};
 pub const COMMS_MAX: usize = 1 << 16;
 /// How long hosts that are not there are waited for at the start.
 pub const GRACE: Duration = Duration::from_secs(3);
-/// How long a host that was met may take to report.
+/// How long a host that was met may take to report, be it once or several times within [`SYNC_TIME_IS_FOR`]: whoever has to be asked
+/// again and again does not keep the others waiting.
 pub const SYNC_TIME: Duration = Duration::from_secs(10);
+/// See [`SYNC_TIME`].
+const SYNC_TIME_IS_FOR: Duration = Duration::from_secs(60);
 
 /// Rates are allotted anew at most so often when tenants want more or less of them.
 pub const ALLOT_EVERY: Duration = Duration::from_millis(500);
@@ -138,6 +141,8 @@ pub struct Controller {
     /// What contradicts them of it.
     pub(super) contradictions: Vec<String>,
     grace_until: Instant,
+    /// How long hosts may still be waited for, and since when that is counted.
+    patience: BTreeMap<Name, (Instant, Duration)>,
     pub(super) basis: Option<Arc<Basis>>,
     with_profiles: bool,
     /// What was last read, whatever was thought of it.
@@ -185,6 +190,7 @@ impl Controller {
             is_to_compare: false,
             contradictions: Vec::new(),
             grace_until: now + GRACE,
+            patience: BTreeMap::new(),
             basis: None,
             with_profiles: false,
             texts: (None, None),
@@ -247,9 +253,22 @@ impl Controller {
         self.elsewhere.remove(host);
         self.comms.values_mut().for_each(|held| drop(held.paced.remove(host)));
         self.unsure.remove(host);
+        self.count_patience(host, now);
         if let Some(state) = self.hosts.get_mut(host) {
-            *state = HostState::Asked { until: now + SYNC_TIME };
+            let (since, left) = self.patience.entry(host.clone()).or_insert((now, SYNC_TIME));
+            if now.saturating_duration_since(*since) >= SYNC_TIME_IS_FOR {
+                (*since, *left) = (now, SYNC_TIME);
+            }
+            *state = HostState::Asked { until: now + *left };
             self.ask_for_reports(host.clone());
+        }
+    }
+
+    /// A host is not waited for any longer: what of its time is left.
+    fn count_patience(&mut self, host: &Name, now: Instant) {
+        if let (Some(HostState::Asked { until }), Some((_, left))) = (self.hosts.get(host), self.patience.get_mut(host))
+        {
+            *left = until.saturating_duration_since(now);
         }
     }
 
@@ -269,6 +288,7 @@ impl Controller {
 
     /// A host is no longer there. Communicators with their root there have failed, or are out of reach.
     pub fn lost(&mut self, host: &Name, now: Instant) {
+        self.count_patience(host, now);
         let Some(state) = self.hosts.get_mut(host) else { return };
         self.superseded.remove(host);
         self.elsewhere.remove(host);
@@ -333,6 +353,7 @@ impl Controller {
                 self.hosts.insert(from.clone(), HostState::Synced);
                 self.superseded.remove(from);
                 self.is_to_order = true;
+                self.count_patience(from, now);
             }
             AgentMessage::AskTime { question } => {
                 let since_ns = now.saturating_duration_since(self.born).as_nanos() as u64;

@@ -1,10 +1,12 @@
 //! Hosts that are lost, slow, or of another mind, and what becomes of what was to be put in force meanwhile.
 
+use std::time::Duration;
+
 use super::bed::{Bed, name, policy, text};
 use crate::controller::answer::{Applied, ControllerAnswer, ControllerRequest};
-use crate::controller::message::ControllerMessage;
+use crate::controller::message::{AgentMessage, ControllerMessage};
 use crate::controller::orders::{ORDER_TIME, PAUSE};
-use crate::controller::state::Ticket;
+use crate::controller::state::{SYNC_TIME, Ticket};
 use crate::engines::proxy::Refused;
 use crate::exchange::protocol::CommId;
 
@@ -110,4 +112,34 @@ fn who_has_refused_a_policy_and_then_follows_it_does_not_take_it_back() {
     bed.run();
     let what = applied(&mut bed, ticket).expect("answered");
     assert_eq!((what.rolled_back, what.failed.len(), what.changed.len()), (false, 0, 2), "{what:?}");
+}
+
+#[test]
+fn a_host_that_has_fallen_behind_again_and_again_does_not_keep_the_others_waiting() {
+    let mut bed = Bed::new("ffa");
+    bed.run();
+    let behind = |bed: &mut Bed| {
+        bed.controller.hear(&name("host-d"), AgentMessage::Behind, bed.now);
+        bed.outputs();
+        // It never reports.
+        bed.to_agents.retain(|(to, _)| *to != name("host-d"));
+    };
+    behind(&mut bed);
+    let comm = bed.begin_wide("t");
+    for _ in 0..3 {
+        assert_eq!(bed.chosen(&comm).epoch, 0, "it is waited for at first");
+        bed.pass(SYNC_TIME - Duration::from_secs(7));
+        behind(&mut bed);
+    }
+    bed.pass(Duration::from_secs(3));
+    assert_eq!(bed.chosen(&comm).epoch, 1);
+    // Who reports at once does so as often as it likes, and nothing is decided without it meanwhile.
+    bed.begin("u", &[("host-b", &[0]), ("host-c", &[1])]);
+    bed.run();
+    let made = bed.changes_made();
+    for _ in 0..50 {
+        bed.controller.hear(&name("host-b"), AgentMessage::Behind, bed.now);
+        bed.pass(Duration::from_secs(1));
+    }
+    assert_eq!(bed.changes_made(), made);
 }
