@@ -31,7 +31,7 @@ use mccs_config::service::{FlowPath, TransportKind};
 use super::bursts::CommonBurst;
 use super::clock::CommonClock;
 use super::message::{AgentMessage, ControllerMessage, Order, Outcome, Report};
-use super::pace::HostPace;
+use super::pace::{HostPace, PERIOD_MAX};
 use super::rates::RateWatch;
 use super::said::SaidLinks;
 use crate::engines::proxy::Refused;
@@ -197,15 +197,15 @@ pub struct Agent {
     budget: LogBudget,
 }
 
-/// On the common clock, which shows `common_ns` now.
-fn profile_of(measured: Measured, now: Instant, common_ns: u64) -> Profile {
+/// On the common clock, which shows `common_ns` now; `None` where it sends so seldom that nobody could take turns with it.
+fn profile_of(measured: Measured, now: Instant, common_ns: u64) -> Option<Profile> {
     let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
     let period_ns = ns(measured.period).max(1);
-    Profile {
+    (measured.period <= PERIOD_MAX).then_some(Profile {
         period_ns,
         busy_ns: ns(measured.busy).min(period_ns),
         phase_ns: common_ns.saturating_sub(ns(now.saturating_duration_since(measured.began))),
-    }
+    })
 }
 
 /// On the common clock, which shows `common_ns` now.
@@ -466,7 +466,7 @@ impl Agent {
         if let Some((common_ns, _)) = time.filter(|_| self.life.is_some() && self.with_profiles) {
             for (comm, known) in self.known.iter_mut().filter(|(_, known)| known.told != known.profile) {
                 known.told = known.profile;
-                known.report.profile = known.profile.map(|profile| profile_of(profile, now, common_ns));
+                known.report.profile = known.profile.and_then(|profile| profile_of(profile, now, common_ns));
                 self.untold.insert(comm.clone());
             }
         }

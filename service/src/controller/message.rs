@@ -9,7 +9,7 @@ use mccs_config::validate::{Problems, Validate};
 use serde::{Deserialize, Serialize};
 
 use super::bursts::CommonBurst;
-use super::pace::HostPace;
+use super::pace::{HostPace, PERIOD_MAX};
 use super::rates::HostRates;
 use super::said::{self, SaidLink};
 use crate::bootstrap::NRANKS_MAX;
@@ -352,6 +352,9 @@ impl Report {
         if self.profile.is_some_and(|profile| profile.period_ns == 0 || profile.busy_ns > profile.period_ns) {
             return Err(BodyError::Impossible("it sends for longer than there is time"));
         }
+        if self.profile.is_some_and(|profile| profile.period_ns > PERIOD_MAX.as_nanos() as u64) {
+            return Err(BodyError::Impossible("it sends more seldom than anybody could wait for"));
+        }
         let Chosen { rings, paths, flows, .. } = &self.chosen;
         let is_ring = |ring: &Vec<u32>| ring.len() == total && is_permutation(&mut ring.iter().copied());
         if rings.len() > CHANNELS_MAX || !rings.iter().all(is_ring) {
@@ -428,6 +431,7 @@ mod tests {
         };
         refused(&|report| report.hosts.clear());
         refused(&|report| report.profile = Some(Profile { period_ns: 0, busy_ns: 0, phase_ns: 0 }));
+        refused(&|report| report.profile = Some(Profile { period_ns: u64::MAX, busy_ns: 1, phase_ns: 0 }));
         refused(&|report| report.hosts[1].ranks = vec![2]);
         refused(&|report| report.hosts[1].ranks = vec![9]);
         refused(&|report| report.hosts[1].host = "a".into());

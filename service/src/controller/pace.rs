@@ -24,7 +24,7 @@ const CAP_MIN_BPS: u64 = 1_000_000;
 const PARTS_MAX: usize = 4096;
 const YIELDS_MAX: usize = 64;
 /// Longer periods would stall jobs for longer than operations may take.
-const PERIOD_MAX: Duration = Duration::from_secs(3600);
+pub(super) const PERIOD_MAX: Duration = Duration::from_secs(3600);
 
 /// See the module's documentation. Nothing: as it likes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]

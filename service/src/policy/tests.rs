@@ -340,3 +340,19 @@ fn a_thousand_jobs_on_ten_thousand_hosts_are_decided() {
     println!("decided in {:?}", began.elapsed());
     assert_eq!(decisions.0.iter().map(|decision| decision.flows.len()).sum::<usize>(), 80_000);
 }
+
+/// A host that is of another mind reports that some send every few nanoseconds, others once an hour.
+#[test]
+fn periods_that_have_little_in_common_are_no_matter_of_memory() {
+    let hour_ns = 3_600_000_000_000;
+    let arcs = [(hour_ns, 5), (8, 5), (hour_ns - 1, 5), (u64::MAX, 5)];
+    let arcs = arcs.map(|(period_ns, busy_ns)| Arc { period_ns, busy_ns, offset_ns: 0 });
+    let commensurable = super::windows::commensurable(&arcs);
+    assert!(commensurable.iter().zip(&arcs).all(|(arc, before)| arc.period_ns >= before.period_ns));
+    assert_eq!(super::windows::commensurable(&arcs[3..])[0].period_ns / 16 * 16, u64::MAX / 16 * 16);
+    // All in each other's way, and none of them fits beside the second.
+    let rivals: Vec<Vec<usize>> = (0..3).map(|arc| (0..3).filter(|other| *other != arc).collect()).collect();
+    assert_eq!(place(&arcs[..3], &rivals), None);
+    let windows = arcs.map(|arc| arc.window());
+    assert_eq!(super::windows::longest_gap(&windows[..2]), None);
+}

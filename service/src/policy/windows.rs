@@ -19,6 +19,8 @@ const TRIES_MAX: usize = 20_000;
 const GROUP_MAX: usize = 8;
 /// Periods of a circle on which gaps are looked for.
 const TURNS_MAX: u64 = 64;
+/// Times that windows open on such a circle, all together; where one opens as often there is no gap that is worth a search.
+const OPENINGS_MAX: u64 = 1 << 16;
 /// A gap that is less than this part of its circle is no way to get work done.
 const GAP_LEAST: u64 = 20;
 
@@ -57,8 +59,8 @@ pub fn commensurable(arcs: &[Arc]) -> Vec<Arc> {
     let alike = |a: u64, b: u64| b - a <= a / 100 * ALIKE_PERCENT;
     let base = sorted.iter().copied().take_while(|period| alike(shortest, *period)).last().unwrap_or(shortest);
     let grid = base.div_ceil(GRID);
-    let base = grid * GRID;
-    let period_ns = |period: u64| if period <= base { base } else { period.div_ceil(grid) * grid };
+    let base = grid.saturating_mul(GRID);
+    let period_ns = |period: u64| if period <= base { base } else { period.div_ceil(grid).saturating_mul(grid) };
     arcs.iter().map(|arc| Arc { period_ns: period_ns(arc.period_ns), ..*arc }).collect()
 }
 
@@ -128,19 +130,21 @@ impl Search<'_> {
         false
     }
 
-    fn positions(&self, arc: usize) -> Vec<u64> {
-        let this = &self.arcs[arc];
-        let mut positions = Vec::new();
+    /// One after the other: where periods have little in common they are too many to be kept, or to be tried.
+    fn positions(&self, arc: usize) -> impl Iterator<Item = u64> + use<> {
+        let this = self.arcs[arc];
+        let mut starts = Vec::new();
         for rival in &self.rivals[arc] {
             let (Some(offset), other) = (self.placed[*rival], &self.arcs[*rival]) else { continue };
             let common = gcd(this.period_ns, other.period_ns).max(1);
-            let after = (offset + other.busy_ns) % common;
+            let after = (offset % common + other.busy_ns % common) % common;
             let before = (offset % common + common - this.busy_ns % common) % common;
-            for first in [after, before] {
-                positions.extend((0..this.period_ns / common).map(|turn| first + turn * common));
-            }
+            starts.extend([after, before].map(|first| (first, common)));
         }
-        positions
+        let turns = move |(first, common): (u64, u64)| {
+            (0..this.period_ns / common).map(move |turn| first.saturating_add(turn * common))
+        };
+        starts.into_iter().flat_map(turns)
     }
 
     fn fits(&self, arc: usize, offset_ns: u64) -> bool {
@@ -153,7 +157,7 @@ impl Search<'_> {
 }
 
 /// The longest time that none of some windows is open, on the circle of their common multiple; `None` where there are none,
-/// where the circle would be too long, or the gap too short.
+/// where the circle would be too long, or windows open too often on it, or the gap is too short.
 #[must_use]
 pub fn longest_gap(windows: &[Window]) -> Option<Window> {
     let longest = windows.iter().map(|window| window.period_ns).max()?;
@@ -163,6 +167,10 @@ pub fn longest_gap(windows: &[Window]) -> Option<Window> {
         if circle / longest > TURNS_MAX {
             return None;
         }
+    }
+    let openings = windows.iter().map(|window| circle / window.period_ns);
+    if openings.fold(0, u64::saturating_add) > OPENINGS_MAX {
+        return None;
     }
     let arcs = windows.iter().flat_map(|window| {
         (0..circle / window.period_ns)
