@@ -122,6 +122,8 @@ struct Paced {
     bursts: BTreeMap<CommId, CommonBurst>,
     /// When engines were told last, and what the common clock showed by what was known then.
     told: Option<(Instant, u64)>,
+    /// Engines were told all but its times: what the time is is not known yet.
+    is_told_without_times: bool,
     wants: Option<PaceWatch>,
 }
 
@@ -360,7 +362,10 @@ impl Agent {
                     let (wants, mut bursts) = before.unwrap_or_default();
                     let wants = wants.filter(|_| pace.allotted_bps() > 0);
                     bursts.retain(|comm, _| pace.yields.iter().any(|yields| yields.to == *comm));
-                    self.paces.insert(comm, Paced { pace, seen: now, bursts, told: None, wants });
+                    self.paces.insert(
+                        comm,
+                        Paced { pace, seen: now, bursts, told: None, is_told_without_times: false, wants },
+                    );
                 }
                 Vec::new()
             }
@@ -483,7 +488,14 @@ impl Agent {
             let due = match (paced.told, time) {
                 (Some(_), _) if !paced.pace.is_timed() => None,
                 (None, _) if !paced.pace.is_timed() => Some(0),
-                (_, None) => None,
+                (_, None) => {
+                    // Caps and shares need no clock.
+                    if paced.told.is_none() && !std::mem::replace(&mut paced.is_told_without_times, true) {
+                        let pace = HostPace { window: None, yields: Vec::new(), ..paced.pace.clone() };
+                        outputs.push(AgentOutput::Pace { comm: comm.clone(), pace: pace.here(now, 0, &paced.bursts) });
+                    }
+                    None
+                }
                 (None, Some((common_ns, _))) => Some(common_ns),
                 (Some((at, told_ns)), Some((common_ns, error))) => {
                     let thought_ns = told_ns.saturating_add(now.saturating_duration_since(at).as_nanos() as u64);

@@ -143,3 +143,27 @@ fn a_host_that_has_fallen_behind_again_and_again_does_not_keep_the_others_waitin
     }
     assert_eq!(bed.changes_made(), made);
 }
+
+/// What a host sends, with caps and with times, before it knows what the time is.
+#[test]
+fn caps_hold_before_the_common_clock_is_known() {
+    let mut bed = Bed::new("ffa");
+    let comm = bed.begin_wide("t");
+    bed.run();
+    let file = "[policy]\nname = \"ffa\"\n[[tenant]]\nname = \"t\"\ncap = \"3Gbit/s\"\n[[window]]\ntenant = \"t\"\nperiod = \"100ms\"\nlength = \"40ms\"\n";
+    bed.controller.files(None, Some(text("policy.toml", file)), bed.now);
+    let is_time = |(_, message): &(_, ControllerMessage)| matches!(message, ControllerMessage::Time { .. });
+    // Nobody hears what the time is.
+    while {
+        bed.controller.settle(bed.now);
+        bed.outputs();
+        bed.to_agents.retain(|told| !is_time(told));
+        bed.step()
+    } {}
+    let paces = |bed: &Bed| {
+        bed.hosts.values().map(|host| host.paces.get(&comm).cloned().unwrap_or_default()).collect::<Vec<_>>()
+    };
+    assert!(paces(&bed).iter().all(|pace| pace.cap_bps == Some(3_000_000_000) && pace.window.is_none()));
+    bed.pass(Duration::from_secs(2));
+    assert!(paces(&bed).iter().all(|pace| pace.cap_bps == Some(3_000_000_000) && pace.window.is_some()));
+}
