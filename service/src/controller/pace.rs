@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::bursts::CommonBurst;
 use crate::engines::transport::pace::{LocalWindow, Pace};
+use crate::exchange::limits::CONTROL_BYTES_MAX;
 use crate::exchange::protocol::{CommId, Name};
 use crate::policy::shares::PAYLOAD;
 use crate::policy::{self, Decision, Window, Yield};
@@ -23,6 +24,10 @@ const CAP_MIN_BPS: u64 = 1_000_000;
 /// Flows that leave a host, and times to yield: more than any policy decides.
 const PARTS_MAX: usize = 4096;
 const YIELDS_MAX: usize = 64;
+/// Bytes of a message around a pace: a communicator's name, numbers, and a weight.
+const AROUND_BYTES_MAX: usize = 1024;
+/// So many flows fit a message, whatever else is in it: they need not be measured at every decision.
+const FLOWS_FIT: usize = 256;
 /// Longer periods would stall jobs for longer than operations may take.
 pub(super) const PERIOD_MAX: Duration = Duration::from_secs(3600);
 
@@ -151,7 +156,31 @@ pub fn host_paces(
     paces
 }
 
+/// Takes from paces what hosts would refuse, or could not be told. Returns what that is, in words, if anything.
+pub(super) fn leave_what_cannot_be_told(paces: &mut [(String, HostPace)]) -> Vec<String> {
+    let mut left = Vec::new();
+    for (host, pace) in paces {
+        if pace.is_timed()
+            && let Err(reason) = pace.check()
+        {
+            (pace.window, pace.yields) = (None, Vec::new());
+            left.push(format!("times at which flows of {host} may send: {reason}"));
+        }
+        if !pace.fits() {
+            let flows = std::mem::take(&mut pace.flows).len();
+            left.push(format!("shares of {flows} flows of {host}: they do not fit a message"));
+        }
+    }
+    left
+}
+
 impl HostPace {
+    /// Whether it fits a message.
+    fn fits(&self) -> bool {
+        self.flows.len() <= FLOWS_FIT
+            || serde_json::to_vec(self).is_ok_and(|json| json.len() + AROUND_BYTES_MAX <= CONTROL_BYTES_MAX)
+    }
+
     /// Whether flows are as they would be without.
     #[must_use]
     pub fn is_free(&self) -> bool {

@@ -14,7 +14,7 @@ use mccs_config::service::{Device, FlowPath, TransportKind};
 use super::basis::Basis;
 use super::links::Links;
 use super::message::{Report, whole_change};
-use super::pace::{HostPace, host_paces};
+use super::pace::{HostPace, host_paces, leave_what_cannot_be_told};
 use crate::exchange::protocol::{CommId, Name};
 use crate::policy::shares::PAYLOAD;
 use crate::policy::{self, Decision, Flow, Job, Placed, View, Way, shares};
@@ -289,7 +289,8 @@ pub fn plan(
     if rates.is_some() && decision.flows.iter().any(|flow| flow.way == Way::Hash && crosses(flow)) {
         not_enforced.push("shares of links that the switches' hash chooses: NICs' are".to_owned());
     }
-    let paces = host_paces(topology, decision, rates, comm_of);
+    let mut paces = host_paces(topology, decision, rates, comm_of);
+    not_enforced.extend(leave_what_cannot_be_told(&mut paces));
     Plan { rings: decision.ring_orders.clone(), transport, paths, flows, paces, not_enforced }
 }
 

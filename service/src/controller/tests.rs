@@ -4,6 +4,7 @@ mod bed;
 mod by_hand;
 mod dead;
 mod nics;
+mod paces;
 mod properties;
 mod story;
 mod transport;
