@@ -244,10 +244,10 @@ impl Controller {
 
     /// A host is there, and has heard nothing yet.
     pub fn met(&mut self, host: &Name, now: Instant) {
-        self.forget(host);
+        self.forget(host, &format!("host {host} reports anew"));
         self.rates.forget(host);
         if self.dead_paths.forget(host) {
-            self.find_dead_links(now);
+            self.find_dead_links(&format!("host {host}, which said that it is dead, reports anew"), now);
         }
         self.superseded.remove(host);
         self.elsewhere.remove(host);
@@ -297,16 +297,17 @@ impl Controller {
         if std::mem::replace(state, HostState::Away) != HostState::Away {
             self.history.note(format!("host {host} lost"), "", Went::Done, now);
         }
-        if self.forget(host) {
-            self.because(format!("host {host} was lost"));
+        let cause = format!("host {host} was lost");
+        if self.forget(host, &cause) {
+            self.because(cause);
         }
         if self.dead_paths.forget(host) {
-            self.find_dead_links(now);
+            self.find_dead_links(&format!("host {host}, which said that it is dead, was lost"), now);
         }
     }
 
-    /// Forgets communicators with their root on a host. Returns whether there were any.
-    fn forget(&mut self, host: &Name) -> bool {
+    /// Forgets communicators with their root on a host, and says why of orders that are under way. Returns whether there were any.
+    fn forget(&mut self, host: &Name, why: &str) -> bool {
         let before = self.comms.len();
         for (_, held) in self.comms.extract_if(.., |comm, _| comm.root == *host) {
             // It may come back, and then has what its other hosts were told.
@@ -317,7 +318,9 @@ impl Controller {
             by_host.remove(host);
             comms.contains_key(comm) && !by_host.is_empty()
         });
-        self.orders.retain(|_, pending| pending.comm.root != *host);
+        for (_, Pending { entry, .. }) in self.orders.extract_if(.., |_, pending| pending.comm.root == *host) {
+            self.history.went(entry, Went::Failed(why.to_owned()));
+        }
         before != self.comms.len()
     }
 
@@ -350,10 +353,10 @@ impl Controller {
                 }
                 let parts = self.links.to_keep().map(|links| ControllerMessage::Keep { life, links });
                 self.outputs.extend(parts.map(|message| Output::Tell { to: from.clone(), message }));
+                self.count_patience(from, now);
                 self.hosts.insert(from.clone(), HostState::Synced);
                 self.superseded.remove(from);
                 self.is_to_order = true;
-                self.count_patience(from, now);
             }
             AgentMessage::AskTime { question } => {
                 let since_ns = now.saturating_duration_since(self.born).as_nanos() as u64;
@@ -368,7 +371,8 @@ impl Controller {
             AgentMessage::Suspects => self.test_links(now),
             AgentMessage::Path { peer, path, answers } => {
                 if self.dead_paths.hear(from, &peer, &path, answers) {
-                    self.find_dead_links(now);
+                    let why = if answers { "paths over it are answered" } else { "by what hosts say of other paths" };
+                    self.find_dead_links(why, now);
                 }
             }
             AgentMessage::Answer { order, outcome } => self.answered(from, order, outcome, now),
@@ -451,8 +455,8 @@ impl Controller {
         self.outputs.extend(there.map(tell));
     }
 
-    /// Concludes from what hosts say of paths which links are dead.
-    fn find_dead_links(&mut self, now: Instant) {
+    /// Concludes from what hosts say of paths which links are dead; `why_not` is why one is taken for dead no more.
+    fn find_dead_links(&mut self, why_not: &str, now: Instant) {
         let Some(basis) = self.basis.clone() else { return };
         let [dead, well] = self.links.set_found(self.dead_paths.links(&basis));
         for (lower, upper, why) in dead {
@@ -462,9 +466,9 @@ impl Controller {
             self.because(what);
         }
         for (lower, upper, _) in well {
-            tracing::info!(lower, upper, "link works again");
-            let what = format!("link {lower} {upper} works again");
-            self.history.note(&*what, "paths over it are answered", Went::Done, now);
+            tracing::info!(lower, upper, why = why_not, "link not taken for dead any more");
+            let what = format!("link {lower} {upper} taken for dead no more");
+            self.history.note(&*what, why_not, Went::Done, now);
             self.because(what);
         }
     }
@@ -608,6 +612,7 @@ impl Controller {
         let retry =
             |held: &Held| held.refusal.as_ref().filter(|refusal| refusal.may_retry).map(|refusal| refusal.until);
         let retries = self.comms.values().filter_map(retry);
+        let reports = self.comms.values().filter_map(|held| held.refusal.as_ref()?.reports_until);
         let has_work = self.cause.is_some() || self.is_to_order || self.application.is_some();
         let waits = self.waits_until(now).filter(|_| has_work && self.superseded_by().is_none());
         let orders = self.orders.values().map(|pending| pending.until);
@@ -616,4 +621,3 @@ impl Controller {
         orders.chain(retries.filter(|at| *at > now)).chain(reports).chain(waits).chain(allots).min()
     }
 }
-        let reports = self.comms.values().filter_map(|held| held.refusal.as_ref()?.reports_until);

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::bed::{Bed, name, policy, text};
 use crate::controller::answer::{Applied, ControllerAnswer, ControllerRequest};
+use crate::controller::history::Went;
 use crate::controller::message::{AgentMessage, ControllerMessage};
 use crate::controller::orders::{ORDER_TIME, PAUSE};
 use crate::controller::state::{SYNC_TIME, Ticket};
@@ -142,6 +143,42 @@ fn a_host_that_has_fallen_behind_again_and_again_does_not_keep_the_others_waitin
         bed.pass(Duration::from_secs(1));
     }
     assert_eq!(bed.changes_made(), made);
+}
+
+#[test]
+fn orders_of_a_host_that_is_lost_are_under_way_no_more() {
+    let mut bed = Bed::new("ffa");
+    let [comm, _] = begin_two(&mut bed);
+    let lost = bed.begin("t", &[("host-b", &[0]), ("host-c", &[1])]);
+    bed.host(&lost.root).is_slow = true;
+    bed.run();
+    bed.controller.files(None, Some(policy("ecmp")), bed.now);
+    bed.run();
+    bed.controller.lost(&lost.root, bed.now);
+    bed.run();
+    let history = bed.history();
+    let is_order = |what: &str| what.starts_with("order");
+    assert!(!history.iter().any(|entry| is_order(&entry.what) && entry.went == Went::Pending), "{history:?}");
+    let told = |went: &Went| matches!(went, Went::Failed(why) if why.contains("host host-b was lost"));
+    assert!(history.iter().any(|entry| told(&entry.went)), "{history:?}");
+    assert!(bed.chosen(&comm).paths.is_empty());
+}
+
+#[test]
+fn links_that_were_found_dead_are_forgotten_with_who_said_so() {
+    let mut bed = Bed::new("ffa");
+    let path = mccs_config::service::FlowPath {
+        source_ports: Some("20000-20099".parse().unwrap()),
+        ..mccs_config::service::FlowPath::default()
+    };
+    let message = AgentMessage::Path { peer: "host-c".into(), path, answers: false };
+    bed.run();
+    bed.controller.hear(&name("host-b"), message, bed.now);
+    bed.controller.lost(&name("host-b"), bed.now);
+    bed.run();
+    let history = bed.history();
+    let of_link = history.iter().find(|entry| entry.what == "link leaf0 spine0 taken for dead no more");
+    assert!(of_link.is_some_and(|entry| entry.why.contains("host-b")), "{history:?}");
 }
 
 /// What a host sends, with caps and with times, before it knows what the time is.
