@@ -262,8 +262,9 @@ impl ControllerEngine {
                 }
                 AgentOutput::TestLinks => self.enqueue(Request::TestLinks),
                 AgentOutput::Pace { comm, pace } => {
-                    let message = ProxyMessage::SetPace { comm, pace: Arc::new(pace) };
-                    self.untold.extend(self.proxy.send(message).err());
+                    // Behind all before it: the last one counts.
+                    self.untold.push_back(ProxyMessage::SetPace { comm, pace: Arc::new(pace) });
+                    self.push_untold();
                 }
             }
         }
@@ -460,6 +461,15 @@ impl ControllerEngine {
         is_due
     }
 
+    fn push_untold(&mut self) {
+        while let Some(message) = self.untold.pop_front() {
+            if let Err(message) = self.proxy.send(message) {
+                self.untold.push_front(message);
+                break;
+            }
+        }
+    }
+
     /// Hands out what found no room before. Returns whether some still waits.
     fn push_backlog(&mut self) -> bool {
         while let Some(request) = self.backlog.pop_front() {
@@ -468,12 +478,7 @@ impl ControllerEngine {
                 break;
             }
         }
-        while let Some(message) = self.untold.pop_front() {
-            if let Err(message) = self.proxy.send(message) {
-                self.untold.push_front(message);
-                break;
-            }
-        }
+        self.push_untold();
         !self.backlog.is_empty() || !self.untold.is_empty()
     }
 }

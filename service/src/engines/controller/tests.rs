@@ -161,3 +161,40 @@ fn what_time_alone_makes_due_is_done_when_the_engine_says() {
     let again = pass_until(&mut |_, _| told(&exchange).iter().any(is_order));
     assert_eq!(again, given_up + PAUSE);
 }
+
+#[test]
+fn the_last_pace_of_a_communicator_is_the_last_that_engines_hear_of() {
+    let proxy = Mailbox::new(1);
+    let settings = ControllerSettings {
+        own: name("a"),
+        host: name("b"),
+        hosts: vec![name("a"), name("b")],
+        addresses: (Vec::new(), None),
+        files: None,
+        links: None,
+    };
+    let outputs = (Mailbox::new(1).sender(), proxy.sender());
+    let mut engine = ControllerEngine::new(&settings, Mailbox::new(8), outputs, Arc::default(), Arc::default());
+    let comm = CommId { root: name("a"), incarnation: 1, number: 1 };
+    let mut heard = Vec::new();
+    let mut hear = || match proxy.pop() {
+        Some(ProxyMessage::SetPace { pace, .. }) => heard.push(pace.cap_bps),
+        Some(_) => panic!("something else"),
+        None => {}
+    };
+    for cap_bps in 0..4 {
+        let pace = crate::engines::transport::pace::Pace { cap_bps: Some(cap_bps), ..Default::default() };
+        engine.carry_out([AgentOutput::Pace { comm: comm.clone(), pace }]);
+        if cap_bps == 1 {
+            // There is room for one of them.
+            hear();
+        }
+    }
+    while {
+        let waits = engine.push_backlog();
+        hear();
+        waits
+    } {}
+    hear();
+    assert_eq!(heard, (0..4).map(Some).collect::<Vec<_>>());
+}
