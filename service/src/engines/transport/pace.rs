@@ -22,7 +22,7 @@ const CREDIT: Duration = Duration::from_millis(5);
 const ON_ITS_WAY: Duration = Duration::from_millis(100);
 /// A window that stays shut is refused by whoever checks paces; a day is as good as never.
 const NEVER: Duration = Duration::from_secs(86_400);
-/// Edges of windows that a bucket is filled over one by one; who has been silent for longer is full or empty anyway.
+/// Edges of windows that a bucket is filled over one by one; what is beyond is taken to be like these.
 const EDGES_MAX: usize = 64;
 
 /// What all flows of a communicator that leave this host keep to. Replaced as a whole. Where flows have caps of their own, all together
@@ -248,6 +248,7 @@ impl Bucket {
     }
 
     fn fill(&mut self, pace: &Pace, cap_bps: Option<u64>, now: Instant) {
+        let (from, mut gained_bits, mut most_bps) = (self.at, 0.0, 0.0_f64);
         for _ in 0..EDGES_MAX {
             if self.at >= now {
                 return;
@@ -259,13 +260,17 @@ impl Bucket {
                 Rate::Unlimited => self.level_bits = self.level_bits.max(0.0),
                 Rate::BitsPerSecond(bps) => {
                     self.charge(self.at);
-                    let filled = self.level_bits + (to - self.at).as_secs_f64() * bps;
-                    self.level_bits = filled.min(CREDIT.as_secs_f64() * bps);
+                    let gain_bits = (to - self.at).as_secs_f64() * bps;
+                    (gained_bits, most_bps) = (gained_bits + gain_bits, most_bps.max(bps));
+                    self.level_bits = (self.level_bits + gain_bits).min(CREDIT.as_secs_f64() * bps);
                 }
             }
             self.at = to;
         }
-        (self.level_bits, self.at) = (self.level_bits.max(0.0), now);
+        // The rest is as what was looked at. A debt is not forgiven: windows that come often would make it worth nothing.
+        let looked_at = (self.at - from).as_secs_f64().max(1e-9);
+        let rest_bits = gained_bits * (now.saturating_duration_since(self.at).as_secs_f64() / looked_at);
+        (self.level_bits, self.at) = ((self.level_bits + rest_bits).min(CREDIT.as_secs_f64() * most_bps), now);
     }
 }
 
@@ -444,5 +449,18 @@ mod tests {
         let pace = Pace { cap_bps: Some(5), flows: vec![(1, host("b"), 7)], ..Pace::default() };
         assert_eq!([pace.cap_of(1, &host("b")), pace.cap_of(0, &host("b"))], [Some(7), Some(5)]);
         assert!(Pace::default().is_free() && !pace.is_free());
+    }
+
+    /// Who is looked at seldom, beside windows that come often, owes what it owes all the same, and pays at the rate of all of the time.
+    #[test]
+    fn many_windows_between_two_looks_forgive_nothing() {
+        let begin = Instant::now();
+        let (period, length) = (Duration::from_micros(50), Duration::from_micros(25));
+        let window = LocalWindow { opened: begin, period, length, is_once: false };
+        let pace = Pace { window: Some(window), ..Pace::default() };
+        let bits = sent_bits(&pace, Some(20_000_000), (0, 3_000), 20_000, begin);
+        let message = MESSAGE_BYTES as f64 * 8.0;
+        let due = 0.5 * 20e6 * 3.0;
+        assert!((due - 5.0 * message..due + 2.0 * message).contains(&bits), "{bits}, not {due}");
     }
 }
