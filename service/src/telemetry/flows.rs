@@ -197,6 +197,8 @@ type PathKey = (String, String, bool);
 #[derive(Debug)]
 struct Live {
     name: FlowName,
+    /// As what it is counted: decided when it begins on a path, so that what was counted there stays there.
+    key: PathKey,
     counters: Arc<Counters>,
     /// Bytes and messages that other paths have carried.
     before: (u64, u64),
@@ -218,26 +220,29 @@ impl Live {
         let (port, ways_left) = (self.port.clone(), self.ways_left);
         FlowView { name: self.name.clone(), bytes, messages, allotted_bps, port, ways_left }
     }
-
-    fn key(&self) -> PathKey {
-        (self.name.peer.clone(), self.name.path.clone(), self.name.sends)
-    }
 }
 
 #[derive(Debug, Default)]
 struct Flows {
     next: u64,
     live: BTreeMap<u64, Live>,
-    /// Of flows that have ended, or gone elsewhere.
+    /// Of flows that have ended, or gone elsewhere; nothing yet where there are only others.
     ended: BTreeMap<PathKey, Totals>,
 }
 
 impl Flows {
-    /// A flow has left a path on which it has carried so much.
-    fn left(&mut self, mut key: PathKey, (bytes, messages, ways_left): Totals) {
+    /// As what a flow on its path is counted, from now on and for ever.
+    fn key_of(&mut self, name: &FlowName) -> PathKey {
+        let mut key = (name.peer.clone(), name.path.clone(), name.sends);
         if !self.ended.contains_key(&key) && self.ended.len() >= PATHS_MAX {
             key.1 = OTHER_PATHS.into();
         }
+        self.ended.entry(key.clone()).or_default();
+        key
+    }
+
+    /// A flow has left a path on which it has carried so much.
+    fn left(&mut self, key: PathKey, (bytes, messages, ways_left): Totals) {
         let ended = self.ended.entry(key).or_default();
         *ended = (ended.0 + bytes, ended.1 + messages, ended.2 + ways_left);
     }
@@ -257,9 +262,9 @@ impl FlowTable {
         let mut flows = lock(&self.flows);
         let number = flows.next;
         flows.next += 1;
-        flows
-            .live
-            .insert(number, Live { name, counters: Arc::clone(&counters), before: (0, 0), port: None, ways_left: 0 });
+        let key = flows.key_of(&name);
+        let live = Live { name, key, counters: Arc::clone(&counters), before: (0, 0), port: None, ways_left: 0 };
+        flows.live.insert(number, live);
         FlowMeter { counters, number, table: Arc::clone(self) }
     }
 
@@ -267,7 +272,7 @@ impl FlowTable {
         let mut flows = lock(&self.flows);
         if let Some(live) = flows.live.remove(&number) {
             let (bytes, messages) = live.totals();
-            flows.left(live.key(), (bytes, messages, live.ways_left));
+            flows.left(live.key, (bytes, messages, live.ways_left));
         }
     }
 
@@ -280,12 +285,16 @@ impl FlowTable {
 
     fn moved(&self, number: u64, path: &str) {
         let mut flows = lock(&self.flows);
-        let Some(live) = flows.live.get_mut(&number).filter(|live| live.name.path != path) else { return };
-        let (key, all) = (live.key(), live.counters.totals());
+        let flows = &mut *flows;
+        let Some(live) = flows.live.get(&number).filter(|live| live.name.path != path) else { return };
+        let name = FlowName { path: path.to_owned(), ..live.name.clone() };
+        let to = flows.key_of(&name);
+        let Some(live) = flows.live.get_mut(&number) else { return };
         let (bytes, messages) = live.totals();
         let ways_left = std::mem::take(&mut live.ways_left);
-        (live.name.path, live.before) = (path.to_owned(), all);
-        flows.left(key, (bytes, messages, ways_left));
+        (live.name, live.before) = (name, live.counters.totals());
+        let from = std::mem::replace(&mut live.key, to);
+        flows.left(from, (bytes, messages, ways_left));
     }
 
     /// The first `most` flows, and how many more there are.
@@ -313,7 +322,7 @@ impl FlowTable {
         }
         for live in flows.live.values() {
             let (bytes, messages) = live.totals();
-            let (count, all) = paths.entry(live.key()).or_default();
+            let (count, all) = paths.entry(live.key.clone()).or_default();
             *count += 1;
             *all = (all.0 + bytes, all.1 + messages, all.2 + live.ways_left);
         }
@@ -420,6 +429,28 @@ mod tests {
         assert_eq!(paths.len(), PATHS_MAX + 1);
         assert_eq!(paths.iter().map(|path| path.bytes).sum::<u64>(), PATHS_MAX as u64 + 10);
         assert!(paths.iter().any(|path| path.path == OTHER_PATHS && path.messages == 10));
+    }
+
+    #[test]
+    fn what_a_path_has_carried_never_grows_less() {
+        let table = Arc::new(FlowTable::default());
+        let meters = ["x", "y", "z"].map(|path| table.begin(name("b", path, 1)));
+        meters[0].count(5);
+        meters[1].count(3);
+        for path in 0..PATHS_MAX {
+            drop(table.begin(name("b", &path.to_string(), 1)));
+        }
+        let carried = |path: &str| table.paths().into_iter().find(|view| view.path == path).map(|view| view.bytes);
+        // There is no room for more by the time that they end or move.
+        meters[1].moved("late");
+        meters[1].count(4);
+        let [x, y, z] = meters;
+        drop((x, z));
+        assert_eq!([carried("x"), carried("y"), carried("z"), carried("late")], [Some(5), Some(3), Some(0), None]);
+        let before = carried(OTHER_PATHS);
+        assert_eq!(table.flows(1).0[0].name.path, "late");
+        drop(y);
+        assert_eq!((carried(OTHER_PATHS), before), (Some(4), Some(4)));
     }
 
     #[test]
