@@ -115,7 +115,8 @@ impl Links {
                 capacities[link.index()] = match state {
                     LinkState::Up => capacities[link.index()],
                     LinkState::Down => 0.0,
-                    LinkState::Rate(rate) => rate.0 as f64,
+                    // It was said of another topology, perhaps.
+                    LinkState::Rate(rate) => capacities[link.index()].min(rate.0 as f64),
                 };
             }
         }
@@ -125,5 +126,28 @@ impl Links {
     /// All of which somebody has said that they are out of order.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &str, LinkState)> {
         self.said.out_of_order()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mccs_config::TopologyFile;
+
+    use super::*;
+
+    #[test]
+    fn what_was_said_of_a_link_gives_it_no_more_than_the_topology() {
+        let text = include_str!("../../../config/examples/topology.toml");
+        let topology = |rate: &str| {
+            let text = text.replace("leaf_spine = \"50Gbit/s\"", &format!("leaf_spine = {rate:?}"));
+            Topology::from_file(&TopologyFile::parse(&text, "topology.toml").unwrap()).unwrap()
+        };
+        let mut links = Links::default();
+        links.set(&topology("50Gbit/s"), ("leaf0", "spine0"), LinkState::Rate(Rate(40_000_000_000)), 1).unwrap();
+        for (rate, expected) in [("50Gbit/s", 40e9), ("25Gbit/s", 25e9)] {
+            let topology = topology(rate);
+            let link = topology.links_between("leaf0", "spine0")[0];
+            assert_eq!(links.capacities(&topology)[link.index()], expected);
+        }
     }
 }
