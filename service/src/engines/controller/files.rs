@@ -149,7 +149,9 @@ impl Watch {
         for file in self.files.iter().flat_map(|file| along_links(file)) {
             let folders: Vec<&Path> = file.ancestors().skip(1).collect();
             for (height, folder) in folders.iter().enumerate().rev() {
-                let changes = AddWatchFlags::IN_CLOSE_WRITE | AddWatchFlags::IN_MOVED_TO | AddWatchFlags::IN_CREATE;
+                let written = AddWatchFlags::IN_CLOSE_WRITE | AddWatchFlags::IN_MOVED_TO | AddWatchFlags::IN_CREATE;
+                // Whoever could not read a file may be let to.
+                let changes = written | AddWatchFlags::IN_ATTRIB;
                 let watch = match self.inotify.add_watch(*folder, changes) {
                     Ok(watch) => watch,
                     // Whoever puts it there is heard of above.
@@ -324,6 +326,20 @@ mod tests {
             std::fs::rename(bed.path("conf/..data_tmp"), bed.path("conf/..data")).unwrap();
             assert_eq!(bed.policy().as_deref(), Some(policy));
         }
+    }
+
+    /// What could not be read may be read, and what was written by another name of the file is noticed then.
+    #[test]
+    fn a_file_whose_mode_changes_is_read() {
+        use std::os::unix::fs::PermissionsExt;
+        let mut bed = Bed::new(|folder| {
+            make_conf(&folder.join("conf"), "1");
+            std::fs::create_dir(folder.join("elsewhere")).unwrap();
+            std::fs::hard_link(folder.join("conf/policy.toml"), folder.join("elsewhere/policy.toml")).unwrap();
+        });
+        std::fs::write(bed.path("elsewhere/policy.toml"), "2").unwrap();
+        std::fs::set_permissions(bed.path("conf/policy.toml"), std::fs::Permissions::from_mode(0o640)).unwrap();
+        assert_eq!(bed.policy().as_deref(), Some("2"));
     }
 
     #[test]
