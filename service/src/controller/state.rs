@@ -44,7 +44,7 @@ use crate::exchange::protocol::{CommId, Name};
 pub const COMMS_MAX: usize = 1 << 16;
 /// How long hosts that are not there are waited for at the start.
 pub const GRACE: Duration = Duration::from_secs(3);
-/// How long a host that was met may take to report, be it once or several times within [`SYNC_TIME_IS_FOR`]: whoever has to be asked
+/// How long a host that was met may take to report, be it once or several times within a minute: whoever has to be asked
 /// again and again does not keep the others waiting.
 pub const SYNC_TIME: Duration = Duration::from_secs(10);
 /// See [`SYNC_TIME`].
