@@ -229,7 +229,7 @@ mod tests {
             host.take();
             let told = std::iter::repeat_with(|| probes.poll(now)).take(1000).find(|told| !told.is_empty());
             if let Some(told) = told {
-                assert_eq!(told, [expected.clone()]);
+                assert_eq!(told, std::slice::from_ref(&expected));
                 assert_eq!(probes.lost(&peer), [Verdict { answers: true, ..expected }]);
                 return;
             }
