@@ -17,6 +17,7 @@ and .md, which plot.py draws; fails if a variant's completion times are further 
 import argparse
 import concurrent.futures
 import contextlib
+import copy
 import json
 import pathlib
 import re
@@ -165,6 +166,27 @@ def simulated(scenario, variants):
     return found
 
 
+def levels(scenario, variant):
+    """Bus bandwidth before the first moment, between moments, and after the last, Gbit/s, as the simulator has it of what goes on there: the job
+    on its way, and each flow as a job of two hosts that does nothing else."""
+    [job] = scenario.jobs
+    way, flows, found = scenario.way, [], []
+    for moment in [{}, *scenario.moments]:
+        if variant["name"] in moment.get("variants", [variant["name"]]):
+            flows += [moment["flow"]] if "flow" in moment else []
+            way = moment.get("reconfigure", {}).get("way", way)
+        others = [{"name": f"flow{number}", "ranks": [f"{flow['from']}:0", f"{flow['to']}:0"], "channels": 1, "bytes": 1 << 26,
+                   "iterations": 1_000_000} for number, flow in enumerate(flows)]
+        ways = {job["name"]: way} | {other["name"]: flow["way"] for other, flow in zip(others, flows)}
+        still = copy.copy(scenario)
+        still.toml = {key: entry for key, entry in scenario.toml.items() if key != "moment"} | {
+            "seeds": 1, "job": [{key: entry for key, entry in job.items() if key != "way"}, *others],
+            "reserve": [{"tenant": name, "paths": [path]} for name, path in ways.items()]}
+        foretold = simulated(still, [{"name": "still", "policy": "pfa"}])["still"]
+        found.append(8 * foretold["jobs"][job["name"]]["busbw_gb_s"]["mean"])
+    return found
+
+
 def measure(scenario, fabric, variant, options):
     """One run of all jobs under a variant; their records by name."""
     settings = [f'strategy.algorithm = "{scenario.algorithm}"', f"strategy.channels = {scenario.channels}",
@@ -304,8 +326,8 @@ def compare(scenario, variants, options):
 def by_length(scenario, variants, options):
     """Bandwidths of variants by the length of iterations."""
     scenarios = [Scenario(options.scenario, longer, options.more, options.fabric) for longer in sorted(options.lengths or LENGTHS)]
-    lengths = [{"bytes": {job["name"]: job["bytes"] for job in one.jobs}, "rounds": {name: [] for name in variants}}
-               for one in scenarios]
+    lengths = [{"bytes": {job["name"]: job["bytes"] for job in one.jobs}, "simulated": simulated(one, variants.values()),
+                "rounds": {name: [] for name in variants}} for one in scenarios]
 
     def one(name, variant):
         for scaled, found in zip(scenarios, lengths):
@@ -317,16 +339,21 @@ def by_length(scenario, variants, options):
     columns = [(job["name"], one) for job in scenario.jobs for one in lengths]
     heads = ["variant", *(f"{job}: {one['bytes'][job]} bytes" for job, one in columns)]
 
+    near = []
+
     def cell(name, job, one):
         busbw = [8 * each[job]["busbw_gbps"] for each in one["rounds"][name]]
-        return f"{statistics.mean(busbw):.3f} ({min(busbw):.3f} to {max(busbw):.3f})"
+        ratio, is_near = of_simulated([each[job]["seconds"] for each in one["rounds"][name]], one["simulated"][name]["jobs"][job])
+        near.append(is_near)
+        return f"{statistics.mean(busbw):.3f} ({min(busbw):.3f} to {max(busbw):.3f}): {ratio:.3f}"
 
     rows = [[name, *(cell(name, *column) for column in columns)] for name in variants]
     text = (f"{scenario.toml['question']}\n\nBy length, on the emulated fabric {fabric.name}: the scenario's lengths are scaled by {scenario.scale:g}, congestion control "
-            f"{options.congestion_control}. Bus bandwidth in Gbit/s: mean (least to greatest) of {options.rounds} rounds, variants in turn.\n\n"
+            f"{options.congestion_control}. Bus bandwidth in Gbit/s: mean (least to greatest) of {options.rounds} rounds, variants in turn: completion time of "
+            "the simulated one.\n\n"
             + bench.table(heads, rows))
     write("sizes", scenario, options, bench.provenance() | {"lengths": lengths}, text)
-    return True
+    return all(near)
 
 
 def each_collective(record):
@@ -362,20 +389,23 @@ def over_time(scenario, variants, options):
         # What is missing is found out before anything is measured.
         versions = fabric.versions()
         rounds_of(fabric, variants, options, one)
-    rows = []
+    rows, good = [], True
+    foretold = {name: levels(scenario, variant) for name, variant in variants.items()}
     for name, records_ in found.items():
         by_phase = list(zip(*(medians(scenario, record) for record in records_)))
-        rows.append([name, *(cluster.spread(each) for each in by_phase),
+        ratios = [statistics.median(each) / level for each, level in zip(by_phase, foretold[name])]
+        good &= all(abs(ratio - 1) <= ALLOWED for ratio in ratios)
+        rows.append([name, *(f"{cluster.spread(each)}: {ratio:.3f}" for each, ratio in zip(by_phase, ratios)),
                      cluster.spread([last / first for first, last in zip(by_phase[0], by_phase[-1])])])
     agreed = [1e3 * (record["moments_s"]["agreed"] - record["moments_s"][moment["name"]]) for moment in scenario.moments
               if "reconfigure" in moment for records_ in found.values() for record in records_ if "agreed" in record["moments_s"]]
     heads = ["the job's flows", "before, Gbit/s", *(f"from {moment['at']} on: {moment['what']}" for moment in scenario.moments), "last, of first"]
     text = (f"{scenario.toml['question']}\n\n{len(job['ranks'])} ranks on the emulated fabric {fabric.name}, {job.get('collective', 'all_reduce')} of {job['bytes']} bytes "
             f"over {scenario.channels} channels, congestion control {options.congestion_control}. Bus bandwidth: median of the collectives between two moments; "
-            f"median (least to greatest) of {options.rounds} rounds, in turn."
+            f"median (least to greatest) of {options.rounds} rounds, in turn: of what the simulator has while nothing changes."
             + (f" `mccsctl reconfigure` took {cluster.spread(agreed)} ms." if agreed else "") + "\n\n" + bench.table(heads, rows))
-    write(None, scenario, options, bench.provenance(versions) | {"rounds": found}, text)
-    return True
+    write(None, scenario, options, bench.provenance(versions) | {"simulated": foretold, "rounds": found}, text)
+    return good
 
 
 def main():

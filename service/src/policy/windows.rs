@@ -43,6 +43,13 @@ impl Arc {
         Arc { period_ns, busy_ns: profile.busy_ns.min(period_ns), offset_ns: profile.phase_ns % period_ns }
     }
 
+    /// That a window is open during.
+    #[must_use]
+    pub fn during(window: Window) -> Self {
+        let Window { period_ns, offset_ns, length_ns } = window;
+        Arc { period_ns, busy_ns: length_ns, offset_ns }
+    }
+
     /// The window that is open during the arc.
     #[must_use]
     pub fn window(&self) -> Window {
@@ -156,21 +163,22 @@ impl Search<'_> {
     }
 }
 
-/// The longest time that none of some windows is open, on the circle of their common multiple; `None` where there are none,
-/// where the circle would be too long, or windows open too often on it, or the gap is too short.
+/// Whether there is a time at which none of some windows is open, on the circle of their common multiple, that is long enough to be worth it.
+/// Not where there are no windows, where the circle would be too long, or windows open too often on it.
 #[must_use]
-pub fn longest_gap(windows: &[Window]) -> Option<Window> {
-    let longest = windows.iter().map(|window| window.period_ns).max()?;
+pub fn leave_a_gap(windows: &[Window]) -> bool {
     let mut circle = 1_u64;
+    let longest = windows.iter().map(|window| window.period_ns).max().unwrap_or(0);
     for window in windows {
-        circle = (circle / gcd(circle, window.period_ns)).checked_mul(window.period_ns)?;
+        let Some(common) = (circle / gcd(circle, window.period_ns)).checked_mul(window.period_ns) else { return false };
+        circle = common;
         if circle / longest > TURNS_MAX {
-            return None;
+            return false;
         }
     }
     let openings = windows.iter().map(|window| circle / window.period_ns);
     if openings.fold(0, u64::saturating_add) > OPENINGS_MAX {
-        return None;
+        return false;
     }
     let arcs = windows.iter().flat_map(|window| {
         (0..circle / window.period_ns)
@@ -178,22 +186,15 @@ pub fn longest_gap(windows: &[Window]) -> Option<Window> {
     });
     let mut arcs: Vec<(u64, u64)> = arcs.collect();
     arcs.sort_unstable();
-    let first = arcs.first()?.0;
-    let mut best = (0, 0);
+    let Some((first, _)) = arcs.first().copied() else { return false };
+    let mut best = 0;
     // The latest end so far, which may be that of an arc that lasts beyond the turn of the circle.
     let mut end = arcs.iter().map(|(offset, length)| offset + length).max().unwrap_or(0).saturating_sub(circle);
     for (offset, length) in arcs.iter().copied().chain([(first + circle, 0)]) {
-        if offset > end && offset - end > best.1 {
-            best = (end, offset - end);
-        }
+        best = best.max(offset.saturating_sub(end));
         end = end.max(offset + length);
     }
-    let (offset, length_ns) = best;
-    (length_ns >= circle / GAP_LEAST && length_ns > 0).then_some(Window {
-        period_ns: circle,
-        offset_ns: offset % circle,
-        length_ns,
-    })
+    best > 0 && best >= circle / GAP_LEAST
 }
 
 fn gcd(a: u64, b: u64) -> u64 {

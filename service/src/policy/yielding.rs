@@ -15,7 +15,7 @@ const MARGIN_PERCENT: u64 = 3;
 const LEAST: f64 = 0.02;
 
 /// Jobs that a job makes room for at most: those that leave it least. With more, there is no time at which it would not.
-const YIELDS_MAX: usize = 8;
+pub(super) const YIELDS_MAX: usize = 8;
 
 /// See the module's documentation.
 pub(super) struct Yielding;
@@ -104,7 +104,7 @@ impl<'a> Room<'a> {
 }
 
 /// When a job is expected to send.
-fn expected(profile: Profile) -> Window {
+pub(super) fn expected(profile: Profile) -> Window {
     let period_ns = profile.period_ns.max(1);
     let early_ns = profile.busy_ns / 100 * MARGIN_PERCENT + profile.busy_ns % 100 * MARGIN_PERCENT / 100;
     Window {

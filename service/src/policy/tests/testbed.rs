@@ -61,25 +61,41 @@ fn reserved_paths_are_kept() {
     assert_eq!(paths(&decisions.0[2]), [Way::Path(1); 4]);
 }
 
+/// What `pfa_ts` has B and C do with these profiles, periods and lengths.
+fn in_turn(of_b: Option<(u64, u64)>, of_c: Option<(u64, u64)>) -> [Decision; 2] {
+    let (topology, mut jobs, rules) = (testbed(), jobs(), rules());
+    for (job, profile) in jobs[1..].iter_mut().zip([of_b, of_c]) {
+        job.profile = profile.map(|(period_ns, busy_ns)| Profile { period_ns, busy_ns, phase_ns: 5 });
+    }
+    let view = View { topology: &topology, capacities: topology.rates(), jobs: &jobs, rules: &rules };
+    let mut decisions = by_name("pfa_ts").expect("there").decide(&view).0.into_iter();
+    assert!(decisions.next().is_some_and(|a| a.window.is_none() && a.yields.is_empty()), "A has a path of its own");
+    [decisions.next().expect("B"), decisions.next().expect("C")]
+}
+
 #[test]
-fn the_second_sends_in_the_gaps_of_the_first() {
-    let decisions = decide("pfa_ts", &rules());
-    assert_eq!(decisions.0[0].window, None);
-    assert_eq!(decisions.0[1].window, None);
-    let window = decisions.0[2].window.expect("C waits for B");
-    assert_eq!(window, Window { period_ns: 20_000, offset_ns: 13_005, length_ns: 7_000 });
+fn the_second_sends_in_the_gaps_of_the_first_whether_or_not_its_own_times_are_known() {
+    for of_c in [Some((20_000, 13_000)), Some((81_000, 70_000)), None] {
+        let [b, c] = in_turn(Some((20_000, 13_000)), of_c);
+        assert!(b.window.is_none() && b.yields.is_empty() && c.window.is_none(), "{b:?} {c:?}");
+        let window = Window { period_ns: 20_000, offset_ns: 20_000 + 5 - 390, length_ns: 13_000 + 780 };
+        assert_eq!(c.yields, [Yield { to: 2, window, cap_bps: 0.0 }]);
+    }
+}
+
+#[test]
+fn nobody_waits_for_gaps_that_are_not_worth_it_or_not_known() {
+    for of_b in [Some((20_000, 18_800)), None] {
+        let [b, c] = in_turn(of_b, Some((20_000, 13_000)));
+        assert!([&b, &c].iter().all(|one| one.window.is_none() && one.yields.is_empty()), "{b:?} {c:?}");
+    }
 }
 
 #[test]
 fn jobs_that_fit_beside_each_other_are_turned() {
-    let (topology, mut jobs) = (testbed(), jobs());
-    for job in &mut jobs[1..] {
-        job.profile = Some(Profile { period_ns: 32_000, busy_ns: 15_000, phase_ns: 0 });
-    }
-    let rules = rules();
-    let view = View { topology: &topology, capacities: topology.rates(), jobs: &jobs, rules: &rules };
-    let decisions = by_name("pfa_ts").expect("there").decide(&view);
-    let (b, c) = (decisions.0[1].window.expect("B"), decisions.0[2].window.expect("C"));
+    let [b, c] = in_turn(Some((32_000, 15_000)), Some((32_000, 15_000)));
+    assert!(b.yields.is_empty() && c.yields.is_empty());
+    let (b, c) = (b.window.expect("B"), c.window.expect("C"));
     assert!(!meet(&b, &c) && b.length_ns == 15_000 && c.length_ns == 15_000, "{b:?} {c:?}");
 }
 
