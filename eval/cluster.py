@@ -90,6 +90,26 @@ class Fabric:
         stack.callback(client.wait)
         stack.callback(client.kill)
 
+    def flows(self, sender):
+        """Source port, receiver and its port of every TCP flow that a host sends on."""
+        receivers = {address: host for host, address in self.addresses.items()}
+        lines = run(self.command(sender, ["ss", "-Htn", "state", "established"])).splitlines()
+        for (_, port), (to, to_port) in ((end.rsplit(":", 1) for end in line.split()[-2:]) for line in lines):
+            if to in receivers:
+                yield int(port), receivers[to], int(to_port)
+
+    def way(self, leaf, sender, receiver, ports):
+        """The spine over which a leaf sends a flow: its rules or its hash decide."""
+        command = ["ip", "route", "get", self.addresses[receiver], "from", self.addresses[sender], "iif", sender,
+                   "ipproto", "tcp", "sport", str(ports[0]), "dport", str(ports[1])]
+        return re.search(r" dev (\S+)", run(self.command(leaf, command))).group(1)
+
+    def repeated(self):
+        """Segments that hosts' TCP has sent again since the fabric is up, and how often because nothing had come back for so long."""
+        names = ("TcpRetransSegs", "TcpExtTCPTimeouts")
+        counts = [json.loads(run(self.command(host, ["nstat", "-azsj", *names])))["kernel"] for host in self.hosts]
+        return [sum(of[name] for of in counts) for name in names]
+
     def versions(self):
         return {"iperf3": run(["iperf3", "--version"]).splitlines()[0]}
 

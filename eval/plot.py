@@ -72,13 +72,16 @@ def by_length(data):
     """Bus bandwidth of each job over its length, a line a variant."""
     jobs = [job["name"] for job in data["scenario"]["job"]]
     figure, axes = plt.subplots(1, len(jobs), figsize=(5.5 * len(jobs), 3.6), squeeze=False)
-    styles = [("0.6", ":", "o"), ("0.6", "-", "s"), ("0.0", ":", "o"), ("0.0", "-", "s")]
+    styles = [("0.6", ":", "o"), ("0.6", "-", "s"), ("0.0", ":", "o"), ("0.0", "-", "s"), ("0.0", "--", "^")]
     for axis, job in zip(axes.flat, jobs):
         lengths = [one["bytes"][job] for one in data["lengths"]]
         for number, variant in enumerate(data["lengths"][0]["rounds"]):
             color, line, marker = styles[number % len(styles)]
             of = [spread([8 * run[job]["busbw_gbps"] for run in one["rounds"][variant]]) for one in data["lengths"]]
             off = [[max(each["mean"] - each["min"], 0) for each in of], [max(each["max"] - each["mean"], 0) for each in of]]
+            if "simulated" in data["lengths"][0]:
+                foretold = [8 * one["simulated"][variant]["jobs"][job]["busbw_gb_s"]["mean"] for one in data["lengths"]]
+                axis.plot(lengths, foretold, "x", color=color, zorder=3)
             axis.errorbar(lengths, [each["mean"] for each in of], yerr=off, color=color, linestyle=line, marker=marker,
                           markersize=4, capsize=3, label=variant)
         axis.set_xscale("log", base=2)

@@ -21,9 +21,11 @@ import copy
 import json
 import pathlib
 import re
+import random
 import secrets
 import statistics
 import tempfile
+import threading
 import time
 import tomllib
 
@@ -40,6 +42,8 @@ EDGE_S = 0.5
 # Of what the policy allots, hosts fill so much where tenants have shares (`service/src/controller/pace.rs`).
 SHARED_PAYLOAD = 0.92
 UNITS = {"": 1, "K": 1e3, "M": 1e6, "G": 1e9, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30}
+# Source ports that choose no spine, and that the kernel does not give out by itself: so many for each channel.
+HASHED_PORTS, OF_CHANNEL = range(21_000, 32_000), 64
 SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1}
 
 
@@ -106,6 +110,9 @@ class Scenario:
         assert spine < self.fabric["spines"], f"the fabric has no {way}"
         first = paths["first_port"] + spine * paths["ports"]
         return first, first + paths["ports"] - 1
+
+    def leaf(self, host):
+        return f"leaf{self.rack(host)}"
 
     def topology(self):
         """topology.toml of the fabric."""
@@ -224,15 +231,54 @@ def measure(scenario, fabric, variant, options):
                     if "reconfigure" in moment:
                         moments["agreed"] = time.time()
 
-        with concurrent.futures.ThreadPoolExecutor(len(scenario.jobs) + 1) as pool:
+        is_hashed, over = variant["policy"] == "ecmp" and not scenario.way, threading.Event()
+        with concurrent.futures.ThreadPoolExecutor(len(scenario.jobs) + 2) as pool:
             happened = pool.submit(happen)
-            found = dict(zip(tenants, pool.map(work, scenario.jobs)))
+            seen = pool.submit(see_hash, scenario, fabric, folder, variant, over) if is_hashed else None
+            try:
+                found = dict(zip(tenants, pool.map(work, scenario.jobs)))
+            finally:
+                over.set()
             happened.result()
+            for flow in seen.result() if seen else []:
+                found[flow["job"]].setdefault("hashed", []).append(flow)
         if variant["policy"] != "ecmp":
             check_strategies(fabric, folder)
         for record in found.values() if moments else []:
             record["moments_s"] = {name: at - record["began_unix_s"] for name, at in moments.items()}
         return found
+
+
+def see_hash(scenario, fabric, folder, variant, over):
+    """Gives every channel of every job source ports of its own, anew each time, and says over which spine the hash of a leaf sends each flow."""
+    all_ports = iter(random.sample(HASHED_PORTS[::OF_CHANNEL], len(scenario.jobs) * scenario.channels))
+    channels, crossing = {}, 0
+    for job in scenario.jobs:
+        placed = scenario.placed(job, variant.get("rings", "local"))
+        hops = {hop for hop in zip(placed, placed[1:] + placed[:1]) if scenario.rack(hop[0]) != scenario.rack(hop[1])}
+        crossing += len(hops) * scenario.channels
+        own = {next(all_ports): channel for channel in range(scenario.channels)}
+        channels |= {first: (job["name"], channel) for first, channel in own.items()}
+        control = [BINARIES / "mccsctl", "--socket", f"{folder}/{placed[0]}/mccs-control.sock"]
+        comms = []
+        while not comms and not over.wait(0.1):
+            all_comms = json.loads(run([*control, "--json", "communicators"]))["communicators"]
+            comms = [comm["communicator"] for comm in all_comms if comm["tenant"] == job["name"]]
+        ways = [argument for first in own for argument in ("--path", f"{first}-{first + OF_CHANNEL - 1}")]
+        for comm in comms:
+            run([*control, "reconfigure", str(comm), *ways])
+    seen = {}
+    while len(seen) < crossing and not over.wait(0.5):
+        for sender in fabric.hosts:
+            for port, receiver, to_port in fabric.flows(sender):
+                channel = channels.get(port - (port - HASHED_PORTS.start) % OF_CHANNEL)
+                key = (channel, sender, receiver)
+                if channel and scenario.rack(sender) != scenario.rack(receiver) and key not in seen:
+                    seen[key] = fabric.way(scenario.leaf(sender), sender, receiver, (port, to_port))
+    if len(seen) < crossing:
+        raise RuntimeError(f"of {crossing} flows between racks {len(seen)} were seen")
+    return [{"job": job, "channel": channel, "from": sender, "to": receiver, "way": way}
+            for ((job, channel), sender, receiver), way in seen.items()]
 
 
 def act(scenario, fabric, folder, moment, options, stack):
@@ -256,6 +302,20 @@ def check_strategies(fabric, folder):
         raise RuntimeError(f"the controller's orders: {json.dumps(history)}")
 
 
+def of_simulated(scenario, variant, rounds, foretold):
+    """By job: completion time, of the simulated one. Where a hash decides that is of the same flows on the same ways, which are others in every
+    round; elsewhere what was `foretold`."""
+    def expected(records_):
+        hashed = [flow for record in records_.values() for flow in record.get("hashed", [])]
+        again = copy.copy(scenario)
+        again.toml = scenario.toml | {"seeds": 1, "hashed": hashed}
+        figures = simulated(again, [variant])[variant["name"]] if hashed else foretold
+        return {job: figures["jobs"][job]["completion_s"]["mean"] for job in records_}
+
+    times = [expected(records_) for records_ in rounds]
+    return {job: sum(one[job]["seconds"] for one in rounds) / sum(one[job] for one in times) for job in times[0]}
+
+
 def jain(values):
     return sum(values) ** 2 / (len(values) * sum(value * value for value in values))
 
@@ -269,6 +329,13 @@ def rounds_of(fabric, variants, options, measure_one):
     for number in range(options.rounds):
         for name in bench.in_turn(variants, number):
             measure_one(name, variants[name])
+
+
+def counted(scenario, fabric, variant, options):
+    """What `measure` gives, and what TCP repeated meanwhile."""
+    before = fabric.repeated()
+    records_ = measure(scenario, fabric, variant, options)
+    return records_, dict(zip(("segments", "timeouts"), (now - then for now, then in zip(fabric.repeated(), before))))
 
 
 def said(name, records_):
@@ -285,11 +352,12 @@ def write(kind, scenario, options, data, text):
 def compare(scenario, variants, options):
     """Completion times and bandwidths of variants, beside the simulator's. Returns whether these are near."""
     foretold = simulated(scenario, variants.values())
-    found, disturbed = ({name: [] for name in variants} for _ in range(2))
+    found, repeated, disturbed = ({name: [] for name in variants} for _ in range(3))
 
     def one(name, variant):
-        records_, stolen = bench.undisturbed(lambda: measure(scenario, fabric, variant, options), options.stolen)
+        (records_, again), stolen = bench.undisturbed(lambda: counted(scenario, fabric, variant, options), options.stolen)
         found[name].append(records_)
+        repeated[name].append(again)
         disturbed[name].append(stolen)
         said(name, records_)
 
@@ -300,26 +368,27 @@ def compare(scenario, variants, options):
     first = found[next(iter(variants))]
     for name, rounds in found.items():
         row = [name, variants[name]["policy"]]
+        ratios = of_simulated(scenario, variants[name], rounds, foretold[name])
+        good &= all(abs(ratio - 1) <= ALLOWED for ratio in ratios.values())
         for job in jobs:
             completions = [one[job]["seconds"] for one in rounds]
             busbw = [one[job]["busbw_gbps"] for one in rounds]
-            ratio = statistics.mean(completions) / foretold[name]["jobs"][job]["completion_s"]["mean"]
-            good &= abs(ratio - 1) <= ALLOWED
             row += [f"{statistics.mean(completions):.2f} ({min(completions):.2f} to {max(completions):.2f})",
-                    f"{statistics.mean(busbw) * 8:.3f} ({100 * cv(busbw):.1f}%)", f"{ratio:.3f}"]
+                    f"{statistics.mean(busbw) * 8:.3f} ({100 * cv(busbw):.1f}%)", f"{ratios[job]:.3f}"]
         speedups = [statistics.mean(a[job]["busbw_gbps"] and b[job]["busbw_gbps"] / a[job]["busbw_gbps"] for job in jobs)
                     for a, b in zip(first, rounds)]
-        row += [f"{statistics.mean(jain([one[job]['busbw_gbps'] for job in jobs]) for one in rounds):.3f}", cluster.spread(speedups)]
+        row += [f"{statistics.mean(jain([one[job]['busbw_gbps'] for job in jobs]) for one in rounds):.3f}", cluster.spread(speedups),
+                " and ".join(f"{statistics.mean(again[kind] for again in repeated[name]):.0f}" for kind in ("segments", "timeouts"))]
         rows.append(row)
     most = max(share for shares in disturbed.values() for share in shares)
     heads = ["variant", "policy"]
     for job in jobs:
         heads += [f"{job}: s", f"{job}: busbw Gbit/s (CV)", f"{job}: of the simulated time"]
-    heads += ["Jain", "speed-up"]
+    heads += ["Jain", "speed-up", "TCP: segments repeated, time-outs"]
     text = (f"{scenario.toml['question']}\n\nOn the emulated fabric {fabric.name}, lengths scaled by {scenario.scale:g}, iterations {options.longer:g} times "
             f"as long and so much fewer, then {options.more:g} times as many, congestion control {options.congestion_control}: mean (least to greatest) of {options.rounds} rounds, variants in turn. Speed-up: of the jobs' bus bandwidth against the first variant's, "
             f"round by round. Other guests of the machine took {most:.0%} of the cores' time at most.\n\n" + bench.table(heads, rows))
-    write(None, scenario, options, bench.provenance() | {"simulated": foretold, "rounds": found, "stolen": disturbed}, text)
+    write(None, scenario, options, bench.provenance() | {"simulated": foretold, "rounds": found, "repeated": repeated, "stolen": disturbed}, text)
     return good
 
 
@@ -327,33 +396,32 @@ def by_length(scenario, variants, options):
     """Bandwidths of variants by the length of iterations."""
     scenarios = [Scenario(options.scenario, longer, options.more, options.fabric) for longer in sorted(options.lengths or LENGTHS)]
     lengths = [{"bytes": {job["name"]: job["bytes"] for job in one.jobs}, "simulated": simulated(one, variants.values()),
-                "rounds": {name: [] for name in variants}} for one in scenarios]
+                "rounds": {name: [] for name in variants}, "repeated": {name: [] for name in variants}} for one in scenarios]
 
     def one(name, variant):
         for scaled, found in zip(scenarios, lengths):
-            found["rounds"][name].append(measure(scaled, fabric, variant, options))
-            said(f"{name}, {found['bytes']}", found["rounds"][name][-1])
+            records_, again = counted(scaled, fabric, variant, options)
+            found["rounds"][name].append(records_)
+            found["repeated"][name].append(again)
+            said(f"{name}, {found['bytes']}", records_)
 
     with Fabric(scenario.fabric_path) as fabric:
         rounds_of(fabric, variants, options, one)
+    for scaled, one in zip(scenarios, lengths):
+        one["of_simulated"] = {name: of_simulated(scaled, variants[name], one["rounds"][name], one["simulated"][name]) for name in variants}
     columns = [(job["name"], one) for job in scenario.jobs for one in lengths]
     heads = ["variant", *(f"{job}: {one['bytes'][job]} bytes" for job, one in columns)]
 
-    near = []
-
     def cell(name, job, one):
         busbw = [8 * each[job]["busbw_gbps"] for each in one["rounds"][name]]
-        ratio, is_near = of_simulated([each[job]["seconds"] for each in one["rounds"][name]], one["simulated"][name]["jobs"][job])
-        near.append(is_near)
-        return f"{statistics.mean(busbw):.3f} ({min(busbw):.3f} to {max(busbw):.3f}): {ratio:.3f}"
+        return f"{statistics.mean(busbw):.3f} ({min(busbw):.3f} to {max(busbw):.3f}): {one['of_simulated'][name][job]:.3f}"
 
     rows = [[name, *(cell(name, *column) for column in columns)] for name in variants]
     text = (f"{scenario.toml['question']}\n\nBy length, on the emulated fabric {fabric.name}: the scenario's lengths are scaled by {scenario.scale:g}, congestion control "
             f"{options.congestion_control}. Bus bandwidth in Gbit/s: mean (least to greatest) of {options.rounds} rounds, variants in turn: completion time of "
-            "the simulated one.\n\n"
-            + bench.table(heads, rows))
+            "the simulated one.\n\n" + bench.table(heads, rows))
     write("sizes", scenario, options, bench.provenance() | {"lengths": lengths}, text)
-    return all(near)
+    return all(abs(ratio - 1) <= ALLOWED for one in lengths for by_job in one["of_simulated"].values() for ratio in by_job.values())
 
 
 def each_collective(record):

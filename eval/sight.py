@@ -5,7 +5,7 @@ job, many times a second, there and back in each round: services and jobs of the
 The ratio of a round is that of its two intervals of each side; what is told is the median of all rounds, and where it lies with 95%
 certainty, by resampling the rounds.
 
-usage: sight.py NAME [--rounds N] [--interval-ms MS] [--bytes 8,65536,1048576]
+usage: sight.py NAME [--rounds N] [--interval-ms MS] [--bytes 8,65536,1048576] [--hosts 1,2]
 
 Build first: cargo build --release --workspace. Writes eval/results/NAME.json (data and provenance) and NAME.md; fails if it is
 certain of any size that the ratio is over 1.01."""
@@ -98,10 +98,11 @@ def main():
     parser.add_argument("--rounds", type=int, default=150)
     parser.add_argument("--interval-ms", type=int, default=100)
     parser.add_argument("--bytes", default="8,65536,1048576", help="of an all-reduce")
+    parser.add_argument("--hosts", default="1,2", help="services that the two ranks are on")
     options = parser.parse_args()
     calls = bench.records(bench.run([BINARIES / "mccs-sight", "calls"]))
     runs, rows, ratios = [], [], []
-    for hosts in (1, 2):
+    for hosts in map(int, options.hosts.split(",")):
         for size in map(int, options.bytes.split(",")):
             found = whole_rounds(measure(hosts, size, options))
             runs += found

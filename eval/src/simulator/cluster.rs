@@ -7,7 +7,7 @@ use mccs_service::policy::{CommId, Job, Placed, RingChoice, Rules, rings};
 use mccs_service::topology::{Clos, HostId, Topology, TopologyError};
 
 use super::engine::SimulationError;
-use super::scenario::{Arrivals, Placement, RingOrders, Scenario, Variant, Work};
+use super::scenario::{Arrivals, Placement, RingOrders, Scenario, SeenFlow, Variant, Work};
 
 /// A job that has not come yet.
 #[derive(Debug, Clone)]
@@ -22,6 +22,21 @@ pub struct Coming {
     pub start_ns: u64,
     /// Where it goes.
     pub wants: Wants,
+    /// How a network's hash was seen to send its flows.
+    pub hashed: Vec<Hashed>,
+}
+
+/// How a network's hash was seen to send a flow.
+#[derive(Debug, Clone, Copy)]
+pub struct Hashed {
+    /// Its channel.
+    pub channel: u32,
+    /// Who sends.
+    pub from: HostId,
+    /// Who receives.
+    pub to: HostId,
+    /// Over which spine.
+    pub spine: u32,
 }
 
 /// Where a job goes.
@@ -100,6 +115,7 @@ pub fn coming(scenario: &Scenario, topology: &Topology, seed: u64) -> Result<Vec
             work: job.work.clone(),
             start_ns: u64::try_from(job.start.0.as_nanos()).unwrap_or(u64::MAX),
             wants: Wants::These(places),
+            hashed: hashed(scenario, topology, &job.name)?,
         });
     }
     if let Some(arrivals) = &scenario.arrivals {
@@ -107,6 +123,19 @@ pub fn coming(scenario: &Scenario, topology: &Topology, seed: u64) -> Result<Vec
     }
     all.sort_by_key(|job| job.start_ns);
     Ok(all)
+}
+
+fn hashed(scenario: &Scenario, topology: &Topology, job: &str) -> Result<Vec<Hashed>, SimulationError> {
+    let host = |name: &String| {
+        let no_such = || SimulationError::NoSuchPlace { job: job.to_owned(), place: name.clone() };
+        topology.host_named(name).ok_or_else(no_such)
+    };
+    let spine = |name: &String| topology.spine_named(name).ok_or_else(|| SimulationError::NoSuchPath(name.clone()));
+    let own = scenario.hashed.iter().filter(|hashed| hashed.job == job);
+    own.map(|SeenFlow { channel, from, to, way, .. }| {
+        Ok(Hashed { channel: *channel, from: host(from)?, to: host(to)?, spine: spine(way)? })
+    })
+    .collect()
 }
 
 fn draw(arrivals: &Arrivals, seed: u64) -> Vec<Coming> {
@@ -126,7 +155,8 @@ fn draw(arrivals: &Arrivals, seed: u64) -> Vec<Coming> {
         let start_ns = now_ns as u64;
         now_ns -= arrivals.interval.0.as_nanos() as f64 * (1.0 - random.unit()).ln();
         let name = format!("job{number}");
-        Coming { tenant: name.clone(), name, work, start_ns, wants: Wants::Devices(devices, arrivals.placement) }
+        let wants = Wants::Devices(devices, arrivals.placement);
+        Coming { tenant: name.clone(), name, work, start_ns, wants, hashed: Vec::new() }
     };
     (0..arrivals.jobs).map(draw).collect()
 }

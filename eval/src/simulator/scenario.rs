@@ -62,6 +62,9 @@ pub struct Scenario {
     /// What changes while jobs run.
     #[serde(default, rename = "phase")]
     pub phases: Vec<Phase>,
+    /// Where a network's hash was seen to send flows; all others go as one of the simulator's own has it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hashed: Vec<SeenFlow>,
     /// What happens on the emulated fabric while its one job runs; the simulator knows no such things.
     #[serde(default, rename = "moment", skip_serializing_if = "Vec::is_empty")]
     pub moments: Vec<Moment>,
@@ -289,6 +292,22 @@ pub struct Phase {
     pub rate: Rate,
 }
 
+/// `[[hashed]]`: a flow whose way nobody has decided, and the way that it took.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SeenFlow {
+    /// Its job.
+    pub job: String,
+    /// Its channel.
+    pub channel: u32,
+    /// Host that sends.
+    pub from: String,
+    /// Host that receives.
+    pub to: String,
+    /// Spine over which it goes.
+    pub way: String,
+}
+
 /// `[[moment]]`: something that happens on the emulated fabric; one of the two, or nothing but a mark in time.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -433,6 +452,11 @@ impl Scenario {
             let hint = hint.map(|near| format!("; did you mean {near:?}?")).unwrap_or_default();
             problems
                 .add(format!("reserve[{i}].tenant"), format!("there is no job {tenant:?}, and jobs are tenants{hint}"));
+        }
+        for (i, SeenFlow { job, .. }) in self.hashed.iter().enumerate() {
+            if !names.contains(&job.as_str()) {
+                problems.add(format!("hashed[{i}].job"), format!("there is no job {job:?}"));
+            }
         }
         let file = PolicyFile {
             policy: PolicySection::default(),

@@ -271,6 +271,31 @@ fn what_matters_first_gains_the_same_and_the_others_lose_less() {
 }
 
 #[test]
+fn flows_go_where_a_networks_hash_was_seen_to_send_them() {
+    let job = job("A", "\"h0:0\", \"h0:1\", \"h2:0\", \"h2:1\"", "bytes = \"100MiB\"\niterations = 3");
+    let seen = |job: &str, channel: usize, from: &str, to: &str, spine: u32| {
+        format!(
+            "[[hashed]]\njob = {job:?}\nchannel = {channel}\nfrom = {from:?}\nto = {to:?}\nway = \"spine{spine}\"\n"
+        )
+    };
+    let busbw = |spines: [u32; 2]| {
+        let of_channel = |(channel, spine): (usize, &u32)| {
+            seen("A", channel, "h0", "h2", *spine) + &seen("A", channel, "h2", "h0", *spine)
+        };
+        let text = variant("ecmp", "local") + &job + &spines.iter().enumerate().map(of_channel).collect::<String>();
+        let all: Vec<f64> = (1..9).map(|seed| run(&text, seed)[0].busbw).collect();
+        all.iter().for_each(|busbw| near(*busbw, all[0]));
+        all[0]
+    };
+    for (spines, expected) in [([0, 0], 6.25e9), ([1, 1], 6.25e9), ([0, 1], 12.5e9), ([1, 0], 12.5e9)] {
+        near(busbw(spines), expected);
+    }
+    let text = format!("{TESTBED}{}{job}{}", variant("ecmp", "local"), seen("B", 0, "h0", "h2", 0));
+    let why = Scenario::parse(&text, "x").expect_err("no such job").to_string();
+    assert!(why.contains("hashed[0].job: there is no job \"B\""), "{why}");
+}
+
+#[test]
 fn what_changes_nothing_or_cannot_be_is_refused_with_its_key() {
     let job = job("A", "\"h0:0\", \"h2:0\"", "bytes = \"1MiB\"\niterations = 1");
     let good = format!("{TESTBED}{}{job}", variant("pfa", "local"));

@@ -4,6 +4,7 @@ use mccs_service::policy::random::mix;
 use mccs_service::policy::{CommId, Flow, Way};
 use mccs_service::topology::Topology;
 
+use super::cluster::Hashed;
 use super::scenario::{Collective, Ring, Work};
 
 /// Bits that every flow between two neighbours of a ring carries in one collective of a job with these numbers of ranks and
@@ -33,18 +34,25 @@ fn rounds(collective: Collective) -> f64 {
     }
 }
 
-/// The path of a flow: the decided one, or one that a hash of its ends decides, as switches do it.
+/// The path of a flow: the decided one, the one by which a network's hash was seen to send it, or one that a hash of its ends decides, as switches
+/// do it.
 #[must_use]
-pub fn path(topology: &Topology, comm: CommId, flow: &Flow, seed: u64) -> u32 {
-    match flow.way {
-        Way::Path(path) => path,
-        Way::Hash => {
-            let ends = u64::from(flow.from.host.0) << 32 | u64::from(flow.to.host.0);
-            let nics = u64::from(flow.from.nic) << 32 | u64::from(flow.to.nic) << 16 | u64::from(flow.channel);
-            let hash = [comm, ends, nics]
-                .into_iter()
-                .fold(mix(seed ^ 0x6d63_6373), |hash, part| mix(hash ^ part.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
-            ((u128::from(hash) * u128::from(topology.path_count(flow.from, flow.to))) >> 64) as u32
-        }
+pub fn path(topology: &Topology, comm: CommId, flow: &Flow, seen: &[Hashed], seed: u64) -> u32 {
+    let Flow { channel, from, to, way } = *flow;
+    if let Way::Path(path) = way {
+        return path;
     }
+    let count = topology.path_count(from, to);
+    let seen = seen.iter().find(|seen| (seen.channel, seen.from, seen.to) == (channel, from.host, to.host));
+    if let Some(path) =
+        seen.and_then(|seen| (0..count).find(|path| topology.spine_of(from, to, *path) == Some(seen.spine)))
+    {
+        return path;
+    }
+    let ends = u64::from(from.host.0) << 32 | u64::from(to.host.0);
+    let nics = u64::from(from.nic) << 32 | u64::from(to.nic) << 16 | u64::from(channel);
+    let hash = [comm, ends, nics]
+        .into_iter()
+        .fold(mix(seed ^ 0x6d63_6373), |hash, part| mix(hash ^ part.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
+    ((u128::from(hash) * u128::from(count)) >> 64) as u32
 }

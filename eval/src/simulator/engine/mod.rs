@@ -329,9 +329,11 @@ impl Simulation<'_> {
     fn streams(&self, job: &Job, decision: &Decision, left_bits: f64) -> Vec<Stream> {
         let channels = decision.flows.chunk_by(|a, b| a.channel == b.channel);
         let cap_bps = decision.cap_bps.unwrap_or(f64::INFINITY);
+        let coming = usize::try_from(job.comm).ok().and_then(|number| self.coming.get(number));
+        let hashed = coming.map_or(&[][..], |coming| &coming.hashed);
         let stream = |flows: &[mccs_service::policy::Flow]| {
             let links = flows.iter().flat_map(|flow| {
-                let path = traffic::path(self.topology, job.comm, flow, self.seed);
+                let path = traffic::path(self.topology, job.comm, flow, hashed, self.seed);
                 let route = self.topology.route(flow.from, flow.to, path);
                 route.links().iter().map(|link| link.0).collect::<Vec<_>>()
             });
