@@ -41,6 +41,13 @@ impl CommonBurst {
         }
     }
 
+    /// Begins so much earlier, and ends when it does.
+    #[must_use]
+    pub fn earlier(self, early_ns: u64) -> Self {
+        let (begins_ns, lasts_ns) = (self.begins_ns.saturating_sub(early_ns), self.lasts_ns.saturating_add(early_ns));
+        CommonBurst { begins_ns, lasts_ns }
+    }
+
     /// What is wrong with it, if anything.
     ///
     /// # Errors

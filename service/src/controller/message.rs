@@ -470,7 +470,7 @@ mod tests {
             cap_bps: Some(1),
             flows: vec![FlowCap { channel: 1, to: "b".into(), cap_bps: 2 }],
             window: Some(window),
-            yields: vec![YieldCap { to: comm.clone(), window, cap_bps: 3 }],
+            yields: vec![YieldCap { to: comm.clone(), window, early_ns: 7, cap_bps: 3 }],
             weight_milli: Some(1500),
             is_watched: true,
         };

@@ -76,6 +76,8 @@ pub struct YieldCap {
     pub to: CommId,
     /// When, until the first of its bursts is told.
     pub window: Window,
+    /// How much earlier than a burst that is told.
+    pub early_ns: u64,
     /// Payload in bits per second.
     pub cap_bps: u64,
 }
@@ -124,8 +126,9 @@ pub fn host_paces(
         .yields
         .iter()
         .take(YIELDS_MAX)
-        .filter_map(|Yield { to, window, cap_bps }| {
-            Some(YieldCap { to: comm_of(*to)?, window: *window, cap_bps: payload_bps(*cap_bps) })
+        .filter_map(|Yield { to, window, early_ns, cap_bps }| {
+            let cap_bps = payload_bps(*cap_bps);
+            Some(YieldCap { to: comm_of(*to)?, window: *window, early_ns: *early_ns, cap_bps })
         })
         .collect();
     for (place, flow) in decision.flows.iter().enumerate() {
@@ -226,7 +229,8 @@ impl HostPace {
             Err("it has too many parts")
         } else if caps.any(|cap_bps| cap_bps < CAP_MIN_BPS) {
             Err("it would stall a flow")
-        } else if !windows.all(is_window) {
+        } else if !windows.all(is_window) || self.yields.iter().any(|part| part.early_ns > PERIOD_MAX.as_nanos() as u64)
+        {
             Err("it has a window that cannot be, or is never open")
         } else if self.flows.iter().any(|flow| Name::new(&flow.to).is_none()) {
             Err("it names a host that cannot be")
@@ -249,8 +253,8 @@ impl HostPace {
                 is_once: false,
             }
         };
-        let yields = |YieldCap { to, window, cap_bps }: &YieldCap| match bursts.get(to) {
-            Some(burst) => (local_once(burst.with_margin(), now, common_ns), *cap_bps),
+        let yields = |YieldCap { to, window, early_ns, cap_bps }: &YieldCap| match bursts.get(to) {
+            Some(burst) => (local_once(burst.with_margin().earlier(*early_ns), now, common_ns), *cap_bps),
             None => (local(*window), *cap_bps),
         };
         let flow = |flow: &FlowCap| Some((flow.channel, Name::new(&flow.to)?, flow.cap_bps));
@@ -299,7 +303,7 @@ mod tests {
         let now = Instant::now();
         let to = CommId { root: Name::new("a").unwrap(), incarnation: 1, number: 1 };
         let window = Window { period_ns: 100 * MS, offset_ns: 30 * MS, length_ns: 20 * MS };
-        let yields = vec![YieldCap { to: to.clone(), window, cap_bps: CAP_MIN_BPS }];
+        let yields = vec![YieldCap { to: to.clone(), window, early_ns: 4 * MS, cap_bps: CAP_MIN_BPS }];
         let pace = HostPace { yields, ..HostPace::default() };
         let burst = CommonBurst { begins_ns: 7_050 * MS, lasts_ns: 100 * MS };
         let at = |ms: i64| {
@@ -308,9 +312,9 @@ mod tests {
         for (common_ms, begins) in [(7_000, 50), (7_060, -10)] {
             let Pace { yields, .. } = pace.here(now, common_ms * MS, &BTreeMap::from([(to.clone(), burst)]));
             let (local, _) = yields[0];
-            // With 3% before and behind.
-            assert_eq!(local.at(at(begins - 3)), (true, Some(at(begins + 103))));
-            assert!(!local.at(at(begins - 4)).0 && !local.at(at(begins + 103)).0 && !local.at(at(begins + 150)).0);
+            // With 3% before and behind, and so much earlier as it was told.
+            assert_eq!(local.at(at(begins - 7)), (true, Some(at(begins + 103))));
+            assert!(!local.at(at(begins - 8)).0 && !local.at(at(begins + 103)).0 && !local.at(at(begins + 150)).0);
         }
         let Pace { yields, .. } = pace.here(now, 7_035 * MS, &BTreeMap::new());
         assert!(yields[0].0.at(now).0 && yields[0].0.at(at(100)).0, "as the profile says, until one is told");
@@ -335,7 +339,7 @@ mod tests {
             HostPace { flows: vec![flow; PARTS_MAX + 1], ..good.clone() },
             HostPace { window: Some(Window { length_ns: 0, ..window }), ..good.clone() },
             HostPace {
-                yields: vec![YieldCap { to, window: Window { period_ns: 0, ..window }, cap_bps: 1 << 30 }],
+                yields: vec![YieldCap { to, window: Window { period_ns: 0, ..window }, early_ns: 0, cap_bps: 1 << 30 }],
                 ..good
             },
         ];

@@ -94,6 +94,8 @@ pub struct Yield {
     pub to: CommId,
     /// When, as far as that is known beforehand.
     pub window: Window,
+    /// Before a burst it begins so much earlier, since what its flows have under way is carried first.
+    pub early_ns: u64,
     /// Most bits per second that each of its flows sends then.
     pub cap_bps: f64,
 }

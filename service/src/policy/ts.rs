@@ -29,6 +29,7 @@ impl Policy for PfaTs {
     fn decide(&self, view: &View<'_>) -> Decisions {
         let assigned = flows::assign(view, |job, spine| view.rules.admits(&job.tenant, spine));
         let shared = Shared::new(view, &assigned);
+        let drains_ns = shared.drains_ns(view);
         let mut decisions = assigned.decisions;
         for group in shared.groups() {
             for (job, window) in turns(view, &shared, &group) {
@@ -36,7 +37,7 @@ impl Policy for PfaTs {
                 *slot = slot.or(Some(window));
             }
             for low in group {
-                decisions.0[low].yields = bursts_above(view, &shared, &decisions, low);
+                decisions.0[low].yields = bursts_above(view, &shared, &decisions, (low, drains_ns[low]));
             }
         }
         shares::weigh(view, &mut decisions);
@@ -70,7 +71,7 @@ fn turns(view: &View<'_>, shared: &Shared, group: &[usize]) -> Vec<(usize, Windo
 }
 
 /// When a job makes room for rivals of higher priority: never where it has a window, or they would leave it no gap.
-fn bursts_above(view: &View<'_>, shared: &Shared, decisions: &Decisions, low: usize) -> Vec<Yield> {
+fn bursts_above(view: &View<'_>, shared: &Shared, decisions: &Decisions, (low, early_ns): (usize, u64)) -> Vec<Yield> {
     if decisions.0[low].window.is_some() {
         return Vec::new();
     }
@@ -79,7 +80,7 @@ fn bursts_above(view: &View<'_>, shared: &Shared, decisions: &Decisions, low: us
     above.sort_by_cached_key(|high| (Reverse(priority(view, *high)), *high));
     let burst = |high: usize| {
         let window = decisions.0[high].window.or_else(|| view.jobs[high].profile.map(expected))?;
-        Some(Yield { to: view.jobs[high].comm, window, cap_bps: 0.0 })
+        Some(Yield { to: view.jobs[high].comm, window, early_ns, cap_bps: 0.0 })
     };
     let bursts: Vec<Yield> = above.into_iter().filter_map(burst).take(YIELDS_MAX).collect();
     let arcs: Vec<Arc> = bursts.iter().map(|burst| Arc::during(burst.window)).collect();

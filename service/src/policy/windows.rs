@@ -21,6 +21,9 @@ const GROUP_MAX: usize = 8;
 const TURNS_MAX: u64 = 64;
 /// Times that windows open on such a circle, all together; where one opens as often there is no gap that is worth a search.
 const OPENINGS_MAX: u64 = 1 << 16;
+/// What a flow that makes room for others is reckoned to have under way: a message (`engines/transport/links`), of the two that it may have
+/// (`engines/transport/pace.rs`).
+const UNDER_WAY_BITS: f64 = 8.0 * 262_144.0;
 /// A gap that is less than this part of its circle is no way to get work done.
 const GAP_LEAST: u64 = 20;
 
@@ -275,6 +278,19 @@ impl Shared {
     /// Links that cannot carry all who use them, and who that is.
     pub fn crowded(&self) -> impl Iterator<Item = (LinkId, &[Use])> {
         self.crowded.iter().map(|(link, uses)| (*link, uses.as_slice()))
+    }
+
+    /// By job: how long a link that it shares takes at most to carry what its flows there have under way.
+    #[must_use]
+    pub fn drains_ns(&self, view: &View<'_>) -> Vec<u64> {
+        let mut drains_ns = vec![0; self.rivals.len()];
+        for (link, uses) in self.crowded().filter(|(link, _)| view.capacities[link.index()] > 0.0) {
+            for used in uses {
+                let drain_ns = f64::from(used.flows) * UNDER_WAY_BITS / view.capacities[link.index()] * 1e9;
+                drains_ns[used.job] = drains_ns[used.job].max(drain_ns as u64);
+            }
+        }
+        drains_ns
     }
 
     /// Jobs that are rivals of each other, directly or over others; each group ascending.

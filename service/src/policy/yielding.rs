@@ -33,6 +33,7 @@ impl Policy for Yielding {
         let assigned = flows::assign(view, |_, _| true);
         let priorities: Vec<u32> = view.jobs.iter().map(|job| view.rules.priority(&job.tenant)).collect();
         let shared = Shared::new(view, &assigned);
+        let drains_ns = shared.drains_ns(view);
         let mut decisions = assigned.decisions;
         let (mut rooms, mut rooms_of) = (Vec::new(), vec![Vec::new(); view.jobs.len()]);
         for room in
@@ -58,7 +59,8 @@ impl Policy for Yielding {
             }
             let yields = |high: &usize| {
                 let Job { comm, profile, .. } = &view.jobs[*high];
-                Some(Yield { to: *comm, window: expected((*profile)?), cap_bps: left_bps[*high] })
+                let window = expected((*profile)?);
+                Some(Yield { to: *comm, window, early_ns: drains_ns[low], cap_bps: left_bps[*high] })
             };
             firsts.retain(|high| view.jobs[*high].profile.is_some());
             firsts.sort_unstable_by(|a, b| left_bps[*a].total_cmp(&left_bps[*b]).then(a.cmp(b)));

@@ -376,13 +376,17 @@ fn hosts_find_out_when_a_job_sends_if_the_policy_wants_to_know() {
     with_iterations(&mut hosts, COMPUTE, [1000; 3], |hosts, _, is_over| {
         wait_until(is_over, || epochs(hosts) == [1, 1]);
         assert_eq!(show(hosts).communicators[0].profile, None);
-        apply(hosts, "[policy]\nname = \"yield\"\n").expect("applied");
-        wait_until(is_over, || show(hosts).communicators[0].profile.is_some());
-        let profile = show(hosts).communicators[0].profile.expect("a profile");
-        let period = Duration::from_nanos(profile.period_ns);
-        assert!(period >= COMPUTE && profile.busy_ns < profile.period_ns, "{profile:?}");
-        apply(hosts, FFA).expect("applied");
-        wait_until(is_over, || show(hosts).communicators[0].profile.is_none());
+        for policy in ["yield", "pfa_ts"] {
+            apply(hosts, &format!("[policy]\nname = {policy:?}\n")).expect("applied");
+            wait_until(is_over, || show(hosts).communicators[0].profile.is_some());
+            let view = show(hosts);
+            let profile = view.communicators[0].profile.expect("a profile");
+            let period = Duration::from_nanos(profile.period_ns);
+            assert!(period >= COMPUTE && profile.busy_ns < profile.period_ns, "{profile:?}");
+            assert!(view.communicators[0].paces.is_empty(), "in nobody's way: {view:?}");
+            apply(hosts, FFA).expect("applied");
+            wait_until(is_over, || show(hosts).communicators[0].profile.is_none());
+        }
     });
 }
 

@@ -814,11 +814,21 @@ fn many_communicators_are_changed_a_few_at_a_time_and_the_history_is_bounded() {
 
 #[test]
 fn who_sends_at_certain_times_makes_others_yield_then_on_the_common_clock() {
+    make_room_for_bursts("yield");
+}
+
+#[test]
+fn who_sends_in_the_gaps_of_another_makes_room_for_each_of_its_bursts() {
+    make_room_for_bursts("pfa_ts");
+}
+
+/// Under a policy: times to yield are where the profile says, and then where bursts are foreseen.
+fn make_room_for_bursts(policy: &str) {
     let mut bed = Bed::new("ffa");
     let [high, low] = T_AND_U.map(|tenant| bed.begin_wide(tenant));
     bed.run();
-    let rules = "[policy]\nname = \"yield\"\n[[tenant]]\nname = \"t\"\npriority = 3\n";
-    bed.controller.files(None, Some(text("policy.toml", rules)), bed.now);
+    let rules = format!("[policy]\nname = {policy:?}\n[[tenant]]\nname = \"t\"\npriority = 3\n");
+    bed.controller.files(None, Some(text("policy.toml", &rules)), bed.now);
     bed.pass(Duration::from_secs(1));
     assert!(bed.hosts.values().all(|host| host.paces.is_empty()));
     let (period, busy) = (Duration::from_millis(100), Duration::from_millis(30));

@@ -321,7 +321,7 @@ impl ChannelRun {
             self.outgoing[at].forget_sent(&remote, links)?;
             let link = remote.link(self.outgoing[at].src, self.outgoing[at].dst);
             while let Some(span) = self.outgoing[at].queue.front().copied() {
-                if !links.may_send(remote.links, link, now) {
+                if !links.may_send(remote.links, link, self.outgoing[at].sends.len(), now) {
                     break;
                 }
                 let posted = self.outgoing[at].posted;

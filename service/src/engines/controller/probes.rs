@@ -23,7 +23,7 @@ use crate::transports::tcp::Probe;
 const ANSWER_TIME: Duration = Duration::from_millis(200);
 /// Connections by paths of the network's own choice that are tried when one over a path was not answered: most networks choose by
 /// port, and do not choose the same dead one for all. Of two spines with one dead link each fourth is answered.
-const WITNESSES: u16 = 8;
+const WITNESSES: u16 = 16;
 /// How often it is looked for.
 const LOOKED_FOR_EVERY: Duration = Duration::from_millis(10);
 /// How often a dead path is tried.

@@ -20,6 +20,9 @@ use crate::exchange::protocol::Name;
 const CREDIT: Duration = Duration::from_millis(5);
 /// For how long a message may be on its way: in buffers of hosts and switches.
 const ON_ITS_WAY: Duration = Duration::from_millis(100);
+/// Messages of a link that may be unfinished while its pace depends on the time: one that leaves, and one that is ready. Whatever more was handed to
+/// the network would still be on its way when others' time has come.
+const UNDER_WAY_MAX: usize = 2;
 /// A window that stays shut is refused by whoever checks paces; a day is as good as never.
 const NEVER: Duration = Duration::from_secs(86_400);
 /// Edges of windows that a bucket is filled over one by one; what is beyond is taken to be like these.
@@ -90,6 +93,13 @@ impl Pace {
     #[must_use]
     pub fn is_free(&self) -> bool {
         *self == Pace::default()
+    }
+
+    /// Whether a link that has so many unfinished messages may have another one.
+    #[must_use]
+    pub fn has_room(&self, under_way: usize) -> bool {
+        let is_timed = self.window.is_some() || !self.yields.is_empty();
+        !is_timed || under_way < UNDER_WAY_MAX
     }
 
     /// Cap of the flow of `channel` to `host`, in bits per second.
@@ -352,6 +362,20 @@ mod tests {
 
     /// An engine looks at two flows of a tenant by turns, of which one has messages sixteen times as long: held to equal rates, they
     /// have sent equal bytes at any time, to a long message.
+    #[test]
+    fn little_is_under_way_where_it_depends_on_the_time() {
+        let opens = window(Instant::now(), 1_000, 500);
+        let capped = Pace { cap_bps: Some(1_000_000), ..Pace::default() };
+        let timed = [
+            Pace { window: Some(opens), ..Pace::default() },
+            Pace { yields: vec![(opens, 1_000_000)], ..capped.clone() },
+        ];
+        assert!([Pace::default(), capped].iter().all(|pace| pace.has_room(1_000)));
+        for pace in timed {
+            assert!(pace.has_room(0) && pace.has_room(UNDER_WAY_MAX - 1) && !pace.has_room(UNDER_WAY_MAX));
+        }
+    }
+
     #[test]
     fn flows_with_short_and_long_messages_get_equal_bytes() {
         const LENGTHS: [u64; 2] = [64 << 10, 1 << 20];

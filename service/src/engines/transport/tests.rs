@@ -185,7 +185,7 @@ impl PacedHost {
             let mut has_sent = false;
             for place in (0..links.len()).map(|place| (place + turn) % links.len()) {
                 let (link, engine) = (links[place], &mut self.engines[links[place].engine(2)]);
-                if engine.may_send(PACED, link, self.now) {
+                if engine.may_send(PACED, link, 0, self.now) {
                     engine.sent(PACED, link, BYTES, self.now);
                     (bits[place], has_sent) = (bits[place] + BYTES as f64 * 8.0, true);
                 }

@@ -79,7 +79,9 @@ fn the_second_sends_in_the_gaps_of_the_first_whether_or_not_its_own_times_are_kn
         let [b, c] = in_turn(Some((20_000, 13_000)), of_c);
         assert!(b.window.is_none() && b.yields.is_empty() && c.window.is_none(), "{b:?} {c:?}");
         let window = Window { period_ns: 20_000, offset_ns: 20_000 + 5 - 390, length_ns: 13_000 + 780 };
-        assert_eq!(c.yields, [Yield { to: 2, window, cap_bps: 0.0 }]);
+        // Two flows, each with a message of 256 KiB under way, on a link of 50 bit/s.
+        let early_ns = 2 * 8 * (256 << 10) * 1_000_000_000 / 50;
+        assert_eq!(c.yields, [Yield { to: 2, window, early_ns, cap_bps: 0.0 }]);
     }
 }
 

@@ -465,9 +465,13 @@ impl Links {
         set.pace = (!pace.is_free()).then_some((pace, pace_use));
     }
 
-    /// Whether a link may send now, by its communicator's pace. If not the engine is woken when it may.
-    pub fn may_send(&mut self, id: LinksId, link: LinkKey, now: Instant) -> bool {
+    /// Whether a link that has so many unfinished messages may send another one now, by its communicator's pace. If not the engine is woken when
+    /// it may, unless it has to wait for one of these.
+    pub fn may_send(&mut self, id: LinksId, link: LinkKey, under_way: usize, now: Instant) -> bool {
         let Some((pace, pace_use, Held { paced, pairs, all })) = self.paced(id, link) else { return true };
+        if !pace.has_room(under_way) {
+            return false;
+        }
         let own = match pairs {
             Some(pairs) => pairs.may_send_by(pace, paced.cap_bps, now),
             None => paced.bucket.may_send(pace, paced.cap_bps, now),
