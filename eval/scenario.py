@@ -74,8 +74,8 @@ class Scenario:
             job["compute"] = f"{round(seconds(job.get('compute', '0s')) * longer * 1e6)}us"
             job["iterations"] = max(1, round(job["iterations"] * more / longer))
         for rule in self.toml.get("tenant", []):
-            if "cap" in rule:
-                rule["cap"] = f"{number(rule['cap'], 'bit/s') * self.scale:.0f}bit/s"
+            for cap in {"cap", "host_cap"} & set(rule):
+                rule[cap] = f"{number(rule[cap], 'bit/s') * self.scale:.0f}bit/s"
         [self.algorithm] = {job.get("algorithm", "ring") for job in self.jobs}
         [self.channels] = {job.get("channels", 2) for job in self.jobs}
         [self.way] = {job.get("way") for job in self.jobs}

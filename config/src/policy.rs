@@ -12,7 +12,7 @@ use crate::document;
 use crate::error::ConfigError;
 use crate::limits;
 use crate::service::TransportKind;
-use crate::topology::TopologyFile;
+use crate::topology::{Host, Nic, TopologyFile};
 use crate::units::{DurationText, Rate};
 use crate::validate::{Problems, Validate, nearest};
 
@@ -77,6 +77,9 @@ pub struct TenantRule {
     /// Most payload that each of its flows sends: what goes from one host to another on a channel of a communicator, or point to point.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cap: Option<Rate>,
+    /// Most payload that all its flows together send out of a host, of however many communicators, channels and peers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_cap: Option<Rate>,
     /// Higher goes first, under policies that have priorities.
     #[serde(default)]
     pub priority: u32,
@@ -86,7 +89,8 @@ impl TenantRule {
     /// A tenant like all others.
     #[must_use]
     pub fn new(name: impl Into<String>) -> Self {
-        TenantRule { name: name.into(), weight: default_weight(), share_percent: None, cap: None, priority: 0 }
+        let (weight, share_percent, cap, host_cap, priority) = (default_weight(), None, None, None, 0);
+        TenantRule { name: name.into(), weight, share_percent, cap, host_cap, priority }
     }
 }
 
@@ -125,7 +129,7 @@ impl PolicyFile {
     /// As [`PolicyFile::parse`], and against the topology and the policies that there are.
     ///
     /// # Errors
-    /// As [`PolicyFile::load`]; also a path or a policy that does not exist, a cap that no NIC reaches, and reservations that
+    /// As [`PolicyFile::load`]; also a path or a policy that does not exist, a cap that no NIC or host reaches, and reservations that
     /// leave nothing to the others.
     pub fn parse_for(
         text: &str,
@@ -238,7 +242,24 @@ impl TenantRule {
         if let Some(cap) = &self.cap {
             problems.within(format!("{key}.cap"), cap, &limits::CAP);
         }
+        if let Some(host_cap) = &self.host_cap {
+            problems.within(format!("{key}.host_cap"), host_cap, &limits::CAP);
+        }
+        if let (Some(cap), Some(host_cap)) = (self.cap, self.host_cap)
+            && cap > host_cap
+        {
+            let message = format!("{cap} is beyond host_cap, {host_cap}, and caps nothing; leave it out");
+            problems.add(format!("{key}.cap"), message);
+        }
     }
+}
+
+/// What the NICs of the fastest host carry together.
+fn most_of_a_host(topology: &TopologyFile) -> Rate {
+    let usual = topology.rates.host_leaf;
+    let sum = |nics: &[Nic]| nics.iter().fold(0_u64, |sum, nic| sum.saturating_add(nic.rate.unwrap_or(usual).0));
+    let of = |host: &Host| if host.nics.is_empty() { usual } else { Rate(sum(&host.nics)) };
+    topology.hosts.iter().map(of).max().unwrap_or_default()
 }
 
 /// A policy file beside what it is for.
@@ -284,10 +305,16 @@ impl Validate for Against<'_> {
         }
         let rates = self.topology.hosts.iter().flat_map(|host| host.nics.iter().filter_map(|nic| nic.rate));
         let fastest = rates.chain([self.topology.rates.host_leaf]).max().unwrap_or_default();
+        let most = most_of_a_host(self.topology);
         for (i, tenant) in self.file.tenants.iter().enumerate() {
             if let Some(cap) = tenant.cap.filter(|cap| *cap > fastest) {
                 let message = format!("{cap} is beyond the fastest NIC, {fastest}, and caps nothing; leave it out");
                 problems.add(format!("tenant[{i}].cap"), message);
+            }
+            if let Some(host_cap) = tenant.host_cap.filter(|host_cap| *host_cap > most) {
+                let message =
+                    format!("{host_cap} is beyond the NICs of every host, {most}, and caps nothing; leave it out");
+                problems.add(format!("tenant[{i}].host_cap"), message);
             }
         }
     }

@@ -3,10 +3,11 @@
 //! A quota is taken by making a [`Charge`] and given back by dropping it, wherever that happens: nothing that ends can
 //! forget to return what it held.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::closer::Closer;
+use crate::engines::transport::pace::SharedBucket;
 use crate::memory::descriptors_of_tenant;
 use crate::telemetry::traffic::TenantTraffic;
 
@@ -40,6 +41,8 @@ pub struct Tenant {
     pub traffic: Arc<TenantTraffic>,
     /// Closes what it has sent.
     pub closer: Closer,
+    /// What it sends to other hosts, and the cap of that in bits per second; where it has had one.
+    capped: Mutex<Option<(u64, Arc<SharedBucket>)>>,
     memory_bytes: AtomicU64,
     mappings: AtomicU64,
     sessions: AtomicU64,
@@ -109,6 +112,7 @@ impl Tenant {
             quota,
             traffic: Arc::default(),
             closer: Closer::default(),
+            capped: Mutex::default(),
             memory_bytes: AtomicU64::new(0),
             mappings: AtomicU64::new(0),
             sessions: AtomicU64::new(0),
@@ -116,6 +120,16 @@ impl Tenant {
             imports: AtomicU64::new(0),
             descriptors: AtomicU64::new(0),
         })
+    }
+
+    /// By which all its engines know what it has sent to other hosts, under a cap in bits per second. What it owes under one is not paid under
+    /// another, nor are turns kept.
+    #[must_use]
+    pub fn capped(&self, cap_bps: u64) -> Arc<SharedBucket> {
+        let mut capped = self.capped.lock().unwrap_or_else(PoisonError::into_inner);
+        let same = capped.take().filter(|(of_bps, _)| *of_bps == cap_bps);
+        let (_, bucket) = capped.insert(same.unwrap_or_else(|| (cap_bps, Arc::default())));
+        Arc::clone(bucket)
     }
 
     fn counter(&self, resource: Resource) -> (&AtomicU64, u64) {
@@ -180,6 +194,15 @@ pub(crate) mod tests {
             regions: 1,
             mappings: 1,
         }
+    }
+
+    #[test]
+    fn engines_share_what_a_tenant_sends_until_its_cap_is_another() {
+        let (tenant, other) = (Tenant::new("a".into(), quota()), Tenant::new("b".into(), quota()));
+        let first = tenant.capped(1);
+        assert!(Arc::ptr_eq(&first, &tenant.capped(1)) && !Arc::ptr_eq(&first, &other.capped(1)));
+        let second = tenant.capped(2);
+        assert!(!Arc::ptr_eq(&first, &second) && Arc::ptr_eq(&second, &tenant.capped(2)));
     }
 
     #[test]

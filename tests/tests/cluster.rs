@@ -1,6 +1,7 @@
 //! Jobs on simulated clusters, in good times and bad. `MCCS_SEED=n` runs that seed only; `MCCS_SEEDS=n` so many,
 //! `MCCS_SECONDS=n` for so long.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use mccs_ipc::types::CollectiveKind;
@@ -175,6 +176,21 @@ fn storm(seed: u64) -> Result<u64, String> {
     cluster.finish()
 }
 
+/// A job with a rank on each host, that sends for longer than any test looks.
+fn endless_ring(hosts: usize) -> Job {
+    Job {
+        placement: (0..hosts).collect(),
+        comms: 1,
+        calls: 16,
+        count_max: 20_000,
+        only: Some(CollectiveKind::AllReduce),
+        streams: 1,
+        late: None,
+        trouble: Trouble::None,
+        may_fail: false,
+    }
+}
+
 /// A job whose flows always have something to send, under a cap: each sends what that allows.
 fn capped(seed: u64) -> Result<u64, String> {
     const TIME: Duration = Duration::from_secs(1);
@@ -191,18 +207,7 @@ fn capped(seed: u64) -> Result<u64, String> {
         ..options(seed, &mut rng)
     };
     let mut cluster = Cluster::new(options);
-    let job = Job {
-        placement: (0..options.hosts).collect(),
-        comms: 1,
-        calls: 16,
-        count_max: 20_000,
-        only: Some(CollectiveKind::AllReduce),
-        streams: 1,
-        late: None,
-        trouble: Trouble::None,
-        may_fail: false,
-    };
-    cluster.start(job, ms(0));
+    cluster.start(endless_ring(options.hosts), ms(0));
     while cluster.sent_bytes().values().all(|bytes| *bytes == 0) {
         assert!(cluster.elapsed() < ms(10_000), "the job does not begin");
         cluster.run_for(Duration::from_micros(100));
@@ -223,6 +228,55 @@ fn capped(seed: u64) -> Result<u64, String> {
             (sent - allowed).abs() <= 0.01 * allowed + credit,
             "{sent} bytes of {allowed} allowed, seed {seed}: {flow:?}"
         );
+    }
+    cluster.set_pace(&Pace::default());
+    cluster.finish()
+}
+
+/// Two jobs of a tenant on the same hosts, whose flows always have something to send, under a cap of each host: all that leaves one comes to
+/// what that allows, however many engines send it.
+fn capped_by_host(seed: u64) -> Result<u64, String> {
+    const TIME: Duration = Duration::from_secs(1);
+    let mut rng = StdRng::seed_from_u64(!seed);
+    let options = Options {
+        hosts: rng.random_range(2..=4),
+        choice: Choice::Pinned(Algorithm::Ring),
+        latency: Duration::from_micros(rng.random_range(1..5)),
+        step_bytes: 1 << 13,
+        faults: Faults::default(),
+        ..options(seed, &mut rng)
+    };
+    let mut cluster = Cluster::new(options);
+    for _ in 0..2 {
+        cluster.start(endless_ring(options.hosts), ms(0));
+    }
+    let flows = 2 * options.hosts * options.channels as usize;
+    while cluster.sent_bytes().values().filter(|bytes| **bytes > 0).count() < flows {
+        assert!(cluster.elapsed() < ms(10_000), "the jobs do not begin");
+        cluster.run_for(Duration::from_micros(100));
+    }
+    let host_cap_bps = rng.random_range(1_000_000..3_000_000_u64);
+    cluster.set_pace(&Pace { host_cap_bps: Some(host_cap_bps), ..Pace::default() });
+    cluster.run_for(ms(100));
+    // A flow's name begins with the number of its communicator.
+    let by_job = |cluster: &Cluster| {
+        let mut sums: BTreeMap<(usize, String), u64> = BTreeMap::new();
+        for ((host, flow), bytes) in cluster.sent_bytes() {
+            *sums.entry((host, flow.split(',').next().unwrap_or_default().to_owned())).or_default() += bytes;
+        }
+        sums
+    };
+    let before = by_job(&cluster);
+    cluster.run_for(TIME);
+    let after = by_job(&cluster);
+    assert_eq!(after.len(), 2 * options.hosts);
+    let allowed = host_cap_bps as f64 / 8.0 * TIME.as_secs_f64();
+    for host in 0..options.hosts {
+        let sent: Vec<f64> =
+            after.iter().filter(|(job, _)| job.0 == host).map(|(job, bytes)| (bytes - before[job]) as f64).collect();
+        let [one, other] = sent[..] else { panic!("{sent:?}") };
+        assert!(((one + other) / allowed - 1.0).abs() <= 0.03, "{one} and {other} bytes of {allowed}, seed {seed}");
+        assert!((one - other).abs() <= 0.1 * allowed, "{one} and {other} bytes of {allowed}, seed {seed}");
     }
     cluster.set_pace(&Pace::default());
     cluster.finish()
@@ -295,6 +349,11 @@ fn jobs_end_well_or_fail_everywhere_in_bad_times() {
 #[test]
 fn what_hosts_send_under_a_cap_is_what_it_allows() {
     run_seeds("what_hosts_send_under_a_cap_is_what_it_allows", 5, capped);
+}
+
+#[test]
+fn what_two_jobs_of_a_tenant_send_under_a_cap_of_hosts_is_what_it_allows() {
+    run_seeds("what_two_jobs_of_a_tenant_send_under_a_cap_of_hosts_is_what_it_allows", 5, capped_by_host);
 }
 
 #[test]

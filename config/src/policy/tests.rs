@@ -39,6 +39,26 @@ fn shares_are_at_most_the_whole() {
 }
 
 #[test]
+fn a_cap_of_a_host_is_a_rate_that_it_could_reach() {
+    let caps = |text: &str| format!("[[tenant]]\nname = \"a\"\n{text}\n");
+    parse(&caps("host_cap = \"100Gbit/s\"\ncap = \"100Gbit/s\"")).expect("all that a NIC carries");
+    only(&caps("host_cap = \"0\""), 3, "tenant[0].host_cap", "from 1Mbit/s");
+    only(&caps("host_cap = \"-1Gbit/s\""), 3, "tenant[0].host_cap", "whole number");
+    only(&caps("host_cap = \"101Gbit/s\""), 3, "tenant[0].host_cap", "100Gbit/s");
+    only(&caps("host_cap = \"20Gbit/s\"\ncap = \"21Gbit/s\""), 4, "tenant[0].cap", "beyond host_cap, 20Gbit/s");
+    // Of several NICs the sum counts.
+    let rails = TopologyFile::parse(include_str!("../../examples/topology-rails.toml"), "t").expect("right");
+    let most = most_of_a_host(&rails);
+    assert!(most > rails.rates.host_leaf, "{most}");
+    let against = |rate: Rate| {
+        let text = caps(&format!("host_cap = \"{}bit/s\"", rate.0));
+        PolicyFile::parse_for(&text, "policy.toml", &rails, &POLICIES)
+    };
+    against(most).expect("what all carry together");
+    assert!(against(Rate(most.0 + 1)).expect_err("more").to_string().contains("caps nothing"));
+}
+
+#[test]
 fn paths_and_policies_exist_and_something_is_left() {
     let reserve = |tenant: &str, paths: &str| format!("[[reserve]]\ntenant = \"{tenant}\"\npaths = [{paths}]\n");
     parse(&reserve("a", "\"spine0\"")).expect("one of two");

@@ -83,6 +83,12 @@ fn priorities_weights_and_caps_hold() {
     assert_eq!(capped[0].0, "B");
     near(capped[0].1, 10e3 / 40.0);
     near(capped[1].1, 1000.0);
+    let of_host = jobs(&tenant("A", "host_cap = \"10Gbit/s\""), "pfa");
+    assert_eq!(of_host, capped, "it has one flow out of each host");
+    // Two channels, which come to a fifth of what the two NICs of a host carry.
+    let tenant = tenant("A", "host_cap = \"20Gbit/s\"");
+    let text = variant("ffa", "local") + &tenant + &job("A", ALL, "bytes = \"64MiB\"\niterations = 3");
+    near(run(&text, 1)[0].busbw, 2.5e9);
 }
 
 #[test]

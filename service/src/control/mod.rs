@@ -24,7 +24,7 @@ use crate::runtime::{EngineId, EngineInfo, RuntimeInfo};
 use crate::session::Session;
 use crate::telemetry::recorder::RingView;
 use crate::telemetry::stuck::StuckReport;
-use crate::telemetry::traffic::KindView;
+use crate::telemetry::traffic::{KindView, PairView};
 use crate::telemetry::{CommInfo, GpuInfo, HostInfo, RankInfo, RankProgress};
 use crate::tenants::Resource;
 
@@ -321,6 +321,9 @@ pub struct CommView {
     pub busy_ns: u64,
     /// The last of them, by kind.
     pub kinds: Vec<KindView>,
+    /// Its last sends and receives.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pair_sides: Vec<PairView>,
     /// Average bus bandwidth while busy, GB/s.
     pub busbw_gbps: f64,
     /// Operations that failed.
@@ -361,6 +364,7 @@ impl CommView {
             bus_bytes: comm.bus_bytes.load(Ordering::Relaxed),
             busy_ns: comm.busy_ns.load(Ordering::Relaxed),
             kinds: comm.recent.view(),
+            pair_sides: comm.recent.pair_view(),
             busbw_gbps: comm.busbw_gbps(),
             failed: comm.failed.load(Ordering::Relaxed),
             epoch: comm.epoch.load(Ordering::Relaxed),

@@ -182,12 +182,13 @@ impl Overseer {
     }
 }
 
-/// Of all of a tenant's communicators. Weight and cap are the tenant's, so any of them says them.
+/// Of all of a tenant's communicators. Weight and caps are the tenant's, so any of them says them.
 fn allotment<'a>(comms: impl Iterator<Item = &'a Arc<CommInfo>>) -> Option<Allotment> {
     let told = comms.filter_map(|comm| comm.placed.as_ref()?.pace_use.allotment());
     told.reduce(|all, one| Allotment {
         weight_milli: all.weight_milli.or(one.weight_milli),
         flow_cap_bps: all.flow_cap_bps.or(one.flow_cap_bps),
+        host_cap_bps: all.host_cap_bps.or(one.host_cap_bps),
         allotted_bps: match (all.allotted_bps, one.allotted_bps) {
             (Some(all), Some(one)) => Some(all.saturating_add(one)),
             (all, one) => all.or(one),

@@ -468,6 +468,7 @@ mod tests {
         let window = Window { period_ns: 3, offset_ns: 1, length_ns: 2 };
         let pace = HostPace {
             cap_bps: Some(1),
+            host_cap_bps: Some(4),
             flows: vec![FlowCap { channel: 1, to: "b".into(), cap_bps: 2 }],
             window: Some(window),
             yields: vec![YieldCap { to: comm.clone(), window, early_ns: 7, cap_bps: 3 }],

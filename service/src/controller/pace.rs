@@ -38,6 +38,9 @@ pub struct HostPace {
     /// Payload in bits per second of each flow that has no cap of its own.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cap_bps: Option<u64>,
+    /// Payload in bits per second that its tenant sends out of this host, all its communicators together.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host_cap_bps: Option<u64>,
     /// Flows with a cap of their own.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub flows: Vec<FlowCap>,
@@ -88,6 +91,7 @@ impl fmt::Display for HostPace {
         let ms = |ns: u64| ns as f64 / 1e6;
         let mut parts = Vec::new();
         parts.extend(self.cap_bps.map(|cap| format!("{:.1} Mbit/s a flow", mbps(cap))));
+        parts.extend(self.host_cap_bps.map(|cap| format!("{:.1} Mbit/s all that its tenant sends", mbps(cap))));
         let own = self.flows.iter();
         parts.extend(
             own.map(|flow| format!("channel {} to {} {:.1} Mbit/s", flow.channel, flow.to, mbps(flow.cap_bps))),
@@ -121,7 +125,8 @@ pub fn host_paces(
     comm_of: impl Fn(policy::CommId) -> Option<CommId>,
 ) -> Vec<(String, HostPace)> {
     let mut paces: Vec<(String, HostPace)> = Vec::new();
-    let cap_bps = decision.cap_bps.map(|cap| (cap as u64).max(CAP_MIN_BPS));
+    let as_told = |cap: f64| (cap as u64).max(CAP_MIN_BPS);
+    let (cap_bps, host_cap_bps) = (decision.cap_bps.map(as_told), decision.host_cap_bps.map(as_told));
     let yields: Vec<YieldCap> = decision
         .yields
         .iter()
@@ -135,7 +140,7 @@ pub fn host_paces(
         let from = topology.host_name(flow.from.host);
         let at = paces.iter().position(|(host, _)| host == from).unwrap_or_else(|| {
             let (window, yields) = (decision.window, yields.clone());
-            let pace = HostPace { cap_bps, window, yields, ..HostPace::default() };
+            let pace = HostPace { cap_bps, host_cap_bps, window, yields, ..HostPace::default() };
             paces.push((from.to_owned(), pace));
             paces.len() - 1
         });
@@ -199,9 +204,9 @@ impl HostPace {
     /// What it says of the tenant, if anything.
     #[must_use]
     pub fn allotment(&self) -> Option<Allotment> {
-        let Self { cap_bps: flow_cap_bps, weight_milli, .. } = *self;
+        let Self { cap_bps: flow_cap_bps, host_cap_bps, weight_milli, .. } = *self;
         let allotted_bps = Some(self.allotted_bps()).filter(|bps| *bps > 0);
-        let allotment = Allotment { weight_milli, flow_cap_bps, allotted_bps };
+        let allotment = Allotment { weight_milli, flow_cap_bps, host_cap_bps, allotted_bps };
         (allotment != Allotment::default()).then_some(allotment)
     }
 
@@ -216,7 +221,7 @@ impl HostPace {
     /// # Errors
     /// In words.
     pub fn check(&self) -> Result<(), &'static str> {
-        let caps = self.flows.iter().map(|flow| flow.cap_bps).chain(self.cap_bps);
+        let caps = self.flows.iter().map(|flow| flow.cap_bps).chain(self.cap_bps).chain(self.host_cap_bps);
         let mut caps = caps.chain(self.yields.iter().map(|yields| yields.cap_bps));
         let mut windows = self.yields.iter().map(|yields| yields.window).chain(self.window);
         let is_window = |window: Window| {
@@ -260,6 +265,7 @@ impl HostPace {
         let flow = |flow: &FlowCap| Some((flow.channel, Name::new(&flow.to)?, flow.cap_bps));
         Pace {
             cap_bps: self.cap_bps,
+            host_cap_bps: self.host_cap_bps,
             flows: self.flows.iter().filter_map(flow).collect(),
             window: self.window.map(local),
             yields: self.yields.iter().map(yields).collect(),
@@ -332,8 +338,9 @@ mod tests {
         };
         let to = CommId { root: Name::new("a").unwrap(), incarnation: 1, number: 1 };
         assert_eq!(good.check(), Ok(()));
-        let spoilt: [HostPace; 6] = [
+        let spoilt: [HostPace; 7] = [
             HostPace { cap_bps: Some(0), ..good.clone() },
+            HostPace { host_cap_bps: Some(CAP_MIN_BPS - 1), ..good.clone() },
             HostPace { flows: vec![FlowCap { cap_bps: 3, ..flow.clone() }], ..good.clone() },
             HostPace { flows: vec![FlowCap { to: "no host!".into(), ..flow.clone() }], ..good.clone() },
             HostPace { flows: vec![flow; PARTS_MAX + 1], ..good.clone() },
@@ -366,6 +373,7 @@ mod tests {
             flows: vec![flow(1), flow(2), flow(1)],
             weight: 1.0,
             cap_bps: cap_bps.map(|cap_bps| cap_bps as f64),
+            host_cap_bps: None,
             priority: 0,
             window: None,
             yields: Vec::new(),

@@ -28,6 +28,8 @@ pub struct Decision {
     pub weight: f64,
     /// Most bits of payload per second that each flow sends.
     pub cap_bps: Option<f64>,
+    /// Most bits of payload per second that its tenant sends out of a host, all its communicators together.
+    pub host_cap_bps: Option<f64>,
     /// Traffic class: what is higher goes first wherever the network has queues for it.
     pub priority: u32,
     /// When it may send. Absent: always.

@@ -3,10 +3,12 @@
 //! A flow wants as much as its NICs give it: what the NIC carries, divided among the flows of its job there. [`Loads`] keeps
 //! what has been put on every link, and finds the path on which a further flow makes the fullest link least full.
 
+use std::collections::HashMap;
+
 use super::decision::{Decision, Decisions, Flow, Way};
 use super::rings;
 use super::view::{Job, View};
-use crate::topology::{Between, LinkId, Port, Topology};
+use crate::topology::{Between, HostId, LinkId, Port, Topology};
 
 /// A flow before it has a path.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -57,10 +59,15 @@ pub fn hops(view: &View<'_>, job: &Job, orders: &[Vec<u32>]) -> Vec<Hop> {
     let mut used: Vec<LinkId> = hops.iter().flat_map(ends).collect();
     used.sort_unstable();
     let users = |link: LinkId| used.partition_point(|used| *used <= link) - used.partition_point(|used| *used < link);
-    let cap_bps = view.rules.of(&job.tenant).and_then(|terms| terms.cap_bps).unwrap_or(f64::INFINITY);
+    let terms = view.rules.of(&job.tenant);
+    let cap_bps = terms.and_then(|terms| terms.cap_bps).unwrap_or(f64::INFINITY);
+    let host_cap_bps = terms.and_then(|terms| terms.host_cap_bps);
+    let mut leaving: HashMap<HostId, u32> = HashMap::new();
+    hops.iter().for_each(|hop| *leaving.entry(hop.from.host).or_default() += 1);
     for hop in &mut hops {
         let share = |link: LinkId| view.capacities[link.index()] / users(link) as f64;
-        hop.demand_bps = ends(hop).into_iter().map(share).fold(cap_bps, f64::min);
+        let of_host = host_cap_bps.map_or(f64::INFINITY, |cap| cap / f64::from(leaving[&hop.from.host]));
+        hop.demand_bps = ends(hop).into_iter().map(share).fold(cap_bps.min(of_host), f64::min);
     }
     hops
 }
@@ -242,6 +249,7 @@ fn derive(view: &View<'_>) -> Assigned {
             flows: hops.iter().map(flow).collect(),
             weight: 1.0,
             cap_bps: terms.and_then(|terms| terms.cap_bps),
+            host_cap_bps: terms.and_then(|terms| terms.host_cap_bps),
             priority: 0,
             window: terms.and_then(|terms| terms.window),
             yields: Vec::new(),

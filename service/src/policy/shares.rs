@@ -9,6 +9,7 @@ use std::collections::{BinaryHeap, HashMap};
 
 use super::decision::{Decision, Decisions, Flow, Way};
 use super::view::View;
+use crate::topology::HostId;
 
 /// Payload of full frames of 1,500 bytes, TCP's and Ethernet's headers besides (1,448 of 1,538), less what keeps queues empty:
 /// a share is kept only where its owner's congestion control has nothing to say. Caps are of payload, links carry headers as well.
@@ -243,19 +244,53 @@ fn carried_cap(decision: &Decision) -> f64 {
     decision.cap_bps.map_or(f64::INFINITY, |cap_bps| cap_bps / PAYLOAD)
 }
 
+/// The network as flows share it: its links, and behind these as many more as tenants with a cap of hosts have hosts, each of what such a tenant
+/// sends out of one.
+struct Shared<'a> {
+    view: &'a View<'a>,
+    /// By link.
+    capacities: Vec<f64>,
+    exits: HashMap<(&'a str, HostId), u32>,
+}
+
+impl<'a> Shared<'a> {
+    fn new(view: &'a View<'a>, decisions: &Decisions) -> Self {
+        let mut shared = Shared { view, capacities: view.capacities.to_vec(), exits: HashMap::new() };
+        for (job, decision) in view.jobs.iter().zip(&decisions.0) {
+            let Some(host_cap_bps) = decision.host_cap_bps else { continue };
+            for flow in &decision.flows {
+                let next = shared.capacities.len() as u32;
+                if *shared.exits.entry((&job.tenant, flow.from.host)).or_insert(next) == next {
+                    shared.capacities.push(host_cap_bps / PAYLOAD);
+                }
+            }
+        }
+        shared
+    }
+
+    /// The links of a flow of a decision, by its place.
+    fn links(&self, decision: usize, flow: &Flow) -> impl Iterator<Item = u32> + use<'a> {
+        let tenant = self.view.jobs.get(decision).filter(|_| !self.exits.is_empty()).map(|job| &*job.tenant);
+        let exit = tenant.and_then(|tenant| self.exits.get(&(tenant, flow.from.host)).copied());
+        known_links(self.view, flow).chain(exit)
+    }
+}
+
 /// What every flow gets when all send at once, in bits per second that links carry, by decision and flow. Hashed flows count for the links of
 /// their NICs only. To whom higher priorities leave nothing still has its part of `LEAST`.
 #[must_use]
 pub fn rates(view: &View<'_>, decisions: &Decisions) -> Vec<Vec<f64>> {
-    let mut rates = fill(view, decisions, view.capacities, |_, _| f64::INFINITY);
-    let mut users = vec![0_u32; view.capacities.len()];
-    for flow in decisions.0.iter().flat_map(|decision| &decision.flows) {
-        known_links(view, flow).for_each(|link| users[link as usize] += 1);
+    let shared = Shared::new(view, decisions);
+    let mut rates = fill(&shared, decisions, &shared.capacities, |_, _| f64::INFINITY);
+    let mut users = vec![0_u32; shared.capacities.len()];
+    for (number, decision) in decisions.0.iter().enumerate() {
+        let links = decision.flows.iter().flat_map(|flow| shared.links(number, flow));
+        links.for_each(|link| users[link as usize] += 1);
     }
-    let least = |link: u32| LEAST * view.capacities[link as usize] / f64::from(users[link as usize].max(1));
-    for (decision, rates) in decisions.0.iter().zip(&mut rates) {
+    let least = |link: u32| LEAST * shared.capacities[link as usize] / f64::from(users[link as usize].max(1));
+    for (number, (decision, rates)) in decisions.0.iter().zip(&mut rates).enumerate() {
         for (flow, rate) in decision.flows.iter().zip(rates) {
-            let least = known_links(view, flow).map(least).fold(carried_cap(decision), f64::min);
+            let least = shared.links(number, flow).map(least).fold(carried_cap(decision), f64::min);
             *rate = rate.max(least);
         }
     }
@@ -272,17 +307,18 @@ pub fn with_what_is_left(
     rates: &[Vec<f64>],
     wanted_parts: &[Option<f64>],
 ) -> Vec<Vec<f64>> {
-    let wanted = fill(view, decisions, view.capacities, |decision, flow| {
+    let shared = Shared::new(view, decisions);
+    let wanted = fill(&shared, decisions, &shared.capacities, |decision, flow| {
         wanted_parts[decision].map_or(f64::INFINITY, |part| part * rates[decision][flow])
     });
-    let mut left = view.capacities.to_vec();
-    for (decision, wanted) in decisions.0.iter().zip(&wanted) {
+    let mut left = shared.capacities.clone();
+    for (number, (decision, wanted)) in decisions.0.iter().zip(&wanted).enumerate() {
         for (flow, rate) in decision.flows.iter().zip(wanted) {
-            known_links(view, flow).for_each(|link| left[link as usize] = (left[link as usize] - rate).max(0.0));
+            shared.links(number, flow).for_each(|link| left[link as usize] = (left[link as usize] - rate).max(0.0));
         }
     }
     // Who wants less than it gets may want more next.
-    let more = fill(view, decisions, &left, |decision, flow| {
+    let more = fill(&shared, decisions, &left, |decision, flow| {
         (carried_cap(&decisions.0[decision]) - wanted[decision][flow]).max(0.0)
     });
     let sum = |decision: usize, flow: usize| (wanted[decision][flow] + more[decision][flow]).max(rates[decision][flow]);
@@ -292,7 +328,7 @@ pub fn with_what_is_left(
 
 /// Rates of all flows on links of these capacities, of which each takes no more than `most` says of its decision and place.
 fn fill(
-    view: &View<'_>,
+    shared: &Shared<'_>,
     decisions: &Decisions,
     capacities: &[f64],
     most: impl Fn(usize, usize) -> f64,
@@ -303,7 +339,7 @@ fn fill(
             .flat_map(|(number, decision)| decision.flows.iter().enumerate().map(move |flow| (number, decision, flow)))
     };
     let uses: Vec<Vec<(u32, f64)>> =
-        flows().map(|(_, _, (_, flow))| known_links(view, flow).map(|link| (link, 1.0)).collect()).collect();
+        flows().map(|(number, _, (_, flow))| shared.links(number, flow).map(|link| (link, 1.0)).collect()).collect();
     let demands: Vec<Demand<'_>> = flows()
         .zip(&uses)
         .map(|((number, decision, (place, _)), uses)| Demand {

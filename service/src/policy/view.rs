@@ -118,6 +118,8 @@ pub struct TenantTerms {
     pub is_guaranteed: bool,
     /// Most bits per second that each of its flows sends.
     pub cap_bps: Option<f64>,
+    /// Most bits per second that all its flows together send out of a host.
+    pub host_cap_bps: Option<f64>,
     /// Higher goes first, where a policy has priorities.
     pub priority: u32,
     /// Spines that are for this tenant, where a policy reserves.
@@ -135,6 +137,7 @@ impl TenantTerms {
             weight: None,
             is_guaranteed: false,
             cap_bps: None,
+            host_cap_bps: None,
             priority: 0,
             spines: Vec::new(),
             window: None,
@@ -182,6 +185,7 @@ impl Rules {
             terms.weight = has_shares.then_some(weight);
             terms.is_guaranteed = tenant.share_percent.is_some();
             terms.cap_bps = tenant.cap.map(|cap| cap.0 as f64);
+            terms.host_cap_bps = tenant.host_cap.map(|host_cap| host_cap.0 as f64);
             terms.priority = tenant.priority;
         }
         for reserve in &file.reserves {

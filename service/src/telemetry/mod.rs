@@ -28,7 +28,7 @@ use self::flows::FlowTable;
 use self::placed::Placed;
 use self::plausible::Plausible;
 use self::recorder::Recorders;
-use self::traffic::{RecentTraffic, TenantTraffic};
+use self::traffic::{PairSide, RecentTraffic, TenantTraffic};
 use crate::devices::DirectGroup;
 use crate::runtime::WakerSlot;
 use crate::session::{Session, SessionId};
@@ -195,6 +195,13 @@ impl CommInfo {
         raise(&self.operations, 1);
         raise(&self.pairs, 1);
         raise(&self.bytes, bytes);
+    }
+
+    /// Sides of a point-to-point operation on this host took so long, from when it could begin here. What ends at once has no time.
+    pub fn time_pair(&self, sides: &[PairSide], bytes: u64, took: Duration) {
+        if self.is_timed() && !took.is_zero() {
+            sides.iter().for_each(|side| self.recent.count_pair(*side, bytes, took));
+        }
     }
 
     /// Asks GPUs how far they are: [`CommInfo::progress`] and [`CommInfo::totals`] tell what was last known.

@@ -48,6 +48,9 @@ pub struct Allotment {
     pub weight_milli: Option<u64>,
     /// Most bits of payload per second that each of its flows sends, if its tenant has a cap.
     pub flow_cap_bps: Option<u64>,
+    /// Most bits of payload per second that all its tenant's flows together send out of this host, if there is such a cap.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_cap_bps: Option<u64>,
     /// Bits of payload per second that its flows from this host are allotted together, where links are shared.
     pub allotted_bps: Option<u64>,
 }

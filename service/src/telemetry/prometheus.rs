@@ -1,7 +1,8 @@
 //! What the service counts, in Prometheus' text format 0.0.4. Pure: an overview goes in, text comes out.
 //!
-//! Names that begin with `nccl_` are those of NCCL's Inspector plugin, with its labels where they mean something here, so that its
-//! dashboards find them; `tenant` is ours. Ours begin with `mccs_`. `docs/OPERATING.md` says what each means, and a test compares.
+//! Names that begin with `nccl_` are those of NCCL's Inspector plugin, with the labels of its that mean something here, and their values; `tenant`
+//! is ours. It has more labels: queries that choose or join by `message_size`, `algo_proto`, `gpu`, `slurm_job_id` or `version` find nothing. Its
+//! means are of what has ended between two looks, and geometric for bandwidth; ours are of the last operations. Ours begin with `mccs_`. `docs/OPERATING.md` says what each means, and a test compares.
 //! Series are bounded as [`crate::control::overview`] is; those of a communicator end with it.
 
 use std::fmt::{Display, Write as _};
@@ -11,6 +12,7 @@ use crate::control::{CommView, RankView};
 use crate::telemetry::flows::PathView;
 use crate::telemetry::histogram::{BUCKETS, HistogramView, bound_seconds};
 use crate::telemetry::placed::Allotment;
+use crate::telemetry::traffic::{PairSide, PairView};
 
 /// What the values of a metric are.
 #[derive(Debug, Clone, Copy)]
@@ -107,6 +109,23 @@ pub fn render(overview: &Overview) -> String {
     text.0
 }
 
+/// As NCCL calls collectives in its logs, and the Inspector in labels.
+fn nccl_name(collective: &str) -> &str {
+    match collective {
+        "all_reduce" => "AllReduce",
+        "all_gather" => "AllGather",
+        "reduce_scatter" => "ReduceScatter",
+        "broadcast" => "Broadcast",
+        "reduce" => "Reduce",
+        "all_to_all" => "AlltoAll",
+        "gather" => "Gather",
+        "scatter" => "Scatter",
+        // NCCL has none.
+        "barrier" => "Barrier",
+        other => other,
+    }
+}
+
 /// What NCCL's Inspector tells, where it is known here.
 fn inspector(text: &mut Text, overview: &Overview) {
     let node = &overview.host;
@@ -118,7 +137,7 @@ fn inspector(text: &mut Text, overview: &Overview) {
     );
     for (comm, kind) in kinds() {
         let n_nodes = comm.hosts.len().max(1);
-        family.sample(&by_kind(node, comm, &n_nodes, &kind.collective), kind.busbw_gbps);
+        family.sample(&by_kind(node, comm, &n_nodes, ("collective", &nccl_name(&kind.collective))), kind.busbw_gbps);
     }
     let mut family = text.family(
         "nccl_collective_exec_time_microseconds",
@@ -127,7 +146,27 @@ fn inspector(text: &mut Text, overview: &Overview) {
     );
     for (comm, kind) in kinds() {
         let n_nodes = comm.hosts.len().max(1);
-        family.sample(&by_kind(node, comm, &n_nodes, &kind.collective), kind.exec_us);
+        family.sample(&by_kind(node, comm, &n_nodes, ("collective", &nccl_name(&kind.collective))), kind.exec_us);
+    }
+    type Value = fn(&PairView) -> f64;
+    let values: [(&'static str, &str, Value); 2] = [
+        ("nccl_p2p_bus_bandwidth_gbs", "Payload by time of a communicator's last sends, or receives, in GB/s.", |p| {
+            p.busbw_gbps
+        }),
+        ("nccl_p2p_exec_time_microseconds", "How long a communicator's last sends, or receives, took.", |p| p.exec_us),
+    ];
+    for (name, help, value) in values {
+        let mut family = text.family(name, Kind::Gauge, help);
+        for (comm, pair) in
+            overview.communicators.iter().flat_map(|comm| comm.pair_sides.iter().map(move |pair| (comm, pair)))
+        {
+            let n_nodes = comm.hosts.len().max(1);
+            let side = match pair.side {
+                PairSide::Send => "Send",
+                PairSide::Recv => "Recv",
+            };
+            family.sample(&by_kind(node, comm, &n_nodes, ("p2p_operation", &side)), value(pair));
+        }
     }
     let mut family = text.family(
         "nccl_collectives_total",
@@ -151,7 +190,7 @@ fn by_kind<'a>(
     node: &'a dyn Display,
     comm: &'a CommView,
     n_nodes: &'a usize,
-    kind: &'a dyn Display,
+    kind: (&'a str, &'a dyn Display),
 ) -> [(&'a str, &'a dyn Display); 6] {
     [
         ("tenant", &comm.tenant),
@@ -159,7 +198,7 @@ fn by_kind<'a>(
         ("comm_name", &comm.communicator),
         ("n_nodes", n_nodes),
         ("nranks", &comm.nranks),
-        ("collective", kind),
+        kind,
     ]
 }
 
@@ -259,13 +298,18 @@ fn tenants(text: &mut Text, overview: &Overview) {
 /// What the controller has told; nothing of tenants of which it has not.
 fn allotments(text: &mut Text, tenants: &[TenantView]) {
     type Value = fn(&Allotment) -> Option<f64>;
-    let values: [(&'static str, &str, Value); 3] = [
+    let values: [(&'static str, &str, Value); 4] = [
         ("mccs_tenant_weight", "By which a tenant shares contended links with others.", |told| {
             told.weight_milli.map(|weight| weight as f64 / 1e3)
         }),
         ("mccs_tenant_flow_cap_bytes_per_second", "Most payload that each of a tenant's flows sends.", |told| {
             told.flow_cap_bps.map(|bps| bps as f64 / 8.0)
         }),
+        (
+            "mccs_tenant_host_cap_bytes_per_second",
+            "Most payload that a tenant's flows from this host send together.",
+            |told| told.host_cap_bps.map(|bps| bps as f64 / 8.0),
+        ),
         (
             "mccs_tenant_allotted_bytes_per_second",
             "Payload that a tenant's flows from this host may send together, where links are shared.",

@@ -61,6 +61,21 @@ impl TenantTraffic {
 #[derive(Debug, Default)]
 pub struct RecentTraffic {
     kinds: [KindRecent; KINDS],
+    pairs: [KindRecent; PairSide::ALL.len()],
+}
+
+/// A side of a point-to-point operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PairSide {
+    /// The one that sends.
+    Send,
+    /// The one that receives.
+    Recv,
+}
+
+impl PairSide {
+    const ALL: [PairSide; 2] = [PairSide::Send, PairSide::Recv];
 }
 
 #[derive(Debug, Default)]
@@ -80,30 +95,66 @@ pub struct KindView {
     pub exec_us: f64,
 }
 
-impl RecentTraffic {
-    /// Counts a collective.
-    pub(super) fn count(&self, kind: CollectiveKind, bus_bytes: u64, took: Duration) {
-        let Some(recent) = self.kinds.get(kind as usize) else { return };
-        let before_ns = recent.took_ns.load(Ordering::Relaxed);
+/// A communicator's last sends, or receives.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PairView {
+    /// Which.
+    pub side: PairSide,
+    /// Payload by time, GB/s.
+    pub busbw_gbps: f64,
+    /// How long one takes.
+    pub exec_us: f64,
+}
+
+impl KindRecent {
+    fn count(&self, bus_bytes: u64, took: Duration) {
+        let before_ns = self.took_ns.load(Ordering::Relaxed);
         let took_ns = (took.as_nanos() as u64).max(1);
         // The first one stands for all before it.
         let mix = |old: u64, new: u64| if before_ns == 0 { new } else { old - old / 8 + new / 8 };
-        recent.bus_bytes.store(mix(recent.bus_bytes.load(Ordering::Relaxed), bus_bytes), Ordering::Relaxed);
-        recent.took_ns.store(mix(before_ns, took_ns).max(1), Ordering::Relaxed);
+        self.bus_bytes.store(mix(self.bus_bytes.load(Ordering::Relaxed), bus_bytes), Ordering::Relaxed);
+        self.took_ns.store(mix(before_ns, took_ns).max(1), Ordering::Relaxed);
+    }
+
+    /// Bus bandwidth in GB/s, and time in microseconds, if there was any.
+    fn rates(&self) -> Option<(f64, f64)> {
+        let took_ns = self.took_ns.load(Ordering::Relaxed);
+        let busbw_gbps = self.bus_bytes.load(Ordering::Relaxed) as f64 / took_ns as f64;
+        (took_ns > 0).then_some((busbw_gbps, took_ns as f64 / 1e3))
+    }
+}
+
+impl RecentTraffic {
+    /// Counts a collective.
+    pub(super) fn count(&self, kind: CollectiveKind, bus_bytes: u64, took: Duration) {
+        if let Some(recent) = self.kinds.get(kind as usize) {
+            recent.count(bus_bytes, took);
+        }
+    }
+
+    /// Counts a send or a receive.
+    pub(super) fn count_pair(&self, side: PairSide, bytes: u64, took: Duration) {
+        self.pairs[side as usize].count(bytes, took);
     }
 
     /// Kinds that there were.
     #[must_use]
     pub fn view(&self) -> Vec<KindView> {
         let view = |(kind, recent): (&CollectiveKind, &KindRecent)| {
-            let took_ns = recent.took_ns.load(Ordering::Relaxed);
-            (took_ns > 0).then(|| KindView {
-                collective: kind.to_string(),
-                busbw_gbps: recent.bus_bytes.load(Ordering::Relaxed) as f64 / took_ns as f64,
-                exec_us: took_ns as f64 / 1e3,
-            })
+            let (busbw_gbps, exec_us) = recent.rates()?;
+            Some(KindView { collective: kind.to_string(), busbw_gbps, exec_us })
         };
         CollectiveKind::ALL.iter().zip(&self.kinds).filter_map(view).collect()
+    }
+
+    /// Sides of point-to-point operations that there were.
+    #[must_use]
+    pub fn pair_view(&self) -> Vec<PairView> {
+        let view = |(side, recent): (&PairSide, &KindRecent)| {
+            let (busbw_gbps, exec_us) = recent.rates()?;
+            Some(PairView { side: *side, busbw_gbps, exec_us })
+        };
+        PairSide::ALL.iter().zip(&self.pairs).filter_map(view).collect()
     }
 }
 
@@ -126,6 +177,17 @@ mod tests {
             assert_eq!((recent.collective, recent.busbw_gbps), (kind.to_string(), 10.0 * place as f64));
         }
         assert!(TenantTraffic::default().view().is_empty() && RecentTraffic::default().view().is_empty());
+    }
+
+    #[test]
+    fn sends_and_receives_are_apart() {
+        let recent = RecentTraffic::default();
+        recent.count_pair(PairSide::Recv, 1000, Duration::from_nanos(500));
+        let of = |side, busbw_gbps, exec_us| PairView { side, busbw_gbps, exec_us };
+        assert_eq!(recent.pair_view(), [of(PairSide::Recv, 2.0, 0.5)]);
+        recent.count_pair(PairSide::Send, 1000, Duration::from_nanos(100));
+        assert_eq!(recent.pair_view(), [of(PairSide::Send, 10.0, 0.1), of(PairSide::Recv, 2.0, 0.5)]);
+        assert!(recent.view().is_empty());
     }
 
     #[test]

@@ -11,11 +11,11 @@
 mod rates;
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, VecDeque};
+use std::collections::{BinaryHeap, HashMap, VecDeque};
 
 use mccs_service::policy::random::Random;
 use mccs_service::policy::shares::Filler;
-use mccs_service::policy::{Decision, Job, Policy, Profile, Rules, View, by_name};
+use mccs_service::policy::{Decision, Flow, Job, Policy, Profile, Rules, View, by_name};
 use mccs_service::topology::{HostId, Topology, TopologyError};
 
 use super::cluster::{self, Coming, Free};
@@ -143,7 +143,9 @@ struct Simulation<'a> {
     variant: &'a Variant,
     seed: u64,
     coming: Vec<Coming>,
+    /// By link, and behind them by what tenants with a cap of hosts send out of one.
     capacities: Vec<f64>,
+    exits: HashMap<(String, HostId), u32>,
     free: Free,
     waiting: VecDeque<usize>,
     /// By number; `None` before and after.
@@ -175,6 +177,7 @@ pub fn simulate(scenario: &Scenario, variant: &Variant, seed: u64) -> Result<Vec
         variant,
         seed,
         capacities: topology.rates().to_vec(),
+        exits: HashMap::new(),
         free: Free::all(&topology, seed),
         waiting: VecDeque::new(),
         running: coming.iter().map(|_| None).collect(),
@@ -326,16 +329,25 @@ impl Simulation<'_> {
         self.operation_ns(streams)
     }
 
-    fn streams(&self, job: &Job, decision: &Decision, left_bits: f64) -> Vec<Stream> {
+    fn streams(&mut self, job: &Job, decision: &Decision, left_bits: f64) -> Vec<Stream> {
+        for flow in decision.host_cap_bps.iter().flat_map(|_| &decision.flows) {
+            let next = self.capacities.len() as u32;
+            if *self.exits.entry((job.tenant.clone(), flow.from.host)).or_insert(next) == next {
+                self.capacities.extend(decision.host_cap_bps);
+            }
+        }
+        let exit = |flow: &Flow| {
+            decision.host_cap_bps.and_then(|_| self.exits.get(&(job.tenant.clone(), flow.from.host)).copied())
+        };
         let channels = decision.flows.chunk_by(|a, b| a.channel == b.channel);
         let cap_bps = decision.cap_bps.unwrap_or(f64::INFINITY);
         let coming = usize::try_from(job.comm).ok().and_then(|number| self.coming.get(number));
         let hashed = coming.map_or(&[][..], |coming| &coming.hashed);
-        let stream = |flows: &[mccs_service::policy::Flow]| {
+        let stream = |flows: &[Flow]| {
             let links = flows.iter().flat_map(|flow| {
                 let path = traffic::path(self.topology, job.comm, flow, hashed, self.seed);
                 let route = self.topology.route(flow.from, flow.to, path);
-                route.links().iter().map(|link| link.0).collect::<Vec<_>>()
+                route.links().iter().map(|link| link.0).chain(exit(flow)).collect::<Vec<_>>()
             });
             Stream { left_bits, ..Stream::new(links, &self.capacities, cap_bps) }
         };
@@ -445,10 +457,10 @@ impl Simulation<'_> {
             running.view.profile = Some(Profile { period_ns, busy_ns: running.alone_ns, phase_ns });
             jobs.push(running.view.clone());
         }
-        let view = View { topology: self.topology, capacities: &self.capacities, jobs: &jobs, rules: &self.rules };
-        for (number, decision) in numbers.iter().zip(self.policy.decide(&view).0) {
-            let Some(running) = &self.running[*number] else { continue };
-            let mut streams = self.streams(&running.view, &decision, 0.0);
+        let capacities = &self.capacities[..self.topology.link_count()];
+        let view = View { topology: self.topology, capacities, jobs: &jobs, rules: &self.rules };
+        for ((number, job), decision) in numbers.iter().zip(&jobs).zip(self.policy.decide(&view).0) {
+            let mut streams = self.streams(job, &decision, 0.0);
             if let Some(running) = &mut self.running[*number] {
                 streams.iter_mut().zip(&running.streams).for_each(|(new, old)| new.left_bits = old.left_bits);
                 running.streams = streams;

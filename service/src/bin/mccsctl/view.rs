@@ -199,6 +199,7 @@ fn tenants(before: &Overview, now: &Overview, seconds: f64) -> Option<Section> {
             bytes(rate(tenant.bytes, then.map(|then| then.bytes), seconds)),
             allotment.weight_milli.map_or_else(|| "-".into(), |weight| (weight as f64 / 1e3).to_string()),
             bits(allotment.flow_cap_bps),
+            bits(allotment.host_cap_bps),
             bits(allotment.allotted_bps),
             time(took.quantile_seconds(0.5)),
             time(took.quantile_seconds(0.99)),
@@ -216,6 +217,7 @@ fn tenants(before: &Overview, now: &Overview, seconds: f64) -> Option<Section> {
         "B/s",
         "weight",
         "flow cap B/s",
+        "host cap B/s",
         "may send B/s",
         "p50 <=",
         "p99 <=",
@@ -406,6 +408,7 @@ mod tests {
                 bus_bytes: 1_000_000_000 * seconds,
                 busy_ns: 500_000_000 * seconds,
                 kinds: Vec::new(),
+                pair_sides: Vec::new(),
                 busbw_gbps: 2.0,
                 failed: 0,
                 epoch: 3,
@@ -451,7 +454,7 @@ mod tests {
     fn rates_are_of_the_time_between_two_looks() {
         for looks in [(2, 4), (100, 101)] {
             let text = view(&overview(looks.0), &overview(looks.1), Size { columns: 200, lines: 100 });
-            let tenant = "blue 0 1 1.0 M (50%) 3 10 5.0 M - - - 16 us 1.0 ms 1";
+            let tenant = "blue 0 1 1.0 M (50%) 3 10 5.0 M - - - - 16 us 1.0 ms 1";
             assert_eq!(words(&text, "blue").join(" "), tenant, "{text}");
             let comm = "42 blue 2 hosts 2/4 10 5.0 M 2.00 G 50% 3 0 rank 1 +250 us";
             assert_eq!(words(&text, "42 ").join(" "), comm, "{text}");
@@ -470,10 +473,11 @@ mod tests {
             words(&text, "blue").join(" ")
         };
         let (flow_cap_bps, allotted_bps) = (Some(40_000_000), Some(2_000_000_000));
-        let all = Allotment { weight_milli: Some(2500), flow_cap_bps, allotted_bps };
-        assert_eq!(allotted(all), "blue 0 1 1.0 M (50%) 3 10 5.0 M 2.5 5.0 M 250.0 M 16 us 1.0 ms 1");
+        let host_cap_bps = Some(80_000_000);
+        let all = Allotment { weight_milli: Some(2500), flow_cap_bps, host_cap_bps, allotted_bps };
+        assert_eq!(allotted(all), "blue 0 1 1.0 M (50%) 3 10 5.0 M 2.5 5.0 M 10.0 M 250.0 M 16 us 1.0 ms 1");
         let capped = Allotment { flow_cap_bps, ..Allotment::default() };
-        assert_eq!(allotted(capped), "blue 0 1 1.0 M (50%) 3 10 5.0 M - 5.0 M - 16 us 1.0 ms 1");
+        assert_eq!(allotted(capped), "blue 0 1 1.0 M (50%) 3 10 5.0 M - 5.0 M - - 16 us 1.0 ms 1");
     }
 
     #[test]

@@ -54,6 +54,7 @@ fn planned(topology: &Topology, transport: TransportKind) -> Plan {
         ],
         weight: 1.0,
         cap_bps: None,
+        host_cap_bps: None,
         priority: 0,
         window: None,
         yields: Vec::new(),

@@ -704,7 +704,7 @@ fn caps_and_shares_are_told_to_hosts_and_taken_back() {
     let comms = T_AND_U.map(|tenant| bed.begin_wide(tenant));
     bed.run();
     assert!(bed.hosts.values().all(|host| host.paces.is_empty()));
-    let rules = "[policy]\nname = \"ffa\"\n[[tenant]]\nname = \"t\"\nweight = 3\n[[tenant]]\nname = \"u\"\ncap = \"30Gbit/s\"\n";
+    let rules = "[policy]\nname = \"ffa\"\n[[tenant]]\nname = \"t\"\nweight = 3\nhost_cap = \"90Gbit/s\"\n[[tenant]]\nname = \"u\"\ncap = \"30Gbit/s\"\n";
     bed.controller.files(None, Some(text("policy.toml", rules)), bed.now);
     bed.run();
     let [t, u] = allotted(&mut bed);
@@ -716,6 +716,7 @@ fn caps_and_shares_are_told_to_hosts_and_taken_back() {
     let [of_t, of_u] = [0, 1].map(|comm| told(&bed, &comms[comm]).expect("told"));
     assert_eq!([of_t.weight_milli, of_u.weight_milli], [Some(3000), Some(1000)]);
     assert_eq!([of_t.flow_cap_bps, of_u.flow_cap_bps], [None, Some(30_000_000_000)]);
+    assert_eq!([of_t.host_cap_bps, of_u.host_cap_bps], [Some(90_000_000_000), None]);
     assert!(of_t.allotted_bps > of_u.allotted_bps && of_u.allotted_bps.is_some(), "{of_t:?} {of_u:?}");
     assert!(bed.show().communicators.iter().all(|comm| comm.not_enforced.is_empty()));
     // A host that was away is told again; what is over is taken back everywhere.

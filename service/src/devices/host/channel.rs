@@ -321,11 +321,12 @@ impl ChannelRun {
             self.outgoing[at].forget_sent(&remote, links)?;
             let link = remote.link(self.outgoing[at].src, self.outgoing[at].dst);
             while let Some(span) = self.outgoing[at].queue.front().copied() {
-                if !links.may_send(remote.links, link, self.outgoing[at].sends.len(), now) {
-                    break;
-                }
                 let posted = self.outgoing[at].posted;
                 let count = (span.span.count - posted).min(message_count);
+                let (under_way, bytes) = (self.outgoing[at].sends.len(), count * self.bound.element_bytes());
+                if !links.may_send(remote.links, link, under_way, bytes, now) {
+                    break;
+                }
                 let message = self.memory(&span, posted, count, links)?;
                 let out = &mut self.outgoing[at];
                 let Some(request) = links.transport.isend(out.flow, message, remote.tag.0)? else { break };

@@ -17,6 +17,7 @@ use crate::devices::{FarPair, Launched, Tag};
 use crate::engines::transport::ChannelFault;
 use crate::engines::transport::links::LinksId;
 use crate::telemetry::recorder::{Record, job_number};
+use crate::telemetry::traffic::PairSide;
 
 /// How long the exchange may take to tell why a link has broken. Long enough for hosts that are busy: who is not told in time
 /// blames a neighbour that has only passed the failure on.
@@ -47,7 +48,7 @@ impl ProxyEngine {
         let Some(live) = self.comms.get_mut(comm).filter(|live| live.failure.is_none()) else { return };
         if let ChannelFault::Mismatch { rank, host, is_pair, .. } = fault {
             let far = self.jobs.iter().filter_map(|(_, job)| match job {
-                Job::Far { comm: of, operation } if *of == comm => Some(operation.as_ref()),
+                Job::Far { comm: of, operation, .. } if *of == comm => Some(operation.as_ref()),
                 _ => None,
             });
             // A job that has reported its end has left its operations with what is broken.
@@ -112,7 +113,7 @@ impl ProxyEngine {
                 let running = self.comms.get_mut(comm).map(|live| std::mem::take(&mut live.running));
                 (comm, running.unwrap_or_default())
             }
-            Some(Job::Far { comm, operation }) => {
+            Some(Job::Far { comm, operation, .. }) => {
                 if let Some(live) = self.comms.get_mut(comm) {
                     live.pair_jobs -= 1;
                 }
@@ -135,7 +136,7 @@ impl ProxyEngine {
     }
 
     /// Starts a send or receive whose peer is on another host.
-    pub(super) fn start_far(&mut self, comm: Handle, operation: Box<Operation>) {
+    pub(super) fn start_far(&mut self, comm: Handle, operation: Box<Operation>, now: Instant) {
         let Some(live) = self.comms.get_mut(comm) else { return };
         let Some(span) = &live.span else { return };
         let (peer, sends) = match operation.action {
@@ -146,7 +147,7 @@ impl ProxyEngine {
         let network = span.network.clone();
         let operand = if sends { operation.send.clone() } else { operation.recv.clone() };
         let (rank, dtype) = (operation.rank, operation.dtype);
-        let job = match self.jobs.insert(Job::Far { comm, operation }) {
+        let job = match self.jobs.insert(Job::Far { comm, operation, began: now }) {
             Ok(job) => job,
             Err(refused) => {
                 self.kill(comm, too_many_jobs());
@@ -166,20 +167,24 @@ impl ProxyEngine {
         debug_assert_eq!(launched, Launched::Running, "bug: a message to another host ends at once");
     }
 
-    pub(super) fn finish_far(&mut self, comm: Handle, operation: &Operation, now: Instant) {
+    pub(super) fn finish_far(&mut self, comm: Handle, operation: &Operation, began: Instant, now: Instant) {
         let mut next = None;
         if let Some(live) = self.comms.get_mut(comm) {
             live.touch(now);
             live.pair_jobs -= 1;
             next = live.next_far(operation);
+            let took = now.saturating_duration_since(began);
             if matches!(operation.action, Action::Send { .. }) {
                 live.info.count_pair(operation.send.bytes);
+                live.info.time_pair(&[PairSide::Send], operation.send.bytes, took);
+            } else {
+                live.info.time_pair(&[PairSide::Recv], operation.recv.bytes, took);
             }
         }
         self.finish_one(operation.session.id, operation.stream.index);
         self.expect_progress(now);
         if let Some(next) = next {
-            self.start_far(comm, next);
+            self.start_far(comm, next, now);
         }
         self.settle(comm);
     }

@@ -14,6 +14,7 @@ use crate::devices::Launched;
 use crate::engines::transport::ChannelFault;
 use crate::session::SessionId;
 use crate::telemetry::recorder::{Record, job_number};
+use crate::telemetry::traffic::PairSide;
 use crate::tenants::Charge;
 
 /// What a running job is for.
@@ -27,11 +28,13 @@ pub(super) enum Job {
         comm: Handle,
         send: Box<Operation>,
         recv: Box<Operation>,
+        began: Instant,
     },
     /// A send or receive whose peer is on another host.
     Far {
         comm: Handle,
         operation: Box<Operation>,
+        began: Instant,
     },
 }
 
@@ -55,7 +58,7 @@ impl ProxyEngine {
                 self.expect_progress(now);
                 let starts = self.comms.get_mut(comm).and_then(|live| live.offer_far(operation, now));
                 if let Some(operation) = starts {
-                    self.start_far(comm, operation);
+                    self.start_far(comm, operation, now);
                 }
             }
             _ => {
@@ -90,7 +93,7 @@ impl ProxyEngine {
         }
         let (from, to) = (send.send.clone(), recv.recv.clone());
         let ranks = (send.rank, recv.rank);
-        let job = match self.jobs.insert(Job::Pair { comm, send, recv }) {
+        let job = match self.jobs.insert(Job::Pair { comm, send, recv, began: now }) {
             Ok(job) => job,
             Err(Job::Pair { send, recv, .. }) => {
                 let failure = too_many_jobs();
@@ -123,7 +126,7 @@ impl ProxyEngine {
     pub(super) fn far_jobs(&self, of: Handle) -> Vec<&Operation> {
         let jobs = self.jobs.iter().map(|(_, job)| job);
         jobs.filter_map(|job| match job {
-            Job::Far { comm, operation } if *comm == of => Some(operation.as_ref()),
+            Job::Far { comm, operation, .. } if *comm == of => Some(operation.as_ref()),
             _ => None,
         })
         .collect()
@@ -218,13 +221,15 @@ impl ProxyEngine {
             self.recorder.record(|at_ns| Record::Ended { at_ns, job: job_number(job), is_failed: false });
         }
         match ended {
-            Some(Job::Far { comm, operation }) => self.finish_far(comm, &operation, now),
+            Some(Job::Far { comm, operation, began }) => self.finish_far(comm, &operation, began, now),
             Some(Job::Collective { comm, .. }) => self.finish_collective(comm, now),
-            Some(Job::Pair { comm, send, recv }) => {
+            Some(Job::Pair { comm, send, recv, began }) => {
                 if let Some(live) = self.comms.get_mut(comm) {
                     live.touch(now);
                     live.pair_jobs -= 1;
                     live.info.count_pair(send.send.bytes);
+                    let took = now.saturating_duration_since(began);
+                    live.info.time_pair(&[PairSide::Send, PairSide::Recv], send.send.bytes, took);
                 }
                 self.finish_one(send.session.id, send.stream.index);
                 self.finish_one(recv.session.id, recv.stream.index);

@@ -30,7 +30,7 @@ use super::comm::{Comm, Failure};
 use super::{Event, ProxyEngine};
 use crate::devices::{DirectGroup, Network};
 use crate::engines::transport::TransportMessage;
-use crate::engines::transport::links::{EPOCH_MAX, LinkKey, LinksId, NextEpoch, Ways};
+use crate::engines::transport::links::{EPOCH_MAX, LinkKey, LinksId, NextEpoch, PaceHere, Ways};
 use crate::engines::transport::pace::Pace;
 use crate::exchange::protocol::{ChangeBody, CommId, Decision, Refusal, Request, Text, Whose};
 use crate::plans::ScheduleCache;
@@ -416,10 +416,13 @@ impl ProxyEngine {
         let Some(live) = self.comm_of(id).and_then(|comm| self.comms.get_mut(comm)) else { return };
         live.is_windowed = pace.window.is_some();
         let (Some(span), Some(placed)) = (&live.span, &live.info.placed) else { return };
-        let (network, pace_use) = (span.network.clone(), Arc::clone(&placed.pace_use));
+        let owner = live.members.first().map(|member| &member.session.tenant);
+        let tenant = owner.zip(pace.host_cap_bps).map(|(tenant, cap_bps)| tenant.capped(cap_bps));
+        let network = span.network.clone();
+        let here = PaceHere { pace: Arc::clone(pace), pace_use: Arc::clone(&placed.pace_use), tenant };
         for engine in &network.engines {
-            let (links, pace, pace_use) = (network.links, Arc::clone(pace), Arc::clone(&pace_use));
-            self.device.tell(engine, TransportMessage::SetPace { links, pace, pace_use });
+            let (links, here) = (network.links, here.clone());
+            self.device.tell(engine, TransportMessage::SetPace { links, here });
         }
     }
 

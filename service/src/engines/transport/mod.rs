@@ -22,12 +22,10 @@ use std::time::Instant;
 use mccs_ipc::types::Handle;
 
 pub use self::channel::{Activity, ChannelFault, ChannelJob, ChannelWork, FlowWait, Stepped, WholeJob};
-use self::links::{Links, LinksId, NextEpoch, Peers};
-use self::pace::Pace;
+use self::links::{Links, LinksId, NextEpoch, PaceHere, Peers};
 pub use self::pool::{MakeLinks, PoolError, TransportPool};
 use crate::engines::proxy::ProxyMessage;
 use crate::runtime::{Context, Engine, Mailbox, Progress, Sender, WakerSlot};
-use crate::telemetry::placed::PaceUse;
 use crate::telemetry::recorder::{Record, Recorder, job_number};
 use crate::transports::TransportError;
 
@@ -107,9 +105,7 @@ pub enum TransportMessage {
         /// The communicator's links.
         links: LinksId,
         /// How.
-        pace: Arc<Pace>,
-        /// Where it is counted what they make of it.
-        pace_use: Arc<PaceUse>,
+        here: PaceHere,
     },
     /// Say what a communicator's channels wait for. Answered by [`ProxyMessage::FlowWaits`].
     TellWaits {
@@ -255,9 +251,9 @@ impl TransportEngine {
                     own.end_epoch(links, epoch);
                 }
             }
-            TransportMessage::SetPace { links, pace, pace_use } => {
+            TransportMessage::SetPace { links, here } => {
                 if let Some(own) = &mut self.links {
-                    own.set_pace(links, (pace, pace_use), now);
+                    own.set_pace(links, here, now);
                 }
             }
             TransportMessage::TellWaits { links, question, reply } => {

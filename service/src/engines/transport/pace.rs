@@ -34,6 +34,8 @@ const EDGES_MAX: usize = 64;
 pub struct Pace {
     /// Payload in bits per second, of each flow that has no cap of its own.
     pub cap_bps: Option<u64>,
+    /// Payload in bits per second that all flows of its tenant send out of this host, other communicators' as well.
+    pub host_cap_bps: Option<u64>,
     /// Flows with a cap of their own: channel, the host they go to, payload in bits per second.
     pub flows: Vec<(u16, Name, u64)>,
     /// When they may send. Absent: always.
@@ -157,10 +159,18 @@ impl SharedBucket {
 
     /// Something was sent.
     pub(super) fn sent(&self, bytes: u64, bps: u64, now: Instant) {
+        self.take_turn(bytes, bps, now);
+    }
+
+    /// When a message may leave, behind all that were sent or have a turn. It is paid for by that, whenever it leaves. Who asks again and again
+    /// instead comes last for as long as others are quicker to ask.
+    pub(super) fn take_turn(&self, bytes: u64, bps: u64, now: Instant) -> Instant {
         let took_ns = (bytes as f64 * 8e9 / bps.max(1) as f64) as u64;
-        let credit_ns = self.since_ns(now).saturating_sub(CREDIT.as_nanos() as u64);
+        let since_ns = self.since_ns(now);
+        let credit_ns = since_ns.saturating_sub(CREDIT.as_nanos() as u64);
         let pay = |paid_ns: u64| Some(paid_ns.max(credit_ns).saturating_add(took_ns));
-        let _ = self.paid_ns.fetch_update(Ordering::Relaxed, Ordering::Relaxed, pay);
+        let (Ok(before_ns) | Err(before_ns)) = self.paid_ns.fetch_update(Ordering::Relaxed, Ordering::Relaxed, pay);
+        now + Duration::from_nanos(before_ns.saturating_sub(since_ns))
     }
 
     fn since_ns(&self, now: Instant) -> u64 {
@@ -360,8 +370,54 @@ mod tests {
         }
     }
 
-    /// An engine looks at two flows of a tenant by turns, of which one has messages sixteen times as long: held to equal rates, they
-    /// have sent equal bytes at any time, to a long message.
+    proptest! {
+        /// However many flows have one cap together, of messages of whichever lengths, and however late their engines come within the credit: what
+        /// leaves is the cap to a hundredth.
+        #[test]
+        fn a_cap_of_many_flows_is_kept_and_used(
+            cap_mbps in 500_u64..50_000,
+            flows in 1_usize..20,
+            late_us in 0_u64..3_000,
+            is_mixed: bool,
+        ) {
+            let (begin, cap_bps, bucket) = (Instant::now(), cap_mbps * 1_000_000, SharedBucket::default());
+            let bytes = |flow: usize| if is_mixed { MESSAGE_BYTES >> (flow % 4) } else { MESSAGE_BYTES };
+            let (mut sent, mut round) = (vec![0.0; flows], 0_u64);
+            // When engines look at them, which is late where they had to sleep.
+            let mut due = vec![begin; flows];
+            let end = begin + Duration::from_secs(2);
+            loop {
+                let (flow, now) = (0..).zip(&due).map(|(flow, at)| (flow, *at)).min_by_key(|(_, at)| *at).expect("some");
+                if now >= end {
+                    break;
+                }
+                let turn = bucket.take_turn(bytes(flow), cap_bps, now);
+                round += 1;
+                let late = Duration::from_micros(if turn <= now || late_us == 0 { 0 } else { round * 7919 % late_us });
+                let at = turn.max(now) + late;
+                sent[flow] += if at < end { bytes(flow) as f64 * 8.0 } else { 0.0 };
+                // On a link of 400 Gbit/s.
+                due[flow] = at + Duration::from_nanos(bytes(flow) / 50);
+            }
+            let (sum, expected) = (sent.iter().sum::<f64>(), cap_bps as f64 * 2.0);
+            let message = MESSAGE_BYTES as f64 * 8.0;
+            prop_assert!((sum - expected).abs() <= 0.01 * expected + (flows + 1) as f64 * message, "{sum} of {expected}");
+        }
+    }
+
+    #[test]
+    fn turns_after_a_long_silence_are_no_earlier_than_a_credit() {
+        let (begin, bucket) = (Instant::now(), SharedBucket::default());
+        bucket.take_turn(1 << 30, 1_000_000_000, begin + Duration::from_millis(1));
+        // An engine that has looked at its clock earlier.
+        assert!(bucket.take_turn(1, 1_000_000_000, begin) > begin);
+        let later = begin + Duration::from_secs(100_000);
+        // A thousand messages of a millisecond each.
+        let turns: Vec<Instant> = (0..1000).map(|_| bucket.take_turn(125_000, 1_000_000_000, later)).collect();
+        assert_eq!(turns[0], later);
+        assert_eq!(turns[999], later + Duration::from_millis(999) - CREDIT);
+    }
+
     #[test]
     fn little_is_under_way_where_it_depends_on_the_time() {
         let opens = window(Instant::now(), 1_000, 500);
@@ -376,6 +432,8 @@ mod tests {
         }
     }
 
+    /// An engine looks at two flows of a tenant by turns, of which one has messages sixteen times as long: held to equal rates, they
+    /// have sent equal bytes at any time, to a long message.
     #[test]
     fn flows_with_short_and_long_messages_get_equal_bytes() {
         const LENGTHS: [u64; 2] = [64 << 10, 1 << 20];

@@ -2,8 +2,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::links::{LinkKey, PeerHost, Peers};
+use super::pace::{Pace, SharedBucket};
 use super::*;
 use crate::exchange::protocol::Name;
+use crate::telemetry::placed::PaceUse;
 use crate::transports::Fault;
 use crate::transports::memory::{MemoryNetwork, MemoryNetworkOptions};
 use crate::transports::{FlowOptions, ListenOptions};
@@ -147,9 +149,13 @@ const MBPS: u64 = 1_000_000;
 struct PacedHost {
     engines: [Links; 2],
     now: Instant,
+    /// Whether whoever has waited for longest is looked at first.
+    in_turn: bool,
 }
 
 const PACED: LinksId = LinksId(7);
+/// Another of the same tenant, with the same hosts.
+const BESIDE: LinksId = LinksId(8);
 
 impl PacedHost {
     fn new(pace: Pace) -> Self {
@@ -157,41 +163,55 @@ impl PacedHost {
         let listen = ListenOptions::new([127, 0, 0, 1].into());
         let mut engines =
             [0, 1].map(|_| Links::new(Box::new(network.add_host()), listen.clone(), FlowOptions::default()));
-        let listeners: Vec<_> = engines.iter_mut().map(|engine| engine.listen(PACED).unwrap()).collect();
-        let host = |name: &str| PeerHost {
-            name: Name::new(name).unwrap(),
-            listeners: listeners.clone(),
-            pairs: Arc::default(),
-        };
-        let (hosts, host_of_rank) = (["h0", "h1", "h2"].map(host).to_vec(), vec![0, 0, 1, 1, 2]);
-        let peers = Arc::new(Peers { hosts, host_of_rank, ways: Arc::default(), all: Arc::default() });
-        let (pace, pace_use) = (Arc::new(pace), Arc::new(PaceUse::default()));
-        for engine in &mut engines {
-            engine.set_peers(PACED, Arc::clone(&peers));
-            engine.set_pace(PACED, (Arc::clone(&pace), Arc::clone(&pace_use)), now);
+        let tenant = pace.host_cap_bps.map(|_| Arc::default());
+        let here = PaceHere { pace: Arc::new(pace), pace_use: Arc::default(), tenant };
+        for id in [PACED, BESIDE] {
+            let listeners: Vec<_> = engines.iter_mut().map(|engine| engine.listen(id).unwrap()).collect();
+            let host = |name: &str| PeerHost {
+                name: Name::new(name).unwrap(),
+                listeners: listeners.clone(),
+                pairs: Arc::default(),
+            };
+            let (hosts, host_of_rank) = (["h0", "h1", "h2"].map(host).to_vec(), vec![0, 0, 1, 1, 2]);
+            let peers = Arc::new(Peers { hosts, host_of_rank, ways: Arc::default(), all: Arc::default() });
+            for engine in &mut engines {
+                engine.set_peers(id, Arc::clone(&peers));
+                engine.set_pace(id, here.clone(), now);
+            }
         }
-        PacedHost { engines, now }
+        PacedHost { engines, now, in_turn: true }
+    }
+
+    fn repace(&mut self, pace: Pace, tenant: &Arc<SharedBucket>) {
+        let (pace, pace_use) = (Arc::new(pace), Arc::new(PaceUse::default()));
+        let here = PaceHere { pace, pace_use, tenant: Some(Arc::clone(tenant)) };
+        for engine in &mut self.engines {
+            [PACED, BESIDE].into_iter().for_each(|id| engine.set_pace(id, here.clone(), self.now));
+        }
     }
 
     /// Bits per second that leave on each link when all send all they may for two seconds.
     fn send_on(&mut self, links: &[LinkKey]) -> Vec<f64> {
+        self.send_of(&links.iter().map(|link| (PACED, *link)).collect::<Vec<_>>())
+    }
+
+    fn send_of(&mut self, links: &[(LinksId, LinkKey)]) -> Vec<f64> {
         const BYTES: u64 = 64 << 10;
-        for link in links {
-            self.engines[link.engine(2)].send_flow(PACED, *link, self.now).unwrap();
+        for (id, link) in links {
+            self.engines[link.engine(2)].send_flow(*id, *link, self.now).unwrap();
         }
         let (end, mut bits) = (self.now + Duration::from_secs(2), vec![0.0; links.len()]);
         let mut turn = 0;
         while self.now < end {
             let mut has_sent = false;
             for place in (0..links.len()).map(|place| (place + turn) % links.len()) {
-                let (link, engine) = (links[place], &mut self.engines[links[place].engine(2)]);
-                if engine.may_send(PACED, link, 0, self.now) {
-                    engine.sent(PACED, link, BYTES, self.now);
+                let ((id, link), engine) = (links[place], &mut self.engines[links[place].1.engine(2)]);
+                if engine.may_send(id, link, 0, BYTES, self.now) {
+                    engine.sent(id, link, BYTES, self.now);
                     (bits[place], has_sent) = (bits[place] + BYTES as f64 * 8.0, true);
                 }
             }
-            // Whoever has waited for longest comes first.
-            turn += usize::from(has_sent);
+            turn += usize::from(has_sent && self.in_turn);
             let wake_at = self.engines.iter_mut().filter_map(Links::take_wake_at).min();
             // On a link of 100 Gbit/s.
             self.now = if has_sent { self.now + Duration::from_nanos(5_243) } else { wake_at.expect("all wait") };
@@ -224,6 +244,31 @@ fn a_cap_is_of_all_that_goes_to_a_host_on_a_channel_however_many_links_that_are(
         assert!(is_about(flow.iter().sum(), cap_bps), "{bps:?}");
     }
     assert!(pairs.iter().any(|(src, dst)| LinkKey::of_pair(*src, *dst).engine(2) == 1), "by both engines");
+}
+
+/// Two communicators send all they can to two hosts, on two channels and point to point, by two engines, and the same ones are always looked at first:
+/// the cap of their tenant is of all of it together, and all have equal parts.
+#[test]
+fn a_cap_of_a_host_is_of_all_that_a_tenant_sends_out_of_it_and_all_take_turns() {
+    let (low_bps, high_bps) = (400 * MBPS, 2_000 * MBPS);
+    let mut host = PacedHost::new(Pace { host_cap_bps: Some(low_bps), ..Pace::default() });
+    host.in_turn = false;
+    let all = [link(0, 0, 2), link(1, 0, 2), link(0, 1, 4), LinkKey::of_pair(0, 2), LinkKey::of_pair(1, 4)];
+    assert!(all[3].engine(2) != all[4].engine(2), "by both engines");
+    let both = [PACED, BESIDE].map(|id| all.map(|link| (id, link))).concat();
+    let bps = host.send_of(&both);
+    assert!(is_about(bps.iter().sum(), low_bps), "{bps:?}");
+    let part = low_bps as f64 / both.len() as f64;
+    assert!(bps.iter().all(|bps| (bps / part - 1.0).abs() < 0.05), "{bps:?}");
+    // Whoever is alone has all of it.
+    assert!(is_about(host.send_of(&both[..1])[0], low_bps));
+    // Under another cap nobody waits for what was owed under this one.
+    host.repace(Pace { host_cap_bps: Some(high_bps), ..Pace::default() }, &Arc::default());
+    assert!(is_about(host.send_of(&both).iter().sum(), high_bps));
+    // A flow's own cap holds besides.
+    host.repace(Pace { host_cap_bps: Some(high_bps), cap_bps: Some(low_bps), ..Pace::default() }, &Arc::default());
+    assert!(is_about(host.send_of(&both[..1])[0], low_bps));
+    assert!(is_about(host.send_of(&both).iter().sum(), high_bps));
 }
 
 /// Where flows are allotted rates, what goes to other hosts than theirs, on other channels or point to point has no more than what

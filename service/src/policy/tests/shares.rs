@@ -198,3 +198,32 @@ fn a_cap_is_of_payload_where_tenants_have_shares() {
     let more = with_what_is_left(&view, &decisions, &rates, &[None, Some(0.1)]);
     assert_eq!(more[0][0], capped);
 }
+
+/// Two jobs of a tenant leave the same host, which has a cap for both together; what they cannot have is another tenant's.
+#[test]
+fn a_cap_of_a_host_is_of_all_jobs_of_a_tenant() {
+    let topology = racks(2, 2, 1);
+    let jobs = [job(0, "a", &[0, 2], 1, 1), job(1, "a", &[0, 3], 1, 1), job(2, "b", &[1, 2], 1, 1)];
+    let a = TenantTerms { weight: Some(3.0), host_cap_bps: Some(9.2), ..TenantTerms::new("a") };
+    let rules = Rules { tenants: vec![a], ..Rules::default() };
+    let view = View { topology: &topology, capacities: topology.rates(), jobs: &jobs, rules: &rules };
+    let decisions = by_name("ffa").expect("there").decide(&view);
+    let rates = rates(&view, &decisions);
+    let leaving = |rates: &[Vec<f64>], host: u32| {
+        let flows = decisions.0[..2].iter().zip(rates).flat_map(|(decision, rates)| decision.flows.iter().zip(rates));
+        flows.filter(|(flow, _)| flow.from.host == HostId(host)).map(|(_, rate)| rate * PAYLOAD).sum::<f64>()
+    };
+    assert!((leaving(&rates, 0) - 9.2).abs() < 1e-9, "{rates:?}");
+    assert!([2, 3].iter().all(|host| leaving(&rates, *host) <= 9.2 + 1e-9), "{rates:?}");
+    let without =
+        Rules { tenants: vec![TenantTerms { host_cap_bps: None, ..rules.tenants[0].clone() }], ..Rules::default() };
+    let uncapped = by_name("ffa").expect("there").decide(&View { rules: &without, ..view });
+    assert!(rates[2][0] > super::super::shares::rates(&View { rules: &without, ..view }, &uncapped)[2][0], "{rates:?}");
+    // The one leaves some of it, and the other may have that: it is the tenant's.
+    let more = with_what_is_left(&view, &decisions, &rates, &[Some(0.25), None, None]);
+    let out = |job: usize| decisions.0[job].flows.iter().position(|flow| flow.from.host == HostId(0)).expect("one");
+    let [first, second] = [0, 1].map(out);
+    assert!(more[1][second] > rates[1][second] && more[0][first] == rates[0][first], "{more:?} after {rates:?}");
+    let wanted = leaving(&more, 0) - 0.75 * rates[0][first] * PAYLOAD;
+    assert!((wanted - 9.2).abs() < 1e-9, "{more:?} after {rates:?}");
+}

@@ -7,7 +7,7 @@ use crate::control::overview::{Omitted, QuotaView, RefusedView};
 use crate::runtime::RuntimeInfo;
 use crate::telemetry::flows::PathView;
 use crate::telemetry::histogram::Histogram;
-use crate::telemetry::traffic::{KindView, TenantKindView};
+use crate::telemetry::traffic::{KindView, PairSide, PairView, TenantKindView};
 
 /// One of everything there can be.
 fn overview() -> Overview {
@@ -42,6 +42,7 @@ fn overview() -> Overview {
             allotment: Some(Allotment {
                 weight_milli: Some(1500),
                 flow_cap_bps: Some(8000),
+                host_cap_bps: Some(24_000),
                 allotted_bps: Some(16_000),
             }),
         }],
@@ -56,6 +57,7 @@ fn overview() -> Overview {
             bus_bytes: 100,
             busy_ns: 500_000_000,
             kinds,
+            pair_sides: vec![PairView { side: PairSide::Recv, busbw_gbps: 1.5, exec_us: 20.0 }],
             busbw_gbps: 0.2,
             failed: 2,
             epoch: 3,
@@ -84,23 +86,86 @@ fn overview() -> Overview {
     }
 }
 
-/// Values by series, checked as a scraper would: announced before, each once, names and numbers as they may be.
+/// A sample's name, labels and value, read by the format's grammar: names, each label once, its text with `\\`, `\"` and `\n` alone escaped.
+fn sample(line: &str) -> (&str, Vec<(&str, String)>, f64) {
+    let is_name = |name: &str| {
+        name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
+            && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+    };
+    let end = line.find(['{', ' ']).unwrap_or_else(|| panic!("{line:?} has no value"));
+    let (name, mut rest) = line.split_at(end);
+    assert!(is_name(name), "{line:?}");
+    let mut labels: Vec<(&str, String)> = Vec::new();
+    if let Some(inner) = rest.strip_prefix('{') {
+        rest = inner;
+        loop {
+            let (label, text) = rest.split_once("=\"").unwrap_or_else(|| panic!("{line:?}: a label has a text"));
+            assert!(is_name(label) && !label.starts_with("__"), "{line:?}: {label}");
+            let (mut value, mut chars) = (String::new(), text.char_indices());
+            let end = loop {
+                match chars.next().unwrap_or_else(|| panic!("{line:?}: a text ends")) {
+                    (at, '"') => break at,
+                    (_, '\\') => match chars.next() {
+                        Some((_, 'n')) => value.push('\n'),
+                        Some((_, c @ ('\\' | '"'))) => value.push(c),
+                        other => panic!("{line:?}: {other:?} is not escaped"),
+                    },
+                    (_, c) => value.push(c),
+                }
+            };
+            assert!(labels.iter().all(|(other, _)| *other != label), "{line:?} has {label} twice");
+            labels.push((label, value));
+            rest = &text[end + 1..];
+            match rest.strip_prefix(',') {
+                Some(more) => rest = more,
+                None => break,
+            }
+        }
+        rest = rest.strip_prefix('}').unwrap_or_else(|| panic!("{line:?}: labels end"));
+    }
+    let value = rest.strip_prefix(' ').unwrap_or_else(|| panic!("{line:?}: a space, and a value"));
+    (name, labels, value.parse().unwrap_or_else(|_| panic!("{line:?}: {value:?} is a number")))
+}
+
+/// Values by series, checked as a strict scraper would: every family announced once, its help before its type and all of its samples behind
+/// them, in one piece; counters and only these called `_total`; series once; histograms whole.
 fn parse(text: &str) -> BTreeMap<String, f64> {
-    let (mut series, mut kinds) = (BTreeMap::new(), BTreeMap::new());
-    assert!(text.ends_with('\n'));
+    let mut series = BTreeMap::new();
+    let (mut families, mut helped): (BTreeMap<String, String>, Option<String>) = (BTreeMap::new(), None);
+    let mut family = String::new();
+    assert!(text.ends_with('\n') && !text.contains('\r'));
     for line in text.lines() {
-        if let Some(rest) = line.strip_prefix("# TYPE ") {
+        if let Some(rest) = line.strip_prefix("# HELP ") {
+            let (name, help) = rest.split_once(' ').unwrap();
+            assert!(!help.is_empty() && !help.contains('\\'), "{line:?}");
+            assert!(helped.replace(name.to_owned()).is_none(), "{line:?} stands between another's help and type");
+        } else if let Some(rest) = line.strip_prefix("# TYPE ") {
             let (name, kind) = rest.split_once(' ').unwrap();
-            assert!(kinds.insert(name.to_owned(), kind.to_owned()).is_none(), "{name} is announced twice");
-        } else if !line.starts_with("# HELP ") {
-            let (key, value) = line.rsplit_once(' ').unwrap();
-            let name = key.split('{').next().unwrap();
-            let family = ["_bucket", "_sum", "_count"].iter().find_map(|suffix| name.strip_suffix(suffix));
-            let announced = |name: &str| kinds.contains_key(name);
-            assert!(announced(name) || family.is_some_and(announced), "{name} is not announced");
-            assert!(series.insert(key.to_owned(), value.parse().unwrap()).is_none(), "{key} comes twice");
+            assert_eq!(helped.take().as_deref(), Some(name), "its help stands before");
+            assert!(["counter", "gauge", "histogram"].contains(&kind), "{line:?}");
+            assert_eq!(kind == "counter", name.ends_with("_total"), "{line:?}");
+            let is_sample = ["_bucket", "_sum", "_count"].iter().any(|suffix| name.ends_with(suffix));
+            assert!(!is_sample, "{line:?} has the name of a histogram's sample");
+            assert!(families.insert(name.to_owned(), kind.to_owned()).is_none(), "{name} is announced twice");
+            name.clone_into(&mut family);
+        } else {
+            let (name, labels, value) = sample(line);
+            assert!(helped.is_none(), "{line:?} stands between help and type");
+            let kind = families.get(&family).map(String::as_str);
+            let suffix = name.strip_prefix(&*family).unwrap_or_else(|| panic!("{line:?} is not of {family}"));
+            match kind {
+                Some("histogram") => {
+                    assert!(["_bucket", "_sum", "_count"].contains(&suffix), "{line:?}");
+                    assert_eq!(suffix == "_bucket", labels.iter().any(|(label, _)| *label == "le"), "{line:?}");
+                }
+                _ => assert_eq!(suffix, "", "{line:?}"),
+            }
+            assert!(kind != Some("counter") || (value >= 0.0 && value.is_finite()), "{line:?}");
+            let key = line.rsplit_once(' ').unwrap().0;
+            assert!(series.insert(key.to_owned(), value).is_none(), "{key} comes twice");
         }
     }
+    assert_eq!(helped, None);
     series
 }
 
@@ -120,6 +185,7 @@ fn numbers_are_where_they_belong() {
         ("mccs_tenant_quota{tenant=\"a\",resource=\"memory_bytes\"}", 6.0),
         ("mccs_tenant_weight{tenant=\"a\"}", 1.5),
         ("mccs_tenant_flow_cap_bytes_per_second{tenant=\"a\"}", 1000.0),
+        ("mccs_tenant_host_cap_bytes_per_second{tenant=\"a\"}", 3000.0),
         ("mccs_tenant_allotted_bytes_per_second{tenant=\"a\"}", 2000.0),
         ("mccs_communicator_busy_seconds_total{tenant=\"a\",communicator=\"5\",device=\"host\"}", 0.5),
         ("mccs_communicator_epoch{tenant=\"a\",communicator=\"5\",device=\"host\"}", 3.0),
@@ -130,12 +196,43 @@ fn numbers_are_where_they_belong() {
         ("mccs_runtime_parks_total{runtime=\"mccs-main\"}", 2.0),
         ("mccs_uptime_seconds", 2.0),
         (
-            "nccl_bus_bandwidth_gbs{tenant=\"a\",node=\"h0\",comm_name=\"5\",n_nodes=\"2\",nranks=\"4\",collective=\"all_reduce\"}",
+            "nccl_bus_bandwidth_gbs{tenant=\"a\",node=\"h0\",comm_name=\"5\",n_nodes=\"2\",nranks=\"4\",collective=\"AllReduce\"}",
             2.5,
+        ),
+        (
+            "nccl_p2p_exec_time_microseconds{tenant=\"a\",node=\"h0\",comm_name=\"5\",n_nodes=\"2\",nranks=\"4\",p2p_operation=\"Recv\"}",
+            20.0,
+        ),
+        (
+            "nccl_p2p_bus_bandwidth_gbs{tenant=\"a\",node=\"h0\",comm_name=\"5\",n_nodes=\"2\",nranks=\"4\",p2p_operation=\"Recv\"}",
+            1.5,
         ),
     ] {
         assert_eq!(series.get(key), Some(&value), "{key}");
     }
+}
+
+/// Whatever tenants are called, and paths.
+#[test]
+fn names_with_any_characters_come_through() {
+    let mut strange = overview();
+    let name = "a\"}\\ \n{b=\"c\", ü";
+    name.clone_into(&mut strange.tenants[0].tenant);
+    name.clone_into(&mut strange.paths[0].path);
+    let text = render(&strange);
+    assert_eq!(parse(&text).len(), parse(&render(&overview())).len());
+    let samples = text.lines().filter(|line| !line.starts_with('#')).map(sample);
+    let told: BTreeSet<_> =
+        samples.flat_map(|(_, labels, _)| labels).filter(|(_, text)| text == name).map(|(label, _)| label).collect();
+    assert_eq!(told, BTreeSet::from(["tenant", "path"]));
+}
+
+#[test]
+fn collectives_have_the_names_that_nccl_gives_them() {
+    let names = mccs_ipc::types::CollectiveKind::ALL.iter().map(|kind| nccl_name(&kind.to_string()).to_owned());
+    let expected =
+        ["AllReduce", "AllGather", "ReduceScatter", "Broadcast", "Reduce", "AlltoAll", "Gather", "Scatter", "Barrier"];
+    assert_eq!(names.collect::<Vec<_>>(), expected);
 }
 
 #[test]

@@ -72,6 +72,19 @@ struct Sending {
     meter: Arc<FlowMeter>,
     /// The flow that it is of, in the words of paces: its channel, and the place of the host that it goes to among the peers.
     of: (u16, u16),
+    /// When its next message may leave, and the bytes of that, where its tenant takes turns.
+    turn: Option<(Instant, u64)>,
+}
+
+/// How a communicator's flows leave this host.
+#[derive(Clone)]
+pub struct PaceHere {
+    /// How fast, and when.
+    pub pace: Arc<Pace>,
+    /// Where it is counted what they make of it.
+    pub pace_use: Arc<PaceUse>,
+    /// What its tenant sends from here, all its communicators by all engines; where that has a cap.
+    pub tenant: Option<Arc<SharedBucket>>,
 }
 
 /// All links on a channel to a host, of whichever ranks and strategies.
@@ -89,6 +102,10 @@ struct Held<'a> {
     pairs: Option<&'a SharedBucket>,
     /// Besides, where flows have caps of their own.
     all: &'a SharedBucket,
+    /// Besides, where its tenant has a cap of this host: in bits per second.
+    tenant: Option<(&'a SharedBucket, u64)>,
+    /// The link's in that.
+    turn: &'a mut Option<(Instant, u64)>,
 }
 
 /// One communicator's part.
@@ -103,7 +120,7 @@ struct LinkSet {
     /// By channel, and place of a host among the peers.
     paced: BTreeMap<(u16, u16), Paced>,
     /// How fast and when it may send, if not as it likes.
-    pace: Option<(Arc<Pace>, Arc<PaceUse>)>,
+    pace: Option<PaceHere>,
 }
 
 /// How an engine reaches other hosts.
@@ -439,18 +456,19 @@ impl Links {
         let steering = FlowPath::of(&options);
         let name = flow_name(id, link, true, &host.name, (options.transport, Some(&steering)));
         let meter = Arc::new(self.meters.begin(name));
-        let cap_bps = set.pace.as_ref().and_then(|(pace, _)| pace.cap_of(link.channel, &host.name));
+        let cap_bps = set.pace.as_ref().and_then(|here| here.pace.cap_of(link.channel, &host.name));
         meter.allot(cap_bps);
         let of = (link.channel, peers.place_of(link.dst).ok_or(TransportError::NoSuch("peer"))?);
         set.paced.entry(of).or_insert_with(|| Paced { cap_bps, bucket: Bucket::new(now) });
-        set.sends.insert(link, Sending { flow, meter: Arc::clone(&meter), of });
+        set.sends.insert(link, Sending { flow, meter: Arc::clone(&meter), of, turn: None });
         Ok((flow, meter))
     }
 
     /// From now on a communicator's flows keep to this.
-    pub(super) fn set_pace(&mut self, id: LinksId, (pace, pace_use): (Arc<Pace>, Arc<PaceUse>), now: Instant) {
+    pub(super) fn set_pace(&mut self, id: LinksId, here: PaceHere, now: Instant) {
         let Some(set) = self.sets.get_mut(&id) else { return };
-        let before = set.pace.as_ref().map(|(before, _)| &**before);
+        let pace = &here.pace;
+        let before = set.pace.as_ref().map(|before| &*before.pace);
         for ((channel, to), paced) in &mut set.paced {
             match before {
                 Some(before) => paced.bucket.repace(before, paced.cap_bps, now),
@@ -459,16 +477,21 @@ impl Links {
             let host = set.peers.as_ref().and_then(|peers| peers.hosts.get(usize::from(*to)));
             paced.cap_bps = host.and_then(|host| pace.cap_of(*channel, &host.name));
         }
-        for sending in set.sends.values() {
+        let is_same = |tenant: &Arc<SharedBucket>| here.tenant.as_ref().is_some_and(|other| Arc::ptr_eq(tenant, other));
+        let keeps_turns = set.pace.as_ref().and_then(|before| before.tenant.as_ref()).is_some_and(is_same);
+        for sending in set.sends.values_mut() {
             sending.meter.allot(set.paced.get(&sending.of).and_then(|paced| paced.cap_bps));
+            sending.turn = sending.turn.filter(|_| keeps_turns);
         }
-        set.pace = (!pace.is_free()).then_some((pace, pace_use));
+        set.pace = (!here.pace.is_free()).then_some(here);
     }
 
-    /// Whether a link that has so many unfinished messages may send another one now, by its communicator's pace. If not the engine is woken when
-    /// it may, unless it has to wait for one of these.
-    pub fn may_send(&mut self, id: LinksId, link: LinkKey, under_way: usize, now: Instant) -> bool {
-        let Some((pace, pace_use, Held { paced, pairs, all })) = self.paced(id, link) else { return true };
+    /// Whether a link that has so many unfinished messages may send another one, of so many bytes, now, by its communicator's pace. If not the engine
+    /// is woken when it may, unless it has to wait for one of these.
+    pub fn may_send(&mut self, id: LinksId, link: LinkKey, under_way: usize, bytes: u64, now: Instant) -> bool {
+        let Some((pace, pace_use, Held { paced, pairs, all, tenant, turn })) = self.paced(id, link) else {
+            return true;
+        };
         if !pace.has_room(under_way) {
             return false;
         }
@@ -477,7 +500,14 @@ impl Links {
             None => paced.bucket.may_send(pace, paced.cap_bps, now),
         };
         let common = pace.common_bps().map_or(Ok(()), |_| all.may_send(now));
-        let Some(at) = own.err().max(common.err()) else { return true };
+        let mut held = own.err().max(common.err());
+        // Last, so that nobody has a turn who could not use it.
+        if let (None, Some((tenant, host_cap_bps))) = (held, tenant) {
+            let own = turn.filter(|(_, of)| *of == bytes);
+            let (at, _) = *turn.insert(own.unwrap_or_else(|| (tenant.take_turn(bytes, host_cap_bps, now), bytes)));
+            held = (at > now).then_some(at);
+        }
+        let Some(at) = held else { return true };
         pace_use.held();
         self.wake_at = Some(self.wake_at.map_or(at, |other| other.min(at)));
         false
@@ -485,8 +515,11 @@ impl Links {
 
     /// A link has sent.
     pub fn sent(&mut self, id: LinksId, link: LinkKey, bytes: u64, now: Instant) {
-        if let Some((pace, pace_use, Held { paced, pairs, all })) = self.paced(id, link) {
+        if let Some((pace, pace_use, Held { paced, pairs, all, tenant, turn })) = self.paced(id, link) {
             pace_use.sent(bytes);
+            if let (None, Some((tenant, host_cap_bps))) = (turn.take(), tenant) {
+                tenant.sent(bytes, host_cap_bps, now);
+            }
             match pairs {
                 Some(pairs) => pairs.sent_by(pace, paced.cap_bps, bytes, now),
                 None => paced.bucket.sent(bytes, now),
@@ -499,11 +532,12 @@ impl Links {
 
     fn paced(&mut self, id: LinksId, link: LinkKey) -> Option<(&Pace, &PaceUse, Held<'_>)> {
         let LinkSet { pace, sends, paced, peers, .. } = self.sets.get_mut(&id)?;
-        let ((pace, pace_use), peers) = (pace.as_ref()?, peers.as_ref()?);
-        let of = sends.get(&link)?.of;
+        let (PaceHere { pace, pace_use, tenant }, peers) = (pace.as_ref()?, peers.as_ref()?);
+        let Sending { of, turn, .. } = sends.get_mut(&link)?;
         let host = peers.hosts.get(usize::from(of.1))?;
         let pairs = (link.channel == LinkKey::PAIRS).then_some(&*host.pairs);
-        Some((pace, pace_use, Held { paced: paced.get_mut(&of)?, pairs, all: &peers.all }))
+        let tenant = tenant.as_deref().zip(pace.host_cap_bps);
+        Some((pace, pace_use, Held { paced: paced.get_mut(of)?, pairs, all: &peers.all, tenant, turn }))
     }
 
     /// When something that was refused since this was last asked may go on.
