@@ -23,6 +23,7 @@ fn planned(channels: u32, window: Option<Window>, rate: Option<f64>) -> Plan {
         flows: (0..channels).map(|channel| Flow { channel, from: port(0), to: port(2), way: Way::Hash }).collect(),
         weight: 1.0,
         cap_bps: Some(2e9),
+        host_cap_bps: None,
         priority: 0,
         window,
         yields: Vec::new(),

@@ -168,6 +168,7 @@ fn the_last_pace_of_a_communicator_is_the_last_that_engines_hear_of() {
     let settings = ControllerSettings {
         own: name("a"),
         host: name("b"),
+        gpus: 0,
         hosts: vec![name("a"), name("b")],
         addresses: (Vec::new(), None),
         files: None,
