@@ -3,12 +3,18 @@
 changes with every element of every result checked, then gaps between completions, with and without changes in turn.
 
 usage: changes.py FABRIC.toml NAME [--ranks-per-host 2] [--checked 100000] [--measured 1000] [--bytes 65536,8388608]
-                  [--paths 20000-20099,20100-20199]
+                  [--paths 20000-20099,20100-20199] [--devices] [--paces]
+
+With --devices each host has a second interface beside its first (macvlan), and ways leave by the one, the other, or whichever the
+host's routes say. With --paces the first host is the controller, and the tenant's cap, weight or window changes every few changes.
 
 Needs root. Build first: cargo build --release --workspace. Writes eval/results/NAME.json (data and provenance) and NAME.md."""
 
 import argparse
+import contextlib
+import pathlib
 import secrets
+import tempfile
 
 import bench
 import cluster
@@ -16,8 +22,35 @@ from bench import BINARIES, records
 from cluster import Fabric
 
 
-def run(fabric, placed, arguments):
-    with cluster.services(fabric) as (_, folder):
+TENANT = "eval"
+DEVICES = ["eth0", "eth1"]
+
+
+def second_devices(fabric):
+    """Gives each host another interface, with the address behind the first one's."""
+    for host in fabric.hosts:
+        network, last = fabric.addresses[host].rsplit(".", 1)
+        for command in [["link", "add", "link", DEVICES[0], "name", DEVICES[1], "type", "macvlan", "mode", "bridge"],
+                        ["address", "add", f"{network}.{int(last) + 1}/24", "dev", DEVICES[1]], ["link", "set", DEVICES[1], "up"]]:
+            bench.run(fabric.command(host, ["ip", *command]))
+
+
+def controller(fabric, files):
+    """Settings by which the first host is the controller, of hosts that are alike, and leaves strategies as they are."""
+    (files / "policy.toml").write_text('[policy]\nname = "ecmp"\nrings = "kept"\n')
+    hosts = "".join(f'[[host]]\nname = "{host}"\nleaf = "leaf"\n' for host in fabric.hosts)
+    (files / "topology.toml").write_text(
+        f'[rates]\nhost_leaf = "400Mbit/s"\nleaf_spine = "400Mbit/s"\n[[leaf]]\nname = "leaf"\n{hosts}')
+    return [f'controller.{name} = "{files}/{name}.toml"' for name in ("topology", "policy")] + [
+        f'controller.host = "{fabric.hosts[0]}"']
+
+
+def run(fabric, placed, arguments, paces):
+    with contextlib.ExitStack() as stack:
+        files = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        settings = controller(fabric, files) if paces else []
+        arguments = arguments + (["--paced", TENANT] if paces else [])
+        _, folder = stack.enter_context(cluster.services(fabric, settings))
         root = placed[0]
         command = [BINARIES / "mccs-changes", *map(str, arguments)]
         id = secrets.token_hex(16)
@@ -36,18 +69,24 @@ def main():
     parser.add_argument("--measured", type=int, default=1000, help="changes of each size whose gaps are measured")
     parser.add_argument("--bytes", default="65536,8388608")
     parser.add_argument("--paths", default="", help="source ports of ways through the network, comma-separated")
+    parser.add_argument("--devices", action="store_true", help="ways also differ by the device that they leave by")
+    parser.add_argument("--paces", action="store_true", help="what the tenant may have changes as well")
     options = parser.parse_args()
+    varied = ["rings", "algorithm"] + ["ways"] * bool(options.paths) + ["devices"] * options.devices
     ways = [argument for ports in options.paths.split(",") if ports for argument in ("--path", ports)]
+    ways += [argument for device in DEVICES for argument in ("--device", device)] * options.devices
     with Fabric(options.fabric) as fabric:
+        if options.devices:
+            second_devices(fabric)
         placed = cluster.dealt(fabric, options.ranks_per_host, "block")
         measured = []
         for size in options.bytes.split(","):
-            measured.append(run(fabric, placed, ["--bytes", f"{size}B", "--changes", options.measured, *ways]))
+            measured.append(run(fabric, placed, ["--bytes", f"{size}B", "--changes", options.measured, *ways], False))
             print(measured[-1], flush=True)
         checked = []
         if options.checked:
             checked.append(run(fabric, placed, ["--bytes", "4KiB", "--changes", options.checked, "--window", 2, "--check",
-                                                *ways]))
+                                                *ways], options.paces))
             print(checked[-1], flush=True)
     us = lambda record, name: f"{record[name]:.0f}"
     # How much longer the longest gap is around a change, in calls.
@@ -60,9 +99,10 @@ def main():
     text = (f"Fabric {fabric.name}: {len(fabric.hosts)} hosts x {options.ranks_per_host} ranks, all-reduce. Gaps are times between "
             "completions at rank 0; the longest one is of all calls from asking for a change until eight calls under it have ended, "
             "and of as many calls without a change after that, in turn.\n\n" + bench.table(heads, rows))
+    paces = ", and {} of the tenant's caps, weight and window," if options.paces else ""
     for one in checked:
-        text += (f"\nWith new data for each call and every element checked on every rank: {one['changes']} changes of rings, "
-                 f"algorithm{' and ways' if ways else ''} during {one['calls']} calls of {one['bytes']} bytes in "
+        text += (f"\nWith new data for each call and every element checked on every rank: {one['changes']} changes of "
+                 f"{', '.join(varied[:-1])} and {varied[-1]}{paces.format(one['policies'])} during {one['calls']} calls of {one['bytes']} bytes in "
                  f"{one['seconds']:.0f} s; none lost, repeated, reordered or wrong.\n")
     bench.write_results(options.name, bench.provenance() | {"measured": measured, "checked": checked}, text)
     print(text)

@@ -1,7 +1,7 @@
 //! A rank of a job whose communicator's strategy is changed all the time, by rank 0: every element of every result is checked,
 //! or the gaps between completions are measured, with and without changes in turn.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -10,10 +10,12 @@ use clap::Parser;
 use mccs::{Communicator, DataType, RedOp, Region, Stream};
 use mccs_config::Bytes;
 use mccs_config::change::StrategyChange;
-use mccs_config::service::{Algorithm, CONTROL_SOCKET, FlowPath, Ports, TransportKind};
+use mccs_config::service::{Algorithm, CONTROL_SOCKET, Device, FlowPath, Ports, TransportKind};
 use mccs_eval::arguments::{RankArguments, unix_time_ns};
 use mccs_eval::stats::Latencies;
 use mccs_service::control::{ControlAnswer, ControlRequest, call};
+use mccs_service::controller::answer::{ControllerAnswer, ControllerRequest};
+use mccs_service::policy::random::Random;
 
 /// All-reduces while rank 0 changes the strategy; rank 0 prints a line of JSON.
 #[derive(Parser)]
@@ -31,6 +33,12 @@ struct Arguments {
     /// Source ports of a way through the network; changes take them in turn.
     #[arg(long)]
     path: Vec<Ports>,
+    /// A device by which ways leave, on every host; each way of a change has one of them, or none.
+    #[arg(long)]
+    device: Vec<Device>,
+    /// The tenant, which is given other caps, weights and windows every few changes; rank 0's host is the controller then.
+    #[arg(long)]
+    paced: Option<String>,
     /// What carries flows, tcp or rdma; changes take them in turn.
     #[arg(long)]
     transport: Vec<TransportKind>,
@@ -43,6 +51,12 @@ struct Arguments {
     #[command(flatten)]
     place: RankArguments,
 }
+
+/// Changes between two changes of what the tenant may have: the controller keeps a history of these, and takes longer for one than hosts do for
+/// another strategy.
+const PACED_EVERY: usize = 4;
+/// What a cap may be, in Mbit/s: enough for hundreds of short calls a second, and little enough that they wait.
+const CAPS_MBPS: std::ops::Range<usize> = 20..400;
 
 /// Collectives under a new strategy until what was there of the old one is gone.
 const AFTER_CUT: u64 = 8;
@@ -150,9 +164,12 @@ fn operate(arguments: &Arguments, done: &AtomicU64) -> anyhow::Result<Vec<Made>>
     };
     let id = arguments.place.unique_id.to_string();
     let comm = comms.iter().find(|comm| comm.unique_id == id).context("the service does not know the communicator")?;
-    let mut random = unix_time_ns() | 1;
+    let mut random = Random::new(unix_time_ns());
     let mut made = Vec::new();
     while (made.len() as u64) < arguments.changes {
+        if let Some(tenant) = arguments.paced.as_ref().filter(|_| made.len().is_multiple_of(PACED_EVERY)) {
+            apply(&control, policy(tenant, &mut random))?;
+        }
         let turn = made.len().checked_rem(arguments.transport.len());
         let transport = turn.and_then(|turn| arguments.transport.get(turn).copied());
         let change = StrategyChange { transport, ..change(arguments, &mut random) };
@@ -173,6 +190,40 @@ fn operate(arguments: &Arguments, done: &AtomicU64) -> anyhow::Result<Vec<Made>>
     Ok(made)
 }
 
+/// Puts a policy in force.
+fn apply(control: &Path, text: String) -> anyhow::Result<()> {
+    let request = ControllerRequest::Apply { name: "policy.toml".into(), text };
+    match call(control, &ControlRequest::Controller { request })? {
+        ControlAnswer::Controller(answer) => match *answer {
+            ControllerAnswer::Applied(applied) => ensure!(applied.failure().is_none(), "a policy failed: {applied:?}"),
+            other => bail!("the controller does not answer what was asked: {other:?}"),
+        },
+        ControlAnswer::Refused(reason) => bail!("a policy was refused: {reason}"),
+        _ => bail!("the service does not answer what was asked"),
+    }
+    Ok(())
+}
+
+/// Strategies stay as the operator has them; the tenant has a cap, a weight (its flows are allotted what their NICs carry), a window, or all it
+/// can get.
+fn policy(tenant: &str, random: &mut Random) -> String {
+    let mbps = |random: &mut Random| CAPS_MBPS.start + random.below(CAPS_MBPS.len());
+    let terms = match random.below(5) {
+        0 => return "[policy]\nname = \"ecmp\"\nrings = \"kept\"\n".to_owned(),
+        1 => format!("[[tenant]]\nname = {tenant:?}\ncap = \"{}Mbit/s\"\n", mbps(random)),
+        2 => format!("[[tenant]]\nname = {tenant:?}\nhost_cap = \"{}Mbit/s\"\n", mbps(random)),
+        3 => format!("[[tenant]]\nname = {tenant:?}\nweight = {}\n", 2 + random.below(9)),
+        _ => {
+            let period_ms = 2 + random.below(9);
+            let (offset_ms, length_ms) = (random.below(period_ms), 1 + random.below(period_ms));
+            format!(
+                "[[window]]\ntenant = {tenant:?}\nperiod = \"{period_ms}ms\"\noffset = \"{offset_ms}ms\"\nlength = \"{length_ms}ms\"\n"
+            )
+        }
+    };
+    format!("[policy]\nname = \"ecmp\"\nrings = \"kept\"\n{terms}")
+}
+
 /// Waits until so many collectives have ended, and tells when that was.
 fn wait(done: &AtomicU64, goal: u64) -> Instant {
     while done.load(Ordering::Relaxed) < goal {
@@ -181,30 +232,31 @@ fn wait(done: &AtomicU64, goal: u64) -> Instant {
     Instant::now()
 }
 
-/// Another ring order for each of one to three channels, another algorithm, other ways.
-fn change(arguments: &Arguments, random: &mut u64) -> StrategyChange {
-    let mut below = |limit: u64| {
-        // Xorshift (Marsaglia, 2003).
-        *random ^= *random << 13;
-        *random ^= *random >> 7;
-        *random ^= *random << 17;
-        (*random >> 11) % limit
-    };
+/// Another ring order for each of one to three channels, another algorithm, other ways by other devices.
+fn change(arguments: &Arguments, random: &mut Random) -> StrategyChange {
     let mut ring: Vec<u32> = (0..arguments.place.nranks).collect();
     let mut rings = Vec::new();
-    for _ in 0..1 + below(3) {
-        (1..ring.len()).for_each(|at| ring.swap(at, below(at as u64 + 1) as usize));
+    for _ in 0..1 + random.below(3) {
+        random.shuffle(&mut ring);
         rings.push(ring.clone());
     }
     let algorithms = [Algorithm::Ring, Algorithm::HostRing, Algorithm::HostTree, Algorithm::Tree];
-    let turn = below(arguments.path.len().max(1) as u64) as usize;
-    let mut ways = arguments.path.clone();
+    let mut ways: Vec<Option<Ports>> = arguments.path.iter().copied().map(Some).collect();
+    if ways.is_empty() && !arguments.device.is_empty() {
+        // One for each channel that there may be.
+        ways = vec![None; 3];
+    }
+    let turn = random.below(ways.len().max(1));
     ways.rotate_left(turn);
-    let path = |ports| FlowPath { source_ports: Some(ports), ..FlowPath::default() };
+    let mut device = || random.below(arguments.device.len() + 1).checked_sub(1).map(|at| arguments.device[at].clone());
+    let paths: Vec<FlowPath> = ways
+        .into_iter()
+        .map(|source_ports| FlowPath { source_ports, device: device(), ..FlowPath::default() })
+        .collect();
     StrategyChange {
-        algorithm: Some(algorithms[if arguments.check { below(4) as usize } else { 1 }]),
+        algorithm: Some(algorithms[if arguments.check { random.below(4) } else { 1 }]),
         rings: Some(rings),
-        paths: (!ways.is_empty()).then(|| ways.into_iter().map(path).collect()),
+        paths: (!paths.is_empty()).then_some(paths),
         ..StrategyChange::default()
     }
 }
@@ -227,7 +279,7 @@ fn report(arguments: &Arguments, made: &[Made], ends: &[Instant]) {
     let us = |latencies: &Latencies, quantile| latencies.quantile(quantile).as_nanos() as f64 / 1e3;
     let line = serde_json::json!({
         "bytes": arguments.bytes.0, "nranks": arguments.place.nranks, "checked": arguments.check,
-        "changes": made.len(), "calls": ends.len(),
+        "changes": made.len(), "policies": arguments.paced.as_ref().map_or(0, |_| made.len().div_ceil(PACED_EVERY)), "calls": ends.len(),
         "call_p50_us": us(&calls, 0.5), "call_p99_us": us(&calls, 0.99),
         "quiet_gap_p50_us": us(&quiet, 0.5), "quiet_gap_p99_us": us(&quiet, 0.99), "quiet_gap_max_us": us(&quiet, 1.0),
         "gap_p50_us": us(&changed, 0.5), "gap_p99_us": us(&changed, 0.99), "gap_max_us": us(&changed, 1.0),
