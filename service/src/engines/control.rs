@@ -421,8 +421,9 @@ mod tests {
 
     fn ask(socket: &Socket, text: &[u8]) {
         for chunk in chunks(text) {
-            if socket.send(&chunk, &[]).is_err() {
-                break;
+            // Refused before all of it was sent, or not taken yet.
+            while let Err(SocketError::WouldBlock) = socket.send(&chunk, &[]) {
+                std::thread::yield_now();
             }
         }
     }

@@ -121,7 +121,7 @@ impl Engine for Ignorant {
     }
 
     fn poll(&mut self, cx: &Context) -> Progress {
-        if !self.ignores_descriptors() {
+        if cx.is_readable && !self.ignores_descriptors() {
             let _ = self.descriptor.read();
         }
         let _ = self.polls.send(cx.is_readable);
