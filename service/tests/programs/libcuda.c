@@ -87,7 +87,10 @@ FAILS(cuStreamWaitValue64_v2) FAILS(cuStreamBatchMemOp_v2) FAILS(cuLaunchHostFun
 FAILS(cuStreamGetCaptureInfo_v2) FAILS(cuStreamIsCapturing) FAILS(cuStreamBeginCapture_v2) FAILS(cuStreamEndCapture)
 FAILS(cuGraphInstantiateWithFlags) FAILS(cuGraphLaunch) FAILS(cuGraphExecDestroy) FAILS(cuGraphDestroy) FAILS(cuEventCreate)
 FAILS(cuEventRecord) FAILS(cuEventQuery) FAILS(cuEventElapsedTime) FAILS(cuEventDestroy_v2) FAILS(cuModuleLoadData) FAILS(cuModuleUnload)
-FAILS(cuModuleGetFunction) FAILS(cuLaunchKernel)
+FAILS(cuModuleGetFunction) FAILS(cuLaunchKernel) FAILS(cuStreamGetId) FAILS(cuUserObjectCreate) FAILS(cuUserObjectRelease)
+FAILS(cuGraphRetainUserObject) FAILS(cuMemAddressReserve) FAILS(cuMemAddressFree) FAILS(cuMemCreate) FAILS(cuMemRelease) FAILS(cuMemMap)
+FAILS(cuMemUnmap) FAILS(cuMemSetAccess) FAILS(cuMemExportToShareableHandle) FAILS(cuMemImportFromShareableHandle)
+FAILS(cuMemRetainAllocationHandle) FAILS(cuMemGetAllocationGranularity) FAILS(cuMemAllocAsync) FAILS(cuMemFreeAsync)
 #ifndef LACKS_ONE
 FAILS(cuFuncLoad)
 #endif
