@@ -12,7 +12,7 @@ use mccs_eval::workload::Call;
 use mccs_ipc::board::{Board, BoardCall};
 use mccs_ipc::command::{BufferRef, Command, FLAG_GROUP_CONTINUES, FLAG_POSTED, FLAG_ROUND, FLAG_SCALAR_AT, Opcode};
 use mccs_ipc::gate::Gate;
-use mccs_ipc::handshake::{Socket, connect};
+use mccs_ipc::handshake::{Socket, SocketError, connect};
 use mccs_ipc::protocol::{Request, RequestEnvelope, Response, ResponseEnvelope, SegmentLayout};
 use mccs_ipc::queue::{Producer, Push};
 use mccs_ipc::shm::Mapping;
@@ -408,7 +408,11 @@ fn a_peer_that_goes_leaves_nobody_waiting_for_one_of_many_joins() {
         for (number, id) in ids.iter().enumerate() {
             let root_address = String::new();
             let request = Request::InitRank { id: *id, rank: 1, nranks: 3, gpu: None, root_address, by_engines: false };
-            raw.socket.send(&RequestEnvelope { id: 100 + number as u64, request }, &[]).expect("sent");
+            let envelope = RequestEnvelope { id: 100 + number as u64, request };
+            while let Err(error) = raw.socket.send(&envelope, &[]) {
+                assert!(matches!(error, SocketError::WouldBlock), "{error}");
+                std::thread::yield_now();
+            }
         }
         let tenant = Arc::clone(&service.service().registry.sessions()[0].tenant);
         // Its own communicator, and all of both.

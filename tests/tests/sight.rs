@@ -108,8 +108,8 @@ fn metrics_say_what_the_job_did() {
             for progress in ["enqueued", "started", "completed"] {
                 assert_eq!(sum(&[&format!("mccs_rank_{progress}_total")]), 90.0, "{progress}");
             }
-            assert!(sum(&["nccl_bus_bandwidth_gbs", "all_reduce"]) > 0.0);
-            assert!(sum(&["nccl_collective_exec_time_microseconds", "all_gather"]) > 0.0);
+            assert!(sum(&["nccl_bus_bandwidth_gbs", "AllReduce"]) > 0.0);
+            assert!(sum(&["nccl_collective_exec_time_microseconds", "AllGather"]) > 0.0);
             assert_eq!(sum(&["mccs_tenant_failed_total"]), 0.0);
             assert_eq!(sum(&["mccs_tenant_used", "resource=\"sessions\""]), 3.0);
             assert_eq!(sum(&["mccs_tenant_used", "resource=\"communicator_ranks\""]), 3.0);
