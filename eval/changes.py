@@ -40,7 +40,7 @@ def controller(fabric, files):
     (files / "policy.toml").write_text('[policy]\nname = "ecmp"\nrings = "kept"\n')
     hosts = "".join(f'[[host]]\nname = "{host}"\nleaf = "leaf"\n' for host in fabric.hosts)
     (files / "topology.toml").write_text(
-        f'[rates]\nhost_leaf = "400Mbit/s"\nleaf_spine = "400Mbit/s"\n[[leaf]]\nname = "leaf"\n{hosts}')
+        f'[rates]\nhost_leaf = "400Mbit/s"\n[[leaf]]\nname = "leaf"\n{hosts}')
     return [f'controller.{name} = "{files}/{name}.toml"' for name in ("topology", "policy")] + [
         f'controller.host = "{fabric.hosts[0]}"']
 
