@@ -83,6 +83,18 @@ impl Session {
         }
     }
 
+    /// With a word and a ring of its own, of which nobody hears.
+    #[cfg(test)]
+    pub(crate) fn for_tests(id: SessionId, tenant: &Arc<Tenant>) -> Arc<Self> {
+        let words_offset = mccs_ipc::queue::ring_bytes::<Completion>(16).next_multiple_of(128);
+        let (_, segment) = Mapping::create("a session", words_offset + 4096).expect("memory");
+        let segment = Arc::new(segment);
+        let completions = Producer::new(Arc::clone(&segment), 0, 16).expect("a ring");
+        let peer = PeerCredentials { pid: 1, uid: 1, gid: 1 };
+        let waker = crate::runtime::Mailbox::<()>::new(1).waker().clone();
+        Arc::new(Session::new(id, Arc::clone(tenant), peer, segment, (words_offset, 1), completions, waker))
+    }
+
     /// Operations taken from the ring that have not ended.
     #[must_use]
     pub fn in_flight(&self) -> u64 {

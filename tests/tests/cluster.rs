@@ -191,21 +191,25 @@ fn endless_ring(hosts: usize) -> Job {
     }
 }
 
+/// A network that carries far more than any cap here, in short messages.
+fn fast(seed: u64, rng: &mut StdRng) -> Options {
+    Options {
+        hosts: rng.random_range(2..=4),
+        choice: Choice::Pinned(Algorithm::Ring),
+        latency: Duration::from_micros(rng.random_range(1..5)),
+        step_bytes: 1 << 13,
+        faults: Faults::default(),
+        ..options(seed, rng)
+    }
+}
+
 /// A job whose flows always have something to send, under a cap: each sends what that allows.
 fn capped(seed: u64) -> Result<u64, String> {
     const TIME: Duration = Duration::from_secs(1);
     /// What a flow may send later than it could have.
     const CREDIT: Duration = Duration::from_millis(5);
     let mut rng = StdRng::seed_from_u64(!seed);
-    let options = Options {
-        hosts: rng.random_range(2..=4),
-        choice: Choice::Pinned(Algorithm::Ring),
-        // A network that carries far more than the cap, in short messages.
-        latency: Duration::from_micros(rng.random_range(1..5)),
-        step_bytes: 1 << 13,
-        faults: Faults::default(),
-        ..options(seed, &mut rng)
-    };
+    let options = fast(seed, &mut rng);
     let mut cluster = Cluster::new(options);
     cluster.start(endless_ring(options.hosts), ms(0));
     while cluster.sent_bytes().values().all(|bytes| *bytes == 0) {
@@ -238,14 +242,7 @@ fn capped(seed: u64) -> Result<u64, String> {
 fn capped_by_host(seed: u64) -> Result<u64, String> {
     const TIME: Duration = Duration::from_secs(1);
     let mut rng = StdRng::seed_from_u64(!seed);
-    let options = Options {
-        hosts: rng.random_range(2..=4),
-        choice: Choice::Pinned(Algorithm::Ring),
-        latency: Duration::from_micros(rng.random_range(1..5)),
-        step_bytes: 1 << 13,
-        faults: Faults::default(),
-        ..options(seed, &mut rng)
-    };
+    let options = fast(seed, &mut rng);
     let mut cluster = Cluster::new(options);
     for _ in 0..2 {
         cluster.start(endless_ring(options.hosts), ms(0));

@@ -117,16 +117,12 @@ mod tests {
     use bytemuck::Zeroable;
     use mccs_config::service::LargeFrom;
     use mccs_ipc::direct::{DirectPage, Execution};
-    use mccs_ipc::handshake::PeerCredentials;
-    use mccs_ipc::queue::{Producer, ring_bytes};
-    use mccs_ipc::shm::Mapping;
     use mccs_ipc::types::{ErrorClass, Handle};
 
     use super::*;
     use crate::devices::cuda::{Abilities, GpuStrategy, Importer, Strategies};
     use crate::devices::{Areas, Ended};
-    use crate::engines::proxy::{Operand, ProxyReply, RoundState};
-    use crate::runtime::Mailbox;
+    use crate::engines::proxy::{Operand, RoundState};
     use crate::tenants::Tenant;
     use crate::tenants::tests::quota;
 
@@ -159,15 +155,9 @@ mod tests {
                 Abilities { nranks: NRANKS, execution: Execution::Ranks, copy_engines: false, lines: false };
             let first = GpuStrategy { large_from: LargeFrom::Never, lines: false };
             let strategies = Strategies::begin(Arc::new(page), abilities, first);
-            let words_offset = ring_bytes::<mccs_ipc::command::Completion>(16).next_multiple_of(128);
-            let (_, segment) = Mapping::create("a session", words_offset + 4096).expect("memory");
-            let segment = Arc::new(segment);
-            let completions = Producer::new(Arc::clone(&segment), 0, 16).expect("a ring");
-            let peer = PeerCredentials { pid: 1, uid: 1, gid: 1 };
-            let waker = Mailbox::<ProxyReply>::new(1).waker().clone();
-            let session = Session::new(1, tenant, peer, segment, (words_offset, 1), completions, waker);
+            let session = Session::for_tests(1, &tenant);
             let group = DirectGroup::new(strategies, None, Box::new(NoAreas));
-            Bed { tables, group: Arc::new(group), session: Arc::new(session), region }
+            Bed { tables, group: Arc::new(group), session, region }
         }
 
         fn operation(&self, count: u64) -> Operation {

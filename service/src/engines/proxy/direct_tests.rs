@@ -5,9 +5,6 @@ use std::sync::Mutex;
 use mccs_config::change::StrategyChange;
 use mccs_config::service::LargeFrom;
 use mccs_ipc::direct::{AreaName, DirectPage, DirectShare, Execution, LAYOUT_WORDS, PointsLaunched};
-use mccs_ipc::handshake::PeerCredentials;
-use mccs_ipc::queue::{Producer, ring_bytes};
-use mccs_ipc::shm::Mapping;
 use mccs_ipc::types::{CollectiveKind, DataType, RedOp, UniqueId};
 
 use super::*;
@@ -95,16 +92,6 @@ impl Device for Pages {
     }
 }
 
-fn session(tenant: &Arc<Tenant>, id: SessionId) -> Arc<Session> {
-    let words_offset = ring_bytes::<mccs_ipc::command::Completion>(16).next_multiple_of(128);
-    let (_, segment) = Mapping::create("a session", words_offset + 4096).expect("memory");
-    let segment = Arc::new(segment);
-    let completions = Producer::new(Arc::clone(&segment), 0, 16).expect("a ring");
-    let peer = PeerCredentials { pid: 1, uid: 1, gid: 1 };
-    let waker = Mailbox::<ProxyReply>::new(1).waker().clone();
-    Arc::new(Session::new(id, Arc::clone(tenant), peer, segment, (words_offset, 1), completions, waker))
-}
-
 /// A proxy engine with one communicator, and an operator.
 struct Bed {
     engine: ProxyEngine,
@@ -149,7 +136,7 @@ impl Bed {
         let (tenant, replies) = (Tenant::new("tenant".into(), quota), Mailbox::new(16));
         for rank in 0..nranks {
             let request = JoinRequest {
-                session: session(&tenant, u64::from(rank)),
+                session: Session::for_tests(u64::from(rank), &tenant),
                 request: 1,
                 tenant_comm: Handle::NONE,
                 id: UniqueId([id; 16]),

@@ -162,20 +162,11 @@ impl ProxyEngine {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tenants::Quota;
+    use crate::tenants::tests::quota;
 
     #[test]
     fn a_tenants_closed_gates_keep_nobody_elses_waiting() {
-        let quota = Quota {
-            memory_bytes: 0,
-            sessions: 1,
-            communicators: 1,
-            operations_in_flight: 1,
-            streams: 1,
-            regions: 1,
-            mappings: 1,
-        };
-        let [many, few] = ["many", "few"].map(|name| Tenant::new(name.into(), quota));
+        let [many, few] = ["many", "few"].map(|name| Tenant::new(name.into(), quota()));
         let mut gates = Gates::default();
         (0..10 * LOOKS_MAX as u32).for_each(|index| gates.push(&many, (1, index)));
         (0..2).for_each(|index| gates.push(&few, (2, index)));
