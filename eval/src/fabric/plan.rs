@@ -10,7 +10,7 @@
 //! ```
 //!
 //! A shaped link is shaped at both ends where packets leave: HTB at the rate, before it a FIFO of limited bytes; or several, where
-//! packets with some code points go first.
+//! packets with some code points go first, or flows have queues of their own, which take turns.
 
 use std::fmt;
 
@@ -34,6 +34,8 @@ const LINK_CLASS: usize = 1;
 const OTHERS_CLASS: usize = 10;
 /// Of the link's rate, what a class has whoever goes before it: nobody starves for ever.
 const OWN_PERCENT: u64 = 1;
+/// Table of filters in which flows are looked up.
+const FLOWS_TABLE: u32 = 2;
 
 /// A part of the kernel that a command needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,7 +56,7 @@ pub enum Piece {
     Htb,
     /// The queue before it.
     Fifo,
-    /// Queues by code point.
+    /// Queues by code point or flow.
     Filters,
 }
 
@@ -69,7 +71,7 @@ impl fmt::Display for Piece {
             Piece::PortRules => "routing rules by port (CONFIG_IP_MULTIPLE_TABLES, Linux 4.17)",
             Piece::Htb => "the HTB shaper (CONFIG_NET_SCH_HTB)",
             Piece::Fifo => "byte-limited FIFO queues (CONFIG_NET_SCHED)",
-            Piece::Filters => "filters by code point (CONFIG_NET_CLS_U32)",
+            Piece::Filters => "filters by code point and port (CONFIG_NET_CLS_U32)",
         })
     }
 }
@@ -286,13 +288,29 @@ fn shaping_of(buffer: &Buffer, interface: &str, rate: Rate) -> Vec<Command> {
         tc(Piece::Htb, format!("class add dev {interface} parent {parent} classid 1:{id} htb {rates} {burst}"))
     };
     let fifo = |id: usize| tc(Piece::Fifo, format!("qdisc add dev {interface} parent 1:{id} bfifo limit {limit}"));
-    let others = if buffer.first.is_empty() { LINK_CLASS } else { OTHERS_CLASS };
+    let has_one = buffer.first.is_empty() && buffer.flows.is_none();
+    let others = if has_one { LINK_CLASS } else { OTHERS_CLASS };
     let mut commands = vec![
         tc(Piece::Htb, format!("qdisc add dev {interface} root handle 1: htb default {others}")),
         class("1:", LINK_CLASS, format!("rate {}bit", rate.0)),
     ];
-    if buffer.first.is_empty() {
+    if has_one {
         commands.push(fifo(LINK_CLASS));
+        return commands;
+    }
+    let filter =
+        |text: String| tc(Piece::Filters, format!("filter add dev {interface} parent 1: protocol ip prio 1 {text}"));
+    if let Some(flows) = buffer.flows {
+        // Looked up by the lowest bits of the first two bytes behind the IP header, the source port.
+        commands.push(filter(format!("handle {FLOWS_TABLE:x}: u32 divisor {flows}")));
+        let mask = (flows - 1) << 16;
+        commands.push(filter(format!("u32 match u32 0 0 hashkey mask {mask:#010x} at 20 link {FLOWS_TABLE:x}:")));
+        for flow in 0..flows {
+            let id = OTHERS_CLASS + flow as usize;
+            let part = format!("rate {}bit ceil {}bit", rate.0 / u64::from(flows), rate.0);
+            commands.extend([class("1:1", id, part), fifo(id)]);
+            commands.push(filter(format!("u32 ht {FLOWS_TABLE:x}:{flow:x}: match u32 0 0 flowid 1:{id}")));
+        }
         return commands;
     }
     // What nobody before it takes a class borrows from the link, up to all of it.
@@ -302,10 +320,7 @@ fn shaping_of(buffer: &Buffer, interface: &str, rate: Rate) -> Vec<Command> {
         let id = OTHERS_CLASS + 1 + place;
         let tos = dscp << 2;
         commands.extend([part(id, place), fifo(id)]);
-        let filter = format!(
-            "filter add dev {interface} parent 1: protocol ip prio 1 u32 match ip dsfield {tos:#04x} 0xfc flowid 1:{id}"
-        );
-        commands.push(tc(Piece::Filters, filter));
+        commands.push(filter(format!("u32 match ip dsfield {tos:#04x} 0xfc flowid 1:{id}")));
     }
     commands.extend([part(OTHERS_CLASS, buffer.first.len()), fifo(OTHERS_CLASS)]);
     commands
@@ -384,6 +399,25 @@ mod tests {
             leaf(&format!(
                 "filter add dev spine1 parent 1: protocol ip prio 1 u32 match ip dsfield {dsfield} 0xfc flowid 1:{id}"
             ));
+        }
+    }
+
+    #[test]
+    fn flows_have_queues_of_their_own_where_asked_for() {
+        let text = include_str!("../../fabric/testbed.toml").replace("# flows = 64 ", "flows = 4 ");
+        let lines = lines(&text);
+        let leaf = |text: &str| has(&lines, &format!("tc -n mccs-testbed-leaf0 {text}"));
+        leaf("qdisc add dev spine1 root handle 1: htb default 10");
+        let filter = "filter add dev spine1 parent 1: protocol ip prio 1";
+        leaf(&format!("{filter} handle 2: u32 divisor 4"));
+        leaf(&format!("{filter} u32 match u32 0 0 hashkey mask 0x00030000 at 20 link 2:"));
+        for flow in 0..4 {
+            let id = 10 + flow;
+            leaf(&format!(
+                "class add dev spine1 parent 1:1 classid 1:{id} htb rate 125000000bit ceil 500000000bit burst 65536 cburst 65536 quantum 65536"
+            ));
+            leaf(&format!("qdisc add dev spine1 parent 1:{id} bfifo limit 312500"));
+            leaf(&format!("{filter} u32 ht 2:{flow}: match u32 0 0 flowid 1:{id}"));
         }
     }
 

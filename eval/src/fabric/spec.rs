@@ -30,6 +30,9 @@ const LEAST: Limit<Bytes> =
     Limit { min: Bytes::kib(64), max: Bytes::mib(64), reason: "the kernel hands over packets of up to 64KiB" };
 /// Queues besides the one of all packets.
 const FIRST: Limit<u32> = Limit { min: 0, max: 7, reason: "the shaper has eight priorities" };
+/// Queues of flows.
+const FLOWS: Limit<u32> =
+    Limit { min: 2, max: 256, reason: "the kernel's filters look queues up in a table of up to 256" };
 /// Code points.
 const DSCP: Limit<u8> = Limit { min: 1, max: 63, reason: "the field has six bits, and 0 is that of all other packets" };
 /// Source ports that lead over one spine.
@@ -103,11 +106,15 @@ pub struct Buffer {
     /// DSCP code points that have a queue of their own at every shaped port, served before all others: the last of them first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub first: Vec<u8>,
+    /// So many queues at every shaped port, a power of two, which have equal parts of the link: flows are spread over them by their source ports'
+    /// lowest bits. Absent: one for all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub flows: Option<u32>,
 }
 
 impl Default for Buffer {
     fn default() -> Self {
-        Buffer { depth: DurationText::millis(5), least: Bytes::kib(256), first: Vec::new() }
+        Buffer { depth: DurationText::millis(5), least: Bytes::kib(256), first: Vec::new(), flows: None }
     }
 }
 
@@ -182,6 +189,15 @@ impl Validate for FabricSpec {
             problems.within(format!("buffer.first[{i}]"), dscp, &DSCP);
             if self.buffer.first[..i].contains(dscp) {
                 problems.add(format!("buffer.first[{i}]"), format!("{dscp} has a queue already"));
+            }
+        }
+        if let Some(flows) = &self.buffer.flows {
+            problems.within("buffer.flows", flows, &FLOWS);
+            if !flows.is_power_of_two() {
+                problems.add("buffer.flows", format!("must be a power of two, not {flows}"));
+            }
+            if !self.buffer.first.is_empty() {
+                problems.add("buffer.flows", "queues are by flow or by code point: leave out this or `first`");
             }
         }
         self.paths.validate_for(self.spines, problems);
@@ -266,6 +282,7 @@ mod tests {
             include_str!("../../fabric/small.toml"),
             include_str!("../../fabric/nics.toml"),
             include_str!("../../fabric/testbed-slow.toml"),
+            include_str!("../../fabric/testbed-fair.toml"),
             SMALL,
         ] {
             let spec = FabricSpec::parse(text, "fabric.toml").unwrap();
@@ -294,6 +311,9 @@ mod tests {
         only(&format!("{SMALL}devices = 254\n"), 9, "host[1].devices", "from 1 to 253");
         only(&format!("{SMALL}[rates]\nhost_leaf = \"1GB/s\"\n"), 10, "rates.host_leaf", "Gbit/s");
         only(&format!("{SMALL}[rates]\nhost_leaf = \"1kbit/s\"\n"), 10, "rates.host_leaf", "from 1Mbit/s");
+        only(&format!("{SMALL}[buffer]\nflows = 48\n"), 10, "buffer.flows", "power of two");
+        only(&format!("{SMALL}[buffer]\nflows = 512\n"), 10, "buffer.flows", "from 2 to 256");
+        only(&format!("{SMALL}[buffer]\nfirst = [8]\nflows = 64\n"), 11, "buffer.flows", "leave out");
         only(&format!("{SMALL}[paths]\nfirst_port = 32600\n"), 10, "paths.first_port", "32768");
         only(&format!("{SMALL}[paths]\nfirst_port = 80\n"), 10, "paths.first_port", "privilege");
         only("name = \"x\"\nspines = 1\n[[host]]\nname = \"h\"\n", 2, "spines", "one leaf");
