@@ -42,8 +42,9 @@ EDGE_S = 0.5
 # Of what the policy allots, hosts fill so much where tenants have shares (`service/src/controller/pace.rs`).
 SHARED_PAYLOAD = 0.92
 UNITS = {"": 1, "K": 1e3, "M": 1e6, "G": 1e9, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30}
-# Source ports that choose no spine, and that the kernel does not give out by itself: so many for each channel.
-HASHED_PORTS, OF_CHANNEL = range(21_000, 32_000), 64
+# Source ports that choose no spine, and that the kernel does not give out by itself: so many for each channel, of which services take the first that are
+# free. They differ in the lowest bits, by which ports with a queue for each flow tell flows apart.
+HASHED_PORTS, OF_CHANNEL, LOWEST_BITS = range(21_000, 32_000), 68, 6
 SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1}
 
 
@@ -251,7 +252,9 @@ def measure(scenario, fabric, variant, options):
 
 def see_hash(scenario, fabric, folder, variant, over):
     """Gives every channel of every job source ports of its own, anew each time, and says over which spine the hash of a leaf sends each flow."""
-    all_ports = iter(random.sample(HASHED_PORTS[::OF_CHANNEL], len(scenario.jobs) * scenario.channels))
+    blocks = list(HASHED_PORTS[::OF_CHANNEL])
+    random.shuffle(blocks)
+    all_ports = iter({first % (1 << LOWEST_BITS): first for first in blocks}.values())
     channels, crossing = {}, 0
     for job in scenario.jobs:
         placed = scenario.placed(job, variant.get("rings", "local"))

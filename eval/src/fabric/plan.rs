@@ -34,8 +34,8 @@ const LINK_CLASS: usize = 1;
 const OTHERS_CLASS: usize = 10;
 /// Of the link's rate, what a class has whoever goes before it: nobody starves for ever.
 const OWN_PERCENT: u64 = 1;
-/// Table of filters in which flows are looked up.
-const FLOWS_TABLE: u32 = 2;
+/// The first table of filters in which flows are looked up.
+const FLOWS_TABLE: usize = 2;
 
 /// A part of the kernel that a command needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -273,10 +273,10 @@ fn leaf_routes(spec: &FabricSpec, topology: &Topology, leaf: usize) -> Vec<Comma
 
 fn shaping(spec: &FabricSpec, topology: &Topology, namespace: &str) -> Vec<Command> {
     let shaped = ends(topology, namespace).filter_map(|(end, rate)| Some((&end.interface, rate?)));
-    shaped.flat_map(|(interface, rate)| shaping_of(&spec.buffer, interface, rate)).collect()
+    shaped.flat_map(|(interface, rate)| shaping_of(&spec.buffer, topology, interface, rate)).collect()
 }
 
-fn shaping_of(buffer: &Buffer, interface: &str, rate: Rate) -> Vec<Command> {
+fn shaping_of(buffer: &Buffer, topology: &Topology, interface: &str, rate: Rate) -> Vec<Command> {
     let tc = |needs, text| Command { text, needs };
     let bytes_per_s = rate.0 / 8;
     let burst = (bytes_per_s / 1000).max(LARGEST_PACKET_BYTES);
@@ -301,15 +301,22 @@ fn shaping_of(buffer: &Buffer, interface: &str, rate: Rate) -> Vec<Command> {
     let filter =
         |text: String| tc(Piece::Filters, format!("filter add dev {interface} parent 1: protocol ip prio 1 {text}"));
     if let Some(flows) = buffer.flows {
-        // Looked up by the lowest bits of the first two bytes behind the IP header, the source port.
-        commands.push(filter(format!("handle {FLOWS_TABLE:x}: u32 divisor {flows}")));
+        let senders: Vec<_> = topology.hosts.iter().flat_map(|host| &host.addresses).collect();
+        let own = rate.0 / (senders.len() as u64 * u64::from(flows) + 1);
+        let part = |id: usize| [class("1:1", id, format!("rate {own}bit ceil {}bit", rate.0)), fifo(id)];
+        commands.extend(part(OTHERS_CLASS));
+        // Of each sender a table, in which the lowest bits of the first two bytes behind the IP header, the source port, are looked up.
         let mask = (flows - 1) << 16;
-        commands.push(filter(format!("u32 match u32 0 0 hashkey mask {mask:#010x} at 20 link {FLOWS_TABLE:x}:")));
-        for flow in 0..flows {
-            let id = OTHERS_CLASS + flow as usize;
-            let part = format!("rate {}bit ceil {}bit", rate.0 / u64::from(flows), rate.0);
-            commands.extend([class("1:1", id, part), fifo(id)]);
-            commands.push(filter(format!("u32 ht {FLOWS_TABLE:x}:{flow:x}: match u32 0 0 flowid 1:{id}")));
+        for (number, sender) in senders.into_iter().enumerate() {
+            let table = FLOWS_TABLE + number;
+            commands.push(filter(format!("handle {table:x}: u32 divisor {flows}")));
+            commands
+                .push(filter(format!("u32 match ip src {sender}/32 hashkey mask {mask:#010x} at 20 link {table:x}:")));
+            for flow in 0..flows as usize {
+                let id = OTHERS_CLASS + 1 + number * flows as usize + flow;
+                commands.extend(part(id));
+                commands.push(filter(format!("u32 ht {table:x}:{flow:x}: match u32 0 0 flowid 1:{id}")));
+            }
         }
         return commands;
     }
@@ -409,15 +416,19 @@ mod tests {
         let leaf = |text: &str| has(&lines, &format!("tc -n mccs-testbed-leaf0 {text}"));
         leaf("qdisc add dev spine1 root handle 1: htb default 10");
         let filter = "filter add dev spine1 parent 1: protocol ip prio 1";
-        leaf(&format!("{filter} handle 2: u32 divisor 4"));
-        leaf(&format!("{filter} u32 match u32 0 0 hashkey mask 0x00030000 at 20 link 2:"));
-        for flow in 0..4 {
-            let id = 10 + flow;
+        // Eight senders, and a queue for whatever has no table.
+        for id in 10..=42 {
             leaf(&format!(
-                "class add dev spine1 parent 1:1 classid 1:{id} htb rate 125000000bit ceil 500000000bit burst 65536 cburst 65536 quantum 65536"
+                "class add dev spine1 parent 1:1 classid 1:{id} htb rate 15151515bit ceil 500000000bit burst 65536 cburst 65536 quantum 65536"
             ));
             leaf(&format!("qdisc add dev spine1 parent 1:{id} bfifo limit 312500"));
-            leaf(&format!("{filter} u32 ht 2:{flow}: match u32 0 0 flowid 1:{id}"));
+        }
+        for (table, sender, first) in [(2, "10.0.0.1", 11), (3, "10.0.0.2", 15), (9, "10.1.1.2", 39)] {
+            leaf(&format!("{filter} handle {table}: u32 divisor 4"));
+            leaf(&format!("{filter} u32 match ip src {sender}/32 hashkey mask 0x00030000 at 20 link {table}:"));
+            for flow in 0..4 {
+                leaf(&format!("{filter} u32 ht {table}:{flow}: match u32 0 0 flowid 1:{}", first + flow));
+            }
         }
     }
 

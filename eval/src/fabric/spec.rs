@@ -30,9 +30,11 @@ const LEAST: Limit<Bytes> =
     Limit { min: Bytes::kib(64), max: Bytes::mib(64), reason: "the kernel hands over packets of up to 64KiB" };
 /// Queues besides the one of all packets.
 const FIRST: Limit<u32> = Limit { min: 0, max: 7, reason: "the shaper has eight priorities" };
-/// Queues of flows.
+/// Queues of a device's flows.
 const FLOWS: Limit<u32> =
-    Limit { min: 2, max: 256, reason: "the kernel's filters look queues up in a table of up to 256" };
+    Limit { min: 2, max: 256, reason: "the kernel's filters look queues up in tables of up to 256" };
+/// Queues of a port, all together.
+const QUEUES_MAX: u64 = 4_096;
 /// Code points.
 const DSCP: Limit<u8> = Limit { min: 1, max: 63, reason: "the field has six bits, and 0 is that of all other packets" };
 /// Source ports that lead over one spine.
@@ -106,8 +108,8 @@ pub struct Buffer {
     /// DSCP code points that have a queue of their own at every shaped port, served before all others: the last of them first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub first: Vec<u8>,
-    /// So many queues at every shaped port, a power of two, which have equal parts of the link: flows are spread over them by their source ports'
-    /// lowest bits. Absent: one for all.
+    /// So many queues for each device that sends, a power of two, at every shaped port, which have equal parts of the link: flows are spread over them by
+    /// their source ports' lowest bits. Absent: one for all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub flows: Option<u32>,
 }
@@ -195,6 +197,13 @@ impl Validate for FabricSpec {
             problems.within("buffer.flows", flows, &FLOWS);
             if !flows.is_power_of_two() {
                 problems.add("buffer.flows", format!("must be a power of two, not {flows}"));
+            }
+            let devices: u64 = self.hosts.iter().map(|host| u64::from(host.devices)).sum();
+            if devices * u64::from(*flows) > QUEUES_MAX {
+                problems.add(
+                    "buffer.flows",
+                    format!("{flows} queues for each of {devices} devices are more than {QUEUES_MAX}"),
+                );
             }
             if !self.buffer.first.is_empty() {
                 problems.add("buffer.flows", "queues are by flow or by code point: leave out this or `first`");
@@ -313,6 +322,8 @@ mod tests {
         only(&format!("{SMALL}[rates]\nhost_leaf = \"1kbit/s\"\n"), 10, "rates.host_leaf", "from 1Mbit/s");
         only(&format!("{SMALL}[buffer]\nflows = 48\n"), 10, "buffer.flows", "power of two");
         only(&format!("{SMALL}[buffer]\nflows = 512\n"), 10, "buffer.flows", "from 2 to 256");
+        let many = SMALL.replace("leaf = 1", "leaf = 1\ndevices = 250");
+        only(&format!("{many}[buffer]\nflows = 64\n"), 11, "buffer.flows", "more than 4096");
         only(&format!("{SMALL}[buffer]\nfirst = [8]\nflows = 64\n"), 11, "buffer.flows", "leave out");
         only(&format!("{SMALL}[paths]\nfirst_port = 32600\n"), 10, "paths.first_port", "32768");
         only(&format!("{SMALL}[paths]\nfirst_port = 80\n"), 10, "paths.first_port", "privilege");
