@@ -301,17 +301,18 @@ fn shaping_of(buffer: &Buffer, topology: &Topology, interface: &str, rate: Rate)
     let filter =
         |text: String| tc(Piece::Filters, format!("filter add dev {interface} parent 1: protocol ip prio 1 {text}"));
     if let Some(flows) = buffer.flows {
-        let senders: Vec<_> = topology.hosts.iter().flat_map(|host| &host.addresses).collect();
-        let own = rate.0 / (senders.len() as u64 * u64::from(flows) + 1);
+        let senders = topology.hosts.iter().flat_map(|host| &host.addresses);
+        let pairs: Vec<_> = senders.flat_map(|from| topology.hosts.iter().map(move |to| (from, to.gateway))).collect();
+        let own = rate.0 / (pairs.len() as u64 * u64::from(flows) + 1);
         let part = |id: usize| [class("1:1", id, format!("rate {own}bit ceil {}bit", rate.0)), fifo(id)];
         commands.extend(part(OTHERS_CLASS));
-        // Of each sender a table, in which the lowest bits of the first two bytes behind the IP header, the source port, are looked up.
+        // A table for each pair, in which the lowest bits of the first two bytes behind the IP header, the source port, are looked up.
         let mask = (flows - 1) << 16;
-        for (number, sender) in senders.into_iter().enumerate() {
+        for (number, (from, to)) in pairs.into_iter().enumerate() {
             let table = FLOWS_TABLE + number;
             commands.push(filter(format!("handle {table:x}: u32 divisor {flows}")));
-            commands
-                .push(filter(format!("u32 match ip src {sender}/32 hashkey mask {mask:#010x} at 20 link {table:x}:")));
+            let looked_up = format!("hashkey mask {mask:#010x} at 20 link {table:x}:");
+            commands.push(filter(format!("u32 match ip src {from}/32 match ip dst {to}/24 {looked_up}")));
             for flow in 0..flows as usize {
                 let id = OTHERS_CLASS + 1 + number * flows as usize + flow;
                 commands.extend(part(id));
@@ -416,16 +417,22 @@ mod tests {
         let leaf = |text: &str| has(&lines, &format!("tc -n mccs-testbed-leaf0 {text}"));
         leaf("qdisc add dev spine1 root handle 1: htb default 10");
         let filter = "filter add dev spine1 parent 1: protocol ip prio 1";
-        // Eight senders, and a queue for whatever has no table.
-        for id in 10..=42 {
+        // Eight senders to four hosts, and a queue for whatever has no table.
+        for id in 10..=138 {
             leaf(&format!(
-                "class add dev spine1 parent 1:1 classid 1:{id} htb rate 15151515bit ceil 500000000bit burst 65536 cburst 65536 quantum 65536"
+                "class add dev spine1 parent 1:1 classid 1:{id} htb rate 3875968bit ceil 500000000bit burst 65536 cburst 65536 quantum 65536"
             ));
             leaf(&format!("qdisc add dev spine1 parent 1:{id} bfifo limit 312500"));
         }
-        for (table, sender, first) in [(2, "10.0.0.1", 11), (3, "10.0.0.2", 15), (9, "10.1.1.2", 39)] {
+        for (table, sender, to, first) in [
+            ("2", "10.0.0.1", "10.0.0.254", 11),
+            ("3", "10.0.0.1", "10.0.1.254", 15),
+            ("21", "10.1.1.2", "10.1.1.254", 135),
+        ] {
             leaf(&format!("{filter} handle {table}: u32 divisor 4"));
-            leaf(&format!("{filter} u32 match ip src {sender}/32 hashkey mask 0x00030000 at 20 link {table}:"));
+            leaf(&format!(
+                "{filter} u32 match ip src {sender}/32 match ip dst {to}/24 hashkey mask 0x00030000 at 20 link {table}:"
+            ));
             for flow in 0..4 {
                 leaf(&format!("{filter} u32 ht {table}:{flow}: match u32 0 0 flowid 1:{}", first + flow));
             }
