@@ -44,7 +44,7 @@ SHARED_PAYLOAD = 0.92
 UNITS = {"": 1, "K": 1e3, "M": 1e6, "G": 1e9, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30}
 # Source ports that choose no spine, and that the kernel does not give out by itself: so many for each channel, of which services take the first that are
 # free. They differ in the lowest bits, by which ports with a queue for each flow tell flows apart.
-HASHED_PORTS, OF_CHANNEL, LOWEST_BITS = range(21_000, 32_000), 68, 6
+HASHED_PORTS, OF_CHANNEL, LOWEST_BITS = range(21_000, 32_000), 67, 4
 SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1}
 
 

@@ -412,7 +412,7 @@ mod tests {
 
     #[test]
     fn flows_have_queues_of_their_own_where_asked_for() {
-        let text = include_str!("../../fabric/testbed.toml").replace("# flows = 64 ", "flows = 4 ");
+        let text = include_str!("../../fabric/testbed.toml").replace("# flows = 16 ", "flows = 4 ");
         let lines = lines(&text);
         let leaf = |text: &str| has(&lines, &format!("tc -n mccs-testbed-leaf0 {text}"));
         leaf("qdisc add dev spine1 root handle 1: htb default 10");

@@ -30,7 +30,7 @@ const LEAST: Limit<Bytes> =
     Limit { min: Bytes::kib(64), max: Bytes::mib(64), reason: "the kernel hands over packets of up to 64KiB" };
 /// Queues besides the one of all packets.
 const FIRST: Limit<u32> = Limit { min: 0, max: 7, reason: "the shaper has eight priorities" };
-/// Queues of a device's flows.
+/// Queues of a device's flows to a host.
 const FLOWS: Limit<u32> =
     Limit { min: 2, max: 256, reason: "the kernel's filters look queues up in tables of up to 256" };
 /// Queues of a port, all together.
@@ -108,8 +108,8 @@ pub struct Buffer {
     /// DSCP code points that have a queue of their own at every shaped port, served before all others: the last of them first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub first: Vec<u8>,
-    /// So many queues for each device that sends, a power of two, at every shaped port, which have equal parts of the link: flows are spread over them by
-    /// their source ports' lowest bits. Absent: one for all.
+    /// So many queues for each device that sends and host that receives, a power of two, at every shaped port, which have equal parts of the link: flows are
+    /// spread over them by their source ports' lowest bits. Absent: one for all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub flows: Option<u32>,
 }
@@ -199,11 +199,10 @@ impl Validate for FabricSpec {
                 problems.add("buffer.flows", format!("must be a power of two, not {flows}"));
             }
             let devices: u64 = self.hosts.iter().map(|host| u64::from(host.devices)).sum();
-            if devices * u64::from(*flows) > QUEUES_MAX {
-                problems.add(
-                    "buffer.flows",
-                    format!("{flows} queues for each of {devices} devices are more than {QUEUES_MAX}"),
-                );
+            let pairs = devices * self.hosts.len() as u64;
+            if pairs * u64::from(*flows) > QUEUES_MAX {
+                let queues = format!("{flows} queues for each of {pairs} pairs of a device and a host");
+                problems.add("buffer.flows", format!("{queues} are more than {QUEUES_MAX}"));
             }
             if !self.buffer.first.is_empty() {
                 problems.add("buffer.flows", "queues are by flow or by code point: leave out this or `first`");
