@@ -28,7 +28,7 @@ pub struct StrategyChange {
     /// Flows that go another way than their channel. Replaces all there were.
     #[serde(rename = "flow", skip_serializing_if = "Option::is_none")]
     pub flows: Option<Vec<FlowChoice>>,
-    /// Payload from which GPUs' collectives go by copy engines.
+    /// Payload from which GPUs' collectives go by copy engines: those that it does not name, as measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub large_from: Option<LargeFrom>,
     /// Whether GPUs' kernels store lines with their flag inside.
@@ -102,6 +102,7 @@ impl Validate for StrategyChange {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::service::Crossover;
     use crate::units::Bytes;
 
     #[test]
@@ -118,7 +119,7 @@ mod tests {
     #[test]
     fn changes_of_gpus_are_read_and_written_back() {
         let change = StrategyChange::parse("large_from = '4MiB'\nlines = false", "change.toml").unwrap();
-        assert_eq!((change.large_from, change.lines), (Some(LargeFrom::Pinned(Bytes::mib(4))), Some(false)));
+        assert_eq!((change.large_from, change.lines), (Some(Crossover::Pinned(Bytes::mib(4)).into()), Some(false)));
         assert!(change.is_of_gpus() && !change.is_of_hosts() && !change.is_empty());
         let text = serde_json::to_vec(&change).unwrap();
         assert_eq!(serde_json::from_slice::<StrategyChange>(&text).unwrap(), change);

@@ -6,6 +6,7 @@
 mod controller;
 mod cuda;
 mod exchange;
+mod large_from;
 mod metrics;
 mod rdma;
 mod tcp;
@@ -21,8 +22,9 @@ use crate::units::{Bytes, DurationText};
 use crate::validate::{Problems, Validate};
 
 pub use controller::Controller;
-pub use cuda::{Cuda, CudaExecution, CudaOrdering, CudaUse, LargeFrom};
+pub use cuda::{Cuda, CudaExecution, CudaOrdering, CudaUse};
 pub use exchange::{Address, Exchange, HostConfig};
+pub use large_from::{Crossover, LargeFrom};
 pub use metrics::Metrics;
 pub use rdma::{Device, Rdma, RdmaUse, TransportKind};
 pub use tcp::{FlowPath, Ports, Tcp};

@@ -187,6 +187,9 @@ pub fn has_large(kind: CollectiveKind, op: RedOp) -> bool {
     }
 }
 
+/// By collective ([`CollectiveKind`]), the payload in bytes from which the service's engines carry it out; `u64::MAX`: they never do.
+pub type EnginesFrom = [u64; CollectiveKind::ALL.len()];
+
 /// What stays with a rank, from its send to its receive buffer: offsets and length, in elements.
 #[must_use]
 pub fn own_part(kind: CollectiveKind, rank: u32, root: u32, count: u64) -> Option<(u64, u64, u64)> {

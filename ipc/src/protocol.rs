@@ -12,13 +12,14 @@ use serde::{Deserialize, Serialize};
 use crate::board::BoardLayout;
 use crate::direct::{DirectShare, GpuUuid};
 use crate::gate::GateAccess;
+use crate::large::EnginesFrom;
 use crate::types::{ErrorClass, Handle, UniqueId};
 
 /// First bytes of every [`Hello`].
 pub const MAGIC: [u8; 8] = *b"mccs-ipc";
 /// Version of this wire format. Both sides must have the same: shim and service of different versions refuse each other
 /// with a message that names both.
-pub const VERSION: u32 = 8;
+pub const VERSION: u32 = 9;
 /// Longest message of a session's socket.
 pub const MESSAGE_BYTES_MAX: usize = 4096;
 /// Most file descriptors in one message.
@@ -126,14 +127,14 @@ pub enum Response {
     Stream { stream: Handle, word: u32 },
     /// A communicator, ready for use. The memfd of its board comes with it, or that of its page where it is one of GPUs.
     /// One of GPUs without `direct` is staged: to the service, its buffers are memory of the host, and `access` says how streams
-    /// use their gates. From a payload of `engines_from` bytes on its collectives are for another communicator, which all its
+    /// use their gates. From a payload as in `engines_from` on its collectives are for another communicator, which all its
     /// ranks join `by_engines`.
     Comm {
         comm: Handle,
         board: Option<BoardLayout>,
         direct: Option<DirectShare>,
         access: GateAccess,
-        engines_from: Option<u64>,
+        engines_from: Option<EnginesFrom>,
     },
     /// Done, nothing to return.
     Done,

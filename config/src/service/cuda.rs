@@ -1,10 +1,8 @@
 //! `[cuda]`: GPUs.
 
-use std::fmt;
-use std::str::FromStr;
+use serde::{Deserialize, Serialize};
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
-
+use super::large_from::LargeFrom;
 use crate::limits;
 use crate::units::Bytes;
 use crate::validate::Problems;
@@ -16,7 +14,7 @@ pub struct Cuda {
     /// Whether the service uses them.
     #[serde(rename = "use")]
     pub usage: CudaUse,
-    /// Payload from which collectives go by the service's copy engines (decisions 012, 023).
+    /// Payload from which collectives go by the service's copy engines, all or each (decisions 012, 023).
     pub large_from: LargeFrom,
     /// Memory, of which each rank's GPU has two, that parts to be combined come into.
     pub slot: Bytes,
@@ -70,55 +68,6 @@ impl Cuda {
     }
 }
 
-/// Payload from which collectives go by copy engines, written `"4MiB"`, `"0"` for never, or `"measured"`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum LargeFrom {
-    /// What measured best, by collective and number of ranks.
-    #[default]
-    Measured,
-    /// So many bytes, whatever the collective.
-    Pinned(Bytes),
-    /// They never do.
-    Never,
-}
-
-impl FromStr for LargeFrom {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text.trim() {
-            "measured" => Ok(LargeFrom::Measured),
-            text => match text.parse() {
-                Ok(Bytes(0)) => Ok(LargeFrom::Never),
-                Ok(bytes) => Ok(LargeFrom::Pinned(bytes)),
-                Err(error) => Err(format!("{error}; \"0\" is never, and \"measured\" what measured best")),
-            },
-        }
-    }
-}
-
-impl fmt::Display for LargeFrom {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            LargeFrom::Measured => f.pad("measured"),
-            LargeFrom::Pinned(bytes) => bytes.fmt(f),
-            LargeFrom::Never => f.pad("0"),
-        }
-    }
-}
-
-impl Serialize for LargeFrom {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for LargeFrom {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
-    }
-}
-
 /// Who carries collectives out between GPUs of one host. Across hosts, services always do.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -157,26 +106,4 @@ pub enum CudaUse {
     Required,
     /// It does not look for any.
     Off,
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn where_copy_engines_begin_is_read_and_printed() {
-        for (text, from, printed) in [
-            ("measured", LargeFrom::Measured, "measured"),
-            ("0", LargeFrom::Never, "0"),
-            ("0MiB", LargeFrom::Never, "0"),
-            (" 4096KiB ", LargeFrom::Pinned(Bytes::mib(4)), "4MiB"),
-        ] {
-            assert_eq!((text.parse(), from.to_string().as_str()), (Ok(from), printed));
-            assert_eq!(printed.parse(), Ok(from));
-        }
-        for wrong in ["", "never", "4MB", "-1", "Measured", "99999999TiB"] {
-            let error = wrong.parse::<LargeFrom>().expect_err(wrong);
-            assert!(error.contains("\"measured\""), "{error}");
-        }
-    }
 }

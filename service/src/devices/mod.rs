@@ -258,7 +258,7 @@ pub trait Device: Send {
 mod tests {
     use std::sync::Mutex;
 
-    use mccs_config::service::LargeFrom;
+    use mccs_config::service::Crossover;
     use mccs_ipc::direct::Execution;
 
     use super::cuda::{Abilities, GpuStrategy};
@@ -280,7 +280,7 @@ mod tests {
         let questions = Arc::clone(&asked.0);
         let (_fd, page) = DirectPage::create().expect("a page");
         let abilities = Abilities { nranks: 2, execution: Execution::Ranks, copy_engines: false, lines: false };
-        let first = GpuStrategy { large_from: LargeFrom::Never, lines: false };
+        let first = GpuStrategy { large_from: Crossover::Never.into(), lines: false };
         let strategies = Strategies::begin(Arc::new(page), abilities, first);
         let group = DirectGroup::new(strategies, None, Box::new(asked));
         assert!(group.is_answered());

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use mccs_cuda::{Context, RawStream};
 use mccs_ipc::direct::GpuUuid;
 use mccs_ipc::gate::GateAccess;
-use mccs_ipc::large::has_large;
+use mccs_ipc::large::{EnginesFrom, has_large};
 use mccs_ipc::protocol::{Request, Response};
 use mccs_ipc::types::{Handle, RedOp, UniqueId};
 
@@ -29,7 +29,7 @@ pub(super) struct ServedCommunicator {
 /// The service's engines, and the payload from which collectives go by them.
 struct Engines {
     comm: DirectCommunicator,
-    from_bytes: u64,
+    from: EnginesFrom,
 }
 
 /// As whom a rank joins: once for each communicator of the service's that is behind one of the caller's.
@@ -47,7 +47,7 @@ pub(super) struct Joined {
     pub(super) identity: Identity,
     pub(super) comm: Handle,
     pub(super) access: GateAccess,
-    pub(super) engines_from: Option<u64>,
+    pub(super) engines_from: Option<EnginesFrom>,
 }
 
 impl ServedCommunicator {
@@ -55,7 +55,7 @@ impl ServedCommunicator {
     pub(super) fn new(client: &Client, joined: &Joined, context: Context) -> Result<Self, Error> {
         let Joined { identity, comm, access, .. } = joined;
         let staged = StagedCommunicator::new(client.clone(), *comm, identity.clone(), context.clone(), *access)?;
-        let join = |from_bytes| Engines::join(client, identity, context, from_bytes);
+        let join = |from| Engines::join(client, identity, context, from);
         match joined.engines_from.map(join).transpose() {
             Ok(engines) => Ok(ServedCommunicator { staged, engines: engines.flatten() }),
             Err(error) => {
@@ -122,14 +122,14 @@ impl ServedCommunicator {
 
 impl Engines {
     /// Joins the communicator of the engines; none where there are no engines between the ranks' GPUs, which all ranks learn alike.
-    fn join(client: &Client, identity: &Identity, context: Context, from_bytes: u64) -> Result<Option<Self>, Error> {
+    fn join(client: &Client, identity: &Identity, context: Context, from: EnginesFrom) -> Result<Option<Self>, Error> {
         let Identity { id, rank, nranks, gpu, .. } = *identity;
         let (gpu, root_address) = (Some(gpu), String::new());
         let request = Request::InitRank { id, rank, nranks, gpu, root_address, by_engines: true };
         match client.0.requests.call(request, &[])? {
             (Response::Comm { comm, direct: Some(share), .. }, fds) => {
                 let made = DirectCommunicator::join(client, comm, (rank, nranks), context, &share, &fds)?;
-                Ok(Some(Engines { comm: made, from_bytes }).filter(|_| share.large.is_some()))
+                Ok(Some(Engines { comm: made, from }).filter(|_| share.large.is_some()))
             }
             (other, _) => Err(unexpected(&other)),
         }
@@ -140,6 +140,6 @@ impl Engines {
         let op = if call.kind.reduces() { call.op.redop() } else { RedOp::Sum };
         let payload =
             call.kind.payload_count(call.count, self.comm.nranks()).saturating_mul(call.dtype.size_bytes() as u64);
-        has_large(call.kind, op) && payload >= self.from_bytes
+        has_large(call.kind, op) && payload >= self.from[call.kind as usize]
     }
 }

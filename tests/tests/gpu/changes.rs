@@ -166,8 +166,12 @@ struct Choices {
 impl Choices {
     fn next(&mut self) -> StrategyChange {
         let from: Vec<LargeFrom> = match self.able.large_from {
-            LargeFrom::Never => vec![LargeFrom::Never],
-            _ => ["0", "1KiB", "40KiB", "1MiB", "measured"].map(|text| text.parse().expect("well-formed")).into(),
+            never if never.is_never() => vec![never],
+            _ => {
+                ["0", "1KiB", "40KiB", "1MiB", "measured", "0, all_gather=1KiB", "1MiB, all_reduce=40KiB, broadcast=0"]
+                    .map(|text| text.parse().expect("well-formed"))
+                    .into()
+            }
         };
         let large_from = Some(from[self.rng.random_range(0..from.len())]);
         StrategyChange { large_from, lines: Some(self.able.lines && self.rng.random()), ..StrategyChange::default() }

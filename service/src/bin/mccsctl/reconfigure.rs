@@ -30,7 +30,7 @@ pub struct Reconfigure {
     /// 21000-21999@eth1; once for each.
     #[arg(long, value_name = "PORTS@DEVICE", value_parser = path)]
     path: Vec<FlowPath>,
-    /// Of GPUs: payload from which collectives go by copy engines, such as 4MiB; 0 for never, or measured.
+    /// Of GPUs: payload from which collectives go by copy engines, such as 4MiB; 0 for never, or measured. By collective: 4MiB,broadcast=0.
     #[arg(long, value_name = "BYTES")]
     large_from: Option<LargeFrom>,
     /// Of GPUs: whether kernels store lines with their flag inside.
@@ -125,6 +125,7 @@ mod tests {
             ("r 7 --large-from 4MiB --lines off", "large_from = '4MiB'\nlines = false"),
             ("r 7 --lines on", "lines = true"),
             ("r 7 --large-from 0", "large_from = '0'"),
+            ("r 7 --large-from 4MiB,all_reduce=0", "large_from = '4MiB, all_reduce=0'"),
             ("r 7 --large-from measured", "large_from = 'measured'"),
         ] {
             let request = ControlRequest::Reconfigure { communicator: 7, change: wanted(toml), window: None };

@@ -1,11 +1,12 @@
 //! From which size on collectives go by copy engines: part of the strategy of a communicator of GPUs.
 
-use mccs_config::service::LargeFrom;
+use mccs_config::service::{Crossover, LargeFrom};
 use mccs_ipc::large::has_large;
 use mccs_ipc::types::{CollectiveKind, RedOp};
 use mccs_kernels::cuda::DirectStrategy;
 
-/// Payload, as nccl-tests counts it, from which copy engines were faster than the ranks' kernels: on 2 and 4 H200.
+/// Payload, as nccl-tests counts it, from which copy engines were faster than the ranks' kernels: on 2 (`eval/results/cuda-crossovers-2.md`) and 4 H200. MPS, of tenants
+/// or of the service too, makes no difference.
 fn measured(kind: CollectiveKind, nranks: u32) -> u64 {
     use CollectiveKind as Kind;
     const MIB: u64 = 1 << 20;
@@ -14,7 +15,8 @@ fn measured(kind: CollectiveKind, nranks: u32) -> u64 {
         // The kernels are as fast, or faster.
         Kind::ReduceScatter => u64::MAX,
         Kind::Broadcast if nranks > 2 => u64::MAX,
-        _ => 64 * MIB,
+        _ if nranks > 2 => 64 * MIB,
+        _ => 128 * MIB,
     }
 }
 
@@ -22,10 +24,10 @@ fn measured(kind: CollectiveKind, nranks: u32) -> u64 {
 pub(super) fn strategy(nranks: u32, large_from: LargeFrom, in_lines: bool) -> DirectStrategy {
     let mut strategy = if in_lines { DirectStrategy::with_lines(nranks) } else { DirectStrategy::initial(nranks) };
     for kind in CollectiveKind::ALL {
-        let from = match large_from {
-            LargeFrom::Measured => Some(measured(*kind, nranks)),
-            LargeFrom::Pinned(bytes) => Some(bytes.0),
-            LargeFrom::Never => None,
+        let from = match large_from.of(kind.name()) {
+            Crossover::Measured => Some(measured(*kind, nranks)),
+            Crossover::Pinned(bytes) => Some(bytes.0),
+            Crossover::Never => None,
         };
         let to = from.filter(|_| has_large(*kind, RedOp::Sum)).map_or(u64::MAX, |from| from.saturating_sub(1).max(1));
         let rules = &mut strategy.rules[*kind as usize];
@@ -45,18 +47,23 @@ mod tests {
 
     use super::*;
 
+    const MIB: u64 = 1 << 20;
+
+    fn goes_direct(large_from: LargeFrom, kind: CollectiveKind, bytes: u64) -> bool {
+        let [plain, in_lines] = [false, true].map(|lines| strategy(4, large_from, lines).choose(kind, bytes).is_some());
+        assert_eq!(plain, in_lines, "{kind} {bytes}");
+        plain
+    }
+
+    fn those_with_engines() -> impl Iterator<Item = CollectiveKind> {
+        CollectiveKind::ALL.iter().copied().filter(|kind| has_large(*kind, RedOp::Sum))
+    }
+
     #[test]
     fn copy_engines_begin_where_it_is_said_and_take_only_what_they_can() {
-        const MIB: u64 = 1 << 20;
-        let goes_direct = |large_from, kind, bytes| {
-            let [plain, in_lines] =
-                [false, true].map(|lines| strategy(4, large_from, lines).choose(kind, bytes).is_some());
-            assert_eq!(plain, in_lines, "{kind} {bytes}");
-            plain
-        };
-        for kind in CollectiveKind::ALL.iter().copied().filter(|kind| has_large(*kind, RedOp::Sum)) {
+        for kind in those_with_engines() {
             for bytes in [1, 4096, MIB, 512 * MIB] {
-                let pinned = LargeFrom::Pinned(Bytes(bytes));
+                let pinned = Crossover::Pinned(Bytes(bytes)).into();
                 assert!(
                     !goes_direct(pinned, kind, bytes.max(2)) && !goes_direct(pinned, kind, u64::MAX),
                     "{kind} {bytes}"
@@ -65,12 +72,23 @@ mod tests {
                     bytes < 3 || goes_direct(pinned, kind, bytes - 1) && goes_direct(pinned, kind, 1),
                     "{kind} {bytes}"
                 );
-                assert!(goes_direct(LargeFrom::Never, kind, bytes), "{kind} {bytes}");
+                assert!(goes_direct(Crossover::Never.into(), kind, bytes), "{kind} {bytes}");
             }
             let is_ever = !matches!(kind, CollectiveKind::ReduceScatter | CollectiveKind::Broadcast);
-            assert_eq!(goes_direct(LargeFrom::Measured, kind, 512 * MIB), !is_ever, "{kind}");
-            assert!(goes_direct(LargeFrom::Measured, kind, MIB));
+            assert_eq!(goes_direct(Crossover::Measured.into(), kind, 512 * MIB), !is_ever, "{kind}");
+            assert!(goes_direct(Crossover::Measured.into(), kind, MIB));
         }
-        assert!(goes_direct(LargeFrom::Pinned(Bytes(1)), CollectiveKind::Reduce, u64::MAX));
+        assert!(goes_direct(Crossover::Pinned(Bytes(1)).into(), CollectiveKind::Reduce, u64::MAX));
+    }
+
+    #[test]
+    fn each_collective_can_have_a_crossover_of_its_own() {
+        for kind in those_with_engines() {
+            let from: LargeFrom = format!("0, {kind}=4MiB").parse().expect("configuration knows it");
+            for other in those_with_engines() {
+                assert_eq!(goes_direct(from, other, 4 * MIB), other != kind, "{kind} {other}");
+            }
+            assert!(goes_direct(from, kind, 4 * MIB - 1));
+        }
     }
 }

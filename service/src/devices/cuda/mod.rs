@@ -28,10 +28,11 @@ mod strategies;
 
 use std::sync::Arc;
 
-use mccs_config::service::LargeFrom;
+use mccs_config::service::{Crossover, LargeFrom};
 use mccs_cuda::{Context, DriverError, Gpu, Kernels, Unavailable, gpus_or_faults};
 use mccs_ipc::direct::{DIRECT_RANKS_MAX, Execution, GpuUuid};
-use mccs_ipc::types::Handle;
+use mccs_ipc::large::EnginesFrom;
+use mccs_ipc::types::{CollectiveKind, Handle};
 use mccs_kernels::cuda::reduce_functions;
 
 pub use self::engines::CopyEngines;
@@ -90,7 +91,7 @@ pub enum NoCuda {
 /// How GPUs are used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CudaOptions {
-    /// Payload from which collectives go by copy engines.
+    /// Payload from which collectives go by copy engines, all or each.
     pub large_from: LargeFrom,
     /// Bytes, of which each rank's GPU has two, that parts to be combined come into.
     pub slot_bytes: u64,
@@ -106,15 +107,16 @@ pub struct CudaOptions {
 const ENGINES_FROM_BYTES: u64 = 128 << 10;
 
 impl CudaOptions {
-    /// Payload from which what the service carries out goes by its engines; none where it never does.
+    /// From which payload on what the service carries out goes by its engines; none where it never does.
     #[must_use]
-    pub fn engines_from(&self) -> Option<u64> {
-        let from = match self.large_from {
-            LargeFrom::Measured => Some(ENGINES_FROM_BYTES),
-            LargeFrom::Pinned(bytes) => Some(bytes.0),
-            LargeFrom::Never => None,
+    pub fn engines_from(&self) -> Option<EnginesFrom> {
+        let from = |kind: &CollectiveKind| match self.large_from.of(kind.name()) {
+            Crossover::Measured => ENGINES_FROM_BYTES,
+            Crossover::Pinned(bytes) => bytes.0,
+            Crossover::Never => u64::MAX,
         };
-        from.filter(|_| self.execution == Execution::Service)
+        let is_there = self.execution == Execution::Service && !self.large_from.is_never();
+        is_there.then(|| std::array::from_fn(|kind| from(&CollectiveKind::ALL[kind])))
     }
 }
 
@@ -257,7 +259,7 @@ impl CudaDevice {
             Execution::Ranks => 1,
             Execution::Service => 2 + u32::from(options.by_events),
         };
-        if options.large_from != LargeFrom::Never && !gpus.queues.have_room_beside(streams) {
+        if !options.large_from.is_never() && !gpus.queues.have_room_beside(streams) {
             let at_least = 4 * streams;
             tracing::warn!(
                 "{QUEUES_VARIABLE} is below {at_least}: a communicator that does not come may hold up all large operations"

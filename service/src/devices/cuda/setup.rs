@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use mccs_config::service::LargeFrom;
 use mccs_cuda::{DeviceAddress, DeviceMemory, DriverError, OwnedStream};
 use mccs_ipc::direct::{AreaName, DirectPage, DirectShare, Execution};
 use mccs_ipc::large::LargeLayout;
@@ -215,7 +214,7 @@ impl Setup {
     fn may_be_large(&self, gpus: &[usize]) -> bool {
         let has_words = |gpu: &usize| self.gpus.gpus[*gpu].0.has_stream_words;
         let are_apart = (1..gpus.len()).all(|at| !gpus[..at].contains(&gpus[at]));
-        self.options.large_from != LargeFrom::Never && gpus.len() > 1 && are_apart && gpus.iter().all(has_words)
+        !self.options.large_from.is_never() && gpus.len() > 1 && are_apart && gpus.iter().all(has_words)
     }
 
     /// Whether each of these GPUs stores whole lines to each other: not, where the driver does not say.

@@ -7,7 +7,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use mccs_config::change::StrategyChange;
-use mccs_config::service::LargeFrom;
+use mccs_config::service::{Crossover, LargeFrom};
 use mccs_ipc::direct::{Cut, CutError, DirectPage, Execution, Publisher, STRATEGY_WORDS};
 use mccs_kernels::cuda::DirectStrategy;
 use serde::{Deserialize, Serialize};
@@ -80,7 +80,7 @@ impl Strategies {
     /// Publishes the first one, which has of what is `wanted` what the communicator can do. Nobody else may have the page yet.
     #[must_use]
     pub fn begin(page: Arc<DirectPage>, abilities: Abilities, wanted: GpuStrategy) -> Self {
-        let large_from = if abilities.copy_engines { wanted.large_from } else { LargeFrom::Never };
+        let large_from = if abilities.copy_engines { wanted.large_from } else { Crossover::Never.into() };
         let first = GpuStrategy { large_from, lines: wanted.lines && abilities.lines };
         let mut publisher = Publisher::new(abilities.nranks);
         publisher.publish(&page, &words_of(first, abilities.nranks)).expect("invariant: no rank has the page yet");
@@ -108,7 +108,7 @@ impl Strategies {
         if nranks == 1 {
             return Err(StrategyRefused::Alone);
         }
-        if change.large_from.is_some_and(|from| from != LargeFrom::Never) && !copy_engines {
+        if change.large_from.is_some_and(|from| !from.is_never()) && !copy_engines {
             return Err(StrategyRefused::NoCopyEngines);
         }
         if change.lines == Some(true) && !lines {
@@ -155,12 +155,14 @@ mod tests {
 
     use super::*;
 
-    const MEASURED: GpuStrategy = GpuStrategy { large_from: LargeFrom::Measured, lines: true };
+    fn measured() -> GpuStrategy {
+        GpuStrategy { large_from: Crossover::Measured.into(), lines: true }
+    }
     const ABLE: Abilities = Abilities { nranks: 4, execution: Execution::Ranks, copy_engines: true, lines: true };
 
     fn strategies(abilities: Abilities) -> Strategies {
         let (_fd, page) = DirectPage::create().expect("a page");
-        Strategies::begin(Arc::new(page), abilities, MEASURED)
+        Strategies::begin(Arc::new(page), abilities, measured())
     }
 
     fn change(toml: &str) -> StrategyChange {
@@ -191,12 +193,12 @@ mod tests {
             [Some(Algorithm::LinesTwoShot), Some(Algorithm::BulkTwoShot)]
         );
         assert_eq!([9, 10].map(|n| way(&strategies, n, MIB)), [None; 2]);
-        let one = LargeFrom::Pinned(Bytes::mib(1));
+        let one = LargeFrom::from(Crossover::Pinned(Bytes::mib(1)));
         assert_eq!(strategies.last(), Some(GpuStrategy { large_from: one, lines: false }));
         assert_eq!(strategies.change(&change("large_from = '0'\nlines = true")), Ok(Cut { epoch: 3, from: 10 }));
         assert_eq!(way(&strategies, 10, 4096 * MIB), Some(Algorithm::BulkTwoShot));
         assert_eq!(strategies.change(&change("large_from = 'measured'")).map(|cut| cut.epoch), Ok(4));
-        assert_eq!(strategies.last(), Some(MEASURED));
+        assert_eq!(strategies.last(), Some(measured()));
     }
 
     #[test]
@@ -229,7 +231,7 @@ mod tests {
     #[test]
     fn who_has_less_begins_with_less_and_can_still_be_told_so() {
         let strategies = strategies(Abilities { copy_engines: false, lines: false, ..ABLE });
-        let first = GpuStrategy { large_from: LargeFrom::Never, lines: false };
+        let first = GpuStrategy { large_from: Crossover::Never.into(), lines: false };
         assert_eq!(strategies.last(), Some(first));
         assert_eq!(strategies.change(&change("lines = false\nlarge_from = '0'")), Ok(Cut { epoch: 1, from: 1 }));
         assert_eq!(way(&strategies, 1, 1 << 32), Some(Algorithm::BulkTwoShot));
@@ -242,7 +244,7 @@ mod tests {
         let refusal = strategies.change(&change("lines = false")).expect_err("refused");
         let reason = "rank 2 has captured graphs, which keep the strategy in force until they are destroyed";
         assert_eq!(refusal.to_string(), reason);
-        assert_eq!(strategies.last(), Some(MEASURED));
+        assert_eq!(strategies.last(), Some(measured()));
         strategies.page().end_graph(2);
         assert_eq!(strategies.change(&change("lines = false")), Ok(Cut { epoch: 1, from: 1 }));
     }

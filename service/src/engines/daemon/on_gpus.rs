@@ -115,7 +115,7 @@ fn operand(tables: &Tables, what: &str, buffer: &BufferRef, bytes: u64) -> Resul
 #[cfg(test)]
 mod tests {
     use bytemuck::Zeroable;
-    use mccs_config::service::LargeFrom;
+    use mccs_config::service::Crossover;
     use mccs_ipc::direct::{DirectPage, Execution};
     use mccs_ipc::types::{ErrorClass, Handle};
 
@@ -153,7 +153,7 @@ mod tests {
             let (_fd, page) = DirectPage::create().expect("a page");
             let abilities =
                 Abilities { nranks: NRANKS, execution: Execution::Ranks, copy_engines: false, lines: false };
-            let first = GpuStrategy { large_from: LargeFrom::Never, lines: false };
+            let first = GpuStrategy { large_from: Crossover::Never.into(), lines: false };
             let strategies = Strategies::begin(Arc::new(page), abilities, first);
             let session = Session::for_tests(1, &tenant);
             let group = DirectGroup::new(strategies, None, Box::new(NoAreas));

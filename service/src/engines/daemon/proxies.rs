@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use mccs_ipc::direct::{Execution, GpuUuid};
 use mccs_ipc::gate::GateAccess;
+use mccs_ipc::large::EnginesFrom;
 
 use crate::devices::cuda::Importer;
 use crate::engines::proxy::ProxyMessage;
@@ -18,8 +19,8 @@ pub struct Proxies {
     pub gpus: Result<GpuProxy, Arc<str>>,
     /// Who carries out what ranks on GPUs of this host alone call.
     pub execution: Execution,
-    /// Payload from which that goes by copy engines where the service carries it out; none where it never does.
-    pub engines_from: Option<u64>,
+    /// From which payload on that goes by copy engines where the service carries it out; none where it never does.
+    pub engines_from: Option<EnginesFrom>,
     /// How streams of GPUs tell the service, and wait for it.
     pub access: GateAccess,
     /// This host, as ranks of others name it when rank 0 is here; empty where there are no others.

@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 
 use mccs_config::change::StrategyChange;
-use mccs_config::service::LargeFrom;
+use mccs_config::service::Crossover;
 use mccs_ipc::direct::{AreaName, DirectPage, DirectShare, Execution, LAYOUT_WORDS, PointsLaunched};
 use mccs_ipc::types::{CollectiveKind, DataType, RedOp, UniqueId};
 
@@ -57,7 +57,7 @@ impl Device for Pages {
         let (fd, page) = DirectPage::create().expect("a page");
         let nranks = gpus.len() as u32;
         let abilities = Abilities { nranks, execution: self.execution, copy_engines: true, lines: false };
-        let wanted = GpuStrategy { large_from: LargeFrom::Measured, lines: true };
+        let wanted = GpuStrategy { large_from: Crossover::Measured.into(), lines: true };
         let group = DirectGroup::new(Strategies::begin(Arc::new(page), abilities, wanted), None, areas_of(&self.told));
         let areas = gpus.iter().map(|_| AreaName { ipc_handle: vec![0; 64], gpu: [0; 16] }).collect();
         let (execution, events) = (self.execution, Vec::new());
