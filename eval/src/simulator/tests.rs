@@ -277,6 +277,17 @@ fn what_matters_first_gains_the_same_and_the_others_lose_less() {
 }
 
 #[test]
+fn who_takes_turns_is_nearly_as_fast_as_alone() {
+    let all = scenario("turns", 3, 5);
+    // Of 80 MiB two ranks send as much, at 50 Gbit/s.
+    let alone_s = 300.0 * (0.02 + f64::from(80 << 23) / 50e9);
+    for job in ["A", "B"] {
+        let [shared, in_turn] = [0, 1].map(|variant: usize| all[variant].jobs[job].completion_s);
+        assert!(in_turn.max <= 1.1 * alone_s && in_turn.mean < shared.mean, "{job}: {in_turn:?} {shared:?} {alone_s}");
+    }
+}
+
+#[test]
 fn flows_go_where_a_networks_hash_was_seen_to_send_them() {
     let job = job("A", "\"h0:0\", \"h0:1\", \"h2:0\", \"h2:1\"", "bytes = \"100MiB\"\niterations = 3");
     let seen = |job: &str, channel: usize, from: &str, to: &str, spine: u32| {

@@ -101,6 +101,9 @@ pub struct Overview {
     pub paths: Vec<PathView>,
     /// Hosts of the cluster.
     pub hosts: Vec<HostView>,
+    /// By how much this host's estimate of the cluster's common clock may be wrong, where its communicators send at certain times.
+    #[serde(default)]
+    pub clock_error_ns: Option<u64>,
     /// Threads.
     pub runtimes: Vec<RuntimeInfo>,
     /// What runs on them.
@@ -173,6 +176,7 @@ impl Overseer {
             flows,
             paths: registry.flows.paths(),
             hosts: registry.hosts().iter().map(|host| HostView::of(host, now)).collect(),
+            clock_error_ns: registry.clock_error_ns(),
             runtimes: self.runtimes.runtimes(),
             engines: self.runtimes.engines(),
             lines_suppressed: lines_suppressed(),

@@ -4,7 +4,8 @@
 //! controller: Sync(life) --> Report for each communicator, Synced --> from then on Report, Gone as things become
 //!             Order      --> compare the epoch, change, --> Answer, after the Report that the change led to
 //!             Pace       --> kept until the communicator is here, then told to engines; where it speaks of times they are this
-//!                            host's, and told again as the estimate of the common clock changes
+//!                            host's, and told again as the estimate of the common clock changes; and without them where that is not good enough any
+//!                            more, as some time after the controller has gone
 //! ```
 //!
 //! It keeps what operators have told any controller of links, so that the next one need not be told again: the newest word about each.
@@ -122,7 +123,7 @@ struct Paced {
     bursts: BTreeMap<CommId, CommonBurst>,
     /// When engines were told last, and what the common clock showed by what was known then.
     told: Option<(Instant, u64)>,
-    /// Engines were told all but its times: what the time is is not known yet.
+    /// Engines were told all but its times: what the time is is not known, or not well enough.
     is_told_without_times: bool,
     wants: Option<PaceWatch>,
 }
@@ -485,15 +486,20 @@ impl Agent {
         for (comm, paced) in self.paces.iter_mut().filter(|(comm, _)| here.contains_key(comm)) {
             here[comm].watch(paced.pace.is_watched);
             here[comm].allot(paced.pace.allotment());
+            // Who was wrong by too much begins anew where it is clearly better.
+            let margin = if paced.is_told_without_times { 2 } else { 1 };
+            let is_wrong = |error: Duration| paced.pace.clock_error_max().is_some_and(|most| error * margin > most);
             let due = match (paced.told, time) {
                 (Some(_), _) if !paced.pace.is_timed() => None,
                 (None, _) if !paced.pace.is_timed() => Some(0),
-                (_, None) => {
+                (Some(_), None) => None,
+                (_, time) if time.is_none_or(|(_, error)| is_wrong(error)) => {
                     // Caps and shares need no clock.
-                    if paced.told.is_none() && !std::mem::replace(&mut paced.is_told_without_times, true) {
+                    if !std::mem::replace(&mut paced.is_told_without_times, true) {
                         let pace = HostPace { window: None, yields: Vec::new(), ..paced.pace.clone() };
                         outputs.push(AgentOutput::Pace { comm: comm.clone(), pace: pace.here(now, 0, &paced.bursts) });
                     }
+                    paced.told = None;
                     None
                 }
                 (None, Some((common_ns, _))) => Some(common_ns),
@@ -502,9 +508,10 @@ impl Agent {
                     let wrong = Duration::from_nanos(thought_ns.abs_diff(common_ns));
                     (wrong > error.max(TIME_SLACK)).then_some(common_ns)
                 }
+                (None, None) => unreachable!("taken above"),
             };
             if let Some(common_ns) = due {
-                paced.told = Some((now, common_ns));
+                (paced.told, paced.is_told_without_times) = (Some((now, common_ns)), false);
                 let pace = paced.pace.here(now, common_ns, &paced.bursts);
                 outputs.push(AgentOutput::Pace { comm: comm.clone(), pace });
             }
@@ -561,7 +568,16 @@ impl Agent {
     pub fn next_deadline(&self) -> Option<Instant> {
         let question = self.clock.next_question().filter(|_| self.needs_time());
         let wants = self.paces.values().filter_map(|paced| Some(paced.wants.as_ref()?.at + WANTS_OVER));
-        wants.chain(question).min().filter(|_| self.life.is_some())
+        let with_times = self.paces.values().filter(|paced| paced.told.is_some());
+        // A hair later, when it is wrong.
+        let wrong_at = |paced: &Paced| Some(self.clock.holds_until(paced.pace.clock_error_max()?)? + TIME_SLACK);
+        wants.chain(question).filter(|_| self.life.is_some()).chain(with_times.filter_map(wrong_at)).min()
+    }
+
+    /// By how much the estimate of the common clock may be wrong, where this host needs it and has one.
+    #[must_use]
+    pub fn clock_error(&self, now: Instant) -> Option<Duration> {
+        self.clock.now(now).filter(|_| self.needs_time()).map(|(_, error)| error)
     }
 
     /// A host is lost. A controller that comes back asks anew.

@@ -97,6 +97,13 @@ impl CommonClock {
         Some((best.common_ns_at(now), best.error_at(now)))
     }
 
+    /// Until when it is not wrong by more than this, if nobody answers any more; `None` before it was told.
+    #[must_use]
+    pub fn holds_until(&self, error_max: Duration) -> Option<Instant> {
+        let until = |answer: &Answer| answer.at + error_max.saturating_sub(answer.error).div_f64(DRIFT);
+        self.answers.iter().map(until).max()
+    }
+
     /// The controller's clock is another one from here on.
     pub fn forget(&mut self) {
         self.answers.clear();

@@ -216,6 +216,18 @@ impl HostPace {
         self.window.is_some() || !self.yields.is_empty()
     }
 
+    /// By how much the clock may be wrong for its times to be of use: an eighth of the shortest time in which a window is open, or shut. `None`: by
+    /// anything.
+    #[must_use]
+    pub fn clock_error_max(&self) -> Option<Duration> {
+        let windows = self.yields.iter().map(|yields| yields.window).chain(self.window);
+        let shortest = windows.map(|window| match window.period_ns.saturating_sub(window.length_ns) {
+            0 => u64::MAX,
+            shut_ns => shut_ns.min(window.length_ns),
+        });
+        shortest.min().filter(|ns| *ns < u64::MAX).map(|ns| Duration::from_nanos(ns / 8))
+    }
+
     /// What is wrong with it, if anything.
     ///
     /// # Errors

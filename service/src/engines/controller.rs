@@ -523,6 +523,7 @@ impl Engine for ControllerEngine {
         }
         busy |= self.settle(cx.now);
         let paces = self.agent.pace(&self.here, cx.now);
+        self.registry.set_clock_error(self.agent.clock_error(cx.now));
         self.carry_out(paces);
         self.look_at_rates(cx.now);
         self.report();

@@ -4,7 +4,7 @@ use std::time::Instant;
 use proptest::prelude::*;
 
 use super::random::Random;
-use super::windows::{Arc, meet, place};
+use super::windows::{Arc, Shared, meet, place};
 use super::*;
 use crate::topology::{Clos, HostId, LinkId, Topology};
 
@@ -256,9 +256,41 @@ proptest! {
             offset
         }).collect::<Vec<_>>();
         let exists = (0..cases).any(|case| apart(&offsets(case)));
-        match place(&arcs, &rivals) {
+        match place(&arcs, 0, &rivals) {
             Some(found) => prop_assert!(found.len() == arcs.len() && apart(&found), "{:?}", found),
             None => prop_assert!(!exists, "missed in {:?} {:?}", arcs, rivals),
+        }
+    }
+
+    /// Whatever jobs do and operators have given, a window that a policy decides meets no rival's.
+    #[test]
+    fn no_decided_window_meets_a_rivals(
+        of in proptest::collection::vec((prop_oneof![Just(10_000_u64), Just(15_000), Just(20_000), Just(20_300)], 1_u64..60, 0_u64..20_000, any::<bool>()), 2..6),
+    ) {
+        let topology = racks(2, 2, 2);
+        let mut jobs: Vec<Job> = (0..).zip(&of).map(|(comm, _)| job(comm, &comm.to_string(), &[0, 2], 2, 2)).collect();
+        let mut rules = Rules::default();
+        for (job, (period_ns, percent, phase_ns, is_given)) in jobs.iter_mut().zip(&of) {
+            let busy_ns = period_ns * percent / 100;
+            job.profile = Some(Profile { period_ns: *period_ns, busy_ns, phase_ns: *phase_ns });
+            let window = Window { period_ns: *period_ns, offset_ns: phase_ns % period_ns, length_ns: busy_ns.max(1) };
+            rules.tenants.push(TenantTerms { window: is_given.then_some(window), ..TenantTerms::new(&job.tenant) });
+        }
+        let view = View { topology: &topology, capacities: topology.rates(), jobs: &jobs, rules: &rules };
+        let decided = by_name("pfa_ts").expect("there").decide(&view).0;
+        let rivals = Shared::new(&view, &flows::assign(&view, |_, _| true)).rivals;
+        for (one, decision) in decided.iter().enumerate() {
+            let given = rules.tenants[one].window;
+            prop_assert!(given.is_none() || decision.window == given);
+            for rival in &rivals[one] {
+                let is_decided = given.is_none() || rules.tenants[*rival].window.is_none();
+                if let (true, Some(own), Some(other)) = (is_decided, decision.window, decided[*rival].window) {
+                    prop_assert!(!meet(&own, &other), "{own:?} {other:?}");
+                }
+            }
+            if let (None, Some(window), Some(profile)) = (given, decision.window, jobs[one].profile) {
+                prop_assert!(window.period_ns > profile.period_ns && window.length_ns >= profile.busy_ns + profile.busy_ns / 20);
+            }
         }
     }
 
@@ -347,12 +379,12 @@ fn periods_that_have_little_in_common_are_no_matter_of_memory() {
     let hour_ns = 3_600_000_000_000;
     let arcs = [(hour_ns, 5), (8, 5), (hour_ns - 1, 5), (u64::MAX, 5)];
     let arcs = arcs.map(|(period_ns, busy_ns)| Arc { period_ns, busy_ns, offset_ns: 0 });
-    let commensurable = super::windows::commensurable(&arcs);
+    let commensurable = super::windows::commensurable(&arcs, None);
     assert!(commensurable.iter().zip(&arcs).all(|(arc, before)| arc.period_ns >= before.period_ns));
-    assert_eq!(super::windows::commensurable(&arcs[3..])[0].period_ns / 16 * 16, u64::MAX / 16 * 16);
+    assert_eq!(super::windows::commensurable(&arcs[3..], None)[0].period_ns / 16 * 16, u64::MAX / 16 * 16);
     // All in each other's way, and none of them fits beside the second.
     let rivals: Vec<Vec<usize>> = (0..3).map(|arc| (0..3).filter(|other| *other != arc).collect()).collect();
-    assert_eq!(place(&arcs[..3], &rivals), None);
+    assert_eq!(place(&arcs[..3], 0, &rivals), None);
     let windows = arcs.map(|arc| arc.window());
     assert!(!super::windows::leave_a_gap(&windows[..2]));
 }

@@ -60,17 +60,28 @@ impl Arc {
     }
 }
 
-/// Arcs with periods that have a common divisor worth the name: nearly equal ones become equal, others are rounded up.
+/// Arcs with periods that have a common divisor worth the name, with each other and with a period that is `given`: nearly equal ones become equal,
+/// others are rounded up.
 #[must_use]
-pub fn commensurable(arcs: &[Arc]) -> Vec<Arc> {
-    let mut sorted: Vec<u64> = arcs.iter().map(|arc| arc.period_ns).collect();
-    sorted.sort_unstable();
-    let shortest = sorted.first().copied().unwrap_or(1);
+pub fn commensurable(arcs: &[Arc], given: Option<u64>) -> Vec<Arc> {
     let alike = |a: u64, b: u64| b - a <= a / 100 * ALIKE_PERCENT;
-    let base = sorted.iter().copied().take_while(|period| alike(shortest, *period)).last().unwrap_or(shortest);
-    let grid = base.div_ceil(GRID);
-    let base = grid.saturating_mul(GRID);
-    let period_ns = |period: u64| if period <= base { base } else { period.div_ceil(grid).saturating_mul(grid) };
+    let (base, grid) = match given {
+        Some(period) => (
+            period,
+            (1..=GRID).rev().find_map(|parts| (period % parts == 0).then_some(period / parts)).unwrap_or(period),
+        ),
+        None => {
+            let mut sorted: Vec<u64> = arcs.iter().map(|arc| arc.period_ns).collect();
+            sorted.sort_unstable();
+            let shortest = sorted.first().copied().unwrap_or(1);
+            let base = sorted.iter().copied().take_while(|period| alike(shortest, *period)).last().unwrap_or(shortest);
+            let grid = base.div_ceil(GRID);
+            (grid.saturating_mul(GRID), grid)
+        }
+    };
+    let grid = grid.max(1);
+    let is_base = |period: u64| period <= base && (given.is_none() || alike(period, base));
+    let period_ns = |period: u64| if is_base(period) { base } else { period.div_ceil(grid).saturating_mul(grid) };
     arcs.iter().map(|arc| Arc { period_ns: period_ns(arc.period_ns), ..*arc }).collect()
 }
 
@@ -83,13 +94,15 @@ pub fn meet(a: &Window, b: &Window) -> bool {
 }
 
 /// Offsets at which no two rivals ever meet, if there are any and the search finds them: groups of up to four are searched
-/// completely, those beyond eight not at all. The first arc stays where it is; earlier ones are placed first.
+/// completely, those beyond eight not at all. The first `fixed` arcs, or else the first one, stay where they are, be it that they meet; earlier ones are placed first.
 #[must_use]
-pub fn place(arcs: &[Arc], rivals: &[Vec<usize>]) -> Option<Vec<u64>> {
+pub fn place(arcs: &[Arc], fixed: usize, rivals: &[Vec<usize>]) -> Option<Vec<u64>> {
     if arcs.len() > GROUP_MAX {
         return None;
     }
-    let mut search = Search { arcs, rivals, placed: vec![None; arcs.len()], tries: 0 };
+    let stays = |(place, arc): (usize, &Arc)| (place < fixed).then_some(arc.offset_ns % arc.period_ns);
+    let placed = arcs.iter().enumerate().map(stays).collect();
+    let mut search = Search { arcs, rivals, placed, tries: 0 };
     search.run().then(|| search.placed.into_iter().flatten().collect())
 }
 

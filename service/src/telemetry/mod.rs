@@ -438,6 +438,8 @@ pub struct Registry {
     comm_changes: AtomicU64,
     /// Grows when a burst is foreseen.
     bursts: AtomicU64,
+    /// In nanoseconds; 0 where the clock is not known, or not needed.
+    clock_error: AtomicU64,
     watcher: OnceLock<WakerSlot>,
     gpus: OnceLock<Arc<[GpuInfo]>>,
     /// Flows to and from other hosts.
@@ -527,6 +529,18 @@ impl Registry {
         if let Some(watcher) = self.watcher.get() {
             watcher.wake();
         }
+    }
+
+    /// By how much this host's estimate of the cluster's common clock may be wrong, where it needs one.
+    pub fn set_clock_error(&self, error: Option<Duration>) {
+        let ns = error.map_or(0, |error| u64::try_from(error.as_nanos()).unwrap_or(u64::MAX).max(1));
+        self.clock_error.store(ns, Ordering::Relaxed);
+    }
+
+    /// What was said last.
+    #[must_use]
+    pub fn clock_error_ns(&self) -> Option<u64> {
+        Some(self.clock_error.load(Ordering::Relaxed)).filter(|ns| *ns > 0)
     }
 
     /// A burst is foreseen of a communicator for which others make room: who watches is woken.

@@ -11,6 +11,10 @@
 //! are as late. So every burst is also foreseen by itself, when the one before ends: a pause later. That takes bursts of as
 //! many collectives each; where their numbers differ nobody knows which is the last.
 //!
+//! A job that has a window sends when that is open, which says nothing of the job: its profile stays what it was, and only that it does not come
+//! less often than its window is looked at. If it does, as when its bursts have become longer than the window, it has no profile any more, and is
+//! measured anew once the window has gone; from then on by its longest bursts.
+//!
 //! Deliberately absent: what the network would allow. How long a burst takes is what it took when least was in its way, among the last.
 
 use std::collections::VecDeque;
@@ -34,6 +38,12 @@ const SPREAD_PERCENT: u32 = 20;
 const LATE_PERCENT: u32 = 1;
 /// Bursts that come more often are not foreseen one by one: hosts would hear of them too late, and of nothing else.
 const FORESEEN_PERIOD_MIN: Duration = Duration::from_millis(10);
+/// Under a window bursts are counted in so many at a time.
+const COUNTED: usize = 8;
+/// So much of the time that as many windows take, in percent, they may take.
+const WINDOWS_PERCENT: u128 = 115;
+/// So many times in a row they must take longer: a job may pause for once.
+const SLOW_MAX: u32 = 2;
 /// How often a profile is worked out, and told, at most.
 const EVERY: Duration = Duration::from_secs(1);
 
@@ -89,6 +99,23 @@ pub struct ProfileMeter {
     shape: Option<Shape>,
     /// Collectives of the burst that goes on.
     of_burst: usize,
+    /// Collectives of eight bursts, as they were measured last.
+    of_counted: usize,
+    /// Where the job has a window.
+    windowed: Option<Windowed>,
+    /// A window of its profile's was too short for the job: its longest bursts count.
+    is_cautious: bool,
+}
+
+/// A job under a window.
+#[derive(Debug, Default)]
+struct Windowed {
+    period: Duration,
+    /// When bursts began to be counted, and collectives since.
+    since: Option<(Instant, usize)>,
+    slow: u32,
+    /// The window has turned out to be too short.
+    is_harmful: bool,
 }
 
 /// What all bursts have in common.
@@ -105,8 +132,25 @@ struct Shape {
 }
 
 impl ProfileMeter {
+    /// The job may send in windows of this period only, or whenever it wants.
+    pub fn set_window(&mut self, period: Option<Duration>) {
+        if self.windowed.as_ref().map(|windowed| windowed.period) == period {
+            return;
+        }
+        self.windowed = period.map(|period| Windowed { period, ..Windowed::default() });
+        self.collectives.clear();
+        (self.worked_out, self.shape, self.of_burst) = (None, None, 0);
+    }
+
     /// A collective has ended.
     pub fn note(&mut self, began: Instant, ended: Instant) -> Noted {
+        if let Some(windowed) = &mut self.windowed {
+            if windowed.note(ended, self.of_counted) {
+                (self.told, self.is_cautious) = (None, true);
+                return Noted { profile: Some(None), burst: None };
+            }
+            return Noted::default();
+        }
         let burst = self.foresee(began, ended);
         Noted { profile: self.profile(began, ended), burst }
     }
@@ -129,7 +173,11 @@ impl ProfileMeter {
             return None;
         }
         self.worked_out = Some(ended);
-        let (measured, shape) = measure(&self.collectives).unzip();
+        let found = measure(&self.collectives, self.is_cautious);
+        if let Some(Found { per_burst, .. }) = &found {
+            self.of_counted = (per_burst * COUNTED as f64).round() as usize;
+        }
+        let (measured, shape) = found.map(|found| (found.measured, found.shape)).unzip();
         self.shape = shape.flatten();
         let is_news = match (&measured, &self.told) {
             (Some(measured), Some(told)) => measured.differs(told),
@@ -142,13 +190,45 @@ impl ProfileMeter {
     }
 }
 
+impl Windowed {
+    /// A collective has ended, of which `of_counted` are eight bursts. Says so when the window has turned out to be too short.
+    fn note(&mut self, ended: Instant, of_counted: usize) -> bool {
+        if self.is_harmful || of_counted == 0 {
+            return false;
+        }
+        let Some((since, count)) = &mut self.since else {
+            self.since = Some((ended, 0));
+            return false;
+        };
+        *count += 1;
+        if *count < of_counted {
+            return false;
+        }
+        let took = ended.saturating_duration_since(*since).as_nanos();
+        let is_slow = took * 100 > self.period.as_nanos() * COUNTED as u128 * WINDOWS_PERCENT;
+        self.slow = if is_slow { self.slow + 1 } else { 0 };
+        self.is_harmful = self.slow == SLOW_MAX;
+        self.since = Some((ended, 0));
+        self.is_harmful
+    }
+}
+
+/// What collectives have in common.
+struct Found {
+    measured: Measured,
+    /// Where bursts have as many collectives each.
+    shape: Option<Shape>,
+    /// Collectives of a burst, on average.
+    per_burst: f64,
+}
+
 /// The value at a part of the sorted values, in tenths.
 fn tenth(sorted: &[Duration], tenths: usize) -> Duration {
     sorted.get((sorted.len().saturating_sub(1)) * tenths / 10).copied().unwrap_or_default()
 }
 
-/// The profile, and what bursts have in common, where they have as many collectives each.
-fn measure(collectives: &VecDeque<(Instant, Instant)>) -> Option<(Measured, Option<Shape>)> {
+/// The profile, if there is one; by the longest of bursts, or the shortest.
+fn measure(collectives: &VecDeque<(Instant, Instant)>, by_longest: bool) -> Option<Found> {
     let pause =
         |(before, after): (&(Instant, Instant), &(Instant, Instant))| after.0.saturating_duration_since(before.1);
     let pauses = || collectives.iter().zip(collectives.iter().skip(1)).map(pause);
@@ -188,8 +268,9 @@ fn measure(collectives: &VecDeque<(Instant, Instant)>) -> Option<(Measured, Opti
     let count = bursts.first()?.2;
     let are_alike = period >= FORESEEN_PERIOD_MIN && bursts.iter().all(|burst| burst.2 == count);
     let shape = Shape { collectives: count, divides: long / 2, lasts: tenth(&lengths, 5), pause: tenth(&pauses, 5) };
-    let measured = Measured { period, busy: tenth(&lengths, 1), began: last };
-    (is_steady && has_pauses).then(|| (measured, are_alike.then_some(shape)))
+    let measured = Measured { period, busy: tenth(&lengths, if by_longest { 9 } else { 1 }), began: last };
+    let per_burst = bursts.iter().map(|burst| burst.2).sum::<usize>() as f64 / bursts.len() as f64;
+    (is_steady && has_pauses).then(|| Found { measured, shape: are_alike.then_some(shape), per_burst })
 }
 
 #[cfg(test)]
@@ -285,6 +366,40 @@ mod tests {
         // It stops being one.
         let news = told(&job(9_000, (1, 5_000, 0, 0), 0, last + Duration::from_secs(60)));
         assert_eq!(news.last(), Some(&None));
+    }
+
+    #[test]
+    fn who_comes_less_often_than_its_window_is_measured_anew_and_by_its_longest_bursts() {
+        let begin = Instant::now();
+        let mut meter = ProfileMeter::default();
+        let mut at = begin;
+        // Bursts of two collectives, 20 ms apart from begin to begin, or as many as it says.
+        let mut run = |meter: &mut ProfileMeter, bursts: u64, period_ms: u64, lengths_us: &[u64]| {
+            let mut news = Vec::new();
+            for burst in 0..bursts {
+                let length = Duration::from_micros(lengths_us[burst as usize % lengths_us.len()]);
+                let middle = at + length / 2;
+                for (began, ended) in [(at, middle), (middle, at + length)] {
+                    news.extend(meter.note(began, ended).profile);
+                }
+                at += Duration::from_millis(period_ms);
+            }
+            news
+        };
+        let news = run(&mut meter, 200, 20, &[8_000]);
+        assert_eq!(news.len(), 1, "{news:?}");
+        let period = news[0].expect("a profile").period;
+        // It goes on under its window, with a pause of a second for once.
+        meter.set_window(Some(period));
+        assert!(run(&mut meter, 100, 20, &[8_000]).is_empty());
+        assert!(run(&mut meter, 1, 1_000, &[8_000]).is_empty());
+        meter.set_window(Some(period));
+        assert!(run(&mut meter, 100, 20, &[8_000]).is_empty());
+        // Then a burst takes two windows every other time.
+        assert_eq!(run(&mut meter, 100, 30, &[8_000]), [None], "once");
+        meter.set_window(None);
+        let news = run(&mut meter, 200, 24, &[8_000, 12_000]);
+        assert!(matches!(news[..], [Some(measured)] if measured.busy >= Duration::from_millis(12)), "{news:?}");
     }
 
     #[test]

@@ -212,6 +212,14 @@ fn service(text: &mut Text, overview: &Overview) {
     for host in &overview.hosts {
         family.sample(&[("peer", &host.host)], u8::from(host.up));
     }
+    let mut family = text.family(
+        "mccs_clock_error_seconds",
+        Kind::Gauge,
+        "By how much the estimate of the cluster's common clock may be wrong, where communicators send at certain times.",
+    );
+    if let Some(error_ns) = overview.clock_error_ns {
+        family.sample(&[], seconds(error_ns));
+    }
     let mut family = text.family("mccs_runtime_rounds_total", Kind::Counter, "Rounds of polling of a runtime.");
     for runtime in &overview.runtimes {
         family.sample(&[("runtime", &runtime.name)], runtime.rounds);

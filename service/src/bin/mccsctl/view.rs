@@ -121,6 +121,9 @@ fn head(text: &mut String, now: &Overview) {
         let reason = host.last_error.as_deref().unwrap_or("not reached yet");
         let _ = writeln!(text, "  {} is down since {} s: {reason}", host.host, host.since_seconds);
     }
+    if let Some(error_ns) = now.clock_error_ns {
+        let _ = writeln!(text, "  the cluster's clock is known to {} us", error_ns.div_ceil(1_000));
+    }
     let refused: u64 = now.refused.iter().map(|refused| refused.connections).sum();
     if refused + now.lines_suppressed > 0 {
         let _ = writeln!(text, "  {refused} connections refused, {} lines not logged", now.lines_suppressed);
@@ -436,6 +439,7 @@ mod tests {
                 ways_left: 0,
             }],
             hosts: Vec::new(),
+            clock_error_ns: Some(250_000),
             runtimes: Vec::new(),
             engines: Vec::new(),
             lines_suppressed: 0,

@@ -181,6 +181,35 @@ fn links_that_were_found_dead_are_forgotten_with_who_said_so() {
     assert!(of_link.is_some_and(|entry| entry.why.contains("host-b")), "{history:?}");
 }
 
+/// Who hears no more what the time is keeps to its times while its clock is good enough, and to its caps for ever.
+#[test]
+fn times_end_when_the_clock_is_not_good_enough_any_more() {
+    let mut bed = Bed::new("ffa");
+    let comm = bed.begin_wide("t");
+    bed.run();
+    let file = "[policy]\nname = \"ffa\"\n[[tenant]]\nname = \"t\"\ncap = \"3Gbit/s\"\n[[window]]\ntenant = \"t\"\nperiod = \"100ms\"\nlength = \"40ms\"\n";
+    bed.controller.files(None, Some(text("policy.toml", file)), bed.now);
+    bed.pass(Duration::from_secs(2));
+    let name = bed.hosts.keys().find(|name| **name != bed.own).expect("another host").clone();
+    let controller = bed.own.clone();
+    bed.host(&name).agent.lost(&controller);
+    let pace = |bed: &Bed| bed.hosts[&name].paces[&comm].clone();
+    assert!(pace(&bed).window.is_some());
+    // An eighth of 40 ms: clocks drift so far apart in 25 s.
+    let error_max = Duration::from_millis(5);
+    let mut waited = Duration::ZERO;
+    while pace(&bed).window.is_some() {
+        let agent = &bed.hosts[&name].agent;
+        let wakes = agent.next_deadline().expect("wakes for it");
+        assert!(agent.clock_error(bed.now).expect("known") <= error_max && wakes > bed.now);
+        waited += wakes - bed.now;
+        bed.now = wakes;
+        bed.pace(&name);
+    }
+    assert!(waited >= Duration::from_secs(20) && waited <= Duration::from_secs(26), "{waited:?}");
+    assert_eq!((pace(&bed).cap_bps, bed.hosts[&name].agent.next_deadline()), (Some(3_000_000_000), None));
+}
+
 /// What a host sends, with caps and with times, before it knows what the time is.
 #[test]
 fn caps_hold_before_the_common_clock_is_known() {

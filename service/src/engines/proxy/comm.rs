@@ -157,8 +157,6 @@ pub(super) struct Comm {
     pub(super) watch: Watch,
     /// When it sends, where a controller may want to know.
     pub(super) meter: ProfileMeter,
-    /// Whether it may send at certain times only: then those are its profile, and say nothing of the job.
-    pub(super) is_windowed: bool,
 }
 
 impl Comm {
@@ -191,7 +189,6 @@ impl Comm {
             active_at: now,
             watch: Watch::default(),
             meter: ProfileMeter::default(),
-            is_windowed: false,
         }
     }
 

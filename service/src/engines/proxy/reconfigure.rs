@@ -414,7 +414,7 @@ impl ProxyEngine {
     /// From now on a communicator's flows leave this host so. Nothing is agreed on: results are the same whatever it is.
     pub(super) fn set_pace(&mut self, id: &CommId, pace: &Arc<Pace>) {
         let Some(live) = self.comm_of(id).and_then(|comm| self.comms.get_mut(comm)) else { return };
-        live.is_windowed = pace.window.is_some();
+        live.meter.set_window(pace.window.as_ref().map(|window| window.period));
         let (Some(span), Some(placed)) = (&live.span, &live.info.placed) else { return };
         let owner = live.members.first().map(|member| &member.session.tenant);
         let tenant = owner.zip(pace.host_cap_bps).map(|(tenant, cap_bps)| tenant.capped(cap_bps));
@@ -434,7 +434,7 @@ impl ProxyEngine {
 impl Comm {
     /// A collective has ended: what that makes known of when it sends is told.
     pub(super) fn note_burst(&mut self, began: Instant, ended: Instant, registry: &Registry) {
-        let Some(placed) = self.info.placed.as_ref().filter(|_| !self.is_windowed) else { return };
+        let Some(placed) = &self.info.placed else { return };
         let Noted { profile, burst } = self.meter.note(began, ended);
         if let Some(profile) = profile {
             placed.set_profile(profile);

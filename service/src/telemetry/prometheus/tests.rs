@@ -78,6 +78,7 @@ fn overview() -> Overview {
             ways_left: 4,
         }],
         hosts: vec![peer],
+        clock_error_ns: Some(250_000),
         runtimes: vec![runtime],
         engines: Vec::new(),
         lines_suppressed: 6,
@@ -193,6 +194,7 @@ fn numbers_are_where_they_belong() {
         ("mccs_path_bytes_total{peer=\"h1\",path=\"-\",direction=\"send\"}", 8.0),
         ("mccs_path_ways_left_total{peer=\"h1\",path=\"-\",direction=\"send\"}", 4.0),
         ("mccs_host_up{peer=\"h1\"}", 1.0),
+        ("mccs_clock_error_seconds", 0.000_25),
         ("mccs_runtime_parks_total{runtime=\"mccs-main\"}", 2.0),
         ("mccs_uptime_seconds", 2.0),
         (
