@@ -156,8 +156,8 @@ impl TopologyFile {
         if found.is_empty() { Ok(file) } else { Err(ConfigError::Invalid(found)) }
     }
 
-    /// What contradicts the hosts that there are, of a file with this text: hosts that only one of both has, and numbers of devices that are
-    /// not those of the hosts' GPUs. In the order of the file.
+    /// What contradicts the hosts that there are, of a file with this text: hosts that only one of both has, numbers of devices that are
+    /// not those of the hosts' GPUs, and names of NICs by which their hosts know none. In the order of the file.
     #[must_use]
     pub fn contradictions(&self, text: &str, file_name: &str, cluster: &[ActualHost<'_>]) -> Vec<Diagnostic> {
         let mut found = document::check(&Against { file: self, cluster }, text, file_name);
@@ -173,6 +173,51 @@ pub struct ActualHost<'a> {
     pub name: &'a str,
     /// GPUs that its service uses. `None` where it has none, or has not said: host memory has as many devices as the topology says.
     pub gpus: Option<u32>,
+    /// Its network interfaces. `None` where it has not said.
+    pub interfaces: Option<&'a [String]>,
+    /// Ports of RDMA devices that its service uses. `None` where it uses none, or has not said.
+    pub rdma_ports: Option<&'a [Device]>,
+}
+
+/// Names that a complaint lists; of more it names the nearest.
+const NAMES_LISTED_MAX: usize = 8;
+
+impl<'a> ActualHost<'a> {
+    /// One that has said nothing of itself.
+    #[must_use]
+    pub fn named(name: &'a str) -> Self {
+        ActualHost { name, gpus: None, interfaces: None, rdma_ports: None }
+    }
+
+    /// Reports what a NIC, whose key is `key`, is called that the host has not.
+    fn compare(&self, nic: &Nic, key: &str, problems: &mut Problems) {
+        let name = self.name;
+        if let (Some(interface), Some(known)) = (nic.interface.as_ref().map(Device::to_string), self.interfaces)
+            && !known.contains(&interface)
+        {
+            let others = others(&interface, known.iter().map(String::as_str));
+            let message = format!("host {name:?} has no network interface {interface:?}; it has {others}");
+            problems.add(format!("{key}.interface"), message);
+        }
+        if let (Some(rdma), Some(known)) = (&nic.rdma, self.rdma_ports)
+            && !known.iter().any(|port| rdma.meets(port))
+        {
+            let names: Vec<String> = known.iter().map(Device::to_string).collect();
+            let others = others(&rdma.to_string(), names.iter().map(String::as_str));
+            let message = format!("the service of {name:?} uses no RDMA device \"{rdma}\"; it uses {others}");
+            problems.add(format!("{key}.rdma"), message);
+        }
+    }
+}
+
+/// What there is in the place of a name.
+fn others<'a>(wrong: &str, known: impl Iterator<Item = &'a str> + Clone) -> String {
+    match (known.clone().count(), nearest(wrong, known.clone())) {
+        (0, _) => "none".to_owned(),
+        (1..=NAMES_LISTED_MAX, _) => known.collect::<Vec<_>>().join(", "),
+        (count, Some(near)) => format!("{near:?}, and {} others", count - 1),
+        (count, None) => format!("{count} others"),
+    }
 }
 
 /// A topology beside the hosts that there are.
@@ -184,7 +229,7 @@ struct Against<'a> {
 impl Validate for Against<'_> {
     fn validate(&self, problems: &mut Problems) {
         let known: HashSet<&str> = self.file.hosts.iter().map(|host| host.name.as_str()).collect();
-        let actual: HashMap<&str, Option<u32>> = self.cluster.iter().map(|host| (host.name, host.gpus)).collect();
+        let actual: HashMap<&str, &ActualHost<'_>> = self.cluster.iter().map(|host| (host.name, host)).collect();
         // Who is called otherwise by one of both is missing in each.
         let missing: Vec<&str> = actual.keys().copied().filter(|name| !known.contains(name)).collect();
         let unknown: Vec<&str> = known.iter().copied().filter(|name| !actual.contains_key(name)).collect();
@@ -197,16 +242,17 @@ impl Validate for Against<'_> {
             problems.add("host", format!("host {name:?} is in the cluster and not in the topology{hint}"));
         }
         for (i, host) in self.file.hosts.iter().enumerate() {
-            match actual.get(host.name.as_str()) {
-                None => {
-                    let message = format!("the cluster, which service.toml lists, has no host {:?}", host.name);
-                    problems.add(format!("host[{i}].name"), message + &hint(&host.name, &missing));
-                }
-                Some(Some(gpus)) if *gpus != host.devices => {
-                    let message = format!("must be {gpus}: the service of {:?} uses so many GPUs", host.name);
-                    problems.add(format!("host[{i}].devices"), format!("{message}, not {}", host.devices));
-                }
-                Some(_) => {}
+            let Some(actual) = actual.get(host.name.as_str()) else {
+                let message = format!("the cluster, which service.toml lists, has no host {:?}", host.name);
+                problems.add(format!("host[{i}].name"), message + &hint(&host.name, &missing));
+                continue;
+            };
+            if let Some(gpus) = actual.gpus.filter(|gpus| *gpus != host.devices) {
+                let message = format!("must be {gpus}: the service of {:?} uses so many GPUs", host.name);
+                problems.add(format!("host[{i}].devices"), format!("{message}, not {}", host.devices));
+            }
+            for (j, nic) in host.nics.iter().enumerate() {
+                actual.compare(nic, &format!("host[{i}].nic[{j}]"), problems);
             }
         }
     }

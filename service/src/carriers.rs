@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use mccs_config::service::{RdmaUse, TransportKind};
+use mccs_config::service::{Device, RdmaUse, TransportKind};
 
 use crate::engines::transport::links::Links;
 use crate::service::{NetworkSettings, RdmaSettings, VerbsFrom};
@@ -16,11 +16,19 @@ use crate::transports::{FlowOptions, FlowPath, ListenOptions, Transport, Transpo
 /// See the module's documentation.
 pub(crate) struct Carriers {
     network: NetworkSettings,
-    rdma: Option<(Arc<dyn Driver>, RdmaSettings)>,
+    rdma: Option<OpenRdma>,
     /// What flows are carried by unless their strategy says otherwise.
     pub(crate) first: TransportKind,
     /// Counts engines: each prefers another device.
     turn: usize,
+}
+
+/// Verbs that are there, and wanted.
+struct OpenRdma {
+    driver: Arc<dyn Driver>,
+    settings: RdmaSettings,
+    /// Those that each engine's transport uses.
+    ports: Vec<Device>,
 }
 
 impl Carriers {
@@ -32,7 +40,7 @@ impl Carriers {
         let rdma = network.rdma.clone().map(open_rdma).transpose()?.flatten();
         tcp::try_out(network.address, &network.flow).context("this kernel does not take what [tcp] says of flows")?;
         let first = match &rdma {
-            Some((_, rdma)) if rdma.usage != RdmaUse::Standby => TransportKind::Rdma,
+            Some(rdma) if rdma.settings.usage != RdmaUse::Standby => TransportKind::Rdma,
             _ => TransportKind::Tcp,
         };
         let carriers = Carriers { network, rdma, first, turn: 0 };
@@ -46,8 +54,8 @@ impl Carriers {
             return Ok(());
         }
         let (transport, flow): (Box<dyn Transport>, _) = match &self.rdma {
-            Some((driver, rdma)) if self.first == TransportKind::Rdma => {
-                (Box::new(RdmaTransport::new(driver, rdma.options.clone())?), &rdma.flow)
+            Some(OpenRdma { driver, settings, .. }) if self.first == TransportKind::Rdma => {
+                (Box::new(RdmaTransport::new(driver, settings.options.clone())?), &settings.flow)
             }
             _ => (Box::new(TcpTransport::new()?), &self.network.flow),
         };
@@ -61,6 +69,11 @@ impl Carriers {
         Ok(())
     }
 
+    /// Ports that flows over RDMA can leave by, where there are such flows.
+    pub(crate) fn rdma_ports(&self) -> Option<Vec<Device>> {
+        self.rdma.as_ref().map(|rdma| rdma.ports.clone())
+    }
+
     /// The links of one more engine, over all there is.
     ///
     /// # Errors
@@ -69,11 +82,11 @@ impl Carriers {
         let mut transports: Vec<(TransportKind, Box<dyn Transport>)> =
             vec![(TransportKind::Tcp, Box::new(TcpTransport::new()?))];
         let mut flows = BTreeMap::from([(TransportKind::Tcp, self.network.flow.clone())]);
-        if let Some((driver, rdma)) = &self.rdma {
-            let options = RdmaOptions { turn: self.turn, ..rdma.options.clone() };
+        if let Some(OpenRdma { driver, settings, .. }) = &self.rdma {
+            let options = RdmaOptions { turn: self.turn, ..settings.options.clone() };
             self.turn += 1;
             transports.push((TransportKind::Rdma, Box::new(RdmaTransport::new(driver, options)?)));
-            flows.insert(TransportKind::Rdma, rdma.flow.clone());
+            flows.insert(TransportKind::Rdma, settings.flow.clone());
         }
         transports.sort_by_key(|(kind, _)| *kind != self.first);
         let first: FlowOptions = flows.get(&self.first).unwrap_or(&self.network.flow).clone();
@@ -83,23 +96,24 @@ impl Carriers {
 }
 
 /// Opens the verbs library and looks at the devices; says what it has found, or what it lacks.
-fn open_rdma(settings: RdmaSettings) -> anyhow::Result<Option<(Arc<dyn Driver>, RdmaSettings)>> {
+fn open_rdma(settings: RdmaSettings) -> anyhow::Result<Option<OpenRdma>> {
     let found = || -> Result<_, NoRdma> {
         let driver: Arc<dyn Driver> = match &settings.verbs {
             VerbsFrom::Library(library) => Arc::new(Verbs::open(library)?),
             VerbsFrom::Driver(driver) => Arc::clone(driver),
         };
-        let ports = RdmaTransport::new(&driver, settings.options.clone())?.describe();
-        Ok((driver, ports))
+        let transport = RdmaTransport::new(&driver, settings.options.clone())?;
+        Ok((driver, transport.devices(), transport.describe()))
     };
     match (found(), settings.usage) {
-        (Ok((driver, ports)), RdmaUse::Standby) => {
-            tracing::info!(ports, "flows go over TCP, and over RDMA where a strategy says so");
-            Ok(Some((driver, settings)))
-        }
-        (Ok((driver, ports)), _) => {
-            tracing::info!(ports, "flows go over RDMA");
-            Ok(Some((driver, settings)))
+        (Ok((driver, ports, described)), usage) => {
+            match usage {
+                RdmaUse::Standby => {
+                    tracing::info!(ports = described, "flows go over TCP, and over RDMA where a strategy says so");
+                }
+                _ => tracing::info!(ports = described, "flows go over RDMA"),
+            }
+            Ok(Some(OpenRdma { driver, settings, ports }))
         }
         (Err(reason), RdmaUse::Required) => Err(reason).context("[rdma] use = \"required\""),
         (Err(reason), _) => {

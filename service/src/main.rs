@@ -50,7 +50,7 @@ fn check_files(controller: &ControllerSettings) -> anyhow::Result<()> {
         Ok(Text { name: path.display().to_string(), text: mccs_config::document::read_text(path)? })
     };
     // What hosts have is known when they report.
-    let cluster: Vec<_> = controller.hosts.iter().map(|host| ActualHost { name: host.as_str(), gpus: None }).collect();
+    let cluster: Vec<_> = controller.hosts.iter().map(|host| ActualHost::named(host.as_str())).collect();
     Basis::new(read(topology)?, read(policy)?, &cluster).map_err(anyhow::Error::msg)?;
     Ok(())
 }

@@ -14,6 +14,7 @@ use mccs_ipc::handshake::Listener;
 use crate::carriers::Carriers;
 use crate::collective::{Algorithm, Choice, CostModel, Strategy};
 use crate::control::overview::Overseer;
+use crate::controller::equipment::Equipment;
 use crate::devices::cuda::{CudaDevice, CudaOptions, Gpus, NoCuda};
 use crate::devices::host::{HostDevice, HostOptions};
 use crate::engines::control::{ControlEngine, Controlled};
@@ -219,7 +220,9 @@ impl Service {
                 if let (Some(inputs), Some(settings)) = (inputs, &settings.controller) {
                     let outputs = (exchange.clone(), proxy.clone());
                     let gpus = gpus.as_ref().map_or(0, |gpus| gpus.ids.len() as u32);
-                    let settings = ControllerSettings { gpus, ..settings.clone() };
+                    let rdma_ports = carriers.as_ref().and_then(Carriers::rdma_ports);
+                    let equipment = Equipment { gpus, rdma_ports, interfaces: None };
+                    let settings = ControllerSettings { equipment, ..settings.clone() };
                     start_controller(&runtimes, main, &settings, inputs, outputs, (&registry, &words))?;
                 }
                 let transport = carriers.as_ref().map(|carriers| carriers.first);

@@ -259,6 +259,116 @@ fn what_a_policy_would_change_is_told_also_where_no_flow_moves() {
     assert!(!now.contains(mark) && then.contains(mark) && text.contains("from h0 then: as they like"), "{text}");
 }
 
+/// A communicator of two hosts as the controller shows it.
+struct Shown {
+    rings: serde_json::Value,
+    state: serde_json::Value,
+    epoch: u64,
+}
+
+impl Bed {
+    fn shown(&self) -> Shown {
+        let json = self.says_in_json(&["policy", "show"]);
+        let view = &json["controller"]["show"]["communicators"][0];
+        let (rings, state) = (view["strategy"]["rings"].clone(), view["state"].clone());
+        Shown { rings, state, epoch: view["epoch"].as_u64().expect("a communicator") }
+    }
+
+    /// Waits until it is.
+    fn shown_with(&self, is_so: impl Fn(&Shown) -> bool) -> Shown {
+        std::iter::repeat_with(|| self.shown()).find(is_so).expect("without an end")
+    }
+}
+
+fn reconfigure<'a>(number: &'a str, arguments: &[&'a str]) -> Vec<&'a str> {
+    [&["reconfigure", number][..], arguments].concat()
+}
+
+#[test]
+fn a_strategy_is_chosen_by_hand_and_given_back() {
+    let bed = Bed::of(&["h0", "h1"]);
+    let (first, second) = bed.join_across();
+    // A collective by whatever strategy is in force.
+    let sum = || {
+        let once = &AtomicBool::new(true);
+        std::thread::scope(|scope| {
+            [&first, &second].into_iter().for_each(|rank| drop(scope.spawn(move || sum_until(rank, once))));
+        });
+    };
+    while !bed.says(&["policy", "show"]).contains("as decided") {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let decided = bed.shown();
+    assert_eq!(decided.state, "as_decided");
+    let number = bed.says_in_json(&["communicators"])["communicators"][0]["communicator"].to_string();
+    let number = number.as_str();
+    let why = bed.complains(&reconfigure(number, &["--ring", "0,0"]));
+    assert!(why.contains("refused") && why.contains("ring 0 names rank 0 twice"), "{why}");
+    let why = bed.complains(&reconfigure(number, &["--ring", "0,1,2"]));
+    assert!(why.contains("refused") && why.contains("ring 0"), "{why}");
+    let why = bed.complains(&reconfigure(number, &["--unpin"]));
+    assert!(why.contains("is not pinned"), "{why}");
+    let after = bed.shown();
+    assert_eq!((after.epoch, after.rings, after.state), (decided.epoch, decided.rings.clone(), "as_decided".into()));
+
+    let holds = |text: &str, epoch: u64| text.starts_with(&format!("strategy {epoch} holds from collective "));
+    let by_hand = decided.epoch + 1;
+    let text = bed.says(&reconfigure(number, &["--ring", "1,0"]));
+    assert!(holds(&text, by_hand), "{text}");
+    let is_pinned = |shown: &Shown, epoch: u64| shown.epoch == epoch && shown.state == "pinned";
+    let shown = bed.shown_with(|shown| is_pinned(shown, by_hand));
+    assert_eq!(shown.rings, serde_json::json!([[1, 0]]));
+    sum();
+    // From a file; and options come on top of it.
+    let file = bed.write("change.toml", "algorithm = \"ring\"\nrings = [[0, 1], [1, 0], [0, 1]]\n");
+    let text = bed.says(&reconfigure(number, &["--file", &file]));
+    assert!(holds(&text, by_hand + 1), "{text}");
+    sum();
+    let shown = bed.shown_with(|shown| is_pinned(shown, by_hand + 1));
+    assert_eq!(shown.rings, serde_json::json!([[0, 1], [1, 0], [0, 1]]));
+    let channels = decided.rings.as_array().map_or(0, Vec::len);
+    let turned = ["--ring", "1,0"].repeat(channels);
+    let made = bed.says_in_json(&reconfigure(number, &[&["--file", file.as_str()][..], &turned].concat()));
+    assert_eq!(made["reconfigured"]["epoch"], by_hand + 2, "{made}");
+    sum();
+    let shown = bed.shown_with(|shown| is_pinned(shown, by_hand + 2));
+    assert_eq!(shown.rings, serde_json::json!(vec![[1, 0]; channels]));
+    let wrong = bed.write("wrong.toml", "rings = [[0, 1]]\nchannels = 2\n");
+    for (wrong, why) in [(wrong.as_str(), "wrong.toml:2:1"), ("/nowhere/change.toml", "/nowhere/change.toml")] {
+        let complaint = bed.complains(&reconfigure(number, &["--file", wrong]));
+        assert!(complaint.contains(why), "{complaint}");
+    }
+    assert_eq!(bed.shown().epoch, by_hand + 2, "a mistake changes nothing");
+
+    // The policy decides again.
+    assert_eq!(bed.says(&reconfigure(number, &["--unpin"])).trim(), "done");
+    let shown = bed.shown_with(|shown| shown.state == "as_decided");
+    assert_eq!((shown.rings, shown.epoch), (decided.rings, by_hand + 3));
+    sum();
+}
+
+#[test]
+fn links_are_spoken_of() {
+    let bed = Bed::of(&["h0", "h1"]);
+    let _ranks = bed.join_across();
+    while !bed.says(&["policy", "show"]).contains("as decided") {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    for (state, shown) in [("down", "down"), ("25Gbit/s", "25Gbit/s"), ("up", "up"), ("down", "down")] {
+        let said = bed.says(&["link", "leaf-h0", "spine0", state]);
+        assert!(said.starts_with("in force"), "{said}");
+        let text = bed.says(&["policy", "show"]);
+        let line = format!("  link leaf-h0 spine0: {shown}");
+        assert_eq!(text.lines().any(|other| other == line), state != "up", "{state}: {text}");
+        let history = bed.says(&["policy", "history"]);
+        assert!(history.contains(&format!("link leaf-h0 spine0 {state}")), "{history}");
+    }
+    let json = bed.says_in_json(&["policy", "show"]);
+    assert_eq!(json["controller"]["show"]["links"], serde_json::json!([["leaf-h0", "spine0", "down"]]));
+    let why = bed.complains(&["link", "leaf-h0", "spine0", "sideways"]);
+    assert!(why.contains("sideways") && why.contains("or say up, or down"), "{why}");
+}
+
 #[test]
 fn who_is_stuck_is_named_and_what_happens_is_seen() {
     let bed = Bed::start();

@@ -171,7 +171,7 @@ impl<'de> Deserialize<'de> for Device {
 
 impl Device {
     /// Whether both mean the same port.
-    fn meets(&self, other: &Device) -> bool {
+    pub(crate) fn meets(&self, other: &Device) -> bool {
         self.name == other.name && (self.port.is_none() || other.port.is_none() || self.port == other.port)
     }
 }

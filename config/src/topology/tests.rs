@@ -81,7 +81,7 @@ fn leaves_need_spines_and_spines_a_rate() {
 #[test]
 fn hosts_that_are_there_are_compared() {
     let text = include_str!("../../examples/topology.toml");
-    let host = |name: &'static str, gpus: u32| ActualHost { name, gpus: Some(gpus) };
+    let host = |name: &'static str, gpus: u32| ActualHost { gpus: Some(gpus), ..ActualHost::named(name) };
     let all = [host("host-a", 2), host("host-b", 2), host("host-c", 2), host("host-d", 2)];
     let complaints = |cluster: &[ActualHost<'_>]| match TopologyFile::parse_for(text, "topology.toml", cluster) {
         Ok(_) => Vec::new(),
@@ -99,6 +99,53 @@ fn hosts_that_are_there_are_compared() {
     assert!(devices.message.contains("must be 4") && devices.message.contains("not 2"), "{devices}");
     assert_eq!((unknown.line, &*unknown.key), (at("name = \"host-b\""), "host[1].name"));
     assert!(unknown.message.contains("no host \"host-b\"; it has \"host-bb\""), "{unknown}");
+}
+
+#[test]
+fn names_of_nics_are_compared_with_what_hosts_have() {
+    let text = include_str!("../../examples/topology-rails.toml");
+    let complaints = |cluster: &[ActualHost<'_>]| match TopologyFile::parse_for(text, "topology.toml", cluster) {
+        Ok(_) => Vec::new(),
+        Err(error) => error.diagnostics().to_vec(),
+    };
+    let names = |names: &[&str]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
+    let ports = |ports: &[&str]| ports.iter().map(|port| port.parse().expect("a port")).collect::<Vec<Device>>();
+    let host_b = ActualHost { interfaces: Some(&[]), rdma_ports: Some(&[]), ..ActualHost::named("host-b") };
+    let found = |interfaces: Option<&[&str]>, rdma_ports: Option<&[&str]>| {
+        let (interfaces, rdma_ports) = (interfaces.map(names), rdma_ports.map(ports));
+        let (interfaces, rdma_ports) = (interfaces.as_deref(), rdma_ports.as_deref());
+        // The topology has no names for the other host's NICs, which may be called anything.
+        let found = complaints(&[ActualHost { interfaces, rdma_ports, ..ActualHost::named("host-a") }, host_b]);
+        found.into_iter().map(|found| (found.line, found.key, found.message)).collect::<Vec<_>>()
+    };
+    assert_eq!(found(None, None), [], "who has not said what it has may have anything");
+    assert_eq!(found(Some(&["eth0", "eth1", "lo"]), Some(&["mlx5_0:1", "mlx5_0:2", "mlx5_1:1"])), []);
+    let at = |line: &str| text.lines().position(|other| other.starts_with(line)).expect("in the file") + 1;
+    let [(line, key, message)] = &found(Some(&["eth0", "lo"]), Some(&["mlx5_0:1", "mlx5_1:1"]))[..] else {
+        panic!("one name is no interface's");
+    };
+    assert_eq!((*line, key.as_str()), (at("interface = \"eth1\""), "host[0].nic[1].interface"));
+    assert_eq!(message, "host \"host-a\" has no network interface \"eth1\"; it has eth0, lo");
+    let [(line, key, message)] = &found(None, Some(&["mlx5_1:1"]))[..] else { panic!("one device is not used") };
+    assert_eq!((*line, key.as_str()), (at("rdma = \"mlx5_0\""), "host[0].nic[0].rdma"));
+    assert_eq!(message, "the service of \"host-a\" uses no RDMA device \"mlx5_0\"; it uses mlx5_1:1");
+    assert_eq!(found(Some(&[]), Some(&[])).len(), 4);
+    // Of many the nearest is named.
+    let many: Vec<String> = (1..20).map(|number| format!("veth{number:04}")).chain(["eth11".to_owned()]).collect();
+    let many: Vec<&str> = many.iter().map(String::as_str).collect();
+    let all = found(Some(&many), None);
+    assert!(all[1].2.ends_with("; it has \"eth11\", and 19 others"), "{all:?}");
+}
+
+#[test]
+fn a_port_of_a_device_is_that_one() {
+    let text = include_str!("../../examples/topology-rails.toml").replace("\"mlx5_1\"", "\"mlx5_1:2\"");
+    let [used, other] = ["mlx5_0:1", "mlx5_1:1"].map(|port| port.parse::<Device>().expect("a port"));
+    let ports = [used, other];
+    let host_a = ActualHost { rdma_ports: Some(&ports), ..ActualHost::named("host-a") };
+    let refusal = TopologyFile::parse_for(&text, "topology.toml", &[host_a, ActualHost::named("host-b")]);
+    let refusal = refusal.expect_err("its second port is not used").to_string();
+    assert!(refusal.contains("no RDMA device \"mlx5_1:2\"; it uses mlx5_0:1, mlx5_1:1"), "{refusal}");
 }
 
 #[test]

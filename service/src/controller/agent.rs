@@ -31,6 +31,7 @@ use mccs_config::service::{FlowPath, TransportKind};
 
 use super::bursts::CommonBurst;
 use super::clock::CommonClock;
+use super::equipment::Equipment;
 use super::message::{AgentMessage, ControllerMessage, Order, Outcome, Report};
 use super::pace::{HostPace, PERIOD_MAX};
 use super::rates::RateWatch;
@@ -178,8 +179,8 @@ struct Carried {
 /// See the module's documentation.
 pub struct Agent {
     controller: Name,
-    /// GPUs that this host's service uses.
-    gpus: u32,
+    /// What this host has.
+    equipment: Equipment,
     life: Option<u64>,
     /// The newest life that was obeyed.
     newest_life: u64,
@@ -225,7 +226,7 @@ impl Agent {
     pub fn new(controller: Name) -> Self {
         Agent {
             controller,
-            gpus: 0,
+            equipment: Equipment::default(),
             life: None,
             newest_life: 0,
             with_profiles: false,
@@ -243,10 +244,23 @@ impl Agent {
         }
     }
 
-    /// The same, where the service uses so many GPUs.
+    /// The same, of a host that has this.
     #[must_use]
-    pub fn with_gpus(self, gpus: u32) -> Self {
-        Agent { gpus, ..self }
+    pub fn with_equipment(self, equipment: Equipment) -> Self {
+        Agent { equipment, ..self }
+    }
+
+    /// Which network interfaces the host has now. The controller is told where they are others.
+    pub fn has_interfaces(&mut self, interfaces: Option<Vec<String>>) -> Option<AgentOutput> {
+        if self.equipment.interfaces == interfaces {
+            return None;
+        }
+        self.equipment.interfaces = interfaces;
+        self.life.map(|_| AgentOutput::Tell(self.has()))
+    }
+
+    fn has(&self) -> AgentMessage {
+        AgentMessage::Has(Box::new(self.equipment.clone()))
     }
 
     /// Some path of this host's flows may be dead.
@@ -411,7 +425,7 @@ impl Agent {
         let dead = self.dead_paths.iter().cloned();
         let dead = dead.map(|(peer, path)| AgentMessage::Path { peer, path, answers: false });
         let kept = self.said.messages().map(|links| AgentMessage::Kept { links });
-        [AgentMessage::Has { gpus: self.gpus }].into_iter().chain(dead).chain(kept).map(AgentOutput::Tell).collect()
+        [self.has()].into_iter().chain(dead).chain(kept).map(AgentOutput::Tell).collect()
     }
 
     fn carry_out(&mut self, order: Order) -> AgentOutput {

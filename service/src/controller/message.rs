@@ -9,6 +9,7 @@ use mccs_config::validate::{Problems, Validate};
 use serde::{Deserialize, Serialize};
 
 use super::bursts::CommonBurst;
+use super::equipment::Equipment;
 use super::pace::{HostPace, PERIOD_MAX};
 use super::rates::HostRates;
 use super::said::{self, SaidLink};
@@ -49,11 +50,8 @@ pub struct Report {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum AgentMessage {
-    /// What the host has, as far as the topology says it too; the first that it reports.
-    Has {
-        /// GPUs that its service uses.
-        gpus: u32,
-    },
+    /// What the host has, as far as the topology says it too; the first that it reports, and told again when that changes.
+    Has(Box<Equipment>),
     /// A communicator began, or has another strategy.
     Report(Box<Report>),
     /// A communicator has ended or failed.
@@ -261,6 +259,10 @@ impl AgentMessage {
                 report.check()?;
                 Some(&report.comm)
             }
+            AgentMessage::Has(equipment) => {
+                equipment.check().map_err(BodyError::Impossible)?;
+                None
+            }
             AgentMessage::Gone { comm } => Some(comm),
             AgentMessage::Burst { comm, burst } => {
                 burst.check().map_err(BodyError::Impossible)?;
@@ -382,6 +384,7 @@ pub fn whole_change(
 
 #[cfg(test)]
 mod tests {
+    use super::super::equipment::INTERFACES_MAX;
     use super::super::links::LinkState;
     use super::super::pace::{FlowCap, YieldCap};
     use super::super::rates::PathRate;
@@ -420,6 +423,26 @@ mod tests {
         let order = Order { life: u64::MAX, order: 2, comm: report().comm, expected_epoch: 4, change };
         let message = ControllerMessage::Order(Box::new(order));
         assert_eq!(ControllerMessage::decode(&message.encode().unwrap()), Ok(message));
+    }
+
+    #[test]
+    fn what_hosts_have_is_told_with_names_or_not_at_all() {
+        let host = Name::new("a").unwrap();
+        let decoded = |equipment: &Equipment| {
+            AgentMessage::decode(&AgentMessage::Has(Box::new(equipment.clone())).encode().unwrap(), &host)
+        };
+        let name = |number: usize| format!("{number:063}");
+        let most = Equipment { interfaces: Some((0..INTERFACES_MAX).map(name).collect()), ..Equipment::default() };
+        for equipment in [Equipment { gpus: 3, ..Equipment::default() }, most] {
+            assert_eq!(decoded(&equipment), Ok(AgentMessage::Has(Box::new(equipment))));
+        }
+        // Whoever does not say what it has besides is not compared with it.
+        let less = AgentMessage::decode(&ControlBody::new(b"{\"has\":{\"gpus\":3}}").unwrap(), &host);
+        assert_eq!(less, Ok(AgentMessage::Has(Box::new(Equipment { gpus: 3, ..Equipment::default() }))));
+        let too_many = (0..=INTERFACES_MAX).map(name).collect();
+        for interfaces in [vec![String::new()], vec!["a b".to_owned()], too_many] {
+            assert!(decoded(&Equipment { interfaces: Some(interfaces), ..Equipment::default() }).is_err());
+        }
     }
 
     #[test]
@@ -475,10 +498,12 @@ mod tests {
             weight_milli: Some(1500),
             is_watched: true,
         };
+        let (interfaces, rdma_ports) = (Some(vec!["eth0".to_owned()]), path.device.clone().map(|device| vec![device]));
+        let equipment = Equipment { gpus: 8, interfaces, rdma_ports };
         let refused = Outcome::Refused { whose: Whose::Change, reason: "r".into() };
         let outcomes = [Outcome::Done { epoch: 1, cut: 2 }, Outcome::Stale { epoch: 3 }, refused];
         let of_agents = [
-            AgentMessage::Has { gpus: 8 },
+            AgentMessage::Has(Box::new(equipment)),
             AgentMessage::Report(Box::new(report())),
             AgentMessage::Gone { comm: comm.clone() },
             AgentMessage::Kept { links: vec![link.clone()] },
@@ -519,7 +544,7 @@ mod tests {
         let digest = one_of_each().join("\n").bytes().fold(0xcbf2_9ce4_8422_2325, fnv);
         assert_eq!(
             (VERSION, digest),
-            (10, 0xbb9c_7b02_cbf1_d874),
+            (11, 0x5254_bf7f_703e_b422),
             "raise VERSION of the exchange protocol, and note both here"
         );
     }

@@ -30,6 +30,7 @@ use super::application::Application;
 use super::basis::{Basis, Text};
 use super::bursts::Yielders;
 use super::dead_paths::DeadPaths;
+use super::equipment::Equipment;
 use super::history::{History, Went};
 use super::links::Links;
 use super::message::{AgentMessage, ControllerMessage, Report};
@@ -133,8 +134,8 @@ pub struct Controller {
     /// When the common clock showed `life`.
     born: Instant,
     pub(super) hosts: BTreeMap<Name, HostState>,
-    /// GPUs that hosts' services use, as they have said.
-    gpus: BTreeMap<Name, u32>,
+    /// What hosts have, as they have said.
+    equipment: BTreeMap<Name, Equipment>,
     pub(super) rates: ClusterRates,
     /// The topology in force is to be compared with the hosts.
     pub(super) is_to_compare: bool,
@@ -185,7 +186,7 @@ impl Controller {
             life,
             born: now,
             hosts: hosts.iter().map(|host| (host.clone(), HostState::Away)).collect(),
-            gpus: BTreeMap::new(),
+            equipment: BTreeMap::new(),
             rates: ClusterRates::default(),
             is_to_compare: false,
             contradictions: Vec::new(),
@@ -292,7 +293,7 @@ impl Controller {
         let Some(state) = self.hosts.get_mut(host) else { return };
         self.superseded.remove(host);
         self.elsewhere.remove(host);
-        self.is_to_compare |= self.gpus.remove(host).is_some();
+        self.is_to_compare |= self.equipment.remove(host).is_some();
         self.rates.forget(host);
         if std::mem::replace(state, HostState::Away) != HostState::Away {
             self.history.note(format!("host {host} lost"), "", Went::Done, now);
@@ -329,8 +330,9 @@ impl Controller {
         match message {
             // A host that is away, or was forgotten, begins with a report for a Sync.
             _ if self.hosts.get(from).is_none_or(|state| *state == HostState::Away) => {}
-            AgentMessage::Has { gpus } => {
-                self.is_to_compare |= self.gpus.insert(from.clone(), gpus) != Some(gpus);
+            AgentMessage::Has(equipment) => {
+                self.is_to_compare |= self.equipment.get(from) != Some(&*equipment);
+                self.equipment.insert(from.clone(), *equipment);
             }
             AgentMessage::Report(report) => self.report(*report, now),
             AgentMessage::Rates { rates } => self.rates.hear(from, rates),
@@ -535,8 +537,8 @@ impl Controller {
 
     /// The hosts of the cluster, and what they have said of themselves.
     pub(super) fn actual_hosts(&self) -> Vec<ActualHost<'_>> {
-        let gpus = |host: &Name| self.gpus.get(host).copied().filter(|gpus| *gpus > 0);
-        self.hosts.keys().map(|host| ActualHost { name: host.as_str(), gpus: gpus(host) }).collect()
+        let names = self.hosts.keys().map(|host| (host.as_str(), self.equipment.get(host)));
+        names.map(|(name, equipment)| equipment.map_or(ActualHost::named(name), |has| has.of(name))).collect()
     }
 
     /// Compares the topology in force with what hosts have said since. What contradicts it is told; it stays in force, as all that was decided

@@ -3,6 +3,8 @@
 mod bed;
 mod by_hand;
 mod dead;
+mod equipment;
+mod guide;
 mod nics;
 mod paces;
 mod properties;

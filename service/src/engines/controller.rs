@@ -14,6 +14,7 @@
 //! Deliberately absent: decisions (`controller/state.rs`), and polling: an engine with nothing to do sleeps.
 
 mod files;
+mod interfaces;
 mod memory;
 mod probes;
 #[cfg(test)]
@@ -27,11 +28,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use self::files::{Changed, Files};
+use self::interfaces::Interfaces;
 use self::memory::Memory;
 use self::probes::{Probes, Verdict};
 use super::proxy::{Asked, OperatorAnswer, OperatorReply, ProxyMessage, Refused};
 use crate::controller::agent::{Agent, AgentOutput, Live};
 use crate::controller::answer::ControllerRequest;
+use crate::controller::equipment::Equipment;
 use crate::controller::message::{AgentMessage, BodyError, ControllerMessage};
 use crate::controller::state::{Controller, Output, Ticket};
 use crate::engines::transport::path_words::PathWords;
@@ -77,8 +80,8 @@ pub struct ControllerSettings {
     pub hosts: Vec<Name>,
     /// Where they are reached, and this host's address for flows, if it has one of its own: for probes of paths.
     pub addresses: (Vec<(Name, SocketAddr)>, Option<IpAddr>),
-    /// GPUs that the service uses; none as long as nobody has looked for them.
-    pub gpus: u32,
+    /// What the service uses of its host's GPUs and RDMA devices; nothing as long as nobody has looked for them. The engine looks for interfaces.
+    pub equipment: Equipment,
     /// `topology.toml` and `policy.toml`, where this is the controller.
     pub files: Option<(PathBuf, PathBuf)>,
     /// Where the controller keeps what operators have said of links.
@@ -104,7 +107,7 @@ impl ControllerSettings {
                     .or(config.exchange.as_ref().map(|exchange| exchange.listen.0.ip()))
                     .filter(|address| !address.is_unspecified()),
             ),
-            gpus: 0,
+            equipment: Equipment::default(),
             files: files.filter(|_| is_here),
             links: controller.links.clone().filter(|_| is_here),
         }
@@ -166,6 +169,7 @@ pub struct ControllerEngine {
     registry: Arc<Registry>,
     words: Arc<PathWords>,
     probes: Probes,
+    interfaces: Interfaces,
     seen_changes: Option<u64>,
     seen_bursts: u64,
     /// Communicators with ranks here.
@@ -194,9 +198,12 @@ impl ControllerEngine {
         registry.set_watcher(mailbox.waker().clone());
         words.set_reader(mailbox.waker().clone());
         let (addresses, from) = settings.addresses.clone();
+        // Those that come from here on are heard of.
+        let own_interfaces = Interfaces::new();
+        let equipment = Equipment { interfaces: interfaces::all(), ..settings.equipment.clone() };
         ControllerEngine {
             own: settings.own.clone(),
-            agent: Agent::new(settings.host.clone()).with_gpus(settings.gpus),
+            agent: Agent::new(settings.host.clone()).with_equipment(equipment),
             role,
             mailbox,
             replies: Mailbox::new(REPLIES_MAX),
@@ -205,6 +212,7 @@ impl ControllerEngine {
             registry,
             words,
             probes: Probes::new(addresses, from),
+            interfaces: own_interfaces,
             seen_changes: None,
             seen_bursts: 0,
             here: BTreeMap::new(),
@@ -288,6 +296,14 @@ impl ControllerEngine {
     fn tell_paths(&mut self, verdicts: Vec<Verdict>) {
         for Verdict { peer, path, answers } in verdicts {
             let output = self.agent.path(&peer, (&path).into(), answers);
+            self.carry_out(output);
+        }
+    }
+
+    /// Looks at the host's interfaces, a moment after the kernel has said that there are others.
+    fn look_at_interfaces(&mut self, cx: &Context) {
+        if self.interfaces.changed(cx.is_readable, cx.now) {
+            let output = self.agent.has_interfaces(interfaces::all());
             self.carry_out(output);
         }
     }
@@ -493,7 +509,8 @@ impl Engine for ControllerEngine {
     }
 
     fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
-        self.role.iter().filter_map(|role| role.files.as_ref()?.descriptor()).collect()
+        let of_files = self.role.iter().filter_map(|role| role.files.as_ref()?.descriptor());
+        of_files.chain(self.interfaces.descriptor()).collect()
     }
 
     fn poll(&mut self, cx: &Context) -> Progress {
@@ -526,6 +543,7 @@ impl Engine for ControllerEngine {
         self.registry.set_clock_error(self.agent.clock_error(cx.now));
         self.carry_out(paces);
         self.look_at_rates(cx.now);
+        self.look_at_interfaces(cx);
         self.report();
         let waits = self.push_backlog() || self.agent.has_reports();
         if busy {
@@ -537,7 +555,8 @@ impl Engine for ControllerEngine {
             [role.settle_at, files]
         });
         let look = self.agent.next_look(!self.here.is_empty(), cx.now);
-        let own = [again, look, self.agent.next_deadline(), self.probes.next_deadline(cx.now)];
+        let looks = [look, self.interfaces.next_deadline(), self.probes.next_deadline(cx.now)];
+        let own = looks.into_iter().chain([again, self.agent.next_deadline()]);
         Progress::Idle { wake_at: deadlines.chain(own).flatten().min() }
     }
 

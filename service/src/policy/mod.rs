@@ -5,24 +5,18 @@
 //! the NIC and path of every flow between hosts, weights, caps, priorities, and times to send; transports and engines carry
 //! it out.
 //!
-//! A new policy is one file with one `impl Policy`, and its name here, as a module and in [`ALL`]; `docs/POLICIES.md` has a whole one. What policies share: [`rings`] orders ranks,
-//! [`flows`] derives flows from orders and puts them on paths, [`shares`] allocates rates.
+//! A new policy is one file with one `impl Policy`, and one line here, in `policies!`; `docs/POLICIES.md` has a whole one. What
+//! policies share: [`rings`] orders ranks, [`flows`] derives flows from orders and puts them on paths, [`shares`] allocates rates.
 //!
 //! Deliberately absent: when a change takes effect (the exchange agrees on that), and how it is enforced.
 
 mod decision;
-mod ecmp;
-mod ffa;
 pub mod flows;
-mod pfa;
-mod priority;
 pub mod random;
 pub mod rings;
 pub mod shares;
-mod ts;
 mod view;
 pub mod windows;
-mod yielding;
 
 pub use decision::{Decision, Decisions, Flow, Way, Window, Yield};
 pub use view::{CommId, Job, Placed, Profile, RingChoice, Rules, TenantTerms, View, Weights};
@@ -41,9 +35,28 @@ pub trait Policy: Sync {
     fn decide(&self, view: &View<'_>) -> Decisions;
 }
 
-/// All policies.
-pub const ALL: &[&dyn Policy] =
-    &[&ecmp::Ecmp, &ffa::Ffa, &pfa::Pfa, &ts::PfaTs, &priority::Priority, &yielding::Yielding];
+/// Makes a module of each policy's file, and [`ALL`] of the policies.
+macro_rules! policies {
+    ($($(#[$when:meta])* $module:ident::$policy:ident,)+) => {
+        $($(#[$when])* mod $module;)+
+
+        /// All policies.
+        pub const ALL: &[&dyn Policy] = &[$($(#[$when])* &$module::$policy,)+];
+    };
+}
+
+// A policy is a file in this folder and a line here.
+policies! {
+    ecmp::Ecmp,
+    ffa::Ffa,
+    pfa::Pfa,
+    ts::PfaTs,
+    priority::Priority,
+    yielding::Yielding,
+    // The one that the guide shows, added as the guide says.
+    #[cfg(test)]
+    in_turn::InTurn,
+}
 
 /// The policy of a name.
 #[must_use]

@@ -14,11 +14,13 @@ use mccs_service::controller::answer::{
 };
 use mccs_service::controller::history::Went;
 use mccs_service::controller::links::LinkState;
+use mccs_service::transports::rdma::fake::{Fabric, FabricOptions};
 use mccs_tests::Rank;
 use mccs_tests::hosts::{Raise, TestHosts, in_threads, run_until_stopped};
 
 use crate::call;
 use crate::traffic::{EXCHANGE_PORT, ports_of};
+use crate::transports::on;
 
 /// Host 2, which has no ranks, decides.
 const CONTROLLER: usize = 2;
@@ -46,6 +48,11 @@ fn start(folder: &Path, policy: &str) -> TestHosts {
 
 /// As [`start`], of a network of one's own.
 fn start_on(folder: &Path, topology: &str, policy: &str) -> TestHosts {
+    TestHosts::start(3, &settings(folder, topology, policy))
+}
+
+/// What each host is told, when files are in `folder`.
+fn settings(folder: &Path, topology: &str, policy: &str) -> String {
     std::fs::write(folder.join("topology.toml"), topology).expect("a file");
     std::fs::write(folder.join("policy.toml"), policy).expect("a file");
     let (topology, policy) = (folder.join("topology.toml"), folder.join("policy.toml"));
@@ -53,7 +60,7 @@ fn start_on(folder: &Path, topology: &str, policy: &str) -> TestHosts {
     let times = "[exchange]\nkeep_alive = \"200ms\"\nlink_timeout = \"3s\"\nhost_timeout = \"6s\"\n";
     // Its hosts would all have this machine's GPUs, of which the topology says nothing.
     let cuda = "[cuda]\nuse = \"off\"\n";
-    TestHosts::start(3, &format!("[strategy]\nalgorithm = \"ring\"\n{cuda}{controller}{times}"))
+    format!("[strategy]\nalgorithm = \"ring\"\n{cuda}{controller}{times}")
 }
 
 fn request(hosts: &TestHosts, host: usize, request: ControllerRequest) -> Result<ControllerAnswer, String> {
@@ -192,6 +199,62 @@ fn files_are_watched_and_mistakes_in_them_change_nothing() {
         wait_until(is_over, || epochs(hosts) == [2, 2]);
         wait_until(is_over, || flows(hosts) == [[0, 0], [0, 0]]);
         assert_eq!(show(hosts).policy.as_deref(), Some("ecmp"));
+    });
+}
+
+/// Hosts on one leaf, each with a NIC that it is to call so.
+fn topology_of_nics(names: &str) -> String {
+    let mut text = "[rates]\nhost_leaf = \"100Gbit/s\"\n[[leaf]]\nname = \"leaf0\"\n".to_owned();
+    for host in 0..3 {
+        text += &format!(
+            "[[host]]\nname = \"h{host}\"\ndevices = 2\n[[host.nic]]\nleaf = \"leaf0\"\ndevices = [0, 1]\n{names}\n"
+        );
+    }
+    text
+}
+
+/// The topology is changed, and refused for what it says of the first host's NIC.
+fn is_refused(hosts: &TestHosts, folder: &Path, names: &str, [key, name]: [&str; 2], is_over: &dyn Fn() -> bool) {
+    let text = topology_of_nics(names);
+    let line = text.lines().position(|line| line.contains(name)).expect("in the file") + 1;
+    std::fs::write(folder.join("topology.toml"), &text).expect("a file");
+    let at = format!("topology.toml:{line}:1: host[0].nic[0].{key}: ");
+    let refused =
+        |entry: &HistoryView| matches!(&entry.went, Went::Failed(why) if why.contains(&at) && why.contains(name));
+    wait_until(is_over, || history(hosts).iter().any(refused));
+}
+
+/// All hosts here have loopback, and a device of a fake driver each.
+#[test]
+fn devices_that_hosts_have_not_are_refused_with_jobs_and_without() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let folder = folder.path();
+    let well = "interface = \"lo\"\nrdma = \"fake0:1\"";
+    let settings = format!("{}[rdma]\nuse = \"standby\"\n", settings(folder, &topology_of_nics(well), FFA));
+    let fabric = Fabric::new(FabricOptions::default());
+    let mut hosts = TestHosts::start_tuned(3, |_| settings.clone(), on(&fabric));
+    let nosuch = |interface: &str| format!("interface = \"{interface}\"\nrdma = \"fake0:1\"");
+    wait_until(&|| false, || show(&hosts).hosts.iter().all(|(_, reports)| *reports));
+    assert_eq!(show(&hosts).contradictions, [""; 0]);
+    is_refused(&hosts, folder, &nosuch("nosuch0"), ["interface", "nosuch0"], &|| false);
+    is_refused(&hosts, folder, "interface = \"lo\"\nrdma = \"fake1\"", ["rdma", "fake1"], &|| false);
+    let of_job = |view: &PolicyView, device: &str| {
+        let [comm] = &view.communicators[..] else { return false };
+        let flows = &comm.strategy.flows;
+        comm.state == Standing::AsDecided && !flows.is_empty() && flows.iter().all(|flow| flow.way.ends_with(device))
+    };
+    with_job(&mut hosts, |hosts, done, is_over| {
+        // Who arrives is decided for by what is in force.
+        wait_until(is_over, || epochs(hosts) == [1, 1]);
+        wait_until(is_over, || of_job(&show(hosts), " by lo"));
+        is_refused(hosts, folder, &nosuch("nosuch1"), ["interface", "nosuch1"], is_over);
+        let goal = done.load(Ordering::Relaxed) + 10;
+        wait_until(is_over, || done.load(Ordering::Relaxed) >= goal);
+        assert_eq!((epochs(hosts), of_job(&show(hosts), " by lo")), (vec![1, 1], true));
+        let over_rdma = format!("{FFA}transport = \"rdma\"\n");
+        let answer = apply(hosts, &over_rdma);
+        assert!(answer.as_ref().is_ok_and(is_applied), "{answer:?}");
+        wait_until(is_over, || of_job(&show(hosts), " by fake0:1"));
     });
 }
 

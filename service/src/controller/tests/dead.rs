@@ -58,7 +58,7 @@ fn flows_leave_a_link_that_hosts_find_dead_and_come_back() {
 fn paths_by_devices_are_apart() {
     let rails = include_str!("../../../../config/examples/topology-rails.toml");
     let third = "[[leaf]]\nname = \"leaf9\"\n[[host]]\nname = \"host-z\"\nleaf = \"leaf9\"\n";
-    let hosts = ["host-a", "host-b", "host-z"].map(|name| ActualHost { name, gpus: None });
+    let hosts = ["host-a", "host-b", "host-z"].map(ActualHost::named);
     let basis = Basis::new(text("topology.toml", &format!("{rails}\n{third}")), policy("ffa"), &hosts).unwrap();
     let by = |device: &str| FlowPath { device: Some(device.parse().unwrap()), dscp: Some(8), ..FlowPath::default() };
     let mut dead = DeadPaths::default();
@@ -88,7 +88,7 @@ fn what_a_host_has_said_goes_with_it() {
 #[test]
 fn the_link_that_all_dead_paths_share_is_the_dead_one() {
     let third = "[[leaf]]\nname = \"leaf2\"\n[[host]]\nname = \"host-e\"\nleaf = \"leaf2\"\n";
-    let hosts = ["host-a", "host-b", "host-c", "host-d", "host-e"].map(|name| ActualHost { name, gpus: None });
+    let hosts = ["host-a", "host-b", "host-c", "host-d", "host-e"].map(ActualHost::named);
     let basis = Basis::new(text("topology.toml", &format!("{TOPOLOGY}\n{third}")), policy("ffa"), &hosts).unwrap();
     let found = |paths: &[(&str, &str, &str)]| {
         let mut dead = DeadPaths::default();

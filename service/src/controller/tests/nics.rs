@@ -105,7 +105,7 @@ fn what_has_no_name_on_all_hosts_is_said_and_left() {
 /// Ranks whose GPUs are the last two of each host use what is nearest to those, not to the first two.
 #[test]
 fn ranks_on_gpus_are_where_their_gpus_are() {
-    let hosts = ["host-a", "host-b"].map(|name| ActualHost { name, gpus: Some(4) });
+    let hosts = ["host-a", "host-b"].map(|name| ActualHost { gpus: Some(4), ..ActualHost::named(name) });
     let topology_text = text("topology.toml", &named_text(["eth0", "eth1"]));
     let basis = Basis::new(topology_text, policy("ffa"), &hosts).unwrap();
     let devices = |devices: [&[u32]; 2]| {

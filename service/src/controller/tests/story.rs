@@ -13,6 +13,7 @@ use crate::controller::answer::{
     Applied, ControllerAnswer, ControllerRequest, DiffView, HistoryView, LinkRateView, RatesView, Standing,
     StrategyView,
 };
+use crate::controller::equipment::Equipment;
 use crate::controller::history::{HISTORY_MAX, Went};
 use crate::controller::links::LinkState;
 use crate::controller::message::{AgentMessage, ControllerMessage, Order};
@@ -1047,7 +1048,7 @@ fn hosts_that_contradict_the_topology_are_told_of_and_keep_another_from_being_pu
     let host = name("host-b");
     bed.controller.lost(&host, bed.now);
     let with_gpus = |bed: &mut Bed, gpus: u32| {
-        bed.host(&host).agent = Agent::new(name("host-a")).with_gpus(gpus);
+        bed.host(&host).agent = Agent::new(name("host-a")).with_equipment(Equipment { gpus, ..Equipment::default() });
         bed.controller.met(&host, bed.now);
         bed.run();
     };

@@ -16,7 +16,7 @@ fn stuck() -> (ControllerEngine, Mailbox<Request>) {
         host: name("a"),
         hosts: vec![name("a"), name("b"), name("c")],
         addresses: (Vec::new(), None),
-        gpus: 0,
+        equipment: Equipment::default(),
         files: None,
         links: None,
     };
@@ -87,7 +87,8 @@ fn what_time_alone_makes_due_is_done_when_the_engine_says() {
     let [own, root, other] = ["host-a", "host-b", "host-c"].map(name);
     let hosts = vec![own.clone(), root.clone(), other.clone(), name("host-d")];
     let (host, addresses) = (own.clone(), (Vec::new(), None));
-    let settings = ControllerSettings { own, host, hosts, addresses, gpus: 0, files, links: None };
+    let settings =
+        ControllerSettings { own, host, hosts, addresses, equipment: Equipment::default(), files, links: None };
     let (exchange, proxy) = (Mailbox::new(1024), Mailbox::new(1));
     let outputs = (exchange.sender(), proxy.sender());
     let inputs = Mailbox::new(64);
@@ -168,7 +169,7 @@ fn the_last_pace_of_a_communicator_is_the_last_that_engines_hear_of() {
     let settings = ControllerSettings {
         own: name("a"),
         host: name("b"),
-        gpus: 0,
+        equipment: Equipment::default(),
         hosts: vec![name("a"), name("b")],
         addresses: (Vec::new(), None),
         files: None,

@@ -70,6 +70,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use mccs_config::service::Device;
 use mccs_ipc::types::Handle;
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
@@ -272,6 +273,12 @@ impl RdmaTransport {
     #[must_use]
     pub fn describe(&self) -> String {
         self.ports.iter().map(Port::describe).collect::<Vec<_>>().join("; ")
+    }
+
+    /// The same ports as paths name them.
+    #[must_use]
+    pub fn devices(&self) -> Vec<Device> {
+        self.ports.iter().map(|port| Device { name: port.device.clone(), port: Some(port.number) }).collect()
     }
 
     /// Makes a GPU's memory known, for messages like other memory: by a dma-buf (descriptor, and offset of the memory in it) if

@@ -32,6 +32,18 @@ pub(super) fn source(device: &Device, is_ipv4: bool, preferred: Option<IpAddr>) 
         .map_err(|problem| TransportError::Device { device: device.clone(), problem })
 }
 
+/// Names of this host's network interfaces, each once, in their order.
+///
+/// # Errors
+/// The kernel does not say.
+pub fn interfaces() -> Result<Vec<String>, TransportError> {
+    let all = getifaddrs().map_err(|reason| TransportError::Os { call: "getifaddrs", reason })?;
+    let mut names: Vec<String> = all.map(|of| of.interface_name).collect();
+    names.sort_unstable();
+    names.dedup();
+    Ok(names)
+}
+
 fn entry(of: InterfaceAddress) -> Entry {
     let ip = of.address.and_then(|address| match (address.as_sockaddr_in(), address.as_sockaddr_in6()) {
         (Some(v4), _) => Some(IpAddr::from(v4.ip())),

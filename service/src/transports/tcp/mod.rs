@@ -46,6 +46,7 @@ use std::time::{Duration, Instant};
 use mccs_ipc::types::Handle;
 use nix::errno::Errno;
 
+pub use self::device::interfaces;
 use self::port::{HalfOpen, PORTS_MAX, Port};
 pub use self::probe::Probe;
 use self::receiver::Receiver;

@@ -1,0 +1,53 @@
+//! What a host has of which topologies speak, as its agent tells it: GPUs, network interfaces, and ports of RDMA devices.
+//!
+//! A controller compares topologies with it (`mccs_config::topology`), and refuses those that name what is not there.
+
+use mccs_config::service::Device;
+use mccs_config::topology::ActualHost;
+use serde::{Deserialize, Serialize};
+
+/// Interfaces that are told of. A host with more, such as one of many containers, has not said which it has.
+pub const INTERFACES_MAX: usize = 1024;
+
+/// See the module's documentation.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Equipment {
+    /// GPUs that its service uses.
+    pub gpus: u32,
+    /// Its network interfaces, as a topology may call them. `None` where that is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub interfaces: Option<Vec<String>>,
+    /// Ports of RDMA devices that its service uses. `None` where it uses none: what a topology calls them is then nobody's affair.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rdma_ports: Option<Vec<Device>>,
+}
+
+impl Equipment {
+    /// Beside the name of its host, as topologies are compared with it.
+    #[must_use]
+    pub fn of<'a>(&'a self, name: &'a str) -> ActualHost<'a> {
+        ActualHost {
+            name,
+            // Host memory has as many devices as the topology says.
+            gpus: Some(self.gpus).filter(|gpus| *gpus > 0),
+            interfaces: self.interfaces.as_deref(),
+            rdma_ports: self.rdma_ports.as_deref(),
+        }
+    }
+
+    /// Whether it can be a host's.
+    pub(super) fn check(&self) -> Result<(), &'static str> {
+        let interfaces = self.interfaces.as_deref().unwrap_or_default();
+        if interfaces.len() > INTERFACES_MAX || !interfaces.iter().all(|name| is_name(name)) {
+            return Err("it has interfaces that have no names, or too many");
+        }
+        Ok(())
+    }
+}
+
+/// Whether a topology could call an interface so.
+#[must_use]
+pub fn is_name(interface: &str) -> bool {
+    interface.parse::<Device>().is_ok()
+}

@@ -1,0 +1,118 @@
+//! Topologies that name devices which hosts have not.
+
+use std::collections::BTreeSet;
+
+use super::bed::{Bed, TOPOLOGY, name, text};
+use crate::controller::agent::Agent;
+use crate::controller::answer::Standing;
+use crate::controller::basis::Text;
+use crate::controller::equipment::Equipment;
+use crate::controller::history::Went;
+
+/// The example, where hosts call their only NIC something.
+fn called(interface: &str, rdma: &str) -> Text {
+    let nic = |leaf: &str| {
+        format!("nic = [{{ leaf = \"{leaf}\", devices = [0, 1], interface = \"{interface}\", rdma = \"{rdma}\" }}]\n")
+    };
+    let topology = TOPOLOGY.lines().map(|line| match line.strip_prefix("leaf = ") {
+        // The other lines that begin so are comments.
+        Some(leaf) => nic(leaf.trim_matches('"')),
+        None => format!("{line}\n"),
+    });
+    text("topology.toml", &topology.collect::<String>())
+}
+
+fn equipment(interfaces: &[&str], rdma_ports: &[&str]) -> Equipment {
+    Equipment {
+        gpus: 0,
+        interfaces: Some(interfaces.iter().map(ToString::to_string).collect()),
+        rdma_ports: Some(rdma_ports.iter().map(|port| port.parse().unwrap()).collect()),
+    }
+}
+
+/// Hosts that have said what they have; the last of them has not.
+fn equipped() -> Bed {
+    let mut bed = Bed::new("ffa");
+    for host in ["host-a", "host-b", "host-c"].map(name) {
+        bed.host(&host).agent = Agent::new(name("host-a")).with_equipment(equipment(&["eth0", "lo"], &["mlx5_0:1"]));
+    }
+    bed.run();
+    bed
+}
+
+/// A file is read. Returns why it was refused, if it was.
+fn read(bed: &mut Bed, topology: Text) -> Option<String> {
+    bed.controller.files(Some(topology), None, bed.now);
+    bed.run();
+    match &bed.history().last().unwrap().went {
+        Went::Failed(why) => Some(why.clone()),
+        _ => None,
+    }
+}
+
+#[test]
+fn what_hosts_have_not_is_refused_where_it_is_named() {
+    let mut bed = equipped();
+    let line = |topology: &Text, host: &str| {
+        let name = format!("name = {host:?}");
+        topology.text.lines().position(|line| line.starts_with(&name)).unwrap() + 3
+    };
+    // Without a communicator and with one.
+    for has_comm in [false, true] {
+        if has_comm {
+            bed.begin_wide("t");
+            bed.run();
+        }
+        let nowhere = called("nosuch0", "mlx5_0");
+        let why = read(&mut bed, nowhere.clone()).expect("refused");
+        let complaints: Vec<&str> = why.lines().filter(|line| line.contains("nosuch0")).collect();
+        assert_eq!(complaints.len(), 3, "the last host has not said what it has: {why}");
+        let at = format!("topology.toml:{}:", line(&nowhere, "host-b"));
+        assert!(complaints[1].contains(&at) && complaints[1].contains("host[1].nic[0].interface"), "{why}");
+        assert!(complaints[1].contains("it has eth0, lo"), "{why}");
+        let why = read(&mut bed, called("eth0", "mlx5_0:2")).expect("refused");
+        assert!(why.contains("host[0].nic[0].rdma") && why.contains("it uses mlx5_0:1"), "{why}");
+        assert_eq!((read(&mut bed, called("eth0", "mlx5_0")), bed.show().contradictions.len()), (None, 0));
+        if has_comm {
+            let ways = bed.show().communicators.remove(0);
+            assert_eq!(ways.state, Standing::AsDecided);
+            let by: BTreeSet<bool> = ways.strategy.flows.iter().map(|flow| flow.way.ends_with(" by eth0")).collect();
+            assert_eq!(by, BTreeSet::from([true]), "{:?}", ways.strategy.flows);
+        }
+        assert_eq!(read(&mut bed, text("topology.toml", TOPOLOGY)), None);
+    }
+}
+
+#[test]
+fn a_host_says_so_when_its_interfaces_are_others() {
+    let mut bed = equipped();
+    let (host, nowhere) = (name("host-b"), called("eth1", "mlx5_0"));
+    for other in ["host-a", "host-c"].map(name) {
+        let now = bed.host(&other).agent.has_interfaces(Some(vec!["eth1".into()]));
+        bed.carry_out(&other, now);
+    }
+    bed.run();
+    assert!(read(&mut bed, nowhere.clone()).is_some_and(|why| why.lines().count() == 1 && why.contains("host[1]")));
+    let tell = |bed: &mut Bed, interfaces: Option<Vec<String>>| {
+        let told = bed.host(&host).agent.has_interfaces(interfaces.clone());
+        assert!(told.is_some());
+        assert!(bed.host(&host).agent.has_interfaces(interfaces).is_none(), "the same is no news");
+        bed.carry_out(&host, told);
+        bed.run();
+    };
+    tell(&mut bed, Some(vec!["eth0".into(), "eth1".into()]));
+    let again = Text { text: format!("{}# again", nowhere.text), ..nowhere };
+    assert_eq!(read(&mut bed, again), None);
+    // It goes: what is in force stays, and it is said.
+    tell(&mut bed, Some(vec!["eth0".into()]));
+    let view = bed.show();
+    assert_eq!(view.contradictions.len(), 1, "{view:?}");
+    assert!(view.contradictions[0].contains("host[1].nic[0].interface") && view.policy.is_some(), "{view:?}");
+    assert!(bed.history().iter().any(|entry| entry.what.contains("contradicted")));
+    // It is there again; and then nobody knows.
+    for interfaces in [Some(vec!["eth1".into()]), Some(Vec::new()), None] {
+        let is_contradicted = interfaces.as_ref().is_some_and(Vec::is_empty);
+        tell(&mut bed, interfaces);
+        assert_eq!(bed.show().contradictions.len(), usize::from(is_contradicted));
+    }
+}
