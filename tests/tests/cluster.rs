@@ -81,6 +81,15 @@ fn change_strategies(cluster: &mut Cluster, hosts: usize, rng: &mut StdRng) {
     }
 }
 
+/// What flows may send changes now and then, or all the time. Then they are free, as some paces are too slow for all jobs to end in time.
+fn change_paces(cluster: &mut Cluster, hosts: usize, rng: &mut StdRng) {
+    let count = [0, 10, 100][rng.random_range(0..3)];
+    for _ in 0..count {
+        cluster.strike(Misfortune::Pace(rng.random_range(0..hosts)), ms(rng.random_range(0..600)));
+    }
+    (0..hosts).filter(|_| count > 0).for_each(|host| cluster.strike(Misfortune::Free(host), ms(1500)));
+}
+
 /// Jobs on hosts that nothing happens to.
 fn calm(seed: u64) -> Result<u64, String> {
     let mut rng = StdRng::seed_from_u64(!seed);
@@ -90,6 +99,7 @@ fn calm(seed: u64) -> Result<u64, String> {
         cluster.start(job(options.hosts, false, &mut rng), ms(rng.random_range(0..300)));
     }
     change_strategies(&mut cluster, options.hosts, &mut rng);
+    change_paces(&mut cluster, options.hosts, &mut rng);
     cluster.finish()
 }
 
@@ -121,6 +131,7 @@ fn hiccups(seed: u64) -> Result<u64, String> {
         }
     }
     change_strategies(&mut cluster, options.hosts, &mut rng);
+    change_paces(&mut cluster, options.hosts, &mut rng);
     cluster.finish()
 }
 
@@ -173,6 +184,7 @@ fn storm(seed: u64) -> Result<u64, String> {
         cluster.start(job(options.hosts, false, &mut rng), healed + ms(20_000));
     }
     change_strategies(&mut cluster, options.hosts, &mut rng);
+    change_paces(&mut cluster, options.hosts, &mut rng);
     cluster.finish()
 }
 

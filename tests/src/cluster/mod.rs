@@ -2,6 +2,7 @@
 //! on a network and a clock that are simulated. Ranks are modelled: they join, call collectives, check what they get, leave
 //! or die. A seed decides everything.
 
+mod epochs;
 mod flight;
 mod host;
 mod job;
@@ -27,6 +28,7 @@ use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 
+use self::epochs::Epochs;
 pub use self::host::SimHost;
 pub use self::job::RankEnd;
 use self::job::{Sight, SimRank};
@@ -44,6 +46,8 @@ pub const TIMES: LinkTimes = LinkTimes {
 pub const TIMEOUT: Duration = Duration::from_secs(20);
 /// Cuts of this length harm no job.
 const CUT_BORNE: Duration = Duration::from_secs(1);
+/// When a host is told something again for which its proxy engine had no room.
+const TOLD_AGAIN: Duration = Duration::from_micros(500);
 /// After this everything has ended that can.
 pub const ALL_OVER: Duration = Duration::from_secs(90);
 
@@ -100,6 +104,11 @@ pub enum Misfortune {
     },
     /// The operator of a host changes the strategy of a communicator that it has, if any. Nobody may notice.
     Change(usize),
+    /// The agent of a host is told another pace of a communicator that it has, if any: caps, windows, times to yield. Nobody may notice
+    /// but by the time.
+    Pace(usize),
+    /// The agent of a host is told that flows of all its communicators are free.
+    Free(usize),
 }
 
 enum Happening {
@@ -131,6 +140,7 @@ pub struct Cluster {
     happenings: BTreeMap<(Instant, u64), Happening>,
     happening_count: u64,
     operator: Operator,
+    epochs: Epochs,
     trace: DefaultHasher,
     /// What was found wrong.
     pub faults: Vec<String>,
@@ -157,6 +167,7 @@ impl Cluster {
             happenings: BTreeMap::new(),
             happening_count: 0,
             operator: Operator::default(),
+            epochs: Epochs::default(),
             trace: DefaultHasher::new(),
             faults: Vec::new(),
             rng,
@@ -264,6 +275,16 @@ impl Cluster {
                     self.operator.change(host, &mut self.rng);
                 }
             }
+            Happening::Misfortune(misfortune @ (Misfortune::Pace(host) | Misfortune::Free(host))) => {
+                let is_told = match (&self.hosts[host], misfortune) {
+                    (Some(host), Misfortune::Free(_)) => operator::free(host),
+                    (Some(host), _) => operator::repace(host, self.now, &mut self.rng),
+                    (None, _) => true,
+                };
+                if !is_told {
+                    self.strike(misfortune, TOLD_AGAIN);
+                }
+            }
             Happening::Misfortune(Misfortune::Resize(host, count)) => {
                 if let Some(host) = &mut self.hosts[host] {
                     host.resize(count);
@@ -321,6 +342,8 @@ impl Cluster {
             let Some(host) = &mut self.hosts[index] else { continue };
             let wake = host.poll(self.now, &mut self.rng);
             next = next.into_iter().chain(wake).min();
+            let noted = host.begun().into_iter().map(|begun| self.epochs.note(index, begun));
+            self.faults.extend(noted.filter_map(Result::err));
             for broken in self.wires.send_all(index, host, self.now, &mut self.rng) {
                 self.connect_soon(broken.0, broken.1);
             }
