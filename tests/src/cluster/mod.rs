@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use mccs_service::collective::Choice;
 use mccs_service::engines::proxy::{Asked, OperatorAnswer, ProxyMessage};
 use mccs_service::engines::transport::pace::Pace;
-use mccs_service::exchange::protocol::{LinkTimes, Name};
+use mccs_service::exchange::protocol::{CommId, LinkTimes, Name};
 use mccs_service::runtime::Mailbox;
 use mccs_service::telemetry::stuck::StuckReport;
 use mccs_service::transports::faulty::Faults;
@@ -375,10 +375,20 @@ impl Cluster {
     /// # Panics
     /// If a host is too busy to be told.
     pub fn set_pace(&mut self, pace: &Pace) {
-        let pace = Arc::new(pace.clone());
-        for host in self.hosts.iter().flatten() {
-            for placed in host.registry.comms().iter().filter_map(|comm| comm.placed.as_ref()) {
-                let message = ProxyMessage::SetPace { comm: placed.comm.clone(), pace: Arc::clone(&pace) };
+        self.set_paces(|_, _| pace.clone());
+    }
+
+    /// As [`Cluster::set_pace`], by host and communicator.
+    ///
+    /// # Panics
+    /// If a host is too busy to be told.
+    pub fn set_paces(&mut self, pace_of: impl Fn(usize, &CommId) -> Pace) {
+        for (number, host) in self.hosts.iter().enumerate().filter_map(|(number, host)| Some((number, host.as_ref()?)))
+        {
+            for comm in host.registry.comms() {
+                let Some(placed) = &comm.placed else { continue };
+                let pace = Arc::new(pace_of(number, &placed.comm));
+                let message = ProxyMessage::SetPace { comm: placed.comm.clone(), pace };
                 assert!(host.proxy.send(message).is_ok(), "the proxy engine has no room");
             }
         }
@@ -415,6 +425,22 @@ impl Cluster {
         };
         let hosts = self.hosts.iter().enumerate().filter_map(|(number, host)| Some((number, host.as_ref()?)));
         hosts.flat_map(flows_of).collect()
+    }
+
+    /// The same, by host and communicator.
+    #[must_use]
+    pub fn sent_bytes_by_comm(&self) -> BTreeMap<(usize, CommId), u64> {
+        let mut sums = BTreeMap::new();
+        for (number, host) in self.hosts.iter().enumerate().filter_map(|(number, host)| Some((number, host.as_ref()?)))
+        {
+            for comm in host.registry.comms() {
+                let (Some(placed), Some(links)) = (&comm.placed, comm.links) else { continue };
+                let flows = host.registry.flows.sent_by(links, usize::MAX);
+                let of_rings = flows.iter().filter(|flow| flow.name.epoch.is_some());
+                sums.insert((number, placed.comm.clone()), of_rings.map(|flow| flow.bytes).sum());
+            }
+        }
+        sums
     }
 
     /// Whether every rank of every job has ended.
