@@ -72,7 +72,7 @@ def main():
     parser.add_argument("--devices", action="store_true", help="ways also differ by the device that they leave by")
     parser.add_argument("--paces", action="store_true", help="what the tenant may have changes as well")
     options = parser.parse_args()
-    varied = ["rings", "algorithm"] + ["ways"] * bool(options.paths) + ["devices"] * options.devices
+    varied = ["rings", "algorithm"] + ["ways", "ways of single flows"] * bool(options.paths) + ["devices"] * options.devices
     ways = [argument for ports in options.paths.split(",") if ports for argument in ("--path", ports)]
     ways += [argument for device in DEVICES for argument in ("--device", device)] * options.devices
     with Fabric(options.fabric) as fabric:

@@ -12,7 +12,8 @@ usage: scenario.py SCENARIO.toml [--rounds 5] [--longer N] [--more N] [--settle 
                    [--fabric FABRIC.toml] [--suffix TEXT] [--stolen PART] [--lengths [0.015625 0.125 1 4]]
 
 Needs root. Build first: cargo build --release --workspace. Writes eval/results/fabric-SCENARIO[-sizes][-SUFFIX].json (data and provenance)
-and .md, which plot.py draws; fails if a variant's completion times are further than a tenth from the simulator's."""
+and .md, which plot.py draws; fails if a variant's completion times are further than a tenth from the simulator's, or the rates of tenants
+that have shares or caps, while all jobs send, further than 3% from what these allot."""
 
 import argparse
 import concurrent.futures
@@ -35,6 +36,10 @@ from bench import BINARIES, records, run
 from cluster import Fabric
 
 ALLOWED = 0.1
+# Of what the policy allots to a tenant.
+ALLOWED_OF_ALLOTTED = 0.03
+# Where a tenant's rate is wanted while others send, those send for so much longer than it.
+MEANWHILE = 1000
 # Of the scenario's own length: from where latency counts as well to where it does not.
 LENGTHS = [1 / 64, 1 / 8, 1, 4]
 # Collectives that begin before and end after a moment belong to neither side of it; so long a time does not count either.
@@ -137,10 +142,19 @@ class Scenario:
         return to_toml({"policy": {"name": variant["policy"], "rings": rings}, "tenant": list(tenants.values()),
                         "reserve": self.toml.get("reserve", [])})
 
+    def has_shares(self, variant):
+        return "shares" in variant or any({"weight", "share_percent"} & set(rule) for rule in self.toml.get("tenant", []))
+
     def payload(self, variant):
         """Part of the links' rates that flows fill under a variant: less where hosts pace what tenants' shares are."""
-        has_shares = "shares" in variant or any({"weight", "share_percent"} & set(rule) for rule in self.toml.get("tenant", []))
-        return SHARED_PAYLOAD if has_shares and variant["policy"] != "ecmp" else 1
+        return SHARED_PAYLOAD if self.has_shares(variant) and variant["policy"] != "ecmp" else 1
+
+    def allotted(self, variant):
+        """Jobs that always have data to send, and may send what the policy says: those of tenants with caps, and all where some have shares."""
+        if variant["policy"] == "ecmp" or self.moments or any(seconds(job["compute"]) for job in self.jobs):
+            return []
+        capped = {rule["name"] for rule in self.toml.get("tenant", []) if {"cap", "host_cap"} & set(rule)}
+        return [job["name"] for job in self.jobs if self.has_shares(variant) or job["name"] in capped]
 
 
 def to_toml(tables):
@@ -171,6 +185,17 @@ def simulated(scenario, variants):
                 run([BINARIES / "mccs-sim", "run", path, "--out", folder])
                 said = json.loads((pathlib.Path(folder) / f"sim-{scenario.toml['name']}.json").read_text())
                 found |= {variant["name"]: variant for variant in said["variants"]}
+    return found
+
+
+def allotted_rates(scenario, variant):
+    """What the policy allots to jobs while all of them send, as bus bandwidth in Gbit/s: the simulator's, of links shared by the policies' own code."""
+    found = {}
+    for name in scenario.allotted(variant):
+        meanwhile = copy.copy(scenario)
+        meanwhile.toml = scenario.toml | {"seeds": 1, "job": [
+            job | {"iterations": job["iterations"] * (1 if job["name"] == name else MEANWHILE)} for job in scenario.jobs]}
+        found[name] = 8 * simulated(meanwhile, [variant])[variant["name"]]["jobs"][name]["busbw_gb_s"]["mean"]
     return found
 
 
@@ -218,8 +243,9 @@ def measure(scenario, fabric, variant, options):
             time.sleep(max(0, began + seconds(job.get("start", "0s")) - time.monotonic()))
             command = [BINARIES / "mccs-traffic", "--collective", job.get("collective", "all_reduce"), "--bytes", f"{job['bytes']}B",
                        "--compute", job["compute"], "--iterations", str(job["iterations"]), "--settle", options.settle]
+            command += ["--each"] * bool(scenario.moments or scenario.allotted(variant))
             id = secrets.token_hex(16)
-            return records(cluster.run_ranks(fabric, placed, command + ["--each"] * bool(scenario.moments), lambda rank, host: {
+            return records(cluster.run_ranks(fabric, placed, command, lambda rank, host: {
                 "MCCS_SOCKET": f"{folder}/{host}/{job['name']}.sock", "MCCS_RANK": str(rank), "MCCS_NRANKS": str(len(placed)),
                 "MCCS_UNIQUE_ID": id, "MCCS_ROOT_ADDRESS": placed[0] if len(set(placed)) > 1 else ""}, timeout=1800))[0]
 
@@ -247,7 +273,23 @@ def measure(scenario, fabric, variant, options):
             check_strategies(fabric, folder)
         for record in found.values() if moments else []:
             record["moments_s"] = {name: at - record["began_unix_s"] for name, at in moments.items()}
+        if scenario.allotted(variant):
+            note_rates(found)
         return found
+
+
+def note_rates(found):
+    """Notes the bus bandwidth of every job, Gbit/s, over the collectives that end while all jobs send; `ended_s` has served for that."""
+    begin = max(record["began_unix_s"] for record in found.values())
+    end = min(record["began_unix_s"] + record["ended_s"][-1] for record in found.values())
+    for name, record in found.items():
+        ends = [record["began_unix_s"] + at for at in record.pop("ended_s")]
+        inside = [at for at in ends if begin <= at <= end]
+        if len(inside) < 2:
+            raise RuntimeError(f"{name} hardly sends while the other jobs do: other iterations (--longer, --more)")
+        # They do nothing but send: each took as long as from one end to the next.
+        gbit = 8 * record["busbw_gbps"] * record["seconds"] / record["iterations"]
+        record["busbw_of_all_gbit_s"] = gbit * (len(inside) - 1) / (inside[-1] - inside[0])
 
 
 def see_hash(scenario, fabric, folder, variant, over):
@@ -368,6 +410,7 @@ def compare(scenario, variants, options):
         rounds_of(fabric, variants, options, one)
     jobs = [job["name"] for job in scenario.jobs]
     rows, good = [], True
+    allotted = {name: allotted_rates(scenario, variant) for name, variant in variants.items()}
     first = found[next(iter(variants))]
     for name, rounds in found.items():
         row = [name, variants[name]["policy"]]
@@ -378,6 +421,12 @@ def compare(scenario, variants, options):
             busbw = [one[job]["busbw_gbps"] for one in rounds]
             row += [f"{statistics.mean(completions):.2f} ({min(completions):.2f} to {max(completions):.2f})",
                     f"{statistics.mean(busbw) * 8:.3f} ({100 * cv(busbw):.1f}%)", f"{ratios[job]:.3f}"]
+            if job in allotted[name]:
+                rates = [one[job]["busbw_of_all_gbit_s"] / allotted[name][job] for one in rounds]
+                good &= abs(statistics.mean(rates) - 1) <= ALLOWED_OF_ALLOTTED
+                row.append(f"{statistics.mean(rates):.3f} ({min(rates):.3f} to {max(rates):.3f})")
+            elif any(map(len, allotted.values())):
+                row.append("")
         speedups = [statistics.mean(a[job]["busbw_gbps"] and b[job]["busbw_gbps"] / a[job]["busbw_gbps"] for job in jobs)
                     for a, b in zip(first, rounds)]
         row += [f"{statistics.mean(jain([one[job]['busbw_gbps'] for job in jobs]) for one in rounds):.3f}", cluster.spread(speedups),
@@ -387,11 +436,12 @@ def compare(scenario, variants, options):
     heads = ["variant", "policy"]
     for job in jobs:
         heads += [f"{job}: s", f"{job}: busbw Gbit/s (CV)", f"{job}: of the simulated time"]
+        heads += [f"{job}: of what it is allotted, while all send"] * any(map(len, allotted.values()))
     heads += ["Jain", "speed-up", "TCP: segments repeated, time-outs"]
     text = (f"{scenario.toml['question']}\n\nOn the emulated fabric {fabric.name}, lengths scaled by {scenario.scale:g}, iterations {options.longer:g} times "
             f"as long and so much fewer, then {options.more:g} times as many, congestion control {options.congestion_control}: mean (least to greatest) of {options.rounds} rounds, variants in turn. Speed-up: of the jobs' bus bandwidth against the first variant's, "
             f"round by round. Other guests of the machine took {most:.0%} of the cores' time at most.\n\n" + bench.table(heads, rows))
-    write(None, scenario, options, bench.provenance() | {"simulated": foretold, "rounds": found, "repeated": repeated, "stolen": disturbed}, text)
+    write(None, scenario, options, bench.provenance() | {"simulated": foretold, "allotted_gbit_s": allotted, "rounds": found, "repeated": repeated, "stolen": disturbed}, text)
     return good
 
 

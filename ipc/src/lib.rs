@@ -16,4 +16,5 @@ pub mod shm;
 #[cfg(not(loom))]
 mod socket;
 pub mod sync;
+pub mod tickets;
 pub mod types;

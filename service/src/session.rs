@@ -8,6 +8,7 @@ use mccs_ipc::handshake::PeerCredentials;
 use mccs_ipc::queue::{Producer, Push};
 use mccs_ipc::shm::Mapping;
 use mccs_ipc::sync::StreamWord;
+use mccs_ipc::tickets::Tickets;
 use mccs_ipc::types::{ErrorClass, Handle};
 
 use crate::runtime::WakerSlot;
@@ -26,10 +27,8 @@ pub struct Session {
     pub peer: PeerCredentials,
     segment: Arc<Mapping>,
     words_offset: u64,
-    /// Last tickets that have ended, by word: what the tenant cannot change.
-    ended: Box<[AtomicU64]>,
-    /// Of those, the ones that the tenant has been told of.
-    told: Box<[AtomicU64]>,
+    /// By word.
+    tickets: Box<[Tickets]>,
     completions: Mutex<Producer<Completion>>,
     in_flight: AtomicU64,
     /// Set by the daemon engine while it leaves commands in the ring because too many are in flight.
@@ -73,8 +72,7 @@ impl Session {
             peer,
             segment,
             words_offset,
-            ended: (0..words).map(|_| AtomicU64::new(0)).collect(),
-            told: (0..words).map(|_| AtomicU64::new(0)).collect(),
+            tickets: (0..words).map(|_| Tickets::new()).collect(),
             completions: Mutex::new(completions),
             in_flight: AtomicU64::new(0),
             throttled: AtomicBool::new(false),
@@ -121,15 +119,8 @@ impl Session {
     /// Ends operations: raises their stream's word to `ticket`, and calls `behind` for what tells the tenant besides. Failures are
     /// told with [`Session::report`] before.
     pub fn end_operations(&self, word: u32, ticket: u64, count: u64, behind: impl FnOnce()) {
-        if let Some(ended) = self.ended.get(word as usize) {
-            ended.store(ticket, Ordering::Release);
-        }
-        if let Some(word) = StreamWord::at(&self.segment, self.words_offset, word) {
-            word.publish(ticket);
-        }
-        behind();
-        if let Some(told) = self.told.get(word as usize) {
-            told.store(ticket, Ordering::Release);
+        if let Some(tickets) = self.tickets.get(word as usize) {
+            tickets.end(self.word(word), ticket, behind);
         }
         self.in_flight.fetch_sub(count, Ordering::SeqCst);
         fence(Ordering::SeqCst);
@@ -141,27 +132,25 @@ impl Session {
     /// The last ticket that has ended on a stream.
     #[must_use]
     pub fn last_ended(&self, word: u32) -> u64 {
-        self.ended.get(word as usize).map_or(0, |ended| ended.load(Ordering::Acquire))
+        self.tickets.get(word as usize).map_or(0, Tickets::last_ended)
     }
 
     /// Whether the tenant is just being told of what has ended on a stream: its word may not be given to another one yet, for which the
-    /// old ticket would count. Another engine is between two instructions.
+    /// old ticket would count.
     #[must_use]
     pub fn is_telling(&self, word: u32) -> bool {
-        let told = self.told.get(word as usize).map_or(0, |told| told.load(Ordering::Acquire));
-        self.last_ended(word) != told
+        self.tickets.get(word as usize).is_some_and(Tickets::is_telling)
     }
 
-    /// Makes a stream's word fit for another stream, whose tickets start at 1.
-    pub fn reset_word(&self, word: u32) {
-        for cells in [&self.ended, &self.told] {
-            if let Some(cell) = cells.get(word as usize) {
-                cell.store(0, Ordering::Release);
-            }
-        }
-        if let Some(word) = StreamWord::at(&self.segment, self.words_offset, word) {
-            word.publish(0);
-        }
+    /// Makes a stream's word fit for another stream, whose tickets start at 1. Returns false, and does nothing, unless the tenant has been
+    /// told of the stream's `last` ticket.
+    #[must_use]
+    pub fn reset_word(&self, word: u32, last: u64) -> bool {
+        self.tickets.get(word as usize).is_some_and(|tickets| tickets.reset(self.word(word), last))
+    }
+
+    fn word(&self, word: u32) -> Option<&StreamWord> {
+        StreamWord::at(&self.segment, self.words_offset, word)
     }
 
     /// Counts an operation that failed with its communicator.
@@ -178,7 +167,7 @@ impl Session {
         if !matches!(completions.try_push(&completion), Ok(Push::Pushed { .. })) {
             // Told all the same, if not which: an operation that failed must not look like one that did not.
             let untold = self.counters.untold.fetch_add(1, Ordering::Relaxed) + 1;
-            if let Some(word) = StreamWord::at(&self.segment, self.words_offset, self.ended.len() as u32) {
+            if let Some(word) = self.word(self.tickets.len() as u32) {
                 word.publish(untold);
             }
         }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use mccs_ipc::types::CollectiveKind;
 use mccs_service::collective::{Algorithm, Choice};
 use mccs_service::engines::transport::pace::Pace;
+use mccs_service::exchange::protocol::{CommId, Name};
 use mccs_service::telemetry::stuck::{StuckClass, StuckReport};
 use mccs_service::transports::faulty::Faults;
 use mccs_tests::cluster::{Cluster, Job, Misfortune, Options, Trouble};
@@ -81,6 +82,15 @@ fn change_strategies(cluster: &mut Cluster, hosts: usize, rng: &mut StdRng) {
     }
 }
 
+/// What flows may send changes now and then, or all the time. Then they are free, as some paces are too slow for all jobs to end in time.
+fn change_paces(cluster: &mut Cluster, hosts: usize, rng: &mut StdRng) {
+    let count = [0, 10, 100][rng.random_range(0..3)];
+    for _ in 0..count {
+        cluster.strike(Misfortune::Pace(rng.random_range(0..hosts)), ms(rng.random_range(0..600)));
+    }
+    (0..hosts).filter(|_| count > 0).for_each(|host| cluster.strike(Misfortune::Free(host), ms(1500)));
+}
+
 /// Jobs on hosts that nothing happens to.
 fn calm(seed: u64) -> Result<u64, String> {
     let mut rng = StdRng::seed_from_u64(!seed);
@@ -90,6 +100,7 @@ fn calm(seed: u64) -> Result<u64, String> {
         cluster.start(job(options.hosts, false, &mut rng), ms(rng.random_range(0..300)));
     }
     change_strategies(&mut cluster, options.hosts, &mut rng);
+    change_paces(&mut cluster, options.hosts, &mut rng);
     cluster.finish()
 }
 
@@ -121,6 +132,7 @@ fn hiccups(seed: u64) -> Result<u64, String> {
         }
     }
     change_strategies(&mut cluster, options.hosts, &mut rng);
+    change_paces(&mut cluster, options.hosts, &mut rng);
     cluster.finish()
 }
 
@@ -173,6 +185,7 @@ fn storm(seed: u64) -> Result<u64, String> {
         cluster.start(job(options.hosts, false, &mut rng), healed + ms(20_000));
     }
     change_strategies(&mut cluster, options.hosts, &mut rng);
+    change_paces(&mut cluster, options.hosts, &mut rng);
     cluster.finish()
 }
 
@@ -201,6 +214,20 @@ fn fast(seed: u64, rng: &mut StdRng) -> Options {
         faults: Faults::default(),
         ..options(seed, rng)
     }
+}
+
+/// Two endless jobs on the same hosts, when all their flows have begun to send.
+fn begun_together(options: Options) -> Cluster {
+    let mut cluster = Cluster::new(options);
+    for _ in 0..2 {
+        cluster.start(endless_ring(options.hosts), ms(0));
+    }
+    let flows = 2 * options.hosts * options.channels as usize;
+    while cluster.sent_bytes().values().filter(|bytes| **bytes > 0).count() < flows {
+        assert!(cluster.elapsed() < ms(10_000), "the jobs do not begin");
+        cluster.run_for(Duration::from_micros(100));
+    }
+    cluster
 }
 
 /// A job whose flows always have something to send, under a cap: each sends what that allows.
@@ -237,21 +264,50 @@ fn capped(seed: u64) -> Result<u64, String> {
     cluster.finish()
 }
 
+/// Two jobs on the same hosts, whose flows always have something to send and are allotted three to one: each job gets its part.
+fn shared(seed: u64) -> Result<u64, String> {
+    const TIME: Duration = Duration::from_secs(1);
+    let mut rng = StdRng::seed_from_u64(!seed);
+    let options = fast(seed, &mut rng);
+    let mut cluster = begun_together(options);
+    let part_bps = rng.random_range(150_000..500_000_u64);
+    let on_first_host = cluster.sent_bytes_by_comm().into_keys().filter(|(host, _)| *host == 0);
+    let jobs: Vec<CommId> = on_first_host.map(|(_, comm)| comm).collect();
+    let [heavy, light] = &jobs[..] else { panic!("{jobs:?}") };
+    let flow_bps = |comm: &CommId| if comm == heavy { 3 * part_bps } else { part_bps };
+    cluster.set_paces(|host, comm| {
+        let to = Name::new(&format!("h{}", (host + 1) % options.hosts)).expect("a name");
+        let flows = (0..options.channels as u16).map(|channel| (channel, to.clone(), flow_bps(comm))).collect();
+        Pace { flows, ..Pace::default() }
+    });
+    // Until all have heard it, and what had left before is paid for.
+    cluster.run_for(ms(100));
+    let before = cluster.sent_bytes_by_comm();
+    cluster.run_for(TIME);
+    let after = cluster.sent_bytes_by_comm();
+    assert_eq!(after.len(), 2 * options.hosts, "the jobs go on");
+    let sent = |host: usize, comm: &CommId| {
+        let of = (host, comm.clone());
+        let sent = (after[&of] - before[&of]) as f64;
+        let allotted = (u64::from(options.channels) * flow_bps(comm)) as f64 / 8.0 * TIME.as_secs_f64();
+        assert!((sent / allotted - 1.0).abs() <= 0.03, "{sent} bytes of {allotted} allotted, host {host}, seed {seed}");
+        sent
+    };
+    for host in 0..options.hosts {
+        let ratio = sent(host, heavy) / sent(host, light);
+        assert!((ratio / 3.0 - 1.0).abs() <= 0.03, "{ratio} to one, host {host}, seed {seed}");
+    }
+    cluster.set_pace(&Pace::default());
+    cluster.finish()
+}
+
 /// Two jobs of a tenant on the same hosts, whose flows always have something to send, under a cap of each host: all that leaves one comes to
 /// what that allows, however many engines send it.
 fn capped_by_host(seed: u64) -> Result<u64, String> {
     const TIME: Duration = Duration::from_secs(1);
     let mut rng = StdRng::seed_from_u64(!seed);
     let options = fast(seed, &mut rng);
-    let mut cluster = Cluster::new(options);
-    for _ in 0..2 {
-        cluster.start(endless_ring(options.hosts), ms(0));
-    }
-    let flows = 2 * options.hosts * options.channels as usize;
-    while cluster.sent_bytes().values().filter(|bytes| **bytes > 0).count() < flows {
-        assert!(cluster.elapsed() < ms(10_000), "the jobs do not begin");
-        cluster.run_for(Duration::from_micros(100));
-    }
+    let mut cluster = begun_together(options);
     let host_cap_bps = rng.random_range(1_000_000..3_000_000_u64);
     cluster.set_pace(&Pace { host_cap_bps: Some(host_cap_bps), ..Pace::default() });
     cluster.run_for(ms(100));
@@ -346,6 +402,11 @@ fn jobs_end_well_or_fail_everywhere_in_bad_times() {
 #[test]
 fn what_hosts_send_under_a_cap_is_what_it_allows() {
     run_seeds("what_hosts_send_under_a_cap_is_what_it_allows", 5, capped);
+}
+
+#[test]
+fn what_jobs_send_whose_flows_are_allotted_three_to_one_is_three_to_one() {
+    run_seeds("what_jobs_send_whose_flows_are_allotted_three_to_one_is_three_to_one", 5, shared);
 }
 
 #[test]

@@ -260,7 +260,7 @@ fn windows_of_two_hosts_tell_of_the_same_operations() {
         let (mut began, mut moved) = (Vec::new(), BTreeMap::new());
         for record in window.engines.iter().flat_map(|(_, records)| records) {
             match *record {
-                Record::Started { seq, kind, bytes, .. } => began.push((seq, kind, bytes)),
+                Record::Started { seq, epoch, kind, bytes, .. } => began.push((seq, epoch, kind, bytes)),
                 Record::Chunk { from, to, sends, bytes, .. } => *moved.entry((from, to, sends)).or_insert(0) += bytes,
                 _ => {}
             }

@@ -9,7 +9,7 @@ use anyhow::{Context as _, bail, ensure};
 use clap::Parser;
 use mccs::{Communicator, DataType, RedOp, Region, Stream};
 use mccs_config::Bytes;
-use mccs_config::change::StrategyChange;
+use mccs_config::change::{FlowChoice, StrategyChange};
 use mccs_config::service::{Algorithm, CONTROL_SOCKET, Device, FlowPath, Ports, TransportKind};
 use mccs_eval::arguments::{RankArguments, unix_time_ns};
 use mccs_eval::stats::Latencies;
@@ -57,6 +57,9 @@ struct Arguments {
 const PACED_EVERY: usize = 4;
 /// What a cap may be, in Mbit/s: enough for hundreds of short calls a second, and little enough that they wait.
 const CAPS_MBPS: std::ops::Range<usize> = 20..400;
+
+/// Flows of a change that have a way of their own, at most.
+const FLOWS_CHOSEN_MAX: usize = 3;
 
 /// Collectives under a new strategy until what was there of the old one is gone.
 const AFTER_CUT: u64 = 8;
@@ -172,7 +175,7 @@ fn operate(arguments: &Arguments, done: &AtomicU64) -> anyhow::Result<Vec<Made>>
         }
         let turn = made.len().checked_rem(arguments.transport.len());
         let transport = turn.and_then(|turn| arguments.transport.get(turn).copied());
-        let change = StrategyChange { transport, ..change(arguments, &mut random) };
+        let change = StrategyChange { transport, ..change(arguments, &comm.hosts, &mut random) };
         let request = ControlRequest::Reconfigure { communicator: comm.communicator, change, window: arguments.window };
         let (asked, done_before) = (Instant::now(), done.load(Ordering::Relaxed));
         let cut = match call(&control, &request)? {
@@ -232,15 +235,16 @@ fn wait(done: &AtomicU64, goal: u64) -> Instant {
     Instant::now()
 }
 
-/// Another ring order for each of one to three channels, another algorithm, other ways by other devices.
-fn change(arguments: &Arguments, random: &mut Random) -> StrategyChange {
+/// Another ring order for each of one to three channels, another algorithm, other ways by other devices, and some flows that go another way
+/// than their channel.
+fn change(arguments: &Arguments, hosts: &[String], random: &mut Random) -> StrategyChange {
     let mut ring: Vec<u32> = (0..arguments.place.nranks).collect();
     let mut rings = Vec::new();
     for _ in 0..1 + random.below(3) {
         random.shuffle(&mut ring);
         rings.push(ring.clone());
     }
-    let algorithms = [Algorithm::Ring, Algorithm::HostRing, Algorithm::HostTree, Algorithm::Tree];
+    let algorithms = [Algorithm::Ring, Algorithm::HostRing, Algorithm::HostTree, Algorithm::Tree, Algorithm::OneShot];
     let mut ways: Vec<Option<Ports>> = arguments.path.iter().copied().map(Some).collect();
     if ways.is_empty() && !arguments.device.is_empty() {
         // One for each channel that there may be.
@@ -253,9 +257,22 @@ fn change(arguments: &Arguments, random: &mut Random) -> StrategyChange {
         .into_iter()
         .map(|source_ports| FlowPath { source_ports, device: device(), ..FlowPath::default() })
         .collect();
+    let flows = if hosts.len() < 2 || paths.is_empty() { 0 } else { random.below(FLOWS_CHOSEN_MAX + 1) };
+    let flow = |_| {
+        let from = random.below(hosts.len());
+        let to = (from + 1 + random.below(hosts.len() - 1)) % hosts.len();
+        FlowChoice {
+            channel: random.below(rings.len()) as u32,
+            from: hosts[from].clone(),
+            to: hosts[to].clone(),
+            path: random.below(paths.len()) as u32,
+        }
+    };
+    let flows: Vec<FlowChoice> = (0..flows).map(flow).collect();
     StrategyChange {
-        algorithm: Some(algorithms[if arguments.check { random.below(4) } else { 1 }]),
+        algorithm: Some(algorithms[if arguments.check { random.below(algorithms.len()) } else { 1 }]),
         rings: Some(rings),
+        flows: (!flows.is_empty()).then_some(flows),
         paths: (!paths.is_empty()).then_some(paths),
         ..StrategyChange::default()
     }

@@ -17,7 +17,11 @@ fn job(name: &str, ranks: &str, rest: &str) -> String {
 }
 
 fn run(text: &str, seed: u64) -> Vec<JobResult> {
-    let scenario = Scenario::parse(&format!("{TESTBED}{text}"), "scenario.toml").expect("right");
+    run_on(TESTBED, text, seed)
+}
+
+fn run_on(topology: &str, text: &str, seed: u64) -> Vec<JobResult> {
+    let scenario = Scenario::parse(&format!("{topology}{text}"), "scenario.toml").expect("right");
     simulate(&scenario, &scenario.variants[0], seed).expect("ends")
 }
 
@@ -42,6 +46,65 @@ fn one_job_is_as_fast_as_arithmetic_says() {
     }
     let gather = job.replace("bytes", "collective = \"all_gather\"\nbytes");
     near(run(&(variant("ffa", "local") + &gather), 1)[0].busbw, 12.5e9);
+}
+
+#[test]
+fn a_job_across_pods_is_as_fast_as_its_links_to_cores() {
+    // A host a rack. Two spines of each pod have links to two cores each: four paths from one pod to the other.
+    const FAT_TREE: &str = "name = \"t\"\nquestion = \"\"\n[topology]\npods = 2\nracks_per_pod = 2\nhosts_per_rack = 1\n\
+        devices_per_host = 1\nnics_per_host = 1\nspines_per_pod = 2\ncores_per_spine = 2\nnic = \"100Gbit/s\"\n\
+        leaf_spine = \"100Gbit/s\"\nspine_core = \"20Gbit/s\"\n";
+    let run = |policy: &str, ranks: &str, channels: u32, seed: u64| {
+        let rest = format!("bytes = \"512MiB\"\niterations = 3\nchannels = {channels}");
+        run_on(FAT_TREE, &(variant(policy, "local") + &job("A", ranks, &rest)), seed).remove(0)
+    };
+    let all = "\"h0:0\", \"h1:0\", \"h2:0\", \"h3:0\"";
+    // Each channel crosses once each way, and has the 20 Gbit/s of a core's links for itself: 2.5 GB/s.
+    for channels in [1, 2, 4] {
+        let job = run("ffa", all, channels, 1);
+        near(job.busbw, f64::from(channels) * 2.5e9);
+        // A flow carries a channel's part of twice three quarters of the bytes.
+        let operation_s = 2.0 * 3.0 / 4.0 * f64::from(512 << 20) / f64::from(channels) / 2.5e9;
+        near(job.ended_ns as f64 / 1e9, 3.0 * operation_s);
+    }
+    // Two channels on each of the four paths: no faster than four. A NIC would carry more, 12.5 GB/s.
+    near(run("ffa", all, 8, 1).busbw, 10e9);
+    // Within a pod nothing but NICs and leaves is in the way.
+    near(run("ffa", "\"h0:0\", \"h1:0\"", 1, 1).busbw, 12.5e9);
+    // A hash puts both channels on one core's link in one direction, or in none.
+    let mut hashed: Vec<f64> = (0..50).map(|seed| run("ecmp", all, 2, seed).busbw).collect();
+    hashed.sort_by(f64::total_cmp);
+    near(hashed[0], 2.5e9);
+    near(hashed[49], 5e9);
+    assert!(hashed.iter().all(|busbw| [2.5e9, 5e9].iter().any(|rate| (busbw / rate - 1.0).abs() < 1e-6)), "{hashed:?}");
+}
+
+#[test]
+fn a_job_on_rails_is_as_fast_as_what_leaves_the_leaf_of_a_rail() {
+    // Four NICs of each host, each on the leaf of its rail or all on one leaf; a leaf has links of 30 Gbit/s to two spines.
+    let network = |rails: bool| {
+        format!(
+            "name = \"t\"\nquestion = \"\"\n[topology]\nracks_per_pod = 2\nhosts_per_rack = 2\ndevices_per_host = 4\n\
+             nics_per_host = 4\nrails = {rails}\nspines_per_pod = 2\nnic = \"100Gbit/s\"\nleaf_spine = \"30Gbit/s\"\n"
+        )
+    };
+    let ranks = |hosts: u32| {
+        let all: Vec<String> = (0..4 * hosts).map(|rank| format!("\"h{}:{}\"", rank / 4, rank % 4)).collect();
+        all.join(", ")
+    };
+    let busbw = |rails: bool, hosts: u32, channels: u32| {
+        let rest = format!("bytes = \"512MiB\"\niterations = 3\nchannels = {channels}");
+        let text = variant("ffa", "local") + &job("A", &ranks(hosts), &rest);
+        run_on(&network(rails), &text, 1)[0].busbw
+    };
+    // In a rack a rail does not leave its leaf: four channels, each with a NIC of 12.5 GB/s in and out.
+    near(busbw(true, 2, 4), 4.0 * 12.5e9);
+    // To the other rack each channel has one of its leaf's links, of 3.75 GB/s, and eight channels have all of them.
+    near(busbw(true, 4, 4), 4.0 * 3.75e9);
+    near(busbw(true, 4, 8), 8.0 * 3.75e9);
+    // On one leaf four channels share two such links, and eight do.
+    near(busbw(false, 4, 4), 2.0 * 3.75e9);
+    near(busbw(false, 4, 8), 2.0 * 3.75e9);
 }
 
 #[test]

@@ -25,7 +25,7 @@ use crate::shm::{Mapping, ShmError};
 use crate::sync::atomic::{AtomicU64, Ordering, fence};
 
 /// Changes whenever a ring or its records look different.
-pub const VERSION: u64 = 1;
+pub const VERSION: u64 = 2;
 /// Words of a record; few under the model checker, to which each is a step.
 pub const RECORD_WORDS: usize = if cfg!(loom) { 2 } else { 7 };
 /// Most records of a ring: 64 MiB.

@@ -42,8 +42,8 @@ pub enum Record {
     Enqueued { at_ns: u64, comm: u64, rank: u32, seq: u64 },
     /// It has become the head of its stream.
     Arrived { at_ns: u64, comm: u64, rank: u32, seq: u64 },
-    /// It has begun on all ranks of this host, as a job.
-    Started { at_ns: u64, comm: u64, seq: u64, job: u64, kind: CollectiveKind, bytes: u64 },
+    /// It has begun on all ranks of this host, as a job, under the strategy of that number.
+    Started { at_ns: u64, comm: u64, seq: u64, epoch: u64, job: u64, kind: CollectiveKind, bytes: u64 },
     /// A send, or a receive, or both where they are on one host, has begun.
     PairStarted { at_ns: u64, comm: u64, job: u64, from: u32, to: u32, bytes: u64 },
     /// A job has ended.
@@ -57,15 +57,15 @@ pub enum Record {
 }
 
 impl Record {
-    /// As it lies in a ring: what and small numbers, ranks, then times and large ones.
+    /// As it lies in a ring: what and small numbers, ranks, then times and large ones; an epoch where others have when they began.
     #[must_use]
     pub fn to_words(self) -> RecordWords {
         let ranks = |from: u32, to: u32| u64::from(to) << 32 | u64::from(from);
         match self {
             Record::Enqueued { at_ns, comm, rank, seq } => [1, ranks(rank, 0), 0, at_ns, comm, seq, 0],
             Record::Arrived { at_ns, comm, rank, seq } => [2, ranks(rank, 0), 0, at_ns, comm, seq, 0],
-            Record::Started { at_ns, comm, seq, job, kind, bytes } => {
-                [3 | u64::from(kind.to_wire()) << 32, seq, 0, at_ns, comm, job, bytes]
+            Record::Started { at_ns, comm, seq, epoch, job, kind, bytes } => {
+                [3 | u64::from(kind.to_wire()) << 32, seq, epoch, at_ns, comm, job, bytes]
             }
             Record::PairStarted { at_ns, comm, job, from, to, bytes } => {
                 [4, ranks(from, to), 0, at_ns, comm, job, bytes]
@@ -85,12 +85,13 @@ impl Record {
     /// What lies in a ring; `None` if no engine of this version has written it.
     #[must_use]
     pub fn from_words(words: &RecordWords) -> Option<Self> {
-        let [head, second, since_ns, at_ns, comm, fifth, bytes] = *words;
+        let [head, second, third, at_ns, comm, fifth, bytes] = *words;
         let (from, to, job, small) = (second as u32, (second >> 32) as u32, fifth, (head >> 32) as u32);
+        let (seq, since_ns, epoch) = (second, third, third);
         Some(match head as u8 {
             1 => Record::Enqueued { at_ns, comm, rank: from, seq: fifth },
             2 => Record::Arrived { at_ns, comm, rank: from, seq: fifth },
-            3 => Record::Started { at_ns, comm, seq: second, job, kind: CollectiveKind::from_wire(small)?, bytes },
+            3 => Record::Started { at_ns, comm, seq, epoch, job, kind: CollectiveKind::from_wire(small)?, bytes },
             4 => Record::PairStarted { at_ns, comm, job, from, to, bytes },
             5 => Record::Ended { at_ns, job, is_failed: small != 0 },
             6 => Record::Channel { since_ns, at_ns, job, channel: small as u16 },
@@ -284,8 +285,9 @@ mod tests {
     #[test]
     fn records_come_back_as_they_were() {
         let kinds = CollectiveKind::ALL.iter();
+        let (epoch, bytes) = (5, u64::MAX);
         let started =
-            kinds.map(|kind| Record::Started { at_ns: 1, comm: 2, seq: 3, job: 4, kind: *kind, bytes: u64::MAX });
+            kinds.map(|kind| Record::Started { at_ns: 1, comm: 2, seq: 3, epoch, job: 4, kind: *kind, bytes });
         let chunk = |sends| Record::Chunk {
             since_ns: 1,
             at_ns: 2,

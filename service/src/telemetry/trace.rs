@@ -75,8 +75,9 @@ struct Event {
 struct Job {
     comm: u64,
     name: String,
-    /// `None` of a pair.
+    /// Its place and the number of its strategy; `None` of a pair.
     seq: Option<u64>,
+    epoch: Option<u64>,
     ranks: (u32, u32),
     bytes: u64,
     started_ns: u64,
@@ -122,14 +123,15 @@ impl Window {
                 Record::Arrived { at_ns, comm, rank, seq } if self.is_wanted(comm) => {
                     told.came(comm, seq, rank).arrived_ns = Some(at_ns);
                 }
-                Record::Started { at_ns, comm, seq, job, kind, bytes } if self.is_wanted(comm) => {
-                    let (name, ranks) = (kind.to_string(), (0, 0));
-                    let started = Job { comm, name, seq: Some(seq), ranks, bytes, started_ns: at_ns, ended: None };
+                Record::Started { at_ns, comm, seq, epoch, job, kind, bytes } if self.is_wanted(comm) => {
+                    let (name, ranks, seq, epoch) = (kind.to_string(), (0, 0), Some(seq), Some(epoch));
+                    let started = Job { comm, name, seq, epoch, ranks, bytes, started_ns: at_ns, ended: None };
                     told.jobs.insert(job, started);
                 }
                 Record::PairStarted { at_ns, comm, job, from, to, bytes } if self.is_wanted(comm) => {
-                    let (name, ranks) = (String::from("send/recv"), (from, to));
-                    told.jobs.insert(job, Job { comm, name, seq: None, ranks, bytes, started_ns: at_ns, ended: None });
+                    let (name, ranks, seq, epoch) = (String::from("send/recv"), (from, to), None, None);
+                    let started = Job { comm, name, seq, epoch, ranks, bytes, started_ns: at_ns, ended: None };
+                    told.jobs.insert(job, started);
                 }
                 _ => {}
             }
@@ -311,6 +313,7 @@ fn collectives(window: &Window, told: &Told, events: &mut Vec<Event>) {
         };
         started.insert((job.comm, seq));
         args["seq"] = seq.into();
+        args["epoch"] = job.epoch.into();
         for rank in told.ranks.get(&job.comm).into_iter().flatten() {
             let came = told.came.get(&(job.comm, seq)).and_then(|came| came.get(rank)).copied().unwrap_or_default();
             let mut args = args.clone();

@@ -23,6 +23,7 @@ use rand::Rng;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 
+use super::epochs::{Begun, EngineRecords};
 use super::{Options, TIMEOUT, TIMES};
 
 /// What flows can go over. Both are in memory here; flows of the one are none of the other.
@@ -39,6 +40,7 @@ pub struct SimHost {
     /// Of all transport engines that were, for the network.
     pub(super) memory_hosts: Vec<HostId>,
     engine: ProxyEngine,
+    records: EngineRecords,
     /// Those that work, and those that retire.
     transports: Vec<TransportEngine>,
     /// The pool.
@@ -93,6 +95,7 @@ impl SimHost {
             timeouts,
             Some(cluster),
         );
+        let records = EngineRecords::begin(&registry);
         let quota = Quota {
             memory_bytes: 1 << 30,
             sessions: 4096,
@@ -117,6 +120,7 @@ impl SimHost {
             tenant: Tenant::new("tenant".into(), quota),
             memory_hosts: Vec::new(),
             engine,
+            records,
             transports: Vec::new(),
             handles: Vec::new(),
             next_engine: 0,
@@ -223,6 +227,11 @@ impl SimHost {
         self.exchange.tick(now);
         note(Progress::Idle { wake_at: self.exchange.next_deadline() });
         if busy || !self.untold.is_empty() { Some(now) } else { wake_at }
+    }
+
+    /// Collectives that have begun since it was last asked.
+    pub(super) fn begun(&mut self) -> Vec<Begun> {
+        self.records.begun(&self.registry)
     }
 
     /// What is held although nobody uses it.

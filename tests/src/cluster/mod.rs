@@ -2,6 +2,7 @@
 //! on a network and a clock that are simulated. Ranks are modelled: they join, call collectives, check what they get, leave
 //! or die. A seed decides everything.
 
+mod epochs;
 mod flight;
 mod host;
 mod job;
@@ -18,7 +19,7 @@ use std::time::{Duration, Instant};
 use mccs_service::collective::Choice;
 use mccs_service::engines::proxy::{Asked, OperatorAnswer, ProxyMessage};
 use mccs_service::engines::transport::pace::Pace;
-use mccs_service::exchange::protocol::{LinkTimes, Name};
+use mccs_service::exchange::protocol::{CommId, LinkTimes, Name};
 use mccs_service::runtime::Mailbox;
 use mccs_service::telemetry::stuck::StuckReport;
 use mccs_service::transports::faulty::Faults;
@@ -27,6 +28,7 @@ use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 
+use self::epochs::Epochs;
 pub use self::host::SimHost;
 pub use self::job::RankEnd;
 use self::job::{Sight, SimRank};
@@ -44,6 +46,8 @@ pub const TIMES: LinkTimes = LinkTimes {
 pub const TIMEOUT: Duration = Duration::from_secs(20);
 /// Cuts of this length harm no job.
 const CUT_BORNE: Duration = Duration::from_secs(1);
+/// When a host is told something again for which its proxy engine had no room.
+const TOLD_AGAIN: Duration = Duration::from_micros(500);
 /// After this everything has ended that can.
 pub const ALL_OVER: Duration = Duration::from_secs(90);
 
@@ -100,6 +104,11 @@ pub enum Misfortune {
     },
     /// The operator of a host changes the strategy of a communicator that it has, if any. Nobody may notice.
     Change(usize),
+    /// The agent of a host is told another pace of a communicator that it has, if any: caps, windows, times to yield. Nobody may notice
+    /// but by the time.
+    Pace(usize),
+    /// The agent of a host is told that flows of all its communicators are free.
+    Free(usize),
 }
 
 enum Happening {
@@ -131,6 +140,7 @@ pub struct Cluster {
     happenings: BTreeMap<(Instant, u64), Happening>,
     happening_count: u64,
     operator: Operator,
+    epochs: Epochs,
     trace: DefaultHasher,
     /// What was found wrong.
     pub faults: Vec<String>,
@@ -157,6 +167,7 @@ impl Cluster {
             happenings: BTreeMap::new(),
             happening_count: 0,
             operator: Operator::default(),
+            epochs: Epochs::default(),
             trace: DefaultHasher::new(),
             faults: Vec::new(),
             rng,
@@ -264,6 +275,16 @@ impl Cluster {
                     self.operator.change(host, &mut self.rng);
                 }
             }
+            Happening::Misfortune(misfortune @ (Misfortune::Pace(host) | Misfortune::Free(host))) => {
+                let is_told = match (&self.hosts[host], misfortune) {
+                    (Some(host), Misfortune::Free(_)) => operator::free(host),
+                    (Some(host), _) => operator::repace(host, self.now, &mut self.rng),
+                    (None, _) => true,
+                };
+                if !is_told {
+                    self.strike(misfortune, TOLD_AGAIN);
+                }
+            }
             Happening::Misfortune(Misfortune::Resize(host, count)) => {
                 if let Some(host) = &mut self.hosts[host] {
                     host.resize(count);
@@ -321,6 +342,8 @@ impl Cluster {
             let Some(host) = &mut self.hosts[index] else { continue };
             let wake = host.poll(self.now, &mut self.rng);
             next = next.into_iter().chain(wake).min();
+            let noted = host.begun().into_iter().map(|begun| self.epochs.note(index, begun));
+            self.faults.extend(noted.filter_map(Result::err));
             for broken in self.wires.send_all(index, host, self.now, &mut self.rng) {
                 self.connect_soon(broken.0, broken.1);
             }
@@ -352,10 +375,20 @@ impl Cluster {
     /// # Panics
     /// If a host is too busy to be told.
     pub fn set_pace(&mut self, pace: &Pace) {
-        let pace = Arc::new(pace.clone());
-        for host in self.hosts.iter().flatten() {
-            for placed in host.registry.comms().iter().filter_map(|comm| comm.placed.as_ref()) {
-                let message = ProxyMessage::SetPace { comm: placed.comm.clone(), pace: Arc::clone(&pace) };
+        self.set_paces(|_, _| pace.clone());
+    }
+
+    /// As [`Cluster::set_pace`], by host and communicator.
+    ///
+    /// # Panics
+    /// If a host is too busy to be told.
+    pub fn set_paces(&mut self, pace_of: impl Fn(usize, &CommId) -> Pace) {
+        for (number, host) in self.hosts.iter().enumerate().filter_map(|(number, host)| Some((number, host.as_ref()?)))
+        {
+            for comm in host.registry.comms() {
+                let Some(placed) = &comm.placed else { continue };
+                let pace = Arc::new(pace_of(number, &placed.comm));
+                let message = ProxyMessage::SetPace { comm: placed.comm.clone(), pace };
                 assert!(host.proxy.send(message).is_ok(), "the proxy engine has no room");
             }
         }
@@ -392,6 +425,22 @@ impl Cluster {
         };
         let hosts = self.hosts.iter().enumerate().filter_map(|(number, host)| Some((number, host.as_ref()?)));
         hosts.flat_map(flows_of).collect()
+    }
+
+    /// The same, by host and communicator.
+    #[must_use]
+    pub fn sent_bytes_by_comm(&self) -> BTreeMap<(usize, CommId), u64> {
+        let mut sums = BTreeMap::new();
+        for (number, host) in self.hosts.iter().enumerate().filter_map(|(number, host)| Some((number, host.as_ref()?)))
+        {
+            for comm in host.registry.comms() {
+                let (Some(placed), Some(links)) = (&comm.placed, comm.links) else { continue };
+                let flows = host.registry.flows.sent_by(links, usize::MAX);
+                let of_rings = flows.iter().filter(|flow| flow.name.epoch.is_some());
+                sums.insert((number, placed.comm.clone()), of_rings.map(|flow| flow.bytes).sum());
+            }
+        }
+        sums
     }
 
     /// Whether every rank of every job has ended.

@@ -1,10 +1,14 @@
-//! An operator who changes strategies at any time, and waits for an answer to each.
+//! An operator who changes strategies at any time, and waits for an answer to each; and a controller that changes paces.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use mccs_config::change::{FlowChoice, StrategyChange};
 use mccs_config::service::{Algorithm, FlowPath};
 use mccs_service::engines::proxy::{Asked, OperatorReply, ProxyMessage, Wish};
+use mccs_service::engines::transport::pace::{LocalWindow, Pace};
+use mccs_service::exchange::protocol::Name;
 use mccs_service::runtime::Mailbox;
 use mccs_service::telemetry::CommInfo;
 use rand::Rng;
@@ -94,4 +98,63 @@ fn change_of(comm: &CommInfo, rng: &mut StdRng) -> StrategyChange {
         change.rings = Some(vec![vec![comm.epoch.load(Ordering::Relaxed) as u32; 3]]);
     }
     change
+}
+
+/// Gives a communicator of the host another pace, if there is one that has flows. Returns whether the host has heard.
+pub(super) fn repace(host: &SimHost, now: Instant, rng: &mut StdRng) -> bool {
+    let comms = host.registry.comms();
+    let placed: Vec<_> = comms.iter().filter(|comm| comm.placed.is_some()).collect();
+    if placed.is_empty() {
+        return true;
+    }
+    let comm = placed[rng.random_range(0..placed.len())];
+    let pace = pace_of(comm, now, rng);
+    tell_pace(host, comm, pace)
+}
+
+/// Lets flows of all communicators of the host go as they like. Returns whether the host has heard.
+pub(super) fn free(host: &SimHost) -> bool {
+    host.registry.comms().iter().all(|comm| tell_pace(host, comm, Pace::default()))
+}
+
+fn tell_pace(host: &SimHost, comm: &CommInfo, pace: Pace) -> bool {
+    let Some(placed) = &comm.placed else { return true };
+    host.proxy.send(ProxyMessage::SetPace { comm: placed.comm.clone(), pace: Arc::new(pace) }).is_ok()
+}
+
+/// Any mixture of what there is, or nothing.
+fn pace_of(comm: &CommInfo, now: Instant, rng: &mut StdRng) -> Pace {
+    let mut pace = Pace::default();
+    if rng.random_bool(0.2) {
+        return pace;
+    }
+    // From far less than what flows want here to more than that.
+    let bps = |rng: &mut StdRng| 1_000_000_u64 << rng.random_range(0..8_u32);
+    pace.cap_bps = rng.random_bool(0.4).then(|| bps(rng));
+    pace.host_cap_bps = rng.random_bool(0.3).then(|| bps(rng));
+    for host in comm.hosts.iter().filter_map(|host| Name::new(host)) {
+        for channel in 0..3 {
+            if rng.random_bool(0.15) {
+                pace.flows.push((channel, host.clone(), bps(rng)));
+            }
+        }
+    }
+    pace.window = rng.random_bool(0.3).then(|| window_of(now, rng));
+    for _ in 0..rng.random_range(0..3) {
+        let mut window = window_of(now, rng);
+        if rng.random_bool(0.5) {
+            window.is_once = true;
+            window.opened = now + Duration::from_micros(rng.random_range(0..20_000));
+        }
+        pace.yields.push((window, bps(rng)));
+    }
+    pace
+}
+
+/// One that comes again every few milliseconds.
+fn window_of(now: Instant, rng: &mut StdRng) -> LocalWindow {
+    let period_us = rng.random_range(100..20_000);
+    let (length_us, ago_us) = (rng.random_range(1..=period_us), rng.random_range(0..period_us));
+    let [period, length, ago] = [period_us, length_us, ago_us].map(Duration::from_micros);
+    LocalWindow { opened: now - ago, period, length, is_once: false }
 }

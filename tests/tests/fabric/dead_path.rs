@@ -17,6 +17,8 @@ use crate::loss::Loss;
 /// Ways over the spines, as `service.toml` has them; two channels, one over each.
 const WAYS: &str = "[strategy]\nalgorithm = \"ring\"\nchannels = 2\n[[strategy.path]]\nsource_ports = \"20000-20099\"\n\
                     [[strategy.path]]\nsource_ports = \"20100-20199\"\n";
+/// From when a flow stalls until an operator who asks is told which one it is: what operators are promised.
+const NAMED_WITHIN: Duration = Duration::from_secs(5);
 /// Elements of an all-reduce of 64 MiB.
 const COUNT: u64 = 16 << 20;
 
@@ -189,24 +191,26 @@ fn a_flow_that_stalls_is_named() {
     let bed = Bed::racks_with("[paths]\nfirst_port = 7350\nports = 50\n").with_services(ways, "");
     let ranks = bed.join(&[0, 1, 2, 3]);
     let (story, stop) = (Story::default(), AtomicU64::new(0));
-    let (asked, report) = std::thread::scope(|scope| {
+    let (asked, named, report) = std::thread::scope(|scope| {
         let stopping = Raise(&stop);
         let work = scope.spawn(|| in_threads(ranks, |rank| reduce(&rank, &story, &stop)));
         is_at_least(&story.begun, 3 * 4);
+        let killed = Instant::now();
         let dead = kill_link(&bed, "leaf0", "spine0");
-        let (asked, report) = loop {
+        let (asked, named, report) = loop {
             let asking = Instant::now();
             let report = why_stuck(&bed, 1);
             if report.class == StuckClass::Flow {
-                break (asking.elapsed(), report);
+                break (asking.elapsed(), killed.elapsed(), report);
             }
         };
         drop(dead);
         drop(stopping);
         work.join().expect("ranks");
-        (asked, report)
+        (asked, named, report)
     });
-    println!("why-stuck took {asked:?}");
+    println!("why-stuck took {asked:?}, and named the flow {named:?} after its link had died");
+    assert!(named <= NAMED_WITHIN, "named after {named:?}: {report:?}");
     assert!(!report.culprits.is_empty() && report.hosts.iter().all(|(_, account)| account.is_some()), "{report:?}");
     println!("{:?}", report.culprits);
     let names_its_way = |what: &str| what.contains("over tcp, ports 7350-7399");

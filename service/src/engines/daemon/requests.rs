@@ -202,8 +202,9 @@ impl SessionEngine {
     }
 
     fn destroy_stream(&mut self, id: u64, stream: Handle) {
-        let idle = |slot: &StreamSlot| self.session.last_ended(stream.index) >= slot.next_ticket - 1;
-        match self.tables.streams.get(stream).map(idle) {
+        // Told, not only ended: between the two an engine still raises the word, which would be another stream's.
+        let reset = |slot: &StreamSlot| self.session.reset_word(stream.index, slot.next_ticket - 1);
+        match self.tables.streams.get(stream).map(reset) {
             None => self.refuse(id, ErrorClass::InvalidArgument, format!("there is no stream {stream:?}")),
             Some(false) => {
                 let message = "the stream has work in flight: synchronize it before destroying it";
@@ -211,7 +212,6 @@ impl SessionEngine {
             }
             Some(true) => {
                 self.tables.streams.remove(stream);
-                self.session.reset_word(stream.index);
                 for place in [Place::Host, Place::Gpus] {
                     self.send(place, ProxyMessage::StreamClosed { session: self.session.id, stream: stream.index });
                 }

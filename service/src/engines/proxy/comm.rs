@@ -353,6 +353,7 @@ impl Comm {
             at_ns,
             comm: self.info.number,
             seq: member.whole_started.saturating_sub(1).saturating_add(first.rounds),
+            epoch: self.info.epoch.load(Ordering::Relaxed),
             job: job_number(job),
             kind,
             bytes: kind.payload_count(first.count, self.nranks).saturating_mul(first.dtype.size_bytes() as u64),

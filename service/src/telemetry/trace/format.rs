@@ -145,6 +145,7 @@ fn records() -> impl Strategy<Value = Vec<Record>> {
             at_ns,
             comm,
             seq,
+            epoch: seq / 2,
             job,
             kind,
             bytes: 7

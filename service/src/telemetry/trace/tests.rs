@@ -14,13 +14,14 @@ fn window() -> Window {
     let mut proxy = Vec::new();
     proxy.extend(came(11 * MS, 5, 0, 0));
     proxy.extend(came(12 * MS, 5, 1, 0));
-    proxy.push(Record::Started { at_ns: 13 * MS, comm: 5, seq: 0, job: 100, kind, bytes: 4096 });
+    proxy.push(Record::Started { at_ns: 13 * MS, comm: 5, seq: 0, epoch: 0, job: 100, kind, bytes: 4096 });
     proxy.extend(came(14 * MS, 5, 0, 1));
     proxy.push(Record::Ended { at_ns: 20 * MS, job: 100, is_failed: false });
     proxy.extend(came(20 * MS, 5, 1, 1));
-    proxy.push(Record::Started { at_ns: 21 * MS, comm: 5, seq: 1, job: 101, kind, bytes: 4096 });
+    proxy.push(Record::Started { at_ns: 21 * MS, comm: 5, seq: 1, epoch: 2, job: 101, kind, bytes: 4096 });
     proxy.extend(came(22 * MS, 5, 0, 2));
-    proxy.push(Record::Started { at_ns: 15 * MS, comm: 6, seq: 9, job: 200, kind: CollectiveKind::Barrier, bytes: 0 });
+    let barrier = CollectiveKind::Barrier;
+    proxy.push(Record::Started { at_ns: 15 * MS, comm: 6, seq: 9, epoch: 0, job: 200, kind: barrier, bytes: 0 });
     proxy.push(Record::Ended { at_ns: 16 * MS, job: 200, is_failed: true });
     proxy.push(Record::PairStarted { at_ns: 15 * MS, comm: 5, job: 300, from: 0, to: 1, bytes: 8 });
     proxy.push(Record::Ended { at_ns: 17 * MS, job: 300, is_failed: false });
@@ -105,6 +106,7 @@ fn ranks_wait_and_run() {
     assert_eq!((&runs[0]["seq"], &runs[0]["bytes"], &runs[0]["unfinished"]), (&0.into(), &4096.into(), &Value::Null));
     assert_eq!((&runs[0]["enqueued_us"], &runs[0]["arrived_us"]), (&2000.0.into(), &2001.0.into()));
     assert_eq!((&runs[1]["seq"], &runs[1]["unfinished"]), (&1.into(), &true.into()));
+    assert_eq!(runs.iter().map(|run| &run["epoch"]).collect::<Vec<_>>(), [0, 2]);
     assert_eq!(track(&trace, "comm 6 rank 0")[0].3["failed"], true);
     assert_eq!(slices(&trace, "comm 5 send/recv 0 -> 1"), [slice("send/recv", 5000.0, 2000.0)]);
 }
