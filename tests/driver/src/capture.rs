@@ -19,15 +19,15 @@ const RELAXED: u32 = 2;
 /// A capture.
 pub(crate) struct Capture {
     pub(crate) id: u64,
-    /// The graph, and its pointer.
-    graph: Arc<Graph>,
+    /// The graph's pointer.
     pointer: usize,
     state: Mutex<State>,
 }
 
 struct State {
     is_valid: bool,
-    is_over: bool,
+    /// Until the end: events may keep the capture for longer.
+    graph: Option<Arc<Graph>>,
     /// By list.
     streams: Vec<Weak<Stream>>,
 }
@@ -58,7 +58,7 @@ pub(crate) fn forbid() -> Done {
         return Ok(());
     }
     let going = |captures: &mut Vec<Weak<Capture>>| -> Vec<Arc<Capture>> {
-        captures.retain(|capture| capture.upgrade().is_some_and(|capture| !capture.state().is_over));
+        captures.retain(|capture| capture.upgrade().is_some_and(|capture| !capture.is_over()));
         captures.iter().filter_map(Weak::upgrade).collect()
     };
     let mut forbidding = OWN.with_borrow_mut(going);
@@ -77,15 +77,14 @@ pub(crate) fn begin(stream: &Arc<Stream>, mode: u32) -> Done {
     }
     let graph = Arc::new(Graph::new());
     let pointer = GRAPHS.add(Arc::clone(&graph));
-    let state = Mutex::new(State { is_valid: true, is_over: false, streams: Vec::new() });
-    let capture = Arc::new(Capture { id: IDS.fetch_add(1, Ordering::Relaxed), graph, pointer, state });
+    let state = Mutex::new(State { is_valid: true, graph: Some(graph), streams: Vec::new() });
+    let capture = Arc::new(Capture { id: IDS.fetch_add(1, Ordering::Relaxed), pointer, state });
     match mode {
         GLOBAL => GLOBALS.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&capture)),
         RELAXED => {}
         _ => OWN.with_borrow_mut(|own| own.push(Arc::downgrade(&capture))),
     }
-    capture.take_in(stream);
-    Ok(())
+    capture.take_in(stream).map(drop)
 }
 
 /// Ends the capture that began with a stream. Returns the graph.
@@ -96,9 +95,9 @@ pub(crate) fn end(stream: &Arc<Stream>) -> Done<usize> {
         return Err(CAPTURE_UNMATCHED);
     }
     let mut state = capture.state();
-    state.is_over = true;
+    let graph = state.graph.take();
     state.streams.iter().filter_map(Weak::upgrade).for_each(|stream| stream.set_taking(None));
-    let error = match (state.is_valid, capture.graph.is_joined()) {
+    let error = match (state.is_valid, graph.is_some_and(|graph| graph.is_joined())) {
         (true, true) => return Ok(capture.pointer),
         (true, false) => CAPTURE_UNJOINED,
         (false, _) => CAPTURE_INVALIDATED,
@@ -113,15 +112,23 @@ impl Capture {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn is_over(&self) -> bool {
+        self.state().graph.is_none()
+    }
+
+    fn graph(&self) -> Done<Arc<Graph>> {
+        self.state().graph.clone().ok_or(INVALID_VALUE)
+    }
+
     /// A stream takes part from here on.
-    fn take_in(self: &Arc<Self>, stream: &Arc<Stream>) -> Taking {
+    fn take_in(self: &Arc<Self>, stream: &Arc<Stream>) -> Done<Taking> {
         let mut state = self.state();
+        state.graph.as_ref().ok_or(INVALID_VALUE)?.add_list();
         state.streams.push(Arc::downgrade(stream));
         let taking = Taking { capture: Arc::clone(self), list: state.streams.len() - 1 };
         drop(state);
-        self.graph.add_list();
         stream.set_taking(Some(taking.clone()));
-        taking
+        Ok(taking)
     }
 
     /// Nothing comes of it.
@@ -135,16 +142,16 @@ impl Capture {
     }
 
     /// The pointer of its graph.
-    pub(crate) fn graph(&self) -> usize {
+    pub(crate) fn pointer(&self) -> usize {
         self.pointer
     }
 
     /// A stream waits for an event that was recorded here.
     pub(crate) fn wait(self: &Arc<Self>, stream: &Arc<Stream>, point: usize) -> Done {
-        if self.state().is_over {
+        if self.is_over() {
             return Err(INVALID_VALUE);
         }
-        let taking = stream.taking().unwrap_or_else(|| self.take_in(stream));
+        let taking = stream.taking().map_or_else(|| self.take_in(stream), Ok)?;
         if !Arc::ptr_eq(&taking.capture, self) {
             taking.capture.invalidate();
             self.invalidate();
@@ -159,7 +166,7 @@ impl Taking {
         if !self.capture.is_valid() {
             return Err(CAPTURE_INVALIDATED);
         }
-        self.capture.graph.push(self.list, node);
+        self.capture.graph()?.push(self.list, node);
         Ok(())
     }
 
@@ -170,7 +177,7 @@ impl Taking {
 
     /// Adds a point that others can wait for.
     pub(crate) fn record(&self) -> Done<usize> {
-        let point = self.capture.graph.new_point();
+        let point = self.capture.graph()?.new_point();
         self.push(Node::Record(point))?;
         Ok(point)
     }

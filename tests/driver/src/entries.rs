@@ -370,7 +370,7 @@ entries! {
         count.set_if_wanted(0);
         if let Some(taking) = taking {
             id.set_if_wanted(taking.capture.id);
-            graph.set_if_wanted(if taking.capture.is_valid() { taking.capture.graph() } else { 0 });
+            graph.set_if_wanted(if taking.capture.is_valid() { taking.capture.pointer() } else { 0 });
         }
         Ok(())
     }
@@ -522,9 +522,7 @@ impl Word {
         const EQUAL: c_uint = 1;
         match (what as c_uint as u64, flags) {
             (WRITE, 0) => Ok(Word { is_write: true, address, value, is_equal: false }),
-            (WAIT, GREATER_OR_EQUAL | EQUAL) => {
-                Ok(Word { is_write: false, address, value, is_equal: flags == EQUAL })
-            }
+            (WAIT, GREATER_OR_EQUAL | EQUAL) => Ok(Word { is_write: false, address, value, is_equal: flags == EQUAL }),
             _ => Err(NOT_SUPPORTED),
         }
     }

@@ -155,9 +155,8 @@ impl Event {
                 return taking.refuse_from_outside();
             }
             let (number, own) = (shared.recorded().load(Ordering::Acquire), Arc::clone(self));
-            let has_happened = move || {
-                own.shared.as_ref().is_none_or(|shared| shared.happened().load(Ordering::Acquire) >= number)
-            };
+            let has_happened =
+                move || own.shared.as_ref().is_none_or(|shared| shared.happened().load(Ordering::Acquire) >= number);
             return stream.enqueue(move |device| until(device, &has_happened));
         }
         match (&*self.last(), taking) {

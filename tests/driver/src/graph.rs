@@ -158,11 +158,7 @@ impl Drop for Object {
 }
 
 /// Returns a pointer, with so many references.
-pub(crate) fn create_object(
-    data: *mut c_void,
-    destroy: unsafe extern "C" fn(*mut c_void),
-    count: u32,
-) -> Done<usize> {
+pub(crate) fn create_object(data: *mut c_void, destroy: unsafe extern "C" fn(*mut c_void), count: u32) -> Done<usize> {
     const MOST: u32 = i32::MAX.unsigned_abs();
     if !(1..=MOST).contains(&count) {
         return Err(INVALID_VALUE);

@@ -136,10 +136,7 @@ impl Stream {
     }
 
     /// Enqueues work, which is left out when the context is of no use any more; or adds it to the graph that is captured.
-    pub(crate) fn enqueue(
-        self: &Arc<Self>,
-        work: impl Fn(&'static Device) -> Done + Send + Sync + 'static,
-    ) -> Done {
+    pub(crate) fn enqueue(self: &Arc<Self>, work: impl Fn(&'static Device) -> Done + Send + Sync + 'static) -> Done {
         self.device.check()?;
         self.add(Arc::new(move |device: &'static Device| {
             device.check()?;
@@ -170,7 +167,10 @@ impl Stream {
             state.has_thread = true;
             let own = Arc::clone(self);
             let name = format!("gpu{}-stream{}", self.device.number, self.id);
-            std::thread::Builder::new().name(name).spawn(move || own.run()).map_err(|_| crate::code::OPERATING_SYSTEM)?;
+            std::thread::Builder::new()
+                .name(name)
+                .spawn(move || own.run())
+                .map_err(|_| crate::code::OPERATING_SYSTEM)?;
         }
         drop(state);
         self.has_changed.notify_all();
@@ -214,10 +214,7 @@ impl Stream {
     }
 
     /// Enqueues work and waits for it.
-    pub(crate) fn run_now(
-        self: &Arc<Self>,
-        work: impl Fn(&'static Device) -> Done + Send + Sync + 'static,
-    ) -> Done {
+    pub(crate) fn run_now(self: &Arc<Self>, work: impl Fn(&'static Device) -> Done + Send + Sync + 'static) -> Done {
         capture::forbid()?;
         self.enqueue(work)?;
         self.synchronize()

@@ -139,10 +139,7 @@ fn graphs_are_launched_again_and_what_they_keep_goes_with_them() {
         assert_eq!(cuStreamWriteValue64_v2(one, word, 0, 0), 0);
         let (mut status, mut id, mut graph) = (0, 0, 0);
         let none = || out(std::ptr::null_mut());
-        assert_eq!(
-            cuStreamGetCaptureInfo_v2(two, out(&mut status), out(&mut id), out(&mut graph), none(), none()),
-            0
-        );
+        assert_eq!(cuStreamGetCaptureInfo_v2(two, out(&mut status), out(&mut id), out(&mut graph), none(), none()), 0);
         assert!(status == 1 && id != 0 && graph != 0);
         let object = made(|to| cuUserObjectCreate(out(to), at(gone), count, 1, 1)).expect("an object");
         assert_eq!(cuGraphRetainUserObject(graph, object, 1, 1), 0);
@@ -223,7 +220,8 @@ fn segments_are_mapped_where_addresses_were_reserved() {
         assert_eq!(made(|to| cuMemRetainAllocationHandle(out(to), at as *mut c_void)), Ok(handle));
         assert_eq!([cuMemRelease(handle), cuMemRelease(handle)], [0; 2]);
         let fd = made(|to| cuMemExportToShareableHandle(out(to), handle, 1, 0)).expect("a descriptor");
-        let again = made(|to| cuMemImportFromShareableHandle(out(to), fd as usize as *mut c_void, 1)).expect("the same");
+        let again =
+            made(|to| cuMemImportFromShareableHandle(out(to), fd as usize as *mut c_void, 1)).expect("the same");
         libc::close(fd);
         assert_eq!(cuMemMap(at + BYTES as u64, BYTES, 0, again, 0), 0);
         assert_eq!(cuMemSetAccess(at, 2 * BYTES, In::to(&access), 1), 0);
@@ -265,8 +263,7 @@ fn memory_of_another_process_is_there_when_that_has_gone() {
     let mut process = command.spawn().expect("a process");
     let mut lines = BufReader::new(process.stdout.take().expect("piped")).lines().map_while(Result::ok);
     let said = lines.find_map(|line| Some(line.split_once("handle ")?.1.to_owned())).expect("a handle");
-    let handle: [u8; 64] =
-        std::array::from_fn(|at| u8::from_str_radix(&said[2 * at..][..2], 16).expect("a byte"));
+    let handle: [u8; 64] = std::array::from_fn(|at| u8::from_str_radix(&said[2 * at..][..2], 16).expect("a byte"));
     enter(1);
     // SAFETY: as above.
     unsafe {

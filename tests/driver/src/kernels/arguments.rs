@@ -123,6 +123,8 @@ impl From<mccs_kernels::cuda::ReduceArgs> for Reduce {
 
 const _: () = assert!(size_of::<DirectArgs>() == size_of::<mccs_kernels::cuda::DirectArgs>());
 const _: () = {
-    assert!(std::mem::offset_of!(DirectArgs, sequence) == std::mem::offset_of!(mccs_kernels::cuda::DirectArgs, sequence));
+    assert!(
+        std::mem::offset_of!(DirectArgs, sequence) == std::mem::offset_of!(mccs_kernels::cuda::DirectArgs, sequence)
+    );
 };
 const _: () = assert!(size_of::<PointsHead>() == size_of::<mccs_kernels::cuda::PointsHead>());

@@ -148,7 +148,8 @@ impl Operation<'_> {
             self.running.until(|| word.load(Ordering::Acquire) >> 32 == number)?;
             Ok::<_, Stop>(word.load(Ordering::Acquire) & 0xffff_ffff)
         };
-        let scalar = |rank| if rank == self.rank { self.own_scalar() } else { Ok(half(rank, 0)? | half(rank, 1)? << 32) };
+        let scalar =
+            |rank| if rank == self.rank { self.own_scalar() } else { Ok(half(rank, 0)? | half(rank, 1)? << 32) };
         (0..self.nranks).map(scalar).collect()
     }
 
@@ -320,7 +321,10 @@ impl Operation<'_> {
                 any |= self.push(channel)?;
             }
             let may_relay = |step: u64| {
-                relays.borrow().iter().try_fold(true, |may, channel| Ok::<_, Stop>(may && self.has_room(channel, step)?))
+                relays
+                    .borrow()
+                    .iter()
+                    .try_fold(true, |may, channel| Ok::<_, Stop>(may && self.has_room(channel, step)?))
             };
             match self.dtype {
                 Some(dtype) => any |= self.combine(dtype, &pushes, &mut takes, &relays, scalars)?,

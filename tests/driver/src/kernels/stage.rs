@@ -19,7 +19,13 @@ pub(super) fn run(device: &'static Device, args: &StageArgs) -> Result<(), Stop>
     let value = |value: u64| match first {
         None => value,
         Some(0) => 0,
-        Some(first) => if value == 0 { 0 } else { first + value - 1 },
+        Some(first) => {
+            if value == 0 {
+                0
+            } else {
+                first + value - 1
+            }
+        }
     };
     let (ready, done) = (value(args.ready_value), value(args.done_value));
     if ready != 0 {

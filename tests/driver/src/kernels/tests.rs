@@ -100,7 +100,15 @@ fn collectives_of_every_kind_and_algorithm_are_right() {
                     let (dtype, op) = (DataType::I32, if kind.reduces() { RedOp::ALL[index % 3] } else { RedOp::Sum });
                     let op = if op == RedOp::PreMulSum { RedOp::Max } else { op };
                     let call = DirectCall {
-                        kind, dtype, op, count, root, scalar_bits: 0, is_scalar_address: false, rank: 0, nranks,
+                        kind,
+                        dtype,
+                        op,
+                        count,
+                        root,
+                        scalar_bits: 0,
+                        is_scalar_address: false,
+                        rank: 0,
+                        nranks,
                     };
                     ran += u32::from(bed.run(call, algorithm));
                 }
