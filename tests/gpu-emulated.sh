@@ -9,8 +9,7 @@ cd "$(dirname "$0")/.."
 
 # The same features as the rest of .ci/run, so that nothing is built twice.
 target=${CARGO_TARGET_DIR:-target}
-cargo build --release --workspace --bins
-cargo build --release --workspace --lib
+cargo build --release --workspace --bins --lib
 gpu_tests=$(cargo test --release --workspace --test gpu --no-run 2>&1 | sed -n 's/.*Executable.*(\(.*\/gpu-.*\))/\1/p')
 work=$(mktemp -d)
 service=
@@ -36,6 +35,19 @@ tests_on() {
     skip=()
     echo "== tests of GPUs, on $1 emulated (at $SECONDS s)"
     leave_out under_mps "there is no MPS server without the driver's programs"
+    if [ "$1" != 2 ]; then
+        # The processor makes and checks their data for a minute and more.
+        local long="it takes long, and goes by memory of the host as on two"
+        leave_out factors_are_taken_from_the_memory_of_gpus "$long"
+        leave_out a_strict_service_does_everything_itself "$long"
+        leave_out graphs_are_replayed_through_services "$long"
+        leave_out two_services_reduce_what_their_gpus_have "$long"
+        leave_out who_leaves_has_what_was_called "$long"
+        leave_out captured_calls_are_replayed "it takes long; ranks_that_name_a_root does the same once"
+    fi
+    if [ "$1" -gt 2 ]; then
+        leave_out values:: "it takes long, and the pairs of values are those of two ranks"
+    fi
     if [ "$1" = 1 ]; then
         leave_out deaths:: "it takes two GPUs"
         leave_out memory:: "it takes two GPUs"
@@ -82,6 +94,7 @@ check() {
 
 tests_on 2
 tests_on 1
+tests_on 3
 
 export MCCS_EMULATED_GPUS=3 MCCS_SOCKET="$work/run/mccs.sock"
 serve ''
