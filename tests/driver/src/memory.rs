@@ -62,6 +62,12 @@ pub(crate) fn table() -> MutexGuard<'static, Table> {
     TABLE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Calls that change what is mapped come one after the other: those beside one that waits for streams wait, too, as with the driver.
+pub(crate) fn managing() -> MutexGuard<'static, ()> {
+    static MANAGING: Mutex<()> = Mutex::new(());
+    MANAGING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 fn next_id() -> u64 {
     static IDS: AtomicU64 = AtomicU64::new(1);
     IDS.fetch_add(1, Ordering::Relaxed)
@@ -190,6 +196,7 @@ pub(crate) fn allocate(device: &Device, bytes: u64, kind: Kind) -> Done<u64> {
     if bytes == 0 {
         return Err(INVALID_VALUE);
     }
+    let _alone = managing();
     check_room(device, bytes)?;
     let physical = Physical::new(What::Memory, device.number, bytes)?;
     table().insert(kind, physical)
@@ -204,6 +211,7 @@ pub(crate) fn free(address: u64) -> Done {
     if address == 0 {
         return Ok(());
     }
+    let _alone = managing();
     if !is_allocated(&table()) {
         return Err(INVALID_VALUE);
     }
@@ -233,6 +241,7 @@ pub(crate) fn export(address: u64) -> Done<Handle> {
 /// Opens another process' allocation in a context. Again, it is the same.
 pub(crate) fn import(device: &Device, handle: &Handle) -> Done<u64> {
     capture::forbid()?;
+    let _alone = managing();
     let physical = handle::open(handle, What::Memory)?;
     let mut table = table();
     let name = physical.name;
@@ -252,6 +261,7 @@ pub(crate) fn import(device: &Device, handle: &Handle) -> Done<u64> {
 /// Closes it; the last time it is unmapped, when everything has ended that was enqueued.
 pub(crate) fn close(address: u64) -> Done {
     capture::forbid()?;
+    let _alone = managing();
     {
         let mut table = table();
         let range = table.ranges.get_mut(&address).ok_or(INVALID_VALUE)?;
@@ -262,12 +272,7 @@ pub(crate) fn close(address: u64) -> Done {
         }
     }
     stream::wait_for_all();
-    let mut table = table();
-    match table.ranges.get_mut(&address).map(|range| &mut range.kind) {
-        // Opened again meanwhile.
-        Some(Kind::Imported { uses, .. }) if *uses > 1 => *uses -= 1,
-        _ => table.remove(address),
-    }
+    table().remove(address);
     Ok(())
 }
 
@@ -275,6 +280,7 @@ pub(crate) fn close(address: u64) -> Done {
 pub(crate) fn register(address: u64, bytes: u64) -> Done {
     capture::forbid()?;
     let end = address.checked_add(bytes).filter(|_| address != 0 && bytes != 0).ok_or(INVALID_VALUE)?;
+    let _alone = managing();
     let mut table = table();
     let before = table.registered.range(..end).next_back();
     if before.is_some_and(|(base, bytes)| base + bytes > address) {
@@ -287,6 +293,7 @@ pub(crate) fn register(address: u64, bytes: u64) -> Done {
 /// And no more, when everything has ended that was enqueued.
 pub(crate) fn unregister(address: u64) -> Done {
     capture::forbid()?;
+    let _alone = managing();
     if !table().registered.contains_key(&address) {
         return Err(HOST_MEMORY_NOT_REGISTERED);
     }

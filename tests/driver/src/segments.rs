@@ -93,6 +93,7 @@ pub(crate) fn create(bytes: u64, properties: &Properties) -> Done<u64> {
     if bytes == 0 || !bytes.is_multiple_of(LARGE_PAGE_BYTES) || properties.handle_types & !DESCRIPTOR != 0 {
         return Err(INVALID_VALUE);
     }
+    let _managing = memory::managing();
     memory::check_room(device, bytes)?;
     let physical = Arc::new(Physical::new(What::Memory, device.number, bytes)?);
     let is_shared = properties.handle_types == DESCRIPTOR;
@@ -245,6 +246,7 @@ fn is_free(table: &Table, address: u64, bytes: u64) -> bool {
 
 /// Maps the first bytes of an allocation.
 pub(crate) fn map(address: u64, bytes: u64, offset: u64, handle: u64) -> Done {
+    let _managing = memory::managing();
     let _alone = counting();
     let allocation = get(handle)?;
     let mut table = table();
@@ -282,6 +284,7 @@ pub(crate) fn unmap(address: u64, bytes: u64) -> Done {
         }
         _ => Err(INVALID_VALUE),
     };
+    let _managing = memory::managing();
     let handle = is_it(&table())?;
     stream::wait_for_all();
     {
