@@ -1,0 +1,164 @@
+//! GPUs and their primary contexts, which are the only ones: a context's pointer is its GPU's.
+
+use std::cell::RefCell;
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use crate::code::{Code, Done, INVALID_CONTEXT, INVALID_DEVICE, INVALID_VALUE, PEER_ACCESS_ALREADY_ENABLED};
+use crate::stream::Stream;
+
+/// How many GPUs there are.
+const GPUS_VARIABLE: &str = "MCCS_EMULATED_GPUS";
+/// Bytes that each of them has. Memory that nobody has written takes none of the host's.
+const MEMORY_VARIABLE: &str = "MCCS_EMULATED_MEMORY";
+const MEMORY_BYTES: u64 = 16 << 30;
+
+/// A GPU, and its context.
+pub(crate) struct Device {
+    pub(crate) number: usize,
+    pub(crate) memory_bytes: u64,
+    retained: AtomicUsize,
+    /// What whatever is called returns; 0: all is well.
+    lost: AtomicU32,
+    /// GPUs whose memory its context has been let reach.
+    peers: Mutex<HashSet<usize>>,
+    default_stream: OnceLock<Arc<Stream>>,
+}
+
+thread_local! {
+    static CURRENT: RefCell<Vec<&'static Device>> = const { RefCell::new(Vec::new()) };
+}
+
+/// All GPUs.
+pub(crate) fn all() -> &'static [Device] {
+    static ALL: OnceLock<Vec<Device>> = OnceLock::new();
+    ALL.get_or_init(|| {
+        let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
+        let memory_bytes = number(MEMORY_VARIABLE).unwrap_or(MEMORY_BYTES);
+        (0..number(GPUS_VARIABLE).unwrap_or(2) as usize).map(|number| Device::new(number, memory_bytes)).collect()
+    })
+}
+
+/// The GPU with an ordinal.
+pub(crate) fn by_ordinal(ordinal: i32) -> Done<&'static Device> {
+    usize::try_from(ordinal).ok().and_then(|number| all().get(number)).ok_or(INVALID_DEVICE)
+}
+
+/// The GPU of a context.
+pub(crate) fn by_context(context: usize) -> Done<&'static Device> {
+    all().iter().find(|device| device.context() == context).ok_or(INVALID_CONTEXT)
+}
+
+/// That of the calling thread's current context, which works.
+pub(crate) fn current() -> Done<&'static Device> {
+    let device = current_if_any().ok_or(INVALID_CONTEXT)?;
+    device.check()?;
+    Ok(device)
+}
+
+/// That of the calling thread's current context, whether it works or not.
+pub(crate) fn current_if_any() -> Option<&'static Device> {
+    CURRENT.with_borrow(|stack| stack.last().copied())
+}
+
+/// Makes a context current on the calling thread.
+pub(crate) fn push(context: usize) -> Done {
+    let device = by_context(context)?;
+    if device.retained.load(Ordering::Acquire) == 0 {
+        return Err(INVALID_CONTEXT);
+    }
+    CURRENT.with_borrow_mut(|stack| stack.push(device));
+    Ok(())
+}
+
+/// Makes current what was before.
+pub(crate) fn pop() -> Done<usize> {
+    CURRENT.with_borrow_mut(Vec::pop).map(Device::context).ok_or(INVALID_CONTEXT)
+}
+
+impl Device {
+    fn new(number: usize, memory_bytes: u64) -> Self {
+        Device {
+            number,
+            memory_bytes,
+            retained: AtomicUsize::new(0),
+            lost: AtomicU32::new(0),
+            peers: Mutex::default(),
+            default_stream: OnceLock::new(),
+        }
+    }
+
+    /// Its context, as programs name it.
+    pub(crate) fn context(&self) -> usize {
+        std::ptr::from_ref(self).addr()
+    }
+
+    pub(crate) fn retain(&self) {
+        self.retained.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Gives the context back. With the last one the driver would destroy all that is in it; here it stays, and cannot be made current.
+    pub(crate) fn release(&self) -> Done {
+        let less = |count: usize| count.checked_sub(1);
+        self.retained.fetch_update(Ordering::AcqRel, Ordering::Acquire, less).map(drop).map_err(|_| INVALID_CONTEXT)
+    }
+
+    /// Fails if the context does nothing any more.
+    pub(crate) fn check(&self) -> Done {
+        match self.lost.load(Ordering::Acquire) {
+            0 => Ok(()),
+            code => Err(code),
+        }
+    }
+
+    /// From here on whatever is called returns this.
+    pub(crate) fn lose(&self, code: Code) {
+        let _ = self.lost.compare_exchange(0, code, Ordering::AcqRel, Ordering::Acquire);
+    }
+
+    /// Lets its context reach a peer's memory.
+    pub(crate) fn enable(&self, peer: &Device) -> Done {
+        if peer.number == self.number {
+            return Err(INVALID_DEVICE);
+        }
+        let is_new = self.peers.lock().unwrap_or_else(PoisonError::into_inner).insert(peer.number);
+        if is_new { Ok(()) } else { Err(PEER_ACCESS_ALREADY_ENABLED) }
+    }
+
+    /// Whether its context reaches memory that was allocated in another's.
+    pub(crate) fn reaches(&self, other: usize) -> bool {
+        self.number == other || self.peers.lock().unwrap_or_else(PoisonError::into_inner).contains(&other)
+    }
+
+    /// The default stream.
+    pub(crate) fn default_stream(&'static self) -> &'static Arc<Stream> {
+        self.default_stream.get_or_init(|| Stream::new(self))
+    }
+
+    /// No two have the same.
+    pub(crate) fn uuid(&self) -> [u8; 16] {
+        let mut uuid = *b"emulated GPU \0\0\0";
+        uuid[15] = self.number as u8;
+        uuid
+    }
+
+    pub(crate) fn bus_id(&self) -> String {
+        format!("0000:{:02x}:00.0", 0x17 + 0x10 * self.number)
+    }
+
+    /// `CU_DEVICE_ATTRIBUTE_*`, as far as anybody asks.
+    pub(crate) fn attribute(attribute: u32) -> Done<i32> {
+        const MULTIPROCESSORS: u32 = 16;
+        const CAPABILITY_MAJOR: u32 = 75;
+        const CAPABILITY_MINOR: u32 = 76;
+        const CAN_USE_64_BIT_STREAM_MEM_OPS: u32 = 122;
+        match attribute {
+            MULTIPROCESSORS => Ok(132),
+            CAPABILITY_MAJOR => Ok(9),
+            CAPABILITY_MINOR => Ok(0),
+            CAN_USE_64_BIT_STREAM_MEM_OPS => Ok(1),
+            _ => Err(INVALID_VALUE),
+        }
+    }
+}

@@ -1,0 +1,420 @@
+//! `mccs_packets_*`, `mccs_lines_*` and `mccs_bulk_*`: collectives between ranks, which meet in their areas.
+//!
+//! Who sends which part to whom is the argument's, as of the kernels in `kernels/cuda/include`, and so are the rules: a rank writes to its
+//! peers' areas and reads its own; halves of areas alternate by the parity of the operation's number, which heads or data of all ranks make
+//! safe; the word at the area's begin counts what has ended. How bytes go is another: *steps* through a ring of slots, where the form has its
+//! own, with a flag that says how many have come, and an acknowledgement that says how many were taken. One thread does all roles in turn.
+//!
+//! ```text
+//! push    send buffer -> rings of phase 0 of those who own the parts
+//! middle  ring of phase 0 -> combined or copied -> receive buffer, and rings of phase 1
+//! out     ring of phase 1 -> receive buffer
+//! ```
+
+use std::cell::RefCell;
+use std::sync::atomic::Ordering;
+
+use mccs_ipc::types::DataType;
+use mccs_kernels::cuda::RANKS_MAX;
+use mccs_kernels::{Source, Store, reduce, scalar_bits_at};
+
+use super::arguments::{DirectArgs, HEADS, KEEP, OWN, SCALAR_AT, SCALED};
+use super::{Form, Running, Stop, operator};
+use crate::code::ILLEGAL_ADDRESS;
+use crate::device::Device;
+use crate::wait::Patience;
+
+/// Where things lie in areas, as in `kernels/cuda/include/area.cuh`.
+const HEADS_OFFSET: u64 = 256;
+const FLAGS_OFFSET: u64 = 1024;
+const PHASES: u64 = 2;
+const RANKS: u64 = RANKS_MAX as u64;
+
+/// What one operation adds to the word that counts.
+const OPERATION: u64 = 1 << 32;
+
+pub(super) fn run(
+    device: &'static Device,
+    (form, dtype): (Form, Option<DataType>),
+    grid: u32,
+    args: &DirectArgs,
+) -> Result<(), Stop> {
+    let running = Running::new(device, args.abort_word)?;
+    let (rank, nranks) = (u64::from(args.rank), u64::from(args.nranks));
+    let is_too_large = form == Form::Bulk && grid > args.area_blocks;
+    if nranks > RANKS || rank >= nranks || is_too_large {
+        return Err(Stop::Failed(ILLEGAL_ADDRESS));
+    }
+    let counter = running.word(args.areas[rank as usize])?;
+    // What is captured does not know its number: as many as have ended, and one.
+    let number = match args.sequence {
+        0 => counter.load(Ordering::Acquire) / OPERATION + 1,
+        number => u64::from(number),
+    };
+    let operation = Operation { running, form, dtype, grid: u64::from(grid), args, number, rank, nranks };
+    operation.run()?;
+    counter.fetch_add(OPERATION, Ordering::Release);
+    Ok(())
+}
+
+struct Operation<'a> {
+    running: Running,
+    form: Form,
+    dtype: Option<DataType>,
+    grid: u64,
+    args: &'a DirectArgs,
+    number: u64,
+    rank: u64,
+    nranks: u64,
+}
+
+/// Messages of one rank's to another's ring, as one of the two sees them.
+struct Channel {
+    /// Whose ring it is, and who writes it.
+    to: u64,
+    from: u64,
+    phase: u64,
+    /// First byte of the buffer at this end, and length of the message.
+    buffer: u64,
+    bytes: u64,
+    /// Steps, and how many are done.
+    steps: u64,
+    done: u64,
+}
+
+/// Ranks of a mask.
+fn ranks(mask: u32) -> impl Iterator<Item = u64> {
+    (0..RANKS).filter(move |rank| mask >> rank & 1 != 0)
+}
+
+impl Operation<'_> {
+    fn run(&self) -> Result<(), Stop> {
+        let has_heads = self.args.flags & HEADS != 0;
+        if has_heads {
+            self.send_heads()?;
+        }
+        self.move_own()?;
+        let scalars = if self.args.flags & SCALED == 0 { Vec::new() } else { self.await_heads()? };
+        self.exchange(&scalars)?;
+        if has_heads {
+            self.await_heads()?;
+        }
+        Ok(())
+    }
+
+    fn area(&self, rank: u64) -> u64 {
+        self.args.areas[rank as usize]
+    }
+
+    fn peers(&self) -> impl Iterator<Item = u64> + use<> {
+        let own = self.rank;
+        (0..self.nranks).filter(move |peer| *peer != own)
+    }
+
+    fn parity(&self) -> u64 {
+        self.number & 1
+    }
+
+    /// Two halves of a head, each with the operation's number beside it.
+    fn head(&self, to: u64, from: u64, half: u64) -> u64 {
+        self.area(to) + HEADS_OFFSET + (self.parity() * RANKS + from) * 16 + half * 8
+    }
+
+    fn own_scalar(&self) -> Result<u64, Stop> {
+        if self.args.flags & SCALAR_AT == 0 {
+            return Ok(self.args.scalar_bits);
+        }
+        let dtype = DataType::from_wire(self.args.scalar_dtype).ok_or(Stop::Failed(ILLEGAL_ADDRESS))?;
+        let at = self.running.at(self.args.scalar_bits, dtype.size_bytes() as u64)?;
+        // SAFETY: it is there, as was looked up.
+        Ok(unsafe { scalar_bits_at(dtype, at as *const u8) })
+    }
+
+    fn send_heads(&self) -> Result<(), Stop> {
+        let (scalar, flag) = (self.own_scalar()?, self.number << 32);
+        for peer in self.peers() {
+            for (half, data) in [(0, scalar & 0xffff_ffff), (1, scalar >> 32)] {
+                self.running.word(self.head(peer, self.rank, half))?.store(data | flag, Ordering::Release);
+            }
+        }
+        Ok(())
+    }
+
+    /// All ranks' scalars, once all have come.
+    fn await_heads(&self) -> Result<Vec<u64>, Stop> {
+        let half = |rank: u64, half: u64| {
+            let word = self.running.word(self.head(self.rank, rank, half))?;
+            let number = self.number & 0xffff_ffff;
+            self.running.until(|| word.load(Ordering::Acquire) >> 32 == number)?;
+            Ok::<_, Stop>(word.load(Ordering::Acquire) & 0xffff_ffff)
+        };
+        let scalar =
+            |rank| if rank == self.rank { self.own_scalar() } else { Ok(half(rank, 0)? | half(rank, 1)? << 32) };
+        (0..self.nranks).map(scalar).collect()
+    }
+
+    fn is_sharded(&self) -> bool {
+        self.args.shard_bytes != 0
+    }
+
+    /// Two shots: where the shard of a rank begins.
+    fn shard_offset(&self, rank: u64) -> u64 {
+        (rank - u64::from(rank > u64::from(self.args.unsharded))) * self.args.shard_bytes
+    }
+
+    /// Bytes of the messages that end at, or start from, the owner of a part.
+    fn part_bytes(&self, owner: u64) -> u64 {
+        if !self.is_sharded() {
+            return self.args.bytes;
+        }
+        self.args.shard_bytes.min(self.args.bytes.saturating_sub(self.shard_offset(owner)))
+    }
+
+    fn send_part(&self, rank: u64) -> u64 {
+        self.args.send + if self.is_sharded() { self.shard_offset(rank) } else { rank * self.args.send_stride }
+    }
+
+    fn recv_part(&self, rank: u64) -> u64 {
+        self.args.recv + if self.is_sharded() { self.shard_offset(rank) } else { rank * self.args.recv_stride }
+    }
+
+    /// What this rank has for itself.
+    fn move_own(&self) -> Result<(), Stop> {
+        let (from, to) = match self.is_sharded() {
+            true => (self.args.send, self.args.recv),
+            false => (self.send_part(self.rank), self.recv_part(self.rank)),
+        };
+        if self.args.flags & OWN == 0 || from == to {
+            return Ok(());
+        }
+        self.running.copy(to, from, self.args.bytes)
+    }
+
+    /// Of a step.
+    fn chunk_bytes(&self) -> u64 {
+        let halves = if self.is_sharded() { 2 } else { 1 };
+        match self.form {
+            Form::Packets => self.args.packet_slot_bytes / halves,
+            Form::Lines => self.args.line_slot_bytes / halves,
+            Form::Bulk => u64::from(self.args.chunk_bytes),
+        }
+    }
+
+    /// Slots of a ring.
+    fn slots(&self) -> u64 {
+        match self.form {
+            Form::Packets | Form::Lines => 1,
+            Form::Bulk => self.grid * u64::from(self.args.slots),
+        }
+    }
+
+    fn slot(&self, channel: &Channel, step: u64) -> u64 {
+        let &Channel { to, from, phase, .. } = channel;
+        let index = if from < to { from } else { from - 1 };
+        let place = |offset: u64, bytes: u64| {
+            let slot = offset + (self.parity() * (self.nranks - 1) + index) * bytes;
+            self.area(to) + slot + phase * bytes / 2
+        };
+        match self.form {
+            Form::Packets => place(self.args.packets_offset, self.args.packet_slot_bytes),
+            Form::Lines => place(self.args.lines_offset, self.args.line_slot_bytes),
+            Form::Bulk => {
+                let slots = u64::from(self.args.slots);
+                let block = step / slots % self.grid;
+                let ring = (self.parity() * PHASES + phase) * u64::from(self.args.area_blocks) + block;
+                let slot = (ring * (self.nranks - 1) + index) * slots + step % slots;
+                self.area(to) + self.args.bulk_offset + slot * u64::from(self.args.slot_bytes)
+            }
+        }
+    }
+
+    fn flag(&self, rank: u64, other: u64, phase: u64) -> Result<&'static std::sync::atomic::AtomicU64, Stop> {
+        let first = phase * u64::from(self.args.area_blocks) * RANKS;
+        self.running.word(self.area(rank) + FLAGS_OFFSET + (first + other) * 8)
+    }
+
+    /// Steps that words say, of this operation.
+    fn said(&self, word: u64) -> u64 {
+        word.saturating_sub(self.number << 32)
+    }
+
+    fn word_of(&self, steps: u64) -> u64 {
+        (self.number << 32) + steps
+    }
+
+    fn channel(&self, (from, to, phase): (u64, u64, u64), buffer: u64, bytes: u64) -> Channel {
+        Channel { to, from, phase, buffer, bytes, steps: bytes.div_ceil(self.chunk_bytes().max(1)), done: 0 }
+    }
+
+    /// Steps that have come to the own ring.
+    fn arrived(&self, channel: &Channel) -> Result<u64, Stop> {
+        Ok(self.said(self.flag(channel.to, channel.from, channel.phase)?.load(Ordering::Acquire)))
+    }
+
+    /// Whether a peer's ring has room for a step.
+    fn has_room(&self, channel: &Channel, step: u64) -> Result<bool, Stop> {
+        let taken = self.flag(channel.from, channel.to, PHASES + channel.phase)?.load(Ordering::Acquire);
+        Ok(step < self.said(taken) + self.slots())
+    }
+
+    fn tell(&self, channel: &Channel, steps: u64) -> Result<(), Stop> {
+        self.flag(channel.to, channel.from, channel.phase)?.store(self.word_of(steps), Ordering::Release);
+        Ok(())
+    }
+
+    fn acknowledge(&self, channel: &Channel, steps: u64) -> Result<(), Stop> {
+        let word = self.flag(channel.from, channel.to, PHASES + channel.phase)?;
+        word.store(self.word_of(steps), Ordering::Release);
+        Ok(())
+    }
+
+    /// Offset and bytes of a step.
+    fn step(&self, channel: &Channel, step: u64) -> (u64, u64) {
+        let offset = step * self.chunk_bytes();
+        (offset, self.chunk_bytes().min(channel.bytes - offset))
+    }
+
+    /// Pushes, if there is room. Returns whether it did.
+    fn push(&self, channel: &mut Channel) -> Result<bool, Stop> {
+        if channel.done == channel.steps || !self.has_room(channel, channel.done)? {
+            return Ok(false);
+        }
+        let (offset, bytes) = self.step(channel, channel.done);
+        self.running.copy(self.slot(channel, channel.done), channel.buffer + offset, bytes)?;
+        channel.done += 1;
+        self.tell(channel, channel.done)?;
+        Ok(true)
+    }
+
+    /// Takes, if something has come. Returns whether it did; and passes it on before it is taken.
+    fn take(&self, channel: &mut Channel, then: impl Fn(u64, u64) -> Result<(), Stop>) -> Result<bool, Stop> {
+        if channel.done == channel.steps || self.arrived(channel)? <= channel.done {
+            return Ok(false);
+        }
+        let (offset, bytes) = self.step(channel, channel.done);
+        let slot = self.slot(channel, channel.done);
+        then(slot, bytes)?;
+        self.running.copy(channel.buffer + offset, slot, bytes)?;
+        channel.done += 1;
+        self.acknowledge(channel, channel.done)?;
+        Ok(true)
+    }
+
+    /// All roles in turn, until all are done.
+    fn exchange(&self, scalars: &[u64]) -> Result<(), Stop> {
+        let (own, args) = (self.rank, self.args);
+        let part = self.part_bytes(own);
+        let push = |peer| self.channel((own, peer, 0), self.send_part(peer), self.part_bytes(peer));
+        let mut pushes: Vec<_> = ranks(args.send_mask).map(push).collect();
+        let is_whole = self.is_sharded() || self.dtype.is_some();
+        // What comes is this rank's part, from whomever; or each rank's own.
+        let take = |peer| self.channel((peer, own, 0), self.recv_part(if is_whole { own } else { peer }), part);
+        let mut takes: Vec<_> = ranks(args.recv_mask).map(take).collect();
+        let relay = |peer| self.channel((own, peer, 1), 0, part);
+        let relays = RefCell::new(ranks(args.relay_mask).map(relay).collect::<Vec<_>>());
+        let out = |peer| self.channel((peer, own, 1), self.recv_part(peer), self.part_bytes(peer));
+        let mut outs: Vec<_> = ranks(args.out_mask).map(out).collect();
+        let mut patience = Patience::new();
+        loop {
+            let mut any = false;
+            for channel in &mut pushes {
+                any |= self.push(channel)?;
+            }
+            let may_relay = |step: u64| {
+                relays
+                    .borrow()
+                    .iter()
+                    .try_fold(true, |may, channel| Ok::<_, Stop>(may && self.has_room(channel, step)?))
+            };
+            match self.dtype {
+                Some(dtype) => any |= self.combine(dtype, &pushes, &mut takes, &relays, scalars)?,
+                None => {
+                    for channel in &mut takes {
+                        if may_relay(channel.done)? {
+                            any |= self.take(channel, |slot, bytes| self.relay(&relays, slot, bytes))?;
+                        }
+                    }
+                }
+            }
+            for channel in &mut outs {
+                any |= self.take(channel, |_, _| Ok(()))?;
+            }
+            let is_done = |channels: &[Channel]| channels.iter().all(|channel| channel.done == channel.steps);
+            if is_done(&pushes) && is_done(&takes) && is_done(&outs) {
+                return Ok(());
+            }
+            if any {
+                patience.reset();
+            } else {
+                self.running.check()?;
+                patience.pause();
+            }
+        }
+    }
+
+    /// Gives a step of this rank's part to whom it is for: there is room.
+    fn relay(&self, relays: &RefCell<Vec<Channel>>, from: u64, bytes: u64) -> Result<(), Stop> {
+        for channel in relays.borrow_mut().iter_mut() {
+            self.running.copy(self.slot(channel, channel.done), from, bytes)?;
+            channel.done += 1;
+            self.tell(channel, channel.done)?;
+        }
+        Ok(())
+    }
+
+    /// Combines a step of this rank's part, if it has come from all. Returns whether it did.
+    fn combine(
+        &self,
+        dtype: DataType,
+        pushes: &[Channel],
+        takes: &mut [Channel],
+        relays: &RefCell<Vec<Channel>>,
+        scalars: &[u64],
+    ) -> Result<bool, Stop> {
+        let Some(first) = takes.first() else { return Ok(false) };
+        let (step, steps) = (first.done, first.steps);
+        if step == steps {
+            return Ok(false);
+        }
+        // In place the result goes where others' parts come from.
+        let has_sent = self.is_sharded() || pushes.iter().all(|channel| channel.done > step);
+        let mut is_there = has_sent;
+        for channel in takes.iter() {
+            is_there = is_there && self.arrived(channel)? > step;
+        }
+        for channel in relays.borrow().iter() {
+            is_there = is_there && self.has_room(channel, step)?;
+        }
+        if !is_there {
+            return Ok(false);
+        }
+        let (offset, bytes) = self.step(first, step);
+        let source = |rank: u64| {
+            let at = match takes.iter().find(|channel| channel.from == rank) {
+                Some(channel) => self.slot(channel, step),
+                None => self.send_part(self.rank) + offset,
+            };
+            let ptr = self.running.at(at, bytes)? as *const u8;
+            Ok(Source { ptr, scalar_bits: scalars.get(rank as usize).copied() })
+        };
+        let sources = (0..self.nranks).map(source).collect::<Result<Vec<_>, Stop>>()?;
+        let kept = (self.args.flags & KEEP != 0).then(|| self.recv_part(self.rank) + offset);
+        let relayed: Vec<_> = relays.borrow().iter().map(|channel| self.slot(channel, step)).collect();
+        let destinations = kept.into_iter().chain(relayed).map(|to| Ok(self.running.at(to, bytes)? as *mut u8));
+        let destinations = destinations.collect::<Result<Vec<_>, Stop>>()?;
+        let (op, divisor) = (operator(self.args.op)?, (self.args.divisor != 0).then_some(self.args.divisor));
+        let count = bytes as usize / dtype.size_bytes();
+        // SAFETY: all are there for so many bytes, as was looked up. Slots are apart from buffers and each other; the receive buffer is this
+        // rank's send buffer, or apart from it.
+        unsafe { reduce(dtype, op, &sources, &destinations, count, divisor, Store::Cached) };
+        for channel in takes.iter_mut() {
+            channel.done += 1;
+            self.acknowledge(channel, channel.done)?;
+        }
+        for channel in relays.borrow_mut().iter_mut() {
+            channel.done += 1;
+            self.tell(channel, channel.done)?;
+        }
+        Ok(true)
+    }
+}

@@ -1,0 +1,171 @@
+//! Collectives between ranks that are threads, by every algorithm, against the reference.
+
+use mccs_ipc::board::BoardCall;
+use mccs_ipc::types::{CollectiveKind, RedOp};
+use mccs_kernels::cuda::{Algorithm, AreaLayout, DirectCall, Launch};
+use mccs_kernels::finish_round;
+
+use super::*;
+use crate::device;
+use crate::memory::{Kind, allocate};
+
+const COUNTS: [u64; 5] = [0, 1, 77, 5000, 300_001];
+
+/// Memory of a GPU's, as bytes.
+fn bytes(address: u64, count: usize) -> &'static mut [u8] {
+    // SAFETY: tests name what they have allocated, and never free; each thread has its own.
+    unsafe { std::slice::from_raw_parts_mut(address as *mut u8, count) }
+}
+
+/// A small integer, another for each rank and place.
+fn input(rank: u32, count: usize) -> Vec<u8> {
+    (0..count).flat_map(|at| ((at as i32 * 7 + rank as i32 * 13) % 100 - 50).to_le_bytes()).collect()
+}
+
+struct Bed {
+    device: &'static Device,
+    layout: AreaLayout,
+    areas: Vec<u64>,
+    /// By rank, what is sent and what is received.
+    buffers: Vec<[u64; 2]>,
+    number: u32,
+}
+
+impl Bed {
+    fn new(nranks: u32) -> Bed {
+        let (device, layout) = (&device::all()[0], AreaLayout::initial(nranks));
+        let memory = |bytes: u64| allocate(device, bytes, Kind::Allocated).expect("memory");
+        let room = 4 * u64::from(nranks) * COUNTS[4];
+        let areas = (0..nranks).map(|_| memory(layout.bytes())).collect();
+        let buffers = (0..nranks).map(|_| [memory(room), memory(room)]).collect();
+        Bed { device, layout, areas, buffers, number: 0 }
+    }
+
+    /// Runs a call on all ranks. Returns whether there is such a way.
+    fn run(&mut self, call: DirectCall, algorithm: Algorithm) -> bool {
+        const BLOCKS: u32 = 20;
+        let DirectCall { kind, count, root, nranks, dtype, op, .. } = call;
+        let send_count = |rank| kind.send_count(count, nranks, rank, root).expect("fits") as usize;
+        let recv_count = |rank| kind.recv_count(count, nranks, rank, root).expect("fits") as usize;
+        let launch = |rank| Launch::direct(&DirectCall { rank, ..call }, &self.layout, algorithm, BLOCKS);
+        let Some(launches) = (0..nranks).map(launch).collect::<Option<Vec<_>>>() else { return false };
+        self.number += 1;
+        let inputs: Vec<_> = (0..nranks).map(|rank| input(rank, send_count(rank))).collect();
+        for (rank, [send, recv]) in (0..nranks).zip(&self.buffers) {
+            bytes(*send, inputs[rank as usize].len()).copy_from_slice(&inputs[rank as usize]);
+            bytes(*recv, recv_count(rank) * 4).fill(0xee);
+        }
+        let device = self.device;
+        std::thread::scope(|scope| {
+            for (rank, launch) in launches.iter().enumerate() {
+                let mut args = launch.args;
+                [args.send, args.recv] = self.buffers[rank];
+                args.areas[..self.areas.len()].copy_from_slice(&self.areas);
+                // Every third as one that is captured.
+                args.sequence = if self.number.is_multiple_of(3) { 0 } else { self.number };
+                let kernel = Kernel::find(launch.function, false).expect("known");
+                // SAFETY: it is the kernel's argument.
+                let work = unsafe { work(kernel, launch.grid, (&raw const args).cast()) };
+                scope.spawn(move || assert_eq!(work(device), Ok(())));
+            }
+        });
+        let sources: Vec<_> =
+            inputs.iter().map(|input| mccs_kernels::Source { ptr: input.as_ptr(), scalar_bits: None }).collect();
+        let board = BoardCall { kind, dtype, redop: op, root, count };
+        for (rank, [_, recv]) in (0..nranks).zip(&self.buffers) {
+            let mut wanted = vec![0; recv_count(rank) * 4];
+            // SAFETY: contributions and results have the lengths that the kind says.
+            unsafe { finish_round(&board, rank, &sources, wanted.as_mut_ptr()) };
+            assert!(bytes(*recv, wanted.len()) == wanted, "{call:?} by {algorithm:?}, rank {rank}");
+            let ended = wait_word(self.areas[rank as usize]);
+            assert_eq!(AreaLayout::ended(ended), u64::from(self.number), "{call:?}");
+        }
+        true
+    }
+}
+
+fn wait_word(address: u64) -> u64 {
+    word(address).load(std::sync::atomic::Ordering::Acquire)
+}
+
+#[test]
+fn collectives_of_every_kind_and_algorithm_are_right() {
+    let mut ran = 0;
+    for nranks in [2, 3] {
+        let mut bed = Bed::new(nranks);
+        for (index, count) in COUNTS.into_iter().enumerate() {
+            for &kind in CollectiveKind::ALL {
+                for algorithm in Algorithm::ALL {
+                    let root = if kind.has_root() { index as u32 % nranks } else { 0 };
+                    let (dtype, op) = (DataType::I32, if kind.reduces() { RedOp::ALL[index % 3] } else { RedOp::Sum });
+                    let op = if op == RedOp::PreMulSum { RedOp::Max } else { op };
+                    let call = DirectCall {
+                        kind,
+                        dtype,
+                        op,
+                        count,
+                        root,
+                        scalar_bits: 0,
+                        is_scalar_address: false,
+                        rank: 0,
+                        nranks,
+                    };
+                    ran += u32::from(bed.run(call, algorithm));
+                }
+            }
+        }
+    }
+    assert!(ran > 200, "{ran} collectives");
+}
+
+#[test]
+fn a_kernel_that_waits_ends_when_it_is_aborted_and_counts_nothing() {
+    let bed = Bed::new(2);
+    let call = DirectCall {
+        kind: CollectiveKind::AllReduce,
+        dtype: DataType::I32,
+        op: RedOp::Sum,
+        count: 1000,
+        root: 0,
+        scalar_bits: 0,
+        is_scalar_address: false,
+        rank: 0,
+        nranks: 2,
+    };
+    let launch = Launch::direct(&call, &bed.layout, Algorithm::BulkTwoShot, 8).expect("a way");
+    let mut args = launch.args;
+    [args.send, args.recv] = bed.buffers[0];
+    args.areas[..2].copy_from_slice(&bed.areas);
+    let abort_word = allocate(bed.device, 8, Kind::Allocated).expect("memory");
+    (args.sequence, args.abort_word) = (1, abort_word);
+    let kernel = Kernel::find(launch.function, false).expect("known");
+    // SAFETY: it is the kernel's argument.
+    let work = unsafe { work(kernel, launch.grid, (&raw const args).cast()) };
+    let device = bed.device;
+    std::thread::scope(|scope| {
+        let running = scope.spawn(move || work(device));
+        word(abort_word).store(1, std::sync::atomic::Ordering::Release);
+        assert_eq!(running.join().expect("it ends"), Ok(()));
+    });
+    assert_eq!(wait_word(bed.areas[0]), 0);
+}
+
+#[test]
+fn a_kernel_that_touches_what_is_not_there_fails() {
+    let at = 8_u64;
+    // SAFETY: it is the kernel's argument.
+    let work = unsafe { work(Kernel::Stray, 1, (&raw const at).cast()) };
+    assert_eq!(work(&device::all()[0]), Err(ILLEGAL_ADDRESS));
+}
+
+#[test]
+fn every_function_of_the_images_is_known() {
+    for name in mccs_kernels::cuda::functions().chain([STAGE_FUNCTION]) {
+        assert!(Kernel::find(name, false).is_some(), "{name}");
+    }
+    assert_eq!(Kernel::find("mccs_lines_half", false), Some(Kernel::Direct(Form::Lines, Some(DataType::F16))));
+    assert_eq!(Kernel::find("mccs_bulk_copy", false), Some(Kernel::Direct(Form::Bulk, None)));
+    for unknown in ["mccs_reduce_copy", "mccs_packets_float32", "stray", "mccs_", ""] {
+        assert_eq!(Kernel::find(unknown, false), None, "{unknown}");
+    }
+}

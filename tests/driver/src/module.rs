@@ -1,0 +1,101 @@
+//! Modules and their functions. What is in a compiled image is known by its names; of PTX, what it declares.
+
+use std::ffi::{CStr, c_char, c_void};
+use std::sync::Arc;
+
+use crate::code::{Done, INVALID_HANDLE, INVALID_IMAGE, INVALID_VALUE, NOT_FOUND};
+use crate::device::{self, Device};
+use crate::kernels::Kernel;
+use crate::registry::Registry;
+use crate::stream;
+use crate::{capture, kernels};
+
+struct Module {
+    device: &'static Device,
+    /// What it declares; none if it is compiled.
+    text: Option<String>,
+}
+
+struct Function {
+    device: &'static Device,
+    kernel: Kernel,
+}
+
+static MODULES: Registry<Module> = Registry::new(3);
+static FUNCTIONS: Registry<Function> = Registry::new(4);
+
+/// What compiled images begin with: a fatbin, and an ELF file.
+const BEGINS: [[u8; 4]; 2] = [0xba55_ed50_u32.to_le_bytes(), *b"\x7fELF"];
+
+/// Loads an image into the current context. Returns its pointer.
+///
+/// # Safety
+/// The image must be whole, or terminated text.
+pub(crate) unsafe fn load(image: *const c_void) -> Done<usize> {
+    capture::forbid()?;
+    let device = device::current()?;
+    if image.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    // SAFETY: images and texts have at least so many bytes.
+    let first = unsafe { image.cast::<[u8; 4]>().read_unaligned() };
+    if BEGINS.contains(&first) {
+        return Ok(MODULES.add(Arc::new(Module { device, text: None })));
+    }
+    // SAFETY: the caller's contract.
+    let text = unsafe { CStr::from_ptr(image.cast()) }.to_string_lossy().into_owned();
+    let is_ptx = text.contains(".version") && text.contains(".target");
+    if is_ptx { Ok(MODULES.add(Arc::new(Module { device, text: Some(text) }))) } else { Err(INVALID_IMAGE) }
+}
+
+pub(crate) fn unload(module: usize) -> Done {
+    MODULES.remove(module).map(drop)
+}
+
+/// A function by name. Returns its pointer.
+///
+/// # Safety
+/// The name must be terminated.
+pub(crate) unsafe fn function(module: usize, name: *const c_char) -> Done<usize> {
+    let module = MODULES.get(module)?;
+    if name.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    // SAFETY: the caller's contract.
+    let name = unsafe { CStr::from_ptr(name) }.to_str().map_err(|_| NOT_FOUND)?;
+    let is_there = module.text.as_ref().is_none_or(|text| text.contains(&format!(".entry {name}(")));
+    let kernel = Kernel::find(name, module.text.is_some()).filter(|_| is_there).ok_or(NOT_FOUND)?;
+    Ok(FUNCTIONS.add(Arc::new(Function { device: module.device, kernel })))
+}
+
+/// Whether there is such a function.
+pub(crate) fn is_function(function: usize) -> Done {
+    FUNCTIONS.get(function).map(drop)
+}
+
+/// Launches a function of the current context.
+///
+/// # Safety
+/// The first of the parameters must be what the function takes.
+pub(crate) unsafe fn launch(
+    function: usize,
+    (grid, block): ([u32; 3], [u32; 3]),
+    stream: usize,
+    parameters: *mut *mut c_void,
+) -> Done {
+    const THREADS_MAX: u32 = 1024;
+    let function = FUNCTIONS.get(function)?;
+    let stream = stream::find_of_current(stream)?;
+    if function.device.number != stream.device.number {
+        return Err(INVALID_HANDLE);
+    }
+    let threads = block.iter().product::<u32>();
+    if grid.contains(&0) || !(1..=THREADS_MAX).contains(&threads) || parameters.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    // SAFETY: the caller's contract.
+    let argument = unsafe { *parameters };
+    // SAFETY: the caller's contract is passed on.
+    let work = unsafe { kernels::work(function.kernel, grid[0], argument) };
+    stream.enqueue(work)
+}

@@ -1,0 +1,284 @@
+//! Streams, events, captures and memory, by the entry points.
+
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::code::*;
+use crate::entries::*;
+
+/// What an entry point writes, or what it returns.
+fn made<T: Default>(call: impl FnOnce(*mut T) -> Code) -> Result<T, Code> {
+    let mut value = T::default();
+    match call(&mut value) {
+        0 => Ok(value),
+        code => Err(code),
+    }
+}
+
+fn out<T>(pointer: *mut T) -> Out<T> {
+    Out::to(pointer)
+}
+
+/// Makes a GPU's context current for the rest of the test's thread.
+fn enter(device: i32) {
+    // SAFETY: outputs live, here and below; the rest is what the test is about.
+    unsafe {
+        let context = made(|to| cuDevicePrimaryCtxRetain(out(to), device)).expect("a context");
+        assert_eq!(cuCtxPushCurrent_v2(context), 0);
+    }
+}
+
+fn stream() -> usize {
+    // SAFETY: as above.
+    made(|to| unsafe { cuStreamCreate(out(to), 1) }).expect("a stream")
+}
+
+fn event() -> usize {
+    // SAFETY: as above.
+    made(|to| unsafe { cuEventCreate(out(to), 2) }).expect("an event")
+}
+
+fn memory(bytes: usize) -> u64 {
+    // SAFETY: as above.
+    made(|to| unsafe { cuMemAlloc_v2(out(to), bytes) }).expect("memory")
+}
+
+fn read(address: u64) -> u64 {
+    // SAFETY: as above.
+    made(|to: *mut u64| unsafe { cuMemcpyDtoH_v2(to.cast(), address, 8) }).expect("a copy")
+}
+
+unsafe extern "C" fn count(counter: *mut c_void) {
+    // SAFETY: tests pass counters that live.
+    unsafe { &*counter.cast::<AtomicU64>() }.fetch_add(1, Ordering::Relaxed);
+}
+
+#[test]
+fn a_stream_waits_for_words_and_another_for_its_event() {
+    enter(0);
+    let (one, two, event, words) = (stream(), stream(), event(), memory(64));
+    // SAFETY: streams, events and memory live, here and below.
+    unsafe {
+        assert_eq!(cuStreamWaitValue64_v2(one, words, 5, 0), 0);
+        assert_eq!(cuStreamWriteValue64_v2(one, words + 8, 7, 0), 0);
+        assert_eq!(cuEventRecord(event, one), 0);
+        assert_eq!(cuStreamWaitEvent(two, event, 0), 0);
+        assert_eq!(cuMemcpyAsync(words + 16, words + 8, 8, two), 0);
+        assert_eq!([cuStreamQuery(one), cuEventQuery(event), cuStreamQuery(two)], [NOT_READY; 3]);
+        assert_eq!(cuStreamWriteValue64_v2(stream(), words, 5, 0), 0);
+        assert_eq!([cuStreamSynchronize(two), cuEventQuery(event), cuStreamQuery(one)], [0; 3]);
+        assert_eq!(read(words + 16), 7);
+    }
+}
+
+#[test]
+fn words_lie_in_a_streams_own_memory_or_in_the_hosts() {
+    enter(1);
+    let other = memory(64);
+    enter(0);
+    let (own, stream, host) = (memory(64), stream(), Box::new([0_u64; 8]));
+    let at = host.as_ptr() as u64;
+    // SAFETY: as above.
+    unsafe {
+        assert_eq!(cuStreamWriteValue64_v2(stream, own + 8, 1, 0), 0);
+        for refused in [other, own + 4, own + 64, at, 8] {
+            assert_eq!(cuStreamWriteValue64_v2(stream, refused, 1, 0), INVALID_VALUE);
+        }
+        assert_eq!(cuMemHostRegister_v2(at as *mut c_void, 64, 3), 0);
+        assert_eq!(cuMemHostRegister_v2(at as *mut c_void, 64, 3), HOST_MEMORY_ALREADY_REGISTERED);
+        assert_eq!([cuStreamWriteValue64_v2(stream, at, 3, 0), cuStreamSynchronize(stream)], [0; 2]);
+        assert_eq!(cuMemHostUnregister(at as *mut c_void), 0);
+        assert_eq!(cuMemHostUnregister(at as *mut c_void), HOST_MEMORY_NOT_REGISTERED);
+    }
+    assert_eq!(host[0], 3);
+    enter(1);
+    // SAFETY: as above.
+    unsafe { assert_eq!(cuStreamWriteValue64_v2(stream, own, 1, 0), INVALID_HANDLE, "a stream of another context") };
+}
+
+#[test]
+fn what_was_freed_is_not_known_and_what_comes_there_is_another() {
+    enter(0);
+    // SAFETY: as above.
+    let id = |address: u64| made(|to: *mut u64| unsafe { cuPointerGetAttribute(to.cast(), 7, address) });
+    // Larger than what others of this process have.
+    let first = memory(1 << 30);
+    let first_id = id(first + 77).expect("known");
+    // SAFETY: as above.
+    unsafe { assert_eq!([cuMemFree_v2(first), cuMemFree_v2(first)], [0, INVALID_VALUE]) };
+    assert_eq!(id(first), Err(INVALID_VALUE));
+    let again = memory(1 << 30);
+    assert!(id(again).expect("known") > first_id);
+    // SAFETY: as above.
+    unsafe {
+        let none = made(|to| cuMemAlloc_v2(out(to), 1 << 40));
+        assert_eq!(none, Err(OUT_OF_MEMORY));
+        assert_eq!(cuMemcpyAsync(again + (1 << 30) - 4, again, 8, stream()), INVALID_VALUE, "behind its end");
+        assert_eq!(cuMemFree_v2(again), 0);
+    }
+}
+
+#[test]
+fn graphs_are_launched_again_and_what_they_keep_goes_with_them() {
+    enter(0);
+    let (one, two, [fork, join]) = (stream(), stream(), [event(), event()]);
+    let (word, calls, gone) = (memory(8), AtomicU64::new(0), Box::leak(Box::new(AtomicU64::new(0))));
+    let at = |counter: &AtomicU64| std::ptr::from_ref(counter).cast_mut().cast::<c_void>();
+    // SAFETY: as above; counters live.
+    unsafe {
+        assert_eq!(cuStreamBeginCapture_v2(0, 1), CAPTURE_IMPLICIT);
+        assert_eq!(cuStreamBeginCapture_v2(one, 1), 0);
+        assert_eq!(cuEventRecord(fork, one), 0);
+        assert_eq!(cuStreamWaitEvent(two, fork, 0), 0);
+        // Each waits for the other: they run at the same time.
+        assert_eq!(cuStreamWaitValue64_v2(two, word, 1, 1), 0);
+        assert_eq!(cuLaunchHostFunc(two, count, at(&calls)), 0);
+        assert_eq!(cuEventRecord(join, two), 0);
+        assert_eq!(cuStreamWriteValue64_v2(one, word, 1, 0), 0);
+        assert_eq!(cuStreamWaitEvent(one, join, 0), 0);
+        assert_eq!(cuStreamWriteValue64_v2(one, word, 0, 0), 0);
+        let (mut status, mut id, mut graph) = (0, 0, 0);
+        let none = || out(std::ptr::null_mut());
+        assert_eq!(cuStreamGetCaptureInfo_v2(two, out(&mut status), out(&mut id), out(&mut graph), none(), none()), 0);
+        assert!(status == 1 && id != 0 && graph != 0);
+        let object = made(|to| cuUserObjectCreate(out(to), at(gone), count, 1, 1)).expect("an object");
+        assert_eq!(cuGraphRetainUserObject(graph, object, 1, 1), 0);
+        assert_eq!(made(|to| cuStreamEndCapture(two, out(to))), Err(CAPTURE_UNMATCHED));
+    }
+    // Which has ended it, as the driver does.
+    // SAFETY: as above.
+    unsafe {
+        assert_eq!(made(|to| cuStreamEndCapture(one, out(to))), Err(CAPTURE_INVALIDATED));
+        while gone.load(Ordering::Relaxed) == 0 {
+            std::thread::yield_now();
+        }
+        assert_eq!(cuStreamBeginCapture_v2(one, 1), 0);
+        assert_eq!(cuEventRecord(fork, one), 0);
+        assert_eq!(cuStreamWaitEvent(two, fork, 0), 0);
+        assert_eq!(cuStreamWaitValue64_v2(two, word, 1, 1), 0);
+        assert_eq!(cuLaunchHostFunc(two, count, at(&calls)), 0);
+        assert_eq!(cuEventRecord(join, two), 0);
+        assert_eq!(cuStreamWriteValue64_v2(one, word, 1, 0), 0);
+        assert_eq!(cuStreamWaitEvent(one, join, 0), 0);
+        assert_eq!(cuStreamWriteValue64_v2(one, word, 0, 0), 0);
+        let graph = made(|to| cuStreamEndCapture(one, out(to))).expect("a graph");
+        let executable = made(|to| cuGraphInstantiateWithFlags(out(to), graph, 0)).expect("to launch");
+        assert_eq!(cuGraphDestroy(graph), 0);
+        (0..3).for_each(|_| assert_eq!(cuGraphLaunch(executable, one), 0));
+        assert_eq!([cuStreamSynchronize(one), cuGraphExecDestroy(executable)], [0; 2]);
+    }
+    assert_eq!(calls.load(Ordering::Relaxed), 3);
+}
+
+#[test]
+fn a_thread_that_captures_does_nothing_that_captures_forbid() {
+    enter(0);
+    let stream = stream();
+    // SAFETY: as above.
+    unsafe {
+        assert_eq!(cuStreamBeginCapture_v2(stream, 1), 0);
+        let mut mode = 2;
+        assert_eq!(cuThreadExchangeStreamCaptureMode(out(&mut mode)), 0);
+        assert_eq!(cuMemFree_v2(memory(64)), 0, "relaxed");
+        assert_eq!(cuThreadExchangeStreamCaptureMode(out(&mut mode)), 0);
+        assert_eq!(memory_elsewhere(), Ok(()));
+        assert_eq!(made(|to| cuMemAlloc_v2(out(to), 64)), Err(CAPTURE_UNSUPPORTED));
+        assert_eq!(made(|to| cuStreamEndCapture(stream, out(to))), Err(CAPTURE_INVALIDATED));
+        assert_eq!(cuMemFree_v2(memory(64)), 0);
+    }
+}
+
+/// Another thread allocates, whatever this one captures.
+fn memory_elsewhere() -> Result<(), Code> {
+    let allocate = || {
+        enter(0);
+        // SAFETY: as above.
+        made(|to| unsafe { cuMemAlloc_v2(out(to), 64) }).map(drop)
+    };
+    std::thread::spawn(allocate).join().unwrap_or(Err(OPERATING_SYSTEM))
+}
+
+#[test]
+fn segments_are_mapped_where_addresses_were_reserved() {
+    enter(0);
+    const BYTES: usize = 2 << 20;
+    // SAFETY: as above.
+    unsafe {
+        let stream = stream();
+        let properties = crate::segments::Properties::of_device(0, true);
+        let handle = made(|to| cuMemCreate(out(to), BYTES, In::to(&properties), 0)).expect("memory");
+        let odd = made(|to| cuMemCreate(out(to), BYTES - 4096, In::to(&properties), 0));
+        assert_eq!(odd, Err(INVALID_VALUE));
+        let at = made(|to| cuMemAddressReserve(out(to), 2 * BYTES, 0, 0, 0)).expect("addresses");
+        assert_eq!(cuMemMap(at, 2 * BYTES, 0, handle, 0), INVALID_VALUE, "more than there is");
+        assert_eq!([cuMemMap(at, BYTES, 0, handle, 0), cuMemMap(at, BYTES, 0, handle, 0)], [0, INVALID_VALUE]);
+        assert_eq!(cuStreamWriteValue64_v2(stream, at, 1, 0), INVALID_VALUE, "nobody may");
+        let access = crate::segments::Access::of_device(0);
+        assert_eq!(cuMemSetAccess(at, 2 * BYTES, In::to(&access), 1), 0);
+        assert_eq!([cuStreamWriteValue64_v2(stream, at + 8, 9, 0), cuStreamSynchronize(stream)], [0; 2]);
+        assert_eq!(read(at + 8), 9);
+        assert_eq!(made(|to| cuMemRetainAllocationHandle(out(to), at as *mut c_void)), Ok(handle));
+        assert_eq!([cuMemRelease(handle), cuMemRelease(handle)], [0; 2]);
+        let fd = made(|to| cuMemExportToShareableHandle(out(to), handle, 1, 0)).expect("a descriptor");
+        let again =
+            made(|to| cuMemImportFromShareableHandle(out(to), fd as usize as *mut c_void, 1)).expect("the same");
+        libc::close(fd);
+        assert_eq!(cuMemMap(at + BYTES as u64, BYTES, 0, again, 0), 0);
+        assert_eq!(cuMemSetAccess(at, 2 * BYTES, In::to(&access), 1), 0);
+        assert_eq!(read(at + BYTES as u64 + 8), 9);
+        assert_eq!(cuMemAddressFree(at, 2 * BYTES), INVALID_VALUE, "something is mapped");
+        assert_eq!([cuMemUnmap(at, BYTES), cuMemUnmap(at + BYTES as u64, BYTES), cuMemRelease(again)], [0; 3]);
+        assert_eq!(cuMemRelease(handle), INVALID_VALUE, "nobody has it any more");
+        assert_eq!(cuMemAddressFree(at, 2 * BYTES), 0);
+    }
+}
+
+/// What the test's process is told that shows its memory.
+const SHOWS: &str = "MCCS_EMULATED_SHOWS";
+
+fn shows_its_memory() {
+    enter(0);
+    let (address, mut handle) = (memory(4096), [0; 64]);
+    // SAFETY: as above.
+    unsafe {
+        assert_eq!(cuMemcpyHtoD_v2(address, std::ptr::from_ref(&77_u64).cast(), 8), 0);
+        assert_eq!(cuIpcGetMemHandle(out(&mut handle), address), 0);
+    }
+    println!("handle {}", handle.map(|byte| format!("{byte:02x}")).concat());
+    // Until it is killed.
+    let _ = std::io::stdin().lines().next();
+}
+
+#[test]
+fn memory_of_another_process_is_there_when_that_has_gone() {
+    use std::io::{BufRead as _, BufReader};
+    use std::process::{Command, Stdio};
+    if std::env::var_os(SHOWS).is_some() {
+        return shows_its_memory();
+    }
+    let own = std::env::current_exe().expect("this binary");
+    let name = "tests::memory_of_another_process_is_there_when_that_has_gone";
+    let mut command = Command::new(own);
+    command.args(["--exact", "--nocapture", name]).env(SHOWS, "1").stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut process = command.spawn().expect("a process");
+    let mut lines = BufReader::new(process.stdout.take().expect("piped")).lines().map_while(Result::ok);
+    let said = lines.find_map(|line| Some(line.split_once("handle ")?.1.to_owned())).expect("a handle");
+    let handle: [u8; 64] = std::array::from_fn(|at| u8::from_str_radix(&said[2 * at..][..2], 16).expect("a byte"));
+    enter(1);
+    // SAFETY: as above.
+    unsafe {
+        let open = || made(|to| cuIpcOpenMemHandle_v2(out(to), IpcHandle::of(handle), 1));
+        let address = open().expect("memory");
+        assert_eq!(open(), Ok(address), "once for each context");
+        assert_eq!(read(address), 77);
+        let stream = stream();
+        assert_eq!(cuStreamWriteValue64_v2(stream, address, 1, 0), INVALID_VALUE, "of another GPU");
+        assert_eq!(cuMemcpyAsync(address + 8, address, 8, stream), 0);
+        process.kill().expect("killed");
+        process.wait().expect("its end");
+        assert_eq!([cuStreamSynchronize(stream), cuMemFree_v2(address)], [0, INVALID_VALUE]);
+        assert_eq!(read(address + 8), 77);
+        assert_eq!(open(), Err(INVALID_VALUE), "nobody has it any more who has shown it");
+        assert_eq!([(); 3].map(|()| cuIpcCloseMemHandle(address)), [0, 0, INVALID_VALUE]);
+    }
+}

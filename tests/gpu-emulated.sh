@@ -1,0 +1,107 @@
+#!/bin/bash
+# The tests of GPUs on a host without any: on the emulated driver (tests/driver), which is called libcuda.so in a folder of this script's own, so
+# that nobody else finds it. Fails if anything fails. Kernels' images have to be built, as the service asks for them: MCCS_NVCC, see
+# docs/CUDA.md.
+#
+# What is not run is named below, with the reason, and printed.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+# The same features as the rest of .ci/run, so that nothing is built twice.
+target=${CARGO_TARGET_DIR:-target}
+cargo build --release --workspace --bins --lib
+gpu_tests=$(cargo test --release --workspace --test gpu --no-run 2>&1 | sed -n 's/.*Executable.*(\(.*\/gpu-.*\))/\1/p')
+work=$(mktemp -d)
+service=
+finish() {
+    [ -z "$service" ] || kill "$service" 2> /dev/null || true
+    wait 2> /dev/null || true
+    rm -rf "$work"
+}
+trap finish EXIT
+mkdir "$work/driver"
+cp "$target/release/libmccs_emulated_driver.so" "$work/driver/libcuda.so"
+export LD_LIBRARY_PATH="$work/driver${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+
+skip=()
+# Tests whose names contain $1 are not run, because of $2.
+leave_out() {
+    skip+=(--skip "$1")
+    echo "   not run: $1: $2"
+}
+
+tests_on() {
+    export MCCS_EMULATED_GPUS=$1
+    skip=()
+    echo "== tests of GPUs, on $1 emulated (at $SECONDS s)"
+    leave_out under_mps "there is no MPS server without the driver's programs"
+    if [ "$1" != 2 ]; then
+        # The processor makes and checks their data for a minute and more.
+        local long="it takes long, and goes by memory of the host as on two"
+        leave_out factors_are_taken_from_the_memory_of_gpus "$long"
+        leave_out a_strict_service_does_everything_itself "$long"
+        leave_out graphs_are_replayed_through_services "$long"
+        leave_out two_services_reduce_what_their_gpus_have "$long"
+        leave_out who_leaves_has_what_was_called "$long"
+        leave_out captured_calls_are_replayed "it takes long; ranks_that_name_a_root does the same once"
+    fi
+    if [ "$1" -gt 2 ]; then
+        leave_out values:: "it takes long, and the pairs of values are those of two ranks"
+    fi
+    if [ "$1" = 1 ]; then
+        leave_out deaths:: "it takes two GPUs"
+        leave_out memory:: "it takes two GPUs"
+        leave_out large_calls_go_by_copy_engines "it takes two GPUs"
+        leave_out streams_of_one_name "it takes two GPUs"
+    fi
+    # One at a time: they look at the GPUs' free memory.
+    "$gpu_tests" --ignored --test-threads 1 "${skip[@]}"
+}
+
+# A service with lines for the section [cuda].
+serve() {
+    if [ -n "$service" ]; then
+        kill "$service"
+        wait "$service" || true
+    fi
+    cat > "$work/service.toml" <<TOML
+[service]
+name = "gpu-host"
+runtime_dir = "$work/run"
+[cuda]
+use = "required"
+$1
+[[tenant]]
+name = "tests"
+max_memory = "64GiB"
+TOML
+    : > "$work/ready"
+    "$target/release/mccs-service" --config "$work/service.toml" > "$work/ready" &
+    service=$!
+    until grep -q ready "$work/ready"; do
+        kill -0 "$service" 2> /dev/null || { echo "tests/gpu-emulated.sh: the service did not start" >&2; exit 1; }
+        sleep 0.1
+    done
+}
+
+# Every collective, with so many ranks, as the rest says.
+check() {
+    local nranks=$1
+    shift
+    echo "== every collective, $nranks ranks: $* (at $SECONDS s)"
+    "$target/release/mccs-cuda-perf" --check --nranks "$nranks" --operation all "$@"
+}
+
+tests_on 2
+tests_on 1
+tests_on 3
+
+export MCCS_EMULATED_GPUS=3 MCCS_SOCKET="$work/run/mccs.sock"
+serve ''
+check 3 --begin 1B --end 48KiB --factor 37
+check 2 --begin 100004B --end 4MiB --factor 6 --dtypes float,bfloat16 --redops sum,premulsum
+serve $'large_from = "4KiB"\nslot = "1MiB"'
+check 3 --begin 1B --end 3MiB --factor 19 --dtypes float,bfloat16,uint8 --redops sum,avg
+serve $'execution = "service"\nlarge_from = "16B"\nslot = "1MiB"'
+check 3 --begin 1B --end 3MiB --factor 19 --dtypes float,uint8 --redops sum,premulsum
+echo "tests/gpu-emulated.sh: done in $SECONDS s"
