@@ -15,7 +15,8 @@
 //! less often than its window is looked at. If it does, as when its bursts have become longer than the window, it has no profile any more, and is
 //! measured anew once the window has gone; from then on by its longest bursts.
 //!
-//! Deliberately absent: what the network would allow. How long a burst takes is what it took when least was in its way, among the last.
+//! Deliberately absent: what the network would allow. How long a burst takes is what it took when least was in its way, among the last; and a
+//! period is that and the pause that follows.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -41,7 +42,7 @@ const FORESEEN_PERIOD_MIN: Duration = Duration::from_millis(10);
 /// Under a window bursts are counted in so many at a time.
 const COUNTED: usize = 8;
 /// So much of the time that as many windows take, in percent, they may take.
-const WINDOWS_PERCENT: u128 = 115;
+const WINDOWS_PERCENT: u128 = 108;
 /// So many times in a row they must take longer: a job may pause for once.
 const SLOW_MAX: u32 = 2;
 /// How often a profile is worked out, and told, at most.
@@ -266,9 +267,13 @@ fn measure(collectives: &VecDeque<(Instant, Instant)>, by_longest: bool) -> Opti
     let is_steady = (tenth(&pauses, 9) - tenth(&pauses, 1)) * 100 <= period * SPREAD_PERCENT;
     let has_pauses = long * 100 >= period * PAUSE_PERCENT;
     let count = bursts.first()?.2;
-    let are_alike = period >= FORESEEN_PERIOD_MIN && bursts.iter().all(|burst| burst.2 == count);
+    let have_as_many = bursts.iter().all(|burst| burst.2 == count);
+    let are_alike = period >= FORESEEN_PERIOD_MIN && have_as_many;
     let shape = Shape { collectives: count, divides: long / 2, lasts: tenth(&lengths, 5), pause: tenth(&pauses, 5) };
-    let measured = Measured { period, busy: tenth(&lengths, if by_longest { 9 } else { 1 }), began: last };
+    let busy = tenth(&lengths, if by_longest { 9 } else { 1 });
+    // Who is in others' way comes less often than it would. A window of that period would leave it there for ever.
+    let period = if have_as_many { period.min(busy + tenth(&pauses, 5)) } else { period };
+    let measured = Measured { period, busy, began: last };
     let per_burst = bursts.iter().map(|burst| burst.2).sum::<usize>() as f64 / bursts.len() as f64;
     (is_steady && has_pauses).then(|| Found { measured, shape: are_alike.then_some(shape), per_burst })
 }
@@ -366,6 +371,19 @@ mod tests {
         // It stops being one.
         let news = told(&job(9_000, (1, 5_000, 0, 0), 0, last + Duration::from_secs(60)));
         assert_eq!(news.last(), Some(&None));
+    }
+
+    /// Three bursts of four meet another job's, and take twice as long.
+    #[test]
+    fn who_is_in_others_way_has_the_period_that_it_would_have_alone() {
+        let (mut at, mut collectives) = (Instant::now(), Vec::new());
+        for burst in 0..400 {
+            let ended = at + Duration::from_millis(if burst % 4 == 0 { 8 } else { 16 });
+            collectives.push((at, ended));
+            at = ended + Duration::from_millis(12);
+        }
+        let measured = last_told(collectives).expect("a profile");
+        assert_eq!((measured.period, measured.busy), (Duration::from_millis(20), Duration::from_millis(8)));
     }
 
     #[test]
