@@ -181,14 +181,20 @@ fn links_that_were_found_dead_are_forgotten_with_who_said_so() {
     assert!(of_link.is_some_and(|entry| entry.why.contains("host-b")), "{history:?}");
 }
 
-/// Who hears no more what the time is keeps to its times while its clock is good enough, and to its caps for ever.
-#[test]
-fn times_end_when_the_clock_is_not_good_enough_any_more() {
+/// A communicator of all hosts under a policy, just read, that caps it and gives it 40 of 100 ms.
+fn capped_in_a_window() -> (Bed, CommId) {
     let mut bed = Bed::new("ffa");
     let comm = bed.begin_wide("t");
     bed.run();
     let file = "[policy]\nname = \"ffa\"\n[[tenant]]\nname = \"t\"\ncap = \"3Gbit/s\"\n[[window]]\ntenant = \"t\"\nperiod = \"100ms\"\nlength = \"40ms\"\n";
     bed.controller.files(None, Some(text("policy.toml", file)), bed.now);
+    (bed, comm)
+}
+
+/// Who hears no more what the time is keeps to its times while its clock is good enough, and to its caps for ever.
+#[test]
+fn times_end_when_the_clock_is_not_good_enough_any_more() {
+    let (mut bed, comm) = capped_in_a_window();
     bed.pass(Duration::from_secs(2));
     let name = bed.hosts.keys().find(|name| **name != bed.own).expect("another host").clone();
     let controller = bed.own.clone();
@@ -213,11 +219,7 @@ fn times_end_when_the_clock_is_not_good_enough_any_more() {
 /// What a host sends, with caps and with times, before it knows what the time is.
 #[test]
 fn caps_hold_before_the_common_clock_is_known() {
-    let mut bed = Bed::new("ffa");
-    let comm = bed.begin_wide("t");
-    bed.run();
-    let file = "[policy]\nname = \"ffa\"\n[[tenant]]\nname = \"t\"\ncap = \"3Gbit/s\"\n[[window]]\ntenant = \"t\"\nperiod = \"100ms\"\nlength = \"40ms\"\n";
-    bed.controller.files(None, Some(text("policy.toml", file)), bed.now);
+    let (mut bed, comm) = capped_in_a_window();
     let is_time = |(_, message): &(_, ControllerMessage)| matches!(message, ControllerMessage::Time { .. });
     // Nobody hears what the time is.
     while {
