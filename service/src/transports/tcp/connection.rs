@@ -10,7 +10,7 @@
 //! A dead path is told from a lossy one by *questions*: further connections over the line's own path, begun while the line is silent.
 //! If one is answered the path lives, and the answered connection becomes the line: what was lost is sent again at once. If none is,
 //! the path is dead, and another one is dialled. A line that has replaced another on its path so and brings nothing either
-//! asks no more: whatever is wrong with the path, it is left. A first dial that is not answered asks in the same way.
+//! asks no more: whatever is wrong with the path, it is left. A first dial that is not answered, or whose hello is not, asks in the same way.
 //!
 //! The receiver closes the old socket when it has heard the hello on the new one, takes what had come on it, and answers how much that
 //! is; the stream goes on from there. Who says a hello cannot know whether it was heard. So sockets that said one and got no answer stay
@@ -128,7 +128,7 @@ pub(super) struct Connection {
     questions: Vec<Probe>,
     /// One of them that was answered, to be dialled.
     answered: Option<Socket>,
-    /// The line has taken the place of one on the same path, and has brought nothing yet.
+    /// The line, or what is dialled first, has taken the place of one on the same path, and has brought nothing yet.
     is_second: bool,
     is_cut: bool,
     /// Sockets that were dialled.
@@ -172,13 +172,16 @@ impl Connection {
     pub(super) fn next_path(&mut self, count: usize) -> usize {
         let path = (self.path + self.tries) % count.max(1);
         self.tries += 1;
+        self.is_second = false;
         path
     }
 
     /// A question that was answered, to be dialled, and its path.
     pub(super) fn take_answered(&mut self) -> Option<(Socket, usize)> {
         let path = self.failing_path();
-        self.answered.take().map(|socket| (socket, path))
+        let answered = self.answered.take()?;
+        self.is_second = true;
+        Some((answered, path))
     }
 
     /// A connection over the silent path has begun, to find out whether anything is answered there.
@@ -402,13 +405,13 @@ impl Connection {
             limit = limit.max(ANSWER_LOOKS);
         }
         dial.looks += 1;
-        let is_connecting = matches!(dial.stage, Stage::Connecting);
+        // A first packet may be lost as well, and is repeated after a second only; so may a hello, and what repeats it.
+        let may_ask = !is_open && !is_heard && !self.is_second && self.tries <= paths;
         if dial.looks <= limit {
-            // A first packet may be lost as well, and is repeated after a second only.
-            let may_ask = !is_open && is_connecting && dial.looks >= ASKED_FROM && self.tries <= paths;
-            return if may_ask && self.questions.len() < QUESTIONS { Look::Ask } else { Look::Owed };
+            let asks = may_ask && dial.looks >= ASKED_FROM && self.questions.len() < QUESTIONS;
+            return if asks { Look::Ask } else { Look::Owed };
         }
-        if !is_open && is_connecting && self.is_answered() {
+        if may_ask && self.is_answered() {
             return Look::Again;
         }
         self.end_questions();

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::super::PortRange;
 use super::super::conformance::Random;
+use super::socket::Socket;
 use super::tests::{connected, until_connected};
 use super::*;
 use crate::lossy::{lose, lose_from};
@@ -291,21 +292,40 @@ fn a_peer_that_is_gone_is_found_gone_over_another_path() {
     assert_eq!(failure.fault(), Some(Fault::Closed));
 }
 
-/// A path is dead from the start: another socket connects the flow.
-#[test]
-fn a_flow_connects_over_another_path_when_the_first_is_dead() {
+/// A flow whose first dial is lost in some way that `lose` makes; what it finds out about paths.
+fn connect_despite(options: FlowOptions, lose: impl Fn(&TcpTransport, &Socket)) -> Vec<(FlowPath, bool)> {
     let [mut a, mut b] = [0, 1].map(|_| TcpTransport::new().expect("descriptor"));
     let (listener, handle) = b.listen(&ListenOptions::default()).expect("listens");
-    let spec = FlowSpec { number: 0, peer: "rank 1".into(), options: options() };
+    let spec = FlowSpec { number: 0, peer: "rank 1".into(), options };
     let send = a.connect(&handle, &spec, Instant::now()).expect("connects");
     let Half::Send(sender) = &a.flows.get(FlowId::from(send).0).expect("lives").half else { panic!("another half") };
-    // Over loopback the connection is there already; its hello's answer is lost.
-    sender.sockets().for_each(|socket| lose(socket, 1));
+    // Over loopback it is connected already; its hello is not said yet.
+    sender.sockets().for_each(|socket| lose(&b, socket));
     let recv = b.accept(listener, &spec, Instant::now()).expect("accepts");
     let start = Instant::now();
     until_connected((&mut a, &mut b), (send, recv));
-    // What it dialled is on another path than what it listens on.
     assert!(start.elapsed() > Duration::from_millis(50));
+    std::iter::from_fn(|| a.take_path_news()).map(|news| (news.path, news.answers)).collect()
+}
+
+/// A path is dead from the start: another one connects the flow.
+#[test]
+fn a_flow_connects_over_another_path_when_the_first_is_dead() {
+    let [own, other] = [21_040, 21_060].map(|first| PortRange { first, last: first + 19 });
+    let path = |ports| FlowPath { source_ports: Some(ports), ..FlowPath::default() };
+    let options = FlowOptions { source_ports: Some(own), detours: [path(other)].into(), ..options() };
+    let news = connect_despite(options, |b, socket| {
+        lose(socket, 1);
+        b.ports.iter().for_each(|(_, port)| lose_from(&port.socket, own.first, own.last));
+    });
+    assert_eq!(news.first(), Some(&(path(own), false)), "{news:?}");
+}
+
+/// A hello, and what repeats it, are lost on a path that lives.
+#[test]
+fn a_hello_that_is_lost_is_no_dead_path() {
+    let news = connect_despite(options(), |_, socket| lose(socket, 1));
+    assert!(news.iter().all(|(_, answers)| *answers), "{news:?}");
 }
 
 /// Nothing is sent when the path dies, and nothing for long after. Neither side gives the flow up.
