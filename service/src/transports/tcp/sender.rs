@@ -497,7 +497,7 @@ impl Sender {
             return Vec::new();
         }
         let options = FlowOptions { detours: Arc::clone(detours), ..path.instead_of(&self.route.options) };
-        let route = Route::new(self.route.to.clone(), &options);
+        let route = Route::new(self.route.to, &options);
         let before = std::mem::replace(&mut *self.route, route).paths;
         let count = self.route.paths.len();
         let place = |path: usize| {
