@@ -396,7 +396,8 @@ impl Host {
             for device in &nic.devices {
                 let at = format!("{key}.nic[{i}].devices");
                 if *device >= self.devices {
-                    problems.add(at, format!("names device {device}, the host has devices 0 to {}", self.devices - 1));
+                    problems
+                        .add(at, format!("names device {device}, the host has {}: they count from 0", self.devices));
                 } else if let Some(j) = nic_of.insert(*device, i) {
                     problems.add(at, format!("device {device} already belongs to nic[{j}]"));
                 }

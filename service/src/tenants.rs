@@ -4,7 +4,7 @@
 //! forget to return what it held.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use crate::closer::Closer;
 use crate::engines::transport::pace::SharedBucket;
@@ -41,8 +41,8 @@ pub struct Tenant {
     pub traffic: Arc<TenantTraffic>,
     /// Closes what it has sent.
     pub closer: Closer,
-    /// What it sends to other hosts, and the cap of that in bits per second; where it has had one.
-    capped: Mutex<Option<(u64, Arc<SharedBucket>)>>,
+    /// What it sends to other hosts under caps in bits per second, of those that some communicator keeps to.
+    capped: Mutex<Vec<(u64, Weak<SharedBucket>)>>,
     memory_bytes: AtomicU64,
     mappings: AtomicU64,
     sessions: AtomicU64,
@@ -127,9 +127,14 @@ impl Tenant {
     #[must_use]
     pub fn capped(&self, cap_bps: u64) -> Arc<SharedBucket> {
         let mut capped = self.capped.lock().unwrap_or_else(PoisonError::into_inner);
-        let same = capped.take().filter(|(of_bps, _)| *of_bps == cap_bps);
-        let (_, bucket) = capped.insert(same.unwrap_or_else(|| (cap_bps, Arc::default())));
-        Arc::clone(bucket)
+        // Communicators hear of another cap one after the other, and some may hear of the one before once more.
+        capped.retain(|(_, bucket)| bucket.strong_count() > 0);
+        let same = capped.iter().find(|(of_bps, _)| *of_bps == cap_bps).and_then(|(_, bucket)| bucket.upgrade());
+        same.unwrap_or_else(|| {
+            let bucket = Arc::default();
+            capped.push((cap_bps, Arc::downgrade(&bucket)));
+            bucket
+        })
     }
 
     fn counter(&self, resource: Resource) -> (&AtomicU64, u64) {

@@ -161,6 +161,26 @@ fn policies_are_checked_compared_put_in_force_and_remembered() {
     assert!(why.contains("spine7"), "{why}");
 }
 
+#[test]
+fn a_host_is_emptied_without_harm_to_who_is_at_work() {
+    let bed = Bed::start();
+    let connect = || Client::connect(bed.at("mccs.sock"));
+    let held = connect().expect("a session");
+    assert_eq!(bed.says(&["drain"]), "no new processes; 1 sessions with 0 communicators\n");
+    assert!(bed.says(&["watch", "--once"]).contains("it is being emptied"));
+    let another = connect().expect("this process has a session");
+    let why = bed.complains(&["drain", "--wait", "0"]);
+    assert!(why.contains("2 sessions with 0 communicators are left"), "{why}");
+    let why = bed.complains(&["drain", "--wait", "-1"]);
+    assert!(why.contains("--wait"), "{why}");
+    drop((held, another));
+    assert!(bed.says(&["drain", "--wait", "100"]).contains(" 0 sessions"));
+    let why = connect().err().expect("no session").to_string();
+    assert!(why.contains("mccsctl drain"), "{why}");
+    assert_eq!(bed.says_in_json(&["drain", "--undo"])["draining"], false);
+    connect().expect("a session");
+}
+
 /// Both calls: what is summed up first says whether a rank is to stop, so that both do after the same call.
 fn sum_until((client, comm, stream): &Rank, stop: &AtomicBool) {
     const COUNT: u64 = 100_000;

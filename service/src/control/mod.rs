@@ -71,6 +71,11 @@ pub enum ControlRequest {
     Gpus,
     /// All of it, at one moment.
     Overview,
+    /// Refuse sessions of processes that have none, or let them in again; those that there are go on either way.
+    Drain {
+        /// Which; `None` only asks.
+        drains: Option<bool>,
+    },
     /// Have engines record what they do. Ends by itself.
     Trace {
         /// For how long.
@@ -143,6 +148,8 @@ pub enum ControlAnswer {
     Gpus(Vec<GpuView>),
     /// To [`ControlRequest::Overview`].
     Overview(Box<Overview>),
+    /// To [`ControlRequest::Drain`].
+    Drain(DrainView),
     /// To [`ControlRequest::Trace`] and [`ControlRequest::TraceRings`].
     Tracing(TraceBegun),
     /// To [`ControlRequest::TraceRing`], with a descriptor for [`mccs_ipc::records::RecordReader::map`]; without one, if the engine has
@@ -209,6 +216,17 @@ impl HostView {
             last_error: host.last_error.clone(),
         }
     }
+}
+
+/// Whether a host is being emptied, and how far that is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DrainView {
+    /// Whether processes that have no session are refused.
+    pub draining: bool,
+    /// Those that there are.
+    pub sessions: usize,
+    /// Their communicators.
+    pub communicators: usize,
 }
 
 /// A GPU of the service's.

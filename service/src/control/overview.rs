@@ -101,6 +101,9 @@ pub struct Overview {
     pub paths: Vec<PathView>,
     /// Hosts of the cluster.
     pub hosts: Vec<HostView>,
+    /// Whether processes that have no session are refused: `mccsctl drain`.
+    #[serde(default)]
+    pub draining: bool,
     /// By how much this host's estimate of the cluster's common clock may be wrong, where its communicators send at certain times.
     #[serde(default)]
     pub clock_error_ns: Option<u64>,
@@ -176,6 +179,7 @@ impl Overseer {
             flows,
             paths: registry.flows.paths(),
             hosts: registry.hosts().iter().map(|host| HostView::of(host, now)).collect(),
+            draining: registry.is_draining(),
             clock_error_ns: registry.clock_error_ns(),
             runtimes: self.runtimes.runtimes(),
             engines: self.runtimes.engines(),

@@ -51,6 +51,8 @@ const ORDERS_MAX: usize = 1024;
 pub const PACES_MAX: usize = 1 << 16;
 /// How long the pace of a communicator is kept that is not here: yet, as its hosts begin at different times, or any more.
 pub const PACE_KEPT_FOR: Duration = Duration::from_secs(60);
+/// Times of an earlier life of the controller are kept so long until this one says what the time is: clocks drift apart meanwhile.
+const CLOCK_ANEW_WITHIN: Duration = Duration::from_secs(5);
 /// Engines are told anew when their times are wrong by more than this and more than the clock's own error.
 const TIME_SLACK: Duration = Duration::from_micros(20);
 
@@ -194,6 +196,8 @@ pub struct Agent {
     next_question: u64,
     paces: BTreeMap<CommId, Paced>,
     clock: CommonClock,
+    /// When the clock of an earlier life was forgotten, until this one has told the time.
+    forgot_clock_at: Option<Instant>,
     /// Paths that are dead, with the host to which they lead.
     dead_paths: Vec<(String, FlowPath)>,
     said: SaidLinks,
@@ -237,6 +241,7 @@ impl Agent {
             next_question: 0,
             paces: BTreeMap::new(),
             clock: CommonClock::default(),
+            forgot_clock_at: None,
             dead_paths: Vec::new(),
             said: SaidLinks::default(),
             rates: RateWatch::default(),
@@ -359,7 +364,7 @@ impl Agent {
             ControllerMessage::Sync { life, .. } if life < self.newest_life => {
                 tell(AgentMessage::Superseded { by: self.newest_life })
             }
-            ControllerMessage::Sync { life, with_profiles } => self.begin_reports(life, with_profiles),
+            ControllerMessage::Sync { life, with_profiles } => self.begin_reports(life, with_profiles, now),
             ControllerMessage::Order(order) if self.life != Some(order.life) => match self.life {
                 Some(by) => tell(AgentMessage::Superseded { by }),
                 // It has not asked to be told: it has not heard yet that this host has forgotten it.
@@ -403,15 +408,17 @@ impl Agent {
             }
             ControllerMessage::Time { question, common_ns } => {
                 self.clock.answered(question, common_ns, now);
+                self.forgot_clock_at = self.forgot_clock_at.filter(|_| self.clock.now(now).is_none());
                 Vec::new()
             }
         })
     }
 
     /// All is reported to a life of the controller, from the start.
-    fn begin_reports(&mut self, life: u64, with_profiles: bool) -> Vec<AgentOutput> {
+    fn begin_reports(&mut self, life: u64, with_profiles: bool, now: Instant) -> Vec<AgentOutput> {
         if self.life != Some(life) {
             self.clock.forget();
+            self.forgot_clock_at.get_or_insert(now);
         }
         (self.life, self.newest_life) = (Some(life), life);
         self.paces.values_mut().flat_map(|paced| &mut paced.wants).for_each(|wants| wants.told = None);
@@ -483,6 +490,8 @@ impl Agent {
             outputs.extend(asked);
         }
         let time = self.clock.now(now);
+        let is_forgotten =
+            self.forgot_clock_at.is_some_and(|at| now.saturating_duration_since(at) >= CLOCK_ANEW_WITHIN);
         if let Some((common_ns, _)) = time.filter(|_| self.life.is_some() && self.with_profiles) {
             for (comm, known) in self.known.iter_mut().filter(|(_, known)| known.told != known.profile) {
                 known.told = known.profile;
@@ -506,7 +515,7 @@ impl Agent {
             let due = match (paced.told, time) {
                 (Some(_), _) if !paced.pace.is_timed() => None,
                 (None, _) if !paced.pace.is_timed() => Some(0),
-                (Some(_), None) => None,
+                (Some(_), None) if !is_forgotten => None,
                 (_, time) if time.is_none_or(|(_, error)| is_wrong(error)) => {
                     // Caps and shares need no clock.
                     if !std::mem::replace(&mut paced.is_told_without_times, true) {
@@ -522,7 +531,7 @@ impl Agent {
                     let wrong = Duration::from_nanos(thought_ns.abs_diff(common_ns));
                     (wrong > error.max(TIME_SLACK)).then_some(common_ns)
                 }
-                (None, None) => unreachable!("taken above"),
+                (_, None) => unreachable!("taken above"),
             };
             if let Some(common_ns) = due {
                 (paced.told, paced.is_told_without_times) = (Some((now, common_ns)), false);
@@ -585,7 +594,10 @@ impl Agent {
         let with_times = self.paces.values().filter(|paced| paced.told.is_some());
         // A hair later, when it is wrong.
         let wrong_at = |paced: &Paced| Some(self.clock.holds_until(paced.pace.clock_error_max()?)? + TIME_SLACK);
-        wants.chain(question).filter(|_| self.life.is_some()).chain(with_times.filter_map(wrong_at)).min()
+        let is_timed = self.paces.values().any(|paced| paced.told.is_some() && paced.pace.is_timed());
+        let forgotten = self.forgot_clock_at.filter(|_| is_timed).map(|at| at + CLOCK_ANEW_WITHIN);
+        let while_obeyed = wants.chain(question).filter(|_| self.life.is_some());
+        while_obeyed.chain(with_times.filter_map(wrong_at)).chain(forgotten).min()
     }
 
     /// By how much the estimate of the common clock may be wrong, where this host needs it and has one.

@@ -54,9 +54,25 @@ impl Controller {
         }
         let names = [&topology, &policy].map(|text| text.as_ref().map(|text| text.name.clone()));
         let what = names.into_iter().flatten().collect::<Vec<_>>().join(" and ");
-        if let Err(reason) = self.begin_files(topology, policy, now) {
+        let begun = self.begin_files(topology, policy, now);
+        self.is_refused = begun.is_err();
+        if let Err(reason) = begun {
             tracing::warn!(files = what, reason, "files refused; what was in force stays");
             self.history.note(format!("{what} read"), "a file has changed", Went::Failed(reason), now);
+        }
+    }
+
+    /// Hosts have other devices since files were refused: what they contradicted then may be right now. If it is not, that was told.
+    pub(super) fn try_files_again(&mut self, now: Instant) {
+        let (Some(topology), Some(policy)) = self.texts.clone() else { return };
+        let Ok(basis) = self.basis_of(topology, policy) else { return };
+        self.is_refused = false;
+        let is_in_force = |before: &Arc<Basis>| {
+            (&before.topology_text, &before.policy_text) == (&basis.topology_text, &basis.policy_text)
+        };
+        // An operator may have said meanwhile what was to be read.
+        if !self.basis.as_ref().is_some_and(is_in_force) {
+            self.begin(basis, "hosts have what its topology names", None, now);
         }
     }
 

@@ -2,11 +2,11 @@
 //!
 //! A flow of a ring goes the way that its spine's `source_ports` or `dscp` say, and leaves by its NIC, where hosts have names for NICs. Flows that the policy leaves to the switches' hash, or
 //! that stay below their leaf, have a way of their own that steers nothing: they must not go round the others. Flows that no ring has
-//! (trees, sends and receives) go round the ways in use.
+//! (trees; sends and receives over TCP) go round the ways in use.
 //!
 //! Deliberately absent: what services cannot carry out. It is named in [`Plan::not_enforced`].
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use mccs_config::change::{FlowChoice, StrategyChange};
 use mccs_config::service::{Device, FlowPath, TransportKind};
@@ -173,15 +173,26 @@ fn job_of(basis: &Basis, number: u64, report: &Report) -> Result<Job, String> {
 /// The spine of each flow between hosts that is steered to one, by channel and hosts.
 fn ways_in_force(basis: &Basis, report: &Report) -> BTreeMap<(u32, HostId, HostId), u32> {
     let chosen = &report.chosen;
-    let hosts: Vec<_> =
-        report.hosts.iter().filter_map(|host| Some((&*host.host, *basis.hosts.get(&host.host)?))).collect();
-    let pairs = || hosts.iter().flat_map(|from| hosts.iter().map(move |to| (from, to)));
-    let way = |channel: u32, (from, from_id): (&str, HostId), (to, to_id): (&str, HostId)| {
-        let path = path_of((&chosen.paths, &chosen.flows), (channel, from, to))?;
-        Some(((channel, from_id, to_id), basis.topology.spine_steered_to(path)?))
-    };
-    let channels = 0..chosen.rings.len() as u32;
-    channels.flat_map(|channel| pairs().filter_map(move |(from, to)| way(channel, *from, *to))).collect()
+    let mut host_of = vec![None; report.nranks() as usize];
+    for host in &report.hosts {
+        let id = basis.hosts.get(&host.host).map(|id| (&*host.host, *id));
+        host.ranks.iter().for_each(|rank| host_of[*rank as usize] = id);
+    }
+    let own = chosen.flows.iter().map(|choice| ((choice.channel, &*choice.from, &*choice.to), choice.path as usize));
+    let own: HashMap<(u32, &str, &str), usize> = own.collect();
+    let mut ways = BTreeMap::new();
+    for (channel, ring) in (0_u32..).zip(&chosen.rings) {
+        for (from, to) in ring.iter().zip(ring.iter().cycle().skip(1)) {
+            let (from, to) = (host_of[*from as usize], host_of[*to as usize]);
+            let Some(((from, from_id), (to, to_id))) = from.zip(to).filter(|(from, to)| from != to) else { continue };
+            let turn = (channel as usize).checked_rem(chosen.paths.len());
+            let path = own.get(&(channel, from, to)).copied().or(turn).and_then(|path| chosen.paths.get(path));
+            if let Some(spine) = path.and_then(|path| basis.topology.spine_steered_to(path)) {
+                ways.insert((channel, from_id, to_id), spine);
+            }
+        }
+    }
+    ways
 }
 
 /// The path of a strategy's flow, if it has one: its own, or else its channel's turn.

@@ -148,6 +148,9 @@ pub struct Controller {
     with_profiles: bool,
     /// What was last read, whatever was thought of it.
     pub(super) texts: (Option<Text>, Option<Text>),
+    /// That was refused, and may have been for what hosts had then.
+    pub(super) is_refused: bool,
+    is_to_try_again: bool,
     pub(super) links: Links,
     dead_paths: DeadPaths,
     links_tested_at: Option<Instant>,
@@ -195,6 +198,8 @@ impl Controller {
             basis: None,
             with_profiles: false,
             texts: (None, None),
+            is_refused: false,
+            is_to_try_again: false,
             links: Links::default(),
             dead_paths: DeadPaths::default(),
             links_tested_at: None,
@@ -293,10 +298,12 @@ impl Controller {
         let Some(state) = self.hosts.get_mut(host) else { return };
         self.superseded.remove(host);
         self.elsewhere.remove(host);
-        self.is_to_compare |= self.equipment.remove(host).is_some();
         self.rates.forget(host);
         if std::mem::replace(state, HostState::Away) != HostState::Away {
             self.history.note(format!("host {host} lost"), "", Went::Done, now);
+        }
+        if self.equipment.remove(host).is_some() {
+            self.hosts_have_changed();
         }
         let cause = format!("host {host} was lost");
         if self.forget(host, &cause) {
@@ -331,8 +338,10 @@ impl Controller {
             // A host that is away, or was forgotten, begins with a report for a Sync.
             _ if self.hosts.get(from).is_none_or(|state| *state == HostState::Away) => {}
             AgentMessage::Has(equipment) => {
-                self.is_to_compare |= self.equipment.get(from) != Some(&*equipment);
-                self.equipment.insert(from.clone(), *equipment);
+                if self.equipment.get(from) != Some(&*equipment) {
+                    self.equipment.insert(from.clone(), *equipment);
+                    self.hosts_have_changed();
+                }
             }
             AgentMessage::Report(report) => self.report(*report, now),
             AgentMessage::Rates { rates } => self.rates.hear(from, rates),
@@ -541,6 +550,10 @@ impl Controller {
         names.map(|(name, equipment)| equipment.map_or(ActualHost::named(name), |has| has.of(name))).collect()
     }
 
+    fn hosts_have_changed(&mut self) {
+        (self.is_to_compare, self.is_to_try_again) = (true, self.is_refused);
+    }
+
     /// Compares the topology in force with what hosts have said since. What contradicts it is told; it stays in force, as all that was decided
     /// by it does.
     fn compare_hosts(&mut self, now: Instant) {
@@ -558,6 +571,9 @@ impl Controller {
         self.expire(now);
         if std::mem::take(&mut self.is_to_compare) {
             self.compare_hosts(now);
+        }
+        if self.application.is_none() && std::mem::take(&mut self.is_to_try_again) {
+            self.try_files_again(now);
         }
         if self.superseded_by().is_some() {
             return self.give_up_application("another life of the controller has replaced this one");
@@ -606,6 +622,12 @@ impl Controller {
             }
         }
         self.is_to_order = true;
+    }
+
+    /// What a single decision may have to tell: an order for each communicator, and a pace for each of its hosts.
+    #[must_use]
+    pub fn tells_at_most(&self) -> usize {
+        self.comms.values().map(|held| 1 + held.report.hosts.len()).sum()
     }
 
     /// When [`Controller::settle`] is next due, if time alone makes it.

@@ -14,8 +14,8 @@ use super::proxy::{Asked, OperatorAnswer, OperatorReply, ProxyMessage, Wish};
 use super::transport::TransportPool;
 use crate::control::overview::Overseer;
 use crate::control::{
-    Chunk, CommView, ControlAnswer, ControlRequest, GpuView, HostView, REQUEST_BYTES_MAX, SessionView, TRACE_MAX,
-    TraceBegun, chunks,
+    Chunk, CommView, ControlAnswer, ControlRequest, DrainView, GpuView, HostView, REQUEST_BYTES_MAX, SessionView,
+    TRACE_MAX, TraceBegun, chunks,
 };
 use crate::runtime::{Context, Engine, Mailbox, Progress, Sender, WakerSlot};
 use crate::telemetry::recorder::Recorders;
@@ -188,6 +188,16 @@ impl ControlEngine {
             }
             Ok(ControlRequest::Gpus) => ControlAnswer::Gpus(registry.gpus().iter().map(GpuView::of).collect()),
             Ok(ControlRequest::Overview) => ControlAnswer::Overview(Box::new(overseer.look())),
+            Ok(ControlRequest::Drain { drains }) => {
+                if let Some(drains) = drains {
+                    registry.set_draining(drains);
+                }
+                ControlAnswer::Drain(DrainView {
+                    draining: registry.is_draining(),
+                    sessions: registry.sessions().len(),
+                    communicators: registry.comms().len(),
+                })
+            }
             Ok(ControlRequest::Trace { duration_ms }) => {
                 let recorders = Arc::clone(&registry.recorders);
                 return Some(self.begin_trace(&recorders, Duration::from_millis(duration_ms)));

@@ -47,7 +47,8 @@ use crate::telemetry::{CommInfo, LogBudget, Registry};
 pub const CONTROLLER_MAILBOX_MAX: usize = 16_384;
 /// Answers of proxy engines that may wait; an agent has no more orders.
 const REPLIES_MAX: usize = 1024;
-/// Requests for which the exchange has no room yet. With more, what was to be told is dropped, and told anew when there is room.
+/// Requests for which the exchange has no room yet, besides all that one decision of the controller's may be. With more, what was to be told is
+/// dropped, and told anew when there is room.
 const BACKLOG_MAX: usize = 16_384;
 /// Reports are made while no more requests than this wait.
 const REPORTS_AHEAD: usize = 64;
@@ -174,8 +175,9 @@ pub struct ControllerEngine {
     seen_bursts: u64,
     /// Communicators with ranks here.
     here: BTreeMap<CommId, Arc<PaceUse>>,
-    /// What the exchange had no room for, in order.
+    /// What the exchange had no room for, in order; and how much may wait.
     backlog: VecDeque<Request>,
+    backlog_max: usize,
     /// What the proxy engine had no room for.
     untold: VecDeque<ProxyMessage>,
     /// What was told and could not be read, or was none of the teller's business.
@@ -217,6 +219,7 @@ impl ControllerEngine {
             seen_bursts: 0,
             here: BTreeMap::new(),
             backlog: VecDeque::new(),
+            backlog_max: BACKLOG_MAX,
             untold: VecDeque::new(),
             refused: 0,
             budget: LogBudget::default(),
@@ -331,7 +334,7 @@ impl ControllerEngine {
     /// A request goes to the exchange, behind all before it.
     fn enqueue(&mut self, request: Request) {
         self.backlog.push_back(request);
-        if self.backlog.len() > BACKLOG_MAX {
+        if self.backlog.len() > self.backlog_max {
             self.fall_behind();
         }
     }
@@ -340,7 +343,7 @@ impl ControllerEngine {
     fn fall_behind(&mut self) {
         let dropped = std::mem::take(&mut self.backlog);
         tracing::warn!(
-            limit = BACKLOG_MAX,
+            limit = self.backlog_max,
             "the exchange is too slow for what hosts are to be told of control; they are told anew"
         );
         match &mut self.role {
@@ -459,6 +462,7 @@ impl ControllerEngine {
             role.unsettled_since = None;
             role.controller.settle(now);
             role.settle_at = role.controller.next_deadline(now);
+            self.backlog_max = BACKLOG_MAX + role.controller.tells_at_most();
             role.keep();
             is_due = true;
         }

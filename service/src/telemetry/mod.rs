@@ -17,7 +17,7 @@ pub mod traffic;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -416,7 +416,7 @@ struct Comms {
 /// Connections that were refused, by who would have served them.
 #[derive(Debug, Default)]
 pub struct Refused {
-    /// Tenants' sockets: no tenant, or over a quota.
+    /// Tenants' sockets: no tenant, over a quota, or while the host is drained.
     pub tenants: AtomicU64,
     /// The operator's socket.
     pub control: AtomicU64,
@@ -440,6 +440,7 @@ pub struct Registry {
     bursts: AtomicU64,
     /// In nanoseconds; 0 where the clock is not known, or not needed.
     clock_error: AtomicU64,
+    is_draining: AtomicBool,
     watcher: OnceLock<WakerSlot>,
     gpus: OnceLock<Arc<[GpuInfo]>>,
     /// Flows to and from other hosts.
@@ -541,6 +542,17 @@ impl Registry {
     #[must_use]
     pub fn clock_error_ns(&self) -> Option<u64> {
         Some(self.clock_error.load(Ordering::Relaxed)).filter(|ns| *ns > 0)
+    }
+
+    /// The operator wants the host empty, or in use again: whether processes without a session are refused.
+    pub fn set_draining(&self, drains: bool) {
+        self.is_draining.store(drains, Ordering::Relaxed);
+    }
+
+    /// What was said last.
+    #[must_use]
+    pub fn is_draining(&self) -> bool {
+        self.is_draining.load(Ordering::Relaxed)
     }
 
     /// A burst is foreseen of a communicator for which others make room: who watches is woken.

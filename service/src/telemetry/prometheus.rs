@@ -212,6 +212,12 @@ fn service(text: &mut Text, overview: &Overview) {
     for host in &overview.hosts {
         family.sample(&[("peer", &host.host)], u8::from(host.up));
     }
+    text.family(
+        "mccs_draining",
+        Kind::Gauge,
+        "Whether the operator empties the host, so that it refuses sessions: 1, or 0.",
+    )
+    .sample(&[], u8::from(overview.draining));
     let mut family = text.family(
         "mccs_clock_error_seconds",
         Kind::Gauge,

@@ -42,6 +42,7 @@ pub mod several;
 pub mod tcp;
 
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 use std::time::Instant;
 
 use mccs_ipc::types::Handle;
@@ -318,6 +319,10 @@ pub trait Transport: DataPath {
     /// completed sends have handed over still arrives, unless the peer closes too, or the transport is dropped while flows are
     /// [`Usage::lingering`]. Unknown flows are ignored.
     fn close(&mut self, flow: FlowId);
+
+    /// From now on a flow goes over this path, and over `detours` where that one dies: what it has sent and has not arrived is sent there again. Where
+    /// the path cannot be had it stays where it is, as do all flows of transports that cannot leave a path.
+    fn steer(&mut self, _flow: SendFlow, _path: &FlowPath, _detours: &Arc<[FlowPath]>) {}
 
     /// What has become of a flow's path since it was asked last; for transports whose flows go on over others.
     fn take_path_news(&mut self) -> Option<PathNews> {

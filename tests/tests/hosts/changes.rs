@@ -215,3 +215,48 @@ fn a_change_of_a_communicator_that_ends_is_answered() {
     assert!(matches!(&answer, ControlAnswer::Refused(_)), "{answer:?}");
     drop(ranks);
 }
+
+/// Sends and receives are of no strategy; where they go is as much the operator's affair.
+#[test]
+fn sends_and_receives_go_new_ways_after_a_change() {
+    let hosts = TestHosts::start(2, "");
+    let way = |port: u32| format!("[[path]]\nsource_ports = '{port}-{}'\n", port + 19);
+    let turn = std::sync::Barrier::new(2);
+    hosts.ranks(&[0, 1], |rank| {
+        let (me, peer) = (rank.comm.rank(), 1 - rank.comm.rank());
+        let (bytes, rounds) = (100_000, 20);
+        let memory = rank.client.allocate(2 * bytes).expect("memory");
+        for (number, first) in (0_u8..).zip([None, Some(29_000), Some(29_100)]) {
+            turn.wait();
+            if let (0, Some(first)) = (me, first) {
+                assert!(matches!(reconfigure(hosts.service(0), &way(first)), ControlAnswer::Reconfigured { .. }));
+            }
+            turn.wait();
+            let mut exchange = |round: u8| {
+                // SAFETY: nothing is in flight.
+                let buffer = unsafe { memory.as_mut_slice() };
+                buffer.fill(me as u8 + 2 * (round + rounds * number));
+                mccs::group_start();
+                rank.comm.send(memory.at(0), bytes, DataType::U8, peer, &rank.stream).expect("enqueued");
+                rank.comm.recv(memory.at(bytes), bytes, DataType::U8, peer, &rank.stream).expect("enqueued");
+                mccs::group_end().expect("ends");
+                rank.stream.synchronize().expect("completed");
+                // SAFETY: as above.
+                let came = &unsafe { memory.as_mut_slice() }[bytes as usize..];
+                let right = peer as u8 + 2 * (round + rounds * number);
+                assert!(came.iter().all(|byte| *byte == right), "round {round} of {number}");
+            };
+            (0..rounds).for_each(&mut exchange);
+            let Some(first) = first else { continue };
+            // It goes there when its peer has answered, and messages go on meanwhile.
+            while !ports_of(hosts.address(me as usize), EXCHANGE_PORT)
+                .iter()
+                .any(|port| (first..first + 20).contains(&u32::from(*port)))
+            {
+                std::thread::yield_now();
+            }
+            turn.wait();
+            exchange(0);
+        }
+    });
+}

@@ -2,6 +2,7 @@
 
 #[macro_use]
 mod out;
+mod drain;
 mod policy;
 mod reconfigure;
 mod show;
@@ -19,6 +20,7 @@ use mccs_service::control::{ControlAnswer, ControlRequest, call, call_within};
 use mccs_service::exchange::keys;
 use mccs_service::runtime::EngineId;
 
+use crate::drain::Drain;
 use crate::policy::{Link, PolicyCommand};
 use crate::reconfigure::Reconfigure;
 use crate::trace::Trace;
@@ -64,6 +66,7 @@ enum Command {
         /// Number of the runtime.
         runtime: u32,
     },
+    Drain(Drain),
     /// Say who or what a communicator waits for, asking all its hosts.
     WhyStuck {
         /// Number of the communicator, as `communicators` shows it.
@@ -116,7 +119,7 @@ impl Command {
             Command::Reconfigure(ref reconfigure) => vec![reconfigure.request()?],
             Command::Policy(ref policy) => policy.request(json)?.into_iter().collect(),
             Command::Link(ref link) => vec![link.request()],
-            Command::Watch(_) | Command::Trace(_) | Command::Keys { .. } => Vec::new(),
+            Command::Drain(_) | Command::Watch(_) | Command::Trace(_) | Command::Keys { .. } => Vec::new(),
         })
     }
 }
@@ -137,6 +140,7 @@ fn main() -> ExitCode {
     }
     let (socket, json) = (&arguments.socket, arguments.json);
     let asked = match &arguments.command {
+        Command::Drain(drain) => drain.run(socket, json),
         Command::Watch(watch) => watch.run(socket, json),
         Command::Trace(trace) => trace.run(socket),
         Command::Show if json => show_json(socket, &Command::Show),
@@ -198,8 +202,9 @@ fn ask(socket: &Path, json: bool, request: &ControlRequest) -> anyhow::Result<()
         ControlAnswer::Stuck(report) => stuck::print(&report),
         ControlAnswer::Controller(answer) => policy::print(&answer),
         ControlAnswer::Done => say!("done"),
-        // Asked for by `watch` and `trace`, which show them themselves.
-        ControlAnswer::Overview(_) | ControlAnswer::Tracing(_) | ControlAnswer::TraceRing => {}
+        // Asked for by commands that show them themselves.
+        ControlAnswer::Drain(_) | ControlAnswer::Overview(_) | ControlAnswer::Tracing(_) | ControlAnswer::TraceRing => {
+        }
         ControlAnswer::Refused(_) => {}
     }
     Ok(())

@@ -121,6 +121,9 @@ fn head(text: &mut String, now: &Overview) {
         let reason = host.last_error.as_deref().unwrap_or("not reached yet");
         let _ = writeln!(text, "  {} is down since {} s: {reason}", host.host, host.since_seconds);
     }
+    if now.draining {
+        let _ = writeln!(text, "  it is being emptied (drain): no new processes");
+    }
     if let Some(error_ns) = now.clock_error_ns {
         let _ = writeln!(text, "  the cluster's clock is known to {} us", error_ns.div_ceil(1_000));
     }
@@ -439,6 +442,7 @@ mod tests {
                 ways_left: 0,
             }],
             hosts: Vec::new(),
+            draining: true,
             clock_error_ns: Some(250_000),
             runtimes: Vec::new(),
             engines: Vec::new(),

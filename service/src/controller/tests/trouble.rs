@@ -216,6 +216,27 @@ fn times_end_when_the_clock_is_not_good_enough_any_more() {
     assert_eq!((pace(&bed).cap_bps, bed.hosts[&name].agent.next_deadline()), (Some(3_000_000_000), None));
 }
 
+/// The controller starts anew and goes before it has said what the time is: times that rest on the clock of its life before end as well.
+#[test]
+fn times_of_a_clock_that_nobody_tells_end() {
+    let (mut bed, comm) = capped_in_a_window();
+    bed.pass(Duration::from_secs(2));
+    let name = bed.hosts.keys().find(|name| **name != bed.own).expect("another host").clone();
+    let (controller, now) = (bed.own.clone(), bed.now);
+    let agent = &mut bed.host(&name).agent;
+    let sync = ControllerMessage::Sync { life: u64::MAX, with_profiles: false };
+    agent.hear(&controller, sync, now).expect("obeyed");
+    agent.lost(&controller);
+    bed.pace(&name);
+    let has_times = |bed: &Bed| bed.hosts[&name].paces[&comm].window.is_some();
+    assert!(has_times(&bed), "it may be back at once");
+    bed.now = bed.hosts[&name].agent.next_deadline().expect("wakes for it");
+    bed.pace(&name);
+    assert!(!has_times(&bed));
+    let agent = &bed.hosts[&name].agent;
+    assert_eq!((bed.hosts[&name].paces[&comm].cap_bps, agent.next_deadline()), (Some(3_000_000_000), None));
+}
+
 /// What a host sends, with caps and with times, before it knows what the time is.
 #[test]
 fn caps_hold_before_the_common_clock_is_known() {

@@ -6,7 +6,7 @@
 //! together are checked together.
 
 use std::collections::{BTreeSet, HashMap};
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -18,6 +18,8 @@ use crate::controller::basis::Text;
 
 /// How long nothing has to change before files are read.
 const QUIET_TIME: Duration = Duration::from_millis(100);
+/// The same while a file is open to be written: it may be copied over a slow link, and half of it may be well-formed.
+const WRITING_TIME: Duration = Duration::from_secs(2);
 /// Bytes of a file: a topology of ten thousand hosts has two million.
 const FILE_BYTES_MAX: u64 = 64 << 20;
 
@@ -67,10 +69,14 @@ impl Files {
     /// What has changed, a moment ago.
     pub(super) fn changed(&mut self, now: Instant) -> Option<Changed> {
         // Whatever has happened: what counts is what is read.
-        if self.watch.as_mut().is_some_and(Watch::has_news) && self.read_at.is_none_or(|at| at > now) {
-            self.read_at = Some(now + QUIET_TIME);
+        if let Some(watch) = &mut self.watch
+            && watch.has_news()
+            && self.read_at.is_none_or(|at| at > now)
+        {
+            self.read_at = Some(now + if watch.being_written.is_empty() { QUIET_TIME } else { WRITING_TIME });
         }
         self.read_at.take_if(|at| *at <= now)?;
+        self.watch.iter_mut().for_each(|watch| watch.being_written.clear());
         let mut unreadable = Vec::new();
         let mut read = |file: &mut File| match file.read() {
             Ok(text) => text,
@@ -122,8 +128,8 @@ fn behind_link(path: &Path) -> Option<PathBuf> {
     Some(if rest.as_os_str().is_empty() { leads_to } else { leads_to.join(rest) })
 }
 
-/// Names of which something is to be heard in a folder; `None`: of all, since it has the file, or the link to it.
-type Names = Option<BTreeSet<OsString>>;
+/// Names of which something is to be heard in a folder: of the file, or of a link to it, or of a folder that leads there.
+type Names = BTreeSet<OsString>;
 
 /// Watches of all folders above files.
 struct Watch {
@@ -131,13 +137,15 @@ struct Watch {
     /// Absolute.
     files: Vec<PathBuf>,
     names: HashMap<WatchDescriptor, Names>,
+    /// What was written to, and not closed since.
+    being_written: BTreeSet<OsString>,
 }
 
 impl Watch {
     fn new(files: [&Path; 2]) -> std::io::Result<Self> {
         let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
         let files = files.into_iter().map(std::path::absolute).collect::<Result<_, _>>()?;
-        let mut watch = Watch { inotify, files, names: HashMap::new() };
+        let mut watch = Watch { inotify, files, names: HashMap::new(), being_written: BTreeSet::new() };
         watch.look_at_folders()?;
         Ok(watch)
     }
@@ -150,8 +158,11 @@ impl Watch {
             let folders: Vec<&Path> = file.ancestors().skip(1).collect();
             for (height, folder) in folders.iter().enumerate().rev() {
                 let written = AddWatchFlags::IN_CLOSE_WRITE | AddWatchFlags::IN_MOVED_TO | AddWatchFlags::IN_CREATE;
-                // Whoever could not read a file may be let to.
-                let changes = written | AddWatchFlags::IN_ATTRIB;
+                // Whoever could not read a file may be let to. While one is being written it is not whole.
+                let being_written = if height == 0 { AddWatchFlags::IN_MODIFY } else { AddWatchFlags::empty() };
+                // A folder may have one file, and lead to another.
+                let besides = AddWatchFlags::from_bits_retain(libc::IN_MASK_ADD);
+                let changes = written | being_written | AddWatchFlags::IN_ATTRIB | besides;
                 let watch = match self.inotify.add_watch(*folder, changes) {
                     Ok(watch) => watch,
                     // Whoever puts it there is heard of above.
@@ -160,11 +171,8 @@ impl Watch {
                     Err(Errno::EACCES) if height > 0 => continue,
                     Err(errno) => return Err(errno),
                 };
-                let below = folders.get(height.wrapping_sub(1)).and_then(|below| below.file_name());
-                match (names.entry(watch).or_insert_with(|| Some(BTreeSet::new())), below) {
-                    (Some(some), Some(below)) => drop(some.insert(below.to_owned())),
-                    (all, _) => *all = None,
-                }
+                let below = if height == 0 { file.file_name() } else { folders[height - 1].file_name() };
+                names.entry(watch).or_default().extend(below.map(OsStr::to_owned));
             }
         }
         for gone in self.names.keys().filter(|watch| !names.contains_key(watch)) {
@@ -179,12 +187,20 @@ impl Watch {
     fn has_news(&mut self) -> bool {
         let Ok(events) = self.inotify.read_events() else { return false };
         let is_news = |event: &InotifyEvent| match (self.names.get(&event.wd), &event.name) {
-            (Some(None), _) => true,
-            (Some(Some(names)), Some(name)) => names.contains(name),
+            (Some(names), Some(name)) => names.contains(name),
             // More has happened than the kernel has told; or it was a folder that stands there no more.
             _ => event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW),
         };
-        let has_news = events.iter().any(is_news);
+        let news: Vec<&InotifyEvent> = events.iter().filter(|event| is_news(event)).collect();
+        let has_news = !news.is_empty();
+        for event in news {
+            let Some(name) = &event.name else { continue };
+            if event.mask.contains(AddWatchFlags::IN_MODIFY) {
+                self.being_written.insert(name.clone());
+            } else {
+                self.being_written.remove(name);
+            }
+        }
         if has_news && let Err(error) = self.look_at_folders() {
             tracing::warn!(%error, "policy.toml and topology.toml may be watched no more; `mccsctl policy apply` still works");
         }
@@ -239,6 +255,31 @@ mod tests {
         std::fs::create_dir_all(at).unwrap();
         std::fs::write(at.join("policy.toml"), policy).unwrap();
         std::fs::write(at.join("topology.toml"), "t").unwrap();
+    }
+
+    /// Half of a file may be well-formed.
+    #[test]
+    fn a_file_that_is_being_written_is_read_when_it_is_closed() {
+        use std::io::Write as _;
+        let mut bed = Bed::new(|folder| make_conf(&folder.join("conf"), "1"));
+        let mut file = std::fs::File::create(bed.path("conf/policy.toml")).unwrap();
+        file.write_all(b"weight = 3").unwrap();
+        assert!(bed.files.changed(bed.now).is_none());
+        bed.now += 10 * QUIET_TIME;
+        assert!(bed.files.changed(bed.now).is_none());
+        file.write_all(b"0").unwrap();
+        drop(file);
+        assert_eq!(bed.policy().as_deref(), Some("weight = 30"));
+        // Who never closes it is not waited for; and what is beside it is no news, however often it is written.
+        let mut file = std::fs::File::create(bed.path("conf/policy.toml")).unwrap();
+        file.write_all(b"2").unwrap();
+        assert!(bed.files.changed(bed.now).is_none());
+        for beside in 0..10 {
+            std::fs::write(bed.path("conf/beside"), beside.to_string()).unwrap();
+            bed.now += WRITING_TIME / 10;
+            let read = bed.files.changed(bed.now);
+            assert_eq!(read.is_some_and(|read| read.policy.is_some()), beside == 9);
+        }
     }
 
     #[test]

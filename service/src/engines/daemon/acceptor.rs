@@ -27,6 +27,7 @@ use crate::tenants::{Resource, Tenant};
 const REPLIES_BESIDES: usize = 1024;
 /// How long to wait when the process is out of descriptors or memory.
 const ACCEPT_AGAIN_AFTER: Duration = Duration::from_millis(100);
+const DRAINING: &str = "the operator is emptying this host (mccsctl drain): it takes no new processes";
 
 /// Sizes of a session's segment.
 #[derive(Debug, Clone, Copy)]
@@ -71,13 +72,18 @@ fn layout(limits: &SessionLimits, words: u32) -> SegmentLayout {
 }
 
 impl SessionFactory {
+    /// Whether a process has one. Who is at work may need another, for its graphs.
+    fn has_session(&self, peer: PeerCredentials) -> bool {
+        self.registry.sessions().iter().any(|session| (session.peer.pid, session.peer.uid) == (peer.pid, peer.uid))
+    }
+
     fn start(&self, socket: Socket, peer: PeerCredentials, tenant: Arc<Tenant>) -> anyhow::Result<()> {
         let socket = TenantSocket::new(socket, Arc::clone(&tenant));
         let charge = match tenant.charge(Resource::Sessions, 1) {
             Ok(charge) => charge,
             Err(error) => {
                 self.registry.refused.tenants.fetch_add(1, Ordering::Relaxed);
-                refuse(&socket, &error.to_string());
+                refuse(&socket, ErrorClass::InvalidUsage, &error.to_string());
                 return Ok(());
             }
         };
@@ -132,8 +138,7 @@ impl SessionFactory {
 }
 
 /// Tells a connection that there is no session for it.
-fn refuse(socket: &Socket, message: &str) {
-    let class = ErrorClass::InvalidUsage;
+fn refuse(socket: &Socket, class: ErrorClass, message: &str) {
     let response = Response::Error { class, message: message.to_owned() };
     let _ = socket.send_hello(class.to_wire()).and_then(|()| socket.send(&ResponseEnvelope { id: 0, response }, &[]));
 }
@@ -165,15 +170,19 @@ impl Acceptor {
         let admits = |(_, uids): &&Admission| uids.as_ref().is_none_or(|uids| uids.contains(&peer.uid));
         let Some((tenant, _)) = self.admissions.iter().find(admits) else {
             self.factory.registry.refused.tenants.fetch_add(1, Ordering::Relaxed);
-            refuse(
-                &socket,
-                &format!("user {} is no tenant of this socket; the operator's service.toml lists who is", peer.uid),
-            );
+            let reason = "is no tenant of this socket; the operator's service.toml lists who is";
+            refuse(&socket, ErrorClass::InvalidUsage, &format!("user {} {reason}", peer.uid));
             self.closer.close_later(socket);
             return;
         };
         if tenant.closer.is_stuck(now) {
-            refuse(&socket, SLOW_TO_CLOSE);
+            refuse(&socket, ErrorClass::InvalidUsage, SLOW_TO_CLOSE);
+            tenant.closer.close_later(socket);
+            return;
+        }
+        if self.factory.registry.is_draining() && !self.factory.has_session(peer) {
+            self.factory.registry.refused.tenants.fetch_add(1, Ordering::Relaxed);
+            refuse(&socket, ErrorClass::System, DRAINING);
             tenant.closer.close_later(socket);
             return;
         }

@@ -14,7 +14,10 @@
 //! A communicator of one host has nobody to agree with: its next collective runs under the new strategy. Where GPUs carry collectives out
 //! the ranks' page has it ([`mccs_ipc::direct`]): from the first on that no rank has called.
 //!
-//! Deliberately absent: sends and receives, which belong to no strategy; rounds on a board, which have one way only.
+//! Sends and receives belong to no strategy, and are not numbered with collectives: their flows take the ways of the one that was decided last, each when
+//! its host hears of it.
+//!
+//! Deliberately absent: rounds on a board, which have one way only.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -372,6 +375,10 @@ impl ProxyEngine {
                 };
                 while let Some((_, never)) = changes.decided.pop_back_if(|(earlier, _)| *earlier >= cut) {
                     over.push(never.epoch);
+                }
+                for engine in &network.engines {
+                    let (links, ways) = (network.links, Arc::clone(&next.ways));
+                    self.device.tell(engine, TransportMessage::SteerPairs { links, ways });
                 }
                 changes.decided.push_back((cut, next));
                 if let Some(placed) = live.info.placed.as_ref().filter(|_| changes.asked.is_some()) {

@@ -22,7 +22,7 @@ use std::time::Instant;
 use mccs_ipc::types::Handle;
 
 pub use self::channel::{Activity, ChannelFault, ChannelJob, ChannelWork, FlowWait, Stepped, WholeJob};
-use self::links::{Links, LinksId, NextEpoch, PaceHere, Peers};
+use self::links::{Links, LinksId, NextEpoch, PaceHere, Peers, Ways};
 pub use self::pool::{MakeLinks, PoolError, TransportPool};
 use crate::engines::proxy::ProxyMessage;
 use crate::runtime::{Context, Engine, Mailbox, Progress, Sender, WakerSlot};
@@ -99,6 +99,13 @@ pub enum TransportMessage {
         links: LinksId,
         /// Its number.
         epoch: u32,
+    },
+    /// Let a communicator's sends and receives take these ways from now on.
+    SteerPairs {
+        /// The communicator's links.
+        links: LinksId,
+        /// Of the strategy that was decided last.
+        ways: Arc<Ways>,
     },
     /// Let a communicator's flows send so fast, and then, from now on.
     SetPace {
@@ -249,6 +256,11 @@ impl TransportEngine {
             TransportMessage::EndEpoch { links, epoch } => {
                 if let Some(own) = &mut self.links {
                     own.end_epoch(links, epoch);
+                }
+            }
+            TransportMessage::SteerPairs { links, ways } => {
+                if let Some(own) = &mut self.links {
+                    own.steer_pairs(links, &ways);
                 }
             }
             TransportMessage::SetPace { links, here } => {

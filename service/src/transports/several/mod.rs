@@ -14,6 +14,7 @@ mod handle;
 mod tests;
 
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mccs_config::service::TransportKind;
@@ -22,7 +23,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
 use super::region::Buffer;
 use super::{
-    DataPath, FLOWS_MAX, FlowId, FlowOptions, FlowSpec, FlowState, LISTENERS_MAX, ListenOptions, Listener,
+    DataPath, FLOWS_MAX, FlowId, FlowOptions, FlowPath, FlowSpec, FlowState, LISTENERS_MAX, ListenOptions, Listener,
     ListenerHandle, MemoryKey, MemorySpan, PathNews, PortNews, REGIONS_MAX, RecvFlow, Request, SendFlow, Status,
     Transport, TransportError, Usage,
 };
@@ -364,6 +365,13 @@ impl Transport for Several {
     fn close(&mut self, flow: FlowId) {
         if let Ok((member, flow)) = self.of_flow_mut(flow) {
             member.transport.close(flow);
+            member.said = Progress::Busy;
+        }
+    }
+
+    fn steer(&mut self, flow: SendFlow, path: &FlowPath, detours: &Arc<[FlowPath]>) {
+        if let Ok((member, flow)) = self.of_flow_mut(flow.into()) {
+            member.transport.steer(SendFlow(flow), path, detours);
             member.said = Progress::Busy;
         }
     }

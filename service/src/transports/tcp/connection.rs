@@ -244,8 +244,22 @@ impl Connection {
         useless
     }
 
+    /// There are `count` other paths from here on; `place` is where one of those before is now. Returns whether the first of them is to be dialled:
+    /// not where the line goes there already.
+    pub(super) fn recount(&mut self, count: usize, place: impl Fn(usize) -> Option<usize>) -> bool {
+        let path = place(self.path);
+        if path == Some(0) && self.dial.is_none() {
+            (self.path, self.tries) = (0, 1);
+            return false;
+        }
+        self.end_questions();
+        self.path = path.unwrap_or(0);
+        // The next one is the first.
+        self.tries = (count - self.path) % count.max(1);
+        true
+    }
+
     /// What is dialled takes the line's place, whatever the line does.
-    #[cfg(test)]
     pub(super) fn force(&mut self) {
         self.dial.iter_mut().for_each(|dial| dial.is_forced = true);
     }
@@ -400,6 +414,7 @@ impl Connection {
         if is_heard {
             if !is_open {
                 // The peer's service has not accepted the flow yet, and may take its time.
+                self.end_questions();
                 return Look::Settled;
             }
             limit = limit.max(ANSWER_LOOKS);
@@ -418,12 +433,17 @@ impl Connection {
         Look::Dial { is_dead: !is_heard }
     }
 
-    /// Whether a question was answered.
+    /// Whether a question was answered, and can be gone on with: the peer closes those that say nothing for long, first the first.
     fn is_answered(&mut self) -> bool {
-        if self.answered.is_none()
-            && let Some(answered) = self.questions.iter_mut().position(Probe::has_answered)
+        while self.answered.is_none()
+            && let Some(answered) = self.questions.iter_mut().rposition(Probe::has_answered)
         {
-            self.answered = Some(self.questions.swap_remove(answered).into_socket());
+            let socket = self.questions.remove(answered).into_socket();
+            if is_closed(&socket) {
+                socket.close(false);
+                continue;
+            }
+            self.answered = Some(socket);
             self.questions.drain(..).for_each(Probe::end);
         }
         self.answered.is_some()
@@ -448,13 +468,16 @@ impl Connection {
 
     /// Forgets sockets that were given up and that the peer has closed: it has not taken them for the line. Returns their watches.
     pub(super) fn forget_refused(&mut self) -> impl Iterator<Item = Handle> {
-        let is_closed =
-            |socket: &Socket| !matches!(socket.read_slice(&mut [0; 1]), Ok(Moved::Bytes(_) | Moved::WouldBlock));
-        let closed = self.given_up.extract_if(.., move |(socket, _)| is_closed(socket));
+        let closed = self.given_up.extract_if(.., |(socket, _)| is_closed(socket));
         closed.map(|(socket, watch)| {
             socket.close(false);
             watch
         })
+    }
+
+    /// Whether it has no socket at all: another is dialled when it is looked at.
+    pub(super) fn is_lost(&self) -> bool {
+        self.line.is_none() && self.dial.is_none()
     }
 
     /// Whether there is a line, and it answers or owes nothing.
@@ -525,6 +548,11 @@ impl Connection {
             watch
         })
     }
+}
+
+/// Whether the peer has ended a socket on which it has nothing to say yet.
+fn is_closed(socket: &Socket) -> bool {
+    !matches!(socket.read_slice(&mut [0; 1]), Ok(Moved::Bytes(_) | Moved::WouldBlock))
 }
 
 /// What a refusal means: of a flow that was open, that the peer has closed it.

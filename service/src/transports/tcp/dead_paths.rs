@@ -1,6 +1,7 @@
 //! Paths that die silently, and what must not be taken for it. A filter on a socket drops what arrives there, as a broken link does:
 //! the kernel does not acknowledge it.
 
+use std::os::fd::{AsFd, AsRawFd};
 use std::time::Duration;
 
 use super::super::PortRange;
@@ -326,6 +327,45 @@ fn a_flow_connects_over_another_path_when_the_first_is_dead() {
 fn a_hello_that_is_lost_is_no_dead_path() {
     let news = connect_despite(options(), |_, socket| lose(socket, 1));
     assert!(news.iter().all(|(_, answers)| *answers), "{news:?}");
+}
+
+/// Its user wants it elsewhere while it carries; and it dies there.
+#[test]
+fn a_flow_is_steered_over_another_path() {
+    let [own, other, third] = [21_080, 21_100, 21_120].map(|first| PortRange { first, last: first + 19 });
+    let path = |ports| FlowPath { source_ports: Some(ports), ..FlowPath::default() };
+    let options = FlowOptions { source_ports: Some(own), detours: [path(other)].into(), connections: 2, ..options() };
+    let mut bed = Bed::new(options, 40 << 20);
+    let goes_by = |bed: &Bed, ports: PortRange| {
+        let port = |socket: &Socket| {
+            let name = nix::sys::socket::getsockname::<nix::sys::socket::SockaddrIn>(socket.as_fd().as_raw_fd());
+            name.expect("a name").port()
+        };
+        bed.sender().sockets().all(|socket| (ports.first..=ports.last).contains(&port(socket)))
+    };
+    assert!(goes_by(&bed, own));
+    // Where it goes already; elsewhere, of which it knew; where it did not know of.
+    for (seed, to, resumptions) in [(1, own, 0), (2, other, 1), (3, third, 2)] {
+        let mut is_steered = false;
+        bed.carry(&lengths(seed, 300), |bed, done| {
+            if done >= 50 && !std::mem::replace(&mut is_steered, true) {
+                bed.a.steer(bed.send, &path(to), &[path(own)].into());
+            }
+        });
+        while !goes_by(&bed, to) {
+            bed.poll();
+        }
+        assert_eq!(bed.resumptions(), resumptions);
+        assert!(bed.path_news().iter().all(|news| *news == (path(to), true)));
+    }
+    let mut has_died = false;
+    bed.carry(&lengths(4, 300), |bed, done| {
+        if done >= 50 && !std::mem::replace(&mut has_died, true) {
+            bed.kill_ports(third);
+        }
+    });
+    let news = bed.path_news();
+    assert!(news.contains(&(path(third), false)) && news.contains(&(path(own), true)), "{news:?}");
 }
 
 /// Nothing is sent when the path dies, and nothing for long after. Neither side gives the flow up.

@@ -41,6 +41,7 @@ mod wire;
 use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mccs_ipc::types::Handle;
@@ -55,9 +56,9 @@ use self::setup::Waiting;
 use self::watches::{Ready, Watched, Watches};
 use super::region::Regions;
 use super::{
-    DataPath, FLOWS_MAX, Fault, FlowId, FlowOptions, FlowSpec, FlowState, LISTENERS_MAX, ListenOptions, Listener,
-    ListenerHandle, MemoryKey, MemorySpan, PathNews, RecvFlow, Request, RequestKind, SendFlow, Status, Transport,
-    TransportError, Usage,
+    DataPath, FLOWS_MAX, Fault, FlowId, FlowOptions, FlowPath, FlowSpec, FlowState, LISTENERS_MAX, ListenOptions,
+    Listener, ListenerHandle, MemoryKey, MemorySpan, PathNews, RecvFlow, Request, RequestKind, SendFlow, Status,
+    Transport, TransportError, Usage,
 };
 use crate::handles::HandleTable;
 use crate::runtime::{Context, Progress};
@@ -580,6 +581,10 @@ impl Transport for TcpTransport {
             self.end(flow.0);
             self.flows.remove(flow.0);
         }
+    }
+
+    fn steer(&mut self, flow: SendFlow, path: &FlowPath, detours: &Arc<[FlowPath]>) {
+        self.go_over(FlowId::from(flow).0, path, detours);
     }
 
     fn take_path_news(&mut self) -> Option<PathNews> {

@@ -6,11 +6,12 @@
 //! has answered something meanwhile, else of its flow's next one; and says which bytes it goes on with (`connection.rs`). Nothing of
 //! this needs the flow's user, or anybody's decision.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mccs_ipc::types::Handle;
 
-use super::super::{Fault, FlowId, PathNews, SendFlow};
+use super::super::{Fault, FlowId, FlowPath, PathNews, SendFlow};
 use super::port::refuse;
 use super::setup::welcome;
 use super::socket::Socket;
@@ -85,6 +86,20 @@ impl TcpTransport {
         sender.dialled(connection, socket, watch, path);
         self.forget_closed(handle);
         Ok(())
+    }
+
+    /// A flow's user wants it to go over another path. It does when its peer has answered there.
+    pub(super) fn go_over(&mut self, handle: Handle, path: &FlowPath, detours: &Arc<[FlowPath]>) {
+        let Some(Flow { half: Half::Send(sender), fault: None, .. }) = self.flows.get_mut(handle) else { return };
+        for connection in sender.steer(path, detours) {
+            // What cannot be had now leaves it where it is.
+            if self.dial(handle, connection).is_ok()
+                && let Some(Flow { half: Half::Send(sender), .. }) = self.flows.get_mut(handle)
+            {
+                sender.force(connection);
+            }
+        }
+        self.enqueue(handle);
     }
 
     /// Looks whether peers answer: dials anew for those that do not on one path, and fails those that do not on any.

@@ -4,6 +4,7 @@
 //! when it is written, and done; a longer one is done when it was acknowledged, or when that takes long enough for a copy
 //! of what is left to be cheap. Who has nothing else to do settles that: see [`Sender::settle`].
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mccs_ipc::types::Handle;
@@ -204,6 +205,8 @@ impl Sender {
             pumped.moved |= self.go_on(index)?;
         }
         if !self.is_connected() {
+            // Its dial was lost, perhaps long after it was heard.
+            pumped.is_cut = self.connections.iter().any(Connection::is_lost);
             return Ok(pumped);
         }
         let can_resume = self.can_resume();
@@ -487,8 +490,25 @@ impl Sender {
         self.lingers
     }
 
+    /// From now on it goes over this path, and over the others where that one dies. Returns the connections that are to be dialled, and
+    /// [`Sender::force`]d: those that are elsewhere, or on their way.
+    pub(super) fn steer(&mut self, path: &FlowPath, detours: &Arc<[FlowPath]>) -> Vec<u16> {
+        if !self.can_resume() {
+            return Vec::new();
+        }
+        let options = FlowOptions { detours: Arc::clone(detours), ..path.instead_of(&self.route.options) };
+        let route = Route::new(self.route.to, &options);
+        let before = std::mem::replace(&mut *self.route, route).paths;
+        let count = self.route.paths.len();
+        let place = |path: usize| {
+            let path = before.get(path)?;
+            self.route.paths.iter().position(|other| other == path)
+        };
+        let leaves = self.connections.iter_mut().zip(0..);
+        leaves.filter_map(|(own, number)| own.recount(count, place).then_some(number)).collect()
+    }
+
     /// See [`Connection::force`].
-    #[cfg(test)]
     pub(super) fn force(&mut self, connection: u16) {
         self.connections.iter_mut().skip(connection.into()).take(1).for_each(Connection::force);
     }

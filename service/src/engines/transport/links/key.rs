@@ -31,7 +31,7 @@ const LINK_BITS: u32 = u64::BITS - EPOCH_BITS;
 impl LinkKey {
     /// The channel of point-to-point operations.
     pub const PAIRS: u16 = (1 << Self::CHANNEL_BITS) - 1;
-    /// Point-to-point operations are of no strategy: their links stay.
+    /// Point-to-point operations are of no strategy: their links stay, and take the ways of the one in force.
     pub const PAIRS_EPOCH: u32 = (1 << EPOCH_BITS) - 1;
 
     const CHANNEL_BITS: u32 = 8;

@@ -114,6 +114,8 @@ struct LinkSet {
     peers: Option<Arc<Peers>>,
     /// Of strategies that are not over.
     epochs: BTreeMap<u32, Arc<Ways>>,
+    /// Of point-to-point operations.
+    pairs: Arc<Ways>,
     /// Ordered, like `recvs`, so that a simulation closes them in the same order each time.
     sends: BTreeMap<LinkKey, Sending>,
     recvs: BTreeMap<LinkKey, (RecvFlow, Arc<FlowMeter>)>,
@@ -292,8 +294,8 @@ impl Links {
     pub(super) fn listen(&mut self, id: LinksId) -> Result<ListenerHandle, TransportError> {
         let (listener, handle) = self.transport.listen(&self.listen)?;
         let (epochs, sends, recvs) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        let (paced, pace) = (BTreeMap::new(), None);
-        self.sets.insert(id, LinkSet { listener, peers: None, epochs, sends, recvs, paced, pace });
+        let (pairs, paced, pace) = (Arc::default(), BTreeMap::new(), None);
+        self.sets.insert(id, LinkSet { listener, peers: None, epochs, pairs, sends, recvs, paced, pace });
         Ok(handle)
     }
 
@@ -301,6 +303,7 @@ impl Links {
     pub(super) fn set_peers(&mut self, id: LinksId, peers: Arc<Peers>) {
         if let Some(set) = self.sets.get_mut(&id) {
             set.epochs.insert(0, Arc::clone(&peers.ways));
+            set.pairs = Arc::clone(&peers.ways);
             set.peers = Some(peers);
         }
     }
@@ -445,14 +448,20 @@ impl Links {
         let host = peers.host_of(link.dst).ok_or(TransportError::NoSuch("peer"))?;
         let listener =
             host.listeners.get(link.engine(host.listeners.len())).ok_or(TransportError::NoSuch("listener"))?;
-        let ways = if link.epoch == LinkKey::PAIRS_EPOCH { Some(&peers.ways) } else { set.epochs.get(&link.epoch) };
+        let ways = if link.epoch == LinkKey::PAIRS_EPOCH { Some(&set.pairs) } else { set.epochs.get(&link.epoch) };
         let ways = ways.ok_or(TransportError::NoSuch("strategy"))?;
         let begin = begins_with((&self.flow, &self.flows), ways.transport)?;
-        let path = peers.path(link, ways);
-        let detours = detours(begin, path, [ways, &peers.ways]);
-        let options = path.map_or_else(|| begin.clone(), |path| path.apply(begin));
-        let options = FlowOptions { detours, ..options };
-        let flow = self.transport.connect(listener, &spec(link, link.dst, &host.name, &options), now)?;
+        let mut options = steered(begin, peers, link, ways);
+        let mut connect =
+            |options: &_| self.transport.connect(listener, &spec(link, link.dst, &host.name, options), now);
+        let flow = match connect(&options) {
+            // Hosts have prepared the ways of collectives, and not these: a path that has no port left for them is no reason to fail.
+            Err(error) if link.epoch == LinkKey::PAIRS_EPOCH && error.is_of_way() => {
+                options = begin.clone();
+                connect(&options)?
+            }
+            connected => connected?,
+        };
         let steering = FlowPath::of(&options);
         let name = flow_name(id, link, true, &host.name, (options.transport, Some(&steering)));
         let meter = Arc::new(self.meters.begin(name));
@@ -462,6 +471,19 @@ impl Links {
         set.paced.entry(of).or_insert_with(|| Paced { cap_bps, bucket: Bucket::new(now) });
         set.sends.insert(link, Sending { flow, meter: Arc::clone(&meter), of, turn: None });
         Ok((flow, meter))
+    }
+
+    /// A strategy is decided: point-to-point operations take its ways from now on. They stay with the transport that they began with, which
+    /// hosts agree on; the way is the sender's own affair.
+    pub(super) fn steer_pairs(&mut self, id: LinksId, ways: &Arc<Ways>) {
+        let Some(set) = self.sets.get_mut(&id) else { return };
+        let Some(peers) = set.peers.as_ref().filter(|_| ways.transport == set.pairs.transport) else { return };
+        let Ok(begin) = begins_with((&self.flow, &self.flows), ways.transport) else { return };
+        set.pairs = Arc::clone(ways);
+        for (link, sending) in set.sends.range(LinkKey::first_of(LinkKey::PAIRS_EPOCH)..) {
+            let options = steered(begin, peers, *link, ways);
+            self.transport.steer(sending.flow, &FlowPath::of(&options), &options.detours);
+        }
     }
 
     /// From now on a communicator's flows keep to this.
@@ -604,6 +626,13 @@ fn begins_with<'a>(
 ) -> Result<&'a FlowOptions, TransportError> {
     let Some(kind) = transport else { return Ok(flow) };
     flows.get(&kind).ok_or_else(|| TransportError::NoTransport { host: "this host".into(), kind })
+}
+
+/// The same on its path.
+fn steered(begin: &FlowOptions, peers: &Peers, link: LinkKey, ways: &Arc<Ways>) -> FlowOptions {
+    let path = peers.path(link, ways);
+    let options = path.map_or_else(|| begin.clone(), |path| path.apply(begin));
+    FlowOptions { detours: detours(begin, path, [ways, &peers.ways]), ..options }
 }
 
 fn spec(link: LinkKey, peer: u32, host: &Name, options: &FlowOptions) -> FlowSpec {

@@ -28,7 +28,7 @@ pub struct Peers {
     pub hosts: Vec<PeerHost>,
     /// By rank, its host's place in `hosts`.
     pub host_of_rank: Vec<u16>,
-    /// Ways through the network of its first strategy, and of point-to-point operations.
+    /// Ways through the network of its first strategy.
     pub ways: Arc<Ways>,
     /// All that this host sends of the communicator, by whichever engine.
     pub all: Arc<SharedBucket>,
