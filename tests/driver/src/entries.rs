@@ -535,6 +535,9 @@ fn words(stream: usize, operations: &[Word]) -> Done {
     operations.iter().try_for_each(|operation| memory::reach_word(stream.device, operation.address))?;
     let operations = operations.to_vec();
     stream.enqueue(move |device| {
+    if !device::has_words() {
+        return Err(NOT_SUPPORTED);
+    }
         operations.iter().try_for_each(|&Word { is_write, address, value, is_equal }| {
             memory::reach_word(device, address).map_err(|_| crate::code::ILLEGAL_ADDRESS)?;
             let word = wait::word(address);
