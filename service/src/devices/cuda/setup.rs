@@ -251,17 +251,13 @@ impl Setup {
         let tenant = charges.first().map_or("", |charge| charge.tenant()).to_owned();
         let shape = Shape { tenant, gpus: gpus.into(), area_bytes };
         let Kit { engines, areas: used } = self.spare(&shape).unwrap_or(Kit { engines: None, areas: Vec::new() });
-        let (fd, page, parts) = match engines {
-            Some((fd, parts)) => (fd, Arc::clone(parts.page()), Some(parts)),
-            None => DirectPage::create().map(|(fd, page)| (fd, Arc::new(page), None))?,
-        };
-        let kept = large.map(|_| fd.try_clone()).transpose().map_err(PrepareError::Descriptors)?;
+        // First, so that what there is goes to the thread that frees, whatever fails below: this one must not wait.
         let mut memory = Memory {
             areas: used,
             charges,
             shape,
-            page: kept,
-            parts: Mutex::new(parts),
+            page: None,
+            parts: Mutex::default(),
             is_left: AtomicBool::new(false),
             spares: Arc::clone(&self.spares),
             frees: self.frees.clone(),
@@ -271,7 +267,17 @@ impl Setup {
             let (gpu, context) = &self.gpus.gpus[*number];
             let failed = |error| PrepareError::Driver { rank, gpu: gpu.id.to_string(), error };
             if memory.areas.len() <= rank {
-                memory.areas.push((*number, DeviceMemory::zeroed(context, area_bytes as usize).map_err(failed)?));
+        let (fd, page) = match engines {
+            Some((fd, parts)) => {
+                let page = Arc::clone(parts.page());
+                *memory.parts() = Some(parts);
+                (fd, page)
+            }
+            None => DirectPage::create().map(|(fd, page)| (fd, Arc::new(page)))?,
+        };
+        memory.page = large.map(|_| fd.try_clone()).transpose().map_err(PrepareError::Descriptors)?;
+                memory.areas.push((*number, DeviceMemory::new(context, area_bytes as usize).map_err(failed)?));
+                memory.areas[rank].1.zero(&self.streams[*number]).map_err(failed)?;
             }
             let ipc_handle = memory.areas[rank].1.export().map_err(failed)?;
             areas.push(AreaName { ipc_handle: ipc_handle.0.to_vec(), gpu: gpu.id.0 });
