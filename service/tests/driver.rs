@@ -180,11 +180,18 @@ fn a_gpu_that_does_not_run_the_kernels_is_left_out_and_required_ones_are_refused
 fn the_service_is_no_client_of_an_mps_server_unless_it_is_told_to_be() {
     let host = Host::with_driver(&["DRIVER_VERSION=13000", "INIT=0", "GPUS=0"]);
     let folder = || std::fs::read_to_string(host.at("said")).expect("the driver was asked");
-    host.starts("", || ());
+    let said = host.starts("", || ());
+    assert!(!said.log.contains("MPS"), "{}", said.log);
     let at = PathBuf::from(folder());
     assert!(at.starts_with(host.folder.path()) && !at.exists(), "{}: nobody serves there", at.display());
     let mut service = host.service("");
     service.env("CUDA_MPS_PIPE_DIRECTORY", "/of/the/operator");
-    host.runs(service, || ());
+    let said = host.runs(service, || ());
     assert_eq!(folder(), "/of/the/operator");
+    // Then it falls with the others, which is said.
+    assert_eq!(said.log.lines().filter(|line| line.contains("MPS")).count(), 1, "{}", said.log);
+    let mut off = host.service("use = \"off\"");
+    off.env("CUDA_MPS_PIPE_DIRECTORY", "/of/the/operator");
+    let said = host.runs(off, || ());
+    assert!(!said.log.contains("MPS"), "{}", said.log);
 }
