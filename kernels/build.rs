@@ -1,4 +1,4 @@
-//! Compiles cuda/*.cu into an image each for all GPU generations, where there is an nvcc; without one the crate builds all
+//! Compiles cuda/*.cu into an image each for all GPU generations, where there is an nvcc that can; without one the crate builds all
 //! the same, and `mccs_kernels::cuda::IMAGE` is `None`.
 
 use std::env;
@@ -23,7 +23,7 @@ fn main() -> ExitCode {
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
     let nvcc = nvcc();
     if nvcc.is_none() {
-        println!("cargo:warning=no nvcc (looked at {}): built without GPU kernels", VARIABLES.join(", "));
+        println!("cargo:warning=no nvcc that will do (looked at {}): built without GPU kernels", VARIABLES.join(", "));
     }
     for (name, variable) in SOURCES {
         let fatbin = out.join(format!("{name}.fatbin"));
@@ -53,7 +53,29 @@ fn nvcc() -> Option<PathBuf> {
     }
     let homes = ["CUDA_HOME", "CUDA_PATH"].iter().filter_map(env::var_os).map(|home| Path::new(&home).join("bin"));
     let paths = env::var_os("PATH").map(|path| env::split_paths(&path).collect::<Vec<_>>()).unwrap_or_default();
-    homes.chain(paths).chain(python_packages()).map(|folder| folder.join("nvcc")).find(|nvcc| nvcc.is_file())
+    let found =
+        homes.chain(paths).chain(python_packages()).map(|folder| folder.join("nvcc")).filter(|nvcc| nvcc.is_file());
+    found.into_iter().find(|nvcc| {
+        let lacks = lacks(nvcc);
+        if let Some(lacks) = &lacks {
+            let path = nvcc.display();
+            println!("cargo:warning={path} is passed over: it lacks {lacks}, and CUDA 12.8 or newer is needed (MCCS_NVCC names another)");
+        }
+        lacks.is_none()
+    })
+}
+
+/// What a compiler cannot do that is needed. One that just lies about is not to break the build where none at all would not.
+fn lacks(nvcc: &Path) -> Option<String> {
+    let says = |argument: &str| {
+        let output = Command::new(nvcc).arg(argument).output();
+        output.map_or_else(|_| String::new(), |output| String::from_utf8_lossy(&output.stdout).into_owned())
+    };
+    let codes = says("--list-gpu-code");
+    let is_known = |code: &String| codes.lines().any(|line| line.trim() == code);
+    let architecture = ARCHITECTURES.map(|it| format!("sm_{it}")).into_iter().find(|code| !is_known(code));
+    let compresses = || says("--help").contains("--compress-mode");
+    architecture.or_else(|| (!compresses()).then(|| "--compress-mode".into()))
 }
 
 /// Where the compiler's Python packages put it, if the python3 on the path has them.

@@ -58,6 +58,13 @@ tests_on() {
     "$gpu_tests" --ignored --test-threads 1 "${skip[@]}"
 }
 
+# Ranks order what they call on several streams by words, and by events on drivers that have none.
+tests_without_words() {
+    echo "== tests of several streams, of exchanges and graphs, on 2 emulated GPUs without stream memory operations (at $SECONDS s)"
+    local names=(calls_keep_their_order captured_calls_are_replayed captured_groups_are_replayed groups_of_sends messages_are_passed_on two_tenants)
+    MCCS_EMULATED_GPUS=2 MCCS_EMULATED_WORDS=0 "$gpu_tests" --ignored --test-threads 1 "${names[@]}"
+}
+
 # A service with lines for the section [cuda].
 serve() {
     if [ -n "$service" ]; then
@@ -95,6 +102,7 @@ check() {
 tests_on 2
 tests_on 1
 tests_on 3
+tests_without_words
 
 export MCCS_EMULATED_GPUS=3 MCCS_SOCKET="$work/run/mccs.sock"
 serve ''

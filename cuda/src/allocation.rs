@@ -34,6 +34,24 @@ impl Allocation {
     /// # Errors
     /// [`DriverError`]; [`DriverError::is_out_of_memory`] tells.
     pub fn new(context: &Context, bytes: usize, shared: Shared) -> Result<(Self, usize), DriverError> {
+        Self::create(context, bytes, shared, location(context))
+    }
+
+    /// The same of the host's memory, of its first node, to be shared by descriptors: what GPUs reach and is none's.
+    ///
+    /// # Errors
+    /// [`DriverError`]; [`DriverError::is_out_of_memory`] tells.
+    pub fn of_host(context: &Context, bytes: usize) -> Result<(Self, usize), DriverError> {
+        let node = sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA, id: 0 };
+        Self::create(context, bytes, Shared::ByDescriptor, node)
+    }
+
+    fn create(
+        context: &Context,
+        bytes: usize,
+        shared: Shared,
+        location: sys::CUmemLocation,
+    ) -> Result<(Self, usize), DriverError> {
         const GRANULARITY_RECOMMENDED: u32 = 1;
         let _entered = context.enter()?;
         let kinds = match shared {
@@ -43,7 +61,7 @@ impl Allocation {
         let properties = sys::CUmemAllocationProp {
             type_: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
             requestedHandleTypes: kinds,
-            location: location(context),
+            location,
             win32HandleMetaData: std::ptr::null_mut(),
             allocFlags: sys::CUmemAllocationProp_st__bindgen_ty_1 {
                 compressionType: 0,
@@ -88,7 +106,25 @@ impl Allocation {
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 
-    /// Memory of another process, by its descriptor, which may be closed afterwards.
+    /// Whose memory it is: a GPU's, by its ordinal in this process; none for any other, as the host's, or that of a GPU which this process does not see.
+    ///
+    /// # Errors
+    /// [`DriverError`].
+    pub fn gpu(&self) -> Result<Option<i32>, DriverError> {
+        const PINNED: u32 = 1;
+        const ON_DEVICE: u32 = 1;
+        // `CUmemAllocationProp`, as numbers: drivers that come later know of more kinds.
+        let mut properties = [0_u64; 4];
+        const _: () = assert!(size_of::<sys::CUmemAllocationProp>() == size_of::<[u64; 4]>());
+        // SAFETY: there is as much room as the driver writes.
+        unsafe { api::cuMemGetAllocationPropertiesFromHandle(&mut properties, self.0)? };
+        let [kind, place, ..] = properties;
+        let is_of_a_gpu = (kind as u32, place as u32) == (PINNED, ON_DEVICE);
+        // Negative where the process does not see the GPU.
+        Ok(Some((place >> 32) as i32).filter(|ordinal| is_of_a_gpu && *ordinal >= 0))
+    }
+
+    /// Memory of another process, by its descriptor, which may be closed afterwards. Of what kind it is [`Allocation::gpu`] tells.
     ///
     /// # Errors
     /// [`DriverError`], also for a descriptor of something else.

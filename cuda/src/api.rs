@@ -86,6 +86,7 @@ entry_points! {
     );
     fn cuMemCreate(handle: *mut u64, bytes: usize, properties: *const sys::CUmemAllocationProp, flags: u64);
     fn cuMemRelease(handle: u64);
+    fn cuMemGetAllocationPropertiesFromHandle(properties: *mut [u64; 4], handle: u64);
     fn cuMemRetainAllocationHandle(handle: *mut u64, address: *mut c_void);
     fn cuMemExportToShareableHandle(shareable: *mut c_void, handle: u64, kind: c_uint, flags: u64);
     fn cuMemImportFromShareableHandle(handle: *mut u64, shareable: *mut c_void, kind: c_uint);

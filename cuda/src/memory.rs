@@ -35,28 +35,37 @@ pub struct DeviceMemory {
 }
 
 impl DeviceMemory {
-    /// Allocates memory full of zeros, in whole large pages where it needs more than one: between others, copies from
-    /// GPU to GPU were measured to take 1.6 times as long (decision 012).
+    /// Allocates memory, in whole large pages where it needs more than one: between others, copies from GPU to GPU were measured to
+    /// take 1.6 times as long (decision 012). What is in it is not defined.
     ///
     /// # Errors
     /// [`DriverError`]; [`DriverError::is_out_of_memory`] tells.
-    pub fn zeroed(context: &Context, bytes: usize) -> Result<Self, DriverError> {
+    pub fn new(context: &Context, bytes: usize) -> Result<Self, DriverError> {
         let _entered = context.enter()?;
         let mut address = 0;
         let room = if bytes > LARGE_PAGE_BYTES { bytes.next_multiple_of(LARGE_PAGE_BYTES) } else { bytes };
         // SAFETY: `address` is an integer to write to.
         unsafe { api::cuMemAlloc_v2(&mut address, room)? };
-        let memory = DeviceMemory { context: context.clone(), address, bytes };
+        Ok(DeviceMemory { context: context.clone(), address, bytes })
+    }
+
+    /// As [`DeviceMemory::new`], full of zeros. Waits for the default stream.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn zeroed(context: &Context, bytes: usize) -> Result<Self, DriverError> {
+        let memory = Self::new(context, bytes)?;
+        let _entered = context.enter()?;
         // SAFETY: the memory was allocated above, with that size. The driver only enqueues it, on the default stream: on a GPU
         // that others use, zeros could come after what is written first.
         unsafe {
-            api::cuMemsetD8_v2(address, 0, bytes)?;
+            api::cuMemsetD8_v2(memory.address, 0, bytes)?;
             api::cuStreamSynchronize(std::ptr::null_mut())?;
         }
         Ok(memory)
     }
 
-    /// Fills it with zeros again, in a stream of its context's, when all before that there has ended; and waits for it.
+    /// Fills it with zeros, in a stream of its context's, when all before that there has ended; and waits for it.
     ///
     /// # Errors
     /// [`DriverError`].
@@ -265,10 +274,10 @@ impl Drop for HostRegistration {
     }
 }
 
-/// Copies to a GPU, and waits. A context must be current.
+/// Copies from a GPU, and waits. A context must be current.
 ///
 /// # Safety
-/// `dst` must have room, and nobody may use it meanwhile.
+/// `src` must have as many bytes, and nobody may write there meanwhile.
 ///
 /// # Errors
 /// [`DriverError`].
@@ -277,10 +286,10 @@ pub unsafe fn copy_to_host(dst: &mut [u8], src: DeviceAddress) -> Result<(), Dri
     unsafe { api::cuMemcpyDtoH_v2(dst.as_mut_ptr().cast(), src, dst.len()) }
 }
 
-/// Copies from a GPU, and waits. A context must be current.
+/// Copies to a GPU, and waits. A context must be current.
 ///
 /// # Safety
-/// `src` must have as many bytes, and nobody may write there meanwhile.
+/// `dst` must have room, and nobody may use it meanwhile.
 ///
 /// # Errors
 /// [`DriverError`].

@@ -1,5 +1,6 @@
 //! The daemon.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -10,7 +11,7 @@ use mccs_config::topology::ActualHost;
 use mccs_service::controller::basis::{Basis, Text};
 use mccs_service::devices::cuda::{MPS_VARIABLE, QUEUES_MAX, QUEUES_VARIABLE};
 use mccs_service::engines::controller::ControllerSettings;
-use mccs_service::service::{Service, Settings};
+use mccs_service::service::{CudaUse, Service, Settings};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SigSet, Signal};
 
@@ -66,13 +67,15 @@ fn end_with_any_thread() {
 }
 
 /// A client of an MPS server falls with all that are, so the service is none, also where one serves in the place where the driver looks by itself;
-/// unless the operator names a place.
-fn stay_out_of_mps(runtime_dir: &Path) {
-    if std::env::var_os(MPS_VARIABLE).is_none() {
+/// unless the operator names a place, which is returned.
+fn stay_out_of_mps(runtime_dir: &Path) -> Option<OsString> {
+    let named = std::env::var_os(MPS_VARIABLE);
+    if named.is_none() {
         // A folder of the service's own that nobody makes, and so without a server.
         // SAFETY: no other thread has been started.
         unsafe { std::env::set_var(MPS_VARIABLE, runtime_dir.join("no-mps")) };
     }
+    named
 }
 
 /// Each session and flow has descriptors, and the limit that processes begin with is often 1,024.
@@ -105,7 +108,7 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
         print!("{}", config.to_toml());
         return Ok(());
     }
-    stay_out_of_mps(&config.runtime_dir());
+    let mps = stay_out_of_mps(&config.runtime_dir());
     end_with_any_thread();
     raise_descriptor_limit();
     let level = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
@@ -115,6 +118,13 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let signals = SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM]);
     signals.thread_block().context("cannot block signals")?;
     let settings = Settings::from_config(&config);
+    if let Some(mps) = mps.filter(|_| settings.cuda != CudaUse::Off) {
+        let mps = mps.display();
+        tracing::warn!(
+            "{MPS_VARIABLE} is set ({mps}): if an MPS server serves there the service is its client, and an illegal access of any other of its clients ends \
+             what the service does on every GPU until it starts anew; without the variable it is no client (docs/CUDA.md)"
+        );
+    }
     let service = Service::start(&settings)?;
     tracing::info!(control = %settings.control_socket.display(), tenants = settings.tenants.len(), "listening");
     // The launcher, and anybody else who starts a service, waits for this line.

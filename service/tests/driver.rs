@@ -152,15 +152,46 @@ fn a_gpu_that_does_not_work_is_left_out_and_the_others_are_used() {
     }
 }
 
+/// Of two GPUs the second does not run the kernels: in both ways that this can be. Found at start, and not by every tenant.
+#[test]
+fn a_gpu_that_does_not_run_the_kernels_is_left_out_and_required_ones_are_refused() {
+    let is_built = mccs_kernels::cuda::IMAGE.is_some();
+    for (how, what) in [
+        ("OLD", "compute capability 7.5; 8.0 or newer is needed"),
+        ("UNLOADABLE", "it does not load the kernels: cuModuleLoadData: CUDA_ERROR_NO_BINARY_FOR_GPU (209)"),
+    ] {
+        let named = format!("GPU GPU-11111111-1111-1111-1111-111111111111 (0000:17:00.0): {what}");
+        let host = Host::with_driver(&["DRIVER_VERSION=13000", "INIT=0", "GPUS=2", &format!("{how}=1")]);
+        let said = host.starts("use = \"auto\"", || ());
+        // Without kernels no GPU is of use, which is what is said.
+        assert!(said.is_ready && said.log.contains(&named) == is_built, "{}", said.log);
+        assert_eq!(said.log.contains("this binary was built without CUDA kernels"), !is_built, "{}", said.log);
+        // Alone, it is none.
+        let alone = Host::with_driver(&["DRIVER_VERSION=13000", "INIT=0", "GPUS=1", &format!("{how}=0")]);
+        let named = format!("no GPU works: GPU GPU-10101010-1010-1010-1010-101010101010 (0000:07:00.0): {what}");
+        alone.says(if is_built { &named } else { "this binary was built without CUDA kernels" });
+        let said = host.starts("use = \"required\"\ngpus = [\"0000:07:00.0\", \"0000:17:00.0\"]", || ());
+        assert!(!said.is_ready && said.log.contains("use = \"required\""), "{}", said.log);
+        assert!(!is_built || said.log.contains(what), "{}", said.log);
+    }
+}
+
 #[test]
 fn the_service_is_no_client_of_an_mps_server_unless_it_is_told_to_be() {
     let host = Host::with_driver(&["DRIVER_VERSION=13000", "INIT=0", "GPUS=0"]);
     let folder = || std::fs::read_to_string(host.at("said")).expect("the driver was asked");
-    host.starts("", || ());
+    let said = host.starts("", || ());
+    assert!(!said.log.contains("MPS"), "{}", said.log);
     let at = PathBuf::from(folder());
     assert!(at.starts_with(host.folder.path()) && !at.exists(), "{}: nobody serves there", at.display());
     let mut service = host.service("");
     service.env("CUDA_MPS_PIPE_DIRECTORY", "/of/the/operator");
-    host.runs(service, || ());
+    let said = host.runs(service, || ());
     assert_eq!(folder(), "/of/the/operator");
+    // Then it falls with the others, which is said.
+    assert_eq!(said.log.lines().filter(|line| line.contains("MPS")).count(), 1, "{}", said.log);
+    let mut off = host.service("use = \"off\"");
+    off.env("CUDA_MPS_PIPE_DIRECTORY", "/of/the/operator");
+    let said = host.runs(off, || ());
+    assert!(!said.log.contains("MPS"), "{}", said.log);
 }

@@ -88,6 +88,12 @@ impl AreaLayout {
         number << 32
     }
 
+    /// Where kernels count the messages that their rank has sent to another.
+    #[must_use]
+    pub fn messages_sent_offset(&self, peer: u32) -> u64 {
+        self.points().first_lane_of(peer)
+    }
+
     fn peers(&self) -> u64 {
         u64::from(self.nranks) - 1
     }

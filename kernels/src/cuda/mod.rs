@@ -64,6 +64,9 @@ pub use points::{
 pub use stage::{STAGE_FUNCTION, STAGE_IMAGE, StageArgs};
 pub use strategy::{DirectStrategy, Rule};
 
+/// Compute capability from which on there is code: that of the first of build.rs' architectures.
+pub const CAPABILITY_MIN: (u32, u32) = (8, 0);
+
 include!(concat!(env!("OUT_DIR"), "/mccs.rs"));
 
 /// As the driver wants to find the image: it reads words.

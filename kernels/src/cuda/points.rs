@@ -164,6 +164,11 @@ pub(crate) struct PointsLayout {
 }
 
 impl PointsLayout {
+    /// Where the words of a rank's first lane with another begin: with the steps of packets that it has sent there, of which every message has one.
+    pub(crate) fn first_lane_of(&self, peer: u32) -> u64 {
+        self.lanes_offset + u64::from(peer) * u64::from(LANES_MAX) * LANE_BYTES
+    }
+
     /// Behind `begin`, for so many ranks.
     pub(crate) fn new(begin: u64, nranks: u32) -> Self {
         let peers = nranks.max(2) - 1;

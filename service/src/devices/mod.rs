@@ -52,13 +52,20 @@ pub struct Counted {
     pub operations: u64,
     /// Groups that have ended.
     pub groups: u64,
+    /// Most messages that it has sent to one other rank; 0 while they cannot be more than [`NUMBERS_MAX`].
+    pub messages: u64,
 }
+
+/// Operations that the kernels of a rank do, and messages that they send to another, before the communicator has to end: they are numbered by 32 bits, and
+/// graphs that are replayed go on between two looks. At a third of a microsecond each these are 40 seconds.
+pub const NUMBERS_MAX: u64 = (1 << 32) - (1 << 27);
 
 /// How many operations of a group had ended when that was last read, which somebody has to ask for.
 #[derive(Debug, Default)]
 pub struct Ended {
     by_rank: [AtomicU64; DIRECT_RANKS_MAX as usize],
     groups_by_rank: [AtomicU64; DIRECT_RANKS_MAX as usize],
+    messages_by_rank: [AtomicU64; DIRECT_RANKS_MAX as usize],
     is_asked: AtomicBool,
     fault: OnceLock<String>,
 }
@@ -68,9 +75,10 @@ impl Ended {
     pub fn tell(&self, read: Result<Vec<Counted>, String>) {
         match read {
             Ok(read) => {
-                for ((operations, groups), ended) in self.by_rank.iter().zip(&self.groups_by_rank).zip(read) {
-                    operations.store(ended.operations, Ordering::Relaxed);
-                    groups.store(ended.groups, Ordering::Relaxed);
+                for (rank, ended) in read.into_iter().enumerate().take(DIRECT_RANKS_MAX as usize) {
+                    self.by_rank[rank].store(ended.operations, Ordering::Relaxed);
+                    self.groups_by_rank[rank].store(ended.groups, Ordering::Relaxed);
+                    self.messages_by_rank[rank].store(ended.messages, Ordering::Relaxed);
                 }
             }
             Err(fault) => {
@@ -132,6 +140,12 @@ impl DirectGroup {
     #[must_use]
     pub fn groups_ended(&self, rank: u32) -> u64 {
         self.ended.groups_by_rank.get(rank as usize).map_or(0, |ended| ended.load(Ordering::Relaxed))
+    }
+
+    /// The same of messages to one other rank, as [`Counted::messages`] says.
+    #[must_use]
+    pub fn messages_sent(&self, rank: u32) -> u64 {
+        self.ended.messages_by_rank.get(rank as usize).map_or(0, |sent| sent.load(Ordering::Relaxed))
     }
 
     /// Why a GPU does not say how far it is, if one does not.
@@ -288,7 +302,7 @@ mod tests {
         group.ask();
         let ended = questions.lock().expect("no panic").pop().expect("a question");
         assert_eq!((questions.lock().expect("no panic").len(), group.is_answered(), group.ended(1)), (0, false, 0));
-        ended.tell(Ok([3, 4].map(|n| Counted { operations: n, groups: 10 * n }).to_vec()));
+        ended.tell(Ok([3, 4].map(|n| Counted { operations: n, groups: 10 * n, messages: 0 }).to_vec()));
         assert_eq!((group.is_answered(), group.ended(0), group.ended(1), group.ended(9)), (true, 3, 4, 0));
         assert_eq!([1, 9].map(|rank| group.groups_ended(rank)), [40, 0]);
         group.ask();

@@ -1,5 +1,6 @@
 /* A CUDA driver without GPUs behind it, for tests of what a service says of drivers that are no good. Built with DRIVER_VERSION, INIT (what cuInit
-   returns), GPUS, and if need be MUTE (a GPU that does not answer), BROKEN (one without a context), or LACKS_ONE (an entry point is missing). */
+   returns), GPUS, and if need be MUTE (a GPU that does not answer), BROKEN (one without a context), OLD (one of compute capability 7.5), UNLOADABLE (one
+   for which images have no code), or LACKS_ONE (an entry point is missing). */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,8 +11,18 @@
 #ifndef BROKEN
 #define BROKEN -1
 #endif
+#ifndef OLD
+#define OLD -1
+#endif
+#ifndef UNLOADABLE
+#define UNLOADABLE -1
+#endif
 
-enum { OK = 0, OUT_OF_MEMORY = 2, UNCORRECTABLE = 214, UNKNOWN = 999 };
+enum { OK = 0, OUT_OF_MEMORY = 2, NO_BINARY_FOR_GPU = 209, UNCORRECTABLE = 214, UNKNOWN = 999 };
+enum { CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76 };
+
+/* A context is its device's number, and one. */
+static _Thread_local size_t current;
 
 int cuInit(unsigned flags) {
     const char *said = getenv("MCCS_TEST_SAID"), *folder = getenv("CUDA_MPS_PIPE_DIRECTORY");
@@ -28,7 +39,12 @@ int cuDriverGetVersion(int *version) {
     return OK;
 }
 int cuGetErrorName(unsigned error, const char **name) {
-    *name = error == 802 ? "CUDA_ERROR_SYSTEM_NOT_READY" : error == UNCORRECTABLE ? "CUDA_ERROR_ECC_UNCORRECTABLE" : "CUDA_ERROR_OTHER";
+    switch (error) {
+    case 802: *name = "CUDA_ERROR_SYSTEM_NOT_READY"; break;
+    case UNCORRECTABLE: *name = "CUDA_ERROR_ECC_UNCORRECTABLE"; break;
+    case NO_BINARY_FOR_GPU: *name = "CUDA_ERROR_NO_BINARY_FOR_GPU"; break;
+    default: *name = "CUDA_ERROR_OTHER";
+    }
     return OK;
 }
 int cuDeviceGetCount(int *count) {
@@ -52,8 +68,11 @@ int cuDeviceGetPCIBusId(char *id, int len, int device) {
     return OK;
 }
 int cuDeviceGetAttribute(int *value, unsigned attribute, int device) {
-    (void)attribute, (void)device;
-    *value = 1;
+    switch (attribute) {
+    case CAPABILITY_MAJOR: *value = device == OLD ? 7 : 9; break;
+    case CAPABILITY_MINOR: *value = device == OLD ? 5 : 0; break;
+    default: *value = 1;
+    }
     return OK;
 }
 int cuDeviceTotalMem_v2(size_t *bytes, int device) {
@@ -64,6 +83,20 @@ int cuDeviceTotalMem_v2(size_t *bytes, int device) {
 int cuDevicePrimaryCtxRetain(void **context, int device) {
     *context = (void *)(size_t)(device + 1);
     return device == BROKEN ? UNCORRECTABLE : OK;
+}
+int cuCtxPushCurrent_v2(void *context) {
+    current = (size_t)context;
+    return OK;
+}
+int cuModuleLoadData(void **module, const void *image) {
+    (void)image;
+    *module = (void *)1;
+    return current == UNLOADABLE + 1 ? NO_BINARY_FOR_GPU : OK;
+}
+int cuModuleGetFunction(void **function, void *module, const char *name) {
+    (void)module, (void)name;
+    *function = (void *)1;
+    return OK;
 }
 int cuStreamCreate(void **stream, unsigned flags) {
     (void)flags;
@@ -77,7 +110,7 @@ int cuMemAlloc_v2(unsigned long long *address, size_t bytes) {
 
 #define WORKS(name) int name() { return OK; }
 #define FAILS(name) int name() { return UNKNOWN; }
-WORKS(cuDevicePrimaryCtxRelease_v2) WORKS(cuCtxPushCurrent_v2) WORKS(cuCtxPopCurrent_v2) WORKS(cuStreamDestroy_v2)
+WORKS(cuDevicePrimaryCtxRelease_v2) WORKS(cuCtxPopCurrent_v2) WORKS(cuStreamDestroy_v2) WORKS(cuModuleUnload)
 FAILS(cuDeviceCanAccessPeer) FAILS(cuDeviceGetP2PAttribute) FAILS(cuCtxGetCurrent) FAILS(cuCtxSynchronize) FAILS(cuCtxGetDevice)
 FAILS(cuCtxEnablePeerAccess) FAILS(cuMemGetInfo_v2) FAILS(cuMemFree_v2) FAILS(cuMemsetD8_v2) FAILS(cuMemsetD8Async) FAILS(cuMemcpyAsync) FAILS(cuMemcpyHtoD_v2)
 FAILS(cuMemcpyDtoH_v2) FAILS(cuMemGetAddressRange_v2) FAILS(cuPointerGetAttribute) FAILS(cuIpcGetMemHandle) FAILS(cuIpcOpenMemHandle_v2)
@@ -86,11 +119,10 @@ FAILS(cuMemHostGetDevicePointer_v2) FAILS(cuStreamSynchronize) FAILS(cuStreamQue
 FAILS(cuStreamWaitValue64_v2) FAILS(cuStreamBatchMemOp_v2) FAILS(cuLaunchHostFunc) FAILS(cuThreadExchangeStreamCaptureMode)
 FAILS(cuStreamGetCaptureInfo_v2) FAILS(cuStreamIsCapturing) FAILS(cuStreamBeginCapture_v2) FAILS(cuStreamEndCapture)
 FAILS(cuGraphInstantiateWithFlags) FAILS(cuGraphLaunch) FAILS(cuGraphExecDestroy) FAILS(cuGraphDestroy) FAILS(cuEventCreate)
-FAILS(cuEventRecord) FAILS(cuEventQuery) FAILS(cuEventElapsedTime) FAILS(cuEventDestroy_v2) FAILS(cuModuleLoadData) FAILS(cuModuleUnload)
-FAILS(cuModuleGetFunction) FAILS(cuLaunchKernel) FAILS(cuStreamGetId) FAILS(cuUserObjectCreate) FAILS(cuUserObjectRelease)
+FAILS(cuEventRecord) FAILS(cuEventQuery) FAILS(cuEventElapsedTime) FAILS(cuEventDestroy_v2) FAILS(cuLaunchKernel) FAILS(cuStreamGetId) FAILS(cuUserObjectCreate) FAILS(cuUserObjectRelease)
 FAILS(cuGraphRetainUserObject) FAILS(cuMemAddressReserve) FAILS(cuMemAddressFree) FAILS(cuMemCreate) FAILS(cuMemRelease) FAILS(cuMemMap)
 FAILS(cuMemUnmap) FAILS(cuMemSetAccess) FAILS(cuMemExportToShareableHandle) FAILS(cuMemImportFromShareableHandle)
-FAILS(cuMemRetainAllocationHandle) FAILS(cuMemGetAllocationGranularity) FAILS(cuMemAllocAsync) FAILS(cuMemFreeAsync)
+FAILS(cuMemRetainAllocationHandle) FAILS(cuMemGetAllocationPropertiesFromHandle) FAILS(cuMemGetAllocationGranularity) FAILS(cuMemAllocAsync) FAILS(cuMemFreeAsync)
 #ifndef LACKS_ONE
-FAILS(cuFuncLoad)
+WORKS(cuFuncLoad)
 #endif

@@ -13,6 +13,8 @@ const GPUS_VARIABLE: &str = "MCCS_EMULATED_GPUS";
 /// Bytes that each of them has. Memory that nobody has written takes none of the host's.
 const MEMORY_VARIABLE: &str = "MCCS_EMULATED_MEMORY";
 const MEMORY_BYTES: u64 = 16 << 30;
+/// 0: streams neither write words nor wait for them.
+const WORDS_VARIABLE: &str = "MCCS_EMULATED_WORDS";
 
 /// A GPU, and its context.
 pub(crate) struct Device {
@@ -38,6 +40,12 @@ pub(crate) fn all() -> &'static [Device] {
         let memory_bytes = number(MEMORY_VARIABLE).unwrap_or(MEMORY_BYTES);
         (0..number(GPUS_VARIABLE).unwrap_or(2) as usize).map(|number| Device::new(number, memory_bytes)).collect()
     })
+}
+
+/// Whether there are stream memory operations.
+pub(crate) fn has_words() -> bool {
+    static HAS_WORDS: OnceLock<bool> = OnceLock::new();
+    *HAS_WORDS.get_or_init(|| std::env::var(WORDS_VARIABLE).map_or(true, |text| text != "0"))
 }
 
 /// The GPU with an ordinal.
@@ -157,7 +165,7 @@ impl Device {
             MULTIPROCESSORS => Ok(132),
             CAPABILITY_MAJOR => Ok(9),
             CAPABILITY_MINOR => Ok(0),
-            CAN_USE_64_BIT_STREAM_MEM_OPS => Ok(1),
+            CAN_USE_64_BIT_STREAM_MEM_OPS => Ok(i32::from(has_words())),
             _ => Err(INVALID_VALUE),
         }
     }

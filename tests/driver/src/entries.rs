@@ -258,6 +258,9 @@ entries! {
         handle.set(segments::create(bytes as u64, &properties.get()?)?)
     }
     fn cuMemRelease(handle: u64) { segments::release(handle) }
+    fn cuMemGetAllocationPropertiesFromHandle(properties: Out<Properties>, handle: u64) {
+        properties.set(segments::properties(handle)?)
+    }
     fn cuMemRetainAllocationHandle(handle: Out<u64>, address: *mut c_void) {
         handle.set(segments::retain(address.addr() as u64)?)
     }
@@ -532,6 +535,9 @@ impl Word {
 fn words(stream: usize, operations: &[Word]) -> Done {
     use std::sync::atomic::Ordering;
     let stream = stream::find_of_current(stream)?;
+    if !device::has_words() {
+        return Err(NOT_SUPPORTED);
+    }
     operations.iter().try_for_each(|operation| memory::reach_word(stream.device, operation.address))?;
     let operations = operations.to_vec();
     stream.enqueue(move |device| {

@@ -30,6 +30,7 @@ fn code(what: What) -> u32 {
     match what {
         What::Memory => 1,
         What::Event => 2,
+        What::OfHost => 3,
     }
 }
 

@@ -19,6 +19,8 @@ const LINK_ENDS: &str = " (deleted)";
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum What {
     Memory,
+    /// Memory that is no GPU's.
+    OfHost,
     Event,
 }
 
@@ -26,7 +28,7 @@ pub(crate) enum What {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Name {
     pub(crate) what: What,
-    /// The GPU's number.
+    /// The GPU's number, or the host's node.
     pub(crate) device: usize,
     pub(crate) bytes: u64,
     pub(crate) nonce: u64,
@@ -59,7 +61,7 @@ impl Name {
         let text = link.to_str()?.strip_prefix(LINK_BEGINS)?.strip_suffix(LINK_ENDS)?;
         let rest = text.strip_prefix("mccs-emulated-")?;
         let [of, what, device, bytes, nonce] = rest.split('-').collect::<Vec<_>>().try_into().ok()?;
-        let what = [What::Memory, What::Event].into_iter().find(|it| format!("{it:?}") == what)?;
+        let what = [What::Memory, What::OfHost, What::Event].into_iter().find(|it| format!("{it:?}") == what)?;
         let name = Name {
             what,
             device: device.parse().ok()?,

@@ -19,6 +19,10 @@ use crate::stream;
 const DESCRIPTOR: u32 = 1;
 /// `CU_MEM_LOCATION_TYPE_DEVICE`.
 const ON_DEVICE: u32 = 1;
+/// `CU_MEM_LOCATION_TYPE_HOST_NUMA`.
+const ON_NODE: u32 = 3;
+/// `CU_MEM_ALLOCATION_TYPE_PINNED`.
+const PINNED: u32 = 1;
 
 /// `CUmemLocation`.
 #[derive(Debug, Clone, Copy)]
@@ -51,7 +55,15 @@ pub(crate) struct Access {
 impl Properties {
     pub(crate) fn of_device(id: i32, is_shared: bool) -> Self {
         let location = Location { kind: ON_DEVICE, id };
-        Properties { kind: 1, handle_types: u32::from(is_shared), location, meta_data: 0, flags: [0; 8] }
+        Properties { kind: PINNED, handle_types: u32::from(is_shared), location, meta_data: 0, flags: [0; 8] }
+    }
+
+    pub(crate) fn of_host() -> Self {
+        Properties { location: Location { kind: ON_NODE, id: 0 }, ..Self::of_device(0, true) }
+    }
+
+    pub(crate) fn is_of_host(&self) -> bool {
+        self.location.kind == ON_NODE
     }
 }
 
@@ -80,22 +92,35 @@ fn device_of(location: Location) -> Done<&'static device::Device> {
     if location.kind == ON_DEVICE { device::by_ordinal(location.id) } else { Err(INVALID_DEVICE) }
 }
 
+/// Whether memory is of the host's only node.
+fn is_of_host(location: Location) -> bool {
+    (location.kind, location.id) == (ON_NODE, 0)
+}
+
 /// What sizes are to be multiples of.
 pub(crate) fn granularity(properties: &Properties) -> Done<usize> {
-    device_of(properties.location).map(|_| LARGE_PAGE_BYTES as usize)
+    if !is_of_host(properties.location) {
+        device_of(properties.location)?;
+    }
+    Ok(LARGE_PAGE_BYTES as usize)
 }
 
 /// Allocates. Returns a handle.
 pub(crate) fn create(bytes: u64, properties: &Properties) -> Done<u64> {
     capture::forbid()?;
-    let device = device_of(properties.location)?;
-    device.check()?;
     if bytes == 0 || !bytes.is_multiple_of(LARGE_PAGE_BYTES) || properties.handle_types & !DESCRIPTOR != 0 {
         return Err(INVALID_VALUE);
     }
     let _managing = memory::managing();
-    memory::check_room(device, bytes)?;
-    let physical = Arc::new(Physical::new(What::Memory, device.number, bytes)?);
+    let physical = if is_of_host(properties.location) {
+        Physical::new(What::OfHost, 0, bytes)?
+    } else {
+        let device = device_of(properties.location)?;
+        device.check()?;
+        memory::check_room(device, bytes)?;
+        Physical::new(What::Memory, device.number, bytes)?
+    };
+    let physical = Arc::new(physical);
     let is_shared = properties.handle_types == DESCRIPTOR;
     Ok(ALLOCATIONS.add(Arc::new(Allocation { physical, is_shared, uses: AtomicUsize::new(1) })) as u64)
 }
@@ -106,6 +131,16 @@ fn counting() -> std::sync::MutexGuard<'static, ()> {
 
 fn get(handle: u64) -> Done<Arc<Allocation>> {
     ALLOCATIONS.get(handle as usize).map_err(|_| INVALID_VALUE)
+}
+
+/// What it was made as.
+pub(crate) fn properties(handle: u64) -> Done<Properties> {
+    let allocation = get(handle)?;
+    let name = allocation.physical.name;
+    let kind = if name.what == What::OfHost { ON_NODE } else { ON_DEVICE };
+    let location = Location { kind, id: name.device as i32 };
+    let handle_types = if allocation.is_shared { DESCRIPTOR } else { 0 };
+    Ok(Properties { kind: PINNED, handle_types, location, meta_data: 0, flags: [0; 8] })
 }
 
 /// Whether other processes may be passed it.
@@ -160,7 +195,7 @@ pub(crate) fn import(fd: i32, kind: u32) -> Done<u64> {
     }
     // SAFETY: looked at before the caller can close it; one that is not open is refused below.
     let Named { pid, fd, nonce } = Named::read_from(unsafe { BorrowedFd::borrow_raw(fd) })?;
-    let is_it = |name: &crate::physical::Name| name.nonce == nonce && name.what == What::Memory;
+    let is_it = |name: &crate::physical::Name| name.nonce == nonce && name.what != What::Event;
     let physical = Arc::new(Physical::open(pid, fd, is_it)?);
     Ok(ALLOCATIONS.add(Arc::new(Allocation { physical, is_shared: true, uses: AtomicUsize::new(1) })) as u64)
 }

@@ -198,6 +198,30 @@ fn memory_elsewhere() -> Result<(), Code> {
     std::thread::spawn(allocate).join().unwrap_or(Err(OPERATING_SYSTEM))
 }
 
+/// What an allocation was made as.
+fn properties_of(handle: u64) -> crate::segments::Properties {
+    let mut properties = crate::segments::Properties::of_device(0, false);
+    // SAFETY: as above.
+    assert_eq!(unsafe { cuMemGetAllocationPropertiesFromHandle(out(&mut properties), handle) }, 0);
+    properties
+}
+
+#[test]
+fn segments_of_the_host_say_so() {
+    enter(0);
+    // SAFETY: as above.
+    unsafe {
+        let properties = crate::segments::Properties::of_host();
+        let handle = made(|to| cuMemCreate(out(to), 2 << 20, In::to(&properties), 0)).expect("memory");
+        let fd = made(|to| cuMemExportToShareableHandle(out(to), handle, 1, 0)).expect("a descriptor");
+        let again =
+            made(|to| cuMemImportFromShareableHandle(out(to), fd as usize as *mut c_void, 1)).expect("the same");
+        libc::close(fd);
+        assert!(properties_of(handle).is_of_host() && properties_of(again).is_of_host());
+        assert_eq!([cuMemRelease(again), cuMemRelease(handle)], [0; 2]);
+    }
+}
+
 #[test]
 fn segments_are_mapped_where_addresses_were_reserved() {
     enter(0);
@@ -223,6 +247,7 @@ fn segments_are_mapped_where_addresses_were_reserved() {
         let again =
             made(|to| cuMemImportFromShareableHandle(out(to), fd as usize as *mut c_void, 1)).expect("the same");
         libc::close(fd);
+        assert!(!properties_of(again).is_of_host());
         assert_eq!(cuMemMap(at + BYTES as u64, BYTES, 0, again, 0), 0);
         assert_eq!(cuMemSetAccess(at, 2 * BYTES, In::to(&access), 1), 0);
         assert_eq!(read(at + BYTES as u64 + 8), 9);

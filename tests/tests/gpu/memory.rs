@@ -9,8 +9,8 @@ use std::time::Duration;
 use anyhow::{bail, ensure};
 use bytemuck::Zeroable;
 use mccs_cuda::{
-    DeviceAddress, DeviceMemory, IpcHandle, MappedMemory, OwnedStream, PooledMemory, Shared, copy_from_host,
-    copy_to_host, gpus,
+    Allocation, Context, DeviceAddress, DeviceMemory, IpcHandle, MappedMemory, OwnedStream, PooledMemory, Shared,
+    copy_from_host, copy_to_host, gpus,
 };
 use mccs_eval::workload::{Call, POISON};
 use mccs_ipc::command::{BufferRef, Command, Completion, Opcode};
@@ -45,15 +45,17 @@ enum Kind {
     Segment,
     Segments,
     NotShared,
+    OfHost,
     Pooled,
 }
 
 impl Kind {
-    const ALL: [Kind; 5] = [Kind::Allocated, Kind::Segment, Kind::Segments, Kind::NotShared, Kind::Pooled];
+    const ALL: [Kind; 6] =
+        [Kind::Allocated, Kind::Segment, Kind::Segments, Kind::NotShared, Kind::OfHost, Kind::Pooled];
 
-    /// Whether no other process can open it.
+    /// Whether no other process can open it, or the service does not.
     fn is_copied(self) -> bool {
-        matches!(self, Kind::NotShared | Kind::Pooled)
+        matches!(self, Kind::NotShared | Kind::OfHost | Kind::Pooled)
     }
 
     fn memory(self, stream: &OwnedStream, bytes: usize) -> anyhow::Result<Memory<'_>> {
@@ -67,6 +69,13 @@ impl Kind {
                 mapped(&SEGMENTS.map(|bytes| bytes * unit), Shared::ByDescriptor)?
             }
             Kind::NotShared => mapped(&[bytes], Shared::No)?,
+            Kind::OfHost => {
+                let (allocation, bytes) = Allocation::of_host(context, bytes)?;
+                let mut memory = MappedMemory::reserve(context, bytes)?;
+                memory.map(&allocation, bytes)?;
+                memory.open()?;
+                Memory::Mapped(memory)
+            }
             Kind::Pooled => Memory::Pooled(PooledMemory::new(stream, bytes)?),
         })
     }
@@ -398,6 +407,10 @@ fn memory_that_is_not_ones_own_is_refused() {
     assert!(failed.contains("registered memory cannot be opened: cuMemImportFromShareableHandle"), "{failed}");
     let refused = attempt(&service, by_descriptor(|| Mapping::create("x", 2 << 20).expect("memory").0));
     assert!(refused.contains("a descriptor of something else"), "{refused}");
+    let context = Context::primary(&gpus().expect("GPUs")[0]).expect("a context");
+    let (of_host, _) = Allocation::of_host(&context, 2 << 20).expect("memory of the host");
+    let failed = attempt(&service, by_descriptor(|| of_host.export().expect("a descriptor")));
+    assert!(failed.contains("registered memory is not that of a GPU of this service's"), "{failed}");
 
     std::fs::write(&until, "").expect("written");
     other.ends_well();

@@ -89,11 +89,12 @@ impl Parts {
         let streams = || ranks.iter().map(|gpu| OwnedStream::new(&gpus.gpus[*gpu].1)).collect::<Result<Vec<_>, _>>();
         let keep_streams = if gpus.kernels.is_empty() { Vec::new() } else { streams()? };
         let streams = streams()?;
+        let by_events = ranks.iter().filter(|_| by_events);
+        let promises = by_events.map(|gpu| Promises::new(&gpus.gpus[*gpu].1)).collect::<Result<_, _>>()?;
+        // Last: to undo it may wait for streams, which the calling thread must not.
         // SAFETY: the page is mapped longer than it is registered: parts are dropped in order.
         let registration =
             unsafe { HostRegistration::register(&gpus.gpus[ranks[0]].1, page.as_ptr(), DIRECT_PAGE_BYTES as usize)? };
-        let by_events = ranks.iter().filter(|_| by_events);
-        let promises = by_events.map(|gpu| Promises::new(&gpus.gpus[*gpu].1)).collect::<Result<_, _>>()?;
         Ok(Parts { promises, streams, keep_streams, registration, page: Arc::clone(page) })
     }
 }

@@ -175,6 +175,8 @@ pub(super) enum ImportError {
     OverQuota(#[from] OverQuota),
     #[error("registered memory has {actual} bytes, and {said} were registered")]
     TooShort { actual: u64, said: u64 },
+    #[error("registered memory is not that of a GPU of this service's")]
+    OfNoGpu,
     #[error("registered memory could not be imported before")]
     RefusedBefore,
 }
@@ -236,7 +238,7 @@ impl Imports {
     /// Maps segments. The driver refuses what has fewer bytes than was said.
     fn map(&self, gpus: &Gpus, gpu: usize, region: &GpuRegion, segments: &Segments) -> Result<Open, ImportError> {
         let context = &gpus.gpus[gpu].1;
-        let imported = segments.import(context, &self.frees)?;
+        let imported = segments.import(gpus, gpu, &self.frees)?;
         let charge = region.owner.charge(Resource::Imports, imported.len() as u64)?;
         let mut memory = MappedMemory::reserve(context, region.bytes as usize)?;
         let mapped = imported.iter().try_for_each(|(allocation, bytes)| memory.map(allocation, *bytes));

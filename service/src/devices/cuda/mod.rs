@@ -33,7 +33,7 @@ use mccs_cuda::{Context, DriverError, Gpu, Kernels, Unavailable, gpus_or_faults}
 use mccs_ipc::direct::{DIRECT_RANKS_MAX, Execution, GpuUuid};
 use mccs_ipc::large::EnginesFrom;
 use mccs_ipc::types::{CollectiveKind, Handle};
-use mccs_kernels::cuda::reduce_functions;
+use mccs_kernels::cuda::{CAPABILITY_MIN, functions, reduce_functions};
 
 pub use self::engines::CopyEngines;
 use self::engines::Flight;
@@ -134,8 +134,8 @@ pub struct Gpus {
 }
 
 impl Gpus {
-    /// Looks for GPUs: those that `names` names, by UUID or PCI bus id; all, if it names none. What does not work is left out, and told of in a
-    /// line each ([`Gpus::faults`]).
+    /// Looks for GPUs: those that `names` names, by UUID or PCI bus id; all, if it names none. What does not work, or does not run the kernels, is
+    /// left out, and told of in a line each ([`Gpus::faults`]).
     ///
     /// # Errors
     /// [`NoCuda`], with what is missing.
@@ -151,9 +151,9 @@ impl Gpus {
         let named = choose(all, names, &mut faults)?;
         let mut gpus = Vec::with_capacity(named.len());
         for gpu in named {
-            match Context::primary(&gpu) {
+            match open(&gpu) {
                 Ok(context) => gpus.push((gpu, context)),
-                Err(error) => faults.push(format!("GPU {} ({}): {error}", gpu.id, gpu.pci_bus_id)),
+                Err(unusable) => faults.push(format!("GPU {} ({}): {unusable}", gpu.id, gpu.pci_bus_id)),
             }
         }
         faults.iter().for_each(|fault| tracing::warn!("a GPU is left out: {fault}"));
@@ -215,6 +215,31 @@ impl Gpus {
             }
         })
     }
+}
+
+/// Why a GPU is left out.
+#[derive(Debug, thiserror::Error)]
+enum Unusable {
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+    #[error("compute capability {major}.{minor}; {}.{} or newer is needed", CAPABILITY_MIN.0, CAPABILITY_MIN.1)]
+    TooOld { major: u32, minor: u32 },
+    #[error("it does not load the kernels: {0}")]
+    NoKernels(DriverError),
+}
+
+/// A GPU's context, where kernels run: ranks load all of them when they join, and the service some. Without kernels in this binary nothing is asked,
+/// since no GPU is of use then.
+fn open(gpu: &Gpu) -> Result<Context, Unusable> {
+    let Some(image) = mccs_kernels::cuda::IMAGE else { return Ok(Context::primary(gpu)?) };
+    if gpu.capability < CAPABILITY_MIN {
+        let (major, minor) = gpu.capability;
+        return Err(Unusable::TooOld { major, minor });
+    }
+    let context = Context::primary(gpu)?;
+    // With one of them: a driver may put off looking into the image until then.
+    Kernels::load(&context, image, functions().take(1)).map_err(Unusable::NoKernels)?;
+    Ok(context)
 }
 
 /// The GPUs that are named, in the order of the names. One that is none of them may be one that does not answer, where there are such: that is a fault, too.

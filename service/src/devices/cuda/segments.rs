@@ -1,13 +1,15 @@
 //! Segments of a tenant's GPU memory, as it has named them: by a descriptor each, which is kept until the memory is imported.
 //!
-//! Whoever has the descriptor may have the memory: nothing else is asked for. What it is a descriptor of the driver says when it imports it, on the
-//! set-up thread; that it is one of a device's is looked at before, since a file of a tenant's own could keep whoever touches it.
+//! Whoever has the descriptor may have the memory, if it is that of a GPU of the service's: nothing else is asked for. What it is a descriptor of the
+//! driver says when it has imported it, on the set-up thread; that it is one of a device's is looked at before, since a file of a tenant's own could keep
+//! whoever touches it.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use mccs_cuda::{Allocation, Context};
+use mccs_cuda::Allocation;
 
+use super::Gpus;
 use super::frees::Frees;
 use super::imports::ImportError;
 use crate::tenants::{Charge, OverQuota, Resource, Tenant};
@@ -96,23 +98,26 @@ impl Segments {
         Segments { named: Mutex::new(named), imported: OnceLock::new() }
     }
 
-    /// The memory, with the bytes of each. Called on the set-up thread.
-    pub(super) fn import(&self, context: &Context, frees: &Frees) -> Result<&[(Allocation, usize)], ImportError> {
+    /// The memory, with the bytes of each, for a GPU. Called on the set-up thread.
+    pub(super) fn import(&self, gpus: &Gpus, gpu: usize, frees: &Frees) -> Result<&[(Allocation, usize)], ImportError> {
         if let Some(imported) = self.imported.get() {
             return Ok(imported);
         }
         let named = std::mem::take(&mut *self.named.lock().unwrap_or_else(PoisonError::into_inner));
-        let _entered = context.enter()?;
+        let _entered = gpus.gpus[gpu].1.enter()?;
         let mut imported = Vec::with_capacity(named.len());
-        for segment in &named {
-            let Some(fd) = &segment.fd else { continue };
-            match Allocation::import(fd.as_fd()) {
-                Ok(allocation) => imported.push((allocation, segment.bytes as usize)),
-                Err(error) => {
-                    frees.free(imported);
-                    return Err(error.into());
-                }
-            }
+        let mut import = |segment: &Segment| -> Result<(), ImportError> {
+            let Some(fd) = &segment.fd else { return Ok(()) };
+            let allocation = Allocation::import(fd.as_fd())?;
+            let of = allocation.gpu();
+            // What is refused goes the way of the others.
+            imported.push((allocation, segment.bytes as usize));
+            let is_known = of?.is_some_and(|of| gpus.gpus.iter().any(|(gpu, _)| gpu.ordinal() == of));
+            if is_known { Ok(()) } else { Err(ImportError::OfNoGpu) }
+        };
+        if let Err(error) = named.iter().try_for_each(&mut import) {
+            frees.free(imported);
+            return Err(error);
         }
         if imported.is_empty() {
             return Err(ImportError::RefusedBefore);

@@ -10,7 +10,7 @@ use mccs_cuda::{DeviceAddress, DeviceMemory, DriverError, OwnedStream};
 use mccs_ipc::direct::{AreaName, DirectPage, DirectShare, Execution};
 use mccs_ipc::large::LargeLayout;
 use mccs_ipc::types::Handle;
-use mccs_kernels::cuda::AreaLayout;
+use mccs_kernels::cuda::{AreaLayout, MESSAGES_MAX};
 
 use super::engines::{CopyEngines, Flight, Parts};
 use super::frees::Frees;
@@ -21,7 +21,7 @@ use super::queues::Holder;
 use super::spares::{Shape, Spares};
 use super::strategies::{Abilities, GpuStrategy, Strategies};
 use super::{CudaOptions, Gpus, NoCuda, Prepared, issue};
-use crate::devices::{Areas, Counted, DirectGroup, Ended};
+use crate::devices::{Areas, Counted, DirectGroup, Ended, NUMBERS_MAX};
 use crate::engines::proxy::ProxyMessage;
 use crate::tenants::Charge;
 
@@ -198,13 +198,18 @@ impl Setup {
     }
 
     fn read(&self, areas: &AreasInUse) -> Result<Vec<Counted>, DriverError> {
-        let counted = areas.memory.areas.iter().map(|(gpu, area)| {
+        let nranks = areas.memory.areas.len() as u32;
+        let layout = AreaLayout::initial(nranks.max(2));
+        let counted = (0..nranks).zip(&areas.memory.areas).map(|(rank, (gpu, area))| {
             // SAFETY: the area is mapped while it is held, in its GPU's context, which is the stream's.
-            let read = |offset| unsafe { self.streams[*gpu].read_word(area.address() + offset) }.map(AreaLayout::ended);
-            Ok(Counted {
-                operations: read(AreaLayout::COUNTER_OFFSET)?,
-                groups: read(AreaLayout::POINTS_COUNTER_OFFSET)?,
-            })
+            let read = |offset| unsafe { self.streams[*gpu].read_word(area.address() + offset) };
+            let ended = |offset| read(offset).map(AreaLayout::ended);
+            let groups = ended(AreaLayout::POINTS_COUNTER_OFFSET)?;
+            let may_be_many = groups > NUMBERS_MAX / MESSAGES_MAX as u64;
+            let sent_to =
+                (0..nranks).filter(|peer| *peer != rank && may_be_many).map(|peer| layout.messages_sent_offset(peer));
+            let messages = sent_to.map(read).collect::<Result<Vec<_>, _>>()?.into_iter().max().unwrap_or(0);
+            Ok(Counted { operations: ended(AreaLayout::COUNTER_OFFSET)?, groups, messages })
         });
         counted.collect()
     }
@@ -251,27 +256,33 @@ impl Setup {
         let tenant = charges.first().map_or("", |charge| charge.tenant()).to_owned();
         let shape = Shape { tenant, gpus: gpus.into(), area_bytes };
         let Kit { engines, areas: used } = self.spare(&shape).unwrap_or(Kit { engines: None, areas: Vec::new() });
-        let (fd, page, parts) = match engines {
-            Some((fd, parts)) => (fd, Arc::clone(parts.page()), Some(parts)),
-            None => DirectPage::create().map(|(fd, page)| (fd, Arc::new(page), None))?,
-        };
-        let kept = large.map(|_| fd.try_clone()).transpose().map_err(PrepareError::Descriptors)?;
+        // First, so that what there is goes to the thread that frees, whatever fails below: this one must not wait.
         let mut memory = Memory {
             areas: used,
             charges,
             shape,
-            page: kept,
-            parts: Mutex::new(parts),
+            page: None,
+            parts: Mutex::default(),
             is_left: AtomicBool::new(false),
             spares: Arc::clone(&self.spares),
             frees: self.frees.clone(),
         };
+        let (fd, page) = match engines {
+            Some((fd, parts)) => {
+                let page = Arc::clone(parts.page());
+                *memory.parts() = Some(parts);
+                (fd, page)
+            }
+            None => DirectPage::create().map(|(fd, page)| (fd, Arc::new(page)))?,
+        };
+        memory.page = large.map(|_| fd.try_clone()).transpose().map_err(PrepareError::Descriptors)?;
         let mut areas = Vec::new();
         for (rank, number) in gpus.iter().enumerate() {
             let (gpu, context) = &self.gpus.gpus[*number];
             let failed = |error| PrepareError::Driver { rank, gpu: gpu.id.to_string(), error };
             if memory.areas.len() <= rank {
-                memory.areas.push((*number, DeviceMemory::zeroed(context, area_bytes as usize).map_err(failed)?));
+                memory.areas.push((*number, DeviceMemory::new(context, area_bytes as usize).map_err(failed)?));
+                memory.areas[rank].1.zero(&self.streams[*number]).map_err(failed)?;
             }
             let ipc_handle = memory.areas[rank].1.export().map_err(failed)?;
             areas.push(AreaName { ipc_handle: ipc_handle.0.to_vec(), gpu: gpu.id.0 });

@@ -10,14 +10,16 @@ use mccs_kernels::cuda::contradiction;
 
 use super::ProxyEngine;
 use super::comm::{Comm, Failure, Member};
-use crate::devices::DirectGroup;
 use crate::devices::cuda::CopyEngines;
+use crate::devices::{DirectGroup, NUMBERS_MAX};
 
 /// How often GPUs are looked at in the time that an operation may wait.
 const LOOKS: u32 = 4;
 /// And after what time at the latest: a GPU that is lost while operations are under way is told of within it. A look is two copies of 8 bytes a rank, some tens of
-/// microseconds of the thread that sets up, and none where nothing is under way.
+/// microseconds of the thread that sets up, and none where nothing is known to be under way, but for every [`ASK_ALL_EVERY`]th.
 const LOOK_AFTER_MAX: Duration = Duration::from_secs(5);
+/// So often all are asked: of graphs that hold sends and receives alone, or have come and gone since the last look, nobody else knows how often they ran.
+const ASK_ALL_EVERY: u64 = 8;
 /// From asking GPUs how far they are to looking at the answer: a few times what it takes.
 const ANSWER_WITHIN: Duration = Duration::from_millis(5);
 
@@ -101,8 +103,10 @@ impl ProxyEngine {
         let comms: Vec<_> = self.comms.iter().filter_map(of_gpus).collect();
         if let Look::Ask(_) = look {
             self.look_at_gpus = (!comms.is_empty()).then(|| Look::Judge(now + ANSWER_WITHIN));
-            let live = comms.iter().filter_map(|comm| self.comms.get(*comm));
-            live.filter(|live| live.may_run_on_gpus()).for_each(|live| live.info.ask());
+            self.asks_of_gpus += 1;
+            let asks_all = self.asks_of_gpus.is_multiple_of(ASK_ALL_EVERY);
+            let live = comms.iter().filter_map(|comm| self.comms.get(*comm)).filter(|live| live.failure.is_none());
+            live.filter(|live| asks_all || live.may_run_on_gpus()).for_each(|live| live.info.ask());
             return;
         }
         let timeout = self.timeouts.operation;
@@ -114,6 +118,8 @@ impl ProxyEngine {
                 self.kill(comm, failure);
             } else if let Some(fault) = fault {
                 self.kill(comm, Failure::new(ErrorClass::System, format!("a GPU does not say how far it is: {fault}")));
+            } else if let Some(failure) = live.out_of_numbers().filter(|_| live.failure.is_none()) {
+                self.kill(comm, failure);
             } else if let (Some(since), Some(timeout)) = (live.direct_waits_since(now), timeout)
                 && since + timeout <= now
             {
@@ -137,9 +143,9 @@ impl DirectGroup {
 }
 
 impl Comm {
-    /// Whether something may be under way on its GPUs, as far as is known. What is in graphs nobody counts.
+    /// Whether something may be under way on its GPUs, as far as is known. What is in graphs only GPUs count.
     fn may_run_on_gpus(&self) -> bool {
-        let Some(direct) = self.info.direct.as_ref().filter(|_| self.failure.is_none()) else { return false };
+        let Some(direct) = self.info.direct.as_ref() else { return false };
         let (seen, groups) = direct.seen(self.nranks());
         let large = direct.large().map_or((0, 0), |large| large.begun_and_ended());
         let runs = seen.iter().chain(&groups).chain([&large]).any(|(begun, ended)| begun > ended);
@@ -176,6 +182,24 @@ impl Comm {
     pub(super) fn contradiction(&self) -> Option<Failure> {
         let fault = self.info.direct.as_ref()?.page().fault()?;
         let message = contradiction(fault.sender, fault.came, fault.receiver, fault.expected);
+        Some(Failure::new(ErrorClass::InvalidUsage, message))
+    }
+
+    /// Why it ends, if a rank's kernels are about to run out of numbers. Ranks count what they call themselves; what graphs replay only GPUs do.
+    fn out_of_numbers(&self) -> Option<Failure> {
+        let direct = self.info.direct.as_ref()?;
+        let of_rank = |rank| {
+            let counts = [
+                (direct.ended(rank), "operations"),
+                (direct.groups_ended(rank), "groups of sends and receives"),
+                (direct.messages_sent(rank), "messages to another rank"),
+            ];
+            counts.into_iter().find(|(count, _)| *count > NUMBERS_MAX).map(|(count, what)| (rank, count, what))
+        };
+        let (rank, count, what) = (0..self.nranks()).find_map(of_rank)?;
+        let message = format!(
+            "rank {rank} has done {count} {what}, replays of graphs included, and a communicator of GPUs has numbers for 2^32: make another before"
+        );
         Some(Failure::new(ErrorClass::InvalidUsage, message))
     }
 

@@ -10,7 +10,9 @@ use mccs_ipc::types::{CollectiveKind, DataType, RedOp, UniqueId};
 use super::*;
 use crate::collective::{Choice, CostModel, Schedule, Strategy};
 use crate::devices::cuda::{Abilities, GpuStrategy, Strategies};
-use crate::devices::{Areas, Counted, DirectGroup, Ended, FarPair, Launched, Network, Prepare, Prepared, Tag};
+use crate::devices::{
+    Areas, Counted, DirectGroup, Ended, FarPair, Launched, NUMBERS_MAX, Network, Prepare, Prepared, Tag,
+};
 use crate::engines::transport::{TransportHandle, TransportMessage};
 use crate::runtime::Sender;
 use crate::session::Session;
@@ -168,7 +170,8 @@ impl Bed {
 
     /// GPUs say that so many operations and groups of ranks have ended.
     fn tell(&self, ended: &[(u64, u64)]) {
-        let counted = ended.iter().map(|(operations, groups)| Counted { operations: *operations, groups: *groups });
+        let counted =
+            ended.iter().map(|(operations, groups)| Counted { operations: *operations, groups: *groups, messages: 0 });
         *self.told.lock().expect("no test panics with it") = Some(Ok(counted.collect()));
     }
 
@@ -410,6 +413,38 @@ fn gpus_are_looked_at_within_seconds_also_where_operations_may_wait_for_ever() {
     page.begin_graph(1);
     bed.look_at_gpus();
     assert_eq!(direct.ended(0), 9);
+}
+
+/// Replays are counted by GPUs alone, and go on when all numbers have been used: then packets of 2^32 operations ago are taken for new ones.
+#[test]
+fn a_communicator_ends_before_its_numbers_do() {
+    let counts: [fn(u64) -> Counted; 3] = [
+        |operations| Counted { operations, ..Counted::default() },
+        |groups| Counted { groups, ..Counted::default() },
+        |messages| Counted { messages, ..Counted::default() },
+    ];
+    for (counted, what) in counts.into_iter().zip(["operations", "groups of sends", "messages to another rank"]) {
+        let mut bed = Bed::new(Execution::Ranks, 2);
+        let says = |bed: &Bed, count| {
+            *bed.told.lock().expect("no test panics with it") = Some(Ok(vec![Counted::default(), counted(count)]));
+        };
+        // Nothing was called, and no graph is known of: they are asked all the same, now and then.
+        says(&bed, NUMBERS_MAX);
+        (0..8).for_each(|_| bed.look_at_gpus());
+        assert_eq!(bed.failure(), None);
+        says(&bed, NUMBERS_MAX + 1);
+        (0..8).for_each(|_| bed.look_at_gpus());
+        let failure = bed.failure().expect("it has ended");
+        assert!(failure.starts_with(&format!("rank 1 has done {} {what}", NUMBERS_MAX + 1)), "{failure}");
+        assert!(bed.comm().direct.as_ref().expect("on GPUs").page().is_aborted());
+    }
+    // While there is a graph at the next look.
+    let mut bed = Bed::new(Execution::Ranks, 2);
+    let comm = bed.comm();
+    assert!(comm.direct.as_ref().expect("on GPUs").page().begin_graph(1));
+    bed.tell(&[(NUMBERS_MAX + 1, 0); 2]);
+    bed.look_at_gpus();
+    assert!(bed.failure().is_some());
 }
 
 #[test]

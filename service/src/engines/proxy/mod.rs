@@ -113,6 +113,8 @@ pub struct ProxyEngine {
     look_for_late_at: Option<Instant>,
     /// When to look at communicators of GPUs next, while there are any.
     look_at_gpus: Option<Look>,
+    /// How often GPUs were asked.
+    asks_of_gpus: u64,
     /// Tenants cause these lines.
     log_budget: LogBudget,
     /// Streams that wait for GPUs.
@@ -157,6 +159,7 @@ impl ProxyEngine {
             timeouts,
             look_for_late_at: None,
             look_at_gpus: None,
+            asks_of_gpus: 0,
             log_budget: LogBudget::default(),
             gates: Gates::default(),
             setups: cluster.map(|cluster| Setups::new(cluster, terms)),

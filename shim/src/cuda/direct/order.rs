@@ -1,7 +1,8 @@
 //! The order of a rank's kernels in the caller's streams.
 //!
 //! Kernels of a communicator use the same areas, so one that is launched into another stream than the one before has to wait for
-//! it: for its count in GPU memory, or, once launches went into graphs and only the GPU knows how many have run, for an event.
+//! it: for its count in GPU memory, or for an event, once launches went into graphs and only the GPU knows how many have run, and
+//! where streams cannot wait for words.
 
 use mccs_cuda::{Context, DeviceAddress, Event, RawStream};
 use mccs_kernels::cuda::AreaLayout;
@@ -12,14 +13,16 @@ use crate::cuda::cuda_error;
 /// Collectives have one, and sends and receives another: between the two there is no order.
 pub(super) struct LaunchOrder {
     so_far: SoFar,
-    /// Recorded behind every launch since the first that went into a graph.
+    /// Recorded behind every launch since the first that went into a graph, or from the first on where streams have no words.
     last_launch: Event,
     has_left: bool,
 }
 
 /// What says how the next launch comes behind the others.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct SoFar {
+    /// Whether the driver has streams wait for words.
+    has_words: bool,
     /// The stream, by its id, that comes behind all of them.
     last_stream: Option<u64>,
     /// Whether launches went into graphs.
@@ -40,12 +43,23 @@ enum Before {
 }
 
 impl SoFar {
+    fn new(has_words: bool) -> Self {
+        SoFar { has_words, last_stream: None, has_captured: false, is_recorded: false }
+    }
+
+    /// Whether a launch is recorded, for those after it.
+    fn records(&self) -> bool {
+        self.has_captured || !self.has_words
+    }
+
     fn before(&self, stream: u64) -> Before {
         match self.last_stream {
             None => Before::Nothing,
             Some(last) if last == stream => Before::Nothing,
             Some(_) if self.is_recorded => Before::Event,
-            Some(_) => Before::Count,
+            Some(_) if self.has_words => Before::Count,
+            // All are recorded: so none was launched.
+            Some(_) => Before::Nothing,
         }
     }
 }
@@ -53,7 +67,7 @@ impl SoFar {
 impl LaunchOrder {
     pub(super) fn new(context: &Context) -> Result<Self, Error> {
         let last_launch = Event::new(context, false).map_err(cuda_error)?;
-        Ok(LaunchOrder { so_far: SoFar::default(), last_launch, has_left: false })
+        Ok(LaunchOrder { so_far: SoFar::new(context.gpu().has_stream_words), last_launch, has_left: false })
     }
 
     /// Whether launches went into graphs.
@@ -99,7 +113,7 @@ impl LaunchOrder {
     /// # Safety
     /// The stream must live.
     pub(super) unsafe fn launched(&mut self, stream: RawStream) -> Result<(), Error> {
-        if self.so_far.has_captured {
+        if self.so_far.records() {
             // SAFETY: the caller's contract.
             unsafe { self.last_launch.record(stream) }.map_err(cuda_error)?;
             self.so_far.is_recorded = true;
@@ -124,13 +138,25 @@ mod tests {
 
     #[test]
     fn a_launch_waits_for_those_in_another_stream_only() {
-        let mut so_far = SoFar::default();
+        let mut so_far = SoFar::new(true);
+        assert!(!so_far.records());
         assert_eq!(so_far.before(1), Before::Nothing);
         so_far.last_stream = Some(1);
         assert_eq!([1, 2].map(|stream| so_far.before(stream)), [Before::Nothing, Before::Count]);
         // A count does not tell any more, but nothing else was recorded yet.
         so_far.has_captured = true;
+        assert!(so_far.records());
         assert_eq!(so_far.before(2), Before::Count);
+        so_far.is_recorded = true;
+        assert_eq!([1, 2].map(|stream| so_far.before(stream)), [Before::Nothing, Before::Event]);
+    }
+
+    #[test]
+    fn without_words_every_launch_is_recorded_and_waited_for() {
+        let mut so_far = SoFar::new(false);
+        assert!(so_far.records());
+        so_far.last_stream = Some(1);
+        assert_eq!(so_far.before(2), Before::Nothing, "its launch was refused");
         so_far.is_recorded = true;
         assert_eq!([1, 2].map(|stream| so_far.before(stream)), [Before::Nothing, Before::Event]);
     }

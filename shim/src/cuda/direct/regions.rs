@@ -214,6 +214,10 @@ fn register_segments(member: &Member, range: &Range<DeviceAddress>) -> Result<Re
         }
         segments.push(next);
     }
+    let of_gpus = segments.iter().map(|segment| segment.allocation.gpu()).collect::<Result<Vec<_>, _>>();
+    if of_gpus.map_err(cuda_error)?.contains(&None) {
+        return Err(Error::no_cuda("memory that is no GPU's is not opened by the service"));
+    }
     let requests = &member.client.0.requests;
     for (number, some) in segments.chunks(MESSAGE_FDS_MAX).enumerate() {
         let fds: Vec<OwnedFd> =

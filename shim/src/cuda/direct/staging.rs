@@ -24,7 +24,7 @@ enum Block {
 impl Block {
     fn new(context: &Context, bytes: usize) -> Result<Self, Error> {
         let mapped = MappedMemory::new(context, &[bytes], Shared::ByDescriptor).map(Block::Mapped);
-        mapped.or_else(|_| DeviceMemory::zeroed(context, bytes).map(Block::Allocated)).map_err(cuda_error)
+        mapped.or_else(|_| DeviceMemory::new(context, bytes).map(Block::Allocated)).map_err(cuda_error)
     }
 
     fn place(&self) -> (DeviceAddress, usize) {

@@ -7,7 +7,8 @@
 //! A replay needs its commands anew, and only the GPU knows of it. So a graph calls back, on a thread of the driver's. That takes some
 //! 45 us, and therefore happens once for many pieces: they start as the GPU comes to them, whenever their commands were sent. Their
 //! kernels read from a word which operations they have become. A group of sends and receives is called back for once, before its lanes
-//! fork.
+//! fork. What a graph calls back for is kept until the driver says that it has gone with all that was made of it; then the next capture drops it, since
+//! the thread that says so must not call the driver.
 //!
 //! Commands of replays come in the order of the GPU's work, other calls' in the order of the calls, and the two may differ from rank
 //! to rank: so replays have a communicator of their own. It is in a session of its own, too: a call that waits for room among the
@@ -15,9 +16,10 @@
 //! ranks in turn.
 
 use std::ffi::c_void;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 
-use mccs_cuda::{Context, Event, RawStream};
+use mccs_cuda::{Capture, Context, Event, RawStream};
 use mccs_ipc::protocol::{Request, Response};
 use mccs_ipc::types::UniqueId;
 
@@ -94,13 +96,18 @@ pub(super) struct Captured {
     batches: Mutex<Batches>,
 }
 
-/// All batches of all graphs.
+/// All batches of graphs that have not gone.
+#[derive(Default)]
 struct Batches {
     /// Graphs have their addresses.
     #[allow(clippy::vec_box, reason = "graphs have the addresses, which must stay")]
     all: Vec<Box<Batch>>,
+    /// How many there have been.
+    opened: u64,
     /// Whether the last one takes more collectives.
     is_open: bool,
+    /// Whether the graph of the last capture has gone.
+    has_gone: Arc<AtomicBool>,
 }
 
 /// Joins the communicator of replays, and knows whether it works.
@@ -125,6 +132,8 @@ pub(super) enum Command {
 /// Commands that are sent together.
 struct Batch {
     replayer: Arc<Replayer>,
+    /// Whether nothing calls it any more.
+    has_gone: Arc<AtomicBool>,
     /// Which word of each part says the ticket of its first.
     word: u64,
     parts: Mutex<Vec<Part>>,
@@ -159,9 +168,8 @@ impl Captured {
             .name("mccs-join".into())
             .spawn(join)
             .map_err(|error| Error::System(format!("cannot start a thread: {error}")))?;
-        let batches = Mutex::new(Batches { all: Vec::new(), is_open: false });
         let last_call = Event::new(context, false).map_err(cuda_error)?;
-        Ok(Captured { client, gated, replayer, pieces: 0, last: None, last_call, batches })
+        Ok(Captured { client, gated, replayer, pieces: 0, last: None, last_call, batches: Mutex::default() })
     }
 
     /// The session of replays.
@@ -177,21 +185,33 @@ impl Captured {
     /// Begins a call: pieces of a graph go one behind the other, in whatever streams they are captured.
     ///
     /// # Safety
-    /// The stream must live, and be of this capture.
-    pub(super) unsafe fn begin(&mut self, stream: RawStream, capture: u64) -> Result<(), Error> {
+    /// The stream must live, and be of this capture, which goes on.
+    pub(super) unsafe fn begin(&mut self, stream: RawStream, capture: Capture) -> Result<(), Error> {
         if let Some(Err(error)) = &*locked(&self.replayer.joined) {
             return Err(error.clone());
         }
         match self.last {
-            Some((last, other)) if last == capture => {
+            Some((last, other)) if last == capture.id => {
                 if other != stream {
                     // SAFETY: the caller's contract is passed on, as in the whole of this file.
                     unsafe { stream.wait(&self.last_call) }.map_err(cuda_error)?;
                 }
             }
-            _ => locked(&self.batches).is_open = false,
+            _ => {
+                let mut batches = locked(&self.batches);
+                batches.begin();
+                let has_gone = Arc::clone(&batches.has_gone);
+                let go = move || has_gone.store(true, Ordering::Release);
+                if capture.is_valid() {
+                    // SAFETY: the caller's contract.
+                    unsafe { capture.when_gone(go) }.map_err(cuda_error)?;
+                } else {
+                    // The driver takes nothing any more.
+                    go();
+                }
+            }
         }
-        self.last = Some((capture, stream));
+        self.last = Some((capture.id, stream));
         Ok(())
     }
 
@@ -255,17 +275,31 @@ impl Captured {
 }
 
 impl Batches {
+    /// Begins another capture. What graphs that have gone had is dropped here.
+    fn begin(&mut self) {
+        self.is_open = false;
+        self.has_gone = Arc::default();
+        self.all.retain(|batch| !batch.has_gone.load(Ordering::Acquire));
+    }
+
     /// Begins another batch, which is sent whenever a stream that is captured comes here.
     ///
     /// # Safety
     /// As [`Captured::enqueue`].
     unsafe fn open(&mut self, replayer: &Arc<Replayer>, stream: RawStream) -> Result<(), Error> {
-        let word = self.all.len() as u64;
-        let batch = Box::new(Batch { replayer: Arc::clone(replayer), word, parts: Mutex::default() });
-        let at = (&raw const *batch).cast_mut().cast::<c_void>();
-        self.all.push(batch);
-        // SAFETY: as above; what `at` leads to is kept by the captured communicator, and shared.
+        let at = self.add(replayer).cast_mut().cast::<c_void>();
+        // SAFETY: as above; what `at` leads to is kept until the graph has gone, and shared.
         unsafe { stream.call(send_again, at) }.map_err(cuda_error)
+    }
+
+    /// Keeps another batch, and says where.
+    fn add(&mut self, replayer: &Arc<Replayer>) -> *const Batch {
+        let (replayer, has_gone) = (Arc::clone(replayer), Arc::clone(&self.has_gone));
+        let batch = Box::new(Batch { replayer, has_gone, word: self.opened, parts: Mutex::default() });
+        let at = &raw const *batch;
+        self.all.push(batch);
+        self.opened += 1;
+        at
     }
 
     /// Adds a command to the last batch. Returns its index among those of its stream there, and its ticket.
@@ -363,5 +397,47 @@ fn join(client: &Client, identity: Identity) -> Result<Arc<Communicator>, Error>
             Ok(Arc::new(Communicator::new(client.clone(), comm, rank, nranks, None)))
         }
         (other, _) => Err(unexpected(&other)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn replayer() -> Arc<Replayer> {
+        Arc::new(Replayer {
+            joined: Mutex::default(),
+            has_joined: Condvar::new(),
+            failure: OnceLock::new(),
+            sending: Mutex::default(),
+        })
+    }
+
+    #[test]
+    fn what_graphs_have_goes_with_them_at_the_next_capture() {
+        let (replayer, mut batches) = (replayer(), Batches::default());
+        let capture = |batches: &mut Batches, count: usize| {
+            batches.begin();
+            for _ in 0..count {
+                batches.add(&replayer);
+            }
+            Arc::clone(&batches.has_gone)
+        };
+        let first = capture(&mut batches, 3);
+        let second = capture(&mut batches, 2);
+        let words = |batches: &Batches| batches.all.iter().map(|batch| batch.word).collect::<Vec<_>>();
+        assert_eq!(words(&batches), [0, 1, 2, 3, 4]);
+        first.store(true, Ordering::Release);
+        assert_eq!(batches.all.len(), 5, "only a capture drops them");
+        batches.begin();
+        assert_eq!(words(&batches), [3, 4]);
+        second.store(true, Ordering::Release);
+        // Captured again and again, they do not become more; words go on.
+        for _ in 0..1000 {
+            capture(&mut batches, 2).store(true, Ordering::Release);
+            assert_eq!(batches.all.len(), 2);
+        }
+        assert_eq!(batches.opened, 2005);
+        assert_eq!(Arc::strong_count(&replayer), 3);
     }
 }

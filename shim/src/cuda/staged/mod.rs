@@ -31,7 +31,7 @@ mod points;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use mccs_cuda::{Context, Event, RawStream};
+use mccs_cuda::{Capture, Context, Event, RawStream};
 use mccs_ipc::gate::GateAccess;
 use mccs_ipc::types::Handle;
 
@@ -140,7 +140,7 @@ impl StagedCommunicator {
         // SAFETY: the stream is the caller's, and lives; buffers are the caller's contract.
         let enqueued = unsafe {
             if let Some(capture) = stream.capture().map_err(cuda_error)? {
-                return self.captures.with(|own| Self::capture(own, call, shape, (stream, capture.id)));
+                return self.captures.with(|own| Self::capture(own, call, shape, (stream, capture)));
             }
             let id = stream.id().map_err(cuda_error)?;
             if order.last_stream.is_some_and(|last| last != id) {
@@ -159,12 +159,12 @@ impl StagedCommunicator {
     /// Enqueues a collective on a stream that is captured.
     ///
     /// # Safety
-    /// As for [`StagedCommunicator::collective`].
+    /// As for [`StagedCommunicator::collective`]. The capture must go on.
     unsafe fn capture(
         own: &mut Captured,
         call: &Call,
         shape: Shape,
-        (stream, capture): (RawStream, u64),
+        (stream, capture): (RawStream, Capture),
     ) -> Result<(), Error> {
         let mut pieces = own.pieces;
         // SAFETY: the caller's contract is passed on. `own` lives as long as the communicator.

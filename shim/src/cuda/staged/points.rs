@@ -174,7 +174,7 @@ impl StagedPoints {
         unsafe {
             if let Some(capture) = main.capture().map_err(cuda_error)? {
                 return self.captures.with(|own| {
-                    own.begin(main, capture.id)?;
+                    own.begin(main, capture)?;
                     let launched = self.launch_joined((captured, joint), By::Replaying(own), list, streams);
                     // Behind what was enqueued in spite of an error, too.
                     launched.and(own.end(main))
