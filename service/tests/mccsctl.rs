@@ -171,7 +171,7 @@ fn a_host_is_emptied_without_harm_to_who_is_at_work() {
     let another = connect().expect("this process has a session");
     let why = bed.complains(&["drain", "--wait", "0"]);
     assert!(why.contains("2 sessions with 0 communicators are left"), "{why}");
-    let why = bed.complains(&["drain", "--wait", "-1"]);
+    let why = bed.complains(&["drain", "--wait=-1"]);
     assert!(why.contains("--wait"), "{why}");
     drop((held, another));
     assert!(bed.says(&["drain", "--wait", "100"]).contains(" 0 sessions"));
