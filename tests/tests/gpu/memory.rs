@@ -359,6 +359,8 @@ fn attempt(service: &TestService, register: impl Fn(&Raw) -> Response) -> String
         if let Some(completion) = ranks[0].completions.try_pop().expect("a sound ring") {
             return completion.message();
         }
+        let arrived = ranks[0].page.as_ref().expect("a page").large_word(0, LargeWord::Arrived);
+        assert_ne!(arrived, 1, "the memory was taken");
         std::thread::sleep(Duration::from_millis(1));
     }
 }
