@@ -208,6 +208,11 @@ pub(crate) mod tests {
         assert!(Arc::ptr_eq(&first, &tenant.capped(1)) && !Arc::ptr_eq(&first, &other.capped(1)));
         let second = tenant.capped(2);
         assert!(!Arc::ptr_eq(&first, &second) && Arc::ptr_eq(&second, &tenant.capped(2)));
+        // Who hears of the cap before once more does not part those who have heard of the new one.
+        assert!(Arc::ptr_eq(&first, &tenant.capped(1)) && Arc::ptr_eq(&second, &tenant.capped(2)));
+        drop(first);
+        drop(tenant.capped(2));
+        assert_eq!(tenant.capped.lock().expect("no panic").len(), 1, "what nobody keeps to is forgotten");
     }
 
     #[test]

@@ -48,6 +48,9 @@ fn every_device_has_one_nic() {
     only(&host(&nic("l0", "0")), 4, "host[0].nic", "device 1 belongs to none");
     only(&host(&(nic("l0", "0, 1") + &nic("l1", "1"))), 9, "host[0].nic[1].devices", "already belongs to nic[0]");
     only(&host(&nic("l0", "0, 1, 2")), 6, "host[0].nic[0].devices", "device 2");
+    let without = host(&nic("l0", "0")).replace("devices = 2", "devices = 0");
+    let all = refused(&format!("{HEAD}{SWITCHES}{without}"));
+    assert!(all.iter().any(|found| found.message.contains("device 0, the host has 0")), "{all:?}");
     let text = format!("{HEAD}{SWITCHES}{}", host(&(nic("l0", "0") + &nic("l1", "1"))));
     TopologyFile::parse(&text, "topology.toml").expect("a NIC a device");
     let named = |name: &str| nic("l0", "0") + "interface = \"eth0\"\n" + &nic("l1", "1") + name;

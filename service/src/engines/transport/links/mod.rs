@@ -6,13 +6,15 @@
 //!                                    or, of a strategy to come, when it is prepared
 //! ```
 //!
-//! A link leads from one program of a schedule to another, on a channel (`key.rs`), a way through the network (`ways.rs`). Both hosts
+//! A link leads from one program of a schedule to another, on a channel (`key.rs`), a way through the network (`ways.rs`), and sends as fast as its
+//! communicator's pace lets it (`paced.rs`). Both hosts
 //! run the same schedules, so the one knows to connect and the other to accept without asking. Links of two epochs share nothing but
 //! the listener: those of the next are there before those of the last go.
 //!
 //! Deliberately absent: what is sent (jobs know), and which failure is whose fault (the proxy engine knows more).
 
 mod key;
+mod paced;
 mod ways;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -23,16 +25,16 @@ use mccs_config::service::TransportKind;
 
 use self::key::first_number;
 pub use self::key::{EPOCH_MAX, LinkKey, LinksId};
+pub use self::paced::PaceHere;
+use self::paced::Paced;
 use self::ways::detours;
 pub use self::ways::{NextEpoch, PeerHost, Peers, Ways};
 use super::channel::ChannelFault;
-use super::pace::{Bucket, Pace, SharedBucket};
 use super::path_words::{PathWord, PathWords};
 use crate::exchange::protocol::Name;
 use crate::runtime::{Context, Progress};
 use crate::telemetry::LogBudget;
 use crate::telemetry::flows::{FlowMeter, FlowName, FlowTable, path_name};
-use crate::telemetry::placed::PaceUse;
 use crate::telemetry::recorder::Recorder;
 use crate::transports::{
     Fault, FlowId, FlowOptions, FlowPath, FlowSpec, FlowState, ListenOptions, Listener, ListenerHandle, MemoryKey,
@@ -74,38 +76,6 @@ struct Sending {
     of: (u16, u16),
     /// When its next message may leave, and the bytes of that, where its tenant takes turns.
     turn: Option<(Instant, u64)>,
-}
-
-/// How a communicator's flows leave this host.
-#[derive(Clone)]
-pub struct PaceHere {
-    /// How fast, and when.
-    pub pace: Arc<Pace>,
-    /// Where it is counted what they make of it.
-    pub pace_use: Arc<PaceUse>,
-    /// What its tenant sends from here, all its communicators by all engines; where that has a cap.
-    pub tenant: Option<Arc<SharedBucket>>,
-}
-
-/// All links on a channel to a host, of whichever ranks and strategies.
-struct Paced {
-    /// What the communicator's pace says of them, in bits per second.
-    cap_bps: Option<u64>,
-    /// Point-to-point operations have one that engines share.
-    bucket: Bucket,
-}
-
-/// What holds a link back.
-struct Held<'a> {
-    paced: &'a mut Paced,
-    /// In place of its own bucket.
-    pairs: Option<&'a SharedBucket>,
-    /// Besides, where flows have caps of their own.
-    all: &'a SharedBucket,
-    /// Besides, where its tenant has a cap of this host: in bits per second.
-    tenant: Option<(&'a SharedBucket, u64)>,
-    /// The link's in that.
-    turn: &'a mut Option<(Instant, u64)>,
 }
 
 /// One communicator's part.
@@ -468,7 +438,7 @@ impl Links {
         let cap_bps = set.pace.as_ref().and_then(|here| here.pace.cap_of(link.channel, &host.name));
         meter.allot(cap_bps);
         let of = (link.channel, peers.place_of(link.dst).ok_or(TransportError::NoSuch("peer"))?);
-        set.paced.entry(of).or_insert_with(|| Paced { cap_bps, bucket: Bucket::new(now) });
+        set.paced.entry(of).or_insert_with(|| Paced::new(cap_bps, now));
         set.sends.insert(link, Sending { flow, meter: Arc::clone(&meter), of, turn: None });
         Ok((flow, meter))
     }
@@ -484,87 +454,6 @@ impl Links {
             let options = steered(begin, peers, *link, ways);
             self.transport.steer(sending.flow, &FlowPath::of(&options), &options.detours);
         }
-    }
-
-    /// From now on a communicator's flows keep to this.
-    pub(super) fn set_pace(&mut self, id: LinksId, here: PaceHere, now: Instant) {
-        let Some(set) = self.sets.get_mut(&id) else { return };
-        let pace = &here.pace;
-        let before = set.pace.as_ref().map(|before| &*before.pace);
-        for ((channel, to), paced) in &mut set.paced {
-            match before {
-                Some(before) => paced.bucket.repace(before, paced.cap_bps, now),
-                None => paced.bucket = Bucket::new(now),
-            }
-            let host = set.peers.as_ref().and_then(|peers| peers.hosts.get(usize::from(*to)));
-            paced.cap_bps = host.and_then(|host| pace.cap_of(*channel, &host.name));
-        }
-        let is_same = |tenant: &Arc<SharedBucket>| here.tenant.as_ref().is_some_and(|other| Arc::ptr_eq(tenant, other));
-        let keeps_turns = set.pace.as_ref().and_then(|before| before.tenant.as_ref()).is_some_and(is_same);
-        for sending in set.sends.values_mut() {
-            sending.meter.allot(set.paced.get(&sending.of).and_then(|paced| paced.cap_bps));
-            sending.turn = sending.turn.filter(|_| keeps_turns);
-        }
-        set.pace = (!here.pace.is_free()).then_some(here);
-    }
-
-    /// Whether a link that has so many unfinished messages may send another one, of so many bytes, now, by its communicator's pace. If not the engine
-    /// is woken when it may, unless it has to wait for one of these.
-    pub fn may_send(&mut self, id: LinksId, link: LinkKey, under_way: usize, bytes: u64, now: Instant) -> bool {
-        let Some((pace, pace_use, Held { paced, pairs, all, tenant, turn })) = self.paced(id, link) else {
-            return true;
-        };
-        if !pace.has_room(under_way) {
-            return false;
-        }
-        let own = match pairs {
-            Some(pairs) => pairs.may_send_by(pace, paced.cap_bps, now),
-            None => paced.bucket.may_send(pace, paced.cap_bps, now),
-        };
-        let common = pace.common_bps().map_or(Ok(()), |_| all.may_send(now));
-        let mut held = own.err().max(common.err());
-        // Last, so that nobody has a turn who could not use it.
-        if let (None, Some((tenant, host_cap_bps))) = (held, tenant) {
-            let own = turn.filter(|(_, of)| *of == bytes);
-            let (at, _) = *turn.insert(own.unwrap_or_else(|| (tenant.take_turn(bytes, host_cap_bps, now), bytes)));
-            held = (at > now).then_some(at);
-        }
-        let Some(at) = held else { return true };
-        pace_use.held();
-        self.wake_at = Some(self.wake_at.map_or(at, |other| other.min(at)));
-        false
-    }
-
-    /// A link has sent.
-    pub fn sent(&mut self, id: LinksId, link: LinkKey, bytes: u64, now: Instant) {
-        if let Some((pace, pace_use, Held { paced, pairs, all, tenant, turn })) = self.paced(id, link) {
-            pace_use.sent(bytes);
-            if let (None, Some((tenant, host_cap_bps))) = (turn.take(), tenant) {
-                tenant.sent(bytes, host_cap_bps, now);
-            }
-            match pairs {
-                Some(pairs) => pairs.sent_by(pace, paced.cap_bps, bytes, now),
-                None => paced.bucket.sent(bytes, now),
-            }
-            if let Some(common_bps) = pace.common_bps() {
-                all.sent(bytes, common_bps, now);
-            }
-        }
-    }
-
-    fn paced(&mut self, id: LinksId, link: LinkKey) -> Option<(&Pace, &PaceUse, Held<'_>)> {
-        let LinkSet { pace, sends, paced, peers, .. } = self.sets.get_mut(&id)?;
-        let (PaceHere { pace, pace_use, tenant }, peers) = (pace.as_ref()?, peers.as_ref()?);
-        let Sending { of, turn, .. } = sends.get_mut(&link)?;
-        let host = peers.hosts.get(usize::from(of.1))?;
-        let pairs = (link.channel == LinkKey::PAIRS).then_some(&*host.pairs);
-        let tenant = tenant.as_deref().zip(pace.host_cap_bps);
-        Some((pace, pace_use, Held { paced: paced.get_mut(of)?, pairs, all: &peers.all, tenant, turn }))
-    }
-
-    /// When something that was refused since this was last asked may go on.
-    pub(super) fn take_wake_at(&mut self) -> Option<Instant> {
-        self.wake_at.take()
     }
 
     /// The flow of a link that comes from another host, and what counts what it carries.
