@@ -3,6 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
@@ -168,6 +169,8 @@ pub struct Service {
     pub transports: Arc<TransportPool>,
     /// Where metrics are told: with the port that the kernel has chosen, if the settings left that to it.
     pub metrics: Option<SocketAddr>,
+    /// The thread that gives back to the CUDA driver.
+    freeing: Option<JoinHandle<()>>,
 }
 
 impl Service {
@@ -199,7 +202,8 @@ impl Service {
         let follows = matches!(choice, Choice::Auto | Choice::Pinned(Algorithm::Direct));
         let board_slot_bytes = if follows { settings.board_slot_bytes } else { 0 };
         let timeouts = Timeouts { init: settings.init_timeout, operation: settings.operation_timeout };
-        let gpus = start_gpus(&runtimes, settings, proxy_runtime, &registry)?;
+        let (gpus, freeing) = start_gpus(&runtimes, settings, proxy_runtime, &registry)?
+            .map_or_else(|none| (Err(none), None), |(gpus, freeing)| (Ok(gpus), Some(freeing)));
         let control_gpus = gpus.as_ref().ok().map(|gpus| gpus.sender.clone());
         let execution = settings.cuda_options.execution;
         let direct_gpus = gpus.as_ref().ok().filter(|_| execution == Execution::Ranks).map(|gpus| gpus.sender.clone());
@@ -280,7 +284,17 @@ impl Service {
             control.waker().set(waker);
             Box::new(control)
         })?;
-        Ok(Service { runtimes, registry, transports, metrics })
+        Ok(Service { runtimes, registry, transports, metrics, freeing })
+    }
+
+    /// Ends it, and returns when the CUDA driver has everything back. To free waits for all streams of the process: those of a service that is started
+    /// after this one would be waited for.
+    pub fn stop_and_free(mut self) {
+        let freeing = self.freeing.take();
+        drop(self);
+        if freeing.is_some_and(|thread| thread.join().is_err()) {
+            tracing::error!("a bug in mccs: the thread that frees memory of GPUs has panicked");
+        }
     }
 }
 
@@ -290,13 +304,13 @@ impl Drop for Service {
     }
 }
 
-/// Starts the proxy engine of the GPUs, or says why there is none.
+/// Starts the proxy engine of the GPUs, beside the thread that gives back what they were made of; or says why there is none.
 fn start_gpus(
     runtimes: &Arc<Runtimes>,
     settings: &Settings,
     runtime: u32,
     registry: &Arc<Registry>,
-) -> anyhow::Result<Result<GpuProxy, Arc<str>>> {
+) -> anyhow::Result<Result<(GpuProxy, JoinHandle<()>), Arc<str>>> {
     let found = match settings.cuda {
         CudaUse::Off => return Ok(Err("the operator has switched them off".into())),
         CudaUse::Auto | CudaUse::Required => Gpus::find(&settings.cuda_gpus),
@@ -324,7 +338,8 @@ fn start_gpus(
     let ids = gpus.ids().into();
     let mailbox = Mailbox::new(PROXY_MAILBOX_MAX);
     let sender = mailbox.sender();
-    let device = Box::new(CudaDevice::new(gpus, settings.cuda_options, sender.clone())?);
+    let (device, freeing) = CudaDevice::new(gpus, settings.cuda_options, sender.clone())?;
+    let device = Box::new(device);
     let importer = device.importer();
     let timeouts = Timeouts { init: settings.init_timeout, operation: settings.operation_timeout };
     let make_schedules = |nranks, hosts: &[Vec<u32>]| {
@@ -336,7 +351,7 @@ fn start_gpus(
         mailbox.waker().set(waker);
         Box::new(ProxyEngine::new(device, mailbox, registry, Box::new(make_schedules), 0, timeouts, None))
     })?;
-    Ok(Ok(GpuProxy { sender, ids, importer }))
+    Ok(Ok((GpuProxy { sender, ids, importer }, freeing)))
 }
 
 fn start_transports(

@@ -157,7 +157,9 @@ impl TestService {
 
     /// Ends the service.
     pub fn stop(&mut self) {
-        self.service = None;
+        if let Some(service) = self.service.take() {
+            service.stop_and_free();
+        }
         let own = self.control_socket();
         SERVICES.lock().unwrap_or_else(PoisonError::into_inner).retain(|control| *control != own);
     }

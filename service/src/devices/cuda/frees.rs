@@ -15,7 +15,8 @@
 
 use std::any::Any;
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::queues::{Hold, Holder, Queues, UnderWay};
@@ -37,15 +38,15 @@ const GO_ON_MAX: Duration = Duration::from_millis(500);
 pub(super) struct Frees(mpsc::Sender<Box<dyn Any + Send>>);
 
 impl Frees {
-    /// Starts the thread. Operations that it has held are given to `issue`.
+    /// Starts the thread, which the handle is of. Operations that it has held are given to `issue`.
     pub(super) fn start<H: Holder + Send + Sync + 'static, F: Send + 'static>(
         queues: Arc<Queues<H, F>>,
         issue: impl Fn(&F) + Send + 'static,
-    ) -> std::io::Result<Self> {
+    ) -> std::io::Result<(Self, JoinHandle<()>)> {
         let (sender, unused) = mpsc::channel();
         let run = move || run(&unused, &queues, &issue);
-        std::thread::Builder::new().name("mccs-cuda-free".into()).spawn(run)?;
-        Ok(Frees(sender))
+        let thread = std::thread::Builder::new().name("mccs-cuda-free".into()).spawn(run)?;
+        Ok((Frees(sender), thread))
     }
 
     /// Drops it when that holds up nobody. Returns at once.
@@ -56,12 +57,20 @@ impl Frees {
 }
 
 fn run<H: Holder, F>(unused: &Receiver<Box<dyn Any + Send>>, queues: &Queues<H, F>, issue: &impl Fn(&F)) {
-    while let Ok(first) = unused.recv() {
+    let mut came_meanwhile = Vec::new();
+    while let Some(first) = came_meanwhile.pop().or_else(|| unused.recv().ok()) {
         let held_since = hold_all(queues, issue);
         drop(first);
-        unused.try_iter().for_each(drop);
+        came_meanwhile.drain(..).chain(unused.try_iter()).for_each(drop);
         queues.hold(Hold::Nothing, issue);
-        std::thread::sleep((held_since.elapsed() * GO_ON_TIMES).min(GO_ON_MAX));
+        let go_on_until = Instant::now() + (held_since.elapsed() * GO_ON_TIMES).min(GO_ON_MAX);
+        loop {
+            match unused.recv_timeout(go_on_until.saturating_duration_since(Instant::now())) {
+                Ok(another) => came_meanwhile.push(another),
+                // Or nobody is left who could go on.
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => break,
+            }
+        }
     }
 }
 
@@ -111,7 +120,7 @@ mod tests {
     fn nothing_is_freed_while_somebody_does_not_come_and_others_go_on() {
         let (queues, (issued, issues)) = (Arc::new(Queues::new(8)), mpsc::channel());
         let issue = move |number: &u32| issued.send(*number).expect("a test that waits");
-        let frees = Frees::start(Arc::clone(&queues), issue).expect("a thread");
+        let (frees, thread) = Frees::start(Arc::clone(&queues), issue).expect("a thread");
         let (told, freed) = mpsc::channel();
         let (late, there, other) = (comm(&[0], 0), comm(&[0], 9), comm(&[1], 0));
         assert_eq!(queues.offer(&late, 1, 1, |_| ()), [1]);
@@ -133,5 +142,7 @@ mod tests {
         queues.ended(Arc::as_ptr(&other), number, |_| ());
         frees.free(Told(told));
         assert_eq!(freed.recv(), Ok(()));
+        drop(frees);
+        thread.join().expect("its end");
     }
 }

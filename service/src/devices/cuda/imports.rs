@@ -260,7 +260,7 @@ impl Importer {
     pub(crate) fn for_tests() -> Self {
         use super::queues::{Queues, tests::Comm};
         let queues: Arc<Queues<Comm, u32>> = Arc::new(Queues::new(8));
-        Importer::new(Frees::start(queues, |_| ()).expect("a thread"), 1)
+        Importer::new(Frees::start(queues, |_| ()).expect("a thread").0, 1)
     }
 }
 

@@ -27,6 +27,7 @@ mod spares;
 mod strategies;
 
 use std::sync::Arc;
+use std::thread::JoinHandle;
 
 use mccs_config::service::{Crossover, LargeFrom};
 use mccs_cuda::{Context, DriverError, Gpu, Kernels, Unavailable, gpus_or_faults};
@@ -272,11 +273,12 @@ pub struct CudaDevice {
 }
 
 impl CudaDevice {
-    /// A device whose news go to `done`.
+    /// A device whose news go to `done`; and its thread that frees, which ends when all has been given back to the driver that anybody had of the
+    /// device's.
     ///
     /// # Errors
     /// [`NoCuda::Thread`].
-    pub fn new(mut gpus: Gpus, options: CudaOptions, done: Sender<ProxyMessage>) -> Result<Self, NoCuda> {
+    pub fn new(mut gpus: Gpus, options: CudaOptions, done: Sender<ProxyMessage>) -> Result<(Self, JoinHandle<()>), NoCuda> {
         if options.execution == Execution::Service {
             gpus.load_kernels()?;
         }
@@ -292,10 +294,10 @@ impl CudaDevice {
         }
         let gpus = Arc::new(gpus);
         let news = Arc::new(News::new(done));
-        let frees = Frees::start(Arc::clone(&gpus.queues), Flight::issue)?;
+        let (frees, freeing) = Frees::start(Arc::clone(&gpus.queues), Flight::issue)?;
         let losses = Arc::new(Losses::new(gpus.infos(), Arc::clone(&news)));
         let setup = Setup::start(Arc::clone(&gpus), options, (Arc::clone(&news), Arc::clone(&losses)), frees.clone())?;
-        Ok(CudaDevice { gpus, setup, frees, news, losses })
+        Ok((CudaDevice { gpus, setup, frees, news, losses }, freeing))
     }
 
     /// Makes regions of tenants' memory.

@@ -136,7 +136,7 @@ mod tests {
     #[test]
     fn while_a_tenant_does_not_come_another_goes_on_with_what_it_had() {
         let queues: Arc<Queues<Comm, u32>> = Arc::new(Queues::new(8));
-        let spares = Spares::new(Frees::start(Arc::clone(&queues), |_| ()).expect("a thread"));
+        let spares = Spares::new(Frees::start(Arc::clone(&queues), |_| ()).expect("a thread").0);
         let (freed, frees) = mpsc::channel();
         let late = comm(&[0], 0);
         assert_eq!(queues.offer(&late, 1, 1, |_| ()), [1]);
@@ -164,7 +164,7 @@ mod tests {
     #[test]
     fn of_a_tenant_only_so_much_waits_beside_its_quota() {
         let queues: Arc<Queues<Comm, u32>> = Arc::new(Queues::new(8));
-        let spares = Spares::new(Frees::start(Arc::clone(&queues), |_| ()).expect("a thread"));
+        let spares = Spares::new(Frees::start(Arc::clone(&queues), |_| ()).expect("a thread").0);
         let late = comm(&[0], 0);
         assert_eq!(queues.offer(&late, 1, 1, |_| ()), [1]);
         let (freed, frees) = mpsc::channel();
