@@ -278,7 +278,11 @@ impl CudaDevice {
     ///
     /// # Errors
     /// [`NoCuda::Thread`].
-    pub fn new(mut gpus: Gpus, options: CudaOptions, done: Sender<ProxyMessage>) -> Result<(Self, JoinHandle<()>), NoCuda> {
+    pub fn new(
+        mut gpus: Gpus,
+        options: CudaOptions,
+        done: Sender<ProxyMessage>,
+    ) -> Result<(Self, JoinHandle<()>), NoCuda> {
         if options.execution == Execution::Service {
             gpus.load_kernels()?;
         }
