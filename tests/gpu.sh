@@ -217,7 +217,7 @@ slot = "1MiB"'
     # One at a time: they look at the GPUs' free memory.
     local skipped=(--skip under_mps)
     if [ "$gpus" = 1 ]; then
-        skipped+=(--skip deaths:: --skip memory:: --skip large_calls_go_by_copy_engines --skip streams_of_one_name)
+        skipped+=(--skip deaths:: --skip divided:: --skip losses:: --skip memory:: --skip room:: --skip large_calls_go_by_copy_engines --skip streams_of_one_name)
         absent "services and commands that large operations outlive; copy engines; streams of one name" "it takes two GPUs"
         absent "memory of every kind, freed memory, memory of others" "it takes two GPUs"
     fi
@@ -233,10 +233,13 @@ slot = "1MiB"'
     fi
     lane "the example in Rust" ranks 2 "$MCCS_BIN/examples/cuda_all_reduce"
     if type -P cc >/dev/null; then
-        cc -I shim/include shim/examples/c/cuda_all_reduce.c -L "$MCCS_BIN" -lmccs -ldl -o "$work/cuda_all_reduce"
-        lane "the example in C" ranks 2 env LD_LIBRARY_PATH="$MCCS_BIN" "$work/cuda_all_reduce"
+        local program
+        for program in shim/examples/c/cuda_all_reduce.c tests/tests/cuda_calls.c; do
+            cc -I shim/include -I shim/examples/c "$program" -L "$MCCS_BIN" -lmccs -ldl -o "$work/in-c"
+            lane "in C: $(basename "$program" .c)" ranks 2 env LD_LIBRARY_PATH="$MCCS_BIN" "$work/in-c"
+        done
     else
-        absent "the example in C" "there is no C compiler here"
+        absent "the example in C, and every function" "there is no C compiler here"
     fi
     staged_checks
     if [ "$gpus" = 1 ]; then

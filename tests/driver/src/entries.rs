@@ -159,6 +159,11 @@ entries! {
     }
     fn cuDevicePrimaryCtxRelease_v2(device: c_int) { device::by_ordinal(device)?.release() }
     fn cuCtxPushCurrent_v2(context: usize) { device::push(context) }
+    fn cuCtxSetCurrent(context: usize) {
+        device::by_context(context)?;
+        let _ = device::pop();
+        device::push(context)
+    }
     fn cuCtxPopCurrent_v2(context: Out<usize>) {
         context.set_if_wanted(device::pop()?);
         Ok(())

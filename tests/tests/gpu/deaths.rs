@@ -25,11 +25,41 @@ pub const ROLES: &[(&str, Role)] = &[
 ];
 
 /// The configuration of a service in a process of its own.
-const CONFIG: &str = "MCCS_GPU_CONFIG";
+pub const CONFIG: &str = "MCCS_GPU_CONFIG";
 /// Elements of a call that goes by the engines, in whatever way.
 const COUNT: u64 = 1 << 20;
 /// What ranks do that call this library afterwards.
 const ASKING: [&str; 2] = ["synchronizes_after_its_service", "aborts_after_its_service"];
+
+/// A service in a process of its own.
+pub struct Serving {
+    pub player: Player,
+    /// Of its first tenant.
+    pub socket: PathBuf,
+}
+
+impl Serving {
+    /// Starts it, as a role that says where it serves.
+    pub fn start(role: &str, config: &str, environment: &[(&str, PathBuf)]) -> Self {
+        watchdog();
+        let directory = tempfile::tempdir().expect("a directory");
+        let file = directory.path().join("config");
+        std::fs::write(&file, config).expect("a file");
+        let environment = [environment, &[(CONFIG, file)]].concat();
+        let mut player = Player::start_with(role, &everybody_at(PathBuf::new()), &environment);
+        let said = player.line_with("serves at ");
+        let (_, socket) = said.trim_end().split_once("serves at ").expect("a path");
+        Serving { player, socket: socket.into() }
+    }
+
+    /// Kills it.
+    pub fn kill(mut self) {
+        self.player.process.kill().expect("killed");
+        self.player.process.wait().expect("its end");
+        let directory = self.socket.parent().expect("a directory of its own");
+        std::fs::remove_dir_all(directory).expect("what it could not remove");
+    }
+}
 
 /// A service that can be killed.
 fn serves(_: &Place) -> anyhow::Result<()> {
@@ -127,21 +157,11 @@ fn only_synchronizes_a_graph(place: &Place) -> anyhow::Result<()> {
 
 fn kill_service(config: &str, roles: &[&str]) {
     for role in roles {
-        watchdog();
-        let directory = tempfile::tempdir().expect("a directory");
-        let file = directory.path().join("config");
-        std::fs::write(&file, config).expect("a file");
-        let mut serving = Player::start_with("serves", &everybody_at(PathBuf::new()), &[(CONFIG, file)]);
-        let said = serving.line_with("serves at ");
-        let (_, socket) = said.trim_end().split_once("serves at ").expect("a path");
-        let socket = PathBuf::from(socket);
-        let mut ranks = Player::start(role, &everybody_at(socket.clone()));
+        let serving = Serving::start("serves", config, &[]);
+        let mut ranks = Player::start(role, &everybody_at(serving.socket.clone()));
         ranks.hears("is there");
-        serving.process.kill().expect("killed");
-        serving.process.wait().expect("its end");
+        serving.kill();
         ranks.ends_well();
-        let directory = socket.parent().expect("a directory of its own");
-        std::fs::remove_dir_all(directory).expect("what it could not remove");
     }
 }
 
