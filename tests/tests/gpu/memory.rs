@@ -237,11 +237,10 @@ fn memory_that_a_tenant_frees_comes_back() {
 
 /// Calls with memory that has to be copied while there is none for the copy, and again when there is.
 fn runs_out(place: &Place) -> anyhow::Result<()> {
-    const BYTES: usize = 64 << 20;
-    const LEFT: u64 = 32 << 20;
+    const BYTES: usize = 16 << 20;
+    const LEFT: u64 = 6 << 20;
     place.each_rank(|rank| {
-        let call = large(0, place.nranks);
-        let whole = Call { count: (BYTES / 4 - OFFSET / 4) as u64, ..call };
+        let (short, whole) = (call(0, place.nranks, 1000), call(0, place.nranks, (BYTES - OFFSET) as u64 / 4));
         let memory = [Kind::Pooled.memory(&rank.stream, BYTES)?, Kind::Pooled.memory(&rank.stream, BYTES)?];
         let at = (memory[0].buffer(), memory[1].buffer());
         rank.together.wait();
@@ -249,7 +248,7 @@ fn runs_out(place: &Place) -> anyhow::Result<()> {
         rank.together.wait();
         let refused = run(&rank, &whole, at).err().context("it has room")?.to_string();
         ensure!(refused.contains("CUDA_ERROR_OUT_OF_MEMORY (2)"), "{refused}");
-        run(&rank, &call, at)?;
+        run(&rank, &short, at)?;
         rank.together.wait();
         drop(taken);
         rank.together.wait();
