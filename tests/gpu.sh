@@ -217,7 +217,7 @@ slot = "1MiB"'
     # One at a time: they look at the GPUs' free memory.
     local skipped=(--skip under_mps)
     if [ "$gpus" = 1 ]; then
-        skipped+=(--skip deaths:: --skip memory:: --skip large_calls_go_by_copy_engines --skip streams_of_one_name)
+        skipped+=(--skip deaths:: --skip divided:: --skip losses:: --skip memory:: --skip room:: --skip large_calls_go_by_copy_engines --skip streams_of_one_name)
         absent "services and commands that large operations outlive; copy engines; streams of one name" "it takes two GPUs"
         absent "memory of every kind, freed memory, memory of others" "it takes two GPUs"
     fi
@@ -233,10 +233,13 @@ slot = "1MiB"'
     fi
     lane "the example in Rust" ranks 2 "$MCCS_BIN/examples/cuda_all_reduce"
     if type -P cc >/dev/null; then
-        cc -I shim/include shim/examples/c/cuda_all_reduce.c -L "$MCCS_BIN" -lmccs -ldl -o "$work/cuda_all_reduce"
-        lane "the example in C" ranks 2 env LD_LIBRARY_PATH="$MCCS_BIN" "$work/cuda_all_reduce"
+        local program
+        for program in shim/examples/c/cuda_all_reduce.c tests/tests/cuda_calls.c; do
+            cc -I shim/include -I shim/examples/c "$program" -L "$MCCS_BIN" -lmccs -ldl -o "$work/in-c"
+            lane "in C: $(basename "$program" .c)" ranks 2 env LD_LIBRARY_PATH="$MCCS_BIN" "$work/in-c"
+        done
     else
-        absent "the example in C" "there is no C compiler here"
+        absent "the example in C, and every function" "there is no C compiler here"
     fi
     staged_checks
     if [ "$gpus" = 1 ]; then
@@ -246,7 +249,18 @@ slot = "1MiB"'
     fi
 }
 
-# Few calls of every kernel, under the memory checker, which makes them some hundred times slower.
+# Every collective by two ranks, of floats that are summed, and nothing else, as the arguments say: under the memory checker, which makes kernels some
+# hundred times slower.
+checked_memory() {
+    local name=$1
+    shift
+    lane "memory checker: $name" "$checker" --tool memcheck --target-processes all --error-exitcode 9 \
+        "$perf" --check --nranks 2 --operation all --dtypes float --redops sum "$@"
+}
+
+# Of each family of kernels that ranks launch few calls: packets and lines, as short and as one long size takes them; packets in many blocks, and chunks;
+# sends and receives, few; what ranks combine of large operations; what copies, tells and waits beside the service. Not the service's own kernels, which combine by
+# the same code as the ranks', nor other types, nor graphs.
 memcheck() {
     local checker
     checker=$(PATH=$PATH:/usr/local/cuda/bin type -P compute-sanitizer || true)
@@ -254,10 +268,22 @@ memcheck() {
         absent "memory checker" "there is no compute-sanitizer here"
         return
     fi
-    lane "memory checker: collectives of two ranks" "$checker" --tool memcheck --target-processes all --error-exitcode 9 \
-        "$perf" --check --nranks 2 --operation all --begin 1KiB --end 1MiB --factor 900 --dtypes float --redops sum
+    checked_memory "packets and lines" --begin 1KiB --end 1MiB --factor 900
     lane "memory checker: sends and receives of two ranks" ranks 2 "$checker" --tool memcheck --error-exitcode 9 \
         "$MCCS_BIN/examples/cuda_all_reduce"
+    serve 'lines = false
+large_from = "0"'
+    checked_memory "packets in many blocks, and chunks" --begin 900KiB --end 3MiB --factor 3
+    if [ "$gpus" -gt 1 ]; then
+        serve 'large_from = "4KiB"
+slot = "1MiB"'
+        checked_memory "what ranks combine of large operations" --begin 64KiB --end 64KiB
+    fi
+    serve 'execution = "service"
+ordering = "kernels"
+large_from = "0"'
+    checked_memory "beside the service: short data, and long data behind kernels" --begin 1KiB --end 256KiB --factor 256
+    serve
 }
 
 mps() {

@@ -17,7 +17,7 @@ use mccs_ipc::sync::{Doorbell, StreamWord};
 use mccs_ipc::types::{ErrorClass, Handle, UniqueId};
 use std::os::fd::AsFd;
 
-use crate::cuda::GpuRegions;
+use crate::cuda::{GpuRegions, Watch};
 use crate::memory::Regions;
 use crate::requests::Requests;
 use crate::stream::Left;
@@ -46,6 +46,7 @@ pub(crate) struct Inner {
     failures: Mutex<Failures>,
     pub(crate) regions: RwLock<Regions>,
     pub(crate) gpu_regions: Mutex<GpuRegions>,
+    pub(crate) watch: Watch,
     /// How long a wait polls, giving its core away to whoever wants it, before it sleeps.
     pub(crate) spin: Duration,
     /// The same where only the service can end the wait: on the only CPU it would wait for this process.
@@ -140,6 +141,7 @@ impl Client {
             failures: Mutex::new(failures),
             regions: RwLock::default(),
             gpu_regions: Mutex::default(),
+            watch: Watch::default(),
             spin,
             word_spin: if has_one_cpu() { Duration::ZERO } else { spin },
             operations_in_flight_max,

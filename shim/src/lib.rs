@@ -5,7 +5,8 @@
 //! the caller one copy of 128 bytes into a ring, a small collective the copy of its contribution to a board where its
 //! peers find it.
 //!
-//! The library never panics, prints, starts threads, reads the environment unasked, or changes anything about the process.
+//! The library never panics, prints, reads the environment unasked, or changes anything about the process. It starts no threads but those that
+//! communicators of GPUs need: one that waits for the service to go, and one that joins for graphs.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), mccs::Error> {

@@ -2,7 +2,7 @@
 //! reads the socket at a time, and leaves what is not its own for the others.
 
 use std::collections::{HashMap, HashSet};
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -144,6 +144,11 @@ impl Requests {
     pub(crate) fn call(&self, request: Request, fds: &[BorrowedFd<'_>]) -> Result<Answer, Error> {
         let id = self.send(request, fds)?;
         self.wait(id)
+    }
+
+    /// What closes when the service goes.
+    pub(crate) fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
     }
 
     /// Fails if the service has gone.

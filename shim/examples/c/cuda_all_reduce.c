@@ -1,67 +1,20 @@
 /* One rank of an all-reduce between GPUs, and of a ring of sends and receives: start one process a rank, with mccs-launch
- * or by hand. Needs no CUDA installation to compile: the driver's functions are declared here and looked up in libcuda.
+ * or by hand. Needs no CUDA installation to compile (driver.h).
  *   cc -I shim/include shim/examples/c/cuda_all_reduce.c -L target/release -lmccs -ldl -o cuda_all_reduce */
-#include <dlfcn.h>
+#include "driver.h"
 #include "example.h"
 
-/* Of cuda.h, as far as this program needs it. */
-typedef int CUresult, CUdevice;
-typedef unsigned long long CUdeviceptr;
-typedef void *CUcontext, *CUmodule, *CUfunction, *CUstream;
-static CUresult (*cuInit)(unsigned);
-static CUresult (*cuDeviceGetCount)(int *);
-static CUresult (*cuDeviceGet)(CUdevice *, int);
-static CUresult (*cuDevicePrimaryCtxRetain)(CUcontext *, CUdevice);
-static CUresult (*cuCtxSetCurrent)(CUcontext);
-static CUresult (*cuStreamCreate)(CUstream *, unsigned);
-static CUresult (*cuStreamSynchronize)(CUstream);
-static CUresult (*cuMemAlloc_v2)(CUdeviceptr *, size_t);
-static CUresult (*cuMemFree_v2)(CUdeviceptr);
-static CUresult (*cuMemcpyDtoH_v2)(void *, CUdeviceptr, size_t);
-static CUresult (*cuModuleLoadData)(CUmodule *, const void *);
-static CUresult (*cuModuleGetFunction)(CUfunction *, CUmodule, const char *);
-static CUresult (*cuLaunchKernel)(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
-                                  CUstream, void **, void **);
-
-static void load(void) {
-    void *driver = dlopen("libcuda.so.1", RTLD_NOW);
-    if (driver == NULL) {
-        fprintf(stderr, "there is no CUDA driver here\n");
-        exit(3);
-    }
-    struct { const char *name; void *function; } all[] = {
-        {"cuInit", &cuInit}, {"cuDeviceGetCount", &cuDeviceGetCount}, {"cuDeviceGet", &cuDeviceGet},
-        {"cuDevicePrimaryCtxRetain", &cuDevicePrimaryCtxRetain}, {"cuCtxSetCurrent", &cuCtxSetCurrent},
-        {"cuStreamCreate", &cuStreamCreate}, {"cuStreamSynchronize", &cuStreamSynchronize},
-        {"cuMemAlloc_v2", &cuMemAlloc_v2}, {"cuMemFree_v2", &cuMemFree_v2}, {"cuMemcpyDtoH_v2", &cuMemcpyDtoH_v2},
-        {"cuModuleLoadData", &cuModuleLoadData}, {"cuModuleGetFunction", &cuModuleGetFunction},
-        {"cuLaunchKernel", &cuLaunchKernel},
-    };
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
-        void *found = dlsym(driver, all[i].name);
-        if (found == NULL) {
-            fprintf(stderr, "the CUDA driver lacks %s\n", all[i].name);
-            exit(3);
-        }
-        *(void **)all[i].function = found;
-    }
-}
-
-#define CUDA(call)                                                                                                     \
-    do {                                                                                                               \
-        CUresult result = (call);                                                                                      \
-        if (result != 0) {                                                                                             \
-            fprintf(stderr, "%s: error %d\n", #call, result);                                                          \
-            exit(1);                                                                                                   \
-        }                                                                                                              \
-    } while (0)
-
 /* Element i becomes (i + rank) % 7. */
+struct arguments {
+    CUdeviceptr data;
+    unsigned count;
+    int rank;
+};
 static const char FILL[] =
     ".version 7.0\n.target sm_70\n.address_size 64\n"
-    ".visible .entry fill(.param .u64 data, .param .u32 count, .param .u32 rank)\n{\n"
+    ".visible .entry fill(.param .align 8 .b8 arguments[16])\n{\n"
     "    .reg .pred %p;\n    .reg .b32 %r<8>;\n    .reg .b64 %d<4>;\n    .reg .f32 %f;\n"
-    "    ld.param.u64 %d1, [data];\n    ld.param.u32 %r1, [count];\n    ld.param.u32 %r2, [rank];\n"
+    "    ld.param.u64 %d1, [arguments];\n    ld.param.u32 %r1, [arguments+8];\n    ld.param.u32 %r2, [arguments+12];\n"
     "    mov.u32 %r3, %ctaid.x;\n    mov.u32 %r4, %ntid.x;\n    mov.u32 %r5, %tid.x;\n"
     "    mad.lo.u32 %r6, %r3, %r4, %r5;\n    setp.ge.u32 %p, %r6, %r1;\n    @%p bra done;\n"
     "    add.u32 %r7, %r6, %r2;\n    rem.u32 %r7, %r7, 7;\n    cvt.rn.f32.u32 %f, %r7;\n"
@@ -99,8 +52,8 @@ int main(void) {
     CHECK(mccsConnect(NULL, &client));
     CHECK(mccsCudaCommInitRank(&comm, client, nranks, &id, rank));
     int next = (rank + 1) % nranks, last = (rank + nranks - 1) % nranks;
-    void *arguments[] = {&data, &count, &rank};
-    CUDA(cuLaunchKernel(fill, (count + 255) / 256, 1, 1, 256, 1, 1, 0, stream, arguments, NULL));
+    struct arguments arguments = {data, count, rank};
+    CUDA(cuLaunchKernel(fill, (count + 255) / 256, 1, 1, 256, 1, 1, 0, stream, (void *[]){&arguments}, NULL));
     CHECK(mccsGroupStart());
     CHECK(mccsCudaSend((void *)data, count, mccsFloat32, next, comm, stream));
     CHECK(mccsCudaRecv((void *)passed_on, count, mccsFloat32, last, comm, stream));

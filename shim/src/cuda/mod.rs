@@ -21,9 +21,11 @@ pub(crate) mod points;
 mod resources;
 mod served;
 mod staged;
+mod watch;
 
 pub(crate) use direct::GpuRegions;
 pub use either::{CudaCommunicator, CudaStream};
+pub(crate) use watch::Watch;
 
 use mccs_cuda::DriverError;
 

@@ -102,7 +102,7 @@ impl ServedCommunicator {
 
     /// See [`super::CudaCommunicator::async_error`].
     pub(super) fn async_error(&self) -> Option<Error> {
-        // Both are asked: if the service has gone each lets its own streams go on.
+        // Both are asked: the one gives memory back that was freed.
         let of_engines = self.engines.as_ref().and_then(|engines| engines.comm.async_error());
         self.staged.async_error().or(of_engines)
     }

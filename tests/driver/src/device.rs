@@ -11,15 +11,13 @@ use crate::stream::Stream;
 /// How many GPUs there are.
 const GPUS_VARIABLE: &str = "MCCS_EMULATED_GPUS";
 /// Bytes that each of them has. Memory that nobody has written takes none of the host's.
-const MEMORY_VARIABLE: &str = "MCCS_EMULATED_MEMORY";
-const MEMORY_BYTES: u64 = 16 << 30;
+pub(crate) const MEMORY_BYTES: u64 = 16 << 30;
 /// 0: streams neither write words nor wait for them.
 const WORDS_VARIABLE: &str = "MCCS_EMULATED_WORDS";
 
 /// A GPU, and its context.
 pub(crate) struct Device {
     pub(crate) number: usize,
-    pub(crate) memory_bytes: u64,
     retained: AtomicUsize,
     /// What whatever is called returns; 0: all is well.
     lost: AtomicU32,
@@ -36,9 +34,8 @@ thread_local! {
 pub(crate) fn all() -> &'static [Device] {
     static ALL: OnceLock<Vec<Device>> = OnceLock::new();
     ALL.get_or_init(|| {
-        let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
-        let memory_bytes = number(MEMORY_VARIABLE).unwrap_or(MEMORY_BYTES);
-        (0..number(GPUS_VARIABLE).unwrap_or(2) as usize).map(|number| Device::new(number, memory_bytes)).collect()
+        let count = std::env::var(GPUS_VARIABLE).ok().and_then(|text| text.parse().ok()).unwrap_or(2);
+        (0..count).map(Device::new).collect()
     })
 }
 
@@ -86,10 +83,9 @@ pub(crate) fn pop() -> Done<usize> {
 }
 
 impl Device {
-    fn new(number: usize, memory_bytes: u64) -> Self {
+    fn new(number: usize) -> Self {
         Device {
             number,
-            memory_bytes,
             retained: AtomicUsize::new(0),
             lost: AtomicU32::new(0),
             peers: Mutex::default(),

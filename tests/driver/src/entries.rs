@@ -139,7 +139,8 @@ entries! {
         value.set(Device::attribute(attribute)?)
     }
     fn cuDeviceTotalMem_v2(bytes: Out<usize>, device: c_int) {
-        bytes.set(device::by_ordinal(device)?.memory_bytes as usize)
+        device::by_ordinal(device)?;
+        bytes.set(device::MEMORY_BYTES as usize)
     }
     fn cuDeviceCanAccessPeer(can: Out<c_int>, device: c_int, peer: c_int) {
         let (device, peer) = (device::by_ordinal(device)?, device::by_ordinal(peer)?);
@@ -159,6 +160,11 @@ entries! {
     }
     fn cuDevicePrimaryCtxRelease_v2(device: c_int) { device::by_ordinal(device)?.release() }
     fn cuCtxPushCurrent_v2(context: usize) { device::push(context) }
+    fn cuCtxSetCurrent(context: usize) {
+        device::by_context(context)?;
+        let _ = device::pop();
+        device::push(context)
+    }
     fn cuCtxPopCurrent_v2(context: Out<usize>) {
         context.set_if_wanted(device::pop()?);
         Ok(())
@@ -175,8 +181,8 @@ entries! {
 
     fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) {
         let device = device::current()?;
-        total.set(device.memory_bytes as usize)?;
-        free.set(device.memory_bytes.saturating_sub(accounts::used_bytes(device.number)) as usize)
+        total.set(device::MEMORY_BYTES as usize)?;
+        free.set(device::MEMORY_BYTES.saturating_sub(accounts::used_bytes(device.number)) as usize)
     }
     fn cuMemAlloc_v2(address: Out<u64>, bytes: usize) {
         address.set(memory::allocate(device::current()?, bytes as u64, Kind::Allocated)?)

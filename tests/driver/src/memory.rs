@@ -12,7 +12,7 @@ use crate::capture;
 use crate::code::{
     Done, HOST_MEMORY_ALREADY_REGISTERED, HOST_MEMORY_NOT_REGISTERED, ILLEGAL_ADDRESS, INVALID_VALUE, OUT_OF_MEMORY,
 };
-use crate::device::Device;
+use crate::device::{Device, MEMORY_BYTES};
 use crate::handle::{self, Handle};
 use crate::physical::{PAGE_BYTES, Physical, What};
 use crate::stream;
@@ -183,8 +183,8 @@ pub(crate) fn segment(physical: Arc<Physical>, bytes: u64, handle: usize) -> Ran
 pub(crate) fn check_room(device: &Device, bytes: u64) -> Done {
     let of_it = |range: &&Range| range.device() == device.number;
     let own: u64 = table().ranges.values().filter(of_it).map(|range| range.bytes).sum();
-    let is_much = own.saturating_add(bytes) > device.memory_bytes / 8;
-    if is_much && accounts::used_bytes(device.number).saturating_add(bytes) > device.memory_bytes {
+    let is_much = own.saturating_add(bytes) > MEMORY_BYTES / 8;
+    if is_much && accounts::used_bytes(device.number).saturating_add(bytes) > MEMORY_BYTES {
         return Err(OUT_OF_MEMORY);
     }
     Ok(())

@@ -1,16 +1,16 @@
-//! Large operations whose stream nobody else would let go on: the service has died, or what comes behind the command cannot be enqueued; and a context that
+//! Operations whose stream nobody else would let go on: the service has died, or what comes behind the command cannot be enqueued; and a context that
 //! has failed.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::ensure;
-use mccs::Client;
+use mccs::{Client, DataType, Error};
 use mccs_cuda::{Context, Module, OwnedStream, gpus};
 use mccs_tests::{TestService, watchdog};
 
 use super::mps::STRAY;
-use super::ranks::{Buffers, Place, Player, Role, call, enqueue, everybody, everybody_at};
+use super::ranks::{Buffers, Place, Player, Rank, Role, call, capture, enqueue, everybody, everybody_at};
 use super::staged::strict;
 use super::{LARGE, TENANTS, told};
 
@@ -18,14 +18,48 @@ pub const ROLES: &[(&str, Role)] = &[
     ("serves", serves),
     ("synchronizes_after_its_service", synchronizes_after_its_service),
     ("aborts_after_its_service", aborts_after_its_service),
+    ("only_synchronizes", only_synchronizes),
+    ("only_synchronizes_a_graph", only_synchronizes_a_graph),
     ("calls_on_a_strange_stream", calls_on_a_strange_stream),
     ("loses_its_context", loses_its_context),
 ];
 
 /// The configuration of a service in a process of its own.
-const CONFIG: &str = "MCCS_GPU_CONFIG";
+pub const CONFIG: &str = "MCCS_GPU_CONFIG";
 /// Elements of a call that goes by the engines, in whatever way.
 const COUNT: u64 = 1 << 20;
+/// What ranks do that call this library afterwards.
+const ASKING: [&str; 2] = ["synchronizes_after_its_service", "aborts_after_its_service"];
+
+/// A service in a process of its own.
+pub struct Serving {
+    pub player: Player,
+    /// Of its first tenant.
+    pub socket: PathBuf,
+}
+
+impl Serving {
+    /// Starts it, as a role that says where it serves.
+    pub fn start(role: &str, config: &str, environment: &[(&str, PathBuf)]) -> Self {
+        watchdog();
+        let directory = tempfile::tempdir().expect("a directory");
+        let file = directory.path().join("config");
+        std::fs::write(&file, config).expect("a file");
+        let environment = [environment, &[(CONFIG, file)]].concat();
+        let mut player = Player::start_with(role, &everybody_at(PathBuf::new()), &environment);
+        let said = player.line_with("serves at ");
+        let (_, socket) = said.trim_end().split_once("serves at ").expect("a path");
+        Serving { player, socket: socket.into() }
+    }
+
+    /// Kills it.
+    pub fn kill(mut self) {
+        self.player.process.kill().expect("killed");
+        self.player.process.wait().expect("its end");
+        let directory = self.socket.parent().expect("a directory of its own");
+        std::fs::remove_dir_all(directory).expect("what it could not remove");
+    }
+}
 
 /// A service that can be killed.
 fn serves(_: &Place) -> anyhow::Result<()> {
@@ -77,36 +111,80 @@ fn aborts_after_its_service(place: &Place) -> anyhow::Result<()> {
     outlives_its_service(place, true)
 }
 
-fn kill_service(config: &str) {
-    for role in ["synchronizes_after_its_service", "aborts_after_its_service"] {
-        watchdog();
-        let directory = tempfile::tempdir().expect("a directory");
-        let file = directory.path().join("config");
-        std::fs::write(&file, config).expect("a file");
-        let mut serving = Player::start_with("serves", &everybody_at(PathBuf::new()), &[(CONFIG, file)]);
-        let said = serving.line_with("serves at ");
-        let (_, socket) = said.trim_end().split_once("serves at ").expect("a path");
-        let socket = PathBuf::from(socket);
-        let mut ranks = Player::start(role, &everybody_at(socket.clone()));
+/// Rank 0 waits for the others, who never come, and asks for nothing but its streams: they go on when the service dies.
+fn only_waits(
+    rank: &Rank,
+    enqueue: impl FnOnce() -> anyhow::Result<()>,
+    streams: &[&OwnedStream],
+) -> anyhow::Result<()> {
+    rank.together.wait();
+    if rank.comm.rank() == 0 {
+        enqueue()?;
+        println!("is there");
+        // SAFETY: the streams live.
+        streams.iter().try_for_each(|stream| unsafe { stream.raw().synchronize() })?;
+    }
+    rank.together.wait();
+    let error = told(rank);
+    ensure!(matches!(error, Error::ServiceGone(_)), "{error}");
+    Ok(())
+}
+
+fn only_synchronizes(place: &Place) -> anyhow::Result<()> {
+    place.each_rank(|rank| {
+        let (call, other) = (call(0, place.nranks, COUNT), OwnedStream::new(&rank.context)?);
+        let (at, inbox) = (Buffers::of(&rank.context, &call)?, Buffers::of(&rank.context, &call)?);
+        let both = || {
+            // SAFETY: the buffer has that room, and lives as long as the stream.
+            unsafe { rank.comm.recv(inbox.recv.address(), COUNT, DataType::F32, 1, other.raw().as_ptr())? };
+            enqueue(&rank.comm, &call, &at, rank.stream.raw())
+        };
+        only_waits(&rank, both, &[&rank.stream, &other])
+    })
+}
+
+fn only_synchronizes_a_graph(place: &Place) -> anyhow::Result<()> {
+    place.each_rank(|rank| {
+        let call = call(0, place.nranks, COUNT);
+        let at = Buffers::of(&rank.context, &call)?;
+        rank.together.wait();
+        let mut graph = capture(&rank.stream, &rank.together, |stream| enqueue(&rank.comm, &call, &at, stream))?;
+        // SAFETY: communicator, buffers and stream live.
+        let launch = || unsafe { Ok(graph.launch(rank.stream.raw())?) };
+        only_waits(&rank, launch, &[&rank.stream])
+    })
+}
+
+fn kill_service(config: &str, roles: &[&str]) {
+    for role in roles {
+        let serving = Serving::start("serves", config, &[]);
+        let mut ranks = Player::start(role, &everybody_at(serving.socket.clone()));
         ranks.hears("is there");
-        serving.process.kill().expect("killed");
-        serving.process.wait().expect("its end");
+        serving.kill();
         ranks.ends_well();
-        let directory = socket.parent().expect("a directory of its own");
-        std::fs::remove_dir_all(directory).expect("what it could not remove");
     }
 }
 
 #[test]
 #[ignore = "needs two GPUs"]
 fn large_calls_go_on_when_the_service_is_killed() {
-    kill_service(LARGE);
+    kill_service(LARGE, &ASKING);
 }
 
 #[test]
 #[ignore = "needs two GPUs"]
 fn large_calls_of_a_strict_service_go_on_when_it_is_killed() {
-    kill_service(&strict("auto"));
+    kill_service(&strict("auto"), &ASKING);
+}
+
+#[test]
+#[ignore = "needs two GPUs"]
+fn streams_go_on_when_the_service_is_killed_and_nobody_asks() {
+    for config in [TENANTS, LARGE, &strict("auto"), &strict("kernels")] {
+        kill_service(config, &["only_synchronizes", "only_synchronizes_a_graph"]);
+    }
+    // Has no graphs.
+    kill_service(&strict("words"), &["only_synchronizes"]);
 }
 
 /// Rank 0 calls on a stream of another context, where nothing can be enqueued behind the command.

@@ -3,10 +3,13 @@
 
 mod changes;
 mod deaths;
+mod divided;
+mod losses;
 mod memory;
 mod mps;
 mod points;
 mod ranks;
+mod room;
 mod staged;
 mod values;
 
@@ -50,10 +53,8 @@ const ROLES: &[(&str, Role)] = &[
 #[ignore = "needs a GPU"]
 fn plays_its_role() {
     watchdog();
-    ranks::play(
-        &[ROLES, changes::ROLES, deaths::ROLES, memory::ROLES, points::ROLES, mps::ROLES, staged::ROLES, values::ROLES]
-            .concat(),
-    );
+    let more = [deaths::ROLES, losses::ROLES, memory::ROLES, mps::ROLES, points::ROLES, room::ROLES, staged::ROLES];
+    ranks::play(&[&[ROLES, changes::ROLES, values::ROLES], &more[..]].concat().concat());
 }
 
 /// Calls of many kinds and sizes, each checked.
@@ -253,12 +254,11 @@ const ENGINES_CALLS: u64 = 10;
 #[test]
 #[ignore = "needs two GPUs"]
 fn large_calls_go_by_copy_engines() {
-    let strict = |ordering| staged::strict(ordering).replacen("[cuda]\n", "[cuda]\nlarge_from = \"1KiB\"\n", 1);
     for (config, calls) in [
         (TENANTS.into(), 0),
         (LARGE.into(), ENGINES_CALLS),
-        (strict("auto"), ENGINES_CALLS),
-        (strict("events"), ENGINES_CALLS),
+        (staged::by_engines("auto"), ENGINES_CALLS),
+        (staged::by_engines("events"), ENGINES_CALLS),
     ] {
         let service = TestService::start(&config);
         let mut player = Player::start("stays", &everybody(&service, 0));
@@ -482,12 +482,10 @@ fn a_killed_rank_is_named_and_its_memory_comes_back() {
 
 fn kill_ranks(config: &str) {
     let service = TestService::start(config);
-    let contexts: Vec<_> = gpus().expect("GPUs").iter().map(|gpu| Context::primary(gpu).expect("a context")).collect();
-    let free = || -> Vec<_> { contexts.iter().map(|context| context.free_bytes().expect("a number")).collect() };
     // What is only ever made once.
     Player::start("checks", &everybody(&service, 0)).ends_well();
     wait_until(|| service.service().registry.comms().is_empty());
-    let before = free();
+    let before = free_bytes();
     for _ in 0..3 {
         let id = mccs::unique_id().expect("an id");
         let mut players: Vec<_> = (0..2)
@@ -504,8 +502,14 @@ fn kill_ranks(config: &str) {
         let said = players.pop().expect("the other").ends_well();
         assert!(said.contains(&format!("rank 1 (process {pid}) has gone")), "{said}");
         wait_until(|| service.service().registry.comms().is_empty());
-        wait_until(|| free().iter().zip(&before).all(|(now, before)| now + (1 << 20) >= *before));
+        wait_until(|| free_bytes().iter().zip(&before).all(|(now, before)| now + (1 << 20) >= *before));
     }
+}
+
+/// Bytes that are free, by GPU.
+fn free_bytes() -> Vec<u64> {
+    let free = |gpu| Context::primary(gpu).and_then(|context| context.free_bytes());
+    gpus().expect("GPUs").iter().map(|gpu| free(gpu).expect("a number")).collect()
 }
 
 /// The watchdog decides when that is never.

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{bail, ensure};
+use anyhow::{Context as _, bail, ensure};
 use bytemuck::Zeroable;
 use mccs_cuda::{
     Allocation, Context, DeviceAddress, DeviceMemory, IpcHandle, MappedMemory, OwnedStream, PooledMemory, Shared,
@@ -25,11 +25,12 @@ use mccs_ipc::types::{CollectiveKind, DataType, Handle, RedOp, UniqueId};
 use mccs_service::control::{ControlAnswer, ControlRequest, call as ask};
 use mccs_tests::TestService;
 
+use super::mps::UNTIL;
 use super::ranks::{Place, Player, Rank, Role, call, enqueue_at, everybody};
 use super::{LARGE, wait_until};
 
 pub const ROLES: &[(&str, Role)] =
-    &[("uses_every_kind", uses_every_kind), ("frees", frees), ("shows_handles", shows_handles)];
+    &[("uses_every_kind", uses_every_kind), ("frees", frees), ("runs_out", runs_out), ("shows_handles", shows_handles)];
 
 /// Where a buffer begins in its memory: in the first of several segments, and not at its beginning.
 const OFFSET: usize = (1 << 20) + 256;
@@ -234,8 +235,42 @@ fn memory_that_a_tenant_frees_comes_back() {
     wait_until(|| service.service().registry.comms().is_empty());
 }
 
-/// Where a role finds that it is enough.
-const UNTIL: &str = "MCCS_GPU_UNTIL";
+/// Calls with memory that has to be copied while there is none for the copy, and again when there is.
+fn runs_out(place: &Place) -> anyhow::Result<()> {
+    const BYTES: usize = 16 << 20;
+    const LEFT: u64 = 6 << 20;
+    place.each_rank(|rank| {
+        let (short, whole) = (call(0, place.nranks, 1000), call(0, place.nranks, (BYTES - OFFSET) as u64 / 4));
+        let memory = [Kind::Pooled.memory(&rank.stream, BYTES)?, Kind::Pooled.memory(&rank.stream, BYTES)?];
+        let at = (memory[0].buffer(), memory[1].buffer());
+        rank.together.wait();
+        let taken = DeviceMemory::new(&rank.context, (rank.context.free_bytes()? - LEFT) as usize)?;
+        rank.together.wait();
+        let refused = run(&rank, &whole, at).err().context("it has room")?.to_string();
+        ensure!(refused.contains("CUDA_ERROR_OUT_OF_MEMORY (2)"), "{refused}");
+        run(&rank, &short, at)?;
+        rank.together.wait();
+        drop(taken);
+        rank.together.wait();
+        run(&rank, &whole, at)?;
+        ensure!(rank.comm.async_error().is_none());
+        Ok(())
+    })
+}
+
+#[test]
+#[ignore = "needs two GPUs"]
+fn a_call_that_finds_no_memory_can_be_made_again() {
+    assert!(gpus().expect("GPUs").len() > 1, "needs two GPUs");
+    let service = TestService::start(LARGE);
+    let directory = tempfile::tempdir().expect("a directory");
+    let enough = directory.path().join("enough");
+    let mut others = Player::start_with("keeps_calling", &everybody(&service, 1), &[(UNTIL, enough.clone())]);
+    others.hears("keeps calling");
+    Player::start("runs_out", &everybody(&service, 0)).ends_well();
+    std::fs::write(&enough, "").expect("written");
+    others.ends_well();
+}
 
 /// Makes large calls, and tells whoever listens the handle of memory that they use, and that of memory that is freed.
 fn shows_handles(place: &Place) -> anyhow::Result<()> {

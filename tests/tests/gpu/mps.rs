@@ -27,6 +27,9 @@ pub const STRAY: &[u8] = br"
 }
 ";
 
+/// Where a role finds that it is enough.
+pub const UNTIL: &str = "MCCS_GPU_UNTIL";
+
 /// Calls until the process is at home, then ruins its context.
 fn crashes(place: &Place) -> anyhow::Result<()> {
     place.each_rank(|Rank { context, comm, stream, together }| {
@@ -51,7 +54,7 @@ fn crashes(place: &Place) -> anyhow::Result<()> {
 
 /// Calls, and checks, until it hears that it is enough.
 fn keeps_calling(place: &Place) -> anyhow::Result<()> {
-    let until = std::env::var_os("MCCS_GPU_UNTIL").map(PathBuf::from);
+    let until = std::env::var_os(UNTIL).map(PathBuf::from);
     place.each_rank(|Rank { context, comm, stream, together }| {
         let calls: Vec<_> = (0..4).map(|n| call(n, place.nranks, 1 + n * 9000)).collect();
         let at = calls.iter().map(|call| Buffers::of(&context, call)).collect::<Result<Vec<_>, _>>()?;
@@ -99,7 +102,7 @@ fn crash_beside(crashing: &[(&str, PathBuf)]) {
     let service = TestService::start(TENANTS);
     let directory = tempfile::tempdir().expect("a directory");
     let until = directory.path().join("enough");
-    let mut other = Player::start_with("keeps_calling", &everybody(&service, 1), &[("MCCS_GPU_UNTIL", until.clone())]);
+    let mut other = Player::start_with("keeps_calling", &everybody(&service, 1), &[(UNTIL, until.clone())]);
     other.hears("keeps calling");
     let said = Player::start_with("crashes", &everybody(&service, 0), crashing).ends_well();
     assert!(said.contains("CUDA_ERROR"), "{said}");

@@ -38,6 +38,11 @@ pub fn strict(ordering: &str) -> String {
     )
 }
 
+/// The same, with nearly everything by its engines.
+pub fn by_engines(ordering: &str) -> String {
+    strict(ordering).replacen("[cuda]\n", "[cuda]\nlarge_from = \"1KiB\"\n", 1)
+}
+
 /// The halves of a communicator, with a service for each.
 fn halves(hosts: &TestHosts, tenant: usize) -> [Place; 2] {
     let whole = everybody(hosts.service(0), tenant);
@@ -51,7 +56,7 @@ fn halves(hosts: &TestHosts, tenant: usize) -> [Place; 2] {
     [Place { ranks: 0..half, root: "h0".into(), ..whole }, second]
 }
 
-fn play_halves(role: &str, hosts: &TestHosts) -> Vec<String> {
+pub fn play_halves(role: &str, hosts: &TestHosts) -> Vec<String> {
     let players = halves(hosts, 0).map(|place| Player::start(role, &place));
     players.into_iter().map(Player::ends_well).collect()
 }

@@ -142,8 +142,7 @@ impl DirectCommunicator {
         stream: RawStream,
     ) -> Result<(), Error> {
         let member = &*self.member;
-        // What was called before waits for it.
-        member.released_if_alone().map_or(Ok(()), Err)?;
+        member.client.0.requests.check_alive()?;
         let (kind, rank, root) = (checked.kind, member.rank, checked.root);
         let size = checked.dtype.size_bytes() as u64;
         let send_bytes = kind.send_count(checked.count, member.nranks, rank, root).unwrap_or(0) * size;

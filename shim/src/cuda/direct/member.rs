@@ -4,8 +4,8 @@
 //! may be after the communicator has left.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 
 use mccs_cuda::{
     Context, DeviceAddress, Function, HostRegistration, ImportedMemory, IpcHandle, Kernels, OwnedStream, is_sticky,
@@ -69,6 +69,9 @@ impl Member {
             _imports.push(imported);
         }
         let kernels = kernels(&context)?;
+        let page = Arc::new(page);
+        let awaited: Weak<DirectPage> = Arc::downgrade(&page);
+        client.0.watch.add(client.0.requests.socket(), awaited)?;
         let is_told = AtomicBool::new(false);
         Ok(Member {
             client,
@@ -81,7 +84,7 @@ impl Member {
             areas,
             _imports,
             registration,
-            page: Arc::new(page),
+            page,
             is_told,
         })
     }
@@ -103,16 +106,8 @@ impl Member {
 
     /// The error that ended the communicator, if one did: on any rank.
     pub(super) fn failure(&self) -> Option<Error> {
-        let gone = self.released_if_alone();
+        let gone = self.client.0.requests.check_alive().err();
         self.contradiction().or_else(|| self.client.0.comm_failure(self.handle)).or(gone)
-    }
-
-    /// Lets kernels and streams go on if the service has gone, since nobody else would. Returns that it has.
-    pub(super) fn released_if_alone(&self) -> Option<Error> {
-        let gone = self.client.0.requests.check_alive().err()?;
-        self.page.abort();
-        self.page.release_all();
-        Some(gone)
     }
 
     /// Why the communicator has failed, if this is because two ends of a message did not mean the same.
@@ -130,7 +125,6 @@ impl Member {
     pub(super) fn give_up(&self, error: &Error) {
         let cuda_error = error.cuda_code();
         self.client.0.requests.send_and_forget(Request::AbortComm { comm: self.handle, cuda_error });
-        self.released_if_alone();
     }
 
     /// Does so if a call's error stays: nothing of this rank runs any more, and the others would wait for it. After any other the caller may
@@ -168,7 +162,6 @@ impl Member {
             Ok::<_, Error>(AreaLayout::ended(word) >= launched && has_rest_ended())
         };
         while !self.page.is_aborted() && !has_ended()? {
-            self.released_if_alone();
             std::thread::sleep(LOOK_AGAIN_AFTER);
         }
         // Kernels that were stopped do not count, and those in graphs only by number.
@@ -176,8 +169,6 @@ impl Member {
         if is_known {
             return Ok(());
         }
-        // Others may have said that it was aborted: streams wait all the same.
-        self.released_if_alone();
         self.context.synchronize().map_err(cuda_error)
     }
 }

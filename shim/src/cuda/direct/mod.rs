@@ -342,11 +342,7 @@ impl DirectCommunicator {
     pub(super) fn abort(&self) -> Result<(), Error> {
         self.member.page.abort();
         let request = Request::AbortComm { comm: self.member.handle, cuda_error: None };
-        let told = self.member.client.0.requests.call(request, &[]);
-        if told.is_err() {
-            self.member.released_if_alone();
-        }
-        told.map(drop)
+        self.member.client.0.requests.call(request, &[]).map(drop)
     }
 
     /// The service may free areas once all ranks have left: so not before this one's kernels have ended.

@@ -66,11 +66,6 @@ impl Captures {
         locked(&self.made).as_ref()?.failure()
     }
 
-    /// Lets streams go on that nobody else does: the service has gone.
-    pub(super) fn release(&self) {
-        locked(&self.made).iter().for_each(|own| own.gated.release());
-    }
-
     /// Ends the communicator of replays on all ranks.
     pub(super) fn abort(&self) {
         locked(&self.made).iter().for_each(Captured::abort);

@@ -1,7 +1,7 @@
 //! A stream of the service's that goes on when a GPU's stream has come to a word, with the memory that both reach.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 use bytemuck::Zeroable;
 use mccs_cuda::{Context, DeviceAddress, HostRegistration, RawStream};
@@ -11,6 +11,7 @@ use mccs_kernels::cuda::StageArgs;
 use super::SLOTS;
 use crate::cuda::cuda_error;
 use crate::cuda::resources::StageKernel;
+use crate::cuda::watch::Awaited;
 use crate::{Client, Error, Region, Span, Stream};
 
 /// Room for the gate before the slots, which begin on a page of their own.
@@ -65,6 +66,17 @@ impl Access {
     }
 }
 
+/// A region that begins with a gate.
+struct GateMemory(Region);
+
+impl Awaited for GateMemory {
+    fn let_through(&self) {
+        // SAFETY: it begins with room for a gate, and stays mapped as long as `self` lives.
+        let gate = unsafe { Gate::at(self.0.as_ptr()) };
+        gate.into_iter().for_each(Gate::release);
+    }
+}
+
 /// See the module's documentation. Its unsafe methods enqueue: the GPU's stream must live, and `self` until it has come to
 /// what they enqueue.
 pub(super) struct Gated {
@@ -72,30 +84,31 @@ pub(super) struct Gated {
     pub(super) stream: Stream,
     /// Before the region, whose memory it names.
     registration: HostRegistration,
-    region: Arc<Region>,
+    memory: Arc<GateMemory>,
     pub(super) access: Access,
 }
 
 impl Gated {
     /// With room for slots of so many bytes together.
     pub(super) fn new(client: &Client, context: &Context, access: Access, bytes: u64) -> Result<Self, Error> {
-        let region = Arc::new(client.allocate(HEAD_BYTES + bytes)?);
+        let region = client.allocate(HEAD_BYTES + bytes)?;
         let stream = client.register_gated_stream(&region, 0)?;
         // SAFETY: the region is mapped longer than it is registered: fields are dropped in order.
         let registration = unsafe { HostRegistration::register(context, region.as_ptr(), region.len_bytes()) };
-        Ok(Gated { stream, registration: registration.map_err(cuda_error)?, region, access })
+        let (registration, memory) = (registration.map_err(cuda_error)?, Arc::new(GateMemory(region)));
+        let awaited: Weak<GateMemory> = Arc::downgrade(&memory);
+        client.0.watch.add(client.0.requests.socket(), awaited)?;
+        Ok(Gated { stream, registration, memory, access })
     }
 
     /// Lets everything through, on both sides.
     pub(super) fn release(&self) {
-        // SAFETY: the region begins with room for a gate, and stays mapped as long as `self` lives.
-        let gate = unsafe { Gate::at(self.region.as_ptr()) };
-        gate.into_iter().for_each(Gate::release);
+        self.memory.let_through();
     }
 
     /// Where the service sees what lies at an offset in the slots.
     pub(super) fn span(&self, offset: u64) -> Span {
-        self.region.at(HEAD_BYTES + offset)
+        self.memory.0.at(HEAD_BYTES + offset)
     }
 
     /// Where the GPU sees the same.
@@ -129,7 +142,7 @@ impl Gated {
     pub(super) fn set_ticket(&self, number: u64, ticket: u64) {
         let offset = ticket_offset(number);
         // SAFETY: in the head of the region, which is mapped as long as `self` lives and aligned to pages; others only read it.
-        let word = unsafe { AtomicU64::from_ptr(self.region.as_ptr().add(offset as usize).cast()) };
+        let word = unsafe { AtomicU64::from_ptr(self.memory.0.as_ptr().add(offset as usize).cast()) };
         word.store(ticket, Ordering::Release);
     }
 

@@ -186,19 +186,13 @@ impl StagedCommunicator {
     /// See [`super::CudaCommunicator::async_error`].
     pub(super) fn async_error(&self) -> Option<Error> {
         let gone = self.client.0.requests.check_alive().err();
-        if gone.is_some() {
-            // Nobody else would let streams go on.
-            self.gated.release();
-            self.points.release();
-            self.captures.release();
-        }
         self.client.0.comm_failure(self.comm.handle()).or(gone).or_else(|| self.captures.failure())
     }
 
-    /// See [`super::CudaCommunicator::abort`]. The service lets streams go on, or this if it has gone.
+    /// See [`super::CudaCommunicator::abort`]. The service lets streams go on.
     pub(super) fn abort(&self) -> Result<(), Error> {
         self.captures.abort();
-        self.comm.abort().inspect_err(|_| drop(self.async_error()))
+        self.comm.abort()
     }
 
     /// Leaves when this rank's operations have ended.
@@ -218,9 +212,6 @@ impl StagedCommunicator {
             return Ok(());
         }
         while !order.last_call.has_happened().map_err(cuda_error)? {
-            if self.client.0.requests.check_alive().is_err() {
-                self.gated.release();
-            }
             std::thread::sleep(LOOK_AGAIN_AFTER);
         }
         Ok(())

@@ -281,21 +281,12 @@ impl StagedPoints {
         Ok(())
     }
 
-    /// Lets streams go on that nobody else does: the service has gone.
-    pub(super) fn release(&self) {
-        let order = locked(&self.order);
-        order.lanes.values().chain(order.captured.values()).for_each(|lane| lane.gated.release());
-    }
-
     /// Waits until this rank's messages are done. There are none from here on.
     pub(super) fn leave(&self) -> Result<(), Error> {
         let mut order = locked(&self.order);
         order.has_left = true;
         for lane in order.lanes.values() {
             while !lane.last.has_happened().map_err(cuda_error)? {
-                if self.comm.client().0.requests.check_alive().is_err() {
-                    lane.gated.release();
-                }
                 std::thread::sleep(LOOK_AGAIN_AFTER);
             }
         }

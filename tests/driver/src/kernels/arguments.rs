@@ -11,6 +11,15 @@ pub(super) const KEEP: u32 = 4;
 pub(super) const SCALED: u32 = 8;
 pub(super) const SCALAR_AT: u32 = 16;
 
+/// Of the examples' kernel.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(super) struct Fill {
+    pub(super) data: u64,
+    pub(super) count: u32,
+    pub(super) rank: u32,
+}
+
 /// Of collectives between ranks.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[allow(dead_code, reason = "some say how warps share the work")]

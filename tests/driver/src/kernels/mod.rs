@@ -35,6 +35,8 @@ pub(crate) enum Kernel {
     Points(usize),
     /// Writes where nothing is: of tests.
     Stray,
+    /// Fills memory: of the examples.
+    Fill,
 }
 
 /// Where a collective's messages go through.
@@ -66,6 +68,7 @@ impl Kernel {
     pub(crate) fn find(name: &str, is_ptx: bool) -> Option<Kernel> {
         match name {
             "stray" => return is_ptx.then_some(Kernel::Stray),
+            "fill" => return is_ptx.then_some(Kernel::Fill),
             STAGE_FUNCTION => return Some(Kernel::Stage),
             "mccs_points_few" => return Some(Kernel::Points(32)),
             "mccs_points_many" => return Some(Kernel::Points(1024)),
@@ -158,6 +161,16 @@ fn operator(code: u32) -> Result<RedOp, Stop> {
     all.get(code as usize).copied().ok_or(Stop::Failed(ILLEGAL_ADDRESS))
 }
 
+/// What the examples' kernel does.
+fn fill(device: &'static Device, args: &arguments::Fill) -> Result<(), Stop> {
+    let data = Running::new(device, 0)?.at(args.data, u64::from(args.count) * 4)? as *mut f32;
+    for index in 0..args.count {
+        // SAFETY: so many elements are there, as was looked up.
+        unsafe { data.add(index as usize).write_unaligned(((index + args.rank) % 7) as f32) };
+    }
+    Ok(())
+}
+
 /// A launch as a stream's work: with a copy of the argument.
 ///
 /// # Safety
@@ -199,6 +212,10 @@ pub(crate) unsafe fn work(
             Kernel::Stray => {
                 let at: u64 = read(argument);
                 Box::new(move |device| Running::new(device, 0)?.at(at, 4).map(drop))
+            }
+            Kernel::Fill => {
+                let args: arguments::Fill = read(argument);
+                Box::new(move |device| fill(device, &args))
             }
         }
     };

@@ -1,0 +1,58 @@
+/* The CUDA driver, for programs that are compiled where no CUDA installation is: its functions are declared here and looked up in libcuda. */
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+/* Of cuda.h, as far as these programs need it. */
+typedef int CUresult, CUdevice;
+typedef unsigned long long CUdeviceptr;
+typedef void *CUcontext, *CUmodule, *CUfunction, *CUstream;
+static CUresult (*cuInit)(unsigned);
+static CUresult (*cuDeviceGetCount)(int *);
+static CUresult (*cuDeviceGet)(CUdevice *, int);
+static CUresult (*cuDevicePrimaryCtxRetain)(CUcontext *, CUdevice);
+static CUresult (*cuCtxSetCurrent)(CUcontext);
+static CUresult (*cuStreamCreate)(CUstream *, unsigned);
+static CUresult (*cuStreamSynchronize)(CUstream);
+static CUresult (*cuMemAlloc_v2)(CUdeviceptr *, size_t);
+static CUresult (*cuMemFree_v2)(CUdeviceptr);
+static CUresult (*cuMemcpyHtoD_v2)(CUdeviceptr, const void *, size_t);
+static CUresult (*cuMemcpyDtoH_v2)(void *, CUdeviceptr, size_t);
+static CUresult (*cuModuleLoadData)(CUmodule *, const void *);
+static CUresult (*cuModuleGetFunction)(CUfunction *, CUmodule, const char *);
+static CUresult (*cuLaunchKernel)(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                                  CUstream, void **, void **);
+
+static void load(void) {
+    void *driver = dlopen("libcuda.so.1", RTLD_NOW);
+    if (driver == NULL) {
+        fprintf(stderr, "there is no CUDA driver here\n");
+        exit(3);
+    }
+    struct { const char *name; void *function; } all[] = {
+        {"cuInit", &cuInit}, {"cuDeviceGetCount", &cuDeviceGetCount}, {"cuDeviceGet", &cuDeviceGet},
+        {"cuDevicePrimaryCtxRetain", &cuDevicePrimaryCtxRetain}, {"cuCtxSetCurrent", &cuCtxSetCurrent},
+        {"cuStreamCreate", &cuStreamCreate}, {"cuStreamSynchronize", &cuStreamSynchronize},
+        {"cuMemAlloc_v2", &cuMemAlloc_v2}, {"cuMemFree_v2", &cuMemFree_v2},
+        {"cuMemcpyHtoD_v2", &cuMemcpyHtoD_v2}, {"cuMemcpyDtoH_v2", &cuMemcpyDtoH_v2},
+        {"cuModuleLoadData", &cuModuleLoadData}, {"cuModuleGetFunction", &cuModuleGetFunction},
+        {"cuLaunchKernel", &cuLaunchKernel},
+    };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        void *found = dlsym(driver, all[i].name);
+        if (found == NULL) {
+            fprintf(stderr, "the CUDA driver lacks %s\n", all[i].name);
+            exit(3);
+        }
+        *(void **)all[i].function = found;
+    }
+}
+
+#define CUDA(call)                                                                                                     \
+    do {                                                                                                               \
+        CUresult result = (call);                                                                                      \
+        if (result != 0) {                                                                                             \
+            fprintf(stderr, "%s: error %d\n", #call, result);                                                          \
+            exit(1);                                                                                                   \
+        }                                                                                                              \
+    } while (0)

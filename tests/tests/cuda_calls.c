@@ -1,0 +1,164 @@
+/* Every function of mccs.h for GPUs, by two ranks in a process each: with arguments that are right, and the result checked; and with wrong ones,
+ * which must return the right code and crash nothing. */
+#include "driver.h"
+#include "example.h"
+
+#define EXPECT(code, call)                                                                                             \
+    do {                                                                                                               \
+        mccsResult_t result = (call);                                                                                  \
+        if (result != (code)) {                                                                                        \
+            fprintf(stderr, "line %d: %s gave %d (%s)\n", __LINE__, #call, result, mccsGetLastError());                \
+            exit(1);                                                                                                   \
+        }                                                                                                              \
+    } while (0)
+#define REFUSED(call) EXPECT(mccsInvalidArgument, call)
+
+enum { COUNT = 6, NRANKS = 2, BYTES = NRANKS * COUNT * sizeof(float) };
+static int rank;
+static CUstream stream;
+static CUdeviceptr in, out;
+static float got[NRANKS * COUNT];
+
+/* What a rank has to send. */
+static float value(int rank, int at) { return (float)(100 * rank + at); }
+static float sum(int at) { return value(0, at) + value(1, at); }
+
+/* Makes a call, and checks what came; `i` counts its elements. */
+#define RUN(count, expected, call)                                                                                     \
+    do {                                                                                                               \
+        for (int i = 0; i < NRANKS * COUNT; i++) got[i] = value(rank, i);                                              \
+        CUDA(cuMemcpyHtoD_v2(in, got, BYTES));                                                                         \
+        EXPECT(mccsSuccess, call);                                                                                     \
+        CUDA(cuStreamSynchronize(stream));                                                                             \
+        CUDA(cuMemcpyDtoH_v2(got, out, BYTES));                                                                        \
+        for (int i = 0; i < (count); i++) {                                                                            \
+            if (got[i] == (expected)) continue;                                                                        \
+            fprintf(stderr, "rank %d: %s: element %d is %g, not %g\n", rank, #call, i, got[i], (double)(expected));     \
+            exit(1);                                                                                                   \
+        }                                                                                                              \
+    } while (0)
+
+static mccsResult_t exchange(mccsCudaComm_t comm) {
+    int other = 1 - rank;
+    EXPECT(mccsSuccess, mccsGroupStart());
+    EXPECT(mccsSuccess, mccsCudaSend((void *)in, COUNT, mccsFloat32, other, comm, stream));
+    EXPECT(mccsSuccess, mccsCudaRecv((void *)out, COUNT, mccsFloat32, other, comm, stream));
+    return mccsGroupEnd();
+}
+
+static void call_wrongly(mccsCudaComm_t comm) {
+    void *send = (void *)in, *recv = (void *)out, *odd = (void *)(in + 1);
+    mccsRedOp_t op;
+    float factor = 3;
+    mccsResult_t error;
+    int number;
+    REFUSED(mccsCudaCommGetAsyncError(NULL, &error));
+    REFUSED(mccsCudaCommGetAsyncError(comm, NULL));
+    REFUSED(mccsCudaCommCount(NULL, &number));
+    REFUSED(mccsCudaCommCount(comm, NULL));
+    REFUSED(mccsCudaCommUserRank(NULL, &number));
+    REFUSED(mccsCudaCommUserRank(comm, NULL));
+    REFUSED(mccsCudaRedOpCreatePreMulSum(NULL, &factor, mccsFloat32, 0, comm));
+    REFUSED(mccsCudaRedOpCreatePreMulSum(&op, NULL, mccsFloat32, 1, comm));
+    REFUSED(mccsCudaRedOpCreatePreMulSum(&op, &factor, (mccsDataType_t)99, 0, comm));
+    REFUSED(mccsCudaRedOpCreatePreMulSum(&op, &factor, mccsFloat32, 0, NULL));
+    REFUSED(mccsCudaRedOpDestroy(100, comm));
+    REFUSED(mccsCudaRedOpDestroy(100, NULL));
+    REFUSED(mccsCudaAllReduce(NULL, recv, COUNT, mccsFloat32, mccsSum, comm, stream));
+    REFUSED(mccsCudaAllReduce(send, recv, COUNT, mccsFloat32, 5, comm, stream));
+    REFUSED(mccsCudaAllReduce(send, recv, COUNT, mccsFloat32, 100, comm, stream));
+    REFUSED(mccsCudaAllReduce(send, recv, (size_t)-1, mccsFloat32, mccsSum, comm, stream));
+    REFUSED(mccsCudaAllReduce(send, recv, COUNT, mccsFloat32, mccsSum, NULL, stream));
+    REFUSED(mccsCudaReduceScatter(odd, recv, COUNT, mccsFloat32, mccsSum, comm, stream));
+    REFUSED(mccsCudaReduceScatter(send, recv, COUNT, (mccsDataType_t)99, mccsSum, comm, stream));
+    REFUSED(mccsCudaReduce(send, recv, COUNT, mccsFloat32, mccsSum, NRANKS, comm, stream));
+    REFUSED(mccsCudaReduce(send, recv, COUNT, mccsFloat32, mccsSum, -1, comm, stream));
+    REFUSED(mccsCudaAllGather(send, NULL, COUNT, mccsFloat32, comm, stream));
+    REFUSED(mccsCudaAllGather(send, recv, COUNT, mccsFloat32, NULL, stream));
+    REFUSED(mccsCudaAllToAll(send, send, COUNT, mccsFloat32, comm, stream)); /* never in place */
+    REFUSED(mccsCudaBroadcast(send, recv, COUNT, mccsFloat32, NRANKS, comm, stream));
+    REFUSED(mccsCudaGather(send, recv, COUNT, mccsFloat32, -1, comm, stream));
+    REFUSED(mccsCudaScatter(send, recv, COUNT, mccsFloat32, NRANKS, comm, stream));
+    REFUSED(mccsCudaBarrier(NULL, stream));
+    REFUSED(mccsCudaSend(send, COUNT, mccsFloat32, NRANKS, comm, stream));
+    REFUSED(mccsCudaSend(send, COUNT, mccsFloat32, rank, comm, stream)); /* to oneself only in a group */
+    REFUSED(mccsCudaSend(send, COUNT, mccsFloat32, 1 - rank, NULL, stream));
+    REFUSED(mccsCudaRecv(NULL, COUNT, mccsFloat32, 1 - rank, comm, stream));
+    REFUSED(mccsCudaRecv(recv, COUNT, mccsFloat32, -1, comm, stream));
+    EXPECT(mccsSuccess, mccsCudaCommGetAsyncError(comm, &error));
+    EXPECT(mccsSuccess, error);
+}
+
+static void call_rightly(mccsCudaComm_t comm) {
+    void *send = (void *)in, *recv = (void *)out;
+    int own = rank * COUNT;
+    RUN(COUNT, sum(i), mccsCudaAllReduce(send, recv, COUNT, mccsFloat32, mccsSum, comm, stream));
+    RUN(COUNT, sum(own + i), mccsCudaReduceScatter(send, recv, COUNT, mccsFloat32, mccsSum, comm, stream));
+    RUN(rank == 1 ? COUNT : 0, sum(i), mccsCudaReduce(send, recv, COUNT, mccsFloat32, mccsSum, 1, comm, stream));
+    RUN(NRANKS * COUNT, value(i / COUNT, i % COUNT), mccsCudaAllGather(send, recv, COUNT, mccsFloat32, comm, stream));
+    RUN(NRANKS * COUNT, value(i / COUNT, own + i % COUNT),
+        mccsCudaAllToAll(send, recv, COUNT, mccsFloat32, comm, stream));
+    RUN(COUNT, value(1, i), mccsCudaBroadcast(send, recv, COUNT, mccsFloat32, 1, comm, stream));
+    RUN(rank == 0 ? NRANKS * COUNT : 0, value(i / COUNT, i % COUNT),
+        mccsCudaGather(send, recv, COUNT, mccsFloat32, 0, comm, stream));
+    RUN(COUNT, value(1, own + i), mccsCudaScatter(send, recv, COUNT, mccsFloat32, 1, comm, stream));
+    RUN(0, 0.0f, mccsCudaBarrier(comm, stream));
+    RUN(COUNT, value(1 - rank, i), exchange(comm));
+
+    float factor = 3;
+    CUdeviceptr there;
+    CUDA(cuMemAlloc_v2(&there, sizeof factor));
+    CUDA(cuMemcpyHtoD_v2(there, &factor, sizeof factor));
+    for (int is_there = 0; is_there < 2; is_there++) {
+        mccsRedOp_t op;
+        void *at = is_there ? (void *)there : (void *)&factor;
+        EXPECT(mccsSuccess, mccsCudaRedOpCreatePreMulSum(&op, at, mccsFloat32, is_there, comm));
+        RUN(COUNT, factor * sum(i), mccsCudaAllReduce(send, recv, COUNT, mccsFloat32, op, comm, stream));
+        EXPECT(mccsSuccess, mccsCudaRedOpDestroy(op, comm));
+    }
+    CUDA(cuMemFree_v2(there));
+}
+
+int main(void) {
+    int nranks, gpus, number;
+    mccsUniqueId id;
+    mccsClient_t client;
+    mccsCudaComm_t comm;
+    CUdevice device;
+    CUcontext context;
+    find_place(&rank, &nranks, &id);
+    load();
+    EXPECT(mccsSuccess, mccsConnect(NULL, &client));
+    EXPECT(mccsSystemError, mccsCudaCommInitRank(&comm, client, NRANKS, &id, rank)); /* no context is current */
+    CUDA(cuInit(0));
+    CUDA(cuDeviceGetCount(&gpus));
+    CUDA(cuDeviceGet(&device, rank % gpus));
+    CUDA(cuDevicePrimaryCtxRetain(&context, device));
+    CUDA(cuCtxSetCurrent(context));
+    CUDA(cuStreamCreate(&stream, 1));
+    CUDA(cuMemAlloc_v2(&in, BYTES));
+    CUDA(cuMemAlloc_v2(&out, BYTES));
+    REFUSED(mccsCudaCommInitRank(NULL, client, NRANKS, &id, rank));
+    REFUSED(mccsCudaCommInitRank(&comm, NULL, NRANKS, &id, rank));
+    REFUSED(mccsCudaCommInitRank(&comm, client, NRANKS, NULL, rank));
+    REFUSED(mccsCudaCommInitRank(&comm, client, -1, &id, rank));
+    REFUSED(mccsCudaCommInitRank(&comm, client, NRANKS, &id, NRANKS));
+    EXPECT(mccsSuccess, mccsCudaCommInitRank(&comm, client, NRANKS, &id, rank));
+    EXPECT(mccsSuccess, mccsCudaCommCount(comm, &number));
+    if (number != NRANKS) return 1;
+    EXPECT(mccsSuccess, mccsCudaCommUserRank(comm, &number));
+    if (number != rank) return 1;
+    call_wrongly(comm);
+    call_rightly(comm);
+    REFUSED(mccsCudaCommDestroy(NULL));
+    REFUSED(mccsCudaCommAbort(NULL));
+    EXPECT(mccsSuccess, mccsCudaCommDestroy(comm));
+    id.internal[0] ^= 1;
+    EXPECT(mccsSuccess, mccsCudaCommInitRank(&comm, client, NRANKS, &id, rank));
+    EXPECT(mccsSuccess, mccsCudaCommAbort(comm));
+    CUDA(cuMemFree_v2(in));
+    CUDA(cuMemFree_v2(out));
+    EXPECT(mccsSuccess, mccsDisconnect(client));
+    printf("rank %d: every function for GPUs\n", rank);
+    return 0;
+}

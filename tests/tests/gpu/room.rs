@@ -1,0 +1,133 @@
+//! Memory of GPUs: when there is none left, when those that had it are dead, and how much of tenants' stays open. Needs two GPUs.
+
+use std::sync::Arc;
+
+use anyhow::ensure;
+use mccs_cuda::{Context, DeviceMemory, gpus};
+use mccs_service::tenants::{Resource, Tenant};
+use mccs_tests::TestService;
+
+use super::losses::refuse;
+use super::mps::UNTIL;
+use super::ranks::{Buffers, Place, Player, Role, call, enqueue, enqueue_at, everybody};
+use super::staged::by_engines;
+use super::{LARGE, TENANTS, free_bytes, wait_until};
+
+pub const ROLES: &[(&str, Role)] = &[("never_comes", never_comes), ("uses_many_buffers", uses_many_buffers)];
+
+/// The tenant of a session that is there.
+fn tenant(service: &TestService) -> Arc<Tenant> {
+    Arc::clone(&service.service().registry.sessions().first().expect("a session").tenant)
+}
+
+#[test]
+#[ignore = "needs two GPUs"]
+fn a_gpu_without_room_refuses_a_communicator_and_nothing_else() {
+    /// Less than a communicator takes, and enough for a process.
+    const LEFT: u64 = 3 << 29;
+    assert!(gpus().expect("GPUs").len() > 1, "needs two GPUs");
+    for config in [TENANTS, &by_engines("auto")] {
+        let config = config.replacen("[cuda]\n", "[cuda]\nslot = \"1GiB\"\n", 1);
+        let service = TestService::start(&config);
+        let directory = tempfile::tempdir().expect("a directory");
+        let enough = directory.path().join("enough");
+        let mut others = Player::start_with("keeps_calling", &everybody(&service, 1), &[(UNTIL, enough.clone())]);
+        others.hears("keeps calling");
+        let context = Context::primary(gpus().expect("GPUs").last().expect("a GPU")).expect("a context");
+        let rest = context.free_bytes().expect("a number") - LEFT;
+        let taken = DeviceMemory::new(&context, rest as usize).expect("all but a little");
+        refuse(&everybody(&service, 0), "CUDA_ERROR_OUT_OF_MEMORY (2)");
+        std::fs::write(&enough, "").expect("written");
+        others.ends_well();
+        drop(taken);
+        Player::start("checks", &everybody(&service, 0)).ends_well();
+    }
+}
+
+/// All ranks call, and their streams do not come to it.
+fn never_comes(place: &Place) -> anyhow::Result<()> {
+    place.each_rank(|rank| {
+        let call = call(0, place.nranks, 1 << 20);
+        let (at, word) = (Buffers::of(&rank.context, &call)?, DeviceMemory::zeroed(&rank.context, 8)?);
+        rank.together.wait();
+        // SAFETY: word and stream live as long as the process.
+        unsafe { rank.stream.raw().wait_word(word.address(), 1)? };
+        enqueue(&rank.comm, &call, &at, rank.stream.raw())?;
+        rank.together.wait();
+        println!("is there");
+        loop {
+            std::thread::park();
+        }
+    })
+}
+
+#[test]
+#[ignore = "needs two GPUs"]
+fn memory_of_the_dead_comes_back_whose_streams_never_came_to_their_calls() {
+    assert!(gpus().expect("GPUs").len() > 1, "needs two GPUs");
+    for config in [LARGE, &by_engines("auto"), &by_engines("events")] {
+        let service = TestService::start(config);
+        // What is only ever made once.
+        Player::start("checks", &everybody(&service, 0)).ends_well();
+        wait_until(|| service.service().registry.comms().is_empty());
+        let before = free_bytes();
+        let mut player = Player::start("never_comes", &everybody(&service, 0));
+        player.hears("is there");
+        let tenant = tenant(&service);
+        wait_until(|| tenant.used(Resource::Imports) > 0);
+        player.process.kill().expect("killed");
+        player.process.wait().expect("its end");
+        wait_until(|| service.service().registry.comms().is_empty() && tenant.used(Resource::Imports) == 0);
+        wait_until(|| free_bytes().iter().zip(&before).all(|(now, before)| now + (1 << 20) >= *before));
+    }
+}
+
+/// Buffers that each rank has registered at a time, at most.
+const REGISTERED_MAX: u64 = 128;
+const RANKS: u32 = 2;
+
+/// Calls with more buffers than stay registered, and with the first ones again.
+fn uses_many_buffers(place: &Place) -> anyhow::Result<()> {
+    let buffers = REGISTERED_MAX * 2 + 50;
+    place.each_rank(|rank| {
+        let call = call(0, place.nranks, 1000);
+        // An allocation of its own each.
+        let memory = (0..buffers).map(|_| DeviceMemory::new(&rank.context, 2 << 20));
+        let memory = memory.collect::<Result<Vec<_>, _>>()?;
+        rank.together.wait();
+        for memory in memory.iter().chain(&memory[..3]) {
+            let at = memory.address();
+            let mut output = call.input(rank.comm.rank());
+            // SAFETY: there is room for the call, and nothing is in flight before and after.
+            unsafe {
+                mccs_cuda::copy_from_host(at, &output)?;
+                enqueue_at(&rank.comm, (&call, call.redop.into()), (at, at), rank.stream.raw())?;
+                rank.stream.raw().synchronize()?;
+                mccs_cuda::copy_to_host(&mut output, at)?;
+            }
+            ensure!(call.wrong_elements(rank.comm.rank(), &output) == 0);
+        }
+        rank.together.wait();
+        println!("is done");
+        loop {
+            std::thread::park();
+        }
+    })
+}
+
+#[test]
+#[ignore = "needs two GPUs"]
+fn only_so_many_buffers_stay_open() {
+    assert!(gpus().expect("GPUs").len() > 1, "needs two GPUs");
+    let service = TestService::start(LARGE);
+    let place = Place { nranks: RANKS, ranks: 0..RANKS, ..everybody(&service, 0) };
+    let mut player = Player::start("uses_many_buffers", &place);
+    player.hears("is done");
+    // Of each rank, on each GPU; all of them would be more even if one GPU had them open.
+    let most = REGISTERED_MAX * u64::from(RANKS * RANKS);
+    let tenant = tenant(&service);
+    wait_until(|| (1..=most).contains(&tenant.used(Resource::Imports)));
+    player.process.kill().expect("killed");
+    player.process.wait().expect("its end");
+    wait_until(|| tenant.used(Resource::Imports) == 0);
+}
