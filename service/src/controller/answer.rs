@@ -1,6 +1,6 @@
 //! What the operator asks of a controller, and is answered.
 
-use mccs_config::service::TransportKind;
+use mccs_config::service::{Algorithm, TransportKind};
 use serde::{Deserialize, Serialize};
 
 use super::history::Went;
@@ -187,6 +187,8 @@ pub enum Standing {
 pub struct StrategyView {
     /// Order of ranks of each channel.
     pub rings: Vec<Vec<u32>>,
+    /// How collectives are carried out.
+    pub algorithm: Algorithm,
     /// What carries flows, where hosts have a choice.
     pub transport: Option<TransportKind>,
     /// Flows of the rings between hosts.

@@ -16,7 +16,7 @@ use crate::exchange::protocol::Name;
 use crate::telemetry::placed::Chosen;
 use crate::topology::Topology;
 use mccs_config::change::FlowChoice;
-use mccs_config::service::FlowPath;
+use mccs_config::service::{Algorithm, FlowPath};
 
 /// Whether what an operator has said is being put in force by itself, so that the answer comes when it is.
 struct Begun(bool);
@@ -99,8 +99,8 @@ impl Controller {
             let strategy = match basis {
                 Some(basis) => strategy_of(&held.report, &basis.topology),
                 None => {
-                    let Chosen { rings, transport, .. } = &held.report.chosen;
-                    StrategyView { rings: rings.clone(), transport: *transport, flows: Vec::new() }
+                    let Chosen { rings, algorithm, transport, .. } = held.report.chosen.clone();
+                    StrategyView { rings, algorithm, transport, flows: Vec::new() }
                 }
             };
             let not_enforced = match &held.plan {
@@ -173,6 +173,7 @@ impl Controller {
                 after: plan.map(|plan| match report.is_pinned {
                     true => strategy_of(report, &basis.topology),
                     false => StrategyView {
+                        algorithm: plan.algorithm,
                         transport: plan.transport,
                         ..view_of(report, (&plan.rings, &plan.paths, &plan.flows), &basis.topology)
                     },
@@ -211,7 +212,7 @@ impl Held {
 fn strategy_of(report: &Report, topology: &Topology) -> StrategyView {
     let chosen = &report.chosen;
     let view = view_of(report, (&chosen.rings, &chosen.paths, &chosen.flows), topology);
-    StrategyView { transport: chosen.transport, ..view }
+    StrategyView { algorithm: chosen.algorithm, transport: chosen.transport, ..view }
 }
 
 /// Rings, and where each flow that they have between hosts goes.
@@ -240,7 +241,7 @@ fn view_of(
             seen.push(FlowView { channel, from: from.to_owned(), to: to.to_owned(), way, priority, class_dscp });
         }
     }
-    StrategyView { rings: rings.to_vec(), transport: None, flows: seen }
+    StrategyView { rings: rings.to_vec(), algorithm: Algorithm::default(), transport: None, flows: seen }
 }
 
 pub(super) fn way_name(path: &FlowPath, topology: &Topology) -> String {

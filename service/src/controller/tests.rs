@@ -2,6 +2,7 @@
 
 mod bed;
 mod by_hand;
+mod channels;
 mod dead;
 mod equipment;
 mod guide;

@@ -251,7 +251,7 @@ impl ControllerEngine {
                 chosen: placed.chosen()?,
                 profile: placed.profile(),
                 is_pinned: placed.is_pinned(),
-                begins_over: placed.begins_over(),
+                began: placed.began()?,
             })
         };
         let live: Vec<Live> = comms.into_iter().filter_map(live).collect();

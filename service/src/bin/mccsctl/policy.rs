@@ -6,7 +6,9 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::Subcommand;
+use mccs_config::service::Algorithm;
 use mccs_config::{PolicyFile, Rate, TopologyFile};
+use mccs_service::collective::Choice;
 use mccs_service::control::ControlRequest;
 use mccs_service::controller::answer::{
     Applied, ControllerAnswer, ControllerRequest, DiffView, HistoryView, LinkRateView, PathRateView, PolicyView,
@@ -165,6 +167,9 @@ fn print_applied(applied: &Applied) {
 }
 
 fn strategy(strategy: &StrategyView, indent: &str) {
+    if strategy.algorithm != Algorithm::Auto {
+        say!("{indent}algorithm {}", Choice::from(strategy.algorithm).name());
+    }
     if let Some(transport) = strategy.transport {
         say!("{indent}flows over {transport}");
     }

@@ -450,12 +450,9 @@ fn a_change_that_is_too_long_for_a_message_is_refused_at_once_and_harms_no_other
     bed.run();
     let ranks: Vec<u32> = (0..NRANKS_MAX).collect();
     let large = bed.begin("u", &[("host-a", &ranks[..2000]), ("host-c", &ranks[2000..])]);
-    let live = bed.host(&large.root).comms.get_mut(&large).unwrap();
-    let rings = Some(vec![ranks.iter().rev().copied().collect(); 4]);
-    change_by(live, StrategyChange { rings, ..StrategyChange::default() }, 1);
-    bed.look(&large.root);
     bed.run();
-    let what = applied(bed.answer(apply("ecmp")));
+    let four = ControllerRequest::Apply { name: "new.toml".into(), text: "[policy]\nchannels = 4\n".into() };
+    let what = applied(bed.answer(four));
     assert_eq!((what.changed, what.rolled_back), (vec![comm.to_string()], false));
     let [(kept, why)] = &what.kept[..] else { panic!("{:?}", what.kept) };
     assert!(*kept == large.to_string() && why.contains("bytes"), "{why}");

@@ -2,7 +2,7 @@ use super::*;
 use crate::controller::answer::{ControllerAnswer, Standing};
 use crate::controller::message::Report;
 use crate::controller::orders::{ORDER_TIME, PAUSE};
-use crate::telemetry::placed::{Chosen, HostRanks};
+use crate::telemetry::placed::{Began, Chosen, HostRanks};
 
 fn name(text: &str) -> Name {
     Name::new(text).unwrap()
@@ -121,7 +121,7 @@ fn what_time_alone_makes_due_is_done_when_the_engine_says() {
         chosen: Chosen { rings: vec![vec![0, 1]], ..Chosen::default() },
         profile: None,
         is_pinned: false,
-        begins_over: None,
+        began: Began { channels: 1, ..Began::default() },
     };
     let synced = AgentMessage::Synced { life: life.expect("asked to report"), is_paced: false };
     for message in [AgentMessage::Report(Box::new(report)), synced] {
