@@ -3,8 +3,8 @@
 use std::time::Instant;
 
 use super::answer::{
-    CommunicatorView, ControllerAnswer, ControllerRequest, DiffView, FlowView, HistoryView, PolicyView, Standing,
-    StrategyView,
+    CommunicatorView, ControllerAnswer, ControllerRequest, DiffView, FlowView, HistoryView, PolicyDiff, PolicyView,
+    Standing, StrategyView,
 };
 use super::basis::Text;
 use super::links::LinkState;
@@ -131,6 +131,7 @@ impl Controller {
             hosts: self.hosts().map(|(host, reports)| (host.to_string(), reports)).collect(),
             elsewhere: self.elsewhere.iter().map(|(host, other)| (host.to_string(), other.clone())).collect(),
             links: self.links.iter().map(|(lower, upper, state)| (lower.to_owned(), upper.to_owned(), state)).collect(),
+            not_enforced: basis.map(|basis| basis.not_enforced.clone()).unwrap_or_default(),
             contradictions: self.contradictions.clone(),
             dead_links: self.links.found().map(|(lower, upper, why)| [lower, upper, why].map(str::to_owned)).collect(),
             communicators: self.comms.values().map(view).collect(),
@@ -154,7 +155,7 @@ impl Controller {
         self.history.iter().map(view).collect()
     }
 
-    fn diff(&self, policy: Text) -> Result<Vec<DiffView>, String> {
+    fn diff(&self, policy: Text) -> Result<PolicyDiff, String> {
         let basis = self.basis_of(self.topology_text()?, policy)?;
         let view = |(report, plan): (&Report, Result<Plan, String>)| {
             let paces_before = self.comms.get(&report.comm).map(Held::paces).unwrap_or_default();
@@ -180,7 +181,9 @@ impl Controller {
                 }),
             }
         };
-        Ok(plan_all(&basis, &self.links, &self.reports(), &self.wants).into_iter().map(view).collect())
+        let plans = plan_all(&basis, &self.links, &self.reports(), &self.wants);
+        let communicators = plans.into_iter().map(view).collect();
+        Ok(PolicyDiff { communicators, not_enforced: basis.not_enforced.clone() })
     }
 
     /// What hosts that hear would have been told under a plan, as [`Held::paces`].

@@ -2,13 +2,13 @@
 
 mod bed;
 mod by_hand;
-mod channels;
 mod dead;
 mod equipment;
 mod guide;
 mod nics;
 mod paces;
 mod properties;
+mod rules;
 mod story;
 mod transport;
 mod trouble;

@@ -10,7 +10,7 @@ use super::bed::{Bed, Host, TOPOLOGY, change_by, name, policy, text};
 use crate::bootstrap::NRANKS_MAX;
 use crate::controller::agent::{Agent, AgentOutput, PACE_KEPT_FOR, PACES_MAX};
 use crate::controller::answer::{
-    Applied, ControllerAnswer, ControllerRequest, DiffView, HistoryView, LinkRateView, RatesView, Standing,
+    Applied, ControllerAnswer, ControllerRequest, DiffView, HistoryView, LinkRateView, PolicyDiff, RatesView, Standing,
     StrategyView,
 };
 use crate::controller::equipment::Equipment;
@@ -513,7 +513,7 @@ fn a_diff_says_what_an_apply_then_does() {
     bed.run();
     let made = bed.changes_made();
     let request = ControllerRequest::Diff { name: "e.toml".into(), text: "[policy]\nname = \"ecmp\"\n".into() };
-    let Ok(ControllerAnswer::Diff(diff)) = bed.answer(request) else { panic!("no diff") };
+    let Ok(ControllerAnswer::Diff(PolicyDiff { communicators: diff, .. })) = bed.answer(request) else { panic!() };
     assert_eq!((diff.len(), diff[0].changes, bed.changes_made()), (1, true, made));
     let way = |flows: &[crate::controller::answer::FlowView]| {
         flows.iter().find(|flow| (&*flow.from, &*flow.to) == ("host-b", "host-c")).unwrap().way.clone()
@@ -531,7 +531,7 @@ fn apply_text(text: &str) -> ControllerRequest {
 /// What a policy would change of every communicator.
 fn diff(bed: &mut Bed, text: &str) -> Vec<DiffView> {
     match bed.answer(ControllerRequest::Diff { name: "new.toml".into(), text: text.into() }) {
-        Ok(ControllerAnswer::Diff(diff)) => diff,
+        Ok(ControllerAnswer::Diff(diff)) => diff.communicators,
         other => panic!("{other:?}"),
     }
 }

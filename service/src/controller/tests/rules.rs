@@ -1,4 +1,5 @@
-//! Channels and algorithm, as the policy says: those that arrive have them, and what communicators began with comes back.
+//! Channels and algorithm, as the policy says: those that arrive have them, and what communicators began with comes back. Rules without
+//! effect are named.
 
 use mccs_config::change::StrategyChange;
 use mccs_config::service::Algorithm;
@@ -73,8 +74,22 @@ fn a_diff_shows_an_algorithm() {
     bed.run();
     let Text { name, text } = says("algorithm = \"one_shot\"");
     let Ok(ControllerAnswer::Diff(diff)) = bed.answer(ControllerRequest::Diff { name, text }) else { panic!("none") };
-    assert!(diff[0].changes_strategy);
-    let after = diff[0].after.as_ref().unwrap();
-    assert_eq!((diff[0].before.algorithm, after.algorithm), (Algorithm::Auto, Algorithm::OneShot));
-    assert_eq!(diff[0].before.rings, after.rings);
+    assert!(diff.communicators[0].changes_strategy);
+    let after = diff.communicators[0].after.as_ref().unwrap();
+    assert_eq!((diff.communicators[0].before.algorithm, after.algorithm), (Algorithm::Auto, Algorithm::OneShot));
+    assert_eq!(diff.communicators[0].before.rings, after.rings);
+}
+
+#[test]
+fn rules_without_effect_are_named_before_and_after() {
+    let mut bed = Bed::new("pfa");
+    bed.begin_wide("t");
+    bed.run();
+    assert_eq!(bed.show().not_enforced, [""; 0]);
+    let Text { name, text } = says("[[tenant]]\nname = \"t\"\npriority = 1");
+    let request = ControllerRequest::Diff { name: name.clone(), text: text.clone() };
+    let Ok(ControllerAnswer::Diff(diff)) = bed.answer(request) else { panic!("none") };
+    let Ok(ControllerAnswer::Applied(applied)) = bed.answer(ControllerRequest::Apply { name, text }) else { panic!() };
+    assert!(diff.not_enforced[0].contains("policy ffa has none"), "{:?}", diff.not_enforced);
+    assert_eq!((&applied.not_enforced, &bed.show().not_enforced), (&diff.not_enforced, &diff.not_enforced));
 }
