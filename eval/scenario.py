@@ -8,10 +8,14 @@ With --lengths, by length, in the manner of MCCS's figure 6: iterations that are
 lengths and variants in turn. A scenario with [[moment]]s is shown over time, in the manner of figure 7: things happen while its
 job runs.
 
+With --table, rewrites the tables of results from what they have measured, and runs nothing but the simulator: where the switches' hash decided, for times
+that were not kept.
+
 usage: scenario.py SCENARIO.toml [--rounds 5] [--longer N] [--more N] [--settle 2s] [--congestion-control cubic] [--variant NAME]...
                    [--fabric FABRIC.toml] [--suffix TEXT] [--stolen PART] [--lengths [0.015625 0.125 1 4]]
+       scenario.py --table eval/results/fabric-SCENARIO.json...
 
-Needs root. Build first: cargo build --release --workspace. Writes eval/results/fabric-SCENARIO[-sizes][-SUFFIX].json (data and provenance)
+Needs root, to measure. Build first: cargo build --release --workspace. Writes eval/results/fabric-SCENARIO[-sizes][-SUFFIX].json (data and provenance)
 and .md, which plot.py draws; fails if a variant's completion times are further than a tenth from the simulator's, or the rates of tenants
 that have shares or caps, while all jobs send, further than 3% from what these allot."""
 
@@ -65,26 +69,31 @@ def seconds(text):
 
 
 class Scenario:
-    def __init__(self, path, longer, more, fabric):
-        self.path = pathlib.Path(path)
-        self.toml = tomllib.loads(self.path.read_text())
-        self.fabric_path = pathlib.Path(fabric) if fabric else self.path.parent / self.toml["fabric"]
+    def __init__(self, toml, fabric_path):
+        """Of a fabric's lengths and rates already."""
+        self.toml, self.fabric_path = toml, pathlib.Path(fabric_path)
         self.fabric = tomllib.loads(self.fabric_path.read_text())
-        rates = self.fabric["rates"]
-        self.scale = number(rates["leaf_spine"], "bit/s") / number(self.toml["topology"]["leaf_spine"], "bit/s")
         self.jobs, self.moments = self.toml["job"], self.toml.get("moment", [])
-        for job in self.jobs:
-            # Elements of every rank, whatever the collective.
-            unit = 4 * len(job["ranks"])
-            job["bytes"] = round(number(job["bytes"], "B") * self.scale * longer / unit) * unit
-            job["compute"] = f"{round(seconds(job.get('compute', '0s')) * longer * 1e6)}us"
-            job["iterations"] = max(1, round(job["iterations"] * more / longer))
-        for rule in self.toml.get("tenant", []):
-            for cap in {"cap", "host_cap"} & set(rule):
-                rule[cap] = f"{number(rule[cap], 'bit/s') * self.scale:.0f}bit/s"
+        self.scale = number(self.fabric["rates"]["leaf_spine"], "bit/s") / number(toml["topology"]["leaf_spine"], "bit/s")
         [self.algorithm] = {job.get("algorithm", "ring") for job in self.jobs}
         [self.channels] = {job.get("channels", 2) for job in self.jobs}
         [self.way] = {job.get("way") for job in self.jobs}
+
+    @staticmethod
+    def load(path, longer, more, fabric):
+        path = pathlib.Path(path)
+        toml = tomllib.loads(path.read_text())
+        scenario = Scenario(toml, fabric or path.parent / toml["fabric"])
+        for job in scenario.jobs:
+            # Elements of every rank, whatever the collective.
+            unit = 4 * len(job["ranks"])
+            job["bytes"] = round(number(job["bytes"], "B") * scenario.scale * longer / unit) * unit
+            job["compute"] = f"{round(seconds(job.get('compute', '0s')) * longer * 1e6)}us"
+            job["iterations"] = max(1, round(job["iterations"] * more / longer))
+        for rule in toml.get("tenant", []):
+            for cap in {"cap", "host_cap"} & set(rule):
+                rule[cap] = f"{number(rule[cap], 'bit/s') * scenario.scale:.0f}bit/s"
+        return scenario
 
     def in_small(self, variants, payload):
         """Some variants of the scenario, with the rates of the fabric and lengths to match: what the simulator is to foretell."""
@@ -395,7 +404,7 @@ def write(kind, scenario, options, data, text):
 
 
 def compare(scenario, variants, options):
-    """Completion times and bandwidths of variants, beside the simulator's. Returns whether these are near."""
+    """Completion times and bandwidths of variants, beside the simulator's."""
     foretold = simulated(scenario, variants.values())
     found, repeated, disturbed = ({name: [] for name in variants} for _ in range(3))
 
@@ -408,20 +417,40 @@ def compare(scenario, variants, options):
 
     with Fabric(scenario.fabric_path) as fabric:
         rounds_of(fabric, variants, options, one)
-    jobs = [job["name"] for job in scenario.jobs]
-    rows, good = [], True
     allotted = {name: allotted_rates(scenario, variant) for name, variant in variants.items()}
-    first = found[next(iter(variants))]
+    ratios = ratios_of(scenario, foretold, found)
+    return None, bench.provenance() | {"simulated": foretold, "of_simulated": ratios, "allotted_gbit_s": allotted, "rounds": found, "repeated": repeated,
+                                       "stolen": disturbed}
+
+
+def ratios_of(scenario, foretold, found):
+    variants = {variant["name"]: variant for variant in scenario.toml["variant"]}
+    return {name: of_simulated(scenario, variants[name], rounds, foretold[name]) for name, rounds in found.items()}
+
+
+def busbw_cell(values):
+    """Of several rounds, Gbit/s."""
+    return f"{statistics.mean(values) * 8:.3f} ({100 * cv(values):.1f}%)"
+
+
+def table_of_compared(scenario, data, options):
+    """Returns also whether the simulator's times, and what the policy allots, are near."""
+    jobs, found = [job["name"] for job in scenario.jobs], data["rounds"]
+    policies = {variant["name"]: variant["policy"] for variant in scenario.toml["variant"]}
+    rows, good = [], True
+    allotted, repeated = data.get("allotted_gbit_s", {}), data.get("repeated")
+    of_simulated_ = data.get("of_simulated") or ratios_of(scenario, data["simulated"], found)
+    first = next(iter(found.values()))
     for name, rounds in found.items():
-        row = [name, variants[name]["policy"]]
-        ratios = of_simulated(scenario, variants[name], rounds, foretold[name])
+        row = [name, policies[name]]
+        ratios = of_simulated_[name]
         good &= all(abs(ratio - 1) <= ALLOWED for ratio in ratios.values())
         for job in jobs:
             completions = [one[job]["seconds"] for one in rounds]
             busbw = [one[job]["busbw_gbps"] for one in rounds]
             row += [f"{statistics.mean(completions):.2f} ({min(completions):.2f} to {max(completions):.2f})",
-                    f"{statistics.mean(busbw) * 8:.3f} ({100 * cv(busbw):.1f}%)", f"{ratios[job]:.3f}"]
-            if job in allotted[name]:
+                    busbw_cell(busbw), f"{ratios[job]:.3f}"]
+            if job in allotted.get(name, {}):
                 rates = [one[job]["busbw_of_all_gbit_s"] / allotted[name][job] for one in rounds]
                 good &= abs(statistics.mean(rates) - 1) <= ALLOWED_OF_ALLOTTED
                 row.append(f"{statistics.mean(rates):.3f} ({min(rates):.3f} to {max(rates):.3f})")
@@ -429,25 +458,28 @@ def compare(scenario, variants, options):
                 row.append("")
         speedups = [statistics.mean(a[job]["busbw_gbps"] and b[job]["busbw_gbps"] / a[job]["busbw_gbps"] for job in jobs)
                     for a, b in zip(first, rounds)]
-        row += [f"{statistics.mean(jain([one[job]['busbw_gbps'] for job in jobs]) for one in rounds):.3f}", cluster.spread(speedups),
-                " and ".join(f"{statistics.mean(again[kind] for again in repeated[name]):.0f}" for kind in ("segments", "timeouts"))]
+        if len(jobs) > 1:
+            row.append(busbw_cell([sum(one[job]["busbw_gbps"] for job in jobs) for one in rounds]))
+        row += [f"{statistics.mean(jain([one[job]['busbw_gbps'] for job in jobs]) for one in rounds):.3f}", cluster.spread(speedups)]
+        if repeated:
+            row.append(" and ".join(f"{statistics.mean(again[kind] for again in repeated[name]):.0f}" for kind in ("segments", "timeouts")))
         rows.append(row)
-    most = max(share for shares in disturbed.values() for share in shares)
     heads = ["variant", "policy"]
     for job in jobs:
         heads += [f"{job}: s", f"{job}: busbw Gbit/s (CV)", f"{job}: of the simulated time"]
         heads += [f"{job}: of what it is allotted, while all send"] * any(map(len, allotted.values()))
-    heads += ["Jain", "speed-up", "TCP: segments repeated, time-outs"]
-    text = (f"{scenario.toml['question']}\n\nOn the emulated fabric {fabric.name}, lengths scaled by {scenario.scale:g}, iterations {options.longer:g} times "
-            f"as long and so much fewer, then {options.more:g} times as many, congestion control {options.congestion_control}: mean (least to greatest) of {options.rounds} rounds, variants in turn. Speed-up: of the jobs' bus bandwidth against the first variant's, "
-            f"round by round. Other guests of the machine took {most:.0%} of the cores' time at most.\n\n" + bench.table(heads, rows))
-    write(None, scenario, options, bench.provenance() | {"simulated": foretold, "allotted_gbit_s": allotted, "rounds": found, "repeated": repeated, "stolen": disturbed}, text)
-    return good
+    heads += ["all jobs: busbw Gbit/s (CV)"] * (len(jobs) > 1) + ["Jain", "speed-up"] + ["TCP: segments repeated, time-outs"] * bool(repeated)
+    stolen = [share for shares in data.get("stolen", {}).values() for share in shares]
+    text = (f"{scenario.toml['question']}\n\nOn the emulated fabric {scenario.fabric['name']}, lengths scaled by {scenario.scale:g}, iterations {options.longer:g} times "
+            f"as long and so much fewer, then {options.more:g} times as many, congestion control {options.congestion_control}: mean (least to greatest) of {len(first)} rounds, variants in turn. Speed-up: of the jobs' bus bandwidth against the first variant's, "
+            f"round by round." + (f" Other guests of the machine took {max(stolen):.0%} of the cores' time at most." if stolen else "") + "\n\n"
+            + bench.table(heads, rows))
+    return text, good
 
 
 def by_length(scenario, variants, options):
     """Bandwidths of variants by the length of iterations."""
-    scenarios = [Scenario(options.scenario, longer, options.more, options.fabric) for longer in sorted(options.lengths or LENGTHS)]
+    scenarios = [Scenario.load(options.scenario, longer, options.more, options.fabric) for longer in sorted(options.lengths or LENGTHS)]
     lengths = [{"bytes": {job["name"]: job["bytes"] for job in one.jobs}, "simulated": simulated(one, variants.values()),
                 "rounds": {name: [] for name in variants}, "repeated": {name: [] for name in variants}} for one in scenarios]
 
@@ -462,19 +494,26 @@ def by_length(scenario, variants, options):
         rounds_of(fabric, variants, options, one)
     for scaled, one in zip(scenarios, lengths):
         one["of_simulated"] = {name: of_simulated(scaled, variants[name], one["rounds"][name], one["simulated"][name]) for name in variants}
-    columns = [(job["name"], one) for job in scenario.jobs for one in lengths]
-    heads = ["variant", *(f"{job}: {one['bytes'][job]} bytes" for job, one in columns)]
+    return "sizes", bench.provenance() | {"lengths": lengths}
 
-    def cell(name, job, one):
-        busbw = [8 * each[job]["busbw_gbps"] for each in one["rounds"][name]]
-        return f"{statistics.mean(busbw):.3f} ({min(busbw):.3f} to {max(busbw):.3f}): {one['of_simulated'][name][job]:.3f}"
 
-    rows = [[name, *(cell(name, *column) for column in columns)] for name in variants]
-    text = (f"{scenario.toml['question']}\n\nBy length, on the emulated fabric {fabric.name}: the scenario's lengths are scaled by {scenario.scale:g}, congestion control "
-            f"{options.congestion_control}. Bus bandwidth in Gbit/s: mean (least to greatest) of {options.rounds} rounds, variants in turn: completion time of "
-            "the simulated one.\n\n" + bench.table(heads, rows))
-    write("sizes", scenario, options, bench.provenance() | {"lengths": lengths}, text)
-    return all(abs(ratio - 1) <= ALLOWED for one in lengths for by_job in one["of_simulated"].values() for ratio in by_job.values())
+def table_by_length(scenario, data, options):
+    jobs, lengths = [job["name"] for job in scenario.jobs], data["lengths"]
+    columns = [([job], one) for job in jobs for one in lengths] + [(jobs, one) for one in lengths if len(jobs) > 1]
+    heads = ["variant", *(f"{'all jobs' if len(some) > 1 else some[0]}: {sum(one['bytes'][job] for job in some)} bytes" for some, one in columns)]
+
+    def cell(name, some, one):
+        busbw = [8 * sum(each[job]["busbw_gbps"] for job in some) for each in one["rounds"][name]]
+        ratio = f": {one['of_simulated'][name][some[0]]:.3f}" if len(some) == 1 and "of_simulated" in one else ""
+        return f"{statistics.mean(busbw):.3f} ({min(busbw):.3f} to {max(busbw):.3f}){ratio}"
+
+    rounds = lengths[0]["rounds"]
+    rows = [[name, *(cell(name, *column) for column in columns)] for name in rounds]
+    text = (f"{scenario.toml['question']}\n\nBy length, on the emulated fabric {scenario.fabric['name']}: the scenario's lengths are scaled by {scenario.scale:g}, congestion control "
+            f"{options.congestion_control}. Bus bandwidth in Gbit/s: mean (least to greatest) of {len(next(iter(rounds.values())))} rounds, variants in turn"
+            + (": completion time of the simulated one" if "of_simulated" in lengths[0] else "") + ".\n\n" + bench.table(heads, rows))
+    ratios = [ratio for one in lengths for by_job in one.get("of_simulated", {}).values() for ratio in by_job.values()]
+    return text, all(abs(ratio - 1) <= ALLOWED for ratio in ratios)
 
 
 def each_collective(record):
@@ -510,28 +549,57 @@ def over_time(scenario, variants, options):
         # What is missing is found out before anything is measured.
         versions = fabric.versions()
         rounds_of(fabric, variants, options, one)
-    rows, good = [], True
     foretold = {name: levels(scenario, variant) for name, variant in variants.items()}
+    return None, bench.provenance(versions) | {"simulated": foretold, "rounds": found}
+
+
+def table_over_time(scenario, data, options):
+    [job] = scenario.jobs
+    rows, good, found = [], True, data["rounds"]
     for name, records_ in found.items():
         by_phase = list(zip(*(medians(scenario, record) for record in records_)))
-        ratios = [statistics.median(each) / level for each, level in zip(by_phase, foretold[name])]
+        ratios = [statistics.median(each) / level for each, level in zip(by_phase, data["simulated"][name])]
         good &= all(abs(ratio - 1) <= ALLOWED for ratio in ratios)
         rows.append([name, *(f"{cluster.spread(each)}: {ratio:.3f}" for each, ratio in zip(by_phase, ratios)),
                      cluster.spread([last / first for first, last in zip(by_phase[0], by_phase[-1])])])
     agreed = [1e3 * (record["moments_s"]["agreed"] - record["moments_s"][moment["name"]]) for moment in scenario.moments
               if "reconfigure" in moment for records_ in found.values() for record in records_ if "agreed" in record["moments_s"]]
     heads = ["the job's flows", "before, Gbit/s", *(f"from {moment['at']} on: {moment['what']}" for moment in scenario.moments), "last, of first"]
-    text = (f"{scenario.toml['question']}\n\n{len(job['ranks'])} ranks on the emulated fabric {fabric.name}, {job.get('collective', 'all_reduce')} of {job['bytes']} bytes "
+    text = (f"{scenario.toml['question']}\n\n{len(job['ranks'])} ranks on the emulated fabric {scenario.fabric['name']}, {job.get('collective', 'all_reduce')} of {job['bytes']} bytes "
             f"over {scenario.channels} channels, congestion control {options.congestion_control}. Bus bandwidth: median of the collectives between two moments; "
-            f"median (least to greatest) of {options.rounds} rounds, in turn: of what the simulator has while nothing changes."
+            f"median (least to greatest) of {len(next(iter(found.values())))} rounds, in turn: of what the simulator has while nothing changes."
             + (f" `mccsctl reconfigure` took {cluster.spread(agreed)} ms." if agreed else "") + "\n\n" + bench.table(heads, rows))
-    write(None, scenario, options, bench.provenance(versions) | {"simulated": foretold, "rounds": found}, text)
-    return good
+    return text, good
+
+
+def table_of(scenario, data, options):
+    table = table_over_time if scenario.moments else table_of_compared if "lengths" not in data else table_by_length
+    return table(scenario, data, options)
+
+
+def arguments_of(command):
+    """Of a command as it is noted with results: values of options may have spaces."""
+    first, *options = command.split(" --")
+    arguments = first.split(" ")[1:]
+    for name, _, value in (option.partition(" ") for option in options):
+        arguments += [f"--{name}", *([value] if name == "variant" else value.split())]
+    return arguments
+
+
+def rewrite(parser, path):
+    """The table of results, from what was measured."""
+    data = json.loads(path.read_text())
+    options = parser.parse_args(arguments_of(data["command"]))
+    toml = data["scenario"]
+    fabric = bench.ROOT / options.fabric if options.fabric else bench.ROOT / "eval/scenarios" / toml["fabric"]
+    text, _ = table_of(Scenario(toml, fabric), data, options)
+    path.with_suffix(".md").write_text(text)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("scenario")
+    parser.add_argument("scenario", nargs="?")
+    parser.add_argument("--table", type=pathlib.Path, nargs="+", help="results whose tables are rewritten")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--longer", type=float, default=1, help="how much longer iterations are, and how much fewer")
     parser.add_argument("--more", type=float, default=1, help="how many more iterations there are")
@@ -543,14 +611,23 @@ def main():
     parser.add_argument("--suffix", help="of the results' name")
     parser.add_argument("--stolen", type=float, default=1, help="runs are repeated of whose time on the cores other guests of the machine took more than this part")
     options = parser.parse_args()
-    scenario = Scenario(options.scenario, options.longer, options.more, options.fabric)
+    if options.table:
+        for path in options.table:
+            rewrite(parser, path)
+        return
+    if not options.scenario:
+        parser.error("which scenario?")
+    scenario = Scenario.load(options.scenario, options.longer, options.more, options.fabric)
     variants = {variant["name"]: variant for variant in scenario.toml["variant"]}
     if options.variant:
         variants = {name: variants[name] for name in options.variant}
     if scenario.moments and options.lengths is not None:
         parser.error("what happens at moments is shown over time, not by length")
-    show = over_time if scenario.moments else compare if options.lengths is None else by_length
-    raise SystemExit(0 if show(scenario, variants, options) else 1)
+    measured = over_time if scenario.moments else compare if options.lengths is None else by_length
+    kind, data = measured(scenario, variants, options)
+    text, good = table_of(scenario, data, options)
+    write(kind, scenario, options, data, text)
+    raise SystemExit(0 if good else 1)
 
 
 if __name__ == "__main__":

@@ -6,12 +6,14 @@
 //!
 //! Deliberately absent: what policies do with it (`service/src/policy`), and who is which tenant (`service.toml`).
 
-use serde::{Deserialize, Serialize};
+use std::fmt;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::document;
 use crate::error::ConfigError;
 use crate::limits;
-use crate::service::TransportKind;
+use crate::service::{Algorithm, TransportKind};
 use crate::topology::{Host, Nic, TopologyFile};
 use crate::units::{DurationText, Rate};
 use crate::validate::{Problems, Validate, nearest};
@@ -44,11 +46,62 @@ pub struct PolicySection {
     /// What carries flows. Absent: what `rdma.use` of the hosts' `service.toml` says.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub transport: Option<TransportKind>,
+    /// How many channels. Absent: as many as a communicator began with.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub channels: Option<Channels>,
+    /// How collectives are carried out. Absent: as a communicator began.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub algorithm: Option<Algorithm>,
 }
 
 impl Default for PolicySection {
     fn default() -> Self {
-        PolicySection { name: "ffa".to_owned(), rings: Rings::Local, transport: None }
+        PolicySection { name: "ffa".to_owned(), rings: Rings::Local, transport: None, channels: None, algorithm: None }
+    }
+}
+
+/// How many channels a communicator has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Channels {
+    /// So many.
+    Count(u32),
+    /// One for each NIC that its ranks are nearest to, on the host where these are most.
+    Nics,
+}
+
+impl Serialize for Channels {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Channels::Count(count) => serializer.serialize_u32(*count),
+            Channels::Nics => serializer.serialize_str("nics"),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Channels {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+
+        impl de::Visitor<'_> for Visitor {
+            type Value = Channels;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a number of channels, or \"nics\"")
+            }
+
+            fn visit_i64<E: de::Error>(self, count: i64) -> Result<Channels, E> {
+                let wrong = |_| E::invalid_value(de::Unexpected::Signed(count), &self);
+                u32::try_from(count).map(Channels::Count).map_err(wrong)
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Channels, E> {
+                match text {
+                    "nics" => Ok(Channels::Nics),
+                    _ => Err(E::invalid_value(de::Unexpected::Str(text), &self)),
+                }
+            }
+        }
+        deserializer.deserialize_any(Visitor)
     }
 }
 
@@ -147,6 +200,14 @@ impl PolicyFile {
 impl Validate for PolicyFile {
     fn validate(&self, problems: &mut Problems) {
         problems.name("policy.name", &self.policy.name);
+        if let Some(channels) = &self.policy.channels {
+            if let Channels::Count(count) = channels {
+                problems.within("policy.channels", count, &limits::CHANNELS);
+            }
+            if self.policy.rings == Rings::Kept {
+                problems.add("policy.channels", "rings = \"kept\" keeps as many as there are: give one of the two");
+            }
+        }
         let mut shares_percent = 0;
         for (i, tenant) in self.tenants.iter().enumerate() {
             tenant.validate_at(&format!("tenant[{i}]"), problems);

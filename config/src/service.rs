@@ -284,10 +284,11 @@ impl Default for Strategy {
 }
 
 /// How collectives are carried out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Algorithm {
     /// What the cost model picks for the size.
+    #[default]
     Auto,
     /// One pass over memory, for ranks of one host. Across hosts: as `auto`.
     Direct,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use mccs_config::change::StrategyChange;
 use mccs_ipc::types::{CollectiveKind, RedOp};
 
-use crate::collective::{Choice, CostModel, Problem, Schedule, ScheduleError, Strategy, StrategyError, build};
+use crate::collective::{CostModel, Problem, Schedule, ScheduleError, Strategy, StrategyError, build};
 use crate::engines::proxy::{Action, Operation};
 
 /// Schedules kept per communicator. A job repeats a few shapes; one that never repeats pays for building each.
@@ -49,10 +49,7 @@ impl ScheduleCache {
     /// come to the same ones.
     #[must_use]
     pub fn terms(&self) -> String {
-        let algorithm = match self.strategy.choice {
-            Choice::Auto => "auto",
-            Choice::Pinned(algorithm) => algorithm.name(),
-        };
+        let algorithm = self.strategy.choice.name();
         let (channels, version) = (self.strategy.ring_orders.len(), env!("CARGO_PKG_VERSION"));
         format!("algorithm {algorithm}, channels {channels}, mccs {version}")
     }
@@ -127,7 +124,7 @@ impl ScheduleCache {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::collective::Algorithm;
+    use crate::collective::{Algorithm, Choice};
 
     #[test]
     fn the_links_of_a_strategy_are_those_of_its_long_collectives() {

@@ -136,6 +136,11 @@ fn policies_are_checked_compared_put_in_force_and_remembered() {
     let topology = bed.at("topology.toml").display().to_string();
 
     assert!(bed.says(&["policy", "check", &good]).contains("no mistakes found"));
+    let idle = "[policy]\nname = \"ffa\"\n[[tenant]]\nname = \"t\"\npriority = 1\n";
+    let idle = bed.write("idle.toml", idle);
+    for command in ["check", "diff"] {
+        assert!(bed.says(&["policy", command, &idle]).contains("priorities (of t): policy ffa has none"));
+    }
     assert_eq!(bed.says_in_json(&["policy", "check", &good])["policy"], "ffa");
     let why = bed.complains(&["policy", "check", &unknown]);
     assert!(why.contains("unknown.toml") && why.contains("best") && why.contains("pfa_ts"), "{why}");
@@ -263,7 +268,7 @@ fn what_a_policy_would_change_is_told_also_where_no_flow_moves() {
     }
     assert!(!text.contains("nothing would change"), "{text}");
     let json = bed.says_in_json(&["policy", "diff", &paced]);
-    let told = &json["controller"]["diff"][0];
+    let told = &json["controller"]["diff"]["communicators"][0];
     assert_eq!((&told["changes"], &told["changes_strategy"]), (&true.into(), &false.into()), "{json}");
     assert_eq!(told["paces_before"].as_array().map(Vec::len), Some(0), "{json}");
     assert_eq!(told["paces_after"][1][1]["cap_bps"], 10_000_000_000_u64, "{json}");

@@ -27,6 +27,27 @@ fn an_empty_file_is_the_default_and_the_example_round_trips() {
 }
 
 #[test]
+fn channels_are_a_number_or_those_of_nics() {
+    let parsed = |text: &str| parse(&format!("[policy]\n{text}\n")).expect("right").policy;
+    let section = parsed("channels = 4\nalgorithm = \"host_ring\"");
+    assert_eq!((section.channels, section.algorithm), (Some(Channels::Count(4)), Some(Algorithm::HostRing)));
+    assert_eq!(parsed("channels = \"nics\"").channels, Some(Channels::Nics));
+    assert_eq!((parsed("").channels, parsed("").algorithm), (None, None));
+    for text in ["channels = 64", "channels = \"nics\"\nalgorithm = \"tree\""] {
+        let file = parse(&format!("[policy]\n{text}\n")).expect("right");
+        assert_eq!(parse(&file.to_toml()).expect("reads back"), file);
+    }
+    for wrong in ["0", "65"] {
+        only(&format!("[policy]\nchannels = {wrong}\n"), 2, "policy.channels", "from 1 to 64");
+    }
+    for wrong in ["-1", "9000000000", "1.5", "\"nic\""] {
+        only(&format!("[policy]\nchannels = {wrong}\n"), 2, "policy.channels", "a number of channels, or \"nics\"");
+    }
+    only("[policy]\nalgorithm = \"rings\"\n", 2, "policy.algorithm", "host_ring");
+    only("[policy]\nrings = \"kept\"\nchannels = 2\n", 3, "policy.channels", "one of the two");
+}
+
+#[test]
 fn shares_are_at_most_the_whole() {
     let tenant = |name: &str, rest: &str| format!("[[tenant]]\nname = \"{name}\"\n{rest}\n");
     let share = |name: &str, percent: u32| tenant(name, &format!("share_percent = {percent}"));

@@ -22,6 +22,9 @@ pub struct Controller {
     /// Where it keeps what operators have said of links. Absent: hosts keep it, while any of them runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub links: Option<PathBuf>,
+    /// Where it keeps its history. Absent: in memory, until its service ends.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub history: Option<PathBuf>,
 }
 
 impl Controller {
@@ -34,9 +37,11 @@ impl Controller {
             let hint = hint.map(|near| format!("; did you mean {near:?}?")).unwrap_or_default();
             problems.add("controller.host", format!("there is no host {:?} in the list{hint}", self.host));
         }
-        for (key, path) in [("topology", &self.topology), ("policy", &self.policy), ("links", &self.links)] {
+        let read = [("topology", &self.topology), ("policy", &self.policy)];
+        let written = [("links", &self.links), ("history", &self.history)];
+        for (key, path) in read.into_iter().chain(written) {
             match path {
-                None if self.host == own && key != "links" => {
+                None if self.host == own && matches!(key, "topology" | "policy") => {
                     let message = format!("must be said here: this service is {own:?}, the controller");
                     problems.add(format!("controller.{key}"), message);
                 }
@@ -47,9 +52,11 @@ impl Controller {
                 _ => {}
             }
         }
-        let read = [&self.topology, &self.policy];
-        if self.links.is_some() && read.contains(&&self.links) {
-            problems.add("controller.links", "is written by the controller: give it a file of its own");
+        for (key, path) in written.into_iter().filter(|(_, path)| path.is_some()) {
+            if read.into_iter().chain(written).any(|(other, taken)| other != key && taken == path) {
+                let message = "is written by the controller: give it a file of its own";
+                problems.add(format!("controller.{key}"), message);
+            }
         }
     }
 }

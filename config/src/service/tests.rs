@@ -278,6 +278,13 @@ fn a_controller_is_one_of_the_hosts_and_says_its_files() {
     only(&with("host = \"b\"\npolicy = \"p.toml\""), 10, "controller.policy", "absolute");
     only(&with(&format!("host = \"a\"\n{files}\nlinks = \"l.json\"")), 12, "controller.links", "absolute");
     only(&with(&format!("host = \"a\"\n{files}\nlinks = \"/p.toml\"")), 12, "controller.links", "a file of its own");
+    only(&with(&format!("host = \"a\"\n{files}\nhistory = \"h\"")), 12, "controller.history", "absolute");
+    only(
+        &with(&format!("host = \"a\"\n{files}\nhistory = \"/t.toml\"")),
+        12,
+        "controller.history",
+        "a file of its own",
+    );
     only("[controller]\nhost = \"a\"\n", 1, "controller", "needs [exchange]");
 }
 

@@ -268,7 +268,7 @@ pub fn communicator(
     job.ring_orders = match orders {
         RingOrders::Local => Vec::new(),
         RingOrders::Scattered => rings::scattered(topology, &job),
-        RingOrders::RandomHosts => rings::shuffled_hosts(&job, seed),
+        RingOrders::RandomHosts => rings::shuffled_hosts(topology, &job, seed),
         RingOrders::RandomRanks => rings::shuffled_ranks(&job, seed),
     };
     job

@@ -77,6 +77,20 @@ impl From<mccs_config::service::Algorithm> for Choice {
     }
 }
 
+impl From<Choice> for mccs_config::service::Algorithm {
+    fn from(choice: Choice) -> Self {
+        match choice {
+            Choice::Auto => Self::Auto,
+            Choice::Pinned(Algorithm::Direct) => Self::Direct,
+            Choice::Pinned(Algorithm::Ring) => Self::Ring,
+            Choice::Pinned(Algorithm::Tree) => Self::Tree,
+            Choice::Pinned(Algorithm::HostRing) => Self::HostRing,
+            Choice::Pinned(Algorithm::HostTree) => Self::HostTree,
+            Choice::Pinned(Algorithm::OneShot) => Self::OneShot,
+        }
+    }
+}
+
 /// Who chooses the algorithm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Choice {
@@ -84,6 +98,17 @@ pub enum Choice {
     Auto,
     /// The operator.
     Pinned(Algorithm),
+}
+
+impl Choice {
+    /// As the operator writes it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Choice::Auto => "auto",
+            Choice::Pinned(algorithm) => algorithm.name(),
+        }
+    }
 }
 
 /// A communicator's strategy.

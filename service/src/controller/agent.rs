@@ -27,7 +27,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mccs_config::change::StrategyChange;
-use mccs_config::service::{FlowPath, TransportKind};
+use mccs_config::service::FlowPath;
 
 use super::bursts::CommonBurst;
 use super::clock::CommonClock;
@@ -42,7 +42,7 @@ use crate::exchange::protocol::{CommId, Name, Whose};
 use crate::policy::Profile;
 use crate::telemetry::LogBudget;
 use crate::telemetry::flows::PathView;
-use crate::telemetry::placed::{Chosen, HostRanks, PaceUse};
+use crate::telemetry::placed::{Began, Chosen, HostRanks, PaceUse};
 use crate::telemetry::profile::{Burst, Measured};
 
 /// Orders that are carried out at a time. A controller gives fewer.
@@ -78,8 +78,8 @@ pub struct Live {
     pub profile: Option<Measured>,
     /// Whether an operator wants its strategy to stay.
     pub is_pinned: bool,
-    /// What carried the flows of its first strategy.
-    pub begins_over: Option<TransportKind>,
+    /// What of its first strategy comes back.
+    pub began: Began,
 }
 
 /// What was told of a communicator.
@@ -319,7 +319,7 @@ impl Agent {
     /// These are all communicators whose root is here now.
     pub fn look(&mut self, live: impl IntoIterator<Item = Live>, unix_ms: u64) {
         let mut gone = std::mem::take(&mut self.known);
-        for Live { comm, number, tenant, hosts, chosen, profile, is_pinned, begins_over } in live {
+        for Live { comm, number, tenant, hosts, chosen, profile, is_pinned, began } in live {
             let before = gone.remove(&comm);
             let is_same = |report: &Report| (report.chosen.epoch, report.is_pinned) == (chosen.epoch, is_pinned);
             let is_news = !before.as_ref().is_some_and(|before| is_same(&before.report));
@@ -331,7 +331,7 @@ impl Agent {
                 None => {
                     let (comm, chosen, began_ms) = (comm.clone(), Chosen::clone(&chosen), unix_ms);
                     let report =
-                        Report { comm, number, tenant, hosts, began_ms, chosen, profile: None, is_pinned, begins_over };
+                        Report { comm, number, tenant, hosts, began_ms, chosen, profile: None, is_pinned, began };
                     Known { report, profile, told: None }
                 }
             };

@@ -1,6 +1,6 @@
 //! What the operator asks of a controller, and is answered.
 
-use mccs_config::service::TransportKind;
+use mccs_config::service::{Algorithm, TransportKind};
 use serde::{Deserialize, Serialize};
 
 use super::history::Went;
@@ -50,11 +50,20 @@ pub enum ControllerAnswer {
     /// To [`ControllerRequest::History`], from the oldest on.
     History(Vec<HistoryView>),
     /// To [`ControllerRequest::Diff`], of every communicator.
-    Diff(Vec<DiffView>),
+    Diff(PolicyDiff),
     /// To [`ControllerRequest::Apply`] and [`ControllerRequest::Link`].
     Applied(Applied),
     /// To [`ControllerRequest::Link`] while something else is being put in force: it counts from now on, and goes with that.
     Noted,
+}
+
+/// What a policy would change.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PolicyDiff {
+    /// Of every communicator.
+    pub communicators: Vec<DiffView>,
+    /// What of the file would have no effect.
+    pub not_enforced: Vec<String>,
 }
 
 /// What is in force.
@@ -80,6 +89,9 @@ pub struct PolicyView {
     /// What contradicts hosts of the topology in force: file, line, and why.
     #[serde(default)]
     pub contradictions: Vec<String>,
+    /// What of the policy file has no effect.
+    #[serde(default)]
+    pub not_enforced: Vec<String>,
     /// Links that are out of order.
     pub links: Vec<(String, String, LinkState)>,
     /// Links that hosts have found dead: lower and upper end, and why.
@@ -187,6 +199,8 @@ pub enum Standing {
 pub struct StrategyView {
     /// Order of ranks of each channel.
     pub rings: Vec<Vec<u32>>,
+    /// How collectives are carried out.
+    pub algorithm: Algorithm,
     /// What carries flows, where hosts have a choice.
     pub transport: Option<TransportKind>,
     /// Flows of the rings between hosts.

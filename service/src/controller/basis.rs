@@ -4,6 +4,7 @@
 
 use std::collections::HashMap;
 
+use mccs_config::service::Algorithm;
 use mccs_config::topology::ActualHost;
 use mccs_config::{PolicyFile, TopologyFile};
 
@@ -68,8 +69,8 @@ impl Basis {
     }
 }
 
-/// What of a policy file services do not carry out: it is decided, and shown, and has no effect. Without a topology nothing is known of
-/// switches' queues.
+/// What of a policy file has no effect: the policy does not look at it, or services do not carry it out, though it is decided and shown. Without
+/// a topology nothing is known of switches' queues.
 #[must_use]
 pub fn not_enforced(file: &PolicyFile, topology: Option<&TopologyFile>) -> Vec<String> {
     let has_class = |priority: u32| topology.is_some_and(|topology| topology.has_class(priority));
@@ -79,6 +80,91 @@ pub fn not_enforced(file: &PolicyFile, topology: Option<&TopologyFile>) -> Vec<S
     let has_shares = file.tenants.iter().any(|tenant| tenant.share_percent.is_some() || tenant.weight != 1);
     let besides_rings = "shares of what no ring carries (sends, all-to-all, trees), at receivers and between switches: its senders hold all \
                          together to what their rings' flows are allotted";
-    let parts = [(is_left, what), (has_shares, besides_rings)];
-    parts.into_iter().filter(|(applies, _)| *applies).map(|(_, what)| what.to_owned()).collect()
+    let direct = "algorithm direct: it is for ranks of one host; between hosts the cost model picks";
+    let is_direct = file.policy.algorithm == Some(Algorithm::Direct);
+    let parts = [(is_left, what), (has_shares, besides_rings), (is_direct, direct)];
+    let parts = parts.into_iter().filter(|(applies, _)| *applies).map(|(_, what)| what.to_owned());
+    unused(file).into_iter().chain(parts).collect()
+}
+
+/// Rules that the policy does not look at, and which policies do.
+fn unused(file: &PolicyFile) -> Vec<String> {
+    let name = &file.policy.name;
+    let Some(policy) = policy::by_name(name) else { return Vec::new() };
+    let of_those = |uses: fn(&dyn Policy) -> bool| {
+        let those = policy::ALL.iter().filter(|policy| uses(**policy)).map(|policy| policy.name());
+        those.collect::<Vec<_>>().join(", ")
+    };
+    let mut unused = Vec::new();
+    let tenants = file.tenants.iter().filter(|tenant| tenant.priority > 0).map(|tenant| &*tenant.name);
+    let tenants: Vec<&str> = tenants.collect();
+    if !tenants.is_empty() && !policy.uses_priorities() {
+        let (tenants, others) = (tenants.join(", "), of_those(|policy| policy.uses_priorities()));
+        unused.push(format!("priorities (of {tenants}): policy {name} has none; these have: {others}"));
+    }
+    if !file.reserves.is_empty() && !policy.uses_reserves() {
+        let others = of_those(|policy| policy.uses_reserves());
+        unused.push(format!("reserved paths: policy {name} reserves none; these do: {others}"));
+    }
+    unused
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rules_that_a_policy_does_not_look_at_are_named() {
+        let rules = "[[tenant]]\nname = \"t\"\npriority = 2\n[[reserve]]\ntenant = \"t\"\npaths = [\"spine0\"]\n";
+        let unused_by = |policy: &str, rules: &str| {
+            let text = format!("[policy]\nname = \"{policy}\"\n{rules}");
+            unused(&PolicyFile::parse(&text, "policy.toml").unwrap())
+        };
+        for policy in policy::ALL {
+            assert_eq!(unused_by(policy.name(), ""), [""; 0]);
+            let named = unused_by(policy.name(), rules);
+            let names = |what: &str| named.iter().any(|line| line.starts_with(what));
+            assert_eq!(names("priorities (of t)"), !policy.uses_priorities(), "{named:?}");
+            assert_eq!(names("reserved paths"), !policy.uses_reserves(), "{named:?}");
+        }
+        assert_eq!(
+            unused_by("ffa", rules),
+            [
+                "priorities (of t): policy ffa has none; these have: pfa_ts, priority, yield",
+                "reserved paths: policy ffa reserves none; these do: pfa, pfa_ts"
+            ]
+        );
+        let direct = PolicyFile::parse("[policy]\nalgorithm = \"direct\"", "policy.toml").unwrap();
+        assert!(not_enforced(&direct, None)[0].starts_with("algorithm direct"));
+    }
+
+    /// What a policy says of itself is so: whether it decides otherwise for other priorities, and other paths that are reserved.
+    #[test]
+    fn policies_use_what_they_say() {
+        use crate::policy::{Job, Placed, Profile, TenantTerms, View};
+        let topology = Topology::clos(&crate::topology::Clos::testbed(50e9)).unwrap();
+        let job = |comm: u64| Job {
+            comm,
+            tenant: format!("t{comm}"),
+            hosts: (0..4).map(|host| Placed { host: HostId(host), ranks: vec![(host, 0)] }).collect(),
+            channels: 2,
+            ring_orders: Vec::new(),
+            // Too long for turns.
+            profile: Some(Profile { period_ns: 100_000_000, busy_ns: 60_000_000, phase_ns: 0 }),
+            pinned: None,
+        };
+        let jobs = [job(0), job(1)];
+        let decided = |policy: &dyn Policy, terms: TenantTerms| {
+            let rules = Rules { tenants: vec![terms], ..Rules::default() };
+            policy.decide(&View { topology: &topology, capacities: topology.rates(), jobs: &jobs, rules: &rules })
+        };
+        for policy in policy::ALL {
+            let with = |priority: u32, spines: &[u32]| {
+                decided(*policy, TenantTerms { priority, spines: spines.to_vec(), ..TenantTerms::new("t0") })
+            };
+            assert_eq!(with(0, &[]) != with(1, &[]), policy.uses_priorities(), "{}", policy.name());
+            let other_paths = [with(0, &[0]), with(0, &[1])].into_iter().any(|decided| decided != with(0, &[]));
+            assert_eq!(other_paths, policy.uses_reserves(), "{}", policy.name());
+        }
+    }
 }

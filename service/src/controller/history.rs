@@ -1,6 +1,6 @@
 //! What the controller did, why, and how it went; the last so many.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
@@ -27,7 +27,7 @@ pub enum Went {
 /// Something that was done.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
-    /// Its number, for the life of the controller.
+    /// Its number; ascends.
     pub number: u64,
     /// When.
     pub at: Instant,
@@ -44,17 +44,42 @@ pub struct Entry {
 pub struct History {
     entries: VecDeque<Entry>,
     next: u64,
+    /// Numbers of those that are other than when they were last taken to be kept.
+    untold: BTreeSet<u64>,
 }
 
 impl History {
+    /// What an earlier life has done, in order; before anything is noted.
+    pub fn remember(&mut self, entries: impl IntoIterator<Item = Entry>) {
+        for Entry { number, at, what, why, went } in
+            entries.into_iter().filter(|entry| (1..u64::MAX).contains(&entry.number))
+        {
+            self.next = number - 1;
+            let is_pending = went == Went::Pending;
+            let number = self.note(what, why, went, at);
+            self.untold.remove(&number);
+            if is_pending {
+                self.went(number, Went::Failed("its controller ended before it was heard how it went".to_owned()));
+            }
+        }
+    }
+
+    /// Those that are other than when this was last asked.
+    pub fn take_news(&mut self) -> Vec<&Entry> {
+        let numbers = std::mem::take(&mut self.untold);
+        self.entries.iter().filter(|entry| numbers.contains(&entry.number)).collect()
+    }
+
     /// Notes something. Returns its number.
     pub fn note(&mut self, what: impl Into<String>, why: impl Into<String>, went: Went, now: Instant) -> u64 {
         self.next += 1;
         if self.entries.len() >= HISTORY_MAX {
-            self.entries.pop_front();
+            let forgotten = self.entries.pop_front();
+            forgotten.iter().for_each(|entry| _ = self.untold.remove(&entry.number));
         }
         let (what, why) = (cut(what.into()), cut(why.into()));
         self.entries.push_back(Entry { number: self.next, at: now, what, why, went: cut_went(went) });
+        self.untold.insert(self.next);
         self.next
     }
 
@@ -62,6 +87,7 @@ impl History {
     pub fn went(&mut self, number: u64, went: Went) {
         if let Ok(place) = self.entries.binary_search_by_key(&number, |entry| entry.number) {
             self.entries[place].went = cut_went(went);
+            self.untold.insert(number);
         }
     }
 
@@ -104,5 +130,28 @@ mod tests {
         assert_eq!((entries.len(), entries[0].number), (HISTORY_MAX, first + 1));
         assert!(matches!(&entries[0].went, Went::Failed(reason) if reason.len() <= TEXT_BYTES_MAX));
         assert!(entries.iter().all(|entry| entry.what.len() <= TEXT_BYTES_MAX));
+    }
+
+    #[test]
+    fn news_are_what_was_noted_or_went_and_numbers_go_on() {
+        let (mut history, now) = (History::default(), Instant::now());
+        let numbers =
+            |history: &mut History| -> Vec<u64> { history.take_news().into_iter().map(|entry| entry.number).collect() };
+        let first = history.note("first", "", Went::Pending, now);
+        let second = history.note("second", "", Went::Pending, now);
+        assert_eq!((numbers(&mut history), numbers(&mut history)), (vec![first, second], vec![]));
+        history.went(first, Went::Done);
+        assert_eq!(numbers(&mut history), [first]);
+        let entries: Vec<Entry> = history.iter().cloned().collect();
+        let mut next = History::default();
+        next.remember(entries.clone());
+        let third = next.note("third", "", Went::Done, now);
+        assert_eq!(
+            (third, numbers(&mut next)),
+            (3, vec![second, third]),
+            "of what was under way nothing more is heard"
+        );
+        assert_eq!(next.iter().next(), entries.first());
+        assert!(matches!(&next.iter().nth(1).unwrap().went, Went::Failed(why) if why.contains("ended")));
     }
 }

@@ -4,7 +4,7 @@
 //! anything is done with it.
 
 use mccs_config::change::{FlowChoice, StrategyChange};
-use mccs_config::service::{FlowPath, TransportKind};
+use mccs_config::service::{Algorithm, FlowPath, TransportKind};
 use mccs_config::validate::{Problems, Validate};
 use serde::{Deserialize, Serialize};
 
@@ -17,7 +17,7 @@ use crate::bootstrap::NRANKS_MAX;
 use crate::collective::CHANNELS_MAX;
 use crate::exchange::protocol::{CommId, ControlBody, Name, Whose};
 use crate::policy::Profile;
-use crate::telemetry::placed::{Chosen, HostRanks};
+use crate::telemetry::placed::{Began, Chosen, HostRanks};
 
 /// A communicator whose root is on the host that tells of it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,9 +41,8 @@ pub struct Report {
     /// Whether an operator has chosen the strategy by hand, and has not said since that it need not stay.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_pinned: bool,
-    /// What carried the flows of its first strategy, and carries them where the policy does not say.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub begins_over: Option<TransportKind>,
+    /// What of its first strategy comes back where the policy does not say.
+    pub began: Began,
 }
 
 /// From an agent to its controller.
@@ -359,6 +358,9 @@ impl Report {
         }
         let Chosen { rings, paths, flows, .. } = &self.chosen;
         let is_ring = |ring: &Vec<u32>| ring.len() == total && is_permutation(&mut ring.iter().copied());
+        if !(1..=CHANNELS_MAX).contains(&(self.began.channels as usize)) {
+            return Err(BodyError::Impossible("a communicator began with a channel, and not too many"));
+        }
         if rings.len() > CHANNELS_MAX || !rings.iter().all(is_ring) {
             return Err(BodyError::Impossible("a ring names every rank once"));
         }
@@ -369,17 +371,17 @@ impl Report {
     }
 }
 
-/// A change to what is wanted, whole: nothing of the strategy before stays but the algorithm, and what carries flows where that is not
-/// said.
+/// A change to what is wanted, whole: nothing of the strategy before stays but what carries flows, where that is not said.
 #[must_use]
 pub fn whole_change(
     rings: Vec<Vec<u32>>,
+    algorithm: Algorithm,
     transport: Option<TransportKind>,
     paths: Vec<FlowPath>,
     flows: Vec<FlowChoice>,
 ) -> StrategyChange {
     let (rings, paths, flows) = (Some(rings), Some(paths), Some(flows));
-    StrategyChange { rings, transport, paths, flows, ..StrategyChange::default() }
+    StrategyChange { rings, algorithm: Some(algorithm), transport, paths, flows, ..StrategyChange::default() }
 }
 
 #[cfg(test)]
@@ -406,7 +408,7 @@ mod tests {
             began_ms: 5,
             profile: Some(Profile { period_ns: 9, busy_ns: 9, phase_ns: 1000 }),
             is_pinned: true,
-            begins_over: Some(TransportKind::Tcp),
+            began: Began { channels: 2, algorithm: Algorithm::Ring, transport: Some(TransportKind::Tcp) },
             chosen: Chosen { rings: vec![vec![2, 0, 1]], transport: Some(TransportKind::Rdma), ..Chosen::default() },
         }
     }
@@ -419,7 +421,7 @@ mod tests {
     #[test]
     fn what_is_told_is_understood() {
         assert_eq!(decoded(report()), Ok(AgentMessage::Report(Box::new(report()))));
-        let change = whole_change(vec![vec![0, 1]], None, vec![FlowPath::default()], Vec::new());
+        let change = whole_change(vec![vec![0, 1]], Algorithm::Ring, None, vec![FlowPath::default()], Vec::new());
         let order = Order { life: u64::MAX, order: 2, comm: report().comm, expected_epoch: 4, change };
         let message = ControllerMessage::Order(Box::new(order));
         assert_eq!(ControllerMessage::decode(&message.encode().unwrap()), Ok(message));
@@ -460,6 +462,8 @@ mod tests {
         refused(&|report| report.hosts[1].host = "a".into());
         refused(&|report| report.hosts[1].devices = vec![0, 1]);
         refused(&|report| report.chosen.rings = vec![vec![0, 1]]);
+        refused(&|report| report.began.channels = 0);
+        refused(&|report| report.began.channels = CHANNELS_MAX as u32 + 1);
         refused(&|report| report.chosen.rings = vec![vec![0, 1, 1]]);
         refused(&|report| report.chosen.rings = vec![vec![0, 1, 2]; CHANNELS_MAX + 1]);
         refused(&|report| {
@@ -471,7 +475,7 @@ mod tests {
             assert!(ControllerMessage::decode(&body).is_err(), "{garbage:?}");
             assert!(AgentMessage::decode(&body, &Name::new("a").unwrap()).is_err(), "{garbage:?}");
         }
-        let long = whole_change(vec![(0..NRANKS_MAX).collect(); 8], None, Vec::new(), Vec::new());
+        let long = whole_change(vec![(0..NRANKS_MAX).collect(); 8], Algorithm::Auto, None, Vec::new(), Vec::new());
         let order = Order { life: 1, order: 2, comm: report().comm, expected_epoch: 4, change: long };
         assert!(matches!(ControllerMessage::Order(Box::new(order)).encode(), Err(BodyError::TooLong(_))));
     }
@@ -485,7 +489,8 @@ mod tests {
             dscp: Some(3),
             priority: Some(4),
         };
-        let change = whole_change(vec![vec![0, 1]], Some(TransportKind::Rdma), vec![path.clone()], vec![]);
+        let change =
+            whole_change(vec![vec![0, 1]], Algorithm::Ring, Some(TransportKind::Rdma), vec![path.clone()], vec![]);
         let link = SaidLink { lower: "l".into(), upper: "u".into(), state: LinkState::Down, number: (1, 2) };
         let burst = CommonBurst { begins_ns: 1, lasts_ns: 2 };
         let window = Window { period_ns: 3, offset_ns: 1, length_ns: 2 };
@@ -544,7 +549,7 @@ mod tests {
         let digest = one_of_each().join("\n").bytes().fold(0xcbf2_9ce4_8422_2325, fnv);
         assert_eq!(
             (VERSION, digest),
-            (11, 0x5254_bf7f_703e_b422),
+            (12, 0x2c6a_4a43_cec4_7f39),
             "raise VERSION of the exchange protocol, and note both here"
         );
     }

@@ -3,8 +3,8 @@
 use std::time::Instant;
 
 use super::answer::{
-    CommunicatorView, ControllerAnswer, ControllerRequest, DiffView, FlowView, HistoryView, PolicyView, Standing,
-    StrategyView,
+    CommunicatorView, ControllerAnswer, ControllerRequest, DiffView, FlowView, HistoryView, PolicyDiff, PolicyView,
+    Standing, StrategyView,
 };
 use super::basis::Text;
 use super::links::LinkState;
@@ -16,7 +16,7 @@ use crate::exchange::protocol::Name;
 use crate::telemetry::placed::Chosen;
 use crate::topology::Topology;
 use mccs_config::change::FlowChoice;
-use mccs_config::service::FlowPath;
+use mccs_config::service::{Algorithm, FlowPath};
 
 /// Whether what an operator has said is being put in force by itself, so that the answer comes when it is.
 struct Begun(bool);
@@ -99,8 +99,8 @@ impl Controller {
             let strategy = match basis {
                 Some(basis) => strategy_of(&held.report, &basis.topology),
                 None => {
-                    let Chosen { rings, transport, .. } = &held.report.chosen;
-                    StrategyView { rings: rings.clone(), transport: *transport, flows: Vec::new() }
+                    let Chosen { rings, algorithm, transport, .. } = held.report.chosen.clone();
+                    StrategyView { rings, algorithm, transport, flows: Vec::new() }
                 }
             };
             let not_enforced = match &held.plan {
@@ -131,6 +131,7 @@ impl Controller {
             hosts: self.hosts().map(|(host, reports)| (host.to_string(), reports)).collect(),
             elsewhere: self.elsewhere.iter().map(|(host, other)| (host.to_string(), other.clone())).collect(),
             links: self.links.iter().map(|(lower, upper, state)| (lower.to_owned(), upper.to_owned(), state)).collect(),
+            not_enforced: basis.map(|basis| basis.not_enforced.clone()).unwrap_or_default(),
             contradictions: self.contradictions.clone(),
             dead_links: self.links.found().map(|(lower, upper, why)| [lower, upper, why].map(str::to_owned)).collect(),
             communicators: self.comms.values().map(view).collect(),
@@ -154,7 +155,7 @@ impl Controller {
         self.history.iter().map(view).collect()
     }
 
-    fn diff(&self, policy: Text) -> Result<Vec<DiffView>, String> {
+    fn diff(&self, policy: Text) -> Result<PolicyDiff, String> {
         let basis = self.basis_of(self.topology_text()?, policy)?;
         let view = |(report, plan): (&Report, Result<Plan, String>)| {
             let paces_before = self.comms.get(&report.comm).map(Held::paces).unwrap_or_default();
@@ -173,13 +174,16 @@ impl Controller {
                 after: plan.map(|plan| match report.is_pinned {
                     true => strategy_of(report, &basis.topology),
                     false => StrategyView {
+                        algorithm: plan.algorithm,
                         transport: plan.transport,
                         ..view_of(report, (&plan.rings, &plan.paths, &plan.flows), &basis.topology)
                     },
                 }),
             }
         };
-        Ok(plan_all(&basis, &self.links, &self.reports(), &self.wants).into_iter().map(view).collect())
+        let plans = plan_all(&basis, &self.links, &self.reports(), &self.wants);
+        let communicators = plans.into_iter().map(view).collect();
+        Ok(PolicyDiff { communicators, not_enforced: basis.not_enforced.clone() })
     }
 
     /// What hosts that hear would have been told under a plan, as [`Held::paces`].
@@ -211,7 +215,7 @@ impl Held {
 fn strategy_of(report: &Report, topology: &Topology) -> StrategyView {
     let chosen = &report.chosen;
     let view = view_of(report, (&chosen.rings, &chosen.paths, &chosen.flows), topology);
-    StrategyView { transport: chosen.transport, ..view }
+    StrategyView { algorithm: chosen.algorithm, transport: chosen.transport, ..view }
 }
 
 /// Rings, and where each flow that they have between hosts goes.
@@ -240,7 +244,7 @@ fn view_of(
             seen.push(FlowView { channel, from: from.to_owned(), to: to.to_owned(), way, priority, class_dscp });
         }
     }
-    StrategyView { rings: rings.to_vec(), transport: None, flows: seen }
+    StrategyView { rings: rings.to_vec(), algorithm: Algorithm::default(), transport: None, flows: seen }
 }
 
 pub(super) fn way_name(path: &FlowPath, topology: &Topology) -> String {

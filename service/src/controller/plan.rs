@@ -9,7 +9,9 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use mccs_config::change::{FlowChoice, StrategyChange};
-use mccs_config::service::{Device, FlowPath, TransportKind};
+use mccs_config::limits;
+use mccs_config::policy::Channels;
+use mccs_config::service::{Algorithm, Device, FlowPath, TransportKind};
 
 use super::basis::Basis;
 use super::links::Links;
@@ -29,6 +31,8 @@ const PRIORITY_MAX: u32 = 6;
 pub struct Plan {
     /// Order of ranks of each channel's ring.
     pub rings: Vec<Vec<u32>>,
+    /// How collectives are carried out.
+    pub algorithm: Algorithm,
     /// What carries its flows, where hosts have a choice.
     pub transport: Option<TransportKind>,
     /// Ways through the network, in the order of spines, then of NICs' names; one that steers nothing is the last.
@@ -45,15 +49,18 @@ impl Plan {
     /// Whether a strategy is as planned.
     #[must_use]
     pub fn is_met_by(&self, chosen: &Chosen) -> bool {
-        let has = (&chosen.rings, chosen.transport, &chosen.paths, &chosen.flows);
-        (&self.rings, self.transport, &self.paths, &self.flows) == has
+        let has = (&chosen.rings, chosen.algorithm, chosen.transport, &chosen.paths, &chosen.flows);
+        self.strategy() == has
     }
 
     /// Whether another plan is of the same strategy.
     #[must_use]
     pub fn is_same_strategy(&self, other: &Plan) -> bool {
-        let theirs = (&other.rings, other.transport, &other.paths, &other.flows);
-        (&self.rings, self.transport, &self.paths, &self.flows) == theirs
+        self.strategy() == other.strategy()
+    }
+
+    fn strategy(&self) -> (&Vec<Vec<u32>>, Algorithm, Option<TransportKind>, &Vec<FlowPath>, &Vec<FlowChoice>) {
+        (&self.rings, self.algorithm, self.transport, &self.paths, &self.flows)
     }
 
     /// Others make room for the communicator's bursts: its root tells of them.
@@ -68,7 +75,7 @@ impl Plan {
     /// As a change of any strategy.
     #[must_use]
     pub fn change(&self) -> StrategyChange {
-        whole_change(self.rings.clone(), self.transport, self.paths.clone(), self.flows.clone())
+        whole_change(self.rings.clone(), self.algorithm, self.transport, self.paths.clone(), self.flows.clone())
     }
 }
 
@@ -108,15 +115,17 @@ pub fn plan_all<'a>(
         let place = decisions.0.iter().position(|decision| decision.comm == job.comm);
         let place = place.ok_or("the policy has not decided")?;
         let decision = &decisions.0[place];
-        let report = reports.get(usize::try_from(job.comm).unwrap_or(usize::MAX));
-        let transport = basis.rules.transport.or(report.and_then(|report| report.begins_over));
+        let report = usize::try_from(job.comm).ok().and_then(|number| reports.get(number));
+        let report = report.ok_or("the policy has decided for nobody")?;
+        let transport = basis.rules.transport.or(report.began.transport);
         let rates = rates.get(place).map(Vec::as_slice);
         let mut plan = plan(&basis.topology, (decision, transport), rates, comm_of);
+        plan.algorithm = basis.rules.algorithm.unwrap_or(report.began.algorithm);
         if has_shares {
             let weight_milli = Some((weights.of(&job.tenant) * 1000.0).round() as u64);
             plan.paces.iter_mut().for_each(|(_, pace)| pace.weight_milli = weight_milli);
         }
-        if let Some(report) = report.filter(|_| watched.contains(&job.comm)) {
+        if watched.contains(&job.comm) {
             plan.watch(&report.comm);
         }
         if job.pinned.is_some() {
@@ -159,15 +168,29 @@ fn job_of(basis: &Basis, number: u64, report: &Report) -> Result<Job, String> {
         let ranks = place.ranks.iter().copied().zip(devices).collect();
         hosts.push(Placed { host, ranks });
     }
+    let channels = match basis.rules.channels {
+        Some(Channels::Count(count)) => count,
+        Some(Channels::Nics) => nics_of(&basis.topology, &hosts),
+        None => report.began.channels,
+    };
     Ok(Job {
         comm: number,
         tenant: report.tenant.clone(),
         hosts,
-        channels: (report.chosen.rings.len() as u32).max(1),
+        channels,
         ring_orders: report.chosen.rings.clone(),
         profile: report.profile,
         pinned: report.is_pinned.then(|| ways_in_force(basis, report)),
     })
+}
+
+/// NICs that ranks are nearest to, on the host where these are most.
+fn nics_of(topology: &Topology, hosts: &[Placed]) -> u32 {
+    let nics = |placed: &Placed| {
+        let nics = placed.ranks.iter().map(|(_, device)| topology.port_of(placed.host, *device).nic);
+        nics.collect::<BTreeSet<u16>>().len() as u32
+    };
+    hosts.iter().map(nics).max().unwrap_or(1).clamp(limits::CHANNELS.min, limits::CHANNELS.max)
 }
 
 /// The spine of each flow between hosts that is steered to one, by channel and hosts.
@@ -302,7 +325,8 @@ pub fn plan(
     }
     let mut paces = host_paces(topology, decision, rates, comm_of);
     not_enforced.extend(leave_what_cannot_be_told(&mut paces));
-    Plan { rings: decision.ring_orders.clone(), transport, paths, flows, paces, not_enforced }
+    let (rings, algorithm) = (decision.ring_orders.clone(), Algorithm::default());
+    Plan { rings, algorithm, transport, paths, flows, paces, not_enforced }
 }
 
 /// Why flows cannot be told to leave by their NICs, if they cannot: one has no name, or not on all hosts, whose flows that no ring has go

@@ -434,6 +434,11 @@ impl Controller {
         }
     }
 
+    /// What it did, why, and how it went.
+    pub fn history(&mut self) -> &mut History {
+        &mut self.history
+    }
+
     /// How many words about links were heard, and all that is known by them.
     pub fn said(&self) -> (u64, impl FnOnce() -> Vec<SaidLink>) {
         (self.links.words(), || self.links.to_keep().flatten().collect())

@@ -8,6 +8,7 @@ mod guide;
 mod nics;
 mod paces;
 mod properties;
+mod rules;
 mod story;
 mod transport;
 mod trouble;

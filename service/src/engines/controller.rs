@@ -16,6 +16,7 @@
 mod files;
 mod interfaces;
 mod memory;
+mod past;
 mod probes;
 #[cfg(test)]
 mod tests;
@@ -30,6 +31,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use self::files::{Changed, Files};
 use self::interfaces::Interfaces;
 use self::memory::Memory;
+use self::past::Past;
 use self::probes::{Probes, Verdict};
 use super::proxy::{Asked, OperatorAnswer, OperatorReply, ProxyMessage, Refused};
 use crate::controller::agent::{Agent, AgentOutput, Live};
@@ -87,6 +89,8 @@ pub struct ControllerSettings {
     pub files: Option<(PathBuf, PathBuf)>,
     /// Where the controller keeps what operators have said of links.
     pub links: Option<PathBuf>,
+    /// Where the controller keeps its history.
+    pub history: Option<PathBuf>,
 }
 
 impl ControllerSettings {
@@ -111,6 +115,7 @@ impl ControllerSettings {
             equipment: Equipment::default(),
             files: files.filter(|_| is_here),
             links: controller.links.clone().filter(|_| is_here),
+            history: controller.history.clone().filter(|_| is_here),
         }
     }
 
@@ -126,6 +131,7 @@ struct Role {
     controller: Controller,
     files: Option<Files>,
     memory: Option<Memory>,
+    past: Option<Past>,
     asked: BTreeMap<Ticket, Asked>,
     next_ticket: Ticket,
     /// Inputs came that nothing was made of yet.
@@ -138,6 +144,12 @@ impl Role {
     fn new(settings: &ControllerSettings, now: Instant) -> Self {
         // Ascends from one start of the service to the next.
         let mut controller = Controller::new(unix().as_nanos() as u64, &settings.own, &settings.hosts, now);
+        let mut past = settings.history.clone().map(Past::new);
+        match past.as_mut().map(|past| past.load(now)) {
+            Some(Ok(entries)) => controller.history().remember(entries),
+            Some(Err(error)) => controller.unreadable("the history", error, now),
+            None => {}
+        }
         let memory = settings.links.clone().map(Memory::new);
         match memory.as_ref().map(Memory::load) {
             Some(Ok(links)) => controller.remember(links),
@@ -146,11 +158,14 @@ impl Role {
         }
         let files = settings.files.clone().map(|(topology, policy)| Files::new(topology, policy, now));
         let asked = BTreeMap::new();
-        Role { controller, files, memory, asked, next_ticket: 0, unsettled_since: Some(now), settle_at: None }
+        Role { controller, files, memory, past, asked, next_ticket: 0, unsettled_since: Some(now), settle_at: None }
     }
 
-    /// Keeps what operators have said of links, where that is more than before.
-    fn keep(&mut self) {
+    /// Keeps what operators have said of links, and what was done, where that is more than before.
+    fn keep(&mut self, now: Instant) {
+        if let Some(Err(error)) = self.past.as_mut().map(|past| past.store(self.controller.history(), now)) {
+            tracing::warn!(error, "the history is in memory alone");
+        }
         let (words, links) = self.controller.said();
         if let Some(Err(error)) = self.memory.as_mut().map(|memory| memory.store(words, links)) {
             tracing::warn!(error, "what operators have said of links is kept by hosts alone");
@@ -251,7 +266,7 @@ impl ControllerEngine {
                 chosen: placed.chosen()?,
                 profile: placed.profile(),
                 is_pinned: placed.is_pinned(),
-                begins_over: placed.begins_over(),
+                began: placed.began()?,
             })
         };
         let live: Vec<Live> = comms.into_iter().filter_map(live).collect();
@@ -463,7 +478,7 @@ impl ControllerEngine {
             role.controller.settle(now);
             role.settle_at = role.controller.next_deadline(now);
             self.backlog_max = BACKLOG_MAX + role.controller.tells_at_most();
-            role.keep();
+            role.keep(now);
             is_due = true;
         }
         let mut told = Vec::new();

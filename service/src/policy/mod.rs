@@ -31,6 +31,16 @@ pub trait Policy: Sync {
         false
     }
 
+    /// Whether it looks at tenants' priorities: the operator is told where rules have no effect.
+    fn uses_priorities(&self) -> bool {
+        false
+    }
+
+    /// Whether it keeps others off reserved paths: as above.
+    fn uses_reserves(&self) -> bool {
+        false
+    }
+
     /// What every communicator of the view is to do, in the view's order.
     fn decide(&self, view: &View<'_>) -> Decisions;
 }

@@ -13,6 +13,10 @@ impl Policy for Pfa {
         "pfa"
     }
 
+    fn uses_reserves(&self) -> bool {
+        true
+    }
+
     fn decide(&self, view: &View<'_>) -> Decisions {
         let mut decisions = flows::assign(view, |job, spine| view.rules.admits(&job.tenant, spine)).decisions;
         shares::weigh(view, &mut decisions);

@@ -14,6 +14,10 @@ impl Policy for Priority {
         "priority"
     }
 
+    fn uses_priorities(&self) -> bool {
+        true
+    }
+
     fn decide(&self, view: &View<'_>) -> Decisions {
         let mut decisions = flows::assign(view, |_, _| true).decisions;
         for (job, decision) in view.jobs.iter().zip(&mut decisions.0) {

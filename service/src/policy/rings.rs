@@ -1,8 +1,8 @@
 //! Orders of ranks: rings that cross racks as seldom as can be, and bad ones to compare with.
 //!
 //! A ring that is in several racks leaves each at least once, so one crossing a rack and channel is optimal; [`local`] reaches
-//! it by visiting pods, racks and hosts in order. Channels share the order of hosts, and start with another device of each, so that
-//! they spread over devices and NICs.
+//! it by visiting pods, racks and hosts in order. Channels share the order of hosts, and start with another device of each, the
+//! first at every NIC before the second at any, so that they spread over NICs and devices.
 
 use super::random::Random;
 use super::view::{Job, Placed, RingChoice, View};
@@ -21,16 +21,16 @@ pub fn orders(view: &View<'_>, job: &Job) -> Vec<Vec<u32>> {
 pub fn local(topology: &Topology, job: &Job) -> Vec<Vec<u32>> {
     let mut hosts: Vec<&Placed> = job.hosts.iter().collect();
     hosts.sort_by_key(|placed| (topology.pod(placed.host), topology.rack(placed.host), placed.host));
-    host_by_host(&hosts, job.channels)
+    host_by_host(topology, &hosts, job.channels)
 }
 
 /// Orders that visit hosts in an order that a seed decides, the same for all channels.
 #[must_use]
-pub fn shuffled_hosts(job: &Job, seed: u64) -> Vec<Vec<u32>> {
+pub fn shuffled_hosts(topology: &Topology, job: &Job, seed: u64) -> Vec<Vec<u32>> {
     let mut hosts: Vec<&Placed> = job.hosts.iter().collect();
     hosts.sort_by_key(|placed| placed.host);
     Random::new(seed).shuffle(&mut hosts);
-    host_by_host(&hosts, job.channels)
+    host_by_host(topology, &hosts, job.channels)
 }
 
 /// Orders that a seed decides rank by rank, the same for all channels: what ranks get that were numbered without
@@ -56,7 +56,7 @@ pub fn scattered(topology: &Topology, job: &Job) -> Vec<Vec<u32>> {
     }
     turns.sort_by_key(|(turn, _)| *turn);
     let hosts: Vec<&Placed> = turns.into_iter().map(|(_, placed)| placed).collect();
-    host_by_host(&hosts, job.channels)
+    host_by_host(topology, &hosts, job.channels)
 }
 
 /// Crossings between racks of a ring.
@@ -71,18 +71,23 @@ pub fn rack_crossings(topology: &Topology, job: &Job, order: &[u32]) -> usize {
     racks.iter().zip(next).filter(|(a, b)| a != b).count()
 }
 
-fn host_by_host(hosts: &[&Placed], channels: u32) -> Vec<Vec<u32>> {
-    let by_device: Vec<Vec<u32>> = hosts
+fn host_by_host(topology: &Topology, hosts: &[&Placed], channels: u32) -> Vec<Vec<u32>> {
+    // The ranks of each host by device, and with which of them channels begin, in turn.
+    let by_device: Vec<(Vec<u32>, Vec<usize>)> = hosts
         .iter()
         .map(|placed| {
             let mut ranks = placed.ranks.clone();
             ranks.sort_by_key(|(rank, device)| (*device, *rank));
-            ranks.into_iter().map(|(rank, _)| rank).collect()
+            let nic = |(_, device): &(u32, u32)| topology.port_of(placed.host, *device).nic;
+            let earlier = |at: usize| ranks[..at].iter().filter(|rank| nic(rank) == nic(&ranks[at])).count();
+            let mut firsts: Vec<usize> = (0..ranks.len()).collect();
+            firsts.sort_by_cached_key(|at| earlier(*at));
+            (ranks.into_iter().map(|(rank, _)| rank).collect(), firsts)
         })
         .collect();
     let order = |channel: usize| {
-        let ranks = |ranks: &Vec<u32>| {
-            let first = channel % ranks.len().max(1);
+        let ranks = |(ranks, firsts): &(Vec<u32>, Vec<usize>)| {
+            let first = channel.checked_rem(firsts.len()).map_or(0, |turn| firsts[turn]);
             [&ranks[first..], &ranks[..first]].concat()
         };
         by_device.iter().flat_map(ranks).collect()

@@ -163,7 +163,7 @@ proptest! {
         let least = if in_racks.len() > 1 { in_racks.len() } else { 0 };
         for (kind, orders) in [
             ("local", rings::local(&topology, &job)),
-            ("hosts", rings::shuffled_hosts(&job, seed)),
+            ("hosts", rings::shuffled_hosts(&topology, &job, seed)),
             ("ranks", rings::shuffled_ranks(&job, seed)),
             ("scattered", rings::scattered(&topology, &job)),
         ] {

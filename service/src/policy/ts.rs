@@ -36,6 +36,14 @@ impl Policy for PfaTs {
         true
     }
 
+    fn uses_priorities(&self) -> bool {
+        true
+    }
+
+    fn uses_reserves(&self) -> bool {
+        true
+    }
+
     fn decide(&self, view: &View<'_>) -> Decisions {
         let assigned = flows::assign(view, |job, spine| view.rules.admits(&job.tenant, spine));
         let shared = Shared::new(view, &assigned);

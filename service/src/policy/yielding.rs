@@ -29,6 +29,10 @@ impl Policy for Yielding {
         true
     }
 
+    fn uses_priorities(&self) -> bool {
+        true
+    }
+
     fn decide(&self, view: &View<'_>) -> Decisions {
         let assigned = flows::assign(view, |_, _| true);
         let priorities: Vec<u32> = view.jobs.iter().map(|job| view.rules.priority(&job.tenant)).collect();

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use mccs_config::change::FlowChoice;
-use mccs_config::service::{FlowPath, TransportKind};
+use mccs_config::service::{Algorithm, FlowPath, TransportKind};
 use serde::{Deserialize, Serialize};
 
 use super::profile::{Burst, Measured};
@@ -32,6 +32,8 @@ pub struct Chosen {
     pub epoch: u64,
     /// Order of ranks of each channel's ring.
     pub rings: Vec<Vec<u32>>,
+    /// How its collectives are carried out.
+    pub algorithm: Algorithm,
     /// What carries its flows, where hosts have a choice.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transport: Option<TransportKind>,
@@ -39,6 +41,27 @@ pub struct Chosen {
     pub paths: Vec<FlowPath>,
     /// Flows that go another way than their channel, by channel and hosts.
     pub flows: Vec<FlowChoice>,
+}
+
+/// What of a communicator's first strategy comes back where a policy does not say otherwise, whatever was in force meanwhile.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Began {
+    /// Channels.
+    pub channels: u32,
+    /// How its collectives were carried out.
+    pub algorithm: Algorithm,
+    /// What carried its flows, where hosts have a choice.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub transport: Option<TransportKind>,
+}
+
+impl From<&Chosen> for Began {
+    fn from(first: &Chosen) -> Self {
+        // Without rings there is one channel, in rank order.
+        let channels = (first.rings.len() as u32).max(1);
+        Began { channels, algorithm: first.algorithm, transport: first.transport }
+    }
 }
 
 /// What a controller has told of what a communicator's flows may have on this host: for people, engines are told rates.
@@ -128,7 +151,7 @@ pub struct Placed {
     chosen: Mutex<Option<Arc<Chosen>>>,
     profile: Mutex<Option<Measured>>,
     is_pinned: AtomicBool,
-    begins_over: OnceLock<Option<TransportKind>>,
+    began: OnceLock<Began>,
 }
 
 impl Placed {
@@ -136,8 +159,7 @@ impl Placed {
     #[must_use]
     pub fn new(comm: CommId, hosts: Vec<HostRanks>) -> Self {
         let (chosen, profile, is_pinned) = (Mutex::new(None), Mutex::new(None), AtomicBool::new(false));
-        let begins_over = OnceLock::new();
-        Placed { comm, hosts, pace_use: Arc::default(), chosen, profile, is_pinned, begins_over }
+        Placed { comm, hosts, pace_use: Arc::default(), chosen, profile, is_pinned, began: OnceLock::new() }
     }
 
     /// Whether the operator has chosen its strategy by hand, and means it to stay. Known where the root is.
@@ -168,16 +190,16 @@ impl Placed {
         *self.profile.lock().unwrap_or_else(PoisonError::into_inner) = profile;
     }
 
-    /// What carried the flows of its first strategy, where hosts have a choice.
+    /// What of its first strategy comes back; `None` before it has one.
     #[must_use]
-    pub fn begins_over(&self) -> Option<TransportKind> {
-        self.begins_over.get().copied().flatten()
+    pub fn began(&self) -> Option<Began> {
+        self.began.get().copied()
     }
 
     /// Another strategy was decided, or the communicator has failed.
     pub fn set_chosen(&self, chosen: Option<Chosen>) {
         if let Some(first) = &chosen {
-            self.begins_over.get_or_init(|| first.transport);
+            self.began.get_or_init(|| Began::from(first));
         }
         *self.chosen.lock().unwrap_or_else(PoisonError::into_inner) = chosen.map(Arc::new);
     }

@@ -6,10 +6,12 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::Subcommand;
+use mccs_config::service::Algorithm;
 use mccs_config::{PolicyFile, Rate, TopologyFile};
+use mccs_service::collective::Choice;
 use mccs_service::control::ControlRequest;
 use mccs_service::controller::answer::{
-    Applied, ControllerAnswer, ControllerRequest, DiffView, HistoryView, LinkRateView, PathRateView, PolicyView,
+    Applied, ControllerAnswer, ControllerRequest, HistoryView, LinkRateView, PathRateView, PolicyDiff, PolicyView,
     RatesView, Standing, StrategyView,
 };
 use mccs_service::controller::basis::not_enforced;
@@ -141,7 +143,7 @@ pub fn print(answer: &ControllerAnswer) {
     match answer {
         ControllerAnswer::Show(view) => show(view),
         ControllerAnswer::History(entries) => entries.iter().for_each(history),
-        ControllerAnswer::Diff(all) => diff(all),
+        ControllerAnswer::Diff(view) => diff(view),
         ControllerAnswer::Applied(applied) => print_applied(applied),
         ControllerAnswer::Noted => say!("noted; it goes with what is being put in force now"),
     }
@@ -165,6 +167,9 @@ fn print_applied(applied: &Applied) {
 }
 
 fn strategy(strategy: &StrategyView, indent: &str) {
+    if strategy.algorithm != Algorithm::Auto {
+        say!("{indent}algorithm {}", Choice::from(strategy.algorithm).name());
+    }
     if let Some(transport) = strategy.transport {
         say!("{indent}flows over {transport}");
     }
@@ -187,6 +192,7 @@ fn show(view: &PolicyView) {
     if let Some(life) = view.superseded_by {
         say!("life {life} of the controller has replaced this one, {}: it orders nothing", view.life);
     }
+    view.not_enforced.iter().for_each(|what| say!("  decided, not enforced: {what}"));
     for (host, reports) in &view.hosts {
         let elsewhere = view.elsewhere.iter().find(|(other, _)| other == host);
         let state = match elsewhere {
@@ -256,7 +262,8 @@ fn rates(view: &RatesView) {
     }
 }
 
-fn diff(all: &[DiffView]) {
+fn diff(PolicyDiff { communicators: all, not_enforced }: &PolicyDiff) {
+    not_enforced.iter().for_each(|what| say!("decided, not enforced: {what}"));
     if !all.iter().any(|view| view.changes) {
         say!("nothing would change");
     }

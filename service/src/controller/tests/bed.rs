@@ -16,7 +16,7 @@ use crate::engines::proxy::Refused;
 use crate::engines::transport::pace::Pace;
 use crate::exchange::protocol::{CommId, Name};
 use crate::telemetry::flows::PathView;
-use crate::telemetry::placed::{Chosen, HostRanks, PaceUse};
+use crate::telemetry::placed::{Began, Chosen, HostRanks, PaceUse};
 
 pub const TOPOLOGY: &str = include_str!("../../../../config/examples/topology.toml");
 
@@ -145,9 +145,8 @@ impl Bed {
         self.next_comm += 1;
         let comm = CommId { root: name(hosts[0].0), incarnation: 1, number: self.next_comm };
         let nranks = hosts.iter().map(|(_, ranks)| ranks.len() as u32).sum();
-        let begins_over = Some(TransportKind::Tcp);
         let rings = vec![(0..nranks).collect(); 2];
-        let chosen = Chosen { rings, transport: begins_over, ..Chosen::default() };
+        let chosen = Chosen { rings, transport: Some(TransportKind::Tcp), ..Chosen::default() };
         let hosts = hosts.iter().map(|(host, ranks)| HostRanks {
             host: (*host).into(),
             ranks: ranks.to_vec(),
@@ -155,8 +154,8 @@ impl Bed {
         });
         let (number, tenant) = (self.next_comm, tenant.to_owned());
         let (hosts, chosen) = (hosts.collect(), Arc::new(chosen));
-        let (comm_of_live, profile, is_pinned) = (comm.clone(), None, false);
-        let live = Live { comm: comm_of_live, number, tenant, hosts, chosen, profile, is_pinned, begins_over };
+        let (comm_of_live, profile, is_pinned, began) = (comm.clone(), None, false, Began::from(&*chosen));
+        let live = Live { comm: comm_of_live, number, tenant, hosts, chosen, profile, is_pinned, began };
         self.host(&comm.root.clone()).comms.insert(comm.clone(), live);
         self.look(&comm.root.clone());
         comm
@@ -369,6 +368,7 @@ pub fn change_by(live: &mut Live, change: StrategyChange, epoch: u64) {
     live.chosen = Arc::new(Chosen {
         epoch,
         rings: change.rings.unwrap_or(before.rings),
+        algorithm: change.algorithm.unwrap_or(before.algorithm),
         transport: change.transport.or(before.transport),
         paths: change.paths.unwrap_or(before.paths),
         flows: change.flows.unwrap_or(before.flows),

@@ -43,8 +43,11 @@ fn what_was_chosen_by_hand_stays_and_others_make_room_for_it() {
     assert_eq!(ports(&bed, &comms[1]), [20_100]);
     let request = ControllerRequest::Diff { name: "e.toml".into(), text: "[policy]\nname = \"ecmp\"\n".into() };
     let Ok(ControllerAnswer::Diff(diff)) = bed.answer(request) else { panic!("no diff") };
-    assert_eq!((diff[0].changes, diff[0].is_pinned, diff[1].changes), (false, true, true));
-    assert_eq!(diff[0].after.as_ref(), Ok(&diff[0].before));
+    assert_eq!(
+        (diff.communicators[0].changes, diff.communicators[0].is_pinned, diff.communicators[1].changes),
+        (false, true, true)
+    );
+    assert_eq!(diff.communicators[0].after.as_ref(), Ok(&diff.communicators[0].before));
     // Neither another policy, nor who comes, nor another controller moves it.
     bed.controller.files(None, Some(policy("ecmp")), bed.now);
     bed.begin_wide("v");

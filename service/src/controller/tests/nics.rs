@@ -11,7 +11,7 @@ use crate::controller::message::Report;
 use crate::controller::plan::{Plan, Wants, plan, plan_all};
 use crate::exchange::protocol::CommId;
 use crate::policy::{Decision, Flow, Way};
-use crate::telemetry::placed::{Chosen, HostRanks};
+use crate::telemetry::placed::{Began, Chosen, HostRanks};
 use crate::topology::{HostId, Port, Topology};
 
 /// Two hosts of two NICs, a rail each.
@@ -102,6 +102,52 @@ fn what_has_no_name_on_all_hosts_is_said_and_left() {
     assert!(plan.not_enforced.is_empty(), "as RDMA devices they have the same names");
 }
 
+/// Two hosts of the example, and a communicator with ranks on these GPUs of each.
+fn report_on(devices: [&[u32]; 2], channels: u32) -> Report {
+    let ranks = |first: usize, count: usize| (first as u32..).take(count).collect();
+    let host = |host: &str, first: usize, devices: &[u32]| HostRanks {
+        host: host.into(),
+        ranks: ranks(first, devices.len()),
+        devices: devices.to_vec(),
+    };
+    let rings = vec![(0..devices.concat().len() as u32).collect(); channels as usize];
+    Report {
+        comm: CommId { root: name("host-a"), incarnation: 1, number: 1 },
+        number: 1,
+        tenant: "t".into(),
+        hosts: vec![host("host-a", 0, devices[0]), host("host-b", devices[0].len(), devices[1])],
+        began_ms: 1,
+        chosen: Chosen { rings, ..Chosen::default() },
+        profile: None,
+        is_pinned: false,
+        began: Began { channels, transport: Some(TransportKind::Tcp), ..Began::default() },
+    }
+}
+
+/// As many channels as there are NICs near its ranks, each by one of them.
+#[test]
+fn channels_of_nics_are_spread_over_them() {
+    let hosts = ["host-a", "host-b"].map(|name| ActualHost { gpus: Some(4), ..ActualHost::named(name) });
+    let topology_text = text("topology.toml", &named_text(["eth0", "eth1"]));
+    let channels = text("policy.toml", "[policy]\nname = \"ffa\"\nchannels = \"nics\"\n");
+    let basis = Basis::new(topology_text, channels, &hosts).unwrap();
+    let devices = |devices: [&[u32]; 2]| {
+        let report = report_on(devices, 3);
+        let plan = plan_all(&basis, &Links::default(), &[&report], &Wants::new()).remove(0).1.unwrap();
+        let by = ways(&plan).into_iter().map(|(device, _)| device.unwrap());
+        (plan.rings.len(), by.collect::<Vec<_>>())
+    };
+    let of = |names: &[&str]| (names.len() / 2, names.iter().map(ToString::to_string).collect::<Vec<_>>());
+    assert_eq!(devices([&[0, 1, 2, 3], &[0, 1, 2, 3]]), of(&["eth0", "eth0", "eth1", "eth1"]));
+    assert_eq!(devices([&[0, 3], &[1, 2]]), of(&["eth0", "eth0", "eth1", "eth1"]));
+    assert_eq!(devices([&[2, 3], &[3]]), of(&["eth1", "eth1"]), "of all that a host has those that ranks are near to");
+    assert_eq!(
+        devices([&[1, 2], &[3]]),
+        of(&["eth0", "eth1", "eth1", "eth1"]),
+        "where a host has fewer they share them"
+    );
+}
+
 /// Ranks whose GPUs are the last two of each host use what is nearest to those, not to the first two.
 #[test]
 fn ranks_on_gpus_are_where_their_gpus_are() {
@@ -123,7 +169,7 @@ fn ranks_on_gpus_are_where_their_gpus_are() {
             chosen: Chosen { rings: vec![(0..4).collect(); 2], ..Chosen::default() },
             profile: None,
             is_pinned: false,
-            begins_over: Some(TransportKind::Tcp),
+            began: Began { channels: 2, transport: Some(TransportKind::Tcp), ..Began::default() },
         };
         let mut plans = plan_all(&basis, &Links::default(), &[&report], &Wants::new());
         let by = ways(&plans.remove(0).1.unwrap()).into_iter().map(|(device, _)| device.unwrap());

@@ -10,7 +10,7 @@ use super::bed::{Bed, Host, TOPOLOGY, change_by, name, policy, text};
 use crate::bootstrap::NRANKS_MAX;
 use crate::controller::agent::{Agent, AgentOutput, PACE_KEPT_FOR, PACES_MAX};
 use crate::controller::answer::{
-    Applied, ControllerAnswer, ControllerRequest, DiffView, HistoryView, LinkRateView, RatesView, Standing,
+    Applied, ControllerAnswer, ControllerRequest, DiffView, HistoryView, LinkRateView, PolicyDiff, RatesView, Standing,
     StrategyView,
 };
 use crate::controller::equipment::Equipment;
@@ -450,12 +450,9 @@ fn a_change_that_is_too_long_for_a_message_is_refused_at_once_and_harms_no_other
     bed.run();
     let ranks: Vec<u32> = (0..NRANKS_MAX).collect();
     let large = bed.begin("u", &[("host-a", &ranks[..2000]), ("host-c", &ranks[2000..])]);
-    let live = bed.host(&large.root).comms.get_mut(&large).unwrap();
-    let rings = Some(vec![ranks.iter().rev().copied().collect(); 4]);
-    change_by(live, StrategyChange { rings, ..StrategyChange::default() }, 1);
-    bed.look(&large.root);
     bed.run();
-    let what = applied(bed.answer(apply("ecmp")));
+    let four = ControllerRequest::Apply { name: "new.toml".into(), text: "[policy]\nchannels = 4\n".into() };
+    let what = applied(bed.answer(four));
     assert_eq!((what.changed, what.rolled_back), (vec![comm.to_string()], false));
     let [(kept, why)] = &what.kept[..] else { panic!("{:?}", what.kept) };
     assert!(*kept == large.to_string() && why.contains("bytes"), "{why}");
@@ -516,7 +513,7 @@ fn a_diff_says_what_an_apply_then_does() {
     bed.run();
     let made = bed.changes_made();
     let request = ControllerRequest::Diff { name: "e.toml".into(), text: "[policy]\nname = \"ecmp\"\n".into() };
-    let Ok(ControllerAnswer::Diff(diff)) = bed.answer(request) else { panic!("no diff") };
+    let Ok(ControllerAnswer::Diff(PolicyDiff { communicators: diff, .. })) = bed.answer(request) else { panic!() };
     assert_eq!((diff.len(), diff[0].changes, bed.changes_made()), (1, true, made));
     let way = |flows: &[crate::controller::answer::FlowView]| {
         flows.iter().find(|flow| (&*flow.from, &*flow.to) == ("host-b", "host-c")).unwrap().way.clone()
@@ -534,7 +531,7 @@ fn apply_text(text: &str) -> ControllerRequest {
 /// What a policy would change of every communicator.
 fn diff(bed: &mut Bed, text: &str) -> Vec<DiffView> {
     match bed.answer(ControllerRequest::Diff { name: "new.toml".into(), text: text.into() }) {
-        Ok(ControllerAnswer::Diff(diff)) => diff,
+        Ok(ControllerAnswer::Diff(diff)) => diff.communicators,
         other => panic!("{other:?}"),
     }
 }

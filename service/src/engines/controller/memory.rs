@@ -4,7 +4,7 @@
 //! said, and harms nothing else: hosts keep the same words for as long as one of them runs.
 
 use std::fs::File;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 use crate::controller::said::{self, SaidLink};
@@ -29,21 +29,8 @@ impl Memory {
     /// # Errors
     /// It is there and cannot be read: in words. A file is put aside, so that it is not lost; what is none is left alone.
     pub(super) fn load(&self) -> Result<Vec<SaidLink>, String> {
-        if std::fs::metadata(&self.path).is_ok_and(|found| !found.is_file()) {
-            return Err(format!("{}: it is no file, and stays", self.path.display()));
-        }
-        let links = match read(&self.path) {
-            Ok(text) => parse(&text),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-            Err(error) => Err(error.to_string()),
-        };
-        links.map_err(|reason| {
-            let aside = with_suffix(&self.path, ".unreadable");
-            let moved = std::fs::rename(&self.path, &aside);
-            let place =
-                moved.map_or_else(|error| format!("it stays: {error}"), |()| format!("it is now {}", aside.display()));
-            format!("{}: {reason}; {place}", self.path.display())
-        })
+        let Some(text) = read(&self.path, FILE_BYTES_MAX)? else { return Ok(Vec::new()) };
+        parse(&text).map_err(|reason| put_aside(&self.path, &reason))
     }
 
     /// Keeps all that is known, where that is more than last time: `words` were heard so far.
@@ -55,16 +42,25 @@ impl Memory {
             return Ok(());
         }
         let json = serde_json::to_vec_pretty(&links()).map_err(|error| error.to_string())?;
-        self.replace(&json).map_err(|error| format!("{} cannot be written: {error}", self.path.display()))
+        replace(&self.path, &json).map_err(|error| format!("{} cannot be written: {error}", self.path.display()))
     }
+}
 
-    fn replace(&self, json: &[u8]) -> std::io::Result<()> {
-        let next = with_suffix(&self.path, ".next");
-        let mut file = File::create(&next)?;
-        file.write_all(json)?;
-        file.sync_all()?;
-        std::fs::rename(&next, &self.path)
-    }
+/// A whole file takes the place of the one that is there, if any.
+pub(super) fn replace(path: &Path, content: &[u8]) -> std::io::Result<()> {
+    let next = with_suffix(path, ".next");
+    let mut file = File::create(&next)?;
+    file.write_all(content)?;
+    file.sync_all()?;
+    std::fs::rename(&next, path)
+}
+
+/// A file that cannot be read is kept under another name. Returns what to say of it.
+pub(super) fn put_aside(path: &Path, reason: &str) -> String {
+    let aside = with_suffix(path, ".unreadable");
+    let moved = std::fs::rename(path, &aside);
+    let place = moved.map_or_else(|error| format!("it stays: {error}"), |()| format!("it is now {}", aside.display()));
+    format!("{}: {reason}; {place}", path.display())
 }
 
 fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
@@ -73,11 +69,22 @@ fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     name.into()
 }
 
-fn read(path: &Path) -> std::io::Result<Vec<u8>> {
-    if std::fs::metadata(path)?.len() > FILE_BYTES_MAX {
-        return Err(std::io::ErrorKind::FileTooLarge.into());
+/// A file's content; `None` where there is no file.
+///
+/// # Errors
+/// It is there and cannot be read, or is too large to be one of ours: in words. A file is put aside; what is none is left alone.
+pub(super) fn read(path: &Path, bytes_max: u64) -> Result<Option<Vec<u8>>, String> {
+    let text = std::fs::metadata(path).and_then(|found| match (found.is_file(), found.len() > bytes_max) {
+        (false, _) => Ok(None),
+        (_, true) => Err(ErrorKind::FileTooLarge.into()),
+        _ => std::fs::read(path).map(Some),
+    });
+    match text {
+        Ok(None) => Err(format!("{}: it is no file, and stays", path.display())),
+        Ok(text) => Ok(text),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(put_aside(path, &error.to_string())),
     }
-    std::fs::read(path)
 }
 
 fn parse(text: &[u8]) -> Result<Vec<SaidLink>, String> {

@@ -2,7 +2,7 @@ use super::*;
 use crate::controller::answer::{ControllerAnswer, Standing};
 use crate::controller::message::Report;
 use crate::controller::orders::{ORDER_TIME, PAUSE};
-use crate::telemetry::placed::{Chosen, HostRanks};
+use crate::telemetry::placed::{Began, Chosen, HostRanks};
 
 fn name(text: &str) -> Name {
     Name::new(text).unwrap()
@@ -19,6 +19,7 @@ fn stuck() -> (ControllerEngine, Mailbox<Request>) {
         equipment: Equipment::default(),
         files: None,
         links: None,
+        history: None,
     };
     let outputs = (exchange.sender(), Mailbox::new(1).sender());
     let engine = ControllerEngine::new(&settings, Mailbox::new(8), outputs, Arc::default(), Arc::default());
@@ -87,8 +88,16 @@ fn what_time_alone_makes_due_is_done_when_the_engine_says() {
     let [own, root, other] = ["host-a", "host-b", "host-c"].map(name);
     let hosts = vec![own.clone(), root.clone(), other.clone(), name("host-d")];
     let (host, addresses) = (own.clone(), (Vec::new(), None));
-    let settings =
-        ControllerSettings { own, host, hosts, addresses, equipment: Equipment::default(), files, links: None };
+    let settings = ControllerSettings {
+        own,
+        host,
+        hosts,
+        addresses,
+        equipment: Equipment::default(),
+        files,
+        links: None,
+        history: None,
+    };
     let (exchange, proxy) = (Mailbox::new(1024), Mailbox::new(1));
     let outputs = (exchange.sender(), proxy.sender());
     let inputs = Mailbox::new(64);
@@ -121,7 +130,7 @@ fn what_time_alone_makes_due_is_done_when_the_engine_says() {
         chosen: Chosen { rings: vec![vec![0, 1]], ..Chosen::default() },
         profile: None,
         is_pinned: false,
-        begins_over: None,
+        began: Began { channels: 1, ..Began::default() },
     };
     let synced = AgentMessage::Synced { life: life.expect("asked to report"), is_paced: false };
     for message in [AgentMessage::Report(Box::new(report)), synced] {
@@ -174,6 +183,7 @@ fn the_last_pace_of_a_communicator_is_the_last_that_engines_hear_of() {
         addresses: (Vec::new(), None),
         files: None,
         links: None,
+        history: None,
     };
     let outputs = (Mailbox::new(1).sender(), proxy.sender());
     let mut engine = ControllerEngine::new(&settings, Mailbox::new(8), outputs, Arc::default(), Arc::default());
@@ -199,4 +209,111 @@ fn the_last_pace_of_a_communicator_is_the_last_that_engines_hear_of() {
     } {}
     hear();
     assert_eq!(heard, (0..4).map(Some).collect::<Vec<_>>());
+}
+
+/// A life of the controller ends, and the next one knows what it has done.
+#[test]
+fn the_history_of_a_life_is_known_to_the_next() {
+    let folder = tempfile::tempdir().unwrap();
+    let settings = ControllerSettings {
+        own: name("a"),
+        host: name("a"),
+        hosts: vec![name("a"), name("b")],
+        addresses: (Vec::new(), None),
+        equipment: Equipment::default(),
+        files: None,
+        links: None,
+        history: Some(folder.path().join("history.jsonl")),
+    };
+    let start = || {
+        let outputs = (Mailbox::new(64).sender(), Mailbox::new(1).sender());
+        ControllerEngine::new(&settings, Mailbox::new(8), outputs, Arc::default(), Arc::default())
+    };
+    let entries = |engine: &mut ControllerEngine| {
+        let history = engine.role.as_mut().unwrap().controller.history();
+        history.iter().map(|entry| (entry.number, entry.what.clone())).collect::<Vec<_>>()
+    };
+    let now = Instant::now();
+    for life in 1..=3_u64 {
+        let mut engine = start();
+        assert_eq!(entries(&mut engine).len() as u64, life - 1);
+        for event in [Event::Met { host: name("b") }, Event::Lost { host: name("b") }] {
+            engine.take(ControllerInput::Exchange(event), now);
+        }
+        engine.settle(now);
+        assert_eq!(entries(&mut engine).last(), Some(&(life, "host b lost".to_owned())));
+    }
+}
+
+/// A single decision may be more than what else may wait for the exchange.
+#[test]
+fn a_decision_is_told_whole_however_large_it_is() {
+    const HOSTS: [&str; 4] = ["host-a", "host-b", "host-c", "host-d"];
+    // An order, and a pace for each host.
+    const COMMS: usize = BACKLOG_MAX / HOSTS.len() + 1;
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path
+    };
+    let topology = file("topology.toml", include_str!("../../../../config/examples/topology.toml"));
+    let policy = "[policy]\nname = \"ecmp\"\n[[tenant]]\nname = \"t\"\ncap = \"1Gbit/s\"\n";
+    let settings = ControllerSettings {
+        own: name("host-a"),
+        host: name("host-a"),
+        hosts: HOSTS.map(name).to_vec(),
+        addresses: (Vec::new(), None),
+        equipment: Equipment::default(),
+        files: Some((topology, file("policy.toml", policy))),
+        links: None,
+        history: None,
+    };
+    // It takes one message at a time.
+    let exchange = Mailbox::new(1);
+    let outputs = (exchange.sender(), Mailbox::new(1).sender());
+    let mut engine = ControllerEngine::new(&settings, Mailbox::new(8), outputs, Arc::default(), Arc::default());
+    let now = Instant::now();
+    for host in &HOSTS[1..] {
+        engine.take(ControllerInput::Exchange(Event::Met { host: name(host) }), now);
+    }
+    let syncs = told(&mut engine, &exchange);
+    let life = syncs.iter().find_map(|(_, message)| match message {
+        ControllerMessage::Sync { life, .. } => Some(*life),
+        _ => None,
+    });
+    let mut say = |host: &str, message: AgentMessage| {
+        let body = message.encode().unwrap();
+        engine.take(ControllerInput::Exchange(Event::Told { from: name(host), body }), now);
+    };
+    let ranks = |(rank, host): (u32, &&str)| HostRanks { host: (*host).into(), ranks: vec![rank], devices: Vec::new() };
+    for number in 0..COMMS as u64 {
+        let report = Report {
+            comm: CommId { root: name("host-a"), incarnation: 1, number },
+            number,
+            tenant: "t".into(),
+            hosts: (0..).zip(&HOSTS).map(ranks).collect(),
+            began_ms: number,
+            chosen: Chosen { rings: vec![vec![0, 1, 2, 3]], ..Chosen::default() },
+            profile: None,
+            is_pinned: false,
+            began: Began { channels: 1, ..Began::default() },
+        };
+        say("host-a", AgentMessage::Report(Box::new(report)));
+    }
+    for host in HOSTS {
+        say(host, AgentMessage::Synced { life: life.expect("asked to report"), is_paced: false });
+    }
+    let told = told(&mut engine, &exchange);
+    let mut paced = BTreeSet::new();
+    for (to, message) in &told {
+        match message {
+            ControllerMessage::Pace { comm, pace, .. } => {
+                assert_eq!(pace.cap_bps, Some(1_000_000_000));
+                assert!(paced.insert((to, comm)), "told twice");
+            }
+            message => assert!(!matches!(message, ControllerMessage::Sync { .. }), "{to} is to report anew"),
+        }
+    }
+    assert_eq!(paced.len(), COMMS * HOSTS.len());
 }

@@ -167,9 +167,9 @@ impl Comm {
         };
         let mut flows: Vec<FlowChoice> = ways.chosen.iter().map(flow).collect();
         flows.sort_by(|a, b| (a.channel, &a.from, &a.to).cmp(&(b.channel, &b.from, &b.to)));
-        let rings = schedules.strategy().ring_orders.clone();
+        let (rings, algorithm) = (schedules.strategy().ring_orders.clone(), schedules.strategy().choice.into());
         let paths = ways.paths.iter().map(mccs_config::service::FlowPath::from).collect();
-        placed.set_chosen(Some(Chosen { epoch, rings, transport: ways.transport, paths, flows }));
+        placed.set_chosen(Some(Chosen { epoch, rings, algorithm, transport: ways.transport, paths, flows }));
     }
 
     /// Links of a strategy between this host and others, as one of the network's engines has them.

@@ -1,0 +1,95 @@
+//! Channels and algorithm, as the policy says: those that arrive have them, and what communicators began with comes back. Rules without
+//! effect are named.
+
+use mccs_config::change::StrategyChange;
+use mccs_config::service::Algorithm;
+
+use super::bed::{Bed, policy, text};
+use crate::controller::answer::{ControllerAnswer, ControllerRequest, Standing};
+use crate::controller::basis::Text;
+use crate::exchange::protocol::CommId;
+
+fn says(rest: &str) -> Text {
+    text("policy.toml", &format!("[policy]\nname = \"ffa\"\n{rest}\n"))
+}
+
+fn has(bed: &Bed, comm: &CommId) -> (usize, Algorithm) {
+    (bed.chosen(comm).rings.len(), bed.chosen(comm).algorithm)
+}
+
+#[test]
+fn a_policy_says_how_many_and_how_and_one_that_does_not_gives_back_what_was() {
+    let mut bed = Bed::new("ffa");
+    let first = bed.begin_wide("t");
+    bed.run();
+    assert_eq!(has(&bed, &first), (2, Algorithm::Auto));
+    bed.controller.files(None, Some(says("channels = 3\nalgorithm = \"host_ring\"")), bed.now);
+    let second = bed.begin("u", &[("host-c", &[0]), ("host-b", &[1])]);
+    bed.run();
+    for comm in [&first, &second] {
+        assert_eq!(has(&bed, comm), (3, Algorithm::HostRing));
+        let channels = bed.chosen(comm).flows.iter().map(|flow| flow.channel);
+        assert_eq!(channels.max(), Some(2), "each has its ways");
+    }
+    let view = bed.show();
+    assert!(view.communicators.iter().all(|comm| comm.state == Standing::AsDecided));
+    assert_eq!(view.communicators[0].strategy.algorithm, Algorithm::HostRing);
+    // An algorithm that is changed alone is a change.
+    bed.controller.files(None, Some(says("channels = 3\nalgorithm = \"tree\"")), bed.now);
+    bed.run();
+    assert_eq!(has(&bed, &first), (3, Algorithm::Tree));
+    // The controller that reads the file without the keys has not seen how they began.
+    bed.restart_controller(2, policy("ffa"));
+    bed.run();
+    assert_eq!([&first, &second].map(|comm| has(&bed, comm)), [(2, Algorithm::Auto); 2]);
+    let made = bed.changes_made();
+    bed.restart_controller(3, policy("ffa"));
+    bed.run();
+    assert_eq!(bed.changes_made(), made);
+}
+
+#[test]
+fn what_was_changed_by_hand_is_not_what_comes_back() {
+    let mut bed = Bed::new("ffa");
+    let comm = bed.begin_wide("t");
+    bed.run();
+    let rings = Some(vec![bed.chosen(&comm).rings[0].clone(); 5]);
+    let by_hand = StrategyChange { rings, algorithm: Some(Algorithm::Tree), ..StrategyChange::default() };
+    bed.change_by_hand(&comm, by_hand);
+    bed.controller.files(None, Some(says("channels = 1")), bed.now);
+    bed.run();
+    assert_eq!(has(&bed, &comm), (5, Algorithm::Tree), "pinned");
+    bed.unpin(&comm);
+    bed.run();
+    assert_eq!(has(&bed, &comm), (1, Algorithm::Auto));
+    bed.controller.files(None, Some(policy("ffa")), bed.now);
+    bed.run();
+    assert_eq!(has(&bed, &comm), (2, Algorithm::Auto));
+}
+
+#[test]
+fn a_diff_shows_an_algorithm() {
+    let mut bed = Bed::new("ffa");
+    bed.begin_wide("t");
+    bed.run();
+    let Text { name, text } = says("algorithm = \"one_shot\"");
+    let Ok(ControllerAnswer::Diff(diff)) = bed.answer(ControllerRequest::Diff { name, text }) else { panic!("none") };
+    assert!(diff.communicators[0].changes_strategy);
+    let after = diff.communicators[0].after.as_ref().unwrap();
+    assert_eq!((diff.communicators[0].before.algorithm, after.algorithm), (Algorithm::Auto, Algorithm::OneShot));
+    assert_eq!(diff.communicators[0].before.rings, after.rings);
+}
+
+#[test]
+fn rules_without_effect_are_named_before_and_after() {
+    let mut bed = Bed::new("pfa");
+    bed.begin_wide("t");
+    bed.run();
+    assert_eq!(bed.show().not_enforced, [""; 0]);
+    let Text { name, text } = says("[[tenant]]\nname = \"t\"\npriority = 1");
+    let request = ControllerRequest::Diff { name: name.clone(), text: text.clone() };
+    let Ok(ControllerAnswer::Diff(diff)) = bed.answer(request) else { panic!("none") };
+    let Ok(ControllerAnswer::Applied(applied)) = bed.answer(ControllerRequest::Apply { name, text }) else { panic!() };
+    assert!(diff.not_enforced[0].contains("policy ffa has none"), "{:?}", diff.not_enforced);
+    assert_eq!((&applied.not_enforced, &bed.show().not_enforced), (&diff.not_enforced, &diff.not_enforced));
+}
