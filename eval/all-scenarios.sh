@@ -27,6 +27,7 @@ for setup in setup1 setup2 setup3 setup4; do
     slow "$setup" --longer 10 --more 2 --rounds 3
 done
 # What the operator says: priorities, turns, shares, caps, and by hand.
+measure qos --alone --rounds 3 --more 0.3 --variant FFA --fabric eval/fabric/nics-fair.toml --suffix fair
 measure qos --rounds 3
 measure qos --rounds 3 --more 0.6 --fabric eval/fabric/nics-fair.toml --suffix fair --variant ECMP --variant FFA --variant PFA \
     --variant "ours, paced"

@@ -8,11 +8,12 @@ With --lengths, by length, in the manner of MCCS's figure 6: iterations that are
 lengths and variants in turn. A scenario with [[moment]]s is shown over time, in the manner of figure 7: things happen while its
 job runs.
 
-With --table, rewrites the tables of results from what they have measured, and runs nothing but the simulator: where the switches' hash decided, for times
-that were not kept.
+With --alone, each job by itself, and how much its iterations vary.
+
+With --table, rewrites the tables of results from what they have measured, and what the simulator has foretold; runs nothing else.
 
 usage: scenario.py SCENARIO.toml [--rounds 5] [--longer N] [--more N] [--settle 2s] [--congestion-control cubic] [--variant NAME]...
-                   [--fabric FABRIC.toml] [--suffix TEXT] [--stolen PART] [--lengths [0.015625 0.125 1 4]]
+                   [--fabric FABRIC.toml] [--suffix TEXT] [--stolen PART] [--alone] [--lengths [0.015625 0.125 1 4]]
        scenario.py --table eval/results/fabric-SCENARIO.json...
 
 Needs root, to measure. Build first: cargo build --release --workspace. Writes eval/results/fabric-SCENARIO[-sizes][-SUFFIX].json (data and provenance)
@@ -50,6 +51,9 @@ LENGTHS = [1 / 64, 1 / 8, 1, 4]
 EDGE_S = 0.5
 # Of what the policy allots, hosts fill so much where tenants have shares (`service/src/controller/pace.rs`).
 SHARED_PAYLOAD = 0.92
+# On the fabric iterations of jobs that compute vary as if their compute times did by this (`fabric-qos-alone-fair`). Simulated jobs that never vary stay in
+# lockstep: those that begin together would meet in every iteration.
+JITTER_PERCENT = 5
 UNITS = {"": 1, "K": 1e3, "M": 1e6, "G": 1e9, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30}
 # Source ports that choose no spine, and that the kernel does not give out by itself: so many for each channel, of which services take the first that are
 # free. They differ in the lowest bits, by which ports with a queue for each flow tell flows apart.
@@ -104,6 +108,8 @@ class Scenario:
         toml["variant"] = variants
         for job in toml["job"]:
             job["bytes"] = f"{job['bytes']}B"
+            if seconds(job["compute"]):
+                job["jitter_percent"] = max(job.get("jitter_percent", 0), JITTER_PERCENT)
         return to_toml(toml)
 
     def rack(self, host):
@@ -252,7 +258,7 @@ def measure(scenario, fabric, variant, options):
             time.sleep(max(0, began + seconds(job.get("start", "0s")) - time.monotonic()))
             command = [BINARIES / "mccs-traffic", "--collective", job.get("collective", "all_reduce"), "--bytes", f"{job['bytes']}B",
                        "--compute", job["compute"], "--iterations", str(job["iterations"]), "--settle", options.settle]
-            command += ["--each"] * bool(scenario.moments or scenario.allotted(variant))
+            command += ["--each"] * bool(options.alone or scenario.moments or scenario.allotted(variant))
             id = secrets.token_hex(16)
             return records(cluster.run_ranks(fabric, placed, command, lambda rank, host: {
                 "MCCS_SOCKET": f"{folder}/{host}/{job['name']}.sock", "MCCS_RANK": str(rank), "MCCS_NRANKS": str(len(placed)),
@@ -553,6 +559,38 @@ def over_time(scenario, variants, options):
     return None, bench.provenance(versions) | {"simulated": foretold, "rounds": found}
 
 
+def alone(scenario, variants, options):
+    """When collectives of jobs end that have the network for themselves."""
+    [variant] = variants.values()
+    assert variant["policy"] != "ecmp", "where a hash decides iterations vary with it"
+    found = {job["name"]: [] for job in scenario.jobs}
+
+    def one(name, job):
+        by_itself = copy.copy(scenario)
+        by_itself.jobs = [job]
+        found[name].append(measure(by_itself, fabric, variant, options)[name])
+        said(f"{name} alone", {name: found[name][-1]})
+
+    with Fabric(scenario.fabric_path) as fabric:
+        rounds_of(fabric, {job["name"]: job for job in scenario.jobs}, options, one)
+    return "alone", bench.provenance() | {"alone": found}
+
+
+def table_of_alone(scenario, data, options):
+    rows = []
+    for job in scenario.jobs:
+        rounds = [[1e3 * (end - begin) for begin, end in zip(record["ended_s"], record["ended_s"][1:])] for record in data["alone"][job["name"]]]
+        compute = 1e3 * seconds(job["compute"])
+        # Of times that are spread evenly over so much more and less.
+        spread = [100 * 3**0.5 * statistics.pstdev(times) / compute for times in rounds]
+        rows.append([job["name"], sum(map(len, rounds)), f"{compute:g}", f"{statistics.mean(map(statistics.mean, rounds)):.1f}",
+                     cluster.spread([statistics.pstdev(times) for times in rounds]), cluster.spread(spread)])
+    heads = ["job", "iterations", "compute ms", "an iteration, ms", "standard deviation, ms", "as compute times that vary by so many percent"]
+    text = (f"How much do iterations of jobs vary that have the network for themselves?\n\nJobs of {scenario.toml['name']} on the emulated fabric {scenario.fabric['name']}, one after the other: "
+            f"median (least to greatest) of {options.rounds} rounds.\n\n" + bench.table(heads, rows))
+    return text, True
+
+
 def table_over_time(scenario, data, options):
     [job] = scenario.jobs
     rows, good, found = [], True, data["rounds"]
@@ -573,8 +611,10 @@ def table_over_time(scenario, data, options):
 
 
 def table_of(scenario, data, options):
-    table = table_over_time if scenario.moments else table_of_compared if "lengths" not in data else table_by_length
-    return table(scenario, data, options)
+    if scenario.moments:
+        return table_over_time(scenario, data, options)
+    of_kind = {"lengths": table_by_length, "alone": table_of_alone}
+    return next((of_kind[kind] for kind in of_kind if kind in data), table_of_compared)(scenario, data, options)
 
 
 def arguments_of(command):
@@ -592,7 +632,14 @@ def rewrite(parser, path):
     options = parser.parse_args(arguments_of(data["command"]))
     toml = data["scenario"]
     fabric = bench.ROOT / options.fabric if options.fabric else bench.ROOT / "eval/scenarios" / toml["fabric"]
-    text, _ = table_of(Scenario(toml, fabric), data, options)
+    scenario = Scenario(toml, fabric)
+    if "simulated" in data and not scenario.moments:
+        variants = [variant for variant in toml["variant"] if variant["name"] in data["rounds"]]
+        data["simulated"] = simulated(scenario, variants)
+        data["of_simulated"] = ratios_of(scenario, data["simulated"], data["rounds"])
+        data["simulated_at"] = bench.provenance()["commit"]
+        path.write_text(json.dumps(data, indent=1) + "\n")
+    text, _ = table_of(scenario, data, options)
     path.with_suffix(".md").write_text(text)
 
 
@@ -604,6 +651,7 @@ def main():
     parser.add_argument("--longer", type=float, default=1, help="how much longer iterations are, and how much fewer")
     parser.add_argument("--more", type=float, default=1, help="how many more iterations there are")
     parser.add_argument("--lengths", type=float, nargs="*", help="by length: how much longer iterations are, one after the other")
+    parser.add_argument("--alone", action="store_true", help="each job by itself")
     parser.add_argument("--settle", default="2s")
     parser.add_argument("--congestion-control", default="cubic", help="of all flows, whatever this machine's own is")
     parser.add_argument("--variant", action="append", help="only these")
@@ -623,7 +671,7 @@ def main():
         variants = {name: variants[name] for name in options.variant}
     if scenario.moments and options.lengths is not None:
         parser.error("what happens at moments is shown over time, not by length")
-    measured = over_time if scenario.moments else compare if options.lengths is None else by_length
+    measured = alone if options.alone else over_time if scenario.moments else compare if options.lengths is None else by_length
     kind, data = measured(scenario, variants, options)
     text, good = table_of(scenario, data, options)
     write(kind, scenario, options, data, text)
