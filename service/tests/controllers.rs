@@ -299,6 +299,30 @@ fn of_two_controllers_the_one_that_hosts_obey_decides_and_the_other_is_told_so()
     });
 }
 
+/// As docs/OPERATING.md has it: the old one is stopped, and a service of the same name starts on another machine, with the same files.
+#[test]
+fn the_role_moves_to_another_machine_while_jobs_run_and_changes_nothing() {
+    let [own, _] = CONTROLLERS;
+    let cluster = Cluster::new(1);
+    let _workers = WORKERS.map(|name| cluster.start(name, own, None));
+    let old = cluster.start(own, own, Some(&policy("ffa")));
+    cluster.with_jobs(|jobs| {
+        jobs.wait_until(|| cluster.is_in_force(own, "ffa"));
+        let before = cluster.epochs();
+        drop(old);
+        jobs.go_on();
+        let _new = cluster.start_at(own, ("new", address()), own, Some(&policy("ffa")));
+        jobs.wait_until(|| cluster.is_in_force("new", "ffa"));
+        jobs.go_on();
+        assert_eq!(cluster.epochs(), before, "what was in force was as decided");
+        let history = cluster.ask("new", ControllerRequest::History);
+        let Ok(ControllerAnswer::History(history)) = history else { panic!("{history:?}") };
+        assert!(!history.iter().any(|entry| entry.what.starts_with("order")), "{history:?}");
+        cluster.apply("new", "ecmp").expect("it decides");
+        jobs.wait_until(|| cluster.is_in_force("new", "ecmp"));
+    });
+}
+
 #[test]
 fn an_old_controller_that_comes_back_beside_a_new_one_is_not_obeyed() {
     let [own, _] = CONTROLLERS;

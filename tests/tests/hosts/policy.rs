@@ -119,9 +119,12 @@ fn flows(hosts: &TestHosts) -> [[usize; 2]; 2] {
     })
 }
 
+/// Elements of the longest calls of [`with_job`].
+const LONGEST: u64 = 200_003;
+
 /// Runs a checked job of four ranks on two hosts while `meanwhile` goes on; `is_over` says that the job has ended by mistake.
 fn with_job(hosts: &mut TestHosts, meanwhile: impl FnOnce(&mut TestHosts, &AtomicU64, &dyn Fn() -> bool)) {
-    with_iterations(hosts, Duration::ZERO, [1000, 40_001, 200_003], meanwhile);
+    with_iterations(hosts, Duration::ZERO, [1000, 40_001, LONGEST], meanwhile);
 }
 
 /// As [`with_job`], with a job that computes for so long between collectives of these lengths.
@@ -361,8 +364,12 @@ fn what_an_operator_has_chosen_by_hand_stays_until_it_is_unpinned() {
 fn flows_keep_to_a_cap_and_to_a_window_while_they_are_in_force() {
     /// Of each flow, in bits per second; far below what the loopback carries.
     const CAP_BPS: f64 = 40e6;
-    /// What a host sends over its two flows may be ahead of a clock that is read beside it: the longest call, and credits.
-    const SLACK_BYTES: f64 = 2.5e6;
+    /// What a rank gives to the longest call.
+    const GIVEN_BYTES: f64 = (LONGEST * 4) as f64;
+    /// What may be counted besides the cap, by how paces are kept: a call that began before, in which each host passes on what three ranks give; a
+    /// message that leaves whole on each of two flows, at most half of what a rank gives; and on both what engines that come late catch up with
+    /// (5 ms), and a window that is open once more than on average.
+    const SLACK_BYTES: f64 = 3.0 * GIVEN_BYTES + GIVEN_BYTES + 2.0 * CAP_BPS / 8.0 * (0.005 + 0.025);
     const WINDOW: &str = "period = \"100ms\"\noffset = \"0ms\"\nlength = \"25ms\"\n";
     let folder = tempfile::tempdir().expect("a folder");
     let mut hosts = start(folder.path(), FFA);
@@ -387,7 +394,7 @@ fn flows_keep_to_a_cap_and_to_a_window_while_they_are_in_force() {
             wait_until(is_over, || begin.elapsed() >= Duration::from_millis(1500));
             let carried = sent_bytes() - before;
             let allowed = 2.0 * CAP_BPS / 8.0 * part * begin.elapsed().as_secs_f64();
-            assert!(carried <= allowed * 1.03 + SLACK_BYTES, "{carried} bytes, {allowed} allowed");
+            assert!(carried <= allowed + SLACK_BYTES, "{carried} bytes, {allowed} allowed");
         }
         let applied = apply(hosts, FFA);
         assert!(matches!(applied, Ok(ControllerAnswer::Applied(_))), "{applied:?}");
