@@ -9,7 +9,6 @@
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, Weak};
 
-use mccs_ipc::direct::DirectPage;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{Shutdown, shutdown};
@@ -20,35 +19,22 @@ use crate::requests::LIVENESS_EVERY;
 
 /// Words that streams and kernels wait for, and that nobody else writes once the service has gone.
 pub(crate) trait Awaited: Send + Sync {
-    /// Lets everybody through, of this communicator, which is of no use any more. Takes no lock: who holds it may wait for a stream.
+    /// Lets everybody through, of this communicator, which is of no use any more. Takes no lock: who holds one may wait for a stream.
     fn let_through(&self);
-}
-
-impl Awaited for DirectPage {
-    fn let_through(&self) {
-        self.abort();
-        self.release_all();
-    }
 }
 
 /// What a client has to let through.
 #[derive(Default)]
 pub(crate) struct Watch {
     list: Arc<Mutex<List>>,
-    watched: Mutex<Option<Watched>>,
+    /// The session's, as the thread has it, and the process that has the thread.
+    socket: Mutex<Option<(Arc<OwnedFd>, u32)>>,
 }
 
 #[derive(Default)]
 struct List {
     awaited: Vec<Weak<dyn Awaited>>,
     has_thread: bool,
-}
-
-/// The session's socket. To shut it down ends the session, and wakes the thread.
-struct Watched {
-    socket: Arc<OwnedFd>,
-    /// A process that was forked has the socket, but neither thread nor session.
-    process: u32,
 }
 
 impl Watch {
@@ -67,16 +53,21 @@ impl Watch {
         thread.spawn(move || watch(&own, &known)).map_err(failed)?;
         list.has_thread = true;
         drop(list);
-        *locked(&self.watched) = Some(Watched { socket, process: std::process::id() });
+        *locked(&self.socket) = Some((socket, std::process::id()));
         Ok(())
     }
 }
 
-impl Drop for Watched {
+impl Drop for Watch {
+    /// Ends the session, and the thread.
     fn drop(&mut self) {
-        if self.process == std::process::id() {
+        // A process that was forked has the socket, but neither the thread nor the session.
+        if let Some((socket, process)) = locked(&self.socket).take()
+            && process == std::process::id()
+        {
+            locked(&self.list).awaited.clear();
             // The other end may have done so.
-            let _ = shutdown(self.socket.as_raw_fd(), Shutdown::Both);
+            let _ = shutdown(socket.as_raw_fd(), Shutdown::Both);
         }
     }
 }
@@ -164,11 +155,10 @@ mod tests {
         let watch = Watch::default();
         let awaited = added(&watch, &socket);
         let list = Arc::downgrade(&watch.list);
-        // What it was is given back before the client goes.
-        assert_eq!(Arc::try_unwrap(awaited).ok().expect("nobody else's").0.into_inner(), 0);
         drop(watch);
         let mut closed = [PollFd::new(other.as_fd(), PollFlags::empty())];
         poll(&mut closed, PollTimeout::NONE).expect("its end");
         wait_for_end(&list);
+        assert_eq!(awaited.0.load(Ordering::Relaxed), 0, "the service is there");
     }
 }

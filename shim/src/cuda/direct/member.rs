@@ -4,8 +4,8 @@
 //! may be after the communicator has left.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
 
 use mccs_cuda::{
     Context, DeviceAddress, Function, HostRegistration, ImportedMemory, IpcHandle, Kernels, OwnedStream, is_sticky,
@@ -18,6 +18,7 @@ use mccs_kernels::cuda::{AreaLayout, contradiction};
 use super::LOOK_AGAIN_AFTER;
 use crate::cuda::cuda_error;
 use crate::cuda::resources::{import, kernels};
+use crate::cuda::watch::Awaited;
 use crate::{Client, Error};
 
 pub(super) struct Member {
@@ -37,6 +38,13 @@ pub(super) struct Member {
     pub(super) page: Arc<DirectPage>,
     /// Whether the service knows of the contradiction on the page.
     is_told: AtomicBool,
+}
+
+impl Awaited for Member {
+    fn let_through(&self) {
+        self.page.abort();
+        self.page.release_all();
+    }
 }
 
 impl Member {
@@ -69,9 +77,6 @@ impl Member {
             _imports.push(imported);
         }
         let kernels = kernels(&context)?;
-        let page = Arc::new(page);
-        let awaited: Weak<DirectPage> = Arc::downgrade(&page);
-        client.0.watch.add(client.0.requests.socket(), awaited)?;
         let is_told = AtomicBool::new(false);
         Ok(Member {
             client,
@@ -84,7 +89,7 @@ impl Member {
             areas,
             _imports,
             registration,
-            page,
+            page: Arc::new(page),
             is_told,
         })
     }

@@ -13,7 +13,7 @@ mod staging;
 
 use std::ops::Range;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use bytemuck::Zeroable;
@@ -95,6 +95,8 @@ impl DirectCommunicator {
 
     fn new(member: Member, share: &DirectShare) -> Result<Self, Error> {
         let member = Arc::new(member);
+        let awaited: Weak<Member> = Arc::downgrade(&member);
+        member.client.0.watch.add(member.client.0.requests.socket(), awaited)?;
         let order = Order {
             launches: LaunchOrder::new(&member.context)?,
             launched: 0,
