@@ -5,6 +5,7 @@ pub mod arguments;
 pub mod cuda;
 pub mod fabric;
 pub mod pinning;
+pub mod planning;
 pub mod simulator;
 pub mod stats;
 pub mod touch;

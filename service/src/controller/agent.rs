@@ -330,8 +330,18 @@ impl Agent {
                 }
                 None => {
                     let (comm, chosen, began_ms) = (comm.clone(), Chosen::clone(&chosen), unix_ms);
-                    let report =
-                        Report { comm, number, tenant, hosts, began_ms, chosen, profile: None, is_pinned, began };
+                    let report = Report {
+                        comm,
+                        number,
+                        tenant,
+                        hosts,
+                        began_ms,
+                        arrival: None,
+                        chosen,
+                        profile: None,
+                        is_pinned,
+                        began,
+                    };
                     Known { report, profile, told: None }
                 }
             };
@@ -395,6 +405,10 @@ impl Agent {
                 }
                 Vec::new()
             }
+            ControllerMessage::Arrived { life, comm, arrival } if self.life == Some(life) => {
+                self.known.get_mut(&comm).into_iter().for_each(|known| known.report.arrival = Some(arrival));
+                Vec::new()
+            }
             ControllerMessage::Burst { life, comm, burst } if self.life == Some(life) => {
                 let yields = |paced: &&mut Paced| paced.pace.yields.iter().any(|yields| yields.to == comm);
                 for paced in self.paces.values_mut().filter(yields) {
@@ -403,9 +417,10 @@ impl Agent {
                 }
                 Vec::new()
             }
-            ControllerMessage::Pace { .. } | ControllerMessage::Keep { .. } | ControllerMessage::Burst { .. } => {
-                Vec::new()
-            }
+            ControllerMessage::Pace { .. }
+            | ControllerMessage::Keep { .. }
+            | ControllerMessage::Arrived { .. }
+            | ControllerMessage::Burst { .. } => Vec::new(),
             ControllerMessage::Time { question, common_ns } => {
                 self.clock.answered(question, common_ns, now);
                 self.forgot_clock_at = self.forgot_clock_at.filter(|_| self.clock.now(now).is_none());

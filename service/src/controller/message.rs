@@ -31,8 +31,11 @@ pub struct Report {
     pub tenant: String,
     /// Where its ranks are.
     pub hosts: Vec<HostRanks>,
-    /// When it was first seen, in milliseconds of the Unix epoch; orders communicators, nothing else.
+    /// When it was first seen, in milliseconds of the Unix epoch, by its host's clock; orders those that no controller has seen arrive, nothing else.
     pub began_ms: u64,
+    /// Its place in the order of arrivals, as a controller has told it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub arrival: Option<u64>,
     /// The strategy that was decided last.
     pub chosen: Chosen,
     /// When it sends, on the common clock; where that is known, and was asked for.
@@ -188,6 +191,15 @@ pub enum ControllerMessage {
         /// At most [`said::LINKS_PER_MESSAGE`] of them.
         links: Vec<SaidLink>,
     },
+    /// A communicator's place in the order of arrivals: to be kept, and told whoever has the role next.
+    Arrived {
+        /// The controller's life.
+        life: u64,
+        /// Which.
+        comm: CommId,
+        /// Its place.
+        arrival: u64,
+    },
     /// Some path in the network may be dead: links to other services may go the same way, and are to find out now, not when they are
     /// needed.
     TestLinks,
@@ -316,7 +328,10 @@ impl ControllerMessage {
             ControllerMessage::Burst { burst, .. } => burst.check().map_err(BodyError::Impossible)?,
             ControllerMessage::Pace { pace, .. } => pace.check().map_err(BodyError::Impossible)?,
             ControllerMessage::Keep { links, .. } => said::check(links).map_err(BodyError::Impossible)?,
-            ControllerMessage::Sync { .. } | ControllerMessage::Time { .. } | ControllerMessage::TestLinks => {}
+            ControllerMessage::Sync { .. }
+            | ControllerMessage::Arrived { .. }
+            | ControllerMessage::Time { .. }
+            | ControllerMessage::TestLinks => {}
         }
         Ok(message)
     }
@@ -406,6 +421,7 @@ mod tests {
             tenant: "t".into(),
             hosts: vec![host("a", &[0, 2]), host("b", &[1])],
             began_ms: 5,
+            arrival: Some(6),
             profile: Some(Profile { period_ns: 9, busy_ns: 9, phase_ns: 1000 }),
             is_pinned: true,
             began: Began { channels: 2, algorithm: Algorithm::Ring, transport: Some(TransportKind::Tcp) },
@@ -530,6 +546,7 @@ mod tests {
             ControllerMessage::Sync { life: 1, with_profiles: true },
             ControllerMessage::Order(Box::new(order)),
             ControllerMessage::Keep { life: 1, links: vec![link] },
+            ControllerMessage::Arrived { life: 1, comm: comm.clone(), arrival: 2 },
             ControllerMessage::TestLinks,
             ControllerMessage::Pace { life: 1, comm: comm.clone(), pace },
             ControllerMessage::Burst { life: 1, comm, burst },
@@ -549,7 +566,7 @@ mod tests {
         let digest = one_of_each().join("\n").bytes().fold(0xcbf2_9ce4_8422_2325, fnv);
         assert_eq!(
             (VERSION, digest),
-            (12, 0x2c6a_4a43_cec4_7f39),
+            (12, 0x55df_5230_b20d_b4d1),
             "raise VERSION of the exchange protocol, and note both here"
         );
     }

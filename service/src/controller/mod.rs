@@ -7,7 +7,7 @@
 //! ```
 //!
 //! [`state`] holds the view and decides, [`orders`] tells what is not as decided, [`plan`] turns decisions of a policy into changes and [`pace`]s, [`agent`] reports and
-//! carries out, [`message`] is what the two say, [`equipment`] what hosts have of which topologies speak, [`bursts`] when those send for whom others make room, [`rates`] what goes over each path, [`said`] what all keep of an operator's words, [`clock`] what time it is for all. All of it is without I/O
+//! carries out, [`message`] is what the two say, [`equipment`] what hosts have of which topologies speak, [`bursts`] when those send for whom others make room, [`rates`] what goes over each path, [`said`] what all keep of an operator's words, `arrivals` in which order communicators are planned for, [`clock`] what time it is for all. All of it is without I/O
 //! and clock; `engines/controller.rs` connects it with the exchange, the registry, the operator and the files.
 //!
 //! Invariants: an order names the strategy that it replaces, so that whoever knows less changes nothing; what is as decided is
@@ -19,6 +19,7 @@
 pub mod agent;
 pub mod answer;
 mod application;
+mod arrivals;
 pub mod basis;
 pub mod bursts;
 pub mod clock;

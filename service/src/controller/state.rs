@@ -508,7 +508,8 @@ impl Controller {
                     _ if sends_otherwise => Some(format!("communicator {} sends at other times", report.comm)),
                     _ => None,
                 };
-                held.report = report;
+                // It may not have heard yet of its place.
+                held.report = Report { arrival: report.arrival.or(held.report.arrival), ..report };
                 cause.into_iter().for_each(|cause| self.because(cause));
             }
             None if is_full => {
@@ -606,18 +607,12 @@ impl Controller {
         }
     }
 
-    /// All communicators in the order in which they began: who comes later does not move those that are there.
-    pub(super) fn reports(&self) -> Vec<&Report> {
-        let mut reports: Vec<&Report> = self.comms.values().map(|held| &held.report).collect();
-        reports.sort_by(|a, b| (a.began_ms, &a.comm).cmp(&(b.began_ms, &b.comm)));
-        reports
-    }
-
     fn decide(&mut self) {
         let Some(basis) = self.basis.clone() else { return };
         self.has_decided = true;
         // It may be another topology.
         let _ = self.links.set_found(self.dead_paths.links(&basis));
+        self.number_arrivals();
         let plans = plan_all(&basis, &self.links, &self.reports(), &self.wants);
         let plans: Vec<_> = plans.into_iter().map(|(report, plan)| (report.comm.clone(), plan)).collect();
         for (comm, plan) in plans {
@@ -629,10 +624,10 @@ impl Controller {
         self.is_to_order = true;
     }
 
-    /// What a single decision may have to tell: an order for each communicator, and a pace for each of its hosts.
+    /// What a single decision may have to tell: an order and a place for each communicator, and a pace for each of its hosts.
     #[must_use]
     pub fn tells_at_most(&self) -> usize {
-        self.comms.values().map(|held| 1 + held.report.hosts.len()).sum()
+        self.comms.values().map(|held| 2 + held.report.hosts.len()).sum()
     }
 
     /// When [`Controller::settle`] is next due, if time alone makes it.

@@ -37,6 +37,32 @@ fn begin_two(bed: &mut Bed) -> [CommId; 2] {
     comms
 }
 
+/// Two hosts whose clocks differ: whoever comes later comes later, for this controller and the next.
+#[test]
+fn who_came_first_is_known_whatever_hosts_clocks_show() {
+    let mut bed = Bed::new("ffa");
+    bed.unix_ms = 1_000_000;
+    let first = bed.begin_wide("t");
+    bed.run();
+    bed.unix_ms = 1;
+    let second = bed.begin("u", &[("host-b", &[0]), ("host-d", &[1])]);
+    bed.run();
+    let order = |bed: &Bed| bed.controller.reports().into_iter().map(|report| report.comm.clone()).collect::<Vec<_>>();
+    assert_eq!(order(&bed), [first.clone(), second.clone()]);
+    let made = bed.changes_made();
+    bed.restart_controller(2, policy("ffa"));
+    bed.run();
+    assert_eq!((order(&bed), bed.changes_made()), (vec![first.clone(), second], made));
+    // Neither does who has ended leave its place to another.
+    bed.end(&first);
+    bed.unix_ms = 1;
+    let third = bed.begin("v", &[("host-a", &[0]), ("host-c", &[1])]);
+    bed.run();
+    bed.restart_controller(3, policy("ffa"));
+    bed.run();
+    assert_eq!(order(&bed).last(), Some(&third));
+}
+
 #[test]
 fn what_has_ended_and_was_not_told_yet_is_told_when_all_is_reported_anew() {
     let mut bed = Bed::new("ffa");
