@@ -48,6 +48,10 @@ tests_on() {
     fi
     if [ "$1" -gt 2 ]; then
         leave_out values:: "it takes long, and the pairs of values are those of two ranks"
+        local name
+        for name in deaths:: losses:: memory:: room::; do
+            leave_out "$name" "as on two"
+        done
     fi
     if [ "$1" = 1 ]; then
         local name

@@ -129,7 +129,8 @@ int main(void) {
     find_place(&rank, &nranks, &id);
     load();
     EXPECT(mccsSuccess, mccsConnect(NULL, &client));
-    EXPECT(mccsSystemError, mccsCudaCommInitRank(&comm, client, NRANKS, &id, rank)); /* no context is current */
+    /* No context is current. */
+    EXPECT(mccsUnhandledCudaError, mccsCudaCommInitRank(&comm, client, NRANKS, &id, rank));
     CUDA(cuInit(0));
     CUDA(cuDeviceGetCount(&gpus));
     CUDA(cuDeviceGet(&device, rank % gpus));
