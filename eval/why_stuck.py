@@ -65,7 +65,7 @@ class Job:
         """What a host's operator is told; `None` while no communicator is there."""
         ctl = [BINARIES / "mccsctl", "--socket", f"{self.folder}/{host}/mccs-control.sock", "--json"]
         comms = json.loads(run([*ctl, "show"]))["communicators"]
-        return json.loads(run([*ctl, "why-stuck", str(comms[0]["communicator"])])) if comms else None
+        return json.loads(run([*ctl, "why-stuck", str(comms[0]["communicator"])]))["stuck"] if comms else None
 
     def goes_on(self, host):
         """Waits until collectives end on all hosts, as a host is told."""
