@@ -41,7 +41,7 @@ use crate::engines::transport::path_words::PathWords;
 use crate::exchange::protocol::{CommId, ControlBody, Event, Name, Request};
 use crate::runtime::{Context, Engine, Mailbox, Progress, Sender, WakerSlot};
 use crate::telemetry::placed::PaceUse;
-use crate::telemetry::{CommInfo, LogBudget, Registry};
+use crate::telemetry::{CommInfo, CommonTime, LogBudget, Registry};
 
 /// Inputs that may wait: what a burst of arrivals on all hosts tells, while the controller decides.
 pub const CONTROLLER_MAILBOX_MAX: usize = 16_384;
@@ -543,8 +543,10 @@ impl Engine for ControllerEngine {
             }
         }
         busy |= self.settle(cx.now);
+        self.agent.want_time(self.registry.recorders.is_on());
         let paces = self.agent.pace(&self.here, cx.now);
-        self.registry.set_clock_error(self.agent.clock_error(cx.now));
+        let common = |(common_ns, error): (u64, Duration)| CommonTime { common_ns, error_ns: error.as_nanos() as u64 };
+        self.registry.set_clock(self.agent.common_time(cx.now).map(common), cx.now);
         self.carry_out(paces);
         self.look_at_rates(cx.now);
         self.look_at_interfaces(cx);

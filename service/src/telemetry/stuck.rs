@@ -43,6 +43,12 @@ pub struct RankAccount {
     pub pid: i32,
     /// Called by the tenant.
     pub called: u64,
+    /// Begun on all ranks of its host.
+    #[serde(default)]
+    pub started: u64,
+    /// Time by which it has come later to these than the first rank of its host.
+    #[serde(default)]
+    pub late_ns: u64,
     /// The last of them that has begun, in words; empty if it is not known.
     #[serde(default)]
     pub last: String,
@@ -95,6 +101,10 @@ pub struct HostAccount {
     pub ranks: Vec<RankAccount>,
     /// Collectives that have started there.
     pub started: u64,
+    /// Those that have ended there and end nowhere before all ranks have come, and how long they took together, from when the last rank of
+    /// the host had come.
+    #[serde(default)]
+    pub joint: (u64, u64),
     /// The last of them, in words; empty before the first, or where it is not known.
     pub last: String,
     /// Whether it has not ended.
