@@ -31,7 +31,7 @@ use mccs_config::service::{FlowPath, TransportKind};
 
 use super::bursts::CommonBurst;
 use super::clock::CommonClock;
-use super::equipment::Equipment;
+use super::equipment::{Equipment, Interfaces};
 use super::message::{AgentMessage, ControllerMessage, Order, Outcome, Report};
 use super::pace::{HostPace, PERIOD_MAX};
 use super::rates::RateWatch;
@@ -258,8 +258,8 @@ impl Agent {
         Agent { equipment, ..self }
     }
 
-    /// Which network interfaces the host has now. The controller is told where they are others.
-    pub fn has_interfaces(&mut self, interfaces: Option<Vec<String>>) -> Option<AgentOutput> {
+    /// Which network interfaces the host has now, and which of them carry nothing. The controller is told where they are others.
+    pub fn has_interfaces(&mut self, interfaces: Option<Interfaces>) -> Option<AgentOutput> {
         if self.equipment.interfaces == interfaces {
             return None;
         }

@@ -28,7 +28,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use self::files::{Changed, Files};
-use self::interfaces::Interfaces;
+use self::interfaces::Watch;
 use self::memory::Memory;
 use self::probes::{Probes, Verdict};
 use super::proxy::{Asked, OperatorAnswer, OperatorReply, ProxyMessage, Refused};
@@ -170,7 +170,7 @@ pub struct ControllerEngine {
     registry: Arc<Registry>,
     words: Arc<PathWords>,
     probes: Probes,
-    interfaces: Interfaces,
+    interfaces: Watch,
     seen_changes: Option<u64>,
     seen_bursts: u64,
     /// Communicators with ranks here.
@@ -201,7 +201,7 @@ impl ControllerEngine {
         words.set_reader(mailbox.waker().clone());
         let (addresses, from) = settings.addresses.clone();
         // Those that come from here on are heard of.
-        let own_interfaces = Interfaces::new();
+        let own_interfaces = Watch::new();
         let equipment = Equipment { interfaces: interfaces::all(), ..settings.equipment.clone() };
         ControllerEngine {
             own: settings.own.clone(),
