@@ -15,8 +15,15 @@ pub const INTERFACES_MAX: usize = 1024;
 pub struct Interfaces {
     /// Names of all, as a topology may call them.
     pub all: Vec<String>,
-    /// Of those, the ones that carry nothing: they are down, or lack a carrier.
-    pub down: Vec<String>,
+    /// Places there of those that carry nothing: they are down, or lack a carrier.
+    pub down: Vec<u16>,
+}
+
+impl Interfaces {
+    /// Those that carry nothing.
+    pub fn names_down(&self) -> impl Iterator<Item = &str> {
+        self.down.iter().filter_map(|place| self.all.get(usize::from(*place)).map(String::as_str))
+    }
 }
 
 /// See the module's documentation.
@@ -48,8 +55,11 @@ impl Equipment {
 
     /// Whether it can be a host's.
     pub(super) fn check(&self) -> Result<(), &'static str> {
-        let lists = self.interfaces.iter().flat_map(|interfaces| [&interfaces.all, &interfaces.down]);
-        if !lists.into_iter().all(|names| names.len() <= INTERFACES_MAX && names.iter().all(|name| is_name(name))) {
+        let can_be = |there: &Interfaces| {
+            let most = there.all.len().max(there.down.len());
+            most <= INTERFACES_MAX && there.all.iter().all(|name| is_name(name))
+        };
+        if !self.interfaces.iter().all(can_be) {
             return Err("it has interfaces that have no names, or too many");
         }
         Ok(())

@@ -432,7 +432,7 @@ mod tests {
             AgentMessage::decode(&AgentMessage::Has(Box::new(equipment.clone())).encode().unwrap(), &host)
         };
         let name = |number: usize| format!("{number:063}");
-        let there = |all: Vec<String>| Some(Interfaces { down: all.clone(), all });
+        let there = |all: Vec<String>| Some(Interfaces { down: (0..all.len() as u16).collect(), all });
         let most = Equipment { interfaces: there((0..INTERFACES_MAX).map(name).collect()), ..Equipment::default() };
         for equipment in [Equipment { gpus: 3, ..Equipment::default() }, most] {
             assert_eq!(decoded(&equipment), Ok(AgentMessage::Has(Box::new(equipment))));
@@ -499,7 +499,7 @@ mod tests {
             weight_milli: Some(1500),
             is_watched: true,
         };
-        let (interfaces, rdma_ports) = (Some(Interfaces { all: vec!["eth0".to_owned()], down: vec![] }), path.device.clone().map(|device| vec![device]));
+        let (interfaces, rdma_ports) = (Some(Interfaces { all: vec!["eth0".to_owned()], down: vec![0] }), path.device.clone().map(|device| vec![device]));
         let equipment = Equipment { gpus: 8, interfaces, rdma_ports };
         let refused = Outcome::Refused { whose: Whose::Change, reason: "r".into() };
         let outcomes = [Outcome::Done { epoch: 1, cut: 2 }, Outcome::Stale { epoch: 3 }, refused];

@@ -30,8 +30,8 @@ impl Controller {
     }
 
     /// These network interfaces of a host carry nothing. Those that the topology names are links to its leaves.
-    pub(super) fn are_down(&mut self, host: &Name, down: &[String], now: Instant) {
-        let down = down.iter().filter_map(|name| name.parse().ok()).collect();
+    pub(super) fn are_down<'a>(&mut self, host: &Name, down: impl IntoIterator<Item = &'a str>, now: Instant) {
+        let down = down.into_iter().filter_map(|name| name.parse().ok()).collect();
         let news = self.links.set_down(host.as_str(), down);
         let Some(basis) = self.basis.clone() else { return };
         let Some(id) = basis.hosts.get(host.as_str()) else { return };

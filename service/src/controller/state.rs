@@ -30,7 +30,7 @@ use super::application::Application;
 use super::basis::{Basis, Text};
 use super::bursts::Yielders;
 use super::dead_paths::DeadPaths;
-use super::equipment::Equipment;
+use super::equipment::{Equipment, Interfaces};
 use super::history::{History, Went};
 use super::links::Links;
 use super::message::{AgentMessage, ControllerMessage, Report};
@@ -303,7 +303,7 @@ impl Controller {
             self.history.note(format!("host {host} lost"), "", Went::Done, now);
         }
         if self.equipment.remove(host).is_some() {
-            self.are_down(host, &[], now);
+            self.are_down(host, [], now);
             self.hosts_have_changed();
         }
         let cause = format!("host {host} was lost");
@@ -340,8 +340,7 @@ impl Controller {
             _ if self.hosts.get(from).is_none_or(|state| *state == HostState::Away) => {}
             AgentMessage::Has(equipment) => {
                 if self.equipment.get(from) != Some(&*equipment) {
-                    let down = equipment.interfaces.as_ref().map_or(&[][..], |interfaces| &interfaces.down);
-                    self.are_down(from, down, now);
+                    self.are_down(from, equipment.interfaces.iter().flat_map(Interfaces::names_down), now);
                     self.equipment.insert(from.clone(), *equipment);
                     self.hosts_have_changed();
                 }

@@ -154,13 +154,13 @@ fn flows_leave_by_other_nics_while_one_is_down() {
     let all = leaves_by(&mut bed);
     assert!(all.iter().all(|by| by.contains("eth0")), "{all:?}");
     let host = name("host-b");
-    let tell = |bed: &mut Bed, down: &[&str]| {
-        let down = down.iter().map(ToString::to_string).collect();
-        let told = bed.host(&host).agent.has_interfaces(Some(Interfaces { down, ..interfaces_that_are_up(&["eth0", "lo"]) }));
+    let tell = |bed: &mut Bed, down: &[u16]| {
+        let interfaces = Interfaces { down: down.to_vec(), ..interfaces_that_are_up(&["eth0", "lo"]) };
+        let told = bed.host(&host).agent.has_interfaces(Some(interfaces));
         bed.carry_out(&host, told);
         bed.run();
     };
-    tell(&mut bed, &["eth0"]);
+    tell(&mut bed, &[0]);
     assert_eq!(leaves_by(&mut bed)[1], BTreeSet::from(["lo".to_owned()]));
     let dead = bed.show().dead_links;
     assert!(dead.len() == 1 && dead[0][0] == "host-b eth0" && dead[0][2].contains("its NIC is down"), "{dead:?}");
@@ -169,6 +169,6 @@ fn flows_leave_by_other_nics_while_one_is_down() {
     assert_eq!(leaves_by(&mut bed), all);
     assert!(bed.show().dead_links.is_empty());
     // With both down there is nothing better.
-    tell(&mut bed, &["eth0", "lo"]);
+    tell(&mut bed, &[0, 1]);
     assert_eq!(leaves_by(&mut bed), all);
 }
