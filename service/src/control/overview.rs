@@ -14,8 +14,8 @@ use super::{CommView, HostView};
 use crate::runtime::{EngineInfo, RuntimeInfo, Runtimes};
 use crate::telemetry::flows::{FlowView, PathView};
 use crate::telemetry::placed::Allotment;
-use crate::telemetry::traffic::TenantKindView;
 use crate::telemetry::trace::ClockView;
+use crate::telemetry::traffic::TenantKindView;
 use crate::telemetry::{CommInfo, CommonTime, Registry, lines_suppressed};
 use crate::tenants::{Resource, Tenant};
 

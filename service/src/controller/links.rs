@@ -121,7 +121,8 @@ impl Links {
     pub fn nics_down<'a>(&'a self, topology: &'a Topology) -> impl Iterator<Item = (Port, &'a Device)> {
         let named = self.down.iter().filter_map(|(host, down)| Some((topology.host_named(host)?, down)));
         let of_host = move |(host, down): (HostId, &'a BTreeSet<Device>)| {
-            down.iter().filter_map(move |device| Some((topology.port_called(host, device, TransportKind::Tcp)?, device)))
+            down.iter()
+                .filter_map(move |device| Some((topology.port_called(host, device, TransportKind::Tcp)?, device)))
         };
         named.flat_map(of_host)
     }

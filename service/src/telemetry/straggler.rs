@@ -67,7 +67,10 @@ mod tests {
         (name.into(), Some(HostAccount { ranks, joint, ..HostAccount::default() }))
     }
 
-    fn between(count: [u64; 2], hosts: impl Fn(u64) -> Vec<(String, Option<HostAccount>)>) -> Option<(String, u32, u64)> {
+    fn between(
+        count: [u64; 2],
+        hosts: impl Fn(u64) -> Vec<(String, Option<HostAccount>)>,
+    ) -> Option<(String, u32, u64)> {
         let found = straggler(&hosts(count[0]), &hosts(count[1]))?;
         Some((found.host, found.rank, (found.late_seconds * 1e6).round() as u64))
     }
@@ -75,9 +78,8 @@ mod tests {
     #[test]
     fn the_last_rank_of_the_host_that_waits_least_comes_last() {
         // Rank 1 comes 5 us after rank 0, and rank 3, on the other host, 90 us after that, which is 20 us after rank 2.
-        let hosts = |count| {
-            vec![host("a", count, 100, &[(0, 0), (1, 5)]), host("b", count + 3, 10, &[(2, 0), (3, 20)])]
-        };
+        let hosts =
+            |count| vec![host("a", count, 100, &[(0, 0), (1, 5)]), host("b", count + 3, 10, &[(2, 0), (3, 20)])];
         assert_eq!(between([0, 10], hosts), Some(("b".into(), 3, 95)));
         assert_eq!(between([7, 900], hosts), Some(("b".into(), 3, 95)));
         // The one that is late within its host is early beside the other's.

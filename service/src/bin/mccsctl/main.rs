@@ -120,7 +120,11 @@ impl Command {
             Command::Reconfigure(ref reconfigure) => vec![reconfigure.request()?],
             Command::Policy(ref policy) => policy.request(json)?.into_iter().collect(),
             Command::Link(ref link) => vec![link.request()],
-            Command::Drain(_) | Command::Watch(_) | Command::Trace(_) | Command::MergeTraces(_) | Command::Keys { .. } => Vec::new(),
+            Command::Drain(_)
+            | Command::Watch(_)
+            | Command::Trace(_)
+            | Command::MergeTraces(_)
+            | Command::Keys { .. } => Vec::new(),
         })
     }
 }

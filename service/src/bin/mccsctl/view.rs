@@ -497,7 +497,10 @@ mod tests {
     #[test]
     fn who_comes_last_on_any_host_is_named_where_all_have_answered() {
         let account = |took_us: u64, ranks: &[u32], seconds: u64| HostAccount {
-            ranks: ranks.iter().map(|rank| RankAccount { rank: *rank, started: seconds, ..Default::default() }).collect(),
+            ranks: ranks
+                .iter()
+                .map(|rank| RankAccount { rank: *rank, started: seconds, ..Default::default() })
+                .collect(),
             joint: (seconds, seconds * took_us * 1000),
             ..HostAccount::default()
         };

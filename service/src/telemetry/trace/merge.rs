@@ -23,7 +23,9 @@ pub enum MergeError {
     #[error("{0} is no trace that `mccsctl trace` has written, or was cut off")]
     NoTrace(String),
     /// Its times mean nothing elsewhere.
-    #[error("host {0} did not know the cluster's common clock when it recorded: no controller was named, or none was reached")]
+    #[error(
+        "host {0} did not know the cluster's common clock when it recorded: no controller was named, or none was reached"
+    )]
     NoClock(String),
 }
 
@@ -142,7 +144,8 @@ mod tests {
 
     #[test]
     fn times_are_on_the_common_clock_whatever_hosts_own_clocks_show() {
-        let trace = merged(&[of("a", 1 << 60, 3_000), of("b", (1 << 60) - 7_000_000, 500), of("c", 1 << 60, 40)]).unwrap();
+        let trace =
+            merged(&[of("a", 1 << 60, 3_000), of("b", (1 << 60) - 7_000_000, 500), of("c", 1 << 60, 40)]).unwrap();
         assert_eq!(first_call(&trace, "b"), (1001.0, 3000.0));
         assert_eq!(first_call(&trace, "a"), (8001.0, 10_000.0));
         assert_eq!(first_call(&trace, "a"), first_call(&trace, "c"));

@@ -334,7 +334,8 @@ fn a_hello_that_is_lost_is_no_dead_path() {
 fn a_path_that_dies_before_its_flow_is_accepted_is_found_dead() {
     let [own, other] = [21_140, 21_160].map(|first| PortRange { first, last: first + 19 });
     let path = |ports| FlowPath { source_ports: Some(ports), ..FlowPath::default() };
-    let options = FlowOptions { source_ports: Some(own), detours: [path(other)].into(), peer_timeout: None, ..options() };
+    let options =
+        FlowOptions { source_ports: Some(own), detours: [path(other)].into(), peer_timeout: None, ..options() };
     let [mut a, mut b] = [0, 1].map(|_| TcpTransport::new().expect("descriptor"));
     let (listener, handle) = b.listen(&ListenOptions::default()).expect("listens");
     let spec = FlowSpec { number: 0, peer: "rank 1".into(), options };
