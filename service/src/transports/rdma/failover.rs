@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use mccs_ipc::types::Handle;
 use nix::errno::Errno;
 
-use super::super::{Fault, FlowId, FlowSpec, ListenerHandle, PortNews};
+use super::super::{Fault, FlowId, FlowPath, FlowSpec, ListenerHandle, PathNews, PortNews, SendFlow};
 use super::RdmaTransport;
 use super::connector::{Connected, Job};
 use super::flow::{Answering, Flow, HOME_AFTER_MAX, Half, Stage, Trouble};
@@ -305,6 +305,11 @@ impl RdmaTransport {
         let (give_up_at, attempts, first) = (trouble.since + patience, trouble.attempts, trouble.fault);
         if now >= give_up_at {
             return self.fail(handle, first);
+        }
+        let is_silence = matches!(fault, Fault::QueuePair { status, .. } if is_silence(status));
+        if is_silence && flow.turn == 0 && matches!(flow.half, Half::Send(_)) {
+            let (flow, path) = (SendFlow(FlowId(handle)), FlowPath::of(&flow.spec.options));
+            self.path_news.push_back(PathNews { flow, path, answers: false });
         }
         flow.turn = next_turn(flow.turn, fault, attempts > 1);
         (flow.home_at, flow.silent_since, flow.answering) = (None, None, None);

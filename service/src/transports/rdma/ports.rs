@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
+use std::path::Path;
 use std::sync::Arc;
 
 use mccs_config::service::Device;
@@ -44,6 +45,19 @@ impl From<NoRdma> for TransportError {
             }
         }
     }
+}
+
+/// The network interface whose packets an RDMA device's port sends, where that is one of Ethernet.
+#[must_use]
+pub fn interface_of(device: &Device) -> Option<Device> {
+    interface_at(Path::new("/sys/class/infiniband"), device)
+}
+
+fn interface_at(devices: &Path, device: &Device) -> Option<Device> {
+    let name = device.to_string();
+    let (device, port) = name.split_once(':').unwrap_or((&name, "1"));
+    let interface = std::fs::read_to_string(devices.join(device).join("ports").join(port).join("gid_attrs/ndevs/0"));
+    interface.ok()?.trim().parse().ok()
 }
 
 /// What a port's device is used by.
