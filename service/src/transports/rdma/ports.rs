@@ -359,4 +359,17 @@ mod tests {
         let none: Arc<dyn Driver> = fabric.add_host(0);
         assert_eq!(find(&none, &RdmaOptions::default()).expect_err("none"), NoRdma::NoDevice);
     }
+
+    #[test]
+    fn ports_send_by_the_interface_that_the_kernel_names() {
+        let devices = tempfile::tempdir().expect("a folder");
+        for (port, interface) in [("1", "eth1\n"), ("2", "eth2\n"), ("3", "")] {
+            let folder = devices.path().join("mlx5_1/ports").join(port).join("gid_attrs/ndevs");
+            std::fs::create_dir_all(&folder).expect("a folder");
+            std::fs::write(folder.join("0"), interface).expect("a file");
+        }
+        let of = |device: &str| interface_at(devices.path(), &device.parse().expect("a device"));
+        let found = ["mlx5_1", "mlx5_1:2", "mlx5_1:3", "mlx5_0", "eth1"].map(|name| of(name).map(|of| of.to_string()));
+        assert_eq!(found, [Some("eth1".to_owned()), Some("eth2".to_owned()), None, None, None]);
+    }
 }
