@@ -155,7 +155,7 @@ def is_between(pair, placed):
     return holds
 
 
-# By name: in words, and what makes it. That takes the job and gives how it is done, whether a report is right, and whom to ask.
+# In words, by name.
 KINDS = {
     "rank stopped": "a rank's process is stopped (SIGSTOP)",
     "rank does not call": "a rank computes on and does not make its next call",
@@ -167,6 +167,7 @@ KINDS = {
 
 
 def fault(kind, chance, fabric, services, job):
+    """What it is of, how it is done until it is left, whether a report is right, and hosts that may be asked."""
     rank = chance.randrange(len(job.placed))
     host, hosts = job.placed[rank], fabric.hosts
     at = chance.randrange(len(hosts))
@@ -204,8 +205,9 @@ def measure(kind, chance, fabric, services, job):
     wrong = [number for number, answer in enumerate(answers) if not answer["is_right"]]
     right = answers[wrong[-1] + 1:] if wrong else answers
     late = [answer for answer in answers if answer["asked_s"] >= SETTLED_S]
-    return {"kind": kind, "of": what, "named_s": right[0]["answered_s"] if right else None, "late_answers": len(late),
-            "late_wrong": sum(not answer["is_right"] for answer in late), "answers": answers}
+    return {"kind": kind, "of": what, "named_s": right[0]["answered_s"] if right else None, "answers": len(answers),
+            "late_answers": len(late), "late_wrong": sum(not answer["is_right"] for answer in late), "first_right": right[:1],
+            "wrong": [answers[number] for number in wrong]}
 
 
 def is_named(one):
@@ -229,7 +231,7 @@ def report(options, hosts, faults):
             "flows between the two hosts alone, and on one of these two, where not even services reach each other, that the other does "
             "not answer.\n\n" + bench.table(heads, rows))
     missed = [one for one in faults if not is_named(one)]
-    text += "".join(f"\nNot named: {one['kind']}, {one['of']}, {one['bytes']}: {json.dumps(one['answers'][-1])}\n" for one in missed)
+    text += "".join(f"\nNot named: {one['kind']}, {one['of']}, {one['bytes']}: {json.dumps(one['wrong'][-1])}\n" for one in missed)
     return text
 
 
@@ -252,7 +254,7 @@ def main():
                 try:
                     for kind in itertools.islice(itertools.cycle(kinds), options.faults // len(sizes)):
                         faults.append({"bytes": size} | measure(kind, chance, fabric, services, job))
-                        print(json.dumps({key: value for key, value in faults[-1].items() if key != "answers"}), flush=True)
+                        print(json.dumps({key: value for key, value in faults[-1].items() if key not in ("first_right", "wrong")}), flush=True)
                 finally:
                     job.end()
     text = report(options, len(placed) // options.ranks_per_host, faults)
