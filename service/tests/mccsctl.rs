@@ -433,11 +433,12 @@ fn who_is_stuck_is_named_and_what_happens_is_seen() {
     let trace: serde_json::Value =
         serde_json::from_slice(&std::fs::read(&file).expect("a file")).expect("JSON, as Perfetto loads it");
     assert!(trace["traceEvents"].is_array() && trace["otherData"]["complete"] == true, "{trace}");
-    let merged = bed.at("merged.json").display().to_string();
-    let why = bed.complains(&["merge-traces", &file, "--out", &merged]);
-    assert!(why.contains("did not know the cluster's common clock"), "a single host has none: {why}");
-    let why = bed.complains(&["merge-traces", &merged, "--out", &file]);
-    assert!(why.contains("cannot read") && why.contains("merged.json"), "nothing was left there: {why}");
+    let (merged, other) = (bed.at("merged.json"), bed.at("other.json").display().to_string());
+    std::fs::write(&other, "{}").expect("a file");
+    for (of, why) in [(&other, "other.json is no trace"), (&String::from("nosuch.json"), "cannot read nosuch.json")] {
+        let said = bed.complains(&["merge-traces", of, "--out", &merged.display().to_string()]);
+        assert!(said.contains(why) && !merged.exists(), "{said}");
+    }
     let why = bed.complains(&["trace", "--communicator", "nosuch", "--out", &file]);
     assert!(why.contains("unique id nosuch"), "{why}");
     let why = bed.complains(&["trace", "--seconds", "0.05", "--out", "/nowhere/trace.json"]);
