@@ -438,6 +438,14 @@ fn who_is_stuck_is_named_and_what_happens_is_seen() {
     let trace: serde_json::Value =
         serde_json::from_slice(&std::fs::read(&file).expect("a file")).expect("JSON, as Perfetto loads it");
     assert!(trace["traceEvents"].is_array() && trace["otherData"]["complete"] == true, "{trace}");
+    let (merged, other) = (bed.at("merged.json"), bed.at("other.json").display().to_string());
+    std::fs::write(&other, "{}").expect("a file");
+    for (of, why) in [(&other, "other.json is no trace"), (&String::from("nosuch.json"), "cannot read nosuch.json")] {
+        let said = bed.complains(&["merge-traces", of, "--out", &merged.display().to_string()]);
+        assert!(said.contains(why) && !merged.exists(), "{said}");
+    }
+    let why = bed.complains(&["trace", "--communicator", "nosuch", "--out", &file]);
+    assert!(why.contains("unique id nosuch"), "{why}");
     let why = bed.complains(&["trace", "--seconds", "0.05", "--out", "/nowhere/trace.json"]);
     assert!(why.contains("/nowhere/trace.json"), "{why}");
     let why = bed.complains(&["trace", "--communicator", "77", "--out", &file]);

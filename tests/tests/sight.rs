@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use mccs::{DataType, RedOp};
 use mccs_eval::workload::Call;
@@ -12,6 +12,9 @@ use mccs_ipc::types::CollectiveKind;
 use mccs_service::control::window::{trace, trace_up_to};
 use mccs_service::control::{ControlAnswer, ControlRequest, call};
 use mccs_service::telemetry::recorder::Record;
+use mccs_service::telemetry::straggler::{Accounts, straggler};
+use mccs_service::telemetry::trace::merge::merge;
+use mccs_service::telemetry::trace::{Window, write};
 use mccs_tests::hosts::{TestHosts, run_until_stopped};
 use mccs_tests::{Rank, TestService};
 
@@ -370,4 +373,99 @@ fn check_trace(text: &str) {
     for track in ["channel 0", "sends 0 -> 2", "receives 2 -> 0", "send/recv 0 -> 2"] {
         tid(track);
     }
+}
+
+/// Settings by which the first of two hosts is the controller, which leaves strategies as they are.
+fn controlled(folder: &std::path::Path) -> String {
+    let topology = "[rates]\nhost_leaf = \"1Gbit/s\"\n[[leaf]]\nname = \"leaf\"\n[[host]]\nname = \"h0\"\nleaf = \"leaf\"\n\
+                    [[host]]\nname = \"h1\"\nleaf = \"leaf\"\n";
+    let file = |name: &str, text: &str| {
+        let path = folder.join(name);
+        std::fs::write(&path, text).expect("a file");
+        path
+    };
+    let topology = file("topology.toml", topology);
+    let policy = file("policy.toml", "[policy]\nname = \"ecmp\"\nrings = \"kept\"\n");
+    format!("[cuda]\nuse = \"off\"\n[controller]\nhost = \"h0\"\ntopology = {topology:?}\npolicy = {policy:?}\n")
+}
+
+/// Hosts know how far their windows begin from each other as well as they say. In truth both have one clock here.
+#[test]
+fn traces_of_two_hosts_are_joined_on_the_common_clock() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let hosts = TestHosts::start(2, &controlled(folder.path()));
+    let (ranks, done) = (hosts.join(&[0, 1]), AtomicU64::new(0));
+    let registry = |host: usize| &hosts.service(host).service().registry;
+    let is_done = || done.load(Ordering::Relaxed) != 0;
+    let windows = std::thread::scope(|scope| {
+        let raise = mccs_tests::hosts::Raise(&done);
+        let trace_of =
+            |host: usize| trace(&hosts.service(host).control_socket(), Duration::from_secs(250), None, &is_done);
+        let traced: Vec<_> = (0..2).map(|host| scope.spawn(move || trace_of(host).expect("a trace"))).collect();
+        while !(0..2).all(|host| registry(host).recorders.is_on()) {
+            std::thread::yield_now();
+        }
+        let _left = mccs_tests::hosts::in_threads(ranks, |rank| {
+            all_reduce(&rank, 6, 1 << 17);
+            rank
+        });
+        while !(0..2).all(|host| registry(host).clock().is_some()) {
+            std::thread::yield_now();
+        }
+        drop(raise);
+        traced.into_iter().map(|traced| traced.join().expect("a trace")).collect::<Vec<_>>()
+    });
+    let written = |window: &Window| {
+        let mut text = Vec::new();
+        write(window, &mut text).expect("written");
+        (window.host.clone(), text)
+    };
+    let traces: Vec<_> = windows.iter().map(written).collect();
+    let mut joined = Vec::new();
+    merge(traces.iter().map(|(host, text)| (host.clone(), text.as_slice())).collect(), &mut joined).expect("joined");
+    let about = serde_json::from_slice::<serde_json::Value>(&joined).expect("JSON")["otherData"].clone();
+    let begin_ns = |host: usize| about["hosts"][host]["clock"]["begin_ns"].as_u64().expect("a time");
+    let now = Instant::now();
+    let ago_ns = |host: usize| registry(host).recorders.ns_at(now) - windows[host].from_ns;
+    let (told_ns, true_ns) = (begin_ns(1) as i64 - begin_ns(0) as i64, ago_ns(0) as i64 - ago_ns(1) as i64);
+    let error_ns = about["times_differ_by_ns_at_most"].as_u64().expect("a time");
+    assert!(told_ns.abs_diff(true_ns) <= error_ns + 1_000, "{told_ns} is {true_ns}, within {error_ns}");
+}
+
+/// What all hosts know of the only communicator there.
+fn accounts(service: &TestService) -> Box<Accounts> {
+    let communicator = service.service().registry.comms()[0].number;
+    loop {
+        match call(&service.control_socket(), &ControlRequest::WhyStuck { communicator }).expect("an answer") {
+            ControlAnswer::Stuck(report) if report.hosts.iter().all(|(_, account)| account.is_some()) => {
+                return report.hosts.into();
+            }
+            ControlAnswer::Stuck(_) => {}
+            answer => panic!("{answer:?}"),
+        }
+    }
+}
+
+#[test]
+fn the_rank_that_comes_last_on_another_host_is_named() {
+    const LATE: Duration = Duration::from_millis(20);
+    let hosts = TestHosts::start(2, "");
+    let ranks = hosts.join(&[0, 0, 1, 1]);
+    let reduce = |ranks, times| {
+        mccs_tests::hosts::in_threads(ranks, |rank: Rank| {
+            for _ in 0..times {
+                if rank.comm.rank() == 3 {
+                    std::thread::sleep(LATE);
+                }
+                all_reduce(&rank, 1, 1 << 17);
+            }
+            rank
+        })
+    };
+    let ranks = reduce(ranks, 1);
+    let before = accounts(hosts.service(0));
+    let _ranks = reduce(ranks, 10);
+    let found = straggler(&before, &accounts(hosts.service(0))).expect("somebody");
+    assert_eq!((found.host.as_str(), found.rank), ("h1", 3));
+    assert!(found.late_seconds >= LATE.as_secs_f64() / 2.0, "{found:?}");
 }

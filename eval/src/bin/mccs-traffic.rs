@@ -1,6 +1,7 @@
 //! A rank of a job that computes, then does one collective, and again: what scenarios are made of. Computing is sleeping: what
 //! counts is when the job sends.
 
+use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{bail, ensure};
@@ -34,12 +35,18 @@ struct Arguments {
     /// Also says when each collective that counts has ended.
     #[arg(long)]
     each: bool,
+    /// While this file is there no collective is called: a rank that holds up its job.
+    #[arg(long)]
+    hold: Option<PathBuf>,
     #[command(flatten)]
     place: RankArguments,
 }
 
 /// Collectives after `settle` that do not count.
 const SETTLED_AFTER: u32 = 3;
+
+/// Between two looks at the file of `--hold`.
+const HELD_FOR: Duration = Duration::from_millis(10);
 
 /// One collective, again and again.
 struct Job {
@@ -71,7 +78,7 @@ impl Job {
 }
 
 fn main() -> anyhow::Result<()> {
-    let Arguments { collective: kind, bytes, compute, iterations, settle, each, place } = Arguments::parse();
+    let Arguments { collective: kind, bytes, compute, iterations, settle, each, hold, place } = Arguments::parse();
     let nranks = u64::from(place.nranks);
     let parts = if kind == CollectiveKind::AllReduce { 1 } else { nranks };
     let count = bytes.0 / 4 / parts;
@@ -93,6 +100,9 @@ fn main() -> anyhow::Result<()> {
     let (began, mut latencies, mut ended) = (Instant::now(), Latencies::default(), Vec::new());
     for _ in 0..iterations {
         std::thread::sleep(compute.0);
+        while hold.as_ref().is_some_and(|file| file.exists()) {
+            std::thread::sleep(HELD_FOR);
+        }
         latencies.add(job.run_once()?);
         ended.extend(each.then(|| began.elapsed().as_secs_f64()));
     }

@@ -14,8 +14,9 @@ use super::{CommView, HostView};
 use crate::runtime::{EngineInfo, RuntimeInfo, Runtimes};
 use crate::telemetry::flows::{FlowView, PathView};
 use crate::telemetry::placed::Allotment;
+use crate::telemetry::trace::ClockView;
 use crate::telemetry::traffic::TenantKindView;
-use crate::telemetry::{CommInfo, Registry, lines_suppressed};
+use crate::telemetry::{CommInfo, CommonTime, Registry, lines_suppressed};
 use crate::tenants::{Resource, Tenant};
 
 /// Communicators that are told of, at most: each is some ten series.
@@ -107,6 +108,9 @@ pub struct Overview {
     /// By how much this host's estimate of the cluster's common clock may be wrong, where its communicators send at certain times.
     #[serde(default)]
     pub clock_error_ns: Option<u64>,
+    /// What the common clock has shown when it was last needed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clock: Option<ClockView>,
     /// Threads.
     pub runtimes: Vec<RuntimeInfo>,
     /// What runs on them.
@@ -181,6 +185,11 @@ impl Overseer {
             hosts: registry.hosts().iter().map(|host| HostView::of(host, now)).collect(),
             draining: registry.is_draining(),
             clock_error_ns: registry.clock_error_ns(),
+            clock: registry.clock().map(|(at, CommonTime { common_ns, error_ns })| ClockView {
+                at_ns: registry.recorders.ns_at(at),
+                common_ns,
+                error_ns,
+            }),
             runtimes: self.runtimes.runtimes(),
             engines: self.runtimes.engines(),
             lines_suppressed: lines_suppressed(),

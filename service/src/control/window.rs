@@ -108,7 +108,7 @@ pub fn trace_up_to(
     only: Option<u64>,
     is_over: &(dyn Fn() -> bool + Sync),
 ) -> Result<Window, TraceError> {
-    let mut comms = BTreeMap::new();
+    let (mut comms, mut clock) = (BTreeMap::new(), None);
     let before = overview(socket)?;
     let host = note(&mut comms, &before);
     // An overview tells of so many at most.
@@ -140,7 +140,9 @@ pub fn trace_up_to(
         let is_last = is_over || is_cut;
         if is_last || looked.elapsed() >= LOOK_EVERY {
             looked = Instant::now();
-            note(&mut comms, &overview(socket)?);
+            let now = overview(socket)?;
+            note(&mut comms, &now);
+            clock = now.clock.filter(|clock| clock.at_ns >= begun.from_ns);
             lost += begin_new(socket, &mut readings)?;
         }
         if is_last {
@@ -152,7 +154,7 @@ pub fn trace_up_to(
     let engines = readings.into_iter().map(understood).collect();
     let (from_ns, wall_ns) = (begun.from_ns, begun.wall_ns);
     let until_ns = from_ns + began.elapsed().min(duration).as_nanos() as u64;
-    Ok(Window { host, from_ns, until_ns, wall_ns, engines, comms, only, lost, is_cut })
+    Ok(Window { host, from_ns, until_ns, wall_ns, clock, engines, comms, only, lost, is_cut })
 }
 
 /// Reads the rings of engines that have begun since the window did, from their first record on. Returns how many records were lost.

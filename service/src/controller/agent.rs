@@ -31,7 +31,7 @@ use mccs_config::service::FlowPath;
 
 use super::bursts::CommonBurst;
 use super::clock::CommonClock;
-use super::equipment::Equipment;
+use super::equipment::{Equipment, Interfaces};
 use super::message::{AgentMessage, ControllerMessage, Order, Outcome, Report};
 use super::pace::{HostPace, PERIOD_MAX};
 use super::rates::RateWatch;
@@ -196,6 +196,8 @@ pub struct Agent {
     next_question: u64,
     paces: BTreeMap<CommId, Paced>,
     clock: CommonClock,
+    /// Whether somebody who records wants to know it.
+    is_time_wanted: bool,
     /// When the clock of an earlier life was forgotten, until this one has told the time.
     forgot_clock_at: Option<Instant>,
     /// Paths that are dead, with the host to which they lead.
@@ -241,6 +243,7 @@ impl Agent {
             next_question: 0,
             paces: BTreeMap::new(),
             clock: CommonClock::default(),
+            is_time_wanted: false,
             forgot_clock_at: None,
             dead_paths: Vec::new(),
             said: SaidLinks::default(),
@@ -255,8 +258,8 @@ impl Agent {
         Agent { equipment, ..self }
     }
 
-    /// Which network interfaces the host has now. The controller is told where they are others.
-    pub fn has_interfaces(&mut self, interfaces: Option<Vec<String>>) -> Option<AgentOutput> {
+    /// Which network interfaces the host has now, and which of them carry nothing. The controller is told where they are others.
+    pub fn has_interfaces(&mut self, interfaces: Option<Interfaces>) -> Option<AgentOutput> {
         if self.equipment.interfaces == interfaces {
             return None;
         }
@@ -595,9 +598,15 @@ impl Agent {
         Some(AgentOutput::Tell(AgentMessage::Rates { rates }))
     }
 
+    /// Whether somebody records, and wants to know the time for that.
+    pub fn want_time(&mut self, is_wanted: bool) {
+        self.is_time_wanted = is_wanted;
+    }
+
     fn needs_time(&self) -> bool {
         let has_news = |known: &Known| known.told != known.profile;
-        self.paces.values().any(|paced| paced.pace.is_timed() || paced.pace.is_watched)
+        self.is_time_wanted
+            || self.paces.values().any(|paced| paced.pace.is_timed() || paced.pace.is_watched)
             || (self.with_profiles && self.known.values().any(has_news))
     }
 
@@ -615,10 +624,10 @@ impl Agent {
         while_obeyed.chain(with_times.filter_map(wrong_at)).chain(forgotten).min()
     }
 
-    /// By how much the estimate of the common clock may be wrong, where this host needs it and has one.
+    /// What the common clock shows, and by how much that may be wrong, where this host needs it and knows it.
     #[must_use]
-    pub fn clock_error(&self, now: Instant) -> Option<Duration> {
-        self.clock.now(now).filter(|_| self.needs_time()).map(|(_, error)| error)
+    pub fn common_time(&self, now: Instant) -> Option<(u64, Duration)> {
+        self.clock.now(now).filter(|_| self.needs_time())
     }
 
     /// A host is lost. A controller that comes back asks anew.

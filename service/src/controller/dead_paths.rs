@@ -66,8 +66,9 @@ impl DeadPaths {
             if silent.get(&(from, peer.as_str(), device.as_ref())).is_some_and(|spines| spines.len() >= all) {
                 continue;
             }
-            // Flows over TCP alone find out about paths. Where the other host takes them in does not depend on the path.
-            let device = path.device.as_ref().and_then(|device| topology.port_called(*a, device, TransportKind::Tcp));
+            // Where the other host takes flows in does not depend on the path.
+            let called = |transport| topology.port_called(*a, path.device.as_ref()?, transport);
+            let device = called(TransportKind::Tcp).or_else(|| called(TransportKind::Rdma));
             let from_port = device.unwrap_or_else(|| topology.port_of(*a, 0));
             let leaves = [from_port, topology.port_of(*b, 0)].map(|port| topology.leaf_name(port));
             if leaves[0] != leaves[1] && topology.pod(*a) == topology.pod(*b) {

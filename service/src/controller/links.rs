@@ -1,12 +1,13 @@
 //! Links that are not as the topology says: an operator, or a monitor, has said so, or hosts have found them dead.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use mccs_config::Rate;
+use mccs_config::service::{Device, TransportKind};
 use serde::{Deserialize, Serialize};
 
 use super::said::{SaidLink, SaidLinks};
-use crate::topology::Topology;
+use crate::topology::{HostId, Port, Topology};
 
 /// How a link is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,6 +39,8 @@ pub struct Links {
     words: u64,
     /// Those that hosts have found dead, and why.
     found: BTreeMap<(String, String), String>,
+    /// Network interfaces that carry nothing, by their host, which says so.
+    down: BTreeMap<String, BTreeSet<Device>>,
 }
 
 impl Links {
@@ -105,6 +108,25 @@ impl Links {
         self.found.iter().map(|((lower, upper), why)| (lower.as_str(), upper.as_str(), why.as_str()))
     }
 
+    /// Network interfaces of a host carry nothing, as it says: these are all. Returns those that are new, and those that are well again.
+    pub fn set_down(&mut self, host: &str, down: BTreeSet<Device>) -> [Vec<Device>; 2] {
+        let before = self.down.insert(host.to_owned(), down.clone()).unwrap_or_default();
+        if down.is_empty() {
+            self.down.remove(host);
+        }
+        [&down - &before, &before - &down].map(|devices| devices.into_iter().collect())
+    }
+
+    /// NICs of the topology that carry nothing, as their hosts say, and what these call them.
+    pub fn nics_down<'a>(&'a self, topology: &'a Topology) -> impl Iterator<Item = (Port, &'a Device)> {
+        let named = self.down.iter().filter_map(|(host, down)| Some((topology.host_named(host)?, down)));
+        let of_host = move |(host, down): (HostId, &'a BTreeSet<Device>)| {
+            down.iter()
+                .filter_map(move |device| Some((topology.port_called(host, device, TransportKind::Tcp)?, device)))
+        };
+        named.flat_map(of_host)
+    }
+
     /// Bits per second that every link carries now, by link. Names that a topology does not have say nothing.
     #[must_use]
     pub fn capacities(&self, topology: &Topology) -> Vec<f64> {
@@ -119,6 +141,9 @@ impl Links {
                     LinkState::Rate(rate) => capacities[link.index()].min(rate.0 as f64),
                 };
             }
+        }
+        for link in self.nics_down(topology).map(|(port, _)| topology.up_link(port)) {
+            (capacities[link.index()], capacities[link.reverse().index()]) = (0.0, 0.0);
         }
         capacities
     }

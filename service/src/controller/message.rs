@@ -401,7 +401,7 @@ pub fn whole_change(
 
 #[cfg(test)]
 mod tests {
-    use super::super::equipment::INTERFACES_MAX;
+    use super::super::equipment::{INTERFACES_MAX, Interfaces};
     use super::super::links::LinkState;
     use super::super::pace::{FlowCap, YieldCap};
     use super::super::rates::PathRate;
@@ -450,7 +450,8 @@ mod tests {
             AgentMessage::decode(&AgentMessage::Has(Box::new(equipment.clone())).encode().unwrap(), &host)
         };
         let name = |number: usize| format!("{number:063}");
-        let most = Equipment { interfaces: Some((0..INTERFACES_MAX).map(name).collect()), ..Equipment::default() };
+        let there = |all: Vec<String>| Some(Interfaces { down: (0..all.len() as u16).collect(), all });
+        let most = Equipment { interfaces: there((0..INTERFACES_MAX).map(name).collect()), ..Equipment::default() };
         for equipment in [Equipment { gpus: 3, ..Equipment::default() }, most] {
             assert_eq!(decoded(&equipment), Ok(AgentMessage::Has(Box::new(equipment))));
         }
@@ -459,7 +460,7 @@ mod tests {
         assert_eq!(less, Ok(AgentMessage::Has(Box::new(Equipment { gpus: 3, ..Equipment::default() }))));
         let too_many = (0..=INTERFACES_MAX).map(name).collect();
         for interfaces in [vec![String::new()], vec!["a b".to_owned()], too_many] {
-            assert!(decoded(&Equipment { interfaces: Some(interfaces), ..Equipment::default() }).is_err());
+            assert!(decoded(&Equipment { interfaces: there(interfaces), ..Equipment::default() }).is_err());
         }
     }
 
@@ -519,7 +520,10 @@ mod tests {
             weight_milli: Some(1500),
             is_watched: true,
         };
-        let (interfaces, rdma_ports) = (Some(vec!["eth0".to_owned()]), path.device.clone().map(|device| vec![device]));
+        let (interfaces, rdma_ports) = (
+            Some(Interfaces { all: vec!["eth0".to_owned()], down: vec![0] }),
+            path.device.clone().map(|device| vec![device]),
+        );
         let equipment = Equipment { gpus: 8, interfaces, rdma_ports };
         let refused = Outcome::Refused { whose: Whose::Change, reason: "r".into() };
         let outcomes = [Outcome::Done { epoch: 1, cut: 2 }, Outcome::Stale { epoch: 3 }, refused];

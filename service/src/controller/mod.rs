@@ -30,6 +30,7 @@ pub mod links;
 pub mod message;
 mod operator;
 pub mod orders;
+mod outages;
 pub mod pace;
 pub mod plan;
 pub mod rates;

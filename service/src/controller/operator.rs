@@ -133,7 +133,7 @@ impl Controller {
             links: self.links.iter().map(|(lower, upper, state)| (lower.to_owned(), upper.to_owned(), state)).collect(),
             not_enforced: basis.map(|basis| basis.not_enforced.clone()).unwrap_or_default(),
             contradictions: self.contradictions.clone(),
-            dead_links: self.links.found().map(|(lower, upper, why)| [lower, upper, why].map(str::to_owned)).collect(),
+            dead_links: self.dead_links(),
             communicators: self.comms.values().map(view).collect(),
             rates: basis.map_or_else(Box::default, |basis| {
                 let capacities = self.links.capacities(&basis.topology);

@@ -91,9 +91,9 @@ pub fn plan_all<'a>(
     reports: &[&'a Report],
     wants: &Wants,
 ) -> Vec<(&'a Report, Result<Plan, String>)> {
-    let jobs: Vec<_> = (0..).zip(reports).map(|(number, report)| job_of(basis, number, report)).collect();
-    let placed: Vec<Job> = jobs.iter().filter_map(|job| job.as_ref().ok().cloned()).collect();
     let capacities = links.capacities(&basis.topology);
+    let jobs: Vec<_> = (0..).zip(reports).map(|(number, report)| job_of(basis, &capacities, number, report)).collect();
+    let placed: Vec<Job> = jobs.iter().filter_map(|job| job.as_ref().ok().cloned()).collect();
     let view = View { topology: &basis.topology, capacities: &capacities, jobs: &placed, rules: &basis.rules };
     let decisions = basis.policy.decide(&view);
     // Where tenants have shares each flow is held to what it is allotted: the network itself would divide by flows.
@@ -156,15 +156,23 @@ fn wanted_part(
 }
 
 /// Ranks are at their GPUs, where hosts say which; in host memory, which has no devices of its own, at the host's devices in their order,
-/// round and round.
-fn job_of(basis: &Basis, number: u64, report: &Report) -> Result<Job, String> {
+/// round and round. Those whose NIC carries nothing are taken for being at the others of their host, if one of these does.
+fn job_of(basis: &Basis, capacities: &[f64], number: u64, report: &Report) -> Result<Job, String> {
     let mut hosts = Vec::with_capacity(report.hosts.len());
     for place in &report.hosts {
         let host =
             *basis.hosts.get(&place.host).ok_or_else(|| format!("host {} is not in the topology", place.host))?;
         let devices = basis.topology.device_count(host).max(1);
+        let up_link = |device: u32| basis.topology.up_link(basis.topology.port_of(host, device));
+        let is_well = |device: &u32| {
+            let up = up_link(*device);
+            capacities[up.index()] > 0.0 && capacities[up.reverse().index()] > 0.0
+        };
+        let well: Vec<u32> = (0..devices).filter(is_well).collect();
+        let stays = |device: &u32| well.is_empty() || is_well(device);
+        let at = |device: u32| if stays(&device) { device } else { well[device as usize % well.len()] };
         let in_turn = (0..devices).cycle();
-        let devices = place.devices.iter().copied().chain(in_turn);
+        let devices = place.devices.iter().copied().chain(in_turn).map(at);
         let ranks = place.ranks.iter().copied().zip(devices).collect();
         hosts.push(Placed { host, ranks });
     }

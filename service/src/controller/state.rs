@@ -30,7 +30,7 @@ use super::application::Application;
 use super::basis::{Basis, Text};
 use super::bursts::Yielders;
 use super::dead_paths::DeadPaths;
-use super::equipment::Equipment;
+use super::equipment::{Equipment, Interfaces};
 use super::history::{History, Went};
 use super::links::Links;
 use super::message::{AgentMessage, ControllerMessage, Report};
@@ -152,7 +152,7 @@ pub struct Controller {
     pub(super) is_refused: bool,
     is_to_try_again: bool,
     pub(super) links: Links,
-    dead_paths: DeadPaths,
+    pub(super) dead_paths: DeadPaths,
     links_tested_at: Option<Instant>,
     pub(super) comms: BTreeMap<CommId, Held>,
     /// What flows want of what they are allotted.
@@ -303,6 +303,7 @@ impl Controller {
             self.history.note(format!("host {host} lost"), "", Went::Done, now);
         }
         if self.equipment.remove(host).is_some() {
+            self.are_down(host, [], now);
             self.hosts_have_changed();
         }
         let cause = format!("host {host} was lost");
@@ -339,6 +340,7 @@ impl Controller {
             _ if self.hosts.get(from).is_none_or(|state| *state == HostState::Away) => {}
             AgentMessage::Has(equipment) => {
                 if self.equipment.get(from) != Some(&*equipment) {
+                    self.are_down(from, equipment.interfaces.iter().flat_map(Interfaces::names_down), now);
                     self.equipment.insert(from.clone(), *equipment);
                     self.hosts_have_changed();
                 }
@@ -469,24 +471,6 @@ impl Controller {
         let there = self.hosts.iter().filter(|(_, state)| **state != HostState::Away);
         let tell = |(host, _): (&Name, _)| Output::Tell { to: host.clone(), message: ControllerMessage::TestLinks };
         self.outputs.extend(there.map(tell));
-    }
-
-    /// Concludes from what hosts say of paths which links are dead; `why_not` is why one is taken for dead no more.
-    fn find_dead_links(&mut self, why_not: &str, now: Instant) {
-        let Some(basis) = self.basis.clone() else { return };
-        let [dead, well] = self.links.set_found(self.dead_paths.links(&basis));
-        for (lower, upper, why) in dead {
-            tracing::warn!(lower, upper, why, "link found dead");
-            let what = format!("link {lower} {upper} found dead");
-            self.history.note(&*what, why, Went::Done, now);
-            self.because(what);
-        }
-        for (lower, upper, _) in well {
-            tracing::info!(lower, upper, why = why_not, "link not taken for dead any more");
-            let what = format!("link {lower} {upper} taken for dead no more");
-            self.history.note(&*what, why_not, Went::Done, now);
-            self.because(what);
-        }
     }
 
     fn report(&mut self, report: Report, now: Instant) {

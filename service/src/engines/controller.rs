@@ -29,7 +29,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use self::files::{Changed, Files};
-use self::interfaces::Interfaces;
+use self::interfaces::Watch;
 use self::memory::Memory;
 use self::past::Past;
 use self::probes::{Probes, Verdict};
@@ -43,7 +43,7 @@ use crate::engines::transport::path_words::PathWords;
 use crate::exchange::protocol::{CommId, ControlBody, Event, Name, Request};
 use crate::runtime::{Context, Engine, Mailbox, Progress, Sender, WakerSlot};
 use crate::telemetry::placed::PaceUse;
-use crate::telemetry::{CommInfo, LogBudget, Registry};
+use crate::telemetry::{CommInfo, CommonTime, LogBudget, Registry};
 
 /// Inputs that may wait: what a burst of arrivals on all hosts tells, while the controller decides.
 pub const CONTROLLER_MAILBOX_MAX: usize = 16_384;
@@ -185,7 +185,7 @@ pub struct ControllerEngine {
     registry: Arc<Registry>,
     words: Arc<PathWords>,
     probes: Probes,
-    interfaces: Interfaces,
+    interfaces: Watch,
     seen_changes: Option<u64>,
     seen_bursts: u64,
     /// Communicators with ranks here.
@@ -216,7 +216,7 @@ impl ControllerEngine {
         words.set_reader(mailbox.waker().clone());
         let (addresses, from) = settings.addresses.clone();
         // Those that come from here on are heard of.
-        let own_interfaces = Interfaces::new();
+        let own_interfaces = Watch::new();
         let equipment = Equipment { interfaces: interfaces::all(), ..settings.equipment.clone() };
         ControllerEngine {
             own: settings.own.clone(),
@@ -558,8 +558,10 @@ impl Engine for ControllerEngine {
             }
         }
         busy |= self.settle(cx.now);
+        self.agent.want_time(self.registry.recorders.is_on());
         let paces = self.agent.pace(&self.here, cx.now);
-        self.registry.set_clock_error(self.agent.clock_error(cx.now));
+        let common = |(common_ns, error): (u64, Duration)| CommonTime { common_ns, error_ns: error.as_nanos() as u64 };
+        self.registry.set_clock(self.agent.common_time(cx.now).map(common), cx.now);
         self.carry_out(paces);
         self.look_at_rates(cx.now);
         self.look_at_interfaces(cx);

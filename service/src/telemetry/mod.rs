@@ -10,6 +10,7 @@ pub mod plausible;
 pub mod profile;
 pub mod prometheus;
 pub mod recorder;
+pub mod straggler;
 pub mod stuck;
 pub mod ticks;
 pub mod trace;
@@ -83,6 +84,8 @@ pub struct CommInfo {
     pub bus_bytes: AtomicU64,
     /// Time in which a collective was running.
     pub busy_ns: AtomicU64,
+    /// Collectives that end on no rank before all have come, and the part of `busy_ns` that is theirs.
+    pub joint: [AtomicU64; 2],
     /// Of `operations`, the point-to-point pairs.
     pub pairs: AtomicU64,
     /// What its collectives are like now.
@@ -160,6 +163,11 @@ impl CommInfo {
         self.count_operation(bytes);
         raise(&self.bus_bytes, bus_bytes);
         raise(&self.busy_ns, took.as_nanos() as u64);
+        if is_joint(kind) {
+            let [operations, time_ns] = &self.joint;
+            raise(operations, 1);
+            raise(time_ns, took.as_nanos() as u64);
+        }
         self.recent.count(kind, bus_bytes, took);
         self.traffic.count(kind, bytes, took);
     }
@@ -265,6 +273,18 @@ impl CommInfo {
     pub fn busbw_gbps(&self) -> f64 {
         let busy_ns = self.busy_ns.load(Ordering::Relaxed);
         if busy_ns == 0 { 0.0 } else { self.bus_bytes.load(Ordering::Relaxed) as f64 / busy_ns as f64 }
+    }
+}
+
+/// Whether each rank needs something of every other one, so that none ends before all have come.
+fn is_joint(kind: CollectiveKind) -> bool {
+    match kind {
+        CollectiveKind::AllReduce
+        | CollectiveKind::AllGather
+        | CollectiveKind::ReduceScatter
+        | CollectiveKind::AllToAll
+        | CollectiveKind::Barrier => true,
+        CollectiveKind::Broadcast | CollectiveKind::Reduce | CollectiveKind::Gather | CollectiveKind::Scatter => false,
     }
 }
 
@@ -440,6 +460,8 @@ pub struct Registry {
     bursts: AtomicU64,
     /// In nanoseconds; 0 where the clock is not known, or not needed.
     clock_error: AtomicU64,
+    /// What the cluster's common clock has shown last, and when.
+    clock: Mutex<Option<(Instant, CommonTime)>>,
     is_draining: AtomicBool,
     watcher: OnceLock<WakerSlot>,
     gpus: OnceLock<Arc<[GpuInfo]>>,
@@ -449,6 +471,15 @@ pub struct Registry {
     pub refused: Refused,
     /// What engines did last.
     pub recorders: Arc<Recorders>,
+}
+
+/// The cluster's common clock, as a host knows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CommonTime {
+    /// What it shows.
+    pub common_ns: u64,
+    /// By how much that may be wrong.
+    pub error_ns: u64,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -532,10 +563,18 @@ impl Registry {
         }
     }
 
-    /// By how much this host's estimate of the cluster's common clock may be wrong, where it needs one.
-    pub fn set_clock_error(&self, error: Option<Duration>) {
-        let ns = error.map_or(0, |error| u64::try_from(error.as_nanos()).unwrap_or(u64::MAX).max(1));
-        self.clock_error.store(ns, Ordering::Relaxed);
+    /// What this host takes the cluster's common clock to show now, where it needs one.
+    pub fn set_clock(&self, time: Option<CommonTime>, now: Instant) {
+        self.clock_error.store(time.map_or(0, |time| time.error_ns.max(1)), Ordering::Relaxed);
+        if let Some(time) = time {
+            *lock(&self.clock) = Some((now, time));
+        }
+    }
+
+    /// What was said last, and when.
+    #[must_use]
+    pub fn clock(&self) -> Option<(Instant, CommonTime)> {
+        *lock(&self.clock)
     }
 
     /// What was said last.

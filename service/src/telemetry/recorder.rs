@@ -190,6 +190,12 @@ impl Recorders {
         self.time.clock_ns()
     }
 
+    /// A time, as records have it.
+    #[must_use]
+    pub fn ns_at(&self, at: Instant) -> u64 {
+        at.saturating_duration_since(self.time.began()).as_nanos() as u64
+    }
+
     /// Engines record from now on. Forgets the rings of engines that have ended.
     pub fn begin(&self) {
         let mut rings = lock(&self.rings);
@@ -259,7 +265,7 @@ impl Recorder {
     /// As [`Recorder::record`], of what the engine does in a round that began at `now`, without a look at the clock.
     pub fn record_in_round(&self, now: Instant, record: impl FnOnce(u64) -> Record) {
         if self.recorders.is_on() {
-            self.push(now.saturating_duration_since(self.recorders.time.began()).as_nanos() as u64, record);
+            self.push(self.recorders.ns_at(now), record);
         }
     }
 

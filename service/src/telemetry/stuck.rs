@@ -43,6 +43,12 @@ pub struct RankAccount {
     pub pid: i32,
     /// Called by the tenant.
     pub called: u64,
+    /// Begun on all ranks of its host.
+    #[serde(default)]
+    pub started: u64,
+    /// Time by which it has come later to these than the first rank of its host.
+    #[serde(default)]
+    pub late_ns: u64,
     /// The last of them that has begun, in words; empty if it is not known.
     #[serde(default)]
     pub last: String,
@@ -95,6 +101,10 @@ pub struct HostAccount {
     pub ranks: Vec<RankAccount>,
     /// Collectives that have started there.
     pub started: u64,
+    /// Those that have ended there and end nowhere before all ranks have come, and how long they took together, from when the last rank of
+    /// the host had come.
+    #[serde(default)]
+    pub joint: (u64, u64),
     /// The last of them, in words; empty before the first, or where it is not known.
     pub last: String,
     /// Whether it has not ended.
@@ -198,9 +208,15 @@ fn blame(hosts: &[(String, Option<HostAccount>)]) -> (StuckClass, Vec<Culprit>) 
     if !free.is_empty() {
         return (StuckClass::Rank, free);
     }
-    let waiting = answered().flat_map(|(_, account)| account.flows.iter().copied()).filter(|flow| flow.is_receive);
+    let waiting = answered().flat_map(|(_, account)| account.flows.iter().map(|flow| (account.started, *flow)));
+    let waiting: Vec<_> = waiting.filter(|(_, flow)| flow.is_receive).collect();
+    // Who is in a later collective waits for those that have not come to it, which is no flow's fault.
+    let of_rings = waiting.iter().filter(|(_, flow)| flow.channel != LinkKey::PAIRS);
+    let first = of_rings.map(|(started, _)| *started).min();
+    let is_first = |(started, flow): &(u64, FlowWait)| flow.channel == LinkKey::PAIRS || Some(*started) == first;
+    let waiting = waiting.into_iter().filter(is_first).map(|(_, flow)| flow).collect();
     let ways: Vec<_> = answered().flat_map(|(_, account)| &account.ways).collect();
-    let stalled = ranks.stalled(waiting.collect(), &lacking, &ways);
+    let stalled = ranks.stalled(waiting, &lacking, &ways);
     if !stalled.is_empty() {
         return (StuckClass::Flow, stalled);
     }
@@ -412,6 +428,22 @@ mod tests {
         ];
         let (class, ranks, _) = of(hosts);
         assert_eq!((class, ranks), (StuckClass::Flow, vec![Some(1)]));
+    }
+
+    #[test]
+    fn who_is_in_a_later_collective_waits_for_the_same_culprit() {
+        // 0 to 1 does not get through on channel 0, and 1 has ended channel 1. 2 and 0 have all of that collective, and are in the next one.
+        let on = |channel, from, to, step| FlowWait { channel, step, ..receive(from, to) };
+        let mut hosts = vec![
+            host("a", vec![rank(0, 3, true)], vec![on(0, 2, 0, 1), on(1, 2, 0, 1)]),
+            host("b", vec![rank(1, 3, true)], vec![on(0, 0, 1, 9)]),
+            host("c", vec![rank(2, 3, true)], vec![on(0, 1, 2, 1), on(1, 1, 2, 1)]),
+        ];
+        for ((_, account), started) in hosts.iter_mut().zip([3, 2, 3]) {
+            account.as_mut().expect("told").started = started;
+        }
+        let (class, ranks, what) = of(hosts);
+        assert_eq!((class, ranks), (StuckClass::Flow, vec![Some(0)]), "{what}");
     }
 
     #[test]

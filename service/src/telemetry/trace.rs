@@ -8,6 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::recorder::Record;
@@ -22,6 +23,17 @@ pub struct CommName {
     pub ranks: BTreeSet<u32>,
 }
 
+/// What the cluster's common clock has shown at a moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClockView {
+    /// When, as records have time.
+    pub at_ns: u64,
+    /// What it has shown.
+    pub common_ns: u64,
+    /// By how much that may be wrong.
+    pub error_ns: u64,
+}
+
 /// What was recorded.
 #[derive(Debug, Clone, Default)]
 pub struct Window {
@@ -33,6 +45,8 @@ pub struct Window {
     pub until_ns: u64,
     /// Wall-clock time when it began, since 1970.
     pub wall_ns: u64,
+    /// The common clock within the window, if the host has known it then.
+    pub clock: Option<ClockView>,
     /// Engines' names and records, in their order.
     pub engines: Vec<(String, Vec<Record>)>,
     /// Communicators by number.
@@ -167,7 +181,11 @@ pub fn write(window: &Window, out: &mut impl Write) -> std::io::Result<()> {
     let tids: BTreeMap<&(Process, Track), usize> = places.iter().copied().zip(pids.len() + 1..).collect();
     let Window { host, wall_ns, lost, is_cut, .. } = window;
     let is_complete = *lost == 0 && !is_cut;
-    let about = json!({ "host": host, "begin_unix_ns": wall_ns, "records_lost": lost, "complete": is_complete });
+    let mut about = json!({ "host": host, "begin_unix_ns": wall_ns, "records_lost": lost, "complete": is_complete });
+    if let Some(ClockView { at_ns, common_ns, error_ns }) = window.clock {
+        let begin_ns = (common_ns + window.from_ns).saturating_sub(at_ns);
+        about["clock"] = json!({ "begin_ns": begin_ns, "error_ns": error_ns });
+    }
     write!(out, "{{\"displayTimeUnit\":\"ns\",\"otherData\":{about},\"traceEvents\":[")?;
     let mut separator = "\n";
     let mut line = |value: &Value, out: &mut dyn Write| {
@@ -383,6 +401,8 @@ fn in_line(events: &mut [Event]) {
     }
     events.sort_by(|a, b| (&a.place, a.from_ns).cmp(&(&b.place, b.from_ns)));
 }
+
+pub mod merge;
 
 #[cfg(test)]
 mod format;

@@ -23,7 +23,7 @@ use mccs_service::runtime::EngineId;
 use crate::drain::Drain;
 use crate::policy::{Link, PolicyCommand};
 use crate::reconfigure::Reconfigure;
-use crate::trace::Trace;
+use crate::trace::{MergeTraces, Trace};
 use crate::watch::Watch;
 
 /// Shows and steers a running mccs-service.
@@ -82,6 +82,7 @@ enum Command {
     Link(Link),
     Watch(Watch),
     Trace(Trace),
+    MergeTraces(MergeTraces),
     /// Make keys to try a cluster with: an authority, and a certificate and a key for each host. Asks no service.
     Keys {
         /// The hosts' names.
@@ -119,7 +120,11 @@ impl Command {
             Command::Reconfigure(ref reconfigure) => vec![reconfigure.request()?],
             Command::Policy(ref policy) => policy.request(json)?.into_iter().collect(),
             Command::Link(ref link) => vec![link.request()],
-            Command::Drain(_) | Command::Watch(_) | Command::Trace(_) | Command::Keys { .. } => Vec::new(),
+            Command::Drain(_)
+            | Command::Watch(_)
+            | Command::Trace(_)
+            | Command::MergeTraces(_)
+            | Command::Keys { .. } => Vec::new(),
         })
     }
 }
@@ -143,6 +148,7 @@ fn main() -> ExitCode {
         Command::Drain(drain) => drain.run(socket, json),
         Command::Watch(watch) => watch.run(socket, json),
         Command::Trace(trace) => trace.run(socket),
+        Command::MergeTraces(merge) => merge.run(),
         Command::Show if json => show_json(socket, &Command::Show),
         command => {
             let requests = command.requests(json);

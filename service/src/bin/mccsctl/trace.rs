@@ -1,21 +1,23 @@
-//! `mccsctl trace`: a window of operations, for Perfetto.
+//! `mccsctl trace`: a window of operations, for Perfetto; and `mccsctl merge-traces`, those of several hosts as one.
 
 use std::fs::File;
-use std::io::{BufWriter, Write as _};
+use std::io::{BufReader, BufWriter, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Args;
 use mccs_service::control::window::trace;
+use mccs_service::control::{ControlAnswer, ControlRequest, call};
+use mccs_service::telemetry::trace::merge::merge;
 use mccs_service::telemetry::trace::write;
 
 /// Record what ranks, channels and messages do for a while, as a file that Perfetto (ui.perfetto.dev) loads.
 #[derive(Args)]
 pub struct Trace {
-    /// Only this communicator.
-    #[arg(long, value_name = "NUMBER")]
-    communicator: Option<u64>,
+    /// Only this communicator: its number here, or its unique id, which is the same on all its hosts.
+    #[arg(long, value_name = "NUMBER|ID")]
+    communicator: Option<String>,
     /// How long.
     #[arg(long, default_value_t = 1.0, value_name = "SECONDS")]
     seconds: f64,
@@ -31,7 +33,8 @@ impl Trace {
         // Before the window: a trace that cannot be written is not worth waiting for.
         let cannot = || format!("cannot write {}", self.out.display());
         let file = File::options().create(true).write(true).truncate(false).open(&self.out).with_context(cannot)?;
-        let window = trace(socket, Duration::try_from_secs_f64(self.seconds)?, self.communicator, &|| false)?;
+        let only = self.communicator.as_deref().map(|name| number(socket, name)).transpose()?;
+        let window = trace(socket, Duration::try_from_secs_f64(self.seconds)?, only, &|| false)?;
         // Only now: what is there already may be all there will be. A pipe has no length.
         if file.metadata().is_ok_and(|metadata| metadata.is_file()) {
             file.set_len(0).with_context(cannot)?;
@@ -47,5 +50,45 @@ impl Trace {
             eprintln!("mccsctl: warning: these are all that it keeps; the trace ends after {ms} ms");
         }
         Ok(())
+    }
+}
+
+/// Number of the communicator that is called so.
+fn number(socket: &Path, name: &str) -> anyhow::Result<u64> {
+    if let Ok(number) = name.parse() {
+        return Ok(number);
+    }
+    let ControlAnswer::Communicators(comms) = call(socket, &ControlRequest::Communicators)? else {
+        anyhow::bail!("the service answered something else");
+    };
+    let named = comms.iter().find(|comm| comm.unique_id == name);
+    named.map(|comm| comm.communicator).with_context(|| format!("no communicator here has the unique id {name}"))
+}
+
+/// Make one trace of those that `trace` has written on several hosts at the same time, on the clock of the cluster's controller. Asks no
+/// service.
+#[derive(Args)]
+pub struct MergeTraces {
+    /// The hosts' traces.
+    #[arg(required = true, value_name = "FILE")]
+    traces: Vec<PathBuf>,
+    /// Where to write it.
+    #[arg(long, value_name = "FILE")]
+    out: PathBuf,
+}
+
+impl MergeTraces {
+    /// Reads, and writes the file.
+    pub fn run(&self) -> anyhow::Result<()> {
+        let open = |path: &PathBuf| {
+            let file = File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
+            anyhow::Ok((path.display().to_string(), BufReader::new(file)))
+        };
+        let traces = self.traces.iter().map(open).collect::<anyhow::Result<_>>()?;
+        let cannot = || format!("cannot write {}", self.out.display());
+        let mut out = BufWriter::new(File::create_new(&self.out).with_context(cannot)?);
+        let merged = merge(traces, &mut out).map_err(anyhow::Error::from).and_then(|()| Ok(out.flush()?));
+        // What is there of it is of no use.
+        merged.inspect_err(|_| _ = std::fs::remove_file(&self.out))
     }
 }

@@ -6,6 +6,9 @@ use mccs_service::control::overview::{Overview, TenantView};
 use mccs_service::control::{CommView, RankView};
 use mccs_service::telemetry::flows::{FlowView, PathView};
 use mccs_service::telemetry::histogram::HistogramView;
+use mccs_service::telemetry::straggler::straggler;
+
+use crate::watch::Look;
 
 /// How much room there is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,13 +54,14 @@ impl Section {
 }
 
 /// How things are, and what has happened since `before`.
-pub fn view(before: &Overview, now: &Overview, size: Size) -> String {
+pub fn view(looked_before: &Look, looked: &Look, size: Size) -> String {
+    let (before, now) = (&looked_before.overview, &looked.overview);
     let seconds = now.at_ns.saturating_sub(before.at_ns).max(1) as f64 / 1e9;
     let mut text = String::new();
     head(&mut text, now);
     let sections = [
         tenants(before, now, seconds),
-        communicators(before, now, seconds),
+        communicators(looked_before, looked, seconds),
         paths(before, now, seconds),
         flows(before, now, seconds),
         engines(before, now, seconds),
@@ -245,8 +249,8 @@ fn durations(tenant: &TenantView, then: Option<&TenantView>) -> HistogramView {
     all
 }
 
-/// The rank that came last, by how much on average, of collectives since then.
-fn straggler(comm: &CommView, then: Option<&CommView>) -> Option<(u32, f64)> {
+/// The rank of this host that came last, by how much on average, of collectives since then.
+fn straggler_here(comm: &CommView, then: Option<&CommView>) -> Option<(u32, f64)> {
     let late = |rank: &RankView| {
         let before = then.and_then(|then| then.ranks.iter().find(|old| old.rank == rank.rank));
         let started = rank.started.saturating_sub(before.map_or(0, |before| before.started));
@@ -256,13 +260,22 @@ fn straggler(comm: &CommView, then: Option<&CommView>) -> Option<(u32, f64)> {
     comm.ranks.iter().filter_map(late).max_by(|a, b| a.1.total_cmp(&b.1))
 }
 
-fn communicators(before: &Overview, now: &Overview, seconds: f64) -> Option<Section> {
+/// Who came last on any of a communicator's hosts, or else on this one, and by how much.
+fn comes_last(comm: &CommView, then: Option<&CommView>, before: &Look, now: &Look) -> Option<String> {
+    let accounts = before.accounts.get(&comm.communicator).zip(now.accounts.get(&comm.communicator));
+    if let Some(of_all) = accounts.and_then(|(before, now)| straggler(before, now)) {
+        return Some(format!("rank {} on {} +{}", of_all.rank, of_all.host, time(Some(of_all.late_seconds))));
+    }
+    straggler_here(comm, then).map(|(rank, late)| format!("rank {rank} +{}", time(Some(late))))
+}
+
+fn communicators(looked_before: &Look, looked: &Look, seconds: f64) -> Option<Section> {
+    let (before, now) = (&looked_before.overview, &looked.overview);
     let row = |comm: &CommView| {
         let then = before.communicators.iter().find(|then| then.communicator == comm.communicator);
         let busy_ns = comm.busy_ns.saturating_sub(then.map_or(0, |then| then.busy_ns));
         let bus_bytes = comm.bus_bytes.saturating_sub(then.map_or(0, |then| then.bus_bytes));
         let busbw = if busy_ns == 0 { "-".into() } else { bytes(bus_bytes as f64 / busy_ns as f64 * 1e9) };
-        let late = straggler(comm, then);
         vec![
             comm.communicator.to_string(),
             comm.tenant.clone(),
@@ -274,7 +287,7 @@ fn communicators(before: &Overview, now: &Overview, seconds: f64) -> Option<Sect
             format!("{:.0}%", (busy_ns as f64 / seconds / 1e7).min(100.0)),
             comm.epoch.to_string(),
             comm.failed.to_string(),
-            late.map_or_else(|| "-".into(), |(rank, late)| format!("rank {rank} +{}", time(Some(late)))),
+            comes_last(comm, then, looked_before, looked).unwrap_or_else(|| "-".into()),
         ]
     };
     let rows: Vec<_> = now.communicators.iter().map(row).collect();
@@ -360,9 +373,17 @@ mod tests {
     use mccs_service::telemetry::placed::Allotment;
     use mccs_service::telemetry::traffic::TenantKindView;
 
+    use std::collections::BTreeMap;
+
+    use mccs_service::telemetry::stuck::{HostAccount, RankAccount};
+
     use super::*;
 
     /// A service after so many seconds, in each of which the same has happened.
+    fn looked(seconds: u64) -> Look {
+        Look { overview: overview(seconds), accounts: BTreeMap::new() }
+    }
+
     fn overview(seconds: u64) -> Overview {
         let rank = |rank: u32, late_us: u64| RankView {
             rank,
@@ -444,6 +465,7 @@ mod tests {
             hosts: Vec::new(),
             draining: true,
             clock_error_ns: Some(250_000),
+            clock: None,
             runtimes: Vec::new(),
             engines: Vec::new(),
             lines_suppressed: 0,
@@ -461,7 +483,7 @@ mod tests {
     #[test]
     fn rates_are_of_the_time_between_two_looks() {
         for looks in [(2, 4), (100, 101)] {
-            let text = view(&overview(looks.0), &overview(looks.1), Size { columns: 200, lines: 100 });
+            let text = view(&looked(looks.0), &looked(looks.1), Size { columns: 200, lines: 100 });
             let tenant = "blue 0 1 1.0 M (50%) 3 10 5.0 M - - - - 16 us 1.0 ms 1";
             assert_eq!(words(&text, "blue").join(" "), tenant, "{text}");
             let comm = "42 blue 2 hosts 2/4 10 5.0 M 2.00 G 50% 3 0 rank 1 +250 us";
@@ -473,11 +495,33 @@ mod tests {
     }
 
     #[test]
+    fn who_comes_last_on_any_host_is_named_where_all_have_answered() {
+        let account = |took_us: u64, ranks: &[u32], seconds: u64| HostAccount {
+            ranks: ranks
+                .iter()
+                .map(|rank| RankAccount { rank: *rank, started: seconds, ..Default::default() })
+                .collect(),
+            joint: (seconds, seconds * took_us * 1000),
+            ..HostAccount::default()
+        };
+        let with = |seconds, other: Option<HostAccount>| {
+            let accounts = vec![("h0".into(), Some(account(300, &[0, 1], seconds))), ("h1".into(), other)];
+            Look { accounts: BTreeMap::from([(42, accounts.into())]), ..looked(seconds) }
+        };
+        let ends = |now: &Look, end: &str| {
+            let text = view(&with(2, Some(account(20, &[2, 3], 2))), now, Size { columns: 200, lines: 100 });
+            assert!(words(&text, "42 ").join(" ").ends_with(end), "{text}");
+        };
+        ends(&with(4, Some(account(20, &[2, 3], 4))), "0 rank 3 on h1 +280 us");
+        ends(&with(4, None), "0 rank 1 +250 us");
+    }
+
+    #[test]
     fn weights_caps_and_shares_are_shown_where_the_controller_has_told_any() {
         let allotted = |allotment: Allotment| {
-            let mut now = overview(2);
-            now.tenants[0].allotment = Some(allotment);
-            let text = view(&overview(1), &now, Size { columns: 200, lines: 100 });
+            let mut now = looked(2);
+            now.overview.tenants[0].allotment = Some(allotment);
+            let text = view(&looked(1), &now, Size { columns: 200, lines: 100 });
             words(&text, "blue").join(" ")
         };
         let (flow_cap_bps, allotted_bps) = (Some(40_000_000), Some(2_000_000_000));
@@ -490,7 +534,7 @@ mod tests {
 
     #[test]
     fn what_stands_still_has_no_rate_and_nobody_is_late() {
-        let text = view(&overview(5), &overview(5), Size { columns: 200, lines: 100 });
+        let text = view(&looked(5), &looked(5), Size { columns: 200, lines: 100 });
         assert_eq!(words(&text, "42 ").join(" "), "42 blue 2 hosts 2/4 0 0 - 0% 3 0 -", "{text}");
         assert!(!text.contains("0 -> 2"), "{text}");
     }
@@ -498,7 +542,7 @@ mod tests {
     #[test]
     fn it_fits_the_terminal() {
         let size = Size { columns: 30, lines: 6 };
-        let text = view(&overview(1), &overview(2), size);
+        let text = view(&looked(1), &looked(2), size);
         assert!(text.lines().count() <= 6);
         assert!(text.lines().all(|line| line.chars().count() <= 30), "{text}");
         assert!(text.ends_with("more lines)"), "{text}");
@@ -511,7 +555,7 @@ mod tests {
             let tenant = now.tenants[0].clone();
             let named = |number: usize| TenantView { tenant: format!("tenant{number}"), ..tenant.clone() };
             now.tenants = (0..100).map(named).collect();
-            now
+            Look { overview: now, accounts: BTreeMap::new() }
         };
         for lines in [23, 40, 103] {
             let text = view(&crowded(1), &crowded(2), Size { columns: 200, lines });

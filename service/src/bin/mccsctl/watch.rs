@@ -1,5 +1,6 @@
 //! `mccsctl watch`: how things are, again and again.
 
+use std::collections::BTreeMap;
 use std::io::{IsTerminal as _, Write as _};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,6 +9,7 @@ use std::time::Duration;
 use clap::Args;
 use mccs_service::control::overview::Overview;
 use mccs_service::control::{ControlAnswer, ControlRequest, call};
+use mccs_service::telemetry::straggler::Accounts;
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 
 use crate::view::{Size, view};
@@ -18,6 +20,20 @@ const SIZE: Size = Size { columns: 120, lines: usize::MAX };
 const BEGIN: &str = "\x1b[?25l\x1b[2J\x1b[H";
 /// Gives the cursor back.
 const END: &str = "\x1b[?25h\n";
+
+/// Communicators of several hosts whose other hosts are asked at a look, the first: each asks all of them.
+const ASKED_MAX: usize = 16;
+
+/// What a look has found.
+#[derive(serde::Serialize)]
+pub struct Look {
+    /// What the service knows.
+    #[serde(flatten)]
+    pub overview: Overview,
+    /// What all hosts of a communicator know of it, by its number.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub accounts: BTreeMap<u64, Box<Accounts>>,
+}
 
 /// Watch tenants, communicators, ranks that come late, and paths, until interrupted.
 #[derive(Args)]
@@ -93,12 +109,21 @@ impl Watch {
     }
 }
 
-fn look(socket: &Path) -> anyhow::Result<Overview> {
-    match call(socket, &ControlRequest::Overview)? {
-        ControlAnswer::Overview(overview) => Ok(*overview),
+fn look(socket: &Path) -> anyhow::Result<Look> {
+    let overview = match call(socket, &ControlRequest::Overview)? {
+        ControlAnswer::Overview(overview) => *overview,
         ControlAnswer::Refused(reason) => anyhow::bail!("refused: {reason}"),
         _ => anyhow::bail!("the service answered something else"),
+    };
+    let mut accounts = BTreeMap::new();
+    let across = overview.communicators.iter().filter(|comm| comm.hosts.len() > 1 && comm.operations > 0);
+    for communicator in across.map(|comm| comm.communicator).take(ASKED_MAX) {
+        // One that has ended meanwhile is refused.
+        if let ControlAnswer::Stuck(report) = call(socket, &ControlRequest::WhyStuck { communicator })? {
+            accounts.insert(communicator, report.hosts.into());
+        }
     }
+    Ok(Look { overview, accounts })
 }
 
 fn size_of_terminal() -> Size {

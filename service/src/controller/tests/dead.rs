@@ -72,6 +72,9 @@ fn paths_by_devices_are_apart() {
     assert!(dead.hear(&name("host-a"), "host-z", &by("eth0"), true));
     assert!(dead.hear(&name("host-a"), "host-z", &by("eth1"), true));
     assert_eq!(links(&dead), []);
+    // Over RDMA the same NIC has another name.
+    assert!(dead.hear(&name("host-a"), "host-z", &by("mlx5_1"), false));
+    assert_eq!(links(&dead), [link("leaf9"), link("rail1")]);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use super::bed::{Bed, TOPOLOGY, name, text};
 use crate::controller::agent::Agent;
 use crate::controller::answer::Standing;
 use crate::controller::basis::Text;
-use crate::controller::equipment::Equipment;
+use crate::controller::equipment::{Equipment, Interfaces};
 use crate::controller::history::Went;
 
 /// The example, where hosts call their only NIC something.
@@ -22,10 +22,14 @@ fn called(interface: &str, rdma: &str) -> Text {
     text("topology.toml", &topology.collect::<String>())
 }
 
+fn interfaces_that_are_up(names: &[&str]) -> Interfaces {
+    Interfaces { all: names.iter().map(ToString::to_string).collect(), down: Vec::new() }
+}
+
 fn equipment(interfaces: &[&str], rdma_ports: &[&str]) -> Equipment {
     Equipment {
         gpus: 0,
-        interfaces: Some(interfaces.iter().map(ToString::to_string).collect()),
+        interfaces: Some(interfaces_that_are_up(interfaces)),
         rdma_ports: Some(rdma_ports.iter().map(|port| port.parse().unwrap()).collect()),
     }
 }
@@ -88,34 +92,83 @@ fn a_host_says_so_when_its_interfaces_are_others() {
     let mut bed = equipped();
     let (host, nowhere) = (name("host-b"), called("eth1", "mlx5_0"));
     for other in ["host-a", "host-c"].map(name) {
-        let now = bed.host(&other).agent.has_interfaces(Some(vec!["eth1".into()]));
+        let now = bed.host(&other).agent.has_interfaces(Some(interfaces_that_are_up(&["eth1"])));
         bed.carry_out(&other, now);
     }
     bed.run();
     assert!(read(&mut bed, nowhere.clone()).is_some_and(|why| why.lines().count() == 1 && why.contains("host[1]")));
-    let tell = |bed: &mut Bed, interfaces: Option<Vec<String>>| {
+    let tell = |bed: &mut Bed, interfaces: Option<&[&str]>| {
+        let interfaces = interfaces.map(interfaces_that_are_up);
         let told = bed.host(&host).agent.has_interfaces(interfaces.clone());
         assert!(told.is_some());
         assert!(bed.host(&host).agent.has_interfaces(interfaces).is_none(), "the same is no news");
         bed.carry_out(&host, told);
         bed.run();
     };
-    tell(&mut bed, Some(vec!["eth0".into(), "eth1".into()]));
+    tell(&mut bed, Some(&["eth0", "eth1"]));
     // Nobody has to save it again.
     let history = bed.history();
     let last = history.last().expect("an entry");
     assert!(last.why.contains("hosts have what its topology names") && last.went == Went::Done, "{last:?}");
     assert_eq!(bed.show().contradictions.len(), 0);
     // It goes: what is in force stays, and it is said.
-    tell(&mut bed, Some(vec!["eth0".into()]));
+    tell(&mut bed, Some(&["eth0"]));
     let view = bed.show();
     assert_eq!(view.contradictions.len(), 1, "{view:?}");
     assert!(view.contradictions[0].contains("host[1].nic[0].interface") && view.policy.is_some(), "{view:?}");
     assert!(bed.history().iter().any(|entry| entry.what.contains("contradicted")));
     // It is there again; and then nobody knows.
-    for interfaces in [Some(vec!["eth1".into()]), Some(Vec::new()), None] {
-        let is_contradicted = interfaces.as_ref().is_some_and(Vec::is_empty);
+    for interfaces in [Some(&["eth1"][..]), Some(&[]), None] {
+        let is_contradicted = interfaces.is_some_and(<[_]>::is_empty);
         tell(&mut bed, interfaces);
         assert_eq!(bed.show().contradictions.len(), usize::from(is_contradicted));
     }
+}
+
+/// A host of two NICs loses one: flows leave it by the other, until it is there again.
+#[test]
+fn flows_leave_by_other_nics_while_one_is_down() {
+    let mut bed = equipped();
+    let nics = |names: [&str; 2]| {
+        let nic = |(device, name): (usize, &str)| {
+            format!("{{ leaf = \"LEAF\", devices = [{device}], interface = \"{name}\" }}")
+        };
+        names.into_iter().enumerate().map(nic).collect::<Vec<_>>().join(", ")
+    };
+    let topology = TOPOLOGY.lines().map(|line| match line.strip_prefix("leaf = ") {
+        Some(leaf) => format!("nic = [{}]\n", nics(["eth0", "lo"]).replace("LEAF", leaf.trim_matches('"'))),
+        None => format!("{line}\n"),
+    });
+    assert_eq!(read(&mut bed, text("topology.toml", &topology.collect::<String>())), None);
+    let comm = bed.begin("t", &[("host-a", &[0, 1]), ("host-b", &[2, 3])]);
+    bed.run();
+    let leaves_by = |bed: &mut Bed| {
+        let chosen = bed.chosen(&comm);
+        let by = |from: &str| {
+            let flows = chosen.flows.iter().filter(|flow| flow.from == from);
+            let device = |path: u32| chosen.paths[path as usize].device.as_ref().map(ToString::to_string);
+            flows.filter_map(|flow| device(flow.path)).collect::<BTreeSet<_>>()
+        };
+        ["host-a", "host-b"].map(by)
+    };
+    let all = leaves_by(&mut bed);
+    assert!(all.iter().all(|by| by.contains("eth0")), "{all:?}");
+    let host = name("host-b");
+    let tell = |bed: &mut Bed, down: &[u16]| {
+        let interfaces = Interfaces { down: down.to_vec(), ..interfaces_that_are_up(&["eth0", "lo"]) };
+        let told = bed.host(&host).agent.has_interfaces(Some(interfaces));
+        bed.carry_out(&host, told);
+        bed.run();
+    };
+    tell(&mut bed, &[0]);
+    assert_eq!(leaves_by(&mut bed)[1], BTreeSet::from(["lo".to_owned()]));
+    let dead = bed.show().dead_links;
+    assert!(dead.len() == 1 && dead[0][0] == "host-b eth0" && dead[0][2].contains("its NIC is down"), "{dead:?}");
+    assert!(bed.history().iter().any(|entry| entry.what == "NIC eth0 of host host-b is down"));
+    tell(&mut bed, &[]);
+    assert_eq!(leaves_by(&mut bed), all);
+    assert!(bed.show().dead_links.is_empty());
+    // With both down there is nothing better.
+    tell(&mut bed, &[0, 1]);
+    assert_eq!(leaves_by(&mut bed), all);
 }

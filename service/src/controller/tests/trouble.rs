@@ -233,7 +233,7 @@ fn times_end_when_the_clock_is_not_good_enough_any_more() {
     while pace(&bed).window.is_some() {
         let agent = &bed.hosts[&name].agent;
         let wakes = agent.next_deadline().expect("wakes for it");
-        assert!(agent.clock_error(bed.now).expect("known") <= error_max && wakes > bed.now);
+        assert!(agent.common_time(bed.now).expect("known").1 <= error_max && wakes > bed.now);
         waited += wakes - bed.now;
         bed.now = wakes;
         bed.pace(&name);

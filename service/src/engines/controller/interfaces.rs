@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, socket};
 
-use crate::controller::equipment::{INTERFACES_MAX, is_name};
+use crate::controller::equipment::{INTERFACES_MAX, Interfaces, is_name};
 use crate::transports::tcp;
 
 /// From the first word of the kernel's until interfaces are looked at.
@@ -20,18 +20,18 @@ const WORDS_MAX: usize = 256;
 const GROUPS: i32 = libc::RTMGRP_LINK | libc::RTMGRP_IPV4_IFADDR;
 
 /// See the module's documentation.
-pub(super) struct Interfaces {
+pub(super) struct Watch {
     words: Option<OwnedFd>,
     look_at: Option<Instant>,
 }
 
-impl Interfaces {
+impl Watch {
     /// From now on the kernel says what becomes of them.
     pub(super) fn new() -> Self {
         let words = listen().inspect_err(|error| {
             tracing::warn!(%error, "the controller is told of the interfaces that there are now, and not of others when there are");
         });
-        Interfaces { words: words.ok(), look_at: None }
+        Watch { words: words.ok(), look_at: None }
     }
 
     /// Readable when there may be others.
@@ -39,7 +39,7 @@ impl Interfaces {
         self.words.as_ref().map(AsFd::as_fd)
     }
 
-    /// When [`Interfaces::changed`] is next due.
+    /// When [`Watch::changed`] is next due.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         self.look_at
     }
@@ -75,11 +75,15 @@ fn listen() -> Result<OwnedFd, Errno> {
     Ok(words)
 }
 
-/// Names of all that there are, as a topology may call them; `None` where the kernel does not say, or there are too many to tell.
-pub(super) fn all() -> Option<Vec<String>> {
+/// All that there are, as a topology may call them; `None` where the kernel does not say, or there are too many to tell.
+pub(super) fn all() -> Option<Interfaces> {
     let mut all = tcp::interfaces().inspect_err(|error| tracing::warn!(%error, "interfaces are not known")).ok()?;
-    all.retain(|name| is_name(name));
-    Some(all).filter(|all| all.len() <= INTERFACES_MAX)
+    all.retain(|name, _| is_name(name));
+    let is_told = all.len() <= INTERFACES_MAX;
+    is_told.then(|| {
+        let down = (0..).zip(all.values()).filter(|(_, is_up)| !**is_up).map(|(place, _)| place).collect();
+        Interfaces { all: all.into_keys().collect(), down }
+    })
 }
 
 #[cfg(test)]
@@ -88,15 +92,16 @@ mod tests {
 
     #[test]
     fn the_kernel_says_what_there_is() {
-        let all = all().expect("it says");
-        assert!(all.iter().any(|name| name == "lo"), "{all:?}");
+        let there = all().expect("it says");
+        let all = &there.all;
+        assert!(all.iter().any(|name| name == "lo") && there.names_down().all(|name| name != "lo"), "{there:?}");
         assert!(all.is_sorted() && all.windows(2).all(|names| names[0] != names[1]), "{all:?}");
     }
 
     /// A socket of the test's stands for the kernel's.
     #[test]
     fn words_are_taken_together_and_looked_at_a_moment_later() {
-        let mut interfaces = Interfaces::new();
+        let mut interfaces = Watch::new();
         let (ours, kernels) = std::os::unix::net::UnixDatagram::pair().expect("a pair");
         interfaces.words = Some(ours.into());
         let now = Instant::now();

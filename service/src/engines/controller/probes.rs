@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use crate::engines::transport::path_words::PathWord;
 use crate::exchange::protocol::Name;
 use crate::transports::FlowPath;
+use crate::transports::rdma::interface_of;
 use crate::transports::tcp::Probe;
 
 /// How long an answer may take: many times what a network needs.
@@ -96,7 +97,11 @@ impl Probes {
                 None => {
                     // From the end of its range: flows take the first ports.
                     probed.turn = probed.turn.wrapping_sub(1);
-                    probed.probe = address.and_then(|to| Probe::start(to, from, &probed.path, probed.turn));
+                    // Over TCP, whatever carries the flow: packets of both take the way that ports, code point and NIC say.
+                    let device = probed.path.device.as_ref();
+                    let device = device.map(|device| interface_of(device).unwrap_or_else(|| device.clone()));
+                    let path = FlowPath { device, ..probed.path.clone() };
+                    probed.probe = address.and_then(|to| Probe::start(to, from, &path, probed.turn));
                     probed.at = if probed.probe.is_some() { now } else { now + TRIED_EVERY };
                     // What cannot be tried is not known to be dead.
                     probed.probe.is_some() || probed.is_dead

@@ -7,6 +7,7 @@
 //! ```
 
 use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use mccs_ipc::types::Handle;
@@ -98,6 +99,7 @@ impl Comm {
         let idle = now.saturating_duration_since(moved_at.max(self.active_since()));
         HostAccount {
             started: self.info.ranks.iter().map(|info| self.info.progress(info).started).min().unwrap_or(0),
+            joint: (self.info.joint[0].load(Ordering::Relaxed), self.info.joint[1].load(Ordering::Relaxed)),
             last: ranks.first().map_or_else(String::new, |rank| rank.last.clone()),
             ranks,
             is_running: !self.running.is_empty(),
@@ -139,6 +141,8 @@ impl Comm {
             rank: member.rank,
             pid: member.session.peer.pid,
             called: called(info),
+            started: info.started.load(Ordering::Relaxed),
+            late_ns: info.late_ns.load(Ordering::Relaxed),
             last: self.last_call(member.rank).map_or_else(String::new, |call| describe_call(&call)),
             is_behind: behind.is_some(),
             behind_seq: behind.map(|waiting| member.place(&waiting.operation)),

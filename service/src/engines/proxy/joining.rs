@@ -88,6 +88,7 @@ impl ProxyEngine {
             bytes: 0.into(),
             bus_bytes: 0.into(),
             busy_ns: 0.into(),
+            joint: [0.into(), 0.into()],
             pairs: 0.into(),
             recent: RecentTraffic::default(),
             traffic: requests.first().map(|request| Arc::clone(&request.session.tenant.traffic)).unwrap_or_default(),

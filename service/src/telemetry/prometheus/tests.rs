@@ -80,6 +80,7 @@ fn overview() -> Overview {
         hosts: vec![peer],
         draining: true,
         clock_error_ns: Some(250_000),
+        clock: None,
         runtimes: vec![runtime],
         engines: Vec::new(),
         lines_suppressed: 6,

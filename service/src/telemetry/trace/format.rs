@@ -83,7 +83,7 @@ pub(super) fn check(trace: &Value) {
     for event in trace["traceEvents"].as_array().expect("events").iter().map(object) {
         let kind = text(event, "ph");
         if kind == "M" {
-            assert!(last.is_empty(), "names come first");
+            assert!(!last.contains_key(&id(event, "tid")), "names come first");
             names.note(event);
             continue;
         }
@@ -177,6 +177,7 @@ proptest! {
             from_ns: 1_000,
             until_ns: 1_000_002_001,
             wall_ns: u64::MAX,
+            clock: None,
             engines: vec![("proxy".into(), proxy), ("transport 0".into(), transport)],
             comms: BTreeMap::from([(1, names(0))]),
             only: None,

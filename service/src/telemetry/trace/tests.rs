@@ -6,7 +6,7 @@ const MS: u64 = 1_000_000;
 
 /// Two collectives of two ranks, of which the second has not ended, on one channel with a link to another host; one more rank has not
 /// come to a third; and another tenant's.
-fn window() -> Window {
+pub(super) fn window() -> Window {
     let kind = CollectiveKind::AllReduce;
     let came = |at_ns, comm, rank, seq| {
         [Record::Enqueued { at_ns, comm, rank, seq }, Record::Arrived { at_ns: at_ns + 1000, comm, rank, seq }]
@@ -51,6 +51,7 @@ fn window() -> Window {
         from_ns: 10 * MS,
         until_ns: 30 * MS,
         wall_ns: 7,
+        clock: None,
         engines: vec![("proxy host".into(), proxy), ("transport 0".into(), transport)],
         comms: BTreeMap::from([(5, name("blue", &[0, 1])), (6, name("red", &[0]))]),
         only: None,

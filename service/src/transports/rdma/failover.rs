@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use mccs_ipc::types::Handle;
 use nix::errno::Errno;
 
-use super::super::{Fault, FlowId, FlowSpec, ListenerHandle, PortNews};
+use super::super::{Fault, FlowId, FlowPath, FlowSpec, ListenerHandle, PathNews, PortNews, SendFlow};
 use super::RdmaTransport;
 use super::connector::{Connected, Job};
 use super::flow::{Answering, Flow, HOME_AFTER_MAX, Half, Stage, Trouble};
@@ -31,12 +31,17 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// Longest pause.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
+/// Whether a device of either side has been answered by nobody.
+fn nobody_answers(fault: Fault) -> bool {
+    matches!(fault, Fault::QueuePair { status, .. } | Fault::PeerQueuePair { status } if is_silence(status))
+}
+
 /// The turn after a way has broken.
 fn next_turn(turn: u32, fault: Fault, is_in_trouble: bool) -> u32 {
     match fault {
         // Ports are others now, or the preferred one is worth a try.
         Fault::NoPort => 0,
-        Fault::QueuePair { status, .. } | Fault::PeerQueuePair { status } if is_silence(status) => turn.wrapping_add(1),
+        _ if nobody_answers(fault) => turn.wrapping_add(1),
         Fault::Os { .. } => turn.wrapping_add(1),
         _ => turn.wrapping_add(u32::from(is_in_trouble)),
     }
@@ -305,6 +310,10 @@ impl RdmaTransport {
         let (give_up_at, attempts, first) = (trouble.since + patience, trouble.attempts, trouble.fault);
         if now >= give_up_at {
             return self.fail(handle, first);
+        }
+        if nobody_answers(fault) && flow.turn == 0 && matches!(flow.half, Half::Send(_)) {
+            let (flow, path) = (SendFlow(FlowId(handle)), FlowPath::of(&flow.spec.options));
+            self.path_news.push_back(PathNews { flow, path, answers: false });
         }
         flow.turn = next_turn(flow.turn, fault, attempts > 1);
         (flow.home_at, flow.silent_since, flow.answering) = (None, None, None);

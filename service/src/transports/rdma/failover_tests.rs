@@ -5,7 +5,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout};
 use super::bench::{BYTES, Bench, flow_options, in_place};
 use super::verbs::fake::{Fabric, FabricOptions};
 use super::*;
-use crate::transports::{Fault, FlowOptions};
+use crate::transports::{Fault, FlowOptions, FlowPath, PathNews};
 
 /// A cable is pulled and put back: no message is lost, repeated or late for ever, on the only port that there is.
 #[test]
@@ -219,6 +219,9 @@ fn a_device_of_a_path_that_falls_silent_is_left_and_taken_again() {
         bench.fabric.silence(&host, 1, true);
         bench.stream(|_, _| {});
         assert_eq!(bench.ports(), [Some(0), Some(0)], "rails {has_rails}");
+        let news: Vec<_> = std::iter::from_fn(|| bench.sides[0].take_path_news()).collect();
+        let path = FlowPath { device: Some("fake1".parse().expect("a device")), ..FlowPath::default() };
+        assert_eq!(news, [PathNews { flow: bench.send, path, answers: false }], "what it found out, once");
         bench.fabric.silence(&host, 1, false);
         bench.now += Duration::from_secs(10);
         bench.until("at home", |bench| bench.ports() == [Some(1), Some(1)]);

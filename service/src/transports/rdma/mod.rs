@@ -80,8 +80,8 @@ use self::flow::{Flow, Half, Stage};
 use self::flusher::Flusher;
 use self::memory::{Memory, PORTS_MAX};
 pub use self::options::{DeviceChoice, RdmaOptions};
-pub use self::ports::NoRdma;
 use self::ports::Port;
+pub use self::ports::{NoRdma, interface_of};
 use self::queues::Taken;
 use self::setup::Back;
 pub use self::verbs::{Driver, Unavailable, Verbs, VerbsError, fake};
@@ -90,7 +90,7 @@ use self::way::Owners;
 use super::tcp::TcpTransport;
 use super::{
     DataPath, FLOWS_MAX, FlowId, FlowOptions, FlowSpec, FlowState, ListenOptions, Listener, ListenerHandle, MemoryKey,
-    MemorySpan, PortNews, RecvFlow, Request, RequestKind, SendFlow, Status, Transport, TransportError, Usage,
+    MemorySpan, PathNews, PortNews, RecvFlow, Request, RequestKind, SendFlow, Status, Transport, TransportError, Usage,
 };
 use crate::handles::HandleTable;
 use crate::runtime::{Context, Progress};
@@ -202,6 +202,8 @@ pub struct RdmaTransport {
     random: u64,
     /// Ports that flows have taken and left.
     port_news: VecDeque<PortNews>,
+    /// Paths that flows have left since nobody answered there.
+    path_news: VecDeque<PathNews>,
     /// What breaks many flows' ways at once is not said of each.
     budget: LogBudget,
 }
@@ -265,6 +267,7 @@ impl RdmaTransport {
             now: None,
             random: u64::from_le_bytes(seed),
             port_news: VecDeque::new(),
+            path_news: VecDeque::new(),
             budget: LogBudget::default(),
         })
     }
@@ -662,6 +665,10 @@ impl Transport for RdmaTransport {
         if open(&mut self.flows, flow).is_ok() && !self.linger(flow.0) {
             self.forget(flow.0);
         }
+    }
+
+    fn take_path_news(&mut self) -> Option<PathNews> {
+        self.path_news.pop_front()
     }
 
     fn take_port_news(&mut self) -> Option<PortNews> {

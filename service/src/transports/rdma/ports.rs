@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
+use std::path::Path;
 use std::sync::Arc;
 
 use mccs_config::service::Device;
@@ -44,6 +45,19 @@ impl From<NoRdma> for TransportError {
             }
         }
     }
+}
+
+/// The network interface whose packets an RDMA device's port sends, where that is one of Ethernet.
+#[must_use]
+pub fn interface_of(device: &Device) -> Option<Device> {
+    interface_at(Path::new("/sys/class/infiniband"), device)
+}
+
+fn interface_at(devices: &Path, device: &Device) -> Option<Device> {
+    let name = device.to_string();
+    let (device, port) = name.split_once(':').unwrap_or((&name, "1"));
+    let interface = std::fs::read_to_string(devices.join(device).join("ports").join(port).join("gid_attrs/ndevs/0"));
+    interface.ok()?.trim().parse().ok()
 }
 
 /// What a port's device is used by.
@@ -344,5 +358,18 @@ mod tests {
         assert!(find(&driver, &one("fake0", None)).is_ok(), "named ones may come up");
         let none: Arc<dyn Driver> = fabric.add_host(0);
         assert_eq!(find(&none, &RdmaOptions::default()).expect_err("none"), NoRdma::NoDevice);
+    }
+
+    #[test]
+    fn ports_send_by_the_interface_that_the_kernel_names() {
+        let devices = tempfile::tempdir().expect("a folder");
+        for (port, interface) in [("1", "eth1\n"), ("2", "eth2\n"), ("3", "")] {
+            let folder = devices.path().join("mlx5_1/ports").join(port).join("gid_attrs/ndevs");
+            std::fs::create_dir_all(&folder).expect("a folder");
+            std::fs::write(folder.join("0"), interface).expect("a file");
+        }
+        let of = |device: &str| interface_at(devices.path(), &device.parse().expect("a device"));
+        let found = ["mlx5_1", "mlx5_1:2", "mlx5_1:3", "mlx5_0", "eth1"].map(|name| of(name).map(|of| of.to_string()));
+        assert_eq!(found, [Some("eth1".to_owned()), Some("eth2".to_owned()), None, None, None]);
     }
 }

@@ -11,6 +11,7 @@
 //! If one is answered the path lives, and the answered connection becomes the line: what was lost is sent again at once. If none is,
 //! the path is dead, and another one is dialled. A line that has replaced another on its path so and brings nothing either
 //! asks no more: whatever is wrong with the path, it is left. A first dial that is not answered, or whose hello is not, asks in the same way.
+//! One whose hello was heard, and whose flow nobody has accepted yet, owes nothing: it asks from time to time, the less often the longer it waits.
 //!
 //! The receiver closes the old socket when it has heard the hello on the new one, takes what had come on it, and answers how much that
 //! is; the stream goes on from there. Who says a hello cannot know whether it was heard. So sockets that said one and got no answer stay
@@ -39,6 +40,9 @@ const ASKED_FROM: u32 = LOOKS / 2;
 const QUESTIONS: usize = 3;
 /// Looks for the answer to a hello that goes on: its service may be busy, another dial would wait for it too.
 const ANSWER_LOOKS: u32 = 4 * LOOKS;
+/// A flow that was heard and waits to be accepted asks whether its path lives after so long, and again when it has waited for twice as
+/// long, but for no longer at a time than the second of these.
+const WAITING_ASKS_AFTER: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(2)];
 /// Dials that find no answer are given more time, up to so many times as much: their peer's host may be gone.
 const DIAL_PATIENCE_MAX: u32 = 8;
 
@@ -75,6 +79,8 @@ struct Dial {
     path: usize,
     /// Looks that have found it where it was.
     looks: u32,
+    /// Its hello was heard: since when it waits, and when to ask next.
+    waits: Option<[Instant; 2]>,
     /// Whether it is wanted also where the line's path is well: only tests want that.
     is_forced: bool,
 }
@@ -106,6 +112,8 @@ pub(super) enum Look {
     Settled,
     /// Something is owed, and may come.
     Owed,
+    /// Nothing is owed, and it is to be looked at again then.
+    Waits(Instant),
     /// The line's path is to be asked whether it lives: see [`Connection::ask`].
     Ask,
     /// It does: the connection that was answered takes the line's place.
@@ -238,9 +246,9 @@ impl Connection {
         let resumption = self.dials;
         self.dials += 1;
         let useless = self.give_dial_up();
-        let (stage, looks) = (Stage::Connecting, 0);
+        let (stage, looks, waits) = (Stage::Connecting, 0, None);
         let (readable, writable, is_forced) = (false, false, false);
-        self.dial = Some(Dial { socket, watch, stage, readable, writable, resumption, path, looks, is_forced });
+        self.dial = Some(Dial { socket, watch, stage, readable, writable, resumption, path, looks, waits, is_forced });
         useless
     }
 
@@ -408,15 +416,13 @@ impl Connection {
         {
             return look;
         }
+        if is_heard && !is_open {
+            return self.look_at_wait(now);
+        }
         let Some(dial) = &mut self.dial else { return Look::Dial { is_dead: true } };
         let rounds = u32::try_from(self.tries.saturating_sub(1) / paths.max(1)).unwrap_or(DIAL_PATIENCE_MAX);
         let mut limit = LOOKS * rounds.clamp(1, DIAL_PATIENCE_MAX);
         if is_heard {
-            if !is_open {
-                // The peer's service has not accepted the flow yet, and may take its time.
-                self.end_questions();
-                return Look::Settled;
-            }
             limit = limit.max(ANSWER_LOOKS);
         }
         dial.looks += 1;
@@ -431,6 +437,33 @@ impl Connection {
         }
         self.end_questions();
         Look::Dial { is_dead: !is_heard }
+    }
+
+    /// The peer's service has not accepted the flow yet, and may take its time; its path may die meanwhile.
+    fn look_at_wait(&mut self, now: Instant) -> Look {
+        let Some(dial) = &mut self.dial else { return Look::Settled };
+        let [first, most] = WAITING_ASKS_AFTER;
+        let [since, ask_at] = *dial.waits.get_or_insert_with(|| {
+            // Those before have asked whether the hello would be heard.
+            self.questions.drain(..).for_each(Probe::end);
+            dial.looks = 0;
+            [now, now + first]
+        });
+        if self.questions.iter_mut().any(Probe::has_answered) {
+            let ask_at = now + now.saturating_duration_since(since).min(most);
+            (dial.looks, dial.waits) = (0, Some([since, ask_at]));
+            self.end_questions();
+            return Look::Waits(ask_at);
+        }
+        if self.questions.is_empty() {
+            return if now < ask_at { Look::Waits(ask_at) } else { Look::Ask };
+        }
+        dial.looks += 1;
+        if dial.looks <= LOOKS {
+            return if self.questions.len() < QUESTIONS { Look::Ask } else { Look::Owed };
+        }
+        self.end_questions();
+        Look::Dial { is_dead: true }
     }
 
     /// Whether a question was answered, and can be gone on with: the peer closes those that say nothing for long, first the first.

@@ -329,6 +329,37 @@ fn a_hello_that_is_lost_is_no_dead_path() {
     assert!(news.iter().all(|(_, answers)| *answers), "{news:?}");
 }
 
+/// A flow that was heard waits to be accepted, on a clock of the test's: that is no dead path; and then it is one.
+#[test]
+fn a_path_that_dies_before_its_flow_is_accepted_is_found_dead() {
+    let [own, other] = [21_140, 21_160].map(|first| PortRange { first, last: first + 19 });
+    let path = |ports| FlowPath { source_ports: Some(ports), ..FlowPath::default() };
+    let options =
+        FlowOptions { source_ports: Some(own), detours: [path(other)].into(), peer_timeout: None, ..options() };
+    let [mut a, mut b] = [0, 1].map(|_| TcpTransport::new().expect("descriptor"));
+    let (listener, handle) = b.listen(&ListenOptions::default()).expect("listens");
+    let spec = FlowSpec { number: 0, peer: "rank 1".into(), options };
+    let mut now = Instant::now();
+    let send = a.connect(&handle, &spec, now).expect("connects");
+    // By a hundredth of a second at a time; whoever connects over loopback is connected at once.
+    let mut wait = |a: &mut TcpTransport, b: &mut TcpTransport, seconds: u32| {
+        for _ in 0..100 * seconds {
+            now += Duration::from_millis(10);
+            let cx = Context::new(now, 64);
+            a.poll(&cx);
+            b.poll(&cx);
+        }
+        std::iter::from_fn(|| a.take_path_news()).map(|news| (news.path, news.answers)).collect::<Vec<_>>()
+    };
+    assert_eq!(wait(&mut a, &mut b, 60), []);
+    let Half::Send(sender) = &a.flows.get(FlowId::from(send).0).expect("lives").half else { panic!("another half") };
+    sender.sockets().for_each(|socket| lose(socket, 1));
+    b.ports.iter().for_each(|(_, port)| lose_from(&port.socket, own.first, own.last));
+    assert_eq!(wait(&mut a, &mut b, 4), [(path(own), false)]);
+    let recv = b.accept(listener, &spec, Instant::now()).expect("accepts");
+    until_connected((&mut a, &mut b), (send, recv));
+}
+
 /// Its user wants it elsewhere while it carries; and it dies there.
 #[test]
 fn a_flow_is_steered_over_another_path() {

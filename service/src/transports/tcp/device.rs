@@ -1,5 +1,6 @@
 //! Network interfaces of this host, which paths of flows name as their device.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use mccs_config::service::Device;
@@ -32,16 +33,13 @@ pub(super) fn source(device: &Device, is_ipv4: bool, preferred: Option<IpAddr>) 
         .map_err(|problem| TransportError::Device { device: device.clone(), problem })
 }
 
-/// Names of this host's network interfaces, each once, in their order.
+/// This host's network interfaces by name, and whether each carries packets, as far as the kernel knows.
 ///
 /// # Errors
 /// The kernel does not say.
-pub fn interfaces() -> Result<Vec<String>, TransportError> {
+pub fn interfaces() -> Result<BTreeMap<String, bool>, TransportError> {
     let all = getifaddrs().map_err(|reason| TransportError::Os { call: "getifaddrs", reason })?;
-    let mut names: Vec<String> = all.map(|of| of.interface_name).collect();
-    names.sort_unstable();
-    names.dedup();
-    Ok(names)
+    Ok(all.map(entry).map(|entry| (entry.interface, entry.is_up)).collect())
 }
 
 fn entry(of: InterfaceAddress) -> Entry {

@@ -476,9 +476,7 @@ impl DataPath for TcpTransport {
     fn poll(&mut self, cx: &Context) -> Progress {
         #[cfg(test)]
         self.shake();
-        if std::mem::take(&mut self.is_to_look) {
-            self.look_at.get_or_insert(cx.now + self.look_every);
-        }
+        self.look_if_wanted(cx.now);
         // Somebody who has work has ended the sleep: sockets would have made epoll readable.
         let is_silent = std::mem::take(&mut self.slept) && !cx.is_readable;
         let (direct, mut busy) = if is_silent { (false, false) } else { self.read_directly() };

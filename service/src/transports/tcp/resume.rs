@@ -102,6 +102,14 @@ impl TcpTransport {
         self.enqueue(handle);
     }
 
+    /// Sees to it that flows are looked at, if one of them wants that.
+    pub(super) fn look_if_wanted(&mut self, now: Instant) {
+        if std::mem::take(&mut self.is_to_look) {
+            let at = now + self.look_every;
+            self.look_at = Some(self.look_at.map_or(at, |before| before.min(at)));
+        }
+    }
+
     /// Looks whether peers answer: dials anew for those that do not on one path, and fails those that do not on any.
     pub(super) fn look(&mut self, now: Instant) {
         if self.look_at.is_none_or(|at| now < at) {
@@ -125,6 +133,7 @@ impl TcpTransport {
             match sender.look(now, &mut self.regions, &mut connections, &mut questions_left) {
                 Ok(looked) => {
                     self.is_to_look |= looked.is_owed;
+                    self.look_at = self.look_at.into_iter().chain(looked.look_at).min();
                     moved.extend(looked.moved.then_some(handle));
                     over.extend(looked.is_over.then_some(handle));
                 }
@@ -144,9 +153,7 @@ impl TcpTransport {
             self.end(handle);
             self.forget_lingering(handle);
         }
-        if std::mem::take(&mut self.is_to_look) {
-            self.look_at = Some(now + self.look_every);
-        }
+        self.look_if_wanted(now);
     }
 
     /// A connection goes on with a flow that is connected, as soon as that has room for what its old one has brought.

@@ -91,6 +91,8 @@ pub(super) struct Sender {
 pub(super) struct Looked {
     /// Something is owed, so it is to be looked at again.
     pub(super) is_owed: bool,
+    /// When else it is to be looked at again.
+    pub(super) look_at: Option<Instant>,
     /// A request has ended.
     pub(super) moved: bool,
     /// It was closed, and all is acknowledged.
@@ -438,6 +440,7 @@ impl Sender {
             match connection.look(now, paths, silence_timeout) {
                 Look::Settled => connection.log.rest(),
                 Look::Owed => looked.is_owed = true,
+                Look::Waits(until) => looked.look_at = Some(looked.look_at.map_or(until, |at| at.min(until))),
                 Look::Ask => {
                     looked.is_owed = true;
                     if *questions_left > 0

@@ -1,0 +1,269 @@
+#!/usr/bin/env python3
+"""Measures whether `mccsctl why-stuck` names the culprit, and how soon: a job over the hosts of an emulated rack, faults of several
+kinds under a seed, and after each of them one question after the other, each to a host at random.
+
+usage: why_stuck.py [--fabric eval/fabric/rack.toml] [--ranks-per-host 2] [--faults 120] [--seed 1] [--bytes 8B,64KiB,4MiB]
+
+Needs root. Build first: cargo build --release --workspace. Writes eval/results/why-stuck.json (data and provenance) and .md; fails if
+fewer than 95 of 100 culprits are named within 5 s."""
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import pathlib
+import random
+import secrets
+import signal
+import subprocess
+import tempfile
+import time
+
+import bench
+import cluster
+from bench import BINARIES, run
+from cluster import Fabric, spread
+
+ALLOWED_S, ALLOWED_PART = 5.0, 0.95
+# Of two answers. What was answered before is not waited for.
+PAUSE_S = 0.1
+# Answers to what was asked so soon after the fault may be of a job that has not come to stand yet.
+SETTLED_S = 1.0
+LEAF = "leaf0"
+EXCHANGE_PORT = "7400"
+
+
+class Job:
+    """All-reduces of a process a rank, until it is left."""
+
+    def __init__(self, fabric, folder, placed, size, files):
+        self.folder, self.placed, self.files = folder, placed, files
+        id = secrets.token_hex(16)
+        command = [BINARIES / "mccs-traffic", "--bytes", size, "--iterations", str(10**9), "--compute", "2ms", "--hold"]
+        environment = lambda rank, host: {
+            "MCCS_SOCKET": f"{folder}/{host}/mccs.sock", "MCCS_RANK": str(rank), "MCCS_NRANKS": str(len(placed)),
+            "MCCS_UNIQUE_ID": id, "MCCS_ROOT_ADDRESS": placed[0]}
+        self.ranks = [subprocess.Popen(fabric.command(host, [*command, self.held(rank)]), env={**os.environ, **environment(rank, host)},
+                                       stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+                      for rank, host in enumerate(placed)]
+
+    def held(self, rank):
+        return self.files / f"hold{rank}"
+
+    def end(self):
+        for process in self.ranks:
+            process.kill()
+        for process in self.ranks:
+            process.communicate()
+
+    def failure(self):
+        """What a rank has said that has ended."""
+        return next((process.communicate()[1] for process in self.ranks if process.poll() is not None), None)
+
+    def ask(self, host):
+        """What a host's operator is told; `None` while no communicator is there."""
+        ctl = [BINARIES / "mccsctl", "--socket", f"{self.folder}/{host}/mccs-control.sock", "--json"]
+        comms = json.loads(run([*ctl, "show"]))["communicators"]
+        return json.loads(run([*ctl, "why-stuck", str(comms[0]["communicator"])]))["stuck"] if comms else None
+
+    def goes_on(self, host):
+        """Waits until collectives end on all hosts, as a host is told."""
+        before, began = None, time.time()
+        while True:
+            report = self.ask(host) or {"hosts": []}
+            started = [account["started"] for _, account in report["hosts"] if account]
+            if before and len(started) == len(before) == len(report["hosts"]) and all(a < b for a, b in zip(before, started)):
+                return
+            before = started
+            if (failure := self.failure()) is not None:
+                raise RuntimeError(failure)
+            if time.time() - began > 60:
+                raise RuntimeError(f"does not go on: {json.dumps(report)}")
+            time.sleep(0.2)
+
+
+@contextlib.contextmanager
+def stopped(pid):
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+@contextlib.contextmanager
+def held(file):
+    file.touch()
+    try:
+        yield
+    finally:
+        file.unlink()
+
+
+@contextlib.contextmanager
+def unplugged(fabric, host):
+    link = lambda state: run(["ip", "-n", f"mccs-{fabric.name}-{LEAF}", "link", "set", host, state])
+    link("down")
+    try:
+        yield
+    finally:
+        link("up")
+
+
+@contextlib.contextmanager
+def cut(fabric, pair, data_alone):
+    """The leaf drops what two hosts send each other: everything, or what is not of their services' links."""
+    rules = []
+    for sender, receiver in (pair, pair[::-1]):
+        of = ["iif", sender, "to", fabric.addresses[receiver]]
+        if data_alone:
+            rules += [["pref", "6", *of, "ipproto", "tcp", port, EXCHANGE_PORT, "lookup", "main"] for port in ("sport", "dport")]
+        rules.append(["pref", "7", *of, "blackhole"])
+    change = lambda what: [run(fabric.command(LEAF, ["ip", "rule", what, *rule])) for rule in rules]
+    change("add")
+    try:
+        yield
+    finally:
+        change("del")
+
+
+def named(report):
+    return {(culprit["host"], culprit["rank"]) for culprit in report["culprits"]}
+
+
+def is_rank(rank, host, pid):
+    """It alone is named, its process and the call that it has not made."""
+    def holds(report, _):
+        who = report["culprits"]
+        return (report["class"], named(report)) == ("rank", {(host, rank)}) and all(
+            one["pid"] == pid and one["seq"] is not None and "collective" in one["what"] for one in who)
+    return holds
+
+
+def is_host(host):
+    return lambda report, _: (report["class"], named(report)) == ("host", {(host, None)})
+
+
+def is_between(pair, placed):
+    """Flows between the two alone, by both ends; or, asked on one of them, that the other does not answer."""
+    def holds(report, asked):
+        if report["class"] == "host":
+            return asked in pair and named(report) == {(pair[1 - pair.index(asked)], None)}
+        ends = [{one["host"], placed[one["peer"]]} for one in report["culprits"] if one["peer"] is not None]
+        return report["class"] == "flow" and bool(ends) and all(end == set(pair) for end in ends)
+    return holds
+
+
+# In words, by name.
+KINDS = {
+    "rank stopped": "a rank's process is stopped (SIGSTOP)",
+    "rank does not call": "a rank computes on and does not make its next call",
+    "service stopped": "the service of a host is stopped (SIGSTOP)",
+    "cable": "a host's cable is pulled",
+    "pair cut off": "all packets between two hosts are dropped",
+    "data lost": "all packets between two hosts are dropped but those of their services' links",
+}
+
+
+def fault(kind, chance, fabric, services, job):
+    """What it is of, how it is done until it is left, whether a report is right, and hosts that may be asked."""
+    rank = chance.randrange(len(job.placed))
+    host, hosts = job.placed[rank], fabric.hosts
+    at = chance.randrange(len(hosts))
+    # Neighbours in every ring of the hosts.
+    pair = hosts[at], hosts[(at + 1) % len(hosts)]
+    others = [other for other in hosts if other != host]
+    pid = job.ranks[rank].pid
+    match kind:
+        case "rank stopped":
+            return f"rank {rank}", stopped(pid), is_rank(rank, host, pid), hosts
+        case "rank does not call":
+            return f"rank {rank}", held(job.held(rank)), is_rank(rank, host, pid), hosts
+        case "service stopped":
+            return host, stopped(services[host].pid), is_host(host), others
+        case "cable":
+            return host, unplugged(fabric, host), is_host(host), others
+        case "pair cut off" | "data lost":
+            return " - ".join(pair), cut(fabric, pair, kind == "data lost"), is_between(pair, job.placed), hosts
+
+
+def measure(kind, chance, fabric, services, job):
+    what, injected, is_right, may_be_asked = fault(kind, chance, fabric, services, job)
+    job.goes_on(chance.choice(may_be_asked))
+    time.sleep(chance.uniform(0, 0.2))
+    answers = []
+    with injected:
+        began = time.time()
+        while (asked_s := time.time() - began) < ALLOWED_S:
+            host = chance.choice(may_be_asked)
+            report = job.ask(host)
+            answers.append({"host": host, "asked_s": asked_s, "answered_s": time.time() - began, "class": report["class"],
+                            "culprits": report["culprits"], "is_right": is_right(report, host)})
+            time.sleep(PAUSE_S)
+    # From the first answer on behind which none is wrong.
+    wrong = [number for number, answer in enumerate(answers) if not answer["is_right"]]
+    right = answers[wrong[-1] + 1:] if wrong else answers
+    late = [answer for answer in answers if answer["asked_s"] >= SETTLED_S]
+    return {"kind": kind, "of": what, "named_s": right[0]["answered_s"] if right else None, "answers": len(answers),
+            "late_answers": len(late), "late_wrong": sum(not answer["is_right"] for answer in late), "first_right": right[:1],
+            "wrong": [answers[number] for number in wrong]}
+
+
+def is_named(one):
+    return one["named_s"] is not None and one["named_s"] <= ALLOWED_S
+
+
+def report(options, hosts, faults):
+    rows = []
+    for kind, words in [*KINDS.items(), ("all", "all")]:
+        those = [one for one in faults if kind in (one["kind"], "all")]
+        if not those:
+            continue
+        good = [one["named_s"] for one in those if is_named(one)]
+        late, wrong = (sum(one[name] for one in those) for name in ("late_answers", "late_wrong"))
+        rows.append([words, len(those), f"{len(good)} ({len(good) / len(those):.0%})", spread(good) if good else "-", f"{wrong} of {late}"])
+    heads = ["fault", "how many", f"named within {ALLOWED_S:.0f} s", "after, s", f"wrong answers of those asked {SETTLED_S:.0f} s after it or later"]
+    text = (f"# Who is stuck ({len(faults)} faults)\n\nAll-reduces of {options.bytes} over {hosts} hosts x {options.ranks_per_host} ranks, 2 ms "
+            "apart. Asked again and again, on a host at random that the fault leaves alone, until 5 s after the fault: *named* is from the "
+            "fault to the first answer that is right and has no wrong one after it (median, and smallest to largest). Right is the rank "
+            "alone, with its host, process and the number of the call that it has not made; the host that does not answer alone; or "
+            "flows between the two hosts alone, and on one of these two, where not even services reach each other, that the other does "
+            "not answer.\n\n" + bench.table(heads, rows))
+    missed = [one for one in faults if not is_named(one)]
+    text += "".join(f"\nNot named: {one['kind']}, {one['of']}, {one['bytes']}: {json.dumps(one['wrong'][-1])}\n" for one in missed)
+    return text
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--fabric", default=bench.ROOT / "eval" / "fabric" / "rack.toml")
+    parser.add_argument("--ranks-per-host", type=int, default=2)
+    parser.add_argument("--faults", type=int, default=120)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--bytes", default="8B,64KiB,4MiB")
+    parser.add_argument("--kinds", default=",".join(KINDS))
+    options = parser.parse_args()
+    chance, kinds, sizes, faults = random.Random(options.seed), options.kinds.split(","), options.bytes.split(","), []
+    with Fabric(options.fabric) as fabric:
+        placed = cluster.dealt(fabric, options.ranks_per_host, "block")
+        # Emulated hosts would all have this machine's GPUs.
+        with cluster.services(fabric, ['cuda.use = "off"']) as (services, folder), tempfile.TemporaryDirectory() as files:
+            for size in sizes:
+                job = Job(fabric, folder, placed, size, pathlib.Path(files))
+                try:
+                    for kind in itertools.islice(itertools.cycle(kinds), options.faults // len(sizes)):
+                        faults.append({"bytes": size} | measure(kind, chance, fabric, services, job))
+                        print(json.dumps({key: value for key, value in faults[-1].items() if key not in ("first_right", "wrong")}), flush=True)
+                finally:
+                    job.end()
+    text = report(options, len(placed) // options.ranks_per_host, faults)
+    bench.write_results("why-stuck", bench.provenance() | {"seed": options.seed, "faults": faults}, text)
+    print(text)
+    part = sum(map(is_named, faults)) / len(faults)
+    if part < ALLOWED_PART:
+        raise SystemExit(f"{part:.1%} were named within {ALLOWED_S} s; {ALLOWED_PART:.0%} is wanted")
+
+
+if __name__ == "__main__":
+    main()
