@@ -94,7 +94,7 @@ fn four_ranks_on_one_gpu_work_together() {
 
 /// Graphs of several calls, replayed with other data each time, between calls of their own.
 fn replays(place: &Place) -> anyhow::Result<()> {
-    const REPLAYS: u64 = 100;
+    const REPLAYS: u64 = 50;
     place.each_rank(|Rank { context, comm, stream, together }| {
         let (rank, nranks, other) = (comm.rank(), place.nranks, OwnedStream::new(&context)?);
         let captured = [call(0, nranks, 1000), call(1, nranks, 300_000), call(2, nranks, 200_001), call(4, nranks, 77)];
