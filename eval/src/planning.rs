@@ -11,7 +11,7 @@ use mccs_config::topology::ActualHost;
 use mccs_service::controller::answer::{ControllerAnswer, ControllerRequest};
 use mccs_service::controller::basis::{Basis, Text};
 use mccs_service::controller::links::Links;
-use mccs_service::controller::message::{AgentMessage, ControllerMessage, Outcome, Report};
+use mccs_service::controller::message::{AgentMessage, ControllerMessage, Order, Outcome, Report};
 use mccs_service::controller::plan::{Wants, plan_all};
 use mccs_service::controller::state::{Controller, Output};
 use mccs_service::exchange::protocol::{CommId, Name};
@@ -145,34 +145,46 @@ impl Planning {
         Ok(planning)
     }
 
-    /// Hosts do what they are told, until nothing is under way. Returns how many orders there were.
+    /// Hosts do what they are told, until nothing is under way; what they answer together the controller takes in together, as its engine does.
+    /// Returns how many orders there were.
     fn carry_out(&mut self) -> anyhow::Result<(usize, Option<ControllerAnswer>)> {
         let (mut orders, mut answered) = (0, None);
-        while let Some(output) = self.controller.poll_output() {
-            match output {
-                Output::Tell { message: ControllerMessage::Order(order), .. } => {
-                    orders += 1;
-                    let report = self.reports.get_mut(&order.comm).context("an order for nobody")?;
-                    let (change, epoch) = (order.change, order.expected_epoch + 1);
-                    report.chosen = Chosen {
-                        epoch,
-                        rings: change.rings.unwrap_or_default(),
-                        algorithm: change.algorithm.unwrap_or_default(),
-                        transport: change.transport,
-                        paths: change.paths.unwrap_or_default(),
-                        flows: change.flows.unwrap_or_default(),
-                    };
-                    let answer = AgentMessage::Answer { order: order.order, outcome: Outcome::Done { epoch, cut: 1 } };
-                    for message in [AgentMessage::Report(Box::new(report.clone())), answer] {
-                        self.controller.hear(&order.comm.root, message, self.now);
-                    }
-                    self.controller.settle(self.now);
-                }
-                Output::Tell { .. } => {}
-                Output::Answer { answer, .. } => answered = Some(*answer.map_err(anyhow::Error::msg)?),
+        loop {
+            let outputs: Vec<Output> = std::iter::from_fn(|| self.controller.poll_output()).collect();
+            if outputs.is_empty() {
+                return Ok((orders, answered));
             }
+            for output in outputs {
+                match output {
+                    Output::Tell { message: ControllerMessage::Order(order), .. } => {
+                        orders += 1;
+                        self.obey(*order)?;
+                    }
+                    Output::Tell { .. } => {}
+                    Output::Answer { answer, .. } => answered = Some(*answer.map_err(anyhow::Error::msg)?),
+                }
+            }
+            self.controller.settle(self.now);
         }
-        Ok((orders, answered))
+    }
+
+    /// A host changes a communicator.
+    fn obey(&mut self, order: Order) -> anyhow::Result<()> {
+        let report = self.reports.get_mut(&order.comm).context("an order for nobody")?;
+        let (change, epoch) = (order.change, order.expected_epoch + 1);
+        report.chosen = Chosen {
+            epoch,
+            rings: change.rings.unwrap_or_default(),
+            algorithm: change.algorithm.unwrap_or_default(),
+            transport: change.transport,
+            paths: change.paths.unwrap_or_default(),
+            flows: change.flows.unwrap_or_default(),
+        };
+        let answer = AgentMessage::Answer { order: order.order, outcome: Outcome::Done { epoch, cut: 1 } };
+        for message in [AgentMessage::Report(Box::new(report.clone())), answer] {
+            self.controller.hear(&order.comm.root, message, self.now);
+        }
+        Ok(())
     }
 
     /// The operator puts a policy in force.

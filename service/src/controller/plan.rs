@@ -50,17 +50,14 @@ impl Plan {
     #[must_use]
     pub fn is_met_by(&self, chosen: &Chosen) -> bool {
         let has = (&chosen.rings, chosen.algorithm, chosen.transport, &chosen.paths, &chosen.flows);
-        self.strategy() == has
+        (&self.rings, self.algorithm, self.transport, &self.paths, &self.flows) == has
     }
 
     /// Whether another plan is of the same strategy.
     #[must_use]
     pub fn is_same_strategy(&self, other: &Plan) -> bool {
-        self.strategy() == other.strategy()
-    }
-
-    fn strategy(&self) -> (&Vec<Vec<u32>>, Algorithm, Option<TransportKind>, &Vec<FlowPath>, &Vec<FlowChoice>) {
-        (&self.rings, self.algorithm, self.transport, &self.paths, &self.flows)
+        let theirs = (&other.rings, other.algorithm, other.transport, &other.paths, &other.flows);
+        (&self.rings, self.algorithm, self.transport, &self.paths, &self.flows) == theirs
     }
 
     /// Others make room for the communicator's bursts: its root tells of them.

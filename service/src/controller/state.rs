@@ -170,6 +170,8 @@ pub struct Controller {
     /// Why it was decided last.
     pub(super) last_cause: String,
     pub(super) is_to_order: bool,
+    /// Hosts may not have been told how flows are to leave them.
+    is_to_pace: bool,
     pub(super) application: Option<Application>,
     has_decided: bool,
     /// Hosts that obey another life, and which.
@@ -214,6 +216,7 @@ impl Controller {
             cause: None,
             last_cause: String::new(),
             is_to_order: false,
+            is_to_pace: false,
             application: None,
             has_decided: false,
             superseded: BTreeMap::new(),
@@ -369,7 +372,7 @@ impl Controller {
                 self.count_patience(from, now);
                 self.hosts.insert(from.clone(), HostState::Synced);
                 self.superseded.remove(from);
-                self.is_to_order = true;
+                (self.is_to_order, self.is_to_pace) = (true, true);
             }
             AgentMessage::AskTime { question } => {
                 let since_ns = now.saturating_duration_since(self.born).as_nanos() as u64;
@@ -582,7 +585,10 @@ impl Controller {
                 self.note_decided();
             }
             while std::mem::take(&mut self.is_to_order) {
-                self.tell_paces();
+                // Whoever answers an order changes nothing of them, and there may be many.
+                if std::mem::take(&mut self.is_to_pace) {
+                    self.tell_paces();
+                }
                 self.place_orders(now);
             }
             if !self.finish_application(now) {
@@ -605,7 +611,7 @@ impl Controller {
                 held.refusal.iter_mut().for_each(|refusal| refusal.may_retry = true);
             }
         }
-        self.is_to_order = true;
+        (self.is_to_order, self.is_to_pace) = (true, true);
     }
 
     /// What a single decision may have to tell: an order and a place for each communicator, and a pace for each of its hosts.
