@@ -160,6 +160,9 @@ pub struct Settings {
     pub metrics: Option<SocketAddr>,
 }
 
+/// The thread that gives back what GPUs' memory and streams were for.
+type Freeing = JoinHandle<()>;
+
 /// A running service. Ends when dropped: sockets are removed, sessions closed, threads joined.
 pub struct Service {
     runtimes: Arc<Runtimes>,
@@ -170,7 +173,7 @@ pub struct Service {
     /// Where metrics are told: with the port that the kernel has chosen, if the settings left that to it.
     pub metrics: Option<SocketAddr>,
     /// The thread that gives back to the CUDA driver.
-    freeing: Option<JoinHandle<()>>,
+    freeing: Option<Freeing>,
 }
 
 impl Service {
@@ -310,7 +313,7 @@ fn start_gpus(
     settings: &Settings,
     runtime: u32,
     registry: &Arc<Registry>,
-) -> anyhow::Result<Result<(GpuProxy, JoinHandle<()>), Arc<str>>> {
+) -> anyhow::Result<Result<(GpuProxy, Freeing), Arc<str>>> {
     let found = match settings.cuda {
         CudaUse::Off => return Ok(Err("the operator has switched them off".into())),
         CudaUse::Auto | CudaUse::Required => Gpus::find(&settings.cuda_gpus),

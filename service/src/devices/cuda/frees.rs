@@ -15,7 +15,7 @@
 
 use std::any::Any;
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::sync::mpsc::{self, Receiver};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -64,12 +64,11 @@ fn run<H: Holder, F>(unused: &Receiver<Box<dyn Any + Send>>, queues: &Queues<H, 
         came_meanwhile.drain(..).chain(unused.try_iter()).for_each(drop);
         queues.hold(Hold::Nothing, issue);
         let go_on_until = Instant::now() + (held_since.elapsed() * GO_ON_TIMES).min(GO_ON_MAX);
-        loop {
-            match unused.recv_timeout(go_on_until.saturating_duration_since(Instant::now())) {
-                Ok(another) => came_meanwhile.push(another),
-                // Or nobody is left who could go on.
-                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => break,
-            }
+        // Until then, or until nobody is left who could go on.
+        while let Some(left) = go_on_until.checked_duration_since(Instant::now())
+            && let Ok(another) = unused.recv_timeout(left)
+        {
+            came_meanwhile.push(another);
         }
     }
 }
