@@ -2,15 +2,8 @@
  * which must return the right code and crash nothing. */
 #include "driver.h"
 #include "example.h"
+#include "expect.h"
 
-#define EXPECT(code, call)                                                                                             \
-    do {                                                                                                               \
-        mccsResult_t result = (call);                                                                                  \
-        if (result != (code)) {                                                                                        \
-            fprintf(stderr, "line %d: %s gave %d (%s)\n", __LINE__, #call, result, mccsGetLastError());                \
-            exit(1);                                                                                                   \
-        }                                                                                                              \
-    } while (0)
 #define REFUSED(call) EXPECT(mccsInvalidArgument, call)
 
 enum { COUNT = 6, NRANKS = 2, BYTES = NRANKS * COUNT * sizeof(float) };
@@ -120,23 +113,16 @@ static void call_rightly(mccsCudaComm_t comm) {
 }
 
 int main(void) {
-    int nranks, gpus, number;
+    int nranks, number;
     mccsUniqueId id;
     mccsClient_t client;
     mccsCudaComm_t comm;
-    CUdevice device;
-    CUcontext context;
     find_place(&rank, &nranks, &id);
     load();
     EXPECT(mccsSuccess, mccsConnect(NULL, &client));
     /* No context is current. */
     EXPECT(mccsUnhandledCudaError, mccsCudaCommInitRank(&comm, client, NRANKS, &id, rank));
-    CUDA(cuInit(0));
-    CUDA(cuDeviceGetCount(&gpus));
-    CUDA(cuDeviceGet(&device, rank % gpus));
-    CUDA(cuDevicePrimaryCtxRetain(&context, device));
-    CUDA(cuCtxSetCurrent(context));
-    CUDA(cuStreamCreate(&stream, 1));
+    stream = stream_on_gpu(rank);
     CUDA(cuMemAlloc_v2(&in, BYTES));
     CUDA(cuMemAlloc_v2(&out, BYTES));
     REFUSED(mccsCudaCommInitRank(NULL, client, NRANKS, &id, rank));

@@ -1,18 +1,7 @@
 /* Misuse of the C API: every call must return the right code, and none may crash. */
 #define _DEFAULT_SOURCE
-#include <mccs.h>
-#include <stdio.h>
-#include <stdlib.h>
+#include "expect.h"
 #include <sys/mman.h>
-
-#define EXPECT(code, call)                                                                                             \
-    do {                                                                                                               \
-        mccsResult_t result = (call);                                                                                  \
-        if (result != (code)) {                                                                                        \
-            fprintf(stderr, "line %d: %s gave %d (%s)\n", __LINE__, #call, result, mccsGetLastError());                \
-            exit(1);                                                                                                   \
-        }                                                                                                              \
-    } while (0)
 
 int main(void) {
     mccsClient_t client;

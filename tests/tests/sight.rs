@@ -238,12 +238,11 @@ fn a_trace_has_all_that_the_job_did_in_its_window() {
     check_trace(&String::from_utf8(text).expect("text"));
 }
 
-#[test]
-fn windows_of_two_hosts_tell_of_the_same_operations() {
-    let hosts = TestHosts::start(2, "[strategy]\nalgorithm = \"host_ring\"\n");
-    let (ranks, done, barrier) = (hosts.join(&[0, 1]), AtomicU64::new(0), std::sync::Barrier::new(2));
+/// Windows of two hosts, in which something is done. What that returns lives until they have ended.
+fn windows_of_both<T>(hosts: &TestHosts, during: impl FnOnce() -> T) -> Vec<Window> {
+    let done = AtomicU64::new(0);
     let is_done = || done.load(Ordering::Relaxed) != 0;
-    let windows = std::thread::scope(|scope| {
+    std::thread::scope(|scope| {
         let raise = mccs_tests::hosts::Raise(&done);
         let trace_of =
             |host: usize| trace(&hosts.service(host).control_socket(), Duration::from_secs(250), None, &is_done);
@@ -251,13 +250,22 @@ fn windows_of_two_hosts_tell_of_the_same_operations() {
         while !(0..2).all(|host| hosts.service(host).service().registry.recorders.is_on()) {
             std::thread::yield_now();
         }
+        let _left = during();
+        drop(raise);
+        traced.into_iter().map(|traced| traced.join().expect("a trace")).collect()
+    })
+}
+
+#[test]
+fn windows_of_two_hosts_tell_of_the_same_operations() {
+    let hosts = TestHosts::start(2, "[strategy]\nalgorithm = \"host_ring\"\n");
+    let (ranks, barrier) = (hosts.join(&[0, 1]), std::sync::Barrier::new(2));
+    let windows = windows_of_both(&hosts, || {
         mccs_tests::hosts::in_threads(ranks, |rank| {
             all_reduce(&rank, 6, 1 << 17);
             // A rank that goes takes its communicator with it.
             barrier.wait();
-        });
-        drop(raise);
-        traced.into_iter().map(|traced| traced.join().expect("a trace")).collect::<Vec<_>>()
+        })
     });
     let told = windows.iter().map(|window| {
         let (mut began, mut moved) = (Vec::new(), BTreeMap::new());
@@ -394,26 +402,17 @@ fn controlled(folder: &std::path::Path) -> String {
 fn traces_of_two_hosts_are_joined_on_the_common_clock() {
     let folder = tempfile::tempdir().expect("a folder");
     let hosts = TestHosts::start(2, &controlled(folder.path()));
-    let (ranks, done) = (hosts.join(&[0, 1]), AtomicU64::new(0));
+    let ranks = hosts.join(&[0, 1]);
     let registry = |host: usize| &hosts.service(host).service().registry;
-    let is_done = || done.load(Ordering::Relaxed) != 0;
-    let windows = std::thread::scope(|scope| {
-        let raise = mccs_tests::hosts::Raise(&done);
-        let trace_of =
-            |host: usize| trace(&hosts.service(host).control_socket(), Duration::from_secs(250), None, &is_done);
-        let traced: Vec<_> = (0..2).map(|host| scope.spawn(move || trace_of(host).expect("a trace"))).collect();
-        while !(0..2).all(|host| registry(host).recorders.is_on()) {
-            std::thread::yield_now();
-        }
-        let _left = mccs_tests::hosts::in_threads(ranks, |rank| {
+    let windows = windows_of_both(&hosts, || {
+        let left = mccs_tests::hosts::in_threads(ranks, |rank| {
             all_reduce(&rank, 6, 1 << 17);
             rank
         });
         while !(0..2).all(|host| registry(host).clock().is_some()) {
             std::thread::yield_now();
         }
-        drop(raise);
-        traced.into_iter().map(|traced| traced.join().expect("a trace")).collect::<Vec<_>>()
+        left
     });
     let written = |window: &Window| {
         let mut text = Vec::new();

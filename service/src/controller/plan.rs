@@ -166,8 +166,8 @@ fn job_of(basis: &Basis, capacities: &[f64], number: u64, report: &Report) -> Re
             capacities[up.index()] > 0.0 && capacities[up.reverse().index()] > 0.0
         };
         let well: Vec<u32> = (0..devices).filter(is_well).collect();
-        let stays = |device: &u32| well.is_empty() || is_well(device);
-        let at = |device: u32| if stays(&device) { device } else { well[device as usize % well.len()] };
+        let stays = |device: u32| well.is_empty() || is_well(&device);
+        let at = |device: u32| if stays(device) { device } else { well[device as usize % well.len()] };
         let in_turn = (0..devices).cycle();
         let devices = place.devices.iter().copied().chain(in_turn).map(at);
         let ranks = place.ranks.iter().copied().zip(devices).collect();

@@ -163,7 +163,7 @@ impl CommInfo {
         self.count_operation(bytes);
         raise(&self.bus_bytes, bus_bytes);
         raise(&self.busy_ns, took.as_nanos() as u64);
-        if is_joint(kind) {
+        if straggler::is_joint(kind) {
             let [operations, time_ns] = &self.joint;
             raise(operations, 1);
             raise(time_ns, took.as_nanos() as u64);
@@ -273,18 +273,6 @@ impl CommInfo {
     pub fn busbw_gbps(&self) -> f64 {
         let busy_ns = self.busy_ns.load(Ordering::Relaxed);
         if busy_ns == 0 { 0.0 } else { self.bus_bytes.load(Ordering::Relaxed) as f64 / busy_ns as f64 }
-    }
-}
-
-/// Whether each rank needs something of every other one, so that none ends before all have come.
-fn is_joint(kind: CollectiveKind) -> bool {
-    match kind {
-        CollectiveKind::AllReduce
-        | CollectiveKind::AllGather
-        | CollectiveKind::ReduceScatter
-        | CollectiveKind::AllToAll
-        | CollectiveKind::Barrier => true,
-        CollectiveKind::Broadcast | CollectiveKind::Reduce | CollectiveKind::Gather | CollectiveKind::Scatter => false,
     }
 }
 

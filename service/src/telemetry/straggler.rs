@@ -4,6 +4,8 @@
 //! time; so of a host where it takes less, from when its last rank has come, that rank has come later by as much. By how much others of
 //! that host came earlier it says itself.
 
+use mccs_ipc::types::CollectiveKind;
+
 use super::stuck::HostAccount;
 
 /// A communicator's hosts and what each knows of it; nothing of those that have not answered.
@@ -40,6 +42,18 @@ pub fn straggler(before: &Accounts, now: &Accounts) -> Option<Straggler> {
     let first = came.iter().map(|(.., at)| *at).fold(f64::INFINITY, f64::min);
     let (host, rank, at) = came.into_iter().max_by(|a, b| a.2.total_cmp(&b.2))?;
     (at > first).then(|| Straggler { host: host.to_owned(), rank, late_seconds: at - first })
+}
+
+/// Whether each rank needs something of every other one, so that none ends before all have come.
+pub(super) fn is_joint(kind: CollectiveKind) -> bool {
+    match kind {
+        CollectiveKind::AllReduce
+        | CollectiveKind::AllGather
+        | CollectiveKind::ReduceScatter
+        | CollectiveKind::AllToAll
+        | CollectiveKind::Barrier => true,
+        CollectiveKind::Broadcast | CollectiveKind::Reduce | CollectiveKind::Gather | CollectiveKind::Scatter => false,
+    }
 }
 
 /// Seconds, of a count and a sum of nanoseconds since a look before.

@@ -24,24 +24,16 @@ static const char FILL[] =
 static float filled(int rank, size_t at) { return (float)((at + (size_t)rank) % 7); }
 
 int main(void) {
-    int rank, nranks, gpus;
+    int rank, nranks;
     mccsUniqueId id;
     find_place(&rank, &nranks, &id);
     load();
-    CUdevice device;
-    CUcontext context;
-    CUstream stream;
     CUmodule module;
     CUfunction fill;
     CUdeviceptr data, passed_on;
     unsigned count = 1000003;
     size_t bytes = count * sizeof(float);
-    CUDA(cuInit(0));
-    CUDA(cuDeviceGetCount(&gpus));
-    CUDA(cuDeviceGet(&device, rank % gpus));
-    CUDA(cuDevicePrimaryCtxRetain(&context, device));
-    CUDA(cuCtxSetCurrent(context));
-    CUDA(cuStreamCreate(&stream, 1));
+    CUstream stream = stream_on_gpu(rank);
     CUDA(cuMemAlloc_v2(&data, bytes));
     CUDA(cuMemAlloc_v2(&passed_on, bytes));
     CUDA(cuModuleLoadData(&module, FILL));

@@ -56,3 +56,18 @@ static void load(void) {
             exit(1);                                                                                                   \
         }                                                                                                              \
     } while (0)
+
+/* A stream on a rank's GPU, which is the thread's from here on: ranks go round those that are there. */
+static CUstream stream_on_gpu(int rank) {
+    int gpus;
+    CUdevice device;
+    CUcontext context;
+    CUstream stream;
+    CUDA(cuInit(0));
+    CUDA(cuDeviceGetCount(&gpus));
+    CUDA(cuDeviceGet(&device, rank % gpus));
+    CUDA(cuDevicePrimaryCtxRetain(&context, device));
+    CUDA(cuCtxSetCurrent(context));
+    CUDA(cuStreamCreate(&stream, 1));
+    return stream;
+}

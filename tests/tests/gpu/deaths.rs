@@ -54,8 +54,7 @@ impl Serving {
 
     /// Kills it.
     pub fn kill(mut self) {
-        self.player.process.kill().expect("killed");
-        self.player.process.wait().expect("its end");
+        self.player.kill();
         let directory = self.socket.parent().expect("a directory of its own");
         std::fs::remove_dir_all(directory).expect("what it could not remove");
     }

@@ -267,8 +267,7 @@ fn large_calls_go_by_copy_engines() {
         let large = comms.iter().find_map(|comm| comm.direct.as_ref()?.large()).expect("engines");
         assert_eq!(large.begun_and_ended().0, calls, "{config}");
         wait_until(|| large.begun_and_ended().1 == calls);
-        player.process.kill().expect("killed");
-        player.process.wait().expect("its end");
+        player.kill();
     }
 }
 
@@ -364,8 +363,7 @@ fn who_does_not_come_lets_others_come_and_go() {
     let mut stalled = Player::start("stalls", &everybody(&service, 0));
     stalled.hears("is there");
     Player::start("comes_and_goes", &everybody(&service, 1)).ends_well();
-    stalled.process.kill().expect("killed");
-    stalled.process.wait().expect("its end");
+    stalled.kill();
     wait_until(|| service.service().registry.comms().is_empty());
 }
 
@@ -379,8 +377,7 @@ fn who_does_not_come_holds_up_nobody_else() {
     for _ in 0..2 {
         Player::start("checks", &everybody(&service, 1)).ends_well();
     }
-    stalled.process.kill().expect("killed");
-    stalled.process.wait().expect("its end");
+    stalled.kill();
     wait_until(|| service.service().registry.comms().is_empty());
 }
 
@@ -497,8 +494,7 @@ fn kill_ranks(config: &str) {
         players.iter_mut().for_each(|player| player.hears("runs"));
         let mut victim = players.pop().expect("two");
         let pid = victim.process.id();
-        victim.process.kill().expect("killed");
-        victim.process.wait().expect("its end");
+        victim.kill();
         let said = players.pop().expect("the other").ends_well();
         assert!(said.contains(&format!("rank 1 (process {pid}) has gone")), "{said}");
         wait_until(|| service.service().registry.comms().is_empty());

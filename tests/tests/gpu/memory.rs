@@ -176,8 +176,7 @@ fn buffers_of_every_kind_are_opened_or_copied() {
     let comms = service.service().registry.comms();
     let large = comms.iter().find_map(|comm| comm.direct.as_ref()?.large()).expect("engines");
     assert_eq!(large.begun_and_ended().0, BY_ENGINES * Kind::ALL.len() as u64);
-    player.process.kill().expect("killed");
-    player.process.wait().expect("its end");
+    player.kill();
 }
 
 /// Frees what large calls have used: it comes back while the communicator lives, and what that has made of its own when it leaves.

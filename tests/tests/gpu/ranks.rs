@@ -85,6 +85,12 @@ impl Player {
         line
     }
 
+    /// Kills it, and waits until it has ended.
+    pub fn kill(&mut self) {
+        self.process.kill().expect("killed");
+        self.process.wait().expect("its end");
+    }
+
     /// Waits until it ends well, and returns what it has said.
     pub fn ends_well(mut self) -> String {
         let mut said = String::new();

@@ -75,8 +75,7 @@ fn memory_of_the_dead_comes_back_whose_streams_never_came_to_their_calls() {
         player.hears("is there");
         let tenant = tenant(&service);
         wait_until(|| tenant.used(Resource::Imports) > 0);
-        player.process.kill().expect("killed");
-        player.process.wait().expect("its end");
+        player.kill();
         wait_until(|| service.service().registry.comms().is_empty() && tenant.used(Resource::Imports) == 0);
         wait_until(|| free_bytes().iter().zip(&before).all(|(now, before)| now + (1 << 20) >= *before));
     }
@@ -127,7 +126,6 @@ fn only_so_many_buffers_stay_open() {
     let most = REGISTERED_MAX * u64::from(RANKS * RANKS);
     let tenant = tenant(&service);
     wait_until(|| (1..=most).contains(&tenant.used(Resource::Imports)));
-    player.process.kill().expect("killed");
-    player.process.wait().expect("its end");
+    player.kill();
     wait_until(|| tenant.used(Resource::Imports) == 0);
 }

@@ -313,8 +313,7 @@ fn streams_go_on_when_a_rank_is_killed() {
     let [mut first, mut second] = halves(&hosts, 0).map(|place| Player::start("is_told", &place));
     [&mut first, &mut second].iter_mut().for_each(|player| player.hears("is there"));
     let pid = second.process.id();
-    second.process.kill().expect("killed");
-    second.process.wait().expect("its end");
+    second.kill();
     let said = first.ends_well();
     assert!(said.contains(&format!("(process {pid}) has gone")), "{said}");
     for host in [0, 1] {
@@ -448,8 +447,7 @@ fn kill_half(ordering: &str) {
     let mut first = Player::start("is_told", &Place { ranks: 0..half, ..whole.clone() });
     let mut second = Player::start("is_told", &Place { ranks: half..whole.nranks, ..whole });
     [&mut first, &mut second].iter_mut().for_each(|player| player.hears("is there"));
-    second.process.kill().expect("killed");
-    second.process.wait().expect("its end");
+    second.kill();
     let said = first.ends_well();
     assert!(said.contains("rank 0 was told"), "{said}");
     super::wait_until(|| service.service().registry.comms().is_empty());

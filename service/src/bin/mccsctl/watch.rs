@@ -115,14 +115,19 @@ fn look(socket: &Path) -> anyhow::Result<Look> {
         ControlAnswer::Refused(reason) => anyhow::bail!("refused: {reason}"),
         _ => anyhow::bail!("the service answered something else"),
     };
-    let mut accounts = BTreeMap::new();
     let across = overview.communicators.iter().filter(|comm| comm.hosts.len() > 1 && comm.operations > 0);
-    for communicator in across.map(|comm| comm.communicator).take(ASKED_MAX) {
-        // One that has ended meanwhile is refused.
-        if let ControlAnswer::Stuck(report) = call(socket, &ControlRequest::WhyStuck { communicator })? {
-            accounts.insert(communicator, report.hosts.into());
-        }
-    }
+    let asked: Vec<u64> = across.map(|comm| comm.communicator).take(ASKED_MAX).collect();
+    let ask = |communicator: u64| match call(socket, &ControlRequest::WhyStuck { communicator })? {
+        ControlAnswer::Stuck(report) => anyhow::Ok(Some((communicator, report.hosts.into()))),
+        // It has ended meanwhile.
+        _ => Ok(None),
+    };
+    // At a time: a host that does not answer is waited for once, not for each of them.
+    let answers: anyhow::Result<Vec<_>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = asked.iter().map(|communicator| scope.spawn(move || ask(*communicator))).collect();
+        threads.into_iter().map(|thread| thread.join().expect("a thread that does not panic")).collect()
+    });
+    let accounts = answers?.into_iter().flatten().collect();
     Ok(Look { overview, accounts })
 }
 

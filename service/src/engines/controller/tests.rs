@@ -8,19 +8,35 @@ fn name(text: &str) -> Name {
     Name::new(text).unwrap()
 }
 
-/// A controller whose exchange takes nothing, and what that was to tell.
-fn stuck() -> (ControllerEngine, Mailbox<Request>) {
-    let exchange = Mailbox::new(1);
-    let settings = ControllerSettings {
-        own: name("a"),
-        host: name("a"),
-        hosts: vec![name("a"), name("b"), name("c")],
+/// Of the first of these hosts, which is the controller.
+fn settings(hosts: &[&str]) -> ControllerSettings {
+    ControllerSettings {
+        own: name(hosts[0]),
+        host: name(hosts[0]),
+        hosts: hosts.iter().map(|host| name(host)).collect(),
         addresses: (Vec::new(), None),
         equipment: Equipment::default(),
         files: None,
         links: None,
         history: None,
+    }
+}
+
+/// The example's topology, and a policy.
+fn files(folder: &std::path::Path, policy: &str) -> Option<(PathBuf, PathBuf)> {
+    let file = |name: &str, text: &str| {
+        let path = folder.join(name);
+        std::fs::write(&path, text).unwrap();
+        path
     };
+    let topology = file("topology.toml", include_str!("../../../../config/examples/topology.toml"));
+    Some((topology, file("policy.toml", policy)))
+}
+
+/// A controller whose exchange takes nothing, and what that was to tell.
+fn stuck() -> (ControllerEngine, Mailbox<Request>) {
+    let exchange = Mailbox::new(1);
+    let settings = settings(&["a", "b", "c"]);
     let outputs = (exchange.sender(), Mailbox::new(1).sender());
     let engine = ControllerEngine::new(&settings, Mailbox::new(8), outputs, Arc::default(), Arc::default());
     (engine, exchange)
@@ -78,26 +94,9 @@ fn poll(engine: &mut ControllerEngine, now: Instant) -> Option<Instant> {
 #[test]
 fn what_time_alone_makes_due_is_done_when_the_engine_says() {
     let folder = tempfile::tempdir().unwrap();
-    let file = |name: &str, text: &str| {
-        let path = folder.path().join(name);
-        std::fs::write(&path, text).unwrap();
-        path
-    };
-    let topology = file("topology.toml", include_str!("../../../../config/examples/topology.toml"));
-    let files = Some((topology, file("policy.toml", "[policy]\nname = \"ffa\"\n")));
-    let [own, root, other] = ["host-a", "host-b", "host-c"].map(name);
-    let hosts = vec![own.clone(), root.clone(), other.clone(), name("host-d")];
-    let (host, addresses) = (own.clone(), (Vec::new(), None));
-    let settings = ControllerSettings {
-        own,
-        host,
-        hosts,
-        addresses,
-        equipment: Equipment::default(),
-        files,
-        links: None,
-        history: None,
-    };
+    let [root, other] = ["host-b", "host-c"].map(name);
+    let files = files(folder.path(), "[policy]\nname = \"ffa\"\n");
+    let settings = ControllerSettings { files, ..settings(&["host-a", "host-b", "host-c", "host-d"]) };
     let (exchange, proxy) = (Mailbox::new(1024), Mailbox::new(1));
     let outputs = (exchange.sender(), proxy.sender());
     let inputs = Mailbox::new(64);
@@ -176,16 +175,7 @@ fn what_time_alone_makes_due_is_done_when_the_engine_says() {
 #[test]
 fn the_last_pace_of_a_communicator_is_the_last_that_engines_hear_of() {
     let proxy = Mailbox::new(1);
-    let settings = ControllerSettings {
-        own: name("a"),
-        host: name("b"),
-        equipment: Equipment::default(),
-        hosts: vec![name("a"), name("b")],
-        addresses: (Vec::new(), None),
-        files: None,
-        links: None,
-        history: None,
-    };
+    let settings = ControllerSettings { host: name("b"), ..settings(&["a", "b"]) };
     let outputs = (Mailbox::new(1).sender(), proxy.sender());
     let mut engine = ControllerEngine::new(&settings, Mailbox::new(8), outputs, Arc::default(), Arc::default());
     let comm = CommId { root: name("a"), incarnation: 1, number: 1 };
@@ -216,16 +206,8 @@ fn the_last_pace_of_a_communicator_is_the_last_that_engines_hear_of() {
 #[test]
 fn the_history_of_a_life_is_known_to_the_next() {
     let folder = tempfile::tempdir().unwrap();
-    let settings = ControllerSettings {
-        own: name("a"),
-        host: name("a"),
-        hosts: vec![name("a"), name("b")],
-        addresses: (Vec::new(), None),
-        equipment: Equipment::default(),
-        files: None,
-        links: None,
-        history: Some(folder.path().join("history.jsonl")),
-    };
+    let history = Some(folder.path().join("history.jsonl"));
+    let settings = ControllerSettings { history, ..settings(&["a", "b"]) };
     let start = || {
         let outputs = (Mailbox::new(64).sender(), Mailbox::new(1).sender());
         ControllerEngine::new(&settings, Mailbox::new(8), outputs, Arc::default(), Arc::default())
@@ -253,23 +235,8 @@ fn a_decision_is_told_whole_however_large_it_is() {
     // An order, and a pace for each host.
     const COMMS: usize = BACKLOG_MAX / HOSTS.len() + 1;
     let folder = tempfile::tempdir().unwrap();
-    let file = |name: &str, text: &str| {
-        let path = folder.path().join(name);
-        std::fs::write(&path, text).unwrap();
-        path
-    };
-    let topology = file("topology.toml", include_str!("../../../../config/examples/topology.toml"));
     let policy = "[policy]\nname = \"ecmp\"\n[[tenant]]\nname = \"t\"\ncap = \"1Gbit/s\"\n";
-    let settings = ControllerSettings {
-        own: name("host-a"),
-        host: name("host-a"),
-        hosts: HOSTS.map(name).to_vec(),
-        addresses: (Vec::new(), None),
-        equipment: Equipment::default(),
-        files: Some((topology, file("policy.toml", policy))),
-        links: None,
-        history: None,
-    };
+    let settings = ControllerSettings { files: files(folder.path(), policy), ..settings(&HOSTS) };
     // It takes one message at a time.
     let exchange = Mailbox::new(1);
     let outputs = (exchange.sender(), Mailbox::new(1).sender());

@@ -60,13 +60,16 @@ impl<R: BufRead> Part<R> {
             if line == "]}" {
                 return Ok(());
             }
-            let Ok(mut event) = serde_json::from_str::<Value>(line.trim_end_matches(',')) else { break };
+            let event = serde_json::from_str::<Value>(line.trim_end_matches(','));
+            let Some(mut event) = event.ok().filter(|event| event.is_object() && event["args"].is_object()) else {
+                break;
+            };
             for number in ["pid", "tid"] {
-                event[number] = event[number].as_u64().map(|of| of + numbers).into();
+                event[number] = event[number].as_u64().map(|of| of.saturating_add(numbers)).into();
             }
             let args = &mut event["args"];
             if let Some(place) = args.get("sort_index").and_then(Value::as_u64) {
-                args["sort_index"] = (place + numbers).into();
+                args["sort_index"] = place.saturating_add(numbers).into();
             }
             for time in TIMES {
                 if let Some(us) = args.get(time).and_then(Value::as_f64) {
@@ -74,7 +77,7 @@ impl<R: BufRead> Part<R> {
                 }
             }
             if let Some(us) = event.get("ts").and_then(Value::as_f64) {
-                event["ts"] = microseconds((us * 1e3) as u64 + later_ns).into();
+                event["ts"] = microseconds(((us * 1e3) as u64).saturating_add(later_ns)).into();
             }
             to(&event)?;
         }
@@ -161,7 +164,10 @@ mod tests {
         let refused = |text: &[u8]| merged(&[of("a", 9, 1), ("b.json".into(), text.into())]).unwrap_err().to_string();
         assert!(refused(&without).starts_with("host h0 did not know the cluster's common clock"));
         let (_, whole) = of("b", 9, 1);
-        for part in [&b"{}"[..], b"", &whole[..whole.len() / 2], &whole[..whole.len() - 3]] {
+        let head = whole.iter().position(|byte| *byte == b'\n').unwrap();
+        let other = |line: &[u8]| [&whole[..=head], line, b"\n]}\n"].concat();
+        let [number, bare] = [&b"5,"[..], b"{}"].map(other);
+        for part in [&b"{}"[..], b"", &whole[..whole.len() / 2], &whole[..whole.len() - 3], &number, &bare] {
             assert!(refused(part).starts_with("b.json is no trace that `mccsctl trace` has written"));
         }
     }
