@@ -2,7 +2,7 @@
 """Collectives, sends and receives on GPUs of one host, beside NCCL: as the callers' streams see them, by size; and while each rank
 computes on most of its GPU, or on all of it.
 
-usage: cuda.py NAME sizes|points|beside|beside-all --nranks N [--rounds N] [--factor N] [--nccl FILE] [--out FOLDER] [--commit COMMIT]
+usage: cuda.py NAME sizes|rooted|points|beside|beside-all --nranks N [--rounds N] [--factor N] [--nccl FILE] [--out FOLDER] [--commit COMMIT]
 
 Needs so many GPUs, and writes NAME.json (data and provenance) and NAME.md. Binaries: target/release, or the folder MCCS_BIN."""
 
@@ -20,6 +20,7 @@ import bench
 from cuda_service import BINARIES, cell, services
 
 COLLECTIVES = "all_reduce,all_gather,reduce_scatter,all_to_all,broadcast"
+ROOTED = "reduce,gather,scatter"
 SERVICE = '[limits]\noperation_timeout = "60s"\n[cuda]\nuse = "required"\n'
 
 
@@ -86,6 +87,10 @@ WHAT = {
     "sizes": ([["--operation", COLLECTIVES, "--begin", "8B", "--end", "512MiB"]], sizes,
               'float sum, out of place. "Stream": the average of calls back to back; "alone": one call with its synchronize; "call": what the '
               "call itself takes its thread of that. Bandwidth is busbw in GB/s"),
+    "rooted": ([["--operation", ROOTED, "--begin", "8B", "--end", "512MiB"]], sizes,
+               'float sum, out of place, from or to rank 0; NCCL gathers and scatters by groups of sends and receives. "Stream": the average of '
+               'calls back to back; "alone": one call with its synchronize; "call": what the call itself takes its thread of that. Bandwidth is '
+               "busbw in GB/s"),
     "points": ([["--points", "ring,one_way,uneven", "--begin", "8B", "--end", "512MiB"]], points,
                "a group of sends and receives a call, back to back. Bandwidth is what the busiest rank sends to others, in GB/s. `ring`: to the "
                "next rank, from the one before. `one_way`: rank 0 to rank 1. `uneven`: every rank to every rank and itself, parts that differ up "

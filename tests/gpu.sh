@@ -302,7 +302,7 @@ figures() {
     local nranks name what
     for nranks in $([ "$gpus" -ge 4 ] && echo 4) 2; do
         [ "$nranks" -le "$gpus" ] || continue
-        for name in cuda:sizes cuda-overlap:beside cuda-overlap-all:beside-all cuda-points:points; do
+        for name in cuda:sizes cuda-rooted:rooted cuda-overlap:beside cuda-overlap-all:beside-all cuda-points:points; do
             what=${name#*:}
             MCCS_BIN=$MCCS_BIN eval/cuda.py "${name%:*}-$nranks" "$what" --nranks "$nranks" --rounds "${MCCS_ROUNDS:-3}" \
                 --out "${OUT:-$work}" ${MCCS_COMMIT:+--commit "$MCCS_COMMIT"} ${MCCS_NCCL:+--nccl "$MCCS_NCCL"}
