@@ -51,9 +51,10 @@ LENGTHS = [1 / 64, 1 / 8, 1, 4]
 EDGE_S = 0.5
 # Of what the policy allots, hosts fill so much where tenants have shares (`service/src/controller/pace.rs`).
 SHARED_PAYLOAD = 0.92
-# Simulated jobs that never vary stay in lockstep: those that begin together would meet in every iteration, as on the fabric they do not. Chosen, not measured
-# (--alone measures it): from 2 to 10% what is foretold changes by up to 7%.
-JITTER_PERCENT = 5
+# Simulated jobs that never vary stay in lockstep: those that begin together would meet in every iteration, as on the fabric they do not. So compute
+# times vary there by so much at least: as iterations do on a fabric of jobs that have it for themselves, which is 0.6 to 1 ms, but 4 ms where each sends
+# for 138 (eval/results/fabric-qos-alone-fair, fabric-turns-alone-fair).
+VARIES_S = 0.65e-3
 UNITS = {"": 1, "K": 1e3, "M": 1e6, "G": 1e9, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30}
 # Source ports that choose no spine, and that the kernel does not give out by itself: so many for each channel, of which services take the first that are
 # free. They differ in the lowest bits, by which ports with a queue for each flow tell flows apart.
@@ -108,8 +109,8 @@ class Scenario:
         toml["variant"] = variants
         for job in toml["job"]:
             job["bytes"] = f"{job['bytes']}B"
-            if seconds(job["compute"]):
-                job["jitter_percent"] = max(job.get("jitter_percent", 0), JITTER_PERCENT)
+            if compute := seconds(job["compute"]):
+                job["jitter_percent"] = max(job.get("jitter_percent", 0), round(100 * VARIES_S / compute))
         return to_toml(toml)
 
     def rack(self, host):

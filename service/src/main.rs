@@ -52,7 +52,7 @@ fn check_files(controller: &ControllerSettings) -> anyhow::Result<()> {
     };
     // What hosts have is known when they report.
     let cluster: Vec<_> = controller.hosts.iter().map(|host| ActualHost::named(host.as_str())).collect();
-    Basis::new(read(topology)?, read(policy)?, &cluster).map_err(anyhow::Error::msg)?;
+    Basis::new(read(topology)?, read(policy)?, &cluster, None).map_err(anyhow::Error::msg)?;
     Ok(())
 }
 

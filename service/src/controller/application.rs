@@ -68,7 +68,7 @@ impl Controller {
         let Ok(basis) = self.basis_of(topology, policy) else { return };
         self.is_refused = false;
         let is_in_force = |before: &Arc<Basis>| {
-            (&before.topology_text, &before.policy_text) == (&basis.topology_text, &basis.policy_text)
+            (&before.network.text, &before.policy_text) == (&basis.network.text, &basis.policy_text)
         };
         // An operator may have said meanwhile what was to be read.
         if !self.basis.as_ref().is_some_and(is_in_force) {
@@ -90,7 +90,7 @@ impl Controller {
         let (Some(last_topology), Some(last_policy)) = (last_topology.clone(), last_policy.clone()) else {
             return Ok(());
         };
-        let in_force = self.basis.as_deref().map(|basis| (basis.topology_text.clone(), basis.policy_text.clone()));
+        let in_force = self.basis.as_deref().map(|basis| (basis.network.text.clone(), basis.policy_text.clone()));
         let (topology_in_force, policy_in_force) = in_force.unwrap_or((last_topology.clone(), last_policy.clone()));
         // Of two that only fit together one was saved first, and refused. Where both do not go together yet, the one that has changed may
         // fit what is in force; and if it does not, that is what is wrong with it.
@@ -98,8 +98,7 @@ impl Controller {
             .basis_of(last_topology, last_policy)
             .or_else(|_| self.basis_of(topology.unwrap_or(topology_in_force), policy.unwrap_or(policy_in_force)))?;
         let is_news = self.basis.as_ref().is_none_or(|before| {
-            (&before.topology_text.text, &before.policy_text.text)
-                != (&basis.topology_text.text, &basis.policy_text.text)
+            (&before.network.text.text, &before.policy_text.text) != (&basis.network.text.text, &basis.policy_text.text)
         });
         if is_news {
             self.begin(basis, "a file has changed", None, now);
@@ -108,12 +107,12 @@ impl Controller {
     }
 
     pub(super) fn basis_of(&self, topology: Text, policy: Text) -> Result<Basis, String> {
-        Basis::new(topology, policy, &self.actual_hosts())
+        Basis::new(topology, policy, &self.actual_hosts(), self.basis.as_deref())
     }
 
     /// The topology that a policy is checked against.
     pub(super) fn topology_text(&self) -> Result<Text, String> {
-        let in_force = self.basis.as_ref().map(|basis| basis.topology_text.clone());
+        let in_force = self.basis.as_ref().map(|basis| basis.network.text.clone());
         in_force.or(self.texts.0.clone()).ok_or_else(|| "there is no topology yet".to_owned())
     }
 
@@ -121,7 +120,7 @@ impl Controller {
     pub(super) fn begin(&mut self, basis: Basis, why: &str, ticket: Option<Ticket>, now: Instant) {
         let (policy, file) = (basis.policy.name(), &basis.policy_text.name);
         let besides = besides(&basis.not_enforced);
-        let what = format!("policy {policy} of {file}, topology of {}{besides}", basis.topology_text.name);
+        let what = format!("policy {policy} of {file}, topology of {}{besides}", basis.network.text.name);
         tracing::info!(policy, %file, why, "policy put in force");
         self.uses_profiles(basis.policy.uses_profiles());
         let before = self.basis.replace(Arc::new(basis));

@@ -3,10 +3,11 @@
 //! A basis never changes: another file makes another basis, and whoever rolls back takes the one before.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use mccs_config::service::Algorithm;
 use mccs_config::topology::ActualHost;
-use mccs_config::{PolicyFile, TopologyFile};
+use mccs_config::{ConfigError, Diagnostic, PolicyFile, TopologyFile};
 
 use crate::policy::{self, Policy, Rules};
 use crate::topology::{HostId, Topology};
@@ -20,18 +21,39 @@ pub struct Text {
     pub text: String,
 }
 
+/// What a text of the topology says.
+pub struct Network {
+    /// As it was read.
+    pub text: Text,
+    file: TopologyFile,
+    /// Hosts, leaves, spines, and how they are joined.
+    pub topology: Topology,
+    /// The hosts, by name.
+    pub hosts: HashMap<String, HostId>,
+}
+
+impl Network {
+    /// Reads and checks the text, for a cluster of these hosts.
+    fn new(text: Text, cluster: &[ActualHost<'_>]) -> Result<Self, String> {
+        let file = TopologyFile::parse_for(&text.text, &text.name, cluster).map_err(|error| error.to_string())?;
+        let topology = Topology::from_file(&file).map_err(|error| format!("{}: {error}", text.name))?;
+        let hosts = (0..topology.host_count() as u32).map(HostId);
+        let hosts = hosts.map(|host| (topology.host_name(host).to_owned(), host)).collect();
+        Ok(Network { text, file, topology, hosts })
+    }
+
+    /// What of it contradicts hosts, by what they have said since: file, line, key and what would be right.
+    fn contradictions(&self, cluster: &[ActualHost<'_>]) -> Vec<Diagnostic> {
+        self.file.contradictions(&self.text.text, &self.text.name, cluster)
+    }
+}
+
 /// See the module's documentation.
 pub struct Basis {
-    /// As it was read.
-    pub topology_text: Text,
+    /// Which large clusters take a third of a second to read: whoever only has another policy keeps it.
+    pub network: Arc<Network>,
     /// As it was read.
     pub policy_text: Text,
-    /// What the text of the topology says.
-    topology_file: TopologyFile,
-    /// The network.
-    pub topology: Topology,
-    /// Its hosts.
-    pub hosts: HashMap<String, HostId>,
     /// What tenants may have.
     pub rules: Rules,
     /// Who decides.
@@ -41,31 +63,39 @@ pub struct Basis {
 }
 
 impl Basis {
-    /// Reads and checks both files, for a cluster of these hosts.
+    /// Reads and checks both files, for a cluster of these hosts. The topology is not read anew where it is that of `before`.
     ///
     /// # Errors
     /// What is wrong, in the operator's words: file, line, key and what would be right.
-    pub fn new(topology_text: Text, policy_text: Text, cluster: &[ActualHost<'_>]) -> Result<Self, String> {
-        let file = TopologyFile::parse_for(&topology_text.text, &topology_text.name, cluster);
-        let file = file.map_err(|error| error.to_string())?;
-        let policy_file = PolicyFile::parse_for(&policy_text.text, &policy_text.name, &file, &policy::names())
+    pub fn new(
+        topology: Text,
+        policy_text: Text,
+        cluster: &[ActualHost<'_>],
+        before: Option<&Basis>,
+    ) -> Result<Self, String> {
+        let network = match before {
+            Some(before) if before.network.text == topology => {
+                let found = before.network.contradictions(cluster);
+                if !found.is_empty() {
+                    return Err(ConfigError::Invalid(found).to_string());
+                }
+                before.network.clone()
+            }
+            _ => Arc::new(Network::new(topology, cluster)?),
+        };
+        let policy_file = PolicyFile::parse_for(&policy_text.text, &policy_text.name, &network.file, &policy::names())
             .map_err(|error| error.to_string())?;
-        let topology = Topology::from_file(&file).map_err(|error| format!("{}: {error}", topology_text.name))?;
         let policy = policy::by_name(&policy_file.policy.name)
             .ok_or_else(|| format!("{}: there is no policy {:?}", policy_text.name, policy_file.policy.name))?;
-        let (rules, not_enforced) =
-            (Rules::from_file(&policy_file, &topology), not_enforced(&policy_file, Some(&file)));
-        let hosts = (0..topology.host_count() as u32).map(HostId);
-        let hosts = hosts.map(|host| (topology.host_name(host).to_owned(), host)).collect();
-        let topology_file = file;
-        Ok(Basis { topology_text, policy_text, topology_file, topology, hosts, rules, policy, not_enforced })
+        let rules = Rules::from_file(&policy_file, &network.topology);
+        let not_enforced = not_enforced(&policy_file, Some(&network.file));
+        Ok(Basis { network, policy_text, rules, policy, not_enforced })
     }
 
     /// What of the topology contradicts hosts, by what they have said since: file, line, key and what would be right.
     #[must_use]
     pub fn contradictions(&self, cluster: &[ActualHost<'_>]) -> Vec<String> {
-        let Text { name, text } = &self.topology_text;
-        self.topology_file.contradictions(text, name, cluster).iter().map(ToString::to_string).collect()
+        self.network.contradictions(cluster).iter().map(ToString::to_string).collect()
     }
 }
 

@@ -47,7 +47,7 @@ impl DeadPaths {
     /// Links that are dead, by lower and upper end, and who says so.
     #[must_use]
     pub fn links(&self, basis: &Basis) -> BTreeMap<(String, String), String> {
-        let topology = &basis.topology;
+        let topology = &basis.network.topology;
         let steered: Vec<_> =
             self.0.iter().filter_map(|(key, path)| Some((key, path, topology.spine_steered_to(path)?))).collect();
         // Spines over which one host is not answered by another; by a device of its own, where it has several.
@@ -62,7 +62,9 @@ impl DeadPaths {
         // By spine: leaves at either end of each dead path, and who says it.
         let mut by_spine: BTreeMap<u32, Vec<([&str; 2], String)>> = BTreeMap::new();
         for ((from, peer, (device, ..)), path, spine) in steered {
-            let (Some(a), Some(b)) = (basis.hosts.get(from.as_str()), basis.hosts.get(peer)) else { continue };
+            let (Some(a), Some(b)) = (basis.network.hosts.get(from.as_str()), basis.network.hosts.get(peer)) else {
+                continue;
+            };
             if silent.get(&(from, peer.as_str(), device.as_ref())).is_some_and(|spines| spines.len() >= all) {
                 continue;
             }

@@ -78,7 +78,7 @@ impl Controller {
     ) -> Result<Begun, String> {
         self.refuse_if_not_obeyed()?;
         let basis = self.basis.clone().ok_or("there is no topology in force")?;
-        let news = self.links.set(&basis.topology, (lower, upper), state, self.life)?;
+        let news = self.links.set(&basis.network.topology, (lower, upper), state, self.life)?;
         let is_news = news.is_some();
         news.into_iter().for_each(|link| self.have_kept(link));
         let what = format!("link {lower} {upper} {state}");
@@ -97,7 +97,7 @@ impl Controller {
         let basis = self.basis.as_deref();
         let view = |held: &Held| {
             let strategy = match basis {
-                Some(basis) => strategy_of(&held.report, &basis.topology),
+                Some(basis) => strategy_of(&held.report, &basis.network.topology),
                 None => {
                     let Chosen { rings, algorithm, transport, .. } = held.report.chosen.clone();
                     StrategyView { rings, algorithm, transport, flows: Vec::new() }
@@ -126,7 +126,7 @@ impl Controller {
             superseded_by: self.superseded_by(),
             policy: basis.map(|basis| basis.policy.name().to_owned()),
             policy_file: basis.map(|basis| basis.policy_text.name.clone()),
-            topology_file: basis.map(|basis| basis.topology_text.name.clone()),
+            topology_file: basis.map(|basis| basis.network.text.name.clone()),
             policy_text: basis.map(|basis| basis.policy_text.text.clone()),
             hosts: self.hosts().map(|(host, reports)| (host.to_string(), reports)).collect(),
             elsewhere: self.elsewhere.iter().map(|(host, other)| (host.to_string(), other.clone())).collect(),
@@ -136,8 +136,8 @@ impl Controller {
             dead_links: self.dead_links(),
             communicators: self.comms.values().map(view).collect(),
             rates: basis.map_or_else(Box::default, |basis| {
-                let capacities = self.links.capacities(&basis.topology);
-                Box::new(self.rates.view(&basis.topology, &basis.hosts, &capacities))
+                let capacities = self.links.capacities(&basis.network.topology);
+                Box::new(self.rates.view(&basis.network.topology, &basis.network.hosts, &capacities))
             }),
             idle_tenants: named.filter(|name| !has_some(name)).cloned().collect(),
             refused_bodies,
@@ -164,7 +164,7 @@ impl Controller {
             DiffView {
                 name: report.comm.to_string(),
                 tenant: report.tenant.clone(),
-                before: strategy_of(report, &basis.topology),
+                before: strategy_of(report, &basis.network.topology),
                 changes: changes_strategy || paces_before != paces_after,
                 changes_strategy,
                 paces_before,
@@ -172,11 +172,11 @@ impl Controller {
                 is_pinned: report.is_pinned,
                 not_enforced: plan.as_ref().map(|plan| plan.not_enforced.clone()).unwrap_or_default(),
                 after: plan.map(|plan| match report.is_pinned {
-                    true => strategy_of(report, &basis.topology),
+                    true => strategy_of(report, &basis.network.topology),
                     false => StrategyView {
                         algorithm: plan.algorithm,
                         transport: plan.transport,
-                        ..view_of(report, (&plan.rings, &plan.paths, &plan.flows), &basis.topology)
+                        ..view_of(report, (&plan.rings, &plan.paths, &plan.flows), &basis.network.topology)
                     },
                 }),
             }

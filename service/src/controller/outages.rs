@@ -34,9 +34,9 @@ impl Controller {
         let down = down.into_iter().filter_map(|name| name.parse().ok()).collect();
         let news = self.links.set_down(host.as_str(), down);
         let Some(basis) = self.basis.clone() else { return };
-        let Some(id) = basis.hosts.get(host.as_str()) else { return };
+        let Some(id) = basis.network.hosts.get(host.as_str()) else { return };
         for (devices, is) in news.into_iter().zip(["down", "up again"]) {
-            let named = |device: &Device| basis.topology.port_called(*id, device, TransportKind::Tcp).is_some();
+            let named = |device: &Device| basis.network.topology.port_called(*id, device, TransportKind::Tcp).is_some();
             for device in devices.into_iter().filter(named) {
                 let what = format!("NIC {device} of host {host} is {is}");
                 tracing::warn!(%host, %device, "a NIC is {is}");
@@ -51,10 +51,11 @@ impl Controller {
         let found = self.links.found().map(|(lower, upper, why)| [lower, upper, why].map(str::to_owned));
         let nics = self.basis.iter().flat_map(|basis| {
             let link = |(port, device): (Port, &Device)| {
-                let (host, leaf) = (basis.topology.host_name(port.host), basis.topology.leaf_name(port));
+                let (host, leaf) =
+                    (basis.network.topology.host_name(port.host), basis.network.topology.leaf_name(port));
                 [format!("{host} {device}"), leaf.to_owned(), format!("host {host} says that its NIC is down")]
             };
-            self.links.nics_down(&basis.topology).map(link)
+            self.links.nics_down(&basis.network.topology).map(link)
         });
         found.chain(nics).collect()
     }

@@ -88,10 +88,10 @@ pub fn plan_all<'a>(
     reports: &[&'a Report],
     wants: &Wants,
 ) -> Vec<(&'a Report, Result<Plan, String>)> {
-    let capacities = links.capacities(&basis.topology);
+    let capacities = links.capacities(&basis.network.topology);
     let jobs: Vec<_> = (0..).zip(reports).map(|(number, report)| job_of(basis, &capacities, number, report)).collect();
     let placed: Vec<Job> = jobs.iter().filter_map(|job| job.as_ref().ok().cloned()).collect();
-    let view = View { topology: &basis.topology, capacities: &capacities, jobs: &placed, rules: &basis.rules };
+    let view = View { topology: &basis.network.topology, capacities: &capacities, jobs: &placed, rules: &basis.rules };
     let decisions = basis.policy.decide(&view);
     // Where tenants have shares each flow is held to what it is allotted: the network itself would divide by flows.
     let has_shares = basis.rules.has_shares();
@@ -100,7 +100,7 @@ pub fn plan_all<'a>(
     if !rates.is_empty() && !wants.is_empty() {
         let of = |(decision, rates): (&Decision, &Vec<f64>)| {
             let report = reports.get(usize::try_from(decision.comm).ok()?)?;
-            wanted_part(&basis.topology, decision, rates, wants.get(&report.comm)?)
+            wanted_part(&basis.network.topology, decision, rates, wants.get(&report.comm)?)
         };
         let parts: Vec<Option<f64>> = decisions.0.iter().zip(&rates).map(of).collect();
         rates = shares::with_what_is_left(&view, &decisions, &rates, &parts);
@@ -116,7 +116,7 @@ pub fn plan_all<'a>(
         let report = report.ok_or("the policy has decided for nobody")?;
         let transport = basis.rules.transport.or(report.began.transport);
         let rates = rates.get(place).map(Vec::as_slice);
-        let mut plan = plan(&basis.topology, (decision, transport), rates, comm_of);
+        let mut plan = plan(&basis.network.topology, (decision, transport), rates, comm_of);
         plan.algorithm = basis.rules.algorithm.unwrap_or(report.began.algorithm);
         if has_shares {
             let weight_milli = Some((weights.of(&job.tenant) * 1000.0).round() as u64);
@@ -157,10 +157,13 @@ fn wanted_part(
 fn job_of(basis: &Basis, capacities: &[f64], number: u64, report: &Report) -> Result<Job, String> {
     let mut hosts = Vec::with_capacity(report.hosts.len());
     for place in &report.hosts {
-        let host =
-            *basis.hosts.get(&place.host).ok_or_else(|| format!("host {} is not in the topology", place.host))?;
-        let devices = basis.topology.device_count(host).max(1);
-        let up_link = |device: u32| basis.topology.up_link(basis.topology.port_of(host, device));
+        let host = *basis
+            .network
+            .hosts
+            .get(&place.host)
+            .ok_or_else(|| format!("host {} is not in the topology", place.host))?;
+        let devices = basis.network.topology.device_count(host).max(1);
+        let up_link = |device: u32| basis.network.topology.up_link(basis.network.topology.port_of(host, device));
         let is_well = |device: &u32| {
             let up = up_link(*device);
             capacities[up.index()] > 0.0 && capacities[up.reverse().index()] > 0.0
@@ -175,7 +178,7 @@ fn job_of(basis: &Basis, capacities: &[f64], number: u64, report: &Report) -> Re
     }
     let channels = match basis.rules.channels {
         Some(Channels::Count(count)) => count,
-        Some(Channels::Nics) => nics_of(&basis.topology, &hosts),
+        Some(Channels::Nics) => nics_of(&basis.network.topology, &hosts),
         None => report.began.channels,
     };
     Ok(Job {
@@ -203,7 +206,7 @@ fn ways_in_force(basis: &Basis, report: &Report) -> BTreeMap<(u32, HostId, HostI
     let chosen = &report.chosen;
     let mut host_of = vec![None; report.nranks() as usize];
     for host in &report.hosts {
-        let id = basis.hosts.get(&host.host).map(|id| (&*host.host, *id));
+        let id = basis.network.hosts.get(&host.host).map(|id| (&*host.host, *id));
         host.ranks.iter().for_each(|rank| host_of[*rank as usize] = id);
     }
     let own = chosen.flows.iter().map(|choice| ((choice.channel, &*choice.from, &*choice.to), choice.path as usize));
@@ -215,7 +218,7 @@ fn ways_in_force(basis: &Basis, report: &Report) -> BTreeMap<(u32, HostId, HostI
             let Some(((from, from_id), (to, to_id))) = from.zip(to).filter(|(from, to)| from != to) else { continue };
             let turn = (channel as usize).checked_rem(chosen.paths.len());
             let path = own.get(&(channel, from, to)).copied().or(turn).and_then(|path| chosen.paths.get(path));
-            if let Some(spine) = path.and_then(|path| basis.topology.spine_steered_to(path)) {
+            if let Some(spine) = path.and_then(|path| basis.network.topology.spine_steered_to(path)) {
                 ways.insert((channel, from_id, to_id), spine);
             }
         }

@@ -193,6 +193,25 @@ impl Bed {
         run(&["ip", "-n", &self.namespace("leaf0"), "link", "set", &format!("h{host}"), state]);
     }
 
+    /// Gives a host another interface beside its first, `eth1`, with an address of its own.
+    pub fn add_second_device(&self, host: usize) {
+        let address = self.addresses[host].strip_suffix(".1").expect("the first address");
+        self.ip(host, "link add link eth0 name eth1 type macvlan mode bridge");
+        self.ip(host, &format!("address add {address}.100/24 dev eth1"));
+        self.second_device(host, "up");
+    }
+
+    /// Sets it up or down.
+    pub fn second_device(&self, host: usize, state: &str) {
+        self.ip(host, &format!("link set eth1 {state}"));
+    }
+
+    /// A command of `ip` in a host's namespace.
+    fn ip(&self, host: usize, words: &str) {
+        let namespace = self.namespace(&format!("h{host}"));
+        run(&["ip", "-n", &namespace].into_iter().chain(words.split(' ')).collect::<Vec<_>>());
+    }
+
     /// Changes the rate of a host's link, both ways.
     pub fn set_rate(&self, host: usize, rate: &str) {
         for (node, interface) in [(format!("h{host}"), "eth0".to_owned()), ("leaf0".to_owned(), format!("h{host}"))] {

@@ -1,4 +1,5 @@
-//! A link between a leaf and a spine dies silently under a job: packets that should cross it are gone, and nobody is told.
+//! A link between a leaf and a spine dies silently under a job: packets that should cross it are gone, and nobody is told. Or a host's
+//! NIC goes down, which the host sees.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,7 +13,7 @@ use mccs_service::telemetry::stuck::{Culprit, StuckClass, StuckReport};
 use mccs_tests::Rank;
 use mccs_tests::hosts::{Raise, in_threads};
 
-use crate::bed::Bed;
+use crate::bed::{Bed, HOSTS};
 use crate::loss::Loss;
 
 /// Ways over the spines, as `service.toml` has them; two channels, one over each.
@@ -24,6 +25,10 @@ const NAMED_WITHIN: Duration = Duration::from_secs(5);
 const STANDS_STILL: Duration = Duration::from_secs(1);
 /// Elements of an all-reduce of 64 MiB.
 const COUNT: u64 = 16 << 20;
+
+/// Hosts of ranks.
+const ONE_EACH: [usize; 4] = [0, 1, 2, 3];
+const TWO_EACH: [usize; 8] = [0, 0, 1, 1, 2, 2, 3, 3];
 
 /// What ranks have done so far.
 #[derive(Default)]
@@ -77,29 +82,36 @@ fn kill_link(bed: &Bed, leaf: &str, spine: &str) -> [Loss; 2] {
     [Loss::start(&bed.namespace(leaf), spine, 1), Loss::start(&bed.namespace(spine), leaf, 1)]
 }
 
-/// A job of a rank on each host, under which a link dies in the middle of an operation; `then` is called at once, with when that was.
-/// Returns how long the operation, or one after it, took from there.
-fn bear_death(bed: &Bed, then: impl FnOnce(Instant)) -> Duration {
-    let ranks = bed.join(&[0, 1, 2, 3]);
+/// A job of ranks on these hosts, under which something dies in the middle of an operation, until `then` has ended, which is called at once, with
+/// when that was. Returns how long the operation, or one after it, took from there.
+fn bear_death<Dead>(
+    (bed, placement): (&Bed, &[usize]),
+    kill: impl FnOnce() -> Dead,
+    then: impl FnOnce(Instant),
+) -> Duration {
+    let (ranks, nranks) = (bed.join(placement), placement.len() as u64);
     let (story, stop) = (Story::default(), AtomicU64::new(0));
     let died = std::thread::scope(|scope| {
         let stopping = Raise(&stop);
         let work = scope.spawn(|| in_threads(ranks, |rank| reduce(&rank, &story, &stop)));
         // All are in the third call, and it takes a while.
-        is_at_least(&story.begun, 3 * 4);
+        is_at_least(&story.begun, 3 * nranks);
         std::thread::sleep(Duration::from_millis(150));
-        let _dead = kill_link(bed, "leaf0", "spine0");
+        let _dead = kill();
         let died = Instant::now();
         then(died);
-        is_at_least(&story.ended, 6 * 4);
+        is_at_least(&story.ended, 6 * nranks);
         drop(stopping);
         work.join().expect("ranks");
         died
     });
     let ends = story.ends.into_inner().expect("ends");
     // The last rank's end of a call is its end.
-    let next =
-        ends.chunks(4).filter_map(|call| call.iter().max()).find(|end| **end > died).expect("operations went on");
+    let next = ends
+        .chunks(placement.len())
+        .filter_map(|call| call.iter().max())
+        .find(|end| **end > died)
+        .expect("operations went on");
     *next - died
 }
 
@@ -107,7 +119,7 @@ fn bear_death(bed: &Bed, then: impl FnOnce(Instant)) -> Duration {
 #[ignore = "needs root"]
 fn a_link_of_a_spine_that_dies_silently_delays_and_fails_nothing() {
     let bed = Bed::racks().with_services(WAYS, "");
-    let took = bear_death(&bed, |_| ());
+    let took = bear_death((&bed, &ONE_EACH), || kill_link(&bed, "leaf0", "spine0"), |_| ());
     println!("from the link's death until the next operation has ended: {took:?}");
     assert!(bed.logs().contains("no answer over a path"), "{}", bed.logs());
 }
@@ -141,6 +153,20 @@ fn spines(view: &PolicyView) -> Vec<&str> {
     ways.filter(|way| way.starts_with("spine")).collect()
 }
 
+/// Starts services whose controller, on the first host, has this topology, and assigns flows.
+fn with_controller(bed: Bed, topology: &str) -> Bed {
+    let file = |name: &str| bed.dir.path().join(name);
+    let (topology_path, policy_path) = (file("topology.toml"), file("policy.toml"));
+    std::fs::write(&topology_path, topology).expect("a file");
+    std::fs::write(&policy_path, "[policy]\nname = \"ffa\"\n").expect("a file");
+    // Its hosts would all have this machine's GPUs, of which the topology says nothing.
+    let settings = format!(
+        "[strategy]\nalgorithm = \"ring\"\nchannels = 2\n[cuda]\nuse = \"off\"\n\
+         [controller]\nhost = \"h0\"\ntopology = {topology_path:?}\npolicy = {policy_path:?}\n"
+    );
+    bed.with_services(&settings, "")
+}
+
 #[test]
 #[ignore = "needs root"]
 fn the_controller_leaves_a_link_that_dies_silently_and_returns_to_it() {
@@ -151,24 +177,69 @@ fn the_controller_leaves_a_link_that_dies_silently_and_returns_to_it() {
             "[[leaf]]\nname = \"leaf{number}\"\n[[spine]]\nname = \"spine{number}\"\nsource_ports = \"20{number}00-20{number}99\"\n"
         );
     }
-    for host in 0..4 {
+    for host in 0..HOSTS {
         topology += &format!("[[host]]\nname = \"h{host}\"\ndevices = 1\nleaf = \"leaf{}\"\n", host / 2);
     }
-    let file = |name: &str| bed.dir.path().join(name);
-    std::fs::write(file("topology.toml"), topology).expect("a file");
-    std::fs::write(file("policy.toml"), "[policy]\nname = \"ffa\"\n").expect("a file");
-    let (topology, policy) = (file("topology.toml"), file("policy.toml"));
-    // Its hosts would all have this machine's GPUs, of which the topology says nothing.
-    let controller =
-        format!("[cuda]\nuse = \"off\"\n[controller]\nhost = \"h0\"\ntopology = {topology:?}\npolicy = {policy:?}\n");
-    let bed = bed.with_services(&format!("[strategy]\nalgorithm = \"ring\"\nchannels = 2\n{controller}"), "");
-    let took = bear_death(&bed, |died| {
+    let bed = with_controller(bed, &topology);
+    let kill = || kill_link(&bed, "leaf0", "spine0");
+    let took = bear_death((&bed, &ONE_EACH), kill, |died| {
         let found = is_shown(&bed, |view| !view.dead_links.is_empty());
         let in_force = is_shown(&bed, |view| is_in_force(view) && !spines(view).contains(&"spine0"));
         println!("from the link's death until it was found dead: {:?}", found - died);
         println!("from the link's death until another strategy was agreed on: {:?}", in_force - died);
     });
     println!("from the link's death until the next operation has ended: {took:?}");
+    is_shown(&bed, |view| view.dead_links.is_empty());
+}
+
+/// A host's second NIC, which is down until this is dropped.
+struct Down<'a>(&'a Bed);
+
+impl<'a> Down<'a> {
+    fn pull(bed: &'a Bed) -> Self {
+        bed.second_device(PULLED, "down");
+        Down(bed)
+    }
+}
+
+impl Drop for Down<'_> {
+    fn drop(&mut self) {
+        self.0.second_device(PULLED, "up");
+    }
+}
+
+/// The host whose NIC is pulled.
+const PULLED: usize = 1;
+
+#[test]
+#[ignore = "needs root"]
+fn the_controller_leaves_a_nic_that_is_pulled_and_returns_to_it() {
+    let bed = Bed::fabric();
+    let mut topology = "[rates]\nhost_leaf = \"1Gbit/s\"\n[[leaf]]\nname = \"leaf\"\n".to_owned();
+    for host in 0..HOSTS {
+        bed.add_second_device(host);
+        topology += &format!("[[host]]\nname = \"h{host}\"\ndevices = 2\n");
+        for device in 0..2 {
+            topology += &format!("[[host.nic]]\nleaf = \"leaf\"\ninterface = \"eth{device}\"\ndevices = [{device}]\n");
+        }
+    }
+    let bed = with_controller(bed, &topology);
+    let host = format!("h{PULLED}");
+    let uses_second = |view: &PolicyView| {
+        let mut flows = view.communicators.iter().flat_map(|comm| &comm.strategy.flows);
+        flows.any(|flow| flow.from == host && flow.way.ends_with("by eth1"))
+    };
+    let pull = || {
+        is_shown(&bed, |view| is_in_force(view) && uses_second(view));
+        Down::pull(&bed)
+    };
+    let took = bear_death((&bed, &TWO_EACH), pull, |died| {
+        let told = is_shown(&bed, |view| view.dead_links.iter().any(|[nic, ..]| *nic == format!("{host} eth1")));
+        let in_force = is_shown(&bed, |view| is_in_force(view) && !uses_second(view));
+        println!("from when the NIC went down until its host had said so: {:?}", told - died);
+        println!("from when the NIC went down until another strategy was agreed on: {:?}", in_force - died);
+    });
+    println!("from when the NIC went down until the next operation has ended: {took:?}");
     is_shown(&bed, |view| view.dead_links.is_empty());
 }
 
@@ -198,7 +269,7 @@ fn a_flow_that_stalls_is_named() {
     let ways = "[strategy]\nalgorithm = \"ring\"\nchannels = 1\n[[strategy.path]]\nsource_ports = \"7350-7399\"\n\
                 [tcp]\npath_timeout = \"0\"\nsilence_timeout = \"5m\"\n";
     let bed = Bed::racks_with("[paths]\nfirst_port = 7350\nports = 50\n").with_services(ways, "");
-    let ranks = bed.join(&[0, 1, 2, 3]);
+    let ranks = bed.join(&ONE_EACH);
     let (story, stop) = (Story::default(), AtomicU64::new(0));
     // What the ring sends from one rack to the other.
     let crosses = |culprit: &Culprit| [(Some(1), Some(2)), (Some(3), Some(0))].contains(&(culprit.rank, culprit.peer));

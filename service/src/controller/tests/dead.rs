@@ -59,7 +59,7 @@ fn paths_by_devices_are_apart() {
     let rails = include_str!("../../../../config/examples/topology-rails.toml");
     let third = "[[leaf]]\nname = \"leaf9\"\n[[host]]\nname = \"host-z\"\nleaf = \"leaf9\"\n";
     let hosts = ["host-a", "host-b", "host-z"].map(ActualHost::named);
-    let basis = Basis::new(text("topology.toml", &format!("{rails}\n{third}")), policy("ffa"), &hosts).unwrap();
+    let basis = Basis::new(text("topology.toml", &format!("{rails}\n{third}")), policy("ffa"), &hosts, None).unwrap();
     let by = |device: &str| FlowPath { device: Some(device.parse().unwrap()), dscp: Some(8), ..FlowPath::default() };
     let mut dead = DeadPaths::default();
     let links = |dead: &DeadPaths| dead.links(&basis).into_keys().collect::<Vec<_>>();
@@ -92,7 +92,8 @@ fn what_a_host_has_said_goes_with_it() {
 fn the_link_that_all_dead_paths_share_is_the_dead_one() {
     let third = "[[leaf]]\nname = \"leaf2\"\n[[host]]\nname = \"host-e\"\nleaf = \"leaf2\"\n";
     let hosts = ["host-a", "host-b", "host-c", "host-d", "host-e"].map(ActualHost::named);
-    let basis = Basis::new(text("topology.toml", &format!("{TOPOLOGY}\n{third}")), policy("ffa"), &hosts).unwrap();
+    let basis =
+        Basis::new(text("topology.toml", &format!("{TOPOLOGY}\n{third}")), policy("ffa"), &hosts, None).unwrap();
     let found = |paths: &[(&str, &str, &str)]| {
         let mut dead = DeadPaths::default();
         for (from, to, ports) in paths {

@@ -131,7 +131,7 @@ fn channels_of_nics_are_spread_over_them() {
     let hosts = ["host-a", "host-b"].map(|name| ActualHost { gpus: Some(4), ..ActualHost::named(name) });
     let topology_text = text("topology.toml", &named_text(["eth0", "eth1"]));
     let channels = text("policy.toml", "[policy]\nname = \"ffa\"\nchannels = \"nics\"\n");
-    let basis = Basis::new(topology_text, channels, &hosts).unwrap();
+    let basis = Basis::new(topology_text, channels, &hosts, None).unwrap();
     let devices = |devices: [&[u32]; 2]| {
         let report = report_on(devices, 3);
         let plan = plan_all(&basis, &Links::default(), &[&report], &Wants::new()).remove(0).1.unwrap();
@@ -154,7 +154,7 @@ fn channels_of_nics_are_spread_over_them() {
 fn ranks_on_gpus_are_where_their_gpus_are() {
     let hosts = ["host-a", "host-b"].map(|name| ActualHost { gpus: Some(4), ..ActualHost::named(name) });
     let topology_text = text("topology.toml", &named_text(["eth0", "eth1"]));
-    let basis = Basis::new(topology_text, policy("ffa"), &hosts).unwrap();
+    let basis = Basis::new(topology_text, policy("ffa"), &hosts, None).unwrap();
     let devices = |devices: [&[u32]; 2]| {
         let host = |(host, ranks): (&str, [u32; 2]), devices: &[u32]| HostRanks {
             host: host.into(),
