@@ -68,6 +68,7 @@ def main():
     parser.add_argument("--checked", type=int, default=100000, help="changes with checked data")
     parser.add_argument("--measured", type=int, default=1000, help="changes of each size whose gaps are measured")
     parser.add_argument("--bytes", default="65536,8388608")
+    parser.add_argument("--depth", type=int, default=1, help="checked calls that are made before they are waited for, at most")
     parser.add_argument("--paths", default="", help="source ports of ways through the network, comma-separated")
     parser.add_argument("--devices", action="store_true", help="ways also differ by the device that they leave by")
     parser.add_argument("--paces", action="store_true", help="what the tenant may have changes as well")
@@ -86,7 +87,7 @@ def main():
         checked = []
         if options.checked:
             checked.append(run(fabric, placed, ["--bytes", "4KiB", "--changes", options.checked, "--window", 2, "--check",
-                                                *ways], options.paces))
+                                                "--depth", options.depth, *ways], options.paces))
             print(checked[-1], flush=True)
     us = lambda record, name: f"{record[name]:.0f}"
     # How much longer the longest gap is around a change, in calls.
@@ -102,8 +103,8 @@ def main():
     paces = ", and {} of the tenant's caps, weight and window," if options.paces else ""
     for one in checked:
         text += (f"\nWith new data for each call and every element checked on every rank: {one['changes']} changes of "
-                 f"{', '.join(varied[:-1])} and {varied[-1]}{paces.format(one['policies'])} during {one['calls']} calls of {one['bytes']} bytes in "
-                 f"{one['seconds']:.0f} s; none lost, repeated, reordered or wrong.\n")
+                 f"{', '.join(varied[:-1])} and {varied[-1]}{paces.format(one['policies'])} during {one['calls']} calls of {one['bytes']} bytes, up to "
+                 f"{options.depth} at a time, in {one['seconds']:.0f} s; none lost, repeated, reordered or wrong.\n")
     bench.write_results(options.name, bench.provenance() | {"measured": measured, "checked": checked}, text)
     print(text)
 

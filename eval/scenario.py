@@ -110,7 +110,7 @@ class Scenario:
         for job in toml["job"]:
             job["bytes"] = f"{job['bytes']}B"
             if compute := seconds(job["compute"]):
-                job["jitter_percent"] = max(job.get("jitter_percent", 0), round(100 * VARIES_S / compute))
+                job["jitter_percent"] = max(job.get("jitter_percent", 0), round(100 * VARIES_S / compute, 2))
         return to_toml(toml)
 
     def rack(self, host):

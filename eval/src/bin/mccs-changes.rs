@@ -48,6 +48,9 @@ struct Arguments {
     /// Collectives that may start while hosts agree; chosen by the service, if not given.
     #[arg(long)]
     window: Option<u32>,
+    /// With --check: so many collectives at most are called before a rank waits for them, one to that many at a time.
+    #[arg(long, default_value_t = 1)]
+    depth: u64,
     #[command(flatten)]
     place: RankArguments,
 }
@@ -81,8 +84,11 @@ fn main() -> anyhow::Result<()> {
     ensure!(arguments.bytes.0 >= 8, "--bytes must be at least 8: the last element says whether to go on");
     let (client, comm) = arguments.place.join()?;
     let stream = client.register_stream()?;
+    ensure!(arguments.depth == 1 || arguments.check, "gaps are of calls that are waited for: --depth is for --check");
+    ensure!(arguments.depth >= 1, "--depth must be at least 1");
     let count = arguments.bytes.0 / 4;
-    let (send, recv) = (client.allocate(4 * count)?, client.allocate(4 * count)?);
+    let bytes = 4 * count * arguments.depth;
+    let (send, recv) = (client.allocate(bytes)?, client.allocate(bytes)?);
     let (stop, done) = (AtomicBool::new(arguments.place.rank != 0), AtomicU64::new(0));
     let rank = Rank { comm, stream, send, recv, count, arguments: &arguments };
     let (made, ran) = std::thread::scope(|scope| {
@@ -125,27 +131,37 @@ impl Rank<'_> {
     fn run(&self, stop: &AtomicBool, done: &AtomicU64) -> anyhow::Result<Vec<Instant>> {
         let (rank, nranks, last) = (self.arguments.place.rank, self.arguments.place.nranks, self.count - 1);
         let mut ends = Vec::new();
-        for number in 0.. {
+        let mut goes_on = true;
+        while goes_on {
+            let first = ends.len() as u64;
+            // Of all ranks the same, or they would not end with the same call.
+            let together = 1 + u64::from(value(0, first, last)) % self.arguments.depth;
             // SAFETY: nothing is in flight.
             let (send, recv) = unsafe { (words(self.send.as_mut_slice()), words(self.recv.as_mut_slice())) };
+            for (number, send) in (first..first + together).zip(send.chunks_exact_mut(self.count as usize)) {
+                if self.arguments.check {
+                    (0..last).zip(&mut *send).for_each(|(at, word)| *word = value(rank, number, at));
+                }
+                // The number of ranks whose operator goes on: that of rank 0, or nobody.
+                send[last as usize] = u32::from(!stop.load(Ordering::Relaxed));
+            }
             if self.arguments.check {
-                (0..last).zip(&mut *send).for_each(|(at, word)| *word = value(rank, number, at));
                 recv.fill(0xdead_beef);
             }
-            // The number of ranks whose operator goes on: that of rank 0, or nobody.
-            send[last as usize] = u32::from(!stop.load(Ordering::Relaxed));
-            let (from, to) = (self.send.at(0), self.recv.at(0));
-            self.comm.all_reduce(from, to, self.count, DataType::U32, RedOp::Sum, &self.stream)?;
-            self.stream.synchronize()?;
-            ends.push(Instant::now());
-            done.store(number + 1, Ordering::Relaxed);
-            if self.arguments.check {
-                let right = |at: u64| (0..nranks).map(|rank| value(rank, number, at)).sum::<u32>();
-                let wrong = (0..last).zip(&*recv).filter(|(at, word)| **word != right(*at)).count();
-                ensure!(wrong == 0, "rank {rank}: {wrong} elements of all-reduce {number} are wrong");
+            for place in 0..together {
+                let [from, to] = [&self.send, &self.recv].map(|region| region.at(4 * self.count * place));
+                self.comm.all_reduce(from, to, self.count, DataType::U32, RedOp::Sum, &self.stream)?;
             }
-            if recv[last as usize] == 0 {
-                break;
+            self.stream.synchronize()?;
+            ends.extend(std::iter::repeat_n(Instant::now(), together as usize));
+            done.store(first + together, Ordering::Relaxed);
+            for (number, recv) in (first..first + together).zip(recv.chunks_exact(self.count as usize)) {
+                if self.arguments.check {
+                    let right = |at: u64| (0..nranks).map(|rank| value(rank, number, at)).sum::<u32>();
+                    let wrong = (0..last).zip(recv).filter(|(at, word)| **word != right(*at)).count();
+                    ensure!(wrong == 0, "rank {rank}: {wrong} elements of all-reduce {number} are wrong");
+                }
+                goes_on &= recv[last as usize] != 0;
             }
         }
         Ok(ends)

@@ -148,7 +148,7 @@ fn draw(arrivals: &Arrivals, seed: u64) -> Vec<Coming> {
             algorithm: arrivals.algorithm,
             bytes: arrivals.bytes[random.below(arrivals.bytes.len())],
             compute: arrivals.compute[random.below(arrivals.compute.len())],
-            jitter_percent: 0,
+            jitter_percent: 0.0,
             iterations: between(arrivals.iterations, random.unit()),
         };
         let devices = arrivals.devices[random.below(arrivals.devices.len())];

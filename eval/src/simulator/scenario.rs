@@ -193,7 +193,7 @@ pub struct Work {
     /// Between two collectives.
     pub compute: DurationText,
     /// How much longer or shorter than `compute` it computes, at random.
-    pub jitter_percent: u32,
+    pub jitter_percent: f64,
     /// How often.
     pub iterations: u64,
 }
@@ -214,7 +214,7 @@ struct JobKeys {
     #[serde(default)]
     compute: DurationText,
     #[serde(default)]
-    jitter_percent: u32,
+    jitter_percent: f64,
     iterations: u64,
     #[serde(default)]
     start: DurationText,
@@ -397,8 +397,8 @@ impl Validate for Scenario {
             for (j, place) in job.ranks.iter().enumerate().filter(|(j, place)| job.ranks[..*j].contains(place)) {
                 problems.add(format!("{key}.ranks[{j}]"), format!("another rank of the job is on {place:?}"));
             }
-            if job.work.jitter_percent > 100 {
-                problems.add(format!("{key}.jitter_percent"), "no time is negative: at most 100");
+            if !(0.0..=100.0).contains(&job.work.jitter_percent) {
+                problems.add(format!("{key}.jitter_percent"), "no time is negative: 0 to 100");
             }
             if job.ranks.is_empty() {
                 problems.add(format!("{key}.ranks"), "has no ranks");

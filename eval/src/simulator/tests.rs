@@ -252,7 +252,7 @@ fn bytes_are_those_of_the_services_schedules() {
                 algorithm: ring,
                 bytes: mccs_config::Bytes(4 * count),
                 compute: mccs_config::DurationText::default(),
-                jitter_percent: 0,
+                jitter_percent: 0.0,
                 iterations: 1,
             };
             let bytes = 2.0 * traffic::bits_per_flow(&work, 7, 3) / 8.0;

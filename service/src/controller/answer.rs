@@ -272,6 +272,9 @@ pub struct Applied {
     pub rolled_back: bool,
     /// What the policy in force says besides, and services do not carry out.
     pub not_enforced: Vec<String>,
+    /// Hosts that are not there; their communicators get it when they are.
+    #[serde(default)]
+    pub away: Vec<String>,
 }
 
 impl Applied {

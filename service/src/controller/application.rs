@@ -55,10 +55,22 @@ impl Controller {
         let names = [&topology, &policy].map(|text| text.as_ref().map(|text| text.name.clone()));
         let what = names.into_iter().flatten().collect::<Vec<_>>().join(" and ");
         let begun = self.begin_files(topology, policy, now);
-        self.is_refused = begun.is_err();
-        if let Err(reason) = begun {
-            tracing::warn!(files = what, reason, "files refused; what was in force stays");
-            self.history.note(format!("{what} read"), "a file has changed", Went::Failed(reason), now);
+        self.is_refused = !matches!(begun, Ok(None));
+        match begun {
+            Ok(None) => {}
+            Ok(Some(reason)) => {
+                tracing::warn!(
+                    files = what,
+                    reason,
+                    "in force with what was in force before of the other file, which is refused"
+                );
+                let exception = format!("the other file is still refused: {reason}");
+                self.history.note(format!("{what} read"), "a file has changed", Went::DoneBut(exception), now);
+            }
+            Err(reason) => {
+                tracing::warn!(files = what, reason, "files refused; what was in force stays");
+                self.history.note(format!("{what} read"), "a file has changed", Went::Failed(reason), now);
+            }
         }
     }
 
@@ -82,28 +94,38 @@ impl Controller {
         self.history.note(format!("{file} read"), "it may have changed", Went::Failed(error), now);
     }
 
-    fn begin_files(&mut self, topology: Option<Text>, policy: Option<Text>, now: Instant) -> Result<(), String> {
+    /// Returns why one of the files is not in force as it was last read, where the other one is.
+    fn begin_files(
+        &mut self,
+        topology: Option<Text>,
+        policy: Option<Text>,
+        now: Instant,
+    ) -> Result<Option<String>, String> {
         let (last_topology, last_policy) = &mut self.texts;
         *last_topology = topology.clone().or(last_topology.take());
         *last_policy = policy.clone().or(last_policy.take());
         // Until both were read there is nothing to check them against.
         let (Some(last_topology), Some(last_policy)) = (last_topology.clone(), last_policy.clone()) else {
-            return Ok(());
+            return Ok(None);
         };
         let in_force = self.basis.as_deref().map(|basis| (basis.network.text.clone(), basis.policy_text.clone()));
         let (topology_in_force, policy_in_force) = in_force.unwrap_or((last_topology.clone(), last_policy.clone()));
         // Of two that only fit together one was saved first, and refused. Where both do not go together yet, the one that has changed may
         // fit what is in force; and if it does not, that is what is wrong with it.
-        let basis = self
-            .basis_of(last_topology, last_policy)
-            .or_else(|_| self.basis_of(topology.unwrap_or(topology_in_force), policy.unwrap_or(policy_in_force)))?;
+        let (basis, refused) = match self.basis_of(last_topology, last_policy) {
+            Ok(basis) => (basis, None),
+            Err(reason) => {
+                let (topology, policy) = (topology.unwrap_or(topology_in_force), policy.unwrap_or(policy_in_force));
+                (self.basis_of(topology, policy)?, Some(reason))
+            }
+        };
         let is_news = self.basis.as_ref().is_none_or(|before| {
             (&before.network.text.text, &before.policy_text.text) != (&basis.network.text.text, &basis.policy_text.text)
         });
         if is_news {
             self.begin(basis, "a file has changed", None, now);
         }
-        Ok(())
+        Ok(refused)
     }
 
     pub(super) fn basis_of(&self, topology: Text, policy: Text) -> Result<Basis, String> {
@@ -258,7 +280,8 @@ impl Controller {
         let failed = failed.into_iter().map(named).collect();
         let kept = kept.into_iter().map(named).collect();
         let not_enforced = self.basis.as_ref().map(|basis| basis.not_enforced.clone()).unwrap_or_default();
-        let applied = Applied { changed, paced, failed, kept, rolled_back: is_rolled_back, not_enforced };
+        let away = self.hosts().filter(|(_, reports)| !reports).map(|(host, _)| host.to_string()).collect();
+        let applied = Applied { changed, paced, failed, kept, rolled_back: is_rolled_back, not_enforced, away };
         let went = match (applied.failure(), applied.exceptions()) {
             (Some(reason), _) => Went::Failed(reason),
             (None, Some(exceptions)) => Went::DoneBut(exceptions),

@@ -1,11 +1,12 @@
-//! What the controller did, why, and how it went; the last so many.
+//! What the controller did, why, and how it went; the last so many, those of single communicators apart from all else: tenants make and end
+//! these as they like, and what operators have done is not to be forgotten for it.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
-/// Entries that are kept: a policy for a hundred communicators, and what came of it.
+/// Entries of either kind that are kept.
 pub const HISTORY_MAX: usize = 512;
 /// Bytes of a text of an entry; what is longer is cut.
 const TEXT_BYTES_MAX: usize = 2048;
@@ -37,6 +38,8 @@ pub struct Entry {
     pub why: String,
     /// How it went.
     pub went: Went,
+    /// It is of a single communicator.
+    pub of_comm: bool,
 }
 
 /// See the module's documentation.
@@ -51,12 +54,10 @@ pub struct History {
 impl History {
     /// What an earlier life has done, in order; before anything is noted.
     pub fn remember(&mut self, entries: impl IntoIterator<Item = Entry>) {
-        for Entry { number, at, what, why, went } in
-            entries.into_iter().filter(|entry| (1..u64::MAX).contains(&entry.number))
-        {
-            self.next = number - 1;
-            let is_pending = went == Went::Pending;
-            let number = self.note(what, why, went, at);
+        for entry in entries.into_iter().filter(|entry| (1..u64::MAX).contains(&entry.number)) {
+            self.next = entry.number - 1;
+            let is_pending = entry.went == Went::Pending;
+            let number = self.add(entry);
             self.untold.remove(&number);
             if is_pending {
                 self.went(number, Went::Failed("its controller ended before it was heard how it went".to_owned()));
@@ -72,13 +73,26 @@ impl History {
 
     /// Notes something. Returns its number.
     pub fn note(&mut self, what: impl Into<String>, why: impl Into<String>, went: Went, now: Instant) -> u64 {
+        self.add(Entry { number: 0, at: now, what: what.into(), why: why.into(), went, of_comm: false })
+    }
+
+    /// Notes something of a single communicator. Returns its number.
+    pub fn note_of_comm(&mut self, what: impl Into<String>, why: impl Into<String>, went: Went, now: Instant) -> u64 {
+        self.add(Entry { number: 0, at: now, what: what.into(), why: why.into(), went, of_comm: true })
+    }
+
+    /// The entry gets the next number.
+    fn add(&mut self, entry: Entry) -> u64 {
         self.next += 1;
-        if self.entries.len() >= HISTORY_MAX {
-            let forgotten = self.entries.pop_front();
+        let of_its_kind = |other: &Entry| other.of_comm == entry.of_comm;
+        if self.entries.iter().filter(|other| of_its_kind(other)).count() >= HISTORY_MAX {
+            let oldest = self.entries.iter().position(of_its_kind);
+            let forgotten = oldest.and_then(|at| self.entries.remove(at));
             forgotten.iter().for_each(|entry| _ = self.untold.remove(&entry.number));
         }
-        let (what, why) = (cut(what.into()), cut(why.into()));
-        self.entries.push_back(Entry { number: self.next, at: now, what, why, went: cut_went(went) });
+        let Entry { at, what, why, went, of_comm, .. } = entry;
+        let (what, why, went) = (cut(what), cut(why), cut_went(went));
+        self.entries.push_back(Entry { number: self.next, at, what, why, went, of_comm });
         self.untold.insert(self.next);
         self.next
     }
@@ -130,6 +144,23 @@ mod tests {
         assert_eq!((entries.len(), entries[0].number), (HISTORY_MAX, first + 1));
         assert!(matches!(&entries[0].went, Went::Failed(reason) if reason.len() <= TEXT_BYTES_MAX));
         assert!(entries.iter().all(|entry| entry.what.len() <= TEXT_BYTES_MAX));
+    }
+
+    #[test]
+    fn communicators_that_come_and_go_push_out_nothing_of_operators() {
+        let (mut history, now) = (History::default(), Instant::now());
+        let applied = history.note("policy", "an operator asked", Went::Done, now);
+        let orders: Vec<u64> =
+            (0..2 * HISTORY_MAX).map(|_| history.note_of_comm("order", "", Went::Done, now)).collect();
+        let kept: Vec<u64> = history.iter().map(|entry| entry.number).collect();
+        assert_eq!(kept, [&[applied], &orders[HISTORY_MAX..]].concat());
+        let mut next = History::default();
+        next.remember(history.iter().cloned().collect::<Vec<_>>());
+        next.note_of_comm("order", "", Went::Done, now);
+        assert_eq!(
+            next.iter().map(|entry| entry.number).take(2).collect::<Vec<_>>(),
+            [applied, orders[HISTORY_MAX + 1]]
+        );
     }
 
     #[test]

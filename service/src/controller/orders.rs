@@ -159,7 +159,7 @@ impl Controller {
             // Who refuses again and again does not fill the history.
             let entry = match refusal {
                 Some(refusal) => refusal.entry,
-                None => self.history.note(what, self.last_cause.clone(), Went::Pending, now),
+                None => self.history.note_of_comm(what, self.last_cause.clone(), Went::Pending, now),
             };
             held.order = Some(order);
             let (plan, until) = (plan.clone(), now + ORDER_TIME);

@@ -54,6 +54,11 @@ const SYNC_TIME_IS_FOR: Duration = Duration::from_secs(60);
 /// Rates are allotted anew at most so often when tenants want more or less of them.
 pub const ALLOT_EVERY: Duration = Duration::from_millis(500);
 
+/// For so many communicators all are decided for at once whenever one of them begins, ends or sends otherwise. For each one more, a pause:
+/// several times as long as the decision takes, so that tenants who make and end things all the time do not keep the controller from all else.
+const DECIDED_AT_ONCE: usize = 64;
+const PAUSE_FOR_EACH: Duration = Duration::from_millis(1);
+
 /// Hosts test their links at most so often, however many suspect a path.
 const LINKS_TESTED_EVERY: Duration = Duration::from_millis(500);
 
@@ -167,6 +172,10 @@ pub struct Controller {
     pub(super) next_order: u64,
     /// Why everything is to be decided again.
     cause: Option<String>,
+    /// It is of tenants alone, who wait for each other.
+    is_of_tenants: bool,
+    /// When it was decided last.
+    decided_at: Option<Instant>,
     /// Why it was decided last.
     pub(super) last_cause: String,
     pub(super) is_to_order: bool,
@@ -214,6 +223,8 @@ impl Controller {
             orders: BTreeMap::new(),
             next_order: 0,
             cause: None,
+            is_of_tenants: false,
+            decided_at: None,
             last_cause: String::new(),
             is_to_order: false,
             is_to_pace: false,
@@ -299,14 +310,14 @@ impl Controller {
     pub fn lost(&mut self, host: &Name, now: Instant) {
         self.count_patience(host, now);
         let Some(state) = self.hosts.get_mut(host) else { return };
-        self.superseded.remove(host);
+        // Who has been replaced stays so, also when its successor takes its links from it.
         self.elsewhere.remove(host);
         self.rates.forget(host);
         if std::mem::replace(state, HostState::Away) != HostState::Away {
             self.history.note(format!("host {host} lost"), "", Went::Done, now);
         }
+        // Its NICs that are down are so until it says something else.
         if self.equipment.remove(host).is_some() {
-            self.are_down(host, [], now);
             self.hosts_have_changed();
         }
         let cause = format!("host {host} was lost");
@@ -359,7 +370,7 @@ impl Controller {
                     if let Some(Pending { entry, .. }) = pending {
                         self.history.went(entry, Went::Failed("the communicator has ended".into()));
                     }
-                    self.because(format!("communicator {comm} ended"));
+                    self.because_of_tenants(format!("communicator {comm} ended"));
                 }
             }
             AgentMessage::Kept { links } => self.kept(from, links),
@@ -461,7 +472,7 @@ impl Controller {
         let Some(held) = self.comms.get(&comm).filter(|held| held.paced.contains_key(from)) else { return };
         let is_allotted = held.paced.get(from).is_some_and(|pace| pace.allotted_bps() > 0);
         if is_allotted && self.wants.entry(comm).or_default().insert(from.clone(), bps) != Some(bps) {
-            self.allot_at.get_or_insert(now.max(self.allotted_at + ALLOT_EVERY));
+            self.allot_at.get_or_insert(now.max(self.allotted_at + ALLOT_EVERY.max(self.pause())));
         }
     }
 
@@ -489,22 +500,24 @@ impl Controller {
                 let has_other_rings = held.report.chosen.rings != report.chosen.rings && !is_as_planned;
                 let is_by_hand = has_other_rings || (report.is_pinned && held.report.chosen != report.chosen);
                 let sends_otherwise = held.report.profile != report.profile;
-                let cause = match (held.report.is_pinned, report.is_pinned) {
-                    (true, false) => Some(format!("communicator {} was unpinned", report.comm)),
-                    _ if is_by_hand => Some(format!("communicator {} was changed by hand", report.comm)),
-                    _ if sends_otherwise => Some(format!("communicator {} sends at other times", report.comm)),
-                    _ => None,
-                };
+                let comm = report.comm.clone();
+                let is_unpinned = held.report.is_pinned && !report.is_pinned;
                 // It may not have heard yet of its place.
                 held.report = Report { arrival: report.arrival.or(held.report.arrival), ..report };
-                cause.into_iter().for_each(|cause| self.because(cause));
+                if is_unpinned {
+                    self.because(format!("communicator {comm} was unpinned"));
+                } else if is_by_hand {
+                    self.because(format!("communicator {comm} was changed by hand"));
+                } else if sends_otherwise {
+                    self.because_of_tenants(format!("communicator {comm} sends at other times"));
+                }
             }
             None if is_full => {
                 let what = format!("communicator {} left as it is", report.comm);
-                self.history.note(what, "", Went::Failed(format!("there are {COMMS_MAX} communicators")), now);
+                self.history.note_of_comm(what, "", Went::Failed(format!("there are {COMMS_MAX} communicators")), now);
             }
             None => {
-                self.because(format!("communicator {} of tenant {} began", report.comm, report.tenant));
+                self.because_of_tenants(format!("communicator {} of tenant {} began", report.comm, report.tenant));
                 let comm = report.comm.clone();
                 self.comms
                     .insert(comm, Held { report, plan: None, order: None, refusal: None, paced: BTreeMap::new() });
@@ -512,14 +525,36 @@ impl Controller {
         }
     }
 
-    /// All is to be decided again.
+    /// All is to be decided again, at once.
     pub(super) fn because(&mut self, cause: String) {
+        self.add_cause(cause);
+        self.is_of_tenants = false;
+    }
+
+    /// All is to be decided again, when it may: tenants have done something.
+    fn because_of_tenants(&mut self, cause: String) {
+        self.is_of_tenants |= self.cause.is_none();
+        self.add_cause(cause);
+    }
+
+    fn add_cause(&mut self, cause: String) {
         self.cause = Some(match self.cause.take() {
             // The first says enough.
             Some(first) if first.contains(", and more") => first,
             Some(first) => format!("{first}, and more"),
             None => cause,
         });
+    }
+
+    /// How long decisions are apart that tenants make necessary.
+    fn pause(&self) -> Duration {
+        PAUSE_FOR_EACH * self.comms.len().saturating_sub(DECIDED_AT_ONCE) as u32
+    }
+
+    /// When what tenants have done is decided for; `None` where something else, or nothing, is to be.
+    fn decides_at(&self) -> Option<Instant> {
+        let at = self.decided_at.filter(|_| self.cause.is_some() && self.is_of_tenants);
+        at.map(|at| at + self.pause())
     }
 
     /// Orders that were refused may be given again at once: the operator wants something anew.
@@ -578,9 +613,10 @@ impl Controller {
             self.because("tenants want other parts of their shares".to_owned());
         }
         loop {
-            if let Some(cause) = self.cause.take() {
+            let is_due = self.decides_at().is_none_or(|at| at <= now);
+            if let Some(cause) = self.cause.take_if(|_| is_due) {
                 self.last_cause = cause;
-                (self.allot_at, self.allotted_at) = (None, now);
+                (self.allot_at, self.allotted_at, self.decided_at) = (None, now, Some(now));
                 self.decide();
                 self.note_decided();
             }
@@ -630,8 +666,9 @@ impl Controller {
         let has_work = self.cause.is_some() || self.is_to_order || self.application.is_some();
         let waits = self.waits_until(now).filter(|_| has_work && self.superseded_by().is_none());
         let orders = self.orders.values().map(|pending| pending.until);
-        let allots = self.allot_at.map(|at| self.waits_until(now).map_or(at, |until| until.max(at)));
-        let allots = allots.filter(|_| self.superseded_by().is_none());
-        orders.chain(retries.filter(|at| *at > now)).chain(reports).chain(waits).chain(allots).min()
+        let decides = [self.allot_at, self.decides_at()].into_iter().flatten();
+        let decides = decides.map(|at| self.waits_until(now).map_or(at, |until| until.max(at)));
+        let decides = decides.filter(|_| self.superseded_by().is_none());
+        orders.chain(retries.filter(|at| *at > now)).chain(reports).chain(waits).chain(decides).min()
     }
 }

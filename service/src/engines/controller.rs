@@ -216,8 +216,8 @@ impl ControllerEngine {
         words.set_reader(mailbox.waker().clone());
         let (addresses, from) = settings.addresses.clone();
         // Those that come from here on are heard of.
-        let own_interfaces = Watch::new();
-        let equipment = Equipment { interfaces: interfaces::all(), ..settings.equipment.clone() };
+        let mut interfaces = Watch::new();
+        let equipment = Equipment { interfaces: interfaces.all(Instant::now()), ..settings.equipment.clone() };
         ControllerEngine {
             own: settings.own.clone(),
             agent: Agent::new(settings.host.clone()).with_equipment(equipment),
@@ -229,7 +229,7 @@ impl ControllerEngine {
             registry,
             words,
             probes: Probes::new(addresses, from),
-            interfaces: own_interfaces,
+            interfaces,
             seen_changes: None,
             seen_bursts: 0,
             here: BTreeMap::new(),
@@ -321,7 +321,7 @@ impl ControllerEngine {
     /// Looks at the host's interfaces, a moment after the kernel has said that there are others.
     fn look_at_interfaces(&mut self, cx: &Context) {
         if self.interfaces.changed(cx.is_readable, cx.now) {
-            let output = self.agent.has_interfaces(interfaces::all());
+            let output = self.agent.has_interfaces(self.interfaces.all(cx.now));
             self.carry_out(output);
         }
     }

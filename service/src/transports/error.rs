@@ -239,14 +239,15 @@ impl TransportError {
     }
 
     /// Whether it says that the way which a flow is to take is not there: no such device, port, address or transport. Whatever
-    /// else goes wrong is its communicator's or its peers' own, and says nothing of others' flows that are to go the same way.
+    /// else goes wrong is its communicator's or its peers' own, and says nothing of others' flows that are to go the same way; so do source
+    /// ports that are in use, which any program of the host may have taken.
     #[must_use]
     pub fn is_of_way(&self) -> bool {
         match self {
             TransportError::Option { .. } | TransportError::NoTransport { .. } | TransportError::Device { .. } => true,
             TransportError::Flow { fault, .. } => matches!(
                 fault,
-                Fault::SourcePorts { .. }
+                Fault::SourcePorts { reason: Errno::EACCES, .. }
                     | Fault::SourceAddress(_)
                     | Fault::NoDevice
                     | Fault::NoPort

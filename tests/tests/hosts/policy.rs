@@ -276,17 +276,36 @@ fn policies_are_put_in_force_under_load_and_taken_back_where_a_host_cannot() {
         }
         let refused = apply(hosts, "[policy]\nname = \"fa\"\n");
         assert!(refused.as_ref().is_err_and(|why| why.contains("apply.toml:2:1")), "{refused:?}");
-        // One spine by a port that host 1 does not have: another program's.
-        let taken = std::net::TcpListener::bind((hosts.address(1), 0)).expect("a port");
-        let port = taken.local_addr().expect("an address").port();
-        let text = topology().replacen(&format!("{}-{}", SPINES[0], SPINES[0] + 19), &format!("{port}-{port}"), 1);
-        std::fs::write(folder.path().join("topology.toml"), text).expect("a file");
+        // Its hosts have no RDMA.
+        let over_rdma = apply(hosts, &format!("{FFA}transport = \"rdma\"\n"));
+        assert!(over_rdma.as_ref().is_ok_and(|answer| !is_applied(answer)), "{over_rdma:?}");
         let taken_back = |entry: &HistoryView| matches!(&entry.went, Went::Failed(why) if why.contains("rolled back"));
         wait_until(is_over, || history(hosts).iter().any(taken_back));
-        let view = show(hosts);
-        assert_eq!(view.policy.as_deref(), Some("ffa"));
+        assert_eq!(show(hosts).policy.as_deref(), Some("ffa"));
         wait_until(is_over, || flows(hosts) == [[1, 1], [1, 1]]);
+    });
+}
+
+/// Any program of a host can have them: that takes nobody's policy back.
+#[test]
+fn source_ports_that_are_taken_keep_one_job_waiting_and_nothing_else() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut hosts = start(folder.path(), FFA);
+    with_job(&mut hosts, |hosts, _, is_over| {
+        wait_until(is_over, || epochs(hosts) == [1, 1]);
+        let taken = std::net::TcpListener::bind((hosts.address(1), 0)).expect("a port");
+        let port = taken.local_addr().expect("an address").port();
+        let ports = format!("{port}-{port}");
+        let text = topology().replacen(&format!("{}-{}", SPINES[0], SPINES[0] + 19), &ports, 1);
+        std::fs::write(folder.path().join("topology.toml"), text).expect("a file");
+        let refused = |entry: &HistoryView| matches!(&entry.went, Went::Failed(why) if why.contains(&ports));
+        wait_until(is_over, || history(hosts).iter().any(refused));
         drop(taken);
+        wait_until(is_over, || epochs(hosts) == [2, 2]);
+        let is_of_files = |entry: &HistoryView| entry.what.starts_with("policy ffa");
+        wait_until(is_over, || {
+            history(hosts).iter().rfind(|entry| is_of_files(entry)).is_some_and(|entry| entry.went == Went::Done)
+        });
     });
 }
 

@@ -359,7 +359,7 @@ impl Simulation<'_> {
         let version = self.version();
         let Some(running) = &mut self.running[job] else { return };
         let work = &self.coming[job].work;
-        let spread = f64::from(work.jitter_percent) / 100.0;
+        let spread = work.jitter_percent / 100.0;
         let factor = if spread > 0.0 { 1.0 + spread * (2.0 * running.random.unit() - 1.0) } else { 1.0 };
         let until_ns = self.now_ns + (work.compute.0.as_nanos() as f64 * factor) as u64;
         (running.state, running.version) = (State::Computing { until_ns }, version);
@@ -376,7 +376,7 @@ impl Simulation<'_> {
             running.decision.as_ref().is_none_or(|decision| decision.window.is_some() || !decision.yields.is_empty());
         let bits = running.bits;
         running.streams.iter_mut().for_each(|stream| stream.left_bits = bits);
-        if self.islands[island].jobs.len() == 1 && !timed && work.jitter_percent == 0 {
+        if self.islands[island].jobs.len() == 1 && !timed && work.jitter_percent == 0.0 {
             let (left, streams) = (running.iterations_left, running.streams.clone());
             let compute_ns = work.compute.0.as_nanos() as u64;
             let operation_ns = self.operation_ns(streams);

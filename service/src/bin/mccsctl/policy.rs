@@ -164,6 +164,9 @@ fn print_applied(applied: &Applied) {
         .for_each(|comm| say!("  {comm}: hosts were told other caps, shares, windows or times to yield"));
     applied.kept.iter().for_each(|(comm, why)| say!("  {comm} keeps its strategy, and is asked again: {why}"));
     applied.not_enforced.iter().for_each(|what| say!("  decided, not enforced: {what}"));
+    if !applied.away.is_empty() {
+        say!("  not there, and get it when they are: {}", applied.away.join(", "));
+    }
 }
 
 fn strategy(strategy: &StrategyView, indent: &str) {

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use super::bed::{Bed, TOPOLOGY, name, text};
+use super::bed::{Bed, TOPOLOGY, name, policy, text};
 use crate::controller::agent::Agent;
-use crate::controller::answer::Standing;
+use crate::controller::answer::{HistoryView, Standing};
 use crate::controller::basis::Text;
 use crate::controller::equipment::{Equipment, Interfaces};
 use crate::controller::history::Went;
@@ -97,6 +97,12 @@ fn a_host_says_so_when_its_interfaces_are_others() {
     }
     bed.run();
     assert!(read(&mut bed, nowhere.clone()).is_some_and(|why| why.lines().count() == 1 && why.contains("host[1]")));
+    // Another policy makes nobody forget it.
+    bed.controller.files(None, Some(policy("ecmp")), bed.now);
+    bed.run();
+    let still_refused = |entry: &HistoryView| matches!(&entry.went, Went::DoneBut(why) if why.contains("host[1]"));
+    assert!(bed.history().iter().any(still_refused), "{:?}", bed.history());
+    assert_eq!(bed.show().policy.as_deref(), Some("ecmp"));
     let tell = |bed: &mut Bed, interfaces: Option<&[&str]>| {
         let interfaces = interfaces.map(interfaces_that_are_up);
         let told = bed.host(&host).agent.has_interfaces(interfaces.clone());
@@ -165,6 +171,13 @@ fn flows_leave_by_other_nics_while_one_is_down() {
     let dead = bed.show().dead_links;
     assert!(dead.len() == 1 && dead[0][0] == "host-b eth0" && dead[0][2].contains("its NIC is down"), "{dead:?}");
     assert!(bed.history().iter().any(|entry| entry.what == "NIC eth0 of host host-b is down"));
+    // Nobody says that it is up while its host says nothing.
+    bed.controller.lost(&host, bed.now);
+    bed.run();
+    assert!(!bed.history().iter().any(|entry| entry.what.contains("up again")));
+    bed.controller.met(&host, bed.now);
+    bed.run();
+    assert_eq!(bed.show().dead_links, dead);
     tell(&mut bed, &[]);
     assert_eq!(leaves_by(&mut bed), all);
     assert!(bed.show().dead_links.is_empty());

@@ -205,6 +205,33 @@ fn an_old_controller_that_comes_back_orders_nothing() {
 }
 
 #[test]
+fn an_old_controller_that_its_hosts_leave_stays_replaced() {
+    let mut bed = Bed::new("ffa");
+    bed.run();
+    let others = ["host-b", "host-c", "host-d"].map(name);
+    let newer = ControllerMessage::Sync { life: 8, with_profiles: false };
+    for host in &others {
+        bed.host(host).agent.hear(&name("host-a"), newer.clone(), Instant::now()).unwrap();
+        bed.controller.met(host, bed.now);
+    }
+    bed.run();
+    assert!(bed.answer(apply("ecmp")).unwrap_err().contains("life 8"));
+    others.iter().for_each(|host| bed.controller.lost(host, bed.now));
+    bed.run();
+    assert!(bed.answer(apply("ecmp")).unwrap_err().contains("life 8"));
+}
+
+#[test]
+fn hosts_that_are_not_there_are_named_when_a_policy_is_applied() {
+    let mut bed = Bed::new("ffa");
+    bed.run();
+    bed.controller.lost(&name("host-d"), bed.now);
+    bed.pass(GRACE);
+    let Ok(ControllerAnswer::Applied(applied)) = bed.answer(apply("ecmp")) else { panic!("not applied") };
+    assert_eq!((applied.away, applied.failed), (vec!["host-d".to_owned()], vec![]));
+}
+
+#[test]
 fn a_controller_that_starts_with_its_clock_set_back_comes_after_the_lives_that_hosts_remember() {
     let mut bed = Bed::new("ffa");
     let comm = bed.begin_wide("t");
@@ -803,12 +830,44 @@ fn many_communicators_are_changed_a_few_at_a_time_and_the_history_is_bounded() {
         let under_way: usize = bed.hosts.values().map(|host| host.asked.len()).sum();
         assert!(under_way <= ORDERS_MAX);
     }
+    // Those past some are decided for a little later.
+    bed.pass(Duration::from_secs(1));
     for policy in ["ecmp", "ffa", "ecmp"] {
         let Ok(ControllerAnswer::Applied(applied)) = bed.answer(apply(policy)) else { panic!("not applied") };
         assert_eq!(applied.changed.len(), comms.len());
     }
-    assert_eq!(bed.history().len(), HISTORY_MAX);
+    let (orders, others): (Vec<_>, Vec<_>) =
+        bed.history().into_iter().partition(|entry| entry.what.starts_with("order "));
+    assert_eq!(orders.len(), HISTORY_MAX);
+    assert_eq!(others.iter().filter(|entry| entry.why == "an operator asked").count(), 3, "{others:?}");
     assert!(comms.iter().all(|comm| bed.chosen(comm).paths.is_empty()));
+}
+
+/// Tenants who begin and end things all the time do not keep the controller from what others say.
+#[test]
+fn many_communicators_that_come_and_go_are_decided_for_together_and_operators_at_once() {
+    let mut bed = Bed::new("ffa");
+    let comms: Vec<_> = (0..164).map(|_| bed.begin_wide("t")).collect();
+    bed.pass(Duration::from_secs(1));
+    let is_decided = |bed: &mut Bed, comm: &CommId| bed.chosen(comm).epoch > 0;
+    assert!(comms.iter().all(|comm| is_decided(&mut bed, comm)));
+    // All was decided a while ago.
+    bed.end(&comms[0]);
+    bed.run();
+    let first = bed.begin_wide("t");
+    bed.run();
+    assert!(!is_decided(&mut bed, &first));
+    bed.pass(Duration::from_millis(50));
+    let second = bed.begin_wide("t");
+    bed.pass(Duration::from_millis(40));
+    assert!(!is_decided(&mut bed, &first) && !is_decided(&mut bed, &second));
+    bed.pass(Duration::from_millis(20));
+    assert!(is_decided(&mut bed, &first) && is_decided(&mut bed, &second));
+    let third = bed.begin_wide("t");
+    bed.run();
+    assert!(!is_decided(&mut bed, &third));
+    let Ok(ControllerAnswer::Applied(applied)) = bed.answer(apply("ecmp")) else { panic!("not applied") };
+    assert_eq!((applied.changed.len(), is_decided(&mut bed, &third)), (comms.len() + 2, true));
 }
 
 #[test]

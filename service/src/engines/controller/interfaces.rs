@@ -1,8 +1,10 @@
 //! Network interfaces of this host, looked at again when the kernel says that there are others.
 //!
 //! What the kernel says is taken as a hint, and not read: what counts is what is there then. Containers that begin have several interfaces
-//! made and renamed, so a moment passes before all are looked at.
+//! made and renamed, so a moment passes before all are looked at. One that was down counts as down until it has been up for a while: strategies
+//! are changed for it either way, and a bad cable comes and goes.
 
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -14,6 +16,8 @@ use crate::transports::tcp;
 
 /// From the first word of the kernel's until interfaces are looked at.
 const TOGETHER: Duration = Duration::from_millis(100);
+/// How long one that was down has to be up, without having been down again as often as was looked.
+const UP_FOR: Duration = Duration::from_secs(2);
 /// Words that are taken at a time; the rest is taken at the next poll.
 const WORDS_MAX: usize = 256;
 /// Interfaces, and addresses, which may have labels of their own.
@@ -23,6 +27,8 @@ const GROUPS: i32 = libc::RTMGRP_LINK | libc::RTMGRP_IPV4_IFADDR;
 pub(super) struct Watch {
     words: Option<OwnedFd>,
     look_at: Option<Instant>,
+    /// Those that count as down; and until when, where they are up.
+    down: BTreeMap<String, Option<Instant>>,
 }
 
 impl Watch {
@@ -31,7 +37,7 @@ impl Watch {
         let words = listen().inspect_err(|error| {
             tracing::warn!(%error, "the controller is told of the interfaces that there are now, and not of others when there are");
         });
-        Watch { words: words.ok(), look_at: None }
+        Watch { words: words.ok(), look_at: None, down: BTreeMap::new() }
     }
 
     /// Readable when there may be others.
@@ -47,9 +53,35 @@ impl Watch {
     /// Whether those that there are may be others than when this was asked last.
     pub(super) fn changed(&mut self, is_readable: bool, now: Instant) -> bool {
         if is_readable && self.has_news() {
-            self.look_at.get_or_insert(now + TOGETHER);
+            let soon = now + TOGETHER;
+            self.look_at = Some(self.look_at.map_or(soon, |at| at.min(soon)));
         }
         self.look_at.take_if(|at| *at <= now).is_some()
+    }
+
+    /// All that there are, as a topology may call them; `None` where the kernel does not say, or there are too many to tell.
+    pub(super) fn all(&mut self, now: Instant) -> Option<Interfaces> {
+        let found = tcp::interfaces().inspect_err(|error| tracing::warn!(%error, "interfaces are not known")).ok()?;
+        let all: BTreeMap<String, bool> = found.into_iter().filter(|(name, _)| is_name(name)).collect();
+        (all.len() <= INTERFACES_MAX).then(|| self.settled(all, now))
+    }
+
+    /// Interfaces, and whether they are up, of which some count as down for a while longer; these are looked at again.
+    fn settled(&mut self, all: BTreeMap<String, bool>, now: Instant) -> Interfaces {
+        self.down.retain(|name, _| all.contains_key(name));
+        for (name, is_up) in &all {
+            if !is_up {
+                self.down.insert(name.clone(), None);
+            } else if let Some(until) = self.down.get_mut(name)
+                && *until.get_or_insert(now + UP_FOR) <= now
+            {
+                self.down.remove(name);
+            }
+        }
+        self.look_at = self.down.values().flatten().min().copied();
+        let down = (0..).zip(all.keys()).filter(|(_, name)| self.down.contains_key(*name)).map(|(place, _)| place);
+        let down = down.collect();
+        Interfaces { down, all: all.into_keys().collect() }
     }
 
     fn has_news(&self) -> bool {
@@ -75,27 +107,40 @@ fn listen() -> Result<OwnedFd, Errno> {
     Ok(words)
 }
 
-/// All that there are, as a topology may call them; `None` where the kernel does not say, or there are too many to tell.
-pub(super) fn all() -> Option<Interfaces> {
-    let mut all = tcp::interfaces().inspect_err(|error| tracing::warn!(%error, "interfaces are not known")).ok()?;
-    all.retain(|name, _| is_name(name));
-    let is_told = all.len() <= INTERFACES_MAX;
-    is_told.then(|| {
-        let down = (0..).zip(all.values()).filter(|(_, is_up)| !**is_up).map(|(place, _)| place).collect();
-        Interfaces { all: all.into_keys().collect(), down }
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn the_kernel_says_what_there_is() {
-        let there = all().expect("it says");
+        let there = Watch::new().all(Instant::now()).expect("it says");
         let all = &there.all;
         assert!(all.iter().any(|name| name == "lo") && there.names_down().all(|name| name != "lo"), "{there:?}");
         assert!(all.is_sorted() && all.windows(2).all(|names| names[0] != names[1]), "{all:?}");
+    }
+
+    #[test]
+    fn who_comes_and_goes_is_down_until_it_stays() {
+        let (mut watch, began) = (Watch::new(), Instant::now());
+        let mut look = |after: Duration, is_up: bool| {
+            let all = [("eth0".to_owned(), true), ("eth1".to_owned(), is_up)].into_iter().collect();
+            let down = watch.settled(all, began + after).names_down().map(str::to_owned).collect::<Vec<_>>();
+            (down, watch.next_deadline().map(|at| at - began))
+        };
+        let second = Duration::from_secs(1);
+        let is_down = || vec!["eth1".to_owned()];
+        assert_eq!(look(Duration::ZERO, true), (vec![], None));
+        assert_eq!(look(second, false), (is_down(), None), "at once");
+        assert_eq!(look(2 * second, true), (is_down(), Some(2 * second + UP_FOR)));
+        assert_eq!(look(3 * second, false), (is_down(), None));
+        assert_eq!(look(4 * second, true), (is_down(), Some(4 * second + UP_FOR)));
+        assert_eq!(
+            look(5 * second, true),
+            (is_down(), Some(4 * second + UP_FOR)),
+            "counted from when it was first seen up"
+        );
+        assert_eq!(look(4 * second + UP_FOR, true), (vec![], None));
+        assert_eq!(look(9 * second, false).0, is_down(), "at once, again");
     }
 
     /// A socket of the test's stands for the kernel's.
