@@ -3,7 +3,7 @@
 changes with every element of every result checked, then gaps between completions, with and without changes in turn.
 
 usage: changes.py FABRIC.toml NAME [--ranks-per-host 2] [--checked 100000] [--measured 1000] [--bytes 65536,8388608]
-                  [--paths 20000-20099,20100-20199] [--devices] [--paces]
+                  [--depth 1] [--paths 20000-20099,20100-20199] [--devices] [--paces]
 
 With --devices each host has a second interface beside its first (macvlan), and ways leave by the one, the other, or whichever the
 host's routes say. With --paces the first host is the controller, and the tenant's cap, weight or window changes every few changes.

@@ -21,9 +21,10 @@ use std::time::{Duration, Instant};
 
 use super::queues::{Hold, Holder, Queues, UnderWay};
 
-/// How often operations that are under way are looked at: between the shortest pause and the longest, doubled each time.
+/// How often operations that are under way are looked at: between the shortest pause and the longest, doubled each time; the shortest while others
+/// are held, which may have come meanwhile.
 const LOOK_AFTER: Duration = Duration::from_micros(100);
-const LOOK_AFTER_MAX: Duration = Duration::from_millis(10);
+const LOOK_AFTER_MAX: Duration = Duration::from_millis(1);
 /// How long operations are held for those that have come to end: what is honest takes some milliseconds.
 const HELD_MAX: Duration = Duration::from_millis(100);
 /// How long they go on afterwards.
@@ -80,7 +81,7 @@ fn hold_all<H: Holder, F>(queues: &Queues<H, F>, issue: &impl Fn(&F)) -> Instant
         let now = Instant::now();
         if queues.hold(Hold::Unready, issue) == UnderWay::Unready {
             std::thread::sleep(pause);
-            pause = (pause * 2).min(LOOK_AFTER_MAX);
+            pause = if queues.is_crowded() { LOOK_AFTER } else { (pause * 2).min(LOOK_AFTER_MAX) };
         } else if becomes_so(HELD_MAX, || queues.hold(Hold::All, issue) == UnderWay::Nothing) {
             return now;
         } else {
