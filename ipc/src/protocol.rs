@@ -87,7 +87,7 @@ pub enum Request {
         /// what is longer ([`Response::Comm`]).
         by_engines: bool,
     },
-    /// Leaves a communicator; the reply comes when this rank's operations have ended.
+    /// Leaves a communicator; the reply comes when this rank's operations have ended. Until then it can be aborted, and nothing else.
     DestroyComm { comm: Handle },
     /// Ends a communicator now: outstanding operations of all its ranks fail. With the `CUresult` that this rank cannot go on for, if it
     /// is that: the service names it to the others.

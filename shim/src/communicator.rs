@@ -472,7 +472,12 @@ impl Communicator {
     /// # Errors
     /// [`Error::ServiceGone`].
     pub fn abort(&self) -> Result<(), Error> {
-        self.client.0.requests.call(Request::AbortComm { comm: self.shared.handle, cuda_error: None }, &[]).map(drop)
+        let request = Request::AbortComm { comm: self.shared.handle, cuda_error: None };
+        match self.client.0.requests.call(request, &[]) {
+            // The service knows it no more: there is nothing to end.
+            Err(Error::Refused { .. }) if self.shared.has_left() => Ok(()),
+            asked => asked.map(drop),
+        }
     }
 
     /// As [`Communicator::abort`], without waiting for the service; for what the driver returned, if it is that.

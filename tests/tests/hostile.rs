@@ -425,6 +425,32 @@ fn a_peer_that_goes_leaves_nobody_waiting_for_one_of_many_joins() {
     });
 }
 
+/// Who has asked to leave, and waits for a message to be taken that nobody takes, can still end that; and once it has left, nothing.
+#[test]
+fn a_rank_that_waits_to_leave_can_end_what_it_waits_for() {
+    let service = TestService::start(SETTINGS);
+    let id = mccs::unique_id().expect("an id");
+    let [mut raw, _other] = std::thread::scope(|scope| {
+        let service = &service;
+        let ranks = [0, 1].map(|rank| scope.spawn(move || Raw::join(service, id, rank, 2)));
+        ranks.map(|rank| rank.join().expect("a rank"))
+    });
+    let message = Command { opcode: Opcode::Send as u32, root: 1, recv: BufferRef::NONE, ..raw.command() };
+    assert!(raw.push(&message));
+    let comm = raw.comm;
+    let request = Request::DestroyComm { comm };
+    raw.socket.send(&RequestEnvelope { id: 1000, request: request.clone() }, &[]).expect("sent");
+    // Those that end something are served in their order: the first has been.
+    assert!(matches!(raw.ask(request, &[]), Response::Error { .. }));
+    let abort = || Request::AbortComm { comm, cuda_error: None };
+    let answer = raw.ask(abort(), &[]);
+    assert!(matches!(answer, Response::Done), "{answer:?}");
+    let (left, _) = receive(&raw.socket).expect("an answer");
+    assert!(left.id == 1000 && matches!(left.response, Response::Done), "{left:?}");
+    assert!(matches!(raw.ask(abort(), &[]), Response::Error { .. }));
+    assert!(raw.failed().contains("rank 0 aborted"));
+}
+
 /// Failures pile up unread: the ring of completions is full, the words still rise, the session lives.
 #[test]
 fn a_session_that_never_reads_its_failures_is_released_all_the_same() {

@@ -382,7 +382,8 @@ impl SimRank {
 
     fn leave(&mut self, comm: Handle, end: Option<RankEnd>, host: &SimHost, now: Instant) -> Option<Instant> {
         let Some(connected) = &self.connected else { return None };
-        let message = ProxyMessage::Leave { comm, rank: self.rank, request: 2, reply: connected.replies.sender() };
+        let (rank, tenant_comm, reply) = (self.rank, Handle::NONE, connected.replies.sender());
+        let message = ProxyMessage::Leave { comm, rank, request: 2, tenant_comm, reply };
         if host.proxy.send(message).is_ok() {
             self.state = State::Leaving(end);
         }
@@ -400,7 +401,7 @@ impl SimRank {
     fn leaving(&mut self, end: Option<RankEnd>, now: Instant, rng: &mut StdRng) -> Result<Option<Instant>, String> {
         let reply = self.connected.as_ref().and_then(|connected| connected.replies.pop());
         let Some(reply) = reply else { return Ok(None) };
-        if !matches!(reply, ProxyReply::Left { request: 2 }) {
+        if !matches!(reply, ProxyReply::Left { request: 2, .. }) {
             return Err(format!("rank {} wanted to leave and was told something else", self.rank));
         }
         (self.phase, self.next_unit) = (self.phase + 1, 0);

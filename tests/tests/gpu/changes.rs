@@ -2,9 +2,11 @@
 //! were captured with until they are destroyed.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
-use anyhow::ensure;
+use anyhow::{Context, ensure};
 use mccs_config::change::StrategyChange;
 use mccs_config::service::LargeFrom;
 use mccs_cuda::{OwnedStream, RawStream};
@@ -15,11 +17,14 @@ use mccs_tests::TestService;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-use super::TENANTS;
 use super::ranks::{Buffers, Place, Player, Rank, Role, call, capture, enqueue, everybody};
+use super::{LARGE, TENANTS, while_nothing_is_freed};
 
-pub const ROLES: &[(&str, Role)] =
-    &[("runs_in_rounds", runs_in_rounds), ("captures_and_replays", captures_and_replays)];
+pub const ROLES: &[(&str, Role)] = &[
+    ("runs_in_rounds", runs_in_rounds),
+    ("captures_and_replays", captures_and_replays),
+    ("destroys_a_graph_late", destroys_a_graph_late),
+];
 
 /// Changes of a run.
 const CHANGES: u64 = 400;
@@ -140,6 +145,61 @@ fn captures_and_replays(place: &Place) -> anyhow::Result<()> {
         }
         Ok(())
     })
+}
+
+/// Destroys a graph when its communicator has gone, and another one is there.
+fn destroys_a_graph_late(place: &Place) -> anyhow::Result<()> {
+    let (id, ends) = (mccs::unique_id()?, Rounds::until(place, "ends"));
+    place.each_rank(|Rank { context, comm, stream, together }| {
+        let (own, call, has_gone) = (comm.rank(), call(0, place.nranks, 1000), Arc::new(AtomicBool::new(false)));
+        let at = Buffers::of(&context, &call)?;
+        let graph = capture(&stream, &together, |stream| {
+            enqueue(&comm, &call, &at, stream)?;
+            let has_gone = Arc::clone(&has_gone);
+            // SAFETY: the stream lives, and is captured.
+            unsafe {
+                let capture = stream.capture()?.context("it is captured")?;
+                Ok(capture.when_gone(move || has_gone.store(true, Ordering::Release))?)
+            }
+        })?;
+        comm.destroy()?;
+        let next = place.join(own, id, together)?;
+        drop(graph);
+        while !has_gone.load(Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+        // The driver is calling the library, too.
+        std::thread::sleep(Duration::from_millis(100));
+        next.together.wait();
+        if own == 0 {
+            println!("has destroyed it");
+        }
+        while ends.go_on(&next) {
+            at.fill(&call, own)?;
+            enqueue(&next.comm, &call, &at, next.stream.raw())?;
+            // SAFETY: the stream lives.
+            unsafe { next.stream.raw().synchronize()? };
+            at.check(&call, own)?;
+        }
+        Ok(())
+    })
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn a_graph_that_goes_after_its_communicator_holds_up_no_other() {
+    let service = TestService::start(LARGE);
+    while_nothing_is_freed(&service, || {
+        let place = everybody(&service, 1);
+        let mut player = Player::start("destroys_a_graph_late", &place);
+        player.hears("has destroyed it");
+        let comms = service.service().registry.comms();
+        let next = comms.iter().find(|comm| comm.tenant == "b").expect("the other one");
+        let page = next.direct.as_ref().expect("on GPUs").page();
+        assert!((0..place.nranks).all(|rank| !page.has_graphs(rank)));
+        std::fs::write(sign(&place, "ends"), "").expect("a sign");
+        player.ends_well();
+    });
 }
 
 /// As `mccsctl` asks it, of the only communicator there is.

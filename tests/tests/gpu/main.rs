@@ -43,6 +43,7 @@ const ROLES: &[(&str, Role)] = &[
     ("mixes_communicators", mixes_communicators),
     ("stalls", stalls),
     ("comes_and_goes", comes_and_goes),
+    ("aborts_late", aborts_late),
     ("aborts", aborts),
     ("waits_alone", waits_alone),
     ("runs", runs),
@@ -360,11 +361,50 @@ fn comes_and_goes(place: &Place) -> anyhow::Result<()> {
 fn who_does_not_come_lets_others_come_and_go() {
     let nranks = gpus().expect("GPUs").len().clamp(2, 8);
     let service = TestService::start(&format!("{LARGE}max_communicators = {}\n", 4 * nranks));
-    let mut stalled = Player::start("stalls", &everybody(&service, 0));
+    while_nothing_is_freed(&service, || drop(Player::start("comes_and_goes", &everybody(&service, 1)).ends_well()));
+}
+
+/// Does something while the first tenant's streams do not come to what it called, so that what others end is kept for their next.
+fn while_nothing_is_freed(service: &TestService, then: impl FnOnce()) {
+    let mut stalled = Player::start("stalls", &everybody(service, 0));
     stalled.hears("is there");
-    Player::start("comes_and_goes", &everybody(&service, 1)).ends_well();
+    then();
     stalled.kill();
     wait_until(|| service.service().registry.comms().is_empty());
+}
+
+/// Aborts a communicator, and calls on it, that it has left, when another one has come.
+fn aborts_late(place: &Place) -> anyhow::Result<()> {
+    let id = mccs::unique_id()?;
+    place.each_rank(|first| {
+        let call = call(0, place.nranks, 1000);
+        let at = Buffers::of(&first.context, &call)?;
+        let run = |rank: &Rank| {
+            at.fill(&call, rank.comm.rank())?;
+            rank.together.wait();
+            enqueue(&rank.comm, &call, &at, rank.stream.raw())?;
+            // SAFETY: the stream lives.
+            unsafe { rank.stream.raw().synchronize()? };
+            at.check(&call, rank.comm.rank())
+        };
+        run(&first)?;
+        first.comm.finalize()?;
+        let second = place.join(first.comm.rank(), id, Arc::clone(&first.together))?;
+        run(&second)?;
+        second.together.wait();
+        first.comm.abort()?;
+        ensure!(enqueue(&first.comm, &call, &at, first.stream.raw()).is_err());
+        run(&second)?;
+        ensure!(first.comm.async_error().is_none() && second.comm.async_error().is_none());
+        Ok(())
+    })
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn an_abort_of_what_a_rank_has_left_ends_nothing_else() {
+    let service = TestService::start(LARGE);
+    while_nothing_is_freed(&service, || drop(Player::start("aborts_late", &everybody(&service, 1)).ends_well()));
 }
 
 #[test]

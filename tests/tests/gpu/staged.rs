@@ -24,6 +24,7 @@ pub const ROLES: &[(&str, Role)] = &[
     ("refuses_large_groups", refuses_large_groups),
     ("replays_alone", replays_alone),
     ("replays_many", replays_many),
+    ("leaves_while_a_graph_waits", leaves_while_a_graph_waits),
     ("leaves_at_once", leaves_at_once),
     ("runs_ahead", runs_ahead),
 ];
@@ -558,6 +559,56 @@ fn a_graph_goes_on_when_a_rank_does_not_come() {
     let hosts = TestHosts::start(2, &format!("{TENANTS}[limits]\noperation_timeout = \"1s\"\n"));
     let said = play_halves("replays_alone", &hosts).join("");
     assert!(said.contains("rank 0 was told") && said.contains("rank 1 was told"), "{said}");
+}
+
+/// Rank 0 leaves while its graph waits for the others, who do not come to it: another thread may ask meanwhile, and end the wait.
+fn leaves_while_a_graph_waits(place: &Place) -> anyhow::Result<()> {
+    place.each_rank(|rank| {
+        let Rank { context, comm, stream, together } = &rank;
+        let call = call(0, place.nranks, 1000);
+        let at = Buffers::of(context, &call)?;
+        at.fill(&call, comm.rank())?;
+        let mut graph = capture(stream, together, |stream| enqueue(comm, &call, &at, stream))?;
+        // SAFETY: communicator, buffers and stream live, here and below.
+        unsafe {
+            graph.launch(stream.raw())?;
+            stream.raw().synchronize()?;
+        }
+        at.check(&call, comm.rank())?;
+        if comm.rank() == 0 {
+            // SAFETY: as above.
+            unsafe { graph.launch(stream.raw())? };
+            // The graph calls back for it.
+            std::thread::sleep(Duration::from_millis(200));
+            std::thread::scope(|scope| {
+                let leaving = scope.spawn(|| comm.finalize());
+                std::thread::sleep(Duration::from_millis(200));
+                ensure!(!leaving.is_finished() && comm.async_error().is_none());
+                println!("waits");
+                comm.abort()?;
+                anyhow::Ok(leaving.join().expect("a thread that does not panic")?)
+            })?;
+            // SAFETY: as above.
+            unsafe { stream.raw().synchronize()? };
+        }
+        println!("rank {} was told: {}", comm.rank(), super::told(&rank));
+        Ok(())
+    })
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn an_abort_ends_a_wait_for_graphs() {
+    let hosts = TestHosts::start(2, TENANTS);
+    let service = TestService::start(&strict("auto"));
+    let strict = Player::start("leaves_while_a_graph_waits", &everybody(&service, 0)).ends_well();
+    for said in [play_halves("leaves_while_a_graph_waits", &hosts).join(""), strict] {
+        let told = |rank| {
+            said.lines()
+                .any(|line| line.starts_with(&format!("rank {rank} was told")) && line.contains("rank 0 aborted"))
+        };
+        assert!(told(0) && told(1), "{said}");
+    }
 }
 
 #[test]

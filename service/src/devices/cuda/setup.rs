@@ -43,6 +43,14 @@ struct Kit {
     areas: Vec<(usize, DeviceMemory)>,
 }
 
+impl Kit {
+    /// Whether ranks had graphs when they left that have not gone since: the driver says so on the page when they go.
+    fn has_graphs(&self) -> bool {
+        let ranks = 0..self.areas.len() as u32;
+        self.engines.iter().any(|(_, parts)| ranks.clone().any(|rank| parts.page().has_graphs(rank)))
+    }
+}
+
 /// The ranks' areas. When dropped they go to the thread that frees, with what the copy engines have left; or can be used again until that comes to it.
 struct Memory {
     areas: Vec<(usize, DeviceMemory)>,
@@ -236,7 +244,7 @@ impl Setup {
 
     /// What a communicator of the same shape was made of, as new: nothing of what it did is there any more.
     fn spare(&self, shape: &Shape) -> Option<Kit> {
-        let kit = self.spares.take(shape)?;
+        let kit = self.spares.take(shape, |kit| !kit.has_graphs())?;
         if let Err(error) = kit.areas.iter().try_for_each(|(gpu, area)| area.zero(&self.streams[*gpu])) {
             tracing::debug!(%error, "memory of a communicator that has ended is not used again");
             self.find_lost(&error, shape.gpus.iter().copied());

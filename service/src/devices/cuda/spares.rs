@@ -6,7 +6,9 @@
 //! cost nobody anything; all goes when the thread that frees comes to it, which it does at once where nobody holds it up.
 //!
 //! Never another tenant's: processes keep areas and pages open for as long as they like. And only what all ranks have left in order: then their
-//! kernels have ended, and a well-meaning process touches it no more.
+//! kernels have ended, and a well-meaning process touches it no more. But for graphs: each counts on the page until the driver says that it has gone, which may be
+//! long after. What has some is taken by nobody until then. (With a page alone made anew the old one would be left, and its registration: each time, and nobody
+//! pays for those.) A tenant that writes another count there keeps its own from itself, or spoils it.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -78,10 +80,10 @@ impl<K: Send + 'static> Spares<K> {
         }
     }
 
-    /// What one of this shape was made of, the last first. Its charges end: its next owner has its own.
-    pub(super) fn take(&self, shape: &Shape) -> Option<K> {
+    /// What one of this shape was made of that nobody uses, the last first. Its charges end: its next owner has its own.
+    pub(super) fn take(&self, shape: &Shape, is_unused: impl Fn(&K) -> bool) -> Option<K> {
         let mut state = self.state();
-        let at = state.waiting.iter().rposition(|spare| spare.shape == *shape)?;
+        let at = state.waiting.iter().rposition(|spare| spare.shape == *shape && is_unused(&spare.kit))?;
         Some(state.waiting.remove(at).kit)
     }
 }
@@ -144,18 +146,22 @@ mod tests {
         // Far more than its quota of four, one after the other.
         for _ in 0..1000 {
             let charges = charges(&own);
-            let taken = kit.take().unwrap_or_else(|| spares.take(&shape("b", &[0, 1], 7)).expect("what it had before"));
+            let taken = kit
+                .take()
+                .unwrap_or_else(|| spares.take(&shape("b", &[0, 1], 7), |_| true).expect("what it had before"));
             spares.keep(shape("b", &[0, 1], 7), taken, charges);
             assert_eq!(own.used(Resource::Communicators), 0);
         }
         // What is another's, or elsewhere, or not as large, is not for it.
         let others = [("a", &[0, 1][..], 7), ("b", &[1, 0], 7), ("b", &[0], 7), ("b", &[0, 1], 8)];
-        assert!(others.iter().all(|(tenant, gpus, bytes)| spares.take(&shape(tenant, gpus, *bytes)).is_none()));
+        assert!(
+            others.iter().all(|(tenant, gpus, bytes)| spares.take(&shape(tenant, gpus, *bytes), |_| true).is_none())
+        );
         assert!(frees.try_recv().is_err(), "nothing is freed beside what does not come");
         late.come_to(1);
         queues.ended(Arc::as_ptr(&late), 1, |_| ());
         assert_eq!(frees.recv(), Ok(0));
-        assert!(spares.take(&shape("b", &[0, 1], 7)).is_none());
+        assert!(spares.take(&shape("b", &[0, 1], 7), |_| true).is_none());
         // And again.
         spares.keep(shape("b", &[0, 1], 7), Kit(1, freed), Vec::new());
         assert_eq!(frees.recv(), Ok(1));
@@ -176,12 +182,34 @@ mod tests {
         spares.keep(shape("c", &[0, 1], 0), Kit(6, freed.clone()), charges(&other));
         assert_eq!(other.used(Resource::Communicators), 0);
         // Taken again, they are paid for by who has them.
-        drop(spares.take(&shape("b", &[0, 1], 5)));
+        drop(spares.take(&shape("b", &[0, 1], 5), |_| true));
         assert_eq!((frees.recv(), own.used(Resource::Communicators)), (Ok(5), 2));
         late.come_to(1);
         queues.ended(Arc::as_ptr(&late), 1, |_| ());
         let mut all: Vec<_> = (0..6).map(|_| frees.recv().expect("all are freed")).collect();
         all.sort_unstable();
         assert_eq!((all, own.used(Resource::Communicators)), (vec![0, 1, 2, 3, 4, 6], 0));
+    }
+
+    #[test]
+    fn what_is_still_used_waits_and_others_are_taken() {
+        let queues: Arc<Queues<Comm, u32>> = Arc::new(Queues::new(8));
+        let spares = Spares::new(Frees::start(Arc::clone(&queues), |_| ()).expect("a thread").0);
+        let late = comm(&[0], 0);
+        assert_eq!(queues.offer(&late, 1, 1, |_| ()), [1]);
+        let (freed, frees) = mpsc::channel();
+        let same = shape("b", &[0, 1], 7);
+        for n in 0..3 {
+            spares.keep(same.clone(), Kit(n, freed.clone()), Vec::new());
+        }
+        let take = |used: &[u32]| spares.take(&same, |kit| !used.contains(&kit.0)).map(|kit| kit.0);
+        assert_eq!([take(&[0, 2]), take(&[0, 2]), take(&[0]), take(&[])], [Some(1), None, Some(2), Some(0)]);
+        assert_eq!(frees.try_iter().collect::<Vec<_>>(), [1, 2, 0], "by this test alone");
+        // What is used to the end is freed like all else.
+        spares.keep(same.clone(), Kit(3, freed), Vec::new());
+        assert_eq!(take(&[3]), None);
+        late.come_to(1);
+        queues.ended(Arc::as_ptr(&late), 1, |_| ());
+        assert_eq!(frees.recv(), Ok(3));
     }
 }

@@ -163,13 +163,19 @@ impl SessionEngine {
             Request::DestroyComm { comm } => match self.tables.comms.get(comm) {
                 Some(CommSlot::Ready { comm: proxy_comm, place, rank, .. }) => {
                     let (comm_at_proxy, place, rank, reply) = (*proxy_comm, *place, *rank, self.replies.sender());
-                    self.tables.comms.remove(comm);
-                    self.send(place, ProxyMessage::Leave { comm: comm_at_proxy, rank, request: id, reply });
+                    if let Some(slot) = self.tables.comms.get_mut(comm) {
+                        *slot = CommSlot::Leaving { comm: comm_at_proxy, place, rank };
+                    }
+                    let (request, tenant_comm) = (id, comm);
+                    self.send(place, ProxyMessage::Leave { comm: comm_at_proxy, rank, request, tenant_comm, reply });
                 }
                 _ => self.refuse(id, ErrorClass::InvalidArgument, format!("there is no communicator {comm:?}")),
             },
             Request::AbortComm { comm, cuda_error } => match self.tables.comms.get(comm) {
-                Some(CommSlot::Ready { comm: proxy_comm, place, rank, .. }) => {
+                Some(
+                    CommSlot::Ready { comm: proxy_comm, place, rank, .. }
+                    | CommSlot::Leaving { comm: proxy_comm, place, rank, .. },
+                ) => {
                     let (place, message) = (*place, ProxyMessage::Abort { comm: *proxy_comm, rank: *rank, cuda_error });
                     self.send(place, message);
                     self.answer(id, Response::Done, &[]);
@@ -365,7 +371,10 @@ impl SessionEngine {
                 self.tables.comms.remove(tenant_comm);
                 self.refuse(request, class, message);
             }
-            ProxyReply::Left { request } => self.answer(request, Response::Done, &[]),
+            ProxyReply::Left { request, tenant_comm } => {
+                self.tables.comms.remove(tenant_comm);
+                self.answer(request, Response::Done, &[]);
+            }
         }
     }
 }

@@ -33,6 +33,8 @@ pub(super) enum CommSlot {
         /// Rounds of the board that the rank has begun.
         rounds: u64,
     },
+    /// The rank leaves when its operations have ended. Until then the tenant can only end them.
+    Leaving { comm: Handle, place: Place, rank: u32 },
 }
 
 /// All handles of a session.

@@ -181,12 +181,12 @@ impl ProxyEngine {
         match message {
             ProxyMessage::Operation(operation) => self.enqueue(operation, now),
             ProxyMessage::Join(request) => self.join(*request, now),
-            ProxyMessage::Leave { comm, rank, request, reply } => {
+            ProxyMessage::Leave { comm, rank, request, tenant_comm, reply } => {
                 if let Some(member) = self.member(comm, rank) {
                     member.leaving = Some((request, reply));
                     self.settle(comm);
                 } else {
-                    let _ = reply.send(ProxyReply::Left { request });
+                    let _ = reply.send(ProxyReply::Left { request, tenant_comm });
                 }
             }
             ProxyMessage::Abort { comm, rank, cuda_error } => {
@@ -334,7 +334,8 @@ impl ProxyEngine {
                 departed.push(rank);
                 if let Some((request, reply)) = live.members[at].leaving.take() {
                     // A full or gone mailbox means that the session is ending: nobody waits for the answer.
-                    let _ = reply.send(ProxyReply::Left { request });
+                    let tenant_comm = live.members[at].tenant_comm;
+                    let _ = reply.send(ProxyReply::Left { request, tenant_comm });
                 }
             }
         }

@@ -186,7 +186,7 @@ pub enum ProxyMessage {
     /// A rank joins.
     Join(Box<JoinRequest>),
     /// A rank leaves when its operations have ended. Answered to `request`.
-    Leave { comm: Handle, rank: u32, request: u64, reply: Sender<ProxyReply> },
+    Leave { comm: Handle, rank: u32, request: u64, tenant_comm: Handle, reply: Sender<ProxyReply> },
     /// A tenant ends a communicator.
     Abort { comm: Handle, rank: u32, cuda_error: Option<u32> },
     /// A GPU is of no use to the device any more.
@@ -247,5 +247,5 @@ pub enum ProxyReply {
     /// It is not going to be.
     JoinFailed { request: u64, tenant_comm: Handle, class: ErrorClass, message: String },
     /// A rank has left.
-    Left { request: u64 },
+    Left { request: u64, tenant_comm: Handle },
 }

@@ -4,8 +4,8 @@
 //! may be after the communicator has left.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 use mccs_cuda::{
     Context, DeviceAddress, Function, HostRegistration, ImportedMemory, IpcHandle, Kernels, OwnedStream, is_sticky,
@@ -16,6 +16,7 @@ use mccs_ipc::types::{ErrorClass, Handle};
 use mccs_kernels::cuda::{AreaLayout, contradiction};
 
 use super::LOOK_AGAIN_AFTER;
+use crate::client::locked;
 use crate::cuda::cuda_error;
 use crate::cuda::resources::{import, kernels};
 use crate::cuda::watch::Awaited;
@@ -38,12 +39,17 @@ pub(super) struct Member {
     pub(super) page: Arc<DirectPage>,
     /// Whether the service knows of the contradiction on the page.
     is_told: AtomicBool,
+    /// Whether the rank has left: from then on the page may be another communicator's. Locked while something is written that others go by, and never
+    /// while something is waited for.
+    has_left: Mutex<bool>,
 }
 
 impl Awaited for Member {
     fn let_through(&self) {
-        self.page.abort();
-        self.page.release_all();
+        self.unless_left(|page| {
+            page.abort();
+            page.release_all();
+        });
     }
 }
 
@@ -91,7 +97,30 @@ impl Member {
             registration,
             page: Arc::new(page),
             is_told,
+            has_left: Mutex::new(false),
         })
+    }
+
+    /// Ends this communicator's kernels, if the rank has not left.
+    pub(super) fn stop(&self) {
+        self.unless_left(DirectPage::abort);
+    }
+
+    fn unless_left(&self, write: impl FnOnce(&DirectPage)) {
+        let has_left = locked(&self.has_left);
+        if !*has_left {
+            write(&self.page);
+        }
+    }
+
+    /// The rank is about to leave: its kernels have ended.
+    pub(super) fn leave(&self) {
+        *locked(&self.has_left) = true;
+    }
+
+    /// Whether the rank has left, or is about to.
+    pub(super) fn has_left(&self) -> bool {
+        *locked(&self.has_left)
     }
 
     /// A kernel by name.
@@ -117,7 +146,7 @@ impl Member {
 
     /// Why the communicator has failed, if this is because two ends of a message did not mean the same.
     fn contradiction(&self) -> Option<Error> {
-        let fault = self.page.is_aborted().then(|| self.page.fault()).flatten()?;
+        let fault = (self.page.is_aborted() && !self.has_left()).then(|| self.page.fault()).flatten()?;
         if !self.is_told.swap(true, Ordering::Relaxed) {
             // It finds the same on the page, and tells all ranks.
             self.client.0.requests.send_and_forget(Request::AbortComm { comm: self.handle, cuda_error: None });

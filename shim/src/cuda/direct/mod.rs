@@ -141,6 +141,9 @@ impl DirectCommunicator {
         let checked = checked(call, member.rank, member.nranks)?;
         let stream = RawStream::from_ptr(stream);
         let mut order = locked(&self.order);
+        if order.launches.has_left() {
+            return Err(Error::argument("the communicator has been finalized"));
+        }
         if member.nranks == 1 {
             member.check_whole()?;
             return self.run_alone(&checked, call, stream);
@@ -342,9 +345,11 @@ impl DirectCommunicator {
 
     /// See [`super::CudaCommunicator::abort`].
     pub(super) fn abort(&self) -> Result<(), Error> {
-        self.member.page.abort();
+        self.member.stop();
         let request = Request::AbortComm { comm: self.member.handle, cuda_error: None };
-        self.member.client.0.requests.call(request, &[]).map(drop)
+        let asked = self.member.client.0.requests.call(request, &[]);
+        // The service knows it no more once it has left: then there is nothing to end.
+        if self.member.has_left() { Ok(()) } else { asked.map(drop) }
     }
 
     /// The service may free areas once all ranks have left: so not before this one's kernels have ended.
@@ -360,6 +365,7 @@ impl DirectCommunicator {
         let large = || self.has_finished_large(&order);
         let ended = ended.and(member.wait_for_kernels(self.counter(), launched, has_captured, &large));
         let ended = ended.inspect_err(|error| member.end_if_lost(error));
+        member.leave();
         member.client.0.requests.call(Request::DestroyComm { comm: member.handle }, &[])?;
         self.end_large(&mut order);
         ended

@@ -61,19 +61,25 @@ impl Captures {
         capture(made.insert(own))
     }
 
+    /// What replays go through, if there are any. Who waits for them must not hold the lock: other threads ask whether they have failed, or end
+    /// them.
+    fn replayer(&self) -> Option<Arc<Replayer>> {
+        locked(&self.made).as_ref().map(|own| Arc::clone(&own.replayer))
+    }
+
     /// Why replays have failed, if they have.
     pub(super) fn failure(&self) -> Option<Error> {
-        locked(&self.made).as_ref()?.failure()
+        self.replayer()?.failure()
     }
 
     /// Ends the communicator of replays on all ranks.
     pub(super) fn abort(&self) {
-        locked(&self.made).iter().for_each(Captured::abort);
+        self.replayer().iter().for_each(|replayer| replayer.abort());
     }
 
-    /// Leaves when this rank's replays have ended.
+    /// Leaves when this rank's replays have ended; [`Captures::abort`] ends the wait.
     pub(super) fn leave(&self) -> Result<(), Error> {
-        locked(&self.made).as_ref().map_or(Ok(()), Captured::leave)
+        self.replayer().map_or(Ok(()), |replayer| replayer.leave())
     }
 }
 
@@ -250,23 +256,6 @@ impl Captured {
     pub(super) fn add_to_group(&self, gated: &Arc<Gated>, message: Message) -> Result<Ticket, Error> {
         locked(&self.batches).push(gated, Command::Point(message)).map(|(_, ticket)| ticket)
     }
-
-    fn failure(&self) -> Option<Error> {
-        let of_comm = || self.replayer.comm_if_joined()?.async_error();
-        self.replayer.failure.get().cloned().or_else(of_comm)
-    }
-
-    fn abort(&self) {
-        self.replayer.end_joining(Err(Error::System("the communicator was aborted".into())));
-        if let Some(comm) = self.replayer.comm_if_joined() {
-            // The session may be gone, and then so is the communicator.
-            let _ = comm.abort();
-        }
-    }
-
-    fn leave(&self) -> Result<(), Error> {
-        self.replayer.comm_if_joined().map_or(Ok(()), |comm| comm.leave())
-    }
 }
 
 impl Batches {
@@ -334,6 +323,23 @@ impl Replayer {
         let joined =
             self.has_joined.wait_while(joined, |joined| joined.is_none()).unwrap_or_else(PoisonError::into_inner);
         joined.clone().unwrap_or_else(|| Err(Error::System("a wait has ended too early".into())))
+    }
+
+    fn failure(&self) -> Option<Error> {
+        let of_comm = || self.comm_if_joined()?.async_error();
+        self.failure.get().cloned().or_else(of_comm)
+    }
+
+    fn abort(&self) {
+        self.end_joining(Err(Error::System("the communicator was aborted".into())));
+        if let Some(comm) = self.comm_if_joined() {
+            // The session may be gone, and then so is the communicator.
+            let _ = comm.abort();
+        }
+    }
+
+    fn leave(&self) -> Result<(), Error> {
+        self.comm_if_joined().map_or(Ok(()), |comm| comm.leave())
     }
 }
 
