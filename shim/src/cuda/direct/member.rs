@@ -18,7 +18,7 @@ use mccs_kernels::cuda::{AreaLayout, contradiction};
 use super::LOOK_AGAIN_AFTER;
 use crate::cuda::cuda_error;
 use crate::cuda::resources::{import, kernels};
-use crate::cuda::watch::Awaited;
+use crate::cuda::watch::{Awaited, Gone};
 use crate::{Client, Error};
 
 pub(super) struct Member {
@@ -41,9 +41,12 @@ pub(super) struct Member {
 }
 
 impl Awaited for Member {
-    fn let_through(&self) {
+    fn let_through(&self, gone: Gone) {
         self.page.abort();
-        self.page.release_all();
+        // Words are all ranks'. A service that lives releases them itself, once nothing touches anybody's buffers any more.
+        if gone == Gone::Service {
+            self.page.release_all();
+        }
     }
 }
 
