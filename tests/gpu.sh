@@ -5,6 +5,8 @@
 #
 #   tests/gpu.sh [checks|memcheck|mps|figures|all]      default: checks, memcheck and mps
 #
+# What the host lacks is said, and fails where it was asked for by name.
+#
 # MCCS_NCCL names NCCL's library, for figures beside it (eval/cuda.py). Results go to the folder OUT, if it is set: gpu-checks.md says what was
 # checked, and where (MCCS_COMMIT names the commit where there is no git).
 set -euo pipefail
@@ -107,6 +109,12 @@ absent() {
     echo "| $1 | not run: $2 | 0 |" >> "$summary"
 }
 
+# The whole of what may have been asked for by name.
+lacking() {
+    absent "$1" "$2"
+    [ "$what" != "$3" ] || { echo "tests/gpu.sh: failed: $1: $2" >&2; exit 1; }
+}
+
 # As many processes as ranks, told who they are as mccs-launch tells them.
 ranks() {
     local nranks=$1 id rank pids=() status=0
@@ -184,7 +192,11 @@ staged_checks() {
                 "$perf" --check --socket "$sockets" --nranks "$nranks" --operation all --begin 1MiB --end 9MiB --factor 3 --dtypes float,bfloat16 --redops sum,premulsum
         done
     done
-    if [ "$gpus" -gt 1 ] && python3 -c 'import torch' 2>/dev/null; then
+    if [ "$gpus" = 1 ]; then
+        absent "PyTorch over two services; through one service" "it takes two GPUs"
+    elif ! python3 -c 'import torch' 2>/dev/null; then
+        absent "PyTorch over two services; through one service" "there is no PyTorch here"
+    else
         lane "PyTorch over two services" env LD_PRELOAD="$MCCS_BIN/libnccl.so.2" python3 tests/pytorch.py "$gpus" ${two/,/ }
         lane "PyTorch through one service" env LD_PRELOAD="$MCCS_BIN/libnccl.so.2" MCCS_STAGED=1 python3 tests/pytorch.py "$gpus" "$strict"
     fi
@@ -265,7 +277,7 @@ memcheck() {
     local checker
     checker=$(PATH=$PATH:/usr/local/cuda/bin type -P compute-sanitizer || true)
     if [ -z "$checker" ]; then
-        absent "memory checker" "there is no compute-sanitizer here"
+        lacking "memory checker" "there is no compute-sanitizer here" memcheck
         return
     fi
     checked_memory "packets and lines" --begin 1KiB --end 1MiB --factor 900
@@ -288,7 +300,7 @@ large_from = "0"'
 
 mps() {
     if [ -z "$mps_control" ]; then
-        absent "tenants under MPS" "there is no nvidia-cuda-mps-control here"
+        lacking "tenants under MPS" "there is no nvidia-cuda-mps-control here" mps
         return
     fi
     mkdir "$work/mps"

@@ -52,29 +52,46 @@ mod attribute {
     pub(super) const CAN_USE_64_BIT_STREAM_MEM_OPS: u32 = 122;
 }
 
+fn id_of(device: c_int) -> Result<GpuId, DriverError> {
+    let mut id = [0; 16];
+    // SAFETY: there is room for 16 bytes.
+    unsafe { api::cuDeviceGetUuid_v2(&mut id, device)? };
+    Ok(GpuId(id))
+}
+
+fn bus_id_of(device: c_int) -> Result<String, DriverError> {
+    let mut bus: [c_char; 32] = [0; 32];
+    // SAFETY: it lives, and has the length that is passed; its last byte stays zero.
+    unsafe { api::cuDeviceGetPCIBusId(bus.as_mut_ptr(), bus.len() as c_int - 1, device)? };
+    Ok(text(&bus))
+}
+
+/// The last of `chars` must be zero.
+fn text(chars: &[c_char]) -> String {
+    debug_assert_eq!(chars.last(), Some(&0), "the driver was told of one byte less");
+    // SAFETY: terminated, as callers see to.
+    unsafe { CStr::from_ptr(chars.as_ptr()) }.to_string_lossy().into_owned()
+}
+
 impl Gpu {
     fn of(device: c_int) -> Result<Self, DriverError> {
-        let (mut id, mut memory_bytes) = ([0; 16], 0);
-        let (mut name, mut bus): ([c_char; 128], [c_char; 32]) = ([0; 128], [0; 32]);
-        // SAFETY: all outputs live, and have the lengths that are passed; the last byte of the texts stays zero.
+        let (mut memory_bytes, mut name): (_, [c_char; 128]) = (0, [0; 128]);
+        let id = id_of(device)?;
+        // SAFETY: all outputs live, and have the lengths that are passed; the last byte of the text stays zero.
         unsafe {
-            api::cuDeviceGetUuid_v2(&mut id, device)?;
             api::cuDeviceTotalMem_v2(&mut memory_bytes, device)?;
             api::cuDeviceGetName(name.as_mut_ptr(), name.len() as c_int - 1, device)?;
-            api::cuDeviceGetPCIBusId(bus.as_mut_ptr(), bus.len() as c_int - 1, device)?;
         }
         let attribute = |attribute| {
             let mut value = 0;
             // SAFETY: `value` is an integer to write to.
             unsafe { api::cuDeviceGetAttribute(&mut value, attribute, device) }.map(|()| value.unsigned_abs())
         };
-        // SAFETY: terminated, since the driver was told of one byte less.
-        let text = |chars: &[c_char]| unsafe { CStr::from_ptr(chars.as_ptr()) }.to_string_lossy().into_owned();
         Ok(Gpu {
             device,
-            id: GpuId(id),
+            id,
             name: text(&name),
-            pci_bus_id: text(&bus),
+            pci_bus_id: bus_id_of(device)?,
             multiprocessors: attribute(attribute::MULTIPROCESSORS)?,
             capability: (attribute(attribute::CAPABILITY_MAJOR)?, attribute(attribute::CAPABILITY_MINOR)?),
             memory_bytes: memory_bytes as u64,
@@ -146,27 +163,51 @@ fn is_same_bus_id(a: &str, b: &str) -> bool {
     parts(a).is_some_and(|a| parts(b) == Some(a))
 }
 
+/// A GPU that does not answer, with what it still tells of itself.
+#[derive(Debug)]
+pub struct Mute {
+    id: Option<GpuId>,
+    pci_bus_id: Option<String>,
+    /// What it does not answer with.
+    pub error: DriverError,
+}
+
+impl Mute {
+    /// As [`Gpu::is_called`]; `None` where it does not tell.
+    #[must_use]
+    pub fn is_called(&self, name: &str) -> Option<bool> {
+        // A UUID has no colons, and a bus id has.
+        if name.contains(':') {
+            self.pci_bus_id.as_ref().map(|id| is_same_bus_id(id, name))
+        } else {
+            self.id.map(|id| id.to_string().eq_ignore_ascii_case(name))
+        }
+    }
+}
+
 /// All GPUs that this process sees, in its own order.
 ///
 /// # Errors
 /// [`DriverError`], also where there is no driver, or one of them does not answer.
 pub fn gpus() -> Result<Vec<Gpu>, DriverError> {
-    gpus_or_faults()?.into_iter().collect()
+    gpus_or_mutes()?.into_iter().map(|found| found.map_err(|mute| mute.error)).collect()
 }
 
 /// As [`gpus`], where some may not answer.
 ///
 /// # Errors
 /// [`DriverError`], where there is no driver.
-pub fn gpus_or_faults() -> Result<Vec<Result<Gpu, DriverError>>, DriverError> {
+pub fn gpus_or_mutes() -> Result<Vec<Result<Gpu, Mute>>, DriverError> {
     let mut count = 0;
     // SAFETY: `count` is an integer to write to.
     unsafe { api::cuDeviceGetCount(&mut count)? };
     let found = (0..count).map(|ordinal| {
         let mut device = 0;
         // SAFETY: `device` is an integer to write to.
-        unsafe { api::cuDeviceGet(&mut device, ordinal)? };
-        Gpu::of(device)
+        let is_there = unsafe { api::cuDeviceGet(&mut device, ordinal) };
+        is_there.map_err(|error| Mute { id: None, pci_bus_id: None, error })?;
+        let (id, pci_bus_id) = (id_of(device), bus_id_of(device));
+        Gpu::of(device).map_err(|error| Mute { id: id.ok(), pci_bus_id: pci_bus_id.ok(), error })
     });
     Ok(found.collect())
 }

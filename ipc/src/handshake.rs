@@ -18,7 +18,7 @@ use nix::sys::socket::{
 use nix::sys::time::TimeVal;
 
 use crate::protocol::{MAGIC, VERSION};
-pub use crate::socket::{Socket, SocketError, decode};
+pub use crate::socket::{Socket, SocketError, decode, has_ended, process};
 
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 256;

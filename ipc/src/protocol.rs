@@ -19,7 +19,7 @@ use crate::types::{ErrorClass, Handle, UniqueId};
 pub const MAGIC: [u8; 8] = *b"mccs-ipc";
 /// Version of this wire format. Both sides must have the same: shim and service of different versions refuse each other
 /// with a message that names both.
-pub const VERSION: u32 = 9;
+pub const VERSION: u32 = 10;
 /// Longest message of a session's socket.
 pub const MESSAGE_BYTES_MAX: usize = 4096;
 /// Most file descriptors in one message.
@@ -106,7 +106,8 @@ pub enum Request {
 /// Answered by the service.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Response {
-    /// First after the handshake, with two descriptors: the session's shared segment, and the doorbell's eventfd.
+    /// First after the handshake, with descriptors: the session's shared segment, the doorbell's eventfd, and, where the kernel has them,
+    /// one of the service's process ([`crate::handshake::process`]).
     Welcome {
         /// Number of the session, as `mccsctl` shows it.
         session: u64,

@@ -217,6 +217,24 @@ impl Socket {
     }
 }
 
+/// A process, as a descriptor that is readable once it has ended, also for whom it is sent to; `None` where the kernel is too old (Linux 5.3
+/// has it). While it runs, or is a child that was not waited for, it is the one that `pid` means.
+#[must_use]
+pub fn process(pid: u32) -> Option<OwnedFd> {
+    // SAFETY: two numbers, and no memory.
+    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, libc::c_long::from(pid), 0) };
+    let fd = i32::try_from(fd).ok().filter(|fd| *fd >= 0)?;
+    // SAFETY: the kernel has just given us this descriptor.
+    Some(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Whether the process that a descriptor is of has ended.
+#[must_use]
+pub fn has_ended(process: BorrowedFd<'_>) -> bool {
+    let mut fds = [PollFd::new(process, PollFlags::POLLIN)];
+    poll(&mut fds, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
+}
+
 impl From<Socket> for OwnedFd {
     fn from(socket: Socket) -> Self {
         socket.fd

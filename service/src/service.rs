@@ -321,7 +321,7 @@ fn start_gpus(
     let gpus = match found {
         Ok(gpus) => gpus,
         Err(reason) if settings.cuda == CudaUse::Required => return Err(reason).context("[cuda] use = \"required\""),
-        Err(reason @ NoCuda::NoSuchGpu { .. }) => return Err(reason.into()),
+        Err(reason @ (NoCuda::NoSuchGpu { .. } | NoCuda::SameGpu { .. })) => return Err(reason.into()),
         Err(reason) => {
             let level_is_high = !matches!(reason, NoCuda::Unavailable(_) | NoCuda::NoGpu);
             if level_is_high {

@@ -152,6 +152,29 @@ fn a_gpu_that_does_not_work_is_left_out_and_the_others_are_used() {
     }
 }
 
+#[test]
+fn one_gpu_under_two_names_is_refused_with_both() {
+    let host = Host::with_driver(&["DRIVER_VERSION=13000", "INIT=0", "GPUS=2"]);
+    let said = host.starts("use = \"auto\"\ngpus = [\"17:00.0\", \"GPU-11111111-1111-1111-1111-111111111111\"]", || ());
+    let both = "names \"17:00.0\" and \"GPU-11111111-1111-1111-1111-111111111111\", which are the same GPU";
+    assert!(!said.is_ready && said.log.contains(both), "{}", said.log);
+}
+
+/// Of two GPUs the second does not answer, and tells its bus id all the same, but no UUID.
+#[test]
+fn a_name_that_is_no_gpus_is_not_taken_for_one_that_does_not_answer() {
+    let host = Host::with_driver(&["DRIVER_VERSION=13000", "INIT=0", "GPUS=2", "MUTE=1"]);
+    let with = |name: &str| host.starts(&format!("use = \"auto\"\ngpus = [\"07:00.0\", {name:?}]"), || ());
+    let said = with("17:00.0");
+    assert!(said.is_ready && said.log.contains("GPU 17:00.0 does not answer"), "{}", said.log);
+    let said = with("17:01.0");
+    let what = "[cuda] gpus names \"17:01.0\", which is none of this host's GPUs";
+    assert!(!said.is_ready && said.log.contains(what), "{}", said.log);
+    // It may be.
+    let said = with("GPU-11111111-1111-1111-1111-111111111111");
+    assert!(said.is_ready && said.log.contains("or [cuda] gpus has a wrong name"), "{}", said.log);
+}
+
 /// Of two GPUs the second does not run the kernels: in both ways that this can be. Found at start, and not by every tenant.
 #[test]
 fn a_gpu_that_does_not_run_the_kernels_is_left_out_and_required_ones_are_refused() {

@@ -107,7 +107,7 @@ impl Client {
         if !socket.wait_readable(WELCOME_WITHIN) {
             return Err(Error::Connect("the service did not welcome this process in time".into()));
         }
-        let (envelope, mut fds) =
+        let (envelope, fds) =
             socket.recv::<ResponseEnvelope>().map_err(lost)?.ok_or_else(|| lost(SocketError::WouldBlock))?;
         let (session, tenant, layout, spin, operations_in_flight_max, root_address) = match envelope.response {
             Response::Welcome { session, tenant, layout, spin, operations_in_flight_max, root_address } => {
@@ -116,7 +116,8 @@ impl Client {
             Response::Error { class, message } => return Err(Error::Refused { class, message }),
             other => return Err(Error::Connect(format!("the service answered {other:?} instead of a welcome"))),
         };
-        let (Some(doorbell), Some(segment)) = (fds.pop(), fds.pop()) else {
+        let mut fds = fds.into_iter();
+        let (Some(segment), Some(doorbell), process) = (fds.next(), fds.next(), fds.next()) else {
             return Err(Error::Connect("the service's welcome came without its descriptors".into()));
         };
         let system =
@@ -141,7 +142,7 @@ impl Client {
             failures: Mutex::new(failures),
             regions: RwLock::default(),
             gpu_regions: Mutex::default(),
-            watch: Watch::default(),
+            watch: Watch::new(process),
             spin,
             word_spin: if has_one_cpu() { Duration::ZERO } else { spin },
             operations_in_flight_max,

@@ -50,7 +50,7 @@ impl Raw {
         let socket = connect(&service.socket(0)).expect("connected");
         let (envelope, mut fds) = receive(&socket).expect("a welcome");
         let Response::Welcome { layout, .. } = envelope.response else { panic!("{envelope:?}") };
-        let doorbell = Doorbell::from_fd(fds.pop().expect("a doorbell"));
+        let doorbell = Doorbell::from_fd(fds.remove(1));
         let segment = Arc::new(Mapping::map(fds[0].as_fd(), layout.segment_bytes).expect("a segment"));
         let commands = Producer::new(Arc::clone(&segment), layout.commands_offset, layout.commands_capacity);
         let mut raw = Raw {

@@ -1,5 +1,7 @@
 //! `[cuda]`: GPUs.
 
+use std::ops::RangeInclusive;
+
 use serde::{Deserialize, Serialize};
 
 use super::large_from::LargeFrom;
@@ -51,21 +53,43 @@ impl Cuda {
         }
         for (index, gpu) in self.gpus.iter().enumerate() {
             let key = format!("cuda.gpus[{index}]");
-            let is_uuid = gpu.strip_prefix("GPU-").is_some_and(|rest| {
-                rest.len() == 36 && rest.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-')
-            });
-            let is_bus_id =
-                gpu.contains(':') && gpu.bytes().all(|byte| byte.is_ascii_hexdigit() || b":.".contains(&byte));
-            if !is_uuid && !is_bus_id {
+            let Some(name) = normal(gpu) else {
                 problems.add(
                     key,
                     format!("{gpu:?} is no GPU's name: give its UUID (GPU-...) or PCI bus id (0000:17:00.0), as nvidia-smi does"),
                 );
-            } else if self.gpus[..index].contains(gpu) {
-                problems.add(key, format!("{gpu:?} is named twice"));
+                continue;
+            };
+            match self.gpus[..index].iter().find(|other| normal(other).as_ref() == Some(&name)) {
+                Some(other) if other == gpu => problems.add(key, format!("{gpu:?} is named twice")),
+                Some(other) => problems.add(key, format!("{gpu:?} is the GPU that {other:?} names")),
+                None => {}
             }
         }
     }
+}
+
+/// The one way to write a UUID or a PCI bus id, of which some tools print eight digits of the domain, some four, and some none where it is 0;
+/// `None` if it is neither.
+fn normal(name: &str) -> Option<String> {
+    let is_hex = |text: &str, digits: RangeInclusive<usize>| {
+        digits.contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_hexdigit())
+    };
+    if let Some(uuid) = name.strip_prefix("GPU-") {
+        let groups: Vec<_> = uuid.split('-').collect();
+        let is_uuid =
+            groups.len() == 5 && groups.iter().zip([8, 4, 4, 4, 12]).all(|(group, len)| is_hex(group, len..=len));
+        return is_uuid.then(|| uuid.to_ascii_lowercase());
+    }
+    let (domain, bus, place) = match name.split(':').collect::<Vec<_>>()[..] {
+        [domain, bus, place] => (domain, bus, place),
+        [bus, place] => ("0", bus, place),
+        _ => return None,
+    };
+    let (device, function) = place.split_once('.')?;
+    let is_bus_id = is_hex(domain, 1..=8) && is_hex(bus, 2..=2) && is_hex(device, 2..=2) && is_hex(function, 1..=1);
+    let domain = u32::from_str_radix(domain, 16).ok()?;
+    is_bus_id.then(|| format!("{domain:x}:{bus}:{place}").to_ascii_lowercase())
 }
 
 /// Who carries collectives out between GPUs of one host. Across hosts, services always do.

@@ -303,7 +303,12 @@ fn gpus_are_named_as_the_vendors_tool_prints_them() {
     for (names, key, part) in [
         ("\"0\"", "cuda.gpus[0]", "no GPU's name"),
         ("\"0000:17:00.0\", \"GPU-1\"", "cuda.gpus[1]", "no GPU's name"),
+        ("\"GPU-00112233445566778899aabbccddeeff----\"", "cuda.gpus[0]", "no GPU's name"),
+        ("\"17:00\"", "cuda.gpus[0]", "no GPU's name"),
+        ("\"17:0.0\"", "cuda.gpus[0]", "no GPU's name"),
+        ("\"000000000:17:00.0\"", "cuda.gpus[0]", "no GPU's name"),
         ("\"17:00.0\", \"17:00.0\"", "cuda.gpus[1]", "named twice"),
+        ("\"9a:00.0\", \"0000:9A:00.0\"", "cuda.gpus[1]", "\"0000:9A:00.0\" is the GPU that \"9a:00.0\" names"),
     ] {
         let all = refused(&format!("[cuda]\ngpus = [{names}]\n"));
         assert!(all.len() == 1 && all[0].key == key && all[0].message.contains(part), "{all:?}");

@@ -24,6 +24,7 @@ mod staged;
 mod watch;
 
 pub(crate) use direct::GpuRegions;
+pub use direct::REGISTERED_MAX;
 pub use either::{CudaCommunicator, CudaStream};
 pub(crate) use watch::Watch;
 

@@ -3,12 +3,14 @@
 //!
 //! A client that has joined with a GPU has a thread, which waits for the other end of the session's socket to close and is of no use before. Then it
 //! lets through what waits, again and again as long as there is any: the driver ends the service's own streams a little later than the kernel
-//! closes its sockets, and they may write the same words until then. That the communicator has ended its calls find out as always
+//! closes its sockets, and they may write the same words until then. A service that has ended the session only is still there, and may be copying
+//! between other ranks' buffers: what they wait for, too, it lets through itself, or the thread does once the service has ended as well. That the communicator has ended its calls find out as always
 //! ([`Requests::check_alive`](crate::requests::Requests::check_alive)).
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, Weak};
 
+use mccs_ipc::handshake::has_ended;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{Shutdown, shutdown};
@@ -17,16 +19,28 @@ use crate::Error;
 use crate::client::locked;
 use crate::requests::LIVENESS_EVERY;
 
+/// What has gone when the session has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Gone {
+    /// The session, and perhaps nothing else.
+    Session,
+    /// The service, or so it must seem: the kernel is too old to tell.
+    Service,
+}
+
 /// Words that streams and kernels wait for, and that nobody else writes once the service has gone.
 pub(crate) trait Awaited: Send + Sync {
-    /// Lets everybody through, of this communicator, which is of no use any more. Takes no lock: who holds one may wait for a stream.
-    fn let_through(&self);
+    /// Lets everybody through, of this communicator, which is of no use any more: whom nothing else that is still there lets through. Takes
+    /// no lock that somebody holds who waits for a stream.
+    fn let_through(&self, gone: Gone);
 }
 
 /// What a client has to let through.
 #[derive(Default)]
 pub(crate) struct Watch {
     list: Arc<Mutex<List>>,
+    /// The service's, where the kernel has descriptors of them.
+    process: Option<Arc<OwnedFd>>,
     /// The session's, as the thread has it, and the process that has the thread.
     socket: Mutex<Option<(Arc<OwnedFd>, u32)>>,
 }
@@ -38,6 +52,10 @@ struct List {
 }
 
 impl Watch {
+    pub(crate) fn new(process: Option<OwnedFd>) -> Self {
+        Watch { list: Arc::default(), process: process.map(Arc::new), socket: Mutex::default() }
+    }
+
     /// Has something let through once the other end of the session's socket has closed.
     pub(crate) fn add(&self, socket: BorrowedFd<'_>, awaited: Weak<dyn Awaited>) -> Result<(), Error> {
         let failed = |error: std::io::Error| Error::System(format!("cannot watch the service: {error}"));
@@ -48,9 +66,9 @@ impl Watch {
             return Ok(());
         }
         let socket = Arc::new(socket.try_clone_to_owned().map_err(failed)?);
-        let (own, known) = (Arc::clone(&socket), Arc::clone(&self.list));
+        let (own, known, process) = (Arc::clone(&socket), Arc::clone(&self.list), self.process.clone());
         let thread = std::thread::Builder::new().name("mccs-watch".into());
-        thread.spawn(move || watch(&own, &known)).map_err(failed)?;
+        thread.spawn(move || watch(&own, process.as_deref(), &known)).map_err(failed)?;
         list.has_thread = true;
         drop(list);
         *locked(&self.socket) = Some((socket, std::process::id()));
@@ -73,7 +91,7 @@ impl Drop for Watch {
 }
 
 /// What the thread does.
-fn watch(socket: &OwnedFd, list: &Mutex<List>) {
+fn watch(socket: &OwnedFd, process: Option<&OwnedFd>, list: &Mutex<List>) {
     // Its end is told whatever is asked for.
     let mut closed = [PollFd::new(socket.as_fd(), PollFlags::empty())];
     while poll(&mut closed, PollTimeout::NONE) == Err(Errno::EINTR) {}
@@ -85,7 +103,9 @@ fn watch(socket: &OwnedFd, list: &Mutex<List>) {
             return;
         }
         drop(known);
-        there.iter().for_each(|awaited| awaited.let_through());
+        let is_there = process.is_some_and(|process| !has_ended(process.as_fd()));
+        let gone = if is_there { Gone::Session } else { Gone::Service };
+        there.iter().for_each(|awaited| awaited.let_through(gone));
         drop(there);
         std::thread::sleep(LIVENESS_EVERY);
     }
@@ -94,24 +114,33 @@ fn watch(socket: &OwnedFd, list: &Mutex<List>) {
 #[cfg(test)]
 mod tests {
     use std::os::unix::net::UnixStream;
+    use std::process::{Command, Stdio};
     use std::sync::atomic::{AtomicU32, Ordering};
+
+    use mccs_ipc::handshake::process;
 
     use super::*;
 
+    /// How often it was let through, and how often the service had gone by then.
     #[derive(Default)]
-    struct Counted(AtomicU32);
+    struct Counted(AtomicU32, AtomicU32);
 
     impl Awaited for Counted {
-        fn let_through(&self) {
+        fn let_through(&self, gone: Gone) {
+            self.1.fetch_add(u32::from(gone == Gone::Service), Ordering::Relaxed);
             self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn wait_for(counter: &AtomicU32, times: u32) {
+        while counter.load(Ordering::Relaxed) < times {
+            std::thread::yield_now();
         }
     }
 
     impl Counted {
         fn wait_for(&self, times: u32) {
-            while self.0.load(Ordering::Relaxed) < times {
-                std::thread::yield_now();
-            }
+            wait_for(&self.0, times);
         }
     }
 
@@ -147,6 +176,22 @@ mod tests {
         let list = Arc::downgrade(&watch.list);
         drop(watch);
         wait_for_end(&list);
+    }
+
+    #[test]
+    fn a_service_that_has_ended_the_session_only_is_not_taken_for_one_that_has_gone() {
+        let mut service = Command::new("cat").stdin(Stdio::piped()).spawn().expect("a process");
+        let process = process(service.id());
+        assert!(process.is_some(), "Linux 5.3");
+        let (socket, other) = UnixStream::pair().expect("a pair");
+        let watch = Watch::new(process);
+        let awaited = added(&watch, &socket);
+        drop(other);
+        awaited.wait_for(3);
+        assert_eq!(awaited.1.load(Ordering::Relaxed), 0, "the service is there");
+        drop(service.stdin.take());
+        wait_for(&awaited.1, 2);
+        service.wait().expect("its end");
     }
 
     #[test]

@@ -29,8 +29,13 @@ use super::mps::UNTIL;
 use super::ranks::{Place, Player, Rank, Role, call, enqueue_at, everybody};
 use super::{LARGE, wait_until};
 
-pub const ROLES: &[(&str, Role)] =
-    &[("uses_every_kind", uses_every_kind), ("frees", frees), ("runs_out", runs_out), ("shows_handles", shows_handles)];
+pub const ROLES: &[(&str, Role)] = &[
+    ("uses_every_kind", uses_every_kind),
+    ("gathers_in_place", gathers_in_place),
+    ("frees", frees),
+    ("runs_out", runs_out),
+    ("shows_handles", shows_handles),
+];
 
 /// Where a buffer begins in its memory: in the first of several segments, and not at its beginning.
 const OFFSET: usize = (1 << 20) + 256;
@@ -105,8 +110,8 @@ fn run(rank: &Rank, call: &Call, at: (DeviceAddress, DeviceAddress)) -> anyhow::
     let mut output = vec![POISON; call.recv_count(own) * call.dtype.size_bytes()];
     // SAFETY: memory has room for calls of this file, and nothing is in flight before and after.
     unsafe {
-        copy_from_host(at.0, &call.input(own))?;
         copy_from_host(at.1, &output)?;
+        copy_from_host(at.0, &call.input(own))?;
         enqueue_at(&rank.comm, (call, call.redop.into()), at, rank.stream.raw())?;
         rank.stream.raw().synchronize()?;
         copy_to_host(&mut output, at.1)?;
@@ -177,6 +182,28 @@ fn buffers_of_every_kind_are_opened_or_copied() {
     let large = comms.iter().find_map(|comm| comm.direct.as_ref()?.large()).expect("engines");
     assert_eq!(large.begun_and_ended().0, BY_ENGINES * Kind::ALL.len() as u64);
     player.kill();
+}
+
+/// Gathers in place, where what rank 0 sends lies in fewer segments than what it receives, and begins there.
+fn gathers_in_place(place: &Place) -> anyhow::Result<()> {
+    place.each_rank(|rank| {
+        let call = Call { count: 200_000, ..call(1, place.nranks, 0) };
+        let memory = Kind::Segments.memory(&rank.stream, SEGMENTS.iter().sum())?;
+        let own = u64::from(rank.comm.rank()) * call.count * call.dtype.size_bytes() as u64;
+        rank.together.wait();
+        run(&rank, &call, (memory.buffer() + own, memory.buffer()))?;
+        rank.together.wait();
+        ensure!(rank.comm.async_error().is_none());
+        Ok(())
+    })
+}
+
+#[test]
+#[ignore = "needs two GPUs"]
+fn buffers_that_begin_in_the_same_segment_are_both_known_to_the_service() {
+    assert!(gpus().expect("GPUs").len() > 1, "needs two GPUs");
+    let service = TestService::start(LARGE);
+    Player::start("gathers_in_place", &everybody(&service, 0)).ends_well();
 }
 
 /// Frees what large calls have used: it comes back while the communicator lives, and what that has made of its own when it leaves.
@@ -324,7 +351,7 @@ impl Raw {
     fn join(service: &TestService, id: UniqueId, rank: u32) -> Self {
         let socket = connect(&service.socket(0)).expect("connected");
         let (Response::Welcome { layout, .. }, mut fds) = receive(&socket) else { panic!("no welcome") };
-        let doorbell = Doorbell::from_fd(fds.pop().expect("a doorbell"));
+        let doorbell = Doorbell::from_fd(fds.remove(1));
         let segment = Arc::new(Mapping::map(fds[0].as_fd(), layout.segment_bytes).expect("a segment"));
         let commands = Producer::new(Arc::clone(&segment), layout.commands_offset, layout.commands_capacity);
         let completions = Consumer::new(segment, layout.completions_offset, layout.completions_capacity);

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::ensure;
+use mccs::cuda::REGISTERED_MAX;
 use mccs_cuda::{Context, DeviceMemory, gpus};
 use mccs_service::tenants::{Resource, Tenant};
 use mccs_tests::TestService;
@@ -81,8 +82,6 @@ fn memory_of_the_dead_comes_back_whose_streams_never_came_to_their_calls() {
     }
 }
 
-/// Buffers that each rank has registered at a time, at most.
-const REGISTERED_MAX: u64 = 128;
 const RANKS: u32 = 2;
 
 /// Calls with more buffers than stay registered, and with the first ones again.
@@ -118,14 +117,19 @@ fn uses_many_buffers(place: &Place) -> anyhow::Result<()> {
 #[ignore = "needs two GPUs"]
 fn only_so_many_buffers_stay_open() {
     assert!(gpus().expect("GPUs").len() > 1, "needs two GPUs");
-    let service = TestService::start(LARGE);
-    let place = Place { nranks: RANKS, ranks: 0..RANKS, ..everybody(&service, 0) };
-    let mut player = Player::start("uses_many_buffers", &place);
-    player.hears("is done");
-    // Of each rank, on each GPU; all of them would be more even if one GPU had them open.
-    let most = REGISTERED_MAX * u64::from(RANKS * RANKS);
-    let tenant = tenant(&service);
-    wait_until(|| (1..=most).contains(&tenant.used(Resource::Imports)));
-    player.kill();
-    wait_until(|| tenant.used(Resource::Imports) == 0);
+    // As many as a rank's process takes, and as few as its tenant may have.
+    let few = 5;
+    let config = LARGE.replacen("name = \"a\"\n", &format!("name = \"a\"\nmax_regions = {few}\n"), 1);
+    for (config, each) in [(LARGE, REGISTERED_MAX as u64), (&config, few)] {
+        let service = TestService::start(config);
+        let place = Place { nranks: RANKS, ranks: 0..RANKS, ..everybody(&service, 0) };
+        let mut player = Player::start("uses_many_buffers", &place);
+        player.hears("is done");
+        // Of each rank, on each GPU; all of them would be more even if one GPU had them open.
+        let most = each * u64::from(RANKS * RANKS);
+        let tenant = tenant(&service);
+        wait_until(|| (1..=most).contains(&tenant.used(Resource::Imports)));
+        player.kill();
+        wait_until(|| tenant.used(Resource::Imports) == 0);
+    }
 }

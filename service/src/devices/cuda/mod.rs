@@ -30,7 +30,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use mccs_config::service::{Crossover, LargeFrom};
-use mccs_cuda::{Context, DriverError, Gpu, Kernels, Unavailable, gpus_or_faults};
+use mccs_cuda::{Context, DriverError, Gpu, Kernels, Mute, Unavailable, gpus_or_mutes};
 use mccs_ipc::direct::{DIRECT_RANKS_MAX, Execution, GpuUuid};
 use mccs_ipc::large::EnginesFrom;
 use mccs_ipc::types::{CollectiveKind, Handle};
@@ -74,6 +74,16 @@ pub enum NoCuda {
         name: String,
         /// Those that are there.
         known: String,
+    },
+    /// The operator has named one twice.
+    #[error("[cuda] gpus names {first:?} and {second:?}, which are the same GPU: {gpu}")]
+    SameGpu {
+        /// As in the configuration.
+        first: String,
+        /// As in the configuration.
+        second: String,
+        /// Both.
+        gpu: String,
     },
     /// None of them works.
     #[error("no GPU works: {0}")]
@@ -142,14 +152,17 @@ impl Gpus {
     /// [`NoCuda`], with what is missing.
     pub fn find(names: &[String]) -> Result<Self, NoCuda> {
         mccs_cuda::driver()?;
-        let (mut all, mut faults) = (Vec::new(), Vec::new());
-        for (ordinal, found) in gpus_or_faults()?.into_iter().enumerate() {
+        let (mut all, mut mutes, mut faults) = (Vec::new(), Vec::new(), Vec::new());
+        for (ordinal, found) in gpus_or_mutes()?.into_iter().enumerate() {
             match found {
                 Ok(gpu) => all.push(gpu),
-                Err(error) => faults.push(format!("GPU {ordinal}, as the driver counts: {error}")),
+                Err(mute) => {
+                    faults.push(format!("GPU {ordinal}, as the driver counts: {}", mute.error));
+                    mutes.push(mute);
+                }
             }
         }
-        let named = choose(all, names, &mut faults)?;
+        let named = choose(all, names, &mutes, &mut faults)?;
         let mut gpus = Vec::with_capacity(named.len());
         for gpu in named {
             match open(&gpu) {
@@ -243,21 +256,32 @@ fn open(gpu: &Gpu) -> Result<Context, Unusable> {
     Ok(context)
 }
 
-/// The GPUs that are named, in the order of the names. One that is none of them may be one that does not answer, where there are such: that is a fault, too.
-fn choose(all: Vec<Gpu>, names: &[String], faults: &mut Vec<String>) -> Result<Vec<Gpu>, NoCuda> {
+/// The GPUs that are named, in the order of the names. One that is none of them is a fault if it is one that does not answer, or may be: not all of
+/// those tell their names. Otherwise it is the operator's mistake.
+fn choose(all: Vec<Gpu>, names: &[String], mutes: &[Mute], faults: &mut Vec<String>) -> Result<Vec<Gpu>, NoCuda> {
     if names.is_empty() {
         return Ok(all);
     }
-    let some_do_not_answer = !faults.is_empty();
-    let mut named = Vec::with_capacity(names.len());
-    for name in names {
-        match all.iter().find(|gpu| gpu.is_called(name)) {
-            Some(gpu) => named.push(gpu.clone()),
-            None if some_do_not_answer => faults.push(format!("GPU {name} is none of those that answer")),
-            None => {
-                let known: Vec<_> = all.iter().map(|gpu| format!("{} at {}", gpu.id, gpu.pci_bus_id)).collect();
-                return Err(NoCuda::NoSuchGpu { name: name.clone(), known: known.join(", ") });
+    let in_words = |gpu: &Gpu| format!("{} at {}", gpu.id, gpu.pci_bus_id);
+    let mut named: Vec<Gpu> = Vec::with_capacity(names.len());
+    for (index, name) in names.iter().enumerate() {
+        if let Some(gpu) = all.iter().find(|gpu| gpu.is_called(name)) {
+            if let Some(first) = names[..index].iter().find(|other| gpu.is_called(other)) {
+                return Err(NoCuda::SameGpu { first: first.clone(), second: name.clone(), gpu: in_words(gpu) });
             }
+            named.push(gpu.clone());
+        } else if mutes.iter().any(|mute| mute.is_called(name) == Some(true)) {
+            faults.push(format!("GPU {name} does not answer"));
+        } else if mutes.iter().any(|mute| mute.is_called(name).is_none()) {
+            faults.push(format!(
+                "GPU {name} is none of those that answer: it is one that does not, or [cuda] gpus has a wrong name"
+            ));
+        } else {
+            let mut known: Vec<_> = all.iter().map(in_words).collect();
+            known.extend(
+                (!mutes.is_empty()).then(|| format!("and {} that do not answer and have other names", mutes.len())),
+            );
+            return Err(NoCuda::NoSuchGpu { name: name.clone(), known: known.join(", ") });
         }
     }
     Ok(named)

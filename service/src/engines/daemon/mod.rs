@@ -26,12 +26,11 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use mccs_ipc::command::{Command, Opcode};
-use mccs_ipc::handshake::Socket;
+use mccs_ipc::handshake::{Socket, has_ended, process};
 use mccs_ipc::protocol::{MAGIC, RequestEnvelope, Response, ResponseEnvelope, SegmentLayout, VERSION};
 use mccs_ipc::queue::Consumer;
 use mccs_ipc::sync::Doorbell;
 use mccs_ipc::types::ErrorClass;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 pub use self::acceptor::{Acceptor, Admission, SessionFactory, SessionLimits};
 use self::proxies::Place;
@@ -118,9 +117,7 @@ impl TenantSocket {
 
     /// Whether the tenant's process has ended.
     fn is_orphaned(&self) -> bool {
-        let Some(process) = &self.process else { return false };
-        let mut fds = [PollFd::new(process.as_fd(), PollFlags::POLLIN)];
-        poll(&mut fds, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
+        self.process.as_ref().is_some_and(|process| has_ended(process.as_fd()))
     }
 }
 
@@ -202,8 +199,9 @@ impl SessionEngine {
         let welcome = Response::Welcome { session, tenant, layout, spin, operations_in_flight_max, root_address };
         let sent = self.socket.send_hello(0).and_then(|()| match &self.segment_fd {
             Some(segment) => {
-                let fds = [segment.as_fd(), self.doorbell.as_fd()];
-                self.socket.send(&ResponseEnvelope { id: 0, response: welcome }, &fds)
+                let own = process(std::process::id());
+                let fds = [segment.as_fd(), self.doorbell.as_fd()].into_iter().chain(own.as_ref().map(AsFd::as_fd));
+                self.socket.send(&ResponseEnvelope { id: 0, response: welcome }, &fds.collect::<Vec<_>>())
             }
             None => Ok(()),
         });

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use bytemuck::Zeroable;
 use mccs_cuda::{Context, DeviceAddress, Event, IpcHandle, RawStream, WordOperation};
-use mccs_ipc::command::{BufferRef, Command, FLAG_COPIED, Opcode};
+use mccs_ipc::command::{Command, FLAG_COPIED, Opcode};
 use mccs_ipc::direct::{DirectPage, DirectShare, Execution};
 use mccs_ipc::large::{
     CALLED_EVENTS, LargeLayout, LargeWord, RELEASED, RankEvents, Shards, called_event, has_large, own_part, stage,
@@ -15,6 +15,7 @@ use mccs_ipc::types::Handle;
 use mccs_kernels::cuda::{DirectCall, LargeBuffers, Launch};
 
 use super::member::Member;
+use super::regions::Found;
 use super::staging::Staging;
 use super::{DirectCommunicator, LOOK_AGAIN_AFTER, Order};
 use crate::Error;
@@ -164,8 +165,8 @@ impl DirectCommunicator {
             redop: checked.op as u32,
             root,
             count: checked.count,
-            send,
-            recv,
+            send: send.buffer,
+            recv: recv.buffer,
             ..Command::zeroed()
         };
         if order.large.events.is_some() {
@@ -187,9 +188,9 @@ impl DirectCommunicator {
         staging: &mut Staging,
         address: DeviceAddress,
         bytes: u64,
-    ) -> Result<(DeviceAddress, BufferRef), Error> {
+    ) -> Result<(DeviceAddress, Found), Error> {
         if bytes == 0 {
-            return Ok((address, BufferRef::NONE));
+            return Ok((address, Found::NONE));
         }
         let member = &*self.member;
         let place = |address| locked(&member.client.0.gpu_regions).place(member, address, bytes);

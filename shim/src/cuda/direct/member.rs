@@ -19,7 +19,7 @@ use super::LOOK_AGAIN_AFTER;
 use crate::client::locked;
 use crate::cuda::cuda_error;
 use crate::cuda::resources::{import, kernels};
-use crate::cuda::watch::Awaited;
+use crate::cuda::watch::{Awaited, Gone};
 use crate::{Client, Error};
 
 pub(super) struct Member {
@@ -45,10 +45,13 @@ pub(super) struct Member {
 }
 
 impl Awaited for Member {
-    fn let_through(&self) {
+    fn let_through(&self, gone: Gone) {
         self.unless_left(|page| {
             page.abort();
-            page.release_all();
+            // Words are all ranks'. A service that lives releases them itself, once nothing touches anybody's buffers any more.
+            if gone == Gone::Service {
+                page.release_all();
+            }
         });
     }
 }

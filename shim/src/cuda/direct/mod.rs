@@ -29,6 +29,7 @@ use self::member::Member;
 use self::order::LaunchOrder;
 pub(super) use self::points::Points;
 pub(crate) use self::regions::GpuRegions;
+pub use self::regions::REGISTERED_MAX;
 use super::call::{Call, checked};
 use super::{CudaStream, cuda_error};
 use crate::client::locked;

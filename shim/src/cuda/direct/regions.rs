@@ -6,18 +6,22 @@
 //!
 //! What its owner frees stays where it is until the service has closed it. Nobody tells, so regions are looked at in turn: some at each large
 //! call, and whenever the program asks for errors. What a communicator was the last to use is given back when it leaves.
+//!
+//! Where there is room for no more of them, here or at the service, the one that was not used for longest goes; never one that a call has found and
+//! not told the service of yet ([`Found`]).
 
 use std::collections::BTreeMap;
 use std::ops::Bound::{Excluded, Included};
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 
 use mccs_cuda::{
     Allocation, Context, DeviceAddress, PointerKind, allocation_of, buffer_id, export, pointer_kind, while_capturing,
 };
 use mccs_ipc::command::BufferRef;
 use mccs_ipc::protocol::{GPU_SEGMENTS_MAX, MESSAGE_FDS_MAX, Request, Response};
-use mccs_ipc::types::Handle;
+use mccs_ipc::types::{ErrorClass, Handle};
 
 use super::member::Member;
 use crate::Error;
@@ -25,8 +29,8 @@ use crate::client::unexpected;
 use crate::cuda::cuda_error;
 use crate::requests::Requests;
 
-/// Regions of a session at a time: the one that was not used for longest goes.
-const REGIONS_MAX: usize = 128;
+/// Buffers of GPUs that a session has registered at a time, at most: the one that was not used for longest goes.
+pub const REGISTERED_MAX: usize = 128;
 /// Regions that are looked at at a time, which takes the driver less than a microsecond each.
 const LOOK_AT: usize = 4;
 
@@ -37,6 +41,19 @@ pub(crate) struct GpuRegions {
     /// Where the last look ended.
     looked_at: DeviceAddress,
     uses: u64,
+    /// Have given way to longer ones while calls had found them.
+    outgrown: Vec<Known>,
+}
+
+/// A buffer as the service knows it, which it does as long as this is held.
+pub(super) struct Found {
+    pub(super) buffer: BufferRef,
+    _in_use: Option<Arc<()>>,
+}
+
+impl Found {
+    /// No buffer.
+    pub(super) const NONE: Found = Found { buffer: BufferRef::NONE, _in_use: None };
 }
 
 struct Known {
@@ -48,6 +65,8 @@ struct Known {
     comm: Handle,
     /// How often it was looked at.
     looks: usize,
+    /// Held by calls that have found it.
+    in_use: Arc<()>,
 }
 
 /// What a region is made of, so that it can be told from what comes to lie there later.
@@ -77,6 +96,15 @@ impl Segment {
 }
 
 impl Known {
+    fn is_in_use(&self) -> bool {
+        Arc::strong_count(&self.in_use) > 1
+    }
+
+    fn found(&self, offset_bytes: u64) -> Found {
+        let buffer = BufferRef { region: self.handle, offset_bytes };
+        Found { buffer, _in_use: Some(Arc::clone(&self.in_use)) }
+    }
+
     /// Whether all of `range` that lies in it is what it was. The context must be current.
     fn holds(&self, base: DeviceAddress, range: &Range<DeviceAddress>) -> bool {
         let touches = |segment: &&Segment| segment.base < range.end && range.start < segment.base + segment.bytes;
@@ -105,7 +133,7 @@ fn is_still(base: DeviceAddress, id: u64) -> bool {
 impl GpuRegions {
     /// Names a buffer to the service. Its context must be current. What other processes cannot open, or the service does not take, is
     /// an error; only where the service has gone nothing else will do.
-    pub(super) fn place(&mut self, member: &Member, address: DeviceAddress, bytes: u64) -> Result<BufferRef, Error> {
+    pub(super) fn place(&mut self, member: &Member, address: DeviceAddress, bytes: u64) -> Result<Found, Error> {
         // Another thread may be capturing, which must not be disturbed.
         while_capturing(|| {
             self.look_at(&member.context, &member.client.0.requests, LOOK_AT);
@@ -131,37 +159,56 @@ impl GpuRegions {
         of_it.collect::<Vec<_>>().into_iter().for_each(|key| self.forget(key, requests));
     }
 
-    fn find_or_register(&mut self, member: &Member, range: Range<DeviceAddress>) -> Result<BufferRef, Error> {
+    fn find_or_register(&mut self, member: &Member, range: Range<DeviceAddress>) -> Result<Found, Error> {
         self.uses += 1;
         let (context, requests) = (&member.context, &member.client.0.requests);
-        let place = |handle, base| BufferRef { region: handle, offset_bytes: range.start - base };
         let mut of_context = self.known.range_mut(of(context.key()));
         if let Some(((_, base), known)) = of_context.find(|((_, base), known)| known.holds(*base, &range)) {
             (known.used, known.comm) = (self.uses, member.handle);
-            return Ok(place(known.handle, *base));
+            return Ok(known.found(range.start - *base));
         }
         let kind = pointer_kind(range.start).map_err(cuda_error)?;
         if kind == PointerKind::Private {
             return Err(Error::no_cuda("memory of this kind cannot be opened by the service"));
         }
         self.look_at(context, requests, usize::MAX);
-        if self.known.len() >= REGIONS_MAX {
-            let oldest = self.known.iter().min_by_key(|(_, known)| known.used).map(|(key, _)| *key);
-            oldest.into_iter().for_each(|key| self.forget(key, requests));
+        if self.known.len() >= REGISTERED_MAX
+            && let Some(oldest) = self.oldest()
+        {
+            self.forget(oldest, requests);
         }
-        let (base, bytes, source, handle) = match kind {
-            PointerKind::Descriptors => register_segments(member, &range)?,
-            PointerKind::Ipc | PointerKind::Private => register_whole(member, range.start)?,
+        let (base, bytes, source, handle) = loop {
+            let registered = match kind {
+                PointerKind::Descriptors => register_segments(member, &range),
+                PointerKind::Ipc | PointerKind::Private => register_whole(member, range.start),
+            };
+            match (registered, self.oldest()) {
+                (Ok(registered), _) => break registered,
+                (Err(NotRegistered::NoRoom(_)), Some(oldest)) => self.give_back(oldest, requests)?,
+                (Err(NotRegistered::NoRoom(error) | NotRegistered::Otherwise(error)), _) => return Err(error),
+            }
         };
         let key = (context.key(), base);
         // One that begins there and is shorter.
         self.forget(key, requests);
-        self.known.insert(key, Known { source, bytes, handle, used: self.uses, comm: member.handle, looks: 0 });
-        Ok(place(handle, base))
+        let (used, comm) = (self.uses, member.handle);
+        let known = Known { source, bytes, handle, used, comm, looks: 0, in_use: Arc::default() };
+        let found = known.found(range.start - base);
+        self.known.insert(key, known);
+        Ok(found)
+    }
+
+    /// The one that was not used for longest.
+    fn oldest(&self) -> Option<(usize, DeviceAddress)> {
+        let others = self.known.iter().filter(|(_, known)| !known.is_in_use());
+        others.min_by_key(|(_, known)| known.used).map(|(key, _)| *key)
     }
 
     /// Gives back what its owner has freed, of the next `count` regions of a context, which is current.
     fn look_at(&mut self, context: &Context, requests: &Requests, count: usize) {
+        for known in self.outgrown.extract_if(.., |known| !known.is_in_use()) {
+            free(&known, requests);
+        }
         let (first, last) = ((context.key(), DeviceAddress::MIN), (context.key(), DeviceAddress::MAX));
         let here = (context.key(), self.looked_at);
         let behind = self.known.range((Excluded(here), Included(last)));
@@ -176,10 +223,22 @@ impl GpuRegions {
     }
 
     fn forget(&mut self, key: (usize, DeviceAddress), requests: &Requests) {
-        if let Some(known) = self.known.remove(&key) {
-            requests.send_and_forget(Request::FreeGpuMemory { region: known.handle });
+        match self.known.remove(&key) {
+            Some(known) if known.is_in_use() => self.outgrown.push(known),
+            Some(known) => free(&known, requests),
+            None => {}
         }
     }
+
+    /// Gives one back, and waits until the service has room for another: it takes what the ring has brought first.
+    fn give_back(&mut self, key: (usize, DeviceAddress), requests: &Requests) -> Result<(), Error> {
+        let Some(known) = self.known.remove(&key) else { return Ok(()) };
+        requests.call(Request::FreeGpuMemory { region: known.handle }, &[]).map(drop)
+    }
+}
+
+fn free(known: &Known, requests: &Requests) {
+    requests.send_and_forget(Request::FreeGpuMemory { region: known.handle });
 }
 
 /// Regions of a context.
@@ -190,33 +249,46 @@ fn of(context: usize) -> std::ops::RangeInclusive<(usize, DeviceAddress)> {
 /// First byte, bytes, what it is made of, and the service's handle.
 type Registered = (DeviceAddress, u64, Source, Handle);
 
+/// Why the service has no region for a buffer.
+enum NotRegistered {
+    /// Its tenant may have no more at a time.
+    NoRoom(Error),
+    Otherwise(Error),
+}
+
+impl From<Error> for NotRegistered {
+    fn from(error: Error) -> Self {
+        NotRegistered::Otherwise(error)
+    }
+}
+
 /// Registers the allocation that an address lies in.
-fn register_whole(member: &Member, address: DeviceAddress) -> Result<Registered, Error> {
+fn register_whole(member: &Member, address: DeviceAddress) -> Result<Registered, NotRegistered> {
     let (base, bytes) = allocation_of(address).map_err(cuda_error)?;
     let id = buffer_id(base).map_err(cuda_error)?;
     let ipc_handle = export(base).map_err(cuda_error)?.0.to_vec();
     let request = Request::RegisterGpuMemory { gpu: member.context.gpu().id.0, ipc_handle, bytes };
-    let handle = region(member.client.0.requests.call(request, &[])?)?;
+    let handle = register(member, request)?;
     Ok((base, bytes, Source::Whole(id), handle))
 }
 
 /// Registers the segments that a buffer lies in.
-fn register_segments(member: &Member, range: &Range<DeviceAddress>) -> Result<Registered, Error> {
+fn register_segments(member: &Member, range: &Range<DeviceAddress>) -> Result<Registered, NotRegistered> {
     let mut segments = vec![Segment::at(range.start)?];
     let end = |segments: &[Segment]| segments.last().map_or(0, |last| last.base + last.bytes);
     while end(&segments) < range.end {
         if segments.len() == GPU_SEGMENTS_MAX {
-            return Err(Error::argument(format!("a buffer lies in more than {GPU_SEGMENTS_MAX} segments")));
+            return Err(Error::argument(format!("a buffer lies in more than {GPU_SEGMENTS_MAX} segments")).into());
         }
         let next = Segment::at(end(&segments))?;
         if next.base != end(&segments) {
-            return Err(Error::argument("the segments that a buffer lies in overlap"));
+            return Err(Error::argument("the segments that a buffer lies in overlap").into());
         }
         segments.push(next);
     }
     let of_gpus = segments.iter().map(|segment| segment.allocation.gpu()).collect::<Result<Vec<_>, _>>();
     if of_gpus.map_err(cuda_error)?.contains(&None) {
-        return Err(Error::no_cuda("memory that is no GPU's is not opened by the service"));
+        return Err(Error::no_cuda("memory that is no GPU's is not opened by the service").into());
     }
     let requests = &member.client.0.requests;
     for (number, some) in segments.chunks(MESSAGE_FDS_MAX).enumerate() {
@@ -226,14 +298,16 @@ fn register_segments(member: &Member, range: &Range<DeviceAddress>) -> Result<Re
         let name = Request::NameGpuSegments { begins: number == 0, bytes };
         requests.call(name, &fds.iter().map(AsFd::as_fd).collect::<Vec<_>>())?;
     }
-    let handle = region(requests.call(Request::RegisterGpuSegments { gpu: member.context.gpu().id.0 }, &[])?)?;
+    let handle = register(member, Request::RegisterGpuSegments { gpu: member.context.gpu().id.0 })?;
     let base = segments.first().map_or(range.start, |first| first.base);
     Ok((base, end(&segments) - base, Source::Segments(segments), handle))
 }
 
-fn region((response, _): (Response, Vec<OwnedFd>)) -> Result<Handle, Error> {
-    match response {
-        Response::Region { region, .. } => Ok(region),
-        other => Err(unexpected(&other)),
+fn register(member: &Member, request: Request) -> Result<Handle, NotRegistered> {
+    match member.client.0.requests.call(request, &[]) {
+        Ok((Response::Region { region, .. }, _)) => Ok(region),
+        Ok((other, _)) => Err(unexpected(&other).into()),
+        Err(error @ Error::Refused { class: ErrorClass::InvalidUsage, .. }) => Err(NotRegistered::NoRoom(error)),
+        Err(error) => Err(error.into()),
     }
 }

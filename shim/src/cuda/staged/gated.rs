@@ -11,7 +11,7 @@ use mccs_kernels::cuda::StageArgs;
 use super::SLOTS;
 use crate::cuda::cuda_error;
 use crate::cuda::resources::StageKernel;
-use crate::cuda::watch::Awaited;
+use crate::cuda::watch::{Awaited, Gone};
 use crate::{Client, Error, Region, Span, Stream};
 
 /// Room for the gate before the slots, which begin on a page of their own.
@@ -69,11 +69,18 @@ impl Access {
 /// A region that begins with a gate.
 struct GateMemory(Region);
 
-impl Awaited for GateMemory {
-    fn let_through(&self) {
+impl GateMemory {
+    fn release(&self) {
         // SAFETY: it begins with room for a gate, and stays mapped as long as `self` lives.
         let gate = unsafe { Gate::at(self.0.as_ptr()) };
         gate.into_iter().for_each(Gate::release);
+    }
+}
+
+impl Awaited for GateMemory {
+    // This session's streams wait there, and nobody else's.
+    fn let_through(&self, _gone: Gone) {
+        self.release();
     }
 }
 
@@ -103,7 +110,7 @@ impl Gated {
 
     /// Lets everything through, on both sides.
     pub(super) fn release(&self) {
-        self.memory.let_through();
+        self.memory.release();
     }
 
     /// Where the service sees what lies at an offset in the slots.
