@@ -1,6 +1,6 @@
 #!/bin/sh
 # Every scenario that is measured on a fabric, on it, with the parameters of the committed results: as root, on a machine that does nothing
-# else. Not fault, qos-jitter and single-gather: what fails and varies there the fabric does not do, and the last was never measured on one.
+# else. Not fault and qos-jitter: what fails and varies there the fabric does not do.
 # Writes eval/results/fabric-*.{json,md}. One that misses its goal does not keep the others from being measured.
 # Build first: cargo build --release --workspace
 cd "$(dirname "$0")/.." || exit 1
@@ -20,6 +20,8 @@ began=$(date +%s)
 measure single --more 3 --rounds 5
 measure single --lengths --rounds 2 --settle 1s
 fair single --more 3 --rounds 3
+measure single-gather --job eight --more 3 --rounds 3 --suffix eight
+measure single-gather --job four --more 3 --rounds 3 --suffix four
 # Several jobs.
 for setup in setup1 setup2 setup3 setup4; do
     measure "$setup" --longer 4 --more 2 --rounds 3

@@ -12,7 +12,7 @@ With --alone, each job by itself, and how much its iterations vary.
 
 With --table, rewrites the tables of results from what they have measured, and what the simulator has foretold; runs nothing else.
 
-usage: scenario.py SCENARIO.toml [--rounds 5] [--longer N] [--more N] [--settle 2s] [--congestion-control cubic] [--variant NAME]...
+usage: scenario.py SCENARIO.toml [--rounds 5] [--longer N] [--more N] [--settle 2s] [--congestion-control cubic] [--variant NAME]... [--job NAME]
                    [--fabric FABRIC.toml] [--suffix TEXT] [--stolen PART] [--alone] [--lengths [0.015625 0.125 1 4]]
        scenario.py --table eval/results/fabric-SCENARIO.json...
 
@@ -85,9 +85,12 @@ class Scenario:
         [self.way] = {job.get("way") for job in self.jobs}
 
     @staticmethod
-    def load(path, longer, more, fabric):
+    def load(path, longer, more, fabric, only=None):
         path = pathlib.Path(path)
         toml = tomllib.loads(path.read_text())
+        if only:
+            [job] = [job for job in toml["job"] if job["name"] == only]
+            toml["job"] = [{key: entry for key, entry in job.items() if key != "start"}]
         scenario = Scenario(toml, fabric or path.parent / toml["fabric"])
         for job in scenario.jobs:
             # Elements of every rank, whatever the collective.
@@ -656,6 +659,7 @@ def main():
     parser.add_argument("--settle", default="2s")
     parser.add_argument("--congestion-control", default="cubic", help="of all flows, whatever this machine's own is")
     parser.add_argument("--variant", action="append", help="only these")
+    parser.add_argument("--job", help="only this one, from the beginning")
     parser.add_argument("--fabric", help="another than the scenario's")
     parser.add_argument("--suffix", help="of the results' name")
     parser.add_argument("--stolen", type=float, default=1, help="runs are repeated of whose time on the cores other guests of the machine took more than this part")
@@ -666,7 +670,7 @@ def main():
         return
     if not options.scenario:
         parser.error("which scenario?")
-    scenario = Scenario.load(options.scenario, options.longer, options.more, options.fabric)
+    scenario = Scenario.load(options.scenario, options.longer, options.more, options.fabric, options.job)
     variants = {variant["name"]: variant for variant in scenario.toml["variant"]}
     if options.variant:
         variants = {name: variants[name] for name in options.variant}
