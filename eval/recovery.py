@@ -63,7 +63,7 @@ def nics(leaf):
 
 
 def topology(toml, with_nics):
-    rates, paths = toml["rates"], toml["paths"]
+    rates, paths = toml["rates"], {"first_port": 20_000, "ports": 100} | toml.get("paths", {})
     first = lambda spine: paths["first_port"] + spine * paths["ports"]
     return to_toml({
         "rates": {name: rates[name] for name in ("host_leaf", "leaf_spine")},
