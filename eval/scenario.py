@@ -178,8 +178,11 @@ class Scenario:
 
 def to_toml(tables):
     """TOML of tables of plain values, and of lists of such tables; tables in those are inline."""
-    inline = lambda entry: (f"{{ {', '.join(f'{key} = {json.dumps(one)}' for key, one in entry.items())} }}"
-                            if isinstance(entry, dict) else json.dumps(entry))
+    def inline(entry):
+        if isinstance(entry, dict):
+            return f"{{ {', '.join(f'{key} = {inline(one)}' for key, one in entry.items())} }}"
+        return f"[{', '.join(map(inline, entry))}]" if isinstance(entry, list) else json.dumps(entry)
+
     lines = lambda table: "".join(f"{key} = {inline(entry)}\n" for key, entry in table.items())
     is_list = lambda entry: isinstance(entry, list) and (not entry or isinstance(entry[0], dict))
     plain = {key: entry for key, entry in tables.items() if not isinstance(entry, dict) and not is_list(entry)}
