@@ -13,7 +13,7 @@ use mccs_config::limits;
 use mccs_config::policy::Channels;
 use mccs_config::service::{Algorithm, Device, FlowPath, TransportKind};
 
-use super::basis::Basis;
+use super::basis::{Basis, Network};
 use super::links::Links;
 use super::message::{Report, whole_change};
 use super::pace::{HostPace, host_paces, leave_what_cannot_be_told};
@@ -127,6 +127,7 @@ pub fn plan_all<'a>(
         }
         if job.pinned.is_some() {
             plan.not_enforced.extend(pinned_to_broken(&view, decision));
+            plan.not_enforced.extend(pinned_to_down(view.topology, links, report));
         }
         Ok(plan)
     };
@@ -201,29 +202,46 @@ fn nics_of(topology: &Topology, hosts: &[Placed]) -> u32 {
     hosts.iter().map(nics).max().unwrap_or(1).clamp(limits::CHANNELS.min, limits::CHANNELS.max)
 }
 
-/// The spine of each flow between hosts that is steered to one, by channel and hosts.
-fn ways_in_force(basis: &Basis, report: &Report) -> BTreeMap<(u32, HostId, HostId), u32> {
+/// A flow that rings in force have between hosts: its channel, these, and its path, if it has one.
+type InForce<'a> = (u32, &'a str, &'a str, Option<&'a FlowPath>);
+
+fn flows_in_force(report: &Report) -> impl Iterator<Item = InForce<'_>> {
     let chosen = &report.chosen;
-    let mut host_of = vec![None; report.nranks() as usize];
+    let mut host_of = vec![""; report.nranks() as usize];
     for host in &report.hosts {
-        let id = basis.network.hosts.get(&host.host).map(|id| (&*host.host, *id));
-        host.ranks.iter().for_each(|rank| host_of[*rank as usize] = id);
+        host.ranks.iter().for_each(|rank| host_of[*rank as usize] = &host.host);
     }
     let own = chosen.flows.iter().map(|choice| ((choice.channel, &*choice.from, &*choice.to), choice.path as usize));
     let own: HashMap<(u32, &str, &str), usize> = own.collect();
-    let mut ways = BTreeMap::new();
-    for (channel, ring) in (0_u32..).zip(&chosen.rings) {
-        for (from, to) in ring.iter().zip(ring.iter().cycle().skip(1)) {
-            let (from, to) = (host_of[*from as usize], host_of[*to as usize]);
-            let Some(((from, from_id), (to, to_id))) = from.zip(to).filter(|(from, to)| from != to) else { continue };
-            let turn = (channel as usize).checked_rem(chosen.paths.len());
-            let path = own.get(&(channel, from, to)).copied().or(turn).and_then(|path| chosen.paths.get(path));
-            if let Some(spine) = path.and_then(|path| basis.network.topology.spine_steered_to(path)) {
-                ways.insert((channel, from_id, to_id), spine);
-            }
-        }
-    }
-    ways
+    let hops = (0_u32..).zip(&chosen.rings).flat_map(|(channel, ring)| {
+        ring.iter().zip(ring.iter().cycle().skip(1)).map(move |(from, to)| (channel, *from, *to))
+    });
+    hops.filter_map(move |(channel, from, to)| {
+        let (from, to) = (host_of[from as usize], host_of[to as usize]);
+        let turn = (channel as usize).checked_rem(chosen.paths.len());
+        let path = own.get(&(channel, from, to)).copied().or(turn).and_then(|path| chosen.paths.get(path));
+        (from != to).then_some((channel, from, to, path))
+    })
+}
+
+/// The spine of each flow between hosts that is steered to one, by channel and hosts.
+fn ways_in_force(basis: &Basis, report: &Report) -> BTreeMap<(u32, HostId, HostId), u32> {
+    let Network { topology, hosts, .. } = &*basis.network;
+    let way = |(channel, from, to, path): InForce<'_>| {
+        Some(((channel, *hosts.get(from)?, *hosts.get(to)?), topology.spine_steered_to(path?)?))
+    };
+    flows_in_force(report).filter_map(way).collect()
+}
+
+/// A NIC that is down, and that a flow of a pinned strategy would leave if it might.
+fn pinned_to_down(topology: &Topology, links: &Links, report: &Report) -> Option<String> {
+    let down = links.nics_down(topology).map(|(port, device)| (topology.host_name(port.host), device));
+    let down: Vec<(&str, &Device)> = down.collect();
+    let (channel, from, to, nic) = flows_in_force(report).find_map(|(channel, from, to, path)| {
+        let nic = path?.device.as_ref()?;
+        down.contains(&(from, nic)).then_some((channel, from, to, nic))
+    })?;
+    Some(format!("another NIC than {nic} for channel {channel} from {from} to {to}, which is down: it is pinned"))
 }
 
 /// The path of a strategy's flow, if it has one: its own, or else its channel's turn.

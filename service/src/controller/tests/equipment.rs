@@ -2,6 +2,9 @@
 
 use std::collections::BTreeSet;
 
+use mccs_config::change::StrategyChange;
+use mccs_config::service::FlowPath;
+
 use super::bed::{Bed, TOPOLOGY, name, policy, text};
 use crate::controller::agent::Agent;
 use crate::controller::answer::{HistoryView, Standing};
@@ -181,6 +184,25 @@ fn flows_leave_by_other_nics_while_one_is_down() {
     tell(&mut bed, &[]);
     assert_eq!(leaves_by(&mut bed), all);
     assert!(bed.show().dead_links.is_empty());
+    // What is pinned stays by the NIC that is down, and is shown.
+    let by_hand = StrategyChange {
+        paths: Some(vec![FlowPath { device: "eth0".parse().ok(), ..FlowPath::default() }]),
+        flows: Some(Vec::new()),
+        ..StrategyChange::default()
+    };
+    bed.change_by_hand(&comm, by_hand);
+    bed.run();
+    tell(&mut bed, &[0]);
+    let told = bed.show().communicators.remove(0).not_enforced;
+    assert!(
+        told.iter().any(|what| what.starts_with("another NIC than eth0") && what.contains("from host-b")),
+        "{told:?}"
+    );
+    assert_eq!(bed.chosen(&comm).paths.len(), 1);
+    bed.unpin(&comm);
+    bed.run();
+    assert_eq!(leaves_by(&mut bed)[1], BTreeSet::from(["lo".to_owned()]));
+    tell(&mut bed, &[]);
     // With both down there is nothing better.
     tell(&mut bed, &[0, 1]);
     assert_eq!(leaves_by(&mut bed), all);
