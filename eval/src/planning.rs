@@ -30,8 +30,9 @@ const TENANTS: usize = 10;
 
 /// A controller of a large cluster, all of whose hosts have reported.
 pub struct Planning {
-    /// The first one, and how long it took to read and check its files, in seconds of CPU time.
+    /// The first one, whose topology all others keep.
     basis: Basis,
+    /// How long it took to read and check its files, in seconds of CPU time.
     pub read_s: f64,
     hosts: Vec<Name>,
     controller: Controller,

@@ -172,7 +172,7 @@ pub struct Controller {
     pub(super) next_order: u64,
     /// Why everything is to be decided again.
     cause: Option<String>,
-    /// It is of tenants alone, who wait for each other.
+    /// It is of tenants alone, for whom a pause is made ([`PAUSE_FOR_EACH`]).
     is_of_tenants: bool,
     /// When it was decided last.
     decided_at: Option<Instant>,
