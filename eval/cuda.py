@@ -32,6 +32,11 @@ def installed_nccl():
     return str(pathlib.Path(list(package.submodule_search_locations)[0], "lib", "libnccl.so.2"))
 
 
+def machine_of(nranks):
+    name, driver = bench.run(["nvidia-smi", "--format=csv,noheader", "--query-gpu=name,driver_version"]).splitlines()[0].split(", ")
+    return f"{name}, {nranks} of one host, driver {driver}, {os.cpu_count()} cores"
+
+
 def version_of(library):
     number = ctypes.c_int()
     ctypes.CDLL(library).ncclGetVersion(ctypes.byref(number))
@@ -133,9 +138,7 @@ def main():
             more = json.loads(file.read_text())
             more = {"lines": more} if isinstance(more, list) else more
             found = {**more, "lines": found["lines"] + more["lines"]}
-    name, driver = bench.run(["nvidia-smi", "--format=csv,noheader", "--query-gpu=name,driver_version"]).splitlines()[0].split(", ")
-    facts = {"commit": options.commit or bench.run(["git", "rev-parse", "--short", "HEAD"]).strip(),
-             "machine": f"{name}, {options.nranks} of one host, driver {driver}, {os.cpu_count()} cores",
+    facts = {"commit": options.commit or bench.run(["git", "rev-parse", "--short", "HEAD"]).strip(), "machine": machine_of(options.nranks),
              "command": " ".join(["eval/cuda.py", *sys.argv[1:]]), "nccl": version_of(nccl), "rounds": options.rounds}
     text = (f"{facts['machine']}, one process each, beside NCCL {facts['nccl']} without NVLS, sides in turn; commit "
             f"{facts['commit']}. Times in us: median (least to greatest) of {options.rounds} rounds, the slowest rank's: {words}.\n\n{table(found)}\n")

@@ -270,14 +270,26 @@ impl OwnedStream {
     /// # Errors
     /// [`DriverError`].
     pub unsafe fn read_word(&self, word: DeviceAddress) -> Result<u64, DriverError> {
+        let mut value = [0; size_of::<u64>()];
+        // SAFETY: the caller's contract is passed on.
+        unsafe { self.read(&mut value, word)? };
+        Ok(u64::from_ne_bytes(value))
+    }
+
+    /// Copies what lies on a GPU, and waits for it.
+    ///
+    /// # Safety
+    /// There must be as much memory at `from`, of the stream's context or one that it reaches.
+    ///
+    /// # Errors
+    /// [`DriverError`].
+    pub unsafe fn read(&self, to: &mut [u8], from: DeviceAddress) -> Result<(), DriverError> {
         let _entered = self.context.enter()?;
-        let mut value = 0_u64;
-        // SAFETY: the caller's contract is passed on; `value` lives until the copy has ended.
+        // SAFETY: the caller's contract is passed on; `to` lives until the copy has ended.
         unsafe {
-            self.raw.copy((&raw mut value) as DeviceAddress, word, size_of::<u64>())?;
-            self.raw.synchronize()?;
+            self.raw.copy(to.as_mut_ptr() as DeviceAddress, from, to.len())?;
+            self.raw.synchronize()
         }
-        Ok(value)
     }
 }
 

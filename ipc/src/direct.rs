@@ -67,6 +67,8 @@ pub struct DirectShare {
     pub large: Option<LargeLayout>,
     /// Who does what.
     pub execution: Execution,
+    /// Whether kernels tell when they run.
+    pub is_timed: bool,
     /// By rank, where streams tell and wait by events; a rank is sent its own alone.
     pub events: Vec<RankEvents>,
 }
@@ -81,6 +83,7 @@ impl DirectShare {
             areas: self.areas.clone(),
             large: self.large,
             execution: self.execution,
+            is_timed: self.is_timed,
             events,
         }
     }

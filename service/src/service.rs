@@ -341,7 +341,8 @@ fn start_gpus(
     let ids = gpus.ids().into();
     let mailbox = Mailbox::new(PROXY_MAILBOX_MAX);
     let sender = mailbox.sender();
-    let (device, freeing) = CudaDevice::new(gpus, settings.cuda_options, sender.clone())?;
+    let recorder = registry.recorders.recorder("gpus".into());
+    let (device, freeing) = CudaDevice::new(gpus, settings.cuda_options, sender.clone(), recorder)?;
     let device = Box::new(device);
     let importer = device.importer();
     let timeouts = Timeouts { init: settings.init_timeout, operation: settings.operation_timeout };
@@ -604,6 +605,7 @@ impl Settings {
                 large_from: config.cuda.large_from,
                 slot_bytes: config.cuda.slot.0,
                 lines: config.cuda.lines,
+                is_timed: config.cuda.timing,
                 by_events: config.cuda.ordering == file::CudaOrdering::Events,
                 execution: match config.cuda.execution {
                     file::CudaExecution::Ranks => Execution::Ranks,

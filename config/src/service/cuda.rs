@@ -26,6 +26,9 @@ pub struct Cuda {
     pub gpus: Vec<String>,
     /// Who carries collectives out.
     pub execution: CudaExecution,
+    /// Whether the service knows how long collectives take that ranks or its copy engines carry out: kernels then leave stamps, and copies have events around
+    /// them.
+    pub timing: bool,
     /// How ranks' streams tell the service that data is there, and wait for results, where the service carries collectives out.
     pub ordering: CudaOrdering,
 }
@@ -39,6 +42,7 @@ impl Default for Cuda {
             lines: true,
             gpus: Vec::new(),
             execution: CudaExecution::default(),
+            timing: true,
             ordering: CudaOrdering::default(),
         }
     }

@@ -30,6 +30,7 @@ struct DirectArgs {
     uint64_t deals_offset;
     uint64_t lines_offset;
     uint64_t line_slot_bytes;
+    uint64_t call;        // kind << 56 | payload bytes, for its stamp; 0: nobody asks when it runs
     uint32_t sequence;    // 0: one more than have ended on this area
     uint32_t rank;
     uint32_t nranks;
@@ -53,7 +54,7 @@ struct DirectArgs {
     uint32_t dealer;  // the rank that deals out chunks, or RANKS_MAX: every block has a slice
     uint32_t chunks;  // where they are dealt out: of the longest message
 };
-static_assert(sizeof(DirectArgs) == 264 && offsetof(DirectArgs, sequence) == 176, "as in abi.rs");
+static_assert(sizeof(DirectArgs) == 272 && offsetof(DirectArgs, sequence) == 184, "as in abi.rs");
 
 struct ReduceArgs {
     uint64_t sources[RANKS_MAX];       // in the order they are combined in

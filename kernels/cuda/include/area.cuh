@@ -6,10 +6,15 @@
 
 namespace mccs {
 
-// An area begins with the word that counts operations, and two of points.cuh; then come heads, flags and acknowledgements.
+// An area begins with the word that counts operations, two of points.cuh, and one that counts bytes; then come heads, stamps, flags and
+// acknowledgements.
+constexpr uint64_t PAYLOAD_OFFSET = 24;                             // a word: payload of operations that have ended, as far as they have stamps
 constexpr uint64_t DEALT_OFFSET = 128;                              // a word: operation number << 32 | chunks dealt out
 constexpr uint64_t HEADS_OFFSET = 256;                              // [parity][rank] packets
-constexpr uint64_t FLAGS_OFFSET = 1024;                             // [phase][block][rank] words
+constexpr uint64_t STAMPS_OFFSET = 1024;                            // [number % STAMPS] call, began, number, ended
+constexpr uint32_t STAMPS = 512;
+constexpr uint64_t STAMP_BYTES = 32;
+constexpr uint64_t FLAGS_OFFSET = STAMPS_OFFSET + STAMPS * STAMP_BYTES;  // [phase][block][rank] words
 constexpr uint64_t PHASES = 2;
 constexpr uint32_t DEALS = 32;                                      // [parity][block][step % DEALS] packets
 
@@ -92,6 +97,15 @@ __device__ inline bool wait_head(const DirectArgs& a, uint32_t peer, uint64_t& s
     return arrived;
 }
 
+// Stamps tell the service when the last operations ran, by the GPU's clock. Nobody waits for them: a kernel stores when it began once it has
+// sent what others wait for, and when it has ended after it has said so.
+__device__ inline uint64_t stamp_at(const DirectArgs& a) {
+    return a.areas[a.rank] + STAMPS_OFFSET + number_of(a) % STAMPS * STAMP_BYTES;
+}
+__device__ inline void stamp_begin(const DirectArgs& a) {
+    if (a.call != 0 && blockIdx.x == 0 && threadIdx.x == 0) store_aligned(stamp_at(a), vector(a.call, global_ns()));
+}
+
 // Ends an operation: called by all threads of all blocks. Operations are the upper half of the area's first word: every
 // block adds its share, without waiting for an answer, and all shares make one operation. Nobody polls the word on another
 // GPU, and nothing goes to the host: that would take longer than a small operation does.
@@ -99,7 +113,15 @@ __device__ inline void finish(const DirectArgs& a, bool aborted) {
     aborted = __syncthreads_or(aborted);
     if (threadIdx.x != 0 || aborted) return;
     constexpr uint64_t OPERATION = uint64_t(1) << 32;
-    add_release(a.areas[a.rank], blockIdx.x == 0 ? OPERATION - (gridDim.x - 1) : 1);
+    if (blockIdx.x != 0 || a.call == 0) {
+        add_release(a.areas[a.rank], blockIdx.x == 0 ? OPERATION - (gridDim.x - 1) : 1);
+        return;
+    }
+    // Before its number may change.
+    uint64_t number = number_of(a), stamp = stamp_at(a);
+    add_release(a.areas[a.rank], OPERATION - (gridDim.x - 1));
+    add_relaxed(a.areas[a.rank] + PAYLOAD_OFFSET, a.call << 8 >> 8);
+    store_aligned(stamp + 16, vector(number, global_ns()));
 }
 
 }  // namespace mccs

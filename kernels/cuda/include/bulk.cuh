@@ -331,6 +331,7 @@ __device__ void bulk(const DirectArgs& a, MIDDLE middle) {
     __shared__ BlockWords words;
     if (threadIdx.x == 0) words.pushed = 0;
     if (blockIdx.x == 0) send_head(a, threadIdx.x);
+    stamp_begin(a);
     __syncthreads();
     uint32_t warp = threadIdx.x / 32, push = 2 + a.push_warps, both = push + 2 + a.middle_warps;
     bool aborted = warp < push   ? bulk_push(a, warp, words)

@@ -105,6 +105,17 @@ __device__ inline void add_release(uint64_t to, uint64_t v) {
     asm volatile("red.release.gpu.global.add.u64 [%0], %1;" ::"l"(to), "l"(v) : "memory");
 }
 
+__device__ inline void add_relaxed(uint64_t to, uint64_t v) {
+    asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(to), "l"(v) : "memory");
+}
+
+// The GPU's clock.
+__device__ inline uint64_t global_ns() {
+    uint64_t v;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(v));
+    return v;
+}
+
 // Counts the turns of a wait, and looks at the abort word now and then.
 struct Patience {
     uint64_t abort_word;

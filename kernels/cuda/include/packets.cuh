@@ -240,6 +240,7 @@ __device__ void packets_copy(const DirectArgs& a) {
     Units<FORM> units;
     packets_begin(a);
     packets_send(a, units);
+    stamp_begin(a);
     packets_own(a, units);
     bool relays = a.shard_bytes != 0;
     bool ok = packets_take<FORM>(
@@ -288,6 +289,7 @@ __device__ void packets_reduce(const DirectArgs& a) {
     Units<FORM> units;
     packets_begin(a);
     packets_send(a, units);
+    stamp_begin(a);
     bool ok = gather_scalars(a, scalars);
     if (ok && a.recv_mask != 0) ok = packets_combine<FORM, T>(a, units, (a.flags & SCALED) != 0 ? scalars : nullptr);
     ok = ok && packets_out(a, units) && packets_end(a);

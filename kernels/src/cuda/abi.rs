@@ -34,6 +34,8 @@ pub struct DirectArgs {
     pub(crate) deals_offset: u64,
     pub(crate) lines_offset: u64,
     pub(crate) line_slot_bytes: u64,
+    /// What is told of it in its [stamp](super::Stamp); 0: it gets none.
+    pub call: u64,
     /// The operation's number on the areas: from 1, without gaps, the same on all ranks. 0: one more than have ended on this
     /// rank's area ([`AreaLayout::ended`](super::AreaLayout::ended)), for launches that are replayed.
     pub sequence: u32,
@@ -111,5 +113,5 @@ pub struct ReduceArgs {
     pub(crate) op: u32,
 }
 
-const _: () = assert!(size_of::<DirectArgs>() == 264 && std::mem::offset_of!(DirectArgs, sequence) == 176);
+const _: () = assert!(size_of::<DirectArgs>() == 272 && std::mem::offset_of!(DirectArgs, sequence) == 184);
 const _: () = assert!(size_of::<ReduceArgs>() == 368 && std::mem::offset_of!(ReduceArgs, flag_value) == 256);

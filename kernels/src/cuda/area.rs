@@ -2,17 +2,22 @@
 //! cuda/include/area.cuh.
 //!
 //! ```text
-//! operations ended | heads [parity][rank] | flags, acknowledgements [phase][block][rank] | deals [parity][block][step]
+//! operations ended, their payload | heads [parity][rank] | stamps [number % 512] | flags, acknowledgements [phase][block][rank] | deals [parity][block][step]
 //! packets [parity][peer] | lines [parity][peer] | bulk slots [parity][phase][block][peer][slot] | lanes of sends and receives (points.rs)
 //! ```
 
 use bytemuck::{Pod, Zeroable};
+use mccs_ipc::types::CollectiveKind;
 
 use super::RANKS_MAX;
 use super::points::PointsLayout;
 
+/// Where stamps lie, and how many: those of the last operations.
+const STAMPS_OFFSET: usize = 1024;
+const STAMPS: usize = 512;
+const STAMP_BYTES: usize = 32;
 /// Where flags begin.
-const FLAGS_OFFSET: u64 = 1024;
+const FLAGS_OFFSET: u64 = AreaLayout::COUNTED_BYTES as u64;
 /// Phases of a bulk operation, each with flags and acknowledgements.
 const PHASES: u64 = 2;
 const PARITIES: u64 = 2;
@@ -75,6 +80,12 @@ impl AreaLayout {
 
     /// Where kernels of sends and receives count their groups, in the same way.
     pub const POINTS_COUNTER_OFFSET: u64 = 8;
+
+    /// Where they count the payload of operations that have stamps.
+    const PAYLOAD_OFFSET: usize = 24;
+
+    /// Bytes at an area's begin with all that kernels tell of what they have done.
+    pub const COUNTED_BYTES: usize = STAMPS_OFFSET + STAMPS * STAMP_BYTES;
 
     /// How many operations have ended on an area, by the word that counts them. Its lower half is of one that has begun to end.
     #[must_use]
@@ -141,5 +152,150 @@ impl AreaLayout {
         let rings = PARITIES * PHASES * u64::from(self.blocks) * self.peers();
         let begin = self.bulk_offset() + rings * u64::from(self.slots) * u64::from(self.slot_bytes);
         PointsLayout::new(begin, self.nranks)
+    }
+}
+
+/// When an operation ran on a rank, and what it was. All of it is as good as the rank's process, which may write to its area.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stamp {
+    /// Its number on the area.
+    pub number: u32,
+    /// What it was.
+    pub kind: CollectiveKind,
+    /// Payload, as [`CollectiveKind::payload_count`] counts it.
+    pub payload_bytes: u64,
+    /// When its kernel began, by the GPU's clock, in nanoseconds.
+    pub began_ns: u64,
+    /// When it had done everything.
+    pub ended_ns: u64,
+}
+
+const KIND_SHIFT: u32 = 56;
+
+impl Stamp {
+    /// What a kernel is told of its call ([`DirectArgs::call`](super::DirectArgs::call)).
+    #[must_use]
+    pub fn call(kind: CollectiveKind, payload_bytes: u64) -> u64 {
+        // Never 0, which stands for none.
+        u64::from(kind.to_wire() + 1) << KIND_SHIFT | payload_bytes & ((1 << KIND_SHIFT) - 1)
+    }
+
+    fn from_words(call: u64, began_ns: u64, number: u64, ended_ns: u64) -> Option<Stamp> {
+        let kind = CollectiveKind::from_wire(((call >> KIND_SHIFT) as u32).checked_sub(1)?)?;
+        // A kernel that runs has written the first half over that of an earlier one.
+        let is_whole = began_ns <= ended_ns;
+        let payload_bytes = call & ((1 << KIND_SHIFT) - 1);
+        let number = u32::try_from(number).ok()?;
+        is_whole.then_some(Stamp { number, kind, payload_bytes, began_ns, ended_ns })
+    }
+}
+
+/// What kernels have told at an area's begin.
+#[derive(Debug)]
+pub struct AreaCounts(Box<[u64; AreaLayout::COUNTED_BYTES / 8]>);
+
+impl Default for AreaCounts {
+    fn default() -> Self {
+        AreaCounts(Box::new([0; AreaLayout::COUNTED_BYTES / 8]))
+    }
+}
+
+impl AreaCounts {
+    /// Where to copy [`AreaLayout::COUNTED_BYTES`] of an area to.
+    pub fn as_bytes_mut(&mut self) -> &mut [u8] {
+        bytemuck::cast_slice_mut(&mut self.0[..])
+    }
+
+    fn word(&self, offset_bytes: usize) -> u64 {
+        self.0[offset_bytes / 8]
+    }
+
+    /// Operations that have ended.
+    #[must_use]
+    pub fn operations(&self) -> u64 {
+        AreaLayout::ended(self.word(AreaLayout::COUNTER_OFFSET as usize))
+    }
+
+    /// Groups of sends and receives that have ended.
+    #[must_use]
+    pub fn groups(&self) -> u64 {
+        AreaLayout::ended(self.word(AreaLayout::POINTS_COUNTER_OFFSET as usize))
+    }
+
+    /// Payload of the operations that have stamps.
+    #[must_use]
+    pub fn payload_bytes(&self) -> u64 {
+        self.word(AreaLayout::PAYLOAD_OFFSET)
+    }
+
+    /// The stamp of an operation, if it has ended, and is among the last ones.
+    #[must_use]
+    pub fn stamp(&self, number: u32) -> Option<Stamp> {
+        let at = (STAMPS_OFFSET + number as usize % STAMPS * STAMP_BYTES) / 8;
+        let [call, began, ended_number, ended] = self.0[at..at + 4] else { return None };
+        Stamp::from_words(call, began, ended_number, ended).filter(|stamp| stamp.number == number)
+    }
+
+    /// As kernels count operations.
+    pub fn set_operations(&mut self, operations: u32) {
+        self.0[AreaLayout::COUNTER_OFFSET as usize / 8] = AreaLayout::word_of(operations.into());
+    }
+
+    /// As kernels leave a stamp.
+    pub fn set_stamp(&mut self, stamp: Stamp) {
+        let at = (STAMPS_OFFSET + stamp.number as usize % STAMPS * STAMP_BYTES) / 8;
+        let call = Stamp::call(stamp.kind, stamp.payload_bytes);
+        self.0[at..at + 4].copy_from_slice(&[call, stamp.began_ns, stamp.number.into(), stamp.ended_ns]);
+    }
+
+    /// Numbers whose stamps may be there, when so many operations have ended.
+    #[must_use]
+    pub fn last(operations: u64) -> std::ops::RangeInclusive<u64> {
+        operations.saturating_sub(STAMPS as u64 - 1).max(1)..=operations
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(counts: &mut AreaCounts, number: u32, words: [u64; 4]) {
+        let at = (STAMPS_OFFSET + number as usize % STAMPS * STAMP_BYTES) / 8;
+        counts.0[at..at + 4].copy_from_slice(&words);
+    }
+
+    #[test]
+    fn stamps_are_read_as_kernels_write_them() {
+        let mut counts = AreaCounts::default();
+        assert_eq!(counts.stamp(0), None, "zeros are none");
+        let call = Stamp::call(CollectiveKind::AllReduce, 1 << 40 | 5);
+        write(&mut counts, 600, [call, 1000, 600, 1250]);
+        let stamp = Stamp {
+            number: 600,
+            kind: CollectiveKind::AllReduce,
+            payload_bytes: 1 << 40 | 5,
+            began_ns: 1000,
+            ended_ns: 1250,
+        };
+        assert_eq!((counts.stamp(600), counts.stamp(88)), (Some(stamp), None), "who came later has the place");
+        // The next one there runs: its beginning is over the end of this one.
+        write(&mut counts, 600, [Stamp::call(CollectiveKind::Barrier, 0), 9000, 600, 1250]);
+        assert_eq!(counts.stamp(600), None);
+        for hostile in [[u64::MAX; 4], [0, 1, 600, 2], [99 << KIND_SHIFT, 1, 600, 2]] {
+            write(&mut counts, 600, hostile);
+            assert_eq!(counts.stamp(600), None);
+        }
+        for kind in CollectiveKind::ALL {
+            write(&mut counts, 1, [Stamp::call(*kind, 7), 1, 1, 1]);
+            assert_eq!(counts.stamp(1).map(|stamp| (stamp.kind, stamp.payload_bytes)), Some((*kind, 7)));
+        }
+    }
+
+    #[test]
+    fn what_may_be_there_is_no_more_than_there_are_places() {
+        assert_eq!(AreaCounts::last(0).count(), 0);
+        assert_eq!(AreaCounts::last(3), 1..=3);
+        assert_eq!(AreaCounts::last(512), 1..=512);
+        assert_eq!(AreaCounts::last(513), 2..=513);
     }
 }

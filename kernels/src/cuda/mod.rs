@@ -55,7 +55,7 @@ mod strategy;
 mod tests;
 
 pub use abi::{DirectArgs, RANKS_MAX, ReduceArgs};
-pub use area::AreaLayout;
+pub use area::{AreaCounts, AreaLayout, Stamp};
 pub use launch::{Algorithm, DirectCall, LargeBuffers, Launch, functions, reduce_functions};
 pub use points::{
     MESSAGES_MAX, Point, PointsArgs, PointsError, PointsHead, PointsLaunch, contradiction, header_parts,

@@ -2,15 +2,20 @@
 
 pub mod cuda;
 pub mod host;
+mod times;
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Instant;
 
 use mccs_ipc::direct::{DIRECT_RANKS_MAX, DirectPage, DirectShare};
 use mccs_ipc::types::Handle;
+use mccs_kernels::cuda::AreaCounts;
 
 use self::cuda::{CopyEngines, Strategies};
+use self::times::Times;
+pub use self::times::{Reading, TimedCollective};
 use crate::collective::Schedule;
 use crate::engines::proxy::{Operand, Operation};
 use crate::engines::transport::links::LinksId;
@@ -52,6 +57,8 @@ pub struct Counted {
     pub operations: u64,
     /// Groups that have ended.
     pub groups: u64,
+    /// Payload of the collectives.
+    pub payload_bytes: u64,
     /// Most messages that it has sent to one other rank; 0 while they cannot be more than [`NUMBERS_MAX`].
     pub messages: u64,
 }
@@ -63,20 +70,58 @@ pub const NUMBERS_MAX: u64 = (1 << 32) - (1 << 27);
 /// How many operations of a group had ended when that was last read, which somebody has to ask for.
 #[derive(Debug, Default)]
 pub struct Ended {
+    /// Its communicator's number, for records; 0 before it has one.
+    communicator: AtomicU64,
     by_rank: [AtomicU64; DIRECT_RANKS_MAX as usize],
+    payload_by_rank: [AtomicU64; DIRECT_RANKS_MAX as usize],
     groups_by_rank: [AtomicU64; DIRECT_RANKS_MAX as usize],
     messages_by_rank: [AtomicU64; DIRECT_RANKS_MAX as usize],
     is_asked: AtomicBool,
     fault: OnceLock<String>,
+    taken: Mutex<Taken>,
+}
+
+/// How long operations took.
+#[derive(Debug)]
+struct Taken {
+    times: Times,
+    read_at: Instant,
+    /// What nobody has looked at yet.
+    new: Reading,
+}
+
+impl Default for Taken {
+    fn default() -> Self {
+        Taken { times: Times::default(), read_at: Instant::now(), new: Reading::default() }
+    }
 }
 
 impl Ended {
+    fn taken(&self) -> MutexGuard<'_, Taken> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Its communicator's number, for records; 0 before it has one.
+    pub(crate) fn communicator(&self) -> u64 {
+        self.communicator.load(Ordering::Relaxed)
+    }
+
+    /// What ranks, by number, have counted at `now`.
+    pub fn note_times(&self, ranks: &[AreaCounts], now: Instant) {
+        let mut taken = self.taken();
+        let within = now.saturating_duration_since(taken.read_at);
+        let reading = taken.times.read(ranks, within);
+        taken.read_at = now;
+        taken.new.add(reading);
+    }
+
     /// An answer: by rank, or why the GPU does not say.
     pub fn tell(&self, read: Result<Vec<Counted>, String>) {
         match read {
             Ok(read) => {
                 for (rank, ended) in read.into_iter().enumerate().take(DIRECT_RANKS_MAX as usize) {
                     self.by_rank[rank].store(ended.operations, Ordering::Relaxed);
+                    self.payload_by_rank[rank].store(ended.payload_bytes, Ordering::Relaxed);
                     self.groups_by_rank[rank].store(ended.groups, Ordering::Relaxed);
                     self.messages_by_rank[rank].store(ended.messages, Ordering::Relaxed);
                 }
@@ -134,6 +179,24 @@ impl DirectGroup {
     #[must_use]
     pub fn ended(&self, rank: u32) -> u64 {
         self.ended.by_rank.get(rank as usize).map_or(0, |ended| ended.load(Ordering::Relaxed))
+    }
+
+    /// The payload of these.
+    #[must_use]
+    pub fn payload_bytes(&self, rank: u32) -> u64 {
+        self.ended.payload_by_rank.get(rank as usize).map_or(0, |bytes| bytes.load(Ordering::Relaxed))
+    }
+
+    /// Its communicator has this number.
+    pub fn set_communicator(&self, number: u64) {
+        self.ended.communicator.store(number, Ordering::Relaxed);
+    }
+
+    /// Hands over what nobody has looked at yet of how long collectives took, of ranks' kernels and of copy engines. One caller at a time.
+    pub fn take_times(&self, mut count: impl FnMut(&Reading)) {
+        let mut taken = self.ended.taken();
+        count(&std::mem::take(&mut taken.new));
+        self.large.iter().for_each(|large| count(&large.take_times()));
     }
 
     /// The same of groups of sends and receives.
@@ -302,9 +365,12 @@ mod tests {
         group.ask();
         let ended = questions.lock().expect("no panic").pop().expect("a question");
         assert_eq!((questions.lock().expect("no panic").len(), group.is_answered(), group.ended(1)), (0, false, 0));
-        ended.tell(Ok([3, 4].map(|n| Counted { operations: n, groups: 10 * n, messages: 0 }).to_vec()));
+        ended.tell(Ok([3, 4]
+            .map(|n| Counted { operations: n, groups: 10 * n, payload_bytes: 100 * n, messages: 0 })
+            .to_vec()));
         assert_eq!((group.is_answered(), group.ended(0), group.ended(1), group.ended(9)), (true, 3, 4, 0));
         assert_eq!([1, 9].map(|rank| group.groups_ended(rank)), [40, 0]);
+        assert_eq!([1, 9].map(|rank| group.payload_bytes(rank)), [400, 0]);
         group.ask();
         questions.lock().expect("no panic").pop().expect("another question").tell(Err("CUDA_ERROR_UNKNOWN".into()));
         assert_eq!((group.is_answered(), group.ended(1), group.fault()), (true, 4, Some("CUDA_ERROR_UNKNOWN")));

@@ -258,6 +258,8 @@ impl ControlEngine {
         let until = Instant::now() + duration;
         self.tracing_until = Some(self.tracing_until.map_or(until, |other| other.max(until)));
         recorders.begin();
+        // What GPUs do is read from now on.
+        self.controlled.overseer.registry.comms().iter().for_each(|comm| comm.ask());
         // The controller's agent learns the common clock meanwhile.
         self.controlled.overseer.registry.note_comms();
         ControlAnswer::Tracing(trace_begun(recorders))

@@ -35,10 +35,15 @@ pub fn bound_seconds(bucket: usize) -> f64 {
 impl Histogram {
     /// Counts one.
     pub fn count(&self, took: Duration) {
+        self.count_many(took, 1);
+    }
+
+    /// Counts so many of one length.
+    pub fn count_many(&self, took: Duration, times: u64) {
         if let Some(bucket) = self.buckets.get(bucket_of(took)) {
-            bucket.fetch_add(1, Ordering::Relaxed);
+            bucket.fetch_add(times, Ordering::Relaxed);
         }
-        self.sum_ns.fetch_add(took.as_nanos() as u64, Ordering::Relaxed);
+        self.sum_ns.fetch_add((took.as_nanos() as u64).saturating_mul(times), Ordering::Relaxed);
     }
 
     /// What was counted.

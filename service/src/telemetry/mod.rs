@@ -30,7 +30,7 @@ use self::placed::Placed;
 use self::plausible::Plausible;
 use self::recorder::Recorders;
 use self::traffic::{PairSide, RecentTraffic, TenantTraffic};
-use crate::devices::DirectGroup;
+use crate::devices::{DirectGroup, TimedCollective};
 use crate::runtime::WakerSlot;
 use crate::session::{Session, SessionId};
 use crate::tenants::{Charge, Tenant};
@@ -52,7 +52,7 @@ pub struct RankInfo {
     pub started: AtomicU64,
     /// Completed.
     pub completed: AtomicU64,
-    /// Time by which it has come later to started collectives than the first rank of this host. Rounds do not count.
+    /// Time by which it has come later to started collectives than the first rank of this host. Rounds do not count, nor what copy engines carry out.
     pub late_ns: AtomicU64,
 }
 
@@ -82,7 +82,7 @@ pub struct CommInfo {
     pub bytes: AtomicU64,
     /// Payload times the collective's bus factor: what an ideal ring moves over each link.
     pub bus_bytes: AtomicU64,
-    /// Time in which a collective was running.
+    /// Time in which a collective was running. Of those of ranks on GPUs a sample is timed, here and in what follows, and stands for the rest.
     pub busy_ns: AtomicU64,
     /// Collectives that end on no rank before all have come, and the part of `busy_ns` that is theirs.
     pub joint: [AtomicU64; 2],
@@ -158,22 +158,44 @@ pub struct RankProgress {
 impl CommInfo {
     /// Counts a completed collective.
     pub fn count_collective(&self, kind: CollectiveKind, count: u64, dtype_bytes: usize, took: Duration) {
-        let nranks = u64::from(self.nranks);
-        let (bytes, bus_bytes) = traffic(kind, count.saturating_mul(dtype_bytes as u64), nranks);
+        let (bytes, bus_bytes) = traffic(kind, count.saturating_mul(dtype_bytes as u64), u64::from(self.nranks));
         self.count_operation(bytes);
-        raise(&self.bus_bytes, bus_bytes);
-        raise(&self.busy_ns, took.as_nanos() as u64);
-        if straggler::is_joint(kind) {
-            let [operations, time_ns] = &self.joint;
-            raise(operations, 1);
-            raise(time_ns, took.as_nanos() as u64);
-        }
-        self.recent.count(kind, bus_bytes, took);
-        self.traffic.count(kind, bytes, took);
+        self.count_time(kind, (bytes, bus_bytes), took, 1);
     }
 
-    /// Counts a collective that was handed to GPUs: when it began there, and how long it took, nobody knows.
-    pub fn count_untimed(&self, kind: CollectiveKind, count: u64, dtype_bytes: usize) {
+    /// Counts the time of collectives that are alike. By one thread at a time: of those on GPUs by who looks, of all others by the proxy engine.
+    fn count_time(&self, kind: CollectiveKind, (bytes, bus_bytes): (u64, u64), took: Duration, times: u64) {
+        let took_ns = (took.as_nanos() as u64).saturating_mul(times);
+        raise(&self.bus_bytes, bus_bytes.saturating_mul(times));
+        raise(&self.busy_ns, took_ns);
+        if straggler::is_joint(kind) || !self.is_timed() {
+            let [operations, time_ns] = &self.joint;
+            raise(operations, times);
+            raise(time_ns, took_ns);
+        }
+        self.recent.count(kind, bus_bytes, took);
+        self.traffic.count(kind, bytes, took, times);
+    }
+
+    /// Counts what has come to be known of how long collectives on GPUs took.
+    fn count_times(&self) {
+        let Some(direct) = &self.direct else { return };
+        let nranks = u64::from(self.nranks);
+        direct.take_times(|reading| {
+            for (timed, times) in reading.weighted() {
+                let TimedCollective { kind, payload_bytes, took, late } = timed;
+                let count_bytes = payload_bytes / kind.payload_count(1, self.nranks).max(1);
+                self.count_time(*kind, traffic(*kind, count_bytes, nranks), *took, times);
+                for rank in &self.ranks {
+                    let late = late.get(rank.rank as usize).map_or(0, |late| late.as_nanos() as u64);
+                    raise(&rank.late_ns, late.saturating_mul(times));
+                }
+            }
+        });
+    }
+
+    /// Counts a collective that was handed to GPUs: how long it takes is not known yet.
+    pub fn count_handed_out(&self, kind: CollectiveKind, count: u64, dtype_bytes: usize) {
         let (bytes, _) = traffic(kind, count.saturating_mul(dtype_bytes as u64), u64::from(self.nranks));
         self.count_operation(bytes);
     }
@@ -186,7 +208,7 @@ impl CommInfo {
         }
     }
 
-    /// Whether how long its collectives take is known: those of ranks on GPUs are handed out, and end there.
+    /// Whether the proxy engine knows when its collectives begin and end: those of ranks on GPUs are handed out, and end there.
     #[must_use]
     pub fn is_timed(&self) -> bool {
         self.direct.is_none()
@@ -212,8 +234,9 @@ impl CommInfo {
         }
     }
 
-    /// Asks GPUs how far they are: [`CommInfo::progress`] and [`CommInfo::totals`] tell what was last known.
+    /// Asks GPUs how far they are: [`CommInfo::progress`] and [`CommInfo::totals`] tell what was last known, as do the times.
     pub fn ask(&self) {
+        self.count_times();
         if let Some(direct) = &self.direct {
             direct.ask();
         }
@@ -256,13 +279,15 @@ impl CommInfo {
     #[must_use]
     pub fn totals(&self) -> (u64, u64) {
         let rounds = self.board.iter().flat_map(|board| self.rank_numbers().map(|rank| board.completed(rank))).min();
-        let (mut operations, bytes) = rounds.unwrap_or((0, 0));
+        let (mut operations, mut bytes) = rounds.unwrap_or((0, 0));
         if let Some(direct) = &self.direct {
             operations = self.rank_numbers().map(|rank| direct.ended(rank)).min().unwrap_or(0);
+            bytes = self.rank_numbers().map(|rank| direct.payload_bytes(rank)).min().unwrap_or(0);
         }
         // All ranks together contribute no more than all slots hold.
         let layout = self.board.as_ref().map(|board| board.layout());
-        let bytes_max = layout.map_or(0, |layout| u64::from(layout.nranks) * u64::from(layout.slot_bytes));
+        let bytes_max =
+            layout.map_or(GPU_PAYLOAD_MAX, |layout| u64::from(layout.nranks) * u64::from(layout.slot_bytes));
         let (operations, bytes) = self.plausible.told(Instant::now(), (operations, bytes), bytes_max);
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         (self.of_handed_out(load(&self.operations)).saturating_add(operations), load(&self.bytes).saturating_add(bytes))
@@ -275,6 +300,9 @@ impl CommInfo {
         if busy_ns == 0 { 0.0 } else { self.bus_bytes.load(Ordering::Relaxed) as f64 / busy_ns as f64 }
     }
 }
+
+/// More than the memory of all GPUs of a host, of which no collective's payload is longer.
+const GPU_PAYLOAD_MAX: u64 = 1 << 43;
 
 /// Payload ("size" in nccl-tests) and bus bytes of a collective with `count_bytes` by its own count rule.
 /// Source: nccl-tests, doc/PERFORMANCE.md.

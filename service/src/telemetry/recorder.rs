@@ -54,7 +54,13 @@ pub enum Record {
     Piece { since_ns: u64, at_ns: u64, job: u64 },
     /// A message to or from another host has left its buffer, or has come: `since_ns` is when it was posted.
     Chunk { since_ns: u64, at_ns: u64, job: u64, channel: u16, from: u32, to: u32, sends: bool, bytes: u64 },
+    /// A rank's kernel has carried out its part in a collective, from beginning to end, by a clock of the GPU's that is known to `error_ns`, of which
+    /// a tenth of a microsecond is kept.
+    OnGpu { since_ns: u64, at_ns: u64, comm: u64, rank: u32, seq: u64, kind: CollectiveKind, bytes: u64, error_ns: u64 },
 }
+
+/// In what an error of clocks is kept.
+const ERROR_UNIT_NS: u64 = 100;
 
 impl Record {
     /// As it lies in a ring: what and small numbers, ranks, then times and large ones; an epoch where others have when they began.
@@ -79,6 +85,10 @@ impl Record {
                 let head = 8 | u64::from(sends) << 8 | u64::from(channel) << 32;
                 [head, ranks(from, to), since_ns, at_ns, 0, job, bytes]
             }
+            Record::OnGpu { since_ns, at_ns, comm, rank, seq, kind, bytes, error_ns } => {
+                let error = u32::try_from(error_ns.div_ceil(ERROR_UNIT_NS)).unwrap_or(u32::MAX);
+                [9 | u64::from(kind.to_wire()) << 32, ranks(rank, error), since_ns, at_ns, comm, seq, bytes]
+            }
         }
     }
 
@@ -100,6 +110,16 @@ impl Record {
                 let sends = head & 1 << 8 != 0;
                 Record::Chunk { since_ns, at_ns, job, channel: small as u16, from, to, sends, bytes }
             }
+            9 => Record::OnGpu {
+                since_ns,
+                at_ns,
+                comm,
+                rank: from,
+                seq: fifth,
+                kind: CollectiveKind::from_wire(small)?,
+                bytes,
+                error_ns: u64::from(to) * ERROR_UNIT_NS,
+            },
             _ => return None,
         })
     }
@@ -245,6 +265,12 @@ impl Default for Recorder {
 }
 
 impl Recorder {
+    /// Whether records are wanted.
+    #[must_use]
+    pub fn is_on(&self) -> bool {
+        self.recorders.is_on()
+    }
+
     /// The time, if it is to be recorded; 0 otherwise.
     #[must_use]
     pub fn now_ns(&self) -> u64 {
@@ -314,6 +340,16 @@ mod tests {
             piece(5),
             chunk(true),
             chunk(false),
+            Record::OnGpu {
+                since_ns: 1,
+                at_ns: 2,
+                comm: u64::MAX,
+                rank: 7,
+                seq: 3,
+                kind: CollectiveKind::Barrier,
+                bytes: 4,
+                error_ns: 25_500,
+            },
         ];
         for record in started.chain(others) {
             assert_eq!(Record::from_words(&record.to_words()), Some(record));

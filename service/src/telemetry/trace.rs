@@ -1,7 +1,7 @@
 //! A window of operations in the Trace Event Format, which Perfetto and chrome://tracing load. Pure: records go in, JSON comes out.
 //!
 //! A tenant is a process there, and so is the service with its engines. Tracks of a tenant's communicator: each rank (waiting for the
-//! others, then the collective), each channel, each link to or from another host with its messages. Slices of a track never
+//! others, then the collective), what its GPU does of itself (when, as closely as its clock is known), each channel, each link to or from another host with its messages. Slices of a track never
 //! overlap: a message that was posted while an earlier one was on its way begins when that has ended, and says when it was posted.
 //! Sends and receives have a track for each pair of ranks, collectives that have not ended end with the window, and say so.
 
@@ -63,6 +63,7 @@ pub struct Window {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Track {
     Rank { comm: u64, rank: u32 },
+    Gpu { comm: u64, rank: u32 },
     Channel { comm: u64, channel: u16 },
     Flow { comm: u64, channel: u16, from: u32, to: u32, sends: bool },
     Pair { comm: u64, from: u32, to: u32 },
@@ -242,6 +243,7 @@ fn track_name(window: &Window, track: &Track) -> String {
     };
     match track {
         Track::Rank { comm, rank } => format!("comm {comm} rank {rank}"),
+        Track::Gpu { comm, rank } => format!("comm {comm} rank {rank}, its GPU"),
         Track::Channel { comm, channel } => format!("comm {comm} {}", channel_name(channel)),
         Track::Flow { comm, channel, from, to, sends } => {
             let what = if *sends { "sends" } else { "receives" };
@@ -289,6 +291,16 @@ fn events(window: &Window) -> Vec<Event> {
                             "engine": name,
                         }),
                     }));
+                }
+                Record::OnGpu { since_ns, at_ns, comm, rank, seq, kind, bytes, error_ns } if window.is_wanted(comm) => {
+                    let error_us = error_ns as f64 / 1e3;
+                    events.push(Event {
+                        place: (window.process(comm), Track::Gpu { comm, rank }),
+                        name: kind.to_string(),
+                        from_ns: since_ns,
+                        until_ns: Some(at_ns),
+                        args: json!({ "communicator": comm, "seq": seq, "bytes": bytes, "clock_error_us": error_us }),
+                    });
                 }
                 _ => {}
             }

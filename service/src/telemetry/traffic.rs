@@ -11,8 +11,8 @@ use super::histogram::{Histogram, HistogramView};
 /// How many kinds of collectives there are.
 const KINDS: usize = CollectiveKind::ALL.len();
 
-/// A tenant's collectives on this host, by kind, since the service began: they outlive its communicators. Rounds of boards and
-/// collectives of GPUs, which the service does not time, are not among them.
+/// A tenant's collectives on this host, by kind, since the service began: they outlive its communicators. Rounds of boards, which nobody
+/// times, are not among them; of what ranks on GPUs do a sample is timed, and stands for the rest.
 #[derive(Debug, Default)]
 pub struct TenantTraffic {
     kinds: [KindTotals; KINDS],
@@ -36,11 +36,11 @@ pub struct TenantKindView {
 }
 
 impl TenantTraffic {
-    /// Counts a collective.
-    pub(super) fn count(&self, kind: CollectiveKind, bytes: u64, took: Duration) {
+    /// Counts collectives that are alike.
+    pub(super) fn count(&self, kind: CollectiveKind, bytes: u64, took: Duration, times: u64) {
         if let Some(totals) = self.kinds.get(kind as usize) {
-            totals.durations.count(took);
-            totals.bytes.fetch_add(bytes, Ordering::Relaxed);
+            totals.durations.count_many(took, times);
+            totals.bytes.fetch_add(bytes.saturating_mul(times), Ordering::Relaxed);
         }
     }
 
@@ -57,7 +57,7 @@ impl TenantTraffic {
     }
 }
 
-/// A communicator's collectives by kind, the last ones counting most. Written by its proxy engine alone.
+/// A communicator's collectives by kind, the last ones counting most. Written by one thread at a time.
 #[derive(Debug, Default)]
 pub struct RecentTraffic {
     kinds: [KindRecent; KINDS],
@@ -166,7 +166,7 @@ mod tests {
     fn kinds_are_at_their_own_places() {
         let (tenant, recent) = (TenantTraffic::default(), RecentTraffic::default());
         for (place, kind) in (1..).zip(CollectiveKind::ALL) {
-            tenant.count(*kind, place, Duration::from_micros(place));
+            tenant.count(*kind, place, Duration::from_micros(place), 1);
             recent.count(*kind, 1000 * place, Duration::from_nanos(100));
         }
         for (place, (kind, (tenant, recent))) in

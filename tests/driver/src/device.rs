@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::code::{Code, Done, INVALID_CONTEXT, INVALID_DEVICE, INVALID_VALUE, PEER_ACCESS_ALREADY_ENABLED};
 use crate::stream::Stream;
@@ -96,6 +97,13 @@ impl Device {
     /// Its context, as programs name it.
     pub(crate) fn context(&self) -> usize {
         std::ptr::from_ref(self).addr()
+    }
+
+    /// Its clock, in nanoseconds: the same for all processes, and not that of another.
+    pub(crate) fn clock_ns(&self) -> u64 {
+        const BETWEEN: Duration = Duration::from_secs(3600);
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        (now + BETWEEN * self.number as u32).as_nanos() as u64
     }
 
     pub(crate) fn retain(&self) {

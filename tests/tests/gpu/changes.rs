@@ -37,23 +37,23 @@ fn service() -> TestService {
 }
 
 /// What a test tells its processes: by a file beside their socket.
-fn sign(place: &Place, what: &str) -> PathBuf {
+pub fn sign(place: &Place, what: &str) -> PathBuf {
     place.socket.with_extension(what)
 }
 
 /// Rounds of all ranks of a process, until the test gives a sign.
-struct Rounds {
+pub struct Rounds {
     until: PathBuf,
     is_over: AtomicBool,
 }
 
 impl Rounds {
-    fn until(place: &Place, what: &str) -> Rounds {
+    pub fn until(place: &Place, what: &str) -> Rounds {
         Rounds { until: sign(place, what), is_over: AtomicBool::new(false) }
     }
 
     /// Whether there is another round: the same for all ranks.
-    fn go_on(&self, rank: &Rank) -> bool {
+    pub fn go_on(&self, rank: &Rank) -> bool {
         if rank.comm.rank() == 0 {
             self.is_over.store(self.until.exists(), Ordering::Relaxed);
         }

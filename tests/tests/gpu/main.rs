@@ -11,6 +11,7 @@ mod points;
 mod ranks;
 mod room;
 mod staged;
+mod times;
 mod values;
 
 use std::collections::HashSet;
@@ -55,7 +56,7 @@ const ROLES: &[(&str, Role)] = &[
 fn plays_its_role() {
     watchdog();
     let more = [deaths::ROLES, losses::ROLES, memory::ROLES, mps::ROLES, points::ROLES, room::ROLES, staged::ROLES];
-    ranks::play(&[&[ROLES, changes::ROLES, values::ROLES], &more[..]].concat().concat());
+    ranks::play(&[&[ROLES, changes::ROLES, times::ROLES, values::ROLES], &more[..]].concat().concat());
 }
 
 /// Calls of many kinds and sizes, each checked.

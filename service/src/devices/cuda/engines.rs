@@ -14,6 +14,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::time::Duration;
 
 use mccs_cuda::{DeviceAddress, DriverError, HostRegistration, OwnedStream};
 use mccs_ipc::direct::{DIRECT_PAGE_BYTES, DirectPage};
@@ -28,8 +29,8 @@ use super::news::News;
 use super::promises::Promises;
 use super::queues::{Holder, Queues};
 use super::setup::{AreasInUse, Order, Orders};
-use crate::collective::Schedule;
-use crate::devices::Launched;
+use crate::collective::{Problem, Schedule};
+use crate::devices::{Launched, Reading, TimedCollective};
 use crate::engines::proxy::{Operation, ProxyMessage};
 
 /// Operations of a communicator that are on their way before the proxy engine is held back: enough that streams never wait for
@@ -103,6 +104,8 @@ impl Parts {
 struct Progress {
     begun: u64,
     ended: u64,
+    /// How long operations took, that nobody has looked at yet.
+    times: Reading,
     /// The job that holds the proxy engine back.
     held_back: Option<Handle>,
 }
@@ -120,6 +123,8 @@ pub(super) struct Flight {
     pub(super) buffers: Vec<[Option<GpuOperand>; 2]>,
     /// By rank, parts that are not wholly issued.
     unissued: Box<[AtomicUsize]>,
+    /// From when all ranks had come to the end, of the rank for which that took longest; 0 where nobody takes it.
+    took_ns: AtomicU64,
 }
 
 impl CopyEngines {
@@ -235,6 +240,11 @@ impl CopyEngines {
         (progress.begun, progress.ended)
     }
 
+    /// Hands over what nobody has looked at yet of how long operations took.
+    pub(crate) fn take_times(&self) -> Reading {
+        std::mem::take(&mut self.progress().times)
+    }
+
     /// Whether the next operation waits for hardware queues, and nothing is under way; if so, whether all ranks' streams have come to it.
     #[must_use]
     pub fn waits_for_queues(self: &Arc<Self>) -> Option<bool> {
@@ -286,6 +296,7 @@ impl CopyEngines {
             comm: first.comm,
             elements: (first.dtype, first.action.redop()),
             buffers: buffers.collect(),
+            took_ns: AtomicU64::new(0),
             unissued: operations.iter().map(|_| AtomicUsize::new(self.own_parts().len())).collect(),
         };
         // What comes behind an operation that waits for imports goes the same way.
@@ -359,6 +370,20 @@ impl Flight {
         self.unissued.get(rank as usize).is_some_and(|parts| parts.fetch_sub(1, Ordering::Relaxed) == 1)
     }
 
+    /// A rank's part took so long.
+    pub(super) fn note_took(&self, took: Duration) {
+        self.took_ns.fetch_max(took.as_nanos() as u64, Ordering::Relaxed);
+    }
+
+    fn times(&self) -> Reading {
+        let Problem { kind, nranks, count, .. } = self.schedule.problem;
+        let took_ns = self.took_ns.load(Ordering::Relaxed);
+        let payload_bytes = kind.payload_count(count, nranks).saturating_mul(self.call.element_bytes);
+        let (took, late) = (Duration::from_nanos(took_ns), Default::default());
+        let timed = (took_ns > 0).then_some(TimedCollective { kind, payload_bytes, took, late });
+        Reading { ended: 1, timed: timed.into_iter().collect() }
+    }
+
     /// Ends the communicator.
     pub(super) fn fail(&self, error: &dyn std::fmt::Display) {
         let message = format!("copy engines, operation {}: {error}", self.call.number);
@@ -386,9 +411,11 @@ impl Holder for CopyEngines {
 
 impl Drop for Flight {
     fn drop(&mut self) {
+        let times = self.times();
         drop(self.engines.queues.ended(Arc::as_ptr(&self.engines), self.call.number, Flight::issue));
         let mut progress = self.engines.progress();
         progress.ended += 1;
+        progress.times.add(times);
         let goes_on = if progress.begun - progress.ended <= FLIGHTS_MAX { progress.held_back.take() } else { None };
         drop(progress);
         if let Some(job) = goes_on {

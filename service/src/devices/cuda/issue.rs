@@ -70,14 +70,26 @@ pub(super) enum Order {
 struct Run {
     flight: Arc<Flight>,
     steps: VecDeque<Step>,
+    /// Whether none of them is issued, and it is taken how long they take.
+    is_to_begin: bool,
 }
 
 /// What was issued up to an event, or, where none could be recorded, up to the end of what is in its stream.
 struct Portion {
     event: Option<Event>,
     entries: usize,
+    marks: Option<Marks>,
     /// Keeps the memory.
     flight: Arc<Flight>,
+}
+
+/// What the event behind a portion is, where it is taken how long operations take.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Marks {
+    /// All ranks have come.
+    Begin,
+    /// The rank's part has ended.
+    End,
 }
 
 impl Portion {
@@ -103,6 +115,8 @@ struct Lane {
     part: Part,
     waiting: VecDeque<Run>,
     issued: VecDeque<Portion>,
+    /// When all ranks had come to the operation under way.
+    began: Option<Event>,
     /// Promises to the rank, each on its own stream behind all of its operation.
     promised: VecDeque<Portion>,
     entries: usize,
@@ -140,14 +154,27 @@ struct IssuingGpu {
     kernels: Option<Arc<Kernels>>,
     queues: Arc<Queues<CopyEngines, Arc<Flight>>>,
     losses: Arc<Losses>,
+    /// Whether it is taken how long operations take.
+    is_timed: bool,
 }
 
 /// Starts a GPU's thread. It ends when nobody can give it orders any more.
-pub(super) fn start(number: usize, gpus: &Gpus, losses: &Arc<Losses>) -> Result<mpsc::Sender<Order>, NoCuda> {
+pub(super) fn start(
+    number: usize,
+    gpus: &Gpus,
+    losses: &Arc<Losses>,
+    is_timed: bool,
+) -> Result<mpsc::Sender<Order>, NoCuda> {
     let (sender, orders) = mpsc::channel();
     let (context, kernels) = (gpus.gpus[number].1.clone(), gpus.kernels.get(number).cloned());
-    let gpu =
-        Arc::new(IssuingGpu { number, context, kernels, queues: Arc::clone(&gpus.queues), losses: Arc::clone(losses) });
+    let gpu = Arc::new(IssuingGpu {
+        number,
+        context,
+        kernels,
+        queues: Arc::clone(&gpus.queues),
+        losses: Arc::clone(losses),
+        is_timed,
+    });
     let issuer = Issuer { gpu, orders, lanes: Vec::new(), callers: Vec::new(), events: Vec::new() };
     std::thread::Builder::new().name(format!("mccs-gpu-{number}")).spawn(move || issuer.run())?;
     Ok(sender)
@@ -200,7 +227,8 @@ impl Issuer {
                 };
                 let at = self.lane(&flight.engines, rank, part);
                 let lane = &mut self.lanes[at];
-                lane.waiting.push_back(Run { flight, steps: steps.into() });
+                let is_to_begin = self.gpu.is_timed && part == Part::Push;
+                lane.waiting.push_back(Run { flight, steps: steps.into(), is_to_begin });
                 lane.issue(&self.gpu, &mut self.events);
             }
             Order::Called { engines, comm, rank } => self.called(&engines, comm, rank),
@@ -241,6 +269,7 @@ impl Lane {
             part,
             waiting: VecDeque::new(),
             issued: VecDeque::new(),
+            began: None,
             promised: VecDeque::new(),
             entries: 0,
             is_releasing: false,
@@ -262,7 +291,17 @@ impl Lane {
             let Some(stream) = stream else { continue };
             while let Some(portion) = portions.pop_front_if(|portion| portion.has_ended(stream, gpu)) {
                 self.entries -= portion.entries;
-                events.extend(portion.event);
+                match (portion.marks, portion.event) {
+                    (Some(Marks::Begin), event) => events.extend(std::mem::replace(&mut self.began, event)),
+                    (Some(Marks::End), Some(end)) => {
+                        let began = self.began.take();
+                        if let Some(Ok(took)) = began.as_ref().map(|began| end.elapsed_since(began)) {
+                            portion.flight.note_took(took);
+                        }
+                        events.extend(began.into_iter().chain([end]));
+                    }
+                    (_, event) => events.extend(event),
+                }
                 any = true;
             }
         }
@@ -298,7 +337,10 @@ impl Lane {
         while self.entries < ENTRIES_MAX
             && let Some(run) = self.waiting.front_mut()
         {
-            let count = run.steps.len().min(PORTION);
+            // First the waits for all ranks, alone: the event behind them is when it begins.
+            let begins = std::mem::take(&mut run.is_to_begin);
+            let waits = run.steps.iter().take_while(|step| matches!(step, Step::Wait { .. })).count();
+            let count = run.steps.len().min(if begins { waits } else { PORTION });
             let steps: Vec<_> = run.steps.drain(..count).collect();
             let flight = Arc::clone(&run.flight);
             let is_whole = run.steps.is_empty();
@@ -316,7 +358,9 @@ impl Lane {
             // A step is two entries at most, and there is the event.
             let entries = 2 * count + 1;
             self.entries += entries;
-            self.issued.push_back(Portion { event, entries, flight });
+            let ends = is_whole && gpu.is_timed && self.part == Part::Push;
+            let marks = if begins { Some(Marks::Begin) } else { ends.then_some(Marks::End) };
+            self.issued.push_back(Portion { event, entries, marks, flight });
         }
     }
 
@@ -340,12 +384,12 @@ impl Lane {
             Ok(event) => (Some(event), Ok(())),
             Err(error) => (None, Err(error)),
         };
-        self.promised.push_back(Portion { event, entries: 0, flight: Arc::clone(flight) });
+        self.promised.push_back(Portion { event, entries: 0, marks: None, flight: Arc::clone(flight) });
         Ok(promised.and(marked)?)
     }
 
     fn mark(&self, stream: &OwnedStream, events: &mut Vec<Event>) -> Result<Event, DriverError> {
-        let event = events.pop().map_or_else(|| Event::new(stream.context(), false), Ok)?;
+        let event = events.pop().map_or_else(|| Event::new(stream.context(), true), Ok)?;
         // SAFETY: the stream lives as long as the engines, and events of this thread are of its GPU's context.
         unsafe { event.record(stream.raw())? };
         Ok(event)

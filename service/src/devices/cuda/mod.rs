@@ -10,6 +10,7 @@
 //!
 //! What the driver takes long for (memory, handles) is done by one thread (`setup.rs`), never by an engine; what it frees, by another (`frees.rs`).
 
+mod clocks;
 mod crossover;
 mod engines;
 mod frees;
@@ -25,6 +26,7 @@ mod segments;
 mod setup;
 mod spares;
 mod strategies;
+mod traced;
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -53,6 +55,7 @@ use crate::engines::proxy::{Operand, Operation, ProxyMessage};
 use crate::engines::transport::{TransportHandle, TransportMessage};
 use crate::runtime::Sender;
 use crate::telemetry::GpuInfo;
+use crate::telemetry::recorder::Recorder;
 use crate::tenants::Charge;
 
 /// The environment variable that tells the CUDA driver where an MPS server listens.
@@ -110,6 +113,8 @@ pub struct CudaOptions {
     pub lines: bool,
     /// Who carries collectives out.
     pub execution: Execution,
+    /// Whether it is taken how long collectives take.
+    pub is_timed: bool,
     /// Whether ranks' streams tell and wait by events, where the service's engines carry collectives out.
     pub by_events: bool,
 }
@@ -297,7 +302,7 @@ pub struct CudaDevice {
 }
 
 impl CudaDevice {
-    /// A device whose news go to `done`; and its thread that frees, which ends when all has been given back to the driver that anybody had of the
+    /// A device whose news go to `done`, and what it traces to the recorder; and its thread that frees, which ends when all has been given back to the driver that anybody had of the
     /// device's.
     ///
     /// # Errors
@@ -306,6 +311,7 @@ impl CudaDevice {
         mut gpus: Gpus,
         options: CudaOptions,
         done: Sender<ProxyMessage>,
+        recorder: Recorder,
     ) -> Result<(Self, JoinHandle<()>), NoCuda> {
         if options.execution == Execution::Service {
             gpus.load_kernels()?;
@@ -324,7 +330,8 @@ impl CudaDevice {
         let news = Arc::new(News::new(done));
         let (frees, freeing) = Frees::start(Arc::clone(&gpus.queues), Flight::issue)?;
         let losses = Arc::new(Losses::new(gpus.infos(), Arc::clone(&news)));
-        let setup = Setup::start(Arc::clone(&gpus), options, (Arc::clone(&news), Arc::clone(&losses)), frees.clone())?;
+        let told = (Arc::clone(&news), Arc::clone(&losses));
+        let setup = Setup::start(Arc::clone(&gpus), options, told, frees.clone(), recorder)?;
         Ok((CudaDevice { gpus, setup, frees, news, losses }, freeing))
     }
 

@@ -3,14 +3,15 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{self, Receiver};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Instant;
 
 use mccs_cuda::{DeviceAddress, DeviceMemory, DriverError, OwnedStream};
 use mccs_ipc::direct::{AreaName, DirectPage, DirectShare, Execution};
 use mccs_ipc::large::LargeLayout;
 use mccs_ipc::types::Handle;
-use mccs_kernels::cuda::{AreaLayout, MESSAGES_MAX};
+use mccs_kernels::cuda::{AreaCounts, AreaLayout, MESSAGES_MAX};
 
 use super::engines::{CopyEngines, Flight, Parts};
 use super::frees::Frees;
@@ -20,9 +21,11 @@ use super::news::News;
 use super::queues::Holder;
 use super::spares::{Shape, Spares};
 use super::strategies::{Abilities, GpuStrategy, Strategies};
+use super::traced::{self, TracedGpus};
 use super::{CudaOptions, Gpus, NoCuda, Prepared, issue};
 use crate::devices::{Areas, Counted, DirectGroup, Ended, NUMBERS_MAX};
 use crate::engines::proxy::ProxyMessage;
+use crate::telemetry::recorder::Recorder;
 use crate::tenants::Charge;
 
 /// To the thread.
@@ -149,6 +152,8 @@ pub(super) struct Setup {
     issuers: Vec<mpsc::Sender<issue::Order>>,
     imports: Imports,
     spares: Arc<Spares<Kit>>,
+    traced: TracedGpus,
+    recorder: Recorder,
 }
 
 impl Setup {
@@ -158,34 +163,65 @@ impl Setup {
         options: CudaOptions,
         (news, losses): (Arc<News>, Arc<Losses>),
         frees: Frees,
+        recorder: Recorder,
     ) -> Result<Arc<Orders>, NoCuda> {
         let (sender, orders) = mpsc::channel();
         let sender = Arc::new(sender);
         let own = Arc::downgrade(&sender);
         let streams = gpus.gpus.iter().map(|(_, context)| OwnedStream::new(context)).collect::<Result<_, _>>()?;
-        let issuers = (0..gpus.gpus.len()).map(|gpu| issue::start(gpu, &gpus, &losses)).collect::<Result<_, _>>()?;
+        let issuers = (0..gpus.gpus.len())
+            .map(|gpu| issue::start(gpu, &gpus, &losses, options.is_timed))
+            .collect::<Result<_, _>>()?;
         let (imports, spares) = (Imports::new(frees.clone()), Spares::new(frees.clone()));
-        let setup = Setup { gpus, streams, own, orders, frees, news, losses, options, issuers, imports, spares };
+        let traced = TracedGpus::default();
+        let setup = Setup {
+            gpus,
+            streams,
+            own,
+            orders,
+            frees,
+            news,
+            losses,
+            options,
+            issuers,
+            imports,
+            spares,
+            traced,
+            recorder,
+        };
         std::thread::Builder::new().name("mccs-cuda-setup".into()).spawn(move || setup.run())?;
         Ok(sender)
     }
 
     fn run(mut self) {
-        while let Ok(order) = self.orders.recv() {
+        loop {
+            let order = if self.traced.is_empty() {
+                self.orders.recv().map_err(|_| RecvTimeoutError::Disconnected)
+            } else {
+                self.orders.recv_timeout(traced::READ_EVERY)
+            };
             match order {
-                Order::Read { areas, ended } => {
-                    let read = self.read(&areas);
+                Err(RecvTimeoutError::Disconnected) => return,
+                Err(RecvTimeoutError::Timeout) if !self.recorder.is_on() => self.traced.end(),
+                Err(RecvTimeoutError::Timeout) => {
+                    for (areas, ended) in self.traced.comms() {
+                        // The watch asks as well, and tells what is wrong.
+                        let _ = self.read(&areas, &ended);
+                    }
+                }
+                Ok(Order::Read { areas, ended }) => {
+                    let read = self.read(&areas, &ended);
                     let gpus = areas.memory.areas.iter().map(|(gpu, _)| *gpu);
                     read.as_ref().err().into_iter().for_each(|error| self.find_lost(error, gpus.clone()));
                     ended.tell(read.map_err(|error| error.to_string()));
                 }
-                Order::Import(flight) => {
+                Ok(Order::Import(flight)) => {
                     let engines = Arc::clone(&flight.engines);
                     if let Err(ImportError::Driver(error)) = flight.import(&self.gpus, &mut self.imports) {
                         self.find_lost(&error, engines.gpus().iter().copied());
                     }
                 }
-                Order::Prepare { gpus, charges, key } => {
+                Ok(Order::Prepare { gpus, charges, key }) => {
                     let prepared = self.prepare(&gpus, charges);
                     let error = prepared.as_ref().err().and_then(PrepareError::driver);
                     error.into_iter().for_each(|error| self.find_lost(error, gpus.iter().copied()));
@@ -205,21 +241,40 @@ impl Setup {
         }
     }
 
-    fn read(&self, areas: &AreasInUse) -> Result<Vec<Counted>, DriverError> {
+    /// Reads how far ranks are, and when their last operations ran.
+    fn read(&mut self, areas: &AreasInUse, ended: &Arc<Ended>) -> Result<Vec<Counted>, DriverError> {
         let nranks = areas.memory.areas.len() as u32;
         let layout = AreaLayout::initial(nranks.max(2));
-        let counted = (0..nranks).zip(&areas.memory.areas).map(|(rank, (gpu, area))| {
+        let began_ns = self.recorder.now_ns();
+        let mut ranks = Vec::new();
+        for (gpu, area) in &areas.memory.areas {
+            let mut counts = AreaCounts::default();
             // SAFETY: the area is mapped while it is held, in its GPU's context, which is the stream's.
-            let read = |offset| unsafe { self.streams[*gpu].read_word(area.address() + offset) };
-            let ended = |offset| read(offset).map(AreaLayout::ended);
-            let groups = ended(AreaLayout::POINTS_COUNTER_OFFSET)?;
-            let may_be_many = groups > NUMBERS_MAX / MESSAGES_MAX as u64;
-            let sent_to =
-                (0..nranks).filter(|peer| *peer != rank && may_be_many).map(|peer| layout.messages_sent_offset(peer));
-            let messages = sent_to.map(read).collect::<Result<Vec<_>, _>>()?.into_iter().max().unwrap_or(0);
-            Ok(Counted { operations: ended(AreaLayout::COUNTER_OFFSET)?, groups, messages })
-        });
-        counted.collect()
+            unsafe { self.streams[*gpu].read(counts.as_bytes_mut(), area.address())? };
+            ranks.push((*gpu, counts));
+        }
+        if self.recorder.is_on() {
+            let until_ns = self.recorder.now_ns();
+            let tell = |record| self.recorder.record(|_| record);
+            self.traced.read((areas, ended), &ranks, (began_ns, until_ns), tell);
+        }
+        let counted =
+            (0..nranks).zip(ranks.iter().zip(&areas.memory.areas)).map(|(rank, ((gpu, counts), (_, area)))| {
+                // SAFETY: as above.
+                let read = |offset| unsafe { self.streams[*gpu].read_word(area.address() + offset) };
+                let groups = counts.groups();
+                let may_be_many = groups > NUMBERS_MAX / MESSAGES_MAX as u64;
+                let sent_to = (0..nranks)
+                    .filter(|peer| *peer != rank && may_be_many)
+                    .map(|peer| layout.messages_sent_offset(peer));
+                let messages = sent_to.map(read).collect::<Result<Vec<_>, _>>()?.into_iter().max().unwrap_or(0);
+                let (operations, payload_bytes) = (counts.operations(), counts.payload_bytes());
+                Ok(Counted { operations, groups, payload_bytes, messages })
+            });
+        let counted = counted.collect();
+        let ranks: Vec<_> = ranks.into_iter().map(|(_, counts)| counts).collect();
+        ended.note_times(&ranks, Instant::now());
+        counted
     }
 
     /// Whether copy engines can work for ranks on these GPUs: words in streams, and no two on one GPU, where a copy would be a
@@ -308,7 +363,8 @@ impl Setup {
         };
         let copies = large.map(copies).transpose().map_err(PrepareError::Streams)?;
         let events = copies.as_ref().map_or(Ok(Vec::new()), |copies| copies.events()).map_err(PrepareError::Streams)?;
-        let share = DirectShare { layout: bytemuck::cast(layout), areas, large, execution, events };
+        let is_timed = self.options.is_timed;
+        let share = DirectShare { layout: bytemuck::cast(layout), areas, large, execution, is_timed, events };
         Ok(Prepared { share, page: fd, group: DirectGroup::new(strategies, copies, Box::new(in_use)) })
     }
 }

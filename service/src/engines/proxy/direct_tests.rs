@@ -6,6 +6,7 @@ use mccs_config::change::StrategyChange;
 use mccs_config::service::Crossover;
 use mccs_ipc::direct::{AreaName, DirectPage, DirectShare, Execution, LAYOUT_WORDS, PointsLaunched};
 use mccs_ipc::types::{CollectiveKind, DataType, RedOp, UniqueId};
+use mccs_kernels::cuda::{AreaCounts, Stamp};
 
 use super::*;
 use crate::collective::{Choice, CostModel, Schedule, Strategy};
@@ -23,19 +24,24 @@ use crate::tenants::{Charge, Quota, Resource, Tenant};
 /// What GPUs say has ended, by rank, or why they do not. They say nothing where it is absent.
 type Told = Arc<Mutex<Option<Result<Vec<Counted>, String>>>>;
 
+/// What is at the beginnings of areas, by rank.
+type Stamped = Arc<Mutex<Vec<AreaCounts>>>;
+
 /// Ranks' areas, of which what a test says is read.
-struct ToldAreas(Told);
+struct ToldAreas(Told, Stamped);
 
 impl Areas for ToldAreas {
     fn read(&self, ended: &Arc<Ended>) {
+        // So that there was time for it.
+        ended.note_times(&self.1.lock().expect("no test panics with it"), Instant::now() + Duration::from_secs(1));
         if let Some(told) = self.0.lock().expect("no test panics with it").clone() {
             ended.tell(told);
         }
     }
 }
 
-fn areas_of(told: &Told) -> Box<dyn Areas> {
-    Box::new(ToldAreas(Arc::clone(told)))
+fn areas_of(told: &Told, stamped: &Stamped) -> Box<dyn Areas> {
+    Box::new(ToldAreas(Arc::clone(told), Arc::clone(stamped)))
 }
 
 /// A device that makes pages, unless it is to say why not.
@@ -43,6 +49,7 @@ struct Pages {
     execution: Execution,
     done: Sender<ProxyMessage>,
     told: Told,
+    stamped: Stamped,
     refuses: Arc<Mutex<Option<String>>>,
 }
 
@@ -60,10 +67,14 @@ impl Device for Pages {
         let nranks = gpus.len() as u32;
         let abilities = Abilities { nranks, execution: self.execution, copy_engines: true, lines: false };
         let wanted = GpuStrategy { large_from: Crossover::Measured.into(), lines: true };
-        let group = DirectGroup::new(Strategies::begin(Arc::new(page), abilities, wanted), None, areas_of(&self.told));
+        let group = DirectGroup::new(
+            Strategies::begin(Arc::new(page), abilities, wanted),
+            None,
+            areas_of(&self.told, &self.stamped),
+        );
         let areas = gpus.iter().map(|_| AreaName { ipc_handle: vec![0; 64], gpu: [0; 16] }).collect();
         let (execution, events) = (self.execution, Vec::new());
-        let share = DirectShare { layout: [0; LAYOUT_WORDS], areas, large: None, execution, events };
+        let share = DirectShare { layout: [0; LAYOUT_WORDS], areas, large: None, execution, is_timed: true, events };
         let prepared = Ok(Prepared { share, page: fd, group });
         assert!(self.done.send(ProxyMessage::Prepared { key, prepared }).is_ok());
         Prepare::Begun
@@ -101,6 +112,7 @@ struct Bed {
     registry: Arc<Registry>,
     answers: Mailbox<OperatorReply>,
     told: Told,
+    stamped: Stamped,
     refuses: Arc<Mutex<Option<String>>>,
 }
 
@@ -113,11 +125,12 @@ impl Bed {
         };
         let timeouts = Timeouts { init: Duration::from_secs(60), operation: None };
         let (told, refuses) = (Told::new(Mutex::new(Some(Ok(Vec::new())))), Arc::<Mutex<_>>::default());
-        let (done, said) = (proxy.clone(), Arc::clone(&told));
-        let device = Box::new(Pages { execution, done, told: said, refuses: Arc::clone(&refuses) });
+        let (done, said, stamped) = (proxy.clone(), Arc::clone(&told), Stamped::default());
+        let pages = Pages { execution, done, told: said, stamped: Arc::clone(&stamped), refuses: Arc::clone(&refuses) };
+        let device = Box::new(pages);
         let engine =
             ProxyEngine::new(device, mailbox, Arc::clone(&registry), Box::new(make_schedules), 0, timeouts, None);
-        let mut bed = Bed { engine, proxy, registry, answers: Mailbox::new(4), told, refuses };
+        let mut bed = Bed { engine, proxy, registry, answers: Mailbox::new(4), told, stamped, refuses };
         for joined in bed.join(nranks, 7) {
             assert!(matches!(joined, ProxyReply::Joined { .. }));
         }
@@ -170,8 +183,12 @@ impl Bed {
 
     /// GPUs say that so many operations and groups of ranks have ended.
     fn tell(&self, ended: &[(u64, u64)]) {
-        let counted =
-            ended.iter().map(|(operations, groups)| Counted { operations: *operations, groups: *groups, messages: 0 });
+        let counted = ended.iter().map(|(operations, groups)| Counted {
+            operations: *operations,
+            groups: *groups,
+            payload_bytes: 8 * operations,
+            messages: 0,
+        });
         *self.told.lock().expect("no test panics with it") = Some(Ok(counted.collect()));
     }
 
@@ -363,6 +380,37 @@ fn what_gpus_are_handed_is_counted_and_not_timed() {
     assert_eq!((timed, info.traffic.view().len()), ((0, 0), 0));
     let rings = bed.registry.recorders.rings();
     assert_eq!(rings.iter().map(|ring| ring.next).collect::<Vec<_>>(), [0], "nothing is recorded");
+}
+
+#[test]
+fn what_ranks_do_on_gpus_has_times_of_a_sample_which_stands_for_all() {
+    let bed = Bed::new(Execution::Ranks, 2);
+    let (kind, payload_bytes) = (CollectiveKind::AllGather, 64);
+    *bed.stamped.lock().expect("no test panics with it") = [5000, 3000]
+        .map(|ran_ns| {
+            let mut counts = AreaCounts::default();
+            counts.set_operations(1000);
+            (601..=1000).for_each(|number| {
+                counts.set_stamp(Stamp { number, kind, payload_bytes, began_ns: 10, ended_ns: 10 + ran_ns });
+            });
+            counts
+        })
+        .into();
+    bed.tell(&[(1000, 0); 2]);
+    let info = bed.comm();
+    info.ask();
+    assert_eq!(info.traffic.view().len(), 0, "the answer is looked at when somebody asks again");
+    info.ask();
+    let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+    assert_eq!((load(&info.busy_ns), load(&info.bus_bytes)), (3_000_000, 32_000));
+    assert_eq!(info.joint.each_ref().map(load), [1000, 3_000_000]);
+    assert_eq!(info.ranks.iter().map(|rank| load(&rank.late_ns)).collect::<Vec<_>>(), [0, 2_000_000]);
+    let [kinds] = &info.traffic.view()[..] else { panic!("one kind") };
+    assert_eq!((kinds.bytes, kinds.durations.total(), kinds.durations.sum_ns), (64_000, 1000, 3_000_000));
+    assert_eq!(info.recent.view().iter().map(|recent| recent.exec_us).collect::<Vec<_>>(), [3.0]);
+    assert_eq!(info.totals(), (1000, 8000), "counted, not estimated");
+    info.ask();
+    assert_eq!(load(&info.busy_ns), 3_000_000, "once");
 }
 
 #[test]

@@ -252,7 +252,7 @@ impl ProxyEngine {
             if live.info.is_timed() {
                 live.info.count_collective(*kind, *count, dtype.size_bytes(), took);
             } else {
-                live.info.count_untimed(*kind, *count, dtype.size_bytes());
+                live.info.count_handed_out(*kind, *count, dtype.size_bytes());
             }
         }
         live.note_burst(now.checked_sub(took).unwrap_or(now), now, &self.registry);

@@ -100,6 +100,12 @@ impl ProxyEngine {
             placed: across.as_ref().map(Across::placed),
             plausible: Plausible::since(Instant::now()),
         });
+        if let Some(direct) = &info.direct {
+            direct.set_communicator(info.number);
+            if self.recorder.is_on() {
+                info.ask();
+            }
+        }
         let memory = board_fd.or(page_fd).map(Arc::new);
         let ranks_by_host = across.as_ref().map_or(&[][..], |across| &across.ranks_by_host);
         let schedules = (self.make_schedules)(nranks, ranks_by_host);

@@ -113,6 +113,31 @@ fn ranks_wait_and_run() {
 }
 
 #[test]
+fn what_gpus_do_of_themselves_has_tracks_of_its_own() {
+    let (mut window, kind) = (window(), CollectiveKind::AllGather);
+    let on_gpu = |comm, since_ns, at_ns| Record::OnGpu {
+        since_ns,
+        at_ns,
+        comm,
+        rank: 1,
+        seq: 4,
+        kind,
+        bytes: 64,
+        error_ns: 12_500,
+    };
+    window
+        .engines
+        .push(("gpus".into(), vec![on_gpu(5, 11 * MS, 12 * MS), on_gpu(5, 12 * MS, 14 * MS), on_gpu(6, 1, 2)]));
+    window.only = Some(5);
+    let trace = json_of(&window);
+    let slice = |ts: f64, dur: f64| ("all_gather".to_owned(), ts, dur);
+    assert_eq!(slices(&trace, "comm 5 rank 1, its GPU"), [slice(1000.0, 1000.0), slice(2000.0, 2000.0)]);
+    let args = &track(&trace, "comm 5 rank 1, its GPU")[0].3;
+    assert_eq!((&args["seq"], &args["bytes"], &args["clock_error_us"]), (&4.into(), &64.into(), &12.5.into()));
+    assert!(!trace.to_string().contains("comm 6"));
+}
+
+#[test]
 fn channels_and_messages_have_tracks_of_their_own() {
     let trace = json_of(&window());
     let slice = |name: &str, ts: f64, dur: f64| (name.to_owned(), ts, dur);

@@ -22,7 +22,7 @@ use mccs_ipc::direct::{DirectPage, DirectShare, DirectTerms, Execution};
 use mccs_ipc::large::LargeLayout;
 use mccs_ipc::protocol::Request;
 use mccs_ipc::types::{CollectiveKind, Handle, RedOp};
-use mccs_kernels::cuda::{Algorithm, AreaLayout, DirectArgs, DirectCall, DirectStrategy, Launch};
+use mccs_kernels::cuda::{Algorithm, AreaLayout, DirectArgs, DirectCall, DirectStrategy, Launch, Stamp};
 
 use self::large::LargeOrder;
 use self::member::Member;
@@ -46,6 +46,8 @@ pub(super) struct DirectCommunicator {
     /// Where the service has copy engines for it.
     large: Option<LargeLayout>,
     execution: Execution,
+    /// Whether kernels tell when they run.
+    is_timed: bool,
     order: Mutex<Order>,
     points: Arc<Points>,
 }
@@ -106,8 +108,8 @@ impl DirectCommunicator {
             large: LargeOrder::new(&member.context, share)?,
         };
         let points = Arc::new(Points::new(Arc::clone(&member))?);
-        let (large, execution) = (share.large, share.execution);
-        Ok(DirectCommunicator { member, large, execution, order: Mutex::new(order), points })
+        let &DirectShare { large, execution, is_timed, .. } = share;
+        Ok(DirectCommunicator { member, large, execution, is_timed, order: Mutex::new(order), points })
     }
 
     pub(super) fn rank(&self) -> u32 {
@@ -173,9 +175,12 @@ impl DirectCommunicator {
         if self.execution == Execution::Service {
             return Err(Error::argument(format!("the service's engines have no way for {}", checked.kind)));
         }
-        let launch = self.kernel(&checked, chosen).ok_or_else(|| {
+        let mut launch = self.kernel(&checked, chosen).ok_or_else(|| {
             Error::argument(format!("the operator has no way for {} of {payload_bytes} bytes", checked.kind))
         })?;
+        if self.is_timed {
+            launch.args.call = Stamp::call(checked.kind, payload_bytes);
+        }
         // SAFETY: the caller's contract is passed on.
         unsafe { self.launch(&mut order, launch, call, (stream, is_captured)) }
     }

@@ -40,6 +40,7 @@ pub(super) struct DirectArgs {
     pub(super) deals_offset: u64,
     pub(super) lines_offset: u64,
     pub(super) line_slot_bytes: u64,
+    pub(super) call: u64,
     pub(super) sequence: u32,
     pub(super) rank: u32,
     pub(super) nranks: u32,

@@ -25,8 +25,12 @@ use crate::device::Device;
 use crate::wait::Patience;
 
 /// Where things lie in areas, as in `kernels/cuda/include/area.cuh`.
+const PAYLOAD_OFFSET: u64 = 24;
 const HEADS_OFFSET: u64 = 256;
-const FLAGS_OFFSET: u64 = 1024;
+const STAMPS_OFFSET: u64 = 1024;
+const STAMPS: u64 = 512;
+const STAMP_BYTES: u64 = 32;
+const FLAGS_OFFSET: u64 = STAMPS_OFFSET + STAMPS * STAMP_BYTES;
 const PHASES: u64 = 2;
 const RANKS: u64 = RANKS_MAX as u64;
 
@@ -52,9 +56,14 @@ pub(super) fn run(
         number => u64::from(number),
     };
     let operation = Operation { running, form, dtype, grid: u64::from(grid), args, number, rank, nranks };
+    operation.stamp(0, args.call, device)?;
     operation.run()?;
     counter.fetch_add(OPERATION, Ordering::Release);
-    Ok(())
+    operation
+        .running
+        .word(args.areas[rank as usize] + PAYLOAD_OFFSET)?
+        .fetch_add(args.call << 8 >> 8, Ordering::Relaxed);
+    operation.stamp(16, number, device)
 }
 
 struct Operation<'a> {
@@ -98,6 +107,18 @@ impl Operation<'_> {
         self.exchange(&scalars)?;
         if has_heads {
             self.await_heads()?;
+        }
+        Ok(())
+    }
+
+    /// Tells half of when it ran, if somebody asks.
+    fn stamp(&self, half: u64, what: u64, device: &Device) -> Result<(), Stop> {
+        if self.args.call == 0 {
+            return Ok(());
+        }
+        let at = self.area(self.rank) + STAMPS_OFFSET + self.number % STAMPS * STAMP_BYTES + half;
+        for (offset, value) in [(0, what), (8, device.clock_ns())] {
+            self.running.word(at + offset)?.store(value, Ordering::Relaxed);
         }
         Ok(())
     }

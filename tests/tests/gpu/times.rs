@@ -1,0 +1,128 @@
+//! How long collectives take that ranks, or copy engines, carry out on GPUs: for the operator's tables, and in a trace.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use mccs_cuda::OwnedStream;
+use mccs_eval::workload::Call;
+use mccs_ipc::types::CollectiveKind;
+use mccs_service::control::window::trace;
+use mccs_service::control::{CommView, ControlAnswer, ControlRequest, call as ask};
+use mccs_service::telemetry::recorder::Record;
+use mccs_tests::TestService;
+
+use super::changes::{Rounds, sign};
+use super::ranks::{Buffers, Place, Player, Rank, Role, call, enqueue, everybody};
+use super::{LARGE, TENANTS};
+
+pub const ROLES: &[(&str, Role)] = &[("comes_late", comes_late)];
+
+/// By how much the last rank comes later to every call than the others.
+const LATE: Duration = Duration::from_millis(2);
+
+/// What they call.
+fn gathers(nranks: u32) -> Call {
+    Call { kind: CollectiveKind::AllGather, ..call(0, nranks, 1000) }
+}
+
+/// Calls one after the other until the test gives a sign.
+fn comes_late(place: &Place) -> anyhow::Result<()> {
+    let rounds = Rounds::until(place, "ends");
+    place.each_rank(|rank: Rank| {
+        let (own, call) = (rank.comm.rank(), gathers(place.nranks));
+        let (at, stream) = (Buffers::of(&rank.context, &call)?, OwnedStream::new(&rank.context)?);
+        let mut is_first = true;
+        while rounds.go_on(&rank) {
+            if own + 1 == place.nranks {
+                std::thread::sleep(LATE);
+            }
+            enqueue(&rank.comm, &call, &at, stream.raw())?;
+            // SAFETY: it lives.
+            unsafe { stream.raw().synchronize()? };
+            if own == 0 && std::mem::take(&mut is_first) {
+                println!("runs");
+            }
+        }
+        Ok(())
+    })
+}
+
+/// The only communicator there is, when something is known of its times.
+fn timed(service: &TestService) -> CommView {
+    loop {
+        match ask(&service.control_socket(), &ControlRequest::Communicators).expect("an answer") {
+            ControlAnswer::Communicators(comms) => {
+                if let Some(comm) = comms.into_iter().find(|comm| !comm.kinds.is_empty()) {
+                    return comm;
+                }
+            }
+            other => panic!("{other:?}"),
+        }
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn what_ranks_do_is_timed_and_traced() {
+    let service = TestService::start(TENANTS);
+    let place = everybody(&service, 0);
+    let mut player = Player::start("comes_late", &place);
+    player.hears("runs");
+    let comm = timed(&service);
+    let [kind] = &comm.kinds[..] else { panic!("one kind: {comm:?}") };
+    assert!(kind.collective == "all_gather" && kind.exec_us > 0.0 && kind.busbw_gbps > 0.0, "{kind:?}");
+    let (last, others) = comm.ranks.split_last().expect("ranks");
+    assert!(others.iter().all(|other| other.late_ns < last.late_ns), "{comm:?}");
+
+    let window = trace(&service.control_socket(), Duration::from_millis(500), None, &|| false).expect("a trace");
+    let Call { kind: called, dtype, count, .. } = gathers(place.nranks);
+    let payload_bytes = called.payload_count(count, place.nranks) * dtype.size_bytes() as u64;
+    let mut by_rank: BTreeMap<u32, Vec<(u64, u64)>> = BTreeMap::new();
+    for record in window.engines.iter().flat_map(|(_, records)| records) {
+        if let Record::OnGpu { since_ns, at_ns, comm: number, rank, seq, kind, bytes, error_ns } = *record {
+            assert_eq!((number, kind, bytes), (comm.communicator, called, payload_bytes));
+            assert!(since_ns <= at_ns && error_ns <= 20_000_000, "{record:?}");
+            by_rank.entry(rank).or_default().push((seq, at_ns - since_ns));
+        }
+    }
+    assert_eq!(by_rank.keys().copied().collect::<Vec<_>>(), (0..place.nranks).collect::<Vec<_>>());
+    let ran = |rank: u32| by_rank[&rank].iter().map(|(_, ran_ns)| ran_ns).sum::<u64>() / by_rank[&rank].len() as u64;
+    assert!((0..place.nranks - 1).all(|rank| ran(rank) > ran(place.nranks - 1)), "{by_rank:?}");
+    for slices in by_rank.values() {
+        assert!(slices.is_sorted_by(|one, next| one.0 < next.0), "{slices:?}");
+    }
+    std::fs::write(sign(&place, "ends"), "").expect("a sign");
+    player.ends_well();
+}
+
+#[test]
+#[ignore = "needs two GPUs"]
+fn what_copy_engines_do_is_timed() {
+    let service = TestService::start(LARGE);
+    let place = everybody(&service, 0);
+    let mut player = Player::start("comes_late", &place);
+    player.hears("runs");
+    let comm = timed(&service);
+    let [kind] = &comm.kinds[..] else { panic!("one kind: {comm:?}") };
+    assert!(kind.collective == "all_gather" && kind.exec_us > 0.0 && kind.busbw_gbps > 0.0, "{kind:?}");
+    std::fs::write(sign(&place, "ends"), "").expect("a sign");
+    player.ends_well();
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn what_nobody_wants_to_time_is_counted_alone() {
+    let service = TestService::start(&TENANTS.replacen("[cuda]\n", "[cuda]\ntiming = false\n", 1));
+    let place = everybody(&service, 0);
+    let mut player = Player::start("comes_late", &place);
+    player.hears("runs");
+    let operations = || match ask(&service.control_socket(), &ControlRequest::Communicators).expect("an answer") {
+        ControlAnswer::Communicators(comms) => (comms[0].operations, comms[0].busy_ns),
+        other => panic!("{other:?}"),
+    };
+    while operations().0 < 3 {}
+    assert_eq!(operations().1, 0);
+    std::fs::write(sign(&place, "ends"), "").expect("a sign");
+    player.ends_well();
+}
