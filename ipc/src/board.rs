@@ -5,11 +5,14 @@
 //! service play it; the others cannot tell the difference.
 //!
 //! ```text
-//! header | rank 0: progress, post (even rounds), post (odd rounds) | rank 1: ...
+//! header | rank 0: progress, post (even rounds), post (odd rounds), stamps | rank 1: ...
 //! ```
 //!
 //! Two posts a rank suffice: who posts round n + 1 has ended round n, so all had posted n, so all had ended n - 1, whose
 //! posts are the ones now overwritten. Rounds are numbered from 1.
+//!
+//! Of one round in sixteen each rank says when it posted and when it had its result, in a *stamp*: to look at the clock in all of them would cost some
+//! percents of the shortest.
 //!
 //! What is on a board was written by processes of one tenant, and can be anything: readers get numbers and bytes, never
 //! an address or a length to rely on.
@@ -26,6 +29,10 @@ use crate::types::{CollectiveKind, DataType, RedOp};
 pub const BOARD_RANKS_MAX: u32 = 16;
 /// Most bytes of a contribution.
 pub const SLOT_BYTES_MAX: u32 = 1 << 20;
+/// A rank leaves stamps of rounds whose numbers are multiples of this, as all ranks do.
+const STAMPED_EVERY: u64 = 16;
+/// Stamps of a rank: the last ones.
+const STAMPS: u64 = 32;
 /// First cache line of a post: its numbers, and contributions that fit beside them. Longer ones follow behind.
 const LINE_BYTES: usize = 64;
 /// Longest contribution beside the numbers.
@@ -61,6 +68,10 @@ impl BoardLayout {
     }
 
     fn rank_bytes(self) -> u64 {
+        self.stamps_offset() + STAMPS * size_of::<StampWords>() as u64
+    }
+
+    fn stamps_offset(self) -> u64 {
         size_of::<Progress>() as u64 + 2 * self.post_bytes()
     }
 
@@ -136,7 +147,32 @@ struct Post {
     scalar_bits: AtomicU64,
 }
 
-const _: () = assert!(size_of::<Header>() == 128 && size_of::<Progress>() == 128);
+/// When a round was a rank's. What is written last is the end.
+#[repr(C)]
+struct StampWords {
+    round: AtomicU64,
+    call: AtomicU64,
+    posted_ns: AtomicU64,
+    ended_ns: AtomicU64,
+}
+
+const _: () = assert!(size_of::<Header>() == 128 && size_of::<Progress>() == 128 && size_of::<StampWords>() == 32);
+
+/// When a rank posted to a round, and when it had its result: one clock's nanoseconds, the same for all processes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RoundStamp {
+    /// [`BoardCall::to_wire`] of its call.
+    pub call: u64,
+    /// When others could see what it posted.
+    pub posted_ns: u64,
+    /// When it had its result.
+    pub ended_ns: u64,
+}
+
+fn clock_ns() -> u64 {
+    nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC)
+        .map_or(0, |time| time.tv_sec() as u64 * 1_000_000_000 + time.tv_nsec() as u64)
+}
 
 /// What a rank has posted. Whoever wrote it may be changing it.
 #[derive(Debug, Clone, Copy)]
@@ -211,6 +247,11 @@ impl Board {
         self.at(self.post_offset(rank, round))
     }
 
+    fn stamp_words(&self, rank: u32, round: u64) -> &StampWords {
+        let place = round / STAMPED_EVERY % STAMPS * size_of::<StampWords>() as u64;
+        self.at(self.rank_offset(rank) + self.layout.stamps_offset() + place)
+    }
+
     fn data(&self, rank: u32, round: u64, bytes: usize) -> *mut u8 {
         assert!(bytes <= self.layout.slot_bytes as usize, "{bytes} bytes in a slot");
         let behind = if bytes <= INLINE_BYTES { size_of::<Post>() } else { LINE_BYTES };
@@ -252,6 +293,13 @@ impl Board {
         post.call.store(call.to_wire(), Ordering::Relaxed);
         post.scalar_bits.store(scalar_bits, Ordering::Relaxed);
         post.round.store(round, Ordering::Release);
+        if round.is_multiple_of(STAMPED_EVERY) {
+            let stamp = self.stamp_words(rank, round);
+            stamp.ended_ns.store(0, Ordering::Relaxed);
+            stamp.call.store(call.to_wire(), Ordering::Relaxed);
+            stamp.posted_ns.store(clock_ns(), Ordering::Relaxed);
+            stamp.round.store(round, Ordering::Relaxed);
+        }
         self.is_news()
     }
 
@@ -305,7 +353,30 @@ impl Board {
         let progress = self.progress(rank);
         let bytes = progress.payload_bytes.load(Ordering::Relaxed).wrapping_add(payload_bytes);
         progress.payload_bytes.store(bytes, Ordering::Relaxed);
+        if round.is_multiple_of(STAMPED_EVERY) {
+            self.stamp_words(rank, round).ended_ns.store(clock_ns(), Ordering::Release);
+        }
         progress.completed.store(round, Ordering::Relaxed);
+    }
+
+    /// When a round was a rank's, if it has ended there, is one of those with stamps, and among the last of them.
+    ///
+    /// # Panics
+    /// If the board has no such rank.
+    #[must_use]
+    pub fn stamp(&self, rank: u32, round: u64) -> Option<RoundStamp> {
+        let StampWords { round: of, call, posted_ns, ended_ns } = self.stamp_words(rank, round);
+        let ended_ns = ended_ns.load(Ordering::Acquire);
+        let stamp =
+            RoundStamp { call: call.load(Ordering::Relaxed), posted_ns: posted_ns.load(Ordering::Relaxed), ended_ns };
+        (of.load(Ordering::Relaxed) == round && ended_ns != 0).then_some(stamp)
+    }
+
+    /// Rounds whose stamps may be there, of those after `seen`, when so many have ended.
+    pub fn stamped(seen: u64, ended: u64) -> impl Iterator<Item = u64> {
+        let last = ended / STAMPED_EVERY;
+        let first = (seen / STAMPED_EVERY).max(last.saturating_sub(STAMPS)) + 1;
+        (first..=last).map(|place| place * STAMPED_EVERY)
     }
 
     /// Rounds that a rank has ended, and their payload.
@@ -399,6 +470,29 @@ mod tests {
         assert_eq!(theirs.allowed(), u64::MAX);
         ours.allow(0);
         assert_eq!(theirs.allowed(), 0);
+    }
+
+    #[test]
+    fn one_round_in_sixteen_has_stamps() {
+        let (_fd, board) = Board::create(LAYOUT).expect("a board");
+        let call = BoardCall::new(CollectiveKind::AllReduce, DataType::U8, RedOp::Sum, 0, 1);
+        for round in 1..=1000 {
+            for rank in 0..3 {
+                // SAFETY: one byte is read.
+                let _ = unsafe { board.post(rank, round, &call, 0, (&raw const LAYOUT).cast(), 1) };
+            }
+            assert_eq!(board.stamp(1, round), None, "it has not ended");
+            board.complete(1, round, 1);
+            let stamp = board.stamp(1, round);
+            assert_eq!(stamp.is_some(), round % 16 == 0);
+            assert!(stamp.is_none_or(|stamp| stamp.call == call.to_wire() && stamp.posted_ns <= stamp.ended_ns));
+        }
+        assert_eq!(board.stamp(1, 16), None, "others have its place");
+        assert_eq!(board.stamp(0, 992), None, "only rank 1 has ended any");
+        assert_eq!(Board::stamped(0, 1000).collect::<Vec<_>>(), (31..=62).map(|place| place * 16).collect::<Vec<_>>());
+        assert!(Board::stamped(0, 1000).all(|round| board.stamp(1, round).is_some()));
+        assert_eq!(Board::stamped(40, 64).collect::<Vec<_>>(), [48, 64]);
+        assert_eq!(Board::stamped(64, 70).count() + Board::stamped(0, 15).count() + Board::stamped(9, 0).count(), 0);
     }
 
     #[test]

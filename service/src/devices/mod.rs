@@ -14,8 +14,7 @@ use mccs_ipc::types::Handle;
 use mccs_kernels::cuda::AreaCounts;
 
 use self::cuda::{CopyEngines, Strategies};
-use self::times::Times;
-pub use self::times::{Reading, TimedCollective};
+pub use self::times::{Reading, TimedCollective, Times};
 use crate::collective::Schedule;
 use crate::engines::proxy::{Operand, Operation};
 use crate::engines::transport::links::LinksId;

@@ -1,11 +1,12 @@
-//! How long collectives on GPUs took, from the stamps that ranks' kernels leave (`mccs_kernels::cuda::Stamp`). Pure.
+//! How long collectives took that ranks did among themselves, from the stamps that they left: their kernels in areas (`mccs_kernels::cuda::Stamp`), or they on a
+//! board ([`Board::stamp`]).
 //!
 //! GPUs' clocks differ, and need not be known: no kernel ends before all ranks have come, so all end at about the same time. The rank whose kernel ran for
 //! the shortest time came last, and the others as much earlier as theirs ran longer.
 
 use std::time::Duration;
 
-use mccs_ipc::direct::DIRECT_RANKS_MAX;
+use mccs_ipc::board::{BOARD_RANKS_MAX, Board, BoardCall};
 use mccs_ipc::types::CollectiveKind;
 use mccs_kernels::cuda::{AreaCounts, Stamp};
 
@@ -19,8 +20,11 @@ pub struct TimedCollective {
     /// From when the last rank had come to the end.
     pub took: Duration,
     /// By how much ranks came later than the first one, by rank.
-    pub late: [Duration; DIRECT_RANKS_MAX as usize],
+    pub late: [Duration; RANKS_MAX],
 }
+
+/// Most ranks that do collectives among themselves.
+const RANKS_MAX: usize = BOARD_RANKS_MAX as usize;
 
 impl TimedCollective {
     /// Of all ranks' stamps, by rank; `None` if they are not of one collective.
@@ -29,12 +33,30 @@ impl TimedCollective {
         let is_same = |stamp: &Stamp| (stamp.kind, stamp.payload_bytes) == (kind, payload_bytes);
         let ran = |stamp: &Stamp| stamp.ended_ns.saturating_sub(stamp.began_ns);
         let (shortest, longest) = (stamps.iter().map(ran).min()?, stamps.iter().map(ran).max()?);
-        let mut late = [Duration::ZERO; DIRECT_RANKS_MAX as usize];
+        let mut late = [Duration::ZERO; RANKS_MAX];
         for (late, stamp) in late.iter_mut().zip(stamps) {
             *late = Duration::from_nanos(longest - ran(stamp));
         }
         let timed = TimedCollective { kind, payload_bytes, took: Duration::from_nanos(shortest), late };
         stamps.iter().all(is_same).then_some(timed)
+    }
+
+    /// Of all ranks' stamps of a round. It ends with the first result: others may come for theirs when they like.
+    fn of_round(board: &Board, round: u64) -> Option<Self> {
+        let nranks = board.layout().nranks;
+        let stamps = (0..nranks).map(|rank| board.stamp(rank, round)).collect::<Option<Vec<_>>>()?;
+        let call = stamps.first()?.call;
+        let posted = || stamps.iter().map(|stamp| stamp.posted_ns);
+        let (first, last) = (posted().min()?, posted().max()?);
+        let ended = stamps.iter().map(|stamp| stamp.ended_ns).min()?;
+        let mut late = [Duration::ZERO; RANKS_MAX];
+        for (late, posted) in late.iter_mut().zip(posted()) {
+            *late = Duration::from_nanos(posted - first);
+        }
+        let is_same = stamps.iter().all(|stamp| stamp.call == call);
+        let call = BoardCall::from_wire(call).filter(|_| is_same)?;
+        let took = Duration::from_nanos(ended.saturating_sub(last));
+        Some(TimedCollective { kind: call.kind, payload_bytes: call.payload_bytes(nranks), took, late })
     }
 }
 
@@ -47,7 +69,7 @@ pub struct Reading {
     pub timed: Vec<TimedCollective>,
 }
 
-/// No collective among GPUs takes less.
+/// No collective among ranks takes less.
 const OPERATION_TIME_MIN: Duration = Duration::from_nanos(100);
 /// What is kept of a sample that nobody looks at.
 const SAMPLE_MAX: usize = 4096;
@@ -79,15 +101,26 @@ impl Times {
     pub fn read(&mut self, ranks: &[AreaCounts], within: Duration) -> Reading {
         let ended = ranks.iter().map(AreaCounts::operations).min().unwrap_or(0);
         let new = *AreaCounts::last(ended).start().max(&(self.seen + 1))..=ended;
-        let mut left = within;
-        let timed = new.filter_map(|number| {
+        let of = |number: u64| {
             let number = u32::try_from(number).ok()?;
-            let stamps = ranks.iter().map(|rank| rank.stamp(number)).collect::<Option<Vec<_>>>()?;
-            let timed = TimedCollective::of(&stamps)?;
-            left = left.checked_sub(timed.took)?;
-            Some(timed)
-        });
-        let timed = timed.collect();
+            TimedCollective::of(&ranks.iter().map(|rank| rank.stamp(number)).collect::<Option<Vec<_>>>()?)
+        };
+        self.add(ended, new.filter_map(of), within)
+    }
+
+    /// The same of a board.
+    pub fn read_board(&mut self, board: &Board, within: Duration) -> Reading {
+        let ended = (0..board.layout().nranks).map(|rank| board.completed(rank).0).min().unwrap_or(0);
+        self.add(
+            ended,
+            Board::stamped(self.seen, ended).filter_map(|round| TimedCollective::of_round(board, round)),
+            within,
+        )
+    }
+
+    fn add(&mut self, ended: u64, timed: impl Iterator<Item = TimedCollective>, within: Duration) -> Reading {
+        let mut left = within;
+        let timed = timed.filter(|timed| left.checked_sub(timed.took).inspect(|less| left = *less).is_some()).collect();
         let possible = (within.as_nanos() / OPERATION_TIME_MIN.as_nanos()).try_into().unwrap_or(u64::MAX);
         let reading = Reading { ended: ended.saturating_sub(self.seen).min(possible), timed };
         self.seen = self.seen.max(ended);
@@ -97,6 +130,9 @@ impl Times {
 
 #[cfg(test)]
 mod tests {
+    use mccs_ipc::board::BoardLayout;
+    use mccs_ipc::types::{DataType, RedOp};
+
     use super::*;
 
     fn rank(operations: u32, stamps: &[(u32, u64, u64, u64)]) -> AreaCounts {
@@ -135,12 +171,40 @@ mod tests {
     }
 
     #[test]
+    fn rounds_take_from_the_last_post_to_the_first_result() {
+        let (_fd, board) = Board::create(BoardLayout { nranks: 2, slot_bytes: 64 }).expect("a board");
+        let call = BoardCall::new(CollectiveKind::Broadcast, DataType::F32, RedOp::Sum, 1, 2);
+        let post = |rank, round| {
+            // SAFETY: eight bytes are read.
+            let _ = unsafe { board.post(rank, round, &call, 0, [0_u8; 8].as_ptr(), 8) };
+        };
+        for round in 1..=40 {
+            post(0, round);
+            post(1, round);
+            (0..2).for_each(|rank| board.complete(rank, round, 8));
+        }
+        let mut times = Times::default();
+        let Reading { ended, timed } = times.read_board(&board, LONG);
+        assert_eq!((ended, timed.len(), timed[0].kind, timed[0].payload_bytes), (40, 2, CollectiveKind::Broadcast, 8));
+        let of = |round| [0, 1].map(|rank| board.stamp(rank, round).expect("stamped"));
+        let ([first, last], ns) = (of(32), Duration::from_nanos);
+        assert_eq!(timed[1].late[..3], [ns(0), ns(last.posted_ns - first.posted_ns), ns(0)]);
+        assert_eq!(timed[1].took, ns(first.ended_ns - last.posted_ns));
+        assert_eq!(times.read_board(&board, LONG), Reading::default(), "once");
+        for round in 41..=48 {
+            (0..2).for_each(|rank| post(rank, round));
+            board.complete(0, round, 8);
+        }
+        assert_eq!(times.read_board(&board, LONG), Reading::default(), "one of them has not come for its results");
+    }
+
+    #[test]
     fn a_sample_stands_for_all() {
         let timed = TimedCollective {
             kind: CollectiveKind::Barrier,
             payload_bytes: 0,
             took: Duration::ZERO,
-            late: [Duration::ZERO; DIRECT_RANKS_MAX as usize],
+            late: [Duration::ZERO; RANKS_MAX],
         };
         let mut reading = Reading { ended: 7, timed: vec![timed; 3] };
         assert_eq!(reading.weighted().map(|(_, weight)| weight).collect::<Vec<_>>(), [2, 2, 3]);

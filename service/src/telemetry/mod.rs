@@ -30,7 +30,7 @@ use self::placed::Placed;
 use self::plausible::Plausible;
 use self::recorder::Recorders;
 use self::traffic::{PairSide, RecentTraffic, TenantTraffic};
-use crate::devices::{DirectGroup, TimedCollective};
+use crate::devices::{DirectGroup, Reading, TimedCollective, Times};
 use crate::runtime::WakerSlot;
 use crate::session::{Session, SessionId};
 use crate::tenants::{Charge, Tenant};
@@ -52,7 +52,7 @@ pub struct RankInfo {
     pub started: AtomicU64,
     /// Completed.
     pub completed: AtomicU64,
-    /// Time by which it has come later to started collectives than the first rank of this host. Rounds do not count, nor what copy engines carry out.
+    /// Time by which it has come later to started collectives than the first rank of this host. What copy engines carry out does not count.
     pub late_ns: AtomicU64,
 }
 
@@ -82,7 +82,7 @@ pub struct CommInfo {
     pub bytes: AtomicU64,
     /// Payload times the collective's bus factor: what an ideal ring moves over each link.
     pub bus_bytes: AtomicU64,
-    /// Time in which a collective was running. Of those of ranks on GPUs a sample is timed, here and in what follows, and stands for the rest.
+    /// Time in which a collective was running. Of what ranks do among themselves a sample is timed, here and in what follows, and stands for the rest.
     pub busy_ns: AtomicU64,
     /// Collectives that end on no rank before all have come, and the part of `busy_ns` that is theirs.
     pub joint: [AtomicU64; 2],
@@ -121,13 +121,15 @@ impl CommInfo {
 pub struct TenantBoard {
     board: Board,
     _charge: Charge,
+    /// What was read of its rounds, and when.
+    read: Mutex<(Times, Instant)>,
 }
 
 impl TenantBoard {
     /// Takes charge of a board.
     #[must_use]
     pub fn new(board: Board, charge: Charge) -> Self {
-        TenantBoard { board, _charge: charge }
+        TenantBoard { board, _charge: charge, read: Mutex::new((Times::default(), Instant::now())) }
     }
 }
 
@@ -139,7 +141,7 @@ impl std::ops::Deref for TenantBoard {
     }
 }
 
-/// Raises a counter of a communicator. Its proxy engine alone writes them, which costs less than to add together with others.
+/// Raises a counter of a communicator that its proxy engine alone writes, which costs less than to add together with others.
 fn raise(counter: &AtomicU64, by: u64) {
     counter.store(counter.load(Ordering::Relaxed).wrapping_add(by), Ordering::Relaxed);
 }
@@ -160,38 +162,54 @@ impl CommInfo {
     pub fn count_collective(&self, kind: CollectiveKind, count: u64, dtype_bytes: usize, took: Duration) {
         let (bytes, bus_bytes) = traffic(kind, count.saturating_mul(dtype_bytes as u64), u64::from(self.nranks));
         self.count_operation(bytes);
-        self.count_time(kind, (bytes, bus_bytes), took, 1);
+        self.count_time(kind, (bytes, bus_bytes), took, (1, straggler::is_joint(kind)));
     }
 
-    /// Counts the time of collectives that are alike. By one thread at a time: of those on GPUs by who looks, of all others by the proxy engine.
-    fn count_time(&self, kind: CollectiveKind, (bytes, bus_bytes): (u64, u64), took: Duration, times: u64) {
+    /// Counts the time of collectives that are alike: how many, and whether none ends before all ranks have come. The proxy engine does so, and who looks at
+    /// what ranks did.
+    fn count_time(
+        &self,
+        kind: CollectiveKind,
+        (bytes, bus_bytes): (u64, u64),
+        took: Duration,
+        (times, is_joint): (u64, bool),
+    ) {
         let took_ns = (took.as_nanos() as u64).saturating_mul(times);
-        raise(&self.bus_bytes, bus_bytes.saturating_mul(times));
-        raise(&self.busy_ns, took_ns);
-        if straggler::is_joint(kind) || !self.is_timed() {
+        self.bus_bytes.fetch_add(bus_bytes.saturating_mul(times), Ordering::Relaxed);
+        self.busy_ns.fetch_add(took_ns, Ordering::Relaxed);
+        if is_joint {
             let [operations, time_ns] = &self.joint;
-            raise(operations, times);
-            raise(time_ns, took_ns);
+            operations.fetch_add(times, Ordering::Relaxed);
+            time_ns.fetch_add(took_ns, Ordering::Relaxed);
         }
         self.recent.count(kind, bus_bytes, took);
         self.traffic.count(kind, bytes, took, times);
     }
 
-    /// Counts what has come to be known of how long collectives on GPUs took.
+    /// Counts what has come to be known of how long collectives took that ranks did among themselves, and copy engines.
     fn count_times(&self) {
-        let Some(direct) = &self.direct else { return };
-        let nranks = u64::from(self.nranks);
-        direct.take_times(|reading| {
-            for (timed, times) in reading.weighted() {
-                let TimedCollective { kind, payload_bytes, took, late } = timed;
-                let count_bytes = payload_bytes / kind.payload_count(1, self.nranks).max(1);
-                self.count_time(*kind, traffic(*kind, count_bytes, nranks), *took, times);
-                for rank in &self.ranks {
-                    let late = late.get(rank.rank as usize).map_or(0, |late| late.as_nanos() as u64);
-                    raise(&rank.late_ns, late.saturating_mul(times));
-                }
+        if let Some(direct) = &self.direct {
+            direct.take_times(|reading| self.count_reading(reading));
+        }
+        if let Some(board) = &self.board {
+            let (mut read, now) = (lock(&board.read), Instant::now());
+            let (times, at) = &mut *read;
+            let within = now.saturating_duration_since(std::mem::replace(at, now));
+            self.count_reading(&times.read_board(board, within));
+        }
+    }
+
+    fn count_reading(&self, reading: &Reading) {
+        for (timed, times) in reading.weighted() {
+            let TimedCollective { kind, payload_bytes, took, late } = timed;
+            let count_bytes = payload_bytes / kind.payload_count(1, self.nranks).max(1);
+            // None of them ends before all ranks have come.
+            self.count_time(*kind, traffic(*kind, count_bytes, u64::from(self.nranks)), *took, (times, true));
+            for rank in &self.ranks {
+                let late = late.get(rank.rank as usize).map_or(0, |late| late.as_nanos() as u64);
+                rank.late_ns.fetch_add(late.saturating_mul(times), Ordering::Relaxed);
             }
-        });
+        }
     }
 
     /// Counts a collective that was handed to GPUs: how long it takes is not known yet.
@@ -293,7 +311,7 @@ impl CommInfo {
         (self.of_handed_out(load(&self.operations)).saturating_add(operations), load(&self.bytes).saturating_add(bytes))
     }
 
-    /// Average bus bandwidth while busy, in GB/s. Rounds, whose time nobody takes, do not count.
+    /// Average bus bandwidth while busy, in GB/s.
     #[must_use]
     pub fn busbw_gbps(&self) -> f64 {
         let busy_ns = self.busy_ns.load(Ordering::Relaxed);
@@ -564,6 +582,7 @@ impl Registry {
     pub fn remove_comm(&self, number: u64) {
         let mut comms = lock(&self.comms);
         let Some(comm) = comms.live.remove(&number) else { return };
+        comm.count_times();
         comms.ended.entry(comm.tenant.clone()).or_default().add(&comm);
         drop(comms);
         if comm.placed.is_some() {

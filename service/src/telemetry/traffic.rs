@@ -11,8 +11,8 @@ use super::histogram::{Histogram, HistogramView};
 /// How many kinds of collectives there are.
 const KINDS: usize = CollectiveKind::ALL.len();
 
-/// A tenant's collectives on this host, by kind, since the service began: they outlive its communicators. Rounds of boards, which nobody
-/// times, are not among them; of what ranks on GPUs do a sample is timed, and stands for the rest.
+/// A tenant's collectives on this host, by kind, since the service began: they outlive its communicators. Of what ranks do among themselves a sample is
+/// timed, and stands for the rest.
 #[derive(Debug, Default)]
 pub struct TenantTraffic {
     kinds: [KindTotals; KINDS],
@@ -57,7 +57,7 @@ impl TenantTraffic {
     }
 }
 
-/// A communicator's collectives by kind, the last ones counting most. Written by one thread at a time.
+/// A communicator's collectives by kind, the last ones counting most.
 #[derive(Debug, Default)]
 pub struct RecentTraffic {
     kinds: [KindRecent; KINDS],
@@ -107,6 +107,7 @@ pub struct PairView {
 }
 
 impl KindRecent {
+    /// The proxy engine and who looks may both count at once: then one of the two is lost.
     fn count(&self, bus_bytes: u64, took: Duration) {
         let before_ns = self.took_ns.load(Ordering::Relaxed);
         let took_ns = (took.as_nanos() as u64).max(1);

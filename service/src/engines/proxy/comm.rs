@@ -370,9 +370,7 @@ impl Comm {
         let Some(first) = self.members.iter().filter_map(arrival).min() else { return };
         for (member, counters) in self.members.iter().zip(&self.info.ranks) {
             let late = arrival(member).map_or(Duration::ZERO, |at| at.saturating_duration_since(first));
-            // Nobody else counts.
-            let before_ns = counters.late_ns.load(Ordering::Relaxed);
-            counters.late_ns.store(before_ns.saturating_add(late.as_nanos() as u64), Ordering::Relaxed);
+            counters.late_ns.fetch_add(late.as_nanos() as u64, Ordering::Relaxed);
         }
     }
 

@@ -141,7 +141,7 @@ impl Comm {
             rank: member.rank,
             pid: member.session.peer.pid,
             called: called(info),
-            started: info.started.load(Ordering::Relaxed),
+            started: self.info.progress(info).started,
             late_ns: info.late_ns.load(Ordering::Relaxed),
             last: self.last_call(member.rank).map_or_else(String::new, |call| describe_call(&call)),
             is_behind: behind.is_some(),
