@@ -92,20 +92,20 @@ def cell(values):
 
 
 def short_table(found):
-    """Strict mode: by operation and size, a column for each side."""
-    rows, sides = {}, []
+    """Strict mode: by operation and size; for each ordering its time, and by how much that is more than NCCL's in the same run."""
+    rows = {}
     for side, result in found.items():
         for line in result["lines"]:
-            column = "NCCL" if line["side"] == "nccl" else side
-            sides += [column] if column not in sides else []
-            rows.setdefault((line["operation"], line["bytes"]), {})[column] = line
+            rows.setdefault((line["operation"], line["bytes"]), {})[side, line["side"]] = line
+    def more(of, side):
+        both = [statistics.median(of[side, whose]["stream_us"]) for whose in ("mccs", "nccl") if (side, whose) in of]
+        return f"{both[0] - both[1]:+.1f}" if len(both) == 2 else "-"
     def row(key, of):
-        nccl, own = (statistics.median(of[side]["stream_us"]) if side in of else None for side in ("NCCL", "auto"))
-        more = f"{own - nccl:+.1f}" if nccl and own else "-"
-        return [*key, *(cell(of[side]["stream_us"]) if side in of else "-" for side in sides), more,
-                f"{of['auto']['busbw_gbps']:.1f}" if "auto" in of else "-"]
-    return bench.table(["operation", "bytes", *(f"{side}, us" for side in sides), "auto - NCCL, us", "auto, GB/s"],
-                       [row(key, of) for key, of in rows.items()])
+        cells = [[cell(of[side, "mccs"]["stream_us"]), more(of, side)] if (side, "mccs") in of else ["-", "-"] for side in found]
+        nccl = cell(of["auto", "nccl"]["stream_us"]) if ("auto", "nccl") in of else "-"
+        return [*key, nccl, *sum(cells, []), f"{of['auto', 'mccs']['busbw_gbps']:.1f}"]
+    head = ["operation", "bytes", "NCCL beside auto, us", *(column for side in found for column in (f"{side}, us", "- NCCL")), "auto, GB/s"]
+    return bench.table(head, [row(key, of) for key, of in rows.items()])
 
 
 def graph_table(found):
@@ -148,10 +148,9 @@ def main():
     found, host, graphs = {}, [], {}
     for ordering in ("auto", "words", "kernels", "events"):
         with tempfile.TemporaryDirectory() as folder, services(strict(ordering), folder) as sockets:
-            end, nccl = "128MiB" if ordering in ("auto", "events") else "512KiB", options.nccl if ordering == "auto" else None
-            found[ordering] = gpu_lines(sockets, options, BOTH, "8B", end, 4, nccl)
+            found[ordering] = gpu_lines(sockets, options, BOTH, "8B", "128MiB", 4, options.nccl)
             if ordering == "auto":
-                graphs["one service, strict"] = gpu_lines(sockets, options, BOTH, "8B", "256KiB", 32, nccl, graph=GRAPH)
+                graphs["one service, strict"] = gpu_lines(sockets, options, BOTH, "8B", "256KiB", 32, options.nccl, graph=GRAPH)
             print(f"{ordering} done", flush=True)
     with tempfile.TemporaryDirectory() as folder, services(halves(folder, gpus, options.channels), folder) as sockets:
         pair = gpu_lines(sockets, options, BOTH + ",reduce_scatter", "8B", "128MiB", 8, options.nccl, AS_HOSTS)
