@@ -50,7 +50,7 @@ def looked_at(control, out):
 def perf(socket, nranks, size, file):
     bench.run([*map(str, [BINARIES / "mccs-cuda-perf", "--socket", socket, "--nranks", nranks, "--operation", ",".join(OPERATIONS), "--begin",
                           f"{size}B", "--end", f"{size}B", "--rounds", 1, "--json", file])], timeout=120)
-    return {line["operation"]: statistics.median(line["stream_us"]) for line in json.loads(file.read_text())}
+    return {line["operation"]: statistics.median(line["stream_us"]) for line in json.loads(file.read_text())["lines"]}
 
 
 def main():
