@@ -11,6 +11,7 @@
 
 mod collectives;
 mod communicators;
+mod config;
 mod derived;
 mod group;
 mod memory;
@@ -26,6 +27,7 @@ use mccs::{Error, ErrorClass};
 /// `ncclResult_t`.
 type Status = c_int;
 const SUCCESS: Status = 0;
+const IN_PROGRESS: Status = 7;
 
 /// The version of NCCL whose calls these are.
 const VERSION: c_int = 22809;
@@ -55,8 +57,13 @@ fn remember(text: &str) {
 
 /// Runs a call, and turns what it gives into a status and a text.
 fn guard(call: impl FnOnce() -> Result<(), Error>) -> Status {
+    guard_status(|| call().map(|()| SUCCESS))
+}
+
+/// As [`guard`], for calls that may begin what goes on.
+fn guard_status(call: impl FnOnce() -> Result<Status, Error>) -> Status {
     match catch_unwind(AssertUnwindSafe(call)) {
-        Ok(Ok(())) => SUCCESS,
+        Ok(Ok(status)) => status,
         Ok(Err(error)) => {
             remember(&error.to_string());
             status_of(&error)
@@ -107,7 +114,7 @@ pub extern "C" fn ncclGetErrorString(status: Status) -> *const c_char {
         4 => c"invalid argument (ncclGetLastError says more)",
         5 => c"invalid usage (ncclGetLastError says more)",
         6 => c"remote process exited, or did not come in time (ncclGetLastError says more)",
-        7 => c"in progress",
+        IN_PROGRESS => c"in progress",
         _ => c"unknown result code",
     };
     name.as_ptr()
