@@ -8,6 +8,7 @@
 #include <signal.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -409,8 +410,9 @@ static void check_shrinking(const struct member *m, int without) {
     }
     meet();
     check_quickly(m);
+    if (m->rank != without) call_in_vain(m);
+    meet();
     if (m->rank != without) {
-        call_in_vain(m);
         OK(ncclCommShrink(m->comm, list, 1, &small.comm, NULL, ABORT));
         CUDA(cuStreamSynchronize(stream));
         OK(ncclCommGetAsyncError(m->comm, &error));
@@ -445,6 +447,107 @@ static ncclComm_t joined(int which) {
         OK(ncclGroupEnd());
     }
     return comm;
+}
+
+/* Makes a communicator of all ranks that is not waited for, or fails as it should. */
+static int begin(ncclComm_t *comm, ncclUniqueId id, int rank) {
+    ncclConfig_t config = CONFIG;
+    config.blocking = 0;
+    return ncclCommInitRankConfig(comm, world_size, id, rank, &config);
+}
+
+/* What becomes of a communicator that is not waited for. */
+static int became(ncclComm_t comm) {
+    int error;
+    do OK(ncclCommGetAsyncError(comm, &error));
+    while (error == inProgress);
+    return error;
+}
+
+static void check_configurations(void) {
+    struct { size_t at; int value; } wrong[] = {
+        {offsetof(ncclConfig_t, magic), 0}, {offsetof(ncclConfig_t, size), 8}, {offsetof(ncclConfig_t, blocking), 2},
+        {offsetof(ncclConfig_t, cgaClusterSize), -1}, {offsetof(ncclConfig_t, maxCTAs), 0}, {offsetof(ncclConfig_t, minCTAs), 5},
+        {offsetof(ncclConfig_t, splitShare), 2}, {offsetof(ncclConfig_t, collnetEnable), -1}, {offsetof(ncclConfig_t, CTAPolicy), 3},
+        {offsetof(ncclConfig_t, shrinkShare), 2}, {offsetof(ncclConfig_t, nvlsCTAs), 0}, {offsetof(ncclConfig_t, nChannelsPerNetPeer), 65},
+        {offsetof(ncclConfig_t, nvlinkCentricSched), 2},
+    };
+    ncclUniqueId id;
+    ncclComm_t comm = NULL;
+    OK(ncclGetUniqueId(&id));
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        ncclConfig_t config = CONFIG;
+        memcpy((char *)&config + wrong[i].at, &wrong[i].value, sizeof(int));
+        EXPECT(invalidArgument, ncclCommInitRankConfig(&comm, 1, id, 0, &config));
+    }
+    /* As long as it was in 2.14: what lies behind is not read. */
+    ncclConfig_t config = CONFIG;
+    config.size = offsetof(ncclConfig_t, cgaClusterSize), config.version = 21400, config.minCTAs = config.splitShare = -5;
+    OK(ncclCommInitRankConfig(&comm, 1, id, 0, &config));
+    OK(ncclCommDestroy(comm));
+}
+
+/* Rank 0 waits for nobody. */
+static void check_unwaited(void) {
+    struct member all = {NULL, world_rank, world_size}, made = {NULL, 0, 1};
+    int number, last = world_size - 1;
+    meet();
+    if (world_rank == 0) {
+        OK(ncclGetUniqueId(&shared->ids[0]));
+        OK(ncclGetUniqueId(&shared->ids[1]));
+        EXPECT(inProgress, begin(&all.comm, shared->ids[0], 0));
+        TRUE(all.comm != NULL);
+        if (last > 0) {
+            OK(ncclCommGetAsyncError(all.comm, &number));
+            EXPECT(inProgress, number);
+            EXPECT(invalidArgument, ncclCommCount(all.comm, &number));
+            EXPECT(invalidArgument, ncclAllReduce((void *)in, (void *)out, 5, float32, sum, all.comm, stream));
+            EXPECT(invalidArgument, ncclCommSplit(all.comm, 0, 0, &made.comm, NULL));
+            EXPECT(invalidArgument, ncclCommFinalize(all.comm));
+        }
+        /* Another, which is not wanted any more before the others come. */
+        ncclComm_t unwanted;
+        OK(ncclGroupStart());
+        OK(begin(&unwanted, shared->ids[1], 0));
+        EXPECT(inProgress, ncclGroupEnd());
+        OK(ncclCommAbort(unwanted));
+        /* And one that cannot be. */
+        EXPECT(inProgress, begin(&unwanted, shared->ids[0], world_size));
+        EXPECT(invalidArgument, became(unwanted));
+        EXPECT(invalidArgument, ncclCommCount(unwanted, &number));
+        OK(ncclCommDestroy(unwanted));
+    }
+    meet();
+    if (world_rank > 0) {
+        OK(ncclCommInitRank(&all.comm, world_size, shared->ids[0], world_rank));
+        int result = ncclCommInitRank(&made.comm, world_size, shared->ids[1], world_rank);
+        TRUE(result == success || result == remoteError);
+        if (result == success) {
+            do OK(ncclCommGetAsyncError(made.comm, &number));
+            while (number == success);
+            EXPECT(remoteError, number);
+            OK(ncclCommDestroy(made.comm));
+        }
+    }
+    EXPECT(success, became(all.comm));
+    check_quickly(&all);
+    /* What is made of it is not waited for either, and is made in the order of the calls. */
+    struct member first = {NULL, last - world_rank, world_size}, second = {NULL, world_rank, world_size};
+    int wanted = world_rank == 0 ? inProgress : success;
+    EXPECT(wanted, ncclCommSplit(all.comm, 1, -world_rank, &first.comm, NULL));
+    EXPECT(wanted, ncclCommSplit(all.comm, 2, world_rank, &second.comm, NULL));
+    EXPECT(success, became(second.comm));
+    EXPECT(success, became(first.comm));
+    check_quickly(&first);
+    check_quickly(&second);
+    OK(ncclCommDestroy(first.comm));
+    ncclConfig_t config = CONFIG;
+    OK(ncclCommShrink(second.comm, NULL, 0, &first.comm, &config, 0));
+    first.rank = world_rank;
+    check_quickly(&first);
+    OK(ncclCommDestroy(first.comm));
+    OK(ncclCommDestroy(second.comm));
+    OK(ncclCommDestroy(all.comm));
 }
 
 /* All GPUs in one process, the last one first. */
@@ -498,7 +601,12 @@ static void check_init_all(void) {
 
 static void be_rank(void) {
     int error, version;
+    void *early;
     load();
+    CUDA(cuInit(0));
+    /* No context is current: it is the first GPU's. */
+    OK(ncclMemAlloc(&early, 100));
+    OK(ncclMemFree(early));
     stream = stream_on_gpu(world_rank);
     CUDA(cuMemAlloc_v2(&in, ROOM));
     CUDA(cuMemAlloc_v2(&out, ROOM));
@@ -530,6 +638,7 @@ static void be_rank(void) {
     for (int revokes = 0; world_size > 1 && revokes < 2; revokes++) {
         all.comm = joined(0);
         if (all.rank > 0) call_in_vain(&all);
+        meet();
         if (all.rank == 1 && revokes) OK(ncclCommRevoke(all.comm, 0));
         if (all.rank == 1 && !revokes) OK(ncclCommAbort(all.comm));
         CUDA(cuStreamSynchronize(stream));
@@ -540,8 +649,10 @@ static void be_rank(void) {
         EXPECT(remoteError, error);
         OK(ncclCommDestroy(all.comm));
     }
+    check_unwaited();
     meet();
     if (world_rank == 0) check_init_all();
+    if (world_rank == 0) check_configurations();
     CUDA(cuMemFree_v2(in));
     CUDA(cuMemFree_v2(out));
 }
@@ -563,6 +674,7 @@ int main(int argc, char **argv) {
     for (world_rank = 0; world_rank < world_size; world_rank++) {
         ranks[world_rank] = fork();
         if (ranks[world_rank] == 0) {
+            prctl(PR_SET_PDEATHSIG, SIGKILL);
             if (argc > 2) setenv("MCCS_SOCKET", argv[2 + world_rank * (argc - 2) / world_size], 1);
             be_rank();
             return 0;

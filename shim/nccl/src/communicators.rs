@@ -11,6 +11,7 @@ use mccs::{Client, Error, ReduceOperator, UniqueId};
 use mccs_cuda::{Context, gpus};
 
 use super::config::is_blocking;
+use super::derived::{Exchange, Share};
 use super::group::{begin, joining};
 use super::{IN_PROGRESS, Status, guard, guard_status, put, status_of};
 
@@ -113,6 +114,8 @@ pub(crate) struct Member {
     pub(crate) derived: Mutex<u64>,
     /// Makes others of it while nobody waits. They are made one after the other, as all ranks call.
     pub(crate) making: Mutex<Option<JoinHandle<()>>>,
+    /// How ranks tell each other what they make; from the first time on.
+    pub(crate) exchange: Mutex<Option<Exchange>>,
 }
 
 /// A communicator that is there, for the time of a call.
@@ -177,10 +180,12 @@ impl Member {
             operators: Mutex::default(),
             derived: Mutex::default(),
             making: Mutex::default(),
+            exchange: Mutex::default(),
         };
         // Asked now, as later rank 0 may have died.
         if member.comm.is_served() && name.root != NO_ROOT {
-            member.roots = member.gather(own_root()?)?;
+            let all = member.gather(&Share::of_root(own_root()?))?;
+            member.roots = all.into_iter().map(|share| share.root).collect();
         }
         Ok(member)
     }

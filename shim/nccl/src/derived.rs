@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 
 use mccs::cuda::CudaCommunicator;
 use mccs::{Error, UniqueId};
-use mccs_cuda::{DeviceMemory, OwnedStream, copy_from_host, copy_to_host};
+use mccs_cuda::{DeviceMemory, DriverError, OwnedStream};
 
 use super::communicators::{Comm, Member, Name, ROOT_BYTES, Root, cuda_error, locked, own_root};
 use super::config::is_blocking;
@@ -20,36 +20,59 @@ impl Member {
     }
 
     /// What every rank says, by rank.
-    pub(crate) fn gather<const BYTES: usize>(&self, own: [u8; BYTES]) -> Result<Vec<[u8; BYTES]>, Error> {
-        let context = &self.context;
-        let _entered = context.enter().map_err(cuda_error)?;
-        let (stream, bytes) = (OwnedStream::new(context).map_err(cuda_error)?, BYTES * self.nranks as usize);
-        let memory = DeviceMemory::zeroed(context, BYTES + bytes).map_err(cuda_error)?;
-        let (send, recv) = (memory.address() + bytes as u64, memory.address());
-        let mut all = vec![[0; BYTES]; self.nranks as usize];
-        // SAFETY: the ranges lie in memory of this function's, which is used by nobody else and outlives the operation.
-        unsafe {
-            copy_from_host(send, &own).map_err(cuda_error)?;
-            self.comm()?.all_gather(send, recv, BYTES as u64, mccs::DataType::U8, stream.raw().as_ptr())?;
-            stream.raw().synchronize().map_err(cuda_error)?;
-            copy_to_host(all.as_flattened_mut(), recv).map_err(cuda_error)?;
+    pub(crate) fn gather(&self, own: &Share) -> Result<Vec<Share>, Error> {
+        let _entered = self.context.enter().map_err(cuda_error)?;
+        let mut exchange = locked(&self.exchange);
+        if exchange.is_none() {
+            *exchange = Some(Exchange::new(self).map_err(cuda_error)?);
         }
-        self.comm()?.async_error().map_or(Ok(all), Err)
+        let Some(Exchange { stream, memory }) = exchange.as_ref() else { return Ok(Vec::new()) };
+        let mut all = vec![[0; SHARE_BYTES]; self.nranks as usize];
+        let (recv, bytes, own) = (memory.address(), size_of_val(&*all), own.to_bytes());
+        let send = recv + bytes as u64;
+        // SAFETY: the ranges lie in memory of the exchange's, which is used by nobody else and outlives the operation, and in arrays that live until
+        // the stream has been waited for; copies read and write them nowhere else.
+        unsafe {
+            stream.raw().copy(send, own.as_ptr() as u64, SHARE_BYTES).map_err(cuda_error)?;
+            self.comm()?.all_gather(send, recv, SHARE_BYTES as u64, mccs::DataType::U8, stream.raw().as_ptr())?;
+            stream.raw().copy(all.as_mut_ptr() as u64, recv, bytes).map_err(cuda_error)?;
+            stream.raw().synchronize().map_err(cuda_error)?;
+        }
+        self.comm()?.async_error().map_or_else(|| Ok(all.iter().map(Share::from_bytes).collect()), Err)
+    }
+}
+
+/// By what ranks tell each other something. It stays as long as the communicator, and waits for no stream but its own: others may wait for
+/// ranks that wait for this one.
+pub(crate) struct Exchange {
+    stream: OwnedStream,
+    memory: DeviceMemory,
+}
+
+impl Exchange {
+    fn new(of: &Member) -> Result<Self, DriverError> {
+        let memory = DeviceMemory::new(&of.context, SHARE_BYTES * (of.nranks as usize + 1))?;
+        Ok(Exchange { stream: OwnedStream::new(&of.context)?, memory })
     }
 }
 
 /// What a rank says when its communicator is split.
-struct Share {
+pub(crate) struct Share {
     color: c_int,
     key: c_int,
     /// Of a communicator of which it becomes rank 0.
-    root: Root,
+    pub(crate) root: Root,
 }
 
 /// A share, as it is sent.
 const SHARE_BYTES: usize = 8 + ROOT_BYTES;
 
 impl Share {
+    /// Of a rank that only says where it is.
+    pub(crate) fn of_root(root: Root) -> Self {
+        Share { color: 0, key: 0, root }
+    }
+
     fn to_bytes(&self) -> [u8; SHARE_BYTES] {
         let mut bytes = [0; SHARE_BYTES];
         bytes[..4].copy_from_slice(&self.color.to_le_bytes());
@@ -86,8 +109,7 @@ pub unsafe extern "C" fn ncclCommSplit(
         let is_blocking = is_blocking.unwrap_or(parent.is_blocking()) || color == NO_COLOR;
         let (number, made) = (parent.next_derived(), parent.clone());
         let split = move |context| {
-            let all = parent.gather(Share { color, key, root: own_root()? }.to_bytes())?;
-            let all: Vec<_> = all.iter().map(Share::from_bytes).collect();
+            let all = parent.gather(&Share { color, key, root: own_root()? })?;
             if color == NO_COLOR {
                 return Ok(None);
             }
