@@ -192,6 +192,11 @@ staged_checks() {
                 "$perf" --check --socket "$sockets" --nranks "$nranks" --operation all --begin 1MiB --end 9MiB --factor 3 --dtypes float,bfloat16 --redops sum,premulsum
         done
     done
+    # Compiled by `checks`, where there is a compiler.
+    if [ -x "$work/nccl_calls" ]; then
+        lane "in C: NCCL's calls over two services" env LD_LIBRARY_PATH="$MCCS_BIN" "$work/nccl_calls" 2 ${two/,/ }
+        lane "in C: NCCL's calls through one service" env LD_LIBRARY_PATH="$MCCS_BIN" "$work/nccl_calls" 2 "$strict"
+    fi
     if [ "$gpus" = 1 ]; then
         absent "PyTorch over two services; through one service" "it takes two GPUs"
     elif ! python3 -c 'import torch' 2>/dev/null; then
@@ -253,8 +258,12 @@ slot = "1MiB"'
             cc -I shim/include -I shim/examples/c "$program" -L "$MCCS_BIN" -lmccs -ldl -o "$work/in-c"
             lane "in C: $(basename "$program" .c)" ranks 2 env LD_LIBRARY_PATH="$MCCS_BIN" "$work/in-c"
         done
+        cc -rdynamic -I shim/examples/c tests/tests/nccl_calls.c "$MCCS_BIN/libnccl.so.2" -ldl -pthread -o "$work/nccl_calls"
+        for nranks in 2 $([ "$gpus" -le 2 ] || echo "$gpus"); do
+            lane "in C: NCCL's calls, $nranks ranks" env LD_LIBRARY_PATH="$MCCS_BIN" "$work/nccl_calls" "$nranks"
+        done
     else
-        absent "the example in C, and every function" "there is no C compiler here"
+        absent "the example in C, every function, and NCCL's" "there is no C compiler here"
     fi
     staged_checks
     if [ "$gpus" = 1 ]; then

@@ -52,6 +52,7 @@ int ncclReduce(const void *, void *, size_t, int type, int op, int root, ncclCom
 int ncclReduceScatter(const void *, void *, size_t, int type, int op, ncclComm_t, void *stream);
 int ncclAllGather(const void *, void *, size_t, int type, ncclComm_t, void *stream);
 int ncclBroadcast(const void *, void *, size_t, int type, int root, ncclComm_t, void *stream);
+int pncclBroadcast(const void *, void *, size_t, int type, int root, ncclComm_t, void *stream);
 int ncclBcast(void *, size_t, int type, int root, ncclComm_t, void *stream);
 int ncclAlltoAll(const void *, void *, size_t, int type, ncclComm_t, void *stream);
 int ncclGather(const void *, void *, size_t, int type, int root, ncclComm_t, void *stream);

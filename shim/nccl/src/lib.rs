@@ -17,6 +17,7 @@ mod group;
 mod memory;
 mod operators;
 mod points;
+mod twins;
 
 use std::cell::RefCell;
 use std::ffi::{CString, c_char, c_int};
