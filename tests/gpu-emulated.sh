@@ -151,24 +151,25 @@ tests_on 1
 tests_on 3
 tests_without_words
 
-# A process for each of two ranks, told who they are as mccs-launch tells them.
+# A process for each of two ranks, told who they are as mccs-launch tells them; each at a service, where there are two.
 ranks() {
     local id rank pids=()
     echo "== two ranks: ${*##*/} (at $SECONDS s)"
     id=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
     for rank in 0 1; do
-        MCCS_UNIQUE_ID=$id MCCS_NRANKS=2 MCCS_RANK=$rank "$@" &
+        MCCS_SOCKET=${two[rank]:-$MCCS_SOCKET} MCCS_UNIQUE_ID=$id MCCS_NRANKS=2 MCCS_RANK=$rank "$@" &
         pids+=($!)
     done
     for rank in "${pids[@]}"; do wait "$rank"; done
 }
 
 export MCCS_EMULATED_GPUS=3 MCCS_SOCKET="$work/run/mccs.sock"
+two=()
 serve ''
 ranks "$target/release/examples/cuda_all_reduce"
 for program in shim/examples/c/cuda_all_reduce.c tests/tests/cuda_calls.c; do
     name=$(basename "$program" .c)
-    cc -std=c11 -I shim/include -I shim/examples/c "$program" -L "$target/release" -lmccs -ldl -o "$work/$name"
+    cc -std=c11 -I shim/include -I shim/examples/c "$program" -L "$target/release" -lmccs -ldl -pthread -o "$work/$name"
     ranks env LD_LIBRARY_PATH="$target/release:$LD_LIBRARY_PATH" "$work/$name"
 done
 mkdir "$work/nccl"
@@ -185,6 +186,9 @@ check 3 --begin 1B --end 3MiB --factor 19 --dtypes float,uint8 --redops sum,prem
 nccl_calls 3
 serve_two
 for nranks in 2 3; do nccl_calls $nranks "${two[@]}"; done
+for name in cuda_all_reduce cuda_calls; do
+    MCCS_ROOT_ADDRESS=h0 ranks env LD_LIBRARY_PATH="$target/release:$LD_LIBRARY_PATH" "$work/$name"
+done
 export MCCS_EMULATED_GPUS=8
 serve ''
 check 8 --begin 1B --end 48KiB --factor 400 --dtypes float --redops sum
