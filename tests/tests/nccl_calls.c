@@ -362,7 +362,7 @@ static ncclComm_t joined(int which) {
     return comm;
 }
 
-/* Makes a communicator of all ranks that is not waited for, or fails as it should. */
+/* Begins a communicator of all ranks that is not waited for. */
 static int begin(ncclComm_t *comm, ncclUniqueId id, int rank) {
     ncclConfig_t config = CONFIG;
     config.blocking = 0;
@@ -473,6 +473,9 @@ static void check_init_all(void) {
     for (int i = 0; i < gpus; i++) list[i] = gpus - 1 - i;
     list[gpus - 1] = 99;
     EXPECT(invalidArgument, ncclCommInitAll(comms, gpus, list));
+    list[gpus - 1] = gpus - 1;
+    EXPECT(gpus > 1 ? invalidUsage : success, ncclCommInitAll(comms, gpus, list));
+    if (gpus == 1) OK(ncclCommDestroy(comms[0]));
     list[gpus - 1] = 0;
     for (int has_list = 0; has_list < 2; has_list++) {
         CUcontext contexts[RANKS_MAX];

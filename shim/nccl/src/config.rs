@@ -88,7 +88,9 @@ pub(crate) unsafe fn is_blocking(config: *const c_void) -> Result<Option<bool>, 
         ("CTAPolicy", since(2_27_00, read.cta_policy), |value| (0..=2).contains(&value)),
         ("shrinkShare", since(2_27_00, read.shrink_share), switch),
         ("nvlsCTAs", since(2_27_00, read.nvls_ctas), positive),
-        ("nChannelsPerNetPeer", since(2_28_00, read.channels_per_net_peer), |value| (1..=CHANNELS_MAX).contains(&value)),
+        ("nChannelsPerNetPeer", since(2_28_00, read.channels_per_net_peer), |value| {
+            (1..=CHANNELS_MAX).contains(&value)
+        }),
         ("nvlinkCentricSched", since(2_28_00, read.nvlink_centric_sched), switch),
     ];
     let wrong = fields.iter().find(|(_, value, is_valid)| *value != UNDEFINED && !is_valid(*value));

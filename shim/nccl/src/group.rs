@@ -198,17 +198,22 @@ pub unsafe extern "C" fn ncclCommInitAll(comms: *mut *mut Comm, devices: c_int, 
             return Err(wrong("comms is null".into()));
         }
         mccs_cuda::driver()?;
-        let (all, name) = (gpus().map_err(cuda_error)?, Name::new()?);
-        let begin = |rank: usize| {
+        let (all, name, mut taken) = (gpus().map_err(cuda_error)?, Name::new()?, Vec::new());
+        let mut begin = |rank: usize| {
             // SAFETY: the caller's contract: a list that is there has as many numbers, and `comms` as many places.
             let (device, target) =
                 unsafe { (if list.is_null() { rank as c_int } else { list.add(rank).read() }, comms.add(rank)) };
             let gpu = usize::try_from(device).ok().and_then(|device| all.get(device));
             let gpu = gpu.ok_or_else(|| wrong(format!("device {device} of {}", all.len())))?;
+            if taken.contains(&device) {
+                let message = format!("device {device} is in the list twice");
+                return Err(Error::Refused { class: ErrorClass::InvalidUsage, message });
+            }
+            taken.push(device);
             let context = Context::primary(gpu).map_err(cuda_error)?;
             let task = Task { context, make: joining(name, rank as c_int, devices), begun: None };
             Ok(Pending { task, parent: None, target })
         };
-        make((0..count).map(begin).collect::<Result<_, Error>>()?).map(drop)
+        make((0..count).map(&mut begin).collect::<Result<_, Error>>()?).map(drop)
     })
 }

@@ -1,13 +1,12 @@
 //! NCCL's library, on mccs: `LD_PRELOAD` it, or put it where `libnccl.so.2` is looked for, and a program that uses NCCL runs
 //! on the host's service, whose socket `MCCS_SOCKET` names.
 //!
-//! What is there: communicators of GPUs of one host, made by any of NCCL's calls, split, shrunk; every collective; sends and
-//! receives; pre-multiplied sums; groups; CUDA graphs. Registration of memory and windows is accepted, and not needed.
-//! What is not there returns `ncclInvalidUsage`, and `ncclGetLastError` says what: the calls for kernels of the caller's, and
-//! estimates of a group's time.
+//! What is there: communicators of GPUs of one host or several, made by any of NCCL's calls, split, shrunk, waited for or not; every
+//! collective; sends and receives; pre-multiplied sums; groups; CUDA graphs; all of it by its `pnccl` names too. Registration of memory and
+//! windows is accepted, and not needed. What is not there returns `ncclInvalidUsage`, and `ncclGetLastError` says what: the calls for kernels
+//! of the caller's, and estimates of a group's time. `docs/CUDA.md` says what has no effect.
 //!
-//! Calls return what NCCL's documentation says; names, numbers and signatures are those of `nccl.h`. A communicator that
-//! could not wait for its peers (`blocking = 0`) is made as any other: the call returns when it is there.
+//! Calls return what NCCL's documentation says; names, numbers and signatures are those of `nccl.h`.
 
 mod collectives;
 mod communicators;

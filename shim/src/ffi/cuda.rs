@@ -101,7 +101,8 @@ pub unsafe extern "C" fn mccsCudaCommInitRankAt(
 ) -> Status {
     guard(|| {
         // SAFETY: the caller's contract.
-        let (client, id, root) = unsafe { (object(client, "client")?, id.as_ref(), text(root_address, "root address")?) };
+        let (client, id, root) =
+            unsafe { (object(client, "client")?, id.as_ref(), text(root_address, "root address")?) };
         let id = id.ok_or_else(|| Error::argument("id is null"))?;
         if comm.is_null() {
             return Err(Error::argument("comm is null"));

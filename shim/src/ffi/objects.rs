@@ -43,7 +43,8 @@ pub unsafe extern "C" fn mccsConnect(socket: *const c_char, client: *mut *mut CC
             Some(socket) => Client::connect(socket)?,
             None => Client::from_env()?,
         };
-        let root_address = CString::new(connected.root_address()).map_err(|_| Error::System("the service's name has a zero in it".into()))?;
+        let root_address = CString::new(connected.root_address())
+            .map_err(|_| Error::System("the service's name has a zero in it".into()))?;
         let handle = Box::into_raw(Box::new(CClient { client: connected, root_address, regions: Mutex::default() }));
         // SAFETY: the caller's contract.
         unsafe { put(client, handle, "client") }
