@@ -460,6 +460,17 @@ static void check_unwaited(void) {
     check_quickly(&first);
     OK(ncclCommDestroy(first.comm));
     OK(ncclCommDestroy(second.comm));
+    /* One of either kind in a group. */
+    OK(ncclGroupStart());
+    OK(ncclCommSplit(all.comm, 1, -world_rank, &first.comm, NULL));
+    OK(ncclCommSplit(all.comm, 2, world_rank, &second.comm, &config));
+    OK(ncclGroupEnd());
+    first.rank = last - world_rank;
+    EXPECT(success, became(first.comm));
+    check_quickly(&first);
+    check_quickly(&second);
+    OK(ncclCommDestroy(first.comm));
+    OK(ncclCommDestroy(second.comm));
     OK(ncclCommDestroy(all.comm));
 }
 

@@ -16,7 +16,8 @@ use super::{IN_PROGRESS, SUCCESS, Status, guard, guard_status, put};
 struct Pending {
     task: Task,
     parent: Option<Made>,
-    target: *mut *mut Comm,
+    /// Where it goes; nowhere, if its owner has it already.
+    target: Option<*mut *mut Comm>,
 }
 
 /// How it is made, by a thread.
@@ -83,7 +84,7 @@ pub extern "C" fn ncclGroupEnd() -> Status {
 /// Makes communicators on threads, since ranks of one process wait for each other. Those that are made of one are made one after the other:
 /// its ranks exchange what they say in the order of their calls.
 fn make(pending: Vec<Pending>) -> Result<Status, Error> {
-    let mut lanes: Vec<(Option<Made>, Vec<Task>, Vec<*mut *mut Comm>)> = Vec::new();
+    let mut lanes: Vec<(Option<Made>, Vec<Task>, Vec<Option<*mut *mut Comm>>)> = Vec::new();
     for Pending { task, parent, target } in pending {
         let same = |known: &Option<Made>| known.as_ref().zip(parent.as_ref()).is_some_and(|(a, b)| a.is(b));
         match lanes.iter_mut().find(|(known, ..)| same(known)) {
@@ -106,7 +107,8 @@ fn make(pending: Vec<Pending>) -> Result<Status, Error> {
     }
     for (thread, targets) in threads {
         let all = thread.join().map_err(|_| Error::System("a thread of this library panicked".into()))?;
-        for (made, target) in all.into_iter().zip(targets) {
+        let all = all.into_iter().zip(targets).filter_map(|(made, target)| Some((made, target?)));
+        for (made, target) in all {
             // SAFETY: who begins a communicator in a group keeps its place to the group's end.
             let placed = made.and_then(|comm| unsafe { place(target, comm) });
             result = result.and_then(|status| placed.map(|()| status));
@@ -129,6 +131,7 @@ fn start(parent: Option<&Made>, tasks: Vec<Task>) {
 }
 
 impl Task {
+    /// Makes it. Returns what its owner does not have yet.
     fn run(self) -> Result<Option<Arc<Comm>>, Error> {
         let Task { context, make, begun } = self;
         let made = catch_unwind(AssertUnwindSafe(|| make(Some(context))));
@@ -138,7 +141,7 @@ impl Task {
         };
         // A rank that is in none is waited for.
         begun.fill(made.and_then(|member| member.ok_or_else(|| Error::System("a bug in mccs: no place".into()))));
-        Ok(Some(begun))
+        Ok(None)
     }
 }
 
@@ -176,6 +179,7 @@ pub(crate) unsafe fn begin(
         // SAFETY: the caller's contract.
         unsafe { place(target, begun.clone())? };
     }
+    let target = begun.is_none().then_some(target);
     let task = Task { context, make, begun };
     if is_grouped {
         return with_group(|group| group.pending.push(Pending { task, parent, target })).map(|()| SUCCESS);
@@ -212,7 +216,7 @@ pub unsafe extern "C" fn ncclCommInitAll(comms: *mut *mut Comm, devices: c_int, 
             taken.push(device);
             let context = Context::primary(gpu).map_err(cuda_error)?;
             let task = Task { context, make: joining(name, rank as c_int, devices), begun: None };
-            Ok(Pending { task, parent: None, target })
+            Ok(Pending { task, parent: None, target: Some(target) })
         };
         make((0..count).map(&mut begin).collect::<Result<_, Error>>()?).map(drop)
     })
