@@ -70,11 +70,21 @@ tests_without_words() {
     MCCS_EMULATED_GPUS=2 MCCS_EMULATED_WORDS=0 "$gpu_tests" --ignored --test-threads 1 "${names[@]}"
 }
 
+# Waits until the service called $1, with the process $2, is ready.
+await() {
+    until grep -q ready "$work/$1.ready"; do
+        kill -0 "$2" 2> /dev/null || { echo "tests/gpu-emulated.sh: the service $1 did not start" >&2; exit 1; }
+        sleep 0.1
+    done
+}
+
 # A service with lines for the section [cuda].
 serve() {
     if [ -n "$service" ]; then
-        kill "$service"
-        wait "$service" || true
+        # shellcheck disable=SC2086 # there may be two
+        kill $service
+        # shellcheck disable=SC2086
+        wait $service || true
     fi
     cat > "$work/service.toml" <<TOML
 [service]
@@ -87,13 +97,45 @@ $1
 name = "tests"
 max_memory = "64GiB"
 TOML
-    : > "$work/ready"
-    "$target/release/mccs-service" --config "$work/service.toml" > "$work/ready" &
+    : > "$work/service.ready"
+    "$target/release/mccs-service" --config "$work/service.toml" > "$work/service.ready" &
     service=$!
-    until grep -q ready "$work/ready"; do
-        kill -0 "$service" 2> /dev/null || { echo "tests/gpu-emulated.sh: the service did not start" >&2; exit 1; }
-        sleep 0.1
+    await service "$service"
+}
+
+# A second service, which the first one is told of: the sockets of both are in `two`.
+serve_two() {
+    local host more
+    "$target/release/mccsctl" keys --hosts h0,h1 --dir "$work/keys" > /dev/null
+    serve ''
+    more=$service
+    for host in 0 1; do
+        sed "s|gpu-host|h$host|; s|$work/run|$work/h$host|" "$work/service.toml" > "$work/h$host.toml"
+        cat >> "$work/h$host.toml" <<TOML
+[exchange]
+listen = "127.0.0.$((host + 2)):7431"
+certificate = "$work/keys/h$host.crt"
+key = "$work/keys/h$host.key"
+authority = "$work/keys/authority.crt"
+[[host]]
+name = "h0"
+address = "127.0.0.2:7431"
+[[host]]
+name = "h1"
+address = "127.0.0.3:7431"
+TOML
+        "$target/release/mccs-service" --config "$work/h$host.toml" > "$work/h$host.ready" &
+        more+=" $!"
+        await "h$host" $!
     done
+    service=$more
+    two=("$work/h0/mccs.sock" "$work/h1/mccs.sock")
+}
+
+# Every call of NCCL's library, with so many ranks: at the service, or at those with the sockets that follow.
+nccl_calls() {
+    echo "== every call of NCCL's library: ${*##*/} (at $SECONDS s)"
+    LD_LIBRARY_PATH="$work/nccl:$LD_LIBRARY_PATH" "$work/nccl_calls" "$@"
 }
 
 # Every collective, with so many ranks, as the rest says.
@@ -109,32 +151,44 @@ tests_on 1
 tests_on 3
 tests_without_words
 
-# A process for each of two ranks, told who they are as mccs-launch tells them.
+# A process for each of two ranks, told who they are as mccs-launch tells them; each at a service, where there are two.
 ranks() {
     local id rank pids=()
     echo "== two ranks: ${*##*/} (at $SECONDS s)"
     id=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
     for rank in 0 1; do
-        MCCS_UNIQUE_ID=$id MCCS_NRANKS=2 MCCS_RANK=$rank "$@" &
+        MCCS_SOCKET=${two[rank]:-$MCCS_SOCKET} MCCS_UNIQUE_ID=$id MCCS_NRANKS=2 MCCS_RANK=$rank "$@" &
         pids+=($!)
     done
     for rank in "${pids[@]}"; do wait "$rank"; done
 }
 
 export MCCS_EMULATED_GPUS=3 MCCS_SOCKET="$work/run/mccs.sock"
+two=()
 serve ''
 ranks "$target/release/examples/cuda_all_reduce"
 for program in shim/examples/c/cuda_all_reduce.c tests/tests/cuda_calls.c; do
     name=$(basename "$program" .c)
-    cc -std=c11 -I shim/include -I shim/examples/c "$program" -L "$target/release" -lmccs -ldl -o "$work/$name"
+    cc -std=c11 -I shim/include -I shim/examples/c "$program" -L "$target/release" -lmccs -ldl -pthread -o "$work/$name"
     ranks env LD_LIBRARY_PATH="$target/release:$LD_LIBRARY_PATH" "$work/$name"
 done
+mkdir "$work/nccl"
+ln -s "$(realpath "$target")/release/libnccl.so" "$work/nccl/libnccl.so.2"
+cc -std=c11 -Wall -Wextra -Werror -Wno-unused-variable -rdynamic -I shim/examples/c tests/tests/nccl_calls.c "$work/nccl/libnccl.so.2" -ldl -pthread -o "$work/nccl_calls"
+for nranks in 1 2 3; do nccl_calls $nranks; done
 check 3 --begin 1B --end 48KiB --factor 37
 check 2 --begin 100004B --end 4MiB --factor 6 --dtypes float,bfloat16 --redops sum,premulsum
 serve $'large_from = "4KiB"\nslot = "1MiB"'
 check 3 --begin 1B --end 3MiB --factor 19 --dtypes float,bfloat16,uint8 --redops sum,avg
+nccl_calls 3
 serve $'execution = "service"\nlarge_from = "16B"\nslot = "1MiB"'
 check 3 --begin 1B --end 3MiB --factor 19 --dtypes float,uint8 --redops sum,premulsum
+nccl_calls 3
+serve_two
+for nranks in 2 3; do nccl_calls $nranks "${two[@]}"; done
+for name in cuda_all_reduce cuda_calls; do
+    MCCS_ROOT_ADDRESS=h0 ranks env LD_LIBRARY_PATH="$target/release:$LD_LIBRARY_PATH" "$work/$name"
+done
 export MCCS_EMULATED_GPUS=8
 serve ''
 check 8 --begin 1B --end 48KiB --factor 400 --dtypes float --redops sum

@@ -170,6 +170,13 @@ TOML
     by_events=$work/events/mccs.sock
 }
 
+# Every function of the C API, by two ranks, each at a service of its own.
+calls_over_two() {
+    local at=(${two/,/ })
+    MCCS_ROOT_ADDRESS=h0 ranks 2 env LD_LIBRARY_PATH="$MCCS_BIN" bash -c 'shift "$MCCS_RANK"; MCCS_SOCKET=$1 exec "$0"' \
+        "$work/cuda_calls" "${at[@]}"
+}
+
 # Through services: every collective, element type and reduction; PyTorch.
 staged_checks() {
     start_more
@@ -192,6 +199,12 @@ staged_checks() {
                 "$perf" --check --socket "$sockets" --nranks "$nranks" --operation all --begin 1MiB --end 9MiB --factor 3 --dtypes float,bfloat16 --redops sum,premulsum
         done
     done
+    # Compiled by `checks`, where there is a compiler.
+    if [ -x "$work/nccl_calls" ]; then
+        lane "in C: NCCL's calls over two services" env LD_LIBRARY_PATH="$MCCS_BIN" "$work/nccl_calls" 2 ${two/,/ }
+        lane "in C: cuda_calls over two services" calls_over_two
+        lane "in C: NCCL's calls through one service" env LD_LIBRARY_PATH="$MCCS_BIN" "$work/nccl_calls" 2 "$strict"
+    fi
     if [ "$gpus" = 1 ]; then
         absent "PyTorch over two services; through one service" "it takes two GPUs"
     elif ! python3 -c 'import torch' 2>/dev/null; then
@@ -250,11 +263,15 @@ slot = "1MiB"'
     if type -P cc >/dev/null; then
         local program
         for program in shim/examples/c/cuda_all_reduce.c tests/tests/cuda_calls.c; do
-            cc -I shim/include -I shim/examples/c "$program" -L "$MCCS_BIN" -lmccs -ldl -o "$work/in-c"
-            lane "in C: $(basename "$program" .c)" ranks 2 env LD_LIBRARY_PATH="$MCCS_BIN" "$work/in-c"
+            cc -I shim/include -I shim/examples/c "$program" -L "$MCCS_BIN" -lmccs -ldl -pthread -o "$work/$(basename "$program" .c)"
+            lane "in C: $(basename "$program" .c)" ranks 2 env LD_LIBRARY_PATH="$MCCS_BIN" "$work/$(basename "$program" .c)"
+        done
+        cc -rdynamic -I shim/examples/c tests/tests/nccl_calls.c "$MCCS_BIN/libnccl.so.2" -ldl -pthread -o "$work/nccl_calls"
+        for nranks in 2 $([ "$gpus" -le 2 ] || echo "$gpus"); do
+            lane "in C: NCCL's calls, $nranks ranks" env LD_LIBRARY_PATH="$MCCS_BIN" "$work/nccl_calls" "$nranks"
         done
     else
-        absent "the example in C, and every function" "there is no C compiler here"
+        absent "the example in C, every function, and NCCL's" "there is no C compiler here"
     fi
     staged_checks
     if [ "$gpus" = 1 ]; then

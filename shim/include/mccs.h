@@ -50,8 +50,11 @@ mccsResult_t mccsConnect(const char *socket, mccsClient_t *client);
 mccsResult_t mccsDisconnect(mccsClient_t client);
 
 mccsResult_t mccsGetUniqueId(mccsUniqueId *id);
+/* What ranks at other services name as root address of communicators whose rank 0 is in this session: its process tells them, as it
+ * tells them the id. Empty where the service knows no others; valid until mccsDisconnect. */
+mccsResult_t mccsRootAddress(mccsClient_t client, const char **address);
 /* Returns when all ranks have joined; inside a group at once, and *comm is set by the outermost mccsGroupEnd. device 0
- * is host memory; root_address is null or empty where all ranks are on this host. */
+ * is host memory; root_address is null or empty where all ranks are on this host, else as mccsRootAddress says. */
 mccsResult_t mccsCommInitRank(mccsComm_t *comm, mccsClient_t client, int nranks, const mccsUniqueId *id, int rank,
                               int device, const char *root_address);
 mccsResult_t mccsCommDestroy(mccsComm_t comm); /* waits for this rank's operations */
@@ -104,8 +107,18 @@ mccsResult_t mccsBarrier(mccsComm_t comm, mccsStream_t stream);
  * registration; `stream` is a cudaStream_t or CUstream of that context, null for its default stream. Calls return at once;
  * failures of operations are told by mccsCudaCommGetAsyncError, after the stream was synchronized. */
 mccsResult_t mccsCudaCommInitRank(mccsCudaComm_t *comm, mccsClient_t client, int nranks, const mccsUniqueId *id, int rank);
-mccsResult_t mccsCudaCommDestroy(mccsCudaComm_t comm); /* waits for this rank's operations */
-mccsResult_t mccsCudaCommAbort(mccsCudaComm_t comm);   /* outstanding operations end without a result on all ranks */
+/* With ranks at several services, on one host or on several; root_address as mccsRootAddress says where rank 0 is. Null, empty, or all ranks at
+ * one service after all: as above. */
+mccsResult_t mccsCudaCommInitRankAt(mccsCudaComm_t *comm, mccsClient_t client, int nranks, const mccsUniqueId *id, int rank,
+                                    const char *root_address);
+/* Leaves, when this rank's operations have ended, and waits for that. The handle stays, for mccsCudaCommDestroy, and for
+ * mccsCudaCommAbort, by which another thread ends the wait. */
+mccsResult_t mccsCudaCommFinalize(mccsCudaComm_t comm);
+mccsResult_t mccsCudaCommDestroy(mccsCudaComm_t comm); /* as mccsCudaCommFinalize, once; the handle is gone at once */
+/* Outstanding operations end without a result on all ranks; other threads' calls on the communicator return. The handle is gone. */
+mccsResult_t mccsCudaCommAbort(mccsCudaComm_t comm);
+/* 1 where the service carries collectives out: ranks are at several services, or the operator wants it so. Else 0. */
+mccsResult_t mccsCudaCommIsServed(mccsCudaComm_t comm, int *is_served);
 mccsResult_t mccsCudaCommGetAsyncError(mccsCudaComm_t comm, mccsResult_t *error);
 mccsResult_t mccsCudaCommCount(mccsCudaComm_t comm, int *count);
 mccsResult_t mccsCudaCommUserRank(mccsCudaComm_t comm, int *rank);

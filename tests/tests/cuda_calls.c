@@ -3,6 +3,8 @@
 #include "driver.h"
 #include "example.h"
 #include "expect.h"
+#include <pthread.h>
+#include <string.h>
 
 #define REFUSED(call) EXPECT(mccsInvalidArgument, call)
 
@@ -51,6 +53,9 @@ static void call_wrongly(mccsCudaComm_t comm) {
     REFUSED(mccsCudaCommCount(comm, NULL));
     REFUSED(mccsCudaCommUserRank(NULL, &number));
     REFUSED(mccsCudaCommUserRank(comm, NULL));
+    REFUSED(mccsCudaCommIsServed(NULL, &number));
+    REFUSED(mccsCudaCommIsServed(comm, NULL));
+    REFUSED(mccsCudaCommFinalize(NULL));
     REFUSED(mccsCudaRedOpCreatePreMulSum(NULL, &factor, mccsFloat32, 0, comm));
     REFUSED(mccsCudaRedOpCreatePreMulSum(&op, NULL, mccsFloat32, 1, comm));
     REFUSED(mccsCudaRedOpCreatePreMulSum(&op, &factor, (mccsDataType_t)99, 0, comm));
@@ -112,14 +117,45 @@ static void call_rightly(mccsCudaComm_t comm) {
     CUDA(cuMemFree_v2(there));
 }
 
+static void *finalize(void *comm) {
+    EXPECT(mccsSuccess, mccsCudaCommFinalize(comm));
+    return NULL;
+}
+
+/* Rank 0 waits for its operation, to which rank 1 does not come, in one thread, and ends the wait in another. */
+static void abort_beside(mccsCudaComm_t comm) {
+    mccsResult_t error = mccsSuccess;
+    if (rank == 0) {
+        pthread_t waits;
+        void *send = (void *)in, *recv = (void *)out;
+        EXPECT(mccsSuccess, mccsCudaAllReduce(send, recv, COUNT, mccsFloat32, mccsSum, comm, stream));
+        if (pthread_create(&waits, NULL, finalize, comm) != 0) exit(1);
+        /* It has begun when nothing can be called any more. */
+        while (mccsCudaSend(send, COUNT, (mccsDataType_t)99, 1, comm, stream), strstr(mccsGetLastError(), "finalized") == NULL) {}
+        EXPECT(mccsSuccess, mccsCudaCommAbort(comm));
+        pthread_join(waits, NULL);
+        CUDA(cuStreamSynchronize(stream));
+        return;
+    }
+    while (error == mccsSuccess) EXPECT(mccsSuccess, mccsCudaCommGetAsyncError(comm, &error));
+    EXPECT(mccsRemoteError, error);
+    EXPECT(mccsSuccess, mccsCudaCommDestroy(comm));
+}
+
 int main(void) {
     int nranks, number;
     mccsUniqueId id;
     mccsClient_t client;
     mccsCudaComm_t comm;
+    /* Ranks may be at two services: rank 0 is at the one with this name. */
+    const char *root = getenv("MCCS_ROOT_ADDRESS"), *own;
     find_place(&rank, &nranks, &id);
     load();
     EXPECT(mccsSuccess, mccsConnect(NULL, &client));
+    REFUSED(mccsRootAddress(NULL, &own));
+    REFUSED(mccsRootAddress(client, NULL));
+    EXPECT(mccsSuccess, mccsRootAddress(client, &own));
+    if (rank == 0 && strcmp(own, root == NULL ? "" : root) != 0) return 1;
     /* No context is current. */
     EXPECT(mccsUnhandledCudaError, mccsCudaCommInitRank(&comm, client, NRANKS, &id, rank));
     stream = stream_on_gpu(rank);
@@ -130,7 +166,11 @@ int main(void) {
     REFUSED(mccsCudaCommInitRank(&comm, client, NRANKS, NULL, rank));
     REFUSED(mccsCudaCommInitRank(&comm, client, -1, &id, rank));
     REFUSED(mccsCudaCommInitRank(&comm, client, NRANKS, &id, NRANKS));
-    EXPECT(mccsSuccess, mccsCudaCommInitRank(&comm, client, NRANKS, &id, rank));
+    REFUSED(mccsCudaCommInitRankAt(&comm, client, NRANKS, &id, NRANKS, root));
+    REFUSED(mccsCudaCommInitRankAt(&comm, client, NRANKS, &id, rank, "\xff"));
+    EXPECT(mccsSuccess, mccsCudaCommInitRankAt(&comm, client, NRANKS, &id, rank, root));
+    EXPECT(mccsSuccess, mccsCudaCommIsServed(comm, &number));
+    if (number != (root != NULL)) return 1;
     EXPECT(mccsSuccess, mccsCudaCommCount(comm, &number));
     if (number != NRANKS) return 1;
     EXPECT(mccsSuccess, mccsCudaCommUserRank(comm, &number));
@@ -139,10 +179,15 @@ int main(void) {
     call_rightly(comm);
     REFUSED(mccsCudaCommDestroy(NULL));
     REFUSED(mccsCudaCommAbort(NULL));
+    EXPECT(mccsSuccess, mccsCudaCommFinalize(comm));
+    REFUSED(mccsCudaBarrier(comm, stream));
     EXPECT(mccsSuccess, mccsCudaCommDestroy(comm));
     id.internal[0] ^= 1;
-    EXPECT(mccsSuccess, mccsCudaCommInitRank(&comm, client, NRANKS, &id, rank));
-    EXPECT(mccsSuccess, mccsCudaCommAbort(comm));
+    if (root == NULL)
+        EXPECT(mccsSuccess, mccsCudaCommInitRank(&comm, client, NRANKS, &id, rank));
+    else
+        EXPECT(mccsSuccess, mccsCudaCommInitRankAt(&comm, client, NRANKS, &id, rank, root));
+    abort_beside(comm);
     CUDA(cuMemFree_v2(in));
     CUDA(cuMemFree_v2(out));
     EXPECT(mccsSuccess, mccsDisconnect(client));

@@ -10,10 +10,15 @@ int main(void) {
     mccsUniqueId id;
     mccsRedOp_t op;
     int number, local;
+    const char *root;
     float scalar = 3, *data;
     EXPECT(mccsSystemError, mccsConnect("/nowhere", &client));
     EXPECT(mccsInvalidArgument, mccsConnect(NULL, NULL));
     EXPECT(mccsSuccess, mccsConnect(NULL, &client));
+    EXPECT(mccsInvalidArgument, mccsRootAddress(NULL, &root));
+    EXPECT(mccsInvalidArgument, mccsRootAddress(client, NULL));
+    EXPECT(mccsSuccess, mccsRootAddress(client, &root));
+    if (root[0] != 0) return 1; /* a service on its own */
     EXPECT(mccsInvalidArgument, mccsGetUniqueId(NULL));
     EXPECT(mccsSuccess, mccsGetUniqueId(&id));
     EXPECT(mccsInvalidArgument, mccsCommInitRank(NULL, client, 1, &id, 0, 0, NULL));

@@ -31,10 +31,16 @@ fn library() -> PathBuf {
 fn exports_nccls_functions() {
     let listed = Command::new("nm").args(["-D", "--defined-only"]).arg(library()).output().expect("nm, of binutils");
     let listed = String::from_utf8(listed.stdout).expect("text");
-    let names = listed.lines().filter_map(|line| line.split_whitespace().last());
-    let mut exported: Vec<_> = names.filter(|name| name.starts_with("nccl")).collect();
-    exported.sort_unstable();
+    let names = || listed.lines().filter_map(|line| line.split_whitespace().last());
+    let sorted = |mut names: Vec<_>| {
+        names.sort_unstable();
+        names
+    };
+    let exported = sorted(names().filter(|name| name.starts_with("nccl")).collect());
     assert_eq!(exported, EXPORTED.split_whitespace().collect::<Vec<_>>());
+    // Each by its other name, too.
+    let twins = names().filter_map(|name| name.strip_prefix('p')).filter(|name| name.starts_with("nccl"));
+    assert_eq!(sorted(twins.collect()), exported);
 }
 
 /// Compiles a program of this folder against the library. Returns it, and the folder with the library under the name that programs look

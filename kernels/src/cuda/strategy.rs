@@ -104,7 +104,9 @@ impl DirectStrategy {
         strategy
     }
 
-    /// The same with lines, for GPUs that store them whole: ahead of NCCL 2.28.9 on 2 and 4 H200.
+    /// The same with lines, for GPUs that store them whole: ahead of NCCL 2.28.9 (without NVLS) on 2 H200, and on 4 up to 2 MiB. On
+    /// 4 lines went up to 4 MiB when they were measured (`eval/results/cuda-4-lines.md`), where chunks were ahead: the limits of 3 MiB, and of 640 KiB a
+    /// message, were set by that run, and there has been none on 4 GPUs since.
     #[must_use]
     pub fn with_lines(nranks: u32) -> DirectStrategy {
         use Algorithm::{BulkOneShot, BulkTwoShot, LinesOneShot, LinesTwoShot, PacketsOneShot};

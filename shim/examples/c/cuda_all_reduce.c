@@ -42,7 +42,8 @@ int main(void) {
     mccsClient_t client;
     mccsCudaComm_t comm;
     CHECK(mccsConnect(NULL, &client));
-    CHECK(mccsCudaCommInitRank(&comm, client, nranks, &id, rank));
+    /* Ranks at several services know where rank 0 is. */
+    CHECK(mccsCudaCommInitRankAt(&comm, client, nranks, &id, rank, getenv("MCCS_ROOT_ADDRESS")));
     int next = (rank + 1) % nranks, last = (rank + nranks - 1) % nranks;
     struct arguments arguments = {data, count, rank};
     CUDA(cuLaunchKernel(fill, (count + 255) / 256, 1, 1, 256, 1, 1, 0, stream, (void *[]){&arguments}, NULL));

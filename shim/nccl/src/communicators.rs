@@ -1,15 +1,19 @@
 //! Communicators.
 
 use std::ffi::{c_int, c_void};
+use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::JoinHandle;
 
 use mccs::cuda::CudaCommunicator;
 use mccs::{Client, Error, ReduceOperator, UniqueId};
 use mccs_cuda::{Context, gpus};
 
+use super::config::is_blocking;
+use super::derived::{Exchange, Share};
 use super::group::{begin, joining};
-use super::{Status, guard, put, status_of};
+use super::{IN_PROGRESS, Status, guard, guard_status, put, status_of};
 
 /// `ncclUniqueId`: the communicator's name and its root's address, behind a mark.
 #[derive(Clone, Copy)]
@@ -55,6 +59,8 @@ pub(crate) struct Name {
 
 /// The address of a service, filled up with zeros.
 pub(crate) type Root = [u8; ROOT_BYTES];
+/// Of a service that knows no others.
+const NO_ROOT: Root = [0; ROOT_BYTES];
 
 impl Name {
     /// Of a communicator that is new, with rank 0 in this process.
@@ -82,6 +88,16 @@ pub(crate) fn own_root() -> Result<Root, Error> {
 /// Behind `ncclComm_t`, which is a count of it: calls under way have counts of their own, so that a thread may abort a communicator in which
 /// others wait.
 pub struct Comm {
+    /// Whether calls wait for what is made of it, unless their configuration says something else.
+    pub(crate) is_blocking: bool,
+    /// The rank's place in it, or why there is none; nothing while ranks join that nobody waits for.
+    made: OnceLock<Result<Member, Error>>,
+    /// Whether its owner wants it no more: then it ends as soon as it is there.
+    is_abandoned: Mutex<bool>,
+}
+
+/// A rank's place in a communicator that is there.
+pub(crate) struct Member {
     comm: CudaCommunicator,
     /// Whether it was finalized, or is being so.
     is_finalized: AtomicBool,
@@ -90,10 +106,29 @@ pub struct Comm {
     pub(crate) nranks: u32,
     /// Its GPU's: what is made of it is there too, whatever the caller's is.
     pub(crate) context: Context,
+    /// Addresses of the ranks' services, where there are several.
+    pub(crate) roots: Vec<Root>,
     /// Pre-multiplied sums, by number.
     operators: Mutex<Vec<Option<ReduceOperator>>>,
     /// Communicators made of it so far.
     pub(crate) derived: Mutex<u64>,
+    /// Makes others of it while nobody waits. They are made one after the other, as all ranks call.
+    pub(crate) making: Mutex<Option<JoinHandle<()>>>,
+    /// How ranks tell each other what they make; from the first time on.
+    pub(crate) exchange: Mutex<Option<Exchange>>,
+}
+
+/// A communicator that is there, for the time of a call.
+#[derive(Clone)]
+pub(crate) struct Made(Arc<Comm>);
+
+impl Deref for Made {
+    type Target = Member;
+
+    fn deref(&self) -> &Member {
+        let made = self.0.made.get().and_then(|made| made.as_ref().ok());
+        made.expect("invariant: `Comm::of` has seen it, and it stays")
+    }
 }
 
 pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -122,7 +157,7 @@ pub(crate) fn caller_context() -> Result<Context, Error> {
     Context::current().or_else(|none| Context::primary(gpus()?.first().ok_or(none)?)).map_err(cuda_error)
 }
 
-impl Comm {
+impl Member {
     /// Joins with buffers of `context`, or else of the caller's.
     pub(crate) fn join(name: Name, rank: c_int, nranks: c_int, context: Option<Context>) -> Result<Self, Error> {
         let number = |value: c_int, what: &str| {
@@ -134,37 +169,25 @@ impl Comm {
             let _entered = context.enter().map_err(cuda_error)?;
             client.init_cuda_communicator_rank_at(name.id, rank, nranks, name.root_address()?)?
         };
-        let is_finalized = AtomicBool::new(false);
-        Ok(Comm {
+        let mut member = Member {
             comm,
-            is_finalized,
+            is_finalized: AtomicBool::new(false),
             name,
             rank,
             nranks,
             context,
+            roots: Vec::new(),
             operators: Mutex::default(),
-            derived: Mutex::new(0),
-        })
-    }
-
-    /// The communicator behind a handle, for the time of a call.
-    ///
-    /// # Safety
-    /// The handle must be null, or [`Comm::into_handle`]'s and not have been destroyed.
-    pub(crate) unsafe fn of(handle: *const Comm) -> Result<Arc<Self>, Error> {
-        if handle.is_null() {
-            return Err(Error::InvalidArgument("comm is null".into()));
+            derived: Mutex::default(),
+            making: Mutex::default(),
+            exchange: Mutex::default(),
+        };
+        // Asked now, as later rank 0 may have died.
+        if member.comm.is_served() && name.root != NO_ROOT {
+            let all = member.gather(&Share::of_root(own_root()?))?;
+            member.roots = all.into_iter().map(|share| share.root).collect();
         }
-        // SAFETY: the handle is a count of its own: the caller's contract.
-        unsafe {
-            Arc::increment_strong_count(handle);
-            Ok(Arc::from_raw(handle))
-        }
-    }
-
-    /// What programs know it by.
-    pub(crate) fn into_handle(self) -> *mut Comm {
-        Arc::into_raw(Arc::new(self)).cast_mut()
+        Ok(member)
     }
 
     /// The communicator.
@@ -198,6 +221,89 @@ impl Comm {
     }
 }
 
+impl Comm {
+    /// One that is being made.
+    pub(crate) fn unmade(is_blocking: bool) -> Arc<Self> {
+        Arc::new(Comm { is_blocking, made: OnceLock::new(), is_abandoned: Mutex::default() })
+    }
+
+    /// One that is there.
+    pub(crate) fn made(member: Member, is_blocking: bool) -> Arc<Self> {
+        let comm = Self::unmade(is_blocking);
+        comm.fill(Ok(member));
+        comm
+    }
+
+    /// What became of it.
+    pub(crate) fn fill(&self, made: Result<Member, Error>) {
+        let is_abandoned = locked(&self.is_abandoned);
+        let made = self.made.get_or_init(|| made);
+        if let (true, Ok(member)) = (*is_abandoned, made) {
+            drop(is_abandoned);
+            // Nobody is left to be told.
+            let _ = member.abort();
+        }
+    }
+
+    /// The object behind a handle, for the time of a call.
+    ///
+    /// # Safety
+    /// The handle must be null, or [`Comm::into_handle`]'s and not have been destroyed.
+    unsafe fn behind(handle: *const Comm) -> Result<Arc<Self>, Error> {
+        if handle.is_null() {
+            return Err(Error::InvalidArgument("comm is null".into()));
+        }
+        // SAFETY: the handle is a count of its own: the caller's contract.
+        unsafe {
+            Arc::increment_strong_count(handle);
+            Ok(Arc::from_raw(handle))
+        }
+    }
+
+    /// The communicator behind a handle, which has to be there, for the time of a call.
+    ///
+    /// # Safety
+    /// As for [`Comm::behind`].
+    pub(crate) unsafe fn of(handle: *const Comm) -> Result<Made, Error> {
+        // SAFETY: the caller's contract.
+        let comm = unsafe { Self::behind(handle)? };
+        match comm.made.get() {
+            Some(Ok(_)) => Ok(Made(comm)),
+            Some(Err(error)) => Err(error.clone()),
+            None => Err(Error::InvalidArgument("not all ranks have joined the communicator yet".into())),
+        }
+    }
+
+    /// What programs know it by.
+    pub(crate) fn into_handle(self: Arc<Self>) -> *mut Comm {
+        Arc::into_raw(self).cast_mut()
+    }
+
+    /// Ends what is outstanding, and leaves; at once, also if ranks still join.
+    fn abandon(&self) -> Result<(), Error> {
+        *locked(&self.is_abandoned) = true;
+        self.made.get().and_then(|made| made.as_ref().ok()).map_or(Ok(()), Member::abort)
+    }
+}
+
+impl Made {
+    /// Whether calls wait for what is made of it.
+    pub(crate) fn is_blocking(&self) -> bool {
+        self.0.is_blocking
+    }
+
+    /// Whether both are of one handle.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// Waits until all is made of it that was begun.
+    pub(crate) fn wait_for_makers(&self) {
+        let making = locked(&self.making).take();
+        making.map(JoinHandle::join);
+    }
+}
+
 pub(crate) fn cuda_error(error: mccs_cuda::DriverError) -> Error {
     error.into()
 }
@@ -224,10 +330,10 @@ pub unsafe extern "C" fn ncclCommInitRank(
     rank: c_int,
 ) -> Status {
     // SAFETY: the caller's contract.
-    guard(|| unsafe { begin(comm, None, joining(id.name()?, rank, nranks)) })
+    unsafe { ncclCommInitRankConfig(comm, nranks, id, rank, std::ptr::null_mut()) }
 }
 
-/// See `nccl.h`. The operator's strategy decides what the configuration would.
+/// See `nccl.h`; of the configuration only `blocking` has an effect.
 ///
 /// # Safety
 /// Pointers as `nccl.h` says.
@@ -237,10 +343,13 @@ pub unsafe extern "C" fn ncclCommInitRankConfig(
     nranks: c_int,
     id: NcclUniqueId,
     rank: c_int,
-    _config: *mut c_void,
+    config: *mut c_void,
 ) -> Status {
     // SAFETY: the caller's contract.
-    guard(|| unsafe { begin(comm, None, joining(id.name()?, rank, nranks)) })
+    guard_status(|| unsafe {
+        let is_blocking = is_blocking(config)?.unwrap_or(true);
+        begin(comm, is_blocking, None, joining(id.name()?, rank, nranks))
+    })
 }
 
 /// See `nccl.h`: the first of the ids does.
@@ -254,15 +363,15 @@ pub unsafe extern "C" fn ncclCommInitRankScalable(
     rank: c_int,
     ids: c_int,
     id: *mut NcclUniqueId,
-    _config: *mut c_void,
+    config: *mut c_void,
 ) -> Status {
-    guard(|| {
-        // SAFETY: the caller's contract.
-        let id = unsafe { id.as_ref() }.filter(|_| ids > 0);
-        let id = id.ok_or_else(|| Error::InvalidArgument("there is no unique id".into()))?;
-        // SAFETY: the caller's contract.
-        unsafe { begin(comm, None, joining(id.name()?, rank, nranks)) }
-    })
+    // SAFETY: the caller's contract.
+    let id = unsafe { id.as_ref() }.filter(|_| ids > 0 && ids <= nranks);
+    let Some(id) = id else {
+        return guard(|| Err(Error::InvalidArgument(format!("{ids} unique ids for {nranks} ranks"))));
+    };
+    // SAFETY: the caller's contract.
+    unsafe { ncclCommInitRankConfig(comm, nranks, *id, rank, config) }
 }
 
 /// See `nccl.h`.
@@ -286,7 +395,11 @@ pub unsafe extern "C" fn ncclCommDestroy(comm: *mut Comm) -> Status {
             return Ok(());
         }
         // SAFETY: of `Comm::into_handle`, and taken once: the caller's contract.
-        unsafe { Arc::from_raw(comm) }.finalize()
+        let comm = unsafe { Arc::from_raw(comm) };
+        match comm.made.get() {
+            Some(Ok(member)) => member.finalize(),
+            _ => comm.abandon(),
+        }
     })
 }
 
@@ -301,18 +414,24 @@ pub unsafe extern "C" fn ncclCommAbort(comm: *mut Comm) -> Status {
             return Ok(());
         }
         // SAFETY: of `Comm::into_handle`, and taken once: the caller's contract.
-        unsafe { Arc::from_raw(comm) }.abort()
+        unsafe { Arc::from_raw(comm) }.abandon()
     })
 }
 
-/// See `nccl.h`: ends what is outstanding, on all ranks. The communicator is to be destroyed, or others to be made of it.
+/// See `nccl.h`: ends what is outstanding, on all ranks. The communicator is to be destroyed, or shrunk.
 ///
 /// # Safety
 /// Pointers as `nccl.h` says.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclCommRevoke(comm: *mut Comm, _flags: c_int) -> Status {
-    // SAFETY: the caller's contract.
-    guard(|| unsafe { Comm::of(comm)? }.comm()?.abort())
+pub unsafe extern "C" fn ncclCommRevoke(comm: *mut Comm, flags: c_int) -> Status {
+    guard(|| {
+        // SAFETY: the caller's contract.
+        let comm = unsafe { Comm::of(comm)? };
+        if flags != 0 {
+            return Err(Error::InvalidArgument(format!("ncclCommRevoke with flags {flags}")));
+        }
+        comm.comm()?.abort()
+    })
 }
 
 /// See `nccl.h`.
@@ -323,8 +442,13 @@ pub unsafe extern "C" fn ncclCommRevoke(comm: *mut Comm, _flags: c_int) -> Statu
 pub unsafe extern "C" fn ncclCommGetAsyncError(comm: *mut Comm, error: *mut Status) -> Status {
     guard(|| {
         // SAFETY: the caller's contract.
-        let comm = unsafe { Comm::of(comm)? };
-        let failure = comm.comm().ok().and_then(CudaCommunicator::async_error);
+        let comm = unsafe { Comm::behind(comm)? };
+        let failure = match comm.made.get() {
+            // SAFETY: the caller's contract.
+            None => return unsafe { put(error, IN_PROGRESS, "asyncError") },
+            Some(Ok(member)) => member.comm().ok().and_then(CudaCommunicator::async_error),
+            Some(Err(error)) => Some(error.clone()),
+        };
         if let Some(failure) = &failure {
             super::remember(&failure.to_string());
         }

@@ -4,13 +4,14 @@ use std::ffi::{c_int, c_void};
 
 use mccs::cuda::CudaCommunicator;
 use mccs::{Error, UniqueId};
-use mccs_cuda::{DeviceMemory, OwnedStream, copy_from_host, copy_to_host};
+use mccs_cuda::{DeviceMemory, DriverError, OwnedStream};
 
-use super::communicators::{Comm, Name, ROOT_BYTES, Root, cuda_error, locked, own_root};
+use super::communicators::{Comm, Member, Name, ROOT_BYTES, Root, cuda_error, locked, own_root};
+use super::config::is_blocking;
 use super::group::{begin, joining};
-use super::{Status, guard};
+use super::{Status, guard_status};
 
-impl Comm {
+impl Member {
     /// The number of the next communicator that is made of this one: the same on all ranks, which make them in one order.
     fn next_derived(&self) -> u64 {
         let mut derived = locked(&self.derived);
@@ -18,40 +19,60 @@ impl Comm {
         *derived
     }
 
-    /// What every rank says when the communicator is split, by rank.
-    fn gather_shares(&self, own: &Share) -> Result<Vec<Share>, Error> {
-        let context = &self.context;
-        let _entered = context.enter().map_err(cuda_error)?;
-        let (stream, bytes) = (OwnedStream::new(context).map_err(cuda_error)?, SHARE_BYTES * self.nranks as usize);
-        let memory = DeviceMemory::zeroed(context, SHARE_BYTES + bytes).map_err(cuda_error)?;
-        let (send, recv) = (memory.address() + bytes as u64, memory.address());
-        let mut all = vec![0; bytes];
-        // SAFETY: the ranges lie in memory of this function's, which is used by nobody else and outlives the operation.
+    /// What every rank says, by rank.
+    pub(crate) fn gather(&self, own: &Share) -> Result<Vec<Share>, Error> {
+        let _entered = self.context.enter().map_err(cuda_error)?;
+        let mut exchange = locked(&self.exchange);
+        if exchange.is_none() {
+            *exchange = Some(Exchange::new(self).map_err(cuda_error)?);
+        }
+        let Some(Exchange { stream, memory }) = exchange.as_ref() else { return Ok(Vec::new()) };
+        let mut all = vec![[0; SHARE_BYTES]; self.nranks as usize];
+        let (recv, bytes, own) = (memory.address(), size_of_val(&*all), own.to_bytes());
+        let send = recv + bytes as u64;
+        // SAFETY: the ranges lie in memory of the exchange's, which is used by nobody else and outlives the operation, and in arrays that live until
+        // the stream has been waited for; copies read and write them nowhere else.
         unsafe {
-            copy_from_host(send, &own.to_bytes()).map_err(cuda_error)?;
+            stream.raw().copy(send, own.as_ptr() as u64, SHARE_BYTES).map_err(cuda_error)?;
             self.comm()?.all_gather(send, recv, SHARE_BYTES as u64, mccs::DataType::U8, stream.raw().as_ptr())?;
+            stream.raw().copy(all.as_mut_ptr() as u64, recv, bytes).map_err(cuda_error)?;
             stream.raw().synchronize().map_err(cuda_error)?;
-            copy_to_host(&mut all, recv).map_err(cuda_error)?;
         }
-        if let Some(error) = self.comm()?.async_error() {
-            return Err(error);
-        }
-        Ok(all.chunks_exact(SHARE_BYTES).map(Share::from_bytes).collect())
+        self.comm()?.async_error().map_or_else(|| Ok(all.iter().map(Share::from_bytes).collect()), Err)
+    }
+}
+
+/// By what ranks tell each other something. It stays as long as the communicator, and waits for no stream but its own: others may wait for
+/// ranks that wait for this one.
+pub(crate) struct Exchange {
+    stream: OwnedStream,
+    memory: DeviceMemory,
+}
+
+impl Exchange {
+    fn new(of: &Member) -> Result<Self, DriverError> {
+        let memory = DeviceMemory::new(&of.context, SHARE_BYTES * (of.nranks as usize + 1))?;
+        Ok(Exchange { stream: OwnedStream::new(&of.context)?, memory })
     }
 }
 
 /// What a rank says when its communicator is split.
-struct Share {
+pub(crate) struct Share {
     color: c_int,
     key: c_int,
     /// Of a communicator of which it becomes rank 0.
-    root: Root,
+    pub(crate) root: Root,
 }
 
 /// A share, as it is sent.
 const SHARE_BYTES: usize = 8 + ROOT_BYTES;
 
 impl Share {
+    /// Of a rank that only says where it is.
+    pub(crate) fn of_root(root: Root) -> Self {
+        Share { color: 0, key: 0, root }
+    }
+
     fn to_bytes(&self) -> [u8; SHARE_BYTES] {
         let mut bytes = [0; SHARE_BYTES];
         bytes[..4].copy_from_slice(&self.color.to_le_bytes());
@@ -60,8 +81,7 @@ impl Share {
         bytes
     }
 
-    /// Of [`SHARE_BYTES`].
-    fn from_bytes(bytes: &[u8]) -> Self {
+    fn from_bytes(bytes: &[u8; SHARE_BYTES]) -> Self {
         let number = |bytes: &[u8]| c_int::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
         let mut root = [0; ROOT_BYTES];
         root.copy_from_slice(&bytes[8..]);
@@ -79,15 +99,17 @@ pub unsafe extern "C" fn ncclCommSplit(
     color: c_int,
     key: c_int,
     new: *mut *mut Comm,
-    _config: *mut c_void,
+    config: *mut c_void,
 ) -> Status {
     const NO_COLOR: c_int = -1;
-    guard(|| {
+    guard_status(|| {
         // SAFETY: the caller's contract.
-        let parent = unsafe { Comm::of(comm)? };
-        let (number, context) = (parent.next_derived(), parent.context.clone());
+        let (parent, is_blocking) = unsafe { (Comm::of(comm)?, is_blocking(config)?) };
+        // Who is in none has nothing that could tell how far it is.
+        let is_blocking = is_blocking.unwrap_or(parent.is_blocking()) || color == NO_COLOR;
+        let (number, made) = (parent.next_derived(), parent.clone());
         let split = move |context| {
-            let all = parent.gather_shares(&Share { color, key, root: own_root()? })?;
+            let all = parent.gather(&Share { color, key, root: own_root()? })?;
             if color == NO_COLOR {
                 return Ok(None);
             }
@@ -96,10 +118,10 @@ pub unsafe extern "C" fn ncclCommSplit(
             let own = members.iter().position(|(rank, _)| *rank == parent.rank as usize).unwrap_or(0);
             let root = members.first().map_or(parent.name.root, |(_, share)| share.root);
             let name = Name { id: derived_id(parent.name.id, number, color.to_le_bytes()), root };
-            Comm::join(name, own as c_int, members.len() as c_int, context).map(Some)
+            Member::join(name, own as c_int, members.len() as c_int, context).map(Some)
         };
         // SAFETY: the caller's contract.
-        unsafe { begin(new, Some(context), Box::new(split)) }
+        unsafe { begin(new, is_blocking, Some(made), Box::new(split)) }
     })
 }
 
@@ -113,13 +135,14 @@ pub unsafe extern "C" fn ncclCommShrink(
     without: *mut c_int,
     count: c_int,
     new: *mut *mut Comm,
-    _config: *mut c_void,
+    config: *mut c_void,
     flags: c_int,
 ) -> Status {
     const ABORT: c_int = 1;
-    guard(|| {
+    guard_status(|| {
         // SAFETY: the caller's contract.
-        let parent = unsafe { Comm::of(comm)? };
+        let (parent, is_blocking) = unsafe { (Comm::of(comm)?, is_blocking(config)?) };
+        let is_blocking = is_blocking.unwrap_or(parent.is_blocking());
         let number = parent.next_derived();
         let count = if without.is_null() { 0 } else { usize::try_from(count).unwrap_or(0) };
         // SAFETY: the caller's contract: the list has that many numbers.
@@ -130,19 +153,12 @@ pub unsafe extern "C" fn ncclCommShrink(
         let left: Vec<_> = (0..parent.nranks as c_int).filter(|rank| !without.contains(rank)).collect();
         let own = left.iter().position(|rank| *rank == parent.rank as c_int);
         let own = own.ok_or_else(|| Error::InvalidArgument("a rank that is left out calls ncclCommShrink".into()))?;
-        let root = match left.first() {
-            Some(0) => parent.name.root,
-            _ if !parent.comm()?.is_served() => own_root()?,
-            _ => {
-                let message = "ncclCommShrink: across services rank 0 has to stay: nobody else's address is known";
-                return Err(Error::InvalidArgument(message.into()));
-            }
-        };
+        let root = left.first().and_then(|rank| parent.roots.get(*rank as usize).copied());
+        let root = root.map_or_else(own_root, Ok)?;
         let id = derived_id(parent.name.id, number, left.iter().flat_map(|rank| rank.to_le_bytes()));
+        let join = joining(Name { id, root }, own as c_int, left.len() as c_int);
         // SAFETY: the caller's contract.
-        unsafe {
-            begin(new, Some(parent.context.clone()), joining(Name { id, root }, own as c_int, left.len() as c_int))
-        }
+        unsafe { begin(new, is_blocking, Some(parent), join) }
     })
 }
 

@@ -2,26 +2,38 @@
 
 use std::cell::RefCell;
 use std::ffi::c_int;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::thread::JoinHandle;
 
 use mccs::{Error, ErrorClass};
 use mccs_cuda::{Context, gpus};
 
-use super::communicators::{Comm, Name, caller_context, cuda_error};
-use super::{Status, guard, put};
+use super::communicators::{Comm, Made, Member, Name, caller_context, cuda_error, locked};
+use super::{IN_PROGRESS, SUCCESS, Status, guard, guard_status, put};
 
 /// A communicator to be made at the end of a group.
 struct Pending {
-    context: Context,
-    make: Make,
-    target: *mut *mut Comm,
+    task: Task,
+    parent: Option<Made>,
+    /// Where it goes; nowhere, if its owner has it already.
+    target: Option<*mut *mut Comm>,
 }
 
-/// Waits for the other ranks, and makes a communicator in a context, or else in the caller's; none for a rank that is in none.
-pub(crate) type Make = Box<dyn FnOnce(Option<Context>) -> Result<Option<Comm>, Error> + Send>;
+/// How it is made, by a thread.
+struct Task {
+    context: Context,
+    make: Make,
+    /// What its owner has already, where nobody waits for it.
+    begun: Option<Arc<Comm>>,
+}
+
+/// Waits for the other ranks, and joins a communicator in a context, or else in the caller's; none for a rank that is in none.
+pub(crate) type Make = Box<dyn FnOnce(Option<Context>) -> Result<Option<Member>, Error> + Send>;
 
 /// Joins one that is new.
 pub(crate) fn joining(name: Name, rank: c_int, nranks: c_int) -> Make {
-    Box::new(move |context| Comm::join(name, rank, nranks, context).map(Some))
+    Box::new(move |context| Member::join(name, rank, nranks, context).map(Some))
 }
 
 #[derive(Default)]
@@ -51,10 +63,11 @@ pub extern "C" fn ncclGroupStart() -> Status {
     })
 }
 
-/// Closes a group; communicators begun in it are there when it returns, and its sends and receives are enqueued.
+/// Closes a group; communicators begun in it are there when it returns, but for those that are not waited for, and its sends and
+/// receives are enqueued.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclGroupEnd() -> Status {
-    guard(|| {
+    guard_status(|| {
         let outside = || Error::Refused {
             class: ErrorClass::InvalidUsage,
             message: "ncclGroupEnd without ncclGroupStart".into(),
@@ -68,43 +81,111 @@ pub extern "C" fn ncclGroupEnd() -> Status {
     })
 }
 
-/// Makes communicators, each on a thread, since ranks of one process wait for each other.
-fn make(pending: Vec<Pending>) -> Result<(), Error> {
-    let start = |Pending { context, make, target }| (std::thread::spawn(move || make(Some(context))), target);
-    let threads: Vec<_> = pending.into_iter().map(start).collect();
-    let mut result = Ok(());
-    for (thread, target) in threads {
-        let made = thread.join().unwrap_or_else(|_| Err(Error::System("a thread of this library panicked".into())));
-        // SAFETY: who begins a communicator in a group keeps its place to the group's end.
-        let placed = made.and_then(|comm| unsafe { place(target, comm) });
-        result = result.and(placed);
+/// Makes communicators on threads, since ranks of one process wait for each other. Those that are made of one are made one after the other:
+/// its ranks exchange what they say in the order of their calls.
+fn make(pending: Vec<Pending>) -> Result<Status, Error> {
+    let mut lanes: Vec<(Option<Made>, Vec<Task>, Vec<Option<*mut *mut Comm>>)> = Vec::new();
+    for Pending { task, parent, target } in pending {
+        let same = |known: &Option<Made>| known.as_ref().zip(parent.as_ref()).is_some_and(|(a, b)| a.is(b));
+        match lanes.iter_mut().find(|(known, ..)| same(known)) {
+            Some((_, tasks, targets)) => (tasks.push(task), targets.push(target)).1,
+            None => lanes.push((parent, vec![task], vec![target])),
+        }
+    }
+    let (mut threads, mut result) = (Vec::new(), Ok(SUCCESS));
+    for (parent, tasks, targets) in lanes {
+        if tasks.iter().all(|task| task.begun.is_some()) {
+            start(parent.as_ref(), tasks);
+            result = Ok(IN_PROGRESS);
+            continue;
+        }
+        let run = move || {
+            parent.iter().for_each(Made::wait_for_makers);
+            tasks.into_iter().map(Task::run).collect::<Vec<_>>()
+        };
+        threads.push((std::thread::spawn(run), targets));
+    }
+    for (thread, targets) in threads {
+        let all = thread.join().map_err(|_| Error::System("a thread of this library panicked".into()))?;
+        let all = all.into_iter().zip(targets).filter_map(|(made, target)| Some((made, target?)));
+        for (made, target) in all {
+            // SAFETY: who begins a communicator in a group keeps its place to the group's end.
+            let placed = made.and_then(|comm| unsafe { place(target, comm) });
+            result = result.and_then(|status| placed.map(|()| status));
+        }
     }
     result
 }
 
+/// Makes communicators of one, or a new one, that nobody waits for.
+fn start(parent: Option<&Made>, tasks: Vec<Task>) {
+    let mut making = parent.map(|parent| locked(&parent.making));
+    let before = making.as_mut().and_then(|making| making.take());
+    let thread = std::thread::spawn(move || {
+        before.map(JoinHandle::join);
+        tasks.into_iter().for_each(|task| drop(task.run()));
+    });
+    if let Some(mut making) = making {
+        *making = Some(thread);
+    }
+}
+
+impl Task {
+    /// Makes it. Returns what its owner does not have yet.
+    fn run(self) -> Result<Option<Arc<Comm>>, Error> {
+        let Task { context, make, begun } = self;
+        let made = catch_unwind(AssertUnwindSafe(|| make(Some(context))));
+        let made = made.unwrap_or_else(|_| Err(Error::System("a bug in mccs: a thread panicked".into())));
+        let Some(begun) = begun else {
+            return made.map(|member| member.map(|member| Comm::made(member, true)));
+        };
+        // A rank that is in none is waited for.
+        begun.fill(made.and_then(|member| member.ok_or_else(|| Error::System("a bug in mccs: no place".into()))));
+        Ok(None)
+    }
+}
+
 /// # Safety
 /// The pointer must be null or valid for a write.
-unsafe fn place(target: *mut *mut Comm, comm: Option<Comm>) -> Result<(), Error> {
+unsafe fn place(target: *mut *mut Comm, comm: Option<Arc<Comm>>) -> Result<(), Error> {
     let comm = comm.map_or(std::ptr::null_mut(), Comm::into_handle);
     // SAFETY: the caller's contract.
     unsafe { put(target, comm, "comm") }
 }
 
-/// Makes a communicator, or begins to where there is a group; in `context`, or else in the caller's.
+/// Makes a communicator, of another or new, in its context or else the caller's. Begins to, where nobody waits or there is a group.
 ///
 /// # Safety
 /// The pointer must be null or valid for a write, to the end of a group if there is one.
-pub(crate) unsafe fn begin(target: *mut *mut Comm, context: Option<Context>, make: Make) -> Result<(), Error> {
+pub(crate) unsafe fn begin(
+    target: *mut *mut Comm,
+    is_blocking: bool,
+    parent: Option<Made>,
+    make: Make,
+) -> Result<Status, Error> {
     if target.is_null() {
         return Err(Error::InvalidArgument("comm is null".into()));
     }
-    if with_group(|group| group.depth > 0)? {
-        let context = context.map_or_else(caller_context, Ok)?;
-        return with_group(|group| group.pending.push(Pending { context, make, target }));
+    let (is_grouped, context) = (with_group(|group| group.depth > 0)?, parent.as_ref().map(|of| of.context.clone()));
+    if is_blocking && !is_grouped {
+        parent.iter().for_each(Made::wait_for_makers);
+        let comm = make(context)?.map(|member| Comm::made(member, true));
+        // SAFETY: the caller's contract.
+        return unsafe { place(target, comm) }.map(|()| SUCCESS);
     }
-    let comm = make(context)?;
-    // SAFETY: the caller's contract.
-    unsafe { place(target, comm) }
+    let context = context.map_or_else(caller_context, Ok)?;
+    let begun = (!is_blocking).then(|| Comm::unmade(false));
+    if begun.is_some() {
+        // SAFETY: the caller's contract.
+        unsafe { place(target, begun.clone())? };
+    }
+    let target = begun.is_none().then_some(target);
+    let task = Task { context, make, begun };
+    if is_grouped {
+        return with_group(|group| group.pending.push(Pending { task, parent, target })).map(|()| SUCCESS);
+    }
+    start(parent.as_ref(), vec![task]);
+    Ok(IN_PROGRESS)
 }
 
 /// See `nccl.h`: a rank for each GPU of the list, or for each of the first ones, all in this process.
@@ -121,16 +202,22 @@ pub unsafe extern "C" fn ncclCommInitAll(comms: *mut *mut Comm, devices: c_int, 
             return Err(wrong("comms is null".into()));
         }
         mccs_cuda::driver()?;
-        let (all, name) = (gpus().map_err(cuda_error)?, Name::new()?);
-        let begin = |rank: usize| {
+        let (all, name, mut taken) = (gpus().map_err(cuda_error)?, Name::new()?, Vec::new());
+        let mut begin = |rank: usize| {
             // SAFETY: the caller's contract: a list that is there has as many numbers, and `comms` as many places.
             let (device, target) =
                 unsafe { (if list.is_null() { rank as c_int } else { list.add(rank).read() }, comms.add(rank)) };
             let gpu = usize::try_from(device).ok().and_then(|device| all.get(device));
             let gpu = gpu.ok_or_else(|| wrong(format!("device {device} of {}", all.len())))?;
+            if taken.contains(&device) {
+                let message = format!("device {device} is in the list twice");
+                return Err(Error::Refused { class: ErrorClass::InvalidUsage, message });
+            }
+            taken.push(device);
             let context = Context::primary(gpu).map_err(cuda_error)?;
-            Ok(Pending { context, make: joining(name, rank as c_int, devices), target })
+            let task = Task { context, make: joining(name, rank as c_int, devices), begun: None };
+            Ok(Pending { task, parent: None, target: Some(target) })
         };
-        make((0..count).map(begin).collect::<Result<_, Error>>()?)
+        make((0..count).map(&mut begin).collect::<Result<_, Error>>()?).map(drop)
     })
 }

@@ -1,21 +1,22 @@
 //! NCCL's library, on mccs: `LD_PRELOAD` it, or put it where `libnccl.so.2` is looked for, and a program that uses NCCL runs
 //! on the host's service, whose socket `MCCS_SOCKET` names.
 //!
-//! What is there: communicators of GPUs of one host, made by any of NCCL's calls, split, shrunk; every collective; sends and
-//! receives; pre-multiplied sums; groups; CUDA graphs. Registration of memory and windows is accepted, and not needed.
-//! What is not there returns `ncclInvalidUsage`, and `ncclGetLastError` says what: the calls for kernels of the caller's, and
-//! estimates of a group's time.
+//! What is there: communicators of GPUs of one host or several, made by any of NCCL's calls, split, shrunk, waited for or not; every
+//! collective; sends and receives; pre-multiplied sums; groups; CUDA graphs; all of it by its `pnccl` names too. Registration of memory and
+//! windows is accepted, and not needed. What is not there returns `ncclInvalidUsage`, and `ncclGetLastError` says what: the calls for kernels
+//! of the caller's, and estimates of a group's time. `docs/CUDA.md` says what has no effect.
 //!
-//! Calls return what NCCL's documentation says; names, numbers and signatures are those of `nccl.h`. A communicator that
-//! could not wait for its peers (`blocking = 0`) is made as any other: the call returns when it is there.
+//! Calls return what NCCL's documentation says; names, numbers and signatures are those of `nccl.h`.
 
 mod collectives;
 mod communicators;
+mod config;
 mod derived;
 mod group;
 mod memory;
 mod operators;
 mod points;
+mod twins;
 
 use std::cell::RefCell;
 use std::ffi::{CString, c_char, c_int};
@@ -26,6 +27,7 @@ use mccs::{Error, ErrorClass};
 /// `ncclResult_t`.
 type Status = c_int;
 const SUCCESS: Status = 0;
+const IN_PROGRESS: Status = 7;
 
 /// The version of NCCL whose calls these are.
 const VERSION: c_int = 22809;
@@ -55,8 +57,13 @@ fn remember(text: &str) {
 
 /// Runs a call, and turns what it gives into a status and a text.
 fn guard(call: impl FnOnce() -> Result<(), Error>) -> Status {
+    guard_status(|| call().map(|()| SUCCESS))
+}
+
+/// As [`guard`], for calls that may begin what goes on.
+fn guard_status(call: impl FnOnce() -> Result<Status, Error>) -> Status {
     match catch_unwind(AssertUnwindSafe(call)) {
-        Ok(Ok(())) => SUCCESS,
+        Ok(Ok(status)) => status,
         Ok(Err(error)) => {
             remember(&error.to_string());
             status_of(&error)
@@ -107,7 +114,7 @@ pub extern "C" fn ncclGetErrorString(status: Status) -> *const c_char {
         4 => c"invalid argument (ncclGetLastError says more)",
         5 => c"invalid usage (ncclGetLastError says more)",
         6 => c"remote process exited, or did not come in time (ncclGetLastError says more)",
-        7 => c"in progress",
+        IN_PROGRESS => c"in progress",
         _ => c"unknown result code",
     };
     name.as_ptr()

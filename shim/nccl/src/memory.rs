@@ -5,9 +5,9 @@ use std::ffi::{c_int, c_void};
 use std::sync::{Mutex, PoisonError};
 
 use mccs::Error;
-use mccs_cuda::{Context, DeviceMemory};
+use mccs_cuda::DeviceMemory;
 
-use super::communicators::Comm;
+use super::communicators::{Comm, caller_context};
 use super::{Status, absent, guard, put};
 
 /// What [`ncclMemAlloc`] has given out, by address.
@@ -24,7 +24,7 @@ static REGISTERED: u8 = 0;
 pub unsafe extern "C" fn ncclMemAlloc(ptr: *mut *mut c_void, bytes: usize) -> Status {
     guard(|| {
         mccs_cuda::driver()?;
-        let memory = DeviceMemory::zeroed(&Context::current()?, bytes.max(1))?;
+        let memory = DeviceMemory::zeroed(&caller_context()?, bytes.max(1))?;
         let address = memory.address() as usize;
         // SAFETY: the caller's contract.
         unsafe { put(ptr, address as *mut c_void, "ptr")? };

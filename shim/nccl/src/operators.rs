@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 
 use mccs::{DataType, Error, RedOp, ReduceOperator, Scalar};
 
-use super::communicators::Comm;
+use super::communicators::{Comm, Member};
 use super::{Status, guard, put};
 
 /// First number of operators that programs make.
@@ -17,7 +17,7 @@ pub(crate) fn data_type(value: c_int) -> Result<DataType, Error> {
 }
 
 /// An operator by NCCL's number, or by the one that [`ncclRedOpCreatePreMulSum`] gave.
-pub(crate) fn operator(comm: &Comm, value: c_int) -> Result<ReduceOperator, Error> {
+pub(crate) fn operator(comm: &Member, value: c_int) -> Result<ReduceOperator, Error> {
     let missing = || Error::InvalidArgument(format!("reduction {value} does not exist"));
     if value >= OWN_FIRST {
         return comm.operators().get((value - OWN_FIRST) as usize).copied().flatten().ok_or_else(missing);

@@ -25,6 +25,7 @@ const IN_PROGRESS: Status = 7;
 /// Behind `mccsClient_t`.
 pub struct CClient {
     client: Client,
+    root_address: CString,
     /// Regions that C owns, by address.
     regions: std::sync::Mutex<std::collections::BTreeMap<usize, Region>>,
 }

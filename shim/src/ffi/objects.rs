@@ -1,6 +1,6 @@
 //! Clients, communicators, streams, memory.
 
-use std::ffi::{c_char, c_void};
+use std::ffi::{CString, c_char, c_void};
 use std::sync::{Mutex, PoisonError};
 
 use mccs_ipc::types::UniqueId;
@@ -43,7 +43,9 @@ pub unsafe extern "C" fn mccsConnect(socket: *const c_char, client: *mut *mut CC
             Some(socket) => Client::connect(socket)?,
             None => Client::from_env()?,
         };
-        let handle = Box::into_raw(Box::new(CClient { client: connected, regions: Mutex::default() }));
+        let root_address = CString::new(connected.root_address())
+            .map_err(|_| Error::System("the service's name has a zero in it".into()))?;
+        let handle = Box::into_raw(Box::new(CClient { client: connected, root_address, regions: Mutex::default() }));
         // SAFETY: the caller's contract.
         unsafe { put(client, handle, "client") }
     })
@@ -57,6 +59,16 @@ pub unsafe extern "C" fn mccsConnect(socket: *const c_char, client: *mut *mut CC
 pub unsafe extern "C" fn mccsDisconnect(client: *mut CClient) -> Status {
     // SAFETY: the caller's contract.
     guard(|| unsafe { take(client, "client") }.map(|_| SUCCESS))
+}
+
+/// See `mccs.h`.
+///
+/// # Safety
+/// Pointers as `mccs.h` says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mccsRootAddress(client: *mut CClient, address: *mut *const c_char) -> Status {
+    // SAFETY: the caller's contract.
+    guard(|| unsafe { put(address, object(client, "client")?.root_address.as_ptr(), "address") })
 }
 
 /// See `mccs.h`.

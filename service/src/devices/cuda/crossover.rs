@@ -5,8 +5,9 @@ use mccs_ipc::large::has_large;
 use mccs_ipc::types::{CollectiveKind, RedOp};
 use mccs_kernels::cuda::DirectStrategy;
 
-/// Payload, as nccl-tests counts it, from which copy engines were faster than the ranks' kernels: on 2 (`eval/results/cuda-crossovers-2.md`) and 4 H200. MPS, of tenants
-/// or of the service too, makes no difference.
+/// Payload, as nccl-tests counts it, from which copy engines were faster than the ranks' kernels. Of 2 H200 there is a run of both, each on its own
+/// (`eval/results/cuda-crossovers-2.md`): MPS, of tenants or of the service too, makes no difference. Of 4 H200 there are only runs under such limits
+/// (`cuda-4`, and `cuda-4-long` under these); 3 and more than 4 GPUs were not measured.
 fn measured(kind: CollectiveKind, nranks: u32) -> u64 {
     use CollectiveKind as Kind;
     const MIB: u64 = 1 << 20;
