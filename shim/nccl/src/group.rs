@@ -20,6 +20,9 @@ struct Pending {
     target: Option<*mut *mut Comm>,
 }
 
+/// What is made by one thread, where it goes, and what it is made of.
+type Lane = (Option<Made>, Vec<Task>, Vec<Option<*mut *mut Comm>>);
+
 /// How it is made, by a thread.
 struct Task {
     context: Context,
@@ -84,7 +87,7 @@ pub extern "C" fn ncclGroupEnd() -> Status {
 /// Makes communicators on threads, since ranks of one process wait for each other. Those that are made of one are made one after the other:
 /// its ranks exchange what they say in the order of their calls.
 fn make(pending: Vec<Pending>) -> Result<Status, Error> {
-    let mut lanes: Vec<(Option<Made>, Vec<Task>, Vec<Option<*mut *mut Comm>>)> = Vec::new();
+    let mut lanes: Vec<Lane> = Vec::new();
     for Pending { task, parent, target } in pending {
         let same = |known: &Option<Made>| known.as_ref().zip(parent.as_ref()).is_some_and(|(a, b)| a.is(b));
         match lanes.iter_mut().find(|(known, ..)| same(known)) {
