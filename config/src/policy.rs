@@ -232,6 +232,13 @@ impl Validate for PolicyFile {
 }
 
 impl PolicyFile {
+    /// Tenants that it has rules for; some more than once.
+    pub fn tenants_named(&self) -> impl Iterator<Item = &str> {
+        let (listed, reserves) = (self.tenants.iter(), self.reserves.iter());
+        let windows = self.windows.iter().map(|window| &*window.tenant);
+        listed.map(|tenant| &*tenant.name).chain(reserves.map(|reserve| &*reserve.tenant)).chain(windows)
+    }
+
     fn validate_reserves(&self, problems: &mut Problems) {
         for (i, reserve) in self.reserves.iter().enumerate() {
             problems.name(format!("reserve[{i}].tenant"), &reserve.tenant);

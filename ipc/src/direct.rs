@@ -5,7 +5,7 @@
 //! kernel in the caller's own stream: no process hop, and the operator still decides. The page:
 //!
 //! ```text
-//! head: abort, held, strategies published | strategies | rank 0: launched, announced, graphs | rank 1 ...
+//! head: abort, held, strategies published, captured | strategies | rank 0: launched, announced, graphs | rank 1 ...
 //!     | rank 0: sends and receives | rank 1 ... | words of large operations (`large.rs`)
 //! ```
 //!
@@ -169,9 +169,9 @@ impl DirectPage {
         self.terms_page().announce(rank, operation)
     }
 
-    /// A rank is about to capture its first collective of a graph. All that it captures into it run under the last strategy: no other is
-    /// published before [`DirectPage::end_graph`] for each time that this was called. Returns whether it may capture, as
-    /// [`DirectPage::announce`] does.
+    /// A rank is about to capture its first collective of a graph. All that it captures into it run under the
+    /// [captured strategy](DirectPage::captured_terms), which is no other before [`DirectPage::end_graph`] for each time that this was called,
+    /// on every rank. Returns whether it may capture, as [`DirectPage::announce`] does.
     ///
     /// # Panics
     /// If a page has no such rank.
@@ -208,11 +208,17 @@ impl DirectPage {
         self.terms_page().published()
     }
 
-    /// The strategy for an operation that its rank has announced, and may begin; the last for one in a graph, of number `u64::MAX`. `None`
-    /// before the first one is published.
+    /// The strategy for an operation that its rank has announced, and may begin. `None` before the first one is published.
     #[must_use]
     pub fn terms(&self, operation: u64) -> Option<DirectTerms> {
         self.terms_page().terms(operation)
+    }
+
+    /// The strategy for what a rank captures that has begun a graph, and may capture: numbers do not matter to it. `None` before the first one is
+    /// published.
+    #[must_use]
+    pub fn captured_terms(&self) -> Option<DirectTerms> {
+        self.terms_page().captured_terms()
     }
 
     /// A rank has enqueued kernels up to this number. Called by the rank.
@@ -234,13 +240,19 @@ impl DirectPage {
 }
 
 impl Publisher {
-    /// Publishes a strategy, from above all that ranks have announced on. Ranks that are about to begin an operation wait meanwhile, for less
-    /// than a microsecond.
+    /// Publishes a strategy, from above all that ranks have announced on; also for what is captured, if no rank has graphs. Ranks that are about
+    /// to begin an operation wait meanwhile, for less than a microsecond.
     ///
     /// # Errors
     /// [`CutError`]: then all is as it was.
     pub fn publish(&mut self, page: &DirectPage, words: &[u64; STRATEGY_WORDS]) -> Result<Cut, CutError> {
         self.publish_on(page.terms_page(), words)
+    }
+
+    /// Has what is captured from now on run under the strategy that was published last, if no rank has graphs. To be called from time to time:
+    /// nothing tells when the last has gone.
+    pub fn renew_captured(&mut self, page: &DirectPage) {
+        self.renew_captured_on(page.terms_page());
     }
 }
 

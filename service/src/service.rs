@@ -15,7 +15,7 @@ use mccs_ipc::handshake::Listener;
 use crate::carriers::Carriers;
 use crate::collective::{Algorithm, Choice, CostModel, Strategy};
 use crate::control::overview::Overseer;
-use crate::controller::equipment::Equipment;
+use crate::controller::equipment::{Equipment, TENANTS_MAX};
 use crate::devices::cuda::{CudaDevice, CudaOptions, Gpus, NoCuda};
 use crate::devices::host::{HostDevice, HostOptions};
 use crate::engines::control::{ControlEngine, Controlled};
@@ -224,11 +224,17 @@ impl Service {
                 controller = inputs.as_ref().map(Mailbox::sender);
                 let sink = events_to(&proxy, controller.clone());
                 let exchange = start_exchange(&runtimes, runtime, exchange, Arc::clone(&registry), sink)?;
+                let tenants: Vec<String> = settings.tenants.iter().map(|tenant| tenant.name.clone()).collect();
                 if let (Some(inputs), Some(settings)) = (inputs, &settings.controller) {
                     let outputs = (exchange.clone(), proxy.clone());
                     let gpus = gpus.as_ref().map_or(0, |gpus| gpus.ids.len() as u32);
                     let rdma_ports = carriers.as_ref().and_then(Carriers::rdma_ports);
-                    let equipment = Equipment { gpus, rdma_ports, interfaces: None };
+                    let equipment = Equipment {
+                        gpus,
+                        rdma_ports,
+                        interfaces: None,
+                        tenants: Some(tenants).filter(|tenants| tenants.len() <= TENANTS_MAX),
+                    };
                     let settings = ControllerSettings { equipment, ..settings.clone() };
                     start_controller(&runtimes, main, &settings, inputs, outputs, (&registry, &words))?;
                 }

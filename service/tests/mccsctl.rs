@@ -141,6 +141,20 @@ fn policies_are_checked_compared_put_in_force_and_remembered() {
     for command in ["check", "diff"] {
         assert!(bed.says(&["policy", command, &idle]).contains("priorities (of t): policy ffa has none"));
     }
+    // A host that says no tenant has one, called default.
+    while !bed.says(&["policy", "show"]).contains("host h0: reports") {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let typo = bed.write("typo.toml", "[policy]\nname = \"ffa\"\n[[tenant]]\nname = \"defualt\"\nweight = 2\n");
+    let service = bed.at("service.toml").display().to_string();
+    for command in [&["check", &typo, "--service", &service][..], &["diff", &typo], &["apply", &typo], &["show"]] {
+        let text = bed.says(&[&["policy"], command].concat());
+        assert!(
+            text.contains("rules for tenant \"defualt\": nobody is called so now; did you mean \"default\"?"),
+            "{text}"
+        );
+    }
+    bed.says(&["policy", "apply", &bed.at("policy.toml").display().to_string()]);
     assert_eq!(bed.says_in_json(&["policy", "check", &good])["policy"], "ffa");
     let why = bed.complains(&["policy", "check", &unknown]);
     assert!(why.contains("unknown.toml") && why.contains("best") && why.contains("pfa_ts"), "{why}");
@@ -363,13 +377,62 @@ fn a_strategy_is_chosen_by_hand_and_given_back() {
         let complaint = bed.complains(&reconfigure(number, &["--file", wrong]));
         assert!(complaint.contains(why), "{complaint}");
     }
+    let why = bed.complains(&reconfigure(number, &["--channels", "2", "--window", "0"]));
+    assert!(why.contains("the window is 1 to"), "{why}");
+    let why = bed.complains(&reconfigure(number, &["--transport", "rdma"]));
+    assert!(why.contains("refused"), "{why}");
     assert_eq!(bed.shown().epoch, by_hand + 2, "a mistake changes nothing");
+    let text = "--algorithm host_tree --channels 3 --transport tcp --window 5".split(' ').collect::<Vec<_>>();
+    let text = bed.says(&reconfigure(number, &text));
+    assert!(holds(&text, by_hand + 3), "{text}");
+    sum();
+    let shown = bed.shown_with(|shown| is_pinned(shown, by_hand + 3));
+    assert_eq!(shown.rings.as_array().map(Vec::len), Some(3));
+    let text = bed.says(&["policy", "show"]);
+    assert!(text.contains("  algorithm host_tree\n") && text.contains("  flows over tcp\n"), "{text}");
 
     // The policy decides again.
     assert_eq!(bed.says(&reconfigure(number, &["--unpin"])).trim(), "done");
     let shown = bed.shown_with(|shown| shown.state == "as_decided");
-    assert_eq!((shown.rings, shown.epoch), (decided.rings, by_hand + 3));
+    assert_eq!((shown.rings, shown.epoch), (decided.rings, by_hand + 4));
     sum();
+}
+
+#[test]
+fn engines_become_more_and_fewer_and_move() {
+    let bed = Bed::start();
+    let engines = || {
+        let json = bed.says_in_json(&["engines"]);
+        let engines = json["engines"]["engines"].as_array().expect("a list").clone();
+        let is_transport =
+            |engine: &serde_json::Value| engine["name"].as_str().is_some_and(|name| name.starts_with("transport"));
+        engines.into_iter().filter(is_transport).collect::<Vec<_>>()
+    };
+    for count in [3, 1, 2] {
+        assert_eq!(bed.says(&["scale-transports", &count.to_string()]), "done\n");
+        // Those that are to end do so when they have done what they were at.
+        while engines().len() != count {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+    let number = |engine: &serde_json::Value, what: &str| engine[what].as_u64().expect("a number");
+    let (engine, other) = (engines().remove(0), engines().remove(1));
+    let (id, to) = (number(&engine, "id"), number(&other, "runtime"));
+    assert_ne!(number(&engine, "runtime"), to);
+    assert_eq!(bed.says(&["move-engine", &id.to_string(), &to.to_string()]), "done\n");
+    while !engines().iter().any(|engine| number(engine, "id") == id && number(engine, "runtime") == to) {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    for (wrong, why) in [
+        (&["scale-transports", "0"][..], "1 to 64"),
+        (&["scale-transports", "some"], "some"),
+        (&["move-engine", "999", "0"], "no engine has number 999"),
+        (&["move-engine", &id.to_string(), "99"], "no runtime has number 99"),
+        (&["move-engine", "1"], "<RUNTIME>"),
+    ] {
+        let complaint = bed.complains(wrong);
+        assert!(complaint.contains(why), "{complaint}");
+    }
 }
 
 #[test]

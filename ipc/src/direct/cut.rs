@@ -9,13 +9,14 @@
 //! having seen the page held has announced a number below the cut, and the strategy of that number stays what it was; any other waits for
 //! the moment that publishing takes. Strategies depend on numbers alone: ranks that are at different ones agree all the same.
 //!
-//! Numbers count the collectives that a rank has called outside of graphs, however they are carried out. A rank that captures counts
-//! its graph in the same way, and takes the last strategy; none is published before all graphs of all ranks have gone, so that all have
-//! the same. A graph has not gone while it runs, and every collective waits for all ranks: so what one rank has run of a graph that
-//! has gone, the others have captured before.
+//! Numbers count the collectives that a rank has called outside of graphs, however they are carried out. Those in graphs have a strategy of
+//! their own, the *captured* one. A rank that captures counts its graph in the same way as an operation, and takes that one; it becomes the
+//! last only while the page is held and no rank has graphs, so that all have the same. A graph has not gone while it runs, and every
+//! collective waits for all ranks: so what one rank has run of a graph that has gone, the others have captured before.
 //!
 //! Ranks may be apart, so the page keeps several strategies: one may only go when every rank has announced an operation that
-//! runs under a later one. One under which nothing was called yet is replaced: an idle communicator can be changed for ever.
+//! runs under a later one, and the captured one not at all. One under which nothing was called or captured yet is replaced: an idle
+//! communicator can be changed for ever.
 
 use std::collections::VecDeque;
 
@@ -24,8 +25,10 @@ use crate::sync::atomic::{AtomicU64, Ordering, fence};
 
 /// Words of a strategy.
 pub const STRATEGY_WORDS: usize = if cfg!(loom) { 2 } else { 126 };
-/// Strategies on a page: ranks would have to be so many changes apart before one is refused.
-const SLOTS: usize = if cfg!(loom) { 2 } else { 8 };
+/// Strategies of numbers: ranks would have to be so many changes apart before one is refused.
+const NUMBERED: usize = if cfg!(loom) { 2 } else { 8 };
+/// Strategies on a page: the captured one may be none of them.
+const SLOTS: usize = NUMBERED + 1;
 
 /// Bits of the word that holds ranks back: a strategy is being published.
 const CHANGES: u64 = 1;
@@ -57,15 +60,9 @@ pub struct Cut {
 /// Why a strategy cannot be published. The one in force stays.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum CutError {
-    /// Graphs keep what they were captured with.
-    #[error("rank {rank} has captured graphs, which keep the strategy in force until they are destroyed")]
-    Captured {
-        /// The first of such.
-        rank: u32,
-    },
     /// There is no room for another before a rank goes on.
     #[error(
-        "rank {rank} has called {called} collectives, and another {most}: the {SLOTS} strategies between them are still \
+        "rank {rank} has called {called} collectives, and another {most}: the {NUMBERED} strategies between them are still \
          needed; try again when it has gone on"
     )]
     Behind {
@@ -85,14 +82,24 @@ pub(super) struct Head {
     held: AtomicU64,
     /// Strategies published so far.
     published: AtomicU64,
+    /// The slot that captured collectives run under, from 1; 0 before the first strategy.
+    captured: AtomicU64,
 }
 
 #[repr(C, align(128))]
 struct Slot {
     epoch: AtomicU64,
-    /// 0 where nothing was published.
+    /// 0 where nothing was published, or what was is for captured collectives alone.
     from: AtomicU64,
     words: [AtomicU64; STRATEGY_WORDS],
+}
+
+impl Slot {
+    fn terms(&self, until: u64) -> DirectTerms {
+        let words = std::array::from_fn(|index| self.words[index].load(Ordering::Relaxed));
+        let (epoch, from) = (self.epoch.load(Ordering::Relaxed), self.from.load(Ordering::Relaxed));
+        DirectTerms { epoch, from, until, words }
+    }
 }
 
 #[repr(C, align(128))]
@@ -157,10 +164,14 @@ impl Terms {
 
     pub(super) fn terms(&self, operation: u64) -> Option<DirectTerms> {
         let froms = || self.slots.iter().map(|slot| (slot.from.load(Ordering::Relaxed), slot));
-        let (from, slot) = froms().filter(|(from, _)| (1..=operation).contains(from)).max_by_key(|(from, _)| *from)?;
+        let (_, slot) = froms().filter(|(from, _)| (1..=operation).contains(from)).max_by_key(|(from, _)| *from)?;
         let until = froms().map(|(from, _)| from).filter(|from| *from > operation).min().unwrap_or(u64::MAX);
-        let words = std::array::from_fn(|index| slot.words[index].load(Ordering::Relaxed));
-        Some(DirectTerms { epoch: slot.epoch.load(Ordering::Relaxed), from, until, words })
+        Some(slot.terms(until))
+    }
+
+    pub(super) fn captured_terms(&self) -> Option<DirectTerms> {
+        let slot = usize::try_from(self.head.captured.load(Ordering::Relaxed)).ok()?.checked_sub(1)?;
+        Some(self.slots.get(slot)?.terms(u64::MAX))
     }
 
     pub(super) fn launch(&self, rank: u32, operation: u64) {
@@ -191,7 +202,7 @@ impl Terms {
     }
 }
 
-/// A strategy that some rank may still need.
+/// A strategy that some rank may still need for a number.
 #[derive(Debug, Clone, Copy)]
 struct Live {
     from: u64,
@@ -205,6 +216,8 @@ pub struct Publisher {
     nranks: u32,
     /// Ascending.
     live: VecDeque<Live>,
+    /// The slot that captured collectives run under. None before the first strategy.
+    captured: Option<usize>,
     next_epoch: u64,
 }
 
@@ -216,26 +229,48 @@ impl Publisher {
     #[must_use]
     pub fn new(nranks: u32) -> Self {
         assert!(nranks <= DIRECT_RANKS_MAX, "{nranks} ranks on a page for {DIRECT_RANKS_MAX}");
-        Publisher { nranks, live: VecDeque::with_capacity(SLOTS), next_epoch: 0 }
+        Publisher { nranks, live: VecDeque::with_capacity(NUMBERED), captured: None, next_epoch: 0 }
     }
 
     pub(super) fn publish_on(&mut self, page: &Terms, words: &[u64; STRATEGY_WORDS]) -> Result<Cut, CutError> {
         page.hold();
-        let cut = self.find_room(page).map(|Live { from, slot }| {
+        let has_graphs = self.has_graphs(page);
+        let cut = self.find_room(page, has_graphs).map(|Live { from, slot }| {
             let cut = Cut { epoch: self.next_epoch, from };
             page.write(slot, cut, words);
             self.next_epoch += 1;
             cut
         });
+        self.move_captured(page, has_graphs);
         page.let_go();
         cut
     }
 
-    /// Where the next strategy goes, and from which operation on it holds. The page must be held.
-    fn find_room(&mut self, page: &Terms) -> Result<Live, CutError> {
-        if let Some(rank) = (0..self.nranks).find(|rank| page.has_graphs(*rank)) {
-            return Err(CutError::Captured { rank });
+    pub(super) fn renew_captured_on(&mut self, page: &Terms) {
+        if self.captured == self.live.back().map(|newest| newest.slot) {
+            return;
         }
+        page.hold();
+        let has_graphs = self.has_graphs(page);
+        self.move_captured(page, has_graphs);
+        page.let_go();
+    }
+
+    /// The page must be held, and stay so until what follows from it is written.
+    fn has_graphs(&self, page: &Terms) -> bool {
+        (0..self.nranks).any(|rank| page.has_graphs(rank))
+    }
+
+    /// What is captured from now on runs under the last strategy, if that may be. The page must be held.
+    fn move_captured(&mut self, page: &Terms, has_graphs: bool) {
+        if let Some(newest) = self.live.back().filter(|_| !has_graphs || self.captured.is_none()) {
+            self.captured = Some(newest.slot);
+            page.head.captured.store(newest.slot as u64 + 1, Ordering::Relaxed);
+        }
+    }
+
+    /// Where the next strategy goes, and from which operation on it holds. The page must be held.
+    fn find_room(&mut self, page: &Terms, has_graphs: bool) -> Result<Live, CutError> {
         let announced = || (0..self.nranks).map(|rank| (page.rank(rank).announced.load(Ordering::Acquire), rank));
         let (most, _) = announced().max().unwrap_or_default();
         let (least, behind) = announced().min().unwrap_or_default();
@@ -243,15 +278,22 @@ impl Publisher {
         // A rank that writes nonsense finds strategies that nobody else has; numbers here rise all the same.
         let from = most.saturating_add(1).max(newest.map_or(0, |newest| newest.from));
         if let Some(unused) = newest.filter(|newest| newest.from == from) {
-            return Ok(unused);
+            if !has_graphs || self.captured != Some(unused.slot) {
+                return Ok(unused);
+            }
+            // Whoever is to begin one of its numbers waits.
+            page.slots[unused.slot].from.store(0, Ordering::Relaxed);
+            self.live.pop_back();
         }
         while self.live.get(1).is_some_and(|second| second.from <= least) {
             self.live.pop_front();
         }
-        if self.live.len() == SLOTS {
+        if self.live.len() == NUMBERED {
             return Err(CutError::Behind { rank: behind, called: least, most });
         }
-        let room = Live { from, slot: newest.map_or(0, |newest| (newest.slot + 1) % SLOTS) };
+        let is_free = |slot: &usize| self.captured != Some(*slot) && self.live.iter().all(|live| live.slot != *slot);
+        let slot = (0..SLOTS).find(is_free).expect("invariant: there is a slot more than numbers may need");
+        let room = Live { from, slot };
         self.live.push_back(room);
         Ok(room)
     }

@@ -350,6 +350,9 @@ pub struct CommView {
     pub epoch: u64,
     /// What it says, where GPUs carry collectives out.
     pub on_gpus: Option<GpuStrategy>,
+    /// Number of the strategy that captured graphs keep, where it is another.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub graphs_keep: Option<u64>,
     /// Ranks on all hosts.
     pub nranks: u32,
     /// Its hosts; none where all ranks are on this one.
@@ -371,6 +374,8 @@ impl CommView {
             RankView { rank: info.rank, session: info.session, pid: info.pid, enqueued, started, completed, late_ns }
         };
         let (operations, bytes) = comm.totals();
+        let epoch = comm.epoch.load(Ordering::Relaxed);
+        let captured = comm.direct.as_ref().and_then(|direct| direct.page().captured_terms());
         CommView {
             communicator: comm.number,
             unique_id: comm.id.to_string(),
@@ -385,8 +390,9 @@ impl CommView {
             pair_sides: comm.recent.pair_view(),
             busbw_gbps: comm.busbw_gbps(),
             failed: comm.failed.load(Ordering::Relaxed),
-            epoch: comm.epoch.load(Ordering::Relaxed),
+            epoch,
             on_gpus: comm.direct.as_ref().and_then(|direct| direct.strategies().last()),
+            graphs_keep: captured.map(|terms| terms.epoch).filter(|captured| *captured != epoch),
             nranks: comm.nranks,
             hosts: comm.hosts.clone(),
             links: comm.links,

@@ -279,7 +279,7 @@ impl Controller {
         let named = |(comm, reason): (CommId, String)| (comm.to_string(), reason);
         let failed = failed.into_iter().map(named).collect();
         let kept = kept.into_iter().map(named).collect();
-        let not_enforced = self.basis.as_ref().map(|basis| basis.not_enforced.clone()).unwrap_or_default();
+        let not_enforced = self.basis.as_ref().map(|basis| self.without_effect(basis)).unwrap_or_default();
         let away = self.hosts().filter(|(_, reports)| !reports).map(|(host, _)| host.to_string()).collect();
         let applied = Applied { changed, paced, failed, kept, rolled_back: is_rolled_back, not_enforced, away };
         let went = match (applied.failure(), applied.exceptions()) {

@@ -2,11 +2,12 @@
 //!
 //! A basis never changes: another file makes another basis, and whoever rolls back takes the one before.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use mccs_config::service::Algorithm;
 use mccs_config::topology::ActualHost;
+use mccs_config::validate::nearest;
 use mccs_config::{ConfigError, Diagnostic, PolicyFile, TopologyFile};
 
 use crate::policy::{self, Policy, Rules};
@@ -115,6 +116,19 @@ pub fn not_enforced(file: &PolicyFile, topology: Option<&TopologyFile>) -> Vec<S
     let parts = [(is_left, what), (has_shares, besides_rings), (is_direct, direct)];
     let parts = parts.into_iter().filter(|(applies, _)| *applies).map(|(_, what)| what.to_owned());
     unused(file).into_iter().chain(parts).collect()
+}
+
+/// Tenants that rules are for, and that are none of those that `there` are: mistyped, or to come later.
+#[must_use]
+pub fn not_there<'a>(named: impl IntoIterator<Item = &'a str>, there: &BTreeSet<&str>) -> Vec<String> {
+    let mut missing: Vec<&str> = named.into_iter().filter(|tenant| !there.contains(tenant)).collect();
+    missing.sort_unstable();
+    missing.dedup();
+    let say = |tenant: &str| {
+        let hint = nearest(tenant, there.iter().copied()).map(|near| format!("; did you mean {near:?}?"));
+        format!("rules for tenant {tenant:?}: nobody is called so now{}", hint.unwrap_or_default())
+    };
+    missing.into_iter().map(say).collect()
 }
 
 /// Rules that the policy does not look at, and which policies do.

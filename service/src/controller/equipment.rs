@@ -1,6 +1,7 @@
-//! What a host has of which topologies speak, as its agent tells it: GPUs, network interfaces, and ports of RDMA devices.
+//! What a host has of which topologies and policies speak, as its agent tells it: GPUs, network interfaces, ports of RDMA devices, and tenants.
 //!
-//! A controller compares topologies with it (`mccs_config::topology`), and refuses those that name what is not there.
+//! A controller compares topologies with it (`mccs_config::topology`), and refuses those that name what is not there. Tenants may come
+//! later: policies that name others are put in force, and the operator is told.
 
 use mccs_config::service::Device;
 use mccs_config::topology::ActualHost;
@@ -8,6 +9,9 @@ use serde::{Deserialize, Serialize};
 
 /// Interfaces that are told of. A host with more, such as one of many containers, has not said which it has.
 pub const INTERFACES_MAX: usize = 1024;
+
+/// Tenants that are told of. A host with more has not said which it has.
+pub const TENANTS_MAX: usize = 256;
 
 /// Network interfaces of a host.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,6 +42,9 @@ pub struct Equipment {
     /// Ports of RDMA devices that its service uses. `None` where it uses none: what a topology calls them is then nobody's affair.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rdma_ports: Option<Vec<Device>>,
+    /// Tenants that its service is configured with. `None` where that is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tenants: Option<Vec<String>>,
 }
 
 impl Equipment {
@@ -61,6 +68,9 @@ impl Equipment {
         };
         if !self.interfaces.iter().all(can_be) {
             return Err("it has interfaces that have no names, or too many");
+        }
+        if self.tenants.iter().any(|tenants| tenants.len() > TENANTS_MAX) {
+            return Err("it has too many tenants to tell of");
         }
         Ok(())
     }

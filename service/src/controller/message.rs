@@ -401,7 +401,7 @@ pub fn whole_change(
 
 #[cfg(test)]
 mod tests {
-    use super::super::equipment::{INTERFACES_MAX, Interfaces};
+    use super::super::equipment::{INTERFACES_MAX, Interfaces, TENANTS_MAX};
     use super::super::links::LinkState;
     use super::super::pace::{FlowCap, YieldCap};
     use super::super::rates::PathRate;
@@ -451,7 +451,10 @@ mod tests {
         };
         let name = |number: usize| format!("{number:063}");
         let there = |all: Vec<String>| Some(Interfaces { down: (0..all.len() as u16).collect(), all });
-        let most = Equipment { interfaces: there((0..INTERFACES_MAX).map(name).collect()), ..Equipment::default() };
+        let tenants = |count| Some((0..count).map(name).collect::<Vec<_>>());
+        let interfaces = there((0..INTERFACES_MAX).map(name).collect());
+        let most = Equipment { interfaces, tenants: tenants(TENANTS_MAX), ..Equipment::default() };
+        assert!(decoded(&Equipment { tenants: tenants(TENANTS_MAX + 1), ..Equipment::default() }).is_err());
         for equipment in [Equipment { gpus: 3, ..Equipment::default() }, most] {
             assert_eq!(decoded(&equipment), Ok(AgentMessage::Has(Box::new(equipment))));
         }
@@ -524,7 +527,8 @@ mod tests {
             Some(Interfaces { all: vec!["eth0".to_owned()], down: vec![0] }),
             path.device.clone().map(|device| vec![device]),
         );
-        let equipment = Equipment { gpus: 8, interfaces, rdma_ports };
+        let tenants = Some(vec!["t".to_owned()]);
+        let equipment = Equipment { gpus: 8, interfaces, rdma_ports, tenants };
         let refused = Outcome::Refused { whose: Whose::Change, reason: "r".into() };
         let outcomes = [Outcome::Done { epoch: 1, cut: 2 }, Outcome::Stale { epoch: 3 }, refused];
         let of_agents = [

@@ -1,16 +1,17 @@
 //! The operator asks the controller.
 
+use std::collections::BTreeSet;
 use std::time::Instant;
 
 use super::answer::{
     CommunicatorView, ControllerAnswer, ControllerRequest, DiffView, FlowView, HistoryView, PolicyDiff, PolicyView,
     Standing, StrategyView,
 };
-use super::basis::Text;
+use super::basis::{Basis, Text, not_there};
 use super::links::LinkState;
 use super::message::Report;
 use super::pace::HostPace;
-use super::plan::{Plan, path_of, plan_all};
+use super::plan::{Plan, flows_of, plan_all};
 use super::state::{Controller, Held, HostState, Output, Ticket};
 use crate::exchange::protocol::Name;
 use crate::telemetry::placed::Chosen;
@@ -131,7 +132,7 @@ impl Controller {
             hosts: self.hosts().map(|(host, reports)| (host.to_string(), reports)).collect(),
             elsewhere: self.elsewhere.iter().map(|(host, other)| (host.to_string(), other.clone())).collect(),
             links: self.links.iter().map(|(lower, upper, state)| (lower.to_owned(), upper.to_owned(), state)).collect(),
-            not_enforced: basis.map(|basis| basis.not_enforced.clone()).unwrap_or_default(),
+            not_enforced: basis.map(|basis| self.without_effect(basis)).unwrap_or_default(),
             contradictions: self.contradictions.clone(),
             dead_links: self.dead_links(),
             communicators: self.comms.values().map(view).collect(),
@@ -142,6 +143,19 @@ impl Controller {
             idle_tenants: named.filter(|name| !has_some(name)).cloned().collect(),
             refused_bodies,
         }
+    }
+
+    /// What of a basis has no effect: [`Basis::not_enforced`], and rules for tenants that no host that reports is configured with, and that have no
+    /// communicator. Where one of those hosts has not said whom it serves, nothing is known of that.
+    pub(super) fn without_effect(&self, basis: &Basis) -> Vec<String> {
+        let mut there: BTreeSet<&str> = self.comms.values().map(|held| &*held.report.tenant).collect();
+        let mut are_known = !self.equipment.is_empty();
+        for equipment in self.equipment.values() {
+            are_known &= equipment.tenants.is_some();
+            there.extend(equipment.tenants.iter().flatten().map(String::as_str));
+        }
+        let named = basis.rules.tenants.iter().map(|terms| &*terms.name).filter(|_| are_known);
+        basis.not_enforced.iter().cloned().chain(not_there(named, &there)).collect()
     }
 
     fn told_history(&self, now: Instant) -> Vec<HistoryView> {
@@ -183,7 +197,7 @@ impl Controller {
         };
         let plans = plan_all(&basis, &self.links, &self.reports(), &self.wants);
         let communicators = plans.into_iter().map(view).collect();
-        Ok(PolicyDiff { communicators, not_enforced: basis.not_enforced.clone() })
+        Ok(PolicyDiff { communicators, not_enforced: self.without_effect(&basis) })
     }
 
     /// What hosts that hear would have been told under a plan, as [`Held::paces`].
@@ -224,20 +238,9 @@ fn view_of(
     (rings, paths, flows): (&[Vec<u32>], &[FlowPath], &[FlowChoice]),
     topology: &Topology,
 ) -> StrategyView {
-    let mut host_of = vec![""; report.nranks() as usize];
-    for host in &report.hosts {
-        host.ranks.iter().for_each(|rank| host_of[*rank as usize] = &host.host);
-    }
-    let mut seen = Vec::new();
-    for (channel, ring) in (0_u32..).zip(rings) {
-        for (from, to) in ring.iter().zip(ring.iter().cycle().skip(1)) {
-            let (from, to) = (host_of[*from as usize], host_of[*to as usize]);
-            if from == to
-                || seen.iter().any(|flow: &FlowView| (flow.channel, &*flow.from, &*flow.to) == (channel, from, to))
-            {
-                continue;
-            }
-            let path = path_of((paths, flows), (channel, from, to));
+    let mut seen: Vec<FlowView> = Vec::new();
+    for (channel, from, to, path) in flows_of(report, (rings, paths, flows)) {
+        if !seen.iter().any(|flow| (flow.channel, &*flow.from, &*flow.to) == (channel, from, to)) {
             let way = path.map_or_else(|| "hash".to_owned(), |path| way_name(path, topology));
             let priority = path.and_then(|path| path.priority);
             let class_dscp = path.and_then(|path| path.dscp.filter(|dscp| topology.is_class(*dscp)));

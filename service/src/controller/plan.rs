@@ -202,32 +202,40 @@ fn nics_of(topology: &Topology, hosts: &[Placed]) -> u32 {
     hosts.iter().map(nics).max().unwrap_or(1).clamp(limits::CHANNELS.min, limits::CHANNELS.max)
 }
 
-/// A flow that rings in force have between hosts: its channel, these, and its path, if it has one.
-type InForce<'a> = (u32, &'a str, &'a str, Option<&'a FlowPath>);
+/// A flow that rings have between hosts: its channel, these, and its path, if it has one.
+type FlowOf<'a> = (u32, &'a str, &'a str, Option<&'a FlowPath>);
 
-fn flows_in_force(report: &Report) -> impl Iterator<Item = InForce<'_>> {
-    let chosen = &report.chosen;
+/// Flows of a communicator's rings, with their paths: a flow's own, or else its channel's turn.
+pub(super) fn flows_of<'a>(
+    report: &'a Report,
+    (rings, paths, flows): (&'a [Vec<u32>], &'a [FlowPath], &'a [FlowChoice]),
+) -> impl Iterator<Item = FlowOf<'a>> {
     let mut host_of = vec![""; report.nranks() as usize];
     for host in &report.hosts {
         host.ranks.iter().for_each(|rank| host_of[*rank as usize] = &host.host);
     }
-    let own = chosen.flows.iter().map(|choice| ((choice.channel, &*choice.from, &*choice.to), choice.path as usize));
+    let own = flows.iter().map(|choice| ((choice.channel, &*choice.from, &*choice.to), choice.path as usize));
     let own: HashMap<(u32, &str, &str), usize> = own.collect();
-    let hops = (0_u32..).zip(&chosen.rings).flat_map(|(channel, ring)| {
+    let hops = (0_u32..).zip(rings).flat_map(|(channel, ring)| {
         ring.iter().zip(ring.iter().cycle().skip(1)).map(move |(from, to)| (channel, *from, *to))
     });
     hops.filter_map(move |(channel, from, to)| {
         let (from, to) = (host_of[from as usize], host_of[to as usize]);
-        let turn = (channel as usize).checked_rem(chosen.paths.len());
-        let path = own.get(&(channel, from, to)).copied().or(turn).and_then(|path| chosen.paths.get(path));
+        let turn = (channel as usize).checked_rem(paths.len());
+        let path = own.get(&(channel, from, to)).copied().or(turn).and_then(|path| paths.get(path));
         (from != to).then_some((channel, from, to, path))
     })
+}
+
+fn flows_in_force(report: &Report) -> impl Iterator<Item = FlowOf<'_>> {
+    let Chosen { rings, paths, flows, .. } = &report.chosen;
+    flows_of(report, (rings, paths, flows))
 }
 
 /// The spine of each flow between hosts that is steered to one, by channel and hosts.
 fn ways_in_force(basis: &Basis, report: &Report) -> BTreeMap<(u32, HostId, HostId), u32> {
     let Network { topology, hosts, .. } = &*basis.network;
-    let way = |(channel, from, to, path): InForce<'_>| {
+    let way = |(channel, from, to, path): FlowOf<'_>| {
         Some(((channel, *hosts.get(from)?, *hosts.get(to)?), topology.spine_steered_to(path?)?))
     };
     flows_in_force(report).filter_map(way).collect()
@@ -242,16 +250,6 @@ fn pinned_to_down(topology: &Topology, links: &Links, report: &Report) -> Option
         down.contains(&(from, nic)).then_some((channel, from, to, nic))
     })?;
     Some(format!("another NIC than {nic} for channel {channel} from {from} to {to}, which is down: it is pinned"))
-}
-
-/// The path of a strategy's flow, if it has one: its own, or else its channel's turn.
-pub(super) fn path_of<'a>(
-    (paths, flows): (&'a [FlowPath], &[FlowChoice]),
-    flow: (u32, &str, &str),
-) -> Option<&'a FlowPath> {
-    let chosen = flows.iter().find(|choice| (choice.channel, &*choice.from, &*choice.to) == flow);
-    let turn = (flow.0 as usize).checked_rem(paths.len());
-    paths.get(chosen.map(|choice| choice.path as usize).or(turn)?)
 }
 
 /// Links that carry nothing, and that flows of a pinned strategy would leave if they might.

@@ -140,7 +140,7 @@ pub struct Controller {
     born: Instant,
     pub(super) hosts: BTreeMap<Name, HostState>,
     /// What hosts have, as they have said.
-    equipment: BTreeMap<Name, Equipment>,
+    pub(super) equipment: BTreeMap<Name, Equipment>,
     pub(super) rates: ClusterRates,
     /// The topology in force is to be compared with the hosts.
     pub(super) is_to_compare: bool,

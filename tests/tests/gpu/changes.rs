@@ -103,9 +103,10 @@ fn runs_in_rounds(place: &Place) -> anyhow::Result<()> {
     })
 }
 
-/// Calls that are called, then captured, and replayed between others; and called again when the graph is destroyed.
+/// Calls that are called, then captured, and replayed between others; called again when the graph is destroyed, and captured anew.
 fn captures_and_replays(place: &Place) -> anyhow::Result<()> {
-    let [before, replays, after] = ["captures", "destroys", "ends"].map(|what| Rounds::until(place, what));
+    let [before, replays, between, again] =
+        ["captures", "destroys", "captures_again", "ends"].map(|what| Rounds::until(place, what));
     place.each_rank(|rank| {
         let own = rank.comm.rank();
         let calls: Vec<_> = mixture(place.nranks).into_iter().step_by(4).collect();
@@ -131,17 +132,19 @@ fn captures_and_replays(place: &Place) -> anyhow::Result<()> {
             round(seed, &mut &enqueue_all)?;
             seed += 1000;
         }
-        let mut graph = capture(&rank.stream, &rank.together, enqueue_all)?;
-        while replays.go_on(&rank) {
-            // SAFETY: communicator, buffers and stream live.
-            round(seed, &mut |stream| unsafe { graph.launch(stream) }.map_err(Into::into))?;
-            round(seed + 500, &mut &enqueue_all)?;
-            seed += 1000;
-        }
-        drop(graph);
-        while after.go_on(&rank) {
-            round(seed, &mut &enqueue_all)?;
-            seed += 1000;
+        for (replays, between) in [(&replays, Some(&between)), (&again, None)] {
+            let mut graph = capture(&rank.stream, &rank.together, enqueue_all)?;
+            while replays.go_on(&rank) {
+                // SAFETY: communicator, buffers and stream live.
+                round(seed, &mut |stream| unsafe { graph.launch(stream) }.map_err(Into::into))?;
+                round(seed + 500, &mut &enqueue_all)?;
+                seed += 1000;
+            }
+            drop(graph);
+            while between.is_some_and(|between| between.go_on(&rank)) {
+                round(seed, &mut &enqueue_all)?;
+                seed += 1000;
+            }
         }
         Ok(())
     })
@@ -217,6 +220,14 @@ fn in_force(service: &TestService) -> (u64, GpuStrategy) {
     }
 }
 
+/// What its graphs run under, where that is another.
+fn keeps(service: &TestService) -> Option<u64> {
+    match ask(&service.control_socket(), &ControlRequest::Communicators).expect("an answer") {
+        ControlAnswer::Communicators(comms) => comms[0].graphs_keep,
+        other => panic!("{other:?}"),
+    }
+}
+
 /// Changes that a communicator can do which began with `able`.
 struct Choices {
     able: GpuStrategy,
@@ -280,36 +291,50 @@ fn strategies_change_while_ranks_run() {
     player.ends_well();
 }
 
+/// Whether all ranks of the only communicator there is have graphs, or any has one; and what those run under, or the next would.
+fn graphs(service: &TestService, place: &Place) -> (bool, bool, u64) {
+    let comm = service.service().registry.comms().pop().expect("a communicator");
+    let page = comm.direct.as_ref().expect("on GPUs").page();
+    let has_graphs = || (0..place.nranks).map(|rank| page.has_graphs(rank));
+    (has_graphs().all(|has| has), has_graphs().any(|has| has), page.captured_terms().expect("a strategy").epoch)
+}
+
 #[test]
 #[ignore = "needs a GPU"]
 fn graphs_keep_the_strategy_that_they_were_captured_under_until_they_are_destroyed() {
     let (service, place, player, mut choices) = running("captures_and_replays");
-    assert_eq!(change(&service, &choices.next()), Ok(1));
-    std::fs::write(sign(&place, "captures"), "").expect("a sign");
-    // Until a rank captures: this must not come between the captures of two.
-    let refusal = loop {
-        if let Err(reason) = change(&service, &choices.next()) {
-            break reason;
+    let mut epoch = 0;
+    let mut changes_while = |goes_on: &dyn Fn() -> bool| {
+        while goes_on() {
+            epoch += 1;
+            assert_eq!(change(&service, &choices.next()), Ok(epoch));
         }
+        epoch
     };
-    assert!(refusal.contains("has captured graphs, which keep the strategy in force until"), "{refusal}");
-    let kept = in_force(&service);
-    for _ in 0..20 {
-        assert!(change(&service, &choices.next()).is_err_and(|reason| reason.contains("has captured graphs")));
-        assert_eq!(in_force(&service), kept);
-    }
-    std::fs::write(sign(&place, "destroys"), "").expect("a sign");
-    // Until all ranks have, and the driver has said so.
-    let (first, _) = kept;
-    let again = loop {
-        if let Ok(epoch) = change(&service, &choices.next()) {
-            break epoch;
+    let sign = |what| std::fs::write(sign(&place, what), "").expect("a sign");
+    changes_while(&|| graphs(&service, &place).2 == 0);
+    let mut last = 0;
+    for (captures, destroys) in [("captures", "destroys"), ("captures_again", "ends")] {
+        let before = graphs(&service, &place).2;
+        assert!(before > last);
+        sign(captures);
+        // Changes come between the captures of two ranks, and all capture under one strategy.
+        let all_have = changes_while(&|| !graphs(&service, &place).0);
+        let kept = graphs(&service, &place).2;
+        assert!((before..=all_have).contains(&kept), "{kept}");
+        let so_far = in_force(&service).0;
+        changes_while(&|| in_force(&service).0 < so_far + 20);
+        assert_eq!(graphs(&service, &place), (true, true, kept));
+        assert_eq!(keeps(&service), Some(kept));
+        sign(destroys);
+        if destroys == "destroys" {
+            // Until all have been destroyed, and the driver has said so: the service finds that by itself.
+            while graphs(&service, &place).2 == kept {
+                std::thread::yield_now();
+            }
+            assert_eq!((graphs(&service, &place).2, keeps(&service)), (so_far + 20, None));
         }
-    };
-    assert_eq!(again, first + 1);
-    for epoch in again + 1..again + 20 {
-        assert_eq!(change(&service, &choices.next()), Ok(epoch));
+        last = kept;
     }
-    std::fs::write(sign(&place, "ends"), "").expect("a sign");
     player.ends_well();
 }

@@ -15,7 +15,7 @@ fn check(model: impl Fn() + Send + Sync + 'static) {
 fn page() -> Arc<Terms> {
     let zero = || AtomicU64::new(0);
     Arc::new(Terms {
-        head: Head { abort: zero(), held: zero(), published: zero() },
+        head: Head { abort: zero(), held: zero(), published: zero(), captured: zero() },
         slots: std::array::from_fn(|_| Slot { epoch: zero(), from: zero(), words: [zero(), zero()] }),
         ranks: std::array::from_fn(|_| Progress { launched: zero(), announced: zero(), graphs: zero() }),
     })
@@ -116,6 +116,21 @@ fn loom_a_strategy_stays_while_a_rank_may_need_it() {
     });
 }
 
+/// What a rank captures its first collective of a graph under, whole.
+fn capture(page: &Terms, rank: u32, bell: &Bell) -> u64 {
+    if !page.begin_graph(rank) {
+        wait_until_open(page, Some(bell));
+    }
+    captured_epoch(page)
+}
+
+fn captured_epoch(page: &Terms) -> u64 {
+    let terms = page.captured_terms().expect("a strategy");
+    assert_eq!(terms.words, words(terms.epoch));
+    terms.epoch
+}
+
+/// Nothing was called yet: the second change would take the place of the first.
 #[test]
 fn loom_graphs_of_all_ranks_keep_the_same_strategy() {
     check(|| {
@@ -124,24 +139,47 @@ fn loom_graphs_of_all_ranks_keep_the_same_strategy() {
         publisher.publish_on(&page, &words(0)).expect("the first");
         let ranks = [0, 1].map(|rank| {
             let (page, bell) = (Arc::clone(&page), Arc::clone(&bell));
+            thread::spawn(move || capture(&page, rank, &bell))
+        });
+        publisher.publish_on(&page, &words(1)).expect("there is room");
+        bell.ring();
+        let captured = ranks.map(|rank| rank.join().expect("a rank"));
+        assert_eq!(captured[0], captured[1]);
+        publisher.publish_on(&page, &words(2)).expect("there is room");
+        publisher.renew_captured_on(&page);
+        assert_eq!((captured_epoch(&page), epoch_of(&page, 1)), (captured[0], 2));
+    });
+}
+
+/// A rank's graph goes and it captures another, the other rank its first, and the service looks whether all have gone.
+#[test]
+fn loom_what_is_captured_moves_on_between_graphs_alone() {
+    check(|| {
+        let (page, bell) = (page(), Arc::new(Bell::default()));
+        let mut publisher = Publisher::new(2);
+        publisher.publish_on(&page, &words(0)).expect("the first");
+        assert!(page.begin_graph(0));
+        publisher.publish_on(&page, &words(1)).expect("there is room");
+        assert_eq!(captured_epoch(&page), 0);
+        let ranks = [0, 1].map(|rank| {
+            let (page, bell) = (Arc::clone(&page), Arc::clone(&bell));
             thread::spawn(move || {
-                if !page.begin_graph(rank) {
-                    wait_until_open(&page, Some(&bell));
+                if rank == 0 {
+                    page.end_graph(rank);
                 }
-                epoch_of(&page, u64::MAX)
+                capture(&page, rank, &bell)
             })
         });
-        let changed = publisher.publish_on(&page, &words(1)).is_ok();
+        publisher.renew_captured_on(&page);
         bell.ring();
-        for rank in ranks {
-            assert_eq!(rank.join().expect("a rank"), u64::from(changed));
-        }
-        assert_eq!(publisher.publish_on(&page, &words(2)), Err(CutError::Captured { rank: 0 }));
+        let captured = ranks.map(|rank| rank.join().expect("a rank"));
+        assert_eq!(captured[0], captured[1]);
+        assert_eq!((captured_epoch(&page), epoch_of(&page, 1)), (captured[0], 1));
     });
 }
 
 /// Both capture, run what they have captured, which waits for both, and destroy it: whenever the service publishes, they captured under
-/// the same strategy, and in the end it can publish another.
+/// the same strategy, whole also where its slot would be the next to be used again. What is captured then runs under the last.
 #[test]
 fn loom_a_graph_that_has_run_and_gone_had_the_strategy_of_the_others() {
     check(|| {
@@ -149,24 +187,24 @@ fn loom_a_graph_that_has_run_and_gone_had_the_strategy_of_the_others() {
             (page(), Arc::new(Bell::default()), [(); 2].map(|()| Arc::new(Bell::default())));
         let mut publisher = Publisher::new(2);
         publisher.publish_on(&page, &words(0)).expect("the first");
+        // So that the next has a slot of its own.
+        assert!(page.announce(0, 1));
         let ranks = [0, 1].map(|rank| {
             let (page, bell, has_captured) = (Arc::clone(&page), Arc::clone(&bell), has_captured.clone());
             thread::spawn(move || {
-                if !page.begin_graph(rank) {
-                    wait_until_open(&page, Some(&bell));
-                }
-                let epoch = epoch_of(&page, u64::MAX);
+                let epoch = capture(&page, rank, &bell);
                 has_captured[rank as usize].ring();
                 has_captured[1 - rank as usize].wait();
                 page.end_graph(rank);
                 epoch
             })
         });
-        let _ = publisher.publish_on(&page, &words(1));
+        publisher.publish_on(&page, &words(1)).expect("there is room");
+        publisher.renew_captured_on(&page);
         bell.ring();
         let ran = ranks.map(|rank| rank.join().expect("a rank"));
         assert_eq!(ran[0], ran[1]);
-        publisher.publish_on(&page, &words(publisher.next_epoch)).expect("no graph is left");
-        assert!(epoch_of(&page, u64::MAX) > ran[0]);
+        publisher.renew_captured_on(&page);
+        assert_eq!(captured_epoch(&page), 1);
     });
 }

@@ -52,7 +52,7 @@ fn a_change_is_refused_while_a_rank_needs_all_there_are() {
     let (service, rank, mut publisher) = pages(3);
     (0..3).for_each(|one| assert!(rank.announce(one, 1)));
     let mut ahead = 1;
-    for epoch in 1..SLOTS as u64 {
+    for epoch in 1..NUMBERED as u64 {
         assert_eq!(publisher.publish(&service, &words(epoch)), Ok(Cut { epoch, from: ahead + 1 }));
         ahead += 1;
         assert!(rank.announce(0, ahead) && rank.announce(2, ahead));
@@ -67,22 +67,55 @@ fn a_change_is_refused_while_a_rank_needs_all_there_are() {
     assert_eq!(epochs(&rank, [2, 3, ahead, ahead + 1]), [1, 2, ahead - 1, ahead]);
 }
 
+fn captured(page: &DirectPage) -> u64 {
+    page.captured_terms().expect("a strategy").epoch
+}
+
 #[test]
-fn graphs_keep_the_strategy_in_force_while_there_are_any_and_name_who_has_them() {
+fn graphs_keep_their_strategy_while_there_are_any_and_other_calls_take_the_last() {
     let (service, rank, mut publisher) = pages(3);
     assert!(rank.begin_graph(2) && rank.begin_graph(2));
-    for _ in 0..2 {
-        let refused = publisher.publish(&service, &words(1)).expect_err("refused");
-        let reason = "rank 2 has captured graphs, which keep the strategy in force until they are destroyed";
-        assert_eq!(refused.to_string(), reason);
-        assert!(!rank.is_held());
-        assert_eq!((epochs(&rank, [1, u64::MAX]), rank.published()), ([0, 0], 1));
+    for epoch in 1..3 {
+        // Nothing was called yet, and of those that graphs do not keep each takes the place of the one before.
+        assert_eq!(publisher.publish(&service, &words(epoch)), Ok(Cut { epoch, from: 1 }));
+        publisher.renew_captured(&service);
+        assert_eq!((epochs(&rank, [1, u64::MAX]), captured(&rank)), ([epoch; 2], 0));
+        assert_eq!(rank.captured_terms().expect("a strategy").words, words(0));
         rank.end_graph(2);
     }
-    assert_eq!(publisher.publish(&service, &words(1)), Ok(Cut { epoch: 1, from: 1 }));
+    publisher.renew_captured(&service);
+    assert_eq!(captured(&rank), 2);
+    assert!(!rank.is_held());
+    // A publication moves it as well, and a rank that captures while another's graphs live has what those have.
+    assert_eq!(publisher.publish(&service, &words(3)), Ok(Cut { epoch: 3, from: 1 }));
+    assert_eq!(captured(&rank), 3);
     assert!(rank.begin_graph(0));
-    assert_eq!(epochs(&rank, [1, u64::MAX]), [1, 1]);
-    assert_eq!(publisher.publish(&service, &words(2)), Err(CutError::Captured { rank: 0 }));
+    assert_eq!(publisher.publish(&service, &words(4)), Ok(Cut { epoch: 4, from: 1 }));
+    assert!(rank.begin_graph(1));
+    rank.end_graph(0);
+    publisher.renew_captured(&service);
+    assert_eq!((epochs(&rank, [1]), captured(&rank)), ([4], 3));
+}
+
+#[test]
+fn what_graphs_keep_takes_none_of_the_places_that_numbers_have() {
+    let (service, rank, mut publisher) = pages(2);
+    assert!(rank.begin_graph(1));
+    for epoch in 1..=3 * NUMBERED as u64 {
+        assert_eq!(publisher.publish(&service, &words(epoch)), Ok(Cut { epoch, from: epoch }));
+        (0..2).for_each(|one| assert!(rank.announce(one, epoch)));
+    }
+    let ahead = 3 * NUMBERED as u64;
+    for epoch in ahead + 1..ahead + NUMBERED as u64 {
+        assert_eq!(publisher.publish(&service, &words(epoch)).map(|cut| cut.epoch), Ok(epoch));
+        assert!(rank.announce(0, epoch));
+    }
+    assert!(matches!(publisher.publish(&service, &words(99)), Err(CutError::Behind { rank: 1, .. })));
+    assert_eq!(rank.captured_terms().expect("a strategy").words, words(0));
+    rank.end_graph(1);
+    // The last stays refused, and is what graphs take now all the same.
+    assert!(publisher.publish(&service, &words(99)).is_err());
+    assert_eq!(captured(&rank), ahead + NUMBERED as u64 - 1);
 }
 
 #[test]
@@ -162,7 +195,6 @@ fn all_ranks_run_each_operation_under_the_same_strategy() {
                 match publisher.publish(&service, &words(epoch)) {
                     Ok(cut) => break cut,
                     Err(CutError::Behind { .. }) => refused += 1,
-                    Err(other) => panic!("{other}"),
                 }
                 std::thread::yield_now();
             };
@@ -194,4 +226,69 @@ fn all_ranks_run_each_operation_under_the_same_strategy() {
             );
         }
     }
+}
+
+/// Ranks that capture, run what they have captured, which waits for all ranks, and keep some of it for a while; and call other operations
+/// meanwhile.
+#[test]
+fn all_ranks_capture_each_graph_under_the_same_strategy() {
+    const RANKS: u32 = 3;
+    const GRAPHS: u64 = 20_000;
+    /// Then what is captured moves on for certain.
+    const ALL_GO_EVERY: u64 = 64;
+    let (service, page, mut publisher) = pages(RANKS);
+    let (runs, ended) = (std::sync::Barrier::new(RANKS as usize), AtomicU64::new(0));
+    let begin = |may_begin: bool| {
+        while !may_begin && page.is_held() {
+            std::hint::spin_loop();
+        }
+    };
+    let rank = |rank: u32| {
+        let (mut pace, mut ran, mut kept) = (Pace(0x9e37_79b9 + u64::from(rank)), Vec::new(), 0);
+        for number in 1..=GRAPHS {
+            begin(page.announce(rank, number));
+            let called = page.terms(number).expect("a strategy");
+            begin(page.begin_graph(rank));
+            let terms = page.captured_terms().expect("a strategy");
+            assert_eq!([called.words, terms.words], [called.epoch, terms.epoch].map(words), "whole");
+            ran.push((called.epoch, terms.epoch));
+            runs.wait();
+            kept += 1;
+            let destroys_all = number.is_multiple_of(ALL_GO_EVERY);
+            while kept > 0 && (destroys_all || pace.next().is_multiple_of(2)) {
+                page.end_graph(rank);
+                kept -= 1;
+            }
+            if destroys_all {
+                runs.wait();
+                while captured(&page) == terms.epoch {
+                    std::thread::yield_now();
+                }
+            }
+        }
+        (0..kept).for_each(|_| page.end_graph(rank));
+        ended.fetch_add(1, Ordering::Release);
+        ran
+    };
+    let mut epoch = 0;
+    let ran = std::thread::scope(|scope| {
+        let ranks: Vec<_> = (0..RANKS).map(|number| scope.spawn(move || rank(number))).collect();
+        let mut pace = Pace(77);
+        while ended.load(Ordering::Acquire) < u64::from(RANKS) {
+            if pace.next().is_multiple_of(2) {
+                publisher.renew_captured(&service);
+            } else if publisher.publish(&service, &words(epoch + 1)).is_ok() {
+                epoch += 1;
+            }
+            (0..pace.next() % 200).for_each(|_| std::hint::spin_loop());
+        }
+        ranks.into_iter().map(|rank| rank.join().expect("a rank that does not panic")).collect::<Vec<_>>()
+    });
+    assert_eq!(ran[0], ran[1]);
+    assert_eq!(ran[0], ran[2]);
+    let mut under: Vec<_> = ran[0].iter().map(|(_, captured)| *captured).collect();
+    under.dedup();
+    assert!(under.is_sorted() && under.len() as u64 > GRAPHS / ALL_GO_EVERY, "{under:?}");
+    publisher.renew_captured(&service);
+    assert_eq!(captured(&page), epoch);
 }

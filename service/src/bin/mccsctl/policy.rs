@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use clap::Subcommand;
 use mccs_config::service::Algorithm;
-use mccs_config::{PolicyFile, Rate, TopologyFile};
+use mccs_config::{PolicyFile, Rate, ServiceConfig, TopologyFile};
 use mccs_service::collective::Choice;
 use mccs_service::control::ControlRequest;
 use mccs_service::controller::answer::{
     Applied, ControllerAnswer, ControllerRequest, HistoryView, LinkRateView, PathRateView, PolicyDiff, PolicyView,
     RatesView, Standing, StrategyView,
 };
-use mccs_service::controller::basis::not_enforced;
+use mccs_service::controller::basis::{not_enforced, not_there};
 use mccs_service::controller::history::Went;
 use mccs_service::controller::links::LinkState;
 use mccs_service::controller::pace::HostPace;
@@ -32,6 +32,9 @@ pub enum PolicyCommand {
         /// The topology it is for; without, paths and caps are not checked against one.
         #[arg(long, value_name = "FILE")]
         topology: Option<PathBuf>,
+        /// A host's service.toml; without, it is not checked whether there are the tenants that it names.
+        #[arg(long, value_name = "FILE")]
+        service: Option<PathBuf>,
     },
     /// Show what a policy file would change of every communicator.
     Diff {
@@ -92,8 +95,8 @@ impl PolicyCommand {
     /// What the service is asked for; nothing where the file alone says it all.
     pub fn request(&self, json: bool) -> anyhow::Result<Option<ControlRequest>> {
         let request = match self {
-            PolicyCommand::Check { file, topology } => {
-                check(file, topology.as_deref(), json)?;
+            PolicyCommand::Check { file, topology, service } => {
+                check(file, (topology.as_deref(), service.as_deref()), json)?;
                 return Ok(None);
             }
             PolicyCommand::Diff { file } => {
@@ -111,7 +114,7 @@ impl PolicyCommand {
     }
 }
 
-fn check(file: &Path, topology: Option<&Path>, json: bool) -> anyhow::Result<()> {
+fn check(file: &Path, (topology, service): (Option<&Path>, Option<&Path>), json: bool) -> anyhow::Result<()> {
     let (name, text) = read(file)?;
     let topology = topology.map(TopologyFile::load).transpose()?;
     let policy = match &topology {
@@ -125,7 +128,11 @@ fn check(file: &Path, topology: Option<&Path>, json: bool) -> anyhow::Result<()>
         policy.policy.name,
         policies.join(", ")
     );
-    let besides = not_enforced(&policy, topology.as_ref());
+    let mut besides = not_enforced(&policy, topology.as_ref());
+    if let Some(service) = service.map(ServiceConfig::load).transpose()? {
+        let there = service.tenants.iter().map(|tenant| &*tenant.name).collect();
+        besides.extend(not_there(policy.tenants_named(), &there));
+    }
     if json {
         let answer = serde_json::json!({ "policy": policy.policy.name, "not_enforced": besides });
         say!("{}", serde_json::to_string_pretty(&answer)?);

@@ -119,6 +119,36 @@ mod tests {
     }
 
     #[test]
+    fn options_come_on_top_of_a_file() {
+        let folder = tempfile::tempdir().expect("a directory");
+        let file = folder.path().join("change.toml");
+        std::fs::write(&file, "algorithm = 'ring'\ntransport = 'tcp'\nrings = [[0, 1]]\n").expect("a file");
+        let file = file.to_str().expect("text");
+        for (options, toml, window) in [
+            ("", "algorithm = 'ring'\ntransport = 'tcp'\nrings = [[0, 1]]", None),
+            ("--algorithm host_tree", "algorithm = 'host_tree'\ntransport = 'tcp'\nrings = [[0, 1]]", None),
+            ("--channels 3", "algorithm = 'ring'\ntransport = 'tcp'\nchannels = 3", None),
+            ("--transport rdma --window 9", "algorithm = 'ring'\ntransport = 'rdma'\nrings = [[0, 1]]", Some(9)),
+            ("--ring 1,0 --ring 0,1", "algorithm = 'ring'\ntransport = 'tcp'\nrings = [[1, 0], [0, 1]]", None),
+        ] {
+            let change = StrategyChange::parse(toml, "a change").expect("well-formed");
+            let request = ControlRequest::Reconfigure { communicator: 7, change, window };
+            assert_eq!(asked(format!("r 7 --file {file} {options}").trim_end()), Ok(request), "{options}");
+        }
+        for (words, why) in [
+            ("r 7 --algorithm circle", "circle"),
+            ("r 7 --channels many", "many"),
+            ("r 7 --channels 2 --ring 0,1", "cannot be used with"),
+            ("r 7 --transport pigeon", "pigeon"),
+            ("r 7 --window -1", "-1"),
+            ("r 7 --window 4", "nothing is to change"),
+        ] {
+            let refusal = asked(words).expect_err(words);
+            assert!(refusal.contains(why), "{refusal}");
+        }
+    }
+
+    #[test]
     fn changes_of_gpus_are_asked_for() {
         let wanted = |toml| StrategyChange::parse(toml, "a change").expect("well-formed");
         for (words, toml) in [

@@ -93,6 +93,7 @@ pub fn comms(comms: &[CommView]) {
         progress.extend(c.on_gpus.map(|GpuStrategy { large_from, lines }| {
             format!("(large_from {large_from}, lines {})", if lines { "on" } else { "off" })
         }));
+        progress.extend(c.graphs_keep.map(|epoch| format!("(graphs keep {epoch})")));
         say!(
             "{:>6} {:<12} {:<8} {:>6} {:>11} {:>12.1} {:>9.2} {:>7} {:>6}  {}",
             c.communicator,

@@ -440,6 +440,7 @@ mod tests {
                 failed: 0,
                 epoch: 3,
                 on_gpus: None,
+                graphs_keep: None,
                 nranks: 4,
                 hosts: vec!["h0".into(), "h1".into()],
                 links: Some(7),

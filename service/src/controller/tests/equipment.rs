@@ -34,6 +34,7 @@ fn equipment(interfaces: &[&str], rdma_ports: &[&str]) -> Equipment {
         gpus: 0,
         interfaces: Some(interfaces_that_are_up(interfaces)),
         rdma_ports: Some(rdma_ports.iter().map(|port| port.parse().unwrap()).collect()),
+        tenants: None,
     }
 }
 

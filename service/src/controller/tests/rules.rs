@@ -4,9 +4,11 @@
 use mccs_config::change::StrategyChange;
 use mccs_config::service::Algorithm;
 
-use super::bed::{Bed, policy, text};
+use super::bed::{Bed, name, policy, text};
+use crate::controller::agent::Agent;
 use crate::controller::answer::{ControllerAnswer, ControllerRequest, Standing};
 use crate::controller::basis::Text;
+use crate::controller::equipment::Equipment;
 use crate::exchange::protocol::CommId;
 
 fn says(rest: &str) -> Text {
@@ -92,4 +94,49 @@ fn rules_without_effect_are_named_before_and_after() {
     let Ok(ControllerAnswer::Applied(applied)) = bed.answer(ControllerRequest::Apply { name, text }) else { panic!() };
     assert!(diff.not_enforced[0].contains("policy ffa has none"), "{:?}", diff.not_enforced);
     assert_eq!((&applied.not_enforced, &bed.show().not_enforced), (&diff.not_enforced, &diff.not_enforced));
+}
+
+#[test]
+fn rules_for_tenants_that_nobody_is_are_named_and_hold_once_somebody_is() {
+    const WINDOW: &str = "[[window]]\ntenant = \"serch\"\nperiod = \"10ms\"\nlength = \"5ms\"\n";
+    const RULES: &str = "[[tenant]]\nname = \"reserch\"\ncap = \"1Gbit/s\"\n[[tenant]]\nname = \"search\"\n\
+                         [[reserve]]\ntenant = \"reserch\"\npaths = [\"spine0\"]\n";
+    let mut bed = Bed::new("ffa");
+    let serves = |bed: &mut Bed, host: &str, tenants: Option<&[&str]>| {
+        let tenants = tenants.map(|tenants| tenants.iter().map(ToString::to_string).collect());
+        let equipment = Equipment { tenants, ..Equipment::default() };
+        bed.host(&name(host)).agent = Agent::new(name("host-a")).with_equipment(equipment);
+    };
+    for host in ["host-a", "host-b", "host-c"] {
+        serves(&mut bed, host, Some(&["research", "search"]));
+    }
+    serves(&mut bed, "host-d", None);
+    let file = format!("[policy]\nname = \"pfa\"\n{RULES}{WINDOW}");
+    bed.controller.files(None, Some(text("policy.toml", &file)), bed.now);
+    bed.run();
+    // One has not said.
+    let is_of_tenants = |what: &String| what.starts_with("rules for tenant");
+    assert!(!bed.show().not_enforced.iter().any(is_of_tenants));
+    serves(&mut bed, "host-d", Some(&["search"]));
+    bed.restart_controller(2, text("policy.toml", &file));
+    bed.run();
+    let expected = [
+        "rules for tenant \"reserch\": nobody is called so now; did you mean \"research\"?",
+        "rules for tenant \"serch\": nobody is called so now; did you mean \"search\"?",
+    ];
+    let of_tenants = |all: Vec<String>| all.into_iter().filter(is_of_tenants).collect::<Vec<_>>();
+    assert_eq!(of_tenants(bed.show().not_enforced), expected);
+    let ask = |name: &str| ControllerRequest::Diff { name: name.into(), text: file.clone() };
+    let Ok(ControllerAnswer::Diff(diff)) = bed.answer(ask("diff.toml")) else { panic!("no diff") };
+    assert_eq!(of_tenants(diff.not_enforced), expected);
+    let comm = bed.begin_wide("reserch");
+    let Ok(ControllerAnswer::Applied(applied)) =
+        bed.answer(ControllerRequest::Apply { name: "apply.toml".into(), text: file.clone() })
+    else {
+        panic!("not applied")
+    };
+    assert_eq!(of_tenants(applied.not_enforced), expected[1..]);
+    bed.end(&comm);
+    bed.run();
+    assert_eq!(of_tenants(bed.show().not_enforced), expected);
 }

@@ -124,6 +124,11 @@ impl Strategies {
         Ok(cut)
     }
 
+    /// Has what ranks capture from now on run under the last strategy, if no rank has graphs: those keep the one that they were captured under.
+    pub fn renew_captured(&self) {
+        self.state().publisher.renew_captured(&self.page);
+    }
+
     /// The one that was published last; none where ranks have nothing to choose.
     #[must_use]
     pub fn last(&self) -> Option<GpuStrategy> {
@@ -238,14 +243,16 @@ mod tests {
     }
 
     #[test]
-    fn a_graph_keeps_the_strategy_in_force_until_it_is_destroyed() {
+    fn a_graph_keeps_its_strategy_until_it_is_destroyed_and_others_go_on() {
         let strategies = strategies(ABLE);
+        let captured = || strategies.page().captured_terms().map(|terms| terms.epoch);
         assert!(strategies.page().begin_graph(2));
-        let refusal = strategies.change(&change("lines = false")).expect_err("refused");
-        let reason = "rank 2 has captured graphs, which keep the strategy in force until they are destroyed";
-        assert_eq!(refusal.to_string(), reason);
-        assert_eq!(strategies.last(), Some(measured()));
-        strategies.page().end_graph(2);
         assert_eq!(strategies.change(&change("lines = false")), Ok(Cut { epoch: 1, from: 1 }));
+        assert_eq!(way(&strategies, 1, 1 << 16), Some(Algorithm::BulkTwoShot));
+        strategies.renew_captured();
+        assert_eq!(captured(), Some(0));
+        strategies.page().end_graph(2);
+        strategies.renew_captured();
+        assert_eq!(captured(), Some(1));
     }
 }

@@ -106,7 +106,12 @@ impl ProxyEngine {
             self.asks_of_gpus += 1;
             let asks_all = self.asks_of_gpus.is_multiple_of(ASK_ALL_EVERY);
             let live = comms.iter().filter_map(|comm| self.comms.get(*comm)).filter(|live| live.failure.is_none());
-            live.filter(|live| asks_all || live.may_run_on_gpus()).for_each(|live| live.info.ask());
+            for live in live {
+                live.info.direct.iter().for_each(|direct| direct.strategies().renew_captured());
+                if asks_all || live.may_run_on_gpus() {
+                    live.info.ask();
+                }
+            }
             return;
         }
         let timeout = self.timeouts.operation;

@@ -269,11 +269,16 @@ fn the_operator_changes_what_ranks_on_gpus_run_by() {
     assert_eq!((bed.seen().0, page.published()), (1, 2));
     assert_eq!(bed.reconfigure("large_from = '0'"), Ok(Reconfigured { epoch: 2, cut: 4 }));
     assert!(page.begin_graph(2));
-    let reason = bed.reconfigure("large_from = 'measured'").expect_err("captured");
-    assert_eq!(reason, "rank 2 has captured graphs, which keep the strategy in force until they are destroyed");
-    assert_eq!(bed.seen(), (2, Some(("0".into(), false))));
-    page.end_graph(2);
     assert_eq!(bed.reconfigure("large_from = 'measured'"), Ok(Reconfigured { epoch: 3, cut: 4 }));
+    assert_eq!(bed.seen(), (3, Some(("measured".into(), false))));
+    let captured = || page.captured_terms().map(|terms| terms.epoch);
+    bed.look_at_gpus();
+    assert_eq!(crate::control::CommView::of(&comm).graphs_keep, Some(2));
+    assert_eq!((captured(), page.terms(5).map(|terms| terms.epoch)), (Some(2), Some(3)));
+    page.end_graph(2);
+    assert_eq!(captured(), Some(2));
+    bed.look_at_gpus();
+    assert_eq!(captured(), Some(3));
 }
 
 #[test]

@@ -20,7 +20,7 @@ use crate::exchange::limits::{CHANGE_WINDOW_MAX, FRAME_BYTES_MAX, HELLO_BYTES_MA
 
 /// Version of the protocol, and of what controllers and agents tell each other in it (`controller/message.rs`). Services of
 /// different versions refuse each other.
-pub const VERSION: u16 = 12;
+pub const VERSION: u16 = 13;
 
 const MAGIC: &[u8; 4] = b"mccs";
 const KIND_HELLO: u8 = b'H';

@@ -62,6 +62,7 @@ fn overview() -> Overview {
             failed: 2,
             epoch: 3,
             on_gpus: None,
+            graphs_keep: None,
             nranks: 4,
             hosts: vec!["h0".into(), "h1".into()],
             links: Some(0),

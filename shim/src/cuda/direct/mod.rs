@@ -191,8 +191,7 @@ impl DirectCommunicator {
     /// # Safety
     /// The stream must live.
     unsafe fn begin(&self, order: &mut Order, stream: RawStream, is_captured: bool) -> Result<DirectStrategy, Error> {
-        // Nobody counts what graphs run: they get the last strategy, and have it stay.
-        let number = if is_captured { u64::MAX } else { order.next_number() };
+        let number = order.next_number();
         let may_begin = if is_captured {
             // SAFETY: the caller's contract is passed on.
             unsafe { self.begin_in_graph(order, stream)? }
@@ -201,6 +200,10 @@ impl DirectCommunicator {
         };
         if !may_begin {
             self.wait_while_held()?;
+        }
+        // Nobody counts what graphs run: they get a strategy of their own, and have it stay.
+        if is_captured {
+            return Ok(strategy_of(&published_terms(self.member.page.captured_terms())?));
         }
         self.strategy(order, number)
     }
@@ -332,12 +335,9 @@ impl DirectCommunicator {
     fn strategy(&self, order: &mut Order, number: u64) -> Result<DirectStrategy, Error> {
         let published = self.member.page.published();
         if order.strategy.published != published || !order.strategy.operations.contains(&number) {
-            let terms = self.member.page.terms(number);
-            let DirectTerms { words, from, until, .. } =
-                terms.ok_or_else(|| Error::ServiceGone("it published no strategy".into()))?;
-            let bytes = &bytemuck::cast_slice(&words)[..size_of::<DirectStrategy>()];
-            let strategy = bytemuck::pod_read_unaligned(bytes);
-            order.strategy = KnownStrategy { published, operations: from..until, strategy };
+            let terms = published_terms(self.member.page.terms(number))?;
+            let (operations, strategy) = (terms.from..terms.until, strategy_of(&terms));
+            order.strategy = KnownStrategy { published, operations, strategy };
         }
         Ok(order.strategy.strategy)
     }
@@ -376,6 +376,14 @@ impl DirectCommunicator {
         self.end_large(&mut order);
         ended
     }
+}
+
+fn published_terms(terms: Option<DirectTerms>) -> Result<DirectTerms, Error> {
+    terms.ok_or_else(|| Error::ServiceGone("it published no strategy".into()))
+}
+
+fn strategy_of(terms: &DirectTerms) -> DirectStrategy {
+    bytemuck::pod_read_unaligned(&bytemuck::cast_slice(&terms.words)[..size_of::<DirectStrategy>()])
 }
 
 impl Drop for DirectCommunicator {
