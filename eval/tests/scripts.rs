@@ -32,9 +32,8 @@ fn tables_are_as_committed(name: &str, results_of: &[&str]) {
     });
     assert_eq!(failure(script(name).arg("--table").args(copies)), None);
     for of in results_of {
-        let [now, committed] = [folder.path(), &results()].map(|folder| {
-            std::fs::read_to_string(folder.join(of).with_extension("md")).expect("a table")
-        });
+        let [now, committed] = [folder.path(), &results()]
+            .map(|folder| std::fs::read_to_string(folder.join(of).with_extension("md")).expect("a table"));
         assert_eq!(now, committed, "{of}: {name} --table writes another table");
     }
 }
