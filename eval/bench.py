@@ -11,7 +11,8 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-BINARIES = ROOT / "target" / "release"
+# Tests name the folder of those that they have built.
+BINARIES = pathlib.Path(os.environ.get("MCCS_BIN", ROOT / "target" / "release"))
 RESULTS = ROOT / "eval" / "results"
 
 

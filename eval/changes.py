@@ -2,19 +2,25 @@
 """What it costs a job, on the hosts of an emulated fabric, that the operator changes its strategy all the time: first many
 changes with every element of every result checked, then gaps between completions, with and without changes in turn.
 
+With --table, rewrites the tables of results from what they have measured; runs nothing else.
+
 usage: changes.py FABRIC.toml NAME [--ranks-per-host 2] [--checked 100000] [--measured 1000] [--bytes 65536,8388608]
                   [--depth 1] [--paths 20000-20099,20100-20199] [--devices] [--paces]
+       changes.py --table eval/results/NAME.json...
 
 With --devices each host has a second interface beside its first (macvlan), and ways leave by the one, the other, or whichever the
-host's routes say. With --paces the first host is the controller, and the tenant's cap, weight or window changes every few changes.
+host's routes say. With --paces the first host is the controller, and every few changes another policy is applied, which leaves strategies as
+they are: the tenant's cap, weight or window changes.
 
 Needs root. Build first: cargo build --release --workspace. Writes eval/results/NAME.json (data and provenance) and NAME.md."""
 
 import argparse
 import contextlib
+import json
 import pathlib
 import secrets
 import tempfile
+import tomllib
 
 import bench
 import cluster
@@ -60,10 +66,44 @@ def run(fabric, placed, arguments, paces):
             timeout=3600))[0]
 
 
+def text_of(options, varied, measured, checked):
+    """The table, and what was checked."""
+    fabric = tomllib.loads((bench.ROOT / options.fabric).read_text())
+    us = lambda record, name: f"{record[name]:.0f}"
+    # How much longer the longest gap is around a change, in calls.
+    longer = lambda one, quantile: (one[f"gap_{quantile}_us"] - one[f"quiet_gap_{quantile}_us"]) / one["call_p50_us"]
+    rows = [[one["bytes"], one["changes"], one["calls"], us(one, "call_p50_us"),
+             *(f"{us(one, f'quiet_gap_{q}_us')}, {us(one, f'gap_{q}_us')}: {longer(one, q):+.2f}" for q in ("p50", "p99")),
+             f"{us(one, 'agreed_p50_us')}, {us(one, 'agreed_p99_us')}"] for one in measured]
+    heads = ["bytes", "changes", "calls", "a call, us", "longest gap without a change, with one, us: differ by so many calls, p50",
+             "p99", "hosts agreed after, p50, p99 us"]
+    text = (f"Fabric {fabric['name']}: {len(fabric['host'])} hosts x {options.ranks_per_host} ranks, all-reduce. Gaps are times between "
+            "completions at rank 0; the longest one is of all calls from asking for a change until eight calls under it have ended, "
+            "and of as many calls without a change after that, in turn.")
+    if few := {one["changes"] for one in measured if one["gap_p99_us"] == one["gap_max_us"]}:
+        text += f" The p99 of {' and '.join(map(str, sorted(few)))} changes is the greatest of them."
+    text += "\n\n" + bench.table(heads, rows)
+    paces = ", and {} policies that change the tenant's cap, weight or window," if options.paces else ""
+    depth = f", up to {options.depth} at a time," if options.depth > 1 else ""
+    for one in checked:
+        text += (f"\nWith new data for each call and every element checked on every rank: {one['changes']} changes of "
+                 f"{', '.join(varied[:-1])} and {varied[-1]}{paces.format(one.get('policies'))} during {one['calls']} calls of {one['bytes']} bytes{depth} "
+                 f"in {one['seconds']:.0f} s; none lost, repeated, reordered or wrong.\n")
+    return text
+
+
+def rewrite(parser, path):
+    """The table of results, from what was measured."""
+    data = json.loads(path.read_text())
+    options = parser.parse_args(data["command"].split(" ")[1:])
+    path.with_suffix(".md").write_text(text_of(options, data["varied"], data["measured"], data["checked"]))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("fabric")
-    parser.add_argument("name")
+    parser.add_argument("fabric", nargs="?")
+    parser.add_argument("name", nargs="?")
+    parser.add_argument("--table", type=pathlib.Path, nargs="+", help="results whose tables are rewritten")
     parser.add_argument("--ranks-per-host", type=int, default=2)
     parser.add_argument("--checked", type=int, default=100000, help="changes with checked data")
     parser.add_argument("--measured", type=int, default=1000, help="changes of each size whose gaps are measured")
@@ -73,6 +113,12 @@ def main():
     parser.add_argument("--devices", action="store_true", help="ways also differ by the device that they leave by")
     parser.add_argument("--paces", action="store_true", help="what the tenant may have changes as well")
     options = parser.parse_args()
+    if options.table:
+        for path in options.table:
+            rewrite(parser, path)
+        return
+    if not options.name:
+        parser.error("on which fabric, and by which name?")
     varied = ["rings", "algorithm"] + ["ways", "ways of single flows"] * bool(options.paths) + ["devices"] * options.devices
     ways = [argument for ports in options.paths.split(",") if ports for argument in ("--path", ports)]
     ways += [argument for device in DEVICES for argument in ("--device", device)] * options.devices
@@ -89,23 +135,8 @@ def main():
             checked.append(run(fabric, placed, ["--bytes", "4KiB", "--changes", options.checked, "--window", 2, "--check",
                                                 "--depth", options.depth, *ways], options.paces))
             print(checked[-1], flush=True)
-    us = lambda record, name: f"{record[name]:.0f}"
-    # How much longer the longest gap is around a change, in calls.
-    longer = lambda one, quantile: (one[f"gap_{quantile}_us"] - one[f"quiet_gap_{quantile}_us"]) / one["call_p50_us"]
-    rows = [[one["bytes"], one["changes"], one["calls"], us(one, "call_p50_us"),
-             *(f"{us(one, f'quiet_gap_{q}_us')}, {us(one, f'gap_{q}_us')}: {longer(one, q):+.2f}" for q in ("p50", "p99")),
-             f"{us(one, 'agreed_p50_us')}, {us(one, 'agreed_p99_us')}"] for one in measured]
-    heads = ["bytes", "changes", "calls", "a call, us", "longest gap without a change, with one, us: differ by so many calls, p50",
-             "p99", "hosts agreed after, p50, p99 us"]
-    text = (f"Fabric {fabric.name}: {len(fabric.hosts)} hosts x {options.ranks_per_host} ranks, all-reduce. Gaps are times between "
-            "completions at rank 0; the longest one is of all calls from asking for a change until eight calls under it have ended, "
-            "and of as many calls without a change after that, in turn.\n\n" + bench.table(heads, rows))
-    paces = ", and {} of the tenant's caps, weight and window," if options.paces else ""
-    for one in checked:
-        text += (f"\nWith new data for each call and every element checked on every rank: {one['changes']} changes of "
-                 f"{', '.join(varied[:-1])} and {varied[-1]}{paces.format(one['policies'])} during {one['calls']} calls of {one['bytes']} bytes, up to "
-                 f"{options.depth} at a time, in {one['seconds']:.0f} s; none lost, repeated, reordered or wrong.\n")
-    bench.write_results(options.name, bench.provenance() | {"measured": measured, "checked": checked}, text)
+    text = text_of(options, varied, measured, checked)
+    bench.write_results(options.name, bench.provenance() | {"varied": varied, "measured": measured, "checked": checked}, text)
     print(text)
 
 

@@ -1,22 +1,28 @@
 #!/usr/bin/env python3
 """Draws what mccs-sim, scenario.py and recovery.py have written: `plot.py eval/results/sim-qos.json ...` makes an SVG
-beside each file.
+beside each file; `plot.py --check eval/results` fails where a figure there was drawn from other data, or by another plot.py, than there are now.
 
-Needs matplotlib. Bars and points are means over runs, lines from the least to the most, and crosses what was simulated of a run on the
-emulated network.
+Needs matplotlib, but for --check. Bars and points are means over runs, lines from the least to the most, and crosses what was simulated of a
+run on the emulated network.
 """
 
+import hashlib
 import json
 import statistics
 import sys
 from pathlib import Path
 
-import matplotlib
 
-matplotlib.use("Agg")
-matplotlib.rcParams["svg.hashsalt"] = "mccs"
-matplotlib.rcParams["svg.fonttype"] = "none"
-import matplotlib.pyplot as plt
+def pyplot():
+    """What draws; checking does without it."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    matplotlib.rcParams["svg.hashsalt"] = "mccs"
+    matplotlib.rcParams["svg.fonttype"] = "none"
+    import matplotlib.pyplot
+
+    return matplotlib.pyplot
 
 
 def spread(values):
@@ -52,7 +58,7 @@ def bars(data):
     foretold = list(panels([data["simulated"][variant["name"]] for variant in variants], jobs)) if "rounds" in data else []
     columns = max(len(jobs), 1) if jobs else 2
     rows = -(-len(drawn) // columns)
-    figure, axes = plt.subplots(rows, columns, figsize=(4.2 * columns, 3.0 * rows), squeeze=False)
+    figure, axes = pyplot().subplots(rows, columns, figsize=(4.2 * columns, 3.0 * rows), squeeze=False)
     names = [variant["name"] for variant in variants]
     for axis, (_, figures) in zip(axes.flat, foretold):
         axis.plot(range(len(names)), [each["mean"] for each in figures], "x", color="black", zorder=3)
@@ -71,7 +77,7 @@ def bars(data):
 def by_length(data):
     """Bus bandwidth of each job over its length, a line a variant."""
     jobs = [job["name"] for job in data["scenario"]["job"]]
-    figure, axes = plt.subplots(1, len(jobs), figsize=(5.5 * len(jobs), 3.6), squeeze=False)
+    figure, axes = pyplot().subplots(1, len(jobs), figsize=(5.5 * len(jobs), 3.6), squeeze=False)
     styles = [("0.6", ":", "o"), ("0.6", "-", "s"), ("0.0", ":", "o"), ("0.0", "-", "s"), ("0.0", "--", "^")]
     for axis, job in zip(axes.flat, jobs):
         lengths = [one["bytes"][job] for one in data["lengths"]]
@@ -95,7 +101,7 @@ def by_length(data):
 
 def over_time(data):
     """Bus bandwidth of every collective; of each series the first round dark."""
-    figure, axis = plt.subplots(figsize=(7, 3))
+    figure, axis = pyplot().subplots(figsize=(7, 3))
     for (name, rounds), style in zip(data["rounds"].items(), (":", "-")):
         for number, record in enumerate(rounds):
             dark = number == 0
@@ -120,7 +126,7 @@ def over_time(data):
 def recovery(data):
     """How long after a link's death each thing happened: a point a round, a line at the median."""
     names = {"next_call_s": "next call ended", "found_s": "link found dead", "strategy_s": "new strategy agreed on"}
-    figure, axis = plt.subplots(figsize=(6, 3))
+    figure, axis = pyplot().subplots(figsize=(6, 3))
     for place, key in enumerate(names):
         values = [one[key] for one in data["rounds"]]
         # Beside each other, in the order of rounds.
@@ -143,17 +149,41 @@ def kind_of(data):
     return over_time if isinstance(data["rounds"], dict) else recovery
 
 
+def source(path):
+    """What a figure is drawn from and by, as it says itself."""
+    digest = hashlib.sha256(Path(__file__).read_bytes() + path.read_bytes())
+    return f"{path.name}, with plot.py sha256 {digest.hexdigest()}"
+
+
 def draw(path):
     data = json.loads(path.read_text())
     figure = kind_of(data)(data)
     figure.tight_layout()
     # The same data, the same file.
-    figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
-    plt.close(figure)
+    figure.savefig(path.with_suffix(".svg"), metadata={"Date": None, "Source": source(path)})
+    pyplot().close(figure)
+
+
+def stale(figure):
+    """Whether a figure is not what would be drawn now."""
+    path = figure.with_suffix(".json")
+    return not path.exists() or f">{source(path)}<" not in figure.read_text()
+
+
+def check(folder):
+    figures = sorted(folder.glob("*.svg"))
+    if not figures:
+        sys.exit(f"no figures in {folder}")
+    if others := [figure.name for figure in figures if stale(figure)]:
+        sys.exit(f"not of the data beside them, draw them anew: {' '.join(others)}")
 
 
 if __name__ == "__main__":
     if len(sys.argv) < 2:
         sys.exit(__doc__)
-    for name in sys.argv[1:]:
-        draw(Path(name))
+    if sys.argv[1] == "--check":
+        for name in sys.argv[2:]:
+            check(Path(name))
+    else:
+        for name in sys.argv[1:]:
+            draw(Path(name))
