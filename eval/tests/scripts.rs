@@ -1,4 +1,4 @@
-//! The evaluation's scripts, on committed results: tables and figures are what the data beside them give.
+//! The evaluation's scripts, on committed results: tables and figures are what the data beside them give. Needs Python, which `cargo test` elsewhere does not.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -40,22 +40,26 @@ fn tables_are_as_committed(name: &str, results_of: &[&str]) {
 
 /// Jobs compared with the simulator, which runs again, also of flows that a hash sent (`setup1`); by length; over time; alone.
 #[test]
+#[ignore = "needs Python"]
 fn tables_of_scenarios_are_of_their_data_and_of_what_is_simulated_now() {
     let kinds = ["fabric-setup1", "fabric-shares", "fabric-single-sizes", "fabric-detour", "fabric-qos-alone-fair"];
     tables_are_as_committed("scenario.py", &kinds);
 }
 
 #[test]
+#[ignore = "needs Python"]
 fn tables_of_changes_are_of_their_data() {
     tables_are_as_committed("changes.py", &["changes", "changes-ways", "changes-all", "changes-deep"]);
 }
 
 #[test]
+#[ignore = "needs Python"]
 fn figures_are_of_the_data_beside_them() {
     assert_eq!(failure(script("plot.py").arg("--check").arg(results())), None);
 }
 
 #[test]
+#[ignore = "needs Python"]
 fn a_figure_of_other_data_is_found() {
     let folder = tempfile::tempdir().expect("a folder");
     for name in ["fabric-shares.svg", "fabric-shares.json", "fabric-turns.svg", "fabric-turns.json"] {
