@@ -69,6 +69,12 @@ static int make(const struct call *c, const struct member *m, void *send, void *
     }
 }
 
+/* The driver's copy from memory that is not pinned may return before it has ended, and orders no stream that does not wait for the default one. */
+static void to_gpu(CUdeviceptr to, const void *from, size_t bytes) {
+    CUDA(cuMemcpyHtoD_v2(to, from, bytes));
+    CUDA(cuStreamSynchronize(NULL));
+}
+
 /* Makes a call between buffers that are given, and checks every element that came, and that nothing else was written. */
 static void run_between(struct call c, const struct member *m, CUdeviceptr input, CUdeviceptr output) {
     size_t size = SIZES[c.type], sent = send_count(&c, m), received = receive_count(&c, m), shift = 0;
@@ -87,9 +93,9 @@ static void run_between(struct call c, const struct member *m, CUdeviceptr input
         else send += offset;
         memcpy(got + (send - output), given, sent * size);
     } else if (sent > 0) {
-        CUDA(cuMemcpyHtoD_v2(input, given, sent * size));
+        to_gpu(input, given, sent * size);
     }
-    CUDA(cuMemcpyHtoD_v2(output, got, looked_at));
+    to_gpu(output, got, looked_at);
     /* Who sends or receives nothing need not say where. */
     int result = make(&c, m, sent ? (void *)send : NULL, received ? (void *)recv : NULL);
     if (result != success) fail(NAMES[c.kind], __LINE__, result);
@@ -137,7 +143,7 @@ static void check_factors(const struct member *m) {
     int first, op;
     double number = FACTORS[m->rank];
     CUDA(cuMemAlloc_v2(&there, sizeof number));
-    CUDA(cuMemcpyHtoD_v2(there, &number, sizeof number));
+    to_gpu(there, &number, sizeof number);
     OK(ncclRedOpCreatePreMulSum(&first, &number, float64, HOST, m->comm));
     OK(ncclRedOpCreatePreMulSum(&op, (void *)there, float64, DEVICE, m->comm));
     TRUE(first != op && first > avg && op > avg);
@@ -165,12 +171,12 @@ static void check_points(const struct member *m) {
     enum { APART = 8000 };
     round_number++;
     memset(got, UNTOUCHED, ROOM);
-    CUDA(cuMemcpyHtoD_v2(out, got, ROOM));
+    to_gpu(out, got, ROOM);
     for (int peer = 0; peer < m->n; peer++) {
         for (size_t i = 0; i < length(m->rank, peer); i++) store(given + peer * APART * 4, float32, i, value(m->rank * RANKS_MAX + peer, i, -9, 19));
         for (size_t i = 0; i < length(peer, m->rank); i++) store(got + peer * APART * 4, float32, i, value(peer * RANKS_MAX + m->rank, i, -9, 19));
     }
-    CUDA(cuMemcpyHtoD_v2(in, given, RANKS_MAX * APART * 4));
+    to_gpu(in, given, RANKS_MAX * APART * 4);
     OK(ncclGroupStart());
     for (int peer = 0; peer < m->n; peer++) {
         OK(ncclSend((void *)(in + peer * APART * 4), length(m->rank, peer), float32, peer, m->comm, stream));
@@ -184,7 +190,7 @@ static void check_points(const struct member *m) {
     round_number++;
     if (m->rank == 0) {
         for (size_t i = 0; i < 4321; i++) store(given, int64, i, value(0, i, -99, 199));
-        CUDA(cuMemcpyHtoD_v2(in, given, 4321 * 8));
+        to_gpu(in, given, 4321 * 8);
         OK(ncclSend((void *)in, 4321, int64, m->n - 1, m->comm, stream));
     } else if (m->rank == m->n - 1) {
         OK(ncclRecv((void *)out, 4321, int64, 0, m->comm, stream));
@@ -502,7 +508,7 @@ static void check_init_all(void) {
             CUDA(cuStreamCreate(&streams[i], 1));
             CUDA(cuMemAlloc_v2(&buffers[i], COUNT * 4));
             for (int at = 0; at < COUNT; at++) store(given, int32, at, value(i, at, -99, 199));
-            CUDA(cuMemcpyHtoD_v2(buffers[i], given, COUNT * 4));
+            to_gpu(buffers[i], given, COUNT * 4);
             OK(ncclCommUserRank(comms[i], &number));
             EXPECT(i, number);
             OK(ncclCommCuDevice(comms[i], &number));
