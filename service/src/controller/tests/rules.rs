@@ -119,6 +119,8 @@ fn rules_for_tenants_that_nobody_is_are_named_and_hold_once_somebody_is() {
     assert!(!bed.show().not_enforced.iter().any(is_of_tenants));
     serves(&mut bed, "host-d", Some(&["search"]));
     bed.restart_controller(2, text("policy.toml", &file));
+    // Its service has started anew.
+    serves(&mut bed, "host-a", Some(&["research", "search"]));
     bed.run();
     let expected = [
         "rules for tenant \"reserch\": nobody is called so now; did you mean \"research\"?",

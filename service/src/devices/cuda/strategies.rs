@@ -248,7 +248,7 @@ mod tests {
         let captured = || strategies.page().captured_terms().map(|terms| terms.epoch);
         assert!(strategies.page().begin_graph(2));
         assert_eq!(strategies.change(&change("lines = false")), Ok(Cut { epoch: 1, from: 1 }));
-        assert_eq!(way(&strategies, 1, 1 << 16), Some(Algorithm::BulkTwoShot));
+        assert_eq!(way(&strategies, 1, 1 << 19), Some(Algorithm::BulkTwoShot));
         strategies.renew_captured();
         assert_eq!(captured(), Some(0));
         strategies.page().end_graph(2);
