@@ -225,7 +225,7 @@ impl Setup {
                     let prepared = self.prepare(&gpus, charges);
                     let error = prepared.as_ref().err().and_then(PrepareError::driver);
                     error.into_iter().for_each(|error| self.find_lost(error, gpus.iter().copied()));
-                    let prepared = prepared.map_err(|error| error.to_string());
+                    let prepared = prepared.map(Box::new).map_err(|error| error.to_string());
                     self.news.tell(ProxyMessage::Prepared { key, prepared });
                 }
             }

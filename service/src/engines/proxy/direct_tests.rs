@@ -75,7 +75,7 @@ impl Device for Pages {
         let areas = gpus.iter().map(|_| AreaName { ipc_handle: vec![0; 64], gpu: [0; 16] }).collect();
         let (execution, events) = (self.execution, Vec::new());
         let share = DirectShare { layout: [0; LAYOUT_WORDS], areas, large: None, execution, is_timed: true, events };
-        let prepared = Ok(Prepared { share, page: fd, group });
+        let prepared = Ok(Box::new(Prepared { share, page: fd, group }));
         assert!(self.done.send(ProxyMessage::Prepared { key, prepared }).is_ok());
         Prepare::Begun
     }

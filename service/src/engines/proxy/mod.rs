@@ -216,7 +216,7 @@ impl ProxyEngine {
             ProxyMessage::SetTransports(transports) => self.device.set_transports(transports),
             ProxyMessage::Listening { links, engine, listener } => self.listening(links, engine, listener),
             ProxyMessage::LinksFailed { links, fault } => self.links_failed(links, &fault, now),
-            ProxyMessage::Prepared { key, prepared } => self.prepared(key, prepared, now),
+            ProxyMessage::Prepared { key, prepared } => self.prepared(key, prepared.map(|prepared| *prepared), now),
             ProxyMessage::DeviceFailed { comm, message } => self.kill(comm, Failure::new(ErrorClass::System, message)),
             ProxyMessage::Exchange(event) => self.exchange_event(event, now),
             ProxyMessage::SetPace { comm, pace } => self.set_pace(&comm, &pace),

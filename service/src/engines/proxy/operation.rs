@@ -208,7 +208,7 @@ pub enum ProxyMessage {
     /// Links of a communicator have failed at a transport engine.
     LinksFailed { links: LinksId, fault: Arc<ChannelFault> },
     /// A device has made what the ranks of a communicator share, or cannot.
-    Prepared { key: Handle, prepared: Result<Prepared, String> },
+    Prepared { key: Handle, prepared: Result<Box<Prepared>, String> },
     /// A transport engine has made the links of a strategy to come, or cannot.
     EpochPrepared { links: LinksId, epoch: u32, made: Result<(), TransportError> },
     /// A transport engine has told what a communicator's channels wait for.
