@@ -18,6 +18,7 @@ import sys
 import tempfile
 
 import bench
+from cuda import machine_of
 from cuda_service import BINARIES, cell, services
 
 COLLECTIVES = "all_reduce,all_gather,reduce_scatter,all_to_all,broadcast"
@@ -101,9 +102,7 @@ def main():
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, mps_server(folder) as told:
         found = {client: measure(options, told, *who) for client, who in CLIENTS.items()}
-    name, driver = bench.run(["nvidia-smi", "--format=csv,noheader", "--query-gpu=name,driver_version"]).splitlines()[0].split(", ")
-    facts = {"commit": options.commit or bench.run(["git", "rev-parse", "--short", "HEAD"]).strip(),
-             "machine": f"{name}, {options.nranks} of one host, driver {driver}, {os.cpu_count()} cores",
+    facts = {"commit": options.commit or bench.run(["git", "rev-parse", "--short", "HEAD"]).strip(), "machine": machine_of(options.nranks),
              "command": " ".join(["eval/crossovers.py", *sys.argv[1:]]), "rounds": options.rounds}
     text = (f"{facts['machine']}; commit {facts['commit']}. A service whose collectives all go by kernels in the ranks' streams, and one where all go by its "
             f"copy engines, in turn. Times in us, of calls back to back as the callers' streams see them: median (least to greatest) of {options.rounds} "

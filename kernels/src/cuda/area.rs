@@ -200,6 +200,11 @@ impl Default for AreaCounts {
     }
 }
 
+/// The first word of an operation's stamp.
+fn stamp_at(number: u32) -> usize {
+    (STAMPS_OFFSET + number as usize % STAMPS * STAMP_BYTES) / 8
+}
+
 impl AreaCounts {
     /// Where to copy [`AreaLayout::COUNTED_BYTES`] of an area to.
     pub fn as_bytes_mut(&mut self) -> &mut [u8] {
@@ -231,7 +236,7 @@ impl AreaCounts {
     /// The stamp of an operation, if it has ended, and is among the last ones.
     #[must_use]
     pub fn stamp(&self, number: u32) -> Option<Stamp> {
-        let at = (STAMPS_OFFSET + number as usize % STAMPS * STAMP_BYTES) / 8;
+        let at = stamp_at(number);
         let [call, began, ended_number, ended] = self.0[at..at + 4] else { return None };
         Stamp::from_words(call, began, ended_number, ended).filter(|stamp| stamp.number == number)
     }
@@ -243,7 +248,7 @@ impl AreaCounts {
 
     /// As kernels leave a stamp.
     pub fn set_stamp(&mut self, stamp: Stamp) {
-        let at = (STAMPS_OFFSET + stamp.number as usize % STAMPS * STAMP_BYTES) / 8;
+        let at = stamp_at(stamp.number);
         let call = Stamp::call(stamp.kind, stamp.payload_bytes);
         self.0[at..at + 4].copy_from_slice(&[call, stamp.began_ns, stamp.number.into(), stamp.ended_ns]);
     }
@@ -260,7 +265,7 @@ mod tests {
     use super::*;
 
     fn write(counts: &mut AreaCounts, number: u32, words: [u64; 4]) {
-        let at = (STAMPS_OFFSET + number as usize % STAMPS * STAMP_BYTES) / 8;
+        let at = stamp_at(number);
         counts.0[at..at + 4].copy_from_slice(&words);
     }
 

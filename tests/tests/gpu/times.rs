@@ -64,16 +64,28 @@ fn timed(service: &TestService) -> CommView {
     }
 }
 
-#[test]
-#[ignore = "needs a GPU"]
-fn what_ranks_do_is_timed_and_traced() {
-    let service = TestService::start(TENANTS);
+/// A service with ranks that call.
+fn running(config: &str) -> (TestService, Place, Player) {
+    let service = TestService::start(config);
     let place = everybody(&service, 0);
     let mut player = Player::start("comes_late", &place);
     player.hears("runs");
+    (service, place, player)
+}
+
+/// The same, whose times are known.
+fn running_timed(config: &str) -> (TestService, Place, Player, CommView) {
+    let (service, place, player) = running(config);
     let comm = timed(&service);
     let [kind] = &comm.kinds[..] else { panic!("one kind: {comm:?}") };
     assert!(kind.collective == "all_gather" && kind.exec_us > 0.0 && kind.busbw_gbps > 0.0, "{kind:?}");
+    (service, place, player, comm)
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn what_ranks_do_is_timed_and_traced() {
+    let (service, place, player, comm) = running_timed(TENANTS);
     let (last, others) = comm.ranks.split_last().expect("ranks");
     assert!(others.iter().all(|other| other.late_ns < last.late_ns), "{comm:?}");
 
@@ -101,13 +113,7 @@ fn what_ranks_do_is_timed_and_traced() {
 #[test]
 #[ignore = "needs two GPUs"]
 fn what_copy_engines_do_is_timed() {
-    let service = TestService::start(LARGE);
-    let place = everybody(&service, 0);
-    let mut player = Player::start("comes_late", &place);
-    player.hears("runs");
-    let comm = timed(&service);
-    let [kind] = &comm.kinds[..] else { panic!("one kind: {comm:?}") };
-    assert!(kind.collective == "all_gather" && kind.exec_us > 0.0 && kind.busbw_gbps > 0.0, "{kind:?}");
+    let (_service, place, player, _) = running_timed(LARGE);
     std::fs::write(sign(&place, "ends"), "").expect("a sign");
     player.ends_well();
 }
@@ -115,10 +121,7 @@ fn what_copy_engines_do_is_timed() {
 #[test]
 #[ignore = "needs a GPU"]
 fn what_nobody_wants_to_time_is_counted_alone() {
-    let service = TestService::start(&TENANTS.replacen("[cuda]\n", "[cuda]\ntiming = false\n", 1));
-    let place = everybody(&service, 0);
-    let mut player = Player::start("comes_late", &place);
-    player.hears("runs");
+    let (service, place, player) = running(&TENANTS.replacen("[cuda]\n", "[cuda]\ntiming = false\n", 1));
     let operations = || match ask(&service.control_socket(), &ControlRequest::Communicators).expect("an answer") {
         ControlAnswer::Communicators(comms) => (comms[0].operations, comms[0].busy_ns),
         other => panic!("{other:?}"),
