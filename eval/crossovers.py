@@ -2,7 +2,7 @@
 """From which size on copy engines are faster than the ranks' kernels, by collective: without MPS, with tenants that are clients of an MPS server, and
 with the service a client of it as well.
 
-usage: crossovers.py NAME --nranks N [--rounds N] [--begin SIZE] [--factor N] [--out FOLDER] [--commit COMMIT]
+usage: crossovers.py NAME --nranks N [--operations LIST] [--rounds N] [--begin SIZE] [--factor N] [--out FOLDER] [--commit COMMIT]
 
 Needs so many GPUs, two at least, and nvidia-cuda-mps-control. Writes NAME.json (data and provenance) and NAME.md. Binaries: target/release, or the folder MCCS_BIN."""
 
@@ -21,7 +21,7 @@ import bench
 from cuda import machine_of
 from cuda_service import BINARIES, cell, services
 
-COLLECTIVES = "all_reduce,all_gather,reduce_scatter,all_to_all,broadcast"
+COLLECTIVES = "all_reduce,all_gather,reduce_scatter,all_to_all,broadcast,gather,scatter"
 WAYS = {"kernels": "0", "engines": "16B"}
 # Who is a client of the MPS server: the service, the tenants.
 CLIENTS = {"no MPS": (False, False), "tenants under MPS": (False, True), "all under MPS": (True, True)}
@@ -54,7 +54,7 @@ def measure(options, told, is_service_client, are_tenants_clients):
             for _ in range(options.rounds):
                 for way, socket in zip(WAYS, sockets):
                     file = pathlib.Path(folder) / "found.json"
-                    command = [BINARIES / "mccs-cuda-perf", "--socket", socket, "--nranks", options.nranks, "--operation", COLLECTIVES,
+                    command = [BINARIES / "mccs-cuda-perf", "--socket", socket, "--nranks", options.nranks, "--operation", options.operations,
                                "--begin", options.begin, "--end", "512MiB", "--factor", options.factor, "--rounds", "1", "--json", file]
                     bench.run([*map(str, command)], told if are_tenants_clients else None, timeout=300)
                     for line in json.loads(file.read_text())["lines"]:
@@ -94,6 +94,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name")
     parser.add_argument("--nranks", type=int, required=True)
+    parser.add_argument("--operations", default=COLLECTIVES)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--begin", default="4MiB")
     parser.add_argument("--factor", type=int, default=2)

@@ -386,35 +386,35 @@ fn run_seeds(name: &str, default: u64, run: fn(u64) -> Result<u64, String>) {
 
 #[test]
 fn jobs_end_well_in_good_times() {
-    run_seeds("jobs_end_well_in_good_times", 30, calm);
+    run_seeds("jobs_end_well_in_good_times", 10, calm);
 }
 
 #[test]
 fn jobs_end_well_in_spite_of_hiccups() {
-    run_seeds("jobs_end_well_in_spite_of_hiccups", 30, hiccups);
+    run_seeds("jobs_end_well_in_spite_of_hiccups", 10, hiccups);
 }
 
 #[test]
 fn jobs_end_well_or_fail_everywhere_in_bad_times() {
-    run_seeds("jobs_end_well_or_fail_everywhere_in_bad_times", 30, storm);
+    run_seeds("jobs_end_well_or_fail_everywhere_in_bad_times", 10, storm);
 }
 
 #[test]
 fn what_hosts_send_under_a_cap_is_what_it_allows() {
-    run_seeds("what_hosts_send_under_a_cap_is_what_it_allows", 5, capped);
+    run_seeds("what_hosts_send_under_a_cap_is_what_it_allows", 2, capped);
 }
 
 #[test]
 fn what_jobs_send_whose_flows_are_allotted_three_to_one_is_three_to_one() {
-    run_seeds("what_jobs_send_whose_flows_are_allotted_three_to_one_is_three_to_one", 5, shared);
+    run_seeds("what_jobs_send_whose_flows_are_allotted_three_to_one_is_three_to_one", 2, shared);
 }
 
 #[test]
 fn what_two_jobs_of_a_tenant_send_under_a_cap_of_hosts_is_what_it_allows() {
-    run_seeds("what_two_jobs_of_a_tenant_send_under_a_cap_of_hosts_is_what_it_allows", 5, capped_by_host);
+    run_seeds("what_two_jobs_of_a_tenant_send_under_a_cap_of_hosts_is_what_it_allows", 2, capped_by_host);
 }
 
 #[test]
 fn operators_are_told_in_time_why_a_job_is_stuck() {
-    run_seeds("operators_are_told_in_time_why_a_job_is_stuck", 10, asked_why);
+    run_seeds("operators_are_told_in_time_why_a_job_is_stuck", 4, asked_why);
 }

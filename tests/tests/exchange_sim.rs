@@ -13,7 +13,7 @@ use mccs_tests::sim::world::{ALL_OVER, INIT_TIMEOUT, Misfortune, TIMES, World};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-const SEEDS: u64 = 400;
+const SEEDS: u64 = 200;
 const DELAY: (Duration, Duration) = (Duration::from_micros(20), Duration::from_millis(3));
 
 fn ms(ms: u64) -> Duration {

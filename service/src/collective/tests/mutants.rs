@@ -125,7 +125,7 @@ fn break_move(moves: &mut Vec<Move>, at: usize, mutation: Mutation) -> bool {
     true
 }
 
-/// All mutants of a schedule.
+/// All mutants of a schedule, of its first channel.
 fn mutants(schedule: &Schedule) -> Vec<(Mutation, Schedule)> {
     let mut all = Vec::new();
     match &schedule.shape {
@@ -138,16 +138,14 @@ fn mutants(schedule: &Schedule) -> Vec<(Mutation, Schedule)> {
             }
         }
         Shape::Message(channels) => {
-            let programs = channels
-                .iter()
-                .enumerate()
-                .flat_map(|(index, c)| (0..c.programs.len()).map(move |number| (index, number)));
-            for (index, number) in programs {
-                let count = channels[index].programs.len() as u32;
-                for at in 0..channels[index].programs[number].steps.len() {
+            // Channels are made alike: of the first.
+            let programs = &channels[0].programs;
+            let count = programs.len() as u32;
+            for (number, program) in programs.iter().enumerate() {
+                for at in 0..program.steps.len() {
                     for mutation in Mutation::OF_STEPS {
                         let mut broken = channels.clone();
-                        if break_step(&mut broken[index].programs[number].steps, at, mutation, count) {
+                        if break_step(&mut broken[0].programs[number].steps, at, mutation, count) {
                             all.push((mutation, Schedule { shape: Shape::Message(broken), ..schedule.clone() }));
                         }
                     }

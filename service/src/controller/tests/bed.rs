@@ -10,6 +10,7 @@ use mccs_config::service::TransportKind;
 use crate::controller::agent::{Agent, AgentOutput, Live};
 use crate::controller::answer::{ControllerAnswer, ControllerRequest, HistoryView, PolicyView};
 use crate::controller::basis::Text;
+use crate::controller::equipment::{Equipment, Interfaces};
 use crate::controller::message::{AgentMessage, ControllerMessage};
 use crate::controller::state::{Controller, Output, Ticket};
 use crate::engines::proxy::Refused;
@@ -19,6 +20,22 @@ use crate::telemetry::flows::PathView;
 use crate::telemetry::placed::{Began, Chosen, HostRanks, PaceUse};
 
 pub const TOPOLOGY: &str = include_str!("../../../../config/examples/topology.toml");
+
+/// The example, where each host has these NICs, one for each device.
+pub fn topology_with_nics(names: [&str; 2]) -> Text {
+    let nics = |leaf: &str| {
+        let nic = |(device, name): (usize, &str)| {
+            format!("{{ leaf = {leaf}, devices = [{device}], interface = \"{name}\" }}")
+        };
+        format!("nic = [{}]\n", names.into_iter().enumerate().map(nic).collect::<Vec<_>>().join(", "))
+    };
+    let lines = TOPOLOGY.lines().map(|line| match line.strip_prefix("leaf = ") {
+        // The other lines that begin so are comments.
+        Some(leaf) => nics(leaf),
+        None => format!("{line}\n"),
+    });
+    text("topology.toml", &lines.collect::<String>())
+}
 
 pub fn name(text: &str) -> Name {
     Name::new(text).unwrap()
@@ -35,6 +52,8 @@ pub fn policy(name: &str) -> Text {
 /// What a host has of a communicator, and what it does with changes.
 pub struct Host {
     pub agent: Agent,
+    /// What it has, as its agent tells it.
+    equipment: Equipment,
     pub comms: BTreeMap<CommId, Live>,
     /// Changes that were asked for and not made yet.
     pub asked: VecDeque<(u64, u64, u64, StrategyChange)>,
@@ -61,6 +80,8 @@ impl Host {
 /// See the module's documentation.
 pub struct Bed {
     pub now: Instant,
+    /// What controllers read when they start.
+    pub topology: Text,
     pub unix_ms: u64,
     pub hosts: BTreeMap<Name, Host>,
     pub controller: Controller,
@@ -79,26 +100,23 @@ impl Bed {
         let names = ["host-a", "host-b", "host-c", "host-d"].map(name);
         let now = Instant::now();
         let host = |host: &Name| {
-            let agent = Agent::new(names[0].clone());
-            let (comms, asked) = (BTreeMap::new(), VecDeque::new());
-            let paces = BTreeMap::new();
-            (
-                host.clone(),
-                Host {
-                    agent,
-                    comms,
-                    asked,
-                    refuses: None,
-                    is_slow: false,
-                    changes_made: 0,
-                    paces,
-                    pace_uses: BTreeMap::new(),
-                    carried: Vec::new(),
-                },
-            )
+            let new = Host {
+                agent: Agent::new(names[0].clone()),
+                equipment: Equipment::default(),
+                comms: BTreeMap::new(),
+                asked: VecDeque::new(),
+                refuses: None,
+                is_slow: false,
+                changes_made: 0,
+                paces: BTreeMap::new(),
+                pace_uses: BTreeMap::new(),
+                carried: Vec::new(),
+            };
+            (host.clone(), new)
         };
         let mut bed = Bed {
             now,
+            topology: text("topology.toml", TOPOLOGY),
             unix_ms: 1,
             hosts: names.iter().map(host).collect(),
             controller: Controller::new(1, &names[0], &names, now),
@@ -109,9 +127,25 @@ impl Bed {
             next_comm: 0,
             next_ticket: 0,
         };
-        bed.controller.files(Some(text("topology.toml", TOPOLOGY)), Some(policy(policy_name)), now);
+        bed.controller.files(Some(bed.topology.clone()), Some(policy(policy_name)), now);
         bed.meet_all();
         bed
+    }
+
+    /// The service of a host starts anew, with other equipment.
+    pub fn equip(&mut self, host: &Name, equipment: Equipment) {
+        let own = self.own.clone();
+        let host = self.host(host);
+        host.agent = Agent::new(own).with_equipment(equipment.clone());
+        host.equipment = equipment;
+    }
+
+    /// A host has other interfaces than before.
+    pub fn has_interfaces(&mut self, host: &Name, interfaces: Option<Interfaces>) {
+        let of_host = self.host(host);
+        of_host.equipment.interfaces.clone_from(&interfaces);
+        let told = of_host.agent.has_interfaces(interfaces);
+        self.carry_out(host, told);
     }
 
     fn meet_all(&mut self) {
@@ -120,7 +154,8 @@ impl Bed {
         }
     }
 
-    /// The controller's service ends and starts again, with another life; what was on its way is lost, and what its agent knew.
+    /// The controller's service ends and starts again, with another life; what was on its way is lost, and what its agent knew but for
+    /// its equipment.
     pub fn restart_controller(&mut self, life: u64, policy: Text) {
         self.to_agents.clear();
         self.to_controller.clear();
@@ -129,14 +164,16 @@ impl Bed {
         let mut live = self.hosts.values().flat_map(|host| host.comms.values());
         if !live.any(|live| live.hosts.iter().any(|ranks| ranks.host == own.as_str())) {
             // Nothing there would have ended with it, so all of it does.
+            let equipment = self.hosts[&own].equipment.clone();
+            self.equip(&own, equipment);
             let host = self.host(&own);
-            (host.agent, host.paces, host.pace_uses) = (Agent::new(own), BTreeMap::new(), BTreeMap::new());
+            (host.paces, host.pace_uses) = (BTreeMap::new(), BTreeMap::new());
         }
         for host in self.hosts.values_mut() {
             host.agent.lost(&self.own);
         }
         self.controller = Controller::new(life, &self.own, &names, self.now);
-        self.controller.files(Some(text("topology.toml", TOPOLOGY)), Some(policy), self.now);
+        self.controller.files(Some(self.topology.clone()), Some(policy), self.now);
         self.meet_all();
     }
 

@@ -5,8 +5,7 @@ use std::collections::BTreeSet;
 use mccs_config::change::StrategyChange;
 use mccs_config::service::FlowPath;
 
-use super::bed::{Bed, TOPOLOGY, name, policy, text};
-use crate::controller::agent::Agent;
+use super::bed::{Bed, TOPOLOGY, name, policy, text, topology_with_nics};
 use crate::controller::answer::{HistoryView, Standing};
 use crate::controller::basis::Text;
 use crate::controller::equipment::{Equipment, Interfaces};
@@ -42,7 +41,7 @@ fn equipment(interfaces: &[&str], rdma_ports: &[&str]) -> Equipment {
 fn equipped() -> Bed {
     let mut bed = Bed::new("ffa");
     for host in ["host-a", "host-b", "host-c"].map(name) {
-        bed.host(&host).agent = Agent::new(name("host-a")).with_equipment(equipment(&["eth0", "lo"], &["mlx5_0:1"]));
+        bed.equip(&host, equipment(&["eth0", "lo"], &["mlx5_0:1"]));
     }
     bed.run();
     bed
@@ -96,8 +95,7 @@ fn a_host_says_so_when_its_interfaces_are_others() {
     let mut bed = equipped();
     let (host, nowhere) = (name("host-b"), called("eth1", "mlx5_0"));
     for other in ["host-a", "host-c"].map(name) {
-        let now = bed.host(&other).agent.has_interfaces(Some(interfaces_that_are_up(&["eth1"])));
-        bed.carry_out(&other, now);
+        bed.has_interfaces(&other, Some(interfaces_that_are_up(&["eth1"])));
     }
     bed.run();
     assert!(read(&mut bed, nowhere.clone()).is_some_and(|why| why.lines().count() == 1 && why.contains("host[1]")));
@@ -139,17 +137,7 @@ fn a_host_says_so_when_its_interfaces_are_others() {
 #[test]
 fn flows_leave_by_other_nics_while_one_is_down() {
     let mut bed = equipped();
-    let nics = |names: [&str; 2]| {
-        let nic = |(device, name): (usize, &str)| {
-            format!("{{ leaf = \"LEAF\", devices = [{device}], interface = \"{name}\" }}")
-        };
-        names.into_iter().enumerate().map(nic).collect::<Vec<_>>().join(", ")
-    };
-    let topology = TOPOLOGY.lines().map(|line| match line.strip_prefix("leaf = ") {
-        Some(leaf) => format!("nic = [{}]\n", nics(["eth0", "lo"]).replace("LEAF", leaf.trim_matches('"'))),
-        None => format!("{line}\n"),
-    });
-    assert_eq!(read(&mut bed, text("topology.toml", &topology.collect::<String>())), None);
+    assert_eq!(read(&mut bed, topology_with_nics(["eth0", "lo"])), None);
     let comm = bed.begin("t", &[("host-a", &[0, 1]), ("host-b", &[2, 3])]);
     bed.run();
     let leaves_by = |bed: &mut Bed| {
@@ -165,9 +153,7 @@ fn flows_leave_by_other_nics_while_one_is_down() {
     assert!(all.iter().all(|by| by.contains("eth0")), "{all:?}");
     let host = name("host-b");
     let tell = |bed: &mut Bed, down: &[u16]| {
-        let interfaces = Interfaces { down: down.to_vec(), ..interfaces_that_are_up(&["eth0", "lo"]) };
-        let told = bed.host(&host).agent.has_interfaces(Some(interfaces));
-        bed.carry_out(&host, told);
+        bed.has_interfaces(&host, Some(Interfaces { down: down.to_vec(), ..interfaces_that_are_up(&["eth0", "lo"]) }));
         bed.run();
     };
     tell(&mut bed, &[0]);

@@ -1,20 +1,27 @@
 //! Whatever happens in whatever order: in the end every communicator is as one decision over all that is there says, nothing was
 //! ordered twice for one strategy, and agents harm nothing.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
+use mccs_config::change::StrategyChange;
+use mccs_config::service::FlowPath;
 use proptest::prelude::*;
 
-use super::bed::{Bed, TOPOLOGY, name, policy, text};
+use super::bed::{Bed, name, policy, text, topology_with_nics};
 use crate::controller::answer::{ControllerRequest, Standing};
+use crate::controller::basis::Text;
+use crate::controller::equipment::{Equipment, Interfaces};
 use crate::controller::links::LinkState;
+use crate::controller::pace::HostPace;
 use crate::engines::proxy::Refused;
 use crate::exchange::protocol::Whose;
-use mccs_config::change::StrategyChange;
+use crate::telemetry::profile::Measured;
 
 #[derive(Debug, Clone)]
 enum Happens {
-    Begin(usize),
+    /// On which host its root is, and whose it is.
+    Begin(usize, usize),
     End(usize),
     Steps(usize),
     Pass(u64),
@@ -27,11 +34,22 @@ enum Happens {
     Policy(usize, usize),
     Apply(usize),
     Link(bool),
+    /// Of a host, the first or the second, or both.
+    NicsDown(usize, usize),
+    /// A host is answered by another over a spine, or is not.
+    Path {
+        from: usize,
+        to: usize,
+        spine: usize,
+        answers: bool,
+    },
+    /// The host of a communicator's root measures so many milliseconds between its bursts, or none.
+    Sends(usize, Option<u64>),
 }
 
 fn happens() -> impl Strategy<Value = Happens> {
     prop_oneof![
-        5 => (0usize..4).prop_map(Happens::Begin),
+        5 => (0usize..4, 0usize..2).prop_map(|(host, tenant)| Happens::Begin(host, tenant)),
         2 => (0usize..8).prop_map(Happens::End),
         12 => (1usize..12).prop_map(Happens::Steps),
         3 => (1u64..15_000).prop_map(Happens::Pass),
@@ -44,31 +62,92 @@ fn happens() -> impl Strategy<Value = Happens> {
             let whose = [Some(Whose::Communicator), Some(Whose::Change)].get(whose).copied().flatten();
             Happens::Refuse(host, whose)
         }),
-        3 => (0usize..3, 0usize..4).prop_map(|(policy, terms)| Happens::Policy(policy, terms)),
-        2 => (0usize..3).prop_map(Happens::Apply),
+        3 => (0..POLICIES.len(), 0..TERMS.len()).prop_map(|(policy, terms)| Happens::Policy(policy, terms)),
+        2 => (0..POLICIES.len()).prop_map(Happens::Apply),
         1 => any::<bool>().prop_map(Happens::Link),
+        2 => (0usize..4, 0usize..4).prop_map(|(host, nics)| Happens::NicsDown(host, nics)),
+        2 => (0usize..4, 1usize..4, 0usize..2, any::<bool>())
+            .prop_map(|(from, hops, spine, answers)| Happens::Path { from, to: (from + hops) % 4, spine, answers }),
+        2 => (0usize..8, proptest::option::of(20u64..200)).prop_map(|(pick, period)| Happens::Sends(pick, period)),
     ]
 }
 
 const HOSTS: [&str; 4] = ["host-a", "host-b", "host-c", "host-d"];
-const POLICIES: [&str; 3] = ["ffa", "ecmp", "pfa"];
+const TENANTS: [&str; 2] = ["t", "u"];
+const NICS: [&str; 2] = ["eth0", "eth1"];
+const SPINES: [&str; 2] = ["20000-20099", "20100-20199"];
+const POLICIES: [&str; 6] = ["ffa", "ecmp", "pfa", "pfa_ts", "priority", "yield"];
 /// What a file says of tenants besides.
-const TERMS: [&str; 4] = [
+const TERMS: [&str; 6] = [
     "",
     "[[tenant]]\nname = \"t\"\ncap = \"3Gbit/s\"\n",
     "[[tenant]]\nname = \"t\"\nweight = 3\n",
     "[[tenant]]\nname = \"t\"\n[[window]]\ntenant = \"t\"\nperiod = \"100ms\"\noffset = \"10ms\"\nlength = \"40ms\"\n",
+    "[[tenant]]\nname = \"t\"\npriority = 2\n[[tenant]]\nname = \"u\"\npriority = 1\n",
+    "[[reserve]]\ntenant = \"u\"\npaths = [\"spine1\"]\n[[tenant]]\nname = \"u\"\nshare_percent = 60\n",
 ];
 
-fn befall(bed: &mut Bed, what: Happens, life: &mut u64, away: &mut [bool; 4]) {
+/// What there is besides the bed.
+struct World {
+    bed: Bed,
+    life: u64,
+    /// Hosts whose links to the controller are lost.
+    away: [bool; 4],
+    /// Who is not answered by whom, over which spine.
+    dead: BTreeSet<(usize, usize, usize)>,
+}
+
+impl World {
+    fn new() -> Self {
+        let mut bed = Bed::new("ffa");
+        bed.topology = topology_with_nics(NICS);
+        for host in HOSTS.map(name) {
+            bed.equip(&host, Equipment { interfaces: Some(interfaces(0)), ..Equipment::default() });
+        }
+        bed.controller.files(Some(bed.topology.clone()), None, bed.now);
+        World { bed, life: 1, away: [false; 4], dead: BTreeSet::new() }
+    }
+
+    fn restart_controller(&mut self, policy: Text) {
+        self.life += 1;
+        self.away = [false; 4];
+        self.bed.restart_controller(self.life, policy);
+        // Its host's agent may have forgotten what its probes will say again.
+        for (from, to, spine) in self.dead.clone().into_iter().filter(|(from, ..)| *from == 0) {
+            self.path((from, to, spine), false);
+        }
+    }
+
+    fn path(&mut self, path: (usize, usize, usize), answers: bool) {
+        if answers {
+            self.dead.remove(&path);
+        } else {
+            self.dead.insert(path);
+        }
+        let (from, to, spine) = path;
+        let (from, to) = (name(HOSTS[from]), name(HOSTS[to]));
+        let path = FlowPath { source_ports: SPINES[spine].parse().ok(), ..FlowPath::default() };
+        let told = self.bed.host(&from).agent.path(&to, path, answers);
+        self.bed.carry_out(&from, told);
+    }
+}
+
+/// Both NICs, of which those in the mask are down.
+fn interfaces(down: usize) -> Interfaces {
+    let down = (0..2).filter(|nic| down & 1 << nic != 0).collect();
+    Interfaces { all: NICS.map(String::from).to_vec(), down }
+}
+
+fn befall(world: &mut World, what: Happens) {
+    let World { bed, away, .. } = world;
     let some_comm = |bed: &Bed, pick: usize| {
         let all: Vec<_> = bed.hosts.values().flat_map(|host| host.comms.keys().cloned()).collect();
         (!all.is_empty()).then(|| all[pick % all.len()].clone())
     };
     match what {
-        Happens::Begin(host) => {
+        Happens::Begin(host, tenant) => {
             let (other, third) = (HOSTS[(host + 1) % 4], HOSTS[(host + 2) % 4]);
-            bed.begin("t", &[(HOSTS[host], &[0, 3]), (other, &[1]), (third, &[2])]);
+            bed.begin(TENANTS[tenant], &[(HOSTS[host], &[0, 3]), (other, &[1]), (third, &[2])]);
         }
         Happens::End(pick) => {
             if let Some(comm) = some_comm(bed, pick) {
@@ -90,11 +169,7 @@ fn befall(bed: &mut Bed, what: Happens, life: &mut u64, away: &mut [bool; 4]) {
                 bed.controller.met(&name(HOSTS[host]), bed.now);
             }
         }
-        Happens::Restart(with_ffa) => {
-            *life += 1;
-            *away = [false; 4];
-            bed.restart_controller(*life, policy(if with_ffa { "ffa" } else { "ecmp" }));
-        }
+        Happens::Restart(with_ffa) => world.restart_controller(policy(if with_ffa { "ffa" } else { "ecmp" })),
         Happens::ByHand(pick) => {
             if let Some(comm) = some_comm(bed, pick) {
                 let rings = Some(vec![vec![3, 2, 1, 0]]);
@@ -121,7 +196,26 @@ fn befall(bed: &mut Bed, what: Happens, life: &mut u64, away: &mut [bool; 4]) {
             let state = if down { LinkState::Down } else { LinkState::Up };
             bed.ask(ControllerRequest::Link { lower: "leaf1".into(), upper: "spine0".into(), state });
         }
+        Happens::NicsDown(host, nics) => bed.has_interfaces(&name(HOSTS[host]), Some(interfaces(nics))),
+        Happens::Path { from, to, spine, answers } => world.path((from, to, spine), answers),
+        Happens::Sends(pick, period) => {
+            if let Some(comm) = some_comm(bed, pick) {
+                let measured = |ms| Measured {
+                    period: Duration::from_millis(ms),
+                    busy: Duration::from_millis(ms / 4),
+                    began: bed.now - Duration::from_millis(2 * ms),
+                };
+                let profile = period.map(measured);
+                bed.host(&comm.root).comms.get_mut(&comm).unwrap().profile = profile;
+                bed.look(&comm.root);
+            }
+        }
     }
+}
+
+/// Whether there is anything in what a host is told that its engines keep to.
+fn holds(pace: &HostPace) -> bool {
+    *pace != HostPace { weight_milli: pace.weight_milli, is_watched: pace.is_watched, ..HostPace::default() }
 }
 
 /// What engines were told, but for times, which are of one life's clock.
@@ -139,17 +233,18 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
     #[test]
     fn in_the_end_all_is_as_decided(happenings in proptest::collection::vec(happens(), 0..60)) {
-        let (mut bed, mut life, mut away) = (Bed::new("ffa"), 1, [false; 4]);
+        let mut world = World::new();
         for what in happenings {
-            befall(&mut bed, what, &mut life, &mut away);
+            befall(&mut world, what);
         }
-        // All is well again, and something changes.
-        bed.hosts.values_mut().for_each(|host| host.refuses = None);
+        // All hosts are there and willing, and something changes.
+        world.bed.hosts.values_mut().for_each(|host| host.refuses = None);
         for host in 1..4 {
-            befall(&mut bed, Happens::Meet(host), &mut life, &mut away);
+            befall(&mut world, Happens::Meet(host));
         }
+        let bed = &mut world.bed;
         bed.pass(Duration::from_secs(100));
-        bed.controller.files(Some(text("topology.toml", &format!("{TOPOLOGY}\n# again"))), None, bed.now);
+        bed.controller.files(Some(text("topology.toml", &format!("{}\n# again", bed.topology.text))), None, bed.now);
         bed.pass(Duration::from_secs(100));
         let view = bed.show();
         let there: usize = bed.hosts.values().map(|host| host.comms.len()).sum();
@@ -163,26 +258,25 @@ proptest! {
             prop_assert!(!is_pinned || comm.strategy.rings == [[3, 2, 1, 0]]);
         }
         HOSTS.iter().for_each(|host| bed.pace(&name(host)));
-        let told = paces(&bed);
-        for host in bed.hosts.values() {
-            for (comm, pace) in &host.paces {
-                let shown = view.communicators.iter().any(|view| view.name == comm.to_string() && !view.paces.is_empty());
-                // What is pinned may have a host's flows on a link that is down: they have nothing to keep to.
-                let may_be_free = pinned.contains(&comm.to_string());
-                prop_assert!(shown != pace.is_free() || (may_be_free && pace.is_free()), "{:?}", &pace);
+        let told = paces(bed);
+        // Engines keep to what is shown, host by host.
+        for (host, state) in &bed.hosts {
+            for (comm, pace) in &state.paces {
+                let shown = view.communicators.iter().filter(|view| view.name == comm.to_string());
+                let shown = shown.flat_map(|view| &view.paces).filter(|(of, _)| *of == host.as_str());
+                prop_assert_eq!(shown.filter(|(_, pace)| holds(pace)).count(), usize::from(!pace.is_free()), "{:?}", pace);
             }
         }
         // A controller that knows nothing comes to the same.
         let made = bed.changes_made();
-        let file = view.policy_text.unwrap();
-        let topology = bed.controller.topology_text().unwrap();
-        bed.restart_controller(life + 1, text("policy.toml", &file));
-        bed.controller.files(Some(topology), None, bed.now);
+        world.restart_controller(text("policy.toml", &view.policy_text.unwrap()));
+        let bed = &mut world.bed;
         bed.run();
         prop_assert_eq!(bed.changes_made(), made);
         bed.pass(Duration::from_secs(1));
-        prop_assert_eq!(paces(&bed), told);
-        prop_assert_eq!(bed.show().links, view.links);
+        prop_assert_eq!(paces(bed), told);
+        let again = bed.show();
+        prop_assert_eq!((again.links, again.dead_links), (view.links, view.dead_links));
         // Every question was answered.
         prop_assert!(bed.hosts.values().all(|host| host.asked.is_empty()));
     }

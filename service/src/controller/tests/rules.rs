@@ -5,7 +5,6 @@ use mccs_config::change::StrategyChange;
 use mccs_config::service::Algorithm;
 
 use super::bed::{Bed, name, policy, text};
-use crate::controller::agent::Agent;
 use crate::controller::answer::{ControllerAnswer, ControllerRequest, Standing};
 use crate::controller::basis::Text;
 use crate::controller::equipment::Equipment;
@@ -104,8 +103,7 @@ fn rules_for_tenants_that_nobody_is_are_named() {
     let mut bed = Bed::new("ffa");
     let serves = |bed: &mut Bed, host: &str, tenants: Option<&[&str]>| {
         let tenants = tenants.map(|tenants| tenants.iter().map(ToString::to_string).collect());
-        let equipment = Equipment { tenants, ..Equipment::default() };
-        bed.host(&name(host)).agent = Agent::new(name("host-a")).with_equipment(equipment);
+        bed.equip(&name(host), Equipment { tenants, ..Equipment::default() });
     };
     for host in ["host-a", "host-b", "host-c"] {
         serves(&mut bed, host, Some(&["research", "search"]));
@@ -119,8 +117,6 @@ fn rules_for_tenants_that_nobody_is_are_named() {
     assert!(!bed.show().not_enforced.iter().any(is_of_tenants));
     serves(&mut bed, "host-d", Some(&["search"]));
     bed.restart_controller(2, text("policy.toml", &file));
-    // Its service has started anew.
-    serves(&mut bed, "host-a", Some(&["research", "search"]));
     bed.run();
     let expected = [
         "rules for tenant \"reserch\": nobody is called so now; did you mean \"research\"?",
@@ -131,10 +127,14 @@ fn rules_for_tenants_that_nobody_is_are_named() {
     let ask = |name: &str| ControllerRequest::Diff { name: name.into(), text: file.clone() };
     let Ok(ControllerAnswer::Diff(diff)) = bed.answer(ask("diff.toml")) else { panic!("no diff") };
     assert_eq!(of_tenants(diff.not_enforced), expected);
-    let Ok(ControllerAnswer::Applied(applied)) =
-        bed.answer(ControllerRequest::Apply { name: "apply.toml".into(), text: file })
-    else {
-        panic!("not applied")
+    let apply = |bed: &mut Bed| {
+        let request = ControllerRequest::Apply { name: "apply.toml".into(), text: file.clone() };
+        let Ok(ControllerAnswer::Applied(applied)) = bed.answer(request) else { panic!("not applied") };
+        of_tenants(applied.not_enforced)
     };
-    assert_eq!(of_tenants(applied.not_enforced), expected);
+    assert_eq!(apply(&mut bed), expected);
+    // Who has a communicator is somebody, whoever was configured.
+    bed.begin_wide("serch");
+    bed.run();
+    assert_eq!(apply(&mut bed), expected[..1]);
 }

@@ -371,6 +371,8 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
         /// However many flows have one cap together, of messages of whichever lengths, and however late their engines come within the credit: what
         /// leaves is the cap to a hundredth.
         #[test]
