@@ -6,8 +6,8 @@
 
 namespace mccs {
 
-// An area begins with the word that counts operations, two of points.cuh, and one that counts bytes; then come heads, stamps, flags and
-// acknowledgements.
+// An area begins with the word that counts operations, two of points.cuh, one that counts bytes, and two more of points.cuh; then come heads,
+// stamps, flags and acknowledgements.
 constexpr uint64_t PAYLOAD_OFFSET = 24;                             // a word: payload of operations that have ended, as far as they have stamps
 constexpr uint64_t DEALT_OFFSET = 128;                              // a word: operation number << 32 | chunks dealt out
 constexpr uint64_t HEADS_OFFSET = 256;                              // [parity][rank] packets

@@ -37,6 +37,7 @@ struct PointsHead {
     uint64_t lanes_offset;    // [peer][lane] LaneWords
     uint64_t packets_offset;  // [peer][lane][slot]
     uint64_t bulk_offset;     // [peer][lane][slot]
+    uint64_t sent_bytes;      // of all messages that this rank sends
     uint32_t rank;
     uint32_t nranks;
     uint32_t lanes;         // for each direction of a pair
@@ -48,7 +49,7 @@ struct PointsHead {
     uint32_t first[2 * RANKS_MAX + 2];  // messages for rank r begin at first[r], those from it at first[RANKS_MAX + r]
     uint32_t blocks[RANKS_MAX];         // of each peer; this rank's own copy what it sends to itself
 };
-static_assert(sizeof(PointsHead) == 240 && offsetof(PointsHead, first) == 136, "as in points.rs");
+static_assert(sizeof(PointsHead) == 248 && offsetof(PointsHead, first) == 144, "as in points.rs");
 
 template <uint32_t COUNT>
 struct PointsArgs {
@@ -64,6 +65,7 @@ struct alignas(128) LaneWords {
 
 constexpr uint64_t POINTS_ENDED_OFFSET = 8;   // groups that have ended are the upper half, as of operations
 constexpr uint64_t POINTS_FAULT_OFFSET = 16;  // not 0: a contradiction has been told
+constexpr uint64_t POINTS_SENT_OFFSET = 32;   // two words: messages that were sent, and their bytes
 constexpr uint64_t HEADER_BYTES = 16;         // before the packets of a slot
 constexpr uint32_t LANES_MAX = 64;
 constexpr uint32_t POINT_CHUNK_BYTES_MIN = 16384;
@@ -350,7 +352,11 @@ __device__ inline void points(const PointsHead& a, const Message* messages) {
     bool aborted = __syncthreads_or(points_with(a, messages, peer, lane));
     if (threadIdx.x != 0 || aborted) return;
     constexpr uint64_t GROUP = uint64_t(1) << 32;
-    add_release(a.areas[a.rank] + POINTS_ENDED_OFFSET, blockIdx.x == 0 ? GROUP - (gridDim.x - 1) : 1);
+    uint64_t own = a.areas[a.rank];
+    add_release(own + POINTS_ENDED_OFFSET, blockIdx.x == 0 ? GROUP - (gridDim.x - 1) : 1);
+    if (blockIdx.x != 0 || a.first[RANKS_MAX] == 0) return;
+    add_relaxed(own + POINTS_SENT_OFFSET, a.first[RANKS_MAX]);
+    add_relaxed(own + POINTS_SENT_OFFSET + 8, a.sent_bytes);
 }
 
 }  // namespace mccs

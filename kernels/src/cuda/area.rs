@@ -2,7 +2,7 @@
 //! cuda/include/area.cuh.
 //!
 //! ```text
-//! operations ended, their payload | heads [parity][rank] | stamps [number % 512] | flags, acknowledgements [phase][block][rank] | deals [parity][block][step]
+//! operations and groups ended, their payload | heads [parity][rank] | stamps [number % 512] | flags, acknowledgements [phase][block][rank] | deals [parity][block][step]
 //! packets [parity][peer] | lines [parity][peer] | bulk slots [parity][phase][block][peer][slot] | lanes of sends and receives (points.rs)
 //! ```
 
@@ -83,6 +83,9 @@ impl AreaLayout {
 
     /// Where they count the payload of operations that have stamps.
     const PAYLOAD_OFFSET: usize = 24;
+
+    /// Where kernels of sends and receives count the messages that their rank has sent, and the bytes of these.
+    const SENT_OFFSET: usize = 32;
 
     /// Bytes at an area's begin with all that kernels tell of what they have done.
     pub const COUNTED_BYTES: usize = STAMPS_OFFSET + STAMPS * STAMP_BYTES;
@@ -231,6 +234,12 @@ impl AreaCounts {
     #[must_use]
     pub fn payload_bytes(&self) -> u64 {
         self.word(AreaLayout::PAYLOAD_OFFSET)
+    }
+
+    /// Messages that were sent by groups that have ended, and their bytes.
+    #[must_use]
+    pub fn sent(&self) -> (u64, u64) {
+        (self.word(AreaLayout::SENT_OFFSET), self.word(AreaLayout::SENT_OFFSET + 8))
     }
 
     /// The stamp of an operation, if it has ended, and is among the last ones.

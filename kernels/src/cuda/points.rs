@@ -74,6 +74,7 @@ pub struct PointsHead {
     lanes_offset: u64,
     packets_offset: u64,
     bulk_offset: u64,
+    sent_bytes: u64,
     rank: u32,
     nranks: u32,
     lanes: u32,
@@ -95,7 +96,7 @@ pub struct PointsArgs<const COUNT: usize> {
     messages: [Message; COUNT],
 }
 
-const _: () = assert!(size_of::<PointsHead>() == 240 && std::mem::offset_of!(PointsHead, first) == 136);
+const _: () = assert!(size_of::<PointsHead>() == 248 && std::mem::offset_of!(PointsHead, first) == 144);
 // What a kernel's parameters may have since CUDA 12.1.
 const _: () = assert!(size_of::<PointsArgs<MESSAGES_MAX>>() <= 32_764);
 
@@ -287,6 +288,7 @@ fn head(points: &[Point], layout: &AreaLayout, (rank, nranks): (u32, u32)) -> (P
         lanes_offset: lanes.lanes_offset,
         packets_offset: lanes.packets_offset,
         bulk_offset: lanes.bulk_offset,
+        sent_bytes: points.iter().filter(|point| point.is_send).map(|point| point.bytes).sum(),
         rank,
         nranks,
         lanes: lanes.lanes,
@@ -342,6 +344,7 @@ mod tests {
         assert_eq!([bytes(0, 1), bytes(1, 2), bytes(2, 8)], [vec![1], vec![3, 2], vec![]]);
         assert_eq!([bytes(8, 9), bytes(9, 10), bytes(10, 11), bytes(11, 17)], [vec![4], vec![], vec![5], vec![]]);
         assert_eq!((launch.grid, launch.block, head.blocks), (3, THREADS_SHORT, [1, 1, 1, 0, 0, 0, 0, 0]));
+        assert_eq!((head.first[RANKS_MAX], head.sent_bytes), (3, 6));
     }
 
     #[test]

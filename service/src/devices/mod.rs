@@ -58,6 +58,8 @@ pub struct Counted {
     pub groups: u64,
     /// Payload of the collectives.
     pub payload_bytes: u64,
+    /// Messages that it has sent, itself included, and their bytes.
+    pub sent: (u64, u64),
     /// Most messages that it has sent to one other rank; 0 while they cannot be more than [`NUMBERS_MAX`].
     pub messages: u64,
 }
@@ -75,6 +77,7 @@ pub struct Ended {
     payload_by_rank: [AtomicU64; DIRECT_RANKS_MAX as usize],
     groups_by_rank: [AtomicU64; DIRECT_RANKS_MAX as usize],
     messages_by_rank: [AtomicU64; DIRECT_RANKS_MAX as usize],
+    sent_by_rank: [[AtomicU64; 2]; DIRECT_RANKS_MAX as usize],
     is_asked: AtomicBool,
     fault: OnceLock<String>,
     taken: Mutex<Taken>,
@@ -123,6 +126,9 @@ impl Ended {
                     self.payload_by_rank[rank].store(ended.payload_bytes, Ordering::Relaxed);
                     self.groups_by_rank[rank].store(ended.groups, Ordering::Relaxed);
                     self.messages_by_rank[rank].store(ended.messages, Ordering::Relaxed);
+                    let [messages, bytes] = &self.sent_by_rank[rank];
+                    messages.store(ended.sent.0, Ordering::Relaxed);
+                    bytes.store(ended.sent.1, Ordering::Relaxed);
                 }
             }
             Err(fault) => {
@@ -202,6 +208,13 @@ impl DirectGroup {
     #[must_use]
     pub fn groups_ended(&self, rank: u32) -> u64 {
         self.ended.groups_by_rank.get(rank as usize).map_or(0, |ended| ended.load(Ordering::Relaxed))
+    }
+
+    /// Messages that a rank had sent then, itself included, and their bytes.
+    #[must_use]
+    pub fn sent(&self, rank: u32) -> (u64, u64) {
+        let load = |of: &AtomicU64| of.load(Ordering::Relaxed);
+        self.ended.sent_by_rank.get(rank as usize).map_or((0, 0), |[messages, bytes]| (load(messages), load(bytes)))
     }
 
     /// The same of messages to one other rank, as [`Counted::messages`] says.
@@ -365,11 +378,12 @@ mod tests {
         let ended = questions.lock().expect("no panic").pop().expect("a question");
         assert_eq!((questions.lock().expect("no panic").len(), group.is_answered(), group.ended(1)), (0, false, 0));
         ended.tell(Ok([3, 4]
-            .map(|n| Counted { operations: n, groups: 10 * n, payload_bytes: 100 * n, messages: 0 })
+            .map(|n| Counted { operations: n, groups: 10 * n, payload_bytes: 100 * n, sent: (n, 7 * n), messages: 0 })
             .to_vec()));
         assert_eq!((group.is_answered(), group.ended(0), group.ended(1), group.ended(9)), (true, 3, 4, 0));
         assert_eq!([1, 9].map(|rank| group.groups_ended(rank)), [40, 0]);
         assert_eq!([1, 9].map(|rank| group.payload_bytes(rank)), [400, 0]);
+        assert_eq!([1, 9].map(|rank| group.sent(rank)), [(4, 28), (0, 0)]);
         group.ask();
         questions.lock().expect("no panic").pop().expect("another question").tell(Err("CUDA_ERROR_UNKNOWN".into()));
         assert_eq!((group.is_answered(), group.ended(1), group.fault()), (true, 4, Some("CUDA_ERROR_UNKNOWN")));

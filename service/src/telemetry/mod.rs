@@ -86,7 +86,7 @@ pub struct CommInfo {
     pub busy_ns: AtomicU64,
     /// Collectives that end on no rank before all have come, and the part of `busy_ns` that is theirs.
     pub joint: [AtomicU64; 2],
-    /// Of `operations`, the point-to-point pairs.
+    /// Of `operations`, the point-to-point pairs; without those of ranks on GPUs, which [`CommInfo::pairs`] has.
     pub pairs: AtomicU64,
     /// What its collectives are like now.
     pub recent: RecentTraffic,
@@ -104,8 +104,10 @@ pub struct CommInfo {
     pub direct: Option<Arc<DirectGroup>>,
     /// What a controller has to know, where there are other hosts.
     pub placed: Option<Placed>,
-    /// What was told of what its ranks say.
+    /// What was told of what its ranks say of collectives.
     pub plausible: Plausible,
+    /// The same of point-to-point pairs.
+    pub plausible_pairs: Plausible,
 }
 
 impl CommInfo {
@@ -308,7 +310,24 @@ impl CommInfo {
             layout.map_or(GPU_PAYLOAD_MAX, |layout| u64::from(layout.nranks) * u64::from(layout.slot_bytes));
         let (operations, bytes) = self.plausible.told(Instant::now(), (operations, bytes), bytes_max);
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let (pairs, pair_bytes) = self.pairs_on_gpus();
+        let operations = operations.saturating_add(pairs);
+        let bytes = bytes.saturating_add(pair_bytes);
         (self.of_handed_out(load(&self.operations)).saturating_add(operations), load(&self.bytes).saturating_add(bytes))
+    }
+
+    /// Of the operations of [`CommInfo::totals`], the point-to-point pairs.
+    #[must_use]
+    pub fn pairs(&self) -> u64 {
+        self.pairs.load(Ordering::Relaxed).saturating_add(self.pairs_on_gpus().0)
+    }
+
+    /// Sends that ranks on GPUs have done among themselves, and their bytes.
+    fn pairs_on_gpus(&self) -> (u64, u64) {
+        let Some(direct) = &self.direct else { return (0, 0) };
+        let add = |all: (u64, u64), sent: (u64, u64)| (all.0.saturating_add(sent.0), all.1.saturating_add(sent.1));
+        let sent = self.rank_numbers().map(|rank| direct.sent(rank)).fold((0, 0), add);
+        self.plausible_pairs.told(Instant::now(), sent, GPU_PAYLOAD_MAX)
     }
 
     /// Average bus bandwidth while busy, in GB/s.
@@ -452,9 +471,10 @@ pub struct TenantTotals {
 
 impl TenantTotals {
     fn add(&mut self, comm: &CommInfo) {
+        // First, since there may be more of them meanwhile, but not more than of all.
+        self.pairs = self.pairs.saturating_add(comm.pairs());
         let (operations, bytes) = comm.totals();
         self.operations = self.operations.saturating_add(operations);
-        self.pairs = self.pairs.saturating_add(comm.pairs.load(Ordering::Relaxed));
         self.bytes = self.bytes.saturating_add(bytes);
         self.failed = self.failed.saturating_add(comm.failed.load(Ordering::Relaxed));
     }

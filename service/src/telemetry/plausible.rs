@@ -7,7 +7,10 @@ use std::time::{Duration, Instant};
 use super::lock;
 
 /// No collective among ranks takes less. The fastest that was measured takes some three times as long.
-const OPERATION_TIME_MIN: Duration = Duration::from_nanos(100);
+pub const COLLECTIVE_TIME_MIN: Duration = Duration::from_nanos(100);
+
+/// Nor do a message's share of a group of sends and receives, and those of other ranks at the same time.
+pub const MESSAGE_TIME_MIN: Duration = Duration::from_nanos(1);
 
 /// What was last told.
 #[derive(Debug)]
@@ -19,20 +22,23 @@ struct Told {
 
 /// Operations and their payload as a tenant says: they never fall, and rise no faster than is possible.
 #[derive(Debug)]
-pub struct Plausible(Mutex<Told>);
+pub struct Plausible {
+    told: Mutex<Told>,
+    time_min: Duration,
+}
 
 impl Plausible {
-    /// None until `now`.
+    /// None until `now`, and then none in less than `time_min`.
     #[must_use]
-    pub fn since(now: Instant) -> Self {
-        Plausible(Mutex::new(Told { at: now, operations: 0, bytes: 0 }))
+    pub fn since(now: Instant, time_min: Duration) -> Self {
+        Plausible { told: Mutex::new(Told { at: now, operations: 0, bytes: 0 }), time_min }
     }
 
     /// What to tell at `now` of what is said to have been done, in operations of at most `bytes_max` each.
     pub fn told(&self, now: Instant, said: (u64, u64), bytes_max: u64) -> (u64, u64) {
-        let mut told = lock(&self.0);
+        let mut told = lock(&self.told);
         let time = now.saturating_duration_since(told.at);
-        let possible = (time.as_nanos() / OPERATION_TIME_MIN.as_nanos()).try_into().unwrap_or(u64::MAX);
+        let possible = (time.as_nanos() / self.time_min.as_nanos()).try_into().unwrap_or(u64::MAX);
         // What is left of the time counts at the next look.
         told.at = told.at.max(now);
         told.operations = said.0.clamp(told.operations, told.operations.saturating_add(possible));
@@ -50,7 +56,7 @@ mod tests {
     #[test]
     fn what_is_said_is_told_as_far_as_it_can_be_true() {
         let begin = Instant::now();
-        let (plausible, at) = (Plausible::since(begin), |ms| begin + Duration::from_millis(ms));
+        let (plausible, at) = (Plausible::since(begin, COLLECTIVE_TIME_MIN), |ms| begin + Duration::from_millis(ms));
         assert_eq!(plausible.told(at(1), (1000, 8000), 8), (1000, 8000));
         // One that ends everything at once: ten operations a microsecond, of at most so many bytes.
         assert_eq!(plausible.told(at(2), (u64::MAX, u64::MAX), 8), (11_000, 8 * 11_001));

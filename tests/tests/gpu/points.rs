@@ -4,7 +4,8 @@ use anyhow::{Context as _, ensure};
 use mccs::cuda::CudaCommunicator;
 use mccs::{DataType, Error, group_end, group_start};
 use mccs_cuda::{Context, DeviceMemory, OwnedStream, RawStream, copy_from_host, copy_to_host};
-use mccs_eval::workload::POISON;
+use mccs_eval::workload::{Call, POISON};
+use mccs_service::control::{ControlAnswer, ControlRequest, call as ask};
 use mccs_tests::TestService;
 
 use super::ranks::{Buffers, Place, Player, Rank, Role, call, capture, enqueue, everybody};
@@ -131,14 +132,21 @@ impl Exchange {
     }
 }
 
+/// Groups of a rank.
+const TURNS: u64 = 12;
+
+/// The collective behind a group.
+fn collective(turn: u64, nranks: u32) -> Call {
+    call(turn, nranks, 1 + turn * 5000)
+}
+
 /// Groups of everything, with collectives between, from one stream and from several.
 fn exchanges(place: &Place) -> anyhow::Result<()> {
-    const TURNS: u64 = 12;
     place.each_rank(|Rank { context, comm, stream, together }| {
         let (rank, nranks, other) = (comm.rank(), place.nranks, OwnedStream::new(&context)?);
         let all: Vec<_> =
             (0..TURNS).map(|turn| Exchange::new(&context, rank, messages(turn, nranks))).collect::<Result<_, _>>()?;
-        let calls: Vec<_> = (0..TURNS).map(|turn| call(turn, nranks, 1 + turn * 5000)).collect();
+        let calls: Vec<_> = (0..TURNS).map(|turn| collective(turn, nranks)).collect();
         let at = calls.iter().map(|call| Buffers::of(&context, call)).collect::<Result<Vec<_>, _>>()?;
         calls.iter().zip(&at).try_for_each(|(call, at)| at.fill(call, rank))?;
         all.iter().enumerate().try_for_each(|(turn, exchange)| exchange.fill(turn as u64))?;
@@ -162,7 +170,22 @@ fn exchanges(place: &Place) -> anyhow::Result<()> {
 #[ignore = "needs a GPU"]
 fn groups_of_sends_and_receives_bring_every_byte() {
     let service = TestService::start(TENANTS);
-    Player::start("exchanges", &everybody(&service, 0)).ends_well();
+    let place = everybody(&service, 0);
+    Player::start("exchanges", &place).ends_well();
+    // The operator sees all of them.
+    let messages: Vec<_> = (0..TURNS).flat_map(|turn| messages(turn, place.nranks)).collect();
+    let collective_bytes = |turn| {
+        let Call { kind, count, dtype, .. } = collective(turn, place.nranks);
+        kind.payload_count(count, place.nranks) * dtype.size_bytes() as u64
+    };
+    let bytes =
+        messages.iter().map(|message| message.bytes).sum::<u64>() + (0..TURNS).map(collective_bytes).sum::<u64>();
+    let Ok(ControlAnswer::Overview(overview)) = ask(&service.control_socket(), &ControlRequest::Overview) else {
+        panic!("no overview")
+    };
+    let tenant = overview.tenants.iter().find(|tenant| tenant.operations > 0).expect("a tenant that did something");
+    let pairs = messages.len() as u64;
+    assert_eq!((tenant.pairs, tenant.operations, tenant.bytes), (pairs, pairs + TURNS, bytes));
 }
 
 #[test]
@@ -197,7 +220,7 @@ fn exchanges_in_graphs(place: &Place) -> anyhow::Result<()> {
             captured[1].enqueue(&comm, &[stream])
         })?;
         for replay in 0..REPLAYS {
-            let collective = mccs_eval::workload::Call { seed: replay, ..collective };
+            let collective = Call { seed: replay, ..collective };
             captured.iter().try_for_each(|exchange| exchange.fill(replay))?;
             at.fill(&collective, rank)?;
             // SAFETY: communicator, buffers and streams live.

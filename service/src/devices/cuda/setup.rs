@@ -269,7 +269,7 @@ impl Setup {
                     .map(|peer| layout.messages_sent_offset(peer));
                 let messages = sent_to.map(read).collect::<Result<Vec<_>, _>>()?.into_iter().max().unwrap_or(0);
                 let (operations, payload_bytes) = (counts.operations(), counts.payload_bytes());
-                Ok(Counted { operations, groups, payload_bytes, messages })
+                Ok(Counted { operations, groups, payload_bytes, sent: counts.sent(), messages })
             });
         let counted = counted.collect();
         let ranks: Vec<_> = ranks.into_iter().map(|(_, counts)| counts).collect();

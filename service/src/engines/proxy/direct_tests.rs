@@ -187,6 +187,7 @@ impl Bed {
             operations: *operations,
             groups: *groups,
             payload_bytes: 8 * operations,
+            sent: (0, 0),
             messages: 0,
         });
         *self.told.lock().expect("no test panics with it") = Some(Ok(counted.collect()));

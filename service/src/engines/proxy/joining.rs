@@ -14,7 +14,7 @@ use super::setups::Setups;
 use super::{COMMS_MAX, ProxyEngine};
 use crate::bootstrap::{GatheringKey, Joined, Refusal};
 use crate::devices::Prepared;
-use crate::telemetry::plausible::Plausible;
+use crate::telemetry::plausible::{COLLECTIVE_TIME_MIN, MESSAGE_TIME_MIN, Plausible};
 use crate::telemetry::traffic::RecentTraffic;
 use crate::telemetry::{CommInfo, RankInfo, STAGED, TenantBoard};
 use crate::tenants::Resource;
@@ -98,7 +98,8 @@ impl ProxyEngine {
             board,
             direct,
             placed: across.as_ref().map(Across::placed),
-            plausible: Plausible::since(Instant::now()),
+            plausible: Plausible::since(Instant::now(), COLLECTIVE_TIME_MIN),
+            plausible_pairs: Plausible::since(Instant::now(), MESSAGE_TIME_MIN),
         });
         if let Some(direct) = &info.direct {
             direct.set_communicator(info.number);

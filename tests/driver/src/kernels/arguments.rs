@@ -104,6 +104,7 @@ pub(super) struct PointsHead {
     pub(super) lanes_offset: u64,
     pub(super) packets_offset: u64,
     pub(super) bulk_offset: u64,
+    pub(super) sent_bytes: u64,
     pub(super) rank: u32,
     pub(super) nranks: u32,
     pub(super) lanes: u32,

@@ -16,6 +16,7 @@ use crate::wait::Patience;
 /// Where things lie in areas.
 const ENDED_OFFSET: u64 = 8;
 const FAULT_OFFSET: u64 = 16;
+const SENT_OFFSET: u64 = 32;
 /// Lanes of a pair, as their words are laid out, and bytes of each.
 const LANES_MAX: u64 = 64;
 const LANE_BYTES: u64 = 128;
@@ -43,8 +44,10 @@ pub(super) fn run(device: &'static Device, head: &PointsHead, messages: &[Messag
     let (sends, recvs) = lists(0).zip(lists(RANKS_MAX)).ok_or(Stop::Failed(ILLEGAL_ADDRESS))?;
     let group = Group { running, head };
     group.run(&sends, &recvs)?;
-    let counter = group.running.word(head.areas[head.rank as usize] + ENDED_OFFSET)?;
-    counter.fetch_add(GROUP, Ordering::Release);
+    let area = head.areas[head.rank as usize];
+    group.running.word(area + ENDED_OFFSET)?.fetch_add(GROUP, Ordering::Release);
+    group.running.word(area + SENT_OFFSET)?.fetch_add(head.first[RANKS_MAX].into(), Ordering::Relaxed);
+    group.running.word(area + SENT_OFFSET + 8)?.fetch_add(head.sent_bytes, Ordering::Relaxed);
     Ok(())
 }
 
