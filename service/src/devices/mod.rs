@@ -45,6 +45,12 @@ pub trait Areas: Send + Sync {
     /// Reads how far each rank is, as soon as may be, and [tells](Ended::tell). Returns at once.
     fn read(&self, ended: &Arc<Ended>);
 
+    /// The same, and calls `then` behind it, on whatever thread.
+    fn read_at_last(&self, ended: &Arc<Ended>, then: Box<dyn FnOnce() + Send>) {
+        self.read(ended);
+        then();
+    }
+
     /// All ranks have left in order: nothing of theirs runs, and what is here may be used again when this is dropped.
     fn left(&self) {}
 }
@@ -172,6 +178,11 @@ impl DirectGroup {
         if !self.ended.is_asked.swap(true, Ordering::AcqRel) {
             self.areas.read(&self.ended);
         }
+    }
+
+    /// Asks for the last time, when nothing of it runs any more: `then` is called when what it says is known.
+    pub fn ask_at_last(&self, then: Box<dyn FnOnce() + Send>) {
+        self.areas.read_at_last(&self.ended, then);
     }
 
     /// Whether all that was asked has been answered.

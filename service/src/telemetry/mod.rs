@@ -484,7 +484,19 @@ impl TenantTotals {
 #[derive(Default)]
 struct Comms {
     live: BTreeMap<u64, Arc<CommInfo>>,
+    /// Over, but for what their GPUs have still to say.
+    leaving: BTreeMap<u64, Arc<CommInfo>>,
     ended: BTreeMap<String, TenantTotals>,
+}
+
+impl Comms {
+    /// Nothing of a communicator will come to be known any more. Whoever drops it must not hold the lock: memory goes with it.
+    fn left(&mut self, number: u64) -> Option<Arc<CommInfo>> {
+        let comm = self.leaving.remove(&number)?;
+        comm.count_times();
+        self.ended.entry(comm.tenant.clone()).or_default().add(&comm);
+        Some(comm)
+    }
 }
 
 /// Connections that were refused, by who would have served them.
@@ -506,7 +518,7 @@ pub struct Registry {
     hosts: Mutex<BTreeMap<String, HostInfo>>,
     tenants: Mutex<BTreeMap<String, Arc<Tenant>>>,
     sessions: Mutex<BTreeMap<SessionId, Arc<Session>>>,
-    comms: Mutex<Comms>,
+    comms: Arc<Mutex<Comms>>,
     next_number: AtomicU64,
     /// Grows when a communicator of several hosts begins, ends, or gets another strategy.
     comm_changes: AtomicU64,
@@ -602,9 +614,17 @@ impl Registry {
     pub fn remove_comm(&self, number: u64) {
         let mut comms = lock(&self.comms);
         let Some(comm) = comms.live.remove(&number) else { return };
-        comm.count_times();
-        comms.ended.entry(comm.tenant.clone()).or_default().add(&comm);
+        comms.leaving.insert(number, Arc::clone(&comm));
         drop(comms);
+        let all = Arc::clone(&self.comms);
+        let is_told = move || {
+            let comm = lock(&all).left(number);
+            drop(comm);
+        };
+        match &comm.direct {
+            Some(direct) => direct.ask_at_last(Box::new(is_told)),
+            None => is_told(),
+        }
         if comm.placed.is_some() {
             self.note_comms();
         }
@@ -679,7 +699,7 @@ impl Registry {
     pub fn totals(&self) -> (BTreeMap<String, TenantTotals>, Vec<Arc<CommInfo>>) {
         let comms = lock(&self.comms);
         let mut totals = comms.ended.clone();
-        for comm in comms.live.values() {
+        for comm in comms.live.values().chain(comms.leaving.values()) {
             totals.entry(comm.tenant.clone()).or_default().add(comm);
         }
         (totals, comms.live.values().cloned().collect())

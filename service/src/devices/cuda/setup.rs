@@ -33,7 +33,8 @@ pub(super) enum Order {
     /// Make what the ranks of a communicator share. Answered by [`ProxyMessage::Prepared`].
     Prepare { gpus: Vec<usize>, charges: Vec<Arc<Charge>>, key: Handle },
     /// Read what areas have counted.
-    Read { areas: AreasInUse, ended: Arc<Ended> },
+    /// Then calls what is to be called, if anything.
+    Read { areas: AreasInUse, ended: Arc<Ended>, then: Option<Box<dyn FnOnce() + Send>> },
     /// Open what an operation uses, and hand it out.
     Import(Flight),
 }
@@ -109,6 +110,14 @@ impl AreasInUse {
         &self.memory.shape.tenant
     }
 
+    fn order(&self, ended: &Arc<Ended>, then: Option<Box<dyn FnOnce() + Send>>) {
+        let order = Order::Read { areas: self.clone(), ended: Arc::clone(ended), then };
+        if let Err(mpsc::SendError(Order::Read { then, .. })) = self.orders.send(order) {
+            ended.tell(Err("the thread that reads GPUs has ended".into()));
+            then.into_iter().for_each(|then| then());
+        }
+    }
+
     /// What copy engines on the same memory have left.
     pub(super) fn take_parts(&self) -> Option<Parts> {
         self.memory.parts().take()
@@ -122,10 +131,11 @@ impl AreasInUse {
 
 impl Areas for AreasInUse {
     fn read(&self, ended: &Arc<Ended>) {
-        let order = Order::Read { areas: self.clone(), ended: Arc::clone(ended) };
-        if self.orders.send(order).is_err() {
-            ended.tell(Err("the thread that reads GPUs has ended".into()));
-        }
+        self.order(ended, None);
+    }
+
+    fn read_at_last(&self, ended: &Arc<Ended>, then: Box<dyn FnOnce() + Send>) {
+        self.order(ended, Some(then));
     }
 
     fn left(&self) {
@@ -209,11 +219,12 @@ impl Setup {
                         let _ = self.read(&areas, &ended);
                     }
                 }
-                Ok(Order::Read { areas, ended }) => {
+                Ok(Order::Read { areas, ended, then }) => {
                     let read = self.read(&areas, &ended);
                     let gpus = areas.memory.areas.iter().map(|(gpu, _)| *gpu);
                     read.as_ref().err().into_iter().for_each(|error| self.find_lost(error, gpus.clone()));
                     ended.tell(read.map_err(|error| error.to_string()));
+                    then.into_iter().for_each(|then| then());
                 }
                 Ok(Order::Import(flight)) => {
                     let engines = Arc::clone(&flight.engines);
