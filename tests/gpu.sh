@@ -93,8 +93,7 @@ lane() {
     local name=$1 begin=$SECONDS status=0
     shift
     echo "== $name"
-    "$@" > "$work/lane.log" 2>&1 || status=$?
-    cat "$work/lane.log"
+    "$@" 2>&1 | tee "$work/lane.log" || status=$?
     if [ $status = 0 ]; then
         echo "| $name | $(grep -v '^ *$' "$work/lane.log" | tail -1 | tr '|' ' ') | $((SECONDS - begin)) |" >> "$summary"
     else

@@ -5,9 +5,9 @@ use mccs_ipc::large::has_large;
 use mccs_ipc::types::{CollectiveKind, RedOp};
 use mccs_kernels::cuda::DirectStrategy;
 
-/// Payload, as nccl-tests counts it, from which copy engines were faster than the ranks' kernels. Of 2 H200 there is a run of both, each on its own
-/// (`eval/results/cuda-crossovers-2.md`): MPS, of tenants or of the service too, makes no difference. Of 4 H200 there are only runs under such limits
-/// (`cuda-4`, and `cuda-4-long` under these); 3 and more than 4 GPUs were not measured.
+/// Payload, as nccl-tests counts it, from which copy engines were faster than the ranks' kernels on 2 and 4 H200 (`eval/results/cuda-crossovers-2.md`
+/// and `-4`): MPS, of tenants or of the service too, makes no difference but for all-reduces and gathers of four, by a size. 3 and more than 4 GPUs were not
+/// measured.
 fn measured(kind: CollectiveKind, nranks: u32) -> u64 {
     use CollectiveKind as Kind;
     const MIB: u64 = 1 << 20;
@@ -16,7 +16,8 @@ fn measured(kind: CollectiveKind, nranks: u32) -> u64 {
         // The kernels are as fast, or faster.
         Kind::ReduceScatter => u64::MAX,
         Kind::Broadcast if nranks > 2 => u64::MAX,
-        _ if nranks > 2 => 64 * MIB,
+        Kind::Gather if nranks > 2 => 512 * MIB,
+        Kind::Scatter => 256 * MIB,
         _ => 128 * MIB,
     }
 }
