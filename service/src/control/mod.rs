@@ -373,6 +373,8 @@ impl CommView {
             let late_ns = info.late_ns.load(Ordering::Relaxed);
             RankView { rank: info.rank, session: info.session, pid: info.pid, enqueued, started, completed, late_ns }
         };
+        // First, since there may be more of them meanwhile, but not more than of all.
+        let pairs = comm.pairs();
         let (operations, bytes) = comm.totals();
         let epoch = comm.epoch.load(Ordering::Relaxed);
         let captured = comm.direct.as_ref().and_then(|direct| direct.page().captured_terms());
@@ -382,7 +384,7 @@ impl CommView {
             tenant: comm.tenant.clone(),
             device: comm.device.clone(),
             operations,
-            pairs: comm.pairs.load(Ordering::Relaxed),
+            pairs,
             bytes,
             bus_bytes: comm.bus_bytes.load(Ordering::Relaxed),
             busy_ns: comm.busy_ns.load(Ordering::Relaxed),

@@ -27,8 +27,11 @@ type Told = Arc<Mutex<Option<Result<Vec<Counted>, String>>>>;
 /// What is at the beginnings of areas, by rank.
 type Stamped = Arc<Mutex<Vec<AreaCounts>>>;
 
+/// What is to be called when GPUs have answered for the last time, which is when the test says so.
+type AtLast = Arc<Mutex<Vec<Box<dyn FnOnce() + Send>>>>;
+
 /// Ranks' areas, of which what a test says is read.
-struct ToldAreas(Told, Stamped);
+struct ToldAreas(Told, Stamped, AtLast);
 
 impl Areas for ToldAreas {
     fn read(&self, ended: &Arc<Ended>) {
@@ -38,10 +41,11 @@ impl Areas for ToldAreas {
             ended.tell(told);
         }
     }
-}
 
-fn areas_of(told: &Told, stamped: &Stamped) -> Box<dyn Areas> {
-    Box::new(ToldAreas(Arc::clone(told), Arc::clone(stamped)))
+    fn read_at_last(&self, ended: &Arc<Ended>, then: Box<dyn FnOnce() + Send>) {
+        self.read(ended);
+        self.2.lock().expect("no test panics with it").push(then);
+    }
 }
 
 /// A device that makes pages, unless it is to say why not.
@@ -50,6 +54,7 @@ struct Pages {
     done: Sender<ProxyMessage>,
     told: Told,
     stamped: Stamped,
+    at_last: AtLast,
     refuses: Arc<Mutex<Option<String>>>,
 }
 
@@ -67,11 +72,9 @@ impl Device for Pages {
         let nranks = gpus.len() as u32;
         let abilities = Abilities { nranks, execution: self.execution, copy_engines: true, lines: false };
         let wanted = GpuStrategy { large_from: Crossover::Measured.into(), lines: true };
-        let group = DirectGroup::new(
-            Strategies::begin(Arc::new(page), abilities, wanted),
-            None,
-            areas_of(&self.told, &self.stamped),
-        );
+        let areas = ToldAreas(Arc::clone(&self.told), Arc::clone(&self.stamped), Arc::clone(&self.at_last));
+        let strategies = Strategies::begin(Arc::new(page), abilities, wanted);
+        let group = DirectGroup::new(strategies, None, Box::new(areas));
         let areas = gpus.iter().map(|_| AreaName { ipc_handle: vec![0; 64], gpu: [0; 16] }).collect();
         let (execution, events) = (self.execution, Vec::new());
         let share = DirectShare { layout: [0; LAYOUT_WORDS], areas, large: None, execution, is_timed: true, events };
@@ -113,6 +116,7 @@ struct Bed {
     answers: Mailbox<OperatorReply>,
     told: Told,
     stamped: Stamped,
+    at_last: AtLast,
     refuses: Arc<Mutex<Option<String>>>,
 }
 
@@ -126,11 +130,18 @@ impl Bed {
         let timeouts = Timeouts { init: Duration::from_secs(60), operation: None };
         let (told, refuses) = (Told::new(Mutex::new(Some(Ok(Vec::new())))), Arc::<Mutex<_>>::default());
         let (done, said, stamped) = (proxy.clone(), Arc::clone(&told), Stamped::default());
-        let pages = Pages { execution, done, told: said, stamped: Arc::clone(&stamped), refuses: Arc::clone(&refuses) };
-        let device = Box::new(pages);
+        let at_last = AtLast::default();
+        let device = Box::new(Pages {
+            execution,
+            done,
+            told: said,
+            stamped: Arc::clone(&stamped),
+            at_last: Arc::clone(&at_last),
+            refuses: Arc::clone(&refuses),
+        });
         let engine =
             ProxyEngine::new(device, mailbox, Arc::clone(&registry), Box::new(make_schedules), 0, timeouts, None);
-        let mut bed = Bed { engine, proxy, registry, answers: Mailbox::new(4), told, stamped, refuses };
+        let mut bed = Bed { engine, proxy, registry, answers: Mailbox::new(4), told, stamped, at_last, refuses };
         for joined in bed.join(nranks, 7) {
             assert!(matches!(joined, ProxyReply::Joined { .. }));
         }
@@ -179,6 +190,17 @@ impl Bed {
                 return wake_at;
             }
         }
+    }
+
+    /// All ranks of its communicator leave in order.
+    fn leave(&mut self, nranks: u32) {
+        let comm = self.engine.comms.iter().map(|(comm, _)| comm).next().expect("a communicator");
+        let replies = Mailbox::new(16);
+        for rank in 0..nranks {
+            let (request, tenant_comm, reply) = (2, Handle::NONE, replies.sender());
+            assert!(self.proxy.send(ProxyMessage::Leave { comm, rank, request, tenant_comm, reply }).is_ok());
+        }
+        self.poll();
     }
 
     /// GPUs say that so many operations and groups of ranks have ended.
@@ -417,6 +439,32 @@ fn what_ranks_do_on_gpus_has_times_of_a_sample_which_stands_for_all() {
     assert_eq!(info.totals(), (1000, 8000), "counted, not estimated");
     info.ask();
     assert_eq!(load(&info.busy_ns), 3_000_000, "once");
+}
+
+#[test]
+fn what_gpus_counted_last_is_known_when_a_communicator_has_ended() {
+    let mut bed = Bed::new(Execution::Ranks, 2);
+    let comm = Arc::downgrade(&bed.comm());
+    let did = |bed: &Bed| {
+        let all = bed.registry.totals().0;
+        all.values().map(|did| (did.operations, did.pairs, did.bytes)).collect::<Vec<_>>()
+    };
+    let tell = |bed: &Bed, operations: u64| {
+        let sent = (2 * operations, 10 * operations);
+        let counted = Counted { operations, groups: 1, payload_bytes: 8 * operations, sent, messages: 0 };
+        *bed.told.lock().expect("no test panics with it") = Some(Ok(vec![counted; 2]));
+    };
+    tell(&bed, 3);
+    bed.comm().ask();
+    // Sends are of both ranks.
+    assert_eq!(did(&bed), [(3 + 12, 12, 24 + 60)]);
+    tell(&bed, 5);
+    bed.leave(2);
+    assert_eq!((bed.registry.comms().len(), did(&bed)), (0, vec![(5 + 20, 20, 40 + 100)]));
+    let then = std::mem::take(&mut *bed.at_last.lock().expect("no test panics with it"));
+    assert_eq!((then.len(), comm.upgrade().is_some()), (1, true));
+    then.into_iter().for_each(|then| then());
+    assert_eq!((did(&bed), comm.upgrade().is_some()), (vec![(5 + 20, 20, 40 + 100)], false), "once, and it is let go");
 }
 
 #[test]
