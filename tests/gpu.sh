@@ -243,9 +243,6 @@ slot = "1MiB"'
     if [ "$gpus" = 1 ]; then
         skipped+=(--skip deaths:: --skip divided:: --skip losses:: --skip memory:: --skip room:: --skip large_calls_go_by_copy_engines --skip streams_of_one_name)
         absent "services and commands that large operations outlive; copy engines; streams of one name" "it takes two GPUs"
-        # Both ranks would be in one context, where a kernel may never start (eval/results/gpu-checks.md).
-        skipped+=(--skip calls_keep_their_order_across_streams)
-        absent "order across streams" "it takes two GPUs"
         absent "memory of every kind, freed memory, memory of others" "it takes two GPUs"
     fi
     lane "graphs, streams, sends and receives, tenants, failures, crashes" "$gpu_tests" --ignored --test-threads 1 "${skipped[@]}"

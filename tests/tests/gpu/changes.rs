@@ -1,7 +1,7 @@
 //! The operator changes what ranks run by, while they run: nothing comes out wrong, nobody waits for ever, and graphs keep what they
 //! were captured with until they are destroyed.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -41,24 +41,26 @@ pub fn sign(place: &Place, what: &str) -> PathBuf {
     place.socket.with_extension(what)
 }
 
-/// Rounds of all ranks of a process, until the test gives a sign.
+/// Rounds of all ranks of a player, until the test gives a sign.
 pub struct Rounds {
     until: PathBuf,
-    is_over: AtomicBool,
 }
 
 impl Rounds {
     pub fn until(place: &Place, what: &str) -> Rounds {
-        Rounds { until: sign(place, what), is_over: AtomicBool::new(false) }
+        Rounds { until: sign(place, what) }
     }
 
     /// Whether there is another round: the same for all ranks.
     pub fn go_on(&self, rank: &Rank) -> bool {
-        if rank.comm.rank() == 0 {
-            self.is_over.store(self.until.exists(), Ordering::Relaxed);
+        let mut seen = self.until.clone().into_os_string();
+        seen.push(".seen");
+        let seen = Path::new(&seen);
+        if rank.comm.rank() == 0 && self.until.exists() {
+            std::fs::write(seen, "").expect("a sign");
         }
         rank.together.wait();
-        let is_over = self.is_over.load(Ordering::Relaxed);
+        let is_over = seen.exists();
         // The next round's look comes when all have seen this one's.
         rank.together.wait();
         !is_over
@@ -152,7 +154,7 @@ fn captures_and_replays(place: &Place) -> anyhow::Result<()> {
 
 /// Destroys a graph when its communicator has gone, and another one is there.
 fn destroys_a_graph_late(place: &Place) -> anyhow::Result<()> {
-    let (id, ends) = (mccs::unique_id()?, Rounds::until(place, "ends"));
+    let ends = Rounds::until(place, "ends");
     place.each_rank(|Rank { context, comm, stream, together }| {
         let (own, call, has_gone) = (comm.rank(), call(0, place.nranks, 1000), Arc::new(AtomicBool::new(false)));
         let at = Buffers::of(&context, &call)?;
@@ -166,7 +168,7 @@ fn destroys_a_graph_late(place: &Place) -> anyhow::Result<()> {
             }
         })?;
         comm.destroy()?;
-        let next = place.join(own, id, together)?;
+        let next = place.join(own, place.another_id(0), together)?;
         drop(graph);
         while !has_gone.load(Ordering::Acquire) {
             std::thread::yield_now();

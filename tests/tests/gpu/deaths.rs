@@ -46,7 +46,8 @@ impl Serving {
         let file = directory.path().join("config");
         std::fs::write(&file, config).expect("a file");
         let environment = [environment, &[(CONFIG, file)]].concat();
-        let mut player = Player::start_with(role, &everybody_at(PathBuf::new()), &environment);
+        let place = Place { ranks: 0..1, ..everybody_at(PathBuf::new()) };
+        let mut player = Player::start_with(role, &place, &environment);
         let said = player.line_with("serves at ");
         let (_, socket) = said.trim_end().split_once("serves at ").expect("a path");
         Serving { player, socket: socket.into() }

@@ -12,7 +12,7 @@ use mccs_tests::TestService;
 
 use super::deaths::{CONFIG, Serving};
 use super::mps::{STRAY, UNTIL};
-use super::ranks::{Place, Player, Role, everybody_at};
+use super::ranks::{Place, Player, Role, Together, everybody_at};
 use super::staged::by_engines;
 use super::{LARGE, TENANTS};
 
@@ -46,7 +46,7 @@ fn loses_a_gpu(_: &Place) -> anyhow::Result<()> {
 /// No rank can join, for the reason that its environment names.
 fn is_refused(place: &Place) -> anyhow::Result<()> {
     let reason = std::env::var(REASON)?;
-    let join = |rank| place.join(rank, place.id, Arc::new(Barrier::new(1)));
+    let join = |rank| place.join(rank, place.id, Arc::new(Together::Threads(Barrier::new(1))));
     std::thread::scope(|scope| {
         let ranks: Vec<_> = place.ranks.clone().map(|rank| scope.spawn(move || join(rank))).collect();
         ranks.into_iter().try_for_each(|rank| {

@@ -275,7 +275,7 @@ fn large_calls_go_by_copy_engines() {
 
 /// Several communicators of the same ranks, each on a stream of its own, called in another order by each rank.
 fn mixes_communicators(place: &Place) -> anyhow::Result<()> {
-    let ids = [mccs::unique_id()?, mccs::unique_id()?];
+    let ids = [0, 1].map(|number| place.another_id(number));
     place.each_rank(|first| {
         let rank = first.comm.rank();
         let more =
@@ -316,7 +316,7 @@ fn communicators_do_not_wait_for_each_other() {
 
 /// More communicators than a GPU has hardware queues, whose ranks call and whose streams never come to it.
 fn stalls(place: &Place) -> anyhow::Result<()> {
-    let ids = (0..9).map(|_| mccs::unique_id()).collect::<Result<Vec<_>, _>>()?;
+    let ids = [0, 1, 2, 3, 4, 5, 6, 7, 8].map(|number| place.another_id(number));
     place.each_rank(|first| {
         let rank = first.comm.rank();
         let more =
@@ -338,12 +338,11 @@ fn stalls(place: &Place) -> anyhow::Result<()> {
 
 /// Makes communicators and ends them, one after the other, and checks what each does.
 fn comes_and_goes(place: &Place) -> anyhow::Result<()> {
-    let ids = (0..30).map(|_| mccs::unique_id()).collect::<Result<Vec<_>, _>>()?;
     place.each_rank(|first| {
         let call = call(0, place.nranks, 100_000);
         let at = Buffers::of(&first.context, &call)?;
-        for id in &ids {
-            let rank = place.join(first.comm.rank(), *id, Arc::clone(&first.together))?;
+        for number in 0..30 {
+            let rank = place.join(first.comm.rank(), place.another_id(number), Arc::clone(&first.together))?;
             at.fill(&call, rank.comm.rank())?;
             rank.together.wait();
             enqueue(&rank.comm, &call, &at, rank.stream.raw())?;
@@ -376,7 +375,6 @@ fn while_nothing_is_freed(service: &TestService, then: impl FnOnce()) {
 
 /// Aborts a communicator, and calls on it, that it has left, when another one has come.
 fn aborts_late(place: &Place) -> anyhow::Result<()> {
-    let id = mccs::unique_id()?;
     place.each_rank(|first| {
         let call = call(0, place.nranks, 1000);
         let at = Buffers::of(&first.context, &call)?;
@@ -390,7 +388,7 @@ fn aborts_late(place: &Place) -> anyhow::Result<()> {
         };
         run(&first)?;
         first.comm.finalize()?;
-        let second = place.join(first.comm.rank(), id, Arc::clone(&first.together))?;
+        let second = place.join(first.comm.rank(), place.another_id(0), Arc::clone(&first.together))?;
         run(&second)?;
         second.together.wait();
         first.comm.abort()?;
@@ -487,7 +485,7 @@ fn a_rank_that_does_not_come_is_named() {
     let player = Player::start("waits_alone", &everybody(&service, 0));
     let pid = player.process.id();
     let said = player.ends_well();
-    assert!(said.contains(&format!("rank 0 (process {pid}) called operation 1, rank 1 (process {pid})")), "{said}");
+    assert!(said.contains(&format!("rank 0 (process {pid}) called operation 1, rank 1 (process ")), "{said}");
     assert!(said.contains("did not"), "{said}");
 }
 

@@ -2,9 +2,12 @@
 //! service's, and the service of a test is in the test's own. A process runs a [`Role`], by this very binary.
 
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Barrier};
+use std::time::Duration;
 
 use anyhow::ensure;
 use mccs::cuda::CudaCommunicator;
@@ -18,6 +21,8 @@ use mccs_tests::TestService;
 
 /// Names the role to the process.
 const ROLE: &str = "MCCS_GPU_ROLE";
+/// Names the folder by which processes of one player wait for each other.
+const TOGETHER: &str = "MCCS_GPU_TOGETHER";
 
 /// What a process does, as one of those that run at the same time.
 pub type Role = fn(&Place) -> anyhow::Result<()>;
@@ -50,22 +55,9 @@ impl Player {
 
     /// The same, with more in its environment.
     pub fn start_with(role: &str, place: &Place, environment: &[(&str, PathBuf)]) -> Player {
-        let Place { socket, id, ranks, nranks, gpus, root } = place;
-        let (first, end, socket) = (ranks.start, ranks.end, socket.display());
-        let text = format!("{role} {id} {first} {end} {nranks} {gpus} {root} {socket}");
-        let own = std::env::current_exe().expect("this binary");
-        let mut command = Command::new(own);
-        if *gpus == 1 {
-            // Several ranks' streams then wait on one GPU: more than its eight hardware queues, as docs/CUDA.md says.
-            command.env(QUEUES_VARIABLE, QUEUES_MAX.to_string());
-        }
-        let mut process = command
-            .args(["--ignored", "--exact", "--nocapture", "--quiet", "plays_its_role"])
-            .env(ROLE, text)
-            .envs(environment.iter().map(|(name, value)| (name, value)))
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("a process");
+        let mut command = to_play(role, place);
+        command.envs(environment.iter().map(|(name, value)| (name, value))).stdout(Stdio::piped());
+        let mut process = command.spawn().expect("a process");
         let out = BufReader::new(process.stdout.take().expect("its output"));
         Player { process, out }
     }
@@ -101,6 +93,20 @@ impl Player {
     }
 }
 
+/// The command of a process that plays a role.
+fn to_play(role: &str, place: &Place) -> Command {
+    let Place { socket, id, ranks, nranks, gpus, root } = place;
+    let (first, end, socket) = (ranks.start, ranks.end, socket.display());
+    let text = format!("{role} {id} {first} {end} {nranks} {gpus} {root} {socket}");
+    let mut command = Command::new(std::env::current_exe().expect("this binary"));
+    if *gpus == 1 {
+        // Several ranks' streams then wait on one GPU: more than its eight hardware queues, as docs/CUDA.md says.
+        command.env(QUEUES_VARIABLE, QUEUES_MAX.to_string());
+    }
+    command.args(["--ignored", "--exact", "--nocapture", "--quiet", "plays_its_role"]).env(ROLE, text);
+    command
+}
+
 /// A communicator of every test's: all ranks, at least two, on all GPUs.
 pub fn everybody(service: &TestService, tenant: usize) -> Place {
     everybody_at(service.socket(tenant))
@@ -127,8 +133,62 @@ pub fn play(roles: &[(&str, Role)]) {
         nranks: number(4),
         gpus: number(5) as usize,
     };
-    let (_, role) = roles.iter().find(|(name, _)| *name == words[0]).expect("a role that exists");
+    let (name, role) = roles.iter().find(|(name, _)| *name == words[0]).expect("a role that exists");
+    if place.gpus == 1 && place.ranks.len() > 1 {
+        return play_apart(name, *role, &place);
+    }
     role(&place).expect("a role played well");
+}
+
+/// Ranks of one GPU have a process each, as the service wants it: this one, of the first, and others, which end with it.
+fn play_apart(name: &str, role: Role, place: &Place) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let own = |rank| Place { ranks: rank..rank + 1, ..place.clone() };
+    let others: Vec<_> = place
+        .ranks
+        .clone()
+        .skip(1)
+        .map(|rank| {
+            let mut command = to_play(name, &own(rank));
+            command.env(TOGETHER, folder.path());
+            // SAFETY: the call is one that may be made between fork and exec.
+            unsafe {
+                command.pre_exec(|| Ok(nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL)?));
+            }
+            command.spawn().expect("a process")
+        })
+        .collect();
+    // SAFETY: of this process' threads none but the test harness', which waits for this one, lives by now.
+    unsafe { std::env::set_var(TOGETHER, folder.path()) };
+    role(&own(place.ranks.start)).expect("a role played well");
+    for mut other in others {
+        let status = other.wait().expect("its end");
+        assert!(status.success(), "{status}");
+    }
+}
+
+/// Where all ranks of a player wait for each other.
+pub enum Together {
+    /// Threads of one process.
+    Threads(Barrier),
+    /// So many processes, of which this is one: a file each and round.
+    Processes { folder: PathBuf, own: u32, count: usize, round: AtomicU32 },
+}
+
+impl Together {
+    pub fn wait(&self) {
+        match self {
+            Together::Threads(barrier) => drop(barrier.wait()),
+            Together::Processes { folder, own, count, round } => {
+                let round = folder.join(round.fetch_add(1, Ordering::Relaxed).to_string());
+                std::fs::create_dir_all(&round).expect("a folder");
+                std::fs::write(round.join(own.to_string()), "").expect("a file");
+                while std::fs::read_dir(&round).expect("a folder").count() < *count {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            }
+        }
+    }
 }
 
 /// A rank: its context, session and communicator.
@@ -136,15 +196,15 @@ pub struct Rank {
     pub context: Context,
     pub comm: CudaCommunicator,
     pub stream: OwnedStream,
-    /// All ranks of this process. Ranks of one GPU are in one context, in which some of the driver's calls wait for kernels, and
-    /// those for ranks that have not called yet: so everything is made before anything is called.
-    pub together: Arc<Barrier>,
+    /// All ranks of this player. Some of the driver's calls wait for kernels of other GPUs of the process, and those for ranks that have not
+    /// called yet: so everything is made before anything is called.
+    pub together: Arc<Together>,
 }
 
 impl Place {
     /// Runs `body` on a thread for each rank of this process.
     pub fn each_rank(&self, body: impl Fn(Rank) -> anyhow::Result<()> + Sync) -> anyhow::Result<()> {
-        let together = Arc::new(Barrier::new(self.ranks.len()));
+        let together = Arc::new(self.together());
         std::thread::scope(|scope| {
             let run = |rank| {
                 let (body, together) = (&body, Arc::clone(&together));
@@ -163,8 +223,25 @@ impl Place {
         Ok(())
     }
 
+    fn together(&self) -> Together {
+        match std::env::var_os(TOGETHER) {
+            Some(folder) => {
+                let (own, count, round) = (self.ranks.start, self.nranks as usize, AtomicU32::new(0));
+                Together::Processes { folder: folder.into(), own, count, round }
+            }
+            None => Together::Threads(Barrier::new(self.ranks.len())),
+        }
+    }
+
+    /// The id of another communicator of the same ranks, by its number: the same for all of them.
+    pub fn another_id(&self, number: u8) -> UniqueId {
+        let UniqueId(mut id) = self.id;
+        id[0] ^= number + 1;
+        UniqueId(id)
+    }
+
     /// A rank of a communicator. Its GPU's context stays current.
-    pub fn join(&self, rank: u32, id: UniqueId, together: Arc<Barrier>) -> anyhow::Result<Rank> {
+    pub fn join(&self, rank: u32, id: UniqueId, together: Arc<Together>) -> anyhow::Result<Rank> {
         mccs_cuda::driver()?;
         let all = gpus()?;
         let context = Context::primary(&all[rank as usize % self.gpus])?;
@@ -182,7 +259,7 @@ impl Place {
 /// rank of this process may wait for this one.
 pub fn capture(
     stream: &OwnedStream,
-    together: &Barrier,
+    together: &Together,
     enqueue: impl FnOnce(RawStream) -> anyhow::Result<()>,
 ) -> anyhow::Result<Graph> {
     let graph = Graph::capture(stream, enqueue)?;

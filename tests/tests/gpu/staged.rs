@@ -1,7 +1,6 @@
 //! Ranks on GPUs whose collectives the service carries out: two services joined by TCP, each with half of the ranks, and one
 //! service whose operator wants it so.
 
-use std::sync::Barrier;
 use std::time::Duration;
 
 use anyhow::ensure;
@@ -12,7 +11,7 @@ use mccs_tests::TestService;
 use mccs_tests::hosts::TestHosts;
 
 use super::TENANTS;
-use super::ranks::{Buffers, Place, Player, Rank, Role, call, capture, enqueue, enqueue_with, everybody};
+use super::ranks::{Buffers, Place, Player, Rank, Role, Together, call, capture, enqueue, enqueue_with, everybody};
 
 /// What processes of these tests do, besides what those of others do.
 pub const ROLES: &[(&str, Role)] = &[
@@ -109,7 +108,7 @@ fn scales_in_graphs(place: &Place) -> anyhow::Result<()> {
 
 type Enqueue<'a> = &'a dyn Fn(RawStream) -> anyhow::Result<()>;
 
-fn scales_by(place: &Place, run: fn(&OwnedStream, &Barrier, Enqueue<'_>) -> anyhow::Result<()>) -> anyhow::Result<()> {
+fn scales_by(place: &Place, run: fn(&OwnedStream, &Together, Enqueue<'_>) -> anyhow::Result<()>) -> anyhow::Result<()> {
     place.each_rank(|Rank { context, comm, stream, together }| {
         ensure!(comm.is_served());
         let size = size_of::<f32>();

@@ -16,6 +16,7 @@ use mccs_ipc::types::{ErrorClass, Handle};
 
 use super::ProxyEngine;
 use super::comm::{Failure, Span};
+use super::joining::shared_gpu;
 use super::operation::{JoinRequest, ProxyMessage, ProxyReply};
 use super::setups::{Setup, gpus_of, peers_of, placed_ranks};
 use crate::devices::Network;
@@ -211,6 +212,10 @@ impl ProxyEngine {
             let failure = exchange::Failure::new(ErrorClass::Remote, "its ranks on this host have gone");
             return setups.ask(Request::Fail { comm, failure });
         };
+        if let Some(message) = shared_gpu(&setup.requests) {
+            let failure = exchange::Failure::new(ErrorClass::InvalidUsage, message);
+            return setups.ask(Request::Fail { comm, failure });
+        }
         (setup.membership, setup.gpus) = (Some(membership), gpus_of(payloads));
         for engine in &setup.network.engines {
             let (links, peers) = (setup.network.links, Arc::clone(&peers));

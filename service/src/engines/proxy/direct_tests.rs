@@ -150,6 +150,12 @@ impl Bed {
 
     /// Returns what ranks that join a communicator are told.
     fn join(&mut self, nranks: u32, id: u8) -> Vec<ProxyReply> {
+        self.join_on(&(0..nranks as usize).collect::<Vec<_>>(), id)
+    }
+
+    /// The same, on these GPUs.
+    fn join_on(&mut self, gpus: &[usize], id: u8) -> Vec<ProxyReply> {
+        let nranks = gpus.len() as u32;
         let quota = Quota {
             memory_bytes: 1 << 30,
             sessions: 8,
@@ -160,7 +166,7 @@ impl Bed {
             mappings: 1,
         };
         let (tenant, replies) = (Tenant::new("tenant".into(), quota), Mailbox::new(16));
-        for rank in 0..nranks {
+        for (rank, gpu) in (0..).zip(gpus) {
             let request = JoinRequest {
                 session: Session::for_tests(u64::from(rank), &tenant),
                 request: 1,
@@ -168,7 +174,7 @@ impl Bed {
                 id: UniqueId([id; 16]),
                 rank,
                 nranks,
-                gpu: Some(rank as usize),
+                gpu: Some(*gpu),
                 root: None,
                 charge: Arc::new(tenant.charge(Resource::Communicators, 1).expect("within the quota")),
                 reply: replies.sender(),
@@ -568,6 +574,17 @@ fn what_the_driver_said_to_a_rank_the_others_hear() {
     assert!(bed.proxy.send(ProxyMessage::Abort { comm, rank: 1, cuda_error: Some(700) }).is_ok());
     bed.poll();
     assert_eq!(bed.failure().as_deref(), Some("rank 1: CUDA_ERROR_ILLEGAL_ADDRESS (700)"));
+}
+
+#[test]
+fn two_ranks_of_a_process_on_one_gpu_are_refused() {
+    let mut bed = Bed::new(Execution::Ranks, 2);
+    for told in bed.join_on(&[1, 0, 1], 8) {
+        let ProxyReply::JoinFailed { class, message, .. } = told else { panic!("it joined") };
+        assert_eq!(class, ErrorClass::InvalidUsage);
+        assert!(message.contains("ranks 0 and 2 of process 1 are on one GPU"), "{message}");
+    }
+    assert!(bed.join_on(&[1, 0], 8).iter().all(|told| matches!(told, ProxyReply::Joined { .. })));
 }
 
 #[test]

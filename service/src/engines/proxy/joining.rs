@@ -29,7 +29,10 @@ impl ProxyEngine {
         match self.rendezvous.join(key, rank, nranks, request, now) {
             Joined::Waiting => {}
             Joined::Refused(refusal, members) => refuse_all(&refusal, members),
-            Joined::Complete(requests) => self.prepare(id, requests, now),
+            Joined::Complete(requests) => match shared_gpu(&requests) {
+                Some(message) => refuse_all(&Refusal { class: ErrorClass::InvalidUsage, message }, requests),
+                None => self.prepare(id, requests, now),
+            },
         }
     }
 
@@ -145,6 +148,24 @@ impl ProxyEngine {
             let _ = reply.send(ProxyReply::Joined { request, tenant_comm, comm, rank, info, memory, share });
         }
     }
+}
+
+/// What is wrong, where two ranks of one process are on one GPU: they would wait for each other in one context, of which the driver may
+/// never run both. It is refused, since it would stand still now and then.
+pub(super) fn shared_gpu(requests: &[JoinRequest]) -> Option<String> {
+    let is_shared = |one: &JoinRequest, other: &JoinRequest| {
+        let (session, pid) = (&one.session, one.session.peer.pid);
+        let in_one_process = session.id == other.session.id || (pid != 0 && pid == other.session.peer.pid);
+        in_one_process && one.gpu.is_some() && one.gpu == other.gpu
+    };
+    requests.iter().enumerate().find_map(|(index, one)| {
+        let other = requests[index + 1..].iter().find(|other| is_shared(one, other))?;
+        let (lower, upper, pid) = (one.rank.min(other.rank), one.rank.max(other.rank), one.session.peer.pid);
+        Some(format!(
+            "ranks {lower} and {upper} of process {pid} are on one GPU, where they may wait for each other forever: \
+             give each a process or a GPU of its own"
+        ))
+    })
 }
 
 pub(super) fn refuse_all(refusal: &Refusal, members: Vec<JoinRequest>) {
