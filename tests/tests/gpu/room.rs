@@ -1,20 +1,24 @@
 //! Memory of GPUs: when there is none left, when those that had it are dead, and how much of tenants' stays open. Needs two GPUs.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::ensure;
 use mccs::cuda::REGISTERED_MAX;
 use mccs_cuda::{Context, DeviceMemory, gpus};
+use mccs_ipc::direct::{DIRECT_RANKS_MAX, DirectPage};
+use mccs_ipc::large::LargeWord;
 use mccs_service::tenants::{Resource, Tenant};
 use mccs_tests::TestService;
 
 use super::losses::refuse;
 use super::mps::UNTIL;
-use super::ranks::{Buffers, Place, Player, Role, call, enqueue, enqueue_at, everybody};
+use super::ranks::{Buffers, Place, Player, Rank, Role, call, enqueue, enqueue_at, everybody};
 use super::staged::by_engines;
-use super::{LARGE, TENANTS, free_bytes, wait_until};
+use super::{LARGE, TENANTS, free_bytes, told, wait_until};
 
-pub const ROLES: &[(&str, Role)] = &[("never_comes", never_comes), ("uses_many_buffers", uses_many_buffers)];
+pub const ROLES: &[(&str, Role)] =
+    &[("never_comes", never_comes), ("writes_back", writes_back), ("uses_many_buffers", uses_many_buffers)];
 
 /// The tenant of a session that is there.
 fn tenant(service: &TestService) -> Arc<Tenant> {
@@ -45,8 +49,8 @@ fn a_gpu_without_room_refuses_a_communicator_and_nothing_else() {
     }
 }
 
-/// All ranks call, and their streams do not come to it.
-fn never_comes(place: &Place) -> anyhow::Result<()> {
+/// All ranks call, and their streams do not come to it; then a thread each does something, and stays.
+fn never_comes_and(place: &Place, does: fn(&Rank)) -> anyhow::Result<()> {
     place.each_rank(|rank| {
         let call = call(0, place.nranks, 1 << 20);
         let (at, word) = (Buffers::of(&rank.context, &call)?, DeviceMemory::zeroed(&rank.context, 8)?);
@@ -56,9 +60,40 @@ fn never_comes(place: &Place) -> anyhow::Result<()> {
         enqueue(&rank.comm, &call, &at, rank.stream.raw())?;
         rank.together.wait();
         println!("is there");
+        does(&rank);
         loop {
             std::thread::park();
         }
+    })
+}
+
+fn never_comes(place: &Place) -> anyhow::Result<()> {
+    never_comes_and(place, |_| ())
+}
+
+/// Says that no stream has come anywhere, whatever the service writes.
+fn writes_back(place: &Place) -> anyhow::Result<()> {
+    never_comes_and(place, |rank| {
+        let pages = std::fs::read_to_string("/proc/self/maps").expect("its memory");
+        let starts = pages.lines().filter(|line| line.contains("memfd:mccs-direct")).map(|line| {
+            let (start, _) = line.split_once('-').expect("a range");
+            usize::from_str_radix(start, 16).expect("an address")
+        });
+        let words = || (0..DIRECT_RANKS_MAX).flat_map(|rank| LargeWord::ALL.map(|word| (rank, word)));
+        let words: Vec<_> = starts
+            .flat_map(|start| words().map(move |(rank, word)| start + DirectPage::large_offset(rank, word) as usize))
+            // SAFETY: the process has its pages as long as it lives, and others write these words as well, whole.
+            .map(|address| unsafe { &*std::ptr::with_exposed_provenance::<AtomicU64>(address) })
+            .collect();
+        assert!(!words.is_empty());
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                loop {
+                    words.iter().for_each(|word| word.store(0, Ordering::Relaxed));
+                }
+            });
+            println!("was told: {}", told(rank));
+        });
     })
 }
 
@@ -79,6 +114,24 @@ fn memory_of_the_dead_comes_back_whose_streams_never_came_to_their_calls() {
         player.kill();
         wait_until(|| service.service().registry.comms().is_empty() && tenant.used(Resource::Imports) == 0);
         wait_until(|| free_bytes().iter().zip(&before).all(|(now, before)| now + (1 << 20) >= *before));
+    }
+}
+
+/// Whoever writes over what lets its streams go has them wait for a while, not for ever: nothing could be freed.
+#[test]
+#[ignore = "needs two GPUs"]
+fn who_writes_back_what_the_service_says_holds_nobody_up() {
+    assert!(gpus().expect("GPUs").len() > 1, "needs two GPUs");
+    for config in [LARGE, &by_engines("auto")] {
+        let service = TestService::start(&format!("{config}[limits]\noperation_timeout = \"1s\"\n"));
+        Player::start("checks", &everybody(&service, 1)).ends_well();
+        let mut hostile = Player::start("writes_back", &everybody(&service, 0));
+        hostile.hears("was told");
+        let before = free_bytes();
+        Player::start("checks", &everybody(&service, 1)).ends_well();
+        wait_until(|| free_bytes().iter().zip(&before).all(|(now, before)| now + (1 << 20) >= *before));
+        assert!(hostile.process.try_wait().expect("a process").is_none());
+        hostile.kill();
     }
 }
 

@@ -27,8 +27,10 @@ const LOOK_AFTER: Duration = Duration::from_micros(100);
 const LOOK_AFTER_MAX: Duration = Duration::from_millis(1);
 /// How long operations are held for those that have come to end: what is honest takes some milliseconds.
 const HELD_MAX: Duration = Duration::from_millis(100);
-/// How long they go on afterwards.
+/// How long they go on if some of them have still not ended, doubled each time up to a minute: whoever says that its streams have come, and never lets
+/// them end, holds others for a tenth of a second, and seldom.
 const GO_ON_FOR: Duration = Duration::from_secs(2);
+const GO_ON_FOR_MAX: Duration = Duration::from_secs(60);
 /// How many times as long they go on as they were held, when something was freed: whoever makes and ends things all the time holds others a tenth of it.
 const GO_ON_TIMES: u32 = 9;
 /// At most so long: nothing is to be left of a tenant a second after its death.
@@ -76,28 +78,31 @@ fn run<H: Holder, F>(unused: &Receiver<Box<dyn Any + Send>>, queues: &Queues<H, 
 
 /// Returns when nothing is under way, and nothing is let go; and since when.
 fn hold_all<H: Holder, F>(queues: &Queues<H, F>, issue: &impl Fn(&F)) -> Instant {
-    let mut pause = LOOK_AFTER;
+    let (mut pause, mut go_on_for) = (LOOK_AFTER, GO_ON_FOR);
     loop {
         let now = Instant::now();
         if queues.hold(Hold::Unready, issue) == UnderWay::Unready {
             std::thread::sleep(pause);
             pause = if queues.is_crowded() { LOOK_AFTER } else { (pause * 2).min(LOOK_AFTER_MAX) };
-        } else if becomes_so(HELD_MAX, || queues.hold(Hold::All, issue) == UnderWay::Nothing) {
+        } else if becomes_so(HELD_MAX, LOOK_AFTER, || queues.hold(Hold::All, issue) == UnderWay::Nothing) {
             return now;
         } else {
+            let late = queues.names();
             queues.hold(Hold::Unready, issue);
-            std::thread::sleep(GO_ON_FOR);
+            let have_ended = || queues.names().iter().all(|name| !late.contains(name));
+            becomes_so(go_on_for, LOOK_AFTER_MAX, have_ended);
+            go_on_for = (go_on_for * 2).min(GO_ON_FOR_MAX);
         }
     }
 }
 
-fn becomes_so(within: Duration, is_so: impl Fn() -> bool) -> bool {
+fn becomes_so(within: Duration, look_after: Duration, is_so: impl Fn() -> bool) -> bool {
     let since = Instant::now();
     while !is_so() {
         if since.elapsed() > within {
             return false;
         }
-        std::thread::sleep(LOOK_AFTER);
+        std::thread::sleep(look_after);
     }
     true
 }
@@ -141,6 +146,29 @@ mod tests {
         assert_eq!(issues.recv(), Ok(100));
         queues.ended(Arc::as_ptr(&other), number, |_| ());
         frees.free(Told(told));
+        assert_eq!(freed.recv(), Ok(()));
+        drop(frees);
+        thread.join().expect("its end");
+    }
+
+    #[test]
+    fn who_has_come_and_does_not_end_holds_others_for_a_while() {
+        let (queues, (issued, issues)) = (Arc::new(Queues::new(8)), mpsc::channel());
+        let issue = move |number: &u64| issued.send(*number).expect("a test that waits");
+        let (frees, thread) = Frees::start(Arc::clone(&queues), issue).expect("a thread");
+        let (told, freed) = mpsc::channel();
+        let (endless, other) = (comm(&[0], 9), comm(&[1], u64::MAX));
+        assert_eq!(queues.offer(&endless, 1, 0, |_| ()), [0]);
+        frees.free(Told(told));
+        let mut number = 1;
+        while !queues.offer(&other, number, number, |_| ()).is_empty() {
+            queues.ended(Arc::as_ptr(&other), number, |_| ());
+            number += 1;
+        }
+        assert_eq!(issues.recv(), Ok(number), "it goes on");
+        assert!(freed.try_recv().is_err());
+        queues.ended(Arc::as_ptr(&other), number, |_| ());
+        queues.ended(Arc::as_ptr(&endless), 1, |_| ());
         assert_eq!(freed.recv(), Ok(()));
         drop(frees);
         thread.join().expect("its end");

@@ -72,6 +72,9 @@ pub(super) enum UnderWay {
     Unready,
 }
 
+/// An operation that is under way.
+pub(super) type Name<H> = (*const H, u64);
+
 struct State<H, F> {
     hold: Hold,
     active: Vec<Active<H>>,
@@ -145,6 +148,13 @@ impl<H: Holder, F> Queues<H, F> {
         drop(state);
         drop(let_go);
         under_way
+    }
+
+    /// Names what is under way.
+    pub(super) fn names(&self) -> Vec<Name<H>> {
+        let of = |active: &Active<H>| (active.holder.as_ptr(), active.numbers.clone());
+        let all: Vec<_> = self.state().active.iter().map(of).collect();
+        all.into_iter().flat_map(|(holder, numbers)| numbers.into_iter().map(move |number| (holder, number))).collect()
     }
 
     /// Whether something of a communicator waits, and nothing is under way; if so, whether all ranks' streams have come to it.
