@@ -69,6 +69,10 @@ pub const REGIONS: Limit<u32> =
 pub const MEMORY: Limit<Bytes> =
     Limit { min: Bytes::kib(4), max: Bytes::gib(1 << 20), reason: "less than a page holds no buffer" };
 
+/// Memory of GPUs of a tenant's communicators.
+pub const GPU_MEMORY: Limit<Bytes> =
+    Limit { min: Bytes::kib(0), max: Bytes::gib(1 << 20), reason: "no host has as much" };
+
 /// Tenants of a service.
 pub const TENANTS: Limit<u32> =
     Limit { min: 1, max: 1_024, reason: "each tenant's socket is a listening file descriptor" };

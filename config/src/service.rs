@@ -101,6 +101,9 @@ pub struct TenantConfig {
     /// Memory of all its sessions together.
     #[serde(default = "default_max_memory")]
     pub max_memory: Bytes,
+    /// Memory of GPUs that the service gives to its communicators, of all GPUs together. What the tenant has of its own is not counted.
+    #[serde(default = "default_max_gpu_memory")]
+    pub max_gpu_memory: Bytes,
     /// Sessions at once.
     #[serde(default = "default_max_sessions")]
     pub max_sessions: u32,
@@ -124,6 +127,11 @@ fn default_socket() -> PathBuf {
 
 fn default_max_memory() -> Bytes {
     Bytes::gib(4)
+}
+
+/// What as many communicators of two ranks take as there may be.
+fn default_max_gpu_memory() -> Bytes {
+    Bytes::gib(32)
 }
 
 fn default_max_sessions() -> u32 {
@@ -155,6 +163,7 @@ impl TenantConfig {
             socket: socket.into(),
             uids: None,
             max_memory: default_max_memory(),
+            max_gpu_memory: default_max_gpu_memory(),
             max_sessions: default_max_sessions(),
             max_communicators: default_max_communicators(),
             max_operations_in_flight: default_max_operations_in_flight(),
@@ -502,6 +511,7 @@ impl TenantConfig {
             );
         }
         problems.within(format!("{key}.max_memory"), &self.max_memory, &limits::MEMORY);
+        problems.within(format!("{key}.max_gpu_memory"), &self.max_gpu_memory, &limits::GPU_MEMORY);
         for (name, value, limit) in [
             ("max_sessions", self.max_sessions, limits::SESSIONS),
             ("max_communicators", self.max_communicators, limits::COMMUNICATORS),

@@ -571,6 +571,7 @@ impl Settings {
             uids: tenant.uids.clone(),
             quota: Quota {
                 memory_bytes: tenant.max_memory.0,
+                gpu_memory_bytes: tenant.max_gpu_memory.0,
                 sessions: u64::from(tenant.max_sessions),
                 communicators: u64::from(tenant.max_communicators),
                 operations_in_flight: u64::from(tenant.max_operations_in_flight),

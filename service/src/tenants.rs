@@ -16,6 +16,8 @@ use crate::telemetry::traffic::TenantTraffic;
 pub struct Quota {
     /// Bytes of memory allocated from or registered with the service.
     pub memory_bytes: u64,
+    /// Bytes of GPUs' memory in its communicators' areas, of all GPUs together.
+    pub gpu_memory_bytes: u64,
     /// Connected processes.
     pub sessions: u64,
     /// Ranks in communicators, those still being set up included.
@@ -44,6 +46,7 @@ pub struct Tenant {
     /// What it sends to other hosts under caps in bits per second, of those that some communicator keeps to.
     capped: Mutex<Vec<(u64, Weak<SharedBucket>)>>,
     memory_bytes: AtomicU64,
+    gpu_memory_bytes: AtomicU64,
     mappings: AtomicU64,
     sessions: AtomicU64,
     communicators: AtomicU64,
@@ -56,6 +59,8 @@ pub struct Tenant {
 pub enum Resource {
     /// Bytes of memory.
     MemoryBytes,
+    /// Bytes of GPUs' memory in areas.
+    GpuMemoryBytes,
     /// Mappings of this process.
     Mappings,
     /// Sessions.
@@ -75,6 +80,7 @@ impl Resource {
     fn name(self) -> &'static str {
         match self {
             Resource::MemoryBytes => "bytes of memory",
+            Resource::GpuMemoryBytes => "bytes of GPU memory for communicators",
             Resource::Mappings => "mappings, of which each region takes one and a large one three,",
             Resource::Sessions => "sessions",
             Resource::Communicators => "communicators",
@@ -114,6 +120,7 @@ impl Tenant {
             closer: Closer::default(),
             capped: Mutex::default(),
             memory_bytes: AtomicU64::new(0),
+            gpu_memory_bytes: AtomicU64::new(0),
             mappings: AtomicU64::new(0),
             sessions: AtomicU64::new(0),
             communicators: AtomicU64::new(0),
@@ -140,6 +147,7 @@ impl Tenant {
     fn counter(&self, resource: Resource) -> (&AtomicU64, u64) {
         match resource {
             Resource::MemoryBytes => (&self.memory_bytes, self.quota.memory_bytes),
+            Resource::GpuMemoryBytes => (&self.gpu_memory_bytes, self.quota.gpu_memory_bytes),
             Resource::Mappings => (&self.mappings, self.quota.mappings),
             Resource::Sessions => (&self.sessions, self.quota.sessions),
             Resource::Communicators => (&self.communicators, self.quota.communicators),
@@ -171,10 +179,10 @@ impl Tenant {
 }
 
 impl Charge {
-    /// The tenant's name.
+    /// Whose it is.
     #[must_use]
-    pub fn tenant(&self) -> &str {
-        &self.tenant.name
+    pub fn tenant(&self) -> &Arc<Tenant> {
+        &self.tenant
     }
 }
 
@@ -192,6 +200,7 @@ pub(crate) mod tests {
     pub(crate) fn quota() -> Quota {
         Quota {
             memory_bytes: 100,
+            gpu_memory_bytes: 0,
             sessions: 1,
             communicators: 1,
             operations_in_flight: 1,

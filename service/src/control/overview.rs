@@ -218,6 +218,7 @@ fn quotas(tenant: &Tenant) -> Vec<QuotaView> {
     let view = |resource: &str, which, limit| QuotaView { resource: resource.into(), used: tenant.used(which), limit };
     vec![
         view("memory_bytes", Resource::MemoryBytes, quota.memory_bytes),
+        view("gpu_memory_bytes", Resource::GpuMemoryBytes, quota.gpu_memory_bytes),
         view("sessions", Resource::Sessions, quota.sessions),
         view("communicator_ranks", Resource::Communicators, quota.communicators),
     ]

@@ -98,6 +98,7 @@ impl SimHost {
         let records = EngineRecords::begin(&registry);
         let quota = Quota {
             memory_bytes: 1 << 30,
+            gpu_memory_bytes: 0,
             sessions: 4096,
             communicators: 4096,
             operations_in_flight: 64,

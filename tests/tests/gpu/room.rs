@@ -49,6 +49,14 @@ fn a_gpu_without_room_refuses_a_communicator_and_nothing_else() {
     }
 }
 
+#[test]
+#[ignore = "needs a GPU"]
+fn a_tenant_has_as_much_memory_of_gpus_as_it_may() {
+    let service = TestService::start(&TENANTS.replacen("name = \"a\"\n", "name = \"a\"\nmax_gpu_memory = \"1MiB\"\n", 1));
+    refuse(&everybody(&service, 0), "bytes of GPU memory for communicators asked for, 0 of 1048576 in use");
+    Player::start("checks", &everybody(&service, 1)).ends_well();
+}
+
 /// All ranks call, and their streams do not come to it; then a thread each does something, and stays.
 fn never_comes_and(place: &Place, does: fn(&Rank)) -> anyhow::Result<()> {
     place.each_rank(|rank| {

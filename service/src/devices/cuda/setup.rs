@@ -27,7 +27,7 @@ use super::{CudaOptions, Gpus, NoCuda, Prepared, issue};
 use crate::devices::{Areas, Counted, DirectGroup, Ended, NUMBERS_MAX};
 use crate::engines::proxy::ProxyMessage;
 use crate::telemetry::recorder::Recorder;
-use crate::tenants::Charge;
+use crate::tenants::{Charge, OverQuota, Resource};
 
 /// To the thread.
 pub(super) enum Order {
@@ -329,7 +329,8 @@ impl Setup {
         let layout = AreaLayout::initial(nranks.max(2));
         let large = self.may_be_large(gpus).then(|| LargeLayout::behind(layout.bytes(), self.options.slot_bytes));
         let area_bytes = large.map_or(layout.bytes(), |large| large.area_bytes());
-        let tenant = charges.first().map_or("", |charge| charge.tenant()).to_owned();
+        let owner = charges.first().map(|charge| Arc::clone(charge.tenant()));
+        let tenant = owner.as_ref().map_or_else(String::new, |owner| owner.name.clone());
         let shape = Shape { tenant, gpus: gpus.into(), area_bytes };
         let Kit { engines, areas: used } = self.spare(&shape).unwrap_or(Kit { engines: None, areas: Vec::new() });
         // First, so that what there is goes to the thread that frees, whatever fails below: this one must not wait.
@@ -343,6 +344,8 @@ impl Setup {
             spares: Arc::clone(&self.spares),
             frees: self.frees.clone(),
         };
+        let bytes = owner.map(|owner| owner.charge(Resource::GpuMemoryBytes, area_bytes * u64::from(nranks)));
+        memory.charges.extend(bytes.transpose()?.map(Arc::new));
         let (fd, page) = match engines {
             Some((fd, parts)) => {
                 let page = Arc::clone(parts.page());
@@ -386,7 +389,10 @@ impl PrepareError {
     fn driver(&self) -> Option<&DriverError> {
         match self {
             PrepareError::Driver { error, .. } | PrepareError::Streams(error) => Some(error),
-            PrepareError::Stopping | PrepareError::Page(_) | PrepareError::Descriptors(_) => None,
+            PrepareError::OverQuota(_)
+            | PrepareError::Stopping
+            | PrepareError::Page(_)
+            | PrepareError::Descriptors(_) => None,
         }
     }
 }
@@ -394,6 +400,8 @@ impl PrepareError {
 /// Why a communicator cannot be had.
 #[derive(Debug, thiserror::Error)]
 enum PrepareError {
+    #[error(transparent)]
+    OverQuota(#[from] OverQuota),
     #[error("no area for rank {rank} on {gpu}: {error}")]
     Driver { rank: usize, gpu: String, error: DriverError },
     #[error("no streams for copies: {0}")]

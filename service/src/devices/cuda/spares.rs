@@ -115,6 +115,7 @@ mod tests {
     fn tenant(name: &str) -> Arc<Tenant> {
         let quota = Quota {
             memory_bytes: 0,
+            gpu_memory_bytes: 0,
             sessions: 1,
             communicators: 8,
             operations_in_flight: 1,

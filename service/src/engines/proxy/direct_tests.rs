@@ -158,6 +158,7 @@ impl Bed {
         let nranks = gpus.len() as u32;
         let quota = Quota {
             memory_bytes: 1 << 30,
+            gpu_memory_bytes: 0,
             sessions: 8,
             communicators: 8,
             operations_in_flight: 8,

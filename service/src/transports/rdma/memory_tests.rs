@@ -17,6 +17,7 @@ const LONG: usize = 2 << 20;
 fn region(bytes: u64) -> Region {
     let quota = Quota {
         memory_bytes: 1 << 30,
+        gpu_memory_bytes: 0,
         sessions: 1,
         communicators: 1,
         operations_in_flight: 1,
