@@ -104,6 +104,9 @@ impl Controller {
         let (last_topology, last_policy) = &mut self.texts;
         *last_topology = topology.clone().or(last_topology.take());
         *last_policy = policy.clone().or(last_policy.take());
+        let (taken_topology, taken_policy) = &mut self.taken_back;
+        taken_topology.take_if(|_| topology.is_some());
+        taken_policy.take_if(|_| policy.is_some());
         // Until both were read there is nothing to check them against.
         let (Some(last_topology), Some(last_policy)) = (last_topology.clone(), last_policy.clone()) else {
             return Ok(None);
@@ -113,11 +116,14 @@ impl Controller {
         // Of two that only fit together one was saved first, and refused. Where both do not go together yet, the one that has changed may
         // fit what is in force; and if it does not, that is what is wrong with it.
         let (basis, refused) = match self.basis_of(last_topology, last_policy) {
-            Ok(basis) => (basis, None),
-            Err(reason) => {
-                let (topology, policy) = (topology.unwrap_or(topology_in_force), policy.unwrap_or(policy_in_force));
-                (self.basis_of(topology, policy)?, Some(reason))
-            }
+            Ok(basis) => (basis, self.why_taken_back()),
+            Err(reason) => match self.basis_with_taken_back() {
+                Some(basis) => (basis, None),
+                None => {
+                    let (topology, policy) = (topology.unwrap_or(topology_in_force), policy.unwrap_or(policy_in_force));
+                    (self.basis_of(topology, policy)?, Some(reason))
+                }
+            },
         };
         let is_news = self.basis.as_ref().is_none_or(|before| {
             (&before.network.text.text, &before.policy_text.text) != (&basis.network.text.text, &basis.policy_text.text)
@@ -126,6 +132,36 @@ impl Controller {
             self.begin(basis, "a file has changed", None, now);
         }
         Ok(refused)
+    }
+
+    /// What of files is not in force as it was last read, since a communicator has refused it.
+    fn why_taken_back(&self) -> Option<String> {
+        let (topology, policy) = &self.taken_back;
+        let file = topology.as_ref().or(policy.as_ref())?;
+        Some(format!("{} was rolled back, and is tried again when it changes", file.name))
+    }
+
+    /// Of two that were taken back together one was mended, and only fits the other one.
+    fn basis_with_taken_back(&mut self) -> Option<Basis> {
+        self.why_taken_back()?;
+        let (topology, policy) = self.taken_back.clone();
+        let (topology, policy) = (topology.or(self.texts.0.clone())?, policy.or(self.texts.1.clone())?);
+        let basis = self.basis_of(topology.clone(), policy.clone()).ok()?;
+        (self.texts, self.taken_back) = ((Some(topology), Some(policy)), (None, None));
+        Some(basis)
+    }
+
+    /// What counts of files from now on is what is in force again, so that nothing that is wrong with one of them is put on the other.
+    fn take_back_files(&mut self, before: &Basis) {
+        let Some(basis) = self.basis.clone() else { return };
+        let take_back = |(last, taken): (&mut Option<Text>, &mut Option<Text>), of: &Text, before: &Text| {
+            if of != before && last.as_ref() == Some(of) {
+                *taken = last.replace(before.clone());
+            }
+        };
+        let ((topology, policy), (taken_topology, taken_policy)) = (&mut self.texts, &mut self.taken_back);
+        take_back((topology, taken_topology), &basis.network.text, &before.network.text);
+        take_back((policy, taken_policy), &basis.policy_text, &before.policy_text);
     }
 
     pub(super) fn basis_of(&self, topology: Text, policy: Text) -> Result<Basis, String> {
@@ -258,6 +294,7 @@ impl Controller {
             let what = format!("policy {} of {}", before.policy.name(), before.policy_text.name);
             self.history.note(what, &*cause, Went::Done, now);
             self.uses_profiles(before.policy.uses_profiles());
+            self.take_back_files(&before);
             (self.basis, self.is_to_compare) = (Some(before), true);
             self.forgive();
             self.because(cause);
@@ -269,6 +306,7 @@ impl Controller {
         if is_said && !is_rolled_back {
             // It holds until the file says something else.
             self.texts.1 = self.basis.as_ref().map(|basis| basis.policy_text.clone());
+            self.taken_back.1 = None;
         }
         let mut changed: Vec<String> = changed.iter().map(ToString::to_string).collect();
         changed.sort_unstable();

@@ -151,8 +151,10 @@ pub struct Controller {
     patience: BTreeMap<Name, (Instant, Duration)>,
     pub(super) basis: Option<Arc<Basis>>,
     with_profiles: bool,
-    /// What was last read, whatever was thought of it.
+    /// What was last read, whatever was thought of it; where that was taken back, what is in force again.
     pub(super) texts: (Option<Text>, Option<Text>),
+    /// What was last read, where that was taken back.
+    pub(super) taken_back: (Option<Text>, Option<Text>),
     /// That was refused, and may have been for what hosts had then.
     pub(super) is_refused: bool,
     is_to_try_again: bool,
@@ -209,6 +211,7 @@ impl Controller {
             basis: None,
             with_profiles: false,
             texts: (None, None),
+            taken_back: (None, None),
             is_refused: false,
             is_to_try_again: false,
             links: Links::default(),

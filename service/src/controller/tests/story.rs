@@ -1086,6 +1086,91 @@ fn a_policy_that_an_operator_has_put_in_force_stays_when_another_file_changes() 
 }
 
 #[test]
+fn a_file_that_was_rolled_back_takes_no_later_one_with_it() {
+    let again = |what: &str| text("topology.toml", &format!("{TOPOLOGY}\n# {what}"));
+    let mut bed = Bed::new("ffa");
+    let comm = bed.begin_wide("t");
+    bed.run();
+    let refused = |bed: &mut Bed, topology, policy| {
+        refuse(bed, Some("this host has no flows over rdma"));
+        bed.controller.files(topology, policy, bed.now);
+        bed.run();
+        assert!(bed.history().iter().any(|entry| entry.why.starts_with("rolled back")), "{:?}", bed.history());
+        refuse(bed, None);
+    };
+    let stands = |bed: &mut Bed, topology: &str, policy: &str| {
+        let basis = bed.controller.basis.as_deref().unwrap();
+        assert!(
+            basis.network.text.text.ends_with(topology),
+            "{topology}: {:?}",
+            bed.controller.history().iter().last()
+        );
+        assert_eq!(bed.show().policy.as_deref(), Some(policy));
+    };
+    // A policy: topologies come and go, and it is not among what is put in force until it is another one.
+    refused(&mut bed, None, Some(policy("ecmp")));
+    stands(&mut bed, TOPOLOGY, "ffa");
+    for what in ["second", "third"] {
+        bed.controller.files(Some(again(what)), None, bed.now);
+        bed.run();
+        stands(&mut bed, what, "ffa");
+        let went = bed.history().pop().unwrap().went;
+        assert!(matches!(&went, Went::DoneBut(why) if why.contains("policy.toml was rolled back")), "{went:?}");
+    }
+    bed.controller.files(None, Some(text("policy.toml", "[policy]\nname = \"ecmp\"\n# mended")), bed.now);
+    bed.run();
+    stands(&mut bed, "third", "ecmp");
+    assert!(bed.chosen(&comm).paths.is_empty());
+    // A topology, which sends flows by other ports.
+    bed.controller.files(None, Some(policy("ffa")), bed.now);
+    bed.run();
+    let moved = TOPOLOGY.replace("20000-20099", "21000-21099");
+    assert_ne!(moved, TOPOLOGY);
+    refused(&mut bed, Some(text("topology.toml", &moved)), None);
+    bed.controller.files(None, Some(policy("ecmp")), bed.now);
+    bed.run();
+    stands(&mut bed, "third", "ecmp");
+    // Also if it comes while the other is being put in force.
+    bed.controller.files(None, Some(policy("ffa")), bed.now);
+    bed.run();
+    refuse(&mut bed, Some("no port is free"));
+    bed.controller.files(None, Some(policy("ecmp")), bed.now);
+    bed.controller.files(Some(again("fourth")), None, bed.now);
+    bed.run();
+    stands(&mut bed, "fourth", "ffa");
+    // What an operator has said since counts.
+    refuse(&mut bed, None);
+    bed.answer(apply("ecmp")).unwrap();
+    bed.controller.files(Some(again("fifth")), None, bed.now);
+    bed.run();
+    stands(&mut bed, "fifth", "ecmp");
+    assert_eq!(bed.history().pop().unwrap().went, Went::Done);
+}
+
+#[test]
+fn of_two_files_that_were_rolled_back_together_the_one_that_is_mended_takes_the_other_where_it_fits_no_other() {
+    let renamed = TOPOLOGY.replace("spine1", "spine9");
+    let reserve = |spine: &str, more: &str| {
+        let text_of = format!("[policy]\nname = \"pfa\"\n{more}\n[[reserve]]\ntenant = \"t\"\npaths = [{spine:?}]\n");
+        text("policy.toml", &text_of)
+    };
+    let mut bed = Bed::new("ffa");
+    bed.begin_wide("t");
+    bed.run();
+    refuse(&mut bed, Some("this host has no flows over rdma"));
+    let both = (Some(text("topology.toml", &renamed)), Some(reserve("spine9", "transport = \"rdma\"")));
+    bed.controller.files(both.0, both.1, bed.now);
+    bed.run();
+    refuse(&mut bed, None);
+    assert_eq!(bed.show().policy.as_deref(), Some("ffa"));
+    bed.controller.files(None, Some(reserve("spine9", "")), bed.now);
+    bed.run();
+    assert_eq!(bed.show().policy.as_deref(), Some("pfa"));
+    assert_eq!(bed.controller.basis.as_deref().unwrap().network.text.text, renamed);
+    assert_eq!(bed.history().pop().unwrap().went, Went::Done, "{:?}", bed.history());
+}
+
+#[test]
 fn hosts_that_contradict_the_topology_are_told_of_and_keep_another_from_being_put_in_force() {
     let mut bed = Bed::new("ffa");
     let comm = bed.begin_wide("t");
