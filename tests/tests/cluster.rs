@@ -363,7 +363,13 @@ fn asked_why(seed: u64) -> Result<u64, String> {
     for host in 0..3 {
         assert_eq!(told(cluster.why_stuck(host)), (StuckClass::Rank, vec![("h2".into(), Some(2))]), "seed {seed}");
     }
+    // Those of operators wait for a host that does not answer, and nobody else does for them.
     cluster.strike(Misfortune::Cut(0, 1), ms(0));
+    let told_often = cluster.why_stuck_often(0, 65);
+    let (told_well, refused): (Vec<_>, Vec<_>) = told_often.into_iter().partition(Result::is_ok);
+    let is_h1 =
+        |told: Result<StuckReport, String>| told.is_ok_and(|told| told.culprits.iter().all(|of| of.host == "h1"));
+    assert!(refused.len() == 1 && told_well.into_iter().all(is_h1), "seed {seed}");
     assert_eq!(told(cluster.why_stuck(0)), (StuckClass::Host, vec![("h1".into(), None)]), "seed {seed}");
     cluster.strike(Misfortune::Heal, ms(0));
     cluster.finish()

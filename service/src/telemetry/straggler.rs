@@ -22,13 +22,16 @@ pub struct Straggler {
     pub late_seconds: f64,
 }
 
-/// The rank that came last, on average, to collectives between two looks. `None` where nothing was collective, or a host did not answer.
+/// The rank that came last, on average, to collectives between two looks. `None` where nothing was collective, or a host has not told.
 #[must_use]
 pub fn straggler(before: &Accounts, now: &Accounts) -> Option<Straggler> {
     let mut came: Vec<(&str, u32, f64)> = Vec::new();
     for (host, account) in now {
-        let account = account.as_ref()?;
+        let account = account.as_ref().filter(|account| !account.is_busy)?;
         let then = before.iter().find(|(name, _)| name == host).and_then(|(_, account)| account.as_ref())?;
+        if then.is_busy {
+            return None;
+        }
         let took = average(account.joint, then.joint)?;
         let late = account.ranks.iter().filter_map(|rank| {
             let then = then.ranks.iter().find(|then| then.rank == rank.rank)?;
@@ -107,6 +110,13 @@ mod tests {
         assert_eq!(between([4, 4], hosts), None);
         let silent = |count| vec![host("a", count, 100, &[(0, 0)]), ("b".into(), None)];
         assert_eq!(between([0, 4], silent), None);
+        // At one of the two looks.
+        for busy in [0, 4] {
+            let second =
+                |count| if count == busy { Some(HostAccount::of_busy()) } else { host("", count, 10, &[(1, 0)]).1 };
+            let hosts = |count| vec![host("a", count, 100, &[(0, 0)]), ("b".into(), second(count))];
+            assert_eq!(between([0, 4], hosts), None);
+        }
         let even = |count| vec![host("a", count, 10, &[(0, 0)]), host("b", count, 10, &[(1, 0)])];
         assert_eq!(between([0, 4], even), None);
     }

@@ -121,6 +121,9 @@ pub struct HostAccount {
     pub gpus_wait: Option<String>,
     /// Why it has failed, if it has.
     pub failure: Option<String>,
+    /// It had no room for the question, and nothing else is told.
+    #[serde(default)]
+    pub is_busy: bool,
 }
 
 impl HostAccount {
@@ -129,6 +132,12 @@ impl HostAccount {
     pub fn of_departed(ranks: &[u32]) -> Self {
         let left = |rank: &u32| RankAccount { rank: *rank, has_left: true, ..RankAccount::default() };
         HostAccount { ranks: ranks.iter().map(left).collect(), ..HostAccount::default() }
+    }
+
+    /// Of a host that has no room for the question.
+    #[must_use]
+    pub fn of_busy() -> Self {
+        HostAccount { is_busy: true, ..HostAccount::default() }
     }
 }
 
@@ -146,6 +155,8 @@ pub enum StuckClass {
     Gpu,
     /// A host that does not answer.
     Host,
+    /// It cannot be said: a host had no room for the question.
+    Busy,
     /// Nothing any more: it has failed.
     Failed,
 }
@@ -207,6 +218,10 @@ fn blame(hosts: &[(String, Option<HostAccount>)]) -> (StuckClass, Vec<Culprit>) 
     let free: Vec<_> = lacking.iter().filter(is_free).cloned().collect();
     if !free.is_empty() {
         return (StuckClass::Rank, free);
+    }
+    // Whatever else waits may do so for ranks of that host.
+    if answered().any(|(_, account)| account.is_busy) {
+        return (StuckClass::Busy, Vec::new());
     }
     let waiting = answered().flat_map(|(_, account)| account.flows.iter().map(|flow| (account.started, *flow)));
     let waiting: Vec<_> = waiting.filter(|(_, flow)| flow.is_receive).collect();
@@ -552,10 +567,25 @@ mod tests {
     }
 
     #[test]
+    fn hosts_that_are_too_busy_to_say_are_not_accused_nor_are_those_who_may_wait_for_them() {
+        let with_busy = |ranks, flows| of(vec![host("a", ranks, flows), ("b".into(), Some(HostAccount::of_busy()))]);
+        assert_eq!(
+            with_busy(vec![rank(0, 5, true)], vec![receive(2, 0)]),
+            (StuckClass::Busy, Vec::new(), String::new())
+        );
+        assert_eq!(with_busy(vec![rank(0, 5, false)], Vec::new()).0, StuckClass::Busy);
+        // What is known without it is said.
+        let late = with_busy(vec![rank(0, 5, true), rank(1, 4, false)], Vec::new());
+        assert_eq!((late.0, late.1), (StuckClass::Rank, vec![Some(1)]));
+        let silent = vec![("b".into(), Some(HostAccount::of_busy())), ("c".into(), None)];
+        assert_eq!(of(silent), (StuckClass::Host, vec![None], "c its service does not answer; ".into()));
+    }
+
+    #[test]
     fn accounts_of_earlier_versions_are_understood() {
         let told = r#"{"ranks":[{"rank":0,"pid":1,"called":2,"is_behind":false,"waits_in":[],"has_left":false}],"started":2,
             "last":"","is_running":false,"idle_ms":1,"flows":[],"failure":null}"#;
         let account: HostAccount = serde_json::from_str(told).expect("understood");
-        assert!(!account.ranks[0].has_all_pairs && account.gpus_wait.is_none());
+        assert!(!account.ranks[0].has_all_pairs && account.gpus_wait.is_none() && !account.is_busy);
     }
 }

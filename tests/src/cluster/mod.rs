@@ -415,6 +415,32 @@ impl Cluster {
         }
     }
 
+    /// The same, asked so often, a millisecond apart.
+    ///
+    /// # Panics
+    /// As [`Cluster::why_stuck`].
+    pub fn why_stuck_often(&mut self, host: usize, often: usize) -> Vec<Result<StuckReport, String>> {
+        let answers = Mailbox::new(often);
+        for _ in 0..often {
+            let of = self.hosts[host].as_ref().expect("a host that lives");
+            let number = of.registry.comms().first().expect("a communicator").number;
+            let message = ProxyMessage::WhyStuck { number, asked: Asked::new(0, answers.sender()) };
+            assert!(of.proxy.send(message).is_ok(), "the proxy engine has no room");
+            self.run_for(Duration::from_millis(1));
+        }
+        let mut told = Vec::new();
+        while told.len() < often {
+            self.run_for(Duration::from_millis(1));
+            assert!(self.faults.is_empty(), "{:?}", self.faults);
+            told.extend(std::iter::from_fn(|| answers.pop()).map(|(_, answer)| match answer {
+                Ok(OperatorAnswer::Stuck(report)) => Ok(*report),
+                Err(refused) => Err(refused.reason),
+                Ok(other) => panic!("{other:?}"),
+            }));
+        }
+        told
+    }
+
     /// Bytes that flows of rings have sent so far, by their host and name.
     #[must_use]
     pub fn sent_bytes(&self) -> BTreeMap<(usize, String), u64> {

@@ -10,6 +10,7 @@ pub fn print(report: &StuckReport) {
         StuckClass::Gpu => "waits for GPUs",
         StuckClass::Flow => "waits for data that does not come",
         StuckClass::Host => "hosts do not answer",
+        StuckClass::Busy => "not known, hosts are too busy to say; ask again",
         StuckClass::Failed => "has failed",
     };
     say!("communicator {}: {verdict}", report.communicator);
@@ -20,6 +21,10 @@ pub fn print(report: &StuckReport) {
     }
     for (host, account) in &report.hosts {
         let Some(account) = account else { continue };
+        if account.is_busy {
+            say!("  {host}: too busy to say");
+            continue;
+        }
         let last = if account.last.is_empty() { String::new() } else { format!(", last {}", account.last) };
         let state = if account.is_running { "runs" } else { "idle" };
         say!(

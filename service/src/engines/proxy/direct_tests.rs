@@ -1,5 +1,6 @@
 //! What operators change of communicators whose ranks run collectives themselves, with a device that has pages and no GPUs.
 
+use std::collections::BTreeSet;
 use std::sync::Mutex;
 
 use mccs_config::change::StrategyChange;
@@ -8,17 +9,20 @@ use mccs_ipc::direct::{AreaName, DirectPage, DirectShare, Execution, LAYOUT_WORD
 use mccs_ipc::types::{CollectiveKind, DataType, RedOp, UniqueId};
 use mccs_kernels::cuda::{AreaCounts, Stamp};
 
+use super::comm::Span;
 use super::*;
 use crate::collective::{Choice, CostModel, Schedule, Strategy};
 use crate::devices::cuda::{Abilities, GpuStrategy, Strategies};
 use crate::devices::{
     Areas, Counted, DirectGroup, Ended, FarPair, Launched, NUMBERS_MAX, Network, Prepare, Prepared, Tag,
 };
-use crate::engines::transport::{TransportHandle, TransportMessage};
+use crate::engines::transport::links::LinksId;
+use crate::engines::transport::{Activity, TransportHandle, TransportMessage};
+use crate::exchange::protocol::{CommId, Name};
 use crate::runtime::Sender;
 use crate::session::Session;
 use crate::telemetry::RankProgress;
-use crate::telemetry::stuck::{StuckClass, StuckReport};
+use crate::telemetry::stuck::{HostAccount, StuckClass, StuckReport};
 use crate::tenants::{Charge, Quota, Resource, Tenant};
 
 /// What GPUs say has ended, by rank, or why they do not. They say nothing where it is absent.
@@ -357,6 +361,49 @@ fn gpus_that_do_not_end_what_all_have_called_are_told_of() {
     let report = bed.why_stuck(|_| ());
     assert_eq!(report.class, StuckClass::Gpu);
     assert_eq!(report.culprits[0].what, "GPUs do not say how far they are");
+}
+
+#[test]
+fn an_operator_for_whose_question_there_is_no_room_is_told_so_at_once() {
+    let mut bed = Bed::new(Execution::Ranks, 3);
+    let number = bed.comm().number;
+    for question in 0..65 {
+        let asked = Asked::new(question, bed.answers.sender());
+        assert!(bed.proxy.send(ProxyMessage::WhyStuck { number, asked }).is_ok());
+        bed.poll();
+    }
+    // All others wait for the second look at GPUs.
+    let Some((64, Err(refused))) = bed.answers.pop() else { panic!("the last one is refused") };
+    assert!(refused.reason.starts_with("64 such questions"), "{}", refused.reason);
+    assert!(bed.answers.pop().is_none());
+}
+
+#[test]
+fn a_host_that_asks_when_there_is_no_room_is_told_so_at_once() {
+    let name = |name: &str| Name::new(name).expect("a name");
+    let mut bed = Bed::new(Execution::Ranks, 3);
+    let exchange = Mailbox::new(16);
+    let (ways, sender) = (Arc::default(), exchange.sender());
+    let cluster = Cluster { own: name("a"), exchange: sender, engines_per_comm: 1, ways, gpus: None };
+    let mut setups = Setups::new(cluster, String::new());
+    // It has ranks on other hosts, too, and its engines have not said yet what they wait for.
+    let (handle, live) = bed.engine.comms.iter_mut().next().expect("a communicator");
+    let comm = CommId { root: name("a"), incarnation: 1, number: 1 };
+    setups.comm_of_id.insert(comm.clone(), handle);
+    let network = Network { links: LinksId(1), epoch: 0, engines: Vec::new(), activity: Activity::new(Instant::now()) };
+    let (left, suspected, is_told, is_closed) = (BTreeSet::new(), None, false, false);
+    live.span = Some(Box::new(Span { comm: comm.clone(), left, network, suspected, is_told, is_closed }));
+    bed.engine.setups = Some(setups);
+    let now = Instant::now();
+    (0..64).for_each(|question| bed.engine.inquired(&comm, &name("b"), question, now));
+    assert!(exchange.pop().is_none());
+    bed.engine.inquired(&comm, &name("c"), 64, now);
+    let Some(Request::Account { to, question: 64, body, .. }) = exchange.pop() else { panic!("no answer") };
+    let account: HostAccount = serde_json::from_slice(body.bytes()).expect("an account");
+    assert_eq!((to, account), (name("c"), HostAccount::of_busy()));
+    // An operator's question has room all the same.
+    bed.engine.why_stuck(bed.comm().number, Asked::new(4, bed.answers.sender()), now);
+    assert!(matches!(exchange.pop(), Some(Request::Inquire { .. })) && bed.answers.pop().is_none());
 }
 
 #[test]

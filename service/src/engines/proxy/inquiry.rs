@@ -31,7 +31,8 @@ const ACCOUNT_TIME: Duration = Duration::from_secs(2);
 const GPU_LOOKS_APART: Duration = Duration::from_millis(100);
 /// Characters of a failure that an account tells.
 const FAILURE_CHARS_MAX: usize = 2000;
-/// Questions of operators and other hosts that are being answered at a time; more are refused or not heard.
+/// Questions of operators here that are being answered at a time, and as many of hosts: an operator's may wait for a host that is dead, and
+/// is to keep nobody from asking this one. More are refused.
 const INQUIRIES_MAX: usize = 64;
 
 /// Who wants an account of this host.
@@ -76,9 +77,13 @@ impl Inquiries {
         gathering.chain(self.inquiring.values().map(|inquiring| inquiring.until)).min()
     }
 
-    fn number(&mut self) -> Option<u64> {
+    fn number(&mut self, is_of_host: bool) -> Option<u64> {
+        let is_by_host = |gathering: &&Gathering| matches!(gathering.wanted, Wanted::By { .. });
+        let by_hosts = self.gathering.values().filter(is_by_host).count();
+        let of_operators = self.inquiring.len() + self.gathering.len() - by_hosts;
         self.next += 1;
-        (self.gathering.len() + self.inquiring.len() < INQUIRIES_MAX).then_some(self.next)
+        let taken = if is_of_host { by_hosts } else { of_operators };
+        (taken < INQUIRIES_MAX).then_some(self.next)
     }
 }
 
@@ -108,6 +113,7 @@ impl Comm {
             ways: Vec::new(),
             gpus_wait: stall.map(|stall| stall.what),
             failure: self.failure.as_ref().map(|failure| failure.message.chars().take(FAILURE_CHARS_MAX).collect()),
+            is_busy: false,
         }
     }
 
@@ -162,8 +168,11 @@ impl ProxyEngine {
         let Some((comm, live)) = comm.and_then(|comm| Some((comm, self.comms.get(comm)?))) else {
             return asked.answer(Err(format!("there is no communicator {number} here").into()));
         };
-        let Some(question) = self.inquiries.number() else {
-            return asked.answer(Err(format!("{INQUIRIES_MAX} questions are being answered; try again").into()));
+        let Some(question) = self.inquiries.number(false) else {
+            let reason = format!(
+                "{INQUIRIES_MAX} such questions are being answered here, those of `mccsctl watch` too; try again in some seconds"
+            );
+            return asked.answer(Err(reason.into()));
         };
         let until = now + ACCOUNT_TIME;
         // Nobody else knows more of one that has failed.
@@ -195,10 +204,9 @@ impl ProxyEngine {
     pub(super) fn inquired(&mut self, id: &CommId, host: &Name, question: u64, now: Instant) {
         let comm = self.setups.as_ref().and_then(|setups| setups.comm_called(id));
         let Some((comm, live)) = comm.and_then(|comm| Some((comm, self.comms.get(comm)?))) else { return };
-        let (Some(network), Some(number)) =
-            (live.span.as_ref().map(|span| span.network.clone()), self.inquiries.number())
-        else {
-            return;
+        let Some(network) = live.span.as_ref().map(|span| span.network.clone()) else { return };
+        let Some(number) = self.inquiries.number(true) else {
+            return self.tell_host(host, question, id, HostAccount::of_busy());
         };
         for engine in &network.engines {
             let (links, reply) = (network.links, self.mailbox.sender());
@@ -234,14 +242,13 @@ impl ProxyEngine {
                 let report = diagnose(live.info.number, vec![(String::from("this host"), Some(account))]);
                 asked.answer(Ok(OperatorAnswer::Stuck(Box::new(report))));
             }
-            Wanted::By { host, question, comm } => {
-                let Some(body) = encode(account) else { return };
-                self.setups.iter_mut().for_each(|setups| {
-                    let (comm, to, body) = (comm.clone(), host.clone(), body.clone());
-                    setups.ask(Request::Account { comm, to, question, body });
-                });
-            }
+            Wanted::By { host, question, comm } => self.tell_host(&host, question, &comm, account),
         }
+    }
+
+    fn tell_host(&mut self, host: &Name, question: u64, comm: &CommId, account: HostAccount) {
+        let (Some(setups), Some(body)) = (&mut self.setups, encode(account)) else { return };
+        setups.ask(Request::Account { comm: comm.clone(), to: host.clone(), question, body });
     }
 
     /// A host has told how a communicator is there.
