@@ -108,9 +108,9 @@ pub fn plan_all<'a>(
     // Jobs are numbered by their place among the reports.
     let comm_of = |number: u64| Some(reports.get(usize::try_from(number).ok()?)?.comm.clone());
     let watched: BTreeSet<u64> = decisions.0.iter().flat_map(|one| one.yields.iter().map(|yields| yields.to)).collect();
+    let places: HashMap<u64, usize> = decisions.0.iter().map(|decision| decision.comm).zip(0..).collect();
     let plan = |job: &Job| {
-        let place = decisions.0.iter().position(|decision| decision.comm == job.comm);
-        let place = place.ok_or("the policy has not decided")?;
+        let place = *places.get(&job.comm).ok_or("the policy has not decided")?;
         let decision = &decisions.0[place];
         let report = usize::try_from(job.comm).ok().and_then(|number| reports.get(number));
         let report = report.ok_or("the policy has decided for nobody")?;
