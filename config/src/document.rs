@@ -13,7 +13,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use crate::error::{ConfigError, Diagnostic};
-use crate::limits::FILE_BYTES_MAX;
+use crate::units::Bytes;
 use crate::validate::{Problems, Validate, nearest};
 
 /// Reads and checks the file at `path`.
@@ -21,21 +21,21 @@ use crate::validate::{Problems, Validate, nearest};
 /// # Errors
 /// The file cannot be read, or its content is refused; see [`parse`].
 pub fn load<T: DeserializeOwned + Validate>(path: &Path) -> Result<T, ConfigError> {
-    parse(&read_text(path)?, &path.display().to_string())
+    parse(&read_text(path, T::BYTES_MAX)?, &path.display().to_string())
 }
 
 /// The text of the file at `path`, whatever it says.
 ///
 /// # Errors
-/// The file cannot be read, is longer than any of ours, or is no UTF-8.
-pub fn read_text(path: &Path) -> Result<String, ConfigError> {
+/// The file cannot be read, is longer than that, or is no UTF-8.
+pub fn read_text(path: &Path, bytes_max: Bytes) -> Result<String, ConfigError> {
     let failed = |source| ConfigError::Read { path: path.to_owned(), source };
     let mut bytes = Vec::new();
     let file = std::fs::File::open(path).map_err(failed)?;
     // No more is read than that, also of what has no end or no length.
-    file.take(FILE_BYTES_MAX.0 + 1).read_to_end(&mut bytes).map_err(failed)?;
-    if bytes.len() as u64 > FILE_BYTES_MAX.0 {
-        return Err(ConfigError::TooLong(path.to_owned()));
+    file.take(bytes_max.0 + 1).read_to_end(&mut bytes).map_err(failed)?;
+    if bytes.len() as u64 > bytes_max.0 {
+        return Err(ConfigError::TooLong(path.to_owned(), bytes_max));
     }
     String::from_utf8(bytes).map_err(|error| {
         let good = error.utf8_error().valid_up_to();
@@ -48,15 +48,14 @@ pub fn read_text(path: &Path) -> Result<String, ConfigError> {
 /// Reads and checks `text`, which complaints call `file_name`.
 ///
 /// # Errors
-/// Not TOML, an unknown key, a value of the wrong type (the first such), or values that cannot be (all of them).
+/// Too long, not TOML, an unknown key, a value of the wrong type (the first such), or values that cannot be (all of them, or very many).
 pub fn parse<T: DeserializeOwned + Validate>(text: &str, file_name: &str) -> Result<T, ConfigError> {
-    let value: T = read(text, file_name)?;
-    let mut found = check(&value, text, file_name);
-    if found.is_empty() {
-        return Ok(value);
+    if text.len() as u64 > T::BYTES_MAX.0 {
+        return Err(ConfigError::TooLong(file_name.into(), T::BYTES_MAX));
     }
-    found.sort_by_key(|d| (d.line, d.column));
-    Err(ConfigError::Invalid(found))
+    let value: T = read(text, file_name)?;
+    let found = check(&value, text, file_name);
+    if found.is_empty() { Ok(value) } else { Err(ConfigError::Invalid(found)) }
 }
 
 /// Defines how a file is read: its type's `load` and `parse`; and with `written` also `to_toml`.
@@ -104,12 +103,25 @@ pub(crate) fn read<T: DeserializeOwned>(text: &str, file_name: &str) -> Result<T
     toml::from_str(text).map_err(|error| ConfigError::Invalid(vec![explain(text, file_name, &error)]))
 }
 
-/// Everything that is wrong with a value that was read from `text`.
+/// Everything that is wrong with a value that was read from `text`, in its order; of very much the first that was found.
 pub(crate) fn check(value: &impl Validate, text: &str, file_name: &str) -> Vec<Diagnostic> {
     let mut problems = Problems::default();
     value.validate(&mut problems);
-    let problems = problems.into_inner().into_iter();
-    problems.map(|(key, message)| diagnostic(text, file_name, offset_of(text, &key), key, message)).collect()
+    let are_too_many = problems.are_too_many();
+    let problems = problems.into_inner();
+    if problems.is_empty() {
+        return Vec::new();
+    }
+    let root = DeTable::parse(text).ok();
+    let offset = |key: &str| root.as_ref().map_or(0, |root| offset_of(root.get_ref(), key));
+    let problems = problems.into_iter();
+    let found = problems.map(|(key, message)| diagnostic(text, file_name, offset(&key), key, message));
+    let mut found: Vec<Diagnostic> = found.collect();
+    found.sort_by_key(|diagnostic| (diagnostic.line, diagnostic.column));
+    if let Some(last) = found.last_mut().filter(|_| are_too_many) {
+        last.message.push_str("; and there is more, which is told when this is mended");
+    }
+    found
 }
 
 /// A complaint about the byte at `offset` of `text`.
@@ -218,13 +230,10 @@ fn descend_value(value: &Spanned<DeValue<'_>>, span: &Range<usize>, path: &mut S
     inside || holds(&value.span(), span)
 }
 
-/// Where `path` (`tenant[1].uids`) stands in `text`; its innermost parent that is written where it is a default.
-fn offset_of(text: &str, path: &str) -> usize {
-    let Ok(root) = DeTable::parse(text) else {
-        return 0;
-    };
+/// Where `path` (`tenant[1].uids`) stands in a text; its innermost parent that is written where it is a default.
+fn offset_of(root: &DeTable<'_>, path: &str) -> usize {
     let mut offset = 0;
-    let mut table = Some(root.get_ref());
+    let mut table = Some(root);
     for segment in path.split('.') {
         let (name, indices) = segment.split_at(segment.find('[').unwrap_or(segment.len()));
         let Some((key, mut value)) = table.and_then(|t| t.get_key_value(name)) else {

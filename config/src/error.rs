@@ -4,7 +4,7 @@ use std::error::Error;
 use std::fmt;
 use std::path::PathBuf;
 
-use crate::limits::FILE_BYTES_MAX;
+use crate::units::Bytes;
 
 /// An error with its causes, in a line: those that it does not tell itself.
 #[must_use]
@@ -57,9 +57,9 @@ pub enum ConfigError {
         /// What the operating system says.
         source: std::io::Error,
     },
-    /// It is larger than any of ours.
-    #[error("{}: is longer than {FILE_BYTES_MAX}, which no such file is", .0.display())]
-    TooLong(PathBuf),
+    /// It is longer than such a file may be.
+    #[error("{}: is longer than {}, the most that such a file may have", .0.display(), .1)]
+    TooLong(PathBuf, Bytes),
     /// The file says something that cannot be. At least one complaint, in the order of the file.
     #[error("{}", join(.0))]
     Invalid(Vec<Diagnostic>),
@@ -70,7 +70,7 @@ impl ConfigError {
     #[must_use]
     pub fn diagnostics(&self) -> &[Diagnostic] {
         match self {
-            ConfigError::Read { .. } | ConfigError::TooLong(_) => &[],
+            ConfigError::Read { .. } | ConfigError::TooLong(..) => &[],
             ConfigError::Invalid(all) => all,
         }
     }

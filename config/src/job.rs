@@ -225,7 +225,7 @@ impl JobFile {
     /// # Errors
     /// The file cannot be read or is refused; the error's text names file, line, key and what would be right.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
-        Self::parse(&document::read_text(path)?, &path.display().to_string())
+        Self::parse(&document::read_text(path, Self::BYTES_MAX)?, &path.display().to_string())
     }
 
     /// Reads and checks `text`, which complaints call `file_name`.

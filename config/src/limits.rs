@@ -16,6 +16,9 @@ pub struct Limit<T> {
 /// Longest file that is read: thousands of hosts, each with all its NICs.
 pub const FILE_BYTES_MAX: Bytes = Bytes::mib(16);
 
+/// Longest policy, however it comes: a request of `mccsctl policy apply` brings all of it, in JSON, where line ends and quotes take two bytes.
+pub const POLICY_BYTES_MAX: Bytes = Bytes::kib(120);
+
 /// Slots of a session's command ring; a power of two.
 pub const COMMAND_RING: Limit<u32> =
     Limit { min: 64, max: 65_536, reason: "a ring's indices are masked, and each session pays 128 bytes a slot" };
@@ -267,6 +270,19 @@ pub const SHARE_PERCENT: Limit<u32> =
 /// Rates that tenants are held to.
 pub const CAP: Limit<Rate> =
     Limit { min: Rate::mbit(1), max: Rate::gbit(10_000), reason: "a lower cap would stop the tenant" };
+
+/// Tenants of a policy that have rules.
+pub const TENANT_RULES: Limit<usize> = Limit { min: 0, max: 1_024, reason: "no service has more tenants" };
+
+/// Reservations of a policy.
+pub const RESERVES: Limit<usize> = Limit { min: 0, max: 1_024, reason: "no service has more tenants" };
+
+/// Paths of a reservation.
+pub const RESERVED_PATHS: Limit<usize> = Limit { min: 1, max: 256, reason: "no topology has more spines" };
+
+/// Windows of a policy.
+pub const WINDOWS: Limit<usize> =
+    Limit { min: 0, max: 100, reason: "none is shorter than a hundredth of its period, and no two overlap" };
 
 /// Periods of windows.
 pub const WINDOW_PERIOD: Limit<DurationText> = Limit {

@@ -6,6 +6,7 @@
 //!
 //! Deliberately absent: what policies do with it (`service/src/policy`), and who is which tenant (`service.toml`).
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
@@ -15,7 +16,7 @@ use crate::error::ConfigError;
 use crate::limits;
 use crate::service::{Algorithm, TransportKind};
 use crate::topology::{Host, Nic, TopologyFile};
-use crate::units::{DurationText, Rate};
+use crate::units::{Bytes, DurationText, Rate};
 use crate::validate::{Problems, Validate, nearest};
 
 /// A whole `policy.toml`.
@@ -191,13 +192,14 @@ impl PolicyFile {
         policies: &[&str],
     ) -> Result<Self, ConfigError> {
         let file: PolicyFile = document::parse(text, file_name)?;
-        let mut found = document::check(&Against { file: &file, topology, policies }, text, file_name);
-        found.sort_by_key(|diagnostic| (diagnostic.line, diagnostic.column));
+        let found = document::check(&Against { file: &file, topology, policies }, text, file_name);
         if found.is_empty() { Ok(file) } else { Err(ConfigError::Invalid(found)) }
     }
 }
 
 impl Validate for PolicyFile {
+    const BYTES_MAX: Bytes = limits::POLICY_BYTES_MAX;
+
     fn validate(&self, problems: &mut Problems) {
         problems.name("policy.name", &self.policy.name);
         if let Some(channels) = &self.policy.channels {
@@ -208,10 +210,12 @@ impl Validate for PolicyFile {
                 problems.add("policy.channels", "rings = \"kept\" keeps as many as there are: give one of the two");
             }
         }
-        let mut shares_percent = 0;
-        for (i, tenant) in self.tenants.iter().enumerate() {
+        problems.within("tenant", &self.tenants.len(), &limits::TENANT_RULES);
+        let (mut shares_percent, mut called) = (0, BTreeMap::new());
+        for (i, tenant) in self.tenants.iter().enumerate().take(limits::TENANT_RULES.max) {
             tenant.validate_at(&format!("tenant[{i}]"), problems);
-            if let Some(j) = self.tenants[..i].iter().position(|other| other.name == tenant.name) {
+            let j = *called.entry(&*tenant.name).or_insert(i);
+            if j < i {
                 problems.add(format!("tenant[{i}].name"), format!("tenant[{j}] is already called {:?}", tenant.name));
             }
             let before = shares_percent;
@@ -240,13 +244,17 @@ impl PolicyFile {
     }
 
     fn validate_reserves(&self, problems: &mut Problems) {
-        for (i, reserve) in self.reserves.iter().enumerate() {
+        problems.within("reserve", &self.reserves.len(), &limits::RESERVES);
+        for (i, reserve) in self.reserves.iter().enumerate().take(limits::RESERVES.max) {
             problems.name(format!("reserve[{i}].tenant"), &reserve.tenant);
             if reserve.paths.is_empty() {
                 problems.add(format!("reserve[{i}].paths"), "reserves nothing; name at least one path");
+            } else {
+                problems.within(format!("reserve[{i}].paths"), &reserve.paths.len(), &limits::RESERVED_PATHS);
             }
-            for (j, path) in reserve.paths.iter().enumerate() {
-                if reserve.paths[..j].contains(path) {
+            let mut named = BTreeSet::new();
+            for path in &reserve.paths {
+                if !named.insert(path) {
                     problems.add(format!("reserve[{i}].paths"), format!("names {path:?} twice"));
                 }
             }
@@ -254,7 +262,8 @@ impl PolicyFile {
     }
 
     fn validate_windows(&self, problems: &mut Problems) {
-        for (i, window) in self.windows.iter().enumerate() {
+        problems.within("window", &self.windows.len(), &limits::WINDOWS);
+        for (i, window) in self.windows.iter().enumerate().take(limits::WINDOWS.max) {
             problems.name(format!("window[{i}].tenant"), &window.tenant);
             problems.within(format!("window[{i}].period"), &window.period, &limits::WINDOW_PERIOD);
             if window.offset >= window.period {
@@ -330,6 +339,9 @@ fn most_of_a_host(topology: &TopologyFile) -> Rate {
     topology.hosts.iter().map(of).max().unwrap_or_default()
 }
 
+/// Problems up to which it is said which path may have been meant: each is compared with all.
+const HINTS_MAX: usize = 8;
+
 /// A policy file beside what it is for.
 struct Against<'a> {
     file: &'a PolicyFile,
@@ -348,12 +360,17 @@ impl Validate for Against<'_> {
                 format!("there is no policy {name:?}{}; there are {all}", hint.unwrap_or_default()),
             );
         }
-        let known: Vec<&str> = self.topology.spines.iter().map(|spine| spine.name.as_str()).collect();
-        let mut reserved = Vec::new();
+        let known: BTreeMap<&str, _> = self.topology.spines.iter().map(|spine| (spine.name.as_str(), spine)).collect();
+        let mut reserved = BTreeSet::new();
         for (i, reserve) in self.file.reserves.iter().enumerate() {
             for path in &reserve.paths {
-                let Some(spine) = self.topology.spines.iter().find(|spine| spine.name == *path) else {
-                    let hint = nearest(path, known.iter().copied()).map(|near| format!("; did you mean {near:?}?"));
+                if problems.are_too_many() {
+                    break;
+                }
+                let Some(spine) = known.get(path.as_str()) else {
+                    let hints = (problems.count() < HINTS_MAX).then(|| known.keys().copied());
+                    let hint =
+                        nearest(path, hints.into_iter().flatten()).map(|near| format!("; did you mean {near:?}?"));
                     let message = format!("there is no path {path:?} in the topology{}", hint.unwrap_or_default());
                     problems.add(format!("reserve[{i}].paths"), message);
                     continue;
@@ -362,9 +379,7 @@ impl Validate for Against<'_> {
                     let message = format!("nothing steers a flow over {path:?}: give it source_ports or dscp");
                     problems.add(format!("reserve[{i}].paths"), message);
                 }
-                if !reserved.contains(path) {
-                    reserved.push(path.clone());
-                }
+                reserved.insert(path);
             }
             if reserved.len() == known.len() && !known.is_empty() {
                 let message = "leaves no path to other tenants, who would starve; reserve fewer";

@@ -5,10 +5,17 @@
 
 use std::fmt::Display;
 
-use crate::limits::{Limit, NAME_BYTES_MAX};
+use crate::limits::{FILE_BYTES_MAX, Limit, NAME_BYTES_MAX};
+use crate::units::Bytes;
+
+/// Problems that are told of. Whoever has mended so many may have mended all, and of each the line is looked for.
+pub const PROBLEMS_MAX: usize = 64;
 
 /// A type that a file is read into.
 pub trait Validate {
+    /// Longest text that it is read from.
+    const BYTES_MAX: Bytes = FILE_BYTES_MAX;
+
     /// Reports everything about `self` that cannot be.
     fn validate(&self, problems: &mut Problems);
 }
@@ -19,12 +26,24 @@ pub struct Problems {
     /// Prepended to keys, where a whole file is nested in another (`service.config.`).
     prefix: String,
     found: Vec<(String, String)>,
+    /// Beyond [`PROBLEMS_MAX`].
+    untold: usize,
 }
 
 impl Problems {
     /// Reports that the value at `key` is wrong.
     pub fn add(&mut self, key: impl Display, message: impl Into<String>) {
+        if self.found.len() == PROBLEMS_MAX {
+            self.untold += 1;
+            return;
+        }
         self.found.push((format!("{}{key}", self.prefix), message.into()));
+    }
+
+    /// Whether there are more than are told of: what is dear to look for need not be.
+    #[must_use]
+    pub fn are_too_many(&self) -> bool {
+        self.untold > 0
     }
 
     /// Reports a value outside its limit.
@@ -66,10 +85,10 @@ impl Problems {
     /// How many there are.
     #[must_use]
     pub fn count(&self) -> usize {
-        self.found.len()
+        self.found.len() + self.untold
     }
 
-    /// Key and message of every problem.
+    /// Key and message of every problem, up to [`PROBLEMS_MAX`].
     #[must_use]
     pub fn into_inner(self) -> Vec<(String, String)> {
         self.found
@@ -79,13 +98,16 @@ impl Problems {
 /// The name among `known` that `wrong` was most likely meant to be, if one is near.
 #[must_use]
 pub fn nearest<'a>(wrong: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    let allowed = 1 + wrong.chars().count() / 3;
+    let length = wrong.chars().count();
+    let allowed = 1 + length / 3;
     known
         .into_iter()
-        .map(|name| match name.strip_prefix(wrong) {
+        .filter_map(|name| match name.strip_prefix(wrong) {
             // Half a name is more likely than a like-sounding other one.
-            Some(_) if wrong.len() >= 3 => (1, name),
-            _ => (edits(wrong, name), name),
+            Some(_) if wrong.len() >= 3 => Some((1, name)),
+            // Each character that one has more is an edit; and texts may be of any length.
+            _ if name.chars().count().abs_diff(length) > allowed => None,
+            _ => Some((edits(wrong, name), name)),
         })
         .filter(|(distance, _)| *distance <= allowed)
         .min_by_key(|(distance, _)| *distance)
@@ -124,6 +146,7 @@ mod tests {
         assert_eq!(nearest("uid", known), Some("uids"));
         assert_eq!(nearest("max_mem", known), Some("max_memory"));
         assert_eq!(nearest("colour", known), None);
+        assert_eq!(nearest(&"x".repeat(1 << 24), known), None);
         assert_eq!(edits("abcd", "acbd"), 1);
         assert_eq!(edits("", "abc"), 3);
     }

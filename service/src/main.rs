@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use clap::Parser;
 use mccs_config::error::in_words;
+use mccs_config::limits::{FILE_BYTES_MAX, POLICY_BYTES_MAX};
 use mccs_config::topology::ActualHost;
 use mccs_service::controller::basis::{Basis, Text};
 use mccs_service::devices::cuda::{MPS_VARIABLE, QUEUES_MAX, QUEUES_VARIABLE};
@@ -47,12 +48,13 @@ fn main() -> ExitCode {
 /// Topology and policy, where this host is the controller.
 fn check_files(controller: &ControllerSettings) -> anyhow::Result<()> {
     let Some((topology, policy)) = &controller.files else { return Ok(()) };
-    let read = |path: &PathBuf| -> anyhow::Result<Text> {
-        Ok(Text { name: path.display().to_string(), text: mccs_config::document::read_text(path)? })
+    let read = |path: &PathBuf, bytes_max| -> anyhow::Result<Text> {
+        Ok(Text { name: path.display().to_string(), text: mccs_config::document::read_text(path, bytes_max)? })
     };
+    let (topology, policy) = (read(topology, FILE_BYTES_MAX)?, read(policy, POLICY_BYTES_MAX)?);
     // What hosts have is known when they report.
     let cluster: Vec<_> = controller.hosts.iter().map(|host| ActualHost::named(host.as_str())).collect();
-    Basis::new(read(topology)?, read(policy)?, &cluster, None).map_err(anyhow::Error::msg)?;
+    Basis::new(topology, policy, &cluster, None).map_err(anyhow::Error::msg)?;
     Ok(())
 }
 

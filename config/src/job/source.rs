@@ -61,7 +61,7 @@ impl JobFile {
         };
         let path = self.directory.join(path);
         let name = path.display().to_string();
-        let text = document::read_text(&path)?;
+        let text = document::read_text(&path, ServiceConfig::BYTES_MAX)?;
         // A comment may speak of places; what is left in a value is a mistake.
         let config = ServiceConfig::parse(&template::fill(&text, &places), &name)?;
         refuse_left(config, &text, &name, &places)

@@ -131,3 +131,91 @@ fn windows_that_meet_late_are_found() {
         }
     }
 }
+
+/// A text of entries, as many as a policy may have bytes for.
+fn longest(entry: impl Fn(usize) -> String) -> String {
+    let mut text = String::new();
+    for entry in (0..).map(entry) {
+        if text.len() + entry.len() > limits::POLICY_BYTES_MAX.0 as usize {
+            break;
+        }
+        text.push_str(&entry);
+    }
+    text
+}
+
+#[test]
+fn lists_are_as_long_as_they_can_be_of_use() {
+    let refused = |text: &str, key: &str, part: &str| {
+        let error = parse(text).expect_err("too many");
+        let of = error.diagnostics().iter().find(|of| of.key == key).expect(key);
+        assert!(of.message.contains(part), "{of}");
+    };
+    let tenants = |count: usize| -> String { (0..count).map(|i| format!("[[tenant]]\nname = \"t{i}\"\n")).collect() };
+    parse(&tenants(1024)).expect("as many as a service has");
+    refused(&tenants(1025), "tenant", "from 0 to 1024");
+    let reserves = |count: usize| -> String {
+        (0..count).map(|i| format!("[[reserve]]\ntenant = \"t{i}\"\npaths = [\"spine0\"]\n")).collect()
+    };
+    parse(&reserves(1024)).expect("one each");
+    refused(&reserves(1025), "reserve", "from 0 to 1024");
+    refused(
+        &format!("[[reserve]]\ntenant = \"t\"\npaths = [{}]\n", "\"spine0\",".repeat(257)),
+        "reserve[0].paths",
+        "256",
+    );
+    let windows = |count: usize| -> String {
+        let window =
+            |i| format!("[[window]]\ntenant = \"t{i}\"\nperiod = \"1s\"\noffset = \"{i}0ms\"\nlength = \"10ms\"\n");
+        (0..count.min(100)).map(window).chain((100..count).map(|i| window(i - 100))).collect()
+    };
+    parse(&windows(100)).expect("all of the period");
+    refused(&windows(101), "window", "from 0 to 100");
+    let long = " ".repeat(limits::POLICY_BYTES_MAX.0 as usize);
+    parse(&long).expect("as long as it may be");
+    assert_eq!(
+        parse(&(long + " ")).expect_err("longer").to_string(),
+        "policy.toml: is longer than 120KiB, the most that such a file may have"
+    );
+}
+
+/// The thread that checks a policy decides for all communicators. What takes the square of a file's length does not end in the time that a test has.
+#[test]
+fn the_worst_of_policies_are_refused_with_what_is_worth_telling() {
+    let spine = |i: usize| format!("[[spine]]\nname = \"{i:x>64}\"\nsource_ports = \"{0}-{0}\"\n", 20_000 + i);
+    let example = include_str!("../../examples/topology.toml");
+    let (before, after) = (example.find("[[spine]]").expect("spines"), example.find("[[host]]").expect("hosts"));
+    let spines: String = (0..256).map(spine).collect();
+    let topology = format!("{}{spines}{}", &example[..before], &example[after..]);
+    let topology = TopologyFile::parse(&topology, "topology.toml").expect("right");
+    let window = |i: usize, offset_us: usize| {
+        let period_us = 10_000_000 - 7 * i;
+        format!("[[window]]\ntenant=\"t{i}\"\nperiod=\"{period_us}us\"\noffset=\"{offset_us}us\"\nlength=\"1s\"\n")
+    };
+    let reserve = |i: usize, name: &dyn Fn(usize) -> String| {
+        let paths: Vec<String> = (0..150).map(|j| format!("\"{}\"", name(150 * i + j))).collect();
+        format!("[[reserve]]\ntenant=\"t{i}\"\npaths=[{}]\n", paths.join(","))
+    };
+    let texts = [
+        (longest(|_| "[[tenant]]\nname=\"\"\n".into()), 64),
+        (longest(|i| format!("[[tenant]]\nname=\"{i}\"\n")), 1),
+        (longest(|i| format!("[[reserve]]\ntenant=\"{i}\"\npaths=[\"x\"]\n")), 1),
+        (longest(|i| window(i, 0)), 64),
+        (longest(|i| window(0, i)), 64),
+        // Names that are near those of spines, and such that are far from all others.
+        (longest(|i| reserve(i, &|j| format!("{j:x>90}"))), 64),
+        (longest(|i| reserve(i, &|j| format!("{j:z>60}"))), 64),
+        (longest(|i| reserve(i, &|j| format!("{:x>64}", j % 255))), 0),
+        (format!("policy.name=\"{}\"", "x".repeat(122_000)), 1),
+        (longest(|i| if i == 0 { "a=".into() } else { "[".into() }), 1),
+        (longest(|i| format!("a{i}=0\n")), 1),
+    ];
+    for (text, told) in &texts {
+        let start: String = text.chars().take(60).collect();
+        let parsed = PolicyFile::parse_for(text, "policy.toml", &topology, &POLICIES);
+        let found = parsed.as_ref().map_or_else(ConfigError::diagnostics, |_| &[]);
+        assert_eq!((found.len(), parsed.is_ok()), (*told, *told == 0), "{start}");
+        let has_more = found.last().is_some_and(|last| last.message.ends_with("told when this is mended"));
+        assert_eq!(has_more, *told == 64, "{start}");
+    }
+}

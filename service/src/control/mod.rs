@@ -402,3 +402,18 @@ impl CommView {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use mccs_config::limits::POLICY_BYTES_MAX;
+
+    use super::*;
+
+    #[test]
+    fn a_request_has_room_for_the_longest_policy() {
+        // Of what may be in a file none takes more than these, and of a file's name none does.
+        let (text, name) = ("\"\n".repeat(POLICY_BYTES_MAX.0 as usize / 2), "\\".repeat(4096));
+        let request = ControlRequest::Controller { request: ControllerRequest::Apply { name, text } };
+        assert!(serde_json::to_vec(&request).unwrap().len() <= REQUEST_BYTES_MAX);
+    }
+}

@@ -118,6 +118,9 @@ pub fn not_enforced(file: &PolicyFile, topology: Option<&TopologyFile>) -> Vec<S
     unused(file).into_iter().chain(parts).collect()
 }
 
+/// Tenants that are named one by one; of more it is said how many.
+const NOT_THERE_TOLD_MAX: usize = 32;
+
 /// Tenants that rules are for, and that are none of those that `there` are: mistyped, or to come later.
 #[must_use]
 pub fn not_there<'a>(named: impl IntoIterator<Item = &'a str>, there: &BTreeSet<&str>) -> Vec<String> {
@@ -128,7 +131,9 @@ pub fn not_there<'a>(named: impl IntoIterator<Item = &'a str>, there: &BTreeSet<
         let hint = nearest(tenant, there.iter().copied()).map(|near| format!("; did you mean {near:?}?"));
         format!("rules for tenant {tenant:?}: nobody is called so now{}", hint.unwrap_or_default())
     };
-    missing.into_iter().map(say).collect()
+    let untold = missing.split_off(missing.len().min(NOT_THERE_TOLD_MAX)).len();
+    let untold = (untold > 0).then(|| format!("rules for {untold} more tenants: nobody is called so now"));
+    missing.into_iter().map(say).chain(untold).collect()
 }
 
 /// Rules that the policy does not look at, and which policies do.
@@ -156,6 +161,14 @@ fn unused(file: &PolicyFile) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn of_very_many_tenants_that_nobody_is_it_is_said_how_many() {
+        let names: Vec<String> = (0..1_000).map(|number| format!("t{number:04}")).collect();
+        let said = |count: usize| not_there(names[..count].iter().map(String::as_str), &BTreeSet::from(["t0000"]));
+        assert_eq!((said(33).len(), said(1_000).len()), (32, 33));
+        assert!(said(33)[31].contains("\"t0032\"") && said(1_000)[32].contains("967 more"), "{:?}", said(1_000));
+    }
 
     #[test]
     fn rules_that_a_policy_does_not_look_at_are_named() {

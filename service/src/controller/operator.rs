@@ -120,7 +120,7 @@ impl Controller {
                 not_enforced,
             }
         };
-        let has_some = |tenant: &str| self.comms.values().any(|held| held.report.tenant == tenant);
+        let have_some: BTreeSet<&str> = self.comms.values().map(|held| &*held.report.tenant).collect();
         let named = basis.into_iter().flat_map(|basis| &basis.rules.tenants).map(|terms| &terms.name);
         PolicyView {
             life: self.life,
@@ -140,7 +140,7 @@ impl Controller {
                 let capacities = self.links.capacities(&basis.network.topology);
                 Box::new(self.rates.view(&basis.network.topology, &basis.network.hosts, &capacities))
             }),
-            idle_tenants: named.filter(|name| !has_some(name)).cloned().collect(),
+            idle_tenants: named.filter(|name| !have_some.contains(name.as_str())).cloned().collect(),
             refused_bodies,
         }
     }

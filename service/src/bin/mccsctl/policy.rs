@@ -6,6 +6,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::Subcommand;
+use mccs_config::limits::POLICY_BYTES_MAX;
 use mccs_config::service::Algorithm;
 use mccs_config::{PolicyFile, Rate, ServiceConfig, TopologyFile};
 use mccs_service::collective::Choice;
@@ -88,7 +89,7 @@ impl Link {
 }
 
 fn read(file: &Path) -> anyhow::Result<(String, String)> {
-    Ok((file.display().to_string(), mccs_config::document::read_text(file)?))
+    Ok((file.display().to_string(), mccs_config::document::read_text(file, POLICY_BYTES_MAX)?))
 }
 
 impl PolicyCommand {

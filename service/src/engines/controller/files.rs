@@ -11,6 +11,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use mccs_config::limits::{FILE_BYTES_MAX, POLICY_BYTES_MAX};
+use mccs_config::{Bytes, ConfigError, document};
 use nix::errno::Errno;
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, InotifyEvent, WatchDescriptor};
 
@@ -20,8 +22,6 @@ use crate::controller::basis::Text;
 const QUIET_TIME: Duration = Duration::from_millis(100);
 /// The same while a file is open to be written: it may be copied over a slow link, and half of it may be well-formed.
 const WRITING_TIME: Duration = Duration::from_secs(2);
-/// Bytes of a file: a topology of ten thousand hosts has two million.
-const FILE_BYTES_MAX: u64 = 64 << 20;
 
 /// What has changed.
 pub(super) struct Changed {
@@ -33,6 +33,7 @@ pub(super) struct Changed {
 
 struct File {
     path: PathBuf,
+    bytes_max: Bytes,
     /// As it was last read; none if it could not be.
     last: Option<String>,
 }
@@ -52,8 +53,9 @@ impl Files {
         let watch = watch.inspect_err(|error| {
             tracing::warn!(%error, "policy.toml and topology.toml are not watched; `mccsctl policy apply` still works");
         });
-        let file = |path| File { path, last: None };
-        Files { topology: file(topology), policy: file(policy), watch: watch.ok(), read_at: Some(now) }
+        let file = |path, bytes_max| File { path, bytes_max, last: None };
+        let (topology, policy) = (file(topology, FILE_BYTES_MAX), file(policy, POLICY_BYTES_MAX));
+        Files { topology, policy, watch: watch.ok(), read_at: Some(now) }
     }
 
     /// Readable when something has changed.
@@ -92,11 +94,8 @@ impl Files {
 
 impl File {
     /// Its text, if it is another than last time.
-    fn read(&mut self) -> std::io::Result<Option<Text>> {
-        if std::fs::metadata(&self.path)?.len() > FILE_BYTES_MAX {
-            return Err(std::io::ErrorKind::FileTooLarge.into());
-        }
-        let text = std::fs::read_to_string(&self.path)?;
+    fn read(&mut self) -> Result<Option<Text>, ConfigError> {
+        let text = document::read_text(&self.path, self.bytes_max)?;
         if self.last.as_ref() == Some(&text) {
             return Ok(None);
         }
@@ -389,6 +388,23 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         symlink("round", folder.path().join("round")).unwrap();
         assert!(along_links(&folder.path().join("round/policy.toml")).len() <= LINKS_MAX + 1);
+    }
+
+    #[test]
+    fn a_policy_that_no_request_could_bring_is_not_read() {
+        let mut bed = Bed::new(|folder| make_conf(&folder.join("conf"), "1"));
+        let most = " ".repeat(POLICY_BYTES_MAX.0 as usize);
+        std::fs::write(bed.path("conf/policy.toml"), &most).unwrap();
+        assert_eq!(bed.policy().as_ref(), Some(&most));
+        std::fs::write(bed.path("conf/policy.toml"), most + " ").unwrap();
+        assert!(bed.files.changed(bed.now).is_none());
+        bed.now += QUIET_TIME;
+        let changed = bed.files.changed(bed.now).unwrap();
+        let [(file, why)] = &changed.unreadable[..] else { panic!("{:?}", changed.unreadable) };
+        assert!(
+            changed.policy.is_none() && file.ends_with("policy.toml") && why.contains("longer than 120KiB"),
+            "{why}"
+        );
     }
 
     #[test]
