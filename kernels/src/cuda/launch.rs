@@ -256,10 +256,11 @@ impl Launch<DirectArgs> {
         let slice = part.div_ceil(grid).next_multiple_of(128);
         args.slice_bytes = u32::try_from(slice).ok().filter(|bytes| *bytes <= SLICE_BYTES_MAX)?;
         // As few chunks as slots allow: each costs flags, and what overlaps gains less.
-        let slot = u64::from(layout.slot_bytes);
+        (args.slots, args.slot_bytes) = slots(call, algorithm, layout);
+        let slot = u64::from(args.slot_bytes);
         let chunks = part.div_ceil(slot);
         if layout.may_deal() && chunks > CHUNKS_UNDEALT * grid {
-            args.chunk_bytes = layout.slot_bytes;
+            args.chunk_bytes = args.slot_bytes;
             args.chunks = u32::try_from(chunks).ok()?;
             // One whose pushes wait for all others: they are never far behind.
             let only_receives =
@@ -272,13 +273,35 @@ impl Launch<DirectArgs> {
         let peers = call.nranks - 1;
         let fair = |most: u32| peers * (most / peers).max(1);
         let third = fair(WORKER_WARPS / 3);
-        args.push_warps = if reduces || args.send_stride == 0 { third } else { fair(WORKER_WARPS / 2) };
-        args.out_warps = if algorithm.is_two_shot() { third } else { 0 };
+        (args.push_warps, args.out_warps) = match (call.kind, algorithm.is_two_shot()) {
+            // The root combines nothing, and takes out what all others combine, who take nothing out.
+            (CollectiveKind::Reduce, true) if call.rank == call.root => (WORKER_WARPS / 2, WORKER_WARPS / 2),
+            (CollectiveKind::Reduce, true) => (third, 0),
+            (_, true) => (third, third),
+            (_, false) if reduces || args.send_stride == 0 => (third, 0),
+            (_, false) => (fair(WORKER_WARPS / 2), 0),
+        };
         args.middle_warps = WORKER_WARPS - args.push_warps - args.out_warps;
         let block = WARP * (args.push_warps + args.middle_warps + args.out_warps + 6);
         let function = if reduces { per_dtype!(call.dtype, "bulk") } else { "mccs_bulk_copy" };
         Some(Launch { function, grid: grid as u32, block, args })
     }
+}
+
+/// Slots that a block has for a peer, and their size: what the area has of them, cut smaller where a chunk is waited for on its way through several
+/// hands, or several ranks' at a time. By sizes of 4 to 512 MiB on four H200s (`eval/results/README.md`); how more than four differ is not known.
+fn slots(call: &DirectCall, algorithm: Algorithm, layout: &AreaLayout) -> (u32, u32) {
+    let payload_bytes = call.kind.payload_count(call.count, call.nranks) * call.dtype.size_bytes() as u64;
+    let wanted = match (call.kind, algorithm.is_two_shot()) {
+        _ if call.nranks == 2 => layout.slots,
+        (CollectiveKind::AllReduce, true) => 4,
+        (CollectiveKind::Reduce, true) | (CollectiveKind::Gather, false) if payload_bytes <= 64 << 20 => 6,
+        (CollectiveKind::Reduce, true) | (CollectiveKind::Gather, false) => 4,
+        _ => layout.slots,
+    };
+    // All of them, so that those of other operations lie in the same bytes.
+    let bytes = layout.slots * layout.slot_bytes;
+    if bytes.is_multiple_of(128 * wanted) { (wanted, bytes / wanted) } else { (layout.slots, layout.slot_bytes) }
 }
 
 /// All ranks' bits but one's.

@@ -160,7 +160,8 @@ fn packets_of_two_shots_stay_in_their_halves_and_chunks_in_their_slots() {
         let layout = AreaLayout::initial(nranks);
         for &kind in CollectiveKind::ALL {
             for count in (0..24).map(|power| (1u64 << power) + 3) {
-                for (algorithm, call) in Algorithm::ALL.map(|a| (a, calls(kind, nranks, 0, count)[0])) {
+                let of = |rank: usize| Algorithm::ALL.map(|a| (a, calls(kind, nranks, 0, count)[rank]));
+                for (algorithm, call) in of(0).into_iter().chain(of(1)) {
                     let Some(launch) = Launch::direct(&call, &layout, algorithm, 64) else { continue };
                     let args = launch.args;
                     assert!(launch.block <= 768 && launch.grid <= 64);
@@ -176,13 +177,20 @@ fn packets_of_two_shots_stay_in_their_halves_and_chunks_in_their_slots() {
                             assert!(part.div_ceil(480) * 512 <= args.line_slot_bytes / shots, "{call:?}");
                         }
                         _ => {
-                            assert!(args.chunk_bytes <= layout.slot_bytes && args.chunk_bytes.is_multiple_of(16));
+                            assert!(args.chunk_bytes <= args.slot_bytes && args.chunk_bytes.is_multiple_of(16));
+                            assert_eq!(args.slots * args.slot_bytes, layout.slots * layout.slot_bytes);
+                            assert!((2..=8).contains(&args.slots) && args.slot_bytes.is_multiple_of(128));
                             assert!(u64::from(args.slice_bytes) * u64::from(launch.grid) >= part.min(args.bytes));
                             dealt += u32::from(is_dealt_well(&call, &layout, algorithm, &args));
                             let warps = args.push_warps + args.middle_warps + args.out_warps;
-                            assert!(args.push_warps > 0 && args.middle_warps > 0, "{args:?}");
-                            assert!(args.shard_bytes == 0 || args.out_warps > 0);
-                            assert!(args.middle_warps < 32 && warps + 6 == launch.block / 32);
+                            for (mask, warps) in [
+                                (args.send_mask, args.push_warps),
+                                (args.recv_mask, args.middle_warps),
+                                (args.out_mask, args.out_warps),
+                            ] {
+                                assert!(warps < 32 && (mask == 0 || warps > 0), "{args:?}");
+                            }
+                            assert_eq!(warps + 6, launch.block / 32);
                         }
                     }
                 }

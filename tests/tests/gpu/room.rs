@@ -52,7 +52,8 @@ fn a_gpu_without_room_refuses_a_communicator_and_nothing_else() {
 #[test]
 #[ignore = "needs a GPU"]
 fn a_tenant_has_as_much_memory_of_gpus_as_it_may() {
-    let service = TestService::start(&TENANTS.replacen("name = \"a\"\n", "name = \"a\"\nmax_gpu_memory = \"1MiB\"\n", 1));
+    let service =
+        TestService::start(&TENANTS.replacen("name = \"a\"\n", "name = \"a\"\nmax_gpu_memory = \"1MiB\"\n", 1));
     refuse(&everybody(&service, 0), "bytes of GPU memory for communicators asked for, 0 of 1048576 in use");
     Player::start("checks", &everybody(&service, 1)).ends_well();
 }
@@ -125,7 +126,7 @@ fn memory_of_the_dead_comes_back_whose_streams_never_came_to_their_calls() {
     }
 }
 
-/// Whoever writes over what lets its streams go has them wait for a while, not for ever: nothing could be freed.
+/// What lets the service's streams go is written again and again, so that whoever writes over it wins for a while only: nothing could be freed meanwhile.
 #[test]
 #[ignore = "needs two GPUs"]
 fn who_writes_back_what_the_service_says_holds_nobody_up() {

@@ -16,7 +16,6 @@ mod engines;
 mod frees;
 mod handles;
 mod imports;
-mod insist;
 mod issue;
 mod large;
 mod losses;
