@@ -3,7 +3,7 @@
 # that binaries built elsewhere can be carried to a machine with GPUs and without Rust: there the tests of
 # `cargo test --no-run --release -p mccs-tests --test gpu` are called gpu-tests.
 #
-#   tests/gpu.sh [checks|memcheck|mps|figures|all]      default: checks, memcheck and mps
+#   tests/gpu.sh [values|tests|services|memcheck|mps|figures|all]...      default: all but figures
 #
 # What the host lacks is said, and fails where it was asked for by name.
 #
@@ -11,7 +11,15 @@
 # checked, and where (MCCS_COMMIT names the commit where there is no git).
 set -euo pipefail
 cd "$(dirname "$0")/.."
-what=${1:-}
+asked=$*
+what=(${@:-values tests services memcheck mps})
+[ "${what[*]}" != all ] || what=(values tests services memcheck mps figures)
+for part in "${what[@]}"; do
+    case $part in
+    values | tests | services | memcheck | mps | figures) ;;
+    *) echo "usage: tests/gpu.sh [values|tests|services|memcheck|mps|figures|all]..." >&2; exit 2 ;;
+    esac
+done
 nvidia-smi -L >/dev/null 2>&1 || { echo "tests/gpu.sh: there is no GPU here (nvidia-smi -L)" >&2; exit 1; }
 gpus=$(nvidia-smi -L | grep -c '^GPU')
 if [ -z "${MCCS_BIN:-}" ]; then
@@ -81,7 +89,7 @@ summary=${OUT:-$work}/gpu-checks.md
 {
     echo "# What was checked on GPUs"
     echo
-    echo "- commit: ${MCCS_COMMIT:-$(git rev-parse --short HEAD 2>/dev/null || echo unknown)}; command: \`tests/gpu.sh $what\`; $(date -u +%F)"
+    echo "- commit: ${MCCS_COMMIT:-$(git rev-parse --short HEAD 2>/dev/null || echo unknown)}; command: \`tests/gpu.sh $*\`; $(date -u +%F)"
     echo "- machine: $gpus x $(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | head -1 | sed 's/, /, driver /'), $(nproc) cores"
     echo
     echo "| check | result | s |"
@@ -111,7 +119,7 @@ absent() {
 # The whole of what may have been asked for by name.
 lacking() {
     absent "$1" "$2"
-    [ "$what" != "$3" ] || { echo "tests/gpu.sh: failed: $1: $2" >&2; exit 1; }
+    [[ " $asked " != *" $3 "* ]] || { echo "tests/gpu.sh: failed: $1: $2" >&2; exit 1; }
 }
 
 # As many processes as ranks, told who they are as mccs-launch tells them.
@@ -176,9 +184,10 @@ calls_over_two() {
         "$work/cuda_calls" "${at[@]}"
 }
 
-# Through services: every collective, element type and reduction; PyTorch.
-staged_checks() {
+# Through services: every collective, element type and reduction; NCCL's calls; PyTorch.
+services() {
     start_more
+    compile
     local all=("$two" "$strict")
     if [ "$gpus" -gt 1 ]; then
         all+=("$by_engines" "$by_events")
@@ -198,7 +207,6 @@ staged_checks() {
                 "$perf" --check --socket "$sockets" --nranks "$nranks" --operation all --begin 1MiB --end 9MiB --factor 3 --dtypes float,bfloat16 --redops sum,premulsum
         done
     done
-    # Compiled by `checks`, where there is a compiler.
     if [ -x "$work/nccl_calls" ]; then
         lane "in C: NCCL's calls over two services" env LD_LIBRARY_PATH="$MCCS_BIN" "$work/nccl_calls" 2 ${two/,/ }
         lane "in C: cuda_calls over two services" calls_over_two
@@ -214,7 +222,8 @@ staged_checks() {
     fi
 }
 
-checks() {
+# Every collective, element type and reduction, by every way.
+values() {
     for nranks in 1 $(seq 2 "$gpus"); do
         lane "every collective, type and reduction; $nranks ranks, 1 B to 48 KiB" \
             "$perf" --check --nranks "$nranks" --operation all --begin 1B --end 48KiB --factor 37
@@ -238,6 +247,25 @@ slot = "1MiB"'
             "$perf" --check --nranks "$nranks" --operation all --begin 9001B --end 9MiB --factor 3 --dtypes float,bfloat16 --redops sum
     done
     serve
+    if [ "$gpus" = 1 ]; then
+        # Time slices of two milliseconds: few calls.
+        lane "two ranks on one GPU, which take turns" \
+            "$perf" --check --nranks 2 --operation all_reduce,all_to_all --begin 100B --end 40KiB --factor 400
+    fi
+}
+
+# Programs in C, where there is a compiler.
+compile() {
+    type -P cc >/dev/null || return 0
+    local program
+    for program in shim/examples/c/cuda_all_reduce.c tests/tests/cuda_calls.c; do
+        cc -I shim/include -I shim/examples/c "$program" -L "$MCCS_BIN" -lmccs -ldl -pthread -o "$work/$(basename "$program" .c)"
+    done
+    cc -rdynamic -I shim/examples/c tests/tests/nccl_calls.c "$MCCS_BIN/libnccl.so.2" -ldl -pthread -o "$work/nccl_calls"
+}
+
+# What happens when, and programs as users write them.
+tests() {
     # One at a time: they look at the GPUs' free memory.
     local skipped=(--skip under_mps)
     if [ "$gpus" = 1 ]; then
@@ -256,24 +284,17 @@ slot = "1MiB"'
         absent "PyTorch, unchanged" "there is no PyTorch here"
     fi
     lane "the example in Rust" ranks 2 "$MCCS_BIN/examples/cuda_all_reduce"
-    if type -P cc >/dev/null; then
+    compile
+    if [ -x "$work/nccl_calls" ]; then
         local program
-        for program in shim/examples/c/cuda_all_reduce.c tests/tests/cuda_calls.c; do
-            cc -I shim/include -I shim/examples/c "$program" -L "$MCCS_BIN" -lmccs -ldl -pthread -o "$work/$(basename "$program" .c)"
-            lane "in C: $(basename "$program" .c)" ranks 2 env LD_LIBRARY_PATH="$MCCS_BIN" "$work/$(basename "$program" .c)"
+        for program in cuda_all_reduce cuda_calls; do
+            lane "in C: $program" ranks 2 env LD_LIBRARY_PATH="$MCCS_BIN" "$work/$program"
         done
-        cc -rdynamic -I shim/examples/c tests/tests/nccl_calls.c "$MCCS_BIN/libnccl.so.2" -ldl -pthread -o "$work/nccl_calls"
         for nranks in 2 $([ "$gpus" -le 2 ] || echo "$gpus"); do
             lane "in C: NCCL's calls, $nranks ranks" env LD_LIBRARY_PATH="$MCCS_BIN" "$work/nccl_calls" "$nranks"
         done
     else
         absent "the example in C, every function, and NCCL's" "there is no C compiler here"
-    fi
-    staged_checks
-    if [ "$gpus" = 1 ]; then
-        # Time slices of two milliseconds: few calls.
-        lane "two ranks on one GPU, which take turns" \
-            "$perf" --check --nranks 2 --operation all_reduce,all_to_all --begin 100B --end 40KiB --factor 400
     fi
 }
 
@@ -327,23 +348,18 @@ mps() {
 }
 
 figures() {
-    local nranks name what
+    local nranks name of
     for nranks in $([ "$gpus" -ge 4 ] && echo 4) 2; do
         [ "$nranks" -le "$gpus" ] || continue
         for name in cuda:sizes cuda-rooted:rooted cuda-overlap:beside cuda-overlap-all:beside-all cuda-points:points; do
-            what=${name#*:}
-            MCCS_BIN=$MCCS_BIN eval/cuda.py "${name%:*}-$nranks" "$what" --nranks "$nranks" --rounds "${MCCS_ROUNDS:-3}" \
+            of=${name#*:}
+            MCCS_BIN=$MCCS_BIN eval/cuda.py "${name%:*}-$nranks" "$of" --nranks "$nranks" --rounds "${MCCS_ROUNDS:-3}" \
                 --out "${OUT:-$work}" ${MCCS_COMMIT:+--commit "$MCCS_COMMIT"} ${MCCS_NCCL:+--nccl "$MCCS_NCCL"}
         done
     done
 }
 
-case $what in
-'') checks; memcheck; mps ;;
-checks | memcheck | mps | figures) "$what" ;;
-all) checks; memcheck; mps; figures ;;
-*) echo "usage: tests/gpu.sh [checks|memcheck|mps|figures|all]" >&2; exit 2 ;;
-esac
+for part in "${what[@]}"; do "$part"; done
 "$MCCS_BIN/mccsctl" --help >/dev/null
 [ -z "${OUT:-}" ] || cat "$summary"
 kill -0 "$service" || { echo "tests/gpu.sh: the service has died" >&2; exit 1; }
