@@ -150,7 +150,7 @@ impl DirectPage {
         self.large(rank, word).store(value, Ordering::Release);
     }
 
-    /// Lets everybody go on who waits for a word of any rank's. Called where the service has gone.
+    /// Lets everybody go on who waits for a word of any rank's. Called by the service, and where it has gone.
     pub fn release_all(&self) {
         for rank in 0..DIRECT_RANKS_MAX {
             LargeWord::ALL.iter().for_each(|word| self.release(rank, *word));

@@ -229,6 +229,13 @@ impl CopyEngines {
         self.unreleased.load(Ordering::Acquire) == 0
     }
 
+    /// Lets go once more of everything that waits, if no copy touches the ranks' buffers any more.
+    pub(super) fn let_go_again(&self) {
+        if self.has_released_all() {
+            self.page().release_all();
+        }
+    }
+
     fn progress(&self) -> std::sync::MutexGuard<'_, Progress> {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -11,7 +11,7 @@
 //! a tenant gets back nobody writes any more. Promises come last, and keep lanes, too.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::Duration;
 
@@ -142,6 +142,9 @@ struct Issuer {
     gpu: Arc<IssuingGpu>,
     orders: Receiver<Order>,
     lanes: Vec<Lane>,
+    /// Communicators that were let go when a GPU was lost. Its streams have failed, and may still write, as those of others that failed with it: over what
+    /// lets ranks go, which is written again and again as long as there are any.
+    let_go: Vec<Weak<CopyEngines>>,
     /// Ranks whose streams tell by events.
     callers: Vec<Caller>,
     events: Events,
@@ -205,7 +208,7 @@ pub(super) fn start(
         losses: Arc::clone(losses),
         is_timed,
     });
-    let issuer = Issuer { gpu, orders, lanes: Vec::new(), callers: Vec::new(), events: Events::default() };
+    let issuer = Issuer { gpu, orders, lanes: Vec::new(), let_go: Vec::new(), callers: Vec::new(), events: Events::default() };
     std::thread::Builder::new().name(format!("mccs-gpu-{number}")).spawn(move || issuer.run())?;
     Ok(sender)
 }
@@ -219,7 +222,8 @@ impl Issuer {
         }
         let mut look_after = LOOK_AFTER;
         loop {
-            let of_lanes = (!self.lanes.is_empty() || gpu.queues.is_crowded()).then_some(look_after);
+            let has_work = !self.lanes.is_empty() || !self.let_go.is_empty() || gpu.queues.is_crowded();
+            let of_lanes = has_work.then_some(look_after);
             let of_callers = self.callers.iter().filter_map(Caller::look_after);
             let order = match of_callers.chain(of_lanes).min() {
                 None => self.orders.recv().map_err(|_| RecvTimeoutError::Disconnected),
@@ -237,7 +241,12 @@ impl Issuer {
             for lane in &mut self.lanes {
                 moved |= lane.look(&gpu, &mut self.events);
             }
-            self.lanes.retain(|lane| !lane.is_over());
+            for lane in self.lanes.extract_if(.., |lane| lane.is_over()) {
+                if lane.has_released && gpu.losses.are_some() {
+                    self.let_go.push(Arc::downgrade(&lane.engines));
+                }
+            }
+            self.let_go.retain(|engines| engines.upgrade().inspect(|engines| engines.let_go_again()).is_some());
             self.callers.retain_mut(|caller| caller.look().inspect(|has_moved| moved |= has_moved).is_some());
             if gpu.queues.is_crowded() {
                 moved |= !gpu.queues.look(Flight::issue).is_empty();

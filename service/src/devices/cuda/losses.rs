@@ -33,6 +33,11 @@ impl Losses {
         }
     }
 
+    /// Whether any is lost: what its streams do is not known any more.
+    pub(super) fn are_some(&self) -> bool {
+        self.gpus.iter().any(|info| info.lost.get().is_some())
+    }
+
     /// Why nothing can begin on some GPUs, if one of them is lost.
     pub(super) fn objection(&self, gpus: &[usize]) -> Option<String> {
         let lost = |gpu: &usize| self.gpus.get(*gpu).and_then(|info| Some(describe(info, info.lost.get()?)));
@@ -63,11 +68,11 @@ mod tests {
         let losses = Losses::new(Arc::clone(&gpus), Arc::new(News::new(mailbox.sender())));
         // Memory that is full, and an argument that is wrong, are of one call.
         [2, 1].into_iter().for_each(|code| losses.note(1, &error(code)));
-        assert!(mailbox.is_empty() && losses.objection(&[0, 1]).is_none());
+        assert!(mailbox.is_empty() && !losses.are_some() && losses.objection(&[0, 1]).is_none());
         [214, 700].into_iter().for_each(|code| losses.note(1, &error(code)));
         let Some(ProxyMessage::GpuLost { gpu: 1, reason }) = mailbox.pop() else { panic!("nobody was told") };
         assert!(reason.contains("GPU GPU-1 (0000:17:00.0)") && reason.contains("CUDA_ERROR_214 (214)"), "{reason}");
-        assert!(mailbox.is_empty(), "told once");
+        assert!(mailbox.is_empty() && losses.are_some(), "told once");
         assert_eq!((losses.objection(&[0]), losses.objection(&[0, 1])), (None, Some(reason.to_string())));
         assert_eq!(gpus[1].lost.get().map(String::as_str), Some("cuMemcpyAsync: CUDA_ERROR_214 (214)"));
     }
