@@ -11,8 +11,8 @@
 //! a tenant gets back nobody writes any more. Promises come last, and keep lanes, too.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Weak};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use mccs_cuda::{Context, DriverError, Event, Kernels, OwnedStream, WordOperation};
@@ -21,6 +21,7 @@ use mccs_ipc::types::Handle;
 use mccs_kernels::cuda::{LargeBuffers, Launch};
 
 use super::engines::{CopyEngines, Flight};
+use super::insist::{Held, Insists};
 use super::large::{LargeCall, Part, Place, Step, keep_steps_of, steps_of};
 use super::losses::Losses;
 use super::promises::{Caller, Promises};
@@ -122,9 +123,24 @@ struct Lane {
     /// Promises to the rank, each on its own stream behind all of its operation.
     promised: VecDeque<Portion>,
     entries: usize,
-    is_releasing: bool,
+    /// Once the communicator has ended.
+    releasing: Option<Arc<Releasing>>,
     /// Whether the ranks were told that nothing touches their buffers any more.
     has_released: bool,
+}
+
+/// A communicator that has ended, while streams of the service wait for what its ranks would have said.
+pub(super) struct Releasing(Arc<CopyEngines>);
+
+impl Held for Releasing {
+    fn let_go(&self) {
+        let Releasing(engines) = self;
+        // Promises wait for what lanes tell, and it is not true before all have ended.
+        let promised_on = if engines.has_released_all() { &PROMISED_ON[..] } else { &[] };
+        for rank in 0..engines.nranks() {
+            WAITED_FOR.iter().chain(promised_on).for_each(|word| engines.page().release(rank, *word));
+        }
+    }
 }
 
 /// Why a step cannot be issued.
@@ -180,6 +196,7 @@ struct IssuingGpu {
     kernels: Option<Arc<Kernels>>,
     queues: Arc<Queues<CopyEngines, Arc<Flight>>>,
     losses: Arc<Losses>,
+    insists: Insists<Releasing>,
     /// Whether it is taken how long operations take.
     is_timed: bool,
 }
@@ -196,6 +213,7 @@ pub(super) fn start(
     number: usize,
     gpus: &Gpus,
     losses: &Arc<Losses>,
+    insists: &Insists<Releasing>,
     is_timed: bool,
 ) -> Result<mpsc::Sender<Order>, NoCuda> {
     let (sender, orders) = mpsc::channel();
@@ -206,9 +224,11 @@ pub(super) fn start(
         kernels,
         queues: Arc::clone(&gpus.queues),
         losses: Arc::clone(losses),
+        insists: insists.clone(),
         is_timed,
     });
-    let issuer = Issuer { gpu, orders, lanes: Vec::new(), let_go: Vec::new(), callers: Vec::new(), events: Events::default() };
+    let issuer =
+        Issuer { gpu, orders, lanes: Vec::new(), let_go: Vec::new(), callers: Vec::new(), events: Events::default() };
     std::thread::Builder::new().name(format!("mccs-gpu-{number}")).spawn(move || issuer.run())?;
     Ok(sender)
 }
@@ -276,7 +296,9 @@ impl Issuer {
                 let at = self.lane(&engines, rank, part);
                 // What was not issued is not going to be; portions that were keep their memory.
                 self.lanes[at].waiting.clear();
-                self.lanes[at].is_releasing = true;
+                let releasing = Arc::new(Releasing(engines));
+                self.gpu.insists.insist(&releasing);
+                self.lanes[at].releasing = Some(releasing);
             }
         }
     }
@@ -311,14 +333,14 @@ impl Lane {
             began: None,
             promised: VecDeque::new(),
             entries: 0,
-            is_releasing: false,
+            releasing: None,
             has_released: false,
         }
     }
 
     fn is_over(&self) -> bool {
         let is_idle = self.waiting.is_empty() && self.issued.is_empty() && self.promised.is_empty();
-        is_idle && self.is_releasing == self.has_released
+        is_idle && self.releasing.is_some() == self.has_released
     }
 
     /// Lets go of what has ended, and issues what there is room for. Returns whether anything has ended.
@@ -346,31 +368,19 @@ impl Lane {
                 any = true;
             }
         }
-        if !self.is_releasing {
+        let Some(releasing) = &self.releasing else {
             self.issue(gpu, events);
             return any;
-        }
-        if self.issued.is_empty() {
+        };
+        if self.issued.is_empty() && !self.has_released {
             // Nothing of this stream's touches anybody's buffers any more, and nothing else writes these words.
-            if !self.has_released {
-                self.part.told().iter().for_each(|word| self.engines.page().release(self.rank, *word));
-                self.has_released = true;
-                self.engines.has_released_one();
-                return true;
-            }
-            // Promises wait for these. Again and again: tenants still write.
-            if self.engines.has_released_all() {
-                (0..self.engines.nranks())
-                    .for_each(|rank| PROMISED_ON.iter().for_each(|word| self.engines.page().release(rank, *word)));
-            }
-            return any;
+            self.part.told().iter().for_each(|word| self.engines.page().release(self.rank, *word));
+            self.has_released = true;
+            self.engines.has_released_one();
+            return true;
         }
         // Again and again: tenants and streams still write, too.
-        for rank in 0..self.engines.nranks() {
-            for word in WAITED_FOR {
-                self.engines.page().release(rank, word);
-            }
-        }
+        releasing.let_go();
         any
     }
 

@@ -16,6 +16,7 @@ mod engines;
 mod frees;
 mod handles;
 mod imports;
+mod insist;
 mod issue;
 mod large;
 mod losses;
