@@ -16,6 +16,7 @@ use crate::controller::links::LinkState;
 use crate::controller::pace::HostPace;
 use crate::engines::proxy::Refused;
 use crate::exchange::protocol::Whose;
+use crate::policy::names;
 use crate::telemetry::profile::Measured;
 
 #[derive(Debug, Clone)]
@@ -62,8 +63,8 @@ fn happens() -> impl Strategy<Value = Happens> {
             let whose = [Some(Whose::Communicator), Some(Whose::Change)].get(whose).copied().flatten();
             Happens::Refuse(host, whose)
         }),
-        3 => (0..POLICIES.len(), 0..TERMS.len()).prop_map(|(policy, terms)| Happens::Policy(policy, terms)),
-        2 => (0..POLICIES.len()).prop_map(Happens::Apply),
+        3 => (0..names().len(), 0..TERMS.len()).prop_map(|(policy, terms)| Happens::Policy(policy, terms)),
+        2 => (0..names().len()).prop_map(Happens::Apply),
         1 => any::<bool>().prop_map(Happens::Link),
         2 => (0usize..4, 0usize..4).prop_map(|(host, nics)| Happens::NicsDown(host, nics)),
         2 => (0usize..4, 1usize..4, 0usize..2, any::<bool>())
@@ -76,7 +77,6 @@ const HOSTS: [&str; 4] = ["host-a", "host-b", "host-c", "host-d"];
 const TENANTS: [&str; 2] = ["t", "u"];
 const NICS: [&str; 2] = ["eth0", "eth1"];
 const SPINES: [&str; 2] = ["20000-20099", "20100-20199"];
-const POLICIES: [&str; 6] = ["ffa", "ecmp", "pfa", "pfa_ts", "priority", "yield"];
 /// What a file says of tenants besides.
 const TERMS: [&str; 6] = [
     "",
@@ -185,11 +185,11 @@ fn befall(world: &mut World, what: Happens) {
             bed.host(&name(HOSTS[host])).refuses = whose.map(|whose| Refused { whose, reason: "it cannot".into() });
         }
         Happens::Policy(which, terms) => {
-            let file = format!("{}{}", policy(POLICIES[which]).text, TERMS[terms]);
+            let file = format!("{}{}", policy(names()[which]).text, TERMS[terms]);
             bed.controller.files(None, Some(text("policy.toml", &file)), bed.now);
         }
         Happens::Apply(which) => {
-            let text = format!("[policy]\nname = {:?}\n", POLICIES[which]);
+            let text = format!("[policy]\nname = {:?}\n", names()[which]);
             bed.ask(ControllerRequest::Apply { name: "apply.toml".into(), text });
         }
         Happens::Link(down) => {
