@@ -37,7 +37,7 @@ pub struct AreaLayout {
     pub nranks: u32,
     /// Most blocks of a bulk kernel.
     pub blocks: u32,
-    /// Slots in a ring from one block to its counterpart on another rank; at least 2.
+    /// Slots in a ring from one block to its counterpart on another rank; at least 2. Some operations cut the same bytes in four or six (`launch.rs`).
     pub slots: u32,
     /// Bytes of a slot: the longest chunk. A multiple of 128.
     pub slot_bytes: u32,
@@ -116,8 +116,8 @@ impl AreaLayout {
         FLAGS_OFFSET + 2 * PHASES * u64::from(self.blocks) * RANKS_MAX as u64 * 8
     }
 
-    /// Whether the chunks of a long operation may be dealt out: roles of different ranks are no further apart than two rings of slots and
-    /// a few steps.
+    /// Whether the chunks of a long operation may be dealt out: roles of different ranks are no further apart than two rings of slots, the operation's
+    /// or these, and a few steps.
     pub(crate) fn may_deal(&self) -> bool {
         u64::from(self.slots) <= DEALS / 4
     }

@@ -106,7 +106,7 @@ impl DirectStrategy {
 
     /// The same with lines, for GPUs that store them whole: ahead of NCCL 2.28.9 (without NVLS) on 2 H200, and on 4 up to 2 MiB. On
     /// 4 lines went up to 4 MiB when they were measured (`eval/results/cuda-4-lines.md`), where chunks were ahead: the limits of 3 MiB, and of 640 KiB a
-    /// message, were set by that run; under them (`cuda-4.md`) all are ahead there but a reduce (`cuda-rooted-4.md`).
+    /// message, were set by that run; under them (`cuda-4.md`) all are ahead there but a reduce and long scatters (`cuda-rooted-4.md`).
     #[must_use]
     pub fn with_lines(nranks: u32) -> DirectStrategy {
         use Algorithm::{BulkOneShot, BulkTwoShot, LinesOneShot, LinesTwoShot, PacketsOneShot};

@@ -368,9 +368,9 @@ fn receives_nothing(place: &Place) -> anyhow::Result<()> {
 fn a_sender_that_does_not_come_is_named() {
     let service = TestService::start(&format!("{TENANTS}[limits]\noperation_timeout = \"1s\"\n"));
     let player = Player::start("receives_nothing", &everybody(&service, 0));
-    let pid = player.process.id();
+    let [first, second] = player.processes();
     let said = player.ends_well();
-    let wanted = format!("rank 0 (process {pid}) waits for message 1 from rank 1 (process ");
+    let wanted = format!("rank 0 {first} waits for message 1 from rank 1 {second}");
     assert!(said.contains(&wanted) && said.contains("), which has sent 0"), "{said}");
 }
 

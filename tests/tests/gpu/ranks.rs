@@ -44,6 +44,8 @@ pub struct Place {
 /// A process that plays a role.
 pub struct Player {
     pub process: Child,
+    /// Whether all of its ranks are in it.
+    is_alone: bool,
     out: BufReader<std::process::ChildStdout>,
 }
 
@@ -59,7 +61,13 @@ impl Player {
         command.envs(environment.iter().map(|(name, value)| (name, value))).stdout(Stdio::piped());
         let mut process = command.spawn().expect("a process");
         let out = BufReader::new(process.stdout.take().expect("its output"));
-        Player { process, out }
+        Player { process, is_alone: !is_apart(place), out }
+    }
+
+    /// How what is said of its ranks begins: `(process` and its number, as far as that is known of others than the first.
+    pub fn processes(&self) -> [String; 2] {
+        let first = format!("(process {}", self.process.id());
+        [format!("{first})"), if self.is_alone { format!("{first})") } else { "(process ".into() }]
     }
 
     /// Waits until it has said something.
@@ -91,6 +99,11 @@ impl Player {
         assert!(status.success(), "{status}: {said}");
         said
     }
+}
+
+/// Whether its ranks have a process each: they would share a GPU.
+fn is_apart(place: &Place) -> bool {
+    place.gpus == 1 && place.ranks.len() > 1
 }
 
 /// The command of a process that plays a role.
@@ -134,7 +147,7 @@ pub fn play(roles: &[(&str, Role)]) {
         gpus: number(5) as usize,
     };
     let (name, role) = roles.iter().find(|(name, _)| *name == words[0]).expect("a role that exists");
-    if place.gpus == 1 && place.ranks.len() > 1 {
+    if is_apart(&place) {
         return play_apart(name, *role, &place);
     }
     role(&place).expect("a role played well");
@@ -142,6 +155,7 @@ pub fn play(roles: &[(&str, Role)]) {
 
 /// Ranks of one GPU have a process each, as the service wants it: this one, of the first, and others, which end with it.
 fn play_apart(name: &str, role: Role, place: &Place) {
+    assert_eq!(place.ranks, 0..place.nranks, "all wait for each other");
     let folder = tempfile::tempdir().expect("a folder");
     let own = |rank| Place { ranks: rank..rank + 1, ..place.clone() };
     let others: Vec<_> = place

@@ -110,7 +110,7 @@ fn becomes_so(within: Duration, look_after: Duration, is_so: impl Fn() -> bool) 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::devices::cuda::queues::tests::comm;
+    use crate::devices::cuda::queues::tests::{Comm, comm};
 
     /// Tells that it was dropped.
     struct Told(mpsc::Sender<()>);
@@ -121,21 +121,26 @@ mod tests {
         }
     }
 
+    /// Lets a communicator do one operation after the other until one is held, as happens from some moment on while something is to be freed. Returns that.
+    fn held(queues: &Queues<Comm, u64>, comm: &Arc<Comm>) -> u64 {
+        let mut number = 1;
+        while !queues.offer(comm, number, number, |_| ()).is_empty() {
+            queues.ended(Arc::as_ptr(comm), number, |_| ());
+            number += 1;
+        }
+        number
+    }
+
     #[test]
     fn nothing_is_freed_while_somebody_does_not_come_and_others_go_on() {
         let (queues, (issued, issues)) = (Arc::new(Queues::new(8)), mpsc::channel());
-        let issue = move |number: &u32| issued.send(*number).expect("a test that waits");
+        let issue = move |number: &u64| issued.send(*number).expect("a test that waits");
         let (frees, thread) = Frees::start(Arc::clone(&queues), issue).expect("a thread");
         let (told, freed) = mpsc::channel();
         let (late, there, other) = (comm(&[0], 0), comm(&[0], 9), comm(&[1], 0));
         assert_eq!(queues.offer(&late, 1, 1, |_| ()), [1]);
         frees.free(Told(told.clone()));
-        // Held from some moment on, as long as that is to be freed.
-        let mut number = 1;
-        while !queues.offer(&other, number, 100, |_| ()).is_empty() {
-            queues.ended(Arc::as_ptr(&other), number, |_| ());
-            number += 1;
-        }
+        let number = held(&queues, &other);
         assert_eq!(queues.offer(&there, 1, 2, |_| ()), [2], "it has come");
         queues.ended(Arc::as_ptr(&there), 1, |_| ());
         assert!(freed.try_recv().is_err());
@@ -143,7 +148,7 @@ mod tests {
         queues.ended(Arc::as_ptr(&late), 1, |_| ());
         assert_eq!(freed.recv(), Ok(()));
         // What was held goes on.
-        assert_eq!(issues.recv(), Ok(100));
+        assert_eq!(issues.recv(), Ok(number));
         queues.ended(Arc::as_ptr(&other), number, |_| ());
         frees.free(Told(told));
         assert_eq!(freed.recv(), Ok(()));
@@ -160,11 +165,7 @@ mod tests {
         let (endless, other) = (comm(&[0], 9), comm(&[1], u64::MAX));
         assert_eq!(queues.offer(&endless, 1, 0, |_| ()), [0]);
         frees.free(Told(told));
-        let mut number = 1;
-        while !queues.offer(&other, number, number, |_| ()).is_empty() {
-            queues.ended(Arc::as_ptr(&other), number, |_| ());
-            number += 1;
-        }
+        let number = held(&queues, &other);
         assert_eq!(issues.recv(), Ok(number), "it goes on");
         assert!(freed.try_recv().is_err());
         queues.ended(Arc::as_ptr(&other), number, |_| ());

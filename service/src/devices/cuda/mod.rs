@@ -9,6 +9,7 @@
 //! buffers (`imports.rs`).
 //!
 //! What the driver takes long for (memory, handles) is done by one thread (`setup.rs`), never by an engine; what it frees, by another (`frees.rs`).
+//! A third insists where a tenant may write over what lets the service's streams go (`insist.rs`).
 
 mod clocks;
 mod crossover;

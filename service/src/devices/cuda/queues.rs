@@ -152,9 +152,11 @@ impl<H: Holder, F> Queues<H, F> {
 
     /// Names what is under way.
     pub(super) fn names(&self) -> Vec<Name<H>> {
-        let of = |active: &Active<H>| (active.holder.as_ptr(), active.numbers.clone());
-        let all: Vec<_> = self.state().active.iter().map(of).collect();
-        all.into_iter().flat_map(|(holder, numbers)| numbers.into_iter().map(move |number| (holder, number))).collect()
+        let mut names = Vec::new();
+        for Active { holder, numbers } in &self.state().active {
+            names.extend(numbers.iter().map(|number| (holder.as_ptr(), *number)));
+        }
+        names
     }
 
     /// Whether something of a communicator waits, and nothing is under way; if so, whether all ranks' streams have come to it.
