@@ -118,10 +118,19 @@ entry_points! {
         stream: sys::CUstream, status: *mut c_uint, id: *mut u64, graph: *mut sys::CUgraph,
         dependencies: *mut *const sys::CUgraphNode, count: *mut usize
     );
+    fn cuStreamGetPriority(stream: sys::CUstream, priority: *mut c_int);
     fn cuStreamGetId(stream: sys::CUstream, id: *mut u64);
     fn cuStreamIsCapturing(stream: sys::CUstream, status: *mut c_uint);
     fn cuStreamBeginCapture_v2(stream: sys::CUstream, mode: c_uint);
     fn cuStreamEndCapture(stream: sys::CUstream, graph: *mut sys::CUgraph);
+    fn cuGraphCreate(graph: *mut sys::CUgraph, flags: c_uint);
+    fn cuGraphAddKernelNode_v2(
+        node: *mut sys::CUgraphNode, graph: sys::CUgraph, dependencies: *const sys::CUgraphNode, count: usize,
+        params: *const sys::CUDA_KERNEL_NODE_PARAMS_v2
+    );
+    fn cuGraphExecKernelNodeSetParams_v2(
+        executable: sys::CUgraphExec, node: sys::CUgraphNode, params: *const sys::CUDA_KERNEL_NODE_PARAMS_v2
+    );
     fn cuGraphInstantiateWithFlags(executable: *mut sys::CUgraphExec, graph: sys::CUgraph, flags: u64);
     fn cuGraphLaunch(executable: sys::CUgraphExec, stream: sys::CUstream);
     fn cuGraphExecDestroy(executable: sys::CUgraphExec);

@@ -7,6 +7,7 @@ use cudarc::driver::sys;
 use crate::api;
 use crate::context::Context;
 use crate::error::DriverError;
+use crate::module::Function;
 use crate::stream::{OwnedStream, RawStream};
 
 /// Captured work, ready to be launched.
@@ -60,6 +61,106 @@ impl Graph {
         let _entered = self.context.enter()?;
         // SAFETY: the caller's contract is passed on.
         unsafe { api::cuGraphLaunch(self.raw, stream.0) }
+    }
+}
+
+/// A graph of one kernel, which may be another with each launch: the caller pays half of what launching a kernel takes if it is the
+/// same function with as many blocks and threads, and as much if not.
+#[derive(Debug)]
+pub struct KernelGraph {
+    context: Context,
+    graph: sys::CUgraph,
+    node: sys::CUgraphNode,
+    executable: sys::CUgraphExec,
+}
+
+// SAFETY: as for `Graph`.
+unsafe impl Send for KernelGraph {}
+
+impl KernelGraph {
+    /// Makes one, with a kernel that is never run. This may wait for kernels that run, so it has no place between launches.
+    ///
+    /// # Safety
+    /// The function must be of the context, and take one argument of type `T`.
+    ///
+    /// # Errors
+    /// [`DriverError`].
+    pub unsafe fn new<T>(context: &Context, function: Function, argument: &T) -> Result<Self, DriverError> {
+        let _entered = context.enter()?;
+        let (mut graph, mut node) = (std::ptr::null_mut(), std::ptr::null_mut());
+        let mut executable = std::ptr::null_mut();
+        let mut argument = std::ptr::from_ref(argument).cast_mut().cast::<c_void>();
+        let params = kernel_node(function, 1, 1, &mut argument);
+        // SAFETY: pointers are to be written to; the driver copies the argument before it returns; the rest is the caller's contract.
+        unsafe {
+            api::cuGraphCreate(&mut graph, 0)?;
+            let made = api::cuGraphAddKernelNode_v2(&mut node, graph, std::ptr::null(), 0, &params)
+                .and_then(|()| api::cuGraphInstantiateWithFlags(&mut executable, graph, 0));
+            made.inspect_err(|_| {
+                let _ = api::cuGraphDestroy(graph);
+            })?;
+        }
+        Ok(KernelGraph { context: context.clone(), graph, node, executable })
+    }
+
+    /// Launches a kernel with one argument, passed by value. Launches that the stream has not come to stay as they were. Two of one graph
+    /// never run at the same time. Deliberately absent: the priority of the stream, which kernels of graphs do not take over.
+    ///
+    /// # Safety
+    /// As [`Function::launch`].
+    ///
+    /// # Errors
+    /// [`DriverError`].
+    pub unsafe fn launch<T>(
+        &mut self,
+        stream: RawStream,
+        function: Function,
+        blocks: u32,
+        threads: u32,
+        argument: &T,
+    ) -> Result<(), DriverError> {
+        let mut argument = std::ptr::from_ref(argument).cast_mut().cast::<c_void>();
+        let params = kernel_node(function, blocks, threads, &mut argument);
+        // SAFETY: as above.
+        unsafe {
+            api::cuGraphExecKernelNodeSetParams_v2(self.executable, self.node, &params)?;
+            api::cuGraphLaunch(self.executable, stream.0)
+        }
+    }
+}
+
+impl Drop for KernelGraph {
+    fn drop(&mut self) {
+        if let Ok(_entered) = self.context.enter() {
+            // SAFETY: made here, destroyed once. The driver lets it run to its end.
+            unsafe {
+                let _ = api::cuGraphExecDestroy(self.executable);
+                let _ = api::cuGraphDestroy(self.graph);
+            }
+        }
+    }
+}
+
+/// Valid as long as the pointer to the argument, of which there is one.
+fn kernel_node(
+    function: Function,
+    blocks: u32,
+    threads: u32,
+    argument: &mut *mut c_void,
+) -> sys::CUDA_KERNEL_NODE_PARAMS_v2 {
+    sys::CUDA_KERNEL_NODE_PARAMS_v2 {
+        func: function.0,
+        gridDimX: blocks,
+        gridDimY: 1,
+        gridDimZ: 1,
+        blockDimX: threads,
+        blockDimY: 1,
+        blockDimZ: 1,
+        sharedMemBytes: 0,
+        kernelParams: argument,
+        extra: std::ptr::null_mut(),
+        kern: std::ptr::null_mut(),
+        ctx: std::ptr::null_mut(),
     }
 }
 

@@ -30,8 +30,8 @@ pub struct Kernels {
 }
 
 /// A kernel. Valid while its module lives.
-#[derive(Debug, Clone, Copy)]
-pub struct Function(sys::CUfunction);
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Function(pub(crate) sys::CUfunction);
 
 // SAFETY: the driver's functions may be used from any thread.
 unsafe impl Send for Function {}

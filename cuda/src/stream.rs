@@ -179,6 +179,20 @@ impl RawStream {
         Ok(Some(Capture { id, graph }).filter(|_| status != NONE))
     }
 
+    /// 0 where nothing was said; smaller ones are of streams that go before.
+    ///
+    /// # Safety
+    /// The stream must live.
+    ///
+    /// # Errors
+    /// [`DriverError`].
+    pub unsafe fn priority(self) -> Result<i32, DriverError> {
+        let mut priority = 0;
+        // SAFETY: `priority` is an integer to write to; the rest is the caller's contract.
+        unsafe { api::cuStreamGetPriority(self.0, &mut priority)? };
+        Ok(priority)
+    }
+
     /// What no other stream is called while the process lives: pointers come again, and one stands for each thread's own stream. The
     /// context that special streams are of must be current.
     ///

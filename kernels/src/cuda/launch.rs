@@ -181,6 +181,12 @@ fn op_code(op: RedOp) -> u32 {
 }
 
 impl Launch<DirectArgs> {
+    /// One that nobody launches: for what is made ready before there is a collective.
+    #[must_use]
+    pub fn placeholder() -> Self {
+        Launch { function: "mccs_bulk_copy", grid: 1, block: 1, args: DirectArgs::zeroed() }
+    }
+
     /// What `call.rank` launches. `blocks` is the most it may take. `None` where the algorithm has no such collective, or
     /// the operation does not fit the layout; all ranks get the same answer.
     #[must_use]

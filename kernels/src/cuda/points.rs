@@ -234,6 +234,13 @@ impl PointsLaunch {
         Ok(PointsLaunch::Many(Box::new(Launch { function: FUNCTIONS[1], grid, block, args })))
     }
 
+    /// One that nobody launches, of the kernel for few messages: for what is made ready before there is a group.
+    #[must_use]
+    pub fn placeholder() -> Launch<PointsArgs<MESSAGES_FEW>> {
+        let (head, grid, block) = head(&[], &AreaLayout::initial(2), (0, 2));
+        Launch { function: FUNCTIONS[0], grid, block, args: PointsArgs { head, messages: messages(&[]) } }
+    }
+
     /// What is to be filled in before the launch.
     pub fn head_mut(&mut self) -> &mut PointsHead {
         match self {

@@ -363,6 +363,10 @@ entries! {
     fn cuLaunchHostFunc(stream: usize, function: unsafe extern "C" fn(*mut c_void), data: *mut c_void) {
         stream::find(stream)?.call(function, data)
     }
+    fn cuStreamGetPriority(stream: usize, priority: Out<c_int>) {
+        stream::find(stream)?;
+        priority.set(0)
+    }
     fn cuStreamGetId(stream: usize, id: Out<u64>) { id.set(stream::find(stream)?.id) }
 
     fn cuThreadExchangeStreamCaptureMode(mode: Out<c_uint>) { mode.set(capture::exchange_mode(mode.get()?)?) }
@@ -397,6 +401,23 @@ entries! {
         }
         device::current()?;
         executable.set(graph::instantiate(graph)?)
+    }
+    fn cuGraphCreate(graph: Out<usize>, flags: c_uint) {
+        if flags != 0 {
+            return Err(INVALID_VALUE);
+        }
+        graph.set(graph::create())
+    }
+    fn cuGraphAddKernelNode_v2(
+        node: Out<usize>, graph: usize, dependencies: *const usize, count: usize, params: In<KernelNode>
+    ) {
+        if !dependencies.is_null() || count != 0 {
+            return Err(NOT_SUPPORTED);
+        }
+        node.set(graph::add_only(graph, params.get()?.run()?.into_work())?)
+    }
+    fn cuGraphExecKernelNodeSetParams_v2(executable: usize, node: usize, params: In<KernelNode>) {
+        graph::set_only(executable, node, params.get()?.run()?.into_work())
     }
     fn cuGraphLaunch(executable: usize, stream: usize) { graph::launch(executable, &stream::find(stream)?) }
     fn cuGraphExecDestroy(executable: usize) { graph::destroy_executable(executable) }
@@ -444,7 +465,30 @@ entries! {
         }
         let shape = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
         // SAFETY: the callers' contract.
-        unsafe { module::launch(function, shape, stream, params) }
+        unsafe { module::Run::new(function, shape, params) }?.launch(stream)
+    }
+}
+
+/// `CUDA_KERNEL_NODE_PARAMS_v2`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct KernelNode {
+    pub(crate) function: usize,
+    pub(crate) grid: [c_uint; 3],
+    pub(crate) block: [c_uint; 3],
+    pub(crate) shared_bytes: c_uint,
+    pub(crate) params: *mut *mut c_void,
+    pub(crate) extra: usize,
+    pub(crate) kernel_and_context: [usize; 2],
+}
+
+impl KernelNode {
+    fn run(&self) -> Done<module::Run> {
+        if self.shared_bytes != 0 || self.extra != 0 || self.kernel_and_context != [0; 2] {
+            return Err(NOT_SUPPORTED);
+        }
+        // SAFETY: the callers' contract.
+        unsafe { module::Run::new(self.function, (self.grid, self.block), self.params) }
     }
 }
 

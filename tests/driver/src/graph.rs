@@ -28,7 +28,8 @@ pub(crate) struct Graph {
 
 /// A graph to launch.
 pub(crate) struct Executable {
-    lists: Vec<Vec<Node>>,
+    /// Changed for later launches only.
+    lists: Mutex<Vec<Vec<Node>>>,
     points: usize,
     _objects: Vec<Arc<Object>>,
     /// Launches of the same come one behind the other.
@@ -36,6 +37,8 @@ pub(crate) struct Executable {
 }
 
 pub(crate) static GRAPHS: Registry<Graph> = Registry::new(6);
+/// What a node is called that is the only one.
+const ONLY: usize = 1;
 static EXECUTABLES: Registry<Executable> = Registry::new(7);
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -75,7 +78,7 @@ impl Graph {
 pub(crate) fn instantiate(graph: usize) -> Done<usize> {
     let graph = GRAPHS.get(graph).map_err(|_| INVALID_VALUE)?;
     let executable = Executable {
-        lists: locked(&graph.lists).clone(),
+        lists: Mutex::new(locked(&graph.lists).clone()),
         points: graph.points.load(Ordering::Relaxed),
         _objects: locked(&graph.objects).clone(),
         running: Mutex::default(),
@@ -89,7 +92,35 @@ pub(crate) fn launch(executable: usize, stream: &Arc<Stream>) -> Done {
     if stream.taking().is_some() {
         return Err(NOT_SUPPORTED);
     }
-    stream.enqueue(move |device| executable.run(device))
+    let lists = locked(&executable.lists).clone();
+    stream.enqueue(move |device| executable.run(&lists, device))
+}
+
+/// Makes an empty graph. Returns its pointer.
+pub(crate) fn create() -> usize {
+    let graph = Graph::new();
+    graph.add_list();
+    GRAPHS.add(Arc::new(graph))
+}
+
+/// Adds work that depends on nothing to a graph without any. Returns its number.
+pub(crate) fn add_only(graph: usize, work: Work) -> Done<usize> {
+    let graph = GRAPHS.get(graph).map_err(|_| INVALID_VALUE)?;
+    let mut lists = locked(&graph.lists);
+    match lists.as_mut_slice() {
+        [only] if only.is_empty() => only.push(Node::Run(work)),
+        _ => return Err(NOT_SUPPORTED),
+    }
+    Ok(ONLY)
+}
+
+/// Has a graph that was made of one with nothing but some work do other work.
+pub(crate) fn set_only(executable: usize, node: usize, work: Work) -> Done {
+    let executable = EXECUTABLES.get(executable).map_err(|_| INVALID_VALUE)?;
+    let mut lists = locked(&executable.lists);
+    let is_only = lists.len() == 1 && lists[0].len() == 1 && node == ONLY;
+    lists[0] = if is_only { vec![Node::Run(work)] } else { return Err(INVALID_VALUE) };
+    Ok(())
 }
 
 pub(crate) fn destroy(graph: usize) -> Done {
@@ -103,7 +134,7 @@ pub(crate) fn destroy_executable(executable: usize) -> Done {
 
 impl Executable {
     /// All lists at once, on the calling thread and others.
-    fn run(&self, device: &'static Device) -> Done {
+    fn run(&self, lists: &[Vec<Node>], device: &'static Device) -> Done {
         let _alone = locked(&self.running);
         let points: Vec<_> = (0..self.points).map(|_| AtomicBool::new(false)).collect();
         let run = |list: &[Node]| {
@@ -116,7 +147,7 @@ impl Executable {
                 Node::Wait(point) => until(device, || points[*point].load(Ordering::Acquire)),
             })
         };
-        let Some((first, others)) = self.lists.split_first() else { return Ok(()) };
+        let Some((first, others)) = lists.split_first() else { return Ok(()) };
         let run = &run;
         std::thread::scope(|scope| {
             let threads: Vec<_> = others.iter().map(|list| scope.spawn(move || fail(device, run(list)))).collect();

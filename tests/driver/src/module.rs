@@ -7,7 +7,7 @@ use crate::code::{Done, INVALID_HANDLE, INVALID_IMAGE, INVALID_VALUE, NOT_FOUND}
 use crate::device::{self, Device};
 use crate::kernels::Kernel;
 use crate::registry::Registry;
-use crate::stream;
+use crate::stream::{self, Work};
 use crate::{capture, kernels};
 
 struct Module {
@@ -73,29 +73,52 @@ pub(crate) fn is_function(function: usize) -> Done {
     FUNCTIONS.get(function).map(drop)
 }
 
-/// Launches a function of the current context.
-///
-/// # Safety
-/// The first of the parameters must be what the function takes.
-pub(crate) unsafe fn launch(
-    function: usize,
-    (grid, block): ([u32; 3], [u32; 3]),
-    stream: usize,
-    parameters: *mut *mut c_void,
-) -> Done {
-    const THREADS_MAX: u32 = 1024;
-    let function = FUNCTIONS.get(function)?;
-    let stream = stream::find_of_current(stream)?;
-    if function.device.number != stream.device.number {
-        return Err(INVALID_HANDLE);
+/// A function's run, as it is launched.
+pub(crate) struct Run {
+    device: &'static Device,
+    work: Box<dyn Fn(&'static Device) -> Done + Send + Sync>,
+}
+
+impl Run {
+    /// Of a function with so many blocks and threads.
+    ///
+    /// # Safety
+    /// The first of the parameters must be what the function takes.
+    pub(crate) unsafe fn new(
+        function: usize,
+        (grid, block): ([u32; 3], [u32; 3]),
+        parameters: *mut *mut c_void,
+    ) -> Done<Self> {
+        const THREADS_MAX: u32 = 1024;
+        let function = FUNCTIONS.get(function)?;
+        let threads = block.iter().product::<u32>();
+        if grid.contains(&0) || !(1..=THREADS_MAX).contains(&threads) || parameters.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        // SAFETY: the caller's contract.
+        let argument = unsafe { *parameters };
+        // SAFETY: the caller's contract is passed on.
+        let work = unsafe { kernels::work(function.kernel, grid[0], argument) };
+        Ok(Run { device: function.device, work })
     }
-    let threads = block.iter().product::<u32>();
-    if grid.contains(&0) || !(1..=THREADS_MAX).contains(&threads) || parameters.is_null() {
-        return Err(INVALID_VALUE);
+
+    /// As part of a graph.
+    pub(crate) fn into_work(self) -> Work {
+        Arc::new(move |device: &'static Device| {
+            if self.device.number != device.number {
+                return Err(INVALID_HANDLE);
+            }
+            device.check()?;
+            (self.work)(device)
+        })
     }
-    // SAFETY: the caller's contract.
-    let argument = unsafe { *parameters };
-    // SAFETY: the caller's contract is passed on.
-    let work = unsafe { kernels::work(function.kernel, grid[0], argument) };
-    stream.enqueue(work)
+
+    /// Launches it, in the current context.
+    pub(crate) fn launch(self, stream: usize) -> Done {
+        let stream = stream::find_of_current(stream)?;
+        if self.device.number != stream.device.number {
+            return Err(INVALID_HANDLE);
+        }
+        stream.enqueue(self.work)
+    }
 }

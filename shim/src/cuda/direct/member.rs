@@ -13,9 +13,10 @@ use mccs_cuda::{
 use mccs_ipc::direct::{DIRECT_PAGE_BYTES, DIRECT_RANKS_MAX, DirectPage, DirectShare};
 use mccs_ipc::protocol::Request;
 use mccs_ipc::types::{ErrorClass, Handle};
-use mccs_kernels::cuda::{AreaLayout, contradiction};
+use mccs_kernels::cuda::{AreaLayout, Launch, contradiction};
 
 use super::LOOK_AGAIN_AFTER;
+use super::launcher::Launcher;
 use crate::client::locked;
 use crate::cuda::cuda_error;
 use crate::cuda::resources::{import, kernels};
@@ -129,6 +130,12 @@ impl Member {
     /// A kernel by name.
     pub(super) fn function(&self, name: &'static str) -> Result<Function, Error> {
         self.kernels.function(name).map_err(cuda_error)
+    }
+
+    /// What launches such kernels.
+    pub(super) fn launcher<T>(&self, launch: &Launch<T>) -> Result<Launcher, Error> {
+        // SAFETY: the function is the launch's, and was loaded into this context.
+        unsafe { Launcher::new(&self.context, self.function(launch.function)?, launch) }
     }
 
     /// Where kernels and streams see what lies at an offset of the page.

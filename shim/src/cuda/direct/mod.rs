@@ -5,6 +5,7 @@
 //! in another. A communicator leaves when all its kernels have ended: the service may free what they use.
 
 mod large;
+mod launcher;
 mod member;
 mod order;
 mod points;
@@ -25,6 +26,7 @@ use mccs_ipc::types::{CollectiveKind, Handle, RedOp};
 use mccs_kernels::cuda::{Algorithm, AreaLayout, DirectArgs, DirectCall, DirectStrategy, Launch, Stamp};
 
 use self::large::LargeOrder;
+use self::launcher::Launcher;
 use self::member::Member;
 use self::order::LaunchOrder;
 pub(super) use self::points::Points;
@@ -55,6 +57,7 @@ pub(super) struct DirectCommunicator {
 /// What is done in one order, under one lock.
 struct Order {
     launches: LaunchOrder,
+    launcher: Launcher,
     /// Kernels launched, without those that went into graphs.
     launched: u64,
     /// The capture whose graph the page counts.
@@ -102,6 +105,7 @@ impl DirectCommunicator {
         member.client.0.watch.add(member.client.0.requests.socket(), awaited)?;
         let order = Order {
             launches: LaunchOrder::new(&member.context)?,
+            launcher: member.launcher(&Launch::<DirectArgs>::placeholder())?,
             launched: 0,
             capture: None,
             strategy: KnownStrategy { published: 0, operations: 0..0, strategy: DirectStrategy::zeroed() },
@@ -277,7 +281,7 @@ impl DirectCommunicator {
             if !is_captured {
                 self.follow(order, stream)?;
             }
-            function.launch(stream, launch.grid, launch.block, &launch.args).map_err(cuda_error)?;
+            order.launcher.launch((stream, is_captured), function, &launch).map_err(cuda_error)?;
             if is_captured {
                 return Ok(());
             }

@@ -10,6 +10,7 @@ use mccs_cuda::{DeviceAddress, Event, RawStream};
 use mccs_ipc::direct::{DirectPage, PointsLaunched};
 use mccs_kernels::cuda::{AreaLayout, MESSAGES_MAX, Point, PointsLaunch};
 
+use super::launcher::Launcher;
 use super::member::Member;
 use super::order::LaunchOrder;
 use crate::Error;
@@ -28,6 +29,7 @@ pub(crate) struct Points {
 /// What is done in one order, under one lock: as for collectives, but apart from them.
 struct Order {
     launches: LaunchOrder,
+    launcher: Launcher,
     /// Without what went into graphs.
     launched: PointsLaunched,
     /// To order streams of one group.
@@ -38,7 +40,8 @@ impl Points {
     pub(super) fn new(member: Arc<Member>) -> Result<Self, Error> {
         let launches = LaunchOrder::new(&member.context)?;
         let joint = Event::new(&member.context, false).map_err(cuda_error)?;
-        let order = Order { launches, launched: PointsLaunched::default(), joint };
+        let launcher = member.launcher(&PointsLaunch::placeholder())?;
+        let order = Order { launches, launcher, launched: PointsLaunched::default(), joint };
         Ok(Points { member, order: Mutex::new(order) })
     }
 
@@ -107,7 +110,9 @@ impl Points {
                 order.launches.follow(main, (self.counter(), order.launched.groups), || Ok(()))?;
             }
             match &launch {
-                PointsLaunch::Few(few) => member.function(few.function)?.launch(main, few.grid, few.block, &few.args),
+                PointsLaunch::Few(few) => {
+                    order.launcher.launch((main, is_captured), member.function(few.function)?, few)
+                }
                 PointsLaunch::Many(many) => {
                     member.function(many.function)?.launch(main, many.grid, many.block, &many.args)
                 }
