@@ -537,7 +537,7 @@ fn kill_ranks(config: &str) {
         let said = players.pop().expect("the other").ends_well();
         assert!(said.contains(&format!("rank 1 (process {pid}) has gone")), "{said}");
         wait_until(|| service.service().registry.comms().is_empty());
-        wait_until(|| free_bytes().iter().zip(&before).all(|(now, before)| now + (1 << 20) >= *before));
+        wait_until_as_free(&before);
     }
 }
 
@@ -545,6 +545,22 @@ fn kill_ranks(config: &str) {
 fn free_bytes() -> Vec<u64> {
     let free = |gpu| Context::primary(gpu).and_then(|context| context.free_bytes());
     gpus().expect("GPUs").iter().map(|gpu| free(gpu).expect("a number")).collect()
+}
+
+/// Waits until as much is free as was, by GPU; says now and then what is missing.
+fn wait_until_as_free(before: &[u64]) {
+    const SLACK: u64 = 1 << 20;
+    for look in 1.. {
+        let missing: Vec<_> =
+            free_bytes().iter().zip(before).map(|(now, before)| before.saturating_sub(*now)).collect();
+        if missing.iter().all(|bytes| *bytes <= SLACK) {
+            return;
+        }
+        if look % 1000 == 0 {
+            eprintln!("bytes that are missing, by GPU: {missing:?}");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 /// The watchdog decides when that is never.

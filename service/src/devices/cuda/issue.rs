@@ -21,7 +21,6 @@ use mccs_ipc::types::Handle;
 use mccs_kernels::cuda::{LargeBuffers, Launch};
 
 use super::engines::{CopyEngines, Flight};
-use super::insist::{Held, Insists};
 use super::large::{LargeCall, Part, Place, Step, keep_steps_of, steps_of};
 use super::losses::Losses;
 use super::promises::{Caller, Promises};
@@ -123,24 +122,10 @@ struct Lane {
     /// Promises to the rank, each on its own stream behind all of its operation.
     promised: VecDeque<Portion>,
     entries: usize,
-    /// Once the communicator has ended.
-    releasing: Option<Arc<Releasing>>,
+    /// Whether the communicator has ended, while streams of the service wait for what its ranks would have said.
+    is_releasing: bool,
     /// Whether the ranks were told that nothing touches their buffers any more.
     has_released: bool,
-}
-
-/// A communicator that has ended, while streams of the service wait for what its ranks would have said.
-pub(super) struct Releasing(Arc<CopyEngines>);
-
-impl Held for Releasing {
-    fn let_go(&self) {
-        let Releasing(engines) = self;
-        // Promises wait for what lanes tell, and it is not true before all have ended.
-        let promised_on = if engines.has_released_all() { &PROMISED_ON[..] } else { &[] };
-        for rank in 0..engines.nranks() {
-            WAITED_FOR.iter().chain(promised_on).for_each(|word| engines.page().release(rank, *word));
-        }
-    }
 }
 
 /// Why a step cannot be issued.
@@ -196,7 +181,6 @@ struct IssuingGpu {
     kernels: Option<Arc<Kernels>>,
     queues: Arc<Queues<CopyEngines, Arc<Flight>>>,
     losses: Arc<Losses>,
-    insists: Insists<Releasing>,
     /// Whether it is taken how long operations take.
     is_timed: bool,
 }
@@ -213,7 +197,6 @@ pub(super) fn start(
     number: usize,
     gpus: &Gpus,
     losses: &Arc<Losses>,
-    insists: &Insists<Releasing>,
     is_timed: bool,
 ) -> Result<mpsc::Sender<Order>, NoCuda> {
     let (sender, orders) = mpsc::channel();
@@ -224,7 +207,6 @@ pub(super) fn start(
         kernels,
         queues: Arc::clone(&gpus.queues),
         losses: Arc::clone(losses),
-        insists: insists.clone(),
         is_timed,
     });
     let issuer =
@@ -296,9 +278,7 @@ impl Issuer {
                 let at = self.lane(&engines, rank, part);
                 // What was not issued is not going to be; portions that were keep their memory.
                 self.lanes[at].waiting.clear();
-                let releasing = Arc::new(Releasing(engines));
-                self.gpu.insists.insist(&releasing);
-                self.lanes[at].releasing = Some(releasing);
+                self.lanes[at].is_releasing = true;
             }
         }
     }
@@ -333,14 +313,14 @@ impl Lane {
             began: None,
             promised: VecDeque::new(),
             entries: 0,
-            releasing: None,
+            is_releasing: false,
             has_released: false,
         }
     }
 
     fn is_over(&self) -> bool {
         let is_idle = self.waiting.is_empty() && self.issued.is_empty() && self.promised.is_empty();
-        is_idle && self.releasing.is_some() == self.has_released
+        is_idle && self.is_releasing == self.has_released
     }
 
     /// Lets go of what has ended, and issues what there is room for. Returns whether anything has ended.
@@ -368,10 +348,10 @@ impl Lane {
                 any = true;
             }
         }
-        let Some(releasing) = &self.releasing else {
+        if !self.is_releasing {
             self.issue(gpu, events);
             return any;
-        };
+        }
         if self.issued.is_empty() && !self.has_released {
             // Nothing of this stream's touches anybody's buffers any more, and nothing else writes these words.
             self.part.told().iter().for_each(|word| self.engines.page().release(self.rank, *word));
@@ -380,8 +360,17 @@ impl Lane {
             return true;
         }
         // Again and again: tenants and streams still write, too.
-        releasing.let_go();
+        self.let_go();
         any
+    }
+
+    /// Lets go of streams, of all ranks.
+    fn let_go(&self) {
+        // Promises wait for what lanes tell, and it is not true before all have ended.
+        let promised_on = if self.engines.has_released_all() { &PROMISED_ON[..] } else { &[] };
+        for rank in 0..self.engines.nranks() {
+            WAITED_FOR.iter().chain(promised_on).for_each(|word| self.engines.page().release(rank, *word));
+        }
     }
 
     fn issue(&mut self, gpu: &IssuingGpu, events: &mut Events) {

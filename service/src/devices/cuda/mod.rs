@@ -9,7 +9,6 @@
 //! buffers (`imports.rs`).
 //!
 //! What the driver takes long for (memory, handles) is done by one thread (`setup.rs`), never by an engine; what it frees, by another (`frees.rs`).
-//! A third insists where a tenant may write over what lets the service's streams go (`insist.rs`).
 
 mod clocks;
 mod crossover;
@@ -17,7 +16,6 @@ mod engines;
 mod frees;
 mod handles;
 mod imports;
-mod insist;
 mod issue;
 mod large;
 mod losses;

@@ -16,7 +16,6 @@ use mccs_kernels::cuda::{AreaCounts, AreaLayout, MESSAGES_MAX};
 use super::engines::{CopyEngines, Flight, Parts};
 use super::frees::Frees;
 use super::imports::{ImportError, Imports};
-use super::insist::Insists;
 use super::losses::Losses;
 use super::news::News;
 use super::queues::Holder;
@@ -180,9 +179,8 @@ impl Setup {
         let sender = Arc::new(sender);
         let own = Arc::downgrade(&sender);
         let streams = gpus.gpus.iter().map(|(_, context)| OwnedStream::new(context)).collect::<Result<_, _>>()?;
-        let insists = Insists::start()?;
         let issuers = (0..gpus.gpus.len())
-            .map(|gpu| issue::start(gpu, &gpus, &losses, &insists, options.is_timed))
+            .map(|gpu| issue::start(gpu, &gpus, &losses, options.is_timed))
             .collect::<Result<_, _>>()?;
         let (imports, spares) = (Imports::new(frees.clone()), Spares::new(frees.clone()));
         let traced = TracedGpus::default();
