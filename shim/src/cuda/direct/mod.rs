@@ -51,6 +51,7 @@ pub(super) struct DirectCommunicator {
     /// Whether kernels tell when they run.
     is_timed: bool,
     order: Mutex<Order>,
+    /// Behind the order, whose graphs are of the member's kernels.
     points: Arc<Points>,
 }
 

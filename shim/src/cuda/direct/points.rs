@@ -22,8 +22,9 @@ const MESSAGES_OF_A_PAIR_MAX: u64 = u32::MAX as u64 - MESSAGES_MAX as u64;
 
 /// What a communicator's sends and receives need: kept by the communicator, and by groups to their end.
 pub(crate) struct Points {
-    member: Arc<Member>,
+    /// Before the member, whose kernels its graphs are of.
     order: Mutex<Order>,
+    member: Arc<Member>,
 }
 
 /// What is done in one order, under one lock: as for collectives, but apart from them.
