@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Collectives, sends and receives on GPUs of one host, beside NCCL: as the callers' streams see them, by size; and while each rank
-computes on most of its GPU, or on all of it.
+"""Collectives, sends and receives on GPUs of one host, beside NCCL: as the callers' streams see them, by size; while each rank
+computes on most of its GPU, or on all of it; and what it takes to join a communicator.
 
-usage: cuda.py NAME sizes|rooted|points|beside|beside-all --nranks N [--rounds N] [--factor N] [--nccl FILE] [--out FOLDER] [--commit COMMIT]
+usage: cuda.py NAME sizes|rooted|points|joins|beside|beside-all --nranks N [--rounds N] [--factor N] [--nccl FILE] [--out FOLDER] [--commit COMMIT]
 
 Needs so many GPUs, and writes NAME.json (data and provenance) and NAME.md. Binaries: target/release, or the folder MCCS_BIN."""
 
@@ -73,6 +73,12 @@ def points(found):
     return bench.table(head, [row(*pair) for pair in beside_nccl(found["lines"], "pattern")])
 
 
+def joins(found):
+    rows = [[line["side"], f"{line['first_us']:.1f}", *(cell(line[which]) for which in ("join_us", "usable_us", "leave_us"))]
+            for line in found["lines"]]
+    return bench.table(["side", "first join", "join", "usable", "leave"], rows)
+
+
 def beside(found):
     def row(line):
         of = lambda which: [once[which] for once in line["rounds"]]
@@ -100,6 +106,9 @@ WHAT = {
                "a group of sends and receives a call, back to back. Bandwidth is what the busiest rank sends to others, in GB/s. `ring`: to the "
                "next rank, from the one before. `one_way`: rank 0 to rank 1. `uneven`: every rank to every rank and itself, parts that differ up "
                "to threefold"),
+    "joins": ([["--joins"]], joins,
+              '"first join": of the process, whose context is there; "join": the others, one after the other; "usable": from the beginning of '
+              'that until a first all-reduce of 4 bytes has ended; "leave": until the call returns'),
     "beside": ([["--operation", "all_gather,all_reduce", *LONG, "--busy-sms", "100"]], beside,
                "256 MiB, float sum, out of place, while a kernel of the same process computes on 100 of the GPU's multiprocessors (kernels of "
                '2 ms, one behind the other; no MPS). "Both": from the beginning to the end of the same kernels and the same number of calls on '

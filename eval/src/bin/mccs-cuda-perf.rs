@@ -51,6 +51,9 @@ struct Arguments {
     /// Measure groups of sends and receives instead of collectives: patterns, comma-separated (ring, one_way, uneven).
     #[arg(long)]
     points: Option<String>,
+    /// Measure joining and leaving communicators instead.
+    #[arg(long)]
+    joins: bool,
     /// NCCL's library, to compare with.
     #[arg(long)]
     nccl: Option<PathBuf>,
@@ -183,20 +186,29 @@ fn run_rank(arguments: &Arguments, rank: u32) -> anyhow::Result<()> {
     if let Some(patterns) = &arguments.points {
         let sizes = (arguments.begin.0, arguments.end.0, arguments.factor);
         let lines = own.measure_points(&list(patterns, &Pattern::ALL)?, sizes, arguments.rounds)?;
-        if let (Some(path), 0) = (&arguments.json, rank) {
-            let results = serde_json::json!({
-                "gpu": own.gpu_name(), "nranks": nranks, "nccl": own.nccl_version(),
-                "version": env!("CARGO_PKG_VERSION"), "command": std::env::args().collect::<Vec<_>>(), "lines": lines,
-            });
-            std::fs::write(path, serde_json::to_string_pretty(&results)?)?;
-        }
-        return Ok(());
+        return write_lines(arguments, &own, &lines);
+    }
+    if arguments.joins {
+        let lines = own.measure_joins(arguments.nccl.as_deref(), &arguments.root, arguments.rounds)?;
+        return write_lines(arguments, &own, &lines);
     }
     match (arguments.check, arguments.busy_sms) {
         (true, _) => check(arguments, &own),
         (false, 0) => measure(arguments, &own),
         (false, sms) => measure_beside(arguments, &own, sms),
     }
+}
+
+/// What was found, where it is asked for.
+fn write_lines(arguments: &Arguments, own: &Rank, lines: &[impl Serialize]) -> anyhow::Result<()> {
+    if let (Some(path), 0) = (&arguments.json, own.rank()) {
+        let results = serde_json::json!({
+            "gpu": own.gpu_name(), "nranks": own.nranks(), "nccl": own.nccl_version(),
+            "version": env!("CARGO_PKG_VERSION"), "command": std::env::args().collect::<Vec<_>>(), "lines": lines,
+        });
+        std::fs::write(path, serde_json::to_string_pretty(&results)?)?;
+    }
+    Ok(())
 }
 
 /// A call of a size as nccl-tests counts it.

@@ -1,6 +1,7 @@
 //! Collectives on GPUs: one process a rank, checked element by element, and measured beside NCCL.
 
 pub mod beside;
+pub mod joins;
 pub mod load;
 pub mod nccl;
 pub mod points;

@@ -8,7 +8,7 @@ use mccs::cuda::CudaCommunicator;
 use mccs::{Client, CollectiveKind, Communicator, DataType, RedOp, ReduceOperator, Scalar, Stream, UniqueId};
 use mccs_cuda::{Context, DeviceMemory, Event, Graph, OwnedStream, RawStream, copy_from_host, copy_to_host, gpus};
 
-use super::nccl::{Nccl, NcclId};
+use super::nccl::Nccl;
 use crate::workload::{Call, POISON, Place};
 
 /// Who does a collective.
@@ -34,6 +34,8 @@ pub struct Rank {
     pub(super) send: DeviceMemory,
     pub(super) recv: DeviceMemory,
     context: Context,
+    /// What joining took, and joining NCCL's communicator.
+    joined_in: (Duration, Option<Duration>),
     is_timed_in_place: bool,
 }
 
@@ -62,7 +64,9 @@ impl Rank {
         let client = Client::connect(socket)?;
         let meeting = client.init_communicator_rank(ids.0, rank, nranks, 0, root)?;
         let meeting_stream = client.register_stream()?;
+        let begin = Instant::now();
         let comm = client.init_cuda_communicator_rank_at(ids.1, rank, nranks, root)?;
+        let joined_in = (begin.elapsed(), None);
         let stream = OwnedStream::new(&context)?;
         let events = (Event::new(&context, true)?, Event::new(&context, true)?);
         let room = (bytes + MARGIN_BYTES) as usize;
@@ -79,14 +83,15 @@ impl Rank {
             send,
             recv,
             context,
+            joined_in,
             is_timed_in_place: false,
         };
-        if let Some(path) = nccl {
-            let id = if rank == 0 { Nccl::unique_id(path)?.0 } else { [0; 128] };
-            let id = NcclId(own.broadcast(&id)?.try_into().map_err(|_| anyhow::anyhow!("128 bytes"))?);
+        if let (Some(path), Some(id)) = (nccl, own.new_nccl_id(nccl)?) {
             let context = own.context.clone();
             let _entered = context.enter()?;
+            let begin = Instant::now();
             own.nccl = Some(Nccl::join(path, id, rank, nranks)?);
+            own.joined_in.1 = Some(begin.elapsed());
         }
         Ok(own)
     }
@@ -145,7 +150,17 @@ impl Rank {
         self.enqueue(side, call, send, recv)
     }
 
-    fn broadcast(&self, bytes: &[u8]) -> anyhow::Result<Vec<u8>> {
+    /// What joining this rank's own communicators took, the first of the process: ours, and NCCL's where it takes part.
+    pub(super) fn first_joins(&self) -> [Option<Duration>; 2] {
+        [Some(self.joined_in.0), self.joined_in.1]
+    }
+
+    /// Joins another communicator of the same ranks.
+    pub(super) fn join_another(&self, id: UniqueId, root: &str) -> anyhow::Result<CudaCommunicator> {
+        Ok(self.client.init_cuda_communicator_rank_at(id, self.rank(), self.nranks(), root)?)
+    }
+
+    pub(super) fn broadcast(&self, bytes: &[u8]) -> anyhow::Result<Vec<u8>> {
         let memory = self.client.allocate(bytes.len() as u64)?;
         // SAFETY: nothing in flight uses this new region.
         unsafe { memory.as_mut_slice()[..bytes.len()].copy_from_slice(bytes) };
