@@ -3,21 +3,22 @@
 # that binaries built elsewhere can be carried to a machine with GPUs and without Rust: there the tests of
 # `cargo test --no-run --release -p mccs-tests --test gpu` are called gpu-tests.
 #
-#   tests/gpu.sh [values|tests|services|memcheck|mps|figures|all]...      default: all but figures
+#   tests/gpu.sh [values|tests|programs|services|memcheck|mps|figures|all]...      default: all but figures
 #
-# What the host lacks is said, and fails where it was asked for by name.
+# What the host lacks is said, and fails where it was asked for by name. GPU_TESTS, if it is set, has filters of the tests of `tests`, by
+# spaces: their names, or parts of them. On one GPU these take seven minutes, since processes take turns there.
 #
 # MCCS_NCCL names NCCL's library, for figures beside it (eval/cuda.py). Results go to the folder OUT, if it is set: gpu-checks.md says what was
 # checked, and where (MCCS_COMMIT names the commit where there is no git).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 asked=$*
-what=(${@:-values tests services memcheck mps})
-[ "${what[*]}" != all ] || what=(values tests services memcheck mps figures)
+what=(${@:-values tests programs services memcheck mps})
+[ "${what[*]}" != all ] || what=(values tests programs services memcheck mps figures)
 for part in "${what[@]}"; do
     case $part in
-    values | tests | services | memcheck | mps | figures) ;;
-    *) echo "usage: tests/gpu.sh [values|tests|services|memcheck|mps|figures|all]..." >&2; exit 2 ;;
+    values | tests | programs | services | memcheck | mps | figures) ;;
+    *) echo "usage: tests/gpu.sh [values|tests|programs|services|memcheck|mps|figures|all]..." >&2; exit 2 ;;
     esac
 done
 nvidia-smi -L >/dev/null 2>&1 || { echo "tests/gpu.sh: there is no GPU here (nvidia-smi -L)" >&2; exit 1; }
@@ -100,7 +101,7 @@ summary=${OUT:-$work}/gpu-checks.md
 lane() {
     local name=$1 begin=$SECONDS status=0
     shift
-    echo "== $name"
+    echo "== $name (at $SECONDS s)"
     "$@" 2>&1 | tee "$work/lane.log" || status=$?
     if [ $status = 0 ]; then
         echo "| $name | $(grep -v '^ *$' "$work/lane.log" | tail -1 | tr '|' ' ') | $((SECONDS - begin)) |" >> "$summary"
@@ -264,7 +265,7 @@ compile() {
     cc -rdynamic -I shim/examples/c tests/tests/nccl_calls.c "$MCCS_BIN/libnccl.so.2" -ldl -pthread -o "$work/nccl_calls"
 }
 
-# What happens when, and programs as users write them.
+# What happens when.
 tests() {
     # One at a time: they look at the GPUs' free memory.
     local skipped=(--skip under_mps)
@@ -273,7 +274,13 @@ tests() {
         absent "services and commands that large operations outlive; copy engines; streams of one name" "it takes two GPUs"
         absent "memory of every kind, freed memory, memory of others" "it takes two GPUs"
     fi
-    lane "graphs, streams, sends and receives, tenants, failures, crashes" "$gpu_tests" --ignored --test-threads 1 "${skipped[@]}"
+    # With the time that each takes, which only the compiler's development versions say unasked.
+    lane "graphs, streams, sends and receives, tenants, failures, crashes${GPU_TESTS:+: $GPU_TESTS}" \
+        env RUSTC_BOOTSTRAP=1 "$gpu_tests" -Z unstable-options --report-time --ignored --test-threads 1 "${skipped[@]}" ${GPU_TESTS:-}
+}
+
+# Programs as users write them.
+programs() {
     if python3 -c 'import torch' 2>/dev/null; then
         lane "PyTorch, unchanged" env LD_PRELOAD="$MCCS_BIN/libnccl.so.2" python3 tests/pytorch.py "$gpus"
         # Memory that goes to other processes by descriptors, and memory that never does.
@@ -351,7 +358,7 @@ figures() {
     local nranks name of
     for nranks in $([ "$gpus" -ge 4 ] && echo 4) 2; do
         [ "$nranks" -le "$gpus" ] || continue
-        for name in cuda:sizes cuda-rooted:rooted cuda-overlap:beside cuda-overlap-all:beside-all cuda-points:points; do
+        for name in cuda:sizes cuda-rooted:rooted cuda-overlap:beside cuda-overlap-all:beside-all cuda-points:points cuda-joins:joins; do
             of=${name#*:}
             MCCS_BIN=$MCCS_BIN eval/cuda.py "${name%:*}-$nranks" "$of" --nranks "$nranks" --rounds "${MCCS_ROUNDS:-3}" \
                 --out "${OUT:-$work}" ${MCCS_COMMIT:+--commit "$MCCS_COMMIT"} ${MCCS_NCCL:+--nccl "$MCCS_NCCL"}

@@ -35,7 +35,7 @@ use mccs_config::service::{Crossover, LargeFrom};
 use mccs_cuda::{Context, DriverError, Gpu, Kernels, Mute, Unavailable, gpus_or_mutes};
 use mccs_ipc::direct::{DIRECT_RANKS_MAX, Execution, GpuUuid};
 use mccs_ipc::large::EnginesFrom;
-use mccs_ipc::types::{CollectiveKind, Handle};
+use mccs_ipc::types::{CollectiveKind, ErrorClass, Handle};
 use mccs_kernels::cuda::{CAPABILITY_MIN, functions, reduce_functions};
 
 pub use self::engines::CopyEngines;
@@ -50,6 +50,7 @@ pub use self::segments::{Segment, SegmentRefused};
 use self::setup::{Order, Orders, Setup};
 pub use self::strategies::{Abilities, GpuStrategy, Strategies, StrategyRefused};
 use super::{Device, FarPair, Launched, Network, Prepare, Prepared, Tag};
+use crate::bootstrap::Refusal;
 use crate::collective::Schedule;
 use crate::engines::proxy::{Operand, Operation, ProxyMessage};
 use crate::engines::transport::{TransportHandle, TransportMessage};
@@ -341,8 +342,9 @@ impl CudaDevice {
         Importer::new(self.frees.clone(), self.gpus.gpus.len())
     }
 
-    fn refuse(&self, key: Handle, reason: String) {
-        self.news.tell(ProxyMessage::Prepared { key, prepared: Err(reason) });
+    fn refuse(&self, key: Handle, message: String) {
+        let prepared = Err(Refusal { class: ErrorClass::System, message });
+        self.news.tell(ProxyMessage::Prepared { key, prepared });
     }
 }
 

@@ -10,7 +10,7 @@ use std::time::Instant;
 use mccs_cuda::{DeviceAddress, DeviceMemory, DriverError, OwnedStream};
 use mccs_ipc::direct::{AreaName, DirectPage, DirectShare, Execution};
 use mccs_ipc::large::LargeLayout;
-use mccs_ipc::types::Handle;
+use mccs_ipc::types::{ErrorClass, Handle};
 use mccs_kernels::cuda::{AreaCounts, AreaLayout, MESSAGES_MAX};
 
 use super::engines::{CopyEngines, Flight, Parts};
@@ -23,6 +23,7 @@ use super::spares::{Shape, Spares};
 use super::strategies::{Abilities, GpuStrategy, Strategies};
 use super::traced::{self, TracedGpus};
 use super::{CudaOptions, Gpus, NoCuda, Prepared, issue};
+use crate::bootstrap::Refusal;
 use crate::devices::{Areas, Counted, DirectGroup, Ended, NUMBERS_MAX};
 use crate::engines::proxy::ProxyMessage;
 use crate::telemetry::recorder::Recorder;
@@ -236,7 +237,7 @@ impl Setup {
                     let prepared = self.prepare(&gpus, charges);
                     let error = prepared.as_ref().err().and_then(PrepareError::driver);
                     error.into_iter().for_each(|error| self.find_lost(error, gpus.iter().copied()));
-                    let prepared = prepared.map(Box::new).map_err(|error| error.to_string());
+                    let prepared = prepared.map(Box::new).map_err(|error| error.refusal());
                     self.news.tell(ProxyMessage::Prepared { key, prepared });
                 }
             }
@@ -384,6 +385,15 @@ impl Setup {
 }
 
 impl PrepareError {
+    /// As the ranks are told.
+    fn refusal(&self) -> Refusal {
+        let class = match self {
+            PrepareError::OverQuota(_) => ErrorClass::InvalidUsage,
+            _ => ErrorClass::System,
+        };
+        Refusal { class, message: self.to_string() }
+    }
+
     fn driver(&self) -> Option<&DriverError> {
         match self {
             PrepareError::Driver { error, .. } | PrepareError::Streams(error) => Some(error),

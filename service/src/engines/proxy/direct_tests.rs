@@ -11,6 +11,7 @@ use mccs_kernels::cuda::{AreaCounts, Stamp};
 
 use super::comm::Span;
 use super::*;
+use crate::bootstrap::Refusal;
 use crate::collective::{Choice, CostModel, Schedule, Strategy};
 use crate::devices::cuda::{Abilities, GpuStrategy, Strategies};
 use crate::devices::{
@@ -69,7 +70,8 @@ impl Device for Pages {
 
     fn prepare(&mut self, gpus: &[usize], _: &[Arc<Charge>], key: Handle) -> Prepare {
         if let Some(reason) = self.refuses.lock().expect("no test panics with it").take() {
-            assert!(self.done.send(ProxyMessage::Prepared { key, prepared: Err(reason) }).is_ok());
+            let prepared = Err(Refusal { class: ErrorClass::System, message: reason });
+            assert!(self.done.send(ProxyMessage::Prepared { key, prepared }).is_ok());
             return Prepare::Begun;
         }
         let (fd, page) = DirectPage::create().expect("a page");

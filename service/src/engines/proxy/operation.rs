@@ -11,6 +11,7 @@ use mccs_kernels::scalar_bits_at;
 use super::asked::{Asked, OperatorAnswer, Refused, WishOf};
 use super::gates::StreamGate;
 use super::wishes::Wish;
+use crate::bootstrap::Refusal;
 use crate::devices::cuda::GpuOperand;
 use crate::devices::{DirectGroup, Prepared};
 use crate::engines::transport::links::LinksId;
@@ -208,7 +209,7 @@ pub enum ProxyMessage {
     /// Links of a communicator have failed at a transport engine.
     LinksFailed { links: LinksId, fault: Arc<ChannelFault> },
     /// A device has made what the ranks of a communicator share, or cannot.
-    Prepared { key: Handle, prepared: Result<Box<Prepared>, String> },
+    Prepared { key: Handle, prepared: Result<Box<Prepared>, Refusal> },
     /// A transport engine has made the links of a strategy to come, or cannot.
     EpochPrepared { links: LinksId, epoch: u32, made: Result<(), TransportError> },
     /// A transport engine has told what a communicator's channels wait for.

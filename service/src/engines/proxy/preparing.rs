@@ -42,11 +42,11 @@ impl ProxyEngine {
     }
 
     /// The device has prepared, or cannot. A key that is not known any more is of ranks that have gone.
-    pub(super) fn prepared(&mut self, key: Handle, prepared: Result<Prepared, String>, now: Instant) {
+    pub(super) fn prepared(&mut self, key: Handle, prepared: Result<Prepared, Refusal>, now: Instant) {
         let Some(Preparing { id, requests }) = self.preparing.remove(key) else { return };
         match prepared {
             Ok(prepared) => self.create_comm(id, requests.len() as u32, requests, None, Some(prepared), now),
-            Err(message) => refuse_all(&Refusal { class: ErrorClass::System, message }, requests),
+            Err(refusal) => refuse_all(&refusal, requests),
         }
     }
 
