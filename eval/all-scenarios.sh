@@ -19,7 +19,7 @@ began=$(date +%s)
 # One job: what rings and flow assignment are worth, also by length.
 measure single --more 3 --rounds 5
 measure single --lengths --rounds 2 --settle 1s
-measure single --lengths 0.00006103515625 0.0009765625 0.00390625 0.015625 --more 0.25 --rounds 2 --settle 1s --suffix small
+measure single --lengths 0.00006103515625 0.0009765625 0.00390625 0.015625 --more 0.25 --rounds 2 --settle 1s --suffix small --no-goal
 fair single --more 3 --rounds 3
 measure single-gather --job eight --more 3 --rounds 3 --suffix eight
 measure single-gather --job four --more 3 --rounds 3 --suffix four
