@@ -356,6 +356,7 @@ mps() {
 
 figures() {
     local nranks name of
+    MCCS_BIN=$MCCS_BIN eval/cuda_costs.py cuda-costs --out "${OUT:-$work}" ${MCCS_COMMIT:+--commit "$MCCS_COMMIT"}
     for nranks in $([ "$gpus" -ge 4 ] && echo 4) 2; do
         [ "$nranks" -le "$gpus" ] || continue
         for name in cuda:sizes cuda-rooted:rooted cuda-overlap:beside cuda-overlap-all:beside-all cuda-points:points cuda-joins:joins; do

@@ -12,6 +12,7 @@ use mccs_eval::arguments::{list, unix_time_ns};
 use mccs_eval::cuda::beside::{Bench, Beside};
 use mccs_eval::cuda::points::Pattern;
 use mccs_eval::cuda::rank::{Rank, Side};
+use mccs_eval::stats::median;
 use mccs_eval::workload::{Call, Place};
 use mccs_service::telemetry::traffic;
 use serde::Serialize;
@@ -266,12 +267,6 @@ fn check(arguments: &Arguments, own: &Rank) -> anyhow::Result<()> {
     }
     ensure!(wrong == 0.0, "{wrong} wrong elements");
     Ok(())
-}
-
-fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
 /// One size beside a computation, measured: of every round.

@@ -18,6 +18,7 @@ use anyhow::{Context as _, bail, ensure};
 use clap::Parser;
 use mccs_eval::pinning::pin;
 use mccs_eval::stats::Latencies;
+use mccs_eval::stats::median;
 use mccs_service::runtime::{Context, Progress};
 use mccs_service::transports::rdma::{DeviceChoice, Driver, LIBRARY, RdmaOptions, RdmaTransport, Verbs};
 use mccs_service::transports::tcp::TcpTransport;
@@ -404,12 +405,6 @@ impl Arguments {
             );
         }
     }
-}
-
-fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    sorted.get(sorted.len() / 2).copied().unwrap_or_default()
 }
 
 fn main() -> anyhow::Result<()> {

@@ -6,6 +6,7 @@ use anyhow::Context as _;
 use mccs::DataType;
 
 use super::rank::{Rank, Side};
+use crate::stats::median;
 
 /// A send or receive of bytes.
 #[derive(Debug, Clone, Copy)]
@@ -18,12 +19,6 @@ pub struct Point {
     pub buffer: u64,
     /// How many.
     pub bytes: u64,
-}
-
-fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
 /// Who exchanges with whom.
