@@ -121,7 +121,7 @@ impl KernelGraph {
     ) -> Result<(), DriverError> {
         let mut argument = std::ptr::from_ref(argument).cast_mut().cast::<c_void>();
         let params = kernel_node(function, blocks, threads, &mut argument);
-        // SAFETY: as above.
+        // SAFETY: the driver copies the argument before it returns; the rest is the caller's contract.
         unsafe {
             api::cuGraphExecKernelNodeSetParams_v2(self.executable, self.node, &params)?;
             api::cuGraphLaunch(self.executable, stream.0)

@@ -170,6 +170,55 @@ fn graphs_are_launched_again_and_what_they_keep_goes_with_them() {
     assert_eq!(calls.load(Ordering::Relaxed), 3);
 }
 
+/// A kernel's node: `fill` writes numbers to `data`.
+fn fill(function: usize, argument: &(u64, u32, u32), params: &mut *mut c_void) -> KernelNode {
+    *params = std::ptr::from_ref(argument).cast_mut().cast();
+    KernelNode {
+        function,
+        grid: [1; 3],
+        block: [32, 1, 1],
+        shared_bytes: 0,
+        params,
+        extra: 0,
+        kernel_and_context: [0; 2],
+    }
+}
+
+#[test]
+fn a_graph_of_one_kernel_gets_other_arguments_and_what_was_launched_keeps_its_own() {
+    enter(0);
+    let (stream, gate, [first, second]) = (stream(), memory(8), [memory(16), memory(16)]);
+    let to = |data: u64, rank: u32| (data, 4_u32, rank);
+    let mut params = std::ptr::null_mut();
+    // SAFETY: texts are terminated, and arguments are the kernel's and live until it is launched; the rest as above.
+    unsafe {
+        let text = c".version 7.0\n.target sm_80\n.visible .entry fill(.param .align 8 .b8 fill_0[16])";
+        let module = made(|to| cuModuleLoadData(out(to), text.as_ptr().cast())).expect("a module");
+        let function = made(|to| cuModuleGetFunction(out(to), module, c"fill".as_ptr())).expect("a function");
+        let graph = made(|to| cuGraphCreate(out(to), 0)).expect("a graph");
+        let argument = to(first, 1);
+        let node = In::to(&fill(function, &argument, &mut params));
+        let added = made(|to| cuGraphAddKernelNode_v2(out(to), graph, std::ptr::null(), 0, node)).expect("a node");
+        let again = In::to(&fill(function, &argument, &mut params));
+        assert_eq!(made(|to| cuGraphAddKernelNode_v2(out(to), graph, std::ptr::null(), 0, again)), Err(NOT_SUPPORTED));
+        let executable = made(|to| cuGraphInstantiateWithFlags(out(to), graph, 0)).expect("to launch");
+        assert_eq!(cuStreamWaitValue64_v2(stream, gate, 1, 1), 0);
+        assert_eq!(cuGraphLaunch(executable, stream), 0);
+        let argument = to(second, 3);
+        let set =
+            |node| cuGraphExecKernelNodeSetParams_v2(executable, node, In::to(&fill(function, &argument, &mut params)));
+        assert_eq!([added + 1, added].map(set), [INVALID_VALUE, 0]);
+        assert_eq!(cuGraphLaunch(executable, stream), 0);
+        assert_eq!(cuStreamWriteValue64_v2(self::stream(), gate, 1, 0), 0);
+        assert_eq!(cuStreamSynchronize(stream), 0);
+        // Single-precision numbers, two a word.
+        let pair = |low: f32, high: f32| u64::from(low.to_bits()) | u64::from(high.to_bits()) << 32;
+        assert_eq!([read(first), read(first + 8)], [pair(1.0, 2.0), pair(3.0, 4.0)]);
+        assert_eq!([read(second), read(second + 8)], [pair(3.0, 4.0), pair(5.0, 6.0)]);
+        assert_eq!([cuGraphExecDestroy(executable), cuGraphDestroy(graph)], [0; 2]);
+    }
+}
+
 #[test]
 fn a_thread_that_captures_does_nothing_that_captures_forbid() {
     enter(0);
