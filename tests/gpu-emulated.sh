@@ -149,6 +149,8 @@ check() {
 tests_on 2
 tests_on 1
 tests_on 3
+echo "== who writes over what ranks wait for one after the other, on 3 emulated GPUs (at $SECONDS s)"
+MCCS_EMULATED_GPUS=3 "$gpu_tests" --ignored who_writes_back_to_a_gather
 tests_without_words
 
 # A process for each of two ranks, told who they are as mccs-launch tells them; each at a service, where there are two.

@@ -364,6 +364,7 @@ pub fn enqueue_at(
             CollectiveKind::AllGather => comm.all_gather(send, recv, count, dtype, stream)?,
             CollectiveKind::Broadcast => comm.broadcast(send, recv, count, dtype, root, stream)?,
             CollectiveKind::AllToAll => comm.all_to_all(send, recv, count, dtype, stream)?,
+            CollectiveKind::Gather => comm.gather(send, recv, count, dtype, root, stream)?,
             other => anyhow::bail!("no test calls {other}"),
         }
     }

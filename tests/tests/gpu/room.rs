@@ -4,8 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::ensure;
+use mccs::CollectiveKind;
 use mccs::cuda::REGISTERED_MAX;
 use mccs_cuda::{Context, DeviceMemory, gpus};
+use mccs_eval::workload::Call;
 use mccs_ipc::direct::{DIRECT_RANKS_MAX, DirectPage};
 use mccs_ipc::large::LargeWord;
 use mccs_service::tenants::{Resource, Tenant};
@@ -17,8 +19,12 @@ use super::ranks::{Buffers, Place, Player, Rank, Role, call, enqueue, enqueue_at
 use super::staged::by_engines;
 use super::{LARGE, TENANTS, free_bytes, told, wait_until, wait_until_as_free};
 
-pub const ROLES: &[(&str, Role)] =
-    &[("never_comes", never_comes), ("writes_back", writes_back), ("uses_many_buffers", uses_many_buffers)];
+pub const ROLES: &[(&str, Role)] = &[
+    ("never_comes", never_comes),
+    ("writes_back", writes_back),
+    ("writes_back_to_a_gather", writes_back_to_a_gather),
+    ("uses_many_buffers", uses_many_buffers),
+];
 
 /// The tenant of a session that is there.
 fn tenant(service: &TestService) -> Arc<Tenant> {
@@ -59,9 +65,9 @@ fn a_tenant_has_as_much_memory_of_gpus_as_it_may() {
 }
 
 /// All ranks call, and their streams do not come to it; then a thread each does something, and stays.
-fn never_comes_and(place: &Place, does: fn(&Rank)) -> anyhow::Result<()> {
+fn never_comes_and(place: &Place, kind: CollectiveKind, does: fn(&Rank)) -> anyhow::Result<()> {
     place.each_rank(|rank| {
-        let call = call(0, place.nranks, 1 << 20);
+        let call = Call { kind, ..call(0, place.nranks, 1 << 20) };
         let (at, word) = (Buffers::of(&rank.context, &call)?, DeviceMemory::zeroed(&rank.context, 8)?);
         rank.together.wait();
         // SAFETY: word and stream live as long as the process.
@@ -77,33 +83,40 @@ fn never_comes_and(place: &Place, does: fn(&Rank)) -> anyhow::Result<()> {
 }
 
 fn never_comes(place: &Place) -> anyhow::Result<()> {
-    never_comes_and(place, |_| ())
+    never_comes_and(place, CollectiveKind::AllReduce, |_| ())
+}
+
+fn writes_back(place: &Place) -> anyhow::Result<()> {
+    never_comes_and(place, CollectiveKind::AllReduce, write_back)
+}
+
+/// Of three ranks one waits for what another one's stream tells at its end.
+fn writes_back_to_a_gather(place: &Place) -> anyhow::Result<()> {
+    never_comes_and(place, CollectiveKind::Gather, write_back)
 }
 
 /// Says that no stream has come anywhere, whatever the service writes.
-fn writes_back(place: &Place) -> anyhow::Result<()> {
-    never_comes_and(place, |rank| {
-        let pages = std::fs::read_to_string("/proc/self/maps").expect("its memory");
-        let starts = pages.lines().filter(|line| line.contains("memfd:mccs-direct")).map(|line| {
-            let (start, _) = line.split_once('-').expect("a range");
-            usize::from_str_radix(start, 16).expect("an address")
+fn write_back(rank: &Rank) {
+    let pages = std::fs::read_to_string("/proc/self/maps").expect("its memory");
+    let starts = pages.lines().filter(|line| line.contains("memfd:mccs-direct")).map(|line| {
+        let (start, _) = line.split_once('-').expect("a range");
+        usize::from_str_radix(start, 16).expect("an address")
+    });
+    let words = || (0..DIRECT_RANKS_MAX).flat_map(|rank| LargeWord::ALL.map(|word| (rank, word)));
+    let words: Vec<_> = starts
+        .flat_map(|start| words().map(move |(rank, word)| start + DirectPage::large_offset(rank, word) as usize))
+        // SAFETY: the process has its pages as long as it lives, and others write these words as well, whole.
+        .map(|address| unsafe { &*std::ptr::with_exposed_provenance::<AtomicU64>(address) })
+        .collect();
+    assert!(!words.is_empty());
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            loop {
+                words.iter().for_each(|word| word.store(0, Ordering::Relaxed));
+            }
         });
-        let words = || (0..DIRECT_RANKS_MAX).flat_map(|rank| LargeWord::ALL.map(|word| (rank, word)));
-        let words: Vec<_> = starts
-            .flat_map(|start| words().map(move |(rank, word)| start + DirectPage::large_offset(rank, word) as usize))
-            // SAFETY: the process has its pages as long as it lives, and others write these words as well, whole.
-            .map(|address| unsafe { &*std::ptr::with_exposed_provenance::<AtomicU64>(address) })
-            .collect();
-        assert!(!words.is_empty());
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                loop {
-                    words.iter().for_each(|word| word.store(0, Ordering::Relaxed));
-                }
-            });
-            println!("was told: {}", told(rank));
-        });
-    })
+        println!("was told: {}", told(rank));
+    });
 }
 
 #[test]
@@ -131,9 +144,23 @@ fn memory_of_the_dead_comes_back_whose_streams_never_came_to_their_calls() {
 #[ignore = "needs two GPUs"]
 fn who_writes_back_what_the_service_says_holds_nobody_up() {
     assert!(gpus().expect("GPUs").len() > 1, "needs two GPUs");
+    hold_up("writes_back");
+}
+
+#[test]
+#[ignore = "needs three GPUs"]
+fn who_writes_back_to_a_gather_holds_nobody_up() {
+    if gpus().expect("GPUs").len() > 2 {
+        hold_up("writes_back_to_a_gather");
+    } else {
+        eprintln!("not checked: with two ranks nobody waits for the end of another's part");
+    }
+}
+
+fn hold_up(role: &str) {
     for config in [LARGE, &by_engines("auto")] {
         let service = TestService::start(&format!("{config}[limits]\noperation_timeout = \"1s\"\n"));
-        let mut hostile = Player::start("writes_back", &everybody(&service, 0));
+        let mut hostile = Player::start(role, &everybody(&service, 0));
         hostile.hears("was told");
         // What is only ever made once, beside it.
         Player::start("checks", &everybody(&service, 1)).ends_well();

@@ -51,6 +51,8 @@ pub struct CopyEngines {
     is_released: AtomicBool,
     /// Lanes with something left, once it is released.
     unreleased: AtomicUsize,
+    /// By rank, whether nothing is left of what it pushes, once it is released.
+    have_released: Box<[AtomicBool]>,
     progress: Mutex<Progress>,
     /// Operations that wait for imports, at the set-up thread.
     importing: AtomicU64,
@@ -149,6 +151,7 @@ impl CopyEngines {
             queues: Arc::clone(&gpus.queues),
             is_released: AtomicBool::new(false),
             unreleased,
+            have_released: ranks.iter().map(|_| AtomicBool::new(false)).collect(),
             progress: Mutex::default(),
             importing: AtomicU64::new(0),
             setup: Arc::clone(setup),
@@ -220,8 +223,16 @@ impl CopyEngines {
     }
 
     /// A lane has nothing left, after [`CopyEngines::release`].
-    pub(super) fn has_released_one(&self) {
+    pub(super) fn has_released_one(&self, rank: u32, part: Part) {
+        if part == Part::Push {
+            self.have_released[rank as usize].store(true, Ordering::Release);
+        }
         self.unreleased.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Whether nothing is left of what a rank pushes, after [`CopyEngines::release`].
+    pub(super) fn has_released(&self, rank: u32) -> bool {
+        self.have_released[rank as usize].load(Ordering::Acquire)
     }
 
     /// Whether none has.

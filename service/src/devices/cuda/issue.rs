@@ -34,7 +34,7 @@ const ENTRIES_MAX: usize = 384;
 const PORTION: usize = 128;
 /// Of so many operations of a communicator the first is timed: two events with times are 5 us, of 210 that an all-gather of 128 MiB takes on two H100s.
 const TIMED_EVERY: u64 = 8;
-/// Words that streams of the service wait for.
+/// Words that streams of the service wait for; of ranks whose copies have ended, [`LargeWord::Arrived`] as well, where they push one after the other.
 const WAITED_FOR: [LargeWord; 5] =
     [LargeWord::Ready, LargeWord::Round, LargeWord::Pushed, LargeWord::Relayed, LargeWord::Reduced];
 
@@ -356,7 +356,7 @@ impl Lane {
             // Nothing of this stream's touches anybody's buffers any more, and nothing else writes these words.
             self.part.told().iter().for_each(|word| self.engines.page().release(self.rank, *word));
             self.has_released = true;
-            self.engines.has_released_one();
+            self.engines.has_released_one(self.rank, self.part);
             return true;
         }
         // Again and again: tenants and streams still write, too.
@@ -369,7 +369,13 @@ impl Lane {
         // Promises wait for what lanes tell, and it is not true before all have ended.
         let promised_on = if self.engines.has_released_all() { &PROMISED_ON[..] } else { &[] };
         for rank in 0..self.engines.nranks() {
-            WAITED_FOR.iter().chain(promised_on).for_each(|word| self.engines.page().release(rank, *word));
+            // Before, ranks would take it for true.
+            let arrived = self.engines.has_released(rank).then_some(&LargeWord::Arrived);
+            WAITED_FOR
+                .iter()
+                .chain(arrived)
+                .chain(promised_on)
+                .for_each(|word| self.engines.page().release(rank, *word));
         }
     }
 
