@@ -108,12 +108,13 @@ __device__ inline void stamp_begin(const DirectArgs& a) {
 
 // Ends an operation: called by all threads of all blocks. Operations are the upper half of the area's first word: every
 // block adds its share, without waiting for an answer, and all shares make one operation. Nobody polls the word on another
-// GPU, and nothing goes to the host: that would take longer than a small operation does.
+// GPU, and nothing goes to the host: that would take longer than a small operation does. One that was aborted counts as well, and has no stamp:
+// the next on another stream waits for it.
 __device__ inline void finish(const DirectArgs& a, bool aborted) {
     aborted = __syncthreads_or(aborted);
-    if (threadIdx.x != 0 || aborted) return;
+    if (threadIdx.x != 0) return;
     constexpr uint64_t OPERATION = uint64_t(1) << 32;
-    if (blockIdx.x != 0 || a.call == 0) {
+    if (blockIdx.x != 0 || a.call == 0 || aborted) {
         add_release(a.areas[a.rank], blockIdx.x == 0 ? OPERATION - (gridDim.x - 1) : 1);
         return;
     }

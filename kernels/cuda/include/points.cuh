@@ -350,11 +350,11 @@ __device__ inline void points(const PointsHead& a, const Message* messages) {
     uint32_t peer = 0, lane = blockIdx.x;
     while (lane >= a.blocks[peer]) lane -= a.blocks[peer++];
     bool aborted = __syncthreads_or(points_with(a, messages, peer, lane));
-    if (threadIdx.x != 0 || aborted) return;
+    if (threadIdx.x != 0) return;
     constexpr uint64_t GROUP = uint64_t(1) << 32;
     uint64_t own = a.areas[a.rank];
     add_release(own + POINTS_ENDED_OFFSET, blockIdx.x == 0 ? GROUP - (gridDim.x - 1) : 1);
-    if (blockIdx.x != 0 || a.first[RANKS_MAX] == 0) return;
+    if (blockIdx.x != 0 || a.first[RANKS_MAX] == 0 || aborted) return;
     add_relaxed(own + POINTS_SENT_OFFSET, a.first[RANKS_MAX]);
     add_relaxed(own + POINTS_SENT_OFFSET + 8, a.sent_bytes);
 }

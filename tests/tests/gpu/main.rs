@@ -46,6 +46,8 @@ const ROLES: &[(&str, Role)] = &[
     ("comes_and_goes", comes_and_goes),
     ("aborts_late", aborts_late),
     ("aborts", aborts),
+    ("aborts_across_streams", aborts_across_streams),
+    ("aborts_one_of_two", aborts_one_of_two),
     ("waits_alone", waits_alone),
     ("runs", runs),
 ];
@@ -464,6 +466,65 @@ fn an_abort_ends_what_waits() {
         let service = TestService::start(config);
         Player::start("aborts", &everybody(&service, 0)).ends_well();
     }
+}
+
+/// Rank 0 calls once on a stream, and once more on another one, which goes on behind it.
+fn aborts_across_streams(place: &Place) -> anyhow::Result<()> {
+    place.each_rank(|rank| {
+        let other = OwnedStream::new(&rank.context)?;
+        let call = call(0, place.nranks, 1000);
+        let at = [Buffers::of(&rank.context, &call)?, Buffers::of(&rank.context, &call)?];
+        rank.together.wait();
+        if rank.comm.rank() == 0 {
+            enqueue(&rank.comm, &call, &at[0], rank.stream.raw())?;
+            enqueue(&rank.comm, &call, &at[1], other.raw())?;
+        } else if rank.comm.rank() == 1 {
+            std::thread::sleep(Duration::from_millis(100));
+            rank.comm.abort()?;
+        }
+        // SAFETY: the stream lives.
+        unsafe { other.raw().synchronize()? };
+        let error = told(&rank).to_string();
+        ensure!(error.contains("rank 1 aborted"), "{error}");
+        Ok(())
+    })
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn an_abort_ends_what_waits_for_what_it_ends_on_another_stream() {
+    for config in [TENANTS, LARGE] {
+        let service = TestService::start(config);
+        Player::start("aborts_across_streams", &everybody(&service, 0)).ends_well();
+    }
+}
+
+/// Rank 0 waits in two communicators for others, who do not come, and ends the one and then the other.
+fn aborts_one_of_two(place: &Place) -> anyhow::Result<()> {
+    place.each_rank(|first| {
+        let rank = first.comm.rank();
+        let second = place.join(rank, place.another_id(0), Arc::clone(&first.together))?;
+        let call = call(0, place.nranks, 1000);
+        let at = [Buffers::of(&first.context, &call)?, Buffers::of(&first.context, &call)?];
+        first.together.wait();
+        if rank == 0 {
+            enqueue(&first.comm, &call, &at[0], first.stream.raw())?;
+            enqueue(&second.comm, &call, &at[1], second.stream.raw())?;
+            for rank in [&first, &second] {
+                rank.comm.abort()?;
+                rank.comm.finalize()?;
+            }
+        }
+        told(&second);
+        Ok(())
+    })
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn communicators_are_aborted_one_after_the_other() {
+    let service = TestService::start(TENANTS);
+    Player::start("aborts_one_of_two", &everybody(&service, 0)).ends_well();
 }
 
 fn waits_alone(place: &Place) -> anyhow::Result<()> {

@@ -199,19 +199,21 @@ impl Member {
         if launched == 0 && !has_captured && has_rest_ended() {
             return Ok(());
         }
-        let stream = OwnedStream::new(&self.context).map_err(cuda_error)?;
-        let has_ended = || {
-            // SAFETY: the area is mapped in this context as long as `self` lives.
-            let word = unsafe { stream.read_word(counter) }.map_err(cuda_error)?;
-            Ok::<_, Error>(AreaLayout::ended(word) >= launched && has_rest_ended())
-        };
-        while !self.page.is_aborted() && !has_ended()? {
-            std::thread::sleep(LOOK_AGAIN_AFTER);
-        }
-        // Kernels that were stopped do not count, and those in graphs only by number.
-        let is_known = !has_captured && !self.page.is_aborted();
-        if is_known {
-            return Ok(());
+        // Without a stream, for which there may be no memory, this rank's are waited for with all others.
+        if let Ok(stream) = OwnedStream::new(&self.context) {
+            let has_ended = || {
+                // SAFETY: the area is mapped in this context as long as `self` lives.
+                let word = unsafe { stream.read_word(counter) }.map_err(cuda_error)?;
+                Ok::<_, Error>(AreaLayout::ended(word) >= launched)
+            };
+            // Kernels that were stopped count, too; others' are not to be waited for, which may be stopped only afterwards.
+            while !(has_ended()? && (has_rest_ended() || self.page.is_aborted())) {
+                std::thread::sleep(LOOK_AGAIN_AFTER);
+            }
+            // Of those in graphs it is not known how often they run.
+            if !has_captured && has_rest_ended() {
+                return Ok(());
+            }
         }
         self.context.synchronize().map_err(cuda_error)
     }

@@ -57,8 +57,10 @@ pub(super) fn run(
     };
     let operation = Operation { running, form, dtype, grid: u64::from(grid), args, number, rank, nranks };
     operation.stamp(0, args.call, device)?;
-    operation.run()?;
+    let ran = operation.run();
+    // One that was aborted counts as well.
     counter.fetch_add(OPERATION, Ordering::Release);
+    ran?;
     operation
         .running
         .word(args.areas[rank as usize] + PAYLOAD_OFFSET)?

@@ -43,9 +43,11 @@ pub(super) fn run(device: &'static Device, head: &PointsHead, messages: &[Messag
     let lists = |at: usize| (0..head.nranks as usize).map(|peer| list(at + peer)).collect::<Option<Vec<_>>>();
     let (sends, recvs) = lists(0).zip(lists(RANKS_MAX)).ok_or(Stop::Failed(ILLEGAL_ADDRESS))?;
     let group = Group { running, head };
-    group.run(&sends, &recvs)?;
+    let ran = group.run(&sends, &recvs);
     let area = head.areas[head.rank as usize];
+    // One that was aborted counts as well.
     group.running.word(area + ENDED_OFFSET)?.fetch_add(GROUP, Ordering::Release);
+    ran?;
     group.running.word(area + SENT_OFFSET)?.fetch_add(head.first[RANKS_MAX].into(), Ordering::Relaxed);
     group.running.word(area + SENT_OFFSET + 8)?.fetch_add(head.sent_bytes, Ordering::Relaxed);
     Ok(())
