@@ -375,7 +375,11 @@ impl DirectCommunicator {
         let (launched, has_captured) = (order.launched, order.launches.has_captured());
         let large = || self.has_finished_large(&order);
         let ended = ended.and(member.wait_for_kernels(self.counter(), launched, has_captured, &large));
-        let ended = ended.inspect_err(|error| member.end_if_lost(error));
+        // What may still run must not meet what comes to lie there next: nobody uses again what has failed.
+        let ended = ended.inspect_err(|error| {
+            member.stop();
+            member.give_up(error);
+        });
         member.leave();
         member.client.0.requests.call(Request::DestroyComm { comm: member.handle }, &[])?;
         self.end_large(&mut order);
