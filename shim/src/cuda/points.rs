@@ -9,7 +9,7 @@ use mccs_kernels::cuda::{Point, PointsError, PointsLaunch};
 
 use super::direct::Points;
 use super::staged::StagedPoints;
-use super::{CudaCommunicator, CudaStream};
+use super::{CudaCommunicator, CudaStream, cuda_error};
 use crate::Error;
 
 /// What a communicator's sends and receives need: kept by the communicator, and by groups to their end.
@@ -78,7 +78,7 @@ impl Part {
     /// Checks it as a whole. Returns its kernel's launch, if that is how it goes.
     fn plan(&self) -> Result<Option<PointsLaunch>, Error> {
         match &self.points {
-            AnyPoints::Direct(points) => points.plan(&self.list).map(Some),
+            AnyPoints::Direct(points) => points.plan(&self.list, &self.streams).map(Some),
             AnyPoints::Staged(points) => points.plan(&self.list, &self.streams).map(|()| None),
         }
     }
@@ -90,6 +90,19 @@ impl Part {
             _ => Err(Error::argument("a bug in mccs: a group was planned as another")),
         }
     }
+}
+
+/// The capture that a group's streams are in, if they are in one.
+pub(super) fn capture_of(streams: &[RawStream]) -> Result<Option<u64>, Error> {
+    // SAFETY: callers of sends and receives vouch for their streams.
+    let id = |stream: &RawStream| Ok(unsafe { stream.capture() }.map_err(cuda_error)?.map(|capture| capture.id));
+    let captures = streams.iter().map(id).collect::<Result<Vec<_>, Error>>()?;
+    let first = captures.first().copied().flatten();
+    if captures.iter().any(|capture| *capture != first) {
+        let message = "the streams of a group of sends and receives are captured into one graph, or none of them is";
+        return Err(Error::argument(message));
+    }
+    Ok(first)
 }
 
 fn checked(

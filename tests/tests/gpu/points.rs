@@ -3,7 +3,7 @@
 use anyhow::{Context as _, ensure};
 use mccs::cuda::CudaCommunicator;
 use mccs::{DataType, Error, group_end, group_start};
-use mccs_cuda::{Context, DeviceMemory, OwnedStream, RawStream, copy_from_host, copy_to_host};
+use mccs_cuda::{Context, DeviceMemory, Graph, OwnedStream, RawStream, copy_from_host, copy_to_host};
 use mccs_eval::workload::{Call, POISON};
 use mccs_service::control::{ControlAnswer, ControlRequest, call as ask};
 use mccs_tests::TestService;
@@ -442,6 +442,15 @@ fn errs(place: &Place) -> anyhow::Result<()> {
         group_start();
         (0..1025).try_for_each(|_| send(at, 0, (rank + 1) % place.nranks))?;
         refused(group_end(), "at most 1024")?;
+        let other = OwnedStream::new(&context)?;
+        let captured = Graph::capture(&stream, |_| {
+            group_start();
+            // SAFETY: the buffer has room, and lives to the end.
+            unsafe { comm.send(at, 1, DataType::F32, rank, other.raw().as_ptr())? };
+            recv(at + 4096, 1, rank)?;
+            refused(group_end(), "are captured into one graph, or none of them is")
+        });
+        ensure!(captured.is_ok(), "{:?}", captured.err());
         together.wait();
         // Nothing of it was sent: this is the first message. As many as can be.
         let (next, last) = ((rank + 1) % place.nranks, (rank + place.nranks - 1) % place.nranks);

@@ -16,6 +16,7 @@ use super::order::LaunchOrder;
 use crate::Error;
 use crate::client::locked;
 use crate::cuda::cuda_error;
+use crate::cuda::points::capture_of;
 
 /// Packets' flags have 32 bits.
 const MESSAGES_OF_A_PAIR_MAX: u64 = u32::MAX as u64 - MESSAGES_MAX as u64;
@@ -63,7 +64,7 @@ impl Points {
     }
 
     /// Checks a group as a whole.
-    pub(crate) fn plan(&self, list: &[Point]) -> Result<PointsLaunch, Error> {
+    pub(crate) fn plan(&self, list: &[Point], streams: &[RawStream]) -> Result<PointsLaunch, Error> {
         let order = locked(&self.order);
         if order.launches.has_left() {
             return Err(Error::argument(
@@ -77,6 +78,11 @@ impl Points {
         drop(order);
         let member = &self.member;
         member.check_whole()?;
+        if streams.len() > 1 {
+            let _entered = member.context.enter().map_err(cuda_error)?;
+            // One that is not captured would become so by waiting for one that is.
+            capture_of(streams)?;
+        }
         PointsLaunch::new(list, &member.layout, (member.rank, member.nranks))
             .map_err(|error| Error::argument(error.to_string()))
     }

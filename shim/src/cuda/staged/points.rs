@@ -29,6 +29,7 @@ use super::captured::{Captured, Captures};
 use super::gated::{Access, Gated, Ticket};
 use crate::client::locked;
 use crate::cuda::cuda_error;
+use crate::cuda::points::capture_of;
 use crate::{Client, Communicator, Error, Span, Stream};
 
 /// Longest piece: large enough that what it costs besides its bytes is little.
@@ -336,19 +337,6 @@ fn keys(list: &[Point], rank: u32) -> Vec<Key> {
         }
     }
     keys
-}
-
-/// The capture that a group's streams are in, if they are in one.
-fn capture_of(streams: &[RawStream]) -> Result<Option<u64>, Error> {
-    // SAFETY: callers of sends and receives vouch for their streams.
-    let id = |stream: &RawStream| Ok(unsafe { stream.capture() }.map_err(cuda_error)?.map(|capture| capture.id));
-    let captures = streams.iter().map(id).collect::<Result<Vec<_>, Error>>()?;
-    let first = captures.first().copied().flatten();
-    if captures.iter().any(|capture| *capture != first) {
-        let message = "the streams of a group of sends and receives are captured into one graph, or none of them is";
-        return Err(Error::argument(message));
-    }
-    Ok(first)
 }
 
 /// The parts of a message: at least one, so that ends whose messages differ find out.
