@@ -406,6 +406,10 @@ fn aborts_late(place: &Place) -> anyhow::Result<()> {
 fn an_abort_of_what_a_rank_has_left_ends_nothing_else() {
     let service = TestService::start(LARGE);
     while_nothing_is_freed(&service, || drop(Player::start("aborts_late", &everybody(&service, 1)).ends_well()));
+    for config in [staged::strict("auto"), staged::by_engines("auto")] {
+        let service = TestService::start(&config);
+        Player::start("aborts_late", &everybody(&service, 1)).ends_well();
+    }
 }
 
 #[test]

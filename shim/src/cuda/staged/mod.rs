@@ -124,6 +124,10 @@ impl StagedCommunicator {
         let whole = checked(call, self.rank(), self.nranks())?;
         let stream = RawStream::from_ptr(stream);
         let mut order = locked(&self.order);
+        if order.left {
+            // The service ends a session that names a communicator that is gone.
+            return Err(Error::argument("the communicator has been finalized"));
+        }
         if let Some(error) = self.async_error() {
             return Err(error);
         }
