@@ -39,12 +39,15 @@ impl Graph {
             let enqueued = enqueue(stream.raw());
             // Also after a failure: the stream is of no use before.
             let ended = api::cuStreamEndCapture(stream.raw().0, &mut graph);
-            enqueued?;
-            ended?;
-            let made = api::cuGraphInstantiateWithFlags(&mut raw, graph, 0);
-            let _ = api::cuGraphDestroy(graph);
-            made
+            enqueued.and_then(|()| {
+                ended?;
+                Ok(api::cuGraphInstantiateWithFlags(&mut raw, graph, 0)?)
+            })
         };
+        if !graph.is_null() {
+            // SAFETY: made above, destroyed once.
+            let _ = unsafe { api::cuGraphDestroy(graph) };
+        }
         made?;
         drop(_entered);
         Ok(Graph { context, raw })
