@@ -364,7 +364,7 @@ __device__ void bulk_reduce(const DirectArgs& a) {
     __shared__ uint64_t scalars[RANKS_MAX];
     if ((a.flags & SCALED) != 0) {
         if (blockIdx.x == 0) send_head(a, threadIdx.x);
-        if (!gather_scalars(a, scalars)) return;
+        if (!gather_scalars(a, scalars)) return finish(a, true);
     }
     bulk(a, [&](uint32_t warp, BlockWords& words) {
         return bulk_middle(a, warp, words, [&](uint32_t step, uint64_t at, uint32_t bytes, Worker w) {
