@@ -11,7 +11,6 @@ mod metrics;
 mod rdma;
 mod tcp;
 
-use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
@@ -170,12 +169,6 @@ impl TenantConfig {
             max_streams: default_max_streams(),
             max_regions: default_max_regions(),
         }
-    }
-
-    /// Whether a process of user `uid` may be this tenant.
-    #[must_use]
-    pub fn admits(&self, uid: u32) -> bool {
-        self.uids.as_ref().is_none_or(|uids| uids.contains(&uid))
     }
 }
 
@@ -376,12 +369,6 @@ impl ServiceConfig {
         self.runtime_dir().join(&tenant.socket)
     }
 
-    /// The full paths of all tenants' sockets, each once.
-    #[must_use]
-    pub fn tenant_sockets(&self) -> BTreeSet<PathBuf> {
-        self.tenants.iter().map(|t| self.tenant_socket(t)).collect()
-    }
-
     /// The address for flows to and from other hosts, where there are any.
     #[must_use]
     pub fn tcp_address(&self) -> Option<IpAddr> {
@@ -389,12 +376,6 @@ impl ServiceConfig {
         let listen = Some(exchange.listen.0.ip()).filter(|address| !address.is_unspecified());
         let own = || self.hosts.iter().find(|host| host.name == self.name()).map(|host| host.address.0.ip());
         self.tcp.address.or(listen).or_else(own)
-    }
-
-    /// The tenant that a process of user `uid` is when it connects to `socket` (a full path).
-    #[must_use]
-    pub fn tenant_for(&self, socket: &Path, uid: u32) -> Option<&TenantConfig> {
-        self.tenants.iter().find(|t| t.admits(uid) && self.tenant_socket(t) == socket)
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use mccs::Client;
 use mccs_config::ServiceConfig;
 use mccs_config::change::StrategyChange;
 use mccs_eval::workload::Call;
@@ -163,6 +164,18 @@ fn a_taken_socket_is_refused_with_what_to_do() {
         rank.comm.barrier(&rank.stream).expect("enqueued");
         rank.stream.synchronize().expect("completed");
     });
+}
+
+#[test]
+fn a_user_is_the_tenant_of_a_socket_that_admits_it() {
+    let own = nix::unistd::getuid().as_raw();
+    let (ours, others) = (format!("uids = [{own}]\n"), format!("uids = [{}]\n", own + 1));
+    let service = TestService::start(&format!(
+        "[[tenant]]\nname = \"others\"\n{others}[[tenant]]\nname = \"ours\"\n{ours}[[tenant]]\nname = \"alone\"\nsocket = \"alone.sock\"\n{others}"
+    ));
+    assert_eq!(service.connect(0).tenant(), "ours");
+    let error = Client::connect(service.socket(2)).err().expect("a refusal").to_string();
+    assert!(error.contains(&format!("user {own} is no tenant of this socket")), "{error}");
 }
 
 #[test]
