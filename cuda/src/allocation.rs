@@ -32,7 +32,7 @@ impl Allocation {
     /// Allocates at least so many bytes on the GPU of a context. Returns how many there are: whole pages.
     ///
     /// # Errors
-    /// [`DriverError`]; [`DriverError::is_out_of_memory`] tells.
+    /// [`DriverError`].
     pub fn new(context: &Context, bytes: usize, shared: Shared) -> Result<(Self, usize), DriverError> {
         Self::create(context, bytes, shared, location(context))
     }
@@ -40,7 +40,7 @@ impl Allocation {
     /// The same of the host's memory, of its first node, to be shared by descriptors: what GPUs reach and is none's.
     ///
     /// # Errors
-    /// [`DriverError`]; [`DriverError::is_out_of_memory`] tells.
+    /// [`DriverError`].
     pub fn of_host(context: &Context, bytes: usize) -> Result<(Self, usize), DriverError> {
         let node = sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA, id: 0 };
         Self::create(context, bytes, Shared::ByDescriptor, node)

@@ -14,8 +14,6 @@ pub struct DriverError {
     pub name: String,
 }
 
-/// `CUDA_ERROR_OUT_OF_MEMORY`.
-const OUT_OF_MEMORY: u32 = 2;
 /// `CUDA_ERROR_NOT_READY`.
 const NOT_READY: u32 = 600;
 /// Code of errors that are this crate's own.
@@ -64,12 +62,6 @@ impl DriverError {
     /// An error that no driver call returned.
     pub(crate) fn own(call: &'static str, message: impl Into<String>) -> Self {
         DriverError { call, code: OWN, name: message.into() }
-    }
-
-    /// Whether a device's memory is full.
-    #[must_use]
-    pub fn is_out_of_memory(&self) -> bool {
-        self.code == OUT_OF_MEMORY
     }
 
     /// What the driver returned; none where it was not asked.

@@ -39,7 +39,7 @@ impl DeviceMemory {
     /// take 1.6 times as long (decision 012). What is in it is not defined.
     ///
     /// # Errors
-    /// [`DriverError`]; [`DriverError::is_out_of_memory`] tells.
+    /// [`DriverError`].
     pub fn new(context: &Context, bytes: usize) -> Result<Self, DriverError> {
         let _entered = context.enter()?;
         let mut address = 0;

@@ -27,8 +27,6 @@ use crate::types::{CollectiveKind, DataType, RedOp};
 
 /// Most ranks of a board: every rank reads what all others post, so the work grows with the square.
 pub const BOARD_RANKS_MAX: u32 = 16;
-/// Most bytes of a contribution.
-pub const SLOT_BYTES_MAX: u32 = 1 << 20;
 /// A rank leaves stamps of rounds whose numbers are multiples of this, as all ranks do.
 const STAMPED_EVERY: u64 = 16;
 /// Stamps of a rank: the last ones.
