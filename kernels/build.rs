@@ -23,7 +23,10 @@ fn main() -> ExitCode {
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
     let nvcc = nvcc();
     if nvcc.is_none() {
-        println!("cargo:warning=no nvcc that will do (looked at {}): built without GPU kernels", VARIABLES.join(", "));
+        println!(
+            "cargo:warning=no nvcc that will do (looked at {}, and the packages of python3): built without GPU kernels",
+            VARIABLES.join(", ")
+        );
     }
     for (name, variable) in SOURCES {
         let fatbin = out.join(format!("{name}.fatbin"));

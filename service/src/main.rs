@@ -128,6 +128,9 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
         );
     }
     let service = Service::start(&settings)?;
+    for tenant in &settings.tenants {
+        tracing::info!(tenant = tenant.name, socket = %tenant.socket.display(), "listening");
+    }
     tracing::info!(control = %settings.control_socket.display(), tenants = settings.tenants.len(), "listening");
     // The launcher, and anybody else who starts a service, waits for this line.
     println!("mccs-service ready");

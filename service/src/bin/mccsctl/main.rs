@@ -16,6 +16,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use mccs_config::error::in_words;
+use mccs_config::service::ServiceConfig;
 use mccs_service::control::{ControlAnswer, ControlRequest, call, call_within};
 use mccs_service::exchange::keys;
 use mccs_service::runtime::EngineId;
@@ -30,8 +31,8 @@ use crate::watch::Watch;
 #[derive(Parser)]
 #[command(name = "mccsctl", version)]
 struct Arguments {
-    /// The service's control socket.
-    #[arg(long, env = "MCCS_CONTROL_SOCKET", default_value = "/run/mccs/mccs-control.sock")]
+    /// The service's control socket; default: where a service of this user's has it.
+    #[arg(long, env = "MCCS_CONTROL_SOCKET", default_value_os_t = ServiceConfig::default().control_socket())]
     socket: PathBuf,
     /// Print JSON instead of tables.
     #[arg(long)]
