@@ -1,7 +1,11 @@
 //! Two hosts on the fake driver and a flow between them, for tests of bad luck. Time is the test's own.
 
+use std::time::Duration;
+
+use super::super::{MemorySpan, Request, Status};
 use super::verbs::fake::{Fabric, FabricOptions, Host};
 use super::*;
+use crate::runtime::Context;
 use crate::transports::FlowOptions;
 use crate::transports::conformance::Random;
 

@@ -1,10 +1,14 @@
 //! Sends that are done before their messages have arrived, since these were copied: what becomes of the copies when ways break, peers die,
 //! room is scarce, and flows are closed.
 
+use std::time::Duration;
+
 use nix::poll::{PollFd, PollFlags, PollTimeout};
 
 use super::super::region::Regions;
+use super::super::{MemorySpan, Request, Status};
 use super::bench::{Bench, Traffic, flow_options, in_place};
+use super::flow::Stage;
 use super::receiver::Receiver;
 use super::sender::Sender;
 use super::verbs::fake::{Fabric, FabricOptions};

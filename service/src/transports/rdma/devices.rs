@@ -10,9 +10,10 @@ use std::time::{Duration, Instant};
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
 
 use super::super::Fault;
+use super::RdmaTransport;
 use super::ports::{self, Port};
 use super::verbs::VerbsError;
-use super::{RdmaTransport, Watched};
+use super::waking::Watched;
 
 /// How often devices are looked for: it costs tens of system calls, and is done by every engine.
 const DEVICES_EVERY: Duration = Duration::from_secs(30);

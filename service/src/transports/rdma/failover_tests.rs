@@ -1,10 +1,15 @@
 //! Ports, devices and hosts that go and come, on the fake driver: by which way flows go, and when they come home.
 
+use std::time::Duration;
+
 use nix::poll::{PollFd, PollFlags, PollTimeout};
 
+use super::super::{MemorySpan, Status};
 use super::bench::{BYTES, Bench, flow_options, in_place};
+use super::flow::Stage;
 use super::verbs::fake::{Fabric, FabricOptions};
 use super::*;
+use crate::runtime::Context;
 use crate::transports::{Fault, FlowOptions, FlowPath, PathNews};
 
 /// A cable is pulled and put back: no message is lost, repeated or late for ever, on the only port that there is.

@@ -1,7 +1,10 @@
 //! Registered memory, on the fake driver: what is pinned, by whom, for how long, and what is said where it cannot be.
 
+use std::time::Duration;
+
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
+use super::super::{MemorySpan, Status};
 use super::bench::{Bench, Traffic, flow_options};
 use super::verbs::fake::FabricOptions;
 use super::*;

@@ -6,10 +6,13 @@
 
 use std::ffi::OsString;
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use nix::sys::resource::{Resource, setrlimit};
 
+use super::super::{MemorySpan, Request, Status};
 use super::*;
+use crate::runtime::Context;
 use crate::transports::FlowOptions;
 use crate::transports::conformance::{Fixture, suite};
 

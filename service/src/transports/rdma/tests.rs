@@ -1,5 +1,7 @@
 //! The suite over RDMA on the fake driver, in several settings and under bad luck.
 
+use std::time::Duration;
+
 use super::verbs::fake::{Fabric, FabricOptions};
 use super::*;
 use crate::transports::FlowOptions;

@@ -1,8 +1,13 @@
 //! Bad luck on the fake driver, other than that of ports (`failover_tests.rs`) and memory (`memory_tests.rs`): what the transport gets over, and what it says about the rest.
 
+use std::time::Duration;
+
+use super::super::{MemorySpan, Request, Status};
 use super::bench::{BYTES, Bench, MESSAGES, Traffic, flow_options};
+use super::flow::Stage;
 use super::verbs::fake::{FabricOptions, SourcePorts};
 use super::*;
+use crate::runtime::Context;
 use crate::transports::conformance::Random;
 use crate::transports::{Fault, FlowOptions};
 
