@@ -6,7 +6,7 @@
 //!            <-Report, Answer--     <-- communicators that began, changed, ended
 //! ```
 //!
-//! [`state`] holds the view and decides, [`orders`] tells what is not as decided, [`plan`] turns decisions of a policy into changes and [`pace`]s, [`agent`] reports and
+//! [`state`] holds the view, `hosts`, `heard` and `deciding` are what makes it another one and has it decide anew, [`orders`] tells what is not as decided, [`plan`] turns decisions of a policy into changes and [`pace`]s, [`agent`] reports and
 //! carries out, [`message`] is what the two say, [`equipment`] what hosts have of which topologies speak, [`bursts`] when those send for whom others make room, [`rates`] what goes over each path, [`said`] what all keep of an operator's words, `arrivals` in which order communicators are planned for, [`clock`] what time it is for all. All of it is without I/O
 //! and clock; `engines/controller.rs` connects it with the exchange, the registry, the operator and the files.
 //!
@@ -24,8 +24,11 @@ pub mod basis;
 pub mod bursts;
 pub mod clock;
 pub mod dead_paths;
+mod deciding;
 pub mod equipment;
+mod heard;
 pub mod history;
+mod hosts;
 pub mod links;
 pub mod message;
 mod operator;

@@ -8,11 +8,12 @@ use super::answer::{
     Standing, StrategyView,
 };
 use super::basis::{Basis, Text, not_there};
+use super::hosts::HostState;
 use super::links::LinkState;
 use super::message::Report;
 use super::pace::HostPace;
 use super::plan::{Plan, flows_of, plan_all};
-use super::state::{Controller, Held, HostState, Output, Ticket};
+use super::state::{Controller, Held, Output, Ticket};
 use crate::exchange::protocol::Name;
 use crate::telemetry::placed::Chosen;
 use crate::topology::Topology;

@@ -11,10 +11,11 @@ use mccs_config::change::StrategyChange;
 
 use super::bursts::Yielders;
 use super::history::Went;
+use super::hosts::HostState;
 use super::message::{ControllerMessage, Order, Outcome};
 use super::pace::HostPace;
 use super::plan::Plan;
-use super::state::{Controller, HostState, Output};
+use super::state::{Controller, Output};
 use crate::exchange::limits::CHANGE_BYTES_MAX;
 use crate::exchange::protocol::{CommId, Name, Whose};
 
