@@ -7,7 +7,7 @@ use anyhow::Context as _;
 use mccs_config::service::{Device, RdmaUse, TransportKind};
 
 use crate::engines::transport::links::Links;
-use crate::service::{NetworkSettings, RdmaSettings, VerbsFrom};
+use crate::settings::{NetworkSettings, RdmaSettings, VerbsFrom};
 use crate::transports::rdma::{Driver, NoRdma, RdmaOptions, RdmaTransport, Verbs};
 use crate::transports::several::Several;
 use crate::transports::tcp::{self, TcpTransport};

@@ -21,6 +21,7 @@ pub mod policy;
 pub mod runtime;
 pub mod service;
 pub mod session;
+mod settings;
 pub mod telemetry;
 pub mod tenants;
 pub mod topology;
