@@ -16,7 +16,8 @@
 mod engine;
 mod executor;
 mod mailbox;
+mod runtimes;
 
 pub use engine::{Context, Engine, Progress};
-pub use executor::{EngineId, EngineInfo, RuntimeError, RuntimeInfo, RuntimeOptions, Runtimes};
 pub use mailbox::{Mailbox, Sender, Waker, WakerSlot};
+pub use runtimes::{EngineId, EngineInfo, RuntimeError, RuntimeInfo, RuntimeOptions, Runtimes};

@@ -3,7 +3,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-use super::super::{Context, Progress, WakerSlot};
+use super::super::{Context, Progress, Runtimes, WakerSlot};
 use super::*;
 
 const PATIENCE: Duration = Duration::from_secs(60);
