@@ -23,7 +23,7 @@ import cluster
 from bench import BINARIES, records, run
 from changes import DEVICES, second_devices
 from cluster import Fabric, spread
-from scenario import to_toml
+from scenario_toml import to_toml
 
 ALLOWED_S = 1.0
 LEAF = "leaf0"
