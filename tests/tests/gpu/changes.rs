@@ -18,7 +18,8 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use super::ranks::{Buffers, Place, Player, Rank, Role, call, capture, enqueue, everybody};
-use super::{LARGE, TENANTS, while_nothing_is_freed};
+use super::stalls::while_nothing_is_freed;
+use super::{LARGE, TENANTS};
 
 pub const ROLES: &[(&str, Role)] = &[
     ("runs_in_rounds", runs_in_rounds),

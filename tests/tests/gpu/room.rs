@@ -13,11 +13,12 @@ use mccs_ipc::large::LargeWord;
 use mccs_service::tenants::{Resource, Tenant};
 use mccs_tests::TestService;
 
+use super::failures::{free_bytes, wait_until_as_free};
 use super::losses::refuse;
 use super::mps::UNTIL;
 use super::ranks::{Buffers, Place, Player, Rank, Role, call, enqueue, enqueue_at, everybody};
 use super::staged::by_engines;
-use super::{LARGE, TENANTS, free_bytes, told, wait_until, wait_until_as_free};
+use super::{LARGE, TENANTS, told, wait_until};
 
 pub const ROLES: &[(&str, Role)] = &[
     ("never_comes", never_comes),
