@@ -151,8 +151,7 @@ mccsResult_t mccsCudaSend(const void *sendbuff, size_t count, mccsDataType_t dty
 mccsResult_t mccsCudaRecv(void *recvbuff, size_t count, mccsDataType_t dtype, int peer, mccsCudaComm_t comm,
                           void *stream);
 
-/* Operations of this thread between start and end are enqueued together; sends and receives start together. Collectives on
- * GPUs are enqueued as they are called. */
+/* Operations of this thread between start and end are enqueued together, at the end; sends and receives start together. */
 mccsResult_t mccsGroupStart(void);
 mccsResult_t mccsGroupEnd(void);
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use mccs_ipc::command::{Command, FLAG_GROUP_CONTINUES, Opcode};
 
 use crate::communicator::CommShared;
+use crate::cuda::CollectedCall;
 use crate::cuda::points::{self, Collected as CollectedPoint};
 use crate::{Error, Stream};
 
@@ -13,6 +14,8 @@ use crate::{Error, Stream};
 struct Group {
     depth: u32,
     operations: Vec<Collected>,
+    /// Collectives of GPUs.
+    calls: Vec<CollectedCall>,
     /// Sends and receives between GPUs.
     points: Vec<CollectedPoint>,
 }
@@ -41,24 +44,33 @@ pub fn group_start() {
     with_group(|group| group.depth += 1);
 }
 
+/// Closes a group. Returns what it has collected, if it is the outermost one.
+fn close() -> Result<Group, Error> {
+    let collected = with_group(|group| {
+        group.depth = group.depth.checked_sub(1)?;
+        Some(if group.depth == 0 { std::mem::take(group) } else { Group::default() })
+    });
+    collected.flatten().ok_or_else(|| Error::argument("group_end without group_start"))
+}
+
+/// Closes a group as [`group_end`] does, but for that nothing of it is enqueued.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] without a group.
+pub fn group_drop() -> Result<(), Error> {
+    close().map(drop)
+}
+
 /// Closes a group. The outermost one enqueues what was collected: for each stream first the collectives in their order,
-/// then all sends and receives, which start together; on each communicator of GPUs all sends and receives, in one kernel.
-/// Collectives on GPUs do not wait for the group's end.
+/// then all sends and receives, which start together; then collectives on GPUs, in the order of the calls, and on each communicator
+/// of GPUs all sends and receives, in one kernel.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] without a group, if a communicator was destroyed inside the group, or if it has more sends
-/// and receives than may be in flight: then nothing of the group is enqueued. [`Error::ServiceGone`].
+/// and receives than may be in flight: then nothing of the group is enqueued. [`Error::ServiceGone`]. Those of collectives on GPUs:
+/// then nothing that comes after it is enqueued.
 pub fn group_end() -> Result<(), Error> {
-    let operations = with_group(|group| {
-        group.depth = group.depth.checked_sub(1)?;
-        let is_over = group.depth == 0;
-        Some(if is_over {
-            (std::mem::take(&mut group.operations), std::mem::take(&mut group.points))
-        } else {
-            Default::default()
-        })
-    });
-    let (operations, points) = operations.flatten().ok_or_else(|| Error::argument("group_end without group_start"))?;
+    let Group { operations, calls, points, .. } = close()?;
     let mut streams: Vec<(Stream, Vec<Numbered>)> = Vec::new();
     // The service ends a session that names a communicator that is gone.
     if operations.iter().any(|operation| operation.comm.has_left()) {
@@ -91,7 +103,18 @@ pub fn group_end() -> Result<(), Error> {
         ordered.append(&mut pairs);
         stream.client.0.submit_group(&stream.shared, &ordered)?;
     }
+    calls.iter().try_for_each(CollectedCall::enqueue)?;
     points::launch_together(points)
+}
+
+/// Whether the calling thread has a group open.
+pub(crate) fn is_open() -> bool {
+    with_group(|group| group.depth > 0) == Some(true)
+}
+
+/// Keeps a collective of GPUs for the end of the group, which is open.
+pub(crate) fn collect_call(call: CollectedCall) {
+    with_group(|group| group.calls.push(call));
 }
 
 /// Keeps a send or receive between GPUs for the end of the group. Gives it back where there is no group.

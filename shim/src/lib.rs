@@ -39,7 +39,7 @@ mod submission;
 pub use client::{Client, unique_id};
 pub use communicator::{Communicator, RankSpec, ReduceOperator, Scalar};
 pub use error::Error;
-pub use group::{group_end, group_start};
+pub use group::{group_drop, group_end, group_start};
 pub use mccs_ipc::types::{CollectiveKind, DataType, ErrorClass, RedOp, UniqueId};
 pub use memory::{Region, Span};
 pub use stream::Stream;

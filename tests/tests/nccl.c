@@ -78,9 +78,15 @@ int main(void) {
     EXPECT(success, ncclGroupStart());
     EXPECT(invalidArgument, ncclSend(&value, 1, 7, 0, NULL, NULL));
     EXPECT(success, ncclGroupEnd());
-    EXPECT(success, ncclGroupEnd());
+    EXPECT(invalidArgument, ncclGroupEnd());
     EXPECT(invalidUsage, ncclGroupEnd());
     EXPECT(invalidUsage, ncclGroupSimulateEnd(NULL));
+    /* A group whose call has failed is over, and so is one that is simulated. */
+    EXPECT(success, ncclGroupStart());
+    EXPECT(success, ncclGroupEnd());
+    EXPECT(success, ncclGroupStart());
+    EXPECT(invalidArgument, ncclGroupSimulateEnd(NULL));
+    EXPECT(invalidUsage, ncclGroupEnd());
 
     EXPECT(invalidArgument, ncclRecv(&value, 1, 7, 0, NULL, NULL));
     EXPECT(invalidArgument, ncclAllReduce(&value, &value, 1, 7, 0, NULL, NULL));

@@ -116,7 +116,7 @@ static void run_between(struct call c, const struct member *m, CUdeviceptr input
 static void run(struct call c, const struct member *m) { run_between(c, m, in, out); }
 
 static void check_collectives(const struct member *m) {
-    static const size_t COUNTS[] = {1, 37, 1021, 40009};
+    static const size_t COUNTS[] = {0, 1, 37, 1021, 40009};
     int before = broadcasts;
     run((struct call){BCAST, 9, float32, sum, 0, 1, NULL}, m);
     EXPECT(before, broadcasts);
@@ -200,6 +200,65 @@ static void check_points(const struct member *m) {
     for (size_t i = 0; i < 4321; i++) store(given, int64, i, value(0, i, -99, 199));
     CUDA(cuMemcpyDtoH_v2(got, out, 4321 * 8));
     TRUE(memcmp(given, got, 4321 * 8) == 0);
+}
+
+/* Nothing of a group is done before its end, and nothing at all if a call in it fails, or if it is only simulated: so that rank 0 alone may do
+ * all this. Then operations of all kinds in groups in one another. */
+static void check_groups(const struct member *m) {
+    enum { COUNT = 900 };
+    ncclSimInfo_t info = SIM_INFO;
+    size_t bytes = COUNT * 4;
+    EXPECT(invalidUsage, ncclGroupEnd());
+    EXPECT(invalidUsage, ncclGroupSimulateEnd(&info));
+    memset(got, UNTOUCHED, bytes);
+    to_gpu(out, got, bytes);
+    for (int is_simulated = 0; m->rank == 0 && is_simulated < 2; is_simulated++) {
+        ncclComm_t never = NULL;
+        OK(ncclGroupStart());
+        OK(ncclAllReduce((void *)in, (void *)out, COUNT, float32, sum, m->comm, stream));
+        OK(ncclGroupStart());
+        OK(ncclSend((void *)in, COUNT, float32, m->n - 1, m->comm, stream));
+        OK(ncclCommInitRank(&never, world_size + 1, shared->ids[1], 0));
+        if (!is_simulated) EXPECT(invalidArgument, ncclAllReduce((void *)in, (void *)out, COUNT, TYPES, sum, m->comm, stream));
+        if (!is_simulated) EXPECT(invalidArgument, ncclRecv((void *)out, COUNT, float32, m->n, m->comm, stream));
+        OK(is_simulated ? ncclGroupSimulateEnd(&info) : ncclGroupEnd());
+        EXPECT(is_simulated ? success : invalidArgument, is_simulated ? ncclGroupSimulateEnd(&info) : ncclGroupEnd());
+        TRUE(never != NULL);
+        OK(ncclCommDestroy(never));
+        EXPECT(invalidUsage, ncclGroupEnd());
+        CUDA(cuStreamSynchronize(stream));
+        CUDA(cuMemcpyDtoH_v2(given, out, bytes));
+        TRUE(memcmp(given, got, bytes) == 0);
+    }
+    TRUE(m->rank > 0 || info.estimatedTime < 0);
+    info.magic = 0;
+    OK(ncclGroupStart());
+    EXPECT(invalidArgument, ncclGroupSimulateEnd(&info));
+    OK(ncclGroupStart());
+    EXPECT(invalidArgument, ncclGroupSimulateEnd(NULL));
+    EXPECT(invalidUsage, ncclGroupEnd());
+    /* The sum goes on from rank to rank. */
+    round_number++;
+    struct call call = {ALL_REDUCE, COUNT, int32, sum, 0, 0, NULL};
+    for (size_t i = 0; i < COUNT; i++) store(given, int32, i, own(&call, m->rank, i, m->n));
+    to_gpu(in, given, bytes);
+    OK(ncclGroupStart());
+    OK(ncclGroupStart());
+    OK(ncclAllReduce((void *)in, (void *)out, COUNT, int32, sum, m->comm, stream));
+    OK(ncclSend((void *)in, COUNT, int32, (m->rank + 1) % m->n, m->comm, stream));
+    OK(ncclGroupEnd());
+    OK(ncclBroadcast((void *)(out + bytes), (void *)(out + bytes), 0, int32, 0, m->comm, stream));
+    OK(ncclRecv((void *)(out + bytes), COUNT, int32, (m->rank + m->n - 1) % m->n, m->comm, stream));
+    OK(ncclReduceScatter((void *)in, (void *)(out + 2 * bytes), COUNT / m->n, int32, sum, m->comm, stream));
+    OK(ncclGroupEnd());
+    CUDA(cuStreamSynchronize(stream));
+    CUDA(cuMemcpyDtoH_v2(given, out, 3 * bytes));
+    for (size_t i = 0; i < COUNT; i++) store(got, int32, i, combined(&call, i, m->n));
+    TRUE(memcmp(given, got, bytes) == 0);
+    size_t part = COUNT / m->n;
+    TRUE(memcmp(given + 2 * bytes, got + m->rank * part * 4, part * 4) == 0);
+    for (size_t i = 0; i < COUNT; i++) store(got, int32, i, own(&call, (m->rank + m->n - 1) % m->n, i, m->n));
+    TRUE(memcmp(given + bytes, got, bytes) == 0);
 }
 
 /* Who the communicator says this process is, and that it is well. */
@@ -361,9 +420,15 @@ static ncclComm_t joined(int which) {
         OK(ncclCommInitRankScalable(&comm, world_size, world_rank, world_size > 1 ? 2 : 1, ids, &config));
         break;
     default:
+        /* The handle is there at once: some keep it elsewhere before the group ends. */
         OK(ncclGroupStart());
         OK(ncclCommInitRank(&comm, world_size, ids[1], world_rank));
+        ncclComm_t kept = comm;
+        TRUE(kept != NULL);
+        comm = NULL;
         OK(ncclGroupEnd());
+        TRUE(comm == NULL);
+        return kept;
     }
     return comm;
 }
@@ -555,6 +620,7 @@ static void be_rank(void) {
     check_collectives(&all);
     check_factors(&all);
     check_points(&all);
+    check_groups(&all);
     check_memory(&all);
     check_splits(&all);
     OK(ncclCommFinalize(all.comm));

@@ -22,6 +22,12 @@ typedef struct {
         sizeof(ncclConfig_t), 0xcafebeef, 22809, UNDEFINED, UNDEFINED, UNDEFINED, UNDEFINED, NULL, UNDEFINED,          \
             UNDEFINED, NULL, UNDEFINED, UNDEFINED, UNDEFINED, UNDEFINED, UNDEFINED, UNDEFINED                          \
     }
+typedef struct {
+    size_t size;
+    unsigned magic, version;
+    float estimatedTime;
+} ncclSimInfo_t;
+#define SIM_INFO {sizeof(ncclSimInfo_t), 0x74685283, 22809, 1}
 
 int ncclGetVersion(int *);
 int ncclGetUniqueId(ncclUniqueId *);
@@ -61,7 +67,7 @@ int ncclSend(const void *, size_t, int type, int peer, ncclComm_t, void *stream)
 int ncclRecv(void *, size_t, int type, int peer, ncclComm_t, void *stream);
 int ncclGroupStart(void);
 int ncclGroupEnd(void);
-int ncclGroupSimulateEnd(void *);
+int ncclGroupSimulateEnd(ncclSimInfo_t *);
 int ncclDevCommCreate(ncclComm_t, const void *, void *);
 int ncclDevCommDestroy(ncclComm_t, const void *);
 void ncclResetDebugInit(void);

@@ -6,7 +6,7 @@ use mccs::Error;
 
 use super::communicators::Comm;
 use super::operators::{data_type, operator};
-use super::{Status, guard};
+use super::{SUCCESS, Status, guard_in_group};
 
 pub(crate) fn rank(value: c_int) -> Result<u32, Error> {
     u32::try_from(value).map_err(|_| Error::InvalidArgument(format!("rank {value} is negative")))
@@ -29,12 +29,12 @@ macro_rules! collective {
             comm: *mut Comm,
             $stream: *mut c_void,
         ) -> Status {
-            guard(|| {
+            guard_in_group(|| {
                 // SAFETY: the caller's contract.
                 let $c = unsafe { Comm::of(comm)? };
                 let ($send, $recv, $count, $dtype) = (send as u64, recv as u64, count as u64, data_type(dtype)?);
                 // SAFETY: buffers and stream are the caller's contract.
-                unsafe { $body }
+                unsafe { $body }.map(|()| SUCCESS)
             })
         }
     };

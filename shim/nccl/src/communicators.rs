@@ -13,7 +13,7 @@ use mccs_cuda::{Context, gpus};
 use super::config::is_blocking;
 use super::derived::{Exchange, Share};
 use super::group::{begin, joining};
-use super::{IN_PROGRESS, Status, guard, guard_status, put, status_of};
+use super::{IN_PROGRESS, Status, guard, guard_in_group, put, status_of};
 
 /// `ncclUniqueId`: the communicator's name and its root's address, behind a mark.
 #[derive(Clone, Copy)]
@@ -227,13 +227,6 @@ impl Comm {
         Arc::new(Comm { is_blocking, made: OnceLock::new(), is_abandoned: Mutex::default() })
     }
 
-    /// One that is there.
-    pub(crate) fn made(member: Member, is_blocking: bool) -> Arc<Self> {
-        let comm = Self::unmade(is_blocking);
-        comm.fill(Ok(member));
-        comm
-    }
-
     /// What became of it.
     pub(crate) fn fill(&self, made: Result<Member, Error>) {
         let is_abandoned = locked(&self.is_abandoned);
@@ -346,9 +339,10 @@ pub unsafe extern "C" fn ncclCommInitRankConfig(
     config: *mut c_void,
 ) -> Status {
     // SAFETY: the caller's contract.
-    guard_status(|| unsafe {
+    guard_in_group(|| unsafe {
         let is_blocking = is_blocking(config)?.unwrap_or(true);
-        begin(comm, is_blocking, None, joining(id.name()?, rank, nranks))
+        let begun = Comm::unmade(is_blocking);
+        begin(comm, is_blocking, Some(begun), None, joining(id.name()?, rank, nranks))
     })
 }
 
@@ -368,7 +362,7 @@ pub unsafe extern "C" fn ncclCommInitRankScalable(
     // SAFETY: the caller's contract.
     let id = unsafe { id.as_ref() }.filter(|_| ids > 0 && ids <= nranks);
     let Some(id) = id else {
-        return guard(|| Err(Error::InvalidArgument(format!("{ids} unique ids for {nranks} ranks"))));
+        return guard_in_group(|| Err(Error::InvalidArgument(format!("{ids} unique ids for {nranks} ranks"))));
     };
     // SAFETY: the caller's contract.
     unsafe { ncclCommInitRankConfig(comm, nranks, *id, rank, config) }

@@ -9,7 +9,7 @@ use mccs_cuda::{DeviceMemory, DriverError, OwnedStream};
 use super::communicators::{Comm, Member, Name, ROOT_BYTES, Root, cuda_error, locked, own_root};
 use super::config::is_blocking;
 use super::group::{begin, joining};
-use super::{Status, guard_status};
+use super::{Status, guard_in_group};
 
 impl Member {
     /// The number of the next communicator that is made of this one: the same on all ranks, which make them in one order.
@@ -102,12 +102,13 @@ pub unsafe extern "C" fn ncclCommSplit(
     config: *mut c_void,
 ) -> Status {
     const NO_COLOR: c_int = -1;
-    guard_status(|| {
+    guard_in_group(|| {
         // SAFETY: the caller's contract.
         let (parent, is_blocking) = unsafe { (Comm::of(comm)?, is_blocking(config)?) };
         // Who is in none has nothing that could tell how far it is.
         let is_blocking = is_blocking.unwrap_or(parent.is_blocking()) || color == NO_COLOR;
         let (number, made) = (parent.next_derived(), parent.clone());
+        let begun = (color != NO_COLOR).then(|| Comm::unmade(is_blocking));
         let split = move |context| {
             let all = parent.gather(&Share { color, key, root: own_root()? })?;
             if color == NO_COLOR {
@@ -121,7 +122,7 @@ pub unsafe extern "C" fn ncclCommSplit(
             Member::join(name, own as c_int, members.len() as c_int, context).map(Some)
         };
         // SAFETY: the caller's contract.
-        unsafe { begin(new, is_blocking, Some(made), Box::new(split)) }
+        unsafe { begin(new, is_blocking, begun, Some(made), Box::new(split)) }
     })
 }
 
@@ -139,7 +140,7 @@ pub unsafe extern "C" fn ncclCommShrink(
     flags: c_int,
 ) -> Status {
     const ABORT: c_int = 1;
-    guard_status(|| {
+    guard_in_group(|| {
         // SAFETY: the caller's contract.
         let (parent, is_blocking) = unsafe { (Comm::of(comm)?, is_blocking(config)?) };
         let is_blocking = is_blocking.unwrap_or(parent.is_blocking());
@@ -158,7 +159,7 @@ pub unsafe extern "C" fn ncclCommShrink(
         let id = derived_id(parent.name.id, number, left.iter().flat_map(|rank| rank.to_le_bytes()));
         let join = joining(Name { id, root }, own as c_int, left.len() as c_int);
         // SAFETY: the caller's contract.
-        unsafe { begin(new, is_blocking, Some(parent), join) }
+        unsafe { begin(new, is_blocking, Some(Comm::unmade(is_blocking)), Some(parent), join) }
     })
 }
 

@@ -1,7 +1,8 @@
-//! Groups: communicators that are made together, and sends and receives that go together.
+//! Groups: communicators that are made together, and operations that are enqueued together.
 
 use std::cell::RefCell;
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
+use std::mem::offset_of;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -16,18 +17,22 @@ use super::{IN_PROGRESS, SUCCESS, Status, guard, guard_status, put};
 struct Pending {
     task: Task,
     parent: Option<Made>,
-    /// Where it goes; nowhere, if its owner has it already.
-    target: Option<*mut *mut Comm>,
+    /// Whether the group's end waits for it.
+    is_awaited: bool,
 }
 
-/// What is made by one thread, where it goes, and what it is made of.
-type Lane = (Option<Made>, Vec<Task>, Vec<Option<*mut *mut Comm>>);
+/// What is made by one thread, and what it is made of.
+struct Lane {
+    parent: Option<Made>,
+    tasks: Vec<Task>,
+    awaited: Vec<bool>,
+}
 
 /// How it is made, by a thread.
 struct Task {
     context: Context,
     make: Make,
-    /// What its owner has already, where nobody waits for it.
+    /// What its owner has already; nothing for a rank that is in none.
     begun: Option<Arc<Comm>>,
 }
 
@@ -43,6 +48,8 @@ pub(crate) fn joining(name: Name, rank: c_int, nranks: c_int) -> Make {
 struct Group {
     depth: u32,
     pending: Vec<Pending>,
+    /// The first error of a call in it.
+    error: Option<Error>,
 }
 
 thread_local! {
@@ -55,8 +62,7 @@ fn with_group<R>(act: impl FnOnce(&mut Group) -> R) -> Result<R, Error> {
     GROUP.try_with(|group| act(&mut group.borrow_mut())).map_err(ended)
 }
 
-/// Opens a group: sends and receives go together at its end. Collectives wait for no other rank, so they are launched as
-/// they come.
+/// Opens a group: collectives, sends and receives are enqueued at its end, and communicators made.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclGroupStart() -> Status {
     guard(|| {
@@ -66,38 +72,112 @@ pub extern "C" fn ncclGroupStart() -> Status {
     })
 }
 
-/// Closes a group; communicators begun in it are there when it returns, but for those that are not waited for, and its sends and
-/// receives are enqueued.
+/// Closes a group; communicators begun in it are there when the outermost one's end returns, but for those that are not waited for, and its
+/// operations are enqueued. If a call in it has failed it does nothing, but for returning that call's error.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclGroupEnd() -> Status {
     guard_status(|| {
-        let outside = || Error::Refused {
-            class: ErrorClass::InvalidUsage,
-            message: "ncclGroupEnd without ncclGroupStart".into(),
-        };
-        let pending = with_group(|group| {
-            group.depth = group.depth.checked_sub(1)?;
-            Some(if group.depth == 0 { std::mem::take(&mut group.pending) } else { Vec::new() })
-        })?;
-        let made = make(pending.ok_or_else(outside)?);
+        let Group { pending, error, .. } = close()?;
+        if let Some(error) = error {
+            mccs::group_drop()?;
+            give_up(pending, &error);
+            return Err(error);
+        }
+        let made = make(pending);
         mccs::group_end().and(made)
     })
+}
+
+/// See `nccl.h`: closes a group, of which nothing is done. How long it would take nobody knows here: the estimate says so by being negative.
+///
+/// # Safety
+/// The pointer must be null, or lead to as many bytes as its first word says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclGroupSimulateEnd(info: *mut c_void) -> Status {
+    guard(|| {
+        let Group { depth, pending, error, .. } = close()?;
+        mccs::group_drop()?;
+        if depth > 0 {
+            return Ok(());
+        }
+        give_up(pending, &Error::InvalidArgument("the group was only simulated".into()));
+        // SAFETY: the caller's contract.
+        error.map_or_else(|| unsafe { unknown_time(info) }, Err)
+    })
+}
+
+/// `ncclSimInfo_t`.
+#[repr(C)]
+struct SimInfo {
+    size: usize,
+    magic: u32,
+    version: u32,
+    estimated_time: f32,
+}
+
+/// # Safety
+/// As for [`ncclGroupSimulateEnd`].
+unsafe fn unknown_time(info: *mut c_void) -> Result<(), Error> {
+    const MAGIC: u32 = 0x7468_5283;
+    let info = info.cast::<SimInfo>();
+    // SAFETY: the caller's contract.
+    let is_initialized = unsafe {
+        !info.is_null()
+            && (&raw const (*info).size).read_unaligned() >= offset_of!(SimInfo, estimated_time) + size_of::<f32>()
+            && (&raw const (*info).magic).read_unaligned() == MAGIC
+    };
+    if !is_initialized {
+        return Err(Error::InvalidArgument("simInfo was not made by NCCL_SIM_INFO_INITIALIZER".into()));
+    }
+    // SAFETY: it is as long as that, says its first word.
+    unsafe { (&raw mut (*info).estimated_time).write_unaligned(-1.0) };
+    Ok(())
+}
+
+/// Closes a group. Returns what it has collected, if it is the outermost one; otherwise how many are still open.
+fn close() -> Result<Group, Error> {
+    let outside =
+        || Error::Refused { class: ErrorClass::InvalidUsage, message: "ncclGroupEnd without ncclGroupStart".into() };
+    let closed = with_group(|group| {
+        group.depth = group.depth.checked_sub(1)?;
+        Some(if group.depth == 0 { std::mem::take(group) } else { Group { depth: group.depth, ..Group::default() } })
+    })?;
+    closed.ok_or_else(outside)
+}
+
+/// Has the group's end fail, if there is a group, when a call in it does.
+pub(crate) fn noted<R>(result: Result<R, Error>) -> Result<R, Error> {
+    if let Err(error) = &result {
+        // A thread that ends has no group.
+        let _ = with_group(|group| {
+            if group.depth > 0 && group.error.is_none() {
+                group.error = Some(error.clone());
+            }
+        });
+    }
+    result
+}
+
+/// Owners of what is not made have it already, and learn why.
+fn give_up(pending: Vec<Pending>, error: &Error) {
+    let begun = pending.into_iter().filter_map(|pending| pending.task.begun);
+    begun.for_each(|comm| comm.fill(Err(error.clone())));
 }
 
 /// Makes communicators on threads, since ranks of one process wait for each other. Those that are made of one are made one after the other:
 /// its ranks exchange what they say in the order of their calls.
 fn make(pending: Vec<Pending>) -> Result<Status, Error> {
     let mut lanes: Vec<Lane> = Vec::new();
-    for Pending { task, parent, target } in pending {
+    for Pending { task, parent, is_awaited } in pending {
         let same = |known: &Option<Made>| known.as_ref().zip(parent.as_ref()).is_some_and(|(a, b)| a.is(b));
-        match lanes.iter_mut().find(|(known, ..)| same(known)) {
-            Some((_, tasks, targets)) => (tasks.push(task), targets.push(target)).1,
-            None => lanes.push((parent, vec![task], vec![target])),
+        match lanes.iter_mut().find(|lane| same(&lane.parent)) {
+            Some(lane) => (lane.tasks.push(task), lane.awaited.push(is_awaited)).1,
+            None => lanes.push(Lane { parent, tasks: vec![task], awaited: vec![is_awaited] }),
         }
     }
     let (mut threads, mut result) = (Vec::new(), Ok(SUCCESS));
-    for (parent, tasks, targets) in lanes {
-        if tasks.iter().all(|task| task.begun.is_some()) {
+    for Lane { parent, tasks, awaited } in lanes {
+        if !awaited.contains(&true) {
             start(parent.as_ref(), tasks);
             result = Ok(IN_PROGRESS);
             continue;
@@ -106,16 +186,12 @@ fn make(pending: Vec<Pending>) -> Result<Status, Error> {
             parent.iter().for_each(Made::wait_for_makers);
             tasks.into_iter().map(Task::run).collect::<Vec<_>>()
         };
-        threads.push((std::thread::spawn(run), targets));
+        threads.push((std::thread::spawn(run), awaited));
     }
-    for (thread, targets) in threads {
+    for (thread, awaited) in threads {
         let all = thread.join().map_err(|_| Error::System("a thread of this library panicked".into()))?;
-        let all = all.into_iter().zip(targets).filter_map(|(made, target)| Some((made, target?)));
-        for (made, target) in all {
-            // SAFETY: who begins a communicator in a group keeps its place to the group's end.
-            let placed = made.and_then(|comm| unsafe { place(target, comm) });
-            result = result.and_then(|status| placed.map(|()| status));
-        }
+        let mut all = all.into_iter().zip(awaited).filter_map(|(made, is_awaited)| is_awaited.then_some(made));
+        result = all.try_for_each(|made| made).and(result);
     }
     result
 }
@@ -134,18 +210,22 @@ fn start(parent: Option<&Made>, tasks: Vec<Task>) {
 }
 
 impl Task {
-    /// Makes it. Returns what its owner does not have yet.
-    fn run(self) -> Result<Option<Arc<Comm>>, Error> {
+    /// Makes it.
+    fn run(self) -> Result<(), Error> {
         let Task { context, make, begun } = self;
         let made = catch_unwind(AssertUnwindSafe(|| make(Some(context))));
         let made = made.unwrap_or_else(|_| Err(Error::System("a bug in mccs: a thread panicked".into())));
-        let Some(begun) = begun else {
-            return made.map(|member| member.map(|member| Comm::made(member, true)));
-        };
-        // A rank that is in none is waited for.
-        begun.fill(made.and_then(|member| member.ok_or_else(|| Error::System("a bug in mccs: no place".into()))));
-        Ok(None)
+        finish(begun.as_deref(), made)
     }
+}
+
+/// Fills what was begun with what has become of it.
+fn finish(begun: Option<&Comm>, made: Result<Option<Member>, Error>) -> Result<(), Error> {
+    let result = made.as_ref().map(|_| ()).map_err(Error::clone);
+    if let Some(begun) = begun {
+        begun.fill(made.and_then(|member| member.ok_or_else(|| Error::System("a bug in mccs: no place".into()))));
+    }
+    result
 }
 
 /// # Safety
@@ -156,13 +236,15 @@ unsafe fn place(target: *mut *mut Comm, comm: Option<Arc<Comm>>) -> Result<(), E
     unsafe { put(target, comm, "comm") }
 }
 
-/// Makes a communicator, of another or new, in its context or else the caller's. Begins to, where nobody waits or there is a group.
+/// Makes a communicator, of another or new, in its context or else the caller's. Begins to, where nobody waits or there is a group: its owner
+/// has the handle then, since programs keep it elsewhere before the group ends. Nothing was begun for a rank that is in none.
 ///
 /// # Safety
-/// The pointer must be null or valid for a write, to the end of a group if there is one.
+/// The pointer must be null or valid for a write.
 pub(crate) unsafe fn begin(
     target: *mut *mut Comm,
     is_blocking: bool,
+    begun: Option<Arc<Comm>>,
     parent: Option<Made>,
     make: Make,
 ) -> Result<Status, Error> {
@@ -172,20 +254,17 @@ pub(crate) unsafe fn begin(
     let (is_grouped, context) = (with_group(|group| group.depth > 0)?, parent.as_ref().map(|of| of.context.clone()));
     if is_blocking && !is_grouped {
         parent.iter().for_each(Made::wait_for_makers);
-        let comm = make(context)?.map(|member| Comm::made(member, true));
+        finish(begun.as_deref(), make(context))?;
         // SAFETY: the caller's contract.
-        return unsafe { place(target, comm) }.map(|()| SUCCESS);
+        return unsafe { place(target, begun) }.map(|()| SUCCESS);
     }
     let context = context.map_or_else(caller_context, Ok)?;
-    let begun = (!is_blocking).then(|| Comm::unmade(false));
-    if begun.is_some() {
-        // SAFETY: the caller's contract.
-        unsafe { place(target, begun.clone())? };
-    }
-    let target = begun.is_none().then_some(target);
+    // SAFETY: the caller's contract.
+    unsafe { place(target, begun.clone())? };
     let task = Task { context, make, begun };
     if is_grouped {
-        return with_group(|group| group.pending.push(Pending { task, parent, target })).map(|()| SUCCESS);
+        let pending = Pending { task, parent, is_awaited: is_blocking };
+        return with_group(|group| group.pending.push(pending)).map(|()| SUCCESS);
     }
     start(parent.as_ref(), vec![task]);
     Ok(IN_PROGRESS)
@@ -206,10 +285,10 @@ pub unsafe extern "C" fn ncclCommInitAll(comms: *mut *mut Comm, devices: c_int, 
         }
         mccs_cuda::driver()?;
         let (all, name, mut taken) = (gpus().map_err(cuda_error)?, Name::new()?, Vec::new());
+        let begun: Vec<_> = (0..count).map(|_| Comm::unmade(true)).collect();
         let mut begin = |rank: usize| {
-            // SAFETY: the caller's contract: a list that is there has as many numbers, and `comms` as many places.
-            let (device, target) =
-                unsafe { (if list.is_null() { rank as c_int } else { list.add(rank).read() }, comms.add(rank)) };
+            // SAFETY: the caller's contract: a list that is there has as many numbers.
+            let device = if list.is_null() { rank as c_int } else { unsafe { list.add(rank).read() } };
             let gpu = usize::try_from(device).ok().and_then(|device| all.get(device));
             let gpu = gpu.ok_or_else(|| wrong(format!("device {device} of {}", all.len())))?;
             if taken.contains(&device) {
@@ -218,9 +297,15 @@ pub unsafe extern "C" fn ncclCommInitAll(comms: *mut *mut Comm, devices: c_int, 
             }
             taken.push(device);
             let context = Context::primary(gpu).map_err(cuda_error)?;
-            let task = Task { context, make: joining(name, rank as c_int, devices), begun: None };
-            Ok(Pending { task, parent: None, target: Some(target) })
+            let make = joining(name, rank as c_int, devices);
+            let task = Task { context, make, begun: Some(Arc::clone(&begun[rank])) };
+            Ok(Pending { task, parent: None, is_awaited: true })
         };
-        make((0..count).map(&mut begin).collect::<Result<_, Error>>()?).map(drop)
+        make((0..count).map(&mut begin).collect::<Result<_, Error>>()?)?;
+        for (rank, comm) in begun.into_iter().enumerate() {
+            // SAFETY: the caller's contract: `comms` has as many places.
+            unsafe { comms.add(rank).write(comm.into_handle()) };
+        }
+        Ok(())
     })
 }

@@ -4,7 +4,7 @@
 //! What is there: communicators of GPUs of one host or several, made by any of NCCL's calls, split, shrunk, waited for or not; every
 //! collective; sends and receives; pre-multiplied sums; groups; CUDA graphs; all of it by its `pnccl` names too. Registration of memory and
 //! windows is accepted, and not needed. What is not there returns `ncclInvalidUsage`, and `ncclGetLastError` says what: the calls for kernels
-//! of the caller's, and estimates of a group's time. `docs/CUDA.md` says what has no effect.
+//! of the caller's. `docs/CUDA.md` says what has no effect.
 //!
 //! Calls return what NCCL's documentation says; names, numbers and signatures are those of `nccl.h`.
 
@@ -75,6 +75,11 @@ fn guard_status(call: impl FnOnce() -> Result<Status, Error>) -> Status {
     }
 }
 
+/// As [`guard_status`], for calls that a group's end fails with.
+fn guard_in_group(call: impl FnOnce() -> Result<Status, Error>) -> Status {
+    guard_status(|| group::noted(call()))
+}
+
 /// An error for what is not there.
 fn absent(what: &str) -> Error {
     Error::Refused { class: ErrorClass::InvalidUsage, message: format!("mccs does not have {what}") }
@@ -124,12 +129,6 @@ pub extern "C" fn ncclGetErrorString(status: Status) -> *const c_char {
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclGetLastError(_comm: *mut communicators::Comm) -> *const c_char {
     LAST_ERROR.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
-}
-
-/// See `nccl.h`.
-#[unsafe(no_mangle)]
-pub extern "C" fn ncclGroupSimulateEnd(_info: *mut std::ffi::c_void) -> Status {
-    guard(|| Err(absent("an estimate of a group's time (ncclGroupSimulateEnd)")))
 }
 
 /// See `nccl.h`: there is nothing to read again.

@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_void};
 use super::collectives::rank;
 use super::communicators::Comm;
 use super::operators::data_type;
-use super::{Status, guard};
+use super::{SUCCESS, Status, guard_in_group};
 
 /// Defines a function on one buffer and a peer.
 macro_rules! point {
@@ -24,9 +24,11 @@ macro_rules! point {
             stream: *mut c_void,
         ) -> Status {
             // SAFETY: handles, buffers and stream are the caller's contract.
-            guard(|| unsafe {
+            guard_in_group(|| unsafe {
                 let comm = Comm::of(comm)?;
-                comm.comm()?.$call(buffer as u64, count as u64, data_type(dtype)?, rank(peer)?, stream)
+                comm.comm()?
+                    .$call(buffer as u64, count as u64, data_type(dtype)?, rank(peer)?, stream)
+                    .map(|()| SUCCESS)
             })
         }
     };

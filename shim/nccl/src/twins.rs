@@ -54,7 +54,7 @@ twins! {
     pncclGetUniqueId = communicators::ncclGetUniqueId;
     pncclGetVersion = ncclGetVersion;
     pncclGroupEnd = group::ncclGroupEnd;
-    pncclGroupSimulateEnd = ncclGroupSimulateEnd;
+    pncclGroupSimulateEnd = group::ncclGroupSimulateEnd;
     pncclGroupStart = group::ncclGroupStart;
     pncclMemAlloc = memory::ncclMemAlloc;
     pncclMemFree = memory::ncclMemFree;

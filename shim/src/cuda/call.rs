@@ -7,6 +7,7 @@ use mccs_kernels::cuda::DirectCall;
 use crate::{Error, ReduceOperator};
 
 /// A collective, before it is checked.
+#[derive(Clone, Copy)]
 pub(super) struct Call {
     pub(super) kind: CollectiveKind,
     pub(super) send: DeviceAddress,

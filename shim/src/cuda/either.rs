@@ -7,13 +7,13 @@ use mccs_cuda::{Context, DeviceAddress};
 use mccs_ipc::protocol::{Request, Response};
 use mccs_ipc::types::{CollectiveKind, DataType, RedOp, UniqueId};
 
-use super::call::Call;
+use super::call::{Call, checked};
 use super::cuda_error;
 use super::direct::DirectCommunicator;
 use super::points::AnyPoints;
 use super::served::{Identity, Joined, ServedCommunicator};
 use crate::client::unexpected;
-use crate::{Client, Error, ReduceOperator};
+use crate::{Client, Error, ReduceOperator, group};
 
 /// A stream of the communicator's context, as `CUstream` or `cudaStream_t`; null is the default stream.
 pub type CudaStream = *mut c_void;
@@ -22,12 +22,20 @@ pub type CudaStream = *mut c_void;
 /// collectives in the same order.
 pub struct CudaCommunicator(Way);
 
-/// How collectives are carried out.
+/// How collectives are carried out. Groups have counts of their own, to their end.
+#[derive(Clone)]
 enum Way {
     /// By kernels in the ranks' streams.
-    Direct(Box<DirectCommunicator>),
+    Direct(Arc<DirectCommunicator>),
     /// By the service.
-    Served(Box<ServedCommunicator>),
+    Served(Arc<ServedCommunicator>),
+}
+
+/// A collective that waits for the end of its group.
+pub(crate) struct CollectedCall {
+    way: Way,
+    call: Call,
+    stream: CudaStream,
 }
 
 impl Client {
@@ -63,13 +71,13 @@ impl Client {
         match self.0.requests.call(request, &[])? {
             (Response::Comm { comm, direct: Some(share), .. }, fds) => {
                 let made = DirectCommunicator::join(self, comm, place, context, &share, &fds)?;
-                Ok(CudaCommunicator(Way::Direct(Box::new(made))))
+                Ok(CudaCommunicator(Way::Direct(Arc::new(made))))
             }
             (Response::Comm { comm, access, engines_from, .. }, _) => {
                 let identity = Identity { id, rank, nranks, gpu, root_address };
                 let joined = Joined { identity, comm, access, engines_from };
                 let made = ServedCommunicator::new(self, &joined, context)?;
-                Ok(CudaCommunicator(Way::Served(Box::new(made))))
+                Ok(CudaCommunicator(Way::Served(Arc::new(made))))
             }
             (other, _) => Err(unexpected(&other)),
         }
@@ -78,8 +86,8 @@ impl Client {
 
 /// The same on both kinds.
 macro_rules! either {
-    ($self:ident, $comm:ident => $body:expr) => {
-        match &$self.0 {
+    ($way:expr, $comm:ident => $body:expr) => {
+        match &$way {
             Way::Direct($comm) => $body,
             Way::Served($comm) => $body,
         }
@@ -90,19 +98,19 @@ impl CudaCommunicator {
     /// This rank.
     #[must_use]
     pub fn rank(&self) -> u32 {
-        either!(self, comm => comm.rank())
+        either!(self.0, comm => comm.rank())
     }
 
     /// Number of ranks.
     #[must_use]
     pub fn nranks(&self) -> u32 {
-        either!(self, comm => comm.nranks())
+        either!(self.0, comm => comm.nranks())
     }
 
     /// The session it belongs to.
     #[must_use]
     pub fn client(&self) -> &Client {
-        either!(self, comm => comm.client())
+        either!(self.0, comm => comm.client())
     }
 
     /// Whether the service carries collectives out: ranks are on several hosts, or the operator wants it so.
@@ -115,7 +123,7 @@ impl CudaCommunicator {
     /// operations of a communicator that has failed end at once, whatever is in their buffers.
     #[must_use]
     pub fn async_error(&self) -> Option<Error> {
-        either!(self, comm => comm.async_error())
+        either!(self.0, comm => comm.async_error())
     }
 
     /// Ends the communicator on all ranks: operations outstanding end without a result.
@@ -123,7 +131,7 @@ impl CudaCommunicator {
     /// # Errors
     /// [`Error::ServiceGone`].
     pub fn abort(&self) -> Result<(), Error> {
-        either!(self, comm => comm.abort())
+        either!(self.0, comm => comm.abort())
     }
 
     /// Leaves the communicator when this rank's operations have ended, and waits for that; [`CudaCommunicator::abort`] from another thread
@@ -132,7 +140,7 @@ impl CudaCommunicator {
     /// # Errors
     /// [`Error::Cuda`] where the GPU has failed, [`Error::ServiceGone`].
     pub fn finalize(&self) -> Result<(), Error> {
-        either!(self, comm => comm.leave())
+        either!(self.0, comm => comm.leave())
     }
 
     /// As [`CudaCommunicator::finalize`].
@@ -151,13 +159,32 @@ impl CudaCommunicator {
         }
     }
 
-    /// Enqueues a collective.
+    /// Enqueues a collective, or keeps it for the end of the group.
     ///
     /// # Safety
     /// As for [`CudaCommunicator::all_reduce`].
     unsafe fn collective(&self, call: &Call, stream: CudaStream) -> Result<(), Error> {
+        if group::is_open() {
+            checked(call, self.rank(), self.nranks())?;
+            group::collect_call(CollectedCall { way: self.0.clone(), call: *call, stream });
+            return Ok(());
+        }
         // SAFETY: the caller's contract is passed on.
-        either!(self, comm => unsafe { comm.collective(call, stream) })
+        either!(self.0, comm => unsafe { comm.collective(call, stream) })
+    }
+}
+
+impl Drop for CudaCommunicator {
+    fn drop(&mut self) {
+        let _ = self.finalize();
+    }
+}
+
+impl CollectedCall {
+    /// Enqueues it.
+    pub(crate) fn enqueue(&self) -> Result<(), Error> {
+        // SAFETY: buffers and stream are as the caller of [`CudaCommunicator::all_reduce`] has promised.
+        either!(self.way, comm => unsafe { comm.collective(&self.call, self.stream) })
     }
 }
 
@@ -171,7 +198,8 @@ macro_rules! collectives {
                 /// # Safety
                 /// Buffers must be of the communicator's context, or of memory that it reaches, as long as
                 /// [`CollectiveKind`] says, and stay so until the operation has ended; nobody else may use them meanwhile.
-                /// The stream must be of that context, and live until then.
+                /// The stream must be of that context, and live until then. In a group the operation begins no sooner than at
+                /// the group's end.
                 ///
                 /// # Errors
                 /// [`Error::InvalidArgument`], and nothing is enqueued; [`Error::Failed`] once the communicator has failed;

@@ -25,6 +25,7 @@ mod watch;
 
 pub(crate) use direct::GpuRegions;
 pub use direct::REGISTERED_MAX;
+pub(crate) use either::CollectedCall;
 pub use either::{CudaCommunicator, CudaStream};
 pub(crate) use watch::Watch;
 
