@@ -237,7 +237,7 @@ collectives! {
     all_gather() => AllGather, RedOp::Sum.into(), 0;
     /// Every rank gets `root`'s `count` elements. In place: the same address twice, at the root.
     broadcast(root: u32) => Broadcast, RedOp::Sum.into(), root;
-    /// Rank r's elements `s * count ..` go to rank s, at `r * count`. Never in place.
+    /// Rank r's elements `s * count ..` go to rank s, at `r * count`. Never in place: with the same address twice, what comes is not defined.
     all_to_all() => AllToAll, RedOp::Sum.into(), 0;
     /// `root` gets all ranks' `count` elements, in rank order. In place: the root's `send` at `recv + root * count`.
     gather(root: u32) => Gather, RedOp::Sum.into(), root;
