@@ -9,15 +9,17 @@ use std::process::{Command, Stdio};
 use mccs_tests::{TestService, watchdog};
 use tempfile::TempDir;
 
-/// NCCL 2.28.9's functions, but for those that help kernels of the caller's (teams, barriers, all-to-all of small
-/// messages), of which `ncclDevCommCreate` says that they are not there.
+/// NCCL 2.28.9's functions.
 const EXPORTED: &str = "ncclAllGather ncclAllReduce ncclAlltoAll ncclBcast ncclBroadcast ncclCommAbort ncclCommCount \
-     ncclCommCuDevice ncclCommDeregister ncclCommDestroy ncclCommFinalize ncclCommGetAsyncError ncclCommInitAll \
-     ncclCommInitRank ncclCommInitRankConfig ncclCommInitRankScalable ncclCommRegister ncclCommRevoke ncclCommShrink \
-     ncclCommSplit ncclCommUserRank ncclCommWindowDeregister ncclCommWindowRegister ncclDevCommCreate ncclDevCommDestroy \
-     ncclGather ncclGetErrorString ncclGetLastError ncclGetUniqueId ncclGetVersion ncclGroupEnd ncclGroupSimulateEnd \
-     ncclGroupStart ncclMemAlloc ncclMemFree ncclRecv ncclRedOpCreatePreMulSum ncclRedOpDestroy ncclReduce \
-     ncclReduceScatter ncclResetDebugInit ncclScatter ncclSend";
+     ncclCommCuDevice ncclCommDeregister ncclCommDestroy ncclCommFinalize ncclCommGetAsyncError \
+     ncclCommInitAll ncclCommInitRank ncclCommInitRankConfig ncclCommInitRankScalable ncclCommRegister \
+     ncclCommRevoke ncclCommShrink ncclCommSplit ncclCommUserRank ncclCommWindowDeregister \
+     ncclCommWindowRegister ncclDevCommCreate ncclDevCommDestroy ncclGather ncclGetErrorString \
+     ncclGetLastError ncclGetUniqueId ncclGetVersion ncclGinBarrierCreateRequirement ncclGroupEnd \
+     ncclGroupSimulateEnd ncclGroupStart ncclLLA2ACalcSlots ncclLLA2ACreateRequirement \
+     ncclLsaBarrierCreateRequirement ncclMemAlloc ncclMemFree ncclRecv ncclRedOpCreatePreMulSum \
+     ncclRedOpDestroy ncclReduce ncclReduceScatter ncclResetDebugInit ncclScatter ncclSend ncclTeamLsa \
+     ncclTeamRail ncclTeamRankToLsa ncclTeamRankToWorld ncclTeamWorld";
 
 /// Beside this test: a library of several kinds is built as all of them whenever tests need one.
 fn library() -> PathBuf {

@@ -282,6 +282,22 @@ static void check_quickly(const struct member *m) {
     check_points(m);
 }
 
+/* Kernels of the caller's reach nobody, and are promised nothing. */
+static void check_teams(const struct member *m) {
+    ncclTeam_t world = ncclTeamWorld(m->comm), lsa = ncclTeamLsa(m->comm), rail = ncclTeamRail(m->comm);
+    TRUE(world.nRanks == m->n && world.rank == m->rank && world.stride == 1);
+    TRUE(lsa.nRanks == 1 && lsa.rank == 0);
+    TRUE(rail.nRanks == m->n && rail.rank == m->rank && rail.stride == 1);
+    EXPECT(m->n - 1, ncclTeamRankToWorld(m->comm, world, m->n - 1));
+    EXPECT(m->rank, ncclTeamRankToWorld(m->comm, lsa, 0));
+    EXPECT(0, ncclTeamRankToLsa(m->comm, rail, m->rank));
+    EXPECT(0, ncclLLA2ACalcSlots(100, 16));
+    EXPECT(invalidUsage, ncclLsaBarrierCreateRequirement(lsa, 1, NULL, NULL));
+    EXPECT(invalidUsage, ncclGinBarrierCreateRequirement(m->comm, rail, 1, NULL, NULL));
+    EXPECT(invalidUsage, ncclLLA2ACreateRequirement(1, 1, NULL, NULL));
+    EXPECT(0, ncclTeamWorld(NULL).nRanks);
+}
+
 static void call_wrongly(const struct member *m) {
     void *send = (void *)in, *recv = (void *)out, *odd = (void *)(in + 1);
     ncclComm_t c = m->comm;
@@ -621,6 +637,7 @@ static void be_rank(void) {
     struct member all = {joined(0), world_rank, world_size};
     check_place(&all);
     call_wrongly(&all);
+    check_teams(&all);
     check_collectives(&all);
     check_factors(&all);
     check_points(&all);

@@ -70,6 +70,18 @@ int ncclGroupEnd(void);
 int ncclGroupSimulateEnd(ncclSimInfo_t *);
 int ncclDevCommCreate(ncclComm_t, const void *, void *);
 int ncclDevCommDestroy(ncclComm_t, const void *);
+typedef struct {
+    int nRanks, rank, stride;
+} ncclTeam_t;
+ncclTeam_t ncclTeamWorld(ncclComm_t);
+ncclTeam_t ncclTeamLsa(ncclComm_t);
+ncclTeam_t ncclTeamRail(ncclComm_t);
+int ncclTeamRankToWorld(ncclComm_t, ncclTeam_t, int rank);
+int ncclTeamRankToLsa(ncclComm_t, ncclTeam_t, int rank);
+int ncclLsaBarrierCreateRequirement(ncclTeam_t, int barriers, void *handle, void *wanted);
+int ncclGinBarrierCreateRequirement(ncclComm_t, ncclTeam_t, int barriers, void *handle, void *wanted);
+int ncclLLA2ACalcSlots(int elements, int bytes);
+int ncclLLA2ACreateRequirement(int blocks, int slots, void *handle, void *wanted);
 void ncclResetDebugInit(void);
 const char *ncclGetErrorString(int);
 const char *ncclGetLastError(ncclComm_t);

@@ -16,6 +16,7 @@ mod group;
 mod memory;
 mod operators;
 mod points;
+mod teams;
 mod twins;
 
 use std::cell::RefCell;

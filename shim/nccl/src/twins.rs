@@ -49,6 +49,7 @@ twins! {
     pncclDevCommCreate = memory::ncclDevCommCreate;
     pncclDevCommDestroy = memory::ncclDevCommDestroy;
     pncclGather = collectives::ncclGather;
+    pncclGinBarrierCreateRequirement = teams::ncclGinBarrierCreateRequirement;
     pncclGetErrorString = ncclGetErrorString;
     pncclGetLastError = ncclGetLastError;
     pncclGetUniqueId = communicators::ncclGetUniqueId;
@@ -56,6 +57,9 @@ twins! {
     pncclGroupEnd = group::ncclGroupEnd;
     pncclGroupSimulateEnd = group::ncclGroupSimulateEnd;
     pncclGroupStart = group::ncclGroupStart;
+    pncclLLA2ACalcSlots = teams::ncclLLA2ACalcSlots;
+    pncclLLA2ACreateRequirement = teams::ncclLLA2ACreateRequirement;
+    pncclLsaBarrierCreateRequirement = teams::ncclLsaBarrierCreateRequirement;
     pncclMemAlloc = memory::ncclMemAlloc;
     pncclMemFree = memory::ncclMemFree;
     pncclRecv = points::ncclRecv;
@@ -66,4 +70,9 @@ twins! {
     pncclResetDebugInit = ncclResetDebugInit;
     pncclScatter = collectives::ncclScatter;
     pncclSend = points::ncclSend;
+    pncclTeamLsa = teams::ncclTeamLsa;
+    pncclTeamRail = teams::ncclTeamRail;
+    pncclTeamRankToLsa = teams::ncclTeamRankToLsa;
+    pncclTeamRankToWorld = teams::ncclTeamRankToWorld;
+    pncclTeamWorld = teams::ncclTeamWorld;
 }

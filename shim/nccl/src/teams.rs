@@ -1,0 +1,111 @@
+//! What programs with kernels of their own ask before they make them: who reaches whom, and what barriers would need. Through this library such
+//! kernels reach nobody's memory, so that each rank is alone in its team; the rest is not there, as `ncclDevCommCreate` is not. Programs may be
+//! linked so that they do not start where one of these functions is missing.
+
+use std::ffi::{c_int, c_void};
+
+use super::communicators::{Comm, Made};
+use super::{Status, absent, guard};
+
+/// `ncclTeam_t`: ranks at equal distances.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct Team {
+    nranks: c_int,
+    rank: c_int,
+    stride: c_int,
+}
+
+/// A communicator's number of ranks, and this rank; none of a handle that is of no use.
+///
+/// # Safety
+/// As for [`Comm::of`].
+unsafe fn place(comm: *const Comm) -> (c_int, c_int) {
+    // SAFETY: the caller's contract.
+    let comm = unsafe { Comm::of(comm) };
+    comm.map_or((0, 0), |comm: Made| (comm.nranks as c_int, comm.rank as c_int))
+}
+
+/// See `nccl_device/core.h`: all ranks.
+///
+/// # Safety
+/// The handle must be null, or of a communicator.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclTeamWorld(comm: *const Comm) -> Team {
+    // SAFETY: the caller's contract.
+    let (nranks, rank) = unsafe { place(comm) };
+    Team { nranks, rank, stride: 1 }
+}
+
+/// See `nccl_device/core.h`: ranks whose memory the caller's kernels reach.
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclTeamLsa(_comm: *const Comm) -> Team {
+    Team { nranks: 1, rank: 0, stride: 1 }
+}
+
+/// See `nccl_device/core.h`: one rank of each team that reach each other.
+///
+/// # Safety
+/// As for [`ncclTeamWorld`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclTeamRail(comm: *const Comm) -> Team {
+    // SAFETY: the caller's contract.
+    unsafe { ncclTeamWorld(comm) }
+}
+
+/// See `nccl_device/core.h`: a rank of a team that this rank is in, among all.
+///
+/// # Safety
+/// As for [`ncclTeamWorld`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclTeamRankToWorld(comm: *const Comm, team: Team, rank: c_int) -> c_int {
+    // SAFETY: the caller's contract.
+    let (_, own) = unsafe { place(comm) };
+    own.wrapping_add(rank.wrapping_sub(team.rank).wrapping_mul(team.stride))
+}
+
+/// See `nccl_device/core.h`: a rank of a team that this rank is in, among those that it reaches, where it is the first.
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclTeamRankToLsa(_comm: *const Comm, team: Team, rank: c_int) -> c_int {
+    rank.wrapping_sub(team.rank).wrapping_mul(team.stride)
+}
+
+/// Not there.
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclLsaBarrierCreateRequirement(
+    _team: Team,
+    _barriers: c_int,
+    _handle: *mut c_void,
+    _wanted: *mut c_void,
+) -> Status {
+    guard(|| Err(absent("barriers of the caller's kernels (ncclLsaBarrierCreateRequirement)")))
+}
+
+/// Not there.
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclGinBarrierCreateRequirement(
+    _comm: *const Comm,
+    _team: Team,
+    _barriers: c_int,
+    _handle: *mut c_void,
+    _wanted: *mut c_void,
+) -> Status {
+    guard(|| Err(absent("barriers of the caller's kernels (ncclGinBarrierCreateRequirement)")))
+}
+
+/// Not there: none.
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclLLA2ACalcSlots(_elements: c_int, _bytes: c_int) -> c_int {
+    0
+}
+
+/// Not there.
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclLLA2ACreateRequirement(
+    _blocks: c_int,
+    _slots: c_int,
+    _handle: *mut c_void,
+    _wanted: *mut c_void,
+) -> Status {
+    guard(|| Err(absent("exchanges of the caller's kernels (ncclLLA2ACreateRequirement)")))
+}
