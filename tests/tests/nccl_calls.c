@@ -354,6 +354,18 @@ static void check_memory(const struct member *m) {
     OK(ncclMemFree(send));
     OK(ncclMemFree(recv));
     EXPECT(invalidArgument, ncclMemFree(recv));
+    /* Allocators call it while they capture: the capture goes on. */
+    enum { GLOBAL = 0 };
+    void *graph, *driver = dlopen("libcuda.so.1", RTLD_NOW);
+    CUresult (*begin_capture)(CUstream, int), (*end_capture)(CUstream, void **), (*destroy_graph)(void *);
+    *(void **)&begin_capture = dlsym(driver, "cuStreamBeginCapture_v2");
+    *(void **)&end_capture = dlsym(driver, "cuStreamEndCapture");
+    *(void **)&destroy_graph = dlsym(driver, "cuGraphDestroy");
+    CUDA(begin_capture(stream, GLOBAL));
+    OK(ncclMemAlloc(&send, ROOM));
+    OK(ncclMemFree(send));
+    CUDA(end_capture(stream, &graph));
+    CUDA(destroy_graph(graph));
 }
 
 /* Colours by parity, with the order turned round; all but the last rank; two at once, in a group. */

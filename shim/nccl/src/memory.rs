@@ -5,9 +5,9 @@ use std::ffi::{c_int, c_void};
 use std::sync::{Mutex, PoisonError};
 
 use mccs::Error;
-use mccs_cuda::DeviceMemory;
+use mccs_cuda::{DeviceMemory, while_capturing};
 
-use super::communicators::{Comm, caller_context};
+use super::communicators::{Comm, caller_context, cuda_error};
 use super::{Status, absent, guard, put};
 
 /// What [`ncclMemAlloc`] has given out, by address.
@@ -16,7 +16,7 @@ static ALLOCATED: Mutex<BTreeMap<usize, DeviceMemory>> = Mutex::new(BTreeMap::ne
 /// What registrations are answered with: any pointer that is not null.
 static REGISTERED: u8 = 0;
 
-/// See `nccl.h`.
+/// See `nccl.h`; also while a stream is captured, as NCCL's: allocators of frameworks call it then.
 ///
 /// # Safety
 /// The pointer must be null or valid for a write.
@@ -24,7 +24,8 @@ static REGISTERED: u8 = 0;
 pub unsafe extern "C" fn ncclMemAlloc(ptr: *mut *mut c_void, bytes: usize) -> Status {
     guard(|| {
         mccs_cuda::driver()?;
-        let memory = DeviceMemory::zeroed(&caller_context()?, bytes.max(1))?;
+        let context = caller_context()?;
+        let memory = while_capturing(|| DeviceMemory::new(&context, bytes.max(1)))??;
         let address = memory.address() as usize;
         // SAFETY: the caller's contract.
         unsafe { put(ptr, address as *mut c_void, "ptr")? };
@@ -38,8 +39,10 @@ pub unsafe extern "C" fn ncclMemAlloc(ptr: *mut *mut c_void, bytes: usize) -> St
 pub extern "C" fn ncclMemFree(ptr: *mut c_void) -> Status {
     guard(|| {
         let taken = ALLOCATED.lock().unwrap_or_else(PoisonError::into_inner).remove(&(ptr as usize));
-        let is_ours = taken.is_some() || ptr.is_null();
-        is_ours.then_some(()).ok_or_else(|| Error::InvalidArgument(format!("{ptr:p} is not from ncclMemAlloc")))
+        if taken.is_none() && !ptr.is_null() {
+            return Err(Error::InvalidArgument(format!("{ptr:p} is not from ncclMemAlloc")));
+        }
+        taken.map_or(Ok(()), |memory| while_capturing(|| drop(memory)).map_err(cuda_error))
     })
 }
 

@@ -185,9 +185,11 @@ entries! {
         free.set(device::MEMORY_BYTES.saturating_sub(accounts::used_bytes(device.number)) as usize)
     }
     fn cuMemAlloc_v2(address: Out<u64>, bytes: usize) {
+        capture::forbid()?;
         address.set(memory::allocate(device::current()?, bytes as u64, Kind::Allocated)?)
     }
     fn cuMemFree_v2(address: u64) {
+        capture::forbid()?;
         device::current()?;
         memory::free(address)
     }
