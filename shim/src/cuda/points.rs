@@ -1,11 +1,12 @@
 //! Sends and receives between GPUs. Those of a group go together: none of them waits for another one of the group. One outside of a
 //! group is a group of its own.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use mccs_cuda::{DeviceAddress, RawStream};
 use mccs_ipc::types::DataType;
-use mccs_kernels::cuda::{Point, PointsError, PointsLaunch};
+use mccs_kernels::cuda::{MESSAGES_MAX, Point, PointsError, PointsLaunch};
 
 use super::direct::Points;
 use super::staged::StagedPoints;
@@ -36,7 +37,7 @@ struct Part {
     streams: Vec<RawStream>,
 }
 
-/// Launches what a group has collected, on each communicator together.
+/// Launches what a group has collected, on each communicator together; or, where there is more than a kernel is told at a time, in rounds.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] if a communicator was destroyed or its list cannot be, and [`Error::Failed`] if it has failed:
@@ -53,6 +54,7 @@ pub(crate) fn launch_together(collected: Vec<Collected>) -> Result<(), Error> {
             parts[index].streams.push(stream);
         }
     }
+    let parts: Vec<_> = parts.into_iter().flat_map(Part::rounds).collect();
     let plans = parts.iter().map(Part::plan).collect::<Result<Vec<_>, _>>()?;
     parts.iter().zip(plans).try_for_each(|(part, kernel)| part.launch(kernel))
 }
@@ -75,6 +77,28 @@ impl AnyPoints {
 }
 
 impl Part {
+    /// What goes together: of each direction of a pair as many messages, so that both ends have them in rounds that begin when those before have
+    /// ended on all ranks.
+    fn rounds(self) -> Vec<Part> {
+        if self.list.len() <= MESSAGES_MAX {
+            return vec![self];
+        }
+        let Part { points, list, streams } = self;
+        let in_round = (MESSAGES_MAX / (2 * points.nranks() as usize)).max(1);
+        let mut counts: BTreeMap<(u32, bool), usize> = BTreeMap::new();
+        let mut rounds: Vec<Part> = Vec::new();
+        for point in list {
+            let count = counts.entry((point.peer, point.is_send)).or_default();
+            let round = *count / in_round;
+            *count += 1;
+            if round == rounds.len() {
+                rounds.push(Part { points: points.clone(), list: Vec::new(), streams: streams.clone() });
+            }
+            rounds[round].list.push(point);
+        }
+        rounds
+    }
+
     /// Checks it as a whole. Returns its kernel's launch, if that is how it goes.
     fn plan(&self) -> Result<Option<PointsLaunch>, Error> {
         match &self.points {
