@@ -1,5 +1,6 @@
 /* NCCL's library without a service and without a GPU: what it answers then. Declarations as in nccl.h. */
 #define _POSIX_C_SOURCE 200809L
+#include <pthread.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -38,6 +39,11 @@ static void expect(const char *call, int got, int wanted) {
 }
 #define EXPECT(wanted, call) expect(#call, call, wanted)
 #define TOLD(text) expect("tells of " text, strstr(ncclGetLastError(NULL), text) != NULL, 1)
+
+/* Of a thread without errors it is the process' last one. */
+static void *told_elsewhere(void *text) {
+    return strcmp(ncclGetLastError(NULL), text) == 0 ? text : NULL;
+}
 
 int main(void) {
     enum { success, cudaError, systemError, internalError, invalidArgument, invalidUsage };
@@ -93,7 +99,7 @@ int main(void) {
     EXPECT(invalidArgument, ncclRedOpCreatePreMulSum(&number, &value, 7, 1, NULL));
     EXPECT(invalidArgument, ncclCommSplit(NULL, 0, 0, &comm, NULL));
     EXPECT(invalidArgument, ncclCommShrink(NULL, &number, 1, &comm, NULL, 0));
-    EXPECT(invalidArgument, ncclCommFinalize(NULL));
+    EXPECT(success, ncclCommFinalize(NULL));
     EXPECT(invalidArgument, ncclCommRevoke(NULL, 0));
     EXPECT(invalidArgument, ncclCommCount(NULL, &number));
     EXPECT(invalidArgument, ncclCommGetAsyncError(NULL, &number));
@@ -101,5 +107,12 @@ int main(void) {
     EXPECT(success, ncclCommAbort(NULL));
     EXPECT(success, ncclMemFree(NULL));
     EXPECT(invalidArgument, ncclMemFree(&value));
+    pthread_t thread;
+    char text[1000];
+    void *told;
+    strncpy(text, ncclGetLastError(NULL), sizeof text - 1)[sizeof text - 1] = 0;
+    EXPECT(0, pthread_create(&thread, NULL, told_elsewhere, text));
+    EXPECT(0, pthread_join(thread, &told));
+    EXPECT(1, told == text);
     return failures != 0;
 }

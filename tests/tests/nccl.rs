@@ -55,7 +55,7 @@ fn compiled(source: &str) -> (PathBuf, TempDir) {
         .args(["-std=c11", "-Wall", "-Wextra", "-Werror", "-O1"])
         .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(source))
         .arg(&library)
-        .arg("-o")
+        .args(["-pthread", "-o"])
         .arg(&program)
         .status();
     assert!(compiled.expect("a C compiler").success(), "it does not compile");
@@ -66,8 +66,13 @@ fn compiled(source: &str) -> (PathBuf, TempDir) {
 fn answers_without_a_service() {
     let (program, directory) = compiled("nccl.c");
     let mut run = Command::new(&program);
-    let ended = run.env("LD_LIBRARY_PATH", directory.path()).env_remove("MCCS_SOCKET").status().expect("it runs");
-    assert!(ended.success());
+    run.env("LD_LIBRARY_PATH", directory.path()).env_remove("MCCS_SOCKET").env_remove("NCCL_DEBUG");
+    let ended = run.output().expect("it runs");
+    let printed = |output: &[u8]| String::from_utf8_lossy(output).into_owned();
+    assert!(ended.status.success() && ended.stderr.is_empty(), "{}", printed(&ended.stderr));
+    // Errors are printed for who asks for it.
+    let ended = run.env("NCCL_DEBUG", "warn").output().expect("it runs");
+    assert!(ended.status.success() && printed(&ended.stderr).contains("ncclGroupEnd without ncclGroupStart"));
 }
 
 #[test]

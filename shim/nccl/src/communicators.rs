@@ -374,8 +374,13 @@ pub unsafe extern "C" fn ncclCommInitRankScalable(
 /// Pointers as `nccl.h` says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommFinalize(comm: *mut Comm) -> Status {
-    // SAFETY: the caller's contract.
-    guard(|| unsafe { Comm::of(comm)?.finalize() })
+    guard(|| {
+        if comm.is_null() {
+            return Ok(());
+        }
+        // SAFETY: the caller's contract.
+        unsafe { Comm::of(comm)?.finalize() }
+    })
 }
 
 /// See `nccl.h`.

@@ -21,7 +21,9 @@ mod twins;
 
 use std::cell::RefCell;
 use std::ffi::{CString, c_char, c_int};
+use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use mccs::{Error, ErrorClass};
 
@@ -34,7 +36,24 @@ const IN_PROGRESS: Status = 7;
 const VERSION: c_int = 22809;
 
 thread_local! {
-    static LAST_ERROR: RefCell<CString> = RefCell::default();
+    static LAST_ERROR: RefCell<LastError> = RefCell::default();
+}
+
+/// A thread's last error; or, until it has one, what was the process' when it asked.
+#[derive(Default)]
+struct LastError {
+    text: CString,
+    is_own: bool,
+}
+
+/// The process' last error.
+static LAST_OF_ALL: Mutex<Option<CString>> = Mutex::new(None);
+
+/// Whether errors are printed, as `NCCL_DEBUG` asks for: programs may show no more of them than a word.
+fn prints_errors() -> bool {
+    static PRINTS: OnceLock<bool> = OnceLock::new();
+    let asked = || std::env::var("NCCL_DEBUG").unwrap_or_default().to_ascii_uppercase();
+    *PRINTS.get_or_init(|| matches!(asked().as_str(), "WARN" | "INFO" | "ABORT" | "TRACE"))
 }
 
 fn status_of(error: &Error) -> Status {
@@ -52,8 +71,14 @@ fn status_of(error: &Error) -> Status {
 
 fn remember(text: &str) {
     let text = CString::new(text.replace('\0', " ")).unwrap_or_default();
-    // A thread that ends has none any more: who calls from there learns the status alone.
-    let _ = LAST_ERROR.try_with(|last| last.replace(text));
+    LAST_OF_ALL.lock().unwrap_or_else(PoisonError::into_inner).replace(text.clone());
+    let told = LAST_ERROR.try_with(|last| last.replace(LastError { text: text.clone(), is_own: true }));
+    // Watchdogs ask again and again.
+    let is_new = !told.is_ok_and(|before| before.is_own && before.text == text);
+    if is_new && prints_errors() {
+        // Nobody may read it any more.
+        let _ = writeln!(std::io::stderr(), "mccs: process {}: {}", std::process::id(), text.to_string_lossy());
+    }
 }
 
 /// Runs a call, and turns what it gives into a status and a text.
@@ -114,22 +139,30 @@ pub unsafe extern "C" fn ncclGetVersion(version: *mut c_int) -> Status {
 pub extern "C" fn ncclGetErrorString(status: Status) -> *const c_char {
     let name = match status {
         SUCCESS => c"no error",
-        1 => c"unhandled CUDA error (ncclGetLastError says more)",
-        2 => c"system error (ncclGetLastError says more)",
-        3 => c"internal error (ncclGetLastError says more)",
-        4 => c"invalid argument (ncclGetLastError says more)",
-        5 => c"invalid usage (ncclGetLastError says more)",
-        6 => c"remote process exited, or did not come in time (ncclGetLastError says more)",
+        1 => c"unhandled CUDA error (ncclGetLastError says more, and NCCL_DEBUG=WARN prints it)",
+        2 => c"system error (ncclGetLastError says more, and NCCL_DEBUG=WARN prints it)",
+        3 => c"internal error (ncclGetLastError says more, and NCCL_DEBUG=WARN prints it)",
+        4 => c"invalid argument (ncclGetLastError says more, and NCCL_DEBUG=WARN prints it)",
+        5 => c"invalid usage (ncclGetLastError says more, and NCCL_DEBUG=WARN prints it)",
+        6 => c"remote process exited, or did not come in time (ncclGetLastError says more, and NCCL_DEBUG=WARN prints it)",
         IN_PROGRESS => c"in progress",
         _ => c"unknown result code",
     };
     name.as_ptr()
 }
 
-/// Text of this thread's last error; see `nccl.h`.
+/// Text of this thread's last error, or of the process' where this one had none; see `nccl.h`. Valid until the thread's next call.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclGetLastError(_comm: *mut communicators::Comm) -> *const c_char {
-    LAST_ERROR.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
+    let told = LAST_ERROR.try_with(|last| {
+        let mut last = last.borrow_mut();
+        if !last.is_own {
+            let of_all = LAST_OF_ALL.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            last.text = of_all.unwrap_or_default();
+        }
+        last.text.as_ptr()
+    });
+    told.unwrap_or(c"".as_ptr())
 }
 
 /// See `nccl.h`: there is nothing to read again.
