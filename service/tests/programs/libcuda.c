@@ -118,6 +118,7 @@ FAILS(cuIpcCloseMemHandle) FAILS(cuIpcGetEventHandle) FAILS(cuIpcOpenEventHandle
 FAILS(cuMemHostGetDevicePointer_v2) FAILS(cuStreamSynchronize) FAILS(cuStreamQuery) FAILS(cuStreamWaitEvent) FAILS(cuStreamWriteValue64_v2)
 FAILS(cuStreamWaitValue64_v2) FAILS(cuStreamBatchMemOp_v2) FAILS(cuLaunchHostFunc) FAILS(cuThreadExchangeStreamCaptureMode)
 FAILS(cuStreamGetCaptureInfo_v2) FAILS(cuStreamIsCapturing) FAILS(cuStreamBeginCapture_v2) FAILS(cuStreamEndCapture)
+FAILS(cuStreamGetPriority) FAILS(cuGraphCreate) FAILS(cuGraphAddKernelNode_v2) FAILS(cuGraphExecKernelNodeSetParams_v2)
 FAILS(cuGraphInstantiateWithFlags) FAILS(cuGraphLaunch) FAILS(cuGraphExecDestroy) FAILS(cuGraphDestroy) FAILS(cuEventCreate)
 FAILS(cuEventRecord) FAILS(cuEventQuery) FAILS(cuEventElapsedTime) FAILS(cuEventDestroy_v2) FAILS(cuLaunchKernel) FAILS(cuStreamGetId) FAILS(cuUserObjectCreate) FAILS(cuUserObjectRelease)
 FAILS(cuGraphRetainUserObject) FAILS(cuMemAddressReserve) FAILS(cuMemAddressFree) FAILS(cuMemCreate) FAILS(cuMemRelease) FAILS(cuMemMap)
