@@ -142,6 +142,13 @@ impl CollectiveKind {
             }
     }
 
+    /// The same of buffers in GPUs' memory, where an all-to-all may have one address, since NCCL's tests measure that: what comes is not
+    /// defined then, and nothing else is touched.
+    #[must_use]
+    pub fn accepts_gpu_buffers(self, rank: u32, root: u32, send: (u64, u64), recv: (u64, u64)) -> bool {
+        self == CollectiveKind::AllToAll && send.0 == recv.0 || self.accepts_buffers(rank, root, send, recv)
+    }
+
     /// Elements of payload, as nccl-tests counts it.
     #[must_use]
     pub fn payload_count(self, count: u64, nranks: u32) -> u64 {

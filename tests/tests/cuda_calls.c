@@ -73,7 +73,7 @@ static void call_wrongly(mccsCudaComm_t comm) {
     REFUSED(mccsCudaReduce(send, recv, COUNT, mccsFloat32, mccsSum, -1, comm, stream));
     REFUSED(mccsCudaAllGather(send, NULL, COUNT, mccsFloat32, comm, stream));
     REFUSED(mccsCudaAllGather(send, recv, COUNT, mccsFloat32, NULL, stream));
-    REFUSED(mccsCudaAllToAll(send, send, COUNT, mccsFloat32, comm, stream)); /* never in place */
+    REFUSED(mccsCudaAllToAll(send, (void *)(in + 4), COUNT, mccsFloat32, comm, stream)); /* partly the same memory */
     REFUSED(mccsCudaBroadcast(send, recv, COUNT, mccsFloat32, NRANKS, comm, stream));
     REFUSED(mccsCudaGather(send, recv, COUNT, mccsFloat32, -1, comm, stream));
     REFUSED(mccsCudaScatter(send, recv, COUNT, mccsFloat32, NRANKS, comm, stream));

@@ -36,9 +36,7 @@ pub(super) fn checked(call: &Call, rank: u32, nranks: u32) -> Result<DirectCall,
     };
     let send_bytes = bytes("send", kind.send_count(count, nranks, rank, root), send)?;
     let recv_bytes = bytes("receive", kind.recv_count(count, nranks, rank, root), recv)?;
-    // As with NCCL, whose tests measure it: what comes is not defined, and nothing else is touched.
-    let is_undefined = kind == CollectiveKind::AllToAll && send == recv;
-    if !is_undefined && !kind.accepts_buffers(rank, root, (send, send_bytes), (recv, recv_bytes)) {
+    if !kind.accepts_gpu_buffers(rank, root, (send, send_bytes), (recv, recv_bytes)) {
         return Err(Error::argument(format!("{kind}: send and receive buffers overlap, and not as in-place calls do")));
     }
     let (op, scalar_bits, is_scalar_address) = match op {

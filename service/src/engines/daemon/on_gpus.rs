@@ -68,7 +68,7 @@ fn fill(
     let place = |operand: &Option<GpuOperand>| operand.as_ref().map_or(0, |operand| operand.offset_bytes);
     let is_one = matches!((&send, &recv), (Some(send), Some(recv)) if Arc::ptr_eq(&send.region, &recv.region));
     let recv_place = if is_one { place(&recv) } else { APART };
-    if !kind.accepts_buffers(rank, root, (place(&send), send_bytes), (recv_place, recv_bytes)) {
+    if !kind.accepts_gpu_buffers(rank, root, (place(&send), send_bytes), (recv_place, recv_bytes)) {
         return Err(argument(format!("{kind}: send and receive buffers overlap, and not as in-place calls do")));
     }
     if command.flags & FLAG_COPIED != 0 {
