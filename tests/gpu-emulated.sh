@@ -36,7 +36,9 @@ tests_on() {
     skip=()
     echo "== tests of GPUs, on $1 emulated (at $SECONDS s)"
     leave_out under_mps "there is no MPS server without the driver's programs"
-    if [ "$1" != 2 ]; then
+    if [ "$1" = 2 ]; then
+        leave_out who_writes_back_to_a_gather "it takes three GPUs, and has a line below"
+    else
         # The processor makes and checks their data for a minute and more.
         local long="it takes long, and goes by memory of the host as on two"
         leave_out factors_are_taken_from_the_memory_of_gpus "$long"

@@ -10,7 +10,7 @@ use mccs_cuda::{Context, Module, OwnedStream, gpus};
 use mccs_tests::{TestService, watchdog};
 
 use super::mps::STRAY;
-use super::ranks::{Buffers, Place, Player, Rank, Role, call, capture, enqueue, everybody, everybody_at};
+use super::ranks::{Buffers, Place, Player, Rank, Role, call, capture, enqueue, everybody_at, everybody_plays};
 use super::staged::strict;
 use super::{LARGE, TENANTS, told};
 
@@ -212,8 +212,7 @@ fn calls_on_a_strange_stream(place: &Place) -> anyhow::Result<()> {
 #[ignore = "needs two GPUs"]
 fn a_call_that_fails_behind_its_command_is_told_to_everybody() {
     assert!(gpus().expect("GPUs").len() > 1, "needs two GPUs");
-    let service = TestService::start(LARGE);
-    Player::start("calls_on_a_strange_stream", &everybody(&service, 0)).ends_well();
+    everybody_plays("calls_on_a_strange_stream", &[LARGE]);
 }
 
 /// Rank 1's context fails, and the others wait for it.
@@ -244,8 +243,5 @@ fn loses_its_context(place: &Place) -> anyhow::Result<()> {
 #[ignore = "needs two GPUs"]
 fn a_rank_whose_context_fails_is_named_to_the_others_with_the_error() {
     assert!(gpus().expect("GPUs").len() > 1, "needs two GPUs");
-    for config in [TENANTS, LARGE] {
-        let service = TestService::start(config);
-        Player::start("loses_its_context", &everybody(&service, 0)).ends_well();
-    }
+    everybody_plays("loses_its_context", &[TENANTS, LARGE]);
 }

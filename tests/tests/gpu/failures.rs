@@ -7,7 +7,7 @@ use anyhow::ensure;
 use mccs_cuda::{Context, OwnedStream, gpus};
 use mccs_tests::TestService;
 
-use super::ranks::{Buffers, Place, Player, Rank, Role, call, enqueue, everybody};
+use super::ranks::{Buffers, Place, Player, Rank, Role, call, enqueue, everybody, everybody_plays};
 use super::{LARGE, TENANTS, told, wait_until};
 
 pub const ROLES: &[(&str, Role)] = &[
@@ -48,10 +48,7 @@ fn aborts(place: &Place) -> anyhow::Result<()> {
 #[test]
 #[ignore = "needs a GPU"]
 fn an_abort_ends_what_waits() {
-    for config in [TENANTS, LARGE] {
-        let service = TestService::start(config);
-        Player::start("aborts", &everybody(&service, 0)).ends_well();
-    }
+    everybody_plays("aborts", &[TENANTS, LARGE]);
 }
 
 /// Rank 0 calls once on a stream, and once more on another one, which goes on behind it.
@@ -79,10 +76,7 @@ fn aborts_across_streams(place: &Place) -> anyhow::Result<()> {
 #[test]
 #[ignore = "needs a GPU"]
 fn an_abort_ends_what_waits_for_what_it_ends_on_another_stream() {
-    for config in [TENANTS, LARGE] {
-        let service = TestService::start(config);
-        Player::start("aborts_across_streams", &everybody(&service, 0)).ends_well();
-    }
+    everybody_plays("aborts_across_streams", &[TENANTS, LARGE]);
 }
 
 /// Rank 0 waits in two communicators for others, who do not come, and ends the one and then the other.
@@ -109,8 +103,7 @@ fn aborts_one_of_two(place: &Place) -> anyhow::Result<()> {
 #[test]
 #[ignore = "needs a GPU"]
 fn communicators_are_aborted_one_after_the_other() {
-    let service = TestService::start(TENANTS);
-    Player::start("aborts_one_of_two", &everybody(&service, 0)).ends_well();
+    everybody_plays("aborts_one_of_two", &[TENANTS]);
 }
 
 fn waits_alone(place: &Place) -> anyhow::Result<()> {

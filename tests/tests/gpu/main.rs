@@ -27,7 +27,7 @@ use mccs_ipc::handshake::{Socket, connect};
 use mccs_ipc::protocol::{Request, RequestEnvelope, ResponseEnvelope};
 use mccs_tests::{TestService, watchdog};
 
-use self::ranks::{Buffers, Place, Player, Rank, Role, call, enqueue, everybody};
+use self::ranks::{Buffers, Place, Player, Rank, Role, call, enqueue, everybody, everybody_plays};
 
 const TENANTS: &str = "[cuda]\nuse = \"required\"\n[[tenant]]\nname = \"a\"\nsocket = \"a\"\n\
                        [[tenant]]\nname = \"b\"\nsocket = \"b\"\n";
@@ -165,10 +165,7 @@ fn mixes_communicators(place: &Place) -> anyhow::Result<()> {
 #[test]
 #[ignore = "needs a GPU"]
 fn communicators_do_not_wait_for_each_other() {
-    for config in [TENANTS, LARGE] {
-        let service = TestService::start(config);
-        Player::start("mixes_communicators", &everybody(&service, 0)).ends_well();
-    }
+    everybody_plays("mixes_communicators", &[TENANTS, LARGE]);
 }
 
 /// Why a communicator has failed, once it has.

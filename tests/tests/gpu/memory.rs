@@ -26,7 +26,7 @@ use mccs_service::control::{ControlAnswer, ControlRequest, call as ask};
 use mccs_tests::TestService;
 
 use super::mps::UNTIL;
-use super::ranks::{Place, Player, Rank, Role, call, enqueue_at, everybody};
+use super::ranks::{Place, Player, Rank, Role, call, enqueue_at, everybody, everybody_plays};
 use super::{LARGE, wait_until};
 
 pub const ROLES: &[(&str, Role)] = &[
@@ -202,8 +202,7 @@ fn gathers_in_place(place: &Place) -> anyhow::Result<()> {
 #[ignore = "needs two GPUs"]
 fn buffers_that_begin_in_the_same_segment_are_both_known_to_the_service() {
     assert!(gpus().expect("GPUs").len() > 1, "needs two GPUs");
-    let service = TestService::start(LARGE);
-    Player::start("gathers_in_place", &everybody(&service, 0)).ends_well();
+    everybody_plays("gathers_in_place", &[LARGE]);
 }
 
 /// Frees what large calls have used: it comes back while the communicator lives, and what that has made of its own when it leaves.

@@ -8,7 +8,7 @@ use mccs_eval::workload::{Call, POISON};
 use mccs_service::control::{ControlAnswer, ControlRequest, call as ask};
 use mccs_tests::TestService;
 
-use super::ranks::{Buffers, Place, Player, Rank, Role, call, capture, enqueue, everybody};
+use super::ranks::{Buffers, Place, Player, Rank, Role, call, capture, enqueue, everybody, everybody_plays};
 use super::{TENANTS, told};
 
 pub const ROLES: &[(&str, Role)] = &[
@@ -251,8 +251,7 @@ fn exchanges_in_graphs(place: &Place) -> anyhow::Result<()> {
 #[test]
 #[ignore = "needs a GPU"]
 fn captured_groups_are_replayed() {
-    let service = TestService::start(TENANTS);
-    Player::start("exchanges_in_graphs", &everybody(&service, 0)).ends_well();
+    everybody_plays("exchanges_in_graphs", &[TENANTS]);
 }
 
 /// What goes from rank to rank, without groups: each receives, and sends on what it got.
@@ -298,8 +297,7 @@ fn pipelines(place: &Place) -> anyhow::Result<()> {
 #[test]
 #[ignore = "needs a GPU"]
 fn messages_are_passed_on() {
-    let service = TestService::start(TENANTS);
-    Player::start("pipelines", &everybody(&service, 0)).ends_well();
+    everybody_plays("pipelines", &[TENANTS]);
 }
 
 /// Rank 0 sends 100 elements where rank 1 receives 99, then the right number of another type, each on a new communicator.
@@ -411,8 +409,7 @@ fn aborts_a_receive(place: &Place) -> anyhow::Result<()> {
 #[test]
 #[ignore = "needs a GPU"]
 fn an_abort_ends_sends_and_receives_that_wait() {
-    let service = TestService::start(TENANTS);
-    Player::start("aborts_a_receive", &everybody(&service, 0)).ends_well();
+    everybody_plays("aborts_a_receive", &[TENANTS]);
 }
 
 /// What is refused at once, and leaves the communicator as it was.
@@ -478,6 +475,5 @@ fn errs(place: &Place) -> anyhow::Result<()> {
 #[test]
 #[ignore = "needs a GPU"]
 fn what_cannot_be_sent_is_refused() {
-    let service = TestService::start(TENANTS);
-    Player::start("errs", &everybody(&service, 0)).ends_well();
+    everybody_plays("errs", &[TENANTS]);
 }

@@ -133,6 +133,14 @@ pub fn everybody_at(socket: PathBuf) -> Place {
     Place { socket, id, ranks: 0..nranks, nranks, gpus, root: String::new() }
 }
 
+/// Has all ranks of the first tenant play a role, through a service of each configuration.
+pub fn everybody_plays(role: &str, configs: &[&str]) {
+    for config in configs {
+        let service = TestService::start(config);
+        Player::start(role, &everybody(&service, 0)).ends_well();
+    }
+}
+
 /// In a process that is to play a role: plays it.
 pub fn play(roles: &[(&str, Role)]) {
     let Ok(text) = std::env::var(ROLE) else { return };

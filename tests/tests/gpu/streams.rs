@@ -6,9 +6,8 @@ use std::sync::Barrier;
 use anyhow::ensure;
 use mccs_cuda::{OwnedStream, RawStream};
 use mccs_eval::workload::Call;
-use mccs_tests::TestService;
 
-use super::ranks::{Buffers, Place, Player, Rank, Role, call, capture, enqueue, everybody};
+use super::ranks::{Buffers, Place, Rank, Role, call, capture, enqueue, everybody_plays};
 use super::{LARGE, TENANTS};
 
 pub const ROLES: &[(&str, Role)] =
@@ -59,10 +58,7 @@ fn replays(place: &Place) -> anyhow::Result<()> {
 #[test]
 #[ignore = "needs a GPU"]
 fn captured_calls_are_replayed() {
-    for config in [TENANTS, LARGE] {
-        let service = TestService::start(config);
-        Player::start("replays", &everybody(&service, 0)).ends_well();
-    }
+    everybody_plays("replays", &[TENANTS, LARGE]);
 }
 
 /// One call after the other, each on another stream than the one before, without waiting.
@@ -92,10 +88,7 @@ fn mixes_streams(place: &Place) -> anyhow::Result<()> {
 #[test]
 #[ignore = "needs a GPU"]
 fn calls_keep_their_order_across_streams() {
-    for config in [TENANTS, LARGE] {
-        let service = TestService::start(config);
-        Player::start("mixes_streams", &everybody(&service, 0)).ends_well();
-    }
+    everybody_plays("mixes_streams", &[TENANTS, LARGE]);
 }
 
 /// One call after the other, without waiting, on streams that differ and may have the same pointer: each is destroyed when the call is
@@ -140,8 +133,5 @@ fn names_streams_alike(place: &Place) -> anyhow::Result<()> {
 #[test]
 #[ignore = "needs two GPUs"]
 fn calls_keep_their_order_across_streams_of_one_name() {
-    for config in [TENANTS, LARGE] {
-        let service = TestService::start(config);
-        Player::start("names_streams_alike", &everybody(&service, 0)).ends_well();
-    }
+    everybody_plays("names_streams_alike", &[TENANTS, LARGE]);
 }
