@@ -10,6 +10,15 @@ use crate::error::DriverError;
 use crate::module::Function;
 use crate::stream::{OwnedStream, RawStream};
 
+/// Who must do nothing, while a stream is captured, that captures forbid: allocate memory, say. `CU_STREAM_CAPTURE_MODE_*`.
+#[derive(Debug, Clone, Copy)]
+pub enum CaptureMode {
+    /// All threads.
+    Global = 0,
+    /// The one that captures.
+    ThreadLocal = 1,
+}
+
 /// Captured work, ready to be launched.
 #[derive(Debug)]
 pub struct Graph {
@@ -29,13 +38,24 @@ impl Graph {
         stream: &OwnedStream,
         enqueue: impl FnOnce(RawStream) -> Result<(), E>,
     ) -> Result<Self, E> {
-        const THREAD_LOCAL: u32 = 1;
+        Self::capture_in(CaptureMode::ThreadLocal, stream, enqueue)
+    }
+
+    /// The same, in any mode.
+    ///
+    /// # Errors
+    /// [`DriverError`], or the error of `enqueue`.
+    pub fn capture_in<E: From<DriverError>>(
+        mode: CaptureMode,
+        stream: &OwnedStream,
+        enqueue: impl FnOnce(RawStream) -> Result<(), E>,
+    ) -> Result<Self, E> {
         let context = stream.context().clone();
         let _entered = context.enter()?;
         let (mut graph, mut raw) = (std::ptr::null_mut(), std::ptr::null_mut());
         // SAFETY: the stream lives; `graph` and `raw` are pointers to write to.
         let made = unsafe {
-            api::cuStreamBeginCapture_v2(stream.raw().0, THREAD_LOCAL)?;
+            api::cuStreamBeginCapture_v2(stream.raw().0, mode as u32)?;
             let enqueued = enqueue(stream.raw());
             // Also after a failure: the stream is of no use before.
             let ended = api::cuStreamEndCapture(stream.raw().0, &mut graph);

@@ -4,14 +4,18 @@ use std::collections::HashSet;
 use std::sync::Barrier;
 
 use anyhow::ensure;
-use mccs_cuda::{OwnedStream, RawStream};
+use mccs_cuda::{CaptureMode, Graph, OwnedStream, RawStream};
 use mccs_eval::workload::Call;
 
 use super::ranks::{Buffers, Place, Rank, Role, call, capture, enqueue, everybody_plays};
 use super::{LARGE, TENANTS};
 
-pub const ROLES: &[(&str, Role)] =
-    &[("replays", replays), ("mixes_streams", mixes_streams), ("names_streams_alike", names_streams_alike)];
+pub const ROLES: &[(&str, Role)] = &[
+    ("replays", replays),
+    ("captures_beside", captures_beside),
+    ("mixes_streams", mixes_streams),
+    ("names_streams_alike", names_streams_alike),
+];
 
 /// Graphs of several calls, replayed with other data each time, between calls of their own.
 fn replays(place: &Place) -> anyhow::Result<()> {
@@ -59,6 +63,40 @@ fn replays(place: &Place) -> anyhow::Result<()> {
 #[ignore = "needs a GPU"]
 fn captured_calls_are_replayed() {
     everybody_plays("replays", &[TENANTS, LARGE]);
+}
+
+/// Calls of many kinds on a stream while all ranks capture others in the mode that forbids most, on threads that must not, either.
+fn captures_beside(place: &Place) -> anyhow::Result<()> {
+    place.each_rank(|Rank { context, comm, stream, together }| {
+        let captured = OwnedStream::new(&context)?;
+        let calls: Vec<_> = (0..60).map(|n| call(n, place.nranks, 1 + n * 1777)).collect();
+        let at = calls.iter().map(|call| Buffers::of(&context, call)).collect::<Result<Vec<_>, _>>()?;
+        calls.iter().zip(&at).try_for_each(|(call, at)| at.fill(call, comm.rank()))?;
+        let copied = Buffers::of(&context, &calls[1])?;
+        together.wait();
+        let mut graph = Graph::capture_in(CaptureMode::Global, &captured, |captured| {
+            together.wait();
+            // SAFETY: both buffers live as long as the graph.
+            unsafe { captured.copy(copied.recv.address(), at[1].recv.address(), at[1].recv.len_bytes())? };
+            calls.iter().zip(&at).try_for_each(|(call, at)| enqueue(&comm, call, at, stream.raw()))?;
+            together.wait();
+            anyhow::Ok(())
+        })?;
+        // SAFETY: streams and buffers live.
+        unsafe {
+            stream.raw().synchronize()?;
+            graph.launch(captured.raw())?;
+            captured.raw().synchronize()?;
+        }
+        calls.iter().zip(&at).try_for_each(|(call, at)| at.check(call, comm.rank()))?;
+        copied.check(&calls[1], comm.rank())
+    })
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn calls_go_on_while_others_are_captured() {
+    everybody_plays("captures_beside", &[TENANTS, LARGE]);
 }
 
 /// One call after the other, each on another stream than the one before, without waiting.
