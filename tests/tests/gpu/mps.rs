@@ -5,7 +5,8 @@ use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use mccs_cuda::{Module, copy_to_host};
+use mccs_cuda::{Module, copy_to_host, gpus};
+use mccs_service::devices::cuda::QUEUES_VARIABLE;
 use mccs_tests::TestService;
 
 use super::ranks::{Buffers, Place, Player, Rank, Role, call, enqueue, everybody, everybody_at};
@@ -121,10 +122,15 @@ fn a_crash_on_a_gpu_harms_nobody_else() {
     crash_beside(&[]);
 }
 
-fn mps() -> [(&'static str, PathBuf); 1] {
+fn mps() -> Vec<(&'static str, PathBuf)> {
     let folder =
         std::env::var_os("MCCS_GPU_MPS").expect("MCCS_GPU_MPS names the folder of an MPS server: tests/gpu.sh mps");
-    [("CUDA_MPS_PIPE_DIRECTORY", folder.into())]
+    let mut environment = vec![("CUDA_MPS_PIPE_DIRECTORY", folder.into())];
+    if gpus().expect("GPUs").len() == 1 {
+        // All ranks are clients of one GPU then, and an H100 has no room for the queues of six at 32 each (`CUDA_ERROR_MPS_MAX_CONNECTIONS_REACHED`).
+        environment.push((QUEUES_VARIABLE, "8".into()));
+    }
+    environment
 }
 
 #[test]
