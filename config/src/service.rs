@@ -192,7 +192,7 @@ impl Default for Limits {
         Limits {
             command_ring: 1024,
             completion_ring: 64,
-            init_timeout: DurationText::secs(30),
+            init_timeout: DurationText::secs(1800),
             operation_timeout: DurationText::secs(1800),
         }
     }

@@ -15,6 +15,7 @@ use mccs_eval::workload::{Call, POISON};
 use mccs_ipc::types::{CollectiveKind, RedOp};
 use mccs_service::control::{CommView, ControlAnswer, ControlRequest, call};
 use mccs_service::service::{Service, Settings};
+use mccs_service::telemetry::late::LateView;
 
 /// When the watchdog last saw that the process lives.
 static ALIVE: Mutex<Option<Instant>> = Mutex::new(None);
@@ -138,6 +139,30 @@ impl TestService {
     #[must_use]
     pub fn socket(&self, tenant: usize) -> PathBuf {
         self.directory.path().join(&self.tenants[tenant])
+    }
+
+    fn joining(&self) -> Vec<LateView> {
+        match call(&self.control_socket(), &ControlRequest::Joining).expect("an answer") {
+            ControlAnswer::Joining(joining) => joining,
+            answer => panic!("{answer:?}"),
+        }
+    }
+
+    /// A communicator that waits for ranks for long, as the operator sees it, once there is one.
+    pub fn waits_for_ranks(&self) -> LateView {
+        loop {
+            if let Some(late) = self.joining().pop() {
+                return late;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Returns once there is none.
+    pub fn wait_until_ranks_are_there(&self) {
+        while !self.joining().is_empty() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// The operator's socket.

@@ -210,3 +210,20 @@ fn quotas_refuse_and_are_given_back() {
         }
     }
 }
+
+#[test]
+fn who_waits_for_ranks_is_shown_until_they_come() {
+    let service = TestService::start("[limits]\ninit_timeout = \"20s\"\n");
+    let id = mccs::unique_id().expect("an id");
+    let join = |rank| service.connect(0).init_communicator_rank(id, rank, 3, 0, "").expect("joined");
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| join(1));
+        let late = service.waits_for_ranks();
+        assert_eq!((late.unique_id, late.joined, late.nranks), (id.to_string(), 1, 3));
+        assert_eq!(late.waits_for, "rank 0, 2 of 3");
+        assert!(late.since_seconds >= 2);
+        let others = [0, 2].map(|rank| scope.spawn(move || join(rank)));
+        let _all = [first].into_iter().chain(others).map(|rank| rank.join().expect("a rank")).collect::<Vec<_>>();
+        service.wait_until_ranks_are_there();
+    });
+}

@@ -46,23 +46,51 @@ pub enum Joined<M> {
     Refused(Refusal, Vec<M>),
 }
 
+/// How long a communicator waits for ranks, at most, before the operator is told of it.
+pub const LATE_AFTER_MAX: Duration = Duration::from_secs(10);
+/// Of how many such communicators a [`Rendezvous`] tells, at most.
+pub const LATE_TOLD_MAX: usize = 64;
+
+/// After what part of the time that ranks have to join the operator is told of those that wait.
+#[must_use]
+pub fn late_after(timeout: Duration) -> Duration {
+    (timeout / 10).min(LATE_AFTER_MAX)
+}
+
+/// A communicator that waits for ranks, and has for [`late_after`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Late {
+    /// Which.
+    pub key: GatheringKey,
+    /// Ranks that have joined.
+    pub joined: u32,
+    /// Ranks that it is to have.
+    pub nranks: u32,
+    /// For whom it waits.
+    pub waits_for: String,
+    /// Since when.
+    pub since: Instant,
+}
+
 struct Gathering<M> {
     members: Vec<Option<M>>,
     joined: u32,
-    deadline: Instant,
+    since: Instant,
+    is_late: bool,
 }
 
 /// All communicators that wait for ranks.
 pub struct Rendezvous<M> {
     gatherings: BTreeMap<GatheringKey, Gathering<M>>,
     timeout: Duration,
+    late_changes: u64,
 }
 
 impl<M> Rendezvous<M> {
     /// Nobody waits; a gathering fails `timeout` after its first rank joined.
     #[must_use]
     pub fn new(timeout: Duration) -> Self {
-        Rendezvous { gatherings: BTreeMap::new(), timeout }
+        Rendezvous { gatherings: BTreeMap::new(), timeout, late_changes: 0 }
     }
 
     /// A rank joins.
@@ -77,7 +105,8 @@ impl<M> Rendezvous<M> {
         let gathering = self.gatherings.entry(key.clone()).or_insert_with(|| Gathering {
             members: std::iter::repeat_with(|| None).take(nranks as usize).collect(),
             joined: 0,
-            deadline: now + self.timeout,
+            since: now,
+            is_late: false,
         });
         let expected = gathering.members.len() as u32;
         let contradiction = if expected != nranks {
@@ -97,11 +126,14 @@ impl<M> Rendezvous<M> {
         }
         gathering.members[rank as usize] = Some(member);
         gathering.joined += 1;
+        self.late_changes += u64::from(gathering.is_late);
         if gathering.joined == nranks { Joined::Complete(self.end(&key)) } else { Joined::Waiting }
     }
 
     fn end(&mut self, key: &GatheringKey) -> Vec<M> {
-        self.gatherings.remove(key).map_or_else(Vec::new, |gathering| gathering.members.into_iter().flatten().collect())
+        let Some(gathering) = self.gatherings.remove(key) else { return Vec::new() };
+        self.late_changes += u64::from(gathering.is_late);
+        gathering.members.into_iter().flatten().collect()
     }
 
     /// Fails every gathering in which a member matches: its process has gone.
@@ -118,12 +150,17 @@ impl<M> Rendezvous<M> {
         hit.into_iter().map(fail).collect()
     }
 
-    /// Fails every gathering whose time is over.
+    /// Fails every gathering whose time is over, and knows then which are [`Late`].
     pub fn expire(&mut self, now: Instant) -> Vec<(Refusal, Vec<M>)> {
-        let due: Vec<_> =
-            self.gatherings.iter().filter(|(_, g)| g.deadline <= now).map(|(key, _)| key.clone()).collect();
+        let late_after = late_after(self.timeout);
+        for gathering in self.gatherings.values_mut().filter(|g| !g.is_late && g.since + late_after <= now) {
+            gathering.is_late = true;
+            self.late_changes += 1;
+        }
+        let is_due = |g: &Gathering<M>| g.since + self.timeout <= now;
+        let due: Vec<_> = self.gatherings.iter().filter(|(_, g)| is_due(g)).map(|(key, _)| key.clone()).collect();
         let fail = |key: GatheringKey| {
-            let missing = self.gatherings.get(&key).map_or_else(String::new, missing_ranks);
+            let missing = self.gatherings.get(&key).map_or_else(String::new, Gathering::missing);
             let message = format!(
                 "communicator {} was not complete after {:?}: missing {missing}. Did these processes start, with the same \
                  unique id and tenant?",
@@ -137,19 +174,45 @@ impl<M> Rendezvous<M> {
     /// When [`Rendezvous::expire`] is next due.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
-        self.gatherings.values().map(|gathering| gathering.deadline).min()
+        let after = |gathering: &Gathering<M>| if gathering.is_late { self.timeout } else { late_after(self.timeout) };
+        self.gatherings.values().map(|gathering| gathering.since + after(gathering)).min()
+    }
+
+    /// Those that have waited for long, [`LATE_TOLD_MAX`] of them at most.
+    #[must_use]
+    pub fn late(&self) -> Vec<Late> {
+        let late = self.gatherings.iter().filter(|(_, gathering)| gathering.is_late).take(LATE_TOLD_MAX);
+        let told = |(key, gathering): (&GatheringKey, &Gathering<M>)| {
+            let Gathering { joined, since, .. } = *gathering;
+            let (nranks, waits_for) = (gathering.members.len() as u32, gathering.missing());
+            Late { key: key.clone(), joined, nranks, waits_for, since }
+        };
+        late.map(told).collect()
+    }
+
+    /// Differs when [`Rendezvous::late`] does.
+    #[must_use]
+    pub fn late_changes(&self) -> u64 {
+        self.late_changes
+    }
+}
+
+impl<M> Gathering<M> {
+    fn missing(&self) -> String {
+        missing_ranks(self.members.len() as u32, |rank| self.members[rank as usize].is_some())
     }
 }
 
 /// Most ranks that a message lists before it says how many more there are.
 const MISSING_LISTED_MAX: usize = 16;
 
-fn missing_ranks<M>(gathering: &Gathering<M>) -> String {
-    let missing: Vec<_> = (gathering.members.iter().enumerate()).filter(|(_, m)| m.is_none()).map(|(r, _)| r).collect();
+/// Those of a communicator's ranks that are not there, as a message says it.
+pub fn missing_ranks(nranks: u32, is_there: impl Fn(u32) -> bool) -> String {
+    let missing: Vec<u32> = (0..nranks).filter(|rank| !is_there(*rank)).collect();
     let listed: Vec<_> = missing.iter().take(MISSING_LISTED_MAX).map(ToString::to_string).collect();
     let more = missing.len().saturating_sub(MISSING_LISTED_MAX);
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-    format!("rank {}{more} of {}", listed.join(", "), gathering.members.len())
+    format!("rank {}{more} of {nranks}", listed.join(", "))
 }
 
 #[cfg(test)]
@@ -209,5 +272,23 @@ mod tests {
         let left = rendezvous.leave(|member| *member == 'b');
         assert!(left[0].0.message.contains("rank 1 left"), "{:?}", left[0].0);
         assert_eq!(left[0].1, ['d']);
+    }
+    #[test]
+    fn who_waits_for_long_is_told_of_while_it_does() {
+        let (mut rendezvous, now) = (Rendezvous::new(LATE_AFTER_MAX * 20), Instant::now());
+        rendezvous.join(key(1), 2, 3, 'c', now);
+        assert!(rendezvous.expire(now).is_empty());
+        assert_eq!((rendezvous.late(), rendezvous.late_changes()), (vec![], 0));
+        assert_eq!(rendezvous.next_deadline(), Some(now + LATE_AFTER_MAX));
+        assert!(rendezvous.expire(now + LATE_AFTER_MAX).is_empty());
+        let late = |joined, waits_for: &str| {
+            vec![Late { key: key(1), joined, nranks: 3, waits_for: waits_for.into(), since: now }]
+        };
+        assert_eq!((rendezvous.late(), rendezvous.late_changes()), (late(1, "rank 0, 1 of 3"), 1));
+        assert_eq!(rendezvous.next_deadline(), Some(now + LATE_AFTER_MAX * 20));
+        rendezvous.join(key(1), 0, 3, 'a', now + LATE_AFTER_MAX);
+        assert_eq!((rendezvous.late(), rendezvous.late_changes()), (late(2, "rank 1 of 3"), 2));
+        assert_eq!(rendezvous.join(key(1), 1, 3, 'b', now + LATE_AFTER_MAX), Joined::Complete(vec!['a', 'b', 'c']));
+        assert!(rendezvous.late().is_empty() && rendezvous.late_changes() > 2);
     }
 }

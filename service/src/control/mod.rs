@@ -22,6 +22,7 @@ use crate::controller::answer::{ControllerAnswer, ControllerRequest};
 use crate::devices::cuda::GpuStrategy;
 use crate::runtime::{EngineId, EngineInfo, RuntimeInfo};
 use crate::session::Session;
+use crate::telemetry::late::LateView;
 use crate::telemetry::recorder::RingView;
 use crate::telemetry::stuck::StuckReport;
 use crate::telemetry::traffic::{KindView, PairView};
@@ -63,6 +64,8 @@ pub enum ControlRequest {
     Sessions,
     /// All communicators with their counters.
     Communicators,
+    /// Communicators that have waited for ranks, or hosts, for ten seconds, or a tenth of the time that they may; where rank 0 is, if that is on another host.
+    Joining,
     /// Engines and runtimes.
     Engines,
     /// Hosts of the cluster.
@@ -135,6 +138,8 @@ pub enum ControlAnswer {
     Sessions(Vec<SessionView>),
     /// To [`ControlRequest::Communicators`].
     Communicators(Vec<CommView>),
+    /// To [`ControlRequest::Joining`].
+    Joining(Vec<LateView>),
     /// To [`ControlRequest::Engines`].
     Engines {
         /// The threads.

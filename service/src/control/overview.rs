@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::{CommView, HostView};
 use crate::runtime::{EngineInfo, RuntimeInfo, Runtimes};
 use crate::telemetry::flows::{FlowView, PathView};
+use crate::telemetry::late::LateView;
 use crate::telemetry::placed::Allotment;
 use crate::telemetry::trace::ClockView;
 use crate::telemetry::traffic::TenantKindView;
@@ -96,6 +97,9 @@ pub struct Overview {
     pub tenants: Vec<TenantView>,
     /// Communicators, by number.
     pub communicators: Vec<CommView>,
+    /// Communicators that have waited for ranks for long.
+    #[serde(default)]
+    pub joining: Vec<LateView>,
     /// Flows to and from other hosts.
     pub flows: Vec<FlowView>,
     /// What they carry, by peer and path.
@@ -180,6 +184,7 @@ impl Overseer {
             at_ns: now.saturating_duration_since(self.since).as_nanos() as u64,
             tenants: registry.tenants().iter().map(tenant).collect(),
             communicators,
+            joining: registry.late().iter().map(|late| LateView::of(late, now)).collect(),
             flows,
             paths: registry.flows.paths(),
             hosts: registry.hosts().iter().map(|host| HostView::of(host, now)).collect(),

@@ -18,6 +18,7 @@ use crate::control::{
     TRACE_MAX, TraceBegun, chunks,
 };
 use crate::runtime::{Context, Engine, Mailbox, Progress, Sender, WakerSlot};
+use crate::telemetry::late::LateView;
 use crate::telemetry::recorder::Recorders;
 
 /// Operators at a time; more wait to be accepted.
@@ -185,6 +186,10 @@ impl ControlEngine {
             Ok(ControlRequest::Hosts) => {
                 let now = Instant::now();
                 ControlAnswer::Hosts(registry.hosts().iter().map(|host| HostView::of(host, now)).collect())
+            }
+            Ok(ControlRequest::Joining) => {
+                let now = Instant::now();
+                ControlAnswer::Joining(registry.late().iter().map(|late| LateView::of(late, now)).collect())
             }
             Ok(ControlRequest::Gpus) => ControlAnswer::Gpus(registry.gpus().iter().map(GpuView::of).collect()),
             Ok(ControlRequest::Overview) => ControlAnswer::Overview(Box::new(overseer.look())),

@@ -24,6 +24,7 @@ use crate::exchange::link::{LinkEvent, LinkOptions, Links, Refusals};
 use crate::exchange::protocol::{Event, Exchange, LinkTimes, Name, Options, Output, Request};
 use crate::exchange::tls::{Tls, TlsError, TlsFiles, random_number};
 use crate::runtime::{Context, Engine, Mailbox, Progress, RuntimeError, Runtimes, Sender};
+use crate::telemetry::late::LateTold;
 use crate::telemetry::{HostInfo, LogBudget, Registry};
 
 /// Events that may wait for room before nothing more is taken in.
@@ -104,6 +105,7 @@ pub struct ExchangeEngine {
     waiting: VecDeque<Event>,
     sink: EventSink,
     budget: LogBudget,
+    late: LateTold,
 }
 
 /// Starts an exchange engine on a runtime. Events go to `sink`; who asks something of it keeps the sender.
@@ -183,6 +185,7 @@ impl ExchangeEngine {
             waiting: VecDeque::new(),
             sink,
             budget: LogBudget::default(),
+            late: LateTold::new("exchange".into()),
         })
     }
 
@@ -312,6 +315,8 @@ impl Engine for ExchangeEngine {
             self.settle(cx.now);
             busy = true;
         }
+        let (changes, late) = self.exchange.late();
+        self.late.tell(&self.registry, changes, late, cx.now);
         self.links.flush(cx.now);
         busy |= self.hand_over();
         self.registry.refused.exchange.store(self.links.refusals().connections, Ordering::Relaxed);

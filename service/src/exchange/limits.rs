@@ -46,14 +46,15 @@ pub const SETUPS_MAX: usize = 4096;
 pub const SETUPS_PER_TENANT_MAX: usize = 512;
 /// Complete communicators of a service.
 pub const COMMS_MAX: usize = 1 << 16;
+/// Time that hosts have to connect to each other once all ranks have joined: they take milliseconds, and whoever cannot be reached does not
+/// become so by waiting.
+pub const SETUP_TIMEOUT: Duration = Duration::from_secs(30);
 /// Ranks that join within this time are reported to the root in one message.
 pub const REPORT_DELAY: Duration = Duration::from_micros(500);
 /// Longest time that a late rank waits to be reported: the delay grows with the time that the others have waited.
 pub const REPORT_DELAY_MAX: Duration = Duration::from_millis(20);
 /// Operations that a rank may launch between its report and the decision on a change.
 pub const CHANGE_WINDOW_MAX: u32 = 1 << 20;
-/// Ranks that a message for a person lists before it says how many more there are.
-pub const RANKS_LISTED_MAX: usize = 16;
 
 /// Connections that have not proved who they are. More wait to be accepted.
 pub const STRANGERS_MAX: usize = 64;

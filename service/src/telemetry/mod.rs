@@ -4,6 +4,7 @@
 
 pub mod flows;
 pub mod histogram;
+pub mod late;
 mod log_budget;
 pub mod placed;
 pub mod plausible;

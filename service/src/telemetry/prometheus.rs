@@ -293,6 +293,14 @@ fn tenants(text: &mut Text, overview: &Overview) {
             family.sample(&[("tenant", &tenant.tenant)], value(tenant));
         }
     }
+    let mut family = text.family(
+        "mccs_tenant_joining",
+        Kind::Gauge,
+        "Communicators of a tenant that have waited for ranks for ten seconds.",
+    );
+    for TenantView { tenant, .. } in tenants {
+        family.sample(&[("tenant", tenant)], overview.joining.iter().filter(|late| late.tenant == *tenant).count());
+    }
     allotments(text, tenants);
     let kinds = || tenants.iter().flat_map(|tenant| tenant.kinds.iter().map(move |kind| (tenant, kind)));
     let mut family = text.family(

@@ -10,6 +10,7 @@ use std::time::Instant;
 use super::flows::FlowTable;
 use super::recorder::Recorders;
 use super::{CommInfo, lock};
+use crate::bootstrap::Late;
 use crate::runtime::WakerSlot;
 use crate::session::{Session, SessionId};
 use crate::tenants::Tenant;
@@ -115,6 +116,8 @@ pub struct Registry {
     tenants: Mutex<BTreeMap<String, Arc<Tenant>>>,
     sessions: Mutex<BTreeMap<SessionId, Arc<Session>>>,
     comms: Arc<Mutex<Comms>>,
+    /// By who gathers their ranks.
+    late: Mutex<BTreeMap<String, Vec<Late>>>,
     next_number: AtomicU64,
     /// Grows when a communicator of several hosts begins, ends, or gets another strategy.
     comm_changes: AtomicU64,
@@ -220,6 +223,17 @@ impl Registry {
         if comm.placed.is_some() {
             self.note_comms();
         }
+    }
+
+    /// Communicators that wait for ranks for long, all of which the same one gathers.
+    pub fn set_late(&self, gatherer: &str, late: Vec<Late>) {
+        lock(&self.late).insert(gatherer.to_owned(), late);
+    }
+
+    /// All of them.
+    #[must_use]
+    pub fn late(&self) -> Vec<Late> {
+        lock(&self.late).values().flatten().cloned().collect()
     }
 
     /// Something has become of a communicator of several hosts: who watches is woken.

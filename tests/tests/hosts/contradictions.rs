@@ -226,6 +226,25 @@ fn a_missing_rank_is_named_on_every_host() {
     }
 }
 
+/// On the host of rank 0, though that has not come.
+#[test]
+fn the_operator_sees_which_ranks_of_other_hosts_are_missing() {
+    let hosts = TestHosts::start(2, "[limits]\ninit_timeout = \"20s\"\n");
+    let id = mccs::unique_id().expect("an id");
+    let join = |rank: u32| {
+        let client = hosts.service(rank as usize).connect(0);
+        client.init_communicator_rank(id, rank, 2, 0, "h0").expect("joined")
+    };
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| join(1));
+        let late = hosts.service(0).waits_for_ranks();
+        assert_eq!((late.unique_id, late.joined, late.nranks), (id.to_string(), 1, 2));
+        assert_eq!(late.waits_for, "rank 0 of 2");
+        let _both = (join(0), other.join().expect("a rank"));
+        hosts.service(0).wait_until_ranks_are_there();
+    });
+}
+
 #[test]
 fn a_root_that_never_comes_is_named() {
     let hosts = TestHosts::start(2, "[limits]\ninit_timeout = \"4s\"\n");

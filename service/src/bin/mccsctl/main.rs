@@ -53,6 +53,8 @@ enum Command {
     Sessions,
     /// Communicators and their counters.
     Communicators,
+    /// Communicators that have waited for ranks to join for ten seconds, and for which: on the host of rank 0.
+    Joining,
     /// Engines and the runtimes they are on.
     Engines,
     /// Change the number of transport engines, while work runs.
@@ -106,12 +108,14 @@ impl Command {
                 ControlRequest::Gpus,
                 ControlRequest::Sessions,
                 ControlRequest::Communicators,
+                ControlRequest::Joining,
                 ControlRequest::Engines,
             ],
             Command::Hosts => vec![ControlRequest::Hosts],
             Command::Gpus => vec![ControlRequest::Gpus],
             Command::Sessions => vec![ControlRequest::Sessions],
             Command::Communicators => vec![ControlRequest::Communicators],
+            Command::Joining => vec![ControlRequest::Joining],
             Command::Engines => vec![ControlRequest::Engines],
             Command::ScaleTransports { count } => vec![ControlRequest::ScaleTransports { count }],
             Command::MoveEngine { engine, runtime } => {
@@ -202,6 +206,7 @@ fn ask(socket: &Path, json: bool, request: &ControlRequest) -> anyhow::Result<()
     match answer {
         ControlAnswer::Sessions(sessions) => show::sessions(&sessions),
         ControlAnswer::Communicators(comms) => show::comms(&comms),
+        ControlAnswer::Joining(joining) => show::joining(&joining),
         ControlAnswer::Engines { runtimes, engines } => show::engines(&runtimes, &engines),
         ControlAnswer::Hosts(hosts) => show::hosts(&hosts),
         ControlAnswer::Gpus(gpus) => show::gpus(&gpus),

@@ -3,6 +3,7 @@
 use mccs_service::control::{CommView, GpuView, HostView, SessionView};
 use mccs_service::devices::cuda::GpuStrategy;
 use mccs_service::runtime::{EngineInfo, RuntimeInfo};
+use mccs_service::telemetry::late::LateView;
 
 /// Who can be reached.
 pub fn hosts(hosts: &[HostView]) {
@@ -107,6 +108,20 @@ pub fn comms(comms: &[CommView]) {
             c.epoch,
             progress.join(" ")
         );
+    }
+    say!();
+}
+
+/// Communicators that wait for ranks.
+pub fn joining(joining: &[LateView]) {
+    if joining.is_empty() {
+        say!("no communicator has waited for ranks for long\n");
+        return;
+    }
+    say!("{:<32} {:<12} {:>6} {:>10}  waits for", "communicator to be", "tenant", "ranks", "since");
+    for LateView { unique_id, tenant, joined, nranks, waits_for, since_seconds } in joining {
+        let (ranks, since) = (format!("{joined}/{nranks}"), format!("{since_seconds} s"));
+        say!("{unique_id:<32} {tenant:<12} {ranks:>6} {since:>10}  {waits_for}");
     }
     say!();
 }

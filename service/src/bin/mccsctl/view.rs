@@ -6,6 +6,7 @@ use mccs_service::control::overview::{Overview, TenantView};
 use mccs_service::control::{CommView, RankView};
 use mccs_service::telemetry::flows::{FlowView, PathView};
 use mccs_service::telemetry::histogram::HistogramView;
+use mccs_service::telemetry::late::LateView;
 use mccs_service::telemetry::straggler::straggler;
 
 use crate::watch::Look;
@@ -62,6 +63,7 @@ pub fn view(looked_before: &Look, looked: &Look, size: Size) -> String {
     let sections = [
         tenants(before, now, seconds),
         communicators(looked_before, looked, seconds),
+        joining(now),
         paths(before, now, seconds),
         flows(before, now, seconds),
         engines(before, now, seconds),
@@ -295,6 +297,15 @@ fn communicators(looked_before: &Look, looked: &Look, seconds: f64) -> Option<Se
     table(3, &heads, &rows, (now.omitted.communicators as usize, ""))
 }
 
+fn joining(now: &Overview) -> Option<Section> {
+    let row = |late: &LateView| {
+        let (ranks, since) = (format!("{}/{}", late.joined, late.nranks), format!("{} s", late.since_seconds));
+        vec![late.unique_id.clone(), late.tenant.clone(), ranks, since, late.waits_for.clone()]
+    };
+    let rows: Vec<_> = now.joining.iter().map(row).collect();
+    table(2, &["joining", "tenant", "ranks", "since", "waits for"], &rows, (0, ""))
+}
+
 fn direction(sends: bool) -> String {
     String::from(if sends { "to" } else { "from" })
 }
@@ -446,6 +457,14 @@ mod tests {
                 links: Some(7),
                 ranks: vec![rank(0, 0), rank(1, 250)],
             }],
+            joining: vec![LateView {
+                unique_id: "of-another".into(),
+                tenant: "blue".into(),
+                joined: 3,
+                nranks: 4,
+                waits_for: "rank 2 of 4".into(),
+                since_seconds: 11,
+            }],
             flows: vec![FlowView {
                 name: name.clone(),
                 bytes: 3_000_000 * seconds,
@@ -489,6 +508,7 @@ mod tests {
             assert_eq!(words(&text, "blue").join(" "), tenant, "{text}");
             let comm = "42 blue 2 hosts 2/4 10 5.0 M 2.00 G 50% 3 0 rank 1 +250 us";
             assert_eq!(words(&text, "42 ").join(" "), comm, "{text}");
+            assert_eq!(words(&text, "of-another").join(" "), "of-another blue 3/4 11 s rank 2 of 4", "{text}");
             assert!(words(&text, "to ").join(" ").starts_with("to h1 ports 1-2 1 3.0 M 12 "), "{text}");
             assert!(text.lines().any(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")
                 == "42 1 0 -> 2 to h1 tcp ports 1-2 3.0 M 4.0 M"));
@@ -564,6 +584,7 @@ mod tests {
             let shown = text.lines().filter(|line| line.starts_with("tenant") && !line.starts_with("tenant ")).count();
             assert!(shown > 0 && text.contains(&format!("and {} more", 100 - shown)), "{lines}: {text}");
             // Short sections are whole: the one communicator, path and flow are all there.
+            assert_eq!(words(&text, "of-another").join(" "), "of-another blue 3/4 11 s rank 2 of 4", "{text}");
             assert!(words(&text, "to ").join(" ").starts_with("to h1 ports 1-2"), "{text}");
             assert!(text.contains("0 -> 2") && !words(&text, "42 ").is_empty(), "{text}");
         }

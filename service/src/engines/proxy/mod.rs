@@ -63,6 +63,7 @@ use crate::handles::HandleTable;
 use crate::plans::ScheduleCache;
 use crate::runtime::{Context, Engine, Mailbox, Progress};
 use crate::session::SessionId;
+use crate::telemetry::late::LateTold;
 use crate::telemetry::recorder::Recorder;
 use crate::telemetry::{LogBudget, Registry};
 
@@ -105,6 +106,7 @@ pub struct ProxyEngine {
     comms: HandleTable<Comm>,
     jobs: HandleTable<Job>,
     rendezvous: Rendezvous<JoinRequest>,
+    late: LateTold,
     /// Communicators whose ranks are all there, while the device prepares what they share.
     preparing: HandleTable<Preparing>,
     events: VecDeque<Event>,
@@ -143,7 +145,8 @@ impl ProxyEngine {
         cluster: Option<Cluster>,
     ) -> Self {
         let terms = make_schedules(1, &[]).terms();
-        let recorder = registry.recorders.recorder(name(device.as_ref()));
+        let name = name(device.as_ref());
+        let recorder = registry.recorders.recorder(name.clone());
         ProxyEngine {
             device,
             mailbox,
@@ -154,6 +157,7 @@ impl ProxyEngine {
             comms: HandleTable::new(COMMS_MAX),
             jobs: HandleTable::new(JOBS_MAX),
             rendezvous: Rendezvous::new(timeouts.init),
+            late: LateTold::new(name),
             preparing: HandleTable::new(PREPARING_MAX),
             events: VecDeque::new(),
             timeouts,
@@ -422,6 +426,7 @@ impl Engine for ProxyEngine {
         for (refusal, members) in self.rendezvous.expire(cx.now) {
             refuse_all(&refusal, members);
         }
+        self.late.tell(&self.registry, self.rendezvous.late_changes(), || self.rendezvous.late(), cx.now);
         self.end_late(cx.now);
         self.end_late_direct(cx.now);
         self.end_late_inquiries(cx.now);

@@ -41,6 +41,7 @@ use self::comms::{Comms, Proposal};
 use self::member::Members;
 use self::root::{Report, Roots};
 use self::wire::Wire;
+use crate::bootstrap::Late;
 
 pub use self::agreement::{AgreementFault, AgreementMessage, Coordinator, Decision, Participant};
 pub use self::faults::{Fault, Lost};
@@ -479,6 +480,11 @@ impl Exchange {
             self.comms.next_deadline(),
         ];
         deadlines.into_iter().flatten().min()
+    }
+
+    /// Communicators whose root is here that have waited for ranks or hosts for long, and a number that differs when they do.
+    pub fn late(&self) -> (u64, impl FnOnce() -> Vec<Late>) {
+        (self.roots.late_changes(), || self.roots.late())
     }
 
     /// The next thing to be done.

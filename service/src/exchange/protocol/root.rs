@@ -19,7 +19,8 @@ use super::message::{Message, RingHost};
 use super::types::{CommId, CommKey, Failure, Name};
 use super::verdicts::Verdicts;
 use super::wire::Wire;
-use crate::exchange::limits::{RANKS_LISTED_MAX, SETUPS_MAX, SETUPS_PER_TENANT_MAX};
+use crate::bootstrap::{GatheringKey, LATE_TOLD_MAX, Late, late_after, missing_ranks};
+use crate::exchange::limits::{SETUP_TIMEOUT, SETUPS_MAX, SETUPS_PER_TENANT_MAX};
 
 struct Reporter {
     incarnation: u64,
@@ -38,7 +39,9 @@ struct Setup {
     /// By rank, the host that it has joined on.
     joined: BTreeMap<u32, Name>,
     nranks: u32,
+    since: Instant,
     deadline: Instant,
+    is_late: bool,
     stage: Stage,
 }
 
@@ -46,17 +49,29 @@ struct Setup {
 pub(super) struct Roots {
     setups: BTreeMap<CommKey, Setup>,
     by_comm: BTreeMap<CommId, CommKey>,
+    /// Of set-ups, and when those are late that are not.
     deadlines: BTreeSet<(Instant, CommKey)>,
+    late_changes: u64,
     verdicts: Verdicts,
     incarnation: u64,
     next_number: u64,
+    /// For ranks to join.
     timeout: Duration,
 }
 
 impl Roots {
     pub(super) fn new(incarnation: u64, timeout: Duration) -> Self {
         let (setups, by_comm, deadlines) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
-        Roots { setups, by_comm, deadlines, verdicts: Verdicts::default(), incarnation, next_number: 0, timeout }
+        Roots {
+            setups,
+            by_comm,
+            deadlines,
+            late_changes: 0,
+            verdicts: Verdicts::default(),
+            incarnation,
+            next_number: 0,
+            timeout,
+        }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -96,9 +111,9 @@ impl Roots {
         }
         let deadline = now + self.timeout;
         let setup = self.setups.entry(key.clone()).or_insert_with(|| {
-            self.deadlines.insert((deadline, key.clone()));
+            self.deadlines.extend([(deadline, key.clone()), (now + late_after(self.timeout), key.clone())]);
             let (hosts, joined) = (BTreeMap::new(), BTreeMap::new());
-            Setup { hosts, joined, nranks, deadline, stage: Stage::Gathering }
+            Setup { hosts, joined, nranks, since: now, deadline, is_late: false, stage: Stage::Gathering }
         });
         let contradiction = contradiction(setup, from, &wire.own, key.id, nranks, &ranks);
         let first = ranks.iter().min().copied().unwrap_or(0);
@@ -111,6 +126,7 @@ impl Roots {
         reporter.first = reporter.first.min(first);
         reporter.ranks += ranks.len() as u32;
         setup.joined.extend(ranks.into_iter().map(|rank| (rank, from.clone())));
+        self.late_changes += u64::from(setup.is_late);
         if setup.joined.len() == setup.nranks as usize {
             self.close_ring(&key, wire, now);
         }
@@ -138,7 +154,7 @@ impl Roots {
         }
         self.by_comm.insert(comm.clone(), key.clone());
         self.deadlines.remove(&(setup.deadline, key.clone()));
-        setup.deadline = now + self.timeout;
+        setup.deadline = now + self.timeout.min(SETUP_TIMEOUT);
         self.deadlines.insert((setup.deadline, key.clone()));
         setup.stage = Stage::Exchanging { comm, waiting: setup.hosts.keys().cloned().collect() };
     }
@@ -149,6 +165,7 @@ impl Roots {
         let Some(setup) = self.setups.get_mut(key) else { return };
         let Stage::Exchanging { waiting, .. } = &mut setup.stage else { return };
         waiting.remove(from);
+        self.late_changes += u64::from(setup.is_late);
         if waiting.is_empty() {
             wire.send_all(setup.hosts.keys(), &Message::Begin { comm: comm.clone() }, now);
             let key = key.clone();
@@ -188,23 +205,47 @@ impl Roots {
         }
     }
 
-    /// Fails what has taken too long.
+    /// Set-ups that have taken long, [`LATE_TOLD_MAX`] of them at most.
+    pub(super) fn late(&self) -> Vec<Late> {
+        let late = self.setups.iter().filter(|(_, setup)| setup.is_late).take(LATE_TOLD_MAX);
+        let told = |(key, setup): (&CommKey, &Setup)| {
+            let Setup { nranks, since, .. } = *setup;
+            let waits_for = match &setup.stage {
+                Stage::Gathering => missing(setup),
+                Stage::Exchanging { waiting, .. } => format!("hosts {} to connect", names(waiting)),
+            };
+            let key = GatheringKey { tenant: key.tenant.to_string(), id: key.id };
+            Late { key, joined: setup.joined.len() as u32, nranks, waits_for, since }
+        };
+        late.map(told).collect()
+    }
+
+    /// Differs when [`Roots::late`] does.
+    pub(super) fn late_changes(&self) -> u64 {
+        self.late_changes
+    }
+
+    /// Fails what has taken too long, and knows then what is late.
     pub(super) fn expire(&mut self, wire: &mut Wire, now: Instant) {
         while let Some((at, key)) = self.deadlines.pop_first() {
             if at > now {
                 self.deadlines.insert((at, key));
                 return;
             }
-            let Some(setup) = self.setups.get(&key) else { continue };
+            let Some(setup) = self.setups.get_mut(&key) else { continue };
+            if at != setup.deadline {
+                setup.is_late = true;
+                self.late_changes += 1;
+                continue;
+            }
             let failure = match &setup.stage {
                 Stage::Gathering => incomplete(&key, setup, self.timeout),
                 Stage::Exchanging { waiting, .. } => {
-                    let names: Vec<_> = waiting.iter().map(Name::as_str).collect();
                     let message = format!(
                         "communicator {} was not set up {:?} after all ranks had joined: not ready are hosts {}",
                         key.id,
-                        self.timeout,
-                        names.join(", ")
+                        self.timeout.min(SETUP_TIMEOUT),
+                        names(waiting)
                     );
                     let failure = Failure::new(ErrorClass::Timeout, message);
                     waiting.first().map_or(failure.clone(), |host| failure.by_host(host))
@@ -217,6 +258,8 @@ impl Roots {
     fn remove(&mut self, key: &CommKey) -> Option<Setup> {
         let setup = self.setups.remove(key)?;
         self.deadlines.remove(&(setup.deadline, key.clone()));
+        self.deadlines.remove(&(setup.since + late_after(self.timeout), key.clone()));
+        self.late_changes += u64::from(setup.is_late);
         if let Stage::Exchanging { comm, .. } = &setup.stage {
             self.by_comm.remove(comm);
         }
@@ -275,27 +318,32 @@ pub(super) fn host_failure(host: &Name, lost: &Lost, id: UniqueId) -> Failure {
     Failure::new(ErrorClass::Remote, format!("host {host} of communicator {id} {lost}")).by_host(host)
 }
 
+fn names(hosts: &BTreeSet<Name>) -> String {
+    hosts.iter().map(Name::as_str).collect::<Vec<_>>().join(", ")
+}
+
+fn missing(setup: &Setup) -> String {
+    missing_ranks(setup.nranks, |rank| setup.joined.contains_key(&rank))
+}
+
 fn incomplete(key: &CommKey, setup: &Setup, timeout: Duration) -> Failure {
-    let missing: Vec<u32> = (0..setup.nranks).filter(|rank| !setup.joined.contains_key(rank)).collect();
-    let listed: Vec<_> = missing.iter().take(RANKS_LISTED_MAX).map(ToString::to_string).collect();
-    let more = missing.len().saturating_sub(RANKS_LISTED_MAX);
-    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
     let there: Vec<_> = setup.hosts.iter().map(|(host, reporter)| format!("{} on {host}", reporter.ranks)).collect();
     let message = format!(
-        "communicator {} was not complete after {timeout:?}: missing rank {}{more} of {}; joined: {}. Did these processes start, \
-         with the same unique id, root address and tenant?",
+        "communicator {} was not complete after {timeout:?}: missing {}; joined: {}. Did these processes start, with the same unique id, \
+         root address and tenant?",
         key.id,
-        listed.join(", "),
-        setup.nranks,
+        missing(setup),
         there.join(", ")
     );
     let failure = Failure::new(ErrorClass::Timeout, message);
-    missing.first().map_or(failure.clone(), |rank| failure.by_rank(*rank))
+    let first = (0..setup.nranks).find(|rank| !setup.joined.contains_key(rank));
+    first.map_or(failure.clone(), |rank| failure.by_rank(rank))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bootstrap::LATE_AFTER_MAX;
     use crate::exchange::protocol::message::Hello;
     use crate::exchange::protocol::session::LinkTimes;
     use crate::exchange::protocol::types::{Life, LinkId};
@@ -385,5 +433,27 @@ mod tests {
         root.report("a", 2, 0, &[0]);
         assert!(matches!(&root.told()[..], [Message::Ring { attempt: 2, .. }]));
         assert_eq!(root.roots.len(), 1);
+    }
+    #[test]
+    fn set_ups_that_take_long_are_told_of_with_those_they_wait_for() {
+        let mut root = Root::new();
+        root.roots.timeout = LATE_AFTER_MAX * 20;
+        root.report("b", 7, 0, &[2]);
+        assert_eq!(root.roots.next_deadline(), Some(root.now + LATE_AFTER_MAX));
+        root.now += LATE_AFTER_MAX;
+        root.roots.expire(&mut root.wire, root.now);
+        let waits_for = |root: &Root| root.roots.late().pop().map(|late| (late.joined, late.waits_for));
+        assert_eq!(waits_for(&root), Some((1, "rank 0, 1 of 3".into())));
+        let changes = root.roots.late_changes();
+        root.report("a", 1, 0, &[0, 1]);
+        assert_eq!(waits_for(&root), Some((3, "hosts a, b to connect".into())));
+        assert!(root.roots.late_changes() > changes);
+        // Ranks may take their time, hosts may not.
+        assert_eq!(root.roots.next_deadline(), Some(root.now + SETUP_TIMEOUT));
+        root.now += SETUP_TIMEOUT;
+        root.roots.expire(&mut root.wire, root.now);
+        assert_eq!((waits_for(&root), root.roots.len(), root.roots.next_deadline()), (None, 0, None));
+        assert!(matches!(&root.told()[..], [Message::Ring { .. }, Message::Refused { failure, .. }]
+            if failure.message.as_str().contains("not ready are hosts a, b")));
     }
 }

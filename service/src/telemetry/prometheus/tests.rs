@@ -7,6 +7,7 @@ use crate::control::overview::{Omitted, QuotaView, RefusedView};
 use crate::runtime::RuntimeInfo;
 use crate::telemetry::flows::PathView;
 use crate::telemetry::histogram::Histogram;
+use crate::telemetry::late::LateView;
 use crate::telemetry::traffic::{KindView, PairSide, PairView, TenantKindView};
 
 /// One of everything there can be.
@@ -67,6 +68,14 @@ fn overview() -> Overview {
             hosts: vec!["h0".into(), "h1".into()],
             links: Some(0),
             ranks: vec![rank],
+        }],
+        joining: vec![LateView {
+            unique_id: "v".into(),
+            tenant: "a".into(),
+            joined: 1,
+            nranks: 2,
+            waits_for: "rank 1 of 2".into(),
+            since_seconds: 10,
         }],
         flows: Vec::new(),
         paths: vec![PathView {
@@ -182,6 +191,7 @@ fn names(text: &str) -> BTreeSet<String> {
 fn numbers_are_where_they_belong() {
     let series = parse(&render(&overview()));
     for (key, value) in [
+        ("mccs_tenant_joining{tenant=\"a\"}", 1.0),
         ("mccs_tenant_operations_total{tenant=\"a\"}", 10.0),
         ("nccl_collectives_total{tenant=\"a\",node=\"h0\"}", 6.0),
         ("nccl_p2p_total{tenant=\"a\",node=\"h0\"}", 4.0),

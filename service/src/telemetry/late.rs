@@ -1,0 +1,103 @@
+//! Communicators that wait for ranks for long: what the operator sees of them, and the log says once of each.
+
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::{LogBudget, Registry};
+use crate::bootstrap::Late;
+
+/// A communicator that waits for ranks, or for hosts.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LateView {
+    /// Its unique id.
+    pub unique_id: String,
+    /// Whose it is.
+    pub tenant: String,
+    /// Ranks that have joined.
+    pub joined: u32,
+    /// Ranks that it is to have.
+    pub nranks: u32,
+    /// For whom it waits.
+    pub waits_for: String,
+    /// How long its first rank has waited.
+    pub since_seconds: u64,
+}
+
+impl LateView {
+    /// One now.
+    #[must_use]
+    pub fn of(late: &Late, now: Instant) -> Self {
+        let Late { key, joined, nranks, waits_for, since } = late;
+        LateView {
+            unique_id: key.id.to_string(),
+            tenant: key.tenant.clone(),
+            joined: *joined,
+            nranks: *nranks,
+            waits_for: waits_for.clone(),
+            since_seconds: now.saturating_duration_since(*since).as_secs(),
+        }
+    }
+}
+
+/// What one that gathers ranks has told of those that are late.
+pub struct LateTold {
+    gatherer: String,
+    changes: u64,
+    told: Vec<Late>,
+    budget: LogBudget,
+}
+
+impl LateTold {
+    /// Nothing yet. No other gatherer has that name.
+    #[must_use]
+    pub fn new(gatherer: String) -> Self {
+        LateTold { gatherer, changes: 0, told: Vec::new(), budget: LogBudget::default() }
+    }
+
+    /// Tells who is late, if `changes` says that these are others than before.
+    pub fn tell(&mut self, registry: &Registry, changes: u64, late: impl FnOnce() -> Vec<Late>, now: Instant) {
+        if changes == self.changes {
+            return;
+        }
+        let late = late();
+        let is_new = |one: &&Late| !self.told.iter().any(|told| (&told.key, told.since) == (&one.key, one.since));
+        for one in late.iter().filter(is_new) {
+            if let Some(suppressed) = self.budget.take(now) {
+                let Late { key, joined, nranks, waits_for, since } = one;
+                let waited = Duration::from_secs(now.saturating_duration_since(*since).as_secs());
+                tracing::warn!(tenant = %key.tenant, id = %key.id, joined, nranks, ?waited, suppressed, "a communicator waits for {waits_for}");
+            }
+        }
+        registry.set_late(&self.gatherer, late.clone());
+        (self.changes, self.told) = (changes, late);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mccs_ipc::types::UniqueId;
+
+    use super::*;
+    use crate::bootstrap::GatheringKey;
+
+    #[test]
+    fn all_who_gather_are_told_of_and_none_that_is_over() {
+        let (registry, now) = (Registry::default(), Instant::now());
+        let late = |tenant: &str| {
+            let key = GatheringKey { tenant: tenant.into(), id: UniqueId([1; 16]) };
+            vec![Late { key, joined: 1, nranks: 2, waits_for: "rank 1 of 2".into(), since: now }]
+        };
+        let tenants = || registry.late().into_iter().map(|late| late.key.tenant).collect::<Vec<_>>();
+        let mut gatherers = ["x", "y"].map(|name| LateTold::new(name.into()));
+        gatherers[0].tell(&registry, 0, || panic!("nobody is late"), now);
+        gatherers[0].tell(&registry, 1, || late("a"), now);
+        gatherers[1].tell(&registry, 1, || late("b"), now);
+        assert_eq!(tenants(), ["a", "b"]);
+        gatherers[0].tell(&registry, 1, || panic!("it is the same"), now);
+        gatherers[0].tell(&registry, 2, Vec::new, now);
+        assert_eq!(tenants(), ["b"]);
+        let view = LateView::of(&registry.late()[0], now + Duration::from_secs(12));
+        assert_eq!((view.since_seconds, &*view.waits_for), (12, "rank 1 of 2"));
+    }
+}
