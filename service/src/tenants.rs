@@ -51,6 +51,7 @@ pub struct Tenant {
     sessions: AtomicU64,
     communicators: AtomicU64,
     imports: AtomicU64,
+    mapped_bytes: AtomicU64,
     descriptors: AtomicU64,
 }
 
@@ -69,6 +70,8 @@ pub enum Resource {
     Communicators,
     /// Registered memory of GPUs, as often as GPUs have it open: by handle, or by segment.
     Imports,
+    /// Bytes of segments of GPU memory, as often as they are mapped: one segment may be named many times. The GPUs say how many there may be.
+    MappedBytes,
     /// Descriptors of segments of GPU memory that are not imported yet.
     Descriptors,
 }
@@ -85,6 +88,7 @@ impl Resource {
             Resource::Sessions => "sessions",
             Resource::Communicators => "communicators",
             Resource::Imports => "open registrations of GPU memory",
+            Resource::MappedBytes => "mapped bytes of GPU memory",
             Resource::Descriptors => "descriptors of GPU memory",
         }
     }
@@ -125,6 +129,7 @@ impl Tenant {
             sessions: AtomicU64::new(0),
             communicators: AtomicU64::new(0),
             imports: AtomicU64::new(0),
+            mapped_bytes: AtomicU64::new(0),
             descriptors: AtomicU64::new(0),
         })
     }
@@ -152,6 +157,7 @@ impl Tenant {
             Resource::Sessions => (&self.sessions, self.quota.sessions),
             Resource::Communicators => (&self.communicators, self.quota.communicators),
             Resource::Imports => (&self.imports, IMPORTS_MAX),
+            Resource::MappedBytes => (&self.mapped_bytes, u64::MAX),
             Resource::Descriptors => (&self.descriptors, descriptors_of_tenant()),
         }
     }
@@ -167,7 +173,16 @@ impl Tenant {
     /// # Errors
     /// [`OverQuota`], and nothing is taken.
     pub fn charge(self: &Arc<Self>, resource: Resource, amount: u64) -> Result<Charge, OverQuota> {
-        let (counter, limit) = self.counter(resource);
+        self.charge_within(resource, amount, u64::MAX)
+    }
+
+    /// The same, where there may be so much of it besides.
+    ///
+    /// # Errors
+    /// As [`Tenant::charge`].
+    pub fn charge_within(self: &Arc<Self>, resource: Resource, amount: u64, limit: u64) -> Result<Charge, OverQuota> {
+        let (counter, own) = self.counter(resource);
+        let limit = own.min(limit);
         let add = |used: u64| used.checked_add(amount).filter(|sum| *sum <= limit);
         match counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add) {
             Ok(_) => Ok(Charge { tenant: Arc::clone(self), resource, amount }),
@@ -222,6 +237,19 @@ pub(crate) mod tests {
         drop(first);
         drop(tenant.capped(2));
         assert_eq!(tenant.capped.lock().expect("no panic").len(), 1, "what nobody keeps to is forgotten");
+    }
+
+    #[test]
+    fn what_has_no_limit_of_its_own_has_the_one_that_is_named() {
+        let tenant = Tenant::new("a".into(), quota());
+        let charge = |amount, limit| tenant.charge_within(Resource::MappedBytes, amount, limit);
+        let held = charge(70, 100).expect("room");
+        let refused = charge(31, 100).expect_err("no room").to_string();
+        assert!(refused.contains("31 more mapped bytes of GPU memory asked for, 70 of 100 in use"), "{refused}");
+        drop(held);
+        assert_eq!(tenant.used(Resource::MappedBytes), 0);
+        let refused = tenant.charge_within(Resource::MemoryBytes, 101, 1000);
+        assert!(refused.is_err(), "its own is less");
     }
 
     #[test]

@@ -436,7 +436,13 @@ fn by_handle(handle: [u8; 64]) -> impl Fn(&Raw) -> Response {
 
 /// A segment that is said to be a descriptor.
 fn by_descriptor(fd: impl Fn() -> OwnedFd) -> impl Fn(&Raw) -> Response {
-    move |rank| match rank.ask(Request::NameGpuSegments { begins: true, bytes: vec![2 << 20] }, &[fd()]) {
+    by_descriptors(vec![2 << 20], fd)
+}
+
+/// As many as there are lengths, in bytes.
+fn by_descriptors(bytes: Vec<u64>, fd: impl Fn() -> OwnedFd) -> impl Fn(&Raw) -> Response {
+    let fds = move |count| (0..count).map(|_| fd()).collect::<Vec<_>>();
+    move |rank| match rank.ask(Request::NameGpuSegments { begins: true, bytes: bytes.clone() }, &fds(bytes.len())) {
         Response::Done => rank.ask(Request::RegisterGpuSegments { gpu: rank.gpu }, &[]),
         refused => refused,
     }
@@ -475,6 +481,14 @@ fn memory_that_is_not_ones_own_is_refused() {
     let (of_host, _) = Allocation::of_host(&context, 2 << 20).expect("memory of the host");
     let failed = attempt(&service, by_descriptor(|| of_host.export().expect("a descriptor")));
     assert!(failed.contains("registered memory is not that of a GPU of this service's"), "{failed}");
+
+    // One segment twice, of which each may have that many bytes, but not both.
+    let gpus = gpus().expect("GPUs");
+    let may_be_mapped = 2 * gpus.len() as u64 * gpus.iter().map(|gpu| gpu.memory_bytes).sum::<u64>();
+    let half = (may_be_mapped / 2).next_multiple_of(2 << 20) + (2 << 20);
+    let (of_gpu, _) = Allocation::new(&context, 2 << 20, Shared::ByDescriptor).expect("memory");
+    let failed = attempt(&service, by_descriptors(vec![half; 2], || of_gpu.export().expect("a descriptor")));
+    assert!(failed.contains("over its quota") && failed.contains("mapped bytes of GPU memory"), "{failed}");
 
     std::fs::write(&until, "").expect("written");
     other.ends_well();

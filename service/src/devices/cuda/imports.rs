@@ -48,7 +48,7 @@ struct Open {
     memory: OpenMemory,
     /// Whose it is until it is closed: until then it could be found by its handle.
     _registration: Option<Arc<Registration>>,
-    _charge: Charge,
+    _charges: [Option<Charge>; 2],
 }
 
 enum OpenMemory {
@@ -227,7 +227,7 @@ impl Imports {
         let actual = memory.len_bytes();
         let is_whole = actual.as_ref().is_ok_and(|actual| *actual >= region.bytes);
         let memory = OpenMemory::Imported(memory);
-        let open = Open { memory, _registration: Some(Arc::clone(registration)), _charge: charge };
+        let open = Open { memory, _registration: Some(Arc::clone(registration)), _charges: [Some(charge), None] };
         if is_whole {
             return Ok(open);
         }
@@ -239,11 +239,15 @@ impl Imports {
     fn map(&self, gpus: &Gpus, gpu: usize, region: &GpuRegion, segments: &Segments) -> Result<Open, ImportError> {
         let context = &gpus.gpus[gpu].1;
         let imported = segments.import(gpus, gpu, &self.frees)?;
-        let charge = region.owner.charge(Resource::Imports, imported.len() as u64)?;
+        let mapped_max = mapped_max(gpus.gpus.iter().map(|(gpu, _)| gpu.memory_bytes));
+        let charges = [
+            Some(region.owner.charge(Resource::Imports, imported.len() as u64)?),
+            Some(region.owner.charge_within(Resource::MappedBytes, region.bytes, mapped_max)?),
+        ];
         let mut memory = MappedMemory::reserve(context, region.bytes as usize)?;
         let mapped = imported.iter().try_for_each(|(allocation, bytes)| memory.map(allocation, *bytes));
         let mapped = mapped.and_then(|()| memory.open());
-        let open = Open { memory: OpenMemory::Mapped(memory), _registration: None, _charge: charge };
+        let open = Open { memory: OpenMemory::Mapped(memory), _registration: None, _charges: charges };
         match mapped {
             Ok(()) => Ok(open),
             Err(error) => {
@@ -252,6 +256,13 @@ impl Imports {
             }
         }
     }
+}
+
+/// How much of GPUs' memory a tenant may have mapped: all of it, in each GPU's context, and once more for what is registered anew before the driver
+/// has let the old go.
+fn mapped_max(memory_bytes: impl ExactSizeIterator<Item = u64>) -> u64 {
+    let gpus = memory_bytes.len() as u64;
+    2 * gpus * memory_bytes.sum::<u64>()
 }
 
 #[cfg(test)]
