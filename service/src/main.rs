@@ -15,6 +15,7 @@ use mccs_service::engines::controller::ControllerSettings;
 use mccs_service::service::{CudaUse, Service, Settings};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SigSet, Signal};
+use sd_notify::NotifyState;
 
 /// Executes collectives for the jobs of this host.
 #[derive(Parser)]
@@ -88,6 +89,13 @@ fn raise_descriptor_limit() {
     }
 }
 
+/// Tells systemd, or whoever has started the service as systemd does: what comes behind it in `After=` starts when it is ready.
+fn tell_manager(state: NotifyState<'_>) {
+    if let Err(error) = sd_notify::notify(&[state]) {
+        tracing::warn!(%error, "whoever named $NOTIFY_SOCKET cannot be told how the service is");
+    }
+}
+
 fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let config = match arguments.check_config.as_ref().or(arguments.config.as_ref()) {
         Some(path) => {
@@ -134,8 +142,10 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
     tracing::info!(control = %settings.control_socket.display(), tenants = settings.tenants.len(), "listening");
     // The launcher, and anybody else who starts a service, waits for this line.
     println!("mccs-service ready");
+    tell_manager(NotifyState::Ready);
     let signal = signals.wait().context("cannot wait for signals")?;
     tracing::info!(%signal, "stopping");
+    tell_manager(NotifyState::Stopping);
     drop(service);
     Ok(())
 }
