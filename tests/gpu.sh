@@ -295,6 +295,16 @@ programs() {
         absent "PyTorch, unchanged" "there is no PyTorch here"
     fi
     lane "the example in Rust" ranks 2 "$MCCS_BIN/examples/cuda_all_reduce"
+    if [ "$(id -u)" = 0 ] && type -P setpriv >/dev/null; then
+        # Who may neither look into this script's folder nor, maybe, into that of the programs.
+        chmod 711 "$work"
+        install -m 755 "$MCCS_BIN/examples/cuda_all_reduce" "$work/example"
+        lane "the example in Rust, by another user than the service" \
+            ranks 2 setpriv --reuid 65534 --regid 65534 --clear-groups "$work/example"
+        lane "the example in Rust, in another PID namespace" ranks 2 unshare --fork --pid "$work/example"
+    else
+        absent "the example in Rust, by another user than the service, and in another PID namespace" "it takes root, and setpriv"
+    fi
     compile
     if [ -x "$work/nccl_calls" ]; then
         local program

@@ -196,13 +196,35 @@ impl MappedMemory {
     /// # Errors
     /// [`DriverError`], for a GPU that cannot reach the memory.
     pub fn open(&self) -> Result<(), DriverError> {
+        self.open_to(&[&self.context])
+    }
+
+    /// Lets the GPUs of contexts read and write all of it, once everything is mapped.
+    ///
+    /// # Errors
+    /// As [`MappedMemory::open`].
+    pub fn open_to(&self, contexts: &[&Context]) -> Result<(), DriverError> {
         let _entered = self.context.enter()?;
-        let access = sys::CUmemAccessDesc {
-            location: location(&self.context),
+        let access = |context: &&Context| sys::CUmemAccessDesc {
+            location: location(context),
             flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
         };
-        // SAFETY: the range was reserved here, and `access` lives.
-        unsafe { api::cuMemSetAccess(self.address, self.bytes, &access, 1) }
+        let access: Vec<_> = contexts.iter().map(access).collect();
+        // SAFETY: the range was reserved here, and `access` lives, which is that long.
+        unsafe { api::cuMemSetAccess(self.address, self.bytes, access.as_ptr(), access.len()) }
+    }
+
+    /// Fills it with zeros, as [`crate::DeviceMemory::zero`] does.
+    ///
+    /// # Errors
+    /// [`DriverError`].
+    pub fn zero(&self, stream: &OwnedStream) -> Result<(), DriverError> {
+        let _entered = self.context.enter()?;
+        // SAFETY: it is mapped as long as `self` lives, with that size, and the stream lives.
+        unsafe {
+            api::cuMemsetD8Async(self.address, 0, self.bytes, stream.raw().0)?;
+            stream.raw().synchronize()
+        }
     }
 
     /// Memory of its own, in allocations of so many bytes each. What is in it is not defined. Waits for nothing, as far as the driver says.

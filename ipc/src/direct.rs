@@ -35,11 +35,20 @@ pub const DIRECT_RANKS_MAX: u32 = 8;
 /// A GPU's UUID.
 pub type GpuUuid = [u8; 16];
 
+/// How a process opens an area.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum AreaHandle {
+    /// By the driver's handle for other processes, 64 bytes.
+    Ipc(Vec<u8>),
+    /// By a descriptor, behind the page's, in the order of areas; so many bytes.
+    Descriptor(u64),
+}
+
 /// An area, for the rank that is to map it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AreaName {
-    /// The driver's handle for other processes, 64 bytes.
-    pub ipc_handle: Vec<u8>,
+    /// How it is opened.
+    pub handle: AreaHandle,
     /// Where it lies.
     pub gpu: GpuUuid,
 }
@@ -74,6 +83,12 @@ pub struct DirectShare {
 }
 
 impl DirectShare {
+    /// Whether ranks and the service open what the other side names by the driver's handles. Otherwise memory goes by descriptors alone.
+    #[must_use]
+    pub fn is_by_handles(&self) -> bool {
+        self.areas.iter().all(|area| matches!(area.handle, AreaHandle::Ipc(_)))
+    }
+
     /// What a rank is sent.
     #[must_use]
     pub fn of_rank(&self, rank: u32) -> Self {

@@ -10,7 +10,7 @@ use bytemuck::{Pod, Zeroable};
 use serde::{Deserialize, Serialize};
 
 use crate::board::BoardLayout;
-use crate::direct::{DirectShare, GpuUuid};
+use crate::direct::{DIRECT_RANKS_MAX, DirectShare, GpuUuid};
 use crate::gate::GateAccess;
 use crate::large::EnginesFrom;
 use crate::types::{ErrorClass, Handle, UniqueId};
@@ -19,11 +19,11 @@ use crate::types::{ErrorClass, Handle, UniqueId};
 pub const MAGIC: [u8; 8] = *b"mccs-ipc";
 /// Version of this wire format. Both sides must have the same: shim and service of different versions refuse each other
 /// with a message that names both.
-pub const VERSION: u32 = 11;
+pub const VERSION: u32 = 12;
 /// Longest message of a session's socket.
 pub const MESSAGE_BYTES_MAX: usize = 4096;
-/// Most file descriptors in one message.
-pub const MESSAGE_FDS_MAX: usize = 4;
+/// Most file descriptors in one message: a page's, and those of all areas of a communicator.
+pub const MESSAGE_FDS_MAX: usize = 1 + DIRECT_RANKS_MAX as usize;
 /// Most segments of a region of a GPU's memory: PyTorch makes them 20 MiB long, so this is a buffer of 80 GiB.
 pub const GPU_SEGMENTS_MAX: usize = 4096;
 

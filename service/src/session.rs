@@ -1,5 +1,6 @@
 //! What all engines know of a session: its words, its way to report failures, its counters.
 
+use std::os::unix::fs::MetadataExt as _;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -10,6 +11,7 @@ use mccs_ipc::shm::Mapping;
 use mccs_ipc::sync::StreamWord;
 use mccs_ipc::tickets::Tickets;
 use mccs_ipc::types::{ErrorClass, Handle};
+use nix::unistd::geteuid;
 
 use crate::runtime::WakerSlot;
 use crate::tenants::Tenant;
@@ -93,6 +95,16 @@ impl Session {
         Arc::new(Session::new(id, Arc::clone(tenant), peer, segment, (words_offset, 1), completions, waker))
     }
 
+    /// Whether the GPUs' driver opens what its process names by a handle in this one, and the other way round: it does for the same user, and in the same
+    /// PID namespace.
+    #[must_use]
+    pub fn shares_handles(&self) -> bool {
+        let namespace = |of: &str| std::fs::metadata(format!("/proc/{of}/ns/pid")).map(|of| (of.dev(), of.ino()));
+        // Of a process that cannot be looked at nothing is known.
+        let is_same = |other: (u64, u64)| namespace("self").is_ok_and(|own| own == other);
+        self.peer.uid == geteuid().as_raw() && namespace(&self.peer.pid.to_string()).is_ok_and(is_same)
+    }
+
     /// Operations taken from the ring that have not ended.
     #[must_use]
     pub fn in_flight(&self) -> u64 {
@@ -171,5 +183,26 @@ impl Session {
                 word.publish(untold);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tenants::tests::quota;
+
+    #[test]
+    fn handles_are_shared_with_processes_of_this_user_that_can_be_looked_at() {
+        let tenant = Tenant::new("a".into(), quota());
+        let (own, user) = (std::process::id() as i32, geteuid().as_raw());
+        let shares = |pid, uid| {
+            let mut session = Arc::into_inner(Session::for_tests(1, &tenant)).expect("nobody else has it");
+            session.peer = PeerCredentials { pid, uid, gid: 1 };
+            session.shares_handles()
+        };
+        assert!(shares(own, user));
+        assert!(!shares(own, user + 1), "another user");
+        assert!(!shares(0, user), "in no PID namespace that this one sees");
+        assert!(!shares(i32::MAX, user), "it has gone");
     }
 }

@@ -285,6 +285,7 @@ impl Settings {
                 lines: config.cuda.lines,
                 is_timed: config.cuda.timing,
                 by_events: config.cuda.ordering == file::CudaOrdering::Events,
+                handles: config.cuda.handles == file::CudaHandles::Auto,
                 execution: match config.cuda.execution {
                     file::CudaExecution::Ranks => Execution::Ranks,
                     file::CudaExecution::Service => Execution::Service,

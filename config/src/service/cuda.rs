@@ -31,6 +31,8 @@ pub struct Cuda {
     pub timing: bool,
     /// How ranks' streams tell the service that data is there, and wait for results, where the service carries collectives out.
     pub ordering: CudaOrdering,
+    /// Whether memory of GPUs goes from process to process by the driver's handles.
+    pub handles: CudaHandles,
 }
 
 impl Default for Cuda {
@@ -44,6 +46,7 @@ impl Default for Cuda {
             execution: CudaExecution::default(),
             timing: true,
             ordering: CudaOrdering::default(),
+            handles: CudaHandles::default(),
         }
     }
 }
@@ -121,6 +124,18 @@ pub enum CudaOrdering {
     Kernels,
     /// As `Auto`; but where the service's engines carry a collective out, by events of the driver's that tenants open (decision 026).
     Events,
+}
+
+/// How memory of GPUs goes from process to process (decision 039).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CudaHandles {
+    /// By the driver's handles between the service and processes of its user in its PID namespace, where the driver opens them, and otherwise
+    /// by file descriptors.
+    #[default]
+    Auto,
+    /// By file descriptors alone. What has none, as what `cudaMalloc` allocates, is copied for the service's copy engines.
+    Never,
 }
 
 /// Whether the service uses GPUs.

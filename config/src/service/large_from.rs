@@ -40,6 +40,13 @@ impl LargeFrom {
         place.map_or(Crossover::Never, |place| self.named[place].unwrap_or(self.others))
     }
 
+    /// The same where what measured best does not hold: only what is pinned goes by copy engines.
+    #[must_use]
+    pub fn only_pinned(self) -> Self {
+        let pinned = |crossover| if crossover == Crossover::Measured { Crossover::Never } else { crossover };
+        LargeFrom { others: pinned(self.others), named: self.named.map(|named| named.map(pinned)) }
+    }
+
     /// Whether no collective ever goes by copy engines.
     #[must_use]
     pub fn is_never(&self) -> bool {
@@ -158,6 +165,8 @@ mod tests {
         let from: LargeFrom = "all_gather=0".parse().expect("well-formed");
         assert_eq!((from.of("all_gather"), from.of("all_reduce")), (Crossover::Never, Crossover::Measured));
         assert!(!from.is_never() && !"0, scatter=1GiB".parse::<LargeFrom>().expect("well-formed").is_never());
+        let pinned = "broadcast=4MiB, scatter=measured".parse::<LargeFrom>().expect("well-formed").only_pinned();
+        assert_eq!(pinned.to_string(), "0, broadcast=4MiB, scatter=0");
         for (wrong, why) in [
             ("reduce=1MiB", "\"reduce\" is none of all_reduce, "),
             ("allreduce=1MiB", "none of"),

@@ -280,8 +280,8 @@ impl std::fmt::Debug for DirectGroup {
 pub struct Prepared {
     /// What they need to know.
     pub share: DirectShare,
-    /// The page's descriptor.
-    pub page: OwnedFd,
+    /// The page's descriptor, and those of areas that go by theirs.
+    pub memory: Vec<OwnedFd>,
     /// The service's side.
     pub group: DirectGroup,
 }
@@ -321,7 +321,8 @@ pub trait Device: Send {
     fn name(&self) -> String;
 
     /// Makes what the ranks of a new communicator share; `gpus` by rank, as the device counts its GPUs. What is made keeps the ranks' charges.
-    fn prepare(&mut self, _gpus: &[usize], _charges: &[Arc<Charge>], _key: Handle) -> Prepare {
+    /// `shares_handles` says whether the GPUs' driver opens what the ranks' processes and this one name to each other.
+    fn prepare(&mut self, _gpus: &[usize], _charges: &[Arc<Charge>], _shares_handles: bool, _key: Handle) -> Prepare {
         Prepare::Nothing
     }
 

@@ -36,6 +36,11 @@ const TENANTS: &str = "[cuda]\nuse = \"required\"\n[[tenant]]\nname = \"a\"\nsoc
 const LARGE: &str = "[cuda]\nuse = \"required\"\nlarge_from = \"1KiB\"\nslot = \"256KiB\"\n[[tenant]]\nname = \"a\"\n\
                      socket = \"a\"\n[[tenant]]\nname = \"b\"\nsocket = \"b\"\n";
 
+/// The same as another one, where memory goes from process to process by descriptors alone.
+fn without_handles(config: &str) -> String {
+    config.replace("[cuda]\n", "[cuda]\nhandles = \"never\"\n")
+}
+
 const ROLES: &[(&str, Role)] = &[("checks", checks), ("stays", stays), ("mixes_communicators", mixes_communicators)];
 
 /// Not a test: what this binary does when a test has started it as a process of ranks.
@@ -166,6 +171,18 @@ fn mixes_communicators(place: &Place) -> anyhow::Result<()> {
 #[ignore = "needs a GPU"]
 fn communicators_do_not_wait_for_each_other() {
     everybody_plays("mixes_communicators", &[TENANTS, LARGE]);
+}
+
+/// As in processes of other users, and in containers, of which the driver opens no handles. Communicators begin with what others were made of, too.
+#[test]
+#[ignore = "needs a GPU"]
+fn memory_goes_by_descriptors_where_handles_do_not() {
+    for config in [TENANTS, LARGE] {
+        let service = TestService::start(&without_handles(config));
+        for role in ["checks", "replays", "exchanges", "mixes_communicators", "checks"] {
+            Player::start(role, &everybody(&service, 0)).ends_well();
+        }
+    }
 }
 
 /// Why a communicator has failed, once it has.

@@ -27,7 +27,7 @@ use mccs_tests::TestService;
 
 use super::mps::UNTIL;
 use super::ranks::{Place, Player, Rank, Role, call, enqueue_at, everybody, everybody_plays};
-use super::{LARGE, wait_until};
+use super::{LARGE, wait_until, without_handles};
 
 pub const ROLES: &[(&str, Role)] = &[
     ("uses_every_kind", uses_every_kind),
@@ -60,8 +60,12 @@ impl Kind {
         [Kind::Allocated, Kind::Segment, Kind::Segments, Kind::NotShared, Kind::OfHost, Kind::Pooled];
 
     /// Whether no other process can open it, or the service does not.
-    fn is_copied(self) -> bool {
-        matches!(self, Kind::NotShared | Kind::OfHost | Kind::Pooled)
+    fn is_copied(self, by_handles: bool) -> bool {
+        match self {
+            Kind::Allocated => !by_handles,
+            Kind::Segment | Kind::Segments => false,
+            Kind::NotShared | Kind::OfHost | Kind::Pooled => true,
+        }
     }
 
     fn memory(self, stream: &OwnedStream, bytes: usize) -> anyhow::Result<Memory<'_>> {
@@ -141,7 +145,11 @@ fn copied(place: &Place) -> anyhow::Result<u64> {
 /// Of the calls of [`call`]'s six collectives, those that engines have a way for.
 const BY_ENGINES: u64 = 5;
 
+/// Set where memory goes by descriptors alone.
+const NO_HANDLES: &str = "MCCS_GPU_NO_HANDLES";
+
 fn uses_every_kind(place: &Place) -> anyhow::Result<()> {
+    let by_handles = std::env::var_os(NO_HANDLES).is_none();
     place.each_rank(|rank| {
         let bytes = SEGMENTS.iter().sum();
         for kind in Kind::ALL {
@@ -157,7 +165,7 @@ fn uses_every_kind(place: &Place) -> anyhow::Result<()> {
             }
             rank.together.wait();
             let copied = copied(place)? - before;
-            let expected = if kind.is_copied() { BY_ENGINES * u64::from(place.nranks) } else { 0 };
+            let expected = if kind.is_copied(by_handles) { BY_ENGINES * u64::from(place.nranks) } else { 0 };
             ensure!(copied == expected, "{kind:?}: {copied} operations were copied, not {expected}");
             // Nothing is freed while another rank is in a call.
             rank.together.wait();
@@ -175,13 +183,15 @@ fn uses_every_kind(place: &Place) -> anyhow::Result<()> {
 #[ignore = "needs two GPUs"]
 fn buffers_of_every_kind_are_opened_or_copied() {
     assert!(gpus().expect("GPUs").len() > 1, "needs two GPUs");
-    let service = TestService::start(LARGE);
-    let mut player = Player::start("uses_every_kind", &everybody(&service, 0));
-    player.hears("is done");
-    let comms = service.service().registry.comms();
-    let large = comms.iter().find_map(|comm| comm.direct.as_ref()?.large()).expect("engines");
-    assert_eq!(large.begun_and_ended().0, BY_ENGINES * Kind::ALL.len() as u64);
-    player.kill();
+    for (config, environment) in [(LARGE.into(), None), (without_handles(LARGE), Some((NO_HANDLES, PathBuf::new())))] {
+        let service = TestService::start(&config);
+        let mut player = Player::start_with("uses_every_kind", &everybody(&service, 0), environment.as_slice());
+        player.hears("is done");
+        let comms = service.service().registry.comms();
+        let large = comms.iter().find_map(|comm| comm.direct.as_ref()?.large()).expect("engines");
+        assert_eq!(large.begun_and_ended().0, BY_ENGINES * Kind::ALL.len() as u64);
+        player.kill();
+    }
 }
 
 /// Gathers in place, where what rank 0 sends lies in fewer segments than what it receives, and begins there.

@@ -118,6 +118,8 @@ pub struct CudaOptions {
     pub is_timed: bool,
     /// Whether ranks' streams tell and wait by events, where the service's engines carry collectives out.
     pub by_events: bool,
+    /// Whether memory goes by the driver's handles where it can; otherwise always by descriptors.
+    pub handles: bool,
 }
 
 /// Payload from which the service's engines are faster than memory of the host, on two H200 (`eval/results/cuda-service.md`).
@@ -359,10 +361,11 @@ impl Device for CudaDevice {
         "cuda".into()
     }
 
-    fn prepare(&mut self, gpus: &[usize], charges: &[Arc<Charge>], key: Handle) -> Prepare {
+    fn prepare(&mut self, gpus: &[usize], charges: &[Arc<Charge>], shares_handles: bool, key: Handle) -> Prepare {
+        let order = Order::Prepare { gpus: gpus.to_vec(), charges: charges.to_vec(), shares_handles, key };
         if let Some(reason) = self.losses.objection(gpus).or_else(|| self.gpus.objection(gpus)) {
             self.refuse(key, reason);
-        } else if self.setup.send(Order::Prepare { gpus: gpus.to_vec(), charges: charges.to_vec(), key }).is_err() {
+        } else if self.setup.send(order).is_err() {
             self.refuse(key, "the thread that sets up GPUs has ended".into());
         }
         Prepare::Begun

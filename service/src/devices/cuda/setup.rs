@@ -7,8 +7,8 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
-use mccs_cuda::{DeviceAddress, DeviceMemory, DriverError, OwnedStream};
-use mccs_ipc::direct::{AreaName, DirectPage, DirectShare, Execution};
+use mccs_cuda::{Allocation, Context, DeviceAddress, DeviceMemory, DriverError, MappedMemory, OwnedStream, Shared};
+use mccs_ipc::direct::{AreaHandle, AreaName, DirectPage, DirectShare, Execution};
 use mccs_ipc::large::LargeLayout;
 use mccs_ipc::types::{ErrorClass, Handle};
 use mccs_kernels::cuda::{AreaCounts, AreaLayout, MESSAGES_MAX};
@@ -32,7 +32,7 @@ use crate::tenants::{Charge, OverQuota, Resource};
 /// To the thread.
 pub(super) enum Order {
     /// Make what the ranks of a communicator share. Answered by [`ProxyMessage::Prepared`].
-    Prepare { gpus: Vec<usize>, charges: Vec<Arc<Charge>>, key: Handle },
+    Prepare { gpus: Vec<usize>, charges: Vec<Arc<Charge>>, shares_handles: bool, key: Handle },
     /// Read what areas have counted.
     /// Then calls what is to be called, if anything.
     Read { areas: AreasInUse, ended: Arc<Ended>, then: Option<Box<dyn FnOnce() + Send>> },
@@ -40,12 +40,53 @@ pub(super) enum Order {
     Import(Flight),
 }
 
+/// A rank's area, by how other processes open it.
+enum Area {
+    ByHandle(DeviceMemory),
+    ByDescriptor(MappedMemory),
+}
+
+impl Area {
+    /// One for a GPU's context that all of `contexts` reach. What is in it is not defined.
+    fn new(context: &Context, bytes: u64, contexts: Option<&[&Context]>) -> Result<Self, DriverError> {
+        let Some(contexts) = contexts else { return Ok(Area::ByHandle(DeviceMemory::new(context, bytes as usize)?)) };
+        let memory = MappedMemory::new(context, &[bytes as usize], Shared::ByDescriptor)?;
+        memory.open_to(contexts)?;
+        Ok(Area::ByDescriptor(memory))
+    }
+
+    fn address(&self) -> DeviceAddress {
+        match self {
+            Area::ByHandle(memory) => memory.address(),
+            Area::ByDescriptor(memory) => memory.address(),
+        }
+    }
+
+    fn zero(&self, stream: &OwnedStream) -> Result<(), DriverError> {
+        match self {
+            Area::ByHandle(memory) => memory.zero(stream),
+            Area::ByDescriptor(memory) => memory.zero(stream),
+        }
+    }
+
+    /// How others open it; with the descriptor that goes with that, where there is one.
+    fn name(&self) -> Result<(AreaHandle, Option<OwnedFd>), DriverError> {
+        Ok(match self {
+            Area::ByHandle(memory) => (AreaHandle::Ipc(memory.export()?.0.to_vec()), None),
+            Area::ByDescriptor(memory) => {
+                let fd = Allocation::at(memory.address())?.export()?;
+                (AreaHandle::Descriptor(memory.len_bytes() as u64), Some(fd))
+            }
+        })
+    }
+}
+
 /// What a communicator is made of, by the driver. Dropped in this order.
 struct Kit {
     /// Where it has copy engines: their parts, and the descriptor of the page that is registered among them.
     engines: Option<(OwnedFd, Parts)>,
     /// The ranks' areas, and their GPUs as the device counts them.
-    areas: Vec<(usize, DeviceMemory)>,
+    areas: Vec<(usize, Area)>,
 }
 
 impl Kit {
@@ -58,7 +99,7 @@ impl Kit {
 
 /// The ranks' areas. When dropped they go to the thread that frees, with what the copy engines have left; or can be used again until that comes to it.
 struct Memory {
-    areas: Vec<(usize, DeviceMemory)>,
+    areas: Vec<(usize, Area)>,
     charges: Vec<Arc<Charge>>,
     shape: Shape,
     /// Of the page, where there are copy engines.
@@ -233,8 +274,9 @@ impl Setup {
                         self.find_lost(&error, engines.gpus().iter().copied());
                     }
                 }
-                Ok(Order::Prepare { gpus, charges, key }) => {
-                    let prepared = self.prepare(&gpus, charges);
+                Ok(Order::Prepare { gpus, charges, shares_handles, key }) => {
+                    let by_descriptors = !(self.options.handles && shares_handles);
+                    let prepared = self.prepare(&gpus, charges, by_descriptors);
                     let error = prepared.as_ref().err().and_then(PrepareError::driver);
                     error.into_iter().for_each(|error| self.find_lost(error, gpus.iter().copied()));
                     let prepared = prepared.map(Box::new).map_err(|error| error.refusal());
@@ -322,7 +364,12 @@ impl Setup {
         Some(kit)
     }
 
-    fn prepare(&self, gpus: &[usize], charges: Vec<Arc<Charge>>) -> Result<Prepared, PrepareError> {
+    fn prepare(
+        &self,
+        gpus: &[usize],
+        charges: Vec<Arc<Charge>>,
+        by_descriptors: bool,
+    ) -> Result<Prepared, PrepareError> {
         let nranks = gpus.len() as u32;
         // A single rank has nobody to meet, and an area that nobody uses.
         let layout = AreaLayout::initial(nranks.max(2));
@@ -330,7 +377,7 @@ impl Setup {
         let area_bytes = large.map_or(layout.bytes(), |large| large.area_bytes());
         let owner = charges.first().map(|charge| Arc::clone(charge.tenant()));
         let tenant = owner.as_ref().map_or_else(String::new, |owner| owner.name.clone());
-        let shape = Shape { tenant, gpus: gpus.into(), area_bytes };
+        let shape = Shape { tenant, gpus: gpus.into(), area_bytes, by_descriptors };
         let Kit { engines, areas: used } = self.spare(&shape).unwrap_or(Kit { engines: None, areas: Vec::new() });
         // First, so that what there is goes to the thread that frees, whatever fails below: this one must not wait.
         let mut memory = Memory {
@@ -354,24 +401,32 @@ impl Setup {
             None => DirectPage::create().map(|(fd, page)| (fd, Arc::new(page)))?,
         };
         memory.page = large.map(|_| fd.try_clone()).transpose().map_err(PrepareError::Descriptors)?;
-        let mut areas = Vec::new();
+        let contexts: Vec<_> = gpus.iter().map(|number| &self.gpus.gpus[*number].1).collect();
+        let contexts = by_descriptors.then_some(&contexts[..]);
+        let (mut areas, mut fds) = (Vec::new(), vec![fd]);
         for (rank, number) in gpus.iter().enumerate() {
             let (gpu, context) = &self.gpus.gpus[*number];
             let failed = |error| PrepareError::Driver { rank, gpu: gpu.id.to_string(), error };
             if memory.areas.len() <= rank {
-                memory.areas.push((*number, DeviceMemory::new(context, area_bytes as usize).map_err(failed)?));
+                memory.areas.push((*number, Area::new(context, area_bytes, contexts).map_err(failed)?));
                 memory.areas[rank].1.zero(&self.streams[*number]).map_err(failed)?;
             }
-            let ipc_handle = memory.areas[rank].1.export().map_err(failed)?;
-            areas.push(AreaName { ipc_handle: ipc_handle.0.to_vec(), gpu: gpu.id.0 });
+            let (handle, fd) = memory.areas[rank].1.name().map_err(failed)?;
+            fds.extend(fd);
+            areas.push(AreaName { handle, gpu: gpu.id.0 });
         }
         let execution = self.options.execution;
         let abilities = Abilities { nranks, execution, copy_engines: large.is_some(), lines: self.store_lines(gpus) };
-        let wanted = GpuStrategy { large_from: self.options.large_from, lines: self.options.lines };
+        // Most buffers would have to be copied for engines, which takes longer than they are faster by.
+        let large_from = self.options.large_from;
+        let large_from =
+            if by_descriptors && execution == Execution::Ranks { large_from.only_pinned() } else { large_from };
+        let wanted = GpuStrategy { large_from, lines: self.options.lines };
         let strategies = Strategies::begin(Arc::clone(&page), abilities, wanted);
         let orders = self.own.upgrade().ok_or(PrepareError::Stopping)?;
         let in_use = AreasInUse { memory: Arc::new(memory), orders: Arc::clone(&orders) };
-        let by_events = self.options.by_events && execution == Execution::Service;
+        // Those of the driver's are opened by handles.
+        let by_events = self.options.by_events && execution == Execution::Service && !by_descriptors;
         let copies = |layout| {
             let (shared, ways) = ((&page, &in_use), (&orders, &self.news));
             CopyEngines::new(&self.gpus, gpus, shared, layout, &self.issuers, ways, by_events).map(Arc::new)
@@ -380,7 +435,7 @@ impl Setup {
         let events = copies.as_ref().map_or(Ok(Vec::new()), |copies| copies.events()).map_err(PrepareError::Streams)?;
         let is_timed = self.options.is_timed;
         let share = DirectShare { layout: bytemuck::cast(layout), areas, large, execution, is_timed, events };
-        Ok(Prepared { share, page: fd, group: DirectGroup::new(strategies, copies, Box::new(in_use)) })
+        Ok(Prepared { share, memory: fds, group: DirectGroup::new(strategies, copies, Box::new(in_use)) })
     }
 }
 

@@ -27,6 +27,8 @@ pub(super) struct Shape {
     pub(super) gpus: Box<[usize]>,
     /// On each.
     pub(super) area_bytes: u64,
+    /// How ranks open them.
+    pub(super) by_descriptors: bool,
 }
 
 struct Spare<K> {
@@ -127,7 +129,7 @@ mod tests {
     }
 
     fn shape(tenant: &str, gpus: &[usize], area_bytes: u64) -> Shape {
-        Shape { tenant: tenant.into(), gpus: gpus.into(), area_bytes }
+        Shape { tenant: tenant.into(), gpus: gpus.into(), area_bytes, by_descriptors: false }
     }
 
     /// Two ranks of a communicator.

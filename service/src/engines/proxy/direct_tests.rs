@@ -5,7 +5,7 @@ use std::sync::Mutex;
 
 use mccs_config::change::StrategyChange;
 use mccs_config::service::Crossover;
-use mccs_ipc::direct::{AreaName, DirectPage, DirectShare, Execution, LAYOUT_WORDS, PointsLaunched};
+use mccs_ipc::direct::{AreaHandle, AreaName, DirectPage, DirectShare, Execution, LAYOUT_WORDS, PointsLaunched};
 use mccs_ipc::types::{CollectiveKind, DataType, RedOp, UniqueId};
 use mccs_kernels::cuda::{AreaCounts, Stamp};
 
@@ -68,7 +68,7 @@ impl Device for Pages {
         "pages".into()
     }
 
-    fn prepare(&mut self, gpus: &[usize], _: &[Arc<Charge>], key: Handle) -> Prepare {
+    fn prepare(&mut self, gpus: &[usize], _: &[Arc<Charge>], _: bool, key: Handle) -> Prepare {
         if let Some(reason) = self.refuses.lock().expect("no test panics with it").take() {
             let prepared = Err(Refusal { class: ErrorClass::System, message: reason });
             assert!(self.done.send(ProxyMessage::Prepared { key, prepared }).is_ok());
@@ -81,10 +81,10 @@ impl Device for Pages {
         let areas = ToldAreas(Arc::clone(&self.told), Arc::clone(&self.stamped), Arc::clone(&self.at_last));
         let strategies = Strategies::begin(Arc::new(page), abilities, wanted);
         let group = DirectGroup::new(strategies, None, Box::new(areas));
-        let areas = gpus.iter().map(|_| AreaName { ipc_handle: vec![0; 64], gpu: [0; 16] }).collect();
+        let areas = gpus.iter().map(|_| AreaName { handle: AreaHandle::Ipc(vec![0; 64]), gpu: [0; 16] }).collect();
         let (execution, events) = (self.execution, Vec::new());
         let share = DirectShare { layout: [0; LAYOUT_WORDS], areas, large: None, execution, is_timed: true, events };
-        let prepared = Ok(Box::new(Prepared { share, page: fd, group }));
+        let prepared = Ok(Box::new(Prepared { share, memory: vec![fd], group }));
         assert!(self.done.send(ProxyMessage::Prepared { key, prepared }).is_ok());
         Prepare::Begun
     }

@@ -75,9 +75,9 @@ impl ProxyEngine {
         let is_staged = prepared.is_none() && requests.iter().any(|request| request.gpu.is_some());
         let may_have_board = across.is_none() && prepared.is_none() && !is_staged;
         let (board_fd, board) = if may_have_board { self.make_board(&requests).unzip() } else { (None, None) };
-        let (share, page_fd, direct) = match prepared {
-            Some(Prepared { share, page, group }) => (Some(Arc::new(share)), Some(page), Some(Arc::new(group))),
-            None => (None, None, None),
+        let (share, memory, direct) = match prepared {
+            Some(Prepared { share, memory, group }) => (Some(Arc::new(share)), memory, Some(Arc::new(group))),
+            None => (None, board_fd.into_iter().collect(), None),
         };
         let info = Arc::new(CommInfo {
             number: self.registry.next_number(),
@@ -110,7 +110,7 @@ impl ProxyEngine {
                 info.ask();
             }
         }
-        let memory = board_fd.or(page_fd).map(Arc::new);
+        let memory: Arc<[_]> = memory.into();
         let ranks_by_host = across.as_ref().map_or(&[][..], |across| &across.ranks_by_host);
         let schedules = (self.make_schedules)(nranks, ranks_by_host);
         let mut answers = Vec::with_capacity(requests.len());

@@ -241,7 +241,7 @@ pub enum ProxyReply {
         rank: u32,
         info: Arc<CommInfo>,
         /// Of the board or the page, which `info` has.
-        memory: Option<Arc<OwnedFd>>,
+        memory: Arc<[OwnedFd]>,
         /// What the rank needs to know of the areas.
         share: Option<Arc<DirectShare>>,
     },

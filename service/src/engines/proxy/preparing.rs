@@ -27,6 +27,7 @@ impl ProxyEngine {
         let gpus: Vec<_> = requests.iter().map(|request| request.gpu.unwrap_or(0)).collect();
         let charges: Vec<_> = requests.iter().map(|request| Arc::clone(&request.charge)).collect();
         let nranks = requests.len() as u32;
+        let shares_handles = requests.iter().all(|request| request.session.shares_handles());
         let key = match self.preparing.insert(Preparing { id, requests }) {
             Ok(key) => key,
             Err(Preparing { requests, .. }) => {
@@ -34,7 +35,7 @@ impl ProxyEngine {
                 return refuse_all(&Refusal { class: ErrorClass::System, message }, requests);
             }
         };
-        if self.device.prepare(&gpus, &charges, key) == Prepare::Nothing
+        if self.device.prepare(&gpus, &charges, shares_handles, key) == Prepare::Nothing
             && let Some(Preparing { id, requests }) = self.preparing.remove(key)
         {
             self.create_comm(id, nranks, requests, None, None, now);

@@ -8,9 +8,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use mccs_cuda::{
-    Context, DeviceAddress, Function, HostRegistration, ImportedMemory, IpcHandle, Kernels, OwnedStream, is_sticky,
+    Allocation, Context, DeviceAddress, DriverError, Function, HostRegistration, ImportedMemory, IpcHandle, Kernels,
+    MappedMemory, OwnedStream, is_sticky,
 };
-use mccs_ipc::direct::{DIRECT_PAGE_BYTES, DIRECT_RANKS_MAX, DirectPage, DirectShare};
+use mccs_ipc::direct::{AreaHandle, DIRECT_PAGE_BYTES, DIRECT_RANKS_MAX, DirectPage, DirectShare};
 use mccs_ipc::protocol::Request;
 use mccs_ipc::types::{ErrorClass, Handle};
 use mccs_kernels::cuda::{AreaLayout, Launch, contradiction};
@@ -33,7 +34,9 @@ pub(super) struct Member {
     pub(super) layout: AreaLayout,
     /// First bytes of the ranks' areas, as this context sees them.
     pub(super) areas: [DeviceAddress; DIRECT_RANKS_MAX as usize],
-    _imports: Vec<Arc<ImportedMemory>>,
+    _opened: Vec<Opened>,
+    /// Whether the service opens what this process names by the driver's handles.
+    pub(super) shares_handles: bool,
     /// Before the page, whose memory it names.
     registration: HostRegistration,
     /// Graphs keep it, too.
@@ -43,6 +46,29 @@ pub(super) struct Member {
     /// Whether the rank has left: from then on the page may be another communicator's. Locked while something is written that others go by, and never
     /// while something is waited for.
     has_left: Mutex<bool>,
+}
+
+/// A rank's area, in this context.
+enum Opened {
+    ByHandle(Arc<ImportedMemory>),
+    ByDescriptor(MappedMemory),
+}
+
+impl Opened {
+    fn by_descriptor(context: &Context, fd: &OwnedFd, bytes: u64) -> Result<Self, DriverError> {
+        let (allocation, bytes) = (Allocation::import(fd.as_fd())?, bytes as usize);
+        let mut memory = MappedMemory::reserve(context, bytes)?;
+        memory.map(&allocation, bytes)?;
+        memory.open()?;
+        Ok(Opened::ByDescriptor(memory))
+    }
+
+    fn address(&self) -> DeviceAddress {
+        match self {
+            Opened::ByHandle(memory) => memory.address(),
+            Opened::ByDescriptor(memory) => memory.address(),
+        }
+    }
 }
 
 impl Awaited for Member {
@@ -74,17 +100,26 @@ impl Member {
         if !layout.is_valid() || layout.nranks != nranks.max(2) {
             return Err(malformed("a layout of its areas"));
         }
-        let page = fds.first().ok_or_else(|| malformed("its page"))?;
+        let mut fds = fds.iter();
+        let page = fds.next().ok_or_else(|| malformed("its page"))?;
         let page = DirectPage::map(page.as_fd()).map_err(|error| Error::System(error.to_string()))?;
         // SAFETY: the page is mapped longer than it is registered: fields are dropped in order.
         let registration = unsafe { HostRegistration::register(&context, page.as_ptr(), DIRECT_PAGE_BYTES as usize) };
         let registration = registration.map_err(cuda_error)?;
-        let (mut areas, mut _imports) = ([0; DIRECT_RANKS_MAX as usize], Vec::new());
+        let (mut areas, mut _opened) = ([0; DIRECT_RANKS_MAX as usize], Vec::new());
         for (address, area) in areas.iter_mut().zip(&share.areas) {
-            let bytes = area.ipc_handle.as_slice().try_into().map_err(|_| malformed("whole handles"))?;
-            let imported = import(&context, IpcHandle(bytes))?;
-            *address = imported.address();
-            _imports.push(imported);
+            let opened = match &area.handle {
+                AreaHandle::Ipc(handle) => {
+                    let bytes = handle.as_slice().try_into().map_err(|_| malformed("whole handles"))?;
+                    Opened::ByHandle(import(&context, IpcHandle(bytes))?)
+                }
+                AreaHandle::Descriptor(bytes) => {
+                    let fd = fds.next().ok_or_else(|| malformed("descriptors of its areas"))?;
+                    Opened::by_descriptor(&context, fd, *bytes).map_err(cuda_error)?
+                }
+            };
+            *address = opened.address();
+            _opened.push(opened);
         }
         let kernels = kernels(&context)?;
         let is_told = AtomicBool::new(false);
@@ -97,7 +132,8 @@ impl Member {
             kernels,
             layout,
             areas,
-            _imports,
+            _opened,
+            shares_handles: share.is_by_handles(),
             registration,
             page: Arc::new(page),
             is_told,

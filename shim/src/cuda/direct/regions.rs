@@ -168,7 +168,7 @@ impl GpuRegions {
             return Ok(known.found(range.start - *base));
         }
         let kind = pointer_kind(range.start).map_err(cuda_error)?;
-        if kind == PointerKind::Private {
+        if kind == PointerKind::Private || (kind == PointerKind::Ipc && !member.shares_handles) {
             return Err(Error::no_cuda("memory of this kind cannot be opened by the service"));
         }
         self.look_at(context, requests, usize::MAX);
