@@ -79,6 +79,8 @@ fn captures_beside(place: &Place) -> anyhow::Result<()> {
             together.wait();
             anyhow::Ok(())
         };
+        // What came so far and what comes afterwards is forbidden between.
+        together.wait();
         let captured = if comm.rank() == 0 {
             Some(Graph::capture_in(CaptureMode::Global, &other, |other| {
                 // SAFETY: both buffers live as long as the graph.
@@ -89,7 +91,6 @@ fn captures_beside(place: &Place) -> anyhow::Result<()> {
             call_everything()?;
             None
         };
-        // What comes now is forbidden before.
         together.wait();
         // SAFETY: the stream lives.
         unsafe { stream.raw().synchronize()? };
