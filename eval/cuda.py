@@ -2,7 +2,8 @@
 """Collectives, sends and receives on GPUs of one host, beside NCCL: as the callers' streams see them, by size; while each rank
 computes on most of its GPU, or on all of it; and what it takes to join a communicator.
 
-usage: cuda.py NAME sizes|rooted|points|joins|beside|beside-all --nranks N [--rounds N] [--factor N] [--nccl FILE] [--out FOLDER] [--commit COMMIT]
+usage: cuda.py NAME sizes|rooted|points|joins|beside|beside-all --nranks N [--rounds N] [--factor N] [--cuda LINES] [--nccl FILE]
+               [--out FOLDER] [--commit COMMIT]
 
 Needs so many GPUs, and writes NAME.json (data and provenance) and NAME.md. Binaries: target/release, or the folder MCCS_BIN."""
 
@@ -12,6 +13,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import shlex
 import statistics
 import sys
 import tempfile
@@ -129,6 +131,7 @@ def main():
     parser.add_argument("--nranks", type=int, required=True)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--factor", type=int, default=2, help="from one size to the next; default: 2")
+    parser.add_argument("--cuda", default="", help="lines for the section [cuda] of the service's configuration, which is its default otherwise")
     parser.add_argument("--nccl", help="NCCL's library; default: that of the Python package")
     parser.add_argument("--out", default=str(bench.RESULTS))
     parser.add_argument("--commit", help="what was built, where git does not know")
@@ -137,7 +140,7 @@ def main():
     nccl = options.nccl or installed_nccl()
     # Multicast is left alone: a program that uses it and fails may leave GPUs that others share out of service.
     os.environ["NCCL_NVLS_ENABLE"] = "0"
-    with tempfile.TemporaryDirectory() as folder, services({"gpu-host": SERVICE}, folder) as sockets:
+    with tempfile.TemporaryDirectory() as folder, services({"gpu-host": f"{SERVICE}{options.cuda}\n"}, folder) as sockets:
         file = pathlib.Path(folder) / "found.json"
         found = {"lines": []}
         for arguments in runs:
@@ -148,7 +151,7 @@ def main():
             more = {"lines": more} if isinstance(more, list) else more
             found = {**more, "lines": found["lines"] + more["lines"]}
     facts = {"commit": options.commit or bench.run(["git", "rev-parse", "--short", "HEAD"]).strip(), "machine": machine_of(options.nranks),
-             "command": " ".join(["eval/cuda.py", *sys.argv[1:]]), "nccl": version_of(nccl), "rounds": options.rounds}
+             "command": shlex.join(["eval/cuda.py", *sys.argv[1:]]), "nccl": version_of(nccl), "rounds": options.rounds}
     text = (f"{facts['machine']}, one process each, beside NCCL {facts['nccl']} without NVLS, sides in turn; commit "
             f"{facts['commit']}. Times in us: median (least to greatest) of {options.rounds} rounds, the slowest rank's: {words}.\n\n{table(found)}\n")
     out = pathlib.Path(options.out)

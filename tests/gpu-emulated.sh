@@ -190,6 +190,8 @@ check 2 --begin 100004B --end 4MiB --factor 6 --dtypes float,bfloat16 --redops s
 serve $'large_from = "4KiB"\nslot = "1MiB"'
 check 3 --begin 1B --end 3MiB --factor 19 --dtypes float,bfloat16,uint8 --redops sum,avg
 nccl_calls 3
+serve $'handles = "never"\nlarge_from = "4KiB"\nslot = "1MiB"'
+check 3 --begin 1KiB --end 1MiB --factor 30 --dtypes float --redops sum
 serve $'execution = "service"\nlarge_from = "16B"\nslot = "1MiB"'
 check 3 --begin 1B --end 3MiB --factor 19 --dtypes float,uint8 --redops sum,premulsum
 nccl_calls 3

@@ -247,6 +247,12 @@ slot = "1MiB"'
         lane "without lines, $nranks ranks" \
             "$perf" --check --nranks "$nranks" --operation all --begin 9001B --end 9MiB --factor 3 --dtypes float,bfloat16 --redops sum
     done
+    serve 'handles = "never"
+large_from = "1MiB"'
+    for nranks in $(seq 2 "$gpus"); do
+        lane "memory by descriptors alone, $nranks ranks" \
+            "$perf" --check --nranks "$nranks" --operation all --begin 1KiB --end 9MiB --factor 9 --dtypes float,bfloat16 --redops sum
+    done
     serve
     if [ "$gpus" = 1 ]; then
         # Time slices of two milliseconds: few calls.
