@@ -149,9 +149,9 @@ fn location(context: &Context) -> sys::CUmemLocation {
     sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: context.gpu().ordinal() }
 }
 
-/// Allocations that are mapped behind each other, for one GPU to read and write. Unmapped on drop.
+/// Allocations that are mapped behind each other, for one GPU to read and write, or several. Unmapped on drop.
 ///
-/// Several GPUs take a value each: then copies go as if the GPU that copies had opened the memory itself.
+/// Of another process' memory several GPUs take a value each: then copies go as if the GPU that copies had opened the memory itself.
 #[derive(Debug)]
 pub struct MappedMemory {
     context: Context,

@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::MetadataExt as _;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use mccs_ipc::command::Completion;
 use mccs_ipc::handshake::PeerCredentials;
@@ -39,6 +39,8 @@ pub struct Session {
     pub waker: WakerSlot,
     /// Counters for the operator.
     pub counters: SessionCounters,
+    /// Asked once: a look at /proc.
+    shares_handles: OnceLock<bool>,
 }
 
 /// Counters of a session, since it began.
@@ -80,6 +82,7 @@ impl Session {
             throttled: AtomicBool::new(false),
             waker,
             counters: SessionCounters::default(),
+            shares_handles: OnceLock::new(),
         }
     }
 
@@ -99,10 +102,12 @@ impl Session {
     /// PID namespace.
     #[must_use]
     pub fn shares_handles(&self) -> bool {
-        let namespace = |of: &str| std::fs::metadata(format!("/proc/{of}/ns/pid")).map(|of| (of.dev(), of.ino()));
-        // Of a process that cannot be looked at nothing is known.
-        let is_same = |other: (u64, u64)| namespace("self").is_ok_and(|own| own == other);
-        self.peer.uid == geteuid().as_raw() && namespace(&self.peer.pid.to_string()).is_ok_and(is_same)
+        *self.shares_handles.get_or_init(|| {
+            let namespace = |of: &str| std::fs::metadata(format!("/proc/{of}/ns/pid")).map(|of| (of.dev(), of.ino()));
+            // Of a process that cannot be looked at nothing is known.
+            let is_same = |other: (u64, u64)| namespace("self").is_ok_and(|own| own == other);
+            self.peer.uid == geteuid().as_raw() && namespace(&self.peer.pid.to_string()).is_ok_and(is_same)
+        })
     }
 
     /// Operations taken from the ring that have not ended.

@@ -48,8 +48,8 @@ pub enum Joined<M> {
 
 /// How long a communicator waits for ranks, at most, before the operator is told of it.
 pub const LATE_AFTER_MAX: Duration = Duration::from_secs(10);
-/// Of how many such communicators a [`Rendezvous`] tells, at most.
-pub const LATE_TOLD_MAX: usize = 64;
+/// Of how many such communicators of a tenant one that gathers ranks tells, at most.
+pub const LATE_TOLD_MAX: usize = 8;
 
 /// After what part of the time that ranks have to join the operator is told of those that wait.
 #[must_use]
@@ -178,10 +178,11 @@ impl<M> Rendezvous<M> {
         self.gatherings.values().map(|gathering| gathering.since + after(gathering)).min()
     }
 
-    /// Those that have waited for long, [`LATE_TOLD_MAX`] of them at most.
+    /// Those that have waited for long, [`LATE_TOLD_MAX`] of each tenant's at most.
     #[must_use]
     pub fn late(&self) -> Vec<Late> {
-        let late = self.gatherings.iter().filter(|(_, gathering)| gathering.is_late).take(LATE_TOLD_MAX);
+        let late = self.gatherings.iter().filter(|(_, gathering)| gathering.is_late);
+        let late = of_each_tenant(late, |(key, _)| &key.tenant);
         let told = |(key, gathering): (&GatheringKey, &Gathering<M>)| {
             let Gathering { joined, since, .. } = *gathering;
             let (nranks, waits_for) = (gathering.members.len() as u32, gathering.missing());
@@ -203,14 +204,27 @@ impl<M> Gathering<M> {
     }
 }
 
-/// Most ranks that a message lists before it says how many more there are.
-const MISSING_LISTED_MAX: usize = 16;
+/// The first [`LATE_TOLD_MAX`] of each tenant's, which come one behind the other: so that none hides those of others.
+pub fn of_each_tenant<T>(late: impl Iterator<Item = T>, tenant: impl Fn(&T) -> &str) -> impl Iterator<Item = T> {
+    let (mut of, mut told) = (String::new(), 0);
+    late.filter(move |one| {
+        let tenant = tenant(one);
+        if of != tenant {
+            (of, told) = (tenant.to_owned(), 0);
+        }
+        told += 1;
+        told <= LATE_TOLD_MAX
+    })
+}
+
+/// Most ranks or hosts that a message lists before it says how many more there are.
+pub const LISTED_MAX: usize = 16;
 
 /// Those of a communicator's ranks that are not there, as a message says it.
 pub fn missing_ranks(nranks: u32, is_there: impl Fn(u32) -> bool) -> String {
     let missing: Vec<u32> = (0..nranks).filter(|rank| !is_there(*rank)).collect();
-    let listed: Vec<_> = missing.iter().take(MISSING_LISTED_MAX).map(ToString::to_string).collect();
-    let more = missing.len().saturating_sub(MISSING_LISTED_MAX);
+    let listed: Vec<_> = missing.iter().take(LISTED_MAX).map(ToString::to_string).collect();
+    let more = missing.len().saturating_sub(LISTED_MAX);
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
     format!("rank {}{more} of {nranks}", listed.join(", "))
 }

@@ -380,7 +380,13 @@ mod tests {
         let asked = Asked::default();
         let questions = Arc::clone(&asked.0);
         let (_fd, page) = DirectPage::create().expect("a page");
-        let abilities = Abilities { nranks: 2, execution: Execution::Ranks, copy_engines: false, lines: false };
+        let abilities = Abilities {
+            nranks: 2,
+            execution: Execution::Ranks,
+            copy_engines: false,
+            lines: false,
+            opens_buffers: true,
+        };
         let first = GpuStrategy { large_from: Crossover::Never.into(), lines: false };
         let strategies = Strategies::begin(Arc::new(page), abilities, first);
         let group = DirectGroup::new(strategies, None, Box::new(asked));

@@ -1,5 +1,6 @@
 //! Communicators that wait for ranks for long: what the operator sees of them, and the log says once of each.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -45,14 +46,15 @@ pub struct LateTold {
     gatherer: String,
     changes: u64,
     told: Vec<Late>,
-    budget: LogBudget,
+    /// By tenant: none takes the lines of others. Tenants are those of the configuration.
+    budgets: BTreeMap<String, LogBudget>,
 }
 
 impl LateTold {
     /// Nothing yet. No other gatherer has that name.
     #[must_use]
     pub fn new(gatherer: String) -> Self {
-        LateTold { gatherer, changes: 0, told: Vec::new(), budget: LogBudget::default() }
+        LateTold { gatherer, changes: 0, told: Vec::new(), budgets: BTreeMap::new() }
     }
 
     /// Tells who is late, if `changes` says that these are others than before.
@@ -63,7 +65,8 @@ impl LateTold {
         let late = late();
         let is_new = |one: &&Late| !self.told.iter().any(|told| (&told.key, told.since) == (&one.key, one.since));
         for one in late.iter().filter(is_new) {
-            if let Some(suppressed) = self.budget.take(now) {
+            let budget = self.budgets.entry(one.key.tenant.clone()).or_default();
+            if let Some(suppressed) = budget.take(now) {
                 let Late { key, joined, nranks, waits_for, since } = one;
                 let waited = Duration::from_secs(now.saturating_duration_since(*since).as_secs());
                 tracing::warn!(tenant = %key.tenant, id = %key.id, joined, nranks, ?waited, suppressed, "a communicator waits for {waits_for}");

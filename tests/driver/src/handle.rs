@@ -1,5 +1,7 @@
 //! Handles of 64 bytes by which other processes open memory and events.
 
+use std::os::unix::fs::MetadataExt as _;
+
 use bytemuck::{Pod, Zeroable};
 
 use crate::code::{Done, INVALID_CONTEXT, INVALID_VALUE};
@@ -21,10 +23,16 @@ struct Fields {
     device: u32,
     bytes: u64,
     nonce: u64,
-    reserved: [u64; 3],
+    /// The PID namespace of the process, whose number means something else in others.
+    namespace: u64,
+    reserved: [u64; 2],
 }
 
 const _: () = assert!(size_of::<Fields>() == 64);
+
+fn own_namespace() -> u64 {
+    std::fs::metadata("/proc/thread-self/ns/pid").map_or(0, |namespace| namespace.ino())
+}
 
 fn code(what: What) -> u32 {
     match what {
@@ -38,19 +46,19 @@ fn code(what: What) -> u32 {
 pub(crate) fn of(physical: &Physical) -> Handle {
     let Name { what, device, bytes, nonce } = physical.name;
     let (pid, fd) = (std::process::id(), physical.number());
-    let fields =
-        Fields { magic: MAGIC, pid, fd, what: code(what), device: device as u32, bytes, nonce, reserved: [0; 3] };
+    let (device, namespace) = (device as u32, own_namespace());
+    let fields = Fields { magic: MAGIC, pid, fd, what: code(what), device, bytes, nonce, namespace, reserved: [0; 2] };
     bytemuck::cast(fields)
 }
 
 /// What a handle names, which another process has made.
 pub(crate) fn open(handle: &Handle, what: What) -> Done<Physical> {
     let fields: Fields = bytemuck::pod_read_unaligned(handle);
-    if fields.magic != MAGIC || fields.what != code(what) || fields.reserved != [0; 3] {
+    if fields.magic != MAGIC || fields.what != code(what) || fields.reserved != [0; 2] {
         return Err(INVALID_VALUE);
     }
-    // As the driver: memory cannot be imported where it was exported.
-    if fields.pid == std::process::id() {
+    // As the driver: memory cannot be imported where it was exported, nor in another PID namespace.
+    if fields.pid == std::process::id() || fields.namespace != own_namespace() {
         return Err(INVALID_CONTEXT);
     }
     let name = Name { what, device: fields.device as usize, bytes: fields.bytes, nonce: fields.nonce };
@@ -70,6 +78,10 @@ mod tests {
         assert_eq!(refused(&own, What::Memory), Some(INVALID_CONTEXT));
         assert_eq!(refused(&own, What::Event), Some(INVALID_VALUE));
         assert_eq!(refused(&[0; 64], What::Memory), Some(INVALID_VALUE));
+        // Of another PID namespace.
+        let mut other: Fields = bytemuck::cast(own);
+        (other.pid, other.namespace) = (1, other.namespace + 1);
+        assert_eq!(refused(&bytemuck::cast(other), What::Memory), Some(INVALID_CONTEXT));
         // Of a process that has nothing of the kind.
         let mut other: Fields = bytemuck::cast(own);
         other.pid = 1;

@@ -43,29 +43,39 @@ pub(super) enum Order {
 /// A rank's area, by how other processes open it.
 enum Area {
     ByHandle(DeviceMemory),
-    ByDescriptor(MappedMemory),
+    ByDescriptor(MappedMemory, Allocation),
 }
 
 impl Area {
-    /// One for a GPU's context that all of `contexts` reach. What is in it is not defined.
-    fn new(context: &Context, bytes: u64, contexts: Option<&[&Context]>) -> Result<Self, DriverError> {
-        let Some(contexts) = contexts else { return Ok(Area::ByHandle(DeviceMemory::new(context, bytes as usize)?)) };
-        let memory = MappedMemory::new(context, &[bytes as usize], Shared::ByDescriptor)?;
-        memory.open_to(contexts)?;
-        Ok(Area::ByDescriptor(memory))
+    /// One that ranks open by a descriptor, in a GPU's context; all of `contexts` reach it. What is in it is not defined. What is there when something
+    /// fails goes to the thread that frees.
+    fn by_descriptor(context: &Context, bytes: u64, contexts: &[&Context], frees: &Frees) -> Result<Self, DriverError> {
+        let (allocation, bytes) = Allocation::new(context, bytes as usize, Shared::ByDescriptor)?;
+        let mut memory = match MappedMemory::reserve(context, bytes) {
+            Ok(memory) => memory,
+            Err(error) => {
+                frees.free(allocation);
+                return Err(error);
+            }
+        };
+        if let Err(error) = memory.map(&allocation, bytes).and_then(|()| memory.open_to(contexts)) {
+            frees.free((memory, allocation));
+            return Err(error);
+        }
+        Ok(Area::ByDescriptor(memory, allocation))
     }
 
     fn address(&self) -> DeviceAddress {
         match self {
             Area::ByHandle(memory) => memory.address(),
-            Area::ByDescriptor(memory) => memory.address(),
+            Area::ByDescriptor(memory, _) => memory.address(),
         }
     }
 
     fn zero(&self, stream: &OwnedStream) -> Result<(), DriverError> {
         match self {
             Area::ByHandle(memory) => memory.zero(stream),
-            Area::ByDescriptor(memory) => memory.zero(stream),
+            Area::ByDescriptor(memory, _) => memory.zero(stream),
         }
     }
 
@@ -73,9 +83,8 @@ impl Area {
     fn name(&self) -> Result<(AreaHandle, Option<OwnedFd>), DriverError> {
         Ok(match self {
             Area::ByHandle(memory) => (AreaHandle::Ipc(memory.export()?.0.to_vec()), None),
-            Area::ByDescriptor(memory) => {
-                let fd = Allocation::at(memory.address())?.export()?;
-                (AreaHandle::Descriptor(memory.len_bytes() as u64), Some(fd))
+            Area::ByDescriptor(memory, allocation) => {
+                (AreaHandle::Descriptor(memory.len_bytes() as u64), Some(allocation.export()?))
             }
         })
     }
@@ -401,27 +410,32 @@ impl Setup {
             None => DirectPage::create().map(|(fd, page)| (fd, Arc::new(page)))?,
         };
         memory.page = large.map(|_| fd.try_clone()).transpose().map_err(PrepareError::Descriptors)?;
-        let contexts: Vec<_> = gpus.iter().map(|number| &self.gpus.gpus[*number].1).collect();
-        let contexts = by_descriptors.then_some(&contexts[..]);
+        // Each GPU's once: ranks may share one.
+        let first_of_gpu = |(rank, number): &(usize, &usize)| !gpus[..*rank].contains(*number);
+        let numbers = gpus.iter().enumerate().filter(first_of_gpu).map(|(_, number)| number);
+        let contexts: Vec<_> = numbers.map(|number| &self.gpus.gpus[*number].1).collect();
         let (mut areas, mut fds) = (Vec::new(), vec![fd]);
         for (rank, number) in gpus.iter().enumerate() {
             let (gpu, context) = &self.gpus.gpus[*number];
             let failed = |error| PrepareError::Driver { rank, gpu: gpu.id.to_string(), error };
             if memory.areas.len() <= rank {
-                memory.areas.push((*number, Area::new(context, area_bytes, contexts).map_err(failed)?));
+                let area = if by_descriptors {
+                    Area::by_descriptor(context, area_bytes, &contexts, &self.frees)
+                } else {
+                    DeviceMemory::new(context, area_bytes as usize).map(Area::ByHandle)
+                };
+                memory.areas.push((*number, area.map_err(failed)?));
                 memory.areas[rank].1.zero(&self.streams[*number]).map_err(failed)?;
             }
+            let _entered = context.enter().map_err(failed)?;
             let (handle, fd) = memory.areas[rank].1.name().map_err(failed)?;
             fds.extend(fd);
             areas.push(AreaName { handle, gpu: gpu.id.0 });
         }
         let execution = self.options.execution;
-        let abilities = Abilities { nranks, execution, copy_engines: large.is_some(), lines: self.store_lines(gpus) };
-        // Most buffers would have to be copied for engines, which takes longer than they are faster by.
-        let large_from = self.options.large_from;
-        let large_from =
-            if by_descriptors && execution == Execution::Ranks { large_from.only_pinned() } else { large_from };
-        let wanted = GpuStrategy { large_from, lines: self.options.lines };
+        let (copy_engines, lines) = (large.is_some(), self.store_lines(gpus));
+        let abilities = Abilities { nranks, execution, copy_engines, lines, opens_buffers: !by_descriptors };
+        let wanted = GpuStrategy { large_from: self.options.large_from, lines: self.options.lines };
         let strategies = Strategies::begin(Arc::clone(&page), abilities, wanted);
         let orders = self.own.upgrade().ok_or(PrepareError::Stopping)?;
         let in_use = AreasInUse { memory: Arc::new(memory), orders: Arc::clone(&orders) };

@@ -34,6 +34,15 @@ pub struct Abilities {
     pub copy_engines: bool,
     /// Whether its GPUs store lines whole to each other.
     pub lines: bool,
+    /// Whether engines reach what `cudaMalloc` allocates. Otherwise most buffers are copied for them, which takes longer than they are faster by: what
+    /// measured best does not hold.
+    pub opens_buffers: bool,
+}
+
+impl Abilities {
+    fn crossovers(&self, wanted: LargeFrom) -> LargeFrom {
+        if self.opens_buffers { wanted } else { wanted.only_pinned() }
+    }
 }
 
 /// Why a strategy does not change.
@@ -80,7 +89,8 @@ impl Strategies {
     /// Publishes the first one, which has of what is `wanted` what the communicator can do. Nobody else may have the page yet.
     #[must_use]
     pub fn begin(page: Arc<DirectPage>, abilities: Abilities, wanted: GpuStrategy) -> Self {
-        let large_from = if abilities.copy_engines { wanted.large_from } else { Crossover::Never.into() };
+        let large_from =
+            if abilities.copy_engines { abilities.crossovers(wanted.large_from) } else { Crossover::Never.into() };
         let first = GpuStrategy { large_from, lines: wanted.lines && abilities.lines };
         let mut publisher = Publisher::new(abilities.nranks);
         publisher.publish(&page, &words_of(first, abilities.nranks)).expect("invariant: no rank has the page yet");
@@ -101,7 +111,7 @@ impl Strategies {
         if change.is_of_hosts() {
             return Err(StrategyRefused::OfHosts);
         }
-        let Abilities { nranks, execution, copy_engines, lines } = self.abilities;
+        let Abilities { nranks, execution, copy_engines, lines, .. } = self.abilities;
         if execution == Execution::Service {
             return Err(StrategyRefused::ByService);
         }
@@ -116,7 +126,7 @@ impl Strategies {
         }
         let mut state = self.state();
         let next = GpuStrategy {
-            large_from: change.large_from.unwrap_or(state.last.large_from),
+            large_from: change.large_from.map_or(state.last.large_from, |from| self.abilities.crossovers(from)),
             lines: change.lines.unwrap_or(state.last.lines),
         };
         let cut = state.publisher.publish(&self.page, &words_of(next, nranks))?;
@@ -163,7 +173,8 @@ mod tests {
     fn measured() -> GpuStrategy {
         GpuStrategy { large_from: Crossover::Measured.into(), lines: true }
     }
-    const ABLE: Abilities = Abilities { nranks: 4, execution: Execution::Ranks, copy_engines: true, lines: true };
+    const ABLE: Abilities =
+        Abilities { nranks: 4, execution: Execution::Ranks, copy_engines: true, lines: true, opens_buffers: true };
 
     fn strategies(abilities: Abilities) -> Strategies {
         let (_fd, page) = DirectPage::create().expect("a page");
@@ -204,6 +215,15 @@ mod tests {
         assert_eq!(way(&strategies, 10, 4096 * MIB), Some(Algorithm::BulkTwoShot));
         assert_eq!(strategies.change(&change("large_from = 'measured'")).map(|cut| cut.epoch), Ok(4));
         assert_eq!(strategies.last(), Some(measured()));
+    }
+
+    #[test]
+    fn what_measured_best_does_not_hold_where_buffers_are_copied() {
+        let strategies = strategies(Abilities { opens_buffers: false, ..ABLE });
+        let large_from = || strategies.last().expect("ranks choose").large_from;
+        assert!(large_from().is_never());
+        strategies.change(&change("large_from = 'measured, all_gather=256MiB'")).expect("it has engines");
+        assert_eq!(large_from().to_string(), "0, all_gather=256MiB");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Answers to a tenant, which may leave its socket unread for a while.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mccs_ipc::handshake::SocketError;
@@ -14,20 +15,32 @@ const ANSWERED_WITHIN: Duration = Duration::from_secs(10);
 
 impl SessionEngine {
     pub(super) fn answer(&mut self, id: u64, response: Response, fds: &[BorrowedFd<'_>]) {
+        let kept = || fds.iter().map(|fd| fd.try_clone_to_owned()).collect();
+        self.answer_or_keep(ResponseEnvelope { id, response }, fds, kept);
+    }
+
+    /// The same with descriptors that several are sent: one that finds no room takes no others of this process.
+    pub(super) fn answer_with_shared(&mut self, id: u64, response: Response, fds: &Arc<[OwnedFd]>) {
+        let borrowed: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+        self.answer_or_keep(ResponseEnvelope { id, response }, &borrowed, || Ok(Arc::clone(fds)));
+    }
+
+    fn answer_or_keep(
+        &mut self,
+        envelope: ResponseEnvelope,
+        fds: &[BorrowedFd<'_>],
+        kept: impl FnOnce() -> std::io::Result<Arc<[OwnedFd]>>,
+    ) {
         if self.is_deaf {
             return;
         }
-        let envelope = ResponseEnvelope { id, response };
         let sent = if self.unsent.is_empty() { self.socket.send(&envelope, fds) } else { Err(SocketError::WouldBlock) };
         match sent {
             Ok(()) => {}
-            Err(SocketError::WouldBlock) => {
-                let kept: std::io::Result<Vec<_>> = fds.iter().map(|fd| fd.try_clone_to_owned()).collect();
-                match kept {
-                    Ok(fds) => self.unsent.push_back((envelope, fds)),
-                    Err(error) => self.hang_up(&error),
-                }
-            }
+            Err(SocketError::WouldBlock) => match kept() {
+                Ok(fds) => self.unsent.push_back((envelope, fds)),
+                Err(error) => self.hang_up(&error),
+            },
             Err(SocketError::Closed) => self.is_deaf = true,
             Err(error) => self.hang_up(&error),
         }

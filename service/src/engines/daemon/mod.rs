@@ -88,7 +88,7 @@ pub struct SessionEngine {
     reaper: Reaper,
     /// Answers for which the socket had no room. While there are any, no request is read: so they are no more than the
     /// tenant's joins in progress, and what was parked.
-    unsent: VecDeque<(ResponseEnvelope, Vec<OwnedFd>)>,
+    unsent: VecDeque<(ResponseEnvelope, Arc<[OwnedFd]>)>,
     /// Since when the first of them waits.
     unsent_since: Option<Instant>,
     /// Whether nobody is there to answer any more; what was asked before that is still to be read.

@@ -151,8 +151,13 @@ mod tests {
             let region = Importer::for_tests().by_handle((&tenant, 1), &[1; 64], REGION_BYTES).expect("a region");
             let region = tables.gpu_regions.insert(Arc::new(region)).ok().expect("room");
             let (_fd, page) = DirectPage::create().expect("a page");
-            let abilities =
-                Abilities { nranks: NRANKS, execution: Execution::Ranks, copy_engines: false, lines: false };
+            let abilities = Abilities {
+                nranks: NRANKS,
+                execution: Execution::Ranks,
+                copy_engines: false,
+                lines: false,
+                opens_buffers: true,
+            };
             let first = GpuStrategy { large_from: Crossover::Never.into(), lines: false };
             let strategies = Strategies::begin(Arc::new(page), abilities, first);
             let session = Session::for_tests(1, &tenant);

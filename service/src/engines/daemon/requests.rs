@@ -360,12 +360,11 @@ impl SessionEngine {
                     let place = if info.direct.is_some() { Place::Gpus } else { Place::Host };
                     *slot = CommSlot::Ready { comm, place, rank, info, rounds: 0 };
                 }
-                let fds: Vec<_> = memory.iter().map(AsFd::as_fd).collect();
                 let direct = share.map(|share| share.of_rank(rank));
                 let access = self.proxies.access;
                 let engines_from = self.proxies.engines_from.filter(|_| may_have_engines);
                 let answer = Response::Comm { comm: tenant_comm, board, direct, access, engines_from };
-                self.answer(request, answer, &fds);
+                self.answer_with_shared(request, answer, &memory);
             }
             ProxyReply::JoinFailed { request, tenant_comm, class, message } => {
                 self.tables.comms.remove(tenant_comm);

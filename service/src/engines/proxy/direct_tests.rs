@@ -76,7 +76,8 @@ impl Device for Pages {
         }
         let (fd, page) = DirectPage::create().expect("a page");
         let nranks = gpus.len() as u32;
-        let abilities = Abilities { nranks, execution: self.execution, copy_engines: true, lines: false };
+        let abilities =
+            Abilities { nranks, execution: self.execution, copy_engines: true, lines: false, opens_buffers: true };
         let wanted = GpuStrategy { large_from: Crossover::Measured.into(), lines: true };
         let areas = ToldAreas(Arc::clone(&self.told), Arc::clone(&self.stamped), Arc::clone(&self.at_last));
         let strategies = Strategies::begin(Arc::new(page), abilities, wanted);

@@ -19,7 +19,7 @@ use super::message::{Message, RingHost};
 use super::types::{CommId, CommKey, Failure, Name};
 use super::verdicts::Verdicts;
 use super::wire::Wire;
-use crate::bootstrap::{GatheringKey, LATE_TOLD_MAX, Late, late_after, missing_ranks};
+use crate::bootstrap::{GatheringKey, LISTED_MAX, Late, late_after, missing_ranks, of_each_tenant};
 use crate::exchange::limits::{SETUP_TIMEOUT, SETUPS_MAX, SETUPS_PER_TENANT_MAX};
 
 struct Reporter {
@@ -120,7 +120,9 @@ impl Roots {
         let reporter = setup.hosts.entry(from.clone()).or_insert(Reporter { incarnation, attempt, first, ranks: 0 });
         if let Some(failure) = contradiction {
             let heard = setup.joined.keys().copied().chain(ranks).collect();
-            self.verdicts.keep(&key, failure.clone(), heard, deadline);
+            // Not for as long as ranks may take to join: the same id may be tried again.
+            let until = now + self.timeout.min(SETUP_TIMEOUT);
+            self.verdicts.keep(&key, failure.clone(), heard, until);
             return self.refuse(&key, &failure, None, wire, now);
         }
         reporter.first = reporter.first.min(first);
@@ -205,9 +207,10 @@ impl Roots {
         }
     }
 
-    /// Set-ups that have taken long, [`LATE_TOLD_MAX`] of them at most.
+    /// Set-ups that have taken long, some of each tenant's.
     pub(super) fn late(&self) -> Vec<Late> {
-        let late = self.setups.iter().filter(|(_, setup)| setup.is_late).take(LATE_TOLD_MAX);
+        let late = self.setups.iter().filter(|(_, setup)| setup.is_late);
+        let late = of_each_tenant(late, |(key, _)| key.tenant.as_str());
         let told = |(key, setup): (&CommKey, &Setup)| {
             let Setup { nranks, since, .. } = *setup;
             let waits_for = match &setup.stage {
@@ -319,7 +322,10 @@ pub(super) fn host_failure(host: &Name, lost: &Lost, id: UniqueId) -> Failure {
 }
 
 fn names(hosts: &BTreeSet<Name>) -> String {
-    hosts.iter().map(Name::as_str).collect::<Vec<_>>().join(", ")
+    let listed: Vec<_> = hosts.iter().take(LISTED_MAX).map(Name::as_str).collect();
+    let more = hosts.len().saturating_sub(LISTED_MAX);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    format!("{}{more}", listed.join(", "))
 }
 
 fn missing(setup: &Setup) -> String {
