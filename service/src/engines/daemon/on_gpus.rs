@@ -91,7 +91,8 @@ fn note_copied(session: &Session) {
         let (id, tenant, pid) = (session.id, &session.tenant.name, session.peer.pid);
         tracing::warn!(
             session = id, %tenant, pid, suppressed,
-            "large operations of this process copy their buffers first: what cudaMallocAsync and cuMemCreate without descriptors allocate cannot be opened"
+            "large operations of this process copy their buffers first: what cudaMallocAsync and cuMemCreate without descriptors allocate cannot be opened, nor \
+             can what cudaMalloc does of other users' processes and in containers (docs/CUDA.md)"
         );
     }
 }
