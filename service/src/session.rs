@@ -89,11 +89,16 @@ impl Session {
     /// With a word and a ring of its own, of which nobody hears.
     #[cfg(test)]
     pub(crate) fn for_tests(id: SessionId, tenant: &Arc<Tenant>) -> Arc<Self> {
+        Self::for_tests_of(id, tenant, PeerCredentials { pid: 1, uid: 1, gid: 1 })
+    }
+
+    /// The same, of a process.
+    #[cfg(test)]
+    pub(crate) fn for_tests_of(id: SessionId, tenant: &Arc<Tenant>, peer: PeerCredentials) -> Arc<Self> {
         let words_offset = mccs_ipc::queue::ring_bytes::<Completion>(16).next_multiple_of(128);
         let (_, segment) = Mapping::create("a session", words_offset + 4096).expect("memory");
         let segment = Arc::new(segment);
         let completions = Producer::new(Arc::clone(&segment), 0, 16).expect("a ring");
-        let peer = PeerCredentials { pid: 1, uid: 1, gid: 1 };
         let waker = crate::runtime::Mailbox::<()>::new(1).waker().clone();
         Arc::new(Session::new(id, Arc::clone(tenant), peer, segment, (words_offset, 1), completions, waker))
     }
@@ -200,11 +205,8 @@ mod tests {
     fn handles_are_shared_with_processes_of_this_user_that_can_be_looked_at() {
         let tenant = Tenant::new("a".into(), quota());
         let (own, user) = (std::process::id() as i32, geteuid().as_raw());
-        let shares = |pid, uid| {
-            let mut session = Arc::into_inner(Session::for_tests(1, &tenant)).expect("nobody else has it");
-            session.peer = PeerCredentials { pid, uid, gid: 1 };
-            session.shares_handles()
-        };
+        let shares =
+            |pid, uid| Session::for_tests_of(1, &tenant, PeerCredentials { pid, uid, gid: 1 }).shares_handles();
         assert!(shares(own, user));
         assert!(!shares(own, user + 1), "another user");
         assert!(!shares(0, user), "in no PID namespace that this one sees");

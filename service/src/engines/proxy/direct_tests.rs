@@ -6,8 +6,10 @@ use std::sync::Mutex;
 use mccs_config::change::StrategyChange;
 use mccs_config::service::Crossover;
 use mccs_ipc::direct::{AreaHandle, AreaName, DirectPage, DirectShare, Execution, LAYOUT_WORDS, PointsLaunched};
+use mccs_ipc::handshake::PeerCredentials;
 use mccs_ipc::types::{CollectiveKind, DataType, RedOp, UniqueId};
 use mccs_kernels::cuda::{AreaCounts, Stamp};
+use nix::unistd::geteuid;
 
 use super::comm::Span;
 use super::*;
@@ -68,7 +70,7 @@ impl Device for Pages {
         "pages".into()
     }
 
-    fn prepare(&mut self, gpus: &[usize], _: &[Arc<Charge>], _: bool, key: Handle) -> Prepare {
+    fn prepare(&mut self, gpus: &[usize], _: &[Arc<Charge>], shares_handles: bool, key: Handle) -> Prepare {
         if let Some(reason) = self.refuses.lock().expect("no test panics with it").take() {
             let prepared = Err(Refusal { class: ErrorClass::System, message: reason });
             assert!(self.done.send(ProxyMessage::Prepared { key, prepared }).is_ok());
@@ -82,7 +84,8 @@ impl Device for Pages {
         let areas = ToldAreas(Arc::clone(&self.told), Arc::clone(&self.stamped), Arc::clone(&self.at_last));
         let strategies = Strategies::begin(Arc::new(page), abilities, wanted);
         let group = DirectGroup::new(strategies, None, Box::new(areas));
-        let areas = gpus.iter().map(|_| AreaName { handle: AreaHandle::Ipc(vec![0; 64]), gpu: [0; 16] }).collect();
+        let handle = if shares_handles { AreaHandle::Ipc(vec![0; 64]) } else { AreaHandle::Descriptor(1) };
+        let areas = gpus.iter().map(|_| AreaName { handle: handle.clone(), gpu: [0; 16] }).collect();
         let (execution, events) = (self.execution, Vec::new());
         let share = DirectShare { layout: [0; LAYOUT_WORDS], areas, large: None, execution, is_timed: true, events };
         let prepared = Ok(Box::new(Prepared { share, memory: vec![fd], group }));
@@ -125,6 +128,8 @@ struct Bed {
     stamped: Stamped,
     at_last: AtLast,
     refuses: Arc<Mutex<Option<String>>>,
+    /// A rank of another user.
+    stranger: Option<u32>,
 }
 
 impl Bed {
@@ -148,7 +153,8 @@ impl Bed {
         });
         let engine =
             ProxyEngine::new(device, mailbox, Arc::clone(&registry), Box::new(make_schedules), 0, timeouts, None);
-        let mut bed = Bed { engine, proxy, registry, answers: Mailbox::new(4), told, stamped, at_last, refuses };
+        let (answers, stranger) = (Mailbox::new(4), None);
+        let mut bed = Bed { engine, proxy, registry, answers, told, stamped, at_last, refuses, stranger };
         for joined in bed.join(nranks, 7) {
             assert!(matches!(joined, ProxyReply::Joined { .. }));
         }
@@ -175,8 +181,10 @@ impl Bed {
         };
         let (tenant, replies) = (Tenant::new("tenant".into(), quota), Mailbox::new(16));
         for (rank, gpu) in (0..).zip(gpus) {
+            let uid = geteuid().as_raw() + u32::from(self.stranger == Some(rank));
+            let peer = PeerCredentials { pid: std::process::id() as i32, uid, gid: 1 };
             let request = JoinRequest {
-                session: Session::for_tests(u64::from(rank), &tenant),
+                session: Session::for_tests_of(u64::from(rank), &tenant, peer),
                 request: 1,
                 tenant_comm: Handle::NONE,
                 id: UniqueId([id; 16]),
@@ -282,6 +290,18 @@ impl Bed {
     fn seen(&self) -> (u64, Option<(String, bool)>) {
         let view = crate::control::CommView::of(&self.comm());
         (view.epoch, view.on_gpus.map(|GpuStrategy { large_from, lines }| (large_from.to_string(), lines)))
+    }
+}
+
+#[test]
+fn one_rank_of_another_user_has_memory_go_by_descriptors_for_all() {
+    let mut bed = Bed::new(Execution::Ranks, 2);
+    for (id, stranger) in [(8, None), (9, Some(1)), (10, None)] {
+        bed.stranger = stranger;
+        for joined in bed.join(2, id) {
+            let ProxyReply::Joined { share: Some(share), .. } = joined else { panic!("not joined") };
+            assert_eq!(share.is_by_handles(), stranger.is_none());
+        }
     }
 }
 
@@ -633,7 +653,8 @@ fn two_ranks_of_a_process_on_one_gpu_are_refused() {
     for told in bed.join_on(&[1, 0, 1], 8) {
         let ProxyReply::JoinFailed { class, message, .. } = told else { panic!("it joined") };
         assert_eq!(class, ErrorClass::InvalidUsage);
-        assert!(message.contains("ranks 0 and 2 of process 1 are on one GPU"), "{message}");
+        let process = std::process::id();
+        assert!(message.contains(&format!("ranks 0 and 2 of process {process} are on one GPU")), "{message}");
     }
     assert!(bed.join_on(&[1, 0], 8).iter().all(|told| matches!(told, ProxyReply::Joined { .. })));
 }
