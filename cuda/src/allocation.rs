@@ -9,7 +9,7 @@ use cudarc::driver::sys;
 use crate::api;
 use crate::context::Context;
 use crate::error::DriverError;
-use crate::memory::DeviceAddress;
+use crate::memory::{DeviceAddress, zero};
 use crate::stream::OwnedStream;
 
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
@@ -219,12 +219,8 @@ impl MappedMemory {
     /// # Errors
     /// [`DriverError`].
     pub fn zero(&self, stream: &OwnedStream) -> Result<(), DriverError> {
-        let _entered = self.context.enter()?;
-        // SAFETY: it is mapped as long as `self` lives, with that size, and the stream lives.
-        unsafe {
-            api::cuMemsetD8Async(self.address, 0, self.bytes, stream.raw().0)?;
-            stream.raw().synchronize()
-        }
+        // SAFETY: it is mapped as long as `self` lives, with that size.
+        unsafe { zero(&self.context, self.address, self.bytes, stream) }
     }
 
     /// Memory of its own, in allocations of so many bytes each. What is in it is not defined. Waits for nothing, as far as the driver says.

@@ -70,12 +70,8 @@ impl DeviceMemory {
     /// # Errors
     /// [`DriverError`].
     pub fn zero(&self, stream: &OwnedStream) -> Result<(), DriverError> {
-        let _entered = self.context.enter()?;
-        // SAFETY: the memory is allocated as long as `self` lives, with that size, and the stream lives.
-        unsafe {
-            api::cuMemsetD8Async(self.address, 0, self.bytes, stream.raw().0)?;
-            stream.raw().synchronize()
-        }
+        // SAFETY: the memory is allocated as long as `self` lives, with that size.
+        unsafe { zero(&self.context, self.address, self.bytes, stream) }
     }
 
     /// First byte.
@@ -106,6 +102,24 @@ impl Drop for DeviceMemory {
             // SAFETY: allocated here, freed once; whoever uses it keeps it. The driver waits for work that does.
             let _ = unsafe { api::cuMemFree_v2(self.address) };
         }
+    }
+}
+
+/// Fills memory with zeros, in a stream of the context's, when all before that there has ended; and waits for it.
+///
+/// # Safety
+/// So many bytes must be there, in the context, until it returns.
+pub(crate) unsafe fn zero(
+    context: &Context,
+    address: DeviceAddress,
+    bytes: usize,
+    stream: &OwnedStream,
+) -> Result<(), DriverError> {
+    let _entered = context.enter()?;
+    // SAFETY: the caller's contract; the stream lives.
+    unsafe {
+        api::cuMemsetD8Async(address, 0, bytes, stream.raw().0)?;
+        stream.raw().synchronize()
     }
 }
 

@@ -10,6 +10,7 @@
 //! ```
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::time::{Duration, Instant};
 
 use mccs_ipc::types::{ErrorClass, UniqueId};
@@ -218,15 +219,20 @@ pub fn of_each_tenant<T>(late: impl Iterator<Item = T>, tenant: impl Fn(&T) -> &
 }
 
 /// Most ranks or hosts that a message lists before it says how many more there are.
-pub const LISTED_MAX: usize = 16;
+const LISTED_MAX: usize = 16;
+
+/// Ranks or hosts, as a message says them.
+pub fn listed<T: Display>(all: impl ExactSizeIterator<Item = T>) -> String {
+    let more = all.len().saturating_sub(LISTED_MAX);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    let first: Vec<_> = all.take(LISTED_MAX).map(|one| one.to_string()).collect();
+    format!("{}{more}", first.join(", "))
+}
 
 /// Those of a communicator's ranks that are not there, as a message says it.
 pub fn missing_ranks(nranks: u32, is_there: impl Fn(u32) -> bool) -> String {
     let missing: Vec<u32> = (0..nranks).filter(|rank| !is_there(*rank)).collect();
-    let listed: Vec<_> = missing.iter().take(LISTED_MAX).map(ToString::to_string).collect();
-    let more = missing.len().saturating_sub(LISTED_MAX);
-    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-    format!("rank {}{more} of {nranks}", listed.join(", "))
+    format!("rank {} of {nranks}", listed(missing.iter()))
 }
 
 #[cfg(test)]

@@ -184,7 +184,7 @@ impl Overseer {
             at_ns: now.saturating_duration_since(self.since).as_nanos() as u64,
             tenants: registry.tenants().iter().map(tenant).collect(),
             communicators,
-            joining: registry.late().iter().map(|late| LateView::of(late, now)).collect(),
+            joining: LateView::all(registry, now),
             flows,
             paths: registry.flows.paths(),
             hosts: registry.hosts().iter().map(|host| HostView::of(host, now)).collect(),

@@ -187,10 +187,7 @@ impl ControlEngine {
                 let now = Instant::now();
                 ControlAnswer::Hosts(registry.hosts().iter().map(|host| HostView::of(host, now)).collect())
             }
-            Ok(ControlRequest::Joining) => {
-                let now = Instant::now();
-                ControlAnswer::Joining(registry.late().iter().map(|late| LateView::of(late, now)).collect())
-            }
+            Ok(ControlRequest::Joining) => ControlAnswer::Joining(LateView::all(registry, Instant::now())),
             Ok(ControlRequest::Gpus) => ControlAnswer::Gpus(registry.gpus().iter().map(GpuView::of).collect()),
             Ok(ControlRequest::Overview) => ControlAnswer::Overview(Box::new(overseer.look())),
             Ok(ControlRequest::Drain { drains }) => {

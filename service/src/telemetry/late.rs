@@ -1,4 +1,4 @@
-//! Communicators that wait for ranks for long: what the operator sees of them, and the log says once of each.
+//! Communicators that wait for ranks for long: what the operator sees of them, and the log says.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -26,9 +26,13 @@ pub struct LateView {
 }
 
 impl LateView {
-    /// One now.
+    /// All that a service has now.
     #[must_use]
-    pub fn of(late: &Late, now: Instant) -> Self {
+    pub fn all(registry: &Registry, now: Instant) -> Vec<Self> {
+        registry.late().iter().map(|late| Self::of(late, now)).collect()
+    }
+
+    fn of(late: &Late, now: Instant) -> Self {
         let Late { key, joined, nranks, waits_for, since } = late;
         LateView {
             unique_id: key.id.to_string(),
@@ -100,7 +104,7 @@ mod tests {
         gatherers[0].tell(&registry, 1, || panic!("it is the same"), now);
         gatherers[0].tell(&registry, 2, Vec::new, now);
         assert_eq!(tenants(), ["b"]);
-        let view = LateView::of(&registry.late()[0], now + Duration::from_secs(12));
+        let view = &LateView::all(&registry, now + Duration::from_secs(12))[0];
         assert_eq!((view.since_seconds, &*view.waits_for), (12, "rank 1 of 2"));
     }
 }

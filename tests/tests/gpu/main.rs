@@ -20,6 +20,7 @@ mod values;
 use std::sync::Arc;
 use std::time::Duration;
 
+use anyhow::ensure;
 use mccs::Error;
 use mccs_cuda::gpus;
 use mccs_eval::workload::Call;
@@ -194,6 +195,19 @@ fn told(rank: &Rank) -> Error {
         }
         std::thread::sleep(Duration::from_millis(1));
     }
+}
+
+/// Rank 1 aborts, after some time in which others begin to wait.
+fn aborts_later(rank: &Rank) -> anyhow::Result<()> {
+    std::thread::sleep(Duration::from_millis(100));
+    Ok(rank.comm.abort()?)
+}
+
+/// Any rank hears that rank 1 has aborted.
+fn hears_of_the_abort(rank: &Rank) -> anyhow::Result<()> {
+    let error = told(rank).to_string();
+    ensure!(error.contains("rank 1 aborted"), "{error}");
+    Ok(())
 }
 
 /// The watchdog decides when that is never.

@@ -9,7 +9,7 @@ use mccs_service::control::{ControlAnswer, ControlRequest, call as ask};
 use mccs_tests::TestService;
 
 use super::ranks::{Buffers, Place, Player, Rank, Role, call, capture, enqueue, everybody, everybody_plays};
-use super::{TENANTS, told};
+use super::{TENANTS, aborts_later, hears_of_the_abort, told};
 
 pub const ROLES: &[(&str, Role)] = &[
     ("exchanges", exchanges),
@@ -394,15 +394,10 @@ fn aborts_a_receive(place: &Place) -> anyhow::Result<()> {
                 group_end()?;
                 rank.stream.raw().synchronize()?;
             },
-            1 => {
-                std::thread::sleep(std::time::Duration::from_millis(100));
-                rank.comm.abort()?;
-            }
+            1 => aborts_later(&rank)?,
             _ => {}
         }
-        let error = told(&rank).to_string();
-        ensure!(error.contains("rank 1 aborted"), "{error}");
-        Ok(())
+        hears_of_the_abort(&rank)
     })
 }
 

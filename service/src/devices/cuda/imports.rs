@@ -48,7 +48,7 @@ struct Open {
     memory: OpenMemory,
     /// Whose it is until it is closed: until then it could be found by its handle.
     _registration: Option<Arc<Registration>>,
-    _charges: [Option<Charge>; 2],
+    _charges: Vec<Charge>,
 }
 
 enum OpenMemory {
@@ -227,7 +227,7 @@ impl Imports {
         let actual = memory.len_bytes();
         let is_whole = actual.as_ref().is_ok_and(|actual| *actual >= region.bytes);
         let memory = OpenMemory::Imported(memory);
-        let open = Open { memory, _registration: Some(Arc::clone(registration)), _charges: [Some(charge), None] };
+        let open = Open { memory, _registration: Some(Arc::clone(registration)), _charges: vec![charge] };
         if is_whole {
             return Ok(open);
         }
@@ -240,9 +240,9 @@ impl Imports {
         let context = &gpus.gpus[gpu].1;
         let imported = segments.import(gpus, gpu, &self.frees)?;
         let mapped_max = mapped_max(gpus.gpus.iter().map(|(gpu, _)| gpu.memory_bytes));
-        let charges = [
-            Some(region.owner.charge(Resource::Imports, imported.len() as u64)?),
-            Some(region.owner.charge_within(Resource::MappedBytes, region.bytes, mapped_max)?),
+        let charges = vec![
+            region.owner.charge(Resource::Imports, imported.len() as u64)?,
+            region.owner.charge_within(Resource::MappedBytes, region.bytes, mapped_max)?,
         ];
         let mut memory = MappedMemory::reserve(context, region.bytes as usize)?;
         let mapped = imported.iter().try_for_each(|(allocation, bytes)| memory.map(allocation, *bytes));

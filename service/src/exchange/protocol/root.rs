@@ -19,7 +19,7 @@ use super::message::{Message, RingHost};
 use super::types::{CommId, CommKey, Failure, Name};
 use super::verdicts::Verdicts;
 use super::wire::Wire;
-use crate::bootstrap::{GatheringKey, LISTED_MAX, Late, late_after, missing_ranks, of_each_tenant};
+use crate::bootstrap::{GatheringKey, Late, late_after, listed, missing_ranks, of_each_tenant};
 use crate::exchange::limits::{SETUP_TIMEOUT, SETUPS_MAX, SETUPS_PER_TENANT_MAX};
 
 struct Reporter {
@@ -215,7 +215,7 @@ impl Roots {
             let Setup { nranks, since, .. } = *setup;
             let waits_for = match &setup.stage {
                 Stage::Gathering => missing(setup),
-                Stage::Exchanging { waiting, .. } => format!("hosts {} to connect", names(waiting)),
+                Stage::Exchanging { waiting, .. } => format!("hosts {} to connect", listed(waiting.iter())),
             };
             let key = GatheringKey { tenant: key.tenant.to_string(), id: key.id };
             Late { key, joined: setup.joined.len() as u32, nranks, waits_for, since }
@@ -248,7 +248,7 @@ impl Roots {
                         "communicator {} was not set up {:?} after all ranks had joined: not ready are hosts {}",
                         key.id,
                         self.timeout.min(SETUP_TIMEOUT),
-                        names(waiting)
+                        listed(waiting.iter())
                     );
                     let failure = Failure::new(ErrorClass::Timeout, message);
                     waiting.first().map_or(failure.clone(), |host| failure.by_host(host))
@@ -319,13 +319,6 @@ fn contradiction(setup: &Setup, from: &Name, root: &Name, id: UniqueId, nranks: 
 /// The failure of a communicator that loses a host.
 pub(super) fn host_failure(host: &Name, lost: &Lost, id: UniqueId) -> Failure {
     Failure::new(ErrorClass::Remote, format!("host {host} of communicator {id} {lost}")).by_host(host)
-}
-
-fn names(hosts: &BTreeSet<Name>) -> String {
-    let listed: Vec<_> = hosts.iter().take(LISTED_MAX).map(Name::as_str).collect();
-    let more = hosts.len().saturating_sub(LISTED_MAX);
-    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-    format!("{}{more}", listed.join(", "))
 }
 
 fn missing(setup: &Setup) -> String {
