@@ -305,11 +305,17 @@ programs() {
         # Who may neither look into this script's folder nor, maybe, into that of the programs.
         chmod 711 "$work"
         install -m 755 "$MCCS_BIN/examples/cuda_all_reduce" "$work/example"
+        serve 'large_from = "1MiB"'
         lane "the example in Rust, by another user than the service" \
             ranks 2 setpriv --reuid 65534 --regid 65534 --clear-groups "$work/example"
-        lane "the example in Rust, in another PID namespace" ranks 2 unshare --fork --pid "$work/example"
+        lane "the example in Rust, in other PID namespaces" ranks 2 unshare --fork --pid --mount-proc "$work/example"
+        ! grep 'copy their buffers' "$work/service.log" || { echo "tests/gpu.sh: failed: the driver opens no handles of other users or namespaces" >&2; exit 1; }
+        # Of which the driver opens none.
+        lane "the example in Rust, in other PID namespaces, with the service's number" \
+            ranks 2 unshare --fork --pid --mount-proc bash -c 'echo $(($0 - 1)) > /proc/sys/kernel/ns_last_pid; "$@"; exit' "$service" "$work/example"
+        serve
     else
-        absent "the example in Rust, by another user than the service, and in another PID namespace" "it takes root, and setpriv"
+        absent "the example in Rust, by another user than the service, and in other PID namespaces" "it takes root, and setpriv"
     fi
     compile
     if [ -x "$work/nccl_calls" ]; then

@@ -1,6 +1,5 @@
 //! What all engines know of a session: its words, its way to report failures, its counters.
 
-use std::os::unix::fs::MetadataExt as _;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -40,7 +39,28 @@ pub struct Session {
     /// Counters for the operator.
     pub counters: SessionCounters,
     /// Asked once: a look at /proc.
-    shares_handles: OnceLock<bool>,
+    opens: OnceLock<Opens>,
+}
+
+/// What the GPUs' driver opens in one process that another has named to it by a handle, as decision 039 has seen it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Opens {
+    /// Memory: where the number that each has in its own PID namespace is not the other's. It takes equal ones for a process' own handles, which it opens
+    /// nobody.
+    pub memory: bool,
+    /// Events: between processes of one user, where there is one `/dev/shm`, as in one PID namespace.
+    pub events: bool,
+}
+
+/// The numbers of a process: in this one's PID namespace, and in each below to its own.
+fn numbers_of(pid: i32) -> Option<Vec<u32>> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    status
+        .lines()
+        .find_map(|line| line.strip_prefix("NSpid:"))?
+        .split_whitespace()
+        .map(|number| number.parse().ok())
+        .collect()
 }
 
 /// Counters of a session, since it began.
@@ -82,7 +102,7 @@ impl Session {
             throttled: AtomicBool::new(false),
             waker,
             counters: SessionCounters::default(),
-            shares_handles: OnceLock::new(),
+            opens: OnceLock::new(),
         }
     }
 
@@ -103,15 +123,15 @@ impl Session {
         Arc::new(Session::new(id, Arc::clone(tenant), peer, segment, (words_offset, 1), completions, waker))
     }
 
-    /// Whether the GPUs' driver opens what its process names by a handle in this one, and the other way round: it does for the same user, and in the same
-    /// PID namespace.
+    /// What the GPUs' driver opens of its process' in this one, and the other way round.
     #[must_use]
-    pub fn shares_handles(&self) -> bool {
-        *self.shares_handles.get_or_init(|| {
-            let namespace = |of: &str| std::fs::metadata(format!("/proc/{of}/ns/pid")).map(|of| (of.dev(), of.ino()));
+    pub fn opens(&self) -> Opens {
+        *self.opens.get_or_init(|| {
             // Of a process that cannot be looked at nothing is known.
-            let is_same = |other: (u64, u64)| namespace("self").is_ok_and(|own| own == other);
-            self.peer.uid == geteuid().as_raw() && namespace(&self.peer.pid.to_string()).is_ok_and(is_same)
+            numbers_of(self.peer.pid).map_or(Opens::default(), |numbers| Opens {
+                memory: numbers.last().is_some_and(|own| *own != std::process::id()),
+                events: numbers.len() == 1 && self.peer.uid == geteuid().as_raw(),
+            })
         })
     }
 
@@ -202,14 +222,18 @@ mod tests {
     use crate::tenants::tests::quota;
 
     #[test]
-    fn handles_are_shared_with_processes_of_this_user_that_can_be_looked_at() {
+    fn memory_is_opened_of_processes_with_other_numbers_and_events_of_the_user() {
         let tenant = Tenant::new("a".into(), quota());
-        let (own, user) = (std::process::id() as i32, geteuid().as_raw());
-        let shares =
-            |pid, uid| Session::for_tests_of(1, &tenant, PeerCredentials { pid, uid, gid: 1 }).shares_handles();
-        assert!(shares(own, user));
-        assert!(!shares(own, user + 1), "another user");
-        assert!(!shares(0, user), "in no PID namespace that this one sees");
-        assert!(!shares(i32::MAX, user), "it has gone");
+        let (other, user) = (std::os::unix::process::parent_id() as i32, geteuid().as_raw());
+        let opens = |pid, uid| {
+            let Opens { memory, events } =
+                Session::for_tests_of(1, &tenant, PeerCredentials { pid, uid, gid: 1 }).opens();
+            (memory, events)
+        };
+        assert_eq!(opens(other, user), (true, true));
+        assert_eq!(opens(other, user + 1), (true, false));
+        assert!(!opens(std::process::id() as i32, user).0, "of this number");
+        assert_eq!(opens(0, user), (false, false), "in no PID namespace that this one sees");
+        assert_eq!(opens(i32::MAX, user), (false, false), "it has gone");
     }
 }

@@ -130,8 +130,7 @@ pub enum CudaOrdering {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CudaHandles {
-    /// By the driver's handles between the service and processes of its user in its PID namespace, where the driver opens them, and otherwise
-    /// by file descriptors.
+    /// By the driver's handles, where it opens them, and otherwise by file descriptors.
     #[default]
     Auto,
     /// By file descriptors alone. What has none, as what `cudaMalloc` allocates, is copied for the service's copy engines.

@@ -19,6 +19,7 @@ use crate::collective::Schedule;
 use crate::engines::proxy::{Operand, Operation};
 use crate::engines::transport::links::LinksId;
 use crate::engines::transport::{Activity, TransportHandle, TransportMessage};
+use crate::session::Opens;
 use crate::tenants::Charge;
 
 /// What became of a launch.
@@ -321,8 +322,8 @@ pub trait Device: Send {
     fn name(&self) -> String;
 
     /// Makes what the ranks of a new communicator share; `gpus` by rank, as the device counts its GPUs. What is made keeps the ranks' charges.
-    /// `shares_handles` says whether the GPUs' driver opens what the ranks' processes and this one name to each other.
-    fn prepare(&mut self, _gpus: &[usize], _charges: &[Arc<Charge>], _shares_handles: bool, _key: Handle) -> Prepare {
+    /// `opens` says what the GPUs' driver opens between all ranks' processes and this one.
+    fn prepare(&mut self, _gpus: &[usize], _charges: &[Arc<Charge>], _opens: Opens, _key: Handle) -> Prepare {
         Prepare::Nothing
     }
 

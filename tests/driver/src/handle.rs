@@ -1,11 +1,9 @@
 //! Handles of 64 bytes by which other processes open memory and events.
 
-use std::os::unix::fs::MetadataExt as _;
-
 use bytemuck::{Pod, Zeroable};
 
 use crate::code::{Done, INVALID_CONTEXT, INVALID_VALUE};
-use crate::physical::{Name, Physical, What};
+use crate::physical::{Name, Physical, What, number_in_proc};
 
 /// As the driver's: opaque bytes.
 pub(crate) type Handle = [u8; 64];
@@ -17,22 +15,19 @@ const MAGIC: u64 = u64::from_be_bytes(*b"emuIPCv1");
 #[repr(C)]
 struct Fields {
     magic: u64,
+    /// In its own PID namespace.
     pid: u32,
+    in_proc: u32,
     fd: u32,
     what: u32,
     device: u32,
+    reserved: u32,
     bytes: u64,
     nonce: u64,
-    /// The PID namespace of the process, whose number means something else in others.
-    namespace: u64,
-    reserved: [u64; 2],
+    reserved_too: [u64; 2],
 }
 
 const _: () = assert!(size_of::<Fields>() == 64);
-
-fn own_namespace() -> u64 {
-    std::fs::metadata("/proc/thread-self/ns/pid").map_or(0, |namespace| namespace.ino())
-}
 
 fn code(what: What) -> u32 {
     match what {
@@ -45,24 +40,26 @@ fn code(what: What) -> u32 {
 /// The handle of something that this process has made.
 pub(crate) fn of(physical: &Physical) -> Handle {
     let Name { what, device, bytes, nonce } = physical.name;
-    let (pid, fd) = (std::process::id(), physical.number());
-    let (device, namespace) = (device as u32, own_namespace());
-    let fields = Fields { magic: MAGIC, pid, fd, what: code(what), device, bytes, nonce, namespace, reserved: [0; 2] };
-    bytemuck::cast(fields)
+    let (pid, in_proc, fd) = (std::process::id(), number_in_proc(), physical.number());
+    let (what, device, (reserved, reserved_too)) = (code(what), device as u32, Default::default());
+    bytemuck::cast(Fields { magic: MAGIC, pid, in_proc, fd, what, device, reserved, bytes, nonce, reserved_too })
 }
 
 /// What a handle names, which another process has made.
 pub(crate) fn open(handle: &Handle, what: What) -> Done<Physical> {
     let fields: Fields = bytemuck::pod_read_unaligned(handle);
-    if fields.magic != MAGIC || fields.what != code(what) || fields.reserved != [0; 2] {
+    if fields.magic != MAGIC
+        || fields.what != code(what)
+        || (fields.reserved, fields.reserved_too) != Default::default()
+    {
         return Err(INVALID_VALUE);
     }
-    // As the driver: memory cannot be imported where it was exported, nor in another PID namespace.
-    if fields.pid == std::process::id() || fields.namespace != own_namespace() {
+    // As the driver: nothing is opened where it was made, which is any process with that number, be it in another PID namespace.
+    if fields.pid == std::process::id() {
         return Err(INVALID_CONTEXT);
     }
     let name = Name { what, device: fields.device as usize, bytes: fields.bytes, nonce: fields.nonce };
-    Physical::open(fields.pid, fields.fd, |other| *other == name)
+    Physical::open(fields.in_proc, fields.fd, |other| *other == name)
 }
 
 #[cfg(test)]
@@ -78,12 +75,11 @@ mod tests {
         assert_eq!(refused(&own, What::Memory), Some(INVALID_CONTEXT));
         assert_eq!(refused(&own, What::Event), Some(INVALID_VALUE));
         assert_eq!(refused(&[0; 64], What::Memory), Some(INVALID_VALUE));
-        // Of another PID namespace.
+        // Of a process with that number in another PID namespace.
         let mut other: Fields = bytemuck::cast(own);
-        (other.pid, other.namespace) = (1, other.namespace + 1);
+        other.in_proc = 1;
         assert_eq!(refused(&bytemuck::cast(other), What::Memory), Some(INVALID_CONTEXT));
         // Of a process that has nothing of the kind.
-        let mut other: Fields = bytemuck::cast(own);
         other.pid = 1;
         assert_eq!(refused(&bytemuck::cast(other), What::Memory), Some(INVALID_VALUE));
     }

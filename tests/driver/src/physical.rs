@@ -91,6 +91,12 @@ fn instance() -> u64 {
     })
 }
 
+/// The number of this process as /proc has it, which is another than its own where it is in a PID namespace below.
+pub(crate) fn number_in_proc() -> u32 {
+    let link = std::fs::read_link("/proc/self").ok();
+    link.and_then(|number| number.to_str()?.parse().ok()).unwrap_or_else(std::process::id)
+}
+
 impl Physical {
     /// New memory, full of zeros, which takes nothing of the host's until it is written.
     pub(crate) fn new(what: What, device: usize, bytes: u64) -> Done<Self> {

@@ -11,7 +11,7 @@ use crate::capture;
 use crate::code::{Done, INVALID_DEVICE, INVALID_VALUE, NOT_SUPPORTED, OPERATING_SYSTEM};
 use crate::device;
 use crate::memory::{self, Kind, LARGE_PAGE_BYTES, Table, table};
-use crate::physical::{Physical, What};
+use crate::physical::{Physical, What, number_in_proc};
 use crate::registry::Registry;
 use crate::stream;
 
@@ -182,7 +182,7 @@ pub(crate) fn export(handle: u64, kind: u32) -> Done<i32> {
     // SAFETY: opened above, and nobody else's.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
     let physical = &allocation.physical;
-    let named = Named { pid: std::process::id(), fd: physical.number(), nonce: physical.name.nonce };
+    let named = Named { pid: number_in_proc(), fd: physical.number(), nonce: physical.name.nonce };
     named.write_to(&fd)?;
     Ok(fd.into_raw_fd())
 }

@@ -55,6 +55,7 @@ use crate::collective::Schedule;
 use crate::engines::proxy::{Operand, Operation, ProxyMessage};
 use crate::engines::transport::{TransportHandle, TransportMessage};
 use crate::runtime::Sender;
+use crate::session::Opens;
 use crate::telemetry::GpuInfo;
 use crate::telemetry::recorder::Recorder;
 use crate::tenants::Charge;
@@ -361,8 +362,8 @@ impl Device for CudaDevice {
         "cuda".into()
     }
 
-    fn prepare(&mut self, gpus: &[usize], charges: &[Arc<Charge>], shares_handles: bool, key: Handle) -> Prepare {
-        let order = Order::Prepare { gpus: gpus.to_vec(), charges: charges.to_vec(), shares_handles, key };
+    fn prepare(&mut self, gpus: &[usize], charges: &[Arc<Charge>], opens: Opens, key: Handle) -> Prepare {
+        let order = Order::Prepare { gpus: gpus.to_vec(), charges: charges.to_vec(), opens, key };
         if let Some(reason) = self.losses.objection(gpus).or_else(|| self.gpus.objection(gpus)) {
             self.refuse(key, reason);
         } else if self.setup.send(order).is_err() {

@@ -26,13 +26,14 @@ use super::{CudaOptions, Gpus, NoCuda, Prepared, issue};
 use crate::bootstrap::Refusal;
 use crate::devices::{Areas, Counted, DirectGroup, Ended, NUMBERS_MAX};
 use crate::engines::proxy::ProxyMessage;
+use crate::session::Opens;
 use crate::telemetry::recorder::Recorder;
 use crate::tenants::{Charge, OverQuota, Resource};
 
 /// To the thread.
 pub(super) enum Order {
     /// Make what the ranks of a communicator share. Answered by [`ProxyMessage::Prepared`].
-    Prepare { gpus: Vec<usize>, charges: Vec<Arc<Charge>>, shares_handles: bool, key: Handle },
+    Prepare { gpus: Vec<usize>, charges: Vec<Arc<Charge>>, opens: Opens, key: Handle },
     /// Read what areas have counted.
     /// Then calls what is to be called, if anything.
     Read { areas: AreasInUse, ended: Arc<Ended>, then: Option<Box<dyn FnOnce() + Send>> },
@@ -283,9 +284,8 @@ impl Setup {
                         self.find_lost(&error, engines.gpus().iter().copied());
                     }
                 }
-                Ok(Order::Prepare { gpus, charges, shares_handles, key }) => {
-                    let by_descriptors = !(self.options.handles && shares_handles);
-                    let prepared = self.prepare(&gpus, charges, by_descriptors);
+                Ok(Order::Prepare { gpus, charges, opens, key }) => {
+                    let prepared = self.prepare(&gpus, charges, opens);
                     let error = prepared.as_ref().err().and_then(PrepareError::driver);
                     error.into_iter().for_each(|error| self.find_lost(error, gpus.iter().copied()));
                     let prepared = prepared.map(Box::new).map_err(|error| error.refusal());
@@ -373,12 +373,8 @@ impl Setup {
         Some(kit)
     }
 
-    fn prepare(
-        &self,
-        gpus: &[usize],
-        charges: Vec<Arc<Charge>>,
-        by_descriptors: bool,
-    ) -> Result<Prepared, PrepareError> {
+    fn prepare(&self, gpus: &[usize], charges: Vec<Arc<Charge>>, opens: Opens) -> Result<Prepared, PrepareError> {
+        let by_descriptors = !(self.options.handles && opens.memory);
         let nranks = gpus.len() as u32;
         // A single rank has nobody to meet, and an area that nobody uses.
         let layout = AreaLayout::initial(nranks.max(2));
@@ -439,8 +435,8 @@ impl Setup {
         let strategies = Strategies::begin(Arc::clone(&page), abilities, wanted);
         let orders = self.own.upgrade().ok_or(PrepareError::Stopping)?;
         let in_use = AreasInUse { memory: Arc::new(memory), orders: Arc::clone(&orders) };
-        // Those of the driver's are opened by handles.
-        let by_events = self.options.by_events && execution == Execution::Service && !by_descriptors;
+        let has_events = self.options.handles && opens.events;
+        let by_events = self.options.by_events && execution == Execution::Service && has_events;
         let copies = |layout| {
             let (shared, ways) = ((&page, &in_use), (&orders, &self.news));
             CopyEngines::new(&self.gpus, gpus, shared, layout, &self.issuers, ways, by_events).map(Arc::new)

@@ -92,7 +92,7 @@ fn note_copied(session: &Session) {
         tracing::warn!(
             session = id, %tenant, pid, suppressed,
             "large operations of this process copy their buffers first: what cudaMallocAsync and cuMemCreate without descriptors allocate cannot be opened, nor \
-             can what cudaMalloc does of other users' processes and in containers (docs/CUDA.md)"
+             what cudaMalloc does where memory goes by descriptors (docs/CUDA.md)"
         );
     }
 }

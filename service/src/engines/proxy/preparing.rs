@@ -10,7 +10,7 @@ use super::joining::refuse_all;
 use super::operation::JoinRequest;
 use crate::bootstrap::Refusal;
 use crate::devices::{Prepare, Prepared};
-use crate::session::SessionId;
+use crate::session::{Opens, SessionId};
 
 /// Communicators of a device that are being prepared at a time.
 pub(super) const PREPARING_MAX: u32 = 1 << 16;
@@ -27,7 +27,11 @@ impl ProxyEngine {
         let gpus: Vec<_> = requests.iter().map(|request| request.gpu.unwrap_or(0)).collect();
         let charges: Vec<_> = requests.iter().map(|request| Arc::clone(&request.charge)).collect();
         let nranks = requests.len() as u32;
-        let shares_handles = requests.iter().all(|request| request.session.shares_handles());
+        let of_each = requests.iter().map(|request| request.session.opens());
+        let opens = Opens {
+            memory: of_each.clone().all(|opens| opens.memory),
+            events: of_each.clone().all(|opens| opens.events),
+        };
         let key = match self.preparing.insert(Preparing { id, requests }) {
             Ok(key) => key,
             Err(Preparing { requests, .. }) => {
@@ -35,7 +39,7 @@ impl ProxyEngine {
                 return refuse_all(&Refusal { class: ErrorClass::System, message }, requests);
             }
         };
-        if self.device.prepare(&gpus, &charges, shares_handles, key) == Prepare::Nothing
+        if self.device.prepare(&gpus, &charges, opens, key) == Prepare::Nothing
             && let Some(Preparing { id, requests }) = self.preparing.remove(key)
         {
             self.create_comm(id, nranks, requests, None, None, now);

@@ -17,7 +17,7 @@ use crate::devices::cuda::{Abilities, GpuStrategy, Strategies};
 use crate::devices::{Areas, Counted, DirectGroup, Ended, FarPair, Launched, Network, Prepare, Prepared, Tag};
 use crate::engines::transport::{TransportHandle, TransportMessage};
 use crate::runtime::Sender;
-use crate::session::Session;
+use crate::session::{Opens, Session};
 use crate::telemetry::stuck::StuckReport;
 use crate::tenants::{Charge, Quota, Resource, Tenant};
 
@@ -63,7 +63,7 @@ impl Device for Pages {
         "pages".into()
     }
 
-    fn prepare(&mut self, gpus: &[usize], _: &[Arc<Charge>], shares_handles: bool, key: Handle) -> Prepare {
+    fn prepare(&mut self, gpus: &[usize], _: &[Arc<Charge>], opens: Opens, key: Handle) -> Prepare {
         if let Some(reason) = self.refuses.lock().expect("no test panics with it").take() {
             let prepared = Err(Refusal { class: ErrorClass::System, message: reason });
             assert!(self.done.send(ProxyMessage::Prepared { key, prepared }).is_ok());
@@ -77,7 +77,7 @@ impl Device for Pages {
         let areas = ToldAreas(Arc::clone(&self.told), Arc::clone(&self.stamped), Arc::clone(&self.at_last));
         let strategies = Strategies::begin(Arc::new(page), abilities, wanted);
         let group = DirectGroup::new(strategies, None, Box::new(areas));
-        let handle = if shares_handles { AreaHandle::Ipc(vec![0; 64]) } else { AreaHandle::Descriptor(1) };
+        let handle = if opens.memory { AreaHandle::Ipc(vec![0; 64]) } else { AreaHandle::Descriptor(1) };
         let areas = gpus.iter().map(|_| AreaName { handle: handle.clone(), gpu: [0; 16] }).collect();
         let (execution, events) = (self.execution, Vec::new());
         let share = DirectShare { layout: [0; LAYOUT_WORDS], areas, large: None, execution, is_timed: true, events };
@@ -121,7 +121,7 @@ pub(super) struct Bed {
     pub(super) stamped: Stamped,
     pub(super) at_last: AtLast,
     pub(super) refuses: Arc<Mutex<Option<String>>>,
-    /// A rank of another user.
+    /// A rank whose process cannot be looked at.
     pub(super) stranger: Option<u32>,
 }
 
@@ -174,8 +174,9 @@ impl Bed {
         };
         let (tenant, replies) = (Tenant::new("tenant".into(), quota), Mailbox::new(16));
         for (rank, gpu) in (0..).zip(gpus) {
-            let uid = geteuid().as_raw() + u32::from(self.stranger == Some(rank));
-            let peer = PeerCredentials { pid: std::process::id() as i32, uid, gid: 1 };
+            // In the others' place a process that is not this one.
+            let pid = if self.stranger == Some(rank) { 0 } else { std::os::unix::process::parent_id() as i32 };
+            let peer = PeerCredentials { pid, uid: geteuid().as_raw(), gid: 1 };
             let request = JoinRequest {
                 session: Session::for_tests_of(u64::from(rank), &tenant, peer),
                 request: 1,

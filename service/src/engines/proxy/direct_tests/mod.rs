@@ -19,7 +19,7 @@ use crate::telemetry::RankProgress;
 use crate::telemetry::stuck::{HostAccount, StuckClass};
 
 #[test]
-fn one_rank_of_another_user_has_memory_go_by_descriptors_for_all() {
+fn one_rank_that_opens_no_handles_has_memory_go_by_descriptors_for_all() {
     let mut bed = Bed::new(Execution::Ranks, 2);
     for (id, stranger) in [(8, None), (9, Some(1)), (10, None)] {
         bed.stranger = stranger;
@@ -378,7 +378,7 @@ fn two_ranks_of_a_process_on_one_gpu_are_refused() {
     for told in bed.join_on(&[1, 0, 1], 8) {
         let ProxyReply::JoinFailed { class, message, .. } = told else { panic!("it joined") };
         assert_eq!(class, ErrorClass::InvalidUsage);
-        let process = std::process::id();
+        let process = std::os::unix::process::parent_id();
         assert!(message.contains(&format!("ranks 0 and 2 of process {process} are on one GPU")), "{message}");
     }
     assert!(bed.join_on(&[1, 0], 8).iter().all(|told| matches!(told, ProxyReply::Joined { .. })));
