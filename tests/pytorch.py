@@ -6,6 +6,7 @@ usage: pytorch.py NRANKS [SOCKET ...], with LD_PRELOAD naming the library and MC
 several services, which get as many ranks each. MCCS_STAGED=1 where the service is to carry everything out itself"""
 
 import ctypes
+import faulthandler
 import os
 import sys
 import threading
@@ -13,6 +14,10 @@ import threading
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as processes
+
+
+# Who still runs then says where it stands.
+WATCHDOG_S = 300
 
 
 def check(what, actual, expected):
@@ -240,6 +245,7 @@ def abort_beside_a_call(nccl, nranks):
 
 
 def run(rank, nranks, sockets):
+    faulthandler.dump_traceback_later(WATCHDOG_S, exit=True)
     os.environ.update(MASTER_ADDR="127.0.0.1", RANK=str(rank), WORLD_SIZE=str(nranks))
     if sockets:
         os.environ["MCCS_SOCKET"] = sockets[rank * len(sockets) // nranks]
@@ -262,6 +268,7 @@ def run(rank, nranks, sockets):
 
 
 if __name__ == "__main__":
+    faulthandler.dump_traceback_later(WATCHDOG_S, exit=True)
     nranks = int(sys.argv[1])
     os.environ.setdefault("MASTER_PORT", str(20000 + os.getpid() % 20000))
     sockets = sys.argv[2:]

@@ -90,7 +90,7 @@ pub enum Request {
     /// Leaves a communicator; the reply comes when this rank's operations have ended. Until then it can be aborted, and nothing else.
     DestroyComm { comm: Handle },
     /// Ends a communicator now: outstanding operations of all its ranks fail. With the `CUresult` that this rank cannot go on for, if it
-    /// is that: the service names it to the others.
+    /// is that: the service names it to the others. The reply comes when all ranks of this host can know.
     AbortComm { comm: Handle, cuda_error: Option<u32> },
     /// Makes a stream whose operations start when a GPU says so: at the [`crate::gate::Gate`] that lies `offset_bytes` into a
     /// region. Reply: [`Response::Stream`].

@@ -282,6 +282,7 @@ impl SimRank {
                 State::Closing(RankEnd::Failed(Some(class), message))
             }
             Some(ProxyReply::Left { .. }) => return Err(format!("rank {} left before it had joined", self.rank)),
+            Some(ProxyReply::Aborted { .. }) => return Err(format!("rank {} did not ask to be told", self.rank)),
         };
         Ok(None)
     }
@@ -354,7 +355,9 @@ impl SimRank {
         let Some(connected) = &self.connected else { return };
         let Some(mut flights) = unit.flights((rank, self.nranks), self.trouble, rng) else {
             self.is_stuck = match self.trouble {
-                Trouble::Abort(_) => host.proxy.send(ProxyMessage::Abort { comm, rank, cuda_error: None }).is_ok(),
+                Trouble::Abort(_) => {
+                    host.proxy.send(ProxyMessage::Abort { comm, rank, cuda_error: None, asked: None }).is_ok()
+                }
                 _ => true,
             };
             return;

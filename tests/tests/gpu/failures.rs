@@ -1,5 +1,6 @@
 //! Ranks that abort, do not come, or are killed: the others are told who it was, and GPUs' memory comes back.
 
+use anyhow::ensure;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,6 +25,8 @@ fn wait_for_others(rank: &Rank, nranks: u32) -> anyhow::Result<()> {
     enqueue(&rank.comm, &call, &at, rank.stream.raw())?;
     // SAFETY: the stream lives.
     unsafe { rank.stream.raw().synchronize()? };
+    // At once: a caller would take what there is for the result.
+    ensure!(rank.comm.async_error().is_some(), "a call that was aborted has ended without an error");
     Ok(())
 }
 

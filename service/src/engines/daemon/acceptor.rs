@@ -22,7 +22,7 @@ use crate::session::Session;
 use crate::telemetry::Registry;
 use crate::tenants::{Resource, Tenant};
 
-/// Answers that may wait at a session's engine besides one for each communicator of its tenant's quota: for the leaves and joins that it
+/// Answers that may wait at a session's engine besides two for each communicator of its tenant's quota: for the leaves, joins and aborts that it
 /// asks for in one poll, before which it takes all answers in. No answer may be lost, or its asker would wait for ever.
 const REPLIES_BESIDES: usize = 1024;
 /// How long to wait when the process is out of descriptors or memory.
@@ -93,7 +93,8 @@ impl SessionFactory {
         let commands = Consumer::new(Arc::clone(&segment), layout.commands_offset, layout.commands_capacity)?;
         let completions = Producer::new(Arc::clone(&segment), layout.completions_offset, layout.completions_capacity)?;
         let doorbell = Doorbell::new()?;
-        let replies = Mailbox::new(tenant.quota.communicators as usize + REPLIES_BESIDES);
+        // A communicator may be aborted while a rank leaves it.
+        let replies = Mailbox::new(2 * tenant.quota.communicators as usize + REPLIES_BESIDES);
         let waker: WakerSlot = replies.waker().clone();
         let id = self.registry.next_number();
         let quota = tenant.quota;

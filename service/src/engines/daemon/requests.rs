@@ -176,9 +176,8 @@ impl SessionEngine {
                     CommSlot::Ready { comm: proxy_comm, place, rank, .. }
                     | CommSlot::Leaving { comm: proxy_comm, place, rank, .. },
                 ) => {
-                    let (place, message) = (*place, ProxyMessage::Abort { comm: *proxy_comm, rank: *rank, cuda_error });
-                    self.send(place, message);
-                    self.answer(id, Response::Done, &[]);
+                    let (comm, place, rank, asked) = (*proxy_comm, *place, *rank, Some((id, self.replies.sender())));
+                    self.send(place, ProxyMessage::Abort { comm, rank, cuda_error, asked });
                 }
                 _ => self.refuse(id, ErrorClass::InvalidArgument, format!("there is no communicator {comm:?}")),
             },
@@ -374,6 +373,7 @@ impl SessionEngine {
                 self.tables.comms.remove(tenant_comm);
                 self.answer(request, Response::Done, &[]);
             }
+            ProxyReply::Aborted { request } => self.answer(request, Response::Done, &[]),
         }
     }
 }

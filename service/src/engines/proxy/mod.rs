@@ -193,12 +193,15 @@ impl ProxyEngine {
                     let _ = reply.send(ProxyReply::Left { request, tenant_comm });
                 }
             }
-            ProxyMessage::Abort { comm, rank, cuda_error } => {
+            ProxyMessage::Abort { comm, rank, cuda_error, asked } => {
                 let message = match cuda_error {
                     Some(code) => format!("rank {rank}: {}", mccs_cuda::name_of(code)),
                     None => format!("rank {rank} aborted the communicator"),
                 };
                 self.kill(comm, Failure::new(ErrorClass::Remote, message));
+                if let Some((request, reply)) = asked {
+                    let _ = reply.send(ProxyReply::Aborted { request });
+                }
             }
             ProxyMessage::GpuLost { gpu, reason } => self.end_on_gpu(gpu, &reason),
             ProxyMessage::Posted { comm } => self.events.push_back(Event::Ready { comm }),

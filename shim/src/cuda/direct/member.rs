@@ -186,8 +186,11 @@ impl Member {
 
     /// The error that ended the communicator, if one did: on any rank.
     pub(super) fn failure(&self) -> Option<Error> {
+        // Before the reasons, which the service says before it aborts: no caller takes what a kernel has left that was stopped for a result.
+        let is_aborted = self.page.is_aborted() && !self.has_left();
         let gone = self.client.0.requests.check_alive().err();
-        self.contradiction().or_else(|| self.client.0.comm_failure(self.handle)).or(gone)
+        let reason = self.contradiction().or_else(|| self.client.0.comm_failure(self.handle)).or(gone);
+        reason.or_else(|| is_aborted.then(aborted))
     }
 
     /// Why the communicator has failed, if this is because two ends of a message did not mean the same.
@@ -220,7 +223,6 @@ impl Member {
         if !self.page.is_aborted() {
             return Ok(());
         }
-        let aborted = || Error::Failed { class: ErrorClass::Remote, message: "the communicator was aborted".into() };
         Err(self.failure().unwrap_or_else(aborted))
     }
 
@@ -253,4 +255,9 @@ impl Member {
         }
         self.context.synchronize().map_err(cuda_error)
     }
+}
+
+/// Of a communicator of which no more is known.
+fn aborted() -> Error {
+    Error::Failed { class: ErrorClass::Remote, message: "the communicator was aborted".into() }
 }

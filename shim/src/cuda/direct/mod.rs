@@ -356,9 +356,10 @@ impl DirectCommunicator {
 
     /// See [`super::CudaCommunicator::abort`].
     pub(super) fn abort(&self) -> Result<(), Error> {
-        self.member.stop();
         let request = Request::AbortComm { comm: self.member.handle, cuda_error: None };
         let asked = self.member.client.0.requests.call(request, &[]);
+        // The service has done so, once it had said the reason; where it is gone nobody else does.
+        self.member.stop();
         // The service knows it no more once it has left: then there is nothing to end.
         if self.member.has_left() { Ok(()) } else { asked.map(drop) }
     }
@@ -377,8 +378,8 @@ impl DirectCommunicator {
         let ended = ended.and(member.wait_for_kernels(self.counter(), launched, has_captured, &large));
         // What may still run must not meet what comes to lie there next: nobody uses again what has failed.
         let ended = ended.inspect_err(|error| {
-            member.stop();
             member.give_up(error);
+            member.stop();
         });
         member.leave();
         member.client.0.requests.call(Request::DestroyComm { comm: member.handle }, &[])?;

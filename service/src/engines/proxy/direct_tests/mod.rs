@@ -273,7 +273,7 @@ fn what_gpus_counted_last_is_known_when_a_communicator_has_ended() {
 fn one_that_has_failed_is_left_alone() {
     let mut bed = Bed::new(Execution::Ranks, 2);
     let comm = bed.engine.comms.iter().map(|(comm, _)| comm).next().expect("a communicator");
-    assert!(bed.proxy.send(ProxyMessage::Abort { comm, rank: 1, cuda_error: None }).is_ok());
+    assert!(bed.proxy.send(ProxyMessage::Abort { comm, rank: 1, cuda_error: None, asked: None }).is_ok());
     bed.poll();
     assert_eq!(bed.reconfigure("lines = false"), Err("the communicator has failed".into()));
     let group = bed.comm();
@@ -367,7 +367,7 @@ fn a_gpu_that_is_lost_ends_the_communicators_on_it_and_no_others() {
 fn what_the_driver_said_to_a_rank_the_others_hear() {
     let mut bed = Bed::new(Execution::Ranks, 2);
     let comm = bed.engine.comms.iter().map(|(comm, _)| comm).next().expect("a communicator");
-    assert!(bed.proxy.send(ProxyMessage::Abort { comm, rank: 1, cuda_error: Some(700) }).is_ok());
+    assert!(bed.proxy.send(ProxyMessage::Abort { comm, rank: 1, cuda_error: Some(700), asked: None }).is_ok());
     bed.poll();
     assert_eq!(bed.failure().as_deref(), Some("rank 1: CUDA_ERROR_ILLEGAL_ADDRESS (700)"));
 }
