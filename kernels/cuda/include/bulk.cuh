@@ -29,17 +29,6 @@ namespace mccs {
 
 constexpr uint32_t BULK_THREADS_MAX = 768;
 
-// A barrier of some of the block's warps that also tells all of them whether any is to stop.
-__device__ inline bool meet(uint32_t barrier, uint32_t threads, bool stop) {
-    uint32_t stopped;
-    asm volatile(
-        "{ .reg .pred p, q; setp.ne.u32 p, %3, 0; barrier.cta.red.or.pred q, %1, %2, p; selp.u32 %0, 1, 0, q; }"
-        : "=r"(stopped)
-        : "r"(barrier), "r"(threads), "r"(uint32_t(stop))
-        : "memory");
-    return stopped != 0;
-}
-
 struct Worker {
     uint32_t thread, threads;
     // The workers' part in the `index`th of `count` copies that they make side by side, by warps; empty-handed beyond.
@@ -328,7 +317,7 @@ __device__ inline bool bulk_out(const DirectArgs& a, uint32_t warp, BlockWords& 
 // Gives each warp its role. MIDDLE(warp, words) plays the middle role.
 template <class MIDDLE>
 __device__ void bulk(const DirectArgs& a, MIDDLE middle) {
-    __shared__ BlockWords words;
+    IN_SHARED_MEMORY(BlockWords, words);
     if (threadIdx.x == 0) words.pushed = 0;
     if (blockIdx.x == 0) send_head(a, threadIdx.x);
     stamp_begin(a);
@@ -361,7 +350,7 @@ __device__ inline void bulk_copy(const DirectArgs& a) {
 
 template <class T>
 __device__ void bulk_reduce(const DirectArgs& a) {
-    __shared__ uint64_t scalars[RANKS_MAX];
+    IN_SHARED_MEMORY(Scalars, scalars);
     if ((a.flags & SCALED) != 0) {
         if (blockIdx.x == 0) send_head(a, threadIdx.x);
         if (!gather_scalars(a, scalars)) return finish(a, true);

@@ -1,30 +1,10 @@
 // Loads, stores and waits: what direct kernels and reductions say to memory that several GPUs share.
 #pragma once
-#include <cstdint>
+#include "instructions.cuh"
 
 namespace mccs {
 
 constexpr uint32_t TURNS_BETWEEN_ABORT_POLLS = 1000;
-
-__device__ inline uint4 load_aligned(uint64_t from) {
-    uint4 v;
-    asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
-    return v;
-}
-
-// What another GPU wrote: past the first-level cache, which knows nothing of it.
-__device__ inline uint4 load_fresh(uint64_t from) {
-    uint4 v;
-    asm volatile("ld.relaxed.sys.global.v4.u32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(from)
-                 : "memory");
-    return v;
-}
-
-__device__ inline void store_aligned(uint64_t to, uint4 v) {
-    asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
-}
 
 __device__ inline uint4 vector(uint64_t low, uint64_t high) {
     return make_uint4(uint32_t(low), uint32_t(low >> 32), uint32_t(high), uint32_t(high >> 32));
@@ -88,34 +68,6 @@ __device__ __noinline__ void store_part(uint64_t to, uint4 v, uint32_t bytes) {
     if (bytes > 8) store8_part(to + 8, high(v), bytes - 8);
 }
 
-__device__ inline void fence_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
-
-__device__ inline uint64_t load_acquire(uint64_t from) {
-    uint64_t v;
-    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(from) : "memory");
-    return v;
-}
-
-__device__ inline void store_relaxed(uint64_t to, uint64_t v) {
-    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(to), "l"(v) : "memory");
-}
-
-// For readers on this GPU, its copy engines and its streams.
-__device__ inline void add_release(uint64_t to, uint64_t v) {
-    asm volatile("red.release.gpu.global.add.u64 [%0], %1;" ::"l"(to), "l"(v) : "memory");
-}
-
-__device__ inline void add_relaxed(uint64_t to, uint64_t v) {
-    asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(to), "l"(v) : "memory");
-}
-
-// The GPU's clock.
-__device__ inline uint64_t global_ns() {
-    uint64_t v;
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(v));
-    return v;
-}
-
 // Counts the turns of a wait, and looks at the abort word now and then.
 struct Patience {
     uint64_t abort_word;
@@ -123,6 +75,7 @@ struct Patience {
     __device__ explicit Patience(uint64_t word) : abort_word(word) {}
     // Whether the wait is to be given up.
     __device__ bool exhausted() {
+        pass_turn();
         if (++turns < TURNS_BETWEEN_ABORT_POLLS) return false;
         turns = 0;
         return abort_word != 0 && *reinterpret_cast<const volatile uint64_t*>(abort_word) != 0;
@@ -140,37 +93,11 @@ __device__ inline bool wait_word(uint64_t word, uint64_t value, uint64_t abort_w
 
 // A packet: eight bytes of data and their flag, twice, in 16 bytes. A store of 16 bytes is seen in parts of 8 or more, so
 // whoever sees a flag sees the four bytes beside it.
-__device__ inline void store_volatile(uint64_t to, uint4 v) {
-    asm volatile("st.volatile.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
-}
 __device__ inline void store_packet(uint64_t to, uint64_t data, uint32_t flag) {
     store_volatile(to, make_uint4(uint32_t(data), flag, uint32_t(data >> 32), flag));
 }
 
-__device__ inline uint4 load_packet(uint64_t from) {
-    uint4 v;
-    asm volatile("ld.volatile.global.v4.u32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(from)
-                 : "memory");
-    return v;
-}
-
-// The same by all lanes of a warp at once: one instruction for what they store or load, wherever they come from.
-__device__ inline void store_together(uint64_t to, uint4 v) {
-    asm volatile("bar.warp.sync 0xffffffff;\n\tst.volatile.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(to), "r"(v.x), "r"(v.y),
-                 "r"(v.z), "r"(v.w)
-                 : "memory");
-}
-__device__ inline uint4 load_together(uint64_t from) {
-    uint4 v;
-    asm volatile("bar.warp.sync 0xffffffff;\n\tld.volatile.global.v4.u32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(from)
-                 : "memory");
-    return v;
-}
-
+__device__ inline uint4 load_packet(uint64_t from) { return load_volatile(from); }
 __device__ inline bool packet_complete(uint4 packet, uint32_t flag) { return packet.y == flag && packet.w == flag; }
 __device__ inline uint64_t packet_data(uint4 packet) { return packet.x | uint64_t(packet.z) << 32; }
 

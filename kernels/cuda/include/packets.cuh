@@ -273,8 +273,11 @@ __device__ bool packets_combine(const DirectArgs& a, Units<FORM> units, const ui
     return true;
 }
 
-// All ranks' scalars, in shared memory. False: aborted.
-__device__ inline bool gather_scalars(const DirectArgs& a, uint64_t* scalars) {
+// All ranks', in shared memory.
+using Scalars = uint64_t[RANKS_MAX];
+
+// False: aborted.
+__device__ inline bool gather_scalars(const DirectArgs& a, Scalars& scalars) {
     bool ok = true;
     if ((a.flags & SCALED) != 0) {
         if (threadIdx.x < RANKS_MAX) ok = wait_head(a, threadIdx.x, scalars[threadIdx.x]);
@@ -285,7 +288,7 @@ __device__ inline bool gather_scalars(const DirectArgs& a, uint64_t* scalars) {
 
 template <class FORM, class T>
 __device__ void packets_reduce(const DirectArgs& a) {
-    __shared__ uint64_t scalars[RANKS_MAX];
+    IN_SHARED_MEMORY(Scalars, scalars);
     Units<FORM> units;
     packets_begin(a);
     packets_send(a, units);

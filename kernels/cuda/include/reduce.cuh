@@ -60,7 +60,7 @@ __device__ inline bool await_piece(const ReduceArgs& a, uint32_t piece) {
 
 template <class T>
 __device__ void reduce_pieces(const ReduceArgs& a) {
-    __shared__ uint64_t scalar;
+    IN_SHARED_MEMORY(uint64_t, scalar);
     bool lies_there = a.scaled == 2;
     if (lies_there && threadIdx.x == 0) scalar = load_scalar<T>(a.scalars[0]);
     __syncthreads();

@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, Weak};
 
-use mccs_cuda::{Context, Function, ImportedMemory, IpcHandle, Kernels, Module};
+use mccs_cuda::{Context, DriverError, Function, ImportedMemory, IpcHandle, Kernels, Module};
 use mccs_kernels::cuda::{STAGE_FUNCTION, STAGE_IMAGE};
 
 use super::cuda_error;
@@ -66,5 +66,11 @@ impl StageKernel {
 
 /// Another process' memory, opened in `context`.
 pub(super) fn import(context: &Context, handle: IpcHandle) -> Result<Arc<ImportedMemory>, Error> {
-    shared(&IMPORTS, context, &handle, || ImportedMemory::open(context, &handle).map_err(cuda_error))
+    let refused = |error: DriverError| Error::Cuda {
+        code: error.driver_code(),
+        message: format!(
+            "{error}: the service's memory; its `[cuda] handles = \"never\"` is for drivers that open none here"
+        ),
+    };
+    shared(&IMPORTS, context, &handle, || ImportedMemory::open(context, &handle).map_err(refused))
 }

@@ -1,0 +1,104 @@
+// The instructions that say what C++ does not: how a load or a store is seen by other GPUs, and barriers of some warps. A simulation of kernels on a processor
+// (tests/tests/simulated_kernels) brings its own.
+#pragma once
+#include <cstdint>
+
+#ifdef MCCS_SIMULATED
+#include MCCS_SIMULATED
+#else
+#define IN_SHARED_MEMORY(type, name) __shared__ type name
+
+namespace mccs {
+
+__device__ inline uint4 load_aligned(uint64_t from) {
+    uint4 v;
+    asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
+    return v;
+}
+
+// What another GPU wrote: past the first-level cache, which knows nothing of it.
+__device__ inline uint4 load_fresh(uint64_t from) {
+    uint4 v;
+    asm volatile("ld.relaxed.sys.global.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(from)
+                 : "memory");
+    return v;
+}
+
+__device__ inline void store_aligned(uint64_t to, uint4 v) {
+    asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+
+__device__ inline void fence_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+
+__device__ inline uint64_t load_acquire(uint64_t from) {
+    uint64_t v;
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(from) : "memory");
+    return v;
+}
+
+__device__ inline void store_relaxed(uint64_t to, uint64_t v) {
+    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(to), "l"(v) : "memory");
+}
+
+// For readers on this GPU, its copy engines and its streams.
+__device__ inline void add_release(uint64_t to, uint64_t v) {
+    asm volatile("red.release.gpu.global.add.u64 [%0], %1;" ::"l"(to), "l"(v) : "memory");
+}
+
+__device__ inline void add_relaxed(uint64_t to, uint64_t v) {
+    asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(to), "l"(v) : "memory");
+}
+
+// The GPU's clock.
+__device__ inline uint64_t global_ns() {
+    uint64_t v;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(v));
+    return v;
+}
+
+// Of a wait: nothing is to be done on a GPU.
+__device__ inline void pass_turn() {}
+
+// Sixteen bytes that another GPU sees in parts of eight or more.
+__device__ inline void store_volatile(uint64_t to, uint4 v) {
+    asm volatile("st.volatile.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+__device__ inline uint4 load_volatile(uint64_t from) {
+    uint4 v;
+    asm volatile("ld.volatile.global.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(from)
+                 : "memory");
+    return v;
+}
+
+// The same by all lanes of a warp at once: one instruction for what they store or load, wherever they come from.
+__device__ inline void store_together(uint64_t to, uint4 v) {
+    asm volatile("bar.warp.sync 0xffffffff;\n\tst.volatile.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(to), "r"(v.x), "r"(v.y),
+                 "r"(v.z), "r"(v.w)
+                 : "memory");
+}
+__device__ inline uint4 load_together(uint64_t from) {
+    uint4 v;
+    asm volatile("bar.warp.sync 0xffffffff;\n\tld.volatile.global.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(from)
+                 : "memory");
+    return v;
+}
+
+// A barrier of some of the block's warps that also tells all of them whether any is to stop.
+__device__ inline bool meet(uint32_t barrier, uint32_t threads, bool stop) {
+    uint32_t stopped;
+    asm volatile(
+        "{ .reg .pred p, q; setp.ne.u32 p, %3, 0; barrier.cta.red.or.pred q, %1, %2, p; selp.u32 %0, 1, 0, q; }"
+        : "=r"(stopped)
+        : "r"(barrier), "r"(threads), "r"(uint32_t(stop))
+        : "memory");
+    return stopped != 0;
+}
+
+}  // namespace mccs
+#endif

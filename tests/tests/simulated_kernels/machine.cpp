@@ -1,0 +1,289 @@
+// Runs kernels on a processor, all of several GPUs' at once, in an order that a seed decides: see machine.h.
+#include <csetjmp>
+#include <cstdio>
+#include <cstdlib>
+#include <ucontext.h>
+#include <utility>
+
+#include <sys/mman.h>
+
+#include "machine.h"
+
+#include "../../../kernels/cuda/mccs.cu"
+
+namespace simulated {
+namespace {
+
+constexpr size_t STACK_BYTES = 64 << 10;
+constexpr uint32_t BARRIERS = 16, WARPS_MAX = 32;
+
+struct Block;
+
+struct Thread {
+    Block* block = nullptr;
+    uint32_t index = 0;
+    bool has_begun = false, has_ended = false;
+    Met met{};
+    void* tells = nullptr;
+    char* stack = nullptr;
+    ucontext_t begin;
+    jmp_buf at;
+};
+
+// Those who have come, until all have.
+struct Barrier {
+    std::vector<Thread*> waiting;
+    bool any = false, all = true;
+};
+
+struct Grid;
+
+struct Block {
+    Grid* grid;
+    uint32_t index, left;
+    std::vector<Thread> threads;
+    std::vector<Thread*> ready;
+    Barrier barriers[BARRIERS], warps[WARPS_MAX];
+    std::map<const void*, std::unique_ptr<uint64_t[]>> shared;
+};
+
+}  // namespace
+
+// What the test hands over: a launch on a stream, whose launches run one behind the other.
+struct Launch {
+    void (*function)();
+    const void* args;
+    uint32_t args_bytes, grid, threads, stream;
+};
+
+namespace {
+
+struct Grid {
+    const Launch* launch;
+    std::vector<std::unique_ptr<Block>> blocks;
+    uint32_t left;
+};
+
+struct Machine {
+    uint64_t state, taken = 0;
+    std::vector<Block*> blocks;
+    std::vector<char*> stacks;
+    jmp_buf scheduler;
+    Thread* current = nullptr;
+
+    uint64_t random() {
+        state += 0x9e3779b97f4a7c15;
+        uint64_t v = state;
+        v = (v ^ v >> 30) * 0xbf58476d1ce4e5b9;
+        v = (v ^ v >> 27) * 0x94d049bb133111eb;
+        return v ^ v >> 31;
+    }
+    uint32_t below(uint32_t bound) { return uint32_t(random() >> 32) % bound; }
+    char* stack() {
+        if (!stacks.empty()) {
+            char* found = stacks.back();
+            stacks.pop_back();
+            return found;
+        }
+        void* made = mmap(nullptr, STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (made == MAP_FAILED) std::abort();
+        return static_cast<char*>(made);
+    }
+};
+// Of the calling thread: tests run side by side.
+thread_local Machine* machine;
+
+template <class ARGS>
+void call(const Launch& launch) {
+    reinterpret_cast<void (*)(ARGS)>(launch.function)(*static_cast<const ARGS*>(launch.args));
+}
+
+void run_current() {
+    const Launch& launch = *machine->current->block->grid->launch;
+    switch (launch.args_bytes) {
+        case sizeof(DirectArgs): call<DirectArgs>(launch); break;
+        case sizeof(ReduceArgs): call<ReduceArgs>(launch); break;
+        case sizeof(PointsArgs<MESSAGES_FEW>): call<PointsArgs<MESSAGES_FEW>>(launch); break;
+        case sizeof(PointsArgs<MESSAGES_MANY>): call<PointsArgs<MESSAGES_MANY>>(launch); break;
+        default: std::abort();
+    }
+    machine->current->has_ended = true;
+    _longjmp(machine->scheduler, 1);
+}
+
+// Back to the scheduler, until it comes back.
+void leave() {
+    Thread* own = machine->current;
+    if (_setjmp(own->at) == 0) _longjmp(machine->scheduler, 1);
+}
+
+void yield() {
+    machine->current->block->ready.push_back(machine->current);
+    leave();
+}
+
+void wait_at(Barrier& barrier, uint32_t count, bool says, void (*once)(void* const (&)[32], uint32_t)) {
+    Thread* own = machine->current;
+    barrier.any |= says;
+    barrier.all &= says;
+    barrier.waiting.push_back(own);
+    if (barrier.waiting.size() < count) return leave();
+    // Nobody of these comes to it again before all have gone on.
+    std::vector<Thread*> all = std::exchange(barrier.waiting, {});
+    Met met{std::exchange(barrier.any, false), std::exchange(barrier.all, true)};
+    if (once != nullptr) {
+        void* of[32] = {};
+        for (Thread* thread : all) of[thread->index % 32] = thread->tells;
+        once(of, count);
+    }
+    for (Thread* thread : all) {
+        thread->met = met;
+        if (thread != own) own->block->ready.push_back(thread);
+    }
+}
+
+Barrier& own_warp() { return machine->current->block->warps[machine->current->index / 32]; }
+uint32_t lanes() {
+    const Thread& own = *machine->current;
+    return min(32u, uint32_t(own.block->threads.size()) - own.index / 32 * 32);
+}
+
+}  // namespace
+
+Index thread_index() { return {machine->current->index}; }
+Index block_index() { return {machine->current->block->index}; }
+Index block_threads() { return {uint32_t(machine->current->block->threads.size())}; }
+Index grid_blocks() { return {machine->current->block->grid->launch->grid}; }
+
+Met meet(uint32_t barrier, uint32_t threads, bool says) {
+    wait_at(machine->current->block->barriers[barrier], threads, says, nullptr);
+    return machine->current->met;
+}
+Met meet_warp(bool says) {
+    wait_at(own_warp(), lanes(), says, nullptr);
+    return machine->current->met;
+}
+void together(void* own, void (*once)(void* const (&of)[32], uint32_t lanes_of)) {
+    machine->current->tells = own;
+    wait_at(own_warp(), lanes(), false, once);
+}
+void pass_turn() { yield(); }
+void step() {
+    if (machine->below(8) == 0) yield();
+}
+uint64_t steps() { return machine->taken; }
+uint32_t random_below(uint32_t bound) { return machine->below(bound); }
+void* shared_memory(const void* key, size_t bytes) {
+    auto& memory = machine->current->block->shared[key];
+    if (memory == nullptr) {
+        memory = std::make_unique<uint64_t[]>((bytes + 7) / 8);
+        // As on a GPU, where others' is left there.
+        std::memset(memory.get(), 0xa5, (bytes + 7) / 8 * 8);
+    }
+    return memory.get();
+}
+void check_aligned(uint64_t at, uint32_t bytes) {
+    if (at % bytes == 0) return;
+    std::fprintf(stderr, "%u bytes at %#llx, which are not aligned\n", bytes, static_cast<unsigned long long>(at));
+    std::abort();
+}
+
+namespace {
+
+std::unique_ptr<Grid> begin(const Launch& launch) {
+    auto grid = std::make_unique<Grid>();
+    grid->launch = &launch;
+    grid->left = launch.grid;
+    for (uint32_t index = 0; index < launch.grid; index++) {
+        auto block = std::make_unique<Block>();
+        block->grid = grid.get();
+        block->index = index;
+        block->left = launch.threads;
+        block->threads.resize(launch.threads);
+        for (uint32_t thread = 0; thread < launch.threads; thread++) {
+            block->threads[thread].block = block.get();
+            block->threads[thread].index = thread;
+            block->ready.push_back(&block->threads[thread]);
+        }
+        machine->blocks.push_back(block.get());
+        grid->blocks.push_back(std::move(block));
+    }
+    return grid;
+}
+
+// Runs a thread until it leaves.
+void resume(Thread* thread) {
+    machine->current = thread;
+    if (_setjmp(machine->scheduler) != 0) return;
+    if (thread->has_begun) _longjmp(thread->at, 1);
+    thread->has_begun = true;
+    thread->stack = machine->stack();
+    getcontext(&thread->begin);
+    thread->begin.uc_stack.ss_sp = thread->stack;
+    thread->begin.uc_stack.ss_size = STACK_BYTES;
+    makecontext(&thread->begin, run_current, 0);
+    setcontext(&thread->begin);
+}
+
+}  // namespace
+}  // namespace simulated
+
+// Runs launches to their ends. Returns how many turns that took; 0: more than `turns_max`, or nobody can go on.
+extern "C" uint64_t mccs_simulate(const simulated::Launch* launches, uint32_t count, uint64_t seed, uint64_t turns_max) {
+    using namespace simulated;
+    Machine own;
+    own.state = seed;
+    machine = &own;
+    std::map<uint32_t, std::vector<const Launch*>> streams;
+    for (uint32_t i = count; i-- > 0;) streams[launches[i].stream].push_back(&launches[i]);
+    std::map<const Launch*, std::unique_ptr<Grid>> running;
+    auto next = [&](uint32_t stream) {
+        auto& left = streams[stream];
+        if (left.empty()) return;
+        running[left.back()] = begin(*left.back());
+        left.pop_back();
+    };
+    for (auto& stream : streams) next(stream.first);
+    std::map<uint32_t, uint32_t> slow;
+    for (auto& stream : streams) slow[stream.first] = own.below(2) * own.below(512);
+    size_t at = 0;
+    for (; !own.blocks.empty() && own.taken < turns_max; own.taken++) {
+        // Some GPUs fall far behind others, for a time, and a block goes on for a while.
+        if (own.below(4096) == 0) {
+            for (auto& stream : slow) stream.second = own.below(2) * own.below(512);
+        }
+        if (own.below(16) == 0) at = own.below(uint32_t(own.blocks.size()));
+        at %= own.blocks.size();
+        if (own.below(512) < slow[own.blocks[at]->grid->launch->stream]) at = own.below(uint32_t(own.blocks.size()));
+        size_t from = at;
+        while (own.blocks[at]->ready.empty()) {
+            at = (at + 1) % own.blocks.size();
+            if (at == from) break;
+        }
+        Block* block = own.blocks[at];
+        if (block->ready.empty()) break;
+        std::swap(block->ready[own.below(uint32_t(block->ready.size()))], block->ready.back());
+        Thread* thread = block->ready.back();
+        block->ready.pop_back();
+        resume(thread);
+        if (!thread->has_ended) continue;
+        own.stacks.push_back(thread->stack);
+        if (--block->left > 0) continue;
+        own.blocks.erase(own.blocks.begin() + long(at));
+        const Launch* launch = block->grid->launch;
+        if (--block->grid->left > 0) continue;
+        running.erase(launch);
+        next(launch->stream);
+    }
+    bool ended = own.blocks.empty();
+    for (auto& grid : running) {
+        for (auto& block : grid.second->blocks) {
+            for (auto& thread : block->threads) {
+                if (thread.has_begun && !thread.has_ended) own.stacks.push_back(thread.stack);
+            }
+        }
+    }
+    for (char* stack : own.stacks) munmap(stack, STACK_BYTES);
+    machine = nullptr;
+    return ended ? max(own.taken, uint64_t(1)) : 0;
+}

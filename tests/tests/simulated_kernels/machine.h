@@ -1,0 +1,218 @@
+// A processor as kernels see a GPU: every thread of a kernel is a fiber, and one of them runs at a time. Which, a seed decides, and it may be another one at every
+// instruction by which GPUs see each other's memory. Included in the place of kernels/cuda/include/instructions.cuh.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+#include <vector_functions.h>
+#include <vector_types.h>
+
+// What the compiler of kernels knows. After all headers, which have these names for it as well.
+#undef __device__
+#undef __global__
+#undef __noinline__
+#undef __launch_bounds__
+#undef __grid_constant__
+#define __device__
+#define __global__
+#define __noinline__ __attribute__((noinline))
+#define __launch_bounds__(...)
+#define __grid_constant__
+
+namespace simulated {
+
+// The calling fiber's place: what threadIdx and the like give.
+struct Index {
+    uint32_t x;
+};
+Index thread_index();
+Index block_index();
+Index block_threads();
+Index grid_blocks();
+
+// What one thread of a warp, or of a block, tells the others when they meet.
+struct Met {
+    bool any, all;
+};
+// Waits for as many threads at that barrier of the block.
+Met meet(uint32_t barrier, uint32_t threads, bool says);
+// Waits for all of the warp.
+Met meet_warp(bool says);
+// The same; the last to come does `once` for everybody, by the places where the others have put theirs, by lane.
+void together(void* own, void (*once)(void* const (&of)[32], uint32_t lanes));
+
+// May run another thread; `pass_turn` does.
+void step();
+void pass_turn();
+uint64_t steps();
+uint32_t random_below(uint32_t bound);
+
+// Memory of the calling thread's block.
+void* shared_memory(const void* key, size_t bytes);
+template <class T>
+T& in_shared_memory() {
+    static const char key = 0;
+    return *static_cast<T*>(shared_memory(&key, sizeof(T)));
+}
+
+// Memory that is loaded or stored at once is aligned to its length: elsewhere a GPU fails.
+void check_aligned(uint64_t at, uint32_t bytes);
+template <class T>
+T load(uint64_t from) {
+    check_aligned(from, sizeof(T));
+    T value;
+    std::memcpy(&value, reinterpret_cast<const void*>(from), sizeof(T));
+    return value;
+}
+template <class T>
+void store(uint64_t to, T value) {
+    check_aligned(to, sizeof(T));
+    std::memcpy(reinterpret_cast<void*>(to), &value, sizeof(T));
+}
+template <class TO, class FROM>
+TO bits(FROM from) {
+    static_assert(sizeof(TO) == sizeof(FROM));
+    TO to;
+    std::memcpy(&to, &from, sizeof(TO));
+    return to;
+}
+
+}  // namespace simulated
+
+#define threadIdx (simulated::thread_index())
+#define blockIdx (simulated::block_index())
+#define blockDim (simulated::block_threads())
+#define gridDim (simulated::grid_blocks())
+#define IN_SHARED_MEMORY(type, name) type& name = simulated::in_shared_memory<type>()
+
+using std::max;
+using std::min;
+
+constexpr uint32_t ALL_THREADS = 0;  // the number of a block's own barrier
+inline void __syncthreads() { simulated::meet(ALL_THREADS, blockDim.x, false); }
+inline bool __syncthreads_or(bool says) { return simulated::meet(ALL_THREADS, blockDim.x, says).any; }
+inline void __syncwarp() { simulated::meet_warp(false); }
+inline bool __any_sync(uint32_t, bool says) { return simulated::meet_warp(says).any; }
+inline bool __all_sync(uint32_t, bool says) { return simulated::meet_warp(says).all; }
+inline uint32_t __shfl_sync(uint32_t, uint32_t value, uint32_t) {
+    // From lane 0, the only one that kernels ask for.
+    simulated::together(&value, [](void* const(&of)[32], uint32_t lanes) {
+        for (uint32_t lane = 1; lane < lanes; lane++) *static_cast<uint32_t*>(of[lane]) = *static_cast<uint32_t*>(of[0]);
+    });
+    return value;
+}
+inline uint32_t __ffs(uint32_t value) { return uint32_t(__builtin_ffs(int(value))); }
+inline uint32_t __popc(uint32_t value) { return uint32_t(__builtin_popcount(value)); }
+template <class T>
+T __ldg(const T* from) {
+    simulated::step();
+    return *from;
+}
+template <class T, class V>
+T atomicAdd(T* to, V value) {
+    simulated::step();
+    T before = *to;
+    *to = T(before + value);
+    return before;
+}
+template <class T, class V>
+T atomicMax(T* to, V value) {
+    simulated::step();
+    T before = *to;
+    *to = max(before, T(value));
+    return before;
+}
+template <class T>
+T atomicExch(T* to, T value) {
+    simulated::step();
+    return std::exchange(*to, value);
+}
+inline float __uint_as_float(uint32_t v) { return simulated::bits<float>(v); }
+inline uint32_t __float_as_uint(float v) { return simulated::bits<uint32_t>(v); }
+inline double __longlong_as_double(int64_t v) { return simulated::bits<double>(v); }
+inline int64_t __double_as_longlong(double v) { return simulated::bits<int64_t>(v); }
+
+namespace mccs {
+
+inline uint4 load_aligned(uint64_t from) {
+    simulated::step();
+    return simulated::load<uint4>(from);
+}
+inline uint4 load_fresh(uint64_t from) { return load_aligned(from); }
+inline void store_aligned(uint64_t to, uint4 v) {
+    simulated::step();
+    simulated::store(to, v);
+}
+inline void fence_system() { simulated::step(); }
+inline uint64_t load_acquire(uint64_t from) {
+    simulated::step();
+    return simulated::load<uint64_t>(from);
+}
+inline void store_relaxed(uint64_t to, uint64_t v) {
+    simulated::step();
+    simulated::store(to, v);
+}
+inline void add_release(uint64_t to, uint64_t v) {
+    simulated::step();
+    simulated::store(to, simulated::load<uint64_t>(to) + v);
+}
+inline void add_relaxed(uint64_t to, uint64_t v) { add_release(to, v); }
+inline uint64_t global_ns() { return simulated::steps(); }
+inline void pass_turn() { simulated::pass_turn(); }
+
+// Seen in parts of eight bytes.
+inline void store_volatile(uint64_t to, uint4 v) {
+    simulated::check_aligned(to, 16);
+    simulated::step();
+    simulated::store(to, v.x | uint64_t(v.y) << 32);
+    simulated::step();
+    simulated::store(to + 8, v.z | uint64_t(v.w) << 32);
+}
+inline uint4 load_volatile(uint64_t from) {
+    simulated::check_aligned(from, 16);
+    simulated::step();
+    uint64_t low = simulated::load<uint64_t>(from);
+    simulated::step();
+    uint64_t high = simulated::load<uint64_t>(from + 8);
+    return make_uint4(uint32_t(low), uint32_t(low >> 32), uint32_t(high), uint32_t(high >> 32));
+}
+
+struct Line {
+    uint64_t at;
+    uint4 v;
+};
+// Whole where it is stored, and loaded part by part.
+inline void store_together(uint64_t to, uint4 v) {
+    Line own{to, v};
+    simulated::together(&own, [](void* const(&of)[32], uint32_t lanes) {
+        simulated::step();
+        for (uint32_t lane = 0; lane < lanes; lane++) {
+            simulated::store(static_cast<Line*>(of[lane])->at, static_cast<Line*>(of[lane])->v);
+        }
+    });
+}
+inline uint4 load_together(uint64_t from) {
+    Line own{from, {}};
+    simulated::together(&own, [](void* const(&of)[32], uint32_t lanes) {
+        uint32_t first = simulated::random_below(lanes), late = simulated::random_below(lanes);
+        for (uint32_t i = 0; i < lanes; i++) {
+            Line& line = *static_cast<Line*>(of[(first + i) % lanes]);
+            if (i == late) simulated::pass_turn();
+            line.v = simulated::load<uint4>(line.at);
+        }
+    });
+    return own.v;
+}
+
+inline bool meet(uint32_t barrier, uint32_t threads, bool stop) { return simulated::meet(barrier, threads, stop).any; }
+
+}  // namespace mccs

@@ -1,0 +1,377 @@
+//! The kernels of `kernels/cuda` on a processor: their sources, compiled for it, with every thread a fiber and a seed that decides which one runs
+//! (`machine.h`). Random collectives, one behind the other on each rank, in small areas, of which slots are used again soon.
+//!
+//! Shown are indices, lengths, alignment, and what waits for what, in many orders. Not shown is what GPUs make of fences: here every store is seen at once.
+
+use std::ffi::c_void;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::LazyLock;
+
+use libloading::Library;
+use mccs_eval::workload::{Call, POISON, Place};
+use mccs_ipc::types::{CollectiveKind, DataType, RedOp};
+use mccs_kernels::cuda::{Algorithm, AreaLayout, DirectArgs, DirectCall, Launch, Point, PointsLaunch};
+use mccs_kernels::reference;
+use mccs_tests::seeds;
+use rand::rngs::StdRng;
+use rand::seq::{IndexedMutRandom as _, IndexedRandom as _};
+use rand::{Rng as _, SeedableRng as _};
+
+/// What no collective of this size takes: it stands still.
+const TURNS_MAX: u64 = 30_000_000;
+/// What a buffer has before and behind it, which nobody may write.
+const MARGIN_BYTES: usize = 64;
+
+/// The mirror of `simulated::Launch`.
+#[repr(C)]
+struct Begun {
+    function: *const c_void,
+    args: *const c_void,
+    args_bytes: u32,
+    grid: u32,
+    threads: u32,
+    stream: u32,
+}
+
+type Simulate = unsafe extern "C" fn(*const Begun, u32, u64, u64) -> u64;
+
+struct Machine(Library);
+
+/// Compiled once.
+static MACHINE: LazyLock<Machine> = LazyLock::new(Machine::new);
+
+impl Machine {
+    /// Compiles it, against the headers that come with the CUDA compiler of `MCCS_NVCC`.
+    fn new() -> Self {
+        let compiler =
+            std::env::var("MCCS_NVCC").expect("MCCS_NVCC names the CUDA compiler, beside which are its headers");
+        let headers = Path::new(&compiler).ancestors().nth(2).expect("it is in bin").join("include");
+        let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/simulated_kernels");
+        let library = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("kernels-{}.so", std::process::id()));
+        let compiled = Command::new("g++")
+            // No contraction of multiply and add, as for GPUs.
+            .args(["-std=c++17", "-O1", "-ffp-contract=off", "-shared", "-fPIC"])
+            .args(["-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-isystem"])
+            .arg(headers)
+            .arg(format!("-DMCCS_SIMULATED=\"{}\"", sources.join("machine.h").display()))
+            .arg(sources.join("machine.cpp"))
+            .arg("-o")
+            .arg(&library)
+            .status();
+        assert!(compiled.expect("g++").success(), "the kernels do not compile for a processor");
+        // SAFETY: it has no constructors that do anything.
+        let machine = Machine(unsafe { Library::new(&library) }.expect("a library"));
+        std::fs::remove_file(&library).expect("removed");
+        machine
+    }
+
+    fn begun<A>(&self, launch: &Launch<A>, stream: u32) -> Begun {
+        // SAFETY: only its address is taken.
+        let function = unsafe { self.0.get::<*const c_void>(launch.function) };
+        Begun {
+            function: *function.unwrap_or_else(|error| panic!("{}: {error}", launch.function)),
+            args: (&raw const launch.args).cast(),
+            args_bytes: size_of::<A>() as u32,
+            grid: launch.grid,
+            threads: launch.block,
+            stream,
+        }
+    }
+
+    /// Whether all came to an end.
+    fn run(&self, launches: &[Begun], seed: u64) -> bool {
+        // SAFETY: the function is so declared.
+        let simulate = unsafe { self.0.get::<Simulate>("mccs_simulate") }.expect("a function");
+        // SAFETY: the caller's launches name functions of the library and their arguments, whose memory lives.
+        unsafe { simulate(launches.as_ptr(), launches.len() as u32, seed, TURNS_MAX) != 0 }
+    }
+}
+
+/// Memory of a GPU, from an address that is a multiple of 4096 on.
+struct Memory {
+    words: Vec<u128>,
+    first: usize,
+}
+
+impl Memory {
+    fn new(bytes: u64) -> Self {
+        let words = vec![0_u128; bytes as usize / 16 + 257];
+        let first = (words.as_ptr().addr().next_multiple_of(4096) - words.as_ptr().addr()) / 16;
+        Memory { words, first }
+    }
+
+    fn address(&self) -> u64 {
+        self.words[self.first..].as_ptr().addr() as u64
+    }
+
+    fn word(&self, offset: u64) -> u64 {
+        (self.words[self.first + offset as usize / 16] >> (offset % 16 * 8)) as u64
+    }
+}
+
+/// A tenant's buffer: `shift` bytes behind an address that is aligned.
+struct Buffer {
+    memory: Vec<u128>,
+    begin: usize,
+    bytes: usize,
+}
+
+impl Buffer {
+    fn new(bytes: usize, shift: usize) -> Self {
+        let begin = MARGIN_BYTES + shift;
+        let memory = vec![u128::from_ne_bytes([POISON; 16]); (begin + bytes + MARGIN_BYTES).div_ceil(16)];
+        Buffer { memory, begin, bytes }
+    }
+
+    fn address(&self) -> u64 {
+        if self.bytes == 0 { 0 } else { (self.memory.as_ptr().addr() + self.begin) as u64 }
+    }
+
+    fn all(&self) -> &[u8] {
+        bytemuck::cast_slice(&self.memory)
+    }
+
+    fn data(&self) -> &[u8] {
+        &self.all()[self.begin..self.begin + self.bytes]
+    }
+
+    fn write(&mut self, at: usize, bytes: &[u8]) {
+        let begin = self.begin + at;
+        bytemuck::cast_slice_mut(&mut self.memory)[begin..begin + bytes.len()].copy_from_slice(bytes);
+    }
+
+    fn is_whole(&self) -> bool {
+        let (all, end) = (self.all(), self.begin + self.bytes);
+        all[..self.begin].iter().chain(&all[end..]).all(|byte| *byte == POISON)
+    }
+}
+
+/// What a rank has for a call.
+struct Buffers {
+    send: Buffer,
+    /// None where the result goes into what is sent, or the other way round.
+    recv: Option<Buffer>,
+    addresses: [u64; 2],
+    result: (usize, usize),
+}
+
+impl Buffers {
+    fn new(call: &Call, rank: u32, place: Place) -> Self {
+        let size = call.dtype.size_bytes();
+        let [sent, received] = [call.send_count(rank) * size, call.recv_count(rank) * size];
+        let [send_shift, recv_shift] = [place.send_shift, place.recv_shift].map(|shift| shift as usize * size);
+        if let Some((input, output)) = call.in_place_elements(rank).filter(|_| place.is_in_place) {
+            let [input, output] = [input, output].map(|element| element as usize * size);
+            let mut buffer = Buffer::new(sent.max(received), recv_shift);
+            buffer.write(input, &call.input(rank));
+            let addresses = [input, output].map(|at| buffer.address() + at as u64);
+            return Buffers { send: buffer, recv: None, addresses, result: (output, received) };
+        }
+        let (mut send, recv) = (Buffer::new(sent, send_shift), Buffer::new(received, recv_shift));
+        send.write(0, &call.input(rank));
+        let addresses = [send.address(), recv.address()];
+        Buffers { send, recv: Some(recv), addresses, result: (0, received) }
+    }
+
+    fn result(&self) -> &[u8] {
+        let (begin, bytes) = self.result;
+        &self.recv.as_ref().unwrap_or(&self.send).data()[begin..begin + bytes]
+    }
+
+    fn are_whole(&self) -> bool {
+        self.send.is_whole() && self.recv.as_ref().is_none_or(Buffer::is_whole)
+    }
+}
+
+fn draw<T: Copy>(random: &mut StdRng, of: &[T]) -> T {
+    *of.choose(random).expect("one of some")
+}
+
+/// Small areas, so that slots are used again.
+fn small_layout(random: &mut StdRng, nranks: u32) -> AreaLayout {
+    let [slot_bytes, packet_bytes, line_bytes] =
+        [128, 1024, 1920].map(|most| 128 * random.random_range(1..=most / 128));
+    let layout = AreaLayout {
+        nranks,
+        blocks: random.random_range(1..=3),
+        slots: random.random_range(2..=4),
+        slot_bytes: slot_bytes.max(draw(random, &[128, 256, 1024])),
+        packet_bytes,
+        line_bytes,
+    };
+    assert!(layout.is_valid(), "{layout:?}");
+    layout
+}
+
+fn some_call(random: &mut StdRng, nranks: u32, seed: u64) -> Call {
+    let kind = draw(random, CollectiveKind::ALL);
+    let redop = if kind.reduces() { draw(random, RedOp::ALL) } else { RedOp::Sum };
+    let root = if kind.has_root() { random.random_range(0..nranks) } else { 0 };
+    let most = draw(random, &[3_u64, 60, 700]);
+    let count = if kind == CollectiveKind::Barrier { 0 } else { random.random_range(1..=most) };
+    Call { kind, dtype: draw(random, DataType::ALL), redop, root, count, nranks, seed }
+}
+
+fn launched(call: &Call, rank: u32, layout: &AreaLayout, algorithm: Algorithm) -> Option<Launch<DirectArgs>> {
+    let Call { kind, dtype, redop: op, root, count, nranks, .. } = *call;
+    let scalar_bits = reference::scalar_bits(dtype, call.scalar(rank));
+    let call = DirectCall { kind, dtype, op, count, root, scalar_bits, is_scalar_address: false, rank, nranks };
+    Launch::direct(&call, layout, algorithm, layout.blocks)
+}
+
+#[test]
+#[ignore = "needs the headers of a CUDA compiler"]
+fn collectives_in_any_order_of_threads() {
+    let mut ran = 0;
+    for seed in seeds(600) {
+        let mut random = StdRng::seed_from_u64(seed);
+        let nranks = random.random_range(2..=4);
+        let layout = small_layout(&mut random, nranks);
+        let areas: Vec<_> = (0..nranks).map(|_| Memory::new(layout.bytes())).collect();
+        let mut launches = Vec::new();
+        while launches.len() < 3 {
+            let call = some_call(&mut random, nranks, seed + launches.len() as u64);
+            let algorithm = draw(&mut random, &Algorithm::ALL);
+            let of_ranks: Option<Vec<_>> = (0..nranks).map(|rank| launched(&call, rank, &layout, algorithm)).collect();
+            let Some(mut of_ranks) = of_ranks else { continue };
+            let place = Place::drawn(seed, launches.len());
+            let buffers: Vec<_> = (0..nranks).map(|rank| Buffers::new(&call, rank, place)).collect();
+            for (launch, buffers) in of_ranks.iter_mut().zip(&buffers) {
+                [launch.args.send, launch.args.recv] = buffers.addresses;
+                launch.args.areas[..areas.len()].iter_mut().zip(&areas).for_each(|(at, area)| *at = area.address());
+            }
+            launches.push((call, algorithm, place, of_ranks, buffers));
+        }
+        let of_streams = launches.iter().flat_map(|(.., of_ranks, _)| (0..).zip(of_ranks));
+        let begun: Vec<_> = of_streams.map(|(rank, launch)| MACHINE.begun(launch, rank)).collect();
+        let what = || {
+            launches
+                .iter()
+                .map(|(call, algorithm, place, ..)| format!("{call:?} by {algorithm:?} {place:?}"))
+                .collect::<Vec<_>>()
+        };
+        assert!(MACHINE.run(&begun, seed), "seed {seed}: nobody goes on, {layout:?}: {:#?}", what());
+        for (number, (call, .., buffers)) in launches.iter().enumerate() {
+            for (rank, buffers) in (0..).zip(buffers) {
+                let wrong = call.wrong_elements(rank, buffers.result());
+                assert!(
+                    wrong == 0,
+                    "seed {seed}: {wrong} wrong elements, call {number}, rank {rank}, {layout:?}: {:#?}",
+                    what()
+                );
+                assert!(
+                    buffers.are_whole(),
+                    "seed {seed}: written beside the buffers, call {number}, rank {rank}, {layout:?}: {:#?}",
+                    what()
+                );
+                ran += 1;
+            }
+        }
+        for area in &areas {
+            assert_eq!(AreaLayout::ended(area.word(AreaLayout::COUNTER_OFFSET)), launches.len() as u64, "seed {seed}");
+        }
+    }
+    assert!(ran > 0, "no collective was run");
+}
+
+/// What one rank sends another.
+struct Sent {
+    from: u32,
+    to: u32,
+    send: Buffer,
+    recv: Buffer,
+}
+
+fn some_message(random: &mut StdRng, from: u32, to: u32, bytes: usize) -> Sent {
+    let [mut send, recv] = [0; 2].map(|_| Buffer::new(bytes, draw(random, &[0, 1, 4, 8, 13])));
+    let data: Vec<u8> = (0..bytes).map(|_| random.random()).collect();
+    send.write(0, &data);
+    Sent { from, to, send, recv }
+}
+
+/// A rank's list: its sends and receives in any order, but that of each direction.
+fn list_of(random: &mut StdRng, sent: &[Sent], rank: u32) -> Vec<Point> {
+    let dtype = DataType::U8;
+    let mut directions: Vec<Vec<Point>> = Vec::new();
+    for (is_send, peer) in (0..8).flat_map(|peer| [(true, peer), (false, peer)]) {
+        let its = sent.iter().filter(|one| {
+            if is_send { (one.from, one.to) == (rank, peer) } else { (one.to, one.from) == (rank, peer) }
+        });
+        let point = |one: &Sent| {
+            let buffer = if is_send { &one.send } else { &one.recv };
+            Point { is_send, peer, buffer: buffer.address(), bytes: buffer.bytes as u64, dtype }
+        };
+        directions.push(its.map(point).rev().collect());
+    }
+    let mut list = Vec::new();
+    while let Some(direction) = {
+        directions.retain(|left| !left.is_empty());
+        directions.choose_mut(random)
+    } {
+        list.extend(direction.pop());
+    }
+    list
+}
+
+/// Groups behind each other, on each rank.
+fn exchanged(nranks: u32, groups: &[Vec<Sent>], random: &mut StdRng, seed: u64) {
+    let layout = AreaLayout { nranks, blocks: 1, slots: 2, slot_bytes: 128, packet_bytes: 128, line_bytes: 128 };
+    let areas: Vec<_> = (0..nranks).map(|_| Memory::new(layout.bytes())).collect();
+    let mut launches = Vec::new();
+    for (sent, rank) in groups.iter().flat_map(|sent| (0..nranks).map(move |rank| (sent, rank))) {
+        let mut launch = PointsLaunch::new(&list_of(random, sent, rank), &layout, (rank, nranks)).expect("a group");
+        launch.head_mut().areas[..areas.len()].iter_mut().zip(&areas).for_each(|(at, area)| *at = area.address());
+        launches.push((rank, launch));
+    }
+    let begun: Vec<_> = launches
+        .iter()
+        .map(|(rank, launch)| match launch {
+            PointsLaunch::Few(launch) => MACHINE.begun(launch, *rank),
+            PointsLaunch::Many(launch) => MACHINE.begun(&**launch, *rank),
+        })
+        .filter(|begun| begun.grid > 0)
+        .collect();
+    assert!(MACHINE.run(&begun, seed), "seed {seed}: nobody goes on");
+    for (number, one) in groups.iter().flatten().enumerate() {
+        let (from, to, bytes) = (one.from, one.to, one.send.bytes);
+        assert!(one.send.data() == one.recv.data(), "seed {seed}: message {number}, {bytes} bytes from {from} to {to}");
+        assert!(one.recv.is_whole(), "seed {seed}: written beside message {number}, {bytes} bytes from {from} to {to}");
+    }
+}
+
+#[test]
+#[ignore = "needs the headers of a CUDA compiler"]
+fn groups_of_sends_and_receives_in_any_order_of_threads() {
+    for seed in seeds(30) {
+        let mut random = StdRng::seed_from_u64(seed);
+        let nranks = random.random_range(2..=4);
+        let mut group = || -> Vec<Sent> {
+            let pairs = (0..nranks).flat_map(|from| (0..nranks).map(move |to| (from, to)));
+            let messages: Vec<_> =
+                pairs.flat_map(|pair| (0..draw(&mut random, &[0, 0, 1, 3])).map(move |_| pair)).collect();
+            let long = draw(&mut random, &[4, 400, 9000]);
+            messages
+                .into_iter()
+                .map(|(from, to)| {
+                    let bytes = random.random_range(0..long);
+                    some_message(&mut random, from, to, bytes)
+                })
+                .collect()
+        };
+        let groups = [group(), group(), group()];
+        exchanged(nranks, &groups, &mut random, seed);
+    }
+}
+
+/// In chunks, over all lanes of a pair: both ways.
+#[test]
+#[ignore = "needs the headers of a CUDA compiler"]
+fn long_messages_in_any_order_of_threads() {
+    for seed in seeds(2) {
+        let mut random = StdRng::seed_from_u64(seed);
+        let bytes = random.random_range(300_000..600_000);
+        let groups = [vec![some_message(&mut random, 6, 1, bytes), some_message(&mut random, 1, 6, bytes - 77)]];
+        exchanged(8, &groups, &mut random, seed);
+    }
+}
