@@ -176,7 +176,7 @@ ranks "$target/release/examples/cuda_all_reduce"
 if [ "$(id -u)" = 0 ]; then
     ranks unshare --fork --pid "$target/release/examples/cuda_all_reduce"
     # shellcheck disable=SC2016 # for the shell inside
-    ranks unshare --fork --pid bash -c 'echo $(($0 - 1)) > /proc/sys/kernel/ns_last_pid; "$@"; exit' "$service" "$target/release/examples/cuda_all_reduce"
+    ranks unshare --fork --pid bash -c 'echo $(($0 - 1)) > /proc/sys/kernel/ns_last_pid || exit; "$@"; exit' "$service" "$target/release/examples/cuda_all_reduce"
 else
     echo "   not run: the example in other PID namespaces: it takes root"
 fi

@@ -312,7 +312,8 @@ programs() {
         ! grep 'copy their buffers' "$work/service.log" || { echo "tests/gpu.sh: failed: the driver opens no handles of other users or namespaces" >&2; exit 1; }
         # Of which the driver opens none.
         lane "the example in Rust, in other PID namespaces, with the service's number" \
-            ranks 2 unshare --fork --pid --mount-proc bash -c 'echo $(($0 - 1)) > /proc/sys/kernel/ns_last_pid; "$@"; exit' "$service" "$work/example"
+            ranks 2 unshare --fork --pid --mount-proc bash -c 'echo $(($0 - 1)) > /proc/sys/kernel/ns_last_pid || exit; "$@"; exit' "$service" "$work/example"
+        [ "$gpus" = 1 ] || grep -q 'copy their buffers' "$work/service.log" || { echo "tests/gpu.sh: failed: memory did not go by descriptors" >&2; exit 1; }
         serve
     else
         absent "the example in Rust, by another user than the service, and in other PID namespaces" "it takes root, and setpriv"

@@ -54,7 +54,7 @@ pub struct AreaName {
 }
 
 /// Words of an area's layout.
-pub const LAYOUT_WORDS: usize = 6;
+pub const LAYOUT_WORDS: usize = 7;
 
 /// Who carries a communicator's operations out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

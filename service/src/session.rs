@@ -1,5 +1,6 @@
 //! What all engines know of a session: its words, its way to report failures, its counters.
 
+use std::os::unix::fs::MetadataExt as _;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -48,13 +49,20 @@ pub struct Opens {
     /// Memory: where the number that each has in its own PID namespace is not the other's. It takes equal ones for a process' own handles, which it opens
     /// nobody.
     pub memory: bool,
-    /// Events: between processes of one user, where there is one `/dev/shm`, as in one PID namespace.
+    /// Events: between processes of one user, in one PID namespace, with one `/dev/shm`.
     pub events: bool,
+}
+
+fn has_our_shared_memory(pid: i32) -> bool {
+    let folder = |root: &str| std::fs::metadata(format!("{root}/dev/shm")).map(|of| (of.dev(), of.ino())).ok();
+    folder("").is_some_and(|own| folder(&format!("/proc/{pid}/root")) == Some(own))
 }
 
 /// The numbers of a process: in this one's PID namespace, and in each below to its own.
 fn numbers_of(pid: i32) -> Option<Vec<u32>> {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    // A process may call itself anything.
+    let status = std::fs::read(format!("/proc/{pid}/status")).ok()?;
+    let status = String::from_utf8_lossy(&status);
     status
         .lines()
         .find_map(|line| line.strip_prefix("NSpid:"))?
@@ -130,7 +138,9 @@ impl Session {
             // Of a process that cannot be looked at nothing is known.
             numbers_of(self.peer.pid).map_or(Opens::default(), |numbers| Opens {
                 memory: numbers.last().is_some_and(|own| *own != std::process::id()),
-                events: numbers.len() == 1 && self.peer.uid == geteuid().as_raw(),
+                events: numbers.len() == 1
+                    && self.peer.uid == geteuid().as_raw()
+                    && has_our_shared_memory(self.peer.pid),
             })
         })
     }
@@ -224,7 +234,13 @@ mod tests {
     #[test]
     fn memory_is_opened_of_processes_with_other_numbers_and_events_of_the_user() {
         let tenant = Tenant::new("a".into(), quota());
-        let (other, user) = (std::os::unix::process::parent_id() as i32, geteuid().as_raw());
+        // It waits for what does not come; its name is cut after fifteen bytes, inside a character.
+        let folder = tempfile::tempdir().expect("a folder");
+        let name = folder.path().join("fourteen bytes\u{e9}");
+        std::os::unix::fs::symlink("/bin/cat", &name).expect("a link");
+        let mut child = std::process::Command::new(name);
+        let mut child = child.stdin(std::process::Stdio::piped()).spawn().expect("a process");
+        let (other, user) = (child.id() as i32, geteuid().as_raw());
         let opens = |pid, uid| {
             let Opens { memory, events } =
                 Session::for_tests_of(1, &tenant, PeerCredentials { pid, uid, gid: 1 }).opens();
@@ -234,6 +250,8 @@ mod tests {
         assert_eq!(opens(other, user + 1), (true, false));
         assert!(!opens(std::process::id() as i32, user).0, "of this number");
         assert_eq!(opens(0, user), (false, false), "in no PID namespace that this one sees");
+        drop(child.stdin.take());
+        child.wait().expect("it ends");
         assert_eq!(opens(i32::MAX, user), (false, false), "it has gone");
     }
 }

@@ -480,9 +480,15 @@ impl Communicator {
         }
     }
 
-    /// As [`Communicator::abort`], without waiting for the service; for what the driver returned, if it is that.
-    pub(crate) fn abort_later(&self, cuda_error: Option<u32>) {
-        self.client.0.requests.send_and_forget(Request::AbortComm { comm: self.shared.handle, cuda_error });
+    /// As [`Communicator::abort`], without waiting for the service.
+    pub(crate) fn abort_later(&self) {
+        self.client.0.requests.send_and_forget(Request::AbortComm { comm: self.shared.handle, cuda_error: None });
+    }
+
+    /// As [`Communicator::abort`], for what the driver returned, if it is that. Does something besides when the service does not answer for a while.
+    pub(crate) fn abort_for(&self, cuda_error: Option<u32>, meanwhile: impl FnOnce() + Send) -> Result<(), Error> {
+        let request = Request::AbortComm { comm: self.shared.handle, cuda_error };
+        self.client.0.requests.call_patiently(request, meanwhile).map(drop)
     }
 
     /// Leaves the communicator when this rank's operations have ended.

@@ -3,6 +3,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -13,6 +14,8 @@ use crate::Error;
 
 /// How long a wait goes on before it looks whether the service still lives.
 pub(crate) const LIVENESS_EVERY: Duration = Duration::from_millis(100);
+/// How long a service that lives may take for what others wait for.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(1);
 
 type Answer = (Response, Vec<OwnedFd>);
 
@@ -144,6 +147,23 @@ impl Requests {
     pub(crate) fn call(&self, request: Request, fds: &[BorrowedFd<'_>]) -> Result<Answer, Error> {
         let id = self.send(request, fds)?;
         self.wait(id)
+    }
+
+    /// As [`Requests::call`]. Does something besides when the service does not answer for a while, and goes on waiting.
+    pub(crate) fn call_patiently(&self, request: Request, meanwhile: impl FnOnce() + Send) -> Result<Answer, Error> {
+        std::thread::scope(|scope| {
+            let (answered, awaited) = mpsc::channel::<()>();
+            let watch = move || {
+                if awaited.recv_timeout(ANSWERS_WITHIN) == Err(RecvTimeoutError::Timeout) {
+                    meanwhile();
+                }
+            };
+            // Without a thread the answer is all there is to wait for.
+            let _ = std::thread::Builder::new().spawn_scoped(scope, watch);
+            let answer = self.call(request, &[]);
+            drop(answered);
+            answer
+        })
     }
 
     /// What closes when the service goes.

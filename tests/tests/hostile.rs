@@ -455,6 +455,27 @@ fn a_rank_that_waits_to_leave_can_end_what_it_waits_for() {
     assert!(raw.failed().contains("rank 0 aborted"));
 }
 
+/// Every request gets one answer.
+#[test]
+fn aborts_of_one_communicator_are_all_answered() {
+    const ABORTS: u64 = 3000;
+    attack(|service| {
+        let raw = Raw::connect(service);
+        let request = Request::AbortComm { comm: raw.comm, cuda_error: None };
+        let mut answered = Vec::new();
+        for id in 10_000..10_000 + ABORTS {
+            while raw.socket.send(&RequestEnvelope { id, request: request.clone() }, &[]).is_err() {
+                answered.push(receive(&raw.socket).expect("an answer").0.id);
+            }
+        }
+        while answered.len() < ABORTS as usize {
+            answered.push(receive(&raw.socket).expect("an answer").0.id);
+        }
+        answered.sort_unstable();
+        assert!(answered.into_iter().eq(10_000..10_000 + ABORTS));
+    });
+}
+
 /// Failures pile up unread: the ring of completions is full, the words still rise, the session lives.
 #[test]
 fn a_session_that_never_reads_its_failures_is_released_all_the_same() {

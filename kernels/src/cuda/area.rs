@@ -10,7 +10,7 @@ use bytemuck::{Pod, Zeroable};
 use mccs_ipc::types::CollectiveKind;
 
 use super::RANKS_MAX;
-use super::points::PointsLayout;
+use super::points::{LANES_MAX, PointsLayout};
 
 /// Where stamps lie, and how many: those of the last operations.
 const STAMPS_OFFSET: usize = 1024;
@@ -45,10 +45,12 @@ pub struct AreaLayout {
     pub packet_bytes: u32,
     /// The same as lines. A multiple of 128.
     pub line_bytes: u32,
+    /// Lanes of a pair of ranks for sends and receives ([`AreaLayout::for_multiprocessors`]).
+    pub lanes: u32,
 }
 
 impl AreaLayout {
-    /// The layout that measured best for that many ranks of one NVLink domain: 72 MiB for 2 ranks, 122 for 4, 140 for 8. Smaller
+    /// The layout that measured best for that many ranks of one NVLink domain, on H100s and H200s: 72 MiB for 2 ranks, 138 for 4, 155 for 8. Smaller
     /// ones work as well; long operations are slower then.
     #[must_use]
     pub fn initial(nranks: u32) -> AreaLayout {
@@ -58,7 +60,17 @@ impl AreaLayout {
             3..=4 => (3, 24 << 10, 2 << 20),
             _ => (3, 12 << 10, 1 << 20),
         };
-        AreaLayout { nranks, blocks: 96, slots, slot_bytes, packet_bytes: line_bytes / 2, line_bytes }
+        let layout =
+            AreaLayout { nranks, blocks: 96, slots, slot_bytes, packet_bytes: line_bytes / 2, line_bytes, lanes: 0 };
+        layout.for_multiprocessors(132)
+    }
+
+    /// The same with as many lanes as GPUs with so many multiprocessors have room for: a long message takes a block for each, which has a multiprocessor for
+    /// itself. Some are left: were all taken, ranks that begin groups of two communicators in different order would wait for each other.
+    #[must_use]
+    pub fn for_multiprocessors(self, multiprocessors: u32) -> AreaLayout {
+        let lanes = multiprocessors.saturating_sub(2) / (self.nranks.max(2) - 1);
+        AreaLayout { lanes: lanes.clamp(8, LANES_MAX), ..self }
     }
 
     /// Whether kernels can work with it: what comes from elsewhere is checked once.
@@ -73,6 +85,7 @@ impl AreaLayout {
             && self.packet_bytes.is_multiple_of(128)
             && (128..=16 << 20).contains(&self.line_bytes)
             && self.line_bytes.is_multiple_of(128)
+            && (1..=LANES_MAX).contains(&self.lanes)
     }
 
     /// Where an area's kernels count: from its begin.
@@ -154,7 +167,7 @@ impl AreaLayout {
     pub(crate) fn points(&self) -> PointsLayout {
         let rings = PARITIES * PHASES * u64::from(self.blocks) * self.peers();
         let begin = self.bulk_offset() + rings * u64::from(self.slots) * u64::from(self.slot_bytes);
-        PointsLayout::new(begin, self.nranks)
+        PointsLayout::new(begin, self.nranks, self.lanes)
     }
 }
 

@@ -17,10 +17,8 @@ pub const MESSAGES_MAX: usize = 1024;
 const MESSAGES_FEW: usize = 32;
 /// Words of a lane: two lines of 64 bytes, the second written by the peer.
 const LANE_BYTES: u64 = 128;
-const LANES_MAX: u32 = 64;
-/// Lanes of all pairs of a rank, about: a block each, when it exchanges long messages with all others. An H100 has 132 multiprocessors; more blocks than these
-/// take longer together (decision 018).
-const LANES_WANTED: u32 = 130;
+/// Most lanes of a pair.
+pub(super) const LANES_MAX: u32 = 64;
 /// Steps of a lane that may be on their way.
 const SLOTS: u32 = 4;
 /// The longest chunk.
@@ -172,9 +170,8 @@ impl PointsLayout {
     }
 
     /// Behind `begin`, for so many ranks.
-    pub(crate) fn new(begin: u64, nranks: u32) -> Self {
+    pub(crate) fn new(begin: u64, nranks: u32, lanes: u32) -> Self {
         let peers = nranks.max(2) - 1;
-        let lanes = (LANES_WANTED / peers).clamp(8, LANES_MAX);
         let slots = u64::from(peers) * u64::from(lanes) * u64::from(SLOTS);
         let lanes_offset = begin.next_multiple_of(PAGE_BYTES);
         let packets_offset = lanes_offset + RANKS_MAX as u64 * u64::from(LANES_MAX) * LANE_BYTES;
@@ -359,7 +356,7 @@ mod tests {
     fn long_messages_take_all_lanes_and_short_ones_few() {
         for nranks in 2..=8 {
             let lanes = AreaLayout::initial(nranks).points().lanes;
-            assert!(lanes <= LANES_MAX && lanes * (nranks - 1) <= LANES_WANTED, "{nranks}: {lanes}");
+            assert_eq!(lanes, [64, 64, 43, 32, 26, 21, 18][nranks as usize - 2]);
             for power in 0..40 {
                 let bytes = (1_u64 << power) + 3;
                 let launch = few(&[point(true, 1, bytes)], 0, nranks);

@@ -225,7 +225,8 @@ fn is_dealt_well(call: &DirectCall, layout: &AreaLayout, algorithm: Algorithm, a
 
 #[test]
 fn areas_hold_all_that_lies_in_them() {
-    let layout = AreaLayout { nranks: 3, blocks: 5, slots: 2, slot_bytes: 256, packet_bytes: 384, line_bytes: 1024 };
+    let layout =
+        AreaLayout { nranks: 3, blocks: 5, slots: 2, slot_bytes: 256, packet_bytes: 384, line_bytes: 1024, lanes: 8 };
     assert!(layout.is_valid());
     // Heads and four sets of words, then two halves of two peers' packets, then slots.
     assert!(layout.packets_offset() >= 1024 + 4 * 5 * 8 * 8);

@@ -377,12 +377,16 @@ impl Setup {
         let by_descriptors = !(self.options.handles && opens.memory);
         let nranks = gpus.len() as u32;
         // A single rank has nobody to meet, and an area that nobody uses.
-        let layout = AreaLayout::initial(nranks.max(2));
+        let multiprocessors = gpus.iter().map(|gpu| self.gpus.gpus[*gpu].0.multiprocessors).min().unwrap_or(0);
+        let layout = AreaLayout::initial(nranks.max(2)).for_multiprocessors(multiprocessors);
         let large = self.may_be_large(gpus).then(|| LargeLayout::behind(layout.bytes(), self.options.slot_bytes));
         let area_bytes = large.map_or(layout.bytes(), |large| large.area_bytes());
         let owner = charges.first().map(|charge| Arc::clone(charge.tenant()));
         let tenant = owner.as_ref().map_or_else(String::new, |owner| owner.name.clone());
-        let shape = Shape { tenant, gpus: gpus.into(), area_bytes, by_descriptors };
+        let has_events = self.options.handles && opens.events;
+        let execution = self.options.execution;
+        let by_events = self.options.by_events && execution == Execution::Service && has_events;
+        let shape = Shape { tenant, gpus: gpus.into(), area_bytes, by_descriptors, by_events };
         let Kit { engines, areas: used } = self.spare(&shape).unwrap_or(Kit { engines: None, areas: Vec::new() });
         // First, so that what there is goes to the thread that frees, whatever fails below: this one must not wait.
         let mut memory = Memory {
@@ -428,15 +432,12 @@ impl Setup {
             fds.extend(fd);
             areas.push(AreaName { handle, gpu: gpu.id.0 });
         }
-        let execution = self.options.execution;
         let (copy_engines, lines) = (large.is_some(), self.store_lines(gpus));
         let abilities = Abilities { nranks, execution, copy_engines, lines, opens_buffers: !by_descriptors };
         let wanted = GpuStrategy { large_from: self.options.large_from, lines: self.options.lines };
         let strategies = Strategies::begin(Arc::clone(&page), abilities, wanted);
         let orders = self.own.upgrade().ok_or(PrepareError::Stopping)?;
         let in_use = AreasInUse { memory: Arc::new(memory), orders: Arc::clone(&orders) };
-        let has_events = self.options.handles && opens.events;
-        let by_events = self.options.by_events && execution == Execution::Service && has_events;
         let copies = |layout| {
             let (shared, ways) = ((&page, &in_use), (&orders, &self.news));
             CopyEngines::new(&self.gpus, gpus, shared, layout, &self.issuers, ways, by_events).map(Arc::new)

@@ -29,6 +29,8 @@ pub(super) struct Shape {
     pub(super) area_bytes: u64,
     /// How ranks open them.
     pub(super) by_descriptors: bool,
+    /// Whether ranks have events of the driver's.
+    pub(super) by_events: bool,
 }
 
 struct Spare<K> {
@@ -129,7 +131,7 @@ mod tests {
     }
 
     fn shape(tenant: &str, gpus: &[usize], area_bytes: u64) -> Shape {
-        Shape { tenant: tenant.into(), gpus: gpus.into(), area_bytes, by_descriptors: false }
+        Shape { tenant: tenant.into(), gpus: gpus.into(), area_bytes, by_descriptors: false, by_events: false }
     }
 
     /// Two ranks of a communicator.

@@ -1,6 +1,6 @@
 //! The engine that accepts connections on a socket, and makes a session of each.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -128,6 +128,7 @@ impl SessionFactory {
             is_deaf: false,
             popped: 0,
             parked: VecDeque::new(),
+            aborting: HashMap::new(),
             _charge: charge,
         };
         self.runtimes.start_engine((self.placement)(id), |own| {

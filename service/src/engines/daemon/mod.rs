@@ -18,7 +18,7 @@ mod requests;
 mod tables;
 mod validate;
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -30,7 +30,7 @@ use mccs_ipc::handshake::{Socket, has_ended, process};
 use mccs_ipc::protocol::{MAGIC, RequestEnvelope, Response, ResponseEnvelope, SegmentLayout, VERSION};
 use mccs_ipc::queue::Consumer;
 use mccs_ipc::sync::Doorbell;
-use mccs_ipc::types::ErrorClass;
+use mccs_ipc::types::{ErrorClass, Handle};
 
 pub use self::acceptor::{Acceptor, Admission, SessionFactory, SessionLimits};
 use self::proxies::Place;
@@ -87,7 +87,7 @@ pub struct SessionEngine {
     registry: Arc<Registry>,
     reaper: Reaper,
     /// Answers for which the socket had no room. While there are any, no request is read: so they are no more than the
-    /// tenant's joins in progress, and what was parked.
+    /// tenant's joins and aborts in progress, and what was parked.
     unsent: VecDeque<(ResponseEnvelope, Arc<[OwnedFd]>)>,
     /// Since when the first of them waits.
     unsent_since: Option<Instant>,
@@ -98,6 +98,8 @@ pub struct SessionEngine {
     /// Requests that end something which commands still in the ring may name, in order, each with the number of commands
     /// to be taken first. The socket would overtake the ring otherwise.
     parked: VecDeque<(u64, RequestEnvelope)>,
+    /// Requests to abort a communicator that are not answered, by the tenant's handle.
+    aborting: HashMap<Handle, Vec<u64>>,
     _charge: Charge,
 }
 

@@ -25,6 +25,8 @@ use crate::tenants::Resource;
 /// Most requests that wait for commands before them; the rest waits in the socket. Covers a tenant that lets go of all it
 /// has at once.
 const PARKED_MAX: usize = 4096;
+/// Requests to abort one communicator that wait for the same answer.
+const ABORTS_WAITING_MAX: usize = 64;
 
 impl SessionEngine {
     /// Takes requests off the socket. Returns whether there was one.
@@ -176,8 +178,17 @@ impl SessionEngine {
                     CommSlot::Ready { comm: proxy_comm, place, rank, .. }
                     | CommSlot::Leaving { comm: proxy_comm, place, rank, .. },
                 ) => {
-                    let (comm, place, rank, asked) = (*proxy_comm, *place, *rank, Some((id, self.replies.sender())));
-                    self.send(place, ProxyMessage::Abort { comm, rank, cuda_error, asked });
+                    let (place, rank, asked) = (*place, *rank, Some((comm, self.replies.sender())));
+                    let message = ProxyMessage::Abort { comm: *proxy_comm, rank, cuda_error, asked };
+                    let waiting = self.aborting.entry(comm).or_default();
+                    if waiting.len() >= ABORTS_WAITING_MAX {
+                        return self.refuse(id, ErrorClass::InvalidUsage, "the communicator is being aborted");
+                    }
+                    waiting.push(id);
+                    // One at a time, so that answers have their room.
+                    if waiting.len() == 1 {
+                        self.send(place, message);
+                    }
                 }
                 _ => self.refuse(id, ErrorClass::InvalidArgument, format!("there is no communicator {comm:?}")),
             },
@@ -373,7 +384,11 @@ impl SessionEngine {
                 self.tables.comms.remove(tenant_comm);
                 self.answer(request, Response::Done, &[]);
             }
-            ProxyReply::Aborted { request } => self.answer(request, Response::Done, &[]),
+            ProxyReply::Aborted { tenant_comm } => {
+                for request in self.aborting.remove(&tenant_comm).unwrap_or_default() {
+                    self.answer(request, Response::Done, &[]);
+                }
+            }
         }
     }
 }

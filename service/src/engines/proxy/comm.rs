@@ -451,7 +451,6 @@ impl Comm {
     /// Ends everything that waits. Returns the operations that had arrived, which now fail; those that had not fail when
     /// they become the head of their stream.
     pub(super) fn die(&mut self, failure: Failure) -> Vec<Operation> {
-        let failure = self.contradiction().unwrap_or(failure);
         self.failure.get_or_insert(failure);
         self.changes.end();
         self.ready = 0;

@@ -199,8 +199,8 @@ impl ProxyEngine {
                     None => format!("rank {rank} aborted the communicator"),
                 };
                 self.kill(comm, Failure::new(ErrorClass::Remote, message));
-                if let Some((request, reply)) = asked {
-                    let _ = reply.send(ProxyReply::Aborted { request });
+                if let Some((tenant_comm, reply)) = asked {
+                    let _ = reply.send(ProxyReply::Aborted { tenant_comm });
                 }
             }
             ProxyMessage::GpuLost { gpu, reason } => self.end_on_gpu(gpu, &reason),
@@ -306,6 +306,7 @@ impl ProxyEngine {
         if live.failure.is_some() {
             return;
         }
+        let failure = live.contradiction().unwrap_or(failure);
         if let Some(suppressed) = self.log_budget.take(Instant::now()) {
             let (comm, tenant) = (live.info.number, &live.info.tenant);
             tracing::warn!(comm, %tenant, reason = %failure.message, suppressed, "communicator failed");

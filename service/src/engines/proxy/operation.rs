@@ -188,8 +188,8 @@ pub enum ProxyMessage {
     Join(Box<JoinRequest>),
     /// A rank leaves when its operations have ended. Answered to `request`.
     Leave { comm: Handle, rank: u32, request: u64, tenant_comm: Handle, reply: Sender<ProxyReply> },
-    /// A tenant ends a communicator. Its request, if it waits, is answered once all ranks can know.
-    Abort { comm: Handle, rank: u32, cuda_error: Option<u32>, asked: Option<(u64, Sender<ProxyReply>)> },
+    /// A tenant ends a communicator, which it calls so. Its session, if it waits, hears once all ranks can know.
+    Abort { comm: Handle, rank: u32, cuda_error: Option<u32>, asked: Option<(Handle, Sender<ProxyReply>)> },
     /// A GPU is of no use to the device any more.
     GpuLost { gpu: usize, reason: Arc<str> },
     /// How the flows of a communicator are to leave this host.
@@ -250,5 +250,5 @@ pub enum ProxyReply {
     /// A rank has left.
     Left { request: u64, tenant_comm: Handle },
     /// The communicator has ended.
-    Aborted { request: u64 },
+    Aborted { tenant_comm: Handle },
 }

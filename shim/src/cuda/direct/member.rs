@@ -5,7 +5,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use mccs_cuda::{
     Allocation, Context, DeviceAddress, DriverError, Function, HostRegistration, ImportedMemory, IpcHandle, Kernels,
@@ -46,6 +46,8 @@ pub(super) struct Member {
     /// Whether the rank has left: from then on the page may be another communicator's. Locked while something is written that others go by, and never
     /// while something is waited for.
     has_left: Mutex<bool>,
+    /// What had failed by then.
+    left_with: OnceLock<Error>,
 }
 
 /// A rank's area, in this context.
@@ -138,6 +140,7 @@ impl Member {
             page: Arc::new(page),
             is_told,
             has_left: Mutex::new(false),
+            left_with: OnceLock::new(),
         })
     }
 
@@ -153,8 +156,11 @@ impl Member {
         }
     }
 
-    /// The rank is about to leave: its kernels have ended.
+    /// The rank is about to leave: its kernels have ended. What has failed until then stays known.
     pub(super) fn leave(&self) {
+        if let Some(error) = self.failure() {
+            self.left_with.get_or_init(|| error);
+        }
         *locked(&self.has_left) = true;
     }
 
@@ -186,6 +192,9 @@ impl Member {
 
     /// The error that ended the communicator, if one did: on any rank.
     pub(super) fn failure(&self) -> Option<Error> {
+        if let Some(error) = self.left_with.get() {
+            return Some(error.clone());
+        }
         // Before the reasons, which the service says before it aborts: no caller takes what a kernel has left that was stopped for a result.
         let is_aborted = self.page.is_aborted() && !self.has_left();
         let gone = self.client.0.requests.check_alive().err();

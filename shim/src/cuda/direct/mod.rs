@@ -94,8 +94,9 @@ impl DirectCommunicator {
         fds: &[OwnedFd],
     ) -> Result<Self, Error> {
         let member = Member::new(client.clone(), handle, place, context, share, fds);
-        member.and_then(|member| Self::new(member, share)).inspect_err(|_| {
-            client.0.requests.send_and_forget(Request::AbortComm { comm: handle, cuda_error: None });
+        member.and_then(|member| Self::new(member, share)).inspect_err(|error| {
+            let cuda_error = error.cuda_code();
+            client.0.requests.send_and_forget(Request::AbortComm { comm: handle, cuda_error });
             client.0.requests.send_and_forget(Request::DestroyComm { comm: handle });
         })
     }
@@ -357,8 +358,8 @@ impl DirectCommunicator {
     /// See [`super::CudaCommunicator::abort`].
     pub(super) fn abort(&self) -> Result<(), Error> {
         let request = Request::AbortComm { comm: self.member.handle, cuda_error: None };
-        let asked = self.member.client.0.requests.call(request, &[]);
-        // The service has done so, once it had said the reason; where it is gone nobody else does.
+        // The service stops what runs once it has said the reason. Where it does not answer, or is gone, nobody else does.
+        let asked = self.member.client.0.requests.call_patiently(request, || self.member.stop());
         self.member.stop();
         // The service knows it no more once it has left: then there is nothing to end.
         if self.member.has_left() { Ok(()) } else { asked.map(drop) }
@@ -378,7 +379,8 @@ impl DirectCommunicator {
         let ended = ended.and(member.wait_for_kernels(self.counter(), launched, has_captured, &large));
         // What may still run must not meet what comes to lie there next: nobody uses again what has failed.
         let ended = ended.inspect_err(|error| {
-            member.give_up(error);
+            let request = Request::AbortComm { comm: member.handle, cuda_error: error.cuda_code() };
+            let _ = member.client.0.requests.call_patiently(request, || member.stop());
             member.stop();
         });
         member.leave();

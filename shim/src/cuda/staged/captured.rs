@@ -309,7 +309,7 @@ impl Replayer {
             *joined = Some(how);
             self.has_joined.notify_all();
         } else if let (Some(Err(_)), Ok(late)) = (&*joined, how) {
-            late.abort_later(None);
+            late.abort_later();
         }
     }
 
@@ -351,7 +351,7 @@ impl Batch {
         let _alone = locked(&self.replayer.sending);
         locked(&self.parts).iter().try_for_each(|part| part.send(&comm, self.word)).inspect_err(|_| {
             // The GPU does not come to those that were sent.
-            comm.abort_later(None);
+            comm.abort_later();
         })
     }
 }

@@ -181,9 +181,9 @@ impl StagedCommunicator {
         }
     }
 
-    /// Streams go on, and the communicator ends on all ranks.
+    /// The communicator ends on all ranks, and streams go on: in this order, or others would take for a contribution what was never copied.
     fn give_up(&self, error: &Error) {
-        self.comm.abort_later(error.cuda_code());
+        let _ = self.comm.abort_for(error.cuda_code(), || self.gated.release());
         self.gated.release();
     }
 

@@ -20,7 +20,6 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex};
 
 use mccs_cuda::{Context, DeviceAddress, Event, OwnedStream, RawStream};
-use mccs_ipc::protocol::Request;
 use mccs_ipc::types::DataType;
 use mccs_kernels::cuda::{MESSAGES_MAX, Point, PointsError, pairs_with_oneself};
 
@@ -186,9 +185,9 @@ impl StagedPoints {
         let launched = unsafe { self.launch_joined((lanes, joint), By::Calling(&self.comm), list, streams) };
         if let Err(error) = &launched {
             // The service may have been told of what the GPU never comes to.
-            let request = Request::AbortComm { comm: self.comm.handle(), cuda_error: error.cuda_code() };
-            self.comm.client().0.requests.send_and_forget(request);
-            lanes.values().for_each(|lane| lane.gated.release());
+            let release = || lanes.values().for_each(|lane| lane.gated.release());
+            let _ = self.comm.abort_for(error.cuda_code(), release);
+            release();
         }
         launched
     }

@@ -112,6 +112,9 @@ impl Device for Pages {
 }
 
 /// A proxy engine with one communicator, and an operator.
+/// A process that there always is, and which is not this one: that of most ranks.
+pub(super) const OTHERS_PID: i32 = 1;
+
 pub(super) struct Bed {
     pub(super) engine: ProxyEngine,
     pub(super) proxy: Sender<ProxyMessage>,
@@ -174,8 +177,7 @@ impl Bed {
         };
         let (tenant, replies) = (Tenant::new("tenant".into(), quota), Mailbox::new(16));
         for (rank, gpu) in (0..).zip(gpus) {
-            // In the others' place a process that is not this one.
-            let pid = if self.stranger == Some(rank) { 0 } else { std::os::unix::process::parent_id() as i32 };
+            let pid = if self.stranger == Some(rank) { 0 } else { OTHERS_PID };
             let peer = PeerCredentials { pid, uid: geteuid().as_raw(), gid: 1 };
             let request = JoinRequest {
                 session: Session::for_tests_of(u64::from(rank), &tenant, peer),

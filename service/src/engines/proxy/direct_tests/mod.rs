@@ -378,7 +378,7 @@ fn two_ranks_of_a_process_on_one_gpu_are_refused() {
     for told in bed.join_on(&[1, 0, 1], 8) {
         let ProxyReply::JoinFailed { class, message, .. } = told else { panic!("it joined") };
         assert_eq!(class, ErrorClass::InvalidUsage);
-        let process = std::os::unix::process::parent_id();
+        let process = bed::OTHERS_PID;
         assert!(message.contains(&format!("ranks 0 and 2 of process {process} are on one GPU")), "{message}");
     }
     assert!(bed.join_on(&[1, 0], 8).iter().all(|told| matches!(told, ProxyReply::Joined { .. })));
