@@ -38,6 +38,13 @@ struct Barrier {
 
 struct Grid;
 
+// Stored, and not seen by others yet.
+struct Stored {
+    uint64_t at;
+    uint32_t bytes;
+    unsigned char value[16];
+};
+
 struct Block {
     Grid* grid;
     uint32_t index, left;
@@ -45,6 +52,7 @@ struct Block {
     std::vector<Thread*> ready;
     Barrier barriers[BARRIERS], warps[WARPS_MAX];
     std::map<const void*, std::unique_ptr<uint64_t[]>> shared;
+    std::vector<Stored> stored;
 };
 
 }  // namespace
@@ -108,6 +116,7 @@ void run_current() {
         default: std::abort();
     }
     machine->current->has_ended = true;
+    if (machine->current->block->left == 1) settle();
     _longjmp(machine->scheduler, 1);
 }
 
@@ -142,6 +151,18 @@ void wait_at(Barrier& barrier, uint32_t count, bool says, void (*once)(void* con
     }
 }
 
+void show(const Stored& stored) { std::memcpy(reinterpret_cast<void*>(stored.at), stored.value, stored.bytes); }
+
+// The first store to what one of them stores to, so that these keep their order.
+void show_any(Block& block) {
+    if (block.stored.empty()) return;
+    const Stored any = block.stored[machine->below(uint32_t(block.stored.size()))];
+    auto overlaps = [&](const Stored& other) { return other.at < any.at + any.bytes && any.at < other.at + other.bytes; };
+    auto first = std::find_if(block.stored.begin(), block.stored.end(), overlaps);
+    show(*first);
+    block.stored.erase(first);
+}
+
 Barrier& own_warp() { return machine->current->block->warps[machine->current->index / 32]; }
 uint32_t lanes() {
     const Thread& own = *machine->current;
@@ -167,7 +188,10 @@ void together(void* own, void (*once)(void* const (&of)[32], uint32_t lanes_of))
     machine->current->tells = own;
     wait_at(own_warp(), lanes(), false, once);
 }
-void pass_turn() { yield(); }
+void pass_turn() {
+    show_any(*machine->current->block);
+    yield();
+}
 void step() {
     if (machine->below(8) == 0) yield();
 }
@@ -181,6 +205,31 @@ void* shared_memory(const void* key, size_t bytes) {
         std::memset(memory.get(), 0xa5, (bytes + 7) / 8 * 8);
     }
     return memory.get();
+}
+void get(uint64_t from, void* value, uint32_t bytes) {
+    check_aligned(from, bytes);
+    // What the block has stored there itself, from then on everybody sees.
+    auto& stored = machine->current->block->stored;
+    auto is_there = [&](const Stored& other) {
+        bool is = other.at < from + bytes && from < other.at + other.bytes;
+        if (is) show(other);
+        return is;
+    };
+    stored.erase(std::remove_if(stored.begin(), stored.end(), is_there), stored.end());
+    std::memcpy(value, reinterpret_cast<const void*>(from), bytes);
+}
+void put(uint64_t to, const void* value, uint32_t bytes) {
+    check_aligned(to, bytes);
+    Block& block = *machine->current->block;
+    Stored stored{to, bytes, {}};
+    std::memcpy(stored.value, value, bytes);
+    block.stored.push_back(stored);
+    while (machine->below(2) == 0) show_any(block);
+}
+void settle() {
+    auto& stored = machine->current->block->stored;
+    for (const Stored& one : stored) show(one);
+    stored.clear();
 }
 void check_aligned(uint64_t at, uint32_t bytes) {
     if (at % bytes == 0) return;

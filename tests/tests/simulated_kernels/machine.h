@@ -64,19 +64,22 @@ T& in_shared_memory() {
     return *static_cast<T*>(shared_memory(&key, sizeof(T)));
 }
 
-// Memory that is loaded or stored at once is aligned to its length: elsewhere a GPU fails.
+// Memory as other GPUs see it: what a block stores comes there in any order, and late, but before what one of its threads stores behind a fence. The block itself sees it at
+// once. Memory that is loaded or stored at once is aligned to its length: elsewhere a GPU fails.
+void get(uint64_t from, void* value, uint32_t bytes);
+void put(uint64_t to, const void* value, uint32_t bytes);
+// All of the block's is there.
+void settle();
 void check_aligned(uint64_t at, uint32_t bytes);
 template <class T>
 T load(uint64_t from) {
-    check_aligned(from, sizeof(T));
     T value;
-    std::memcpy(&value, reinterpret_cast<const void*>(from), sizeof(T));
+    get(from, &value, sizeof(T));
     return value;
 }
 template <class T>
 void store(uint64_t to, T value) {
-    check_aligned(to, sizeof(T));
-    std::memcpy(reinterpret_cast<void*>(to), &value, sizeof(T));
+    put(to, &value, sizeof(T));
 }
 template <class TO, class FROM>
 TO bits(FROM from) {
@@ -115,7 +118,7 @@ inline uint32_t __popc(uint32_t value) { return uint32_t(__builtin_popcount(valu
 template <class T>
 T __ldg(const T* from) {
     simulated::step();
-    return *from;
+    return *from;  // what is there for as long as the kernel runs
 }
 template <class T, class V>
 T atomicAdd(T* to, V value) {
@@ -152,7 +155,10 @@ inline void store_aligned(uint64_t to, uint4 v) {
     simulated::step();
     simulated::store(to, v);
 }
-inline void fence_system() { simulated::step(); }
+inline void fence_system() {
+    simulated::step();
+    simulated::settle();
+}
 inline uint64_t load_acquire(uint64_t from) {
     simulated::step();
     return simulated::load<uint64_t>(from);
@@ -161,11 +167,14 @@ inline void store_relaxed(uint64_t to, uint64_t v) {
     simulated::step();
     simulated::store(to, v);
 }
-inline void add_release(uint64_t to, uint64_t v) {
+inline void add_relaxed(uint64_t to, uint64_t v) {
     simulated::step();
-    simulated::store(to, simulated::load<uint64_t>(to) + v);
+    atomicAdd(reinterpret_cast<uint64_t*>(to), v);
 }
-inline void add_relaxed(uint64_t to, uint64_t v) { add_release(to, v); }
+inline void add_release(uint64_t to, uint64_t v) {
+    simulated::settle();
+    add_relaxed(to, v);
+}
 inline uint64_t global_ns() { return simulated::steps(); }
 inline void pass_turn() { simulated::pass_turn(); }
 
@@ -196,7 +205,9 @@ inline void store_together(uint64_t to, uint4 v) {
     simulated::together(&own, [](void* const(&of)[32], uint32_t lanes) {
         simulated::step();
         for (uint32_t lane = 0; lane < lanes; lane++) {
-            simulated::store(static_cast<Line*>(of[lane])->at, static_cast<Line*>(of[lane])->v);
+            const Line& line = *static_cast<Line*>(of[lane]);
+            simulated::check_aligned(line.at, 16);
+            std::memcpy(reinterpret_cast<void*>(line.at), &line.v, sizeof(line.v));
         }
     });
 }

@@ -1,7 +1,8 @@
 //! The kernels of `kernels/cuda` on a processor: their sources, compiled for it, with every thread a fiber and a seed that decides which one runs
 //! (`machine.h`). Random collectives, one behind the other on each rank, in small areas, of which slots are used again soon.
 //!
-//! Shown are indices, lengths, alignment, and what waits for what, in many orders. Not shown is what GPUs make of fences: here every store is seen at once.
+//! Shown are indices, lengths, alignment, what waits for what, and missing fences behind stores: these come to other GPUs late and in any order. Loads that a GPU
+//! makes too early are not (decision 040).
 
 use std::ffi::c_void;
 use std::path::{Path, PathBuf};
