@@ -277,8 +277,9 @@ void resume(Thread* thread) {
 }  // namespace
 }  // namespace simulated
 
-// Runs launches to their ends. Returns how many turns that took; 0: more than `turns_max`, or nobody can go on.
-extern "C" uint64_t mccs_simulate(const simulated::Launch* launches, uint32_t count, uint64_t seed, uint64_t turns_max) {
+// Runs launches to their ends. Returns how many turns that took; 0: more than `turns_max`, or nobody can go on. Sets a word after some turns.
+extern "C" uint64_t mccs_simulate(const simulated::Launch* launches, uint32_t count, uint64_t seed, uint64_t turns_max, uint64_t* abort_word,
+                                  uint64_t abort_after) {
     using namespace simulated;
     Machine own;
     own.state = seed;
@@ -297,6 +298,7 @@ extern "C" uint64_t mccs_simulate(const simulated::Launch* launches, uint32_t co
     for (auto& stream : streams) slow[stream.first] = own.below(2) * own.below(512);
     size_t at = 0;
     for (; !own.blocks.empty() && own.taken < turns_max; own.taken++) {
+        if (own.taken == abort_after) *abort_word = 1;
         // Some GPUs fall far behind others, for a time, and a block goes on for a while.
         if (own.below(4096) == 0) {
             for (auto& stream : slow) stream.second = own.below(2) * own.below(512);
