@@ -144,8 +144,17 @@ impl Member {
         })
     }
 
+    /// Ends the communicator on all ranks, and waits until they can know why: for what the driver returned, if it is that.
+    pub(super) fn end(&self, cuda_error: Option<u32>) -> Result<(), Error> {
+        let request = Request::AbortComm { comm: self.handle, cuda_error };
+        // The service stops what runs once it has said the reason. Where it does not answer, or is gone, nobody else does.
+        let asked = self.client.0.requests.call_patiently(request, || self.stop());
+        self.stop();
+        asked.map(drop)
+    }
+
     /// Ends this communicator's kernels, if the rank has not left.
-    pub(super) fn stop(&self) {
+    fn stop(&self) {
         self.unless_left(DirectPage::abort);
     }
 

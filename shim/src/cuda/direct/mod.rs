@@ -357,12 +357,9 @@ impl DirectCommunicator {
 
     /// See [`super::CudaCommunicator::abort`].
     pub(super) fn abort(&self) -> Result<(), Error> {
-        let request = Request::AbortComm { comm: self.member.handle, cuda_error: None };
-        // The service stops what runs once it has said the reason. Where it does not answer, or is gone, nobody else does.
-        let asked = self.member.client.0.requests.call_patiently(request, || self.member.stop());
-        self.member.stop();
+        let asked = self.member.end(None);
         // The service knows it no more once it has left: then there is nothing to end.
-        if self.member.has_left() { Ok(()) } else { asked.map(drop) }
+        if self.member.has_left() { Ok(()) } else { asked }
     }
 
     /// The service may free areas once all ranks have left: so not before this one's kernels have ended.
@@ -379,9 +376,7 @@ impl DirectCommunicator {
         let ended = ended.and(member.wait_for_kernels(self.counter(), launched, has_captured, &large));
         // What may still run must not meet what comes to lie there next: nobody uses again what has failed.
         let ended = ended.inspect_err(|error| {
-            let request = Request::AbortComm { comm: member.handle, cuda_error: error.cuda_code() };
-            let _ = member.client.0.requests.call_patiently(request, || member.stop());
-            member.stop();
+            let _ = member.end(error.cuda_code());
         });
         member.leave();
         member.client.0.requests.call(Request::DestroyComm { comm: member.handle }, &[])?;
