@@ -46,8 +46,8 @@ pub struct Session {
 /// What the GPUs' driver opens in one process that another has named to it by a handle, as decision 039 has seen it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Opens {
-    /// Memory: where the number that each has in its own PID namespace is not the other's. It takes equal ones for a process' own handles, which it opens
-    /// nobody.
+    /// Memory: where the number that each process has in its own PID namespace is not the other's. A handle with the opener's own number the driver takes
+    /// for the opener's own, and refuses.
     pub memory: bool,
     /// Events: between processes of one user, in one PID namespace, with one `/dev/shm`.
     pub events: bool,

@@ -133,7 +133,7 @@ pub enum CudaHandles {
     /// By the driver's handles, where it opens them, and otherwise by file descriptors.
     #[default]
     Auto,
-    /// By file descriptors alone. What has none, as what `cudaMalloc` allocates, is copied for the service's copy engines.
+    /// By file descriptors alone: for tenants who must not read each other's memory, since who guesses a handle opens it. What has none, as what `cudaMalloc` allocates, is copied for the service's copy engines.
     Never,
 }
 

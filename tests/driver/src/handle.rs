@@ -15,16 +15,15 @@ const MAGIC: u64 = u64::from_be_bytes(*b"emuIPCv1");
 #[repr(C)]
 struct Fields {
     magic: u64,
+    bytes: u64,
+    nonce: u64,
     /// In its own PID namespace.
     pid: u32,
     in_proc: u32,
     fd: u32,
     what: u32,
     device: u32,
-    reserved: u32,
-    bytes: u64,
-    nonce: u64,
-    reserved_too: [u64; 2],
+    reserved: [u32; 5],
 }
 
 const _: () = assert!(size_of::<Fields>() == 64);
@@ -41,17 +40,14 @@ fn code(what: What) -> u32 {
 pub(crate) fn of(physical: &Physical) -> Handle {
     let Name { what, device, bytes, nonce } = physical.name;
     let (pid, in_proc, fd) = (std::process::id(), number_in_proc(), physical.number());
-    let (what, device, (reserved, reserved_too)) = (code(what), device as u32, Default::default());
-    bytemuck::cast(Fields { magic: MAGIC, pid, in_proc, fd, what, device, reserved, bytes, nonce, reserved_too })
+    let (what, device) = (code(what), device as u32);
+    bytemuck::cast(Fields { magic: MAGIC, bytes, nonce, pid, in_proc, fd, what, device, reserved: [0; 5] })
 }
 
 /// What a handle names, which another process has made.
 pub(crate) fn open(handle: &Handle, what: What) -> Done<Physical> {
     let fields: Fields = bytemuck::pod_read_unaligned(handle);
-    if fields.magic != MAGIC
-        || fields.what != code(what)
-        || (fields.reserved, fields.reserved_too) != Default::default()
-    {
+    if fields.magic != MAGIC || fields.what != code(what) || fields.reserved != [0; 5] {
         return Err(INVALID_VALUE);
     }
     // As the driver: nothing is opened where it was made, which is any process with that number, be it in another PID namespace.

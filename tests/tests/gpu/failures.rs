@@ -1,9 +1,9 @@
 //! Ranks that abort, do not come, or are killed: the others are told who it was, and GPUs' memory comes back.
 
-use anyhow::ensure;
 use std::sync::Arc;
 use std::time::Duration;
 
+use anyhow::ensure;
 use mccs_cuda::{Context, OwnedStream, gpus};
 use mccs_tests::TestService;
 

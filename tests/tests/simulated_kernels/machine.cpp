@@ -110,7 +110,6 @@ void run_current() {
     const Launch& launch = *machine->current->block->grid->launch;
     switch (launch.args_bytes) {
         case sizeof(DirectArgs): call<DirectArgs>(launch); break;
-        case sizeof(ReduceArgs): call<ReduceArgs>(launch); break;
         case sizeof(PointsArgs<MESSAGES_FEW>): call<PointsArgs<MESSAGES_FEW>>(launch); break;
         case sizeof(PointsArgs<MESSAGES_MANY>): call<PointsArgs<MESSAGES_MANY>>(launch); break;
         default: std::abort();
@@ -164,7 +163,7 @@ void show_any(Block& block) {
 }
 
 Barrier& own_warp() { return machine->current->block->warps[machine->current->index / 32]; }
-uint32_t lanes() {
+uint32_t warp_lanes() {
     const Thread& own = *machine->current;
     return min(32u, uint32_t(own.block->threads.size()) - own.index / 32 * 32);
 }
@@ -181,12 +180,12 @@ Met meet(uint32_t barrier, uint32_t threads, bool says) {
     return machine->current->met;
 }
 Met meet_warp(bool says) {
-    wait_at(own_warp(), lanes(), says, nullptr);
+    wait_at(own_warp(), warp_lanes(), says, nullptr);
     return machine->current->met;
 }
-void together(void* own, void (*once)(void* const (&of)[32], uint32_t lanes_of)) {
+void together(void* own, void (*once)(void* const (&of)[32], uint32_t lanes)) {
     machine->current->tells = own;
-    wait_at(own_warp(), lanes(), false, once);
+    wait_at(own_warp(), warp_lanes(), false, once);
 }
 void pass_turn() {
     show_any(*machine->current->block);

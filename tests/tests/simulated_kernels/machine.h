@@ -2,7 +2,6 @@
 // instruction by which GPUs see each other's memory. Included in the place of kernels/cuda/include/instructions.cuh.
 #pragma once
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <map>
@@ -39,7 +38,7 @@ Index block_index();
 Index block_threads();
 Index grid_blocks();
 
-// What one thread of a warp, or of a block, tells the others when they meet.
+// What threads that have met know of what each of them said.
 struct Met {
     bool any, all;
 };

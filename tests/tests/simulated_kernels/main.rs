@@ -409,7 +409,7 @@ fn groups_of_sends_and_receives_in_any_order_of_threads() {
         let mut group = || -> Vec<Sent> {
             let pairs = (0..nranks).flat_map(|from| (0..nranks).map(move |to| (from, to)));
             let messages: Vec<_> =
-                pairs.flat_map(|pair| (0..draw(&mut random, &[0, 0, 1, 3])).map(move |_| pair)).collect();
+                pairs.flat_map(|pair| (0..draw(&mut random, &[0, 0, 1, 3, 12])).map(move |_| pair)).collect();
             let long = draw(&mut random, &[4, 400, 9000]);
             messages
                 .into_iter()
