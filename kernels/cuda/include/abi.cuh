@@ -14,6 +14,12 @@ constexpr uint32_t KEEP = 4;    // the receiver's result goes to the receive buf
 constexpr uint32_t SCALED = 8;  // contributions are multiplied by their rank's scalar first
 constexpr uint32_t SCALAR_AT = 16;  // scalar_bits is where the scalar lies, as an element of scalar_dtype
 
+// A small operation's message: it begins so many bytes behind the buffer's begin. None: 0 bytes.
+struct Part {
+    uint32_t at;
+    uint32_t bytes;
+};
+
 struct DirectArgs {
     uint64_t send;
     uint64_t recv;
@@ -53,8 +59,14 @@ struct DirectArgs {
     uint32_t scalar_dtype;
     uint32_t dealer;  // the rank that deals out chunks, or RANKS_MAX: every block has a slice
     uint32_t chunks;  // where they are dealt out: of the longest message
+    // Of small operations, by rank.
+    Part sends[RANKS_MAX];
+    Part recvs[RANKS_MAX];  // what is combined goes nowhere
+    Part outs[RANKS_MAX];   // two shots: shards of others
+    Part own;               // what this rank sends itself, or contributes
+    Part result;            // where that, or what it combines, goes
 };
-static_assert(sizeof(DirectArgs) == 272 && offsetof(DirectArgs, sequence) == 184, "as in abi.rs");
+static_assert(sizeof(DirectArgs) == 480 && offsetof(DirectArgs, sequence) == 184, "as in abi.rs");
 
 struct ReduceArgs {
     uint64_t sources[RANKS_MAX];       // in the order they are combined in

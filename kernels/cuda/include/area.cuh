@@ -40,14 +40,6 @@ __device__ inline uint64_t deal_at(const DirectArgs& a, uint32_t in, uint32_t bl
     uint64_t ring = (number_of(a) & 1) * a.area_blocks + block;
     return a.areas[in] + a.deals_offset + (ring * DEALS + step % DEALS) * 16;
 }
-__device__ inline uint64_t packets_at(const DirectArgs& a, uint32_t in, uint32_t from) {
-    uint64_t slot = (number_of(a) & 1) * (a.nranks - 1) + peer_index(from, in);
-    return a.areas[in] + a.packets_offset + slot * a.packet_slot_bytes;
-}
-__device__ inline uint64_t lines_at(const DirectArgs& a, uint32_t in, uint32_t from) {
-    uint64_t slot = (number_of(a) & 1) * (a.nranks - 1) + peer_index(from, in);
-    return a.areas[in] + a.lines_offset + slot * a.line_slot_bytes;
-}
 // Of the slot for a step, in the area of a rank for which the sender is its `index`th peer.
 __device__ inline uint64_t slot_offset(const DirectArgs& a, uint32_t index, uint32_t phase, uint32_t block, uint32_t step) {
     uint64_t ring = ((number_of(a) & 1) * PHASES + phase) * a.area_blocks + block;
@@ -106,21 +98,25 @@ __device__ inline void stamp_begin(const DirectArgs& a) {
     if (a.call != 0 && blockIdx.x == 0 && threadIdx.x == 0) store_aligned(stamp_at(a), vector(a.call, global_ns()));
 }
 
+// Whether what a kernel has stored is there for whoever sees that it has ended, or the kernel's end, on its stream, is soon enough.
+enum class Order { RELEASED, RELAXED };
+
 // Ends an operation: called by all threads of all blocks. Operations are the upper half of the area's first word: every
 // block adds its share, without waiting for an answer, and all shares make one operation. Nobody polls the word on another
 // GPU, and nothing goes to the host: that would take longer than a small operation does. One that was aborted counts as well, and has no stamp:
 // the next on another stream waits for it.
+template <Order ORDER>
 __device__ inline void finish(const DirectArgs& a, bool aborted) {
     aborted = __syncthreads_or(aborted);
     if (threadIdx.x != 0) return;
+    auto count = [&](uint64_t share) {
+        ORDER == Order::RELEASED ? add_release(a.areas[a.rank], share) : add_relaxed(a.areas[a.rank], share);
+    };
     constexpr uint64_t OPERATION = uint64_t(1) << 32;
-    if (blockIdx.x != 0 || a.call == 0 || aborted) {
-        add_release(a.areas[a.rank], blockIdx.x == 0 ? OPERATION - (gridDim.x - 1) : 1);
-        return;
-    }
+    if (blockIdx.x != 0 || a.call == 0 || aborted) return count(blockIdx.x == 0 ? OPERATION - (gridDim.x - 1) : 1);
     // Before its number may change.
     uint64_t number = number_of(a), stamp = stamp_at(a);
-    add_release(a.areas[a.rank], OPERATION - (gridDim.x - 1));
+    count(OPERATION - (gridDim.x - 1));
     add_relaxed(a.areas[a.rank] + PAYLOAD_OFFSET, a.call << 8 >> 8);
     store_aligned(stamp + 16, vector(number, global_ns()));
 }

@@ -61,6 +61,41 @@ __device__ inline uint64_t global_ns() {
 // Of a wait: nothing is to be done on a GPU.
 __device__ inline void pass_turn() {}
 
+// Loads and stores under a condition, without a branch: where it does not hold, the value stays.
+__device__ inline void load8_if(bool there, uint64_t from, uint32_t& low, uint32_t& high) {
+    asm volatile("{ .reg .pred p; setp.ne.u32 p, %3, 0; @p ld.volatile.global.v2.u32 {%0,%1}, [%2]; }"
+                 : "+r"(low), "+r"(high)
+                 : "l"(from), "r"(uint32_t(there))
+                 : "memory");
+}
+__device__ inline void load4_if(bool there, uint64_t from, uint32_t& v) {
+    asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p ld.volatile.global.u32 %0, [%1]; }"
+                 : "+r"(v)
+                 : "l"(from), "r"(uint32_t(there))
+                 : "memory");
+}
+__device__ inline void store8_if(bool there, uint64_t to, uint32_t low, uint32_t high) {
+    asm volatile("{ .reg .pred p; setp.ne.u32 p, %3, 0; @p st.volatile.global.v2.u32 [%0], {%1,%2}; }" ::"l"(to), "r"(low),
+                 "r"(high), "r"(uint32_t(there))
+                 : "memory");
+}
+__device__ inline void store4_if(bool there, uint64_t to, uint32_t v) {
+    asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p st.volatile.global.u32 [%0], %1; }" ::"l"(to), "r"(v),
+                 "r"(uint32_t(there))
+                 : "memory");
+}
+__device__ inline void load_volatile_if(bool there, uint64_t from, uint4& v) {
+    asm volatile("{ .reg .pred p; setp.ne.u32 p, %5, 0; @p ld.volatile.global.v4.u32 {%0,%1,%2,%3}, [%4]; }"
+                 : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)
+                 : "l"(from), "r"(uint32_t(there))
+                 : "memory");
+}
+__device__ inline void store_volatile_if(bool there, uint64_t to, uint4 v) {
+    asm volatile("{ .reg .pred p; setp.ne.u32 p, %5, 0; @p st.volatile.global.v4.u32 [%0], {%1,%2,%3,%4}; }" ::"l"(to),
+                 "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(uint32_t(there))
+                 : "memory");
+}
+
 // Sixteen bytes that another GPU sees in parts of eight or more.
 __device__ inline void store_volatile(uint64_t to, uint4 v) {
     asm volatile("st.volatile.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
@@ -74,19 +109,19 @@ __device__ inline uint4 load_volatile(uint64_t from) {
     return v;
 }
 
-// The same by all lanes of a warp at once: one instruction for what they store or load, wherever they come from.
-__device__ inline void store_together(uint64_t to, uint4 v) {
-    asm volatile("bar.warp.sync 0xffffffff;\n\tst.volatile.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(to), "r"(v.x), "r"(v.y),
-                 "r"(v.z), "r"(v.w)
-                 : "memory");
+// The same by all lanes of a warp at once: one instruction for what they store or load, wherever they come from. The condition is the same for all.
+__device__ inline void store_together_if(bool there, uint64_t to, uint4 v) {
+    asm volatile(
+        "{ .reg .pred p; setp.ne.u32 p, %5, 0; bar.warp.sync 0xffffffff;\n\t@p st.volatile.global.v4.u32 [%0], {%1,%2,%3,%4}; }" ::"l"(to),
+        "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(uint32_t(there))
+        : "memory");
 }
-__device__ inline uint4 load_together(uint64_t from) {
-    uint4 v;
-    asm volatile("bar.warp.sync 0xffffffff;\n\tld.volatile.global.v4.u32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(from)
-                 : "memory");
-    return v;
+__device__ inline void load_together_if(bool there, uint64_t from, uint4& v) {
+    asm volatile(
+        "{ .reg .pred p; setp.ne.u32 p, %5, 0; bar.warp.sync 0xffffffff;\n\t@p ld.volatile.global.v4.u32 {%0,%1,%2,%3}, [%4]; }"
+        : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)
+        : "l"(from), "r"(uint32_t(there))
+        : "memory");
 }
 
 // A barrier of some of the block's warps that also tells all of them whether any is to stop.

@@ -15,31 +15,25 @@ constexpr uint32_t PACKETS_THREADS_MAX = 512;
 
 __device__ inline bool in(uint32_t mask, uint32_t rank) { return mask >> rank & 1; }
 
-// How many of the eight bytes at a place are there in a message of `bytes`.
-__device__ inline uint32_t bytes_at(uint64_t bytes, uint64_t at) {
-    return at < bytes ? uint32_t(min(uint64_t(8), bytes - at)) : 0;
-}
-
 // A form says how a warp moves a unit of data: each lane has sixteen bytes of it, in two parts of eight, so that enough loads are in flight
 // and every store of the warp is one contiguous range.
 
+// No part: behind every message's end.
+constexpr uint32_t NOWHERE = 1u << 31;
+
 // The parts of a lane are two packets, half a unit apart.
 struct Packets {
-    static constexpr uint32_t UNIT_BYTES = 512, WIRE_BYTES = 1024, LOADS = 2;
+    static constexpr uint32_t UNIT_BYTES = 512, WIRE_BYTES = 1024, BETWEEN_PARTS = 256, LOADS = 2;
     static constexpr bool LOADS_AGAIN = false;
+    static __device__ uint64_t slots_offset(const DirectArgs& a) { return a.packets_offset; }
+    static __device__ uint32_t slot_bytes(const DirectArgs& a) { return uint32_t(a.packet_slot_bytes); }
     static __device__ uint32_t first() { return threadIdx.x % 32 * 8; }
-    static __device__ uint32_t second() { return first() + UNIT_BYTES / 2; }
-    static __device__ uint64_t slot(const DirectArgs& a, uint32_t in, uint32_t from, bool relayed) {
-        return packets_at(a, in, from) + (relayed ? a.packet_slot_bytes / 2 : 0);
-    }
-    static __device__ void store(uint64_t to, uint64_t left, uint4 data, uint32_t flag) {
-        if (first() < left) store_packet(to + first() * 2, low(data), flag);
-        if (second() < left) store_packet(to + second() * 2, high(data), flag);
-    }
-    static __device__ uint32_t part(uint32_t load) { return load == 0 ? first() : second(); }
-    static __device__ bool expects(uint32_t load, uint64_t left) { return part(load) < left; }
-    static __device__ uint4 load(uint64_t from, uint32_t load) { return load_packet(from + part(load) * 2); }
-    static __device__ bool complete(uint4 packet, uint32_t flag) { return packet_complete(packet, flag); }
+    static __device__ uint32_t second() { return first() + BETWEEN_PARTS; }
+    static __device__ uint32_t on_wire() { return threadIdx.x % 32 * 16; }
+    // What is waited for in the place of a part that does not come.
+    static __device__ uint4 empty(uint32_t flag) { return make_uint4(0, flag, 0, flag); }
+    // 0: it is there.
+    static __device__ uint32_t missing(uint4 packet, uint32_t flag) { return (packet.y ^ flag) | (packet.w ^ flag); }
     static __device__ uint4 data(const uint4 (&packets)[LOADS]) {
         return make_uint4(packets[0].x, packets[0].z, packets[1].x, packets[1].z);
     }
@@ -51,179 +45,310 @@ struct Packets {
 // out as a whole where GPUs are joined by NVLink: nobody promises that, but NCCL's LL128 has relied on it from Volta on. So all of a warp store
 // and load, also behind a message's end, and meet where they do: a compiler that sent flags and data different ways would tear lines.
 struct Lines {
-    static constexpr uint32_t UNIT_BYTES = 480, WIRE_BYTES = 512, LOADS = 1;
+    static constexpr uint32_t UNIT_BYTES = 480, WIRE_BYTES = 512, BETWEEN_PARTS = 8, LOADS = 1;
     // A load may see a flag and not yet what was stored with it; one that begins when the flag was seen does not.
     static constexpr bool LOADS_AGAIN = true;
+    static __device__ uint64_t slots_offset(const DirectArgs& a) { return a.lines_offset; }
+    static __device__ uint32_t slot_bytes(const DirectArgs& a) { return uint32_t(a.line_slot_bytes); }
     static __device__ uint32_t lane() { return threadIdx.x % 32; }
     static __device__ bool has_flag() { return lane() % 8 == 7; }
     static __device__ uint32_t first() { return lane() / 8 * (UNIT_BYTES / 4) + lane() % 8 * 16; }
-    static __device__ uint32_t second() { return has_flag() ? ~0u : first() + 8; }
-    static __device__ uint64_t slot(const DirectArgs& a, uint32_t in, uint32_t from, bool relayed) {
-        return lines_at(a, in, from) + (relayed ? a.line_slot_bytes / 2 : 0);
-    }
-    static __device__ void store(uint64_t to, uint64_t left, uint4 data, uint32_t flag) {
-        uint32_t z = has_flag() ? flag : data.z, w = has_flag() ? flag : data.w;
-        if (left != 0) store_together(to + lane() * 16, make_uint4(data.x, data.y, z, w));
-    }
-    static __device__ bool expects(uint32_t, uint64_t left) { return left != 0; }
-    static __device__ uint4 load(uint64_t from, uint32_t) { return load_together(from + lane() * 16); }
-    static __device__ bool complete(uint4 part, uint32_t flag) { return !has_flag() || (part.z == flag && part.w == flag); }
+    static __device__ uint32_t second() { return has_flag() ? NOWHERE : first() + BETWEEN_PARTS; }
+    static __device__ uint32_t on_wire() { return lane() * 16; }
+    static __device__ uint4 empty(uint32_t flag) { return has_flag() ? make_uint4(0, 0, flag, flag) : make_uint4(0, 0, 0, 0); }
+    static __device__ uint32_t missing(uint4 part, uint32_t flag) { return has_flag() ? (part.z ^ flag) | (part.w ^ flag) : 0; }
     static __device__ uint4 data(const uint4 (&parts)[LOADS]) { return parts[0]; }
     // A line is loaded anew by all its lanes.
     static __device__ bool all(bool complete) { return __all_sync(~0u, complete); }
     static __device__ bool any(bool exhausted) { return __any_sync(~0u, exhausted); }
 };
 
-// Which units of a message a warp has.
+// A unit of every message, and where this lane's parts of it begin.
 template <class FORM>
-struct Units {
-    uint64_t first, stride;  // in bytes of data
-    __device__ Units() {
-        uint32_t warps = blockDim.x / 32, warp = blockIdx.x * warps + threadIdx.x / 32;
-        first = uint64_t(warp) * FORM::UNIT_BYTES;
-        stride = uint64_t(gridDim.x * warps) * FORM::UNIT_BYTES;
+struct Unit {
+    uint32_t at, first, second, wire;
+    __device__ explicit Unit(uint32_t unit)
+        : at(unit * FORM::UNIT_BYTES), first(at + FORM::first()), second(at + FORM::second()),
+          wire(unit * FORM::WIRE_BYTES + FORM::on_wire()) {}
+};
+
+__device__ inline void store_unit(uint64_t to, Unit<Packets> unit, uint32_t bytes, uint4 data, uint32_t flag) {
+    store_volatile_if(unit.first < bytes, to, make_uint4(data.x, flag, data.y, flag));
+    store_volatile_if(unit.second < bytes, to + Packets::WIRE_BYTES / 2, make_uint4(data.z, flag, data.w, flag));
+}
+__device__ inline void store_unit(uint64_t to, Unit<Lines> unit, uint32_t bytes, uint4 data, uint32_t flag) {
+    uint32_t z = Lines::has_flag() ? flag : data.z, w = Lines::has_flag() ? flag : data.w;
+    store_together_if(unit.at < bytes, to, make_uint4(data.x, data.y, z, w));
+}
+__device__ inline void load_unit(uint64_t from, Unit<Packets> unit, uint32_t bytes, uint4 (&packets)[Packets::LOADS]) {
+    load_volatile_if(unit.first < bytes, from, packets[0]);
+    load_volatile_if(unit.second < bytes, from + Packets::WIRE_BYTES / 2, packets[1]);
+}
+__device__ inline void load_unit(uint64_t from, Unit<Lines> unit, uint32_t bytes, uint4 (&parts)[Lines::LOADS]) {
+    load_together_if(unit.at < bytes, from, parts[0]);
+}
+
+// What the warps of an operation do, and its slots, computed once: the smallest operations take as long as their instructions do.
+template <class FORM>
+struct Exchange {
+    const DirectArgs& a;
+    uint32_t number;
+    uint32_t longest;      // bytes of the longest message
+    uint32_t warp, warps;  // a warp has units `warp`, `warp` + `warps`, ... of messages
+    uint32_t slot_bytes;
+    uint64_t slots;        // from where an area begins to them
+
+    __device__ explicit Exchange(const DirectArgs& args) : a(args) {
+        number = number_of(a);
+        longest = uint32_t(is_sharded() ? a.shard_bytes : a.bytes);
+        warp = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+        warps = gridDim.x * (blockDim.x / 32);
+        slot_bytes = FORM::slot_bytes(a);
+        slots = FORM::slots_offset(a) + (number & 1) * (a.nranks - 1) * slot_bytes;
+    }
+    __device__ bool is_sharded() const { return a.shard_bytes != 0; }
+    // Where a message ends whose length may be anything.
+    __device__ uint32_t end() const {
+        bool is_whole = !is_sharded() || (a.bytes & 3) == 0;
+        return is_whole ? uint32_t(a.bytes) : uint32_t(a.bytes) % uint32_t(a.shard_bytes);
+    }
+    // This lane's part of what one rank sends another: in the second half of the slot, what it has combined or passes on.
+    __device__ uint64_t slot(uint32_t in, uint32_t from, bool relayed, const Unit<FORM>& unit) const {
+        return a.areas[in] + (slots + (peer_index(from, in) * slot_bytes + (relayed ? slot_bytes / 2 : 0) + unit.wire));
+    }
+    // Calls for each unit that this warp has; false: the call has said so.
+    template <class CALL>
+    __device__ bool each_unit(uint32_t bytes, CALL call) const {
+        for (uint32_t unit = warp; unit * FORM::UNIT_BYTES < bytes; unit += warps) {
+            if (!call(Unit<FORM>(unit))) return false;
+        }
+        return true;
     }
 };
 
-// A lane's part of the unit at `unit` of a message of `bytes`, as far as it is there.
+// How tenants' buffers are loaded and stored: eight bytes at a time, four, or whatever there is.
+enum class Width { EIGHT, FOUR, ANY };
+
+// `address` has the bits of the addresses of all messages, of which one may end at `end`; the others' lengths are multiples of 4.
 template <class FORM>
-__device__ inline uint4 load_part_of(uint64_t from, uint64_t bytes, uint64_t unit) {
-    uint64_t one = unit + FORM::first(), two = unit + FORM::second();
-    uint32_t first = bytes_at(bytes, one), second = FORM::second() == ~0u ? 0 : bytes_at(bytes, two);
-    uint64_t low = first != 0 ? load8(from + one, first) : 0;
-    return vector(low, second != 0 ? load8(from + two, second) : 0);
-}
-template <class FORM>
-__device__ inline void store_part_of(uint64_t to, uint64_t bytes, uint64_t unit, uint4 data) {
-    uint64_t one = unit + FORM::first(), two = unit + FORM::second();
-    uint32_t first = bytes_at(bytes, one), second = FORM::second() == ~0u ? 0 : bytes_at(bytes, two);
-    if (first != 0) store8(to + one, low(data), first);
-    if (second != 0) store8(to + two, high(data), second);
+__device__ inline Width width(uint64_t address, const Unit<FORM>& unit, uint32_t end) {
+    bool ragged = (end & 3) != 0 && unit.at <= end && end - unit.at < FORM::UNIT_BYTES;
+    if ((address & 3) != 0 || ragged) return Width::ANY;
+    return (address & 7) == 0 ? Width::EIGHT : Width::FOUR;
 }
 
-// What is left of a message at a unit.
-__device__ inline uint64_t left_at(uint64_t bytes, uint64_t unit) { return unit < bytes ? bytes - unit : 0; }
-
-template <class FORM>
-__device__ inline uint64_t on_wire(uint64_t unit) {
-    return unit / FORM::UNIT_BYTES * FORM::WIRE_BYTES;
+// A lane's part of a message in a tenant's buffer, as far as it is there, in few instructions, without a branch: loads of several messages are in
+// flight together. `address` is the first part's.
+template <Width WIDTH, class FORM>
+__device__ inline void load_part_of(uint64_t address, const Unit<FORM>& unit, uint32_t bytes, uint4& data) {
+    auto load = [&](uint64_t from, uint32_t at, uint32_t& low, uint32_t& high) {
+        bool half = at + 4 <= bytes, whole = at + 8 <= bytes;
+        if (WIDTH == Width::EIGHT) load8_if(whole, from, low, high);
+        load4_if(WIDTH == Width::EIGHT ? half && !whole : half, from, low);
+        if (WIDTH == Width::FOUR) load4_if(whole, from + 4, high);
+    };
+    load(address, unit.first, data.x, data.y);
+    load(address + FORM::BETWEEN_PARTS, unit.second, data.z, data.w);
+}
+template <Width WIDTH, class FORM>
+__device__ inline void store_part_of(uint64_t address, const Unit<FORM>& unit, uint32_t bytes, uint4 data) {
+    auto store = [&](uint64_t to, uint32_t at, uint32_t low, uint32_t high) {
+        bool half = at + 4 <= bytes, whole = at + 8 <= bytes;
+        if (WIDTH == Width::EIGHT) store8_if(whole, to, low, high);
+        store4_if(WIDTH == Width::EIGHT ? half && !whole : half, to, low);
+        if (WIDTH == Width::FOUR) store4_if(whole, to + 4, high);
+    };
+    store(address, unit.first, data.x, data.y);
+    store(address + FORM::BETWEEN_PARTS, unit.second, data.z, data.w);
 }
 
-// Sends each peer its message. All of a rank's sends come before its first wait.
+// The same at any address.
+__device__ inline uint32_t bytes_at(uint32_t bytes, uint32_t at) { return at < bytes ? min(8u, bytes - at) : 0; }
+__device__ __noinline__ uint4 load_any_part(uint64_t first, uint32_t first_bytes, uint64_t second, uint32_t second_bytes) {
+    uint64_t low = first_bytes != 0 ? load8_part(first, first_bytes) : 0;
+    return vector(low, second_bytes != 0 ? load8_part(second, second_bytes) : 0);
+}
+__device__ __noinline__ void store_any_part(uint64_t first, uint32_t first_bytes, uint64_t second, uint32_t second_bytes, uint4 data) {
+    if (first_bytes != 0) store8_part(first, low(data), first_bytes);
+    if (second_bytes != 0) store8_part(second, high(data), second_bytes);
+}
 template <class FORM>
-__device__ void packets_send(const DirectArgs& a, Units<FORM> units) {
-    if (a.send_mask == 0) return;
-    bool shared = a.shard_bytes == 0 && a.send_stride == 0;
-    uint64_t longest = a.shard_bytes != 0 ? a.shard_bytes : a.bytes;
-    for (uint64_t unit = units.first; unit < longest; unit += units.stride) {
-        uint4 data[RANKS_MAX];
-        if (shared) {
-            data[0] = load_part_of<FORM>(a.send, a.bytes, unit);
-        } else {
+__device__ inline uint4 load_any_part_of(uint64_t address, const Unit<FORM>& unit, uint32_t bytes) {
+    return load_any_part(address, bytes_at(bytes, unit.first), address + FORM::BETWEEN_PARTS, bytes_at(bytes, unit.second));
+}
+template <class FORM>
+__device__ inline void store_any_part_of(uint64_t address, const Unit<FORM>& unit, uint32_t bytes, uint4 data) {
+    store_any_part(address, bytes_at(bytes, unit.first), address + FORM::BETWEEN_PARTS, bytes_at(bytes, unit.second), data);
+}
+
+template <class FORM>
+__device__ inline uint4 load_part_of(Width width, uint64_t address, const Unit<FORM>& unit, uint32_t bytes) {
+    uint4 data = {};
+    if (width == Width::EIGHT) {
+        load_part_of<Width::EIGHT>(address, unit, bytes, data);
+    } else if (width == Width::FOUR) {
+        load_part_of<Width::FOUR>(address, unit, bytes, data);
+    } else {
+        data = load_any_part_of(address, unit, bytes);
+    }
+    return data;
+}
+template <class FORM>
+__device__ inline void store_part_of(Width width, uint64_t address, const Unit<FORM>& unit, uint32_t bytes, uint4 data) {
+    if (width == Width::EIGHT) {
+        store_part_of<Width::EIGHT>(address, unit, bytes, data);
+    } else if (width == Width::FOUR) {
+        store_part_of<Width::FOUR>(address, unit, bytes, data);
+    } else {
+        store_any_part_of(address, unit, bytes, data);
+    }
+}
+
+template <Width WIDTH, uint32_t RANKS, class FORM>
+__device__ inline void load_row(const DirectArgs& a, const Unit<FORM>& unit, bool shared, bool keeps, uint4 (&row)[RANKS], uint4& own) {
+    uint64_t from = a.send + unit.first;
+    load_part_of<WIDTH>(from + a.own.at, unit, keeps || shared ? a.own.bytes : 0, own);
 #pragma unroll
-            for (uint32_t peer = 0; peer < RANKS_MAX; peer++) {
-                if (in(a.send_mask, peer)) data[peer] = load_part_of<FORM>(send_part(a, peer), part_bytes(a, peer), unit);
+    for (uint32_t s = 0; s < RANKS; s++) {
+        row[s] = make_uint4(0, 0, 0, 0);
+        load_part_of<WIDTH>(from + a.sends[s].at, unit, shared ? 0 : a.sends[s].bytes, row[s]);
+    }
+}
+
+// Sends each peer its message, and this rank its own. All of a rank's sends come before its first wait.
+template <uint32_t RANKS, class FORM>
+__device__ void packets_send(const Exchange<FORM>& e) {
+    const DirectArgs& a = e.a;
+    bool keeps = (a.flags & OWN) != 0 && !e.is_sharded() && a.send + a.own.at != a.recv + a.result.at;
+    bool shared = !e.is_sharded() && a.send_stride == 0;
+    if (a.send_mask == 0 && !keeps) return;
+    e.each_unit(e.longest, [&](const Unit<FORM>& unit) {
+        uint64_t from = a.send + unit.first;
+        uint4 own = {};
+        Width loads = width(a.send | a.send_stride, unit, e.end());
+        if (loads == Width::ANY) {
+#pragma unroll 1
+            for (uint32_t left = a.send_mask; left != 0; left &= left - 1) {
+                uint32_t peer = __ffs(left) - 1;
+                uint4 data = load_any_part_of(from + a.sends[peer].at, unit, a.sends[peer].bytes);
+                store_unit(e.slot(peer, a.rank, false, unit), unit, a.sends[peer].bytes, data, e.number);
+            }
+            if (keeps) own = load_any_part_of(from + a.own.at, unit, a.own.bytes);
+        } else {
+            uint4 row[RANKS];
+            if (loads == Width::EIGHT) {
+                load_row<Width::EIGHT>(a, unit, shared, keeps, row, own);
+            } else {
+                load_row<Width::FOUR>(a, unit, shared, keeps, row, own);
+            }
+#pragma unroll
+            for (uint32_t s = 0; s < RANKS; s++) {
+                if (shared) row[s] = own;
+                store_unit(e.slot(s, a.rank, false, unit), unit, a.sends[s].bytes, row[s], e.number);
             }
         }
-#pragma unroll 1
-        for (uint32_t left = a.send_mask; left != 0; left &= left - 1) {
-            uint32_t peer = __ffs(left) - 1;
-            uint64_t to = FORM::slot(a, peer, a.rank, false) + on_wire<FORM>(unit);
-            FORM::store(to, left_at(part_bytes(a, peer), unit), data[shared ? 0 : peer], number_of(a));
+        if (keeps) {
+            Width stores = width(a.recv | a.recv_stride, unit, e.end());
+            store_part_of(stores, a.recv + a.result.at + unit.first, unit, a.own.bytes, own);
         }
-    }
+        return true;
+    });
 }
 
-// What this rank has for itself.
+// What a root that sends shards has for itself: the whole buffer.
 template <class FORM>
-__device__ void packets_own(const DirectArgs& a, Units<FORM> units) {
-    bool sharded = a.shard_bytes != 0;
-    uint64_t from = sharded ? a.send : send_part(a, a.rank), to = sharded ? a.recv : recv_part(a, a.rank);
-    if ((a.flags & OWN) == 0 || from == to) return;
-    for (uint64_t unit = units.first; unit < a.bytes; unit += units.stride) {
-        store_part_of<FORM>(to, a.bytes, unit, load_part_of<FORM>(from, a.bytes, unit));
-    }
+__device__ void packets_own(const Exchange<FORM>& e) {
+    const DirectArgs& a = e.a;
+    if ((a.flags & OWN) == 0 || !e.is_sharded() || a.send == a.recv) return;
+    uint32_t bytes = uint32_t(a.bytes);
+    e.each_unit(bytes, [&](const Unit<FORM>& unit) {
+        uint4 data = load_part_of(width(a.send, unit, bytes), a.send + unit.first, unit, bytes);
+        store_part_of(width(a.recv, unit, bytes), a.recv + unit.first, unit, bytes, data);
+        return true;
+    });
 }
 
 // Gives this rank's result to whom it is for: in the second halves of slots.
 template <class FORM>
-__device__ inline void packets_relay(const DirectArgs& a, uint64_t unit, uint4 data) {
+__device__ inline void packets_relay(const Exchange<FORM>& e, const Unit<FORM>& unit, uint4 data) {
 #pragma unroll 1
-    for (uint32_t left = a.relay_mask; left != 0; left &= left - 1) {
-        uint64_t to = FORM::slot(a, __ffs(left) - 1, a.rank, true) + on_wire<FORM>(unit);
-        FORM::store(to, left_at(part_bytes(a, a.rank), unit), data, number_of(a));
+    for (uint32_t left = e.a.relay_mask; left != 0; left &= left - 1) {
+        store_unit(e.slot(__ffs(left) - 1, e.a.rank, true, unit), unit, e.a.own.bytes, data, e.number);
     }
 }
 
-// Waits for a lane's part of the messages of all ranks in `mask`: their loads are in flight together. False: aborted.
-template <class FORM, class BYTES>
-__device__ bool packets_await(const DirectArgs& a, uint32_t mask, bool relayed, uint64_t unit, BYTES bytes,
-                              uint4 (&data)[RANKS_MAX]) {
-    Patience patience(a.abort_word);
-    uint4 arrivals[RANKS_MAX][FORM::LOADS];
-    uint32_t expected[FORM::LOADS] = {};
-    for (uint32_t s = 0; s < a.nranks; s++) {
+// Waits for a lane's part of all messages: their loads are in flight together. False: aborted.
+template <uint32_t RANKS, class FORM>
+__device__ bool packets_await(const Exchange<FORM>& e, const Part (&messages)[RANKS_MAX], bool relayed, const Unit<FORM>& unit,
+                              uint4 (&row)[RANKS]) {
+    Patience patience(e.a.abort_word);
+    uint4 parts[RANKS][FORM::LOADS];
 #pragma unroll
-        for (uint32_t l = 0; l < FORM::LOADS; l++) {
-            expected[l] |= uint32_t(in(mask, s) && FORM::expects(l, left_at(bytes(s), unit))) << s;
-        }
+    for (uint32_t s = 0; s < RANKS; s++) {
+#pragma unroll
+        for (uint32_t l = 0; l < FORM::LOADS; l++) parts[s][l] = FORM::empty(e.number);
     }
+    auto load = [&] {
+#pragma unroll
+        for (uint32_t s = 0; s < RANKS; s++) load_unit(e.slot(e.a.rank, s, relayed, unit), unit, messages[s].bytes, parts[s]);
+    };
     for (;;) {
-        bool complete = true;
+        load();
+        uint32_t missing = 0;
 #pragma unroll
-        for (uint32_t s = 0; s < RANKS_MAX; s++) {
-            uint64_t from = FORM::slot(a, a.rank, s, relayed) + on_wire<FORM>(unit);
+        for (uint32_t s = 0; s < RANKS; s++) {
 #pragma unroll
-            for (uint32_t l = 0; l < FORM::LOADS; l++) {
-                if (in(expected[l], s)) arrivals[s][l] = FORM::load(from, l);
-            }
+            for (uint32_t l = 0; l < FORM::LOADS; l++) missing |= FORM::missing(parts[s][l], e.number);
         }
-#pragma unroll
-        for (uint32_t s = 0; s < RANKS_MAX; s++) {
-#pragma unroll
-            for (uint32_t l = 0; l < FORM::LOADS; l++) {
-                complete &= !in(expected[l], s) || FORM::complete(arrivals[s][l], number_of(a));
-            }
-        }
-        if (FORM::all(complete)) break;
+        if (FORM::all(missing == 0)) break;
         if (FORM::any(patience.exhausted())) return false;
     }
-    if (FORM::LOADS_AGAIN) {
+    if (FORM::LOADS_AGAIN) load();
 #pragma unroll
-        for (uint32_t s = 0; s < RANKS_MAX; s++) {
-            uint64_t from = FORM::slot(a, a.rank, s, relayed) + on_wire<FORM>(unit);
-            if (in(expected[0], s)) arrivals[s][0] = FORM::load(from, 0);
-        }
-    }
-#pragma unroll
-    for (uint32_t s = 0; s < RANKS_MAX; s++) data[s] = FORM::data(arrivals[s]);
+    for (uint32_t s = 0; s < RANKS; s++) row[s] = FORM::data(parts[s]);
     return true;
 }
 
-// Takes the messages of `mask`, in the first or second halves of slots: a source's message is `bytes(source)` long, goes where `to(source)`
-// says, and on to `then`. False: aborted.
-template <class FORM, class TO, class BYTES, class THEN>
-__device__ bool packets_take(const DirectArgs& a, Units<FORM> units, uint32_t mask, bool relayed, TO to, BYTES bytes, THEN then) {
-    if (mask == 0) return true;
-    uint64_t longest = a.shard_bytes != 0 ? a.shard_bytes : a.bytes;
-    for (uint64_t unit = units.first; unit < longest; unit += units.stride) {
-        uint4 data[RANKS_MAX];
-        if (!packets_await<FORM>(a, mask, relayed, unit, bytes, data)) return false;
+// One of a row, where the rank is not known to the compiler: a row stays in registers.
+template <uint32_t RANKS>
+__device__ inline uint4 pick(const uint4 (&row)[RANKS], uint32_t rank) {
+    uint4 picked = row[0];
+#pragma unroll
+    for (uint32_t s = 1; s < RANKS; s++) {
+        bool is = s == rank;
+        picked = make_uint4(is ? row[s].x : picked.x, is ? row[s].y : picked.y, is ? row[s].z : picked.z, is ? row[s].w : picked.w);
+    }
+    return picked;
+}
+
+// Takes messages to the receive buffer, from the first or second halves of slots, and tells `then` of each unit of all. False: aborted.
+template <uint32_t RANKS, class FORM, class THEN>
+__device__ bool packets_take(const Exchange<FORM>& e, const Part (&messages)[RANKS_MAX], bool relayed, THEN then) {
+    return e.each_unit(e.longest, [&](const Unit<FORM>& unit) {
+        uint64_t to = e.a.recv + unit.first;
+        uint4 row[RANKS];
+        if (!packets_await(e, messages, relayed, unit, row)) return false;
+        then(unit, row);
+        Width stores = width(e.a.recv | e.a.recv_stride, unit, e.end());
+        auto store = [&](auto store_one) {
+#pragma unroll
+            for (uint32_t s = 0; s < RANKS; s++) store_one(to + messages[s].at, messages[s].bytes, row[s]);
+        };
+        if (stores == Width::EIGHT) {
+            store([&](uint64_t at, uint32_t bytes, uint4 data) { store_part_of<Width::EIGHT>(at, unit, bytes, data); });
+        } else if (stores == Width::FOUR) {
+            store([&](uint64_t at, uint32_t bytes, uint4 data) { store_part_of<Width::FOUR>(at, unit, bytes, data); });
+        } else {
 #pragma unroll 1
-        for (uint32_t left = mask; left != 0; left &= left - 1) {
-            uint32_t s = __ffs(left) - 1;
-            store_part_of<FORM>(to(s), bytes(s), unit, data[s]);
-            then(unit, data[s]);
+            for (uint32_t s = 0; s < e.a.nranks; s++) store_any_part_of(to + messages[s].at, unit, messages[s].bytes, pick(row, s));
         }
-    }
-    return true;
+        return true;
+    });
 }
 
-template <class FORM>
-__device__ bool packets_out(const DirectArgs& a, Units<FORM> units) {
-    return packets_take<FORM>(
-        a, units, a.out_mask, true, [&](uint32_t s) { return recv_part(a, s); }, [&](uint32_t s) { return part_bytes(a, s); },
-        [](uint64_t, uint4) {});
+template <uint32_t RANKS, class FORM>
+__device__ bool packets_out(const Exchange<FORM>& e) {
+    return e.a.out_mask == 0 || packets_take<RANKS>(e, e.a.outs, true, [](const Unit<FORM>&, const uint4 (&)[RANKS]) {});
 }
 
 // In an operation with heads, block 0 sends and awaits them.
@@ -235,42 +360,45 @@ __device__ inline bool packets_end(const DirectArgs& a) {
     return (a.flags & HEADS) == 0 || blockIdx.x != 0 || wait_head(a, threadIdx.x, scalar);
 }
 
-template <class FORM>
-__device__ void packets_copy(const DirectArgs& a) {
-    Units<FORM> units;
+template <uint32_t RANKS, class FORM>
+__device__ void packets_copy(const Exchange<FORM>& e) {
+    const DirectArgs& a = e.a;
     packets_begin(a);
-    packets_send(a, units);
+    packets_send<RANKS>(e);
     stamp_begin(a);
-    packets_own(a, units);
-    bool relays = a.shard_bytes != 0;
-    bool ok = packets_take<FORM>(
-        a, units, a.recv_mask, false, [&](uint32_t s) { return recv_part(a, relays ? a.rank : s); },
-        [&](uint32_t) { return part_bytes(a, a.rank); },
-        [&](uint64_t unit, uint4 data) { packets_relay<FORM>(a, unit, data); });
-    ok = ok && packets_out(a, units) && packets_end(a);
-    finish(a, !ok);
+    packets_own(e);
+    bool ok = a.recv_mask == 0 || packets_take<RANKS>(e, a.recvs, false, [&](const Unit<FORM>& unit, const uint4 (&row)[RANKS]) {
+        if (a.relay_mask == 0) return;
+        uint4 shard = {};  // the only one that is there: from the root
+#pragma unroll
+        for (uint32_t s = 0; s < RANKS; s++) {
+            shard = make_uint4(shard.x | row[s].x, shard.y | row[s].y, shard.z | row[s].z, shard.w | row[s].w);
+        }
+        packets_relay(e, unit, shard);
+    });
+    ok = ok && packets_out<RANKS>(e) && packets_end(a);
+    finish<Order::RELAXED>(a, !ok);
 }
 
 // Combines the messages of all ranks, in order, and passes the result on. False: aborted.
-template <class FORM, class T>
-__device__ bool packets_combine(const DirectArgs& a, Units<FORM> units, const uint64_t* scalars) {
-    uint64_t own = send_part(a, a.rank), result = recv_part(a, a.rank), bytes = part_bytes(a, a.rank);
-    for (uint64_t unit = units.first; unit < bytes; unit += units.stride) {
-        uint4 data[RANKS_MAX];
-        uint4 mine = load_part_of<FORM>(own, bytes, unit);
-        if (!packets_await<FORM>(a, a.recv_mask, false, unit, [&](uint32_t) { return bytes; }, data)) return false;
-        data[a.rank] = mine;
+template <class T, uint32_t RANKS, class FORM>
+__device__ bool packets_combine(const Exchange<FORM>& e, const uint64_t* scalars) {
+    const DirectArgs& a = e.a;
+    return e.each_unit(e.longest, [&](const Unit<FORM>& unit) {
+        Width loads = width(a.send | a.own.at, unit, e.end()), stores = width(a.recv | a.result.at, unit, e.end());
+        uint4 own = load_part_of(loads, a.send + a.own.at + unit.first, unit, a.own.bytes);
+        uint4 row[RANKS];
+        if (!packets_await(e, a.recvs, false, unit, row)) return false;
+        auto contribution = [&](uint32_t rank) { return rank == a.rank ? own : pick(row, rank); };
         VectorFold<T> fold;
-        fold.first(data[0], scalars);
+        fold.first(contribution(0), scalars);
 #pragma unroll 1
-        for (uint32_t s = 1; s < a.nranks; s++) {
-            fold.next(Op(a.op), data[s], scalars != nullptr ? scalars + s : nullptr);
-        }
+        for (uint32_t s = 1; s < a.nranks; s++) fold.next(Op(a.op), contribution(s), scalars != nullptr ? scalars + s : nullptr);
         uint4 combined = fold.result(a.divisor);
-        if (a.flags & KEEP) store_part_of<FORM>(result, bytes, unit, combined);
-        packets_relay<FORM>(a, unit, combined);
-    }
-    return true;
+        if (a.flags & KEEP) store_part_of(stores, a.recv + a.result.at + unit.first, unit, a.own.bytes, combined);
+        packets_relay(e, unit, combined);
+        return true;
+    });
 }
 
 // All ranks', in shared memory.
@@ -286,17 +414,29 @@ __device__ inline bool gather_scalars(const DirectArgs& a, Scalars& scalars) {
     return ok;
 }
 
-template <class FORM, class T>
-__device__ void packets_reduce(const DirectArgs& a) {
+template <class T, uint32_t RANKS, class FORM>
+__device__ void packets_reduce(const Exchange<FORM>& e) {
     IN_SHARED_MEMORY(Scalars, scalars);
-    Units<FORM> units;
+    const DirectArgs& a = e.a;
     packets_begin(a);
-    packets_send(a, units);
+    packets_send<RANKS>(e);
     stamp_begin(a);
     bool ok = gather_scalars(a, scalars);
-    if (ok && a.recv_mask != 0) ok = packets_combine<FORM, T>(a, units, (a.flags & SCALED) != 0 ? scalars : nullptr);
-    ok = ok && packets_out(a, units) && packets_end(a);
-    finish(a, !ok);
+    if (ok && a.recv_mask != 0) ok = packets_combine<T, RANKS>(e, (a.flags & SCALED) != 0 ? scalars : nullptr);
+    ok = ok && packets_out<RANKS>(e) && packets_end(a);
+    finish<Order::RELAXED>(a, !ok);
+}
+
+// Few ranks have code of their own, with nothing for ranks that are not there.
+template <class FORM>
+__device__ void packets_copy(const DirectArgs& a) {
+    Exchange<FORM> e(a);
+    a.nranks <= 2 ? packets_copy<2>(e) : a.nranks <= 4 ? packets_copy<4>(e) : packets_copy<RANKS_MAX>(e);
+}
+template <class FORM, class T>
+__device__ void packets_reduce(const DirectArgs& a) {
+    Exchange<FORM> e(a);
+    a.nranks <= 2 ? packets_reduce<T, 2>(e) : a.nranks <= 4 ? packets_reduce<T, 4>(e) : packets_reduce<T, RANKS_MAX>(e);
 }
 
 }  // namespace mccs

@@ -11,6 +11,14 @@ pub(crate) const KEEP: u32 = 4;
 pub(crate) const SCALED: u32 = 8;
 pub(crate) const SCALAR_AT: u32 = 16;
 
+/// A small operation's message: where it begins in the buffer, and how long it is. None: 0 bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Part {
+    pub(crate) at: u32,
+    pub(crate) bytes: u32,
+}
+
 /// The parameter of direct kernels. [`crate::cuda::Launch::direct`] fills everything but the public fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
@@ -60,6 +68,11 @@ pub struct DirectArgs {
     pub(crate) scalar_dtype: u32,
     pub(crate) dealer: u32,
     pub(crate) chunks: u32,
+    pub(crate) sends: [Part; RANKS_MAX],
+    pub(crate) recvs: [Part; RANKS_MAX],
+    pub(crate) outs: [Part; RANKS_MAX],
+    pub(crate) own: Part,
+    pub(crate) result: Part,
 }
 
 /// The parameter of local reductions: for each piece in turn, wait until its sources are there, combine them in order, store
@@ -113,5 +126,5 @@ pub struct ReduceArgs {
     pub(crate) op: u32,
 }
 
-const _: () = assert!(size_of::<DirectArgs>() == 272 && std::mem::offset_of!(DirectArgs, sequence) == 184);
+const _: () = assert!(size_of::<DirectArgs>() == 480 && std::mem::offset_of!(DirectArgs, sequence) == 184);
 const _: () = assert!(size_of::<ReduceArgs>() == 368 && std::mem::offset_of!(ReduceArgs, flag_value) == 256);

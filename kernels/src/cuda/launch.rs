@@ -9,7 +9,7 @@ use bytemuck::Zeroable;
 use mccs_ipc::large::Shards;
 use mccs_ipc::types::{CollectiveKind, DataType, RedOp};
 
-use super::abi::{HEADS, KEEP, OWN, SCALAR_AT, SCALED};
+use super::abi::{HEADS, KEEP, OWN, Part, SCALAR_AT, SCALED};
 use super::area::LINES_UNIT_BYTES;
 use super::{AreaLayout, DirectArgs, RANKS_MAX, ReduceArgs};
 
@@ -48,7 +48,7 @@ impl Algorithm {
         Algorithm::ALL.into_iter().find(|algorithm| *algorithm as u32 == value)
     }
 
-    fn is_bulk(self) -> bool {
+    pub(super) fn is_bulk(self) -> bool {
         matches!(self, Algorithm::BulkOneShot | Algorithm::BulkTwoShot)
     }
 
@@ -244,6 +244,7 @@ impl Launch<DirectArgs> {
             if part > u64::from(most) / if algorithm.is_two_shot() { 2 } else { 1 } {
                 return None;
             }
+            messages(&mut args);
             // A warp a unit; spread over blocks before blocks grow.
             let warps = part.div_ceil(unit).max(1);
             let each = warps.div_ceil(u64::from(blocks)).clamp(PACKETS_WARPS_WANTED.min(warps), PACKETS_WARPS_MAX);
@@ -386,6 +387,27 @@ fn two_shots(call: &DirectCall, algorithm: Algorithm, args: &mut DirectArgs) -> 
         _ => return None,
     }
     Some(())
+}
+
+/// Of a small operation. Areas hold what 32 bits can count.
+fn messages(args: &mut DirectArgs) {
+    let DirectArgs { bytes, shard_bytes, rank, unsharded, .. } = *args;
+    let part = |owner: u32, stride: u64| match shard_bytes {
+        0 => Part { at: (u64::from(owner) * stride) as u32, bytes: bytes as u32 },
+        _ => {
+            let at = (u64::from(owner - u32::from(owner > unsharded)) * shard_bytes).min(bytes);
+            Part { at: at as u32, bytes: shard_bytes.min(bytes - at) as u32 }
+        }
+    };
+    let of = |mask: u32, message: &dyn Fn(u32) -> Part| {
+        std::array::from_fn(|peer| if mask >> peer & 1 == 1 { message(peer as u32) } else { Part::zeroed() })
+    };
+    args.own = part(rank, args.send_stride);
+    args.result = part(rank, args.recv_stride);
+    args.sends = of(args.send_mask, &|peer| part(peer, args.send_stride));
+    // Of a shard, the part for this rank.
+    args.recvs = of(args.recv_mask, &|peer| if shard_bytes == 0 { part(peer, args.recv_stride) } else { args.result });
+    args.outs = of(args.out_mask, &|peer| part(peer, args.recv_stride));
 }
 
 impl Launch<ReduceArgs> {

@@ -3,7 +3,7 @@
 use mccs_ipc::board::BoardCall;
 use mccs_ipc::types::{CollectiveKind, DataType, RedOp};
 
-use super::abi::{HEADS, KEEP, OWN};
+use super::abi::{HEADS, KEEP, OWN, Part};
 use super::*;
 use crate::reference::{Value, read, write};
 use crate::{Source, Store, finish_round, reduce};
@@ -107,6 +107,9 @@ fn check(kind: CollectiveKind, nranks: u32, root: u32, count: u64, algorithm: Al
             assert!(full, "{what}: {a} sends {b} nothing");
         }
     }
+    if !algorithm.is_bulk() {
+        launches.iter().enumerate().for_each(|(rank, args)| check_parts(args, rank, &what));
+    }
     let elements = |n: Option<u64>| n.expect("small") as usize;
     let sends: Vec<Vec<u8>> = (0..nranks)
         .map(|rank| {
@@ -129,6 +132,22 @@ fn check(kind: CollectiveKind, nranks: u32, root: u32, count: u64, algorithm: Al
         unsafe { finish_round(&call, rank as u32, &sources, wanted.as_mut_ptr()) };
         let wrong = (0..wanted.len() / 4).find(|i| read(DataType::I32, got, *i) != read(DataType::I32, &wanted, *i));
         assert_eq!(wrong, None, "{what} on rank {rank}");
+    }
+}
+
+/// What is written down of a small operation's messages, and what strides and shards say.
+fn check_parts(args: &DirectArgs, rank: usize, what: &str) {
+    let told = |part: Part| (part.at as usize, part.bytes as usize);
+    assert_eq!(
+        (told(args.own), told(args.result)),
+        (part(args, args.send_stride, rank), part(args, args.recv_stride, rank))
+    );
+    for peer in 0..RANKS_MAX {
+        let of = |mask, stride, owner| if has(mask, peer) { part(args, stride, owner) } else { (0, 0) };
+        let receiver = if args.shard_bytes == 0 { peer } else { rank };
+        assert_eq!(told(args.sends[peer]), of(args.send_mask, args.send_stride, peer), "{what}");
+        assert_eq!(told(args.recvs[peer]), of(args.recv_mask, args.recv_stride, receiver), "{what}");
+        assert_eq!(told(args.outs[peer]), of(args.out_mask, 0, peer), "{what}");
     }
 }
 

@@ -194,12 +194,45 @@ inline uint4 load_volatile(uint64_t from) {
     return make_uint4(uint32_t(low), uint32_t(low >> 32), uint32_t(high), uint32_t(high >> 32));
 }
 
+inline void load8_if(bool there, uint64_t from, uint32_t& low, uint32_t& high) {
+    if (!there) return;
+    simulated::check_aligned(from, 8);
+    simulated::step();
+    uint64_t v = simulated::load<uint64_t>(from);
+    low = uint32_t(v), high = uint32_t(v >> 32);
+}
+inline void load4_if(bool there, uint64_t from, uint32_t& v) {
+    if (!there) return;
+    simulated::check_aligned(from, 4);
+    simulated::step();
+    v = simulated::load<uint32_t>(from);
+}
+inline void store8_if(bool there, uint64_t to, uint32_t low, uint32_t high) {
+    if (!there) return;
+    simulated::check_aligned(to, 8);
+    simulated::step();
+    simulated::store(to, low | uint64_t(high) << 32);
+}
+inline void store4_if(bool there, uint64_t to, uint32_t v) {
+    if (!there) return;
+    simulated::check_aligned(to, 4);
+    simulated::step();
+    simulated::store(to, v);
+}
+inline void store_volatile_if(bool there, uint64_t to, uint4 v) {
+    if (there) store_volatile(to, v);
+}
+inline void load_volatile_if(bool there, uint64_t from, uint4& v) {
+    if (there) v = load_volatile(from);
+}
+
 struct Line {
     uint64_t at;
     uint4 v;
 };
 // Whole where it is stored, and loaded part by part.
-inline void store_together(uint64_t to, uint4 v) {
+inline void store_together_if(bool there, uint64_t to, uint4 v) {
+    if (!there) return;
     Line own{to, v};
     simulated::together(&own, [](void* const(&of)[32], uint32_t lanes) {
         simulated::step();
@@ -210,7 +243,8 @@ inline void store_together(uint64_t to, uint4 v) {
         }
     });
 }
-inline uint4 load_together(uint64_t from) {
+inline void load_together_if(bool there, uint64_t from, uint4& v) {
+    if (!there) return;
     Line own{from, {}};
     simulated::together(&own, [](void* const(&of)[32], uint32_t lanes) {
         uint32_t first = simulated::random_below(lanes), late = simulated::random_below(lanes);
@@ -220,7 +254,7 @@ inline uint4 load_together(uint64_t from) {
             line.v = simulated::load<uint4>(line.at);
         }
     });
-    return own.v;
+    v = own.v;
 }
 
 inline bool meet(uint32_t barrier, uint32_t threads, bool stop) { return simulated::meet(barrier, threads, stop).any; }

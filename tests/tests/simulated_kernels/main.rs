@@ -248,7 +248,8 @@ impl Scene {
 
     fn new(seed: u64, abort_word: u64) -> Self {
         let mut random = StdRng::seed_from_u64(seed);
-        let nranks = random.random_range(2..=4);
+        // Few ranks and many have code of their own.
+        let nranks = if random.random_ratio(1, 8) { random.random_range(5..=8) } else { random.random_range(2..=4) };
         let layout = small_layout(&mut random, nranks);
         let areas: Vec<_> = (0..nranks).map(|_| Memory::new(layout.bytes())).collect();
         let mut calls = Vec::new();

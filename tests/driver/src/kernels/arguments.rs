@@ -63,6 +63,9 @@ pub(super) struct DirectArgs {
     pub(super) scalar_dtype: u32,
     pub(super) dealer: u32,
     pub(super) chunks: u32,
+    parts: [[[u32; 2]; RANKS_MAX]; 3],
+    own: [u32; 2],
+    result: [u32; 2],
 }
 
 /// Of local reductions.
