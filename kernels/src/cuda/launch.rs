@@ -111,8 +111,10 @@ pub struct LargeBuffers {
 const PACKETS_WARPS_MAX: u64 = 16;
 /// What a warp moves at a time as packets.
 const PACKETS_UNIT_BYTES: u64 = 512;
-/// Warps of a block while there are blocks left to spread over.
-const PACKETS_WARPS_WANTED: u64 = 4;
+/// Warps of a block while there are blocks left to spread over. A warp of two ranks has one peer.
+fn packets_warps_wanted(nranks: u32) -> u64 {
+    if nranks == 2 { 8 } else { 4 }
+}
 const REDUCE_THREADS: u32 = 512;
 /// Blocks of the kernels that combine what copy engines bring: as many as fit on the multiprocessors that a caller's kernel on 100 of
 /// 132 leaves free. With half of them the links wait: an all-reduce of 256 MiB beside such a kernel took 1.06 of its time alone, not 1.02.
@@ -247,7 +249,8 @@ impl Launch<DirectArgs> {
             messages(&mut args);
             // A warp a unit; spread over blocks before blocks grow.
             let warps = part.div_ceil(unit).max(1);
-            let each = warps.div_ceil(u64::from(blocks)).clamp(PACKETS_WARPS_WANTED.min(warps), PACKETS_WARPS_MAX);
+            let wanted = packets_warps_wanted(call.nranks).min(warps);
+            let each = warps.div_ceil(u64::from(blocks)).clamp(wanted, PACKETS_WARPS_MAX);
             let grid = warps.div_ceil(each).min(u64::from(blocks)) as u32;
             let block = WARP * each as u32;
             let function = match (reduces, in_lines) {

@@ -106,7 +106,8 @@ impl DirectStrategy {
 
     /// The same with lines, for GPUs that store them whole: ahead of NCCL 2.28.9 (without NVLS) on 2 H200, and on 4 up to 2 MiB. On
     /// 4 lines went up to 4 MiB when they were measured (`eval/results/cuda-4-lines.md`), where chunks were ahead: the limits of 3 MiB, and of 640 KiB a
-    /// message, were set by that run; under them (`cuda-4.md`) all are ahead there but a reduce and long scatters (`cuda-rooted-4.md`).
+    /// message, were set by that run; under them (`cuda-4.md`) all are ahead there but a reduce and long scatters (`cuda-rooted-4.md`). The limits for 2 are younger
+    /// (docs/decisions/041).
     #[must_use]
     pub fn with_lines(nranks: u32) -> DirectStrategy {
         use Algorithm::{BulkOneShot, BulkTwoShot, LinesOneShot, LinesTwoShot, PacketsOneShot};
@@ -114,14 +115,15 @@ impl DirectStrategy {
         let ranks = u64::from(nranks.max(2));
         let peers = ranks - 1;
         // What fits in two shots of lines, and is faster so: with more ranks, chunks are sooner.
-        let most = if peers == 1 { 4 * MIB } else { 3 * MIB };
+        let most = if peers == 1 { 8 * MIB } else { 3 * MIB };
         let lines = (ranks * u64::from(AreaLayout::initial(nranks).line_bytes) / 2).min(most);
         let mut strategy = DirectStrategy::zeroed();
         for kind in CollectiveKind::ALL {
             let rules: &[Rule] = match kind {
                 Kind::AllReduce if peers == 1 => &[
                     Rule::new(8 * KIB, PacketsOneShot, 16),
-                    Rule::new(768 * KIB, LinesOneShot, 128),
+                    Rule::new(768 * KIB, LinesOneShot, 96),
+                    Rule::new(2 * MIB, LinesTwoShot, 96),
                     Rule::new(lines, LinesTwoShot, 128),
                     Rule::new(LONGEST, BulkOneShot, 96),
                 ],
@@ -135,8 +137,8 @@ impl DirectStrategy {
                 ],
                 Kind::Broadcast | Kind::Reduce if peers == 1 => &[
                     Rule::new(8 * KIB, PacketsOneShot, 32),
-                    Rule::new(MIB, LinesOneShot, 128),
-                    Rule::new(2 * MIB, BulkOneShot, 64),
+                    Rule::new(2 * MIB, LinesOneShot, 96),
+                    Rule::new(lines, LinesOneShot, 128),
                     Rule::new(LONGEST, BulkOneShot, 96),
                 ],
                 Kind::Broadcast | Kind::Reduce => &[
@@ -148,9 +150,15 @@ impl DirectStrategy {
                 ],
                 Kind::Barrier => &[Rule::new(1, PacketsOneShot, 1)],
                 // These payloads count all ranks' parts.
+                _ if peers == 1 => &[
+                    Rule::new(16 * KIB, PacketsOneShot, 16),
+                    Rule::new(4 * MIB, LinesOneShot, 96),
+                    Rule::new(lines, LinesOneShot, 128),
+                    Rule::new(LONGEST, BulkOneShot, 96),
+                ],
                 _ => &[
                     Rule::new(8 * KIB * ranks, PacketsOneShot, 16),
-                    Rule::new(if peers == 1 { 2 * MIB } else { 640 * KIB * ranks }, LinesOneShot, 128),
+                    Rule::new(640 * KIB * ranks, LinesOneShot, 128),
                     Rule::new(2 * MIB * ranks, BulkOneShot, 64),
                     Rule::new(LONGEST, BulkOneShot, 96),
                 ],
