@@ -98,19 +98,15 @@ __device__ inline void stamp_begin(const DirectArgs& a) {
     if (a.call != 0 && blockIdx.x == 0 && threadIdx.x == 0) store_aligned(stamp_at(a), vector(a.call, global_ns()));
 }
 
-// Whether what a kernel has stored is there for whoever sees that it has ended, or the kernel's end, on its stream, is soon enough.
-enum class Order { RELEASED, RELAXED };
-
 // Ends an operation: called by all threads of all blocks. Operations are the upper half of the area's first word: every
 // block adds its share, without waiting for an answer, and all shares make one operation. Nobody polls the word on another
 // GPU, and nothing goes to the host: that would take longer than a small operation does. One that was aborted counts as well, and has no stamp:
-// the next on another stream waits for it.
-template <Order ORDER>
+// the next on another stream waits for it. Where nobody goes on by the count to what was stored, it does not wait for stores: the kernel's end is soon enough.
 __device__ inline void finish(const DirectArgs& a, bool aborted) {
     aborted = __syncthreads_or(aborted);
     if (threadIdx.x != 0) return;
     auto count = [&](uint64_t share) {
-        ORDER == Order::RELEASED ? add_release(a.areas[a.rank], share) : add_relaxed(a.areas[a.rank], share);
+        aborted || (a.flags & RELEASED) != 0 ? add_release(a.areas[a.rank], share) : add_relaxed(a.areas[a.rank], share);
     };
     constexpr uint64_t OPERATION = uint64_t(1) << 32;
     if (blockIdx.x != 0 || a.call == 0 || aborted) return count(blockIdx.x == 0 ? OPERATION - (gridDim.x - 1) : 1);

@@ -328,7 +328,7 @@ __device__ void bulk(const DirectArgs& a, MIDDLE middle) {
                                  : bulk_out(a, warp - both, words);
     uint64_t scalar;
     if (blockIdx.x == 0 && !aborted) aborted = !wait_head(a, threadIdx.x, scalar);
-    finish<Order::RELEASED>(a, aborted);
+    finish(a, aborted);
 }
 
 __device__ inline void bulk_copy(const DirectArgs& a) {
@@ -353,7 +353,7 @@ __device__ void bulk_reduce(const DirectArgs& a) {
     IN_SHARED_MEMORY(Scalars, scalars);
     if ((a.flags & SCALED) != 0) {
         if (blockIdx.x == 0) send_head(a, threadIdx.x);
-        if (!gather_scalars(a, scalars)) return finish<Order::RELEASED>(a, true);
+        if (!gather_scalars(a, scalars)) return finish(a, true);
     }
     bulk(a, [&](uint32_t warp, BlockWords& words) {
         return bulk_middle(a, warp, words, [&](uint32_t step, uint64_t at, uint32_t bytes, Worker w) {

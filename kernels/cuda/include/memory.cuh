@@ -42,7 +42,7 @@ __device__ __noinline__ void store8_part(uint64_t to, uint64_t v, uint32_t bytes
     store_words<uint8_t>(to, v, bytes);
 }
 
-// The usual cases inline: code that is not there yet is what the smallest operations wait for.
+// The usual cases inline: code that is not there yet is what the smallest sends wait for.
 __device__ inline uint64_t load8(uint64_t from, uint32_t bytes) {
     if ((from & 7) == 0 && bytes == 8) return *reinterpret_cast<const volatile uint64_t*>(from);
     if ((from & 3) == 0 && bytes == 4) return *reinterpret_cast<const volatile uint32_t*>(from);

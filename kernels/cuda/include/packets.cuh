@@ -377,7 +377,7 @@ __device__ void packets_copy(const Exchange<FORM>& e) {
         packets_relay(e, unit, shard);
     });
     ok = ok && packets_out<RANKS>(e) && packets_end(a);
-    finish<Order::RELAXED>(a, !ok);
+    finish(a, !ok);
 }
 
 // Combines the messages of all ranks, in order, and passes the result on. False: aborted.
@@ -424,7 +424,7 @@ __device__ void packets_reduce(const Exchange<FORM>& e) {
     bool ok = gather_scalars(a, scalars);
     if (ok && a.recv_mask != 0) ok = packets_combine<T, RANKS>(e, (a.flags & SCALED) != 0 ? scalars : nullptr);
     ok = ok && packets_out<RANKS>(e) && packets_end(a);
-    finish<Order::RELAXED>(a, !ok);
+    finish(a, !ok);
 }
 
 // Few ranks have code of their own, with nothing for ranks that are not there.

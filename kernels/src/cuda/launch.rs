@@ -3,13 +3,13 @@
 //! All collectives are exchanges of *messages* between pairs of ranks. In one shot, every message is what the sender's
 //! buffer holds for the receiver, who combines or copies it. In two shots, the buffer is cut into shards: messages
 //! of the first phase bring each shard to its owner, who combines (or copies) it and sends it on in the second phase to
-//! whoever wants it. Masks, strides and the shards' owners say it all; kernels know no collectives.
+//! whoever wants it. Masks, strides and the shards' owners, and parts by rank where they are small, say it all; kernels know no collectives.
 
 use bytemuck::Zeroable;
 use mccs_ipc::large::Shards;
 use mccs_ipc::types::{CollectiveKind, DataType, RedOp};
 
-use super::abi::{HEADS, KEEP, OWN, Part, SCALAR_AT, SCALED};
+use super::abi::{HEADS, KEEP, OWN, Part, RELEASED, SCALAR_AT, SCALED};
 use super::area::LINES_UNIT_BYTES;
 use super::{AreaLayout, DirectArgs, RANKS_MAX, ReduceArgs};
 
@@ -189,6 +189,12 @@ impl Launch<DirectArgs> {
         Launch { function: "mccs_bulk_copy", grid: 1, block: 1, args: DirectArgs::zeroed() }
     }
 
+    /// What it stores is there once the area has counted it: for a communicator whose operations go to several streams, of which one may go on by the count to what
+    /// another has received. Without this it is there when the kernel has ended, which comes a moment later, and counting takes less.
+    pub fn release(&mut self) {
+        self.args.flags |= RELEASED;
+    }
+
     /// What `call.rank` launches. `blocks` is the most it may take. `None` where the algorithm has no such collective, or
     /// the operation does not fit the layout; all ranks get the same answer.
     #[must_use]
@@ -261,7 +267,7 @@ impl Launch<DirectArgs> {
             };
             return Some(Launch { function, grid, block, args });
         }
-        args.flags |= HEADS;
+        args.flags |= HEADS | RELEASED;
         let grid = u64::from(blocks.min(layout.blocks)).min(part.div_ceil(SLICE_BYTES_MIN).max(1));
         let slice = part.div_ceil(grid).next_multiple_of(128);
         args.slice_bytes = u32::try_from(slice).ok().filter(|bytes| *bytes <= SLICE_BYTES_MAX)?;

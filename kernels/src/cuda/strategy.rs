@@ -114,7 +114,7 @@ impl DirectStrategy {
         use CollectiveKind as Kind;
         let ranks = u64::from(nranks.max(2));
         let peers = ranks - 1;
-        // What fits in two shots of lines, and is faster so: with more ranks, chunks are sooner.
+        // What fits in two shots of lines, and of two ranks in one, and is faster so: with more ranks, chunks are sooner.
         let most = if peers == 1 { 8 * MIB } else { 3 * MIB };
         let lines = (ranks * u64::from(AreaLayout::initial(nranks).line_bytes) / 2).min(most);
         let mut strategy = DirectStrategy::zeroed();

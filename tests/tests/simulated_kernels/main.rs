@@ -2,7 +2,7 @@
 //! (`machine.h`). Random collectives, one behind the other on each rank, in small areas, of which slots are used again soon.
 //!
 //! Shown are indices, lengths, alignment, what waits for what, and missing fences behind stores: these come to other GPUs late and in any order. Loads that a GPU
-//! makes too early are not (decision 040).
+//! makes too early are not, nor what another stream does that goes on by an operation's count (decisions 040, 041).
 
 use std::ffi::c_void;
 use std::path::{Path, PathBuf};
@@ -258,6 +258,9 @@ impl Scene {
             let algorithm = draw(&mut random, &Algorithm::ALL);
             let launches: Option<Vec<_>> = (0..nranks).map(|rank| launched(&call, rank, &layout, algorithm)).collect();
             let Some(mut launches) = launches else { continue };
+            if random.random_ratio(1, 2) {
+                launches.iter_mut().for_each(Launch::release);
+            }
             let place = Place::drawn(seed, calls.len());
             let buffers: Vec<_> = (0..nranks).map(|rank| Buffers::new(&call, rank, place)).collect();
             for (Launch { args, .. }, buffers) in launches.iter_mut().zip(&buffers) {

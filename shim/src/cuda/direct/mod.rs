@@ -283,6 +283,9 @@ impl DirectCommunicator {
             if !is_captured {
                 self.follow(order, stream)?;
             }
+            if order.launches.has_several_streams() {
+                launch.release();
+            }
             order.launcher.launch((stream, is_captured), function, &launch).map_err(cuda_error)?;
             if is_captured {
                 return Ok(());

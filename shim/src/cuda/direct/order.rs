@@ -25,6 +25,8 @@ struct SoFar {
     has_words: bool,
     /// The stream, by its id, that comes behind all of them.
     last_stream: Option<u64>,
+    /// Whether there was another before.
+    has_several_streams: bool,
     /// Whether launches went into graphs.
     has_captured: bool,
     /// Whether the last launch was recorded.
@@ -44,12 +46,16 @@ enum Before {
 
 impl SoFar {
     fn new(has_words: bool) -> Self {
-        SoFar { has_words, last_stream: None, has_captured: false, is_recorded: false }
+        SoFar { has_words, last_stream: None, has_several_streams: false, has_captured: false, is_recorded: false }
     }
 
     /// Whether a launch is recorded, for those after it.
     fn records(&self) -> bool {
         self.has_captured || !self.has_words
+    }
+
+    fn comes_to(&mut self, stream: u64) {
+        self.has_several_streams |= self.last_stream.replace(stream).is_some_and(|last| last != stream);
     }
 
     fn before(&self, stream: u64) -> Before {
@@ -68,6 +74,11 @@ impl LaunchOrder {
     pub(super) fn new(context: &Context) -> Result<Self, Error> {
         let last_launch = Event::new(context, false).map_err(cuda_error)?;
         Ok(LaunchOrder { so_far: SoFar::new(context.gpu().has_stream_words), last_launch, has_left: false })
+    }
+
+    /// Whether launches went to more than one stream.
+    pub(super) fn has_several_streams(&self) -> bool {
+        self.so_far.has_several_streams
     }
 
     /// Whether launches went into graphs.
@@ -103,7 +114,7 @@ impl LaunchOrder {
                 waits.map_err(cuda_error)?;
                 wait_for_rest()?;
             }
-            self.so_far.last_stream = Some(id);
+            self.so_far.comes_to(id);
         }
         Ok(())
     }
@@ -149,6 +160,16 @@ mod tests {
         assert_eq!(so_far.before(2), Before::Count);
         so_far.is_recorded = true;
         assert_eq!([1, 2].map(|stream| so_far.before(stream)), [Before::Nothing, Before::Event]);
+    }
+
+    #[test]
+    fn a_second_stream_is_remembered() {
+        let mut so_far = SoFar::new(true);
+        let seen = [1, 1, 2, 2, 1].map(|stream| {
+            so_far.comes_to(stream);
+            so_far.has_several_streams
+        });
+        assert_eq!(seen, [false, false, true, true, true]);
     }
 
     #[test]
