@@ -15,11 +15,11 @@ constexpr uint32_t PACKETS_THREADS_MAX = 512;
 
 __device__ inline bool in(uint32_t mask, uint32_t rank) { return mask >> rank & 1; }
 
-// A form says how a warp moves a unit of data: each lane has sixteen bytes of it, in two parts of eight, so that enough loads are in flight
-// and every store of the warp is one contiguous range.
-
 // No part: behind every message's end.
 constexpr uint32_t NOWHERE = 1u << 31;
+
+// A form says how a warp moves a unit of data: each lane has sixteen bytes of it, in two parts of eight, so that enough loads are in flight
+// and every store of the warp is one contiguous range.
 
 // The parts of a lane are two packets, half a unit apart.
 struct Packets {
