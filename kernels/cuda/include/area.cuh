@@ -16,7 +16,7 @@ constexpr uint32_t STAMPS = 512;
 constexpr uint64_t STAMP_BYTES = 32;
 constexpr uint64_t FLAGS_OFFSET = STAMPS_OFFSET + STAMPS * STAMP_BYTES;  // [phase][block][rank] words
 constexpr uint64_t PHASES = 2;
-constexpr uint32_t DEALS = 32;                                      // [parity][block][step % DEALS] packets
+constexpr uint32_t DEALS = 32;                                      // [parity][block][step % DEALS] words
 
 // The operation's number. The upper half of the word that counts does not change before the kernel's last block has ended.
 __device__ inline uint32_t number_of(const DirectArgs& a) {
@@ -38,7 +38,7 @@ __device__ inline uint64_t ack_at(const DirectArgs& a, uint32_t in, uint32_t fro
 }
 __device__ inline uint64_t deal_at(const DirectArgs& a, uint32_t in, uint32_t block, uint32_t step) {
     uint64_t ring = (number_of(a) & 1) * a.area_blocks + block;
-    return a.areas[in] + a.deals_offset + (ring * DEALS + step % DEALS) * 16;
+    return a.areas[in] + a.deals_offset + (ring * DEALS + step % DEALS) * 8;
 }
 // Of the slot for a step, in the area of a rank for which the sender is its `index`th peer.
 __device__ inline uint64_t slot_offset(const DirectArgs& a, uint32_t index, uint32_t phase, uint32_t block, uint32_t step) {

@@ -108,6 +108,12 @@ constexpr uint32_t UNDEALT_STEPS = 2;
 // A gate is at most that many steps ahead of the post, less one.
 constexpr uint32_t STEPS_APART = 4;
 
+// What tells the chunk of a step, but for the chunk: the operation's number, and whether its place is used an even time in this operation. One
+// word, since a packet that is written over another of its operation may be seen half new, half old. Whoever waits has seen what was there before.
+__device__ inline uint64_t deal_word(const DirectArgs& a, uint32_t step) {
+    return uint64_t(number_of(a)) << 32 | uint64_t(step / DEALS % 2) << 31;
+}
+
 // The dealer's: a chunk for this block, two steps from now.
 __device__ inline void deal(const DirectArgs& a, uint32_t step, uint32_t lane) {
     uint32_t chunk = 0;
@@ -117,16 +123,16 @@ __device__ inline void deal(const DirectArgs& a, uint32_t step, uint32_t lane) {
         chunk = UNDEALT_STEPS * gridDim.x + uint32_t(atomicAdd(dealt, 1ull));
     }
     chunk = __shfl_sync(~0u, chunk, 0);
-    if (lane < a.nranks) store_packet(deal_at(a, lane, blockIdx.x, step), uint64_t(step) << 32 | chunk, number_of(a));
+    if (lane < a.nranks) store_relaxed(deal_at(a, lane, blockIdx.x, step), deal_word(a, step) | chunk);
 }
 
 // Waits for the chunk of a step; false: aborted.
 __device__ inline bool await_deal(const DirectArgs& a, uint32_t step, uint32_t& chunk) {
     Patience patience(a.abort_word);
     for (;;) {
-        uint4 packet = load_packet(deal_at(a, a.rank, blockIdx.x, step));
-        if (packet_complete(packet, number_of(a)) && packet_data(packet) >> 32 == step) {
-            chunk = uint32_t(packet_data(packet));
+        uint64_t word = load_acquire(deal_at(a, a.rank, blockIdx.x, step)) ^ deal_word(a, step);
+        if (word >> 31 == 0) {
+            chunk = uint32_t(word);
             return true;
         }
         if (patience.exhausted()) return false;

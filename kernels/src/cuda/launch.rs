@@ -126,6 +126,8 @@ const WORKER_WARPS: u32 = 18;
 const SLICE_BYTES_MIN: u64 = 4096;
 /// With more chunks a block they are dealt out.
 const CHUNKS_UNDEALT: u64 = 2;
+/// Their numbers have 31 bits, also those behind the last, which blocks are dealt at the end.
+const CHUNKS_DEALT_MAX: u64 = 1 << 30;
 
 /// Of a block's part of a message: offsets have 32 bits.
 const SLICE_BYTES_MAX: u32 = 1 << 31;
@@ -275,7 +277,7 @@ impl Launch<DirectArgs> {
         (args.slots, args.slot_bytes) = slots(call, algorithm, layout);
         let slot = u64::from(args.slot_bytes);
         let chunks = part.div_ceil(slot);
-        if layout.may_deal() && chunks > CHUNKS_UNDEALT * grid {
+        if layout.may_deal() && (CHUNKS_UNDEALT * grid + 1..CHUNKS_DEALT_MAX).contains(&chunks) {
             args.chunk_bytes = args.slot_bytes;
             args.chunks = u32::try_from(chunks).ok()?;
             // One whose pushes wait for all others: they are never far behind.

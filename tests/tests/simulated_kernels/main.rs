@@ -214,7 +214,7 @@ fn some_call(random: &mut StdRng, nranks: u32, seed: u64) -> Call {
     let kind = draw(random, CollectiveKind::ALL);
     let redop = if kind.reduces() { draw(random, RedOp::ALL) } else { RedOp::Sum };
     let root = if kind.has_root() { random.random_range(0..nranks) } else { 0 };
-    let most = draw(random, &[3_u64, 60, 700]);
+    let most = draw(random, &[3_u64, 60, 700, 3000]);
     let count = if kind == CollectiveKind::Barrier { 0 } else { random.random_range(1..=most) };
     Call { kind, dtype: draw(random, DataType::ALL), redop, root, count, nranks, seed }
 }
