@@ -42,7 +42,7 @@ struct Grid;
 struct Stored {
     uint64_t at;
     uint32_t bytes;
-    unsigned char value[16];
+    unsigned char value[LINE_BYTES];
 };
 
 struct Block {

@@ -55,6 +55,8 @@ void pass_turn();
 uint64_t steps();
 uint32_t random_below(uint32_t bound);
 
+constexpr uint32_t LINE_BYTES = 128;
+
 // Memory of the calling thread's block.
 void* shared_memory(const void* key, size_t bytes);
 template <class T>
@@ -230,18 +232,19 @@ struct Line {
     uint64_t at;
     uint4 v;
 };
-// Whole where it is stored, and loaded part by part.
+// Comes to memory as a whole, and is loaded part by part.
 inline void store_together_if(bool there, uint64_t to, uint4 v) {
     if (!there) return;
     Line own{to, v};
     simulated::together(&own, [](void* const(&of)[32], uint32_t lanes) {
-        simulated::step();
-        for (uint32_t lane = 0; lane < lanes; lane++) {
-            const Line& line = *static_cast<Line*>(of[lane]);
-            simulated::check_aligned(line.at, 16);
-            std::memcpy(reinterpret_cast<void*>(line.at), &line.v, sizeof(line.v));
+        constexpr uint32_t LANES = simulated::LINE_BYTES / sizeof(uint4);
+        for (uint32_t first = 0; first < lanes; first += LANES) {
+            uint4 line[LANES];
+            for (uint32_t lane = 0; lane < LANES; lane++) line[lane] = static_cast<Line*>(of[first + lane])->v;
+            simulated::put(static_cast<Line*>(of[first])->at, line, sizeof(line));
         }
     });
+    simulated::step();
 }
 inline void load_together_if(bool there, uint64_t from, uint4& v) {
     if (!there) return;
