@@ -57,11 +57,13 @@ struct Block {
 
 }  // namespace
 
-// What the test hands over: a launch on a stream, whose launches run one behind the other.
+// What the test hands over: a launch on a stream, whose launches run one behind the other, and which may wait for a word first.
 struct Launch {
     void (*function)();
     const void* args;
     uint32_t args_bytes, grid, threads, stream;
+    const uint64_t* word;  // null: it does not wait
+    uint64_t value;        // the word is at least this
 };
 
 namespace {
@@ -286,17 +288,26 @@ extern "C" uint64_t mccs_simulate(const simulated::Launch* launches, uint32_t co
     std::map<uint32_t, std::vector<const Launch*>> streams;
     for (uint32_t i = count; i-- > 0;) streams[launches[i].stream].push_back(&launches[i]);
     std::map<const Launch*, std::unique_ptr<Grid>> running;
-    auto next = [&](uint32_t stream) {
-        auto& left = streams[stream];
-        if (left.empty()) return;
-        running[left.back()] = begin(*left.back());
-        left.pop_back();
+    std::vector<uint32_t> waiting;
+    for (auto& stream : streams) waiting.push_back(stream.first);
+    auto begin_those_who_may = [&] {
+        auto begins = [&](uint32_t stream) {
+            auto& left = streams[stream];
+            if (left.empty()) return true;
+            const Launch& first = *left.back();
+            if (first.word != nullptr && *first.word < first.value) return false;
+            running[&first] = begin(first);
+            left.pop_back();
+            return true;
+        };
+        waiting.erase(std::remove_if(waiting.begin(), waiting.end(), begins), waiting.end());
     };
-    for (auto& stream : streams) next(stream.first);
+    begin_those_who_may();
     std::map<uint32_t, uint32_t> slow;
     for (auto& stream : streams) slow[stream.first] = own.below(2) * own.below(512);
     size_t at = 0;
     for (; !own.blocks.empty() && own.taken < turns_max; own.taken++) {
+        begin_those_who_may();
         if (own.taken == abort_after) *abort_word = 1;
         // Some GPUs fall far behind others, for a time, and a block goes on for a while.
         if (own.below(4096) == 0) {
@@ -323,9 +334,10 @@ extern "C" uint64_t mccs_simulate(const simulated::Launch* launches, uint32_t co
         const Launch* launch = block->grid->launch;
         if (--block->grid->left > 0) continue;
         running.erase(launch);
-        next(launch->stream);
+        waiting.push_back(launch->stream);
+        begin_those_who_may();
     }
-    bool ended = own.blocks.empty();
+    bool ended = own.blocks.empty() && waiting.empty();
     for (auto& grid : running) {
         for (auto& block : grid.second->blocks) {
             for (auto& thread : block->threads) {
