@@ -232,7 +232,7 @@ values() {
             "$perf" --check --nranks "$nranks" --operation all --begin 100004B --end 13MiB --factor 5 --dtypes float,bfloat16 --redops sum,premulsum
     done
     for nranks in $(seq 2 "$gpus"); do
-        lane "several lines a warp, at odd addresses, $nranks ranks" \
+        lane "1 to 8 MB at odd addresses, $nranks ranks" \
             "$perf" --check --nranks "$nranks" --operation all --begin 1000001B --end 8MiB --factor 2 --dtypes uint8,bfloat16 --redops sum,max
     done
     for nranks in $(seq 2 "$gpus"); do

@@ -271,6 +271,7 @@ impl Launch<DirectArgs> {
         }
         args.flags |= HEADS | RELEASED;
         let grid = u64::from(blocks.min(layout.blocks)).min(part.div_ceil(SLICE_BYTES_MIN).max(1));
+        // Also of no bytes: kernels divide by what a chunk has.
         let slice = part.div_ceil(grid).next_multiple_of(128).max(128);
         args.slice_bytes = u32::try_from(slice).ok().filter(|bytes| *bytes <= SLICE_BYTES_MAX)?;
         // As few chunks as slots allow: each costs flags, and what overlaps gains less.

@@ -231,11 +231,20 @@ fn some_call(random: &mut StdRng, nranks: u32, seed: u64) -> Call {
     Call { kind, dtype: draw(random, DataType::ALL), redop, root, count, nranks, seed }
 }
 
-fn launched(call: &Call, rank: u32, layout: &AreaLayout, algorithm: Algorithm) -> Option<Launch<DirectArgs>> {
+/// What all ranks launch, if that algorithm can.
+fn launched(call: &Call, layout: &AreaLayout, algorithm: Algorithm) -> Option<Vec<Launch<DirectArgs>>> {
     let Call { kind, dtype, redop: op, root, count, nranks, .. } = *call;
-    let scalar_bits = reference::scalar_bits(dtype, call.scalar(rank));
-    let call = DirectCall { kind, dtype, op, count, root, scalar_bits, is_scalar_address: false, rank, nranks };
-    Launch::direct(&call, layout, algorithm, layout.blocks)
+    let by = |rank| {
+        let scalar_bits = reference::scalar_bits(dtype, call.scalar(rank));
+        let call = DirectCall { kind, dtype, op, count, root, scalar_bits, is_scalar_address: false, rank, nranks };
+        Launch::direct(&call, layout, algorithm, layout.blocks)
+    };
+    (0..nranks).map(by).collect()
+}
+
+/// Tells a launch where the ranks' areas are.
+fn name_areas(addresses: &mut [u64], areas: &[Memory]) {
+    addresses.iter_mut().zip(areas).for_each(|(address, area)| *address = area.address());
 }
 
 /// A call of all ranks.
@@ -268,8 +277,7 @@ impl Scene {
         while calls.len() < Self::CALLS {
             let call = some_call(&mut random, nranks, seed + calls.len() as u64);
             let algorithm = draw(&mut random, &Algorithm::ALL);
-            let launches: Option<Vec<_>> = (0..nranks).map(|rank| launched(&call, rank, &layout, algorithm)).collect();
-            let Some(mut launches) = launches else { continue };
+            let Some(mut launches) = launched(&call, &layout, algorithm) else { continue };
             if random.random_ratio(1, 2) {
                 launches.iter_mut().for_each(Launch::release);
             }
@@ -277,7 +285,7 @@ impl Scene {
             let buffers: Vec<_> = (0..nranks).map(|rank| Buffers::new(&call, rank, place)).collect();
             for (Launch { args, .. }, buffers) in launches.iter_mut().zip(&buffers) {
                 ([args.send, args.recv], args.abort_word) = (buffers.addresses, abort_word);
-                args.areas[..areas.len()].iter_mut().zip(&areas).for_each(|(at, area)| *at = area.address());
+                name_areas(&mut args.areas, &areas);
             }
             calls.push(Called { call, algorithm, place, launches, buffers });
         }
@@ -334,8 +342,7 @@ fn wrong_on_a_second_stream(seed: u64, released: bool) -> usize {
     let layout = small_layout(&mut random, nranks);
     let mut launches = |call: &Call| loop {
         let algorithm = draw(&mut random, &Algorithm::ALL);
-        let all: Option<Vec<_>> = (0..nranks).map(|rank| launched(call, rank, &layout, algorithm)).collect();
-        if let Some(mut all) = all {
+        if let Some(mut all) = launched(call, &layout, algorithm) {
             if released {
                 all.iter_mut().for_each(Launch::release);
             }
@@ -356,7 +363,7 @@ fn wrong_on_a_second_stream(seed: u64, released: bool) -> usize {
         [first.send, first.recv] = buffers.addresses;
         [gather.send, gather.recv] = [buffers.addresses[1], gathered[rank].address()];
         for args in [first, gather] {
-            args.areas[..areas.len()].iter_mut().zip(&areas).for_each(|(at, area)| *at = area.address());
+            name_areas(&mut args.areas, &areas);
         }
     }
     let begun: Vec<_> = (0..)
@@ -453,7 +460,7 @@ fn exchanged(nranks: u32, groups: &[Vec<Sent>], random: &mut StdRng, seed: u64) 
     let mut launches = Vec::new();
     for (sent, rank) in groups.iter().flat_map(|sent| (0..nranks).map(move |rank| (sent, rank))) {
         let mut launch = PointsLaunch::new(&list_of(random, sent, rank), &layout, (rank, nranks)).expect("a group");
-        launch.head_mut().areas[..areas.len()].iter_mut().zip(&areas).for_each(|(at, area)| *at = area.address());
+        name_areas(&mut launch.head_mut().areas, &areas);
         launches.push((rank, launch));
     }
     let begun: Vec<_> = launches
