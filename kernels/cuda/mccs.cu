@@ -16,6 +16,7 @@ using namespace mccs;
 #define DATA_TYPE(name, TYPE)                                                  \
     DIRECT(mccs_packets_##name, PACKETS_THREADS_MAX, (packets_reduce<Packets, TYPE>)) \
     DIRECT(mccs_lines_##name, PACKETS_THREADS_MAX, (packets_reduce<Lines, TYPE>)) \
+    DIRECT(mccs_pipeline_##name, PACKETS_THREADS_MAX, (packets_pipeline<Lines, TYPE>)) \
     DIRECT(mccs_bulk_##name, BULK_THREADS_MAX, bulk_reduce<TYPE>)              \
     LOCAL(mccs_reduce_##name, REDUCE_THREADS_MAX, reduce_pieces<TYPE>)
 

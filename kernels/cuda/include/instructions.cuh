@@ -74,6 +74,22 @@ __device__ inline void load4_if(bool there, uint64_t from, uint32_t& v) {
                  : "l"(from), "r"(uint32_t(there))
                  : "memory");
 }
+// A piece of 1, 2 or 4 bytes.
+template <uint32_t BYTES>
+__device__ inline void load_piece_if(bool there, uint64_t from, uint32_t& v) {
+    if (BYTES == 4) return load4_if(there, from, v);
+    if (BYTES == 2) {
+        asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p ld.volatile.global.u16 %0, [%1]; }"
+                     : "+r"(v)
+                     : "l"(from), "r"(uint32_t(there))
+                     : "memory");
+    } else {
+        asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p ld.volatile.global.u8 %0, [%1]; }"
+                     : "+r"(v)
+                     : "l"(from), "r"(uint32_t(there))
+                     : "memory");
+    }
+}
 __device__ inline void store8_if(bool there, uint64_t to, uint32_t low, uint32_t high) {
     asm volatile("{ .reg .pred p; setp.ne.u32 p, %3, 0; @p st.volatile.global.v2.u32 [%0], {%1,%2}; }" ::"l"(to), "r"(low),
                  "r"(high), "r"(uint32_t(there))
@@ -83,6 +99,19 @@ __device__ inline void store4_if(bool there, uint64_t to, uint32_t v) {
     asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p st.volatile.global.u32 [%0], %1; }" ::"l"(to), "r"(v),
                  "r"(uint32_t(there))
                  : "memory");
+}
+template <uint32_t BYTES>
+__device__ inline void store_piece_if(bool there, uint64_t to, uint32_t v) {
+    if (BYTES == 4) return store4_if(there, to, v);
+    if (BYTES == 2) {
+        asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p st.volatile.global.u16 [%0], %1; }" ::"l"(to), "r"(v),
+                     "r"(uint32_t(there))
+                     : "memory");
+    } else {
+        asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p st.volatile.global.u8 [%0], %1; }" ::"l"(to), "r"(v),
+                     "r"(uint32_t(there))
+                     : "memory");
+    }
 }
 __device__ inline void load_volatile_if(bool there, uint64_t from, uint4& v) {
     asm volatile("{ .reg .pred p; setp.ne.u32 p, %5, 0; @p ld.volatile.global.v4.u32 {%0,%1,%2,%3}, [%4]; }"
@@ -109,13 +138,18 @@ __device__ inline uint4 load_volatile(uint64_t from) {
     return v;
 }
 
-// The same by all lanes of a warp at once: one instruction for what they store or load, wherever they come from. The condition is the same for all.
-__device__ inline void store_together_if(bool there, uint64_t to, uint4 v) {
+// The same by all lanes of a warp in one instruction; false, and nothing is stored, where they are not together. The condition is the same for all.
+__device__ inline bool store_together_if(bool there, uint64_t to, uint4 v) {
+    uint32_t together;
     asm volatile(
-        "{ .reg .pred p; setp.ne.u32 p, %5, 0; bar.warp.sync 0xffffffff;\n\t@p st.volatile.global.v4.u32 [%0], {%1,%2,%3,%4}; }" ::"l"(to),
-        "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(uint32_t(there))
+        "{ .reg .pred p; activemask.b32 %0; setp.eq.u32 p, %0, 0xffffffff; setp.ne.and.u32 p, %6, 0, p;\n\t"
+        "@p st.volatile.global.v4.u32 [%1], {%2,%3,%4,%5}; }"
+        : "=r"(together)
+        : "l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(uint32_t(there))
         : "memory");
+    return together == ~0u;
 }
+// One instruction for what all lanes of a warp load, wherever they come from.
 __device__ inline void load_together_if(bool there, uint64_t from, uint4& v) {
     asm volatile(
         "{ .reg .pred p; setp.ne.u32 p, %5, 0; bar.warp.sync 0xffffffff;\n\t@p ld.volatile.global.v4.u32 {%0,%1,%2,%3}, [%4]; }"

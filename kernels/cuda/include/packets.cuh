@@ -12,6 +12,7 @@
 namespace mccs {
 
 constexpr uint32_t PACKETS_THREADS_MAX = 512;
+constexpr uint32_t UNITS_A_LAP = 4;  // of a warp, where it uses its places in slots again
 
 __device__ inline bool in(uint32_t mask, uint32_t rank) { return mask >> rank & 1; }
 
@@ -31,9 +32,9 @@ struct Packets {
     static __device__ uint32_t second() { return first() + BETWEEN_PARTS; }
     static __device__ uint32_t on_wire() { return threadIdx.x % 32 * 16; }
     // What is waited for in the place of a part that does not come.
-    static __device__ uint4 empty(uint32_t flag) { return make_uint4(0, flag, 0, flag); }
+    static __device__ uint4 empty(uint32_t flag, uint32_t) { return make_uint4(0, flag, 0, flag); }
     // 0: it is there.
-    static __device__ uint32_t missing(uint4 packet, uint32_t flag) { return (packet.y ^ flag) | (packet.w ^ flag); }
+    static __device__ uint32_t missing(uint4 packet, uint32_t flag, uint32_t) { return (packet.y ^ flag) | (packet.w ^ flag); }
     static __device__ uint4 data(const uint4 (&packets)[LOADS]) {
         return make_uint4(packets[0].x, packets[0].z, packets[1].x, packets[1].z);
     }
@@ -42,8 +43,8 @@ struct Packets {
 };
 
 // Eight lanes have a line, whose last part is the flag. One instruction of a warp stores it, which links and caches carry
-// out as a whole where GPUs are joined by NVLink: nobody promises that, but NCCL's LL128 has relied on it from Volta on. So all of a warp store
-// and load, also behind a message's end, and meet where they do: a compiler that sent flags and data different ways would tear lines.
+// out as a whole where GPUs are joined by NVLink: nobody promises that, but NCCL's LL128 has relied on it from Volta on. It takes lanes that are
+// together; where a compiler has left them apart, as behind a call from which some return sooner, flags are stored behind the data (docs/decisions/043).
 struct Lines {
     static constexpr uint32_t UNIT_BYTES = 480, WIRE_BYTES = 512, BETWEEN_PARTS = 8, LOADS = 1;
     // A load may see a flag and not yet what was stored with it; one that begins when the flag was seen does not.
@@ -55,21 +56,21 @@ struct Lines {
     static __device__ uint32_t first() { return lane() / 8 * (UNIT_BYTES / 4) + lane() % 8 * 16; }
     static __device__ uint32_t second() { return has_flag() ? NOWHERE : first() + BETWEEN_PARTS; }
     static __device__ uint32_t on_wire() { return lane() * 16; }
-    static __device__ uint4 empty(uint32_t flag) { return has_flag() ? make_uint4(0, 0, flag, flag) : make_uint4(0, 0, 0, 0); }
-    static __device__ uint32_t missing(uint4 part, uint32_t flag) { return has_flag() ? (part.z ^ flag) | (part.w ^ flag) : 0; }
+    static __device__ uint4 empty(uint32_t flag, uint32_t lap) { return has_flag() ? make_uint4(0, 0, flag, lap) : make_uint4(0, 0, 0, 0); }
+    static __device__ uint32_t missing(uint4 part, uint32_t flag, uint32_t lap) { return has_flag() ? (part.z ^ flag) | (part.w ^ lap) : 0; }
     static __device__ uint4 data(const uint4 (&parts)[LOADS]) { return parts[0]; }
     // A line is loaded anew by all its lanes.
     static __device__ bool all(bool complete) { return __all_sync(~0u, complete); }
     static __device__ bool any(bool exhausted) { return __any_sync(~0u, exhausted); }
 };
 
-// A unit of every message, and where this lane's parts of it begin.
+// A unit of every message, where this lane's parts of it begin, and how often its place in slots has been used before in this operation.
 template <class FORM>
 struct Unit {
-    uint32_t at, first, second, wire;
-    __device__ explicit Unit(uint32_t unit)
+    uint32_t at, first, second, wire, lap;
+    __device__ Unit(uint32_t unit, uint32_t place, uint32_t laps)
         : at(unit * FORM::UNIT_BYTES), first(at + FORM::first()), second(at + FORM::second()),
-          wire(unit * FORM::WIRE_BYTES + FORM::on_wire()) {}
+          wire(place * FORM::WIRE_BYTES + FORM::on_wire()), lap(laps) {}
 };
 
 __device__ inline void store_unit(uint64_t to, Unit<Packets> unit, uint32_t bytes, uint4 data, uint32_t flag) {
@@ -77,8 +78,16 @@ __device__ inline void store_unit(uint64_t to, Unit<Packets> unit, uint32_t byte
     store_volatile_if(unit.second < bytes, to + Packets::WIRE_BYTES / 2, make_uint4(data.z, flag, data.w, flag));
 }
 __device__ inline void store_unit(uint64_t to, Unit<Lines> unit, uint32_t bytes, uint4 data, uint32_t flag) {
-    uint32_t z = Lines::has_flag() ? flag : data.z, w = Lines::has_flag() ? flag : data.w;
-    store_together_if(unit.at < bytes, to, make_uint4(data.x, data.y, z, w));
+    uint32_t z = Lines::has_flag() ? flag : data.z, w = Lines::has_flag() ? unit.lap : data.w;
+    bool there = unit.at < bytes;
+    uint4 part = make_uint4(data.x, data.y, z, w);
+    if (store_together_if(there, to, part)) return;
+    store_volatile_if(there && !Lines::has_flag(), to, part);
+    store8_if(there && Lines::has_flag(), to, part.x, part.y);
+    fence_system();
+    __syncwarp();
+    fence_system();
+    store8_if(there && Lines::has_flag(), to + 8, part.z, part.w);
 }
 __device__ inline void load_unit(uint64_t from, Unit<Packets> unit, uint32_t bytes, uint4 (&packets)[Packets::LOADS]) {
     load_volatile_if(unit.first < bytes, from, packets[0]);
@@ -120,32 +129,43 @@ struct Exchange {
     template <class CALL>
     __device__ bool each_unit(uint32_t bytes, CALL call) const {
         for (uint32_t unit = warp; unit * FORM::UNIT_BYTES < bytes; unit += warps) {
-            if (!call(Unit<FORM>(unit))) return false;
+            if (!call(Unit<FORM>(unit, unit, 0))) return false;
         }
         return true;
     }
 };
 
-// How tenants' buffers are loaded and stored: eight bytes at a time, four, or whatever there is.
-enum class Width { EIGHT, FOUR, ANY };
+// How tenants' buffers are loaded and stored: so many bytes at a time.
+enum class Width : uint32_t { ONE = 1, TWO = 2, FOUR = 4, EIGHT = 8 };
 
 // `address` has the bits of the addresses of all messages, of which one may end at `end`; the others' lengths are multiples of 4.
 template <class FORM>
 __device__ inline Width width(uint64_t address, const Unit<FORM>& unit, uint32_t end) {
-    bool ragged = (end & 3) != 0 && unit.at <= end && end - unit.at < FORM::UNIT_BYTES;
-    if ((address & 3) != 0 || ragged) return Width::ANY;
-    return (address & 7) == 0 ? Width::EIGHT : Width::FOUR;
+    bool has_end = unit.at <= end && end - unit.at < FORM::UNIT_BYTES;
+    uint32_t bits = uint32_t(address) | (has_end ? end & 3 : 0);
+    if ((bits & 1) != 0) return Width::ONE;
+    if ((bits & 3) != 0) return Width::TWO;
+    return (bits & 7) == 0 ? Width::EIGHT : Width::FOUR;
 }
 
 // A lane's part of a message in a tenant's buffer, as far as it is there, in few instructions, without a branch: loads of several messages are in
-// flight together. `address` is the first part's.
+// flight together, and the lanes of a warp stay together, as those that store lines have to. `address` is the first part's.
 template <Width WIDTH, class FORM>
 __device__ inline void load_part_of(uint64_t address, const Unit<FORM>& unit, uint32_t bytes, uint4& data) {
     auto load = [&](uint64_t from, uint32_t at, uint32_t& low, uint32_t& high) {
-        bool half = at + 4 <= bytes, whole = at + 8 <= bytes;
-        if (WIDTH == Width::EIGHT) load8_if(whole, from, low, high);
-        load4_if(WIDTH == Width::EIGHT ? half && !whole : half, from, low);
-        if (WIDTH == Width::FOUR) load4_if(whole, from + 4, high);
+        if constexpr (WIDTH == Width::EIGHT) {
+            bool half = at + 4 <= bytes, whole = at + 8 <= bytes;
+            load8_if(whole, from, low, high);
+            load4_if(half && !whole, from, low);
+        } else {
+            constexpr uint32_t PIECE = uint32_t(WIDTH);
+#pragma unroll
+            for (uint32_t i = 0; i < 8; i += PIECE) {
+                uint32_t piece = 0;
+                load_piece_if<PIECE>(at + i + PIECE <= bytes, from + i, piece);
+                (i < 4 ? low : high) |= piece << i % 4 * 8;
+            }
+        }
     };
     load(address, unit.first, data.x, data.y);
     load(address + FORM::BETWEEN_PARTS, unit.second, data.z, data.w);
@@ -153,32 +173,20 @@ __device__ inline void load_part_of(uint64_t address, const Unit<FORM>& unit, ui
 template <Width WIDTH, class FORM>
 __device__ inline void store_part_of(uint64_t address, const Unit<FORM>& unit, uint32_t bytes, uint4 data) {
     auto store = [&](uint64_t to, uint32_t at, uint32_t low, uint32_t high) {
-        bool half = at + 4 <= bytes, whole = at + 8 <= bytes;
-        if (WIDTH == Width::EIGHT) store8_if(whole, to, low, high);
-        store4_if(WIDTH == Width::EIGHT ? half && !whole : half, to, low);
-        if (WIDTH == Width::FOUR) store4_if(whole, to + 4, high);
+        if constexpr (WIDTH == Width::EIGHT) {
+            bool half = at + 4 <= bytes, whole = at + 8 <= bytes;
+            store8_if(whole, to, low, high);
+            store4_if(half && !whole, to, low);
+        } else {
+            constexpr uint32_t PIECE = uint32_t(WIDTH);
+#pragma unroll
+            for (uint32_t i = 0; i < 8; i += PIECE) {
+                store_piece_if<PIECE>(at + i + PIECE <= bytes, to + i, (i < 4 ? low : high) >> i % 4 * 8);
+            }
+        }
     };
     store(address, unit.first, data.x, data.y);
     store(address + FORM::BETWEEN_PARTS, unit.second, data.z, data.w);
-}
-
-// The same at any address.
-__device__ inline uint32_t bytes_at(uint32_t bytes, uint32_t at) { return at < bytes ? min(8u, bytes - at) : 0; }
-__device__ __noinline__ uint4 load_any_part(uint64_t first, uint32_t first_bytes, uint64_t second, uint32_t second_bytes) {
-    uint64_t low = first_bytes != 0 ? load8_part(first, first_bytes) : 0;
-    return vector(low, second_bytes != 0 ? load8_part(second, second_bytes) : 0);
-}
-__device__ __noinline__ void store_any_part(uint64_t first, uint32_t first_bytes, uint64_t second, uint32_t second_bytes, uint4 data) {
-    if (first_bytes != 0) store8_part(first, low(data), first_bytes);
-    if (second_bytes != 0) store8_part(second, high(data), second_bytes);
-}
-template <class FORM>
-__device__ inline uint4 load_any_part_of(uint64_t address, const Unit<FORM>& unit, uint32_t bytes) {
-    return load_any_part(address, bytes_at(bytes, unit.first), address + FORM::BETWEEN_PARTS, bytes_at(bytes, unit.second));
-}
-template <class FORM>
-__device__ inline void store_any_part_of(uint64_t address, const Unit<FORM>& unit, uint32_t bytes, uint4 data) {
-    store_any_part(address, bytes_at(bytes, unit.first), address + FORM::BETWEEN_PARTS, bytes_at(bytes, unit.second), data);
 }
 
 template <class FORM>
@@ -188,8 +196,10 @@ __device__ inline uint4 load_part_of(Width width, uint64_t address, const Unit<F
         load_part_of<Width::EIGHT>(address, unit, bytes, data);
     } else if (width == Width::FOUR) {
         load_part_of<Width::FOUR>(address, unit, bytes, data);
+    } else if (width == Width::TWO) {
+        load_part_of<Width::TWO>(address, unit, bytes, data);
     } else {
-        data = load_any_part_of(address, unit, bytes);
+        load_part_of<Width::ONE>(address, unit, bytes, data);
     }
     return data;
 }
@@ -199,8 +209,10 @@ __device__ inline void store_part_of(Width width, uint64_t address, const Unit<F
         store_part_of<Width::EIGHT>(address, unit, bytes, data);
     } else if (width == Width::FOUR) {
         store_part_of<Width::FOUR>(address, unit, bytes, data);
+    } else if (width == Width::TWO) {
+        store_part_of<Width::TWO>(address, unit, bytes, data);
     } else {
-        store_any_part_of(address, unit, bytes, data);
+        store_part_of<Width::ONE>(address, unit, bytes, data);
     }
 }
 
@@ -215,7 +227,41 @@ __device__ inline void load_row(const DirectArgs& a, const Unit<FORM>& unit, boo
     }
 }
 
-// Sends each peer its message, and this rank its own. All of a rank's sends come before its first wait.
+// Sends each peer a unit of its message, and, where it `keeps` one, this rank its own. `shared`: all messages are one.
+template <uint32_t RANKS, class FORM>
+__device__ inline void packets_send_unit(const Exchange<FORM>& e, const Unit<FORM>& unit, bool shared, bool keeps) {
+    const DirectArgs& a = e.a;
+    uint64_t from = a.send + unit.first;
+    uint4 own = {};
+    Width loads = width(a.send | a.send_stride, unit, e.end());
+    if (loads == Width::ONE || loads == Width::TWO) {
+#pragma unroll 1
+        for (uint32_t left = a.send_mask; left != 0; left &= left - 1) {
+            uint32_t peer = __ffs(left) - 1;
+            uint4 data = load_part_of(loads, from + a.sends[peer].at, unit, a.sends[peer].bytes);
+            store_unit(e.slot(peer, a.rank, false, unit), unit, a.sends[peer].bytes, data, e.number);
+        }
+        if (keeps) own = load_part_of(loads, from + a.own.at, unit, a.own.bytes);
+    } else {
+        uint4 row[RANKS];
+        if (loads == Width::EIGHT) {
+            load_row<Width::EIGHT>(a, unit, shared, keeps, row, own);
+        } else {
+            load_row<Width::FOUR>(a, unit, shared, keeps, row, own);
+        }
+#pragma unroll
+        for (uint32_t s = 0; s < RANKS; s++) {
+            if (shared) row[s] = own;
+            store_unit(e.slot(s, a.rank, false, unit), unit, a.sends[s].bytes, row[s], e.number);
+        }
+    }
+    if (keeps) {
+        Width stores = width(a.recv | a.recv_stride, unit, e.end());
+        store_part_of(stores, a.recv + a.result.at + unit.first, unit, a.own.bytes, own);
+    }
+}
+
+// Sends all messages. All of a rank's sends come before its first wait.
 template <uint32_t RANKS, class FORM>
 __device__ void packets_send(const Exchange<FORM>& e) {
     const DirectArgs& a = e.a;
@@ -223,34 +269,7 @@ __device__ void packets_send(const Exchange<FORM>& e) {
     bool shared = !e.is_sharded() && a.send_stride == 0;
     if (a.send_mask == 0 && !keeps) return;
     e.each_unit(e.longest, [&](const Unit<FORM>& unit) {
-        uint64_t from = a.send + unit.first;
-        uint4 own = {};
-        Width loads = width(a.send | a.send_stride, unit, e.end());
-        if (loads == Width::ANY) {
-#pragma unroll 1
-            for (uint32_t left = a.send_mask; left != 0; left &= left - 1) {
-                uint32_t peer = __ffs(left) - 1;
-                uint4 data = load_any_part_of(from + a.sends[peer].at, unit, a.sends[peer].bytes);
-                store_unit(e.slot(peer, a.rank, false, unit), unit, a.sends[peer].bytes, data, e.number);
-            }
-            if (keeps) own = load_any_part_of(from + a.own.at, unit, a.own.bytes);
-        } else {
-            uint4 row[RANKS];
-            if (loads == Width::EIGHT) {
-                load_row<Width::EIGHT>(a, unit, shared, keeps, row, own);
-            } else {
-                load_row<Width::FOUR>(a, unit, shared, keeps, row, own);
-            }
-#pragma unroll
-            for (uint32_t s = 0; s < RANKS; s++) {
-                if (shared) row[s] = own;
-                store_unit(e.slot(s, a.rank, false, unit), unit, a.sends[s].bytes, row[s], e.number);
-            }
-        }
-        if (keeps) {
-            Width stores = width(a.recv | a.recv_stride, unit, e.end());
-            store_part_of(stores, a.recv + a.result.at + unit.first, unit, a.own.bytes, own);
-        }
+        packets_send_unit<RANKS>(e, unit, shared, keeps);
         return true;
     });
 }
@@ -286,7 +305,7 @@ __device__ bool packets_await(const Exchange<FORM>& e, const Part (&messages)[RA
 #pragma unroll
     for (uint32_t s = 0; s < RANKS; s++) {
 #pragma unroll
-        for (uint32_t l = 0; l < FORM::LOADS; l++) parts[s][l] = FORM::empty(e.number);
+        for (uint32_t l = 0; l < FORM::LOADS; l++) parts[s][l] = FORM::empty(e.number, unit.lap);
     }
     auto load = [&] {
 #pragma unroll
@@ -298,7 +317,7 @@ __device__ bool packets_await(const Exchange<FORM>& e, const Part (&messages)[RA
 #pragma unroll
         for (uint32_t s = 0; s < RANKS; s++) {
 #pragma unroll
-            for (uint32_t l = 0; l < FORM::LOADS; l++) missing |= FORM::missing(parts[s][l], e.number);
+            for (uint32_t l = 0; l < FORM::LOADS; l++) missing |= FORM::missing(parts[s][l], e.number, unit.lap);
         }
         if (FORM::all(missing == 0)) break;
         if (FORM::any(patience.exhausted())) return false;
@@ -321,34 +340,38 @@ __device__ inline uint4 pick(const uint4 (&row)[RANKS], uint32_t rank) {
     return picked;
 }
 
-// Takes messages to the receive buffer, from the first or second halves of slots, and tells `then` of each unit of all. False: aborted.
+// Takes a unit of messages to the receive buffer, from the first or second halves of slots, and tells `then` of it. False: aborted.
 template <uint32_t RANKS, class FORM, class THEN>
-__device__ bool packets_take(const Exchange<FORM>& e, const Part (&messages)[RANKS_MAX], bool relayed, THEN then) {
-    return e.each_unit(e.longest, [&](const Unit<FORM>& unit) {
-        uint64_t to = e.a.recv + unit.first;
-        uint4 row[RANKS];
-        if (!packets_await(e, messages, relayed, unit, row)) return false;
-        then(unit, row);
-        Width stores = width(e.a.recv | e.a.recv_stride, unit, e.end());
-        auto store = [&](auto store_one) {
+__device__ inline bool packets_take_unit(const Exchange<FORM>& e, const Part (&messages)[RANKS_MAX], bool relayed, const Unit<FORM>& unit,
+                                         THEN then) {
+    uint64_t to = e.a.recv + unit.first;
+    uint4 row[RANKS];
+    if (!packets_await(e, messages, relayed, unit, row)) return false;
+    then(unit, row);
+    Width stores = width(e.a.recv | e.a.recv_stride, unit, e.end());
+    auto store = [&](auto store_one) {
 #pragma unroll
-            for (uint32_t s = 0; s < RANKS; s++) store_one(to + messages[s].at, messages[s].bytes, row[s]);
-        };
-        if (stores == Width::EIGHT) {
-            store([&](uint64_t at, uint32_t bytes, uint4 data) { store_part_of<Width::EIGHT>(at, unit, bytes, data); });
-        } else if (stores == Width::FOUR) {
-            store([&](uint64_t at, uint32_t bytes, uint4 data) { store_part_of<Width::FOUR>(at, unit, bytes, data); });
-        } else {
+        for (uint32_t s = 0; s < RANKS; s++) store_one(to + messages[s].at, messages[s].bytes, row[s]);
+    };
+    if (stores == Width::EIGHT) {
+        store([&](uint64_t at, uint32_t bytes, uint4 data) { store_part_of<Width::EIGHT>(at, unit, bytes, data); });
+    } else if (stores == Width::FOUR) {
+        store([&](uint64_t at, uint32_t bytes, uint4 data) { store_part_of<Width::FOUR>(at, unit, bytes, data); });
+    } else {
 #pragma unroll 1
-            for (uint32_t s = 0; s < e.a.nranks; s++) store_any_part_of(to + messages[s].at, unit, messages[s].bytes, pick(row, s));
-        }
-        return true;
-    });
+        for (uint32_t s = 0; s < e.a.nranks; s++) store_part_of(stores, to + messages[s].at, unit, messages[s].bytes, pick(row, s));
+    }
+    return true;
+}
+
+template <uint32_t RANKS, class FORM>
+__device__ inline bool packets_out_unit(const Exchange<FORM>& e, const Unit<FORM>& unit) {
+    return packets_take_unit<RANKS>(e, e.a.outs, true, unit, [](const Unit<FORM>&, const uint4 (&)[RANKS]) {});
 }
 
 template <uint32_t RANKS, class FORM>
 __device__ bool packets_out(const Exchange<FORM>& e) {
-    return e.a.out_mask == 0 || packets_take<RANKS>(e, e.a.outs, true, [](const Unit<FORM>&, const uint4 (&)[RANKS]) {});
+    return e.a.out_mask == 0 || e.each_unit(e.longest, [&](const Unit<FORM>& unit) { return packets_out_unit<RANKS>(e, unit); });
 }
 
 // In an operation with heads, block 0 sends and awaits them.
@@ -367,7 +390,7 @@ __device__ void packets_copy(const Exchange<FORM>& e) {
     packets_send<RANKS>(e);
     stamp_begin(a);
     packets_own(e);
-    bool ok = a.recv_mask == 0 || packets_take<RANKS>(e, a.recvs, false, [&](const Unit<FORM>& unit, const uint4 (&row)[RANKS]) {
+    auto pass_on = [&](const Unit<FORM>& unit, const uint4 (&row)[RANKS]) {
         if (a.relay_mask == 0) return;
         uint4 shard = {};  // the only one that is there: from the root
 #pragma unroll
@@ -375,30 +398,31 @@ __device__ void packets_copy(const Exchange<FORM>& e) {
             shard = make_uint4(shard.x | row[s].x, shard.y | row[s].y, shard.z | row[s].z, shard.w | row[s].w);
         }
         packets_relay(e, unit, shard);
+    };
+    bool ok = a.recv_mask == 0 || e.each_unit(e.longest, [&](const Unit<FORM>& unit) {
+        return packets_take_unit<RANKS>(e, a.recvs, false, unit, pass_on);
     });
     ok = ok && packets_out<RANKS>(e) && packets_end(a);
     finish(a, !ok);
 }
 
-// Combines the messages of all ranks, in order, and passes the result on. False: aborted.
+// Combines a unit of the messages of all ranks, in order, and passes the result on. False: aborted.
 template <class T, uint32_t RANKS, class FORM>
-__device__ bool packets_combine(const Exchange<FORM>& e, const uint64_t* scalars) {
+__device__ inline bool packets_combine_unit(const Exchange<FORM>& e, const Unit<FORM>& unit, const uint64_t* scalars) {
     const DirectArgs& a = e.a;
-    return e.each_unit(e.longest, [&](const Unit<FORM>& unit) {
-        Width loads = width(a.send | a.own.at, unit, e.end()), stores = width(a.recv | a.result.at, unit, e.end());
-        uint4 own = load_part_of(loads, a.send + a.own.at + unit.first, unit, a.own.bytes);
-        uint4 row[RANKS];
-        if (!packets_await(e, a.recvs, false, unit, row)) return false;
-        auto contribution = [&](uint32_t rank) { return rank == a.rank ? own : pick(row, rank); };
-        VectorFold<T> fold;
-        fold.first(contribution(0), scalars);
+    Width loads = width(a.send | a.own.at, unit, e.end()), stores = width(a.recv | a.result.at, unit, e.end());
+    uint4 own = load_part_of(loads, a.send + a.own.at + unit.first, unit, a.own.bytes);
+    uint4 row[RANKS];
+    if (!packets_await(e, a.recvs, false, unit, row)) return false;
+    auto contribution = [&](uint32_t rank) { return rank == a.rank ? own : pick(row, rank); };
+    VectorFold<T> fold;
+    fold.first(contribution(0), scalars);
 #pragma unroll 1
-        for (uint32_t s = 1; s < a.nranks; s++) fold.next(Op(a.op), contribution(s), scalars != nullptr ? scalars + s : nullptr);
-        uint4 combined = fold.result(a.divisor);
-        if (a.flags & KEEP) store_part_of(stores, a.recv + a.result.at + unit.first, unit, a.own.bytes, combined);
-        packets_relay(e, unit, combined);
-        return true;
-    });
+    for (uint32_t s = 1; s < a.nranks; s++) fold.next(Op(a.op), contribution(s), scalars != nullptr ? scalars + s : nullptr);
+    uint4 combined = fold.result(a.divisor);
+    if (a.flags & KEEP) store_part_of(stores, a.recv + a.result.at + unit.first, unit, a.own.bytes, combined);
+    packets_relay(e, unit, combined);
+    return true;
 }
 
 // All ranks', in shared memory.
@@ -422,8 +446,40 @@ __device__ void packets_reduce(const Exchange<FORM>& e) {
     packets_send<RANKS>(e);
     stamp_begin(a);
     bool ok = gather_scalars(a, scalars);
-    if (ok && a.recv_mask != 0) ok = packets_combine<T, RANKS>(e, (a.flags & SCALED) != 0 ? scalars : nullptr);
+    if (ok && a.recv_mask != 0) {
+        const uint64_t* factors = (a.flags & SCALED) != 0 ? scalars : nullptr;
+        ok = e.each_unit(e.longest, [&](const Unit<FORM>& unit) { return packets_combine_unit<T, RANKS>(e, unit, factors); });
+    }
     ok = ok && packets_out<RANKS>(e) && packets_end(a);
+    finish(a, !ok);
+}
+
+// Two shots of more than slots have room for, or than is to be sent before anything comes back: a warp sends a unit, combines the one before, and
+// takes out the one before that. A place in slots is written again UNITS_A_LAP units later, and nobody has to say that it is free: who sends unit u
+// has combined u - 2 and taken out u - 3, for which all others had sent as much (u - 2 is not the last, and only in the last are messages of different
+// lengths), before which they had combined u - 4 and taken out u - 5; and who passes u on has got it from the rank that takes it out, which had taken out
+// u - 3 by then. What was loaded is used before the next is stored, so that a late load does not see it. False: aborted.
+template <class T, uint32_t RANKS, class FORM>
+__device__ bool packets_pass(const Exchange<FORM>& e, const uint64_t* scalars) {
+    const DirectArgs& a = e.a;
+    auto nth = [&](uint32_t n) { return Unit<FORM>(e.warp + n * e.warps, e.warp + n % UNITS_A_LAP * e.warps, n / UNITS_A_LAP); };
+    uint32_t units = (e.longest + FORM::UNIT_BYTES - 1) / FORM::UNIT_BYTES;
+    uint32_t count = e.warp < units ? (units - e.warp + e.warps - 1) / e.warps : 0;
+    for (uint32_t n = 0; n < count + 2; n++) {
+        if (n < count) packets_send_unit<RANKS>(e, nth(n), false, false);
+        if (a.recv_mask != 0 && n - 1 < count && !packets_combine_unit<T, RANKS>(e, nth(n - 1), scalars)) return false;
+        if (a.out_mask != 0 && n >= 2 && !packets_out_unit<RANKS>(e, nth(n - 2))) return false;
+    }
+    return true;
+}
+
+template <class T, uint32_t RANKS, class FORM>
+__device__ void packets_pipeline(const Exchange<FORM>& e) {
+    IN_SHARED_MEMORY(Scalars, scalars);
+    const DirectArgs& a = e.a;
+    packets_begin(a);
+    stamp_begin(a);
+    bool ok = gather_scalars(a, scalars) && packets_pass<T, RANKS>(e, (a.flags & SCALED) != 0 ? scalars : nullptr) && packets_end(a);
     finish(a, !ok);
 }
 
@@ -437,6 +493,12 @@ template <class FORM, class T>
 __device__ void packets_reduce(const DirectArgs& a) {
     Exchange<FORM> e(a);
     a.nranks <= 2 ? packets_reduce<T, 2>(e) : a.nranks <= 4 ? packets_reduce<T, 4>(e) : packets_reduce<T, RANKS_MAX>(e);
+}
+
+// Of three or four ranks (kernels/src/cuda/launch.rs).
+template <class FORM, class T>
+__device__ void packets_pipeline(const DirectArgs& a) {
+    packets_pipeline<T, 4>(Exchange<FORM>(a));
 }
 
 }  // namespace mccs

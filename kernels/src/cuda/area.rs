@@ -26,7 +26,7 @@ const DEALS: u64 = 32;
 const DEAL_BYTES: u64 = 8;
 /// What a warp moves at a time as lines: four of 120 bytes of data and a flag.
 pub(super) const LINES_UNIT_BYTES: u64 = 480;
-const LINES_UNIT_WIRE_BYTES: u64 = 512;
+pub(super) const LINES_UNIT_WIRE_BYTES: u64 = 512;
 const PAGE_BYTES: u64 = 4096;
 
 /// The layout of a communicator's areas: the same on all ranks, for as long as the areas live.
@@ -50,14 +50,14 @@ pub struct AreaLayout {
 }
 
 impl AreaLayout {
-    /// The layout that measured best for that many ranks of one NVLink domain, on H100s and H200s: 85 MiB for 2 ranks, 138 for 4, 155 for 8. Smaller
+    /// The layout that measured best for that many ranks of one NVLink domain, on H100s and H200s: 85 MiB for 2 ranks, 150 for 4, 155 for 8. Smaller
     /// ones work as well; long operations are slower then.
     #[must_use]
     pub fn initial(nranks: u32) -> AreaLayout {
         // What is on its way at a time is shared out among peers.
         let (slots, slot_bytes, packet_bytes, line_bytes) = match nranks {
             ..=2 => (4, 32 << 10, 1 << 20, 8 << 20),
-            3..=4 => (3, 24 << 10, 1 << 20, 2 << 20),
+            3..=4 => (3, 24 << 10, 1 << 20, 4 << 20),
             _ => (3, 12 << 10, 512 << 10, 1 << 20),
         };
         let layout = AreaLayout { nranks, blocks: 96, slots, slot_bytes, packet_bytes, line_bytes, lanes: 0 };

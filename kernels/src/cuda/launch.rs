@@ -5,12 +5,14 @@
 //! of the first phase bring each shard to its owner, who combines (or copies) it and sends it on in the second phase to
 //! whoever wants it. Masks, strides and the shards' owners, and parts by rank where they are small, say it all; kernels know no collectives.
 
+use std::ops::RangeInclusive;
+
 use bytemuck::Zeroable;
 use mccs_ipc::large::Shards;
 use mccs_ipc::types::{CollectiveKind, DataType, RedOp};
 
 use super::abi::{HEADS, KEEP, OWN, Part, RELEASED, SCALAR_AT, SCALED};
-use super::area::LINES_UNIT_BYTES;
+use super::area::{LINES_UNIT_BYTES, LINES_UNIT_WIRE_BYTES};
 use super::{AreaLayout, DirectArgs, RANKS_MAX, ReduceArgs};
 
 /// How a direct operation moves its bytes.
@@ -115,6 +117,12 @@ const PACKETS_UNIT_BYTES: u64 = 512;
 fn packets_warps_wanted(nranks: u32) -> u64 {
     if nranks == 2 { 8 } else { 4 }
 }
+/// Ranks of pipelines of lines: as in cuda/include/packets.cuh, as is [`UNITS_A_LAP`]. Two have all in one shot; how more than four do is not known.
+const PIPELINE_RANKS: RangeInclusive<u32> = 3..=4;
+/// Units that a warp of a pipeline has places for.
+const UNITS_A_LAP: u64 = 4;
+/// Bytes of a shard from which a pipeline is faster than two shots one after the other (docs/decisions/043).
+const PIPELINE_FROM: u64 = 1 << 20;
 const REDUCE_THREADS: u32 = 512;
 /// Blocks of the kernels that combine what copy engines bring: as many as fit on the multiprocessors that a caller's kernel on 100 of
 /// 132 leaves free. With half of them the links wait: an all-reduce of 256 MiB beside such a kernel took 1.06 of its time alone, not 1.02.
@@ -158,6 +166,7 @@ pub fn functions() -> impl Iterator<Item = &'static str> {
         [
             per_dtype!(dtype, "packets"),
             per_dtype!(dtype, "lines"),
+            per_dtype!(dtype, "pipeline"),
             per_dtype!(dtype, "bulk"),
             per_dtype!(dtype, "reduce"),
         ]
@@ -251,10 +260,18 @@ impl Launch<DirectArgs> {
                 true => (layout.line_bytes, LINES_UNIT_BYTES),
                 false => (layout.packet_bytes, PACKETS_UNIT_BYTES),
             };
-            if part > u64::from(most) / if algorithm.is_two_shot() { 2 } else { 1 } {
+            let most = u64::from(most) / if algorithm.is_two_shot() { 2 } else { 1 };
+            messages(&mut args)?;
+            if algorithm == Algorithm::LinesTwoShot
+                && reduces
+                && PIPELINE_RANKS.contains(&call.nranks)
+                && (part > most || part >= PIPELINE_FROM)
+            {
+                return pipeline(call, layout, blocks, args);
+            }
+            if part > most {
                 return None;
             }
-            messages(&mut args);
             // A warp a unit; spread over blocks before blocks grow.
             let warps = part.div_ceil(unit).max(1);
             let wanted = packets_warps_wanted(call.nranks).min(warps);
@@ -401,9 +418,20 @@ fn two_shots(call: &DirectCall, algorithm: Algorithm, args: &mut DirectArgs) -> 
     Some(())
 }
 
-/// Of a small operation. Areas hold what 32 bits can count.
-fn messages(args: &mut DirectArgs) {
+/// Two shots of lines at once, through places in slots that are used again.
+fn pipeline(call: &DirectCall, layout: &AreaLayout, blocks: u32, args: DirectArgs) -> Option<Launch<DirectArgs>> {
+    let places = layout.line_slot_bytes() / 2 / LINES_UNIT_WIRE_BYTES;
+    let warps = args.shard_bytes.div_ceil(LINES_UNIT_BYTES).min(places / UNITS_A_LAP);
+    let each = warps.div_ceil(u64::from(blocks)).clamp(1, PACKETS_WARPS_MAX);
+    let grid = (warps / each).min(u64::from(blocks)) as u32;
+    (grid > 0).then_some(Launch { function: per_dtype!(call.dtype, "pipeline"), grid, block: WARP * each as u32, args })
+}
+
+/// Of a small operation: `None` where it is too long for offsets of 32 bits.
+fn messages(args: &mut DirectArgs) -> Option<()> {
     let DirectArgs { bytes, shard_bytes, rank, unsharded, .. } = *args;
+    let strides = args.send_stride.max(args.recv_stride).checked_mul(u64::from(args.nranks))?;
+    u32::try_from(bytes.max(shard_bytes).max(strides)).ok().filter(|bytes| *bytes < 1 << 31)?;
     let part = |owner: u32, stride: u64| match shard_bytes {
         0 => Part { at: (u64::from(owner) * stride) as u32, bytes: bytes as u32 },
         _ => {
@@ -420,6 +448,7 @@ fn messages(args: &mut DirectArgs) {
     // Of a shard, the part for this rank.
     args.recvs = of(args.recv_mask, &|peer| if shard_bytes == 0 { part(peer, args.recv_stride) } else { args.result });
     args.outs = of(args.out_mask, &|peer| part(peer, args.recv_stride));
+    Some(())
 }
 
 impl Launch<ReduceArgs> {

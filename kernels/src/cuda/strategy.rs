@@ -104,19 +104,19 @@ impl DirectStrategy {
         strategy
     }
 
-    /// The same with lines, for GPUs that store them whole: ahead of NCCL 2.28.9 (without NVLS) on 2 H200, and on 4 up to 2 MiB. On
-    /// 4 lines went up to 4 MiB when they were measured (`eval/results/cuda-4-lines.md`), where chunks were ahead: the limits of 3 MiB, and of 640 KiB a
-    /// message, were set by that run; under them (`cuda-4.md`) all are ahead there but a reduce and long scatters (`cuda-rooted-4.md`). The limits for 2 are younger
-    /// (docs/decisions/041), what has been measured on 4 since is in docs/decisions/042.
+    /// The same with lines, for GPUs that store them whole. The limits of two and four ranks are where chunks are no slower on H200s
+    /// (docs/decisions/041, 042, 043); those of more are from before small operations took few instructions.
     #[must_use]
     pub fn with_lines(nranks: u32) -> DirectStrategy {
         use Algorithm::{BulkOneShot, BulkTwoShot, LinesOneShot, LinesTwoShot, PacketsOneShot};
         use CollectiveKind as Kind;
         let ranks = u64::from(nranks.max(2));
         let peers = ranks - 1;
-        // What fits in two shots of lines, and of two ranks in one, and is faster so: with more ranks, chunks are sooner.
-        let most = if peers == 1 { 8 * MIB } else { 3 * MIB };
-        let lines = (ranks * u64::from(AreaLayout::initial(nranks).line_bytes) / 2).min(most);
+        // Bytes up to which lines are faster than chunks, of a message where it is one a peer; of more ranks, also what slots have room for.
+        let room = ranks * u64::from(AreaLayout::initial(nranks).line_bytes) / 2;
+        let few = ranks <= 4;
+        let (lines, broadcast, reduce, message) =
+            if few { (8 * MIB, 4 * MIB, 32 * MIB, 2 * MIB) } else { (room.min(3 * MIB), 2 * MIB, 2 * MIB, 640 * KIB) };
         let mut strategy = DirectStrategy::zeroed();
         for kind in CollectiveKind::ALL {
             let rules: &[Rule] = match kind {
@@ -141,10 +141,18 @@ impl DirectStrategy {
                     Rule::new(lines, LinesOneShot, 128),
                     Rule::new(LONGEST, BulkOneShot, 96),
                 ],
-                Kind::Broadcast | Kind::Reduce => &[
+                Kind::Broadcast => &[
                     Rule::new(8 * KIB, PacketsOneShot, 32),
-                    Rule::new(256 * KIB, LinesOneShot, 128),
-                    Rule::new(2 * MIB, LinesTwoShot, 128),
+                    Rule::new(192 * KIB, LinesOneShot, 128),
+                    Rule::new(broadcast, LinesTwoShot, 128),
+                    Rule::new(4 * MIB, BulkTwoShot, 64),
+                    Rule::new(LONGEST, BulkTwoShot, 96),
+                ],
+                // The root's link has everybody's data in one shot, but nothing waits for anything.
+                Kind::Reduce => &[
+                    Rule::new(8 * KIB, PacketsOneShot, 32),
+                    Rule::new(if few { MIB } else { 256 * KIB }, LinesOneShot, 128),
+                    Rule::new(reduce, LinesTwoShot, 128),
                     Rule::new(4 * MIB, BulkTwoShot, 64),
                     Rule::new(LONGEST, BulkTwoShot, 96),
                 ],
@@ -158,7 +166,7 @@ impl DirectStrategy {
                 ],
                 _ => &[
                     Rule::new(8 * KIB * ranks, PacketsOneShot, 16),
-                    Rule::new(640 * KIB * ranks, LinesOneShot, 128),
+                    Rule::new(message * ranks, LinesOneShot, 128),
                     Rule::new(2 * MIB * ranks, BulkOneShot, 64),
                     Rule::new(LONGEST, BulkOneShot, 96),
                 ],

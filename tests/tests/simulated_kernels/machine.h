@@ -209,6 +209,12 @@ inline void load4_if(bool there, uint64_t from, uint32_t& v) {
     simulated::step();
     v = simulated::load<uint32_t>(from);
 }
+template <uint32_t BYTES>
+void load_piece_if(bool there, uint64_t from, uint32_t& v) {
+    if (!there) return;
+    simulated::step();
+    v = BYTES == 4 ? simulated::load<uint32_t>(from) : BYTES == 2 ? simulated::load<uint16_t>(from) : simulated::load<uint8_t>(from);
+}
 inline void store8_if(bool there, uint64_t to, uint32_t low, uint32_t high) {
     if (!there) return;
     simulated::check_aligned(to, 8);
@@ -221,6 +227,12 @@ inline void store4_if(bool there, uint64_t to, uint32_t v) {
     simulated::step();
     simulated::store(to, v);
 }
+template <uint32_t BYTES>
+void store_piece_if(bool there, uint64_t to, uint32_t v) {
+    if (!there) return;
+    simulated::step();
+    BYTES == 4 ? simulated::store(to, v) : BYTES == 2 ? simulated::store(to, uint16_t(v)) : simulated::store(to, uint8_t(v));
+}
 inline void store_volatile_if(bool there, uint64_t to, uint4 v) {
     if (there) store_volatile(to, v);
 }
@@ -232,9 +244,19 @@ struct Line {
     uint64_t at;
     uint4 v;
 };
+// Whether the lanes of a warp are together is as it happens: the same for all.
+inline bool are_together() {
+    bool together = true;
+    simulated::together(&together, [](void* const(&of)[32], uint32_t lanes) {
+        bool all = simulated::random_below(8) != 0;
+        for (uint32_t lane = 0; lane < lanes; lane++) *static_cast<bool*>(of[lane]) = all;
+    });
+    return together;
+}
 // Comes to memory as a whole, and is loaded part by part.
-inline void store_together_if(bool there, uint64_t to, uint4 v) {
-    if (!there) return;
+inline bool store_together_if(bool there, uint64_t to, uint4 v) {
+    if (!are_together()) return false;
+    if (!there) return true;
     Line own{to, v};
     simulated::together(&own, [](void* const(&of)[32], uint32_t lanes) {
         constexpr uint32_t LANES = simulated::LINE_BYTES / sizeof(uint4);
@@ -245,6 +267,7 @@ inline void store_together_if(bool there, uint64_t to, uint4 v) {
         }
     });
     simulated::step();
+    return true;
 }
 inline void load_together_if(bool there, uint64_t from, uint4& v) {
     if (!there) return;

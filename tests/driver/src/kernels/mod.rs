@@ -79,11 +79,11 @@ impl Kernel {
         let form = match family {
             "reduce" => return dtype.map(Kernel::Reduce),
             "packets" => Form::Packets,
-            "lines" => Form::Lines,
+            "lines" | "pipeline" => Form::Lines,
             "bulk" => Form::Bulk,
             _ => return None,
         };
-        (dtype.is_some() || of == "copy").then_some(Kernel::Direct(form, dtype))
+        (dtype.is_some() || of == "copy" && family != "pipeline").then_some(Kernel::Direct(form, dtype))
     }
 }
 
