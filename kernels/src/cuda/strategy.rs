@@ -151,7 +151,7 @@ impl DirectStrategy {
                 // The root's link has everybody's data in one shot, but nothing waits for anything.
                 Kind::Reduce => &[
                     Rule::new(8 * KIB, PacketsOneShot, 32),
-                    Rule::new(if few { MIB } else { 256 * KIB }, LinesOneShot, 128),
+                    Rule::new(if few { 768 * KIB } else { 256 * KIB }, LinesOneShot, 128),
                     Rule::new(reduce, LinesTwoShot, 128),
                     Rule::new(4 * MIB, BulkTwoShot, 64),
                     Rule::new(LONGEST, BulkTwoShot, 96),

@@ -174,7 +174,7 @@ fn what_does_not_fit_is_refused() {
 
 #[test]
 fn packets_of_two_shots_stay_in_their_halves_and_chunks_in_their_slots() {
-    let mut dealt = 0;
+    let (mut dealt, mut pipelines) = (0, 0);
     for nranks in 2..=8 {
         let layout = AreaLayout::initial(nranks);
         for &kind in CollectiveKind::ALL {
@@ -191,6 +191,11 @@ fn packets_of_two_shots_stay_in_their_halves_and_chunks_in_their_slots() {
                     match algorithm {
                         Algorithm::PacketsOneShot | Algorithm::PacketsTwoShot => {
                             assert!(part.next_multiple_of(16) * 2 <= args.packet_slot_bytes / shots, "{call:?}");
+                        }
+                        Algorithm::LinesTwoShot if launch.function.starts_with("mccs_pipeline") => {
+                            let warps = u64::from(launch.grid * launch.block / 32);
+                            assert!(warps * 4 * 512 <= args.line_slot_bytes / 2, "{call:?}");
+                            pipelines += 1;
                         }
                         Algorithm::LinesOneShot | Algorithm::LinesTwoShot => {
                             assert!(part.div_ceil(480) * 512 <= args.line_slot_bytes / shots, "{call:?}");
@@ -217,6 +222,7 @@ fn packets_of_two_shots_stay_in_their_halves_and_chunks_in_their_slots() {
         }
     }
     assert!(dealt > 100, "{dealt} operations whose chunks are dealt out");
+    assert!(pipelines > 10, "{pipelines} pipelines");
 }
 
 /// Whether chunks are dealt out; if so, they are the whole message, and whoever deals waits for all that take chunks.
