@@ -149,7 +149,7 @@ __device__ inline bool store_together_if(bool there, uint64_t to, uint4 v) {
         : "memory");
     return together == ~0u;
 }
-// One instruction for what all lanes of a warp load, wherever they come from.
+// Who is not together loads by instructions of their own, which is as well: lines are whole where they are stored.
 __device__ inline void load_together_if(bool there, uint64_t from, uint4& v) {
     asm volatile(
         "{ .reg .pred p; setp.ne.u32 p, %5, 0; bar.warp.sync 0xffffffff;\n\t@p ld.volatile.global.v4.u32 {%0,%1,%2,%3}, [%4]; }"

@@ -5,6 +5,7 @@
 // safe: every operation is a full exchange, by data or by heads. Who writes operation n + 2 has ended n + 1, so it has
 // received from every peer what that peer sent in n + 1, in stream order after all of n had ended there, whose slots are
 // the ones now written. No flag is ever mistaken: a slot holds packets of operations that are at least two older.
+// Pipelines of lines use places in a slot again within an operation (packets_pass): their flags have a second word for that.
 #pragma once
 #include "area.cuh"
 #include "vectors.cuh"

@@ -50,7 +50,7 @@ pub struct AreaLayout {
 }
 
 impl AreaLayout {
-    /// The layout that measured best for that many ranks of one NVLink domain, on H100s and H200s: 85 MiB for 2 ranks, 150 for 4, 155 for 8. Smaller
+    /// The layout that measured best for that many ranks of one NVLink domain, on H100s and H200s: 85 MiB for 2 ranks, 151 for 4, 155 for 8. Smaller
     /// ones work as well; long operations are slower then.
     #[must_use]
     pub fn initial(nranks: u32) -> AreaLayout {

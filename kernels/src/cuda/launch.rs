@@ -427,7 +427,7 @@ fn pipeline(call: &DirectCall, layout: &AreaLayout, blocks: u32, args: DirectArg
     (grid > 0).then_some(Launch { function: per_dtype!(call.dtype, "pipeline"), grid, block: WARP * each as u32, args })
 }
 
-/// Of a small operation: `None` where it is too long for offsets of 32 bits.
+/// Of an operation in packets or lines: `None` where it is too long for offsets of 32 bits.
 fn messages(args: &mut DirectArgs) -> Option<()> {
     let DirectArgs { bytes, shard_bytes, rank, unsharded, .. } = *args;
     let strides = args.send_stride.max(args.recv_stride).checked_mul(u64::from(args.nranks))?;

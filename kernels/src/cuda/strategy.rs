@@ -104,7 +104,7 @@ impl DirectStrategy {
         strategy
     }
 
-    /// The same with lines, for GPUs that store them whole. The limits of two and four ranks are where chunks are no slower on H200s
+    /// The same with lines, for GPUs that store them whole. The limits of two and four ranks are where chunks are no slower on H200s and H100s
     /// (docs/decisions/041, 042, 043); those of more are from before small operations took few instructions.
     #[must_use]
     pub fn with_lines(nranks: u32) -> DirectStrategy {
