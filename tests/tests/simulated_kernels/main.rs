@@ -256,6 +256,15 @@ struct Called {
     buffers: Vec<Buffers>,
 }
 
+impl Called {
+    /// Whether it is a pipeline whose warps have more units than places.
+    fn uses_places_again(&self) -> bool {
+        let Launch { function, grid, block, .. } = self.launches[0];
+        let shard_bytes = self.call.count * self.call.dtype.size_bytes() as u64 / u64::from(self.call.nranks);
+        function.starts_with("mccs_pipeline") && shard_bytes / 480 > u64::from(4 * grid * block / 32)
+    }
+}
+
 /// Calls that ranks make one behind the other.
 struct Scene {
     seed: u64,
@@ -272,11 +281,37 @@ impl Scene {
         // Few ranks and many have code of their own.
         let nranks = if random.random_ratio(1, 8) { random.random_range(5..=8) } else { random.random_range(2..=4) };
         let layout = small_layout(&mut random, nranks);
+        Scene::of(seed, abort_word, random, layout, |random, seed| {
+            (some_call(random, nranks, seed), draw(random, &Algorithm::ALL))
+        })
+    }
+
+    /// Reductions that most often are pipelines of lines, which have four places for each warp in half a slot.
+    fn of_pipelines(seed: u64) -> Self {
+        let mut random = StdRng::seed_from_u64(seed);
+        let nranks = random.random_range(3..=4);
+        let layout = AreaLayout { line_bytes: 128 * random.random_range(30..=90), ..small_layout(&mut random, nranks) };
+        Scene::of(seed, 0, random, layout, |random, seed| {
+            let kind = draw(random, &[CollectiveKind::AllReduce, CollectiveKind::Reduce]);
+            let (dtype, redop) = (draw(random, DataType::ALL), draw(random, RedOp::ALL));
+            let count = random.random_range(0..=40_000 / dtype.size_bytes() as u64);
+            let root = if kind.has_root() { random.random_range(0..nranks) } else { 0 };
+            (Call { kind, dtype, redop, root, count, nranks, seed }, Algorithm::LinesTwoShot)
+        })
+    }
+
+    fn of(
+        seed: u64,
+        abort_word: u64,
+        mut random: StdRng,
+        layout: AreaLayout,
+        mut some: impl FnMut(&mut StdRng, u64) -> (Call, Algorithm),
+    ) -> Self {
+        let nranks = layout.nranks;
         let areas: Vec<_> = (0..nranks).map(|_| Memory::new(layout.bytes())).collect();
         let mut calls = Vec::new();
         while calls.len() < Self::CALLS {
-            let call = some_call(&mut random, nranks, seed + calls.len() as u64);
-            let algorithm = draw(&mut random, &Algorithm::ALL);
+            let (call, algorithm) = some(&mut random, seed + calls.len() as u64);
             let Some(mut launches) = launched(&call, &layout, algorithm) else { continue };
             if random.random_ratio(1, 2) {
                 launches.iter_mut().for_each(Launch::release);
@@ -304,6 +339,18 @@ impl Scene {
         assert!(holds, "seed {seed}: {what}; {layout:?}: {:#?}", called.collect::<Vec<_>>());
     }
 
+    /// Runs it, and checks every element.
+    fn is_right(&self) {
+        self.check(MACHINE.run(&self.begun(), self.seed, None).is_some(), "nobody goes on");
+        for (number, Called { call, buffers, .. }) in self.calls.iter().enumerate() {
+            for (rank, buffers) in (0..).zip(buffers) {
+                let wrong = call.wrong_elements(rank, buffers.result());
+                self.check(wrong == 0, &format!("{wrong} wrong elements in call {number}, rank {rank}"));
+            }
+        }
+        self.check_ends(self.layout.nranks);
+    }
+
     /// What holds however kernels end: nobody wrote where nothing is to be written, and each was counted on the areas of the ranks that called.
     fn check_ends(&self, ranks: u32) {
         for (number, called) in self.calls.iter().enumerate() {
@@ -321,17 +368,19 @@ impl Scene {
 #[test]
 #[ignore = "needs the headers of a CUDA compiler"]
 fn collectives_in_any_order_of_threads() {
-    for seed in seeds(600) {
-        let scene = Scene::new(seed, 0);
-        scene.check(MACHINE.run(&scene.begun(), seed, None).is_some(), "nobody goes on");
-        for (number, Called { call, buffers, .. }) in scene.calls.iter().enumerate() {
-            for (rank, buffers) in (0..).zip(buffers) {
-                let wrong = call.wrong_elements(rank, buffers.result());
-                scene.check(wrong == 0, &format!("{wrong} wrong elements in call {number}, rank {rank}"));
-            }
-        }
-        scene.check_ends(scene.layout.nranks);
+    seeds(600).for_each(|seed| Scene::new(seed, 0).is_right());
+}
+
+#[test]
+#[ignore = "needs the headers of a CUDA compiler"]
+fn pipelines_in_any_order_of_threads() {
+    let (mut scenes, mut again) = (0, 0);
+    for seed in seeds(100) {
+        let scene = Scene::of_pipelines(seed);
+        (scenes, again) = (scenes + 1, again + scene.calls.iter().filter(|called| called.uses_places_again()).count());
+        scene.is_right();
     }
+    assert!(scenes < 100 || again > scenes / 2, "{again} pipelines that use places again in {scenes} scenes");
 }
 
 /// How many elements are wrong of what ranks gather of each other's results, where the gather is on another stream, which goes on by the count of the
