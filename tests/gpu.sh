@@ -301,6 +301,8 @@ programs() {
         for allocator in $([ "$gpus" = 1 ] || echo expandable_segments:True backend:cudaMallocAsync); do
             lane "PyTorch, $allocator" env PYTORCH_CUDA_ALLOC_CONF="$allocator" LD_PRELOAD="$MCCS_BIN/libnccl.so.2" python3 tests/pytorch.py "$gpus"
         done
+        lane "PyTorch: losses of DDP, FSDP2 and experts as on NCCL" \
+            env MCCS_BIN="$MCCS_BIN" eval/training.py tiny --tiny --rounds 1 --nranks "$gpus" --out "$work" --commit "${MCCS_COMMIT:-unknown}"
     else
         absent "PyTorch, unchanged" "there is no PyTorch here"
     fi
