@@ -3,7 +3,9 @@
 # that binaries built elsewhere can be carried to a machine with GPUs and without Rust: there the tests of
 # `cargo test --no-run --release -p mccs-tests --test gpu` are called gpu-tests.
 #
-#   tests/gpu.sh [values|tests|programs|services|memcheck|mps|figures|all]...      default: all but figures
+#   tests/gpu.sh [values|tests|programs|services|memcheck|mps|clients|figures|all]...      default: all but clients and figures
+#
+# clients runs what others wrote, as far as it is installed (tests/clients); MCCS_NCCL_TESTS names a folder of nccl-tests' programs.
 #
 # What the host lacks is said, and fails where it was asked for by name. GPU_TESTS, if it is set, has filters of the tests of `tests`, by
 # spaces: their names, or parts of them. On one GPU these take seven minutes, since processes take turns there.
@@ -14,11 +16,11 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 asked=$*
 what=(${@:-values tests programs services memcheck mps})
-[ "${what[*]}" != all ] || what=(values tests programs services memcheck mps figures)
+[ "${what[*]}" != all ] || what=(values tests programs services memcheck mps clients figures)
 for part in "${what[@]}"; do
     case $part in
-    values | tests | programs | services | memcheck | mps | figures) ;;
-    *) echo "usage: tests/gpu.sh [values|tests|programs|services|memcheck|mps|figures|all]..." >&2; exit 2 ;;
+    values | tests | programs | services | memcheck | mps | clients | figures) ;;
+    *) echo "usage: tests/gpu.sh [values|tests|programs|services|memcheck|mps|clients|figures|all]..." >&2; exit 2 ;;
     esac
 done
 nvidia-smi -L >/dev/null 2>&1 || { echo "tests/gpu.sh: there is no GPU here (nvidia-smi -L)" >&2; exit 1; }
@@ -385,6 +387,56 @@ mps() {
     lane "tenants under MPS, the service not" env MCCS_GPU_MPS="$work/mps" MCCS_BIN="$MCCS_BIN" "$gpu_tests" --ignored --test-threads 1 under_mps
     grep -q 'NEW CLIENT' "$work/mps/control.log" || { echo "tests/gpu.sh: nobody used the MPS server" >&2; exit 1; }
     end_mps
+}
+
+# nccl-tests' programs by one way to make ranks, each collective; fails where they find a wrong element.
+nccl_tests() {
+    local name=$1 collective
+    shift
+    for collective in all_reduce all_gather reduce_scatter alltoall broadcast reduce gather scatter sendrecv; do
+        [ -x "$MCCS_NCCL_TESTS/${collective}_perf" ] || { absent "nccl-tests, $collective" "it is not in $MCCS_NCCL_TESTS"; continue; }
+        lane "nccl-tests, $name: $collective" env LD_PRELOAD="$MCCS_BIN/libnccl.so.2" "${launch[@]}" "$MCCS_NCCL_TESTS/${collective}_perf" \
+            -b 8 -e 64M -f 8 -n 5 -w 1 -c 1 "$@"
+    done
+}
+
+# What others wrote, in a default service.
+clients() {
+    serve
+    if [ "$gpus" = 1 ]; then
+        lacking "clients" "they take two GPUs" clients
+        return
+    fi
+    local preload=LD_PRELOAD=$MCCS_BIN/libnccl.so.2 client program arguments launch=()
+    for client in torch:pytorch_own.py:"$gpus" accelerate:accelerate_ddp.py:"$gpus" lightning:lightning_ddp.py:"$gpus" \
+        deepspeed:deepspeed_zero.py:"$gpus" megatron.core:megatron_parallel.py:"$gpus" \
+        jax:jax_collectives.py:"$gpus:one" jax:jax_collectives.py:"$gpus:each" cupy:cupy_collectives.py:"$gpus"; do
+        IFS=: read -r client program arguments <<< "$client"
+        if ! python3 -c "import $client" 2>/dev/null; then
+            absent "$program" "there is no $client here"
+        elif [ "$client" = torch ]; then
+            # It runs tests on NCCL as well.
+            lane "PyTorch's own tests" env MCCS_LIBRARY="$MCCS_BIN/libnccl.so.2" python3 "tests/clients/$program" "$arguments"
+        else
+            lane "$client: ${program%.py} ${arguments//:/ }" env "$preload" python3 "tests/clients/$program" ${arguments//:/ }
+        fi
+    done
+    if [ -z "${MCCS_NCCL_TESTS:-}" ]; then
+        absent "nccl-tests" "MCCS_NCCL_TESTS names no folder"
+        return
+    fi
+    nccl_tests "a thread a GPU" -t "$gpus" -g 1
+    nccl_tests "one thread for all GPUs" -t 1 -g "$gpus"
+    nccl_tests "graphs" -t "$gpus" -g 1 -G 2
+    nccl_tests "registered" -t "$gpus" -g 1 -R 1
+    if [ -n "${MCCS_NCCL_TESTS_MPI:-}" ] && type -P mpirun >/dev/null; then
+        # Programs that were built with MPI.
+        MCCS_NCCL_TESTS=$MCCS_NCCL_TESTS_MPI
+        launch=(mpirun --allow-run-as-root --oversubscribe -np "$gpus")
+        nccl_tests "a process a GPU" -t 1 -g 1
+    else
+        absent "nccl-tests, a process a GPU" "MCCS_NCCL_TESTS_MPI names no folder of programs with MPI, or there is no mpirun"
+    fi
 }
 
 figures() {

@@ -1,0 +1,87 @@
+#!/usr/bin/env python3
+"""PyTorch's own tests of its NCCL back end, as they come in its package, on mccs. A test that fails is run again on NCCL: it counts as
+a difference where it passes there. Fails unless every difference is one of those documented below.
+
+usage: pytorch_own.py NRANKS [PATTERN], with MCCS_LIBRARY naming our libnccl.so.2 and MCCS_SOCKET the service. PATTERN is a regular
+expression of tests' names (default: whatever uses the back end). At most 8 tests run at a time."""
+
+import concurrent.futures
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+USES_NCCL = (r"cuda|nccl|subgroups|object|DistributedDataParallel|ddp_(comm_hook|join|uneven|grad_div|broadcast|control_flow|"
+             r"namedtuple|static|hook_parity|sync)|sync_bn|sync_params")
+AT_ONCE = 8
+# A test that hangs is a failure.
+WATCHDOG_S = 240
+# Test: why it passes on NCCL alone.
+DIFFERENCES = {}
+
+ONE_TEST = """
+import sys
+from torch.testing._internal.distributed.distributed_test import DistributedTest, TestDistBackend
+
+class OwnTest(TestDistBackend, DistributedTest._DistTestBase):
+    def setUp(self):
+        super().setUp()
+        self._spawn_processes()
+
+if __name__ == "__main__":
+    import unittest
+    if sys.argv[1] == "--names":
+        print("\\n".join(unittest.TestLoader().getTestCaseNames(OwnTest)))
+    else:
+        result = unittest.TextTestRunner().run(OwnTest(sys.argv[1]))
+        sys.exit(0 if result.wasSuccessful() and not result.skipped else 5 if result.skipped else 1)
+"""
+SKIPPED = 5
+
+
+def run(arguments, nranks, folder, on_mccs):
+    """Runs the program above in a folder of its own. Returns its exit status and output."""
+    with tempfile.TemporaryDirectory(dir=folder) as work:
+        program = pathlib.Path(work, "own_test.py")
+        program.write_text(ONE_TEST)
+        environment = {**os.environ, "BACKEND": "nccl", "WORLD_SIZE": str(nranks), "TEMP_DIR": work, "TMPDIR": work}
+        for name in ("barrier", "test_dir", "init_dir"):
+            pathlib.Path(work, name).mkdir()
+        if on_mccs:
+            environment["LD_PRELOAD"] = os.environ["MCCS_LIBRARY"]
+        process = subprocess.Popen([sys.executable, program, *arguments], env=environment, text=True, start_new_session=True,
+                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        try:
+            return process.communicate(timeout=WATCHDOG_S)[0], process.returncode
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, 9)
+            return process.communicate()[0] + f"\nno end in {WATCHDOG_S} s", -9
+
+
+def main():
+    nranks, pattern = int(sys.argv[1]), re.compile(sys.argv[2] if len(sys.argv) > 2 else USES_NCCL)
+    with tempfile.TemporaryDirectory() as folder:
+        listed, status = run(["--names"], nranks, folder, False)
+        names = [name for name in listed.split() if name.startswith("test_") and pattern.search(name) and not name.endswith("_cpu")]
+        if status or not names:
+            raise SystemExit(f"PyTorch's tests cannot be listed:\n{listed[-2000:]}")
+        with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
+            found = dict(zip(names, pool.map(lambda name: run([name], nranks, folder, True), names)))
+        passed = [name for name in names if found[name][1] == 0]
+        failed = [name for name in names if found[name][1] not in (0, SKIPPED)]
+        differing = [name for name in failed if run([name], nranks, folder, False)[1] == 0]
+    for name in differing:
+        print(f"-- {name} passes on NCCL; on mccs:\n{found[name][0][-3000:]}")
+    unknown = sorted(set(differing) - set(DIFFERENCES))
+    counts = f"{len(passed)} of PyTorch's own tests pass, {len(failed) - len(differing)} fail on NCCL too, {len(differing)} differ"
+    if unknown:
+        raise SystemExit(f"{counts}, without a documented reason: {' '.join(unknown)}")
+    if not passed:
+        raise SystemExit(f"{counts}: none ran")
+    print(f"{counts}; {len(names) - len(passed) - len(failed)} skip themselves")
+
+
+if __name__ == "__main__":
+    main()
