@@ -105,6 +105,18 @@ impl RawStream {
         unsafe { api::cuStreamWaitEvent(self.0, event.raw, 0) }
     }
 
+    /// Records an event that somebody else owns, as `CUevent` or `cudaEvent_t`.
+    ///
+    /// # Safety
+    /// The stream and the event must live, and be of one context.
+    ///
+    /// # Errors
+    /// [`DriverError`].
+    pub unsafe fn record(self, event: *mut std::ffi::c_void) -> Result<(), DriverError> {
+        // SAFETY: the caller's contract is passed on.
+        unsafe { api::cuEventRecord(event.cast(), self.0) }
+    }
+
     /// Calls a function, on a thread of the driver's, when all before it has ended; what comes behind waits until it returns. It
     /// must not call the driver.
     ///

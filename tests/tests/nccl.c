@@ -25,6 +25,13 @@ int ncclRecv(void *, size_t, int, int, ncclComm_t, void *);
 int ncclAllReduce(const void *, void *, size_t, int, int, ncclComm_t, void *);
 int ncclRedOpCreatePreMulSum(int *, void *, int, int, ncclComm_t);
 int ncclMemFree(void *);
+int ncclCommGrow(ncclComm_t, int, const ncclUniqueId *, int, ncclComm_t *, void *);
+int ncclCommGetUniqueId(ncclComm_t, ncclUniqueId *);
+int ncclCommSuspend(ncclComm_t, int);
+int ncclCommResume(ncclComm_t);
+int ncclCommMemStats(ncclComm_t, int, unsigned long long *);
+int ncclAllReduceConfig(const void *, void *, size_t, int, int, ncclComm_t, void *, const void *);
+int ncclSignal(int, int, int, unsigned, ncclComm_t, void *);
 int ncclGroupStart(void);
 int ncclGroupEnd(void);
 int ncclGroupSimulateEnd(void *);
@@ -52,7 +59,7 @@ int main(void) {
     ncclComm_t comm = NULL;
     ncclUniqueId id, foreign;
     EXPECT(success, ncclGetVersion(&version));
-    EXPECT(22809, version);
+    EXPECT(23203, version);
     EXPECT(invalidArgument, ncclGetVersion(NULL));
     for (int code = 0; code < 9; code++) EXPECT(1, strlen(ncclGetErrorString(code)) > 5);
 
@@ -104,6 +111,15 @@ int main(void) {
     EXPECT(invalidArgument, ncclCommCount(NULL, &number));
     EXPECT(invalidArgument, ncclCommGetAsyncError(NULL, &number));
     EXPECT(success, ncclCommDestroy(NULL));
+    unsigned long long bytes;
+    EXPECT(invalidArgument, ncclCommGetUniqueId(NULL, &id));
+    EXPECT(invalidArgument, ncclCommGrow(NULL, 2, NULL, 1, &comm, NULL));
+    EXPECT(invalidArgument, ncclCommGrow(NULL, 2, &foreign, 1, &comm, NULL));
+    EXPECT(invalidArgument, ncclCommSuspend(NULL, 1));
+    EXPECT(invalidArgument, ncclCommResume(NULL));
+    EXPECT(invalidArgument, ncclCommMemStats(NULL, 0, &bytes));
+    EXPECT(invalidArgument, ncclAllReduceConfig(&value, &value, 1, 7, 0, NULL, NULL, NULL));
+    EXPECT(invalidArgument, ncclSignal(0, 0, 0, 0, NULL, NULL));
     EXPECT(success, ncclCommAbort(NULL));
     EXPECT(success, ncclMemFree(NULL));
     EXPECT(invalidArgument, ncclMemFree(&value));

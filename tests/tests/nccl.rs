@@ -9,17 +9,8 @@ use std::process::{Command, Stdio};
 use mccs_tests::{TestService, watchdog};
 use tempfile::TempDir;
 
-/// NCCL 2.28.9's functions.
-const EXPORTED: &str = "ncclAllGather ncclAllReduce ncclAlltoAll ncclBcast ncclBroadcast ncclCommAbort ncclCommCount \
-     ncclCommCuDevice ncclCommDeregister ncclCommDestroy ncclCommFinalize ncclCommGetAsyncError \
-     ncclCommInitAll ncclCommInitRank ncclCommInitRankConfig ncclCommInitRankScalable ncclCommRegister \
-     ncclCommRevoke ncclCommShrink ncclCommSplit ncclCommUserRank ncclCommWindowDeregister \
-     ncclCommWindowRegister ncclDevCommCreate ncclDevCommDestroy ncclGather ncclGetErrorString \
-     ncclGetLastError ncclGetUniqueId ncclGetVersion ncclGinBarrierCreateRequirement ncclGroupEnd \
-     ncclGroupSimulateEnd ncclGroupStart ncclLLA2ACalcSlots ncclLLA2ACreateRequirement \
-     ncclLsaBarrierCreateRequirement ncclMemAlloc ncclMemFree ncclRecv ncclRedOpCreatePreMulSum \
-     ncclRedOpDestroy ncclReduce ncclReduceScatter ncclResetDebugInit ncclScatter ncclSend ncclTeamLsa \
-     ncclTeamRail ncclTeamRankToLsa ncclTeamRankToWorld ncclTeamWorld";
+/// The functions of NCCL 2.32.3, one a line, sorted.
+const EXPORTED: &str = include_str!("nccl-2.32.3-exports.txt");
 
 /// Beside this test: a library of several kinds is built as all of them whenever tests need one.
 fn library() -> PathBuf {
@@ -33,16 +24,29 @@ fn library() -> PathBuf {
 fn exports_nccls_functions() {
     let listed = Command::new("nm").args(["-D", "--defined-only"]).arg(library()).output().expect("nm, of binutils");
     let listed = String::from_utf8(listed.stdout).expect("text");
-    let names = || listed.lines().filter_map(|line| line.split_whitespace().last());
-    let sorted = |mut names: Vec<_>| {
-        names.sort_unstable();
-        names
-    };
-    let exported = sorted(names().filter(|name| name.starts_with("nccl")).collect());
-    assert_eq!(exported, EXPORTED.split_whitespace().collect::<Vec<_>>());
-    // Each by its other name, too.
-    let twins = names().filter_map(|name| name.strip_prefix('p')).filter(|name| name.starts_with("nccl"));
-    assert_eq!(sorted(twins.collect()), exported);
+    let names = listed.lines().filter_map(|line| line.split_whitespace().last());
+    let mut exported: Vec<_> = names.filter(|name| name.starts_with("nccl") || name.starts_with("pnccl")).collect();
+    exported.sort_unstable();
+    assert_eq!(exported, EXPORTED.lines().collect::<Vec<_>>());
+}
+
+/// A program that imports every function finds each at its start, before it has called any.
+#[test]
+fn a_program_that_imports_every_function_runs() {
+    let declared: String = EXPORTED.lines().map(|name| format!("extern void {name}(void);\n")).collect();
+    let listed: String = EXPORTED.lines().map(|name| format!("    {name},\n")).collect();
+    let (directory, count) = (tempfile::tempdir().expect("a directory"), EXPORTED.lines().count());
+    let source = directory.path().join("imports.c");
+    let program = format!(
+        "{declared}static void (*const all[])(void) = {{\n{listed}}};\nint main(void) {{\n    int found = 0;\n    \
+         for (unsigned i = 0; i < sizeof all / sizeof *all; i++) found += all[i] != 0;\n    \
+         return found != {count};\n}}\n"
+    );
+    std::fs::write(&source, program).expect("a file");
+    let (program, libraries) = compiled(source.to_str().expect("a path of letters"));
+    let ended = Command::new(program).env("LD_LIBRARY_PATH", libraries.path()).env("LD_BIND_NOW", "1").output();
+    let ended = ended.expect("it runs");
+    assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
 }
 
 /// Compiles a program of this folder against the library. Returns it, and the folder with the library under the name that programs look

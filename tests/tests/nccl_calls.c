@@ -55,7 +55,25 @@ int ncclBroadcast(const void *send, void *recv, size_t count, int type, int root
     return pncclBroadcast(send, recv, count, type, root, comm, stream);
 }
 
+/* Of collectives to come; null for the functions without. */
+static const ncclCollConfig_t *configuration;
+
+static int make_configured(const struct call *c, const struct member *m, void *send, void *recv) {
+    switch (c->kind) {
+    case ALL_REDUCE: return ncclAllReduceConfig(send, recv, c->count, c->type, c->op, m->comm, stream, configuration);
+    case REDUCE: return ncclReduceConfig(send, recv, c->count, c->type, c->op, c->root, m->comm, stream, configuration);
+    case REDUCE_SCATTER: return ncclReduceScatterConfig(send, recv, c->count, c->type, c->op, m->comm, stream, configuration);
+    case ALL_GATHER: return ncclAllGatherConfig(send, recv, c->count, c->type, m->comm, stream, configuration);
+    case BROADCAST: return ncclBroadcastConfig(send, recv, c->count, c->type, c->root, m->comm, stream, configuration);
+    case BCAST: return ncclBcast(recv, c->count, c->type, c->root, m->comm, stream);
+    case ALL_TO_ALL: return ncclAlltoAllConfig(send, recv, c->count, c->type, m->comm, stream, configuration);
+    case GATHER: return ncclGatherConfig(send, recv, c->count, c->type, c->root, m->comm, stream, configuration);
+    default: return ncclScatterConfig(send, recv, c->count, c->type, c->root, m->comm, stream, configuration);
+    }
+}
+
 static int make(const struct call *c, const struct member *m, void *send, void *recv) {
+    if (configuration != NULL) return make_configured(c, m, send, recv);
     switch (c->kind) {
     case ALL_REDUCE: return ncclAllReduce(send, recv, c->count, c->type, c->op, m->comm, stream);
     case REDUCE: return ncclReduce(send, recv, c->count, c->type, c->op, c->root, m->comm, stream);
@@ -291,10 +309,15 @@ static void check_teams(const struct member *m) {
     EXPECT(m->n - 1, ncclTeamRankToWorld(m->comm, world, m->n - 1));
     EXPECT(m->rank, ncclTeamRankToWorld(m->comm, lsa, 0));
     EXPECT(0, ncclTeamRankToLsa(m->comm, rail, m->rank));
-    EXPECT(0, ncclLLA2ACalcSlots(100, 16));
+    EXPECT(200, ncclLLA2ACalcSlots(100, 16));
+    EXPECT(300, ncclLLA2ACalcSlots(100, 17));
+    EXPECT(1, ncclTeamCft(m->comm, 0).nRanks);
+    EXPECT(1, ncclTeamCftMultimem(m->comm).nRanks);
     EXPECT(invalidUsage, ncclLsaBarrierCreateRequirement(lsa, 1, NULL, NULL));
     EXPECT(invalidUsage, ncclGinBarrierCreateRequirement(m->comm, rail, 1, NULL, NULL));
     EXPECT(invalidUsage, ncclLLA2ACreateRequirement(1, 1, NULL, NULL));
+    EXPECT(invalidUsage, ncclGinOutboxCreateRequirement(1, 1, NULL, NULL));
+    EXPECT(invalidUsage, ncclGinInboxA2ACreateRequirement(rail, 1, 1, NULL, NULL));
     EXPECT(0, ncclTeamWorld(NULL).nRanks);
 }
 
@@ -347,6 +370,7 @@ static void check_memory(const struct member *m) {
     OK(ncclCommRegister(m->comm, send, ROOM, &handle));
     TRUE(handle != NULL);
     OK(ncclCommWindowRegister(m->comm, recv, ROOM, &window, 0));
+    TRUE(window != NULL);
     run_between((struct call){ALL_REDUCE, 4096, float32, sum, 0, 0, NULL}, m, (CUdeviceptr)send, (CUdeviceptr)recv);
     run_between((struct call){ALL_GATHER, 300, float64, sum, 0, 1, NULL}, m, (CUdeviceptr)send, (CUdeviceptr)recv);
     OK(ncclCommWindowDeregister(m->comm, window));
@@ -433,6 +457,8 @@ static void check_shrinking(const struct member *m, int without) {
     }
     meet();
 }
+
+#include "nccl_2_32.h"
 
 static ncclComm_t joined(int which) {
     ncclComm_t comm = NULL;
@@ -656,6 +682,11 @@ static void be_rank(void) {
     check_groups(&all);
     check_memory(&all);
     check_splits(&all);
+    check_windows(&all);
+    check_properties(&all);
+    check_configured_collectives(&all);
+    check_parameters();
+    check_encryption();
     OK(ncclCommFinalize(all.comm));
     EXPECT(invalidArgument, ncclAllReduce((void *)in, (void *)out, 5, float32, sum, all.comm, stream));
     OK(ncclCommDestroy(all.comm));
@@ -685,6 +716,7 @@ static void be_rank(void) {
         OK(ncclCommDestroy(all.comm));
     }
     check_unwaited();
+    if (world_size > 1) check_growth();
     meet();
     if (world_rank == 0) check_init_all();
     if (world_rank == 0) check_configurations();

@@ -1,5 +1,6 @@
 /* NCCL's functions, as nccl.h declares them, for programs that are compiled where there is none. */
 #include <limits.h>
+#include <stdbool.h>
 #include <stddef.h>
 
 typedef struct ncclComm *ncclComm_t;
@@ -28,6 +29,44 @@ typedef struct {
     float estimatedTime;
 } ncclSimInfo_t;
 #define SIM_INFO {sizeof(ncclSimInfo_t), 0x74685283, 22809, 1}
+
+typedef struct {
+    size_t size;
+    unsigned magic, version;
+    const void *ext;
+    int minCTAs, maxCTAs, nvlsCTAs, cgaClusterSize;
+    const char *algSelection;
+    int forceAlgSelection, CTAPolicy;
+    unsigned long long userProfilerTag;
+    void *launchCompletionEvent;
+} ncclCollConfig_t;
+#define COLL_CONFIG                                                                                                    \
+    {                                                                                                                  \
+        sizeof(ncclCollConfig_t), 0xcafebeef, 23203, NULL, UNDEFINED, UNDEFINED, UNDEFINED, UNDEFINED, NULL, 1,        \
+            UNDEFINED, 0, NULL                                                                                         \
+    }
+typedef struct {
+    size_t size;
+    unsigned magic, version;
+    int rank, nRanks, cudaDev, nvmlDev;
+    bool deviceApiSupport, multimemSupport;
+    int ginType, nLsaTeams;
+    bool hostRmaSupport;
+    int railedGinType;
+    unsigned long long commHash;
+    int ginMinStride, ginConnectionType;
+    bool ginSupport[64];
+    size_t devCommRuntimeVersionSize;
+    bool cftSupport, cftMulticastSupport, cftCountedSupport;
+} ncclCommProperties_t;
+#define COMM_PROPERTIES {.size = sizeof(ncclCommProperties_t), .magic = 0xcafebeef, .version = 23203}
+typedef struct {
+    size_t size;
+    unsigned magic, version;
+    int mode;
+    const char *psk;
+} ncclEncryptionConfig_t;
+#define ENCRYPTION_CONFIG {sizeof(ncclEncryptionConfig_t), 0xcafebeef, 23203, 0, NULL}
 
 int ncclGetVersion(int *);
 int ncclGetUniqueId(ncclUniqueId *);
@@ -82,6 +121,46 @@ int ncclLsaBarrierCreateRequirement(ncclTeam_t, int barriers, void *handle, void
 int ncclGinBarrierCreateRequirement(ncclComm_t, ncclTeam_t, int barriers, void *handle, void *wanted);
 int ncclLLA2ACalcSlots(int elements, int bytes);
 int ncclLLA2ACreateRequirement(int blocks, int slots, void *handle, void *wanted);
+int ncclGinOutboxCreateRequirement(int blocks, int size_log2, void *handle, void *wanted);
+int ncclGinInboxA2ACreateRequirement(ncclTeam_t peers, int blocks, int size_log2, void *handle, void *wanted);
+ncclTeam_t ncclTeamCft(ncclComm_t, int mode);
+ncclTeam_t ncclTeamCftMultimem(ncclComm_t);
+typedef struct {
+    void *base;
+} ncclMultimemHandle_t;
+int ncclWinGetUserPtr(ncclComm_t, void *window, void **address);
+int ncclGetPeerDevicePointer(void *window, size_t offset, int peer, void **address);
+int ncclGetLsaDevicePointer(void *window, size_t offset, int rank, void **address);
+int ncclGetLsaMultimemDevicePointer(void *window, size_t offset, void **address);
+int ncclGetMultimemDevicePointer(void *window, size_t offset, ncclMultimemHandle_t, void **address);
+int ncclGetMultimemDeviceLeInfo(void *window, size_t offset, unsigned *endpoint, size_t *in_it);
+int ncclGetCftDeviceLeInfo(void *window, size_t offset, int peer, ncclTeam_t, unsigned *endpoint, size_t *in_it);
+int ncclGetPeerDeviceLeInfo(void *window, size_t offset, int peer, unsigned *endpoint, size_t *in_it);
+int ncclPutSignal(const void *, size_t, int type, int peer, void *window, size_t offset, int signal, int context, unsigned flags, ncclComm_t, void *stream);
+int ncclSignal(int peer, int signal, int context, unsigned flags, ncclComm_t, void *stream);
+int ncclWaitSignal(int descriptors, void *signals, ncclComm_t, void *stream);
+int ncclCommQueryProperties(ncclComm_t, ncclCommProperties_t *);
+int ncclCommGetUniqueId(ncclComm_t, ncclUniqueId *);
+int ncclCommGrow(ncclComm_t, int nranks, const ncclUniqueId *, int rank, ncclComm_t *, ncclConfig_t *);
+int ncclCommSuspend(ncclComm_t, int flags);
+int ncclCommResume(ncclComm_t);
+int ncclCommMemStats(ncclComm_t, int what, unsigned long long *);
+int ncclSetEncryption(const ncclEncryptionConfig_t *);
+typedef struct ncclParamHandle *ncclParamHandle_t;
+int ncclParamBind(ncclParamHandle_t *, const char *key);
+int ncclParamGetI32(ncclParamHandle_t, int *);
+int ncclParamGetStr(ncclParamHandle_t, const char **);
+int ncclParamGet(ncclParamHandle_t, void *, int room, int *length);
+int ncclParamGetParameter(const char *key, const char **, int *length);
+int ncclParamGetAllParameterKeys(const char ***, int *count);
+int ncclAllReduceConfig(const void *, void *, size_t, int type, int op, ncclComm_t, void *stream, const ncclCollConfig_t *);
+int ncclReduceConfig(const void *, void *, size_t, int type, int op, int root, ncclComm_t, void *stream, const ncclCollConfig_t *);
+int ncclReduceScatterConfig(const void *, void *, size_t, int type, int op, ncclComm_t, void *stream, const ncclCollConfig_t *);
+int ncclAllGatherConfig(const void *, void *, size_t, int type, ncclComm_t, void *stream, const ncclCollConfig_t *);
+int ncclBroadcastConfig(const void *, void *, size_t, int type, int root, ncclComm_t, void *stream, const ncclCollConfig_t *);
+int ncclAlltoAllConfig(const void *, void *, size_t, int type, ncclComm_t, void *stream, const ncclCollConfig_t *);
+int ncclGatherConfig(const void *, void *, size_t, int type, int root, ncclComm_t, void *stream, const ncclCollConfig_t *);
+int ncclScatterConfig(const void *, void *, size_t, int type, int root, ncclComm_t, void *stream, const ncclCollConfig_t *);
 void ncclResetDebugInit(void);
 const char *ncclGetErrorString(int);
 const char *ncclGetLastError(ncclComm_t);

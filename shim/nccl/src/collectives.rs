@@ -4,7 +4,8 @@ use std::ffi::{c_int, c_void};
 
 use mccs::Error;
 
-use super::communicators::Comm;
+use super::collective_config::CollectiveConfig;
+use super::communicators::{Comm, cuda_error};
 use super::operators::{data_type, operator};
 use super::{SUCCESS, Status, guard_in_group};
 
@@ -12,9 +13,12 @@ pub(crate) fn rank(value: c_int) -> Result<u32, Error> {
     u32::try_from(value).map_err(|_| Error::InvalidArgument(format!("rank {value} is negative")))
 }
 
-/// Defines a collective's function: the arguments that only it has, and the call.
+/// Defines a collective's two functions, without and with a configuration of its own: the arguments that only it has, and the call.
 macro_rules! collective {
-    ($name:ident($($arg:ident: $type:ty),*), |$c:ident, $send:ident, $recv:ident, $count:ident, $dtype:ident, $stream:ident| $body:expr) => {
+    (
+        $name:ident, $with_config:ident($($arg:ident: $type:ty),*),
+        |$c:ident, $send:ident, $recv:ident, $count:ident, $dtype:ident, $stream:ident| $body:expr
+    ) => {
         /// See `nccl.h`.
         ///
         /// # Safety
@@ -37,31 +41,74 @@ macro_rules! collective {
                 unsafe { $body }.map(|()| SUCCESS)
             })
         }
+
+        /// As the function without a configuration, which a null one stands for; see `nccl.h`.
+        ///
+        /// # Safety
+        /// Pointers as `nccl.h` says.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $with_config(
+            send: *const c_void,
+            recv: *mut c_void,
+            count: usize,
+            dtype: c_int,
+            $($arg: $type,)*
+            comm: *mut Comm,
+            stream: *mut c_void,
+            config: *const c_void,
+        ) -> Status {
+            // SAFETY: the caller's contract.
+            unsafe {
+                configured(comm, stream, config, || $name(send, recv, count, dtype, $($arg,)* comm, stream))
+            }
+        }
     };
 }
 
-collective!(ncclAllReduce(op: c_int), |c, send, recv, count, dtype, stream| {
+/// Makes a call under a configuration of its own.
+///
+/// # Safety
+/// Pointers as `nccl.h` says of the functions with a configuration.
+unsafe fn configured(
+    comm: *mut Comm,
+    stream: *mut c_void,
+    config: *const c_void,
+    call: impl FnOnce() -> Status,
+) -> Status {
+    guard_in_group(|| {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let comm = Comm::of(comm)?;
+            let config = CollectiveConfig::read(config)?;
+            let _entered = comm.context.enter().map_err(cuda_error)?;
+            config.record_launch(stream)?;
+        }
+        Ok(call())
+    })
+}
+
+collective!(ncclAllReduce, ncclAllReduceConfig(op: c_int), |c, send, recv, count, dtype, stream| {
     c.comm()?.all_reduce(send, recv, count, dtype, operator(&c, op)?, stream)
 });
-collective!(ncclReduceScatter(op: c_int), |c, send, recv, count, dtype, stream| {
+collective!(ncclReduceScatter, ncclReduceScatterConfig(op: c_int), |c, send, recv, count, dtype, stream| {
     c.comm()?.reduce_scatter(send, recv, count, dtype, operator(&c, op)?, stream)
 });
-collective!(ncclReduce(op: c_int, root: c_int), |c, send, recv, count, dtype, stream| {
+collective!(ncclReduce, ncclReduceConfig(op: c_int, root: c_int), |c, send, recv, count, dtype, stream| {
     c.comm()?.reduce(send, recv, count, dtype, operator(&c, op)?, rank(root)?, stream)
 });
-collective!(ncclAllGather(), |c, send, recv, count, dtype, stream| {
+collective!(ncclAllGather, ncclAllGatherConfig(), |c, send, recv, count, dtype, stream| {
     c.comm()?.all_gather(send, recv, count, dtype, stream)
 });
-collective!(ncclAlltoAll(), |c, send, recv, count, dtype, stream| {
+collective!(ncclAlltoAll, ncclAlltoAllConfig(), |c, send, recv, count, dtype, stream| {
     c.comm()?.all_to_all(send, recv, count, dtype, stream)
 });
-collective!(ncclBroadcast(root: c_int), |c, send, recv, count, dtype, stream| {
+collective!(ncclBroadcast, ncclBroadcastConfig(root: c_int), |c, send, recv, count, dtype, stream| {
     c.comm()?.broadcast(send, recv, count, dtype, rank(root)?, stream)
 });
-collective!(ncclGather(root: c_int), |c, send, recv, count, dtype, stream| {
+collective!(ncclGather, ncclGatherConfig(root: c_int), |c, send, recv, count, dtype, stream| {
     c.comm()?.gather(send, recv, count, dtype, rank(root)?, stream)
 });
-collective!(ncclScatter(root: c_int), |c, send, recv, count, dtype, stream| {
+collective!(ncclScatter, ncclScatterConfig(root: c_int), |c, send, recv, count, dtype, stream| {
     c.comm()?.scatter(send, recv, count, dtype, rank(root)?, stream)
 });
 

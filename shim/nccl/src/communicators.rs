@@ -13,6 +13,8 @@ use mccs_cuda::{Context, gpus};
 use super::config::is_blocking;
 use super::derived::{Exchange, Share};
 use super::group::{begin, joining};
+use super::grow::Growth;
+use super::windows::forget_windows;
 use super::{IN_PROGRESS, Status, guard, guard_in_group, put, status_of};
 
 /// `ncclUniqueId`: the communicator's name and its root's address, behind a mark.
@@ -24,7 +26,7 @@ pub struct NcclUniqueId([u8; 128]);
 const MARK: [u8; 8] = *b"mccs-id\0";
 
 impl NcclUniqueId {
-    fn of(name: &Name) -> Self {
+    pub(crate) fn of(name: &Name) -> Self {
         let mut bytes = [0; 128];
         bytes[..8].copy_from_slice(&MARK);
         bytes[8..24].copy_from_slice(&name.id.0);
@@ -32,7 +34,7 @@ impl NcclUniqueId {
         NcclUniqueId(bytes)
     }
 
-    fn name(&self) -> Result<Name, Error> {
+    pub(crate) fn name(&self) -> Result<Name, Error> {
         if self.0[..8] != MARK {
             return Err(Error::InvalidArgument(
                 "the unique id was not made by this library: does every rank use it?".into(),
@@ -112,6 +114,8 @@ pub(crate) struct Member {
     operators: Mutex<Vec<Option<ReduceOperator>>>,
     /// Communicators made of it so far.
     pub(crate) derived: Mutex<u64>,
+    /// How often it has grown.
+    pub(crate) growth: Mutex<Growth>,
     /// Makes others of it while nobody waits. They are made one after the other, as all ranks call.
     pub(crate) making: Mutex<Option<JoinHandle<()>>>,
     /// How ranks tell each other what they make; from the first time on.
@@ -179,6 +183,7 @@ impl Member {
             roots: Vec::new(),
             operators: Mutex::default(),
             derived: Mutex::default(),
+            growth: Mutex::default(),
             making: Mutex::default(),
             exchange: Mutex::default(),
         };
@@ -393,6 +398,7 @@ pub unsafe extern "C" fn ncclCommDestroy(comm: *mut Comm) -> Status {
         if comm.is_null() {
             return Ok(());
         }
+        forget_windows(comm);
         // SAFETY: of `Comm::into_handle`, and taken once: the caller's contract.
         let comm = unsafe { Arc::from_raw(comm) };
         match comm.made.get() {
@@ -412,6 +418,7 @@ pub unsafe extern "C" fn ncclCommAbort(comm: *mut Comm) -> Status {
         if comm.is_null() {
             return Ok(());
         }
+        forget_windows(comm);
         // SAFETY: of `Comm::into_handle`, and taken once: the caller's contract.
         unsafe { Arc::from_raw(comm) }.abandon()
     })

@@ -7,13 +7,16 @@ use std::mem::size_of;
 use mccs::Error;
 
 /// `NCCL_CONFIG_UNDEF_INT`.
-const UNDEFINED: c_int = c_int::MIN;
+pub(crate) const UNDEFINED: c_int = c_int::MIN;
 /// What `NCCL_CONFIG_INITIALIZER` writes.
-const MAGIC: c_uint = 0xcafe_beef;
+pub(crate) const MAGIC: c_uint = 0xcafe_beef;
 /// Channels that a communicator of NCCL's may have.
 const CHANNELS_MAX: c_int = 64;
 
-/// The structure as of 2.28. Programs that were built with another version say how much of it they have.
+/// Values of `CTAPolicy`: default, efficiency, or zero multiprocessors.
+pub(crate) const CTA_POLICIES: std::ops::RangeInclusive<c_int> = 0..=2;
+
+/// The structure as of 2.32. Programs that were built with another version say how much of it they have.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct NcclConfig {
@@ -85,7 +88,7 @@ pub(crate) unsafe fn is_blocking(config: *const c_void) -> Result<Option<bool>, 
         ("maxCTAs", max, positive),
         ("splitShare", read.split_share, switch),
         ("collnetEnable", since(2_27_00, read.collnet_enable), switch),
-        ("CTAPolicy", since(2_27_00, read.cta_policy), |value| (0..=2).contains(&value)),
+        ("CTAPolicy", since(2_27_00, read.cta_policy), |value| CTA_POLICIES.contains(&value)),
         ("shrinkShare", since(2_27_00, read.shrink_share), switch),
         ("nvlsCTAs", since(2_27_00, read.nvls_ctas), positive),
         ("nChannelsPerNetPeer", since(2_28_00, read.channels_per_net_peer), |value| {

@@ -164,7 +164,7 @@ pub unsafe extern "C" fn ncclCommShrink(
 }
 
 /// The name of what is made of a communicator: the same on all its ranks, and no other communicator's. 128 bits of FNV-1a.
-fn derived_id(parent: UniqueId, number: u64, members: impl IntoIterator<Item = u8>) -> UniqueId {
+pub(crate) fn derived_id(parent: UniqueId, number: u64, members: impl IntoIterator<Item = u8>) -> UniqueId {
     const BASIS: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
     const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
     let bytes = parent.0.into_iter().chain(number.to_le_bytes()).chain(members);

@@ -2,22 +2,31 @@
 //! on the host's service, whose socket `MCCS_SOCKET` names.
 //!
 //! What is there: communicators of GPUs of one host or several, made by any of NCCL's calls, split, shrunk, waited for or not; every
-//! collective; sends and receives; pre-multiplied sums; groups; CUDA graphs; all of it by its `pnccl` names too. Registration of memory and
-//! windows is accepted, and not needed. What is not there returns `ncclInvalidUsage`, and `ncclGetLastError` says what: the calls for kernels
-//! of the caller's. `docs/CUDA.md` says what has no effect.
+//! collective; sends and receives; pre-multiplied sums; groups; CUDA graphs; all of it by its `pnccl` names too. Every function of NCCL 2.32.3
+//! is exported. One that is refused returns `ncclInvalidUsage`, and `ncclGetLastError` says what to do instead: calls for kernels of the
+//! caller's, and one-sided operations. `docs/CUDA.md` has the table.
 //!
 //! Calls return what NCCL's documentation says; names, numbers and signatures are those of `nccl.h`.
 
+mod collective_config;
 mod collectives;
 mod communicators;
 mod config;
 mod derived;
+mod device_comm;
+mod encryption;
 mod group;
+mod grow;
 mod memory;
+mod one_sided;
 mod operators;
+mod parameters;
 mod points;
+mod properties;
+mod suspend;
 mod teams;
 mod twins;
+mod windows;
 
 use std::cell::RefCell;
 use std::ffi::{CString, c_char, c_int};
@@ -32,8 +41,8 @@ type Status = c_int;
 const SUCCESS: Status = 0;
 const IN_PROGRESS: Status = 7;
 
-/// The version of NCCL whose calls these are.
-const VERSION: c_int = 22809;
+/// The version of NCCL whose functions are all there. What of them is refused `ncclCommQueryProperties` and the errors tell (decision 046).
+const VERSION: c_int = 2_32_03;
 
 thread_local! {
     static LAST_ERROR: RefCell<LastError> = RefCell::default();
@@ -106,9 +115,9 @@ fn guard_in_group(call: impl FnOnce() -> Result<Status, Error>) -> Status {
     guard_status(|| group::noted(call()))
 }
 
-/// An error for what is not there.
-fn absent(what: &str) -> Error {
-    Error::Refused { class: ErrorClass::InvalidUsage, message: format!("mccs does not have {what}") }
+/// The error of a function that is refused, and what to do instead.
+fn refused(function: &str, instead: &str) -> Error {
+    Error::Refused { class: ErrorClass::InvalidUsage, message: format!("{function}: {instead}") }
 }
 
 /// Writes an output argument.
@@ -168,3 +177,9 @@ pub extern "C" fn ncclGetLastError(_comm: *mut communicators::Comm) -> *const c_
 /// See `nccl.h`: there is nothing to read again.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclResetDebugInit() {}
+
+/// As [`ncclResetDebugInit`], by the name that NCCL's own tools call.
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclResetDebugInitInternal() {
+    ncclResetDebugInit();
+}

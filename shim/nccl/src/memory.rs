@@ -1,14 +1,14 @@
 //! Memory: plain allocations; registration, which nothing here needs.
 
 use std::collections::BTreeMap;
-use std::ffi::{c_int, c_void};
+use std::ffi::c_void;
 use std::sync::{Mutex, PoisonError};
 
 use mccs::Error;
 use mccs_cuda::{DeviceMemory, while_capturing};
 
 use super::communicators::{Comm, caller_context, cuda_error};
-use super::{Status, absent, guard, put};
+use super::{Status, guard, put};
 
 /// What [`ncclMemAlloc`] has given out, by address.
 static ALLOCATED: Mutex<BTreeMap<usize, DeviceMemory>> = Mutex::new(BTreeMap::new());
@@ -70,43 +70,4 @@ pub unsafe extern "C" fn ncclCommRegister(
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclCommDeregister(_comm: *const Comm, _handle: *mut c_void) -> Status {
     super::SUCCESS
-}
-
-/// Accepted, with no window: programs that get none go on without.
-///
-/// # Safety
-/// Pointers as `nccl.h` says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclCommWindowRegister(
-    comm: *mut Comm,
-    _buffer: *mut c_void,
-    _bytes: usize,
-    window: *mut *mut c_void,
-    _flags: c_int,
-) -> Status {
-    guard(|| {
-        // SAFETY: the caller's contract.
-        unsafe {
-            Comm::of(comm)?;
-            put(window, std::ptr::null_mut(), "window")
-        }
-    })
-}
-
-/// See [`ncclCommWindowRegister`].
-#[unsafe(no_mangle)]
-pub extern "C" fn ncclCommWindowDeregister(_comm: *mut Comm, _window: *mut c_void) -> Status {
-    super::SUCCESS
-}
-
-/// Not there.
-#[unsafe(no_mangle)]
-pub extern "C" fn ncclDevCommCreate(_comm: *mut Comm, _wanted: *const c_void, _made: *mut c_void) -> Status {
-    guard(|| Err(absent("communicators for kernels of the caller's (ncclDevCommCreate)")))
-}
-
-/// Not there.
-#[unsafe(no_mangle)]
-pub extern "C" fn ncclDevCommDestroy(_comm: *mut Comm, _made: *const c_void) -> Status {
-    guard(|| Err(absent("communicators for kernels of the caller's (ncclDevCommDestroy)")))
 }

@@ -1,11 +1,9 @@
-//! What programs with kernels of their own ask before they make them: who reaches whom, and what barriers would need. Through this library such
-//! kernels reach nobody's memory, so that each rank is alone in its team; the rest is not there, as `ncclDevCommCreate` is not. Programs may be
-//! linked so that they do not start where one of these functions is missing.
+//! Teams: which ranks reach each other's memory from kernels of the caller's. Such kernels reach nobody's memory through this library, so each
+//! rank is alone in its team.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 
 use super::communicators::{Comm, Made};
-use super::{Status, absent, guard};
 
 /// `ncclTeam_t`: ranks at equal distances.
 #[derive(Clone, Copy)]
@@ -15,6 +13,9 @@ pub struct Team {
     rank: c_int,
     stride: c_int,
 }
+
+/// A team of one.
+const ALONE: Team = Team { nranks: 1, rank: 0, stride: 1 };
 
 /// A communicator's number of ranks, and this rank; none of a handle that is of no use.
 ///
@@ -40,7 +41,7 @@ pub unsafe extern "C" fn ncclTeamWorld(comm: *const Comm) -> Team {
 /// See `nccl_device/core.h`: ranks whose memory the caller's kernels reach.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclTeamLsa(_comm: *const Comm) -> Team {
-    Team { nranks: 1, rank: 0, stride: 1 }
+    ALONE
 }
 
 /// See `nccl_device/core.h`: one rank of each team that reach each other.
@@ -70,42 +71,14 @@ pub extern "C" fn ncclTeamRankToLsa(_comm: *const Comm, team: Team, rank: c_int)
     rank.wrapping_sub(team.rank).wrapping_mul(team.stride)
 }
 
-/// Not there.
+/// See `nccl_device/host.h`: ranks that reach each other by endpoints of the network. Each rank is alone.
 #[unsafe(no_mangle)]
-pub extern "C" fn ncclLsaBarrierCreateRequirement(
-    _team: Team,
-    _barriers: c_int,
-    _handle: *mut c_void,
-    _wanted: *mut c_void,
-) -> Status {
-    guard(|| Err(absent("barriers of the caller's kernels (ncclLsaBarrierCreateRequirement)")))
+pub extern "C" fn ncclTeamCft(_comm: *const Comm, _mode: c_int) -> Team {
+    ALONE
 }
 
-/// Not there.
+/// See `nccl_device/host.h`: ranks that one multicast reaches. Each rank is alone.
 #[unsafe(no_mangle)]
-pub extern "C" fn ncclGinBarrierCreateRequirement(
-    _comm: *const Comm,
-    _team: Team,
-    _barriers: c_int,
-    _handle: *mut c_void,
-    _wanted: *mut c_void,
-) -> Status {
-    guard(|| Err(absent("barriers of the caller's kernels (ncclGinBarrierCreateRequirement)")))
-}
-
-/// Not there: none.
-#[unsafe(no_mangle)]
-pub extern "C" fn ncclLLA2ACalcSlots(_elements: c_int, _bytes: c_int) -> c_int {
-    0
-}
-
-/// Not there.
-#[unsafe(no_mangle)]
-pub extern "C" fn ncclLLA2ACreateRequirement(
-    _blocks: c_int,
-    _slots: c_int,
-    _handle: *mut c_void,
-    _wanted: *mut c_void,
-) -> Status {
-    guard(|| Err(absent("exchanges of the caller's kernels (ncclLLA2ACreateRequirement)")))
+pub extern "C" fn ncclTeamCftMultimem(_comm: *const Comm) -> Team {
+    ALONE
 }

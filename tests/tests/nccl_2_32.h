@@ -1,0 +1,190 @@
+/* What came to NCCL between 2.28 and 2.32, for nccl_calls.c: windows, properties, parameters, collectives with a configuration, growth. */
+
+/* Host collectives work on windows; nobody reaches a peer's. */
+static void check_windows(const struct member *m) {
+    void *window = NULL, *other = NULL, *address = NULL, *buffer = (void *)out;
+    ncclComm_t c = m->comm;
+    unsigned endpoint;
+    size_t offset;
+    EXPECT(invalidArgument, ncclCommWindowRegister(c, NULL, ROOM, &window, 0));
+    EXPECT(invalidArgument, ncclCommWindowRegister(c, buffer, 0, &window, 0));
+    EXPECT(invalidArgument, ncclCommWindowRegister(c, buffer, ROOM, NULL, 0));
+    EXPECT(invalidArgument, ncclCommWindowRegister(c, buffer, ROOM, &window, 0x100));
+    TRUE(window == NULL);
+    OK(ncclCommWindowRegister(c, buffer, ROOM, &window, 1));
+    OK(ncclGroupStart());
+    OK(ncclCommWindowRegister(c, (void *)in, ROOM, &other, 0));
+    OK(ncclGroupEnd());
+    TRUE(window != NULL && other != NULL && window != other);
+    OK(ncclWinGetUserPtr(c, window, &address));
+    TRUE(address == buffer);
+    EXPECT(invalidArgument, ncclWinGetUserPtr(c, NULL, &address));
+    EXPECT(invalidArgument, ncclWinGetUserPtr(c, window, NULL));
+    EXPECT(invalidUsage, ncclGetPeerDevicePointer(window, 0, 0, &address));
+    EXPECT(invalidUsage, ncclGetLsaDevicePointer(window, ROOM, 0, &address));
+    EXPECT(invalidArgument, ncclGetLsaDevicePointer(window, ROOM + 1, 0, &address));
+    EXPECT(invalidUsage, ncclGetLsaMultimemDevicePointer(window, 0, &address));
+    EXPECT(invalidUsage, ncclGetMultimemDevicePointer(window, 0, (ncclMultimemHandle_t){NULL}, &address));
+    EXPECT(invalidUsage, ncclGetMultimemDeviceLeInfo(window, 0, &endpoint, &offset));
+    EXPECT(invalidUsage, ncclGetCftDeviceLeInfo(window, 0, 0, ncclTeamCft(c, 0), &endpoint, &offset));
+    EXPECT(invalidUsage, ncclGetPeerDeviceLeInfo(window, 0, 0, &endpoint, &offset));
+    EXPECT(invalidUsage, ncclPutSignal((void *)in, 4, float32, 0, window, 0, 0, 0, 0, c, stream));
+    EXPECT(invalidUsage, ncclSignal(0, 0, 0, 0, c, stream));
+    EXPECT(invalidUsage, ncclWaitSignal(0, NULL, c, stream));
+    TRUE(strstr(ncclGetLastError(c), "ncclSend") != NULL);
+    run((struct call){ALL_REDUCE, 2000, float32, sum, 0, 0, NULL}, m);
+    OK(ncclCommWindowDeregister(c, window));
+    EXPECT(invalidArgument, ncclCommWindowDeregister(c, window));
+    EXPECT(invalidArgument, ncclWinGetUserPtr(c, window, &address));
+    EXPECT(invalidArgument, ncclGetPeerDevicePointer(window, 0, 0, &address));
+    OK(ncclCommWindowDeregister(c, NULL));
+    OK(ncclCommWindowDeregister(c, other));
+}
+
+static void check_properties(const struct member *m) {
+    ncclCommProperties_t all = COMM_PROPERTIES;
+    int device;
+    OK(ncclCommQueryProperties(m->comm, &all));
+    OK(ncclCommCuDevice(m->comm, &device));
+    TRUE(all.rank == m->rank && all.nRanks == m->n && all.cudaDev == device);
+    TRUE(!all.deviceApiSupport && !all.multimemSupport && !all.hostRmaSupport && all.ginType == 0);
+    TRUE(all.nLsaTeams == m->n && all.commHash != 0);
+    /* As short as in 2.29: nothing is written behind it. */
+    ncclCommProperties_t old = COMM_PROPERTIES;
+    old.size = offsetof(ncclCommProperties_t, commHash), old.commHash = 77;
+    OK(ncclCommQueryProperties(m->comm, &old));
+    TRUE(old.nRanks == m->n && old.commHash == 77 && old.size == offsetof(ncclCommProperties_t, commHash));
+    old.magic = 0;
+    EXPECT(invalidUsage, ncclCommQueryProperties(m->comm, &old));
+    EXPECT(invalidArgument, ncclCommQueryProperties(m->comm, NULL));
+}
+
+/* A collective with a configuration is the same collective. */
+static void check_configured_collectives(const struct member *m) {
+    ncclCollConfig_t config = COLL_CONFIG, wrong = COLL_CONFIG;
+    void *send = (void *)in, *recv = (void *)out;
+    ncclComm_t c = m->comm;
+    config.userProfilerTag = 4711 + m->rank, config.minCTAs = 1, config.maxCTAs = 8, config.CTAPolicy = 2;
+    configuration = &config;
+    for (enum kind kind = 0; kind < KINDS; kind++) run((struct call){kind, 257, float32, sum, m->n - 1, 0, NULL}, m);
+    OK(ncclGroupStart());
+    OK(ncclAllReduceConfig(send, recv, 5, float32, sum, c, stream, &config));
+    OK(ncclAllGatherConfig(send, recv, 5, float32, c, stream, NULL));
+    OK(ncclGroupEnd());
+    wrong.magic = 1;
+    EXPECT(invalidArgument, ncclAllReduceConfig(send, recv, 5, float32, sum, c, stream, &wrong));
+    wrong = config, wrong.size = 8;
+    EXPECT(invalidArgument, ncclAllReduceConfig(send, recv, 5, float32, sum, c, stream, &wrong));
+    wrong = config, wrong.minCTAs = 9;
+    EXPECT(invalidArgument, ncclAllReduceConfig(send, recv, 5, float32, sum, c, stream, &wrong));
+    wrong = config, wrong.CTAPolicy = 9;
+    EXPECT(invalidArgument, ncclAllReduceConfig(send, recv, 5, float32, sum, c, stream, &wrong));
+    /* An algorithm is the operator's choice: who insists is refused, who does not is not. */
+    wrong = config, wrong.algSelection = "ring";
+    EXPECT(invalidUsage, ncclAllReduceConfig(send, recv, 5, float32, sum, c, stream, &wrong));
+    wrong.forceAlgSelection = 0;
+    configuration = &wrong;
+    run((struct call){ALL_REDUCE, 1025, float32, sum, 0, 0, NULL}, m);
+    configuration = NULL;
+    /* The event has happened once the stream has ended. */
+    void *driver = dlopen("libcuda.so.1", RTLD_NOW), *event = NULL;
+    CUresult (*create)(void **, unsigned), (*query)(void *), (*destroy)(void *);
+    *(void **)&create = dlsym(driver, "cuEventCreate");
+    *(void **)&query = dlsym(driver, "cuEventQuery");
+    *(void **)&destroy = dlsym(driver, "cuEventDestroy_v2");
+    CUDA(create(&event, 2));
+    config.launchCompletionEvent = event;
+    OK(ncclAllReduceConfig(send, recv, 5, float32, sum, c, stream, &config));
+    CUDA(cuStreamSynchronize(stream));
+    CUDA(query(event));
+    CUDA(destroy(event));
+}
+
+static void check_parameters(void) {
+    ncclParamHandle_t socket = NULL, all = NULL;
+    const char *text = NULL, **keys = NULL;
+    char room[4096];
+    int length = 0, count = 0, number = 0;
+    OK(ncclParamBind(&socket, "MCCS_SOCKET"));
+    EXPECT(invalidArgument, ncclParamBind(&all, "NCCL_ALGO"));
+    EXPECT(invalidArgument, ncclParamBind(&all, NULL));
+    TRUE(all == NULL);
+    OK(ncclParamGetStr(socket, &text));
+    TRUE(strcmp(text, getenv("MCCS_SOCKET")) == 0);
+    EXPECT(invalidArgument, ncclParamGetI32(socket, &number));
+    EXPECT(invalidArgument, ncclParamGetI32((ncclParamHandle_t)&number, &number));
+    EXPECT(invalidArgument, ncclParamGetStr(NULL, &text));
+    OK(ncclParamGet(socket, room, sizeof room, &length));
+    TRUE(strcmp(room, getenv("MCCS_SOCKET")) == 0 && length == (int)strlen(room) + 1);
+    EXPECT(invalidArgument, ncclParamGet(socket, room, 3, &number));
+    EXPECT(length, number);
+    OK(ncclParamGetParameter("MCCS_SOCKET", &text, &length));
+    TRUE(length == (int)strlen(getenv("MCCS_SOCKET")));
+    EXPECT(invalidArgument, ncclParamGetParameter("NCCL_ALGO", &text, &length));
+    TRUE(text == NULL && length == 0);
+    unsetenv("NCCL_PARAM_DUMP_ALL");
+    OK(ncclParamGetAllParameterKeys(&keys, &count));
+    for (int i = 0; i < count; i++) TRUE(strncmp(keys[i], "NCCL_PARAM", 10) != 0);
+    setenv("NCCL_PARAM_DUMP_ALL", "1", 1);
+    OK(ncclParamGetAllParameterKeys(&keys, &number));
+    TRUE(count > 0 && number > count);
+    OK(ncclParamBind(&all, "NCCL_PARAM_DUMP_ALL"));
+    OK(ncclParamGetI32(all, &number));
+    EXPECT(1, number);
+    unsetenv("NCCL_PARAM_DUMP_ALL");
+}
+
+static void check_encryption(void) {
+    ncclEncryptionConfig_t config = ENCRYPTION_CONFIG;
+    OK(ncclSetEncryption(&config));
+    config.mode = 1, config.psk = "a secret";
+    EXPECT(invalidUsage, ncclSetEncryption(&config));
+    config.mode = 2;
+    EXPECT(invalidArgument, ncclSetEncryption(&config));
+    config.magic = 3;
+    EXPECT(invalidArgument, ncclSetEncryption(&config));
+    EXPECT(invalidArgument, ncclSetEncryption(NULL));
+}
+
+/* All ranks but the last are there; it joins them, from another process. */
+static void check_growth(void) {
+    struct member old = {NULL, world_rank, world_size - 1}, all = {NULL, world_rank, world_size};
+    int is_new = world_rank == world_size - 1, error;
+    ncclUniqueId id;
+    meet();
+    if (world_rank == 0) OK(ncclGetUniqueId(&shared->ids[0]));
+    meet();
+    if (!is_new) {
+        OK(ncclCommInitRank(&old.comm, old.n, shared->ids[0], old.rank));
+        check_quickly(&old);
+        if (world_rank == 0) {
+            OK(ncclCommGetUniqueId(old.comm, &shared->ids[1]));
+            EXPECT(invalidUsage, ncclCommGetUniqueId(old.comm, &id));
+            EXPECT(invalidArgument, ncclCommGrow(old.comm, world_size, &shared->ids[0], -1, &all.comm, NULL));
+        }
+        EXPECT(invalidArgument, ncclCommGrow(old.comm, old.n, NULL, -1, &all.comm, NULL));
+        EXPECT(invalidArgument, ncclCommGrow(old.comm, world_size, NULL, old.rank, &all.comm, NULL));
+        EXPECT(invalidArgument, ncclCommGrow(old.comm, world_size, NULL, -1, NULL, NULL));
+    }
+    meet();
+    if (is_new) {
+        EXPECT(invalidArgument, ncclCommGrow(NULL, world_size, NULL, world_rank, &all.comm, NULL));
+        EXPECT(invalidArgument, ncclCommGrow(NULL, world_size, &shared->ids[1], world_size, &all.comm, NULL));
+        EXPECT(invalidArgument, ncclCommGrow(NULL, world_size, &shared->ids[1], -1, &all.comm, NULL));
+        OK(ncclCommGrow(NULL, world_size, &shared->ids[1], world_rank, &all.comm, NULL));
+    } else {
+        OK(ncclCommGrow(old.comm, world_size, world_rank == 0 ? &shared->ids[1] : NULL, -1, &all.comm, NULL));
+    }
+    check_place(&all);
+    check_quickly(&all);
+    if (!is_new) {
+        /* The old one goes on. */
+        check_quickly(&old);
+        OK(ncclCommDestroy(old.comm));
+    }
+    check_quickly(&all);
+    OK(ncclCommGetAsyncError(all.comm, &error));
+    EXPECT(success, error);
+    OK(ncclCommDestroy(all.comm));
+    meet();
+}
