@@ -4,6 +4,7 @@
 mod changes;
 mod deaths;
 mod divided;
+mod empty;
 mod failures;
 mod losses;
 mod memory;
@@ -49,7 +50,16 @@ const ROLES: &[(&str, Role)] = &[("checks", checks), ("stays", stays), ("mixes_c
 #[ignore = "needs a GPU"]
 fn plays_its_role() {
     watchdog();
-    let more = [deaths::ROLES, losses::ROLES, memory::ROLES, mps::ROLES, points::ROLES, room::ROLES, staged::ROLES];
+    let more = [
+        deaths::ROLES,
+        empty::ROLES,
+        losses::ROLES,
+        memory::ROLES,
+        mps::ROLES,
+        points::ROLES,
+        room::ROLES,
+        staged::ROLES,
+    ];
     let of_all = [ROLES, changes::ROLES, failures::ROLES, stalls::ROLES, streams::ROLES, times::ROLES, values::ROLES];
     ranks::play(&[&of_all, &more[..]].concat().concat());
 }

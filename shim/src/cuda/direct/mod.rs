@@ -153,6 +153,9 @@ impl DirectCommunicator {
         if order.launches.has_left() {
             return Err(Error::argument("the communicator has been finalized"));
         }
+        if call.is_empty() {
+            return member.check_whole();
+        }
         if member.nranks == 1 {
             member.check_whole()?;
             return self.run_alone(&checked, call, stream);
@@ -315,7 +318,7 @@ impl DirectCommunicator {
     fn run_alone(&self, checked: &DirectCall, call: &Call, stream: RawStream) -> Result<(), Error> {
         const BLOCKS: u32 = 64;
         let bytes = checked.count * checked.dtype.size_bytes() as u64;
-        if bytes == 0 || checked.kind == CollectiveKind::Barrier {
+        if checked.kind == CollectiveKind::Barrier {
             return Ok(());
         }
         let _entered = self.member.context.enter().map_err(cuda_error)?;
