@@ -13,7 +13,7 @@ import training
 
 
 class Batches(torch.utils.data.Dataset):
-    """Sample n * ranks + r is one of rank r: Lightning's sampler deals samples out in turn."""
+    """Sample n * ranks + r is one of rank r: the sampler deals samples out in turn."""
 
     def __init__(self, nranks):
         parts = [[training.batch(step, rank) for rank in range(nranks)] for step in range(training.STEPS)]
@@ -35,6 +35,12 @@ def main(nranks):
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
     class Module(lightning.LightningModule):
+        def train_dataloader(self):
+            batches = Batches(nranks)
+            # Lightning's own shuffles.
+            sampler = torch.utils.data.DistributedSampler(batches, nranks, self.global_rank, shuffle=False)
+            return torch.utils.data.DataLoader(batches, batch_size=training.SAMPLES_OF_RANK, sampler=sampler)
+
         def __init__(self):
             super().__init__()
             self.network = training.model()
@@ -49,10 +55,9 @@ def main(nranks):
             return training.optimizer_of(self.network)
 
     module = Module()
-    loader = torch.utils.data.DataLoader(Batches(nranks), batch_size=training.SAMPLES_OF_RANK, shuffle=False)
     trainer = lightning.Trainer(accelerator="gpu", devices=nranks, strategy="ddp", max_epochs=1, logger=False, enable_checkpointing=False,
-                                enable_progress_bar=False, enable_model_summary=False)
-    trainer.fit(module, loader)
+                                enable_progress_bar=False, enable_model_summary=False, use_distributed_sampler=False)
+    trainer.fit(module)
     rank = trainer.global_rank
     gathered = trainer.strategy.all_gather(torch.tensor([float(rank)], device=trainer.strategy.root_device))
     assert gathered.flatten().tolist() == [float(other) for other in range(nranks)]

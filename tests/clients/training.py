@@ -31,13 +31,13 @@ def optimizer_of(network):
     return torch.optim.SGD(network.parameters(), lr=RATE)
 
 
-def expected_weights(nranks, device):
+def expected_weights(nranks, device, dtype=torch.float64):
     """Weights after training on all ranks' data by one GPU."""
-    network = model().to(device)
+    network = model().to(device, dtype)
     optimizer = optimizer_of(network)
     for step in range(STEPS):
         parts = [batch(step, rank) for rank in range(nranks)]
-        whole = tuple(torch.cat(part).to(device) for part in zip(*parts))
+        whole = tuple(torch.cat(part).to(device, dtype) for part in zip(*parts))
         optimizer.zero_grad()
         loss_of(network, whole).backward()
         optimizer.step()
