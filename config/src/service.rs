@@ -97,18 +97,19 @@ pub struct TenantConfig {
     /// User ids that may connect. Absent: any that the socket's permissions let in.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uids: Option<Vec<u32>>,
-    /// Memory of all its sessions together.
-    #[serde(default = "default_max_memory")]
-    pub max_memory: Bytes,
-    /// Memory of GPUs that the service gives to its communicators, of all GPUs together. What the tenant has of its own is not counted.
-    #[serde(default = "default_max_gpu_memory")]
-    pub max_gpu_memory: Bytes,
-    /// Sessions at once.
-    #[serde(default = "default_max_sessions")]
-    pub max_sessions: u32,
-    /// Communicators at once, counted per rank.
-    #[serde(default = "default_max_communicators")]
-    pub max_communicators: u32,
+    /// Host memory of all its sessions together. Absent: half of the host's memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_memory: Option<Bytes>,
+    /// GPU memory that the service gives to its communicators, of all GPUs together. The tenant's own allocations do not count. Absent: half of the
+    /// memory of the service's GPUs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_gpu_memory: Option<Bytes>,
+    /// Sessions at once. Absent: as many as the service's descriptors allow, at most 1,024.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_sessions: Option<u32>,
+    /// Communicators at once; all ranks on this host count as one. Absent: as many as the service's descriptors allow, at most 1,024.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_communicators: Option<u32>,
     /// Operations that one session has begun and not ended.
     #[serde(default = "default_max_operations_in_flight")]
     pub max_operations_in_flight: u32,
@@ -124,33 +125,18 @@ fn default_socket() -> PathBuf {
     TENANT_SOCKET.into()
 }
 
-fn default_max_memory() -> Bytes {
-    Bytes::gib(4)
-}
-
-/// What as many communicators of two ranks take as there may be.
-fn default_max_gpu_memory() -> Bytes {
-    Bytes::gib(32)
-}
-
-fn default_max_sessions() -> u32 {
-    64
-}
-
-fn default_max_communicators() -> u32 {
-    64
-}
-
 fn default_max_operations_in_flight() -> u32 {
     1024
 }
 
+/// Each rank of a communicator takes a stream for its large operations: 8 ranks of one process in 97 communicators take 776.
 fn default_max_streams() -> u32 {
-    64
+    2048
 }
 
+/// A rank takes a region of host memory and one for each buffer of its large operations.
 fn default_max_regions() -> u32 {
-    1024
+    8192
 }
 
 impl TenantConfig {
@@ -161,10 +147,10 @@ impl TenantConfig {
             name: name.into(),
             socket: socket.into(),
             uids: None,
-            max_memory: default_max_memory(),
-            max_gpu_memory: default_max_gpu_memory(),
-            max_sessions: default_max_sessions(),
-            max_communicators: default_max_communicators(),
+            max_memory: None,
+            max_gpu_memory: None,
+            max_sessions: None,
+            max_communicators: None,
             max_operations_in_flight: default_max_operations_in_flight(),
             max_streams: default_max_streams(),
             max_regions: default_max_regions(),
@@ -491,16 +477,20 @@ impl TenantConfig {
                 "lists nobody; name at least one user id, or leave the key out to admit every user",
             );
         }
-        problems.within(format!("{key}.max_memory"), &self.max_memory, &limits::MEMORY);
-        problems.within(format!("{key}.max_gpu_memory"), &self.max_gpu_memory, &limits::GPU_MEMORY);
+        for (name, value, limit) in [
+            ("max_memory", self.max_memory, limits::MEMORY),
+            ("max_gpu_memory", self.max_gpu_memory, limits::GPU_MEMORY),
+        ] {
+            value.iter().for_each(|value| problems.within(format!("{key}.{name}"), value, &limit));
+        }
         for (name, value, limit) in [
             ("max_sessions", self.max_sessions, limits::SESSIONS),
             ("max_communicators", self.max_communicators, limits::COMMUNICATORS),
-            ("max_operations_in_flight", self.max_operations_in_flight, limits::OPERATIONS_IN_FLIGHT),
-            ("max_streams", self.max_streams, limits::STREAMS),
-            ("max_regions", self.max_regions, limits::REGIONS),
+            ("max_operations_in_flight", Some(self.max_operations_in_flight), limits::OPERATIONS_IN_FLIGHT),
+            ("max_streams", Some(self.max_streams), limits::STREAMS),
+            ("max_regions", Some(self.max_regions), limits::REGIONS),
         ] {
-            problems.within(format!("{key}.{name}"), &value, &limit);
+            value.iter().for_each(|value| problems.within(format!("{key}.{name}"), value, &limit));
         }
     }
 }

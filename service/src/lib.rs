@@ -9,6 +9,7 @@ pub mod closer;
 pub mod collective;
 pub mod control;
 pub mod controller;
+pub mod default_quotas;
 pub mod devices;
 pub mod engines;
 pub mod exchange;

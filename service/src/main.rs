@@ -8,8 +8,10 @@ use anyhow::Context as _;
 use clap::Parser;
 use mccs_config::error::in_words;
 use mccs_config::limits::{FILE_BYTES_MAX, POLICY_BYTES_MAX};
+use mccs_config::service::TenantConfig;
 use mccs_config::topology::ActualHost;
 use mccs_service::controller::basis::{Basis, Text};
+use mccs_service::default_quotas::HostResources;
 use mccs_service::devices::cuda::{MPS_VARIABLE, QUEUES_MAX, QUEUES_VARIABLE};
 use mccs_service::engines::controller::ControllerSettings;
 use mccs_service::service::{CudaUse, Service, Settings};
@@ -96,6 +98,13 @@ fn tell_manager(state: NotifyState<'_>) {
     }
 }
 
+/// Quotas that the configuration leaves out, as comments.
+fn default_quotas(config: &mccs_config::ServiceConfig) -> String {
+    let host = HostResources::find(&config.cuda, config.tenants.len());
+    let of = |tenant: &TenantConfig| host.quotas(tenant).as_comments(&tenant.name);
+    config.tenants.iter().map(of).collect()
+}
+
 fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let config = match arguments.check_config.as_ref().or(arguments.config.as_ref()) {
         Some(path) => {
@@ -114,13 +123,13 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
         println!("{}: no mistakes found", path.display());
         return Ok(());
     }
+    let mps = stay_out_of_mps(&config.runtime_dir());
+    raise_descriptor_limit();
     if arguments.print_config {
-        print!("{}", config.to_toml());
+        print!("{}{}", config.to_toml(), default_quotas(&config));
         return Ok(());
     }
-    let mps = stay_out_of_mps(&config.runtime_dir());
     end_with_any_thread();
-    raise_descriptor_limit();
     let level = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
     let colours = std::io::IsTerminal::is_terminal(&std::io::stderr());
     tracing_subscriber::fmt().with_env_filter(level).with_ansi(colours).with_writer(std::io::stderr).init();

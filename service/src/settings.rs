@@ -13,6 +13,7 @@ use mccs_ipc::direct::Execution;
 use mccs_ipc::gate::GateAccess;
 
 use crate::collective::Choice;
+use crate::default_quotas::HostResources;
 use crate::devices::cuda::CudaOptions;
 use crate::devices::host::HostOptions;
 use crate::engines::controller::ControllerSettings;
@@ -236,20 +237,26 @@ impl Settings {
     pub fn from_config(config: &mccs_config::ServiceConfig) -> Self {
         use mccs_config::service as file;
         let mappings = mappings_of_tenants() / config.tenants.len().max(1) as u64;
-        let tenant = |tenant: &file::TenantConfig| TenantSettings {
-            name: tenant.name.clone(),
-            socket: config.tenant_socket(tenant),
-            uids: tenant.uids.clone(),
-            quota: Quota {
-                memory_bytes: tenant.max_memory.0,
-                gpu_memory_bytes: tenant.max_gpu_memory.0,
-                sessions: u64::from(tenant.max_sessions),
-                communicators: u64::from(tenant.max_communicators),
+        let host = HostResources::find(&config.cuda, config.tenants.len());
+        let tenant = |tenant: &file::TenantConfig| {
+            let derived = host.quotas(tenant);
+            let quota = Quota {
+                memory_bytes: derived.memory_bytes,
+                gpu_memory_bytes: derived.gpu_memory_bytes,
+                sessions: derived.sessions,
+                communicators: derived.communicators,
                 operations_in_flight: u64::from(tenant.max_operations_in_flight),
                 streams: tenant.max_streams,
                 regions: tenant.max_regions,
                 mappings,
-            },
+                origins: derived.origins,
+            };
+            TenantSettings {
+                name: tenant.name.clone(),
+                socket: config.tenant_socket(tenant),
+                uids: tenant.uids.clone(),
+                quota,
+            }
         };
         Settings {
             name: config.name(),

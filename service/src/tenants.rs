@@ -3,10 +3,14 @@
 //! A quota is taken by making a [`Charge`] and given back by dropping it, wherever that happens: nothing that ends can
 //! forget to return what it held.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
+use mccs_ipc::types::UniqueId;
+
 use crate::closer::Closer;
+use crate::default_quotas::QuotaOrigins;
 use crate::engines::transport::pace::SharedBucket;
 use crate::memory::descriptors_of_tenant;
 use crate::telemetry::traffic::TenantTraffic;
@@ -20,7 +24,7 @@ pub struct Quota {
     pub gpu_memory_bytes: u64,
     /// Connected processes.
     pub sessions: u64,
-    /// Ranks in communicators, those still being set up included.
+    /// Communicators, those still being set up included: all ranks of one count once.
     pub communicators: u64,
     /// Operations a session may have in flight.
     pub operations_in_flight: u64,
@@ -30,6 +34,27 @@ pub struct Quota {
     pub regions: u32,
     /// Mappings that all its regions take of this process, which has a limited number.
     pub mappings: u64,
+    /// What those follow from that the operator has not said.
+    pub origins: QuotaOrigins,
+}
+
+/// Ranks of this host that a communicator may have by the quota, on average: as many as hosts have cores. Each holds a slot of some hundred bytes.
+const RANKS_OF_A_COMMUNICATOR: u64 = 256;
+/// Ranks of a process, where it may have fewer communicators: a rank for each of 8 GPUs in 256.
+const RANKS_OF_A_SESSION: u64 = 2048;
+
+impl Quota {
+    /// Ranks in communicators that a tenant may have, over all sessions.
+    #[must_use]
+    pub fn ranks(&self) -> u64 {
+        self.communicators.saturating_mul(RANKS_OF_A_COMMUNICATOR).min(u64::from(u32::MAX))
+    }
+
+    /// Ranks in communicators that one session may have: it has room for a reply to each.
+    #[must_use]
+    pub fn ranks_of_session(&self) -> u64 {
+        self.communicators.max(self.communicators.saturating_mul(8).min(RANKS_OF_A_SESSION))
+    }
 }
 
 /// A job's owner as the operator knows it.
@@ -50,6 +75,9 @@ pub struct Tenant {
     mappings: AtomicU64,
     sessions: AtomicU64,
     communicators: AtomicU64,
+    /// Those that have ranks here, and their charges.
+    by_id: Mutex<BTreeMap<UniqueId, Weak<Charge>>>,
+    ranks: AtomicU64,
     imports: AtomicU64,
     mapped_bytes: AtomicU64,
     descriptors: AtomicU64,
@@ -66,8 +94,10 @@ pub enum Resource {
     Mappings,
     /// Sessions.
     Sessions,
-    /// Ranks in communicators.
+    /// Communicators.
     Communicators,
+    /// Ranks in communicators.
+    Ranks,
     /// Registered memory of GPUs, as often as GPUs have it open: by handle, or by segment.
     Imports,
     /// Bytes of segments of GPU memory, as often as they are mapped: one segment may be named many times. The GPUs say how many there may be.
@@ -87,6 +117,7 @@ impl Resource {
             Resource::Mappings => "mappings, of which each region takes one and a large one three,",
             Resource::Sessions => "sessions",
             Resource::Communicators => "communicators",
+            Resource::Ranks => "ranks in communicators",
             Resource::Imports => "open registrations of GPU memory",
             Resource::MappedBytes => "mapped bytes of GPU memory",
             Resource::Descriptors => "descriptors of GPU memory",
@@ -111,6 +142,8 @@ pub struct Charge {
     tenant: Arc<Tenant>,
     resource: Resource,
     amount: u64,
+    /// What this is a part of, held as long.
+    _of: Option<Arc<Charge>>,
 }
 
 impl Tenant {
@@ -128,6 +161,8 @@ impl Tenant {
             mappings: AtomicU64::new(0),
             sessions: AtomicU64::new(0),
             communicators: AtomicU64::new(0),
+            by_id: Mutex::default(),
+            ranks: AtomicU64::new(0),
             imports: AtomicU64::new(0),
             mapped_bytes: AtomicU64::new(0),
             descriptors: AtomicU64::new(0),
@@ -156,6 +191,7 @@ impl Tenant {
             Resource::Mappings => (&self.mappings, self.quota.mappings),
             Resource::Sessions => (&self.sessions, self.quota.sessions),
             Resource::Communicators => (&self.communicators, self.quota.communicators),
+            Resource::Ranks => (&self.ranks, self.quota.ranks()),
             Resource::Imports => (&self.imports, IMPORTS_MAX),
             Resource::MappedBytes => (&self.mapped_bytes, u64::MAX),
             Resource::Descriptors => (&self.descriptors, descriptors_of_tenant()),
@@ -185,11 +221,36 @@ impl Tenant {
         let limit = own.min(limit);
         let add = |used: u64| used.checked_add(amount).filter(|sum| *sum <= limit);
         match counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add) {
-            Ok(_) => Ok(Charge { tenant: Arc::clone(self), resource, amount }),
+            Ok(_) => Ok(Charge { tenant: Arc::clone(self), resource, amount, _of: None }),
             Err(used) => {
                 Err(OverQuota { tenant: self.name.clone(), what: resource.name(), asked: amount, used, limit })
             }
         }
+    }
+}
+
+impl Tenant {
+    /// A rank joins the communicator of an id: the first one takes it of the quota, and the last one to end gives it back.
+    ///
+    /// # Errors
+    /// [`OverQuota`], and nothing is taken.
+    pub fn charge_rank(self: &Arc<Self>, id: UniqueId) -> Result<Charge, OverQuota> {
+        let mut rank = self.charge(Resource::Ranks, 1)?;
+        let mut by_id = self.by_id.lock().unwrap_or_else(PoisonError::into_inner);
+        let communicator = match by_id.get(&id).and_then(Weak::upgrade) {
+            Some(communicator) => communicator,
+            None => {
+                let communicator = Arc::new(self.charge(Resource::Communicators, 1)?);
+                // Those that have ended go when they are as many as those that have not.
+                if by_id.len() as u64 >= 2 * self.used(Resource::Communicators) {
+                    by_id.retain(|_, charge| charge.strong_count() > 0);
+                }
+                by_id.insert(id, Arc::downgrade(&communicator));
+                communicator
+            }
+        };
+        rank._of = Some(communicator);
+        Ok(rank)
     }
 }
 
@@ -222,7 +283,30 @@ pub(crate) mod tests {
             streams: 1,
             regions: 1,
             mappings: 1,
+            origins: QuotaOrigins::default(),
         }
+    }
+
+    #[test]
+    fn ranks_of_a_communicator_count_once_until_the_last_has_left() {
+        let tenant = Tenant::new("a".into(), Quota { communicators: 2, ..quota() });
+        let id = |number| UniqueId([number; 16]);
+        let join = |number| tenant.charge_rank(id(number));
+        let used = || (tenant.used(Resource::Communicators), tenant.used(Resource::Ranks));
+        let mut ranks: Vec<_> = (0..8).map(|_| join(1).expect("one communicator")).collect();
+        assert_eq!(used(), (1, 8));
+        let other = join(2).expect("another");
+        let refused = join(3).expect_err("a third").to_string();
+        assert!(refused.contains("2 of 2"), "{refused}");
+        assert_eq!(used(), (2, 9), "nothing is taken by what is refused");
+        ranks.truncate(1);
+        assert_eq!(used(), (2, 2));
+        drop((ranks, other));
+        assert_eq!(used(), (0, 0));
+        for number in 4..100 {
+            drop(join(number).expect("free again"));
+        }
+        assert!(tenant.by_id.lock().expect("no panic").len() <= 2, "what has ended is forgotten");
     }
 
     #[test]

@@ -416,7 +416,7 @@ fn a_peer_that_goes_leaves_nobody_waiting_for_one_of_many_joins() {
         }
         let tenant = Arc::clone(&service.service().registry.sessions()[0].tenant);
         // Its own communicator, and all of both.
-        while tenant.used(Resource::Communicators) < 1 + 2 * COMMS as u64 {
+        while tenant.used(Resource::Ranks) < 1 + 2 * COMMS as u64 {
             std::thread::yield_now();
         }
         drop(raw);

@@ -34,7 +34,7 @@ fn the_example_is_read() {
     assert_eq!(file.jobs.len(), 2);
     assert_eq!(file.run.operator.len(), 2);
     let config = file.service_config(0, &file.hosts()[0], Path::new("/run/p")).unwrap();
-    assert_eq!(config.tenants[0].max_memory.0, 1 << 30);
+    assert_eq!(config.tenants[0].max_memory.map(|bytes| bytes.0), Some(1 << 30));
 }
 
 #[test]

@@ -11,6 +11,7 @@ use std::time::Instant;
 use serde::{Deserialize, Serialize};
 
 use super::{CommView, HostView};
+use crate::default_quotas::Origin;
 use crate::runtime::{EngineInfo, RuntimeInfo, Runtimes};
 use crate::telemetry::flows::{FlowView, PathView};
 use crate::telemetry::late::LateView;
@@ -36,6 +37,9 @@ pub struct QuotaView {
     pub used: u64,
     /// May be in use.
     pub limit: u64,
+    /// What the limit follows from; absent where the operator has said it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit_from: Option<String>,
 }
 
 /// A tenant.
@@ -220,12 +224,19 @@ fn allotment<'a>(comms: impl Iterator<Item = &'a Arc<CommInfo>>) -> Option<Allot
 
 fn quotas(tenant: &Tenant) -> Vec<QuotaView> {
     let quota = &tenant.quota;
-    let view = |resource: &str, which, limit| QuotaView { resource: resource.into(), used: tenant.used(which), limit };
+    let view = |resource: &str, which, limit, from: Option<Origin>| QuotaView {
+        resource: resource.into(),
+        used: tenant.used(which),
+        limit,
+        limit_from: from.map(|from| from.to_string()),
+    };
+    let origins = &quota.origins;
     vec![
-        view("memory_bytes", Resource::MemoryBytes, quota.memory_bytes),
-        view("gpu_memory_bytes", Resource::GpuMemoryBytes, quota.gpu_memory_bytes),
-        view("sessions", Resource::Sessions, quota.sessions),
-        view("communicator_ranks", Resource::Communicators, quota.communicators),
+        view("memory_bytes", Resource::MemoryBytes, quota.memory_bytes, origins.memory),
+        view("gpu_memory_bytes", Resource::GpuMemoryBytes, quota.gpu_memory_bytes, origins.gpu_memory),
+        view("sessions", Resource::Sessions, quota.sessions, origins.sessions),
+        view("communicators", Resource::Communicators, quota.communicators, origins.communicators),
+        view("communicator_ranks", Resource::Ranks, quota.ranks(), None),
     ]
 }
 

@@ -105,6 +105,7 @@ impl SimHost {
             streams: 1,
             regions: 1,
             mappings: 1,
+            origins: Default::default(),
         };
         let exchange_options = ExchangeOptions {
             own: own.clone(),

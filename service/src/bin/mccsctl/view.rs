@@ -425,7 +425,12 @@ mod tests {
             at_ns: seconds * 1_000_000_000,
             tenants: vec![TenantView {
                 tenant: "blue".into(),
-                quotas: vec![QuotaView { resource: "memory_bytes".into(), used: 1 << 20, limit: 1 << 21 }],
+                quotas: vec![QuotaView {
+                    resource: "memory_bytes".into(),
+                    used: 1 << 20,
+                    limit: 1 << 21,
+                    limit_from: None,
+                }],
                 in_flight: 3,
                 communicators: 1,
                 operations: 10 * seconds,

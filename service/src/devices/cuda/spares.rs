@@ -126,6 +126,7 @@ mod tests {
             streams: 1,
             regions: 1,
             mappings: 1,
+            origins: Default::default(),
         };
         Tenant::new(name.into(), quota)
     }

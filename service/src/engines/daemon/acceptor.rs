@@ -94,7 +94,7 @@ impl SessionFactory {
         let completions = Producer::new(Arc::clone(&segment), layout.completions_offset, layout.completions_capacity)?;
         let doorbell = Doorbell::new()?;
         // A communicator may be aborted while a rank leaves it.
-        let replies = Mailbox::new(2 * tenant.quota.communicators as usize + REPLIES_BESIDES);
+        let replies = Mailbox::new(2 * tenant.quota.ranks_of_session() as usize + REPLIES_BESIDES);
         let waker: WakerSlot = replies.waker().clone();
         let id = self.registry.next_number();
         let quota = tenant.quota;

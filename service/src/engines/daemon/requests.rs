@@ -341,7 +341,7 @@ impl SessionEngine {
         gpu: Option<usize>,
         by_engines: bool,
     ) {
-        let charge = match self.session.tenant.charge(Resource::Communicators, 1) {
+        let charge = match self.session.tenant.charge_rank(id) {
             Ok(charge) => Arc::new(charge),
             Err(error) => return self.refuse(request, ErrorClass::InvalidUsage, error.to_string()),
         };
@@ -350,7 +350,7 @@ impl SessionEngine {
         let is_direct = gpu.is_some() && (is_alone || by_engines);
         let place = if is_direct { Place::Gpus } else { Place::Host };
         let Ok(tenant_comm) = self.tables.comms.insert(CommSlot::Joining) else {
-            let message = "the session has as many communicators as its tenant may have";
+            let message = "the session has as many ranks in communicators as its tenant may have";
             return self.refuse(request, ErrorClass::InvalidUsage, message);
         };
         let (session, reply) = (Arc::clone(&self.session), self.replies.sender());

@@ -54,7 +54,7 @@ impl Tables {
             gpu_regions: HandleTable::new(quota.regions),
             gpu_segments: Vec::new(),
             streams: HandleTable::new(streams),
-            comms: HandleTable::new(u32::try_from(quota.communicators).unwrap_or(u32::MAX)),
+            comms: HandleTable::new(u32::try_from(quota.ranks_of_session()).unwrap_or(u32::MAX)),
         }
     }
 }

@@ -32,7 +32,7 @@ fn overview() -> Overview {
         at_ns: 2_000_000_000,
         tenants: vec![TenantView {
             tenant: tenant.clone(),
-            quotas: vec![QuotaView { resource: "memory_bytes".into(), used: 5, limit: 6 }],
+            quotas: vec![QuotaView { resource: "memory_bytes".into(), used: 5, limit: 6, limit_from: None }],
             in_flight: 1,
             communicators: 1,
             operations: 10,

@@ -27,6 +27,7 @@ fn region(bytes: u64) -> Region {
         streams: 1,
         regions: 1,
         mappings: 3,
+        origins: Default::default(),
     };
     let tenant = Tenant::new("a".into(), quota);
     let charge = |resource, amount| tenant.charge(resource, amount).expect("room");

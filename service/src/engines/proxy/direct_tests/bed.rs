@@ -174,6 +174,7 @@ impl Bed {
             streams: 1,
             regions: 1,
             mappings: 1,
+            origins: Default::default(),
         };
         let (tenant, replies) = (Tenant::new("tenant".into(), quota), Mailbox::new(16));
         for (rank, gpu) in (0..).zip(gpus) {
