@@ -1,0 +1,82 @@
+//! Documents: links lead to what exists, indexes name every page, and lines are short enough to read.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Characters of a line, outside of tables, code and lines that are one link.
+const LINE_CHARS: usize = 100;
+/// Folders whose tables and reports scripts write.
+const WRITTEN_BY_SCRIPTS: [&str; 1] = ["eval/results/"];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// Every Markdown file of the repository, with its text.
+fn documents() -> Vec<(String, String)> {
+    let listed = Command::new("git").args(["ls-files", "*.md"]).current_dir(root()).output().expect("git runs");
+    let names = String::from_utf8(listed.stdout).expect("names are UTF-8");
+    let read = |name: &str| (name.to_owned(), fs::read_to_string(root().join(name)).expect("a tracked file"));
+    let documents: Vec<_> = names.lines().map(read).collect();
+    assert!(documents.len() > 50, "git lists only {} documents", documents.len());
+    documents
+}
+
+/// Lines outside of code blocks, with their numbers.
+fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    let mut in_code = false;
+    text.lines().enumerate().filter_map(move |(index, line)| {
+        let is_fence = line.trim_start().starts_with("```");
+        in_code ^= is_fence;
+        (!in_code && !is_fence).then_some((index + 1, line))
+    })
+}
+
+/// Targets of the links in a line: what stands in `](...)`.
+fn targets(line: &str) -> impl Iterator<Item = &str> {
+    line.split("](").skip(1).filter_map(|rest| rest.split_once(')')).map(|(target, _)| target)
+}
+
+#[test]
+fn links_of_documents_lead_to_files() {
+    let mut missing = Vec::new();
+    for (name, text) in documents() {
+        let folder = root().join(&name).parent().map(Path::to_owned).expect("a file has a folder");
+        for (number, line) in prose(&text) {
+            let of_files = targets(line).filter(|target| !target.contains("://") && !target.starts_with('#'));
+            for target in of_files {
+                let file = target.split('#').next().unwrap_or(target);
+                if !folder.join(file).exists() {
+                    missing.push(format!("{name}:{number}: {target}"));
+                }
+            }
+        }
+    }
+    assert!(missing.is_empty(), "links lead nowhere:\n{}", missing.join("\n"));
+}
+
+#[test]
+fn indexes_name_every_page() {
+    for folder in ["docs", "docs/decisions"] {
+        let index = fs::read_to_string(root().join(folder).join("README.md")).expect("an index");
+        let pages = fs::read_dir(root().join(folder)).expect("a folder").map(|entry| entry.expect("an entry").file_name());
+        let names = pages.map(|name| name.to_string_lossy().into_owned());
+        let is_page = |name: &String| name.ends_with(".md") && name != "README.md";
+        let unnamed: Vec<_> = names.filter(is_page).filter(|name| !index.contains(&format!("({name})"))).collect();
+        assert!(unnamed.is_empty(), "{folder}/README.md does not name {unnamed:?}");
+    }
+}
+
+#[test]
+fn lines_of_documents_are_short() {
+    let mut long = Vec::new();
+    for (name, text) in documents() {
+        if WRITTEN_BY_SCRIPTS.iter().any(|folder| name.starts_with(folder)) {
+            continue;
+        }
+        let is_long = |line: &str| line.chars().count() > LINE_CHARS && !line.starts_with('|') && !line.contains("](");
+        long.extend(prose(&text).filter(|(_, line)| is_long(line)).map(|(number, _)| format!("{name}:{number}")));
+    }
+    assert!(long.is_empty(), "lines of more than {LINE_CHARS} characters:\n{}", long.join("\n"));
+}
