@@ -1,13 +1,8 @@
-//! Documents: links lead to what exists, indexes name every page, and lines are short enough to read.
+//! Documents: links lead to what exists, and indexes name every page.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-
-/// Characters of a line, outside of tables, code and lines that are one link.
-const LINE_CHARS: usize = 100;
-/// Folders whose tables and reports scripts write.
-const WRITTEN_BY_SCRIPTS: [&str; 1] = ["eval/results/"];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
@@ -60,23 +55,11 @@ fn links_of_documents_lead_to_files() {
 fn indexes_name_every_page() {
     for folder in ["docs", "docs/decisions"] {
         let index = fs::read_to_string(root().join(folder).join("README.md")).expect("an index");
-        let pages = fs::read_dir(root().join(folder)).expect("a folder").map(|entry| entry.expect("an entry").file_name());
+        let pages =
+            fs::read_dir(root().join(folder)).expect("a folder").map(|entry| entry.expect("an entry").file_name());
         let names = pages.map(|name| name.to_string_lossy().into_owned());
         let is_page = |name: &String| name.ends_with(".md") && name != "README.md";
         let unnamed: Vec<_> = names.filter(is_page).filter(|name| !index.contains(&format!("({name})"))).collect();
         assert!(unnamed.is_empty(), "{folder}/README.md does not name {unnamed:?}");
     }
-}
-
-#[test]
-fn lines_of_documents_are_short() {
-    let mut long = Vec::new();
-    for (name, text) in documents() {
-        if WRITTEN_BY_SCRIPTS.iter().any(|folder| name.starts_with(folder)) {
-            continue;
-        }
-        let is_long = |line: &str| line.chars().count() > LINE_CHARS && !line.starts_with('|') && !line.contains("](");
-        long.extend(prose(&text).filter(|(_, line)| is_long(line)).map(|(number, _)| format!("{name}:{number}")));
-    }
-    assert!(long.is_empty(), "lines of more than {LINE_CHARS} characters:\n{}", long.join("\n"));
 }
