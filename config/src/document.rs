@@ -19,9 +19,21 @@ use crate::validate::{Problems, Validate, nearest};
 /// Reads and checks the file at `path`.
 ///
 /// # Errors
-/// The file cannot be read, or its content is refused; see [`parse`].
+/// The file cannot be read or says nothing, or its content is refused; see [`parse`].
 pub fn load<T: DeserializeOwned + Validate>(path: &Path) -> Result<T, ConfigError> {
-    parse(&read_text(path, T::BYTES_MAX)?, &path.display().to_string())
+    let (text, name) = (read_text(path, T::BYTES_MAX)?, path.display().to_string());
+    if says_nothing(&text) {
+        return Err(ConfigError::Invalid(vec![diagnostic(&text, &name, 0, String::new(), SAYS_NOTHING.to_owned())]));
+    }
+    parse(&text, &name)
+}
+
+/// The complaint about a file without a key. Nobody writes one on purpose; a full disk and a slip with `>` do.
+const SAYS_NOTHING: &str = "the file says nothing: was its content lost?";
+
+/// Whether a text is TOML without any key: empty, or comments alone.
+fn says_nothing(text: &str) -> bool {
+    DeTable::parse(text).is_ok_and(|root| root.get_ref().is_empty())
 }
 
 /// The text of the file at `path`, whatever it says.
@@ -140,6 +152,10 @@ pub(crate) fn diagnostic(text: &str, file: &str, offset: usize, key: String, mes
 /// Turns what serde or the TOML parser says into a complaint with a key path and, for a misspelling, a suggestion.
 fn explain(text: &str, file: &str, error: &toml::de::Error) -> Diagnostic {
     let span = error.span().unwrap_or(0..0);
+    if says_nothing(text) {
+        let message = format!("{SAYS_NOTHING} ({})", error.message().trim());
+        return diagnostic(text, file, 0, String::new(), message);
+    }
     let key = match DeTable::parse(text) {
         // What the file as a whole lacks stands nowhere.
         Ok(root) if !span.is_empty() => path_to(&root, &span),

@@ -20,44 +20,47 @@ use crate::units::{Bytes, DurationText, Rate};
 use crate::validate::{Problems, Validate, nearest};
 
 /// A whole `policy.toml`.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct PolicyFile {
-    /// Which policy.
+    /// Which policy. Required: a file that lost its content lifts no cap.
     pub policy: PolicySection,
     /// What tenants may have. A tenant that is not listed has the defaults.
-    #[serde(rename = "tenant", skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, rename = "tenant", skip_serializing_if = "Vec::is_empty")]
     pub tenants: Vec<TenantRule>,
     /// Paths that only certain tenants use, under policies that reserve.
-    #[serde(rename = "reserve", skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, rename = "reserve", skip_serializing_if = "Vec::is_empty")]
     pub reserves: Vec<Reserve>,
     /// Times at which tenants may send.
-    #[serde(rename = "window", skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, rename = "window", skip_serializing_if = "Vec::is_empty")]
     pub windows: Vec<Window>,
 }
 
 /// `[policy]`: who decides.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[serde(deny_unknown_fields)]
 pub struct PolicySection {
     /// Name of the policy.
     pub name: String,
     /// Orders of ranks.
+    #[serde(default)]
     pub rings: Rings,
     /// What carries flows. Absent: what `rdma.use` of the hosts' `service.toml` says.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transport: Option<TransportKind>,
     /// How many channels. Absent: as many as a communicator began with.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub channels: Option<Channels>,
     /// How collectives are carried out. Absent: as a communicator began.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub algorithm: Option<Algorithm>,
 }
 
-impl Default for PolicySection {
-    fn default() -> Self {
-        PolicySection { name: "ffa".to_owned(), rings: Rings::Local, transport: None, channels: None, algorithm: None }
+impl PolicySection {
+    /// The policy of this name, with every other key at its default.
+    #[must_use]
+    pub fn new(name: impl Into<String>) -> Self {
+        PolicySection { name: name.into(), rings: Rings::default(), transport: None, channels: None, algorithm: None }
     }
 }
 
@@ -107,10 +110,11 @@ impl<'de> Deserialize<'de> for Channels {
 }
 
 /// Where ring orders come from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Rings {
     /// The policy: as few crossings between racks as possible.
+    #[default]
     Local,
     /// The communicator's strategy keeps those it has: rank order, or what the operator set by hand.
     Kept,

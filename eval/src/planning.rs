@@ -13,7 +13,7 @@ use mccs_service::controller::basis::{Basis, Text};
 use mccs_service::controller::links::Links;
 use mccs_service::controller::message::{AgentMessage, ControllerMessage, Order, Outcome, Report};
 use mccs_service::controller::plan::{Wants, plan_all};
-use mccs_service::controller::state::{Controller, Output};
+use mccs_service::controller::state::{Controller, Output, Question};
 use mccs_service::exchange::protocol::{CommId, Name};
 use mccs_service::policy::Profile;
 use mccs_service::policy::random::Random;
@@ -213,7 +213,8 @@ impl Planning {
         let Text { name, text } = policy(policy_name);
         self.tickets += 1;
         let began_s = cpu_s();
-        self.controller.asked(ControllerRequest::Apply { name, text }, self.tickets, 0, self.now);
+        let question = Question { ticket: self.tickets, by: String::new() };
+        self.controller.asked(ControllerRequest::Apply { name, text }, &question, 0, self.now);
         self.controller.settle(self.now);
         let told_s = cpu_s() - began_s;
         let (orders, answer) = self.carry_out()?;

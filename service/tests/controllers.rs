@@ -315,7 +315,7 @@ fn the_role_moves_to_another_machine_while_jobs_run_and_changes_nothing() {
         jobs.wait_until(|| cluster.is_in_force("new", "ffa"));
         jobs.go_on();
         assert_eq!(cluster.epochs(), before, "what was in force was as decided");
-        let history = cluster.ask("new", ControllerRequest::History);
+        let history = cluster.ask("new", ControllerRequest::History { acts: false });
         let Ok(ControllerAnswer::History(history)) = history else { panic!("{history:?}") };
         assert!(!history.iter().any(|entry| entry.what.starts_with("order")), "{history:?}");
         cluster.apply("new", "ecmp").expect("it decides");

@@ -435,7 +435,7 @@ fn traces_of_two_hosts_are_joined_on_the_common_clock() {
 fn accounts(service: &TestService) -> Box<Accounts> {
     let communicator = service.service().registry.comms()[0].number;
     loop {
-        match call(&service.control_socket(), &ControlRequest::WhyStuck { communicator }).expect("an answer") {
+        match call(&service.control_socket(), &ControlRequest::Accounts { communicator }).expect("an answer") {
             ControlAnswer::Stuck(report) if report.hosts.iter().all(|(_, account)| account.is_some()) => {
                 return report.hosts.into();
             }

@@ -7,8 +7,13 @@ fn topology() -> TopologyFile {
     TopologyFile::parse(include_str!("../../examples/topology.toml"), "topology.toml").expect("the example is right")
 }
 
+/// Behind rules, so that these keep their lines.
+const FFA: &str = "[policy]\nname = \"ffa\"\n";
+
+/// Reads a whole file, or rules of one that names its policy.
 fn parse(text: &str) -> Result<PolicyFile, ConfigError> {
-    PolicyFile::parse_for(text, "policy.toml", &topology(), &POLICIES)
+    let behind = if text.starts_with("[policy]") { "" } else { FFA };
+    PolicyFile::parse_for(&format!("{text}{behind}"), "policy.toml", &topology(), &POLICIES)
 }
 
 /// Line, key, and a part of the message, of the only complaint.
@@ -19,32 +24,48 @@ fn only(text: &str, line: usize, key: &str, part: &str) {
     assert!(all[0].message.contains(part), "{}", all[0]);
 }
 
+/// A disk that was full, or a slip with `>`, leaves no policy that caps nothing.
 #[test]
-fn an_empty_file_is_the_default_and_the_example_round_trips() {
-    assert_eq!(parse("").expect("empty"), PolicyFile::default());
+fn a_file_that_lost_its_content_or_its_policy_is_refused() {
+    let refused = |text: &str, part: &str| {
+        let error = PolicyFile::parse_for(text, "policy.toml", &topology(), &POLICIES).expect_err(text).to_string();
+        assert!(error.starts_with("policy.toml:") && error.contains(part), "{error}");
+    };
+    for empty in ["", "\n \n", "# policy.toml, as it was\n"] {
+        refused(empty, "the file says nothing");
+    }
+    refused("[[tenant]]\nname = \"a\"\n", "missing field `policy`");
+    refused("[policy]\n", "missing field `name`");
+    refused("[policy]\nrings = \"kept\"\n", "missing field `name`");
+    let least = PolicyFile::parse(FFA, "policy.toml").expect("a policy alone");
+    assert_eq!((least.policy, least.tenants), (PolicySection::new("ffa"), Vec::new()));
+}
+
+#[test]
+fn the_example_round_trips() {
     let file = parse(include_str!("../../examples/policy.toml")).expect("the example is right");
     assert_eq!(parse(&file.to_toml()).expect("reads back"), file);
 }
 
 #[test]
 fn channels_are_a_number_or_those_of_nics() {
-    let parsed = |text: &str| parse(&format!("[policy]\n{text}\n")).expect("right").policy;
+    let parsed = |text: &str| parse(&format!("{FFA}{text}\n")).expect("right").policy;
     let section = parsed("channels = 4\nalgorithm = \"host_ring\"");
     assert_eq!((section.channels, section.algorithm), (Some(Channels::Count(4)), Some(Algorithm::HostRing)));
     assert_eq!(parsed("channels = \"nics\"").channels, Some(Channels::Nics));
     assert_eq!((parsed("").channels, parsed("").algorithm), (None, None));
     for text in ["channels = 64", "channels = \"nics\"\nalgorithm = \"tree\""] {
-        let file = parse(&format!("[policy]\n{text}\n")).expect("right");
+        let file = parse(&format!("{FFA}{text}\n")).expect("right");
         assert_eq!(parse(&file.to_toml()).expect("reads back"), file);
     }
     for wrong in ["0", "65"] {
-        only(&format!("[policy]\nchannels = {wrong}\n"), 2, "policy.channels", "from 1 to 64");
+        only(&format!("{FFA}channels = {wrong}\n"), 3, "policy.channels", "from 1 to 64");
     }
     for wrong in ["-1", "9000000000", "1.5", "\"nic\""] {
-        only(&format!("[policy]\nchannels = {wrong}\n"), 2, "policy.channels", "a number of channels, or \"nics\"");
+        only(&format!("{FFA}channels = {wrong}\n"), 3, "policy.channels", "a number of channels, or \"nics\"");
     }
-    only("[policy]\nalgorithm = \"rings\"\n", 2, "policy.algorithm", "host_ring");
-    only("[policy]\nrings = \"kept\"\nchannels = 2\n", 3, "policy.channels", "one of the two");
+    only(&format!("{FFA}algorithm = \"rings\"\n"), 3, "policy.algorithm", "host_ring");
+    only(&format!("{FFA}rings = \"kept\"\nchannels = 2\n"), 4, "policy.channels", "one of the two");
 }
 
 #[test]
@@ -73,7 +94,7 @@ fn a_cap_of_a_host_is_a_rate_that_it_could_reach() {
     assert!(most > rails.rates.host_leaf, "{most}");
     let against = |rate: Rate| {
         let text = caps(&format!("host_cap = \"{}bit/s\"", rate.0));
-        PolicyFile::parse_for(&text, "policy.toml", &rails, &POLICIES)
+        PolicyFile::parse_for(&(text + FFA), "policy.toml", &rails, &POLICIES)
     };
     against(most).expect("what all carry together");
     assert!(against(Rate(most.0 + 1)).expect_err("more").to_string().contains("caps nothing"));
@@ -90,7 +111,8 @@ fn paths_and_policies_exist_and_something_is_left() {
     only("[policy]\nname = \"pfaa\"\n", 2, "policy.name", "did you mean \"pfa\"?");
     let mut blind = topology();
     blind.spines[0].source_ports = None;
-    let error = PolicyFile::parse_for(&reserve("a", "\"spine0\""), "p", &blind, &POLICIES).expect_err("no steering");
+    let text = reserve("a", "\"spine0\"") + FFA;
+    let error = PolicyFile::parse_for(&text, "p", &blind, &POLICIES).expect_err("no steering");
     assert!(error.to_string().contains("nothing steers"), "{error}");
 }
 
@@ -132,11 +154,11 @@ fn windows_that_meet_late_are_found() {
     }
 }
 
-/// A text of entries, as many as a policy may have bytes for.
+/// A text of entries, as many as a policy that is named behind them may have bytes for.
 fn longest(entry: impl Fn(usize) -> String) -> String {
     let mut text = String::new();
     for entry in (0..).map(entry) {
-        if text.len() + entry.len() > limits::POLICY_BYTES_MAX.0 as usize {
+        if text.len() + entry.len() + FFA.len() > limits::POLICY_BYTES_MAX.0 as usize {
             break;
         }
         text.push_str(&entry);
@@ -171,7 +193,7 @@ fn lists_are_as_long_as_they_can_be_of_use() {
     };
     parse(&windows(100)).expect("all of the period");
     refused(&windows(101), "window", "from 0 to 100");
-    let long = " ".repeat(limits::POLICY_BYTES_MAX.0 as usize);
+    let long = " ".repeat(limits::POLICY_BYTES_MAX.0 as usize - FFA.len());
     parse(&long).expect("as long as it may be");
     assert_eq!(
         parse(&(long + " ")).expect_err("longer").to_string(),
@@ -212,7 +234,8 @@ fn the_worst_of_policies_are_refused_with_what_is_worth_telling() {
     ];
     for (text, told) in &texts {
         let start: String = text.chars().take(60).collect();
-        let parsed = PolicyFile::parse_for(text, "policy.toml", &topology, &POLICIES);
+        let behind = if text.starts_with("policy") { "" } else { FFA };
+        let parsed = PolicyFile::parse_for(&format!("{text}{behind}"), "policy.toml", &topology, &POLICIES);
         let found = parsed.as_ref().map_or_else(ConfigError::diagnostics, |_| &[]);
         assert_eq!((found.len(), parsed.is_ok()), (*told, *told == 0), "{start}");
         let has_more = found.last().is_some_and(|last| last.message.ends_with("told when this is mended"));

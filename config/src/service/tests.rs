@@ -22,6 +22,17 @@ fn an_empty_file_is_the_default() {
     assert_eq!(config.tenants[0].uids, None);
 }
 
+/// A configuration that lost its content would serve nobody, and belong to no cluster.
+#[test]
+fn a_file_that_lost_its_content_is_refused() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    for empty in ["", "# tenants\n"] {
+        std::fs::write(file.path(), empty).unwrap();
+        let error = ServiceConfig::load(file.path()).unwrap_err().to_string();
+        assert!(error.contains(":1:1: the file says nothing"), "{error}");
+    }
+}
+
 #[test]
 fn the_default_and_the_examples_round_trip() {
     let read = |text: &str| ServiceConfig::parse(text, "service.toml").unwrap();

@@ -1,7 +1,7 @@
 //! Jobs of a scenario: what they are, when they come, and where they go.
 
 use mccs_config::PolicyFile;
-use mccs_config::policy::{PolicySection, Rings, TenantRule};
+use mccs_config::policy::{PolicySection, TenantRule};
 use mccs_service::policy::random::Random;
 use mccs_service::policy::{CommId, Job, Placed, RingChoice, Rules, rings};
 use mccs_service::topology::{Clos, HostId, Topology, TopologyError};
@@ -81,7 +81,7 @@ pub fn rules(scenario: &Scenario, variant: &Variant, topology: &Topology) -> Rul
         tenants[place].share_percent = Some(*percent);
     }
     let file = PolicyFile {
-        policy: PolicySection { rings: Rings::Local, ..PolicySection::default() },
+        policy: PolicySection::new("ffa"),
         tenants,
         reserves: scenario.reserves.clone(),
         windows: Vec::new(),

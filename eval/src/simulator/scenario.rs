@@ -459,7 +459,7 @@ impl Scenario {
             }
         }
         let file = PolicyFile {
-            policy: PolicySection::default(),
+            policy: PolicySection::new("ffa"),
             tenants: self.tenants.clone(),
             reserves: self.reserves.clone(),
             windows: Vec::new(),

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use mccs_ipc::handshake::{HandshakeError, SocketError, connect};
 
-use super::{ANSWER_BYTES_MAX, Chunk, ControlAnswer, ControlRequest, chunks};
+use super::{ANSWER_BYTES_MAX, Call, Caller, Chunk, ControlAnswer, ControlRequest, chunks};
 
 /// How long the service has to answer: it is idle or busy, never blocked.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
@@ -67,7 +67,8 @@ fn ask(
     within: Duration,
 ) -> Result<(ControlAnswer, Option<OwnedFd>), ControlError> {
     let socket = connect(path)?;
-    for chunk in chunks(&serde_json::to_vec(request)?) {
+    let call = Call { request: request.clone(), by: Caller::this_process() };
+    for chunk in chunks(&serde_json::to_vec(&call)?) {
         match socket.send(&chunk, &[]) {
             // It has refused what came before, and says why.
             Err(SocketError::Closed) => break,

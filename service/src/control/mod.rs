@@ -3,10 +3,12 @@
 //! JSON in postcard-framed chunks over the control socket, which only root and the service's own user may use. One
 //! request a connection. What engines record does not go that way: the answer brings the memory that it lies in.
 
+mod caller;
 mod client;
 pub mod overview;
 pub mod window;
 
+pub use caller::Caller;
 pub use client::{ControlError, call, call_for_memory, call_within};
 
 use std::net::SocketAddr;
@@ -54,6 +56,17 @@ pub fn chunks(text: &[u8]) -> Vec<Chunk> {
         bytes: text[i * CHUNK_BYTES..((i + 1) * CHUNK_BYTES).min(text.len())].to_vec(),
     };
     (0..count).map(chunk).collect()
+}
+
+/// A request, and who makes it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Call {
+    /// What is asked.
+    pub request: ControlRequest,
+    /// Who asks.
+    #[serde(default)]
+    pub by: Caller,
 }
 
 /// What the operator asks.
@@ -118,8 +131,13 @@ pub enum ControlRequest {
         /// Its number.
         communicator: u64,
     },
-    /// Say why a communicator is stuck.
+    /// Say why a communicator is stuck, or that it runs.
     WhyStuck {
+        /// Its number.
+        communicator: u64,
+    },
+    /// What all hosts of a communicator know of it now. Who waits at one moment may wait for nobody at the next.
+    Accounts {
         /// Its number.
         communicator: u64,
     },
@@ -160,7 +178,8 @@ pub enum ControlAnswer {
     /// To [`ControlRequest::TraceRing`], with a descriptor for [`mccs_ipc::records::RecordReader::map`]; without one, if the engine has
     /// ended.
     TraceRing,
-    /// To [`ControlRequest::WhyStuck`], when all its hosts have answered, or two seconds are over.
+    /// To [`ControlRequest::WhyStuck`], when something has moved or a second was quiet, within three seconds; and to
+    /// [`ControlRequest::Accounts`], when all its hosts have answered, or a second is over.
     Stuck(Box<StuckReport>),
     /// To [`ControlRequest::Reconfigure`], when all hosts have agreed.
     Reconfigured {

@@ -27,7 +27,7 @@
 mod paces;
 mod reports;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -38,7 +38,7 @@ use self::paces::Paced;
 use self::reports::Known;
 use super::clock::CommonClock;
 use super::equipment::{Equipment, Interfaces};
-use super::message::{AgentMessage, ControllerMessage, Order, Outcome};
+use super::message::{Act, AgentMessage, ControllerMessage, Order, Outcome};
 use super::rates::RateWatch;
 use super::said::SaidLinks;
 use crate::engines::proxy::Refused;
@@ -55,6 +55,9 @@ const ORDERS_MAX: usize = 1024;
 pub const PACES_MAX: usize = 1 << 16;
 /// How long the pace of a communicator is kept that is not here: yet, as its hosts begin at different times, or any more.
 pub const PACE_KEPT_FOR: Duration = Duration::from_secs(60);
+/// Acts of operators that wait for a controller; of more the last are told.
+const ACTS_MAX: usize = 64;
+
 /// A communicator whose root is here.
 #[derive(Debug, Clone)]
 pub struct Live {
@@ -148,6 +151,8 @@ pub struct Agent {
     dead_paths: Vec<(String, FlowPath)>,
     said: SaidLinks,
     rates: RateWatch,
+    /// What operators did here, and no controller was told yet.
+    acts: VecDeque<Act>,
     budget: LogBudget,
 }
 
@@ -173,6 +178,7 @@ impl Agent {
             dead_paths: Vec::new(),
             said: SaidLinks::default(),
             rates: RateWatch::default(),
+            acts: VecDeque::new(),
             budget: LogBudget::default(),
         }
     }
@@ -194,6 +200,18 @@ impl Agent {
 
     fn has(&self) -> AgentMessage {
         AgentMessage::Has(Box::new(self.equipment.clone()))
+    }
+
+    /// An operator did something here. The controller is told, now or when there is one.
+    pub fn acted(&mut self, act: Act) -> Option<AgentOutput> {
+        if self.life.is_some() {
+            return Some(AgentOutput::Tell(AgentMessage::Acted(Box::new(act))));
+        }
+        if self.acts.len() >= ACTS_MAX {
+            self.acts.pop_front();
+        }
+        self.acts.push_back(act);
+        None
     }
 
     /// Some path of this host's flows may be dead.

@@ -3,7 +3,7 @@
 use mccs_config::service::{Algorithm, TransportKind};
 use serde::{Deserialize, Serialize};
 
-use super::history::Went;
+use super::history::{EntryKind, Went};
 use super::links::LinkState;
 use super::pace::HostPace;
 use crate::policy::Profile;
@@ -14,8 +14,11 @@ use crate::policy::Profile;
 pub enum ControllerRequest {
     /// What is in force.
     Show,
-    /// What it has done.
-    History,
+    /// What was done.
+    History {
+        /// Only what operators did.
+        acts: bool,
+    },
     /// What a policy would change.
     Diff {
         /// What complaints call the file.
@@ -30,6 +33,8 @@ pub enum ControllerRequest {
         /// Its content.
         text: String,
     },
+    /// Put the policy in force again that was before the last one. Answered as [`ControllerRequest::Apply`].
+    Rollback,
     /// Say how a link is. Answered as [`ControllerRequest::Apply`].
     Link {
         /// Leaf, or host.
@@ -81,6 +86,9 @@ pub struct PolicyView {
     pub topology_file: Option<String>,
     /// The policy file's content.
     pub policy_text: Option<String>,
+    /// The operator's files on the disk, beside what is in force.
+    #[serde(default)]
+    pub files: Vec<FileView>,
     /// Hosts, and whether they report.
     pub hosts: Vec<(String, bool)>,
     /// Hosts that obey another host's controller, and which.
@@ -107,6 +115,50 @@ pub struct PolicyView {
     pub idle_tenants: Vec<String>,
     /// What could not be read of what services have told.
     pub refused_bodies: u64,
+}
+
+/// One of the operator's files, as it is on the disk.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileView {
+    /// Its path.
+    pub file: String,
+    /// How it stands to what is in force.
+    pub standing: FileStanding,
+}
+
+/// How a file on the disk stands to what is in force.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FileStanding {
+    /// It says what is in force.
+    InForce,
+    /// It is refused; what was in force before stays.
+    Refused {
+        /// Why.
+        reason: String,
+        /// Since when.
+        age_ms: u64,
+    },
+    /// It is gone, or cannot be read; what was in force before stays.
+    Unreadable {
+        /// Why.
+        reason: String,
+        /// Since when.
+        age_ms: u64,
+    },
+    /// A communicator refused it, and what was in force before is again.
+    RolledBack,
+    /// An operator has put something else in force.
+    Differs {
+        /// The first line that differs, from 1.
+        line: usize,
+        /// That line of the file; none behind its end.
+        on_disk: Option<String>,
+        /// That line of what is in force; none behind its end.
+        in_force: Option<String>,
+    },
+    /// Nothing is in force yet.
+    NotYet,
 }
 
 /// What goes over the network, as hosts have told last: payload in bits per second. Those first that carry most; what carries nothing is
@@ -311,4 +363,10 @@ pub struct HistoryView {
     pub why: String,
     /// How it went.
     pub went: Went,
+    /// Whose doing it is.
+    #[serde(default)]
+    pub kind: EntryKind,
+    /// The operator, where one did it: user and command, or file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by: Option<String>,
 }

@@ -11,7 +11,8 @@ use std::time::Instant;
 
 use super::answer::{Applied, ControllerAnswer};
 use super::basis::{Basis, Text};
-use super::history::Went;
+use super::disk::FileRole;
+use super::history::{Cause, Went};
 use super::orders::{ORDER_TIME, Pending, besides};
 use super::state::{Controller, Output, Ticket};
 use crate::exchange::protocol::{CommId, Whose};
@@ -47,29 +48,34 @@ impl Controller {
         if topology.is_none() && policy.is_none() {
             return;
         }
+        self.disk.read(topology.as_ref(), policy.as_ref());
         if let Some(application) = &mut self.application {
             let (earlier_topology, earlier_policy) = application.next.take().unwrap_or_default();
             application.next = Some((topology.or(earlier_topology), policy.or(earlier_policy)));
             return;
         }
         let names = [&topology, &policy].map(|text| text.as_ref().map(|text| text.name.clone()));
+        let were_read = (topology.is_some(), policy.is_some());
         let what = names.into_iter().flatten().collect::<Vec<_>>().join(" and ");
-        let begun = self.begin_files(topology, policy, now);
+        let cause = Cause::of_operator("a file has changed", &format!("file {what}"));
+        let begun = self.begin_files(topology, policy, &cause, now);
         self.is_refused = !matches!(begun, Ok(None));
         match begun {
-            Ok(None) => {}
+            Ok(None) => self.disk.accepted(),
             Ok(Some(reason)) => {
                 tracing::warn!(
                     files = what,
                     reason,
                     "in force with what was in force before of the other file, which is refused"
                 );
+                self.disk.refused(&reason, (!were_read.0, !were_read.1), now);
                 let exception = format!("the other file is still refused: {reason}");
-                self.history.note(format!("{what} read"), "a file has changed", Went::DoneBut(exception), now);
+                self.history.note_caused(format!("{what} read"), &cause, Went::DoneBut(exception), now);
             }
             Err(reason) => {
                 tracing::warn!(files = what, reason, "files refused; what was in force stays");
-                self.history.note(format!("{what} read"), "a file has changed", Went::Failed(reason), now);
+                self.disk.refused(&reason, were_read, now);
+                self.history.note_caused(format!("{what} read"), &cause, Went::Failed(reason), now);
             }
         }
     }
@@ -79,19 +85,28 @@ impl Controller {
         let (Some(topology), Some(policy)) = self.texts.clone() else { return };
         let Ok(basis) = self.basis_of(topology, policy) else { return };
         self.is_refused = false;
+        self.disk.accepted();
         let is_in_force = |before: &Arc<Basis>| {
             (&before.network.text, &before.policy_text) == (&basis.network.text, &basis.policy_text)
         };
         // An operator may have said meanwhile what was to be read.
         if !self.basis.as_ref().is_some_and(is_in_force) {
-            self.begin(basis, "hosts have what its topology names", None, now);
+            self.begin(basis, &Cause::of_cluster("hosts have what its topology names"), None, now);
         }
     }
 
-    /// A file of the operator cannot be read.
+    /// A file of the operator is gone, or cannot be read. One that can be read again is told by [`Controller::files`], also where it says the
+    /// same as before.
+    pub fn lost_file(&mut self, role: FileRole, file: &str, error: String, now: Instant) {
+        self.disk.lost(role, file, &error, now);
+        self.unreadable(file, error, now);
+    }
+
+    /// Something that is kept on the disk cannot be read.
     pub fn unreadable(&mut self, file: &str, error: String, now: Instant) {
         tracing::warn!(file, error, "cannot be read; what was in force stays");
-        self.history.note(format!("{file} read"), "it may have changed", Went::Failed(error), now);
+        let cause = Cause::of_operator("it may have changed", &format!("file {file}"));
+        self.history.note_caused(format!("{file} read"), &cause, Went::Failed(error), now);
     }
 
     /// Returns why one of the files is not in force as it was last read, where the other one is.
@@ -99,6 +114,7 @@ impl Controller {
         &mut self,
         topology: Option<Text>,
         policy: Option<Text>,
+        cause: &Cause,
         now: Instant,
     ) -> Result<Option<String>, String> {
         let (last_topology, last_policy) = &mut self.texts;
@@ -129,7 +145,7 @@ impl Controller {
             (&before.network.text.text, &before.policy_text.text) != (&basis.network.text.text, &basis.policy_text.text)
         });
         if is_news {
-            self.begin(basis, "a file has changed", None, now);
+            self.begin(basis, cause, None, now);
         }
         Ok(refused)
     }
@@ -175,16 +191,16 @@ impl Controller {
     }
 
     /// Puts a basis in force.
-    pub(super) fn begin(&mut self, basis: Basis, why: &str, ticket: Option<Ticket>, now: Instant) {
+    pub(super) fn begin(&mut self, basis: Basis, cause: &Cause, ticket: Option<Ticket>, now: Instant) {
         let (policy, file) = (basis.policy.name(), &basis.policy_text.name);
         let besides = besides(&basis.not_enforced);
         let what = format!("policy {policy} of {file}, topology of {}{besides}", basis.network.text.name);
-        tracing::info!(policy, %file, why, "policy put in force");
+        tracing::info!(policy, %file, why = cause.why, by = cause.by, "policy put in force");
         self.uses_profiles(basis.policy.uses_profiles());
         let before = self.basis.replace(Arc::new(basis));
         self.is_to_compare = true;
         let is_said = ticket.is_some();
-        self.start(what, why, (before, ticket), now);
+        self.start(what, cause, (before, ticket), now);
         self.application.iter_mut().for_each(|application| application.is_said = is_said);
     }
 
@@ -192,11 +208,11 @@ impl Controller {
     pub(super) fn start(
         &mut self,
         what: String,
-        why: &str,
+        cause: &Cause,
         (before, ticket): (Option<Arc<Basis>>, Option<Ticket>),
         now: Instant,
     ) {
-        let entry = self.history.note(&*what, why, Went::Pending, now);
+        let entry = self.history.note_caused(&*what, cause, Went::Pending, now);
         self.application = Some(Application {
             ticket,
             entry,
@@ -301,8 +317,9 @@ impl Controller {
             return true;
         }
         let Some(application) = self.application.take() else { return false };
-        let Application { ticket, entry, changed, paced, failed, kept, is_said, is_rolled_back, next, .. } =
+        let Application { ticket, entry, before, changed, paced, failed, kept, is_said, is_rolled_back, next, .. } =
             application;
+        self.remember_policy_before(before.as_deref());
         if is_said && !is_rolled_back {
             // It holds until the file says something else.
             self.texts.1 = self.basis.as_ref().map(|basis| basis.policy_text.clone());
@@ -334,6 +351,15 @@ impl Controller {
             self.files(topology, policy, now);
         }
         self.application.is_some()
+    }
+
+    /// Another policy is in force than before: an operator may want the one before again.
+    fn remember_policy_before(&mut self, before: Option<&Basis>) {
+        if let (Some(before), Some(basis)) = (before, self.basis.as_deref())
+            && before.policy_text.text != basis.policy_text.text
+        {
+            self.policy_before = Some(before.policy_text.clone());
+        }
     }
 
     /// Hosts were told other paces, for which there are no orders that the history would tell of.

@@ -191,7 +191,7 @@ mod tests {
                 "reserved paths: policy ffa reserves none; these do: pfa, pfa_ts"
             ]
         );
-        let direct = PolicyFile::parse("[policy]\nalgorithm = \"direct\"", "policy.toml").unwrap();
+        let direct = PolicyFile::parse("[policy]\nname = \"ffa\"\nalgorithm = \"direct\"", "policy.toml").unwrap();
         assert!(not_enforced(&direct, None)[0].starts_with("algorithm direct"));
     }
 

@@ -44,6 +44,7 @@ impl Controller {
                 }
             }
             AgentMessage::Kept { links } => self.kept(from, links),
+            AgentMessage::Acted(act) => self.acted(from, *act, now),
             AgentMessage::Synced { life, is_paced } if life == self.life => {
                 if is_paced {
                     self.unsure.insert(from.clone());

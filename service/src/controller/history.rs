@@ -1,12 +1,12 @@
-//! What the controller did, why, and how it went; the last so many, those of single communicators apart from all else: tenants make and end
-//! these as they like, and what operators have done is not to be forgotten for it.
+//! What was done, why, by whom, and how it went: the last so many of each kind. Operators' acts, events of the cluster and orders of single
+//! communicators push out none of each other: tenants make communicators as they like, and hosts come and go by the hundred in a bad hour.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
-/// Entries of either kind that are kept.
+/// Entries of each kind that are kept.
 pub const HISTORY_MAX: usize = 512;
 /// Bytes of a text of an entry; what is longer is cut.
 const TEXT_BYTES_MAX: usize = 2048;
@@ -25,6 +25,19 @@ pub enum Went {
     Failed(String),
 }
 
+/// Whose doing an entry is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EntryKind {
+    /// An operator's, by a command or a file.
+    Act,
+    /// Something happened in the cluster.
+    #[default]
+    Event,
+    /// The controller's, of a single communicator.
+    Communicator,
+}
+
 /// Something that was done.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
@@ -38,8 +51,33 @@ pub struct Entry {
     pub why: String,
     /// How it went.
     pub went: Went,
-    /// It is of a single communicator.
-    pub of_comm: bool,
+    /// Whose doing it is.
+    pub kind: EntryKind,
+    /// The operator, where one did it: user and command, or file.
+    pub by: Option<String>,
+}
+
+/// Why something is done, and which operator wants it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Cause {
+    /// Why.
+    pub why: String,
+    /// User and command, or file.
+    pub by: Option<String>,
+}
+
+impl Cause {
+    /// An operator's word, or file.
+    #[must_use]
+    pub fn of_operator(why: &str, by: &str) -> Self {
+        Cause { why: why.to_owned(), by: Some(by.to_owned()) }
+    }
+
+    /// No operator's.
+    #[must_use]
+    pub fn of_cluster(why: &str) -> Self {
+        Cause { why: why.to_owned(), by: None }
+    }
 }
 
 /// See the module's documentation.
@@ -71,28 +109,37 @@ impl History {
         self.entries.iter().filter(|entry| numbers.contains(&entry.number)).collect()
     }
 
-    /// Notes something. Returns its number.
+    /// Notes something that happened in the cluster. Returns its number.
     pub fn note(&mut self, what: impl Into<String>, why: impl Into<String>, went: Went, now: Instant) -> u64 {
-        self.add(Entry { number: 0, at: now, what: what.into(), why: why.into(), went, of_comm: false })
+        let (kind, by) = (EntryKind::Event, None);
+        self.add(Entry { number: 0, at: now, what: what.into(), why: why.into(), went, kind, by })
+    }
+
+    /// Notes what was done for a cause: an operator's act, where one is the cause. Returns its number.
+    pub fn note_caused(&mut self, what: impl Into<String>, cause: &Cause, went: Went, now: Instant) -> u64 {
+        let (why, by) = (cause.why.clone(), cause.by.clone());
+        let kind = if by.is_some() { EntryKind::Act } else { EntryKind::Event };
+        self.add(Entry { number: 0, at: now, what: what.into(), why, went, kind, by })
     }
 
     /// Notes something of a single communicator. Returns its number.
     pub fn note_of_comm(&mut self, what: impl Into<String>, why: impl Into<String>, went: Went, now: Instant) -> u64 {
-        self.add(Entry { number: 0, at: now, what: what.into(), why: why.into(), went, of_comm: true })
+        let (kind, by) = (EntryKind::Communicator, None);
+        self.add(Entry { number: 0, at: now, what: what.into(), why: why.into(), went, kind, by })
     }
 
     /// The entry gets the next number.
     fn add(&mut self, entry: Entry) -> u64 {
         self.next += 1;
-        let of_its_kind = |other: &Entry| other.of_comm == entry.of_comm;
+        let of_its_kind = |other: &Entry| other.kind == entry.kind;
         if self.entries.iter().filter(|other| of_its_kind(other)).count() >= HISTORY_MAX {
             let oldest = self.entries.iter().position(of_its_kind);
             let forgotten = oldest.and_then(|at| self.entries.remove(at));
             forgotten.iter().for_each(|entry| _ = self.untold.remove(&entry.number));
         }
-        let Entry { at, what, why, went, of_comm, .. } = entry;
-        let (what, why, went) = (cut(what), cut(why), cut_went(went));
-        self.entries.push_back(Entry { number: self.next, at, what, why, went, of_comm });
+        let Entry { at, what, why, went, kind, by, .. } = entry;
+        let (what, why, went, by) = (cut(what), cut(why), cut_went(went), by.map(cut));
+        self.entries.push_back(Entry { number: self.next, at, what, why, went, kind, by });
         self.untold.insert(self.next);
         self.next
     }
@@ -147,9 +194,15 @@ mod tests {
     }
 
     #[test]
-    fn communicators_that_come_and_go_push_out_nothing_of_operators() {
+    fn communicators_and_hosts_that_come_and_go_push_out_nothing_of_operators() {
         let (mut history, now) = (History::default(), Instant::now());
-        let applied = history.note("policy", "an operator asked", Went::Done, now);
+        let cause = Cause::of_operator("an operator asked", "root (uid 0): mccsctl policy apply p.toml");
+        let applied = history.note_caused("policy", &cause, Went::Done, now);
+        (0..2 * HISTORY_MAX).for_each(|_| _ = history.note("host lost", "", Went::Done, now));
+        let act = history.iter().next().expect("kept").clone();
+        assert_eq!((act.number, act.by), (applied, cause.by.clone()));
+        let (mut history, now) = (History::default(), Instant::now());
+        let applied = history.note_caused("policy", &cause, Went::Done, now);
         let orders: Vec<u64> =
             (0..2 * HISTORY_MAX).map(|_| history.note_of_comm("order", "", Went::Done, now)).collect();
         let kept: Vec<u64> = history.iter().map(|entry| entry.number).collect();

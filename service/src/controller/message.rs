@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::bursts::CommonBurst;
 use super::equipment::Equipment;
+use super::history::Went;
 use super::pace::{HostPace, PERIOD_MAX};
 use super::rates::HostRates;
 use super::said::{self, SaidLink};
@@ -66,6 +67,8 @@ pub enum AgentMessage {
         /// At most [`said::LINKS_PER_MESSAGE`] of them.
         links: Vec<SaidLink>,
     },
+    /// An operator did something on this host.
+    Acted(Box<Act>),
     /// All communicators of the host were reported to this life of the controller.
     Synced {
         /// Which life.
@@ -128,6 +131,18 @@ pub enum AgentMessage {
         /// That life.
         by: u64,
     },
+}
+
+/// What an operator did on a host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Act {
+    /// What.
+    pub what: String,
+    /// User and command.
+    pub by: String,
+    /// How it went.
+    pub went: Went,
 }
 
 /// What has become of an order.

@@ -25,6 +25,7 @@ pub mod bursts;
 pub mod clock;
 pub mod dead_paths;
 mod deciding;
+pub mod disk;
 pub mod equipment;
 mod heard;
 pub mod history;

@@ -8,12 +8,14 @@ use super::answer::{
     Standing, StrategyView,
 };
 use super::basis::{Basis, Text, not_there};
+use super::history::{Cause, Entry, EntryKind, Went};
 use super::hosts::HostState;
 use super::links::LinkState;
+use super::message::Act;
 use super::message::Report;
 use super::pace::HostPace;
 use super::plan::{Plan, flows_of, plan_all};
-use super::state::{Controller, Held, Output, Ticket};
+use super::state::{Controller, Held, Output, Question};
 use crate::exchange::protocol::Name;
 use crate::telemetry::placed::Chosen;
 use crate::topology::Topology;
@@ -25,22 +27,40 @@ struct Begun(bool);
 
 impl Controller {
     /// An operator asks; `refused_bodies` are those that the caller could not read.
-    pub fn asked(&mut self, request: ControllerRequest, ticket: Ticket, refused_bodies: u64, now: Instant) {
+    pub fn asked(&mut self, request: ControllerRequest, question: &Question, refused_bodies: u64, now: Instant) {
+        let ticket = question.ticket;
+        let act = act_of(&request);
         let answer = match request {
-            ControllerRequest::Show => Ok(ControllerAnswer::Show(self.show(refused_bodies))),
-            ControllerRequest::History => Ok(ControllerAnswer::History(self.told_history(now))),
+            ControllerRequest::Show => Ok(ControllerAnswer::Show(self.show(refused_bodies, now))),
+            ControllerRequest::History { acts } => Ok(ControllerAnswer::History(self.told_history(acts, now))),
             ControllerRequest::Diff { name, text } => self.diff(Text { name, text }).map(ControllerAnswer::Diff),
-            ControllerRequest::Apply { name, text } => match self.apply(Text { name, text }, ticket, now) {
+            ControllerRequest::Apply { name, text } => match self.apply(Text { name, text }, question, now) {
                 Ok(()) => return,
                 Err(reason) => Err(reason),
             },
-            ControllerRequest::Link { lower, upper, state } => match self.link(&lower, &upper, state, ticket, now) {
-                Ok(Begun(true)) => return,
-                Ok(Begun(false)) => Ok(ControllerAnswer::Noted),
+            ControllerRequest::Rollback => match self.roll_back(question, now) {
+                Ok(()) => return,
                 Err(reason) => Err(reason),
             },
+            ControllerRequest::Link { lower, upper, state } => {
+                match self.link((&lower, &upper), state, question, now) {
+                    Ok(Begun(true)) => return,
+                    Ok(Begun(false)) => Ok(ControllerAnswer::Noted),
+                    Err(reason) => Err(reason),
+                }
+            }
         };
+        if let (Err(reason), Some(act)) = (&answer, act) {
+            let cause = Cause::of_operator("an operator asked", &question.by);
+            self.history.note_caused(act, &cause, Went::Failed(reason.clone()), now);
+        }
         self.outputs.push_back(Output::Answer { ticket, answer: answer.map(Box::new) });
+    }
+
+    /// An operator did something on a host, as the host says.
+    pub(super) fn acted(&mut self, host: &Name, Act { what, by, went }: Act, now: Instant) {
+        let cause = Cause::of_operator(&format!("an operator asked on host {host}"), &by);
+        self.history.note_caused(what, &cause, went, now);
     }
 
     fn refuse_if_not_obeyed(&self) -> Result<(), String> {
@@ -56,7 +76,14 @@ impl Controller {
         Ok(())
     }
 
-    fn apply(&mut self, policy: Text, ticket: Ticket, now: Instant) -> Result<(), String> {
+    /// Puts the policy in force again that was before the last one.
+    fn roll_back(&mut self, question: &Question, now: Instant) -> Result<(), String> {
+        let before = self.policy_before.clone();
+        let none = "no other policy was in force since this controller started: give one to `mccsctl policy apply`";
+        self.apply(before.ok_or(none)?, question, now)
+    }
+
+    fn apply(&mut self, policy: Text, question: &Question, now: Instant) -> Result<(), String> {
         self.refuse_if_not_obeyed()?;
         let file = policy.name.clone();
         let basis = self.basis_of(self.topology_text()?, policy).inspect_err(|reason| {
@@ -66,16 +93,16 @@ impl Controller {
         if self.application.is_some() {
             return Err("something else is being put in force; try again when it is".into());
         }
-        self.begin(basis, "an operator asked", Some(ticket), now);
+        let cause = Cause::of_operator("an operator asked", &question.by);
+        self.begin(basis, &cause, Some(question.ticket), now);
         Ok(())
     }
 
     fn link(
         &mut self,
-        lower: &str,
-        upper: &str,
+        (lower, upper): (&str, &str),
         state: LinkState,
-        ticket: Ticket,
+        question: &Question,
         now: Instant,
     ) -> Result<Begun, String> {
         self.refuse_if_not_obeyed()?;
@@ -87,15 +114,17 @@ impl Controller {
         tracing::info!(lower, upper, %state, "link noted");
         if self.application.is_some() {
             // It counts from now on all the same.
+            let cause = Cause::of_operator("an operator said so", &question.by);
+            self.history.note_caused(&*what, &cause, Went::Done, now);
             self.because(what);
             return Ok(Begun(false));
         }
         let why = if is_news { "an operator said so" } else { "an operator said so again" };
-        self.start(what, why, (None, Some(ticket)), now);
+        self.start(what, &Cause::of_operator(why, &question.by), (None, Some(question.ticket)), now);
         Ok(Begun(true))
     }
 
-    fn show(&self, refused_bodies: u64) -> PolicyView {
+    fn show(&self, refused_bodies: u64, now: Instant) -> PolicyView {
         let basis = self.basis.as_deref();
         let view = |held: &Held| {
             let strategy = match basis {
@@ -130,6 +159,7 @@ impl Controller {
             policy_file: basis.map(|basis| basis.policy_text.name.clone()),
             topology_file: basis.map(|basis| basis.network.text.name.clone()),
             policy_text: basis.map(|basis| basis.policy_text.text.clone()),
+            files: self.disk.view(basis, &self.taken_back, now),
             hosts: self.hosts().map(|(host, reports)| (host.to_string(), reports)).collect(),
             elsewhere: self.elsewhere.iter().map(|(host, other)| (host.to_string(), other.clone())).collect(),
             links: self.links.iter().map(|(lower, upper, state)| (lower.to_owned(), upper.to_owned(), state)).collect(),
@@ -159,15 +189,18 @@ impl Controller {
         basis.not_enforced.iter().cloned().chain(not_there(named, &there)).collect()
     }
 
-    fn told_history(&self, now: Instant) -> Vec<HistoryView> {
-        let view = |entry: &super::history::Entry| HistoryView {
+    fn told_history(&self, acts_only: bool, now: Instant) -> Vec<HistoryView> {
+        let view = |entry: &Entry| HistoryView {
             number: entry.number,
             age_ms: now.saturating_duration_since(entry.at).as_millis() as u64,
             what: entry.what.clone(),
             why: entry.why.clone(),
             went: entry.went.clone(),
+            kind: entry.kind,
+            by: entry.by.clone(),
         };
-        self.history.iter().map(view).collect()
+        let is_told = |entry: &&Entry| !acts_only || entry.kind == EntryKind::Act;
+        self.history.iter().filter(is_told).map(view).collect()
     }
 
     fn diff(&self, policy: Text) -> Result<PolicyDiff, String> {
@@ -210,6 +243,16 @@ impl Controller {
         let mut told: Vec<_> = told.cloned().collect();
         told.sort_unstable_by(|(host, _), (other, _)| host.cmp(other));
         told
+    }
+}
+
+/// What a request changes, in words; nothing where it only asks.
+fn act_of(request: &ControllerRequest) -> Option<String> {
+    match request {
+        ControllerRequest::Show | ControllerRequest::History { .. } | ControllerRequest::Diff { .. } => None,
+        ControllerRequest::Apply { name, .. } => Some(format!("policy of {name}")),
+        ControllerRequest::Rollback => Some("policy of before".to_owned()),
+        ControllerRequest::Link { lower, upper, state } => Some(format!("link {lower} {upper} {state}")),
     }
 }
 

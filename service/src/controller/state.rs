@@ -31,6 +31,7 @@ use super::application::Application;
 use super::basis::{Basis, Text};
 use super::bursts::Yielders;
 use super::dead_paths::DeadPaths;
+use super::disk::Disk;
 use super::equipment::Equipment;
 use super::history::History;
 use super::hosts::HostState;
@@ -56,6 +57,15 @@ pub const ALLOT_EVERY: Duration = Duration::from_millis(500);
 
 /// Who asked, to be given back with the answer.
 pub type Ticket = u64;
+
+/// An operator's question: who is to be answered, and who asks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Question {
+    /// Given back with the answer.
+    pub ticket: Ticket,
+    /// User and command.
+    pub by: String,
+}
 
 /// What is to be done.
 #[derive(Debug, Clone, PartialEq)]
@@ -135,6 +145,10 @@ pub struct Controller {
     pub(super) texts: (Option<Text>, Option<Text>),
     /// What was last read, where that was taken back.
     pub(super) taken_back: (Option<Text>, Option<Text>),
+    /// The policy that was in force before this one.
+    pub(super) policy_before: Option<Text>,
+    /// The files as they are on the disk.
+    pub(super) disk: Disk,
     /// That was refused, and may have been for what hosts had then.
     pub(super) is_refused: bool,
     pub(super) is_to_try_again: bool,
@@ -192,6 +206,8 @@ impl Controller {
             with_profiles: false,
             texts: (None, None),
             taken_back: (None, None),
+            policy_before: None,
+            disk: Disk::default(),
             is_refused: false,
             is_to_try_again: false,
             links: Links::default(),

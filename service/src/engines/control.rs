@@ -10,13 +10,15 @@ use mccs_ipc::handshake::{Listener, Socket, SocketError};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
 use super::controller::ControllerInput;
-use super::proxy::{Asked, OperatorAnswer, OperatorReply, ProxyMessage, Wish};
+use super::proxy::{Asked, Looks, OperatorAnswer, OperatorReply, ProxyMessage, Wish};
 use super::transport::TransportPool;
 use crate::control::overview::Overseer;
 use crate::control::{
-    Chunk, CommView, ControlAnswer, ControlRequest, DrainView, GpuView, HostView, REQUEST_BYTES_MAX, SessionView,
+    Call, Chunk, CommView, ControlAnswer, ControlRequest, DrainView, GpuView, HostView, REQUEST_BYTES_MAX, SessionView,
     TRACE_MAX, TraceBegun, chunks,
 };
+use crate::controller::history::Went;
+use crate::controller::message::Act;
 use crate::runtime::{Context, Engine, Mailbox, Progress, Sender, WakerSlot};
 use crate::telemetry::late::LateView;
 use crate::telemetry::recorder::Recorders;
@@ -32,6 +34,8 @@ const REPLIES_MAX: usize = 1024;
 
 struct Connection {
     socket: Socket,
+    /// The user at the other end.
+    uid: u32,
     greeted: bool,
     request: Vec<u8>,
     answer: VecDeque<Chunk>,
@@ -95,6 +99,8 @@ pub struct ControlEngine {
     deaf_until: Option<Instant>,
     /// Answers of proxy engines, by connection.
     replies: Mailbox<OperatorReply>,
+    /// What operators do that other engines answer, by connection; also of those who have gone.
+    acts: BTreeMap<u64, Act>,
     /// Until when engines record: whoever asked for it may be gone.
     tracing_until: Option<Instant>,
 }
@@ -116,6 +122,7 @@ impl ControlEngine {
             is_listening: true,
             deaf_until: None,
             replies: Mailbox::new(REPLIES_MAX),
+            acts: BTreeMap::new(),
             tracing_until: None,
         })
     }
@@ -147,7 +154,7 @@ impl ControlEngine {
         }
         if self.epoll.add(&socket, EpollEvent::new(EpollFlags::EPOLLIN, self.next)).is_ok() {
             let (request, answer, stage) = (Vec::new(), VecDeque::new(), Stage::Asking);
-            let connection = Connection { socket, greeted: false, request, answer, memory: None, stage };
+            let connection = Connection { socket, uid: peer.uid, greeted: false, request, answer, memory: None, stage };
             self.connections.insert(self.next, connection);
             self.next += 1;
         }
@@ -166,31 +173,86 @@ impl ControlEngine {
         }
     }
 
-    /// The answer; `None` if another engine will give it to connection `number`.
+    /// The answer; `None` if another engine will give it to connection `number`. What changes something is logged, and told the controller.
     fn answer(&mut self, number: u64, connection: &mut Connection) -> Option<ControlAnswer> {
+        let Call { request, by } = match serde_json::from_slice(&connection.request) {
+            Ok(call) => call,
+            Err(error) => return Some(ControlAnswer::Refused(format!("the request cannot be read: {error}"))),
+        };
+        let by = by.of_user(connection.uid);
+        let act = self.act_of(&request);
+        let answer = self.answer_to(request, &by, number, connection);
+        if let Some(what) = act {
+            let act = Act { what, by, went: Went::Pending };
+            match &answer {
+                Some(answer) => self.note_act(act, answer),
+                None => drop(self.acts.insert(number, act)),
+            }
+        }
+        answer
+    }
+
+    /// What a request changes here, in words. The controller notes by itself what it is asked for.
+    fn act_of(&self, request: &ControlRequest) -> Option<String> {
+        let comm = |number: u64| {
+            let comms = self.controlled.overseer.registry.comms();
+            let comm = comms.iter().find(|comm| comm.number == number).and_then(|comm| comm.placed.as_ref());
+            comm.map_or_else(|| format!("communicator {number}"), |placed| format!("communicator {}", placed.comm))
+        };
+        Some(match request {
+            ControlRequest::Drain { drains: Some(true) } => "drained: lets no session in".to_owned(),
+            ControlRequest::Drain { drains: Some(false) } => "lets sessions in again".to_owned(),
+            ControlRequest::ScaleTransports { count } => format!("has {count} transport engines"),
+            ControlRequest::MoveEngine { engine, runtime } => format!("engine {engine} moved to runtime {runtime}"),
+            ControlRequest::Reconfigure { communicator, .. } => format!("{} changed by hand", comm(*communicator)),
+            ControlRequest::Unpin { communicator } => format!("{} unpinned", comm(*communicator)),
+            _ => return None,
+        })
+    }
+
+    /// What an operator did is known by how it was answered.
+    fn note_act(&self, act: Act, answer: &ControlAnswer) {
+        let went = match answer {
+            ControlAnswer::Refused(reason) => Went::Failed(reason.clone()),
+            _ => Went::Done,
+        };
+        tracing::info!(what = act.what, by = act.by, ?went, "an operator asked");
+        if let Some(controller) = &self.controlled.controller {
+            // One that is too busy has it in the log alone.
+            let _ = controller.send(ControllerInput::Acted(Act { went, ..act }));
+        }
+    }
+
+    fn answer_to(
+        &mut self,
+        request: ControlRequest,
+        by: &str,
+        number: u64,
+        connection: &mut Connection,
+    ) -> Option<ControlAnswer> {
         let Controlled { overseer, transports, controller, .. } = &self.controlled;
         let Overseer { registry, runtimes, .. } = overseer;
         let done = |result: Result<(), String>| result.map_or_else(ControlAnswer::Refused, |()| ControlAnswer::Done);
-        Some(match serde_json::from_slice(&connection.request) {
-            Ok(ControlRequest::Sessions) => {
+        Some(match request {
+            ControlRequest::Sessions => {
                 let comms = registry.comms();
                 let view = |session: &Arc<_>| SessionView::of(session, &comms);
                 ControlAnswer::Sessions(registry.sessions().iter().map(view).collect())
             }
-            Ok(ControlRequest::Communicators) => {
+            ControlRequest::Communicators => {
                 ControlAnswer::Communicators(registry.comms().iter().map(|comm| CommView::of(comm)).collect())
             }
-            Ok(ControlRequest::Engines) => {
+            ControlRequest::Engines => {
                 ControlAnswer::Engines { runtimes: runtimes.runtimes(), engines: runtimes.engines() }
             }
-            Ok(ControlRequest::Hosts) => {
+            ControlRequest::Hosts => {
                 let now = Instant::now();
                 ControlAnswer::Hosts(registry.hosts().iter().map(|host| HostView::of(host, now)).collect())
             }
-            Ok(ControlRequest::Joining) => ControlAnswer::Joining(LateView::all(registry, Instant::now())),
-            Ok(ControlRequest::Gpus) => ControlAnswer::Gpus(registry.gpus().iter().map(GpuView::of).collect()),
-            Ok(ControlRequest::Overview) => ControlAnswer::Overview(Box::new(overseer.look())),
-            Ok(ControlRequest::Drain { drains }) => {
+            ControlRequest::Joining => ControlAnswer::Joining(LateView::all(registry, Instant::now())),
+            ControlRequest::Gpus => ControlAnswer::Gpus(registry.gpus().iter().map(GpuView::of).collect()),
+            ControlRequest::Overview => ControlAnswer::Overview(Box::new(overseer.look())),
+            ControlRequest::Drain { drains } => {
                 if let Some(drains) = drains {
                     registry.set_draining(drains);
                 }
@@ -200,42 +262,44 @@ impl ControlEngine {
                     communicators: registry.comms().len(),
                 })
             }
-            Ok(ControlRequest::Trace { duration_ms }) => {
+            ControlRequest::Trace { duration_ms } => {
                 let recorders = Arc::clone(&registry.recorders);
                 return Some(self.begin_trace(&recorders, Duration::from_millis(duration_ms)));
             }
-            Ok(ControlRequest::TraceRings) => ControlAnswer::Tracing(trace_begun(&registry.recorders)),
-            Ok(ControlRequest::TraceRing { ring }) => {
+            ControlRequest::TraceRings => ControlAnswer::Tracing(trace_begun(&registry.recorders)),
+            ControlRequest::TraceRing { ring } => {
                 connection.memory = registry.recorders.memory(ring);
                 ControlAnswer::TraceRing
             }
-            Ok(ControlRequest::ScaleTransports { count }) => {
+            ControlRequest::ScaleTransports { count } => {
                 done(transports.resize(count).map_err(|error| error.to_string()))
             }
-            Ok(ControlRequest::MoveEngine { engine, runtime }) => {
+            ControlRequest::MoveEngine { engine, runtime } => {
                 done(runtimes.move_engine(engine, runtime).map_err(|error| error.to_string()))
             }
-            Ok(ControlRequest::Reconfigure { communicator, change, window }) => {
+            ControlRequest::Reconfigure { communicator, change, window } => {
                 let wish = Wish::Change { change: Box::new(change), window };
                 return self.ask(communicator, number, |number, asked| ProxyMessage::Wish { number, wish, asked });
             }
-            Ok(ControlRequest::Unpin { communicator }) => {
+            ControlRequest::Unpin { communicator } => {
                 let wish = Wish::Unpin;
                 return self.ask(communicator, number, |number, asked| ProxyMessage::Wish { number, wish, asked });
             }
-            Ok(ControlRequest::WhyStuck { communicator }) => {
-                return self.ask(communicator, number, |number, asked| ProxyMessage::WhyStuck { number, asked });
+            ControlRequest::WhyStuck { communicator } => {
+                return self.ask_why_stuck(communicator, number, Looks::UntilCertain);
             }
-            Ok(ControlRequest::Controller { request }) => {
+            ControlRequest::Accounts { communicator } => {
+                return self.ask_why_stuck(communicator, number, Looks::One);
+            }
+            ControlRequest::Controller { request } => {
                 let none = "service.toml names no [controller]: nobody decides for the cluster";
                 let Some(controller) = controller else { return Some(ControlAnswer::Refused(none.into())) };
                 let asked = Asked::new(number, self.replies.sender());
-                match controller.send(ControllerInput::Asked { request, asked }) {
+                match controller.send(ControllerInput::Asked { request, by: by.to_owned(), asked }) {
                     Ok(()) => return None,
                     Err(_) => ControlAnswer::Refused("the controller is too busy; try again".into()),
                 }
             }
-            Err(error) => ControlAnswer::Refused(format!("the request cannot be read: {error}")),
         })
     }
 
@@ -250,6 +314,10 @@ impl ControlEngine {
         let sent = self.controlled.proxy_of(communicator).send(message(communicator, asked));
         let busy = "the proxy engine is too busy; try again";
         sent.is_err().then(|| ControlAnswer::Refused(busy.into()))
+    }
+
+    fn ask_why_stuck(&self, communicator: u64, connection: u64, looks: Looks) -> Option<ControlAnswer> {
+        self.ask(communicator, connection, |number, asked| ProxyMessage::WhyStuck { number, looks, asked })
     }
 
     /// Has engines record for so long, or for as long as somebody else wants, if that is longer.
@@ -333,17 +401,21 @@ impl Engine for ControlEngine {
         }
         while let Some((number, answer)) = self.replies.pop() {
             busy = true;
+            let answer = match answer {
+                Ok(OperatorAnswer::Reconfigured(made)) => {
+                    ControlAnswer::Reconfigured { epoch: made.epoch, cut: made.cut }
+                }
+                Ok(OperatorAnswer::Stuck(report)) => ControlAnswer::Stuck(report),
+                Ok(OperatorAnswer::Controller(answer)) => ControlAnswer::Controller(answer),
+                Ok(OperatorAnswer::Done) => ControlAnswer::Done,
+                Err(refused) => ControlAnswer::Refused(refused.reason),
+            };
+            if let Some(act) = self.acts.remove(&number) {
+                self.note_act(act, &answer);
+            }
             // An operator who has gone has no connection any more.
             if let Some(connection) = self.connections.get_mut(&number) {
-                connection.set_answer(&match answer {
-                    Ok(OperatorAnswer::Reconfigured(made)) => {
-                        ControlAnswer::Reconfigured { epoch: made.epoch, cut: made.cut }
-                    }
-                    Ok(OperatorAnswer::Stuck(report)) => ControlAnswer::Stuck(report),
-                    Ok(OperatorAnswer::Controller(answer)) => ControlAnswer::Controller(answer),
-                    Ok(OperatorAnswer::Done) => ControlAnswer::Done,
-                    Err(refused) => ControlAnswer::Refused(refused.reason),
-                });
+                connection.set_answer(&answer);
             }
         }
         for (number, mut connection) in std::mem::take(&mut self.connections) {
@@ -374,6 +446,7 @@ mod tests {
     use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
     use super::*;
+    use crate::control::Caller;
     use crate::runtime::{RuntimeOptions, Runtimes};
     use crate::telemetry::Registry;
 
@@ -447,7 +520,9 @@ mod tests {
     #[test]
     fn who_goes_before_the_answer_comes_is_forgotten() {
         let mut bed = Bed::new();
-        let text = serde_json::to_vec(&ControlRequest::WhyStuck { communicator: 1 }).expect("a request");
+        let text =
+            serde_json::to_vec(&Call { request: ControlRequest::WhyStuck { communicator: 1 }, by: Caller::default() });
+        let text = text.expect("a request");
         let socket = connected(&mut bed, |socket| ask(socket, &text));
         let waits = |engine: &ControlEngine| engine.connections.values().any(|one| one.stage == Stage::Waiting);
         assert!(!bed.settle(waits), "nothing is left to be done for it");

@@ -37,8 +37,8 @@ use super::proxy::{Asked, OperatorAnswer, OperatorReply, ProxyMessage, Refused};
 use crate::controller::agent::{Agent, AgentOutput, Live};
 use crate::controller::answer::ControllerRequest;
 use crate::controller::equipment::Equipment;
-use crate::controller::message::{AgentMessage, BodyError, ControllerMessage};
-use crate::controller::state::{Controller, Output, Ticket};
+use crate::controller::message::{Act, AgentMessage, BodyError, ControllerMessage};
+use crate::controller::state::{Controller, Output, Question, Ticket};
 use crate::engines::transport::path_words::PathWords;
 use crate::exchange::protocol::{CommId, ControlBody, Event, Name, Request};
 use crate::runtime::{Context, Engine, Mailbox, Progress, Sender, WakerSlot};
@@ -67,9 +67,13 @@ pub enum ControllerInput {
     Asked {
         /// What.
         request: ControllerRequest,
+        /// User and command.
+        by: String,
         /// To be answered.
         asked: Asked,
     },
+    /// An operator did something on this host.
+    Acted(Act),
 }
 
 /// What the engine is told.
@@ -418,11 +422,16 @@ impl ControllerEngine {
             ControllerInput::Exchange(Event::Told { from, body }) => self.hear(&from, &body, now),
             // The proxy engine's.
             ControllerInput::Exchange(_) => {}
-            ControllerInput::Asked { request, asked } => match &mut self.role {
+            ControllerInput::Acted(act) => {
+                let told = self.agent.acted(act);
+                self.carry_out(told);
+            }
+            ControllerInput::Asked { request, by, asked } => match &mut self.role {
                 Some(role) => {
                     role.next_ticket += 1;
                     role.asked.insert(role.next_ticket, asked);
-                    role.controller.asked(request, role.next_ticket, self.refused, now);
+                    let question = Question { ticket: role.next_ticket, by };
+                    role.controller.asked(request, &question, self.refused, now);
                 }
                 None => asked
                     .answer(Err(format!("the controller is on host {}: ask there", self.agent.controller()).into())),
@@ -465,7 +474,9 @@ impl ControllerEngine {
         let Some(role) = &mut self.role else { return false };
         let mut is_due = role.files.as_mut().is_some_and(|files| match files.changed(now) {
             Some(Changed { topology, policy, unreadable }) => {
-                unreadable.into_iter().for_each(|(file, error)| role.controller.unreadable(&file, error, now));
+                for (of, file, error) in unreadable {
+                    role.controller.lost_file(of, &file, error, now);
+                }
                 role.controller.files(topology, policy, now);
                 true
             }

@@ -11,6 +11,7 @@ use mccs_config::service::TransportKind;
 use serde::{Deserialize, Serialize};
 
 use super::lock;
+use super::stuck::looks::FlowBytes;
 use crate::transports::{FlowPath, PortRange};
 
 /// Pairs of peer and path, by direction, that are counted apart after their flows have ended. Peers are the configuration's; an
@@ -310,6 +311,18 @@ impl FlowTable {
         let flows = lock(&self.flows);
         let sent = flows.live.values().filter(|live| live.name.links == links && live.name.sends);
         sent.take(most).map(Live::view).collect()
+    }
+
+    /// What flows of these links have carried since they began, in both directions, by channel and ranks: `most` of them.
+    #[must_use]
+    pub fn carried_by(&self, links: u64, most: usize) -> Vec<FlowBytes> {
+        let mut carried: BTreeMap<(u16, u32, u32), u64> = BTreeMap::new();
+        for live in lock(&self.flows).live.values().filter(|live| live.name.links == links) {
+            let FlowName { channel, from, to, .. } = live.name;
+            *carried.entry((channel, from, to)).or_default() += live.counters.totals().0;
+        }
+        let view = |((channel, from, to), bytes)| FlowBytes { channel, from, to, bytes };
+        carried.into_iter().take(most).map(view).collect()
     }
 
     /// What peers and paths have carried.

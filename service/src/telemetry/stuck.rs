@@ -4,8 +4,11 @@
 //! flow does not move: one whose sender waits for nobody itself, or where they wait in a ring, the one whose receiver has done
 //! least. If no flow can be blamed either, GPUs do not end what they were given, or ranks wait for each other.
 
+pub mod looks;
+
 use std::collections::{BTreeMap, BTreeSet};
 
+use self::looks::{FlowBytes, Progress};
 use serde::{Deserialize, Serialize};
 
 use crate::engines::transport::FlowWait;
@@ -46,6 +49,9 @@ pub struct RankAccount {
     /// Begun on all ranks of its host.
     #[serde(default)]
     pub started: u64,
+    /// Ended, as far as the rank is concerned.
+    #[serde(default)]
+    pub completed: u64,
     /// Time by which it has come later to these than the first rank of its host.
     #[serde(default)]
     pub late_ns: u64,
@@ -116,6 +122,9 @@ pub struct HostAccount {
     /// How its flows leave it, where that is known.
     #[serde(default)]
     pub ways: Vec<FlowWay>,
+    /// What its flows have carried, in both directions, those first that it waits for.
+    #[serde(default)]
+    pub carried: Vec<FlowBytes>,
     /// What its GPUs do not end, in words.
     #[serde(default)]
     pub gpus_wait: Option<String>,
@@ -147,6 +156,8 @@ impl HostAccount {
 pub enum StuckClass {
     /// Nobody waits for anything.
     NotStuck,
+    /// It goes on: something ended, or data came, between two looks.
+    Running,
     /// Ranks that have not made a call.
     Rank,
     /// A flow that does not move.
@@ -189,13 +200,16 @@ pub struct StuckReport {
     pub culprits: Vec<Culprit>,
     /// What each host knows, by name; nothing of those that have not answered.
     pub hosts: Vec<(String, Option<HostAccount>)>,
+    /// What moved between the first and the last look; none where one look was enough.
+    #[serde(default)]
+    pub progress: Option<Progress>,
 }
 
-/// What follows from hosts' accounts.
+/// What follows from one look at hosts' accounts.
 #[must_use]
 pub fn diagnose(communicator: u64, hosts: Vec<(String, Option<HostAccount>)>) -> StuckReport {
     let (class, culprits) = blame(&hosts);
-    StuckReport { communicator, class, culprits, hosts }
+    StuckReport { communicator, class, culprits, hosts, progress: None }
 }
 
 fn blame(hosts: &[(String, Option<HostAccount>)]) -> (StuckClass, Vec<Culprit>) {

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mccs_service::collective::Choice;
-use mccs_service::engines::proxy::{Asked, OperatorAnswer, ProxyMessage};
+use mccs_service::engines::proxy::{Asked, Looks, OperatorAnswer, ProxyMessage};
 use mccs_service::engines::transport::pace::Pace;
 use mccs_service::exchange::protocol::{CommId, LinkTimes, Name};
 use mccs_service::runtime::Mailbox;
@@ -402,7 +402,8 @@ impl Cluster {
         let (answers, asked_at) = (Mailbox::new(1), self.now);
         let of = self.hosts[host].as_ref().expect("a host that lives");
         let number = of.registry.comms().first().expect("a communicator").number;
-        let message = ProxyMessage::WhyStuck { number, asked: Asked::new(0, answers.sender()) };
+        let message =
+            ProxyMessage::WhyStuck { number, looks: Looks::UntilCertain, asked: Asked::new(0, answers.sender()) };
         assert!(of.proxy.send(message).is_ok(), "the proxy engine has no room");
         loop {
             self.run_for(Duration::from_millis(1));
@@ -424,7 +425,8 @@ impl Cluster {
         for _ in 0..often {
             let of = self.hosts[host].as_ref().expect("a host that lives");
             let number = of.registry.comms().first().expect("a communicator").number;
-            let message = ProxyMessage::WhyStuck { number, asked: Asked::new(0, answers.sender()) };
+            let message =
+                ProxyMessage::WhyStuck { number, looks: Looks::UntilCertain, asked: Asked::new(0, answers.sender()) };
             assert!(of.proxy.send(message).is_ok(), "the proxy engine has no room");
             self.run_for(Duration::from_millis(1));
         }

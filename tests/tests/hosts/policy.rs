@@ -81,7 +81,7 @@ fn show(hosts: &TestHosts) -> PolicyView {
 }
 
 fn history(hosts: &TestHosts) -> Vec<HistoryView> {
-    match request(hosts, CONTROLLER, ControllerRequest::History) {
+    match request(hosts, CONTROLLER, ControllerRequest::History { acts: false }) {
         Ok(ControllerAnswer::History(entries)) => entries,
         other => panic!("{other:?}"),
     }

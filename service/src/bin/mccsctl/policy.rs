@@ -12,8 +12,8 @@ use mccs_config::{PolicyFile, Rate, ServiceConfig, TopologyFile};
 use mccs_service::collective::Choice;
 use mccs_service::control::ControlRequest;
 use mccs_service::controller::answer::{
-    Applied, ControllerAnswer, ControllerRequest, HistoryView, LinkRateView, PathRateView, PolicyDiff, PolicyView,
-    RatesView, Standing, StrategyView,
+    Applied, ControllerAnswer, ControllerRequest, FileStanding, FileView, HistoryView, LinkRateView, PathRateView,
+    PolicyDiff, PolicyView, RatesView, Standing, StrategyView,
 };
 use mccs_service::controller::basis::{not_enforced, not_there};
 use mccs_service::controller::history::Went;
@@ -47,10 +47,16 @@ pub enum PolicyCommand {
         /// The file.
         file: PathBuf,
     },
-    /// What is in force.
+    /// Put the policy in force again that was before the last one. The file on the disk stays as it is.
+    Rollback,
+    /// What is in force, and which file says something else.
     Show,
-    /// What the controller did, when, why, and how it went.
-    History,
+    /// What was done, when, why, by whom, and how it went.
+    History {
+        /// Only what operators did.
+        #[arg(long)]
+        acts: bool,
+    },
 }
 
 #[derive(clap::Args)]
@@ -109,7 +115,8 @@ impl PolicyCommand {
                 ControllerRequest::Apply { name, text }
             }
             PolicyCommand::Show => ControllerRequest::Show,
-            PolicyCommand::History => ControllerRequest::History,
+            PolicyCommand::History { acts } => ControllerRequest::History { acts: *acts },
+            PolicyCommand::Rollback => ControllerRequest::Rollback,
         };
         Ok(Some(ControlRequest::Controller { request }))
     }
@@ -203,6 +210,7 @@ fn show(view: &PolicyView) {
     if let Some(life) = view.superseded_by {
         say!("life {life} of the controller has replaced this one, {}: it orders nothing", view.life);
     }
+    view.files.iter().for_each(file);
     view.not_enforced.iter().for_each(|what| say!("  decided, not enforced: {what}"));
     for (host, reports) in &view.hosts {
         let elsewhere = view.elsewhere.iter().find(|(other, _)| other == host);
@@ -250,6 +258,30 @@ fn show(view: &PolicyView) {
         }
         comm.paces.iter().for_each(|(host, pace)| say!("  from {host}: {pace}"));
         comm.not_enforced.iter().for_each(|what| say!("  decided, not enforced: {what}"));
+    }
+}
+
+/// A file that does not say what is in force.
+fn file(FileView { file, standing }: &FileView) {
+    let ago = |age_ms: u64| format!("{:.0} s ago", Duration::from_millis(age_ms).as_secs_f64());
+    match standing {
+        FileStanding::InForce => {}
+        FileStanding::NotYet => say!("  file {file}: nothing is in force yet"),
+        FileStanding::Refused { reason, age_ms } => {
+            say!("  file {file}: refused {}, so the above stays: {reason}", ago(*age_ms));
+        }
+        FileStanding::Unreadable { reason, age_ms } => {
+            say!("  file {file}: not readable since {}, so the above stays: {reason}", ago(*age_ms));
+        }
+        FileStanding::RolledBack => say!("  file {file}: rolled back, as `mccsctl policy history` says; mend it"),
+        FileStanding::Differs { line, on_disk, in_force } => {
+            let say_line =
+                |text: &Option<String>| text.as_ref().map_or("nothing".to_owned(), |text| format!("{text:?}"));
+            let (on_disk, in_force) = (say_line(on_disk), say_line(in_force));
+            say!(
+                "  file {file}: differs from what an operator put in force: line {line} is {on_disk}, in force is {in_force}"
+            );
+        }
     }
 }
 
@@ -325,5 +357,6 @@ fn history(entry: &HistoryView) {
     };
     let why = if entry.why.is_empty() { String::new() } else { format!(" ({})", entry.why) };
     let seconds = Duration::from_millis(entry.age_ms).as_secs_f64();
-    say!("{:>5} {seconds:>10.1} s ago  {}{why}: {went}", entry.number, entry.what);
+    let by = entry.by.as_ref().map(|by| format!(", by {by}")).unwrap_or_default();
+    say!("{:>5} {seconds:>10.1} s ago  {}{why}: {went}{by}", entry.number, entry.what);
 }

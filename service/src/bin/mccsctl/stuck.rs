@@ -1,17 +1,36 @@
 //! `mccsctl why-stuck`.
 
+use mccs_service::telemetry::stuck::looks::Progress;
 use mccs_service::telemetry::stuck::{StuckClass, StuckReport};
+
+/// What moved between two looks: `12 collectives in the last 100 ms`.
+fn moved(Progress { ms, collectives, messages, bytes }: Progress) -> String {
+    let count = |number: u64, one: &str, more: &str| match number {
+        0 => None,
+        1 => Some(format!("1 {one}")),
+        _ => Some(format!("{number} {more}")),
+    };
+    let parts = [
+        count(collectives, "collective", "collectives"),
+        count(messages, "send or receive", "sends and receives"),
+        count(bytes, "byte between hosts", "bytes between hosts"),
+    ];
+    let parts: Vec<String> = parts.into_iter().flatten().collect();
+    let parts = if parts.is_empty() { "something began".to_owned() } else { parts.join(", ") };
+    format!("{parts} in the last {ms} ms")
+}
 
 /// What is wrong, who is to blame, and how far each host is.
 pub fn print(report: &StuckReport) {
     let verdict = match report.class {
-        StuckClass::NotStuck => "nobody waits",
-        StuckClass::Rank => "waits for ranks that have not called",
-        StuckClass::Gpu => "waits for GPUs",
-        StuckClass::Flow => "waits for data that does not come",
-        StuckClass::Host => "hosts do not answer",
-        StuckClass::Busy => "not known, hosts are too busy to say; ask again",
-        StuckClass::Failed => "has failed",
+        StuckClass::NotStuck => "nobody waits".to_owned(),
+        StuckClass::Running => format!("it runs: {}", report.progress.map(moved).unwrap_or_default()),
+        StuckClass::Rank => "waits for ranks that have not called".to_owned(),
+        StuckClass::Gpu => "waits for GPUs".to_owned(),
+        StuckClass::Flow => "waits for data that does not come".to_owned(),
+        StuckClass::Host => "hosts do not answer".to_owned(),
+        StuckClass::Busy => "not known, hosts are too busy to say; ask again".to_owned(),
+        StuckClass::Failed => "has failed".to_owned(),
     };
     say!("communicator {}: {verdict}", report.communicator);
     for culprit in &report.culprits {

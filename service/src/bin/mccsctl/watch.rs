@@ -117,7 +117,7 @@ fn look(socket: &Path) -> anyhow::Result<Look> {
     };
     let across = overview.communicators.iter().filter(|comm| comm.hosts.len() > 1 && comm.operations > 0);
     let asked: Vec<u64> = across.map(|comm| comm.communicator).take(ASKED_MAX).collect();
-    let ask = |communicator: u64| match call(socket, &ControlRequest::WhyStuck { communicator })? {
+    let ask = |communicator: u64| match call(socket, &ControlRequest::Accounts { communicator })? {
         ControlAnswer::Stuck(report) => anyhow::Ok(Some((communicator, report.hosts.into()))),
         // It has ended meanwhile.
         _ => Ok(None),

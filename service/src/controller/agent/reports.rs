@@ -114,6 +114,7 @@ impl Agent {
         let dead = self.dead_paths.iter().cloned();
         let dead = dead.map(|(peer, path)| AgentMessage::Path { peer, path, answers: false });
         let kept = self.said.messages().map(|links| AgentMessage::Kept { links });
-        [self.has()].into_iter().chain(dead).chain(kept).map(AgentOutput::Tell).collect()
+        let acts = std::mem::take(&mut self.acts).into_iter().map(|act| AgentMessage::Acted(Box::new(act)));
+        [self.has()].into_iter().chain(dead).chain(kept).chain(acts).map(AgentOutput::Tell).collect()
     }
 }

@@ -12,7 +12,7 @@ use crate::controller::answer::{ControllerAnswer, ControllerRequest, HistoryView
 use crate::controller::basis::Text;
 use crate::controller::equipment::{Equipment, Interfaces};
 use crate::controller::message::{AgentMessage, ControllerMessage};
-use crate::controller::state::{Controller, Output, Ticket};
+use crate::controller::state::{Controller, Output, Question, Ticket};
 use crate::engines::proxy::Refused;
 use crate::engines::transport::pace::Pace;
 use crate::exchange::protocol::{CommId, Name};
@@ -369,7 +369,8 @@ impl Bed {
 
     pub fn ask(&mut self, request: ControllerRequest) -> Ticket {
         self.next_ticket += 1;
-        self.controller.asked(request, self.next_ticket, 0, self.now);
+        let question = Question { ticket: self.next_ticket, by: "uid 0 (root): mccsctl".into() };
+        self.controller.asked(request, &question, 0, self.now);
         self.next_ticket
     }
 
@@ -388,7 +389,7 @@ impl Bed {
     }
 
     pub fn history(&mut self) -> Vec<HistoryView> {
-        match self.answer(ControllerRequest::History) {
+        match self.answer(ControllerRequest::History { acts: false }) {
             Ok(ControllerAnswer::History(entries)) => entries,
             other => panic!("{other:?}"),
         }

@@ -10,13 +10,13 @@ use super::bed::{Bed, Host, TOPOLOGY, change_by, name, policy, text};
 use crate::bootstrap::NRANKS_MAX;
 use crate::controller::agent::{Agent, AgentOutput, PACE_KEPT_FOR, PACES_MAX};
 use crate::controller::answer::{
-    Applied, ControllerAnswer, ControllerRequest, DiffView, HistoryView, LinkRateView, PolicyDiff, RatesView, Standing,
-    StrategyView,
+    Applied, ControllerAnswer, ControllerRequest, DiffView, FileStanding, HistoryView, LinkRateView, PolicyDiff,
+    RatesView, Standing, StrategyView,
 };
 use crate::controller::equipment::Equipment;
-use crate::controller::history::{HISTORY_MAX, Went};
+use crate::controller::history::{EntryKind, HISTORY_MAX, Went};
 use crate::controller::links::LinkState;
-use crate::controller::message::{AgentMessage, ControllerMessage, Order};
+use crate::controller::message::{Act, AgentMessage, ControllerMessage, Order};
 use crate::controller::orders::{ORDER_TIME, ORDERS_MAX, PAUSE, PAUSE_MAX};
 use crate::controller::pace::HostPace;
 use crate::controller::state::{GRACE, SYNC_TIME};
@@ -478,13 +478,16 @@ fn a_change_that_is_too_long_for_a_message_is_refused_at_once_and_harms_no_other
     let ranks: Vec<u32> = (0..NRANKS_MAX).collect();
     let large = bed.begin("u", &[("host-a", &ranks[..2000]), ("host-c", &ranks[2000..])]);
     bed.run();
-    let four = ControllerRequest::Apply { name: "new.toml".into(), text: "[policy]\nchannels = 4\n".into() };
+    let four =
+        ControllerRequest::Apply { name: "new.toml".into(), text: "[policy]\nname = \"ffa\"\nchannels = 4\n".into() };
     let what = applied(bed.answer(four));
     assert_eq!((what.changed, what.rolled_back), (vec![comm.to_string()], false));
     let [(kept, why)] = &what.kept[..] else { panic!("{:?}", what.kept) };
     assert!(*kept == large.to_string() && why.contains("bytes"), "{why}");
     assert_eq!(bed.chosen(&large).epoch, 1);
 }
+
+const FFA: &str = "[policy]\nname = \"ffa\"\n";
 
 #[test]
 fn what_is_wrong_with_a_file_is_said_and_changes_nothing() {
@@ -497,7 +500,13 @@ fn what_is_wrong_with_a_file_is_said_and_changes_nothing() {
         format!("topology.toml:{line}:1: host[4].name: the cluster, which service.toml lists, has no host \"host-e\"");
     let wrong = [
         (None, Some(text("policy.toml", "[policy]\nname = \"fa\"\n")), "policy.toml:2:1: policy.name"),
-        (None, Some(text("policy.toml", "[[reserve]]\ntenant = \"t\"\npaths = [\"spine7\"]\n")), "policy.toml:3"),
+        (
+            None,
+            Some(text("policy.toml", &format!("{FFA}[[reserve]]\ntenant = \"t\"\npaths = [\"spine7\"]\n"))),
+            "policy.toml:5",
+        ),
+        // What a full disk leaves of a file with caps.
+        (None, Some(text("policy.toml", "")), "policy.toml:1:1: the file says nothing"),
         (Some(text("topology.toml", &TOPOLOGY.replace("host-d", "host-x"))), None, "host \"host-d\" is in the cluster"),
         (Some(text("topology.toml", "[rates]\nhost_leaf = 3\n")), None, "topology.toml:"),
         (Some(text("topology.toml", &with_another)), None, at_line.as_str()),
@@ -520,6 +529,104 @@ fn what_is_wrong_with_a_file_is_said_and_changes_nothing() {
     bed.run();
     assert_eq!(bed.show().policy.as_deref(), Some("pfa"));
     assert!(bed.chosen(&comm).paths.iter().all(|path| path.source_ports.is_none_or(|ports| ports.first == 20_000)));
+}
+
+#[test]
+fn files_that_are_not_in_force_are_shown_with_the_reason() {
+    use crate::controller::disk::FileRole;
+    let mut bed = Bed::new("ffa");
+    let standing = |bed: &mut Bed, file: &str| {
+        let files = bed.show().files;
+        files.into_iter().find(|view| view.file == file).expect("shown").standing
+    };
+    assert_eq!(bed.show().files.len(), 2);
+    assert!(bed.show().files.iter().all(|file| file.standing == FileStanding::InForce));
+    // Refused, and mended.
+    bed.controller.files(None, Some(text("policy.toml", "")), bed.now);
+    bed.now += Duration::from_secs(3);
+    let FileStanding::Refused { reason, age_ms } = standing(&mut bed, "policy.toml") else {
+        panic!("{:?}", bed.show())
+    };
+    assert!(reason.contains("says nothing") && age_ms == 3000, "{reason} {age_ms}");
+    assert_eq!(standing(&mut bed, "topology.toml"), FileStanding::InForce);
+    bed.controller.files(None, Some(policy("ecmp")), bed.now);
+    bed.run();
+    assert_eq!(standing(&mut bed, "policy.toml"), FileStanding::InForce);
+    // An operator applies another one: the file stays behind, until it says the same.
+    bed.answer(apply("ffa")).expect("applied");
+    let (on_disk, in_force) = (Some("name = \"ecmp\"".to_owned()), Some("name = \"ffa\"".to_owned()));
+    assert_eq!(standing(&mut bed, "policy.toml"), FileStanding::Differs { line: 2, on_disk, in_force });
+    // Deleted, and back.
+    bed.controller.lost_file(FileRole::Policy, "policy.toml", "No such file".into(), bed.now);
+    let gone = standing(&mut bed, "policy.toml");
+    assert!(matches!(&gone, FileStanding::Unreadable { reason, .. } if reason == "No such file"), "{gone:?}");
+    assert_eq!(bed.show().policy.as_deref(), Some("ffa"), "what was in force stays");
+    let last = bed.history().pop().expect("noted");
+    assert!(last.what == "policy.toml read" && matches!(last.went, Went::Failed(_)), "{last:?}");
+    bed.controller.files(None, Some(policy("ffa")), bed.now);
+    bed.run();
+    assert_eq!(standing(&mut bed, "policy.toml"), FileStanding::InForce);
+    // Refused by a communicator.
+    bed.begin_wide("t");
+    bed.run();
+    let root = name("host-a");
+    bed.host(&root).refuses = Some("no such path".into());
+    bed.controller.files(None, Some(policy("ecmp")), bed.now);
+    bed.run();
+    assert_eq!(
+        (standing(&mut bed, "policy.toml"), bed.show().policy.as_deref()),
+        (FileStanding::RolledBack, Some("ffa"))
+    );
+}
+
+#[test]
+fn an_operator_takes_back_the_last_policy_and_history_names_who_did_what() {
+    let mut bed = Bed::new("ffa");
+    let comm = bed.begin_wide("t");
+    bed.run();
+    let nothing = bed.answer(ControllerRequest::Rollback).expect_err("there was none before");
+    assert!(nothing.contains("mccsctl policy apply"), "{nothing}");
+    bed.answer(apply("ecmp")).expect("applied");
+    bed.answer(apply("ecmp")).expect("applied again, which changes nothing");
+    let rolled_back = applied(bed.answer(ControllerRequest::Rollback));
+    assert_eq!((rolled_back.changed, bed.show().policy.as_deref()), (vec![comm.to_string()], Some("ffa")));
+    // Again: the one that was taken back.
+    bed.answer(ControllerRequest::Rollback).expect("applied");
+    assert_eq!(bed.show().policy.as_deref(), Some("ecmp"));
+    // What is refused is an act as well; what another host's operator did is told by that host.
+    bed.answer(ControllerRequest::Apply { name: "x.toml".into(), text: String::new() }).expect_err("it is empty");
+    let act = Act { what: "drained".into(), by: "uid 0 (root): mccsctl drain".into(), went: Went::Done };
+    let told = bed.host(&name("host-c")).agent.acted(act);
+    bed.carry_out(&name("host-c"), told);
+    bed.run();
+    let acts = bed.history().into_iter().filter(|entry| entry.kind == EntryKind::Act);
+    let acts: Vec<_> = acts.map(|entry| (entry.what, entry.by.expect("somebody did it"), entry.went)).collect();
+    let last = &acts[acts.len() - 2..];
+    assert!(matches!(&last[0], (what, by, Went::Failed(_)) if what == "policy of x.toml" && by.starts_with("uid 0")));
+    assert_eq!(last[1], ("drained".into(), "uid 0 (root): mccsctl drain".into(), Went::Done));
+    let begun =
+        acts.iter().filter(|(what, ..)| what.starts_with("policy ffa of") || what.starts_with("policy ecmp of"));
+    assert_eq!(begun.count(), 5, "{acts:?}");
+    let ControllerAnswer::History(only) = bed.answer(ControllerRequest::History { acts: true }).expect("told") else {
+        panic!("something else");
+    };
+    assert!(only.len() == acts.len() && only.iter().all(|entry| entry.kind == EntryKind::Act));
+}
+
+/// A host that no controller has met keeps what its operators did, and tells it then.
+#[test]
+fn acts_on_a_host_wait_for_a_controller() {
+    let mut agent = Agent::new(name("host-a"));
+    let act = |number: usize| Act { what: format!("act {number}"), by: "uid 0".into(), went: Went::Done };
+    (0..100).for_each(|number| assert_eq!(agent.acted(act(number)), None));
+    let sync = ControllerMessage::Sync { life: 1, with_profiles: false };
+    let told = agent.hear(&name("host-a"), sync, Instant::now()).expect("obeyed");
+    let told = told.into_iter().filter_map(|output| match output {
+        AgentOutput::Tell(AgentMessage::Acted(act)) => Some(act.what),
+        _ => None,
+    });
+    let last: Vec<String> = (36..100).map(|number| format!("act {number}")).collect();
+    assert_eq!(told.collect::<Vec<_>>(), last);
 }
 
 #[test]

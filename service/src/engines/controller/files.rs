@@ -12,11 +12,12 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use mccs_config::limits::{FILE_BYTES_MAX, POLICY_BYTES_MAX};
-use mccs_config::{Bytes, ConfigError, document};
+use mccs_config::{Bytes, document};
 use nix::errno::Errno;
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, InotifyEvent, WatchDescriptor};
 
 use crate::controller::basis::Text;
+use crate::controller::disk::FileRole;
 
 /// How long nothing has to change before files are read.
 const QUIET_TIME: Duration = Duration::from_millis(100);
@@ -27,15 +28,16 @@ const WRITING_TIME: Duration = Duration::from_secs(2);
 pub(super) struct Changed {
     pub(super) topology: Option<Text>,
     pub(super) policy: Option<Text>,
-    /// Files, and why they could not be read.
-    pub(super) unreadable: Vec<(String, String)>,
+    /// Files that are gone or cannot be read, and why: each is told once.
+    pub(super) unreadable: Vec<(FileRole, String, String)>,
 }
 
 struct File {
+    role: FileRole,
     path: PathBuf,
     bytes_max: Bytes,
-    /// As it was last read; none if it could not be.
-    last: Option<String>,
+    /// As it was last read, or why it could not be; none before.
+    last: Option<Result<String, String>>,
 }
 
 /// See the module's documentation.
@@ -53,8 +55,9 @@ impl Files {
         let watch = watch.inspect_err(|error| {
             tracing::warn!(%error, "policy.toml and topology.toml are not watched; `mccsctl policy apply` still works");
         });
-        let file = |path, bytes_max| File { path, bytes_max, last: None };
-        let (topology, policy) = (file(topology, FILE_BYTES_MAX), file(policy, POLICY_BYTES_MAX));
+        let file = |role, path, bytes_max| File { role, path, bytes_max, last: None };
+        let topology = file(FileRole::Topology, topology, FILE_BYTES_MAX);
+        let policy = file(FileRole::Policy, policy, POLICY_BYTES_MAX);
         Files { topology, policy, watch: watch.ok(), read_at: Some(now) }
     }
 
@@ -80,10 +83,10 @@ impl Files {
         self.read_at.take_if(|at| *at <= now)?;
         self.watch.iter_mut().for_each(|watch| watch.being_written.clear());
         let mut unreadable = Vec::new();
-        let mut read = |file: &mut File| match file.read() {
-            Ok(text) => text,
+        let mut read = |file: &mut File| match file.read()? {
+            Ok(text) => Some(text),
             Err(error) => {
-                unreadable.push((file.path.display().to_string(), error.to_string()));
+                unreadable.push((file.role, file.path.display().to_string(), error));
                 None
             }
         };
@@ -93,14 +96,14 @@ impl Files {
 }
 
 impl File {
-    /// Its text, if it is another than last time.
-    fn read(&mut self) -> Result<Option<Text>, ConfigError> {
-        let text = document::read_text(&self.path, self.bytes_max)?;
-        if self.last.as_ref() == Some(&text) {
-            return Ok(None);
+    /// Its text, or why there is none, if that is another than last time.
+    fn read(&mut self) -> Option<Result<Text, String>> {
+        let read = document::read_text(&self.path, self.bytes_max).map_err(|error| error.to_string());
+        if self.last.as_ref() == Some(&read) {
+            return None;
         }
-        self.last = Some(text.clone());
-        Ok(Some(Text { name: self.path.display().to_string(), text }))
+        self.last = Some(read.clone());
+        Some(read.map(|text| Text { name: self.path.display().to_string(), text }))
     }
 }
 
@@ -157,11 +160,12 @@ impl Watch {
             let folders: Vec<&Path> = file.ancestors().skip(1).collect();
             for (height, folder) in folders.iter().enumerate().rev() {
                 let written = AddWatchFlags::IN_CLOSE_WRITE | AddWatchFlags::IN_MOVED_TO | AddWatchFlags::IN_CREATE;
+                let gone = AddWatchFlags::IN_DELETE | AddWatchFlags::IN_MOVED_FROM;
                 // Whoever could not read a file may be let to. While one is being written it is not whole.
                 let being_written = if height == 0 { AddWatchFlags::IN_MODIFY } else { AddWatchFlags::empty() };
                 // A folder may have one file, and lead to another.
                 let besides = AddWatchFlags::from_bits_retain(libc::IN_MASK_ADD);
-                let changes = written | being_written | AddWatchFlags::IN_ATTRIB | besides;
+                let changes = written | gone | being_written | AddWatchFlags::IN_ATTRIB | besides;
                 let watch = match self.inotify.add_watch(*folder, changes) {
                     Ok(watch) => watch,
                     // Whoever puts it there is heard of above.
@@ -279,6 +283,27 @@ mod tests {
             let read = bed.files.changed(bed.now);
             assert_eq!(read.is_some_and(|read| read.policy.is_some()), beside == 9);
         }
+    }
+
+    /// What is in force stays; that the file is gone is told, once, and that it is back as well.
+    #[test]
+    fn a_file_that_is_deleted_is_told_once_and_read_again_when_it_is_back() {
+        let mut bed = Bed::new(|folder| make_conf(&folder.join("conf"), "1"));
+        let changed = |bed: &mut Bed| {
+            let mut fds = [PollFd::new(bed.files.descriptor().unwrap(), PollFlags::POLLIN)];
+            poll(&mut fds, PollTimeout::NONE).unwrap();
+            bed.files.changed(bed.now);
+            bed.now += WRITING_TIME;
+            bed.files.changed(bed.now).expect("something has happened")
+        };
+        std::fs::remove_file(bed.path("conf/policy.toml")).unwrap();
+        let gone = changed(&mut bed);
+        let [(FileRole::Policy, file, why)] = &gone.unreadable[..] else { panic!("{:?}", gone.unreadable) };
+        assert!(file.ends_with("policy.toml") && why.contains("No such file"), "{file}: {why}");
+        std::fs::write(bed.path("conf/topology.toml"), "other").unwrap();
+        assert!(changed(&mut bed).unreadable.is_empty(), "it was told");
+        std::fs::write(bed.path("conf/policy.toml"), "1").unwrap();
+        assert_eq!(changed(&mut bed).policy.map(|text| text.text).as_deref(), Some("1"), "it is readable again");
     }
 
     #[test]
@@ -400,7 +425,7 @@ mod tests {
         assert!(bed.files.changed(bed.now).is_none());
         bed.now += QUIET_TIME;
         let changed = bed.files.changed(bed.now).unwrap();
-        let [(file, why)] = &changed.unreadable[..] else { panic!("{:?}", changed.unreadable) };
+        let [(_, file, why)] = &changed.unreadable[..] else { panic!("{:?}", changed.unreadable) };
         assert!(
             changed.policy.is_none() && file.ends_with("policy.toml") && why.contains("longer than 120KiB"),
             "{why}"

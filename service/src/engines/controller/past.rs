@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::memory::{put_aside, read, replace};
 use super::unix;
-use crate::controller::history::{Entry, History, Went};
+use crate::controller::history::{Entry, EntryKind, History, Went};
 
 /// Bytes of the file: some entries more than the controller knows, for who reads the file.
 const FILE_BYTES_MAX: usize = 16 << 20;
@@ -28,9 +28,13 @@ struct Line {
     what: String,
     why: String,
     went: Went,
-    /// It is of a single communicator.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    /// Earlier versions wrote so that it is of a single communicator.
+    #[serde(default, skip_serializing)]
     of_comm: bool,
+    #[serde(default)]
+    kind: EntryKind,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    by: Option<String>,
 }
 
 /// See the module's documentation.
@@ -59,11 +63,12 @@ impl Past {
         let mut entries = BTreeMap::new();
         for line in text[..whole].split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
             let line = serde_json::from_slice(line).map_err(|error| put_aside(&self.path, &error.to_string()))?;
-            let Line { number, unix_ms: at_ms, what, why, went, of_comm } = line;
+            let Line { number, unix_ms: at_ms, what, why, went, of_comm, kind, by } = line;
+            let kind = if of_comm { EntryKind::Communicator } else { kind };
             // By this clock: another host's, or one that was set since, may be ahead.
             let ago = Duration::from_millis(unix_ms.saturating_sub(at_ms));
             let at = now.checked_sub(ago).unwrap_or(now);
-            entries.insert(number, Entry { number, at, what, why, went, of_comm });
+            entries.insert(number, Entry { number, at, what, why, went, kind, by });
         }
         self.bytes = Some(whole).filter(|whole| *whole == text.len());
         Ok(entries.into_values().collect())
@@ -108,11 +113,11 @@ impl Past {
 fn lines<'a>(entries: impl IntoIterator<Item = &'a Entry>, now: Instant) -> Vec<u8> {
     let unix_ms = unix().as_millis() as u64;
     let mut lines = Vec::new();
-    for Entry { number, at, what, why, went, of_comm } in entries {
+    for Entry { number, at, what, why, went, kind, by } in entries {
         let ago_ms = now.saturating_duration_since(*at).as_millis() as u64;
         let (what, why, went) = (what.clone(), why.clone(), went.clone());
         let unix_ms = unix_ms.saturating_sub(ago_ms);
-        let line = Line { number: *number, unix_ms, what, why, went, of_comm: *of_comm };
+        let line = Line { number: *number, unix_ms, what, why, went, of_comm: false, kind: *kind, by: by.clone() };
         // Text and numbers can be written.
         lines.extend(serde_json::to_vec(&line).unwrap_or_default());
         lines.push(b'\n');

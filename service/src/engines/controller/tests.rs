@@ -156,7 +156,8 @@ fn what_time_alone_makes_due_is_done_when_the_engine_says() {
     // Then the order, which nobody answers, is given up, and later given again.
     let refused = |engine: &mut ControllerEngine| {
         let Some(role) = &mut engine.role else { return false };
-        role.controller.asked(ControllerRequest::Show, Ticket::MAX, 0, began);
+        let question = Question { ticket: Ticket::MAX, by: String::new() };
+        role.controller.asked(ControllerRequest::Show, &question, 0, began);
         let mut outputs = std::iter::from_fn(|| role.controller.poll_output());
         let Some(Output::Answer { answer: Ok(answer), .. }) =
             outputs.find(|output| matches!(output, Output::Answer { .. }))

@@ -169,7 +169,7 @@ impl ProxyEngine {
             Event::Prepare { comm, change, window, body } => self.prepare_change(&comm, change, window, &body),
             Event::Decided { comm, change, decision } => self.change_decided(&comm, change, decision),
             Event::Inquiry { comm, from, question } => self.inquired(&comm, &from, question, now),
-            Event::Account { from, question, body, .. } => self.accounted(&from, question, &body),
+            Event::Account { from, question, body, .. } => self.accounted(&from, question, &body, now),
             Event::Wished { comm, from, question, body } => self.wished(comm, from, question, &body),
             Event::Granted { comm, question, body } => self.granted(&comm, question, &body),
             Event::ProposalRefused { comm, reason } => self.proposal_refused(&comm, &reason),

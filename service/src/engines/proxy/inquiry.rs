@@ -5,6 +5,9 @@
 //!                                                    all told --> Account --> the host that asked
 //!              all accounts, or the time is over --> telemetry/stuck.rs --> operator
 //! ```
+//!
+//! Nobody is accused by one look. Hosts are asked again until something has moved, or nothing has for
+//! [`QUIET_TIME`](crate::telemetry::stuck::looks::QUIET_TIME).
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -21,12 +24,14 @@ use super::operation::Operation;
 use crate::engines::transport::{FlowWait, TransportMessage};
 use crate::exchange::protocol::{AccountBody, CommId, Name, Request};
 use crate::telemetry::RankInfo;
+use crate::telemetry::stuck::looks::{Accounts, LOOKS_AFTER, diagnose_twice};
 use crate::telemetry::stuck::{
-    CALLS_TOLD_MAX, FLOWS_TOLD_MAX, FlowWay, HostAccount, PairAccount, RANKS_TOLD_MAX, RankAccount, diagnose,
+    CALLS_TOLD_MAX, FLOWS_TOLD_MAX, FlowWay, HostAccount, PairAccount, RANKS_TOLD_MAX, RankAccount, StuckClass,
+    StuckReport, diagnose,
 };
 
-/// Time that hosts have to answer.
-const ACCOUNT_TIME: Duration = Duration::from_secs(2);
+/// Time that hosts have to answer a look. Two looks take less than the three seconds in which an operator is answered.
+const ACCOUNT_TIME: Duration = Duration::from_secs(1);
 /// From asking GPUs how far they are to looking at the answer. What has not moved between two looks is stuck, or slow enough to be told of.
 const GPU_LOOKS_APART: Duration = Duration::from_millis(100);
 /// Characters of a failure that an account tells.
@@ -35,10 +40,22 @@ const FAILURE_CHARS_MAX: usize = 2000;
 /// is to keep nobody from asking this one. More are refused.
 const INQUIRIES_MAX: usize = 64;
 
+/// What reports call the host of a communicator that is on no other.
+const THIS_HOST: &str = "this host";
+
+/// How often hosts are asked for a question.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Looks {
+    /// Once: for what hosts know, whoever waits at that moment.
+    One,
+    /// Until it is certain who is stuck, or that nobody is.
+    UntilCertain,
+}
+
 /// Who wants an account of this host.
 enum Wanted {
-    /// An operator here, of a communicator of this host alone.
-    Here(Asked),
+    /// An operator's question here, of a communicator of this host alone.
+    Here { question: u64 },
     /// A host, this one too, of a communicator of several.
     By { host: Name, question: u64, comm: CommId },
 }
@@ -54,12 +71,51 @@ struct Gathering {
     until: Instant,
 }
 
-/// An operator's question that other hosts are asked.
+/// An operator's question, which several looks may take.
 struct Inquiring {
     asked: Asked,
+    comm: Handle,
     communicator: u64,
-    accounts: Vec<(String, Option<HostAccount>)>,
-    until: Instant,
+    looks: Looks,
+    /// What the first look found, and when it began.
+    first: Option<(Instant, Accounts)>,
+    step: InquiryStep,
+}
+
+/// How far a question is.
+enum InquiryStep {
+    /// Hosts are asked.
+    Looking { began: Instant, accounts: Accounts, until: Instant },
+    /// They are asked again then.
+    Pausing { until: Instant },
+}
+
+impl Inquiring {
+    fn until(&self) -> Instant {
+        match self.step {
+            InquiryStep::Looking { until, .. } | InquiryStep::Pausing { until } => until,
+        }
+    }
+
+    /// What follows from a look that has ended; nothing yet where it has to be looked again, then.
+    fn judge(&mut self, began: Instant, accounts: Accounts, now: Instant) -> Result<StuckReport, Instant> {
+        let Some((first_began, first)) = &self.first else {
+            let report = diagnose(self.communicator, accounts);
+            if self.looks == Looks::One || report.class == StuckClass::Failed {
+                return Ok(report);
+            }
+            self.first = Some((began, report.hosts));
+            return Err(now.max(began + LOOKS_AFTER[0]));
+        };
+        let apart = began.saturating_duration_since(*first_began);
+        let report = diagnose_twice(self.communicator, first, accounts, apart);
+        let is_certain = matches!(report.class, StuckClass::NotStuck | StuckClass::Running | StuckClass::Failed);
+        let next = LOOKS_AFTER.iter().map(|after| *first_began + *after).find(|at| *at > began);
+        match next {
+            Some(at) if !is_certain => Err(now.max(at)),
+            _ => Ok(report),
+        }
+    }
 }
 
 /// Questions that are being answered, by number.
@@ -74,16 +130,20 @@ impl Inquiries {
     /// When the first of them has taken too long.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let gathering = self.gathering.values().map(|gathering| gathering.until);
-        gathering.chain(self.inquiring.values().map(|inquiring| inquiring.until)).min()
+        gathering.chain(self.inquiring.values().map(Inquiring::until)).min()
+    }
+
+    /// Of a look, whose answers are told from those of the one before.
+    fn next_number(&mut self) -> u64 {
+        self.next += 1;
+        self.next
     }
 
     fn number(&mut self, is_of_host: bool) -> Option<u64> {
         let is_by_host = |gathering: &&Gathering| matches!(gathering.wanted, Wanted::By { .. });
         let by_hosts = self.gathering.values().filter(is_by_host).count();
-        let of_operators = self.inquiring.len() + self.gathering.len() - by_hosts;
-        self.next += 1;
-        let taken = if is_of_host { by_hosts } else { of_operators };
-        (taken < INQUIRIES_MAX).then_some(self.next)
+        let taken = if is_of_host { by_hosts } else { self.inquiring.len() };
+        (taken < INQUIRIES_MAX).then(|| self.next_number())
     }
 }
 
@@ -111,6 +171,7 @@ impl Comm {
             idle_ms: idle.as_millis() as u64,
             flows: flows.into_iter().take(FLOWS_TOLD_MAX).collect(),
             ways: Vec::new(),
+            carried: Vec::new(),
             gpus_wait: stall.map(|stall| stall.what),
             failure: self.failure.as_ref().map(|failure| failure.message.chars().take(FAILURE_CHARS_MAX).collect()),
             is_busy: false,
@@ -148,6 +209,7 @@ impl Comm {
             pid: member.session.peer.pid,
             called: called(info),
             started: self.info.progress(info).started,
+            completed: self.info.progress(info).completed,
             late_ns: info.late_ns.load(Ordering::Relaxed),
             last: self.last_call(member.rank).map_or_else(String::new, |call| describe_call(&call)),
             is_behind: behind.is_some(),
@@ -163,10 +225,9 @@ impl Comm {
 
 impl ProxyEngine {
     /// An operator asks why the communicator with a number is stuck.
-    pub(super) fn why_stuck(&mut self, number: u64, asked: Asked, now: Instant) {
-        let comm = self.comm_numbered(number);
-        let Some((comm, live)) = comm.and_then(|comm| Some((comm, self.comms.get(comm)?))) else {
-            return asked.answer(Err(format!("there is no communicator {number} here").into()));
+    pub(super) fn why_stuck(&mut self, communicator: u64, looks: Looks, asked: Asked, now: Instant) {
+        let Some(comm) = self.comm_numbered(communicator) else {
+            return asked.answer(Err(format!("there is no communicator {communicator} here").into()));
         };
         let Some(question) = self.inquiries.number(false) else {
             let reason = format!(
@@ -174,25 +235,44 @@ impl ProxyEngine {
             );
             return asked.answer(Err(reason.into()));
         };
-        let until = now + ACCOUNT_TIME;
+        let step = InquiryStep::Pausing { until: now };
+        let inquiring = Inquiring { asked, comm, communicator, looks, first: None, step };
+        self.inquiries.inquiring.insert(question, inquiring);
+        self.look_again(question, now);
+    }
+
+    /// Begins another look, under another number: an answer that was late for the one before is none for this one.
+    fn look_again(&mut self, question: u64, now: Instant) {
+        let Some(mut inquiring) = self.inquiries.inquiring.remove(&question) else { return };
+        let Some(live) = self.comms.get(inquiring.comm) else {
+            return inquiring.asked.answer(Err("the communicator has ended".into()));
+        };
+        let question = self.inquiries.next_number();
         // Nobody else knows more of one that has failed.
         let id = live.span.as_ref().filter(|_| live.failure.is_none()).map(|span| span.comm.clone());
+        let handle = inquiring.comm;
+        let look = |accounts, time| {
+            inquiring.step = InquiryStep::Looking { began: now, accounts, until: now + time };
+            self.inquiries.inquiring.insert(question, inquiring);
+        };
         match (id, &mut self.setups) {
             (Some(comm), Some(setups)) => {
-                let accounts = live.info.hosts.iter().map(|host| (host.clone(), live.departed(host))).collect();
-                let inquiring = Inquiring { asked, communicator: number, accounts, until };
-                self.inquiries.inquiring.insert(question, inquiring);
+                look(live.info.hosts.iter().map(|host| (host.clone(), live.departed(host))).collect(), ACCOUNT_TIME);
                 setups.ask(Request::Inquire { comm, question });
             }
             _ => {
-                let (wanted, flows, engines_left) = (Wanted::Here(asked), Vec::new(), 0);
+                let (comm, wanted) = (handle, Wanted::Here { question });
                 let are_asked = live.info.direct.is_some() && live.failure.is_none();
                 let gpus = are_asked.then(GpuLooks::default);
-                let until = if are_asked { now + GPU_LOOKS_APART } else { until };
-                let gathering = Gathering { comm, wanted, engines_left, flows, gpus, until };
+                let until = if are_asked { now + GPU_LOOKS_APART } else { now };
                 if are_asked {
                     live.info.ask();
-                    self.inquiries.gathering.insert(question, gathering);
+                }
+                look(vec![(String::from(THIS_HOST), None)], ACCOUNT_TIME);
+                let gathering = Gathering { comm, wanted, engines_left: 0, flows: Vec::new(), gpus, until };
+                if are_asked {
+                    let number = self.inquiries.next_number();
+                    self.inquiries.gathering.insert(number, gathering);
                 } else {
                     self.tell_account(gathering, now);
                 }
@@ -231,17 +311,20 @@ impl ProxyEngine {
     }
 
     fn tell_account(&mut self, gathering: Gathering, now: Instant) {
-        let Some(live) = self.comms.get(gathering.comm) else { return };
+        let Some(live) = self.comms.get(gathering.comm) else {
+            if let Wanted::Here { question } = gathering.wanted {
+                self.end_look(question, now);
+            }
+            return;
+        };
         let mut account = live.account(&self.far_jobs(gathering.comm), gathering.flows, gathering.gpus.as_ref(), now);
         if let Some(span) = &live.span {
             let sent = self.registry.flows.sent_by(span.network.links.0, FLOWS_TOLD_MAX);
+            account.carried = self.registry.flows.carried_by(span.network.links.0, FLOWS_TOLD_MAX);
             account.ways = sent.iter().map(FlowWay::of).filter(|way| !way.way.is_empty()).collect();
         }
         match gathering.wanted {
-            Wanted::Here(asked) => {
-                let report = diagnose(live.info.number, vec![(String::from("this host"), Some(account))]);
-                asked.answer(Ok(OperatorAnswer::Stuck(Box::new(report))));
-            }
+            Wanted::Here { question } => self.account_of(THIS_HOST, question, Some(account), now),
             Wanted::By { host, question, comm } => self.tell_host(&host, question, &comm, account),
         }
     }
@@ -252,20 +335,37 @@ impl ProxyEngine {
     }
 
     /// A host has told how a communicator is there.
-    pub(super) fn accounted(&mut self, host: &Name, question: u64, body: &AccountBody) {
+    pub(super) fn accounted(&mut self, host: &Name, question: u64, body: &AccountBody, now: Instant) {
+        self.account_of(host.as_str(), question, serde_json::from_slice(body.bytes()).ok(), now);
+    }
+
+    fn account_of(&mut self, host: &str, question: u64, account: Option<HostAccount>, now: Instant) {
         let Some(inquiring) = self.inquiries.inquiring.get_mut(&question) else { return };
-        let told = inquiring.accounts.iter_mut().find(|(name, _)| name == host.as_str());
-        if let (Some((_, account)), Ok(told)) = (told, serde_json::from_slice(body.bytes())) {
-            *account = Some(told);
+        let InquiryStep::Looking { accounts, .. } = &mut inquiring.step else { return };
+        if let (Some((_, told)), Some(account)) = (accounts.iter_mut().find(|(name, _)| name == host), account) {
+            *told = Some(account);
         }
-        if inquiring.accounts.iter().all(|(_, account)| account.is_some()) {
-            self.end_inquiry(question);
+        if accounts.iter().all(|(_, account)| account.is_some()) {
+            self.end_look(question, now);
         }
     }
 
-    fn end_inquiry(&mut self, question: u64) {
-        if let Some(Inquiring { asked, communicator, accounts, .. }) = self.inquiries.inquiring.remove(&question) {
-            asked.answer(Ok(OperatorAnswer::Stuck(Box::new(diagnose(communicator, accounts)))));
+    /// A look has ended, or taken too long: the operator is answered, or it is looked again.
+    fn end_look(&mut self, question: u64, now: Instant) {
+        let Some(mut inquiring) = self.inquiries.inquiring.remove(&question) else { return };
+        if self.comms.get(inquiring.comm).is_none() {
+            return inquiring.asked.answer(Err("the communicator has ended".into()));
+        }
+        let pause = InquiryStep::Pausing { until: now };
+        let InquiryStep::Looking { began, accounts, .. } = std::mem::replace(&mut inquiring.step, pause) else {
+            return;
+        };
+        match inquiring.judge(began, accounts, now) {
+            Ok(report) => inquiring.asked.answer(Ok(OperatorAnswer::Stuck(Box::new(report)))),
+            Err(until) => {
+                inquiring.step = InquiryStep::Pausing { until };
+                self.inquiries.inquiring.insert(question, inquiring);
+            }
         }
     }
 
@@ -285,9 +385,14 @@ impl ProxyEngine {
             }
             self.tell_account(gathering, now);
         }
-        let late = self.inquiries.inquiring.iter().filter(|(_, inquiring)| inquiring.until <= now);
+        let late = self.inquiries.inquiring.iter().filter(|(_, inquiring)| inquiring.until() <= now);
         for question in late.map(|(question, _)| *question).collect::<Vec<_>>() {
-            self.end_inquiry(question);
+            let is_pausing = |inquiring: &mut Inquiring| matches!(inquiring.step, InquiryStep::Pausing { .. });
+            match self.inquiries.inquiring.get_mut(&question).map(is_pausing) {
+                Some(true) => self.look_again(question, now),
+                Some(false) => self.end_look(question, now),
+                None => {}
+            }
         }
     }
 }
@@ -299,12 +404,16 @@ fn encode(mut account: HostAccount) -> Option<AccountBody> {
         if let Some(body) = AccountBody::new(&json) {
             return Some(body);
         }
-        if account.ranks.len().max(account.flows.len()).max(account.ways.len()) <= 1 {
+        if [account.ranks.len(), account.flows.len(), account.ways.len(), account.carried.len()]
+            .iter()
+            .all(|len| *len <= 1)
+        {
             return None;
         }
         account.ranks.truncate(account.ranks.len().div_ceil(2));
         account.flows.truncate(account.flows.len().div_ceil(2));
         account.ways.truncate(account.ways.len().div_ceil(2));
+        account.carried.truncate(account.carried.len().div_ceil(2));
     }
 }
 

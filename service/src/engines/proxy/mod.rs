@@ -44,6 +44,7 @@ use self::direct::Look;
 use self::gates::Gates;
 pub use self::gates::StreamGate;
 use self::inquiry::Inquiries;
+pub use self::inquiry::Looks;
 use self::jobs::Job;
 use self::joining::refuse_all;
 pub use self::operation::{
@@ -231,7 +232,7 @@ impl ProxyEngine {
             ProxyMessage::FlowWaits { question, waits } => self.flow_waits(question, waits, now),
             ProxyMessage::Wish { number, wish, asked } => self.wish(number, &wish, asked, now),
             ProxyMessage::Grant { wish, answer } => self.grant(wish, answer),
-            ProxyMessage::WhyStuck { number, asked } => self.why_stuck(number, asked, now),
+            ProxyMessage::WhyStuck { number, looks, asked } => self.why_stuck(number, looks, asked, now),
             ProxyMessage::Reconfigure { number, change, window, expected, asked } => {
                 self.reconfigure(number, &change, (window, Some(expected)), asked);
             }

@@ -10,6 +10,7 @@ use mccs_kernels::scalar_bits_at;
 
 use super::asked::{Asked, OperatorAnswer, Refused, WishOf};
 use super::gates::StreamGate;
+use super::inquiry::Looks;
 use super::wishes::Wish;
 use crate::bootstrap::Refusal;
 use crate::devices::cuda::GpuOperand;
@@ -215,7 +216,7 @@ pub enum ProxyMessage {
     /// A transport engine has told what a communicator's channels wait for.
     FlowWaits { question: u64, waits: Vec<FlowWait> },
     /// The operator asks why the communicator with this number is stuck.
-    WhyStuck { number: u64, asked: Asked },
+    WhyStuck { number: u64, looks: Looks, asked: Asked },
     /// An operator here wants something of the communicator with this number; asked where its root is.
     Wish { number: u64, wish: Wish, asked: Asked },
     /// What has become of something that an operator on another host wants.

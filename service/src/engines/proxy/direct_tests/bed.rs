@@ -248,19 +248,22 @@ impl Bed {
         }
     }
 
-    /// Why its communicator is stuck. `between` happens between the two looks at GPUs.
-    pub(super) fn why_stuck(&mut self, between: impl FnOnce(&Self)) -> StuckReport {
+    /// Why its communicator is stuck. `between` happens before each look at GPUs but the first.
+    pub(super) fn why_stuck(&mut self, mut between: impl FnMut(&Self)) -> StuckReport {
         let asked = Asked::new(4, self.answers.sender());
-        assert!(self.proxy.send(ProxyMessage::WhyStuck { number: self.comm().number, asked }).is_ok());
+        assert!(
+            self.proxy
+                .send(ProxyMessage::WhyStuck { number: self.comm().number, looks: Looks::UntilCertain, asked })
+                .is_ok()
+        );
         let mut wake_at = self.poll_at(Instant::now());
-        let mut between = Some(between);
         loop {
             if let Some((4, answer)) = self.answers.pop() {
                 let Ok(OperatorAnswer::Stuck(report)) = answer else { panic!("{answer:?}") };
                 return *report;
             }
             // The first look takes what GPUs have answered by now, and asks them again.
-            between.take().into_iter().for_each(|between| between(self));
+            between(self);
             wake_at = self.poll_at(wake_at.expect("a look is to come"));
         }
     }

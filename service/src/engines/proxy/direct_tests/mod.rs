@@ -98,13 +98,17 @@ fn gpus_that_do_not_end_what_all_have_called_are_told_of() {
     let account = report.hosts[0].1.as_ref().expect("this host's");
     let waiting: Vec<_> = account.ranks.iter().filter(|rank| !rank.waits_in.is_empty()).map(|rank| rank.rank).collect();
     assert_eq!(waiting, [0, 2]);
-    // What ends meanwhile is not stuck; nor is what has ended.
-    for between in [[(4, 0), (5, 0), (5, 0)], [(5, 0); 3]] {
-        let report = bed.why_stuck(|bed| bed.tell(&between));
-        assert_eq!(report.class, StuckClass::NotStuck, "{report:?}");
-        bed.tell(&[(4, 0), (5, 0), (4, 0)]);
-        bed.why_stuck(|_| ());
-    }
+    // What goes on is not stuck; nor is what has ended.
+    let mut ended = 4;
+    let report = bed.why_stuck(|bed| {
+        ended += 1;
+        (0..3).for_each(|rank| page.launch(rank, ended + 1));
+        bed.tell(&[(ended, 0); 3]);
+    });
+    assert_eq!((report.class, report.culprits.len()), (StuckClass::Running, 0), "{report:?}");
+    assert!(report.progress.is_some_and(|progress| progress.collectives > 0), "{report:?}");
+    let report = bed.why_stuck(|bed| bed.tell(&[(ended + 1, 0); 3]));
+    assert_eq!(report.class, StuckClass::NotStuck, "{report:?}");
     *bed.told.lock().expect("no test panics with it") = None;
     let report = bed.why_stuck(|_| ());
     assert_eq!(report.class, StuckClass::Gpu);
@@ -117,7 +121,7 @@ fn an_operator_for_whose_question_there_is_no_room_is_told_so_at_once() {
     let number = bed.comm().number;
     for question in 0..65 {
         let asked = Asked::new(question, bed.answers.sender());
-        assert!(bed.proxy.send(ProxyMessage::WhyStuck { number, asked }).is_ok());
+        assert!(bed.proxy.send(ProxyMessage::WhyStuck { number, looks: Looks::UntilCertain, asked }).is_ok());
         bed.poll();
     }
     // All others wait for the second look at GPUs.
@@ -150,7 +154,7 @@ fn a_host_that_asks_when_there_is_no_room_is_told_so_at_once() {
     let account: HostAccount = serde_json::from_slice(body.bytes()).expect("an account");
     assert_eq!((to, account), (name("c"), HostAccount::of_busy()));
     // An operator's question has room all the same.
-    bed.engine.why_stuck(bed.comm().number, Asked::new(4, bed.answers.sender()), now);
+    bed.engine.why_stuck(bed.comm().number, Looks::UntilCertain, Asked::new(4, bed.answers.sender()), now);
     assert!(matches!(exchange.pop(), Some(Request::Inquire { .. })) && bed.answers.pop().is_none());
 }
 
