@@ -124,11 +124,13 @@ impl Service {
             }
             None => None,
         };
+        let refuses_duplicate_gpus = settings.cuda_options.refuses_duplicate_gpus;
         runtimes.start_engine(proxy_runtime, |waker| {
             mailbox.waker().set(waker);
             let make_schedules = Box::new(make_schedules);
             let boards = board_slot_bytes;
-            Box::new(ProxyEngine::new(device, mailbox, proxy_registry, make_schedules, boards, timeouts, cluster))
+            let engine = ProxyEngine::new(device, mailbox, proxy_registry, make_schedules, boards, timeouts, cluster);
+            Box::new(engine.refusing_duplicate_gpus(refuses_duplicate_gpus))
         })?;
         let transports =
             Arc::new(start_transports(&runtimes, settings, main, proxy.clone(), carriers, (&registry, &words))?);
@@ -236,9 +238,11 @@ fn start_gpus(
         ScheduleCache::new(nranks, strategy, CostModel::for_hosts(hosts))
     };
     let registry = Arc::clone(registry);
+    let refuses_duplicate_gpus = settings.cuda_options.refuses_duplicate_gpus;
     runtimes.start_engine(runtime, |waker| {
         mailbox.waker().set(waker);
-        Box::new(ProxyEngine::new(device, mailbox, registry, Box::new(make_schedules), 0, timeouts, None))
+        let engine = ProxyEngine::new(device, mailbox, registry, Box::new(make_schedules), 0, timeouts, None);
+        Box::new(engine.refusing_duplicate_gpus(refuses_duplicate_gpus))
     })?;
     Ok(Ok((GpuProxy { sender, ids, importer }, freeing)))
 }

@@ -293,6 +293,7 @@ impl Settings {
                 is_timed: config.cuda.timing,
                 by_events: config.cuda.ordering == file::CudaOrdering::Events,
                 handles: config.cuda.handles == file::CudaHandles::Auto,
+                refuses_duplicate_gpus: config.cuda.duplicate_gpus == file::CudaDuplicateGpus::Refuse,
                 execution: match config.cuda.execution {
                     file::CudaExecution::Ranks => Execution::Ranks,
                     file::CudaExecution::Service => Execution::Service,

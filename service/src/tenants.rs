@@ -114,7 +114,7 @@ impl Resource {
         match self {
             Resource::MemoryBytes => "bytes of memory",
             Resource::GpuMemoryBytes => "bytes of GPU memory for communicators",
-            Resource::Mappings => "mappings, of which each region takes one and a large one three,",
+            Resource::Mappings => "mappings (one for each region, three for a large one)",
             Resource::Sessions => "sessions",
             Resource::Communicators => "communicators",
             Resource::Ranks => "ranks in communicators",
@@ -123,17 +123,73 @@ impl Resource {
             Resource::Descriptors => "descriptors of GPU memory",
         }
     }
+
+    /// What makes room for more of it.
+    fn remedy(self) -> String {
+        match self {
+            Resource::MemoryBytes => raise("max_memory"),
+            Resource::GpuMemoryBytes => raise("max_gpu_memory"),
+            Resource::Sessions => raise("max_sessions"),
+            Resource::Communicators | Resource::Ranks => raise("max_communicators"),
+            Resource::Mappings => "raise vm.max_map_count, which the service divides among tenants".into(),
+            Resource::Descriptors => "raise the service's limit of open files (LimitNOFILE)".into(),
+            Resource::Imports => "free some of the registered memory".into(),
+            Resource::MappedBytes => "it is what the GPUs have: free some of the registered memory".into(),
+        }
+    }
 }
 
-/// A refusal: the quota is used up.
+impl SessionResource {
+    fn name(self) -> &'static str {
+        match self {
+            SessionResource::Streams => "streams",
+            SessionResource::Regions => "regions",
+            SessionResource::GpuRegions => "regions of GPUs",
+            SessionResource::Ranks => "ranks in communicators",
+            SessionResource::GroupLength => "operations in a group",
+        }
+    }
+
+    fn remedy(self) -> String {
+        raise(match self {
+            SessionResource::Streams => "max_streams",
+            SessionResource::Regions | SessionResource::GpuRegions => "max_regions",
+            SessionResource::Ranks => "max_communicators",
+            SessionResource::GroupLength => "max_operations_in_flight",
+        })
+    }
+}
+
+/// A refusal: the quota is used up. Says what the operator can change.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error("tenant {tenant} is over its quota: {asked} more {what} asked for, {used} of {limit} in use")]
+#[error("tenant {tenant} is over its quota: {asked} more {what} asked for, {used} of {limit} in use; {remedy}")]
 pub struct OverQuota {
     tenant: String,
     what: &'static str,
     asked: u64,
     used: u64,
     limit: u64,
+    remedy: String,
+}
+
+/// What a session may have so many of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SessionResource {
+    /// Streams.
+    Streams,
+    /// Regions of the host's memory.
+    Regions,
+    /// Regions of GPUs' memory.
+    GpuRegions,
+    /// Ranks in communicators.
+    Ranks,
+    /// Sends and receives of one group.
+    GroupLength,
+}
+
+/// How an operator raises a tenant's quota.
+fn raise(key: &str) -> String {
+    format!("raise [[tenant]] {key} in service.toml")
 }
 
 /// A part of a tenant's quota, held until dropped.
@@ -198,6 +254,19 @@ impl Tenant {
         }
     }
 
+    /// Why a session gets no more of something.
+    #[must_use]
+    pub fn session_is_full(&self, resource: SessionResource) -> String {
+        let limit = match resource {
+            SessionResource::Streams => u64::from(self.quota.streams),
+            SessionResource::Regions | SessionResource::GpuRegions => u64::from(self.quota.regions),
+            SessionResource::Ranks => self.quota.ranks_of_session(),
+            SessionResource::GroupLength => self.quota.operations_in_flight,
+        };
+        let (tenant, what, remedy) = (&self.name, resource.name(), resource.remedy());
+        format!("a session of tenant {tenant} has at most {limit} {what}; {remedy}")
+    }
+
     /// How much is in use now.
     #[must_use]
     pub fn used(&self, resource: Resource) -> u64 {
@@ -223,7 +292,8 @@ impl Tenant {
         match counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add) {
             Ok(_) => Ok(Charge { tenant: Arc::clone(self), resource, amount, _of: None }),
             Err(used) => {
-                Err(OverQuota { tenant: self.name.clone(), what: resource.name(), asked: amount, used, limit })
+                let (tenant, what, remedy) = (self.name.clone(), resource.name(), resource.remedy());
+                Err(OverQuota { tenant, what, asked: amount, used, limit, remedy })
             }
         }
     }
@@ -341,10 +411,38 @@ pub(crate) mod tests {
         let tenant = Tenant::new("a".into(), quota());
         let first = tenant.charge(Resource::MemoryBytes, 60).expect("within quota");
         let refused = tenant.charge(Resource::MemoryBytes, 41).expect_err("over quota");
-        assert!(refused.to_string().contains("60 of 100"), "{refused}");
+        let text = "tenant a is over its quota: 41 more bytes of memory asked for, 60 of 100 in use; raise [[tenant]] \
+                    max_memory in service.toml";
+        assert_eq!(refused.to_string(), text);
         assert!(tenant.charge(Resource::MemoryBytes, u64::MAX).is_err());
         drop(first);
         assert_eq!(tenant.used(Resource::MemoryBytes), 0);
         assert!(tenant.charge(Resource::MemoryBytes, 100).is_ok());
+    }
+
+    /// An error names a key that the configuration has.
+    #[test]
+    fn refusals_name_keys_that_exist() {
+        let (bytes, count) = (Some(mccs_config::Bytes(1)), Some(1));
+        let mut config = mccs_config::service::TenantConfig::new("a", "s");
+        (config.max_memory, config.max_gpu_memory) = (bytes, bytes);
+        (config.max_sessions, config.max_communicators) = (count, count);
+        let keys = serde_json::to_value(config).expect("a table");
+        let tenant = Tenant::new("a".into(), Quota { sessions: 0, communicators: 0, memory_bytes: 0, ..quota() });
+        let of_tenant = [Resource::MemoryBytes, Resource::GpuMemoryBytes, Resource::Sessions, Resource::Communicators];
+        let of_session = [
+            SessionResource::Streams,
+            SessionResource::Regions,
+            SessionResource::GpuRegions,
+            SessionResource::Ranks,
+            SessionResource::GroupLength,
+        ];
+        let refusals = of_tenant.map(|resource| tenant.charge(resource, 1).expect_err("nothing is left").to_string());
+        let refusals = refusals.into_iter().chain(of_session.map(|resource| tenant.session_is_full(resource)));
+        for refusal in refusals {
+            let key = refusal.split("raise [[tenant]] ").nth(1).and_then(|rest| rest.split(' ').next());
+            let key = key.unwrap_or_else(|| panic!("{refusal}"));
+            assert!(keys.get(key).is_some(), "{refusal}: {keys}");
+        }
     }
 }

@@ -33,6 +33,8 @@ pub struct Cuda {
     pub ordering: CudaOrdering,
     /// Whether memory of GPUs goes from process to process by the driver's handles.
     pub handles: CudaHandles,
+    /// Whether ranks of several processes may share a GPU. Two of one process never may.
+    pub duplicate_gpus: CudaDuplicateGpus,
 }
 
 impl Default for Cuda {
@@ -47,6 +49,7 @@ impl Default for Cuda {
             timing: true,
             ordering: CudaOrdering::default(),
             handles: CudaHandles::default(),
+            duplicate_gpus: CudaDuplicateGpus::default(),
         }
     }
 }
@@ -135,6 +138,17 @@ pub enum CudaHandles {
     Auto,
     /// By file descriptors alone: for tenants who must not read each other's memory, since who guesses a handle opens it. What has none, as what `cudaMalloc` allocates, is copied for the service's copy engines.
     Never,
+}
+
+/// Whether ranks of several processes may share a GPU in one communicator.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CudaDuplicateGpus {
+    /// They take turns there.
+    #[default]
+    Allow,
+    /// Such a communicator is refused, as by NCCL: for clusters where it is always a mistake in the job's ranks.
+    Refuse,
 }
 
 /// Whether the service uses GPUs.

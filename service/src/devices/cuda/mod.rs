@@ -121,6 +121,8 @@ pub struct CudaOptions {
     pub by_events: bool,
     /// Whether memory goes by the driver's handles where it can; otherwise always by descriptors.
     pub handles: bool,
+    /// Whether ranks of several processes are refused on one GPU.
+    pub refuses_duplicate_gpus: bool,
 }
 
 /// Payload from which the service's engines are faster than memory of the host, on two H200 (`eval/results/cuda-service.md`).

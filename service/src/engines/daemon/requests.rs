@@ -20,7 +20,7 @@ use crate::devices::cuda::{GpuRegion, Importer, RegionRefused, Segment, SegmentR
 use crate::engines::proxy::{JoinRequest, ProxyMessage, ProxyReply, StreamGate};
 use crate::exchange::protocol::Name;
 use crate::memory::Region;
-use crate::tenants::Resource;
+use crate::tenants::{Resource, SessionResource};
 
 /// Most requests that wait for commands before them; the rest waits in the socket. Covers a tenant that lets go of all it
 /// has at once.
@@ -199,7 +199,7 @@ impl SessionEngine {
     fn add_stream(&mut self, id: u64) -> Option<Handle> {
         let stream = self.tables.streams.insert(StreamSlot { next_ticket: 1, group_length: 0 });
         if stream.is_err() {
-            let message = format!("a session has at most {} streams", self.layout.words);
+            let message = self.session.tenant.session_is_full(SessionResource::Streams);
             self.refuse(id, ErrorClass::InvalidUsage, message);
         }
         stream.ok()
@@ -259,7 +259,7 @@ impl SessionEngine {
                 self.answer(id, Response::Region { region, bytes }, &fds);
             }
             Err(_) => {
-                let message = format!("a session has at most {} regions", self.session.tenant.quota.regions);
+                let message = self.session.tenant.session_is_full(SessionResource::Regions);
                 self.refuse(id, ErrorClass::InvalidUsage, message);
             }
         }
@@ -316,7 +316,7 @@ impl SessionEngine {
         match self.tables.gpu_regions.insert(Arc::new(region)) {
             Ok(region) => self.answer(id, Response::Region { region, bytes }, &[]),
             Err(_) => {
-                let message = format!("a session has at most {} regions of GPUs", self.session.tenant.quota.regions);
+                let message = self.session.tenant.session_is_full(SessionResource::GpuRegions);
                 self.refuse(id, ErrorClass::InvalidUsage, message);
             }
         }
@@ -350,7 +350,7 @@ impl SessionEngine {
         let is_direct = gpu.is_some() && (is_alone || by_engines);
         let place = if is_direct { Place::Gpus } else { Place::Host };
         let Ok(tenant_comm) = self.tables.comms.insert(CommSlot::Joining) else {
-            let message = "the session has as many ranks in communicators as its tenant may have";
+            let message = self.session.tenant.session_is_full(SessionResource::Ranks);
             return self.refuse(request, ErrorClass::InvalidUsage, message);
         };
         let (session, reply) = (Arc::clone(&self.session), self.replies.sender());

@@ -13,6 +13,7 @@ use super::on_gpus::fill_on_gpus;
 use super::tables::{CommSlot, Tables};
 use crate::engines::proxy::{Action, Operand, Operation, RoundState, Scalar, board_call};
 use crate::session::Session;
+use crate::tenants::SessionResource;
 
 /// A session that cannot be trusted to go on: it is told why, and disconnected.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -44,7 +45,7 @@ pub(super) fn validate(
     let group_continues = command.flags & FLAG_GROUP_CONTINUES != 0;
     stream.group_length = if group_continues { stream.group_length + 1 } else { 0 };
     if stream.group_length >= group_max {
-        return Err(Fence(format!("a group has over {group_max} operations, the most that may be in flight")));
+        return Err(Fence(session.tenant.session_is_full(SessionResource::GroupLength)));
     }
     let mut operation = Operation {
         session: Arc::clone(session),

@@ -197,6 +197,7 @@ impl ProxyEngine {
     }
 
     fn gathered(&mut self, membership: Membership, payloads: &[Payload]) {
+        let refuses_duplicates = self.refuses_duplicate_gpus;
         let Some(setups) = &mut self.setups else { return };
         let (comm, key) = (membership.comm.clone(), membership.key.clone());
         let peers = match peers_of(&membership, payloads, &setups.terms, &setups.cluster.ways) {
@@ -212,7 +213,7 @@ impl ProxyEngine {
             let failure = exchange::Failure::new(ErrorClass::Remote, "its ranks on this host have gone");
             return setups.ask(Request::Fail { comm, failure });
         };
-        if let Some(message) = shared_gpu(&setup.requests) {
+        if let Some(message) = shared_gpu(&setup.requests, refuses_duplicates) {
             let failure = exchange::Failure::new(ErrorClass::InvalidUsage, message);
             return setups.ask(Request::Fail { comm, failure });
         }

@@ -29,7 +29,7 @@ impl ProxyEngine {
         match self.rendezvous.join(key, rank, nranks, request, now) {
             Joined::Waiting => {}
             Joined::Refused(refusal, members) => refuse_all(&refusal, members),
-            Joined::Complete(requests) => match shared_gpu(&requests) {
+            Joined::Complete(requests) => match shared_gpu(&requests, self.refuses_duplicate_gpus) {
                 Some(message) => refuse_all(&Refusal { class: ErrorClass::InvalidUsage, message }, requests),
                 None => self.prepare(id, requests, now),
             },
@@ -151,8 +151,26 @@ impl ProxyEngine {
 }
 
 /// What is wrong, where two ranks of one process are on one GPU: they would wait for each other in one context, of which the driver may
-/// never run both. It is refused, since it would stand still now and then.
-pub(super) fn shared_gpu(requests: &[JoinRequest]) -> Option<String> {
+/// never run both. It is refused, since it would stand still now and then. Ranks of several processes take turns on a GPU, unless the operator
+/// refuses them too.
+pub(super) fn shared_gpu(requests: &[JoinRequest], refuses_duplicates: bool) -> Option<String> {
+    in_one_process(requests).or_else(|| duplicate_gpu(requests).filter(|_| refuses_duplicates))
+}
+
+fn duplicate_gpu(requests: &[JoinRequest]) -> Option<String> {
+    requests.iter().enumerate().find_map(|(index, one)| {
+        let gpu = one.gpu?;
+        let other = requests[index + 1..].iter().find(|other| other.gpu == one.gpu)?;
+        let (lower, upper) = (one.rank.min(other.rank), one.rank.max(other.rank));
+        // The first words are NCCL's, which people search for.
+        Some(format!(
+            "Duplicate GPU detected : rank {lower} and rank {upper} both on CUDA device {gpu} of the service: give each a GPU of \
+             its own, or set [cuda] duplicate_gpus = \"allow\" in service.toml"
+        ))
+    })
+}
+
+fn in_one_process(requests: &[JoinRequest]) -> Option<String> {
     let is_shared = |one: &JoinRequest, other: &JoinRequest| {
         let (session, pid) = (&one.session, one.session.peer.pid);
         let in_one_process = session.id == other.session.id || (pid != 0 && pid == other.session.peer.pid);
@@ -162,7 +180,7 @@ pub(super) fn shared_gpu(requests: &[JoinRequest]) -> Option<String> {
         let other = requests[index + 1..].iter().find(|other| is_shared(one, other))?;
         let (lower, upper, pid) = (one.rank.min(other.rank), one.rank.max(other.rank), one.session.peer.pid);
         Some(format!(
-            "ranks {lower} and {upper} of process {pid} are on one GPU, where they may wait for each other forever: \
+            "Duplicate GPU detected : ranks {lower} and {upper} of process {pid} are on one GPU, where they may wait for each other forever: \
              give each a process or a GPU of its own"
         ))
     })

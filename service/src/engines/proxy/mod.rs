@@ -103,6 +103,8 @@ pub struct ProxyEngine {
     make_schedules: MakeSchedules,
     /// Longest contribution to a round; 0 where there are to be no boards.
     board_slot_bytes: u32,
+    /// Whether ranks of several processes are refused on one GPU.
+    refuses_duplicate_gpus: bool,
     streams: HashMap<SessionId, Vec<Option<Stream>>>,
     comms: HandleTable<Comm>,
     jobs: HandleTable<Job>,
@@ -154,6 +156,7 @@ impl ProxyEngine {
             registry,
             make_schedules,
             board_slot_bytes,
+            refuses_duplicate_gpus: false,
             streams: HashMap::new(),
             comms: HandleTable::new(COMMS_MAX),
             jobs: HandleTable::new(JOBS_MAX),
@@ -173,6 +176,13 @@ impl ProxyEngine {
             ended_rounds: Vec::new(),
             recorder,
         }
+    }
+
+    /// The same, where the operator says whether ranks of several processes are refused on one GPU.
+    #[must_use]
+    pub fn refusing_duplicate_gpus(mut self, refuses_duplicate_gpus: bool) -> Self {
+        self.refuses_duplicate_gpus = refuses_duplicate_gpus;
+        self
     }
 
     /// What the engine holds: 0 when all sessions are closed and all communicators over.

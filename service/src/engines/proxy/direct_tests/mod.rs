@@ -389,6 +389,20 @@ fn two_ranks_of_a_process_on_one_gpu_are_refused() {
 }
 
 #[test]
+fn ranks_of_several_processes_share_a_gpu_unless_the_operator_refuses() {
+    let mut bed = Bed::new(Execution::Ranks, 2);
+    bed.stranger = Some(0);
+    assert!(bed.join_on(&[1, 1], 8).iter().all(|told| matches!(told, ProxyReply::Joined { .. })));
+    bed.engine.refuses_duplicate_gpus = true;
+    for told in bed.join_on(&[1, 0, 1], 9) {
+        let ProxyReply::JoinFailed { class, message, .. } = told else { panic!("it joined") };
+        assert_eq!(class, ErrorClass::InvalidUsage);
+        assert!(message.starts_with("Duplicate GPU detected : "), "{message}");
+    }
+    assert!(bed.join_on(&[1, 0], 10).iter().all(|told| matches!(told, ProxyReply::Joined { .. })));
+}
+
+#[test]
 fn memory_that_is_full_costs_the_communicator_that_needs_more() {
     let mut bed = Bed::new(Execution::Ranks, 2);
     let reason = "no area for rank 1 on GPU-1: cuMemAlloc_v2: CUDA_ERROR_OUT_OF_MEMORY (2)";
